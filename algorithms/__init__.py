@@ -1,0 +1,57 @@
+"""Distributed first-order methods: one file for each method or small family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import optax
+
+import topologies
+from algorithms.compressed_sgd import compressed_sgd
+from algorithms.decentralized_sgd import decentralized_sgd
+from algorithms.gradient_descent import gradient_descent
+from algorithms.minibatch_sgd import minibatch_sgd, model_averaging_sgd, parameter_server_sgd
+from algorithms.sgd import sgd
+from dsgd.base import Algorithm
+from dsgd.compressors import random_quantization
+
+ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] = {
+    "gd": lambda optimizer, workers: gradient_descent(optimizer),
+    "sgd": lambda optimizer, workers: sgd(optimizer),
+    "mb-sgd": lambda optimizer, workers: minibatch_sgd(optimizer),
+    "mb-sgd-model": lambda optimizer, workers: model_averaging_sgd(optimizer),
+    "mb-sgd-server": lambda optimizer, workers: parameter_server_sgd(optimizer),
+    "csgd": lambda optimizer, workers: compressed_sgd(optimizer, random_quantization(4)),
+    "dsgd": lambda optimizer, workers: decentralized_sgd(optimizer, topologies.ring(workers)),
+    "dsgd-complete": lambda optimizer, workers: decentralized_sgd(optimizer, topologies.complete(workers)),
+}
+"""The survey's short names, each a function (optax optimiser, N) -> Algorithm with the survey's defaults. Every entry is under all contract tests."""
+
+
+def make(name: str, optimizer: optax.GradientTransformation, workers: int) -> Algorithm:
+    """The registered method of that name, with its defaults.
+
+    Args:
+        name: a key of `ALGORITHMS`.
+        optimizer: the local step.
+        workers: N.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    if name not in ALGORITHMS:
+        raise ValueError(f"unknown method {name!r}: need one of {', '.join(ALGORITHMS)}")
+    return ALGORITHMS[name](optimizer, workers)
+
+
+__all__ = [
+    "ALGORITHMS",
+    "compressed_sgd",
+    "decentralized_sgd",
+    "gradient_descent",
+    "make",
+    "minibatch_sgd",
+    "model_averaging_sgd",
+    "parameter_server_sgd",
+    "sgd",
+]

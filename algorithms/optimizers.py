@@ -1,0 +1,68 @@
+"""What methods share: one optax step on one model or on stacked ones, and the size of a model in bits."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from dsgd import workers
+from dsgd.base import Gradients, Params, PyTree, State
+
+
+class Model(NamedTuple):
+    """A model and its optimiser's state."""
+
+    params: Params
+    optimizer: PyTree
+
+
+def start(optimizer: optax.GradientTransformation, params: Params) -> Model:
+    """The model before the first step."""
+    return Model(params, optimizer.init(params))
+
+
+def step(optimizer: optax.GradientTransformation, model: Model, gradient: Params) -> Model:
+    r"""One step, $x \leftarrow x - \gamma g$ for `optax.sgd`."""
+    change, memory = optimizer.update(gradient, model.optimizer, model.params)
+    return Model(optax.apply_updates(model.params, change), memory)
+
+
+def start_local(optimizer: optax.GradientTransformation, params: Params, N: int) -> Model:
+    """Equal models for N workers, leaves `[N, ...]` (Assumption 8)."""
+    return workers.stack(start(optimizer, params), N)
+
+
+def step_local(optimizer: optax.GradientTransformation, models: Model, gradients: Gradients) -> Model:
+    """Every worker's own step on its own model, leaves `[n, ...]`."""
+    return jax.vmap(lambda model, gradient: step(optimizer, model, gradient))(models, gradients)
+
+
+def server_params(state: State) -> Params:
+    """The one model of methods whose `State.server` is a `Model`."""
+    return state.server.params
+
+
+def mean_params(state: State) -> Params:
+    """The mean of the local models of methods whose `State.workers` is a `Model`."""
+    return workers.mean(state.workers.params)
+
+
+def bits_of(stacked: PyTree) -> int:
+    """Bits of one worker's part of leaves `[n, ...]`, sent as they are."""
+    return sum(8 * leaf.dtype.itemsize * (leaf.size // leaf.shape[0]) for leaf in jax.tree.leaves(stacked))
+
+
+def learning_rate(optimizer: optax.GradientTransformation) -> Any:
+    """Size of the first step for a gradient of 1: gamma for `optax.sgd` and for Adam; for error messages.
+
+    A schedule is read at its start. NaN where the optimiser needs more than a gradient (a line search).
+    """
+    one = np.float32(1)
+    try:
+        change, _ = optimizer.update(one, optimizer.init(one), one)
+    except TypeError:
+        return float("nan")
+    return change if isinstance(change, jax.core.Tracer) else abs(float(change))

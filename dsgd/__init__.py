@@ -1,0 +1,44 @@
+"""Distributed first-order methods: simulation, real runs, bits, seconds and bounds from one code."""
+
+from dsgd import compressors, network, problems, workers
+from dsgd.base import (
+    Algorithm,
+    Compressor,
+    Constants,
+    Gradients,
+    Info,
+    Pattern,
+    Problem,
+    Query,
+    Result,
+    Round,
+    State,
+)
+from dsgd.run import Diverged, run
+from dsgd.sweep import Sweep, sweep
+from dsgd.topology import Topology
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Algorithm",
+    "Compressor",
+    "Constants",
+    "Diverged",
+    "Gradients",
+    "Info",
+    "Pattern",
+    "Problem",
+    "Query",
+    "Result",
+    "Round",
+    "State",
+    "Sweep",
+    "Topology",
+    "compressors",
+    "network",
+    "problems",
+    "run",
+    "sweep",
+    "workers",
+]

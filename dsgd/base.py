@@ -1,0 +1,211 @@
+"""The types that all rooms share: what a method, a problem and a compressor are, and what flows between them.
+
+Everything here is a plain tuple of pure functions, so that a method is data: it can be built inside a trace
+(`dsgd.sweep`), compared by identity (the compile cache of `dsgd.run`), and read in one screen.
+
+Shapes. N is the number of workers, D the number of devices, n = N / D the workers of one device's *block*.
+Code inside the loop sees blocks: a leaf with a worker axis is `[n, ...]`. With D = 1 the block is everybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+PyTree = Any
+Params = PyTree
+Gradients = PyTree  # a pytree like the parameters; every leaf has a leading worker axis [n, ...]
+
+
+class State(NamedTuple):
+    """What a method carries from round to round.
+
+    Args:
+        step: int32 scalar, rounds done.
+        server: held once, the same on every device (a global model, the server's error memory, its optimiser state).
+        workers: every leaf has a leading worker axis (local models, error memories, local optimiser states).
+    """
+
+    step: jax.Array
+    server: PyTree = ()
+    workers: PyTree = ()
+
+
+class Round(NamedTuple):
+    """What a method may know of the present round besides its own state.
+
+    Args:
+        step: int32 scalar, rounds done before this one.
+        workers: N, a Python int.
+        key: of this round and the same for everybody, for choices that come before the gradients (who is asked).
+    """
+
+    step: jax.Array
+    workers: int
+    key: jax.Array
+
+
+class Query(NamedTuple):
+    """Where the workers ask the first-order oracle for gradients.
+
+    Args:
+        params: the models, one for all (`axis=None`) or stacked `[n, ...]` (`axis=0`), as in `jax.vmap`.
+        axis: None or 0.
+        workers: None for everybody, or int32 `[k]`, the same on every device: only these workers compute, all at the one
+            model, and the gradients come back as `[k, ...]`, the same on every device.
+        exact: ask for the exact gradients f_n'(x) instead of stochastic ones.
+    """
+
+    params: PyTree
+    axis: int | None = None
+    workers: jax.Array | None = None
+    exact: bool = False
+
+
+class Info(NamedTuple):
+    """What one round sent, and what the method wants recorded.
+
+    Args:
+        bits_up: bits that each worker sent, from `dsgd.counts` `[n, 4]`.
+        bits_down: bits that each worker received, likewise.
+        metrics: the method's own scalars by name, the same on every device.
+    """
+
+    bits_up: jax.Array
+    bits_down: jax.Array
+    metrics: dict[str, jax.Array] = {}  # noqa: RUF012 (a NamedTuple default; never mutated)
+
+
+class Pattern(NamedTuple):
+    """How the messages of one round flow through the switch. `dsgd.network` has them all.
+
+    Args:
+        name: as a user would write it.
+        blocking: (N, latency, transfer) -> seconds, where a message holds both ports for latency + transfer.
+        pipelined: the same where latency holds no port.
+        vectors: N -> how many full vectors each worker sends in a round, on average.
+    """
+
+    name: str
+    blocking: Callable
+    pipelined: Callable
+    vectors: Callable
+
+
+class Algorithm(NamedTuple):
+    """A distributed first-order method: it asks for gradients at points of its choosing, and updates.
+
+    Args:
+        init: (params, workers: N) -> State, in the global view: leaves of `State.workers` are `[N, ...]`.
+        query: (State, Round) -> Query.
+        update: (key, State, Gradients, Round) -> (State, Info).
+        model: State -> params, what a user would take home: x, or the mean of the local models.
+        pattern: how its messages flow, for the clock.
+        name: for tables and error messages.
+        learning_rate: step size of the first update, or NaN where the optimiser does not tell (see `algorithms.optimizers`).
+        workers: N where the method is built for one N (a topology), or None for any.
+    """
+
+    init: Callable
+    query: Callable
+    update: Callable
+    model: Callable
+    pattern: Pattern
+    name: str
+    learning_rate: Any = float("nan")
+    workers: int | None = None
+
+
+class Compressor(NamedTuple):
+    """A map to few bits and back. All members act on one flat vector.
+
+    Args:
+        compress: (key, x: [d]) -> message, a pytree of packed arrays: what really travels.
+        decompress: (message, d: int) -> x_hat: [d] float32.
+        bits: message -> bits of this message on the wire, int or uint32 scalar.
+        mean_bits: d -> expected bits of a message for d elements, for planning.
+        unbiased: whether E Q(x) = x.
+        omega: d -> w with E|Q(x) - x|^2 <= w |x|^2, or None where there is none.
+        delta: d -> a with E|C(x) - x|^2 <= (1 - a) |x|^2, or None.
+        name: for tables and error messages.
+    """
+
+    compress: Callable
+    decompress: Callable
+    bits: Callable
+    mean_bits: Callable
+    unbiased: bool
+    omega: Callable
+    delta: Callable
+    name: str
+
+
+class Constants(NamedTuple):
+    """What a problem knows of itself; None where it does not know.
+
+    Args:
+        smoothness: L, a Lipschitz constant of f' and of every f_n'.
+        strong_convexity: mu.
+        minimum: f*.
+        minimizer: x*, a pytree like the parameters.
+        noise: sigma, E|g_n - f_n'|^2 <= sigma^2.
+        heterogeneity: varsigma, (1/N) sum |f_n' - f'|^2 <= varsigma^2: everywhere if the Hessians are equal, else at x*.
+    """
+
+    smoothness: float | None = None
+    strong_convexity: float | None = None
+    minimum: float | None = None
+    minimizer: PyTree | None = None
+    noise: float | None = None
+    heterogeneity: float | None = None
+
+
+class Problem(NamedTuple):
+    r"""min_x f(x) = (1/N) sum_n f_n(x) (5.1), where worker n sees only its own data.
+
+    Args:
+        init: key -> params.
+        loss: (params, batch) -> scalar, the mean loss of worker n's batch; of its whole data it is f_n.
+        data: a pytree, every leaf `[N, ...]`; `data[n]` is all that worker n has.
+        sample: (key, data[n]) -> a batch of worker n. `dsgd.problems.minibatch(...)` makes one.
+        gradient: (params, batch) -> gradient; None: `jax.grad(loss)`.
+        evaluate: (params, data block, shared) -> (scalars by name, with "loss" = f(x); f'(x)); None: the mean of `loss` and
+            of its gradient over all workers and all data. What it costs is never counted as traffic.
+        shared: a pytree that everybody holds (held-out data, averages), handed to `evaluate`.
+        constants: what is known of f.
+        name: for tables and error messages.
+        batch_size: samples in one worker's batch, None where the word has no meaning.
+    """
+
+    init: Callable
+    loss: Callable
+    data: PyTree
+    sample: Callable
+    gradient: Callable | None = None
+    evaluate: Callable | None = None
+    shared: PyTree = ()
+    constants: Constants = Constants()
+    name: str = "problem"
+    batch_size: int | None = None
+
+    @property
+    def workers(self) -> int:
+        """N, the leading axis of the data."""
+        return jax.tree.leaves(self.data)[0].shape[0]
+
+
+class Result(NamedTuple):
+    """What a run gives back.
+
+    Args:
+        state: the last state; leaves `[seeds?, ...]`, those of `state.workers` `[seeds?, N, ...]`.
+        history: numpy arrays by name, `[seeds?, records]` (`step` is `[records]`).
+        params: the model to take home, leaves `[seeds?, ...]`.
+    """
+
+    state: State
+    history: dict[str, np.ndarray]
+    params: PyTree

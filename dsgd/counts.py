@@ -1,0 +1,55 @@
+"""Exact counts of bits inside 32-bit arithmetic.
+
+2^31 bits are only 256 MB: a 32-bit integer overflows within a round, and a float32 rounds above 2 MB. So a count is four
+base-2^16 digits in uint32, `[..., 4]`, least significant first: exact below 2^64, with room to add 65,536 of them before carrying.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+DIGITS = 4
+BASE_BITS = 16
+_MASK = np.uint32((1 << BASE_BITS) - 1)
+
+
+def of(bits: int | jax.Array, workers: int) -> jax.Array:
+    """The count of `bits` for every worker of a block: uint32 `[workers, 4]`.
+
+    Args:
+        bits: a Python int of any size up to 2^64, the same for everybody; or uint32 `[workers]`.
+        workers: n, the workers of the block.
+    """
+    if isinstance(bits, int):
+        digits = [(bits >> (BASE_BITS * i)) & int(_MASK) for i in range(DIGITS)]
+        return jnp.broadcast_to(jnp.asarray(digits, jnp.uint32), (workers, DIGITS))
+    low, high = bits & _MASK, bits >> BASE_BITS
+    return jnp.stack([low, high, jnp.zeros_like(low), jnp.zeros_like(low)], axis=-1)
+
+
+def times(factors: jax.Array, count: jax.Array) -> jax.Array:
+    """Each count times its factor below 2^16: uint32 `[workers]` and `[workers, 4]`."""
+    return carry(count * factors[:, None])
+
+
+def carry(count: jax.Array) -> jax.Array:
+    """The same count with every digit below 2^16, exact for digits up to 2^32 - 2^16."""
+    digits, over = [], jnp.zeros_like(count[..., 0])
+    for i in range(DIGITS):
+        digit = count[..., i] + over
+        digits.append(digit & _MASK)
+        over = digit >> BASE_BITS
+    return jnp.stack(digits, axis=-1)
+
+
+def total(count: jax.Array) -> jax.Array:
+    """The sum over the leading axis, of up to 65,535 counts: `[..., 4]`."""
+    return carry(jnp.sum(count, axis=0, dtype=jnp.uint32))
+
+
+def to_int(count: np.ndarray) -> np.ndarray:
+    """The count as uint64 on the host."""
+    weights = np.uint64(1) << (np.uint64(BASE_BITS) * np.arange(DIGITS, dtype=np.uint64))
+    return np.asarray(count, np.uint64) @ weights

@@ -1,0 +1,206 @@
+"""The one loop, compiled: `start` makes the first state, `advance` runs rounds and records.
+
+Both are `jit(shard_map(...))` over the axis `"workers"`, with the independent runs (`seeds`, and the grid of a sweep) as `vmap`s inside. How
+many rounds to run is an argument, not a shape: one compiled program serves every `steps`. Arrays of the problem are arguments too, so
+that they are sharded and never constants of the program; everything else is in the static, hashable `Plan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from dsgd import counts, oracle, workers
+from dsgd.base import Algorithm, Constants, Params, Problem, PyTree, Round, State
+
+Records = dict[str, jax.Array]
+_BITS = "bits"
+
+
+class Plan(NamedTuple):
+    """All that the compiled program depends on besides shapes.
+
+    Args:
+        build: hyperparameters -> Algorithm, called inside the trace.
+        problem: its functions, without its arrays.
+        mesh: of the axis "workers".
+        N: number of workers.
+        runs: how many leading axes of independent runs there are: 0, 1 (seeds) or 2 (grid, seeds).
+        record_every: rounds between records.
+        capacity: records that one call of `advance` has room for.
+    """
+
+    build: Callable[[dict[str, jax.Array]], Algorithm]
+    problem: Problem
+    mesh: Mesh
+    N: int
+    runs: int
+    record_every: int
+    capacity: int
+
+
+def without_arrays(problem: Problem) -> Problem:
+    """The problem's functions, hashable."""
+    return problem._replace(data=(), shared=(), constants=Constants())
+
+
+@partial(jax.jit, static_argnames="plan")
+def start(plan: Plan, points: PyTree, keys: jax.Array, data: PyTree, shared: PyTree) -> tuple[State, Records]:
+    """The first state of every run, and its record.
+
+    Args:
+        plan: static.
+        points: hyperparameters by name, `[grid]` each where `plan.runs` is 2.
+        keys: one a run, `[seeds]`.
+        data: leaves `[N, ...]`.
+        shared: the problem's shared arrays.
+
+    Returns:
+        State, leaves `[grid?, seeds?, ...]`; scalars by name `[grid?, seeds?]`.
+    """
+
+    def init(point, key):
+        params = plan.problem.init(_keys(key)[0])
+        return plan.build(point).init(params, plan.N)
+
+    def record(points, keys, state, data, shared):
+        def one(point, key, state):
+            return _measure(plan, plan.build(point), key, state, data, shared)
+
+        return _over_runs(plan, one, (0, None, 0), (None, 0, 0))(points, keys, state)
+
+    state = _over_runs(plan, init, (0, None), (None, 0))(points, keys)
+    sharding = jax.tree.map(partial(NamedSharding, plan.mesh), _state_spec(plan), is_leaf=lambda x: isinstance(x, P))
+    state = State(*(jax.tree.map(lambda x, s=s: lax.with_sharding_constraint(x, s), part) for part, s in zip(state, sharding, strict=True)))
+    specs = (P(), P(), _state_spec(plan), P(workers.AXIS), P())
+    return state, _sharded(plan, record, specs, P())(points, keys, state, data, shared)
+
+
+@partial(jax.jit, static_argnames="plan", donate_argnames="state")
+def advance(
+    plan: Plan, state: State, points: PyTree, keys: jax.Array, data: PyTree, shared: PyTree, batches: PyTree, records: jax.Array, steps: jax.Array
+) -> tuple[State, Records]:
+    """Runs the rounds of the next `records` records, up to round `steps`.
+
+    Args:
+        plan: static.
+        state: of every run; donated.
+        points, keys, data, shared: as in `start`.
+        batches: None, or batches from outside for the coming rounds, leaves `[rounds, N, ...]`.
+        records: int32 scalar, at most `plan.capacity`.
+        steps: int32 scalar, the round after which to stop.
+
+    Returns:
+        The state after it; records by name, `[grid?, seeds?, capacity, ...]`, of which the first `records` count.
+    """
+
+    def run(points, keys, state, data, shared, batches, records, steps):
+        def one(point, key, state):
+            return _advance_one(plan, plan.build(point), key, state, data, shared, batches, records, steps)
+
+        return _over_runs(plan, one, (0, None, 0), (None, 0, 0))(points, keys, state)
+
+    specs = (P(), P(), _state_spec(plan), P(workers.AXIS), P(), P(None, workers.AXIS), P(), P())
+    return _sharded(plan, run, specs, (_state_spec(plan), P()))(points, keys, state, data, shared, batches, records, steps)
+
+
+@partial(jax.jit, static_argnames="plan")
+def models(plan: Plan, state: State, points: PyTree) -> Params:
+    """The model that each run would take home, leaves `[grid?, seeds?, ...]`."""
+
+    def take_home(points, state):
+        return _over_runs(plan, lambda point, state: plan.build(point).model(state), (0, 0), (None, 0))(points, state)
+
+    return _sharded(plan, take_home, (P(), _state_spec(plan)), P())(points, state)
+
+
+def _state_spec(plan: Plan) -> State:
+    return State(P(), P(), P(*[None] * plan.runs, workers.AXIS))
+
+
+def _sharded(plan: Plan, f, in_specs, out_specs):
+    # What collectives make equal on every device (all-gathered averages, say), the check of varying axes cannot see.
+    return jax.shard_map(f, mesh=plan.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def _over_runs(plan: Plan, f, grid_axes, seed_axes):
+    """`f` for every run: mapped over seeds, then over the grid."""
+    if plan.runs >= 1:
+        f = jax.vmap(f, seed_axes)
+    if plan.runs == 2:  # noqa: PLR2004
+        f = jax.vmap(f, grid_axes)
+    return f
+
+
+def _keys(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The key of a run's start and that of its rounds."""
+    first, rounds = jax.random.split(key)
+    return first, rounds
+
+
+def _advance_one(plan: Plan, algorithm: Algorithm, key, state: State, data, shared, batches, records, steps):
+    first = state.step
+    key = _keys(key)[1]
+
+    def batch_of(step):
+        return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, step - first, keepdims=False), batches)
+
+    def one_round(state):
+        return _round(plan, algorithm, key, state, data, batch_of(state.step))
+
+    def until_record(state):
+        if plan.record_every == 1:
+            return one_round(state)
+        shapes = jax.eval_shape(one_round, state)[1]
+        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+        def body(_, carry):
+            state, sent = carry
+            state, news = one_round(state)
+            return state, {**news, _BITS: counts.carry(sent[_BITS] + news[_BITS])}
+
+        rounds = jnp.minimum(plan.record_every, steps - state.step)
+        return lax.fori_loop(0, rounds, body, (state, nothing))
+
+    def record(state):
+        state, news = until_record(state)
+        return state, {**_measure(plan, algorithm, key, state, data, shared), **news}
+
+    def body(i, carry):
+        state, buffers = carry
+        state, values = record(state)
+        return state, jax.tree.map(lambda buffer, value: lax.dynamic_update_index_in_dim(buffer, value, i, 0), buffers, values)
+
+    shapes = jax.eval_shape(record, state)[1]
+    buffers = jax.tree.map(lambda leaf: jnp.zeros((plan.capacity, *leaf.shape), leaf.dtype), shapes)
+    return lax.fori_loop(0, records, body, (state, buffers))
+
+
+def _round(plan: Plan, algorithm: Algorithm, key, state: State, data, batches) -> tuple[State, Records]:
+    """One round; what it sent (all workers' bits, up and down) and the method's own metrics."""
+    query_key, sample_key, update_key = jax.random.split(jax.random.fold_in(key, state.step), 3)
+    this = Round(state.step, plan.N, query_key)
+    gradients = oracle.gradients(plan.problem, algorithm.query(state, this), sample_key, data, plan.N, batches)
+    state, info = algorithm.update(update_key, state, gradients, this)
+    bits = counts.carry(workers.sum(counts.carry(info.bits_up + info.bits_down)))
+    return state, {_BITS: bits, **info.metrics}
+
+
+def _measure(plan: Plan, algorithm: Algorithm, key, state: State, data, shared) -> Records:
+    """The scalars of one record: never counted as traffic."""
+    params = algorithm.model(state)
+    scalars, slope = oracle.evaluate(plan.problem, params, data, shared)
+    query = algorithm.query(state, Round(state.step, plan.N, key))
+    if query.axis is None:
+        consensus = jnp.zeros_like(scalars["loss"])
+    else:
+        consensus = workers.mean_sqdist(query.params, params)
+    return {**scalars, "grad_sqnorm": optax.tree.norm(slope, squared=True), "consensus": consensus}

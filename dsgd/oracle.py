@@ -1,0 +1,62 @@
+"""The first-order oracle: gradients where a method asks for them, and the whole objective for the history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from dsgd import workers
+from dsgd.base import Gradients, Params, Problem, PyTree, Query
+
+
+def gradients(problem: Problem, query: Query, key: jax.Array, data: PyTree, N: int, batches: PyTree = None) -> Gradients:
+    """One gradient for each worker that the query names, at the models that it names.
+
+    Args:
+        problem: whose oracle it is.
+        query: see `Query`.
+        key: of this round; worker i draws with `fold_in(key, i)`.
+        data: the block's data, leaves `[n, ...]`.
+        N: number of workers.
+        batches: the block's batches where they come from outside, leaves `[n, ...]`; None: drawn from the data.
+
+    Returns:
+        Leaves `[n, ...]`; or `[k, ...]`, the same on every device, where the query names k workers.
+    """
+    gradient = problem.gradient or jax.grad(problem.loss)
+
+    def draw(ids, data, batches):
+        if query.exact:
+            return data
+        if batches is not None:
+            return batches
+        return jax.vmap(problem.sample)(jax.vmap(lambda i: jax.random.fold_in(key, i))(ids), data)
+
+    if query.workers is None:
+        return jax.vmap(gradient, (query.axis, 0))(query.params, draw(workers.ids(N), data, batches))
+    here, rows = workers.find(query.workers, N)
+    data, batches = jax.tree.map(lambda leaf: leaf[rows], (data, batches))
+    computed = jax.vmap(gradient, (None, 0))(query.params, draw(query.workers, data, batches))
+    return workers.select(here, computed)
+
+
+def mean_loss(loss: Callable) -> Callable:
+    """(params, data block) -> f(params), f'(params) with f = (1/N) sum_n loss(., data[n]), the same on every device."""
+
+    def evaluate(params, data):
+        def block(params):
+            return jnp.mean(jax.vmap(loss, (None, 0))(params, data))
+
+        return workers.mean_over_devices(jax.value_and_grad(block)(params))
+
+    return evaluate
+
+
+def evaluate(problem: Problem, params: Params, data: PyTree, shared: PyTree) -> tuple[dict[str, jax.Array], Params]:
+    """Scalars by name, with "loss" = f(params), and f'(params), the same on every device."""
+    if problem.evaluate is not None:
+        return problem.evaluate(params, data, shared)
+    value, slope = mean_loss(problem.loss)(params, data)
+    return {"loss": value}, slope

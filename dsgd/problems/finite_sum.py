@@ -1,0 +1,133 @@
+"""Empirical risks: worker n's objective is the mean loss over its own samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+from dsgd.base import Constants, Problem, PyTree
+from dsgd.oracle import mean_loss
+from dsgd.problems.data import Dataset
+from dsgd.problems.partition import split
+
+
+class Examples(NamedTuple):
+    """Samples of one worker, of a batch, or with a leading worker axis.
+
+    Args:
+        inputs: `[m, ...]`.
+        targets: int32 `[m]`, classes.
+        weights: float `[m]`: 1 for a sample, 0 for the padding that makes all workers' arrays equally long.
+    """
+
+    inputs: jax.Array
+    targets: jax.Array
+    weights: jax.Array
+
+
+def minibatch(batch_size: int, replacement: bool = True) -> Callable[[jax.Array, Examples], Examples]:
+    """Draws a batch of one worker's samples, uniformly and afresh in every round, on the device.
+
+    Args:
+        batch_size: B.
+        replacement: whether one sample may be drawn twice in a batch.
+
+    Returns:
+        (key, worker's Examples) -> batch, Examples `[B, ...]`.
+
+    Source: Liu and Zhang, section 1.2.3.
+    """
+
+    def sample(key: jax.Array, mine: Examples) -> Examples:
+        if replacement:
+            size = jnp.sum(mine.weights).astype(jnp.int32)
+            chosen = jax.random.randint(key, (batch_size,), 0, size)
+        else:
+            # The B largest of one random number a sample: a uniform draw without replacement. Padding never wins.
+            lots = jax.random.uniform(key, mine.weights.shape)
+            _, chosen = lax.top_k(jnp.where(mine.weights > 0, lots, -1), batch_size)
+        return Examples(mine.inputs[chosen], mine.targets[chosen], jnp.ones(batch_size, mine.weights.dtype))
+
+    return sample
+
+
+def classification(
+    apply: Callable[[PyTree, jax.Array], jax.Array],
+    init: Callable[[jax.Array], PyTree],
+    dataset: Dataset,
+    *,
+    workers: int,
+    partition: str,
+    alpha: float,
+    batch_size: int,
+    replacement: bool,
+    l2: float,
+    seed: int,
+    name: str,
+) -> Problem:
+    r"""Softmax cross-entropy plus $\frac{l_2}{2}|x|^2$ over a partitioned data set; the parts' sizes do not weigh (5.1).
+
+    Args:
+        apply: (params, inputs `[m, ...]`) -> logits `[m, classes]`.
+        init: key -> params.
+        dataset: train and test samples.
+        workers, partition, alpha, seed: as in `dsgd.problems.split`.
+        batch_size: B, of each worker.
+        replacement: as in `minibatch`.
+        l2: weight of the squared norm.
+        name: for tables and errors.
+
+    Raises:
+        ValueError: batch_size < 1 or larger than a worker's data, l2 < 0, or as `split`.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size = {batch_size}: need at least 1")
+    if not l2 >= 0:
+        raise ValueError(f"l2 = {l2}: need >= 0")
+    parts = split(dataset.train_targets, workers, partition, alpha=alpha, seed=seed)
+    smallest = int(np.argmin([len(part) for part in parts]))
+    if batch_size > len(parts[smallest]):
+        raise ValueError(
+            f"batch_size = {batch_size}, but worker {smallest} has {len(parts[smallest])} samples (partition {partition!r}, {workers} workers);"
+            " need a batch no larger than any worker's data"
+        )
+
+    def loss(params, batch):
+        losses = optax.softmax_cross_entropy_with_integer_labels(apply(params, batch.inputs), batch.targets)
+        mean = jnp.sum(losses * batch.weights) / jnp.sum(batch.weights)
+        return mean + 0.5 * l2 * optax.tree.norm(params, squared=True)
+
+    def evaluate(params, data, test):
+        value, gradient = mean_loss(loss)(params, data)
+        right = jnp.argmax(apply(params, test.inputs), axis=-1) == test.targets
+        return {"loss": value, "test_accuracy": jnp.mean(right.astype(test.weights.dtype))}, gradient
+
+    return Problem(
+        init=init,
+        loss=loss,
+        sample=minibatch(batch_size, replacement),
+        evaluate=evaluate,
+        data=pad(dataset.train_inputs, dataset.train_targets, parts),
+        shared=_examples(dataset.test_inputs, dataset.test_targets),
+        constants=Constants(),
+        name=name,
+        batch_size=batch_size,
+    )
+
+
+def pad(inputs: np.ndarray, targets: np.ndarray, parts: list[np.ndarray]) -> Examples:
+    """The workers' samples stacked, `[N, longest, ...]`, with zero weights on the padding."""
+    longest = max(len(part) for part in parts)
+    index = np.stack([np.pad(part, (0, longest - len(part)), mode="edge") for part in parts])
+    real = np.arange(longest)[None, :] < np.array([len(part) for part in parts])[:, None]
+    return Examples(jnp.asarray(inputs[index], float), jnp.asarray(targets[index], jnp.int32), jnp.asarray(real, float))
+
+
+def _examples(inputs: np.ndarray, targets: np.ndarray) -> Examples:
+    return Examples(jnp.asarray(inputs, float), jnp.asarray(targets, jnp.int32), jnp.ones(len(targets)))

@@ -1,0 +1,95 @@
+"""Multinomial logistic regression: convex, with a known smoothness."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.sparse.linalg import svds
+
+from dsgd.base import Problem
+from dsgd.problems.data import DataSource, load
+from dsgd.problems.finite_sum import Examples, classification
+
+_DENSE = 256  # smaller side of a matrix up to which a whole SVD costs nothing
+
+
+class Linear(NamedTuple):
+    """`kernel` `[features, classes]` and `bias` `[classes]`."""
+
+    kernel: jax.Array
+    bias: jax.Array
+
+
+def logistic_regression(
+    data: DataSource = "digits",
+    workers: int = 16,
+    partition: str = "iid",
+    *,
+    alpha: float = 0.5,
+    batch_size: int = 16,
+    replacement: bool = True,
+    l2: float = 1e-4,
+    seed: int = 0,
+    data_dir: str | Path | None = None,
+) -> Problem:
+    r"""$f_n(x) = \frac1{m_n} \sum_i -\log \mathrm{softmax}(x^T [a_i; 1])_{y_i} + \frac{l_2}{2} |x|^2$ on worker n's samples, from x = 0.
+
+    Args:
+        data: "digits", "breast-cancer", "mnist", "cifar-10", a `Dataset`, or (inputs `[M, ...]`, classes `[M]`).
+        workers: N.
+        partition: "iid", "by-label" or "dirichlet", see `dsgd.problems.split`.
+        alpha: concentration of "dirichlet".
+        batch_size: B, samples that each worker draws in a round.
+        replacement: whether a batch is drawn with replacement.
+        l2: weight of the squared norm.
+        seed: of the partition.
+        data_dir: folder of the "mnist" and "cifar-10" files.
+
+    Returns:
+        A problem that knows L (the softmax's Hessian is at most 1/2, so $L = \max_n |X_n|^2 / (2 m_n) + l_2$) and $\mu \ge l_2$.
+
+    Raises:
+        ValueError: unknown names, a batch larger than a worker's data, a worker without data.
+        FileNotFoundError: data files that are not there.
+    """
+    dataset = load(data, data_dir)
+    features = int(np.prod(dataset.train_inputs.shape[1:]))
+
+    def apply(params, inputs):
+        return inputs.reshape(inputs.shape[0], -1) @ params.kernel + params.bias
+
+    problem = classification(
+        apply,
+        lambda key: Linear(jnp.zeros((features, dataset.classes)), jnp.zeros(dataset.classes)),
+        dataset,
+        workers=workers,
+        partition=partition,
+        alpha=alpha,
+        batch_size=batch_size,
+        replacement=replacement,
+        l2=l2,
+        seed=seed,
+        name=f"logistic_regression({dataset.name}, {partition})",
+    )
+    return problem._replace(
+        constants=problem.constants._replace(smoothness=_smoothness(problem.data, l2), strong_convexity=l2 or None)
+    )
+
+
+def _smoothness(data: Examples, l2: float) -> float:
+    largest = 0.0
+    for inputs, weights in zip(np.asarray(data.inputs, np.float64), np.asarray(data.weights), strict=True):
+        rows = inputs[weights > 0]
+        features = np.concatenate([rows.reshape(len(rows), -1), np.ones((len(rows), 1))], axis=1)
+        largest = max(largest, _spectral_norm(features) ** 2 / (2 * len(rows)))
+    return largest + l2
+
+
+def _spectral_norm(matrix: np.ndarray) -> float:
+    if min(matrix.shape) <= _DENSE:
+        return float(np.linalg.norm(matrix, 2))
+    return float(svds(matrix, k=1, return_singular_vectors=False, rng=np.random.default_rng(0))[0])

@@ -1,0 +1,104 @@
+"""Neural networks from flax on classification data: the non-convex problems."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax.numpy as jnp
+from flax import linen as nn
+
+from dsgd.base import Problem
+from dsgd.problems.data import DataSource, load
+from dsgd.problems.finite_sum import classification
+
+
+class MLP(nn.Module):
+    """Fully connected layers with ReLU between them."""
+
+    classes: int
+    hidden: Sequence[int] = (64,)
+
+    @nn.compact
+    def __call__(self, x):
+        x = x.reshape(x.shape[0], -1)
+        for width in self.hidden:
+            x = nn.relu(nn.Dense(width)(x))
+        return nn.Dense(self.classes)(x)
+
+
+class CNN(nn.Module):
+    """3x3 convolutions, each with GroupNorm, ReLU and stride 2 after the first; then the mean over places.
+
+    GroupNorm has no running averages: batch norm's would differ from worker to worker, and are not part of the model that is averaged.
+    """
+
+    classes: int
+    channels: Sequence[int] = (16, 32)
+    groups: int = 4
+
+    @nn.compact
+    def __call__(self, x):
+        for i, width in enumerate(self.channels):
+            x = nn.Conv(width, (3, 3), strides=1 if i == 0 else 2)(x)
+            x = nn.relu(nn.GroupNorm(num_groups=self.groups)(x))
+        return nn.Dense(self.classes)(x.mean(axis=(1, 2)))
+
+
+MODELS = {"mlp": MLP, "cnn": CNN}
+
+
+def neural_network(
+    model: str | nn.Module = "mlp",
+    data: DataSource = "digits",
+    workers: int = 16,
+    partition: str = "iid",
+    *,
+    alpha: float = 0.5,
+    batch_size: int = 16,
+    replacement: bool = True,
+    l2: float = 0.0,
+    seed: int = 0,
+    data_dir: str | Path | None = None,
+) -> Problem:
+    """Softmax cross-entropy of a flax model; each seed of a run draws its own start.
+
+    Args:
+        model: "mlp", "cnn" (images only), or a flax module that maps `[m, ...]` to logits `[m, classes]` and keeps nothing but "params".
+        data, workers, partition, alpha, batch_size, replacement, l2, seed, data_dir: as in `logistic_regression`.
+
+    Raises:
+        ValueError: an unknown model, a CNN on data that are no images, a module with other collections than "params", or as
+            `logistic_regression`.
+        FileNotFoundError: data files that are not there.
+    """
+    dataset = load(data, data_dir)
+    if isinstance(model, str):
+        if model not in MODELS:
+            raise ValueError(f"unknown model {model!r}: need one of {', '.join(MODELS)}, or a flax module")
+        if model == "cnn" and dataset.train_inputs.ndim != 4:
+            raise ValueError(f"model 'cnn' on {dataset.name}, whose samples have shape {dataset.train_inputs.shape[1:]}; need [height, width, channels]")
+        name, network = model, MODELS[model](dataset.classes)
+    else:
+        name, network = type(model).__name__, model
+    example = jnp.asarray(dataset.train_inputs[:1], float)
+
+    def init(key):
+        variables = network.init(key, example)
+        if set(variables) != {"params"}:
+            raise ValueError(f"model {name} keeps {sorted(variables)}; need a module that keeps only 'params' (GroupNorm, not BatchNorm)")
+        return variables["params"]
+
+    return classification(
+        lambda params, inputs: network.apply({"params": params}, inputs),
+        init,
+        dataset,
+        workers=workers,
+        partition=partition,
+        alpha=alpha,
+        batch_size=batch_size,
+        replacement=replacement,
+        l2=l2,
+        seed=seed,
+        name=f"neural_network({name}, {dataset.name}, {partition})",
+    )

@@ -1,0 +1,61 @@
+"""Who gets which samples."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def _iid(labels: np.ndarray, workers: int, alpha: float, rng: np.random.Generator) -> list[np.ndarray]:
+    return np.array_split(rng.permutation(len(labels)), workers)
+
+
+def _by_label(labels: np.ndarray, workers: int, alpha: float, rng: np.random.Generator) -> list[np.ndarray]:
+    shuffled = rng.permutation(len(labels))
+    return np.array_split(shuffled[np.argsort(labels[shuffled], kind="stable")], workers)
+
+
+def _dirichlet(labels: np.ndarray, workers: int, alpha: float, rng: np.random.Generator) -> list[np.ndarray]:
+    if not alpha > 0:
+        raise ValueError(f"dirichlet partition with alpha = {alpha}: need alpha > 0")
+    shares: list[list[np.ndarray]] = [[] for _ in range(workers)]
+    for label in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        ends = np.cumsum(rng.dirichlet(np.full(workers, alpha)))[:-1] * len(members)
+        for share, piece in zip(shares, np.split(members, np.round(ends).astype(int)), strict=True):
+            share.append(piece)
+    return [rng.permutation(np.concatenate(share)) for share in shares]
+
+
+PARTITIONS = {"iid": _iid, "by-label": _by_label, "dirichlet": _dirichlet}
+
+
+def split(labels: np.ndarray, workers: int, partition: str = "iid", *, alpha: float = 0.5, seed: int = 0) -> list[np.ndarray]:
+    """Which samples each worker gets; every sample goes to one worker.
+
+    Args:
+        labels: class of each sample, `[M]`.
+        workers: N.
+        partition: "iid", a random split into equal parts; "by-label", sorted by class, then cut into N equal pieces (a worker sees
+            one or two classes where N is not small); "dirichlet", each class spread over workers in Dirichlet(alpha)
+            proportions (Hsu et al., 2019): small alpha is heterogeneous, large alpha is iid but for unequal sizes.
+        alpha: concentration of "dirichlet".
+        seed: of the draw.
+
+    Returns:
+        N arrays of indices, each sample in exactly one.
+
+    Raises:
+        ValueError: an unknown name, fewer samples than workers, alpha <= 0, or a worker without samples.
+    """
+    if partition not in PARTITIONS:
+        raise ValueError(f"unknown partition {partition!r}: need one of {', '.join(PARTITIONS)}")
+    if workers < 1:
+        raise ValueError(f"{workers} workers: need at least 1")
+    parts = PARTITIONS[partition](np.asarray(labels), workers, alpha, np.random.default_rng(seed))
+    empty = [n for n, part in enumerate(parts) if len(part) == 0]
+    if empty:
+        hint = f"a larger alpha than {alpha}, another seed, or fewer workers" if partition == "dirichlet" else "fewer workers"
+        raise ValueError(
+            f"partition {partition!r} of {len(labels)} samples over {workers} workers leaves worker {empty[0]} without samples; need {hint}"
+        )
+    return parts

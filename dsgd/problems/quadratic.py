@@ -1,0 +1,181 @@
+"""Quadratics whose constants are all known exactly: the problems on which bounds are held against code."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dsgd.base import Constants, Problem
+
+_SYMMETRY = 1e-6
+
+
+class Quadratic(NamedTuple):
+    """One worker's data, or all of it with a leading worker axis.
+
+    Args:
+        A: Hessian, `[d, d]`, or its diagonal `[d]`.
+        b: `[d]`.
+        c: f_n(0), a scalar.
+        noise: what a stochastic gradient adds to the exact one, `[d]`; None in the exact gradient.
+    """
+
+    A: jax.Array
+    b: jax.Array
+    c: jax.Array
+    noise: jax.Array | None = None
+
+
+class Average(NamedTuple):
+    """The averaged quadratic around its minimiser: f(x) = minimum + (x - x*)^T A (x - x*) / 2."""
+
+    A: jax.Array
+    minimizer: jax.Array
+    minimum: jax.Array
+
+
+def quadratic(A: ArrayLike, b: ArrayLike, *, noise: float = 0.0, start: ArrayLike | None = None) -> Problem:
+    r"""Worker n has $f_n(x) = \frac12 x^T A_n x - b_n^T x$ and sees $f_n'(x) + \xi$, $\xi \sim N(0, \sigma^2 I / d)$.
+
+    Args:
+        A: Hessians `[N, d, d]`, symmetric, or their diagonals `[N, d]`; their mean is positive definite.
+        b: `[N, d]`.
+        noise: sigma >= 0, so that E|xi|^2 = sigma^2 for each worker.
+        start: x_0, `[d]`; zeros where None.
+
+    Returns:
+        A problem whose constants are exact: L the largest |eigenvalue| of any A_n, mu the smallest eigenvalue of the mean,
+        x*, f*, sigma, and varsigma = sqrt((1/N) sum |f_n'(x*)|^2), which holds everywhere if all A_n are equal. Parameters are `[d]`
+        in the default float type of JAX.
+
+    Raises:
+        ValueError: shapes that do not fit, an A_n that is not symmetric, a mean that is not positive definite, sigma < 0.
+    """
+    A, b = np.asarray(A, np.float64), np.asarray(b, np.float64)
+    _check(A, b, noise)
+    workers, d = b.shape
+    diagonal = A.ndim == 2
+    mean_A, mean_b = A.mean(axis=0), b.mean(axis=0)
+    curvature = mean_A if diagonal else np.linalg.eigvalsh(mean_A)
+    if not curvature.min() > 0:
+        raise ValueError(f"the mean of A has the eigenvalue {curvature.min():.3g}; need a positive definite mean, or f has no minimum")
+    minimizer = mean_b / mean_A if diagonal else np.linalg.solve(mean_A, mean_b)
+    minimum = -0.5 * float(mean_b @ minimizer)
+    local = (A * minimizer if diagonal else A @ minimizer) - b
+    scale = noise / np.sqrt(d)
+    first = np.zeros(d) if start is None else np.asarray(start, np.float64)
+
+    def multiply(matrix, x):
+        return matrix * x if diagonal else matrix @ x
+
+    def gradient(x, batch):
+        exact = multiply(batch.A, x) - batch.b
+        return exact if batch.noise is None else exact + batch.noise
+
+    def loss(x, batch):
+        value = 0.5 * x @ multiply(batch.A, x) - batch.b @ x + batch.c
+        return value if batch.noise is None else value + batch.noise @ x
+
+    def sample(key, mine):
+        if noise == 0:
+            return mine
+        return mine._replace(noise=scale * jax.random.normal(key, mine.b.shape, mine.b.dtype))
+
+    def evaluate(x, data, average):
+        # Around the minimiser, f(x) - f* loses no digits to cancellation.
+        away = x - average.minimizer
+        slope = multiply(average.A, away)
+        return {"loss": average.minimum + 0.5 * away @ slope}, slope
+
+    return Problem(
+        init=lambda key: jnp.asarray(first, float),
+        loss=loss,
+        gradient=gradient,
+        sample=sample,
+        evaluate=evaluate,
+        data=Quadratic(jnp.asarray(A, float), jnp.asarray(b, float), jnp.zeros(workers)),
+        shared=Average(jnp.asarray(mean_A, float), jnp.asarray(minimizer, float), jnp.asarray(minimum, float)),
+        constants=Constants(
+            smoothness=float(np.abs(A if diagonal else np.linalg.eigvalsh(A)).max()),
+            strong_convexity=float(curvature.min()),
+            minimum=minimum,
+            minimizer=minimizer,
+            noise=float(noise),
+            heterogeneity=float(np.sqrt(np.mean(np.sum(local**2, axis=1)))),
+        ),
+        name=f"quadratic({workers} workers, d = {d})",
+    )
+
+
+def random_quadratic(
+    workers: int,
+    dimension: int,
+    *,
+    smoothness: float = 1.0,
+    strong_convexity: float = 0.1,
+    heterogeneity: float = 1.0,
+    noise: float = 0.0,
+    equal_hessians: bool = False,
+    diagonal: bool = False,
+    seed: int = 0,
+) -> Problem:
+    """A random quadratic with the constants asked for.
+
+    Args:
+        workers: N.
+        dimension: d.
+        smoothness: L, the largest eigenvalue of every Hessian.
+        strong_convexity: mu, the smallest eigenvalue of every Hessian; the mean's is at least that (`constants` has it exactly).
+        heterogeneity: varsigma at the minimiser.
+        noise: sigma.
+        equal_hessians: one Hessian for all, so that the heterogeneity is the same everywhere.
+        diagonal: diagonal Hessians, kept as `[N, d]`.
+        seed: of the Hessians and of b.
+
+    Raises:
+        ValueError: N or d < 1, not 0 < strong_convexity <= smoothness, heterogeneity < 0, heterogeneity > 0 with one worker.
+    """
+    if workers < 1 or dimension < 1:
+        raise ValueError(f"random_quadratic({workers} workers, dimension {dimension}): need at least 1 of each")
+    if not 0 < strong_convexity <= smoothness:
+        raise ValueError(f"strong_convexity = {strong_convexity}, smoothness = {smoothness}: need 0 < strong_convexity <= smoothness")
+    if heterogeneity < 0 or (heterogeneity > 0 and workers == 1):
+        raise ValueError(f"heterogeneity = {heterogeneity} with {workers} workers: need >= 0, and 0 for one worker")
+    rng = np.random.default_rng(seed)
+    different = 1 if equal_hessians else workers
+    eigenvalues = rng.uniform(strong_convexity, smoothness, (different, dimension))
+    eigenvalues[:, 0] = strong_convexity
+    eigenvalues[:, -1] = smoothness
+    if diagonal:
+        A = np.stack([rng.permutation(row) for row in eigenvalues])
+    else:
+        bases = np.linalg.qr(rng.normal(size=(different, dimension, dimension)))[0]
+        A = np.einsum("nij,nj,nkj->nik", bases, eigenvalues, bases)
+        A = (A + np.swapaxes(A, 1, 2)) / 2
+    A = np.broadcast_to(A, (workers, *A.shape[1:]))
+    # b_n = A_n x* - r_n with sum r_n = 0: f_n'(x*) = r_n, of the mean square asked for.
+    minimizer = rng.normal(size=dimension) / np.sqrt(dimension)
+    residual = rng.normal(size=(workers, dimension))
+    residual -= residual.mean(axis=0)
+    size = np.sqrt(np.mean(np.sum(residual**2, axis=1)))
+    residual *= heterogeneity / size if heterogeneity > 0 else 0
+    b = (A * minimizer if diagonal else A @ minimizer) - residual
+    return quadratic(A, b, noise=noise)
+
+
+def _check(A: np.ndarray, b: np.ndarray, noise: float) -> None:
+    if b.ndim != 2 or A.shape not in (b.shape, (*b.shape, b.shape[-1])):
+        raise ValueError(f"A has shape {A.shape}, b {b.shape}; need A [N, d, d] or [N, d] and b [N, d]")
+    if not noise >= 0:
+        raise ValueError(f"noise = {noise}; need sigma >= 0")
+    if not (np.isfinite(A).all() and np.isfinite(b).all()):
+        raise ValueError("A or b has entries that are not finite")
+    if A.ndim == 3:
+        asymmetry = np.abs(A - np.swapaxes(A, 1, 2)).max(axis=(1, 2))
+        if asymmetry.max() > _SYMMETRY * max(1.0, np.abs(A).max()):
+            worst = int(asymmetry.argmax())
+            raise ValueError(f"A[{worst}] is not symmetric (by {asymmetry[worst]:.3g}); need symmetric Hessians")

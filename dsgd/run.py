@@ -1,0 +1,241 @@
+"""`run`: checks what it is given, drives the compiled loop chunk by chunk, and turns its records into a history."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from dsgd import counts, loop, workers
+from dsgd.base import Algorithm, Problem, PyTree, Result, State
+from dsgd.progress import Progress
+
+History = dict[str, np.ndarray]
+
+_CHUNK_SECONDS = 0.5  # between two looks at the loss
+_FIRST_RECORDS = 16
+_ROOM = 1 << 16  # records of all runs in one chunk
+
+
+class Diverged(FloatingPointError):
+    """The loss of a run became infinite or NaN. `history` holds everything up to there, `[seeds?, records]`."""
+
+    def __init__(self, message: str, history: History):
+        super().__init__(message)
+        self.history = history
+
+
+def run(
+    algorithm: Algorithm,
+    problem: Problem,
+    *,
+    steps: int,
+    key: jax.Array,
+    seeds: int | None = None,
+    batches: Iterable[PyTree] | None = None,
+    record_every: int = 1,
+    mesh: Mesh | None = None,
+    progress: bool = False,
+) -> Result:
+    """Runs a method on a problem for `steps` rounds, on every device of the mesh.
+
+    Args:
+        algorithm: from `algorithms`, or your own.
+        problem: from `dsgd.problems`, or your own.
+        steps: rounds.
+        key: of everything random: the start, the samples, the compression.
+        seeds: R independent runs as one compiled program, with the keys `jax.random.split(key, R)`; None: one run with `key`.
+        batches: for data that do not fit on the device: an iterator whose items are worker-stacked batches, leaves `[N, ...]`, one a round and
+            the same for all seeds. The problem's own data then serve only the history's loss.
+        record_every: rounds between two records.
+        mesh: from `dsgd.workers.mesh`; None: all devices.
+        progress: show a bar with rounds a second and the current loss.
+
+    Returns:
+        The last state, the history, and the model to take home. The history's arrays are `[seeds?, records]`: `loss`, `grad_sqnorm` (of
+        the whole objective, at the model to take home), `consensus` ((1/N) sum |x_n - x|^2, 0 where there is one model), `bits` (sent and
+        received so far, per worker), the problem's and the method's own scalars (NaN before the first round); and `step` `[records]`. The
+        first record is the start, the last is after round `steps`.
+
+    Raises:
+        ValueError: steps, seeds or record_every < 1, N that the devices do not divide, a method built for another N, parameters that are
+            not floating point, batches that end early or do not fit.
+        Diverged: the loss became infinite or NaN.
+    """
+    if seeds is not None and seeds < 1:
+        raise ValueError(f"seeds = {seeds}: need at least 1, or None")
+    _check_runnable(algorithm, problem)
+    plan = make_plan(_Always(algorithm), problem, mesh, runs=0 if seeds is None else 1, size=seeds or 1, record_every=record_every)
+    keys = key if seeds is None else jax.random.split(key, seeds)
+    watch = Watch(algorithm.name, progress, learning_rate=algorithm.learning_rate)
+    return execute(plan, problem, {}, keys, steps, batches, watch)
+
+
+class _Always(NamedTuple):
+    """A factory without hyperparameters. Equal where the algorithm is the same, so that a second run does not compile again."""
+
+    algorithm: Algorithm
+
+    def __call__(self, point: dict[str, jax.Array]) -> Algorithm:
+        return self.algorithm
+
+
+class Watch(NamedTuple):
+    """What the driver shows, and what it refuses.
+
+    Args:
+        name: of the method.
+        progress: show a bar.
+        learning_rate: for the error message; None: runs may diverge (a sweep goes on).
+    """
+
+    name: str
+    progress: bool
+    learning_rate: float | None
+
+
+def make_plan(build: Any, problem: Problem, mesh: Mesh | None, *, runs: int, size: int, record_every: int) -> loop.Plan:
+    """The static side of a run of `size` independent runs."""
+    mesh = workers.mesh() if mesh is None else mesh
+    N = problem.workers
+    if record_every < 1:
+        raise ValueError(f"record_every = {record_every}: need at least 1")
+    if N % mesh.size:
+        divisors = [d for d in range(1, mesh.size + 1) if N % d == 0]
+        raise ValueError(f"{N} workers on {mesh.size} devices: need a number of devices that divides {N}: mesh=dsgd.workers.mesh({divisors[-1]}), say")
+    capacity = max(1 << 8, _ROOM // (1 << (size - 1).bit_length()))
+    return loop.Plan(build, loop.without_arrays(problem), mesh, N, runs, record_every, capacity)
+
+
+def execute(
+    plan: loop.Plan, problem: Problem, points: PyTree, keys: jax.Array, steps: int, batches: Iterable[PyTree] | None, watch: Watch
+) -> Result:
+    """Drives the compiled loop from the start to round `steps`. Arguments as in `run` and `loop.start`."""
+    if steps < 1:
+        raise ValueError(f"steps = {steps}: need at least 1")
+    data = jax.device_put(problem.data, NamedSharding(plan.mesh, P(workers.AXIS)))
+    shared, points, keys = jax.device_put((problem.shared, points, keys), NamedSharding(plan.mesh, P()))
+    feed = None if batches is None else _Feed(plan, iter(batches))
+    state, first = loop.start(plan, points, keys, data, shared)
+    log = _Log(plan, first)
+    with Progress(watch.name, steps, watch.progress) as bar:
+        done, records = 0, _FIRST_RECORDS
+        log.check(watch)
+        while done < steps:
+            left = -(-(steps - done) // plan.record_every)
+            count = min(left, records, plan.capacity, feed.records if feed else left)
+            rounds = min(count * plan.record_every, steps - done)
+            chunk = feed.take(done, rounds, steps) if feed else None
+            began = time.perf_counter()
+            state, news = loop.advance(plan, state, points, keys, data, shared, chunk, np.int32(count), np.int32(steps))
+            done += rounds
+            log.extend(jax.device_get(news), count, done)
+            seconds = time.perf_counter() - began
+            records = max(1, min(8 * count, int(count * _CHUNK_SECONDS / seconds)))
+            bar.update(done, log.last_loss())
+            log.check(watch)
+    return Result(state, log.history(), loop.models(plan, state, points))
+
+
+class _Feed:
+    """Batches from outside, stacked by chunks of rounds."""
+
+    _ROUNDS = 16
+
+    def __init__(self, plan: loop.Plan, batches: Iterator[PyTree]):
+        self.plan = plan
+        self.batches = batches
+        self.records = max(1, self._ROUNDS // plan.record_every)
+
+    def take(self, done: int, rounds: int, steps: int) -> PyTree:
+        """The next `rounds` batches, padded to the chunk's fixed length, on the devices."""
+        taken = list(itertools.islice(self.batches, rounds))
+        if len(taken) < rounds:
+            raise ValueError(f"batches ended after round {done + len(taken)}: need one for each of the {steps} rounds")
+        for leaf in jax.tree.leaves(taken[0]):
+            if np.ndim(leaf) < 1 or np.shape(leaf)[0] != self.plan.N:
+                raise ValueError(f"batch {done} has a leaf of shape {np.shape(leaf)}; need the leading axis of the {self.plan.N} workers")
+        taken += [taken[-1]] * (self.records * self.plan.record_every - rounds)
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *taken)
+        return jax.device_put(stacked, NamedSharding(self.plan.mesh, P(None, workers.AXIS)))
+
+
+class _Log:
+    """The records so far, on the host."""
+
+    def __init__(self, plan: loop.Plan, first: loop.Records):
+        self.plan = plan
+        self.axis = plan.runs
+        self.steps = [0]
+        self.pieces = [{name: np.expand_dims(value, self.axis) for name, value in jax.device_get(first).items()}]
+
+    def extend(self, news: dict[str, np.ndarray], count: int, done: int) -> None:
+        ends = range(self.steps[-1] + self.plan.record_every, done + 1, self.plan.record_every)
+        self.steps.extend(ends)
+        if self.steps[-1] != done:
+            self.steps.append(done)
+        self.pieces.append({name: np.take(value, range(count), axis=self.axis) for name, value in news.items()})
+
+    def last_loss(self) -> float:
+        """The mean over runs that have not diverged."""
+        last = self.pieces[-1]["loss"][..., -1]
+        finite = last[np.isfinite(last)]
+        return float(finite.mean()) if finite.size else float("nan")
+
+    def history(self) -> History:
+        joined = {name: self._joined(name) for name in self.pieces[-1] if name != "bits"}
+        if len(self.pieces) == 1:  # diverged at the start
+            sent = np.zeros((*joined["loss"].shape,))
+        else:
+            news = np.concatenate([piece["bits"] for piece in self.pieces[1:]], axis=self.axis)
+            total = np.cumsum(counts.to_int(news), axis=self.axis, dtype=np.uint64)
+            sent = np.concatenate([np.zeros_like(np.take(total, [0], self.axis)), total], self.axis) / self.plan.N
+        return {"step": np.asarray(self.steps), "bits": sent, **joined}
+
+    def _joined(self, name: str) -> np.ndarray:
+        shape = self.pieces[0]["loss"].shape
+        parts = [piece.get(name, np.full(shape, np.nan)) for piece in self.pieces]
+        return np.concatenate(parts, axis=self.axis)
+
+    def check(self, watch: Watch) -> None:
+        if watch.learning_rate is None or np.isfinite(self.pieces[-1]["loss"]).all():
+            return
+        history = self.history()
+        bad = ~np.isfinite(history["loss"])
+        at = int(np.flatnonzero(bad.reshape(-1, bad.shape[-1]).any(axis=0))[0])
+        seed = f" of seed {int(np.flatnonzero(bad[:, at])[0])}" if self.plan.runs else ""
+        raise Diverged(
+            f"{watch.name}: the loss{seed} is {history['loss'][..., at].max()} after round {self.steps[at]}, with step size"
+            f" {watch.learning_rate:.6g}; need a smaller one, or look at the error's .history for what went before",
+            history,
+        )
+
+
+def _check_runnable(algorithm: Algorithm, problem: Problem) -> None:
+    if algorithm.workers not in (None, problem.workers):
+        raise ValueError(f"{algorithm.name} is built for {algorithm.workers} workers, {problem.name} has {problem.workers}; need the same number")
+    check_problem(problem)
+
+
+def check_problem(problem: Problem) -> None:
+    """Raises a ValueError where leaves of the data differ in N, or where parameters are not floating point."""
+    N = problem.workers
+    for path, leaf in jax.tree_util.tree_leaves_with_path(problem.data):
+        if leaf.ndim < 1 or leaf.shape[0] != N:
+            where = jax.tree_util.keystr(path)
+            raise ValueError(f"{problem.name}: data{where} has shape {leaf.shape}; need the leading axis of the {N} workers")
+    params = jax.eval_shape(problem.init, jax.eval_shape(lambda: jax.random.key(0)))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            where = jax.tree_util.keystr(path) or "they"
+            raise ValueError(f"{problem.name}: parameters must be floating point, but {where} has dtype {leaf.dtype}")
+
+
+__all__ = ["Diverged", "State", "run"]

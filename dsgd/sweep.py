@@ -1,0 +1,122 @@
+"""`sweep`: a grid of hyperparameters times seeds as one compiled program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from numpy.typing import ArrayLike
+
+from dsgd.base import Algorithm, Params, Problem, PyTree, State
+from dsgd.run import History, Watch, check_problem, execute, make_plan
+
+
+class Sweep(NamedTuple):
+    """What a sweep gives back. A run whose loss became infinite or NaN keeps its history; the sweep goes on.
+
+    Args:
+        grid: the values by name, in the order of the leading axes.
+        history: as in `Result`, `[grid ..., seeds, records]`.
+        state: leaves `[grid ..., seeds, ...]`.
+        params: likewise, the models to take home.
+    """
+
+    grid: dict[str, np.ndarray]
+    history: History
+    state: State
+    params: Params
+
+    def best(self, metric: str = "loss") -> tuple[int, ...]:
+        """Index of the grid point whose last `metric`, averaged over seeds, is smallest; points that diverged do not count.
+
+        Raises:
+            ValueError: an unknown metric, or every point diverged.
+        """
+        if metric not in self.history:
+            raise ValueError(f"unknown metric {metric!r}: need one of {', '.join(self.history)}")
+        last = self.history[metric][..., -1].mean(axis=-1)
+        if not np.isfinite(last).any():
+            raise ValueError(f"every point of the grid {self._shown()} diverged; need smaller step sizes, say")
+        return tuple(int(i) for i in np.unravel_index(np.argmin(np.where(np.isfinite(last), last, np.inf)), last.shape))
+
+    def point(self, index: tuple[int, ...]) -> dict[str, float]:
+        """The hyperparameters at that index."""
+        return {name: values[i].item() for (name, values), i in zip(self.grid.items(), index, strict=True)}
+
+    def at(self, index: tuple[int, ...]) -> History:
+        """The history of that grid point, `[seeds, records]`."""
+        return {name: values if name == "step" else values[index] for name, values in self.history.items()}
+
+    def _shown(self) -> str:
+        return ", ".join(f"{name} = {values.tolist()}" for name, values in self.grid.items())
+
+
+def sweep(
+    factory: Callable[..., Algorithm],
+    problem: Problem,
+    *,
+    steps: int,
+    key: jax.Array,
+    seeds: int = 1,
+    batches: Iterable[PyTree] | None = None,
+    record_every: int = 1,
+    mesh: Mesh | None = None,
+    progress: bool = False,
+    **grids: ArrayLike,
+) -> Sweep:
+    """Runs every combination of hyperparameters with every seed, as one compiled program.
+
+    The factory is called inside the trace: twenty step sizes compile once. All grid points share their seeds.
+
+        dsgd.sweep(lambda learning_rate: algorithms.minibatch_sgd(optax.sgd(learning_rate)), problem,
+                   steps=1_000, key=key, seeds=4, learning_rate=np.logspace(-3, 0, 20))
+
+    Args:
+        factory: keyword arguments -> Algorithm. It sees scalars of the trace, so it must not branch on their values.
+        problem, steps, key, batches, record_every, mesh, progress: as in `dsgd.run`.
+        seeds: R runs for each point, with the keys `jax.random.split(key, R)`.
+        grids: values by argument name, each a sequence of numbers.
+
+    Raises:
+        ValueError: no grid, a grid that is empty or not of finite numbers, or as `dsgd.run`.
+    """
+    grid = {name: _values(name, values) for name, values in grids.items()}
+    if not grid:
+        raise ValueError("a sweep without a grid: need at least one, learning_rate=[0.1, 0.01], say")
+    if seeds < 1:
+        raise ValueError(f"seeds = {seeds}: need at least 1")
+    example = factory(**{name: values[0].item() for name, values in grid.items()})
+    if example.workers not in (None, problem.workers):
+        raise ValueError(f"{example.name} is built for {example.workers} workers, {problem.name} has {problem.workers}; need the same number")
+    check_problem(problem)
+    shape = tuple(len(values) for values in grid.values())
+    points = {name: jnp.asarray(axis.ravel()) for name, axis in zip(grid, np.meshgrid(*grid.values(), indexing="ij"), strict=True)}
+    plan = make_plan(_FromPoint(factory), problem, mesh, runs=2, size=int(np.prod(shape)) * seeds, record_every=record_every)
+    watch = Watch(f"{example.name}, {np.prod(shape)} points", progress, learning_rate=None)
+    result = execute(plan, problem, points, jax.random.split(key, seeds), steps, batches, watch)
+
+    def unfold(leaf):
+        return leaf.reshape(*shape, *leaf.shape[1:])
+
+    history = {name: values if name == "step" else unfold(values) for name, values in result.history.items()}
+    return Sweep(grid, history, jax.tree.map(unfold, result.state), jax.tree.map(unfold, result.params))
+
+
+class _FromPoint(NamedTuple):
+    """Calls the factory with a point's values as keyword arguments."""
+
+    factory: Callable[..., Algorithm]
+
+    def __call__(self, point: dict[str, jax.Array]) -> Algorithm:
+        return self.factory(**point)
+
+
+def _values(name: str, values: ArrayLike) -> np.ndarray:
+    array = np.asarray(values)
+    if array.ndim != 1 or array.size == 0 or not np.issubdtype(array.dtype, np.number) or not np.isfinite(array).all():
+        raise ValueError(f"grid {name} = {values!r}: need a non-empty sequence of finite numbers")
+    return array

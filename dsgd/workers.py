@@ -1,0 +1,204 @@
+"""The worker axis: its mesh, the workers' ids and keys, and every collective.
+
+N workers live on D devices in blocks of n = N / D. The functions below are called inside `shard_map` over the mesh axis
+`"workers"`, on pytrees whose leaves are blocks `[n, ...]`, and mean the same for every D: a collective over workers is a sum within the
+block, then one over devices. On one device nothing is sent: the collective over devices is left out, not compiled to a no-op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh
+
+from dsgd.base import PyTree
+from dsgd.topology import Topology
+
+AXIS = "workers"
+
+
+def mesh(devices: int | Sequence[Any] | None = None) -> Mesh:
+    """A one-dimensional mesh of devices, whose axis is `"workers"`.
+
+    Args:
+        devices: the devices; or how many of `jax.devices()` to take from the front; None for all.
+
+    Raises:
+        ValueError: no device, or more than there are.
+    """
+    available = jax.devices()
+    if isinstance(devices, int):
+        if not 1 <= devices <= len(available):
+            raise ValueError(f"mesh of {devices} devices: need between 1 and the {len(available)} that JAX sees")
+        devices = available[:devices]
+    chosen = available if devices is None else list(devices)
+    if not chosen:
+        raise ValueError("mesh of no devices: need at least one")
+    return Mesh(np.asarray(chosen), (AXIS,))
+
+
+def devices() -> int:
+    """D, a Python int."""
+    return lax.axis_size(AXIS)
+
+
+def ids(workers: int) -> jax.Array:
+    """The ids of the block's workers, int32 `[n]`.
+
+    Args:
+        workers: N.
+    """
+    block = workers // devices()
+    first = 0 if devices() == 1 else lax.axis_index(AXIS) * block
+    return first + jnp.arange(block, dtype=jnp.int32)
+
+
+def keys(key: jax.Array, workers: int) -> jax.Array:
+    """One key for each of the block's workers, `fold_in(key, id)`: it does not depend on D. `[n]`."""
+    return jax.vmap(partial(jax.random.fold_in, key))(ids(workers))
+
+
+def own(tree: PyTree, workers: int) -> PyTree:
+    """The block's rows `[n, ...]` of leaves `[N, ...]` that every device holds."""
+    if devices() == 1:
+        return tree
+    block = workers // devices()
+    first = lax.axis_index(AXIS) * block
+    return jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, first, block), tree)
+
+
+def stack(tree: PyTree, workers: int) -> PyTree:
+    """The same tree for each of `workers` workers: leaves `[...]` become `[workers, ...]`."""
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (workers, *jnp.shape(leaf))), tree)
+
+
+def sum(tree: PyTree) -> PyTree:
+    """The sum over all workers: leaves `[n, ...]` become `[...]`, the same on every device."""
+    return _across(lax.psum, jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, dtype=leaf.dtype), tree))
+
+
+def mean(tree: PyTree) -> PyTree:
+    """The mean over all workers: leaves `[n, ...]` become `[...]`, the same on every device."""
+    return mean_over_devices(jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), tree))
+
+
+def mean_over_devices(tree: PyTree) -> PyTree:
+    """The mean over devices of what each computed from its own block: leaves `[...]`, the same on every device."""
+    return _across(lax.pmean, tree)
+
+
+def mean_sqdist(tree: PyTree, center: PyTree) -> jax.Array:
+    r"""The consensus distance $\frac1N \sum_n |x_n - \bar x|^2$, the same on every device.
+
+    Args:
+        tree: leaves `[n, ...]`.
+        center: leaves `[...]`.
+    """
+    leaves = jax.tree.leaves(jax.tree.map(lambda leaf, middle: jnp.sum((leaf - middle[None]) ** 2) / leaf.shape[0], tree, center))
+    return mean_over_devices(_add(leaves))
+
+
+def find(chosen: jax.Array, workers: int) -> tuple[jax.Array, jax.Array]:
+    """Which of the chosen workers live on this device, and at which row of the block: bool `[k]`, int32 `[k]`.
+
+    The row of a worker that lives elsewhere is some row of this block: its result is for `select` to drop.
+    """
+    block = workers // devices()
+    first = 0 if devices() == 1 else lax.axis_index(AXIS) * block
+    local = chosen - first
+    return (local >= 0) & (local < block), local % block
+
+
+def select(here: jax.Array, tree: PyTree) -> PyTree:
+    """The rows `[k, ...]` from whichever device has them (`here`, from `find`), on every device."""
+
+    def keep(leaf):
+        return jnp.where(jnp.expand_dims(here, tuple(range(1, leaf.ndim))), leaf, jnp.zeros((), leaf.dtype))
+
+    return tree if devices() == 1 else lax.psum(jax.tree.map(keep, tree), AXIS)
+
+
+def gather(tree: PyTree) -> PyTree:
+    """Everybody's rows on every device: leaves `[n, ...]` become `[N, ...]`."""
+    return _across(partial(lax.all_gather, tiled=True), tree)
+
+
+def all_to_all(tree: PyTree) -> PyTree:
+    """Worker i's message for worker j becomes worker j's message from worker i: leaves `[n, N, ...]` to `[n, N, ...]`."""
+    if devices() == 1:
+        return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), tree)
+
+    def exchange(leaf):  # [n, N, ...] -> all_to_all gives [N, n, ...]: rows by sender, columns by own worker
+        received = lax.all_to_all(leaf, AXIS, split_axis=1, concat_axis=0, tiled=True)
+        return jnp.swapaxes(received, 0, 1)
+
+    return jax.tree.map(exchange, tree)
+
+
+def shift(tree: PyTree, by: int) -> PyTree:
+    """Worker i receives the row of worker i - by (modulo N): leaves `[n, ...]` to `[n, ...]`.
+
+    Only rows that change device are sent: |by| of them for each device where |by| <= n.
+    """
+    return jax.tree.map(partial(_shift_leaf, by=by), tree)
+
+
+def _shift_leaf(x: jax.Array, by: int) -> jax.Array:
+    block = x.shape[0]
+    if devices() == 1:
+        return jnp.roll(x, by, axis=0)
+    # Row r of device j comes from worker j n + r - by = (j - hops) n + (r - offset), one device further back for r < offset.
+    hops, offset = divmod(by % (block * devices()), block)
+    head = _from_device(x[block - offset :], hops + 1)
+    tail = _from_device(x[: block - offset], hops)
+    return jnp.concatenate([head, tail])
+
+
+def _from_device(rows: jax.Array, hops: int) -> jax.Array:
+    """The rows of the device `hops` places back on the axis."""
+    size = devices()
+    if rows.shape[0] == 0 or hops % size == 0:
+        return rows
+    return lax.ppermute(rows, AXIS, [(j, (j + hops) % size) for j in range(size)])
+
+
+def mix(tree: PyTree, topology: Topology) -> PyTree:
+    r"""One gossip round, $X \leftarrow W X$: leaves `[n, ...]` to `[n, ...]`; row i becomes $\sum_j W_{ij} x_j$.
+
+    A circulant W (a ring) becomes shifts, the uniform W (the complete graph) a mean, any other one product with W.
+    """
+    if topology.uniform:
+        return jax.tree.map(lambda mean, leaf: jnp.broadcast_to(mean, leaf.shape), mean(tree), tree)
+    mix_leaf = _mix_dense if topology.shifts is None else _mix_circulant
+    return jax.tree.map(partial(mix_leaf, topology=topology), tree)
+
+
+def _mix_circulant(x: jax.Array, topology: Topology) -> jax.Array:
+    by_weight: dict[float, list[jax.Array]] = {}  # equal weights are multiplied once
+    for by, weight in (topology.shifts or {}).items():
+        by_weight.setdefault(weight, []).append(_shift_leaf(x, by))
+    return _add([jnp.asarray(weight, x.dtype) * _add(rows) for weight, rows in by_weight.items()])
+
+
+def _add(terms: list[jax.Array]) -> jax.Array:
+    result = terms[0]
+    for term in terms[1:]:
+        result = result + term
+    return result
+
+
+def _mix_dense(x: jax.Array, topology: Topology) -> jax.Array:
+    weights = own(jnp.asarray(topology.W, x.dtype), topology.n)
+    everybody = gather(x).reshape(topology.n, -1)
+    mixed = jnp.matmul(weights, everybody, precision=lax.Precision.HIGHEST)
+    return mixed.reshape(x.shape)
+
+
+def _across(collective, tree: PyTree) -> PyTree:
+    return tree if devices() == 1 else jax.tree.map(lambda leaf: collective(leaf, AXIS), tree)
