@@ -14,8 +14,8 @@ from dsgd.base import (
     Round,
     State,
 )
-from dsgd.run import Diverged, run
-from dsgd.sweep import Sweep, sweep
+from dsgd.driver import Diverged, run
+from dsgd.sweeps import Sweep, sweep
 from dsgd.topology import Topology
 
 __version__ = "0.1.0"

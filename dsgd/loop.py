@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -174,14 +175,17 @@ def _advance_one(plan: Plan, algorithm: Algorithm, key, state: State, data, shar
         state, news = until_record(state)
         return state, {**_measure(plan, algorithm, key, state, data, shared), **news}
 
-    def body(i, carry):
-        state, buffers = carry
-        state, values = record(state)
-        return state, jax.tree.map(lambda buffer, value: lax.dynamic_update_index_in_dim(buffer, value, i, 0), buffers, values)
-
+    # A record is one row of one buffer: one write a record, whatever its number of scalars. Digits of counts are exact as floats.
     shapes = jax.eval_shape(record, state)[1]
-    buffers = jax.tree.map(lambda leaf: jnp.zeros((plan.capacity, *leaf.shape), leaf.dtype), shapes)
-    return lax.fori_loop(0, records, body, (state, buffers))
+    empty, unravel = ravel_pytree(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes))
+
+    def body(i, carry):
+        state, rows = carry
+        state, values = record(state)
+        return state, lax.dynamic_update_index_in_dim(rows, ravel_pytree(values)[0], i, 0)
+
+    state, rows = lax.fori_loop(0, records, body, (state, jnp.zeros((plan.capacity, *empty.shape), empty.dtype)))
+    return state, jax.vmap(unravel)(rows)
 
 
 def _round(plan: Plan, algorithm: Algorithm, key, state: State, data, batches) -> tuple[State, Records]:

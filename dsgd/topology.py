@@ -80,11 +80,11 @@ class Topology:
 
     @cached_property
     def shifts(self) -> dict[int, float] | None:
-        """Weights by shift, {s: W[i, i - s]}, if W is circulant with few non-zeros in a row; else None."""
+        """Weights by shift, {s: W[i, i - s]} with |s| <= n/2, if W is circulant with few non-zeros in a row; else None."""
         if not self._circulant:
             return None
         row = self.W[0]
-        by = {int(-j % self.n): float(row[j]) for j in np.flatnonzero(row)}
+        by = {int(-j if 2 * j <= self.n else self.n - j): float(row[j]) for j in np.flatnonzero(row)}
         return by if len(by) <= _MOST_SHIFTS else None
 
     @cached_property

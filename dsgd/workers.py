@@ -180,10 +180,22 @@ def mix(tree: PyTree, topology: Topology) -> PyTree:
 
 
 def _mix_circulant(x: jax.Array, topology: Topology) -> jax.Array:
+    assert topology.shifts is not None
+    shifted = _shifts(x, list(topology.shifts))
     by_weight: dict[float, list[jax.Array]] = {}  # equal weights are multiplied once
-    for by, weight in (topology.shifts or {}).items():
-        by_weight.setdefault(weight, []).append(_shift_leaf(x, by))
+    for rows, weight in zip(shifted, topology.shifts.values(), strict=True):
+        by_weight.setdefault(weight, []).append(rows)
     return _add([jnp.asarray(weight, x.dtype) * _add(rows) for weight, rows in by_weight.items()])
+
+
+def _shifts(x: jax.Array, by: list[int]) -> list[jax.Array]:
+    """`x` shifted by each of `by`. Short ones are windows into the block with a halo of its neighbours' rows: one message each way."""
+    block = x.shape[0]
+    before, after = max(0, *by), max(0, *(-b for b in by))
+    if before + after > block:
+        return [_shift_leaf(x, b) for b in by]
+    extended = jnp.concatenate([_from_device(x[block - before :], 1), x, _from_device(x[:after], -1)])
+    return [lax.slice_in_dim(extended, before - b, before - b + block) for b in by]
 
 
 def _add(terms: list[jax.Array]) -> jax.Array:

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from numpy.typing import ArrayLike
 
 from dsgd.base import Algorithm, Params, Problem, PyTree, State
-from dsgd.run import History, Watch, check_problem, execute, make_plan
+from dsgd.driver import History, Watch, check_problem, execute, make_plan
 
 
 class Sweep(NamedTuple):

@@ -181,7 +181,8 @@ class _Log:
         self.steps.extend(ends)
         if self.steps[-1] != done:
             self.steps.append(done)
-        self.pieces.append({name: np.take(value, range(count), axis=self.axis) for name, value in news.items()})
+        first = (*[slice(None)] * self.axis, slice(count))
+        self.pieces.append({name: value[first].copy() for name, value in news.items()})
 
     def last_loss(self) -> float:
         """The mean over runs that have not diverged."""
