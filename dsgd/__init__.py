@@ -15,7 +15,7 @@ from dsgd.base import (
     State,
 )
 from dsgd.driver import Diverged, run
-from dsgd.sweeps import Sweep, sweep
+from dsgd.sweeps import Sweep, sweep, tail_mean
 from dsgd.topology import Topology
 
 __version__ = "0.1.0"
@@ -40,5 +40,6 @@ __all__ = [
     "problems",
     "run",
     "sweep",
+    "tail_mean",
     "workers",
 ]

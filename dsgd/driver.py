@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -20,8 +21,9 @@ from dsgd.progress import Progress
 History = dict[str, np.ndarray]
 
 _CHUNK_SECONDS = 0.5  # between two looks at the loss
-_FIRST_RECORDS = 16
-_ROOM = 1 << 16  # records of all runs in one chunk
+_FIRST_RECORDS = 64
+_ROOM = 1 << 14  # records of all runs in one chunk
+_AHEAD = 2  # chunks on the devices
 
 
 class Diverged(FloatingPointError):
@@ -125,23 +127,42 @@ def execute(
     feed = None if batches is None else _Feed(plan, iter(batches))
     state, first = loop.start(plan, points, keys, data, shared)
     log = _Log(plan, first)
+    pace = _Pace(plan.capacity)
     with Progress(watch.name, steps, watch.progress) as bar:
-        done, records = 0, _FIRST_RECORDS
         log.check(watch)
-        while done < steps:
-            left = -(-(steps - done) // plan.record_every)
-            count = min(left, records, plan.capacity, feed.records if feed else left)
-            rounds = min(count * plan.record_every, steps - done)
-            chunk = feed.take(done, rounds, steps) if feed else None
-            began = time.perf_counter()
-            state, news = loop.advance(plan, state, points, keys, data, shared, chunk, np.int32(count), np.int32(steps))
-            done += rounds
+        sent = 0
+        waiting: deque[tuple[loop.Records, int, int]] = deque()  # chunks on the devices: records, how many, the round after them
+        while sent < steps or waiting:
+            # The next chunk is queued before the last one is read: the devices never wait for the host.
+            while sent < steps and len(waiting) < _AHEAD:
+                count = min(pace.records, feed.records) if feed else pace.records
+                count = min(count, -(-(steps - sent) // plan.record_every))
+                rounds = min(count * plan.record_every, steps - sent)
+                batch = feed.take(sent, rounds, steps) if feed else None
+                state, news = loop.advance(plan, state, points, keys, data, shared, batch, np.int32(count), np.int32(steps))
+                sent += rounds
+                waiting.append((news, count, sent))
+            news, count, done = waiting.popleft()
             log.extend(jax.device_get(news), count, done)
-            seconds = time.perf_counter() - began
-            records = max(1, min(8 * count, int(count * _CHUNK_SECONDS / seconds)))
+            pace.finished(count)
             bar.update(done, log.last_loss())
             log.check(watch)
     return Result(state, log.history(), loop.models(plan, state, points))
+
+
+class _Pace:
+    """How many records the next chunk has: few at first, then as many as take about `_CHUNK_SECONDS`."""
+
+    def __init__(self, most: int):
+        self.most = most
+        self.records = min(_FIRST_RECORDS, self.most)
+        self.at = time.perf_counter()
+
+    def finished(self, count: int) -> None:
+        now = time.perf_counter()
+        wanted = count * _CHUNK_SECONDS / max(now - self.at, 1e-9)
+        self.records = max(1, min(self.most, 8 * count, int(wanted)))
+        self.at = now
 
 
 class _Feed:

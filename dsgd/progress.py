@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import rich.progress as rich
+from rich.table import Column
 
 
 class Progress:
@@ -10,11 +11,11 @@ class Progress:
 
     def __init__(self, name: str, steps: int, shown: bool):
         self._bar = rich.Progress(
-            rich.TextColumn("{task.description}"),
-            rich.BarColumn(bar_width=20),
+            rich.TextColumn("{task.description}", table_column=Column(width=22, no_wrap=True, overflow="ellipsis")),
+            rich.BarColumn(bar_width=8),
             rich.MofNCompleteColumn(),
-            rich.TextColumn("{task.fields[speed]} rounds/s"),
-            rich.TextColumn("loss {task.fields[loss]}"),
+            rich.TextColumn("{task.fields[speed]} rounds/s", table_column=Column(no_wrap=True)),
+            rich.TextColumn("loss {task.fields[loss]}", table_column=Column(no_wrap=True)),
             rich.TimeRemainingColumn(),
             disable=not shown,
         )

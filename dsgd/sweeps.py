@@ -31,17 +31,19 @@ class Sweep(NamedTuple):
     params: Params
 
     def best(self, metric: str = "loss") -> tuple[int, ...]:
-        """Index of the grid point whose last `metric`, averaged over seeds, is smallest; points that diverged do not count.
+        """Index of the grid point whose `metric`, averaged over seeds and over the last tenth of the records, is smallest.
+
+        One record would favour a lucky step on the verge of divergence. Points that diverged do not count.
 
         Raises:
             ValueError: an unknown metric, or every point diverged.
         """
         if metric not in self.history:
             raise ValueError(f"unknown metric {metric!r}: need one of {', '.join(self.history)}")
-        last = self.history[metric][..., -1].mean(axis=-1)
-        if not np.isfinite(last).any():
+        score = tail_mean(self.history[metric]).mean(axis=-1)
+        if not np.isfinite(score).any():
             raise ValueError(f"every point of the grid {self._shown()} diverged; need smaller step sizes, say")
-        return tuple(int(i) for i in np.unravel_index(np.argmin(np.where(np.isfinite(last), last, np.inf)), last.shape))
+        return tuple(int(i) for i in np.unravel_index(np.argmin(np.where(np.isfinite(score), score, np.inf)), score.shape))
 
     def point(self, index: tuple[int, ...]) -> dict[str, float]:
         """The hyperparameters at that index."""
@@ -53,6 +55,11 @@ class Sweep(NamedTuple):
 
     def _shown(self) -> str:
         return ", ".join(f"{name} = {values.tolist()}" for name, values in self.grid.items())
+
+
+def tail_mean(values: np.ndarray) -> np.ndarray:
+    """The mean of the last tenth of the records, at least of one: `[..., records]` to `[...]`."""
+    return values[..., -max(1, values.shape[-1] // 10) :].mean(axis=-1)
 
 
 def sweep(
@@ -96,7 +103,7 @@ def sweep(
     shape = tuple(len(values) for values in grid.values())
     points = {name: jnp.asarray(axis.ravel()) for name, axis in zip(grid, np.meshgrid(*grid.values(), indexing="ij"), strict=True)}
     plan = make_plan(_FromPoint(factory), problem, mesh, runs=2, size=int(np.prod(shape)) * seeds, record_every=record_every)
-    watch = Watch(f"{example.name}, {np.prod(shape)} points", progress, learning_rate=None)
+    watch = Watch(example.name, progress, learning_rate=None)
     result = execute(plan, problem, points, jax.random.split(key, seeds), steps, batches, watch)
 
     def unfold(leaf):

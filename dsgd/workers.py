@@ -195,6 +195,8 @@ def _shifts(x: jax.Array, by: list[int]) -> list[jax.Array]:
     if before + after > block:
         return [_shift_leaf(x, b) for b in by]
     extended = jnp.concatenate([_from_device(x[block - before :], 1), x, _from_device(x[:after], -1)])
+    # Written out once: fused into every window, XLA would compute each row (a whole local step) once a neighbour.
+    extended = lax.optimization_barrier(extended)
     return [lax.slice_in_dim(extended, before - b, before - b + block) for b in by]
 
 

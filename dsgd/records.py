@@ -1,0 +1,66 @@
+"""Results on disk, written atomically: a reader, or a crash, never sees half a file."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary file beside `path`, which takes its place when the block ends well and vanishes when it does not."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)  # as any other new file; mkstemp's are private
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_config(path: Path, config: Any) -> None:
+    """A dataclass as JSON."""
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(dataclasses.asdict(config), indent=2, default=str) + "\n")
+
+
+def write_rows(path: Path, heading: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A CSV file with a heading."""
+    with replacing(path) as temporary, temporary.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(heading)
+        writer.writerows(rows)
+
+
+def write_histories(path: Path, histories: Mapping[str, Mapping[str, np.ndarray]]) -> None:
+    """Histories as one CSV in long form, one row for each method, seed and record.
+
+    Args:
+        path: where to.
+        histories: by method; each as in `dsgd.Result` with seeds: `step` `[records]`, all else `[seeds, records]`. A column that a method
+            lacks is empty there.
+    """
+    columns = list(dict.fromkeys(name for history in histories.values() for name in history if name != "step"))
+
+    def rows() -> Iterator[list[Any]]:
+        for method, history in histories.items():
+            for seed in range(history["loss"].shape[0]):
+                series = [history[name][seed] if name in history else None for name in columns]
+                for record, step in enumerate(history["step"]):
+                    yield [method, seed, step, *("" if values is None else values[record] for values in series)]
+
+    write_rows(path, ["method", "seed", "step", *columns], rows())

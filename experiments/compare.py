@@ -1,0 +1,186 @@
+"""All methods on the same model, data and workers: rounds, bits and seconds to a target loss, each at its tuned step size.
+
+    python -m experiments.compare --partition by-label --latency 1e-3 --bandwidth 1e8
+
+Each method's step size is the one of the grid with the smallest loss over the last tenth of the run, averaged over the seeds that are
+shown. A round lasts as long as a worker computes its samples, and as the survey's switch needs for the messages ("blocking" costs).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import jax
+import numpy as np
+import optax
+import tyro
+from rich.table import Table
+
+import algorithms
+import dsgd
+from dsgd import network, problems, records
+from experiments import common
+
+SAMPLES_ALL = "gd"  # the one method whose workers compute all of their samples in a round
+
+
+@dataclass(frozen=True)
+class Args:
+    """Compares distributed methods on one problem."""
+
+    model: Literal["logistic", "mlp", "cnn"] = "logistic"
+    """What is trained."""
+    data: str = "digits"
+    """digits, breast-cancer, mnist or cifar-10 (the last two are read from --data-dir)."""
+    data_dir: Path | None = None
+    """Folder with the files of mnist or cifar-10 as published."""
+    partition: str = "by-label"
+    """Who gets which samples: iid, by-label or dirichlet."""
+    alpha: float = 0.5
+    """Concentration of the dirichlet partition: small is heterogeneous."""
+    workers: int = 16
+    """Number of workers."""
+    batch_size: int = 16
+    """Samples that each worker draws in a round."""
+    methods: tuple[str, ...] = tuple(algorithms.ALGORITHMS)
+    """Which methods, by their short names."""
+    learning_rates: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
+    """Step sizes to choose from."""
+    steps: int = 600
+    """Rounds."""
+    seeds: int = 3
+    """Independent runs of each method."""
+    seed: int = 0
+    """Of everything random."""
+    target: float | None = None
+    """Loss to reach; by default the lowest that every method reaches and stays at."""
+    latency: float = 1e-4
+    """Seconds that a message takes besides its transfer."""
+    bandwidth: float = 1e8
+    """Bits per second of a worker's port."""
+    compute: float = 1e-4
+    """Seconds that a worker computes for one sample."""
+    out: Path = field(default=Path("results/compare"))
+    """Folder for config.json, history.csv and figure.png."""
+    progress: bool = True
+    """Show progress bars."""
+
+
+class Outcome(NamedTuple):
+    """One method at its tuned step size. `history` has `seconds` `[seeds, records]` besides the usual."""
+
+    learning_rate: float
+    history: dict[str, np.ndarray]
+
+
+def main(args: Args) -> None:
+    problem = make_problem(args)
+    for name in args.methods:
+        algorithms.make(name, optax.sgd(1.0), args.workers)  # a name that is unknown is refused before the first run
+    outcomes = {name: tune(args, problem, name) for name in args.methods}
+    histories = {name: outcome.history for name, outcome in outcomes.items()}
+    target = args.target if args.target is not None else default_target(histories)
+    records.write_config(args.out / "config.json", args)
+    records.write_histories(args.out / "history.csv", histories)
+    common.save_figure(draw(args, problem, histories, target), args.out / "figure.png")
+    screen = common.console()
+    screen.print(tabulate(args, problem, outcomes, target))
+    screen.print(f"Written: {args.out}/config.json, history.csv, figure.png", soft_wrap=True)
+
+
+def make_problem(args: Args) -> dsgd.Problem:
+    """The model on the partitioned data."""
+    shared = {"alpha": args.alpha, "batch_size": args.batch_size, "seed": args.seed, "data_dir": args.data_dir}
+    if args.model == "logistic":
+        return problems.logistic_regression(args.data, args.workers, args.partition, **shared)
+    return problems.neural_network(args.model, args.data, args.workers, args.partition, **shared)
+
+
+def tune(args: Args, problem: dsgd.Problem, name: str) -> Outcome:
+    """The history of the step size with the smallest final loss."""
+    method = algorithms.make(name, optax.sgd(1.0), args.workers)
+    sweep = dsgd.sweep(
+        lambda learning_rate: algorithms.make(name, optax.sgd(learning_rate), args.workers),
+        problem,
+        steps=args.steps,
+        key=jax.random.key(args.seed),
+        seeds=args.seeds,
+        record_every=max(1, args.steps // 200),
+        mesh=devices_for(args.workers),
+        progress=args.progress,
+        learning_rate=args.learning_rates,
+    )
+    best = sweep.best()
+    history = sweep.at(best)
+    return Outcome(sweep.point(best)["learning_rate"], {**history, "seconds": seconds(args, problem, name, method, history)})
+
+
+def devices_for(workers: int) -> jax.sharding.Mesh:
+    """As many of the devices as divide the workers."""
+    return dsgd.workers.mesh(max(d for d in range(1, len(jax.devices()) + 1) if workers % d == 0))
+
+
+def seconds(args: Args, problem: dsgd.Problem, name: str, method: dsgd.Algorithm, history) -> np.ndarray:
+    """Modelled seconds so far, `[seeds, records]`: compute plus communication of each round."""
+    samples = args.batch_size if name != SAMPLES_ALL else int(np.asarray(problem.data.weights).sum(axis=1).max())
+    rounds = history["step"]
+    bits_up = history["bits"][0, -1] / 2 / rounds[-1]
+    each = network.round_seconds(method.pattern, args.workers, bits_up, latency=args.latency, bandwidth=args.bandwidth)
+    return np.broadcast_to(rounds * (samples * args.compute + each), history["loss"].shape)
+
+
+def default_target(histories: dict[str, dict[str, np.ndarray]]) -> float:
+    """The highest of the methods' losses over the last tenth of the run, rounded up to two digits."""
+    worst = max(dsgd.tail_mean(history["loss"]).mean() for history in histories.values())
+    unit = 10.0 ** (math.floor(math.log10(worst)) - 1)
+    return math.ceil(worst / unit) * unit
+
+
+def tabulate(args: Args, problem: dsgd.Problem, outcomes: dict[str, Outcome], target: float) -> Table:
+    """Cost to the target, and final test accuracy, one row a method."""
+    table = Table(
+        title=f"{problem.name}: to loss {target:.2g} on {args.workers} workers,\n"
+        f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, {args.seeds} seeds",
+        caption="Mbit: sent and received per worker. -: not reached. Accuracy: mean ± standard error over seeds.",
+    )
+    table.add_column("method", no_wrap=True)
+    for heading in ("step size", "rounds", "Mbit", "seconds", "test accuracy"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, (learning_rate, history) in outcomes.items():
+        at = common.first_reaching(history["loss"], target)
+        reached = [math.nan] * 3 if at is None else [history["step"][at], history["bits"][:, at].mean() / 1e6, history["seconds"][:, at].mean()]
+        accuracy, error = common.mean_and_error(100 * history["test_accuracy"][:, -1])
+        cells = ["-" if math.isnan(value) else f"{value:{form}}" for value, form in zip(reached, (",.0f", ",.3g", ".3g"), strict=True)]
+        table.add_row(name, f"{learning_rate:g}", *cells, f"{accuracy:.1f} ± {error:.1f} %")
+    return table
+
+
+def draw(args: Args, problem: dsgd.Problem, histories: dict[str, dict[str, np.ndarray]], target: float):
+    """Loss against rounds, bits and seconds."""
+    sheet, panels = common.figure(3)
+    xs = (
+        ("rounds", lambda history: history["step"].astype(float)),
+        ("megabits sent and received per worker", lambda history: history["bits"].mean(axis=0) / 1e6),
+        (f"modelled seconds ({args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s)", lambda history: history["seconds"].mean(axis=0)),
+    )
+    for axes, (label, x) in zip(panels, xs, strict=True):
+        common.draw_lines(axes, {name: (x(history), history["loss"]) for name, history in histories.items()})
+        axes.axhline(target, color="0.4", linewidth=0.8)
+        axes.set(xlabel=label, yscale="log")
+    panels[0].set_ylabel("loss f(x)")
+    for axes in panels[1:]:
+        axes.set_xscale("log", nonpositive="mask")  # the start, at no cost, has no place on a log axis
+    handles, labels = panels[0].get_legend_handles_labels()
+    silent = [name for name, history in histories.items() if not history["bits"].any()]
+    if silent:
+        panels[1].set_title(f"{', '.join(silent)} sends nothing", fontsize=9, color="0.4")
+    sheet.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 8), frameon=False)
+    common.title(sheet, f"{problem.name}, {args.workers} workers; bands: standard error over {args.seeds} seeds; grey line: target {target:.2g}")
+    return sheet
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

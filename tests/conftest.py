@@ -1,0 +1,36 @@
+"""Eight CPU devices, strict JAX flags, and what many tests share."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import pytest
+from hypothesis import settings
+
+import dsgd
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+# Draws are derandomized: a failure here fails everywhere. The first example compiles, so no deadline.
+settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50)
+settings.load_profile("ci")
+
+
+@pytest.fixture
+def mesh() -> jax.sharding.Mesh:
+    """One device: where a test is not about devices."""
+    return dsgd.workers.mesh(1)
+
+
+@pytest.fixture
+def key() -> jax.Array:
+    return jax.random.key(0)
+
+
+@pytest.fixture(params=[1, 2, 8], ids=lambda devices: f"D={devices}")
+def any_mesh(request) -> jax.sharding.Mesh:
+    """One device, two, eight."""
+    return dsgd.workers.mesh(request.param)
