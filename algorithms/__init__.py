@@ -25,7 +25,9 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "dsgd": lambda optimizer, workers: decentralized_sgd(optimizer, topologies.ring(workers)),
     "dsgd-complete": lambda optimizer, workers: decentralized_sgd(optimizer, topologies.complete(workers)),
 }
-"""The survey's short names, each a function (optax optimiser, N) -> Algorithm with the survey's defaults. Every entry is under all contract tests."""
+"""The survey's short names, each a function (optax optimiser, N) -> Algorithm with the survey's defaults.
+
+Every entry is under all contract tests."""
 
 
 def make(name: str, optimizer: optax.GradientTransformation, workers: int) -> Algorithm:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import optax
+from jax.core import Tracer
 
 from dsgd import workers
 from dsgd.base import Gradients, Params, PyTree, State
@@ -60,9 +61,9 @@ def learning_rate(optimizer: optax.GradientTransformation) -> Any:
 
     A schedule is read at its start. NaN where the optimiser needs more than a gradient (a line search).
     """
-    one = np.float32(1)
+    one: Any = np.float32(1)
     try:
-        change, _ = optimizer.update(one, optimizer.init(one), one)
+        change: Any = optimizer.update(one, optimizer.init(one), one)[0]
     except TypeError:
         return float("nan")
-    return change if isinstance(change, jax.core.Tracer) else abs(float(change))
+    return change if isinstance(change, Tracer) else abs(float(change))

@@ -14,7 +14,8 @@ from dsgd.base import (
     Round,
     State,
 )
-from dsgd.driver import Diverged, run
+from dsgd.driver import run
+from dsgd.history import Diverged
 from dsgd.sweeps import Sweep, sweep, tail_mean
 from dsgd.topology import Topology
 

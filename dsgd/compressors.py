@@ -40,7 +40,8 @@ class Quantized(NamedTuple):
 def random_quantization(bits: int) -> Compressor:
     r"""Randomised rounding to $2^b$ equidistant knobs $c_i$ between min(x) and max(x), unbiased.
 
-    $$ Q(x_i) = c_{k+1} \text{ with probability } \frac{x_i - c_k}{c_{k+1} - c_k}, \text{ else } c_k, \qquad c_k \le x_i \le c_{k+1} \tag{3.3} $$
+    $$ Q(x_i) = c_{k+1} \text{ with probability } \frac{x_i - c_k}{c_{k+1} - c_k}, \text{ else } c_k,
+       \qquad c_k \le x_i \le c_{k+1} \tag{3.3} $$
 
     A message is d codes of b bits and the two ends as float32. The variance is $\sum_i (x_i - c_k)(c_{k+1} - x_i)$, at most
     $(d-2) |x|^2 / (2 (2^b - 1)^2)$ for d >= 2: the two extreme elements are knobs, and $(\max - \min)^2 \le 2|x|^2$.

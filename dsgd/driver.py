@@ -6,6 +6,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -14,24 +15,15 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dsgd import counts, loop, workers
-from dsgd.base import Algorithm, Problem, PyTree, Result, State
+from dsgd import loop, workers
+from dsgd.base import Algorithm, Problem, PyTree, Result
+from dsgd.history import Log
 from dsgd.progress import Progress
-
-History = dict[str, np.ndarray]
 
 _CHUNK_SECONDS = 0.5  # between two looks at the loss
 _FIRST_RECORDS = 64
 _ROOM = 1 << 14  # records of all runs in one chunk
 _AHEAD = 2  # chunks on the devices
-
-
-class Diverged(FloatingPointError):
-    """The loss of a run became infinite or NaN. `history` holds everything up to there, `[seeds?, records]`."""
-
-    def __init__(self, message: str, history: History):
-        super().__init__(message)
-        self.history = history
 
 
 def run(
@@ -54,8 +46,8 @@ def run(
         steps: rounds.
         key: of everything random: the start, the samples, the compression.
         seeds: R independent runs as one compiled program, with the keys `jax.random.split(key, R)`; None: one run with `key`.
-        batches: for data that do not fit on the device: an iterator whose items are worker-stacked batches, leaves `[N, ...]`, one a round and
-            the same for all seeds. The problem's own data then serve only the history's loss.
+        batches: for data that do not fit on the device: an iterator whose items are worker-stacked batches, leaves `[N, ...]`, one a
+            round and the same for all seeds. The problem's own data then serve only the history's loss.
         record_every: rounds between two records.
         mesh: from `dsgd.workers.mesh`; None: all devices.
         progress: show a bar with rounds a second and the current loss.
@@ -73,14 +65,15 @@ def run(
     """
     if seeds is not None and seeds < 1:
         raise ValueError(f"seeds = {seeds}: need at least 1, or None")
-    _check_runnable(algorithm, problem)
+    check_runnable(algorithm, problem)
     plan = make_plan(_Always(algorithm), problem, mesh, runs=0 if seeds is None else 1, size=seeds or 1, record_every=record_every)
     keys = key if seeds is None else jax.random.split(key, seeds)
     watch = Watch(algorithm.name, progress, learning_rate=algorithm.learning_rate)
     return execute(plan, problem, {}, keys, steps, batches, watch)
 
 
-class _Always(NamedTuple):
+@dataclass(frozen=True)
+class _Always:
     """A factory without hyperparameters. Equal where the algorithm is the same, so that a second run does not compile again."""
 
     algorithm: Algorithm
@@ -102,6 +95,11 @@ class Watch(NamedTuple):
     progress: bool
     learning_rate: float | None
 
+    def check(self, log: Log) -> None:
+        """Raises `Diverged` where a run that may not diverge did."""
+        if self.learning_rate is not None:
+            log.check(self.name, self.learning_rate)
+
 
 def make_plan(build: Any, problem: Problem, mesh: Mesh | None, *, runs: int, size: int, record_every: int) -> loop.Plan:
     """The static side of a run of `size` independent runs."""
@@ -111,7 +109,8 @@ def make_plan(build: Any, problem: Problem, mesh: Mesh | None, *, runs: int, siz
         raise ValueError(f"record_every = {record_every}: need at least 1")
     if N % mesh.size:
         divisors = [d for d in range(1, mesh.size + 1) if N % d == 0]
-        raise ValueError(f"{N} workers on {mesh.size} devices: need a number of devices that divides {N}: mesh=dsgd.workers.mesh({divisors[-1]}), say")
+        hint = f"mesh=dsgd.workers.mesh({divisors[-1]}), say"
+        raise ValueError(f"{N} workers on {mesh.size} devices: need a number of devices that divides {N}: {hint}")
     capacity = max(1 << 8, _ROOM // (1 << (size - 1).bit_length()))
     return loop.Plan(build, loop.without_arrays(problem), mesh, N, runs, record_every, capacity)
 
@@ -126,10 +125,10 @@ def execute(
     shared, points, keys = jax.device_put((problem.shared, points, keys), NamedSharding(plan.mesh, P()))
     feed = None if batches is None else _Feed(plan, iter(batches))
     state, first = loop.start(plan, points, keys, data, shared)
-    log = _Log(plan, first)
+    log = Log(jax.device_get(first), runs=plan.runs, N=plan.N, record_every=plan.record_every)
     pace = _Pace(plan.capacity)
     with Progress(watch.name, steps, watch.progress) as bar:
-        log.check(watch)
+        watch.check(log)
         sent = 0
         waiting: deque[tuple[loop.Records, int, int]] = deque()  # chunks on the devices: records, how many, the round after them
         while sent < steps or waiting:
@@ -146,14 +145,14 @@ def execute(
             log.extend(jax.device_get(news), count, done)
             pace.finished(count)
             bar.update(done, log.last_loss())
-            log.check(watch)
+            watch.check(log)
     return Result(state, log.history(), loop.models(plan, state, points))
 
 
 class _Pace:
     """How many records the next chunk has: few at first, then as many as take about `_CHUNK_SECONDS`."""
 
-    def __init__(self, most: int):
+    def __init__(self, most: int) -> None:
         self.most = most
         self.records = min(_FIRST_RECORDS, self.most)
         self.at = time.perf_counter()
@@ -170,7 +169,7 @@ class _Feed:
 
     _ROUNDS = 16
 
-    def __init__(self, plan: loop.Plan, batches: Iterator[PyTree]):
+    def __init__(self, plan: loop.Plan, batches: Iterator[PyTree]) -> None:
         self.plan = plan
         self.batches = batches
         self.records = max(1, self._ROUNDS // plan.record_every)
@@ -188,67 +187,11 @@ class _Feed:
         return jax.device_put(stacked, NamedSharding(self.plan.mesh, P(None, workers.AXIS)))
 
 
-class _Log:
-    """The records so far, on the host."""
-
-    def __init__(self, plan: loop.Plan, first: loop.Records):
-        self.plan = plan
-        self.axis = plan.runs
-        self.steps = [0]
-        self.pieces = [{name: np.expand_dims(value, self.axis) for name, value in jax.device_get(first).items()}]
-
-    def extend(self, news: dict[str, np.ndarray], count: int, done: int) -> None:
-        ends = range(self.steps[-1] + self.plan.record_every, done + 1, self.plan.record_every)
-        self.steps.extend(ends)
-        if self.steps[-1] != done:
-            self.steps.append(done)
-        first = (*[slice(None)] * self.axis, slice(count))
-        self.pieces.append({name: value[first].copy() for name, value in news.items()})
-
-    def last_loss(self) -> float:
-        """The mean over runs that have not diverged."""
-        last = self.pieces[-1]["loss"][..., -1]
-        finite = last[np.isfinite(last)]
-        return float(finite.mean()) if finite.size else float("nan")
-
-    def history(self) -> History:
-        joined = {name: self._joined(name) for name in self.pieces[-1] if name != "bits"}
-        if len(self.pieces) == 1:  # diverged at the start
-            sent = np.zeros((*joined["loss"].shape,))
-        else:
-            news = np.concatenate([piece["bits"] for piece in self.pieces[1:]], axis=self.axis)
-            total = np.cumsum(counts.to_int(news), axis=self.axis, dtype=np.uint64)
-            sent = np.concatenate([np.zeros_like(np.take(total, [0], self.axis)), total], self.axis) / self.plan.N
-        return {"step": np.asarray(self.steps), "bits": sent, **joined}
-
-    def _joined(self, name: str) -> np.ndarray:
-        shape = self.pieces[0]["loss"].shape
-        parts = [piece.get(name, np.full(shape, np.nan)) for piece in self.pieces]
-        return np.concatenate(parts, axis=self.axis)
-
-    def check(self, watch: Watch) -> None:
-        if watch.learning_rate is None or np.isfinite(self.pieces[-1]["loss"]).all():
-            return
-        history = self.history()
-        bad = ~np.isfinite(history["loss"])
-        at = int(np.flatnonzero(bad.reshape(-1, bad.shape[-1]).any(axis=0))[0])
-        seed = f" of seed {int(np.flatnonzero(bad[:, at])[0])}" if self.plan.runs else ""
-        raise Diverged(
-            f"{watch.name}: the loss{seed} is {history['loss'][..., at].max()} after round {self.steps[at]}, with step size"
-            f" {watch.learning_rate:.6g}; need a smaller one, or look at the error's .history for what went before",
-            history,
-        )
-
-
-def _check_runnable(algorithm: Algorithm, problem: Problem) -> None:
-    if algorithm.workers not in (None, problem.workers):
-        raise ValueError(f"{algorithm.name} is built for {algorithm.workers} workers, {problem.name} has {problem.workers}; need the same number")
-    check_problem(problem)
-
-
-def check_problem(problem: Problem) -> None:
-    """Raises a ValueError where leaves of the data differ in N, or where parameters are not floating point."""
+def check_runnable(algorithm: Algorithm, problem: Problem) -> None:
+    """Raises a ValueError where the method is for another N, leaves of the data differ in N, or parameters are not floating point."""
     N = problem.workers
+    if algorithm.workers not in (None, N):
+        raise ValueError(f"{algorithm.name} is built for {algorithm.workers} workers, {problem.name} has {N}; need the same number")
     for path, leaf in jax.tree_util.tree_leaves_with_path(problem.data):
         if leaf.ndim < 1 or leaf.shape[0] != N:
             where = jax.tree_util.keystr(path)
@@ -258,6 +201,3 @@ def check_problem(problem: Problem) -> None:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             where = jax.tree_util.keystr(path) or "they"
             raise ValueError(f"{problem.name}: parameters must be floating point, but {where} has dtype {leaf.dtype}")
-
-
-__all__ = ["Diverged", "State", "run"]

@@ -1,15 +1,15 @@
 """The one loop, compiled: `start` makes the first state, `advance` runs rounds and records.
 
-Both are `jit(shard_map(...))` over the axis `"workers"`, with the independent runs (`seeds`, and the grid of a sweep) as `vmap`s inside. How
-many rounds to run is an argument, not a shape: one compiled program serves every `steps`. Arrays of the problem are arguments too, so
-that they are sharded and never constants of the program; everything else is in the static, hashable `Plan`.
+Both are `jit(shard_map(...))` over the axis `"workers"`, with the independent runs (`seeds`, and the grid of a sweep) as `vmap`s inside.
+How many rounds to run is an argument, not a shape: one compiled program serves every `steps`. Arrays of the problem are arguments too,
+so that they are sharded and never constants of the program; everything else is in the static, hashable `Plan`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -87,7 +87,15 @@ def start(plan: Plan, points: PyTree, keys: jax.Array, data: PyTree, shared: PyT
 
 @partial(jax.jit, static_argnames="plan", donate_argnames="state")
 def advance(
-    plan: Plan, state: State, points: PyTree, keys: jax.Array, data: PyTree, shared: PyTree, batches: PyTree, records: jax.Array, steps: jax.Array
+    plan: Plan,
+    state: State,
+    points: PyTree,
+    keys: jax.Array,
+    data: PyTree,
+    shared: PyTree,
+    batches: PyTree,
+    records: jax.Array,
+    steps: jax.Array,
 ) -> tuple[State, Records]:
     """Runs the rounds of the next `records` records, up to round `steps`.
 
@@ -123,8 +131,8 @@ def models(plan: Plan, state: State, points: PyTree) -> Params:
     return _sharded(plan, take_home, (P(), _state_spec(plan)), P())(points, state)
 
 
-def _state_spec(plan: Plan) -> State:
-    return State(P(), P(), P(*[None] * plan.runs, workers.AXIS))
+def _state_spec(plan: Plan) -> Any:
+    return State(*(P(), P(), P(*[None] * plan.runs, workers.AXIS)))
 
 
 def _sharded(plan: Plan, f, in_specs, out_specs):
@@ -136,7 +144,7 @@ def _over_runs(plan: Plan, f, grid_axes, seed_axes):
     """`f` for every run: mapped over seeds, then over the grid."""
     if plan.runs >= 1:
         f = jax.vmap(f, seed_axes)
-    if plan.runs == 2:  # noqa: PLR2004
+    if plan.runs == 2:
         f = jax.vmap(f, grid_axes)
     return f
 
@@ -203,8 +211,5 @@ def _measure(plan: Plan, algorithm: Algorithm, key, state: State, data, shared) 
     params = algorithm.model(state)
     scalars, slope = oracle.evaluate(plan.problem, params, data, shared)
     query = algorithm.query(state, Round(state.step, plan.N, key))
-    if query.axis is None:
-        consensus = jnp.zeros_like(scalars["loss"])
-    else:
-        consensus = workers.mean_sqdist(query.params, params)
+    consensus = jnp.zeros_like(scalars["loss"]) if query.axis is None else workers.mean_sqdist(query.params, params)
     return {**scalars, "grad_sqnorm": optax.tree.norm(slope, squared=True), "consensus": consensus}

@@ -22,7 +22,7 @@ colours (König): k rounds of one message a port, and no fewer. On the ring k = 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from dsgd.base import Pattern
 
@@ -77,7 +77,7 @@ def gossip(degree: int) -> Pattern:
     )
 
 
-def cost(pattern: Pattern, workers: int, latency, transfer, convention: Convention = "blocking"):
+def cost(pattern: Pattern, workers: int, latency, transfer, convention: Convention = "blocking") -> Any:
     """Seconds of one round.
 
     Args:
@@ -107,7 +107,9 @@ def cost(pattern: Pattern, workers: int, latency, transfer, convention: Conventi
     raise ValueError(f"unknown convention {convention!r}: need 'blocking' or 'pipelined'")
 
 
-def round_seconds(pattern: Pattern, workers: int, bits_up: float, *, latency: float, bandwidth: float, convention: Convention = "blocking"):
+def round_seconds(
+    pattern: Pattern, workers: int, bits_up: float, *, latency: float, bandwidth: float, convention: Convention = "blocking"
+) -> float:
     """Seconds of one round in which each worker sends `bits_up` bits.
 
     Args:

@@ -9,7 +9,7 @@ from rich.table import Column
 class Progress:
     """A bar with rounds, rounds a second, time left and the current loss; nothing where it is off."""
 
-    def __init__(self, name: str, steps: int, shown: bool):
+    def __init__(self, name: str, steps: int, shown: bool) -> None:
         self._bar = rich.Progress(
             rich.TextColumn("{task.description}", table_column=Column(width=22, no_wrap=True, overflow="ellipsis")),
             rich.BarColumn(bar_width=8),

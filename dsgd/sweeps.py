@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -12,7 +13,8 @@ from jax.sharding import Mesh
 from numpy.typing import ArrayLike
 
 from dsgd.base import Algorithm, Params, Problem, PyTree, State
-from dsgd.driver import History, Watch, check_problem, execute, make_plan
+from dsgd.driver import Watch, check_runnable, execute, make_plan
+from dsgd.history import History
 
 
 class Sweep(NamedTuple):
@@ -97,9 +99,7 @@ def sweep(
     if seeds < 1:
         raise ValueError(f"seeds = {seeds}: need at least 1")
     example = factory(**{name: values[0].item() for name, values in grid.items()})
-    if example.workers not in (None, problem.workers):
-        raise ValueError(f"{example.name} is built for {example.workers} workers, {problem.name} has {problem.workers}; need the same number")
-    check_problem(problem)
+    check_runnable(example, problem)
     shape = tuple(len(values) for values in grid.values())
     points = {name: jnp.asarray(axis.ravel()) for name, axis in zip(grid, np.meshgrid(*grid.values(), indexing="ij"), strict=True)}
     plan = make_plan(_FromPoint(factory), problem, mesh, runs=2, size=int(np.prod(shape)) * seeds, record_every=record_every)
@@ -113,7 +113,8 @@ def sweep(
     return Sweep(grid, history, jax.tree.map(unfold, result.state), jax.tree.map(unfold, result.params))
 
 
-class _FromPoint(NamedTuple):
+@dataclass(frozen=True)
+class _FromPoint:
     """Calls the factory with a point's values as keyword arguments."""
 
     factory: Callable[..., Algorithm]

@@ -54,10 +54,11 @@ class Args:
 def main(args: Args) -> None:
     if len(args.workers) != len(args.dimensions):
         raise ValueError(f"{len(args.workers)} workers for {len(args.dimensions)} dimensions: need as many")
-    table = Table(title="ring DSGD with metrics, rounds/s (medians)", caption="ratio: framework / JAX scan, the median over pairs of timings")
+    caption = "ratio: framework / JAX scan, the median over pairs of timings"
+    table = Table(title="ring DSGD with metrics, rounds/s (medians)", caption=caption)
     for heading in ("N x d", "framework", "JAX scan", "numpy", "copy limit", "ratio"):
         table.add_column(heading, justify="right", no_wrap=True)
-    rows = []
+    rows, speeds = [], {}
     for N, d in zip(args.workers, args.dimensions, strict=True):
         speeds, ratio = compare(args, N, d)
         rows.append((N, d, *speeds.values(), ratio))

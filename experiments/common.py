@@ -6,6 +6,7 @@ import os
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -54,7 +55,7 @@ def draw_lines(axes: Axes, lines: Mapping[str, tuple[np.ndarray, np.ndarray]]) -
 
 def figure(columns: int, *, width: float = 4.2, height: float = 3.6) -> tuple[Figure, np.ndarray]:
     """A row of panels in the house style."""
-    style = {"font.size": 10, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False}
+    style: dict[Any, Any] = {"font.size": 10, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False}
     with mpl.rc_context(style):
         sheet = Figure(figsize=(width * columns, height), layout="constrained")
         return sheet, sheet.subplots(1, columns, squeeze=False)[0]

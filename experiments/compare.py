@@ -17,6 +17,7 @@ import jax
 import numpy as np
 import optax
 import tyro
+from matplotlib.figure import Figure
 from rich.table import Table
 
 import algorithms
@@ -151,20 +152,21 @@ def tabulate(args: Args, problem: dsgd.Problem, outcomes: dict[str, Outcome], ta
         table.add_column(heading, justify="right", no_wrap=True)
     for name, (learning_rate, history) in outcomes.items():
         at = common.first_reaching(history["loss"], target)
-        reached = [math.nan] * 3 if at is None else [history["step"][at], history["bits"][:, at].mean() / 1e6, history["seconds"][:, at].mean()]
+        costs = (history["step"], history["bits"].mean(axis=0) / 1e6, history["seconds"].mean(axis=0))
         accuracy, error = common.mean_and_error(100 * history["test_accuracy"][:, -1])
-        cells = ["-" if math.isnan(value) else f"{value:{form}}" for value, form in zip(reached, (",.0f", ",.3g", ".3g"), strict=True)]
+        cells = ["-" if at is None else f"{cost[at]:{form}}" for cost, form in zip(costs, (",.0f", ",.3g", ".3g"), strict=True)]
         table.add_row(name, f"{learning_rate:g}", *cells, f"{accuracy:.1f} ± {error:.1f} %")
     return table
 
 
-def draw(args: Args, problem: dsgd.Problem, histories: dict[str, dict[str, np.ndarray]], target: float):
+def draw(args: Args, problem: dsgd.Problem, histories: dict[str, dict[str, np.ndarray]], target: float) -> Figure:
     """Loss against rounds, bits and seconds."""
     sheet, panels = common.figure(3)
+    switch = f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s"
     xs = (
         ("rounds", lambda history: history["step"].astype(float)),
         ("megabits sent and received per worker", lambda history: history["bits"].mean(axis=0) / 1e6),
-        (f"modelled seconds ({args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s)", lambda history: history["seconds"].mean(axis=0)),
+        (f"modelled seconds ({switch})", lambda history: history["seconds"].mean(axis=0)),
     )
     for axes, (label, x) in zip(panels, xs, strict=True):
         common.draw_lines(axes, {name: (x(history), history["loss"]) for name, history in histories.items()})
@@ -178,7 +180,8 @@ def draw(args: Args, problem: dsgd.Problem, histories: dict[str, dict[str, np.nd
     if silent:
         panels[1].set_title(f"{', '.join(silent)} sends nothing", fontsize=9, color="0.4")
     sheet.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 8), frameon=False)
-    common.title(sheet, f"{problem.name}, {args.workers} workers; bands: standard error over {args.seeds} seeds; grey line: target {target:.2g}")
+    bands = f"bands: standard error over {args.seeds} seeds; grey line: target {target:.2g}"
+    common.title(sheet, f"{problem.name}, {args.workers} workers; {bands}")
     return sheet
 
 

@@ -40,8 +40,8 @@ def load(data: DataSource, data_dir: str | Path | None = None) -> Dataset:
     """The data set of that name, or the given arrays.
 
     Args:
-        data: "digits" (1,797 images 8x8), "breast-cancer" (569 x 30), "mnist", "cifar-10", a `Dataset`, or (inputs `[M, ...]`, classes `[M]`),
-            of which a fifth, stratified, is held out for testing.
+        data: "digits" (1,797 images 8x8), "breast-cancer" (569 x 30), "mnist", "cifar-10", a `Dataset`, or (inputs `[M, ...]`,
+            classes `[M]`), of which a fifth, stratified, is held out for testing, as it is of the two bundled sets.
         data_dir: the folder with the files of "mnist" (`train-images-idx3-ubyte`, ..., plain or `.gz`) or "cifar-10"
             (`data_batch_1.bin`, ..., or `data_batch_1`, ..., or the folder above them as the archives unpack).
 
@@ -73,17 +73,15 @@ def _from_arrays(name: str, inputs: Any, targets: Any) -> Dataset:
     labels, classes = np.unique(targets, return_inverse=True)
     if len(labels) < 2:
         raise ValueError(f"targets have {len(labels)} class; need at least 2")
-    train_x, test_x, train_y, test_y = train_test_split(
-        inputs, classes, test_size=_TEST_SHARE, random_state=_SPLIT_SEED, stratify=classes
-    )
+    train_x, test_x, train_y, test_y = train_test_split(inputs, classes, test_size=_TEST_SHARE, random_state=_SPLIT_SEED, stratify=classes)
     return Dataset(name, train_x, train_y, test_x, test_y, len(labels))
 
 
 def _digits() -> Dataset:
     from sklearn.datasets import load_digits  # noqa: PLC0415
 
-    bunch = load_digits()
-    return _from_arrays("digits", bunch.images[..., None] / 16, bunch.target)
+    inputs, targets = load_digits(return_X_y=True)
+    return _from_arrays("digits", np.reshape(inputs, (-1, 8, 8, 1)) / 16, targets)
 
 
 def _breast_cancer() -> Dataset:
@@ -92,9 +90,7 @@ def _breast_cancer() -> Dataset:
     inputs, targets = load_breast_cancer(return_X_y=True)
     dataset = _from_arrays("breast-cancer", inputs, targets)
     centre, scale = dataset.train_inputs.mean(axis=0), dataset.train_inputs.std(axis=0)
-    return dataset._replace(
-        train_inputs=(dataset.train_inputs - centre) / scale, test_inputs=(dataset.test_inputs - centre) / scale
-    )
+    return dataset._replace(train_inputs=(dataset.train_inputs - centre) / scale, test_inputs=(dataset.test_inputs - centre) / scale)
 
 
 def _mnist(folder: Path) -> Dataset:

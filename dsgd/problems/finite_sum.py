@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -31,30 +32,59 @@ class Examples(NamedTuple):
     weights: jax.Array
 
 
-def minibatch(batch_size: int, replacement: bool = True) -> Callable[[jax.Array, Examples], Examples]:
+@dataclass(frozen=True)
+class minibatch:  # noqa: N801 (made and called like the functions that it stands beside)
     """Draws a batch of one worker's samples, uniformly and afresh in every round, on the device.
+
+    Called as (key, worker's `Examples`), it returns a batch, `Examples` `[B, ...]`.
 
     Args:
         batch_size: B.
         replacement: whether one sample may be drawn twice in a batch.
 
-    Returns:
-        (key, worker's Examples) -> batch, Examples `[B, ...]`.
-
     Source: Liu and Zhang, section 1.2.3.
     """
 
-    def sample(key: jax.Array, mine: Examples) -> Examples:
-        if replacement:
+    batch_size: int
+    replacement: bool = True
+
+    def __call__(self, key: jax.Array, mine: Examples) -> Examples:
+        if self.replacement:
             size = jnp.sum(mine.weights).astype(jnp.int32)
-            chosen = jax.random.randint(key, (batch_size,), 0, size)
+            chosen = jax.random.randint(key, (self.batch_size,), 0, size)
         else:
             # The B largest of one random number a sample: a uniform draw without replacement. Padding never wins.
             lots = jax.random.uniform(key, mine.weights.shape)
-            _, chosen = lax.top_k(jnp.where(mine.weights > 0, lots, -1), batch_size)
-        return Examples(mine.inputs[chosen], mine.targets[chosen], jnp.ones(batch_size, mine.weights.dtype))
+            _, chosen = lax.top_k(jnp.where(mine.weights > 0, lots, -1), self.batch_size)
+        return Examples(mine.inputs[chosen], mine.targets[chosen], jnp.ones(self.batch_size, mine.weights.dtype))
 
-    return sample
+
+# A problem's functions are frozen dataclasses with `__call__`, equal where their fields are: the same problem built twice compiles once.
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    r"""(params, batch) -> mean softmax cross-entropy of `apply`'s logits, plus $\frac{l_2}{2} |x|^2$."""
+
+    apply: Callable[[PyTree, jax.Array], jax.Array]
+    l2: float
+
+    def __call__(self, params: PyTree, batch: Examples) -> jax.Array:
+        losses = optax.softmax_cross_entropy_with_integer_labels(self.apply(params, batch.inputs), batch.targets)
+        mean = jnp.sum(losses * batch.weights) / jnp.sum(batch.weights)
+        return mean + 0.5 * self.l2 * optax.tree.norm(params, squared=True)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """(params, data block, test set) -> loss and test accuracy; the gradient."""
+
+    loss: CrossEntropy
+
+    def __call__(self, params: PyTree, data: Examples, test: Examples) -> tuple[dict[str, jax.Array], PyTree]:
+        value, gradient = mean_loss(self.loss)(params, data)
+        right = jnp.argmax(self.loss.apply(params, test.inputs), axis=-1) == test.targets
+        return {"loss": value, "test_accuracy": jnp.mean(right.astype(test.weights.dtype))}, gradient
 
 
 def classification(
@@ -94,25 +124,16 @@ def classification(
     smallest = int(np.argmin([len(part) for part in parts]))
     if batch_size > len(parts[smallest]):
         raise ValueError(
-            f"batch_size = {batch_size}, but worker {smallest} has {len(parts[smallest])} samples (partition {partition!r}, {workers} workers);"
-            " need a batch no larger than any worker's data"
+            f"batch_size = {batch_size}, but worker {smallest} has {len(parts[smallest])} samples (partition {partition!r},"
+            f" {workers} workers); need a batch no larger than any worker's data"
         )
 
-    def loss(params, batch):
-        losses = optax.softmax_cross_entropy_with_integer_labels(apply(params, batch.inputs), batch.targets)
-        mean = jnp.sum(losses * batch.weights) / jnp.sum(batch.weights)
-        return mean + 0.5 * l2 * optax.tree.norm(params, squared=True)
-
-    def evaluate(params, data, test):
-        value, gradient = mean_loss(loss)(params, data)
-        right = jnp.argmax(apply(params, test.inputs), axis=-1) == test.targets
-        return {"loss": value, "test_accuracy": jnp.mean(right.astype(test.weights.dtype))}, gradient
-
+    loss = CrossEntropy(apply, l2)
     return Problem(
         init=init,
         loss=loss,
         sample=minibatch(batch_size, replacement),
-        evaluate=evaluate,
+        evaluate=Evaluation(loss),
         data=pad(dataset.train_inputs, dataset.train_targets, parts),
         shared=_examples(dataset.test_inputs, dataset.test_targets),
         constants=Constants(),

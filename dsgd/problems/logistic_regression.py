@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,12 +60,9 @@ def logistic_regression(
     dataset = load(data, data_dir)
     features = int(np.prod(dataset.train_inputs.shape[1:]))
 
-    def apply(params, inputs):
-        return inputs.reshape(inputs.shape[0], -1) @ params.kernel + params.bias
-
     problem = classification(
-        apply,
-        lambda key: Linear(jnp.zeros((features, dataset.classes)), jnp.zeros(dataset.classes)),
+        _logits,
+        _Zeros(features, dataset.classes),
         dataset,
         workers=workers,
         partition=partition,
@@ -75,9 +73,20 @@ def logistic_regression(
         seed=seed,
         name=f"logistic_regression({dataset.name}, {partition})",
     )
-    return problem._replace(
-        constants=problem.constants._replace(smoothness=_smoothness(problem.data, l2), strong_convexity=l2 or None)
-    )
+    return problem._replace(constants=problem.constants._replace(smoothness=_smoothness(problem.data, l2), strong_convexity=l2 or None))
+
+
+@dataclass(frozen=True)
+class _Zeros:
+    features: int
+    classes: int
+
+    def __call__(self, key: jax.Array) -> Linear:
+        return Linear(jnp.zeros((self.features, self.classes)), jnp.zeros(self.classes))
+
+
+def _logits(params: Linear, inputs: jax.Array) -> jax.Array:
+    return inputs.reshape(inputs.shape[0], -1) @ params.kernel + params.bias[None, :]
 
 
 def _smoothness(data: Examples, l2: float) -> float:
@@ -92,4 +101,5 @@ def _smoothness(data: Examples, l2: float) -> float:
 def _spectral_norm(matrix: np.ndarray) -> float:
     if min(matrix.shape) <= _DENSE:
         return float(np.linalg.norm(matrix, 2))
-    return float(svds(matrix, k=1, return_singular_vectors=False, rng=np.random.default_rng(0))[0])
+    largest: Any = svds(matrix, k=1, return_singular_vectors=False, rng=np.random.default_rng(0))
+    return float(largest[0])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from dsgd.base import Problem
+from dsgd.base import Problem, PyTree
 from dsgd.problems.data import DataSource, load
 from dsgd.problems.finite_sum import classification
 
@@ -17,7 +19,7 @@ class MLP(nn.Module):
     """Fully connected layers with ReLU between them."""
 
     classes: int
-    hidden: Sequence[int] = (64,)
+    hidden: tuple[int, ...] = (64,)
 
     @nn.compact
     def __call__(self, x):
@@ -34,7 +36,7 @@ class CNN(nn.Module):
     """
 
     classes: int
-    channels: Sequence[int] = (16, 32)
+    channels: tuple[int, ...] = (16, 32)
     groups: int = 4
 
     @nn.compact
@@ -77,21 +79,15 @@ def neural_network(
         if model not in MODELS:
             raise ValueError(f"unknown model {model!r}: need one of {', '.join(MODELS)}, or a flax module")
         if model == "cnn" and dataset.train_inputs.ndim != 4:
-            raise ValueError(f"model 'cnn' on {dataset.name}, whose samples have shape {dataset.train_inputs.shape[1:]}; need [height, width, channels]")
+            shape = dataset.train_inputs.shape[1:]
+            raise ValueError(f"model 'cnn' on {dataset.name}, whose samples have shape {shape}; need [height, width, channels]")
         name, network = model, MODELS[model](dataset.classes)
     else:
         name, network = type(model).__name__, model
-    example = jnp.asarray(dataset.train_inputs[:1], float)
-
-    def init(key):
-        variables = network.init(key, example)
-        if set(variables) != {"params"}:
-            raise ValueError(f"model {name} keeps {sorted(variables)}; need a module that keeps only 'params' (GroupNorm, not BatchNorm)")
-        return variables["params"]
-
+    _check_collections(name, network, dataset.train_inputs.shape[1:])
     return classification(
-        lambda params, inputs: network.apply({"params": params}, inputs),
-        init,
+        _Apply(network),
+        _Init(network, dataset.train_inputs.shape[1:]),
         dataset,
         workers=workers,
         partition=partition,
@@ -102,3 +98,26 @@ def neural_network(
         seed=seed,
         name=f"neural_network({name}, {dataset.name}, {partition})",
     )
+
+
+@dataclass(frozen=True)
+class _Apply:
+    network: nn.Module
+
+    def __call__(self, params: PyTree, inputs: jax.Array) -> Any:
+        return self.network.apply({"params": params}, inputs)
+
+
+@dataclass(frozen=True)
+class _Init:
+    network: nn.Module
+    shape: tuple[int, ...]
+
+    def __call__(self, key: jax.Array) -> PyTree:
+        return self.network.init(key, jnp.zeros((1, *self.shape)))["params"]
+
+
+def _check_collections(name: str, network: nn.Module, shape: tuple[int, ...]) -> None:
+    variables = jax.eval_shape(lambda key: network.init(key, jnp.zeros((1, *shape))), jax.eval_shape(lambda: jax.random.key(0)))
+    if set(variables) != {"params"}:
+        raise ValueError(f"model {name} keeps {sorted(variables)}; need a module that keeps only 'params' (GroupNorm, not BatchNorm)")

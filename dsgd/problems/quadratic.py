@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from numpy.typing import ArrayLike
 
 from dsgd.base import Constants, Problem
@@ -20,13 +22,13 @@ class Quadratic(NamedTuple):
     Args:
         A: Hessian, `[d, d]`, or its diagonal `[d]`.
         b: `[d]`.
-        c: f_n(0), a scalar.
+        scale: sigma / sqrt(d), a scalar.
         noise: what a stochastic gradient adds to the exact one, `[d]`; None in the exact gradient.
     """
 
     A: jax.Array
     b: jax.Array
-    c: jax.Array
+    scale: jax.Array
     noise: jax.Array | None = None
 
 
@@ -45,7 +47,7 @@ def quadratic(A: ArrayLike, b: ArrayLike, *, noise: float = 0.0, start: ArrayLik
         A: Hessians `[N, d, d]`, symmetric, or their diagonals `[N, d]`; their mean is positive definite.
         b: `[N, d]`.
         noise: sigma >= 0, so that E|xi|^2 = sigma^2 for each worker.
-        start: x_0, `[d]`; zeros where None.
+        start: x_0, `[d]`; zeros where None. All problems of one shape that start at zero share one compiled program.
 
     Returns:
         A problem whose constants are exact: L the largest |eigenvalue| of any A_n, mu the smallest eigenvalue of the mean,
@@ -56,7 +58,7 @@ def quadratic(A: ArrayLike, b: ArrayLike, *, noise: float = 0.0, start: ArrayLik
         ValueError: shapes that do not fit, an A_n that is not symmetric, a mean that is not positive definite, sigma < 0.
     """
     A, b = np.asarray(A, np.float64), np.asarray(b, np.float64)
-    _check(A, b, noise)
+    _check(A, b, noise, start)
     workers, d = b.shape
     diagonal = A.ndim == 2
     mean_A, mean_b = A.mean(axis=0), b.mean(axis=0)
@@ -66,38 +68,13 @@ def quadratic(A: ArrayLike, b: ArrayLike, *, noise: float = 0.0, start: ArrayLik
     minimizer = mean_b / mean_A if diagonal else np.linalg.solve(mean_A, mean_b)
     minimum = -0.5 * float(mean_b @ minimizer)
     local = (A * minimizer if diagonal else A @ minimizer) - b
-    scale = noise / np.sqrt(d)
-    first = np.zeros(d) if start is None else np.asarray(start, np.float64)
-
-    def multiply(matrix, x):
-        return matrix * x if diagonal else matrix @ x
-
-    def gradient(x, batch):
-        exact = multiply(batch.A, x) - batch.b
-        return exact if batch.noise is None else exact + batch.noise
-
-    def loss(x, batch):
-        value = 0.5 * x @ multiply(batch.A, x) - batch.b @ x + batch.c
-        return value if batch.noise is None else value + batch.noise @ x
-
-    def sample(key, mine):
-        if noise == 0:
-            return mine
-        return mine._replace(noise=scale * jax.random.normal(key, mine.b.shape, mine.b.dtype))
-
-    def evaluate(x, data, average):
-        # Around the minimiser, f(x) - f* loses no digits to cancellation.
-        away = x - average.minimizer
-        slope = multiply(average.A, away)
-        return {"loss": average.minimum + 0.5 * away @ slope}, slope
-
     return Problem(
-        init=lambda key: jnp.asarray(first, float),
-        loss=loss,
-        gradient=gradient,
-        sample=sample,
-        evaluate=evaluate,
-        data=Quadratic(jnp.asarray(A, float), jnp.asarray(b, float), jnp.zeros(workers)),
+        init=_Start(d) if start is None else lambda key: jnp.asarray(start, float),
+        loss=_loss,
+        gradient=_gradient,
+        sample=_sample if noise > 0 else _sample_exact,
+        evaluate=_evaluate,
+        data=Quadratic(jnp.asarray(A, float), jnp.asarray(b, float), jnp.full(workers, noise / np.sqrt(d))),
         shared=Average(jnp.asarray(mean_A, float), jnp.asarray(minimizer, float), jnp.asarray(minimum, float)),
         constants=Constants(
             smoothness=float(np.abs(A if diagonal else np.linalg.eigvalsh(A)).max()),
@@ -109,6 +86,46 @@ def quadratic(A: ArrayLike, b: ArrayLike, *, noise: float = 0.0, start: ArrayLik
         ),
         name=f"quadratic({workers} workers, d = {d})",
     )
+
+
+# The functions below hold no numbers of their own, so that all quadratics of one shape share one compiled program.
+
+
+@dataclass(frozen=True)
+class _Start:
+    dimension: int
+
+    def __call__(self, key: jax.Array) -> jax.Array:
+        return jnp.zeros(self.dimension)
+
+
+def _multiply(A: jax.Array, x: jax.Array) -> jax.Array:
+    return A * x if A.ndim == 1 else jnp.matmul(A, x, precision=lax.Precision.HIGHEST)
+
+
+def _loss(x: jax.Array, batch: Quadratic) -> jax.Array:
+    value = 0.5 * x @ _multiply(batch.A, x) - batch.b @ x
+    return value if batch.noise is None else value + batch.noise @ x
+
+
+def _gradient(x: jax.Array, batch: Quadratic) -> jax.Array:
+    exact = _multiply(batch.A, x) - batch.b
+    return exact if batch.noise is None else exact + batch.noise
+
+
+def _sample(key: jax.Array, mine: Quadratic) -> Quadratic:
+    return mine._replace(noise=mine.scale * jax.random.normal(key, mine.b.shape, mine.b.dtype))
+
+
+def _sample_exact(key: jax.Array, mine: Quadratic) -> Quadratic:
+    return mine
+
+
+def _evaluate(x: jax.Array, data: Quadratic, mean: Average) -> tuple[dict[str, jax.Array], jax.Array]:
+    # Around the minimiser, f(x) - f* loses no digits to cancellation.
+    away = x - mean.minimizer
+    slope = _multiply(mean.A, away)
+    return {"loss": mean.minimum + 0.5 * away @ slope}, slope
 
 
 def random_quadratic(
@@ -167,11 +184,13 @@ def random_quadratic(
     return quadratic(A, b, noise=noise)
 
 
-def _check(A: np.ndarray, b: np.ndarray, noise: float) -> None:
+def _check(A: np.ndarray, b: np.ndarray, noise: float, start: ArrayLike | None) -> None:
     if b.ndim != 2 or A.shape not in (b.shape, (*b.shape, b.shape[-1])):
         raise ValueError(f"A has shape {A.shape}, b {b.shape}; need A [N, d, d] or [N, d] and b [N, d]")
     if not noise >= 0:
         raise ValueError(f"noise = {noise}; need sigma >= 0")
+    if start is not None and np.shape(start) != b.shape[1:]:
+        raise ValueError(f"start has shape {np.shape(start)}; need {b.shape[1:]}, as b has")
     if not (np.isfinite(A).all() and np.isfinite(b).all()):
         raise ValueError("A or b has entries that are not finite")
     if A.ndim == 3:

@@ -1,0 +1,74 @@
+"""The records of a run on the host: collected chunk by chunk, checked, and joined to a history."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dsgd import counts
+
+History = dict[str, np.ndarray]
+
+
+class Diverged(FloatingPointError):
+    """The loss of a run became infinite or NaN. `history` holds everything up to there, `[seeds?, records]`."""
+
+    def __init__(self, message: str, history: History) -> None:
+        super().__init__(message)
+        self.history = history
+
+
+class Log:
+    """Records so far.
+
+    Args:
+        first: scalars of the start by name, `[runs ...]`.
+        runs: how many leading axes of independent runs there are.
+        N: number of workers.
+        record_every: rounds between records.
+    """
+
+    def __init__(self, first: dict[str, np.ndarray], *, runs: int, N: int, record_every: int) -> None:
+        self.axis = runs
+        self.N = N
+        self.record_every = record_every
+        self.steps = [0]
+        nothing = np.zeros((*first["loss"].shape, counts.DIGITS), np.uint32)
+        self.pieces = [{name: np.expand_dims(value, runs) for name, value in {**first, "bits": nothing}.items()}]
+
+    def extend(self, news: dict[str, np.ndarray], count: int, done: int) -> None:
+        """Adds the first `count` of a chunk's records, the last of which is after round `done`."""
+        self.steps.extend(range(self.steps[-1] + self.record_every, done, self.record_every))
+        self.steps.append(done)
+        first = (*[slice(None)] * self.axis, slice(count))
+        self.pieces.append({name: value[first].copy() for name, value in news.items()})
+
+    def last_loss(self) -> float:
+        """The mean over the runs that have not diverged."""
+        last = self.pieces[-1]["loss"][..., -1]
+        finite = last[np.isfinite(last)]
+        return float(finite.mean()) if finite.size else float("nan")
+
+    def history(self) -> History:
+        """Numpy arrays by name, `[runs ..., records]`; `step` is `[records]`. A method's own scalars are NaN at the start."""
+        joined = {name: self._joined(name) for name in self.pieces[-1]}
+        total = np.cumsum(counts.to_int(joined.pop("bits")), axis=self.axis, dtype=np.uint64)
+        return {"step": np.asarray(self.steps), "bits": total / self.N, **joined}
+
+    def check(self, method: str, learning_rate: float) -> None:
+        """Raises `Diverged` where a loss of the last piece is not finite."""
+        if np.isfinite(self.pieces[-1]["loss"]).all():
+            return
+        history = self.history()
+        loss = history["loss"]
+        at = int(np.flatnonzero(~np.isfinite(loss).reshape(-1, loss.shape[-1]).all(axis=0))[0])
+        run = int(np.flatnonzero(~np.isfinite(loss[..., at]))[0])
+        seed = f" of seed {run}" if self.axis else ""
+        raise Diverged(
+            f"{method}: the loss{seed} is {loss.reshape(-1, loss.shape[-1])[run, at]} after round {self.steps[at]}, with step size"
+            f" {learning_rate:.6g}; need a smaller one (the error's .history has what went before)",
+            history,
+        )
+
+    def _joined(self, name: str) -> np.ndarray:
+        unknown = np.full(self.pieces[0]["loss"].shape, np.nan)
+        return np.concatenate([piece.get(name, unknown) for piece in self.pieces], axis=self.axis)
