@@ -132,7 +132,8 @@ def models(plan: Plan, state: State, points: PyTree) -> Params:
 
 
 def _state_spec(plan: Plan) -> Any:
-    return State(*(P(), P(), P(*[None] * plan.runs, workers.AXIS)))
+    replicated: Any = P()
+    return State(replicated, replicated, P(*[None] * plan.runs, workers.AXIS))
 
 
 def _sharded(plan: Plan, f, in_specs, out_specs):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from numpy.typing import ArrayLike
 
 from dsgd.base import Algorithm, Params, Problem, PyTree, State
 from dsgd.driver import Watch, check_runnable, execute, make_plan
@@ -75,7 +74,7 @@ def sweep(
     record_every: int = 1,
     mesh: Mesh | None = None,
     progress: bool = False,
-    **grids: ArrayLike,
+    **grids: Any,
 ) -> Sweep:
     """Runs every combination of hyperparameters with every seed, as one compiled program.
 
@@ -123,7 +122,7 @@ class _FromPoint:
         return self.factory(**point)
 
 
-def _values(name: str, values: ArrayLike) -> np.ndarray:
+def _values(name: str, values: Any) -> np.ndarray:
     array = np.asarray(values)
     if array.ndim != 1 or array.size == 0 or not np.issubdtype(array.dtype, np.number) or not np.isfinite(array).all():
         raise ValueError(f"grid {name} = {values!r}: need a non-empty sequence of finite numbers")

@@ -118,7 +118,7 @@ def scan(problem: dsgd.Problem) -> Callable[[int], object]:
         middle = x.mean(axis=0)
         away = middle - mean.minimizer
         slope = mean.A * away
-        return x, (mean.minimum + away @ slope / 2, slope @ slope, jnp.sum((x - middle) ** 2) / len(x))
+        return x, (mean.minimum + away @ slope / 2, slope @ slope, jnp.sum((x - middle[None]) ** 2) / len(x))
 
     @jax.jit(static_argnames="rounds")
     def run(x, A, b, mean, rounds):

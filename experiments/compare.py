@@ -79,8 +79,9 @@ class Outcome(NamedTuple):
 
 def main(args: Args) -> None:
     problem = make_problem(args)
-    for name in args.methods:
-        algorithms.make(name, optax.sgd(1.0), args.workers)  # a name that is unknown is refused before the first run
+    for name in args.methods:  # what is wrong is refused before the first run
+        method = algorithms.make(name, optax.sgd(1.0), args.workers)
+        network.round_seconds(method.pattern, args.workers, 0, latency=args.latency, bandwidth=args.bandwidth)
     outcomes = {name: tune(args, problem, name) for name in args.methods}
     histories = {name: outcome.history for name, outcome in outcomes.items()}
     target = args.target if args.target is not None else default_target(histories)
@@ -168,13 +169,13 @@ def draw(args: Args, problem: dsgd.Problem, histories: dict[str, dict[str, np.nd
         ("megabits sent and received per worker", lambda history: history["bits"].mean(axis=0) / 1e6),
         (f"modelled seconds ({switch})", lambda history: history["seconds"].mean(axis=0)),
     )
+    for axes in panels[1:]:
+        axes.set_xscale("log")
     for axes, (label, x) in zip(panels, xs, strict=True):
         common.draw_lines(axes, {name: (x(history), history["loss"]) for name, history in histories.items()})
         axes.axhline(target, color="0.4", linewidth=0.8)
         axes.set(xlabel=label, yscale="log")
     panels[0].set_ylabel("loss f(x)")
-    for axes in panels[1:]:
-        axes.set_xscale("log", nonpositive="mask")  # the start, at no cost, has no place on a log axis
     handles, labels = panels[0].get_legend_handles_labels()
     silent = [name for name, history in histories.items() if not history["bits"].any()]
     if silent:

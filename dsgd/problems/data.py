@@ -73,21 +73,24 @@ def _from_arrays(name: str, inputs: Any, targets: Any) -> Dataset:
     labels, classes = np.unique(targets, return_inverse=True)
     if len(labels) < 2:
         raise ValueError(f"targets have {len(labels)} class; need at least 2")
-    train_x, test_x, train_y, test_y = train_test_split(inputs, classes, test_size=_TEST_SHARE, random_state=_SPLIT_SEED, stratify=classes)
-    return Dataset(name, train_x, train_y, test_x, test_y, len(labels))
+    parts: Any = train_test_split(np.arange(len(classes)), test_size=_TEST_SHARE, random_state=_SPLIT_SEED, stratify=classes)
+    train, test = parts
+    return Dataset(name, inputs[train], classes[train], inputs[test], classes[test], len(labels))
 
 
 def _digits() -> Dataset:
     from sklearn.datasets import load_digits  # noqa: PLC0415
 
-    inputs, targets = load_digits(return_X_y=True)
+    loaded: Any = load_digits(return_X_y=True)
+    inputs, targets = loaded
     return _from_arrays("digits", np.reshape(inputs, (-1, 8, 8, 1)) / 16, targets)
 
 
 def _breast_cancer() -> Dataset:
     from sklearn.datasets import load_breast_cancer  # noqa: PLC0415
 
-    inputs, targets = load_breast_cancer(return_X_y=True)
+    loaded: Any = load_breast_cancer(return_X_y=True)
+    inputs, targets = loaded
     dataset = _from_arrays("breast-cancer", inputs, targets)
     centre, scale = dataset.train_inputs.mean(axis=0), dataset.train_inputs.std(axis=0)
     return dataset._replace(train_inputs=(dataset.train_inputs - centre) / scale, test_inputs=(dataset.test_inputs - centre) / scale)

@@ -1,0 +1,123 @@
+"""What every registered method must hold. Registering a method puts it here."""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import algorithms
+import dsgd
+from dsgd import loop, problems
+
+N, STEPS, SEEDS = 8, 12, 2
+NAMES = list(algorithms.ALGORITHMS)
+
+
+@cache
+def problem() -> dsgd.Problem:
+    return problems.random_quadratic(N, 5, heterogeneity=1.0, noise=0.5, seed=3)
+
+
+@cache
+def method(name: str) -> dsgd.Algorithm:
+    return algorithms.make(name, optax.sgd(0.1), N)
+
+
+@cache
+def result(name: str, devices: int) -> dsgd.Result:
+    return dsgd.run(method(name), problem(), steps=STEPS, key=jax.random.key(1), seeds=SEEDS, mesh=dsgd.workers.mesh(devices))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_members_take_the_protocols_parameters(name):
+    algorithm = method(name)
+    assert list(inspect.signature(algorithm.query).parameters) == ["state", "round"]
+    assert list(inspect.signature(algorithm.update).parameters) == ["key", "state", "gradients", "round"]
+    assert list(inspect.signature(algorithm.model).parameters) == ["state"]
+    assert len(inspect.signature(algorithm.init).parameters) == 2
+    assert algorithm.name.isprintable()
+    assert algorithm.workers in (None, N)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_update_keeps_the_states_shapes_and_tells_bits_as_counts(name, mesh):
+    algorithm = method(name)
+    params = problem().init(jax.random.key(0))
+    state = jax.eval_shape(lambda: algorithm.init(params, N))
+
+    def one_round(state, data, key):
+        this = dsgd.Round(state.step, N, key)
+        gradients = dsgd.oracle.gradients(problem(), algorithm.query(state, this), key, data, N)
+        return algorithm.update(key, state, gradients, this)
+
+    spec = dsgd.State(P(), P(), P("workers"))
+    sharded = jax.shard_map(one_round, mesh=mesh, in_specs=(spec, P("workers"), P()), out_specs=P(), check_vma=False)
+    after, info = jax.eval_shape(sharded, state, problem().data, jax.random.key(0))
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    assert jax.tree.leaves(after) == jax.tree.leaves(state)
+    for bits in (info.bits_up, info.bits_down):
+        assert bits.dtype == np.uint32
+        assert bits.shape[-1] == dsgd.counts.DIGITS
+    assert all(leaf.shape[0] == N for leaf in jax.tree.leaves(state.workers))
+
+
+@pytest.mark.parametrize("devices", [2, 8])
+@pytest.mark.parametrize("name", NAMES)
+def test_iterates_do_not_depend_on_the_number_of_devices(name, devices):
+    one, many = result(name, 1), result(name, devices)
+    for alone, shared in zip(jax.tree.leaves(one.state), jax.tree.leaves(many.state), strict=True):
+        np.testing.assert_allclose(shared, alone, rtol=2e-4, atol=2e-5)
+    np.testing.assert_array_equal(many.history["bits"], one.history["bits"])
+    np.testing.assert_allclose(many.history["loss"], one.history["loss"], rtol=2e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_run_twice_gives_the_same_bits_and_compiles_once(name):
+    first = result(name, 1)
+    compiled = loop.advance._cache_size(), loop.start._cache_size()
+    again = dsgd.run(method(name), problem(), steps=STEPS, key=jax.random.key(1), seeds=SEEDS, mesh=dsgd.workers.mesh(1))
+    assert (loop.advance._cache_size(), loop.start._cache_size()) == compiled
+    jax.tree.map(np.testing.assert_array_equal, again.state, first.state)
+    jax.tree.map(np.testing.assert_array_equal, again.history, first.history)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_makes_progress_and_counts_its_rounds(name):
+    history, state = result(name, 1).history, result(name, 1).state
+    assert (history["loss"][:, -1] < history["loss"][:, 0]).all()
+    assert all(np.isfinite(values).all() for values in history.values())
+    np.testing.assert_array_equal(state.step, STEPS)
+    np.testing.assert_array_equal(history["step"], np.arange(STEPS + 1))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_seeds_draw_differently_unless_the_method_is_exact(name):
+    history = result(name, 1).history
+    assert (history["loss"][0, -1] != history["loss"][1, -1]) == (name != "gd")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bits_grow_by_the_same_amount_every_round_and_fit_the_pattern(name):
+    sent = np.diff(result(name, 1).history["bits"], axis=-1)
+    np.testing.assert_array_equal(sent, sent[0, 0])
+    pattern = method(name).pattern
+    assert (sent[0, 0] == 0) == (pattern.vectors(N) == 0)
+
+
+@pytest.mark.parametrize("optimizer", [optax.sgd(0.05, momentum=0.9), optax.adam(0.05)], ids=["momentum", "adam"])
+@pytest.mark.parametrize("name", ["sgd", "mb-sgd", "mb-sgd-model", "csgd", "dsgd"])
+def test_any_optax_optimiser_works(name, optimizer, mesh):
+    algorithm = algorithms.make(name, optimizer, N)
+    history = dsgd.run(algorithm, problem(), steps=60, key=jax.random.key(0), mesh=mesh).history
+    assert history["loss"][-10:].mean() < history["loss"][0]
+
+
+def test_an_unknown_method_is_refused_with_the_known_names():
+    with pytest.raises(ValueError, match=r"unknown method 'foo': need one of gd, sgd, .*dsgd"):
+        algorithms.make("foo", optax.sgd(0.1), 4)

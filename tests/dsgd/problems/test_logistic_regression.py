@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+
+from dsgd import problems
+
+L2 = 0.01
+CASES = {"breast-cancer": ("iid", 4), "digits": ("by-label", 6)}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def problem(request):
+    partition, workers = CASES[request.param]
+    return problems.logistic_regression(request.param, workers, partition, l2=L2)
+
+
+@pytest.fixture(scope="module")
+def unravel(problem):
+    return ravel_pytree(problem.init(jax.random.key(0)))[1]
+
+
+@pytest.fixture(scope="module")
+def slopes(problem, unravel):
+    """Points `[points, d]` to every worker's gradient at every point, `[points, N, d]`."""
+
+    def gradient(x, mine):
+        return ravel_pytree(jax.grad(problem.loss)(unravel(x), mine))[0]
+
+    over_points = jax.jit(jax.vmap(jax.vmap(gradient, (None, 0)), (0, None)))
+    return lambda points: np.asarray(over_points(jnp.asarray(points, float), problem.data), np.float64)
+
+
+def dimension(problem) -> int:
+    return ravel_pytree(problem.init(jax.random.key(0)))[0].size
+
+
+def points_of_many_sizes(problem, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(12, dimension(problem))) * np.logspace(-2, 1, 12)[:, None]
+
+
+def test_gradients_change_no_faster_than_the_smoothness_says(problem, slopes):
+    """Between points that are far apart, and between neighbours at zero, where the softmax is steepest."""
+    x, y = points_of_many_sizes(problem, 0), points_of_many_sizes(problem, 1)
+    for first, second in ((x, y), (0 * x, y), (0 * x, 1e-2 * y)):
+        change = np.linalg.norm(slopes(first) - slopes(second), axis=-1)
+        bound = problem.constants.smoothness * np.linalg.norm(first - second, axis=-1)
+        assert (change <= bound[:, None] * (1 + 1e-4)).all()
+
+
+def test_smoothness_is_the_steepest_curvature_of_the_steepest_worker(problem, unravel):
+    """Where two classes share all probability, the softmax's Hessian has the eigenvalue 1/2: no smaller constant would do."""
+    params = problem.init(jax.random.key(0))
+    params = params._replace(bias=params.bias.at[:2].set(50.0))
+
+    def curvature(mine):
+        def product(v):
+            return jax.jvp(lambda x: ravel_pytree(jax.grad(problem.loss)(unravel(x), mine))[0], (ravel_pytree(params)[0],), (v,))[1]
+
+        start = jax.random.normal(jax.random.key(1), (dimension(problem),))
+        v = jax.lax.fori_loop(0, 200, lambda i, v: product(v) / jnp.linalg.norm(product(v)), start / jnp.linalg.norm(start))
+        return v @ product(v)
+
+    largest = float(jax.jit(jax.vmap(curvature))(problem.data).max())
+    assert largest == pytest.approx(problem.constants.smoothness, rel=1e-4)
+
+
+def test_objective_is_strongly_convex_as_told(problem, slopes, unravel):
+    r"""$\langle f_n'(x) - f_n'(y), x - y \rangle \ge \mu |x - y|^2$ for every worker."""
+    assert problem.constants.strong_convexity == L2
+    x, y = points_of_many_sizes(problem, 2), points_of_many_sizes(problem, 3)
+    distance = np.sum((x - y) ** 2, axis=-1)
+    inner = np.einsum("pnd,pd->pn", slopes(x) - slopes(y), x - y)
+    assert (inner >= L2 * distance[:, None] * (1 - 1e-4)).all()
+
+
+def test_start_is_zero_where_every_class_is_equally_likely(problem):
+    start = problem.init(jax.random.key(0))
+    classes = start.bias.size
+    assert start.kernel.shape == (problem.data.inputs[0, 0].size, classes)
+    losses = jax.jit(jax.vmap(problem.loss, (None, 0)))(start, problem.data)
+    np.testing.assert_allclose(losses, np.log(classes), rtol=1e-5)
+
+
+def test_without_l2_nothing_is_known_of_strong_convexity():
+    assert problems.logistic_regression("breast-cancer", 4, l2=0.0).constants.strong_convexity is None
+
+
+@pytest.mark.parametrize(("samples", "features"), [(300, 280), (300, 5), (40, 300)])
+def test_smoothness_of_large_data_is_that_of_a_full_decomposition(samples, features):
+    """Beyond 256 x 256 the largest singular value is found iteratively."""
+    rng = np.random.default_rng(0)
+    inputs, targets = rng.normal(size=(samples, features)), np.arange(samples) % 3
+    problem = problems.logistic_regression(problems.Dataset("normal", inputs, targets, inputs, targets, 3), 1, l2=0.0)
+    with_bias = np.column_stack([inputs, np.ones(samples)])
+    assert problem.constants.smoothness == pytest.approx(np.linalg.eigvalsh(with_bias.T @ with_bias)[-1] / (2 * samples), rel=1e-5)
+
+
+def test_partition_and_seed_reach_the_data():
+    def targets(**options):
+        return np.asarray(problems.logistic_regression("digits", 10, **options).data.targets)
+
+    assert max(len(np.unique(row)) for row in targets(partition="by-label")) <= 3
+    assert min(len(np.unique(row)) for row in targets(partition="iid")) == 10
+    assert not np.array_equal(targets(seed=0), targets(seed=1))
+    assert targets(partition="dirichlet", alpha=0.1, batch_size=1).shape[1] > targets(partition="dirichlet", alpha=100.0).shape[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("digit", 4), "unknown data 'digit'"),
+        (("digits", 4, "random"), "unknown partition 'random'"),
+        (("digits", 0), "0 workers"),
+        (("breast-cancer", 569), "without samples"),
+        (("breast-cancer", 40), r"batch_size = 16, but worker \d+ has 11 samples"),
+    ],
+)
+def test_problem_that_cannot_be_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        problems.logistic_regression(*arguments)
+
+
+def test_data_set_whose_classes_do_not_cover_its_targets_is_refused():
+    """A target that has no logit would make the loss NaN."""
+    inputs, targets = np.zeros((20, 3)), np.arange(20) % 4
+    with pytest.raises(ValueError, match="classes"):
+        problems.logistic_regression(problems.Dataset("short", inputs, targets, inputs, targets, 3), 2, batch_size=2)

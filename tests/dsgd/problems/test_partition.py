@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from dsgd.problems import PARTITIONS, split
+
+BALANCED = np.repeat(np.arange(10), 40)
+
+
+@st.composite
+def cases(draw):
+    """Labels of up to five classes, in any order, and at least as many samples as workers."""
+    workers = draw(st.integers(1, 8))
+    labels = draw(st.lists(st.integers(0, 4), min_size=workers, max_size=100))
+    return np.array(labels), workers, draw(st.integers(0, 2**32 - 1))
+
+
+def sizes(parts: list[np.ndarray]) -> np.ndarray:
+    return np.array([len(part) for part in parts])
+
+
+def shares(parts: list[np.ndarray], labels: np.ndarray) -> np.ndarray:
+    """Each worker's share of each class, `[classes, N]`."""
+    counts = np.stack([np.bincount(labels[part], minlength=labels.max() + 1) for part in parts], axis=1)
+    return counts / counts.sum(axis=1, keepdims=True)
+
+
+def assert_disjoint_cover(parts: list[np.ndarray], workers: int, samples: int):
+    assert len(parts) == workers
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(samples))
+
+
+@pytest.mark.parametrize("partition", ["iid", "by-label"])
+@given(case=cases())
+def test_equal_parts_give_every_sample_to_one_worker(partition, case):
+    labels, workers, seed = case
+    parts = split(labels, workers, partition, seed=seed)
+    assert_disjoint_cover(parts, workers, len(labels))
+    assert np.ptp(sizes(parts)) <= 1
+
+
+@given(case=cases(), alpha=st.floats(1e-3, 1e6))
+def test_dirichlet_gives_every_sample_to_one_worker_or_names_one_without(case, alpha):
+    labels, workers, seed = case
+    try:
+        parts = split(labels, workers, "dirichlet", alpha=alpha, seed=seed)
+    except ValueError as error:
+        assume("without samples" not in str(error))
+        raise
+    assert_disjoint_cover(parts, workers, len(labels))
+    assert sizes(parts).min() >= 1
+
+
+@given(case=cases())
+def test_by_label_cuts_the_sorted_labels(case):
+    """N pieces of a sorted list see at most N - 1 classes more than there are, all workers together."""
+    labels, workers, seed = case
+    parts = split(labels, workers, "by-label", seed=seed)
+    assert (np.diff(labels[np.concatenate(parts)]) >= 0).all()
+    seen = sum(len(np.unique(labels[part])) for part in parts)
+    assert seen <= len(np.unique(labels)) + workers - 1
+
+
+@pytest.mark.parametrize("workers", [10, 13, 16, 40])
+def test_by_label_shows_a_worker_one_or_two_classes(workers):
+    parts = split(BALANCED, workers, "by-label")
+    assert max(len(np.unique(BALANCED[part])) for part in parts) <= 2
+
+
+def test_iid_parts_have_the_proportions_of_the_whole():
+    """A part's count of a class is hypergeometric: mean 80, variance below that of a binomial."""
+    labels = np.repeat(np.arange(10), 400)
+    counts = shares(split(labels, 5, "iid"), labels) * 400
+    assert np.abs(counts - 80).max() <= 5 * np.sqrt(80)
+
+
+@pytest.mark.parametrize("partition", PARTITIONS)
+def test_seed_decides_the_split(partition):
+    def draw(seed):
+        return np.concatenate([[-1, *part] for part in split(BALANCED, 4, partition, alpha=1.0, seed=seed)])
+
+    np.testing.assert_array_equal(draw(3), draw(3))
+    assert not np.array_equal(draw(3), draw(4))
+
+
+@pytest.mark.parametrize("partition", PARTITIONS)
+def test_one_worker_has_everything(partition):
+    assert_disjoint_cover(split(BALANCED, 1, partition), 1, len(BALANCED))
+
+
+def test_dirichlet_with_large_alpha_spreads_every_class_evenly():
+    workers, alpha = 5, 1e6
+    labels = np.repeat(np.arange(10), 1000)
+    deviation = np.sqrt((1 / workers) * (1 - 1 / workers) / (workers * alpha + 1))
+    counts = shares(split(labels, workers, "dirichlet", alpha=alpha), labels) * 1000
+    assert np.abs(counts - 1000 / workers).max() <= 1 + 5 * 1000 * deviation
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.5, 5.0])
+def test_dirichlet_shares_have_their_mean_and_concentration(alpha):
+    r"""For $p \sim \mathrm{Dirichlet}(\alpha 1_N)$, $E p = 1/N$ and $E |p|^2 = (\alpha + 1) / (N \alpha + 1)$; every class is a draw."""
+    workers, classes = 4, 500
+    labels = np.repeat(np.arange(classes), 200)
+    drawn = shares(split(labels, workers, "dirichlet", alpha=alpha), labels)
+    assert (np.abs(drawn.mean(axis=0) - 1 / workers) <= 5 * drawn.std(axis=0) / np.sqrt(classes)).all()
+    squares = np.sum(drawn**2, axis=1)
+    rounding = 1 / 200
+    assert abs(squares.mean() - (alpha + 1) / (workers * alpha + 1)) <= 5 * squares.std() / np.sqrt(classes) + rounding**2 * workers
+
+
+def test_dirichlet_concentrates_as_alpha_falls():
+    labels = np.repeat(np.arange(50), 100)
+    largest = [shares(split(labels, 4, "dirichlet", alpha=alpha), labels).max(axis=1).mean() for alpha in (0.02, 0.2, 2.0, 20.0, 200.0)]
+    assert (np.diff(largest) < 0).all()
+    assert largest[0] > 0.9
+
+
+def test_dirichlet_draws_every_class_anew():
+    """Different classes favour different workers."""
+    labels = np.repeat(np.arange(50), 100)
+    favourites = shares(split(labels, 4, "dirichlet", alpha=0.1), labels).argmax(axis=1)
+    assert set(favourites) == {0, 1, 2, 3}
+
+
+def test_unknown_partition_lists_the_known_ones():
+    with pytest.raises(ValueError, match="'sorted'") as error:
+        split(BALANCED, 4, "sorted")
+    assert all(name in str(error.value) for name in ("iid", "by-label", "dirichlet"))
+
+
+@pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
+def test_alpha_that_is_no_concentration_is_refused(alpha):
+    with pytest.raises(ValueError, match=f"alpha = {alpha}"):
+        split(BALANCED, 4, "dirichlet", alpha=alpha)
+
+
+@pytest.mark.parametrize("partition", ["iid", "by-label"])
+def test_more_workers_than_samples_names_the_first_without(partition):
+    with pytest.raises(ValueError, match="5 workers leaves worker 3 without samples"):
+        split(np.array([0, 1, 0]), 5, partition)
+
+
+def test_dirichlet_that_leaves_a_worker_without_samples_is_refused():
+    with pytest.raises(ValueError, match=r"leaves worker \d without samples.*alpha"):
+        split(np.array([0, 1] * 10), 8, "dirichlet", alpha=0.01)
+
+
+@pytest.mark.parametrize("partition", PARTITIONS)
+@pytest.mark.parametrize("workers", [0, -2])
+def test_fewer_workers_than_one_are_refused(partition, workers):
+    with pytest.raises(ValueError, match=f"{workers} workers"):
+        split(BALANCED, workers, partition)

@@ -1,0 +1,100 @@
+"""Counts in 32-bit digits against Python's integers."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsgd import counts
+
+MOST = 2**64 - 1
+WORKERS = 5
+
+carry, total, times, of_array = (
+    jax.jit(function) for function in (counts.carry, counts.total, counts.times, lambda bits: counts.of(bits, WORKERS))
+)
+
+
+def count_of(*values: int) -> np.ndarray:
+    """Base-2^16 digits, least significant first, by Python's arithmetic."""
+    return np.array([[value // 2 ** (16 * i) % 2**16 for i in range(4)] for value in values], np.uint32)
+
+
+def number(count: jax.Array) -> list[int] | int:
+    return counts.to_int(np.asarray(count)).tolist()
+
+
+def whole(largest: int):
+    """Integers up to `largest`, with its end and the edges of digits, of a float32 and of a float64."""
+    edges = [edge for bits in (0, 16, 24, 31, 32, 48, 53) for edge in (2**bits - 1, 2**bits, 2**bits + 1) if edge <= largest]
+    return st.one_of(st.integers(0, largest), st.sampled_from([*edges, largest]))
+
+
+@given(whole(MOST))
+def test_of_a_python_integer(bits):
+    count = counts.of(bits, 3)
+    assert count.dtype == jnp.uint32
+    np.testing.assert_array_equal(count, count_of(bits, bits, bits))
+
+
+@given(st.lists(whole(2**32 - 1), min_size=WORKERS, max_size=WORKERS))
+def test_of_an_array(bits):
+    np.testing.assert_array_equal(of_array(np.array(bits, np.uint32)), count_of(*bits))
+
+
+@given(st.lists(whole(MOST), min_size=WORKERS, max_size=WORKERS))
+def test_to_int(values):
+    result = counts.to_int(count_of(*values))
+    assert result.dtype == np.uint64
+    assert result.tolist() == values
+
+
+def factor_and_count():
+    return st.integers(0, 2**16 - 1).flatmap(lambda factor: st.tuples(st.just(factor), whole(MOST // max(factor, 1))))
+
+
+@given(st.lists(factor_and_count(), min_size=WORKERS, max_size=WORKERS))
+def test_times(pairs):
+    factors, values = zip(*pairs, strict=True)
+    product = times(np.array(factors, np.uint32), count_of(*values))
+    np.testing.assert_array_equal(product, count_of(*(factor * value for factor, value in pairs)))
+
+
+@given(st.lists(whole(MOST // WORKERS), min_size=WORKERS, max_size=WORKERS))
+def test_total(values):
+    np.testing.assert_array_equal(total(count_of(*values)), count_of(sum(values))[0])
+
+
+def test_total_is_over_the_leading_axis_only():
+    values = np.random.default_rng(0).integers(0, 2**60, (7, 3), np.uint64)
+    digits = np.stack([count_of(*row) for row in values.tolist()])
+    assert number(total(digits)) == [sum(column) for column in values.T.tolist()]
+
+
+def test_total_of_65535_counts():
+    """The most that it promises: every digit of every count full."""
+    k, each = 2**16 - 1, 2**48 - 1
+    everybody = np.broadcast_to(count_of(each)[0], (k, 4))
+    assert number(total(everybody)) == k * each
+
+
+@given(st.lists(st.integers(0, 2**32 - 2**16), min_size=3, max_size=3), st.integers(0, 2**15))
+def test_carry_keeps_the_number_and_makes_every_digit_small(low, high):
+    digits = [*low, high]
+    carried = carry(np.array(digits, np.uint32))
+    assert carried.max() < 2**16
+    assert number(carried) == sum(digit * 2 ** (16 * i) for i, digit in enumerate(digits))
+
+
+def test_a_running_total_stays_exact():
+    """As in a long run: a float64 would stop counting single bits at 2^53."""
+    steps, odd = 3000, 2**52 + 12345
+
+    def add(sent, _):
+        return counts.carry(sent + counts.of(odd, 1)[0]), None
+
+    sent, _ = jax.jit(lambda: jax.lax.scan(add, counts.of(0, 1)[0], length=steps))()
+    assert number(sent) == steps * odd

@@ -1,0 +1,42 @@
+"""The public surface, and what importing it costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import algorithms
+import dsgd
+import topologies
+
+
+@pytest.mark.parametrize("package", [dsgd, algorithms, topologies], ids=lambda package: package.__name__)
+def test_all_names_exist_and_have_docstrings(package):
+    for name in package.__all__:
+        member = getattr(package, name)
+        assert member.__doc__, name
+
+
+def test_importing_dsgd_leaves_slow_packages_alone():
+    """Data sets, figures and graphs are imported where they are used."""
+    slow = ["sklearn", "matplotlib", "networkx", "orbax", "tyro", "IPython"]
+    code = f"import jax, optax, flax, sys; before = set(sys.modules); import dsgd; print(set({slow}) & (set(sys.modules) - before))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"
+
+
+def test_arrows_point_down():
+    """Each package imports only from those above it: dsgd, topologies, algorithms, theory_checks, experiments."""
+    import ast
+    from pathlib import Path
+
+    root = Path(dsgd.__file__).parents[1]
+    rooms = ["dsgd", "topologies", "algorithms", "theory_checks", "experiments"]
+    for at, room in enumerate(rooms):
+        for path in (root / room).rglob("*.py"):
+            tree = ast.parse(path.read_text())
+            names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+            names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+            below = {name for name in names if name.split(".")[0] in rooms[at + 1 :]}
+            assert not below, f"{path} imports {below}"
