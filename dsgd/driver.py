@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dsgd import loop, workers
+from dsgd import loop, programs, workers
 from dsgd.base import Algorithm, Problem, PyTree, Result
 from dsgd.history import Log
 from dsgd.progress import Progress
@@ -124,7 +124,7 @@ def execute(
     data = jax.device_put(problem.data, NamedSharding(plan.mesh, P(workers.AXIS)))
     shared, points, keys = jax.device_put((problem.shared, points, keys), NamedSharding(plan.mesh, P()))
     feed = None if batches is None else _Feed(plan, iter(batches))
-    state, first = loop.start(plan, points, keys, data, shared)
+    state, first = programs.call(loop.start, plan, points, keys, data, shared)
     log = Log(jax.device_get(first), runs=plan.runs, N=plan.N, record_every=plan.record_every)
     pace = _Pace(plan.capacity)
     with Progress(watch.name, steps, watch.progress) as bar:
@@ -138,7 +138,7 @@ def execute(
                 count = min(count, -(-(steps - sent) // plan.record_every))
                 rounds = min(count * plan.record_every, steps - sent)
                 batch = feed.take(sent, rounds, steps) if feed else None
-                state, news = loop.advance(plan, state, points, keys, data, shared, batch, np.int32(count), np.int32(steps))
+                state, news = programs.call(loop.advance, plan, state, points, keys, data, shared, batch, np.int32(count), np.int32(steps))
                 sent += rounds
                 waiting.append((news, count, sent))
             news, count, done = waiting.popleft()
@@ -146,7 +146,7 @@ def execute(
             pace.finished(count)
             bar.update(done, log.last_loss())
             watch.check(log)
-    return Result(state, log.history(), loop.models(plan, state, points))
+    return Result(state, log.history(), programs.call(loop.models, plan, state, points))
 
 
 class _Pace:

@@ -47,11 +47,11 @@ def draw_lines(axes: Axes, lines: Mapping[str, tuple[np.ndarray, np.ndarray]]) -
         lines: (x `[records]`, y `[seeds, records]`) by method; the n-th method always has the n-th colour and style. Where the x axis
             is logarithmic, what cost nothing has no place on it.
     """
-    for i, (label, (x, y)) in enumerate(lines.items()):
-        on_axis = x > (0 if axes.get_xscale() == "log" else -np.inf)
+    for i, (label, (cost, y)) in enumerate(lines.items()):
+        on_axis = cost > (0 if axes.get_xscale() == "log" else -np.inf)
         if not on_axis.any():
             continue
-        x, (middle, error) = x[on_axis], mean_and_error(y[:, on_axis])
+        x, (middle, error) = cost[on_axis], mean_and_error(y[:, on_axis])
         colour, style = COLOURS[i % len(COLOURS)], STYLES[i % len(STYLES)]
         axes.plot(x, middle, color=colour, linestyle=style, linewidth=1.8, label=label)
         axes.fill_between(x, middle - error, middle + error, color=colour, alpha=0.2, linewidth=0)

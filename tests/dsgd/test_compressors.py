@@ -18,7 +18,7 @@ D = 33
 DRAWS = 20_000
 STANDARD_ERRORS = 5
 EPS = float(jnp.finfo(jnp.float32).eps)
-TINY = 1e-37  # below, XLA flushes the difference of two elements to zero
+TINY = 4 * 255 * float(np.finfo(np.float32).tiny)  # XLA flushes denormals to zero: of a range like this, a step may vanish
 
 
 @cache
@@ -71,18 +71,17 @@ VECTORS = {
     "one large element": lambda bits: np.concatenate([[1e4], normal()[1:]]).astype(np.float32),
     "heavy tail": lambda bits: np.random.default_rng(1).standard_cauchy(D).astype(np.float32),
     "all but constant": lambda bits: np.concatenate([[1 + EPS], np.ones(D - 1)]).astype(np.float32),
-    "small": lambda bits: 1e-30 * normal(),
+    "small": lambda bits: (1e-35 * normal().astype(np.float64)).astype(np.float32),
     "tiny": lambda bits: (1e-36 * normal().astype(np.float64)).astype(np.float32),
     "large": lambda bits: 1e30 * normal(),
     "huge": lambda bits: np.concatenate([[-1e38, 1e38], 1e38 * np.linspace(-0.9, 0.9, D - 2)]).astype(np.float32),
     "the largest": lambda bits: np.concatenate([[-1, 1], np.linspace(-0.9, 0.9, D - 2)]).astype(np.float32) * np.finfo(np.float32).max,
 }
-vectors = pytest.mark.parametrize("name", VECTORS)
 every_bits = pytest.mark.parametrize("bits", BITS)
 
 
 @every_bits
-@vectors
+@pytest.mark.parametrize("name", [name for name in VECTORS if name != "tiny"])
 def test_every_element_becomes_a_neighbouring_knob(key, bits, name):
     x = VECTORS[name](bits)
     seen = np.asarray(quantize(bits)(key, x))
@@ -97,7 +96,7 @@ def test_every_element_becomes_a_neighbouring_knob(key, bits, name):
 
 
 @every_bits
-@vectors
+@pytest.mark.parametrize("name", VECTORS)
 def test_the_smallest_and_the_largest_element_are_sent_exactly(key, bits, name):
     x = VECTORS[name](bits)
     seen = np.asarray(quantize(bits)(key, x))
@@ -116,7 +115,7 @@ def test_no_draw_moves_the_largest_element(key, bits):
 
 
 @every_bits
-@pytest.mark.parametrize("name", ["normal", "one large element", "small", "tiny", "huge"])
+@pytest.mark.parametrize("name", ["normal", "one large element", "small", "huge"])
 def test_it_is_unbiased_with_the_variance_of_the_paper(key, bits, name):
     x = VECTORS[name](bits)
     scale = np.abs(x).max()

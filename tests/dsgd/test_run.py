@@ -13,7 +13,7 @@ import pytest
 import algorithms
 import dsgd
 import topologies
-from dsgd import driver, loop, problems
+from dsgd import driver, loop, problems, programs
 
 N = 4
 
@@ -77,10 +77,28 @@ def test_any_number_of_steps_and_any_equal_problem_share_one_program(method, mes
         return dsgd.run(method, fresh, steps=steps, key=jax.random.key(seed), mesh=mesh)
 
     run(5, 0)
-    compiled = loop.start._cache_size(), loop.advance._cache_size()
+    compiled = programs.compiled()
     run(9, 1)
     run(200, 2)  # several chunks
-    assert (loop.start._cache_size(), loop.advance._cache_size()) == compiled
+    assert programs.compiled() == compiled
+
+
+def test_an_equal_method_made_anew_is_not_compiled_again_and_another_is(problem, mesh, key):
+    """Equal and different in nothing but the numbers of W."""
+
+    def run(own_weight):
+        W = np.full((N, N), (1 - own_weight) / (N - 1))
+        np.fill_diagonal(W, own_weight)
+        method = algorithms.decentralized_sgd(optax.sgd(0.1), topologies.from_matrix(W))
+        return dsgd.run(method, problem, steps=5, key=key, mesh=mesh)
+
+    first, compiled = run(0.4), programs.compiled()
+    again = run(0.4)
+    assert programs.compiled() == compiled
+    other = run(0.7)
+    assert programs.compiled() > compiled
+    np.testing.assert_array_equal(again.history["consensus"], first.history["consensus"])
+    assert (other.history["consensus"][1:] > first.history["consensus"][1:]).all()
 
 
 def test_classification_problems_built_twice_share_one_program(mesh, key):
@@ -91,9 +109,9 @@ def test_classification_problems_built_twice_share_one_program(mesh, key):
         return dsgd.run(method, fresh, steps=2, key=key, mesh=mesh)
 
     run(0)
-    compiled = loop.advance._cache_size()
+    compiled = programs.compiled()
     run(1)
-    assert loop.advance._cache_size() == compiled
+    assert programs.compiled() == compiled
 
 
 def test_chunks_leave_no_seam(method, problem, mesh, key):

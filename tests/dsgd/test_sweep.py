@@ -10,7 +10,7 @@ import pytest
 import algorithms
 import dsgd
 import topologies
-from dsgd import loop, problems
+from dsgd import problems, programs
 
 N, STEPS = 4, 30
 
@@ -68,11 +68,12 @@ def test_twenty_step_sizes_compile_once_and_again_not_at_all(problem, mesh, key)
     def run(rates):
         return dsgd.sweep(factory, problem, steps=5, key=key, seeds=2, mesh=mesh, learning_rate=rates)
 
-    before = loop.advance._cache_size()
+    before = programs.compiled()
     run(np.logspace(-3, -1, 20))
-    assert loop.advance._cache_size() == before + 1
+    after = programs.compiled()
+    assert after == before + 3, "the start, the loop, and the models to take home"
     run(np.logspace(-2, 0, 20))
-    assert loop.advance._cache_size() == before + 1
+    assert programs.compiled() == after
 
 
 def test_it_runs_on_many_devices(problem, key):

@@ -100,8 +100,10 @@ def test_smoothness_of_large_data_is_that_of_a_full_decomposition(samples, featu
 
 
 def test_partition_and_seed_reach_the_data():
+    digits = problems.load("digits")
+
     def targets(**options):
-        return np.asarray(problems.logistic_regression("digits", 10, **options).data.targets)
+        return np.asarray(problems.logistic_regression(digits, 10, **options).data.targets)
 
     assert max(len(np.unique(row)) for row in targets(partition="by-label")) <= 3
     assert min(len(np.unique(row)) for row in targets(partition="iid")) == 10

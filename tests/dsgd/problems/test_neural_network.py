@@ -64,12 +64,16 @@ def flat(params) -> np.ndarray:
 )
 def test_samples_become_logits_each_on_its_own(network, shape):
     """The other samples of a batch do not matter, as they would to batch norm."""
-    inputs = jax.random.normal(jax.random.key(1), (5, *shape))
-    logits, variables = jax.jit(network.init_with_output)(jax.random.key(0), inputs)
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(5, *shape)).astype(np.float32)
+    shapes = jax.eval_shape(network.init, jax.random.key(0), inputs)
+    variables = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), shapes)
+    apply = jax.jit(network.apply)
+    logits = np.asarray(apply(variables, inputs))
     assert logits.shape == (5, 7)
-    others = inputs.at[1:].set(10 * inputs[1:])
-    np.testing.assert_allclose(jax.jit(network.apply)(variables, others)[0], logits[0], atol=1e-5)
-    assert np.abs(logits[0] - logits[1]).max() > 1e-3
+    changed = np.concatenate([inputs[:1], 10 * inputs[1:]])
+    np.testing.assert_allclose(apply(variables, changed)[0], logits[0], rtol=1e-4, atol=1e-4)
+    assert np.abs(logits[0] - logits[1]).max() > 0.1
 
 
 def test_every_key_draws_its_own_start(problem):

@@ -1,0 +1,142 @@
+"""Files appear whole or not at all, and hold every digit."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dsgd import records
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_replacing_makes_the_folder_and_leaves_only_the_file(tmp_path):
+    path = tmp_path / "a" / "b" / "table.csv"
+    with records.replacing(path) as temporary:
+        temporary.write_text("new")
+        assert temporary.suffix == ".csv"
+    assert path.read_text() == "new"
+    assert names(path.parent) == ["table.csv"]
+
+
+def test_replacing_shows_the_old_file_until_the_new_one_is_whole(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("old, and longer than the new")
+    with records.replacing(path) as temporary:
+        temporary.write_text("new")
+        assert path.read_text() == "old, and longer than the new"
+    assert path.read_text() == "new"
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("there_before", [True, False])
+def test_replacing_leaves_everything_as_it_was_where_the_block_fails(tmp_path, error, there_before):
+    path = tmp_path / "table.csv"
+    if there_before:
+        path.write_text("old")
+
+    def fail():
+        with records.replacing(path) as temporary:
+            temporary.write_text("half of the n")
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert names(tmp_path) == (["table.csv"] if there_before else [])
+    assert not there_before or path.read_text() == "old"
+
+
+def test_replacing_gives_the_permissions_of_any_new_file(tmp_path):
+    umask = os.umask(0o027)
+    try:
+        with records.replacing(tmp_path / "table.csv") as temporary:
+            temporary.write_text("new")
+        assert os.umask(0o027) == 0o027
+    finally:
+        os.umask(umask)
+    assert (tmp_path / "table.csv").stat().st_mode & 0o777 == 0o640
+
+
+def test_rows_that_fail_half_way_leave_the_old_file(tmp_path):
+    path = tmp_path / "table.csv"
+    records.write_rows(path, ["a"], [[1], [2]])
+
+    def failing():
+        yield [3]
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        records.write_rows(path, ["a"], failing())
+    assert path.read_text().split() == ["a", "1", "2"]
+    assert names(tmp_path) == ["table.csv"]
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_rows_keep_what_needs_quotes(tmp_path):
+    path = tmp_path / "table.csv"
+    records.write_rows(path, ["name", "value"], [['dsgd, "ring"', 0.1], ["two\nlines", None]])
+    assert read(path) == [{"name": 'dsgd, "ring"', "value": "0.1"}, {"name": "two\nlines", "value": ""}]
+
+
+def test_histories_have_a_row_for_each_method_seed_and_record(tmp_path):
+    draw = np.random.default_rng(0)
+    histories = {
+        "sgd": {
+            "step": np.array([1, 10, 20]),
+            "loss": draw.random((2, 3)),
+            "bits": np.array([[2**53 + 1, 2, 3], [4, 5, 2**64 - 1]], np.uint64),
+        },
+        "dsgd, ring": {"step": np.array([5, 6]), "loss": draw.random((1, 2), np.float32), "consensus": np.array([[np.nan, 0.25]])},
+    }
+    path = tmp_path / "history.csv"
+    records.write_histories(path, histories)
+    rows = read(path)
+
+    assert list(rows[0]) == ["method", "seed", "step", "loss", "bits", "consensus"]
+    assert [(row["method"], int(row["seed"]), int(row["step"])) for row in rows] == [
+        *(("sgd", seed, step) for seed in (0, 1) for step in (1, 10, 20)),
+        ("dsgd, ring", 0, 5),
+        ("dsgd, ring", 0, 6),
+    ]
+    assert [float(row["loss"]) for row in rows[:6]] == histories["sgd"]["loss"].ravel().tolist()
+    np.testing.assert_array_equal([np.float32(row["loss"]) for row in rows[6:]], histories["dsgd, ring"]["loss"][0])
+    assert [row["bits"] for row in rows] == [*map(str, histories["sgd"]["bits"].ravel().tolist()), "", ""]
+    assert [row["consensus"] for row in rows] == [*[""] * 6, "nan", "0.25"]
+
+
+@dataclass
+class Inner:
+    rates: tuple[float, ...]
+
+
+@dataclass
+class Config:
+    out: Path
+    workers: int
+    progress: bool
+    steps: int | None
+    data: Inner
+
+
+def test_a_config_is_json_that_reads_back(tmp_path):
+    path = tmp_path / "config.json"
+    records.write_config(path, Config(Path("results/compare"), 16, False, None, Inner((0.1, 1e-300))))
+    assert json.loads(path.read_text()) == {
+        "out": "results/compare",
+        "workers": 16,
+        "progress": False,
+        "steps": None,
+        "data": {"rates": [0.1, 1e-300]},
+    }
