@@ -6,7 +6,9 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from dsgd import loop, programs, workers
 from dsgd.base import Algorithm, Problem, PyTree, Result
+from dsgd.checkpoints import Checkpoint
 from dsgd.history import Log
 from dsgd.progress import Progress
 
@@ -36,6 +39,7 @@ def run(
     batches: Iterable[PyTree] | None = None,
     record_every: int = 1,
     mesh: Mesh | None = None,
+    checkpoint: str | Path | None = None,
     progress: bool = False,
 ) -> Result:
     """Runs a method on a problem for `steps` rounds, on every device of the mesh.
@@ -50,6 +54,8 @@ def run(
             round and the same for all seeds. The problem's own data then serve only the history's loss.
         record_every: rounds between two records.
         mesh: from `dsgd.workers.mesh`; None: all devices.
+        checkpoint: a folder in which the run saves itself every half minute and at its end. The same call goes on from there, with the
+            same result as if it had not stopped; with more `steps`, a finished run goes on. Batches from outside are skipped up to there.
         progress: show a bar with rounds a second and the current loss.
 
     Returns:
@@ -60,7 +66,7 @@ def run(
 
     Raises:
         ValueError: steps, seeds or record_every < 1, N that the devices do not divide, a method built for another N, parameters that are
-            not floating point, batches that end early or do not fit.
+            not floating point, batches that end early or do not fit, a checkpoint of another run or of more rounds.
         Diverged: the loss became infinite or NaN.
     """
     if seeds is not None and seeds < 1:
@@ -69,7 +75,23 @@ def run(
     plan = make_plan(_Always(algorithm), problem, mesh, runs=0 if seeds is None else 1, size=seeds or 1, record_every=record_every)
     keys = key if seeds is None else jax.random.split(key, seeds)
     watch = Watch(algorithm.name, progress, learning_rate=algorithm.learning_rate)
-    return execute(plan, problem, {}, keys, steps, batches, watch)
+    if checkpoint is None:
+        return execute(plan, problem, {}, keys, steps, batches, watch)
+    with closing(Checkpoint(checkpoint, _about(algorithm, problem, key, seeds, record_every))) as saved:
+        return execute(plan, problem, {}, keys, steps, batches, watch, saved)
+
+
+def _about(algorithm: Algorithm, problem: Problem, key: jax.Array, seeds: int | None, record_every: int) -> dict[str, str]:
+    """What tells one run from another on disk."""
+    return {
+        "method": algorithm.name,
+        "step size": f"{algorithm.learning_rate:.9g}",
+        "problem": problem.name,
+        "workers": str(problem.workers),
+        "seeds": str(seeds),
+        "record_every": str(record_every),
+        "key": np.asarray(jax.random.key_data(key)).tobytes().hex(),
+    }
 
 
 @dataclass(frozen=True)
@@ -116,29 +138,44 @@ def make_plan(build: Any, problem: Problem, mesh: Mesh | None, *, runs: int, siz
 
 
 def execute(
-    plan: loop.Plan, problem: Problem, points: PyTree, keys: jax.Array, steps: int, batches: Iterable[PyTree] | None, watch: Watch
+    plan: loop.Plan,
+    problem: Problem,
+    points: PyTree,
+    keys: jax.Array,
+    steps: int,
+    batches: Iterable[PyTree] | None,
+    watch: Watch,
+    checkpoint: Checkpoint | None = None,
 ) -> Result:
-    """Drives the compiled loop from the start to round `steps`. Arguments as in `run` and `loop.start`."""
+    """Drives the compiled loop from the start, or from the checkpoint, to round `steps`. Arguments as in `run` and `loop.start`."""
     if steps < 1:
         raise ValueError(f"steps = {steps}: need at least 1")
     data = jax.device_put(problem.data, NamedSharding(plan.mesh, P(workers.AXIS)))
     shared, points, keys = jax.device_put((problem.shared, points, keys), NamedSharding(plan.mesh, P()))
-    feed = None if batches is None else _Feed(plan, iter(batches))
     state, first = programs.call(loop.start, plan, points, keys, data, shared)
     log = Log(jax.device_get(first), runs=plan.runs, N=plan.N, record_every=plan.record_every)
+    found = checkpoint.restore(state) if checkpoint else None
+    if found:
+        state, records = found
+        log.resume(records)
+        if log.steps[-1] > steps:
+            raise ValueError(f"steps = {steps}, but the checkpoint is of round {log.steps[-1]}: need at least as many steps")
+    feed = None if batches is None else _Feed(plan, iter(batches), skip=log.steps[-1])
     pace = _Pace(plan.capacity)
+    watch.check(log)
     with Progress(watch.name, steps, watch.progress) as bar:
-        watch.check(log)
-        sent = 0
+        sent = log.steps[-1]
         waiting: deque[tuple[loop.Records, int, int]] = deque()  # chunks on the devices: records, how many, the round after them
         while sent < steps or waiting:
-            # The next chunk is queued before the last one is read: the devices never wait for the host.
-            while sent < steps and len(waiting) < _AHEAD:
+            # The next chunk is queued before the last one is read, so that the devices never wait for the host.
+            ahead = 1 if checkpoint and checkpoint.due() else _AHEAD
+            while sent < steps and len(waiting) < ahead:
                 count = min(pace.records, feed.records) if feed else pace.records
                 count = min(count, -(-(steps - sent) // plan.record_every))
                 rounds = min(count * plan.record_every, steps - sent)
                 batch = feed.take(sent, rounds, steps) if feed else None
-                state, news = programs.call(loop.advance, plan, state, points, keys, data, shared, batch, np.int32(count), np.int32(steps))
+                limits = np.int32(count), np.int32(steps)
+                state, news = programs.call(loop.advance, plan, state, points, keys, data, shared, batch, *limits)
                 sent += rounds
                 waiting.append((news, count, sent))
             news, count, done = waiting.popleft()
@@ -146,6 +183,8 @@ def execute(
             pace.finished(count)
             bar.update(done, log.last_loss())
             watch.check(log)
+            if checkpoint and not waiting and (checkpoint.due() or done >= steps):
+                checkpoint.save(done, state, log.records())
     return Result(state, log.history(), programs.call(loop.models, plan, state, points))
 
 
@@ -169,9 +208,9 @@ class _Feed:
 
     _ROUNDS = 16
 
-    def __init__(self, plan: loop.Plan, batches: Iterator[PyTree]) -> None:
+    def __init__(self, plan: loop.Plan, batches: Iterator[PyTree], skip: int) -> None:
         self.plan = plan
-        self.batches = batches
+        self.batches = itertools.islice(batches, skip, None)
         self.records = max(1, self._ROUNDS // plan.record_every)
 
     def take(self, done: int, rounds: int, steps: int) -> PyTree:

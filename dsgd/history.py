@@ -48,11 +48,21 @@ class Log:
         finite = last[np.isfinite(last)]
         return float(finite.mean()) if finite.size else float("nan")
 
+    def records(self) -> dict[str, np.ndarray]:
+        """All of it by name, for `resume`: `step` `[records]`, bits of each interval as counts, the rest `[runs ..., records]`."""
+        return {"step": np.asarray(self.steps), **{name: self._joined(name) for name in self.pieces[-1]}}
+
+    def resume(self, records: dict[str, np.ndarray]) -> None:
+        """Takes up from the `records` of an earlier log."""
+        pieces = dict(records)
+        self.steps = pieces.pop("step").tolist()
+        self.pieces = [pieces]
+
     def history(self) -> History:
         """Numpy arrays by name, `[runs ..., records]`; `step` is `[records]`. A method's own scalars are NaN at the start."""
-        joined = {name: self._joined(name) for name in self.pieces[-1]}
-        total = np.cumsum(counts.to_int(joined.pop("bits")), axis=self.axis, dtype=np.uint64)
-        return {"step": np.asarray(self.steps), "bits": total / self.N, **joined}
+        records = self.records()
+        total = np.cumsum(counts.to_int(records.pop("bits")), axis=self.axis, dtype=np.uint64)
+        return {"step": records.pop("step"), "bits": total / self.N, **records}
 
     def check(self, method: str, learning_rate: float) -> None:
         """Raises `Diverged` where a loss of the last piece is not finite."""

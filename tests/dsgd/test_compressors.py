@@ -108,7 +108,7 @@ def test_the_smallest_and_the_largest_element_are_sent_exactly(key, bits, name):
 def test_no_draw_moves_the_largest_element(key, bits):
     """It is a knob: many copies of it make many draws."""
     draw = np.random.default_rng(bits)
-    for low, high in draw.normal(size=(10, 2)).astype(np.float32):
+    for low, high in draw.normal(size=(64, 2)).astype(np.float32):
         x = np.full(2**14, max(low, high), np.float32)
         x[0] = min(low, high)
         np.testing.assert_array_equal(quantize(bits)(key, x), x)

@@ -30,9 +30,11 @@ def test_replacing_makes_the_folder_and_leaves_only_the_file(tmp_path):
 def test_replacing_shows_the_old_file_until_the_new_one_is_whole(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("old, and longer than the new")
-    with records.replacing(path) as temporary:
-        temporary.write_text("new")
-        assert path.read_text() == "old, and longer than the new"
+    with path.open() as reader:
+        with records.replacing(path) as temporary:
+            temporary.write_text("new")
+            assert path.read_text() == "old, and longer than the new"
+        assert reader.read() == "old, and longer than the new"
     assert path.read_text() == "new"
 
 

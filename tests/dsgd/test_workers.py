@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+import dsgd
 import topologies
 from dsgd import workers
 
@@ -228,7 +229,7 @@ def irregular(n: int) -> np.ndarray:
 
 
 @cache
-def graphs(n: int) -> dict[str, topologies.graphs.Topology]:
+def graphs(n: int) -> dict[str, dsgd.Topology]:
     matrices = {
         "two hops": circulant(n, {0: 0.5, 1: 0.1, 2: 0.15}),
         "three hops": circulant(n, {0: 0.4, 1: 0.1, 3: 0.2}),
@@ -275,13 +276,30 @@ def test_mix_preserves_the_mean(any_mesh, n):
             np.testing.assert_allclose(exact(result[name][leaf]).mean(0), want, rtol=0, atol=atol, err_msg=name)
 
 
-@pytest.mark.parametrize("n", [8, 16, 32])
-def test_a_ring_sends_one_row_each_way_and_nothing_else(n):
-    mesh = workers.mesh(8)
-    spread = jax.shard_map(lambda x: workers.mix(x, topologies.ring(n)), mesh=mesh, in_specs=BLOCKS, out_specs=BLOCKS, check_vma=False)
-    sends = SENDS.findall(jax.jit(spread).lower(jnp.zeros((n, 3))).compile().as_text())
-    assert [operation for _, operation in sends] == ["collective-permute"] * 2
-    assert all(re.match(r"\(?f32\[1,3\]", shape) for shape, _ in sends)
+def sends_of_a_mix(topology: dsgd.Topology) -> list[tuple[str, str]]:
+    """Shape and kind of each of eight devices' messages, for rows of three numbers."""
+    spread = jax.shard_map(lambda x: workers.mix(x, topology), mesh=workers.mesh(8), in_specs=BLOCKS, out_specs=BLOCKS, check_vma=False)
+    return SENDS.findall(jax.jit(spread).lower(jnp.zeros((topology.n, 3))).compile().as_text())
+
+
+@pytest.mark.parametrize(
+    ("topology", "rows_each_way"),
+    [
+        *((topologies.ring(n), 1) for n in (8, 16, 32)),
+        (topologies.from_matrix(circulant(32, {0: 0.5, 1: 0.1, 2: 0.15}), "two hops in blocks of four"), 2),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_neighbouring_blocks_exchange_one_message_each_way(topology, rows_each_way):
+    sends = sends_of_a_mix(topology)
+    assert [kind for _, kind in sends] == ["collective-permute"] * 2
+    assert all(re.match(rf"\(?f32\[{rows_each_way},3\]", shape) for shape, _ in sends)
+
+
+def test_a_complete_graph_sends_one_mean():
+    sends = sends_of_a_mix(topologies.complete(16))
+    assert [kind for _, kind in sends] == ["all-reduce"]
+    assert re.match(r"\(?f32\[3\]", sends[0][0])
 
 
 def test_mesh_takes_devices_from_the_front():
