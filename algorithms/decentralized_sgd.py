@@ -42,7 +42,7 @@ def decentralized_sgd(optimizer: optax.GradientTransformation, topology: Topolog
         query,
         update,
         optimizers.mean_params,
-        network.gossip(topology.degree),
+        network.gossip(topology.degree, float(topology.neighbours.mean())),
         f"decentralized_sgd({topology.name})",
         optimizers.learning_rate(optimizer),
         topology.n,

@@ -124,9 +124,9 @@ class Compressor(NamedTuple):
 
     Args:
         compress: (key, x: [d]) -> message, a pytree of packed arrays: what really travels.
-        decompress: (message, d: int) -> x_hat: [d] float32.
+        decompress: (message, d: int) -> x_hat: [d], float32 where the message is lossy.
         bits: message -> bits of this message on the wire, int or uint32 scalar.
-        mean_bits: d -> expected bits of a message for d elements, for planning.
+        mean_bits: d -> expected bits of a message for d float32 elements, for planning.
         unbiased: whether E Q(x) = x.
         omega: d -> w with E|Q(x) - x|^2 <= w |x|^2, or None where there is none.
         delta: d -> a with E|C(x) - x|^2 <= (1 - a) |x|^2, or None.

@@ -17,7 +17,7 @@ def _identity() -> Compressor:
     return Compressor(
         compress=lambda key, x: x,
         decompress=lambda message, d: message,
-        bits=lambda message: FLOAT_BITS * message.shape[0],
+        bits=lambda message: 8 * message.dtype.itemsize * message.shape[0],
         mean_bits=lambda d: float(FLOAT_BITS * d),
         unbiased=True,
         omega=lambda d: 0.0,
@@ -60,18 +60,21 @@ def random_quantization(bits: int) -> Compressor:
     steps = 2**bits - 1
 
     def compress(key, x):
+        x = x.astype(jnp.float32)
         low, high = jnp.min(x), jnp.max(x)
-        # Divide by half the range twice over: max - min of huge values is not finite in float32.
-        half = (high / 2 - low / 2) / steps
-        place = jnp.where(half > 0, (x / 2 - low / 2) / jnp.where(half > 0, half, 1), 0)
+        # An eighth of the range: neither it nor its reciprocal, which XLA multiplies by, leaves float32.
+        eighth = high / 8 - low / 8
+        place = steps * jnp.where(eighth > 0, (x / 8 - low / 8) / jnp.where(eighth > 0, eighth, 1), 0)
         floor = jnp.floor(place)
-        up = jax.random.uniform(key, x.shape, x.dtype) < place - floor
-        codes = jnp.clip(floor + up, 0, steps).astype(jnp.uint8)
-        return Quantized(codecs.pack(codes, bits), low.astype(jnp.float32), high.astype(jnp.float32))
+        up = jax.random.uniform(key, x.shape) < place - floor
+        codes = jnp.where(x == high, steps, jnp.clip(floor + up, 0, steps))  # the ends are knobs, whatever the rounding of `place`
+        return Quantized(codecs.pack(codes.astype(jnp.uint8), bits), low, high)
 
     def decompress(message, d):
-        share = codecs.unpack(message.codes, bits, d).astype(jnp.float32) / steps
-        return message.low * (1 - share) + message.high * share  # exact at both ends
+        codes = codecs.unpack(message.codes, bits, d)
+        share = codes.astype(jnp.float32) / steps
+        # XLA divides by multiplying with a rounded reciprocal: the last share may not be 1.
+        return jnp.where(codes == steps, message.high, message.low * (1 - share) + message.high * share)
 
     return Compressor(
         compress=compress,

@@ -19,10 +19,15 @@ def of(bits: int | jax.Array, workers: int) -> jax.Array:
     """The count of `bits` for every worker of a block: uint32 `[workers, 4]`.
 
     Args:
-        bits: a Python int of any size up to 2^64, the same for everybody; or uint32 `[workers]`.
+        bits: a Python int below 2^64, the same for everybody; or uint32 `[workers]`.
         workers: n, the workers of the block.
+
+    Raises:
+        ValueError: an int that is negative or too large.
     """
     if isinstance(bits, int):
+        if not 0 <= bits < 1 << (BASE_BITS * DIGITS):
+            raise ValueError(f"a count of {bits} bits: need between 0 and 2^{BASE_BITS * DIGITS} - 1")
         digits = [(bits >> (BASE_BITS * i)) & int(_MASK) for i in range(DIGITS)]
         return jnp.broadcast_to(jnp.asarray(digits, jnp.uint32), (workers, DIGITS))
     low, high = bits & _MASK, bits >> BASE_BITS
@@ -52,4 +57,4 @@ def total(count: jax.Array) -> jax.Array:
 def to_int(count: np.ndarray) -> np.ndarray:
     """The count as uint64 on the host."""
     weights = np.uint64(1) << (np.uint64(BASE_BITS) * np.arange(DIGITS, dtype=np.uint64))
-    return np.asarray(count, np.uint64) @ weights
+    return np.asarray(np.asarray(count, np.uint64) @ weights)

@@ -24,6 +24,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import numpy as np
+
 from dsgd.base import Pattern
 
 Convention = Literal["blocking", "pipelined"]
@@ -58,22 +60,26 @@ ring_all_reduce_unpartitioned = _pattern(
 local = _pattern("local", blocking=lambda N, latency, transfer: 0 * (latency + transfer), vectors=lambda N: 0)
 
 
-def gossip(degree: int) -> Pattern:
+def gossip(degree: int, mean_degree: float | None = None) -> Pattern:
     """Every worker sends its vector to each of its neighbours.
 
     Args:
-        degree: most neighbours that a worker has (`Topology.degree`).
+        degree: most neighbours that a worker has (`Topology.degree`): its ports set the pace.
+        mean_degree: neighbours of a worker on average; None: all have as many.
 
     Raises:
-        ValueError: degree < 0.
+        ValueError: degree < 0, or a mean that is larger.
     """
     if degree < 0:
         raise ValueError(f"gossip of degree {degree}: need degree >= 0")
+    mean = degree if mean_degree is None else mean_degree
+    if not 0 <= mean <= degree:
+        raise ValueError(f"gossip of degree {degree} with {mean} neighbours on average: need between 0 and the degree")
     return _pattern(
         f"gossip({degree})",
         blocking=lambda N, latency, transfer: degree * (latency + transfer),
         pipelined=lambda N, latency, transfer: latency * (degree > 0) + degree * transfer,
-        vectors=lambda N: degree,
+        vectors=lambda N: mean,
     )
 
 
@@ -95,10 +101,9 @@ def cost(pattern: Pattern, workers: int, latency, transfer, convention: Conventi
 
     Source: Liu and Zhang, section 1.3 and equation lines of chapters 2, 3, 5; the table above.
     """
-    if workers < 1:
-        raise ValueError(f"cost for {workers} workers: need at least 1")
+    _need_workers(workers)
     for what, value in (("latency", latency), ("transfer", transfer)):
-        if not value >= 0:  # also catches NaN
+        if not np.all(value >= 0):  # also catches NaN
             raise ValueError(f"cost with {what} = {value}: need seconds >= 0")
     if convention == "blocking":
         return pattern.blocking(workers, latency, transfer)
@@ -123,6 +128,7 @@ def round_seconds(
     Raises:
         ValueError: bandwidth <= 0, negative bits, or as `cost`.
     """
+    _need_workers(workers)
     if not bandwidth > 0:
         raise ValueError(f"bandwidth = {bandwidth} bit/s: need > 0")
     if not bits_up >= 0:
@@ -130,3 +136,8 @@ def round_seconds(
     vectors = pattern.vectors(workers)
     transfer = bits_up / vectors / bandwidth if vectors else 0.0
     return cost(pattern, workers, latency, transfer, convention)
+
+
+def _need_workers(workers: int) -> None:
+    if workers < 1:
+        raise ValueError(f"cost for {workers} workers: need at least 1")

@@ -79,8 +79,12 @@ def stack(tree: PyTree, workers: int) -> PyTree:
 
 
 def sum(tree: PyTree) -> PyTree:
-    """The sum over all workers: leaves `[n, ...]` become `[...]`, the same on every device."""
-    return _across(lax.psum, jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, dtype=leaf.dtype), tree))
+    """The sum over all workers: leaves `[n, ...]` become `[...]` of the same type (flags are counted), the same on every device."""
+
+    def block(leaf):
+        return jnp.sum(leaf, axis=0, dtype=jnp.int32 if leaf.dtype == bool else leaf.dtype)
+
+    return _across(lax.psum, jax.tree.map(block, tree))
 
 
 def mean(tree: PyTree) -> PyTree:
@@ -118,10 +122,11 @@ def find(chosen: jax.Array, workers: int) -> tuple[jax.Array, jax.Array]:
 def select(here: jax.Array, tree: PyTree) -> PyTree:
     """The rows `[k, ...]` from whichever device has them (`here`, from `find`), on every device."""
 
-    def keep(leaf):
-        return jnp.where(jnp.expand_dims(here, tuple(range(1, leaf.ndim))), leaf, jnp.zeros((), leaf.dtype))
+    def send(leaf):
+        kept = jnp.where(jnp.expand_dims(here, tuple(range(1, leaf.ndim))), leaf, jnp.zeros((), leaf.dtype))
+        return lax.psum(kept.astype(jnp.int32) if leaf.dtype == bool else kept, AXIS).astype(leaf.dtype)
 
-    return tree if devices() == 1 else lax.psum(jax.tree.map(keep, tree), AXIS)
+    return tree if devices() == 1 else jax.tree.map(send, tree)
 
 
 def gather(tree: PyTree) -> PyTree:
@@ -171,8 +176,15 @@ def _from_device(rows: jax.Array, hops: int) -> jax.Array:
 def mix(tree: PyTree, topology: Topology) -> PyTree:
     r"""One gossip round, $X \leftarrow W X$: leaves `[n, ...]` to `[n, ...]`; row i becomes $\sum_j W_{ij} x_j$.
 
-    A circulant W (a ring) becomes shifts, the uniform W (the complete graph) a mean, any other one product with W.
+    A circulant W with few non-zeros in a row (a ring) becomes shifts, the uniform W (the complete graph) a mean, any other one product.
+
+    Raises:
+        ValueError: leaves of another number of workers, or that are not floating point (weights would be rounded to 0).
     """
+    for leaf in jax.tree.leaves(tree):
+        if leaf.shape[0] * devices() != topology.n or not jnp.issubdtype(leaf.dtype, jnp.floating):
+            given = f"a leaf of {leaf.shape[0] * devices()} workers, {leaf.dtype}"
+            raise ValueError(f"mix over {topology.name}: {given}; need floating-point leaves of {topology.n} workers")
     if topology.uniform:
         return jax.tree.map(lambda mean, leaf: jnp.broadcast_to(mean, leaf.shape), mean(tree), tree)
     mix_leaf = _mix_dense if topology.shifts is None else _mix_circulant

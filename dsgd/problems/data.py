@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import pickle
 import struct
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,7 +51,7 @@ def load(data: DataSource, data_dir: str | Path | None = None) -> Dataset:
         FileNotFoundError: a file that is not there, by its path.
     """
     if isinstance(data, Dataset):
-        return data
+        return _checked(data)
     if isinstance(data, str):
         if data in BUNDLED:
             return BUNDLED[data]()
@@ -70,12 +71,27 @@ def _from_arrays(name: str, inputs: Any, targets: Any) -> Dataset:
         raise ValueError(f"inputs have shape {inputs.shape}, targets {targets.shape}; need [M, ...] and [M]")
     if not np.isfinite(inputs).all():
         raise ValueError("inputs have entries that are not finite")
+    if np.issubdtype(targets.dtype, np.floating) and not np.isfinite(targets).all():
+        raise ValueError("targets have entries that are not finite")
     labels, classes = np.unique(targets, return_inverse=True)
     if len(labels) < 2:
         raise ValueError(f"targets have {len(labels)} class; need at least 2")
     parts: Any = train_test_split(np.arange(len(classes)), test_size=_TEST_SHARE, random_state=_SPLIT_SEED, stratify=classes)
     train, test = parts
     return Dataset(name, inputs[train], classes[train], inputs[test], classes[test], len(labels))
+
+
+def _checked(dataset: Dataset) -> Dataset:
+    for part, inputs, targets in (
+        ("train", dataset.train_inputs, dataset.train_targets),
+        ("test", dataset.test_inputs, dataset.test_targets),
+    ):
+        if len(inputs) != len(targets):
+            raise ValueError(f"{dataset.name}: {len(inputs)} {part} inputs, but {len(targets)} labels; need as many")
+        if targets.size and not 0 <= targets.min() <= targets.max() < dataset.classes:
+            shown = f"{targets.min()} to {targets.max()}"
+            raise ValueError(f"{dataset.name}: {part} targets from {shown}, but {dataset.classes} classes; need 0 to {dataset.classes - 1}")
+    return dataset
 
 
 def _digits() -> Dataset:
@@ -101,13 +117,22 @@ def _mnist(folder: Path) -> Dataset:
     for part, prefix in (("train", "train"), ("test", "t10k")):
         arrays[f"{part}_inputs"] = _read_idx(folder, f"{prefix}-images-idx3-ubyte", 3)[..., None].astype(np.float32) / 255
         arrays[f"{part}_targets"] = _read_idx(folder, f"{prefix}-labels-idx1-ubyte", 1).astype(np.int64)
-    return Dataset(name="mnist", classes=10, **arrays)
+        _need_ten_classes(folder / f"{prefix}-labels-idx1-ubyte", arrays[f"{part}_targets"])
+    return _checked(Dataset(name="mnist", classes=10, **arrays))
+
+
+def _need_ten_classes(path: Path, labels: np.ndarray) -> None:
+    if labels.size and not 0 <= labels.min() <= labels.max() <= 9:
+        raise ValueError(f"{path}: labels from {labels.min()} to {labels.max()}; need 0 to 9")
 
 
 def _read_idx(folder: Path, name: str, dimensions: int) -> np.ndarray:
     """An IDX file: two zero bytes, type 0x08 (unsigned byte), the number of dimensions, big-endian sizes, then the bytes."""
     path = _first_there(folder / name, folder / f"{name}.gz")
-    raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path}: not a whole gzip file ({error})") from error
     header = 4 + 4 * dimensions
     if len(raw) < header or raw[:4] != bytes([0, 0, 8, dimensions]):
         raise ValueError(f"{path}: its first bytes are {raw[:4].hex(' ')}; need an IDX file of unsigned bytes with {dimensions} dimensions")
@@ -117,7 +142,7 @@ def _read_idx(folder: Path, name: str, dimensions: int) -> np.ndarray:
     return np.frombuffer(raw, np.uint8, offset=header).reshape(shape)
 
 
-_CIFAR_RECORD = 1 + 3 * 32 * 32
+_CIFAR_PIXELS = 3 * 32 * 32
 
 
 def _cifar_10(folder: Path) -> Dataset:
@@ -133,18 +158,30 @@ def _cifar_10(folder: Path) -> Dataset:
 def _read_cifar(folder: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
     """One batch: `name.bin` is records of a label byte and 3,072 pixels (red, green, blue planes); `name` is a pickled dictionary."""
     path = _first_there(folder / f"{name}.bin", folder / name)
-    if path.suffix == ".bin":
-        raw = np.frombuffer(path.read_bytes(), np.uint8)
-        if raw.size == 0 or raw.size % _CIFAR_RECORD:
-            raise ValueError(f"{path}: {raw.size} bytes; need a multiple of {_CIFAR_RECORD} (a label and 32x32x3 pixels)")
-        records = raw.reshape(-1, _CIFAR_RECORD)
-        labels, pixels = records[:, 0], records[:, 1:]
-    else:
+    labels, pixels = _read_cifar_records(path) if path.suffix == ".bin" else _read_cifar_pickle(path)
+    _need_ten_classes(path, labels)
+    images = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1).astype(np.float32) / 255
+    return images, labels.astype(np.int64)
+
+
+def _read_cifar_records(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    raw = np.frombuffer(path.read_bytes(), np.uint8)
+    if raw.size == 0 or raw.size % (1 + _CIFAR_PIXELS):
+        raise ValueError(f"{path}: {raw.size} bytes; need a multiple of {1 + _CIFAR_PIXELS} (a label and 32x32x3 pixels)")
+    records = raw.reshape(-1, 1 + _CIFAR_PIXELS)
+    return records[:, 0], records[:, 1:]
+
+
+def _read_cifar_pickle(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    try:
         with path.open("rb") as file:
             batch = _ArraysOnly(file, encoding="bytes").load()
         labels, pixels = np.asarray(batch[b"labels"]), np.asarray(batch[b"data"])
-    images = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1).astype(np.float32) / 255
-    return images, labels.astype(np.int64)
+    except (pickle.UnpicklingError, EOFError, KeyError, IndexError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: not a pickled CIFAR-10 batch ({error}); need a dictionary with b'labels' and b'data'") from error
+    if labels.ndim != 1 or pixels.shape != (len(labels), _CIFAR_PIXELS):
+        raise ValueError(f"{path}: labels of shape {labels.shape}, data {pixels.shape}; need [M] and [M, {_CIFAR_PIXELS}]")
+    return labels, pixels
 
 
 class _ArraysOnly(pickle.Unpickler):

@@ -70,8 +70,8 @@ def neural_network(
         data, workers, partition, alpha, batch_size, replacement, l2, seed, data_dir: as in `logistic_regression`.
 
     Raises:
-        ValueError: an unknown model, a CNN on data that are no images, a module with other collections than "params", or as
-            `logistic_regression`.
+        ValueError: an unknown model, a CNN on data that are no images, a module with other collections than "params" or
+            with another number of logits than classes, or as `logistic_regression`.
         FileNotFoundError: data files that are not there.
     """
     dataset = load(data, data_dir)
@@ -84,7 +84,7 @@ def neural_network(
         name, network = model, MODELS[model](dataset.classes)
     else:
         name, network = type(model).__name__, model
-    _check_collections(name, network, dataset.train_inputs.shape[1:])
+    _check_network(name, network, dataset.train_inputs.shape[1:], dataset.classes)
     return classification(
         _Apply(network),
         _Init(network, dataset.train_inputs.shape[1:]),
@@ -100,12 +100,18 @@ def neural_network(
     )
 
 
+# Equal for equal networks, so that the same problem built twice compiles once; a network with a list among its fields has no hash itself.
+
+
 @dataclass(frozen=True)
 class _Apply:
     network: nn.Module
 
     def __call__(self, params: PyTree, inputs: jax.Array) -> Any:
         return self.network.apply({"params": params}, inputs)
+
+    def __hash__(self) -> int:
+        return hash(type(self.network))
 
 
 @dataclass(frozen=True)
@@ -116,8 +122,16 @@ class _Init:
     def __call__(self, key: jax.Array) -> PyTree:
         return self.network.init(key, jnp.zeros((1, *self.shape)))["params"]
 
+    def __hash__(self) -> int:
+        return hash((type(self.network), self.shape))
 
-def _check_collections(name: str, network: nn.Module, shape: tuple[int, ...]) -> None:
-    variables = jax.eval_shape(lambda key: network.init(key, jnp.zeros((1, *shape))), jax.eval_shape(lambda: jax.random.key(0)))
+
+def _check_network(name: str, network: nn.Module, shape: tuple[int, ...], classes: int) -> None:
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    logits, variables = jax.eval_shape(lambda key: network.init_with_output(key, jnp.zeros((1, *shape))), key)
     if set(variables) != {"params"}:
         raise ValueError(f"model {name} keeps {sorted(variables)}; need a module that keeps only 'params' (GroupNorm, not BatchNorm)")
+    if logits.shape != (1, classes):
+        raise ValueError(
+            f"model {name} maps {(1, *shape)} to {logits.shape}; need logits {(1, classes)}, one for each of the {classes} classes"
+        )

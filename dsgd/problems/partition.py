@@ -15,8 +15,8 @@ def _by_label(labels: np.ndarray, workers: int, alpha: float, rng: np.random.Gen
 
 
 def _dirichlet(labels: np.ndarray, workers: int, alpha: float, rng: np.random.Generator) -> list[np.ndarray]:
-    if not alpha > 0:
-        raise ValueError(f"dirichlet partition with alpha = {alpha}: need alpha > 0")
+    if not 0 < alpha < np.inf:
+        raise ValueError(f"dirichlet partition with alpha = {alpha}: need a finite alpha > 0")
     shares: list[list[np.ndarray]] = [[] for _ in range(workers)]
     for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -69,7 +70,7 @@ def quadratic(A: ArrayLike, b: ArrayLike, *, noise: float = 0.0, start: ArrayLik
     minimum = -0.5 * float(mean_b @ minimizer)
     local = (A * minimizer if diagonal else A @ minimizer) - b
     return Problem(
-        init=_Start(d) if start is None else lambda key: jnp.asarray(start, float),
+        init=_Start(d) if start is None else _start_at(np.array(start, np.float64)),
         loss=_loss,
         gradient=_gradient,
         sample=_sample if noise > 0 else _sample_exact,
@@ -97,6 +98,10 @@ class _Start:
 
     def __call__(self, key: jax.Array) -> jax.Array:
         return jnp.zeros(self.dimension)
+
+
+def _start_at(first: np.ndarray) -> Callable[[jax.Array], jax.Array]:
+    return lambda key: jnp.asarray(first, float)
 
 
 def _multiply(A: jax.Array, x: jax.Array) -> jax.Array:
@@ -154,14 +159,19 @@ def random_quadratic(
         seed: of the Hessians and of b.
 
     Raises:
-        ValueError: N or d < 1, not 0 < strong_convexity <= smoothness, heterogeneity < 0, heterogeneity > 0 with one worker.
+        ValueError: N or d < 1, not 0 < strong_convexity <= smoothness (with equality in one dimension),
+            heterogeneity < 0, or > 0 with one worker, and as `quadratic`.
     """
     if workers < 1 or dimension < 1:
         raise ValueError(f"random_quadratic({workers} workers, dimension {dimension}): need at least 1 of each")
-    if not 0 < strong_convexity <= smoothness:
-        raise ValueError(f"strong_convexity = {strong_convexity}, smoothness = {smoothness}: need 0 < strong_convexity <= smoothness")
-    if heterogeneity < 0 or (heterogeneity > 0 and workers == 1):
-        raise ValueError(f"heterogeneity = {heterogeneity} with {workers} workers: need >= 0, and 0 for one worker")
+    if not 0 < strong_convexity <= smoothness < np.inf:
+        given = f"strong_convexity = {strong_convexity}, smoothness = {smoothness}"
+        raise ValueError(f"{given}: need 0 < strong_convexity <= smoothness, both finite")
+    if dimension == 1 and strong_convexity < smoothness:
+        given = f"strong_convexity = {strong_convexity}, smoothness = {smoothness}"
+        raise ValueError(f"{given} in dimension 1: need them equal, there is one eigenvalue")
+    if not 0 <= heterogeneity < np.inf or (heterogeneity > 0 and workers == 1):
+        raise ValueError(f"heterogeneity = {heterogeneity} with {workers} workers: need >= 0 and finite, and 0 for one worker")
     rng = np.random.default_rng(seed)
     different = 1 if equal_hessians else workers
     eigenvalues = rng.uniform(strong_convexity, smoothness, (different, dimension))
@@ -187,14 +197,19 @@ def random_quadratic(
 def _check(A: np.ndarray, b: np.ndarray, noise: float, start: ArrayLike | None) -> None:
     if b.ndim != 2 or A.shape not in (b.shape, (*b.shape, b.shape[-1])):
         raise ValueError(f"A has shape {A.shape}, b {b.shape}; need A [N, d, d] or [N, d] and b [N, d]")
-    if not noise >= 0:
-        raise ValueError(f"noise = {noise}; need sigma >= 0")
+    if b.size == 0:
+        raise ValueError(f"b has shape {b.shape}; need at least one worker and one dimension")
+    if not 0 <= noise < np.inf:
+        raise ValueError(f"noise = {noise}; need a finite sigma >= 0")
     if start is not None and np.shape(start) != b.shape[1:]:
         raise ValueError(f"start has shape {np.shape(start)}; need {b.shape[1:]}, as b has")
+    if start is not None and not np.isfinite(start).all():
+        raise ValueError("start has entries that are not finite")
     if not (np.isfinite(A).all() and np.isfinite(b).all()):
         raise ValueError("A or b has entries that are not finite")
     if A.ndim == 3:
         asymmetry = np.abs(A - np.swapaxes(A, 1, 2)).max(axis=(1, 2))
-        if asymmetry.max() > _SYMMETRY * max(1.0, np.abs(A).max()):
+        asymmetry /= np.maximum(np.abs(A).max(axis=(1, 2)), np.finfo(float).tiny)
+        if asymmetry.max() > _SYMMETRY:
             worst = int(asymmetry.argmax())
-            raise ValueError(f"A[{worst}] is not symmetric (by {asymmetry[worst]:.3g}); need symmetric Hessians")
+            raise ValueError(f"A[{worst}] is not symmetric (by {asymmetry[worst]:.3g} of its largest entry); need symmetric Hessians")

@@ -108,10 +108,10 @@ def test_the_smallest_and_the_largest_element_are_sent_exactly(key, bits, name):
 def test_no_draw_moves_the_largest_element(key, bits):
     """It is a knob: many copies of it make many draws."""
     draw = np.random.default_rng(bits)
-    for low, high in draw.normal(size=(64, 2)).astype(np.float32):
+    for each, (low, high) in zip(jax.random.split(key, 64), draw.normal(size=(64, 2)).astype(np.float32), strict=True):
         x = np.full(2**14, max(low, high), np.float32)
         x[0] = min(low, high)
-        np.testing.assert_array_equal(quantize(bits)(key, x), x)
+        np.testing.assert_array_equal(quantize(bits)(each, x), x)
 
 
 @every_bits
@@ -163,7 +163,7 @@ def test_a_constant_vector_is_sent_exactly(key, bits, value):
     np.testing.assert_array_equal(quantize(bits)(key, x), x)
 
 
-@every_bits
+@pytest.mark.parametrize("bits", [1, 3, 8])
 @pytest.mark.parametrize("x", [[2.5], [0.0], [-1.0, 3.0], [7.0, 7.0], [1.0, -1e-3], [3e38, -3e38]], ids=str)
 def test_one_and_two_elements_are_sent_exactly(key, bits, x):
     np.testing.assert_array_equal(quantize(bits)(key, np.array(x, np.float32)), np.array(x, np.float32))
@@ -175,7 +175,7 @@ floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
 @settings(max_examples=300)
 @given(st.integers(1, 8), st.lists(floats, min_size=7, max_size=7), st.integers(0, 2**31 - 1))
 def test_any_finite_vector_stays_within_a_step_of_itself(bits, elements, seed):
-    x = np.array(elements, np.float32)
+    x = np.resize(np.array(elements, np.float32), D)
     seen = np.asarray(quantize(bits)(jax.random.key(seed), x), np.float64)
     exact = x.astype(np.float64)
     assert np.isfinite(seen).all()
@@ -214,9 +214,14 @@ def test_bits_are_what_the_messages_arrays_hold(compressor, dtype):
         message = jax.eval_shape(compressor.compress, jax.random.key(0), jax.ShapeDtypeStruct((d,), dtype))
         held = sum(8 * leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(message))
         assert int(compressor.bits(message)) == held
-        assert compressor.mean_bits(d) == held
         seen = jax.eval_shape(lambda message, d=d: compressor.decompress(message, d), message)
-        assert (seen.shape, seen.dtype) == ((d,), jnp.float32)
+        assert seen.shape == (d,)
+        if compressor is compressors.identity:
+            assert seen.dtype == dtype
+        else:
+            assert seen.dtype == jnp.float32
+        if dtype == jnp.float32:
+            assert compressor.mean_bits(d) == held
 
 
 @every_bits

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -98,3 +99,9 @@ def test_a_running_total_stays_exact():
 
     sent, _ = jax.jit(lambda: jax.lax.scan(add, counts.of(0, 1)[0], length=steps))()
     assert number(sent) == steps * odd
+
+
+@pytest.mark.parametrize("bits", [-1, 2**64])
+def test_a_number_that_is_no_count_is_refused(bits):
+    with pytest.raises(ValueError, match=f"a count of {bits} bits"):
+        counts.of(bits, 2)

@@ -318,3 +318,15 @@ def test_mesh_of_an_impossible_number_of_devices(devices):
 def test_mesh_of_an_empty_list_of_devices():
     with pytest.raises(ValueError, match="mesh of no devices"):
         workers.mesh([])
+
+
+@pytest.mark.parametrize(
+    ("leaf", "given"), [(np.zeros((8, 2), np.float32), "8 workers, float32"), (np.zeros((N, 2), np.int32), f"{N} workers, int32")]
+)
+def test_mix_refuses_other_workers_and_integers(leaf, given):
+    """A ring of 16 on 8 rows would be a ring of 8; 1/3 as an integer is 0."""
+    mix = jax.shard_map(
+        lambda x: workers.mix(x, topologies.ring(N)), mesh=workers.mesh(2), in_specs=P("workers"), out_specs=P("workers"), check_vma=False
+    )
+    with pytest.raises(ValueError, match=rf"mix over ring\({N}\): a leaf of {given}"):
+        mix(leaf)

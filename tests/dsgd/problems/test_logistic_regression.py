@@ -9,13 +9,13 @@ from jax.flatten_util import ravel_pytree
 from dsgd import problems
 
 L2 = 0.01
-CASES = {"breast-cancer": ("iid", 4), "digits": ("by-label", 6)}
+CASES = {"breast-cancer": ("dirichlet", 4), "digits": ("by-label", 6)}
 
 
 @pytest.fixture(scope="module", params=CASES)
 def problem(request):
     partition, workers = CASES[request.param]
-    return problems.logistic_regression(request.param, workers, partition, l2=L2)
+    return problems.logistic_regression(request.param, workers, partition, batch_size=1, l2=L2)
 
 
 @pytest.fixture(scope="module")
