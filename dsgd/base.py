@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 PyTree = Any
@@ -194,7 +195,10 @@ class Problem(NamedTuple):
     @property
     def workers(self) -> int:
         """N, the leading axis of the data."""
-        return jax.tree.leaves(self.data)[0].shape[0]
+        leaves = jax.tree.leaves(self.data)
+        if not leaves or jnp.ndim(leaves[0]) < 1:
+            raise ValueError(f"{self.name}: data without a worker axis; need arrays [N, ...]")
+        return leaves[0].shape[0]
 
 
 class Result(NamedTuple):

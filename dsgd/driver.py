@@ -24,7 +24,6 @@ from dsgd.history import Log
 from dsgd.progress import Progress
 
 _CHUNK_SECONDS = 0.5  # between two looks at the loss
-_FIRST_RECORDS = 64
 _ROOM = 1 << 14  # records of all runs in one chunk
 _AHEAD = 2  # chunks on the devices
 
@@ -174,8 +173,7 @@ def execute(
                 count = min(count, -(-(steps - sent) // plan.record_every))
                 rounds = min(count * plan.record_every, steps - sent)
                 batch = feed.take(sent, rounds, steps) if feed else None
-                limits = np.int32(count), np.int32(steps)
-                state, news = programs.call(loop.advance, plan, state, points, keys, data, shared, batch, *limits)
+                state, news = programs.call(loop.advance, plan, state, points, keys, data, shared, batch, np.int32(rounds))
                 sent += rounds
                 waiting.append((news, count, sent))
             news, count, done = waiting.popleft()
@@ -189,11 +187,11 @@ def execute(
 
 
 class _Pace:
-    """How many records the next chunk has: few at first, then as many as take about `_CHUNK_SECONDS`."""
+    """How many records the next chunk has: one at first, then as many as take about `_CHUNK_SECONDS`."""
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.records = min(_FIRST_RECORDS, self.most)
+        self.records = 1
         self.at = time.perf_counter()
 
     def finished(self, count: int) -> None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 from jax.flatten_util import ravel_pytree
@@ -94,31 +95,29 @@ def advance(
     data: PyTree,
     shared: PyTree,
     batches: PyTree,
-    records: jax.Array,
-    steps: jax.Array,
+    rounds: jax.Array,
 ) -> tuple[State, Records]:
-    """Runs the rounds of the next `records` records, up to round `steps`.
+    """Runs the next rounds, with a record after every `plan.record_every` of them and after the last.
 
     Args:
         plan: static.
         state: of every run; donated.
         points, keys, data, shared: as in `start`.
-        batches: None, or batches from outside for the coming rounds, leaves `[rounds, N, ...]`.
-        records: int32 scalar, at most `plan.capacity`.
-        steps: int32 scalar, the round after which to stop.
+        batches: None, or batches from outside, leaves `[at least rounds, N, ...]`.
+        rounds: int32 scalar, of at most `plan.capacity` records.
 
     Returns:
-        The state after it; records by name, `[grid?, seeds?, capacity, ...]`, of which the first `records` count.
+        The state after it; records by name, `[grid?, seeds?, capacity, ...]`, of which the first ceil(rounds / record_every) count.
     """
 
-    def run(points, keys, state, data, shared, batches, records, steps):
+    def run(points, keys, state, data, shared, batches, rounds):
         def one(point, key, state):
-            return _advance_one(plan, plan.build(point), key, state, data, shared, batches, records, steps)
+            return _advance_one(plan, plan.build(point), key, state, data, shared, batches, rounds)
 
         return _over_runs(plan, one, (0, None, 0), (None, 0, 0))(points, keys, state)
 
-    specs = (P(), P(), _state_spec(plan), P(workers.AXIS), P(), P(None, workers.AXIS), P(), P())
-    return _sharded(plan, run, specs, (_state_spec(plan), P()))(points, keys, state, data, shared, batches, records, steps)
+    specs = (P(), P(), _state_spec(plan), P(workers.AXIS), P(), P(None, workers.AXIS), P())
+    return _sharded(plan, run, specs, (_state_spec(plan), P()))(points, keys, state, data, shared, batches, rounds)
 
 
 @partial(jax.jit, static_argnames="plan")
@@ -156,43 +155,42 @@ def _keys(key: jax.Array) -> tuple[jax.Array, jax.Array]:
     return first, rounds
 
 
-def _advance_one(plan: Plan, algorithm: Algorithm, key, state: State, data, shared, batches, records, steps):
-    first = state.step
+def _advance_one(plan: Plan, algorithm: Algorithm, key, state: State, data, shared, batches, rounds):
     key = _keys(key)[1]
 
-    def batch_of(step):
-        return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, step - first, keepdims=False), batches)
+    def one_round(state, i):
+        # The index is the chunk's, not the state's: the same for all runs, so that `vmap` keeps the loops' conditions scalar.
+        batch = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, i, keepdims=False), batches)
+        return _round(plan, algorithm, key, state, data, batch)
 
-    def one_round(state):
-        return _round(plan, algorithm, key, state, data, batch_of(state.step))
-
-    def until_record(state):
+    def until_record(state, first):
         if plan.record_every == 1:
-            return one_round(state)
-        shapes = jax.eval_shape(one_round, state)[1]
+            return one_round(state, first)
+        shapes = jax.eval_shape(one_round, state, first)[1]
         nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
-        def body(_, carry):
+        def body(i, carry):
             state, sent = carry
-            state, news = one_round(state)
+            state, news = one_round(state, i)
             return state, {**news, _BITS: counts.carry(sent[_BITS] + news[_BITS])}
 
-        rounds = jnp.minimum(plan.record_every, steps - state.step)
-        return lax.fori_loop(0, rounds, body, (state, nothing))
+        return lax.fori_loop(first, jnp.minimum(first + plan.record_every, rounds), body, (state, nothing))
 
-    def record(state):
-        state, news = until_record(state)
-        return state, {**_measure(plan, algorithm, key, state, data, shared), **news}
+    def record(state, first):
+        state, news = until_record(state, first)
+        values = {**_measure(plan, algorithm, key, state, data, shared), **news}
+        return state, jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), values)
 
     # A record is one row of one buffer: one write a record, whatever its number of scalars. Digits of counts are exact as floats.
-    shapes = jax.eval_shape(record, state)[1]
+    shapes = jax.eval_shape(record, state, rounds)[1]
     empty, unravel = ravel_pytree(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes))
 
     def body(i, carry):
         state, rows = carry
-        state, values = record(state)
+        state, values = record(state, i * plan.record_every)
         return state, lax.dynamic_update_index_in_dim(rows, ravel_pytree(values)[0], i, 0)
 
+    records = lax.div(rounds + (plan.record_every - 1), np.int32(plan.record_every))
     state, rows = lax.fori_loop(0, records, body, (state, jnp.zeros((plan.capacity, *empty.shape), empty.dtype)))
     return state, jax.vmap(unravel)(rows)
 

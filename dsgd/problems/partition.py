@@ -36,7 +36,7 @@ def split(labels: np.ndarray, workers: int, partition: str = "iid", *, alpha: fl
         labels: class of each sample, `[M]`.
         workers: N.
         partition: "iid", a random split into equal parts; "by-label", sorted by class, then cut into N equal pieces (a worker sees
-            one or two classes where N is not small); "dirichlet", each class spread over workers in Dirichlet(alpha)
+            at most two classes where no class is smaller than a piece); "dirichlet", each class spread over workers in Dirichlet(alpha)
             proportions (Hsu et al., 2019): small alpha is heterogeneous, large alpha is iid but for unequal sizes.
         alpha: concentration of "dirichlet".
         seed: of the draw.
@@ -45,7 +45,8 @@ def split(labels: np.ndarray, workers: int, partition: str = "iid", *, alpha: fl
         N arrays of indices, each sample in exactly one.
 
     Raises:
-        ValueError: an unknown name, fewer samples than workers, alpha <= 0, or a worker without samples.
+        ValueError: an unknown name, fewer samples than workers, an alpha of "dirichlet" that is not positive and finite, or a worker
+            without samples.
     """
     if partition not in PARTITIONS:
         raise ValueError(f"unknown partition {partition!r}: need one of {', '.join(PARTITIONS)}")

@@ -48,7 +48,8 @@ def quadratic(A: ArrayLike, b: ArrayLike, *, noise: float = 0.0, start: ArrayLik
         A: Hessians `[N, d, d]`, symmetric, or their diagonals `[N, d]`; their mean is positive definite.
         b: `[N, d]`.
         noise: sigma >= 0, so that E|xi|^2 = sigma^2 for each worker.
-        start: x_0, `[d]`; zeros where None. All problems of one shape that start at zero share one compiled program.
+        start: x_0, `[d]`; zeros where None. All problems of one shape, with or all without noise, that start at zero
+            share one compiled program.
 
     Returns:
         A problem whose constants are exact: L the largest |eigenvalue| of any A_n, mu the smallest eigenvalue of the mean,
@@ -89,7 +90,7 @@ def quadratic(A: ArrayLike, b: ArrayLike, *, noise: float = 0.0, start: ArrayLik
     )
 
 
-# The functions below hold no numbers of their own, so that all quadratics of one shape share one compiled program.
+# The functions below hold no numbers of their own: all quadratics of one shape with noise, or all without, share one compiled program.
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def _sample_exact(key: jax.Array, mine: Quadratic) -> Quadratic:
 
 
 def _evaluate(x: jax.Array, data: Quadratic, mean: Average) -> tuple[dict[str, jax.Array], jax.Array]:
-    # Around the minimiser, f(x) - f* loses no digits to cancellation.
+    # Around the minimiser, f' and f - f* lose no digits to cancellation (f itself is only as fine as f* in its float type).
     away = x - mean.minimizer
     slope = _multiply(mean.A, away)
     return {"loss": mean.minimum + 0.5 * away @ slope}, slope

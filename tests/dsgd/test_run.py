@@ -125,7 +125,7 @@ def test_chunks_leave_no_seam(method, problem, mesh, key):
 def test_state_is_donated(method, problem, mesh, key):
     plan = driver.make_plan(driver._Always(method), problem, mesh, runs=0, size=1, record_every=1)
     state, _ = loop.start(plan, {}, key, problem.data, problem.shared)
-    loop.advance(plan, state, {}, key, problem.data, problem.shared, None, np.int32(1), np.int32(1))
+    loop.advance(plan, state, {}, key, problem.data, problem.shared, None, np.int32(1))
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
@@ -287,6 +287,22 @@ def test_data_without_a_common_worker_axis_are_refused(mesh, key):
     crooked = problem._replace(data=(problem.data[0], problem.data[1][:3]))
     with pytest.raises(ValueError, match=r"data\[1\] has shape \(3, 20\); need the leading axis of the 4 workers"):
         dsgd.run(algorithms.minibatch_sgd(optax.sgd(0.1)), crooked, steps=1, key=key, mesh=mesh)
+
+
+def test_a_problem_without_data_is_refused(mesh, key):
+    with pytest.raises(ValueError, match="data without a worker axis"):
+        dsgd.run(algorithms.minibatch_sgd(optax.sgd(0.1)), own_problem()._replace(data=()), steps=1, key=key, mesh=mesh)
+
+
+def test_half_precision_losses_keep_exact_bits(mesh, key):
+    problem = dsgd.Problem(
+        init=lambda key: jnp.ones(700, jnp.bfloat16),
+        loss=lambda params, batch: jnp.mean(params**2) * batch,
+        data=jnp.ones(N, jnp.bfloat16),
+        sample=lambda key, mine: mine,
+    )
+    history = dsgd.run(algorithms.parameter_server_sgd(optax.sgd(0.1)), problem, steps=3, key=key, mesh=mesh).history
+    np.testing.assert_array_equal(history["bits"], history["step"] * 2.0 * 16 * 700)
 
 
 def test_progress_shows_rounds_speed_and_loss(method, problem, mesh, key, capsys):
