@@ -143,11 +143,10 @@ def default_target(histories: dict[str, dict[str, np.ndarray]]) -> float:
 
 def tabulate(args: Args, problem: dsgd.Problem, outcomes: dict[str, Outcome], target: float) -> Table:
     """Cost to the target, and final test accuracy, one row a method."""
-    table = Table(
-        title=f"{problem.name}: to loss {target:.2g} on {args.workers} workers,\n"
-        f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, {args.seeds} seeds",
-        caption="Mbit: sent and received per worker. -: not reached. Accuracy: mean ± standard error over seeds.",
-    )
+    what = f"{problem.name}: to loss {target:.2g} on {args.workers} workers,"
+    switch = f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, {args.seeds} seeds"
+    signs = "*: at an edge of the grid. Mbit: sent and received per worker."
+    table = Table(title=f"{what}\n{switch}", caption=f"{signs}\n-: not reached. Accuracy: mean ± standard error over seeds.")
     table.add_column("method", no_wrap=True)
     for heading in ("step size", "rounds", "Mbit", "seconds", "test accuracy"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -156,7 +155,8 @@ def tabulate(args: Args, problem: dsgd.Problem, outcomes: dict[str, Outcome], ta
         costs = (history["step"], history["bits"].mean(axis=0) / 1e6, history["seconds"].mean(axis=0))
         accuracy, error = common.mean_and_error(100 * history["test_accuracy"][:, -1])
         cells = ["-" if at is None else f"{cost[at]:{form}}" for cost, form in zip(costs, (",.0f", ",.3g", ".3g"), strict=True)]
-        table.add_row(name, f"{learning_rate:g}", *cells, f"{accuracy:.1f} ± {error:.1f} %")
+        edge = "*" * (learning_rate in (min(args.learning_rates), max(args.learning_rates)))
+        table.add_row(name, f"{edge}{learning_rate:g}", *cells, f"{accuracy:.1f} ± {error:.1f} %")
     return table
 
 
