@@ -9,7 +9,7 @@ from jax.flatten_util import ravel_pytree
 
 from algorithms import optimizers
 from dsgd import counts, network, workers
-from dsgd.base import Algorithm, Compressor, Gradients, Info, Params, Query, State
+from dsgd.base import Algorithm, Compressor, Gradients, Info, Params, PyTree, Query, State
 
 
 def compressed_sgd(optimizer: optax.GradientTransformation, compressor: Compressor) -> Algorithm:
@@ -61,8 +61,7 @@ def _through_servers(compressor: Compressor, key: jax.Array, gradients: Gradient
     received = jax.vmap(jax.vmap(decompress))(workers.all_to_all(up))
     down = jax.vmap(compress)(workers.keys(down_key, N), jnp.mean(received, axis=1))
     mean = jax.vmap(decompress)(workers.gather(down))  # [N, part]
-    info = Info(*_sent(compressor, up, down, N))
-    return unravel(mean.ravel()[:d]), info
+    return unravel(mean.ravel()[:d]), _sent(compressor, up, N)
 
 
 def _parts(gradients: Gradients, N: int):
@@ -74,9 +73,9 @@ def _parts(gradients: Gradients, N: int):
     return d, unravel, padded.reshape(n, N, -1)
 
 
-def _sent(compressor: Compressor, up, down, N: int) -> tuple[jax.Array, jax.Array]:
-    """Bits that each worker sends and receives: N - 1 parts as a worker, its own part N - 1 times as a server, and the mirror of both."""
-    n = jax.tree.leaves(up)[0].shape[0]
-    part = compressor.bits(jax.tree.map(lambda leaf: leaf[0, 0], up))
+def _sent(compressor: Compressor, messages: PyTree, N: int) -> Info:
+    """What a worker sends: N - 1 parts to their servers, and as a server its own part to N - 1 workers. It receives as much."""
+    n = jax.tree.leaves(messages)[0].shape[0]
+    part = compressor.bits(jax.tree.map(lambda leaf: leaf[0, 0], messages))
     bits = counts.of(2 * (N - 1) * part, n)
-    return bits, bits
+    return Info(bits, bits)
