@@ -54,9 +54,14 @@ def ids(workers: int) -> jax.Array:
     Args:
         workers: N.
     """
-    block = workers // devices()
-    first = 0 if devices() == 1 else lax.axis_index(AXIS) * block
+    first, block = _block(workers)
     return first + jnp.arange(block, dtype=jnp.int32)
+
+
+def _block(workers: int) -> tuple[Any, int]:
+    """The first id of this device's block, and n."""
+    block = workers // devices()
+    return (0 if devices() == 1 else lax.axis_index(AXIS) * block), block
 
 
 def keys(key: jax.Array, workers: int) -> jax.Array:
@@ -68,8 +73,7 @@ def own(tree: PyTree, workers: int) -> PyTree:
     """The block's rows `[n, ...]` of leaves `[N, ...]` that every device holds."""
     if devices() == 1:
         return tree
-    block = workers // devices()
-    first = lax.axis_index(AXIS) * block
+    first, block = _block(workers)
     return jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, first, block), tree)
 
 
@@ -113,8 +117,7 @@ def find(chosen: jax.Array, workers: int) -> tuple[jax.Array, jax.Array]:
 
     The row of a worker that lives elsewhere is some row of this block: its result is for `select` to drop.
     """
-    block = workers // devices()
-    first = 0 if devices() == 1 else lax.axis_index(AXIS) * block
+    first, block = _block(workers)
     local = chosen - first
     return (local >= 0) & (local < block), local % block
 
