@@ -20,8 +20,14 @@ def decentralized_sgd(optimizer: optax.GradientTransformation, topology: Topolog
         optimizer: each worker's step; `optax.sgd(gamma)` is the equation. Momentum and Adam keep their memories locally.
         topology: the mixing matrix W, for as many workers as the problem has.
 
+    Raises:
+        ValueError: not a topology.
+
     Source: Liu and Zhang, section 5.1.
     """
+
+    if not isinstance(topology, Topology):
+        raise ValueError(f"topology = {topology!r}: need a topology, topologies.ring(16) or topologies.from_matrix(W), say")
 
     def init(params, N):
         return State(jnp.int32(0), workers=optimizers.start_local(optimizer, params, N))

@@ -33,7 +33,8 @@ def parameter_server_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
     Args:
         optimizer: the server's step; `optax.sgd(gamma)` is the equation.
 
-    Source: Liu and Zhang, section 2.1.2, "Global Model Replica".
+    Source: Liu and Zhang, section 2.1.2, "Global Model Replica", with one dedicated server (section 1.3.2): bits are those of a worker's
+    port, the server's carries N times as many. Over N servers it costs what `minibatch_sgd` does.
     """
     return _averaged_gradients(optimizer, network.parameter_server, "parameter_server_sgd")
 

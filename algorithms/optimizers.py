@@ -59,11 +59,20 @@ def bits_of(stacked: PyTree) -> int:
 def learning_rate(optimizer: optax.GradientTransformation) -> Any:
     """Size of the first step for a gradient of 1: gamma for `optax.sgd` and for Adam; for error messages.
 
-    A schedule is read at its start. NaN where the optimiser needs more than a gradient (a line search).
+    A schedule is read at its start. NaN where the optimiser only works on the model's own tree (labels, masks).
+
+    Raises:
+        ValueError: not an optax optimiser, or one whose update needs more than gradients (a line search).
     """
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise ValueError(f"optimizer = {optimizer!r}: need an optax optimiser, optax.sgd(0.1), say")
     one: Any = np.float32(1)
     try:
         change: Any = optimizer.update(one, optimizer.init(one), one)[0]
-    except TypeError:
+    except Exception as error:  # it is only a probe: what fails on a scalar may work on the model
+        if "required keyword-only argument" in str(error):
+            raise ValueError(
+                f"the optimiser's update needs more than gradients ({error}); need one that steps on gradients alone"
+            ) from error
         return float("nan")
     return change if isinstance(change, Tracer) else abs(float(change))

@@ -55,7 +55,7 @@ def random_quantization(bits: int) -> Compressor:
     Source: Liu and Zhang, section 3.1.1. Departure: knob 0 is the minimum and knob $2^b - 1$ the maximum; the printed code for
     a constant vector divides by zero, here it is sent exactly.
     """
-    if not 1 <= bits <= 8:
+    if not isinstance(bits, int) or not 1 <= bits <= 8:
         raise ValueError(f"random_quantization({bits}): need bits between 1 and 8")
     steps = 2**bits - 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import time
 from collections import deque
@@ -17,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dsgd import loop, programs, workers
+from dsgd import checks, loop, programs, workers
 from dsgd.base import Algorithm, Problem, PyTree, Result
 from dsgd.checkpoints import Checkpoint
 from dsgd.history import Log
@@ -37,7 +38,7 @@ def run(
     seeds: int | None = None,
     batches: Iterable[PyTree] | None = None,
     record_every: int = 1,
-    mesh: Mesh | None = None,
+    mesh: Mesh | int | None = None,
     checkpoint: str | Path | None = None,
     progress: bool = False,
 ) -> Result:
@@ -50,9 +51,10 @@ def run(
         key: of everything random: the start, the samples, the compression.
         seeds: R independent runs as one compiled program, with the keys `jax.random.split(key, R)`; None: one run with `key`.
         batches: for data that do not fit on the device: an iterator whose items are worker-stacked batches, leaves `[N, ...]`, one a
-            round and the same for all seeds. The problem's own data then serve only the history's loss.
+            round and the same for all seeds. The problem's own data then serve only the history's loss. Batches of the built-in data sets
+            are `problems.Examples`. The batches between two records, at least 16, are on the devices at a time, and as many ahead.
         record_every: rounds between two records.
-        mesh: from `dsgd.workers.mesh`; None: all devices.
+        mesh: from `dsgd.workers.mesh`, or a number of devices; None: all devices.
         checkpoint: a folder in which the run saves itself every half minute and at its end. The same call goes on from there, with the
             same result as if it had not stopped; with more `steps`, a finished run goes on. Batches from outside are skipped up to there.
         progress: show a bar with rounds a second and the current loss.
@@ -68,9 +70,9 @@ def run(
             not floating point, batches that end early or do not fit, a checkpoint of another run or of more rounds.
         Diverged: the loss became infinite or NaN.
     """
-    if seeds is not None and seeds < 1:
-        raise ValueError(f"seeds = {seeds}: need at least 1, or None")
-    check_runnable(algorithm, problem)
+    check_runnable(algorithm, problem, steps, key)
+    if seeds is not None:
+        checks.positive_int("seeds", seeds)
     plan = make_plan(_Always(algorithm), problem, mesh, runs=0 if seeds is None else 1, size=seeds or 1, record_every=record_every)
     keys = key if seeds is None else jax.random.split(key, seeds)
     watch = Watch(algorithm.name, progress, learning_rate=algorithm.learning_rate)
@@ -87,10 +89,19 @@ def _about(algorithm: Algorithm, problem: Problem, key: jax.Array, seeds: int | 
         "step size": f"{algorithm.learning_rate:.9g}",
         "problem": problem.name,
         "workers": str(problem.workers),
+        "batch_size": str(problem.batch_size),
+        "data": _digest((problem.data, problem.shared)),
         "seeds": str(seeds),
         "record_every": str(record_every),
         "key": np.asarray(jax.random.key_data(key)).tobytes().hex(),
     }
+
+
+def _digest(tree: PyTree) -> str:
+    sha = hashlib.sha256()
+    for leaf in jax.tree.leaves(tree):
+        sha.update(np.asarray(leaf).tobytes())
+    return sha.hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -122,15 +133,15 @@ class Watch(NamedTuple):
             log.check(self.name, self.learning_rate)
 
 
-def make_plan(build: Any, problem: Problem, mesh: Mesh | None, *, runs: int, size: int, record_every: int) -> loop.Plan:
+def make_plan(build: Any, problem: Problem, mesh: Mesh | int | None, *, runs: int, size: int, record_every: int) -> loop.Plan:
     """The static side of a run of `size` independent runs."""
-    mesh = workers.mesh() if mesh is None else mesh
+    checks.positive_int("record_every", record_every)
+    if mesh is None or isinstance(mesh, int):
+        mesh = workers.mesh(mesh)
     N = problem.workers
-    if record_every < 1:
-        raise ValueError(f"record_every = {record_every}: need at least 1")
     if N % mesh.size:
         divisors = [d for d in range(1, mesh.size + 1) if N % d == 0]
-        hint = f"mesh=dsgd.workers.mesh({divisors[-1]}), say"
+        hint = f"mesh={divisors[-1]}, say"
         raise ValueError(f"{N} workers on {mesh.size} devices: need a number of devices that divides {N}: {hint}")
     capacity = max(1 << 8, _ROOM // (1 << (size - 1).bit_length()))
     return loop.Plan(build, loop.without_arrays(problem), mesh, N, runs, record_every, capacity)
@@ -147,8 +158,6 @@ def execute(
     checkpoint: Checkpoint | None = None,
 ) -> Result:
     """Drives the compiled loop from the start, or from the checkpoint, to round `steps`. Arguments as in `run` and `loop.start`."""
-    if steps < 1:
-        raise ValueError(f"steps = {steps}: need at least 1")
     data = jax.device_put(problem.data, NamedSharding(plan.mesh, P(workers.AXIS)))
     shared, points, keys = jax.device_put((problem.shared, points, keys), NamedSharding(plan.mesh, P()))
     state, first = programs.call(loop.start, plan, points, keys, data, shared)
@@ -162,7 +171,7 @@ def execute(
     feed = None if batches is None else _Feed(plan, iter(batches), skip=log.steps[-1])
     pace = _Pace(plan.capacity)
     watch.check(log)
-    with Progress(watch.name, steps, watch.progress) as bar:
+    with Progress(watch.name, log.steps[-1], steps, watch.progress) as bar:
         sent = log.steps[-1]
         waiting: deque[tuple[loop.Records, int, int]] = deque()  # chunks on the devices: records, how many, the round after them
         while sent < steps or waiting:
@@ -170,8 +179,9 @@ def execute(
             ahead = 1 if checkpoint and checkpoint.due() else _AHEAD
             while sent < steps and len(waiting) < ahead:
                 count = min(pace.records, feed.records) if feed else pace.records
-                count = min(count, -(-(steps - sent) // plan.record_every))
-                rounds = min(count * plan.record_every, steps - sent)
+                since = sent % plan.record_every  # not 0 where a run goes on that ended between two records
+                count = 1 if since else min(count, -(-(steps - sent) // plan.record_every))
+                rounds = min(count * plan.record_every - since, steps - sent)
                 batch = feed.take(sent, rounds, steps) if feed else None
                 state, news = programs.call(loop.advance, plan, state, points, keys, data, shared, batch, np.int32(rounds))
                 sent += rounds
@@ -210,22 +220,37 @@ class _Feed:
         self.plan = plan
         self.batches = itertools.islice(batches, skip, None)
         self.records = max(1, self._ROUNDS // plan.record_every)
+        self.kind: Any = None  # structure, shapes and types of a batch
 
     def take(self, done: int, rounds: int, steps: int) -> PyTree:
         """The next `rounds` batches, padded to the chunk's fixed length, on the devices."""
         taken = list(itertools.islice(self.batches, rounds))
         if len(taken) < rounds:
             raise ValueError(f"batches ended after round {done + len(taken)}: need one for each of the {steps} rounds")
-        for leaf in jax.tree.leaves(taken[0]):
-            if np.ndim(leaf) < 1 or np.shape(leaf)[0] != self.plan.N:
-                raise ValueError(f"batch {done} has a leaf of shape {np.shape(leaf)}; need the leading axis of the {self.plan.N} workers")
+        for i, batch in enumerate(taken, start=done):
+            self._check(i, batch)
         taken += [taken[-1]] * (self.records * self.plan.record_every - rounds)
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *taken)
         return jax.device_put(stacked, NamedSharding(self.plan.mesh, P(None, workers.AXIS)))
 
+    def _check(self, i: int, batch: PyTree) -> None:
+        for leaf in jax.tree.leaves(batch):
+            if np.ndim(leaf) < 1 or np.shape(leaf)[0] != self.plan.N:
+                raise ValueError(f"batch {i} has a leaf of shape {np.shape(leaf)}; need the leading axis of the {self.plan.N} workers")
+        kind = jax.tree.structure(batch), [(np.shape(leaf), np.result_type(leaf)) for leaf in jax.tree.leaves(batch)]
+        self.kind = self.kind or kind
+        if kind != self.kind:
+            raise ValueError(f"batch {i} is {kind}, the first was {self.kind}; need equal structures, shapes and types")
 
-def check_runnable(algorithm: Algorithm, problem: Problem) -> None:
+
+def check_runnable(algorithm: Algorithm, problem: Problem, steps: int, key: jax.Array) -> None:
     """Raises a ValueError where the method is for another N, leaves of the data differ in N, or parameters are not floating point."""
+    if not isinstance(algorithm, Algorithm):
+        raise ValueError(f"algorithm = {algorithm!r}: need a dsgd.Algorithm, algorithms.minibatch_sgd(optax.sgd(0.1)), say")
+    if not isinstance(problem, Problem):
+        raise ValueError(f"problem = {problem!r}: need a dsgd.Problem, problems.logistic_regression(), say")
+    checks.positive_int("steps", steps)
+    checks.prng_key(key)
     N = problem.workers
     if algorithm.workers not in (None, N):
         raise ValueError(f"{algorithm.name} is built for {algorithm.workers} workers, {problem.name} has {N}; need the same number")

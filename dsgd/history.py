@@ -10,7 +10,7 @@ History = dict[str, np.ndarray]
 
 
 class Diverged(FloatingPointError):
-    """The loss of a run became infinite or NaN. `history` holds everything up to there, `[seeds?, records]`."""
+    """The loss of a run became infinite or NaN. `history` ends with the first record that shows it, `[seeds?, records]`."""
 
     def __init__(self, message: str, history: History) -> None:
         super().__init__(message)
@@ -43,10 +43,10 @@ class Log:
         self.pieces.append({name: value[first].copy() for name, value in news.items()})
 
     def last_loss(self) -> float:
-        """The mean over the runs that have not diverged."""
-        last = self.pieces[-1]["loss"][..., -1]
-        finite = last[np.isfinite(last)]
-        return float(finite.mean()) if finite.size else float("nan")
+        """The mean over seeds; of a sweep, that of the best point."""
+        means = np.atleast_1d(self.pieces[-1]["loss"][..., -1].mean(axis=-1 if self.axis else None))
+        finite = means[np.isfinite(means)]
+        return float(finite.min()) if finite.size else float("nan")
 
     def records(self) -> dict[str, np.ndarray]:
         """All of it by name, for `resume`: `step` `[records]`, bits of each interval as counts, the rest `[runs ..., records]`."""
@@ -73,10 +73,12 @@ class Log:
         at = int(np.flatnonzero(~np.isfinite(loss).reshape(-1, loss.shape[-1]).all(axis=0))[0])
         run = int(np.flatnonzero(~np.isfinite(loss[..., at]))[0])
         seed = f" of seed {run}" if self.axis else ""
+        finite = f" (finite after {self.steps[at - 1]})" if at and self.steps[at] - self.steps[at - 1] > 1 else ""
+        size = "" if np.isnan(learning_rate) else f", with step size {learning_rate:.6g} (the first step for a gradient of 1)"
         raise Diverged(
-            f"{method}: the loss{seed} is {loss.reshape(-1, loss.shape[-1])[run, at]} after round {self.steps[at]}, with step size"
-            f" {learning_rate:.6g}; need a smaller one (the error's .history has what went before)",
-            history,
+            f"{method}: the loss{seed} is {loss.reshape(-1, loss.shape[-1])[run, at]} after round {self.steps[at]}{finite}{size};"
+            " need a smaller one (the error's .history has what went before)",
+            {name: values[..., : at + 1] for name, values in history.items()},
         )
 
     def _joined(self, name: str) -> np.ndarray:

@@ -178,7 +178,10 @@ def _advance_one(plan: Plan, algorithm: Algorithm, key, state: State, data, shar
 
     def record(state, first):
         state, news = until_record(state, first)
-        values = {**_measure(plan, algorithm, key, state, data, shared), **news}
+        measured = _measure(plan, algorithm, key, state, data, shared)
+        if set(measured) & set(news) or "step" in news:
+            raise ValueError(f"{algorithm.name} has metrics {sorted(news)}; need other names than step, {', '.join(measured)}")
+        values = {**measured, **news}
         return state, jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), values)
 
     # A record is one row of one buffer: one write a record, whatever its number of scalars. Digits of counts are exact as floats.
@@ -202,7 +205,7 @@ def _round(plan: Plan, algorithm: Algorithm, key, state: State, data, batches) -
     gradients = oracle.gradients(plan.problem, algorithm.query(state, this), sample_key, data, plan.N, batches)
     state, info = algorithm.update(update_key, state, gradients, this)
     bits = counts.carry(workers.sum(counts.carry(info.bits_up + info.bits_down)))
-    return state, {_BITS: bits, **info.metrics}
+    return state, {**info.metrics, _BITS: bits}
 
 
 def _measure(plan: Plan, algorithm: Algorithm, key, state: State, data, shared) -> Records:

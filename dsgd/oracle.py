@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from dsgd import workers
 from dsgd.base import Gradients, Params, Problem, PyTree, Query
 
+RESERVED = {"step", "clock", "bits", "grad_sqnorm", "consensus"}  # the history's own names
+
 
 def gradients(problem: Problem, query: Query, key: jax.Array, data: PyTree, N: int, batches: PyTree = None) -> Gradients:
     """One gradient for each worker that the query names, at the models that it names.
@@ -22,10 +24,15 @@ def gradients(problem: Problem, query: Query, key: jax.Array, data: PyTree, N: i
         N: number of workers.
         batches: the block's batches where they come from outside, leaves `[n, ...]`; None: drawn from the data.
 
+    Raises:
+        ValueError: exact gradients, but the data come from outside.
+
     Returns:
         Leaves `[n, ...]`; or `[k, ...]`, the same on every device, where the query names k workers.
     """
     gradient = problem.gradient or jax.grad(problem.loss)
+    if query.exact and batches is not None:
+        raise ValueError("a method that asks for exact gradients, with batches from outside: need a method on batches")
 
     def draw(ids, data, batches):
         if query.exact:
@@ -57,6 +64,9 @@ def mean_loss(loss: Callable) -> Callable:
 def evaluate(problem: Problem, params: Params, data: PyTree, shared: PyTree) -> tuple[dict[str, jax.Array], Params]:
     """Scalars by name, with "loss" = f(params), and f'(params), the same on every device."""
     if problem.evaluate is not None:
-        return problem.evaluate(params, data, shared)
+        scalars, slope = problem.evaluate(params, data, shared)
+        if "loss" not in scalars or RESERVED & set(scalars):
+            raise ValueError(f"{problem.name}: evaluate gives {sorted(scalars)}; need 'loss', and none of {sorted(RESERVED)}")
+        return scalars, slope
     value, slope = mean_loss(problem.loss)(params, data)
     return {"loss": value}, slope

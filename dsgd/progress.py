@@ -9,7 +9,7 @@ from rich.table import Column
 class Progress:
     """A bar with rounds, rounds a second, time left and the current loss; nothing where it is off."""
 
-    def __init__(self, name: str, steps: int, shown: bool) -> None:
+    def __init__(self, name: str, first: int, steps: int, shown: bool) -> None:
         self._bar = rich.Progress(
             rich.TextColumn("{task.description}", table_column=Column(width=22, no_wrap=True, overflow="ellipsis")),
             rich.BarColumn(bar_width=8),
@@ -19,7 +19,8 @@ class Progress:
             rich.TimeRemainingColumn(),
             disable=not shown,
         )
-        self._task = self._bar.add_task(name, total=steps, loss="-", speed="-")
+        self._first = first  # rounds that an earlier session did
+        self._task = self._bar.add_task(name, total=steps, completed=first, loss="-", speed="-")
 
     def __enter__(self) -> Progress:
         self._bar.start()
@@ -31,5 +32,5 @@ class Progress:
     def update(self, done: int, loss: float) -> None:
         """After `done` rounds."""
         task = self._bar.tasks[0]
-        speed = f"{done / task.elapsed:,.0f}" if task.elapsed else "-"
+        speed = f"{(done - self._first) / task.elapsed:,.0f}" if task.elapsed else "-"
         self._bar.update(self._task, completed=done, loss=f"{loss:.4g}", speed=speed)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from dsgd import checks
 from dsgd.base import Algorithm, Params, Problem, PyTree, State
 from dsgd.driver import Watch, check_runnable, execute, make_plan
 from dsgd.history import History
@@ -31,17 +32,21 @@ class Sweep(NamedTuple):
     state: State
     params: Params
 
-    def best(self, metric: str = "loss") -> tuple[int, ...]:
-        """Index of the grid point whose `metric`, averaged over seeds and over the last tenth of the records, is smallest.
+    def best(self, metric: str = "loss", share: float = 0.1) -> tuple[int, ...]:
+        """Index of the grid point whose `metric`, averaged over seeds and over the last records, is smallest.
 
         One record would favour a lucky step on the verge of divergence. Points that diverged do not count.
+
+        Args:
+            metric: a name in the history.
+            share: of the records to average over, from the end.
 
         Raises:
             ValueError: an unknown metric, or every point diverged.
         """
         if metric not in self.history:
             raise ValueError(f"unknown metric {metric!r}: need one of {', '.join(self.history)}")
-        score = tail_mean(self.history[metric]).mean(axis=-1)
+        score = tail_mean(self.history[metric], share).mean(axis=-1)
         if not np.isfinite(score).any():
             raise ValueError(f"every point of the grid {self._shown()} diverged; need smaller step sizes, say")
         return tuple(int(i) for i in np.unravel_index(np.argmin(np.where(np.isfinite(score), score, np.inf)), score.shape))
@@ -58,9 +63,9 @@ class Sweep(NamedTuple):
         return ", ".join(f"{name} = {values.tolist()}" for name, values in self.grid.items())
 
 
-def tail_mean(values: np.ndarray) -> np.ndarray:
-    """The mean of the last tenth of the records, at least of one: `[..., records]` to `[...]`."""
-    return values[..., -max(1, values.shape[-1] // 10) :].mean(axis=-1)
+def tail_mean(values: np.ndarray, share: float = 0.1) -> np.ndarray:
+    """The mean of the last tenth (`share`) of the records, at least of one: `[..., records]` to `[...]`."""
+    return values[..., -max(1, int(share * values.shape[-1])) :].mean(axis=-1)
 
 
 def sweep(
@@ -72,7 +77,7 @@ def sweep(
     seeds: int = 1,
     batches: Iterable[PyTree] | None = None,
     record_every: int = 1,
-    mesh: Mesh | None = None,
+    mesh: Mesh | int | None = None,
     progress: bool = False,
     **grids: Any,
 ) -> Sweep:
@@ -84,7 +89,8 @@ def sweep(
                    steps=1_000, key=key, seeds=4, learning_rate=np.logspace(-3, 0, 20))
 
     Args:
-        factory: keyword arguments -> Algorithm. It sees scalars of the trace, so it must not branch on their values.
+        factory: keyword arguments -> Algorithm. It sees scalars of the trace: it must not branch on their values, and an integer that sets
+            a shape (bits, a number of workers) cannot be swept.
         problem, steps, key, batches, record_every, mesh, progress: as in `dsgd.run`.
         seeds: R runs for each point, with the keys `jax.random.split(key, R)`.
         grids: values by argument name, each a sequence of numbers.
@@ -95,10 +101,9 @@ def sweep(
     grid = {name: _values(name, values) for name, values in grids.items()}
     if not grid:
         raise ValueError("a sweep without a grid: need at least one, learning_rate=[0.1, 0.01], say")
-    if seeds < 1:
-        raise ValueError(f"seeds = {seeds}: need at least 1")
+    checks.positive_int("seeds", seeds)
     example = factory(**{name: values[0].item() for name, values in grid.items()})
-    check_runnable(example, problem)
+    check_runnable(example, problem, steps, key)
     shape = tuple(len(values) for values in grid.values())
     points = {name: jnp.asarray(axis.ravel()) for name, axis in zip(grid, np.meshgrid(*grid.values(), indexing="ij"), strict=True)}
     plan = make_plan(_FromPoint(factory), problem, mesh, runs=2, size=int(np.prod(shape)) * seeds, record_every=record_every)

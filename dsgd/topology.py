@@ -9,7 +9,7 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-_TOLERANCE = 1e-8  # of a float64 matrix that somebody wrote down or computed
+_TOLERANCE = 1e-8  # of a float64 matrix that somebody wrote down or computed; of a coarser type, 16 of its epsilons
 _MOST_SHIFTS = 8  # a circulant matrix with more non-zeros in a row costs less as one product
 
 
@@ -22,7 +22,8 @@ class Topology:
 
     Args:
         name: as a user would write it, `ring(16)`.
-        W: the mixing matrix, `[n, n]`, kept as float64.
+        W: the mixing matrix, `[n, n]`, kept as float64. Rounding errors of the type that it came in are put right: it is made
+            symmetric, and of a type coarser than float64 the diagonal makes rows sum to 1.
 
     Raises:
         ValueError: W is not a square matrix of finite numbers, not symmetric, a row does not sum to 1, the graph is not
@@ -33,9 +34,11 @@ class Topology:
     W: np.ndarray
 
     def __post_init__(self):
-        W = np.array(self.W, np.float64)
-        _check_entries(self.name, W)
+        W, tolerance = _read(self.name, self.W)
+        _check_entries(self.name, W, tolerance)
         _check_connected(self.name, W)
+        W = (W + W.T) / 2
+        np.fill_diagonal(W, W.diagonal() + (1 - W.sum(axis=1)) * (tolerance > _TOLERANCE))
         W.setflags(write=False)
         object.__setattr__(self, "W", W)
         if self.rho > 1 - 1e-12:
@@ -93,20 +96,28 @@ class Topology:
         return bool(np.array_equal(self.W[0][index], self.W))
 
 
-def _check_entries(name: str, W: np.ndarray) -> None:
+def _read(name: str, W: np.ndarray) -> tuple[np.ndarray, float]:
+    """W in float64, and how far off its entries may be."""
+    if W.dtype.kind not in "fiub":
+        raise ValueError(f"{name}: W has type {W.dtype}; need real numbers")
+    return W.astype(np.float64), max(_TOLERANCE, 16 * float(np.finfo(W.dtype).eps) if W.dtype.kind == "f" else 0.0)
+
+
+def _check_entries(name: str, W: np.ndarray, tolerance: float) -> None:
     if W.ndim != 2 or W.shape[0] != W.shape[1] or W.shape[0] == 0:
         raise ValueError(f"{name}: W has shape {W.shape}; need a square matrix [n, n] with n >= 1")
     if not np.isfinite(W).all():
         i, j = np.argwhere(~np.isfinite(W))[0]
         raise ValueError(f"{name}: W[{i}, {j}] = {W[i, j]}; need finite weights")
     asymmetry = np.abs(W - W.T)
-    if asymmetry.max() > _TOLERANCE:
+    if asymmetry.max() > tolerance:
         i, j = np.unravel_index(asymmetry.argmax(), W.shape)
-        raise ValueError(f"{name}: W[{i}, {j}] = {W[i, j]:.6g} but W[{j}, {i}] = {W[j, i]:.6g}; need a symmetric W")
+        given = f"W[{i}, {j}] = {W[i, j]:.6g} but W[{j}, {i}] = {W[j, i]:.6g}"
+        raise ValueError(f"{name}: {given} (off by {asymmetry[i, j]:.2g}); need a symmetric W")
     off = np.abs(W.sum(axis=1) - 1)
-    if off.max() > _TOLERANCE:
+    if off.max() > tolerance:
         row = int(off.argmax())
-        raise ValueError(f"{name}: row {row} of W sums to {W[row].sum():.6g}, not 1")
+        raise ValueError(f"{name}: row {row} of W sums to {W[row].sum():.6g}, not 1 (off by {off[row]:.2g})")
 
 
 def _check_connected(name: str, W: np.ndarray) -> None:

@@ -2,7 +2,7 @@
 
     python -m experiments.compare --partition by-label --latency 1e-3 --bandwidth 1e8
 
-Each method's step size is the one of the grid with the smallest loss over the last tenth of the run, averaged over the seeds that are
+Each method's step size is the one of the grid with the smallest loss over the second half of the run, averaged over the seeds that are
 shown. A round lasts as long as a worker computes its samples, and as the survey's switch needs for the messages ("blocking" costs).
 """
 
@@ -57,7 +57,7 @@ class Args:
     seed: int = 0
     """Of everything random."""
     target: float | None = None
-    """Loss to reach; by default the lowest that every method reaches and stays at."""
+    """Loss to reach; by default the highest of the methods' losses over the last tenth of the run."""
     latency: float = 1e-4
     """Seconds that a message takes besides its transfer."""
     bandwidth: float = 1e8
@@ -78,11 +78,17 @@ class Outcome(NamedTuple):
 
 
 def main(args: Args) -> None:
+    if not args.methods:
+        raise ValueError("no methods: need at least one")
     problem = make_problem(args)
     for name in args.methods:  # what is wrong is refused before the first run
         method = algorithms.make(name, optax.sgd(1.0), args.workers)
         network.round_seconds(method.pattern, args.workers, 0, latency=args.latency, bandwidth=args.bandwidth)
-    outcomes = {name: tune(args, problem, name) for name in args.methods}
+    args.out.mkdir(parents=True, exist_ok=True)  # fails now, not after the work
+    tuned = {name: tune(args, problem, name) for name in args.methods}
+    outcomes = {name: outcome for name, outcome in tuned.items() if outcome}
+    if not outcomes:
+        raise ValueError(f"every method diverged at every step size of {args.learning_rates}; need smaller ones")
     histories = {name: outcome.history for name, outcome in outcomes.items()}
     target = args.target if args.target is not None else default_target(histories)
     records.write_config(args.out / "config.json", args)
@@ -90,6 +96,8 @@ def main(args: Args) -> None:
     common.save_figure(draw(args, problem, histories, target), args.out / "figure.png")
     screen = common.console()
     screen.print(tabulate(args, problem, outcomes, target))
+    for name in tuned.keys() - outcomes.keys():
+        screen.print(f"{name} diverged at every step size and is left out.")
     screen.print(f"Written: {args.out}/config.json, history.csv, figure.png", soft_wrap=True)
 
 
@@ -101,8 +109,8 @@ def make_problem(args: Args) -> dsgd.Problem:
     return problems.neural_network(args.model, args.data, args.workers, args.partition, **shared)
 
 
-def tune(args: Args, problem: dsgd.Problem, name: str) -> Outcome:
-    """The history of the step size with the smallest final loss."""
+def tune(args: Args, problem: dsgd.Problem, name: str) -> Outcome | None:
+    """The history of the step size with the smallest loss; None where every one diverged."""
     method = algorithms.make(name, optax.sgd(1.0), args.workers)
     sweep = dsgd.sweep(
         lambda learning_rate: algorithms.make(name, optax.sgd(learning_rate), args.workers),
@@ -115,7 +123,9 @@ def tune(args: Args, problem: dsgd.Problem, name: str) -> Outcome:
         progress=args.progress,
         learning_rate=args.learning_rates,
     )
-    best = sweep.best()
+    if not np.isfinite(sweep.history["loss"][..., -1]).all(axis=-1).any():
+        return None
+    best = sweep.best(share=0.5)
     history = sweep.at(best)
     return Outcome(sweep.point(best)["learning_rate"], {**history, "seconds": seconds(args, problem, name, method, history)})
 

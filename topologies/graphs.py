@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from numpy.typing import ArrayLike
 
 from dsgd.topology import Topology
 
@@ -44,7 +45,7 @@ def complete(n: int) -> Topology:
     return Topology(f"complete({n})", np.full((n, n), 1 / n))
 
 
-def from_matrix(W: ArrayLike, name: str = "from_matrix") -> Topology:
+def from_matrix(W: Any, name: str = "from_matrix") -> Topology:
     """Any mixing matrix: symmetric, rows that sum to 1, connected.
 
     Args:
@@ -54,7 +55,11 @@ def from_matrix(W: ArrayLike, name: str = "from_matrix") -> Topology:
     Raises:
         ValueError: as `dsgd.Topology` says.
     """
-    return Topology(name, np.asarray(W, np.float64))
+    try:
+        given = np.asarray(W)
+    except ValueError as error:
+        raise ValueError(f"{name}: W is no matrix of numbers ({error}); need a square matrix [n, n]") from error
+    return Topology(name, given)
 
 
 def _need_workers(graph: str, n: int) -> None:

@@ -58,6 +58,8 @@ def load(data: DataSource, data_dir: str | Path | None = None) -> Dataset:
                 raise ValueError(f"data {data!r} is read from files: need data_dir (--data-dir), the folder that holds them")
             return FILES[data](Path(data_dir))
         raise ValueError(f"unknown data {data!r}: need one of {', '.join([*BUNDLED, *FILES])}, or arrays")
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        raise ValueError(f"data of type {type(data).__name__}: need a name, a Dataset, or a pair (inputs, classes)")
     return _from_arrays("arrays", *data)
 
 
@@ -74,6 +76,10 @@ def _from_arrays(name: str, inputs: Any, targets: Any) -> Dataset:
     labels, classes = np.unique(targets, return_inverse=True)
     if len(labels) < 2:
         raise ValueError(f"targets have {len(labels)} class; need at least 2")
+    sizes = np.bincount(classes)
+    if sizes.min() < 2 or len(classes) * _TEST_SHARE < len(labels):
+        shown = f"{len(labels)} classes in {len(classes)} samples, the smallest ({labels[sizes.argmin()]}) with {sizes.min()}"
+        raise ValueError(f"targets have {shown}; need classes with at least 2 samples, and one in the held-out fifth")
     parts: Any = train_test_split(np.arange(len(classes)), test_size=_TEST_SHARE, random_state=_SPLIT_SEED, stratify=classes)
     train, test = parts
     return Dataset(name, inputs[train], classes[train], inputs[test], classes[test], len(labels))

@@ -13,6 +13,7 @@ import optax
 from jax import lax
 
 from dsgd.base import Constants, Problem, PyTree
+from dsgd.checks import positive_int
 from dsgd.oracle import mean_loss
 from dsgd.problems.data import Dataset
 from dsgd.problems.partition import split
@@ -116,8 +117,8 @@ def classification(
     Raises:
         ValueError: batch_size < 1 or larger than a worker's data, l2 < 0, or as `split`.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size = {batch_size}: need at least 1")
+    positive_int("batch_size", batch_size)
+    positive_int("workers", workers)
     if not l2 >= 0:
         raise ValueError(f"l2 = {l2}: need >= 0")
     parts = split(dataset.train_targets, workers, partition, alpha=alpha, seed=seed)

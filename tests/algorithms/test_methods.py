@@ -187,7 +187,13 @@ def test_the_step_size_is_read_off_the_optimiser():
     assert algorithms.sgd(optax.sgd(0.25)).learning_rate == pytest.approx(0.25)
     assert algorithms.sgd(optax.adam(0.01)).learning_rate == pytest.approx(0.01, rel=1e-4)
     assert algorithms.sgd(optax.sgd(optax.linear_schedule(0.5, 0.0, 10))).learning_rate == pytest.approx(0.5)
-    assert np.isnan(algorithms.sgd(optax.lbfgs()).learning_rate)
+    by_name = optax.multi_transform({"kernel": optax.sgd(0.1), "bias": optax.adam(0.1)}, {"kernel": "kernel", "bias": "bias"})
+    assert np.isnan(algorithms.sgd(by_name).learning_rate)
+
+
+def test_optimisers_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match="needs more than gradients"):
+        algorithms.sgd(optax.lbfgs())
 
 
 def test_irregular_graphs_count_each_workers_own_neighbours(mesh):

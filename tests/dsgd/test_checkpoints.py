@@ -71,7 +71,25 @@ def test_a_folder_of_another_run_is_refused_by_what_differs(method, problem, mes
         ValueError, match=r"holds another run \(method = decentralized_sgd.* there, minibatch_sgd here\); need another folder"
     ):
         dsgd.run(other, problem, steps=3, key=key, mesh=mesh, checkpoint=tmp_path)
+    same_name = problems.random_quadratic(N, 3, noise=0.3, seed=9)
+    with pytest.raises(ValueError, match="data = "):
+        dsgd.run(method, same_name, steps=3, key=key, mesh=mesh, checkpoint=tmp_path)
+    plain = algorithms.decentralized_sgd(optax.sgd(0.1), topologies.ring(N))
+    with pytest.raises(ValueError, match="other leaves than this run's"):
+        dsgd.run(plain, problem, steps=3, key=key, mesh=mesh, checkpoint=tmp_path)
     with pytest.raises(ValueError, match="key = "):
         dsgd.run(method, problem, steps=3, key=jax.random.key(7), mesh=mesh, checkpoint=tmp_path)
     with pytest.raises(ValueError, match="steps = 2, but the checkpoint is of round 3"):
         dsgd.run(method, problem, steps=2, key=key, mesh=mesh, checkpoint=tmp_path)
+
+
+def test_a_run_that_ended_between_records_goes_on_with_the_records_of_a_straight_one(method, problem, mesh, key, tmp_path):
+    """Its own last record stays."""
+    options = {"key": key, "mesh": mesh, "record_every": 10}
+    straight = dsgd.run(method, problem, steps=50, **options)
+    dsgd.run(method, problem, steps=25, checkpoint=tmp_path, **options)
+    resumed = dsgd.run(method, problem, steps=50, checkpoint=tmp_path, **options)
+    np.testing.assert_array_equal(resumed.history["step"], [0, 10, 20, 25, 30, 40, 50])
+    for name in ("loss", "bits", "consensus"):
+        np.testing.assert_array_equal(np.delete(resumed.history[name], 3), straight.history[name])
+    np.testing.assert_array_equal(resumed.params, straight.params)

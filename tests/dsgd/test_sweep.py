@@ -114,3 +114,4 @@ def test_tail_mean_is_of_the_last_tenth():
     values = np.arange(30.0)[None, :]
     assert dsgd.tail_mean(values) == np.mean([27, 28, 29])
     assert dsgd.tail_mean(values[:, :4]) == 3
+    assert dsgd.tail_mean(values, 0.5) == np.mean(np.arange(15, 30))

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import topologies
 from dsgd import Topology
 
 
@@ -152,7 +153,7 @@ def test_refuses_what_is_not_square(W):
 def test_refuses_asymmetry_and_names_both_entries():
     W = star(5)
     W[1, 3], W[1, 1] = 0.25, W[1, 1] - 0.25
-    with pytest.raises(ValueError, match=r"mine: W\[1, 3\] = 0.25 but W\[3, 1\] = 0; need a symmetric W"):
+    with pytest.raises(ValueError, match=r"mine: W\[1, 3\] = 0.25 but W\[3, 1\] = 0 \(off by 0.25\); need a symmetric W"):
         Topology("mine", W)
 
 
@@ -194,3 +195,19 @@ def test_refuses_a_connected_graph_that_swaps_two_halves(W):
 def test_refuses_negative_weights_under_which_models_run_apart():
     with pytest.raises(ValueError, match=r"mine: rho = 1.4, so gossip does not converge"):
         Topology("mine", circulant(8, {1: -0.1}))
+
+
+def test_a_matrix_in_float32_is_put_right():
+    W = np.asarray(topologies.ring(7).W, np.float32)
+    W[0, 1] += 3e-8
+    fixed = topologies.from_matrix(W)
+    np.testing.assert_array_equal(fixed.W, fixed.W.T)
+    np.testing.assert_allclose(fixed.W.sum(axis=1), 1, rtol=0, atol=1e-15)
+    assert fixed.rho == pytest.approx(topologies.ring(7).rho, abs=1e-6)
+    with pytest.raises(ValueError, match=r"sums to .*, not 1 \(off by"):
+        topologies.from_matrix(W * np.float32(1.001))
+
+
+def test_a_ragged_matrix_is_refused():
+    with pytest.raises(ValueError, match="W is no matrix of numbers"):
+        topologies.from_matrix([[1.0], [0.5, 0.5]])

@@ -77,12 +77,23 @@ def test_compare_refuses_bad_input_before_the_first_run(options, message, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
+def test_compare_without_methods_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no methods"):
+        compare.main(compare.Args(out=tmp_path, methods=()))
+
+
 def test_compare_marks_a_target_that_no_method_reaches(tmp_path, capsys):
     compare.main(
         compare.Args(workers=2, steps=3, seeds=1, methods=("gd",), learning_rates=(0.1,), target=1e-9, out=tmp_path, progress=False)
     )
     row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("│ gd"))
     assert row.split("│")[3:6] == [cell for cell in row.split("│")[3:6] if cell.strip() == "-"]
+
+
+def test_compare_leaves_out_a_method_that_diverges_at_every_step_size(tmp_path, capsys):
+    args = compare.Args(workers=2, steps=30, seeds=1, methods=("gd",), learning_rates=(1e38,), out=tmp_path, progress=False)
+    with pytest.raises(ValueError, match="every method diverged at every step size"):
+        compare.main(args)
 
 
 def test_benchmark_times_all_versions(tmp_path, capsys):

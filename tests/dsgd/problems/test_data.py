@@ -396,3 +396,8 @@ def test_targets_that_are_not_finite_are_refused():
     targets = np.resize([0.0, 1.0, np.nan], 30)
     with pytest.raises(ValueError, match="targets"):
         problems.load((np.zeros((30, 3)), targets))
+
+
+def test_targets_of_a_regression_are_refused():
+    with pytest.raises(ValueError, match=r"30 classes in 30 samples.*need classes with at least 2 samples"):
+        problems.load((np.zeros((30, 3)), np.linspace(0, 1, 30)))

@@ -151,3 +151,16 @@ def test_same_network_built_twice_is_one_compiled_program():
 def test_module_with_a_list_among_its_fields_can_run():
     """What a run compiles is looked up by hash."""
     hash(loop.without_arrays(problems.neural_network(WithWidths([5, 2]), "breast-cancer", WORKERS)))
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("size", [7, 8])
+def test_convolution_is_that_of_xla(stride, size):
+    from dsgd.problems.neural_network import Convolution
+
+    layer = Convolution(5, stride)
+    x = jax.random.normal(jax.random.key(0), (2, size, size, 3))
+    variables = layer.init(jax.random.key(1), x)
+    kernel = variables["params"]["kernel"].reshape(3, 3, 3, 5)
+    expected = jax.lax.conv_general_dilated(x, kernel, (stride, stride), ((1, 1), (1, 1)), dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    np.testing.assert_allclose(layer.apply(variables, x), expected, rtol=1e-4, atol=1e-5)

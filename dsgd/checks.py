@@ -1,0 +1,31 @@
+"""Refusals that many places share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def positive_int(name: str, value: Any) -> int:
+    """The value, if it is an integer of at least 1.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ValueError(f"{name} = {value}: need an integer, at least 1")
+    return int(value)
+
+
+def prng_key(key: Any) -> None:
+    """Raises a ValueError where `key` is not one key of JAX, of the new type or the old."""
+    if isinstance(key, jax.Array):
+        if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0:
+            return
+        if key.dtype == jnp.uint32 and key.ndim == 1:
+            return
+    given = f"{type(key).__name__} of shape {jnp.shape(key)}" if isinstance(key, jax.Array) else repr(key)
+    raise ValueError(f"key = {given}: need one key of JAX, jax.random.key(0), say")
