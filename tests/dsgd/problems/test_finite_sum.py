@@ -178,7 +178,7 @@ def test_batch_may_be_as_large_as_the_smallest_part_and_no_larger():
 
 @pytest.mark.parametrize("batch_size", [0, -3])
 def test_batch_without_samples_is_refused(batch_size):
-    with pytest.raises(ValueError, match=f"batch_size = {batch_size}: need at least 1"):
+    with pytest.raises(ValueError, match=f"batch_size = {batch_size}: need an integer, at least 1"):
         logistic_regression(batch_size=batch_size)
 
 
