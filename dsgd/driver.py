@@ -237,7 +237,7 @@ class _Feed:
         for leaf in jax.tree.leaves(batch):
             if np.ndim(leaf) < 1 or np.shape(leaf)[0] != self.plan.N:
                 raise ValueError(f"batch {i} has a leaf of shape {np.shape(leaf)}; need the leading axis of the {self.plan.N} workers")
-        kind = jax.tree.structure(batch), [(np.shape(leaf), np.result_type(leaf)) for leaf in jax.tree.leaves(batch)]
+        kind = jax.tree.structure(batch), [(np.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(batch)]
         self.kind = self.kind or kind
         if kind != self.kind:
             raise ValueError(f"batch {i} is {kind}, the first was {self.kind}; need equal structures, shapes and types")

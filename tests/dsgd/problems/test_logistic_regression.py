@@ -116,7 +116,7 @@ def test_partition_and_seed_reach_the_data():
     [
         (("digit", 4), "unknown data 'digit'"),
         (("digits", 4, "random"), "unknown partition 'random'"),
-        (("digits", 0), "0 workers"),
+        (("digits", 0), "workers = 0: need an integer"),
         (("breast-cancer", 569), "without samples"),
         (("breast-cancer", 40), r"batch_size = 16, but worker \d+ has 11 samples"),
     ],
