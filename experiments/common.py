@@ -58,11 +58,11 @@ def draw_lines(axes: Axes, lines: Mapping[str, tuple[np.ndarray, np.ndarray]]) -
 
 
 def figure(columns: int, *, width: float = 4.2, height: float = 3.6) -> tuple[Figure, np.ndarray]:
-    """A row of panels in the house style."""
+    """A row of panels in the house style, with one y axis."""
     style: dict[Any, Any] = {"font.size": 10, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False}
     with mpl.rc_context(style):
         sheet = Figure(figsize=(width * columns, height), layout="constrained")
-        return sheet, sheet.subplots(1, columns, squeeze=False)[0]
+        return sheet, sheet.subplots(1, columns, squeeze=False, sharey=True)[0]
 
 
 def save_figure(sheet: Figure, path: Path) -> None:
