@@ -24,11 +24,11 @@ def gradients(problem: Problem, query: Query, key: jax.Array, data: PyTree, N: i
         N: number of workers.
         batches: the block's batches where they come from outside, leaves `[n, ...]`; None: drawn from the data.
 
-    Raises:
-        ValueError: exact gradients, but the data come from outside.
-
     Returns:
         Leaves `[n, ...]`; or `[k, ...]`, the same on every device, where the query names k workers.
+
+    Raises:
+        ValueError: exact gradients, but the data come from outside.
     """
     gradient = problem.gradient or jax.grad(problem.loss)
     if query.exact and batches is not None:

@@ -39,9 +39,8 @@ def compiled() -> int:
 
 def _program(traced: Any, mesh: Any) -> Callable:
     lowered = traced.lower()
-    if getattr(
-        jax.config, "jax_use_simplified_jaxpr_constants", False
-    ):  # then constants are arguments, and the text does not hold their values
+    # With this flag constants are arguments, and the text does not hold their values.
+    if getattr(jax.config, "jax_use_simplified_jaxpr_constants", False):
         return lowered.compile()
     text = hashlib.sha256(lowered.as_text().encode()).hexdigest()
     # The text leaves out arguments that are not used, and the types of keys.

@@ -38,7 +38,8 @@ class Topology:
         _check_entries(self.name, W, tolerance)
         _check_connected(self.name, W)
         W = (W + W.T) / 2
-        np.fill_diagonal(W, W.diagonal() + (1 - W.sum(axis=1)) * (tolerance > _TOLERANCE))
+        if tolerance > _TOLERANCE:
+            np.fill_diagonal(W, W.diagonal() + 1 - W.sum(axis=1))
         W.setflags(write=False)
         object.__setattr__(self, "W", W)
         if self.rho > 1 - 1e-12:

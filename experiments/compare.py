@@ -25,6 +25,7 @@ import dsgd
 from dsgd import network, problems, records
 from experiments import common
 
+SHARE = 0.5  # of a run, from its end, that decides between step sizes
 SAMPLES_ALL = "gd"  # the one method whose workers compute all of their samples in a round
 
 
@@ -123,9 +124,9 @@ def tune(args: Args, problem: dsgd.Problem, name: str) -> Outcome | None:
         progress=args.progress,
         learning_rate=args.learning_rates,
     )
-    if not np.isfinite(sweep.history["loss"][..., -1]).all(axis=-1).any():
+    if not np.isfinite(dsgd.tail_mean(sweep.history["loss"], SHARE)).all(axis=-1).any():
         return None
-    best = sweep.best(share=0.5)
+    best = sweep.best(share=SHARE)
     history = sweep.at(best)
     return Outcome(sweep.point(best)["learning_rate"], {**history, "seconds": seconds(args, problem, name, method, history)})
 

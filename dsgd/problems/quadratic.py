@@ -57,7 +57,8 @@ def quadratic(A: ArrayLike, b: ArrayLike, *, noise: float = 0.0, start: ArrayLik
         in the default float type of JAX.
 
     Raises:
-        ValueError: shapes that do not fit, an A_n that is not symmetric, a mean that is not positive definite, sigma < 0.
+        ValueError: shapes that do not fit, an A_n that is not symmetric, a mean that is not positive definite, sigma
+            that is negative, or anything that is not finite.
     """
     A, b = np.asarray(A, np.float64), np.asarray(b, np.float64)
     _check(A, b, noise, start)

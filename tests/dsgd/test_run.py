@@ -19,11 +19,6 @@ N = 4
 
 
 @pytest.fixture(scope="module")
-def problem():
-    return problems.random_quadratic(N, 3, noise=0.3, seed=0)
-
-
-@pytest.fixture(scope="module")
 def method():
     return algorithms.decentralized_sgd(optax.sgd(0.1), topologies.ring(N))
 

@@ -10,14 +10,9 @@ import pytest
 import algorithms
 import dsgd
 import topologies
-from dsgd import problems, programs
+from dsgd import programs
 
 N, STEPS = 4, 30
-
-
-@pytest.fixture(scope="module")
-def problem():
-    return problems.random_quadratic(N, 3, noise=0.3, seed=0)
 
 
 def factory(learning_rate, momentum=0.0):
