@@ -9,11 +9,13 @@ import optax
 import topologies
 from algorithms.compressed_sgd import compressed_sgd
 from algorithms.decentralized_sgd import decentralized_sgd
+from algorithms.ef21 import ef21
+from algorithms.error_compensated_sgd import error_compensated_sgd
 from algorithms.gradient_descent import gradient_descent
 from algorithms.minibatch_sgd import minibatch_sgd, model_averaging_sgd, parameter_server_sgd
 from algorithms.sgd import sgd
 from dsgd.base import Algorithm
-from dsgd.compressors import random_quantization
+from dsgd.compressors import random_quantization, sign, top_k, whole_model
 
 ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] = {
     "gd": lambda optimizer, workers: gradient_descent(optimizer),
@@ -21,7 +23,10 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "mb-sgd": lambda optimizer, workers: minibatch_sgd(optimizer),
     "mb-sgd-model": lambda optimizer, workers: model_averaging_sgd(optimizer),
     "mb-sgd-server": lambda optimizer, workers: parameter_server_sgd(optimizer),
-    "csgd": lambda optimizer, workers: compressed_sgd(optimizer, random_quantization(4)),
+    "csgd": lambda optimizer, workers: compressed_sgd(optimizer, whole_model(random_quantization(4))),
+    "csgd-ring": lambda optimizer, workers: compressed_sgd(optimizer, whole_model(random_quantization(4)), via="ring"),
+    "ec-sgd": lambda optimizer, workers: error_compensated_sgd(optimizer, whole_model(sign), whole_model(sign)),
+    "ef21": lambda optimizer, workers: ef21(optimizer, whole_model(top_k(0.1)), whole_model(top_k(0.1))),
     "dsgd": lambda optimizer, workers: decentralized_sgd(optimizer, topologies.ring(workers)),
     "dsgd-complete": lambda optimizer, workers: decentralized_sgd(optimizer, topologies.complete(workers)),
 }
@@ -50,6 +55,8 @@ __all__ = [
     "ALGORITHMS",
     "compressed_sgd",
     "decentralized_sgd",
+    "ef21",
+    "error_compensated_sgd",
     "gradient_descent",
     "make",
     "minibatch_sgd",

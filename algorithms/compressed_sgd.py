@@ -2,32 +2,48 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 import optax
-from jax.flatten_util import ravel_pytree
 
-from algorithms import optimizers
-from dsgd import counts, network, workers
-from dsgd.base import Algorithm, Compressor, Gradients, Info, Params, PyTree, Query, State
+from algorithms import exchanges, optimizers
+from dsgd import network
+from dsgd.base import Algorithm, Compressor, Info, Query, State
+
+PATTERNS = {"server": network.multi_server, "ring": network.ring_all_reduce}
 
 
-def compressed_sgd(optimizer: optax.GradientTransformation, compressor: Compressor) -> Algorithm:
-    r"""CSGD through servers: worker n is the server of the n-th part of the vector, and both directions are compressed.
+def compressed_sgd(
+    optimizer: optax.GradientTransformation,
+    compressor: Compressor,
+    via: Literal["server", "ring"] = "server",
+    allow_biased: bool = False,
+) -> Algorithm:
+    r"""CSGD: all that is sent is compressed, through N servers, each of one part of the vector, or around a ring.
 
     $$ x_{t+1} = x_t - \gamma\, Q\Big(\frac1N \sum_n Q(g_n(x_t))\Big) \tag{3.4, 3.6} $$
+    $$ x_{t+1} = x_t - \gamma\, \frac1N Q(\cdots Q(Q(g_1(x_t)) + g_2(x_t)) + \cdots + g_N(x_t)) \tag{3.5, 3.6} $$
 
     Args:
         optimizer: the step; `optax.sgd(gamma)` is the equation.
         compressor: Q, unbiased.
+        via: "server" (3.4) or "ring" (3.5).
+        allow_biased: take a biased compressor, with which CSGD need not converge.
 
     Raises:
-        ValueError: a biased compressor, for which CSGD need not converge.
+        ValueError: another `via`, or a biased compressor without `allow_biased`.
 
-    Source: Liu and Zhang, section 3.1.2. As there, each part is compressed on its own; the parts are of the whole model as one vector.
+    Source: Liu and Zhang, section 3.1.2. Departure: (3.5) is printed without 1/N. Every part is compressed on its own.
     """
-    if not compressor.unbiased:
-        raise ValueError(f"compressed_sgd with {compressor.name}, which is biased: need an unbiased compressor")
+    if via not in PATTERNS:
+        raise ValueError(f"compressed_sgd via {via!r}: need one of {', '.join(PATTERNS)}")
+    if not compressor.unbiased and not allow_biased:
+        raise ValueError(
+            f"compressed_sgd with {compressor.name}, which is biased: need an unbiased compressor, "
+            "error_compensated_sgd or ef21, or allow_biased=True"
+        )
 
     def init(params, N):
         return State(jnp.int32(0), server=optimizers.start(optimizer, params))
@@ -36,46 +52,19 @@ def compressed_sgd(optimizer: optax.GradientTransformation, compressor: Compress
         return Query(state.server.params)
 
     def update(key, state, gradients, round):
-        mean, info = _through_servers(compressor, key, gradients, round.workers)
-        return State(state.step + 1, server=optimizers.step(optimizer, state.server, mean)), info
+        parts = exchanges.cut(gradients, round.workers, compressor)
+        exchange = _through_servers if via == "server" else exchanges.around_ring
+        mean, info = exchange(compressor, key, parts, round.workers)
+        step = exchanges.join(mean, exchanges.like_one(gradients), compressor)
+        return State(state.step + 1, server=optimizers.step(optimizer, state.server, step)), info
 
-    return Algorithm(
-        init,
-        query,
-        update,
-        optimizers.server_params,
-        network.multi_server,
-        f"compressed_sgd({compressor.name})",
-        optimizers.learning_rate(optimizer),
-    )
+    name = f"compressed_sgd({compressor.name})" if via == "server" else f"compressed_sgd({compressor.name}, {via})"
+    return Algorithm(init, query, update, optimizers.server_params, PATTERNS[via], name, optimizers.learning_rate(optimizer))
 
 
-def _through_servers(compressor: Compressor, key: jax.Array, gradients: Gradients, N: int) -> tuple[Params, Info]:
-    r"""$Q(\frac1N \sum_n Q(g_n))$, the same on every device; only packed messages cross."""
-    d, unravel, parts = _parts(gradients, N)  # [n, N, part]
-    part = parts.shape[-1]
+def _through_servers(compressor: Compressor, key: jax.Array, parts: exchanges.Parts, N: int) -> tuple[exchanges.Parts, Info]:
+    r"""$Q(\frac1N \sum_n Q(g_n))$."""
     up_key, down_key = jax.random.split(key)
-    compress, decompress = compressor.compress, lambda message: compressor.decompress(message, part)
-    up_keys = jax.vmap(lambda own: jax.random.split(own, N))(workers.keys(up_key, N))
-    up = jax.vmap(jax.vmap(compress))(up_keys, parts)
-    received = jax.vmap(jax.vmap(decompress))(workers.all_to_all(up))
-    down = jax.vmap(compress)(workers.keys(down_key, N), jnp.mean(received, axis=1))
-    mean = jax.vmap(decompress)(workers.gather(down))  # [N, part]
-    return unravel(mean.ravel()[:d]), _sent(compressor, up, N)
-
-
-def _parts(gradients: Gradients, N: int):
-    """The gradients as vectors cut into N equal parts, `[n, N, part]`; the last is padded with the last element, which widens no range."""
-    flat = jax.vmap(lambda tree: ravel_pytree(tree)[0])(gradients)
-    unravel = ravel_pytree(jax.tree.map(lambda leaf: leaf[0], gradients))[1]
-    n, d = flat.shape
-    padded = jnp.pad(flat, ((0, 0), (0, -d % N)), mode="edge")
-    return d, unravel, padded.reshape(n, N, -1)
-
-
-def _sent(compressor: Compressor, messages: PyTree, N: int) -> Info:
-    """What a worker sends: N - 1 parts to their servers, and as a server its own part to N - 1 workers. It receives as much."""
-    n = jax.tree.leaves(messages)[0].shape[0]
-    part = compressor.bits(jax.tree.map(lambda leaf: leaf[0, 0], messages))
-    bits = counts.of(2 * (N - 1) * part, n)
-    return Info(bits, bits)
+    up = exchanges.to_servers(compressor, up_key, parts, N)
+    down = exchanges.from_servers(compressor, down_key, up.received, N)
+    return down.received, exchanges.add(up.info, down.info)

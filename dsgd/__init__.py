@@ -14,7 +14,7 @@ from dsgd.base import (
     Round,
     State,
 )
-from dsgd.driver import run
+from dsgd.driver import compile_round, run
 from dsgd.history import Diverged
 from dsgd.sweeps import Sweep, sweep, tail_mean
 from dsgd.topology import Topology
@@ -36,6 +36,7 @@ __all__ = [
     "State",
     "Sweep",
     "Topology",
+    "compile_round",
     "compressors",
     "network",
     "problems",

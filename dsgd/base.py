@@ -126,12 +126,14 @@ class Compressor(NamedTuple):
     Args:
         compress: (key, x: [d]) -> message, a pytree of packed arrays: what really travels.
         decompress: (message, d: int) -> x_hat: [d], float32 where the message is lossy.
-        bits: message -> bits of this message on the wire, int or uint32 scalar.
+        bits: message -> bits of this message on the wire: an int where all messages are as long, else a uint32 scalar.
         mean_bits: d -> expected bits of a message for d float32 elements, for planning.
         unbiased: whether E Q(x) = x.
         omega: d -> w with E|Q(x) - x|^2 <= w |x|^2, or None where there is none.
         delta: d -> a with E|C(x) - x|^2 <= (1 - a) |x|^2, or None.
         name: for tables and error messages.
+        layer_wise: whether the vectors are a tree's leaves, one by one, or the tree as one vector.
+        resume: (key, x: [d], last message) -> message, a compression that starts warm, for methods with memory; None: it has no use for it.
     """
 
     compress: Callable
@@ -142,6 +144,8 @@ class Compressor(NamedTuple):
     omega: Callable
     delta: Callable
     name: str
+    layer_wise: bool = True
+    resume: Callable | None = None
 
 
 class Constants(NamedTuple):

@@ -82,6 +82,25 @@ def run(
         return execute(plan, problem, {}, keys, steps, batches, watch, saved)
 
 
+def compile_round(algorithm: Algorithm, problem: Problem, mesh: Mesh | int | None = None) -> jax.stages.Compiled:
+    """One round of a run, compiled on its own, to look into: `dsgd.workers.traffic` reads in it what really crosses devices.
+
+    Args:
+        algorithm, problem, mesh: as in `run`.
+
+    Returns:
+        The program of (state, key, data) -> (state, info).
+
+    Raises:
+        ValueError: as `run`.
+    """
+    key = jax.random.key(0)
+    check_runnable(algorithm, problem, 1, key)
+    plan = make_plan(_Always(algorithm), problem, mesh, runs=0, size=1, record_every=1)
+    state = jax.eval_shape(lambda: algorithm.init(problem.init(key), plan.N))
+    return loop.one_round.lower(plan, state, key, problem.data).compile()
+
+
 def _about(algorithm: Algorithm, problem: Problem, key: jax.Array, seeds: int | None, record_every: int) -> dict[str, str]:
     """What tells one run from another on disk."""
     return {

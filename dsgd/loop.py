@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dsgd import counts, oracle, workers
-from dsgd.base import Algorithm, Constants, Params, Problem, PyTree, Round, State
+from dsgd.base import Algorithm, Constants, Info, Params, Problem, PyTree, Round, State
 
 Records = dict[str, jax.Array]
 _BITS = "bits"
@@ -130,6 +130,24 @@ def models(plan: Plan, state: State, points: PyTree) -> Params:
     return _sharded(plan, take_home, (P(), _state_spec(plan)), P())(points, state)
 
 
+@partial(jax.jit, static_argnames="plan")
+def one_round(plan: Plan, state: State, key: jax.Array, data: PyTree) -> tuple[State, Info]:
+    """One round on its own: query, gradients, update, and what it sent.
+
+    Args:
+        plan: static, without independent runs or hyperparameters.
+        state, data: as in `advance`.
+        key: of the run's rounds.
+    """
+
+    def body(state, key, data):
+        return _gradients_and_update(plan, plan.build({}), key, state, data, None)
+
+    everywhere: Any = P()
+    own: Any = P(workers.AXIS)
+    return _sharded(plan, body, (_state_spec(plan), everywhere, own), (_state_spec(plan), Info(own, own, everywhere)))(state, key, data)
+
+
 def _state_spec(plan: Plan) -> Any:
     replicated: Any = P()
     return State(replicated, replicated, P(*[None] * plan.runs, workers.AXIS))
@@ -200,12 +218,16 @@ def _advance_one(plan: Plan, algorithm: Algorithm, key, state: State, data, shar
 
 def _round(plan: Plan, algorithm: Algorithm, key, state: State, data, batches) -> tuple[State, Records]:
     """One round; what it sent (all workers' bits, up and down) and the method's own metrics."""
+    state, info = _gradients_and_update(plan, algorithm, key, state, data, batches)
+    bits = counts.carry(workers.sum(counts.carry(info.bits_up + info.bits_down)))
+    return state, {**info.metrics, _BITS: bits}
+
+
+def _gradients_and_update(plan: Plan, algorithm: Algorithm, key, state: State, data, batches) -> tuple[State, Info]:
     query_key, sample_key, update_key = jax.random.split(jax.random.fold_in(key, state.step), 3)
     this = Round(state.step, plan.N, query_key)
     gradients = oracle.gradients(plan.problem, algorithm.query(state, this), sample_key, data, plan.N, batches)
-    state, info = algorithm.update(update_key, state, gradients, this)
-    bits = counts.carry(workers.sum(counts.carry(info.bits_up + info.bits_down)))
-    return state, {**info.metrics, _BITS: bits}
+    return algorithm.update(update_key, state, gradients, this)
 
 
 def _measure(plan: Plan, algorithm: Algorithm, key, state: State, data, shared) -> Records:

@@ -1,4 +1,4 @@
-"""The worker axis: its mesh, the workers' ids and keys, and every collective.
+"""The worker axis: its mesh, the workers' ids and keys, every collective, and `traffic`, what a compiled program really sends.
 
 N workers live on D devices in blocks of n = N / D. The functions below are called inside `shard_map` over the mesh axis
 `"workers"`, on pytrees whose leaves are blocks `[n, ...]`, and mean the same for every D: a collective over workers is a sum within the
@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 
 from dsgd.base import PyTree
 from dsgd.topology import Topology
+from dsgd.traffic import traffic  # noqa: F401 (of this room)
 
 AXIS = "workers"
 

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 from rich.console import Console
+from rich.progress import track
 
+import dsgd
 from dsgd import records
+
+SHARE = 0.5  # of a run, from its end, that decides between step sizes
 
 # Okabe and Ito's colours, told apart by all common kinds of colour blindness; line styles differ too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
@@ -24,6 +32,55 @@ STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0,
 def console() -> Console:
     """The terminal; 80 columns where there is none."""
     return Console(width=None if os.environ.get("COLUMNS") or Console().is_terminal else 80)
+
+
+class Tuned(NamedTuple):
+    """A method at its best step size. `history` is of all seeds, `[seeds, records]`."""
+
+    learning_rate: float
+    history: dict[str, np.ndarray]
+
+
+def tune(
+    build: Callable[..., dsgd.Algorithm],
+    problem: dsgd.Problem,
+    learning_rates: Sequence[float],
+    *,
+    steps: int,
+    seeds: int,
+    seed: int,
+    progress: bool,
+) -> Tuned | None:
+    """The history at the step size with the smallest loss over the second half of the run; None where every one diverged.
+
+    Args:
+        build: (learning_rate) -> method.
+        problem: on whose workers it runs, spread over as many devices as divide them.
+        learning_rates: to choose from.
+        steps, seeds: rounds, and independent runs.
+        seed: of everything random.
+        progress: show a bar.
+    """
+    sweep = dsgd.sweep(
+        build,
+        problem,
+        steps=steps,
+        key=jax.random.key(seed),
+        seeds=seeds,
+        record_every=max(1, steps // 200),
+        mesh=devices_for(problem.workers),
+        progress=progress,
+        learning_rate=learning_rates,
+    )
+    if not np.isfinite(dsgd.tail_mean(sweep.history["loss"], SHARE)).all(axis=-1).any():
+        return None
+    best = sweep.best(share=SHARE)
+    return Tuned(sweep.point(best)["learning_rate"], sweep.at(best))
+
+
+def devices_for(workers: int) -> jax.sharding.Mesh:
+    """As many of the devices as divide the workers."""
+    return dsgd.workers.mesh(max(d for d in range(1, len(jax.devices()) + 1) if workers % d == 0))
 
 
 def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -39,6 +96,25 @@ def first_reaching(values: np.ndarray, target: float) -> int | None:
     return int(reached[0]) if reached.size else None
 
 
+def bar(items: Sequence[Any], what: str, shown: bool) -> Iterable[Any]:
+    """The items, with a progress bar that goes when they are done."""
+    return track(items, what, disable=not shown, transient=True)
+
+
+def program(function: Callable, *args: Any) -> Callable[[], Any]:
+    """The compiled function of these arguments, run once, as a function that waits for its result."""
+    compiled = jax.jit(function).lower(*args).compile()
+    jax.block_until_ready(compiled(*args))
+    return lambda: jax.block_until_ready(compiled(*args))
+
+
+def seconds(run: Callable[[], Any]) -> float:
+    """That one call takes."""
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
 def draw_lines(axes: Axes, lines: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
     """One line a method, with a band of one standard error over seeds.
 
@@ -52,17 +128,17 @@ def draw_lines(axes: Axes, lines: Mapping[str, tuple[np.ndarray, np.ndarray]]) -
         if not on_axis.any():
             continue
         x, (middle, error) = cost[on_axis], mean_and_error(y[:, on_axis])
-        colour, style = COLOURS[i % len(COLOURS)], STYLES[i % len(STYLES)]
+        colour, style = COLOURS[i % len(COLOURS)], STYLES[(i + i // len(COLOURS)) % len(STYLES)]
         axes.plot(x, middle, color=colour, linestyle=style, linewidth=1.8, label=label)
         axes.fill_between(x, middle - error, middle + error, color=colour, alpha=0.2, linewidth=0)
 
 
-def figure(columns: int, *, width: float = 4.2, height: float = 3.6) -> tuple[Figure, np.ndarray]:
-    """A row of panels in the house style, with one y axis."""
+def figure(columns: int, rows: int = 1, *, width: float = 4.2, height: float = 3.6) -> tuple[Figure, np.ndarray]:
+    """Panels in the house style with one y axis, row by row."""
     style: dict[Any, Any] = {"font.size": 10, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False}
     with mpl.rc_context(style):
-        sheet = Figure(figsize=(width * columns, height), layout="constrained")
-        return sheet, sheet.subplots(1, columns, squeeze=False, sharey=True)[0]
+        sheet = Figure(figsize=(width * columns, height * rows), layout="constrained")
+        return sheet, sheet.subplots(rows, columns, squeeze=False, sharey=True).ravel()
 
 
 def save_figure(sheet: Figure, path: Path) -> None:
@@ -73,4 +149,11 @@ def save_figure(sheet: Figure, path: Path) -> None:
 
 def title(sheet: Figure, text: str) -> None:
     """A title above all panels, wrapped."""
-    sheet.suptitle(textwrap.fill(text, 110), fontsize=11)
+    sheet.suptitle(textwrap.fill(text, round(10 * sheet.get_figwidth())), fontsize=11)
+
+
+def plain_log(axis: Axis) -> None:
+    """A logarithmic axis with a few plain numbers, 0.2 and 0.5, say, also where it spans less than a decade."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())

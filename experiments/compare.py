@@ -11,9 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
-import jax
 import numpy as np
 import optax
 import tyro
@@ -25,7 +24,6 @@ import dsgd
 from dsgd import network, problems, records
 from experiments import common
 
-SHARE = 0.5  # of a run, from its end, that decides between step sizes
 SAMPLES_ALL = "gd"  # the one method whose workers compute all of their samples in a round
 
 
@@ -71,13 +69,6 @@ class Args:
     """Show progress bars."""
 
 
-class Outcome(NamedTuple):
-    """One method at its tuned step size. `history` has `seconds` `[seeds, records]` besides the usual."""
-
-    learning_rate: float
-    history: dict[str, np.ndarray]
-
-
 def main(args: Args) -> None:
     if not args.methods:
         raise ValueError("no methods: need at least one")
@@ -110,30 +101,21 @@ def make_problem(args: Args) -> dsgd.Problem:
     return problems.neural_network(args.model, args.data, args.workers, args.partition, **shared)
 
 
-def tune(args: Args, problem: dsgd.Problem, name: str) -> Outcome | None:
-    """The history of the step size with the smallest loss; None where every one diverged."""
-    method = algorithms.make(name, optax.sgd(1.0), args.workers)
-    sweep = dsgd.sweep(
+def tune(args: Args, problem: dsgd.Problem, name: str) -> common.Tuned | None:
+    """At its best step size, with `seconds` in its history; None where every one diverged."""
+    tuned = common.tune(
         lambda learning_rate: algorithms.make(name, optax.sgd(learning_rate), args.workers),
         problem,
+        args.learning_rates,
         steps=args.steps,
-        key=jax.random.key(args.seed),
         seeds=args.seeds,
-        record_every=max(1, args.steps // 200),
-        mesh=devices_for(args.workers),
+        seed=args.seed,
         progress=args.progress,
-        learning_rate=args.learning_rates,
     )
-    if not np.isfinite(dsgd.tail_mean(sweep.history["loss"], SHARE)).all(axis=-1).any():
+    if tuned is None:
         return None
-    best = sweep.best(share=SHARE)
-    history = sweep.at(best)
-    return Outcome(sweep.point(best)["learning_rate"], {**history, "seconds": seconds(args, problem, name, method, history)})
-
-
-def devices_for(workers: int) -> jax.sharding.Mesh:
-    """As many of the devices as divide the workers."""
-    return dsgd.workers.mesh(max(d for d in range(1, len(jax.devices()) + 1) if workers % d == 0))
+    method = algorithms.make(name, optax.sgd(1.0), args.workers)
+    return common.Tuned(tuned.learning_rate, {**tuned.history, "seconds": seconds(args, problem, name, method, tuned.history)})
 
 
 def seconds(args: Args, problem: dsgd.Problem, name: str, method: dsgd.Algorithm, history) -> np.ndarray:
@@ -152,7 +134,7 @@ def default_target(histories: dict[str, dict[str, np.ndarray]]) -> float:
     return math.ceil(worst / unit) * unit
 
 
-def tabulate(args: Args, problem: dsgd.Problem, outcomes: dict[str, Outcome], target: float) -> Table:
+def tabulate(args: Args, problem: dsgd.Problem, outcomes: dict[str, common.Tuned], target: float) -> Table:
     """Cost to the target, and final test accuracy, one row a method."""
     what = f"{problem.name}: to loss {target:.2g} on {args.workers} workers,"
     switch = f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, {args.seeds} seeds"
@@ -187,6 +169,7 @@ def draw(args: Args, problem: dsgd.Problem, histories: dict[str, dict[str, np.nd
         axes.axhline(target, color="0.4", linewidth=0.8)
         axes.set(xlabel=label, yscale="log")
     panels[0].set_ylabel("loss f(x)")
+    common.plain_log(panels[0].yaxis)
     handles, labels = panels[0].get_legend_handles_labels()
     silent = [name for name, history in histories.items() if not history["bits"].any()]
     if silent:

@@ -111,7 +111,7 @@ def test_bits_grow_by_the_same_amount_every_round_and_fit_the_pattern(name):
 
 
 @pytest.mark.parametrize("optimizer", [optax.sgd(0.05, momentum=0.9), optax.adam(0.05)], ids=["momentum", "adam"])
-@pytest.mark.parametrize("name", ["sgd", "mb-sgd", "mb-sgd-model", "csgd", "dsgd"])
+@pytest.mark.parametrize("name", ["sgd", "mb-sgd", "mb-sgd-model", "csgd", "csgd-ring", "ec-sgd", "ef21", "dsgd"])
 def test_any_optax_optimiser_works(name, optimizer, mesh):
     algorithm = algorithms.make(name, optimizer, N)
     history = dsgd.run(algorithm, problem(), steps=60, key=jax.random.key(0), mesh=mesh).history

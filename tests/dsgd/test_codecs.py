@@ -1,52 +1,103 @@
-"""Packed codes are what they say: as few bytes as possible, in a fixed order, and all there."""
+"""Packed codes are what they say: as few bytes as planes can have, in a fixed order, and all there."""
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from dsgd import codecs
 
-BITS = range(1, 9)
-SIZES = (1, 2, 7, 8, 13, 255)
+BITS = range(33)
+SIZES = (0, 1, 7, 2, 8, 9, 13, 64, 255)
+UNOPTIMIZED = {"xla_backend_optimization_level": 0}  # most of these tests' time is compilation
 
 
-def packed_by_hand(codes: np.ndarray, bits: int) -> bytes:
-    """All codes as one long binary number, the first in front, zeros behind up to the next byte."""
-    binary = "".join(format(code, f"0{bits}b") for code in codes.tolist())
-    binary += "0" * (-len(binary) % 8)
-    return bytes(int(binary[i : i + 8], 2) for i in range(0, len(binary), 8))
+def sizes(bits: int) -> tuple[int, ...]:
+    """Above 8 bits, a third of them, such that each meets each number of high bits."""
+    return SIZES if bits <= 8 else SIZES[bits % 3 :: 3]
 
 
-@partial(jax.jit, static_argnums=1)
-def there_and_back(codes: dict[int, np.ndarray], bits: int):
-    packed = {size: codecs.pack(code, bits) for size, code in codes.items()}
-    return packed, {size: codecs.unpack(packed[size], bits, size) for size in codes}
+def widths(bits: int) -> list[int]:
+    """As many bytes as there are whole ones, then the powers of two that are left."""
+    return [8] * (bits // 8) + [width for width in (4, 2, 1) if bits % 8 & width]
+
+
+def packed_by_hand(codes: list[int], bits: int) -> list[bytes]:
+    """Whole bytes from the bottom of the codes, narrower planes from the top down."""
+    planes, bottom, top = [], 0, bits
+    for width in widths(bits):
+        top -= 0 if width == 8 else width
+        shift = bottom if width == 8 else top
+        bottom += width
+        size, room = -(-len(codes) * width // 8), 8 // width
+        digits = [code >> shift & 2**width - 1 for code in codes]
+        planes.append(bytes(sum(digit << k * width for k, digit in enumerate(digits[j::size][:room])) for j in range(size)))
+    return planes
+
+
+def trits_by_hand(codes: list[int]) -> bytes:
+    size = -(-len(codes) // 5)
+    return bytes(sum(3**k * digit for k, digit in enumerate(codes[j::size])) for j in range(size))
+
+
+def contents(size: int, below: int) -> np.ndarray:
+    """Zeros, the largest code, and three draws."""
+    kind = np.uint8 if below <= 256 else np.uint32
+    draws = np.random.default_rng(size).integers(0, below, (3, size), kind)
+    return np.concatenate([np.zeros((1, size), kind), np.full((1, size), below - 1, kind), draws])
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_packed_size_is_the_fewest_bytes(bits):
-    assert [codecs.packed_size(d, bits) for d in range(100)] == [math.ceil(d * bits / 8) for d in range(100)]
+def test_codes_come_back_from_exactly_the_bytes_that_they_need(bits):
+    @partial(jax.jit, compiler_options=UNOPTIMIZED)
+    def there_and_back(codes):
+        packed = [jax.vmap(lambda code: codecs.pack(code, bits))(of_size) for of_size in codes]
+        return packed, [
+            jax.vmap(lambda planes, d=d: codecs.unpack(planes, bits, d), axis_size=5)(one)
+            for one, d in zip(packed, sizes(bits), strict=True)
+        ]
+
+    codes = [contents(size, 2**bits) for size in sizes(bits)]
+    for sent, packed, unpacked in zip(codes, *there_and_back(codes), strict=True):
+        assert unpacked.dtype == (np.uint8 if bits <= 8 else np.uint32)
+        assert [plane.dtype for plane in packed] == [np.uint8] * len(packed)
+        assert [plane.shape[1] for plane in packed] == [-(-sent.shape[1] * width // 8) for width in widths(bits)]
+        rows = [[plane.tobytes() for plane in row] for row in zip(*map(np.asarray, packed), strict=True)]
+        assert rows == [packed_by_hand(row.tolist(), bits) for row in sent] or bits == 0
+        np.testing.assert_array_equal(unpacked, sent)
 
 
-@pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("content", ["ones", "random", "zeros"])
-def test_codes_come_back_from_exactly_the_bytes_that_they_need(bits, content):
-    codes = {
-        size: {
-            "ones": np.full(size, 2**bits - 1, np.uint8),
-            "random": np.random.default_rng(size).integers(0, 2**bits, size, np.uint8),
-            "zeros": np.zeros(size, np.uint8),
-        }[content]
-        for size in SIZES
-    }
-    packed, unpacked = there_and_back(codes, bits)
-    for size in SIZES:
-        assert packed[size].dtype == unpacked[size].dtype == np.uint8
-        assert packed[size].shape == (codecs.packed_size(size, bits),)
-        assert np.asarray(packed[size]).tobytes() == packed_by_hand(codes[size], bits)
-        np.testing.assert_array_equal(unpacked[size], codes[size])
+def test_codes_in_eights_take_exactly_their_bits():
+    for bits in BITS:
+        for d in (8, 64, 1000):
+            packed = jax.eval_shape(partial(codecs.pack, bits=bits), jax.ShapeDtypeStruct((d,), jnp.uint32))
+            assert sum(8 * plane.size for plane in packed) == d * bits
+
+
+def test_a_code_of_few_bits_may_come_in_a_wide_type():
+    codes = jnp.arange(13, dtype=jnp.uint32)
+    packed = jax.jit(codecs.pack, static_argnums=1)(codes, 6)
+    assert [np.asarray(plane).tobytes() for plane in packed] == packed_by_hand(codes.tolist(), 6)
+    np.testing.assert_array_equal(codecs.unpack(packed, 6, 13), codes)
+
+
+def test_trits_come_back_five_from_a_byte():
+    @partial(jax.jit, compiler_options=UNOPTIMIZED)
+    def there_and_back(codes):
+        packed = [jax.vmap(codecs.pack_trits)(of_size) for of_size in codes]
+        return packed, [jax.vmap(lambda code, d=d: codecs.unpack_trits(code, d))(one) for one, d in zip(packed, SIZES, strict=True)]
+
+    codes = [contents(size, 3) for size in SIZES]
+    for sent, packed, unpacked in zip(codes, *there_and_back(codes), strict=True):
+        assert packed.dtype == unpacked.dtype == np.uint8
+        assert packed.shape[1] == -(-sent.shape[1] // 5)
+        assert [row.tobytes() for row in np.asarray(packed)] == [trits_by_hand(row.tolist()) for row in sent]
+        np.testing.assert_array_equal(unpacked, sent)
+
+
+def test_an_index_takes_the_fewest_bits_that_tell_all_elements_apart():
+    assert [codecs.index_bits(d) for d in (1, 2, 3, 4, 5, 8, 9, 1000, 1024, 1025, 2**31)] == [0, 1, 2, 2, 3, 3, 4, 10, 10, 11, 31]

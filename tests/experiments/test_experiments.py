@@ -11,7 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import benchmark, common, compare
+from dsgd import compressors
+from experiments import break_even, common, compare, compression
+from experiments.benchmark import compression as throughput
+from experiments.benchmark import rounds
 
 ROOT = Path(__file__).parents[2]
 
@@ -97,7 +100,7 @@ def test_compare_leaves_out_a_method_that_diverges_at_every_step_size(tmp_path, 
 
 
 def test_benchmark_times_all_versions(tmp_path, capsys):
-    benchmark.main(benchmark.Args(workers=(4,), dimensions=(5,), seconds=0.001, repeats=1, problems=1, out=tmp_path))
+    rounds.main(rounds.Args(workers=(4,), dimensions=(5,), seconds=0.001, repeats=1, problems=1, out=tmp_path))
     assert "4 x 5" in capsys.readouterr().out
     with (tmp_path / "rounds.csv").open() as file:
         (row,) = csv.DictReader(file)
@@ -115,22 +118,111 @@ def test_the_benchmarks_versions_do_the_same_mathematics(mesh, key):
     from dsgd import problems
 
     problem = problems.random_quadratic(6, 5, diagonal=True, seed=2)
-    method = algorithms.decentralized_sgd(optax.sgd(benchmark.LEARNING_RATE), topologies.ring(6))
+    method = algorithms.decentralized_sgd(optax.sgd(rounds.LEARNING_RATE), topologies.ring(6))
     ours = dsgd.run(method, problem, steps=20, key=key, mesh=mesh).history
-    theirs = jax.device_get(benchmark.scan(problem)(20))[1]
-    by_hand = np.array(benchmark.loop(problem)(20)[1]).T
+    theirs = jax.device_get(rounds.scan(problem)(20))[1]
+    by_hand = np.array(rounds.loop(problem)(20)[1]).T
     for name, scanned, looped in zip(("loss", "grad_sqnorm", "consensus"), theirs, by_hand, strict=True):
         np.testing.assert_allclose(ours[name][1:], scanned, rtol=1e-3, atol=1e-6)
         np.testing.assert_allclose(ours[name][1:], looped, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["compare", "benchmark"])
-def test_help_names_every_flag(name):
-    shown = subprocess.run(
-        [sys.executable, "-m", f"experiments.{name}", "--help"], capture_output=True, text=True, cwd=ROOT, check=True, env={"COLUMNS": "80"}
-    ).stdout
-    fields = {"compare": compare.Args, "benchmark": benchmark.Args}[name].__dataclass_fields__
-    for field in fields:
+@pytest.fixture(scope="module")
+def compressed(tmp_path_factory):
+    out = tmp_path_factory.mktemp("compression")
+    names = ("identity", "sign", "random_sparsification(0.1)", "low_rank(1)")
+    args = compression.Args(
+        models=("logistic",), partitions=("by-label",), compressors=names, workers=4, steps=60, seeds=2, learning_rates=(0.1, 1.0),
+        sizes=(1000,), out=out, progress=False,
+    )  # fmt: skip
+    compression.main(args)
+    return args
+
+
+def test_compression_writes_its_histories_break_even_and_figures(compressed):
+    for figure in ("figure.png", "logistic-by-label.png"):
+        assert (compressed.out / figure).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    with (compressed.out / "history.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len({row["method"] for row in rows}) == 2 * len(compressed.compressors)
+    with (compressed.out / "break_even.csv").open() as file:
+        pays = {(row["compressor"], int(row["dimension"])): float(row["bits_per_second"]) for row in csv.DictReader(file)}
+    assert set(pays) == {(name, d) for name in compressed.compressors for d in (650, 1000)}
+    assert pays["identity", 650] == 0
+    assert all(value > 0 for (name, _), value in pays.items() if name != "identity")
+
+
+def test_memory_makes_sign_learn(compressed):
+    """By label the loss of sign without memory stays near ln 10 where all else falls."""
+    with (compressed.out / "history.csv").open() as file:
+        last = {row["method"]: float(row["loss"]) for row in csv.DictReader(file)}
+    with_memory, without = (last[f"logistic, by-label, sign, {memory}"] for memory in (compression.WITH, compression.WITHOUT))
+    assert with_memory < 0.5 * without
+
+
+def test_compression_prints_tables_of_80_columns(compressed, capsys):
+    compression.main(compressed)
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 80 for line in lines if not line.startswith("Written"))
+    rows = [[cell.strip() for cell in line.strip("│ ").split("│")] for line in lines if line.startswith("│")]
+    table = {row[0]: row[1:] for row in rows if len(row) == 6}
+    assert table["identity"][:2] == ["32", "1.0"]
+    part = -(-650 // 4)
+    assert float(table["sign"][0]) == pytest.approx((8 * -(-part // 8) + 32) / part, abs=0.005)
+    assert table["identity"][-1] == "-"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"compressors": ("sgn",)}, "compressors sgn: need some of identity,"),
+        ({"compressors": ()}, "compressors none: need some of"),
+        ({"partitions": ("random",)}, "unknown partition 'random'"),
+    ],
+)
+def test_compression_refuses_bad_input_before_the_first_run(options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        compression.main(compression.Args(out=tmp_path, progress=False, **options))
+    assert not list(tmp_path.iterdir())
+
+
+def test_break_even_is_what_the_saved_bits_take_as_long_as_the_codec(monkeypatch):
+    """2(N - 1) messages of 125 floats against 125 bits and a float: with a second of encoding, so many bits a second."""
+    monkeypatch.setattr(break_even, "codec_seconds", lambda *_: 1.0)
+    assert break_even.bandwidth(compressors.sign, 8, 1000) == 2 * 7 * (32 * 125 - (128 + 32))
+    assert break_even.bandwidth(compressors.identity, 8, 1000) == 0
+
+
+def test_megabits_have_three_digits():
+    shown = {bandwidth: break_even.megabits(bandwidth) for bandwidth in (0, 1234567, 999.4e6, 1.2345e9, 47123e6, 12345)}
+    assert list(shown.values()) == ["-", "1.23", "999", "1,230", "47,100", "0.0123"]
+
+
+def test_benchmark_of_compressors_times_each(tmp_path, capsys):
+    throughput.main(throughput.Args(dimensions=(4096,), repeats=1, out=tmp_path))
+    shown = capsys.readouterr().out
+    assert "d = 4,096" in shown
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    with (tmp_path / "throughput.csv").open() as file:
+        rows = {row["program"]: row for row in csv.DictReader(file)}
+    for candidate in throughput.CANDIDATES:
+        row = rows[candidate.compressor.name]
+        assert all(float(row[name]) > 0 for name in ("bits_per_element", "encode_bytes_per_second", "decode_bytes_per_second", "cost"))
+
+
+@pytest.mark.parametrize(
+    ("script", "fields"),
+    [
+        ("compare", compare.Args),
+        ("compression", compression.Args),
+        ("benchmark rounds", rounds.Args),
+        ("benchmark compression", throughput.Args),
+    ],
+)
+def test_help_names_every_flag(script, fields):
+    command = [sys.executable, "-m", *f"experiments.{script}".split(), "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True, env={"COLUMNS": "80"}).stdout
+    for field in fields.__dataclass_fields__:
         assert f"--{field.replace('_', '-')}" in shown
 
 

@@ -1,6 +1,6 @@
 """Rounds a second of ring DSGD with metrics on: the framework, a hand-written JAX scan, and a numpy loop, in one run.
 
-    python -m experiments.benchmark
+    python -m experiments.benchmark rounds
 
 All three do the same mathematics on a heterogeneous quadratic with diagonal Hessians and exact gradients, and record f, |f'|^2 and
 the consensus distance in every round. The limit beside them is the least that a round must move (read X, A and b, write X: 16 bytes
@@ -24,7 +24,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import tyro
 from rich.table import Table
 
 import algorithms
@@ -50,7 +49,7 @@ class Args:
     """Timings of each version on each problem."""
     problems: int = 5
     """Random problems, each with its own arrays."""
-    out: Path = field(default=Path("results/benchmark"))
+    out: Path = field(default=Path("results/benchmark/rounds"))
     """Folder for config.json and rounds.csv."""
 
 
@@ -160,7 +159,3 @@ def copies(N: int, d: int) -> Callable[[int], object]:
             np.copyto(target, source)
 
     return run
-
-
-if __name__ == "__main__":
-    main(tyro.cli(Args))

@@ -1,0 +1,88 @@
+"""Error-compensated SGD (DoubleSqueeze): the survey's section 3.3."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from algorithms import exchanges, optimizers
+from dsgd import network, workers
+from dsgd.base import Algorithm, Compressor, Query, State
+
+
+class Memory(NamedTuple):
+    """What compression has left out so far.
+
+    Args:
+        worker: delta^(n) of each worker, leaves `[n, N, part]`.
+        server: delta of the part that one serves, leaves `[n, part]`.
+        up, down: last messages, of compressors that start warm.
+    """
+
+    worker: exchanges.Parts
+    server: exchanges.Parts
+    up: Any
+    down: Any
+
+
+def error_compensated_sgd(optimizer: optax.GradientTransformation, up: Compressor, down: Compressor) -> Algorithm:
+    r"""EC-SGD: workers and servers add to what they send what compression has left out of it before.
+
+    $$ v_t^{(n)} = g_n(x_t) + \delta_{t-1}^{(n)}, \qquad \delta_t^{(n)} = v_t^{(n)} - Q(v_t^{(n)}) \tag{3.10, 3.11} $$
+    $$ v_t = \frac1N \sum_n Q(v_t^{(n)}) + \delta_{t-1}, \qquad \delta_t = v_t - Q(v_t) \tag{3.12, 3.13} $$
+    $$ x_{t+1} = x_t - \gamma\, Q(v_t) \tag{3.14} $$
+
+    Nothing is lost: $\tilde x_t = x_t - \gamma (\delta_{t-1} + \frac1N \sum_n \delta_{t-1}^{(n)})$ follows SGD, whatever Q (Lemma 3.4.1).
+
+    Args:
+        optimizer: the step; `optax.sgd(gamma)` is the equation.
+        up: Q of the workers, biased or not. What it leaves out must not grow: it should state a `delta`, which
+            `compressors.contraction` makes of any unbiased one.
+        down: Q of the servers, likewise.
+
+    Raises:
+        ValueError: one compressor layer by layer, the other of the whole model.
+
+    Source: Liu and Zhang, section 3.3; Tang et al., "DoubleSqueeze", 2019. Departure: N servers, each of one part, as in section 3.1.2,
+    where the equations have one.
+    """
+    exchanges.need_same_layers("error_compensated_sgd", up, down)
+
+    def init(params, N):
+        nothing = exchanges.cut(workers.stack(jax.tree.map(jnp.zeros_like, params), N), N, up)
+        served = jax.tree.map(lambda leaf: leaf[:, 0], nothing)
+        memory = Memory(nothing, served, exchanges.start(up, nothing), exchanges.start(down, served))
+        return State(jnp.int32(0), server=optimizers.start(optimizer, params), workers=memory)
+
+    def query(state, round):
+        return Query(state.server.params)
+
+    def update(key, state, gradients, round):
+        N, memory = round.workers, state.workers
+        up_key, down_key = jax.random.split(key)
+        v_worker = jax.tree.map(jnp.add, exchanges.cut(gradients, N, up), memory.worker)  # (3.10)
+        sent = exchanges.to_servers(up, up_key, v_worker, N, memory.up)
+        v_server = jax.tree.map(jnp.add, sent.received, memory.server)  # (3.12)
+        answer = exchanges.from_servers(down, down_key, v_server, N, memory.down)
+        memory = Memory(
+            jax.tree.map(jnp.subtract, v_worker, sent.seen),  # (3.11)
+            jax.tree.map(jnp.subtract, v_server, answer.seen),  # (3.13)
+            sent.messages,
+            answer.messages,
+        )
+        step = exchanges.join(answer.received, exchanges.like_one(gradients), down)
+        server = optimizers.step(optimizer, state.server, step)  # (3.14)
+        return State(state.step + 1, server, memory), exchanges.add(sent.info, answer.info)
+
+    return Algorithm(
+        init,
+        query,
+        update,
+        optimizers.server_params,
+        network.multi_server,
+        f"error_compensated_sgd({up.name}, {down.name})",
+        optimizers.learning_rate(optimizer),
+    )

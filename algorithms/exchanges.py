@@ -1,0 +1,225 @@
+"""Averages over workers by compressed messages: through N servers, and around a ring.
+
+A gradient is cut into N parts, and worker n is the server of part n. Whatever stands for a gradient is a tree of parts: leaves
+`[n, N, part]` for what each worker has of every part, `[n, part]` for the part that it serves, `[N, part]` for the whole, the same on
+every device. The tree has the model's leaves, or one leaf, the model as one vector, where the compressor is of `compressors.whole_model`.
+
+All that crosses devices are messages: packed arrays.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.flatten_util import ravel_pytree
+
+from dsgd import counts, workers
+from dsgd.base import Compressor, Gradients, Info, Params, PyTree
+from dsgd.compressors.sizes import message_shape
+
+Parts = PyTree
+Messages = list[PyTree]  # one for each leaf, with the leading axes of its vectors
+
+
+class Delivery(NamedTuple):
+    """What came of an exchange.
+
+    Args:
+        received: what the receivers make of it.
+        seen: what they see of one's own vectors, the shape of what was sent.
+        messages: what was sent, where the compressor starts warm from it next time, else ().
+        info: its bits.
+    """
+
+    received: Parts
+    seen: Parts
+    messages: Any
+    info: Info
+
+
+def to_servers(compressor: Compressor, key: jax.Array, parts: Parts, N: int, last: Any = ()) -> Delivery:
+    r"""Every worker sends every server its part, and server n receives $\frac1N \sum_m Q(x_m)$ of part n.
+
+    Args:
+        compressor: Q.
+        key: the same on every device.
+        parts: leaves `[n, N, part]`.
+        N: number of workers.
+        last: `messages` of the last time, or ().
+
+    Returns:
+        `received` has leaves `[n, part]`.
+    """
+    keys = jax.vmap(lambda own: jax.random.split(own, N))(workers.keys(key, N))
+    messages = _compress(compressor, keys, parts, last)
+    arrived = workers.all_to_all(messages)
+    mean = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=1), _decompress(compressor, arrived, parts))
+    sent = _to_others(_sizes(compressor, messages, 2), N)
+    received = _to_others(_sizes(compressor, arrived, 2), N)
+    return Delivery(mean, _decompress(compressor, messages, parts), _remember(compressor, messages), Info(sent, received))
+
+
+def from_servers(compressor: Compressor, key: jax.Array, vectors: Parts, N: int, last: Any = ()) -> Delivery:
+    """Every server sends every worker its part.
+
+    Args:
+        vectors: of the parts that one serves, leaves `[n, part]`.
+        others: as in `to_servers`.
+
+    Returns:
+        `received` has leaves `[N, part]`, the same on every device.
+    """
+    messages = _compress(compressor, workers.keys(key, N), vectors, last)
+    gathered = workers.gather(messages)
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((N, *leaf.shape[1:]), leaf.dtype), vectors)
+    received = _decompress(compressor, gathered, shapes)
+    info = Info(_to_all(_sizes(compressor, messages, 1), N), _to_others(_sizes(compressor, gathered, 1), N))
+    return Delivery(received, _decompress(compressor, messages, vectors), _remember(compressor, messages), info)
+
+
+def around_ring(compressor: Compressor, key: jax.Array, parts: Parts, N: int) -> tuple[Parts, Info]:
+    r"""The ring all-reduce: part n starts at worker n, and every worker adds its own on the way. N - 1 hops, then N - 1 forwards.
+
+    $$ \frac1N Q(\cdots Q(Q(g_1) + g_2) + \cdots + g_N) \tag{3.5} $$
+
+    Args:
+        parts: leaves `[n, N, part]`.
+        others: as in `to_servers`.
+
+    Returns:
+        Leaves `[N, part]`, the same on every device; bits.
+    """
+    ids = workers.ids(N)
+
+    def own(hop):
+        """Of each worker, the part that has made `hop` hops to it."""
+        part = (ids - hop) % N
+        return jax.tree.map(lambda leaf: leaf[jnp.arange(ids.shape[0]), part], parts)
+
+    def compress(hop, vectors):
+        return _compress(compressor, workers.keys(jax.random.fold_in(key, hop), N), vectors, ())
+
+    def hop(i, carry):
+        messages, info = carry
+        arrived = workers.shift(messages, 1)
+        info = add(info, Info(_to_one(_sizes(compressor, messages, 1), N), _to_one(_sizes(compressor, arrived, 1), N)))
+        mine = own(i)
+        total = jax.tree.map(jnp.add, _decompress(compressor, arrived, mine), mine)
+        return compress(i, total), info
+
+    nothing = counts.of(0, ids.shape[0])
+    messages, info = lax.fori_loop(1, N, hop, (compress(0, own(0)), Info(nothing, nothing)))
+    gathered = workers.gather(messages)  # worker i ends with part i + 1
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), parts)
+    mean = jax.tree.map(lambda leaf: jnp.roll(leaf, 1, axis=0) / N, _decompress(compressor, gathered, shapes))
+    # A worker forwards all but the part that its successor ends with, and receives all but its own.
+    sizes = _sizes(compressor, gathered, 1)
+    return mean, add(info, Info(_to_others(sizes, N, but=(ids + 1) % N), _to_others(sizes, N)))
+
+
+def cut(tree: Gradients, N: int, compressor: Compressor) -> Parts:
+    """Leaves `[n, ...]` cut into N equal parts, `[n, N, part]`. The last are padded with the last element, which widens no range."""
+    if not compressor.layer_wise:
+        tree = jax.vmap(lambda one: ravel_pytree(one)[0])(tree)
+
+    def cut_leaf(leaf):
+        flat = leaf.reshape(leaf.shape[0], -1)
+        return jnp.pad(flat, ((0, 0), (0, -flat.shape[1] % N)), mode="edge").reshape(leaf.shape[0], N, -1)
+
+    return jax.tree.map(cut_leaf, tree)
+
+
+def join(parts: Parts, like: Params, compressor: Compressor) -> Params:
+    """The tree of which these are the parts `[N, part]`.
+
+    Args:
+        like: a tree of its shapes and types.
+    """
+    if compressor.layer_wise:
+        return jax.tree.map(lambda part, leaf: part.ravel()[: leaf.size].reshape(leaf.shape), parts, like)
+    flat, unravel = ravel_pytree(like)
+    return unravel(parts.ravel()[: flat.size])
+
+
+def like_one(gradients: Gradients) -> Params:
+    """One worker's gradient, for its shapes."""
+    return jax.tree.map(lambda leaf: leaf[0], gradients)
+
+
+def start(compressor: Compressor, vectors: Parts) -> Any:
+    """What stands for the messages before the first, for vectors `[..., d]`: zeros where the compressor starts warm, else ()."""
+    if compressor.resume is None:
+        return ()
+    shapes = [(leaf.shape[:-1], message_shape(compressor.compress, leaf.shape[-1])) for leaf in jax.tree.leaves(vectors)]
+    return [jax.tree.map(lambda x, axes=axes: jnp.zeros((*axes, *x.shape), x.dtype), message) for axes, message in shapes]
+
+
+def add(info: Info, more: Info) -> Info:
+    """What both sent."""
+    return Info(counts.carry(info.bits_up + more.bits_up), counts.carry(info.bits_down + more.bits_down))
+
+
+def need_same_layers(method: str, up: Compressor, down: Compressor) -> None:
+    """Raises a ValueError where one works layer by layer and the other on the whole model: their parts would differ."""
+    if up.layer_wise != down.layer_wise:
+        raise ValueError(f"{method} with {up.name} up and {down.name} down: need both layer by layer, or both of compressors.whole_model")
+
+
+def _compress(compressor: Compressor, keys: jax.Array, vectors: Parts, last: Any) -> Messages:
+    """One message for each vector `[*axes, d]`, from one key for each, `[*axes]`."""
+    function = compressor.resume if compressor.resume and last else compressor.compress
+    memories = [(message,) for message in last] if last else [()] * len(jax.tree.leaves(vectors))
+    return [
+        _over(keys.ndim, function)(_over(keys.ndim, lambda key, i=i: jax.random.fold_in(key, i))(keys), vector, *memory)
+        for i, (vector, memory) in enumerate(zip(jax.tree.leaves(vectors), memories, strict=True))
+    ]
+
+
+def _decompress(compressor: Compressor, messages: Messages, like: Parts) -> Parts:
+    """Vectors of the shapes and types of `like`, leaves `[*axes, d]`."""
+    leaves, treedef = jax.tree.flatten(like)
+    return treedef.unflatten(
+        _over(leaf.ndim - 1, lambda message, d=leaf.shape[-1]: compressor.decompress(message, d))(message).astype(leaf.dtype)
+        for message, leaf in zip(messages, leaves, strict=True)
+    )
+
+
+def _over(axes: int, function):
+    for _ in range(axes):
+        function = jax.vmap(function)
+    return function
+
+
+def _remember(compressor: Compressor, messages: Messages) -> Any:
+    return () if compressor.resume is None else messages
+
+
+def _sizes(compressor: Compressor, messages: Messages, axes: int) -> int | jax.Array:
+    """Bits of all leaves' messages together: an int where they are always as many, else uint32 `[*axes]`."""
+    fixed = [compressor.bits(jax.tree.map(lambda leaf: leaf[(0,) * axes], message)) for message in messages]
+    if all(isinstance(bits, int) for bits in fixed):
+        return sum(fixed)
+    return sum(_over(axes, compressor.bits)(message) for message in messages)
+
+
+def _to_others(sizes: int | jax.Array, N: int, but: jax.Array | None = None) -> jax.Array:
+    """The sum of sizes `[n, N]` or `[N]` over all but worker `but` `[n]`; None: all but oneself."""
+    ids = workers.ids(N)
+    if isinstance(sizes, int):
+        return counts.of((N - 1) * sizes, ids.shape[0])
+    left_out = jnp.arange(N)[None, :] == (ids if but is None else but)[:, None]
+    each = jnp.where(left_out, jnp.uint32(0), jnp.broadcast_to(sizes, left_out.shape))
+    return counts.carry(jnp.sum(counts.of(each, N), axis=1, dtype=jnp.uint32))
+
+
+def _to_all(sizes: int | jax.Array, N: int) -> jax.Array:
+    """N - 1 times sizes `[n]`."""
+    n = workers.ids(N).shape[0]
+    return counts.of((N - 1) * sizes, n) if isinstance(sizes, int) else counts.times(jnp.full(n, N - 1, jnp.uint32), counts.of(sizes, n))
+
+
+def _to_one(sizes: int | jax.Array, N: int) -> jax.Array:
+    return counts.of(sizes, workers.ids(N).shape[0])

@@ -1,0 +1,24 @@
+"""What travels: maps from a vector to a packed message and back. See `dsgd.Compressor` for the members."""
+
+from dsgd.compressors.combinators import apply, buckets, contraction, identity, whole_model
+from dsgd.compressors.low_rank import low_rank
+from dsgd.compressors.quantization import clipping, natural, qsgd, random_quantization, sign, ternary
+from dsgd.compressors.sparsification import random_k, random_sparsification, top_k
+
+__all__ = [
+    "apply",
+    "buckets",
+    "clipping",
+    "contraction",
+    "identity",
+    "low_rank",
+    "natural",
+    "qsgd",
+    "random_k",
+    "random_quantization",
+    "random_sparsification",
+    "sign",
+    "ternary",
+    "top_k",
+    "whole_model",
+]

@@ -1,0 +1,170 @@
+"""Compressors made of compressors, the one that sends everything, and the entry point for trees outside the loop."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.flatten_util import ravel_pytree
+
+from dsgd import checks
+from dsgd.base import Compressor, PyTree
+from dsgd.compressors.sizes import fixed_size
+
+identity = fixed_size(
+    compress=lambda key, x: x,
+    decompress=lambda message, d: message,
+    name="identity",
+    unbiased=True,
+    omega=lambda d: 0.0,
+)
+"""Sends every element as it is."""
+
+
+class Bucketed(NamedTuple):
+    """A message of `buckets`: those of the full buckets, leaves `[buckets, ...]`, and that of what is left over, or None."""
+
+    full: PyTree
+    rest: PyTree
+
+
+def buckets(compressor: Compressor, size: int) -> Compressor:
+    r"""Compresses every `size` elements on their own, so that an element's error depends on its neighbours only.
+
+    $$ \omega(d) = \max_B \omega(|B|), \qquad \delta(d) = \min_B \delta(|B|) $$
+
+    Args:
+        compressor: what compresses a bucket.
+        size: elements of a bucket; the last one takes what is left.
+
+    Raises:
+        ValueError: size < 1, or a compressor that starts warm (a bucket is not a matrix).
+
+    Source: Alistarh et al., "QSGD", 2017, section 4; Liu and Zhang, section 3.1.1, caveat 1.
+    """
+    name = f"buckets({compressor.name}, {size})"
+    checks.positive_int(f"{name}: size", size)
+    if compressor.resume is not None:
+        raise ValueError(f"{name}: need a compressor of vectors, without warm start")
+
+    def compress(key, x):
+        count, left = divmod(x.shape[0], size)
+        full_key, rest_key = jax.random.split(key)
+        full = jax.vmap(compressor.compress)(jax.random.split(full_key, count), x[: count * size].reshape(count, size)) if count else None
+        return Bucketed(full, compressor.compress(rest_key, x[count * size :]) if left else None)
+
+    def decompress(message, d):
+        count, left = divmod(d, size)
+        full = [jax.vmap(lambda part: compressor.decompress(part, size))(message.full).ravel()] if count else []
+        return jnp.concatenate([*full, compressor.decompress(message.rest, left)] if left else full)
+
+    def bits(message):
+        rest = 0 if message.rest is None else compressor.bits(message.rest)
+        if message.full is None:
+            return rest
+        one = compressor.bits(jax.tree.map(lambda leaf: leaf[0], message.full))
+        if isinstance(one, int):
+            return one * jax.tree.leaves(message.full)[0].shape[0] + rest
+        return jnp.sum(jax.vmap(compressor.bits)(message.full), dtype=jnp.uint32) + jnp.uint32(rest)
+
+    def sizes(d):
+        return {part for part in (min(d, size), d % size) if part}
+
+    def all_of(choose, constant):
+        def of(d):
+            values = [constant(part) for part in sizes(d)]
+            return None if None in values else choose(values)
+
+        return of
+
+    return Compressor(
+        compress=compress,
+        decompress=decompress,
+        bits=bits,
+        mean_bits=lambda d: d // size * compressor.mean_bits(size) + (compressor.mean_bits(d % size) if d % size else 0.0),
+        unbiased=compressor.unbiased,
+        omega=all_of(max, compressor.omega),
+        delta=all_of(min, compressor.delta),
+        name=name,
+        layer_wise=compressor.layer_wise,
+    )
+
+
+def whole_model(compressor: Compressor) -> Compressor:
+    """The same for the model as one vector. Without it, every leaf of the tree (a layer's weights, its biases) is compressed on its own.
+
+    One header instead of one for each leaf, and one range, one scale or one selection for all of them.
+
+    Args:
+        compressor: any.
+    """
+    return compressor._replace(layer_wise=False, name=f"whole_model({compressor.name})")
+
+
+def contraction(compressor: Compressor) -> Compressor:
+    r"""An unbiased compressor scaled down to a contraction, for methods with error memory.
+
+    $$ C(x) = \frac{1}{1+\omega} Q(x), \qquad E|C(x) - x|^2 \le \Big(1 - \frac{1}{1+\omega}\Big) |x|^2 $$
+
+    Args:
+        compressor: Q, unbiased, with an omega.
+
+    Raises:
+        ValueError: a biased compressor, or one without an omega.
+
+    Source: Richtarik, Sokolov and Fatkhullin, "EF21", 2021, section 2; the same messages as Q.
+    """
+    name = f"contraction({compressor.name})"
+    if not compressor.unbiased or compressor.omega(1) is None:
+        raise ValueError(f"{name}: need an unbiased compressor with an omega")
+
+    def shrink(d):
+        return 1 / (1 + compressor.omega(d))
+
+    return compressor._replace(
+        decompress=lambda message, d: compressor.decompress(message, d) * np.float32(shrink(d)),
+        unbiased=False,
+        omega=lambda d: None,
+        delta=shrink,
+        name=name,
+    )
+
+
+def apply(compressor: Compressor, key: jax.Array, x: PyTree) -> PyTree:
+    """What the receiver sees of a tree: leaf by leaf, or of the whole as one vector.
+
+    Args:
+        compressor: any.
+        key: one key for the whole tree.
+        x: a pytree of float arrays.
+
+    Raises:
+        ValueError: a leaf that is not floating point; outside `jax.jit`, where values are known, one with an element that is not finite.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(x):
+        _check_finite(compressor, jax.tree_util.keystr(path), leaf)
+    if not compressor.layer_wise:
+        flat, unravel = ravel_pytree(x)
+        return unravel(_see(compressor, key, flat))
+    leaves, treedef = jax.tree.flatten(x)
+    return treedef.unflatten([_see(compressor, jax.random.fold_in(key, i), leaf) for i, leaf in enumerate(leaves)])
+
+
+def _see(compressor: Compressor, key: jax.Array, leaf: jax.Array) -> jax.Array:
+    message = compressor.compress(key, jnp.ravel(leaf))
+    return compressor.decompress(message, leaf.size).reshape(leaf.shape).astype(leaf.dtype)
+
+
+def _check_finite(compressor: Compressor, path: str, leaf: jax.Array) -> None:
+    where = f"{compressor.name} of leaf {path}" if path else compressor.name
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        raise ValueError(f"{where}: given {leaf.dtype}, need floating point")
+    if isinstance(leaf, Tracer):
+        return
+    wrong = np.flatnonzero(~np.isfinite(np.asarray(leaf, np.float64)))
+    if wrong.size:
+        value = np.ravel(np.asarray(leaf, np.float64))[wrong[0]]
+        raise ValueError(f"{where}: element {wrong[0]} is {value} ({wrong.size} of {leaf.size} are not finite); need finite elements")

@@ -1,0 +1,244 @@
+"""Compressors that send every element with fewer bits."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dsgd import codecs
+from dsgd.base import Compressor
+from dsgd.compressors.combinators import buckets
+from dsgd.compressors.draws import draw
+from dsgd.compressors.sizes import fixed_size
+
+MANTISSA, EXPONENT = 23, 8  # bits of float32, besides its sign
+LARGEST = np.float32(np.finfo(np.float32).max)
+
+
+class Quantized(NamedTuple):
+    """A message of `random_quantization`: `codes` of `codecs.pack`, `low` and `high` float32 scalars."""
+
+    codes: tuple[jax.Array, ...]
+    low: jax.Array
+    high: jax.Array
+
+
+class Scaled(NamedTuple):
+    """A message of packed codes and one scale: `codes` of `codecs.pack` or `pack_trits`, `scale` float32 scalar."""
+
+    codes: tuple[jax.Array, ...] | jax.Array
+    scale: jax.Array
+
+
+def random_quantization(bits: int, bucket: int | None = None) -> Compressor:
+    r"""Randomised rounding to $2^b$ equidistant knobs $c_i$ between min(x) and max(x), unbiased.
+
+    $$ Q(x_i) = c_{k+1} \text{ with probability } \frac{x_i - c_k}{c_{k+1} - c_k}, \text{ else } c_k,
+       \qquad c_k \le x_i \le c_{k+1} \tag{3.3} $$
+
+    A message is d codes of b bits and the two ends as float32. The variance is $\sum_i (x_i - c_k)(c_{k+1} - x_i)$, at most
+    $(d-2) |x|^2 / (2 (2^b - 1)^2)$ for d >= 2: the two extreme elements are knobs, and $(\max - \min)^2 \le 2|x|^2$.
+
+    Args:
+        bits: b, 1 to 8.
+        bucket: elements that share a range, see `buckets`; None: all.
+
+    Raises:
+        ValueError: bits outside 1..8, or bucket < 1.
+
+    Source: Liu and Zhang, section 3.1.1. Departure: knob 0 is the minimum and knob $2^b - 1$ the maximum; the printed code for
+    a constant vector divides by zero, here it is sent exactly.
+    """
+    _need_bits("random_quantization", bits)
+    steps = 2**bits - 1
+
+    def compress(key, x):
+        x = x.astype(jnp.float32)
+        low, high = jnp.min(x), jnp.max(x)
+        # An eighth of the range: neither it nor its reciprocal, which XLA multiplies by, leaves float32.
+        eighth = high / 8 - low / 8
+        place = steps * jnp.where(eighth > 0, (x / 8 - low / 8) / jnp.where(eighth > 0, eighth, 1), 0)
+        codes = jnp.clip(_round_randomly(key, place), 0, steps)
+        codes = jnp.where(x == high, steps, codes)  # the ends are knobs, whatever the rounding of `place`
+        return Quantized(codecs.pack(codes.astype(jnp.uint8), bits), low, high)
+
+    def decompress(message, d):
+        codes = codecs.unpack(message.codes, bits, d)
+        share = codes.astype(jnp.float32) / steps
+        # XLA divides by multiplying with a rounded reciprocal: the last share may not be 1.
+        return jnp.where(codes == steps, message.high, message.low * (1 - share) + message.high * share)
+
+    quantization = fixed_size(
+        compress,
+        decompress,
+        f"random_quantization({bits})",
+        unbiased=True,
+        omega=lambda d: max(d - 2, 0) / (2 * steps**2),
+    )
+    return quantization if bucket is None else buckets(quantization, bucket)
+
+
+def qsgd(levels: int) -> Compressor:
+    r"""Randomised rounding of magnitudes to s levels of the Euclidean norm, unbiased.
+
+    $$ Q(x_i) = |x|_2\, \mathrm{sign}(x_i)\, \frac{\xi_i}{s}, \qquad
+       \xi_i = l + 1 \text{ with probability } \frac{s|x_i|}{|x|_2} - l, \text{ else } l = \Big\lfloor \frac{s|x_i|}{|x|_2} \Big\rfloor $$
+
+    A message is d codes for the 2s + 1 values -s to s, and the norm. With $p_i$ the probability of l + 1, the variance is $|x|^2 \sum_i
+    p_i(1 - p_i) / s^2$, at most $\min(d / 4s^2, \sqrt d / s) |x|^2$: $p(1-p)$ is at most 1/4, and at most $s|x_i|/|x|_2$; of one
+    element it is 0.
+
+    Args:
+        levels: s, 1 to 127, so that a code has at most 8 bits.
+
+    Raises:
+        ValueError: levels outside 1..127.
+
+    Source: Alistarh et al., "QSGD", 2017, section 3.1 (there $\min(d/s^2, \sqrt d/s)$). Departure: codes of equal length, not Elias codes.
+    """
+    if not isinstance(levels, int) or not 1 <= levels <= 127:
+        raise ValueError(f"qsgd({levels}): need levels between 1 and 127")
+    bits = codecs.index_bits(2 * levels + 1)
+
+    def compress(key, x):
+        x = x.astype(jnp.float32)
+        largest = jnp.max(jnp.abs(x))
+        relative = x / jnp.where(largest > 0, largest, 1)  # squares neither overflow nor vanish
+        norm = jnp.maximum(jnp.sqrt(jnp.sum(relative**2)), 1)
+        level = jnp.minimum(_round_randomly(key, levels * jnp.abs(relative) / norm), levels)
+        codes = jnp.where(x < 0, levels - level, levels + level)
+        return Scaled(codecs.pack(codes.astype(jnp.uint8), bits), largest * norm)
+
+    def decompress(message, d):
+        level = codecs.unpack(message.codes, bits, d).astype(jnp.float32) - levels
+        return level / levels * message.scale
+
+    return fixed_size(
+        compress,
+        decompress,
+        f"qsgd({levels})",
+        unbiased=True,
+        omega=lambda d: min(d / (4 * levels**2), math.sqrt(d) / levels) if d > 1 else 0.0,
+    )
+
+
+def _ternary() -> Compressor:
+    def compress(key, x):
+        x = x.astype(jnp.float32)
+        largest = jnp.max(jnp.abs(x))
+        sent = _round_randomly(key, jnp.abs(x) / jnp.where(largest > 0, largest, 1))
+        codes = jnp.where(x < 0, 1 - sent, 1 + sent)
+        return Scaled(codecs.pack_trits(codes.astype(jnp.uint8)), largest)
+
+    def decompress(message, d):
+        return (codecs.unpack_trits(message.codes, d).astype(jnp.float32) - 1) * message.scale
+
+    return fixed_size(compress, decompress, "ternary", unbiased=True, omega=lambda d: (math.sqrt(d) - 1) / 2)
+
+
+ternary = _ternary()
+r"""Signs of elements drawn in proportion to their size, times the largest magnitude, unbiased.
+
+$$ Q(x_i) = |x|_\infty\, \mathrm{sign}(x_i) \text{ with probability } \frac{|x_i|}{|x|_\infty}, \text{ else } 0 $$
+
+A message is d ternary digits, five in a byte, and the magnitude. The variance is
+$|x|_\infty |x|_1 - |x|^2 \le \frac{\sqrt d - 1}{2} |x|^2$, which is reached (one large element among equal ones).
+
+Source: Wen et al., "TernGrad", 2017."""
+
+
+def _natural() -> Compressor:
+    ones = (1 << EXPONENT) - 1
+
+    def compress(key, x):
+        word = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
+        exponent, mantissa = (word >> MANTISSA) & ones, word & ((1 << MANTISSA) - 1)
+        up = (draw(jax.random.bits, key, x.shape[0]) >> (32 - MANTISSA)) < mantissa
+        sign = word >> (MANTISSA + EXPONENT)
+        return codecs.pack(jnp.minimum(exponent + up, ones) | (sign << EXPONENT), 1 + EXPONENT)
+
+    def decompress(message, d):
+        codes = codecs.unpack(message, 1 + EXPONENT, d)
+        word = (codes >> EXPONENT << (MANTISSA + EXPONENT)) | ((codes & ones) << MANTISSA)
+        value = jax.lax.bitcast_convert_type(word, jnp.float32)
+        return jnp.clip(value, -LARGEST, LARGEST)  # the power of two after the last is out of range
+
+    return fixed_size(compress, decompress, "natural", unbiased=True, omega=lambda d: 1 / 8)
+
+
+natural = _natural()
+r"""Randomised rounding to a neighbouring power of two, unbiased: sign and exponent are sent, the mantissa is the probability.
+
+$$ Q(x_i) = \mathrm{sign}(x_i)\, 2^{e+1} \text{ with probability } \frac{|x_i|}{2^e} - 1, \text{ else } \mathrm{sign}(x_i)\, 2^e,
+   \qquad 2^e \le |x_i| < 2^{e+1} $$
+
+A message is d codes of 9 bits. The variance is $\sum_i (|x_i| - 2^e)(2^{e+1} - |x_i|) \le \frac18 |x|^2$, reached at
+$|x_i| = \frac43 2^e$. Below the smallest normal float32 an element becomes that or 0; above the largest power, that or the largest float32.
+
+Source: Horvath et al., "Natural compression", 2019."""
+
+
+def _sign() -> Compressor:
+    def compress(key, x):
+        x = x.astype(jnp.float32)
+        mean = jnp.sum(jnp.abs(x) / x.shape[0])  # divided first: the sum need not be in range
+        return Scaled(codecs.pack((x < 0).astype(jnp.uint8), 1), mean)
+
+    def decompress(message, d):
+        return jnp.where(codecs.unpack(message.codes, 1, d) == 1, -message.scale, message.scale)
+
+    return fixed_size(compress, decompress, "sign", unbiased=False, delta=lambda d: 1 / d)
+
+
+sign = _sign()
+r"""Signs times the mean magnitude, biased, one bit an element.
+
+$$ C(x) = \frac{|x|_1}{d}\, \mathrm{sign}(x), \qquad |C(x) - x|^2 = |x|^2 - \frac{|x|_1^2}{d} \le \Big(1 - \frac1d\Big) |x|^2 $$
+
+The survey scales by a norm (section 3.2, "1-bit quantization"), which is no contraction; this is. 0 counts as positive.
+
+Source: Bernstein et al., "signSGD", 2018; Karimireddy et al., "Error feedback fixes signSGD", 2019, for the scale."""
+
+
+def clipping(bits: int) -> Compressor:
+    r"""Keeps sign, exponent and the b leading bits of the mantissa, biased towards 0.
+
+    $$ |C(x) - x|^2 \le \frac{1}{(2^b + 1)^2} |x|^2 $$
+
+    A message is d codes of 9 + b bits; `clipping(7)` is bfloat16, cut off. The bound is approached just below
+    $2^e(1 + 2^{-b})$, and holds down to the smallest normal float32.
+
+    Args:
+        bits: b, 1 to 8.
+
+    Raises:
+        ValueError: bits outside 1..8.
+
+    Source: Liu and Zhang, section 3.2, "Clipping".
+    """
+    _need_bits("clipping", bits)
+    cut = MANTISSA - bits
+
+    def compress(key, x):
+        word = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
+        return codecs.pack(word >> cut, 32 - cut)
+
+    def decompress(message, d):
+        return jax.lax.bitcast_convert_type(codecs.unpack(message, 32 - cut, d) << cut, jnp.float32)
+
+    return fixed_size(compress, decompress, f"clipping({bits})", unbiased=False, delta=lambda d: 1 - 1 / (2**bits + 1) ** 2)
+
+
+def _round_randomly(key: jax.Array, place: jax.Array) -> jax.Array:
+    """One of the two neighbouring integers, `place` on average."""
+    floor = jnp.floor(place)
+    return floor + (draw(jax.random.uniform, key, place.shape[0]) < place - floor)
+
+
+def _need_bits(name: str, bits: int) -> None:
+    if not isinstance(bits, int) or not 1 <= bits <= 8:
+        raise ValueError(f"{name}({bits}): need bits between 1 and 8")

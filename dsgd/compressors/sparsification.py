@@ -1,0 +1,193 @@
+"""Compressors that send few elements, with their places."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dsgd import codecs
+from dsgd.base import Compressor, PyTree
+from dsgd.compressors.combinators import identity
+from dsgd.compressors.draws import draw
+from dsgd.compressors.sizes import FLOAT_BITS, fixed_size
+
+RARE = 1e-12  # probability that a random number of elements exceeds its capacity
+
+
+class Sparse(NamedTuple):
+    """A message of some elements: `places`, packed indices; `values`, a message of the elements there."""
+
+    places: tuple[jax.Array, ...]
+    values: PyTree
+
+
+class Counted(NamedTuple):
+    """A message of a random number of elements: `bits` uint32 of it are used. The last places and values are padding (0, 0)."""
+
+    bits: jax.Array
+    places: tuple[jax.Array, ...]
+    values: jax.Array
+
+
+def top_k(fraction: float, values: Compressor = identity) -> Compressor:
+    r"""The k largest elements by magnitude, biased.
+
+    $$ |C(x) - x|^2 \le \Big(1 - \frac kd\Big) |x|^2, \qquad k = \lceil \mathrm{fraction} \cdot d \rceil $$
+
+    Args:
+        fraction: k / d, in (0, 1].
+        values: how the kept elements are sent. With its contraction a, that of the whole is a k/d: its error and that of dropping the
+            others are orthogonal.
+
+    Raises:
+        ValueError: fraction outside (0, 1].
+
+    Source: Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", 2018; Liu and Zhang, section 3.1.1, caveat 3.
+    """
+
+    def choose(key, x, k):
+        return jax.lax.top_k(jnp.abs(x), k)[1]
+
+    def delta(d):
+        k = kept(fraction, d)
+        inner = values.delta(k)
+        return None if inner is None else inner * k / d
+
+    return _sparse("top_k", fraction, values, choose, lambda d: 1.0, unbiased=False, omega=lambda d: None, delta=delta)
+
+
+def random_k(fraction: float, values: Compressor = identity) -> Compressor:
+    r"""k elements drawn without replacement, scaled up to be unbiased.
+
+    $$ Q(x) = \frac dk \sum_{i \in S} x_i e_i, \quad |S| = k = \lceil \mathrm{fraction} \cdot d \rceil,
+       \qquad E|Q(x) - x|^2 = \Big(\frac dk - 1\Big) |x|^2 $$
+
+    It is no contraction unless k > d/2; `contraction(random_k(...))` is, the k elements unscaled.
+
+    Args:
+        fraction: k / d, in (0, 1].
+        values: how the drawn elements are sent; if it is unbiased with w, so is the whole, with $\frac dk (1 + w) - 1$.
+
+    Raises:
+        ValueError: fraction outside (0, 1].
+
+    Source: Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", 2018.
+    """
+
+    def choose(key, x, k):
+        # 30 random bits each, as positive normal floats in the same order: XLA selects the largest floats quickest.
+        drawn = (draw(jax.random.bits, key, x.shape[0]) >> 2) + jnp.uint32(1 << 23)
+        return jax.lax.top_k(jax.lax.bitcast_convert_type(drawn, jnp.float32), k)[1]
+
+    def omega(d):
+        k = kept(fraction, d)
+        inner = values.omega(k)
+        return None if inner is None else d / k * (1 + inner) - 1
+
+    return _sparse("random_k", fraction, values, choose, lambda d: d / kept(fraction, d), unbiased=values.unbiased, omega=omega)
+
+
+def kept(fraction: float, d: int) -> int:
+    """k, the elements of d that are sent: rounded up, a rounding error of the product aside."""
+    return max(1, math.ceil(fraction * d - 1e-9 * d))
+
+
+def _sparse(kind: str, fraction: float, values: Compressor, choose: Callable, scale: Callable, **constants: Any) -> Compressor:
+    """The k elements that `choose` (key, x, k) -> indices takes, times scale(d)."""
+    name = f"{kind}({fraction:g})" if values is identity else f"{kind}({fraction:g}, {values.name})"
+    _need_share(name, "fraction", fraction)
+
+    def compress(key, x):
+        d = x.shape[0]
+        choose_key, values_key = jax.random.split(key)
+        x = x.astype(jnp.float32)
+        places = choose(choose_key, x, kept(fraction, d))
+        packed = codecs.pack(places.astype(jnp.uint32), codecs.index_bits(d))
+        return Sparse(packed, values.compress(values_key, x[places]))
+
+    def decompress(message, d):
+        k = kept(fraction, d)
+        elements = values.decompress(message.values, k) * scale(d)
+        return _scatter(message.places, elements, k, d)
+
+    return fixed_size(compress, decompress, name, **constants)
+
+
+def random_sparsification(probability: float) -> Compressor:
+    r"""Keeps each element with probability p, scaled up, unbiased.
+
+    $$ Q(x_i) = \frac{x_i}{p} \text{ with probability } p, \text{ else } 0, \qquad E|Q(x) - x|^2 = \Big(\frac1p - 1\Big) |x|^2 $$
+
+    The number of kept elements is random. The message has room for as many as are exceeded with probability below 1e-12 (Bernstein's
+    inequality; those beyond would be dropped). Its bits are those of what is used, and 32 that say how many those are. What is drawn
+    are the gaps between kept elements, which are geometric: the randomness costs what is sent, not d.
+
+    Args:
+        probability: p, in (0, 1].
+
+    Raises:
+        ValueError: probability outside (0, 1].
+
+    Source: Wangni et al., 2018; Liu and Zhang, section 3.2, which prints "set z to 0 with probability p" for 1 - p.
+    """
+    p, name = probability, f"random_sparsification({probability:g})"
+    _need_share(name, "probability", p)
+
+    def compress(key, x):
+        d = x.shape[0]
+        places = _bernoulli_places(key, p, d, capacity(p, d))
+        used = places < d
+        each = jnp.uint32(FLOAT_BITS + codecs.index_bits(d))
+        values = jnp.where(used, x.astype(jnp.float32)[jnp.minimum(places, d - 1)], 0)
+        packed = codecs.pack(jnp.where(used, places, 0), codecs.index_bits(d))
+        return Counted(FLOAT_BITS + each * jnp.sum(used, dtype=jnp.uint32), packed, values)
+
+    def decompress(message, d):
+        return _scatter(message.places, message.values / p, message.values.shape[0], d)
+
+    return Compressor(
+        compress=compress,
+        decompress=decompress,
+        bits=lambda message: message.bits,
+        mean_bits=lambda d: FLOAT_BITS + p * d * (FLOAT_BITS + codecs.index_bits(d)),
+        unbiased=True,
+        omega=lambda d: 1 / p - 1,
+        delta=lambda d: 2 - 1 / p if p > 0.5 else None,
+        name=name,
+    )
+
+
+def capacity(probability: float, d: int) -> int:
+    """Elements that a message has room for: d p and what Bernstein's inequality adds so that `RARE` bounds the probability of more."""
+    log = math.log(1 / RARE)
+    variance = d * probability * (1 - probability)
+    return min(d, math.ceil(d * probability + log / 3 + math.sqrt(log**2 / 9 + 2 * log * variance)))
+
+
+def _bernoulli_places(key: jax.Array, p: float, d: int, size: int) -> jax.Array:
+    r"""The first `size` indices of elements kept with probability p each, uint32 in rising order, d where there are no more.
+
+    With E exponential, $\lfloor E / -\ln(1-p) \rfloor$ elements are dropped before the next kept one. E comes from 32 bits v in (0, 1) as
+    $-\ln(1 - v)$ or, for v above 1/2, from $1 - v$: its relative precision is float32's on both ends.
+    """
+    bits = jax.random.bits(key, (size,))
+    small = bits < jnp.uint32(1 << 31)
+    v = (jnp.where(small, bits, ~bits).astype(jnp.float32) + 0.5) * jnp.float32(2.0**-32)
+    exponential = jnp.where(small, -jnp.log1p(-v), -jnp.log(v))
+    dropped = jnp.floor(exponential / -math.log1p(-p)) if p < 1 else jnp.zeros(size)
+    gaps = jnp.minimum(dropped, d).astype(jnp.uint32) + 1
+    return jax.lax.associative_scan(lambda a, b: jnp.minimum(a + b, d + 1), gaps) - 1  # sums that would overflow end at d
+
+
+def _scatter(places: tuple[jax.Array, ...], values: jax.Array, k: int, d: int) -> jax.Array:
+    """The vector with these elements; padding adds 0 to the first."""
+    return jnp.zeros(d, values.dtype).at[codecs.unpack(places, codecs.index_bits(d), k)].add(values)
+
+
+def _need_share(name: str, what: str, value: float) -> None:
+    if not 0 < value <= 1:
+        raise ValueError(f"{name}: {what} = {value}; need a number in (0, 1]")

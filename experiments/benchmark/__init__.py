@@ -1,0 +1,1 @@
+"""What things cost, beside the least that they can: rounds, and compressors."""

@@ -1,0 +1,244 @@
+"""Every compressor, without error memory and with: loss against rounds and bits, and the bandwidth at which it pays.
+
+    python -m experiments.compression
+
+Without memory is compressed SGD (3.4), with memory error-compensated SGD (3.10 to 3.14), both through servers and with
+the same compressor in both directions, of the model as one vector. A compressor that states no contraction for a server's part is scaled
+down to one before it gets a memory, which would grow. Each runs at the step size with the smallest loss over the second half of the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import jax
+import numpy as np
+import optax
+import tyro
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from rich.table import Table
+
+import algorithms
+import dsgd
+from dsgd import compressors, problems, records
+from dsgd.base import Compressor
+from experiments import break_even, common
+
+QUANTIZED = compressors.random_quantization(4)
+COMPRESSORS: dict[str, Compressor] = {
+    compressor.name: compressor
+    for compressor in (
+        compressors.identity,
+        compressors.random_quantization(2),
+        QUANTIZED,
+        compressors.qsgd(7),
+        compressors.ternary,
+        compressors.natural,
+        compressors.random_sparsification(0.1),
+        compressors.random_k(0.1),
+        compressors.top_k(0.1),
+        compressors.top_k(0.1, QUANTIZED)._replace(name="top_k(0.1), 4 bits"),
+        compressors.sign,
+        compressors.clipping(1),
+        compressors.low_rank(1),
+    )
+}
+WITHOUT, WITH = MEMORIES = ("without memory", "with memory")
+UNBIASED, BIASED = common.COLOURS[:2]
+
+
+@dataclass(frozen=True)
+class Args:
+    """Trains with every compressor, with and without error memory, and says when each pays."""
+
+    models: tuple[Literal["logistic", "mlp"], ...] = ("logistic", "mlp")
+    """What is trained."""
+    data: str = "digits"
+    """digits or breast-cancer."""
+    partitions: tuple[str, ...] = ("iid", "by-label")
+    """Who gets which samples: iid, by-label or dirichlet."""
+    compressors: tuple[str, ...] = tuple(COMPRESSORS)
+    """Which compressors, by name."""
+    workers: int = 8
+    """Number of workers, each also the server of one part."""
+    batch_size: int = 16
+    """Samples that each worker draws in a round."""
+    learning_rates: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0, 3.0)
+    """Step sizes to choose from."""
+    steps: int = 400
+    """Rounds."""
+    seeds: int = 3
+    """Independent runs of each."""
+    seed: int = 0
+    """Of everything random."""
+    sizes: tuple[int, ...] = (2**16, 2**20)
+    """Elements of larger models for which to say when compression pays."""
+    out: Path = field(default=Path("results/compression"))
+    """Folder for config.json, history.csv, break_even.csv, figure.png and a figure for each problem."""
+    progress: bool = True
+    """Show a progress bar."""
+
+
+class Case(NamedTuple):
+    """One run of the comparison."""
+
+    model: str
+    partition: str
+    compressor: str
+    memory: str
+
+
+Outcomes = dict[Case, common.Tuned | None]
+Pays = dict[tuple[str, int], float]  # bits per second, by compressor and elements of the model
+
+
+def main(args: Args) -> None:
+    unknown = [name for name in args.compressors if name not in COMPRESSORS]
+    if unknown or not args.compressors:
+        raise ValueError(f"compressors {', '.join(unknown) or 'none'}: need some of {', '.join(COMPRESSORS)}")
+    tasks = {(model, partition): make_problem(args, model, partition) for model in args.models for partition in args.partitions}
+    args.out.mkdir(parents=True, exist_ok=True)  # fails now, not after the work
+    cases = [Case(*task, name, memory) for task in tasks for name in args.compressors for memory in MEMORIES]
+    outcomes = {case: tune(args, tasks[case.model, case.partition], case) for case in common.bar(cases, "training", args.progress)}
+    sizes = {f"{model}\n{dimension(problem):,}": dimension(problem) for (model, _), problem in tasks.items()}
+    sizes |= {f"d =\n{d:,}": d for d in args.sizes}
+    pays = {
+        (name, d): break_even.bandwidth(COMPRESSORS[name], args.workers, d)
+        for name in common.bar(args.compressors, "timing", args.progress)
+        for d in sizes.values()
+    }
+    save(args, outcomes, pays)
+    screen = common.console()
+    for task, problem in tasks.items():
+        screen.print(tabulate(args, outcomes, task, problem, pays))
+    screen.print(break_even.tabulate(sizes, pays, args.workers))
+    screen.print(f"Written: {args.out}/config.json, history.csv, break_even.csv, figure.png and a figure for each problem", soft_wrap=True)
+
+
+def make_problem(args: Args, model: str, partition: str) -> dsgd.Problem:
+    """The model on the partitioned data."""
+    make = problems.logistic_regression if model == "logistic" else problems.neural_network
+    return make(data=args.data, workers=args.workers, partition=partition, batch_size=args.batch_size, seed=args.seed)
+
+
+def dimension(problem: dsgd.Problem) -> int:
+    """Elements of the model."""
+    return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(problem.init, jax.random.key(0))))
+
+
+def tune(args: Args, problem: dsgd.Problem, case: Case) -> common.Tuned | None:
+    """The case at its best step size; None where it diverged at every one."""
+    part = -(-dimension(problem) // args.workers)
+
+    def build(learning_rate):
+        return method(COMPRESSORS[case.compressor], case.memory, optax.sgd(learning_rate), part)
+
+    return common.tune(build, problem, args.learning_rates, steps=args.steps, seeds=args.seeds, seed=args.seed, progress=False)
+
+
+def method(compressor: Compressor, memory: str, optimizer: optax.GradientTransformation, part: int) -> dsgd.Algorithm:
+    """CSGD or EC-SGD, where servers have so many elements each."""
+    if memory == WITHOUT:
+        return algorithms.compressed_sgd(optimizer, compressors.whole_model(compressor), allow_biased=True)
+    fit = compressor if compressor.delta(part) is not None else compressors.contraction(compressor)
+    return algorithms.error_compensated_sgd(optimizer, compressors.whole_model(fit), compressors.whole_model(fit))
+
+
+def final_loss(outcome: common.Tuned) -> tuple[float, float]:
+    """Over the last tenth of the run: mean over seeds, and its standard error."""
+    middle, error = common.mean_and_error(dsgd.tail_mean(outcome.history["loss"]))
+    return float(middle), float(error)
+
+
+def save(args: Args, outcomes: Outcomes, pays: Pays) -> None:
+    """All files."""
+    records.write_config(args.out / "config.json", args)
+    records.write_histories(args.out / "history.csv", {", ".join(case): outcome.history for case, outcome in outcomes.items() if outcome})
+    rows = [(name, d, bandwidth) for (name, d), bandwidth in pays.items()]
+    records.write_rows(args.out / "break_even.csv", ("compressor", "dimension", "bits_per_second"), rows)
+    common.save_figure(draw_losses(args, outcomes), args.out / "figure.png")
+    for task in tasks_of(outcomes):
+        common.save_figure(draw_curves(args, outcomes, task), args.out / f"{'-'.join(task)}.png")
+
+
+def tasks_of(outcomes: Outcomes) -> list[tuple[str, str]]:
+    """Model and partition of each problem."""
+    return list(dict.fromkeys((case.model, case.partition) for case in outcomes))
+
+
+def tabulate(args: Args, outcomes: Outcomes, task: tuple[str, str], problem: dsgd.Problem, pays: Pays) -> Table:
+    """One row a compressor."""
+    d = dimension(problem)
+    part = -(-d // args.workers)
+    title = f"{problem.name}, d = {d:,}, {args.workers} workers:\nloss after {args.steps} rounds, {args.seeds} seeds"
+    caption = "ratio: of a plain round's bits to these. -: diverged.\npays below: bandwidth where codec time is transfer saved"
+    table = Table(title=title, caption=caption)
+    table.add_column("compressor", no_wrap=True)
+    for heading in ("bits per\nelement", "ratio", "without\nmemory", "with\nmemory", "pays below\nMbit/s"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name in args.compressors:
+        bits = COMPRESSORS[name].mean_bits(part) / part
+        found = [outcomes[Case(*task, name, memory)] for memory in MEMORIES]
+        losses = [f"{final_loss(outcome)[0]:.3f}" if outcome else "-" for outcome in found]
+        table.add_row(name, f"{bits:.3g}", f"{32 / bits:.1f}", *losses, break_even.megabits(pays[name, d]))
+    return table
+
+
+def draw_losses(args: Args, outcomes: Outcomes) -> Figure:
+    """What the survey claims: unbiased compressors work without memory, biased ones need it."""
+    tasks = tasks_of(outcomes)
+    sheet, panels = common.figure(len(tasks), width=3.2, height=1.5 + 0.32 * len(args.compressors))
+    for axes, task in zip(panels, tasks, strict=True):
+        axes.set(title=", ".join(task), xlabel="final loss f(x)", xscale="log")
+        common.plain_log(axes.xaxis)
+        for row, name in enumerate(args.compressors):
+            colour = UNBIASED if COMPRESSORS[name].unbiased else BIASED
+            for memory, place, fill in ((WITHOUT, row - 0.15, "white"), (WITH, row + 0.15, colour)):
+                outcome = outcomes[Case(*task, name, memory)]
+                if outcome:
+                    middle, error = final_loss(outcome)
+                    axes.errorbar(middle, place, xerr=error, fmt="o", color=colour, markerfacecolor=fill, markersize=6, capsize=2)
+                else:
+                    where = ("axes fraction", "data")
+                    axes.annotate("diverged", (0.98, place), xycoords=where, color=colour, ha="right", va="center", fontsize=8)
+    panels[0].set_yticks(range(len(args.compressors)), args.compressors)
+    panels[0].invert_yaxis()
+    kinds = ((UNBIASED, "white", "unbiased, without memory"), (UNBIASED, UNBIASED, "unbiased, with memory"))
+    kinds += ((BIASED, "white", "biased, without memory"), (BIASED, BIASED, "biased, with memory"))
+    handles = [Line2D([], [], linestyle="", marker="o", color=colour, markerfacecolor=fill, label=label) for colour, fill, label in kinds]
+    sheet.legend(handles=handles, loc="outside lower center", ncols=4 if len(tasks) > 2 else 1, frameon=False)
+    claim = "The survey: unbiased compressors work without memory, biased ones need it (sections 3.2, 3.3)."
+    setting = f"{args.workers} workers, {args.steps} rounds; bars: standard error over {args.seeds} seeds"
+    common.title(sheet, f"{claim} {setting}")
+    return sheet
+
+
+def draw_curves(args: Args, outcomes: Outcomes, task: tuple[str, str]) -> Figure:
+    """Loss against rounds and against bits, without memory above, with memory below."""
+    sheet, panels = common.figure(2, 2)
+    xs = (("rounds", "linear"), ("megabits sent and received per worker", "log"))
+    for memory, row in ((WITHOUT, panels[:2]), (WITH, panels[2:])):
+        for axes, (xlabel, scale) in zip(row, xs, strict=True):
+            axes.set(title=memory, xlabel=xlabel, xscale=scale, yscale="log")
+            lines = {name: curve(outcomes[Case(*task, name, memory)], xlabel) for name in args.compressors}
+            common.draw_lines(axes, lines)
+        row[0].set_ylabel("loss f(x)")
+        common.plain_log(row[0].yaxis)
+    sheet.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    common.title(sheet, f"{', '.join(task)}: {args.workers} workers; bands: standard error over {args.seeds} seeds")
+    return sheet
+
+
+def curve(outcome: common.Tuned | None, what: str) -> tuple[np.ndarray, np.ndarray]:
+    """Rounds or megabits, and loss; nothing to be seen of what diverged."""
+    if outcome is None:
+        return np.array([1.0]), np.array([[np.nan]])
+    history = outcome.history
+    return history["step"].astype(float) if what == "rounds" else history["bits"].mean(axis=0) / 1e6, history["loss"]
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

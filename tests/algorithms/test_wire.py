@@ -1,0 +1,292 @@
+"""The wire is true: the bits that a method tells are the bytes that its compiled program sends.
+
+N workers on D = N devices, so that whatever one worker sends another crosses devices. A round is compiled as the loop compiles it, and the
+collectives are read in XLA's optimised program (`dsgd.workers.traffic`): nothing that the library says of itself is believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from math import ceil, log2
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import algorithms
+import dsgd
+from algorithms import compressed_sgd, ef21, error_compensated_sgd
+from dsgd import compressors
+from dsgd.compressors.sparsification import capacity
+
+N, D = 8, 77
+PART = 10  # ceil(D / N) elements for each server: not a multiple of eight, and the last part is padded
+MESSAGES = 2 * (N - 1)  # that a worker sends in a round: one to every other server and one to every other worker; or one a hop
+FLOAT = 4  # bytes
+STEP = optax.sgd(0.1)
+
+METHODS: dict[str, Callable[[dsgd.Compressor], dsgd.Algorithm]] = {
+    "csgd": lambda Q: compressed_sgd(STEP, Q, allow_biased=True),
+    "csgd-ring": lambda Q: compressed_sgd(STEP, Q, via="ring", allow_biased=True),
+    "ec-sgd": lambda Q: error_compensated_sgd(STEP, Q, Q),
+    "ef21": lambda Q: ef21(STEP, Q, Q),
+}
+SERVERS = {"all-to-all", "all-gather"}
+COLLECTIVES = {"csgd": SERVERS, "csgd-ring": {"collective-permute", "all-gather"}, "ec-sgd": SERVERS, "ef21": SERVERS}
+
+
+def code_bytes(codes: int, bits: int) -> int:
+    """Of so many codes of so many bits, in planes of 8, 4, 2 and 1 bits, each in whole bytes."""
+    return bits // 8 * codes + sum(ceil(codes * width / 8) for width in (4, 2, 1) if bits & width)
+
+
+def message_bytes(p: int) -> dict[str, tuple[dsgd.Compressor, int]]:
+    """Compressors, and the bytes of one message for p = 10 elements: packed codes or indices, and float32s."""
+    index = ceil(log2(p))
+    return {
+        "identity": (compressors.identity, p * FLOAT),
+        "sign": (compressors.sign, ceil(p / 8) + FLOAT),  # a bit each, one scale
+        "quantization-1": (compressors.random_quantization(1), ceil(p / 8) + 2 * FLOAT),  # b bits each, two ends
+        "quantization-3": (compressors.random_quantization(3), code_bytes(p, 3) + 2 * FLOAT),
+        "quantization-8": (compressors.random_quantization(8), p + 2 * FLOAT),
+        "buckets": (compressors.random_quantization(3, bucket=4), 2 * code_bytes(4, 3) + code_bytes(2, 3) + 3 * 2 * FLOAT),  # 4 + 4 + 2
+        "qsgd": (compressors.qsgd(3), code_bytes(p, 3) + FLOAT),  # 7 levels from -3 to 3
+        "ternary": (compressors.ternary, ceil(p / 5) + FLOAT),  # five trits in a byte
+        "natural": (compressors.natural, code_bytes(p, 1 + 8)),  # sign and exponent
+        "clipping": (compressors.clipping(3), code_bytes(p, 1 + 8 + 3)),
+        "top_k": (compressors.top_k(0.2), code_bytes(2, index) + 2 * FLOAT),
+        "top_k-quantized": (compressors.top_k(0.3, compressors.random_quantization(2)), code_bytes(3, index) + ceil(3 * 2 / 8) + 2 * FLOAT),
+        "contraction": (compressors.contraction(compressors.random_k(0.3)), code_bytes(3, index) + 3 * FLOAT),
+        "low_rank": (compressors.low_rank(2), (3 + 4) * 2 * FLOAT),  # 10 elements are 3 rows of 4
+    }
+
+
+def compiled_round(algorithm: dsgd.Algorithm, gradients: dsgd.Gradients, devices: int = N):
+    """One round (query, gradients, update) on these gradients `[N, ...]`, as a compiled program; and its arguments."""
+    problem = dsgd.Problem(
+        init=lambda key: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:]), gradients),
+        loss=lambda params, batch: jnp.zeros(()),
+        gradient=lambda params, batch: batch,  # whatever the model, a worker's gradient is its data
+        sample=lambda key, mine: mine,
+        data=gradients,
+    )
+
+    def one_round(state, data, key):
+        this = dsgd.Round(state.step, N, key)
+        asked = dsgd.oracle.gradients(problem, algorithm.query(state, this), key, data, N)
+        return algorithm.update(key, state, asked, this)
+
+    workers = P(dsgd.workers.AXIS)
+    spec = dsgd.State(P(), P(), workers)
+    specs = {"in_specs": (spec, workers, P()), "out_specs": (spec, dsgd.Info(workers, workers))}
+    spread = jax.shard_map(one_round, mesh=dsgd.workers.mesh(devices), check_vma=False, **specs)
+    args = (algorithm.init(problem.init(jax.random.key(0)), N), gradients, jax.random.key(1))
+    # XLA optimises as always; only machine code is made in a hurry.
+    return jax.jit(spread).lower(*args).compile(compiler_options={"xla_backend_optimization_level": 0}), args
+
+
+@cache
+def vector() -> jax.Array:
+    return jax.random.normal(jax.random.key(2), (N, D))
+
+
+@cache
+def tree() -> dict[str, jax.Array]:
+    """A layer: 5 x 7 weights, of which servers have parts of 5, and 13 biases, of which they have parts of 2."""
+    return {"weights": jax.random.normal(jax.random.key(3), (N, 5, 7)), "biases": jax.random.normal(jax.random.key(4), (N, 13))}
+
+
+def sent_and_told(algorithm: dsgd.Algorithm, gradients: dsgd.Gradients, devices: int = N):
+    """Bytes that cross devices, by collective; the state after the round; the bits that each worker sent, and received."""
+    program, args = compiled_round(algorithm, gradients, devices)
+    state, info = program(*args)
+    up, down = (dsgd.counts.to_int(np.asarray(bits)) for bits in (info.bits_up, info.bits_down))
+    return dsgd.workers.traffic(program), state, up, down
+
+
+CASES = [
+    *(("ec-sgd", name) for name in message_bytes(PART)),
+    *(("csgd-ring", name) for name in ("identity", "sign", "quantization-3", "natural", "top_k", "low_rank")),
+    # What crosses the same two exchanges as ec-sgd's messages.
+    *((method, name) for method in ("csgd", "ef21") for name in ("identity", "sign", "top_k", "low_rank")),
+]
+
+
+@pytest.mark.parametrize(("method", "compressor"), CASES)
+def test_bits_told_are_the_bytes_that_cross_devices(method, compressor):
+    """Each worker sends 2(N - 1) messages, by the collectives of its exchange and no others: no float gradient crosses on the side."""
+    Q, size = message_bytes(PART)[compressor]
+    traffic, _, up, down = sent_and_told(METHODS[method](Q), vector())
+    assert set(traffic) == COLLECTIVES[method]
+    np.testing.assert_array_equal(8 * sum(traffic.values()), up)
+    np.testing.assert_array_equal(up, MESSAGES * 8 * size)
+    np.testing.assert_array_equal(down, up)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["layer-wise", "whole-model"])
+@pytest.mark.parametrize("method", METHODS)
+def test_layers_have_their_own_headers_unless_the_model_is_one_vector(method, whole):
+    """Signs of parts of 2 and 5 elements are a byte and a scale each; as one vector of 48, parts of 6 are a byte and a scale together."""
+    traffic, _, up, down = sent_and_told(METHODS[method](compressors.whole_model(compressors.sign) if whole else compressors.sign), tree())
+    messages = 1 if whole else 2
+    assert set(traffic) == COLLECTIVES[method]
+    np.testing.assert_array_equal(8 * sum(traffic.values()), up)
+    np.testing.assert_array_equal(up, MESSAGES * messages * 8 * (1 + FLOAT))
+    np.testing.assert_array_equal(down, up)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_on_one_device_nothing_crosses_and_as_much_is_told(method):
+    traffic, _, up, down = sent_and_told(METHODS[method](compressors.sign), vector(), devices=1)
+    assert traffic == {}
+    np.testing.assert_array_equal(up, MESSAGES * 8 * (ceil(PART / 8) + FLOAT))
+    np.testing.assert_array_equal(down, up)
+
+
+@pytest.mark.parametrize(
+    ("name", "collective", "vectors"),
+    [
+        ("gd", "all-reduce", 2 * (N - 1) / N),
+        ("mb-sgd", "all-reduce", 2 * (N - 1) / N),
+        ("mb-sgd-model", "all-reduce", 2 * (N - 1) / N),
+        ("dsgd", "collective-permute", 2),
+    ],
+)
+def test_uncompressed_methods_send_float_vectors(name, collective, vectors):
+    """The others are simulated by other collectives than they stand for, and tell the bits of what they stand for: mb-sgd-server's one
+    server and dsgd-complete's N - 1 neighbours are all-reduces; sgd is one machine with all data, whose worker's gradient everybody gets.
+    """
+    traffic, _, up, down = sent_and_told(algorithms.make(name, STEP, N), vector())
+    assert traffic == {collective: vectors * FLOAT * D}
+    np.testing.assert_array_equal(8 * sum(traffic.values()), up)
+    np.testing.assert_array_equal(down, up)
+
+
+SHARE, LONG = 0.05, 77  # kept of each part's elements; a message has room for fewer than all of them
+RANDOM = compressors.random_sparsification(SHARE)
+ELEMENT = 32 + ceil(log2(LONG))  # bits of a kept element: its value, its place
+
+
+@cache
+def long_vector() -> jax.Array:
+    return jax.random.normal(jax.random.key(5), (N, N * LONG - 3))
+
+
+def parts(vectors: np.ndarray) -> np.ndarray:
+    return np.pad(vectors, [(0, 0)] * (vectors.ndim - 1) + [(0, 3)], mode="edge").reshape(*vectors.shape[:-1], N, LONG)
+
+
+def room() -> int:
+    """Bits of a message's arrays: how many elements are kept, and places and values for as many as there will ever be."""
+    elements = capacity(SHARE, LONG)
+    assert elements < LONG
+    return 32 + 8 * code_bytes(elements, ceil(log2(LONG))) + 32 * elements
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_messages_of_random_size_travel_in_room_for_the_largest_and_tell_what_they_use(method):
+    """Whatever is sent is received."""
+    sparse = compressors.contraction(RANDOM) if method == "ef21" else RANDOM  # the same messages
+    traffic, _, up, down = sent_and_told(METHODS[method](sparse), long_vector())
+    assert set(traffic) == COLLECTIVES[method]
+    assert 8 * sum(traffic.values()) == MESSAGES * room()
+    assert (up < MESSAGES * room()).all()
+    assert up.sum() == down.sum()
+    assert len({*up.tolist()}) > 1  # one's own: not a mean
+    assert ((up - MESSAGES * 32) % ELEMENT == 0).all()
+    # N (N - 1) messages go to one receiver, the N others to N - 1: a binomial share of all elements, of which the others count N - 1 times.
+    kept = (int(up.sum()) - N * MESSAGES * 32) / ELEMENT
+    variance = (N * (N - 1) + N * (N - 1) ** 2) * LONG * SHARE * (1 - SHARE)
+    assert abs(kept - N * MESSAGES * LONG * SHARE) < 4.5 * np.sqrt(variance)
+
+
+def test_what_a_worker_tells_is_what_it_kept_for_others():
+    """Its memory is what it has left out: the rest of its gradient has been sent, but for what it keeps for its own part."""
+    method = error_compensated_sgd(STEP, RANDOM, compressors.identity)
+    _, state, up, down = sent_and_told(method, long_vector())
+    kept = (parts(np.asarray(long_vector())) != np.asarray(state.workers.worker)).sum(axis=-1)
+    bits = 32 + ELEMENT * kept
+    answer = (N - 1) * 32 * LONG  # floats
+    np.testing.assert_array_equal(up, [sum(bits[n, j] for j in range(N) if j != n) + answer for n in range(N)])
+    np.testing.assert_array_equal(down, [sum(bits[m, n] for m in range(N) if m != n) + answer for n in range(N)])
+
+
+def test_what_a_server_tells_is_what_it_kept_for_each_worker():
+    method = error_compensated_sgd(STEP, compressors.identity, RANDOM)
+    _, state, up, down = sent_and_told(method, long_vector())
+    means = parts(np.mean(long_vector(), axis=0))
+    kept = (np.abs(means - np.asarray(state.workers.server)) > 1e-6).sum(axis=-1)
+    bits = 32 + ELEMENT * kept
+    gradient = (N - 1) * 32 * LONG
+    np.testing.assert_array_equal(up, gradient + (N - 1) * bits)
+    np.testing.assert_array_equal(down, [gradient + sum(bits[m] for m in range(N) if m != n) for n in range(N)])
+
+
+TELLING = dsgd.Compressor(
+    compress=lambda key, x: x.astype(jnp.float32),
+    decompress=lambda message, d: message,
+    bits=lambda message: message[0].astype(jnp.uint32),
+    mean_bits=lambda d: float("nan"),
+    unbiased=True,
+    omega=lambda d: 0.0,
+    delta=lambda d: 1.0,
+    name="telling",
+)
+"""Nothing is lost, and a message is as long as its first element says: who sent what to whom can be read off the bits."""
+
+
+def numbers() -> dict[str, np.ndarray]:
+    """For two layers, part j of worker n: one number, a multiple of N so that means are whole. Sums are below 2^24, exact as float32."""
+    rng = np.random.default_rng(0)
+    return {name: N * rng.integers(1, 1 << 17, (N, N)) for name in ("biases", "weights")}
+
+
+def through_servers(g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Bits that each worker sends and receives where worker n's part j is g[n, j]."""
+    up, down = np.zeros(N, int), np.zeros(N, int)
+    for sender in range(N):
+        for receiver in range(N):
+            if sender == receiver:
+                continue
+            to_server, answer = g[sender, receiver], g[:, sender].sum() // N
+            up[sender] += to_server + answer
+            down[receiver] += to_server + answer
+    return up, down
+
+
+def around_ring(g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The same: every part on its way from the worker of its number, first growing, then as it ended."""
+    up, down = np.zeros(N, int), np.zeros(N, int)
+    for part in range(N):
+        message, at = g[part, part], part
+        for hop in range(2 * (N - 1)):
+            up[at] += message
+            at = (at + 1) % N
+            down[at] += message
+            if hop < N - 1:
+                message = message + g[at, part]
+    return up, down
+
+
+@pytest.mark.parametrize("method", [*METHODS, "whole-model"])
+def test_every_message_is_counted_where_it_leaves_and_where_it_arrives(method, any_mesh):
+    """ef21's servers send how the model moved, which is the mean gradient for a step size of -1."""
+    build = {
+        "csgd": compressed_sgd(STEP, TELLING),
+        "csgd-ring": compressed_sgd(STEP, TELLING, via="ring"),
+        "ec-sgd": error_compensated_sgd(STEP, TELLING, TELLING),
+        "ef21": ef21(optax.sgd(-1.0), TELLING, TELLING),
+        "whole-model": compressed_sgd(STEP, compressors.whole_model(TELLING), via="ring"),
+    }
+    layers = numbers() if method != "whole-model" else {"weights": numbers()["weights"]}
+    gradients = {name: jnp.asarray(np.repeat(g, 3, axis=1), jnp.float32) for name, g in layers.items()}
+    traffic, _, up, down = sent_and_told(build[method], gradients, any_mesh.size)
+    assert (traffic == {}) == (any_mesh.size == 1)
+    oracle = around_ring if "ring" in method or method == "whole-model" else through_servers
+    expected = [oracle(g) for g in layers.values()]
+    np.testing.assert_array_equal(up, np.sum([sent for sent, _ in expected], axis=0))
+    np.testing.assert_array_equal(down, np.sum([received for _, received in expected], axis=0))

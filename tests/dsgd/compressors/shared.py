@@ -1,0 +1,102 @@
+"""What the tests of the compressors share: compiled programs, one for each compressor and d, and vectors to compress."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import cache
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import strategies as st
+
+from dsgd import Compressor
+
+EPS = float(np.finfo(np.float32).eps)
+TINY = float(np.finfo(np.float32).tiny)
+LARGEST = float(np.finfo(np.float32).max)
+HUGE = float(np.float32(1e30))
+STANDARD_ERRORS = 5
+UNOPTIMIZED = {"xla_backend_optimization_level": 0}  # where half of a test's time is compilation
+
+
+def see(compressor: Compressor, key: jax.Array, x: jax.Array) -> jax.Array:
+    """What the receiver sees."""
+    return compressor.decompress(compressor.compress(key, x), x.shape[0])
+
+
+@cache
+def seen(compressor: Compressor):
+    """(key, x) -> what the receiver sees."""
+    return jax.jit(lambda key, x: see(compressor, key, x))
+
+
+@cache
+def seen_often(compressor: Compressor, draws: int):
+    """(key, x) -> the same for many keys, float64 `[draws, d]`."""
+
+    def draw(key, x):
+        return jax.vmap(lambda key: see(compressor, key, x))(jax.random.split(key, draws))
+
+    often = jax.jit(draw, compiler_options=UNOPTIMIZED)
+    return lambda key, x: np.asarray(often(key, x), np.float64)
+
+
+@cache
+def seen_where(compressor: Compressor):
+    """(x, name=draws `[n, ...]`) -> the same, float64 `[n, d]`, where `jax.random.name` draws `draws[i]`, made larger if need be."""
+
+    def one(x, drawn):
+        with ExitStack() as stack:
+            for name, draw in drawn.items():
+                stack.enter_context(mock.patch(f"jax.random.{name}", lambda key, shape, draw=draw: jnp.broadcast_to(draw, shape)))
+            return see(compressor, jax.random.key(0), x)
+
+    where = jax.jit(jax.vmap(one, in_axes=(None, 0)), compiler_options=UNOPTIMIZED)
+    return lambda x, **drawn: np.asarray(where(x, drawn), np.float64)
+
+
+def midpoints(n: int) -> np.ndarray:
+    """Of n equal parts of [0, 1]: the share of them below i / n is i / n."""
+    return ((np.arange(n) + 0.5) / n).astype(np.float32)
+
+
+def as_bits(uniform: np.ndarray) -> np.ndarray:
+    """The 32 random bits that stand for a number in [0, 1)."""
+    return (uniform.astype(np.float64) * 2.0**32).astype(np.uint32)
+
+
+def sqnorm(x: np.ndarray) -> np.ndarray:
+    """|x|^2 along the last axis, in float64."""
+    return (np.asarray(x, np.float64) ** 2).sum(axis=-1)
+
+
+def rounding(x: np.ndarray) -> float:
+    """What float32 adds to a squared error: a few last digits of the largest element, and denormals, which XLA may flush, for each."""
+    return float(x.size * ((8 * EPS * np.abs(x.astype(np.float64)).max()) ** 2 + TINY**2))
+
+
+def packed_bytes(d: int, bits: int) -> int:
+    """Bytes of d codes: those of planes of 8, 4, 2 and 1 bits, each padded to a whole byte."""
+    return bits // 8 * d + sum(-(-d * width // 8) for width in (4, 2, 1) if bits % 8 & width)
+
+
+def standard_error(samples: np.ndarray) -> np.ndarray:
+    return samples.std(axis=0) / np.sqrt(len(samples))
+
+
+def normal(d: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=d).astype(np.float32)
+
+
+ELEMENTS = st.one_of(
+    st.floats(-HUGE, HUGE, width=32),
+    st.floats(-1, 1, width=32),
+    st.sampled_from([0.0, -0.0, 1.0, -1.0, 1e-45, -1e-40, TINY, HUGE]),
+)
+
+
+def vectors(d: int) -> st.SearchStrategy[np.ndarray]:
+    """Zeros, constants, denormals, all scales next to each other, up to `HUGE`."""
+    return st.lists(ELEMENTS, min_size=1, max_size=7).map(lambda elements: np.resize(np.array(elements, np.float32), d))

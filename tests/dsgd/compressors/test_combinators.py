@@ -1,0 +1,255 @@
+"""Compressors made of compressors do what slices, shrunken copies and ravelled trees would; `apply` refuses what is not finite."""
+
+from __future__ import annotations
+
+import math
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.flatten_util import ravel_pytree
+
+from dsgd import compressors
+from tests.dsgd.compressors.shared import (
+    EPS,
+    STANDARD_ERRORS,
+    UNOPTIMIZED,
+    midpoints,
+    normal,
+    packed_bytes,
+    rounding,
+    seen,
+    seen_often,
+    seen_where,
+    sqnorm,
+    standard_error,
+    vectors,
+)
+
+DRAWS = 20_000
+SIGN, TERNARY, IDENTITY, NATURAL = compressors.sign, compressors.ternary, compressors.identity, compressors.natural
+buckets, contraction, top_k, random_k, random_quantization, random_sparsification = (
+    cache(make)
+    for make in (
+        compressors.buckets,
+        compressors.contraction,
+        compressors.top_k,
+        compressors.random_k,
+        compressors.random_quantization,
+        compressors.random_sparsification,
+    )
+)
+
+
+def slices(d: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, d)) for start in range(0, d, size)]
+
+
+@pytest.mark.parametrize("d", [1, 7, 8, 16, 21])
+@pytest.mark.parametrize("inner", [SIGN, top_k(0.25)], ids=lambda c: c.name)
+def test_buckets_compress_slices(key, inner, d):
+    x = normal(d)
+    each = [seen(inner)(key, x[part]) for part in slices(d, 8)]
+    np.testing.assert_allclose(seen(buckets(inner, 8))(key, x), np.concatenate(each), rtol=1e-6)
+
+
+@given(st.sampled_from([5, 8, 21]).flatmap(vectors))
+def test_buckets_contract_by_the_worst_bucket(x):
+    compressor = buckets(SIGN, 8)
+    error = sqnorm(seen(compressor)(jax.random.key(0), x) - x.astype(np.float64))
+    assert error <= (1 - compressor.delta(x.size)) * sqnorm(x) * (1 + 1e-5) + rounding(x)
+
+
+def test_constants_of_buckets_are_those_of_the_worst_bucket():
+    one = buckets(random_quantization(1), 4)
+    assert [one.omega(d) for d in (1, 2, 3, 4, 5, 7, 8, 9)] == [0, 0, 0.5, 1, 1, 1, 1, 1]
+    assert [one.delta(d) for d in (1, 3, 4, 9)] == [1, 0.5, None, None]
+    two = buckets(SIGN, 4)
+    assert [two.delta(d) for d in (1, 2, 3, 4, 6, 9)] == [1, 1 / 2, 1 / 3, 1 / 4, 1 / 4, 1 / 4]
+    assert two.omega(9) is None
+    three = buckets(random_k(0.5), 5)  # 3 of 5, 1 of 1
+    assert [three.omega(d) for d in (1, 2, 5, 6)] == [0, 1, pytest.approx(2 / 3), pytest.approx(2 / 3)]
+    assert [three.omega(d) for d in (11, 12)] == [pytest.approx(2 / 3), 1]  # 1 of the last 2
+    assert (one.unbiased, two.unbiased) == (True, False)
+
+
+def test_the_variance_of_buckets_is_the_sum_of_theirs():
+    """Over all draws; the worst bucket reaches the omega of all, once it has all of the norm."""
+    compressor, parts = buckets(TERNARY, 4), 64
+    x = np.array([1, 1 / 4, 1 / 4, -1 / 2, 0, 0, 0, 0, 3, 3 / 4, 0], np.float32)
+    draws = seen_where(compressor)(x, uniform=midpoints(parts))
+    variance = sum(np.abs(x[part]).max() * np.abs(x[part]).sum() - sqnorm(x[part]) for part in slices(11, 4))
+    np.testing.assert_allclose(draws.mean(axis=0), x, atol=8 * EPS)
+    assert sqnorm(draws - x).mean() == pytest.approx(variance, rel=1e-6)
+    worst = np.concatenate([[3, 1, 1, 1], np.zeros(7)])
+    assert 3 * 6 - sqnorm(worst) == pytest.approx(compressor.omega(11) * sqnorm(worst))
+
+
+def test_buckets_draw_on_their_own(key):
+    x = np.array([1, 0.5, 0.5, 0.5] * 2 + [1, 0.5, 0.5], np.float32)
+    error = seen_often(buckets(TERNARY, 4), DRAWS)(key, x) - x
+    products = error[:, :, None] * error[:, None, :]
+    covariance = products.mean(axis=0) - np.diag(np.where(x == 1, 0, 0.25))
+    assert (np.abs(covariance) <= STANDARD_ERRORS * 0.25 / math.sqrt(DRAWS) + 1e-6).all()
+
+
+def test_random_quantization_takes_a_bucket(key):
+    x = normal(21)
+    with_bucket = seen(compressors.random_quantization(2, 8))(key, x)
+    np.testing.assert_array_equal(with_bucket, seen(buckets(random_quantization(2), 8))(key, x))
+    assert compressors.random_quantization(2, bucket=8).name == "buckets(random_quantization(2), 8)"
+    ends = [(x[part].min(), x[part].max()) for part in slices(21, 8)]
+    assert all(low in with_bucket[part] and high in with_bucket[part] for (low, high), part in zip(ends, slices(21, 8), strict=True))
+
+
+def test_buckets_of_messages_of_random_size_count_what_is_used(key):
+    compressor, d = buckets(random_sparsification(0.3), 16), 41
+
+    @partial(jax.jit, static_argnums=1, compiler_options=UNOPTIMIZED)
+    def send(keys, d):
+        messages = jax.vmap(lambda key: compressor.compress(key, jnp.ones(d)))(keys)
+        return messages, jax.vmap(compressor.bits)(messages)
+
+    messages, bits = send(jax.random.split(key, 2000), d)
+    bits = np.asarray(bits)
+    full, rest = (np.asarray(part.values != 0) for part in messages)
+    kept = full.sum(axis=(1, 2)), rest.sum(axis=1)
+    np.testing.assert_array_equal(bits, 3 * 32 + kept[0] * (32 + 4) + kept[1] * (32 + 4))
+    assert compressor.mean_bits(d) == pytest.approx(3 * 32 + 0.3 * d * (32 + 4))
+    assert abs(bits.mean() - compressor.mean_bits(d)) <= STANDARD_ERRORS * standard_error(bits)
+    for short in (10, 32):  # of one kind of bucket only
+        messages, bits = send(jax.random.split(key, 5), short)
+        used = sum((np.asarray(part.values) != 0).reshape(5, -1).sum(axis=1) for part in messages if part is not None)
+        np.testing.assert_array_equal(bits, -(-short // 16) * 32 + used * (32 + 4))
+
+
+@pytest.mark.parametrize(("d", "full", "rest"), [(5, 0, 5), (8, 1, 0), (16, 2, 0), (21, 2, 5)])
+def test_buckets_of_fixed_size_weigh_the_sum(d, full, rest):
+    compressor = buckets(random_quantization(3), 8)
+    bits = full * (8 * 3 + 64) + (8 * packed_bytes(rest, 3) + 64 if rest else 0)
+    assert compressor.mean_bits(d) == bits
+    assert jax.jit(lambda x: compressor.bits(compressor.compress(jax.random.key(0), x)), compiler_options=UNOPTIMIZED)(jnp.zeros(d)) == bits
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_an_empty_bucket_is_refused(size):
+    with pytest.raises(ValueError, match=rf"buckets\(sign, {size}\): size = {size}: need an integer, at least 1"):
+        compressors.buckets(SIGN, size)
+    with pytest.raises(ValueError, match=rf"size = {size}: need an integer, at least 1"):
+        compressors.random_quantization(2, size)
+
+
+def test_a_bucket_is_no_matrix():
+    with pytest.raises(ValueError, match=r"buckets\(low_rank\(1\), 4\): need a compressor of vectors, without warm start"):
+        compressors.buckets(compressors.low_rank(1), 4)
+
+
+@pytest.mark.parametrize("inner", [random_k(0.25), TERNARY, NATURAL, buckets(TERNARY, 4), random_sparsification(0.1)], ids=lambda c: c.name)
+def test_a_contraction_is_the_unbiased_one_shrunk(key, inner):
+    d = 21
+    x, compressor = normal(d), contraction(inner)
+    np.testing.assert_allclose(seen(compressor)(key, x), seen(inner)(key, x) / (1 + inner.omega(d)), rtol=1e-6)
+    assert compressor.delta(d) == pytest.approx(1 / (1 + inner.omega(d)))
+    assert compressor.omega(d) is None
+    assert not compressor.unbiased
+    assert compressor.mean_bits(d) == inner.mean_bits(d)
+    assert compressor.name == f"contraction({inner.name})"
+
+
+def test_a_contraction_of_random_k_sends_k_elements_as_they_are(key):
+    x = normal(21)
+    draw = np.asarray(seen(contraction(random_k(0.25)))(key, x))
+    assert (draw != 0).sum() == 6
+    np.testing.assert_allclose(draw[draw != 0], x[draw != 0], rtol=1e-6)
+
+
+def test_a_contraction_reaches_its_delta_where_its_inside_reaches_omega(key):
+    """E|C(x) - x|^2 = (1 - 1 / (1 + w))|x|^2 exactly, where E|Q(x) - x|^2 = w|x|^2."""
+    x, compressor = np.array([3, 1, 1, 1, 1, 1, 1, 1, 1], np.float32) / 4, contraction(TERNARY)
+    error = sqnorm(seen_often(compressor, DRAWS)(key, x) - x)
+    mean = (TERNARY.omega(9) / (1 + TERNARY.omega(9)) ** 2 + (1 - 1 / (1 + TERNARY.omega(9))) ** 2) * sqnorm(x)
+    variance = (0.75 * x.sum() - sqnorm(x)) / (1 + TERNARY.omega(9)) ** 2 + (1 - compressor.delta(9)) ** 2 * sqnorm(x)
+    assert abs(error.mean() - variance) <= STANDARD_ERRORS * standard_error(error)
+    assert mean == pytest.approx((1 - compressor.delta(9)) * sqnorm(x))
+    assert error.mean() <= (1 - compressor.delta(9)) * sqnorm(x) + STANDARD_ERRORS * standard_error(error)
+
+
+@pytest.mark.parametrize(
+    "biased", [SIGN, top_k(0.5), compressors.clipping(3), compressors.low_rank(1), contraction(TERNARY), random_k(0.5, SIGN)]
+)
+def test_a_contraction_of_what_is_biased_is_refused(biased):
+    with pytest.raises(ValueError, match=r"^contraction\(.*\): need an unbiased compressor with an omega$"):
+        compressors.contraction(biased)
+
+
+TREE = {"matrix": normal(33).reshape(11, 3), "bias": normal(5, 1), "scalar": (np.float32(2.5),)}
+
+
+@pytest.fixture
+def tree():
+    return jax.tree.map(jnp.asarray, TREE)
+
+
+def applied(compressor, key, tree):
+    return jax.jit(compressors.apply, static_argnums=0)(compressor, key, tree)
+
+
+@pytest.mark.parametrize("inner", [SIGN, top_k(0.2), random_quantization(1)], ids=lambda c: c.name)
+def test_whole_model_compresses_the_ravelled_tree(key, inner, tree):
+    flat, unravel = ravel_pytree(tree)
+    expected = unravel(seen(inner)(key, flat))
+    jax.tree.map(np.testing.assert_array_equal, applied(compressors.whole_model(inner), key, tree), expected)
+    assert compressors.whole_model(inner).name == f"whole_model({inner.name})"
+
+
+@pytest.mark.parametrize("inner", [SIGN, top_k(0.2)], ids=lambda c: c.name)
+def test_others_compress_leaf_by_leaf(key, inner, tree):
+    expected = jax.tree.map(lambda leaf: seen(inner)(key, leaf.ravel()).reshape(leaf.shape), tree)
+    jax.tree.map(np.testing.assert_array_equal, applied(inner, key, tree), expected)
+
+
+def test_every_leaf_has_its_own_key(key):
+    x = jnp.asarray(normal(33))
+    draws = applied(random_quantization(1), key, [x, x, 1000 * x])
+    assert (draws[0] != draws[1]).any()
+    assert (draws[1] * 1000 != draws[2]).any()
+    np.testing.assert_array_equal([leaf.max() for leaf in draws], [x.max(), x.max(), (1000 * x).max()])
+
+
+@pytest.mark.parametrize(
+    "compressor", [IDENTITY, TERNARY, compressors.whole_model(IDENTITY), compressors.whole_model(TERNARY)], ids=lambda c: c.name
+)
+def test_apply_keeps_the_trees_shapes_and_dtypes(key, compressor, tree):
+    tree |= {"half": jnp.asarray(normal(4), jnp.bfloat16)}
+    draw = applied(compressor, key, tree)
+    assert jax.tree.structure(draw) == jax.tree.structure(tree)
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), draw) == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)
+    if "identity" in compressor.name:
+        jax.tree.map(np.testing.assert_array_equal, draw, tree)
+
+
+@pytest.mark.parametrize("wrap", [lambda c: c, compressors.whole_model], ids=["layers", "whole model"])
+@pytest.mark.parametrize(("value", "shown"), [(np.nan, "nan"), (np.inf, "inf"), (-np.inf, "-inf")])
+def test_apply_refuses_what_is_not_finite_by_leaf_and_element(key, wrap, value, shown):
+    tree = {"good": jnp.ones(3), "bad": jnp.ones((2, 4)).at[1, 2:].set(value)}
+    with pytest.raises(ValueError, match=rf"ternary.* of leaf \['bad'\]: element 6 is {shown} \(2 of 8 are not finite\); need finite"):
+        compressors.apply(wrap(TERNARY), key, tree)
+
+
+def test_apply_names_the_compressor_alone_where_there_is_no_tree(key):
+    with pytest.raises(ValueError, match=r"^sign: element 1 is nan \(1 of 2 are not finite\); need finite elements$"):
+        compressors.apply(SIGN, key, jnp.array([1, jnp.nan]))
+    with pytest.raises(ValueError, match=r"^sign: element 0 is inf"):
+        compressors.apply(SIGN, key, jnp.array([jnp.inf], jnp.bfloat16))
+
+
+@pytest.mark.parametrize("wrap", [lambda c: c, compressors.whole_model], ids=["layers", "whole model"])
+def test_apply_refuses_leaves_that_are_not_floating_point(key, wrap):
+    with pytest.raises(ValueError, match=r"sign.* of leaf \[1\]: given int32, need floating point"):
+        compressors.apply(wrap(SIGN), key, [jnp.ones(3), jnp.ones(3, jnp.int32)])
+    with pytest.raises(ValueError, match=r"sign.* of leaf \[0\]: given bool, need floating point"):
+        jax.jit(compressors.apply, static_argnums=0)(wrap(SIGN), key, [jnp.ones(3, bool)])

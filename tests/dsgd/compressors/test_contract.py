@@ -1,0 +1,231 @@
+"""What every compressor keeps, whatever it is made of."""
+
+from __future__ import annotations
+
+import math
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dsgd import Compressor, compressors
+from dsgd.compressors import (
+    buckets,
+    clipping,
+    contraction,
+    identity,
+    low_rank,
+    natural,
+    qsgd,
+    random_k,
+    random_quantization,
+    random_sparsification,
+    sign,
+    ternary,
+    top_k,
+    whole_model,
+)
+from tests.dsgd.compressors.shared import (
+    EPS,
+    HUGE,
+    STANDARD_ERRORS,
+    UNOPTIMIZED,
+    normal,
+    packed_bytes,
+    see,
+    seen_often,
+    sqnorm,
+    standard_error,
+)
+
+SIZES = (1, 2, 3, 7, 8, 9, 31, 64, 333)
+RUN = (1, 2, 9, 64)  # what is compiled, too
+HALVES = 9
+D = 31
+DRAWS = 4000
+
+
+def index_bits(d: int) -> int:
+    return math.ceil(math.log2(d))
+
+
+def root(d: int) -> int:
+    return math.ceil(math.sqrt(d))
+
+
+# Each with the bits of its message for d elements; None where they are random.
+COMPRESSORS = {
+    identity: lambda d: 32 * d,
+    random_quantization(1): lambda d: 8 * packed_bytes(d, 1) + 64,
+    random_quantization(3): lambda d: 8 * packed_bytes(d, 3) + 64,
+    random_quantization(8, 16): lambda d: 8 * d + 64 * -(-d // 16),
+    qsgd(1): lambda d: 8 * packed_bytes(d, 2) + 32,
+    qsgd(8): lambda d: 8 * packed_bytes(d, 5) + 32,
+    qsgd(127): lambda d: 8 * d + 32,
+    ternary: lambda d: 8 * -(-d // 5) + 32,
+    natural: lambda d: 8 * packed_bytes(d, 9),
+    sign: lambda d: 8 * -(-d // 8) + 32,
+    clipping(7): lambda d: 16 * d,
+    low_rank(1): lambda d: 32 * (root(d) + -(-d // root(d))),
+    top_k(0.1): lambda d: -(-d // 10) * 32 + 8 * packed_bytes(-(-d // 10), index_bits(d)),
+    top_k(0.5, qsgd(3)): lambda d: 8 * packed_bytes(-(-d // 2), 3) + 32 + 8 * packed_bytes(-(-d // 2), index_bits(d)),
+    top_k(1.0, buckets(sign, 4)): lambda d: 8 * -(-d // 4) + 32 * -(-d // 4) + 8 * packed_bytes(d, index_bits(d)),
+    random_k(0.25): lambda d: -(-d // 4) * 32 + 8 * packed_bytes(-(-d // 4), index_bits(d)),
+    random_k(0.75, natural): lambda d: 8 * packed_bytes(-(-3 * d // 4), 9) + 8 * packed_bytes(-(-3 * d // 4), index_bits(d)),
+    random_k(0.5, sign): lambda d: 8 * packed_bytes(-(-d // 2), 1) + 32 + 8 * packed_bytes(-(-d // 2), index_bits(d)),
+    random_sparsification(0.2): None,
+    buckets(qsgd(3), 8): lambda d: d // 8 * (24 + 32) + (8 * packed_bytes(d % 8, 3) + 32 if d % 8 else 0),
+    buckets(buckets(sign, 3), 6): lambda d: 8 * (d // 6 * 2 + -(-(d % 6) // 3)) + 32 * (d // 6 * 2 + -(-(d % 6) // 3)),
+    buckets(random_sparsification(0.3), 16): None,
+    contraction(buckets(ternary, 5)): lambda d: 40 * -(-d // 5),
+    whole_model(top_k(0.1)): lambda d: -(-d // 10) * 32 + 8 * packed_bytes(-(-d // 10), index_bits(d)),
+}
+every_compressor = pytest.mark.parametrize("compressor", COMPRESSORS, ids=lambda c: c.name)
+EAGER = ["random_quantization(3)", "low_rank(1)", "top_k(0.5, qsgd(3))"]
+SOME = ["random_k", "random_sparsification"]  # send some elements only
+
+FINITE = {
+    "zeros": np.zeros,
+    "normal": normal,
+    "huge": lambda d: HUGE * normal(d),
+    "denormal": lambda d: 1e-40 * normal(d).astype(np.float64),
+    "constant": lambda d: np.full(d, -3.25),
+    "scales": lambda d: normal(d) * np.logspace(-30, 15, d),
+}
+VECTORS = FINITE | {
+    "halves": lambda d: normal(d).astype(jnp.bfloat16),
+    "nan": lambda d: np.where(np.arange(d) == d // 2, np.nan, normal(d)),
+    "inf": lambda d: np.where(np.arange(d) == d // 2, np.inf, normal(d)),
+}
+ROW = {name: row for row, name in enumerate(VECTORS)}
+
+
+def message_and_seen(compressor: Compressor, key: jax.Array, x: jax.Array):
+    message = compressor.compress(key, x)
+    return message, compressor.decompress(message, x.shape[0])
+
+
+@cache
+def run(compressor: Compressor) -> tuple[dict, jax.Array]:
+    """(messages, what is seen) by size, of all vectors `[vectors, ...]`, and what is seen of the halves as they are: one program."""
+
+    def all_of(x, halves):
+        seen = {d: jax.vmap(lambda x: message_and_seen(compressor, jax.random.key(1), x))(x[d]) for d in x}
+        return seen, see(compressor, jax.random.key(1), halves)
+
+    x = {d: np.stack([vector(d) for vector in VECTORS.values()]).astype(np.float32) for d in RUN}
+    return jax.jit(all_of, compiler_options=UNOPTIMIZED)(x, jnp.asarray(VECTORS["halves"](HALVES)))
+
+
+@every_compressor
+def test_bits_are_what_the_arrays_hold(compressor):
+    """Or, where their number is random, at most that."""
+    expected, bits = COMPRESSORS[compressor], {}
+
+    def compress(key, x):
+        message = compressor.compress(key, x)
+        bits[x.size] = compressor.bits(message)
+        return message
+
+    for d in SIZES:
+        message = jax.eval_shape(compress, jax.random.key(0), jnp.zeros(d))
+        held = sum(8 * leaf.dtype.itemsize * leaf.size for leaf in jax.tree.leaves(message))
+        if expected is None:
+            assert bits[d].dtype == jnp.uint32
+            assert bits[d].shape == ()
+            assert compressor.mean_bits(d) <= held + 32
+        else:
+            assert bits[d] == held == expected(d) == compressor.mean_bits(d)
+            assert isinstance(bits[d], int)
+
+
+@every_compressor
+def test_messages_are_arrays_that_can_be_sent(compressor):
+    for d in RUN:
+        leaves = jax.tree.leaves(run(compressor)[0][d][0])
+        assert leaves
+        assert all(isinstance(leaf, jax.Array) and leaf.dtype in (np.uint8, np.uint32, np.float32) for leaf in leaves)
+
+
+@every_compressor
+def test_what_is_seen_is_finite_float32_and_zero_of_zeros(compressor):
+    for d in RUN:
+        draws = run(compressor)[0][d][1]
+        assert draws.shape == (len(VECTORS), d)
+        assert draws.dtype == np.float32
+        assert np.isfinite(draws[: len(FINITE)]).all()
+        np.testing.assert_array_equal(draws[ROW["zeros"]], 0)
+
+
+@pytest.mark.parametrize("compressor", [c for c in COMPRESSORS if not any(some in c.name for some in SOME)], ids=lambda c: c.name)
+def test_under_jit_nan_does_not_vanish(compressor):
+    """Where the values are not known there is no error; a run that diverges must see it, if the element is sent at all."""
+    for d in RUN:
+        for draw in np.asarray(run(compressor)[0][d][1])[[ROW["nan"], ROW["inf"]]]:
+            assert not np.isfinite(draw).all() or np.abs(draw).max() > 1e37
+
+
+@every_compressor
+def test_half_precision_is_compressed_as_float32(compressor):
+    draw = run(compressor)[1]
+    assert draw.dtype == (jnp.bfloat16 if compressor is identity else jnp.float32)
+    np.testing.assert_allclose(draw.astype(jnp.float32), run(compressor)[0][HALVES][1][ROW["halves"]], rtol=1e-6)
+    float16 = jax.eval_shape(partial(see, compressor), jax.random.key(0), jax.ShapeDtypeStruct((HALVES,), jnp.float16))
+    assert float16.dtype == (jnp.float16 if compressor is identity else jnp.float32)
+
+
+@pytest.mark.parametrize("compressor", [c for c in COMPRESSORS if c.name in EAGER], ids=lambda c: c.name)
+def test_eager_jit_and_vmap_agree(compressor):
+    d = 9
+    eager = see(compressor, jax.random.key(1), jnp.asarray(normal(d)))
+    np.testing.assert_allclose(eager, run(compressor)[0][d][1][ROW["normal"]], rtol=1e-5, atol=1e-6)
+
+
+@every_compressor
+def test_constants_are_numbers_or_none(compressor):
+    for d in (1, 2, 3, 31, 333, 10**6):
+        omega, delta = compressor.omega(d), compressor.delta(d)
+        assert omega is None or (isinstance(omega, float) and 0 <= omega < math.inf)
+        assert delta is None or (isinstance(delta, float) and 0 < delta <= 1)
+        if compressor.unbiased:
+            assert omega is not None
+            assert delta == (None if omega >= 1 else pytest.approx(1 - omega))
+    assert compressor.unbiased == (compressor.name.split("(")[0] not in BIASED and compressor.name not in BIASED)
+    assert (compressor.resume is None) == (compressor.name.split("(")[0] != "low_rank")
+    assert compressor.layer_wise == ("whole_model" not in compressor.name)
+
+
+BIASED = {"sign", "clipping", "top_k", "low_rank", "contraction", "whole_model", "random_k(0.5, sign)", "buckets(buckets(sign, 3), 6)"}
+
+
+@every_compressor
+@pytest.mark.parametrize("kind", ["normal", "one large", "equal"])
+def test_bounds_and_means_hold_over_draws(key, compressor, kind):
+    x = {"normal": normal(D), "one large": np.r_[1, np.full(D - 1, -0.15)], "equal": np.where(normal(D) < 0, 2, -2)}[kind].astype(
+        np.float32
+    )
+    error = seen_often(compressor, DRAWS)(key, x) - x.astype(np.float64)
+    sqdist, size = sqnorm(error), sqnorm(x)
+    slack = STANDARD_ERRORS * standard_error(sqdist) + 1e-5 * size
+    omega, delta = compressor.omega(D), compressor.delta(D)
+    assert omega is None or sqdist.mean() <= omega * size + slack
+    assert delta is None or sqdist.mean() <= (1 - delta) * size + slack
+    if compressor.unbiased:
+        assert (np.abs(error.mean(axis=0)) <= STANDARD_ERRORS * np.sqrt(sqdist.mean() / DRAWS) + 8 * EPS).all()
+        for seed in range(5):
+            along = error @ np.random.default_rng(seed).choice([-1.0, 1.0], D)
+            assert abs(along.mean()) <= STANDARD_ERRORS * standard_error(along) + 1e-5
+
+
+@every_compressor
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_apply_refuses_what_is_not_finite(key, compressor, value):
+    x = {"a": jnp.ones(3), "b": jnp.array([1, 2, value, 4])}
+    with pytest.raises(ValueError, match=rf"of leaf \['b'\]: element 2 is {value} \(1 of 4 are not finite\); need finite elements"):
+        compressors.apply(compressor, key, x)
+
+
+def test_names_are_all_different():
+    assert len({compressor.name for compressor in COMPRESSORS}) == len(COMPRESSORS)

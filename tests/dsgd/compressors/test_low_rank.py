@@ -1,0 +1,181 @@
+"""Low rank is an orthogonal projection: exact where that suffices, contracting in expectation, and better with each warm start."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+
+from dsgd import compressors
+from tests.dsgd.compressors.shared import LARGEST, STANDARD_ERRORS, normal, seen, seen_often, sqnorm, standard_error, vectors
+
+DRAWS = 2000
+low_rank = cache(compressors.low_rank)
+
+
+def matrix_of(x: np.ndarray, columns: int) -> np.ndarray:
+    """Row by row, zeros behind."""
+    return np.pad(x.astype(np.float64), (0, -x.size % columns)).reshape(-1, columns)
+
+
+def of_rank(rank: int, rows: int, columns: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return (rng.normal(size=(rows, rank)) @ rng.normal(size=(rank, columns))).astype(np.float32)
+
+
+def best_error(matrix: np.ndarray, rank: int) -> float:
+    return float((np.linalg.svd(matrix, compute_uv=False)[rank:] ** 2).sum())
+
+
+@pytest.mark.parametrize(("rank", "columns", "d"), [(1, None, 33), (3, None, 33), (2, 5, 33), (4, 4, 33), (1, 40, 33), (2, None, 4)])
+def test_it_is_the_projection_onto_the_range_of_the_matrix_times_the_start(rank, columns, d):
+    x = normal(d)
+    width = columns or math.ceil(math.sqrt(d))
+    matrix = matrix_of(x, width)
+    start = np.random.default_rng(1).normal(size=(width, rank)).astype(np.float32)
+    compressor = compressors.low_rank(rank, columns)
+    with mock.patch("jax.random.normal", lambda key, shape: jnp.asarray(start).reshape(shape)):
+        message = jax.jit(compressor.compress)(jax.random.key(0), x)
+    basis = np.linalg.qr(matrix @ start)[0]
+    projected = basis @ basis.T @ matrix
+    draw = np.asarray(compressor.decompress(message, d), np.float64)
+    np.testing.assert_allclose(draw, projected.ravel()[:d], atol=1e-5)
+    np.testing.assert_allclose(message.left.T @ message.left, np.eye(rank), atol=1e-6)
+    assert message.left.shape == (len(matrix), rank)
+    assert message.right.shape == (width, rank)
+    error = sqnorm((message.left @ message.right.T - matrix).ravel())
+    assert error == pytest.approx(sqnorm(x) - sqnorm((basis.T @ matrix).ravel()), abs=1e-4)
+    assert best_error(matrix, rank) - 1e-4 <= error
+    assert compressor.delta(d) == rank / width
+
+
+@pytest.mark.parametrize(("rank", "columns"), [(1, None), (2, None), (3, 5), (5, 5)])
+@pytest.mark.parametrize("scale", [1.0, 1e30, 1e-30])
+def test_a_matrix_of_that_rank_comes_back(key, rank, columns, scale):
+    x = (scale * of_rank(rank, 7, columns or 6).ravel().astype(np.float64)).astype(np.float32)
+    if columns is None:
+        x = (scale * of_rank(rank, 6, 6).ravel().astype(np.float64)).astype(np.float32)
+    np.testing.assert_allclose(seen(low_rank(rank, columns))(key, x), x, rtol=0, atol=1e-5 * np.abs(x).max())
+
+
+def test_of_the_identity_it_keeps_exactly_rank_out_of_columns(key):
+    """The worst matrix: whatever the start, the error is the bound."""
+    x = np.eye(5, dtype=np.float32).ravel()
+    error = sqnorm(seen_often(low_rank(2), DRAWS)(key, x) - x)
+    np.testing.assert_allclose(error, (1 - low_rank(2).delta(25)) * 5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+@pytest.mark.parametrize("kind", ["normal", "rank one", "equal singular values", "one element"])
+def test_delta_bounds_the_mean_error(key, rank, kind):
+    x = {
+        "normal": normal(25),
+        "rank one": of_rank(1, 5, 5).ravel(),
+        "equal singular values": np.linalg.qr(normal(25).reshape(5, 5))[0].ravel(),
+        "one element": np.eye(1, 25, 7, dtype=np.float32)[0],
+    }[kind]
+    error = sqnorm(seen_often(low_rank(rank), DRAWS)(key, x) - x)
+    bound = (1 - low_rank(rank).delta(25)) * sqnorm(x)
+    assert error.mean() <= bound * (1 + 1e-5) + STANDARD_ERRORS * standard_error(error)
+    assert (error <= sqnorm(x) * (1 + 1e-5)).all()
+
+
+@given(vectors(33))
+def test_no_vector_is_moved_away_from(x):
+    """A projection never adds to the norm, at whatever mixture of scales; denormals are flushed."""
+    draw = np.asarray(seen(low_rank(2))(jax.random.key(0), x), np.float64)
+    exact = x.astype(np.float64)
+    assert sqnorm(draw - exact) <= sqnorm(exact) * (1 + 1e-4) + 1e-74
+    assert sqnorm(draw) <= sqnorm(exact) * (1 + 1e-4) + 1e-74
+
+
+@pytest.mark.parametrize("d", [64, 60])
+@pytest.mark.parametrize("rank", [1, 3])
+def test_warm_starts_never_lose_and_find_the_best_matrix_of_the_rank(key, rank, d):
+    """Of the matrix, with its padding."""
+    compressor, x = low_rank(rank), normal(d)
+    matrix = matrix_of(x, 8)
+
+    def step(message, key):
+        return compressor.resume(key, x, message), message
+
+    first = jax.jit(compressor.compress)(key, x)
+    messages = jax.jit(lambda first: jax.lax.scan(step, first, jax.random.split(key, 100))[1])(first)
+    seen_each = np.einsum("tir,tjr->tij", np.asarray(messages.left, np.float64), messages.right)
+    errors = ((seen_each - matrix) ** 2).sum(axis=(1, 2))
+    assert (np.diff(errors) <= 1e-5 * errors[0]).all()
+    assert errors[0] > 1.05 * best_error(matrix, rank)
+    assert errors[-1] == pytest.approx(best_error(matrix, rank), rel=1e-3)
+
+
+def test_a_warm_start_is_the_last_right_factor(key):
+    """Subspace iteration: P = orth(M M^T P)."""
+    compressor, x = low_rank(2), normal(36)
+    first = compressor.compress(key, x)
+    second = compressor.resume(jax.random.key(1), x, first)
+    matrix = matrix_of(x, 6)
+    basis = np.linalg.qr(matrix @ matrix.T @ np.asarray(first.left, np.float64))[0]
+    np.testing.assert_allclose(compressor.decompress(second, 36), (basis @ basis.T @ matrix).ravel(), atol=1e-5)
+
+
+def test_scales_of_warm_starts_do_not_matter(key):
+    compressor, x = low_rank(2), normal(36)
+    first = compressor.compress(key, x)
+    expected = compressor.decompress(compressor.resume(key, x, first), 36)
+    for scale in (1e30, 1e-30):
+        scaled = first._replace(right=first.right * scale)
+        np.testing.assert_allclose(compressor.decompress(compressor.resume(key, x, scaled), 36), expected, atol=1e-5)
+
+
+def test_after_a_message_of_zeros_it_starts_cold(key):
+    compressor, x = low_rank(2), normal(36)
+    nothing = jax.jit(compressor.compress)(key, np.zeros(36, np.float32))
+    np.testing.assert_array_equal(compressor.decompress(nothing, 36), 0)
+    for last in (nothing, jax.tree.map(jnp.zeros_like, nothing)):
+        resumed = compressor.decompress(jax.jit(compressor.resume)(key, x, last), 36)
+        np.testing.assert_allclose(resumed, seen(compressor)(key, x), atol=1e-5)
+    again = compressor.resume(key, np.zeros(36, np.float32), compressor.compress(key, x))
+    np.testing.assert_array_equal(compressor.decompress(again, 36), 0)
+
+
+@pytest.mark.parametrize("value", [2.5, -1e30, 1e-30, 0.0])
+def test_one_element_is_a_matrix_of_rank_one(key, value):
+    np.testing.assert_allclose(seen(low_rank(1))(key, np.array([value], np.float32)), [value], rtol=1e-6)
+    assert low_rank(1).delta(1) == 1
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9])
+def test_the_largest_numbers_are_seen(key, share):
+    """No reciprocal of them is in range."""
+    x = np.eye(1, 33, 4, dtype=np.float32)[0] * np.float32(share * LARGEST)
+    np.testing.assert_allclose(seen(low_rank(1))(key, x), x, rtol=1e-5)
+
+
+def test_a_message_is_two_thin_matrices():
+    assert low_rank(2).mean_bits(1000) == 32 * 2 * (32 + 32)
+    assert low_rank(2).mean_bits(1025) == 32 * 2 * (32 + 33)
+    assert low_rank(2, 10).mean_bits(1001) == 32 * 2 * (101 + 10)
+
+
+def test_bad_ranks_and_columns():
+    with pytest.raises(ValueError, match=r"low_rank\(0\): rank = 0: need an integer, at least 1"):
+        compressors.low_rank(0)
+    with pytest.raises(ValueError, match=r"low_rank\(1, 0\): columns = 0: need an integer, at least 1"):
+        compressors.low_rank(1, 0)
+    with pytest.raises(ValueError, match=r"low_rank\(3, 2\) of 2 columns: need a rank of at most 2"):
+        compressors.low_rank(3, 2)
+
+
+def test_a_rank_too_large_for_the_vector(key):
+    with pytest.raises(ValueError, match=r"low_rank\(3\) of 4 elements as a 2 x 2 matrix: need a rank of at most 2"):
+        low_rank(3).compress(key, jnp.ones(4))
+    with pytest.raises(ValueError, match=r"low_rank\(3, 5\) of 7 elements as a 2 x 5 matrix: need a rank of at most 2"):
+        low_rank(3, 5).compress(key, jnp.ones(7))
+    with pytest.raises(ValueError, match=r"low_rank\(3\) of 4 elements"):
+        low_rank(3).mean_bits(4)

@@ -1,0 +1,329 @@
+"""Quantisers round each element to one of two values, with the probabilities, the variance and the bounds that they state."""
+
+from __future__ import annotations
+
+import math
+from functools import cache, partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsgd import Compressor, compressors
+from tests.dsgd.compressors.shared import (
+    EPS,
+    LARGEST,
+    STANDARD_ERRORS,
+    TINY,
+    as_bits,
+    midpoints,
+    normal,
+    rounding,
+    seen,
+    seen_often,
+    seen_where,
+    sqnorm,
+    standard_error,
+    vectors,
+)
+
+D = 33
+PARTS = 64  # probabilities on a lattice are multiples of 1 / PARTS
+DRAWS = 10_000
+BITS = range(1, 9)
+quantization, clipping, qsgd = (cache(make) for make in (compressors.random_quantization, compressors.clipping, compressors.qsgd))
+
+
+class Rounding(NamedTuple):
+    """Each element becomes `up` with the probability, else `down`."""
+
+    down: np.ndarray
+    up: np.ndarray
+    probability: np.ndarray
+
+    def variance(self) -> float:
+        return float((self.probability * (1 - self.probability) * (self.up - self.down) ** 2).sum())
+
+
+def to_knobs(steps: int, x: np.ndarray) -> Rounding:
+    """(3.3)."""
+    low, step = x.min(), (x.max() - x.min()) / steps
+    place = np.divide(x - low, step, out=np.zeros_like(x), where=step > 0)
+    k = np.clip(np.floor(place), 0, steps - 1)
+    return Rounding(low + k * step, low + (k + 1) * step, place - k)
+
+
+def to_levels(levels: int, x: np.ndarray) -> Rounding:
+    """Alistarh et al., section 3.1."""
+    norm = np.sqrt((x**2).sum())
+    place = levels * np.abs(x) / (norm or 1)
+    floor = np.floor(place)
+    unit = np.sign(x) * norm / levels
+    return Rounding(floor * unit, (floor + 1) * unit, place - floor)
+
+
+def to_the_largest(x: np.ndarray) -> Rounding:
+    """Wen et al., (1)."""
+    largest = np.abs(x).max()
+    return Rounding(np.zeros_like(x), largest * np.sign(x), np.abs(x) / (largest or 1))
+
+
+def to_powers(x: np.ndarray) -> Rounding:
+    """Horvath et al., definition 1; from 0 to the smallest normal number is one step."""
+    power = np.exp2(np.frexp(np.abs(x))[1] - 1.0)
+    below = np.where(np.abs(x) < TINY, 0, power)
+    step = np.where(np.abs(x) < TINY, TINY, power)
+    return Rounding(np.sign(x) * below, np.sign(x) * (below + step), (np.abs(x) - below) / step)
+
+
+QUANTIZERS = {
+    **{f"random_quantization({bits})": (quantization(bits), partial(to_knobs, 2**bits - 1)) for bits in (1, 2, 5, 8)},
+    **{f"qsgd({levels})": (qsgd(levels), partial(to_levels, levels)) for levels in (1, 5, 127)},
+    "ternary": (compressors.ternary, to_the_largest),
+    "natural": (compressors.natural, to_powers),
+}
+every_quantizer = pytest.mark.parametrize(("compressor", "oracle"), QUANTIZERS.values(), ids=QUANTIZERS)
+every_bits = pytest.mark.parametrize("bits", BITS)
+
+
+def seen_at(compressor: Compressor, x: np.ndarray, uniform: np.ndarray) -> np.ndarray:
+    """What is seen where the elements draw these numbers `[PARTS, d]`; natural compression draws bits."""
+    return seen_where(compressor)(x, uniform=uniform, bits=as_bits(uniform))
+
+
+def everywhere(d: int) -> np.ndarray:
+    """Every element draws each of PARTS midpoints once."""
+    return np.tile(midpoints(PARTS)[:, None], d)
+
+
+def lattice(compressor: Compressor) -> np.ndarray:
+    """D elements whose probabilities are multiples of 1 / PARTS."""
+    rng, kind = np.random.default_rng(0), compressor.name.split("(")[0]
+    if kind == "random_quantization":
+        steps = 2 ** int(compressor.name[-2]) - 1
+        places = np.concatenate([[0, steps * PARTS], rng.integers(0, steps * PARTS, D - 2)])
+        return (places / PARTS - 3).astype(np.float32)
+    if kind == "qsgd":  # of norm 64, and no level is a whole number
+        return rng.permutation(np.repeat([-17, -11, 7, 3, 4], [8, 11, 8, 5, 1])).astype(np.float32)
+    if kind == "ternary":
+        return np.concatenate([[PARTS], rng.integers(-PARTS, PARTS, D - 1)]).astype(np.float32)
+    return (rng.choice([-1, 1], D) * np.exp2(rng.integers(-20, 20, D)) * (1 + rng.integers(0, PARTS, D) / PARTS)).astype(np.float32)
+
+
+@every_quantizer
+@pytest.mark.parametrize("scale", [0, 90, -90])
+def test_over_all_draws_the_mean_is_x_and_the_variance_is_the_stated_one(compressor, oracle, scale):
+    """The integral over u is a sum: all probabilities are multiples of what one draw stands for."""
+    x = np.ldexp(lattice(compressor), scale)
+    draws, exact = seen_at(compressor, x, everywhere(D)), x.astype(np.float64)
+    np.testing.assert_allclose(draws.mean(axis=0), exact, rtol=0, atol=4 * EPS * np.abs(exact).max())
+    variance = sqnorm(draws - exact).mean()
+    assert variance == pytest.approx(oracle(exact).variance(), rel=1e-5)
+    assert 0 < variance <= compressor.omega(D) * sqnorm(exact)
+
+
+@every_quantizer
+@given(st.data())
+def test_an_element_goes_up_where_its_draw_is_below_the_probability(compressor, oracle, data):
+    d = data.draw(st.sampled_from([1, 2, D]))
+    x = data.draw(vectors(d))
+    uniform = np.random.default_rng(d).random((PARTS, d), np.float32)
+    exact = oracle(x.astype(np.float64))
+    draws = seen_at(compressor, x, uniform)
+    tolerance = 4 * EPS * max(np.abs(exact.down).max(), np.abs(exact.up).max()) + 4 * d * TINY
+    expected = np.where(uniform < exact.probability, exact.up, exact.down)
+    # A place that is 255 times a float32 has its fraction to 4 digits only, and denormals are flushed.
+    distance = np.abs(uniform - exact.probability)
+    certain = np.minimum(distance, 1 - distance) > 1e-4
+    assert (np.abs(draws - expected) <= tolerance)[certain].all()
+    assert (np.minimum(np.abs(draws - exact.up), np.abs(draws - exact.down)) <= np.abs(exact.up - exact.down) + tolerance).all()
+
+
+@every_quantizer
+@settings(max_examples=200)
+@given(st.integers(1, 40).flatmap(vectors))
+def test_omega_bounds_the_exact_variance(compressor, oracle, x):
+    exact = x.astype(np.float64)
+    assert oracle(exact).variance() <= compressor.omega(x.size) * sqnorm(exact) * (1 + 1e-12) + rounding(x)
+
+
+@every_quantizer
+def test_real_draws_have_the_mean_and_the_variance(key, compressor, oracle):
+    x = normal(D)
+    error = seen_often(compressor, DRAWS)(key, x) - x.astype(np.float64)
+    exact = oracle(x.astype(np.float64))
+    variances = exact.probability * (1 - exact.probability) * (exact.up - exact.down) ** 2
+    assert (np.abs(error.mean(axis=0)) <= STANDARD_ERRORS * np.sqrt(variances / DRAWS) + 8 * EPS).all()
+    assert abs(sqnorm(error).mean() - exact.variance()) <= STANDARD_ERRORS * standard_error(sqnorm(error)) + 8 * EPS
+    total = error.sum(axis=1)  # its variance is the same only if elements draw on their own
+    assert abs((total**2).mean() - exact.variance()) <= STANDARD_ERRORS * standard_error(total**2) + 8 * EPS
+
+
+@every_quantizer
+def test_what_is_a_knob_stays_even_at_a_draw_of_zero(compressor, oracle):
+    x = np.zeros(D, np.float32)
+    x[5] = 2
+    np.testing.assert_array_equal(seen_at(compressor, x, np.zeros((PARTS, D), np.float32)), np.tile(x, (PARTS, 1)))
+
+
+@every_bits
+def test_random_quantization_reaches_its_omega(key, bits):
+    """All elements but the ends lie between the two middle knobs: no smaller omega is true."""
+    x = np.concatenate([[-1, 1], np.zeros(D - 2)]).astype(np.float32)
+    assert sqnorm(seen(quantization(bits))(key, x) - x) == pytest.approx(quantization(bits).omega(D) * sqnorm(x), rel=1e-5)
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 7, 100, 10**4])
+def test_ternary_reaches_its_omega(d):
+    """One large element among equal ones."""
+    x = np.concatenate([[1], np.full(d - 1, 1 / (1 + math.sqrt(d)))])
+    assert to_the_largest(x).variance() == pytest.approx(compressors.ternary.omega(d) * sqnorm(x))
+
+
+@pytest.mark.parametrize("d", [1, 5])
+def test_natural_reaches_its_omega(d):
+    x = np.full(d, -4 / 3 * 2.0**7)
+    assert to_powers(x).variance() == pytest.approx(sqnorm(x) / 8) == compressors.natural.omega(d) * sqnorm(x)
+
+
+def test_qsgd_reaches_its_omega_where_all_elements_lie_between_two_levels():
+    x = np.full(4, 3.0, np.float32)
+    assert to_levels(1, x.astype(np.float64)).variance() == pytest.approx(qsgd(1).omega(4) * sqnorm(x))
+    assert qsgd(1).omega(1) == 0
+    assert [qsgd(5).omega(d) for d in (2, 100, 10**6)] == [2 / 100, 1, 200]
+
+
+@every_bits
+@pytest.mark.parametrize("ends", [(-1, 1), (99, 101), (0, 1e4), (1, 1 + EPS), (-1e-35, 3e-36), (-1e38, 1e38), (-LARGEST, LARGEST)], ids=str)
+def test_random_quantization_sends_the_ends_exactly_and_the_rest_to_knobs(key, bits, ends):
+    x = np.interp(normal(D), [-2, 2], ends).astype(np.float32)
+    x[3], x[7] = ends
+    draw = np.asarray(seen(quantization(bits))(key, x), np.float64)
+    np.testing.assert_array_equal(draw[[3, 7]], x[[3, 7]])
+    exact = to_knobs(2**bits - 1, x.astype(np.float64))
+    distance = np.minimum(np.abs(draw - exact.up), np.abs(draw - exact.down))
+    assert (distance <= 4 * EPS * np.abs(x.astype(np.float64)).max() + 2**bits * 4 * EPS * (exact.up - exact.down)).all()
+
+
+@every_bits
+def test_no_draw_moves_the_largest_element(key, bits):
+    """It is a knob: many copies of it make many draws."""
+    low, high = np.sort(np.random.default_rng(bits).normal(size=(2, 64)).astype(np.float32), axis=0)
+    x = np.tile(high[:, None], 2**14)
+    x[:, 0] = low
+    draws = jax.jit(jax.vmap(lambda key, x: quantization(bits).decompress(quantization(bits).compress(key, x), 2**14)))(
+        jax.random.split(key, 64), x
+    )
+    np.testing.assert_array_equal(draws, x)
+
+
+@every_bits
+@pytest.mark.parametrize("value", [0.0, -0.0, -3.14159, 1e-30, LARGEST, -LARGEST])
+def test_random_quantization_sends_constants_exactly(key, bits, value):
+    x = np.full(D, value, np.float32)
+    np.testing.assert_array_equal(seen(quantization(bits))(key, x), x)
+
+
+@pytest.mark.parametrize("bits", [1, 8])
+@pytest.mark.parametrize("x", [[2.5], [0.0], [-1.0, 3.0], [7.0, 7.0], [1.0, -1e-3], [3e38, -3e38]], ids=str)
+def test_random_quantization_sends_one_and_two_elements_exactly(key, bits, x):
+    np.testing.assert_array_equal(seen(quantization(bits))(key, np.array(x, np.float32)), np.array(x, np.float32))
+    assert quantization(bits).omega(len(x)) == 0
+
+
+@pytest.mark.parametrize("value", [2.5, -1e30, 1e-30, 0.0])
+@pytest.mark.parametrize("compressor", [qsgd(1), qsgd(127), compressors.ternary, compressors.sign], ids=lambda c: c.name)
+def test_one_element_is_sent_exactly(key, compressor, value):
+    x = np.array([value], np.float32)
+    np.testing.assert_array_equal(seen(compressor)(key, x), x)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9])
+@pytest.mark.parametrize("compressor", [qsgd(5), compressors.ternary, compressors.natural, clipping(1)], ids=lambda c: c.name)
+def test_the_largest_numbers_are_seen(key, compressor, share):
+    """No reciprocal of them is in range."""
+    x = np.zeros(D, np.float32)
+    x[4] = -share * LARGEST
+    draw = np.asarray(seen(compressor)(key, x), np.float64)
+    np.testing.assert_array_equal(draw[x == 0], 0)
+    assert LARGEST / 4 <= -draw[4] <= LARGEST
+
+
+def test_sign_of_the_largest_numbers_is_in_range(key):
+    x = np.resize(np.array([LARGEST, -LARGEST], np.float32), D) * np.float32(0.9)
+    np.testing.assert_allclose(seen(compressors.sign)(key, x), x, rtol=1e-5)
+
+
+def test_natural_sends_powers_of_two_exactly(key):
+    x = np.concatenate([np.ldexp(1.0, np.arange(-126, 128, 8)), [-1.0]]).astype(np.float32)
+    np.testing.assert_array_equal(seen(compressors.natural)(key, x), x)
+
+
+@given(vectors(D))
+def test_sign_is_the_mean_magnitude_with_signs_and_its_error_is_the_stated_one(x):
+    """Denormals may be taken for 0, whose sign is plus."""
+    seen_signs = np.asarray(seen(compressors.sign)(jax.random.key(0), x), np.float64)
+    exact = x.astype(np.float64)
+    mean = np.abs(exact).mean()
+    np.testing.assert_allclose(np.abs(seen_signs), mean, rtol=1e-5, atol=D * TINY)
+    assert ((seen_signs < 0) == (exact <= -TINY))[(seen_signs != 0) & ((exact <= -TINY) | (exact >= 0))].all()
+    error = sqnorm(seen_signs - exact)
+    assert error == pytest.approx(sqnorm(exact) - np.abs(exact).sum() ** 2 / D, rel=1e-4, abs=1e-5 * sqnorm(exact) + rounding(x))
+    assert error <= (1 - compressors.sign.delta(D)) * sqnorm(exact) * (1 + 1e-5) + rounding(x)
+
+
+def test_sign_reaches_its_delta_at_one_element_and_none_of_it_at_equal_ones(key):
+    one, equal = np.eye(1, D, dtype=np.float32)[0], np.where(normal(D) < 0, -3, 3).astype(np.float32)
+    assert sqnorm(seen(compressors.sign)(key, one) - one) == pytest.approx(1 - compressors.sign.delta(D))
+    np.testing.assert_allclose(seen(compressors.sign)(key, equal), equal, rtol=1e-6)
+
+
+@pytest.mark.parametrize("bits", [1, 4, 7, 8])
+@given(vectors(D))
+def test_clipping_cuts_the_mantissa_and_contracts(bits, x):
+    cut = np.asarray(seen(clipping(bits))(jax.random.key(0), x))
+    exact, normals = x.astype(np.float64), np.abs(x) >= TINY
+    step = np.exp2(np.frexp(exact)[1] - 1.0 - bits)
+    np.testing.assert_array_equal(cut[normals], (np.trunc(exact / step) * step)[normals])
+    assert (np.signbit(cut) == np.signbit(x)).all()
+    assert sqnorm(cut - exact) <= (1 - clipping(bits).delta(D)) * sqnorm(exact) + rounding(x)
+
+
+@every_bits
+def test_clipping_approaches_its_bound_just_below_the_next_value(key, bits):
+    x = np.full(D, -np.nextafter(np.float32(8 * (1 + 2.0**-bits)), np.float32(0)))
+    bound = 1 - clipping(bits).delta(D)
+    assert bound * (1 - 1e-3) < sqnorm(seen(clipping(bits))(key, x) - x) / sqnorm(x) < bound
+
+
+def test_clipping_to_seven_bits_is_bfloat16_cut_off(key):
+    words = np.random.default_rng(0).integers(0, 2**32, D, np.uint32) & np.uint32(0xBFFFFFFF)
+    cut = seen(clipping(7))(key, jnp.asarray(words.view(np.float32)))
+    assert (cut.astype(jnp.bfloat16).astype(jnp.float32) == cut).all()
+    np.testing.assert_array_equal(np.asarray(cut).view(np.uint32), words >> 16 << 16)
+
+
+@pytest.mark.parametrize("size", [1e-38, 1e-40, 1e-45])
+@every_quantizer
+def test_denormals_become_no_more_than_a_little_noise(key, compressor, oracle, size):
+    x = (size * np.linspace(-1, 1, D)).astype(np.float32)
+    draw = np.asarray(seen(compressor)(key, x), np.float64)
+    assert (np.abs(draw - x) <= math.sqrt(D) * 2 * size + TINY).all()
+
+
+@pytest.mark.parametrize("bits", [0, 9, -1])
+def test_bits_outside_1_to_8(bits):
+    with pytest.raises(ValueError, match=rf"^random_quantization\({bits}\): need bits between 1 and 8$"):
+        quantization(bits)
+    with pytest.raises(ValueError, match=rf"^clipping\({bits}\): need bits between 1 and 8$"):
+        clipping(bits)
+
+
+@pytest.mark.parametrize("levels", [0, 128, -3])
+def test_levels_outside_1_to_127(levels):
+    with pytest.raises(ValueError, match=rf"^qsgd\({levels}\): need levels between 1 and 127$"):
+        qsgd(levels)

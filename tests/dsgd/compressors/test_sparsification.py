@@ -1,0 +1,301 @@
+"""Few elements with their places: which ones, how often, how far from x, and in how many bits."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from dsgd import codecs, compressors
+from dsgd.compressors import sparsification
+from tests.dsgd.compressors.shared import (
+    EPS,
+    HUGE,
+    STANDARD_ERRORS,
+    TINY,
+    UNOPTIMIZED,
+    as_bits,
+    midpoints,
+    normal,
+    packed_bytes,
+    rounding,
+    seen,
+    seen_often,
+    seen_where,
+    sqnorm,
+    standard_error,
+    vectors,
+)
+
+DRAWS = 20_000
+SIGN, NATURAL, TERNARY, QSGD = compressors.sign, compressors.natural, compressors.ternary, compressors.qsgd(2)
+top_k, random_k, random_sparsification = (
+    cache(make) for make in (compressors.top_k, compressors.random_k, compressors.random_sparsification)
+)
+every_selection = pytest.mark.parametrize("select", [compressors.top_k, compressors.random_k], ids=["top_k", "random_k"])
+
+
+def largest(x: np.ndarray, k: int) -> np.ndarray:
+    """x with its k largest elements only, the first ones of equal ones."""
+    kept = np.argsort(-np.abs(x), kind="stable")[:k]
+    return np.where(np.isin(np.arange(x.size), kept), x, 0)
+
+
+@pytest.mark.parametrize(("fraction", "d", "k"), [(0.1, 33, 4), (0.5, 8, 4), (1.0, 7, 7), (0.01, 9, 1), (0.3, 10, 3), (0.7, 1, 1)])
+def test_top_k_keeps_the_largest_elements_as_they_are(key, fraction, d, k):
+    for x in (normal(d), np.float32(HUGE) * normal(d, 1), np.full(d, -2.5, np.float32), np.round(normal(d, 2))):
+        np.testing.assert_array_equal(seen(top_k(fraction))(key, x), largest(x, k))
+    assert top_k(fraction).delta(d) == k / d
+
+
+@given(st.sampled_from([(0.3, 9), (0.1, 33), (1.0, 7)]).flatmap(lambda case: st.tuples(st.just(case), vectors(case[1]))))
+def test_top_k_contracts_whatever_it_is_given(case):
+    (fraction, d), x = case
+    kept, exact = np.asarray(seen(top_k(fraction))(jax.random.key(0), x)), x.astype(np.float64)
+    assert (np.isclose(kept, x, rtol=0, atol=TINY) | (kept == 0)).all()
+    assert sqnorm(kept - exact) == pytest.approx(sqnorm(largest(exact, math.ceil(fraction * d)) - exact), abs=rounding(x))
+    assert sqnorm(kept - exact) <= (1 - top_k(fraction).delta(d)) * sqnorm(exact) * (1 + 1e-12) + rounding(x)
+
+
+def test_top_k_reaches_its_delta_at_equal_elements(key):
+    x = np.full(33, -3, np.float32)
+    assert sqnorm(seen(top_k(0.1))(key, x) - x) == pytest.approx((1 - top_k(0.1).delta(33)) * sqnorm(x))
+
+
+@pytest.mark.parametrize("values", [SIGN, NATURAL, compressors.clipping(3), QSGD], ids=lambda c: c.name)
+def test_the_errors_of_dropping_and_of_sending_values_are_orthogonal(key, values):
+    d, k = 33, 4
+    x, compressor = normal(d), top_k(0.1, values)
+    message = jax.jit(compressor.compress)(key, x)
+    places = np.asarray(codecs.unpack(message.places, 6, k))
+    np.testing.assert_array_equal(np.sort(places), np.flatnonzero(largest(x, k)))
+    of_values = sqnorm(values.decompress(message.values, k) - x[places])
+    error = sqnorm(compressor.decompress(message, d) - x)
+    assert of_values > 0
+    assert error == pytest.approx(sqnorm(x - largest(x, k)) + of_values, rel=1e-6)
+    assert compressor.delta(d) == pytest.approx(values.delta(k) * k / d)
+
+
+def test_top_k_of_values_without_a_contraction_has_none():
+    assert TERNARY.delta(16) is None
+    assert top_k(1.0, TERNARY).delta(16) is None
+    assert top_k(0.25, TERNARY).delta(16) == pytest.approx((1 - TERNARY.omega(4)) / 4)
+
+
+# 32 random bits: they differ in the 30 that are used, and are the smallest and the largest ones.
+DISTINCT_BITS = np.array([0, 4, 2**32 - 8, 2**32 - 1], np.uint32)
+PERMUTATIONS = np.array(list(itertools.permutations(DISTINCT_BITS)))
+
+
+@pytest.mark.parametrize(("fraction", "k"), [(0.25, 1), (0.5, 2), (0.7, 3), (1.0, 4)])
+def test_over_all_orders_random_k_takes_every_subset_as_often_and_has_the_stated_variance(fraction, k):
+    x = np.array([1, -2, 3, 5], np.float32)
+    draws = seen_where(random_k(fraction))(x, bits=PERMUTATIONS)
+    subsets = dict.fromkeys(itertools.combinations(range(4), k), 0)
+    for draw in draws:
+        subsets[tuple(np.flatnonzero(draw).tolist())] += 1
+    assert set(subsets.values()) == {24 // len(subsets)}
+    assert (np.isclose(draws, x * 4 / k) | (draws == 0)).all()
+    np.testing.assert_allclose(draws.mean(axis=0), x, rtol=2 * EPS)
+    assert random_k(fraction).omega(4) == 4 / k - 1
+    assert sqnorm(draws - x).mean() == pytest.approx((4 / k - 1) * sqnorm(x), rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("values", [TERNARY, QSGD], ids=lambda c: c.name)
+@pytest.mark.parametrize("x", [[1.25, -2.5, 3.0, 5.0], [1, 1, 1, 1], [4, 0, 0, 1]], ids=str)
+def test_random_k_of_quantized_values_is_unbiased_with_its_omega(values, x):
+    """Over all orders, and for each over many draws of the values."""
+    x, compressor, parts = np.array(x, np.float32), random_k(0.5, values), 1024
+    draws = seen_where(compressor)(x, bits=np.tile(PERMUTATIONS, (parts, 1)), uniform=np.repeat(midpoints(parts), 24))
+    np.testing.assert_allclose(draws.mean(axis=0), x, atol=4 * np.abs(x).max() / parts)
+    assert sqnorm(draws - x).mean() <= compressor.omega(4) * sqnorm(x) * (1 + 4 / parts)
+    assert compressor.omega(4) == pytest.approx(2 * (1 + values.omega(2)) - 1)
+
+
+def test_random_k_of_powers_of_two_has_the_sum_of_the_variances(key):
+    x, compressor = np.array([1.25, -2.5, 3.0, 6.0], np.float32), random_k(0.5, NATURAL)
+    variance = 0.25 * 0.75 + 0.5 * 1.5 + 1 * 1 + 2 * 2
+    draws = seen_often(compressor, DRAWS)(key, x)
+    error = sqnorm(draws - x)
+    assert abs(error.mean() - (2 * (sqnorm(x) + variance) - sqnorm(x))) <= STANDARD_ERRORS * standard_error(error)
+    assert (np.abs(draws.mean(axis=0) - x) <= STANDARD_ERRORS * standard_error(draws)).all()
+    assert compressor.omega(4) == 2 * (1 + 1 / 8) - 1
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.6])
+def test_random_k_takes_every_element_and_every_pair_as_often(key, fraction):
+    """Real draws; without replacement, a pair is rarer than two independent elements."""
+    d, k = 33, math.ceil(fraction * 33)
+    taken = seen_often(random_k(fraction), DRAWS)(key, np.ones(d, np.float32)) > 0
+    assert (taken.sum(axis=1) == k).all()
+    share = k / d
+    assert (np.abs(taken.mean(axis=0) - share) <= STANDARD_ERRORS * math.sqrt(share * (1 - share) / DRAWS)).all()
+    pairs, pair = (taken[:, 1:] & taken[:, :-1]).mean(axis=0), share * (k - 1) / (d - 1)
+    assert (np.abs(pairs - pair) <= STANDARD_ERRORS * math.sqrt(pair * (1 - pair) / DRAWS)).all()
+
+
+@every_selection
+def test_a_share_of_d_that_is_a_whole_number_is_not_rounded_up(select):
+    for d in (10, 100, 1000, 10**6):
+        for tenths in range(1, 11):
+            assert sparsification.kept(tenths / 10, d) == tenths * d // 10
+    assert [sparsification.kept(0.1, d) for d in (1, 9, 10, 11, 20, 21)] == [1, 1, 1, 2, 2, 3]
+    assert select(0.1).mean_bits(1000) == 100 * 32 + 8 * packed_bytes(100, 10)
+
+
+@every_selection
+@pytest.mark.parametrize("d", [1, 2, 3, 64, 333])
+def test_a_message_is_k_values_and_as_many_places_of_log_d_bits(select, d):
+    compressor, k = select(0.3, QSGD), math.ceil(0.3 * d)
+    message = jax.eval_shape(compressor.compress, jax.random.key(0), jnp.zeros(d))
+    places = math.ceil(math.log2(d))
+    assert sum(plane.size for plane in message.places) == packed_bytes(k, places)
+    assert compressor.bits(message) == 8 * packed_bytes(k, places) + 8 * packed_bytes(k, 3) + 32
+
+
+@every_selection
+def test_places_and_values_are_named(select):
+    assert select(0.25).name == f"{select.__name__}(0.25)"
+    assert select(0.25, SIGN).name == f"{select.__name__}(0.25, sign)"
+    assert not select(0.25, SIGN).unbiased
+
+
+@pytest.mark.parametrize("p", [0.25, 0.5, 0.75])
+def test_over_all_draws_random_sparsification_keeps_every_subset_with_its_probability(p):
+    """Three gaps of three elements, 64 draws each: every probability of a gap, p (1 - p)^g, is a multiple of 1 / 64."""
+    x = np.array([1, -2, 3], np.float32)
+    bits = as_bits(np.array(list(itertools.product(midpoints(64), repeat=3))))
+    draws = seen_where(random_sparsification(p))(x, bits=bits)
+    kept = draws != 0
+    for subset in itertools.product([False, True], repeat=3):
+        assert (kept == subset).all(axis=1).sum() == 64**3 * p ** sum(subset) * (1 - p) ** (3 - sum(subset))
+    np.testing.assert_allclose(draws.mean(axis=0), x, rtol=1e-6)
+    assert sqnorm(draws - x).mean() == pytest.approx((1 / p - 1) * sqnorm(x), rel=1e-6) == random_sparsification(p).omega(3) * sqnorm(x)
+
+
+@pytest.mark.parametrize("p", [0.3, 0.9])
+def test_masks_of_real_draws_are_of_independent_elements(key, p):
+    kept = seen_often(random_sparsification(p), DRAWS)(key, np.ones(4, np.float32)) != 0
+    observed = np.bincount(kept @ [8, 4, 2, 1], minlength=16)
+    expected = [DRAWS * p ** sum(mask) * (1 - p) ** (4 - sum(mask)) for mask in itertools.product([0, 1], repeat=4)]
+    assert stats.chisquare(observed, expected).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("p", [0.02, 0.6])
+def test_every_element_is_kept_as_often_and_is_scaled_up(key, p):
+    d = 101
+    x = normal(d)
+    draws = seen_often(random_sparsification(p), DRAWS)(key, x)
+    kept = draws != 0
+    np.testing.assert_allclose(draws[kept], np.broadcast_to(x / p, draws.shape)[kept], rtol=2 * EPS)
+    assert (np.abs(kept.mean(axis=0) - p) <= STANDARD_ERRORS * math.sqrt(p * (1 - p) / DRAWS)).all()
+    for lag in (1, 2, 50):
+        both = (kept[:, lag:] & kept[:, :-lag]).mean(axis=0)
+        assert (np.abs(both - p**2) <= STANDARD_ERRORS * math.sqrt(p**2 * (1 - p**2) / DRAWS)).all()
+    count = kept.sum(axis=1)
+    assert abs(count.mean() - d * p) <= STANDARD_ERRORS * math.sqrt(d * p * (1 - p) / DRAWS)
+    assert abs(count.var() - d * p * (1 - p)) <= STANDARD_ERRORS * standard_error((count - d * p) ** 2)
+
+
+def test_probability_one_keeps_everything(key):
+    for d in (1, 2, 31, 64):
+        np.testing.assert_array_equal(seen(random_sparsification(1.0))(key, normal(d)), normal(d))
+    assert random_sparsification(1.0).omega(5) == 0
+    assert random_sparsification(1.0).delta(5) == 1
+
+
+def test_it_contracts_above_one_half_only():
+    assert [random_sparsification(p).delta(9) for p in (0.1, 0.5)] == [None, None]
+    assert random_sparsification(0.8).delta(9) == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize("p", [1e-9, 1e-6, 1e-3, 0.1, 0.5, 0.9, 0.999, 1.0])
+def test_the_capacity_is_exceeded_with_probability_1e12_by_bernstein_and_is_the_least_that_is(p):
+    def bernstein(room: int) -> float:
+        more = room - d * p
+        return math.exp(-(more**2) / 2 / (d * p * (1 - p) + more / 3)) if more > 0 else 1.0
+
+    for d in (1, 2, 10, 333, 10**4, 10**6, 2**26):
+        room = sparsification.capacity(p, d)
+        assert stats.binom.sf(room, d, p) <= 1e-12
+        if room < d:
+            assert bernstein(room) <= 1.0000001e-12 < bernstein(room - 1)
+        else:
+            assert room == d
+
+
+@pytest.mark.parametrize(("p", "d"), [(0.1, 333), (1.0, 5), (0.3, 1)])
+def test_bits_count_what_is_used_and_its_number(p, d):
+    compressor = random_sparsification(p)
+
+    @partial(jax.jit, compiler_options=UNOPTIMIZED)
+    def send(keys):
+        messages = jax.vmap(lambda key: compressor.compress(key, jnp.ones(d)))(keys)
+        return messages, jax.vmap(compressor.bits)(messages)
+
+    messages, bits = send(jax.random.split(jax.random.key(0), DRAWS // 10))
+    bits = np.asarray(bits)
+    kept = (np.asarray(messages.values) != 0).sum(axis=1)
+    each = 32 + math.ceil(math.log2(d))
+    np.testing.assert_array_equal(bits, 32 + kept * each)
+    assert compressor.mean_bits(d) == pytest.approx(32 + p * d * each)
+    assert abs(bits.mean() - compressor.mean_bits(d)) <= STANDARD_ERRORS * standard_error(bits) + 1e-9
+    assert messages.values.shape[1] == sparsification.capacity(p, d)
+    assert sum(plane.shape[1] for plane in messages.places) == packed_bytes(sparsification.capacity(p, d), each - 32)
+
+
+def test_a_rare_element_of_many_is_found_where_it_is(key):
+    d, p = 2**22, 1e-6
+    compressor = random_sparsification(p)
+    messages = jax.jit(jax.vmap(compressor.compress, in_axes=(0, None)))(
+        jax.random.split(key, 2000), jnp.arange(1, d + 1, dtype=jnp.float32)
+    )
+    values = np.asarray(messages.values)
+    kept = (values > 0).sum(axis=1)
+    assert (np.sort(kept) == np.sort((np.asarray(messages.bits) - 32) // (32 + 22))).all()
+    assert abs(kept.sum() - 2000 * d * p) <= STANDARD_ERRORS * math.sqrt(2000 * d * p)
+    places = values[values > 0] - 1.0
+    assert stats.kstest(places / d, "uniform").pvalue > 1e-4
+    x = np.zeros(d, np.float32)
+    first = jax.tree.map(lambda leaf: leaf[np.argmax(kept)], messages)
+    at = values[np.argmax(kept)]
+    x[at[at > 0].astype(int) - 1] = at[at > 0] / np.float32(p)
+    np.testing.assert_allclose(jax.jit(compressor.decompress, static_argnums=1)(first, d), x, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("p", "d"), [(2e-9, 2**30), (1e-12, 2**30), (1e-9, 2**24 + 1), (1e-7, 2**24 + 1)])
+def test_places_neither_wrap_nor_round_where_gaps_are_longer_than_float32_and_32_bits(key, p, d):
+    draws, size = 5000, 60
+    often = jax.jit(jax.vmap(lambda key: sparsification._bernoulli_places(key, p, d, size)))
+    places = np.asarray(often(jax.random.split(key, draws)), np.int64)
+    assert (places <= d).all()
+    assert ((np.diff(places) > 0) | (places[:, 1:] == d)).all()
+    found, mean = places[places < d], draws * d * p
+    assert abs(found.size - mean) <= STANDARD_ERRORS * math.sqrt(mean + 1)
+    if mean > 1000:
+        assert stats.kstest(found / d, "uniform").pvalue > 1e-4
+
+
+def test_what_is_drawn_depends_on_the_key_only(key):
+    for compressor in (random_k(0.3), random_sparsification(0.3)):
+        draws = [np.asarray(seen(compressor)(seed, normal(33))) for seed in (key, key, jax.random.key(1))]
+        np.testing.assert_array_equal(draws[0], draws[1])
+        assert (draws[0] != draws[2]).any()
+
+
+@pytest.mark.parametrize("value", [0.0, -0.1, 1.5, math.nan, math.inf])
+def test_shares_outside_0_to_1(value):
+    with pytest.raises(ValueError, match=rf"^top_k\({value:g}\): fraction = {value}; need a number in \(0, 1\]$"):
+        compressors.top_k(value)
+    with pytest.raises(ValueError, match=rf"^random_k\({value:g}, sign\): fraction = {value}; need a number in \(0, 1\]$"):
+        compressors.random_k(value, SIGN)
+    with pytest.raises(ValueError, match=rf"^random_sparsification\({value:g}\): probability = {value}; need a number in \(0, 1\]$"):
+        compressors.random_sparsification(value)
