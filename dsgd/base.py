@@ -129,7 +129,7 @@ class Compressor(NamedTuple):
         bits: message -> bits of this message on the wire: an int where all messages are as long, else a uint32 scalar.
         mean_bits: d -> expected bits of a message for d float32 elements, for planning.
         unbiased: whether E Q(x) = x.
-        omega: d -> w with E|Q(x) - x|^2 <= w |x|^2, or None where there is none.
+        omega: d -> w with E|Q(x) - x|^2 <= w |x|^2, stated by unbiased ones, or None.
         delta: d -> a with E|C(x) - x|^2 <= (1 - a) |x|^2, or None.
         name: for tables and error messages.
         layer_wise: whether the vectors are a tree's leaves, one by one, or the tree as one vector.

@@ -21,7 +21,7 @@ def index_bits(d: int) -> int:
 
 
 def pack(codes: UInt8[Array, " d"] | UInt32[Array, " d"], bits: int) -> tuple[jax.Array, ...]:
-    """d codes below 2^bits in planes: the lowest byte of every code, the next byte, ..., then what is left in planes of 4, 2 and 1 bits.
+    """d codes below 2^bits in planes: the lowest byte of every code, the next byte, ..., then the bits that are left, the highest 4, 2, 1.
 
     Where a byte has room for s codes, byte j of a plane of m bytes holds codes j, j + m, j + 2m, ... from its lowest bit on.
 

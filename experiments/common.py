@@ -148,12 +148,13 @@ def save_figure(sheet: Figure, path: Path) -> None:
 
 
 def title(sheet: Figure, text: str) -> None:
-    """A title above all panels, wrapped."""
-    sheet.suptitle(textwrap.fill(text, round(10 * sheet.get_figwidth())), fontsize=11)
+    """A title above all panels, each of its lines wrapped."""
+    width = round(11 * sheet.get_figwidth())
+    sheet.suptitle("\n".join(textwrap.fill(line, width) for line in text.splitlines()), fontsize=11)
 
 
 def plain_log(axis: Axis) -> None:
-    """A logarithmic axis with a few plain numbers, 0.2 and 0.5, say, also where it spans less than a decade."""
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    """A logarithmic axis with a few plain numbers: 0.1, 0.3, 1, ..."""
+    axis.set_major_locator(LogLocator(subs=(1, 3)))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())

@@ -177,7 +177,7 @@ def tabulate(args: Args, outcomes: Outcomes, task: tuple[str, str], problem: dsg
     caption = "ratio: of a plain round's bits to these. -: diverged.\npays below: bandwidth where codec time is transfer saved"
     table = Table(title=title, caption=caption)
     table.add_column("compressor", no_wrap=True)
-    for heading in ("bits per\nelement", "ratio", "without\nmemory", "with\nmemory", "pays below\nMbit/s"):
+    for heading in ("bits/\nelement", "ratio", "without\nmemory", "with\nmemory", "pays below\nMbit/s"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name in args.compressors:
         bits = COMPRESSORS[name].mean_bits(part) / part
@@ -190,9 +190,10 @@ def tabulate(args: Args, outcomes: Outcomes, task: tuple[str, str], problem: dsg
 def draw_losses(args: Args, outcomes: Outcomes) -> Figure:
     """What the survey claims: unbiased compressors work without memory, biased ones need it."""
     tasks = tasks_of(outcomes)
+    losses = [final_loss(outcome)[0] for outcome in outcomes.values() if outcome] or [1.0]
     sheet, panels = common.figure(len(tasks), width=3.2, height=1.5 + 0.32 * len(args.compressors))
     for axes, task in zip(panels, tasks, strict=True):
-        axes.set(title=", ".join(task), xlabel="final loss f(x)", xscale="log")
+        axes.set(title=", ".join(task), xlabel="final loss f(x)", xscale="log", xlim=(min(losses) / 1.5, max(losses) * 1.5))
         common.plain_log(axes.xaxis)
         for row, name in enumerate(args.compressors):
             colour = UNBIASED if COMPRESSORS[name].unbiased else BIASED
@@ -210,9 +211,9 @@ def draw_losses(args: Args, outcomes: Outcomes) -> Figure:
     kinds += ((BIASED, "white", "biased, without memory"), (BIASED, BIASED, "biased, with memory"))
     handles = [Line2D([], [], linestyle="", marker="o", color=colour, markerfacecolor=fill, label=label) for colour, fill, label in kinds]
     sheet.legend(handles=handles, loc="outside lower center", ncols=4 if len(tasks) > 2 else 1, frameon=False)
-    claim = "The survey: unbiased compressors work without memory, biased ones need it (sections 3.2, 3.3)."
-    setting = f"{args.workers} workers, {args.steps} rounds; bars: standard error over {args.seeds} seeds"
-    common.title(sheet, f"{claim} {setting}")
+    claim = "The survey: unbiased compressors work without memory, biased ones need it (sections 3.2, 3.3)"
+    setting = f"{args.data}, {args.workers} workers, {args.steps} rounds; bars: standard error over {args.seeds} seeds"
+    common.title(sheet, f"{claim}\n{setting}")
     return sheet
 
 

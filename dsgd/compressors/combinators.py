@@ -142,8 +142,9 @@ def apply(compressor: Compressor, key: jax.Array, x: PyTree) -> PyTree:
         x: a pytree of float arrays.
 
     Raises:
-        ValueError: a leaf that is not floating point; outside `jax.jit`, where values are known, one with an element that is not finite.
+        ValueError: a leaf that is empty or not floating point; outside `jax.jit`, where values are known, an element that is not finite.
     """
+    x = jax.tree.map(jnp.asarray, x)
     for path, leaf in jax.tree_util.tree_leaves_with_path(x):
         _check_finite(compressor, jax.tree_util.keystr(path), leaf)
     if not compressor.layer_wise:
@@ -162,6 +163,8 @@ def _check_finite(compressor: Compressor, path: str, leaf: jax.Array) -> None:
     where = f"{compressor.name} of leaf {path}" if path else compressor.name
     if not jnp.issubdtype(leaf.dtype, jnp.floating):
         raise ValueError(f"{where}: given {leaf.dtype}, need floating point")
+    if leaf.size == 0:
+        raise ValueError(f"{where}: no elements; need at least one")
     if isinstance(leaf, Tracer):
         return
     wrong = np.flatnonzero(~np.isfinite(np.asarray(leaf, np.float64)))

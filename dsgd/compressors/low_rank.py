@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from dsgd import checks
 from dsgd.base import Compressor
+from dsgd.compressors.scales import unit
 from dsgd.compressors.sizes import fixed_size
 
 
@@ -28,7 +29,7 @@ def low_rank(rank: int, columns: int | None = None) -> Compressor:
 
     R is Gaussian, so that its range S is uniform: $|P^\top M| \ge |M Q|$ for an orthonormal basis Q of S, and $E|MQ|^2 = |M|^2 r /
     \mathrm{columns}$. Methods with memory start warm, R being their last right factor $M^\top P$: on a matrix that stays the same this
-    is subspace iteration, whose error never grows. (On another matrix the bound holds no more.)
+    is subspace iteration, whose error (of the padded matrix) never grows. On another matrix the bound holds no more.
 
     Args:
         rank: r.
@@ -53,9 +54,8 @@ def low_rank(rank: int, columns: int | None = None) -> Compressor:
 
     def factor(x, start):
         rows, width = shape(x.shape[0])
-        x = x.astype(jnp.float32)
-        largest = jnp.max(jnp.abs(x))
-        matrix = jnp.pad(x / jnp.where(largest > 0, largest, 1), (0, rows * width - x.shape[0])).reshape(rows, width)
+        relative, largest = unit(x.astype(jnp.float32))
+        matrix = jnp.pad(relative, (0, rows * width - x.shape[0])).reshape(rows, width)
         left = jnp.linalg.qr(jnp.matmul(matrix, start, precision="highest"))[0]
         return Factors(left, jnp.matmul(matrix.T, left, precision="highest") * largest)
 
@@ -63,8 +63,8 @@ def low_rank(rank: int, columns: int | None = None) -> Compressor:
         return jax.random.normal(key, (shape(x.shape[0])[1], rank))
 
     def resume(key, x, last):
-        size = jnp.max(jnp.abs(last.right))
-        return factor(x, jnp.where(size > 0, last.right / jnp.where(size > 0, size, 1), cold(key, x)))
+        start, size = unit(last.right)
+        return factor(x, jnp.where(size > 0, start, cold(key, x)))
 
     def decompress(message, d):
         return jnp.matmul(message.left, message.right.T, precision="highest").ravel()[:d]

@@ -13,6 +13,7 @@ from dsgd import codecs
 from dsgd.base import Compressor
 from dsgd.compressors.combinators import buckets
 from dsgd.compressors.draws import draw
+from dsgd.compressors.scales import unit
 from dsgd.compressors.sizes import fixed_size
 
 MANTISSA, EXPONENT = 23, 8  # bits of float32, besides its sign
@@ -92,6 +93,8 @@ def qsgd(levels: int) -> Compressor:
     p_i(1 - p_i) / s^2$, at most $\min(d / 4s^2, \sqrt d / s) |x|^2$: $p(1-p)$ is at most 1/4, and at most $s|x_i|/|x|_2$; of one
     element it is 0.
 
+    A norm beyond float32 arrives as NaN.
+
     Args:
         levels: s, 1 to 127, so that a code has at most 8 bits.
 
@@ -105,12 +108,10 @@ def qsgd(levels: int) -> Compressor:
     bits = codecs.index_bits(2 * levels + 1)
 
     def compress(key, x):
-        x = x.astype(jnp.float32)
-        largest = jnp.max(jnp.abs(x))
-        relative = x / jnp.where(largest > 0, largest, 1)  # squares neither overflow nor vanish
+        relative, largest = unit(x.astype(jnp.float32))  # squares neither overflow nor vanish
         norm = jnp.maximum(jnp.sqrt(jnp.sum(relative**2)), 1)
         level = jnp.minimum(_round_randomly(key, levels * jnp.abs(relative) / norm), levels)
-        codes = jnp.where(x < 0, levels - level, levels + level)
+        codes = jnp.where(relative < 0, levels - level, levels + level)
         return Scaled(codecs.pack(codes.astype(jnp.uint8), bits), largest * norm)
 
     def decompress(message, d):
@@ -128,10 +129,9 @@ def qsgd(levels: int) -> Compressor:
 
 def _ternary() -> Compressor:
     def compress(key, x):
-        x = x.astype(jnp.float32)
-        largest = jnp.max(jnp.abs(x))
-        sent = _round_randomly(key, jnp.abs(x) / jnp.where(largest > 0, largest, 1))
-        codes = jnp.where(x < 0, 1 - sent, 1 + sent)
+        relative, largest = unit(x.astype(jnp.float32))
+        sent = _round_randomly(key, jnp.abs(relative))
+        codes = jnp.where(relative < 0, 1 - sent, 1 + sent)
         return Scaled(codecs.pack_trits(codes.astype(jnp.uint8)), largest)
 
     def decompress(message, d):
@@ -177,7 +177,8 @@ $$ Q(x_i) = \mathrm{sign}(x_i)\, 2^{e+1} \text{ with probability } \frac{|x_i|}{
    \qquad 2^e \le |x_i| < 2^{e+1} $$
 
 A message is d codes of 9 bits. The variance is $\sum_i (|x_i| - 2^e)(2^{e+1} - |x_i|) \le \frac18 |x|^2$, reached at
-$|x_i| = \frac43 2^e$. Below the smallest normal float32 an element becomes that or 0; above the largest power, that or the largest float32.
+$|x_i| = \frac43 2^e$, for normal numbers. Below the smallest normal float32 an element becomes that or 0; above the largest power, that or
+the largest float32.
 
 Source: Horvath et al., "Natural compression", 2019."""
 
@@ -185,7 +186,8 @@ Source: Horvath et al., "Natural compression", 2019."""
 def _sign() -> Compressor:
     def compress(key, x):
         x = x.astype(jnp.float32)
-        mean = jnp.sum(jnp.abs(x) / x.shape[0])  # divided first: the sum need not be in range
+        # Divided first, since the sum may be out of range; then only its rounding can be.
+        mean = jnp.minimum(jnp.sum(jnp.abs(x) / x.shape[0]), LARGEST)
         return Scaled(codecs.pack((x < 0).astype(jnp.uint8), 1), mean)
 
     def decompress(message, d):

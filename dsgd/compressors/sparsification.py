@@ -13,7 +13,7 @@ from dsgd import codecs
 from dsgd.base import Compressor, PyTree
 from dsgd.compressors.combinators import identity
 from dsgd.compressors.draws import draw
-from dsgd.compressors.sizes import FLOAT_BITS, fixed_size
+from dsgd.compressors.sizes import FLOAT_BITS, array_bits, fixed_size, message_shape
 
 RARE = 1e-12  # probability that a random number of elements exceeds its capacity
 
@@ -114,7 +114,11 @@ def _sparse(kind: str, fraction: float, values: Compressor, choose: Callable, sc
         elements = values.decompress(message.values, k) * scale(d)
         return _scatter(message.places, elements, k, d)
 
-    return fixed_size(compress, decompress, name, **constants)
+    def mean_bits(d):
+        return array_bits(message_shape(compress, d).places) + values.mean_bits(kept(fraction, d))
+
+    sparse = fixed_size(compress, decompress, name, **constants)
+    return sparse._replace(bits=lambda message: array_bits(message.places) + values.bits(message.values), mean_bits=mean_bits)
 
 
 def random_sparsification(probability: float) -> Compressor:
@@ -179,8 +183,9 @@ def _bernoulli_places(key: jax.Array, p: float, d: int, size: int) -> jax.Array:
     v = (jnp.where(small, bits, ~bits).astype(jnp.float32) + 0.5) * jnp.float32(2.0**-32)
     exponential = jnp.where(small, -jnp.log1p(-v), -jnp.log(v))
     dropped = jnp.floor(exponential / -math.log1p(-p)) if p < 1 else jnp.zeros(size)
-    gaps = jnp.minimum(dropped, d).astype(jnp.uint32) + 1
-    return jax.lax.associative_scan(lambda a, b: jnp.minimum(a + b, d + 1), gaps) - 1  # sums that would overflow end at d
+    end = jnp.uint32(d + 1)  # where all sums end, so that none overflows; in integers, since float32 may round d down
+    gaps = jnp.where(dropped < d, dropped.astype(jnp.uint32) + 1, end)
+    return jax.lax.associative_scan(lambda a, b: jnp.minimum(a + b, end), gaps) - 1
 
 
 def _scatter(places: tuple[jax.Array, ...], values: jax.Array, k: int, d: int) -> jax.Array:

@@ -133,6 +133,13 @@ def test_scales_of_warm_starts_do_not_matter(key):
         np.testing.assert_allclose(compressor.decompress(compressor.resume(key, x, scaled), 36), expected, atol=1e-5)
 
 
+def test_a_warm_start_of_large_factors_does_not_overflow(key):
+    """The right factor is 16 times the elements, and its product with the matrix 256 times."""
+    compressor, x = low_rank(1), np.full(256, 4e36, np.float32)
+    message = jax.jit(compressor.resume)(key, x, jax.jit(compressor.compress)(key, x))
+    np.testing.assert_allclose(compressor.decompress(message, 256), x, rtol=1e-5)
+
+
 def test_after_a_message_of_zeros_it_starts_cold(key):
     compressor, x = low_rank(2), normal(36)
     nothing = jax.jit(compressor.compress)(key, np.zeros(36, np.float32))

@@ -144,9 +144,10 @@ def test_random_k_takes_every_element_and_every_pair_as_often(key, fraction):
 
 @every_selection
 def test_a_share_of_d_that_is_a_whole_number_is_not_rounded_up(select):
-    for d in (10, 100, 1000, 10**6):
-        for tenths in range(1, 11):
-            assert sparsification.kept(tenths / 10, d) == tenths * d // 10
+    """As 0.07 * 100 is, in floating point."""
+    for d in (100, 1000, 10**6):
+        for percent in range(1, 101):
+            assert sparsification.kept(percent / 100, d) == percent * d // 100
     assert [sparsification.kept(0.1, d) for d in (1, 9, 10, 11, 20, 21)] == [1, 1, 1, 2, 2, 3]
     assert select(0.1).mean_bits(1000) == 100 * 32 + 8 * packed_bytes(100, 10)
 
@@ -159,6 +160,15 @@ def test_a_message_is_k_values_and_as_many_places_of_log_d_bits(select, d):
     places = math.ceil(math.log2(d))
     assert sum(plane.size for plane in message.places) == packed_bytes(k, places)
     assert compressor.bits(message) == 8 * packed_bytes(k, places) + 8 * packed_bytes(k, 3) + 32
+
+
+@every_selection
+def test_places_weigh_as_they_do_and_values_of_random_number_as_many_as_are_used(key, select):
+    compressor = select(0.5, random_sparsification(0.5))
+    message = jax.jit(compressor.compress)(key, jnp.ones(100))
+    used = int((np.asarray(message.values.values) != 0).sum())
+    assert int(compressor.bits(message)) == 8 * packed_bytes(50, 7) + 32 + used * (32 + 6)
+    assert compressor.mean_bits(100) == 8 * packed_bytes(50, 7) + 32 + 25 * (32 + 6)
 
 
 @every_selection
