@@ -14,18 +14,20 @@ from dsgd.base import Algorithm, Compressor, Params, Query, State
 
 
 class Estimators(NamedTuple):
-    """What workers and servers know. What everybody knows, the estimate of the model, is `State.server`.
+    """What workers and servers know. The estimate of the model, which everybody knows, is `State.server`.
 
     Args:
         gradient: u^(n), what the servers know of each worker's gradient, leaves `[n, N, part]`.
         mean: of the workers' u^(n), the part that one serves, leaves `[n, part]`.
         model: the part that one serves of x, and its optimiser's state, leaves `[n, part]`.
+        estimate: of that part of x, what the workers know, with its padding, leaves `[n, part]`.
         up, down: last messages, of compressors that start warm.
     """
 
     gradient: exchanges.Parts
     mean: exchanges.Parts
     model: optimizers.Model
+    estimate: exchanges.Parts
     up: Any
     down: Any
 
@@ -61,6 +63,7 @@ def ef21(optimizer: optax.GradientTransformation, up: Compressor, down: Compress
             gradient=nothing,
             mean=jax.tree.map(jnp.zeros_like, served),
             model=jax.vmap(lambda part: optimizers.start(optimizer, part))(served),
+            estimate=served,
             up=exchanges.start(up, nothing),
             down=exchanges.start(down, served),
         )
@@ -76,17 +79,19 @@ def ef21(optimizer: optax.GradientTransformation, up: Compressor, down: Compress
         sent = exchanges.to_servers(up, up_key, news, N, known.up)
         mean = jax.tree.map(jnp.add, known.mean, sent.received)
         model = optimizers.step_local(optimizer, known.model, mean)
-        moved = jax.tree.map(jnp.subtract, model.params, _served(state.server, N))
+        moved = jax.tree.map(jnp.subtract, model.params, known.estimate)
         answer = exchanges.from_servers(down, down_key, moved, N, known.down)
+        known = Estimators(
+            gradient=jax.tree.map(jnp.add, known.gradient, sent.seen),
+            mean=mean,
+            model=model,
+            estimate=jax.tree.map(jnp.add, known.estimate, answer.seen),
+            up=sent.messages,
+            down=answer.messages,
+        )
         change = exchanges.join(answer.received, state.server, down)
-        known = Estimators(jax.tree.map(jnp.add, known.gradient, sent.seen), mean, model, sent.messages, answer.messages)
         estimate = jax.tree.map(jnp.add, state.server, change)
         return State(state.step + 1, estimate, known), exchanges.add(sent.info, answer.info)
-
-    def _served(params, N):
-        """Of what everybody knows, the part that one serves, `[n, part]`."""
-        parts = exchanges.cut(workers.stack(params, 1), N, up)
-        return workers.own(jax.tree.map(lambda leaf: leaf[0], parts), N)
 
     def model(state):
         """x, of which the estimate lags behind."""

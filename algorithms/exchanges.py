@@ -121,13 +121,14 @@ def around_ring(compressor: Compressor, key: jax.Array, parts: Parts, N: int) ->
 
 
 def cut(tree: Gradients, N: int, compressor: Compressor) -> Parts:
-    """Leaves `[n, ...]` cut into N equal parts, `[n, N, part]`. The last are padded with the last element, which widens no range."""
+    """Leaves `[n, ...]` cut into N equal parts, `[n, N, part]`. The last are padded with zeros, with which a vector is as long, so that
+    what bounds a compressor's error on the part (omega, delta) bounds it on what is not padding."""
     if not compressor.layer_wise:
         tree = jax.vmap(lambda one: ravel_pytree(one)[0])(tree)
 
     def cut_leaf(leaf):
         flat = leaf.reshape(leaf.shape[0], -1)
-        return jnp.pad(flat, ((0, 0), (0, -flat.shape[1] % N)), mode="edge").reshape(leaf.shape[0], N, -1)
+        return jnp.pad(flat, ((0, 0), (0, -flat.shape[1] % N))).reshape(leaf.shape[0], N, -1)
 
     return jax.tree.map(cut_leaf, tree)
 

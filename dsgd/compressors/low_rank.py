@@ -60,7 +60,7 @@ def low_rank(rank: int, columns: int | None = None) -> Compressor:
         return Factors(left, jnp.matmul(matrix.T, left, precision="highest") * largest)
 
     def cold(key, x):
-        return jax.random.normal(key, (shape(x.shape[0])[1], rank))
+        return jax.random.normal(key, (shape(x.shape[0])[1], rank), jnp.float32)
 
     def resume(key, x, last):
         start, size = unit(last.right)

@@ -11,8 +11,8 @@ import numpy as np
 
 from dsgd import codecs
 from dsgd.base import Compressor
+from dsgd.compressors import draws
 from dsgd.compressors.combinators import buckets
-from dsgd.compressors.draws import draw
 from dsgd.compressors.scales import unit
 from dsgd.compressors.sizes import fixed_size
 
@@ -157,7 +157,7 @@ def _natural() -> Compressor:
     def compress(key, x):
         word = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
         exponent, mantissa = (word >> MANTISSA) & ones, word & ((1 << MANTISSA) - 1)
-        up = (draw(jax.random.bits, key, x.shape[0]) >> (32 - MANTISSA)) < mantissa
+        up = (draws.words(key, x.shape[0]) >> (32 - MANTISSA)) < mantissa
         sign = word >> (MANTISSA + EXPONENT)
         return codecs.pack(jnp.minimum(exponent + up, ones) | (sign << EXPONENT), 1 + EXPONENT)
 
@@ -238,7 +238,7 @@ def clipping(bits: int) -> Compressor:
 def _round_randomly(key: jax.Array, place: jax.Array) -> jax.Array:
     """One of the two neighbouring integers, `place` on average."""
     floor = jnp.floor(place)
-    return floor + (draw(jax.random.uniform, key, place.shape[0]) < place - floor)
+    return floor + (draws.uniform(key, place.shape[0]) < place - floor)
 
 
 def _need_bits(name: str, bits: int) -> None:

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 from dsgd import codecs
 from dsgd.base import Compressor, PyTree
+from dsgd.compressors import draws
 from dsgd.compressors.combinators import identity
-from dsgd.compressors.draws import draw
 from dsgd.compressors.sizes import FLOAT_BITS, array_bits, fixed_size, message_shape
 
 RARE = 1e-12  # probability that a random number of elements exceeds its capacity
@@ -80,7 +80,7 @@ def random_k(fraction: float, values: Compressor = identity) -> Compressor:
 
     def choose(key, x, k):
         # 30 random bits each, as positive normal floats in the same order: XLA selects the largest floats quickest.
-        drawn = (draw(jax.random.bits, key, x.shape[0]) >> 2) + jnp.uint32(1 << 23)
+        drawn = (draws.words(key, x.shape[0]) >> 2) + jnp.uint32(1 << 23)
         return jax.lax.top_k(jax.lax.bitcast_convert_type(drawn, jnp.float32), k)[1]
 
     def omega(d):
@@ -178,11 +178,11 @@ def _bernoulli_places(key: jax.Array, p: float, d: int, size: int) -> jax.Array:
     With E exponential, $\lfloor E / -\ln(1-p) \rfloor$ elements are dropped before the next kept one. E comes from 32 bits v in (0, 1) as
     $-\ln(1 - v)$ or, for v above 1/2, from $1 - v$: its relative precision is float32's on both ends.
     """
-    bits = jax.random.bits(key, (size,))
+    bits = draws.words(key, size)
     small = bits < jnp.uint32(1 << 31)
     v = (jnp.where(small, bits, ~bits).astype(jnp.float32) + 0.5) * jnp.float32(2.0**-32)
     exponential = jnp.where(small, -jnp.log1p(-v), -jnp.log(v))
-    dropped = jnp.floor(exponential / -math.log1p(-p)) if p < 1 else jnp.zeros(size)
+    dropped = jnp.floor(exponential / -math.log1p(-p)) if p < 1 else jnp.zeros(size, jnp.float32)
     end = jnp.uint32(d + 1)  # where all sums end, so that none overflows; in integers, since float32 may round d down
     gaps = jnp.where(dropped < d, dropped.astype(jnp.uint32) + 1, end)
     return jax.lax.associative_scan(lambda a, b: jnp.minimum(a + b, end), gaps) - 1

@@ -91,7 +91,7 @@ def gradient(problem: dsgd.Problem, n: int, x: np.ndarray) -> np.ndarray:
 
 def cut(x: np.ndarray) -> np.ndarray:
     """N equal parts, the last padded with the last element."""
-    return np.pad(x, (0, -len(x) % N), mode="edge").reshape(N, -1)
+    return np.pad(x, (0, -len(x) % N)).reshape(N, -1)
 
 
 def join(parts: np.ndarray, d: int) -> np.ndarray:

@@ -173,11 +173,11 @@ ELEMENT = 32 + ceil(log2(LONG))  # bits of a kept element: its value, its place
 
 @cache
 def long_vector() -> jax.Array:
-    return jax.random.normal(jax.random.key(5), (N, N * LONG - 3))
+    return jax.random.normal(jax.random.key(5), (N, N * LONG))
 
 
 def parts(vectors: np.ndarray) -> np.ndarray:
-    return np.pad(vectors, [(0, 0)] * (vectors.ndim - 1) + [(0, 3)], mode="edge").reshape(*vectors.shape[:-1], N, LONG)
+    return vectors.reshape(*vectors.shape[:-1], N, LONG)
 
 
 def room() -> int:

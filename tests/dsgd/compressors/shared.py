@@ -50,7 +50,7 @@ def seen_where(compressor: Compressor):
     def one(x, drawn):
         with ExitStack() as stack:
             for name, draw in drawn.items():
-                stack.enter_context(mock.patch(f"jax.random.{name}", lambda key, shape, draw=draw: jnp.broadcast_to(draw, shape)))
+                stack.enter_context(mock.patch(f"jax.random.{name}", lambda key, shape, dtype, draw=draw: jnp.broadcast_to(draw, shape)))
             return see(compressor, jax.random.key(0), x)
 
     where = jax.jit(jax.vmap(one, in_axes=(None, 0)), compiler_options=UNOPTIMIZED)
