@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import exchanges, optimizers
-from dsgd import network
+from dsgd import checks, network
 from dsgd.base import Algorithm, Compressor, Info, Query, State
 
 PATTERNS = {"server": network.multi_server, "ring": network.ring_all_reduce}
@@ -28,7 +28,8 @@ def compressed_sgd(
 
     Args:
         optimizer: the step; `optax.sgd(gamma)` is the equation.
-        compressor: Q, unbiased.
+        compressor: Q, unbiased. It works on parts of d/N elements: many workers and few elements, or small leaves (see
+            `compressors.whole_model`), send little but headers.
         via: "server" (3.4) or "ring" (3.5).
         allow_biased: take a biased compressor, with which CSGD need not converge.
 
@@ -37,6 +38,7 @@ def compressed_sgd(
 
     Source: Liu and Zhang, section 3.1.2. Departure: (3.5) is printed without 1/N. Every part is compressed on its own.
     """
+    checks.compressor("compressed_sgd", compressor)
     if via not in PATTERNS:
         raise ValueError(f"compressed_sgd via {via!r}: need one of {', '.join(PATTERNS)}")
     if not compressor.unbiased and not allow_biased:

@@ -52,7 +52,7 @@ def ef21(optimizer: optax.GradientTransformation, up: Compressor, down: Compress
     Source: Richtarik, Sokolov and Fatkhullin, "EF21", 2021; in both directions, Fatkhullin et al., "EF21 with bells and whistles", 2021,
     and Algorithm 3 of Kimad. Departure: N servers, each of one part, instead of one.
     """
-    exchanges.need_same_layers("ef21", up, down)
+    exchanges.need_two("ef21", up, down)
 
     def init(params, N):
         parts = exchanges.cut(workers.stack(params, 1), N, up)

@@ -49,7 +49,7 @@ def error_compensated_sgd(optimizer: optax.GradientTransformation, up: Compresso
     Source: Liu and Zhang, section 3.3; Tang et al., "DoubleSqueeze", 2019. Departure: N servers, each of one part, as in section 3.1.2,
     where the equations have one.
     """
-    exchanges.need_same_layers("error_compensated_sgd", up, down)
+    exchanges.need_two("error_compensated_sgd", up, down)
 
     def init(params, N):
         nothing = exchanges.cut(workers.stack(jax.tree.map(jnp.zeros_like, params), N), N, up)

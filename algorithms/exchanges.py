@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from dsgd import counts, workers
+from dsgd import checks, counts, workers
 from dsgd.base import Compressor, Gradients, Info, Params, PyTree
 from dsgd.compressors.sizes import message_shape
 
@@ -121,8 +121,8 @@ def around_ring(compressor: Compressor, key: jax.Array, parts: Parts, N: int) ->
 
 
 def cut(tree: Gradients, N: int, compressor: Compressor) -> Parts:
-    """Leaves `[n, ...]` cut into N equal parts, `[n, N, part]`. The last are padded with zeros, with which a vector is as long, so that
-    what bounds a compressor's error on the part (omega, delta) bounds it on what is not padding."""
+    """Leaves `[n, ...]` cut into N equal parts, `[n, N, part]`. The last are padded with zeros: they do not change a vector's norm, so
+    that omega and delta of the padded part bound the error of what is not padding."""
     if not compressor.layer_wise:
         tree = jax.vmap(lambda one: ravel_pytree(one)[0])(tree)
 
@@ -163,8 +163,10 @@ def add(info: Info, more: Info) -> Info:
     return Info(counts.carry(info.bits_up + more.bits_up), counts.carry(info.bits_down + more.bits_down))
 
 
-def need_same_layers(method: str, up: Compressor, down: Compressor) -> None:
-    """Raises a ValueError where one works layer by layer and the other on the whole model: their parts would differ."""
+def need_two(method: str, up: Compressor, down: Compressor) -> None:
+    """Raises a ValueError where they are no compressors, or one is layer by layer and the other of the whole model: their parts differ."""
+    checks.compressor(f"{method} up", up)
+    checks.compressor(f"{method} down", down)
     if up.layer_wise != down.layer_wise:
         raise ValueError(f"{method} with {up.name} up and {down.name} down: need both layer by layer, or both of compressors.whole_model")
 

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dsgd.base import Compressor
+
 
 def positive_int(name: str, value: Any) -> int:
     """The value, if it is an integer of at least 1.
@@ -18,6 +20,18 @@ def positive_int(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise ValueError(f"{name} = {value}: need an integer, at least 1")
     return int(value)
+
+
+def compressor(where: str, value: Any) -> Compressor:
+    """The value, if it is a compressor.
+
+    Raises:
+        ValueError: it is not; a factory without its arguments, say.
+    """
+    if not isinstance(value, Compressor):
+        shown = f"the function {value.__name__}" if callable(value) and hasattr(value, "__name__") else repr(value)
+        raise ValueError(f"{where}: given {shown}; need a dsgd.Compressor, compressors.sign or compressors.top_k(0.1), say")
+    return value
 
 
 def prng_key(key: Any) -> None:

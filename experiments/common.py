@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
@@ -102,10 +103,20 @@ def bar(items: Sequence[Any], what: str, shown: bool) -> Iterable[Any]:
 
 
 def program(function: Callable, *args: Any) -> Callable[[], Any]:
-    """The compiled function of these arguments, run once, as a function that waits for its result."""
-    compiled = jax.jit(function).lower(*args).compile()
-    jax.block_until_ready(compiled(*args))
-    return lambda: jax.block_until_ready(compiled(*args))
+    """The compiled function of these arguments, run once, as a function that waits for its result.
+
+    The result takes the place of the last one: in fresh memory a large array would cost ten times as much, for its pages.
+    """
+    out = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(function, *args))
+    compiled = jax.jit(lambda out, *args: function(*args), donate_argnums=0, keep_unused=True).lower(out, *args).compile()
+
+    def run():
+        nonlocal out
+        out = jax.block_until_ready(compiled(out, *args))
+        return out
+
+    run()
+    return run
 
 
 def seconds(run: Callable[[], Any]) -> float:

@@ -40,7 +40,7 @@ COMPRESSORS: dict[str, Compressor] = {
         compressors.random_sparsification(0.1),
         compressors.random_k(0.1),
         compressors.top_k(0.1),
-        compressors.top_k(0.1, QUANTIZED)._replace(name="top_k(0.1), 4 bits"),
+        compressors.top_k(0.1, compressors.contraction(QUANTIZED))._replace(name="top_k(0.1) in 4 bits"),
         compressors.sign,
         compressors.clipping(1),
         compressors.low_rank(1),
@@ -99,6 +99,8 @@ def main(args: Args) -> None:
     unknown = [name for name in args.compressors if name not in COMPRESSORS]
     if unknown or not args.compressors:
         raise ValueError(f"compressors {', '.join(unknown) or 'none'}: need some of {', '.join(COMPRESSORS)}")
+    if args.workers < 2:
+        raise ValueError(f"workers = {args.workers}: need at least 2, one alone sends nothing")
     tasks = {(model, partition): make_problem(args, model, partition) for model in args.models for partition in args.partitions}
     args.out.mkdir(parents=True, exist_ok=True)  # fails now, not after the work
     cases = [Case(*task, name, memory) for task in tasks for name in args.compressors for memory in MEMORIES]
@@ -110,7 +112,7 @@ def main(args: Args) -> None:
         for name in common.bar(args.compressors, "timing", args.progress)
         for d in sizes.values()
     }
-    save(args, outcomes, pays)
+    save(args, outcomes, pays, {model: -(-dimension(problem) // args.workers) for (model, _), problem in tasks.items()})
     screen = common.console()
     for task, problem in tasks.items():
         screen.print(tabulate(args, outcomes, task, problem, pays))
@@ -143,8 +145,13 @@ def method(compressor: Compressor, memory: str, optimizer: optax.GradientTransfo
     """CSGD or EC-SGD, where servers have so many elements each."""
     if memory == WITHOUT:
         return algorithms.compressed_sgd(optimizer, compressors.whole_model(compressor), allow_biased=True)
-    fit = compressor if compressor.delta(part) is not None else compressors.contraction(compressor)
+    fit = compressors.contraction(compressor) if scaled(compressor, part) else compressor
     return algorithms.error_compensated_sgd(optimizer, compressors.whole_model(fit), compressors.whole_model(fit))
+
+
+def scaled(compressor: Compressor, part: int) -> bool:
+    """Whether it must be scaled down to be a contraction of so many elements."""
+    return compressor.delta(part) is None
 
 
 def final_loss(outcome: common.Tuned) -> tuple[float, float]:
@@ -153,13 +160,13 @@ def final_loss(outcome: common.Tuned) -> tuple[float, float]:
     return float(middle), float(error)
 
 
-def save(args: Args, outcomes: Outcomes, pays: Pays) -> None:
+def save(args: Args, outcomes: Outcomes, pays: Pays, parts: dict[str, int]) -> None:
     """All files."""
     records.write_config(args.out / "config.json", args)
     records.write_histories(args.out / "history.csv", {", ".join(case): outcome.history for case, outcome in outcomes.items() if outcome})
     rows = [(name, d, bandwidth) for (name, d), bandwidth in pays.items()]
     records.write_rows(args.out / "break_even.csv", ("compressor", "dimension", "bits_per_second"), rows)
-    common.save_figure(draw_losses(args, outcomes), args.out / "figure.png")
+    common.save_figure(draw_losses(args, outcomes, parts), args.out / "figure.png")
     for task in tasks_of(outcomes):
         common.save_figure(draw_curves(args, outcomes, task), args.out / f"{'-'.join(task)}.png")
 
@@ -173,27 +180,41 @@ def tabulate(args: Args, outcomes: Outcomes, task: tuple[str, str], problem: dsg
     """One row a compressor."""
     d = dimension(problem)
     part = -(-d // args.workers)
-    title = f"{problem.name}, d = {d:,}, {args.workers} workers:\nloss after {args.steps} rounds, {args.seeds} seeds"
-    caption = "ratio: of a plain round's bits to these. -: diverged.\npays below: bandwidth where codec time is transfer saved"
+    title = f"{problem.name}, d = {d:,}, {args.workers} workers:\nloss over the last tenth of {args.steps} rounds, {args.seeds} seeds"
+    ratio = "ratio: of a plain round's bits to these. -: diverged. *: edge of the step sizes."
+    caption = f"{ratio}\n†: scaled by 1/(1 + omega). pays <: at less bandwidth, without memory."
     table = Table(title=title, caption=caption)
     table.add_column("compressor", no_wrap=True)
-    for heading in ("bits/\nelement", "ratio", "without\nmemory", "with\nmemory", "pays below\nMbit/s"):
+    for heading in ("bits/\nelement", "ratio", "without\nmemory", "with\nmemory", "pays <\nMbit/s"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name in args.compressors:
         bits = COMPRESSORS[name].mean_bits(part) / part
-        found = [outcomes[Case(*task, name, memory)] for memory in MEMORIES]
-        losses = [f"{final_loss(outcome)[0]:.3f}" if outcome else "-" for outcome in found]
+        losses = [
+            shown(args, outcomes[Case(*task, name, memory)], memory == WITH and scaled(COMPRESSORS[name], part)) for memory in MEMORIES
+        ]
         table.add_row(name, f"{bits:.3g}", f"{32 / bits:.1f}", *losses, break_even.megabits(pays[name, d]))
     return table
 
 
-def draw_losses(args: Args, outcomes: Outcomes) -> Figure:
-    """What the survey claims: unbiased compressors work without memory, biased ones need it."""
+def shown(args: Args, outcome: common.Tuned | None, is_scaled: bool) -> str:
+    """The final loss with its marks."""
+    if outcome is None:
+        return "-"
+    at_edge = outcome.learning_rate in (min(args.learning_rates), max(args.learning_rates))
+    return f"{final_loss(outcome)[0]:.3f}" + "†" * is_scaled + "*" * at_edge
+
+
+def draw_losses(args: Args, outcomes: Outcomes, parts: dict[str, int]) -> Figure:
+    """What the survey claims: unbiased compressors work without memory, biased ones need it.
+
+    Args:
+        parts: elements that a server has, by model.
+    """
     tasks = tasks_of(outcomes)
     losses = [final_loss(outcome)[0] for outcome in outcomes.values() if outcome] or [1.0]
     sheet, panels = common.figure(len(tasks), width=3.2, height=1.5 + 0.32 * len(args.compressors))
     for axes, task in zip(panels, tasks, strict=True):
-        axes.set(title=", ".join(task), xlabel="final loss f(x)", xscale="log", xlim=(min(losses) / 1.5, max(losses) * 1.5))
+        axes.set(title=", ".join(task), xlabel="loss f(x), last tenth", xscale="log", xlim=(min(losses) / 1.5, max(losses) * 1.5))
         common.plain_log(axes.xaxis)
         for row, name in enumerate(args.compressors):
             colour = UNBIASED if COMPRESSORS[name].unbiased else BIASED
@@ -201,16 +222,25 @@ def draw_losses(args: Args, outcomes: Outcomes) -> Figure:
                 outcome = outcomes[Case(*task, name, memory)]
                 if outcome:
                     middle, error = final_loss(outcome)
-                    axes.errorbar(middle, place, xerr=error, fmt="o", color=colour, markerfacecolor=fill, markersize=6, capsize=2)
+                    marker = "D" if memory == WITH and scaled(COMPRESSORS[name], parts[task[0]]) else "o"
+                    axes.errorbar(middle, place, xerr=error, fmt=marker, color=colour, markerfacecolor=fill, markersize=6, capsize=2)
                 else:
                     where = ("axes fraction", "data")
                     axes.annotate("diverged", (0.98, place), xycoords=where, color=colour, ha="right", va="center", fontsize=8)
     panels[0].set_yticks(range(len(args.compressors)), args.compressors)
     panels[0].invert_yaxis()
-    kinds = ((UNBIASED, "white", "unbiased, without memory"), (UNBIASED, UNBIASED, "unbiased, with memory"))
-    kinds += ((BIASED, "white", "biased, without memory"), (BIASED, BIASED, "biased, with memory"))
-    handles = [Line2D([], [], linestyle="", marker="o", color=colour, markerfacecolor=fill, label=label) for colour, fill, label in kinds]
-    sheet.legend(handles=handles, loc="outside lower center", ncols=4 if len(tasks) > 2 else 1, frameon=False)
+    kinds = (
+        (UNBIASED, "white", "o", "unbiased, without memory"),
+        (UNBIASED, UNBIASED, "o", "with memory"),
+        (UNBIASED, UNBIASED, "D", "with memory, scaled by 1/(1 + ω)"),
+        (BIASED, "white", "o", "biased, without memory"),
+        (BIASED, BIASED, "o", "with memory"),
+    )
+    handles = [
+        Line2D([], [], linestyle="", marker=marker, color=colour, markerfacecolor=fill, label=label)
+        for colour, fill, marker, label in kinds
+    ]
+    sheet.legend(handles=handles, loc="outside lower center", ncols=len(kinds) if len(tasks) > 2 else 1, frameon=False)
     claim = "The survey: unbiased compressors work without memory, biased ones need it (sections 3.2, 3.3)"
     setting = f"{args.data}, {args.workers} workers, {args.steps} rounds; bars: standard error over {args.seeds} seeds"
     common.title(sheet, f"{claim}\n{setting}")

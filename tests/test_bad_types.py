@@ -25,6 +25,13 @@ CASES = {
     "problems.logistic_regression('digits', batch_size=2.5)": "batch_size = 2.5: need an integer",
     "problems.logistic_regression('digits', workers=2.0)": "workers = 2.0: need an integer",
     "dsgd.compressors.random_quantization(4.5)": "random_quantization(4.5): need bits between 1 and 8",
+    "dsgd.compressors.random_quantization(True)": "random_quantization(True): need bits between 1 and 8, an integer",
+    "dsgd.compressors.top_k('a')": "top_k: fraction = 'a'; need a number in (0, 1]",
+    "dsgd.compressors.top_k(0.1, 4)": "top_k: given 4; need a dsgd.Compressor",
+    "dsgd.compressors.buckets(dsgd.compressors.top_k, 8)": "buckets: given the function top_k; need a dsgd.Compressor",
+    "algorithms.compressed_sgd(optax.sgd(0.1), dsgd.compressors.top_k)": "compressed_sgd: given the function top_k; need a dsgd.Compressor",
+    "algorithms.ef21(optax.sgd(0.1), dsgd.compressors.sign, None)": "ef21 down: given None; need a dsgd.Compressor",
+    "algorithms.error_compensated_sgd(optax.sgd(0.1), 'sign', dsgd.compressors.sign)": "error_compensated_sgd up: given 'sign'; need",
     "dsgd.sweep(lambda x: method, problem, steps=1, key=key, seeds=2.0, x=[1.0])": "seeds = 2.0: need an integer",
 }
 SCRIPT = """

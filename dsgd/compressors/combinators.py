@@ -45,7 +45,7 @@ def buckets(compressor: Compressor, size: int) -> Compressor:
 
     Source: Alistarh et al., "QSGD", 2017, section 4; Liu and Zhang, section 3.1.1, caveat 1.
     """
-    name = f"buckets({compressor.name}, {size})"
+    name = f"buckets({checks.compressor('buckets', compressor).name}, {size})"
     checks.positive_int(f"{name}: size", size)
     if compressor.resume is not None:
         raise ValueError(f"{name}: need a compressor of vectors, without warm start")
@@ -101,7 +101,8 @@ def whole_model(compressor: Compressor) -> Compressor:
     Args:
         compressor: any.
     """
-    return compressor._replace(layer_wise=False, name=f"whole_model({compressor.name})")
+    checks.compressor("whole_model", compressor)
+    return compressor._replace(layer_wise=False, name=f"whole_model({compressor.name})") if compressor.layer_wise else compressor
 
 
 def contraction(compressor: Compressor) -> Compressor:
@@ -117,7 +118,7 @@ def contraction(compressor: Compressor) -> Compressor:
 
     Source: Richtarik, Sokolov and Fatkhullin, "EF21", 2021, section 2; the same messages as Q.
     """
-    name = f"contraction({compressor.name})"
+    name = f"contraction({checks.compressor('contraction', compressor).name})"
     if not compressor.unbiased or compressor.omega(1) is None:
         raise ValueError(f"{name}: need an unbiased compressor with an omega")
 
@@ -144,6 +145,7 @@ def apply(compressor: Compressor, key: jax.Array, x: PyTree) -> PyTree:
     Raises:
         ValueError: a leaf that is empty or not floating point; outside `jax.jit`, where values are known, an element that is not finite.
     """
+    checks.compressor("apply", compressor)
     x = jax.tree.map(jnp.asarray, x)
     for path, leaf in jax.tree_util.tree_leaves_with_path(x):
         _check_finite(compressor, jax.tree_util.keystr(path), leaf)

@@ -81,4 +81,4 @@ def low_rank(rank: int, columns: int | None = None) -> Compressor:
 
 def _need_rank(name: str, rank: int, most: int, what: str) -> None:
     if rank > most:
-        raise ValueError(f"{name} of {what}: need a rank of at most {most}")
+        raise ValueError(f"{name} of {what}: need a rank of at most {most}, or longer vectors (whole_model, fewer workers)")

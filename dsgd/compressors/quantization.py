@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -103,8 +103,8 @@ def qsgd(levels: int) -> Compressor:
 
     Source: Alistarh et al., "QSGD", 2017, section 3.1 (there $\min(d/s^2, \sqrt d/s)$). Departure: codes of equal length, not Elias codes.
     """
-    if not isinstance(levels, int) or not 1 <= levels <= 127:
-        raise ValueError(f"qsgd({levels}): need levels between 1 and 127")
+    if not _is_int(levels) or not 1 <= levels <= 127:
+        raise ValueError(f"qsgd({levels}): need levels between 1 and 127, an integer")
     bits = codecs.index_bits(2 * levels + 1)
 
     def compress(key, x):
@@ -242,5 +242,9 @@ def _round_randomly(key: jax.Array, place: jax.Array) -> jax.Array:
 
 
 def _need_bits(name: str, bits: int) -> None:
-    if not isinstance(bits, int) or not 1 <= bits <= 8:
-        raise ValueError(f"{name}({bits}): need bits between 1 and 8")
+    if not _is_int(bits) or not 1 <= bits <= 8:
+        raise ValueError(f"{name}({bits}): need bits between 1 and 8, an integer")
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

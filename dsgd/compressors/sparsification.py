@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from dsgd import codecs
+from dsgd import checks, codecs
 from dsgd.base import Compressor, PyTree
 from dsgd.compressors import draws
 from dsgd.compressors.combinators import identity
@@ -98,8 +99,8 @@ def kept(fraction: float, d: int) -> int:
 
 def _sparse(kind: str, fraction: float, values: Compressor, choose: Callable, scale: Callable, **constants: Any) -> Compressor:
     """The k elements that `choose` (key, x, k) -> indices takes, times scale(d)."""
-    name = f"{kind}({fraction:g})" if values is identity else f"{kind}({fraction:g}, {values.name})"
-    _need_share(name, "fraction", fraction)
+    _need_share(kind, "fraction", fraction)
+    name = f"{kind}({fraction:g})" if values is identity else f"{kind}({fraction:g}, {checks.compressor(kind, values).name})"
 
     def compress(key, x):
         d = x.shape[0]
@@ -138,12 +139,14 @@ def random_sparsification(probability: float) -> Compressor:
 
     Source: Wangni et al., 2018; Liu and Zhang, section 3.2, which prints "set z to 0 with probability p" for 1 - p.
     """
+    _need_share("random_sparsification", "probability", probability)
     p, name = probability, f"random_sparsification({probability:g})"
-    _need_share(name, "probability", p)
 
     def compress(key, x):
-        d = x.shape[0]
-        places = _bernoulli_places(key, p, d, capacity(p, d))
+        d, room = x.shape[0], capacity(p, x.shape[0])
+        if room * (FLOAT_BITS + codecs.index_bits(d)) >= 1 << 32:
+            raise ValueError(f"{name} of {d} elements: a message may pass 2^32 bits, need fewer; compressors.buckets makes several of one")
+        places = _bernoulli_places(key, p, d, room)
         used = places < d
         each = jnp.uint32(FLOAT_BITS + codecs.index_bits(d))
         values = jnp.where(used, x.astype(jnp.float32)[jnp.minimum(places, d - 1)], 0)
@@ -194,5 +197,5 @@ def _scatter(places: tuple[jax.Array, ...], values: jax.Array, k: int, d: int) -
 
 
 def _need_share(name: str, what: str, value: float) -> None:
-    if not 0 < value <= 1:
-        raise ValueError(f"{name}: {what} = {value}; need a number in (0, 1]")
+    if not isinstance(value, int | float | np.floating) or not 0 < value <= 1:
+        raise ValueError(f"{name}: {what} = {value!r}; need a number in (0, 1]")

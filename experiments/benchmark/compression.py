@@ -61,7 +61,7 @@ CANDIDATES = (
     Candidate(compressors.sign),
     Candidate(compressors.clipping(4)),
     Candidate(compressors.clipping(7)),
-    Candidate(compressors.random_sparsification(FRACTION), ("uniform",)),
+    Candidate(compressors.random_sparsification(FRACTION), ("uniform of k",)),
     Candidate(compressors.random_k(FRACTION), ("uniform", "top_k")),
     Candidate(compressors.top_k(FRACTION), ("top_k",)),
     Candidate(compressors.top_k(FRACTION, compressors.random_quantization(4)), ("top_k",)),
@@ -119,6 +119,7 @@ def measure(args: Args, d: int) -> tuple[dict[str, float], dict[str, Speed]]:
 def reference_programs(key: jax.Array, x: jax.Array) -> dict[str, Program]:
     """What an encode cannot do without, each on its own, compiled."""
     d, side = x.shape[0], int(np.sqrt(x.shape[0]))
+    k = max(1, round(FRACTION * d))
     thin = jnp.ones((side, 4))
 
     def products(x):
@@ -128,7 +129,8 @@ def reference_programs(key: jax.Array, x: jax.Array) -> dict[str, Program]:
     functions = {
         "copy": (jnp.negative, x),  # a plain copy may not be compiled at all
         "uniform": (lambda key: jax.random.uniform(key, (d,)), key),
-        "top_k": (lambda x: jax.lax.top_k(jnp.abs(x), max(1, round(FRACTION * d))), x),
+        "uniform of k": (lambda key: jax.random.uniform(key, (k,)), key),
+        "top_k": (lambda x: jax.lax.top_k(jnp.abs(x), k), x),
         "products": (products, x),
     }
     return {name: common.program(function, argument) for name, (function, argument) in functions.items()}
@@ -137,7 +139,7 @@ def reference_programs(key: jax.Array, x: jax.Array) -> dict[str, Program]:
 def codec(compressor: Compressor, key: jax.Array, x: jax.Array) -> tuple[Program, Program, float]:
     """Encode and decode, compiled, and the bits of a message."""
     encode = common.program(compressor.compress, key, x)
-    message = encode()
+    message = compressor.compress(key, x)
     return encode, common.program(lambda message: compressor.decompress(message, x.shape[0]), message), float(compressor.bits(message))
 
 

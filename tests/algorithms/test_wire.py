@@ -173,11 +173,8 @@ ELEMENT = 32 + ceil(log2(LONG))  # bits of a kept element: its value, its place
 
 @cache
 def long_vector() -> jax.Array:
+    """Without padding, of which nobody can say whether it was kept: it is 0."""
     return jax.random.normal(jax.random.key(5), (N, N * LONG))
-
-
-def parts(vectors: np.ndarray) -> np.ndarray:
-    return vectors.reshape(*vectors.shape[:-1], N, LONG)
 
 
 def room() -> int:
@@ -208,7 +205,7 @@ def test_what_a_worker_tells_is_what_it_kept_for_others():
     """Its memory is what it has left out: the rest of its gradient has been sent, but for what it keeps for its own part."""
     method = error_compensated_sgd(STEP, RANDOM, compressors.identity)
     _, state, up, down = sent_and_told(method, long_vector())
-    kept = (parts(np.asarray(long_vector())) != np.asarray(state.workers.worker)).sum(axis=-1)
+    kept = (np.reshape(long_vector(), (N, N, LONG)) != np.asarray(state.workers.worker)).sum(axis=-1)
     bits = 32 + ELEMENT * kept
     answer = (N - 1) * 32 * LONG  # floats
     np.testing.assert_array_equal(up, [sum(bits[n, j] for j in range(N) if j != n) + answer for n in range(N)])
@@ -218,7 +215,7 @@ def test_what_a_worker_tells_is_what_it_kept_for_others():
 def test_what_a_server_tells_is_what_it_kept_for_each_worker():
     method = error_compensated_sgd(STEP, compressors.identity, RANDOM)
     _, state, up, down = sent_and_told(method, long_vector())
-    means = parts(np.mean(long_vector(), axis=0))
+    means = np.mean(long_vector(), axis=0).reshape(N, LONG)
     kept = (np.abs(means - np.asarray(state.workers.server)) > 1e-6).sum(axis=-1)
     bits = 32 + ELEMENT * kept
     gradient = (N - 1) * 32 * LONG

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -178,6 +179,7 @@ def test_compression_prints_tables_of_80_columns(compressed, capsys):
         ({"compressors": ("sgn",)}, "compressors sgn: need some of identity,"),
         ({"compressors": ()}, "compressors none: need some of"),
         ({"partitions": ("random",)}, "unknown partition 'random'"),
+        ({"workers": 1}, "workers = 1: need at least 2"),
     ],
 )
 def test_compression_refuses_bad_input_before_the_first_run(options, message, tmp_path):
@@ -191,11 +193,28 @@ def test_break_even_is_what_the_saved_bits_take_as_long_as_the_codec(monkeypatch
     monkeypatch.setattr(break_even, "codec_seconds", lambda *_: 1.0)
     assert break_even.bandwidth(compressors.sign, 8, 1000) == 2 * 7 * (32 * 125 - (128 + 32))
     assert break_even.bandwidth(compressors.identity, 8, 1000) == 0
+    monkeypatch.setattr(break_even, "codec_seconds", lambda *_: -1e-9)
+    assert break_even.bandwidth(compressors.sign, 8, 1000) == float("inf")
+
+
+def test_a_timed_round_writes_its_messages_and_returns_what_all_workers_see():
+    """With the identity everybody gets the parts of the iteration before, a millionth of their mean on top."""
+    parts, up, down = break_even.exchange_loop(compressors.identity, N=4, d=12, rounds=2)()
+    np.testing.assert_array_equal(up, parts)
+    assert down.shape == (3,)
+    signs = break_even.exchange_loop(compressors.sign, N=4, d=12, rounds=2)()
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(signs[1])} == {"uint8", "float32"}
+
+
+def test_a_program_gives_its_result_every_time():
+    double = common.program(lambda x: 2 * x, np.arange(3.0, dtype=np.float32))
+    for _ in range(3):
+        np.testing.assert_array_equal(double(), [0, 2, 4])
 
 
 def test_megabits_have_three_digits():
-    shown = {bandwidth: break_even.megabits(bandwidth) for bandwidth in (0, 1234567, 999.4e6, 1.2345e9, 47123e6, 12345)}
-    assert list(shown.values()) == ["-", "1.23", "999", "1,230", "47,100", "0.0123"]
+    shown = {bandwidth: break_even.megabits(bandwidth) for bandwidth in (0, 1234567, 999.4e6, 1.2345e9, 47123e6, 12345, float("inf"))}
+    assert list(shown.values()) == ["-", "1.23", "999", "1,230", "47,100", "0.0123", "any"]
 
 
 def test_benchmark_of_compressors_times_each(tmp_path, capsys):

@@ -303,9 +303,9 @@ def test_what_is_drawn_depends_on_the_key_only(key):
 
 @pytest.mark.parametrize("value", [0.0, -0.1, 1.5, math.nan, math.inf])
 def test_shares_outside_0_to_1(value):
-    with pytest.raises(ValueError, match=rf"^top_k\({value:g}\): fraction = {value}; need a number in \(0, 1\]$"):
+    with pytest.raises(ValueError, match=rf"^top_k: fraction = {value}; need a number in \(0, 1\]$"):
         compressors.top_k(value)
-    with pytest.raises(ValueError, match=rf"^random_k\({value:g}, sign\): fraction = {value}; need a number in \(0, 1\]$"):
+    with pytest.raises(ValueError, match=rf"^random_k: fraction = {value}; need a number in \(0, 1\]$"):
         compressors.random_k(value, SIGN)
-    with pytest.raises(ValueError, match=rf"^random_sparsification\({value:g}\): probability = {value}; need a number in \(0, 1\]$"):
+    with pytest.raises(ValueError, match=rf"^random_sparsification: probability = {value}; need a number in \(0, 1\]$"):
         compressors.random_sparsification(value)
