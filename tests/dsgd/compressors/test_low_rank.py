@@ -40,7 +40,7 @@ def test_it_is_the_projection_onto_the_range_of_the_matrix_times_the_start(rank,
     matrix = matrix_of(x, width)
     start = np.random.default_rng(1).normal(size=(width, rank)).astype(np.float32)
     compressor = compressors.low_rank(rank, columns)
-    with mock.patch("jax.random.normal", lambda key, shape: jnp.asarray(start).reshape(shape)):
+    with mock.patch("jax.random.normal", lambda key, shape, dtype: jnp.asarray(start).reshape(shape)):
         message = jax.jit(compressor.compress)(jax.random.key(0), x)
     basis = np.linalg.qr(matrix @ start)[0]
     projected = basis @ basis.T @ matrix
