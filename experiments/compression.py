@@ -66,7 +66,7 @@ class Args:
     """Number of workers, each also the server of one part."""
     batch_size: int = 16
     """Samples that each worker draws in a round."""
-    learning_rates: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0, 3.0)
+    learning_rates: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
     """Step sizes to choose from."""
     steps: int = 400
     """Rounds."""
@@ -181,8 +181,8 @@ def tabulate(args: Args, outcomes: Outcomes, task: tuple[str, str], problem: dsg
     d = dimension(problem)
     part = -(-d // args.workers)
     title = f"{problem.name}, d = {d:,}, {args.workers} workers:\nloss over the last tenth of {args.steps} rounds, {args.seeds} seeds"
-    ratio = "ratio: of a plain round's bits to these. -: diverged. *: edge of the step sizes."
-    caption = f"{ratio}\n†: scaled by 1/(1 + omega). pays <: at less bandwidth, without memory."
+    caption = "ratio: of a plain round's bits to these. pays <: at less bandwidth, without memory.\n"
+    caption += "†: scaled by 1/(1 + omega). *: at an edge of the step sizes. -: diverged."
     table = Table(title=title, caption=caption)
     table.add_column("compressor", no_wrap=True)
     for heading in ("bits/\nelement", "ratio", "without\nmemory", "with\nmemory", "pays <\nMbit/s"):
