@@ -212,7 +212,7 @@ def draw_losses(args: Args, outcomes: Outcomes, parts: dict[str, int]) -> Figure
     """
     tasks = tasks_of(outcomes)
     losses = [final_loss(outcome)[0] for outcome in outcomes.values() if outcome] or [1.0]
-    sheet, panels = common.figure(len(tasks), width=3.2, height=1.5 + 0.32 * len(args.compressors))
+    sheet, panels = common.figure(len(tasks), width=max(3.2, 9.6 / len(tasks)), height=2.2 + 0.3 * len(args.compressors))
     for axes, task in zip(panels, tasks, strict=True):
         axes.set(title=", ".join(task), xlabel="loss f(x), last tenth", xscale="log", xlim=(min(losses) / 1.5, max(losses) * 1.5))
         common.plain_log(axes.xaxis)
@@ -240,7 +240,7 @@ def draw_losses(args: Args, outcomes: Outcomes, parts: dict[str, int]) -> Figure
         Line2D([], [], linestyle="", marker=marker, color=colour, markerfacecolor=fill, label=label)
         for colour, fill, marker, label in kinds
     ]
-    sheet.legend(handles=handles, loc="outside lower center", ncols=len(kinds) if len(tasks) > 2 else 1, frameon=False)
+    sheet.legend(handles=handles, loc="outside lower center", ncols=len(kinds) if len(tasks) > 3 else 3, frameon=False)
     claim = "The survey: unbiased compressors work without memory, biased ones need it (sections 3.2, 3.3)"
     setting = f"{args.data}, {args.workers} workers, {args.steps} rounds; bars: standard error over {args.seeds} seeds"
     common.title(sheet, f"{claim}\n{setting}")
