@@ -34,7 +34,7 @@ def compressed_sgd(
         allow_biased: take a biased compressor, with which CSGD need not converge.
 
     Raises:
-        ValueError: another `via`, or a biased compressor without `allow_biased`.
+        ValueError: no compressor, another `via`, or a biased compressor without `allow_biased`.
 
     Source: Liu and Zhang, section 3.1.2. Departure: (3.5) is printed without 1/N. Every part is compressed on its own.
     """
@@ -57,7 +57,7 @@ def compressed_sgd(
         parts = exchanges.cut(gradients, round.workers, compressor)
         exchange = _through_servers if via == "server" else exchanges.around_ring
         mean, info = exchange(compressor, key, parts, round.workers)
-        step = exchanges.join(mean, exchanges.like_one(gradients), compressor)
+        step = exchanges.join(mean, state.server.params, compressor)
         return State(state.step + 1, server=optimizers.step(optimizer, state.server, step)), info
 
     name = f"compressed_sgd({compressor.name})" if via == "server" else f"compressed_sgd({compressor.name}, {via})"

@@ -38,7 +38,8 @@ def ef21(optimizer: optax.GradientTransformation, up: Compressor, down: Compress
     $$ u_t^{(n)} = u_{t-1}^{(n)} + C(g_n(\hat x_t) - u_{t-1}^{(n)}), \qquad x_{t+1} = x_t - \gamma \frac1N \sum_n u_t^{(n)} $$
     $$ \hat x_{t+1} = \hat x_t + C'(x_{t+1} - \hat x_t) $$
 
-    With `down=compressors.identity`, $\hat x = x$: EF21 as first published. Estimates of gradients start at 0, that of the model at $x_0$.
+    With `down=compressors.identity`, $\hat x = x$ up to rounding: EF21 as first published. Estimates of gradients start at 0,
+    that of the model at $x_0$.
 
     Args:
         optimizer: the step of each server on its part; `optax.sgd(gamma)` is the equation. One that works element by element (SGD,
@@ -47,7 +48,8 @@ def ef21(optimizer: optax.GradientTransformation, up: Compressor, down: Compress
         down: C', a contraction.
 
     Raises:
-        ValueError: one compressor layer by layer, the other of the whole model; at the start, one that states no contraction for a part.
+        ValueError: no compressor, or one layer by layer, the other of the whole model; at the start, one that states no contraction for
+            a part.
 
     Source: Richtarik, Sokolov and Fatkhullin, "EF21", 2021; in both directions, Fatkhullin et al., "EF21 with bells and whistles", 2021,
     and Algorithm 3 of Kimad. Departure: N servers, each of one part, instead of one.

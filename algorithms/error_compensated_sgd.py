@@ -44,7 +44,7 @@ def error_compensated_sgd(optimizer: optax.GradientTransformation, up: Compresso
         down: Q of the servers, likewise.
 
     Raises:
-        ValueError: one compressor layer by layer, the other of the whole model.
+        ValueError: no compressor, or one layer by layer, the other of the whole model.
 
     Source: Liu and Zhang, section 3.3; Tang et al., "DoubleSqueeze", 2019. Departure: N servers, each of one part, as in section 3.1.2,
     where the equations have one.
@@ -73,7 +73,7 @@ def error_compensated_sgd(optimizer: optax.GradientTransformation, up: Compresso
             sent.messages,
             answer.messages,
         )
-        step = exchanges.join(answer.received, exchanges.like_one(gradients), down)
+        step = exchanges.join(answer.received, state.server.params, down)
         server = optimizers.step(optimizer, state.server, step)  # (3.14)
         return State(state.step + 1, server, memory), exchanges.add(sent.info, answer.info)
 

@@ -145,11 +145,6 @@ def join(parts: Parts, like: Params, compressor: Compressor) -> Params:
     return unravel(parts.ravel()[: flat.size])
 
 
-def like_one(gradients: Gradients) -> Params:
-    """One worker's gradient, for its shapes."""
-    return jax.tree.map(lambda leaf: leaf[0], gradients)
-
-
 def start(compressor: Compressor, vectors: Parts) -> Any:
     """What stands for the messages before the first, for vectors `[..., d]`: zeros where the compressor starts warm, else ()."""
     if compressor.resume is None:
