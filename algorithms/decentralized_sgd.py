@@ -37,9 +37,9 @@ def decentralized_sgd(optimizer: optax.GradientTransformation, topology: Topolog
 
     def update(key, state, gradients, round):
         local = optimizers.step_local(optimizer, state.workers, gradients)  # X - gamma G
-        models = local._replace(params=workers.mix(local.params, topology))  # (...) W
+        models = local._replace(params=workers.mix(local.params, topology, round.step))  # (...) W
         each = optimizers.bits_of(local.params)
-        neighbours = workers.own(jnp.asarray(topology.neighbours, jnp.uint32), round.workers)
+        neighbours = workers.own(jnp.asarray(topology.sends[0], jnp.uint32), round.workers)
         bits = counts.times(neighbours, counts.of(each, neighbours.shape[0]))
         return State(state.step + 1, workers=models), Info(bits, bits)
 
@@ -48,7 +48,7 @@ def decentralized_sgd(optimizer: optax.GradientTransformation, topology: Topolog
         query,
         update,
         optimizers.mean_params,
-        network.gossip(topology.degree, float(topology.neighbours.mean())),
+        network.gossip(topology.degree, float(topology.sends.mean())),
         f"decentralized_sgd({topology.name})",
         optimizers.learning_rate(optimizer),
         topology.n,

@@ -39,7 +39,7 @@ class Round(NamedTuple):
     """What a method may know of the present round besides its own state.
 
     Args:
-        step: int32 scalar, rounds done before this one.
+        step: int32 scalar, rounds done before this one: one number for all runs that share a program, so that `lax.cond` on it is a branch.
         workers: N, a Python int.
         key: of this round and the same for everybody, for choices that come before the gradients (who is asked).
     """

@@ -202,7 +202,7 @@ def execute(
                 count = 1 if since else min(count, -(-(steps - sent) // plan.record_every))
                 rounds = min(count * plan.record_every - since, steps - sent)
                 batch = feed.take(sent, rounds, steps) if feed else None
-                state, news = programs.call(loop.advance, plan, state, points, keys, data, shared, batch, np.int32(rounds))
+                state, news = programs.call(loop.advance, plan, state, points, keys, data, shared, batch, np.int32(sent), np.int32(rounds))
                 sent += rounds
                 waiting.append((news, count, sent))
             news, count, done = waiting.popleft()

@@ -95,6 +95,7 @@ def advance(
     data: PyTree,
     shared: PyTree,
     batches: PyTree,
+    done: jax.Array,
     rounds: jax.Array,
 ) -> tuple[State, Records]:
     """Runs the next rounds, with a record after every `plan.record_every` of them and after the last.
@@ -104,20 +105,21 @@ def advance(
         state: of every run; donated.
         points, keys, data, shared: as in `start`.
         batches: None, or batches from outside, leaves `[at least rounds, N, ...]`.
+        done: int32 scalar, rounds before these, of all runs: what a method does in some rounds only is then a branch.
         rounds: int32 scalar, of at most `plan.capacity` records.
 
     Returns:
         The state after it; records by name, `[grid?, seeds?, capacity, ...]`, of which the first ceil(rounds / record_every) count.
     """
 
-    def run(points, keys, state, data, shared, batches, rounds):
+    def run(points, keys, state, data, shared, batches, done, rounds):
         def one(point, key, state):
-            return _advance_one(plan, plan.build(point), key, state, data, shared, batches, rounds)
+            return _advance_one(plan, plan.build(point), key, state, data, shared, batches, done, rounds)
 
         return _over_runs(plan, one, (0, None, 0), (None, 0, 0))(points, keys, state)
 
-    specs = (P(), P(), _state_spec(plan), P(workers.AXIS), P(), P(None, workers.AXIS), P())
-    return _sharded(plan, run, specs, (_state_spec(plan), P()))(points, keys, state, data, shared, batches, rounds)
+    specs = (P(), P(), _state_spec(plan), P(workers.AXIS), P(), P(None, workers.AXIS), P(), P())
+    return _sharded(plan, run, specs, (_state_spec(plan), P()))(points, keys, state, data, shared, batches, done, rounds)
 
 
 @partial(jax.jit, static_argnames="plan")
@@ -141,7 +143,7 @@ def one_round(plan: Plan, state: State, key: jax.Array, data: PyTree) -> tuple[S
     """
 
     def body(state, key, data):
-        return _gradients_and_update(plan, plan.build({}), key, state, data, None)
+        return _gradients_and_update(plan, plan.build({}), key, state, data, None, state.step)
 
     everywhere: Any = P()
     own: Any = P(workers.AXIS)
@@ -173,13 +175,13 @@ def _keys(key: jax.Array) -> tuple[jax.Array, jax.Array]:
     return first, rounds
 
 
-def _advance_one(plan: Plan, algorithm: Algorithm, key, state: State, data, shared, batches, rounds):
+def _advance_one(plan: Plan, algorithm: Algorithm, key, state: State, data, shared, batches, done, rounds):
     key = _keys(key)[1]
 
     def one_round(state, i):
         # The index is the chunk's, not the state's: the same for all runs, so that `vmap` keeps the loops' conditions scalar.
         batch = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, i, keepdims=False), batches)
-        return _round(plan, algorithm, key, state, data, batch)
+        return _round(plan, algorithm, key, state, data, batch, done + i)
 
     def until_record(state, first):
         if plan.record_every == 1:
@@ -216,16 +218,16 @@ def _advance_one(plan: Plan, algorithm: Algorithm, key, state: State, data, shar
     return state, jax.vmap(unravel)(rows)
 
 
-def _round(plan: Plan, algorithm: Algorithm, key, state: State, data, batches) -> tuple[State, Records]:
+def _round(plan: Plan, algorithm: Algorithm, key, state: State, data, batches, step) -> tuple[State, Records]:
     """One round; what it sent (all workers' bits, up and down) and the method's own metrics."""
-    state, info = _gradients_and_update(plan, algorithm, key, state, data, batches)
+    state, info = _gradients_and_update(plan, algorithm, key, state, data, batches, step)
     bits = counts.carry(workers.sum(counts.carry(info.bits_up + info.bits_down)))
     return state, {**info.metrics, _BITS: bits}
 
 
-def _gradients_and_update(plan: Plan, algorithm: Algorithm, key, state: State, data, batches) -> tuple[State, Info]:
-    query_key, sample_key, update_key = jax.random.split(jax.random.fold_in(key, state.step), 3)
-    this = Round(state.step, plan.N, query_key)
+def _gradients_and_update(plan: Plan, algorithm: Algorithm, key, state: State, data, batches, step) -> tuple[State, Info]:
+    query_key, sample_key, update_key = jax.random.split(jax.random.fold_in(key, step), 3)
+    this = Round(step, plan.N, query_key)
     gradients = oracle.gradients(plan.problem, algorithm.query(state, this), sample_key, data, plan.N, batches)
     return algorithm.update(update_key, state, gradients, this)
 

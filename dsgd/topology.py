@@ -1,76 +1,106 @@
-"""The mixing matrix of a gossip round, validated when made. The graphs themselves are in the package `topologies`."""
+"""Who averages with whom, and how much: the mixing matrices of gossip, validated when made. The graphs are in the package `topologies`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cached_property
+from typing import Any, NoReturn
 
 import numpy as np
-from scipy.sparse import csr_array
+from scipy.sparse import coo_array, csr_array, dia_array, issparse
 from scipy.sparse.csgraph import connected_components
 
+from dsgd import spectra
+
 _TOLERANCE = 1e-8  # of a float64 matrix that somebody wrote down or computed; of a coarser type, 16 of its epsilons
-_MOST_SHIFTS = 8  # a circulant matrix with more non-zeros in a row costs less as one product
 
 
-@dataclass(frozen=True, eq=False)
 class Topology:
-    r"""A connected graph with symmetric weights W whose rows sum to 1 (Assumption 7).
+    r"""A connected graph with its mixing matrix W, or a schedule of such matrices, one a round over and over.
 
-    Worker i takes $x_i \leftarrow \sum_j W_{ij} x_j$ (5.2). Negative weights are allowed: the proofs need only symmetry,
-    $W 1 = 1$ and $\rho < 1$.
+    Worker i takes $x_i \leftarrow \sum_j W_{ij} x_j$ (5.2). Columns of W sum to 1, so that the mean of the models is kept. It may be more:
+
+    - symmetric (Assumption 7 of the survey): what proofs for undirected graphs need. Negative weights are allowed.
+    - doubly stochastic: rows sum to 1 as well, so that models that agree stay as they are. Every symmetric W is.
+    - only columns sum to 1: a directed graph whose senders do not know who receives as much; for push-sum methods.
 
     Args:
         name: as a user would write it, `ring(16)`.
-        W: the mixing matrix, `[n, n]`, kept as float64. Rounding errors of the type that it came in are put right: it is made
-            symmetric, and of a type coarser than float64 the diagonal makes rows sum to 1.
+        W: the mixing matrix `[n, n]`, dense or of scipy.sparse; or several, as `[period, n, n]` or in a sequence: a schedule. Kept in
+            float64, where rounding errors of the type that it came in are put right: of a type coarser than float64 the diagonal makes
+            columns sum to 1.
 
     Raises:
-        ValueError: W is not a square matrix of finite numbers, not symmetric, a row does not sum to 1, the graph is not
-            connected, or it is but gossip does not converge (rho = 1: W permutes two halves). It names the row, pair or component.
+        ValueError: W is not square, finite and real; columns do not sum to 1; the graph, or all of a schedule's together, is not
+            (strongly) connected; or it is but gossip does not converge. It names the row, pair, column or component.
     """
 
-    name: str
-    W: np.ndarray
-
-    def __post_init__(self):
-        W, tolerance = _read(self.name, self.W)
-        _check_entries(self.name, W, tolerance)
-        _check_connected(self.name, W)
-        W = (W + W.T) / 2
-        if tolerance > _TOLERANCE:
-            np.fill_diagonal(W, W.diagonal() + 1 - W.sum(axis=1))
-        W.setflags(write=False)
-        object.__setattr__(self, "W", W)
-        if self.rho > 1 - 1e-12:
+    def __init__(self, name: str, W: Any) -> None:
+        self.name = name
+        self.matrices, self._tolerance = _validated(name, W)
+        """The mixing matrices of a period, in scipy's compressed rows."""
+        _check_connected(name, self.matrices)
+        if not self._shrinks() and self.rho > 1 - 1e-12:
             raise ValueError(
-                f"{self.name}: rho = {self.rho:.6g}, so gossip does not converge although the graph is connected; need"
+                f"{name}: rho = {self.rho:.6g}, so gossip does not converge although the graph is connected; need"
                 " rho < 1 (give the workers a positive weight for themselves)"
             )
+
+    def __repr__(self) -> str:
+        return f"Topology({self.name})"
 
     @property
     def n(self) -> int:
         """Number of workers."""
-        return self.W.shape[0]
+        return spectra.size(self.matrices[0])
+
+    @property
+    def period(self) -> int:
+        """Rounds after which the schedule begins again; 1 for one matrix."""
+        return len(self.matrices)
 
     @cached_property
-    def neighbours(self) -> np.ndarray:
-        """How many neighbours each worker has, itself not counted: int `[n]`."""
-        return np.count_nonzero(self.W - np.diag(np.diag(self.W)), axis=1)
+    def W(self) -> np.ndarray:
+        """The mixing matrix, float64 `[n, n]`; of a schedule, the product over a period: what a period makes of the models is W x."""
+        W = spectra.product(self.matrices)
+        W.setflags(write=False)
+        return W
 
     @cached_property
+    def symmetric(self) -> bool:
+        """Whether every round's matrix is."""
+        return all(spectra.symmetric(W) for W in self.matrices)
+
+    @cached_property
+    def doubly_stochastic(self) -> bool:
+        """Whether rows sum to 1, too, in every round."""
+        return all(np.abs(W.sum(axis=1) - 1).max() <= self._tolerance for W in self.matrices)
+
+    @cached_property
+    def sends(self) -> np.ndarray:
+        """To how many others each worker sends in each round of a period: int `[period, n]`."""
+        return np.stack([np.bincount(links[:, 0], minlength=self.n) for links in self._links])
+
+    @cached_property
+    def receives(self) -> np.ndarray:
+        """From how many others each worker receives in each round of a period: int `[period, n]`."""
+        return np.stack([np.bincount(links[:, 1], minlength=self.n) for links in self._links])
+
+    @property
     def degree(self) -> int:
-        """Most neighbours that a worker has."""
-        return int(self.neighbours.max())
+        """Most messages that a worker sends, or receives, in a round."""
+        return int(max(self.sends.max(), self.receives.max()))
+
+    @cached_property
+    def edges(self) -> np.ndarray:
+        """Pairs of workers, int `[m, 2]`: (i, j) with i < j; of a directed graph (sender, receiver). A schedule's are of all rounds."""
+        links = np.unique(np.concatenate(self._links), axis=0)
+        return links[links[:, 0] < links[:, 1]] if self.symmetric else links
 
     @cached_property
     def rho(self) -> float:
-        """Second largest absolute eigenvalue of W, exact."""
-        if self.n == 1:
-            return 0.0
-        if self._circulant:
-            return float(np.abs(np.fft.fft(self.W[0])[1:]).max())
-        return float(np.abs(np.linalg.eigvalsh(self.W - 1 / self.n)).max())
+        """Second largest absolute eigenvalue of W: what is left of disagreement after a round, of a schedule after a period."""
+        return spectra.second_largest(self.matrices)
 
     @property
     def spectral_gap(self) -> float:
@@ -78,55 +108,128 @@ class Topology:
         return 1 - self.rho
 
     @cached_property
+    def smallest_eigenvalue(self) -> float:
+        """Of a symmetric W: above -1 if gossip converges, and some methods need more."""
+        return spectra.smallest(self.matrices[0])
+
+    @cached_property
     def uniform(self) -> bool:
         """Whether W = 11^T / n, which averages everybody at once."""
-        return bool(np.allclose(self.W, 1 / self.n, rtol=0, atol=_TOLERANCE))
+        W = self.matrices[0]
+        return self.period == 1 and W.nnz == self.n**2 and bool(np.allclose(W.data, 1 / self.n, rtol=0, atol=_TOLERANCE))
+
+    def mixing_time(self, eps: float) -> int:
+        r"""Rounds of gossip after which, whatever the start, disagreement is at most eps times what it was.
+
+        $$ \min \{ t : \| \mathrm{diag}(P_t 1)^{-1} P_t - 11^T/n \|_2 \le \epsilon \}, \qquad P_t = W_t \cdots W_1 $$
+
+        For a symmetric W it is $\lceil \log \epsilon / \log \rho \rceil$. The diagonal is what push-sum divides by, 1 if W is doubly
+        stochastic.
+
+        Args:
+            eps: between 0 and 1.
+
+        Raises:
+            ValueError: another eps.
+        """
+        if not 0 < eps < 1:
+            raise ValueError(f"mixing_time({eps}): need a number between 0 and 1")
+        if self.symmetric and self.period == 1:
+            return spectra.rounds_at(self.rho, eps)
+        return spectra.rounds_until(self.matrices, eps)
 
     @cached_property
-    def shifts(self) -> dict[int, float] | None:
-        """Weights by shift, {s: W[i, i - s]} with |s| <= n/2, if W is circulant with few non-zeros in a row; else None."""
-        if not self._circulant:
-            return None
-        row = self.W[0]
-        by = {int(-j if 2 * j <= self.n else self.n - j): float(row[j]) for j in np.flatnonzero(row)}
-        return by if len(by) <= _MOST_SHIFTS else None
+    def _links(self) -> list[np.ndarray]:
+        """(sender, receiver) of every message of each round."""
+        coordinates = [coo_array(W) for W in self.matrices]
+        return [np.stack([W.col, W.row], axis=1)[W.row != W.col] for W in coordinates]
 
-    @cached_property
-    def _circulant(self) -> bool:
-        index = (np.arange(self.n)[None, :] - np.arange(self.n)[:, None]) % self.n
-        return bool(np.array_equal(self.W[0][index], self.W))
+    def _shrinks(self) -> bool:
+        """Whether it is plain that gossip converges: everybody keeps a positive part of its own, and no weight is negative."""
+        return all(W.data.min() > 0 and W.diagonal().min() > 0 for W in self.matrices)
 
 
-def _read(name: str, W: np.ndarray) -> tuple[np.ndarray, float]:
+def _validated(name: str, W: Any) -> tuple[tuple[csr_array, ...], float]:
+    """The matrices of a period, and how far off their sums may be."""
+    rounds = [W] if issparse(W) or getattr(W, "ndim", 3) < 3 else list(W)
+    if not rounds:
+        raise ValueError(f"{name}: a schedule of no rounds; need at least one mixing matrix")
+    where = [name if len(rounds) == 1 else f"{name}, round {t}" for t in range(len(rounds))]
+    read = [_read(at, matrix) for at, matrix in zip(where, rounds, strict=True)]
+    for at, (matrix, _) in zip(where, read, strict=True):
+        if matrix.shape != read[0][0].shape:
+            raise ValueError(f"{at}: W has shape {matrix.shape}, the first round's {read[0][0].shape}; need as many workers in every round")
+    tolerance = max(tolerance for _, tolerance in read)
+    return tuple(_check_weights(at, matrix, tolerance) for at, (matrix, _) in zip(where, read, strict=True)), tolerance
+
+
+def _read(name: str, W: Any) -> tuple[csr_array, float]:
     """W in float64, and how far off its entries may be."""
+    W = W if issparse(W) else np.asarray(W)
     if W.dtype.kind not in "fiub":
         raise ValueError(f"{name}: W has type {W.dtype}; need real numbers")
-    return W.astype(np.float64), max(_TOLERANCE, 16 * float(np.finfo(W.dtype).eps) if W.dtype.kind == "f" else 0.0)
-
-
-def _check_entries(name: str, W: np.ndarray, tolerance: float) -> None:
     if W.ndim != 2 or W.shape[0] != W.shape[1] or W.shape[0] == 0:
         raise ValueError(f"{name}: W has shape {W.shape}; need a square matrix [n, n] with n >= 1")
-    if not np.isfinite(W).all():
-        i, j = np.argwhere(~np.isfinite(W))[0]
-        raise ValueError(f"{name}: W[{i}, {j}] = {W[i, j]}; need finite weights")
-    asymmetry = np.abs(W - W.T)
-    if asymmetry.max() > tolerance:
-        i, j = np.unravel_index(asymmetry.argmax(), W.shape)
-        given = f"W[{i}, {j}] = {W[i, j]:.6g} but W[{j}, {i}] = {W[j, i]:.6g}"
-        raise ValueError(f"{name}: {given} (off by {asymmetry[i, j]:.2g}); need a symmetric W")
-    off = np.abs(W.sum(axis=1) - 1)
+    coarse = 16 * float(np.finfo(W.dtype).eps) if W.dtype.kind == "f" else 0.0
+    sparse = csr_array(W, dtype=np.float64, copy=True)
+    sparse.eliminate_zeros()
+    sparse.sort_indices()
+    finite = np.isfinite(sparse.data)
+    if not finite.all():
+        entry = coo_array(sparse)
+        i, j, value = (values[~finite][0] for values in (entry.row, entry.col, entry.data))
+        raise ValueError(f"{name}: W[{i}, {j}] = {value}; need finite weights")
+    return sparse, max(_TOLERANCE, coarse)
+
+
+def _check_weights(name: str, W: csr_array, tolerance: float) -> csr_array:
+    """The same with its rounding errors put right."""
+    asymmetry = abs(W - W.T)
+    symmetric = asymmetry.max() <= tolerance
+    off = np.abs(W.sum(axis=0) - 1)
     if off.max() > tolerance:
-        row = int(off.argmax())
-        raise ValueError(f"{name}: row {row} of W sums to {W[row].sum():.6g}, not 1 (off by {off[row]:.2g})")
+        _refuse_sums(name, W, off, None if symmetric else coo_array(asymmetry), tolerance)
+    rows_off = np.abs(W.sum(axis=1) - 1)
+    if rows_off.max() > tolerance:  # a directed graph for push-sum, which divides by what arrives of 1
+        entry = coo_array(W)
+        if entry.data.min() < 0:
+            at = entry.data.argmin()
+            raise ValueError(
+                f"{name}: row {rows_off.argmax()} of W sums to {W.sum(axis=1)[rows_off.argmax()]:.6g}, not 1, as for push-sum, and"
+                f" W[{entry.row[at]}, {entry.col[at]}] = {entry.data[at]:.6g}; need weights >= 0"
+            )
+        if W.diagonal().min() <= 0:
+            raise ValueError(
+                f"{name}: W[{W.diagonal().argmin()}, {W.diagonal().argmin()}] = 0; need a part that each worker keeps, for push-sum"
+            )
+    W = csr_array((W + W.T) / 2) if symmetric else W
+    if tolerance > _TOLERANCE:
+        W = csr_array(W + dia_array(((1 - W.sum(axis=0))[None, :], [0]), shape=W.shape))
+    W.sort_indices()
+    return W
 
 
-def _check_connected(name: str, W: np.ndarray) -> None:
-    parts, label = connected_components(csr_array(W != 0), directed=False)
+def _refuse_sums(name: str, W: csr_array, off: np.ndarray, asymmetry: coo_array | None, tolerance: float) -> NoReturn:
+    worst = int(off.argmax())
+    total = W.sum(axis=0)[worst]
+    if asymmetry is None:
+        raise ValueError(f"{name}: row {worst} of W sums to {total:.6g}, not 1 (off by {off[worst]:.2g})")
+    at = asymmetry.data.argmax()
+    i, j = int(asymmetry.row[at]), int(asymmetry.col[at])
+    pair = f"W[{i}, {j}] = {W[i, j]:.6g} but W[{j}, {i}] = {W[j, i]:.6g} (off by {asymmetry.data[at]:.2g})"
+    transposed = " (its rows do: is it the transpose?)" if np.abs(W.sum(axis=1) - 1).max() <= tolerance else ""
+    raise ValueError(
+        f"{name}: {pair}, and column {worst} sums to {total:.6g}; need a symmetric W with rows that sum to 1, or for a directed graph"
+        f" columns that do{transposed}"
+    )
+
+
+def _check_connected(name: str, matrices: Sequence[csr_array]) -> None:
+    parts, label = connected_components(sum(abs(W) for W in matrices), directed=True, connection="strong")
     if parts > 1:
         first = np.flatnonzero(label == label[0]).tolist()
         shown = ", ".join(map(str, first[:8])) + (", ..." if len(first) > 8 else "")
         raise ValueError(
-            f"{name}: the graph falls into {parts} components, one of them workers {{{shown}}}; need a connected graph,"
-            " or the workers never agree"
+            f"{name}: the graph falls into {parts} components, one of them workers {{{shown}}}; need a connected graph"
+            f"{' (a directed one strongly)' if any(not spectra.symmetric(W) for W in matrices) else ''}, or the workers never agree"
         )

@@ -1,5 +1,40 @@
-"""Graphs with their mixing matrices: `ring`, `complete`, `from_matrix`."""
+"""Graphs with their mixing matrices: fixed ones, schedules, weights, and pictures of them."""
 
-from topologies.graphs import complete, from_matrix, ring
+from topologies.graphs import (
+    chain,
+    complete,
+    erdos_renyi,
+    exponential,
+    from_graph,
+    from_matrix,
+    hypercube,
+    random_regular,
+    ring,
+    star,
+    torus,
+)
+from topologies.pictures import draw
+from topologies.schedules import one_peer_exponential, random_matchings
+from topologies.weights import WEIGHTS, lazy, max_degree, metropolis, uniform
 
-__all__ = ["complete", "from_matrix", "ring"]
+__all__ = [
+    "WEIGHTS",
+    "chain",
+    "complete",
+    "draw",
+    "erdos_renyi",
+    "exponential",
+    "from_graph",
+    "from_matrix",
+    "hypercube",
+    "lazy",
+    "max_degree",
+    "metropolis",
+    "one_peer_exponential",
+    "random_matchings",
+    "random_regular",
+    "ring",
+    "star",
+    "torus",
+    "uniform",
+]

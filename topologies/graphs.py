@@ -1,33 +1,35 @@
-"""The survey's graphs (section 5.2.1), and any graph as a matrix."""
+"""Graphs that stay the same in every round."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import networkx as nx
 import numpy as np
+from scipy.sparse import coo_array, csr_array, issparse
 
 from dsgd.topology import Topology
+from topologies.weights import metropolis, uniform
+
+Weights = Callable[[csr_array], csr_array]
 
 
-def ring(n: int) -> Topology:
+def ring(n: int, weights: Weights = metropolis) -> Topology:
     r"""The ring $W_2$: each worker and its two neighbours, 1/3 each; $\rho = \max_k |1 + 2\cos(2\pi k/n)|/3 \approx 1 - 4\pi^2/(3n^2)$.
 
     Two workers have one neighbour each, weight 1/2.
 
     Args:
         n: number of workers, at least 1.
+        weights: one of `topologies.metropolis`, `max_degree`, `lazy`, `uniform`, or any function like them.
 
     Raises:
         ValueError: n < 1.
 
     Source: Liu and Zhang, section 5.2.1, which prints $1 - 16\pi^2/(3n^2)$ (a misprint).
     """
-    _need_workers("ring", n)
-    W = np.zeros((n, n))
-    i = np.arange(n)
-    for neighbour in {0, 1 % n, -1 % n}:
-        W[i, (i + neighbour) % n] = 1 / min(n, 3)
-    return Topology(f"ring({n})", W)
+    return _named(f"ring({n})", nx.cycle_graph(_at_least("ring", n)), weights)
 
 
 def complete(n: int) -> Topology:
@@ -41,20 +43,143 @@ def complete(n: int) -> Topology:
 
     Source: Liu and Zhang, section 5.2.1 (which misprints $\rho = 1$ in the text).
     """
-    _need_workers("complete", n)
-    return Topology(f"complete({n})", np.full((n, n), 1 / n))
+    return Topology(f"complete({n})", np.full((_at_least("complete", n), n), 1 / n))
+
+
+def star(n: int, weights: Weights = metropolis) -> Topology:
+    r"""A hub, worker 0, and n - 1 others that only it knows; Metropolis weights are 1/n on edges, and $\rho = 1 - 1/n$ for n >= 3.
+
+    Arguments, errors: as `ring`.
+    """
+    return _named(f"star({n})", nx.star_graph(_at_least("star", n) - 1), weights)
+
+
+def chain(n: int, weights: Weights = metropolis) -> Topology:
+    r"""A line of workers, each with the one before it and the one after it; Metropolis: $\rho = (1 + 2\cos(\pi/n))/3$.
+
+    Arguments, errors: as `ring`.
+    """
+    return _named(f"chain({n})", nx.path_graph(_at_least("chain", n)), weights)
+
+
+def torus(rows: int, columns: int, weights: Weights = metropolis) -> Topology:
+    r"""A grid that is closed both ways; worker i is at row i // columns. Its 4 neighbours have 1/5 each, and from 3 x 3 on
+    $\rho = \max_{(k,l) \ne 0} |1 + 2\cos(2\pi k/\text{rows}) + 2\cos(2\pi l/\text{columns})|/5$.
+
+    Args:
+        rows, columns: at least 1. Two in a row are neighbours once.
+        weights: as of `ring`.
+
+    Raises:
+        ValueError: rows or columns < 1.
+    """
+    graph = nx.grid_2d_graph(_at_least("torus", rows, "row"), _at_least("torus", columns, "column"), periodic=True)
+    return _named(f"torus({rows}, {columns})", graph, weights)
+
+
+def hypercube(dimension: int, weights: Weights = metropolis) -> Topology:
+    r"""$2^k$ workers; those whose ids differ in one bit are neighbours. Metropolis: 1/(k+1) each, $\rho = (k-1)/(k+1)$.
+
+    Args:
+        dimension: k, at least 0.
+        weights: as of `ring`.
+
+    Raises:
+        ValueError: dimension < 0.
+    """
+    if dimension < 0:
+        raise ValueError(f"hypercube({dimension}): need a dimension of at least 0")
+    graph = nx.empty_graph(1 << dimension)
+    graph.add_edges_from((i, i ^ (1 << k)) for i in graph for k in range(dimension))
+    return _named(f"hypercube({dimension})", graph, weights)
+
+
+def exponential(n: int) -> Topology:
+    r"""The static exponential graph: worker i sends to $i + 2^k$ for all $2^k < n$, equal weights. Directed and doubly stochastic.
+
+    $\rho = 1 - 2/(1 + \lceil \log_2 n \rceil)$ for even n, with as many neighbours as that logarithm.
+
+    Args:
+        n: number of workers, at least 1.
+
+    Raises:
+        ValueError: n < 1.
+
+    Source: Ying et al., "Exponential graph is provably efficient for decentralized deep training", 2021.
+    """
+    graph = nx.empty_graph(_at_least("exponential", n), create_using=nx.DiGraph)
+    graph.add_edges_from((i, (i + (1 << k)) % n) for i in range(n) for k in range((n - 1).bit_length()))
+    return _named(f"exponential({n})", graph, uniform, usual=uniform)
+
+
+def erdos_renyi(n: int, probability: float, seed: int = 0, weights: Weights = metropolis) -> Topology:
+    r"""Every pair is connected with the same probability, independently; above $\ln n / n$ the graph is likely to be connected.
+
+    Args:
+        n: number of workers, at least 1.
+        probability: of an edge, in (0, 1].
+        seed: of the draw.
+        weights: as of `ring`.
+
+    Raises:
+        ValueError: n < 1, another probability, or a draw that is not connected.
+    """
+    name = f"erdos_renyi({n}, {probability:g}, {seed})"
+    if not 0 < probability <= 1:
+        raise ValueError(f"{name}: need a probability in (0, 1]")
+    return _drawn(name, nx.gnp_random_graph(_at_least("erdos_renyi", n), probability, seed=seed), weights, "a higher probability")
+
+
+def random_regular(n: int, degree: int, seed: int = 0, weights: Weights = metropolis) -> Topology:
+    r"""A random graph in which every worker has as many neighbours: an expander, $\rho$ near $(1 + 2\sqrt{d-1})/(d+1)$ for large n.
+
+    Args:
+        n: number of workers.
+        degree: d, below n; n d is even.
+        seed: of the draw.
+        weights: as of `ring`.
+
+    Raises:
+        ValueError: no such graph, or a draw that is not connected (unlikely from degree 3 on).
+    """
+    name = f"random_regular({n}, {degree}, {seed})"
+    if not 0 <= degree < _at_least("random_regular", n) or n * degree % 2:
+        raise ValueError(f"{name}: need 0 <= degree < n, and an even n * degree, or there is no such graph")
+    return _drawn(name, nx.random_regular_graph(degree, n, seed=seed), weights, "a degree of at least 3")
+
+
+def from_graph(graph: nx.Graph, weights: Weights | None = None, name: str = "from_graph") -> Topology:
+    """Any graph of networkx: its nodes, in their order, are the workers; loops, multiple edges and attributes do not matter.
+
+    Args:
+        graph: undirected, or directed with edges from sender to receiver.
+        weights: as of `ring`; None: `metropolis`, of a directed graph `uniform`, which is for push-sum methods.
+        name: what tables and errors call it.
+
+    Raises:
+        ValueError: not a graph, one without nodes, one that is not connected (a directed one strongly), or weights that are only for
+            undirected graphs.
+    """
+    if not isinstance(graph, nx.Graph):
+        raise ValueError(f"{name}: given {graph!r}; need a graph of networkx")
+    if len(graph) == 0:
+        raise ValueError(f"{name}: a graph without nodes; need at least one worker")
+    usual = uniform if graph.is_directed() else metropolis
+    return _named(name, graph, weights or usual, usual)
 
 
 def from_matrix(W: Any, name: str = "from_matrix") -> Topology:
-    """Any mixing matrix: symmetric, rows that sum to 1, connected.
+    """Any mixing matrix: columns that sum to 1, connected; for most methods symmetric, or with rows that sum to 1, too.
 
     Args:
-        W: `[n, n]`.
+        W: `[n, n]`, dense or of scipy.sparse; `[period, n, n]` or a sequence of matrices is a schedule.
         name: what tables and errors call it.
 
     Raises:
         ValueError: as `dsgd.Topology` says.
     """
+    if issparse(W) or (isinstance(W, list | tuple) and any(issparse(matrix) for matrix in W)):
+        return Topology(name, W)
     try:
         given = np.asarray(W)
     except ValueError as error:
@@ -62,6 +187,26 @@ def from_matrix(W: Any, name: str = "from_matrix") -> Topology:
     return Topology(name, given)
 
 
-def _need_workers(graph: str, n: int) -> None:
-    if n < 1:
-        raise ValueError(f"{graph}({n}): need at least 1 worker")
+def _named(name: str, graph: nx.Graph, weights: Weights, usual: Weights = metropolis) -> Topology:
+    """The topology of a graph whose nodes, in their order, are the workers. Its name tells weights that are not the usual ones."""
+    links = coo_array(nx.to_scipy_sparse_array(graph, weight="", dtype=float))
+    other = links.row != links.col
+    adjacency = csr_array((links.data[other], (links.col[other], links.row[other])), shape=links.shape)  # networkx: senders in rows
+    adjacency.data[:] = 1  # also for multiple edges
+    how = "" if weights is usual else f", {getattr(weights, '__name__', 'own weights')}"
+    return Topology(f"{name[:-1]}{how})" if name.endswith(")") else f"{name}{how}", weights(adjacency))
+
+
+def _drawn(name: str, graph: nx.Graph, weights: Weights, hint: str) -> Topology:
+    if not nx.is_connected(graph):
+        parts = sorted((sorted(part) for part in nx.connected_components(graph)), key=len)
+        raise ValueError(
+            f"{name}: the draw falls into {len(parts)} components, the smallest of workers {parts[0][:8]}; need {hint}, or another seed"
+        )
+    return _named(name, graph, weights)
+
+
+def _at_least(graph: str, count: int, what: str = "worker") -> int:
+    if count < 1:
+        raise ValueError(f"{graph}({count}): need at least 1 {what}")
+    return count

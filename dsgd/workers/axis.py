@@ -1,4 +1,4 @@
-"""The worker axis: its mesh, the workers' ids and keys, every collective, and `traffic`, what a compiled program really sends.
+"""The worker axis: its mesh, the workers' ids and keys, and collectives.
 
 N workers live on D devices in blocks of n = N / D. The functions below are called inside `shard_map` over the mesh axis
 `"workers"`, on pytrees whose leaves are blocks `[n, ...]`, and mean the same for every D: a collective over workers is a sum within the
@@ -8,7 +8,7 @@ block, then one over devices. On one device nothing is sent: the collective over
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -18,8 +18,6 @@ from jax import lax
 from jax.sharding import Mesh
 
 from dsgd.base import PyTree
-from dsgd.topology import Topology
-from dsgd.traffic import traffic  # noqa: F401 (of this room)
 
 AXIS = "workers"
 
@@ -110,7 +108,7 @@ def mean_sqdist(tree: PyTree, center: PyTree) -> jax.Array:
         center: leaves `[...]`.
     """
     leaves = jax.tree.leaves(jax.tree.map(lambda leaf, middle: jnp.sum((leaf - middle[None]) ** 2) / leaf.shape[0], tree, center))
-    return mean_over_devices(_add(leaves))
+    return mean_over_devices(reduce(jnp.add, leaves))
 
 
 def find(chosen: jax.Array, workers: int) -> tuple[jax.Array, jax.Array]:
@@ -175,59 +173,6 @@ def _from_device(rows: jax.Array, hops: int) -> jax.Array:
     if rows.shape[0] == 0 or hops % size == 0:
         return rows
     return lax.ppermute(rows, AXIS, [(j, (j + hops) % size) for j in range(size)])
-
-
-def mix(tree: PyTree, topology: Topology) -> PyTree:
-    r"""One gossip round, $X \leftarrow W X$: leaves `[n, ...]` to `[n, ...]`; row i becomes $\sum_j W_{ij} x_j$.
-
-    A circulant W with few non-zeros in a row (a ring) becomes shifts, the uniform W (the complete graph) a mean, any other one product.
-
-    Raises:
-        ValueError: leaves of another number of workers, or that are not floating point (weights would be rounded to 0).
-    """
-    for leaf in jax.tree.leaves(tree):
-        if leaf.shape[0] * devices() != topology.n or not jnp.issubdtype(leaf.dtype, jnp.floating):
-            given = f"a leaf of {leaf.shape[0] * devices()} workers, {leaf.dtype}"
-            raise ValueError(f"mix over {topology.name}: {given}; need floating-point leaves of {topology.n} workers")
-    if topology.uniform:
-        return jax.tree.map(lambda mean, leaf: jnp.broadcast_to(mean, leaf.shape), mean(tree), tree)
-    mix_leaf = _mix_dense if topology.shifts is None else _mix_circulant
-    return jax.tree.map(partial(mix_leaf, topology=topology), tree)
-
-
-def _mix_circulant(x: jax.Array, topology: Topology) -> jax.Array:
-    assert topology.shifts is not None
-    shifted = _shifts(x, list(topology.shifts))
-    by_weight: dict[float, list[jax.Array]] = {}  # equal weights are multiplied once
-    for rows, weight in zip(shifted, topology.shifts.values(), strict=True):
-        by_weight.setdefault(weight, []).append(rows)
-    return _add([jnp.asarray(weight, x.dtype) * _add(rows) for weight, rows in by_weight.items()])
-
-
-def _shifts(x: jax.Array, by: list[int]) -> list[jax.Array]:
-    """`x` shifted by each of `by`. Short ones are windows into the block with a halo of its neighbours' rows: one message each way."""
-    block = x.shape[0]
-    before, after = max(0, *by), max(0, *(-b for b in by))
-    if before + after > block:
-        return [_shift_leaf(x, b) for b in by]
-    extended = jnp.concatenate([_from_device(x[block - before :], 1), x, _from_device(x[:after], -1)])
-    # Written out once: fused into every window, XLA would compute each row (a whole local step) once a neighbour.
-    extended = lax.optimization_barrier(extended)
-    return [lax.slice_in_dim(extended, before - b, before - b + block) for b in by]
-
-
-def _add(terms: list[jax.Array]) -> jax.Array:
-    result = terms[0]
-    for term in terms[1:]:
-        result = result + term
-    return result
-
-
-def _mix_dense(x: jax.Array, topology: Topology) -> jax.Array:
-    weights = own(jnp.asarray(topology.W, x.dtype), topology.n)
-    everybody = gather(x).reshape(topology.n, -1)
-    mixed = jnp.matmul(weights, everybody, precision=lax.Precision.HIGHEST)
-    return mixed.reshape(x.shape)
 
 
 def _across(collective, tree: PyTree) -> PyTree:

@@ -1,0 +1,111 @@
+"""How fast products of mixing matrices average: eigenvalues, and rounds until a given accuracy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import reduce
+
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.linalg import LinearOperator, eigs, eigsh
+
+_DENSE = 2048  # the largest n whose eigenvalues are taken from the dense matrix
+
+
+def product(matrices: Sequence[csr_array]) -> np.ndarray:
+    """W_T ... W_1, what a period of rounds is, dense `[n, n]`."""
+    return reduce(lambda done, W: W @ done, matrices[1:], matrices[0].toarray())
+
+
+def size(W: csr_array) -> int:
+    """n, the number of rows."""
+    return len(W.indptr) - 1
+
+
+def symmetric(W: csr_array) -> bool:
+    """Whether W = W^T, exactly."""
+    return (W != W.T).nnz == 0
+
+
+def second_largest(matrices: Sequence[csr_array]) -> float:
+    """The second largest absolute eigenvalue of the product: on the vectors of sum 0, which every round maps to such vectors.
+
+    Exact: by the Fourier transform where all matrices are circulant, of the dense matrix up to n = 2048, by Lanczos (Arnoldi, if not
+    symmetric) iterations to float64's accuracy above.
+    """
+    n = size(matrices[0])
+    if n == 1:
+        return 0.0
+    if all(_circulant(W) for W in matrices):
+        return float(np.abs(_circulant_eigenvalues(matrices)[1:]).max())
+    one = len(matrices) == 1 and symmetric(matrices[0])
+    if n <= _DENSE:
+        without_mean = product(matrices)
+        without_mean -= without_mean.mean(axis=1, keepdims=True)  # W (I - 11^T/n)
+        return float(np.abs(np.linalg.eigvalsh(without_mean) if one else np.linalg.eigvals(without_mean)).max())
+
+    def apply(x):
+        x = x.ravel() - x.mean()
+        for W in matrices:
+            x = W @ x
+        return x - x.mean()
+
+    operator = LinearOperator((n, n), matvec=apply, dtype=np.float64)  # pyright: ignore[reportCallIssue]
+    start = np.random.default_rng(0).normal(size=n)  # ARPACK's own start is random: the same rho every time
+    if one:
+        return float(np.abs(eigsh(operator, k=1, which="LM", v0=start, ncv=min(n - 1, 128), return_eigenvectors=False))[0])
+    return float(np.abs(eigs(operator, k=1, which="LM", v0=start, ncv=min(n - 1, 128), return_eigenvectors=False))[0])
+
+
+def smallest(W: csr_array) -> float:
+    """The smallest eigenvalue of a symmetric W."""
+    n = size(W)
+    if _circulant(W):
+        return float(np.real(_circulant_eigenvalues([W])).min())
+    if n <= _DENSE:
+        return float(np.linalg.eigvalsh(W.toarray()).min())
+    return float(eigsh(W, k=1, which="SA", v0=np.random.default_rng(0).normal(size=n), ncv=128, return_eigenvectors=False)[0])
+
+
+def rounds_at(rho: float, eps: float) -> int:
+    """Rounds until rho^t <= eps."""
+    if rho <= eps:
+        return 1
+    return math.ceil(math.log(eps) / math.log(rho) * (1 - 1e-12))  # a power that is eps up to rounding is enough
+
+
+def rounds_until(matrices: Sequence[csr_array], eps: float) -> int:
+    """Rounds until the product, its rows scaled to sum 1, is within eps of the average in the spectral norm."""
+    powers = [product(matrices)]
+    while _distance(powers[-1]) > eps:
+        powers.append(powers[-1] @ powers[-1])
+    done, rounds = np.eye(len(powers[0])), 0
+    for doublings, power in reversed(list(enumerate(powers))):  # as many whole periods as are not enough
+        if _distance(power @ done) > eps:
+            done, rounds = power @ done, rounds + (len(matrices) << doublings)
+    for W in matrices:
+        if _distance(done) <= eps:
+            break
+        done, rounds = W @ done, rounds + 1
+    return rounds
+
+
+def _distance(P: np.ndarray) -> float:
+    return float(np.linalg.norm(P / P.sum(axis=1, keepdims=True) - 1 / len(P), 2))
+
+
+def _circulant(W: csr_array) -> bool:
+    """Whether every row is the one above, shifted by one."""
+    n, per_row = size(W), W.nnz // size(W)
+    if (np.diff(W.indptr) != per_row).any():
+        return False
+    shift = (W.indices.reshape(n, per_row) - np.arange(n)[:, None]) % n
+    order = np.argsort(shift, axis=1)
+    shift, weight = np.take_along_axis(shift, order, 1), np.take_along_axis(W.data.reshape(n, per_row), order, 1)
+    return bool((shift == shift[0]).all() and (weight == weight[0]).all())
+
+
+def _circulant_eigenvalues(matrices: Sequence[csr_array]) -> np.ndarray:
+    columns = [np.fft.fft(W[:, [0]].toarray().ravel()) for W in matrices]
+    return reduce(np.multiply, columns)

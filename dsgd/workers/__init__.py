@@ -1,0 +1,46 @@
+"""The worker axis: its mesh, ids and keys, every collective, gossip, and `traffic`, what a compiled program really sends."""
+
+from dsgd.traffic import traffic
+from dsgd.workers.axis import (
+    AXIS,
+    all_to_all,
+    devices,
+    find,
+    gather,
+    ids,
+    keys,
+    mean,
+    mean_over_devices,
+    mean_sqdist,
+    mesh,
+    own,
+    select,
+    shift,
+    stack,
+    sum,
+)
+from dsgd.workers.mixing import combine, fetch, mix, sum_of_others
+
+__all__ = [
+    "AXIS",
+    "all_to_all",
+    "combine",
+    "devices",
+    "fetch",
+    "find",
+    "gather",
+    "ids",
+    "keys",
+    "mean",
+    "mean_over_devices",
+    "mean_sqdist",
+    "mesh",
+    "mix",
+    "own",
+    "select",
+    "shift",
+    "stack",
+    "sum",
+    "sum_of_others",
+    "traffic",
+]

@@ -1,0 +1,163 @@
+"""Which rows cross devices for a topology, and where they are found there: planned on the host, once for each number of devices."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from scipy.sparse import coo_array, csr_array
+from scipy.sparse.csgraph import maximum_bipartite_matching
+
+from dsgd.topology import Topology
+
+_MOST = 32  # neighbours that are summed one by one; the program grows with them
+
+
+class Permute(NamedTuple):
+    """One collective-permute: every device sends at most one message, and receives at most one.
+
+    Args:
+        pairs: (sender, receiver), devices.
+        workers: whose rows each device sends, `[D, k]`; shorter lists are filled up with its first worker's.
+    """
+
+    pairs: list[tuple[int, int]]
+    workers: np.ndarray
+
+
+class Routes(NamedTuple):
+    """How the rows that a device needs come to it, and what it makes of them.
+
+    It finds them in a *table* of m rows: its own block, then what each permute brings; or everybody's rows.
+
+    Args:
+        permutes: of each round of a period; None: everybody's rows are gathered.
+        length: m.
+        weights: `[period, D, n, m]`; or, where few are not 0, lists of those, `[period, D, n, K]`.
+        others: 1 where there is a weight and it is another worker's, else 0; of the same shape.
+        places: where in the table the lists' rows are, `[period, D, n, K]`; None: there are no lists.
+    """
+
+    permutes: list[list[Permute]] | None
+    length: int
+    weights: np.ndarray
+    others: np.ndarray
+    places: np.ndarray | None
+
+
+@lru_cache(maxsize=64)
+def plan(topology: Topology, devices: int) -> Routes:
+    """The routes of a topology over D devices. What costs least is chosen:
+
+    - rows that cross devices: by permutes, one for each matching of sending with receiving devices; by a gather where the permutes
+      would bring as many rows;
+    - sums: of a few rows of the table where a worker has few neighbours, else by a product with all of it.
+    """
+    n = topology.n // devices
+    permutes = [_permutes(_needed(W, n, devices), n, devices) for W in topology.matrices]
+    brought = max(sum(permute.workers.shape[1] for permute in round) for round in permutes)
+    everybody = devices > 1 and brought >= topology.n - n
+    length = topology.n if everybody else n + brought
+    found = [
+        _find(W[device * n : (device + 1) * n], np.arange(topology.n) if everybody else _table(round, device, n), device * n, topology.n)
+        for W, round in zip(topology.matrices, permutes, strict=True)
+        for device in range(devices)
+    ]
+    most = max(int(np.bincount(row).max()) for row, *_ in found)
+    few = most <= min(_MOST, max(8, length // 8))
+    arrays = [_few(*entries, n, most) if few else _all(*entries, n, length) for entries in found]
+    weights, others, places = (np.stack(kind).reshape(topology.period, devices, n, -1) for kind in zip(*arrays, strict=True))
+    return Routes(None if everybody else permutes, length, weights, others, places if few else None)
+
+
+def _needed(W: csr_array, n: int, devices: int) -> dict[tuple[int, int], np.ndarray]:
+    """By (sender, receiver): the workers of the one that the other needs, in order."""
+    needed = {}
+    for receiver in range(devices):
+        workers = np.unique(W[receiver * n : (receiver + 1) * n].indices)
+        for sender in range(devices):
+            theirs = workers[workers // n == sender]
+            if sender != receiver and theirs.size:
+                needed[sender, receiver] = theirs
+    return needed
+
+
+def _permutes(needed: dict[tuple[int, int], np.ndarray], n: int, devices: int) -> list[Permute]:
+    permutes = []
+    for pairs in matchings(list(needed), devices):
+        longest = max(len(needed[pair]) for pair in pairs)
+        workers = np.repeat(n * np.arange(devices)[:, None], longest, axis=1)
+        for sender, receiver in pairs:
+            theirs = needed[sender, receiver]
+            workers[sender, : len(theirs)] = theirs
+        permutes.append(Permute(pairs, workers))
+    return permutes
+
+
+def matchings(pairs: list[tuple[int, int]], size: int) -> list[list[tuple[int, int]]]:
+    """The pairs in as few groups as possible, none of which has a first, or a second, twice: as many groups as the one who is in most
+    pairs has (König).
+
+    Dummy pairs make everybody be in as many; then there is a perfect matching of firsts with seconds, and when it is taken out, again.
+    """
+    real = np.zeros((size, size), int)
+    for first, second in pairs:
+        real[first, second] = 1
+    degree = max(real.sum(axis=0).max(), real.sum(axis=1).max())
+    everyone = real + _filling(degree - real.sum(axis=1), degree - real.sum(axis=0))
+    groups = []
+    for _ in range(degree):
+        second = maximum_bipartite_matching(csr_array(everyone), perm_type="column")
+        everyone[np.arange(size), second] -= 1
+        group = [(first, int(second[first])) for first in range(size) if real[first, second[first]]]
+        real[np.arange(size), second] = 0
+        groups.append(group)
+    return [group for group in groups if group]
+
+
+def _filling(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """A matrix of counts with these sums, from its north-west corner."""
+    filling = np.zeros((rows.size, columns.size), int)
+    rows, columns = rows.copy(), columns.copy()
+    i = j = 0
+    while i < rows.size and j < columns.size:
+        filling[i, j] = min(rows[i], columns[j])
+        rows[i] -= filling[i, j]
+        columns[j] -= filling[i, j]
+        i, j = i + (rows[i] == 0), j + (rows[i] != 0)
+    return filling
+
+
+def _table(permutes: list[Permute], device: int, n: int) -> np.ndarray:
+    """Whose rows the table of a device has: its own, then what each permute brings; -1 for nobody's."""
+    table = [np.arange(device * n, (device + 1) * n)]
+    for pairs, workers in permutes:
+        sender = next((sender for sender, receiver in pairs if receiver == device), None)
+        table.append(np.full(workers.shape[1], -1) if sender is None else workers[sender])
+    return np.concatenate(table)
+
+
+def _find(block: csr_array, table: np.ndarray, first: int, N: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """For every weight of a block of W: its row, its place in the table, the weight, and whether it is another worker's."""
+    place = np.zeros(N, int)
+    known = np.flatnonzero(table >= 0)
+    place[table[known]] = known
+    entries = coo_array(block)
+    return entries.row, place[entries.col], entries.data, entries.col != entries.row + first
+
+
+def _few(row, place, weight, other, n: int, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Lists `[n, most]` of weights, of who is another, and of places; filled up with the worker's own place, weight 0."""
+    weights, others = np.zeros((n, most)), np.zeros((n, most), np.uint32)
+    index = np.repeat(np.arange(n, dtype=np.int32)[:, None], most, axis=1)
+    slot = np.arange(len(row)) - np.searchsorted(row, row)  # rows come in order
+    weights[row, slot], others[row, slot], index[row, slot] = weight, other, place
+    return weights, others, index
+
+
+def _all(row, place, weight, other, n: int, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Matrices `[n, length]` of weights and of who is another; the places are the columns."""
+    weights, others = np.zeros((n, length)), np.zeros((n, length), np.uint32)
+    weights[row, place], others[row, place] = weight, other
+    return weights, others, np.zeros((n, 0), np.int32)

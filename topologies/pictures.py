@@ -1,0 +1,51 @@
+"""Pictures of graphs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import networkx as nx
+import numpy as np
+
+from dsgd.topology import Topology
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def draw(topology: Topology, axes: Axes | None = None) -> Figure:
+    """The graph with its name, degree and rho: arrows where it is directed; of a schedule, the edges of all rounds.
+
+    Workers stand on a circle, those of a tree (a star, a chain) and of what has no symmetry where forces put them.
+
+    Args:
+        topology: any.
+        axes: of matplotlib, to draw into; None: a new figure.
+
+    Returns:
+        The figure.
+    """
+    from matplotlib.figure import Figure  # a second that those who do not draw are spared
+
+    if axes is None:
+        axes = Figure(figsize=(3, 3.3), layout="constrained").subplots()
+    graph = nx.Graph() if topology.symmetric else nx.DiGraph()
+    graph.add_nodes_from(range(topology.n))
+    graph.add_edges_from(topology.edges.tolist())
+    size = min(120.0, 2500.0 / topology.n)
+    nx.draw_networkx_nodes(graph, _places(graph), ax=axes, node_size=size, node_color="#0072B2", linewidths=0)
+    arrows = {} if topology.symmetric else {"arrowsize": 6, "node_size": size, "connectionstyle": "arc3,rad=0.08"}
+    nx.draw_networkx_edges(graph, _places(graph), ax=axes, width=min(1.0, 60 / len(topology.edges)), edge_color="0.35", **arrows)
+    rounds = "" if topology.period == 1 else f"\nin {topology.period} rounds"
+    axes.set_title(f"{topology.name}\ndegree {topology.degree}, " + rf"$\rho$ = {topology.rho:.3g}{rounds}", fontsize=9)
+    axes.set_axis_off()
+    axes.set_aspect("equal")
+    figure = axes.get_figure(root=True)
+    assert isinstance(figure, Figure)
+    return figure
+
+
+def _places(graph: nx.Graph) -> dict[int, np.ndarray]:
+    regular = len({degree for _, degree in graph.degree}) == 1
+    return nx.circular_layout(graph) if regular else nx.kamada_kawai_layout(graph.to_undirected())
