@@ -7,13 +7,21 @@ from collections.abc import Callable
 import optax
 
 import topologies
+from algorithms.choco_sgd import choco_sgd
 from algorithms.compressed_sgd import compressed_sgd
+from algorithms.d2 import d2
 from algorithms.decentralized_sgd import decentralized_sgd
+from algorithms.deepsqueeze import deepsqueeze
 from algorithms.ef21 import ef21
 from algorithms.error_compensated_sgd import error_compensated_sgd
+from algorithms.exact_diffusion import exact_diffusion
+from algorithms.extra import extra
 from algorithms.gradient_descent import gradient_descent
+from algorithms.gradient_tracking import gradient_tracking
+from algorithms.local_sgd import local_sgd
 from algorithms.minibatch_sgd import minibatch_sgd, model_averaging_sgd, parameter_server_sgd
 from algorithms.sgd import sgd
+from algorithms.stochastic_gradient_push import stochastic_gradient_push
 from dsgd.base import Algorithm
 from dsgd.compressors import random_quantization, sign, top_k, whole_model
 
@@ -29,6 +37,14 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "ef21": lambda optimizer, workers: ef21(optimizer, whole_model(top_k(0.1)), whole_model(top_k(0.1))),
     "dsgd": lambda optimizer, workers: decentralized_sgd(optimizer, topologies.ring(workers)),
     "dsgd-complete": lambda optimizer, workers: decentralized_sgd(optimizer, topologies.complete(workers)),
+    "local-sgd": lambda optimizer, workers: local_sgd(optimizer, 4),
+    "d2": lambda optimizer, workers: d2(optimizer, topologies.ring(workers, topologies.lazy)),
+    "extra": lambda optimizer, workers: extra(optimizer, topologies.ring(workers)),
+    "exact-diffusion": lambda optimizer, workers: exact_diffusion(optimizer, topologies.ring(workers)),
+    "gradient-tracking": lambda optimizer, workers: gradient_tracking(optimizer, topologies.ring(workers)),
+    "sgp": lambda optimizer, workers: stochastic_gradient_push(optimizer, topologies.one_peer_exponential(workers)),
+    "choco-sgd": lambda optimizer, workers: choco_sgd(optimizer, topologies.ring(workers), whole_model(top_k(0.1)), 0.1),
+    "deepsqueeze": lambda optimizer, workers: deepsqueeze(optimizer, topologies.ring(workers), whole_model(sign), 0.1),
 }
 """The survey's short names, each a function (optax optimiser, N) -> Algorithm with the survey's defaults.
 
@@ -53,14 +69,22 @@ def make(name: str, optimizer: optax.GradientTransformation, workers: int) -> Al
 
 __all__ = [
     "ALGORITHMS",
+    "choco_sgd",
     "compressed_sgd",
+    "d2",
     "decentralized_sgd",
+    "deepsqueeze",
     "ef21",
     "error_compensated_sgd",
+    "exact_diffusion",
+    "extra",
     "gradient_descent",
+    "gradient_tracking",
+    "local_sgd",
     "make",
     "minibatch_sgd",
     "model_averaging_sgd",
     "parameter_server_sgd",
     "sgd",
+    "stochastic_gradient_push",
 ]

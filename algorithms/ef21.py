@@ -10,7 +10,7 @@ import optax
 
 from algorithms import exchanges, optimizers
 from dsgd import network, workers
-from dsgd.base import Algorithm, Compressor, Params, Query, State
+from dsgd.base import Algorithm, Compressor, Query, State
 
 
 class Estimators(NamedTuple):
@@ -60,7 +60,8 @@ def ef21(optimizer: optax.GradientTransformation, up: Compressor, down: Compress
         parts = exchanges.cut(workers.stack(params, 1), N, up)
         served = jax.tree.map(lambda leaf: leaf[0], parts)  # [N, part]
         nothing = jax.tree.map(lambda leaf: jnp.zeros((N, *leaf.shape), leaf.dtype), served)
-        _need_contractions((up, down), served)
+        for compressor in (up, down):
+            exchanges.need_contraction("ef21", compressor, served)
         estimators = Estimators(
             gradient=nothing,
             mean=jax.tree.map(jnp.zeros_like, served),
@@ -100,14 +101,3 @@ def ef21(optimizer: optax.GradientTransformation, up: Compressor, down: Compress
         return exchanges.join(workers.gather(state.workers.model.params), state.server, up)
 
     return Algorithm(init, query, update, model, network.multi_server, f"ef21({up.name}, {down.name})", optimizers.learning_rate(optimizer))
-
-
-def _need_contractions(compressors: tuple[Compressor, ...], served: Params) -> None:
-    for compressor in compressors:
-        for leaf in jax.tree.leaves(served):
-            d = leaf.shape[-1]
-            if compressor.delta(d) is None:
-                raise ValueError(
-                    f"ef21 with {compressor.name}, which states no contraction for parts of {d} elements: "
-                    "need one that does; compressors.contraction makes one of any that is unbiased"
-                )

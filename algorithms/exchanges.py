@@ -1,8 +1,8 @@
-"""Averages over workers by compressed messages: through N servers, and around a ring.
+"""What workers send each other: compressed messages through N servers, around a ring, and to neighbours on a graph.
 
-A gradient is cut into N parts, and worker n is the server of part n. Whatever stands for a gradient is a tree of parts: leaves
-`[n, N, part]` for what each worker has of every part, `[n, part]` for the part that it serves, `[N, part]` for the whole, the same on
-every device. The tree has the model's leaves, or one leaf, the model as one vector, where the compressor is of `compressors.whole_model`.
+For servers and rings, a gradient is cut into N parts, and worker n is the server of part n. Whatever stands for a gradient is a tree of
+parts: leaves `[n, N, part]` for what each worker has of every part, `[n, part]` for the part that it serves, `[N, part]` for the whole,
+the same on every device. The tree has the model's leaves, or one leaf, the model as one vector, where the compressor is of `compressors.whole_model`.
 
 All that crosses devices are messages: packed arrays.
 """
@@ -16,9 +16,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
+from algorithms import gossip, optimizers
 from dsgd import checks, counts, workers
-from dsgd.base import Compressor, Gradients, Info, Params, PyTree
+from dsgd.base import Compressor, Gradients, Info, Params, Pattern, PyTree, Round
 from dsgd.compressors.sizes import message_shape
+from dsgd.topology import Topology
 
 Parts = PyTree
 Messages = list[PyTree]  # one for each leaf, with the leading axes of its vectors
@@ -120,17 +122,58 @@ def around_ring(compressor: Compressor, key: jax.Array, parts: Parts, N: int) ->
     return mean, add(info, Info(_to_others(sizes, N, but=(ids + 1) % N), _to_others(sizes, N)))
 
 
+def to_neighbours(compressor: Compressor, key: jax.Array, vectors: PyTree, topology: Topology, round: Round, last: Any = ()) -> Delivery:
+    r"""Every worker sends its neighbours one message, and worker n receives $\sum_m W_{nm} Q(x_m)$, its own among them.
+
+    Args:
+        vectors: leaves `[n, d]`, of `flat`.
+        topology: W.
+        others: as in `to_servers`.
+
+    Returns:
+        `received` has leaves `[n, d]`.
+    """
+    messages = _compress(compressor, workers.keys(key, topology.n), vectors, last)
+    arrived = workers.fetch(messages, topology, round.step)
+    length = jax.tree.leaves(arrived)[0].shape[0]
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((length, *leaf.shape[1:]), leaf.dtype), vectors)
+    mixed = workers.combine(_decompress(compressor, arrived, shapes), topology, round.step)
+    info = gossip.messages(_sizes(compressor, messages, 1), topology, round.step)
+    return Delivery(mixed, _decompress(compressor, messages, vectors), _remember(compressor, messages), info)
+
+
+def all_reduced(stacked: PyTree, pattern: Pattern, N: int) -> Info:
+    """What a worker sends, and receives, where everybody's rows, leaves `[n, ...]`, are summed as they are by the pattern."""
+    bits = counts.of(round(pattern.vectors(N) * optimizers.bits_of(stacked)), jax.tree.leaves(stacked)[0].shape[0])
+    return Info(bits, bits)
+
+
+def flat(tree: PyTree, compressor: Compressor) -> PyTree:
+    """Leaves `[n, ...]` as the vectors that are compressed, `[n, d]`: one for each leaf, or one of them all."""
+    if not compressor.layer_wise:
+        tree = jax.vmap(lambda one: ravel_pytree(one)[0])(tree)
+    return jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0], -1), tree)
+
+
+def shaped(vectors: PyTree, like: PyTree, compressor: Compressor) -> PyTree:
+    """Of vectors `[n, d]`, the tree with leaves `[n, ...]` that `flat` would make them of.
+
+    Args:
+        like: a tree of its shapes and types.
+    """
+    if compressor.layer_wise:
+        return jax.tree.map(lambda vector, leaf: vector.reshape(leaf.shape), vectors, like)
+    return jax.vmap(ravel_pytree(jax.tree.map(lambda leaf: leaf[0], like))[1])(vectors)
+
+
 def cut(tree: Gradients, N: int, compressor: Compressor) -> Parts:
     """Leaves `[n, ...]` cut into N equal parts, `[n, N, part]`. The last are padded with zeros: they do not change a vector's norm, so
     that omega and delta of the padded part bound the error of what is not padding."""
-    if not compressor.layer_wise:
-        tree = jax.vmap(lambda one: ravel_pytree(one)[0])(tree)
 
-    def cut_leaf(leaf):
-        flat = leaf.reshape(leaf.shape[0], -1)
-        return jnp.pad(flat, ((0, 0), (0, -flat.shape[1] % N))).reshape(leaf.shape[0], N, -1)
+    def cut_vector(x):
+        return jnp.pad(x, ((0, 0), (0, -x.shape[1] % N))).reshape(x.shape[0], N, -1)
 
-    return jax.tree.map(cut_leaf, tree)
+    return jax.tree.map(cut_vector, flat(tree, compressor))
 
 
 def join(parts: Parts, like: Params, compressor: Compressor) -> Params:
@@ -164,6 +207,16 @@ def need_two(method: str, up: Compressor, down: Compressor) -> None:
     checks.compressor(f"{method} down", down)
     if up.layer_wise != down.layer_wise:
         raise ValueError(f"{method} with {up.name} up and {down.name} down: need both layer by layer, or both of compressors.whole_model")
+
+
+def need_contraction(method: str, compressor: Compressor, vectors: PyTree) -> None:
+    """Raises a ValueError where the compressor states no contraction for vectors of these lengths, leaves `[..., d]`."""
+    for leaf in jax.tree.leaves(vectors):
+        if compressor.delta(leaf.shape[-1]) is None:
+            raise ValueError(
+                f"{method} with {compressor.name}, which states no contraction for {leaf.shape[-1]} elements: "
+                "need one that does; compressors.contraction makes one of any that is unbiased"
+            )
 
 
 def _compress(compressor: Compressor, keys: jax.Array, vectors: Parts, last: Any) -> Messages:

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms import optimizers
-from dsgd import counts, network, workers
-from dsgd.base import Algorithm, Info, Pattern, Query, State
+from algorithms import exchanges, optimizers
+from dsgd import network, workers
+from dsgd.base import Algorithm, Pattern, Query, State
 
 
 def minibatch_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
@@ -61,8 +61,8 @@ def model_averaging_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
     def update(key, state, gradients, round):
         local = optimizers.step_local(optimizer, state.workers, gradients)
         mean = workers.mean(local.params)
-        models = local._replace(params=workers.stack(mean, _block(gradients)))
-        return State(state.step + 1, workers=models), _sent(local.params, network.ring_all_reduce, round.workers)
+        models = local._replace(params=workers.stack(mean, jax.tree.leaves(gradients)[0].shape[0]))
+        return State(state.step + 1, workers=models), exchanges.all_reduced(local.params, network.ring_all_reduce, round.workers)
 
     return Algorithm(
         init, query, update, optimizers.mean_params, network.ring_all_reduce, "model_averaging_sgd", optimizers.learning_rate(optimizer)
@@ -78,16 +78,6 @@ def _averaged_gradients(optimizer: optax.GradientTransformation, pattern: Patter
 
     def update(key, state, gradients, round):
         server = optimizers.step(optimizer, state.server, workers.mean(gradients))
-        return State(state.step + 1, server=server), _sent(gradients, pattern, round.workers)
+        return State(state.step + 1, server=server), exchanges.all_reduced(gradients, pattern, round.workers)
 
     return Algorithm(init, query, update, optimizers.server_params, pattern, name, optimizers.learning_rate(optimizer))
-
-
-def _sent(stacked, pattern: Pattern, N: int) -> Info:
-    """What a worker sends, and receives, where everybody's rows are summed by the pattern."""
-    bits = counts.of(round(pattern.vectors(N) * optimizers.bits_of(stacked)), _block(stacked))
-    return Info(bits, bits)
-
-
-def _block(stacked) -> int:
-    return jax.tree.leaves(stacked)[0].shape[0]

@@ -41,13 +41,23 @@ def step_local(optimizer: optax.GradientTransformation, models: Model, gradients
     return jax.vmap(lambda model, gradient: step(optimizer, model, gradient))(models, gradients)
 
 
+def change_local(optimizer: optax.GradientTransformation, models: Any, gradients: Gradients) -> tuple[PyTree, PyTree]:
+    r"""Every worker's own change, $-\gamma g$ for `optax.sgd`, not yet made, and the optimiser's states after it.
+
+    Args:
+        models: with `params` and `optimizer`, leaves `[n, ...]`.
+        gradients: likewise, or what stands for them.
+    """
+    return jax.vmap(optimizer.update)(gradients, models.optimizer, models.params)
+
+
 def server_params(state: State) -> Params:
     """The one model of methods whose `State.server` is a `Model`."""
     return state.server.params
 
 
 def mean_params(state: State) -> Params:
-    """The mean of the local models of methods whose `State.workers` is a `Model`."""
+    """The mean of the local models of methods whose `State.workers` is a `Model`, or has such `params`."""
     return workers.mean(state.workers.params)
 
 

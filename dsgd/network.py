@@ -83,6 +83,16 @@ def gossip(degree: int, mean_degree: float | None = None) -> Pattern:
     )
 
 
+def every(period: int, pattern: Pattern) -> Pattern:
+    """The pattern in one round of every `period`, nothing in the others: a round's mean cost."""
+    return _pattern(
+        f"every {period} rounds {pattern.name}",
+        blocking=lambda N, latency, transfer: pattern.blocking(N, latency, transfer) / period,
+        pipelined=lambda N, latency, transfer: pattern.pipelined(N, latency, transfer) / period,
+        vectors=lambda N: pattern.vectors(N) / period,
+    )
+
+
 def cost(pattern: Pattern, workers: int, latency, transfer, convention: Convention = "blocking") -> Any:
     """Seconds of one round.
 

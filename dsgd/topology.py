@@ -124,7 +124,8 @@ class Topology:
         $$ \min \{ t : \| \mathrm{diag}(P_t 1)^{-1} P_t - 11^T/n \|_2 \le \epsilon \}, \qquad P_t = W_t \cdots W_1 $$
 
         For a symmetric W it is $\lceil \log \epsilon / \log \rho \rceil$. The diagonal is what push-sum divides by, 1 if W is doubly
-        stochastic.
+        stochastic. Where a round may make the norm larger (in push-sum, or with negative weights) and so it falls below $\epsilon$ more
+        than once, it is one of these times.
 
         Args:
             eps: between 0 and 1.
@@ -134,7 +135,7 @@ class Topology:
         """
         if not 0 < eps < 1:
             raise ValueError(f"mixing_time({eps}): need a number between 0 and 1")
-        if self.symmetric and self.period == 1:
+        if self.symmetric and self.period == 1 and self.n > 1:
             return spectra.rounds_at(self.rho, eps)
         return spectra.rounds_until(self.matrices, eps)
 
@@ -172,8 +173,8 @@ def _read(name: str, W: Any) -> tuple[csr_array, float]:
         raise ValueError(f"{name}: W has shape {W.shape}; need a square matrix [n, n] with n >= 1")
     coarse = 16 * float(np.finfo(W.dtype).eps) if W.dtype.kind == "f" else 0.0
     sparse = csr_array(W, dtype=np.float64, copy=True)
+    sparse.sum_duplicates()
     sparse.eliminate_zeros()
-    sparse.sort_indices()
     finite = np.isfinite(sparse.data)
     if not finite.all():
         entry = coo_array(sparse)

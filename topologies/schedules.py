@@ -14,17 +14,17 @@ def one_peer_exponential(n: int) -> Topology:
     For n a power of 2, k rounds are the exact mean, $\rho = 0$.
 
     Args:
-        n: number of workers, at least 2.
+        n: number of workers, at least 1.
 
     Raises:
-        ValueError: n < 2.
+        ValueError: n < 1.
 
     Source: Ying et al., "Exponential graph is provably efficient for decentralized deep training", 2021; Assran et al., 2019.
     """
-    if n < 2:
-        raise ValueError(f"one_peer_exponential({n}): need at least 2 workers")
+    if n < 1:
+        raise ValueError(f"one_peer_exponential({n}): need at least 1 worker")
     own = np.arange(n)
-    rounds = [_halves(own, (own - (1 << k)) % n) for k in range((n - 1).bit_length())]
+    rounds = [_halves(own, (own - (1 << k)) % n) for k in range(max(1, (n - 1).bit_length()))]
     return Topology(f"one_peer_exponential({n})", rounds)
 
 

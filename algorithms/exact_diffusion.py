@@ -1,0 +1,86 @@
+"""Exact diffusion (NIDS): decentralized steps whose fixed point is the optimum of the average, however different the workers' data are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from algorithms import gossip, optimizers
+from dsgd import workers
+from dsgd.base import Algorithm, Params, PyTree, Query, State
+from dsgd.topology import Topology
+
+
+class Corrected(NamedTuple):
+    """Local models and what corrects them, leaves `[n, ...]`.
+
+    Args:
+        params: x.
+        optimizer: the local optimisers' states.
+        adapted: psi, the last models before they were corrected and combined.
+    """
+
+    params: Params
+    optimizer: PyTree
+    adapted: Params
+
+
+def exact_diffusion(optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm:
+    r"""Exact diffusion: adapt, correct by what combining did to the last step, combine.
+
+    $$ \psi_{t+1} = X_t - \gamma G(X_t), \qquad X_{t+1} = (\psi_{t+1} + X_t - \psi_t) \tfrac{I + W}{2}, \qquad \psi_0 = X_0 $$
+
+    Eliminating psi, $X_{t+1} = (2 X_t - X_{t-1} - \gamma G(X_t) + \gamma G(X_{t-1})) \frac{I + W}{2}$: NIDS with equal steps.
+
+    Args:
+        optimizer: each worker's step; `optax.sgd(gamma)` is the equation. Another one's change stands for $-\gamma G$.
+        topology: W, symmetric, the same in all rounds.
+
+    Raises:
+        ValueError: not a topology, one that is not symmetric, or a schedule.
+
+    Source: Yuan, Ying, Zhao and Sayed, "Exact diffusion for distributed optimization and learning", 2019; Li, Shi and Yan, "NIDS", 2019
+    (which does not combine in its first step).
+    """
+    gossip.need("exact_diffusion", topology, symmetric=True, fixed=True)
+
+    def combine(models):
+        return jax.tree.map(lambda own, mean: (own + mean) / 2, models, workers.mix(models, topology))
+
+    return adapt_correct_combine("exact_diffusion", optimizer, topology, combine)
+
+
+def adapt_correct_combine(
+    name: str, optimizer: optax.GradientTransformation, topology: Topology, combine: Callable[[Params], Params]
+) -> Algorithm:
+    """The method that combines the corrected models, leaves `[n, ...]`, by this function."""
+
+    def init(params, N):
+        models = optimizers.start_local(optimizer, params, N)
+        return State(jnp.int32(0), workers=Corrected(models.params, models.optimizer, models.params))
+
+    def query(state, round):
+        return Query(state.workers.params, axis=0)
+
+    def update(key, state, gradients, round):
+        x, _, before = state.workers
+        change, memory = optimizers.change_local(optimizer, state.workers, gradients)
+        adapted = optax.apply_updates(x, change)
+        corrected = jax.tree.map(lambda new, x, old: new + x - old, adapted, x, before)
+        models = Corrected(combine(corrected), memory, adapted)
+        return State(state.step + 1, workers=models), gossip.sent(x, topology, round.step)
+
+    return Algorithm(
+        init,
+        query,
+        update,
+        optimizers.mean_params,
+        gossip.pattern(topology),
+        f"{name}({topology.name})",
+        optimizers.learning_rate(optimizer),
+        topology.n,
+    )

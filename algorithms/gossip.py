@@ -1,0 +1,82 @@
+"""What decentralized methods share: which topologies they take, and what a round of gossip sends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.core import Tracer
+
+from algorithms import optimizers
+from dsgd import counts, network, workers
+from dsgd.base import Info, Pattern, PyTree
+from dsgd.topology import Topology
+
+
+def need(method: str, topology: Any, *, doubly_stochastic: bool = True, symmetric: bool = False, fixed: bool = False) -> Topology:
+    """The topology, if it is one that the method can use.
+
+    Args:
+        method: for the error message.
+        topology: what was given.
+        doubly_stochastic: rows of W must sum to 1, too.
+        symmetric: W must be symmetric.
+        fixed: one W for all rounds, no schedule.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not isinstance(topology, Topology):
+        raise ValueError(f"{method}: topology = {topology!r}: need a topology, topologies.ring(16) or topologies.from_matrix(W), say")
+    if fixed and topology.period > 1:
+        raise ValueError(f"{method} on {topology.name}, a schedule of {topology.period} rounds: need one mixing matrix for all rounds")
+    if symmetric and not topology.symmetric:
+        raise ValueError(f"{method} on {topology.name}, whose W is not symmetric: need an undirected graph with symmetric weights")
+    if doubly_stochastic and not topology.doubly_stochastic:
+        raise ValueError(
+            f"{method} on {topology.name}, where rows of W do not sum to 1: need a doubly stochastic W"
+            " (algorithms.stochastic_gradient_push takes any that keeps the mean)"
+        )
+    return topology
+
+
+def need_step(method: str, value: Any) -> None:
+    """Raises a ValueError where the step of the consensus is not in (0, 1]. Traced ones, of a sweep, are not known yet."""
+    if not isinstance(value, Tracer) and not 0 < value <= 1:
+        raise ValueError(f"{method}: consensus_step = {value}: need a number in (0, 1]")
+
+
+def pattern(topology: Topology) -> Pattern:
+    """How the messages of a round flow: to each neighbour one."""
+    return network.gossip(topology.degree, float(topology.sends.mean()))
+
+
+def sent(tree: PyTree, topology: Topology, step: jax.Array) -> Info:
+    """What a round sends in which every worker's rows of the tree go to those that it sends to.
+
+    Args:
+        tree: leaves `[n, ...]`, sent as they are.
+        step: the present round.
+    """
+    return messages(optimizers.bits_of(tree), topology, step)
+
+
+def messages(bits: int | jax.Array, topology: Topology, step: jax.Array) -> Info:
+    """What a round sends in which a message has so many bits, an int or uint32 `[n]` by sender, to each that one sends to.
+
+    Messages of different sizes are looked up at the senders'.
+    """
+    up, down = (_of_block(numbers, topology, step) for numbers in (topology.sends, topology.receives))
+    size = counts.of(bits, up.shape[0])
+    if isinstance(bits, int):
+        return Info(counts.times(up, size), counts.times(down, size))
+    arrived = workers.sum_of_others(workers.fetch(size, topology, step), topology, step)
+    return Info(counts.times(up, size), counts.carry(arrived))
+
+
+def _of_block(numbers, topology: Topology, step: jax.Array) -> jax.Array:
+    """This round's numbers of the block's workers, uint32 `[n]`, of `[period, N]`."""
+    turn = lax.rem(step, jnp.int32(topology.period)) if topology.period > 1 else 0
+    return workers.own(jnp.asarray(numbers, jnp.uint32)[turn], topology.n)
