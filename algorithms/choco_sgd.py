@@ -21,14 +21,14 @@ class Estimates(NamedTuple):
         params: x.
         optimizer: the local optimisers' states.
         own: x-hat, what the neighbours know of one's own model.
-        neighbours: the weighted sum of what one knows of theirs (and of one's own).
+        apart: the weighted sum of what the neighbours' estimates differ by from it.
         last: the last messages, of a compressor that starts warm.
     """
 
     params: Params
     optimizer: PyTree
     own: PyTree
-    neighbours: PyTree
+    apart: PyTree
     last: Any
 
 
@@ -63,7 +63,8 @@ def choco_sgd(
         models = optimizers.start_local(optimizer, params, N)
         known = exchanges.flat(models.params, compressor)
         exchanges.need_contraction("choco_sgd", compressor, known)
-        return State(jnp.int32(0), workers=Estimates(*models, known, known, exchanges.start(compressor, known)))
+        apart = jax.tree.map(jnp.zeros_like, known)
+        return State(jnp.int32(0), workers=Estimates(*models, known, apart, exchanges.start(compressor, known)))
 
     def query(state, round):
         return Query(state.workers.params, axis=0)
@@ -75,10 +76,10 @@ def choco_sgd(
         news = jax.tree.map(jnp.subtract, x, known.own)
         sent = exchanges.to_neighbours(compressor, key, news, topology, round, known.last)
         own = jax.tree.map(jnp.add, known.own, sent.seen)
-        neighbours = jax.tree.map(jnp.add, known.neighbours, sent.received)
-        x = jax.tree.map(lambda x, own, theirs: x + consensus_step * (theirs - own), x, own, neighbours)
+        apart = jax.tree.map(jnp.add, known.apart, sent.received)  # X-hat (W - I)
+        x = jax.tree.map(lambda x, apart: x + consensus_step * apart, x, apart)
         params = exchanges.shaped(x, half.params, compressor)
-        return State(state.step + 1, workers=Estimates(params, half.optimizer, own, neighbours, sent.messages)), sent.info
+        return State(state.step + 1, workers=Estimates(params, half.optimizer, own, apart, sent.messages)), sent.info
 
     return Algorithm(
         init,

@@ -6,7 +6,6 @@ import optax
 
 from algorithms import gossip
 from algorithms.exact_diffusion import adapt_correct_combine
-from dsgd import workers
 from dsgd.base import Algorithm
 from dsgd.topology import Topology
 
@@ -17,7 +16,7 @@ def d2(optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm
     $$ X_{t+1} = (2 X_t - X_{t-1} - \gamma G(X_t; \xi_t) + \gamma G(X_{t-1}; \xi_{t-1}))\, W $$
 
     The first step is $X_1 = (X_0 - \gamma G(X_0; \xi_0)) W$. It is exact diffusion with W in the place of
-    (I + W)/2, and computed as such: $\psi_t = X_{t-1} - \gamma G(X_{t-1})$ is all the memory.
+    (I + W)/2, and computed as such.
 
     Args:
         optimizer: each worker's step; `optax.sgd(gamma)` is the equation. Another one's change stands for $-\gamma G$.
@@ -35,4 +34,4 @@ def d2(optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm
             f"d2 on {topology.name}, whose W has the eigenvalue {topology.smallest_eigenvalue:.6g}: need all above -1/3, as with"
             " weights=topologies.lazy"
         )
-    return adapt_correct_combine("d2", optimizer, topology, lambda models: workers.mix(models, topology))
+    return adapt_correct_combine("d2", optimizer, topology, 1.0)

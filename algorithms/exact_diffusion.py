@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -21,12 +20,12 @@ class Corrected(NamedTuple):
     Args:
         params: x.
         optimizer: the local optimisers' states.
-        adapted: psi, the last models before they were corrected and combined.
+        correction: X_t - psi_t, what combining has changed so far.
     """
 
     params: Params
     optimizer: PyTree
-    adapted: Params
+    correction: Params
 
 
 def exact_diffusion(optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm:
@@ -47,31 +46,29 @@ def exact_diffusion(optimizer: optax.GradientTransformation, topology: Topology)
     (which does not combine in its first step).
     """
     gossip.need("exact_diffusion", topology, symmetric=True, fixed=True)
-
-    def combine(models):
-        return jax.tree.map(lambda own, mean: (own + mean) / 2, models, workers.mix(models, topology))
-
-    return adapt_correct_combine("exact_diffusion", optimizer, topology, combine)
+    return adapt_correct_combine("exact_diffusion", optimizer, topology, 0.5)
 
 
-def adapt_correct_combine(
-    name: str, optimizer: optax.GradientTransformation, topology: Topology, combine: Callable[[Params], Params]
-) -> Algorithm:
-    """The method that combines the corrected models, leaves `[n, ...]`, by this function."""
+def adapt_correct_combine(name: str, optimizer: optax.GradientTransformation, topology: Topology, share: float) -> Algorithm:
+    r"""The method that combines by $I + s (W - I)$.
+
+    With $\phi_{t+1} = \psi_{t+1} + C_t$, the correction $C_t = X_t - \psi_t$ grows by what combining changes,
+    $C_{t+1} = C_t + s\, \phi_{t+1} (W - I)$: small terms of mean 0, so that rounding errors do not become a drift of the mean.
+    """
 
     def init(params, N):
         models = optimizers.start_local(optimizer, params, N)
-        return State(jnp.int32(0), workers=Corrected(models.params, models.optimizer, models.params))
+        return State(jnp.int32(0), workers=Corrected(*models, jax.tree.map(jnp.zeros_like, models.params)))
 
     def query(state, round):
         return Query(state.workers.params, axis=0)
 
     def update(key, state, gradients, round):
-        x, _, before = state.workers
+        x, _, correction = state.workers
         change, memory = optimizers.change_local(optimizer, state.workers, gradients)
-        adapted = optax.apply_updates(x, change)
-        corrected = jax.tree.map(lambda new, x, old: new + x - old, adapted, x, before)
-        models = Corrected(combine(corrected), memory, adapted)
+        corrected = jax.tree.map(lambda x, u, c: x + (u + c), x, change, correction)
+        moved = jax.tree.map(lambda pulled: share * pulled, workers.pull(corrected, topology))
+        models = Corrected(jax.tree.map(jnp.add, corrected, moved), memory, jax.tree.map(jnp.add, correction, moved))
         return State(state.step + 1, workers=models), gossip.sent(x, topology, round.step)
 
     return Algorithm(

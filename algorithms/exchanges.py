@@ -2,7 +2,8 @@
 
 For servers and rings, a gradient is cut into N parts, and worker n is the server of part n. Whatever stands for a gradient is a tree of
 parts: leaves `[n, N, part]` for what each worker has of every part, `[n, part]` for the part that it serves, `[N, part]` for the whole,
-the same on every device. The tree has the model's leaves, or one leaf, the model as one vector, where the compressor is of `compressors.whole_model`.
+the same on every device. The tree has the model's leaves, or one leaf, the model as one vector, where the compressor is of
+`compressors.whole_model`.
 
 All that crosses devices are messages: packed arrays.
 """
@@ -123,7 +124,7 @@ def around_ring(compressor: Compressor, key: jax.Array, parts: Parts, N: int) ->
 
 
 def to_neighbours(compressor: Compressor, key: jax.Array, vectors: PyTree, topology: Topology, round: Round, last: Any = ()) -> Delivery:
-    r"""Every worker sends its neighbours one message, and worker n receives $\sum_m W_{nm} Q(x_m)$, its own among them.
+    r"""Every worker sends its neighbours one message, and worker n receives $\sum_m W_{nm} (Q(x_m) - Q(x_n))$.
 
     Args:
         vectors: leaves `[n, d]`, of `flat`.
@@ -137,9 +138,10 @@ def to_neighbours(compressor: Compressor, key: jax.Array, vectors: PyTree, topol
     arrived = workers.fetch(messages, topology, round.step)
     length = jax.tree.leaves(arrived)[0].shape[0]
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((length, *leaf.shape[1:]), leaf.dtype), vectors)
-    mixed = workers.combine(_decompress(compressor, arrived, shapes), topology, round.step)
-    info = gossip.messages(_sizes(compressor, messages, 1), topology, round.step)
-    return Delivery(mixed, _decompress(compressor, messages, vectors), _remember(compressor, messages), info)
+    seen = _decompress(compressor, messages, vectors)
+    pulled = workers.pull(seen, topology, round.step, table=_decompress(compressor, arrived, shapes))
+    info = gossip.messages(_sizes(compressor, messages, 1), _sizes(compressor, arrived, 1), topology, round.step)
+    return Delivery(pulled, seen, _remember(compressor, messages), info)
 
 
 def all_reduced(stacked: PyTree, pattern: Pattern, N: int) -> Info:

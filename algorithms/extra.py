@@ -20,12 +20,12 @@ class Corrected(NamedTuple):
     Args:
         params: x.
         optimizer: the local optimisers' states.
-        past: what the last round leaves to subtract, (I + W)/2 x - gamma g.
+        correction: half of what gossip would have changed so far.
     """
 
     params: Params
     optimizer: PyTree
-    past: Params
+    correction: Params
 
 
 def extra(optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm:
@@ -33,7 +33,8 @@ def extra(optimizer: optax.GradientTransformation, topology: Topology) -> Algori
 
     $$ X_{t+1} = X_t (I + W) - X_{t-1} \tfrac{I + W}{2} - \gamma (G(X_t) - G(X_{t-1})), \qquad X_1 = X_0 W - \gamma G(X_0) $$
 
-    $X_{t-1} W$ is known from the last round, so that one model is sent to each neighbour.
+    Summed over the rounds it is $X_{t+1} = X_t W - \gamma G(X_t) + \frac12 \sum_{s<t} X_s (W - I)$, and computed as such: one model goes to
+    each neighbour, and what is added up has mean 0, so that rounding errors do not become a drift of the mean.
 
     Args:
         optimizer: each worker's step; `optax.sgd(gamma)` is the equation. Another one's change stands for $-\gamma G$.
@@ -48,18 +49,18 @@ def extra(optimizer: optax.GradientTransformation, topology: Topology) -> Algori
 
     def init(params, N):
         models = optimizers.start_local(optimizer, params, N)
-        return State(jnp.int32(0), workers=Corrected(models.params, models.optimizer, models.params))
+        return State(jnp.int32(0), workers=Corrected(*models, jax.tree.map(jnp.zeros_like, models.params)))
 
     def query(state, round):
         return Query(state.workers.params, axis=0)
 
     def update(key, state, gradients, round):
-        x, _, past = state.workers
+        x, _, correction = state.workers
         change, memory = optimizers.change_local(optimizer, state.workers, gradients)
-        Wx = workers.mix(x, topology)
-        new = jax.tree.map(lambda x, Wx, u, past: x + Wx + u - past, x, Wx, change, past)
-        past = jax.tree.map(lambda x, Wx, u: (x + Wx) / 2 + u, x, Wx, change)
-        return State(state.step + 1, workers=Corrected(new, memory, past)), gossip.sent(x, topology, round.step)
+        pulled = workers.pull(x, topology)  # X (W - I)
+        new = jax.tree.map(lambda x, p, u, c: x + (p + u + c), x, pulled, change, correction)
+        correction = jax.tree.map(lambda c, p: c + p / 2, correction, pulled)
+        return State(state.step + 1, workers=Corrected(new, memory, correction)), gossip.sent(x, topology, round.step)
 
     return Algorithm(
         init,

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.core import Tracer
 
@@ -44,8 +45,10 @@ def need(method: str, topology: Any, *, doubly_stochastic: bool = True, symmetri
 
 def need_step(method: str, value: Any) -> None:
     """Raises a ValueError where the step of the consensus is not in (0, 1]. Traced ones, of a sweep, are not known yet."""
-    if not isinstance(value, Tracer) and not 0 < value <= 1:
-        raise ValueError(f"{method}: consensus_step = {value}: need a number in (0, 1]")
+    if isinstance(value, Tracer):
+        return
+    if not isinstance(value, int | float | np.number | np.ndarray | jax.Array) or np.ndim(value) or not 0 < value <= 1:
+        raise ValueError(f"{method}: consensus_step = {value!r}: need a number in (0, 1]")
 
 
 def pattern(topology: Topology) -> Pattern:
@@ -60,20 +63,24 @@ def sent(tree: PyTree, topology: Topology, step: jax.Array) -> Info:
         tree: leaves `[n, ...]`, sent as they are.
         step: the present round.
     """
-    return messages(optimizers.bits_of(tree), topology, step)
+    bits = optimizers.bits_of(tree)
+    return messages(bits, bits, topology, step)
 
 
-def messages(bits: int | jax.Array, topology: Topology, step: jax.Array) -> Info:
-    """What a round sends in which a message has so many bits, an int or uint32 `[n]` by sender, to each that one sends to.
+def messages(bits: int | jax.Array, arrived: int | jax.Array, topology: Topology, step: jax.Array) -> Info:
+    """What a round sends in which a message has so many bits to each that one sends to.
 
-    Messages of different sizes are looked up at the senders'.
+    Args:
+        bits: an int, or uint32 `[n]` by sender.
+        arrived: the same int, or those of the messages that `workers.fetch` brought, uint32 `[m]`: what has come says how long it is.
+        topology: W.
+        step: the present round.
     """
     up, down = (_of_block(numbers, topology, step) for numbers in (topology.sends, topology.receives))
-    size = counts.of(bits, up.shape[0])
-    if isinstance(bits, int):
-        return Info(counts.times(up, size), counts.times(down, size))
-    arrived = workers.sum_of_others(workers.fetch(size, topology, step), topology, step)
-    return Info(counts.times(up, size), counts.carry(arrived))
+    sent = counts.times(up, counts.of(bits, up.shape[0]))
+    if isinstance(arrived, int):
+        return Info(sent, counts.times(down, counts.of(arrived, down.shape[0])))
+    return Info(sent, counts.carry(workers.sum_of_others(counts.of(arrived, arrived.shape[0]), topology, step)))
 
 
 def _of_block(numbers, topology: Topology, step: jax.Array) -> jax.Array:

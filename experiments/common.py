@@ -7,7 +7,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,19 +15,42 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, FigureBase
 from matplotlib.ticker import LogLocator, NullFormatter
 from rich.console import Console
 from rich.progress import track
 
 import dsgd
-from dsgd import records
+from dsgd import network, records
 
 SHARE = 0.5  # of a run, from its end, that decides between step sizes
 
 # Okabe and Ito's colours, told apart by all common kinds of colour blindness; line styles differ too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 3)))
+
+
+class Switch(NamedTuple):
+    """The modelled network. `latency` in seconds, `bandwidth` of a worker's port in bits per second."""
+
+    latency: float
+    bandwidth: float
+
+
+def modelled_seconds(method: dsgd.Algorithm, workers: int, history: Mapping[str, np.ndarray], switch: Switch, compute: float) -> np.ndarray:
+    """Seconds so far of each record: a round is the compute, then the messages on the switch ("blocking" costs).
+
+    Args:
+        method: whose messages.
+        workers: N.
+        history: of a run that sent about as much in every round.
+        switch: the network.
+        compute: seconds that a worker computes in a round.
+    """
+    rounds = history["step"]
+    bits_up = float(history["bits"].reshape(-1, len(rounds))[0, -1]) / 2 / rounds[-1]
+    each = network.round_seconds(method.pattern, workers, bits_up, latency=switch.latency, bandwidth=switch.bandwidth)
+    return np.broadcast_to(rounds * (compute + each), history["loss"].shape)
 
 
 def console() -> Console:
@@ -146,10 +169,15 @@ def draw_lines(axes: Axes, lines: Mapping[str, tuple[np.ndarray, np.ndarray]]) -
 
 def figure(columns: int, rows: int = 1, *, width: float = 4.2, height: float = 3.6) -> tuple[Figure, np.ndarray]:
     """Panels in the house style with one y axis, row by row."""
+    sheet = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    return sheet, panels(sheet, columns, rows)
+
+
+def panels(sheet: FigureBase, columns: int, rows: int = 1, *, sharey: bool | Literal["row"] = True) -> np.ndarray:
+    """Panels in the house style on a figure or a part of one, row by row."""
     style: dict[Any, Any] = {"font.size": 10, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False}
     with mpl.rc_context(style):
-        sheet = Figure(figsize=(width * columns, height * rows), layout="constrained")
-        return sheet, sheet.subplots(rows, columns, squeeze=False, sharey=True).ravel()
+        return sheet.subplots(rows, columns, squeeze=False, sharey=sharey).ravel()
 
 
 def save_figure(sheet: Figure, path: Path) -> None:

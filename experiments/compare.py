@@ -119,12 +119,10 @@ def tune(args: Args, problem: dsgd.Problem, name: str) -> common.Tuned | None:
 
 
 def seconds(args: Args, problem: dsgd.Problem, name: str, method: dsgd.Algorithm, history) -> np.ndarray:
-    """Modelled seconds so far, `[seeds, records]`: compute plus communication of each round."""
+    """Modelled seconds so far, `[seeds, records]`."""
     samples = args.batch_size if name != SAMPLES_ALL else int(np.asarray(problem.data.weights).sum(axis=1).max())
-    rounds = history["step"]
-    bits_up = history["bits"][0, -1] / 2 / rounds[-1]
-    each = network.round_seconds(method.pattern, args.workers, bits_up, latency=args.latency, bandwidth=args.bandwidth)
-    return np.broadcast_to(rounds * (samples * args.compute + each), history["loss"].shape)
+    switch = common.Switch(args.latency, args.bandwidth)
+    return common.modelled_seconds(method, args.workers, history, switch, samples * args.compute)
 
 
 def default_target(histories: dict[str, dict[str, np.ndarray]]) -> float:

@@ -26,7 +26,7 @@ def draw(topology: Topology, axes: Axes | None = None) -> Figure:
     Returns:
         The figure.
     """
-    from matplotlib.figure import Figure  # a second that those who do not draw are spared
+    from matplotlib.figure import Figure  # noqa: PLC0415 (a second that those who do not draw are spared)
 
     if axes is None:
         axes = Figure(figsize=(3, 3.3), layout="constrained").subplots()
@@ -36,7 +36,7 @@ def draw(topology: Topology, axes: Axes | None = None) -> Figure:
     size = min(120.0, 2500.0 / topology.n)
     nx.draw_networkx_nodes(graph, _places(graph), ax=axes, node_size=size, node_color="#0072B2", linewidths=0)
     arrows = {} if topology.symmetric else {"arrowsize": 6, "node_size": size, "connectionstyle": "arc3,rad=0.08"}
-    nx.draw_networkx_edges(graph, _places(graph), ax=axes, width=min(1.0, 60 / len(topology.edges)), edge_color="0.35", **arrows)
+    nx.draw_networkx_edges(graph, _places(graph), ax=axes, width=60 / max(60, len(topology.edges)), edge_color="0.35", **arrows)
     rounds = "" if topology.period == 1 else f"\nin {topology.period} rounds"
     axes.set_title(f"{topology.name}\ndegree {topology.degree}, " + rf"$\rho$ = {topology.rho:.3g}{rounds}", fontsize=9)
     axes.set_axis_off()

@@ -9,7 +9,7 @@ from dsgd.topology import Topology
 
 
 def one_peer_exponential(n: int) -> Topology:
-    r"""One message a round: in round t worker i sends half to $i + 2^{t \bmod k}$, $k = \lceil \log_2 n \rceil$. Directed, doubly stochastic.
+    r"""One message a round: in round t worker i sends half to $i + 2^{t \bmod k}$, $k = \lceil \log_2 n \rceil$. Doubly stochastic.
 
     For n a power of 2, k rounds are the exact mean, $\rho = 0$.
 

@@ -19,12 +19,11 @@ from dsgd.workers.axis import (
     stack,
     sum,
 )
-from dsgd.workers.mixing import combine, fetch, mix, sum_of_others
+from dsgd.workers.mixing import fetch, mix, pull, sum_of_others
 
 __all__ = [
     "AXIS",
     "all_to_all",
-    "combine",
     "devices",
     "fetch",
     "find",
@@ -37,6 +36,7 @@ __all__ = [
     "mesh",
     "mix",
     "own",
+    "pull",
     "select",
     "shift",
     "stack",

@@ -1,7 +1,12 @@
 """Gossip: weighted sums over neighbours, at the cost of the neighbours' rows.
 
-Two steps. `fetch` brings the rows that a device needs to it; on one device there is nothing to bring. `combine` sums them with their
-weights: row by row where neighbours are few, else as a matrix product. Between the two, a method with compression decompresses what came.
+Two steps. `fetch` brings the rows that a device needs to it; on one device there is nothing to bring. `pull` sums what they differ by from
+one's own, with their weights: row by row where neighbours are few, else as a matrix product. Between the two, a method with compression
+decompresses what came.
+
+Why differences. In float32 a row of thirds sums to 1 + 3e-8, not to 1: products with W would make models grow by as much in every round,
+and methods that add up what gossip has changed (exact diffusion, EXTRA) drift away with it. Differences of models that agree are 0, and
+their errors are as small as the disagreement.
 """
 
 from __future__ import annotations
@@ -23,7 +28,8 @@ from dsgd.workers.routes import Permute, plan
 def mix(tree: PyTree, topology: Topology, step: jax.Array | None = None) -> PyTree:
     r"""One gossip round, $x_i \leftarrow \sum_j W_{ij} x_j$ (5.2): leaves `[n, ...]` to `[n, ...]`.
 
-    The uniform W (the complete graph) is a mean over all; otherwise it is `combine` of `fetch`.
+    Computed as $r_i x_i + \sum_{j \ne i} W_{ij} (x_j - x_i)$ with $r_i = \sum_j W_{ij}$, which is 1 if W is doubly stochastic: models that
+    agree stay as they are, bit for bit. The uniform W (the complete graph) is a mean over all.
 
     Args:
         tree: floating-point leaves of a block.
@@ -33,13 +39,32 @@ def mix(tree: PyTree, topology: Topology, step: jax.Array | None = None) -> PyTr
     Raises:
         ValueError: leaves of another number of workers, or not floating point (weights would be rounded to 0); a schedule without a step.
     """
-    for leaf in jax.tree.leaves(tree):
-        if leaf.shape[0] * axis.devices() != topology.n or not jnp.issubdtype(leaf.dtype, jnp.floating):
-            given = f"a leaf of {leaf.shape[0] * axis.devices()} workers, {leaf.dtype}"
-            raise ValueError(f"mix over {topology.name}: {given}; need floating-point leaves of {topology.n} workers")
+    _check(tree, topology)
     if topology.uniform:
         return jax.tree.map(lambda mean, leaf: jnp.broadcast_to(mean, leaf.shape), axis.mean(tree), tree)
-    return combine(fetch(tree, topology, step), topology, step)
+    if topology.doubly_stochastic:
+        return _pulled(tree, fetch(tree, topology, step), topology, step, onto=True)
+    rows = np.stack([W.sum(axis=1) for W in topology.matrices])
+    kept = axis.own(jnp.asarray(rows, float)[_turn(topology, step)], topology.n)
+    return jax.tree.map(lambda x, more: kept.astype(x.dtype).reshape(-1, *[1] * (x.ndim - 1)) * x + more, tree, pull(tree, topology, step))
+
+
+def pull(tree: PyTree, topology: Topology, step: jax.Array | None = None, *, table: PyTree | None = None) -> PyTree:
+    r"""What a gossip round would add to models, $\sum_j W_{ij} (x_j - x_i)$: leaves `[n, ...]` to `[n, ...]`.
+
+    For a doubly stochastic W it is $X (W - I)$.
+
+    Args:
+        tree, topology, step: as of `mix`.
+        table: what `fetch` makes of the tree, if it is there already; None: it is fetched.
+
+    Raises:
+        ValueError: as `mix`.
+    """
+    _check(tree, topology)
+    if topology.uniform and table is None:
+        return jax.tree.map(lambda mean, leaf: mean[None] - leaf, axis.mean(tree), tree)
+    return _pulled(tree, fetch(tree, topology, step) if table is None else table, topology, step, onto=False)
 
 
 def fetch(tree: PyTree, topology: Topology, step: jax.Array | None = None) -> PyTree:
@@ -73,21 +98,33 @@ def _bring(tree: PyTree, permutes: list[Permute], length: int) -> PyTree:
     return jax.tree.map(bring, tree)
 
 
-def combine(table: PyTree, topology: Topology, step: jax.Array | None = None) -> PyTree:
-    r"""The workers' $\sum_j W_{ij} x_j$ of what `fetch` brought: leaves `[m, ...]` to `[n, ...]`."""
-    routes, at = plan(topology, axis.devices()), _here(topology, step)
-    weights, places = routes.weights, routes.places
-    if places is None:
-        return jax.tree.map(lambda leaf: _product(leaf, jnp.asarray(weights, leaf.dtype)[at]), table)
-    rows = jnp.asarray(places)[at]
-    return jax.tree.map(lambda leaf: _sum_of_rows(leaf, rows, jnp.asarray(weights, leaf.dtype)[at]), table)
-
-
 def sum_of_others(table: jax.Array, topology: Topology, step: jax.Array | None = None) -> jax.Array:
     """The sum over the others that one receives from, of counts that `fetch` brought: uint32 `[m, k]` to `[n, k]`."""
     routes, at = plan(topology, axis.devices()), _here(topology, step)
-    others = jnp.asarray(routes.others)[at]
-    return _product(table, others) if routes.places is None else _few_rows(table, jnp.asarray(routes.places)[at], others)
+    links = jnp.asarray(routes.links)[at]
+    if routes.places is None:
+        return links @ table
+    return jnp.sum(links[:, :, None] * table[jnp.asarray(routes.places)[at]], axis=1, dtype=jnp.uint32)
+
+
+def _pulled(tree: PyTree, table: PyTree, topology: Topology, step: jax.Array | None, onto: bool) -> PyTree:
+    """What gossip adds, or with `onto` what comes of adding it."""
+    routes, at = plan(topology, axis.devices()), _here(topology, step)
+
+    def pulled(own, rows):
+        weights = jnp.asarray(routes.weights, own.dtype)[at]
+        if routes.places is None:
+            return _by_product(own, rows, weights, onto)
+        return _by_rows(own, rows, jnp.asarray(routes.places)[at], weights, onto)
+
+    return jax.tree.map(pulled, tree, table)
+
+
+def _check(tree: PyTree, topology: Topology) -> None:
+    for leaf in jax.tree.leaves(tree):
+        if leaf.shape[0] * axis.devices() != topology.n or not jnp.issubdtype(leaf.dtype, jnp.floating):
+            given = f"a leaf of {leaf.shape[0] * axis.devices()} workers, {leaf.dtype}"
+            raise ValueError(f"mix over {topology.name}: {given}; need floating-point leaves of {topology.n} workers")
 
 
 def _here(topology: Topology, step: jax.Array | None):
@@ -103,24 +140,28 @@ def _turn(topology: Topology, step: jax.Array | None):
     return lax.rem(step, np.int32(topology.period))
 
 
-def _product(table: jax.Array, weights: jax.Array) -> jax.Array:
-    flat = table.reshape(table.shape[0], -1)
-    mixed = jnp.matmul(weights, flat, precision=lax.Precision.HIGHEST)
-    return mixed.reshape(weights.shape[0], *table.shape[1:])
+def _by_product(own: jax.Array, table: jax.Array, weights: jax.Array, onto: bool) -> jax.Array:
+    """All rows of the table, as they differ from the block's first: a product of differences, too, is 0 where models agree."""
+    first = own[:1].reshape(1, -1)
+    rows, mine = (x.reshape(x.shape[0], -1) - first for x in (table, own))
+    pulled = jnp.matmul(weights, rows, precision=lax.Precision.HIGHEST) - jnp.sum(weights, axis=1, keepdims=True) * mine
+    return pulled.reshape(own.shape) + (own if onto else 0)
 
 
-def _sum_of_rows(table: jax.Array, index: jax.Array, weights: jax.Array) -> jax.Array:
-    """Sums of a few rows. On CPUs, XLA would fuse what computes the table (a local step) into every read of it, and compute it once for
+def _by_rows(own: jax.Array, table: jax.Array, places: jax.Array, weights: jax.Array, onto: bool) -> jax.Array:
+    """A few rows each. On CPUs, XLA would fuse what computes the table (a local step) into every read of it, and compute it once for
     each neighbour: a call that it may not inline has its argument in memory."""
 
     def called(*arguments):
         with set_xla_metadata(inlineable="false"):
-            return jax.jit(_few_rows)(*arguments)
+            return jax.jit(few_rows)(*arguments)
 
-    return lax.platform_dependent(table, index, weights, cpu=called, default=_few_rows)
+    few_rows = partial(_few_rows, onto=onto)
+    return lax.platform_dependent(own, table, places, weights, cpu=called, default=few_rows)
 
 
-def _few_rows(table: jax.Array, index: jax.Array, weights: jax.Array) -> jax.Array:
-    flat = table.reshape(table.shape[0], -1)
-    terms = [weights[:, k, None] * flat.at[index[:, k]].get(mode="promise_in_bounds") for k in range(index.shape[1])]
-    return reduce(jnp.add, terms).reshape(index.shape[0], *table.shape[1:])
+def _few_rows(own: jax.Array, table: jax.Array, places: jax.Array, weights: jax.Array, *, onto: bool) -> jax.Array:
+    rows, mine = (x.reshape(x.shape[0], -1) for x in (table, own))
+    terms = [weights[:, k, None] * (rows.at[places[:, k]].get(mode="promise_in_bounds") - mine) for k in range(places.shape[1])]
+    moved = reduce(jnp.add, terms, jnp.zeros_like(mine))
+    return (mine + moved if onto else moved).reshape(own.shape)

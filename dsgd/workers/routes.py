@@ -34,15 +34,15 @@ class Routes(NamedTuple):
     Args:
         permutes: of each round of a period; None: everybody's rows are gathered.
         length: m.
-        weights: `[period, D, n, m]`; or, where few are not 0, lists of those, `[period, D, n, K]`.
-        others: 1 where there is a weight and it is another worker's, else 0; of the same shape.
+        weights: of others, `[period, D, n, m]`, one's own 0; or, where few are not 0, lists of those, `[period, D, n, K]`.
+        links: 1 where there is a weight, else 0; of the same shape, uint32.
         places: where in the table the lists' rows are, `[period, D, n, K]`; None: there are no lists.
     """
 
     permutes: list[list[Permute]] | None
     length: int
     weights: np.ndarray
-    others: np.ndarray
+    links: np.ndarray
     places: np.ndarray | None
 
 
@@ -64,11 +64,11 @@ def plan(topology: Topology, devices: int) -> Routes:
         for W, round in zip(topology.matrices, permutes, strict=True)
         for device in range(devices)
     ]
-    most = max(int(np.bincount(row).max()) for row, *_ in found)
+    most = max(int(np.bincount(row, minlength=1).max()) for row, *_ in found)
     few = most <= min(_MOST, max(8, length // 8))
     arrays = [_few(*entries, n, most) if few else _all(*entries, n, length) for entries in found]
-    weights, others, places = (np.stack(kind).reshape(topology.period, devices, n, -1) for kind in zip(*arrays, strict=True))
-    return Routes(None if everybody else permutes, length, weights, others, places if few else None)
+    weights, links, places = (np.stack(kind).reshape(topology.period, devices, n, -1) for kind in zip(*arrays, strict=True))
+    return Routes(None if everybody else permutes, length, weights, links, places if few else None)
 
 
 def _needed(W: csr_array, n: int, devices: int) -> dict[tuple[int, int], np.ndarray]:
@@ -138,26 +138,27 @@ def _table(permutes: list[Permute], device: int, n: int) -> np.ndarray:
     return np.concatenate(table)
 
 
-def _find(block: csr_array, table: np.ndarray, first: int, N: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """For every weight of a block of W: its row, its place in the table, the weight, and whether it is another worker's."""
+def _find(block: csr_array, table: np.ndarray, first: int, N: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For every weight of another worker in a block of W: its row, its place in the table, and the weight."""
     place = np.zeros(N, int)
     known = np.flatnonzero(table >= 0)
     place[table[known]] = known
     entries = coo_array(block)
-    return entries.row, place[entries.col], entries.data, entries.col != entries.row + first
+    other = entries.col != entries.row + first
+    return entries.row[other], place[entries.col[other]], entries.data[other]
 
 
-def _few(row, place, weight, other, n: int, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Lists `[n, most]` of weights, of who is another, and of places; filled up with the worker's own place, weight 0."""
-    weights, others = np.zeros((n, most)), np.zeros((n, most), np.uint32)
-    index = np.repeat(np.arange(n, dtype=np.int32)[:, None], most, axis=1)
+def _few(row, place, weight, n: int, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Lists `[n, most]` of weights, links and places; filled up with the block's rows, weight 0."""
+    weights, links = np.zeros((n, most)), np.zeros((n, most), np.uint32)
+    places = np.repeat(np.arange(n, dtype=np.int32)[:, None], most, axis=1)
     slot = np.arange(len(row)) - np.searchsorted(row, row)  # rows come in order
-    weights[row, slot], others[row, slot], index[row, slot] = weight, other, place
-    return weights, others, index
+    weights[row, slot], links[row, slot], places[row, slot] = weight, 1, place
+    return weights, links, places
 
 
-def _all(row, place, weight, other, n: int, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Matrices `[n, length]` of weights and of who is another; the places are the columns."""
-    weights, others = np.zeros((n, length)), np.zeros((n, length), np.uint32)
-    weights[row, place], others[row, place] = weight, other
-    return weights, others, np.zeros((n, 0), np.int32)
+def _all(row, place, weight, n: int, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Matrices `[n, length]` of weights and links; the places are the columns."""
+    weights, links = np.zeros((n, length)), np.zeros((n, length), np.uint32)
+    weights[row, place], links[row, place] = weight, 1
+    return weights, links, np.zeros((n, 0), np.int32)

@@ -1,0 +1,200 @@
+"""Decentralized SGD and its corrections as workers' data differ more and more: Dirichlet partitions, alpha from 0.05 to 100.
+
+    python -m experiments.heterogeneity --topology ring
+
+Twice: as trained in practice, on random batches and at each method's best step size; and with exact gradients at one step size, where what
+is left of f' is what heterogeneity alone does: nothing for the corrected methods, a constant for decentralized SGD.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+import optax
+import tyro
+from matplotlib.figure import Figure
+from rich.table import Table
+
+import algorithms
+import dsgd
+import topologies
+from dsgd import problems, records
+from experiments import common
+
+Build = Callable[[Any, dsgd.Topology], dsgd.Algorithm]
+
+METHODS: dict[str, Build] = {
+    "dsgd": lambda learning_rate, W: algorithms.decentralized_sgd(optax.sgd(learning_rate), W),
+    "d2": lambda learning_rate, W: algorithms.d2(optax.sgd(learning_rate), W),
+    "extra": lambda learning_rate, W: algorithms.extra(optax.sgd(learning_rate), W),
+    "gradient-tracking": lambda learning_rate, W: algorithms.gradient_tracking(optax.sgd(learning_rate), W),
+    "exact-diffusion": lambda learning_rate, W: algorithms.exact_diffusion(optax.sgd(learning_rate), W),
+    "mb-sgd": lambda learning_rate, W: algorithms.minibatch_sgd(optax.sgd(learning_rate)),
+}
+GRAPHS: dict[str, Callable[[int], dsgd.Topology]] = {
+    "ring": lambda N: topologies.ring(N, topologies.lazy),
+    "chain": lambda N: topologies.chain(N, topologies.lazy),
+    "star": lambda N: topologies.star(N, topologies.lazy),
+    "random-regular": lambda N: topologies.random_regular(N, 4, weights=topologies.lazy),
+}
+
+
+@dataclass(frozen=True)
+class Args:
+    """Compares corrections of decentralized SGD under heterogeneous data."""
+
+    topology: Literal["ring", "chain", "star", "random-regular"] = "ring"
+    """The graph, with lazy Metropolis weights, which all methods can use."""
+    workers: int = 16
+    """Number of workers."""
+    alphas: tuple[float, ...] = (0.05, 0.1, 0.3, 1.0, 10.0, 100.0)
+    """Concentrations of the Dirichlet partition: small is heterogeneous."""
+    data: str = "digits"
+    """digits or breast-cancer, for logistic regression."""
+    batch_size: int = 16
+    """Samples that each worker draws in a round; the partition is drawn again until everybody has as many."""
+    l2: float = 1e-2
+    """Weight of the squared norm: the strong convexity."""
+    learning_rates: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0)
+    """Step sizes to choose from, on random batches."""
+    exact_learning_rate: float = 0.1
+    """Step size with exact gradients."""
+    steps: int = 1_000
+    """Rounds on random batches."""
+    exact_steps: int = 10_000
+    """Rounds with exact gradients."""
+    seeds: int = 3
+    """Independent runs on random batches."""
+    seed: int = 0
+    """Of everything random."""
+    out: Path = field(default=Path("results/heterogeneity"))
+    """Folder for config.json, history.csv, exact.csv and figure.png."""
+    progress: bool = True
+    """Show progress bars."""
+
+
+def main(args: Args) -> None:
+    if not args.alphas:
+        raise ValueError("no alphas: need at least one")
+    args.out.mkdir(parents=True, exist_ok=True)  # fails now, not after the work
+    graph = GRAPHS[args.topology](args.workers)
+    work = [(alpha, name) for alpha in sorted(args.alphas) for name in METHODS]
+    by_alpha = {alpha: make_problem(args, alpha) for alpha in args.alphas}
+    tuned: dict[tuple[float, str], common.Tuned | None] = {}
+    exact: dict[tuple[float, str], dict[str, np.ndarray]] = {}
+    for alpha, name in common.bar(work, "heterogeneity", args.progress):
+        tuned[alpha, name] = tune(args, by_alpha[alpha], METHODS[name], graph)
+        exact[alpha, name] = without_noise(args, by_alpha[alpha], METHODS[name], graph)
+    losses = {key: dsgd.tail_mean(value.history["loss"]) if value else np.full(args.seeds, np.nan) for key, value in tuned.items()}
+    slopes = {key: history["grad_sqnorm"][:, -1] for key, history in exact.items()}
+    records.write_config(args.out / "config.json", args)
+    records.write_histories(
+        args.out / "history.csv", {f"{name}, {alpha:g}": value.history for (alpha, name), value in tuned.items() if value}
+    )
+    records.write_histories(args.out / "exact.csv", {f"{name}, {alpha:g}": history for (alpha, name), history in exact.items()})
+    common.save_figure(draw(args, graph, losses, slopes, exact), args.out / "figure.png")
+    screen = common.console()
+    what = f"{args.data} on {graph.name}"
+    seeds = f"mean over {args.seeds} seeds"
+    screen.print(
+        tabulate(args, losses, f"{what}: loss over the last tenth of {args.steps:,} rounds", f"random batches, best step size, {seeds}")
+    )
+    rounds = f"{what}: |f'(mean x)|^2 after {args.exact_steps:,} rounds"
+    screen.print(tabulate(args, slopes, rounds, f"exact gradients, step size {args.exact_learning_rate:g}"))
+    screen.print(f"Written: {args.out}/config.json, history.csv, exact.csv, figure.png", soft_wrap=True)
+
+
+def make_problem(args: Args, alpha: float) -> dsgd.Problem:
+    """On the first partition that leaves everybody enough samples for a batch."""
+    labels = problems.load(args.data).train_targets
+    for seed in range(args.seed, args.seed + 10_000):
+        try:
+            parts = problems.split(labels, args.workers, "dirichlet", alpha=alpha, seed=seed)
+        except ValueError:  # somebody has nothing
+            continue
+        if min(map(len, parts)) >= args.batch_size:
+            return problems.logistic_regression(
+                args.data, args.workers, "dirichlet", alpha=alpha, batch_size=args.batch_size, l2=args.l2, seed=seed
+            )
+    raise ValueError(f"alpha = {alpha}: none of 10,000 partitions gives {args.workers} workers {args.batch_size} samples each; need fewer")
+
+
+def tune(args: Args, problem: dsgd.Problem, build: Build, graph: dsgd.Topology) -> common.Tuned | None:
+    """On random batches, at the best step size; None where every one diverged."""
+    return common.tune(
+        lambda learning_rate: build(learning_rate, graph),
+        problem,
+        args.learning_rates,
+        steps=args.steps,
+        seeds=args.seeds,
+        seed=args.seed,
+        progress=False,
+    )
+
+
+def without_noise(args: Args, problem: dsgd.Problem, build: Build, graph: dsgd.Topology) -> dict[str, np.ndarray]:
+    """The history with exact gradients, `[1, records]`."""
+    method = build(args.exact_learning_rate, graph)
+
+    def query(state, round):
+        return method.query(state, round)._replace(exact=True)
+
+    record_every = max(1, args.exact_steps // 200)
+    mesh = common.devices_for(args.workers)
+    return dsgd.run(
+        method._replace(query=query),
+        problem,
+        steps=args.exact_steps,
+        key=jax.random.key(args.seed),
+        seeds=1,
+        record_every=record_every,
+        mesh=mesh,
+    ).history
+
+
+def tabulate(args: Args, values: dict[tuple[float, str], np.ndarray], title: str, caption: str) -> Table:
+    """One row an alpha, one column a method."""
+    table = Table(title=title, caption=caption)
+    table.add_column("alpha", justify="right", no_wrap=True)
+    for name in METHODS:
+        table.add_column(name.replace("-", "\n"), justify="right", no_wrap=True)
+    for alpha in sorted(args.alphas):
+        table.add_row(f"{alpha:g}", *(f"{values[alpha, name].mean():.3g}" for name in METHODS))
+    return table
+
+
+def draw(
+    args: Args,
+    graph: dsgd.Topology,
+    losses: dict[tuple[float, str], np.ndarray],
+    slopes: dict[tuple[float, str], np.ndarray],
+    exact: dict[tuple[float, str], dict[str, np.ndarray]],
+) -> Figure:
+    """Final loss, and what is left of f' without noise, against alpha; and how it gets there at the smallest alpha."""
+    sheet = Figure(figsize=(14, 4.6), layout="constrained")
+    panels = common.panels(sheet, 3, sharey=False)
+    alphas = np.array(sorted(args.alphas))
+    for axes, values in zip(panels, (losses, slopes), strict=False):
+        axes.set(xscale="log", yscale="log", xlabel="Dirichlet alpha (left: heterogeneous)")
+        common.draw_lines(axes, {name: (alphas, np.stack([values[alpha, name] for alpha in alphas], axis=1)) for name in METHODS})
+    worst = alphas[0]
+    shown = {name: exact[worst, name] for name in METHODS}
+    common.draw_lines(panels[2], {name: (history["step"].astype(float), history["grad_sqnorm"]) for name, history in shown.items()})
+    panels[0].set(ylabel="loss f(mean x)", title=f"random batches, best step size\nlast tenth of {args.steps:,} rounds")
+    step = f"exact gradients, step size {args.exact_learning_rate:g}"
+    panels[1].set(ylabel="|f'(mean x)|²", title=f"{step}\nafter {args.exact_steps:,} rounds")
+    panels[2].set(xlabel="rounds", ylabel="|f'(mean x)|²", yscale="log", title=f"{step}\nalpha = {worst:g}")
+    common.plain_log(panels[0].yaxis)
+    handles, labels = panels[2].get_legend_handles_labels()
+    sheet.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    common.title(sheet, f"{args.data}, {args.workers} workers, {graph.name}; bands: standard error over {args.seeds} seeds")
+    return sheet
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))
