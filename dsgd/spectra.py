@@ -65,7 +65,7 @@ def smallest(W: csr_array) -> float:
         return float(np.real(_circulant_eigenvalues([W])).min())
     if n <= _DENSE:
         return float(np.linalg.eigvalsh(W.toarray()).min())
-    return float(eigsh(W, k=1, which="SA", v0=np.random.default_rng(0).normal(size=n), ncv=128, return_eigenvectors=False)[0])
+    return float(eigsh(W, k=1, which="SA", v0=np.random.default_rng(0).normal(size=n), ncv=min(n - 1, 128), return_eigenvectors=False)[0])
 
 
 def rounds_at(rho: float, eps: float) -> int:

@@ -9,17 +9,16 @@ the graphs' numbers and the cost to a target loss.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import tyro
-from jax.sharding import PartitionSpec as P
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Group
 from rich.table import Table
@@ -27,11 +26,17 @@ from rich.table import Table
 import algorithms
 import dsgd
 import topologies
-from dsgd import problems, records, workers
-from experiments import common
+from dsgd import problems, records
+from experiments import common, gossip_decay
+from experiments.gossip_decay import short
 
 PARTITIONS = ("iid", "by-label")
 RINGS = (8, 16, 32, 64, 128, 256)
+COSTS: dict[str, Callable[[dict[str, np.ndarray]], np.ndarray]] = {
+    "rounds": lambda history: history["step"].astype(float),
+    "megabits sent and received per worker": lambda history: history["bits"].mean(axis=0) / 1e6,
+    "modelled seconds": lambda history: history["seconds"].mean(axis=0),
+}
 SLACK = 1.5  # the target: the complete graph's last loss, times this
 
 
@@ -70,17 +75,21 @@ def main(args: Args) -> None:
     by_N = {N: graphs(N, args.seed) for N in args.workers}
     screen = common.console()
     rings = [topologies.ring(n) for n in RINGS]
-    measured = {graph.name: decay(graph, args.seed) for all_of in (rings, *by_N.values()) for graph in all_of}
+    measured = {graph.name: gossip_decay.decay(graph, args.seed) for all_of in (rings, *by_N.values()) for graph in all_of}
     records.write_config(args.out / "config.json", args)
-    rows = [(graph.name, N, graph.degree, len(graph.edges), per_round(graph), measured[graph.name]) for N in by_N for graph in by_N[N]]
+    rows = [
+        (graph.name, N, graph.degree, len(graph.edges), gossip_decay.per_round(graph), measured[graph.name])
+        for N in by_N
+        for graph in by_N[N]
+    ]
     records.write_rows(args.out / "graphs.csv", ("graph", "workers", "degree", "edges", "rho", "measured"), rows)
     for N, of_N in by_N.items():
         histories = {partition: train(args, N, partition, of_N) for partition in PARTITIONS}
         flat = {f"{partition} {name}": history for partition, runs in histories.items() for name, history in runs.items()}
         records.write_histories(args.out / f"history-{N}.csv", flat)
         common.save_figure(draw(args, N, of_N, histories), args.out / f"figure-{N}.png")
-        screen.print(Group(describe(N, of_N, measured), tabulate(args, N, histories)))
-    screen.print(ring_gaps(rings, measured))
+        screen.print(Group(gossip_decay.describe(N, of_N, measured), tabulate(args, N, histories)))
+    screen.print(gossip_decay.ring_gaps(rings, measured))
     screen.print(f"Written: {args.out}/config.json, graphs.csv, history-N.csv, figure-N.png", soft_wrap=True)
 
 
@@ -113,39 +122,6 @@ def connected(N: int, probability: float, seed: int) -> dsgd.Topology:
     raise ValueError(f"no connected graph of {N} workers in 100 draws with probability {probability:.3g}")
 
 
-def short(graph: dsgd.Topology) -> str:
-    """Its name without its arguments."""
-    return graph.name.partition("(")[0]
-
-
-def per_round(graph: dsgd.Topology) -> float:
-    """rho of one round: of a schedule, the geometric mean over its period."""
-    return graph.rho ** (1 / graph.period)
-
-
-def decay(graph: dsgd.Topology, seed: int) -> float:
-    """What is left after a round of the root of the consensus distance, once the slowest direction is all that there is.
-
-    Gossip from a random start, without gradients. Every round it is scaled back to norm 1, or it would soon be rounding errors only.
-    """
-    first = graph.period * math.ceil(8 * graph.n**2 / graph.period)
-    counted = graph.period * math.ceil(1_000 / graph.period)
-
-    def body(t, carry):
-        x, logs = carry
-        x = workers.mix(x, graph, t)
-        x = x - jnp.mean(x, axis=0, keepdims=True)
-        norm = jnp.linalg.norm(x)
-        return x / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny), logs + jnp.where(t >= first, jnp.log(norm), 0.0)
-
-    def gossip(x):
-        return jax.lax.fori_loop(0, first + counted, body, (x, jnp.float32(0)))[1]
-
-    x = jax.random.normal(jax.random.key(seed), (graph.n, 16))
-    one = jax.shard_map(gossip, mesh=workers.mesh(1), in_specs=P(workers.AXIS), out_specs=P(), check_vma=False)
-    return float(jnp.exp(jax.jit(one)(x) / counted))
-
-
 def train(args: Args, N: int, partition: str, of_N: list[dsgd.Topology]) -> dict[str, dict[str, np.ndarray]]:
     """Histories at the best step size, with `seconds`, by graph; without those that diverged at every one."""
     problem = problems.logistic_regression(args.data, N, partition, batch_size=args.batch_size, seed=args.seed)
@@ -174,19 +150,6 @@ def target(histories: dict[str, dict[str, np.ndarray]]) -> float:
     return SLACK * float(dsgd.tail_mean(last).mean())
 
 
-def describe(N: int, of_N: list[dsgd.Topology], measured: dict[str, float]) -> Table:
-    """The graphs' numbers."""
-    caption = "rho: of a round (of a schedule, the geometric mean).\nmeasured: from the decay of the consensus distance."
-    table = Table(title=f"{N} workers: graphs", caption=f"{caption}\n1 %: rounds until at most that much disagreement is left.")
-    table.add_column("graph", no_wrap=True)
-    for heading in ("degree", "edges", "rho", "measured", "1 %"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for graph in of_N:
-        rho = (f"{value:.5f}" for value in (per_round(graph), measured[graph.name]))
-        table.add_row(short(graph), str(graph.degree), str(len(graph.edges)), *rho, str(graph.mixing_time(0.01)))
-    return table
-
-
 def tabulate(args: Args, N: int, histories: dict[str, dict[str, dict[str, np.ndarray]]]) -> Table:
     """Cost to the target, for both partitions."""
     goals = {partition: target(runs) for partition, runs in histories.items()}
@@ -212,53 +175,40 @@ def costs(history: dict[str, np.ndarray] | None, goal: float) -> list[str]:
     return [f"{history['step'][at]:,}", f"{history['bits'][:, at].mean() / 1e6:.3g}", f"{history['seconds'][:, at].mean():.3g}"]
 
 
-def ring_gaps(rings: list[dsgd.Topology], measured: dict[str, float]) -> Table:
-    """1 - rho of rings beside what the survey prints, and what it should have printed."""
-    table = Table(title="rings: 1 - rho", caption="for large N, rho is 1 - 4 pi^2/(3N^2); the survey\nprints 1 - 16 pi^2/(3N^2)")
-    for heading in ("N", "computed", "measured", "4 pi^2/(3N^2)", "16 pi^2/(3N^2)"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for ring in rings:
-        right = 4 * math.pi**2 / (3 * ring.n**2)
-        gaps = (ring.spectral_gap, 1 - measured[ring.name], right, 4 * right)
-        table.add_row(str(ring.n), *(f"{gap:.3e}" for gap in gaps))
-    return table
-
-
 def draw(args: Args, N: int, of_N: list[dsgd.Topology], histories: dict[str, dict[str, dict[str, np.ndarray]]]) -> Figure:
-    """The graphs; below them loss and consensus distance, a row for each partition."""
-    sheet = Figure(figsize=(18, 13), layout="constrained")
-    above, below = sheet.subfigures(2, 1, height_ratios=(5, 8), squeeze=False)[:, 0]
+    """The graphs; below them loss and consensus distance against all costs, for each partition."""
+    sheet = Figure(figsize=(16, 20), layout="constrained")
+    above, below = sheet.subfigures(2, 1, height_ratios=(5, 13), squeeze=False)[:, 0]
     strip = above.subplots(2, math.ceil(len(of_N) / 2), squeeze=False).ravel()
     for axes, graph in zip(strip, of_N, strict=False):
         topologies.draw(graph, axes)
     for axes in strip[len(of_N) :]:
         axes.set_axis_off()
-    panels = common.panels(below, 4, 2, sharey=False)
-    xs: list[tuple[str, Callable]] = [
-        ("rounds", lambda history: history["step"].astype(float)),
-        ("megabits sent and received per worker", lambda history: history["bits"].mean(axis=0) / 1e6),
-        ("modelled seconds", lambda history: history["seconds"].mean(axis=0)),
-    ]
-    for row, (partition, runs) in zip(panels.reshape(2, 4), histories.items(), strict=True):
-        for axes, (label, x) in zip(row, [*xs, xs[0]], strict=True):
-            what = "consensus" if axes is row[-1] else "loss"
-            if label != "rounds":
-                axes.set_xscale("log")
-            shown = {name: history for name, history in runs.items() if what == "loss" or history[what].max() > 1e-9}
-            since = 0 if what == "loss" else 1  # at the start everybody agrees
-            common.draw_lines(axes, {name: (x(history)[since:], history[what][:, since:]) for name, history in shown.items()})
-            axes.set(xlabel=label, yscale="log", title=partition)
-            axes.set_ylabel("loss f(mean x)" if what == "loss" else "consensus distance")
-            if what == "loss":
-                axes.axhline(target(runs), color="0.4", linewidth=0.8)
-                common.plain_log(axes.yaxis)
-    handles, labels = panels[0].get_legend_handles_labels()
+    panels = common.panels(below, 3, 4, sharey="row").reshape(4, 3)
+    for row, (partition, what) in zip(panels, itertools.product(PARTITIONS, ("loss", "consensus")), strict=True):
+        curves(row, histories[partition], what)
+        row[0].set_ylabel(f"{partition}: {'loss f(mean x)' if what == 'loss' else 'consensus distance'}")
+        if what == "loss":
+            for axes in row:
+                axes.axhline(target(histories[partition]), color="0.4", linewidth=0.8)
+            common.plain_log(row[0].yaxis)
+    for axes, label in zip(panels[-1], COSTS, strict=True):
+        axes.set_xlabel(label)
+    handles, labels = panels[0, 0].get_legend_handles_labels()
     below.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6), frameon=False)
     switch = f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s"
     common.title(
         sheet, f"decentralized SGD, {args.data}, {N} workers, {switch}; bands: standard error over {args.seeds} seeds; grey: target"
     )
     return sheet
+
+
+def curves(row: Iterable[Axes], runs: dict[str, dict[str, np.ndarray]], what: str) -> None:
+    """Loss, or consensus distance, against each of the costs. The start, where everybody agrees, has no logarithm."""
+    shown = {name: history for name, history in runs.items() if what == "loss" or history[what].max() > 1e-9}
+    for axes, (label, cost) in zip(row, COSTS.items(), strict=True):
+        axes.set(xscale="linear" if label == "rounds" else "log", yscale="log")
+        common.draw_lines(axes, {name: (cost(history)[1:], history[what][:, 1:]) for name, history in shown.items()})
 
 
 if __name__ == "__main__":

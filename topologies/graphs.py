@@ -73,7 +73,9 @@ def torus(rows: int, columns: int, weights: Weights = metropolis) -> Topology:
     Raises:
         ValueError: rows or columns < 1.
     """
-    graph = nx.grid_2d_graph(_at_least("torus", rows, "row"), _at_least("torus", columns, "column"), periodic=True)
+    if rows < 1 or columns < 1:
+        raise ValueError(f"torus({rows}, {columns}): need at least 1 row and 1 column")
+    graph = nx.grid_2d_graph(rows, columns, periodic=True)
     return _named(f"torus({rows}, {columns})", graph, weights)
 
 
@@ -206,7 +208,7 @@ def _drawn(name: str, graph: nx.Graph, weights: Weights, hint: str) -> Topology:
     return _named(name, graph, weights)
 
 
-def _at_least(graph: str, count: int, what: str = "worker") -> int:
-    if count < 1:
-        raise ValueError(f"{graph}({count}): need at least 1 {what}")
-    return count
+def _at_least(graph: str, n: int) -> int:
+    if n < 1:
+        raise ValueError(f"{graph}({n}): need at least 1 worker")
+    return n

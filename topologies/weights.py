@@ -41,6 +41,7 @@ def lazy(adjacency: csr_array) -> csr_array:
 
     Source: Olshevsky, "Linear time average consensus on fixed graphs", 2014.
     """
+    _degrees("lazy", adjacency)  # refuses a directed graph by this name
     W = metropolis(adjacency)
     return csr_array((W + _diagonal(np.ones(len(W.indptr) - 1))) / 2)
 

@@ -29,7 +29,7 @@ def mix(tree: PyTree, topology: Topology, step: jax.Array | None = None) -> PyTr
     r"""One gossip round, $x_i \leftarrow \sum_j W_{ij} x_j$ (5.2): leaves `[n, ...]` to `[n, ...]`.
 
     Computed as $r_i x_i + \sum_{j \ne i} W_{ij} (x_j - x_i)$ with $r_i = \sum_j W_{ij}$, which is 1 if W is doubly stochastic: models that
-    agree stay as they are, bit for bit. The uniform W (the complete graph) is a mean over all.
+    agree stay as they are, bit for bit. Only the uniform W (the complete graph) is a mean over all, up to its rounding.
 
     Args:
         tree: floating-point leaves of a block.
@@ -124,7 +124,7 @@ def _check(tree: PyTree, topology: Topology) -> None:
     for leaf in jax.tree.leaves(tree):
         if leaf.shape[0] * axis.devices() != topology.n or not jnp.issubdtype(leaf.dtype, jnp.floating):
             given = f"a leaf of {leaf.shape[0] * axis.devices()} workers, {leaf.dtype}"
-            raise ValueError(f"mix over {topology.name}: {given}; need floating-point leaves of {topology.n} workers")
+            raise ValueError(f"gossip over {topology.name}: {given}; need floating-point leaves of {topology.n} workers")
 
 
 def _here(topology: Topology, step: jax.Array | None):
@@ -136,7 +136,7 @@ def _turn(topology: Topology, step: jax.Array | None):
     if topology.period == 1:
         return 0
     if step is None:
-        raise ValueError(f"mix over {topology.name}, a schedule of {topology.period} rounds: need the step, round.step in an update")
+        raise ValueError(f"gossip over {topology.name}, a schedule of {topology.period} rounds: need the step, round.step in an update")
     return lax.rem(step, np.int32(topology.period))
 
 

@@ -113,7 +113,7 @@ def matchings(pairs: list[tuple[int, int]], size: int) -> list[list[tuple[int, i
         group = [(first, int(second[first])) for first in range(size) if real[first, second[first]]]
         real[np.arange(size), second] = 0
         groups.append(group)
-    return [group for group in groups if group]
+    return groups
 
 
 def _filling(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:

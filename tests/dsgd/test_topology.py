@@ -1,9 +1,13 @@
-"""A mixing matrix knows its rho, its neighbours and its shifts, and a wrong one is refused with the entry that is wrong."""
+"""A mixing matrix knows its rho, its senders and receivers and how soon it mixes; a wrong one is refused with the entry that is wrong."""
 
 from __future__ import annotations
 
+import math
+import re
+
 import numpy as np
 import pytest
+import scipy.sparse
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +25,7 @@ def circulant(n: int, weights: dict[int, float]) -> np.ndarray:
 
 
 def metropolis(edges: list[tuple[int, int]], n: int) -> np.ndarray:
-    degree = np.bincount(np.ravel(edges), minlength=n)
+    degree = np.bincount(np.ravel(edges).astype(int), minlength=n)
     W = np.zeros((n, n))
     for i, j in edges:
         W[i, j] = W[j, i] = 1 / (1 + max(degree[i], degree[j]))
@@ -32,30 +36,141 @@ def star(n: int) -> np.ndarray:
     return metropolis([(0, i) for i in range(1, n)], n)
 
 
+def arcs(pairs: list[tuple[int, int]], n: int) -> np.ndarray:
+    """Push-sum weights: each sender shares equally among itself and those that it sends to."""
+    W = np.eye(n)
+    for sender, receiver in pairs:
+        W[receiver, sender] = 1
+    return W / W.sum(axis=0)
+
+
+def cycle(n: int, by: int = 1) -> np.ndarray:
+    """Everybody keeps half and sends half to the one `by` further. Doubly stochastic."""
+    return (np.eye(n) + np.roll(np.eye(n), by, axis=0)) / 2
+
+
 def second_largest(W: np.ndarray) -> float:
     """By numpy's general solver, which does not know that W is symmetric."""
     return np.sort(np.abs(np.linalg.eigvals(W)))[-2]
 
 
-MATRICES = {
+def far_from_average(P: np.ndarray) -> float:
+    """The largest singular value of what is left, its rows scaled as push-sum does."""
+    ratio = P / P.sum(axis=1)[:, None]
+    return np.linalg.svd(ratio - np.full(P.shape, 1 / len(P)), compute_uv=False)[0]
+
+
+def distances(rounds: list[np.ndarray], until: int) -> list[float]:
+    """After 0, 1, 2, ... rounds."""
+    P = np.eye(len(rounds[0]))
+    left = [far_from_average(P)]
+    for t in range(until):
+        P = rounds[t % len(rounds)] @ P
+        left.append(far_from_average(P))
+    return left
+
+
+SYMMETRIC = {
     "two": np.array([[0.7, 0.3], [0.3, 0.7]]),
     "circulant, odd": circulant(7, {1: 0.2, 2: 0.1}),
     "circulant, even": circulant(12, {1: 0.1, 3: 0.2, 6: 0.15}),
-    "circulant, many shifts": circulant(16, {1: 0.1, 2: 0.05, 3: 0.1, 5: 0.05, 7: 0.1}),
     "circulant, negative weights": circulant(9, {1: 0.4, 2: -0.05}),
     "circulant, rho from the negative end": circulant(8, {1: 0.45}),
     "star": star(6),
     "path": metropolis([(i, i + 1) for i in range(6)], 7),
     "weighted": np.array([[0.5, 0.4, 0.1], [0.4, 0.35, 0.25], [0.1, 0.25, 0.65]]),
+    "irregular with as many entries a row": np.array([[0.5, 0.5, 0, 0], [0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5], [0, 0, 0.5, 0.5]]),
+    "one place, other weights": np.array([[0.5, 0.2, 0, 0.3], [0.2, 0.7, 0.1, 0], [0, 0.1, 0.5, 0.4], [0.3, 0, 0.4, 0.3]]),
 }
-every_matrix = pytest.mark.parametrize("W", MATRICES.values(), ids=MATRICES)
+DOUBLY = {
+    "directed cycle": cycle(5),
+    "directed circulant": 0.5 * np.eye(7) + 0.3 * np.roll(np.eye(7), 1, axis=0) + 0.2 * np.roll(np.eye(7), 3, axis=0),
+    "directed, mixed": 0.2 * np.eye(6) + 0.3 * np.roll(np.eye(6), 1, axis=0) + 0.5 * np.eye(6)[[1, 0, 2, 4, 3, 5]],
+}
+PUSH_SUM = {
+    "push-sum": arcs([(0, 1), (1, 2), (2, 3), (3, 0), (0, 2)], 4),
+    "push-sum star": arcs([(0, i) for i in range(1, 5)] + [(i, 0) for i in range(1, 5)], 5),
+    "push-sum, uneven": np.array([[0.9, 0.0, 0.5], [0.05, 0.3, 0.25], [0.05, 0.7, 0.25]]),
+}
+MATRICES = SYMMETRIC | DOUBLY | PUSH_SUM
+SCHEDULES = {
+    "halves in turn": [cycle(8, by) for by in (1, 2, 4)],
+    "halves of six in turn": [cycle(6, by) for by in (1, 2, 4)],
+    "pairs in turn": [
+        np.kron(np.eye(2), np.full((2, 2), 0.5)),
+        np.array([[1, 0, 0, 0], [0, 0.6, 0.4, 0], [0, 0.4, 0.6, 0], [0, 0, 0, 1.0]]),
+    ],
+    "push-sum in turn": [arcs([(0, 1), (2, 1)], 4), arcs([(1, 3)], 4), arcs([(3, 0), (3, 2), (0, 2)], 4)],
+    "ring, then star": [circulant(6, {1: 1 / 3}), star(6)],
+}
 
 
-@every_matrix
+def every(matrices: dict):
+    return pytest.mark.parametrize("W", matrices.values(), ids=matrices)
+
+
+def product(rounds: list[np.ndarray]) -> np.ndarray:
+    """The last round is the leftmost."""
+    P = np.eye(len(rounds[0]))
+    for W in rounds:
+        P = np.einsum("ij,jk->ik", W, P)
+    return P
+
+
+@st.composite
+def connected(draw) -> tuple[int, list[tuple[int, int]]]:
+    """A tree, and any other edges."""
+    n = draw(st.integers(2, 8))
+    tree = [(draw(st.integers(0, i - 1)), i) for i in range(1, n)]
+    pairs = [(i, j) for j in range(n) for i in range(j)]
+    return n, sorted({*tree, *draw(st.lists(st.sampled_from(pairs), max_size=8))})
+
+
+@st.composite
+def strongly_connected(draw) -> tuple[int, list[tuple[int, int]]]:
+    """A cycle through everybody, and any other arcs."""
+    n = draw(st.integers(2, 7))
+    order = draw(st.permutations(range(n)))
+    pairs = [(i, j) for i in range(n) for j in range(n) if i != j]
+    return n, sorted({*zip(order, order[1:] + order[:1], strict=True), *draw(st.lists(st.sampled_from(pairs), max_size=8))})
+
+
+@every(MATRICES)
 def test_rho_is_the_second_largest_absolute_eigenvalue(W):
     topology = Topology("W", W)
     assert topology.rho == pytest.approx(second_largest(W), abs=1e-12)
     assert topology.spectral_gap == pytest.approx(1 - second_largest(W), abs=1e-12)
+
+
+@pytest.mark.parametrize("rounds", SCHEDULES.values(), ids=SCHEDULES)
+def test_rho_of_a_schedule_is_that_of_its_product(rounds):
+    """Up to the square root of a rounding: a product that is defective has ill-conditioned eigenvalues."""
+    assert Topology("in turn", np.stack(rounds)).rho == pytest.approx(second_largest(product(rounds)), abs=1e-7)
+
+
+@given(connected())
+def test_rho_of_random_connected_graphs(graph):
+    n, edges = graph
+    W = metropolis(edges, n)
+    topology = Topology("W", W)
+    np.testing.assert_allclose(topology.W, W, rtol=0, atol=1e-15)
+    assert topology.rho == pytest.approx(second_largest(W), abs=1e-12)
+    assert topology.symmetric
+    assert topology.doubly_stochastic
+    assert topology.edges.tolist() == [list(edge) for edge in edges]
+    assert topology.smallest_eigenvalue == pytest.approx(np.linalg.eigvals(W).real.min(), abs=1e-12)
+
+
+@given(strongly_connected())
+def test_rho_of_random_directed_graphs(graph):
+    n, pairs = graph
+    W = arcs(pairs, n)
+    topology = Topology("W", W)
+    np.testing.assert_array_equal(topology.W, W)
+    assert topology.rho == pytest.approx(second_largest(W), abs=1e-6)  # some are defective
+    assert topology.symmetric == (W == W.T).all()
+    back_and_forth = {(i, j) for i, j in pairs if i < j}
+    assert list(map(tuple, topology.edges.tolist())) == sorted(back_and_forth if topology.symmetric else pairs)
 
 
 @given(st.lists(st.permutations(range(8)), min_size=2, max_size=4))
@@ -65,7 +180,7 @@ def test_rho_of_random_doubly_stochastic_matrices(permutations):
     assert Topology("W", W).rho == pytest.approx(second_largest(W), abs=1e-12)
 
 
-@every_matrix
+@every(SYMMETRIC)
 def test_rho_is_how_fast_disagreement_dies_at_worst(W):
     """After many rounds the worst direction is all that is left, and a round shrinks it by rho."""
     topology = Topology("W", W)
@@ -77,55 +192,128 @@ def test_rho_is_how_fast_disagreement_dies_at_worst(W):
     assert np.linalg.norm(topology.W @ x) == pytest.approx(topology.rho, rel=1e-3)
 
 
-@every_matrix
+@every(MATRICES)
 def test_rho_does_not_depend_on_who_is_who(W):
     """Renamed, a circulant matrix is none any more, and takes the other road."""
     order = np.random.default_rng(1).permutation(len(W))
     assert Topology("renamed", W[order][:, order]).rho == pytest.approx(Topology("W", W).rho, abs=1e-12)
 
 
-@every_matrix
-def test_neighbours_are_the_others_with_a_weight(W):
+@every(SYMMETRIC)
+def test_the_smallest_eigenvalue(W):
+    assert Topology("W", W).smallest_eigenvalue == pytest.approx(np.linalg.eigvals(W).real.min(), abs=1e-12)
+
+
+@every(MATRICES)
+def test_what_W_is(W):
     topology = Topology("W", W)
-    counted = [sum(W[i, j] != 0 for j in range(len(W)) if j != i) for i in range(len(W))]
-    assert topology.n == len(W)
-    assert topology.neighbours.tolist() == counted
-    assert topology.degree == max(counted)
+    assert topology.symmetric == (np.abs(W - W.T).max() < 1e-12)
+    assert topology.doubly_stochastic == (np.abs(W.sum(axis=1) - 1).max() < 1e-12)
+    assert topology.period == 1
+
+
+def test_the_three_kinds():
+    """The oracle above, held to names."""
+    assert all(Topology(name, W).symmetric and Topology(name, W).doubly_stochastic for name, W in SYMMETRIC.items())
+    assert all(not Topology(name, W).symmetric and Topology(name, W).doubly_stochastic for name, W in DOUBLY.items())
+    assert not any(Topology(name, W).symmetric or Topology(name, W).doubly_stochastic for name, W in PUSH_SUM.items())
+
+
+def test_one_directed_round_makes_a_schedule_directed():
+    both = Topology("both", np.stack([circulant(5, {1: 0.3}), cycle(5)]))
+    push = Topology("push", np.stack([arcs([(i, (i + 1) % 5) for i in range(5)], 5), arcs([(0, 2)], 5)]))
+    assert (both.symmetric, both.doubly_stochastic) == (False, True)
+    assert (push.symmetric, push.doubly_stochastic) == (False, False)
+    assert Topology("twice", np.stack([circulant(5, {1: 0.3}), star(5)])).symmetric
+
+
+@every(MATRICES)
+def test_everybody_sends_and_receives_along_the_weights(W):
+    topology = Topology("W", W)
+    n = len(W)
+    received = [sum(W[i, j] != 0 for j in range(n) if j != i) for i in range(n)]
+    sent = [sum(W[i, j] != 0 for i in range(n) if j != i) for j in range(n)]
+    assert topology.n == n
+    assert topology.receives.tolist() == [received]
+    assert topology.sends.tolist() == [sent]
+    assert topology.degree == max(received + sent)
+
+
+def test_a_directed_graph_sends_what_others_receive():
+    """Worker 0 sends to everybody, and hears only from the last of a line."""
+    topology = Topology("out of one", arcs([(0, 1), (0, 2), (0, 3), (1, 2), (2, 3), (3, 0)], 4))
+    assert topology.sends.tolist() == [[3, 1, 1, 1]]
+    assert topology.receives.tolist() == [[1, 1, 2, 2]]
+    assert topology.degree == 3
+    assert topology.edges.tolist() == [[0, 1], [0, 2], [0, 3], [1, 2], [2, 3], [3, 0]]
+    backwards = Topology("into one", arcs([(1, 0), (2, 0), (3, 0), (2, 1), (3, 2), (0, 3)], 4))
+    assert backwards.receives.max() == backwards.degree == 3
+    assert backwards.sends.max() == 2
+
+
+def test_a_schedule_counts_messages_by_round_and_edges_once():
+    rounds = [arcs([(0, 1), (0, 2)], 3), arcs([(1, 0), (0, 1)], 3), arcs([(2, 0)], 3)]
+    topology = Topology("in turn", np.stack(rounds))
+    assert topology.sends.tolist() == [[2, 0, 0], [1, 1, 0], [0, 0, 1]]
+    assert topology.receives.tolist() == [[0, 1, 1], [1, 1, 0], [1, 0, 0]]
+    assert topology.degree == 2
+    assert topology.edges.tolist() == [[0, 1], [0, 2], [1, 0], [2, 0]]
+    assert (topology.period, topology.n) == (3, 3)
+
+
+def test_edges_of_a_symmetric_schedule_are_pairs():
+    topology = Topology("pairs", np.stack(SCHEDULES["pairs in turn"]))
+    assert topology.edges.tolist() == [[0, 1], [1, 2], [2, 3]]
 
 
 def test_a_worker_without_weight_for_itself_has_all_its_neighbours():
     triangle = Topology("triangle", (np.ones((3, 3)) - np.eye(3)) / 2)
-    assert triangle.neighbours.tolist() == [2, 2, 2]
-
-
-@pytest.mark.parametrize("name", [name for name in MATRICES if name.startswith("circulant") and "many" not in name] + ["two"])
-def test_shifts_reproduce_a_circulant_matrix(name):
-    topology = Topology(name, MATRICES[name])
-    n = topology.n
-    assert all(abs(s) <= n / 2 for s in topology.shifts)
-    assert len(topology.shifts) == topology.neighbours[0] + 1
-    rebuilt = np.zeros((n, n))
-    for s, weight in topology.shifts.items():
-        for i in range(n):
-            rebuilt[i, (i - s) % n] += weight
-    np.testing.assert_array_equal(rebuilt, topology.W)
-
-
-@pytest.mark.parametrize("name", ["star", "path", "weighted", "circulant, many shifts"])
-def test_no_shifts_where_a_product_is_needed(name):
-    assert Topology(name, MATRICES[name]).shifts is None
+    assert triangle.sends.tolist() == triangle.receives.tolist() == [[2, 2, 2]]
 
 
 def test_one_worker():
     alone = Topology("alone", np.ones((1, 1)))
-    assert (alone.n, alone.rho, alone.degree, alone.shifts, alone.uniform) == (1, 0.0, 0, {0: 1.0}, True)
+    assert (alone.n, alone.rho, alone.degree, alone.uniform, alone.symmetric, alone.smallest_eigenvalue) == (1, 0.0, 0, True, True, 1.0)
+    assert alone.edges.shape == (0, 2)
+    assert alone.mixing_time(0.5) == Topology("alone, twice", np.ones((2, 1, 1))).mixing_time(0.5) == 0
 
 
-@every_matrix
+@every(MATRICES)
 def test_only_equal_weights_are_uniform(W):
     assert not Topology("W", W).uniform
     n = len(W)
     assert Topology("uniform", np.full((n, n), 1 / n)).uniform
+
+
+def test_almost_equal_weights_are_not_uniform():
+    W = np.full((4, 4), 0.25) + 1e-6 * np.kron([[1, -1], [-1, 1]], np.ones((2, 2)))
+    assert not Topology("almost", W).uniform
+
+
+def test_a_schedule_of_means_is_not_one_round():
+    """`uniform` is for what one collective does; and its rho is 0 all the same."""
+    means = Topology("means", np.full((2, 3, 3), 1 / 3))
+    assert not means.uniform
+    assert means.rho == pytest.approx(0, abs=1e-15)
+    assert means.mixing_time(0.5) == 1
+
+
+@pytest.mark.parametrize("rounds", SCHEDULES.values(), ids=SCHEDULES)
+def test_W_of_a_schedule_is_what_a_period_makes_of_the_models(rounds):
+    topology = Topology("in turn", np.stack(rounds))
+    x = np.random.default_rng(0).normal(size=(topology.n, 3))
+    after = x
+    for W in rounds:
+        after = W @ after
+    np.testing.assert_allclose(topology.W @ x, after, rtol=0, atol=1e-14)
+    for W, kept in zip(rounds, topology.matrices, strict=True):
+        np.testing.assert_allclose(kept.toarray(), W, rtol=0, atol=1e-15)
+
+
+def test_the_first_round_is_the_rightmost_factor():
+    first, second = arcs([(0, 1)], 3), arcs([(1, 2), (2, 0)], 3)
+    assert np.abs(first @ second - second @ first).max() > 0.1
+    np.testing.assert_allclose(Topology("two", np.stack([first, second])).W, second @ first, rtol=0, atol=1e-15)
 
 
 def test_W_is_a_read_only_copy():
@@ -137,31 +325,155 @@ def test_W_is_a_read_only_copy():
     mine[:] = 0
     np.testing.assert_array_equal(topology.W, before)
     with pytest.raises(AttributeError):
-        topology.W = mine
+        topology.degree = 3
+
+
+def test_a_sparse_matrix_is_copied_too():
+    mine = scipy.sparse.csr_array(cycle(4))
+    topology = Topology("mine", mine)
+    mine.data[:] = 7
+    np.testing.assert_array_equal(topology.W, cycle(4))
 
 
 def test_W_is_kept_in_float64():
     assert Topology("quarters", np.full((4, 4), 0.25, np.float32)).W.dtype == np.float64
+    assert Topology("one", np.ones((1, 1), bool)).W.dtype == np.float64
 
 
-@pytest.mark.parametrize("W", [np.ones((2, 3)) / 3, np.ones(3) / 3, np.ones((2, 2, 2)) / 2, np.zeros((0, 0))], ids=lambda W: str(W.shape))
+@pytest.mark.parametrize("of", ["csr_array", "csc_array", "coo_array", "dia_array", "lil_array", "csr_matrix"])
+@every({name: MATRICES[name] for name in ("star", "push-sum", "directed cycle")})
+def test_a_sparse_matrix_is_the_same_as_a_dense_one(W, of):
+    sparse, dense = Topology("W", getattr(scipy.sparse, of)(W)), Topology("W", W)
+    np.testing.assert_array_equal(sparse.W, dense.W)
+    np.testing.assert_array_equal(sparse.edges, dense.edges)
+    assert sparse.rho == dense.rho
+    assert sparse.matrices[0].has_sorted_indices
+
+
+def test_what_is_stored_but_zero_or_twice_is_one_weight_or_none():
+    """Compressed rows may say 0, and may say a half in two quarters."""
+    data = [0.5, 0.25, 0.25, 0.0, 0.5, 0.5, 0.5, 0.5]
+    W = scipy.sparse.csr_array((data, [0, 2, 2, 1, 0, 1, 2, 1], [0, 4, 6, 8]), shape=(3, 3))
+    np.testing.assert_array_equal(W.toarray(), [[0.5, 0, 0.5], [0.5, 0.5, 0], [0, 0.5, 0.5]])
+    topology = Topology("twice", W)
+    assert topology.sends.tolist() == topology.receives.tolist() == [[1, 1, 1]]
+    np.testing.assert_array_equal(topology.W, W.toarray())
+
+
+def test_a_schedule_of_sparse_matrices():
+    rounds = SCHEDULES["halves in turn"]
+    topology = topologies.from_matrix([scipy.sparse.csr_array(W) for W in rounds], "halves")
+    np.testing.assert_allclose(topology.W, product(rounds), rtol=0, atol=1e-15)
+    assert (topology.period, topology.name, repr(topology)) == (3, "halves", "Topology(halves)")
+
+
+@pytest.mark.parametrize("eps", [0.9, 0.3, 1e-2, 1e-6])
+@every(MATRICES)
+def test_mixing_time_of_a_matrix_is_the_first_round_that_is_close_enough(W, eps):
+    left = distances([W], Topology("W", W).mixing_time(eps))
+    assert left[-1] <= eps
+    assert min(left[:-1]) > eps
+
+
+@pytest.mark.parametrize("eps", [0.9, 0.3, 1e-2, 1e-6])
+@pytest.mark.parametrize("rounds", SCHEDULES.values(), ids=SCHEDULES)
+def test_mixing_time_of_a_schedule_counts_rounds_not_periods(rounds, eps):
+    left = distances(rounds, Topology("in turn", np.stack(rounds)).mixing_time(eps))
+    assert left[-1] <= eps
+    assert min(left[:-1]) > eps
+
+
+@given(connected(), st.sampled_from([0.7, 0.1, 1e-3]))
+def test_mixing_time_of_random_connected_graphs(graph, eps):
+    """At a tie either round is right."""
+    W = metropolis(graph[1], graph[0])
+    left = distances([W], Topology("W", W).mixing_time(eps))
+    assert left[-1] <= eps * (1 + 1e-9)
+    assert min(left[:-1]) > eps * (1 - 1e-9)
+
+
+@given(strongly_connected(), st.sampled_from([0.7, 0.1, 1e-3]))
+def test_mixing_time_of_random_directed_graphs_is_when_they_fall_below(graph, eps):
+    """Under push-sum disagreement may grow for a round, and fall below eps more than once."""
+    W = arcs(graph[1], graph[0])
+    left = distances([W], Topology("W", W).mixing_time(eps))
+    assert left[-1] <= eps * (1 + 1e-9)
+    assert left[-2] > eps * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(("rho", "eps", "rounds"), [(0.5, 0.25, 2), (0.5, 0.24, 3), (0.1, 0.1, 1), (0.1, 1e-3, 3), (0.9, 0.95, 1)])
+def test_mixing_time_where_a_power_of_rho_is_eps(rho, eps, rounds):
+    W = np.array([[1 + rho, 1 - rho], [1 - rho, 1 + rho]]) / 2
+    assert Topology("two", W).mixing_time(eps) == rounds == math.ceil(math.log(eps, rho) - 1e-9)
+
+
+@pytest.mark.parametrize("eps", [0.0, 1.0, -0.1, 1.5, math.nan])
+def test_mixing_time_needs_a_part(eps):
+    with pytest.raises(ValueError, match=rf"mixing_time\({eps}\): need a number between 0 and 1"):
+        Topology("star", star(4)).mixing_time(eps)
+
+
+@pytest.mark.parametrize("W", [np.ones((2, 3)) / 3, np.ones(3) / 3, np.zeros((0, 0)), np.float64(1)], ids=lambda W: str(W.shape))
 def test_refuses_what_is_not_square(W):
-    with pytest.raises(ValueError, match=rf"mine: W has shape \({W.shape[0]},.*need a square matrix"):
+    with pytest.raises(ValueError, match=rf"mine: W has shape {re.escape(str(W.shape))}; need a square matrix"):
+        Topology("mine", W)
+
+
+@pytest.mark.parametrize("W", [np.eye(2) * 1j, np.array([["a"]]), np.array([[None]])], ids=["complex", "text", "objects"])
+def test_refuses_what_is_no_real_number(W):
+    with pytest.raises(ValueError, match=r"mine: W has type .*; need real numbers"):
         Topology("mine", W)
 
 
 def test_refuses_asymmetry_and_names_both_entries():
     W = star(5)
-    W[1, 3], W[1, 1] = 0.25, W[1, 1] - 0.25
-    with pytest.raises(ValueError, match=r"mine: W\[1, 3\] = 0.25 but W\[3, 1\] = 0 \(off by 0.25\); need a symmetric W"):
+    W[1, 3] += 0.25
+    with pytest.raises(
+        ValueError, match=r"mine: W\[1, 3\] = 0.25 but W\[3, 1\] = 0 \(off by 0.25\), and column 3 sums to 1.25; need a sym"
+    ):
+        Topology("mine", W)
+
+
+@pytest.mark.parametrize("name", PUSH_SUM)
+def test_refuses_the_transpose_of_a_directed_matrix_and_asks(name):
+    with pytest.raises(ValueError, match=r"columns that do \(its rows do: is it the transpose\?\)$"):
+        Topology("mine", PUSH_SUM[name].T)
+
+
+def test_does_not_ask_where_it_is_not_the_transpose():
+    W = PUSH_SUM["push-sum"].copy()
+    W[2, 1] += 0.1
+    with pytest.raises(ValueError, match=r"columns that do$"):
         Topology("mine", W)
 
 
 def test_refuses_a_row_that_does_not_sum_to_1_and_names_it():
     W = star(5)
     W[3, 3] -= 0.02
-    with pytest.raises(ValueError, match=r"mine: row 3 of W sums to 0.98, not 1"):
+    with pytest.raises(ValueError, match=r"mine: row 3 of W sums to 0.98, not 1 \(off by 0.02\)"):
         Topology("mine", W)
+
+
+def test_refuses_negative_weights_of_push_sum_and_names_one():
+    W = arcs([(0, 1), (1, 2), (2, 0), (0, 2)], 3)
+    W[1, 0] -= 0.5
+    W[0, 0] += 0.5
+    with pytest.raises(
+        ValueError, match=r"mine: row 1 of W sums to 0.333333, not 1, as for push-sum, and W\[1, 0\] = -0.16.*need weights >= 0"
+    ):
+        Topology("mine", W)
+
+
+def test_refuses_push_sum_of_one_who_keeps_nothing():
+    W = arcs([(0, 1), (1, 2), (2, 0), (0, 2)], 3)
+    W[1, 1], W[2, 1] = 0, 1
+    with pytest.raises(ValueError, match=r"mine: W\[1, 1\] = 0; need a part that each worker keeps, for push-sum"):
+        Topology("mine", W)
+
+
+def test_negative_weights_and_nothing_of_ones_own_are_fine_in_a_doubly_stochastic_matrix():
+    W = 1.1 * np.roll(np.eye(5), 1, axis=0) / 2 + np.roll(np.eye(5), 2, axis=0) / 2 - 0.05 * np.roll(np.eye(5), -1, axis=0)
+    assert Topology("mine", W).rho == pytest.approx(second_largest(W), abs=1e-12)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -176,14 +488,66 @@ def test_refuses_a_disconnected_graph_and_names_a_component():
     W = np.zeros((5, 5))
     W[np.ix_([0, 2], [0, 2])] = 1 / 2
     W[np.ix_([1, 3, 4], [1, 3, 4])] = 1 / 3
-    with pytest.raises(ValueError, match=r"mine: the graph falls into 2 components, one of them workers \{(0, 2|1, 3, 4)\}"):
+    with pytest.raises(
+        ValueError, match=r"mine: the graph falls into 2 components, one of them workers \{(0, 2|1, 3, 4)\}; need a conn\w+ graph, or"
+    ):
         Topology("mine", W)
+
+
+def test_refuses_a_directed_path_and_names_a_component():
+    """Nothing ever comes back to worker 0."""
+    path = arcs([(0, 1), (1, 2), (2, 3)], 4)
+    with pytest.raises(
+        ValueError, match=r"falls into 4 components, one of them workers \{0\}; need a connected graph \(a directed one strongly\)"
+    ):
+        Topology("mine", path)
 
 
 def test_a_large_component_is_named_by_its_first_workers():
-    W = np.kron(np.eye(2), np.full((10, 10), 1 / 10))
-    with pytest.raises(ValueError, match=r"\{0, 1, 2, 3, 4, 5, 6, 7, \.\.\.\}"):
-        Topology("mine", W)
+    for size, shown in {8: r"\{0, 1, 2, 3, 4, 5, 6, 7\}", 9: r"\{0, 1, 2, 3, 4, 5, 6, 7, \.\.\.\}"}.items():
+        with pytest.raises(ValueError, match=shown):
+            Topology("mine", np.kron(np.eye(2), np.full((size, size), 1 / size)))
+
+
+def test_rounds_need_to_connect_only_together():
+    pairs, others = np.kron(np.eye(2), np.full((2, 2), 0.5)), np.eye(4)[[0, 2, 1, 3]]
+    for W in (pairs, others):
+        with pytest.raises(ValueError, match="falls into"):
+            Topology("alone", W)
+    together = Topology("together", np.stack([pairs, (others + np.eye(4)) / 2]))
+    assert together.rho < 1
+    with pytest.raises(
+        ValueError, match=r"mine: the graph falls into 2 components, one of them workers \{0, 1\}; need a connected graph, or"
+    ):
+        Topology("mine", np.stack([pairs, pairs]))
+
+
+def test_rounds_whose_weights_cancel_are_connected_all_the_same():
+    once, back = circulant(2, {1: 0.2}), circulant(2, {1: -0.2})
+    assert Topology("to and fro", np.stack([once, back])).rho == pytest.approx(0.6 * 1.4, abs=1e-12)
+
+
+def test_directed_rounds_need_to_connect_strongly_together():
+    there, back = arcs([(0, 1), (1, 2)], 3), arcs([(2, 0)], 3)
+    assert Topology("there and back", np.stack([there, back])).rho < 1
+    with pytest.raises(ValueError, match=r"3 components, .* \(a directed one strongly\)"):
+        Topology("there", np.stack([there, there]))
+
+
+def test_refuses_rounds_of_different_sizes_and_names_the_round():
+    with pytest.raises(ValueError, match=r"mine, round 1: W has shape \(5, 5\), the first round's \(4, 4\); need as many workers"):
+        Topology("mine", [star(4), star(5), star(6)])
+
+
+def test_refuses_a_wrong_round_and_names_it():
+    with pytest.raises(ValueError, match=r"mine, round 2: row 0 of W sums to 2, not 1"):
+        Topology("mine", [star(4), star(4), star(4) + np.eye(4)])
+
+
+@pytest.mark.parametrize("nothing", [[], (), np.zeros((0, 4, 4))], ids=["list", "tuple", "array"])
+def test_refuses_a_schedule_of_no_rounds(nothing):
+    with pytest.raises(ValueError, match="mine: a schedule of no rounds; need at least one mixing matrix"):
+        Topology("mine", nothing)
 
 
 @pytest.mark.parametrize("W", [circulant(2, {1: 1.0}), circulant(6, {1: 0.5})], ids=["two workers", "ring of six"])
@@ -192,9 +556,20 @@ def test_refuses_a_connected_graph_that_swaps_two_halves(W):
         Topology("mine", W)
 
 
+def test_refuses_a_permutation():
+    with pytest.raises(ValueError, match=r"mine: rho = 1, so gossip does not converge although the graph is connected"):
+        Topology("mine", np.roll(np.eye(5), 1, axis=0))
+
+
 def test_refuses_negative_weights_under_which_models_run_apart():
     with pytest.raises(ValueError, match=r"mine: rho = 1.4, so gossip does not converge"):
         Topology("mine", circulant(8, {1: -0.1}))
+
+
+def test_slow_gossip_is_accepted_where_it_is_plain_that_it_converges():
+    """rho is 1 up to roundings, and no reason to refuse: everybody keeps a part."""
+    slow = Topology("slow", circulant(3, {1: 1e-14}))
+    assert slow.rho == pytest.approx(1, abs=1e-12)
 
 
 def test_a_matrix_in_float32_is_put_right():
@@ -203,9 +578,31 @@ def test_a_matrix_in_float32_is_put_right():
     fixed = topologies.from_matrix(W)
     np.testing.assert_array_equal(fixed.W, fixed.W.T)
     np.testing.assert_allclose(fixed.W.sum(axis=1), 1, rtol=0, atol=1e-15)
+    np.testing.assert_allclose(fixed.W, W, rtol=0, atol=1e-6)
     assert fixed.rho == pytest.approx(topologies.ring(7).rho, abs=1e-6)
     with pytest.raises(ValueError, match=r"sums to .*, not 1 \(off by"):
         topologies.from_matrix(W * np.float32(1.001))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@every(PUSH_SUM | DOUBLY)
+def test_columns_of_a_coarse_directed_matrix_are_put_right(W, dtype):
+    fixed = topologies.from_matrix(W.astype(dtype))
+    np.testing.assert_allclose(fixed.W.sum(axis=0), 1, rtol=0, atol=1e-15)
+    np.testing.assert_allclose(fixed.W, W, rtol=0, atol=4 * float(np.finfo(dtype).eps))
+    assert fixed.doubly_stochastic == Topology("W", W).doubly_stochastic
+    assert not fixed.symmetric
+
+
+def test_roundings_of_float64_are_no_asymmetry():
+    W = star(5)
+    W[0, 1] += 1e-10
+    fixed = Topology("star", W)
+    assert fixed.symmetric
+    np.testing.assert_array_equal(fixed.W, fixed.W.T)
+    W[0, 1] += 1e-7
+    with pytest.raises(ValueError, match=r"W\[0, 1\] = 0.2 but W\[1, 0\] = 0.2 \(off by 1e-07\)"):
+        Topology("star", W)
 
 
 def test_a_ragged_matrix_is_refused():

@@ -1,4 +1,4 @@
-"""Every collective means the same on one device, two and eight, and is what numpy says; and a ring sends no more than it must."""
+"""Every collective means the same on one device, two and eight, and is what numpy says."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-import dsgd
-import topologies
 from dsgd import workers
 
 N = 16
 CHOSEN = np.array([3, 15, 0, 3, 8], np.int32)
 KEY = 7
 BLOCKS, SAME = P(workers.AXIS), P()
-SENDS = re.compile(r"(\S+) (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter|collective-broadcast)(?:-start)?\(")
+SENDS = re.compile(r"\S+ (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter|collective-broadcast)(?:-start)?\(")
 
 
 @cache
@@ -79,7 +77,7 @@ def every_collective(rows, messages, everybody, chosen, key):
 def compiled(mesh):
     args = (rows(), messages(), rows(), CHOSEN, jax.random.key(KEY))
     spread = jax.shard_map(every_collective, mesh=mesh, in_specs=(BLOCKS, BLOCKS, SAME, SAME, SAME), out_specs=BLOCKS, check_vma=False)
-    program = jax.jit(spread).lower(*args).compile()
+    program = jax.jit(spread).lower(*args).compile(compiler_options={"xla_backend_optimization_level": 0})
     by_worker, by_device = jax.tree.map(np.asarray, program(*args))
     return by_worker, by_device, program.as_text()
 
@@ -197,109 +195,8 @@ def test_shift_rolls_the_workers_by_any_number(any_mesh):
 
 
 def test_only_many_devices_send(any_mesh):
-    sends = SENDS.findall(compiled(any_mesh)[2]) + SENDS.findall(mixed(any_mesh, N)[2])
-    kinds = {kind for _, kind in sends}
+    kinds = set(SENDS.findall(compiled(any_mesh)[2]))
     assert kinds == (set() if any_mesh.size == 1 else {"all-gather", "all-reduce", "all-to-all", "collective-permute"})
-
-
-def circulant(n: int, weights: dict[int, float]) -> np.ndarray:
-    """The matrix with weight w for the workers s places before and behind, itself where s = 0."""
-    W = np.zeros((n, n))
-    for shift, weight in weights.items():
-        for s in {shift % n, -shift % n}:
-            W += weight * np.roll(np.eye(n), s, axis=0)
-    return W
-
-
-def doubly_stochastic(n: int, seed: int) -> np.ndarray:
-    """A random symmetric matrix with rows that sum to 1: the mean of the identity and of random permutations and their inverses."""
-    draw = np.random.default_rng(seed)
-    swaps = [np.eye(n)[draw.permutation(n)] for _ in range(4)]
-    return (np.eye(n) + sum((swap + swap.T) / 2 for swap in swaps)) / 5
-
-
-def irregular(n: int) -> np.ndarray:
-    """A star with Metropolis weights."""
-    W = np.eye(n)
-    for leaf in range(1, n):
-        W[0, leaf] = W[leaf, 0] = 1 / n
-        W[leaf, leaf] -= 1 / n
-        W[0, 0] -= 1 / n
-    return W
-
-
-@cache
-def graphs(n: int) -> dict[str, dsgd.Topology]:
-    matrices = {
-        "two hops": circulant(n, {0: 0.5, 1: 0.1, 2: 0.15}),
-        "three hops": circulant(n, {0: 0.4, 1: 0.1, 3: 0.2}),
-        "opposite": circulant(n, {0: 0.3, 1: 0.2, 3: 0.1, n // 2: 0.1}),
-        "negative weights": circulant(n, {0: 0.5, 1: 0.3, 2: -0.05}),
-        "random": doubly_stochastic(n, seed=n),
-        "irregular": irregular(n),
-    }
-    if n == N:
-        matrices["many hops"] = circulant(n, {0: 0.3, 1: 0.05, 2: 0.1, 3: 0.05, 5: 0.1, 7: 0.05})
-    return {"ring": topologies.ring(n), "complete": topologies.complete(n)} | {
-        name: topologies.from_matrix(W, name) for name, W in matrices.items()
-    }
-
-
-@cache
-def mixed(mesh, n: int):
-    tree = {name: rows()[name][:n] for name in ("matrix", "scalar", "half")}
-
-    def mix_on_every_graph(tree):
-        return {name: workers.mix(tree, topology) for name, topology in graphs(n).items()}
-
-    spread = jax.shard_map(mix_on_every_graph, mesh=mesh, in_specs=BLOCKS, out_specs=BLOCKS, check_vma=False)
-    program = jax.jit(spread).lower(tree).compile()
-    return tree, jax.tree.map(np.asarray, program(tree)), program.as_text()
-
-
-@pytest.mark.parametrize("n", [8, N])
-def test_mix_is_the_product_with_W(any_mesh, n):
-    tree, result, _ = mixed(any_mesh, n)
-    for name, topology in graphs(n).items():
-        expected = jax.tree.map(lambda leaf, W=topology.W: np.einsum("ij,j...->i...", W, leaf), exact(tree))
-        assert jax.tree.map(lambda leaf: leaf.dtype, result[name]) == jax.tree.map(lambda leaf: leaf.dtype, tree)
-        assert_close(result[name], expected, roundings=4)
-
-
-@pytest.mark.parametrize("n", [8, N])
-def test_mix_preserves_the_mean(any_mesh, n):
-    tree, result, _ = mixed(any_mesh, n)
-    mean = jax.tree.map(lambda leaf: leaf.mean(0), exact(tree))
-    for name in graphs(n):
-        for leaf, want in mean.items():
-            atol = 4 * float(jnp.finfo(result[name][leaf].dtype).eps)
-            np.testing.assert_allclose(exact(result[name][leaf]).mean(0), want, rtol=0, atol=atol, err_msg=name)
-
-
-def sends_of_a_mix(topology: dsgd.Topology) -> list[tuple[str, str]]:
-    """Shape and kind of each of eight devices' messages, for rows of three numbers."""
-    spread = jax.shard_map(lambda x: workers.mix(x, topology), mesh=workers.mesh(8), in_specs=BLOCKS, out_specs=BLOCKS, check_vma=False)
-    return SENDS.findall(jax.jit(spread).lower(jnp.zeros((topology.n, 3))).compile().as_text())
-
-
-@pytest.mark.parametrize(
-    ("topology", "rows_each_way"),
-    [
-        *((topologies.ring(n), 1) for n in (8, 16, 32)),
-        (topologies.from_matrix(circulant(32, {0: 0.5, 1: 0.1, 2: 0.15}), "two hops in blocks of four"), 2),
-    ],
-    ids=lambda value: getattr(value, "name", None),
-)
-def test_neighbouring_blocks_exchange_one_message_each_way(topology, rows_each_way):
-    sends = sends_of_a_mix(topology)
-    assert [kind for _, kind in sends] == ["collective-permute"] * 2
-    assert all(re.match(rf"\(?f32\[{rows_each_way},3\]", shape) for shape, _ in sends)
-
-
-def test_a_complete_graph_sends_one_mean():
-    sends = sends_of_a_mix(topologies.complete(16))
-    assert [kind for _, kind in sends] == ["all-reduce"]
-    assert re.match(r"\(?f32\[3\]", sends[0][0])
 
 
 def test_mesh_takes_devices_from_the_front():
@@ -318,15 +215,3 @@ def test_mesh_of_an_impossible_number_of_devices(devices):
 def test_mesh_of_an_empty_list_of_devices():
     with pytest.raises(ValueError, match="mesh of no devices"):
         workers.mesh([])
-
-
-@pytest.mark.parametrize(
-    ("leaf", "given"), [(np.zeros((8, 2), np.float32), "8 workers, float32"), (np.zeros((N, 2), np.int32), f"{N} workers, int32")]
-)
-def test_mix_refuses_other_workers_and_integers(leaf, given):
-    """A ring of 16 on 8 rows would be a ring of 8; 1/3 as an integer is 0."""
-    mix = jax.shard_map(
-        lambda x: workers.mix(x, topologies.ring(N)), mesh=workers.mesh(2), in_specs=P("workers"), out_specs=P("workers"), check_vma=False
-    )
-    with pytest.raises(ValueError, match=rf"mix over ring\({N}\): a leaf of {given}"):
-        mix(leaf)

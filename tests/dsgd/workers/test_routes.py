@@ -1,0 +1,169 @@
+"""Rows cross devices in as few permutes as there can be, and all that are needed arrive: followed with numpy, nothing compiled."""
+
+from __future__ import annotations
+
+import itertools
+
+import networkx as nx
+import numpy as np
+import pytest
+import scipy.sparse
+from hypothesis import given
+from hypothesis import strategies as st
+
+import topologies
+from dsgd import Topology
+from dsgd.workers import routes
+
+
+@st.composite
+def bipartite(draw) -> tuple[int, list[tuple[int, int]]]:
+    size = draw(st.integers(1, 9))
+    pairs = [(i, j) for i in range(size) for j in range(size)]
+    return size, draw(st.lists(st.sampled_from(pairs), unique=True, max_size=40))
+
+
+@given(bipartite())
+def test_matchings_have_every_pair_once_in_as_few_groups_as_there_can_be(graph):
+    """As many as the one who is in most pairs has."""
+    size, pairs = graph
+    groups = routes.matchings(pairs, size)
+    assert sorted(pair for group in groups for pair in group) == sorted(pairs)
+    for group in groups:
+        firsts, seconds = zip(*group, strict=True)
+        assert len(set(firsts)) == len(set(seconds)) == len(group)
+    ends = [[pair[end] for pair in pairs].count(i) for end in (0, 1) for i in range(size)]
+    assert len(groups) == max(ends)
+
+
+def test_matchings_of_everybody_with_everybody_else():
+    groups = routes.matchings([(i, j) for i in range(16) for j in range(16) if i != j], 16)
+    assert [len(group) for group in groups] == [16] * 15
+
+
+Pairs = list[tuple[int, int]]
+
+
+@st.composite
+def gossip(draw) -> tuple[int, int, str, list[int], Pairs]:
+    """Devices, workers, a kind of graph, an order of the workers that it holds as a path, and other pairs."""
+    devices, block = draw(st.sampled_from([(1, 4), (2, 1), (2, 3), (3, 2), (4, 1), (4, 2), (5, 2), (6, 1)]))
+    n = devices * block
+    pairs = [(i, j) for i in range(n) for j in range(n) if i != j]
+    kind = draw(st.sampled_from(["undirected", "directed", "schedule"]))
+    return devices, n, kind, draw(st.permutations(range(n))), draw(st.lists(st.sampled_from(pairs), max_size=2 * n))
+
+
+def built(n: int, kind: str, order: list[int], some: Pairs) -> Topology:
+    path = list(itertools.pairwise(order))
+    if kind == "undirected":
+        return topologies.from_graph(graph(nx.Graph, n, [*path, *some]))
+    cycle = [*path, (order[-1], order[0])]
+    if kind == "directed":
+        return topologies.from_graph(graph(nx.DiGraph, n, [*cycle, *some]))
+    return topologies.from_matrix([topologies.uniform(adjacency(n, arcs)) for arcs in (cycle[::2], some, cycle[1::2])])
+
+
+def graph(kind: type[nx.Graph], n: int, pairs: Pairs) -> nx.Graph:
+    made = nx.empty_graph(n, create_using=kind)
+    made.add_edges_from(pairs)
+    return made
+
+
+def adjacency(n: int, arcs: Pairs):
+    return nx.to_scipy_sparse_array(graph(nx.DiGraph, n, arcs), format="csr", dtype=float).T.tocsr()
+
+
+def table(plan: routes.Routes, turn: int, device: int, rows: np.ndarray, block: int) -> np.ndarray:
+    """What a device finds when permutes, or the gather, have been followed."""
+    if plan.permutes is None:
+        return rows
+    found = [rows[device * block : (device + 1) * block]]
+    for pairs, sent in plan.permutes[turn]:
+        assert all(set(sent[sender] // block) == {sender} for sender, _ in pairs)
+        senders = [sender for sender, receiver in pairs if receiver == device]
+        assert len(senders) <= 1
+        found.append(rows[sent[senders[0]]] if senders else np.zeros((sent.shape[1], *rows.shape[1:])))
+    brought = np.concatenate(found)
+    assert len(brought) <= plan.length
+    return np.concatenate([brought, np.full((plan.length - len(brought), *rows.shape[1:]), np.nan)])
+
+
+@pytest.mark.parametrize("most", [0, 32])
+@given(gossip())
+def test_a_plan_brings_what_W_needs(most, given):
+    devices, topology = given[0], built(*given[1:])
+    before, routes._MOST = routes._MOST, most
+    try:
+        plan = routes.plan.__wrapped__(topology, devices)
+    finally:
+        routes._MOST = before
+    block = topology.n // devices
+    x = np.random.default_rng(0).normal(size=(topology.n, 2))
+    others = [W - scipy.sparse.diags_array(W.diagonal()) for W in topology.matrices]
+    assert (plan.places is None) == (most == 0 or max((W.toarray() != 0).sum(axis=1).max() for W in others) > 8)
+    assert plan.permutes is None or len(plan.permutes) == topology.period
+    for turn, W in enumerate(matrix.toarray() for matrix in others):
+        for device in range(devices):
+            rows = np.nan_to_num(table(plan, turn, device, x, block))
+            assert len(rows) == plan.length
+            weights, links = plan.weights[turn, device], plan.links[turn, device]
+            if plan.places is not None:
+                assert ((plan.places >= 0) & (plan.places < plan.length)).all()
+            terms = np.broadcast_to(rows if plan.places is None else rows[plan.places[turn, device]], (*weights.shape, 2))
+            own = slice(device * block, (device + 1) * block)
+            np.testing.assert_allclose(np.einsum("nk,nkd->nd", weights, terms), W[own] @ x, atol=1e-14)
+            np.testing.assert_allclose(np.einsum("nk,nkd->nd", links, terms), (W[own] != 0) @ x, atol=1e-14)
+            assert links.dtype == np.uint32
+
+
+@given(gossip())
+def test_a_plan_brings_no_more_than_it_must(given):
+    """As many permutes as a device has peers; less in all than a gather would bring, or the gather."""
+    devices, topology = given[0], built(*given[1:])
+    plan = routes.plan.__wrapped__(topology, devices)
+    block = topology.n // devices
+    device = np.arange(topology.n) // block
+    cost = []
+    for turn, W in enumerate(topology.matrices):
+        receivers, senders = np.nonzero(W.toarray())
+        crossing = {(device[j], device[i]) for i, j in zip(receivers, senders, strict=True) if device[i] != device[j]}
+        peers = max([pair[end] for pair in crossing].count(d) for end in (0, 1) for d in range(devices))
+        if plan.permutes is not None:
+            assert len(plan.permutes[turn]) == peers
+            assert {pair for pairs, _ in plan.permutes[turn] for pair in pairs} == crossing
+            for pairs, sent in plan.permutes[turn]:
+                for sender, receiver in pairs:
+                    needed = {j for i, j in zip(receivers, senders, strict=True) if device[i] == receiver and device[j] == sender}
+                    assert set(sent[sender, : len(needed)]) == needed
+            cost.append(sum(sent.shape[1] for _, sent in plan.permutes[turn]))
+    if plan.permutes is None:
+        assert devices > 1
+        assert plan.length == topology.n
+    else:
+        assert devices == 1 or max(cost) < topology.n - block
+        assert plan.length == block + max(cost)
+
+
+@pytest.mark.parametrize(
+    ("topology", "devices", "permutes"),
+    [(topologies.ring(64), 8, 2), (topologies.torus(8, 8), 8, 2), (topologies.hypercube(6), 8, 3), (topologies.exponential(8), 8, 3)],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_graphs_that_fit_the_blocks_take_few_permutes(topology, devices, permutes):
+    (once,) = routes.plan(topology, devices).permutes
+    assert len(once) == permutes
+
+
+def test_sums_are_lists_where_neighbours_are_few():
+    """Up to eight, or an eighth of the table, but never more than 32."""
+    for n, degree, few in [(16, 8, True), (16, 9, False), (80, 10, True), (80, 11, False), (400, 32, True), (400, 33, False)]:
+        plan = routes.plan(topologies.random_regular(n, degree), 1)
+        assert (plan.places is not None) == few
+        assert plan.weights.shape == (1, 1, n, degree if few else n)
+
+
+def test_a_plan_is_made_once():
+    ring = topologies.ring(8)
+    assert routes.plan(ring, 2) is routes.plan(ring, 2)
+    assert routes.plan(ring, 2) is not routes.plan(ring, 4)

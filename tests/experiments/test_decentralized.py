@@ -1,0 +1,147 @@
+"""The scripts about decentralized methods, with tiny budgets: their files, their tables, and what they find."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import topologies
+from experiments import gossip_decay, heterogeneity, topology
+from experiments.benchmark import methods, mixing
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def table(lines: list[str], columns: int) -> dict[str, list[str]]:
+    """Rows by their first cell."""
+    rows = [[cell.strip() for cell in line.strip("│ ").split("│")] for line in lines if line.startswith("│")]
+    return {row[0]: row[1:] for row in rows if len(row) == columns}
+
+
+@pytest.fixture(scope="module")
+def on_graphs(tmp_path_factory):
+    """Two of the graphs, so that few programs are compiled; printed lines too."""
+    out = tmp_path_factory.mktemp("topology")
+    args = topology.Args(workers=(8,), steps=60, seeds=2, learning_rates=(0.3, 1.0), out=out, progress=False)
+    chosen = [topologies.one_peer_exponential(8), topologies.ring(8), topologies.complete(8)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(topology, "graphs", lambda N, seed: chosen)
+        patch.setattr(topology, "RINGS", (8, 16))
+        screen = topology.common.console()
+        patch.setattr(topology.common, "console", lambda: screen)
+        with screen.capture() as captured:
+            topology.main(args)
+    return args, captured.get().splitlines()
+
+
+def test_topology_writes_its_histories_graphs_and_figure(on_graphs):
+    args, _ = on_graphs
+    assert (args.out / "figure-8.png").read_bytes()[:8] == PNG
+    rows = read(args.out / "history-8.csv")
+    assert {row["method"] for row in rows} == {
+        f"{partition} {graph}" for partition in topology.PARTITIONS for graph in ("one_peer_exponential", "ring", "complete")
+    }
+    assert all(float(row["seconds"]) > 0 for row in rows if row["step"] != "0")
+    by_name = {row["graph"]: row for row in read(args.out / "graphs.csv")}
+    assert float(by_name["ring(8)"]["measured"]) == pytest.approx((1 + math.sqrt(2)) / 3, abs=1e-4)
+    assert float(by_name["one_peer_exponential(8)"]["measured"]) < 1e-2
+
+
+def test_topology_prints_tables_of_80_columns(on_graphs):
+    _, lines = on_graphs
+    assert all(len(line) <= 80 for line in lines if not line.startswith("Written"))
+    graphs = table(lines, 6)
+    assert graphs["ring"][:2] == ["2", "8"]
+    assert graphs["ring"][2] == f"{(1 + math.sqrt(2)) / 3:.5f}"
+    cost = table(lines, 7)
+    assert "-" not in cost["complete"], "the target is one that the complete graph reaches"
+    assert float(cost["complete"][1]) > float(cost["ring"][1]), "more messages a round, and no fewer rounds by much"
+    rings = table(lines, 5)
+    computed, measured, right, printed = map(float, rings["16"])
+    assert measured == pytest.approx(computed, rel=1e-2)
+    assert right == pytest.approx(computed, rel=0.05)
+    assert printed == pytest.approx(4 * right, rel=1e-3)
+
+
+@pytest.mark.parametrize("N", [4, 6, 16])
+def test_every_topology_is_there_for_any_number_of_workers(N):
+    graphs = topology.graphs(N, seed=0)
+    assert all(graph.n == N for graph in graphs)
+    assert len({gossip_decay.short(graph) for graph in graphs}) == len(graphs) == 9 + (N > 4) + (N & (N - 1) == 0)
+    assert graphs[-1].uniform, "the complete graph is the last: targets are relative to it"
+
+
+@pytest.mark.parametrize("graph", [topologies.random_matchings(6, 3, 1), topologies.chain(6), topologies.exponential(6)], ids=str)
+def test_the_measured_decay_is_rho(graph):
+    assert gossip_decay.decay(graph, seed=0) == pytest.approx(gossip_decay.per_round(graph), abs=2e-4)
+
+
+@pytest.fixture(scope="module")
+def under_heterogeneity(tmp_path_factory):
+    out = tmp_path_factory.mktemp("heterogeneity")
+    args = heterogeneity.Args(
+        workers=8, alphas=(0.1,), steps=40, exact_steps=3_000, exact_learning_rate=0.5, seeds=2, learning_rates=(0.3, 1.0), out=out,
+        progress=False,
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(heterogeneity, "METHODS", {name: heterogeneity.METHODS[name] for name in ("dsgd", "exact-diffusion")})
+        screen = heterogeneity.common.console()
+        patch.setattr(heterogeneity.common, "console", lambda: screen)
+        with screen.capture() as captured:
+            heterogeneity.main(args)
+    return args, captured.get().splitlines()
+
+
+def test_without_noise_only_decentralized_sgd_stalls(under_heterogeneity):
+    args, _ = under_heterogeneity
+    slopes = {row["method"]: float(row["grad_sqnorm"]) for row in read(args.out / "exact.csv")}
+    assert slopes["dsgd, 0.1"] > 1e3 * slopes["exact-diffusion, 0.1"]
+    assert (args.out / "figure.png").read_bytes()[:8] == PNG
+    assert {row["method"] for row in read(args.out / "history.csv")} == {"dsgd, 0.1", "exact-diffusion, 0.1"}
+
+
+def test_heterogeneity_prints_tables_of_80_columns(under_heterogeneity):
+    _, lines = under_heterogeneity
+    assert all(len(line) <= 80 for line in lines if not line.startswith("Written"))
+    assert sum(line.startswith("│   0.1 │") for line in lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alphas": ()}, "no alphas: need at least one"),
+        ({"alphas": (0.01,), "workers": 64}, "alpha = 0.01: none of 10,000 partitions gives 64 workers 16 samples each"),
+    ],
+)
+def test_heterogeneity_refuses_what_cannot_be(options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        heterogeneity.main(heterogeneity.Args(out=tmp_path, progress=False, **options))
+
+
+def test_benchmark_of_mixing_times_every_graph(tmp_path, capsys):
+    mixing.main(mixing.Args(workers=8, dimension=5, repeats=2, out=tmp_path))
+    rows = read(tmp_path / "mixing.csv")
+    assert [row["graph"] for row in rows] == ["ring(8)", "exponential(8)", "random_regular(8, 4, 0)"]
+    assert all(float(row[name]) > 0 for row in rows for name in ("seconds", "dense", "times faster", "of copy"))
+    assert all(len(line) <= 80 for line in capsys.readouterr().out.splitlines())
+
+
+def test_what_the_benchmark_of_mixing_times_is_the_same(key):
+    x = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
+    for graph in (topologies.ring(16), topologies.exponential(16), topologies.random_regular(16, 4)):
+        np.testing.assert_allclose(mixing.mixing(graph)(x), mixing.dense(graph)(x), atol=1e-6)
+
+
+def test_benchmark_of_methods_times_every_method(tmp_path, capsys):
+    methods.main(methods.Args(methods=("dsgd", "sgp"), workers=(4,), dimension=3, seconds=0.001, repeats=1, out=tmp_path))
+    assert {row["method"]: float(row["rounds/s"]) > 0 for row in read(tmp_path / "methods.csv")} == {"dsgd": True, "sgp": True}
+    assert "4 x 3" in capsys.readouterr().out
