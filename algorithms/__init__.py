@@ -43,8 +43,8 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "exact-diffusion": lambda optimizer, workers: exact_diffusion(optimizer, topologies.ring(workers)),
     "gradient-tracking": lambda optimizer, workers: gradient_tracking(optimizer, topologies.ring(workers)),
     "sgp": lambda optimizer, workers: stochastic_gradient_push(optimizer, topologies.one_peer_exponential(workers)),
-    "choco-sgd": lambda optimizer, workers: choco_sgd(optimizer, topologies.ring(workers), whole_model(top_k(0.1)), 0.1),
-    "deepsqueeze": lambda optimizer, workers: deepsqueeze(optimizer, topologies.ring(workers), whole_model(sign), 0.1),
+    "choco-sgd": lambda optimizer, workers: choco_sgd(optimizer, topologies.ring(workers), whole_model(sign), 0.5),
+    "deepsqueeze": lambda optimizer, workers: deepsqueeze(optimizer, topologies.ring(workers), whole_model(sign), 0.3),
 }
 """The survey's short names, each a function (optax optimiser, N) -> Algorithm with the survey's defaults.
 

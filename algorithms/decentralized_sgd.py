@@ -14,7 +14,9 @@ from dsgd.topology import Topology
 def decentralized_sgd(optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm:
     r"""Decentralized SGD: every worker makes its own step, then averages with its neighbours.
 
-    $$ X_{t+1} = (X_t - \gamma\, G(X_t; \xi_t))\, W_t \tag{5.2} $$
+    $$ X_{t+1} = (X_t - \gamma\, G(X_t; \xi_t))\, W_t^T \tag{5.2} $$
+
+    X has a column for each worker; the survey's W is symmetric.
 
     Args:
         optimizer: each worker's step; `optax.sgd(gamma)` is the equation. Momentum and Adam keep their memories locally.

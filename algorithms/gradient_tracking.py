@@ -33,7 +33,7 @@ class Tracking(NamedTuple):
 def gradient_tracking(optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm:
     r"""Gradient tracking in the form of DIGing: models and trackers are both averaged; the mean of the trackers is that of the gradients.
 
-    $$ Y_t = Y_{t-1} W_t + G(X_t) - G(X_{t-1}), \qquad X_{t+1} = X_t W_t - \gamma Y_t, \qquad Y_0 = G(X_0) $$
+    $$ Y_t = Y_{t-1} W_t^T + G(X_t) - G(X_{t-1}), \qquad X_{t+1} = X_t W_t^T - \gamma Y_t, \qquad Y_0 = G(X_0) $$
 
     A message has both, X_t and Y_{t-1}: it can leave before the round's gradient is computed.
 
@@ -45,7 +45,8 @@ def gradient_tracking(optimizer: optax.GradientTransformation, topology: Topolog
         ValueError: not a topology, or not a doubly stochastic one.
 
     Source: Nedic, Olshevsky and Shi, "Achieving geometric convergence for distributed optimization over time-varying graphs", 2017,
-    DIGing; Di Lorenzo and Scutari, "NEXT", 2016.
+    DIGing; Di Lorenzo and Scutari, "NEXT", 2016. Departure: of a schedule, Y_{t-1} is averaged by W_t, with which it travels, where DIGing
+    has W_{t-1}.
     """
     gossip.need("gradient_tracking", topology)
 

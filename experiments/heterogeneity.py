@@ -58,10 +58,12 @@ class Args:
     """digits or breast-cancer, for logistic regression."""
     batch_size: int = 16
     """Samples that each worker draws in a round; the partition is drawn again until everybody has as many."""
-    l2: float = 1e-2
-    """Weight of the squared norm: the strong convexity."""
+    l2: float = 1e-4
+    """Weight of the squared norm, on random batches."""
     learning_rates: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0)
     """Step sizes to choose from, on random batches."""
+    exact_l2: float = 1e-2
+    """Weight of the squared norm with exact gradients: so strongly convex that all is settled in the end."""
     exact_learning_rate: float = 0.1
     """Step size with exact gradients."""
     steps: int = 1_000
@@ -84,12 +86,13 @@ def main(args: Args) -> None:
     args.out.mkdir(parents=True, exist_ok=True)  # fails now, not after the work
     graph = GRAPHS[args.topology](args.workers)
     work = [(alpha, name) for alpha in sorted(args.alphas) for name in METHODS]
-    by_alpha = {alpha: make_problem(args, alpha) for alpha in args.alphas}
+    by_alpha = {alpha: make_problem(args, alpha, args.l2) for alpha in args.alphas}
+    convex = {alpha: make_problem(args, alpha, args.exact_l2) for alpha in args.alphas}
     tuned: dict[tuple[float, str], common.Tuned | None] = {}
     exact: dict[tuple[float, str], dict[str, np.ndarray]] = {}
     for alpha, name in common.bar(work, "heterogeneity", args.progress):
         tuned[alpha, name] = tune(args, by_alpha[alpha], METHODS[name], graph)
-        exact[alpha, name] = without_noise(args, by_alpha[alpha], METHODS[name], graph)
+        exact[alpha, name] = without_noise(args, convex[alpha], METHODS[name], graph)
     losses = {key: dsgd.tail_mean(value.history["loss"]) if value else np.full(args.seeds, np.nan) for key, value in tuned.items()}
     slopes = {key: history["grad_sqnorm"][:, -1] for key, history in exact.items()}
     records.write_config(args.out / "config.json", args)
@@ -102,14 +105,19 @@ def main(args: Args) -> None:
     what = f"{args.data} on {graph.name}"
     seeds = f"mean over {args.seeds} seeds"
     screen.print(
-        tabulate(args, losses, f"{what}: loss over the last tenth of {args.steps:,} rounds", f"random batches, best step size, {seeds}")
+        tabulate(
+            args,
+            losses,
+            f"{what}:\nloss over the last tenth of {args.steps:,} rounds",
+            f"random batches, best step size, l2 = {args.l2:g}, {seeds}",
+        )
     )
-    rounds = f"{what}: |f'(mean x)|^2 after {args.exact_steps:,} rounds"
-    screen.print(tabulate(args, slopes, rounds, f"exact gradients, step size {args.exact_learning_rate:g}"))
+    rounds = f"{what}:\n|f'(mean x)|^2 after {args.exact_steps:,} rounds"
+    screen.print(tabulate(args, slopes, rounds, f"exact gradients, step size {args.exact_learning_rate:g}, l2 = {args.exact_l2:g}"))
     screen.print(f"Written: {args.out}/config.json, history.csv, exact.csv, figure.png", soft_wrap=True)
 
 
-def make_problem(args: Args, alpha: float) -> dsgd.Problem:
+def make_problem(args: Args, alpha: float, l2: float) -> dsgd.Problem:
     """On the first partition that leaves everybody enough samples for a batch."""
     labels = problems.load(args.data).train_targets
     for seed in range(args.seed, args.seed + 10_000):
@@ -119,7 +127,7 @@ def make_problem(args: Args, alpha: float) -> dsgd.Problem:
             continue
         if min(map(len, parts)) >= args.batch_size:
             return problems.logistic_regression(
-                args.data, args.workers, "dirichlet", alpha=alpha, batch_size=args.batch_size, l2=args.l2, seed=seed
+                args.data, args.workers, "dirichlet", alpha=alpha, batch_size=args.batch_size, l2=l2, seed=seed
             )
     raise ValueError(f"alpha = {alpha}: none of 10,000 partitions gives {args.workers} workers {args.batch_size} samples each; need fewer")
 
@@ -185,8 +193,8 @@ def draw(
     worst = alphas[0]
     shown = {name: exact[worst, name] for name in METHODS}
     common.draw_lines(panels[2], {name: (history["step"].astype(float), history["grad_sqnorm"]) for name, history in shown.items()})
-    panels[0].set(ylabel="loss f(mean x)", title=f"random batches, best step size\nlast tenth of {args.steps:,} rounds")
-    step = f"exact gradients, step size {args.exact_learning_rate:g}"
+    panels[0].set(ylabel="loss f(mean x)", title=f"random batches, best step size, l2 = {args.l2:g}\nlast tenth of {args.steps:,} rounds")
+    step = f"exact gradients, step size {args.exact_learning_rate:g}, l2 = {args.exact_l2:g}"
     panels[1].set(ylabel="|f'(mean x)|²", title=f"{step}\nafter {args.exact_steps:,} rounds")
     panels[2].set(xlabel="rounds", ylabel="|f'(mean x)|²", yscale="log", title=f"{step}\nalpha = {worst:g}")
     common.plain_log(panels[0].yaxis)

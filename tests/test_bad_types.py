@@ -19,7 +19,25 @@ CASES = {
     "run(algorithms.minibatch_sgd, problem, steps=1, key=key)": "need a dsgd.Algorithm",
     "run(method, problem.data, steps=1, key=key)": "need a dsgd.Problem",
     "algorithms.minibatch_sgd(0.1)": "optimizer = 0.1: need an optax optimiser",
-    "algorithms.decentralized_sgd(optax.sgd(0.1), np.eye(3))": "need a topology",
+    "algorithms.decentralized_sgd(optax.sgd(0.1), np.eye(3))": "decentralized_sgd: topology = array([[1., 0., 0.],",
+    "algorithms.decentralized_sgd(optax.sgd(0.1), topologies.ring)": "need a topology, topologies.ring(16) or topologies.from_matrix(W)",
+    "algorithms.local_sgd(optax.sgd(0.1), 2.5)": "local_sgd: period = 2.5: need an integer, at least 1",
+    "algorithms.local_sgd(optax.sgd(0.1), True)": "local_sgd: period = True: need an integer, at least 1",
+    "algorithms.local_sgd(optax.sgd(0.1), 4, 'ring')": "local_sgd: topology = 'ring': need a topology",
+    "algorithms.local_sgd(optax.sgd(0.1), topologies.ring(2))": "local_sgd: period = Topology(ring(2)): need an integer, at least 1",
+    "algorithms.d2(optax.sgd(0.1), 8)": "d2: topology = 8: need a topology",
+    "algorithms.extra(optax.sgd(0.1), None)": "extra: topology = None: need a topology",
+    "algorithms.exact_diffusion(optax.sgd(0.1), [[1.0]])": "exact_diffusion: topology = [[1.0]]: need a topology",
+    "algorithms.gradient_tracking(optax.sgd(0.1), 'ring')": "gradient_tracking: topology = 'ring': need a topology",
+    "algorithms.stochastic_gradient_push(optax.sgd(0.1), nx.DiGraph())": "stochastic_gradient_push: topology = <networkx",
+    "algorithms.choco_sgd(optax.sgd(0.1), 'ring', dsgd.compressors.sign, 0.1)": "choco_sgd: topology = 'ring': need a topology",
+    "algorithms.choco_sgd(optax.sgd(0.1), ring, 0.1, dsgd.compressors.sign)": "choco_sgd: given 0.1; need a dsgd.Compressor",
+    "algorithms.choco_sgd(optax.sgd(0.1), ring, dsgd.compressors.sign, '1')": "choco_sgd: consensus_step = '1': need a number in (0, 1]",
+    "algorithms.choco_sgd(optax.sgd(0.1), ring, dsgd.compressors.sign, None)": "choco_sgd: consensus_step = None: need a number in (0, 1]",
+    "algorithms.deepsqueeze(optax.sgd(0.1), np.eye(2), dsgd.compressors.sign, 0.1)": "deepsqueeze: topology = array(",
+    "algorithms.deepsqueeze(optax.sgd(0.1), ring, dsgd.compressors.top_k, 0.1)": "deepsqueeze: given the function top_k; need",
+    "algorithms.deepsqueeze(optax.sgd(0.1), ring, dsgd.compressors.sign, [0.1])": "deepsqueeze: consensus_step = [0.1]: need a number",
+    "algorithms.deepsqueeze(optax.sgd(0.1), ring, dsgd.compressors.sign, np.ones(2))": "consensus_step = array([1., 1.]): need a number",
     "problems.load(np.zeros((20, 3)))": "need a name, a Dataset, or a pair (inputs, classes)",
     "problems.load((np.zeros((20, 3)), np.zeros(20), 3))": "need a name, a Dataset, or a pair (inputs, classes)",
     "problems.logistic_regression('digits', batch_size=2.5)": "batch_size = 2.5: need an integer",
@@ -36,10 +54,11 @@ CASES = {
 }
 SCRIPT = """
 import json, sys
-import jax, numpy as np, optax
-import algorithms, dsgd
+import jax, networkx as nx, numpy as np, optax
+import algorithms, dsgd, topologies
 from dsgd import problems, run
 key, problem, method = jax.random.key(0), problems.random_quadratic(2, 2), algorithms.minibatch_sgd(optax.sgd(0.1))
+ring = topologies.ring(2)
 for case in json.load(sys.stdin):
     try:
         eval(case)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import jax
 import numpy as np
 import optax
@@ -13,7 +11,7 @@ from scipy import stats
 import algorithms
 import dsgd
 import topologies
-from dsgd import problems
+from dsgd import network, problems
 
 N, D, STEPS, LEARNING_RATE = 6, 4, 15, 0.2
 
@@ -58,44 +56,6 @@ def test_the_three_implementations_of_minibatch_sgd_are_one_algorithm(factory, e
     np.testing.assert_allclose(got, x, rtol=1e-11)
 
 
-def random_mixing_matrix(seed: int) -> np.ndarray:
-    """Averages of symmetric permutations (swaps of pairs), lazy: symmetric and doubly stochastic, not circulant."""
-    rng = np.random.default_rng(seed)
-    W = np.eye(N)
-    for _ in range(8):
-        order = rng.permutation(N)
-        swap = np.eye(N)
-        for i, j in zip(order[::2], order[1::2], strict=True):
-            swap[[i, j]] = swap[[j, i]]
-        W += swap
-    return W / 9
-
-
-@pytest.mark.parametrize(
-    "topology",
-    [topologies.ring(N), topologies.complete(N), topologies.from_matrix(random_mixing_matrix(0))],
-    ids=lambda topology: topology.name,
-)
-def test_decentralized_sgd_is_equation_5_2(topology, exact, mesh):
-    X = np.zeros((D, N))  # the paper's layout: one column a worker
-    for _ in range(STEPS):
-        G = np.stack([gradient(exact, n, X[:, n]) for n in range(N)], axis=1)
-        X = (X - LEARNING_RATE * G) @ topology.W
-    with jax.enable_x64(True):
-        result = dsgd.run(
-            algorithms.decentralized_sgd(optax.sgd(LEARNING_RATE), topology), exact, steps=STEPS, key=jax.random.key(0), mesh=mesh
-        )
-    np.testing.assert_allclose(result.state.workers.params, X.T, rtol=1e-11)
-    spread = np.mean(np.sum((X - X.mean(axis=1, keepdims=True)) ** 2, axis=0))
-    np.testing.assert_allclose(result.history["consensus"][-1], spread, rtol=1e-9, atol=1e-25)
-
-
-def test_the_complete_graph_is_minibatch_sgd(exact, mesh):
-    optimizer = optax.sgd(LEARNING_RATE)
-    together = models(algorithms.decentralized_sgd(optimizer, topologies.complete(N)), exact, mesh)
-    np.testing.assert_allclose(together, models(algorithms.minibatch_sgd(optimizer), exact, mesh), rtol=1e-12)
-
-
 def test_sgd_takes_one_workers_gradient_drawn_uniformly(exact, mesh):
     """From x = 0 the first step is -gamma f_n'(0) for one n, and every n is as likely."""
     seeds = 3_000
@@ -127,6 +87,13 @@ LARGEST = 32  # its value, and no bits that say where it is
         ("ef21", 2 * 2 * (N - 1) * LARGEST),
         ("dsgd", 2 * 2 * FLOATS),
         ("dsgd-complete", 2 * (N - 1) * FLOATS),
+        ("d2", 2 * 2 * FLOATS),
+        ("extra", 2 * 2 * FLOATS),
+        ("exact-diffusion", 2 * 2 * FLOATS),
+        ("gradient-tracking", 2 * 2 * 2 * FLOATS),  # model and tracker
+        ("sgp", 2 * (FLOATS + 32)),  # one peer, to whom the mass goes, too
+        ("choco-sgd", 2 * 2 * SIGN),
+        ("deepsqueeze", 2 * 2 * SIGN),
     ],
 )
 def test_bits_per_round_up_and_down(name, bits, mesh):
@@ -149,12 +116,29 @@ def test_optimisers_that_cannot_be_are_refused():
         algorithms.sgd(optax.lbfgs())
 
 
-def test_irregular_graphs_count_each_workers_own_neighbours(mesh):
-    """A star: the hub has N - 1 neighbours, a leaf one; 2(N - 1) messages a round in all, each sent and received."""
-    W = np.diag(np.full(N, 1 - 1 / N))
-    W[0, 1:] = W[1:, 0] = 1 / N
-    W[0, 0] = 1 / N
-    method = algorithms.decentralized_sgd(optax.sgd(0.1), topologies.from_matrix(W))
-    run = partial(dsgd.run, method, problems.random_quadratic(N, D, seed=1), steps=1, key=jax.random.key(0))
-    for here in (mesh, dsgd.workers.mesh(2)):
-        np.testing.assert_allclose(run(mesh=here).history["bits"][-1], 2 * 2 * (N - 1) * FLOATS / N)
+@pytest.mark.parametrize("convention", ["blocking", "pipelined"])
+@pytest.mark.parametrize("topology", [None, topologies.star(N)], ids=["all-reduce", "gossip"])
+def test_a_round_of_local_sgd_lasts_as_long_as_its_rounds_do_on_average(topology, convention):
+    """Of three rounds two send nothing and take no time on the network, and one is that of the pattern."""
+    pattern = algorithms.local_sgd(optax.sgd(0.1), 3, topology).pattern
+    inner = network.ring_all_reduce if topology is None else algorithms.decentralized_sgd(optax.sgd(0.1), topology).pattern
+    assert inner.vectors(N) == pytest.approx(
+        2 * (N - 1) / N, rel=1e-12
+    )  # of the all-reduce, and of the star: 2(N - 1) messages of N workers
+    assert pattern.vectors(N) == pytest.approx(inner.vectors(N) / 3, rel=1e-12)
+    for latency, transfer in ((0.5, 2.0), (3.0, 0.0), (0.0, 1.0)):
+        averaging = network.cost(inner, N, latency, transfer, convention)
+        assert network.cost(pattern, N, latency, transfer, convention) == pytest.approx(averaging / 3, rel=1e-12)
+    sent, link = inner.vectors(N) * FLOATS, {"latency": 0.5, "bandwidth": 100.0, "convention": convention}
+    rounds = [0.0, 0.0, network.round_seconds(inner, N, sent, **link)]
+    assert rounds[2] > 0.5
+    assert network.round_seconds(pattern, N, sent / 3, **link) == pytest.approx(np.mean(rounds), rel=1e-12)
+
+
+def test_a_pattern_in_every_round_is_itself_and_its_name_says_how_often():
+    once, often = (network.every(period, network.gossip(3, 2.5)) for period in (1, 4))
+    assert (once.vectors(N), often.vectors(N)) == (2.5, 2.5 / 4)
+    assert network.cost(once, N, 1.0, 2.0) == 4 * network.cost(often, N, 1.0, 2.0) == 3 * (1 + 2)
+    assert network.cost(often, N, 1.0, 2.0, "pipelined") == (1 + 3 * 2) / 4
+    assert "4 rounds" in often.name
+    assert network.gossip(3).name in often.name

@@ -19,7 +19,8 @@ from jax.sharding import PartitionSpec as P
 
 import algorithms
 import dsgd
-from algorithms import compressed_sgd, ef21, error_compensated_sgd
+import topologies
+from algorithms import choco_sgd, compressed_sgd, deepsqueeze, ef21, error_compensated_sgd
 from dsgd import compressors
 from dsgd.compressors.sparsification import capacity
 
@@ -65,8 +66,8 @@ def message_bytes(p: int) -> dict[str, tuple[dsgd.Compressor, int]]:
     }
 
 
-def compiled_round(algorithm: dsgd.Algorithm, gradients: dsgd.Gradients, devices: int = N):
-    """One round (query, gradients, update) on these gradients `[N, ...]`, as a compiled program; and its arguments."""
+def compiled_round(algorithm: dsgd.Algorithm, gradients: dsgd.Gradients, devices: int = N, step: int = 0):
+    """Round `step` (query, gradients, update) on these gradients `[N, ...]`, as a compiled program; and its arguments."""
     problem = dsgd.Problem(
         init=lambda key: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:]), gradients),
         loss=lambda params, batch: jnp.zeros(()),
@@ -84,7 +85,7 @@ def compiled_round(algorithm: dsgd.Algorithm, gradients: dsgd.Gradients, devices
     spec = dsgd.State(P(), P(), workers)
     specs = {"in_specs": (spec, workers, P()), "out_specs": (spec, dsgd.Info(workers, workers))}
     spread = jax.shard_map(one_round, mesh=dsgd.workers.mesh(devices), check_vma=False, **specs)
-    args = (algorithm.init(problem.init(jax.random.key(0)), N), gradients, jax.random.key(1))
+    args = (algorithm.init(problem.init(jax.random.key(0)), N)._replace(step=jnp.int32(step)), gradients, jax.random.key(1))
     # XLA optimises as always; only machine code is made in a hurry.
     return jax.jit(spread).lower(*args).compile(compiler_options={"xla_backend_optimization_level": 0}), args
 
@@ -100,9 +101,9 @@ def tree() -> dict[str, jax.Array]:
     return {"weights": jax.random.normal(jax.random.key(3), (N, 5, 7)), "biases": jax.random.normal(jax.random.key(4), (N, 13))}
 
 
-def sent_and_told(algorithm: dsgd.Algorithm, gradients: dsgd.Gradients, devices: int = N):
+def sent_and_told(algorithm: dsgd.Algorithm, gradients: dsgd.Gradients, devices: int = N, step: int = 0):
     """Bytes that cross devices, by collective; the state after the round; the bits that each worker sent, and received."""
-    program, args = compiled_round(algorithm, gradients, devices)
+    program, args = compiled_round(algorithm, gradients, devices, step)
     state, info = program(*args)
     up, down = (dsgd.counts.to_int(np.asarray(bits)) for bits in (info.bits_up, info.bits_down))
     return dsgd.workers.traffic(program), state, up, down
@@ -154,14 +155,22 @@ def test_on_one_device_nothing_crosses_and_as_much_is_told(method):
         ("mb-sgd", "all-reduce", 2 * (N - 1) / N),
         ("mb-sgd-model", "all-reduce", 2 * (N - 1) / N),
         ("dsgd", "collective-permute", 2),
+        ("local-sgd", "all-reduce", 2 * (N - 1) / N),
+        ("d2", "collective-permute", 2),
+        ("extra", "collective-permute", 2),
+        ("exact-diffusion", "collective-permute", 2),
+        ("gradient-tracking", "collective-permute", 2 * 2),  # model and tracker
+        ("sgp", "collective-permute", 1 + 1 / D),  # and the mass, to one peer
     ],
 )
 def test_uncompressed_methods_send_float_vectors(name, collective, vectors):
-    """The others are simulated by other collectives than they stand for, and tell the bits of what they stand for: mb-sgd-server's one
+    """In round 3, in which local SGD averages; the program is that of all rounds, and of its branches the one that sends most counts.
+
+    The others are simulated by other collectives than they stand for, and tell the bits of what they stand for: mb-sgd-server's one
     server and dsgd-complete's N - 1 neighbours are all-reduces; sgd is one machine with all data, whose worker's gradient everybody gets.
     """
-    traffic, _, up, down = sent_and_told(algorithms.make(name, STEP, N), vector())
-    assert traffic == {collective: vectors * FLOAT * D}
+    traffic, _, up, down = sent_and_told(algorithms.make(name, STEP, N), vector(), step=3)
+    assert traffic == {collective: pytest.approx(vectors * FLOAT * D, rel=1e-12)}
     np.testing.assert_array_equal(8 * sum(traffic.values()), up)
     np.testing.assert_array_equal(down, up)
 
@@ -287,3 +296,87 @@ def test_every_message_is_counted_where_it_leaves_and_where_it_arrives(method, a
     expected = [oracle(g) for g in layers.values()]
     np.testing.assert_array_equal(up, np.sum([sent for sent, _ in expected], axis=0))
     np.testing.assert_array_equal(down, np.sum([received for _, received in expected], axis=0))
+
+
+# --- Graphs.
+
+RING, STAR = topologies.ring(N), topologies.star(N)
+GOSSIP: dict[str, Callable[[dsgd.Topology, dsgd.Compressor], dsgd.Algorithm]] = {
+    "choco-sgd": lambda graph, C: choco_sgd(STEP, graph, C, 0.1),
+    "deepsqueeze": lambda graph, C: deepsqueeze(STEP, graph, C, 0.1),
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "compressor"),
+    [
+        *(("choco-sgd", name) for name in ("identity", "sign", "quantization-8", "natural", "top_k", "top_k-quantized", "contraction")),
+        ("choco-sgd", "low_rank"),
+        *(("deepsqueeze", name) for name in ("sign", "clipping", "low_rank")),
+    ],
+)
+def test_compressed_gossip_sends_each_neighbour_one_packed_message(method, compressor):
+    """Of models of as many elements as `message_bytes` is of."""
+    C, size = message_bytes(PART)[compressor]
+    traffic, _, up, down = sent_and_told(GOSSIP[method](RING, C), vector()[:, :PART])
+    assert traffic == {"collective-permute": 2 * size}
+    np.testing.assert_array_equal(up, 2 * 8 * size)
+    np.testing.assert_array_equal(down, up)
+
+
+def test_layers_go_to_neighbours_with_their_own_headers_unless_the_model_is_one_vector():
+    """Signs of 35 and 13 elements; of 48."""
+    for compressor, size in ((compressors.sign, 5 + 2 + 2 * FLOAT), (compressors.whole_model(compressors.sign), 6 + FLOAT)):
+        for build in GOSSIP.values():
+            traffic, _, up, _ = sent_and_told(build(RING, compressor), tree())
+            assert traffic == {"collective-permute": 2 * size}
+            np.testing.assert_array_equal(up, 2 * 8 * size)
+
+
+@pytest.mark.parametrize("build", ["choco-sgd", "deepsqueeze", "dsgd"])
+def test_on_an_irregular_graph_everybody_sends_to_its_own_neighbours(build):
+    """A star in as many permutes as its hub has leaves, of one pair each way."""
+    size = {"dsgd": FLOAT * PART}.get(build, ceil(PART / 8) + FLOAT)
+    method = algorithms.decentralized_sgd(STEP, STAR) if build == "dsgd" else GOSSIP[build](STAR, compressors.sign)
+    traffic, _, up, down = sent_and_told(method, vector()[:, :PART])
+    degrees = np.array([N - 1] + [1] * (N - 1))
+    np.testing.assert_array_equal(up, 8 * size * degrees)
+    np.testing.assert_array_equal(down, up)
+    assert sum(traffic.values()) * 8 >= up.mean()
+
+
+@pytest.mark.parametrize("method", GOSSIP)
+def test_random_messages_go_to_neighbours_in_room_for_the_largest_and_tell_what_they_use(method, any_mesh):
+    """Both neighbours get the same; what has been kept is what is known of a model that was 0, or what is not in its error."""
+    sparse = compressors.contraction(RANDOM)
+    traffic, state, up, down = sent_and_told(GOSSIP[method](RING, sparse), long_vector()[:, :LONG], any_mesh.size)
+    if any_mesh.size == N:
+        assert traffic == {"collective-permute": 2 * room() / 8}
+    if method == "choco-sgd":
+        kept = (np.asarray(state.workers.own) != 0).sum(axis=1)
+    else:
+        sent = -0.1 * np.asarray(long_vector()[:, :LONG])
+        kept = (np.abs(state.workers.error) < 1e-5 * np.abs(sent)).sum(axis=1)
+    own = 32 + ELEMENT * kept
+    assert len({*own.tolist()}) > 1
+    np.testing.assert_array_equal(up, 2 * own)
+    np.testing.assert_array_equal(down, np.roll(own, 1) + np.roll(own, -1))
+
+
+@pytest.mark.parametrize(
+    ("method", "graph"),
+    [("choco-sgd", STAR), ("deepsqueeze", STAR), ("deepsqueeze", topologies.random_matchings(N, 3))],
+    ids=["choco-sgd", "deepsqueeze", "schedule"],
+)
+def test_every_message_to_neighbours_is_counted_where_it_leaves_and_where_it_arrives(method, graph, any_mesh):
+    """Of two layers. With a step size of -1 from 0, what is sent is the gradient."""
+    layers = {name: g[:, 0] for name, g in numbers().items()}
+    gradients = {name: jnp.asarray(np.repeat(g[:, None], 3, axis=1), jnp.float32) for name, g in layers.items()}
+    build = {"choco-sgd": choco_sgd, "deepsqueeze": deepsqueeze}[method]
+    step = graph.period + 1
+    _, _, up, down = sent_and_told(build(optax.sgd(-1.0), graph, TELLING, 0.5), gradients, any_mesh.size, step)
+    own = sum(layers.values())
+    W = graph.matrices[step % graph.period].toarray()
+    sends = [[m for m in range(N) if m != n and W[m, n] != 0] for n in range(N)]
+    np.testing.assert_array_equal(up, [len(sends[n]) * own[n] for n in range(N)])
+    np.testing.assert_array_equal(down, [sum(own[m] for m in range(N) if n in sends[m]) for n in range(N)])

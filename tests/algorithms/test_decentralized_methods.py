@@ -1,0 +1,843 @@
+"""Methods on graphs, each against a readable numpy loop straight from its paper; where they end; what they must keep, count or refuse.
+
+Models are the rows of X `[N, d]`, so that gossip, x_i <- sum_j W_ij x_j, is W @ X. (The papers have a column for each worker.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import networkx as nx
+import numpy as np
+import optax
+import pytest
+from jax.flatten_util import ravel_pytree
+from jax.sharding import PartitionSpec as P
+
+import algorithms
+import dsgd
+import topologies
+from algorithms import (
+    choco_sgd,
+    d2,
+    decentralized_sgd,
+    deepsqueeze,
+    exact_diffusion,
+    extra,
+    gradient_tracking,
+    local_sgd,
+    minibatch_sgd,
+    model_averaging_sgd,
+    stochastic_gradient_push,
+)
+from dsgd import compressors, problems
+
+N, GAMMA, LONG, SHORT = 6, 0.2, 1_500, 12  # rounds: until exact methods have converged; where small differences would grow
+BIASES, WEIGHTS = 2, (2, 2)
+D = 6
+HASTY = {"xla_backend_optimization_level": 0}  # most of the time would go into machine code that runs once
+
+
+# --- The problem: two leaves, in float64, exact gradients, a start that is not 0, and workers that do not agree.
+
+
+class Data(NamedTuple):
+    A: jax.Array
+    b: jax.Array
+
+
+@cache
+def numbers(equal_hessians: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of f_n(x) = x^T A_n x / 2 - b_n^T x: A `[N, d, d]`, b `[N, d]`, and the start."""
+    with jax.enable_x64(True):
+        data = problems.random_quadratic(N, D, heterogeneity=2.0, equal_hessians=equal_hessians, seed=1).data
+    return np.asarray(data.A), np.asarray(data.b), np.random.default_rng(7).normal(size=D)
+
+
+def as_tree(x: Any) -> dict[str, Any]:
+    return {"biases": x[:BIASES], "weights": x[BIASES:].reshape(WEIGHTS)}
+
+
+@cache
+def quadratic(equal_hessians: bool = False) -> dsgd.Problem:
+    A, b, start = numbers(equal_hessians)
+
+    def loss(params, batch):
+        x = ravel_pytree(params)[0]
+        return x @ batch.A @ x / 2 - batch.b @ x
+
+    with jax.enable_x64(True):
+        data = Data(jnp.asarray(A), jnp.asarray(b))
+    return dsgd.Problem(init=lambda key: as_tree(jnp.asarray(start)), loss=loss, sample=lambda key, mine: mine, data=data)
+
+
+def rows(tree: Any, leading: int = 2) -> np.ndarray:
+    """Leaves `[..., *shape]` as vectors `[..., d]`."""
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+    return np.concatenate([leaf.reshape(*leaf.shape[:leading], -1) for leaf in leaves], axis=-1)
+
+
+class Trajectory(NamedTuple):
+    """Every round's gradients `[steps, N, d]` and bits `[steps, N]`, and the states `[steps + 1, ...]` before, between and after."""
+
+    states: dsgd.State
+    gradients: np.ndarray
+    sent: np.ndarray
+    received: np.ndarray
+
+    @property
+    def models(self) -> np.ndarray:
+        """`[steps + 1, N, d]`."""
+        return rows(self.states.workers.params)
+
+
+def drive(algorithm: dsgd.Algorithm, problem: dsgd.Problem, *, steps: int = SHORT, devices: int = 1) -> Trajectory:
+    """The rounds one by one, with all that the loop of `dsgd.run` does not show. In float64."""
+    N = problem.workers
+
+    def rounds(state, data, keys):
+        def one_round(state, this):
+            step, key = this
+            this = dsgd.Round(step, N, key)
+            gradients = dsgd.oracle.gradients(problem, algorithm.query(state, this), key, data, N)
+            after, info = algorithm.update(key, state, gradients, this)
+            return after, (after, gradients, info)
+
+        return jax.lax.scan(one_round, state, (jnp.arange(steps, dtype=jnp.int32), keys))[1]
+
+    before, each = dsgd.State(P(), P(), P("workers")), P(None, "workers")
+    specs = {"in_specs": (before, P("workers"), P()), "out_specs": (dsgd.State(P(), P(), each), each, dsgd.Info(each, each))}
+    with jax.enable_x64(True):
+        spread = jax.shard_map(rounds, mesh=dsgd.workers.mesh(devices), check_vma=False, **specs)
+        first = algorithm.init(problem.init(jax.random.key(0)), N)
+        keys = jax.random.split(jax.random.key(1), steps)
+        found = jax.jit(spread, compiler_options=HASTY)(first, problem.data, keys)
+        states, gradients, info = jax.tree.map(np.asarray, found)
+        states = jax.tree.map(lambda start, rest: np.concatenate([np.asarray(start)[None], rest]), first, states)
+    return Trajectory(states, rows(gradients), dsgd.counts.to_int(info.bits_up), dsgd.counts.to_int(info.bits_down))
+
+
+# --- Numpy oracles, straight from the papers. `W(t)` is the matrix of round t; a step makes of gradients the change of models, -gamma G.
+
+Matrices = Callable[[int], np.ndarray]
+Step = Callable[[np.ndarray], np.ndarray]
+Rounds = Iterator[dict[str, np.ndarray]]
+I = np.eye(N)
+
+
+def matrices(topology: dsgd.Topology) -> Matrices:
+    dense = [W.toarray() for W in topology.matrices]
+    return lambda t: dense[t % len(dense)]
+
+
+def G(X: np.ndarray, equal_hessians: bool = False) -> np.ndarray:
+    A, b, _ = numbers(equal_hessians)
+    return np.einsum("nij,nj->ni", A, X) - b
+
+
+def X_0() -> np.ndarray:
+    return np.tile(numbers()[2], (N, 1))
+
+
+def plain() -> Step:
+    return lambda g: -GAMMA * g
+
+
+def momentum() -> Step:
+    memory = np.zeros((N, D))
+
+    def step(g):
+        nonlocal memory
+        memory = 0.9 * memory + g
+        return -GAMMA / 4 * memory
+
+    return step
+
+
+def adam() -> Step:
+    first, second, t = np.zeros((N, D)), np.zeros((N, D)), 0
+
+    def step(g):
+        nonlocal first, second, t
+        t += 1
+        first, second = 0.9 * first + 0.1 * g, 0.999 * second + 0.001 * g**2
+        return -0.02 * (first / (1 - 0.9**t)) / (np.sqrt(second / (1 - 0.999**t)) + 1e-8)
+
+    return step
+
+
+OPTIMIZERS: dict[str, tuple[optax.GradientTransformation, Callable[[], Step]]] = {
+    "sgd": (optax.sgd(GAMMA), plain),
+    "momentum": (optax.sgd(GAMMA / 4, momentum=0.9), momentum),
+    "adam": (optax.adam(0.02), adam),
+}
+
+
+def decentralized(W: Matrices, step: Step) -> Rounds:
+    """Liu and Zhang, (5.2)."""
+    X, t = X_0(), 0
+    while True:
+        X = W(t) @ (X + step(G(X)))
+        t += 1
+        yield {"params": X}
+
+
+def local(W: Matrices, step: Step, H: int) -> Rounds:
+    """Stich 2019, algorithm 1: in rounds H, 2H, ... models are averaged; a schedule is gone through by averagings."""
+    X, t, averagings = X_0(), 0, 0
+    while True:
+        X = X + step(G(X))
+        t += 1
+        if t % H == 0:
+            X = W(averagings) @ X
+            averagings += 1
+        yield {"params": X}
+
+
+def d_squared(W: Matrices, step: Step) -> Rounds:
+    """Tang et al. 2018, algorithm 1."""
+    before, change = X_0(), step(G(X_0()))
+    X = W(0) @ (before + change)
+    yield {"params": X}
+    while True:
+        last, change = change, step(G(X))
+        before, X = X, W(0) @ (2 * X - before + change - last)
+        yield {"params": X}
+
+
+def shi(W: Matrices, step: Step) -> Rounds:
+    """Shi et al. 2015, (2.13), with W~ = (I + W) / 2."""
+    before, change = X_0(), step(G(X_0()))
+    X = W(0) @ before + change
+    yield {"params": X}
+    while True:
+        last, change = change, step(G(X))
+        before, X = X, (I + W(0)) @ X - (I + W(0)) / 2 @ before + change - last
+        yield {"params": X}
+
+
+def nids(W: Matrices, step: Step) -> Rounds:
+    """Li, Shi and Yan 2019, with equal steps; the first combines, as exact diffusion does."""
+    return d_squared(lambda t: (I + W(t)) / 2, step)
+
+
+def tracking(W: Matrices, step: Step) -> Rounds:
+    """Nedic, Olshevsky and Shi 2017, DIGing. Departure on schedules: trackers are mixed by the round's matrix, with its models."""
+    X = X_0()
+    g = y = G(X)
+    X, t = W(0) @ X + step(y), 1
+    yield {"params": X, "tracker": y, "gradient": g}
+    while True:
+        last, g = g, G(X)
+        y = W(t) @ y + g - last
+        X = W(t) @ X + step(y)
+        t += 1
+        yield {"params": X, "tracker": y, "gradient": g}
+
+
+def push(W: Matrices, step: Step) -> Rounds:
+    """Assran et al. 2019, algorithm 1."""
+    X, w, t = X_0(), np.ones(N), 0
+    while True:
+        z = np.stack([X[n] / w[n] for n in range(N)])
+        X = W(t) @ (X + step(G(z)))
+        w = W(t) @ w
+        t += 1
+        yield {"params": X, "mass": w}
+
+
+Q = Callable[[np.ndarray], np.ndarray]  # of a model `[d]`
+
+
+def choco(W: Matrices, step: Step, q: Q, eta: float) -> Rounds:
+    """Koloskova, Stich and Jaggi 2019, algorithm 2: every worker i keeps its own copy of every neighbour's x-hat, here `hat[i, j]`, from
+    x_0 on instead of 0."""
+    X, hat = X_0(), np.tile(X_0()[:1], (N, N, 1))
+    while True:
+        half = X + step(G(X))
+        messages = [q(half[i] - hat[i, i]) for i in range(N)]
+        for i in range(N):
+            for j in range(N):
+                if W(0)[i, j] != 0 or i == j:
+                    hat[i, j] = hat[i, j] + messages[j]
+        X = np.stack([half[i] + eta * sum(W(0)[i, j] * (hat[i, j] - hat[i, i]) for j in range(N)) for i in range(N)])
+        own = np.stack([hat[i, i] for i in range(N)])
+        yield {"params": X, "own": own, "apart": np.einsum("ij,ijk->ik", W(0), hat - own[:, None])}
+
+
+def squeeze(W: Matrices, step: Step, q: Q, eta: float) -> Rounds:
+    """Tang et al. 2019, DeepSqueeze, algorithm 1."""
+    X, delta, t = X_0(), np.zeros((N, D)), 0
+    while True:
+        half = X + step(G(X))
+        v = half + delta
+        C = np.stack([q(v[i]) for i in range(N)])
+        delta = v - C
+        X = np.stack([half[i] + eta * sum((W(t) - I)[i, j] * C[j] for j in range(N)) for i in range(N)])
+        t += 1
+        yield {"params": X, "error": delta}
+
+
+def largest_half(x: np.ndarray) -> np.ndarray:
+    """Of equals, the first. Values travel as float32."""
+    x = x.astype(np.float32).astype(float)
+    places = sorted(range(len(x)), key=lambda i: (-abs(x[i]), i))[: len(x) // 2]
+    return np.array([x[i] if i in places else 0.0 for i in range(len(x))])
+
+
+def mean_size_times_sign(x: np.ndarray) -> np.ndarray:
+    return np.mean(np.abs(x)) * np.where(x < 0, -1, 1)
+
+
+def by_layers(q: Q) -> Q:
+    return lambda x: np.concatenate([q(x[:BIASES]), q(x[BIASES:])])
+
+
+LOSSY: dict[str, tuple[dsgd.Compressor, Q]] = {
+    "identity": (compressors.identity, lambda x: x),
+    "top_k": (compressors.top_k(0.5), by_layers(largest_half)),
+    "top_k-whole": (compressors.whole_model(compressors.top_k(0.5)), largest_half),
+    "sign": (compressors.sign, by_layers(mean_size_times_sign)),
+    "sign-whole": (compressors.whole_model(compressors.sign), mean_size_times_sign),
+}
+
+
+def directed() -> dsgd.Topology:
+    """A cycle and three arrows across: no two kinds of workers send, or receive, equally often. Only columns sum to 1."""
+    graph = nx.DiGraph([(i, (i + 1) % N) for i in range(N)])
+    graph.add_edges_from([(0, 2), (0, 3), (3, 1)])
+    return topologies.from_graph(graph, name="directed")
+
+
+RING, TORUS, RANDOM = topologies.ring(N), topologies.torus(2, 3), topologies.erdos_renyi(N, 0.5, seed=1)
+STAR, COMPLETE, DIRECTED = topologies.star(N), topologies.complete(N), directed()
+LAZY = {
+    graph.name: make(topologies.lazy)
+    for graph, make in [
+        (RING, lambda weights: topologies.ring(N, weights)),
+        (TORUS, lambda weights: topologies.torus(2, 3, weights)),
+        (RANDOM, lambda weights: topologies.erdos_renyi(N, 0.5, seed=1, weights=weights)),
+    ]
+}
+ONE_PEER, MATCHINGS = topologies.one_peer_exponential(N), topologies.random_matchings(N, 5)
+
+
+class Case(NamedTuple):
+    """A method (optimiser -> Algorithm), what it should be (step -> rounds), and for how many rounds the two are compared."""
+
+    method: Callable[[optax.GradientTransformation], dsgd.Algorithm]
+    rounds: Callable[[Step], Rounds]
+    steps: int = SHORT
+    tolerance: float = 1e-12
+
+
+def on(method: Callable, oracle: Callable, topology: dsgd.Topology, steps: int = SHORT, **options: Any) -> Case:
+    return Case(lambda optimizer: method(optimizer, topology=topology, **options), lambda step: oracle(matrices(topology), step), steps)
+
+
+def locally(H: int, topology: dsgd.Topology | None) -> Case:
+    W = matrices(COMPLETE if topology is None else topology)
+    return Case(lambda optimizer: local_sgd(optimizer, H, topology), lambda step: local(W, step, H), 5 * H * 2)
+
+
+def compressed(method: Callable, oracle: Callable, topology: dsgd.Topology, name: str, eta: float) -> Case:
+    compressor, q = LOSSY[name]
+    return Case(
+        lambda optimizer: method(optimizer, topology, compressor, eta),
+        lambda step: oracle(matrices(topology), step, q, eta),
+        SHORT,
+        2e-6 if "sign" in name else 1e-12,  # the scale is a sum in float32
+    )
+
+
+CASES: dict[str, Case] = {
+    **{f"dsgd-{graph.name}": on(decentralized_sgd, decentralized, graph, LONG) for graph in (RING, TORUS, RANDOM)},
+    **{f"dsgd-{graph.name}": on(decentralized_sgd, decentralized, graph) for graph in (STAR, COMPLETE, ONE_PEER, MATCHINGS)},
+    "local-3": locally(3, None),
+    "local-3-star": locally(3, STAR),
+    "local-2-schedule": locally(2, ONE_PEER),
+    **{f"d2-{name}": on(d2, d_squared, graph, LONG) for name, graph in LAZY.items()},
+    "d2-negative-eigenvalue": on(d2, d_squared, TORUS),
+    **{f"extra-{graph.name}": on(extra, shi, graph, LONG) for graph in (RING, TORUS, RANDOM)},
+    **{f"diffusion-{graph.name}": on(exact_diffusion, nids, graph, LONG) for graph in (RING, TORUS, RANDOM)},
+    **{f"tracking-{graph.name}": on(gradient_tracking, tracking, graph, LONG) for graph in (RING, TORUS, RANDOM, ONE_PEER)},
+    "sgp-directed": on(stochastic_gradient_push, push, DIRECTED, LONG),
+    "sgp-schedule": on(stochastic_gradient_push, push, ONE_PEER),
+    "choco-top_k": compressed(choco_sgd, choco, RANDOM, "top_k", 0.3),
+    "choco-top_k-whole": compressed(choco_sgd, choco, RING, "top_k-whole", 0.5),
+    "choco-sign": compressed(choco_sgd, choco, STAR, "sign", 0.2),
+    "choco-complete": compressed(choco_sgd, choco, COMPLETE, "top_k", 0.3),
+    "squeeze-top_k": compressed(deepsqueeze, squeeze, RANDOM, "top_k", 0.3),
+    "squeeze-schedule": compressed(deepsqueeze, squeeze, MATCHINGS, "top_k-whole", 0.5),
+    "squeeze-sign": compressed(deepsqueeze, squeeze, STAR, "sign-whole", 0.2),
+}
+SPREAD = [  # over devices; in float32, `test_contract` has all registered ones
+    ("dsgd-star(6)", 2),
+    ("dsgd-star(6)", N),
+    ("local-2-schedule", 2),
+    ("d2-negative-eigenvalue", N),
+    ("sgp-directed", 2),
+    ("sgp-schedule", N),
+    ("choco-top_k", 2),
+    ("choco-complete", N),
+    ("squeeze-schedule", 2),
+    ("squeeze-schedule", N),
+]
+
+
+@cache
+def driven(name: str, optimizer: str = "sgd", devices: int = 1) -> Trajectory:
+    case = CASES[name]
+    steps = case.steps if optimizer == "sgd" and devices == 1 else min(case.steps, 2 * SHORT)
+    return drive(case.method(OPTIMIZERS[optimizer][0]), quadratic(), steps=steps, devices=devices)
+
+
+def check_rounds(name: str, optimizer: str = "sgd", devices: int = 1) -> None:
+    """All that the oracle has, round by round."""
+    case, run = CASES[name], driven(name, optimizer, devices)
+    rounds = case.rounds(OPTIMIZERS[optimizer][1]())
+    np.testing.assert_array_equal(run.models[0], X_0())
+    got: dict[str, np.ndarray] = {}
+    for t in range(1, len(run.models)):
+        expected = next(rounds)
+        got = got or {symbol: _of(run.states.workers, symbol, values) for symbol, values in expected.items()}
+        for symbol, values in expected.items():
+            np.testing.assert_allclose(got[symbol][t], values, rtol=0, atol=case.tolerance, err_msg=f"{symbol} of round {t}")
+    assert np.abs(run.models - run.models.mean(axis=1, keepdims=True)).max() > 1e-3 or name == "dsgd-complete(6)"  # workers differ
+
+
+def _of(workers: Any, symbol: str, like: np.ndarray) -> np.ndarray:
+    value = getattr(workers, symbol)
+    return np.asarray(value) if like.ndim == 1 else rows(value)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_round_is_the_papers(name):
+    check_rounds(name)
+
+
+@pytest.mark.parametrize(("name", "devices"), SPREAD)
+def test_every_round_is_the_papers_on_any_number_of_devices(name, devices):
+    check_rounds(name, devices=devices)
+    one, many = driven(name), driven(name, devices=devices)
+    for alone, spread in ((one.sent, many.sent), (one.received, many.received)):
+        np.testing.assert_array_equal(spread, alone[: len(spread)])
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [
+        *(("dsgd-star(6)", optimizer) for optimizer in ("momentum", "adam")),
+        ("local-3", "momentum"),
+        ("d2-negative-eigenvalue", "momentum"),
+        ("extra-ring(6)", "momentum"),
+        ("tracking-ring(6)", "momentum"),
+        ("sgp-directed", "momentum"),
+        ("choco-top_k", "momentum"),
+        ("squeeze-top_k", "momentum"),
+    ],
+)
+def test_optimisers_keep_their_memories_locally(name, optimizer):
+    """Another one's change stands for -gamma G; gradient tracking's sees the tracker for a gradient."""
+    check_rounds(name, optimizer)
+
+
+# --- Through `dsgd.run`: which matrix in which round, where rounds come in chunks, between records, and after a stop.
+
+
+def after(name: str, rounds: int) -> np.ndarray:
+    oracle = CASES[name].rounds(plain())
+    return [next(oracle) for _ in range(rounds)][-1]["params"]
+
+
+@pytest.mark.parametrize("name", ["dsgd-random_matchings(6, 5, 0)", "local-2-schedule"])
+def test_a_run_takes_each_rounds_matrix_between_records_and_after_a_stop(name, tmp_path, mesh):
+    """Two seeds, records every 4 rounds, a stop after 5 (between two records), an end after 23."""
+    method = CASES[name].method(optax.sgd(GAMMA))
+    with jax.enable_x64(True):
+        for steps in (5, 23):
+            options = {"steps": steps, "key": jax.random.key(0), "seeds": 2, "mesh": mesh, "record_every": 4}
+            result = dsgd.run(method, quadratic(), checkpoint=tmp_path / name[:4], **options)
+            X = after(name, steps)
+            for seed in range(2):
+                np.testing.assert_allclose(rows(result.state.workers.params)[seed], X, rtol=0, atol=1e-12)
+                np.testing.assert_allclose(rows(result.params, 1)[seed], X.mean(axis=0), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(result.history["consensus"][:, -1], np.mean(np.sum((X - X.mean(axis=0)) ** 2, axis=1)), rtol=1e-9)
+    message = 64 * D  # one in a round, or in every other, there and back
+    rounds = np.array([0, 4, 5, 8, 12, 16, 20, 23]) if 5 in result.history["step"] else np.array([0, 4, 8, 12, 16, 20, 23])
+    np.testing.assert_array_equal(result.history["step"], rounds)
+    np.testing.assert_array_equal(result.history["bits"], [2 * message * (rounds // 2 if "local" in name else rounds)] * 2)
+
+
+def test_the_step_of_the_consensus_can_be_swept(mesh):
+    """It is a number of the trace then, which nobody can compare with 1."""
+    with jax.enable_x64(True):
+        for oracle, method, name in ((choco, choco_sgd, "top_k"), (squeeze, deepsqueeze, "top_k-whole")):
+            compressor, q = LOSSY[name]
+
+            def factory(consensus_step, method=method, compressor=compressor):
+                return method(optax.sgd(GAMMA), RING, compressor, consensus_step)
+
+            swept = dsgd.sweep(factory, quadratic(), steps=6, key=jax.random.key(0), mesh=mesh, consensus_step=[0.25, 1.0])
+            for i, eta in enumerate((0.25, 1.0)):
+                rounds = oracle(matrices(RING), plain(), q, eta)
+                X = [next(rounds) for _ in range(6)][-1]["params"]
+                np.testing.assert_allclose(rows(swept.state.workers.params, 3)[i, 0], X, rtol=0, atol=1e-12)
+
+
+# --- Identities.
+
+
+@cache
+def optimum(equal_hessians: bool = False) -> np.ndarray:
+    """Of the average."""
+    A, b, _ = numbers(equal_hessians)
+    return np.linalg.solve(A.mean(axis=0), b.mean(axis=0))
+
+
+def gradient_descent(steps: int, equal_hessians: bool = False) -> np.ndarray:
+    """On the average, `[steps + 1, d]`: mini-batch SGD with exact gradients."""
+    x = [numbers()[2]]
+    for _ in range(steps):
+        x.append(x[-1] - GAMMA * G(np.tile(x[-1], (N, 1)), equal_hessians).mean(axis=0))
+    return np.array(x)
+
+
+def same(run: Trajectory, other: Trajectory) -> None:
+    np.testing.assert_allclose(run.models, other.models[: len(run.models)], rtol=0, atol=1e-12)
+
+
+STEP = optax.sgd(GAMMA)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [decentralized_sgd(STEP, COMPLETE), local_sgd(STEP, 1), local_sgd(STEP, 1, COMPLETE), d2(STEP, COMPLETE)],
+    ids=lambda method: method.name,
+)
+def test_on_the_complete_graph_it_is_minibatch_sgd(method):
+    """What averages last: all models are equal after every round, and gradients are of that model. (D2, by induction, is then
+    x + (x - x_before) - gamma (g - g_before) in the mean, x - gamma g.)"""
+    models = drive(method, quadratic()).models
+    np.testing.assert_allclose(models, np.tile(gradient_descent(SHORT)[:, None], (1, N, 1)), rtol=0, atol=1e-13)
+    together = drive_server(minibatch_sgd(STEP))
+    np.testing.assert_allclose(models[:, 0], together, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(drive_server(model_averaging_sgd(STEP)), together, rtol=0, atol=1e-13)
+
+
+@cache
+def drive_server(method: dsgd.Algorithm) -> np.ndarray:
+    """The models `[steps + 1, d]` of a method that has one."""
+    states = drive(method, quadratic()).states
+    params = states.server.params if jax.tree.leaves(states.server) else jax.tree.map(lambda leaf: leaf[:, 0], states.workers.params)
+    return rows(params, 1)
+
+
+def test_gradient_tracking_on_the_complete_graph_steps_from_the_mean_along_mean_gradient_and_own_news():
+    """It averages before it steps: x_n = mean x - gamma y_n with y_n = mean of the last gradients + what g_n has changed since. So its
+    first step is everybody's own, in the mean mini-batch SGD's; then models differ by gamma times the differences in news."""
+    run = drive(gradient_tracking(STEP, COMPLETE), quadratic())
+    x, g = run.models, run.gradients
+    np.testing.assert_allclose(x[1], x[0] - GAMMA * g[0], rtol=0, atol=1e-13)
+    np.testing.assert_allclose(x[1].mean(axis=0), gradient_descent(1)[1], rtol=0, atol=1e-13)
+    for t in range(1, SHORT):
+        news = g[t] - g[t - 1]
+        np.testing.assert_allclose(x[t + 1], x[t].mean(axis=0) - GAMMA * (g[t - 1].mean(axis=0) + news), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("method", "other"),
+    [
+        (lambda: choco_sgd(STEP, RANDOM, compressors.identity, 1.0), RANDOM),
+        (lambda: choco_sgd(STEP, RING, compressors.whole_model(compressors.identity), 1.0), RING),
+        (lambda: deepsqueeze(STEP, RANDOM, compressors.identity, 1.0), RANDOM),
+        (lambda: deepsqueeze(STEP, MATCHINGS, compressors.identity, 1.0), MATCHINGS),
+        (lambda: stochastic_gradient_push(STEP, RANDOM), RANDOM),
+        (lambda: stochastic_gradient_push(STEP, ONE_PEER), ONE_PEER),
+        (lambda: local_sgd(STEP, 1, RANDOM), RANDOM),
+        (lambda: local_sgd(STEP, 1, ONE_PEER), ONE_PEER),
+    ],
+    ids=["choco", "choco-whole", "deepsqueeze", "deepsqueeze-schedule", "sgp", "sgp-schedule", "local", "local-schedule"],
+)
+def test_it_is_decentralized_sgd(method, other):
+    """Nothing lost and a full step to the consensus; or rows that sum to 1, so that no mass moves; or averaging in every round."""
+    run = drive(method(), quadratic())
+    same(run, driven({RANDOM: "dsgd-" + RANDOM.name, RING: "dsgd-ring(6)"}.get(other, f"dsgd-{other.name}")))
+    if hasattr(run.states.workers, "mass"):
+        np.testing.assert_allclose(run.states.workers.mass, 1, rtol=0, atol=1e-14)
+
+
+def test_exact_diffusion_is_d2_on_the_lazy_graph():
+    for graph in (RING, TORUS, RANDOM):
+        same(driven(f"diffusion-{graph.name}"), driven(f"d2-{graph.name}"))
+
+
+@pytest.mark.parametrize(
+    "name", [*(name for name in CASES if CASES[name].steps < LONG), "extra-ring(6)", "tracking-ring(6)", "sgp-directed"]
+)
+def test_the_mean_model_moves_by_the_mean_gradient(name):
+    """Gossip keeps the mean, whatever is lost or corrected. Where they are asked at z, gradients are of z."""
+    run = driven(name)
+    mean, slope = run.models.mean(axis=1), run.gradients.mean(axis=1)
+    np.testing.assert_allclose(mean[1:] - mean[:-1], -GAMMA * slope, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["tracking-ring(6)", "tracking-one_peer_exponential(6)"])
+def test_the_mean_of_the_trackers_is_that_of_the_gradients(name):
+    run = driven(name)
+    trackers = rows(run.states.workers.tracker)[1:]
+    np.testing.assert_allclose(trackers.mean(axis=1), run.gradients.mean(axis=1), rtol=0, atol=1e-13)
+    assert np.abs(trackers[:SHORT] - run.gradients[:SHORT]).max() > 1e-2
+
+
+@pytest.mark.parametrize("method", [d2, extra, gradient_tracking], ids=lambda method: method.__name__)
+def test_with_equal_hessians_the_mean_model_is_minibatch_sgds(method):
+    """Gradients are then affine with one slope, so that their mean is that at the mean model."""
+    models = drive(method(STEP, TORUS), quadratic(True)).models
+    np.testing.assert_allclose(models.mean(axis=1), gradient_descent(SHORT, True), rtol=0, atol=1e-12)
+    assert np.abs(models - models.mean(axis=1, keepdims=True)).max() > 1e-2
+
+
+@pytest.mark.parametrize("name", ["sgp-directed", "sgp-schedule"])
+def test_pushed_mass_adds_up_to_the_number_of_workers(name):
+    mass = driven(name).states.workers.mass
+    np.testing.assert_allclose(mass.sum(axis=1), N, rtol=0, atol=1e-12)
+    assert mass.min() > 0
+    assert (np.ptp(mass[-1]) > 0.1) == (name == "sgp-directed")
+
+
+@pytest.mark.parametrize("method", [choco_sgd, deepsqueeze], ids=lambda method: method.__name__)
+def test_low_rank_messages_start_from_the_last_right_factor(method):
+    """One step of power iteration on what is sent, of 2 x 3 elements, up to a sign: a cold start's factor would point elsewhere."""
+    run = drive(method(STEP, RING, compressors.whole_model(compressors.low_rank(1)), 0.1), quadratic())
+    workers = run.states.workers
+    (last,) = workers.last
+    half = run.models[:-1] - GAMMA * run.gradients
+    sent = half - workers.own[:-1] if method is choco_sgd else half + workers.error[:-1]
+    left = sent.reshape(SHORT, N, 2, 3) @ last.right[:-1]
+    left = left[1:] / np.linalg.norm(left[1:], axis=-2, keepdims=True)
+    np.testing.assert_allclose(np.abs(np.sum(left * last.left[2:], axis=(-2, -1))), 1, rtol=0, atol=1e-5)
+    cold = compressors.low_rank(1).compress(jax.random.key(5), jnp.asarray(sent[1, 0], jnp.float32)).left
+    assert np.abs(np.sum(left[0, 0] * cold)) < 1 - 1e-3
+
+
+# --- Where they end.
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if name.split("-")[0] in ("d2", "extra", "diffusion", "tracking") and CASES[name].steps == LONG]
+)
+def test_corrected_methods_reach_the_optimum_of_the_average(name):
+    off = np.linalg.norm(driven(name).models[-1] - optimum(), axis=-1)
+    assert off.max() < 1e-8
+
+
+@pytest.mark.parametrize(
+    "method",
+    [d2(STEP, LAZY["ring(6)"]), extra(STEP, RING), exact_diffusion(STEP, RING), gradient_tracking(STEP, ONE_PEER)],
+    ids=lambda method: method.name,
+)
+def test_in_float32_they_stay_there(method, mesh):
+    """What they add up has mean 0 up to rounding, which must not add up as well: after 20,000 rounds a drift of a tenth of a rounding in
+    each would show. Gradients are known up to a few roundings of b, hence the optimum to that over mu."""
+    problem = problems.random_quadratic(N, D, heterogeneity=2.0, seed=1)
+    result = dsgd.run(method, problem, steps=20_000, key=jax.random.key(0), mesh=mesh, record_every=1_000)
+    rounding = np.finfo(np.float32).eps * np.abs(problem.data.b).max() / problem.constants.strong_convexity
+    np.testing.assert_allclose(result.state.workers.params, np.tile(problem.constants.minimizer, (N, 1)), rtol=0, atol=4 * rounding)
+
+
+def fixed_point(W: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The X with X = W (X - gamma (A Z - b)), Z = X / weights: a linear system of N d equations."""
+    A, b, _ = numbers()
+    gossip = np.kron(W, np.eye(D))
+    slopes = np.zeros((N * D, N * D))
+    for n in range(N):
+        slopes[n * D : (n + 1) * D, n * D : (n + 1) * D] = A[n] / weights[n]
+    system = np.eye(N * D) - gossip @ (np.eye(N * D) - GAMMA * slopes)
+    return np.linalg.solve(system, GAMMA * gossip @ b.ravel()).reshape(N, D)
+
+
+@pytest.mark.parametrize("graph", [RING, TORUS, RANDOM], ids=lambda graph: graph.name)
+def test_decentralized_sgd_stalls_at_the_fixed_point_of_its_recursion(graph):
+    X = fixed_point(graph.W, np.ones(N))
+    np.testing.assert_allclose(driven(f"dsgd-{graph.name}").models[-1], X, rtol=0, atol=1e-10)
+    assert np.linalg.norm(X - optimum(), axis=-1).min() > 1e-3
+    assert np.linalg.norm(X.mean(axis=0) - optimum()) > 1e-3
+
+
+def test_push_stalls_at_the_fixed_point_of_its_recursion():
+    """Where the mass is N times the eigenvector of W for 1."""
+    values, vectors = np.linalg.eig(DIRECTED.W)
+    mass = np.real(vectors[:, np.argmax(np.real(values))])
+    mass *= N / mass.sum()
+    run = driven("sgp-directed")
+    X = fixed_point(DIRECTED.W, mass)
+    np.testing.assert_allclose(run.states.workers.mass[-1], mass, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(run.models[-1], X, rtol=0, atol=1e-10)
+    assert np.linalg.norm(X / mass[:, None] - optimum(), axis=-1).min() > 1e-3
+
+
+@pytest.mark.parametrize("graph", [RING, TORUS], ids=lambda graph: graph.name)
+def test_the_consensus_error_of_decentralized_sgd_is_within_its_bound(graph):
+    """4 rho^2 gamma^2 varsigma^2 / (1 - rho)^2 of the mean along the path, for gamma rho <= (1 - rho) / (2 L)."""
+    A, _, _ = numbers()
+    smoothness, rho = np.abs(np.linalg.eigvalsh(A)).max(), graph.rho
+    assert GAMMA * rho <= (1 - rho) / (2 * smoothness)
+    X = driven(f"dsgd-{graph.name}").models[:-1]
+    middle = X.mean(axis=1)
+    off = np.mean(np.sum((X - middle[:, None]) ** 2, axis=-1), axis=-1)
+    slopes = np.array([G(np.tile(x, (N, 1))) for x in middle])
+    different = np.mean(np.sum((slopes - slopes.mean(axis=1, keepdims=True)) ** 2, axis=-1), axis=-1)
+    factor = 4 * rho**2 * GAMMA**2 / (1 - rho) ** 2
+    assert 0.01 * factor * different.mean() < off.mean() <= factor * different.mean()
+    assert off[-1] <= factor * different[-1]  # at the end, where it stays
+
+
+# --- What is counted: messages times their size, worker by worker and round by round.
+
+
+def links(topology: dsgd.Topology, t: int) -> tuple[np.ndarray, np.ndarray]:
+    """To how many others each sends, and from how many it receives, in round t."""
+    W = matrices(topology)(t) - np.diag(np.diag(matrices(topology)(t)))
+    return (W != 0).sum(axis=0), (W != 0).sum(axis=1)
+
+
+MODEL = 64 * D  # float64
+HALVES = 3 * 32 + 8 * (1 + 1)  # of two and of four elements, half: values, and places of one and of two bits each in whole bytes
+SIGNS = 8 + 32
+
+
+@pytest.mark.parametrize(
+    ("name", "topology", "message"),
+    [
+        ("dsgd-star(6)", STAR, MODEL),
+        ("dsgd-complete(6)", COMPLETE, MODEL),
+        ("dsgd-one_peer_exponential(6)", ONE_PEER, MODEL),
+        ("d2-" + RANDOM.name, RANDOM, MODEL),
+        ("extra-" + RANDOM.name, RANDOM, MODEL),
+        ("diffusion-" + RANDOM.name, RANDOM, MODEL),
+        ("tracking-" + RANDOM.name, RANDOM, 2 * MODEL),
+        ("sgp-directed", DIRECTED, MODEL + 64),
+        ("choco-top_k", RANDOM, HALVES),
+        ("choco-sign", STAR, 2 * SIGNS),
+        ("squeeze-sign", STAR, SIGNS),
+    ],
+)
+def test_everybody_sends_its_own_neighbours_one_message(name, topology, message):
+    run = driven(name)
+    for t in range(SHORT):
+        up, down = links(topology, t)
+        np.testing.assert_array_equal(run.sent[t], message * up)
+        np.testing.assert_array_equal(run.received[t], message * down)
+
+
+def test_on_a_schedule_that_is_not_the_same_for_all_everybody_counts_its_rounds():
+    """An odd one out in each round; local SGD goes through the schedule by averagings."""
+    odd = topologies.random_matchings(5, 4)
+    problem = problems.random_quadratic(5, D, seed=1)
+    up = np.array([links(odd, t)[0] for t in range(4)])
+    assert up.sum() == 4 * 4
+    every = drive(decentralized_sgd(STEP, odd), problem, steps=8)
+    np.testing.assert_array_equal(every.sent, MODEL * np.tile(up, (2, 1)))
+    np.testing.assert_array_equal(every.received, every.sent)
+    second = drive(local_sgd(STEP, 2, odd), problem, steps=16)
+    expected = np.zeros((16, 5))
+    expected[1::2] = MODEL * np.tile(up, (2, 1))
+    np.testing.assert_array_equal(second.sent, expected)
+    np.testing.assert_array_equal(second.received, expected)
+    assert (up[[0, 1, 2, 3]] != up[[1, 3, 1, 3]]).any()  # other rounds have others out
+
+
+# --- Refusals.
+
+ON_GRAPHS: dict[str, Callable[[dsgd.Topology], dsgd.Algorithm]] = {
+    "decentralized_sgd": lambda graph: decentralized_sgd(STEP, graph),
+    "local_sgd": lambda graph: local_sgd(STEP, 2, graph),
+    "d2": lambda graph: d2(STEP, graph),
+    "extra": lambda graph: extra(STEP, graph),
+    "exact_diffusion": lambda graph: exact_diffusion(STEP, graph),
+    "gradient_tracking": lambda graph: gradient_tracking(STEP, graph),
+    "choco_sgd": lambda graph: choco_sgd(STEP, graph, compressors.sign, 0.1),
+    "deepsqueeze": lambda graph: deepsqueeze(STEP, graph, compressors.sign, 0.1),
+}
+SYMMETRIC = ["d2", "extra", "exact_diffusion", "choco_sgd", "deepsqueeze"]
+
+
+@pytest.mark.parametrize("name", ON_GRAPHS)
+def test_a_graph_on_which_only_sums_are_kept_is_for_push_sum(name):
+    need = "symmetric: need an undirected graph" if name in SYMMETRIC else "rows of W do not sum to 1: need a doubly stochastic W"
+    with pytest.raises(ValueError, match=rf"^{name} on directed, .*{need}"):
+        ON_GRAPHS[name](DIRECTED)
+
+
+@pytest.mark.parametrize("name", SYMMETRIC)
+def test_methods_whose_proofs_need_symmetry_refuse_a_doubly_stochastic_directed_graph(name):
+    with pytest.raises(ValueError, match=rf"^{name} on exponential\(6\), whose W is not symmetric: need an undirected graph"):
+        ON_GRAPHS[name](topologies.exponential(N))
+
+
+@pytest.mark.parametrize("name", ["d2", "extra", "exact_diffusion", "choco_sgd"])
+def test_methods_that_remember_what_gossip_did_refuse_a_schedule(name):
+    with pytest.raises(ValueError, match=rf"^{name} on random_matchings\(6, 5, 0\), a schedule of 5 rounds: need one mixing matrix"):
+        ON_GRAPHS[name](MATCHINGS)
+
+
+def test_d2_refuses_an_eigenvalue_at_or_below_minus_a_third():
+    """At -1/3 one of the recursion's roots is -1."""
+    for graph in (RING, topologies.ring(8), topologies.hypercube(3)):
+        need = r"whose W has the eigenvalue -0\.\d+: need all above -1/3, .*weights=topologies\.lazy"
+        with pytest.raises(ValueError, match=rf"^d2 on .*, {need}"):
+            d2(STEP, graph)
+    d2(STEP, topologies.ring(8, topologies.lazy))
+    d2(STEP, topologies.ring(7))
+
+
+def test_a_graph_in_two_parts_is_refused_before_any_method_sees_it():
+    with pytest.raises(ValueError, match=r"two pairs: the graph falls into 2 components, one of them workers \{0, 1\}; need a connected"):
+        decentralized_sgd(STEP, topologies.from_matrix(np.kron(np.eye(2), np.full((2, 2), 0.5)), name="two pairs"))
+
+
+@pytest.mark.parametrize("method", [choco_sgd, deepsqueeze], ids=lambda method: method.__name__)
+def test_a_step_of_the_consensus_outside_0_to_1_is_refused(method):
+    for eta in (0.0, -1.0, 1.5, float("nan"), 0):
+        with pytest.raises(ValueError, match=rf"^{method.__name__}: consensus_step = {eta}: need a number in \(0, 1\]"):
+            method(STEP, RING, compressors.sign, eta)
+    method(STEP, RING, compressors.sign, 1)
+
+
+@pytest.mark.parametrize("method", [choco_sgd, deepsqueeze], ids=lambda method: method.__name__)
+def test_a_compressor_that_is_no_contraction_of_the_models_layers_is_refused_at_the_start(method, mesh):
+    """A layer of one element is sent whole."""
+    qsgd = compressors.qsgd(1)
+    need = r"^{} with qsgd\(1\), which states no contraction for {} elements: need one that does; compressors\.contraction"
+    with pytest.raises(ValueError, match=need.format(method.__name__, 12)):
+        dsgd.run(method(STEP, RING, qsgd, 0.1), problems.random_quadratic(N, 12), steps=1, key=jax.random.key(0), mesh=mesh)
+    layers = {"bias": jnp.zeros(1), "weights": jnp.zeros((3, 4))}
+    with pytest.raises(ValueError, match=need.format(method.__name__, 12)):
+        method(STEP, RING, qsgd, 0.1).init(layers, N)
+    with pytest.raises(ValueError, match=r"which states no contraction for 13 elements"):
+        method(STEP, RING, compressors.whole_model(qsgd), 0.1).init(layers, N)
+    method(STEP, RING, compressors.contraction(qsgd), 0.1).init(layers, N)
+    method(STEP, RING, qsgd, 0.1).init({"bias": jnp.zeros(1)}, N)
+
+
+@pytest.mark.parametrize("period", [0, -3])
+def test_a_period_of_no_rounds_is_refused(period):
+    with pytest.raises(ValueError, match=rf"^local_sgd: period = {period}: need an integer, at least 1"):
+        local_sgd(STEP, period)
+
+
+def test_as_many_workers_as_the_graph_has():
+    for method in ON_GRAPHS.values():
+        with pytest.raises(ValueError, match=r"is built for 7 workers, .* has 6; need the same number"):
+            dsgd.run(method(topologies.ring(7)), problems.random_quadratic(N, 3), steps=1, key=jax.random.key(0), mesh=1)
+
+
+def test_registered_defaults_are_the_methods_of_these_files():
+    """Names, since two functions that do the same are not equal."""
+    for name in ("d2", "extra", "exact-diffusion", "gradient-tracking", "sgp", "choco-sgd", "deepsqueeze", "local-sgd"):
+        assert algorithms.make(name, STEP, 8).name.startswith({"sgp": "stochastic_gradient_push"}.get(name, name.replace("-", "_")))
