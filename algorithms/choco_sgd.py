@@ -77,7 +77,7 @@ def choco_sgd(
         sent = exchanges.to_neighbours(compressor, key, news, topology, round, known.last)
         own = jax.tree.map(jnp.add, known.own, sent.seen)
         apart = jax.tree.map(jnp.add, known.apart, sent.received)  # X-hat (W - I)
-        x = jax.tree.map(lambda x, apart: x + consensus_step * apart, x, apart)
+        x = jax.tree.map(lambda x, apart: x + jnp.asarray(consensus_step, x.dtype) * apart, x, apart)
         params = exchanges.shaped(x, half.params, compressor)
         return State(state.step + 1, workers=Estimates(params, half.optimizer, own, apart, sent.messages)), sent.info
 

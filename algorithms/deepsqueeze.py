@@ -72,7 +72,7 @@ def deepsqueeze(
         v = jax.tree.map(jnp.add, x, memory.error)
         sent = exchanges.to_neighbours(compressor, key, v, topology, round, memory.last)
         error = jax.tree.map(jnp.subtract, v, sent.seen)
-        x = jax.tree.map(lambda x, pulled: x + consensus_step * pulled, x, sent.received)
+        x = jax.tree.map(lambda x, pulled: x + jnp.asarray(consensus_step, x.dtype) * pulled, x, sent.received)
         params = exchanges.shaped(x, half.params, compressor)
         return State(state.step + 1, workers=Compensated(params, half.optimizer, error, sent.messages)), sent.info
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.core import Tracer
 
 from algorithms import optimizers
@@ -47,13 +45,20 @@ def need_step(method: str, value: Any) -> None:
     """Raises a ValueError where the step of the consensus is not in (0, 1]. Traced ones, of a sweep, are not known yet."""
     if isinstance(value, Tracer):
         return
-    if not isinstance(value, int | float | np.number | np.ndarray | jax.Array) or np.ndim(value) or not 0 < value <= 1:
+    if (
+        not isinstance(value, int | float | np.number | np.ndarray | jax.Array)
+        or np.ndim(value)
+        or isinstance(value, bool)
+        or not 0 < value <= 1
+    ):
         raise ValueError(f"{method}: consensus_step = {value!r}: need a number in (0, 1]")
 
 
 def pattern(topology: Topology) -> Pattern:
-    """How the messages of a round flow: to each neighbour one."""
-    return network.gossip(topology.degree, float(topology.sends.mean()))
+    """How the messages of a round flow: to each neighbour one; of a schedule, the mean over its rounds."""
+    degrees = np.maximum(topology.sends.max(axis=1), topology.receives.max(axis=1))
+    rounds = [network.gossip(int(most), float(mean)) for most, mean in zip(degrees, topology.sends.mean(axis=1), strict=True)]
+    return rounds[0] if topology.period == 1 else network.mean(rounds)
 
 
 def sent(tree: PyTree, topology: Topology, step: jax.Array) -> Info:
@@ -76,14 +81,8 @@ def messages(bits: int | jax.Array, arrived: int | jax.Array, topology: Topology
         topology: W.
         step: the present round.
     """
-    up, down = (_of_block(numbers, topology, step) for numbers in (topology.sends, topology.receives))
+    up, down = (workers.of_round(numbers.astype(np.uint32), topology, step) for numbers in (topology.sends, topology.receives))
     sent = counts.times(up, counts.of(bits, up.shape[0]))
     if isinstance(arrived, int):
         return Info(sent, counts.times(down, counts.of(arrived, down.shape[0])))
     return Info(sent, counts.carry(workers.sum_of_others(counts.of(arrived, arrived.shape[0]), topology, step)))
-
-
-def _of_block(numbers, topology: Topology, step: jax.Array) -> jax.Array:
-    """This round's numbers of the block's workers, uint32 `[n]`, of `[period, N]`."""
-    turn = lax.rem(step, jnp.int32(topology.period)) if topology.period > 1 else 0
-    return workers.own(jnp.asarray(numbers, jnp.uint32)[turn], topology.n)

@@ -32,7 +32,7 @@ def local_sgd(optimizer: optax.GradientTransformation, period: int, topology: To
     Source: Stich, "Local SGD converges fast and communicates little", 2019; on graphs, Koloskova et al., "A unified theory of
     decentralized SGD with changing topology and local updates", 2020.
     """
-    checks.positive_int("local_sgd: period", period)
+    period = checks.positive_int("local_sgd: period", period)
     if topology is not None:
         gossip.need("local_sgd", topology)
     reduce = network.ring_all_reduce if topology is None else gossip.pattern(topology)

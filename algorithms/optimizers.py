@@ -48,7 +48,8 @@ def change_local(optimizer: optax.GradientTransformation, models: Any, gradients
         models: with `params` and `optimizer`, leaves `[n, ...]`.
         gradients: likewise, or what stands for them.
     """
-    return jax.vmap(optimizer.update)(gradients, models.optimizer, models.params)
+    change, memory = jax.vmap(optimizer.update)(gradients, models.optimizer, models.params)
+    return jax.tree.map(lambda change, x: change.astype(x.dtype), change, models.params), memory
 
 
 def server_params(state: State) -> Params:

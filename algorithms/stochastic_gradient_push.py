@@ -34,7 +34,7 @@ def stochastic_gradient_push(optimizer: optax.GradientTransformation, topology: 
     $$ z_t^{(n)} = x_t^{(n)} / w_t^{(n)}, \qquad X_{t+1} = (X_t - \gamma\, G(Z_t; \xi_t))\, W_t^T, \qquad w_{t+1} = W_t w_t $$
 
     from $w_0 = 1$. (X has a column for each worker, and $W_{ij}$ is the share that j sends i.) Gradients are taken at z; the model to
-    take home is the mean of x.
+    take home is $\sum_n x^{(n)} / \sum_n w^{(n)}$, where the sum of w is N up to rounding.
 
     Args:
         optimizer: each worker's step of x; `optax.sgd(gamma)` is the equation. Momentum and Adam keep their memories locally.
@@ -64,11 +64,15 @@ def stochastic_gradient_push(optimizer: optax.GradientTransformation, topology: 
         params, mass = workers.mix(both, topology, round.step)
         return State(state.step + 1, workers=Pushed(params, memory, mass)), gossip.sent(both, topology, round.step)
 
+    def model(state):
+        x, mass = workers.sum((state.workers.params, state.workers.mass))
+        return jax.tree.map(lambda x: x / mass.astype(x.dtype), x)
+
     return Algorithm(
         init,
         query,
         update,
-        optimizers.mean_params,
+        model,
         gossip.pattern(topology),
         f"stochastic_gradient_push({topology.name})",
         optimizers.learning_rate(optimizer),

@@ -22,6 +22,17 @@ def positive_int(name: str, value: Any) -> int:
     return int(value)
 
 
+def natural(name: str, value: Any) -> int:
+    """The value, if it is an integer of at least 0.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
+        raise ValueError(f"{name} = {value}: need an integer, at least 0")
+    return int(value)
+
+
 def compressor(where: str, value: Any) -> Compressor:
     """The value, if it is a compressor.
 

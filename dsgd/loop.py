@@ -75,7 +75,7 @@ def start(plan: Plan, points: PyTree, keys: jax.Array, data: PyTree, shared: PyT
 
     def record(points, keys, state, data, shared):
         def one(point, key, state):
-            return _measure(plan, plan.build(point), key, state, data, shared)
+            return _measure(plan, plan.build(point), key, state, data, shared, jnp.int32(0))
 
         return _over_runs(plan, one, (0, None, 0), (None, 0, 0))(points, keys, state)
 
@@ -198,7 +198,7 @@ def _advance_one(plan: Plan, algorithm: Algorithm, key, state: State, data, shar
 
     def record(state, first):
         state, news = until_record(state, first)
-        measured = _measure(plan, algorithm, key, state, data, shared)
+        measured = _measure(plan, algorithm, key, state, data, shared, done + jnp.minimum(first + plan.record_every, rounds))
         if set(measured) & set(news) or "step" in news:
             raise ValueError(f"{algorithm.name} has metrics {sorted(news)}; need other names than step, {', '.join(measured)}")
         values = {**measured, **news}
@@ -232,10 +232,10 @@ def _gradients_and_update(plan: Plan, algorithm: Algorithm, key, state: State, d
     return algorithm.update(update_key, state, gradients, this)
 
 
-def _measure(plan: Plan, algorithm: Algorithm, key, state: State, data, shared) -> Records:
+def _measure(plan: Plan, algorithm: Algorithm, key, state: State, data, shared, step) -> Records:
     """The scalars of one record: never counted as traffic."""
     params = algorithm.model(state)
     scalars, slope = oracle.evaluate(plan.problem, params, data, shared)
-    query = algorithm.query(state, Round(state.step, plan.N, key))
+    query = algorithm.query(state, Round(step, plan.N, key))
     consensus = jnp.zeros_like(scalars["loss"]) if query.axis is None else workers.mean_sqdist(query.params, params)
     return {**scalars, "grad_sqnorm": optax.tree.norm(slope, squared=True), "consensus": consensus}

@@ -22,6 +22,7 @@ colours (König): k rounds of one message a port, and no fewer. On the ring k = 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -80,6 +81,21 @@ def gossip(degree: int, mean_degree: float | None = None) -> Pattern:
         blocking=lambda N, latency, transfer: degree * (latency + transfer),
         pipelined=lambda N, latency, transfer: latency * (degree > 0) + degree * transfer,
         vectors=lambda N: mean,
+    )
+
+
+def mean(patterns: Sequence[Pattern]) -> Pattern:
+    """Patterns that take turns: a round's mean cost."""
+
+    def of(cost):
+        return lambda *arguments: sum(cost(pattern)(*arguments) for pattern in patterns) / len(patterns)
+
+    names = ", ".join(dict.fromkeys(pattern.name for pattern in patterns))
+    return _pattern(
+        f"by turns {names}",
+        blocking=of(lambda pattern: pattern.blocking),
+        pipelined=of(lambda pattern: pattern.pipelined),
+        vectors=of(lambda pattern: pattern.vectors),
     )
 
 

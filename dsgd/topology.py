@@ -27,8 +27,8 @@ class Topology:
     Args:
         name: as a user would write it, `ring(16)`.
         W: the mixing matrix `[n, n]`, dense or of scipy.sparse; or several, as `[period, n, n]` or in a sequence: a schedule. Kept in
-            float64, where rounding errors of the type that it came in are put right: of a type coarser than float64 the diagonal makes
-            columns sum to 1.
+            float64, where rounding errors of the type that it came in are put right: of float32 or float16 the diagonal makes columns sum
+            to 1.
 
     Raises:
         ValueError: W is not square, finite and real; columns do not sum to 1; the graph, or all of a schedule's together, is not
@@ -109,14 +109,18 @@ class Topology:
 
     @cached_property
     def smallest_eigenvalue(self) -> float:
-        """Of a symmetric W: above -1 if gossip converges, and some methods need more."""
+        """Above -1 if gossip converges, and some methods need more. Of one symmetric W; a ValueError of any other, or a schedule."""
+        if not self.symmetric or self.period > 1:
+            raise ValueError(
+                f"{self.name}: smallest_eigenvalue is of one symmetric W; this is {'a schedule' if self.symmetric else 'not symmetric'}"
+            )
         return spectra.smallest(self.matrices[0])
 
     @cached_property
     def uniform(self) -> bool:
         """Whether W = 11^T / n, which averages everybody at once."""
         W = self.matrices[0]
-        return self.period == 1 and W.nnz == self.n**2 and bool(np.allclose(W.data, 1 / self.n, rtol=0, atol=_TOLERANCE))
+        return self.period == 1 and W.nnz == self.n**2 and bool(np.allclose(W.data, 1 / self.n, rtol=self._tolerance, atol=0))
 
     def mixing_time(self, eps: float) -> int:
         r"""Rounds of gossip after which, whatever the start, disagreement is at most eps times what it was.
@@ -131,12 +135,14 @@ class Topology:
             eps: between 0 and 1.
 
         Raises:
-            ValueError: another eps.
+            ValueError: another eps; or one below 1e-12 where W is not symmetric or a schedule: float64 cannot tell.
         """
         if not 0 < eps < 1:
             raise ValueError(f"mixing_time({eps}): need a number between 0 and 1")
         if self.symmetric and self.period == 1 and self.n > 1:
             return spectra.rounds_at(self.rho, eps)
+        if eps < 1e-12:
+            raise ValueError(f"mixing_time({eps}) of {self.name}: need at least 1e-12, below which float64 cannot tell")
         return spectra.rounds_until(self.matrices, eps)
 
     @cached_property
@@ -152,7 +158,7 @@ class Topology:
 
 def _validated(name: str, W: Any) -> tuple[tuple[csr_array, ...], float]:
     """The matrices of a period, and how far off their sums may be."""
-    rounds = [W] if issparse(W) or getattr(W, "ndim", 3) < 3 else list(W)
+    rounds = _rounds(name, W)
     if not rounds:
         raise ValueError(f"{name}: a schedule of no rounds; need at least one mixing matrix")
     where = [name if len(rounds) == 1 else f"{name}, round {t}" for t in range(len(rounds))]
@@ -162,6 +168,19 @@ def _validated(name: str, W: Any) -> tuple[tuple[csr_array, ...], float]:
             raise ValueError(f"{at}: W has shape {matrix.shape}, the first round's {read[0][0].shape}; need as many workers in every round")
     tolerance = max(tolerance for _, tolerance in read)
     return tuple(_check_weights(at, matrix, tolerance) for at, (matrix, _) in zip(where, read, strict=True)), tolerance
+
+
+def _rounds(name: str, W: Any) -> list[Any]:
+    """The matrices that were given, one or several."""
+    if issparse(W):
+        return [W]
+    if isinstance(W, list | tuple) and all(issparse(matrix) or getattr(matrix, "ndim", 0) == 2 for matrix in W):
+        return list(W)
+    try:
+        given = np.asarray(W)
+    except ValueError as error:
+        raise ValueError(f"{name}: W is no matrix of numbers ({error}); need a square matrix [n, n]") from error
+    return list(given) if given.ndim == 3 else [given]
 
 
 def _read(name: str, W: Any) -> tuple[csr_array, float]:

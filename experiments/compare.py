@@ -105,6 +105,8 @@ def main(args: Args) -> None:
     screen.print(tabulate(args, problem, outcomes, target))
     for name in tuned.keys() - outcomes.keys():
         screen.print(f"{name} diverged at every step size and is left out.")
+    methods = [f"{name}: {algorithms.make(name, optax.sgd(1.0), args.workers).name}" for name in outcomes]
+    screen.print("\n".join(methods), highlight=False)
     screen.print(f"Written: {args.out}/config.json, history.csv, figure.png", soft_wrap=True)
 
 

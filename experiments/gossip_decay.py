@@ -48,8 +48,11 @@ def decay(graph: dsgd.Topology, seed: int) -> float:
 
 def describe(N: int, of_N: list[dsgd.Topology], measured: dict[str, float]) -> Table:
     """The graphs' numbers."""
-    caption = "rho: of a round (of a schedule, the geometric mean).\nmeasured: from the decay of the consensus distance."
-    table = Table(title=f"{N} workers: graphs", caption=f"{caption}\n1 %: rounds until at most that much disagreement is left.")
+    caption = (
+        "edges: one-way where the graph is directed; of all rounds.\nrho: of a round (of a schedule, the geometric mean).\n"
+        "measured: from the decay of the consensus distance.\n1 %: rounds until at most that much disagreement is left."
+    )
+    table = Table(title=f"{N} workers: graphs", caption=caption)
     table.add_column("graph", no_wrap=True)
     for heading in ("degree", "edges", "rho", "measured", "1 %"):
         table.add_column(heading, justify="right", no_wrap=True)

@@ -50,7 +50,7 @@ class Args:
     """digits or breast-cancer, for logistic regression."""
     batch_size: int = 16
     """Samples that each worker draws in a round."""
-    learning_rates: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0)
+    learning_rates: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
     """Step sizes to choose from."""
     steps: int = 600
     """Rounds."""
@@ -88,7 +88,8 @@ def main(args: Args) -> None:
         flat = {f"{partition} {name}": history for partition, runs in histories.items() for name, history in runs.items()}
         records.write_histories(args.out / f"history-{N}.csv", flat)
         common.save_figure(draw(args, N, of_N, histories), args.out / f"figure-{N}.png")
-        screen.print(Group(gossip_decay.describe(N, of_N, measured), tabulate(args, N, histories)))
+        tables = [tabulate(args, N, partition, of_N, runs) for partition, runs in histories.items()]
+        screen.print(Group(gossip_decay.describe(N, of_N, measured), *tables))
     screen.print(gossip_decay.ring_gaps(rings, measured))
     screen.print(f"Written: {args.out}/config.json, graphs.csv, history-N.csv, figure-N.png", soft_wrap=True)
 
@@ -140,39 +141,41 @@ def train(args: Args, N: int, partition: str, of_N: list[dsgd.Topology]) -> dict
             method = algorithms.decentralized_sgd(optax.sgd(tuned.learning_rate), graph)
             switch = common.Switch(args.latency, args.bandwidth)
             seconds = common.modelled_seconds(method, N, tuned.history, switch, args.batch_size * args.compute)
-            histories[short(graph)] = {**tuned.history, "seconds": seconds}
+            rate = np.full_like(seconds, tuned.learning_rate)
+            histories[short(graph)] = {**tuned.history, "seconds": seconds, "learning_rate": rate}
+    if "complete" not in histories:
+        raise ValueError(f"on the complete graph every step size of {args.learning_rates} diverged: need smaller ones")
     return histories
 
 
 def target(histories: dict[str, dict[str, np.ndarray]]) -> float:
     """A loss that the complete graph reaches well before its end."""
-    last = list(histories.values())[-1]["loss"]
-    return SLACK * float(dsgd.tail_mean(last).mean())
+    return SLACK * float(dsgd.tail_mean(histories["complete"]["loss"]).mean())
 
 
-def tabulate(args: Args, N: int, histories: dict[str, dict[str, dict[str, np.ndarray]]]) -> Table:
-    """Cost to the target, for both partitions."""
-    goals = {partition: target(runs) for partition, runs in histories.items()}
+def tabulate(args: Args, N: int, partition: str, of_N: list[dsgd.Topology], runs: dict[str, dict[str, np.ndarray]]) -> Table:
+    """Cost to the target, one row a graph."""
     switch = f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, {args.seeds} seeds"
-    what = ", ".join(f"{goal:.2g} {partition}" for partition, goal in goals.items())
-    caption = (
-        "left: iid, right: by label. Mbit: sent and received per worker.\n-: not reached. Targets: 1.5 times where the complete graph ends."
-    )
-    table = Table(title=f"{N} workers: cost to loss {what}\n({switch})", caption=caption)
+    signs = "*: at an edge of the step sizes. -: not reached. Mbit: sent and received"
+    caption = f"{signs}\nper worker. Target: {SLACK:g} times where the complete graph ends."
+    table = Table(title=f"{N} workers, {partition}: cost to loss {target(runs):.2g}\n({switch})", caption=caption)
     table.add_column("graph", no_wrap=True)
-    for heading in ("rounds", "Mbit", "s") * 2:
+    for heading in ("step size", "rounds", "Mbit", "seconds"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for name in histories["iid"]:
-        cells = [cell for partition, goal in goals.items() for cell in costs(histories[partition].get(name), goal)]
-        table.add_row(name, *cells)
+    for name in map(short, of_N):
+        table.add_row(name, *costs(args, runs.get(name), target(runs)))
     return table
 
 
-def costs(history: dict[str, np.ndarray] | None, goal: float) -> list[str]:
-    at = None if history is None else common.first_reaching(history["loss"], goal)
-    if history is None or at is None:
-        return ["-"] * 3
-    return [f"{history['step'][at]:,}", f"{history['bits'][:, at].mean() / 1e6:.3g}", f"{history['seconds'][:, at].mean():.3g}"]
+def costs(args: Args, history: dict[str, np.ndarray] | None, goal: float) -> list[str]:
+    """Cells of one graph."""
+    if history is None:
+        return ["diverged", *["-"] * 3]
+    rate, at = float(history["learning_rate"][0, 0]), common.first_reaching(history["loss"], goal)
+    step = "*" * (rate in (min(args.learning_rates), max(args.learning_rates))) + f"{rate:g}"
+    if at is None:
+        return [step, *["-"] * 3]
+    return [step, f"{history['step'][at]:,}", f"{history['bits'][:, at].mean() / 1e6:.3g}", f"{history['seconds'][:, at].mean():.3g}"]
 
 
 def draw(args: Args, N: int, of_N: list[dsgd.Topology], histories: dict[str, dict[str, dict[str, np.ndarray]]]) -> Figure:

@@ -50,6 +50,16 @@ CASES = {
     "algorithms.compressed_sgd(optax.sgd(0.1), dsgd.compressors.top_k)": "compressed_sgd: given the function top_k; need a dsgd.Compressor",
     "algorithms.ef21(optax.sgd(0.1), dsgd.compressors.sign, None)": "ef21 down: given None; need a dsgd.Compressor",
     "algorithms.error_compensated_sgd(optax.sgd(0.1), 'sign', dsgd.compressors.sign)": "error_compensated_sgd up: given 'sign'; need",
+    "topologies.ring(4, 'lazy')": "weights = 'lazy'; need one of topologies.metropolis, topologies.max_degree",
+    "topologies.ring(4.0)": "ring(4.0): need at least 1 worker, an integer",
+    "topologies.torus(2.0, 3)": "rows = 2.0: need an integer, at least 1",
+    "topologies.random_matchings(4, 2.5)": "period = 2.5: need an integer, at least 1",
+    "topologies.erdos_renyi(8, 0.9, None)": "seed = None: need an integer, at least 0",
+    "topologies.ring(4, lambda adjacency: np.full((3, 3), 1 / 3))": "the weights function gave (3, 3) for an adjacency of (4, 4)",
+    "topologies.ring(6, lambda adjacency: np.full((6, 6), 1 / 6))": "where 2 does not send to 0; need weights on edges",
+    "dsgd.Topology('mine', None)": "mine: W has type object; need real numbers",
+    "topologies.exponential(8).smallest_eigenvalue": "smallest_eigenvalue is of one symmetric W; this is not symmetric",
+    "topologies.exponential(6).mixing_time(1e-17)": "need at least 1e-12, below which float64 cannot tell",
     "dsgd.sweep(lambda x: method, problem, steps=1, key=key, seeds=2.0, x=[1.0])": "seeds = 2.0: need an integer",
 }
 SCRIPT = """

@@ -7,10 +7,11 @@ from typing import Any
 
 import networkx as nx
 import numpy as np
-from scipy.sparse import coo_array, csr_array, issparse
+from scipy.sparse import coo_array, csr_array
 
+from dsgd import checks
 from dsgd.topology import Topology
-from topologies.weights import metropolis, uniform
+from topologies.weights import WEIGHTS, metropolis, uniform
 
 Weights = Callable[[csr_array], csr_array]
 
@@ -73,8 +74,8 @@ def torus(rows: int, columns: int, weights: Weights = metropolis) -> Topology:
     Raises:
         ValueError: rows or columns < 1.
     """
-    if rows < 1 or columns < 1:
-        raise ValueError(f"torus({rows}, {columns}): need at least 1 row and 1 column")
+    checks.positive_int(f"torus({rows}, {columns}): rows", rows)
+    checks.positive_int(f"torus({rows}, {columns}): columns", columns)
     graph = nx.grid_2d_graph(rows, columns, periodic=True)
     return _named(f"torus({rows}, {columns})", graph, weights)
 
@@ -89,8 +90,7 @@ def hypercube(dimension: int, weights: Weights = metropolis) -> Topology:
     Raises:
         ValueError: dimension < 0.
     """
-    if dimension < 0:
-        raise ValueError(f"hypercube({dimension}): need a dimension of at least 0")
+    checks.natural("hypercube: dimension", dimension)
     graph = nx.empty_graph(1 << dimension)
     graph.add_edges_from((i, i ^ (1 << k)) for i in graph for k in range(dimension))
     return _named(f"hypercube({dimension})", graph, weights)
@@ -126,7 +126,8 @@ def erdos_renyi(n: int, probability: float, seed: int = 0, weights: Weights = me
     Raises:
         ValueError: n < 1, another probability, or a draw that is not connected.
     """
-    name = f"erdos_renyi({n}, {probability:g}, {seed})"
+    name = f"erdos_renyi({n}, {probability:.3g}, {seed})"
+    checks.natural(f"{name}: seed", seed)
     if not 0 < probability <= 1:
         raise ValueError(f"{name}: need a probability in (0, 1]")
     return _drawn(name, nx.gnp_random_graph(_at_least("erdos_renyi", n), probability, seed=seed), weights, "a higher probability")
@@ -145,7 +146,8 @@ def random_regular(n: int, degree: int, seed: int = 0, weights: Weights = metrop
         ValueError: no such graph, or a draw that is not connected (unlikely from degree 3 on).
     """
     name = f"random_regular({n}, {degree}, {seed})"
-    if not 0 <= degree < _at_least("random_regular", n) or n * degree % 2:
+    checks.natural(f"{name}: seed", seed)
+    if not checks.natural(f"{name}: degree", degree) < _at_least("random_regular", n) or n * degree % 2:
         raise ValueError(f"{name}: need 0 <= degree < n, and an even n * degree, or there is no such graph")
     return _drawn(name, nx.random_regular_graph(degree, n, seed=seed), weights, "a degree of at least 3")
 
@@ -180,13 +182,7 @@ def from_matrix(W: Any, name: str = "from_matrix") -> Topology:
     Raises:
         ValueError: as `dsgd.Topology` says.
     """
-    if issparse(W) or (isinstance(W, list | tuple) and any(issparse(matrix) for matrix in W)):
-        return Topology(name, W)
-    try:
-        given = np.asarray(W)
-    except ValueError as error:
-        raise ValueError(f"{name}: W is no matrix of numbers ({error}); need a square matrix [n, n]") from error
-    return Topology(name, given)
+    return Topology(name, W)
 
 
 def _named(name: str, graph: nx.Graph, weights: Weights, usual: Weights = metropolis) -> Topology:
@@ -195,8 +191,24 @@ def _named(name: str, graph: nx.Graph, weights: Weights, usual: Weights = metrop
     other = links.row != links.col
     adjacency = csr_array((links.data[other], (links.col[other], links.row[other])), shape=links.shape)  # networkx: senders in rows
     adjacency.data[:] = 1  # also for multiple edges
+    if not callable(weights):
+        known = ", ".join(f"topologies.{name}" for name in WEIGHTS)
+        raise ValueError(f"{name}: weights = {weights!r}; need one of {known}, or a function like them")
     how = "" if weights is usual else f", {getattr(weights, '__name__', 'own weights')}"
-    return Topology(f"{name[:-1]}{how})" if name.endswith(")") else f"{name}{how}", weights(adjacency))
+    name = f"{name[:-1]}{how})" if name.endswith(")") else f"{name}{how}"
+    return Topology(name, _on_edges(name, csr_array(weights(adjacency)), adjacency))
+
+
+def _on_edges(name: str, W: csr_array, adjacency: csr_array) -> csr_array:
+    """W, if it is one of this graph."""
+    if W.shape != adjacency.shape:
+        raise ValueError(f"{name}: the weights function gave {W.shape} for an adjacency of {adjacency.shape}; need the same")
+    entries = coo_array(W)
+    strange = (entries.row != entries.col) & (np.asarray(adjacency[entries.row, entries.col]).ravel() == 0)
+    if strange.any():
+        i, j = entries.row[strange][0], entries.col[strange][0]
+        raise ValueError(f"{name}: the weights function gave W[{i}, {j}] = {W[i, j]:.6g}, where {j} does not send to {i}; need weights on edges")
+    return W
 
 
 def _drawn(name: str, graph: nx.Graph, weights: Weights, hint: str) -> Topology:
@@ -209,6 +221,6 @@ def _drawn(name: str, graph: nx.Graph, weights: Weights, hint: str) -> Topology:
 
 
 def _at_least(graph: str, n: int) -> int:
-    if n < 1:
-        raise ValueError(f"{graph}({n}): need at least 1 worker")
-    return n
+    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
+        raise ValueError(f"{graph}({n}): need at least 1 worker, an integer")
+    return int(n)

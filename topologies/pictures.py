@@ -33,10 +33,10 @@ def draw(topology: Topology, axes: Axes | None = None) -> Figure:
     graph = nx.Graph() if topology.symmetric else nx.DiGraph()
     graph.add_nodes_from(range(topology.n))
     graph.add_edges_from(topology.edges.tolist())
-    size = min(120.0, 2500.0 / topology.n)
-    nx.draw_networkx_nodes(graph, _places(graph), ax=axes, node_size=size, node_color="#0072B2", linewidths=0)
+    size, places = min(120.0, 2500.0 / topology.n), _places(graph)
+    nx.draw_networkx_nodes(graph, places, ax=axes, node_size=size, node_color="#0072B2", linewidths=0)
     arrows = {} if topology.symmetric else {"arrowsize": 6, "node_size": size, "connectionstyle": "arc3,rad=0.08"}
-    nx.draw_networkx_edges(graph, _places(graph), ax=axes, width=60 / max(60, len(topology.edges)), edge_color="0.35", **arrows)
+    nx.draw_networkx_edges(graph, places, ax=axes, width=60 / max(60, len(topology.edges)), edge_color="0.35", **arrows)
     rounds = "" if topology.period == 1 else f"\nin {topology.period} rounds"
     axes.set_title(f"{topology.name}\ndegree {topology.degree}, " + rf"$\rho$ = {topology.rho:.3g}{rounds}", fontsize=9)
     axes.set_axis_off()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.sparse import csr_array
 
+from dsgd import checks
 from dsgd.topology import Topology
 
 
@@ -21,8 +22,7 @@ def one_peer_exponential(n: int) -> Topology:
 
     Source: Ying et al., "Exponential graph is provably efficient for decentralized deep training", 2021; Assran et al., 2019.
     """
-    if n < 1:
-        raise ValueError(f"one_peer_exponential({n}): need at least 1 worker")
+    checks.positive_int("one_peer_exponential: n", n)
     own = np.arange(n)
     rounds = [_halves(own, (own - (1 << k)) % n) for k in range(max(1, (n - 1).bit_length()))]
     return Topology(f"one_peer_exponential({n})", rounds)
@@ -42,8 +42,10 @@ def random_matchings(n: int, period: int = 32, seed: int = 0) -> Topology:
     Source: randomised gossip of Boyd et al., "Randomized gossip algorithms", 2006, with all pairs of a round at once.
     """
     name = f"random_matchings({n}, {period}, {seed})"
-    if n < 2 or period < 1:
-        raise ValueError(f"{name}: need at least 2 workers, and a period of at least 1 round")
+    if checks.positive_int(f"{name}: n", n) < 2:
+        raise ValueError(f"{name}: need at least 2 workers")
+    checks.positive_int(f"{name}: period", period)
+    checks.natural(f"{name}: seed", seed)
     draw = np.random.default_rng(seed)
     return Topology(name, [_halves(np.arange(n), _partners(draw.permutation(n))) for _ in range(period)])
 

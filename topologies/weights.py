@@ -39,7 +39,7 @@ def lazy(adjacency: csr_array) -> csr_array:
 
     Arguments, errors: as `metropolis`.
 
-    Source: Olshevsky, "Linear time average consensus on fixed graphs", 2014.
+    Source: after Olshevsky, "Linear time average consensus on fixed graphs", 2014, who has $1 / (2 \max(d_i, d_j))$ on edges.
     """
     _degrees("lazy", adjacency)  # refuses a directed graph by this name
     W = metropolis(adjacency)

@@ -19,7 +19,7 @@ from dsgd.workers.axis import (
     stack,
     sum,
 )
-from dsgd.workers.mixing import fetch, mix, pull, sum_of_others
+from dsgd.workers.mixing import fetch, mix, of_round, pull, sum_of_others
 
 __all__ = [
     "AXIS",
@@ -35,6 +35,7 @@ __all__ = [
     "mean_sqdist",
     "mesh",
     "mix",
+    "of_round",
     "own",
     "pull",
     "select",

@@ -22,7 +22,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from dsgd.base import PyTree
 from dsgd.topology import Topology
 from dsgd.workers import axis
-from dsgd.workers.routes import Permute, plan
+from dsgd.workers.routes import Permute, different, plan
 
 
 def mix(tree: PyTree, topology: Topology, step: jax.Array | None = None) -> PyTree:
@@ -44,15 +44,15 @@ def mix(tree: PyTree, topology: Topology, step: jax.Array | None = None) -> PyTr
         return jax.tree.map(lambda mean, leaf: jnp.broadcast_to(mean, leaf.shape), axis.mean(tree), tree)
     if topology.doubly_stochastic:
         return _pulled(tree, fetch(tree, topology, step), topology, step, onto=True)
-    rows = np.stack([W.sum(axis=1) for W in topology.matrices])
-    kept = axis.own(jnp.asarray(rows, float)[_turn(topology, step)], topology.n)
+    kept = of_round(np.stack([W.sum(axis=1) for W in topology.matrices]), topology, step)
     return jax.tree.map(lambda x, more: kept.astype(x.dtype).reshape(-1, *[1] * (x.ndim - 1)) * x + more, tree, pull(tree, topology, step))
 
 
 def pull(tree: PyTree, topology: Topology, step: jax.Array | None = None, *, table: PyTree | None = None) -> PyTree:
     r"""What a gossip round would add to models, $\sum_j W_{ij} (x_j - x_i)$: leaves `[n, ...]` to `[n, ...]`.
 
-    For a doubly stochastic W it is $X (W - I)$.
+    For a doubly stochastic W it is $X (W^T - I)$. Its mean over workers is 0 up to the rounding of what it adds, not of the models, so that
+    a sum of such terms does not drift.
 
     Args:
         tree, topology, step: as of `mix`.
@@ -63,7 +63,8 @@ def pull(tree: PyTree, topology: Topology, step: jax.Array | None = None, *, tab
     """
     _check(tree, topology)
     if topology.uniform and table is None:
-        return jax.tree.map(lambda mean, leaf: mean[None] - leaf, axis.mean(tree), tree)
+        rough = jax.tree.map(lambda mean, leaf: mean[None] - leaf, axis.mean(tree), tree)
+        return jax.tree.map(lambda leaf, off: leaf - off[None], rough, axis.mean(rough))  # the mean was rounded, like the models
     return _pulled(tree, fetch(tree, topology, step) if table is None else table, topology, step, onto=False)
 
 
@@ -78,9 +79,8 @@ def fetch(tree: PyTree, topology: Topology, step: jax.Array | None = None) -> Py
     routes = plan(topology, axis.devices())
     if routes.permutes is None:
         return axis.gather(tree)
-    different = {str(round): round for round in routes.permutes}  # rounds between equal pairs are one branch
-    branch = np.asarray([list(different).index(str(round)) for round in routes.permutes], np.int32)
-    bring = [partial(_bring, permutes=round, length=routes.length) for round in different.values()]
+    rounds, branch = different(routes.permutes)
+    bring = [partial(_bring, permutes=round, length=routes.length) for round in rounds]
     return bring[0](tree) if len(bring) == 1 else lax.switch(jnp.asarray(branch)[_turn(topology, step)], bring, tree)
 
 
@@ -98,10 +98,15 @@ def _bring(tree: PyTree, permutes: list[Permute], length: int) -> PyTree:
     return jax.tree.map(bring, tree)
 
 
+def of_round(numbers: np.ndarray, topology: Topology, step: jax.Array | None = None) -> jax.Array:
+    """The block's own of what a schedule has for each round and worker: `[period, N]` to `[n]`."""
+    return axis.own(jnp.asarray(numbers)[_turn(topology, step)], topology.n)
+
+
 def sum_of_others(table: jax.Array, topology: Topology, step: jax.Array | None = None) -> jax.Array:
     """The sum over the others that one receives from, of counts that `fetch` brought: uint32 `[m, k]` to `[n, k]`."""
     routes, at = plan(topology, axis.devices()), _here(topology, step)
-    links = jnp.asarray(routes.links)[at]
+    links = jnp.asarray(routes.weights != 0, jnp.uint32)[at]
     if routes.places is None:
         return links @ table
     return jnp.sum(links[:, :, None] * table[jnp.asarray(routes.places)[at]], axis=1, dtype=jnp.uint32)
@@ -122,8 +127,9 @@ def _pulled(tree: PyTree, table: PyTree, topology: Topology, step: jax.Array | N
 
 def _check(tree: PyTree, topology: Topology) -> None:
     for leaf in jax.tree.leaves(tree):
-        if leaf.shape[0] * axis.devices() != topology.n or not jnp.issubdtype(leaf.dtype, jnp.floating):
-            given = f"a leaf of {leaf.shape[0] * axis.devices()} workers, {leaf.dtype}"
+        rows = leaf.shape[0] * axis.devices() if leaf.ndim else 0
+        if rows != topology.n or not jnp.issubdtype(leaf.dtype, jnp.floating):
+            given = f"a leaf of {rows} workers, {leaf.dtype}"
             raise ValueError(f"gossip over {topology.name}: {given}; need floating-point leaves of {topology.n} workers")
 
 
@@ -137,7 +143,7 @@ def _turn(topology: Topology, step: jax.Array | None):
         return 0
     if step is None:
         raise ValueError(f"gossip over {topology.name}, a schedule of {topology.period} rounds: need the step, round.step in an update")
-    return lax.rem(step, np.int32(topology.period))
+    return lax.rem(jnp.asarray(step, jnp.int32), np.int32(topology.period))
 
 
 def _by_product(own: jax.Array, table: jax.Array, weights: jax.Array, onto: bool) -> jax.Array:

@@ -35,14 +35,12 @@ class Routes(NamedTuple):
         permutes: of each round of a period; None: everybody's rows are gathered.
         length: m.
         weights: of others, `[period, D, n, m]`, one's own 0; or, where few are not 0, lists of those, `[period, D, n, K]`.
-        links: 1 where there is a weight, else 0; of the same shape, uint32.
         places: where in the table the lists' rows are, `[period, D, n, K]`; None: there are no lists.
     """
 
     permutes: list[list[Permute]] | None
     length: int
     weights: np.ndarray
-    links: np.ndarray
     places: np.ndarray | None
 
 
@@ -67,8 +65,15 @@ def plan(topology: Topology, devices: int) -> Routes:
     most = max(int(np.bincount(row, minlength=1).max()) for row, *_ in found)
     few = most <= min(_MOST, max(8, length // 8))
     arrays = [_few(*entries, n, most) if few else _all(*entries, n, length) for entries in found]
-    weights, links, places = (np.stack(kind).reshape(topology.period, devices, n, -1) for kind in zip(*arrays, strict=True))
-    return Routes(None if everybody else permutes, length, weights, links, places if few else None)
+    weights, places = (np.stack(kind).reshape(topology.period, devices, n, -1) for kind in zip(*arrays, strict=True))
+    return Routes(None if everybody else permutes, length, weights, places if few else None)
+
+
+def different(permutes: list[list[Permute]]) -> tuple[list[list[Permute]], np.ndarray]:
+    """The rounds that differ in who sends what to whom, and which of them each round is, int32 `[period]`."""
+    keys = [tuple((tuple(pairs), workers.tobytes()) for pairs, workers in round) for round in permutes]
+    rounds = dict(zip(keys, permutes, strict=True))
+    return list(rounds.values()), np.array([list(rounds).index(key) for key in keys], np.int32)
 
 
 def _needed(W: csr_array, n: int, devices: int) -> dict[tuple[int, int], np.ndarray]:
@@ -148,17 +153,17 @@ def _find(block: csr_array, table: np.ndarray, first: int, N: int) -> tuple[np.n
     return entries.row[other], place[entries.col[other]], entries.data[other]
 
 
-def _few(row, place, weight, n: int, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Lists `[n, most]` of weights, links and places; filled up with the block's rows, weight 0."""
-    weights, links = np.zeros((n, most)), np.zeros((n, most), np.uint32)
+def _few(row, place, weight, n: int, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Lists `[n, most]` of weights and places; filled up with the block's rows, weight 0."""
+    weights = np.zeros((n, most))
     places = np.repeat(np.arange(n, dtype=np.int32)[:, None], most, axis=1)
     slot = np.arange(len(row)) - np.searchsorted(row, row)  # rows come in order
-    weights[row, slot], links[row, slot], places[row, slot] = weight, 1, place
-    return weights, links, places
+    weights[row, slot], places[row, slot] = weight, place
+    return weights, places
 
 
-def _all(row, place, weight, n: int, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Matrices `[n, length]` of weights and links; the places are the columns."""
-    weights, links = np.zeros((n, length)), np.zeros((n, length), np.uint32)
-    weights[row, place], links[row, place] = weight, 1
-    return weights, links, np.zeros((n, 0), np.int32)
+def _all(row, place, weight, n: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """A matrix `[n, length]` of weights; the places are the columns."""
+    weights = np.zeros((n, length))
+    weights[row, place] = weight
+    return weights, np.zeros((n, 0), np.int32)

@@ -841,3 +841,54 @@ def test_registered_defaults_are_the_methods_of_these_files():
     """Names, since two functions that do the same are not equal."""
     for name in ("d2", "extra", "exact-diffusion", "gradient-tracking", "sgp", "choco-sgd", "deepsqueeze", "local-sgd"):
         assert algorithms.make(name, STEP, 8).name.startswith({"sgp": "stochastic_gradient_push"}.get(name, name.replace("-", "_")))
+
+
+# --- What a coarse type does.
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_corrected_methods_do_not_drift_on_the_complete_graph_in_float32(devices):
+    """Twelve workers: the mean of equal models is rounded, and what a round changes is added up for ever."""
+    problem = problems.random_quadratic(12, 10, heterogeneity=1.0, seed=0)
+    for factory in (d2, extra, exact_diffusion):
+        method = factory(optax.sgd(0.1), topologies.complete(12))
+        history = dsgd.run(method, problem, steps=20_000, key=jax.random.key(0), record_every=1_000, mesh=devices).history
+        assert history["grad_sqnorm"][2:].max() < 1e-11, method.name
+
+
+def in_bfloat16(start: float = 0.0) -> dsgd.Problem:
+    """Worker n pulls towards n, in three dimensions."""
+
+    def loss(x, target):
+        return jnp.sum((x - target) ** 2) / 2
+
+    def init(key):
+        return jnp.full(3, start, jnp.bfloat16)
+
+    return dsgd.Problem(init, loss, data=jnp.arange(8, dtype=jnp.bfloat16), sample=lambda key, mine: mine)
+
+
+@pytest.mark.parametrize("factory", [d2, extra, exact_diffusion, gradient_tracking, stochastic_gradient_push])
+def test_a_swept_step_size_leaves_the_models_their_type(factory, key):
+    graph = topologies.ring(8, topologies.lazy)
+    sweep = dsgd.sweep(lambda gamma: factory(optax.sgd(gamma), graph), in_bfloat16(), steps=3, key=key, mesh=1, gamma=[0.1, 0.2])
+    assert sweep.params.dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("factory", [choco_sgd, deepsqueeze])
+def test_a_swept_consensus_step_leaves_the_models_their_type(factory, key):
+    graph = topologies.ring(8)
+    sweep = dsgd.sweep(
+        lambda eta: factory(optax.sgd(0.1), graph, compressors.sign, eta), in_bfloat16(), steps=3, key=key, mesh=1, eta=[0.1, 0.2]
+    )
+    assert sweep.params.dtype == jnp.bfloat16
+
+
+def test_push_divides_by_the_mass_that_there_is(key):
+    """In bfloat16 columns of W do not sum to 1, and the mass is not N: the model is that of what the workers query, not of sums."""
+    method = stochastic_gradient_push(optax.sgd(0.05), topologies.star(8, topologies.uniform))
+    result = dsgd.run(method, in_bfloat16(3.5), steps=300, key=key, mesh=1)
+    pushed = result.state.workers
+    mass = np.asarray(pushed.mass, np.float64).sum()
+    assert abs(mass - 8) > 0.05
+    np.testing.assert_allclose(np.asarray(result.params, np.float64), np.asarray(pushed.params, np.float64).sum(axis=0) / mass, rtol=0.02)

@@ -164,9 +164,21 @@ def test_measured_bits_of_an_irregular_graph():
     W[0, 1:] = W[1:, 0] = 1 / N
     star = topologies.from_matrix(W + np.diag(1 - W.sum(axis=1)), "star(5)")
     pattern = algorithms.decentralized_sgd(optax.sgd(0.1), star).pattern
-    bits_up = vector * star.neighbours.mean()
+    bits_up = vector * star.sends.mean()
     seconds = network.round_seconds(pattern, N, bits_up, latency=latency, bandwidth=bandwidth)
     assert seconds == pytest.approx((N - 1) * (latency + vector / bandwidth))
+
+
+def test_a_schedule_costs_the_mean_of_its_rounds():
+    """A ring in one round of four, nothing in the others: what local SGD on a ring costs."""
+    ring = topologies.ring(6)
+    schedule = topologies.from_matrix([ring.W, np.eye(6), np.eye(6), np.eye(6)])
+    pattern = algorithms.decentralized_sgd(optax.sgd(0.1), schedule).pattern
+    local = algorithms.local_sgd(optax.sgd(0.1), 4, ring).pattern
+    for convention in ("blocking", "pipelined"):
+        assert network.cost(pattern, 6, 0.5, 2.0, convention) == network.cost(local, 6, 0.5, 2.0, convention)
+    assert network.cost(pattern, 6, 0.5, 2.0) == 2 * 2.5 / 4
+    assert pattern.vectors(6) == 2 / 4
 
 
 def test_fewer_bits_take_less_time_but_the_latency_stays():
