@@ -96,9 +96,8 @@ def main(args: Args) -> None:
     losses = {key: dsgd.tail_mean(value.history["loss"]) if value else np.full(args.seeds, np.nan) for key, value in tuned.items()}
     slopes = {key: history["grad_sqnorm"][:, -1] for key, history in exact.items()}
     records.write_config(args.out / "config.json", args)
-    records.write_histories(
-        args.out / "history.csv", {f"{name}, {alpha:g}": value.history for (alpha, name), value in tuned.items() if value}
-    )
+    histories = {f"{name}, {alpha:g}": with_step_size(value) for (alpha, name), value in tuned.items() if value}
+    records.write_histories(args.out / "history.csv", histories)
     records.write_histories(args.out / "exact.csv", {f"{name}, {alpha:g}": history for (alpha, name), history in exact.items()})
     common.save_figure(draw(args, graph, losses, slopes, exact), args.out / "figure.png")
     screen = common.console()
@@ -150,6 +149,11 @@ def tune(args: Args, problem: dsgd.Problem, build: Build, graph: dsgd.Topology) 
         seed=args.seed,
         progress=False,
     )
+
+
+def with_step_size(tuned: common.Tuned) -> dict[str, np.ndarray]:
+    """The history with a column that says what was chosen."""
+    return {**tuned.history, "learning_rate": np.full_like(tuned.history["loss"], tuned.learning_rate)}
 
 
 def without_noise(args: Args, problem: dsgd.Problem, build: Build, graph: dsgd.Topology) -> dict[str, np.ndarray]:

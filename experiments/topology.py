@@ -50,7 +50,7 @@ class Args:
     """digits or breast-cancer, for logistic regression."""
     batch_size: int = 16
     """Samples that each worker draws in a round."""
-    learning_rates: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
+    learning_rates: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0, 30.0)
     """Step sizes to choose from."""
     steps: int = 600
     """Rounds."""
@@ -156,8 +156,10 @@ def target(histories: dict[str, dict[str, np.ndarray]]) -> float:
 def tabulate(args: Args, N: int, partition: str, of_N: list[dsgd.Topology], runs: dict[str, dict[str, np.ndarray]]) -> Table:
     """Cost to the target, one row a graph."""
     switch = f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, {args.seeds} seeds"
-    signs = "*: at an edge of the step sizes. -: not reached. Mbit: sent and received"
-    caption = f"{signs}\nper worker. Target: {SLACK:g} times where the complete graph ends."
+    caption = (
+        "*: at an edge of the step sizes. -: not reached.\nMbit: sent and received per worker.\n"
+        f"Target: {SLACK:g} times where the complete graph ends."
+    )
     table = Table(title=f"{N} workers, {partition}: cost to loss {target(runs):.2g}\n({switch})", caption=caption)
     table.add_column("graph", no_wrap=True)
     for heading in ("step size", "rounds", "Mbit", "seconds"):
