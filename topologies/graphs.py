@@ -207,7 +207,8 @@ def _on_edges(name: str, W: csr_array, adjacency: csr_array) -> csr_array:
     strange = (entries.row != entries.col) & (np.asarray(adjacency[entries.row, entries.col]).ravel() == 0)
     if strange.any():
         i, j = entries.row[strange][0], entries.col[strange][0]
-        raise ValueError(f"{name}: the weights function gave W[{i}, {j}] = {W[i, j]:.6g}, where {j} does not send to {i}; need weights on edges")
+        given = f"W[{i}, {j}] = {W[i, j]:.6g}, where {j} does not send to {i}"
+        raise ValueError(f"{name}: the weights function gave {given}; need weights on edges")
     return W
 
 
