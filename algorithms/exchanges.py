@@ -216,7 +216,7 @@ def need_contraction(method: str, compressor: Compressor, vectors: PyTree) -> No
     for leaf in jax.tree.leaves(vectors):
         if compressor.delta(leaf.shape[-1]) is None:
             raise ValueError(
-                f"{method} with {compressor.name}, which states no contraction for {leaf.shape[-1]} elements: "
+                f"{method} with {compressor.name}, which states no contraction for vectors of {leaf.shape[-1]} elements: "
                 "need one that does; compressors.contraction makes one of any that is unbiased"
             )
 

@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental.xla_metadata import set_xla_metadata
 
 from dsgd.base import PyTree
 from dsgd.topology import Topology
@@ -155,18 +154,7 @@ def _by_product(own: jax.Array, table: jax.Array, weights: jax.Array, onto: bool
 
 
 def _by_rows(own: jax.Array, table: jax.Array, places: jax.Array, weights: jax.Array, onto: bool) -> jax.Array:
-    """A few rows each. On CPUs, XLA would fuse what computes the table (a local step) into every read of it, and compute it once for
-    each neighbour: a call that it may not inline has its argument in memory."""
-
-    def called(*arguments):
-        with set_xla_metadata(inlineable="false"):
-            return jax.jit(few_rows)(*arguments)
-
-    few_rows = partial(_few_rows, onto=onto)
-    return lax.platform_dependent(own, table, places, weights, cpu=called, default=few_rows)
-
-
-def _few_rows(own: jax.Array, table: jax.Array, places: jax.Array, weights: jax.Array, *, onto: bool) -> jax.Array:
+    """A few rows each."""
     rows, mine = (x.reshape(x.shape[0], -1) for x in (table, own))
     terms = [weights[:, k, None] * (rows.at[places[:, k]].get(mode="promise_in_bounds") - mine) for k in range(places.shape[1])]
     moved = reduce(jnp.add, terms, jnp.zeros_like(mine))

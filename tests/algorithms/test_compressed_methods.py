@@ -680,9 +680,9 @@ def test_ef21_refuses_a_compressor_that_is_no_contraction_of_its_parts():
     of 18 parts of 6, of which omega = 2 leaves none."""
     rough = compressors.random_quantization(1)
     for up, down in ((rough, compressors.identity), (compressors.identity, rough)):
-        with pytest.raises(ValueError, match=r"ef21 with random_quantization\(1\), .* parts of 9 elements: .*compressors\.contraction"):
+        with pytest.raises(ValueError, match=r"ef21 with random_quantization\(1\), .* vectors of 9 elements: .*compressors\.contraction"):
             ef21(STEP, up, down).init(jnp.zeros(25), N)
-        with pytest.raises(ValueError, match=r"parts of 6 elements"):
+        with pytest.raises(ValueError, match=r"vectors of 6 elements"):
             ef21(STEP, up, down).init({"biases": jnp.zeros(7), "weights": jnp.zeros((3, 6))}, N)
         ef21(STEP, up, down).init(jnp.zeros(7), N)
 

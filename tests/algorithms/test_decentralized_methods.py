@@ -813,13 +813,13 @@ def test_a_step_of_the_consensus_outside_0_to_1_is_refused(method):
 def test_a_compressor_that_is_no_contraction_of_the_models_layers_is_refused_at_the_start(method, mesh):
     """A layer of one element is sent whole."""
     qsgd = compressors.qsgd(1)
-    need = r"^{} with qsgd\(1\), which states no contraction for {} elements: need one that does; compressors\.contraction"
+    need = r"^{} with qsgd\(1\), which states no contraction for vectors of {} elements: need one that does; compressors\.contraction"
     with pytest.raises(ValueError, match=need.format(method.__name__, 12)):
         dsgd.run(method(STEP, RING, qsgd, 0.1), problems.random_quadratic(N, 12), steps=1, key=jax.random.key(0), mesh=mesh)
     layers = {"bias": jnp.zeros(1), "weights": jnp.zeros((3, 4))}
     with pytest.raises(ValueError, match=need.format(method.__name__, 12)):
         method(STEP, RING, qsgd, 0.1).init(layers, N)
-    with pytest.raises(ValueError, match=r"which states no contraction for 13 elements"):
+    with pytest.raises(ValueError, match=r"which states no contraction for vectors of 13 elements"):
         method(STEP, RING, compressors.whole_model(qsgd), 0.1).init(layers, N)
     method(STEP, RING, compressors.contraction(qsgd), 0.1).init(layers, N)
     method(STEP, RING, qsgd, 0.1).init({"bias": jnp.zeros(1)}, N)
