@@ -10,7 +10,7 @@ import optax
 
 from algorithms import exchanges, gossip, optimizers
 from dsgd import checks
-from dsgd.base import Algorithm, Compressor, Params, PyTree, Query, State
+from dsgd.base import Algorithm, Compressor, Params, PyTree, State
 from dsgd.topology import Topology
 
 
@@ -66,9 +66,6 @@ def choco_sgd(
         apart = jax.tree.map(jnp.zeros_like, known)
         return State(jnp.int32(0), workers=Estimates(*models, known, apart, exchanges.start(compressor, known)))
 
-    def query(state, round):
-        return Query(state.workers.params, axis=0)
-
     def update(key, state, gradients, round):
         known = state.workers
         half = optimizers.step_local(optimizer, optimizers.Model(known.params, known.optimizer), gradients)
@@ -81,13 +78,4 @@ def choco_sgd(
         params = exchanges.shaped(x, half.params, compressor)
         return State(state.step + 1, workers=Estimates(params, half.optimizer, own, apart, sent.messages)), sent.info
 
-    return Algorithm(
-        init,
-        query,
-        update,
-        optimizers.mean_params,
-        gossip.pattern(topology),
-        f"choco_sgd({topology.name}, {compressor.name})",
-        optimizers.learning_rate(optimizer),
-        topology.n,
-    )
+    return gossip.algorithm(f"choco_sgd({topology.name}, {compressor.name})", init, update, optimizer, topology)

@@ -7,7 +7,7 @@ import optax
 
 from algorithms import gossip, optimizers
 from dsgd import workers
-from dsgd.base import Algorithm, Query, State
+from dsgd.base import Algorithm, State
 from dsgd.topology import Topology
 
 
@@ -32,21 +32,9 @@ def decentralized_sgd(optimizer: optax.GradientTransformation, topology: Topolog
     def init(params, N):
         return State(jnp.int32(0), workers=optimizers.start_local(optimizer, params, N))
 
-    def query(state, round):
-        return Query(state.workers.params, axis=0)
-
     def update(key, state, gradients, round):
         local = optimizers.step_local(optimizer, state.workers, gradients)  # X - gamma G
         models = local._replace(params=workers.mix(local.params, topology, round.step))  # (...) W
         return State(state.step + 1, workers=models), gossip.sent(local.params, topology, round.step)
 
-    return Algorithm(
-        init,
-        query,
-        update,
-        optimizers.mean_params,
-        gossip.pattern(topology),
-        f"decentralized_sgd({topology.name})",
-        optimizers.learning_rate(optimizer),
-        topology.n,
-    )
+    return gossip.algorithm(f"decentralized_sgd({topology.name})", init, update, optimizer, topology)

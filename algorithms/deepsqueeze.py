@@ -10,7 +10,7 @@ import optax
 
 from algorithms import exchanges, gossip, optimizers
 from dsgd import checks
-from dsgd.base import Algorithm, Compressor, Params, PyTree, Query, State
+from dsgd.base import Algorithm, Compressor, Params, PyTree, State
 from dsgd.topology import Topology
 
 
@@ -62,9 +62,6 @@ def deepsqueeze(
         exchanges.need_contraction("deepsqueeze", compressor, nothing)
         return State(jnp.int32(0), workers=Compensated(*models, nothing, exchanges.start(compressor, nothing)))
 
-    def query(state, round):
-        return Query(state.workers.params, axis=0)
-
     def update(key, state, gradients, round):
         memory = state.workers
         half = optimizers.step_local(optimizer, optimizers.Model(memory.params, memory.optimizer), gradients)
@@ -76,13 +73,4 @@ def deepsqueeze(
         params = exchanges.shaped(x, half.params, compressor)
         return State(state.step + 1, workers=Compensated(params, half.optimizer, error, sent.messages)), sent.info
 
-    return Algorithm(
-        init,
-        query,
-        update,
-        optimizers.mean_params,
-        gossip.pattern(topology),
-        f"deepsqueeze({topology.name}, {compressor.name})",
-        optimizers.learning_rate(optimizer),
-        topology.n,
-    )
+    return gossip.algorithm(f"deepsqueeze({topology.name}, {compressor.name})", init, update, optimizer, topology)

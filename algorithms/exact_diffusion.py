@@ -10,7 +10,7 @@ import optax
 
 from algorithms import gossip, optimizers
 from dsgd import workers
-from dsgd.base import Algorithm, Params, PyTree, Query, State
+from dsgd.base import Algorithm, Params, PyTree, State
 from dsgd.topology import Topology
 
 
@@ -20,7 +20,7 @@ class Corrected(NamedTuple):
     Args:
         params: x.
         optimizer: the local optimisers' states.
-        correction: X_t - psi_t, what combining has changed so far.
+        correction: what gossip has changed so far; each method's own share of it.
     """
 
     params: Params
@@ -60,9 +60,6 @@ def adapt_correct_combine(name: str, optimizer: optax.GradientTransformation, to
         models = optimizers.start_local(optimizer, params, N)
         return State(jnp.int32(0), workers=Corrected(*models, jax.tree.map(jnp.zeros_like, models.params)))
 
-    def query(state, round):
-        return Query(state.workers.params, axis=0)
-
     def update(key, state, gradients, round):
         x, _, correction = state.workers
         change, memory = optimizers.change_local(optimizer, state.workers, gradients)
@@ -71,13 +68,4 @@ def adapt_correct_combine(name: str, optimizer: optax.GradientTransformation, to
         models = Corrected(jax.tree.map(jnp.add, corrected, moved), memory, jax.tree.map(jnp.add, correction, moved))
         return State(state.step + 1, workers=models), gossip.sent(x, topology, round.step)
 
-    return Algorithm(
-        init,
-        query,
-        update,
-        optimizers.mean_params,
-        gossip.pattern(topology),
-        f"{name}({topology.name})",
-        optimizers.learning_rate(optimizer),
-        topology.n,
-    )
+    return gossip.algorithm(f"{name}({topology.name})", init, update, optimizer, topology)

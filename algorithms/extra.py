@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import optax
 
 from algorithms import gossip, optimizers
+from algorithms.exact_diffusion import Corrected
 from dsgd import workers
-from dsgd.base import Algorithm, Params, PyTree, Query, State
+from dsgd.base import Algorithm, State
 from dsgd.topology import Topology
-
-
-class Corrected(NamedTuple):
-    """Local models and what corrects them, leaves `[n, ...]`.
-
-    Args:
-        params: x.
-        optimizer: the local optimisers' states.
-        correction: half of what gossip would have changed so far.
-    """
-
-    params: Params
-    optimizer: PyTree
-    correction: Params
 
 
 def extra(optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm:
@@ -51,9 +36,6 @@ def extra(optimizer: optax.GradientTransformation, topology: Topology) -> Algori
         models = optimizers.start_local(optimizer, params, N)
         return State(jnp.int32(0), workers=Corrected(*models, jax.tree.map(jnp.zeros_like, models.params)))
 
-    def query(state, round):
-        return Query(state.workers.params, axis=0)
-
     def update(key, state, gradients, round):
         x, _, correction = state.workers
         change, memory = optimizers.change_local(optimizer, state.workers, gradients)
@@ -62,13 +44,4 @@ def extra(optimizer: optax.GradientTransformation, topology: Topology) -> Algori
         correction = jax.tree.map(lambda c, p: c + p / 2, correction, pulled)
         return State(state.step + 1, workers=Corrected(new, memory, correction)), gossip.sent(x, topology, round.step)
 
-    return Algorithm(
-        init,
-        query,
-        update,
-        optimizers.mean_params,
-        gossip.pattern(topology),
-        f"extra({topology.name})",
-        optimizers.learning_rate(optimizer),
-        topology.n,
-    )
+    return gossip.algorithm(f"extra({topology.name})", init, update, optimizer, topology)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
+import optax
 from jax.core import Tracer
 
 from algorithms import optimizers
 from dsgd import counts, network, workers
-from dsgd.base import Info, Pattern, PyTree
+from dsgd.base import Algorithm, Info, Pattern, PyTree, Query
 from dsgd.topology import Topology
 
 
-def need(method: str, topology: Any, *, doubly_stochastic: bool = True, symmetric: bool = False, fixed: bool = False) -> Topology:
-    """The topology, if it is one that the method can use.
+def need(method: str, topology: Any, *, doubly_stochastic: bool = True, symmetric: bool = False, fixed: bool = False) -> None:
+    """Refuses a topology that the method cannot use.
 
     Args:
         method: for the error message.
@@ -25,7 +27,7 @@ def need(method: str, topology: Any, *, doubly_stochastic: bool = True, symmetri
         fixed: one W for all rounds, no schedule.
 
     Raises:
-        ValueError: it is not.
+        ValueError: not a topology, or not one of that kind.
     """
     if not isinstance(topology, Topology):
         raise ValueError(f"{method}: topology = {topology!r}: need a topology, topologies.ring(16) or topologies.from_matrix(W), say")
@@ -38,7 +40,6 @@ def need(method: str, topology: Any, *, doubly_stochastic: bool = True, symmetri
             f"{method} on {topology.name}, where rows of W do not sum to 1: need a doubly stochastic W"
             " (algorithms.stochastic_gradient_push takes any that keeps the mean)"
         )
-    return topology
 
 
 def need_step(method: str, value: Any) -> None:
@@ -52,6 +53,23 @@ def need_step(method: str, value: Any) -> None:
         or not 0 < value <= 1
     ):
         raise ValueError(f"{method}: consensus_step = {value!r}: need a number in (0, 1]")
+
+
+def algorithm(name: str, init: Callable, update: Callable, optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm:
+    """The method with these members whose workers ask for gradients at their own models, `State.workers.params`; their mean is taken home.
+
+    Args:
+        name: for tables and error messages.
+        init, update: as in `dsgd.Algorithm`.
+        optimizer: the local step.
+        topology: on which a round sends one message to each neighbour.
+    """
+
+    def query(state, round):
+        return Query(state.workers.params, axis=0)
+
+    learning_rate = optimizers.learning_rate(optimizer)
+    return Algorithm(init, query, update, optimizers.mean_params, pattern(topology), name, learning_rate, topology.n)
 
 
 def pattern(topology: Topology) -> Pattern:

@@ -10,7 +10,7 @@ import optax
 
 from algorithms import gossip, optimizers
 from dsgd import workers
-from dsgd.base import Algorithm, Gradients, Params, PyTree, Query, State
+from dsgd.base import Algorithm, Gradients, Params, PyTree, State
 from dsgd.topology import Topology
 
 
@@ -55,9 +55,6 @@ def gradient_tracking(optimizer: optax.GradientTransformation, topology: Topolog
         nothing = jax.tree.map(jnp.zeros_like, models.params)
         return State(jnp.int32(0), workers=Tracking(models.params, models.optimizer, nothing, nothing))
 
-    def query(state, round):
-        return Query(state.workers.params, axis=0)
-
     def update(key, state, gradients, round):
         both = (state.workers.params, state.workers.tracker)
         x, y = workers.mix(both, topology, round.step)
@@ -66,13 +63,4 @@ def gradient_tracking(optimizer: optax.GradientTransformation, topology: Topolog
         models = Tracking(optax.apply_updates(x, change), memory, tracker, gradients)
         return State(state.step + 1, workers=models), gossip.sent(both, topology, round.step)
 
-    return Algorithm(
-        init,
-        query,
-        update,
-        optimizers.mean_params,
-        gossip.pattern(topology),
-        f"gradient_tracking({topology.name})",
-        optimizers.learning_rate(optimizer),
-        topology.n,
-    )
+    return gossip.algorithm(f"gradient_tracking({topology.name})", init, update, optimizer, topology)
