@@ -7,6 +7,10 @@ from collections.abc import Callable
 import optax
 
 import topologies
+from algorithms import delays
+from algorithms.asynchronous_gossip_sgd import asynchronous_gossip_sgd
+from algorithms.asynchronous_sgd import asynchronous_sgd
+from algorithms.backup_workers_sgd import backup_workers_sgd
 from algorithms.choco_sgd import choco_sgd
 from algorithms.compressed_sgd import compressed_sgd
 from algorithms.d2 import d2
@@ -35,6 +39,7 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "csgd-ring": lambda optimizer, workers: compressed_sgd(optimizer, whole_model(random_quantization(4)), via="ring"),
     "ec-sgd": lambda optimizer, workers: error_compensated_sgd(optimizer, whole_model(sign), whole_model(sign)),
     "ef21": lambda optimizer, workers: ef21(optimizer, whole_model(top_k(0.1)), whole_model(top_k(0.1))),
+    "asgd": lambda optimizer, workers: asynchronous_sgd(optimizer),
     "dsgd": lambda optimizer, workers: decentralized_sgd(optimizer, topologies.ring(workers)),
     "dsgd-complete": lambda optimizer, workers: decentralized_sgd(optimizer, topologies.complete(workers)),
     "local-sgd": lambda optimizer, workers: local_sgd(optimizer, 4),
@@ -45,6 +50,7 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "sgp": lambda optimizer, workers: stochastic_gradient_push(optimizer, topologies.one_peer_exponential(workers)),
     "choco-sgd": lambda optimizer, workers: choco_sgd(optimizer, topologies.ring(workers), whole_model(sign), 0.5),
     "deepsqueeze": lambda optimizer, workers: deepsqueeze(optimizer, topologies.ring(workers), whole_model(sign), 0.3),
+    "ad-psgd": lambda optimizer, workers: asynchronous_gossip_sgd(optimizer, topologies.ring(workers)),
 }
 """The survey's short names, each a function (optax optimiser, N) -> Algorithm with the survey's defaults.
 
@@ -69,11 +75,15 @@ def make(name: str, optimizer: optax.GradientTransformation, workers: int) -> Al
 
 __all__ = [
     "ALGORITHMS",
+    "asynchronous_gossip_sgd",
+    "asynchronous_sgd",
+    "backup_workers_sgd",
     "choco_sgd",
     "compressed_sgd",
     "d2",
     "decentralized_sgd",
     "deepsqueeze",
+    "delays",
     "ef21",
     "error_compensated_sgd",
     "exact_diffusion",

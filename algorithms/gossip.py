@@ -12,7 +12,7 @@ from jax.core import Tracer
 
 from algorithms import optimizers
 from dsgd import counts, network, workers
-from dsgd.base import Algorithm, Info, Pattern, PyTree, Query
+from dsgd.base import Algorithm, Info, PyTree, Query
 from dsgd.topology import Topology
 
 
@@ -69,14 +69,7 @@ def algorithm(name: str, init: Callable, update: Callable, optimizer: optax.Grad
         return Query(state.workers.params, axis=0)
 
     learning_rate = optimizers.learning_rate(optimizer)
-    return Algorithm(init, query, update, optimizers.mean_params, pattern(topology), name, learning_rate, topology.n)
-
-
-def pattern(topology: Topology) -> Pattern:
-    """How the messages of a round flow: to each neighbour one; of a schedule, the mean over its rounds."""
-    degrees = np.maximum(topology.sends.max(axis=1), topology.receives.max(axis=1))
-    rounds = [network.gossip(int(most), float(mean)) for most, mean in zip(degrees, topology.sends.mean(axis=1), strict=True)]
-    return rounds[0] if topology.period == 1 else network.mean(rounds)
+    return Algorithm(init, query, update, optimizers.mean_params, network.gossip(topology), name, learning_rate, topology.n)
 
 
 def sent(tree: PyTree, topology: Topology, step: jax.Array) -> Info:

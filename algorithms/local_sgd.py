@@ -35,7 +35,7 @@ def local_sgd(optimizer: optax.GradientTransformation, period: int, topology: To
     period = checks.positive_int("local_sgd: period", period)
     if topology is not None:
         gossip.need("local_sgd", topology)
-    reduce = network.ring_all_reduce if topology is None else gossip.pattern(topology)
+    reduce = network.ring_all_reduce if topology is None else network.gossip(topology)
 
     def init(params, N):
         return State(jnp.int32(0), workers=optimizers.start_local(optimizer, params, N))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import gossip, optimizers
-from dsgd import workers
+from dsgd import network, workers
 from dsgd.base import Algorithm, Params, PyTree, Query, State
 from dsgd.topology import Topology
 
@@ -73,7 +73,7 @@ def stochastic_gradient_push(optimizer: optax.GradientTransformation, topology: 
         query,
         update,
         model,
-        gossip.pattern(topology),
+        network.gossip(topology),
         f"stochastic_gradient_push({topology.name})",
         optimizers.learning_rate(optimizer),
         topology.n,

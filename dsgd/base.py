@@ -42,11 +42,15 @@ class Round(NamedTuple):
         step: int32 scalar, rounds done before this one: one number for all runs that share a program, so that `lax.cond` on it is a branch.
         workers: N, a Python int.
         key: of this round and the same for everybody, for choices that come before the gradients (who is asked).
+        cluster: the `dsgd.clusters.Cluster` that the run is on; None: it has no clock.
+        clock: simulated seconds so far, a float scalar; None without a cluster.
     """
 
     step: jax.Array
     workers: int
     key: jax.Array
+    cluster: Any = None
+    clock: jax.Array | None = None
 
 
 class Query(NamedTuple):
@@ -55,8 +59,8 @@ class Query(NamedTuple):
     Args:
         params: the models, one for all (`axis=None`) or stacked `[n, ...]` (`axis=0`), as in `jax.vmap`.
         axis: None or 0.
-        workers: None for everybody, or int32 `[k]`, the same on every device: only these workers compute, all at the one
-            model, and the gradients come back as `[k, ...]`, the same on every device.
+        workers: None for everybody, or int32 `[k]`, the same on every device: only these workers compute, at the one model or
+            at their rows of the stacked ones, and the gradients come back as `[k, ...]`, the same on every device.
         exact: ask for the exact gradients f_n'(x) instead of stochastic ones.
     """
 
@@ -73,11 +77,17 @@ class Info(NamedTuple):
         bits_up: bits that each worker sent, from `dsgd.counts` `[n, 4]`.
         bits_down: bits that each worker received, likewise.
         metrics: the method's own scalars by name, the same on every device.
+        compute: seconds that each worker computed for this round, `[N]`, the same on every device, where the method cut it short;
+            None: as long as its gradient takes on the run's cluster.
+        elapsed: seconds that this round took, of methods that are driven by events and so keep their own time; None: as long as
+            the run's cluster needs for it.
     """
 
     bits_up: jax.Array
     bits_down: jax.Array
     metrics: dict[str, jax.Array] = {}  # noqa: RUF012 (a NamedTuple default; never mutated)
+    compute: jax.Array | None = None
+    elapsed: jax.Array | None = None
 
 
 class Pattern(NamedTuple):
@@ -88,12 +98,19 @@ class Pattern(NamedTuple):
         blocking: (N, latency, transfer) -> seconds, where a message holds both ports for latency + transfer.
         pipelined: the same where latency holds no port.
         vectors: N -> how many full vectors each worker sends in a round, on average.
+        messages: N -> the messages of one round, for `network.simulate`; None: they are not listed.
+        clock: (finish `[N]`, `network.Ports`, convention, step) -> when each worker is done `[N]`; None: all wait for the last one, and
+            the slowest port sets the pace.
+        rounds: the patterns of a period, of those that take turns.
     """
 
     name: str
     blocking: Callable
     pipelined: Callable
     vectors: Callable
+    messages: Callable | None = None
+    clock: Callable | None = None
+    rounds: tuple[Pattern, ...] = ()
 
 
 class Algorithm(NamedTuple):
@@ -183,6 +200,7 @@ class Problem(NamedTuple):
         constants: what is known of f.
         name: for tables and error messages.
         batch_size: samples in one worker's batch, None where the word has no meaning.
+        samples: how many the worker with the most has, of which an exact gradient is; None where the word has no meaning.
     """
 
     init: Callable
@@ -195,6 +213,7 @@ class Problem(NamedTuple):
     constants: Constants = Constants()
     name: str = "problem"
     batch_size: int | None = None
+    samples: int | None = None
 
     @property
     def workers(self) -> int:

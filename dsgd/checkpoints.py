@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dsgd.base import State
+from dsgd.loop import Carry
 
 _SECONDS = 30.0  # between two checkpoints: what an interruption costs at most
 
@@ -40,7 +40,7 @@ class Checkpoint:
         if other:
             raise ValueError(f"checkpoint {folder} holds another run ({'; '.join(other)}); need another folder")
 
-    def restore(self, like: State) -> tuple[State, dict[str, np.ndarray]] | None:
+    def restore(self, like: Carry) -> tuple[Carry, dict[str, np.ndarray]] | None:
         """The state, placed on devices like `like`, and the records; None where nothing is written yet."""
         if self._manager.latest_step() is None:
             return None
@@ -56,7 +56,7 @@ class Checkpoint:
         """Whether the last one is long ago."""
         return time.monotonic() - self._written > _SECONDS
 
-    def save(self, done: int, state: State, records: dict[str, np.ndarray]) -> None:
+    def save(self, done: int, state: Carry, records: dict[str, np.ndarray]) -> None:
         """Writes what there is after round `done`, and removes the one before."""
         args = self._orbax.args
         saved = args.Composite(state=args.StandardSave(state), records=args.StandardSave(records), about=args.JsonSave(self._about))

@@ -54,6 +54,12 @@ def total(count: jax.Array) -> jax.Array:
     return carry(jnp.sum(count, axis=0, dtype=jnp.uint32))
 
 
+def to_float(count: jax.Array) -> jax.Array:
+    """The count rounded to float32: `[..., 4]` to `[...]`."""
+    weights = np.float32(2.0) ** (BASE_BITS * np.arange(DIGITS, dtype=np.float32))
+    return count.astype(jnp.float32) @ weights
+
+
 def to_int(count: np.ndarray) -> np.ndarray:
     """The count as uint64 on the host."""
     weights = np.uint64(1) << (np.uint64(BASE_BITS) * np.arange(DIGITS, dtype=np.uint64))

@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 from dsgd import checks, loop, programs, workers
 from dsgd.base import Algorithm, Problem, PyTree, Result
 from dsgd.checkpoints import Checkpoint
+from dsgd.clusters import Cluster
 from dsgd.history import Log
 from dsgd.progress import Progress
 
@@ -37,6 +38,7 @@ def run(
     key: jax.Array,
     seeds: int | None = None,
     batches: Iterable[PyTree] | None = None,
+    cluster: Cluster | None = None,
     record_every: int = 1,
     mesh: Mesh | int | None = None,
     checkpoint: str | Path | None = None,
@@ -53,6 +55,7 @@ def run(
         batches: for data that do not fit on the device: an iterator whose items are worker-stacked batches, leaves `[N, ...]`, one a
             round and the same for all seeds. The problem's own data then serve only the history's loss. Batches of the built-in data sets
             are `problems.Examples`. The batches between two records, at least 16, are on the devices at a time, and as many ahead.
+        cluster: from `dsgd.clusters`, whose clock the history then shows, and whose events drive asynchronous methods.
         record_every: rounds between two records.
         mesh: from `dsgd.workers.mesh`, or a number of devices; None: all devices.
         checkpoint: a folder in which the run saves itself every half minute and at its end. The same call goes on from there, with the
@@ -62,23 +65,26 @@ def run(
     Returns:
         The last state, the history, and the model to take home. The history's arrays are `[seeds?, records]`: `loss`, `grad_sqnorm` (of
         the whole objective, at the model to take home), `consensus` ((1/N) sum |x_n - x|^2, 0 where there is one model), `bits` (sent and
-        received so far, per worker), the problem's and the method's own scalars (NaN before the first round); and `step` `[records]`. The
-        first record is the start, the last is after round `steps`.
+        received so far, per worker), with a cluster `clock` (simulated seconds so far, when the last worker was done), the problem's and
+        the method's own scalars (NaN before the first round); and `step` `[records]`. The first record is the start, the last is after
+        round `steps`.
 
     Raises:
         ValueError: steps, seeds or record_every < 1, N that the devices do not divide, a method built for another N, parameters that are
             not floating point, batches that end early or do not fit, a checkpoint of another run or of more rounds.
         Diverged: the loss became infinite or NaN.
     """
-    check_runnable(algorithm, problem, steps, key)
+    check_runnable(algorithm, problem, steps, key, cluster)
     if seeds is not None:
         checks.positive_int("seeds", seeds)
-    plan = make_plan(_Always(algorithm), problem, mesh, runs=0 if seeds is None else 1, size=seeds or 1, record_every=record_every)
+    runs = 0 if seeds is None else 1
+    plan = make_plan(_Always(algorithm), problem, mesh, runs=runs, size=seeds or 1, record_every=record_every, cluster=cluster)
     keys = key if seeds is None else jax.random.split(key, seeds)
     watch = Watch(algorithm.name, progress, learning_rate=algorithm.learning_rate)
     if checkpoint is None:
         return execute(plan, problem, {}, keys, steps, batches, watch)
-    with closing(Checkpoint(checkpoint, _about(algorithm, problem, key, seeds, record_every))) as saved:
+    about = _about(algorithm, problem, key, seeds, record_every, cluster)
+    with closing(Checkpoint(checkpoint, about)) as saved:
         return execute(plan, problem, {}, keys, steps, batches, watch, saved)
 
 
@@ -101,7 +107,9 @@ def compile_round(algorithm: Algorithm, problem: Problem, mesh: Mesh | int | Non
     return loop.one_round.lower(plan, state, key, problem.data).compile()
 
 
-def _about(algorithm: Algorithm, problem: Problem, key: jax.Array, seeds: int | None, record_every: int) -> dict[str, str]:
+def _about(
+    algorithm: Algorithm, problem: Problem, key: jax.Array, seeds: int | None, record_every: int, cluster: Cluster | None
+) -> dict[str, str]:
     """What tells one run from another on disk."""
     return {
         "method": algorithm.name,
@@ -112,6 +120,7 @@ def _about(algorithm: Algorithm, problem: Problem, key: jax.Array, seeds: int | 
         "data": _digest((problem.data, problem.shared)),
         "seeds": str(seeds),
         "record_every": str(record_every),
+        "cluster": cluster.name if cluster else "None",
         "key": np.asarray(jax.random.key_data(key)).tobytes().hex(),
     }
 
@@ -152,7 +161,9 @@ class Watch(NamedTuple):
             log.check(self.name, self.learning_rate)
 
 
-def make_plan(build: Any, problem: Problem, mesh: Mesh | int | None, *, runs: int, size: int, record_every: int) -> loop.Plan:
+def make_plan(
+    build: Any, problem: Problem, mesh: Mesh | int | None, *, runs: int, size: int, record_every: int, cluster: Cluster | None = None
+) -> loop.Plan:
     """The static side of a run of `size` independent runs."""
     checks.positive_int("record_every", record_every)
     if mesh is None or isinstance(mesh, int):
@@ -163,7 +174,7 @@ def make_plan(build: Any, problem: Problem, mesh: Mesh | int | None, *, runs: in
         hint = f"mesh={divisors[-1]}, say"
         raise ValueError(f"{N} workers on {mesh.size} devices: need a number of devices that divides {N}: {hint}")
     capacity = max(1 << 8, _ROOM // (1 << (size - 1).bit_length()))
-    return loop.Plan(build, loop.without_arrays(problem), mesh, N, runs, record_every, capacity)
+    return loop.Plan(build, loop.without_arrays(problem), mesh, N, runs, record_every, capacity, cluster)
 
 
 def execute(
@@ -179,11 +190,11 @@ def execute(
     """Drives the compiled loop from the start, or from the checkpoint, to round `steps`. Arguments as in `run` and `loop.start`."""
     data = jax.device_put(problem.data, NamedSharding(plan.mesh, P(workers.AXIS)))
     shared, points, keys = jax.device_put((problem.shared, points, keys), NamedSharding(plan.mesh, P()))
-    state, first = programs.call(loop.start, plan, points, keys, data, shared)
-    log = Log(jax.device_get(first), runs=plan.runs, N=plan.N, record_every=plan.record_every)
-    found = checkpoint.restore(state) if checkpoint else None
+    carry, first = programs.call(loop.start, plan, points, keys, data, shared)
+    log = Log(jax.device_get(first), runs=plan.runs, N=plan.N, record_every=plan.record_every, clock=plan.cluster is not None)
+    found = checkpoint.restore(carry) if checkpoint else None
     if found:
-        state, records = found
+        carry, records = found
         log.resume(records)
         if log.steps[-1] > steps:
             raise ValueError(f"steps = {steps}, but the checkpoint is of round {log.steps[-1]}: need at least as many steps")
@@ -202,7 +213,7 @@ def execute(
                 count = 1 if since else min(count, -(-(steps - sent) // plan.record_every))
                 rounds = min(count * plan.record_every - since, steps - sent)
                 batch = feed.take(sent, rounds, steps) if feed else None
-                state, news = programs.call(loop.advance, plan, state, points, keys, data, shared, batch, np.int32(sent), np.int32(rounds))
+                carry, news = programs.call(loop.advance, plan, carry, points, keys, data, shared, batch, np.int32(sent), np.int32(rounds))
                 sent += rounds
                 waiting.append((news, count, sent))
             news, count, done = waiting.popleft()
@@ -211,8 +222,8 @@ def execute(
             bar.update(done, log.last_loss())
             watch.check(log)
             if checkpoint and not waiting and (checkpoint.due() or done >= steps):
-                checkpoint.save(done, state, log.records())
-    return Result(state, log.history(), programs.call(loop.models, plan, state, points))
+                checkpoint.save(done, carry, log.records())
+    return Result(carry.state, log.history(), programs.call(loop.models, plan, carry.state, points))
 
 
 class _Pace:
@@ -262,8 +273,9 @@ class _Feed:
             raise ValueError(f"batch {i} is {kind}, the first was {self.kind}; need equal structures, shapes and types")
 
 
-def check_runnable(algorithm: Algorithm, problem: Problem, steps: int, key: jax.Array) -> None:
-    """Raises a ValueError where the method is for another N, leaves of the data differ in N, or parameters are not floating point."""
+def check_runnable(algorithm: Algorithm, problem: Problem, steps: int, key: jax.Array, cluster: Cluster | None = None) -> None:
+    """Raises a ValueError where they do not fit together: the method or the cluster is for another N, leaves of the data differ in N, or
+    parameters are not floating point."""
     if not isinstance(algorithm, Algorithm):
         raise ValueError(f"algorithm = {algorithm!r}: need a dsgd.Algorithm, algorithms.minibatch_sgd(optax.sgd(0.1)), say")
     if not isinstance(problem, Problem):
@@ -273,6 +285,11 @@ def check_runnable(algorithm: Algorithm, problem: Problem, steps: int, key: jax.
     N = problem.workers
     if algorithm.workers not in (None, N):
         raise ValueError(f"{algorithm.name} is built for {algorithm.workers} workers, {problem.name} has {N}; need the same number")
+    if cluster is not None:
+        if not isinstance(cluster, Cluster):
+            raise ValueError(f"cluster = {cluster!r}: need a dsgd.clusters.Cluster, clusters.Cluster(clusters.constant(1.0)), say")
+        if cluster.workers not in (None, N):
+            raise ValueError(f"a cluster of {cluster.workers} workers, {problem.name} has {N}; need the same number")
     for path, leaf in jax.tree_util.tree_leaves_with_path(problem.data):
         if leaf.ndim < 1 or leaf.shape[0] != N:
             where = jax.tree_util.keystr(path)

@@ -25,15 +25,17 @@ class Log:
         runs: how many leading axes of independent runs there are.
         N: number of workers.
         record_every: rounds between records.
+        clock: whether there is one.
     """
 
-    def __init__(self, first: dict[str, np.ndarray], *, runs: int, N: int, record_every: int) -> None:
+    def __init__(self, first: dict[str, np.ndarray], *, runs: int, N: int, record_every: int, clock: bool = False) -> None:
         self.axis = runs
         self.N = N
         self.record_every = record_every
         self.steps = [0]
         nothing = np.zeros((*first["loss"].shape, counts.DIGITS), np.uint32)
-        self.pieces = [{name: np.expand_dims(value, runs) for name, value in {**first, "bits": nothing}.items()}]
+        start = {**first, "bits": nothing} | ({"clock": np.zeros(first["loss"].shape)} if clock else {})
+        self.pieces = [{name: np.expand_dims(value, runs) for name, value in start.items()}]
 
     def extend(self, news: dict[str, np.ndarray], count: int, done: int) -> None:
         """Adds the first `count` of a chunk's records, the last of which is after round `done`."""
@@ -49,7 +51,8 @@ class Log:
         return float(finite.min()) if finite.size else float("nan")
 
     def records(self) -> dict[str, np.ndarray]:
-        """All of it by name, for `resume`: `step` `[records]`, bits of each interval as counts, the rest `[runs ..., records]`."""
+        """All of it by name, for `resume`: `step` `[records]`, bits and seconds of each interval (bits as counts), the rest
+        `[runs ..., records]`."""
         return {"step": np.asarray(self.steps), **{name: self._joined(name) for name in self.pieces[-1]}}
 
     def resume(self, records: dict[str, np.ndarray]) -> None:
@@ -62,6 +65,8 @@ class Log:
         """Numpy arrays by name, `[runs ..., records]`; `step` is `[records]`. A method's own scalars are NaN at the start."""
         records = self.records()
         total = np.cumsum(counts.to_int(records.pop("bits")), axis=self.axis, dtype=np.uint64)
+        if "clock" in records:
+            records["clock"] = np.cumsum(records["clock"], axis=self.axis, dtype=np.float64)
         return {"step": records.pop("step"), "bits": total / self.N, **records}
 
     def check(self, method: str, learning_rate: float) -> None:

@@ -20,11 +20,20 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dsgd import counts, oracle, workers
-from dsgd.base import Algorithm, Constants, Info, Params, Problem, PyTree, Round, State
+from dsgd import clock, counts, oracle, workers
+from dsgd.base import Algorithm, Constants, Info, Params, Problem, PyTree, Query, Round, State
+from dsgd.clock import Clock
+from dsgd.clusters import Cluster
 
 Records = dict[str, jax.Array]
-_BITS = "bits"
+_BITS, _CLOCK = "bits", "clock"
+
+
+class Carry(NamedTuple):
+    """What goes round the loop: the method's state, and the clock, () where the run has no cluster."""
+
+    state: State
+    clock: Clock | tuple[()]
 
 
 class Plan(NamedTuple):
@@ -38,6 +47,7 @@ class Plan(NamedTuple):
         runs: how many leading axes of independent runs there are: 0, 1 (seeds) or 2 (grid, seeds).
         record_every: rounds between records.
         capacity: records that one call of `advance` has room for.
+        cluster: on which the run is simulated; None: it has no clock.
     """
 
     build: Callable[[dict[str, jax.Array]], Algorithm]
@@ -47,6 +57,7 @@ class Plan(NamedTuple):
     runs: int
     record_every: int
     capacity: int
+    cluster: Cluster | None = None
 
 
 def without_arrays(problem: Problem) -> Problem:
@@ -55,7 +66,7 @@ def without_arrays(problem: Problem) -> Problem:
 
 
 @partial(jax.jit, static_argnames="plan")
-def start(plan: Plan, points: PyTree, keys: jax.Array, data: PyTree, shared: PyTree) -> tuple[State, Records]:
+def start(plan: Plan, points: PyTree, keys: jax.Array, data: PyTree, shared: PyTree) -> tuple[Carry, Records]:
     """The first state of every run, and its record.
 
     Args:
@@ -66,30 +77,34 @@ def start(plan: Plan, points: PyTree, keys: jax.Array, data: PyTree, shared: PyT
         shared: the problem's shared arrays.
 
     Returns:
-        State, leaves `[grid?, seeds?, ...]`; scalars by name `[grid?, seeds?]`.
+        Carry, leaves `[grid?, seeds?, ...]`; scalars by name `[grid?, seeds?]`.
     """
 
     def init(point, key):
         params = plan.problem.init(_keys(key)[0])
-        return plan.build(point).init(params, plan.N)
+        return Carry(plan.build(point).init(params, plan.N), clock.start(plan.N) if plan.cluster else ())
 
-    def record(points, keys, state, data, shared):
-        def one(point, key, state):
-            return _measure(plan, plan.build(point), key, state, data, shared, jnp.int32(0))
+    def record(points, keys, carry, data, shared):
+        def one(point, key, carry):
+            return _measure(plan, plan.build(point), key, carry, data, shared, jnp.int32(0))
 
-        return _over_runs(plan, one, (0, None, 0), (None, 0, 0))(points, keys, state)
+        return _over_runs(plan, one, (0, None, 0), (None, 0, 0))(points, keys, carry)
 
-    state = _over_runs(plan, init, (0, None), (None, 0))(points, keys)
-    sharding = jax.tree.map(partial(NamedSharding, plan.mesh), _state_spec(plan), is_leaf=lambda x: isinstance(x, P))
-    state = State(*(jax.tree.map(lambda x, s=s: lax.with_sharding_constraint(x, s), part) for part, s in zip(state, sharding, strict=True)))
-    specs = (P(), P(), _state_spec(plan), P(workers.AXIS), P())
-    return state, _sharded(plan, record, specs, P())(points, keys, state, data, shared)
+    carry = _over_runs(plan, init, (0, None), (None, 0))(points, keys)
+
+    def place(part, spec):
+        return jax.tree.map(lambda leaf: lax.with_sharding_constraint(leaf, NamedSharding(plan.mesh, spec)), part)
+
+    spec = _carry_spec(plan)
+    carry = Carry(State(*map(place, carry.state, spec.state)), place(carry.clock, spec.clock))
+    specs = (P(), P(), spec, P(workers.AXIS), P())
+    return carry, _sharded(plan, record, specs, P())(points, keys, carry, data, shared)
 
 
-@partial(jax.jit, static_argnames="plan", donate_argnames="state")
+@partial(jax.jit, static_argnames="plan", donate_argnames="carry")
 def advance(
     plan: Plan,
-    state: State,
+    carry: Carry,
     points: PyTree,
     keys: jax.Array,
     data: PyTree,
@@ -97,29 +112,29 @@ def advance(
     batches: PyTree,
     done: jax.Array,
     rounds: jax.Array,
-) -> tuple[State, Records]:
+) -> tuple[Carry, Records]:
     """Runs the next rounds, with a record after every `plan.record_every` of them and after the last.
 
     Args:
         plan: static.
-        state: of every run; donated.
+        carry: of every run; donated.
         points, keys, data, shared: as in `start`.
         batches: None, or batches from outside, leaves `[at least rounds, N, ...]`.
         done: int32 scalar, rounds before these, of all runs: what a method does in some rounds only is then a branch.
         rounds: int32 scalar, of at most `plan.capacity` records.
 
     Returns:
-        The state after it; records by name, `[grid?, seeds?, capacity, ...]`, of which the first ceil(rounds / record_every) count.
+        What is carried after it; records by name, `[grid?, seeds?, capacity, ...]`, of which the first ceil(rounds / record_every) count.
     """
 
-    def run(points, keys, state, data, shared, batches, done, rounds):
-        def one(point, key, state):
-            return _advance_one(plan, plan.build(point), key, state, data, shared, batches, done, rounds)
+    def run(points, keys, carry, data, shared, batches, done, rounds):
+        def one(point, key, carry):
+            return _advance_one(plan, plan.build(point), key, carry, data, shared, batches, done, rounds)
 
-        return _over_runs(plan, one, (0, None, 0), (None, 0, 0))(points, keys, state)
+        return _over_runs(plan, one, (0, None, 0), (None, 0, 0))(points, keys, carry)
 
-    specs = (P(), P(), _state_spec(plan), P(workers.AXIS), P(), P(None, workers.AXIS), P(), P())
-    return _sharded(plan, run, specs, (_state_spec(plan), P()))(points, keys, state, data, shared, batches, done, rounds)
+    specs = (P(), P(), _carry_spec(plan), P(workers.AXIS), P(), P(None, workers.AXIS), P(), P())
+    return _sharded(plan, run, specs, (_carry_spec(plan), P()))(points, keys, carry, data, shared, batches, done, rounds)
 
 
 @partial(jax.jit, static_argnames="plan")
@@ -143,7 +158,7 @@ def one_round(plan: Plan, state: State, key: jax.Array, data: PyTree) -> tuple[S
     """
 
     def body(state, key, data):
-        return _gradients_and_update(plan, plan.build({}), key, state, data, None, state.step)
+        return _gradients_and_update(plan, plan.build({}), key, Carry(state, ()), data, None, state.step)[:2]
 
     everywhere: Any = P()
     own: Any = P(workers.AXIS)
@@ -153,6 +168,11 @@ def one_round(plan: Plan, state: State, key: jax.Array, data: PyTree) -> tuple[S
 def _state_spec(plan: Plan) -> Any:
     replicated: Any = P()
     return State(replicated, replicated, P(*[None] * plan.runs, workers.AXIS))
+
+
+def _carry_spec(plan: Plan) -> Any:
+    replicated: Any = P()
+    return Carry(_state_spec(plan), replicated)
 
 
 def _sharded(plan: Plan, f, in_specs, out_specs):
@@ -175,67 +195,84 @@ def _keys(key: jax.Array) -> tuple[jax.Array, jax.Array]:
     return first, rounds
 
 
-def _advance_one(plan: Plan, algorithm: Algorithm, key, state: State, data, shared, batches, done, rounds):
+def _advance_one(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shared, batches, done, rounds):
     key = _keys(key)[1]
 
-    def one_round(state, i):
+    def one_round(carry, i):
         # The index is the chunk's, not the state's: the same for all runs, so that `vmap` keeps the loops' conditions scalar.
         batch = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, i, keepdims=False), batches)
-        return _round(plan, algorithm, key, state, data, batch, done + i)
+        return _round(plan, algorithm, key, carry, data, batch, done + i)
 
-    def until_record(state, first):
+    def until_record(carry, first):
         if plan.record_every == 1:
-            return one_round(state, first)
-        shapes = jax.eval_shape(one_round, state, first)[1]
+            return one_round(carry, first)
+        shapes = jax.eval_shape(one_round, carry, first)[1]
         nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
-        def body(i, carry):
-            state, sent = carry
-            state, news = one_round(state, i)
-            return state, {**news, _BITS: counts.carry(sent[_BITS] + news[_BITS])}
+        def body(i, so_far):
+            carry, sums = so_far
+            carry, news = one_round(carry, i)
+            seconds = {_CLOCK: sums[_CLOCK] + news[_CLOCK]} if plan.cluster else {}
+            return carry, {**news, **seconds, _BITS: counts.carry(sums[_BITS] + news[_BITS])}
 
-        return lax.fori_loop(first, jnp.minimum(first + plan.record_every, rounds), body, (state, nothing))
+        return lax.fori_loop(first, jnp.minimum(first + plan.record_every, rounds), body, (carry, nothing))
 
-    def record(state, first):
-        state, news = until_record(state, first)
-        measured = _measure(plan, algorithm, key, state, data, shared, done + jnp.minimum(first + plan.record_every, rounds))
+    def record(carry, first):
+        carry, news = until_record(carry, first)
+        measured = _measure(plan, algorithm, key, carry, data, shared, done + jnp.minimum(first + plan.record_every, rounds))
         if set(measured) & set(news) or "step" in news:
             raise ValueError(f"{algorithm.name} has metrics {sorted(news)}; need other names than step, {', '.join(measured)}")
         values = {**measured, **news}
-        return state, jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), values)
+        return carry, jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), values)
 
     # A record is one row of one buffer: one write a record, whatever its number of scalars. Digits of counts are exact as floats.
-    shapes = jax.eval_shape(record, state, rounds)[1]
+    shapes = jax.eval_shape(record, carry, rounds)[1]
     empty, unravel = ravel_pytree(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes))
 
-    def body(i, carry):
-        state, rows = carry
-        state, values = record(state, i * plan.record_every)
-        return state, lax.dynamic_update_index_in_dim(rows, ravel_pytree(values)[0], i, 0)
+    def body(i, so_far):
+        carry, rows = so_far
+        carry, values = record(carry, i * plan.record_every)
+        return carry, lax.dynamic_update_index_in_dim(rows, ravel_pytree(values)[0], i, 0)
 
     records = lax.div(rounds + (plan.record_every - 1), np.int32(plan.record_every))
-    state, rows = lax.fori_loop(0, records, body, (state, jnp.zeros((plan.capacity, *empty.shape), empty.dtype)))
-    return state, jax.vmap(unravel)(rows)
+    carry, rows = lax.fori_loop(0, records, body, (carry, jnp.zeros((plan.capacity, *empty.shape), empty.dtype)))
+    return carry, jax.vmap(unravel)(rows)
 
 
-def _round(plan: Plan, algorithm: Algorithm, key, state: State, data, batches, step) -> tuple[State, Records]:
-    """One round; what it sent (all workers' bits, up and down) and the method's own metrics."""
-    state, info = _gradients_and_update(plan, algorithm, key, state, data, batches, step)
-    bits = counts.carry(workers.sum(counts.carry(info.bits_up + info.bits_down)))
-    return state, {**info.metrics, _BITS: bits}
+def _round(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, batches, step) -> tuple[Carry, Records]:
+    """One round; what it sent (all workers' bits, up and down), the seconds that it took, and the method's own metrics."""
+    state, info, query = _gradients_and_update(plan, algorithm, key, carry, data, batches, step)
+    news = {**info.metrics, _BITS: counts.carry(workers.sum(counts.carry(info.bits_up + info.bits_down)))}
+    if not isinstance(carry.clock, Clock):
+        return Carry(state, ()), news
+    this = _this_round(plan, key, carry, step)
+    after, news[_CLOCK] = clock.tick(carry.clock, algorithm, plan.problem, this, query, info)
+    return Carry(state, after), news
 
 
-def _gradients_and_update(plan: Plan, algorithm: Algorithm, key, state: State, data, batches, step) -> tuple[State, Info]:
-    query_key, sample_key, update_key = jax.random.split(jax.random.fold_in(key, step), 3)
-    this = Round(step, plan.N, query_key)
-    gradients = oracle.gradients(plan.problem, algorithm.query(state, this), sample_key, data, plan.N, batches)
-    return algorithm.update(update_key, state, gradients, this)
+def _gradients_and_update(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, batches, step) -> tuple[State, Info, Query]:
+    this = _this_round(plan, key, carry, step)
+    _, sample_key, update_key = _round_keys(key, step)
+    query = algorithm.query(carry.state, this)
+    gradients = oracle.gradients(plan.problem, query, sample_key, data, plan.N, batches)
+    state, info = algorithm.update(update_key, carry.state, gradients, this)
+    return state, info, query
 
 
-def _measure(plan: Plan, algorithm: Algorithm, key, state: State, data, shared, step) -> Records:
+def _round_keys(key: jax.Array, step: jax.Array) -> jax.Array:
+    """Of a round: the query's, the samples' and the update's."""
+    return jax.random.split(jax.random.fold_in(key, step), 3)
+
+
+def _this_round(plan: Plan, key: jax.Array, carry: Carry, step: jax.Array) -> Round:
+    now = carry.clock.now if isinstance(carry.clock, Clock) else None
+    return Round(step, plan.N, _round_keys(key, step)[0], plan.cluster, now)
+
+
+def _measure(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shared, step) -> Records:
     """The scalars of one record: never counted as traffic."""
-    params = algorithm.model(state)
+    params = algorithm.model(carry.state)
     scalars, slope = oracle.evaluate(plan.problem, params, data, shared)
-    query = algorithm.query(state, Round(step, plan.N, key))
+    query = algorithm.query(carry.state, _this_round(plan, key, carry, step))
     consensus = jnp.zeros_like(scalars["loss"]) if query.axis is None else workers.mean_sqdist(query.params, params)
     return {**scalars, "grad_sqnorm": optax.tree.norm(slope, squared=True), "consensus": consensus}

@@ -45,7 +45,8 @@ def gradients(problem: Problem, query: Query, key: jax.Array, data: PyTree, N: i
         return jax.vmap(gradient, (query.axis, 0))(query.params, draw(workers.ids(N), data, batches))
     here, rows = workers.find(query.workers, N)
     data, batches = jax.tree.map(lambda leaf: leaf[rows], (data, batches))
-    computed = jax.vmap(gradient, (None, 0))(query.params, draw(query.workers, data, batches))
+    params = query.params if query.axis is None else jax.tree.map(lambda leaf: leaf[rows], query.params)
+    computed = jax.vmap(gradient, (query.axis, 0))(params, draw(query.workers, data, batches))
     return workers.select(here, computed)
 
 

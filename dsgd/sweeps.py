@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from dsgd import checks
 from dsgd.base import Algorithm, Params, Problem, PyTree, State
+from dsgd.clusters import Cluster
 from dsgd.driver import Watch, check_runnable, execute, make_plan
 from dsgd.history import History
 
@@ -76,6 +77,7 @@ def sweep(
     key: jax.Array,
     seeds: int = 1,
     batches: Iterable[PyTree] | None = None,
+    cluster: Cluster | None = None,
     record_every: int = 1,
     mesh: Mesh | int | None = None,
     progress: bool = False,
@@ -91,7 +93,7 @@ def sweep(
     Args:
         factory: keyword arguments -> Algorithm. It sees scalars of the trace: it must not branch on their values, and an integer that sets
             a shape (bits, a number of workers) cannot be swept.
-        problem, steps, key, batches, record_every, mesh, progress: as in `dsgd.run`.
+        problem, steps, key, batches, cluster, record_every, mesh, progress: as in `dsgd.run`.
         seeds: R runs for each point, with the keys `jax.random.split(key, R)`.
         grids: values by argument name, each a sequence of numbers.
 
@@ -103,10 +105,11 @@ def sweep(
         raise ValueError("a sweep without a grid: need at least one, learning_rate=[0.1, 0.01], say")
     checks.positive_int("seeds", seeds)
     example = factory(**{name: values[0].item() for name, values in grid.items()})
-    check_runnable(example, problem, steps, key)
+    check_runnable(example, problem, steps, key, cluster)
     shape = tuple(len(values) for values in grid.values())
     points = {name: jnp.asarray(axis.ravel()) for name, axis in zip(grid, np.meshgrid(*grid.values(), indexing="ij"), strict=True)}
-    plan = make_plan(_FromPoint(factory), problem, mesh, runs=2, size=int(np.prod(shape)) * seeds, record_every=record_every)
+    size = int(np.prod(shape)) * seeds
+    plan = make_plan(_FromPoint(factory), problem, mesh, runs=2, size=size, record_every=record_every, cluster=cluster)
     watch = Watch(example.name, progress, learning_rate=None)
     result = execute(plan, problem, points, jax.random.split(key, seeds), steps, batches, watch)
 

@@ -79,12 +79,12 @@ class Topology:
     @cached_property
     def sends(self) -> np.ndarray:
         """To how many others each worker sends in each round of a period: int `[period, n]`."""
-        return np.stack([np.bincount(links[:, 0], minlength=self.n) for links in self._links])
+        return np.stack([np.bincount(links[:, 0], minlength=self.n) for links in self.links])
 
     @cached_property
     def receives(self) -> np.ndarray:
         """From how many others each worker receives in each round of a period: int `[period, n]`."""
-        return np.stack([np.bincount(links[:, 1], minlength=self.n) for links in self._links])
+        return np.stack([np.bincount(links[:, 1], minlength=self.n) for links in self.links])
 
     @property
     def degree(self) -> int:
@@ -94,7 +94,7 @@ class Topology:
     @cached_property
     def edges(self) -> np.ndarray:
         """Pairs of workers, int `[m, 2]`: (i, j) with i < j; of a directed graph (sender, receiver). A schedule's are of all rounds."""
-        links = np.unique(np.concatenate(self._links), axis=0)
+        links = np.unique(np.concatenate(self.links), axis=0)
         return links[links[:, 0] < links[:, 1]] if self.symmetric else links
 
     @cached_property
@@ -146,7 +146,7 @@ class Topology:
         return spectra.rounds_until(self.matrices, eps)
 
     @cached_property
-    def _links(self) -> list[np.ndarray]:
+    def links(self) -> list[np.ndarray]:
         """(sender, receiver) of every message of each round."""
         coordinates = [coo_array(W) for W in self.matrices]
         return [np.stack([W.col, W.row], axis=1)[W.row != W.col] for W in coordinates]

@@ -140,6 +140,7 @@ def classification(
         constants=Constants(),
         name=name,
         batch_size=batch_size,
+        samples=max(map(len, parts)),
     )
 
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.sparse import coo_array, csr_array
-from scipy.sparse.csgraph import maximum_bipartite_matching
 
+from dsgd.matchings import matchings
 from dsgd.topology import Topology
 
 _MOST = 32  # neighbours that are summed one by one; the program grows with them
@@ -98,40 +98,6 @@ def _permutes(needed: dict[tuple[int, int], np.ndarray], n: int, devices: int) -
             workers[sender, : len(theirs)] = theirs
         permutes.append(Permute(pairs, workers))
     return permutes
-
-
-def matchings(pairs: list[tuple[int, int]], size: int) -> list[list[tuple[int, int]]]:
-    """The pairs in as few groups as possible, none of which has a first, or a second, twice: as many groups as the one who is in most
-    pairs has (König).
-
-    Dummy pairs make everybody be in as many; then there is a perfect matching of firsts with seconds, and when it is taken out, again.
-    """
-    real = np.zeros((size, size), int)
-    for first, second in pairs:
-        real[first, second] = 1
-    degree = max(real.sum(axis=0).max(), real.sum(axis=1).max())
-    everyone = real + _filling(degree - real.sum(axis=1), degree - real.sum(axis=0))
-    groups = []
-    for _ in range(degree):
-        second = maximum_bipartite_matching(csr_array(everyone), perm_type="column")
-        everyone[np.arange(size), second] -= 1
-        group = [(first, int(second[first])) for first in range(size) if real[first, second[first]]]
-        real[np.arange(size), second] = 0
-        groups.append(group)
-    return groups
-
-
-def _filling(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """A matrix of counts with these sums, from its north-west corner."""
-    filling = np.zeros((rows.size, columns.size), int)
-    rows, columns = rows.copy(), columns.copy()
-    i = j = 0
-    while i < rows.size and j < columns.size:
-        filling[i, j] = min(rows[i], columns[j])
-        rows[i] -= filling[i, j]
-        columns[j] -= filling[i, j]
-        i, j = i + (rows[i] == 0), j + (rows[i] != 0)
-    return filling
 
 
 def _table(permutes: list[Permute], device: int, n: int) -> np.ndarray:

@@ -1,0 +1,153 @@
+r"""Whose gradient arrives next at an asynchronous server, computed at which model: the survey's section 4.1, event by event.
+
+A worker computes, sends its gradient to the server, receives the model as it then is, and begins again. The server's ports are those of
+`dsgd.network`: each takes one message at a time, the first that is ready first. With P servers, each has one part of the model; a worker
+sends its parts one after the other, and they come back in the same order, so that all servers see the gradients in one order
+(`network.asynchronous_server_messages` lists the messages). Then one update is one gradient; but it is applied to each part, and each part
+is read, at its own time, so that each has its own staleness.
+
+Times are seconds after the last update. The server keeps each model that somebody computes at: a buffer of N, where a worker's `slot` says
+which is the one that it has read.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dsgd import clusters
+from dsgd.base import Round
+
+UNIT = clusters.Cluster(clusters.constant(1.0))  # where a run has no cluster: everybody computes for a second, and messages take no time
+
+
+class Events(NamedTuple):
+    """What the servers and workers are about to do.
+
+    Args:
+        ready: when each worker's gradient is computed, `[N]`.
+        read: when each server begins to send each worker its part, `[N, P]`.
+        version: how many updates had been made to the part then, int32 `[N, P]`.
+        slot: where that part is in the buffer, int32 `[N, P]`.
+        into: when the servers' receiving ports are free, `[P]`.
+        out: when their sending ports are free, `[P]`.
+    """
+
+    ready: jax.Array
+    read: jax.Array
+    version: jax.Array
+    slot: jax.Array
+    into: jax.Array
+    out: jax.Array
+
+
+class Arrival(NamedTuple):
+    """One gradient, and the update that it makes.
+
+    Args:
+        worker: whose, int32 scalar.
+        staleness: updates that were made to each part since it was read, int32 `[P]`.
+        slots: where the parts that it was computed at are in the buffer, int32 `[P]`.
+        write: where the updated parts belong, int32 `[P]`.
+        elapsed: seconds since the last update; None: there is no time.
+        events: after it; () where the staleness is given.
+    """
+
+    worker: jax.Array
+    staleness: jax.Array
+    slots: jax.Array
+    write: jax.Array
+    elapsed: jax.Array | None
+    events: Events | tuple[()]
+
+
+def start(N: int, servers: int) -> Events:
+    """Everybody has the first model at 0."""
+    times, numbers = jnp.zeros((N, servers), jnp.float32), jnp.zeros((N, servers), jnp.int32)
+    return Events(jnp.zeros(N, jnp.float32), times - 1, numbers, numbers, jnp.zeros(servers, jnp.float32), jnp.zeros(servers, jnp.float32))
+
+
+def on_cluster(round: Round) -> Round:
+    """The same round, on `UNIT` where the run has no cluster."""
+    return round if round.cluster else round._replace(cluster=UNIT, clock=jnp.zeros((), jnp.float32))
+
+
+def begin(events: Events, round: Round) -> Events:
+    """In the first round, everybody's first gradient is begun."""
+
+    def compute(ready):
+        return round.cluster.seconds(round, jnp.arange(round.workers))
+
+    return events._replace(ready=lax.cond(round.step == 0, compute, lambda ready: ready, events.ready))
+
+
+def following(events: Events, round: Round, bits: float, bound: int | None) -> Arrival:
+    """The next update.
+
+    Args:
+        events: before it.
+        round: on a cluster, whose bandwidths at this time are those of the worker's messages.
+        bits: of one part of the model.
+        bound: tau of bounded staleness; None: there is none.
+    """
+    events = begin(events, round)
+    allowed = _allowed(events.version, round.step, bound)
+    worker = jnp.argmin(jnp.where(allowed, events.ready, jnp.inf)).astype(jnp.int32)
+    applied, read, received, into, out = _trip(events, worker, round, bits)
+    ready = events.ready if bound is None else jnp.where(allowed, events.ready, jnp.maximum(events.ready, applied[0]))
+    # Another key than in the first round, where everybody's first gradient is drawn.
+    computing = round._replace(key=jax.random.fold_in(round.key, 1), clock=round.clock + received)
+    ready = ready.at[worker].set(received + round.cluster.seconds(computing, worker[None])[0])
+    reads = events.read.at[worker].set(read)
+    fresh = (reads > applied[None]).at[worker].set(True)  # who will read this update, or a later one
+    write = _unused(events.slot, fresh)
+    slot, version = jnp.where(fresh, write[None], events.slot), jnp.where(fresh, round.step + 1, events.version)
+    elapsed = applied[-1]
+    after = Events(ready - elapsed, reads - elapsed, version, slot, into - elapsed, out - elapsed)
+    return Arrival(worker, round.step - events.version[worker], events.slot[worker], write, elapsed, after)
+
+
+def _trip(events: Events, worker: jax.Array, round: Round, bits: float) -> tuple[jax.Array, ...]:
+    """A gradient's way to the servers, and the model's way back.
+
+    Returns:
+        When each part is applied `[P]`, when each is read `[P]`, when the last has been received, and the ports `[P]`, `[P]` after it.
+    """
+    latency = jnp.float32(round.cluster.latency)
+    up, down = (bits / bandwidth[0] for bandwidth in round.cluster.bandwidths(round, worker[None]))
+    pipelined = round.cluster.convention == "pipelined"
+    applied, read, free = [], [], []
+    sent, received = events.ready[worker], jnp.float32(-jnp.inf)
+    for part in range(events.into.shape[0]):
+        sent = jnp.maximum(sent, events.into[part] - (latency if pipelined else 0)) + latency + up
+        reading = jnp.maximum(jnp.maximum(sent, received), events.out[part])
+        received = reading + latency + down
+        applied.append(sent)
+        read.append(reading)
+        free.append(reading + down if pipelined else received)
+    return jnp.stack(applied), jnp.stack(read), received, jnp.stack(applied), jnp.stack(free)
+
+
+def _allowed(version: jax.Array, t: jax.Array, bound: int | None) -> jax.Array:
+    """Whose gradient the server may take as update t, so that no staleness will ever exceed the bound, bool `[N]`.
+
+    A gradient computed at version v must be one of the updates up to v + tau. Sorted by these deadlines, the k-th must not be before t + k,
+    and where one of them is exactly that, nobody later may go first.
+    """
+    N = version.shape[0]
+    if bound is None:
+        return jnp.ones(N, bool)
+    deadline = jnp.min(version, axis=1) + bound
+    in_order = jnp.sort(deadline)
+    urgent = in_order <= t + jnp.arange(N)
+    return deadline <= jnp.min(jnp.where(urgent, in_order, jnp.iinfo(jnp.int32).max))
+
+
+def _unused(slot: jax.Array, fresh: jax.Array) -> jax.Array:
+    """Of each part, a place in the buffer that nobody computes at who does not read this update, int32 `[P]`."""
+    N = slot.shape[0]
+    taken = jnp.any((slot[:, :, None] == jnp.arange(N)[None, None]) & ~fresh[:, :, None], axis=0)
+    return jnp.argmin(taken, axis=1).astype(jnp.int32)

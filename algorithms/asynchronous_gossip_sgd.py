@@ -1,0 +1,167 @@
+"""Asynchronous gossip: AD-PSGD."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+from algorithms import gossip, optimizers
+from algorithms.arrivals import on_cluster
+from dsgd import counts, network, workers
+from dsgd.base import Algorithm, Info, Params, PyTree, Query, Round, State
+from dsgd.topology import Topology
+
+
+class Local(NamedTuple):
+    """A worker's part of the state: its model, its optimiser's, and the model that it computes at."""
+
+    params: Params
+    optimizer: PyTree
+    read: Params
+
+
+class Events(NamedTuple):
+    """What the workers are about to do, in seconds after the last update.
+
+    Args:
+        ready: when each worker's gradient is computed, `[N]`.
+        partner: with whom it then averages, int32 `[N]`.
+        free: when its ports are, `[N]`.
+        version: how many updates there had been when it read its model, int32 `[N]`.
+    """
+
+    ready: jax.Array
+    partner: jax.Array
+    free: jax.Array
+    version: jax.Array
+
+
+class Exchange(NamedTuple):
+    """The next update.
+
+    Args:
+        worker, partner: who average, int32 scalars.
+        elapsed: seconds since the last update.
+        events: after it.
+    """
+
+    worker: jax.Array
+    partner: jax.Array
+    elapsed: jax.Array
+    events: Events
+
+
+def asynchronous_gossip_sgd(optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm:
+    r"""AD-PSGD: who has a gradient averages with one neighbour, drawn uniformly, and makes its step; nobody waits for a round.
+
+    $$ X_{t+1} = X_t W_t - \gamma\, g_{i_t}(\hat x_t^{(i_t)})\, e_{i_t}^\top, \qquad
+       \hat x_t^{(i)} = x_s^{(i)} \text{ after its last update, } s \le t $$
+
+    W_t averages i_t and j_t.
+
+    A round is one update, of the worker whose exchange begins next on the run's cluster (without one, everybody computes for a second). An
+    exchange is atomic: it holds the ports of both for the latency and for one model at the slowest of the four. The partner goes on computing.
+
+    Args:
+        optimizer: each worker's step; `optax.sgd(gamma)` is the equation.
+        topology: whose neighbours; its weights do not matter.
+
+    Raises:
+        ValueError: not a topology, a schedule, or a directed graph.
+
+    Source: Lian et al., "Asynchronous decentralized parallel stochastic gradient descent", 2018, algorithm 1.
+    """
+    gossip.need("asynchronous_gossip_sgd", topology, symmetric=True, fixed=True)
+    neighbours, degrees = _neighbours(topology)
+
+    def draw(key):
+        """Everybody's next partner, `[N]`."""
+        places = jax.random.randint(key, degrees.shape, 0, jnp.asarray(degrees))
+        return jnp.asarray(neighbours)[jnp.arange(topology.n), places]
+
+    def init(params, N):
+        local = optimizers.start_local(optimizer, params, N)
+        times, numbers = jnp.zeros(N, jnp.float32), jnp.zeros(N, jnp.int32)
+        return State(jnp.int32(0), Events(times, numbers, times, numbers), Local(local.params, local.optimizer, local.params))
+
+    def begin(events: Events, round: Round) -> Events:
+        """In the first round, everybody's first gradient is begun."""
+
+        def compute(events):
+            ready = round.cluster.seconds(round, jnp.arange(round.workers))
+            return events._replace(ready=ready, partner=draw(jax.random.fold_in(round.key, 2)))
+
+        return lax.cond(round.step == 0, compute, lambda events: events, events)
+
+    def following(state: State, round: Round) -> Exchange:
+        here = on_cluster(round)
+        events = begin(state.server, here)
+        start = jnp.maximum(events.ready, jnp.maximum(events.free, events.free[events.partner]))
+        # Of those that can begin first, the one that was ready first.
+        worker = jnp.argmin(jnp.where(start == jnp.min(start), events.ready, jnp.inf)).astype(jnp.int32)
+        pair = jnp.stack([worker, events.partner[worker]])
+        bits = optimizers.bits_of(state.workers.params)
+        slowest = jnp.min(jnp.stack(here.cluster.bandwidths(here, pair)))
+        # A worker without neighbours has nobody to send to.
+        end = start[worker] + jnp.where(pair[0] == pair[1], 0.0, jnp.float32(here.cluster.latency) + bits / slowest)
+        computing = here._replace(key=jax.random.fold_in(round.key, 1), clock=here.clock + end)
+        elapsed = jnp.maximum(end, 0)
+        after = Events(
+            events.ready.at[worker].set(end + here.cluster.seconds(computing, worker[None])[0]) - elapsed,
+            jnp.where(jnp.arange(round.workers) == worker, draw(jax.random.fold_in(round.key, 3)), events.partner),
+            events.free.at[pair].set(end) - elapsed,
+            events.version.at[worker].set(round.step + 1),
+        )
+        return Exchange(worker, pair[1], elapsed, after)
+
+    def query(state, round):
+        return Query(state.workers.read, axis=0, workers=following(state, round).worker[None])
+
+    def update(key, state, gradients, round):
+        now = following(state, round)
+        local: Local = state.workers
+        pair = jnp.stack([now.worker, now.partner])
+        here, rows = workers.find(pair, round.workers)
+        models, memories = workers.select(here, jax.tree.map(lambda leaf: leaf[rows], (local.params, local.optimizer)))
+        middle = jax.tree.map(lambda leaf: (leaf[0] + leaf[1]) / 2, models)
+        first = jax.tree.map(lambda leaf: leaf[0], (gradients, models, memories))
+        change, memory = optimizer.update(first[0], first[2], first[1])
+        stepped = optax.apply_updates(middle, change)
+        is_worker, is_partner = (workers.ids(round.workers) == one for one in pair)
+        params = _put(is_worker, stepped, _put(is_partner, middle, local.params))
+        after = Local(params, _put(is_worker, memory, local.optimizer), _put(is_worker, stepped, local.read))
+        model = counts.of(optimizers.bits_of(local.params), 1)
+        bits = jnp.where(((is_worker | is_partner) & (now.worker != now.partner))[:, None], model, jnp.uint32(0))
+        staleness = round.step - state.server.version[now.worker]
+        metrics = {"staleness": staleness, "worker": now.worker}
+        return State(state.step + 1, now.events, after), Info(bits, bits, metrics, elapsed=now.elapsed)
+
+    return Algorithm(
+        init,
+        query,
+        update,
+        optimizers.mean_params,
+        network.asynchronous_gossip,
+        f"asynchronous_gossip_sgd({topology.name})",
+        optimizers.learning_rate(optimizer),
+        topology.n,
+    )
+
+
+def _neighbours(topology: Topology) -> tuple[np.ndarray, np.ndarray]:
+    """Everybody's neighbours `[N, K]`, of which the first so many count, `[N]`; who has none has itself."""
+    links = topology.links[0]
+    each = [links[links[:, 0] == worker, 1] if (links[:, 0] == worker).any() else np.array([worker]) for worker in range(topology.n)]
+    degrees = np.array([len(some) for some in each], np.int32)
+    lists = np.stack([np.resize(some, degrees.max()) for some in each]).astype(np.int32)
+    return lists, degrees
+
+
+def _put(where: jax.Array, row: PyTree, rows: PyTree) -> PyTree:
+    """Leaves `[n, ...]` with this row, leaves `[...]`, where it says so, bool `[n]`."""
+    return jax.tree.map(lambda one, all_: jnp.where(where.reshape(-1, *[1] * one.ndim), one[None].astype(all_.dtype), all_), row, rows)

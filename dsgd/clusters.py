@@ -1,0 +1,423 @@
+r"""Simulated clusters: how long workers compute, how fast their ports are, and the clock that follows from both.
+
+A `Quantity` is seconds or bits per second: it differs from worker to worker, from time to time, and by chance, and is a pure function of a
+key, the clock and a worker's number. They add, and are scaled: `constant(0.45) + exponential(0.2)`, `2 * trace(measured, 1.0)`.
+
+    cluster = clusters.Cluster(clusters.lognormal(-1.84, 0.83) + clusters.constant(0.45), up=clusters.sinusoid(3e8, 0.1, 3e7), latency=1e-3)
+    dsgd.run(method, problem, steps=1_000, key=key, cluster=cluster).history["clock"]
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from dsgd import checks
+from dsgd.base import Round
+from dsgd.network import Convention
+from dsgd.network.switch import check_convention, need_seconds
+
+_COMPUTE, _UP, _DOWN = range(3)  # what a draw is for
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What a worker has of something at a time.
+
+    Args:
+        sample: (key, clock in seconds, worker) -> a float scalar, at least 0. All workers have the same key: what is each one's own is
+            drawn with `fold_in(key, worker)`.
+        name: for tables and checkpoints; it tells all parameters.
+        positive: whether it is never 0, as bandwidths must be.
+        workers: how many workers it is for, None for any number.
+    """
+
+    sample: Callable[[jax.Array, jax.Array, Any], jax.Array]
+    name: str
+    positive: bool
+    workers: int | None = None
+
+    def __add__(self, other: Quantity) -> Quantity:
+        """The sum of the two, drawn independently."""
+        _need_quantity("+", other)
+
+        def sample(key, clock, worker):
+            first, second = jax.random.split(key)
+            return self.sample(first, clock, worker) + other.sample(second, clock, worker)
+
+        return Quantity(sample, f"{self.name} + {other.name}", self.positive or other.positive, _same_workers(self, other))
+
+    def __mul__(self, factor: float) -> Quantity:
+        """So many times it."""
+        _need("a factor of a quantity", factor, least=0)
+        return Quantity(lambda *args: factor * self.sample(*args), f"{factor:g} ({self.name})", self.positive and factor > 0, self.workers)
+
+    __rmul__ = __mul__
+
+
+def constant(value: float | Sequence[float] | np.ndarray) -> Quantity:
+    """Always the same.
+
+    Args:
+        value: of all workers, or a list with one for each.
+
+    Raises:
+        ValueError: negative, infinite or NaN.
+    """
+    values = _numbers("constant", value, least=0)
+    positive = bool((values > 0).all())
+    if values.ndim == 0:
+        return Quantity(lambda key, clock, worker: jnp.float32(values), f"constant({values:g})", positive)
+    if values.ndim != 1:
+        raise ValueError(f"constant of shape {values.shape}: need one number, or one for each worker")
+    return Quantity(
+        lambda key, clock, worker: jnp.asarray(values, jnp.float32)[worker], f"constant({_digest(values)})", positive, values.size
+    )
+
+
+def normal(mean: float, std: float) -> Quantity:
+    r"""$\max(0, \mathcal N(\mu, \sigma^2))$: nobody takes less than no time.
+
+    Args:
+        mean, std: of the normal distribution.
+
+    Raises:
+        ValueError: negative, infinite or NaN.
+    """
+    _need("normal: mean", mean, least=0)
+    _need("normal: std", std, least=0)
+    return _drawn(lambda key: jnp.maximum(0, mean + std * jax.random.normal(key)), f"normal({mean:g}, {std:g})")
+
+
+def lognormal(mu: float, sigma: float) -> Quantity:
+    r"""$e^{\mathcal N(\mu, \sigma^2)}$, with the mean $e^{\mu + \sigma^2/2}$.
+
+    Args:
+        mu, sigma: of the logarithm.
+
+    Raises:
+        ValueError: infinite or NaN, or a negative sigma.
+    """
+    _need("lognormal: mu", mu, least=-math.inf)
+    _need("lognormal: sigma", sigma, least=0)
+    return _drawn(lambda key: jnp.exp(mu + sigma * jax.random.normal(key)), f"lognormal({mu:g}, {sigma:g})", positive=True)
+
+
+def bernoulli(probability: float, value: float) -> Quantity:
+    """The value with this probability, else 0.
+
+    Raises:
+        ValueError: a probability outside [0, 1]; a value that is negative, infinite or NaN.
+    """
+    _need_probability("bernoulli", probability)
+    _need("bernoulli: value", value, least=0)
+    return _drawn(
+        lambda key: jnp.where(jax.random.bernoulli(key, probability), jnp.float32(value), 0), f"bernoulli({probability:g}, {value:g})"
+    )
+
+
+def exponential(mean: float) -> Quantity:
+    """Exponentially distributed.
+
+    Raises:
+        ValueError: a mean that is negative, infinite or NaN.
+    """
+    _need("exponential: mean", mean, least=0)
+    return _drawn(lambda key: mean * jax.random.exponential(key), f"exponential({mean:g})")
+
+
+def gamma(shape: float, scale: float) -> Quantity:
+    """Gamma distributed, with the mean shape times scale.
+
+    Raises:
+        ValueError: a shape <= 0, a negative scale, infinite or NaN.
+    """
+    _need("gamma: shape", shape, least=0, more=True)
+    _need("gamma: scale", scale, least=0)
+    return _drawn(lambda key: scale * jax.random.gamma(key, shape), f"gamma({shape:g}, {scale:g})")
+
+
+def measured(values: Sequence[float] | np.ndarray) -> Quantity:
+    """One of these measurements, drawn anew each time.
+
+    Args:
+        values: `[samples]`, of all workers; or `[N, samples]`, each worker's own.
+
+    Raises:
+        ValueError: none; negative, infinite or NaN.
+    """
+    table, workers = _table("measured", values)
+
+    def sample(key, clock, worker):
+        return jnp.asarray(table)[_row(table, worker), jax.random.randint(jax.random.fold_in(key, worker), (), 0, table.shape[1])]
+
+    return Quantity(sample, f"measured({_digest(table)})", bool((table > 0).all()), workers)
+
+
+def trace(values: Sequence[float] | np.ndarray, interval: float) -> Quantity:
+    """A recording, by the clock; it begins again when it is over.
+
+    Args:
+        values: `[samples]`, of all workers; or `[N, samples]`, each worker's own.
+        interval: seconds from one sample to the next.
+
+    Raises:
+        ValueError: no values; negative, infinite or NaN ones; an interval <= 0.
+    """
+    table, workers = _table("trace", values)
+    _need("trace: interval", interval, least=0, more=True)
+
+    def sample(key, clock, worker):
+        return jnp.asarray(table)[_row(table, worker), jnp.floor(clock / interval).astype(jnp.int32) % table.shape[1]]
+
+    return Quantity(sample, f"trace({_digest(table)}, {interval:g})", bool((table > 0).all()), workers)
+
+
+def sinusoid(eta: float, theta: float, delta: float, noise: float = 0.0) -> Quantity:
+    r"""$(\eta \sin^2(\theta t) + \delta)\, e^{\nu z}$ at the time t, with z from $\mathcal N(0, 1)$.
+
+    Args:
+        eta: between the least and the most.
+        theta: radians per second.
+        delta: the least.
+        noise: nu; each worker draws its own, anew in every round.
+
+    Raises:
+        ValueError: delta <= 0; others negative; infinite or NaN.
+
+    Source: Xin et al., "Kimad", section 4.2, whose noise is not stated; this one keeps bandwidths positive.
+    """
+    for what, value in (("eta", eta), ("theta", theta), ("noise", noise)):
+        _need(f"sinusoid: {what}", value, least=0)
+    _need("sinusoid: delta", delta, least=0, more=True)
+
+    def sample(key, clock, worker):
+        level = eta * jnp.sin(theta * clock) ** 2 + delta
+        return level * jnp.exp(noise * jax.random.normal(jax.random.fold_in(key, worker))) if noise else level
+
+    return Quantity(sample, f"sinusoid({eta:g}, {theta:g}, {delta:g}, {noise:g})", positive=True)
+
+
+def square_wave(high: float, low: float, period: float, duty: float = 0.5) -> Quantity:
+    """High for the first part of each period, then low.
+
+    Args:
+        high, low: the two levels.
+        period: seconds.
+        duty: the part of a period that is high, from 0 to 1.
+
+    Raises:
+        ValueError: levels that are negative, infinite or NaN; a period <= 0; a duty outside [0, 1].
+    """
+    _need("square_wave: high", high, least=0)
+    _need("square_wave: low", low, least=0)
+    _need("square_wave: period", period, least=0, more=True)
+    _need_probability("square_wave: duty", duty)
+
+    def sample(key, clock, worker):
+        return jnp.where(jnp.mod(clock, period) < duty * period, jnp.float32(high), jnp.float32(low))
+
+    return Quantity(sample, f"square_wave({high:g}, {low:g}, {period:g}, {duty:g})", min(high, low) > 0)
+
+
+def bounded(quantity: Quantity, most: float) -> Quantity:
+    r"""$\min(X, \beta)$.
+
+    Args:
+        quantity: X.
+        most: beta.
+
+    Raises:
+        ValueError: not a quantity; a bound that is negative, infinite or NaN.
+    """
+    _need_quantity("bounded", quantity)
+    _need("bounded: most", most, least=0)
+    positive = quantity.positive and most > 0
+    return Quantity(lambda *args: jnp.minimum(quantity.sample(*args), most), f"min({quantity.name}, {most:g})", positive, quantity.workers)
+
+
+def slow(quantity: Quantity, workers: Sequence[int], factor: float) -> Quantity:
+    """Some workers always have `factor` times as much: with seconds, they are slower; a whole server, if they are all on one.
+
+    Args:
+        quantity: of all.
+        workers: which.
+        factor: > 0.
+
+    Raises:
+        ValueError: not a quantity, a worker that is no number from 0, a factor <= 0.
+    """
+    _need_quantity("slow", quantity)
+    chosen = sorted({checks.natural("slow: worker", worker) for worker in workers})
+    _need("slow: factor", factor, least=0, more=True)
+
+    def sample(key, clock, worker):
+        times = jnp.where(jnp.isin(worker, jnp.asarray(chosen, jnp.int32)), factor, 1.0)
+        return times * quantity.sample(key, clock, worker)
+
+    return Quantity(sample, f"slow({quantity.name}, {chosen}, {factor:g})", quantity.positive, quantity.workers)
+
+
+def per_server(quantity: Quantity, size: int) -> Quantity:
+    """Workers come in servers of `size`, and those of one server share each draw: a straggler is then a whole server.
+
+    Args:
+        quantity: of each server, by its number.
+        size: workers of a server; the first are 0 to size - 1.
+
+    Raises:
+        ValueError: not a quantity, size < 1.
+    """
+    _need_quantity("per_server", quantity)
+    checks.positive_int("per_server: size", size)
+    workers = None if quantity.workers is None else size * quantity.workers
+
+    return Quantity(
+        lambda key, clock, worker: quantity.sample(key, clock, worker // size),
+        f"per_server({quantity.name}, {size})",
+        quantity.positive,
+        workers,
+    )
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Workers that compute, and a network that connects them.
+
+    Args:
+        compute: seconds that a worker needs for one micro-batch.
+        up: bits per second of a worker's sending port; None: sending takes no time besides the latency.
+        down: of its receiving port; None: it is as fast as the sending one.
+        latency: seconds of a message.
+        convention: "blocking" or "pipelined", of `dsgd.network`.
+        micro_batches: how many of them a worker computes for one gradient, one after the other.
+
+    Raises:
+        ValueError: not quantities, bandwidths that can be 0, a latency that is negative, infinite or NaN, an unknown convention,
+            micro_batches < 1, quantities for different numbers of workers.
+    """
+
+    compute: Quantity
+    up: Quantity | None = None
+    down: Quantity | None = None
+    latency: float = 0.0
+    convention: Convention = "blocking"
+    micro_batches: int = 1
+
+    def __post_init__(self) -> None:
+        _need_quantity("Cluster: compute", self.compute)
+        for what, quantity in (("up", self.up), ("down", self.down)):
+            if quantity is not None:
+                _need_quantity(f"Cluster: {what}", quantity)
+                if not quantity.positive:
+                    raise ValueError(f"Cluster: {what} = {quantity.name} can be 0: need a bandwidth > 0 bit/s")
+        need_seconds("Cluster: latency", self.latency)
+        check_convention(self.convention)
+        checks.positive_int("Cluster: micro_batches", self.micro_batches)
+        _same_workers(*(quantity for quantity in (self.compute, self.up, self.down) if quantity))
+
+    @property
+    def workers(self) -> int | None:
+        """How many workers it is for, None for any number."""
+        return _same_workers(*(quantity for quantity in (self.compute, self.up, self.down) if quantity))
+
+    @property
+    def name(self) -> str:
+        """All that it is of."""
+        up, down = (quantity.name if quantity else "None" for quantity in (self.up, self.down))
+        return f"{self.micro_batches} x {self.compute.name}; up {up}, down {down}; latency {self.latency:g}; {self.convention}"
+
+    def latencies(self, round: Round, workers: ArrayLike) -> jax.Array:
+        """Seconds of each of these workers' micro-batches in this round, `[k]` numbers to `[k, micro_batches]`."""
+        keys = jax.random.split(_key(round, _COMPUTE), self.micro_batches)
+        each = jax.vmap(self.compute.sample, (0, None, None))
+        return jax.vmap(each, (None, None, 0))(keys, round.clock, jnp.asarray(workers)).astype(jnp.float32)
+
+    def seconds(self, round: Round, workers: ArrayLike) -> jax.Array:
+        """Seconds that each of these workers computes for a gradient in this round, `[k]` numbers to `[k]`."""
+        return jnp.sum(self.latencies(round, workers), axis=1)
+
+    def bandwidths(self, round: Round, workers: ArrayLike) -> tuple[jax.Array, jax.Array]:
+        """Bits per second of these workers' sending and receiving ports in this round, `[k]` numbers to `[k]` each."""
+        workers = jnp.asarray(workers)
+
+        def of(quantity: Quantity | None, purpose: int, otherwise: jax.Array) -> jax.Array:
+            if quantity is None:
+                return otherwise
+            sample = jax.vmap(quantity.sample, (None, None, 0))
+            return sample(_key(round, purpose), round.clock, workers).astype(jnp.float32)
+
+        up = of(self.up, _UP, jnp.full(workers.shape, jnp.inf, jnp.float32))
+        return up, of(self.down, _DOWN, up)
+
+
+def _key(round: Round, purpose: int) -> jax.Array:
+    # Far from the small numbers that methods fold into a round's key.
+    return jax.random.fold_in(round.key, 0x636C7573 + purpose)
+
+
+def _drawn(draw: Callable[[jax.Array], jax.Array], name: str, *, positive: bool = False) -> Quantity:
+    """Every worker's own draw from one distribution."""
+    return Quantity(lambda key, clock, worker: draw(jax.random.fold_in(key, worker)), name, positive)
+
+
+def _row(table: np.ndarray, worker: Any) -> Any:
+    return worker if table.shape[0] > 1 else 0
+
+
+def _table(what: str, values: Any) -> tuple[np.ndarray, int | None]:
+    """The values as `[1 or N, samples]`, and the N that they are for."""
+    table = _numbers(what, values, least=0)
+    if table.ndim not in (1, 2) or table.size == 0:
+        raise ValueError(f"{what} of values of shape {table.shape}: need [samples], or [N, samples] with a row for each worker")
+    return np.atleast_2d(table).astype(np.float32), table.shape[0] if table.ndim == 2 else None
+
+
+def _numbers(what: str, values: Any, *, least: float) -> np.ndarray:
+    array = np.asarray(values)
+    if array.dtype.kind not in "fiu":
+        raise ValueError(f"{what}: given {values!r}; need numbers")
+    wrong = ~(np.isfinite(array) & (array >= least))
+    if wrong.any():
+        raise ValueError(f"{what}: given {array[wrong].ravel()[0]}; need finite numbers >= {least:g}")
+    return array
+
+
+def _need(what: str, value: Any, *, least: float, more: bool = False) -> None:
+    """Raises a ValueError where the value is no finite number of at least, or more than, `least`."""
+    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value < least or (more and value == least):
+        raise ValueError(f"{what} = {value!r}: need a finite number" + (f" {'>' if more else '>='} {least:g}" if least > -math.inf else ""))
+
+
+def _need_probability(what: str, value: Any) -> None:
+    _need(what, value, least=0)
+    if value > 1:
+        raise ValueError(f"{what} = {value!r}: need a number from 0 to 1")
+
+
+def _need_quantity(what: str, value: Any) -> None:
+    if not isinstance(value, Quantity):
+        raise ValueError(f"{what}: given {value!r}; need a quantity, clusters.constant(1.0), say")
+
+
+def _same_workers(*quantities: Quantity) -> int | None:
+    """The number of workers that they are for."""
+    numbers = {quantity.workers: quantity.name for quantity in quantities if quantity.workers is not None}
+    if len(numbers) > 1:
+        each = ", ".join(f"{name} for {workers}" for workers, name in numbers.items())
+        raise ValueError(f"quantities for different numbers of workers: {each}; need the same number")
+    return next(iter(numbers), None)
+
+
+def _digest(values: np.ndarray) -> str:
+    shape = "x".join(map(str, values.shape))
+    return f"{shape} numbers {hashlib.sha256(np.ascontiguousarray(values, np.float64).tobytes()).hexdigest()[:8]}"

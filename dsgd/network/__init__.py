@@ -1,0 +1,41 @@
+"""The survey's logical switch: what a round of messages costs, in closed form, and event by event."""
+
+from dsgd.network.asynchronous import asynchronous_server_messages
+from dsgd.network.patterns import (
+    Ports,
+    asynchronous_gossip,
+    asynchronous_server,
+    cost,
+    elapse,
+    every,
+    gossip,
+    local,
+    multi_server,
+    parameter_server,
+    ring_all_reduce,
+    ring_all_reduce_unpartitioned,
+    round_seconds,
+)
+from dsgd.network.switch import Convention, Message, Passage, Timeline, simulate
+
+__all__ = [
+    "Convention",
+    "Message",
+    "Passage",
+    "Ports",
+    "Timeline",
+    "asynchronous_gossip",
+    "asynchronous_server",
+    "asynchronous_server_messages",
+    "cost",
+    "elapse",
+    "every",
+    "gossip",
+    "local",
+    "multi_server",
+    "parameter_server",
+    "ring_all_reduce",
+    "ring_all_reduce_unpartitioned",
+    "round_seconds",
+    "simulate",
+]

@@ -1,0 +1,322 @@
+r"""What one round of messages costs on the survey's logical switch (section 1.3), in closed form.
+
+Each worker sends one message and receives one at a time, both at once allowed. A message takes a latency l, and a
+transfer time r for a full vector. Two readings of the rules:
+
+- `blocking`: a message holds the sender's and the receiver's port for l + r. These are the costs that the survey prints.
+- `pipelined`: latency holds no port, so that messages in a row overlap theirs. These are its rules as worded.
+
+For N workers (the survey's chapter 1 writes N for N + 1 workers in places):
+
+| pattern                       | blocking               | pipelined            |
+|-------------------------------|------------------------|----------------------|
+| one parameter server          | 2N(l + r)              | 2(l + N r)           |
+| ring all-reduce               | 2(N-1)(l + r/N)        | the same             |
+| ring all-reduce, one piece    | 2(N-1)(l + r)          | the same             |
+| N servers                     | 2(N-1)(l + r/N)        | 2l + 2(N-1) r/N      |
+| gossip, degree k              | k(l + r)               | l + k r              |
+| asynchronous server           | max(1, 2/N)(l + r)     | max(r, 2(l + r)/N)   |
+| asynchronous gossip           | 2(l + r)/N             | the same             |
+
+Gossip: the messages of a graph of degree k are a bipartite graph of senders and receivers with degree k, whose edges have k
+colours (König): k rounds of one message a port, and no fewer. On the ring k = 2.
+
+Asynchronous server: seconds from one update to the next, where nobody computes: N workers go round through the server's two ports, each
+of which holds a message for l + r (or r), so that it is N trips of 2(l + r) a lap, or as many as the busiest port lets through.
+Asynchronous gossip: at best, everybody is in an exchange with somebody, which ends with one update.
+
+Workers are not always ready at once, nor are their ports equal: what a round of a pattern then does to every worker's clock is its
+`clock`. It agrees with the table where all are equal. With a server, it is the event simulation's, message by message. Elsewhere
+workers that exchange messages wait for each other, and the slowest port among them sets the pace, which is never too early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from dsgd.base import Pattern
+from dsgd.matchings import matchings
+from dsgd.network.switch import Convention, Message, check_convention
+from dsgd.topology import Topology
+
+
+class Ports(NamedTuple):
+    """What a round sends, as the clock sees it.
+
+    Args:
+        latency: seconds of a message.
+        up: seconds that each worker's port needs for all that it sends in this round, `[N]`.
+        down: the same for what it receives.
+    """
+
+    latency: Any
+    up: jax.Array
+    down: jax.Array
+
+
+def elapse(pattern: Pattern, finish: jax.Array, ports: Ports, convention: Convention, step: jax.Array) -> jax.Array:
+    """When each worker is done with a round's messages.
+
+    Args:
+        pattern: how they flow.
+        finish: when each has computed its gradient, `[N]`.
+        ports: what they take.
+        convention: "blocking" or "pipelined".
+        step: the present round, of patterns that take turns.
+
+    Returns:
+        Seconds on the same clock, `[N]`.
+    """
+    return (pattern.clock or _together(pattern))(finish, ports, convention, step)
+
+
+def _together(pattern: Pattern) -> Callable:
+    """All wait for the last, and for the slowest port: a clock from the closed form."""
+
+    def clock(finish, ports, convention, step):
+        N = finish.shape[0]
+        vectors = pattern.vectors(N)
+        transfer = jnp.max(jnp.maximum(ports.up, ports.down)) / vectors if vectors else 0.0
+        seconds = getattr(pattern, convention)(N, ports.latency, transfer)
+        return jnp.broadcast_to(jnp.max(finish) + seconds, finish.shape)
+
+    return clock
+
+
+def _through_server(finish, ports, convention, step):
+    """The server receives one by one, the first that is ready first; then it sends to all, one by one."""
+    latency = ports.latency if convention == "blocking" else 0.0
+    order = jnp.argsort(finish)
+    # The last arrival is as late as any message with all that queue behind it.
+    behind = jnp.cumsum((ports.up[order] + latency)[::-1])[::-1]
+    received = jnp.max(finish[order] + behind)
+    overlapped = 0.0 if convention == "blocking" else ports.latency
+    return received + 2 * overlapped + jnp.cumsum(ports.down + latency)
+
+
+def _apart(finish, ports, convention, step):
+    return finish
+
+
+def _server_messages(N: int) -> list[Message]:
+    up = [Message(n, N) for n in range(N)]
+    return up + [Message(N, n, after=tuple(range(N))) for n in range(N)]
+
+
+def _multi_server_messages(N: int) -> list[Message]:
+    """In round k everybody sends to, and hears from, another one: no port has two."""
+    up = [Message(n, (n + k) % N, Fraction(1, N)) for k in range(1, N) for n in range(N)]
+    sums: list[list[int]] = [[] for _ in range(N)]
+    for i, message in enumerate(up):
+        sums[message.receiver].append(i)
+    return up + [Message(n, (n + k) % N, Fraction(1, N), tuple(sums[n])) for k in range(1, N) for n in range(N)]
+
+
+def _ring_messages(N: int) -> list[Message]:
+    def received(step: int, n: int) -> tuple[int, ...]:
+        return ((step - 1) * N + (n - 1) % N,) if step else ()
+
+    return [Message(n, (n + 1) % N, Fraction(1, N), received(step, n)) for step in range(2 * (N - 1)) for n in range(N)]
+
+
+def _whole_ring_messages(N: int) -> list[Message]:
+    return [Message(i % N, (i + 1) % N, after=(i - 1,) if i else ()) for i in range(2 * (N - 1))]
+
+
+parameter_server = Pattern(
+    "parameter_server",
+    blocking=lambda N, latency, transfer: 2 * N * (latency + transfer),
+    pipelined=lambda N, latency, transfer: 2 * (latency + N * transfer),
+    vectors=lambda N: 1,
+    messages=_server_messages,
+    clock=_through_server,
+)
+multi_server = Pattern(
+    "multi_server",
+    blocking=lambda N, latency, transfer: 2 * (N - 1) * (latency + transfer / N),
+    pipelined=lambda N, latency, transfer: 2 * latency * (N > 1) + 2 * (N - 1) * transfer / N,
+    vectors=lambda N: 2 * (N - 1) / N,
+    messages=_multi_server_messages,
+)
+ring_all_reduce = Pattern(
+    "ring_all_reduce",
+    blocking=lambda N, latency, transfer: 2 * (N - 1) * (latency + transfer / N),
+    pipelined=lambda N, latency, transfer: 2 * (N - 1) * (latency + transfer / N),
+    vectors=lambda N: 2 * (N - 1) / N,
+    messages=_ring_messages,
+)
+ring_all_reduce_unpartitioned = Pattern(
+    "ring_all_reduce_unpartitioned",
+    blocking=lambda N, latency, transfer: 2 * (N - 1) * (latency + transfer),
+    pipelined=lambda N, latency, transfer: 2 * (N - 1) * (latency + transfer),
+    vectors=lambda N: 2 * (N - 1) / N,
+    messages=_whole_ring_messages,
+)
+local = Pattern(
+    "local",
+    blocking=lambda N, latency, transfer: 0 * (latency + transfer),
+    pipelined=lambda N, latency, transfer: 0 * (latency + transfer),
+    vectors=lambda N: 0,
+    messages=lambda N: [],
+    clock=_apart,
+)
+asynchronous_server = Pattern(
+    "asynchronous_server",
+    blocking=lambda N, latency, transfer: (latency + transfer) * 2 / min(N, 2),
+    pipelined=lambda N, latency, transfer: np.maximum(transfer, 2 * (latency + transfer) / N),
+    vectors=lambda N: 1 / N,
+)
+asynchronous_gossip = Pattern(
+    "asynchronous_gossip",
+    blocking=lambda N, latency, transfer: (latency + transfer) * 2 / N * (N > 1),
+    pipelined=lambda N, latency, transfer: (latency + transfer) * 2 / N * (N > 1),
+    vectors=lambda N: 2 / N * (N > 1),
+)
+
+
+def gossip(topology: Topology) -> Pattern:
+    """Every worker sends its vector to each of its neighbours.
+
+    Args:
+        topology: whose neighbours; the rounds of a schedule take turns, and its costs are their means.
+    """
+    busiest = np.maximum(topology.sends, topology.receives)
+    name = f"gossip({topology.name})"
+    rounds = [_gossip_round(name, links, int(most.max()), topology.n) for links, most in zip(topology.links, busiest, strict=True)]
+    clock = _among_neighbours(_neighbours(topology.links, topology.n), busiest)
+    return rounds[0]._replace(clock=clock) if topology.period == 1 else _by_turns(name, rounds, clock)
+
+
+def _gossip_round(name: str, links: np.ndarray, degree: int, n: int) -> Pattern:
+    def messages(N):
+        return [Message(*pair) for group in matchings([(int(i), int(j)) for i, j in links], n) for pair in group]
+
+    return Pattern(
+        name,
+        blocking=lambda N, latency, transfer: degree * (latency + transfer),
+        pipelined=lambda N, latency, transfer: latency * (degree > 0) + degree * transfer,
+        vectors=lambda N: len(links) / n,
+        messages=messages,
+    )
+
+
+def _among_neighbours(neighbours: np.ndarray, busiest: np.ndarray) -> Callable:
+    """Everybody waits for its neighbours, and the slowest port among them sets the pace.
+
+    Args:
+        neighbours: lists `[period, n, K]`.
+        busiest: messages that a worker sends, or receives if they are more, `[period, n]`.
+    """
+
+    def clock(finish, ports, convention, step):
+        turn = step % neighbours.shape[0]
+        around, messages = jnp.asarray(neighbours)[turn], jnp.asarray(busiest)[turn]
+        latencies = messages if convention == "blocking" else messages > 0
+        seconds = latencies.astype(finish.dtype) * ports.latency + jnp.maximum(ports.up, ports.down)
+        return jnp.max(finish[around], axis=1) + jnp.max(seconds[around], axis=1)
+
+    return clock
+
+
+def _neighbours(rounds: Sequence[np.ndarray], n: int) -> np.ndarray:
+    """Lists `[period, n, K]` of oneself and of all with whom one exchanges messages, filled up with oneself."""
+    both = [np.unique(np.concatenate([links, links[:, ::-1]]), axis=0) for links in rounds]
+    most = max(int(np.bincount(pairs[:, 0], minlength=n).max()) for pairs in both)
+    lists = np.broadcast_to(np.arange(n, dtype=np.int32)[:, None], (len(both), n, 1 + most)).copy()
+    for turn, pairs in enumerate(both):  # in order of the first of a pair
+        place = 1 + np.arange(len(pairs)) - np.searchsorted(pairs[:, 0], pairs[:, 0])
+        lists[turn, pairs[:, 0], place] = pairs[:, 1]
+    return lists
+
+
+def every(period: int, pattern: Pattern) -> Pattern:
+    """The pattern in the last round of every `period`, nothing in the others: its costs are means over rounds."""
+
+    def clock(finish, ports, convention, step):
+        def exchange(finish):
+            return elapse(pattern, finish, ports, convention, step // period)
+
+        return lax.cond((step + 1) % period == 0, exchange, lambda finish: finish, finish)
+
+    rounds = [turn for last in pattern.rounds or (pattern,) for turn in (*[local] * (period - 1), last)]
+    return _by_turns(f"every {period} rounds {pattern.name}", rounds, clock)
+
+
+def _by_turns(name: str, rounds: Sequence[Pattern], clock: Callable) -> Pattern:
+    """Patterns that take turns."""
+
+    def mean(cost):
+        return lambda *arguments: sum(cost(pattern)(*arguments) for pattern in rounds) / len(rounds)
+
+    return Pattern(
+        name,
+        blocking=mean(lambda pattern: pattern.blocking),
+        pipelined=mean(lambda pattern: pattern.pipelined),
+        vectors=mean(lambda pattern: pattern.vectors),
+        clock=clock,
+        rounds=tuple(rounds),
+    )
+
+
+def cost(pattern: Pattern, workers: int, latency, transfer, convention: Convention = "blocking") -> Any:
+    """Seconds of one round.
+
+    Args:
+        pattern: how the messages flow.
+        workers: N.
+        latency: seconds of one message, any number type (float, `fractions.Fraction`, an array).
+        transfer: seconds that a full vector needs on a port, likewise.
+        convention: "blocking" or "pipelined".
+
+    Returns:
+        Seconds, of the type that the arguments' arithmetic gives.
+
+    Raises:
+        ValueError: workers < 1, a negative latency or transfer, or an unknown convention.
+
+    Source: Liu and Zhang, section 1.3 and equation lines of chapters 2, 3, 5; the table above.
+    """
+    _need_workers(workers)
+    for what, value in (("latency", latency), ("transfer", transfer)):
+        if not np.all(value >= 0):  # also catches NaN
+            raise ValueError(f"cost with {what} = {value}: need seconds >= 0")
+    check_convention(convention)
+    return getattr(pattern, convention)(workers, latency, transfer)
+
+
+def round_seconds(
+    pattern: Pattern, workers: int, bits_up: float, *, latency: float, bandwidth: float, convention: Convention = "blocking"
+) -> float:
+    """Seconds of one round in which each worker sends `bits_up` bits.
+
+    Args:
+        pattern: how the messages flow.
+        workers: N.
+        bits_up: bits that a worker sends in one round, on average.
+        latency: seconds.
+        bandwidth: bits per second of a port.
+        convention: as in `cost`.
+
+    Raises:
+        ValueError: bandwidth <= 0, negative bits, or as `cost`.
+    """
+    _need_workers(workers)
+    if not bandwidth > 0:
+        raise ValueError(f"bandwidth = {bandwidth} bit/s: need > 0")
+    if not bits_up >= 0:
+        raise ValueError(f"bits_up = {bits_up}: need >= 0")
+    vectors = pattern.vectors(workers)
+    transfer = bits_up / vectors / bandwidth if vectors else 0.0
+    return cost(pattern, workers, latency, transfer, convention)
+
+
+def _need_workers(workers: int) -> None:
+    if workers < 1:
+        raise ValueError(f"cost for {workers} workers: need at least 1")
