@@ -72,7 +72,7 @@ def start(N: int, servers: int) -> Events:
 
 def on_cluster(round: Round) -> Round:
     """The same round, on `UNIT` where the run has no cluster."""
-    return round if round.cluster else round._replace(cluster=UNIT, clock=jnp.zeros((), jnp.float32))
+    return round if round.cluster else round._replace(cluster=UNIT)
 
 
 def begin(events: Events, round: Round) -> Events:

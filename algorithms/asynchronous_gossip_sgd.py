@@ -64,8 +64,9 @@ def asynchronous_gossip_sgd(optimizer: optax.GradientTransformation, topology: T
 
     W_t averages i_t and j_t.
 
-    A round is one update, of the worker whose exchange begins next on the run's cluster (without one, everybody computes for a second). An
-    exchange is atomic: it holds the ports of both for the latency and for one model at the slowest of the four. The partner goes on computing.
+    A round is one update, of the worker whose exchange begins next on the run's cluster (without one, everybody computes for a second).
+    An exchange is atomic: it holds the ports of both for the latency and for one model at the slowest of the four. The partner goes on
+    computing.
 
     Args:
         optimizer: each worker's step; `optax.sgd(gamma)` is the equation.

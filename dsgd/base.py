@@ -43,14 +43,14 @@ class Round(NamedTuple):
         workers: N, a Python int.
         key: of this round and the same for everybody, for choices that come before the gradients (who is asked).
         cluster: the `dsgd.clusters.Cluster` that the run is on; None: it has no clock.
-        clock: simulated seconds so far, a float scalar; None without a cluster.
+        clock: simulated seconds so far, a float scalar; 0 without a cluster.
     """
 
     step: jax.Array
     workers: int
     key: jax.Array
     cluster: Any = None
-    clock: jax.Array | None = None
+    clock: jax.Array | float = 0.0
 
 
 class Query(NamedTuple):

@@ -339,7 +339,7 @@ class Cluster:
         """Seconds of each of these workers' micro-batches in this round, `[k]` numbers to `[k, micro_batches]`."""
         keys = jax.random.split(_key(round, _COMPUTE), self.micro_batches)
         each = jax.vmap(self.compute.sample, (0, None, None))
-        return jax.vmap(each, (None, None, 0))(keys, round.clock, jnp.asarray(workers)).astype(jnp.float32)
+        return jax.vmap(each, (None, None, 0))(keys, jnp.float32(round.clock), jnp.asarray(workers)).astype(jnp.float32)
 
     def seconds(self, round: Round, workers: ArrayLike) -> jax.Array:
         """Seconds that each of these workers computes for a gradient in this round, `[k]` numbers to `[k]`."""
@@ -353,7 +353,7 @@ class Cluster:
             if quantity is None:
                 return otherwise
             sample = jax.vmap(quantity.sample, (None, None, 0))
-            return sample(_key(round, purpose), round.clock, workers).astype(jnp.float32)
+            return sample(_key(round, purpose), jnp.float32(round.clock), workers).astype(jnp.float32)
 
         up = of(self.up, _UP, jnp.full(workers.shape, jnp.inf, jnp.float32))
         return up, of(self.down, _DOWN, up)

@@ -265,7 +265,7 @@ def _round_keys(key: jax.Array, step: jax.Array) -> jax.Array:
 
 
 def _this_round(plan: Plan, key: jax.Array, carry: Carry, step: jax.Array) -> Round:
-    now = carry.clock.now if isinstance(carry.clock, Clock) else None
+    now = carry.clock.now if isinstance(carry.clock, Clock) else 0.0
     return Round(step, plan.N, _round_keys(key, step)[0], plan.cluster, now)
 
 

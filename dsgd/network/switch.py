@@ -152,17 +152,17 @@ class _Switch:
                 self._offer(self._ready(i), i)
         while self.heap:
             start, ready, i = heapq.heappop(self.heap)
-            earliest, port = self._earliest(ready, i)
+            earliest, taken = self._earliest(ready, i)
             ports = self._ports_of(i)
-            for taken in ports:
-                if self.first.get(taken) == (ready, i):
-                    del self.first[taken]
-            if earliest == start:
-                self._send(i, ready, start)
+            for port in ports:
+                if self.first.get(port) == (ready, i):
+                    del self.first[port]
+            if taken and earliest > start:
+                self._wait(taken, ready, i)
             else:
-                self._wait(port, ready, i)
-            for taken in ports:
-                self._advance(taken)
+                self._send(i, ready, start)
+            for port in ports:
+                self._advance(port)
         return Timeline(tuple(self.passages[i] for i in range(len(self.messages))))
 
     def _ready(self, i: int) -> Number:

@@ -91,7 +91,7 @@ def test_the_same_run_twice_gives_the_same_bits_and_compiles_once(name):
 def test_it_makes_progress_and_counts_its_rounds(name):
     history, state = result(name, 1).history, result(name, 1).state
     assert (history["loss"][:, -1] < history["loss"][:, 0]).all()
-    assert all(np.isfinite(values).all() for values in history.values())
+    assert all(np.isfinite(values[..., 1:]).all() for values in history.values())  # a method's own scalars begin with the first round
     np.testing.assert_array_equal(state.step, STEPS)
     np.testing.assert_array_equal(history["step"], np.arange(STEPS + 1))
 
