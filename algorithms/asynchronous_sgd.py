@@ -65,6 +65,8 @@ def asynchronous_sgd(
         delays_.need("asynchronous_sgd", delays)
         if bound is not None:
             raise ValueError(f"asynchronous_sgd: bound = {bound} with delays.{delays.name}, which has its own: need one of the two")
+    if not isinstance(staleness_aware, bool):
+        raise ValueError(f"asynchronous_sgd: staleness_aware = {staleness_aware!r}: need True or False")
     if bound is not None:
         bound = checks.natural("asynchronous_sgd: bound", bound)
 
@@ -128,7 +130,8 @@ def _given(delays: delays_.Delays, server: Server, round: Round) -> Arrival:
 def _shortened(before: Params, after: Params, staleness: jax.Array) -> Params:
     """The step divided by the staleness of each part, where it is more than 1."""
     old, new = (_cut(params, staleness.shape[0]) for params in (before, after))
-    return _join(old + (new - old) / jnp.maximum(1, staleness)[:, None], after)
+    times = staleness[:, None]
+    return _join(jnp.where(times > 1, old + (new - old) / jnp.maximum(1, times), new), after)
 
 
 def _cut(params: Params, parts: int) -> jax.Array:

@@ -86,7 +86,10 @@ def given(D: Sequence[int] | np.ndarray, bound: int | None = None) -> Delays:
 
     Source: Liu and Zhang, section 4.2, where t and D(t) count from 1.
     """
-    models = np.asarray(D)
+    try:
+        models = np.asarray(D)
+    except ValueError as error:
+        raise ValueError(f"delays.given: D is no table ({error}): need integers [T] or [T, parts]") from error
     if models.ndim not in (1, 2) or models.size == 0 or models.dtype.kind not in "iu":
         raise ValueError(f"delays.given: D of shape {models.shape} and type {models.dtype}: need integers [T] or [T, parts]")
     table = np.arange(len(models))[:, None] - models.reshape(len(models), -1)

@@ -99,8 +99,8 @@ class Pattern(NamedTuple):
         pipelined: the same where latency holds no port.
         vectors: N -> how many full vectors each worker sends in a round, on average.
         messages: N -> the messages of one round, for `network.simulate`; None: they are not listed.
-        clock: (finish `[N]`, `network.Ports`, convention, step) -> when each worker is done `[N]`; None: all wait for the last one, and
-            the slowest port sets the pace.
+        clock: (finish `[N]`, `network.Ports`, convention, step) -> when each worker is done `[N]`; None: all begin when the last
+            one is ready, and the slowest port sets the pace.
         rounds: the patterns of a period, of those that take turns.
     """
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dsgd import counts, network, workers
 from dsgd.base import Algorithm, Info, Problem, Query, Round
@@ -36,8 +37,8 @@ def start(N: int) -> Clock:
     return Clock(zero, zero, jnp.zeros(N, jnp.float32))
 
 
-def tick(clock: Clock, algorithm: Algorithm, problem: Problem, round: Round, query: Query, info: Info) -> tuple[Clock, jax.Array]:
-    """The clock after a round, and the seconds that it took.
+def tick(clock: Clock, algorithm: Algorithm, problem: Problem, round: Round, query: Query, info: Info) -> Clock:
+    """The clock after a round.
 
     Args:
         clock: before it.
@@ -46,7 +47,7 @@ def tick(clock: Clock, algorithm: Algorithm, problem: Problem, round: Round, que
         query, info: what was asked for, and what was sent.
     """
     if info.elapsed is not None:
-        return _moved(clock, info.elapsed, clock.lead), info.elapsed
+        return _moved(clock, info.elapsed, clock.lead)
     assert round.cluster is not None
     ids = jnp.arange(round.workers)
     finish = _finish(clock, problem, round, query, info)
@@ -55,7 +56,17 @@ def tick(clock: Clock, algorithm: Algorithm, problem: Problem, round: Round, que
     ports = network.Ports(jnp.float32(round.cluster.latency), sent[0] / up, sent[1] / down)
     done = network.elapse(algorithm.pattern, finish, ports, round.cluster.convention, round.step)
     seconds = jnp.max(done)
-    return _moved(clock, seconds, seconds - done), seconds
+    return _moved(clock, seconds, seconds - done)
+
+
+def digits(clock: Clock) -> jax.Array:
+    """The time as two float32, `[2]`, for `to_seconds`."""
+    return jnp.stack([clock.now, clock.rounding])
+
+
+def to_seconds(digits: np.ndarray) -> np.ndarray:
+    """The time in float64 on the host, `[..., 2]` to `[...]`."""
+    return np.asarray(digits[..., 0], np.float64) - digits[..., 1]
 
 
 def _finish(clock: Clock, problem: Problem, round: Round, query: Query, info: Info) -> jax.Array:

@@ -58,7 +58,9 @@ class Quantity:
     def __mul__(self, factor: float) -> Quantity:
         """So many times it."""
         _need("a factor of a quantity", factor, least=0)
-        return Quantity(lambda *args: factor * self.sample(*args), f"{factor:g} ({self.name})", self.positive and factor > 0, self.workers)
+        return Quantity(
+            lambda *args: factor * self.sample(*args), f"{factor:.9g} ({self.name})", self.positive and factor > 0, self.workers
+        )
 
     __rmul__ = __mul__
 
@@ -75,7 +77,7 @@ def constant(value: float | Sequence[float] | np.ndarray) -> Quantity:
     values = _numbers("constant", value, least=0)
     positive = bool((values > 0).all())
     if values.ndim == 0:
-        return Quantity(lambda key, clock, worker: jnp.float32(values), f"constant({values:g})", positive)
+        return Quantity(lambda key, clock, worker: jnp.float32(values), f"constant({values:.9g})", positive)
     if values.ndim != 1:
         raise ValueError(f"constant of shape {values.shape}: need one number, or one for each worker")
     return Quantity(
@@ -94,7 +96,7 @@ def normal(mean: float, std: float) -> Quantity:
     """
     _need("normal: mean", mean, least=0)
     _need("normal: std", std, least=0)
-    return _drawn(lambda key: jnp.maximum(0, mean + std * jax.random.normal(key)), f"normal({mean:g}, {std:g})")
+    return _drawn(lambda key: jnp.maximum(0, mean + std * jax.random.normal(key)), f"normal({mean:.9g}, {std:.9g})")
 
 
 def lognormal(mu: float, sigma: float) -> Quantity:
@@ -108,7 +110,7 @@ def lognormal(mu: float, sigma: float) -> Quantity:
     """
     _need("lognormal: mu", mu, least=-math.inf)
     _need("lognormal: sigma", sigma, least=0)
-    return _drawn(lambda key: jnp.exp(mu + sigma * jax.random.normal(key)), f"lognormal({mu:g}, {sigma:g})", positive=True)
+    return _drawn(lambda key: jnp.exp(mu + sigma * jax.random.normal(key)), f"lognormal({mu:.9g}, {sigma:.9g})", positive=True)
 
 
 def bernoulli(probability: float, value: float) -> Quantity:
@@ -120,7 +122,8 @@ def bernoulli(probability: float, value: float) -> Quantity:
     _need_probability("bernoulli", probability)
     _need("bernoulli: value", value, least=0)
     return _drawn(
-        lambda key: jnp.where(jax.random.bernoulli(key, probability), jnp.float32(value), 0), f"bernoulli({probability:g}, {value:g})"
+        lambda key: jnp.where(jax.random.bernoulli(key, float(probability)), jnp.float32(value), 0),
+        f"bernoulli({probability:.9g}, {value:.9g})",
     )
 
 
@@ -131,7 +134,7 @@ def exponential(mean: float) -> Quantity:
         ValueError: a mean that is negative, infinite or NaN.
     """
     _need("exponential: mean", mean, least=0)
-    return _drawn(lambda key: mean * jax.random.exponential(key), f"exponential({mean:g})")
+    return _drawn(lambda key: mean * jax.random.exponential(key), f"exponential({mean:.9g})")
 
 
 def gamma(shape: float, scale: float) -> Quantity:
@@ -142,10 +145,10 @@ def gamma(shape: float, scale: float) -> Quantity:
     """
     _need("gamma: shape", shape, least=0, more=True)
     _need("gamma: scale", scale, least=0)
-    return _drawn(lambda key: scale * jax.random.gamma(key, shape), f"gamma({shape:g}, {scale:g})")
+    return _drawn(lambda key: scale * jax.random.gamma(key, shape), f"gamma({shape:.9g}, {scale:.9g})")
 
 
-def measured(values: Sequence[float] | np.ndarray) -> Quantity:
+def measured(values: Sequence[Any] | np.ndarray) -> Quantity:
     """One of these measurements, drawn anew each time.
 
     Args:
@@ -162,7 +165,7 @@ def measured(values: Sequence[float] | np.ndarray) -> Quantity:
     return Quantity(sample, f"measured({_digest(table)})", bool((table > 0).all()), workers)
 
 
-def trace(values: Sequence[float] | np.ndarray, interval: float) -> Quantity:
+def trace(values: Sequence[Any] | np.ndarray, interval: float) -> Quantity:
     """A recording, by the clock; it begins again when it is over.
 
     Args:
@@ -178,7 +181,7 @@ def trace(values: Sequence[float] | np.ndarray, interval: float) -> Quantity:
     def sample(key, clock, worker):
         return jnp.asarray(table)[_row(table, worker), jnp.floor(clock / interval).astype(jnp.int32) % table.shape[1]]
 
-    return Quantity(sample, f"trace({_digest(table)}, {interval:g})", bool((table > 0).all()), workers)
+    return Quantity(sample, f"trace({_digest(table)}, {interval:.9g})", bool((table > 0).all()), workers)
 
 
 def sinusoid(eta: float, theta: float, delta: float, noise: float = 0.0) -> Quantity:
@@ -203,7 +206,7 @@ def sinusoid(eta: float, theta: float, delta: float, noise: float = 0.0) -> Quan
         level = eta * jnp.sin(theta * clock) ** 2 + delta
         return level * jnp.exp(noise * jax.random.normal(jax.random.fold_in(key, worker))) if noise else level
 
-    return Quantity(sample, f"sinusoid({eta:g}, {theta:g}, {delta:g}, {noise:g})", positive=True)
+    return Quantity(sample, f"sinusoid({eta:.9g}, {theta:.9g}, {delta:.9g}, {noise:.9g})", positive=True)
 
 
 def square_wave(high: float, low: float, period: float, duty: float = 0.5) -> Quantity:
@@ -225,7 +228,7 @@ def square_wave(high: float, low: float, period: float, duty: float = 0.5) -> Qu
     def sample(key, clock, worker):
         return jnp.where(jnp.mod(clock, period) < duty * period, jnp.float32(high), jnp.float32(low))
 
-    return Quantity(sample, f"square_wave({high:g}, {low:g}, {period:g}, {duty:g})", min(high, low) > 0)
+    return Quantity(sample, f"square_wave({high:.9g}, {low:.9g}, {period:.9g}, {duty:.9g})", min(high, low) > 0)
 
 
 def bounded(quantity: Quantity, most: float) -> Quantity:
@@ -241,7 +244,9 @@ def bounded(quantity: Quantity, most: float) -> Quantity:
     _need_quantity("bounded", quantity)
     _need("bounded: most", most, least=0)
     positive = quantity.positive and most > 0
-    return Quantity(lambda *args: jnp.minimum(quantity.sample(*args), most), f"min({quantity.name}, {most:g})", positive, quantity.workers)
+    return Quantity(
+        lambda *args: jnp.minimum(quantity.sample(*args), most), f"min({quantity.name}, {most:.9g})", positive, quantity.workers
+    )
 
 
 def slow(quantity: Quantity, workers: Sequence[int], factor: float) -> Quantity:
@@ -263,7 +268,7 @@ def slow(quantity: Quantity, workers: Sequence[int], factor: float) -> Quantity:
         times = jnp.where(jnp.isin(worker, jnp.asarray(chosen, jnp.int32)), factor, 1.0)
         return times * quantity.sample(key, clock, worker)
 
-    return Quantity(sample, f"slow({quantity.name}, {chosen}, {factor:g})", quantity.positive, quantity.workers)
+    return Quantity(sample, f"slow({quantity.name}, {chosen}, {factor:.9g})", quantity.positive, quantity.workers)
 
 
 def per_server(quantity: Quantity, size: int) -> Quantity:
@@ -333,7 +338,7 @@ class Cluster:
     def name(self) -> str:
         """All that it is of."""
         up, down = (quantity.name if quantity else "None" for quantity in (self.up, self.down))
-        return f"{self.micro_batches} x {self.compute.name}; up {up}, down {down}; latency {self.latency:g}; {self.convention}"
+        return f"{self.micro_batches} x {self.compute.name}; up {up}, down {down}; latency {self.latency:.9g}; {self.convention}"
 
     def latencies(self, round: Round, workers: ArrayLike) -> jax.Array:
         """Seconds of each of these workers' micro-batches in this round, `[k]` numbers to `[k, micro_batches]`."""
@@ -387,7 +392,7 @@ def _numbers(what: str, values: Any, *, least: float) -> np.ndarray:
         raise ValueError(f"{what}: given {values!r}; need numbers")
     wrong = ~(np.isfinite(array) & (array >= least))
     if wrong.any():
-        raise ValueError(f"{what}: given {array[wrong].ravel()[0]}; need finite numbers >= {least:g}")
+        raise ValueError(f"{what}: given {array[wrong].ravel()[0]}; need finite numbers >= {least:.9g}")
     return array
 
 
@@ -395,7 +400,9 @@ def _need(what: str, value: Any, *, least: float, more: bool = False) -> None:
     """Raises a ValueError where the value is no finite number of at least, or more than, `least`."""
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or value < least or (more and value == least):
-        raise ValueError(f"{what} = {value!r}: need a finite number" + (f" {'>' if more else '>='} {least:g}" if least > -math.inf else ""))
+        raise ValueError(
+            f"{what} = {value!r}: need a finite number" + (f" {'>' if more else '>='} {least:.9g}" if least > -math.inf else "")
+        )
 
 
 def _need_probability(what: str, value: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dsgd import counts
+from dsgd.clock import to_seconds
 
 History = dict[str, np.ndarray]
 
@@ -34,7 +35,7 @@ class Log:
         self.record_every = record_every
         self.steps = [0]
         nothing = np.zeros((*first["loss"].shape, counts.DIGITS), np.uint32)
-        start = {**first, "bits": nothing} | ({"clock": np.zeros(first["loss"].shape)} if clock else {})
+        start = {**first, "bits": nothing} | ({"clock": np.zeros((*first["loss"].shape, 2))} if clock else {})
         self.pieces = [{name: np.expand_dims(value, runs) for name, value in start.items()}]
 
     def extend(self, news: dict[str, np.ndarray], count: int, done: int) -> None:
@@ -51,8 +52,8 @@ class Log:
         return float(finite.min()) if finite.size else float("nan")
 
     def records(self) -> dict[str, np.ndarray]:
-        """All of it by name, for `resume`: `step` `[records]`, bits and seconds of each interval (bits as counts), the rest
-        `[runs ..., records]`."""
+        """All of it by name, for `resume`: `step` `[records]`, bits of each interval as counts, the clock as two numbers, the
+        rest `[runs ..., records]`."""
         return {"step": np.asarray(self.steps), **{name: self._joined(name) for name in self.pieces[-1]}}
 
     def resume(self, records: dict[str, np.ndarray]) -> None:
@@ -66,7 +67,7 @@ class Log:
         records = self.records()
         total = np.cumsum(counts.to_int(records.pop("bits")), axis=self.axis, dtype=np.uint64)
         if "clock" in records:
-            records["clock"] = np.cumsum(records["clock"], axis=self.axis, dtype=np.float64)
+            records["clock"] = to_seconds(records["clock"])
         return {"step": records.pop("step"), "bits": total / self.N, **records}
 
     def check(self, method: str, learning_rate: float) -> None:

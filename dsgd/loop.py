@@ -162,7 +162,8 @@ def one_round(plan: Plan, state: State, key: jax.Array, data: PyTree) -> tuple[S
 
     everywhere: Any = P()
     own: Any = P(workers.AXIS)
-    return _sharded(plan, body, (_state_spec(plan), everywhere, own), (_state_spec(plan), Info(own, own, everywhere)))(state, key, data)
+    info = Info(own, own, everywhere, everywhere, everywhere)
+    return _sharded(plan, body, (_state_spec(plan), everywhere, own), (_state_spec(plan), info))(state, key, data)
 
 
 def _state_spec(plan: Plan) -> Any:
@@ -212,8 +213,7 @@ def _advance_one(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shar
         def body(i, so_far):
             carry, sums = so_far
             carry, news = one_round(carry, i)
-            seconds = {_CLOCK: sums[_CLOCK] + news[_CLOCK]} if plan.cluster else {}
-            return carry, {**news, **seconds, _BITS: counts.carry(sums[_BITS] + news[_BITS])}
+            return carry, {**news, _BITS: counts.carry(sums[_BITS] + news[_BITS])}
 
         return lax.fori_loop(first, jnp.minimum(first + plan.record_every, rounds), body, (carry, nothing))
 
@@ -240,14 +240,14 @@ def _advance_one(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shar
 
 
 def _round(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, batches, step) -> tuple[Carry, Records]:
-    """One round; what it sent (all workers' bits, up and down), the seconds that it took, and the method's own metrics."""
+    """One round; what it sent (all workers' bits, up and down), the time after it, and the method's own metrics."""
     state, info, query = _gradients_and_update(plan, algorithm, key, carry, data, batches, step)
     news = {**info.metrics, _BITS: counts.carry(workers.sum(counts.carry(info.bits_up + info.bits_down)))}
     if not isinstance(carry.clock, Clock):
         return Carry(state, ()), news
     this = _this_round(plan, key, carry, step)
-    after, news[_CLOCK] = clock.tick(carry.clock, algorithm, plan.problem, this, query, info)
-    return Carry(state, after), news
+    after = clock.tick(carry.clock, algorithm, plan.problem, this, query, info)
+    return Carry(state, after), {**news, _CLOCK: clock.digits(after)}
 
 
 def _gradients_and_update(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, batches, step) -> tuple[State, Info, Query]:

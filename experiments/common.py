@@ -21,36 +21,13 @@ from rich.console import Console
 from rich.progress import track
 
 import dsgd
-from dsgd import network, records
+from dsgd import clusters, records
 
 SHARE = 0.5  # of a run, from its end, that decides between step sizes
 
 # Okabe and Ito's colours, told apart by all common kinds of colour blindness; line styles differ too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 3)))
-
-
-class Switch(NamedTuple):
-    """The modelled network. `latency` in seconds, `bandwidth` of a worker's port in bits per second."""
-
-    latency: float
-    bandwidth: float
-
-
-def modelled_seconds(method: dsgd.Algorithm, workers: int, history: Mapping[str, np.ndarray], switch: Switch, compute: float) -> np.ndarray:
-    """Seconds so far of each record: a round is the compute, then the messages on the switch ("blocking" costs).
-
-    Args:
-        method: whose messages.
-        workers: N.
-        history: of a run that sent about as much in every round.
-        switch: the network.
-        compute: seconds that a worker computes in a round.
-    """
-    rounds = history["step"]
-    bits_up = float(history["bits"].reshape(-1, len(rounds))[0, -1]) / 2 / rounds[-1]
-    each = network.round_seconds(method.pattern, workers, bits_up, latency=switch.latency, bandwidth=switch.bandwidth)
-    return np.broadcast_to(rounds * (compute + each), history["loss"].shape)
 
 
 def console() -> Console:
@@ -74,6 +51,7 @@ def tune(
     seeds: int,
     seed: int,
     progress: bool,
+    cluster: clusters.Cluster | None = None,
 ) -> Tuned | None:
     """The history at the step size with the smallest loss over the second half of the run; None where every one diverged.
 
@@ -84,6 +62,7 @@ def tune(
         steps, seeds: rounds, and independent runs.
         seed: of everything random.
         progress: show a bar.
+        cluster: whose clock is in the history.
     """
     sweep = dsgd.sweep(
         build,
@@ -91,6 +70,7 @@ def tune(
         steps=steps,
         key=jax.random.key(seed),
         seeds=seeds,
+        cluster=cluster,
         record_every=max(1, steps // 200),
         mesh=devices_for(problem.workers),
         progress=progress,

@@ -3,7 +3,8 @@
     python -m experiments.compare --partition by-label --latency 1e-3 --bandwidth 1e8
 
 Each method's step size is the one of the grid with the smallest loss over the second half of the run, averaged over the seeds that are
-shown. A round lasts as long as a worker computes its samples, and as the survey's switch needs for the messages ("blocking" costs).
+shown. A round lasts as long as the workers compute their samples, and as the survey's switch needs for the messages ("blocking" costs);
+asynchronous methods have a round for each gradient.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from rich.table import Table
 
 import algorithms
 import dsgd
-from dsgd import network, problems, records
+from dsgd import clusters, problems, records
 from experiments import common
 
 # One or two of each family; the figure and the table hold no more.
@@ -29,6 +30,7 @@ FAMILIES = (
     "gd",
     "sgd",
     "mb-sgd",
+    "asgd",
     "csgd",
     "ec-sgd",
     "ef21",
@@ -39,7 +41,6 @@ FAMILIES = (
     "sgp",
     "choco-sgd",
 )
-SAMPLES_ALL = "gd"  # the one method whose workers compute all of their samples in a round
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ class Args:
     """Bits per second of a worker's port."""
     compute: float = 1e-4
     """Seconds that a worker computes for one sample."""
+    delay: float = 0.0
+    """Mean of a random delay of each worker's batch, in seconds (exponentially distributed)."""
     out: Path = field(default=Path("results/compare"))
     """Folder for config.json, history.csv and figure.png."""
     progress: bool = True
@@ -87,12 +90,10 @@ class Args:
 def main(args: Args) -> None:
     if not args.methods:
         raise ValueError("no methods: need at least one")
-    problem = make_problem(args)
-    for name in args.methods:  # what is wrong is refused before the first run
-        method = algorithms.make(name, optax.sgd(1.0), args.workers)
-        network.round_seconds(method.pattern, args.workers, 0, latency=args.latency, bandwidth=args.bandwidth)
+    problem, cluster = make_problem(args), make_cluster(args)
+    names = {name: algorithms.make(name, optax.sgd(1.0), args.workers).name for name in args.methods}  # what is wrong is refused now
     args.out.mkdir(parents=True, exist_ok=True)  # fails now, not after the work
-    tuned = {name: tune(args, problem, name) for name in args.methods}
+    tuned = {name: tune(args, problem, cluster, name) for name in args.methods}
     outcomes = {name: outcome for name, outcome in tuned.items() if outcome}
     if not outcomes:
         raise ValueError(f"every method diverged at every step size of {args.learning_rates}; need smaller ones")
@@ -105,8 +106,7 @@ def main(args: Args) -> None:
     screen.print(tabulate(args, problem, outcomes, target))
     for name in tuned.keys() - outcomes.keys():
         screen.print(f"{name} diverged at every step size and is left out.")
-    methods = [f"{name}: {algorithms.make(name, optax.sgd(1.0), args.workers).name}" for name in outcomes]
-    screen.print("\n".join(methods), highlight=False)
+    screen.print("\n".join(f"{name}: {names[name]}" for name in outcomes), highlight=False)
     screen.print(f"Written: {args.out}/config.json, history.csv, figure.png", soft_wrap=True)
 
 
@@ -118,9 +118,17 @@ def make_problem(args: Args) -> dsgd.Problem:
     return problems.neural_network(args.model, args.data, args.workers, args.partition, **shared)
 
 
-def tune(args: Args, problem: dsgd.Problem, name: str) -> common.Tuned | None:
-    """At its best step size, with `seconds` in its history; None where every one diverged."""
-    tuned = common.tune(
+def make_cluster(args: Args) -> clusters.Cluster:
+    """Equal workers on the survey's switch, with random delays if there are any."""
+    compute = clusters.constant(args.compute * args.batch_size)
+    if args.delay:
+        compute += clusters.exponential(args.delay)
+    return clusters.Cluster(compute, up=clusters.constant(args.bandwidth), latency=args.latency)
+
+
+def tune(args: Args, problem: dsgd.Problem, cluster: clusters.Cluster, name: str) -> common.Tuned | None:
+    """At its best step size; None where every one diverged."""
+    return common.tune(
         lambda learning_rate: algorithms.make(name, optax.sgd(learning_rate), args.workers),
         problem,
         args.learning_rates,
@@ -128,18 +136,8 @@ def tune(args: Args, problem: dsgd.Problem, name: str) -> common.Tuned | None:
         seeds=args.seeds,
         seed=args.seed,
         progress=args.progress,
+        cluster=cluster,
     )
-    if tuned is None:
-        return None
-    method = algorithms.make(name, optax.sgd(1.0), args.workers)
-    return common.Tuned(tuned.learning_rate, {**tuned.history, "seconds": seconds(args, problem, name, method, tuned.history)})
-
-
-def seconds(args: Args, problem: dsgd.Problem, name: str, method: dsgd.Algorithm, history) -> np.ndarray:
-    """Modelled seconds so far, `[seeds, records]`."""
-    samples = args.batch_size if name != SAMPLES_ALL else int(np.asarray(problem.data.weights).sum(axis=1).max())
-    switch = common.Switch(args.latency, args.bandwidth)
-    return common.modelled_seconds(method, args.workers, history, switch, samples * args.compute)
 
 
 def default_target(histories: dict[str, dict[str, np.ndarray]]) -> float:
@@ -160,7 +158,7 @@ def tabulate(args: Args, problem: dsgd.Problem, outcomes: dict[str, common.Tuned
         table.add_column(heading, justify="right", no_wrap=True)
     for name, (learning_rate, history) in outcomes.items():
         at = common.first_reaching(history["loss"], target)
-        costs = (history["step"], history["bits"].mean(axis=0) / 1e6, history["seconds"].mean(axis=0))
+        costs = (history["step"], history["bits"].mean(axis=0) / 1e6, history["clock"].mean(axis=0))
         accuracy, error = common.mean_and_error(100 * history["test_accuracy"][:, -1])
         cells = ["-" if at is None else f"{cost[at]:{form}}" for cost, form in zip(costs, (",.0f", ",.3g", ".3g"), strict=True)]
         edge = "*" * (learning_rate in (min(args.learning_rates), max(args.learning_rates)))
@@ -175,7 +173,7 @@ def draw(args: Args, problem: dsgd.Problem, histories: dict[str, dict[str, np.nd
     xs = (
         ("rounds", lambda history: history["step"].astype(float)),
         ("megabits sent and received per worker", lambda history: history["bits"].mean(axis=0) / 1e6),
-        (f"modelled seconds ({switch})", lambda history: history["seconds"].mean(axis=0)),
+        (f"simulated seconds ({switch})", lambda history: history["clock"].mean(axis=0)),
     )
     for axes in panels[1:]:
         axes.set_xscale("log")

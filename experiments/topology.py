@@ -26,7 +26,7 @@ from rich.table import Table
 import algorithms
 import dsgd
 import topologies
-from dsgd import problems, records
+from dsgd import clusters, problems, records
 from experiments import common, gossip_decay
 from experiments.gossip_decay import short
 
@@ -35,7 +35,7 @@ RINGS = (8, 16, 32, 64, 128, 256)
 COSTS: dict[str, Callable[[dict[str, np.ndarray]], np.ndarray]] = {
     "rounds": lambda history: history["step"].astype(float),
     "megabits sent and received per worker": lambda history: history["bits"].mean(axis=0) / 1e6,
-    "modelled seconds": lambda history: history["seconds"].mean(axis=0),
+    "modelled seconds": lambda history: history["clock"].mean(axis=0),
 }
 SLACK = 1.5  # the target: the complete graph's last loss, times this
 
@@ -124,8 +124,10 @@ def connected(N: int, probability: float, seed: int) -> dsgd.Topology:
 
 
 def train(args: Args, N: int, partition: str, of_N: list[dsgd.Topology]) -> dict[str, dict[str, np.ndarray]]:
-    """Histories at the best step size, with `seconds`, by graph; without those that diverged at every one."""
+    """Histories at the best step size, by graph; without those that diverged at every one."""
     problem = problems.logistic_regression(args.data, N, partition, batch_size=args.batch_size, seed=args.seed)
+    compute = clusters.constant(args.batch_size * args.compute)
+    cluster = clusters.Cluster(compute, up=clusters.constant(args.bandwidth), latency=args.latency)
     histories = {}
     for graph in common.bar(of_N, f"{N} workers, {partition}", args.progress):
         tuned = common.tune(
@@ -136,13 +138,11 @@ def train(args: Args, N: int, partition: str, of_N: list[dsgd.Topology]) -> dict
             seeds=args.seeds,
             seed=args.seed,
             progress=False,
+            cluster=cluster,
         )
         if tuned:
-            method = algorithms.decentralized_sgd(optax.sgd(tuned.learning_rate), graph)
-            switch = common.Switch(args.latency, args.bandwidth)
-            seconds = common.modelled_seconds(method, N, tuned.history, switch, args.batch_size * args.compute)
-            rate = np.full_like(seconds, tuned.learning_rate)
-            histories[short(graph)] = {**tuned.history, "seconds": seconds, "learning_rate": rate}
+            rate = np.full_like(tuned.history["clock"], tuned.learning_rate)
+            histories[short(graph)] = {**tuned.history, "learning_rate": rate}
     if "complete" not in histories:
         raise ValueError(f"on the complete graph every step size of {args.learning_rates} diverged: need smaller ones")
     return histories
@@ -177,7 +177,7 @@ def costs(args: Args, history: dict[str, np.ndarray] | None, goal: float) -> lis
     step = "*" * (rate in (min(args.learning_rates), max(args.learning_rates))) + f"{rate:g}"
     if at is None:
         return [step, *["-"] * 3]
-    return [step, f"{history['step'][at]:,}", f"{history['bits'][:, at].mean() / 1e6:.3g}", f"{history['seconds'][:, at].mean():.3g}"]
+    return [step, f"{history['step'][at]:,}", f"{history['bits'][:, at].mean() / 1e6:.3g}", f"{history['clock'][:, at].mean():.3g}"]
 
 
 def draw(args: Args, N: int, of_N: list[dsgd.Topology], histories: dict[str, dict[str, dict[str, np.ndarray]]]) -> Figure:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -26,11 +29,17 @@ def test_importing_dsgd_leaves_slow_packages_alone():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"
 
 
+def test_every_package_is_installed():
+    """An editable install would not miss one that pyproject.toml leaves out."""
+    root = Path(dsgd.__file__).parents[1]
+    listed = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    rooms = {name.split(".")[0] for name in listed}
+    there = {".".join(path.parent.relative_to(root).parts) for room in rooms for path in (root / room).rglob("__init__.py")}
+    assert set(listed) == there
+
+
 def test_arrows_point_down():
     """Each package imports only from those above it: dsgd, topologies, algorithms, theory_checks, experiments."""
-    import ast
-    from pathlib import Path
-
     root = Path(dsgd.__file__).parents[1]
     rooms = ["dsgd", "topologies", "algorithms", "theory_checks", "experiments"]
     for at, room in enumerate(rooms):

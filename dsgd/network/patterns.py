@@ -26,14 +26,16 @@ of which holds a message for l + r (or r), so that it is N trips of 2(l + r) a l
 Asynchronous gossip: at best, everybody is in an exchange with somebody, which ends with one update.
 
 Workers are not always ready at once, nor are their ports equal: what a round of a pattern then does to every worker's clock is its
-`clock`. It agrees with the table where all are equal. With a server, it is the event simulation's, message by message. Elsewhere
-workers that exchange messages wait for each other, and the slowest port among them sets the pace, which is never too early.
+`clock`. It agrees with the table where all are equal. With a server it is the event simulation's, message by message. All-reduces and N
+servers begin when the last worker is ready, and the slowest port sets the pace of all. In gossip, each neighbourhood begins when its last
+worker is ready, and takes as long as its busiest port.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -41,6 +43,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from dsgd import checks
 from dsgd.base import Pattern
 from dsgd.matchings import matchings
 from dsgd.network.switch import Convention, Message, check_convention
@@ -187,10 +190,11 @@ def gossip(topology: Topology) -> Pattern:
     Args:
         topology: whose neighbours; the rounds of a schedule take turns, and its costs are their means.
     """
-    busiest = np.maximum(topology.sends, topology.receives)
     name = f"gossip({topology.name})"
-    rounds = [_gossip_round(name, links, int(most.max()), topology.n) for links, most in zip(topology.links, busiest, strict=True)]
-    clock = _among_neighbours(_neighbours(topology.links, topology.n), busiest)
+    busiest = np.maximum(topology.sends, topology.receives).max(axis=1)
+    rounds = [_gossip_round(name, links, int(most), topology.n) for links, most in zip(topology.links, busiest, strict=True)]
+
+    clock = _among_neighbours(*(_lists(topology, end) for end in (0, 1)))
     return rounds[0]._replace(clock=clock) if topology.period == 1 else _by_turns(name, rounds, clock)
 
 
@@ -207,37 +211,57 @@ def _gossip_round(name: str, links: np.ndarray, degree: int, n: int) -> Pattern:
     )
 
 
-def _among_neighbours(neighbours: np.ndarray, busiest: np.ndarray) -> Callable:
-    """Everybody waits for its neighbours, and the slowest port among them sets the pace.
+def _among_neighbours(receivers: np.ndarray, senders: np.ndarray) -> Callable:
+    """Neighbours begin when all of them have computed, and are done when the busiest port among them has handled all of its own.
 
     Args:
-        neighbours: lists `[period, n, K]`.
-        busiest: messages that a worker sends, or receives if they are more, `[period, n]`.
+        receivers: whom each worker sends to, lists `[period, n, K]` filled up with -1.
+        senders: whom it receives from, likewise.
     """
 
     def clock(finish, ports, convention, step):
-        turn = step % neighbours.shape[0]
-        around, messages = jnp.asarray(neighbours)[turn], jnp.asarray(busiest)[turn]
-        latencies = messages if convention == "blocking" else messages > 0
-        seconds = latencies.astype(finish.dtype) * ports.latency + jnp.maximum(ports.up, ports.down)
-        return jnp.max(finish[around], axis=1) + jnp.max(seconds[around], axis=1)
+        to, origin = (jnp.asarray(lists)[step % len(lists)] for lists in (receivers, senders))
+        up, down = (seconds / jnp.maximum(1, jnp.sum(ends >= 0, axis=1)) for seconds, ends in ((ports.up, to), (ports.down, origin)))
+
+        def busy(ends, own, others):
+            """Each message holds a port for as long as the slower of its two ports needs."""
+            messages = jnp.where(ends >= 0, jnp.maximum(own[:, None], others[ends]), 0)
+            latencies = jnp.sum(ends >= 0, axis=1) if convention == "blocking" else jnp.any(ends >= 0, axis=1)
+            return jnp.sum(messages, axis=1) + latencies * ports.latency
+
+        def wait(times):
+            """One's own, or the latest of those with whom one exchanges messages."""
+            latest = (jnp.max(jnp.where(ends >= 0, times[ends], -jnp.inf), axis=1, initial=-jnp.inf) for ends in (to, origin))
+            return reduce(jnp.maximum, latest, times)
+
+        return wait(finish) + wait(jnp.maximum(busy(to, up, down), busy(origin, down, up)))
 
     return clock
 
 
-def _neighbours(rounds: Sequence[np.ndarray], n: int) -> np.ndarray:
-    """Lists `[period, n, K]` of oneself and of all with whom one exchanges messages, filled up with oneself."""
-    both = [np.unique(np.concatenate([links, links[:, ::-1]]), axis=0) for links in rounds]
-    most = max(int(np.bincount(pairs[:, 0], minlength=n).max()) for pairs in both)
-    lists = np.broadcast_to(np.arange(n, dtype=np.int32)[:, None], (len(both), n, 1 + most)).copy()
-    for turn, pairs in enumerate(both):  # in order of the first of a pair
-        place = 1 + np.arange(len(pairs)) - np.searchsorted(pairs[:, 0], pairs[:, 0])
-        lists[turn, pairs[:, 0], place] = pairs[:, 1]
+def _lists(topology: Topology, end: int) -> np.ndarray:
+    """Of each worker in each round, who is at the other end of its messages, int32 `[period, n, K]`, filled up with -1.
+
+    Args:
+        end: 0 for those that it sends, 1 for those that it receives.
+    """
+    counts = (topology.sends, topology.receives)[end]
+    lists = np.full((*counts.shape, counts.max()), -1, np.int32)
+    for turn, links in enumerate(topology.links):
+        own, other = links[:, end], links[:, 1 - end]
+        order = np.argsort(own, kind="stable")
+        place = np.arange(len(own)) - np.searchsorted(own[order], own[order])
+        lists[turn, own[order], place] = other[order]
     return lists
 
 
 def every(period: int, pattern: Pattern) -> Pattern:
-    """The pattern in the last round of every `period`, nothing in the others: its costs are means over rounds."""
+    """The pattern in the last round of every `period`, nothing in the others: its costs are means over rounds.
+
+    Raises:
+        ValueError: period < 1.
+    """
+    checks.positive_int("every: period", period)
 
     def clock(finish, ports, convention, step):
         def exchange(finish):
@@ -285,8 +309,8 @@ def cost(pattern: Pattern, workers: int, latency, transfer, convention: Conventi
     """
     _need_workers(workers)
     for what, value in (("latency", latency), ("transfer", transfer)):
-        if not np.all(value >= 0):  # also catches NaN
-            raise ValueError(f"cost with {what} = {value}: need seconds >= 0")
+        if not np.all((value >= 0) & (value < np.inf)):  # also catches NaN
+            raise ValueError(f"cost with {what} = {value}: need seconds >= 0, finite")
     check_convention(convention)
     return getattr(pattern, convention)(workers, latency, transfer)
 
@@ -310,8 +334,8 @@ def round_seconds(
     _need_workers(workers)
     if not bandwidth > 0:
         raise ValueError(f"bandwidth = {bandwidth} bit/s: need > 0")
-    if not bits_up >= 0:
-        raise ValueError(f"bits_up = {bits_up}: need >= 0")
+    if not 0 <= bits_up < np.inf:
+        raise ValueError(f"bits_up = {bits_up}: need >= 0, finite")
     vectors = pattern.vectors(workers)
     transfer = bits_up / vectors / bandwidth if vectors else 0.0
     return cost(pattern, workers, latency, transfer, convention)

@@ -375,3 +375,9 @@ def test_a_compiled_round_shows_what_crosses_devices(problem):
     """Three floats, all-reduced round a ring of two."""
     program = dsgd.compile_round(algorithms.minibatch_sgd(optax.sgd(0.1)), problem, mesh=2)
     assert dsgd.workers.traffic(program) == {"all-reduce": 12}
+
+
+def test_a_compiled_round_of_an_asynchronous_method_brings_one_gradient(problem):
+    """Its events are the same on every device."""
+    program = dsgd.compile_round(algorithms.asynchronous_sgd(optax.sgd(0.1)), problem, mesh=2)
+    assert dsgd.workers.traffic(program) == {"all-reduce": 12}

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 import pytest
 
+import algorithms
+import dsgd
 from dsgd import compressors
 from experiments import break_even, common, compare, compression
 from experiments.benchmark import compression as throughput
@@ -41,7 +44,7 @@ def test_compare_writes_its_config_history_and_figure(compared):
     assert {row["seed"] for row in rows} == {"0", "1"}
     assert len(rows) == 4 * 2 * 41
     assert float(rows[-1]["loss"]) < float(rows[-41]["loss"])
-    assert float(rows[-1]["seconds"]) > 0
+    assert float(rows[-1]["clock"]) > 0
 
 
 def test_compare_prints_one_row_a_method_in_80_columns(compared, capsys):
@@ -61,7 +64,31 @@ def test_compare_counts_seconds_by_the_networks_closed_form(compared):
         last = [row for row in csv.DictReader(file) if row["method"] == "mb-sgd"][-1]
     transfer = 650 * 32 / compared.bandwidth
     each = 2 * 3 * (compared.latency + transfer / 4) + compared.batch_size * compared.compute
-    assert float(last["seconds"]) == pytest.approx(compared.steps * each, rel=1e-4)
+    assert float(last["clock"]) == pytest.approx(compared.steps * each, rel=1e-4)
+
+
+def test_compare_counts_the_compute_of_all_samples_and_of_one_worker_after_another():
+    """gd computes as many batches as its data hold in a round; sgd one, of one worker, and sends nothing."""
+    args = compare.Args(workers=4, delay=0.0)
+    problem, cluster = compare.make_problem(args), compare.make_cluster(args)
+    run = {"steps": 3, "key": jax.random.key(0), "cluster": cluster, "mesh": 1}
+    each = args.batch_size * args.compute
+    clocks = {name: dsgd.run(algorithms.make(name, optax.sgd(0.1), 4), problem, **run).history["clock"] for name in ("gd", "mb-sgd", "sgd")}
+    most = int(np.asarray(problem.data.weights).sum(axis=1).max())
+    np.testing.assert_allclose(clocks["sgd"], each * np.arange(4), rtol=1e-6)
+    np.testing.assert_allclose(clocks["gd"] - clocks["mb-sgd"], np.arange(4) * (most / args.batch_size - 1) * each, rtol=1e-5)
+
+
+def test_compare_with_delays_waits_longer_where_all_wait_for_the_last():
+    """In one run's clock: a mean delay of 1 is, for the slowest of 4, 1 + 1/2 + 1/3 + 1/4."""
+    args = compare.Args(workers=4, delay=1.0)
+    problem, cluster = compare.make_problem(args), compare.make_cluster(args)
+    run = {"steps": 400, "key": jax.random.key(0), "cluster": cluster, "mesh": 1, "record_every": 400}
+    clock = {
+        name: dsgd.run(algorithms.make(name, optax.sgd(0.1), 4), problem, **run).history["clock"][-1] / 400 for name in ("mb-sgd", "asgd")
+    }
+    assert clock["mb-sgd"] == pytest.approx(25 / 12, abs=5 * 1.2 / 20)
+    assert clock["asgd"] == pytest.approx(1 / 4, abs=5 * 0.25 / 20)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +99,10 @@ def test_compare_counts_seconds_by_the_networks_closed_form(compared):
         ({"data": "mnist"}, "need data_dir"),
         ({"partition": "random"}, "unknown partition 'random': need one of iid, by-label, dirichlet"),
         ({"batch_size": 1000}, "batch_size = 1000, but worker"),
-        ({"bandwidth": 0.0}, "bandwidth = 0"),
+        ({"bandwidth": 0.0}, "need a bandwidth > 0"),
+        ({"latency": -1.0}, "latency = -1"),
+        ({"compute": float("nan")}, "need finite numbers"),
+        ({"delay": -1.0}, "exponential: mean = -1"),
     ],
 )
 def test_compare_refuses_bad_input_before_the_first_run(options, message, tmp_path):

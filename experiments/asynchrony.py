@@ -1,0 +1,287 @@
+"""What waiting costs, and what not waiting does: synchronous, asynchronous, bounded and backup-worker SGD on one simulated cluster.
+
+    python -m experiments.asynchrony --workers 16 --slow 2 --factor 10
+
+Loss against updates and against seconds, each method at the step size of the grid with the smallest loss over the second half of the run,
+without stragglers and with some workers that are several times slower; how stale the gradients were; and how many workers saturate the
+server, after which more of them only add staleness.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import optax
+import tyro
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.table import Table
+
+import algorithms
+import dsgd
+import topologies
+from dsgd import clusters, problems, records
+from experiments import common
+
+CLUSTERS = ("equal workers", "stragglers")
+FULL = 0.99  # of the highest rate: the server is saturated
+
+
+@dataclass(frozen=True)
+class Args:
+    """Compares synchronous and asynchronous SGD in seconds."""
+
+    workers: int = 16
+    """Number of workers N."""
+    data: str = "digits"
+    """digits or breast-cancer, for logistic regression."""
+    partition: str = "iid"
+    """Who gets which samples: iid, by-label or dirichlet."""
+    batch_size: int = 16
+    """Samples of one gradient."""
+    learning_rates: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+    """Step sizes to choose from."""
+    rounds: int = 200
+    """Rounds of synchronous methods; asynchronous ones make N times as many updates, of as many gradients."""
+    seeds: int = 3
+    """Independent runs of each method."""
+    seed: int = 0
+    """Of everything random."""
+    compute: float = 0.01
+    """Seconds of a gradient, besides a random part that is a tenth of it on average (exponentially distributed)."""
+    slow: int = 2
+    """How many workers are stragglers."""
+    factor: float = 10.0
+    """How many times as long they compute."""
+    backups: int = 2
+    """How many of the slowest gradients backup workers drop in a round."""
+    methods: tuple[str, ...] = ("synchronous", "drop slowest", "asynchronous", "bounded", "staleness-aware", "4 servers", "AD-PSGD")
+    """Which methods."""
+    bound: int = 32
+    """The largest staleness of the bounded method."""
+    latency: float = 1e-4
+    """Seconds that a message takes besides its transfer."""
+    bandwidth: float = 1e8
+    """Bits per second of a port."""
+    out: Path = field(default=Path("results/asynchrony"))
+    """Folder for config.json, history.csv, saturation.csv and figure.png."""
+    progress: bool = True
+    """Show progress bars."""
+
+
+class Method(NamedTuple):
+    """How it is made, and how many updates it makes while everybody computes one gradient."""
+
+    build: Callable[[optax.GradientTransformation], dsgd.Algorithm]
+    updates: int
+
+
+class Saturation(NamedTuple):
+    """Of each number of workers: updates a second, and mean staleness, once it runs steadily."""
+
+    workers: np.ndarray
+    rate: np.ndarray
+    staleness: np.ndarray
+
+
+def main(args: Args) -> None:
+    if not 0 <= args.slow < args.workers:
+        raise ValueError(f"slow = {args.slow} of {args.workers} workers: need at least 0, and one that is not slow")
+    problem = problems.logistic_regression(args.data, args.workers, args.partition, batch_size=args.batch_size, seed=args.seed)
+    compute = {where: computing(args, where) for where in CLUSTERS}
+    ports = clusters.constant(args.bandwidth)
+    chosen = methods(args)
+    for method in chosen.values():  # what is wrong is refused before the first run
+        method.build(optax.sgd(1.0)).init(problem.init(jax.random.key(0)), args.workers)
+    on = {where: clusters.Cluster(compute[where], up=ports, latency=args.latency) for where in CLUSTERS}
+    args.out.mkdir(parents=True, exist_ok=True)
+    tuned = {where: train(args, problem, cluster, chosen) for where, cluster in on.items()}
+    bits = 32 * sum(leaf.size for leaf in jax.tree.leaves(problem.init(jax.random.key(0))))
+    stale = {where: staleness(args, compute[where], chosen, bits) for where in CLUSTERS}
+    full = saturate(args, bits)
+    records.write_config(args.out / "config.json", args)
+    histories = {f"{where}: {name}": one.history for where, runs in tuned.items() for name, one in runs.items()}
+    records.write_histories(args.out / "history.csv", histories)
+    records.write_rows(args.out / "saturation.csv", Saturation._fields, zip(*full, strict=True))
+    target = 1.1 * max(dsgd.tail_mean(one.history["loss"]).mean() for runs in tuned.values() for one in runs.values())
+    common.save_figure(draw(args, tuned, stale, full, bits, target), args.out / "figure.png")
+    screen = common.console()
+    for where in CLUSTERS:
+        screen.print(tabulate(args, where, tuned[where], stale[where], target))
+    knee = knee_of(full)
+    screen.print(
+        f"One server is saturated from {knee} workers on ({FULL:.0%} of {full.rate.max():,.0f} updates/s); the switch's ports say"
+        f" {saturation_point(args, bits):.1f} (2(l + r) + C over l + r). With twice as many the staleness is"
+        f" {np.interp(2 * knee, full.workers, full.staleness):.0f} instead of {np.interp(knee, full.workers, full.staleness):.0f}.",
+        soft_wrap=True,
+    )
+    screen.print(f"Written: {args.out}/config.json, history.csv, saturation.csv, figure.png", soft_wrap=True)
+
+
+def computing(args: Args, where: str) -> clusters.Quantity:
+    """Workers that are alike but for chance, or some of them always slower."""
+    compute = clusters.constant(args.compute) + clusters.exponential(args.compute / 10)
+    return clusters.slow(compute, range(args.slow), args.factor) if where == "stragglers" else compute
+
+
+def methods(args: Args) -> dict[str, Method]:
+    """By name."""
+    N, graph = args.workers, topologies.complete(args.workers)
+    known = {
+        "synchronous": Method(algorithms.minibatch_sgd, 1),
+        "drop slowest": Method(lambda optimizer: algorithms.backup_workers_sgd(optimizer, args.backups), 1),
+        "asynchronous": Method(algorithms.asynchronous_sgd, N),
+        "bounded": Method(lambda optimizer: algorithms.asynchronous_sgd(optimizer, bound=args.bound), N),
+        "staleness-aware": Method(lambda optimizer: algorithms.asynchronous_sgd(optimizer, staleness_aware=True), N),
+        "4 servers": Method(lambda optimizer: algorithms.asynchronous_sgd(optimizer, servers=4), N),
+        "AD-PSGD": Method(lambda optimizer: algorithms.asynchronous_gossip_sgd(optimizer, graph), N),
+    }
+    unknown = [name for name in args.methods if name not in known]
+    if unknown or not args.methods:
+        raise ValueError(f"methods = {args.methods}: need some of {', '.join(known)}")
+    return {name: known[name] for name in args.methods}
+
+
+def train(args: Args, problem: dsgd.Problem, cluster: clusters.Cluster, chosen: dict[str, Method]) -> dict[str, common.Tuned]:
+    """Each method at its best step size."""
+    tuned = {}
+    for name, method in common.bar(list(chosen.items()), "training", args.progress):
+        best = common.tune(
+            lambda learning_rate, method=method: method.build(optax.sgd(learning_rate)),
+            problem,
+            args.learning_rates,
+            steps=args.rounds * method.updates,
+            seeds=args.seeds,
+            seed=args.seed,
+            progress=False,
+            cluster=cluster,
+        )
+        if best is None:
+            raise ValueError(f"{name} diverged at every step size of {args.learning_rates}: need smaller ones")
+        tuned[name] = best
+    return tuned
+
+
+def staleness(args: Args, compute: clusters.Quantity, chosen: dict[str, Method], bits: int) -> dict[str, np.ndarray]:
+    """Of every update, by method, of those that have any, `[updates]`."""
+    late = {name: method for name, method in chosen.items() if method.updates > 1}
+    return {name: timed(args, method, args.workers, compute, bits, gradients=args.rounds)["staleness"] for name, method in late.items()}
+
+
+def timed(args: Args, method: Method, N: int, compute: clusters.Quantity, bits: int, *, gradients: int) -> dict[str, np.ndarray]:
+    """The clock and the staleness of every update, `[updates]`, while each worker computes so many gradients.
+
+    They do not depend on what is computed: the model is one number, over a bandwidth at which its message takes as long as one of `bits`.
+    """
+    cluster = clusters.Cluster(compute, up=clusters.constant(args.bandwidth * 32 / bits), latency=args.latency)
+    problem = problems.random_quadratic(N, 1, strong_convexity=1.0, heterogeneity=0.0, seed=args.seed)
+    run = {"steps": gradients * N, "key": jax.random.key(args.seed), "cluster": cluster, "mesh": 1}
+    history = dsgd.run(method.build(optax.sgd(0.0)), problem, **run).history
+    return {name: history[name][1:] for name in ("clock", "staleness")}
+
+
+def saturate(args: Args, bits: int) -> Saturation:
+    """One server with more and more equal workers who always compute as long: the second half of 40 gradients of each."""
+    point = saturation_point(args, bits)
+    shares = (0.125, 0.25, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2, 2.5)
+    numbers = sorted({1, math.floor(point), math.ceil(point), *(max(1, round(point * share)) for share in shares)})
+    rows = []
+    for N in common.bar(numbers, "saturating", args.progress):
+        found = timed(args, Method(algorithms.asynchronous_sgd, N), N, clusters.constant(args.compute), bits, gradients=40)
+        # Whole laps: where the server is not saturated, its workers come in bursts.
+        rows.append((N, 20 * N / (found["clock"][-1] - found["clock"][20 * N - 1]), found["staleness"][20 * N :].mean()))
+    return Saturation(*(np.array(column) for column in zip(*rows, strict=True)))
+
+
+def saturation_point(args: Args, bits: int) -> float:
+    """Workers that keep the busier of the server's ports at work: a lap 2(l + r) + C, over the l + r that it gives each."""
+    message = args.latency + bits / args.bandwidth
+    return (2 * message + args.compute) / message
+
+
+def knee_of(full: Saturation) -> int:
+    """The fewest workers that reach (all but 1 %) the highest rate."""
+    return int(full.workers[np.flatnonzero(full.rate >= FULL * full.rate.max())[0]])
+
+
+def tabulate(args: Args, where: str, tuned: dict[str, common.Tuned], stale: dict[str, np.ndarray], target: float) -> Table:
+    """Cost to the target, one row a method."""
+    title = f"{where}: to loss {target:.2g} on {args.workers} workers, {args.seeds} seeds"
+    signs = "*: at an edge of the grid of step sizes. -: not reached."
+    table = Table(title=title, caption=f"{signs}\nstaleness: mean and largest, in updates of the model.")
+    table.add_column("method", no_wrap=True)
+    for heading in ("step", "updates", "seconds", "updates/s", "staleness", "max"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, (learning_rate, history) in tuned.items():
+        at = common.first_reaching(history["loss"], target)
+        edge = "*" * (learning_rate in (min(args.learning_rates), max(args.learning_rates)))
+        cost = ["-", "-"] if at is None else [f"{history['step'][at]:,}", f"{history['clock'].mean(axis=0)[at]:.3g}"]
+        rate = history["step"][-1] / history["clock"][:, -1].mean()
+        late = [f"{stale[name].mean():.1f}", f"{stale[name].max():.0f}"] if name in stale else ["0", "0"]
+        table.add_row(name, f"{edge}{learning_rate:g}", *cost, f"{rate:,.0f}", *late)
+    return table
+
+
+def draw(
+    args: Args,
+    tuned: dict[str, dict[str, common.Tuned]],
+    stale: dict[str, dict[str, np.ndarray]],
+    full: Saturation,
+    bits: int,
+    target: float,
+) -> Figure:
+    """Loss against updates and seconds, and the staleness, for each cluster; below, the server's saturation."""
+    sheet = Figure(figsize=(14, 12), layout="constrained")
+    above, below = sheet.subfigures(2, 1, height_ratios=(2, 1), squeeze=False)[:, 0]
+    rows = common.panels(above, 3, 2, sharey=False).reshape(2, 3)
+    for row, where in zip(rows, CLUSTERS, strict=True):
+        runs = {name: one.history for name, one in tuned[where].items()}
+        for axes, cost, label in zip(row, ("step", "clock"), ("updates", "simulated seconds"), strict=False):
+            axes.set(xscale="log", yscale="log", xlabel=label, ylabel=f"{where}: loss f(x)")
+            common.draw_lines(axes, {name: (np.atleast_2d(history[cost]).mean(axis=0), history["loss"]) for name, history in runs.items()})
+            axes.axhline(target, color="0.4", linewidth=0.8)
+            common.plain_log(axes.yaxis)
+        histogram(row[2], list(runs), stale[where])
+    handles, labels = rows[0, 0].get_legend_handles_labels()
+    above.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    saturation(common.panels(below, 2, sharey=False), full, saturation_point(args, bits))
+    switch = f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s, gradients of {args.compute * 1e3:g} ms"
+    bands = f"bands: standard error over {args.seeds} seeds; grey: target"
+    slower = f"stragglers: {args.slow} of {args.workers} workers are {args.factor:g} times slower"
+    slower += f"; drop slowest {args.backups}; bounded by {args.bound}"
+    common.title(sheet, f"logistic regression, {args.data} ({args.partition}), {args.workers} workers; {switch}; {slower}; {bands}")
+    return sheet
+
+
+def histogram(axes: Axes, names: list[str], stale: dict[str, np.ndarray]) -> None:
+    """The share of updates by their staleness, in the colours of the lines."""
+    most = max((values.max() for values in stale.values()), default=1)
+    edges = np.unique(np.round(np.geomspace(1, most + 2, 25))) - 0.5
+    for i, name in enumerate(names):
+        if name in stale:
+            share, _ = np.histogram(np.maximum(stale[name], 1), edges, weights=np.full(stale[name].shape, 1 / stale[name].size))
+            axes.stairs(share, edges, color=common.COLOURS[i], linestyle=common.STYLES[i], linewidth=1.8)
+    axes.set(xscale="log", yscale="log", ylim=(1e-4, 1), xlabel="staleness t - D(t) (0 is shown as 1)", ylabel="share of updates")
+    common.plain_log(axes.xaxis)
+
+
+def saturation(panels: np.ndarray, full: Saturation, point: float) -> None:
+    """Updates a second and staleness against the number of workers, with the point where the server is saturated."""
+    knee = knee_of(full)
+    for axes, values, label in zip(panels, (full.rate, full.staleness), ("updates per second", "mean staleness, in updates"), strict=True):
+        axes.plot(full.workers, values, "o-", color=common.COLOURS[0], linewidth=1.8)
+        axes.axvline(point, color=common.COLOURS[1], linestyle="--", label=f"(2(l + r) + C) / (l + r) = {point:.1f} workers")
+        axes.plot(knee, values[full.workers == knee], "*", color=common.COLOURS[1], markersize=16, label=f"saturated from {knee} on")
+        axes.set(xlabel="workers of one server", ylabel=label, ylim=(0, None))
+        axes.legend(frameon=False, loc="lower right")
+    panels[0].set_xlim(0, math.ceil(full.workers.max() * 1.05))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

@@ -1,0 +1,243 @@
+"""The survey's timelines, drawn from the event simulation, and its costs beside what the simulation takes.
+
+    python -m experiments.switch_timelines
+
+Figures 1.3 and 1.4 (three messages, then compressed), 1.6 (one parameter server, of which 1.5 is a sketch), 1.7 (ring all-reduce), 3.4 and
+3.5 (compression), 4.1 and 4.2 (asynchrony), 5.2 and 5.3 (gossip). The times of computing are ours, the survey states none. In the list of
+example 1.3.1 the last message goes to M2; in its text and figure, and here, to M1. Numbers are fractions: equal means equal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple, get_args
+
+import tyro
+from matplotlib.figure import Figure
+from rich.table import Table
+
+import topologies
+from dsgd import network, records
+from dsgd.base import Pattern
+from dsgd.network import Message, Passage
+from experiments import common, gantt
+from experiments.gantt import Panel, shown
+
+CONVENTIONS: tuple[network.Convention, ...] = get_args(network.Convention)
+EXAMPLE = [Message(0, 1, ready=5), Message(1, 0, ready=6), Message(2, 0, ready=6)]
+COMPRESSION = 2  # messages are so many times shorter in figures 1.4 and 3.5
+DRAWN = 6  # workers in a picture, at most
+TIMES = ("computing", "ready", "start", "sent", "receiving", "arrived")  # of a passage, for timeline.csv
+
+
+@dataclass(frozen=True)
+class Args:
+    """Draws the survey's timelines, and compares its costs with them."""
+
+    workers: int = 4
+    """Number of workers of the patterns; pictures show 6 at most."""
+    latency: float = 1.5
+    """Units of time that the switch adds to a message."""
+    transfer: float = 5.0
+    """Units of time that a full vector needs on a port."""
+    compute: float = 4.0
+    """Units of time that a gradient takes, in chapters 3 to 5."""
+    slow: float = 5.0
+    """How many times as long it takes the third of three workers, in figures 4.1 and 4.2."""
+    convention: network.Convention = "blocking"
+    """Of the pictures. blocking: latency holds both ports; pipelined: it holds none."""
+    out: Path = field(default=Path("results/switch_timelines"))
+    """Folder for config.json, timeline.csv and figure.png."""
+
+
+class Row(NamedTuple):
+    """A cost, under each of the conventions."""
+
+    figure: str
+    what: str
+    formula: str
+    closed: Sequence[Fraction]
+    simulated: Sequence[Fraction]
+
+
+def main(args: Args) -> None:
+    for name, least in (("workers", 2), ("latency", 0), ("transfer", 0), ("compute", 0), ("slow", 1)):
+        if not least <= getattr(args, name) < math.inf:
+            raise ValueError(f"{name} = {getattr(args, name)}: need at least {least}, finite")
+    if not args.latency + args.transfer:
+        raise ValueError("latency = transfer = 0: need one above 0, or there is nothing to see")
+    pictures, costs = panels(args), rows(args)
+    args.out.mkdir(parents=True, exist_ok=True)
+    records.write_config(args.out / "config.json", args)
+    lines = [
+        (panel.figure, *(panel.names[i] for i in passage.message[:2]), *(float(getattr(passage, time)) for time in TIMES))
+        for panel in pictures
+        for passage in panel.passages
+        if passage.computing < panel.end
+    ]
+    records.write_rows(args.out / "timeline.csv", ("figure", "sender", "receiver", *TIMES), lines)
+    common.save_figure(draw(args, pictures), args.out / "figure.png")
+    screen = common.console()
+    screen.print(
+        tabulate(args, costs), f"The pictures ({args.convention}), those of chapters 3 to 5 with computing:", sep="\n", highlight=False
+    )
+    for panel in pictures:
+        screen.print(f"{panel.figure}: {panel.title}: {shown(panel.end - panel.begin)} units", highlight=False)
+    screen.print(f"Written: {args.out}/config.json, timeline.csv, figure.png", soft_wrap=True)
+
+
+def exact(args: Args) -> tuple[Fraction, Fraction, Fraction]:
+    """Latency, transfer and computing as they were typed: 0.1 is a tenth."""
+    return Fraction(str(args.latency)), Fraction(str(args.transfer)), Fraction(str(args.compute))
+
+
+def in_rounds(pattern: Pattern, compute: Sequence[Fraction], rounds: int = 1) -> list[Message]:
+    """Everybody computes for as long as given, then sends; the next round begins when all messages of the last have arrived."""
+    assert pattern.messages, f"{pattern.name} does not list its messages"
+    one, messages = pattern.messages(len(compute)), []
+    for _ in range(rounds):
+        first = len(messages)
+        last_round = tuple(range(first - len(one), first)) if first else ()
+        for message in one:
+            after = tuple(first + i for i in message.after) or last_round
+            messages.append(message._replace(after=after, compute=0 if message.after else compute[message.sender]))
+    return messages
+
+
+def panels(args: Args) -> list[Panel]:
+    """All timelines; those to compare come in pairs."""
+    latency, transfer, compute = exact(args)
+    N, half = min(args.workers, DRAWN), transfer / COMPRESSION
+
+    def panel(figure, title, messages, workers=N, transfer=transfer):
+        timeline = network.simulate(messages, latency, transfer, args.convention)
+        return Panel(figure, title, workers, timeline.passages, timeline.seconds)
+
+    idle, equal, unequal = [Fraction(0)] * N, [compute] * N, [compute, compute, compute * Fraction(str(args.slow))]
+    ring = in_rounds(network.ring_all_reduce, equal)
+    two_rounds = in_rounds(network.parameter_server, unequal, rounds=2)
+    synchronous = panel("4.1", "synchronous server: 2 updates of 3 gradients", two_rounds, workers=3)
+    return [
+        panel("1.3", "three messages", EXAMPLE, workers=3),
+        panel("1.4", f"three messages, {COMPRESSION}x compressed", EXAMPLE, workers=3, transfer=half),
+        panel("1.6", "one parameter server", in_rounds(network.parameter_server, idle)),
+        panel("1.7", "ring all-reduce", in_rounds(network.ring_all_reduce, idle)),
+        panel("3.4", "ring all-reduce", ring),
+        panel("3.5", f"ring all-reduce, {COMPRESSION}x compressed", ring, transfer=half),
+        synchronous,
+        asynchronous(args, unequal, synchronous.end),
+        panel("5.2", "ring all-reduce", ring),
+        panel("5.3", "gossip on a ring", in_rounds(network.gossip(topologies.ring(N)), equal)),
+    ]
+
+
+def asynchronous(args: Args, compute: Sequence[Fraction], end: Fraction) -> Panel:
+    """An asynchronous server, for at least so long."""
+    latency, transfer, _ = exact(args)
+    laps = math.ceil(end / (min(compute) + 2 * (latency + transfer)))
+    messages = network.asynchronous_server_messages([[each] * laps for each in compute])
+    passages = network.simulate(messages, latency, transfer, args.convention).passages
+    ages = staleness(passages, len(compute), end)
+    title = f"asynchronous server: {len(ages)} updates, staleness up to {max(ages, default=0)}"
+    return Panel("4.2", title, len(compute), passages, end)
+
+
+def staleness(passages: Sequence[Passage], server: int, end: Fraction) -> list[int]:
+    """Of each update until the end: how many others were made since the server began to send the model that its gradient is of."""
+    updates = sorted((p for p in passages if p.message.receiver == server and p.arrived <= end), key=lambda p: p.arrived)
+    ages = list(range(len(updates)))  # at first everybody has the first model
+    for t, update in enumerate(updates):
+        for model in (passages[i] for i in update.message.after):
+            own = passages[model.message.after[0]]
+            ages[t] = sum(other is not own and other.arrived >= model.start for other in updates[:t])
+    return ages
+
+
+def rows(args: Args) -> list[Row]:
+    """Every cost: in closed form, and simulated."""
+    N, (latency, transfer, _) = args.workers, exact(args)
+    half = transfer / COMPRESSION
+
+    def row(figure, what, formula, pattern, transfer=transfer):
+        closed = [network.cost(pattern, N, latency, transfer, convention) for convention in CONVENTIONS]
+        if pattern is network.asynchronous_server:
+            return Row(figure, what, formula, closed, [between_updates(N, latency, transfer, convention) for convention in CONVENTIONS])
+        timelines = [network.simulate(pattern.messages(N), latency, transfer, convention) for convention in CONVENTIONS]
+        return Row(figure, what, formula, closed, [timeline.seconds for timeline in timelines])
+
+    def example(figure, what, formula, transfer):
+        timelines = [network.simulate(EXAMPLE, latency, transfer, convention) for convention in CONVENTIONS]
+        closed = [1 + 2 * (latency + transfer), 1 + latency + 2 * transfer]  # M1 gets both its messages from 6 on
+        return Row(figure, what, formula, closed, [timeline.seconds - timeline.start for timeline in timelines])
+
+    plain = example("1.3", "three messages", "1 + 2(l + r)", transfer)
+    short = example("1.4", f"{COMPRESSION}x compressed", f"1 + 2(l + r/{COMPRESSION})", half)
+    ratios = ([a / b for a, b in zip(*pair, strict=True)] for pair in ((plain.closed, short.closed), (plain.simulated, short.simulated)))
+    return [
+        plain,
+        short,
+        Row("1.4", "speedup", "their ratio", *ratios),
+        row("1.6", "parameter server", "2N(l + r)", network.parameter_server),
+        row("1.7", "ring all-reduce", "2(N-1)(l + r/N)", network.ring_all_reduce),
+        row("-", "ring, one piece", "2(N-1)(l + r)", network.ring_all_reduce_unpartitioned),
+        row("3.2", "N servers", "2(N-1)(l + r/N)", network.multi_server),
+        row("3.5", f"ring, {COMPRESSION}x compr.", f"2(N-1)(l + r/{COMPRESSION}N)", network.ring_all_reduce, half),
+        row("4.2", "asynchronous", "max(1, 2/N)(l+r)", network.asynchronous_server),
+        row("5.3", "gossip on a ring", f"{min(N - 1, 2)}(l + r)", network.gossip(topologies.ring(N))),
+    ]
+
+
+def between_updates(N: int, latency: Fraction, transfer: Fraction, convention: network.Convention) -> Fraction:
+    """Mean time from one update of an asynchronous server to the next, over laps that are neither the first nor the last."""
+    messages = network.asynchronous_server_messages([[0] * 8] * N)
+    passages = network.simulate(messages, latency, transfer, convention).passages
+    updates = sorted(passage.arrived for passage in passages if passage.message.receiver == N)
+    return (updates[6 * N] - updates[3 * N]) / (3 * N)
+
+
+def tabulate(args: Args, costs: Sequence[Row]) -> Table:
+    """Closed forms beside the simulation."""
+    N, (latency, transfer, _) = args.workers, exact(args)
+    wrong = sum(a != b for row in costs for a, b in zip(row.closed, row.simulated, strict=True))
+    caption = (
+        "The survey prints 14, 9 and 1.55 for 1.3 and 1.4, where l = 1.5 and r = 5.\n"
+        "For the ring and N servers it prints 2N l + 2r with N + 1 workers,\n"
+        f"that is {shown(2 * (N - 1) * latency + 2 * transfer)} with {N}: too much by 2r/N = {shown(2 * transfer / N)}.\n"
+        "4.2: from one update to the next, where nobody computes.\n"
+    )
+    caption += f"≠: {wrong} differ from their closed form." if wrong else "Closed forms of both conventions are exactly what is simulated."
+    table = Table(title=f"{N} workers, l = {args.latency:g}, r = {args.transfer:g}: units of time", caption=caption)
+    for heading in ("fig.", "messages", "blocking is"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("value", "blocking\nsimulated", "pipelined\nsimulated"):
+        table.add_column(heading, justify="right")
+    for row in costs:
+        cells = (shown(b) if a == b else f"{shown(b)} ≠ {shown(a)}" for a, b in zip(row.closed, row.simulated, strict=True))
+        table.add_row(row.figure, row.what, row.formula, shown(row.closed[0]), *cells)
+    return table
+
+
+def draw(args: Args, pictures: Sequence[Panel]) -> Figure:
+    """All timelines, two side by side on one scale."""
+    pairs = [pictures[i : i + 2] for i in range(0, len(pictures), 2)]
+    heights = [0.9 + max(len(panel.names) * (0.2 * len(panel.lanes) + 0.08) for panel in pair) for pair in pairs]
+    sheet = Figure(figsize=(13.5, sum(heights) + 1.2), layout="constrained")
+    parts = sheet.subfigures(len(pairs), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for pair, part in zip(pairs, parts, strict=True):
+        longest = max(float(panel.end - panel.begin) for panel in pair)
+        for panel, axes in zip(pair, common.panels(part, 2, sharey=False), strict=True):
+            gantt.chart(axes, panel, longest)
+    sheet.legend(handles=gantt.legend(), loc="outside lower center", ncols=len(gantt.LOOKS), frameon=False)
+    holds = "holds both ports" if args.convention == "blocking" else "holds no port"
+    gradient = f"a gradient {args.compute:g} (worker 3 of 4.1 and 4.2: {args.slow * args.compute:g})"
+    reading = f"{args.convention}: latency {holds}; wait: a message is ready, a port is not; ▸3: to worker 3, ◂S: from the server"
+    common.title(sheet, f"The survey's timelines, simulated: latency {args.latency:g}, transfer {args.transfer:g}, {gradient}\n{reading}")
+    return sheet
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

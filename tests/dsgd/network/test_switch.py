@@ -1,0 +1,267 @@
+"""The switch, event by event, against a simulation that looks through all messages again and again."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from fractions import Fraction
+
+import pytest
+
+from dsgd import network
+from dsgd.network import Message
+from dsgd.network.switch import CONVENTIONS
+
+# Under pytest the annotation would catch an unknown convention; a user has only the check inside.
+simulate_unchecked = getattr(network.simulate, "__wrapped__", network.simulate)
+
+
+def naive(messages, latency, transfer, convention, receive=None):
+    """(ready, start, arrived) of each message: the one that can start first goes first, then the one ready first, then the list's first.
+
+    Blocking: a message holds both ports until it has arrived. Pipelined: the sender's while it leaves, the receiver's while it arrives.
+    """
+
+    def of(ports, worker):
+        return ports[worker] if isinstance(ports, list) else ports
+
+    head_start = latency if convention == "pipelined" else 0
+    leaves: dict[int, Fraction] = {}
+    arrives: dict[int, Fraction] = {}
+    times: list = [None] * len(messages)
+    while None in times:
+        candidates = []
+        for i, message in enumerate(messages):
+            if times[i] is None and all(times[j] is not None for j in message.after):
+                ready = max([message.ready, *(times[j][2] for j in message.after)]) + message.compute
+                start = max(ready, leaves.get(message.sender, ready), arrives.get(message.receiver, ready + head_start) - head_start)
+                candidates.append((start, ready, i))
+        start, ready, i = min(candidates)
+        sender, receiver = messages[i].sender, messages[i].receiver
+        takes = messages[i].size * max(of(transfer, sender), of(transfer if receive is None else receive, receiver))
+        times[i] = (ready, start, start + latency + takes)
+        leaves[sender], arrives[receiver] = start + latency + takes - head_start, start + latency + takes
+    return times
+
+
+def lists(seed: int, count: int):
+    """Messages on few ports, with few different times, so that there are many ties; latency; the ports' transfers."""
+    draw = random.Random(seed)
+    some = [Fraction(0), Fraction(1, 2), Fraction(1), Fraction(1), Fraction(7, 3), Fraction(5)]
+    for _ in range(count):
+        workers = draw.randint(2, 6)
+        messages = []
+        for i in range(draw.randint(0, 24)):
+            sender, receiver = draw.sample(range(workers), 2)
+            after = tuple(draw.choices(range(i), k=draw.choice([0, 0, 1, 3]))) if i else ()
+            size, compute, ready = draw.choice([1, 1, *some]), draw.choice([0, 0, *some]), draw.choice([0, 0, *some])
+            messages.append(Message(sender, receiver, size, after, compute, ready))
+        messages = shuffled(messages, draw)
+        ports = [[draw.choice(some) for _ in range(workers)], [draw.choice(some) for _ in range(workers)]]
+        transfer, receive = draw.choice([(Fraction(1), None), (Fraction(2, 3), ports[1]), (ports[0], None), (ports[0], ports[1])])
+        yield workers, messages, draw.choice([Fraction(0), Fraction(1), Fraction(1), Fraction(3, 4)]), transfer, receive
+
+
+def shuffled(messages, draw):
+    """In another order, so that messages may come after later ones in the list."""
+    order = list(range(len(messages)))
+    draw.shuffle(order)
+    place = {i: k for k, i in enumerate(order)}
+    return [messages[i]._replace(after=tuple(place[j] for j in messages[i].after)) for i in order]
+
+
+def times_of(timeline):
+    return [(passage.ready, passage.start, passage.arrived) for passage in timeline.passages]
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_messages_go_when_the_rules_say(simulate, convention):
+    for _, messages, latency, transfer, receive in lists(0, 600):
+        timeline = simulate(messages, latency, transfer, convention, receive=receive)
+        expected = naive(messages, latency, transfer, convention, receive)
+        assert times_of(timeline) == expected
+        assert timeline.seconds == max((arrived for *_, arrived in expected), default=0)
+        assert timeline.start == min((start for _, start, _ in expected), default=0)
+        assert [passage.message for passage in timeline.passages] == messages
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_long_queues_go_when_the_rules_say(simulate, convention):
+    """Hundreds of messages for a few ports: most wait, some for one port and then for the other."""
+    draw = random.Random(3)
+    for workers, ready in [(3, 1), (4, 400), (9, 60)]:
+        messages = [Message(*draw.sample(range(workers), 2), draw.randint(0, 3), ready=draw.randint(0, ready)) for _ in range(150)]
+        for i in range(100, 150):
+            messages[i] = messages[i]._replace(after=(draw.randrange(100), draw.randrange(100)))
+        for latency in (0, 2):
+            assert times_of(simulate(messages, latency, 3, convention)) == naive(messages, latency, 3, convention)
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_no_port_has_two_messages_at_once(simulate, convention):
+    for workers, messages, latency, transfer, receive in lists(1, 200):
+        passages = simulate(messages, latency, transfer, convention, receive=receive).passages
+        for passage in passages:
+            holds = passage.transfer + (latency if convention == "blocking" else 0)
+            assert passage.sent - passage.start == passage.arrived - passage.receiving == holds
+            assert passage.arrived - passage.start == passage.transfer + latency
+            assert passage.computing + passage.message.compute == passage.ready <= passage.start
+            assert passage.message.ready <= passage.computing
+        for worker in range(workers):
+            leaving = [(passage.start, passage.sent) for passage in passages if passage.message.sender == worker]
+            arriving = [(passage.receiving, passage.arrived) for passage in passages if passage.message.receiver == worker]
+            for held in (leaving, arriving):
+                assert all(one[1] <= other[0] for one, other in itertools.pairwise(sorted(held)))
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_a_message_comes_after_those_that_it_waits_for(simulate, convention):
+    for _, messages, latency, transfer, receive in lists(2, 100):
+        passages = simulate(messages, latency, transfer, convention, receive=receive).passages
+        for passage in passages:
+            arrivals = [passages[j].arrived for j in passage.message.after]
+            assert passage.computing == max([passage.message.ready, *arrivals])
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_a_timeline_is_the_same_again_and_with_other_numbers_of_the_workers(simulate, convention):
+    for workers, messages, latency, transfer, receive in lists(4, 100):
+        once = simulate(messages, latency, transfer, convention, receive=receive)
+        assert simulate(iter(messages), latency, transfer, convention, receive=receive) == once
+        other = list(range(workers))
+        random.Random(workers).shuffle(other)
+
+        def renamed(ports, other=other, workers=workers):
+            return [ports[other.index(worker)] for worker in range(workers)] if isinstance(ports, list) else ports
+
+        moved = [message._replace(sender=other[message.sender], receiver=other[message.receiver]) for message in messages]
+        again = simulate(moved, latency, renamed(transfer), convention, receive=renamed(receive))
+        assert times_of(again) == times_of(once)
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_numbers_of_any_type_do(simulate, convention):
+    """Fractions stay fractions. Of times that floats hold exactly, the timeline is the same in floats and in ints."""
+    messages = [Message(0, 1, 0.5, ready=0.25), Message(2, 1, 2, (0,), 0.75), Message(1, 0), Message(1, 2, 1.5, (1, 2)), Message(3, 1, 0)]
+    floats = times_of(simulate(messages, 0.375, [1.0, 2.0, 0.5, 4.0], convention))
+
+    def exact(message):
+        return message._replace(**{what: Fraction(getattr(message, what)) for what in ("size", "compute", "ready")})
+
+    transfers = [Fraction(1), Fraction(2), Fraction(1, 2), Fraction(4)]
+    fractions = simulate([exact(message) for message in messages], Fraction(3, 8), transfers, convention)
+    assert times_of(fractions) == floats
+    assert all(isinstance(time, Fraction) for times in times_of(fractions) for time in times)
+    eighths = [
+        message._replace(size=int(8 * message.size), compute=int(8 * message.compute), ready=8 * message.ready) for message in messages
+    ]
+    ints = simulate(eighths, 3, [1, 2, 0.5, 4], convention)
+    assert [tuple(time / 8 for time in times) for times in times_of(ints)] == floats
+
+
+@pytest.mark.parametrize(("transfer", "seconds"), [(Fraction(5), 14), (Fraction(5, 2), 9)], ids=["example 1.3.1", "compressed, 1.3.2"])
+def test_the_surveys_example(transfer, seconds):
+    """M1 to M2 at 5, M2 to M1 and M3 to M1 at 6, with a latency of 1.5 and a transfer of 5 units."""
+    messages = [Message(0, 1, ready=5), Message(1, 0, ready=6), Message(2, 0, ready=6)]
+    timeline = network.simulate(messages, Fraction(3, 2), transfer, "blocking")
+    assert timeline.start == 5
+    assert timeline.seconds - timeline.start == seconds
+    assert [passage.start for passage in timeline.passages] == [5, 6, 6 + transfer + Fraction(3, 2)]
+
+
+def test_latency_holds_ports_by_default():
+    assert network.simulate([Message(0, 2), Message(1, 2)], 1, 3).seconds == 8
+    assert network.simulate([Message(0, 2), Message(1, 2)], 1, 3, "pipelined").seconds == 7
+
+
+def test_a_message_that_can_start_goes_before_one_that_was_ready_earlier():
+    """0 waits for the port of 2; meanwhile its sender's queue has a message that can go."""
+    messages = [Message(1, 2, 4), Message(0, 2), Message(3, 2, ready=1), Message(3, 4, ready=1)]
+    assert [passage.start for passage in network.simulate(messages, 0, 1).passages] == [0, 4, 5, 1]
+
+
+def test_the_slower_of_two_ports_sets_the_pace():
+    takes = [passage.transfer for passage in network.simulate([Message(0, 1, 2), Message(1, 0)], 0, [3, 5], receive=[7, 4]).passages]
+    assert takes == [2 * 4, 7]
+    assert network.simulate([Message(0, 1)], 0, [3, 5]).seconds == 5
+    assert network.simulate([Message(0, 1)], 0, 3, receive=[0, 5]).seconds == 5
+    assert network.simulate([Message(0, 1)], 0, [3, 0], receive=[4, 1]).seconds == 3
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_no_messages_take_no_time(simulate, convention):
+    timeline = simulate([], 1, 1, convention)
+    assert (timeline.passages, timeline.seconds, timeline.start) == ((), 0, 0)
+
+
+def test_a_label_is_kept():
+    (passage,) = network.simulate([Message(0, 1, label="gradient")], 0, 0).passages
+    assert passage.message.label == "gradient"
+
+
+NAN, INFINITE = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("wrong", [-1, Fraction(-1, 3), -1e-9, NAN, INFINITE])
+def test_seconds_that_are_none_are_refused(wrong):
+    for what in ("latency", "transfer"):
+        with pytest.raises(ValueError, match=rf"simulate: {what} = {wrong}: need seconds >= 0, finite"):
+            network.simulate([], **{"latency": 1, "transfer": 1, what: wrong})
+    for what in ("transfer", "receive"):
+        with pytest.raises(ValueError, match=rf"simulate: {what} of worker 2 = {wrong}: need seconds >= 0, finite"):
+            network.simulate([Message(0, 1)], **{"latency": 1, "transfer": 1, what: [0, 1, wrong]})
+
+
+@pytest.mark.parametrize("wrong", [-1, Fraction(-1, 3), NAN, INFINITE])
+@pytest.mark.parametrize("what", ["size", "compute", "ready"])
+def test_messages_that_are_none_are_refused(what, wrong):
+    messages = [Message(0, 1), Message(1, 0)._replace(**{what: wrong})]
+    with pytest.raises(ValueError, match=rf"message 1: {what} = {wrong}: need .* >= 0, finite"):
+        network.simulate(messages, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("messages", "transfer", "receive", "error"),
+    [
+        ([Message(0, 1), Message(0, -1)], 1, None, "message 1 is to worker -1: need"),
+        ([Message(-2, 1)], 1, None, "message 0 is from worker -2: need"),
+        ([Message(0, 2)], [1, 1], None, "message 0 is to worker 2: need one of 0 to 1"),
+        ([Message(3, 0)], [1, 1, 1], None, "message 0 is from worker 3: need one of 0 to 2"),
+        ([Message(0, 2)], [1, 1, 1], [1, 1], "message 0 is to worker 2: need one of 0 to 1"),
+        ([Message(2, 0)], 1, [1, 1], "message 0 is from worker 2: need one of 0 to 1"),
+        ([Message(0, 1), Message(3, 3)], 1, None, "message 1 is from worker 3 to itself: need another receiver"),
+        ([Message(0, 1, after=(1,))], 1, None, "message 0 comes after message 1: need one of 0 to 0"),
+        ([Message(0, 1), Message(0, 1, after=(0, -1))], 1, None, "message 1 comes after message -1: need one of 0 to 1"),
+    ],
+)
+def test_messages_of_nobody_and_after_nothing_are_refused(messages, transfer, receive, error):
+    with pytest.raises(ValueError, match=error):
+        network.simulate(messages, 1, transfer, receive=receive)
+
+
+@pytest.mark.parametrize(
+    ("after", "named"),
+    [
+        ([(0,)], "0 after 0"),
+        ([(1,), (0,)], "0 after 1 after 0"),
+        ([(), (0, 3), (1,), (2,)], "1 after 3 after 2 after 1"),
+        ([(1, 2), (), (3,), (1, 4), (1, 2)], "2 after 3 after 4 after 2"),
+        ([(2,), (2,), (3,), (3,)], "3 after 3"),
+    ],
+)
+def test_a_cycle_is_named(after, named):
+    messages = [Message(0, 1, after=places) for places in after]
+    with pytest.raises(ValueError, match=f"messages {named}: need an order, there is none in a cycle"):
+        network.simulate(messages, 1, 1)
+
+
+def test_a_long_chain_is_no_cycle():
+    """Nor too deep; and a message may wait twice for the same one."""
+    count = 3000
+    messages = [Message(i % 2, 1 - i % 2, after=(i + 1, i + 1) if i + 1 < count else ()) for i in range(count)]
+    assert network.simulate(messages, 1, 2).seconds == 3 * count
+
+
+def test_an_unknown_convention_is_refused():
+    with pytest.raises(ValueError, match="unknown convention 'duplex': need 'blocking' or 'pipelined'"):
+        simulate_unchecked([], 1, 1, "duplex")

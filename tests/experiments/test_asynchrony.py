@@ -1,0 +1,102 @@
+"""`python -m experiments.asynchrony` with a tiny budget: its files, its tables, and where the server is saturated."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+
+from experiments import asynchrony
+from experiments.asynchrony import Args
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    args = Args(
+        workers=4,
+        slow=1,
+        backups=1,
+        bound=6,
+        rounds=20,
+        seeds=2,
+        learning_rates=(0.1, 0.3),
+        compute=2e-3,
+        methods=("synchronous", "drop slowest", "asynchronous", "bounded", "AD-PSGD"),
+        out=tmp_path_factory.mktemp("asynchrony"),
+        progress=False,
+    )
+    asynchrony.main(args)
+    return args
+
+
+def rows_of(path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_it_writes_its_files(ran):
+    assert json.loads((ran.out / "config.json").read_text())["bound"] == 6
+    assert (ran.out / "figure.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    names = {row["method"] for row in rows_of(ran.out / "history.csv")}
+    assert names == {f"{where}: {name}" for where in asynchrony.CLUSTERS for name in asynchrony.methods(ran)}
+
+
+def test_stragglers_cost_synchronous_methods_and_not_those_that_do_not_wait(ran):
+    last = {row["method"]: float(row["clock"]) for row in rows_of(ran.out / "history.csv")}
+    slower = {name: last[f"stragglers: {name}"] / last[f"equal workers: {name}"] for name in asynchrony.methods(ran)}
+    assert slower["synchronous"] > 3
+    assert slower["drop slowest"] < 1.2
+    assert slower["asynchronous"] < 1.6
+    assert slower["AD-PSGD"] < 2
+    assert slower["bounded"] > slower["asynchronous"]
+
+
+def test_the_bounded_method_keeps_its_bound(ran):
+    compute = asynchrony.computing(ran, "stragglers")
+    stale = asynchrony.staleness(ran, compute, asynchrony.methods(ran), bits=650 * 32)
+    assert stale["bounded"].max() == 6 < stale["asynchronous"].max()
+    assert stale["asynchronous"].shape == (4 * 20,)
+
+
+def test_tables_fit_80_columns(ran, capsys):
+    tuned = {
+        name: asynchrony.common.Tuned(0.1, {"loss": np.ones((2, 3)), "step": np.arange(3) * 99_999, "clock": np.ones((2, 3))})
+        for name in asynchrony.methods(ran)
+    }
+    stale = {name: np.full((2, 5), 1234.0) for name in tuned}
+    asynchrony.common.console().print(asynchrony.tabulate(ran, "stragglers", tuned, stale, 1.0))
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert "…" not in "".join(lines)
+
+
+def test_the_server_is_saturated_where_its_ports_say(ran):
+    """Until then each worker adds its own rate; from then on the staleness is all that grows."""
+    bits = 650 * 32
+    message = ran.latency + bits / ran.bandwidth
+    table = rows_of(ran.out / "saturation.csv")
+    full = asynchrony.Saturation(*(np.array([float(row[name]) for row in table]) for name in asynchrony.Saturation._fields))
+    np.testing.assert_allclose(full.rate, np.minimum(full.workers / (2 * message + ran.compute), 1 / message), rtol=1e-3)
+    np.testing.assert_allclose(full.staleness, full.workers - 1, atol=1e-6)
+    assert asynchrony.knee_of(full) == math.ceil(asynchrony.saturation_point(ran, bits)) == math.ceil((2 * message + ran.compute) / message)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"methods": ("asgd",)}, "need some of synchronous"),
+        ({"slow": 16}, "slow = 16 of 16 workers"),
+        ({"backups": 16}, "backups = 16 of 16 workers: need at most 15"),
+        ({"bound": 3}, "bound = 3 with 16 workers"),
+        ({"factor": 0.0}, "slow: factor = 0.0"),
+        ({"bandwidth": -1.0}, "given -1.0"),
+        ({"latency": math.nan}, "latency = nan"),
+    ],
+)
+def test_bad_input_is_refused_before_the_first_run(options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        asynchrony.main(Args(out=tmp_path / "out", progress=False, **options))
+    assert not (tmp_path / "out").exists()

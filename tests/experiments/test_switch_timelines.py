@@ -1,0 +1,195 @@
+"""The survey's timelines: what is printed there, what is simulated, and what is drawn."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from dsgd import network
+from experiments import gantt, switch_timelines
+from experiments.switch_timelines import Args
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = [
+    Args(),
+    Args(convention="pipelined"),
+    Args(workers=2, latency=0.1, transfer=0.7),
+    Args(workers=3, latency=20.0, compute=0.0, convention="pipelined"),
+    Args(workers=7, latency=0.0, slow=1.0),
+    Args(workers=3, transfer=0.0),
+]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Of a run, its arguments and printed lines."""
+    args = Args(workers=3, out=tmp_path_factory.mktemp("timelines"))
+    with pytest.MonkeyPatch.context() as patch:
+        screen = switch_timelines.common.console()
+        patch.setattr(switch_timelines.common, "console", lambda: screen)
+        with screen.capture() as captured:
+            switch_timelines.main(args)
+    return args, captured.get().splitlines()
+
+
+def by_figure(args: Args) -> dict[str, switch_timelines.Panel]:
+    return {panel.figure: panel for panel in switch_timelines.panels(args)}
+
+
+def test_it_writes_its_config_timeline_and_figure(written):
+    args, _ = written
+    assert json.loads((args.out / "config.json").read_text())["workers"] == 3
+    assert (args.out / "figure.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    with (args.out / "timeline.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["figure"] for row in rows} == {"1.3", "1.4", "1.6", "1.7", "3.4", "3.5", "4.1", "4.2", "5.2", "5.3"}
+    third = [row for row in rows if row["figure"] == "1.3"][-1]
+    assert third == {
+        "figure": "1.3", "sender": "worker 3", "receiver": "worker 1", "computing": "6.0", "ready": "6.0", "start": "12.5", "sent": "19.0",
+        "receiving": "12.5", "arrived": "19.0",
+    }  # fmt: skip
+    assert max(float(row["computing"]) for row in rows if row["figure"] == "4.2") < 92
+    assert {row["receiver"] for row in rows if row["figure"] == "1.6"} == {"worker 1", "worker 2", "worker 3", "server"}
+
+
+def test_it_prints_what_the_survey_prints_in_80_columns(written):
+    _, lines = written
+    assert all(len(line) <= 80 for line in lines if not line.startswith("Written"))
+    rows = [[cell.strip() for cell in line.strip("│ ").split("│")] for line in lines if line.startswith("│")]
+    cells = {tuple(row[:2]): row[2:] for row in rows}
+    assert cells["1.3", "three messages"] == ["1 + 2(l + r)", "14", "14", "12.5"]
+    assert cells["1.4", "2x compressed"] == ["1 + 2(l + r/2)", "9", "9", "7.5"]
+    assert cells["1.4", "speedup"] == ["their ratio", "1.556", "1.556", "1.667"]
+    assert cells["1.6", "parameter server"] == ["2N(l + r)", "39", "39", "33"]
+    assert not any("≠" in line for line in lines)
+    assert any(line.startswith("4.2: asynchronous server: 11 updates, staleness up to 4") for line in lines)
+
+
+def test_the_survey_s_example_takes_14_units_9_compressed():
+    panels = by_figure(Args())
+    long, short = (panels[figure].end - panels[figure].begin for figure in ("1.3", "1.4"))
+    assert (long, short, long / short) == (14, 9, Fraction(14, 9))
+
+
+@pytest.mark.parametrize("args", SETTINGS, ids=str)
+def test_every_formula_is_what_is_simulated(args):
+    rows = switch_timelines.rows(args)
+    assert len(rows) == 10
+    for row in rows:
+        assert list(row.closed) == list(row.simulated), row.what
+
+
+def test_formulas_are_those_of_the_survey():
+    N, l, r = 5, Fraction(3, 2), Fraction(5)
+    expected = {
+        "parameter server": 2 * N * (l + r),
+        "ring all-reduce": 2 * (N - 1) * (l + r / N),
+        "N servers": 2 * (N - 1) * (l + r / N),
+        "ring, one piece": 2 * (N - 1) * (l + r),
+        "gossip on a ring": 2 * (l + r),
+        "asynchronous": l + r,
+    }
+    assert {row.what: row.simulated[0] for row in switch_timelines.rows(Args(workers=N)) if row.what in expected} == expected
+
+
+def test_a_formula_that_is_not_what_is_simulated_is_marked(monkeypatch):
+    wrong = network.ring_all_reduce._replace(blocking=lambda N, latency, transfer: 2 * (N - 1) * latency + 2 * transfer)
+    monkeypatch.setattr(network, "ring_all_reduce", wrong)
+    rows = switch_timelines.rows(Args())
+    table = switch_timelines.tabulate(Args(), rows)
+    assert "16.5 ≠ 19" in table.columns[4]._cells
+    assert "2 differ" in str(table.caption)
+
+
+@pytest.mark.parametrize("args", SETTINGS, ids=str)
+def test_no_lane_has_two_blocks_at_once(args):
+    for panel in switch_timelines.panels(args):
+        spans = sorted(gantt.spans(panel.passages), key=lambda span: (span.who, span.lane, span.begin))
+        for span, after in itertools.pairwise(spans):
+            assert span.begin < span.end
+            if (span.who, span.lane) == (after.who, after.lane):
+                assert span.end <= after.begin, panel.figure
+
+
+@pytest.mark.parametrize("args", SETTINGS, ids=str)
+def test_blocks_are_the_passages(args):
+    """All that is sent and received has a block as long as its transfer, and what is not held by a port has none."""
+    for panel in switch_timelines.panels(args):
+        spans = gantt.spans(panel.passages)
+        transfers = sum(passage.transfer for passage in panel.passages)
+        for kind in ("send", "receive"):
+            assert sum(span.end - span.begin for span in spans if span.kind == kind) == transfers
+        held = sum(passage.sent - passage.start for passage in panel.passages)
+        assert sum(span.end - span.begin for span in spans if span.lane == "send" and span.kind != "wait") == held
+
+
+def test_in_the_example_only_the_third_message_waits():
+    waits = [span for span in gantt.spans(by_figure(Args())["1.3"].passages) if span.kind == "wait"]
+    assert [(span.who, span.lane, span.begin, span.end) for span in waits] == [(2, "send", 6, 12.5)]
+
+
+@pytest.mark.parametrize("convention", ["blocking", "pipelined"])
+def test_asynchrony_makes_more_updates_with_a_slow_worker(convention):
+    """In the time of two rounds, which are 2 updates with 6 gradients."""
+    panels = by_figure(Args(convention=convention))
+    end = panels["4.2"].end
+    assert end == panels["4.1"].end
+    ages = switch_timelines.staleness(panels["4.2"].passages, server=3, end=end)
+    assert len(ages) > 6
+    assert panels["4.2"].title == f"asynchronous server: {len(ages)} updates, staleness up to {max(ages)}"
+
+
+def test_staleness_by_hand():
+    """Messages take no time, workers 2 and 5: updates at 2, 4, 5, 6, 8, 10, 10."""
+    messages = network.asynchronous_server_messages([[2] * 5, [5] * 2])
+    passages = network.simulate(messages, 0, 0).passages
+    assert switch_timelines.staleness(passages, server=2, end=Fraction(9)) == [0, 0, 2, 1, 0]
+
+
+def test_the_next_round_begins_when_all_have_the_model():
+    passages = by_figure(Args())["4.1"].passages
+    first, second = passages[:6], passages[6:]
+    assert {passage.computing for passage in second[:3]} == {max(passage.arrived for passage in first)}
+
+
+def test_a_round_with_computing_is_computing_and_then_the_messages():
+    panels = by_figure(Args(compute=7.0))
+    assert panels["3.4"].end == 7 + 2 * 3 * (Fraction(3, 2) + Fraction(5, 4))
+    assert panels["5.3"].end == 7 + 13
+
+
+def test_pictures_show_some_of_many_workers():
+    panels = by_figure(Args(workers=20))
+    assert panels["1.6"].names == [*(f"worker {i}" for i in range(1, switch_timelines.DRAWN + 1)), "server"]
+    assert switch_timelines.rows(Args(workers=20))[3].simulated[0] == 2 * 20 * Fraction(13, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workers": 1}, "workers = 1: need at least 2"),
+        ({"latency": -1.0}, "latency = -1.0: need at least 0, finite"),
+        ({"transfer": float("nan")}, "transfer = nan: need at least 0, finite"),
+        ({"compute": float("inf")}, "compute = inf: need at least 0, finite"),
+        ({"slow": 0.5}, "slow = 0.5: need at least 1"),
+        ({"latency": 0.0, "transfer": 0.0}, "latency = transfer = 0: need one above 0"),
+    ],
+)
+def test_it_refuses_bad_input_before_it_writes(options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        switch_timelines.main(Args(out=tmp_path, **options))
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_names_every_flag():
+    command = [sys.executable, "-m", "experiments.switch_timelines", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True, env={"COLUMNS": "80"}).stdout
+    for field in Args.__dataclass_fields__:
+        assert f"--{field}" in shown
