@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -38,12 +38,14 @@ class Quantity:
         name: for tables and checkpoints; it tells all parameters.
         positive: whether it is never 0, as bandwidths must be.
         workers: how many workers it is for, None for any number.
+        named: how many workers there must be at least, since it names one of them.
     """
 
     sample: Callable[[jax.Array, jax.Array, Any], jax.Array]
     name: str
     positive: bool
     workers: int | None = None
+    named: int = 0
 
     def __add__(self, other: Quantity) -> Quantity:
         """The sum of the two, drawn independently."""
@@ -53,14 +55,14 @@ class Quantity:
             first, second = jax.random.split(key)
             return self.sample(first, clock, worker) + other.sample(second, clock, worker)
 
-        return Quantity(sample, f"{self.name} + {other.name}", self.positive or other.positive, _same_workers(self, other))
+        positive, named = self.positive or other.positive, max(self.named, other.named)
+        return Quantity(sample, f"{self.name} + {other.name}", positive, _same_workers(self, other), named)
 
     def __mul__(self, factor: float) -> Quantity:
         """So many times it."""
         _need("a factor of a quantity", factor, least=0)
-        return Quantity(
-            lambda *args: factor * self.sample(*args), f"{factor:.9g} ({self.name})", self.positive and factor > 0, self.workers
-        )
+        name = f"{factor:.9g} ({self.name})"
+        return replace(self, sample=lambda *args: factor * self.sample(*args), name=name, positive=self.positive and factor > 0)
 
     __rmul__ = __mul__
 
@@ -243,10 +245,8 @@ def bounded(quantity: Quantity, most: float) -> Quantity:
     """
     _need_quantity("bounded", quantity)
     _need("bounded: most", most, least=0)
-    positive = quantity.positive and most > 0
-    return Quantity(
-        lambda *args: jnp.minimum(quantity.sample(*args), most), f"min({quantity.name}, {most:.9g})", positive, quantity.workers
-    )
+    name, positive = f"min({quantity.name}, {most:.9g})", quantity.positive and most > 0
+    return replace(quantity, sample=lambda *args: jnp.minimum(quantity.sample(*args), most), name=name, positive=positive)
 
 
 def slow(quantity: Quantity, workers: Sequence[int], factor: float) -> Quantity:
@@ -268,7 +268,8 @@ def slow(quantity: Quantity, workers: Sequence[int], factor: float) -> Quantity:
         times = jnp.where(jnp.isin(worker, jnp.asarray(chosen, jnp.int32)), factor, 1.0)
         return times * quantity.sample(key, clock, worker)
 
-    return Quantity(sample, f"slow({quantity.name}, {chosen}, {factor:.9g})", quantity.positive, quantity.workers)
+    named = max(quantity.named, *(worker + 1 for worker in chosen)) if chosen else quantity.named
+    return replace(quantity, sample=sample, name=f"slow({quantity.name}, {chosen}, {factor:.9g})", named=named)
 
 
 def per_server(quantity: Quantity, size: int) -> Quantity:
@@ -283,13 +284,12 @@ def per_server(quantity: Quantity, size: int) -> Quantity:
     """
     _need_quantity("per_server", quantity)
     checks.positive_int("per_server: size", size)
-    workers = None if quantity.workers is None else size * quantity.workers
-
-    return Quantity(
-        lambda key, clock, worker: quantity.sample(key, clock, worker // size),
-        f"per_server({quantity.name}, {size})",
-        quantity.positive,
-        workers,
+    return replace(
+        quantity,
+        sample=lambda key, clock, worker: quantity.sample(key, clock, worker // size),
+        name=f"per_server({quantity.name}, {size})",
+        workers=None if quantity.workers is None else size * quantity.workers,
+        named=size * (quantity.named - 1) + 1 if quantity.named else 0,
     )
 
 
@@ -327,12 +327,24 @@ class Cluster:
         need_seconds("Cluster: latency", self.latency)
         check_convention(self.convention)
         checks.positive_int("Cluster: micro_batches", self.micro_batches)
-        _same_workers(*(quantity for quantity in (self.compute, self.up, self.down) if quantity))
+        _same_workers(*self._quantities)
+
+    @property
+    def _quantities(self) -> list[Quantity]:
+        return [quantity for quantity in (self.compute, self.up, self.down) if quantity]
 
     @property
     def workers(self) -> int | None:
         """How many workers it is for, None for any number."""
-        return _same_workers(*(quantity for quantity in (self.compute, self.up, self.down) if quantity))
+        return _same_workers(*self._quantities)
+
+    def need_workers(self, N: int) -> None:
+        """Raises a ValueError where it is not for N workers."""
+        named = max(quantity.named for quantity in self._quantities)
+        if self.workers not in (None, N):
+            raise ValueError(f"a cluster of {self.workers} workers for a problem of {N}: need the same number")
+        if named > N:
+            raise ValueError(f"a cluster that names worker {named - 1} ({self.name}) for a problem of {N}: need one of 0 to {N - 1}")
 
     @property
     def name(self) -> str:

@@ -288,8 +288,7 @@ def check_runnable(algorithm: Algorithm, problem: Problem, steps: int, key: jax.
     if cluster is not None:
         if not isinstance(cluster, Cluster):
             raise ValueError(f"cluster = {cluster!r}: need a dsgd.clusters.Cluster, clusters.Cluster(clusters.constant(1.0)), say")
-        if cluster.workers not in (None, N):
-            raise ValueError(f"a cluster of {cluster.workers} workers, {problem.name} has {N}; need the same number")
+        cluster.need_workers(N)
     for path, leaf in jax.tree_util.tree_leaves_with_path(problem.data):
         if leaf.ndim < 1 or leaf.shape[0] != N:
             where = jax.tree_util.keystr(path)

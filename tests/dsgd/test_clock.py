@@ -226,9 +226,9 @@ def test_a_sweep_has_a_clock(problem):
 @pytest.mark.parametrize("what", ["compute", "up", "down"])
 def test_a_cluster_of_others_is_refused(what, problem):
     cluster = clusters.Cluster(**({"compute": clusters.constant(1.0)} | {what: clusters.constant([1.0, 2.0, 3.0])}))
-    with pytest.raises(ValueError, match=r"a cluster of 3 workers, .* has 4; need the same number"):
+    with pytest.raises(ValueError, match="a cluster of 3 workers for a problem of 4: need the same number"):
         run(METHODS["mb-sgd"], problem, cluster)
-    with pytest.raises(ValueError, match=r"a cluster of 3 workers, .* has 4; need the same number"):
+    with pytest.raises(ValueError, match="a cluster of 3 workers for a problem of 4: need the same number"):
         dsgd.sweep(
             lambda rate: algorithms.minibatch_sgd(optax.sgd(rate)), problem, steps=1, key=jax.random.key(0), cluster=cluster, rate=[0.1]
         )

@@ -196,6 +196,20 @@ def test_the_slow_ones():
     assert clusters.slow(clusters.constant([1, 2]), [0], 0.5).workers == 2
 
 
+def test_a_cluster_that_names_a_worker_needs_it():
+    one = clusters.constant(1.0)
+    late = clusters.slow(one, [2, 5], 3.0)
+    for quantity in (late, one + late, late + one, 2 * late, clusters.bounded(late, 9.0), clusters.slow(late, [1], 2.0)):
+        cluster = clusters.Cluster(one, up=quantity)
+        cluster.need_workers(6)
+        with pytest.raises(ValueError, match=r"a cluster that names worker 5 .* for a problem of 5: need one of 0 to 4"):
+            cluster.need_workers(5)
+    servers = clusters.Cluster(clusters.per_server(clusters.slow(one, [1], 2.0), 4))
+    servers.need_workers(5)
+    with pytest.raises(ValueError, match="names worker 4"):
+        servers.need_workers(4)
+
+
 def test_workers_of_one_server_share_each_draw():
     values = draws(clusters.per_server(EXPONENTIAL, 3))
     np.testing.assert_array_equal(values, draws(EXPONENTIAL)[:, [0, 0, 0, 1, 1, 1, 2, 2]])
