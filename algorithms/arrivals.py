@@ -32,7 +32,7 @@ class Events(NamedTuple):
         read: when each server begins to send each worker its part, `[N, P]`.
         version: how many updates had been made to the part then, int32 `[N, P]`.
         slot: where that part is in the buffer, int32 `[N, P]`.
-        into: when the servers' receiving ports are free, `[P]`.
+        into: when the servers' receiving ports are free, which is when the last update was, `[P]`.
         out: when their sending ports are free, `[P]`.
     """
 
@@ -96,7 +96,7 @@ def following(events: Events, round: Round, bits: float, bound: int | None) -> A
     events = begin(events, round)
     allowed = _allowed(events.version, round.step, bound)
     worker = jnp.argmin(jnp.where(allowed, events.ready, jnp.inf)).astype(jnp.int32)
-    applied, read, received, into, out = _trip(events, worker, round, bits)
+    applied, read, received, out = _trip(events, worker, round, bits)
     ready = events.ready if bound is None else jnp.where(allowed, events.ready, jnp.maximum(events.ready, applied[0]))
     # Another key than in the first round, where everybody's first gradient is drawn.
     computing = round._replace(key=jax.random.fold_in(round.key, 1), clock=round.clock + received)
@@ -106,7 +106,7 @@ def following(events: Events, round: Round, bits: float, bound: int | None) -> A
     write = _unused(events.slot, fresh)
     slot, version = jnp.where(fresh, write[None], events.slot), jnp.where(fresh, round.step + 1, events.version)
     elapsed = applied[-1]
-    after = Events(ready - elapsed, reads - elapsed, version, slot, into - elapsed, out - elapsed)
+    after = Events(ready - elapsed, reads - elapsed, version, slot, applied - elapsed, out - elapsed)
     return Arrival(worker, round.step - events.version[worker], events.slot[worker], write, elapsed, after)
 
 
@@ -114,7 +114,7 @@ def _trip(events: Events, worker: jax.Array, round: Round, bits: float) -> tuple
     """A gradient's way to the servers, and the model's way back.
 
     Returns:
-        When each part is applied `[P]`, when each is read `[P]`, when the last has been received, and the ports `[P]`, `[P]` after it.
+        When each part is applied `[P]`, when each is read `[P]`, when the last has been received, and until when servers send `[P]`.
     """
     latency = jnp.float32(round.cluster.latency)
     up, down = (bits / bandwidth[0] for bandwidth in round.cluster.bandwidths(round, worker[None]))
@@ -128,7 +128,7 @@ def _trip(events: Events, worker: jax.Array, round: Round, bits: float) -> tuple
         applied.append(sent)
         read.append(reading)
         free.append(reading + down if pipelined else received)
-    return jnp.stack(applied), jnp.stack(read), received, jnp.stack(applied), jnp.stack(free)
+    return jnp.stack(applied), jnp.stack(read), received, jnp.stack(free)
 
 
 def _allowed(version: jax.Array, t: jax.Array, bound: int | None) -> jax.Array:

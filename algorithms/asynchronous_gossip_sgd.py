@@ -80,10 +80,9 @@ def asynchronous_gossip_sgd(optimizer: optax.GradientTransformation, topology: T
     gossip.need("asynchronous_gossip_sgd", topology, symmetric=True, fixed=True)
     neighbours, degrees = _neighbours(topology)
 
-    def draw(key):
-        """Everybody's next partner, `[N]`."""
-        places = jax.random.randint(key, degrees.shape, 0, jnp.asarray(degrees))
-        return jnp.asarray(neighbours)[jnp.arange(topology.n), places]
+    def draw(key, ids):
+        """The next partners of these workers, `[k]` to `[k]`."""
+        return jnp.asarray(neighbours)[ids, jax.random.randint(key, ids.shape, 0, jnp.asarray(degrees)[ids])]
 
     def init(params, N):
         local = optimizers.start_local(optimizer, params, N)
@@ -94,8 +93,8 @@ def asynchronous_gossip_sgd(optimizer: optax.GradientTransformation, topology: T
         """In the first round, everybody's first gradient is begun."""
 
         def compute(events):
-            ready = round.cluster.seconds(round, jnp.arange(round.workers))
-            return events._replace(ready=ready, partner=draw(jax.random.fold_in(round.key, 2)))
+            ids = jnp.arange(round.workers)
+            return events._replace(ready=round.cluster.seconds(round, ids), partner=draw(jax.random.fold_in(round.key, 2), ids))
 
         return lax.cond(round.step == 0, compute, lambda events: events, events)
 
@@ -114,7 +113,7 @@ def asynchronous_gossip_sgd(optimizer: optax.GradientTransformation, topology: T
         elapsed = jnp.maximum(end, 0)
         after = Events(
             events.ready.at[worker].set(end + here.cluster.seconds(computing, worker[None])[0]) - elapsed,
-            jnp.where(jnp.arange(round.workers) == worker, draw(jax.random.fold_in(round.key, 3)), events.partner),
+            events.partner.at[worker].set(draw(jax.random.fold_in(round.key, 3), worker[None])[0]),
             events.free.at[pair].set(end) - elapsed,
             events.version.at[worker].set(round.step + 1),
         )
@@ -133,11 +132,11 @@ def asynchronous_gossip_sgd(optimizer: optax.GradientTransformation, topology: T
         first = jax.tree.map(lambda leaf: leaf[0], (gradients, models, memories))
         change, memory = optimizer.update(first[0], first[2], first[1])
         stepped = optax.apply_updates(middle, change)
-        is_worker, is_partner = (workers.ids(round.workers) == one for one in pair)
-        params = _put(is_worker, stepped, _put(is_partner, middle, local.params))
-        after = Local(params, _put(is_worker, memory, local.optimizer), _put(is_worker, stepped, local.read))
-        model = counts.of(optimizers.bits_of(local.params), 1)
-        bits = jnp.where(((is_worker | is_partner) & (now.worker != now.partner))[:, None], model, jnp.uint32(0))
+        own, partners = jnp.where(here, rows, workers.ids(round.workers).shape[0])  # past the end on devices that do not have the row
+        params = _put(own, stepped, _put(partners, middle, local.params))  # in this order: who has no neighbour is its own partner
+        after = Local(params, _put(own, memory, local.optimizer), _put(own, stepped, local.read))
+        exchanges = jnp.any(workers.ids(round.workers)[:, None] == pair[None], axis=1) & (now.worker != now.partner)
+        bits = jnp.where(exchanges[:, None], counts.of(optimizers.bits_of(local.params), 1), jnp.uint32(0))
         staleness = round.step - state.server.version[now.worker]
         metrics = {"staleness": staleness, "worker": now.worker}
         return State(state.step + 1, now.events, after), Info(bits, bits, metrics, elapsed=now.elapsed)
@@ -163,6 +162,6 @@ def _neighbours(topology: Topology) -> tuple[np.ndarray, np.ndarray]:
     return lists, degrees
 
 
-def _put(where: jax.Array, row: PyTree, rows: PyTree) -> PyTree:
-    """Leaves `[n, ...]` with this row, leaves `[...]`, where it says so, bool `[n]`."""
-    return jax.tree.map(lambda one, all_: jnp.where(where.reshape(-1, *[1] * one.ndim), one[None].astype(all_.dtype), all_), row, rows)
+def _put(place: jax.Array, row: PyTree, rows: PyTree) -> PyTree:
+    """Leaves `[n, ...]` with this row, leaves `[...]`, at this place; n: at none."""
+    return jax.tree.map(lambda one, leaf: leaf.at[place].set(one.astype(leaf.dtype), mode="drop"), row, rows)
