@@ -29,6 +29,7 @@ class Events(NamedTuple):
 
     Args:
         ready: when each worker's gradient is computed, `[N]`.
+        held: until when the server would not take it, of bounded staleness, `[N]`.
         read: when each server begins to send each worker its part, `[N, P]`.
         version: how many updates had been made to the part then, int32 `[N, P]`.
         slot: where that part is in the buffer, int32 `[N, P]`.
@@ -37,6 +38,7 @@ class Events(NamedTuple):
     """
 
     ready: jax.Array
+    held: jax.Array
     read: jax.Array
     version: jax.Array
     slot: jax.Array
@@ -67,7 +69,7 @@ class Arrival(NamedTuple):
 def start(N: int, servers: int) -> Events:
     """Everybody has the first model at 0."""
     times, numbers = jnp.zeros((N, servers), jnp.float32), jnp.zeros((N, servers), jnp.int32)
-    return Events(jnp.zeros(N, jnp.float32), times - 1, numbers, numbers, jnp.zeros(servers, jnp.float32), jnp.zeros(servers, jnp.float32))
+    return Events(times[:, 0], times[:, 0], times - 1, numbers, numbers, times[0], times[0])
 
 
 def on_cluster(round: Round) -> Round:
@@ -97,16 +99,16 @@ def following(events: Events, round: Round, bits: float, bound: int | None) -> A
     allowed = _allowed(events.version, round.step, bound)
     worker = jnp.argmin(jnp.where(allowed, events.ready, jnp.inf)).astype(jnp.int32)
     applied, read, received, out = _trip(events, worker, round, bits)
-    ready = events.ready if bound is None else jnp.where(allowed, events.ready, jnp.maximum(events.ready, applied[0]))
     # Another key than in the first round, where everybody's first gradient is drawn.
     computing = round._replace(key=jax.random.fold_in(round.key, 1), clock=round.clock + received)
-    ready = ready.at[worker].set(received + round.cluster.seconds(computing, worker[None])[0])
+    ready = events.ready.at[worker].set(received + round.cluster.seconds(computing, worker[None])[0])
     reads = events.read.at[worker].set(read)
     fresh = (reads > applied[None]).at[worker].set(True)  # who will read this update, or a later one
     write = _unused(events.slot, fresh)
     slot, version = jnp.where(fresh, write[None], events.slot), jnp.where(fresh, round.step + 1, events.version)
     elapsed = applied[-1]
-    after = Events(ready - elapsed, reads - elapsed, version, slot, applied - elapsed, out - elapsed)
+    held = jnp.where(allowed, events.held, applied[0])
+    after = Events(ready - elapsed, held - elapsed, reads - elapsed, version, slot, applied - elapsed, out - elapsed)
     return Arrival(worker, round.step - events.version[worker], events.slot[worker], write, elapsed, after)
 
 
@@ -120,7 +122,7 @@ def _trip(events: Events, worker: jax.Array, round: Round, bits: float) -> tuple
     up, down = (bits / bandwidth[0] for bandwidth in round.cluster.bandwidths(round, worker[None]))
     pipelined = round.cluster.convention == "pipelined"
     applied, read, free = [], [], []
-    sent, received = events.ready[worker], jnp.float32(-jnp.inf)
+    sent, received = jnp.maximum(events.ready[worker], events.held[worker]), jnp.float32(-jnp.inf)
     for part in range(events.into.shape[0]):
         sent = jnp.maximum(sent, events.into[part] - (latency if pipelined else 0)) + latency + up
         reading = jnp.maximum(jnp.maximum(sent, received), events.out[part])

@@ -150,6 +150,7 @@ def asynchronous_gossip_sgd(optimizer: optax.GradientTransformation, topology: T
         f"asynchronous_gossip_sgd({topology.name})",
         optimizers.learning_rate(optimizer),
         topology.n,
+        local=lambda state: state.workers.params,
     )
 
 

@@ -44,7 +44,8 @@ def asynchronous_sgd(
 
     A round is one update, of one worker's gradient. Updates are atomic, part by part. The staleness emerges: each worker reads, computes
     and sends in the time that the run's cluster takes for it (without a cluster, everybody computes for a second). Or it is given: then
-    a worker is drawn uniformly for each update, and there is no clock.
+    a worker is drawn uniformly for each update, and there is no clock. The history has each record's `worker`, and its `staleness` (of
+    several parts, the largest).
 
     Args:
         optimizer: the server's step; `optax.sgd(gamma)` is the equation.

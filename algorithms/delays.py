@@ -16,7 +16,8 @@ class Delays(NamedTuple):
     r"""A rule for D(t).
 
     Args:
-        bound: $\tau$, with $0 \le t - D(t) \le \tau$ (Assumption 5).
+        bound: $\tau$, with $0 \le t - D(t) \le \tau$ (Assumption 5). The rule must stay within: the server keeps no older
+            model.
         staleness: (key, t, parts P, moved) -> $t - D(t)$ of each part of the model, int32 `[P]`, at most t. `moved()` is how far each part
             has moved since, squared: `[P, tau + 1]` by staleness.
         name: for tables.

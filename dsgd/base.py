@@ -125,6 +125,7 @@ class Algorithm(NamedTuple):
         name: for tables and error messages.
         learning_rate: step size of the first update, or NaN where the optimiser does not tell (see `algorithms.optimizers`).
         workers: N where the method is built for one N (a topology), or None for any.
+        local: State -> the local models, leaves `[n, ...]`, whose consensus distance is recorded; None: those of the query, if it has such.
     """
 
     init: Callable
@@ -135,6 +136,7 @@ class Algorithm(NamedTuple):
     name: str
     learning_rate: Any = float("nan")
     workers: int | None = None
+    local: Callable | None = None
 
 
 class Compressor(NamedTuple):

@@ -77,7 +77,9 @@ def constant(value: float | Sequence[float] | np.ndarray) -> Quantity:
         ValueError: negative, infinite or NaN.
     """
     values = _numbers("constant", value, least=0)
-    positive = bool((values > 0).all())
+    positive = bool((values.astype(np.float32) > 0).all())
+    if values.size == 0:
+        raise ValueError("constant of no numbers: need one, or one for each worker")
     if values.ndim == 0:
         return Quantity(lambda key, clock, worker: jnp.float32(values), f"constant({values:.9g})", positive)
     if values.ndim != 1:
@@ -261,6 +263,8 @@ def slow(quantity: Quantity, workers: Sequence[int], factor: float) -> Quantity:
         ValueError: not a quantity, a worker that is no number from 0, a factor <= 0.
     """
     _need_quantity("slow", quantity)
+    if np.ndim(workers) != 1:
+        raise ValueError(f"slow: workers = {workers!r}: need a list of their numbers, [0, 1], say")
     chosen = sorted({checks.natural("slow: worker", worker) for worker in workers})
     _need("slow: factor", factor, least=0, more=True)
 
@@ -402,7 +406,8 @@ def _numbers(what: str, values: Any, *, least: float) -> np.ndarray:
     array = np.asarray(values)
     if array.dtype.kind not in "fiu":
         raise ValueError(f"{what}: given {values!r}; need numbers")
-    wrong = ~(np.isfinite(array) & (array >= least))
+    with np.errstate(over="ignore"):
+        wrong = ~(np.isfinite(array.astype(np.float32)) & (array >= least))  # draws are in float32
     if wrong.any():
         raise ValueError(f"{what}: given {array[wrong].ravel()[0]}; need finite numbers >= {least:.9g}")
     return array

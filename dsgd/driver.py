@@ -55,7 +55,8 @@ def run(
         batches: for data that do not fit on the device: an iterator whose items are worker-stacked batches, leaves `[N, ...]`, one a
             round and the same for all seeds. The problem's own data then serve only the history's loss. Batches of the built-in data sets
             are `problems.Examples`. The batches between two records, at least 16, are on the devices at a time, and as many ahead.
-        cluster: from `dsgd.clusters`, whose clock the history then shows, and whose events drive asynchronous methods.
+        cluster: from `dsgd.clusters`, whose clock the history then shows, and whose events drive asynchronous methods (which take one
+            worker's gradient in a round, of batches from outside one worker's row).
         record_every: rounds between two records.
         mesh: from `dsgd.workers.mesh`, or a number of devices; None: all devices.
         checkpoint: a folder in which the run saves itself every half minute and at its end. The same call goes on from there, with the
@@ -65,13 +66,14 @@ def run(
     Returns:
         The last state, the history, and the model to take home. The history's arrays are `[seeds?, records]`: `loss`, `grad_sqnorm` (of
         the whole objective, at the model to take home), `consensus` ((1/N) sum |x_n - x|^2, 0 where there is one model), `bits` (sent and
-        received so far, per worker), with a cluster `clock` (simulated seconds so far, when the last worker was done), the problem's and
-        the method's own scalars (NaN before the first round); and `step` `[records]`. The first record is the start, the last is after
-        round `steps`.
+        received so far, per worker), with a cluster `clock` (simulated seconds so far, when the last worker was done, or the last
+        update was), the problem's and the method's own scalars (of the record's last round; NaN before the first); and `step` `[records]`.
+        The first record is the start, the last is after round `steps`.
 
     Raises:
         ValueError: steps, seeds or record_every < 1, N that the devices do not divide, a method built for another N, parameters that are
-            not floating point, batches that end early or do not fit, a checkpoint of another run or of more rounds.
+            not floating point, batches that end early or do not fit, a checkpoint of another run or of more rounds,
+            a cluster for another N, or whose clock stops being finite or goes back.
         Diverged: the loss became infinite or NaN.
     """
     check_runnable(algorithm, problem, steps, key, cluster)
@@ -88,11 +90,13 @@ def run(
         return execute(plan, problem, {}, keys, steps, batches, watch, saved)
 
 
-def compile_round(algorithm: Algorithm, problem: Problem, mesh: Mesh | int | None = None) -> jax.stages.Compiled:
+def compile_round(
+    algorithm: Algorithm, problem: Problem, mesh: Mesh | int | None = None, cluster: Cluster | None = None
+) -> jax.stages.Compiled:
     """One round of a run, compiled on its own, to look into: `dsgd.workers.traffic` reads in it what really crosses devices.
 
     Args:
-        algorithm, problem, mesh: as in `run`.
+        algorithm, problem, mesh, cluster: as in `run`; the clock is at 0.
 
     Returns:
         The program of (state, key, data) -> (state, info).
@@ -101,8 +105,8 @@ def compile_round(algorithm: Algorithm, problem: Problem, mesh: Mesh | int | Non
         ValueError: as `run`.
     """
     key = jax.random.key(0)
-    check_runnable(algorithm, problem, 1, key)
-    plan = make_plan(_Always(algorithm), problem, mesh, runs=0, size=1, record_every=1)
+    check_runnable(algorithm, problem, 1, key, cluster)
+    plan = make_plan(_Always(algorithm), problem, mesh, runs=0, size=1, record_every=1, cluster=cluster)
     state = jax.eval_shape(lambda: algorithm.init(problem.init(key), plan.N))
     return loop.one_round.lower(plan, state, key, problem.data).compile()
 

@@ -44,6 +44,7 @@ class Log:
         self.steps.append(done)
         first = (*[slice(None)] * self.axis, slice(count))
         self.pieces.append({name: value[first].copy() for name, value in news.items()})
+        self._check_clock()
 
     def last_loss(self) -> float:
         """The mean over seeds; of a sweep, that of the best point."""
@@ -86,6 +87,18 @@ class Log:
             " need a smaller one (the error's .history has what went before)",
             {name: values[..., : at + 1] for name, values in history.items()},
         )
+
+    def _check_clock(self) -> None:
+        """Raises a ValueError where the clock is not finite, or goes back."""
+        if "clock" not in self.pieces[-1]:
+            return
+        last = np.take(to_seconds(self.pieces[-2]["clock"]), [-1], axis=self.axis)
+        clock = np.concatenate([last, to_seconds(self.pieces[-1]["clock"])], axis=self.axis)
+        if not np.isfinite(clock).all() or (np.diff(clock, axis=self.axis) < 0).any():
+            raise ValueError(
+                f"the cluster's clock is not finite or goes back, at {clock.min():g} to {clock.max():g} s by round {self.steps[-1]}:"
+                " need seconds >= 0 and bandwidths > 0, finite in float32"
+            )
 
     def _joined(self, name: str) -> np.ndarray:
         unknown = np.full(self.pieces[0]["loss"].shape, np.nan)

@@ -273,6 +273,16 @@ def _measure(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shared, 
     """The scalars of one record: never counted as traffic."""
     params = algorithm.model(carry.state)
     scalars, slope = oracle.evaluate(plan.problem, params, data, shared)
-    query = algorithm.query(carry.state, _this_round(plan, key, carry, step))
-    consensus = jnp.zeros_like(scalars["loss"]) if query.axis is None else workers.mean_sqdist(query.params, params)
-    return {**scalars, "grad_sqnorm": optax.tree.norm(slope, squared=True), "consensus": consensus}
+    return {
+        **scalars,
+        "grad_sqnorm": optax.tree.norm(slope, squared=True),
+        "consensus": _consensus(algorithm, carry.state, params, _this_round(plan, key, carry, step)).astype(scalars["loss"].dtype),
+    }
+
+
+def _consensus(algorithm: Algorithm, state: State, params: Params, round: Round) -> jax.Array:
+    """The consensus distance of the local models; 0 where there is one model."""
+    if algorithm.local:
+        return workers.mean_sqdist(algorithm.local(state), params)
+    query = algorithm.query(state, round)
+    return jnp.zeros(()) if query.axis is None else workers.mean_sqdist(query.params, params)

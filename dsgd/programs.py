@@ -37,6 +37,12 @@ def compiled() -> int:
     return len(_by_content)
 
 
+def clear() -> None:
+    """Forgets them all."""
+    _by_trace.clear()
+    _by_content.clear()
+
+
 def _program(traced: Any, mesh: Any) -> Callable:
     lowered = traced.lower()
     # With this flag constants are arguments, and the text does not hold their values.

@@ -104,7 +104,7 @@ def main(args: Args) -> None:
     tuned = {where: train(args, problem, cluster, chosen) for where, cluster in on.items()}
     bits = 32 * sum(leaf.size for leaf in jax.tree.leaves(problem.init(jax.random.key(0))))
     stale = {where: staleness(args, compute[where], chosen, bits) for where in CLUSTERS}
-    full = saturate(args, bits)
+    full = measure_saturation(args, bits)
     records.write_config(args.out / "config.json", args)
     histories = {f"{where}: {name}": one.history for where, runs in tuned.items() for name, one in runs.items()}
     records.write_histories(args.out / "history.csv", histories)
@@ -186,7 +186,7 @@ def timed(args: Args, method: Method, N: int, compute: clusters.Quantity, bits: 
     return {name: history[name][1:] for name in ("clock", "staleness")}
 
 
-def saturate(args: Args, bits: int) -> Saturation:
+def measure_saturation(args: Args, bits: int) -> Saturation:
     """One server with more and more equal workers who always compute as long: the second half of 40 gradients of each."""
     point = saturation_point(args, bits)
     shares = (0.125, 0.25, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2, 2.5)
@@ -214,7 +214,7 @@ def tabulate(args: Args, where: str, tuned: dict[str, common.Tuned], stale: dict
     """Cost to the target, one row a method."""
     title = f"{where}: to loss {target:.2g} on {args.workers} workers, {args.seeds} seeds"
     signs = "*: at an edge of the grid of step sizes. -: not reached."
-    table = Table(title=title, caption=f"{signs}\nstaleness: mean and largest, in updates of the model.")
+    table = Table(title=title, caption=f"{signs}\nstaleness: mean and largest, in updates, of a run of its own.")
     table.add_column("method", no_wrap=True)
     for heading in ("step", "updates", "seconds", "updates/s", "staleness", "max"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -250,7 +250,7 @@ def draw(
         histogram(row[2], list(runs), stale[where])
     handles, labels = rows[0, 0].get_legend_handles_labels()
     above.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-    saturation(common.panels(below, 2, sharey=False), full, saturation_point(args, bits))
+    draw_saturation(common.panels(below, 2, sharey=False), full, saturation_point(args, bits))
     switch = f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s, gradients of {args.compute * 1e3:g} ms"
     bands = f"bands: standard error over {args.seeds} seeds; grey: target"
     slower = f"stragglers: {args.slow} of {args.workers} workers are {args.factor:g} times slower"
@@ -271,7 +271,7 @@ def histogram(axes: Axes, names: list[str], stale: dict[str, np.ndarray]) -> Non
     common.plain_log(axes.xaxis)
 
 
-def saturation(panels: np.ndarray, full: Saturation, point: float) -> None:
+def draw_saturation(panels: np.ndarray, full: Saturation, point: float) -> None:
     """Updates a second and staleness against the number of workers, with the point where the server is saturated."""
     knee = knee_of(full)
     for axes, values, label in zip(panels, (full.rate, full.staleness), ("updates per second", "mean staleness, in updates"), strict=True):

@@ -151,7 +151,7 @@ def tabulate(args: Args, problem: dsgd.Problem, outcomes: dict[str, common.Tuned
     """Cost to the target, and final test accuracy, one row a method."""
     what = f"{problem.name}: to loss {target:.2g} on {args.workers} workers,"
     switch = f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, {args.seeds} seeds"
-    signs = "*: at an edge of the grid. Mbit: sent and received per worker."
+    signs = "*: at an edge of the grid. Mbit: sent and received per worker.\nsgd, asgd: a round is one gradient."
     table = Table(title=f"{what}\n{switch}", caption=f"{signs}\n-: not reached. Accuracy: mean ± standard error over seeds.")
     table.add_column("method", no_wrap=True)
     for heading in ("step size", "rounds", "Mbit", "seconds", "test accuracy"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
@@ -12,11 +13,21 @@ import pytest
 from hypothesis import settings
 
 import dsgd
+from dsgd import programs
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Draws are derandomized: a failure here fails everywhere. The first example compiles, so no deadline.
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("ci")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_programs():
+    """Each compiled program holds maps of memory, of which a process may have 65,530 on Linux: all tests' programs together have more."""
+    yield
+    programs.clear()
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture

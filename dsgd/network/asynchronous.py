@@ -16,7 +16,7 @@ def asynchronous_server_messages(compute: Sequence[Sequence[Number]], servers: i
     when the last has arrived, and they come back in the same order: so every server sees the gradients in one order.
 
     Args:
-        compute: seconds of each worker's gradients, one list a worker; they have as many laps.
+        compute: seconds of each worker's gradients, one list a worker: of a lap each.
         servers: P. They are numbered after the workers.
 
     Returns:

@@ -16,14 +16,14 @@ For N workers (the survey's chapter 1 writes N for N + 1 workers in places):
 | N servers                     | 2(N-1)(l + r/N)        | 2l + 2(N-1) r/N      |
 | gossip, degree k              | k(l + r)               | l + k r              |
 | asynchronous server           | max(1, 2/N)(l + r)     | max(r, 2(l + r)/N)   |
-| asynchronous gossip           | 2(l + r)/N             | the same             |
+| asynchronous gossip           | (l + r)/floor(N/2)     | the same             |
 
 Gossip: the messages of a graph of degree k are a bipartite graph of senders and receivers with degree k, whose edges have k
 colours (König): k rounds of one message a port, and no fewer. On the ring k = 2.
 
 Asynchronous server: seconds from one update to the next, where nobody computes: N workers go round through the server's two ports, each
 of which holds a message for l + r (or r), so that it is N trips of 2(l + r) a lap, or as many as the busiest port lets through.
-Asynchronous gossip: at best, everybody is in an exchange with somebody, which ends with one update.
+Asynchronous gossip: at best, all but one at most are in an exchange with somebody, which ends with one update.
 
 Workers are not always ready at once, nor are their ports equal: what a round of a pattern then does to every worker's clock is its
 `clock`. It agrees with the table where all are equal. With a server it is the event simulation's, message by message. All-reduces and N
@@ -178,8 +178,8 @@ asynchronous_server = Pattern(
 )
 asynchronous_gossip = Pattern(
     "asynchronous_gossip",
-    blocking=lambda N, latency, transfer: (latency + transfer) * 2 / N * (N > 1),
-    pipelined=lambda N, latency, transfer: (latency + transfer) * 2 / N * (N > 1),
+    blocking=lambda N, latency, transfer: (latency + transfer) / max(1, N // 2) * (N > 1),
+    pipelined=lambda N, latency, transfer: (latency + transfer) / max(1, N // 2) * (N > 1),
     vectors=lambda N: 2 / N * (N > 1),
 )
 
@@ -342,5 +342,5 @@ def round_seconds(
 
 
 def _need_workers(workers: int) -> None:
-    if workers < 1:
-        raise ValueError(f"cost for {workers} workers: need at least 1")
+    if isinstance(workers, bool) or not isinstance(workers, int | np.integer) or workers < 1:
+        raise ValueError(f"cost for {workers} workers: need at least 1, an integer")

@@ -18,6 +18,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 Number = Any  # int, float or fractions.Fraction
 Convention = Literal["blocking", "pipelined"]
 CONVENTIONS = ("blocking", "pipelined")
@@ -135,7 +137,7 @@ class _Switch:
         self.latency = latency
         self.takes = takes
         self.overlap = overlap  # latency holds no port
-        self.free: dict[_Port, Number] = {}
+        self.free: dict[_Port, Number] = {}  # when the next message through it may start
         self.queues: dict[_Port, list[tuple[Number, int]]] = {}
         self.first: dict[_Port, tuple[Number, int]] = {}  # of each queue, the one in the heap
         self.heap: list[tuple[Number, Number, int]] = []
@@ -177,8 +179,7 @@ class _Switch:
     def _earliest(self, ready: Number, i: int) -> tuple[Number, _Port | None]:
         """When it can start, and the port that it has to wait for."""
         out, into = self._ports_of(i)
-        head_start = self.latency if self.overlap else 0
-        when = [(ready, None), (self.free.get(out, ready), out), (self.free.get(into, ready + head_start) - head_start, into)]
+        when = [(ready, None), (self.free.get(out, ready), out), (self.free.get(into, ready), into)]
         return max(when, key=lambda pair: pair[0])
 
     def _offer(self, ready: Number, i: int) -> None:
@@ -190,7 +191,8 @@ class _Switch:
         sent, receiving = (start + takes, start + self.latency) if self.overlap else (arrived, start)
         self.passages[i] = Passage(message, self._computing(i), ready, start, takes, arrived, sent, receiving)
         out, into = self._ports_of(i)
-        self.free[out], self.free[into] = sent, arrived
+        # Where latency holds no port, the next message may start so much before it reaches the receiver's port.
+        self.free[out], self.free[into] = sent, start + takes if self.overlap else arrived
         for j in self.followers[i]:
             self.missing[j] -= 1
             if not self.missing[j]:
@@ -221,14 +223,16 @@ def check_convention(convention: str) -> None:
 
 def need_seconds(what: str, value: Number) -> None:
     """Raises a ValueError where the value is negative, infinite or NaN."""
-    if not 0 <= value < math.inf:
+    if np.ndim(value) or isinstance(value, str | bool) or not 0 <= value < math.inf:
         raise ValueError(f"{what} = {value}: need seconds >= 0, finite")
 
 
 def _ports(what: str, values: Number | Sequence[Number]) -> Number | list[Number]:
-    if not hasattr(values, "__len__"):
+    if not np.ndim(values):
         need_seconds(f"simulate: {what}", values)
         return values
+    if not len(values):
+        raise ValueError(f"simulate: {what} of no worker: need seconds of each")
     for worker, value in enumerate(values):
         need_seconds(f"simulate: {what} of worker {worker}", value)
     return list(values)
@@ -242,7 +246,11 @@ def _check(i: int, message: Message, count: int, *ports: Number | list[Number]) 
     known = min((len(list_) for list_ in ports if isinstance(list_, list)), default=math.inf)
     for end, worker in (("from", message.sender), ("to", message.receiver)):
         if not 0 <= worker < known:
-            raise ValueError(f"message {i} is {end} worker {worker}: need one of 0 to {known - 1}")
+            raise ValueError(
+                f"message {i} is {end} worker {worker}: need one of 0 to {known - 1}"
+                if known < math.inf
+                else f"message {i} is {end} worker {worker}: need a number from 0"
+            )
     if message.sender == message.receiver:
         raise ValueError(f"message {i} is from worker {message.sender} to itself: need another receiver")
     for what in ("compute", "ready"):

@@ -203,6 +203,15 @@ def test_a_long_interval_between_records_loses_no_seconds(problem):
     np.testing.assert_allclose(history["clock"][-1], rounds * 1e-3, rtol=1e-6)
 
 
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0])
+def test_a_clock_that_stops_being_a_time_is_refused(seconds, problem):
+    """From a quantity of one's own, whose draws nobody can check before."""
+    wrong = clusters.Quantity(lambda key, clock, worker: jnp.where(clock > 3, seconds, 1.0), "wrong", positive=True)
+    for seeds in (None, 2):
+        with pytest.raises(ValueError, match=r"the cluster's clock is not finite or goes back, at .* need seconds >= 0"):
+            run(METHODS["mb-sgd"], problem, clusters.Cluster(wrong), seeds=seeds)
+
+
 def test_a_run_goes_on_with_its_clock(problem, tmp_path):
     """Also with what is ahead of the last worker, and with the clock that the bandwidth goes by."""
     wave = clusters.square_wave(64.0, 8.0, 30.0)

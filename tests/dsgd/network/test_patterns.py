@@ -48,7 +48,7 @@ TABLE = {
         lambda N, l, r: max(1, Fraction(2, N)) * (l + r),
         lambda N, l, r: max(r, Fraction(2, N) * (l + r)),
     ),
-    "asynchronous gossip": (network.asynchronous_gossip, *[lambda N, l, r: Fraction(2, N) * (l + r) if N > 1 else 0] * 2),
+    "asynchronous gossip": (network.asynchronous_gossip, *[lambda N, l, r: (l + r) / (N // 2) if N > 1 else 0] * 2),
 }
 
 
