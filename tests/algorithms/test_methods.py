@@ -136,9 +136,11 @@ def test_a_round_of_local_sgd_lasts_as_long_as_its_rounds_do_on_average(topology
 
 
 def test_a_pattern_in_every_round_is_itself_and_its_name_says_how_often():
-    once, often = (network.every(period, network.gossip(3, 2.5)) for period in (1, 4))
-    assert (once.vectors(N), often.vectors(N)) == (2.5, 2.5 / 4)
-    assert network.cost(once, N, 1.0, 2.0) == 4 * network.cost(often, N, 1.0, 2.0) == 3 * (1 + 2)
-    assert network.cost(often, N, 1.0, 2.0, "pipelined") == (1 + 3 * 2) / 4
+    """On a star of four, whose middle sends three vectors and whose others send one."""
+    star = network.gossip(topologies.star(4))
+    once, often = (network.every(period, star) for period in (1, 4))
+    assert (once.vectors(4), often.vectors(4)) == (1.5, 1.5 / 4)
+    assert network.cost(once, 4, 1.0, 2.0) == 4 * network.cost(often, 4, 1.0, 2.0) == 3 * (1 + 2)
+    assert network.cost(often, 4, 1.0, 2.0, "pipelined") == (1 + 3 * 2) / 4
     assert "4 rounds" in often.name
-    assert network.gossip(3).name in often.name
+    assert star.name in often.name
