@@ -193,8 +193,7 @@ def gossip(topology: Topology) -> Pattern:
     name = f"gossip({topology.name})"
     busiest = np.maximum(topology.sends, topology.receives).max(axis=1)
     rounds = [_gossip_round(name, links, int(most), topology.n) for links, most in zip(topology.links, busiest, strict=True)]
-
-    clock = _among_neighbours(*(_lists(topology, end) for end in (0, 1)))
+    clock = _among_neighbours(topology)
     return rounds[0]._replace(clock=clock) if topology.period == 1 else _by_turns(name, rounds, clock)
 
 
@@ -211,16 +210,12 @@ def _gossip_round(name: str, links: np.ndarray, degree: int, n: int) -> Pattern:
     )
 
 
-def _among_neighbours(receivers: np.ndarray, senders: np.ndarray) -> Callable:
-    """Neighbours begin when all of them have computed, and are done when the busiest port among them has handled all of its own.
-
-    Args:
-        receivers: whom each worker sends to, lists `[period, n, K]` filled up with -1.
-        senders: whom it receives from, likewise.
-    """
+def _among_neighbours(topology: Topology) -> Callable:
+    """Neighbours begin when all of them have computed, and are done when the busiest port among them has handled all of its own."""
 
     def clock(finish, ports, convention, step):
-        to, origin = (jnp.asarray(lists)[step % len(lists)] for lists in (receivers, senders))
+        # To whom each worker sends in this round, and from whom it receives.
+        to, origin = (jnp.asarray(_lists(topology, end))[step % topology.period] for end in (0, 1))
         up, down = (seconds / jnp.maximum(1, jnp.sum(ends >= 0, axis=1)) for seconds, ends in ((ports.up, to), (ports.down, origin)))
 
         def busy(ends, own, others):
