@@ -377,6 +377,14 @@ def test_a_compiled_round_shows_what_crosses_devices(problem):
     assert dsgd.workers.traffic(program) == {"all-reduce": 12}
 
 
+def test_a_compiled_round_may_be_on_a_cluster(problem):
+    """Without one, backup workers would not know who is slow."""
+    method, cluster = algorithms.backup_workers_sgd(optax.sgd(0.1), 1), dsgd.clusters.Cluster(dsgd.clusters.exponential(1.0))
+    with pytest.raises(ValueError, match="without a cluster"):
+        dsgd.compile_round(method, problem, mesh=2)
+    assert dsgd.workers.traffic(dsgd.compile_round(method, problem, mesh=2, cluster=cluster)) == {"all-reduce": 12}
+
+
 def test_a_compiled_round_of_an_asynchronous_method_brings_one_gradient(problem):
     """Its events are the same on every device."""
     program = dsgd.compile_round(algorithms.asynchronous_sgd(optax.sgd(0.1)), problem, mesh=2)

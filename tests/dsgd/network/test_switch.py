@@ -265,3 +265,9 @@ def test_a_long_chain_is_no_cycle():
 def test_an_unknown_convention_is_refused():
     with pytest.raises(ValueError, match="unknown convention 'duplex': need 'blocking' or 'pipelined'"):
         simulate_unchecked([], 1, 1, "duplex")
+
+
+def test_on_ports_that_are_free_messages_start_when_they_are_ready():
+    """To the bit: (0.1 + 0.3) - 0.3 is more than 0.1."""
+    (passage,) = network.simulate([Message(0, 1, ready=0.1)], 0.3, 1.0, "pipelined").passages
+    assert passage.start == 0.1
