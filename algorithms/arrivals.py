@@ -77,7 +77,7 @@ def on_cluster(round: Round) -> Round:
     return round if round.cluster else round._replace(cluster=UNIT)
 
 
-def begin(events: Events, round: Round) -> Events:
+def _begin(events: Events, round: Round) -> Events:
     """In the first round, everybody's first gradient is begun."""
 
     def compute(ready):
@@ -95,7 +95,7 @@ def following(events: Events, round: Round, bits: float, bound: int | None) -> A
         bits: of one part of the model.
         bound: tau of bounded staleness; None: there is none.
     """
-    events = begin(events, round)
+    events = _begin(events, round)
     allowed = _allowed(events.version, round.step, bound)
     worker = jnp.argmin(jnp.where(allowed, events.ready, jnp.inf)).astype(jnp.int32)
     applied, read, received, out = _trip(events, worker, round, bits)

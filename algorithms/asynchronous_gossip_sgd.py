@@ -78,46 +78,15 @@ def asynchronous_gossip_sgd(optimizer: optax.GradientTransformation, topology: T
     Source: Lian et al., "Asynchronous decentralized parallel stochastic gradient descent", 2018, algorithm 1.
     """
     gossip.need("asynchronous_gossip_sgd", topology, symmetric=True, fixed=True)
-    neighbours, degrees = _neighbours(topology)
-
-    def draw(key, ids):
-        """The next partners of these workers, `[k]` to `[k]`."""
-        return jnp.asarray(neighbours)[ids, jax.random.randint(key, ids.shape, 0, jnp.asarray(degrees)[ids])]
+    neighbours = _neighbours(topology)
 
     def init(params, N):
         local = optimizers.start_local(optimizer, params, N)
         times, numbers = jnp.zeros(N, jnp.float32), jnp.zeros(N, jnp.int32)
         return State(jnp.int32(0), Events(times, numbers, times, numbers), Local(local.params, local.optimizer, local.params))
 
-    def begin(events: Events, round: Round) -> Events:
-        """In the first round, everybody's first gradient is begun."""
-
-        def compute(events):
-            ids = jnp.arange(round.workers)
-            return events._replace(ready=round.cluster.seconds(round, ids), partner=draw(jax.random.fold_in(round.key, 2), ids))
-
-        return lax.cond(round.step == 0, compute, lambda events: events, events)
-
     def following(state: State, round: Round) -> Exchange:
-        here = on_cluster(round)
-        events = begin(state.server, here)
-        start = jnp.maximum(events.ready, jnp.maximum(events.free, events.free[events.partner]))
-        # Of those that can begin first, the one that was ready first.
-        worker = jnp.argmin(jnp.where(start == jnp.min(start), events.ready, jnp.inf)).astype(jnp.int32)
-        pair = jnp.stack([worker, events.partner[worker]])
-        bits = optimizers.bits_of(state.workers.params)
-        slowest = jnp.min(jnp.stack(here.cluster.bandwidths(here, pair)))
-        # A worker without neighbours has nobody to send to.
-        end = start[worker] + jnp.where(pair[0] == pair[1], 0.0, jnp.float32(here.cluster.latency) + bits / slowest)
-        computing = here._replace(key=jax.random.fold_in(round.key, 1), clock=here.clock + end)
-        elapsed = jnp.maximum(end, 0)
-        after = Events(
-            events.ready.at[worker].set(end + here.cluster.seconds(computing, worker[None])[0]) - elapsed,
-            events.partner.at[worker].set(draw(jax.random.fold_in(round.key, 3), worker[None])[0]),
-            events.free.at[pair].set(end) - elapsed,
-            events.version.at[worker].set(round.step + 1),
-        )
-        return Exchange(worker, pair[1], elapsed, after)
+        return _following(state.server, on_cluster(round), neighbours, optimizers.bits_of(state.workers.params))
 
     def query(state, round):
         return Query(state.workers.read, axis=0, workers=following(state, round).worker[None])
@@ -154,13 +123,60 @@ def asynchronous_gossip_sgd(optimizer: optax.GradientTransformation, topology: T
     )
 
 
-def _neighbours(topology: Topology) -> tuple[np.ndarray, np.ndarray]:
+class _Neighbours(NamedTuple):
     """Everybody's neighbours `[N, K]`, of which the first so many count, `[N]`; who has none has itself."""
+
+    lists: np.ndarray
+    degrees: np.ndarray
+
+    def draw(self, key: jax.Array, ids: jax.Array) -> jax.Array:
+        """The next partners of these workers, int32 `[k]` to `[k]`."""
+        return jnp.asarray(self.lists)[ids, jax.random.randint(key, ids.shape, 0, jnp.asarray(self.degrees)[ids])]
+
+
+def _neighbours(topology: Topology) -> _Neighbours:
     links = topology.links[0]
     each = [links[links[:, 0] == worker, 1] if (links[:, 0] == worker).any() else np.array([worker]) for worker in range(topology.n)]
     degrees = np.array([len(some) for some in each], np.int32)
-    lists = np.stack([np.resize(some, degrees.max()) for some in each]).astype(np.int32)
-    return lists, degrees
+    return _Neighbours(np.stack([np.resize(some, degrees.max()) for some in each]).astype(np.int32), degrees)
+
+
+def _begin(events: Events, round: Round, neighbours: _Neighbours) -> Events:
+    """In the first round, everybody's first gradient is begun."""
+
+    def compute(events):
+        ids = jnp.arange(round.workers)
+        return events._replace(ready=round.cluster.seconds(round, ids), partner=neighbours.draw(jax.random.fold_in(round.key, 2), ids))
+
+    return lax.cond(round.step == 0, compute, lambda events: events, events)
+
+
+def _following(events: Events, round: Round, neighbours: _Neighbours, bits: int) -> Exchange:
+    """The next update.
+
+    Args:
+        events: before it.
+        round: on a cluster, whose bandwidths at this time are those of the exchange.
+        neighbours: of whom the next partner is drawn.
+        bits: of a model.
+    """
+    events = _begin(events, round, neighbours)
+    start = jnp.maximum(events.ready, jnp.maximum(events.free, events.free[events.partner]))
+    # Of those that can begin first, the one that was ready first.
+    worker = jnp.argmin(jnp.where(start == jnp.min(start), events.ready, jnp.inf)).astype(jnp.int32)
+    pair = jnp.stack([worker, events.partner[worker]])
+    slowest = jnp.min(jnp.stack(round.cluster.bandwidths(round, pair)))
+    # A worker without neighbours has nobody to send to.
+    end = start[worker] + jnp.where(pair[0] == pair[1], 0.0, jnp.float32(round.cluster.latency) + bits / slowest)
+    computing = round._replace(key=jax.random.fold_in(round.key, 1), clock=round.clock + end)
+    elapsed = jnp.maximum(end, 0)
+    after = Events(
+        events.ready.at[worker].set(end + round.cluster.seconds(computing, worker[None])[0]) - elapsed,
+        events.partner.at[worker].set(neighbours.draw(jax.random.fold_in(round.key, 3), worker[None])[0]),
+        events.free.at[pair].set(end) - elapsed,
+        events.version.at[worker].set(round.step + 1),
+    )
+    return Exchange(worker, pair[1], elapsed, after)
 
 
 def _put(place: jax.Array, row: PyTree, rows: PyTree) -> PyTree:

@@ -1,11 +1,4 @@
-r"""Simulated clusters: how long workers compute, how fast their ports are, and the clock that follows from both.
-
-A `Quantity` is seconds or bits per second: it differs from worker to worker, from time to time, and by chance, and is a pure function of a
-key, the clock and a worker's number. They add, and are scaled: `constant(0.45) + exponential(0.2)`, `2 * trace(measured, 1.0)`.
-
-    cluster = clusters.Cluster(clusters.lognormal(-1.84, 0.83) + clusters.constant(0.45), up=clusters.sinusoid(3e8, 0.1, 3e7), latency=1e-3)
-    dsgd.run(method, problem, steps=1_000, key=key, cluster=cluster).history["clock"]
-"""
+"""Seconds, or bits per second, that differ by worker, time and chance."""
 
 from __future__ import annotations
 
@@ -18,14 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 
 from dsgd import checks
-from dsgd.base import Round
-from dsgd.network import Convention
-from dsgd.network.switch import check_convention, need_seconds
-
-_COMPUTE, _UP, _DOWN = range(3)  # what a draw is for
 
 
 @dataclass(frozen=True)
@@ -49,14 +36,14 @@ class Quantity:
 
     def __add__(self, other: Quantity) -> Quantity:
         """The sum of the two, drawn independently."""
-        _need_quantity("+", other)
+        need_quantity("+", other)
 
         def sample(key, clock, worker):
             first, second = jax.random.split(key)
             return self.sample(first, clock, worker) + other.sample(second, clock, worker)
 
         positive, named = self.positive or other.positive, max(self.named, other.named)
-        return Quantity(sample, f"{self.name} + {other.name}", positive, _same_workers(self, other), named)
+        return Quantity(sample, f"{self.name} + {other.name}", positive, same_workers(self, other), named)
 
     def __mul__(self, factor: float) -> Quantity:
         """So many times it."""
@@ -245,7 +232,7 @@ def bounded(quantity: Quantity, most: float) -> Quantity:
     Raises:
         ValueError: not a quantity; a bound that is negative, infinite or NaN.
     """
-    _need_quantity("bounded", quantity)
+    need_quantity("bounded", quantity)
     _need("bounded: most", most, least=0)
     name, positive = f"min({quantity.name}, {most:.9g})", quantity.positive and most > 0
     return replace(quantity, sample=lambda *args: jnp.minimum(quantity.sample(*args), most), name=name, positive=positive)
@@ -262,7 +249,7 @@ def slow(quantity: Quantity, workers: Sequence[int], factor: float) -> Quantity:
     Raises:
         ValueError: not a quantity, a worker that is no number from 0, a factor <= 0.
     """
-    _need_quantity("slow", quantity)
+    need_quantity("slow", quantity)
     if np.ndim(workers) != 1:
         raise ValueError(f"slow: workers = {workers!r}: need a list of their numbers, [0, 1], say")
     chosen = sorted({checks.natural("slow: worker", worker) for worker in workers})
@@ -286,7 +273,7 @@ def per_server(quantity: Quantity, size: int) -> Quantity:
     Raises:
         ValueError: not a quantity, size < 1.
     """
-    _need_quantity("per_server", quantity)
+    need_quantity("per_server", quantity)
     checks.positive_int("per_server: size", size)
     return replace(
         quantity,
@@ -295,94 +282,6 @@ def per_server(quantity: Quantity, size: int) -> Quantity:
         workers=None if quantity.workers is None else size * quantity.workers,
         named=size * (quantity.named - 1) + 1 if quantity.named else 0,
     )
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """Workers that compute, and a network that connects them.
-
-    Args:
-        compute: seconds that a worker needs for one micro-batch.
-        up: bits per second of a worker's sending port; None: sending takes no time besides the latency.
-        down: of its receiving port; None: it is as fast as the sending one.
-        latency: seconds of a message.
-        convention: "blocking" or "pipelined", of `dsgd.network`.
-        micro_batches: how many of them a worker computes for one gradient, one after the other.
-
-    Raises:
-        ValueError: not quantities, bandwidths that can be 0, a latency that is negative, infinite or NaN, an unknown convention,
-            micro_batches < 1, quantities for different numbers of workers.
-    """
-
-    compute: Quantity
-    up: Quantity | None = None
-    down: Quantity | None = None
-    latency: float = 0.0
-    convention: Convention = "blocking"
-    micro_batches: int = 1
-
-    def __post_init__(self) -> None:
-        _need_quantity("Cluster: compute", self.compute)
-        for what, quantity in (("up", self.up), ("down", self.down)):
-            if quantity is not None:
-                _need_quantity(f"Cluster: {what}", quantity)
-                if not quantity.positive:
-                    raise ValueError(f"Cluster: {what} = {quantity.name} can be 0: need a bandwidth > 0 bit/s")
-        need_seconds("Cluster: latency", self.latency)
-        check_convention(self.convention)
-        checks.positive_int("Cluster: micro_batches", self.micro_batches)
-        _same_workers(*self._quantities)
-
-    @property
-    def _quantities(self) -> list[Quantity]:
-        return [quantity for quantity in (self.compute, self.up, self.down) if quantity]
-
-    @property
-    def workers(self) -> int | None:
-        """How many workers it is for, None for any number."""
-        return _same_workers(*self._quantities)
-
-    def need_workers(self, N: int) -> None:
-        """Raises a ValueError where it is not for N workers."""
-        named = max(quantity.named for quantity in self._quantities)
-        if self.workers not in (None, N):
-            raise ValueError(f"a cluster of {self.workers} workers for a problem of {N}: need the same number")
-        if named > N:
-            raise ValueError(f"a cluster that names worker {named - 1} ({self.name}) for a problem of {N}: need one of 0 to {N - 1}")
-
-    @property
-    def name(self) -> str:
-        """All that it is of."""
-        up, down = (quantity.name if quantity else "None" for quantity in (self.up, self.down))
-        return f"{self.micro_batches} x {self.compute.name}; up {up}, down {down}; latency {self.latency:.9g}; {self.convention}"
-
-    def latencies(self, round: Round, workers: ArrayLike) -> jax.Array:
-        """Seconds of each of these workers' micro-batches in this round, `[k]` numbers to `[k, micro_batches]`."""
-        keys = jax.random.split(_key(round, _COMPUTE), self.micro_batches)
-        each = jax.vmap(self.compute.sample, (0, None, None))
-        return jax.vmap(each, (None, None, 0))(keys, jnp.float32(round.clock), jnp.asarray(workers)).astype(jnp.float32)
-
-    def seconds(self, round: Round, workers: ArrayLike) -> jax.Array:
-        """Seconds that each of these workers computes for a gradient in this round, `[k]` numbers to `[k]`."""
-        return jnp.sum(self.latencies(round, workers), axis=1)
-
-    def bandwidths(self, round: Round, workers: ArrayLike) -> tuple[jax.Array, jax.Array]:
-        """Bits per second of these workers' sending and receiving ports in this round, `[k]` numbers to `[k]` each."""
-        workers = jnp.asarray(workers)
-
-        def of(quantity: Quantity | None, purpose: int, otherwise: jax.Array) -> jax.Array:
-            if quantity is None:
-                return otherwise
-            sample = jax.vmap(quantity.sample, (None, None, 0))
-            return sample(_key(round, purpose), jnp.float32(round.clock), workers).astype(jnp.float32)
-
-        up = of(self.up, _UP, jnp.full(workers.shape, jnp.inf, jnp.float32))
-        return up, of(self.down, _DOWN, up)
-
-
-def _key(round: Round, purpose: int) -> jax.Array:
-    # Far from the small numbers that methods fold into a round's key.
-    return jax.random.fold_in(round.key, 0x636C7573 + purpose)
 
 
 def _drawn(draw: Callable[[jax.Array], jax.Array], name: str, *, positive: bool = False) -> Quantity:
@@ -428,12 +327,13 @@ def _need_probability(what: str, value: Any) -> None:
         raise ValueError(f"{what} = {value!r}: need a number from 0 to 1")
 
 
-def _need_quantity(what: str, value: Any) -> None:
+def need_quantity(what: str, value: Any) -> None:
+    """Raises a ValueError where the value is none."""
     if not isinstance(value, Quantity):
         raise ValueError(f"{what}: given {value!r}; need a quantity, clusters.constant(1.0), say")
 
 
-def _same_workers(*quantities: Quantity) -> int | None:
+def same_workers(*quantities: Quantity) -> int | None:
     """The number of workers that they are for."""
     numbers = {quantity.workers: quantity.name for quantity in quantities if quantity.workers is not None}
     if len(numbers) > 1:
