@@ -173,10 +173,11 @@ class Constants(NamedTuple):
     Args:
         smoothness: L, a Lipschitz constant of f' and of every f_n'.
         strong_convexity: mu.
-        minimum: f*.
+        minimum: f*; where f is not convex, a lower bound of f.
         minimizer: x*, a pytree like the parameters.
         noise: sigma, E|g_n - f_n'|^2 <= sigma^2.
-        heterogeneity: varsigma, (1/N) sum |f_n' - f'|^2 <= varsigma^2: everywhere if the Hessians are equal, else at x*.
+        heterogeneity: varsigma, (1/N) sum |f_n' - f'|^2 <= varsigma^2: everywhere, but of quadratics whose Hessians
+            differ at x* only.
     """
 
     smoothness: float | None = None

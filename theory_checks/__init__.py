@@ -1,1 +1,36 @@
-"""Every bound of the papers, held against the code. Nothing is here yet: see the changelog."""
+"""The theorems' bounds, with explicit constants, held against the project's own code: `python -m theory_checks`.
+
+Each family has its file: the derivation, `hypotheses` (which one fails), the recommended `step_size`, the right-hand side `bound`, the
+`rate` at that step size with its iterations to a given accuracy, and `check`, which measures the left side.
+"""
+
+from theory_checks import (
+    asynchronous_sgd,
+    bounds,
+    compressed_sgd,
+    decentralized_sgd,
+    ef21,
+    error_compensated_sgd,
+    gradient_descent,
+    minibatch_sgd,
+    sgd,
+)
+from theory_checks.rates import Rate
+from theory_checks.statement import Condition, Outcome, Random, Statement
+
+__all__ = [
+    "Condition",
+    "Outcome",
+    "Random",
+    "Rate",
+    "Statement",
+    "asynchronous_sgd",
+    "bounds",
+    "compressed_sgd",
+    "decentralized_sgd",
+    "ef21",
+    "error_compensated_sgd",
+    "gradient_descent",
+    "minibatch_sgd",
+    "sgd",
+]

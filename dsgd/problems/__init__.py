@@ -6,6 +6,7 @@ from dsgd.problems.logistic_regression import logistic_regression
 from dsgd.problems.neural_network import CNN, MLP, neural_network
 from dsgd.problems.partition import PARTITIONS, split
 from dsgd.problems.quadratic import quadratic, random_quadratic
+from dsgd.problems.robust_regression import robust_regression
 
 __all__ = [
     "CNN",
@@ -19,5 +20,6 @@ __all__ = [
     "neural_network",
     "quadratic",
     "random_quadratic",
+    "robust_regression",
     "split",
 ]

@@ -1,0 +1,93 @@
+"""Regression with a loss that forgives outliers: non-convex, with every constant known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dsgd import checks
+from dsgd.base import Constants, Problem
+from dsgd.problems.finite_sum import Examples, minibatch
+
+STEEPEST = 3 * sqrt(3) / 16  # the largest |phi'|, at u = 1 / sqrt(3)
+
+
+def robust_regression(
+    workers: int,
+    dimension: int,
+    *,
+    samples: int = 32,
+    batch_size: int = 1,
+    replacement: bool = True,
+    residual: float = 0.3,
+    seed: int = 0,
+) -> Problem:
+    r"""Worker n has $f_n(x) = \frac1M \sum_m \phi(a_{nm}^T x - y_{nm})$ with Geman and McClure's $\phi(u) = \frac{u^2}{2(1 + u^2)}$.
+
+    $\phi'(u) = u / (1 + u^2)^2$ is at most $3\sqrt3/16$, and $-1/4 \le \phi'' \le 1$: so $L = \max_n \lambda_{\max}(\frac1M \sum_m a_{nm}
+    a_{nm}^T)$, and with $\kappa = 3\sqrt3/16$, $\sigma^2 = \frac{\kappa^2}{B} \max_n \frac1M \sum_m |a_{nm}|^2$ (without replacement times
+    $\frac{M-B}{M-1}$, Lemma 1.2.2) and $\varsigma^2 = \frac{\kappa^2}{N} \sum_n (\frac1M \sum_m |a_{nm}|)^2$ hold everywhere.
+
+    Args:
+        workers: N.
+        dimension: d.
+        samples: M of each worker. The a are Gaussian, with a covariance of the worker's own; y = a^T x* + residual z.
+        batch_size: B.
+        replacement: whether one sample may be drawn twice in a batch.
+        residual: size of what the model cannot explain, 0 or more.
+        seed: of the data.
+
+    Returns:
+        A problem that starts at 0, with L, sigma, varsigma, and 0 as a lower bound of f (its minimum where residual = 0, at x*).
+
+    Raises:
+        ValueError: a number below 1, a batch larger than the data, residual < 0.
+
+    Source: Geman and McClure, "Statistical methods for tomographic image reconstruction", 1987.
+    """
+    for name, value in (("workers", workers), ("dimension", dimension), ("samples", samples), ("batch_size", batch_size)):
+        checks.positive_int(f"robust_regression: {name}", value)
+    if batch_size > samples:
+        raise ValueError(f"robust_regression: batch_size = {batch_size}, samples = {samples}: need a batch no larger than the data")
+    if not 0 <= residual < np.inf:
+        raise ValueError(f"robust_regression: residual = {residual}: need a finite number, at least 0")
+    rng = np.random.default_rng(seed)
+    scale = rng.uniform(0.3, 1.0, (workers, 1, dimension))
+    a = scale * rng.normal(size=(workers, samples, dimension))
+    minimizer = rng.normal(size=dimension)
+    y = a @ minimizer + residual * rng.normal(size=(workers, samples))
+    lengths = np.linalg.norm(a, axis=2)
+    fewer = 1.0 if replacement or samples == 1 else (samples - batch_size) / (samples - 1)
+    return Problem(
+        init=_Start(dimension),
+        loss=_loss,
+        sample=minibatch(batch_size, replacement),
+        data=Examples(jnp.asarray(a, float), jnp.asarray(y, float), jnp.ones((workers, samples))),
+        constants=Constants(
+            smoothness=float(np.linalg.norm(a, 2, axis=(1, 2)).max() ** 2 / samples),
+            minimum=0.0,
+            minimizer=minimizer if residual == 0 else None,
+            noise=STEEPEST * float(np.sqrt((lengths**2).mean(axis=1).max() * fewer / batch_size)),
+            heterogeneity=STEEPEST * float(np.sqrt((lengths.mean(axis=1) ** 2).mean())),
+        ),
+        name=f"robust_regression({workers} workers, d = {dimension})",
+        batch_size=batch_size,
+        samples=samples,
+    )
+
+
+@dataclass(frozen=True)
+class _Start:
+    dimension: int
+
+    def __call__(self, key: jax.Array) -> jax.Array:
+        return jnp.zeros(self.dimension)
+
+
+def _loss(x: jax.Array, batch: Examples) -> jax.Array:
+    u = jnp.matmul(batch.inputs, x, precision=jax.lax.Precision.HIGHEST) - batch.targets
+    return jnp.mean(u**2 / (2 * (1 + u**2)))

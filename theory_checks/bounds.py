@@ -1,0 +1,28 @@
+"""The theorems' right-hand sides, by the names of the methods that they are about: plain functions of keyword arguments.
+
+    bounds.sgd(gap=1.0, smoothness=1.0, noise=0.5, steps=1_000, learning_rate=0.01)
+
+Each family's module has the hypotheses, the recommended step size, and the rate there.
+"""
+
+from theory_checks.asynchronous_sgd import bound as asynchronous_sgd
+from theory_checks.compressed_sgd import bound as compressed_sgd
+from theory_checks.decentralized_sgd import bound as decentralized_sgd
+from theory_checks.decentralized_sgd import consensus
+from theory_checks.ef21 import bound as ef21
+from theory_checks.error_compensated_sgd import bound as error_compensated_sgd
+from theory_checks.gradient_descent import bound as gradient_descent
+from theory_checks.minibatch_sgd import bound as minibatch_sgd
+from theory_checks.sgd import bound as sgd
+
+__all__ = [
+    "asynchronous_sgd",
+    "compressed_sgd",
+    "consensus",
+    "decentralized_sgd",
+    "ef21",
+    "error_compensated_sgd",
+    "gradient_descent",
+    "minibatch_sgd",
+    "sgd",
+]

@@ -1,0 +1,345 @@
+r"""Exact moments, without sampling noise, of the project's own methods on quadratics.
+
+On a quadratic, a round of SGD, of gossip, of a stale or of a compressed step with additive noise is affine in all that is carried and
+in the noise. Its matrices are taken from the method's own `query` and `update`, by differentiation (exact, since they are affine):
+
+$$ s_{t+1} = M_t s_t + c_t + B_t \xi_t, \qquad E \xi_t = 0,\ E \xi_t \xi_t^T = I $$
+
+so that mean and covariance of the state follow
+
+$$ m_{t+1} = M_t m_t + c_t, \qquad S_{t+1} = M_t S_t M_t^T + B_t B_t^T, $$
+
+and any affine quantity $P s + q$ (a gradient, a distance between models) has $E|Ps + q|^2 = |Pm + q|^2 + \mathrm{tr}(P S P^T)$. A method that
+is not affine gives NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from dsgd import oracle, workers
+from dsgd.base import Algorithm, Compressor, Problem, Round, State
+from dsgd.compressors.sizes import fixed_size
+from dsgd.problems.quadratic import Quadratic
+
+_ROWS = 1 << 13  # of the table of additive noise
+_SHORTEST = 9  # log2 of the fewest rounds that a program is compiled for
+_KEYS = 32  # that are tried for one with which no two messages share a row
+
+
+class Instance(NamedTuple):
+    """The numbers of a quadratic problem and of a method on it; arguments of the compiled program.
+
+    Args:
+        A: `[N, d, d]`.
+        b: `[N, d]`.
+        root: R, where the noise of a stochastic gradient is R z, E z z^T = I, `[d, d]`.
+        start: x_1, `[d]`.
+        learning_rate: gamma.
+        compression: s', where each message of a whole vector has an error of mean square s'^2.
+        more: what else the method is made of, arrays.
+    """
+
+    A: jax.Array
+    b: jax.Array
+    root: jax.Array
+    start: jax.Array
+    learning_rate: jax.Array
+    compression: jax.Array
+    more: Any = ()
+
+
+Build = Callable[[Instance, Compressor], Algorithm]
+
+
+@cache
+def with_step(method: Callable[..., Algorithm], *arguments: Any) -> Build:
+    """method(optax.sgd(gamma), *arguments): one object for equal arguments, so that it is compiled once."""
+    return lambda of, compressor: method(optax.sgd(of.learning_rate), *arguments)
+
+
+@cache
+def with_compressor(method: Callable[..., Algorithm], *arguments: Any) -> Build:
+    """method(optax.sgd(gamma), compressor, *arguments), likewise."""
+    return lambda of, compressor: method(optax.sgd(of.learning_rate), compressor, *arguments)
+
+
+@cache
+def with_compressors(method: Callable[..., Algorithm]) -> Build:
+    """method(optax.sgd(gamma), up, down) with the same compressor in both directions, likewise."""
+    return lambda of, compressor: method(optax.sgd(of.learning_rate), compressor, compressor)
+
+
+def second_moments(
+    build: Build,
+    problem: Problem,
+    learning_rate: float,
+    *,
+    steps: int,
+    one_worker: bool = False,
+    varying: bool = False,
+    compression: float = 0.0,
+    messages: int = 0,
+    more: Any = (),
+    quantities: Callable[[State], dict[str, jax.Array]] | None = None,
+) -> dict[str, np.ndarray]:
+    r"""Mean squares of what theorems speak of, before each of the rounds and after the last, `[steps + 1]`, in float64.
+
+    Args:
+        build: of `with_step`, `with_compressor` or the like.
+        problem: of `problems.quadratic`.
+        learning_rate: gamma.
+        steps: T. Programs are compiled for powers of two, from 512 on.
+        one_worker: the method asks one worker, drawn uniformly: what workers differ in is then noise. Their Hessians must be equal.
+        varying: the round's matrices depend on t.
+        compression: s', where each message of a whole vector has an error of mean square s'^2, see `additive`.
+        messages: how many messages a round compresses.
+        more: what else the method is made of, arrays.
+        quantities: the method's own, affine in its state.
+
+    Returns:
+        `slope` $E|f'(\bar x_t)|^2$, `gap` $E f(\bar x_t) - f^\star$, `consensus` $\frac1N \sum E|x_n - \bar x|^2$, `spread`
+        $\frac1N \sum E|f_n' - f'|^2$ at the mean of the models that are asked at, `asked` $E|\frac1N \sum_n f_n'|^2$ of the gradients there,
+        `stale` $E|f'(\bar x_t) - \frac1N \sum_n f_n'|^2$, `local` $\frac1N \sum E|f_n'|^2$ there; and the method's own.
+
+    Raises:
+        ValueError: another problem; Hessians that differ where one worker is asked; a round of other than `messages` messages.
+    """
+    messages = messages if compression else 0
+    of = _instance(problem, learning_rate, compression, more, one_worker)
+    with jax.enable_x64(True):
+        key = _key_without_collisions(build, of, problem.gradient, messages) if messages else jax.random.key(0)
+        found = _second_moments(
+            of,
+            key,
+            build=build,
+            gradient=problem.gradient,
+            length=1 << max(_SHORTEST, steps.bit_length()),
+            varying=varying,
+            compressed=bool(messages),
+            quantities=quantities,
+        )
+        return {name: np.asarray(values, np.float64)[: steps + 1] for name, values in found.items()}
+
+
+def _instance(problem: Problem, learning_rate: float, compression: float, more: Any, one_worker: bool) -> Instance:
+    data = problem.data
+    if not isinstance(data, Quadratic):
+        raise ValueError(f"{problem.name}: exact moments are of quadratics; need a problem of problems.quadratic")
+    A, b = np.asarray(data.A, np.float64), np.asarray(data.b, np.float64)
+    if A.ndim == 2:
+        A = A[:, :, None] * np.eye(A.shape[1])
+    N, d = b.shape
+    covariance = (problem.constants.noise or 0.0) ** 2 / d * np.eye(d)
+    if one_worker:
+        if np.abs(A - A[0]).max() > 1e-12 * np.abs(A).max():
+            raise ValueError(f"{problem.name}: exact moments of methods that ask one worker need equal Hessians; these differ")
+        away = b - b.mean(axis=0)
+        covariance = covariance + away.T @ away / N
+        b = np.broadcast_to(b.mean(axis=0), b.shape)
+    values, vectors = np.linalg.eigh(covariance)
+    root = vectors * np.sqrt(np.maximum(values, 0))
+    with jax.enable_x64(True):
+        start = problem.init(jax.random.key(0))
+        arrays = (jnp.asarray(x, float) for x in (A, b, root, start, learning_rate, compression))
+        return Instance(*arrays, more=jax.tree.map(jnp.asarray, more))
+
+
+def additive(rows: jax.Array) -> Compressor:
+    """A compressor whose error is noise, added: unbiased, of one mean square for every vector. Which row a message takes, its key decides.
+
+    Args:
+        rows: the noise, `[rows, part]`.
+    """
+
+    def compress(key, x):
+        return x + rows[_row(key, rows.shape[0]), : x.shape[0]]
+
+    return fixed_size(compress, lambda message, d: message, "additive", unbiased=True, omega=lambda d: None)
+
+
+def _row(key: jax.Array, rows: int) -> jax.Array:
+    return (jax.random.key_data(key)[-1] % rows).astype(jnp.int32)
+
+
+class _Rounds(NamedTuple):
+    """One method on one instance as functions of vectors, inside the trace."""
+
+    build: Build
+    gradient: Callable | None
+    of: Instance
+    key: jax.Array
+    quantities: Callable[[State], dict[str, jax.Array]] | None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """N, d."""
+        N, d = self.of.b.shape
+        return N, d
+
+    @property
+    def part(self) -> int:
+        """Elements of a worker's part of the vector, with padding."""
+        N, d = self.shape
+        return -(-d // N)
+
+    def method(self, rows: jax.Array) -> Algorithm:
+        d = self.shape[1]
+        return self.build(self.of, additive(rows * self.of.compression / jnp.sqrt(d)))
+
+    def first(self) -> jax.Array:
+        """The state at the start, as a vector."""
+        return _vector(self.method(jnp.zeros((_ROWS, self.part))).init(self.of.start, self.shape[0]))
+
+    def after(self, t: jax.Array, s: jax.Array, z: jax.Array, rows: jax.Array) -> jax.Array:
+        """The state after round t: s, the gradients' noise z `[N, d]` and the messages' `[rows, part]` of unit variance."""
+        N = self.shape[0]
+        method = self.method(rows)
+        state = _state(method, s, t, self.of.start, N)
+        this = Round(t, N, self.key)
+        query = method.query(state, this)
+        noise = None if query.exact else z @ self.of.root.T
+        data = Quadratic(self.of.A, self.of.b, jnp.zeros(N), noise)
+        problem = Problem(init=_nothing, loss=_nothing, data=(), sample=lambda key, mine: mine, gradient=self.gradient)
+        gradients = oracle.gradients(problem, query, self.key, data, N)
+        return _vector(method.update(self.key, state, gradients, this)[0])
+
+    def seen(self, t: jax.Array, s: jax.Array) -> dict[str, jax.Array]:
+        """The quantities whose mean squares are wanted."""
+        N = self.shape[0]
+        method = self.method(jnp.zeros((_ROWS, self.part)))
+        state = _state(method, s, t, self.of.start, N)
+        query = method.query(state, Round(t, N, self.key))
+        x = method.model(state)
+        asked = query.params if query.axis == 0 else jnp.broadcast_to(query.params, self.of.b.shape)
+        mean_A, mean_b = self.of.A.mean(axis=0), self.of.b.mean(axis=0)
+        slope = mean_A @ x - mean_b
+        local = jnp.einsum("nij,nj->ni", self.of.A, asked) - self.of.b
+        center = asked.mean(axis=0)
+        there = self.of.A @ center - self.of.b
+        half = jnp.linalg.cholesky(mean_A) / jnp.sqrt(2)
+        return {
+            "slope": slope,
+            "gap": half.T @ (x - jnp.linalg.solve(mean_A, mean_b)),
+            "consensus": (asked - center) / jnp.sqrt(N),
+            "spread": (there - there.mean(axis=0)) / jnp.sqrt(N),
+            "asked": local.mean(axis=0),
+            "stale": slope - local.mean(axis=0),
+            "local": local / jnp.sqrt(N),
+            **(self.quantities(state) if self.quantities else {}),
+        }
+
+
+@partial(jax.jit, static_argnames=("build", "gradient", "length", "varying", "compressed", "quantities"))
+def _second_moments(of, key, *, build, gradient, length, varying, compressed, quantities):
+    def everything(of, key):
+        rounds = _Rounds(build, gradient, of, key, quantities)
+        first = rounds.first()
+        rows = jnp.zeros((_ROWS, rounds.part))
+
+        def matrices(t):
+            zero, z = jnp.zeros_like(first), jnp.zeros(rounds.shape)
+            M, c = jax.jacfwd(lambda s: rounds.after(t, s, z, rows))(zero), rounds.after(t, zero, z, rows)
+            B = jax.jacfwd(lambda z: rounds.after(t, zero, z, rows))(z).reshape(first.size, -1)
+            noise = B @ B.T
+            if compressed:
+                C = jax.jacrev(lambda rows: rounds.after(t, zero, z, rows))(rows).reshape(first.size, -1)
+                noise = noise + C @ C.T
+            seen = rounds.seen(t, zero)
+            jacobians = jax.jacfwd(lambda s: rounds.seen(t, s))(zero)
+            squares = {name: (jacobians[name].reshape(-1, first.size), seen[name].ravel()) for name in seen}
+            return M, c, noise, squares
+
+        fixed = None if varying else matrices(jnp.int32(0))
+
+        def step(carry, t):
+            m, S = carry
+            M, c, noise, squares = matrices(t) if fixed is None else fixed
+            news = {name: jnp.sum((J @ m + q) ** 2) + jnp.sum((J @ S) * J) for name, (J, q) in squares.items()}
+            return (M @ m + c, M @ S @ M.T + noise), news
+
+        start = (first, jnp.zeros((first.size, first.size)))
+        affine = _is_affine(rounds, first, rows)
+        found = lax.scan(step, start, jnp.arange(length, dtype=jnp.int32))[1]
+        return {name: jnp.where(affine, values, jnp.nan) for name, values in found.items()}
+
+    return _on_one_device(everything)(of, key)
+
+
+def _is_affine(rounds: _Rounds, first: jax.Array, rows: jax.Array) -> jax.Array:
+    """Whether f(2u) - 2 f(u) + f(0) is 0 for a round, along a direction of its own."""
+    wave = jnp.sin(1.0 + jnp.arange(first.size + rounds.shape[0] * rounds.shape[1]))
+
+    def after(scale):
+        s, z = wave[: first.size], wave[first.size :].reshape(rounds.shape)
+        return rounds.after(jnp.int32(0), scale * s, scale * z, rows)
+
+    bend = after(2.0) - 2 * after(1.0) + after(0.0)
+    return jnp.max(jnp.abs(bend)) <= 1e-9 * (1 + jnp.max(jnp.abs(after(1.0))))
+
+
+@partial(jax.jit, static_argnames=("build", "gradient"))
+def _rows_hit(of, key, *, build, gradient):
+    """How many rows of the table the messages of a round take."""
+
+    def count(of, key):
+        rounds = _Rounds(build, gradient, of, key, None)
+        zero, z = rounds.first() * 0, jnp.zeros(rounds.shape)
+        weights = jnp.cos(1.0 + jnp.arange(zero.size))
+        C = jax.grad(lambda rows: weights @ rounds.after(jnp.int32(0), zero, z, rows))(jnp.zeros((_ROWS, rounds.part)))
+        return jnp.sum(jnp.any(C != 0, axis=1))
+
+    return _on_one_device(count)(of, key)
+
+
+def _key_without_collisions(build: Build, of: Instance, gradient: Callable | None, messages: int) -> jax.Array:
+    """A key with which every message of a round takes a row of its own."""
+    of = of._replace(compression=jnp.ones_like(of.compression))  # a message without noise would take none
+    for seed in range(_KEYS):
+        key = jax.random.key(seed)
+        hit = int(_rows_hit(of, key, build=build, gradient=gradient))
+        if hit == messages:
+            return key
+        if hit > messages:
+            raise ValueError(f"a round compresses at least {hit} messages, not {messages}")
+    raise ValueError(f"no key of {_KEYS} with which {messages} messages take as many rows: are there fewer messages in a round?")
+
+
+def _on_one_device(f: Callable) -> Callable:
+    everywhere: Any = P()
+    return jax.shard_map(f, mesh=workers.mesh(1), in_specs=everywhere, out_specs=everywhere, check_vma=False)
+
+
+def _floating(leaf: jax.Array) -> bool:
+    return jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+
+
+def _vector(state: State) -> jax.Array:
+    """The floating-point part of a state."""
+    return jnp.concatenate([jnp.ravel(leaf).astype(float) for leaf in jax.tree.leaves(state) if _floating(leaf)])
+
+
+def _state(method: Algorithm, vector: jax.Array, t: jax.Array, start: jax.Array, N: int) -> State:
+    """The state of round t with this floating-point part."""
+    leaves, structure = jax.tree.flatten(method.init(start, N))
+    at, filled = 0, []
+    for leaf in leaves:
+        if _floating(leaf):
+            filled.append(vector[at : at + leaf.size].reshape(leaf.shape).astype(leaf.dtype))
+            at += leaf.size
+        else:
+            filled.append(leaf)
+    return structure.unflatten(filled)._replace(step=t)
+
+
+def _nothing(*args: Any) -> None:
+    raise NotImplementedError("only gradients are asked for")

@@ -1,0 +1,46 @@
+"""Measurements with sampling noise: the project's own loop over many seeds, as one compiled program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import jax
+import numpy as np
+import optax
+
+import dsgd
+from dsgd.base import Algorithm, Problem
+
+SEEDS = 32
+
+
+@cache
+def with_step(method: Callable[..., Algorithm], *arguments) -> Callable[..., Algorithm]:
+    """learning_rate -> method(optax.sgd(learning_rate), *arguments): one object for equal arguments, so that it is compiled once."""
+    return lambda learning_rate: method(optax.sgd(learning_rate), *arguments)
+
+
+def histories(
+    factory: Callable[..., Algorithm], problem: Problem, *, steps: int, learning_rates: Sequence[float], seeds: int = SEEDS, seed: int = 0
+) -> dict[str, np.ndarray]:
+    """Histories of every round, `[step sizes, seeds, steps + 1]`, in float64.
+
+    Args:
+        factory: learning_rate -> method, of `with_step`, say.
+        problem: made under `jax.enable_x64`.
+        steps: T.
+        learning_rates: gamma.
+        seeds: runs at each.
+        seed: of all that is random.
+    """
+    with jax.enable_x64(True):
+        rates = np.asarray(learning_rates, np.float64)
+        return dsgd.sweep(factory, problem, steps=steps, key=jax.random.key(seed), seeds=seeds, mesh=1, learning_rate=rates).history
+
+
+def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Over seeds, the first axis but one of `[..., seeds, records]` after the mean over records: `[...]` and `[...]`."""
+    each = values.mean(axis=-1)
+    error = each.std(axis=-1, ddof=1) / np.sqrt(each.shape[-1]) if each.shape[-1] > 1 else np.zeros(each.shape[:-1])
+    return each.mean(axis=-1), error

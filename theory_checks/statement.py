@@ -1,0 +1,115 @@
+"""What a statement is: hypotheses that can fail by name, instances drawn within them, and what comes of one instance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+STANDARD_ERRORS = 5.0  # that a measurement with sampling noise may be above its bound
+ROUNDING = 1e-9  # that any measurement may be, relative to the bound
+
+
+class Condition(NamedTuple):
+    """One hypothesis, of one instance.
+
+    Args:
+        text: as in the theorem, `gamma <= 1/L`.
+        holds: whether it does.
+        given: the numbers, `gamma = 0.3, 1/L = 0.25`.
+    """
+
+    text: str
+    holds: bool
+    given: str
+
+
+def need(where: str, conditions: Sequence[Condition]) -> None:
+    """Raises a ValueError that names the first hypothesis that fails, where one does."""
+    for condition in conditions:
+        if not condition.holds:
+            raise ValueError(f"{where}: {condition.given}: need {condition.text}")
+
+
+class Outcome(NamedTuple):
+    """What came of one instance.
+
+    Args:
+        measured: the left side.
+        bound: the right side.
+        error: standard error of the left side; 0 where it is exact.
+        case: the instance in words.
+        equality: the statement is an equation.
+        scale: what rounding is relative to, where the sides are small differences of large numbers.
+    """
+
+    measured: float
+    bound: float
+    error: float = 0.0
+    case: str = ""
+    equality: bool = False
+    scale: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        """measured / bound; 0 where both are 0, up to rounding."""
+        if abs(self.bound) <= ROUNDING * self.scale:
+            return 0.0 if self.holds else np.inf
+        return self.measured / self.bound
+
+    @property
+    def holds(self) -> bool:
+        """Whether it does, up to rounding and `STANDARD_ERRORS` of sampling noise."""
+        room = ROUNDING * (abs(self.bound) + self.scale) + STANDARD_ERRORS * self.error
+        if not np.isfinite([self.measured, self.bound, self.error]).all():
+            return False
+        return abs(self.measured - self.bound) <= room if self.equality else self.measured <= self.bound + room
+
+
+class Draws(Protocol):
+    """Where instances come from: random numbers, or a property test's."""
+
+    def integer(self, low: int, high: int) -> int:
+        """Between low and high, both included."""
+        ...
+
+    def real(self, low: float, high: float) -> float:
+        """Between low and high."""
+        ...
+
+    def choice(self, options: Sequence[Any]) -> Any:
+        """One of them."""
+        ...
+
+
+class Random(NamedTuple):
+    """`Draws` of a random number generator. Every fifth real number is an end of its range: bounds are met there."""
+
+    rng: np.random.Generator
+
+    def integer(self, low: int, high: int) -> int:
+        return int(self.rng.integers(low, high + 1))
+
+    def real(self, low: float, high: float) -> float:
+        edge = self.rng.integers(10)
+        return float((low, high)[edge] if edge < 2 else self.rng.uniform(low, high))
+
+    def choice(self, options: Sequence[Any]) -> Any:
+        return options[int(self.rng.integers(len(options)))]
+
+
+class Statement(NamedTuple):
+    """A theorem, lemma or fact that is held against the code.
+
+    Args:
+        name: what it is about.
+        reference: where it is from.
+        hypotheses: in words, for the table.
+        trial: draws -> outcomes of one or several random instances within the hypotheses.
+    """
+
+    name: str
+    reference: str
+    hypotheses: str
+    trial: Callable[[Draws], list[Outcome]]
