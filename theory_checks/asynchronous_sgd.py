@@ -9,7 +9,8 @@ Lemma 4.2.1, with $f'(x_{D(s)})$ where it is printed with $f'(x_{D(t)})$, bounds
 $2\gamma^2 L^2 \tau \sigma^2 + 2\gamma^2 L^2 \tau \sum_{s = D(t)}^{t - 1} E|f'(x_{D(s)})|^2$. In the sum over t every s is met at most
 $\tau$ times, so that these gradients are paid for by the second term if $2 (\gamma L \tau)^2 \le 1 - \gamma L$:
 
-$$ \frac1T \sum_t E|f'(x_t)|^2 \le \frac{2D}{\gamma T} + \gamma L \sigma^2 (1 + 2 \gamma L \tau), \qquad \gamma L + 2 (\gamma L \tau)^2 \le 1. $$
+$$ \frac1T \sum_t E|f'(x_t)|^2 \le \frac{2D}{\gamma T} + \gamma L \sigma^2 (1 + 2 \gamma L \tau), \qquad \gamma L + 2 (\gamma L \tau)^2
+\le 1. $$
 
 Delays are independent of the samples, or the noise of $g_t(x_{D(t)})$ has a mean.
 """
@@ -19,18 +20,20 @@ from __future__ import annotations
 import math
 from functools import cache
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
 import algorithms
 from algorithms import delays
-from dsgd.base import Problem
+from dsgd.base import Algorithm, Problem
 from theory_checks import instances, moments, runs
 from theory_checks.rates import Rate
 from theory_checks.sgd import total_noise
 from theory_checks.statement import Condition, Draws, Outcome, Statement, need
 
+OLDEST = 12  # the largest tau that is tried; one size of the buffer for all, so that they share a program
 _TABLE = 64  # staleness of so many updates, over and over
 
 
@@ -75,7 +78,7 @@ def rate(*, gap: float, smoothness: float, noise: float, staleness: int) -> Rate
     return Rate(4 * smoothness * gap * (staleness + 1), 4 * noise * math.sqrt(smoothness * gap))
 
 
-def stale(optimizer: optax.GradientTransformation, bound: int, table, method=algorithms.asynchronous_sgd):
+def stale(optimizer: optax.GradientTransformation, bound: int, table: jax.Array, method=algorithms.asynchronous_sgd) -> Algorithm:
     """The method whose staleness is a table, over and over: an array of the trace, so that all tables share one program."""
 
     def staleness(key, t, parts, moved):
@@ -85,7 +88,8 @@ def stale(optimizer: optax.GradientTransformation, bound: int, table, method=alg
 
 
 @cache
-def _build(bound: int, method) -> moments.Build:
+def with_table(bound: int, method=algorithms.asynchronous_sgd) -> moments.Build:
+    """The method with the instance's `more` as its table of staleness, of at most `bound`."""
     return lambda of, compressor: stale(optax.sgd(of.learning_rate), bound, of.more, method)
 
 
@@ -125,14 +129,14 @@ def check(
         measured, error = runs.mean_and_error(history["grad_sqnorm"][0, :, :steps])
         return Outcome(float(measured), right, float(error), case)
     found = moments.second_moments(
-        _build(tau, method), problem, gamma, steps=steps, one_worker=True, varying=True, more=np.asarray(rule, np.int32)
+        with_table(max(tau, OLDEST), method), problem, gamma, steps=steps, one_worker=True, varying=True, more=np.asarray(rule, np.int32)
     )
     return Outcome(float(found["slope"][:steps].mean()), right, case=case)
 
 
 def table(draws: Draws) -> np.ndarray:
-    """A random staleness: constant, uniform, or mostly fresh, up to a tau of at most 12."""
-    tau = draws.choice((0, 1, 4, 12))
+    """A random staleness: constant, uniform, or mostly fresh, up to a tau of at most `OLDEST`."""
+    tau = draws.choice((0, 1, 4, OLDEST))
     kind = draws.choice(("constant", "uniform", "rare"))
     rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
     drawn = {

@@ -2,15 +2,16 @@ r"""SGD with compressed gradients, (3.7) with its constants, for errors of two k
 
 The step is along $g_t$ with $E g_t = f'(x_t)$ and $E|g_t|^2 \le (1 + r) |f'(x_t)|^2 + c^2$, so that as for SGD, with $L' = L(1 + r)$,
 
-$$ \frac1T \sum_t E|f'(x_t)|^2 \le \frac{1}{2 - \gamma L'} \Big( \frac{2D}{\gamma T} + \gamma L c^2 \Big), \qquad \gamma \le \frac{1}{L'}. $$
+$$ \frac1T \sum_t E|f'(x_t)|^2 \le \frac{1}{2 - \gamma L'} \Big( \frac{2D}{\gamma T} + \gamma L c^2 \Big), \qquad \gamma \le \frac{1}{L'}.
+$$
 
 Absolute errors, $E|Q(y) - y|^2 \le \sigma'^2$ for every y: $r = 0$. The worker's and the servers' errors are independent, and all but
 the last is divided by N:
 
 $$ c^2 = \frac{\sigma^2}{N} + \Big(1 + \frac1N\Big) \sigma'^2 \quad (3.4), \qquad c^2 = \frac{\sigma^2 + \sigma'^2}{N} \quad (3.5). $$
 
-Relative errors, $E|Q(y) - y|^2 \le \omega |y|^2$. Through servers, $E|g|^2 \le (1 + \omega) E|\frac1N \sum Q(g_n)|^2$, and the sum's variance is at
-most $\frac{1}{N^2} \sum (\sigma^2 + \omega E|g_n|^2)$, where $\frac1N \sum |f_n'|^2 \le |f'|^2 + \varsigma^2$:
+Relative errors, $E|Q(y) - y|^2 \le \omega |y|^2$. Through servers, $E|g|^2 \le (1 + \omega) E|\frac1N \sum Q(g_n)|^2$, and the sum's
+variance is at most $\frac{1}{N^2} \sum (\sigma^2 + \omega E|g_n|^2)$, where $\frac1N \sum |f_n'|^2 \le |f'|^2 + \varsigma^2$:
 
 $$ r = \omega + \frac{\omega(1 + \omega)}{N}, \qquad c^2 = \frac{(1 + \omega)((1 + \omega)\sigma^2 + \omega\varsigma^2)}{N}. $$
 
@@ -189,16 +190,15 @@ def check(
 
 def trial_exact(draws: Draws, via: Via, method=algorithms.compressed_sgd) -> list[Outcome]:
     """One quadratic, with errors of one size."""
-    N, d = draws.choice(((2, 4), (4, 4)))
-    problem = instances.quadratic(draws, N, d)
+    problem = instances.quadratic(draws, 4, 4)
     steps, compression = draws.choice((1, 10, 300)), draws.real(0.0, 3.0)
     gamma = draws.choice((None, draws.real(0.01, 1.0) / instances.known(problem).smoothness))
     return [check(problem, steps=steps, compression=compression, via=via, learning_rate=gamma, method=method)]
 
 
 UNBIASED = {
-    "server": (compressors.random_quantization(2), compressors.ternary, compressors.random_k(0.5), compressors.natural),
-    "ring": (compressors.qsgd(2), compressors.random_sparsification(0.5)),
+    "server": (compressors.random_quantization(2), compressors.random_k(0.5)),
+    "ring": (compressors.qsgd(2),),
 }
 
 

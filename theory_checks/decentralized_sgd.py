@@ -8,7 +8,8 @@ $$ E|Y_{t+1}|_F^2 \le \rho E|Y_t|_F^2 + \frac{\rho^2 \gamma^2}{1 - \rho} (2L^2 E
 
 where $2 L^2 \rho^2 \gamma^2 \le (1 - \rho)^2 / 2$ if $\gamma \rho \le (1 - \rho) / 2L$. Summed over t from $Y_1 = 0$,
 
-$$ \frac{1}{NT} \sum_t E|Y_t|_F^2 \le C = \frac{4 \rho^2 \gamma^2 \varsigma^2}{(1 - \rho)^2} + \frac{2 \rho^2 \gamma^2 \sigma^2}{1 - \rho}. $$
+$$ \frac{1}{NT} \sum_t E|Y_t|_F^2 \le C = \frac{4 \rho^2 \gamma^2 \varsigma^2}{(1 - \rho)^2} + \frac{2 \rho^2 \gamma^2 \sigma^2}{1 -
+\rho}. $$
 
 The mean of the models makes a step along the mean of the gradients, so that with Lemma 5.2.9
 
@@ -98,8 +99,8 @@ def bound(
 
 
 def rate(*, gap: float, smoothness: float, noise: float, heterogeneity: float, workers: int, rho: float) -> Rate:
-    r"""$\frac{2LD(1 + \rho)}{(1 - \rho)T} + 2\sigma\sqrt{\frac{2LD}{NT}} + 3 K^{1/3} \big(\frac DT\big)^{2/3}$ at the recommended step size,
-    $K = \frac{4L^2\rho^2\varsigma^2}{(1 - \rho)^2} + \frac{2L^2\rho^2\sigma^2}{1 - \rho}$."""
+    r"""$\frac{2LD(1 + \rho)}{(1 - \rho)T} + 2\sigma\sqrt{\frac{2LD}{NT}} + 3 K^{1/3} \big(\frac DT\big)^{2/3}$ at the recommended step
+    size, $K = \frac{4L^2\rho^2\varsigma^2}{(1 - \rho)^2} + \frac{2L^2\rho^2\sigma^2}{1 - \rho}$."""
     K = _third(smoothness, noise, heterogeneity, rho)
     root = 2 * noise * math.sqrt(2 * smoothness * gap / workers)
     return Rate(2 * smoothness * gap * (1 + rho) / (1 - rho), root, 3 * K ** (1 / 3) * gap ** (2 / 3))

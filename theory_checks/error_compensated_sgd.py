@@ -1,14 +1,17 @@
 r"""Error-compensated SGD, Theorem 3.4.3 with its constants.
 
-By Lemma 3.4.1 $\tilde x_t = x_t - \gamma \Omega_{t-1}$, $\Omega_t = \delta_t + \frac1N \sum_n \delta_t^{(n)}$, follows SGD with the gradients at
-$x_t$. By smoothness at $\tilde x_t$, $E|\bar g_t|^2 \le |f'(x_t)|^2 + \sigma^2 / N$ and $|f'(\tilde x_t) - f'(x_t)| \le \gamma L |\Omega_{t-1}|$,
+By Lemma 3.4.1 $\tilde x_t = x_t - \gamma \Omega_{t-1}$, $\Omega_t = \delta_t + \frac1N \sum_n \delta_t^{(n)}$, follows SGD with the
+gradients at
+$x_t$. By smoothness at $\tilde x_t$, $E|\bar g_t|^2 \le |f'(x_t)|^2 + \sigma^2 / N$ and $|f'(\tilde x_t) - f'(x_t)| \le \gamma L
+|\Omega_{t-1}|$,
 
 $$ E f(\tilde x_{t+1}) - E f(\tilde x_t) \le -\frac\gamma2 (1 - \gamma L) E|f'(x_t)|^2 + \frac{\gamma^2 L \sigma^2}{2N}
    + \frac{\gamma^3 L^2}{2} E|\Omega_{t-1}|^2. $$
 
 If $E|\delta|^2 \le \sigma'^2$ for every error, $E|\Omega|^2 \le 4\sigma'^2$. Errors start at 0, $\tilde x_1 = x_1$:
 
-$$ \frac1T \sum_t E|f'(x_t)|^2 \le \frac{1}{1 - \gamma L} \Big( \frac{2D}{\gamma T} + \frac{\gamma L \sigma^2}{N} + 4 \gamma^2 L^2 \sigma'^2 \Big),
+$$ \frac1T \sum_t E|f'(x_t)|^2 \le \frac{1}{1 - \gamma L} \Big( \frac{2D}{\gamma T} + \frac{\gamma L \sigma^2}{N} + 4 \gamma^2 L^2
+\sigma'^2 \Big),
    \qquad \gamma < \frac1L. $$
 
 The theorem's hypothesis is about the errors that arise, not about the compressor: with additive noise it is true by construction, with
@@ -18,6 +21,7 @@ a real compressor the largest mean square of an error along the runs is put in i
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
 
 import jax
@@ -71,7 +75,7 @@ def rate(*, gap: float, smoothness: float, noise: float, compression: float, wor
 
 
 @cache
-def watched(method):
+def watched(method: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
     """The same method, whose history has the mean squares of its errors: `worker_error` (of one worker), `server_error` (of all)."""
 
     def build(optimizer, up: Compressor, down: Compressor) -> Algorithm:
@@ -140,18 +144,15 @@ def check(
 
 def trial_exact(draws: Draws, method=algorithms.error_compensated_sgd) -> list[Outcome]:
     """One quadratic, with errors of one size."""
-    N, d = draws.choice(((2, 4), (4, 4)))
-    problem = instances.quadratic(draws, N, d)
+    problem = instances.quadratic(draws, 4, 4)
     steps, compression = draws.choice((1, 10, 250)), draws.real(0.0, 3.0)
     gamma = draws.choice((None, draws.real(0.01, 0.98) / instances.known(problem).smoothness))
     return [check(problem, steps=steps, compression=compression, learning_rate=gamma, method=method)]
 
 
 PAIRS = (
-    (compressors.sign, compressors.sign),
-    (compressors.top_k(0.25), compressors.top_k(0.5)),
-    (compressors.clipping(1), compressors.identity),
-    (compressors.contraction(compressors.random_k(0.5)), compressors.random_quantization(4)),
+    (compressors.sign, compressors.top_k(0.5)),
+    (compressors.contraction(compressors.random_k(0.5)), compressors.clipping(1)),
 )
 
 

@@ -9,8 +9,8 @@ so that mean and covariance of the state follow
 
 $$ m_{t+1} = M_t m_t + c_t, \qquad S_{t+1} = M_t S_t M_t^T + B_t B_t^T, $$
 
-and any affine quantity $P s + q$ (a gradient, a distance between models) has $E|Ps + q|^2 = |Pm + q|^2 + \mathrm{tr}(P S P^T)$. A method that
-is not affine gives NaN.
+and any affine quantity $P s + q$ (a gradient, a distance between models) has $E|Ps + q|^2 = |Pm + q|^2 + \mathrm{tr}(P S P^T)$. A method
+that is not affine gives NaN.
 """
 
 from __future__ import annotations
@@ -108,8 +108,10 @@ def second_moments(
 
     Returns:
         `slope` $E|f'(\bar x_t)|^2$, `gap` $E f(\bar x_t) - f^\star$, `consensus` $\frac1N \sum E|x_n - \bar x|^2$, `spread`
-        $\frac1N \sum E|f_n' - f'|^2$ at the mean of the models that are asked at, `asked` $E|\frac1N \sum_n f_n'|^2$ of the gradients there,
-        `stale` $E|f'(\bar x_t) - \frac1N \sum_n f_n'|^2$, `local` $\frac1N \sum E|f_n'|^2$ there; and the method's own.
+        $\frac1N \sum E|f_n' - f'|^2$ at the mean of the models that are asked at, `asked` $E|\frac1N \sum_n f_n'|^2$ of the gradients
+        there,
+        `stale` $E|f'(\bar x_t) - \frac1N \sum_n f_n'|^2$, `local` $\frac1N \sum E|f_n'|^2$ there, `around` $\frac1N \sum E|f_n' - f'(\bar
+        x_t)|^2$; and the method's own.
 
     Raises:
         ValueError: another problem; Hessians that differ where one worker is asked; a round of other than `messages` messages.
@@ -230,11 +232,12 @@ class _Rounds(NamedTuple):
         return {
             "slope": slope,
             "gap": half.T @ (x - jnp.linalg.solve(mean_A, mean_b)),
-            "consensus": (asked - center) / jnp.sqrt(N),
-            "spread": (there - there.mean(axis=0)) / jnp.sqrt(N),
+            "consensus": (asked - center[None]) / jnp.sqrt(N),
+            "spread": (there - there.mean(axis=0, keepdims=True)) / jnp.sqrt(N),
             "asked": local.mean(axis=0),
             "stale": slope - local.mean(axis=0),
             "local": local / jnp.sqrt(N),
+            "around": (local - slope[None]) / jnp.sqrt(N),
             **(self.quantities(state) if self.quantities else {}),
         }
 

@@ -8,8 +8,8 @@ Summed over t and divided by $\gamma T (1 - \gamma L / 2)$, with $D = f(x_1) - f
 
 $$ \frac1T \sum_t E|f'(x_t)|^2 \le \frac{1}{2 - \gamma L} \Big( \frac{2D}{\gamma T} + \gamma L \sigma^2 \Big), \qquad \gamma \le \frac1L. $$
 
-At $1/\gamma = L + q$, $q = \sigma \sqrt{LT / 2D}$, the right side is $\frac{2D}{T} \frac{(L + q)^2 + q^2}{L + 2q} \le \frac{2D}{T} (L + q)$,
-which is the rate. On $\frac L2 |x|^2$ the bound is reached as T grows. Only the sum of the variances enters, so that $\sigma^2$ may be
+At $1/\gamma = L + q$, $q = \sigma \sqrt{LT / 2D}$, the right side is $\frac{2D}{T} \frac{(L + q)^2 + q^2}{L + 2q} \le \frac{2D}{T} (L +
+q)$, which is the rate. On $\frac L2 |x|^2$ the bound is reached as T grows. Only the sum of the variances enters, so that $\sigma^2$ may be
 their average along the path.
 """
 

@@ -59,6 +59,17 @@ class Outcome(NamedTuple):
         return self.measured / self.bound
 
     @property
+    def deviation(self) -> float:
+        """Of an equation: how far the sides are apart, in standard errors where there are any, else relative to their size."""
+        size = abs(self.bound) + self.scale
+        return abs(self.measured - self.bound) / (self.error + ROUNDING * size / STANDARD_ERRORS if self.error else size or 1.0)
+
+    @property
+    def badness(self) -> tuple[bool, float]:
+        """By which the worst of several is found."""
+        return not self.holds, self.deviation * (1 if self.error else STANDARD_ERRORS / ROUNDING) if self.equality else self.ratio
+
+    @property
     def holds(self) -> bool:
         """Whether it does, up to rounding and `STANDARD_ERRORS` of sampling noise."""
         room = ROUNDING * (abs(self.bound) + self.scale) + STANDARD_ERRORS * self.error

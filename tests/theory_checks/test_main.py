@@ -1,0 +1,176 @@
+"""`python -m theory_checks`: its tables, its exit status, and that broken methods change it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+
+import algorithms
+from dsgd import workers
+from dsgd.base import State
+from theory_checks import decentralized_sgd, minibatch_sgd, registry
+from theory_checks.__main__ import Args, main, tabulate, worst
+from theory_checks.misprints import MISPRINTS, Misprint
+from theory_checks.statement import Outcome, Statement
+
+
+def test_prints_both_tables_and_succeeds(capsys, tmp_path):
+    path = tmp_path / "all.json"
+    chosen = [statement for statement in registry.STATEMENTS if statement.reference == "Lemma 5.2.3"]
+    assert main(Args(quick=True, json=path, progress=False), chosen) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "sums with a memory" in shown
+    assert all(misprint.reference.split(",")[0].split(" ")[0] in shown for misprint in MISPRINTS)
+    found = json.loads(path.read_text())
+    assert [row["name"] for row in found["statements"]] == ["sums with a memory"]
+    assert found["statements"][0]["holds"]
+    assert found["statements"][0]["instances"] == 10
+    assert found["statements"][0]["worst"]["ratio"] <= 1 + 1e-9
+    assert len(found["misprints"]) == len(MISPRINTS)
+    assert all(row["told_apart"] for row in found["misprints"])
+
+
+def test_only_some(capsys):
+    assert main(Args(trials=3, only="lemma 5.2.3", progress=False)) == 0
+    shown = capsys.readouterr().out
+    assert "sums with a memory" in shown
+    assert "misprints" not in shown
+    assert "Theorem" not in shown.replace("theorems", "")
+
+
+@pytest.mark.parametrize(("arguments", "says"), [(Args(only="nonesuch"), "nonesuch"), (Args(trials=0), "trials = 0")])
+def test_refuses(arguments, says):
+    with pytest.raises(SystemExit, match=says):
+        main(arguments)
+
+
+def test_runs_as_a_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "theory_checks", "--quick", "--only", "gap of the ring"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "gap of the ring" in done.stdout
+
+
+def test_every_family_has_statements_and_every_statement_a_name_of_its_own():
+    names = [statement.name for statement in registry.STATEMENTS]
+    assert len(set(names)) == len(names)
+    for family in ("GD", "SGD", "mb-SGD", "CSGD", "EC-SGD", "ASGD", "DSGD", "EF21"):
+        assert any(name.split(",")[0] == family for name in names), family
+    references = " ".join(statement.reference for statement in registry.STATEMENTS)
+    for lemma in ("1.2.2", "3.4.1", "4.2.1", "5.2.1", "5.2.3", "5.2.5", "5.2.7", "5.2.9"):
+        assert f"Lemma {lemma}" in references
+
+
+def _at_most(measured: float, bound: float) -> Statement:
+    return Statement("a statement", "nowhere", "none", lambda draws: [Outcome(measured, bound, case="the only one")])
+
+
+def test_a_violated_bound_is_named_and_fails(capsys):
+    assert main(Args(trials=1, progress=False), [_at_most(1.0, 2.0)], []) == 0
+    assert main(Args(trials=2, progress=False), [_at_most(2.0, 1.0)], []) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "violated: a statement (nowhere), 2 of 2 instances; 2 against 1: the only one" in shown
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_fails(value):
+    assert main(Args(trials=1, progress=False), [_at_most(value, 1.0)], []) == 1
+
+
+def test_a_misprint_that_is_none_fails(capsys):
+    right = Misprint("(0.0)", "1 <= 2", "1 <= 2", "numbers", lambda: (Outcome(1.0, 2.0), Outcome(1.0, 2.0)))
+    assert main(Args(trials=1, progress=False), [_at_most(1.0, 2.0)], [right]) == 1
+    assert "the printed formula holds" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("misprint", MISPRINTS, ids=lambda misprint: misprint.reference)
+def test_the_printed_formula_fails_and_the_corrected_one_holds(misprint):
+    printed, corrected = misprint.compare()
+    assert not printed.holds
+    assert corrected.holds
+
+
+def test_cells():
+    assert worst(Outcome(1.0, 2.0)) == "0.5000"
+    assert worst(Outcome(1.0, 2.0, error=0.1)) == "0.5000 +-0.050"
+    assert worst(Outcome(1.0, 1.0, equality=True)) == "= 0e+00"
+    assert worst(Outcome(1.2, 1.0, error=0.1, equality=True)) == "= 2.0 se"
+    assert tabulate([registry.summarize(_at_most(1.0, 2.0), [Outcome(1.0, 2.0)])]).row_count == 1
+
+
+# Broken methods, put where the project's stand.
+
+
+def without_mean(optimizer):
+    """Mini-batch SGD with a wrong 1/N: gradients are summed."""
+    inner = algorithms.minibatch_sgd(optimizer)
+
+    def update(key, state, gradients, round):
+        return inner.update(key, state, jax.tree.map(lambda leaf: leaf * round.workers, gradients), round)
+
+    return inner._replace(update=update)
+
+
+def without_memory(optimizer, up, down):
+    """EC-SGD that forgets what it has left out."""
+    inner = algorithms.error_compensated_sgd(optimizer, up, down)
+
+    def update(key, state, gradients, round):
+        after, info = inner.update(key, state, gradients, round)
+        memory = after.workers._replace(
+            worker=jax.tree.map(lambda leaf: 0 * leaf, after.workers.worker),
+            server=jax.tree.map(lambda leaf: 0 * leaf, after.workers.server),
+        )
+        return State(after.step, after.server, memory), info
+
+    return inner._replace(update=update)
+
+
+def not_symmetric(optimizer, topology):
+    """Decentralized SGD whose W has rows, but not columns, that sum to 1: everybody listens to the first worker as well."""
+    inner = algorithms.decentralized_sgd(optimizer, topology)
+
+    def update(key, state, gradients, round):
+        after, info = inner.update(key, state, gradients, round)
+        first = jax.tree.map(lambda leaf: leaf[:1], workers.gather(after.workers.params))
+        params = jax.tree.map(lambda leaf, first: (leaf + first) / 2, after.workers.params, first)
+        return State(after.step, after.server, after.workers._replace(params=params)), info
+
+    return inner._replace(update=update)
+
+
+MUTANTS = [
+    ("mb-SGD, quadratics, exact", minibatch_sgd.trial_exact, without_mean),
+    ("EC-SGD loses nothing", registry.lemmas.errors_are_kept, without_memory),
+    ("DSGD, quadratics, exact", decentralized_sgd.trial_exact, not_symmetric),
+]
+
+
+@pytest.mark.parametrize(("name", "trial", "mutant"), MUTANTS, ids=[f"{mutant.__name__}: {name}" for name, _, mutant in MUTANTS])
+def test_broken_methods_fail(name, trial, mutant, capsys):
+    (statement,) = [statement for statement in registry.STATEMENTS if statement.name == name]
+    broken = statement._replace(trial=partial(trial, method=mutant))
+    assert main(Args(trials=25, progress=False), [broken], []) == 1
+    assert f"violated: {name}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_instances_are_reproducible():
+    first, second = (registry.hold(_named("sums with a memory"), 5, seed=3) for _ in range(2))
+    assert first == second
+    assert registry.hold(_named("sums with a memory"), 5, seed=4) != first
+
+
+def _named(name: str) -> Statement:
+    return next(statement for statement in registry.STATEMENTS if statement.name == name)

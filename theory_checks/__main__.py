@@ -1,0 +1,179 @@
+"""Holds every theorem and lemma against the code, on random instances within its hypotheses, and shows where the survey misprints.
+
+    python -m theory_checks --quick
+
+Exit status 1 where a bound is violated.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.padding import Padding
+from rich.progress import track
+from rich.table import Table
+from rich.text import Text
+
+from dsgd import records
+from theory_checks import registry
+from theory_checks.misprints import MISPRINTS, Misprint
+from theory_checks.registry import Finding
+from theory_checks.statement import STANDARD_ERRORS, Outcome, Statement
+
+QUICK = 10
+
+
+@dataclass(frozen=True)
+class Args:
+    """Holds every theorem and lemma against the code; shows the survey's misprints with counterexamples."""
+
+    quick: bool = False
+    """Ten random trials of each statement."""
+    trials: int = 200
+    """Random trials of each statement."""
+    seed: int = 0
+    """Of the instances."""
+    only: str = ""
+    """Only statements whose name or reference has this in it."""
+    json: Path | None = None
+    """Write all results here, too."""
+    progress: bool = True
+    """Show a progress bar."""
+
+
+def main(args: Args, statements: Sequence[Statement] = registry.STATEMENTS, misprints: Sequence[Misprint] = MISPRINTS) -> int:
+    """Prints both tables; the exit status."""
+    chosen = [statement for statement in statements if args.only.lower() in f"{statement.name} {statement.reference}".lower()]
+    if not chosen:
+        raise SystemExit(f"no statement has {args.only!r} in its name or reference; without --only there are {len(statements)}")
+    screen = Console(width=None if os.environ.get("COLUMNS") or Console().is_terminal else 80)
+    trials = QUICK if args.quick else args.trials
+    if trials < 1:
+        raise SystemExit(f"trials = {trials}: need at least 1")
+    bar = track(chosen, "statements", console=Console(stderr=True), disable=not args.progress, transient=True)
+    findings = [registry.hold(statement, trials, args.seed) for statement in bar]
+    compared = [] if args.only else [(misprint, *misprint.compare()) for misprint in misprints]
+    screen.print(Group(tabulate(findings), *([tabulate_misprints(compared)] if compared else [])))
+    wrong = [
+        f"{misprint.reference}: the printed formula holds, or the corrected one does not"
+        for misprint, *both in compared
+        if not _told(*both)
+    ]
+    wrong += [_violation(finding) for finding in findings if not finding.holds]
+    for line in wrong:
+        screen.print(Text(line, style="bold red"))
+    if args.json:
+        with records.replacing(args.json) as temporary:
+            temporary.write_text(json.dumps(as_data(findings, compared), indent=1))
+    return 1 if wrong else 0
+
+
+def _told(printed: Outcome, corrected: Outcome) -> bool:
+    """Whether a counterexample tells the two apart."""
+    return not printed.holds and corrected.holds
+
+
+def _violation(finding: Finding) -> str:
+    worst, which = finding.worst, finding.statement
+    error = f" +- {worst.error:.2g}" if worst.error else ""
+    return (
+        f"violated: {which.name} ({which.reference}), {len(finding.violations)} of {finding.instances} instances;"
+        f" {worst.measured:.6g}{error} against {worst.bound:.6g}: {worst.case}"
+    )
+
+
+def tabulate(findings: Sequence[Finding]) -> Table:
+    """One row a statement: its hypotheses below its name."""
+    caption = (
+        "worst, median: measured / bound over all instances; 1 is tight.\n"
+        f"+-: a standard error, where there is sampling noise; {STANDARD_ERRORS:g} are allowed.\n"
+        "=: an equation, and how far its sides are apart (se: in standard errors)."
+    )
+    table = Table(title="theorems, lemmas and facts, held against the code", caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("statement, and its hypotheses", ratio=1)
+    table.add_column("reference", max_width=15)
+    for heading in ("worst", "median", "cases"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for finding in findings:
+        which = finding.statement
+        name = _cell(Text(which.name, style="" if finding.holds else "bold red"), which.hypotheses)
+        median = "" if finding.worst.equality else f"{finding.median:.3f}"
+        table.add_row(name, which.reference, worst(finding.worst), median, f"{finding.instances:,}")
+    return table
+
+
+def _cell(first: Text, *below: str) -> Group:
+    """Lines of which all but the first are indented."""
+    return Group(first, *(Padding(Text(line, style="dim"), (0, 0, 0, 2)) for line in below))
+
+
+def worst(outcome: Outcome) -> str:
+    """The cell of the worst instance."""
+    if outcome.equality:
+        return f"= {outcome.deviation:.1f} se" if outcome.error else f"= {outcome.deviation:.0e}"
+    error = f" +-{outcome.error / outcome.bound:.3f}" if outcome.error and outcome.bound else ""
+    return f"{outcome.ratio:.4f}{error}"
+
+
+def tabulate_misprints(compared: Sequence[tuple[Misprint, Outcome, Outcome]]) -> Table:
+    """One row a misprint: the printed formula evaluated where it fails, beside the corrected one."""
+    caption = "left: measured or exact. It should be at most the right side (=: equal to it)."
+    table = Table(title="misprints in the survey, and where they fail", caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("printed -> corrected, on which instance", ratio=1)
+    table.add_column("reference", max_width=15)
+    for heading in ("left", "printed", "corrected"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for misprint, printed, corrected in compared:
+        what = _cell(Text(misprint.printed), f"-> {misprint.corrected}", misprint.example)
+        sign = "= " if printed.equality else ""
+        left = f"{printed.measured:.4g}" if printed.measured == corrected.measured else f"{printed.measured:.3g}, {corrected.measured:.3g}"
+        table.add_row(what, misprint.reference, left, f"{sign}{printed.bound:.4g}", f"{sign}{corrected.bound:.4g}")
+    return table
+
+
+def as_data(findings: Sequence[Finding], compared: Sequence[tuple[Misprint, Outcome, Outcome]]) -> dict:
+    """All of it for `json`."""
+    return {
+        "statements": [
+            {
+                "name": finding.statement.name,
+                "reference": finding.statement.reference,
+                "hypotheses": finding.statement.hypotheses,
+                "instances": finding.instances,
+                "holds": finding.holds,
+                "median_ratio": finding.median,
+                "worst": _outcome(finding.worst),
+                "violations": [_outcome(outcome) for outcome in finding.violations],
+            }
+            for finding in findings
+        ],
+        "misprints": [
+            {
+                "reference": misprint.reference,
+                "printed": misprint.printed,
+                "corrected": misprint.corrected,
+                "example": misprint.example,
+                "told_apart": _told(printed, corrected),
+                "printed_outcome": _outcome(printed),
+                "corrected_outcome": _outcome(corrected),
+            }
+            for misprint, printed, corrected in compared
+        ],
+    }
+
+
+def _outcome(outcome: Outcome) -> dict:
+    numbers = {name: float(getattr(outcome, name)) for name in ("measured", "bound", "error", "ratio")}
+    return {**numbers, "case": outcome.case, "equality": outcome.equality, "holds": bool(outcome.holds)}
+
+
+if __name__ == "__main__":
+    sys.exit(main(tyro.cli(Args)))
