@@ -11,7 +11,16 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/own_method.md", "docs/own_problem.md", "docs/compression.md", "docs/decentralized.md", "docs/clock.md"]
+    "page",
+    [
+        "README.md",
+        "docs/own_method.md",
+        "docs/own_problem.md",
+        "docs/compression.md",
+        "docs/decentralized.md",
+        "docs/clock.md",
+        "docs/theory.md",
+    ],
 )
 def test_python_blocks_run(page):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)

@@ -122,8 +122,8 @@ def known(problem: Problem) -> Known:
         raise ValueError(
             f"{problem.name} does not know its {', '.join(missing)}: need a problem with all constants, problems.quadratic, say"
         )
-    first = problem.init(jax.random.key(0))
-    value = float(_loss_of_all(problem.loss, first, problem.data))
+    with jax.enable_x64(True):
+        value = float(_loss_of_all(problem.loss, problem.init(jax.random.key(0)), problem.data))
     everywhere = need.heterogeneity if equal_hessians(problem) else None
     return Known(value - float(need.minimum or 0.0), float(need.smoothness or 0.0), float(need.noise or 0.0), everywhere)
 
