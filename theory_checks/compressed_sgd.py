@@ -29,6 +29,7 @@ import math
 from typing import Literal, NamedTuple
 
 import jax
+import numpy as np
 
 import algorithms
 from algorithms import exchanges
@@ -80,6 +81,13 @@ def hypotheses(problem: Problem, compressor: Compressor | None, learning_rate: f
     inflation = effect(noise=0.0, workers=problem.workers, omega=omega or 0.0, via=via).inflation
     limit = 1 / (known.smoothness * (1 + inflation))
     return [stated, instances.same_heterogeneity(problem), instances.step_below("1 / (L (1 + r))", limit, learning_rate)]
+
+
+def messages(problem: Problem, via: Via = "server") -> int:
+    """How many messages with elements a round compresses: each of N workers one of each part, each server one of its own."""
+    N, d = problem.workers, np.size(problem.init(jax.random.key(0)))
+    parts = -(-d // -(-d // N))  # where d < N, some servers have padding only
+    return N * parts + (parts if via == "server" else 0)
 
 
 def omega_of(compressor: Compressor, problem: Problem) -> float | None:
@@ -179,7 +187,7 @@ def check(
             gamma,
             steps=steps,
             compression=compression,
-            messages=N * N + N if via == "server" else N * N,
+            messages=messages(problem, via),
         )
         return Outcome(float(found["slope"][:steps].mean()), right, case=case)
     factory = runs.with_step(method, compressor, via)

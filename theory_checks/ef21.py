@@ -59,13 +59,19 @@ def hypotheses(
     *, contractions: Sequence[float], layers: Sequence[float], smoothness: float, weights: Sequence[float], learning_rate: float
 ) -> list[Condition]:
     """Contractions in (0, 1], positive weights, and (9)."""
-    shown = ", ".join(f"{a:.4g}" for a in contractions)
-    contract = Condition("contractions in (0, 1]", all(0 < a <= 1 for a in contractions), f"contractions {shown}")
-    positive = Condition("positive weights", all(w > 0 for w in weights), f"weights {', '.join(f'{w:.4g}' for w in weights)}")
-    if not (contract.holds and positive.holds):
-        return [contract, positive]
+    first = _contractions(contractions, weights)
+    if not all(condition.holds for condition in first):
+        return first  # there is no largest step
     limit = step_size(contractions=contractions, layers=layers, smoothness=smoothness, weights=weights)
-    return [contract, positive, instances.step_below("the largest step of (9)", limit, learning_rate)]
+    return [*first, instances.step_below("the largest step of (9)", limit, learning_rate)]
+
+
+def _contractions(contractions: Sequence[float], weights: Sequence[float]) -> list[Condition]:
+    alphas, ws = (", ".join(f"{x:.4g}" for x in numbers) for numbers in (contractions, weights))
+    return [
+        Condition("contractions in (0, 1]", all(0 < a <= 1 for a in contractions), f"contractions {alphas}"),
+        Condition("positive weights", all(w > 0 for w in weights), f"weights {ws}"),
+    ]
 
 
 def step_size(
@@ -136,11 +142,13 @@ class Layered(NamedTuple):
         problem: its `evaluate` gives |f_i'|^2 of each layer, as `layer0`, `layer1`, ...
         sizes: d_i.
         layers: L_i.
+        gap: D.
     """
 
     problem: Problem
     sizes: tuple[int, ...]
     layers: tuple[float, ...]
+    gap: float
 
 
 @cache
@@ -179,9 +187,10 @@ def layered(problem: Problem, sizes: tuple[int, ...], layers: Sequence[float]) -
     if problem.workers != 1:
         raise ValueError(f"{problem.name} has {problem.workers} workers: need one node")
     problem = instances.full_batch(problem)
+    gap = instances.known(problem).gap
     init, loss, evaluate, sample = _functions(sizes, problem.loss, problem.sample)
     made = problem._replace(init=init, loss=loss, gradient=None, evaluate=evaluate, sample=sample, shared=())
-    return Layered(made, sizes, tuple(layers))
+    return Layered(made, sizes, tuple(layers), gap)
 
 
 @cache
@@ -223,18 +232,18 @@ def check(
         ValueError: the problem does not know its constants, or a hypothesis fails.
     """
     problem = layered.problem
-    L, minimum = float(problem.constants.smoothness or math.nan), float(problem.constants.minimum or 0.0)
-    w = tuple(float(x) for x in (weights or [1.0] * len(layered.sizes)))
+    L = float(problem.constants.smoothness or math.nan)
+    w = tuple(float(x) for x in ([1.0] * len(layered.sizes) if weights is None else weights))
     alphas: list[Any] = [up.delta(size) or 0.0 for size in layered.sizes]
     known = {"contractions": alphas, "layers": layered.layers, "smoothness": L, "weights": w}
+    need("ef21", _contractions(alphas, w))
     gamma = step_size(**known) if learning_rate is None else learning_rate
     need("ef21", hypotheses(**known, learning_rate=gamma))
     history = runs.histories(_weighted(method, up, w), problem, steps=steps, learning_rates=[gamma], seeds=seeds, seed=seed)
     squares = np.stack([history[f"layer{i}_sqnorm"][0] for i in range(len(w))], axis=-1)  # [seeds, records, layers]
     measured, error = runs.mean_and_error(squares[:, :steps] @ np.asarray(w))
     first = [(1 - alpha) * float(square) for alpha, square in zip(alphas, squares[0, 0], strict=True)]
-    gap = float(history["loss"][0, 0, 0]) - minimum
-    right = bound(gap=gap, contractions=alphas, first=first, weights=w, steps=steps, learning_rate=gamma)
+    right = bound(gap=layered.gap, contractions=alphas, first=first, weights=w, steps=steps, learning_rate=gamma)
     return Outcome(float(measured), right, float(error), f"{problem.name}, {up.name}, gamma L = {gamma * L:.3g}, K = {steps}")
 
 
@@ -249,7 +258,7 @@ COMPRESSORS = {
 
 def trial(draws: Draws, method=algorithms.ef21) -> list[Outcome]:
     """A quadratic, whose layers' constants differ, or a robust regression."""
-    (up, weights), steps = draws.choice(list(COMPRESSORS.items())), draws.choice((1, 10, 200))
+    (up, weights), steps = draws.choice(list(COMPRESSORS.items())), draws.choice((1, 10, 1000))
     made = _quadratic(draws) if draws.choice((True, False)) else _regression(draws)
     known = {"contractions": [up.delta(size) for size in SIZES], "layers": made.layers, "weights": weights}
     limit = step_size(**known, smoothness=float(made.problem.constants.smoothness or 0))
@@ -260,7 +269,7 @@ def trial(draws: Draws, method=algorithms.ef21) -> list[Outcome]:
 
 def _quadratic(draws: Draws) -> Layered:
     """Blocks of several scales on the diagonal, coupled or not; L_i by rows of blocks: A <= diag(sum_j |A_ij|) in the order of matrices."""
-    coupled = draws.real(0.0, 0.3)
+    coupled, flat = draws.real(0.0, 0.3), draws.choice((True, False))
     rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
     d, ends = sum(SIZES), np.cumsum((0, *SIZES))
     scale = np.repeat(10 ** rng.uniform(-1, 1, len(SIZES)), SIZES)
@@ -268,7 +277,7 @@ def _quadratic(draws: Draws) -> Layered:
     mask = np.kron(np.eye(3), np.ones((1, 1)))
     block = np.repeat(np.repeat(mask, SIZES, axis=0), SIZES, axis=1)
     spread = np.sqrt(scale)[:, None] * (block + coupled * (1 - block)) * root
-    A = spread @ spread.T + 1e-3 * np.diag(scale)
+    A = np.eye(d) if flat else spread @ spread.T + 1e-3 * np.diag(scale)
     parts = [[A[ends[i] : ends[i + 1], ends[j] : ends[j + 1]] for j in range(3)] for i in range(3)]
     layers = [sum(float(np.linalg.norm(part, 2)) for part in row) for row in parts]
     problem = problems.quadratic(A[None], rng.normal(size=(1, d)) * np.sqrt(scale))

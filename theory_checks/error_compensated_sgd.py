@@ -32,6 +32,7 @@ import algorithms
 from dsgd import compressors, workers
 from dsgd.base import Algorithm, Compressor, Problem
 from theory_checks import instances, moments, runs
+from theory_checks.compressed_sgd import messages
 from theory_checks.rates import Rate
 from theory_checks.statement import Condition, Draws, Outcome, Statement, need
 
@@ -131,7 +132,7 @@ def check(
     case = f"{problem.name}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}"
     if up is None or down is None:
         build = moments.with_compressors(method)
-        found = moments.second_moments(build, problem, gamma, steps=steps, compression=compression, messages=N * N + N)
+        found = moments.second_moments(build, problem, gamma, steps=steps, compression=compression, messages=messages(problem))
         right = bound(**numbers, compression=compression, learning_rate=gamma)
         return Outcome(float(found["slope"][:steps].mean()), right, case=f"{case}, sigma' = {compression:.3g}")
     factory = runs.with_step(watched(method), up, down)
@@ -145,8 +146,9 @@ def check(
 def trial_exact(draws: Draws, method=algorithms.error_compensated_sgd) -> list[Outcome]:
     """One quadratic, with errors of one size."""
     problem = instances.quadratic(draws, 4, 4)
-    steps, compression = draws.choice((1, 10, 250)), draws.real(0.0, 3.0)
-    gamma = draws.choice((None, draws.real(0.01, 0.98) / instances.known(problem).smoothness))
+    steps, compression = draws.choice((1, 10, 500)), draws.real(0.0, 3.0)
+    # Where errors are not compensated, what they do is of the order of gamma, not of its square: small steps tell.
+    gamma = draws.choice((None, 0.98 * 10 ** draws.real(-2.0, 0.0) / instances.known(problem).smoothness))
     return [check(problem, steps=steps, compression=compression, learning_rate=gamma, method=method)]
 
 

@@ -22,7 +22,7 @@ from theory_checks.statement import Condition, Draws, Outcome, Statement, need
 
 def hypotheses(problem: Problem, learning_rate: float) -> list[Condition]:
     """gamma < 2 / L."""
-    limit = 2 / instances.known(problem).smoothness
+    limit = 2 / instances.known(instances.full_batch(problem)).smoothness
     given = f"gamma = {learning_rate:.6g}, 2 / L = {limit:.6g}"
     return [Condition("0 < gamma < 2 / L", 0 < learning_rate < limit, given)]
 
@@ -63,7 +63,7 @@ def check(problem: Problem, *, steps: int, learning_rate: float | None = None, m
     Raises:
         ValueError: the problem does not know its constants, or a hypothesis fails.
     """
-    known = instances.known(problem)
+    known = instances.known(instances.full_batch(problem))  # gradients are exact, whatever the noise
     gamma = step_size(smoothness=known.smoothness) if learning_rate is None else learning_rate
     need("gradient_descent", hypotheses(problem, gamma))
     history = runs.histories(runs.with_step(method), problem, steps=steps, learning_rates=[gamma], seeds=1)

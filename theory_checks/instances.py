@@ -59,14 +59,23 @@ def _hessians(kind: str, L: float, N: int, d: int, rng: np.random.Generator) -> 
     return np.broadcast_to((A + np.swapaxes(A, 1, 2)) / 2, (N, d, d))
 
 
-def regression(draws: Draws, workers: int, dimension: int, *, samples: int = 8) -> Problem:
-    """A random robust regression, which is not convex, with batches of any size, with or without replacement."""
+def regression(
+    draws: Draws, workers: int, dimension: int, *, samples: int = 8, batches: Sequence[tuple[int, bool]] = ((1, True),)
+) -> Problem:
+    """A random robust regression, which is not convex.
+
+    Args:
+        draws: where its numbers come from.
+        workers, dimension, samples: N, d, M.
+        batches: sizes B, and whether with replacement, to choose from. Each is another program.
+    """
+    batch_size, replacement = draws.choice(batches)
     return problems.robust_regression(
         workers,
         dimension,
         samples=samples,
-        batch_size=draws.choice((1, 4)),
-        replacement=draws.choice((True, False)),
+        batch_size=batch_size,
+        replacement=replacement,
         residual=draws.real(0.0, 2.0),
         seed=draws.integer(0, 2**32 - 1),
     )
@@ -114,7 +123,7 @@ def known(problem: Problem) -> Known:
     """The constants of a problem.
 
     Raises:
-        ValueError: it does not know its smoothness, its minimum, or its noise.
+        ValueError: it does not know its smoothness, its minimum, or its noise; or it starts at the minimum.
     """
     need = problem.constants
     missing = [name for name in ("smoothness", "minimum", "noise") if getattr(need, name) is None]
@@ -122,10 +131,21 @@ def known(problem: Problem) -> Known:
         raise ValueError(
             f"{problem.name} does not know its {', '.join(missing)}: need a problem with all constants, problems.quadratic, say"
         )
-    with jax.enable_x64(True):
-        value = float(_loss_of_all(problem.loss, problem.init(jax.random.key(0)), problem.data))
+    gap = _gap(problem)
+    if not gap > 0:
+        raise ValueError(f"{problem.name}: f(x_1) - f* = {gap:.3g}: need a start above the minimum")
     everywhere = need.heterogeneity if equal_hessians(problem) else None
-    return Known(value - float(need.minimum or 0.0), float(need.smoothness or 0.0), float(need.noise or 0.0), everywhere)
+    return Known(gap, float(need.smoothness or 0.0), float(need.noise or 0.0), everywhere)
+
+
+def _gap(problem: Problem) -> float:
+    """f(x_1) - f*. Of a quadratic by the distance from its minimiser: the difference would lose digits."""
+    with jax.enable_x64(True):
+        first = problem.init(jax.random.key(0))
+        if isinstance(problem.data, Quadratic):
+            A, away = np.asarray(problem.data.A, np.float64).mean(axis=0), np.asarray(first - problem.constants.minimizer, np.float64)
+            return float(away @ (A * away if A.ndim == 1 else A @ away)) / 2
+        return float(_loss_of_all(problem.loss, first, problem.data)) - float(problem.constants.minimum or 0.0)
 
 
 def equal_hessians(problem: Problem) -> bool:

@@ -123,7 +123,7 @@ def trial_exact(draws: Draws, method=algorithms.minibatch_sgd) -> list[Outcome]:
 
 def trial_runs(draws: Draws, method=algorithms.minibatch_sgd) -> list[Outcome]:
     """One robust regression, with batches drawn with or without replacement."""
-    problem = instances.regression(draws, 4, 3)
+    problem = instances.regression(draws, 4, 3, batches=((1, True), (4, True), (4, False)))
     steps, share = draws.choice((10, 100)), draws.real(0.01, 1.0)
     gamma = draws.choice((None, share / instances.known(problem).smoothness))
     return [check(problem, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6), method=method)]

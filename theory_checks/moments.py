@@ -31,7 +31,6 @@ from dsgd.base import Algorithm, Compressor, Problem, Round, State
 from dsgd.compressors.sizes import fixed_size
 from dsgd.problems.quadratic import Quadratic
 
-_ROWS = 1 << 13  # of the table of additive noise
 _SHORTEST = 9  # log2 of the fewest rounds that a program is compiled for
 _KEYS = 32  # that are tried for one with which no two messages share a row
 
@@ -127,7 +126,7 @@ def second_moments(
             gradient=problem.gradient,
             length=1 << max(_SHORTEST, steps.bit_length()),
             varying=varying,
-            compressed=bool(messages),
+            rows=_rows_for(messages),
             quantities=quantities,
         )
         return {name: np.asarray(values, np.float64)[: steps + 1] for name, values in found.items()}
@@ -194,13 +193,17 @@ class _Rounds(NamedTuple):
         N, d = self.shape
         return -(-d // N)
 
+    def silence(self, rows: int) -> jax.Array:
+        """A table of no noise."""
+        return jnp.zeros((rows, self.part))
+
     def method(self, rows: jax.Array) -> Algorithm:
         d = self.shape[1]
         return self.build(self.of, additive(rows * self.of.compression / jnp.sqrt(d)))
 
     def first(self) -> jax.Array:
         """The state at the start, as a vector."""
-        return _vector(self.method(jnp.zeros((_ROWS, self.part))).init(self.of.start, self.shape[0]))
+        return _vector(self.method(self.silence(1)).init(self.of.start, self.shape[0]))
 
     def after(self, t: jax.Array, s: jax.Array, z: jax.Array, rows: jax.Array) -> jax.Array:
         """The state after round t: s, the gradients' noise z `[N, d]` and the messages' `[rows, part]` of unit variance."""
@@ -218,7 +221,7 @@ class _Rounds(NamedTuple):
     def seen(self, t: jax.Array, s: jax.Array) -> dict[str, jax.Array]:
         """The quantities whose mean squares are wanted."""
         N = self.shape[0]
-        method = self.method(jnp.zeros((_ROWS, self.part)))
+        method = self.method(self.silence(1))
         state = _state(method, s, t, self.of.start, N)
         query = method.query(state, Round(t, N, self.key))
         x = method.model(state)
@@ -242,20 +245,19 @@ class _Rounds(NamedTuple):
         }
 
 
-@partial(jax.jit, static_argnames=("build", "gradient", "length", "varying", "compressed", "quantities"))
-def _second_moments(of, key, *, build, gradient, length, varying, compressed, quantities):
+@partial(jax.jit, static_argnames=("build", "gradient", "length", "varying", "rows", "quantities"))
+def _second_moments(of, key, *, build, gradient, length, varying, rows, quantities):
     def everything(of, key):
         rounds = _Rounds(build, gradient, of, key, quantities)
-        first = rounds.first()
-        rows = jnp.zeros((_ROWS, rounds.part))
+        first, silence = rounds.first(), rounds.silence(rows)
 
         def matrices(t):
             zero, z = jnp.zeros_like(first), jnp.zeros(rounds.shape)
-            M, c = jax.jacfwd(lambda s: rounds.after(t, s, z, rows))(zero), rounds.after(t, zero, z, rows)
-            B = jax.jacfwd(lambda z: rounds.after(t, zero, z, rows))(z).reshape(first.size, -1)
+            M, c = jax.jacfwd(lambda s: rounds.after(t, s, z, silence))(zero), rounds.after(t, zero, z, silence)
+            B = jax.jacfwd(lambda z: rounds.after(t, zero, z, silence))(z).reshape(first.size, -1)
             noise = B @ B.T
-            if compressed:
-                C = jax.jacrev(lambda rows: rounds.after(t, zero, z, rows))(rows).reshape(first.size, -1)
+            if rows > 1:
+                C = jax.jacrev(lambda table: rounds.after(t, zero, z, table))(silence).reshape(first.size, -1)
                 noise = noise + C @ C.T
             seen = rounds.seen(t, zero)
             jacobians = jax.jacfwd(lambda s: rounds.seen(t, s))(zero)
@@ -271,47 +273,55 @@ def _second_moments(of, key, *, build, gradient, length, varying, compressed, qu
             return (M @ m + c, M @ S @ M.T + noise), news
 
         start = (first, jnp.zeros((first.size, first.size)))
-        affine = _is_affine(rounds, first, rows)
+        affine = _is_affine(rounds, first, silence)
         found = lax.scan(step, start, jnp.arange(length, dtype=jnp.int32))[1]
         return {name: jnp.where(affine, values, jnp.nan) for name, values in found.items()}
 
     return _on_one_device(everything)(of, key)
 
 
-def _is_affine(rounds: _Rounds, first: jax.Array, rows: jax.Array) -> jax.Array:
+def _is_affine(rounds: _Rounds, first: jax.Array, silence: jax.Array) -> jax.Array:
     """Whether f(2u) - 2 f(u) + f(0) is 0 for a round, along a direction of its own."""
     wave = jnp.sin(1.0 + jnp.arange(first.size + rounds.shape[0] * rounds.shape[1]))
 
     def after(scale):
         s, z = wave[: first.size], wave[first.size :].reshape(rounds.shape)
-        return rounds.after(jnp.int32(0), scale * s, scale * z, rows)
+        return rounds.after(jnp.int32(0), scale * s, scale * z, silence)
 
     bend = after(2.0) - 2 * after(1.0) + after(0.0)
     return jnp.max(jnp.abs(bend)) <= 1e-9 * (1 + jnp.max(jnp.abs(after(1.0))))
 
 
-@partial(jax.jit, static_argnames=("build", "gradient"))
-def _rows_hit(of, key, *, build, gradient):
+@partial(jax.jit, static_argnames=("build", "gradient", "rows"))
+def _rows_hit(of, key, *, build, gradient, rows):
     """How many rows of the table the messages of a round take."""
 
     def count(of, key):
         rounds = _Rounds(build, gradient, of, key, None)
         zero, z = rounds.first() * 0, jnp.zeros(rounds.shape)
         weights = jnp.cos(1.0 + jnp.arange(zero.size))
-        C = jax.grad(lambda rows: weights @ rounds.after(jnp.int32(0), zero, z, rows))(jnp.zeros((_ROWS, rounds.part)))
+        C = jax.grad(lambda table: weights @ rounds.after(jnp.int32(0), zero, z, table))(rounds.silence(rows))
         return jnp.sum(jnp.any(C != 0, axis=1))
 
     return _on_one_device(count)(of, key)
 
 
+def _rows_for(messages: int) -> int:
+    """Of the table of noise: so many that most keys give each message a row of its own; 1 where nothing is compressed."""
+    return 1 << max(13, (messages**2).bit_length()) if messages else 1
+
+
 def _key_without_collisions(build: Build, of: Instance, gradient: Callable | None, messages: int) -> jax.Array:
     """A key with which every message of a round takes a row of its own."""
     of = of._replace(compression=jnp.ones_like(of.compression))  # a message without noise would take none
+    found = []
     for seed in range(_KEYS):
         key = jax.random.key(seed)
-        hit = int(_rows_hit(of, key, build=build, gradient=gradient))
+        hit = int(_rows_hit(of, key, build=build, gradient=gradient, rows=_rows_for(messages)))
         if hit == messages:
-            return key
+            found.append(key)
+            if len(found) == 2:  # one may be a collision of more messages
+                return key
         if hit > messages:
             raise ValueError(f"a round compresses at least {hit} messages, not {messages}")
     raise ValueError(f"no key of {_KEYS} with which {messages} messages take as many rows: are there fewer messages in a round?")

@@ -29,8 +29,10 @@ class Rate(NamedTuple):
         r"""The least T at which the right side is at most epsilon: $O(a/\epsilon + b^2/\epsilon^2 + (c/\epsilon)^{3/2})$.
 
         Raises:
-            ValueError: epsilon that is not positive.
+            ValueError: epsilon that is not positive, or parts of the rate that are not finite.
         """
+        if not all(0 <= part < math.inf for part in self):
+            raise ValueError(f"{self}: need finite parts, at least 0")
         if not 0 < epsilon < math.inf:
             raise ValueError(f"epsilon = {epsilon}: need a positive number")
         high = 1

@@ -1,0 +1,220 @@
+"""The survey's summary of its results (Table 1.1), reproduced: iterations to reach epsilon, predicted beside measured, and communication.
+
+    python -m experiments.complexity_table
+
+Predicted: the least T at which the theorem's rate is at most epsilon. Measured: the least T at which the average of |f'(x_t)|^2 over T
+steps is, at the step size recommended for T, without sampling noise. All methods have one quadratic, whose workers' Hessians are equal:
+then sigma and varsigma are the same everywhere, as the theorems want. (The mean of DSGD's models does not feel heterogeneity there, but
+its step size does.)
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import tyro
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import NullLocator
+from rich.table import Table
+
+import topologies
+from dsgd import problems, records
+from experiments import common, communication, theorems
+from experiments.theorems import Method
+
+
+@dataclass(frozen=True)
+class Args:
+    """Reproduces the survey's table of iterations and communication."""
+
+    epsilons: tuple[float, ...] = (0.3, 0.1, 0.03, 0.01)
+    """Averages of |f'(x_t)|^2 to reach, falling; |f'(x_1)|^2 = 1."""
+    dimension: int = 2**16
+    """Elements of the model whose messages are counted."""
+    latency: float = 50e-6
+    """Seconds of a message."""
+    bandwidth: float = 1e9
+    """Bits per second of a port."""
+    out: Path = field(default=Path("results/complexity_table"))
+    """Folder for config.json, iterations.csv, communication.csv and figure.png."""
+    progress: bool = True
+    """Show a progress bar."""
+
+
+WORKERS = 4
+NOISE = 0.2  # sigma of each worker's gradient
+HETEROGENEITY = 1.0
+COMPRESSION = 0.5  # sigma'
+TOLERANCE = 1 / 500  # of a measured number of iterations
+
+
+class Entry(NamedTuple):
+    """A row of the survey's column of iterations.
+
+    Args:
+        order: corrected.
+        misprint: what is printed in place of the last term; nothing where the row is right.
+    """
+
+    order: str
+    misprint: str = ""
+
+
+SURVEY = {
+    "GD": Entry("1/ε"),
+    "SGD": Entry("1/ε + σ²/ε²"),
+    "mb-SGD": Entry("1/ε + σ²/(Nε²)"),
+    "CSGD": Entry("1/ε + σ²/(Nε²) + σ'²/ε²"),
+    "EC-SGD": Entry("1/ε + σ²/(Nε²) + σ'/ε^(3/2)", "σ'/ε^(2/3)"),
+    "ASGD": Entry("N/ε + σ²/ε²", "σ²/(Nε²)"),
+    "DSGD": Entry("1/ε + σ²/(Nε²)\n    + ρς/((1-ρ)ε^(3/2))", "…/ε^(2/3)"),
+}
+
+
+def main(args: Args) -> None:
+    check(args)
+    args.out.mkdir(parents=True, exist_ok=True)  # fails now, not after the work
+    methods = on_one_problem()
+    predicted = {method.name: [method.rate.iterations(epsilon) for epsilon in args.epsilons] for method in methods}
+    measured = {method.name: least_steps(method, args.epsilons) for method in common.bar(methods, "iterations", args.progress)}
+    link = communication.Link(args.latency, args.bandwidth)
+    registered = list(communication.REGISTERED)
+    costs = {name: communication.cost(name, WORKERS, args.dimension, link) for name in common.bar(registered, "messages", args.progress)}
+    records.write_config(args.out / "config.json", args)
+    records.write_rows(
+        args.out / "iterations.csv", ["method", "epsilon", "predicted", "measured", "ratio"], rows(args, predicted, measured)
+    )
+    records.write_rows(
+        args.out / "communication.csv", ["method", *communication.Cost._fields], [[name, *cost] for name, cost in costs.items()]
+    )
+    common.save_figure(draw(args, predicted, measured), args.out / "figure.png")
+    screen = common.console()
+    screen.print(orders(args, predicted, measured))
+    screen.print(iterations(args, predicted, measured))
+    screen.print(communication.tabulate(costs, WORKERS, args.dimension, link))
+    screen.print(f"Written: {args.out}/config.json, iterations.csv, communication.csv, figure.png", soft_wrap=True)
+
+
+def check(args: Args) -> None:
+    falling = all(a > b for a, b in itertools.pairwise((math.inf, *args.epsilons, 0.0)))
+    if len(args.epsilons) < 2 or not falling:
+        raise ValueError(f"epsilons = {args.epsilons}: need at least 2 positive numbers, falling")
+
+
+def on_one_problem() -> list[Method]:
+    """The seven methods; L = 1, D = 1/2."""
+    direction, sign = np.full(WORKERS, WORKERS**-0.5), (-1.0) ** np.arange(WORKERS)
+    A = np.broadcast_to(np.eye(WORKERS), (WORKERS,) * 3)
+    problem = problems.quadratic(A, HETEROGENEITY * sign[:, None] * direction, noise=NOISE, start=direction)
+    return [
+        theorems.gradient_descent(problem),
+        theorems.sgd(problem),
+        theorems.minibatch_sgd(problem),
+        theorems.compressed_sgd(problem, COMPRESSION),
+        theorems.error_compensated_sgd(problem, COMPRESSION),
+        theorems.asynchronous_sgd(problem, WORKERS - 1),
+        theorems.decentralized_sgd(problem, topologies.ring(WORKERS)),
+    ]
+
+
+def least_steps(method: Method, epsilons: Sequence[float]) -> list[int]:
+    """The least T at which the average is at most epsilon, to one part in 500, for each epsilon."""
+
+    @cache
+    def average(T: int) -> float:
+        return float(method.averages([T], longest=8 ** max(3, math.ceil(math.log(T, 8))))[0])  # few lengths: few programs
+
+    return [_least(average, epsilon, method.rate.iterations(epsilon)) for epsilon in epsilons]
+
+
+def _least(average: Callable[[int], float], epsilon: float, enough: int) -> int:
+    """By doubling up to what the theorem says is enough, then by bisection."""
+    high, low = 1, 0
+    while high < enough and average(high) > epsilon:
+        high, low = min(2 * high, enough), high
+    while high - low > max(1, low * TOLERANCE):
+        middle = (low + high) // 2
+        low, high = (low, middle) if average(middle) <= epsilon else (middle, high)
+    return high
+
+
+def rows(args: Args, predicted: dict[str, list[int]], measured: dict[str, list[int]]) -> list[list]:
+    """One row a method and epsilon."""
+    return [
+        [name, epsilon, most, least, most / least]
+        for name in predicted
+        for epsilon, most, least in zip(args.epsilons, predicted[name], measured[name], strict=True)
+    ]
+
+
+def order(epsilons: Sequence[float], steps: Sequence[int]) -> float:
+    """The power of 1 / epsilon between the last two."""
+    return math.log(steps[-1] / steps[-2]) / math.log(epsilons[-2] / epsilons[-1])
+
+
+def orders(args: Args, predicted: dict[str, list[int]], measured: dict[str, list[int]]) -> Table:
+    """The survey's column of iterations, corrected, beside the powers that were found."""
+    last = f"ε = {args.epsilons[-2]:g} to {args.epsilons[-1]:g}"
+    caption = f"misprint: what the survey prints for the last term.\npredicted, measured: power of 1/ε from {last}."
+    table = Table(title="iterations to reach ε, up to constants", caption=caption)
+    table.add_column("method", no_wrap=True)
+    table.add_column("order", no_wrap=True)
+    table.add_column("misprint", no_wrap=True)
+    for heading in ("predicted", "measured"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, entry in SURVEY.items():
+        powers = (f"{order(args.epsilons, steps[name]):.2f}" for steps in (predicted, measured))
+        table.add_row(name, entry.order, entry.misprint, *powers)
+    return table
+
+
+def iterations(args: Args, predicted: dict[str, list[int]], measured: dict[str, list[int]]) -> Table:
+    """Predicted and measured iterations, and their ratio."""
+    caption = (
+        f"N = {WORKERS}, L = 1, D = 1/2, σ = {NOISE:g}, ς = {HETEROGENEITY:g}, σ' = {COMPRESSION:g}, τ = {WORKERS - 1}.\n"
+        "DSGD: on a ring. SGD and ASGD ask one worker\nat a time: their variance is σ² + ς²."
+    )
+    table = Table(title="iterations to reach ε", caption=caption)
+    table.add_column("method", no_wrap=True)
+    for heading in ("ε", "predicted", "measured", "predicted / measured"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, group in itertools.groupby(rows(args, predicted, measured), key=lambda row: row[0]):
+        table.add_section()
+        for i, (_, epsilon, most, least, ratio) in enumerate(group):
+            table.add_row("" if i else name, f"{epsilon:g}", f"{most:,}", f"{least:,}", f"{ratio:.2f}")
+    return table
+
+
+def draw(args: Args, predicted: dict[str, list[int]], measured: dict[str, list[int]]) -> Figure:
+    """Iterations against 1 / epsilon: measured solid, predicted dashed."""
+    sheet = Figure(figsize=(9.6, 5.8), layout="constrained")
+    axes = common.panels(sheet, 1)[0]
+    x = 1 / np.array(args.epsilons)
+    axes.set(xscale="log", yscale="log", xlabel="1/ε", ylabel="iterations T")
+    for name, colour, marker in zip(measured, common.COLOURS, theorems.MARKERS, strict=False):
+        axes.plot(x, measured[name], color=colour, marker=marker, markersize=6, linewidth=1.8, label=name)
+        axes.plot(x, predicted[name], color=colour, linewidth=1.2, linestyle="--")
+    ends, middle = x[-1] * np.array([1.15, 2.3]), float(np.median([steps[-1] for steps in measured.values()]))
+    for power, label in ((1, "1/ε"), (3 / 2, r"1/ε$^{3/2}$"), (2, "1/ε²")):
+        y = middle * (ends / ends[0]) ** power
+        axes.plot(ends, y, color="0.55", linewidth=3, alpha=0.6)
+        axes.annotate(label, (ends[-1], y[-1]), (4, 0), textcoords="offset points", va="center", color="0.35")
+    axes.set_xticks(x, [f"{value:.3g}" for value in x])
+    axes.xaxis.set_minor_locator(NullLocator())
+    handles, _ = axes.get_legend_handles_labels()
+    handles += [Line2D([], [], color="black", label="measured"), Line2D([], [], color="black", linestyle="--", label="predicted")]
+    sheet.legend(handles=handles, loc="outside right upper", frameon=False)
+    common.title(sheet, f"iterations to reach an average of E|f'(x)|² of ε, {WORKERS} workers, one quadratic")
+    return sheet
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

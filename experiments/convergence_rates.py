@@ -1,0 +1,248 @@
+"""How fast the survey's methods converge, and whether N workers help: slopes on log-log axes, measured beside predicted.
+
+    python -m experiments.convergence_rates
+
+What is measured is the left side of the theorems, the average of |f'(x_t)|^2 over T steps at the step size that they recommend for T, on
+quadratics each of which makes one term of a rate the largest. Lines are exact, without sampling noise; points are runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import tyro
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import NullLocator
+from rich.table import Table
+
+from dsgd import records
+from experiments import common
+from experiments.rate_terms import Budget, Term, everything
+from experiments.theorems import MARKERS, METHODS
+
+RESAMPLED = 2_000
+
+
+class Panel(NamedTuple):
+    """What one panel, and one part of the table, is about.
+
+    Args:
+        slope: predicted.
+        guide: the same, on the figure's guide line.
+        heading: in the table.
+        title, label: of the panel and its x axis.
+    """
+
+    slope: float
+    guide: str
+    heading: str
+    title: str
+    label: str
+
+
+PANELS = {
+    "inverse": Panel(-1, "-1", "1/T", "exact gradients: 1/T", "steps T"),
+    "root": Panel(-1 / 2, "-1/2", "1/sqrt(T)", "gradient noise: 1/√T", "steps T"),
+    "workers": Panel(-1 / 2, "-1/2", "1/sqrt(N)", "gradient noise, T = {T:,}: 1/√N", "workers N"),
+    "two_thirds": Panel(
+        -2 / 3,
+        "-2/3",
+        "1/T^(2/3)",
+        "EC-SGD: compression errors,\nDSGD: heterogeneity; no noise: 1/T$^{{2/3}}$",
+        "steps T",
+    ),
+    "staleness": Panel(1, "1", "tau + 1", "staleness, exact gradients,\nT = {T:,}: τ + 1", "staleness τ + 1"),
+}
+
+
+@dataclass(frozen=True)
+class Args:
+    """Measures the slopes of convergence rates."""
+
+    steps: tuple[int, ...] = tuple(2**k for k in range(5, 15))
+    """T, rising; slopes are fitted to the second half."""
+    longest_run: int = 2**12
+    """Runs over seeds are made up to this T."""
+    workers: tuple[int, ...] = (1, 2, 4, 8)
+    """N of the speedup, exact; slopes are fitted to all."""
+    run_workers: tuple[int, ...] = (4, 16)
+    """N of the speedup, of runs."""
+    staleness: tuple[int, ...] = (0, 3, 15, 63, 255)
+    """tau of asynchronous SGD; the slope is fitted to the second half."""
+    fixed_steps: int = 2**12
+    """T where N or tau vary."""
+    seeds: int = 32
+    """Independent runs."""
+    seed: int = 0
+    """Of everything random."""
+    out: Path = field(default=Path("results/convergence_rates"))
+    """Folder for config.json, rates.csv, slopes.csv and figure.png."""
+    progress: bool = True
+    """Show a progress bar."""
+
+
+def main(args: Args) -> None:
+    check(args)
+    args.out.mkdir(parents=True, exist_ok=True)  # fails now, not after the work
+    names = ("steps", "longest_run", "workers", "run_workers", "staleness", "fixed_steps", "seeds", "seed")
+    work = everything(Budget(**{name: getattr(args, name) for name in names}))
+    terms = [measure() for measure in common.bar(work, "convergence rates", args.progress)]
+    slopes = [describe(term, args.seed) for term in terms]
+    records.write_config(args.out / "config.json", args)
+    records.write_rows(args.out / "rates.csv", ["panel", "method", "x", "measured", "bound", "run x", "run mean", "run error"], rows(terms))
+    records.write_rows(args.out / "slopes.csv", list(slopes[0]), [list(row.values()) for row in slopes])
+    common.save_figure(draw(args, terms), args.out / "figure.png")
+    screen = common.console()
+    screen.print(tabulate(args, slopes))
+    screen.print(f"Written: {args.out}/config.json, rates.csv, slopes.csv, figure.png", soft_wrap=True)
+
+
+def check(args: Args) -> None:
+    for name, values, least in (
+        ("steps", args.steps, 4),
+        ("workers", args.workers, 2),
+        ("run-workers", args.run_workers, 2),
+        ("staleness", args.staleness, 4),
+    ):
+        lowest = 0 if name == "staleness" else 1
+        if len(values) < least or any(b <= a for a, b in zip((lowest - 1, *values), values, strict=False)):
+            raise ValueError(f"{name} = {values}: need at least {least} numbers, rising, from {lowest} on")
+    if args.fixed_steps <= 2 * max(args.staleness):
+        raise ValueError(f"fixed-steps = {args.fixed_steps} with a staleness of {max(args.staleness)}: need more than twice the staleness")
+    if args.seeds < 2:
+        raise ValueError(f"seeds = {args.seeds}: need at least 2, for errors")
+
+
+def rows(terms: Sequence[Term]) -> list[list]:
+    """One row a point, of the line or of runs."""
+    found: list[list] = []
+    for term in terms:
+        if term.exact is not None:
+            found += [[term.panel, term.method, *point, "", "", ""] for point in zip(term.x, term.exact, term.bounds, strict=True)]
+        points = zip(term.sampled_x, *common.mean_and_error(term.sampled), strict=True)
+        found += [[term.panel, term.method, "", "", "", *point] for point in points]
+    return found
+
+
+def fit(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Least squares of log y over log x: the slope, of each of `[..., points]`."""
+    logs = np.log(x) - np.log(x).mean()
+    return np.log(y) @ logs / (logs @ logs)
+
+
+def interval(x: np.ndarray, values: np.ndarray, seed: int) -> tuple[float, float, float]:
+    """The slope of the mean over seeds, `[seeds, points]`, and the ends of its 95 % interval: whole runs are drawn again."""
+    chosen = np.random.default_rng(seed).integers(0, len(values), (RESAMPLED, len(values)))
+    low, high = np.quantile(fit(x, values[chosen].mean(axis=1)), (0.025, 0.975))
+    return float(fit(x, values.mean(axis=0))), float(low), float(high)
+
+
+def describe(term: Term, seed: int) -> dict[str, float | str]:
+    """A row of slopes.csv. Nothing is random where there is one seed."""
+    first = 0 if term.panel == "workers" else len(term.x) // 2
+    part = slice(first, None)
+    row: dict[str, float | str] = {"panel": term.panel, "method": term.method, "predicted": PANELS[term.panel].slope}
+    row["bound"] = float(fit(term.x[part], term.bounds[part]))
+    row["exact"] = "" if term.exact is None else float(fit(term.x[part], term.exact[part]))
+    at = term.sampled_x >= term.x[first]
+    several = len(term.sampled) > 1 and at.sum() > 1
+    row |= dict(
+        zip(("runs", "low", "high"), interval(term.sampled_x[at], term.sampled[:, at], seed) if several else ("",) * 3, strict=True)
+    )
+    worst = int(np.argmax(term.measured / term.bounds))
+    error = common.mean_and_error(term.sampled)[1][worst] if term.exact is None else 0.0
+    return row | {"worst": float(term.measured[worst] / term.bounds[worst]), "error": float(error / term.bounds[worst])}
+
+
+def tabulate(args: Args, slopes: Sequence[dict[str, float | str]]) -> Table:
+    """One row a method and term."""
+    caption = (
+        "predicted: as T, N or tau grow. bound: of the theorem's right side, all terms.\n"
+        f"runs: of {args.seeds} seeds, with a 95 % interval, T up to {args.longest_run:,}; -: nothing is random,\n"
+        "or all is exact. worst: largest measured / bound (± standard error of runs)."
+    )
+    table = Table(title="slopes on log-log axes", caption=caption)
+    table.add_column("method", no_wrap=True)
+    for heading in ("predicted", "bound", "exact", "runs", "worst"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    panel = ""
+    for row in slopes:
+        if row["panel"] != panel:
+            panel = str(row["panel"])
+            table.add_section()
+            table.add_row(PANELS[panel].heading, style="bold")
+        runs = "-" if row["runs"] == "" else f"{row['runs']:.2f} [{row['low']:.2f}, {row['high']:.2f}]".replace("[", r"\[")
+        worst = f"{row['worst']:.2f}" + (f" ± {row['error']:.2f}" if row["error"] else "")
+        exact = "-" if row["exact"] == "" else f"{row['exact']:.3f}"
+        table.add_row(f"  {row['method']}", f"{row['predicted']:.3f}", f"{row['bound']:.3f}", exact, runs, worst)
+    return table
+
+
+def draw(args: Args, terms: Sequence[Term]) -> Figure:
+    """One panel a term of the rates; the legend has the place of the sixth."""
+    sheet = Figure(figsize=(13.2, 8), layout="constrained")
+    panels = common.panels(sheet, 3, 2, sharey=False)
+    for axes, (name, panel) in zip(panels, PANELS.items(), strict=False):
+        shown = [term for term in terms if term.panel == name]
+        axes.set(xscale="log", yscale="log", xlabel=panel.label, title=panel.title.format(T=args.fixed_steps))
+        axes.set_ylabel("average of E|f'(x)|² over T steps")
+        for term in shown:
+            draw_term(axes, term)
+        draw_guide(axes, panel, shown)
+        ticks = np.union1d(shown[0].x, shown[0].sampled_x)[:: 2 if panel.label == "steps T" else 1]
+        axes.set_xticks(ticks, [f"{x:,g}" for x in ticks])
+        axes.xaxis.set_minor_locator(NullLocator())
+    draw_legend(panels[-1], args)
+    return sheet
+
+
+def draw_term(axes: Axes, term: Term) -> None:
+    """Measured: a line, with runs as points and their errors; the bound: a thin dashed line."""
+    i = METHODS.index(term.method)
+    look = {"color": common.COLOURS[i], "marker": MARKERS[i], "markersize": 5}
+    mean, error = common.mean_and_error(term.sampled)
+    axes.plot(term.x, term.measured, color=common.COLOURS[i], linewidth=1.6)
+    axes.plot(term.x, term.bounds, color=common.COLOURS[i], linewidth=0.9, linestyle="--")
+    if len(term.sampled_x):
+        axes.errorbar(term.sampled_x, mean, 2 * error, linestyle="none", capsize=3, **look)
+    else:
+        axes.plot(term.x, term.measured, linestyle="none", **look)
+
+
+def draw_guide(axes: Axes, panel: Panel, shown: Sequence[Term]) -> None:
+    """A grey line of the predicted slope, below all others."""
+    x = np.union1d(shown[0].x, shown[0].sampled_x)
+    lowest = min(
+        float(np.min(fall))
+        for fall in ((term.exact if term.exact is not None else term.sampled.mean(axis=0)) / term.x**panel.slope for term in shown)
+    )
+    y = 0.5 * lowest * x**panel.slope
+    axes.plot(x, y, color="0.55", linewidth=3, alpha=0.6, zorder=0)
+    middle = len(x) // 2
+    axes.annotate(f"slope {panel.guide}", (x[middle], y[middle]), (0, -14), textcoords="offset points", color="0.35", ha="center", va="top")
+
+
+def draw_legend(axes: Axes, args: Args) -> None:
+    axes.set_axis_off()
+    handles = [Line2D([], [], color=c, marker=m, label=name) for name, c, m in zip(METHODS, common.COLOURS, MARKERS, strict=True)]
+    handles += [
+        Line2D([], [], color="black", linewidth=1.6, label="measured, exact"),
+        Line2D([], [], color="black", linewidth=0.9, linestyle="--", label="the theorem's bound"),
+        Line2D([], [], color="0.55", linewidth=3, alpha=0.6, label="predicted slope"),
+    ]
+    axes.legend(handles=handles, loc="upper center", ncols=2, frameon=False, fontsize=11)
+    note = (
+        f"Bars: runs over {args.seeds} seeds, two standard errors.\nStep size: the theorem's, for each T.\n"
+        "With exact gradients, GD, SGD and mb-SGD\nare one method. N = 16: runs only."
+    )
+    axes.text(0.5, 0.32, note, transform=axes.transAxes, ha="center", va="top", fontsize=11)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

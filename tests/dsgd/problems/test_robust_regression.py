@@ -1,0 +1,208 @@
+"""Robust regression: its constants against points, samples and batches, in numpy; and what it refuses."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import combinations, product
+from math import sqrt
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dsgd import loop, problems
+from dsgd.problems.robust_regression import STEEPEST
+
+N, D, M = 3, 4, 6
+DRAWS = 20_000
+LIMIT = 5  # standard errors
+LARGEST_SLOPE_AT = 1 / sqrt(3)
+
+
+@pytest.fixture(autouse=True)
+def in_float64():
+    with jax.enable_x64(True):
+        yield
+
+
+make = partial(problems.robust_regression, N, D, samples=M)
+
+
+def phi(u):
+    return u**2 / (2 * (1 + u**2))
+
+
+def arrays(problem) -> tuple[np.ndarray, np.ndarray]:
+    """a `[N, M, d]` and y `[N, M]`."""
+    return np.asarray(problem.data.inputs), np.asarray(problem.data.targets)
+
+
+def sample_gradients(problem, x: np.ndarray) -> np.ndarray:
+    """Of every sample, `[N, M, d]`."""
+    a, y = arrays(problem)
+    u = a @ x - y
+    return (u / (1 + u**2) ** 2)[..., None] * a
+
+
+def points(problem, count: int = 40) -> np.ndarray:
+    """Near and far; and where samples, or all of a worker's first ones, are steepest."""
+    rng = np.random.default_rng(1)
+    a, y = arrays(problem)
+    steep = [np.linalg.lstsq(a[n, :D], y[n, :D] + LARGEST_SLOPE_AT, rcond=None)[0] for n in range(N)]
+    return np.concatenate([rng.normal(size=(count, D)) * 10 ** rng.uniform(-2, 2, (count, 1)), steep])
+
+
+def worker(problem, n: int):
+    return jax.tree.map(lambda leaf: leaf[n], problem.data)
+
+
+def test_loss_is_geman_and_mcclure_s_and_its_slope_is_as_steep_as_is_said():
+    u = np.linspace(-10, 10, 200_001)
+    slope, curvature = np.gradient(phi(u), u), np.gradient(np.gradient(phi(u), u), u)
+    assert np.abs(slope).max() == pytest.approx(STEEPEST, rel=1e-6)
+    assert abs(u[np.argmax(slope)]) == pytest.approx(LARGEST_SLOPE_AT, abs=1e-3)
+    assert curvature.max() == pytest.approx(1, abs=1e-4)
+    assert curvature.min() == pytest.approx(-1 / 4, abs=1e-4)
+    problem = make()
+    a, y = arrays(problem)
+    for x in points(problem, 5):
+        for n in range(N):
+            assert float(problem.loss(jnp.asarray(x), worker(problem, n))) == pytest.approx(np.mean(phi(a[n] @ x - y[n])), rel=1e-12)
+            slope = jax.grad(problem.loss)(jnp.asarray(x), worker(problem, n))
+            np.testing.assert_allclose(slope, sample_gradients(problem, x)[n].mean(axis=0), rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_smoothness_bounds_every_worker_s_hessian_and_is_reached(seed):
+    """Where all residuals are 0 phi'' is 1, and the steepest worker's Hessian has this eigenvalue."""
+    problem = make(residual=0.0, seed=seed)
+    hessian = jax.jit(jax.vmap(jax.hessian(problem.loss), (None, 0)))
+    L, best = problem.constants.smoothness, problem.constants.minimizer
+    largest = [np.abs(np.linalg.eigvalsh(hessian(jnp.asarray(x), problem.data))).max() for x in points(problem)]
+    assert max(largest) <= L * (1 + 1e-12)
+    assert np.linalg.eigvalsh(hessian(jnp.asarray(best), problem.data)).max() == pytest.approx(L, rel=1e-9)
+
+
+def test_it_is_not_convex():
+    problem = make(residual=1.0)
+    hessian = jax.jit(jax.vmap(jax.hessian(problem.loss), (None, 0)))
+    mean = [np.linalg.eigvalsh(np.mean(hessian(jnp.asarray(x), problem.data), axis=0)).min() for x in points(problem)]
+    assert min(mean) < -1e-3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_gradients_of_workers_are_as_far_apart_as_is_said(seed):
+    problem = make(residual=1.0, seed=seed)
+    spreads = []
+    for x in points(problem, 200):
+        local = sample_gradients(problem, x).mean(axis=1)
+        spreads.append(np.mean(np.sum((local - local.mean(axis=0)) ** 2, axis=1)))
+    assert max(spreads) <= problem.constants.heterogeneity**2
+    assert max(spreads) >= 0.01 * problem.constants.heterogeneity**2
+
+
+@pytest.mark.parametrize(("batch_size", "replacement"), [(1, True), (2, True), (1, False), (2, False), (5, False), (M, False)])
+def test_noise_bounds_the_variance_of_every_batch_there_is(batch_size, replacement):
+    """All of them, each as likely, at many points."""
+    problem = make(batch_size=batch_size, replacement=replacement, residual=1.0)
+    batches = np.array(list(product(range(M), repeat=batch_size) if replacement else combinations(range(M), batch_size)))
+    largest = 0.0
+    for x in points(problem):
+        each = sample_gradients(problem, x)
+        for n in range(N):
+            drawn = each[n][batches].mean(axis=1)
+            variance = np.mean(np.sum((drawn - each[n].mean(axis=0)) ** 2, axis=1))
+            largest = max(largest, variance)
+    assert largest <= problem.constants.noise**2 * (1 + 1e-12) + 1e-30
+    assert (problem.constants.noise == 0) == (batch_size == M)
+    assert largest >= 0.1 * problem.constants.noise**2
+
+
+def test_noise_is_that_of_one_sample_divided():
+    a, _ = arrays(make())
+    one = STEEPEST**2 * np.mean(np.sum(a**2, axis=2), axis=1).max()
+    for batch_size, replacement, factor in [
+        (1, True, 1),
+        (3, True, 1 / 3),
+        (1, False, 1),
+        (4, False, (M - 4) / (M - 1) / 4),
+        (M, False, 0),
+    ]:
+        assert make(batch_size=batch_size, replacement=replacement).constants.noise == pytest.approx(sqrt(one * factor))
+    assert problems.robust_regression(N, D, samples=1, replacement=False).constants.noise > 0, "one sample of one has none: it is a bound"
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_batches_are_drawn_as_they_should_be(replacement):
+    """Their gradients have the mean and the variance of all batches."""
+    problem, B = make(batch_size=3, replacement=replacement, residual=1.0), 3
+    x, mine = points(problem)[0], worker(problem, 1)
+    each = sample_gradients(problem, x)[1]
+    variance = np.mean(np.sum((each - each.mean(axis=0)) ** 2, axis=1)) / B * (1 if replacement else (M - B) / (M - 1))
+    keys = jax.random.split(jax.random.key(0), DRAWS)
+    drawn = np.asarray(jax.jit(jax.vmap(lambda key: jax.grad(problem.loss)(jnp.asarray(x), problem.sample(key, mine))))(keys))
+    squares = np.sum((drawn - each.mean(axis=0)) ** 2, axis=1)
+    assert abs(squares.mean() - variance) <= LIMIT * squares.std() / sqrt(DRAWS)
+    assert np.linalg.norm(drawn.mean(axis=0) - each.mean(axis=0)) <= LIMIT * sqrt(variance / DRAWS)
+    assert (problem.batch_size, problem.samples) == (B, M)
+
+
+def test_0_is_a_lower_bound_and_the_minimum_where_nothing_is_left_over():
+    a, y = arrays(explained := make(residual=0.0))
+    best = explained.constants.minimizer
+    assert explained.constants.minimum == 0.0
+    np.testing.assert_allclose(a @ best, y, atol=1e-12)
+    losses = jax.vmap(explained.loss, (None, 0))(jnp.asarray(best), explained.data)
+    np.testing.assert_allclose(losses, 0, atol=1e-24)
+    left = make(residual=2.0)
+    assert left.constants.minimum == 0.0
+    assert left.constants.minimizer is None
+    for x in points(left):
+        assert float(np.mean(jax.vmap(left.loss, (None, 0))(jnp.asarray(x), left.data))) > 0
+
+
+def test_constants_are_of_the_numbers_that_are_used():
+    """Residuals change targets only; another seed changes all."""
+    first, noisy, other = make(residual=0.0), make(residual=1.0), make(residual=0.0, seed=1)
+    np.testing.assert_array_equal(first.data.inputs, noisy.data.inputs)
+    assert np.abs(np.asarray(first.data.targets - noisy.data.targets)).std() > 0.1
+    assert not np.allclose(first.data.inputs, other.data.inputs)
+    assert first.constants.smoothness == noisy.constants.smoothness != other.constants.smoothness
+    again = make(residual=0.0)
+    np.testing.assert_array_equal(first.data.targets, again.data.targets)
+
+
+def test_it_starts_at_0(key):
+    start = make().init(key)
+    np.testing.assert_array_equal(start, np.zeros(D))
+    assert start.dtype == jnp.float64
+    assert make().workers == N
+
+
+def test_regressions_of_one_shape_are_one_compiled_program():
+    """Their data are its arguments; how batches are drawn is not."""
+    first, second = (loop.without_arrays(make(seed=seed, residual=residual)) for seed, residual in ((0, 0.1), (1, 2.0)))
+    assert first == second
+    assert hash(first) == hash(second)
+    assert first != loop.without_arrays(make(replacement=False))
+    assert first != loop.without_arrays(make(batch_size=2))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((0, D), {}, "workers"),
+        ((N, 0), {}, "dimension"),
+        ((N, D), {"samples": 0}, "samples"),
+        ((N, D), {"batch_size": 0}, "batch_size"),
+        ((N, D), {"samples": 4, "batch_size": 5}, "batch_size = 5, samples = 4"),
+        ((N, D), {"samples": 4, "batch_size": 5, "replacement": False}, "batch_size = 5, samples = 4"),
+        ((N, D), {"residual": -0.1}, r"residual = -0\.1"),
+        ((N, D), {"residual": float("nan")}, "residual = nan"),
+        ((N, D), {"residual": float("inf")}, "residual = inf"),
+    ],
+)
+def test_regression_that_cannot_be_is_refused(arguments, options, message):
+    with pytest.raises(ValueError, match=f"robust_regression: .*{message}|robust_regression: {message}"):
+        problems.robust_regression(*arguments, **options)

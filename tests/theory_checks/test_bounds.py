@@ -1,0 +1,560 @@
+"""Right-hand sides, step sizes and rates, each beside a plain version of its line in the table of bounds; and every hypothesis, by name."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from functools import partial
+from math import sqrt
+from typing import Any
+
+import numpy as np
+import pytest
+
+import topologies
+from algorithms import delays
+from dsgd import compressors, problems
+from dsgd.base import Constants
+from theory_checks import (
+    asynchronous_sgd,
+    bounds,
+    compressed_sgd,
+    decentralized_sgd,
+    ef21,
+    error_compensated_sgd,
+    gradient_descent,
+    instances,
+    minibatch_sgd,
+    sgd,
+)
+from theory_checks.rates import Rate
+
+DRAWS = 400
+Numbers = dict[str, Any]
+
+
+def spread(rng: np.random.Generator, low: float = -4, high: float = 4) -> float:
+    """Over many orders of magnitude."""
+    return float(10 ** rng.uniform(low, high))
+
+
+def base(rng: np.random.Generator) -> Numbers:
+    return {"gap": spread(rng), "smoothness": spread(rng), "steps": int(10 ** rng.uniform(0, 6))}
+
+
+def noise(rng: np.random.Generator) -> float:
+    return float(rng.choice([0.0, spread(rng)]))
+
+
+# --- The table's lines once more, with its letters: D, L, s, z, s', T, N, g.
+
+
+def plain_sgd(D, L, s, T, g):
+    return (2 * D / (g * T) + g * L * s**2) / (2 - g * L)
+
+
+def plain_variance(s, B, M, N):
+    return s**2 / (N * B) * (1 if M is None else (M - B) / (M - 1) if M > 1 else 1)
+
+
+def plain_effect(s, z, absolute, w, N, via):
+    """r and c^2."""
+    if via == "server":
+        return w + w * (1 + w) / N, (1 + w) * ((1 + w) * s**2 + w * z**2) / N + (1 + 1 / N) * absolute**2
+    # V_k = (1 + w) (V_{k-1} + s^2) + w k N (slope^2 + z^2), step by step: what stands before slope^2, z^2 and s^2.
+    of_slope = of_noise = 0.0
+    for k in range(1, N + 1):
+        of_slope = (1 + w) * of_slope + w * k * N
+        of_noise = (1 + w) * (of_noise + s**2)
+    return of_slope / N**2, (of_slope * z**2 + of_noise) / N**2 + absolute**2 / N
+
+
+def plain_csgd(D, L, T, g, r, c2):
+    return (2 * D / (g * T) + L * g * c2) / (2 - g * L * (1 + r))
+
+
+def plain_ecsgd(D, L, s, absolute, T, N, g):
+    return (2 * D / (g * T) + L * g * s**2 / N + 4 * L**2 * g**2 * absolute**2) / (1 - L * g)
+
+
+def plain_asgd(D, L, s, T, tau, g):
+    return 2 * D / (g * T) + g * L * s**2 * (1 + 2 * g * L * tau)
+
+
+def plain_consensus(s, z, g, rho):
+    return 4 * rho**2 * g**2 * z**2 / (1 - rho) ** 2 + 2 * rho**2 * g**2 * s**2 / (1 - rho)
+
+
+def plain_dsgd(D, L, s, z, T, N, rho, g):
+    return 2 * D / (g * T) + L * g * s**2 / N + L**2 * plain_consensus(s, z, g, rho)
+
+
+def plain_ef21(D, alphas, first, w, delta, K, g):
+    theta = min(1 - (1 - a) * (1 + zeta(a)) for a in alphas)
+    most = max(wi / di for wi, di in zip(w, delta, strict=True))
+    return 2 * D / (g * K) + most * sum(di * fi for di, fi in zip(delta, first, strict=True)) / (theta * K)
+
+
+def zeta(alpha: float) -> float:
+    """At 1 there is no error, whatever zeta."""
+    return 1 / sqrt(1 - alpha) - 1 if alpha < 1 else 0.0
+
+
+def plain_ef21_step(alphas, layers, L, w, delta):
+    """By bisection of (9), layer by layer: g^2 w_i max(w / delta) max(delta beta) L^2 / theta + g L_i w_i <= 1."""
+    theta = min(1 - (1 - a) * (1 + zeta(a)) for a in alphas)
+    beta = [(1 - a) * (1 + 1 / zeta(a)) if a < 1 else 0.0 for a in alphas]
+    factor = max(wi / di for wi, di in zip(w, delta, strict=True)) * max(di * bi for di, bi in zip(delta, beta, strict=True)) * L**2 / theta
+    low, high = 0.0, 1e12
+    for _ in range(200):
+        g = (low + high) / 2
+        fits = all(g**2 * wi * factor + g * Li * wi <= 1 for wi, Li in zip(w, layers, strict=True))
+        low, high = (g, high) if fits else (low, g)
+    return low
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_right_hand_sides_and_step_sizes_are_those_of_the_table(seed):
+    rng = np.random.default_rng(seed)
+    same = partial(pytest.approx, rel=1e-12)
+    for _ in range(DRAWS):
+        of, s, z, absolute = base(rng), noise(rng), noise(rng), noise(rng)
+        D, L, T = of["gap"], of["smoothness"], of["steps"]
+        N, g = int(rng.integers(1, 20)), rng.uniform(0.01, 1) / L
+        assert bounds.gradient_descent(**of, learning_rate=1.9 * g) == same(D / (1.9 * g * T * (1 - 1.9 * g * L / 2)))
+        assert gradient_descent.step_size(smoothness=L) == same(1 / L)
+
+        assert bounds.sgd(**of, noise=s, learning_rate=g) == same(plain_sgd(D, L, s, T, g))
+        assert sgd.step_size(**of, noise=s) == same(1 / (L + s * sqrt(L * T / (2 * D))))
+
+        M = int(rng.integers(1, 30))
+        B = int(rng.integers(1, M + 1))
+        for samples in (None, M):
+            batch = {"batch_size": B, "samples": samples, "workers": N}
+            variance = plain_variance(s, B, samples, N)
+            assert minibatch_sgd.variance(noise=s, **batch) == same(variance)
+            assert bounds.minibatch_sgd(**of, noise=s, **batch, learning_rate=g) == same(plain_sgd(D, L, sqrt(variance), T, g))
+            assert minibatch_sgd.step_size(**of, noise=s, **batch) == same(1 / (L + sqrt(variance * L * T / (2 * D))))
+
+        for via in ("server", "ring"):
+            for kind in ({"compression": absolute}, {"omega": spread(rng, -2, 1), "heterogeneity": z}):
+                r, c2 = plain_effect(s, z, kind.get("compression", 0.0), kind.get("omega", 0.0), N, via)
+                effect = compressed_sgd.effect(noise=s, workers=N, via=via, **kind)
+                assert effect == (same(r), same(c2))
+                small = g / (1 + r)
+                found = bounds.compressed_sgd(**of, noise=s, workers=N, via=via, learning_rate=small, **kind)
+                assert found == same(plain_csgd(D, L, T, small, r, c2))
+                assert compressed_sgd.step_size(**of, effect=effect) == same(1 / (L * (1 + r) + sqrt(c2 * L * T / (2 * D))))
+
+        ec = {**of, "noise": s, "compression": absolute, "workers": N}
+        assert bounds.error_compensated_sgd(**ec, learning_rate=0.9 * g) == same(plain_ecsgd(D, L, s, absolute, T, N, 0.9 * g))
+        inverse = 2 * L + s * sqrt(L * T / (N * D)) + (4 * L**2 * absolute**2 * T / D) ** (1 / 3)
+        assert error_compensated_sgd.step_size(**ec) == same(1 / inverse)
+
+        tau = int(rng.integers(0, 50))
+        stale = {**of, "noise": s, "staleness": tau}
+        assert bounds.asynchronous_sgd(**stale, learning_rate=g) == same(plain_asgd(D, L, s, T, tau, g))
+        assert asynchronous_sgd.step_size(**stale) == same(1 / (2 * L * (tau + 1) + s * sqrt(L * T / D)))
+        largest = asynchronous_sgd.largest_step(smoothness=L, staleness=tau)
+        assert largest * L + 2 * (largest * L * tau) ** 2 == same(1.0)
+
+        rho = float(rng.choice([0.0, rng.uniform(0, 1), 1 - spread(rng, -6, -1)]))
+        gossip = {**of, "noise": s, "heterogeneity": z, "workers": N, "rho": rho}
+        assert bounds.decentralized_sgd(**gossip, learning_rate=g) == same(plain_dsgd(D, L, s, z, T, N, rho, g))
+        assert bounds.consensus(noise=s, heterogeneity=z, learning_rate=g, rho=rho) == same(plain_consensus(s, z, g, rho))
+        K = 4 * L**2 * rho**2 * z**2 / (1 - rho) ** 2 + 2 * L**2 * rho**2 * s**2 / (1 - rho)
+        inverse = L * (1 + rho) / (1 - rho) + s * sqrt(L * T / (2 * N * D)) + (K * T / D) ** (1 / 3)
+        assert decentralized_sgd.step_size(**gossip) == same(1 / inverse)
+
+
+def layers_of(rng: np.random.Generator) -> Numbers:
+    count = int(rng.integers(1, 5))
+    alphas = [float(rng.choice([1.0, rng.uniform(0.01, 1)])) for _ in range(count)]
+    return {"contractions": alphas, "layers": [spread(rng, -2, 2) for _ in alphas], "weights": [spread(rng, -1, 1) for _ in alphas]}
+
+
+def test_ef21_is_that_of_the_table():
+    rng = np.random.default_rng(5)
+    for _ in range(DRAWS):
+        of, D, L, K = layers_of(rng), spread(rng), spread(rng, -2, 2), int(rng.integers(1, 1000))
+        first = [noise(rng) for _ in of["layers"]]
+        for deltas in (None, [spread(rng, -1, 1) for _ in of["layers"]]):
+            ones = deltas or [1.0] * len(first)
+            gamma = ef21.step_size(**of, smoothness=L, deltas=deltas)
+            assert gamma == pytest.approx(plain_ef21_step(of["contractions"], of["layers"], L, of["weights"], ones), rel=1e-9)
+            found = bounds.ef21(
+                gap=D, contractions=of["contractions"], first=first, weights=of["weights"], steps=K, learning_rate=gamma, deltas=deltas
+            )
+            assert found == pytest.approx(plain_ef21(D, of["contractions"], first, of["weights"], ones, K, gamma), rel=1e-9)
+
+
+def test_zeta_is_the_best_there_is():
+    """beta / theta is least at 1/sqrt(1 - alpha) - 1, among all that contract."""
+    for alpha in (0.01, 0.3, 0.9):
+        theta, beta = ef21.factors([alpha])
+        grid = np.linspace(1e-4, alpha / (1 - alpha) * 0.9999, 20_000)
+        ratios = (1 - alpha) * (1 + 1 / grid) / (1 - (1 - alpha) * (1 + grid))
+        assert beta[0] / theta[0] <= ratios.min() * (1 + 1e-12)
+        assert beta[0] / theta[0] == pytest.approx(ratios.min(), rel=1e-3)
+
+
+# --- Rates: at the recommended step size the bound is at most the rate, and the step size is one that the theorem takes.
+
+
+class Family:
+    """Random constants of a family: what its bound, its step size and its rate take, and the largest step size of its theorem."""
+
+    def __init__(self, module, draw: Callable[[np.random.Generator], Numbers], limit: Callable[[Numbers], float], tight: bool) -> None:
+        self.module, self.draw, self.limit, self.tight = module, draw, limit, tight
+
+
+def with_noise(rng) -> Numbers:
+    return {**base(rng), "noise": noise(rng)}
+
+
+FAMILIES = {
+    "gradient_descent": Family(gradient_descent, base, lambda of: 2 / of["smoothness"], True),
+    "sgd": Family(sgd, with_noise, lambda of: 1 / of["smoothness"], True),
+    "minibatch_sgd": Family(
+        minibatch_sgd,
+        lambda rng: {**with_noise(rng), "workers": int(rng.integers(1, 9)), "batch_size": 3, "samples": [None, 3, 10][rng.integers(3)]},
+        lambda of: 1 / of["smoothness"],
+        True,
+    ),
+    "error_compensated_sgd": Family(
+        error_compensated_sgd,
+        lambda rng: {**with_noise(rng), "compression": noise(rng), "workers": int(rng.integers(1, 9))},
+        lambda of: 1 / of["smoothness"],
+        False,
+    ),
+    "asynchronous_sgd": Family(
+        asynchronous_sgd,
+        lambda rng: {**with_noise(rng), "staleness": int(rng.integers(0, 100))},
+        lambda of: (
+            (sqrt(1 + 8 * of["staleness"] ** 2) - 1) / (4 * of["staleness"] ** 2 * of["smoothness"])
+            if of["staleness"]
+            else 1 / of["smoothness"]
+        ),
+        False,
+    ),
+    "decentralized_sgd": Family(
+        decentralized_sgd,
+        lambda rng: {
+            **with_noise(rng),
+            "heterogeneity": noise(rng),
+            "workers": int(rng.integers(1, 9)),
+            "rho": float(rng.choice([0.0, rng.uniform(0, 1), 1 - spread(rng, -5, -1)])),
+        },
+        lambda of: min(1.0, (1 - of["rho"]) / (2 * of["rho"]) if of["rho"] else math.inf) / of["smoothness"],
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_recommended_step_size_is_one_that_the_theorem_takes_and_gives_the_rate(family):
+    module, draw, limit = FAMILIES[family].module, FAMILIES[family].draw, FAMILIES[family].limit
+    rng, closest = np.random.default_rng(11), 0.0
+    for _ in range(5 * DRAWS):
+        of = draw(rng)
+        timeless = {name: value for name, value in of.items() if name not in ("steps",)}
+        gamma = module.step_size(smoothness=of["smoothness"]) if family == "gradient_descent" else module.step_size(**of)
+        assert 0 < gamma <= limit(of) * (1 + 1e-12)
+        ratio = module.bound(**of, learning_rate=gamma) / module.rate(**timeless)(of["steps"])
+        assert ratio <= 1 + 1e-12
+        closest = max(closest, ratio)
+    assert closest > (0.999 if FAMILIES[family].tight else 0.5), "a rate that is never met has a constant that is too large"
+
+
+@pytest.mark.parametrize("via", ["server", "ring"])
+def test_compressed_sgd_at_its_step_size_has_its_rate(via):
+    rng = np.random.default_rng(12)
+    for _ in range(5 * DRAWS):
+        of = base(rng)
+        kind = [{"compression": noise(rng)}, {"omega": spread(rng, -2, 1), "heterogeneity": noise(rng)}][rng.integers(2)]
+        errors = {"noise": noise(rng), "workers": int(rng.integers(1, 9)), "via": via, **kind}
+        effect = compressed_sgd.effect(**errors)
+        gamma = compressed_sgd.step_size(**of, effect=effect)
+        assert 0 < gamma <= (1 + 1e-12) / (of["smoothness"] * (1 + effect.inflation))
+        rate = compressed_sgd.rate(gap=of["gap"], smoothness=of["smoothness"], effect=effect)
+        assert bounds.compressed_sgd(**of, **errors, learning_rate=gamma) <= rate(of["steps"]) * (1 + 1e-12)
+
+
+def test_ef21_at_its_step_size_has_its_rate():
+    rng = np.random.default_rng(13)
+    for _ in range(DRAWS):
+        of, L, K = layers_of(rng), spread(rng, -2, 2), int(rng.integers(1, 1000))
+        more = {"gap": spread(rng), "first": [noise(rng) for _ in of["layers"]]}
+        gamma = ef21.step_size(**of, smoothness=L)
+        right = bounds.ef21(contractions=of["contractions"], weights=of["weights"], **more, steps=K, learning_rate=gamma)
+        assert right == pytest.approx(ef21.rate(**of, smoothness=L, **more)(K), rel=1e-12)
+
+
+def test_gradient_descent_and_sgd_have_their_least_bound_at_their_step_sizes():
+    """SGD's is not quite the best one; no other is better by more than a half."""
+    rng = np.random.default_rng(14)
+    for _ in range(DRAWS):
+        of, s = base(rng), noise(rng)
+        grid = np.geomspace(1e-6, 0.999, 200) / of["smoothness"]
+        best = min(bounds.gradient_descent(**of, learning_rate=2 * g) for g in grid)
+        assert bounds.gradient_descent(**of, learning_rate=1 / of["smoothness"]) <= best * (1 + 1e-12)
+        best = min(bounds.sgd(**of, noise=s, learning_rate=g) for g in grid)
+        assert bounds.sgd(**of, noise=s, learning_rate=sgd.step_size(**of, noise=s)) <= 1.5 * best
+
+
+# --- Special cases, which have to agree.
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_families_agree_where_they_are_the_same(seed):
+    rng = np.random.default_rng(seed)
+    of, s, z, N = with_noise(rng), noise(rng), noise(rng), int(rng.integers(1, 9))
+    g = rng.uniform(0.01, 0.99) / of["smoothness"]
+    of["noise"] = s
+    same = partial(pytest.approx, rel=1e-12)
+    one = bounds.sgd(**of, learning_rate=g)
+    many = bounds.minibatch_sgd(**of, workers=N, learning_rate=g)
+    assert bounds.minibatch_sgd(**of, workers=1, learning_rate=g) == one
+    assert bounds.minibatch_sgd(**of, batch_size=N, learning_rate=g) == same(many)
+    assert bounds.minibatch_sgd(**of, workers=N, batch_size=1, samples=7, learning_rate=g) == same(many)
+    without = {name: value for name, value in of.items() if name != "noise"}
+    for whole in ({"batch_size": 7, "samples": 7, "noise": s}, {"noise": 0.0}):
+        assert bounds.minibatch_sgd(**without, **whole, learning_rate=g) == same(bounds.gradient_descent(**without, learning_rate=g))
+    for via in ("server", "ring"):
+        assert bounds.compressed_sgd(**of, workers=N, heterogeneity=z, via=via, learning_rate=g) == same(many)
+    alone = {"omega": 1.5, "noise": s, "workers": 1, "heterogeneity": 0.0}
+    ring = compressed_sgd.effect(**alone, via="ring")
+    assert ring == (same(1.5), same(2.5 * s**2)), "one worker compresses once"
+    # EC-SGD without errors: the noise's term is that of mini-batch SGD, up to the factor before all.
+    without_errors = bounds.error_compensated_sgd(**of, compression=0.0, workers=N, learning_rate=g)
+    assert without_errors * (1 - g * of["smoothness"]) == same(many * (2 - g * of["smoothness"]))
+    # One server that is never stale; gossip that averages at once.
+    fresh = bounds.asynchronous_sgd(**of, staleness=0, learning_rate=g)
+    assert one <= fresh * (1 + 1e-12)
+    assert fresh == same(one * (2 - g * of["smoothness"]))
+    assert asynchronous_sgd.largest_step(smoothness=of["smoothness"], staleness=0) == same(1 / of["smoothness"])
+    complete = bounds.decentralized_sgd(**of, heterogeneity=z, workers=N, rho=0.0, learning_rate=g)
+    assert complete == same(many * (2 - g * of["smoothness"]))
+    assert complete >= many * (1 - 1e-12)
+    L = of["smoothness"]
+    assert ef21.step_size(contractions=[1.0], layers=[L], smoothness=L, weights=[1.0]) == same(1 / L)
+    exact = bounds.ef21(gap=of["gap"], contractions=[1.0], first=[0.0], weights=[1.0], steps=of["steps"], learning_rate=1 / L)
+    assert exact == same(bounds.gradient_descent(**without, learning_rate=1 / L))
+
+
+def test_bounds_do_not_fall_with_what_is_bad():
+    """More noise, heterogeneity, compression error, staleness, or a worse graph."""
+    of = {"gap": 2.0, "smoothness": 1.5, "steps": 50, "learning_rate": 0.05}
+    grids = [
+        (partial(bounds.sgd, **of), "noise", np.linspace(0, 3, 7)),
+        (partial(bounds.compressed_sgd, **of, noise=1.0, workers=3, heterogeneity=1.0), "omega", np.linspace(0, 3, 7)),
+        (partial(bounds.compressed_sgd, **of, noise=1.0, workers=3, via="ring"), "compression", np.linspace(0, 3, 7)),
+        (partial(bounds.error_compensated_sgd, **of, noise=1.0, workers=3), "compression", np.linspace(0, 3, 7)),
+        (partial(bounds.asynchronous_sgd, **of, noise=1.0), "staleness", np.arange(7)),
+        (partial(bounds.decentralized_sgd, **of, noise=1.0, workers=3, heterogeneity=1.0), "rho", np.linspace(0, 0.9, 7)),
+        (partial(bounds.decentralized_sgd, **of, noise=1.0, workers=3, rho=0.5), "heterogeneity", np.linspace(0, 3, 7)),
+    ]
+    for bound, name, values in grids:
+        found = [bound(**{name: value}) for value in values.tolist()]
+        assert (np.diff(found) > 0).all(), name
+
+
+# --- Iterations to a given accuracy.
+
+
+def test_iterations_are_the_fewest():
+    rng = np.random.default_rng(20)
+    for _ in range(DRAWS):
+        rate = Rate(*(noise(rng) for _ in range(3)))
+        epsilon = spread(rng, -2, 3)
+        T = rate.iterations(epsilon)
+        assert T >= 1
+        assert rate(T) <= epsilon
+        assert T == 1 or rate(T - 1) > epsilon
+
+
+def test_iterations_are_those_of_the_terms_up_to_a_factor():
+    """Each alone takes its own; all together at least the most, at most that with a third of the accuracy each."""
+    rng = np.random.default_rng(21)
+    for _ in range(DRAWS):
+        rate, epsilon = Rate(spread(rng), spread(rng), spread(rng)), spread(rng, -2, 1)
+        a, b, c = rate.inverse, rate.root, rate.two_thirds
+        assert rate.terms(epsilon) == pytest.approx((a / epsilon, b**2 / epsilon**2, (c / epsilon) ** 1.5), rel=1e-12)
+        T = rate.iterations(epsilon)
+        assert max(rate.terms(epsilon)) * (1 - 1e-9) <= T
+        assert max(rate.terms(epsilon / 3)) + 1 >= T
+        alone = [Rate(a).iterations(epsilon), Rate(0.0, b).iterations(epsilon), Rate(0.0, 0.0, c).iterations(epsilon)]
+        for found, term in zip(alone, rate.terms(epsilon), strict=True):
+            assert term * (1 - 1e-9) <= found < term * (1 + 1e-9) + 1
+
+
+def test_rate_is_its_three_terms():
+    assert Rate(2.0, 3.0, 5.0)(64) == pytest.approx(2 / 64 + 3 / 8 + 5 / 16)
+    assert Rate(2.0)(4) == 0.5
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.inf, math.nan])
+def test_accuracy_that_is_no_positive_number_is_refused(epsilon):
+    with pytest.raises(ValueError, match="need a positive number"):
+        Rate(1.0).iterations(epsilon)
+
+
+# --- Errors, and hypotheses by name.
+
+
+def test_compression_has_errors_of_one_kind_and_one_of_two_patterns():
+    with pytest.raises(ValueError, match="absolute or relative"):
+        compressed_sgd.effect(noise=1.0, workers=2, compression=1.0, omega=1.0)
+    with pytest.raises(ValueError, match="need 'server' or 'ring'"):
+        compressed_sgd.effect(noise=1.0, workers=2, via="star")
+
+
+@pytest.mark.parametrize("batch_size", [0, 5])
+def test_batches_larger_than_the_data_are_refused(batch_size):
+    with pytest.raises(ValueError, match="need 1 <= B <= M"):
+        minibatch_sgd.variance(noise=1.0, batch_size=batch_size, samples=4)
+
+
+def quadratic(N: int = 4, d: int = 4, *, equal: bool = True):
+    """L = 2."""
+    return problems.random_quadratic(N, d, smoothness=2.0, strong_convexity=0.5, noise=0.5, equal_hessians=equal, seed=3)
+
+
+SLIGHTLY = 1 + 1e-6
+FRESH, OLD = np.zeros(64, int), np.full(64, 3)
+RING = topologies.ring(4)
+LIMIT_OF_OLD = (sqrt(1 + 8 * 9) - 1) / (4 * 9 * 2.0)
+DIRECTED = topologies.from_matrix((np.eye(4) + np.roll(np.eye(4), 1, axis=0)) / 2)
+LAYERED = {"contractions": [0.25, 0.5], "layers": [1.0, 2.0], "smoothness": 2.0, "weights": [1.0, 2.0]}
+
+VIOLATED = [
+    ("gradient_descent", lambda: gradient_descent.check(quadratic(), steps=3, learning_rate=1.0), "0 < gamma < 2 / L"),
+    ("gradient_descent", lambda: gradient_descent.check(quadratic(), steps=3, learning_rate=0.0), "0 < gamma < 2 / L"),
+    ("sgd", lambda: sgd.check(quadratic(), steps=3, learning_rate=0.5 * SLIGHTLY), "0 < gamma <= 1 / L"),
+    ("sgd", lambda: sgd.check(quadratic(), steps=3, learning_rate=-0.1), "0 < gamma <= 1 / L"),
+    ("sgd", lambda: sgd.check(quadratic(equal=False), steps=3), "one varsigma for all points"),
+    ("minibatch_sgd", lambda: minibatch_sgd.check(quadratic(), steps=3, learning_rate=0.5 * SLIGHTLY), "0 < gamma <= 1 / L"),
+    ("compressed_sgd", lambda: compressed_sgd.check(quadratic(), steps=3, learning_rate=0.5 * SLIGHTLY), "0 < gamma <= 1 / L"),
+    (
+        "compressed_sgd",
+        lambda: compressed_sgd.check(quadratic(), compressors.random_sparsification(0.5), steps=3, learning_rate=0.5),
+        "0 < gamma <= 1 / (L (1 + r))",
+    ),
+    (
+        "compressed_sgd",
+        lambda: compressed_sgd.check(quadratic(), compressors.sign, steps=3),
+        "an unbiased compressor that states an omega",
+    ),
+    ("compressed_sgd", lambda: compressed_sgd.check(quadratic(equal=False), compressors.natural, steps=3), "one varsigma for all points"),
+    (
+        "error_compensated_sgd",
+        lambda: error_compensated_sgd.check(quadratic(), steps=3, compression=1.0, learning_rate=0.5),
+        "0 < gamma < 1 / L",
+    ),
+    (
+        "asynchronous_sgd",
+        lambda: asynchronous_sgd.check(quadratic(), OLD, steps=3, learning_rate=LIMIT_OF_OLD * SLIGHTLY),
+        "0 < gamma <= (sqrt(1 + 8 tau^2) - 1) / (4 tau^2 L)",
+    ),
+    (
+        "asynchronous_sgd",
+        lambda: asynchronous_sgd.check(quadratic(), FRESH, steps=3, learning_rate=0.5 * SLIGHTLY),
+        "0 < gamma <= (sqrt(1 + 8 tau^2) - 1) / (4 tau^2 L)",
+    ),
+    (
+        "asynchronous_sgd",
+        lambda: asynchronous_sgd.check(quadratic(), delays.constant(3), steps=3, learning_rate=LIMIT_OF_OLD * SLIGHTLY),
+        "0 < gamma <= (sqrt(1 + 8 tau^2) - 1) / (4 tau^2 L)",
+    ),
+    ("asynchronous_sgd", lambda: asynchronous_sgd.check(quadratic(equal=False), FRESH, steps=3), "one varsigma for all points"),
+    (
+        "decentralized_sgd",
+        lambda: decentralized_sgd.check(quadratic(), topologies.complete(4), steps=3, learning_rate=0.5 * SLIGHTLY),
+        "0 < gamma <= 1 / L",
+    ),
+    (
+        "decentralized_sgd",
+        lambda: decentralized_sgd.check(
+            quadratic(), topologies.chain(4), steps=3, learning_rate=(1 - topologies.chain(4).rho) / 4 / topologies.chain(4).rho * SLIGHTLY
+        ),
+        "gamma rho <= (1 - rho) / (2 L)",
+    ),
+    ("decentralized_sgd", lambda: decentralized_sgd.check(quadratic(), DIRECTED, steps=3), "one symmetric W"),
+    ("decentralized_sgd", lambda: decentralized_sgd.check(quadratic(), topologies.ring(5), steps=3), "as many workers as the problem has"),
+]
+
+
+@pytest.mark.parametrize(("family", "check", "text"), VIOLATED, ids=[f"{family}: {text}" for family, _, text in VIOLATED])
+def test_the_hypothesis_that_fails_is_named(family, check, text):
+    """Before anything is run."""
+    with pytest.raises(ValueError, match=re.escape(f"need {text}") + "$") as caught:
+        check()
+    assert str(caught.value).startswith(f"{family}: ")
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"contractions": [0.25, 0.0]}, "contractions in (0, 1]"),
+        ({"contractions": [0.25, 1.5]}, "contractions in (0, 1]"),
+        ({"weights": [1.0, 0.0]}, "positive weights"),
+        ({"learning_rate": 1.0}, "0 < gamma <= the largest step of (9)"),
+        ({"learning_rate": ef21.step_size(**LAYERED) * SLIGHTLY}, "0 < gamma <= the largest step of (9)"),
+        ({"learning_rate": ef21.step_size(**LAYERED)}, None),
+    ],
+)
+def test_the_hypothesis_of_ef21_that_fails_is_named(change, text):
+    conditions = ef21.hypotheses(**{**LAYERED, "learning_rate": 1e-3, **change})
+    assert [condition.text for condition in conditions if not condition.holds] == ([] if text is None else [text])
+
+
+def at_the_end() -> list[tuple[str, list]]:
+    """Each family's hypotheses at the largest step size that it takes."""
+    chain = topologies.chain(4)
+    last = min(0.5, (1 - chain.rho) / 4 / chain.rho)
+    return [
+        ("gradient_descent", gradient_descent.hypotheses(quadratic(), 1.0 - 1e-9)),
+        ("sgd", sgd.hypotheses(quadratic(), 0.5)),
+        ("minibatch_sgd", minibatch_sgd.hypotheses(quadratic(equal=False), 0.5)),
+        ("compressed_sgd", compressed_sgd.hypotheses(quadratic(equal=False), None, 0.5)),
+        ("error_compensated_sgd", error_compensated_sgd.hypotheses(quadratic(equal=False), 0.5 - 1e-9)),
+        ("asynchronous_sgd", asynchronous_sgd.hypotheses(quadratic(), 3, LIMIT_OF_OLD)),
+        ("decentralized_sgd", decentralized_sgd.hypotheses(quadratic(equal=False), chain, last)),
+    ]
+
+
+def test_all_hypotheses_hold_at_the_largest_step_size():
+    for family, conditions in at_the_end():
+        assert [condition.given for condition in conditions if not condition.holds] == [], family
+
+
+@pytest.mark.parametrize("missing", ["smoothness", "minimum", "noise"])
+def test_a_problem_that_does_not_know_its_constants_is_refused_with_their_names(missing):
+    problem = quadratic()
+    unknown = problem._replace(constants=problem.constants._replace(**{missing: None}))
+    with pytest.raises(ValueError, match=f"does not know its {missing}: need a problem with all constants"):
+        sgd.check(unknown, steps=3)
+    with pytest.raises(ValueError, match="does not know its smoothness, minimum, noise"):
+        instances.known(problem._replace(constants=Constants()))
+
+
+def test_one_compressor_alone_is_refused():
+    with pytest.raises(ValueError, match="need two, or none"):
+        error_compensated_sgd.check(quadratic(), compressors.sign, steps=3)
+
+
+def test_known_constants_are_those_of_the_problem():
+    """The gap is f(x_1) - f*; heterogeneity holds everywhere only where Hessians are equal."""
+    rng = np.random.default_rng(0)
+    A, b, start = np.tile(np.diag([1.0, 3.0]), (3, 1, 1)), rng.normal(size=(3, 2)), rng.normal(size=2)
+    known = instances.known(problems.quadratic(A, b, noise=0.25, start=start))
+    best = np.linalg.solve(A[0], b.mean(axis=0))
+    assert known.gap == pytest.approx((start - best) @ A[0] @ (start - best) / 2, rel=1e-9)
+    assert (known.smoothness, known.noise) == (pytest.approx(3.0), 0.25)
+    assert known.heterogeneity == pytest.approx(sqrt(np.mean(np.sum((b - b.mean(axis=0)) ** 2, axis=1))), rel=1e-9)
+    A[0] *= 2
+    assert instances.known(problems.quadratic(A, b)).heterogeneity is None
+    regression = problems.robust_regression(3, 2)
+    assert instances.known(regression).heterogeneity == regression.constants.heterogeneity
+    assert sgd.total_noise(regression) == pytest.approx(math.hypot(regression.constants.noise, regression.constants.heterogeneity))

@@ -1,0 +1,319 @@
+"""Exact moments: the project's own methods, differentiated, beside recursions written down from the papers' equations, in numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import algorithms
+import topologies
+from dsgd import compressors, problems
+from theory_checks import moments, runs
+from theory_checks.asynchronous_sgd import stale
+
+N, D, STEPS = 4, 4, 40
+GAMMA, SIGMA, COMPRESSION = 0.15, 0.7, 0.9
+SEEDS, LIMIT = 1_500, 5  # runs of a Monte Carlo estimate; standard errors that it may be off
+
+
+class Numbers:
+    """Of f_n(x) = x^T A_n x / 2 - b_n^T x, from x_0."""
+
+    def __init__(self, equal: bool) -> None:
+        rng = np.random.default_rng(3)
+        raw = rng.normal(size=(1 if equal else N, D, D))
+        A = raw @ np.swapaxes(raw, 1, 2) / D + 0.05 * np.eye(D)
+        self.A = np.broadcast_to(A, (N, D, D)) / np.linalg.norm(A, 2, axis=(1, 2)).max()
+        self.b, self.start = rng.normal(size=(N, D)), rng.normal(size=D)
+        self.mean_A, self.mean_b = self.A.mean(axis=0), self.b.mean(axis=0)
+        self.best = np.linalg.solve(self.mean_A, self.mean_b)
+        self.problem = problems.quadratic(self.A, self.b, noise=SIGMA, start=self.start)
+
+
+@pytest.fixture(scope="module")
+def numbers() -> Callable[[bool], Numbers]:
+    made = {equal: Numbers(equal) for equal in (True, False)}
+    return made.__getitem__
+
+
+# --- Moments of s' = M s + c + noise of a covariance, in numpy.
+
+Law = tuple[np.ndarray, np.ndarray]  # mean and covariance
+
+
+def laws(first: np.ndarray, affine: Callable[[int], tuple[np.ndarray, np.ndarray, np.ndarray]]) -> list[Law]:
+    """Of s_0, ..., s_T; `affine(t)` is M, c and the covariance of the noise."""
+    mean, covariance = first, np.zeros((first.size, first.size))
+    found = [(mean, covariance)]
+    for t in range(STEPS):
+        M, c, noise = affine(t)
+        mean, covariance = M @ mean + c, M @ covariance @ M.T + noise
+        found.append((mean, covariance))
+    return found
+
+
+def square(law: Law, P: np.ndarray, q: np.ndarray | float = 0.0) -> float:
+    """E|P s + q|^2."""
+    mean, covariance = law
+    return float(np.sum((P @ mean + q) ** 2) + np.trace(P @ covariance @ P.T))
+
+
+def of_one_model(of: Numbers, law: Law, x: np.ndarray) -> dict[str, float]:
+    """What is asked of the one model x = (the matrix x) s."""
+    away = of.A @ x  # [N, d, s]
+    mean, covariance = law[0], law[1]
+    at, around = x @ mean - of.best, x @ covariance @ x.T
+    return {
+        "slope": square(law, of.mean_A @ x, -of.mean_b),
+        "gap": float(at @ of.mean_A @ at + np.trace(of.mean_A @ around)) / 2,
+        "spread": np.mean([square(law, away[n] - of.mean_A @ x, of.mean_b - of.b[n]) for n in range(N)]),
+    }
+
+
+def agree(found: dict[str, np.ndarray], expected: list[dict[str, float]]) -> None:
+    assert len(next(iter(found.values()))) == STEPS + 1
+    for name in expected[0]:
+        np.testing.assert_allclose(found[name], [each[name] for each in expected], rtol=1e-10, atol=1e-12, err_msg=name)
+
+
+def test_minibatch_sgd(numbers):
+    r"""$x' = x - \gamma \frac1N \sum_n (A_n x - b_n + \xi_n)$: the noise of the mean has the covariance sigma^2 I / (N d)."""
+    of, I = numbers(False), np.eye(D)
+    expected = []
+    for law in laws(of.start, lambda t: (I - GAMMA * of.mean_A, GAMMA * of.mean_b, GAMMA**2 * SIGMA**2 / (N * D) * I)):
+        local = np.mean([square(law, of.A[n], -of.b[n]) for n in range(N)])
+        same = of_one_model(of, law, I)
+        expected.append({**same, "consensus": 0.0, "asked": same["slope"], "stale": 0.0, "local": local, "around": same["spread"]})
+    found = moments.second_moments(moments.with_step(algorithms.minibatch_sgd), of.problem, GAMMA, steps=STEPS)
+    assert set(found) == set(expected[0])
+    agree(found, expected)
+
+
+def of_one_worker(of: Numbers) -> np.ndarray:
+    r"""The covariance of $A x - b_n + \xi$ with n uniform."""
+    away = of.b - of.mean_b
+    return SIGMA**2 / D * np.eye(D) + sum(np.outer(a, a) for a in away) / N
+
+
+def test_sgd_draws_a_worker(numbers):
+    """What workers differ in is noise: with one Hessian, it is that of b_n."""
+    of, I = numbers(True), np.eye(D)
+    expected = []
+    for law in laws(of.start, lambda t: (I - GAMMA * of.mean_A, GAMMA * of.mean_b, GAMMA**2 * of_one_worker(of))):
+        same = of_one_model(of, law, I)
+        expected.append({"slope": same["slope"], "gap": same["gap"], "asked": same["slope"], "stale": 0.0, "consensus": 0.0})
+    agree(moments.second_moments(moments.with_step(algorithms.sgd), of.problem, GAMMA, steps=STEPS, one_worker=True), expected)
+
+
+def test_decentralized_sgd_on_a_ring(numbers):
+    """X' = (X - gamma G) W; the columns of X, one a worker, one below the other."""
+    of = numbers(False)
+    W = np.array([[1, 1, 0, 1], [1, 1, 1, 0], [0, 1, 1, 1], [1, 0, 1, 1]]) / 3
+    topology = topologies.ring(N)
+    np.testing.assert_allclose(topology.W, W)
+    mix = np.kron(W, np.eye(D))  # X W, where W is symmetric
+    A = np.zeros((N * D, N * D))
+    for n in range(N):
+        A[n * D : (n + 1) * D, n * D : (n + 1) * D] = of.A[n]
+    mean = np.kron(np.ones((1, N)) / N, np.eye(D))
+    M, c = mix @ (np.eye(N * D) - GAMMA * A), GAMMA * mix @ of.b.ravel()
+    expected = []
+    for law in laws(np.tile(of.start, N), lambda t: (M, c, GAMMA**2 * SIGMA**2 / D * mix @ mix.T)):
+        away = np.eye(N * D) - np.kron(np.ones((N, N)) / N, np.eye(D))
+        more = {
+            "consensus": square(law, away) / N,
+            "asked": square(law, mean @ A, -of.mean_b),
+            "stale": square(law, of.mean_A @ mean - mean @ A),
+            "local": square(law, A, -of.b.ravel()) / N,
+            "around": square(law, A - np.kron(np.ones((N, 1)), of.mean_A @ mean), np.tile(of.mean_b, N) - of.b.ravel()) / N,
+        }
+        expected.append({**of_one_model(of, law, mean), **more})
+    assert expected[-1]["consensus"] > 0.01
+    assert expected[-1]["stale"] > 1e-5
+    agree(moments.second_moments(moments.with_step(algorithms.decentralized_sgd, topology), of.problem, GAMMA, steps=STEPS), expected)
+
+
+@pytest.mark.parametrize(("via", "messages"), [("server", N * N + N), ("ring", N * N)])
+def test_compressed_sgd_with_additive_errors(numbers, via, messages):
+    r"""Through servers the errors are $\frac1N \sum \epsilon_n + \epsilon$ (3.4), around the ring $\frac1N \sum_k \epsilon_k$ (3.5)."""
+    of, I = numbers(False), np.eye(D)
+    total = (SIGMA**2 + COMPRESSION**2) / N + (COMPRESSION**2 if via == "server" else 0.0)
+    expected = [
+        of_one_model(of, law, I) for law in laws(of.start, lambda t: (I - GAMMA * of.mean_A, GAMMA * of.mean_b, GAMMA**2 * total / D * I))
+    ]
+    build = moments.with_compressor(algorithms.compressed_sgd, via)
+    found = moments.second_moments(build, of.problem, GAMMA, steps=STEPS, compression=COMPRESSION, messages=messages)
+    agree(found, expected)
+
+
+def memories(state) -> dict[str, jax.Array]:
+    """x, the server's delta, the workers' delta_n."""
+    worker = state.workers.worker.reshape(N, -1)
+    return {"x": state.server.params, "delta": state.workers.server, "deltas": worker / jnp.sqrt(N), "delta_2": worker[2]}
+
+
+def test_error_compensated_sgd_with_additive_errors(numbers):
+    """The state is (x, delta_1, ..., delta_N, delta); errors of this round are -epsilon, Q(v) = v + epsilon."""
+    of, I, size = numbers(False), np.eye(D), (N + 2) * D
+    x = slice(0, D)
+    worker = [slice((n + 1) * D, (n + 2) * D) for n in range(N)]
+    server = slice((N + 1) * D, size)
+    # v = (1/N) sum (g_n + delta_n + epsilon_n) + delta, and x' = x - gamma (v + epsilon).
+    M, c = np.zeros((size, size)), np.zeros(size)
+    M[x, x], c[x] = I - GAMMA * of.mean_A, GAMMA * of.mean_b
+    M[x, server] = -GAMMA * I
+    B = np.zeros((size, (2 * N + 1) * D))  # of xi_1, ..., xi_N, epsilon_1, ..., epsilon_N, epsilon, of unit variance
+    for n in range(N):
+        xi, epsilon = slice(n * D, (n + 1) * D), slice((N + n) * D, (N + n + 1) * D)
+        M[x, worker[n]] = -GAMMA / N * I
+        B[x, xi] = -GAMMA / N * SIGMA / np.sqrt(D) * I
+        B[x, epsilon] = -GAMMA / N * COMPRESSION / np.sqrt(D) * I
+        B[worker[n], epsilon] = -COMPRESSION / np.sqrt(D) * I
+    B[x, 2 * N * D :] = -GAMMA * COMPRESSION / np.sqrt(D) * I
+    B[server, 2 * N * D :] = -COMPRESSION / np.sqrt(D) * I
+    rows = np.eye(size)
+    expected = []
+    for law in laws(np.concatenate([of.start, np.zeros(size - D)]), lambda t: (M, c, B @ B.T)):
+        squares = [square(law, rows[worker[n]]) for n in range(N)]
+        expected.append(
+            {
+                **of_one_model(of, law, rows[x]),
+                "x": square(law, rows[x]),
+                "delta": square(law, rows[server]),
+                "deltas": np.mean(squares),
+                "delta_2": squares[2],
+            }
+        )
+    assert expected[0]["deltas"] == 0
+    assert expected[-1]["deltas"] == pytest.approx(COMPRESSION**2)
+    build = moments.with_compressors(algorithms.error_compensated_sgd)
+    how = {"compression": COMPRESSION, "messages": N * N + N, "quantities": memories}
+    agree(moments.second_moments(build, of.problem, GAMMA, steps=STEPS, **how), expected)
+
+
+TABLE = np.array([0, 3, 1, 2, 0, 0, 3, 2] * 8, np.int32)
+
+
+def on_table(of, compressor):
+    return stale(optax.sgd(of.learning_rate), 3, of.more)
+
+
+def test_asynchronous_sgd_with_a_table_of_staleness(numbers):
+    """The state is (x_t, x_{t-1}, x_{t-2}, x_{t-3}), and x_{t+1} = x_t - gamma (A x_{t-s} - b + noise)."""
+    of, I, tau = numbers(True), np.eye(D), 3
+    size = (tau + 1) * D
+
+    def seen(t):  # x_{t-s} = (this matrix) (state)
+        s = min(TABLE[t % len(TABLE)], t)
+        return np.kron(np.eye(tau + 1)[s][None], I)
+
+    now, shift = np.kron(np.eye(tau + 1)[0][None], I), np.kron(np.eye(tau + 1, k=-1), I)
+
+    def affine(t):
+        M, c, noise = shift.copy(), np.zeros(size), np.zeros((size, size))
+        M[:D] = now - GAMMA * of.mean_A @ seen(t)
+        c[:D], noise[:D, :D] = GAMMA * of.mean_b, GAMMA**2 * of_one_worker(of)
+        return M, c, noise
+
+    expected = []
+    for t, law in enumerate(laws(np.tile(of.start, tau + 1), affine)):
+        same = of_one_model(of, law, now)
+        asked = {"asked": square(law, of.mean_A @ seen(t), -of.mean_b), "stale": square(law, of.mean_A @ (now - seen(t)))}
+        expected.append({"slope": same["slope"], "gap": same["gap"], **asked})
+    assert expected[1]["stale"] > 0
+    assert expected[4]["stale"] == 0
+    how = {"steps": STEPS, "one_worker": True, "varying": True, "more": TABLE}
+    agree(moments.second_moments(on_table, of.problem, GAMMA, **how), expected)
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "one_worker"),
+    [(algorithms.minibatch_sgd, (), False), (algorithms.sgd, (), True), (algorithms.decentralized_sgd, ("ring",), False)],
+    ids=["minibatch_sgd", "sgd", "decentralized_sgd"],
+)
+def test_runs_over_many_seeds_agree_with_exact_moments(numbers, method, arguments, one_worker):
+    """The loop that everybody uses; every round's mean is within 5 standard errors."""
+    of = numbers(True)
+    arguments = tuple(topologies.ring(N) for _ in arguments)
+    exact = moments.second_moments(moments.with_step(method, *arguments), of.problem, GAMMA, steps=20, one_worker=one_worker)
+    history = runs.histories(runs.with_step(method, *arguments), of.problem, steps=20, learning_rates=[GAMMA], seeds=SEEDS)
+    gaps = history["loss"] - of.problem.constants.minimum
+    pairs = [("slope", history["grad_sqnorm"]), ("gap", gaps)]
+    if arguments:
+        pairs.append(("consensus", history["consensus"]))
+    for name, values in pairs:
+        error = values[0].std(axis=0, ddof=1) / np.sqrt(SEEDS)
+        assert (np.abs(values[0].mean(axis=0) - exact[name]) <= LIMIT * error + 1e-10).all(), name
+        assert error[1:].max() < 0.1 * exact[name].max(), f"{name}: the estimates say too little"
+
+
+def test_hessians_may_be_diagonals(numbers):
+    of = numbers(False)
+    diagonals = np.stack([np.diag(A) for A in of.A])
+    full = np.stack([np.diag(a) for a in diagonals])
+    found = [
+        moments.second_moments(moments.with_step(algorithms.minibatch_sgd), problem, GAMMA, steps=STEPS)
+        for problem in (problems.quadratic(A, of.b, noise=SIGMA, start=of.start) for A in (diagonals, full))
+    ]
+    np.testing.assert_allclose(found[0]["slope"], found[1]["slope"], rtol=1e-12)
+
+
+@pytest.mark.parametrize("steps", [1, 511, 512])
+def test_there_is_a_record_before_each_step_and_one_after_the_last(numbers, steps):
+    """However long the program is that is compiled for it; the records that two have in common are equal."""
+    find = partial(moments.second_moments, moments.with_step(algorithms.minibatch_sgd), numbers(False).problem, GAMMA)
+    slopes = find(steps=steps)["slope"]
+    assert slopes.shape == (steps + 1,)
+    assert np.isfinite(slopes).all()
+    np.testing.assert_allclose(slopes, find(steps=600)["slope"][: steps + 1], rtol=1e-12)
+
+
+def adam(of, compressor):
+    return algorithms.minibatch_sgd(optax.adam(of.learning_rate))
+
+
+def signs(of, compressor):
+    return algorithms.compressed_sgd(optax.sgd(of.learning_rate), compressors.sign, allow_biased=True)
+
+
+@pytest.mark.parametrize("build", [adam, signs])
+def test_methods_that_are_not_affine_have_no_numbers(numbers, build):
+    found = moments.second_moments(build, numbers(False).problem, GAMMA, steps=5)
+    assert all(np.isnan(values).all() for values in found.values())
+
+
+def test_momentum_is_affine_and_has_numbers(numbers):
+    """Its memory is part of the state: (x, m), m' = 0.9 m + g, x' = x - gamma m'."""
+    of, I = numbers(False), np.eye(D)
+    M = np.block([[I - GAMMA * of.mean_A, -0.9 * GAMMA * I], [of.mean_A, 0.9 * I]])
+    c = np.concatenate([GAMMA * of.mean_b, -of.mean_b])
+    B = np.concatenate([-GAMMA * I, I]) * SIGMA / np.sqrt(N * D)
+    x = np.eye(D, 2 * D)
+    expected = [of_one_model(of, law, x) for law in laws(np.concatenate([of.start, np.zeros(D)]), lambda t: (M, c, B @ B.T))]
+
+    def heavy_ball(of, compressor):
+        return algorithms.minibatch_sgd(optax.sgd(of.learning_rate, momentum=0.9))
+
+    agree(moments.second_moments(heavy_ball, of.problem, GAMMA, steps=STEPS), expected)
+
+
+def test_problems_and_rounds_that_have_no_exact_moments_are_refused(numbers):
+    minibatch, sgd = moments.with_step(algorithms.minibatch_sgd), moments.with_step(algorithms.sgd)
+    with pytest.raises(ValueError, match=r"robust_regression.*need a problem of problems\.quadratic"):
+        moments.second_moments(minibatch, problems.robust_regression(N, D), GAMMA, steps=3)
+    with pytest.raises(ValueError, match="need equal Hessians"):
+        moments.second_moments(sgd, numbers(False).problem, GAMMA, steps=3, one_worker=True)
+
+
+@pytest.mark.parametrize(("messages", "message"), [(N * N, rf"at least \d+ messages, not {N * N}"), (N * N + N + 1, "fewer messages")])
+def test_a_round_with_another_number_of_messages_is_refused(numbers, messages, message):
+    # With N * N + N - 1 it is not: two of the messages share a row with the first key that is tried.
+    build = moments.with_compressor(algorithms.compressed_sgd, "server")
+    with pytest.raises(ValueError, match=message):
+        moments.second_moments(build, numbers(False).problem, GAMMA, steps=3, compression=1.0, messages=messages)

@@ -1,0 +1,325 @@
+"""Methods with a mistake: the checks find it, on instances on which the method itself holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import algorithms
+import topologies
+from algorithms import optimizers
+from algorithms.delays import Delays
+from dsgd import compressors, problems
+from dsgd.base import Algorithm, Compressor
+from dsgd.topology import Topology
+from theory_checks import (
+    asynchronous_sgd,
+    compressed_sgd,
+    decentralized_sgd,
+    ef21,
+    error_compensated_sgd,
+    gradient_descent,
+    minibatch_sgd,
+    sgd,
+)
+from theory_checks.statement import Outcome, Random
+
+TRIALS = 40
+Method = Callable[..., Algorithm]
+
+
+def first_failure(trial: Callable, mutant: Method, sound: Method) -> tuple[int, Outcome] | None:
+    """Which random trial finds the mistake first, and its outcome; on all until then, the method without it holds."""
+    broken, whole = (Random(np.random.default_rng(0)) for _ in range(2))
+    for number in range(TRIALS):
+        outcomes = trial(broken, method=mutant)
+        for outcome in trial(whole, method=sound):
+            assert outcome.holds, f"the method itself: {outcome}"
+        for outcome in outcomes:
+            if not outcome.holds:
+                return number, outcome
+    return None
+
+
+def scaled(method: Method, factor: Callable[[int], float]) -> Method:
+    """Whose gradients are so many times as large as they should be."""
+
+    def build(*arguments):
+        inner = method(*arguments)
+
+        def update(key, state, gradients, round):
+            return inner.update(key, state, jax.tree.map(lambda leaf: leaf * factor(round.workers), gradients), round)
+
+        return inner._replace(update=update)
+
+    return build
+
+
+def stretched(method: Method, factor: Callable[[int], float]) -> Method:
+    """Whose steps are so many times as large as they should be, with all that is in them."""
+
+    def build(*arguments):
+        inner = method(*arguments)
+
+        def update(key, state, gradients, round):
+            after, info = inner.update(key, state, gradients, round)
+            x, y = state.server.params, after.server.params
+            return after._replace(server=after.server._replace(params=x + factor(round.workers) * (y - x))), info
+
+        return inner._replace(update=update)
+
+    return build
+
+
+def edited(method: Method, edit: Callable) -> Method:
+    """Whose state is edited after each round: (before, after) -> after."""
+
+    def build(*arguments):
+        inner = method(*arguments)
+
+        def update(key, state, gradients, round):
+            after, info = inner.update(key, state, gradients, round)
+            return edit(state, after), info
+
+        return inner._replace(update=update)
+
+    return build
+
+
+def zeros(tree):
+    return jax.tree.map(jnp.zeros_like, tree)
+
+
+# --- SGD and mini-batch SGD.
+
+
+def with_momentum(optimizer):
+    return algorithms.sgd(optax.chain(optax.trace(0.9), optimizer))
+
+
+# --- Compression.
+
+
+def biased(optimizer, compressor: Compressor, via: str) -> Algorithm:
+    """Its messages are all a little too large."""
+    return algorithms.compressed_sgd(
+        optimizer, compressor._replace(decompress=lambda message, d: compressor.decompress(message, d) + 2.0), via
+    )
+
+
+def forgetful(part: str) -> Method:
+    def forget(before, after):
+        memory = after.workers
+        return after._replace(workers=memory._replace(**{part: zeros(getattr(memory, part))}))
+
+    return edited(algorithms.error_compensated_sgd, forget)
+
+
+# --- Staleness.
+
+
+def staler(optimizer, rule: Delays) -> Algorithm:
+    """Four times as stale as it says."""
+
+    def staleness(key, t, parts, moved):
+        return jnp.minimum(4 * rule.staleness(key, t, parts, moved), t).astype(jnp.int32)
+
+    return algorithms.asynchronous_sgd(optimizer, Delays(4 * rule.bound, staleness, f"staler({rule.bound})"))
+
+
+# --- Gossip.
+
+
+def mixing(matrix: Callable[[np.ndarray], np.ndarray], step_first: bool = True) -> Method:
+    """Decentralized SGD with another matrix than it says."""
+
+    def build(optimizer, topology: Topology):
+        inner = algorithms.decentralized_sgd(optimizer, topology)
+        P = matrix(topology.W)
+
+        def update(key, state, gradients, round):
+            after, info = inner.update(key, state, gradients, round)
+            stepped = optimizers.step_local(optimizer, state.workers, gradients)
+            x, W = state.workers.params, jnp.asarray(P, float)
+            mixed = W @ stepped.params if step_first else W @ x + (stepped.params - x)
+            return after._replace(workers=stepped._replace(params=mixed)), info
+
+        return inner._replace(update=update)
+
+    return build
+
+
+def deaf(W: np.ndarray) -> np.ndarray:
+    """Worker 0 listens to nobody: rows sum to 1, columns do not, and the mean drifts to its minimum."""
+    P = np.array(W)
+    P[0] = np.eye(len(W))[0]
+    return P
+
+
+def lazy(W: np.ndarray) -> np.ndarray:
+    """Symmetric and doubly stochastic, but with a rho near 1."""
+    return 0.97 * np.eye(len(W)) + 0.03 * W
+
+
+def without_step(optimizer, topology):
+    return scaled(algorithms.decentralized_sgd, lambda N: 0.0)(optimizer, topology)
+
+
+# --- EF21.
+
+
+def without_estimates(before, after):
+    """Workers send the compressed gradient, servers add it up as if it were the difference."""
+    return after._replace(workers=after.workers._replace(gradient=zeros(after.workers.gradient)))
+
+
+def same_estimates(before, after):
+    """Servers do not add what they receive to the mean of the estimates that they have."""
+    return after._replace(workers=after.workers._replace(mean=before.workers.mean))
+
+
+def of(trial: Callable, via: str) -> Callable:
+    return lambda draws, method: trial(draws, via, method=method)
+
+
+MUTANTS = {
+    "GD, a step twice as large": (gradient_descent.trial, scaled(algorithms.gradient_descent, lambda N: 2.0), algorithms.gradient_descent),
+    "GD, no step": (gradient_descent.trial, scaled(algorithms.gradient_descent, lambda N: 0.0), algorithms.gradient_descent),
+    "GD, uphill": (gradient_descent.trial, scaled(algorithms.gradient_descent, lambda N: -1.0), algorithms.gradient_descent),
+    "SGD, momentum": (sgd.trial_exact, with_momentum, algorithms.sgd),
+    "SGD, a gradient twice as large": (sgd.trial_exact, scaled(algorithms.sgd, lambda N: 2.0), algorithms.sgd),
+    "mb-SGD, 1/(N - 1)": (
+        minibatch_sgd.trial_exact,
+        scaled(algorithms.minibatch_sgd, lambda N: N / (N - 1)),
+        algorithms.minibatch_sgd,
+    ),
+    "mb-SGD, no 1/N": (minibatch_sgd.trial_exact, scaled(algorithms.minibatch_sgd, lambda N: N), algorithms.minibatch_sgd),
+    "CSGD, server, no 1/N": (
+        of(compressed_sgd.trial_exact, "server"),
+        stretched(algorithms.compressed_sgd, lambda N: N),
+        algorithms.compressed_sgd,
+    ),
+    "CSGD, ring, no 1/N, as (3.5) is printed": (
+        of(compressed_sgd.trial_exact, "ring"),
+        stretched(algorithms.compressed_sgd, lambda N: N),
+        algorithms.compressed_sgd,
+    ),
+    "CSGD, server, biased": (of(compressed_sgd.trial_exact, "server"), biased, algorithms.compressed_sgd),
+    "DSGD, a larger rho, consensus": (decentralized_sgd.trial_consensus, mixing(lazy), algorithms.decentralized_sgd),
+    "DSGD, no gossip, consensus": (decentralized_sgd.trial_consensus, mixing(lambda W: np.eye(len(W))), algorithms.decentralized_sgd),
+    "DSGD, gossip before the step, consensus": (
+        decentralized_sgd.trial_consensus,
+        mixing(lambda W: W, step_first=False),
+        algorithms.decentralized_sgd,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_random_instances_find_the_mistake(name):
+    found = first_failure(*MUTANTS[name])
+    assert found is not None, f"none of {TRIALS} random trials finds it"
+
+
+# --- Directed instances: where random ones do not find the mistake, or only after many programs.
+
+
+def around_minimizer(N: int, d: int, *, away: float, heterogeneity: float = 0.0, noise: float = 0.0):
+    """All Hessians are I; the start is near the minimiser, so that what errors leave behind is not hidden by the way there."""
+    rng = np.random.default_rng(1)
+    b = rng.normal(size=d) + heterogeneity * rng.normal(size=(N, d))
+    return problems.quadratic(np.ones((N, d)), b, noise=noise, start=b.mean(axis=0) + away / np.sqrt(d))
+
+
+def layered_identity():
+    rng = np.random.default_rng(1)
+    return ef21.layered(problems.quadratic(np.ones((1, 12)), rng.normal(size=(1, 12))), ef21.SIZES, (1.0, 1.0, 1.0))
+
+
+def on_quadratic(check: Callable, *arguments, **options) -> Callable:
+    """method -> its outcome, on a problem that is made when it is needed, in float64."""
+    return lambda method: check(*(make() for make in arguments), method=method, **options)
+
+
+STALE = np.full(64, 4)
+DIRECTED = {
+    f"EC-SGD, {part} memory is lost": (
+        on_quadratic(
+            error_compensated_sgd.check, lambda: around_minimizer(2, 4, away=0.05), steps=2_000, compression=1.0, learning_rate=0.01
+        ),
+        forgetful(part),
+        algorithms.error_compensated_sgd,
+    )
+    for part in ("worker", "server")
+}
+DIRECTED |= {
+    "ASGD, staler than it says": (
+        on_quadratic(
+            asynchronous_sgd.check,
+            lambda: around_minimizer(3, 2, away=1.0),
+            lambda: STALE,
+            steps=250,
+            learning_rate=asynchronous_sgd.largest_step(smoothness=1.0, staleness=4),
+        ),
+        staler,
+        algorithms.asynchronous_sgd,
+    ),
+    "DSGD, one does not listen": (
+        on_quadratic(
+            lambda problem, topology, **options: decentralized_sgd.check(problem, topology, **options)[0],
+            lambda: around_minimizer(5, 2, away=0.1, heterogeneity=1.0),
+            lambda: topologies.ring(5),
+            steps=300,
+            learning_rate=0.02,
+        ),
+        mixing(deaf),
+        algorithms.decentralized_sgd,
+    ),
+    "DSGD, no step": (
+        on_quadratic(
+            lambda problem, topology, **options: decentralized_sgd.check(problem, topology, **options)[0],
+            lambda: around_minimizer(5, 2, away=3.0),
+            lambda: topologies.ring(5),
+            steps=300,
+            learning_rate=0.2,
+        ),
+        without_step,
+        algorithms.decentralized_sgd,
+    ),
+    "EF21, gradients for differences": (
+        on_quadratic(ef21.check, layered_identity, lambda: compressors.top_k(0.25), steps=1_000),
+        edited(algorithms.ef21, without_estimates),
+        algorithms.ef21,
+    ),
+    "EF21, estimates that stay": (
+        on_quadratic(ef21.check, layered_identity, lambda: compressors.top_k(0.25), steps=1_000),
+        edited(algorithms.ef21, same_estimates),
+        algorithms.ef21,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIRECTED)
+def test_a_directed_instance_finds_the_mistake(name):
+    check, mutant, sound = DIRECTED[name]
+    whole, broken = check(sound), check(mutant)
+    assert whole.holds, whole
+    assert not broken.holds, broken
+    assert broken.measured > 1.2 * broken.bound, "not by a hair's breadth"
+
+
+def test_mixing_by_hand_is_the_method_where_the_matrix_is_right():
+    """So that it is the matrix that is found."""
+    problem = problems.random_quadratic(5, 2, heterogeneity=1.0, noise=1.0)
+    sound, same = (
+        decentralized_sgd.check(problem, topologies.ring(5), steps=50, learning_rate=0.05, method=method)
+        for method in (algorithms.decentralized_sgd, mixing(lambda W: W))
+    )
+    for one, other in zip(sound, same, strict=True):
+        assert one.measured == pytest.approx(other.measured, rel=1e-9)
+        assert one.holds
