@@ -400,6 +400,12 @@ def test_accuracy_that_is_no_positive_number_is_refused(epsilon):
         Rate(1.0).iterations(epsilon)
 
 
+@pytest.mark.parametrize("rate", [Rate(math.nan), Rate(1.0, math.inf), Rate(1.0, 0.0, -1.0)])
+def test_rates_that_are_not_finite_have_no_iterations(rate):
+    with pytest.raises(ValueError, match="need finite parts"):
+        rate.iterations(0.1)
+
+
 # --- Errors, and hypotheses by name.
 
 
@@ -537,6 +543,31 @@ def test_a_problem_that_does_not_know_its_constants_is_refused_with_their_names(
         sgd.check(unknown, steps=3)
     with pytest.raises(ValueError, match="does not know its smoothness, minimum, noise"):
         instances.known(problem._replace(constants=Constants()))
+
+
+def test_a_start_at_the_minimum_is_refused():
+    with pytest.raises(ValueError, match=r"f\(x_1\) - f\* = 0: need a start above the minimum"):
+        sgd.check(problems.quadratic(np.eye(2)[None], np.zeros((1, 2)), noise=1.0), steps=3)
+
+
+def test_gradient_descent_needs_no_noise():
+    problem = quadratic()
+    unknown = problem._replace(constants=problem.constants._replace(noise=None))
+    assert gradient_descent.check(unknown, steps=3) == gradient_descent.check(problem, steps=3)
+
+
+@pytest.mark.parametrize("via", ["server", "ring"])
+@pytest.mark.parametrize("d", [2, 5])
+def test_servers_that_have_padding_only_send_nothing(via, d):
+    outcome = compressed_sgd.check(quadratic(4, d), steps=20, compression=1.0, via=via)
+    assert outcome.holds
+    assert outcome.measured > 0
+
+
+def test_the_gap_of_a_quadratic_loses_no_digits():
+    """f* = -1e6, where f(x_1) - f* is 5e-7."""
+    problem = problems.quadratic(np.ones((1, 1, 1)), np.full((1, 1), 1414.0), start=np.full(1, 1414.001))
+    assert instances.known(problem).gap == pytest.approx(5e-7, rel=1e-9)
 
 
 def test_one_compressor_alone_is_refused():
