@@ -127,15 +127,14 @@ def tabulate_misprints(compared: Sequence[tuple[Misprint, Outcome, Outcome]]) ->
     """One row a misprint: the printed formula evaluated where it fails, beside the corrected one."""
     caption = "left: measured or exact. It should be at most the right side (=: equal to it)."
     table = Table(title="misprints in the survey, and where they fail", caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("printed -> corrected, on which instance", ratio=1)
-    table.add_column("reference", max_width=15)
+    table.add_column("reference: printed\n  -> corrected\n  on which instance", ratio=1)
     for heading in ("left", "printed", "corrected"):
         table.add_column(heading, justify="right", no_wrap=True)
     for misprint, printed, corrected in compared:
-        what = _cell(Text(misprint.printed), f"-> {misprint.corrected}", misprint.example)
+        what = _cell(Text(f"{misprint.reference}: {misprint.printed}"), f"-> {misprint.corrected}", misprint.example)
         sign = "= " if printed.equality else ""
         left = f"{printed.measured:.4g}" if printed.measured == corrected.measured else f"{printed.measured:.3g}, {corrected.measured:.3g}"
-        table.add_row(what, misprint.reference, left, f"{sign}{printed.bound:.4g}", f"{sign}{corrected.bound:.4g}")
+        table.add_row(what, left, f"{sign}{printed.bound:.4g}", f"{sign}{corrected.bound:.4g}")
     return table
 
 
