@@ -97,7 +97,7 @@ def _method(name: str, problem: Problem, theorem: Any, constants: dict[str, floa
 
 
 def _affine(build: moments.Build, problem: Problem, **how) -> Callable[[float, int], np.ndarray]:
-    return lambda gamma, T: moments.second_moments(build, problem, gamma, steps=T - 1, **how)["slope"]
+    return lambda gamma, T: moments.second_moments(build, problem, gamma, steps=max(T - 1, 1), **how)["slope"]
 
 
 def _constants(problem: Problem, *names: str) -> dict[str, float]:

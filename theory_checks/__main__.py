@@ -36,7 +36,7 @@ class Args:
     """Holds every theorem and lemma against the code; shows the survey's misprints with counterexamples."""
 
     quick: bool = False
-    """Ten random trials of each statement."""
+    """Ten random trials of each statement: a minute or two instead of some ten."""
     trials: int = 200
     """Random trials of each statement."""
     seed: int = 0
@@ -125,7 +125,7 @@ def worst(outcome: Outcome) -> str:
 
 def tabulate_misprints(compared: Sequence[tuple[Misprint, Outcome, Outcome]]) -> Table:
     """One row a misprint: the printed formula evaluated where it fails, beside the corrected one."""
-    caption = "left: measured or exact. It should be at most the right side (=: equal to it)."
+    caption = "left: measured, exact or derived. It should be at most the right (=: equal to it)."
     table = Table(title="misprints in the survey, and where they fail", caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("reference: printed\n  -> corrected\n  on which instance", ratio=1)
     for heading in ("left", "printed", "corrected"):

@@ -34,6 +34,7 @@ from theory_checks.sgd import total_noise
 from theory_checks.statement import Condition, Draws, Outcome, Statement, need
 
 OLDEST = 12  # the largest tau that is tried; one size of the buffer for all, so that they share a program
+_LARGEST = "(sqrt(1 + 8 tau^2) - 1) / (4 tau^2 L)"
 _TABLE = 64  # staleness of so many updates, over and over
 
 
@@ -48,7 +49,7 @@ def hypotheses(problem: Problem, staleness: int, learning_rate: float) -> list[C
     limit = largest_step(smoothness=instances.known(problem).smoothness, staleness=staleness)
     return [
         instances.same_heterogeneity(problem),
-        instances.step_below("(sqrt(1 + 8 tau^2) - 1) / (4 tau^2 L)", limit, learning_rate),
+        instances.step_below(_LARGEST, limit, learning_rate),
     ]
 
 
@@ -70,6 +71,8 @@ def bound(*, gap: float, smoothness: float, noise: float, steps: int, staleness:
 
     Source: Liu and Zhang, Theorem 4.2.3.
     """
+    limit = largest_step(smoothness=smoothness, staleness=staleness)
+    instances.need_step("bounds.asynchronous_sgd", steps, learning_rate, _LARGEST, limit)
     return 2 * gap / (learning_rate * steps) + learning_rate * smoothness * noise**2 * (1 + 2 * learning_rate * smoothness * staleness)
 
 
@@ -82,7 +85,7 @@ def stale(optimizer: optax.GradientTransformation, bound: int, table: jax.Array,
     """The method whose staleness is a table, over and over: an array of the trace, so that all tables share one program."""
 
     def staleness(key, t, parts, moved):
-        return jnp.broadcast_to(jnp.minimum(table[t % _TABLE], t), (parts,)).astype(jnp.int32)
+        return jnp.broadcast_to(jnp.minimum(table[t % table.shape[0]], t), (parts,)).astype(jnp.int32)
 
     return method(optimizer, delays.Delays(bound, staleness, f"table({bound})"))
 
@@ -107,7 +110,7 @@ def check(
 
     Args:
         problem: that knows its constants.
-        rule: of `algorithms.delays`; or the staleness t - D(t) of 64 updates, over and over (none reaches back before the first model).
+        rule: of `algorithms.delays`; or the staleness t - D(t) of some updates, over and over (none reaches back before the first model).
         steps: T.
         learning_rate: gamma; None: the recommended one.
         seeds, seed: of runs.
@@ -117,7 +120,7 @@ def check(
         ValueError: the problem does not know its constants, or a hypothesis fails.
     """
     known, noise = instances.known(problem), total_noise(problem)
-    tau = rule.bound if isinstance(rule, delays.Delays) else int(np.max(rule))
+    tau = rule.bound if isinstance(rule, delays.Delays) else _largest(rule)
     numbers = {"gap": known.gap, "smoothness": known.smoothness, "noise": noise, "steps": steps, "staleness": tau}
     gamma = step_size(**numbers) if learning_rate is None else learning_rate
     need("asynchronous_sgd", hypotheses(problem, tau, gamma))
@@ -132,6 +135,12 @@ def check(
         with_table(max(tau, OLDEST), method), problem, gamma, steps=steps, one_worker=True, varying=True, more=np.asarray(rule, np.int32)
     )
     return Outcome(float(found["slope"][:steps].mean()), right, case=case)
+
+
+def _largest(staleness: np.ndarray) -> int:
+    if staleness.ndim != 1 or staleness.size == 0 or staleness.dtype.kind not in "iu" or staleness.min() < 0:
+        raise ValueError(f"asynchronous_sgd: a staleness of {staleness!r}: need integers [T], at least 0")
+    return int(staleness.max())
 
 
 def table(draws: Draws) -> np.ndarray:

@@ -120,7 +120,8 @@ def variance(draws: Draws) -> list[Outcome]:
     """The closed form."""
     compressor, right = draws.choice(VARIANCES)
     x, arrived = seen(compressor, draws)
-    return [Outcome(*(_of_errors(x, arrived)[:1]), right(x), _of_errors(x, arrived)[1], compressor.name, equality=True, scale=_scale(x))]
+    measured, error = _of_errors(x, arrived)
+    return [Outcome(measured, right(x), error, compressor.name, equality=True, scale=_scale(x))]
 
 
 def relative(draws: Draws) -> list[Outcome]:

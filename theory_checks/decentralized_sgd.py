@@ -38,7 +38,9 @@ def hypotheses(problem: Problem, topology: Topology, learning_rate: float) -> li
     """One symmetric W, gamma <= 1 / L, gamma rho <= (1 - rho) / (2 L). Models start equal; W is doubly stochastic when symmetric."""
     L, rho = instances.known(problem).smoothness, topology.rho
     given = f"gamma = {learning_rate:.6g}, rho = {rho:.6g}, (1 - rho) / (2 L) = {(1 - rho) / (2 * L):.6g}"
+    average = isinstance(problem.data, Quadratic)  # along the path: exact moments have it
     return [
+        *([] if average else [instances.same_heterogeneity(problem)]),
         Condition("as many workers as the problem has", topology.n == problem.workers, f"{topology.name} for {problem.workers} workers"),
         Condition("one symmetric W", topology.symmetric and topology.period == 1, f"{topology.name} is not symmetric, or a schedule"),
         instances.step_below("1 / L", 1 / L, learning_rate),
@@ -63,7 +65,7 @@ def consensus(*, noise: float, heterogeneity: float, learning_rate: float, rho: 
         learning_rate: gamma, with gamma rho <= (1 - rho) / (2 L).
         rho: second largest |eigenvalue| of W.
 
-    Source: as in the module's derivation; Liu and Zhang, Lemma 5.2.7, has 8 and 8 / (1 - rho), and gradients besides.
+    Source: as derived above. Liu and Zhang, Lemma 5.2.7: $\frac{8 \rho^2 \gamma^2 (\varsigma^2 + \sigma^2)}{(1 - \rho)^2}$, and gradients.
     """
     moved = (rho * learning_rate) ** 2
     return 4 * moved * heterogeneity**2 / (1 - rho) ** 2 + 2 * moved * noise**2 / (1 - rho)
@@ -94,6 +96,8 @@ def bound(
 
     Source: Liu and Zhang, Theorem 5.2.11.
     """
+    limit = min(1 / smoothness, (1 - rho) / (2 * smoothness * max(rho, 1e-12)))
+    instances.need_step("bounds.decentralized_sgd", steps, learning_rate, "min(1 / L, (1 - rho) / (2 L rho))", limit)
     apart = consensus(noise=noise, heterogeneity=heterogeneity, learning_rate=learning_rate, rho=rho)
     return 2 * gap / (learning_rate * steps) + learning_rate * smoothness * noise**2 / workers + smoothness**2 * apart
 

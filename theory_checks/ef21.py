@@ -34,7 +34,7 @@ import numpy as np
 import optax
 
 import algorithms
-from dsgd import compressors, problems
+from dsgd import checks, compressors, problems
 from dsgd.base import Compressor, Problem
 from theory_checks import instances, runs
 from theory_checks.rates import Rate
@@ -115,6 +115,7 @@ def bound(
 
     Source: Kimad, Theorem 1 (one node, exact gradients, compressed uplink).
     """
+    checks.positive_int("bounds.ef21: steps", steps)
     w = np.asarray(weights, float)
     delta = np.ones_like(w) if deltas is None else np.asarray(deltas, float)
     begun = (w / delta).max() * float(delta @ np.asarray(first, float)) / factors(contractions).theta.min()
@@ -274,8 +275,7 @@ def _quadratic(draws: Draws) -> Layered:
     d, ends = sum(SIZES), np.cumsum((0, *SIZES))
     scale = np.repeat(10 ** rng.uniform(-1, 1, len(SIZES)), SIZES)
     root = rng.normal(size=(d, d)) / math.sqrt(d)
-    mask = np.kron(np.eye(3), np.ones((1, 1)))
-    block = np.repeat(np.repeat(mask, SIZES, axis=0), SIZES, axis=1)
+    block = np.repeat(np.repeat(np.eye(len(SIZES)), SIZES, axis=0), SIZES, axis=1)
     spread = np.sqrt(scale)[:, None] * (block + coupled * (1 - block)) * root
     A = np.eye(d) if flat else spread @ spread.T + 1e-3 * np.diag(scale)
     parts = [[A[ends[i] : ends[i + 1], ends[j] : ends[j + 1]] for j in range(3)] for i in range(3)]

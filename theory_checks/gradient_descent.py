@@ -43,6 +43,7 @@ def bound(*, gap: float, smoothness: float, steps: int, learning_rate: float) ->
 
     Source: Liu and Zhang, Theorem 1.1.1.
     """
+    instances.need_step("bounds.gradient_descent", steps, learning_rate, "2 / L", 2 / smoothness)
     return gap / (learning_rate * steps * (1 - learning_rate * smoothness / 2))
 
 

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import topologies
-from dsgd import problems
+from dsgd import checks, problems
 from dsgd.base import Problem
 from dsgd.problems.quadratic import Quadratic
 from dsgd.topology import Topology
-from theory_checks.statement import Condition, Draws
+from theory_checks.statement import Condition, Draws, need
 
 HESSIANS = ("isotropic", "equal", "different", "indefinite")
 
@@ -125,8 +125,8 @@ def known(problem: Problem) -> Known:
     Raises:
         ValueError: it does not know its smoothness, its minimum, or its noise; or it starts at the minimum.
     """
-    need = problem.constants
-    missing = [name for name in ("smoothness", "minimum", "noise") if getattr(need, name) is None]
+    of = problem.constants
+    missing = [name for name in ("smoothness", "minimum", "noise") if getattr(of, name) is None]
     if missing:
         raise ValueError(
             f"{problem.name} does not know its {', '.join(missing)}: need a problem with all constants, problems.quadratic, say"
@@ -134,8 +134,8 @@ def known(problem: Problem) -> Known:
     gap = _gap(problem)
     if not gap > 0:
         raise ValueError(f"{problem.name}: f(x_1) - f* = {gap:.3g}: need a start above the minimum")
-    everywhere = need.heterogeneity if equal_hessians(problem) else None
-    return Known(gap, float(need.smoothness or 0.0), float(need.noise or 0.0), everywhere)
+    everywhere = of.heterogeneity if equal_hessians(problem) else None
+    return Known(gap, float(of.smoothness or 0.0), float(of.noise or 0.0), everywhere)
 
 
 def _gap(problem: Problem) -> float:
@@ -163,7 +163,14 @@ def _loss_of_all(loss, params, data):
 
 def same_heterogeneity(problem: Problem) -> Condition:
     """That (1/N) sum |f_n' - f'|^2 has one bound everywhere."""
-    return Condition("one varsigma for all points", equal_hessians(problem), f"{problem.name} has Hessians that differ")
+    given = f"{problem.name} does not know its heterogeneity, or has Hessians that differ"
+    return Condition("one varsigma for all points", known(problem).heterogeneity is not None, given)
+
+
+def need_step(where: str, steps: int, learning_rate: float, name: str, limit: float) -> None:
+    """Raises a ValueError where a bound is asked for without steps, or for a step size that its theorem does not allow."""
+    checks.positive_int(f"{where}: steps", steps)
+    need(where, [step_below(name, limit, learning_rate)])
 
 
 def step_below(name: str, limit: float, learning_rate: float) -> Condition:

@@ -199,7 +199,7 @@ def apart() -> tuple[Outcome, Outcome]:
 
 
 def bracket() -> tuple[Outcome, Outcome]:
-    """f = 10 + (x^2) / 2 scaled so that f is negative: f = x^2/2 - 10, gamma = 1/2, at x = 1."""
+    """f = x^2/2 - 10, which is negative along the path; gamma = 1/2, at x = 1."""
     f, gamma, x = (lambda x: x**2 / 2 - 10), 0.5, 1.0
     after = x - gamma * x
     printed, corrected = 2 / gamma * f(x) - f(after), 2 / gamma * (f(x) - f(after))
@@ -237,8 +237,12 @@ MISPRINTS = [
     Misprint("(1.12)", "... + (E|xi - E xi|)^2", "... + E|xi - E xi|^2", "0 or +-2", second_moment),
     Misprint("(1.17)", "1/B sum E|.|^2", "1/B^2 sum E|.|^2", "2 fair signs", batch),
     Misprint("(1.19)", "B (M-B)/(M-1)", "(M-B)/(B(M-1))", "2 of {-1, 0, 1}", without_replacement),
-    Misprint("Table 1.1, EC-SGD", "sigma'/eps^(2/3)", "sigma'/eps^(3/2)", "order at eps -> 0", error_compensation_order),
-    Misprint("Table 1.1, DSGD", "varsigma/eps^(2/3)", "varsigma/eps^(3/2)", "order at eps -> 0", decentralization_order),
+    Misprint(
+        "Table 1.1, EC-SGD", "sigma'/eps^(2/3)", "sigma'/eps^(3/2)", "power of 1/eps in Theorem 3.4.3's rate", error_compensation_order
+    ),
+    Misprint(
+        "Table 1.1, DSGD", "varsigma/eps^(2/3)", "varsigma/eps^(3/2)", "power of 1/eps in Theorem 5.2.11's rate", decentralization_order
+    ),
     Misprint("Table 1.1, ASGD", "s^2/(N eps^2) updates", "s^2/eps^2 updates", "N = 16, much noise", asynchronous_speedup),
     Misprint("(3.5)", "Q(... Q(g_1) + g_2 ...)", "the same / N", "4 equal gradients", ring),
     Misprint("section 3.2", "z/p unless dropped with p", "z/p kept with p", "z = 1, p = 1/4", sparsification),

@@ -9,8 +9,10 @@ so that mean and covariance of the state follow
 
 $$ m_{t+1} = M_t m_t + c_t, \qquad S_{t+1} = M_t S_t M_t^T + B_t B_t^T, $$
 
-and any affine quantity $P s + q$ (a gradient, a distance between models) has $E|Ps + q|^2 = |Pm + q|^2 + \mathrm{tr}(P S P^T)$. A method
-that is not affine gives NaN.
+and any affine quantity $P s + q$ (a gradient, a distance between models) has $E|Ps + q|^2 = |Pm + q|^2 + \mathrm{tr}(P S P^T)$.
+
+A round must be the same affine map at every t (or `varying`) and for every key, but for who is asked, which must be uniform; nothing but
+the round's number and what is floating point may change. That is probed, and the result is NaN where it is not so.
 """
 
 from __future__ import annotations
@@ -26,12 +28,15 @@ import optax
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from dsgd import oracle, workers
+from dsgd import checks, oracle, workers
 from dsgd.base import Algorithm, Compressor, Problem, Round, State
 from dsgd.compressors.sizes import fixed_size
 from dsgd.problems.quadratic import Quadratic
 
 _SHORTEST = 9  # log2 of the fewest rounds that a program is compiled for
+_TIMES = (0, 1, 2, 3, 7, 64)  # at which a round is probed
+_ASKED = 4096  # draws of the worker who is asked
+_ROUNDING = 1e-9
 _KEYS = 32  # that are tried for one with which no two messages share a row
 
 
@@ -115,6 +120,7 @@ def second_moments(
     Raises:
         ValueError: another problem; Hessians that differ where one worker is asked; a round of other than `messages` messages.
     """
+    checks.positive_int("steps", steps)
     messages = messages if compression else 0
     of = _instance(problem, learning_rate, compression, more, one_worker)
     with jax.enable_x64(True):
@@ -129,7 +135,8 @@ def second_moments(
             rows=_rows_for(messages),
             quantities=quantities,
         )
-        return {name: np.asarray(values, np.float64)[: steps + 1] for name, values in found.items()}
+        fair = not one_worker or _asks_uniformly(build, of, problem.gradient)
+        return {name: np.where(fair, np.asarray(values, np.float64)[: steps + 1], np.nan) for name, values in found.items()}
 
 
 def _instance(problem: Problem, learning_rate: float, compression: float, more: Any, one_worker: bool) -> Instance:
@@ -206,7 +213,10 @@ class _Rounds(NamedTuple):
         return _vector(self.method(self.silence(1)).init(self.of.start, self.shape[0]))
 
     def after(self, t: jax.Array, s: jax.Array, z: jax.Array, rows: jax.Array) -> jax.Array:
-        """The state after round t: s, the gradients' noise z `[N, d]` and the messages' `[rows, part]` of unit variance."""
+        """The state after round t: of s, the gradients' noise z `[N, d]` and the messages' `[rows, part]` of unit variance."""
+        return _vector(self._round(t, s, z, rows))
+
+    def _round(self, t: jax.Array, s: jax.Array, z: jax.Array, rows: jax.Array) -> State:
         N = self.shape[0]
         method = self.method(rows)
         state = _state(method, s, t, self.of.start, N)
@@ -216,7 +226,22 @@ class _Rounds(NamedTuple):
         data = Quadratic(self.of.A, self.of.b, jnp.zeros(N), noise)
         problem = Problem(init=_nothing, loss=_nothing, data=(), sample=lambda key, mine: mine, gradient=self.gradient)
         gradients = oracle.gradients(problem, query, self.key, data, N)
-        return _vector(method.update(self.key, state, gradients, this)[0])
+        return method.update(self.key, state, gradients, this)[0]
+
+    def asks(self, s: jax.Array) -> jax.Array:
+        """The one worker whose gradient the first round asks for."""
+        state = _state(self.method(self.silence(1)), s, jnp.int32(0), self.of.start, self.shape[0])
+        query = self.method(self.silence(1)).query(state, Round(jnp.int32(0), self.shape[0], self.key))
+        if query.workers is None or query.workers.shape != (1,):
+            raise ValueError("one_worker=True for a method that does not ask one worker at a time: need one_worker=False")
+        return query.workers[0]
+
+    def keeps_counters(self, silence: jax.Array) -> jax.Array:
+        """Whether what is not floating point, besides the number of the round, stays as it is: nothing else may tell rounds apart."""
+        before = self.method(silence).init(self.of.start, self.shape[0])
+        after = self._round(jnp.int32(0), self.first(), jnp.zeros(self.shape), silence)
+        pairs = zip(*(jax.tree.leaves((state.server, state.workers)) for state in (before, after)), strict=True)
+        return jnp.all(jnp.array([True, *(jnp.all(old == new) for old, new in pairs if not _floating(old))]))
 
     def seen(self, t: jax.Array, s: jax.Array) -> dict[str, jax.Array]:
         """The quantities whose mean squares are wanted."""
@@ -273,23 +298,57 @@ def _second_moments(of, key, *, build, gradient, length, varying, rows, quantiti
             return (M @ m + c, M @ S @ M.T + noise), news
 
         start = (first, jnp.zeros((first.size, first.size)))
-        affine = _is_affine(rounds, first, silence)
+        sound = _is_as_assumed(rounds, first, silence, varying)
         found = lax.scan(step, start, jnp.arange(length, dtype=jnp.int32))[1]
-        return {name: jnp.where(affine, values, jnp.nan) for name, values in found.items()}
+        return {name: jnp.where(sound, values, jnp.nan) for name, values in found.items()}
 
     return _on_one_device(everything)(of, key)
 
 
-def _is_affine(rounds: _Rounds, first: jax.Array, silence: jax.Array) -> jax.Array:
-    """Whether f(2u) - 2 f(u) + f(0) is 0 for a round, along a direction of its own."""
-    wave = jnp.sin(1.0 + jnp.arange(first.size + rounds.shape[0] * rounds.shape[1]))
+def _is_as_assumed(rounds: _Rounds, first: jax.Array, silence: jax.Array, varying: bool) -> jax.Array:
+    """Whether a round is one affine map, probed: along two directions, at three sizes, at several t and with several keys."""
+    N, d = rounds.shape
+    keys = jnp.stack([rounds.key, *jax.random.split(rounds.key, 2)])
+    times = jnp.asarray(_TIMES, jnp.int32)
+    sizes = jnp.array([1e-3, 1.0, 1e3]) * (1 + jnp.max(jnp.abs(first)))
 
-    def after(scale):
-        s, z = wave[: first.size], wave[first.size :].reshape(rounds.shape)
-        return rounds.after(jnp.int32(0), scale * s, scale * z, silence)
+    def at(t, key, size, turn):
+        there = rounds._replace(key=key)
+        s = size * jnp.sin(turn + jnp.arange(first.size))
+        z = size * jnp.broadcast_to(jnp.cos(turn + jnp.arange(d)), (N, d))  # of all workers alike: it may be any of them who is asked
+        seen = there.seen(t, s)
+        return jnp.concatenate([there.after(t, s, z, silence), *(seen[name].ravel() for name in sorted(seen))])
 
-    bend = after(2.0) - 2 * after(1.0) + after(0.0)
-    return jnp.max(jnp.abs(bend)) <= 1e-9 * (1 + jnp.max(jnp.abs(after(1.0))))
+    points = jnp.meshgrid(
+        jnp.array([1.0, 2.5]), jnp.concatenate([jnp.zeros(1), sizes, 2 * sizes]), times, jnp.arange(len(keys)), indexing="ij"
+    )
+    found = jax.vmap(lambda turn, size, t, key: at(t, keys[key], size, turn))(*(axis.ravel() for axis in points))
+    found = found.reshape(*points[0].shape, -1)  # [turns, sizes, times, keys, values]
+    none, one, two = found[:, :1], found[:, 1 : 1 + len(sizes)], found[:, 1 + len(sizes) :]
+    room = _ROUNDING * (1 + jnp.max(jnp.abs(two), axis=(0, 2, 3, 4), keepdims=True))
+    bends = jnp.abs(two - 2 * one + none)
+    by_key = jnp.abs(one - one[:, :, :, :1])
+    by_time = jnp.where(varying, 0.0, jnp.abs(one - one[:, :, :1]))
+    return rounds.keeps_counters(silence) & jnp.all((bends <= room) & (by_key <= room) & (by_time <= room))
+
+
+@partial(jax.jit, static_argnames=("build", "gradient"))
+def _shares(of, key, *, build, gradient):
+    """How often each worker is asked by a method that asks one at a time, over many keys, `[N]`."""
+
+    def asked(of, key):
+        rounds = _Rounds(build, gradient, of, key, None)
+        keys = jax.random.split(key, _ASKED)
+        chosen = jax.vmap(lambda key: rounds._replace(key=key).asks(rounds.first()))(keys)
+        return jnp.mean(chosen[:, None] == jnp.arange(rounds.shape[0])[None], axis=0)
+
+    return _on_one_device(asked)(of, key)
+
+
+def _asks_uniformly(build: Build, of: Instance, gradient: Callable | None) -> bool:
+    """Whether no worker is asked more often than chance explains."""
+    shares, N = np.asarray(_shares(of, jax.random.key(0), build=build, gradient=gradient)), of.b.shape[0]
+    return bool(np.abs(shares - 1 / N).max() <= 5 * np.sqrt((1 - 1 / N) / N / _ASKED) + 1e-12)
 
 
 @partial(jax.jit, static_argnames=("build", "gradient", "rows"))

@@ -24,7 +24,7 @@ from theory_checks import (
 )
 from theory_checks.statement import Outcome, Random, Statement
 
-_ROOMS = (
+_MODULES = (
     gradient_descent,
     sgd,
     minibatch_sgd,
@@ -38,7 +38,7 @@ _ROOMS = (
     compression,
     mixing,
 )
-STATEMENTS: tuple[Statement, ...] = tuple(statement for room in _ROOMS for statement in room.STATEMENTS)
+STATEMENTS: tuple[Statement, ...] = tuple(statement for module in _MODULES for statement in module.STATEMENTS)
 
 
 class Finding(NamedTuple):

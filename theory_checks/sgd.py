@@ -47,6 +47,7 @@ def bound(*, gap: float, smoothness: float, noise: float, steps: int, learning_r
 
     Source: Liu and Zhang, Theorem 1.2.1.
     """
+    instances.need_step("bounds.sgd", steps, learning_rate, "1 / L", 1 / smoothness)
     noisy = 2 * gap / (learning_rate * steps) + learning_rate * smoothness * noise**2
     return noisy / (2 - learning_rate * smoothness)
 

@@ -9,6 +9,8 @@ from functools import partial
 from math import sqrt
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -62,11 +64,12 @@ def plain_effect(s, z, absolute, w, N, via):
     """r and c^2."""
     if via == "server":
         return w + w * (1 + w) / N, (1 + w) * ((1 + w) * s**2 + w * z**2) / N + (1 + 1 / N) * absolute**2
-    # V_k = (1 + w) (V_{k-1} + s^2) + w k N (slope^2 + z^2), step by step: what stands before slope^2, z^2 and s^2.
+    # V_k = (1 + w) (V_{k-1} + s_k^2) + w k N (slope^2 + z^2), step by step: what stands before slope^2, z^2 and s^2.
+    # At worst each worker's noise is all in the part that it begins: of N parts, s_1 = s and no noise after it.
     of_slope = of_noise = 0.0
     for k in range(1, N + 1):
         of_slope = (1 + w) * of_slope + w * k * N
-        of_noise = (1 + w) * (of_noise + s**2)
+        of_noise = (1 + w) * (of_noise + (N * s**2 if k == 1 else 0.0))
     return of_slope / N**2, (of_slope * z**2 + of_noise) / N**2 + absolute**2 / N
 
 
@@ -154,14 +157,16 @@ def test_right_hand_sides_and_step_sizes_are_those_of_the_table(seed):
 
         tau = int(rng.integers(0, 50))
         stale = {**of, "noise": s, "staleness": tau}
-        assert bounds.asynchronous_sgd(**stale, learning_rate=g) == same(plain_asgd(D, L, s, T, tau, g))
+        fresh = g * L * asynchronous_sgd.largest_step(smoothness=L, staleness=tau)
+        assert bounds.asynchronous_sgd(**stale, learning_rate=fresh) == same(plain_asgd(D, L, s, T, tau, fresh))
         assert asynchronous_sgd.step_size(**stale) == same(1 / (2 * L * (tau + 1) + s * sqrt(L * T / D)))
         largest = asynchronous_sgd.largest_step(smoothness=L, staleness=tau)
         assert largest * L + 2 * (largest * L * tau) ** 2 == same(1.0)
 
         rho = float(rng.choice([0.0, rng.uniform(0, 1), 1 - spread(rng, -6, -1)]))
         gossip = {**of, "noise": s, "heterogeneity": z, "workers": N, "rho": rho}
-        assert bounds.decentralized_sgd(**gossip, learning_rate=g) == same(plain_dsgd(D, L, s, z, T, N, rho, g))
+        near = g * min(1, (1 - rho) / (2 * max(rho, 1e-9)))
+        assert bounds.decentralized_sgd(**gossip, learning_rate=near) == same(plain_dsgd(D, L, s, z, T, N, rho, near))
         assert bounds.consensus(noise=s, heterogeneity=z, learning_rate=g, rho=rho) == same(plain_consensus(s, z, g, rho))
         K = 4 * L**2 * rho**2 * z**2 / (1 - rho) ** 2 + 2 * L**2 * rho**2 * s**2 / (1 - rho)
         inverse = L * (1 + rho) / (1 - rho) + s * sqrt(L * T / (2 * N * D)) + (K * T / D) ** (1 / 3)
@@ -345,7 +350,7 @@ def test_families_agree_where_they_are_the_same(seed):
 
 def test_bounds_do_not_fall_with_what_is_bad():
     """More noise, heterogeneity, compression error, staleness, or a worse graph."""
-    of = {"gap": 2.0, "smoothness": 1.5, "steps": 50, "learning_rate": 0.05}
+    of = {"gap": 2.0, "smoothness": 1.5, "steps": 50, "learning_rate": 0.03}
     grids = [
         (partial(bounds.sgd, **of), "noise", np.linspace(0, 3, 7)),
         (partial(bounds.compressed_sgd, **of, noise=1.0, workers=3, heterogeneity=1.0), "omega", np.linspace(0, 3, 7)),
@@ -568,6 +573,61 @@ def test_the_gap_of_a_quadratic_loses_no_digits():
     """f* = -1e6, where f(x_1) - f* is 5e-7."""
     problem = problems.quadratic(np.ones((1, 1, 1)), np.full((1, 1), 1414.0), start=np.full(1, 1414.001))
     assert instances.known(problem).gap == pytest.approx(5e-7, rel=1e-9)
+
+
+def test_outside_its_hypotheses_there_is_no_bound():
+    numbers = {"gap": 1.0, "smoothness": 2.0, "steps": 10}
+    for right, more, limit in (
+        (bounds.gradient_descent, {}, 1.0),
+        (bounds.sgd, {"noise": 1.0}, 0.5),
+        (bounds.compressed_sgd, {"noise": 1.0, "workers": 2, "omega": 1.0}, 1 / 6),
+        (bounds.error_compensated_sgd, {"noise": 1.0, "workers": 2, "compression": 1.0}, 0.5),
+        (bounds.asynchronous_sgd, {"noise": 1.0, "staleness": 1}, 0.25),
+        (bounds.decentralized_sgd, {"noise": 1.0, "workers": 2, "heterogeneity": 1.0, "rho": 0.5}, 0.25),
+    ):
+        assert right(**numbers, **more, learning_rate=0.99 * limit) > 0
+        with pytest.raises(ValueError, match="need 0 < gamma <= "):
+            right(**numbers, **more, learning_rate=1.01 * limit)
+        with pytest.raises(ValueError, match="steps = 0: need an integer, at least 1"):
+            right(**numbers | {"steps": 0}, **more, learning_rate=0.5 * limit)
+
+
+def test_a_problem_that_does_not_know_its_heterogeneity_is_refused():
+    problem = problems.robust_regression(4, 2)
+    unknown = problem._replace(constants=problem.constants._replace(heterogeneity=None))
+    with pytest.raises(ValueError, match="does not know its heterogeneity"):
+        sgd.check(unknown, steps=3)
+    with pytest.raises(ValueError, match="does not know its heterogeneity"):
+        decentralized_sgd.check(unknown, topologies.ring(4), steps=3)
+    assert instances.known(unknown).heterogeneity is None
+
+
+def noise_in_ones_own_part(N: int):
+    """x^2 / 2, where worker n's gradient has noise in the part of the vector that it begins around the ring, and nowhere else."""
+    mask = jnp.asarray(np.kron(np.eye(N), np.ones(2)))
+    problem = problems.quadratic(np.ones((N, 2 * N)), np.zeros((N, 2 * N)), noise=1.0, start=np.full(2 * N, 0.01))
+
+    def sample(key, mine):
+        noise = mine.scale * jax.random.normal(key, mine.b.shape, mine.b.dtype) / sqrt(2)
+        return mine._replace(noise=noise, scale=jnp.zeros(()))
+
+    return problem._replace(data=problem.data._replace(scale=mask), sample=sample)
+
+
+@pytest.mark.parametrize("via", ["server", "ring"])
+def test_relative_errors_are_within_the_bound_where_noise_is_uneven(via):
+    """Around a ring noise counts by where it is; with the noise of all weights in equal shares, the bound would be false here."""
+    problem, compressor = noise_in_ones_own_part(2), compressors.random_k(0.5)
+    inflation = compressed_sgd.effect(noise=1.0, workers=2, omega=1.0, via=via).inflation
+    outcome = compressed_sgd.check(problem, compressor, steps=3000, via=via, learning_rate=0.2 / (1 + inflation))
+    assert outcome.holds
+    assert outcome.ratio > 0.9
+
+
+def test_staleness_that_is_none_is_refused():
+    for wrong in (np.array([-1, 2]), np.array([[1]]), np.array([0.5]), np.array([], int)):
+        with pytest.raises(ValueError, match="need integers"):
+            asynchronous_sgd.check(quadratic(), wrong, steps=3)
 
 
 def test_one_compressor_alone_is_refused():

@@ -320,3 +320,52 @@ def test_a_round_with_another_number_of_messages_is_refused(numbers, messages, m
     build = moments.with_compressor(algorithms.compressed_sgd, "server")
     with pytest.raises(ValueError, match=message):
         moments.second_moments(build, numbers(False).problem, GAMMA, steps=3, compression=1.0, messages=messages)
+
+
+def first_worker_only(optimizer):
+    """SGD that asks one worker, always the same."""
+    inner = algorithms.sgd(optimizer)
+    return inner._replace(query=lambda state, round_: inner.query(state, round_)._replace(workers=jnp.zeros(1, jnp.int32)))
+
+
+def now_and_then(optimizer):
+    """Mini-batch SGD that rests in round 3."""
+    inner = algorithms.minibatch_sgd(optimizer)
+
+    def update(key, state, gradients, round):
+        return inner.update(key, state, jax.tree.map(lambda leaf: jnp.where(round.step == 3, 0 * leaf, leaf), gradients), round)
+
+    return inner._replace(update=update)
+
+
+def at_random(optimizer):
+    """Mini-batch SGD that rests every other time, by chance."""
+    inner = algorithms.minibatch_sgd(optimizer)
+
+    def update(key, state, gradients, round):
+        awake = jax.random.bernoulli(key)
+        return inner.update(key, state, jax.tree.map(lambda leaf: jnp.where(awake, leaf, 0 * leaf), gradients), round)
+
+    return inner._replace(update=update)
+
+
+def clipped(optimizer):
+    return algorithms.minibatch_sgd(optax.chain(optax.clip(100.0), optimizer))
+
+
+def scheduled(optimizer):
+    return algorithms.minibatch_sgd(optax.chain(optax.scale_by_schedule(lambda count: 1 / (1 + count)), optimizer))
+
+
+@pytest.mark.parametrize("method", [first_worker_only, now_and_then, at_random, clipped, scheduled])
+def test_what_is_not_one_affine_map_gives_nan(numbers, method):
+    """Each has a round that looks affine at t = 0, with one key, or on small numbers."""
+    one_worker = method is first_worker_only
+    found = moments.second_moments(moments.with_step(method), numbers(one_worker).problem, GAMMA, steps=3, one_worker=one_worker)
+    assert np.isnan(found["slope"]).all()
+
+
+def test_a_method_that_asks_everybody_does_not_ask_one_worker(numbers):
+    build = moments.with_step(algorithms.minibatch_sgd)
+    with pytest.raises(ValueError, match="need one_worker=False"):
+        moments.second_moments(build, numbers(True).problem, GAMMA, steps=3, one_worker=True)
