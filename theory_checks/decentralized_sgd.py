@@ -8,8 +8,8 @@ $$ E|Y_{t+1}|_F^2 \le \rho E|Y_t|_F^2 + \frac{\rho^2 \gamma^2}{1 - \rho} (2L^2 E
 
 where $2 L^2 \rho^2 \gamma^2 \le (1 - \rho)^2 / 2$ if $\gamma \rho \le (1 - \rho) / 2L$. Summed over t from $Y_1 = 0$,
 
-$$ \frac{1}{NT} \sum_t E|Y_t|_F^2 \le C = \frac{4 \rho^2 \gamma^2 \varsigma^2}{(1 - \rho)^2} + \frac{2 \rho^2 \gamma^2 \sigma^2}{1 -
-\rho}. $$
+$$ \frac{1}{NT} \sum_t E|Y_t|_F^2 \le C
+   = \frac{4 \rho^2 \gamma^2 \varsigma^2}{(1 - \rho)^2} + \frac{2 \rho^2 \gamma^2 \sigma^2}{1 - \rho}. $$
 
 The mean of the models makes a step along the mean of the gradients, so that with Lemma 5.2.9
 
@@ -164,30 +164,29 @@ def check(
     return Outcome(float(slope), right, float(errors[0]), case), Outcome(float(apart), C, float(errors[1]), case, scale=moved)
 
 
-def _drawn(draws: Draws, convex: bool, method, which: int) -> list[Outcome]:
+def _drawn(draws: Draws, method, *, convex: bool) -> tuple[Outcome, Outcome]:
     topology = draws.choice(instances.graphs()[:: 1 if convex else 3])  # runs take longer to compile
-    d = 2
-    problem = instances.quadratic(draws, topology.n, d) if convex else instances.regression(draws, topology.n, d)
+    problem = instances.quadratic(draws, topology.n, 2) if convex else instances.regression(draws, topology.n, 2)
     L, rho = instances.known(problem).smoothness, topology.rho
     limit = min(1 / L, (1 - rho) / (2 * L * max(rho, 1e-12)))
     gamma = draws.choice((None, draws.real(0.01, 1.0) * limit))
     steps = draws.choice((1, 10, 300) if convex else (10, 100))
-    return [check(problem, topology, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6), method=method)[which]]
+    return check(problem, topology, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6), method=method)
 
 
 def trial_exact(draws: Draws, method=algorithms.decentralized_sgd) -> list[Outcome]:
     """One quadratic on one graph: the gradient."""
-    return _drawn(draws, True, method, 0)
+    return [_drawn(draws, method, convex=True)[0]]
 
 
 def trial_consensus(draws: Draws, method=algorithms.decentralized_sgd) -> list[Outcome]:
     """One quadratic on one graph: the consensus distance."""
-    return _drawn(draws, True, method, 1)
+    return [_drawn(draws, method, convex=True)[1]]
 
 
 def trial_runs(draws: Draws, method=algorithms.decentralized_sgd) -> list[Outcome]:
     """One robust regression on one graph."""
-    return _drawn(draws, False, method, 0)
+    return [_drawn(draws, method, convex=False)[0]]
 
 
 _STEP = "W symmetric; gamma <= 1/L; gamma rho <= (1-rho)/(2L)"

@@ -61,7 +61,7 @@ def bound(*, gap: float, smoothness: float, noise: float, compression: float, st
         workers: N.
         learning_rate: gamma < 1 / L.
 
-    Source: Liu and Zhang, Theorem 3.4.3. Departure: (3.18) misses the 4.
+    Source: Liu and Zhang, Theorem 3.4.3. Departure: (3.18) has 2 for 4.
     """
     instances.need_step("bounds.error_compensated_sgd", steps, learning_rate, "1 / L", 1 / smoothness)
     left_out = 4 * (learning_rate * smoothness * compression) ** 2

@@ -112,13 +112,13 @@ def second_moments(
 
     Returns:
         `slope` $E|f'(\bar x_t)|^2$, `gap` $E f(\bar x_t) - f^\star$, `consensus` $\frac1N \sum E|x_n - \bar x|^2$, `spread`
-        $\frac1N \sum E|f_n' - f'|^2$ at the mean of the models that are asked at, `asked` $E|\frac1N \sum_n f_n'|^2$ of the gradients
-        there,
-        `stale` $E|f'(\bar x_t) - \frac1N \sum_n f_n'|^2$, `local` $\frac1N \sum E|f_n'|^2$ there, `around` $\frac1N \sum E|f_n' - f'(\bar
-        x_t)|^2$; and the method's own.
+        $\frac1N \sum E|f_n' - f'|^2$ at the mean of the models that are asked at; of the gradients there `asked`
+        $E|\frac1N \sum_n f_n'|^2$, `stale` $E|f'(\bar x_t) - \frac1N \sum_n f_n'|^2$, `local` $\frac1N \sum E|f_n'|^2$, `around`
+        $\frac1N \sum E|f_n' - f'(\bar x_t)|^2$; and the method's own.
 
     Raises:
-        ValueError: another problem; Hessians that differ where one worker is asked; a round of other than `messages` messages.
+        ValueError: another problem, or another noise; Hessians that differ where one worker is asked; a round of other than
+            `messages` messages.
     """
     checks.positive_int("steps", steps)
     messages = messages if compression else 0
@@ -143,6 +143,8 @@ def _instance(problem: Problem, learning_rate: float, compression: float, more: 
     data = problem.data
     if not isinstance(data, Quadratic):
         raise ValueError(f"{problem.name}: exact moments are of quadratics; need a problem of problems.quadratic")
+    if problem.sample.__module__ != Quadratic.__module__:
+        raise ValueError(f"{problem.name} has a sampler of its own: exact moments are of equal Gaussian noise in all directions")
     A, b = np.asarray(data.A, np.float64), np.asarray(data.b, np.float64)
     if A.ndim == 2:
         A = A[:, :, None] * np.eye(A.shape[1])

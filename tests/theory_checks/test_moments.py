@@ -369,3 +369,10 @@ def test_a_method_that_asks_everybody_does_not_ask_one_worker(numbers):
     build = moments.with_step(algorithms.minibatch_sgd)
     with pytest.raises(ValueError, match="need one_worker=False"):
         moments.second_moments(build, numbers(True).problem, GAMMA, steps=3, one_worker=True)
+
+
+def test_a_quadratic_with_noise_of_its_own_is_refused(numbers):
+    problem = numbers(True).problem
+    other = problem._replace(sample=lambda key, mine: mine._replace(noise=jnp.ones_like(mine.b)))
+    with pytest.raises(ValueError, match="a sampler of its own"):
+        moments.second_moments(moments.with_step(algorithms.minibatch_sgd), other, GAMMA, steps=3)
