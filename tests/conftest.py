@@ -18,6 +18,7 @@ from dsgd import programs
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Draws are derandomized: a failure here fails everywhere. The first example compiles, so no deadline.
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50)
+settings.register_profile("thorough", deadline=None, max_examples=2_000)  # --hypothesis-profile=thorough
 settings.load_profile("ci")
 
 
