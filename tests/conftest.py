@@ -31,6 +31,15 @@ def forget_programs():
     gc.collect()
 
 
+@pytest.fixture(scope="module")
+def in_haste():
+    """Programs are compiled without most optimisations: for tests whose programs run for milliseconds."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
 @pytest.fixture
 def mesh() -> jax.sharding.Mesh:
     """One device: where a test is not about devices."""

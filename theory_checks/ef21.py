@@ -249,18 +249,12 @@ def check(
 
 
 SIZES = (2, 6, 4)
-COMPRESSORS = {
-    compressors.top_k(0.25): (0.5, 1.0, 2.0),
-    compressors.sign: (1.0, 1.0, 1.0),
-    compressors.contraction(compressors.random_k(0.5)): (2.0, 1.0, 0.5),
-}
-"""Contractions, each tried with weights w_i."""
 
 
 def trial(draws: Draws, method=algorithms.ef21) -> list[Outcome]:
     """A quadratic, whose layers' constants differ, or a robust regression."""
-    (up, weights), steps = draws.choice(list(COMPRESSORS.items())), draws.choice((1, 10, 1000))
-    made = _quadratic(draws) if draws.choice((True, False)) else _regression(draws)
+    up, weights, problem = draws.choice(TRIED)
+    made, steps = problem(draws), draws.choice((1, 10, 1000))
     known = {"contractions": [up.delta(size) for size in SIZES], "layers": made.layers, "weights": weights}
     limit = step_size(**known, smoothness=float(made.problem.constants.smoothness or 0))
     gamma = draws.choice((None, draws.real(0.01, 1.0) * limit))
@@ -288,5 +282,14 @@ def _regression(draws: Draws) -> Layered:
     problem = instances.regression(draws, 1, sum(SIZES), samples=24)
     return layered(problem, SIZES, [float(problem.constants.smoothness or 0)] * len(SIZES))
 
+
+_TOP, _RANDOM = compressors.top_k(0.25), compressors.contraction(compressors.random_k(0.5))
+TRIED = (
+    (_TOP, (0.5, 1.0, 2.0), _quadratic),
+    (_TOP, (0.5, 1.0, 2.0), _regression),
+    (compressors.sign, (1.0, 1.0, 1.0), _regression),
+    (_RANDOM, (2.0, 1.0, 0.5), _quadratic),
+)
+"""Contractions, weights w_i, and problems; each is a program of its own."""
 
 STATEMENTS = [Statement("EF21, layer by layer", "Kimad, Theorem 1", "C contracts layers; gamma within (9)", trial)]

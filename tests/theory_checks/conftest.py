@@ -1,4 +1,4 @@
-"""All of it in float64, and compiled in haste: most programs run for milliseconds."""
+"""All of it in float64, and compiled in haste."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ import pytest
 
 
 @pytest.fixture(scope="module", autouse=True)
-def in_float64_and_in_haste() -> Iterator[None]:
-    hasty = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
+def in_float64(in_haste) -> Iterator[None]:
     with jax.enable_x64(True):
         yield
-    jax.config.update("jax_disable_most_optimizations", hasty)
