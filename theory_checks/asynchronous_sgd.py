@@ -128,9 +128,8 @@ def check(
     right = bound(**numbers, learning_rate=gamma)
     if isinstance(rule, delays.Delays):
         factory = runs.with_step(method, rule)
-        history = runs.histories(factory, problem, steps=steps, learning_rates=[gamma], seeds=seeds, seed=seed)
-        measured, error = runs.mean_and_error(history["grad_sqnorm"][0, :, :steps])
-        return Outcome(float(measured), right, float(error), case)
+        measured, error = runs.average_gradient(factory, problem, steps=steps, learning_rate=gamma, seeds=seeds, seed=seed)
+        return Outcome(measured, right, error, case)
     found = moments.second_moments(
         with_table(max(tau, OLDEST), method), problem, gamma, steps=steps, one_worker=True, varying=True, more=np.asarray(rule, np.int32)
     )

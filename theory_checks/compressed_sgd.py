@@ -192,9 +192,8 @@ def check(
         )
         return Outcome(float(found["slope"][:steps].mean()), right, case=case)
     factory = runs.with_step(method, compressor, via)
-    history = runs.histories(factory, problem, steps=steps, learning_rates=[gamma], seeds=seeds, seed=seed)
-    measured, error = runs.mean_and_error(history["grad_sqnorm"][0, :, :steps])
-    return Outcome(float(measured), right, float(error), case)
+    measured, error = runs.average_gradient(factory, problem, steps=steps, learning_rate=gamma, seeds=seeds, seed=seed)
+    return Outcome(measured, right, error, case)
 
 
 def trial_exact(draws: Draws, via: Via, method=algorithms.compressed_sgd) -> list[Outcome]:

@@ -37,6 +37,4 @@ def gradient(
         found = moments.second_moments(build, problem, learning_rate, steps=steps, one_worker=one_worker)
         return float(found["slope"][:steps].mean()), 0.0
     factory = runs.with_step(method, *arguments)
-    history = runs.histories(factory, problem, steps=steps, learning_rates=[learning_rate], seeds=seeds, seed=seed)
-    mean, error = runs.mean_and_error(history["grad_sqnorm"][0, :, :steps])
-    return float(mean), float(error)
+    return runs.average_gradient(factory, problem, steps=steps, learning_rate=learning_rate, seeds=seeds, seed=seed)

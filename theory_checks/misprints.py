@@ -43,11 +43,9 @@ def _both(measured: float, printed: float, corrected: float, *, equality: bool =
     return Outcome(measured, printed, equality=equality), Outcome(measured, corrected, equality=equality)
 
 
-def _bowl(workers: int = 1, noise: float = 0.0, spread: float = 0.0, dimension: int = 1, start: float = 1.0) -> Problem:
-    """f_n(x) = |x|^2 / 2 - b_n x in few dimensions; half of the b_n are `spread`, half -`spread`."""
-    A = np.ones((workers, dimension))
-    signs = np.where(np.arange(workers) % 2 == 0, 1.0, -1.0)[:, None]
-    return problems.quadratic(A, spread * signs * np.ones((workers, dimension)), noise=noise, start=np.full(dimension, start))
+def _bowl(workers: int = 1, noise: float = 0.0) -> Problem:
+    """f_n(x) = x^2 / 2, from 1."""
+    return problems.quadratic(np.ones((workers, 1)), np.zeros((workers, 1)), noise=noise, start=np.ones(1))
 
 
 def gradient_and_gap() -> tuple[Outcome, Outcome]:

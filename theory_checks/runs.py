@@ -39,6 +39,15 @@ def histories(
         return dsgd.sweep(factory, problem, steps=steps, key=jax.random.key(seed), seeds=seeds, mesh=1, learning_rate=rates).history
 
 
+def average_gradient(
+    factory: Callable[..., Algorithm], problem: Problem, *, steps: int, learning_rate: float, seeds: int, seed: int
+) -> tuple[float, float]:
+    r"""$\frac1T \sum_t E|f'(x_t)|^2$ over the models before each of T steps, and its standard error. Arguments as in `histories`."""
+    history = histories(factory, problem, steps=steps, learning_rates=[learning_rate], seeds=seeds, seed=seed)
+    mean, error = mean_and_error(history["grad_sqnorm"][0, :, :steps])
+    return float(mean), float(error)
+
+
 def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Over seeds, the first axis but one of `[..., seeds, records]` after the mean over records: `[...]` and `[...]`."""
     each = values.mean(axis=-1)

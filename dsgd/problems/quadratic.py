@@ -72,7 +72,7 @@ def quadratic(A: ArrayLike, b: ArrayLike, *, noise: float = 0.0, start: ArrayLik
     minimum = -0.5 * float(mean_b @ minimizer)
     local = (A * minimizer if diagonal else A @ minimizer) - b
     return Problem(
-        init=_Start(d) if start is None else _start_at(np.array(start, np.float64)),
+        init=FromZero(d) if start is None else _start_at(np.array(start, np.float64)),
         loss=_loss,
         gradient=_gradient,
         sample=_sample if noise > 0 else _sample_exact,
@@ -95,7 +95,9 @@ def quadratic(A: ArrayLike, b: ArrayLike, *, noise: float = 0.0, start: ArrayLik
 
 
 @dataclass(frozen=True)
-class _Start:
+class FromZero:
+    """key -> zeros: the start of all problems of one dimension, which then share a program."""
+
     dimension: int
 
     def __call__(self, key: jax.Array) -> jax.Array:

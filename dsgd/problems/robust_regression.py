@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import sqrt
 
 import jax
@@ -12,6 +11,7 @@ import numpy as np
 from dsgd import checks
 from dsgd.base import Constants, Problem
 from dsgd.problems.finite_sum import Examples, minibatch
+from dsgd.problems.quadratic import FromZero
 
 STEEPEST = 3 * sqrt(3) / 16  # the largest |phi'|, at u = 1 / sqrt(3)
 
@@ -63,7 +63,7 @@ def robust_regression(
     lengths = np.linalg.norm(a, axis=2)
     fewer = 1.0 if replacement or samples == 1 else (samples - batch_size) / (samples - 1)
     return Problem(
-        init=_Start(dimension),
+        init=FromZero(dimension),
         loss=_loss,
         sample=minibatch(batch_size, replacement),
         data=Examples(jnp.asarray(a, float), jnp.asarray(y, float), jnp.ones((workers, samples))),
@@ -78,14 +78,6 @@ def robust_regression(
         batch_size=batch_size,
         samples=samples,
     )
-
-
-@dataclass(frozen=True)
-class _Start:
-    dimension: int
-
-    def __call__(self, key: jax.Array) -> jax.Array:
-        return jnp.zeros(self.dimension)
 
 
 def _loss(x: jax.Array, batch: Examples) -> jax.Array:
