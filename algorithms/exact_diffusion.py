@@ -21,11 +21,28 @@ class Corrected(NamedTuple):
         params: x.
         optimizer: the local optimisers' states.
         correction: what gossip has changed so far; each method's own share of it.
+        lost: what the correction has lost to rounding. Its mean over workers is 0, and stays so: errors of that sum, which settle into a
+            cycle where gradients are exact, would move the fixed point a little in every round.
     """
 
     params: Params
     optimizer: PyTree
     correction: Params
+    lost: Params
+
+
+def start_corrected(optimizer: optax.GradientTransformation, params: Params, N: int) -> State:
+    """Equal models, and nothing to correct yet."""
+    models = optimizers.start_local(optimizer, params, N)
+    nothing = jax.tree.map(jnp.zeros_like, models.params)
+    return State(jnp.int32(0), workers=Corrected(*models, nothing, nothing))
+
+
+def add_up(models: Corrected, more: Params) -> tuple[Params, Params]:
+    """The correction grown by this, and what it has lost then: Kahan's sum."""
+    step = jax.tree.map(jnp.subtract, more, models.lost)
+    total = jax.tree.map(jnp.add, models.correction, step)
+    return total, jax.tree.map(lambda after, before, step: (after - before) - step, total, models.correction, step)
 
 
 def exact_diffusion(optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm:
@@ -57,15 +74,14 @@ def adapt_correct_combine(name: str, optimizer: optax.GradientTransformation, to
     """
 
     def init(params, N):
-        models = optimizers.start_local(optimizer, params, N)
-        return State(jnp.int32(0), workers=Corrected(*models, jax.tree.map(jnp.zeros_like, models.params)))
+        return start_corrected(optimizer, params, N)
 
     def update(key, state, gradients, round):
-        x, _, correction = state.workers
+        x, _, correction, _ = state.workers
         change, memory = optimizers.change_local(optimizer, state.workers, gradients)
         corrected = jax.tree.map(lambda x, u, c: x + (u + c), x, change, correction)
         moved = jax.tree.map(lambda pulled: share * pulled, workers.pull(corrected, topology))
-        models = Corrected(jax.tree.map(jnp.add, corrected, moved), memory, jax.tree.map(jnp.add, correction, moved))
+        models = Corrected(jax.tree.map(jnp.add, corrected, moved), memory, *add_up(state.workers, moved))
         return State(state.step + 1, workers=models), gossip.sent(x, topology, round.step)
 
     return gossip.algorithm(f"{name}({topology.name})", init, update, optimizer, topology)

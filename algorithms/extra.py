@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from algorithms import gossip, optimizers
-from algorithms.exact_diffusion import Corrected
+from algorithms.exact_diffusion import Corrected, add_up, start_corrected
 from dsgd import workers
 from dsgd.base import Algorithm, State
 from dsgd.topology import Topology
@@ -33,15 +32,14 @@ def extra(optimizer: optax.GradientTransformation, topology: Topology) -> Algori
     gossip.need("extra", topology, symmetric=True, fixed=True)
 
     def init(params, N):
-        models = optimizers.start_local(optimizer, params, N)
-        return State(jnp.int32(0), workers=Corrected(*models, jax.tree.map(jnp.zeros_like, models.params)))
+        return start_corrected(optimizer, params, N)
 
     def update(key, state, gradients, round):
-        x, _, correction = state.workers
+        x, _, correction, _ = state.workers
         change, memory = optimizers.change_local(optimizer, state.workers, gradients)
         pulled = workers.pull(x, topology)  # X (W - I)
         new = jax.tree.map(lambda x, p, u, c: x + (p + u + c), x, pulled, change, correction)
-        correction = jax.tree.map(lambda c, p: c + p / 2, correction, pulled)
-        return State(state.step + 1, workers=Corrected(new, memory, correction)), gossip.sent(x, topology, round.step)
+        models = Corrected(new, memory, *add_up(state.workers, jax.tree.map(lambda pulled: pulled / 2, pulled)))
+        return State(state.step + 1, workers=models), gossip.sent(x, topology, round.step)
 
     return gossip.algorithm(f"extra({topology.name})", init, update, optimizer, topology)

@@ -1,6 +1,6 @@
 """Distributed first-order methods: simulation, real runs, bits, seconds and bounds from one code."""
 
-from dsgd import clusters, compressors, network, problems, workers
+from dsgd import cache, clusters, compressors, network, problems, workers
 from dsgd.base import (
     Algorithm,
     Compressor,
@@ -36,6 +36,7 @@ __all__ = [
     "State",
     "Sweep",
     "Topology",
+    "cache",
     "clusters",
     "compile_round",
     "compressors",

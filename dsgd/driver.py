@@ -194,19 +194,19 @@ def execute(
     """Drives the compiled loop from the start, or from the checkpoint, to round `steps`. Arguments as in `run` and `loop.start`."""
     data = jax.device_put(problem.data, NamedSharding(plan.mesh, P(workers.AXIS)))
     shared, points, keys = jax.device_put((problem.shared, points, keys), NamedSharding(plan.mesh, P()))
-    carry, first = programs.call(loop.start, plan, points, keys, data, shared)
-    log = Log(jax.device_get(first), runs=plan.runs, N=plan.N, record_every=plan.record_every, clock=plan.cluster is not None)
+    carry = programs.call(loop.start, plan, points, keys)
+    log = Log(runs=plan.runs, N=plan.N, record_every=plan.record_every)
     found = checkpoint.restore(carry) if checkpoint else None
     if found:
         carry, records = found
         log.resume(records)
         if log.steps[-1] > steps:
             raise ValueError(f"steps = {steps}, but the checkpoint is of round {log.steps[-1]}: need at least as many steps")
-    feed = None if batches is None else _Feed(plan, iter(batches), skip=log.steps[-1])
-    pace = _Pace(plan.capacity)
-    watch.check(log)
-    with Progress(watch.name, log.steps[-1], steps, watch.progress) as bar:
-        sent = log.steps[-1]
+        watch.check(log)
+    sent = log.steps[-1] if found else 0
+    feed = None if batches is None else _Feed(plan, iter(batches), skip=sent)
+    pace = _Pace(plan.capacity - 1)
+    with Progress(watch.name, sent, steps, watch.progress) as bar:
         waiting: deque[tuple[loop.Records, int, int]] = deque()  # chunks on the devices: records, how many, the round after them
         while sent < steps or waiting:
             # The next chunk is queued before the last one is read, so that the devices never wait for the host.
@@ -221,7 +221,7 @@ def execute(
                 sent += rounds
                 waiting.append((news, count, sent))
             news, count, done = waiting.popleft()
-            log.extend(jax.device_get(news), count, done)
+            log.extend(jax.device_get(news), done)
             pace.finished(count)
             bar.update(done, log.last_loss())
             watch.check(log)

@@ -22,26 +22,24 @@ class Log:
     """Records so far.
 
     Args:
-        first: scalars of the start by name, `[runs ...]`.
         runs: how many leading axes of independent runs there are.
         N: number of workers.
         record_every: rounds between records.
-        clock: whether there is one.
     """
 
-    def __init__(self, first: dict[str, np.ndarray], *, runs: int, N: int, record_every: int, clock: bool = False) -> None:
+    def __init__(self, *, runs: int, N: int, record_every: int) -> None:
         self.axis = runs
         self.N = N
         self.record_every = record_every
-        self.steps = [0]
-        nothing = np.zeros((*first["loss"].shape, counts.DIGITS), np.uint32)
-        start = {**first, "bits": nothing} | ({"clock": np.zeros((*first["loss"].shape, 2))} if clock else {})
-        self.pieces = [{name: np.expand_dims(value, runs) for name, value in start.items()}]
+        self.steps: list[int] = []  # rounds done by each record
+        self.pieces: list[dict[str, np.ndarray]] = []
 
-    def extend(self, news: dict[str, np.ndarray], count: int, done: int) -> None:
-        """Adds the first `count` of a chunk's records, the last of which is after round `done`."""
-        self.steps.extend(range(self.steps[-1] + self.record_every, done, self.record_every))
+    def extend(self, news: dict[str, np.ndarray], done: int) -> None:
+        """Adds a chunk's records, the last of which is after round `done`; the first of all is the start."""
+        before = len(self.steps)
+        self.steps.extend(range(self.steps[-1] + self.record_every if before else 0, done, self.record_every))
         self.steps.append(done)
+        count = len(self.steps) - before
         first = (*[slice(None)] * self.axis, slice(count))
         self.pieces.append({name: value[first].copy() for name, value in news.items()})
         self._check_clock()
@@ -55,7 +53,8 @@ class Log:
     def records(self) -> dict[str, np.ndarray]:
         """All of it by name, for `resume`: `step` `[records]`, bits of each interval as counts, the clock as two numbers, the
         rest `[runs ..., records]`."""
-        return {"step": np.asarray(self.steps), **{name: self._joined(name) for name in self.pieces[-1]}}
+        joined = {name: np.concatenate([piece[name] for piece in self.pieces], axis=self.axis) for name in self.pieces[-1]}
+        return {"step": np.asarray(self.steps), **joined}
 
     def resume(self, records: dict[str, np.ndarray]) -> None:
         """Takes up from the `records` of an earlier log."""
@@ -92,14 +91,10 @@ class Log:
         """Raises a ValueError where the clock is not finite, or goes back."""
         if "clock" not in self.pieces[-1]:
             return
-        last = np.take(to_seconds(self.pieces[-2]["clock"]), [-1], axis=self.axis)
-        clock = np.concatenate([last, to_seconds(self.pieces[-1]["clock"])], axis=self.axis)
+        *before, latest = [to_seconds(piece["clock"]) for piece in self.pieces[-2:]]
+        clock = np.concatenate([*(np.take(piece, [-1], axis=self.axis) for piece in before), latest], axis=self.axis)
         if not np.isfinite(clock).all() or (np.diff(clock, axis=self.axis) < 0).any():
             raise ValueError(
                 f"the cluster's clock is not finite or goes back, at {clock.min():g} to {clock.max():g} s by round {self.steps[-1]}:"
                 " need seconds >= 0 and bandwidths > 0, finite in float32"
             )
-
-    def _joined(self, name: str) -> np.ndarray:
-        unknown = np.full(self.pieces[0]["loss"].shape, np.nan)
-        return np.concatenate([piece.get(name, unknown) for piece in self.pieces], axis=self.axis)

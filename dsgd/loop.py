@@ -66,39 +66,24 @@ def without_arrays(problem: Problem) -> Problem:
 
 
 @partial(jax.jit, static_argnames="plan")
-def start(plan: Plan, points: PyTree, keys: jax.Array, data: PyTree, shared: PyTree) -> tuple[Carry, Records]:
-    """The first state of every run, and its record.
+def start(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
+    """What every run begins with, leaves `[grid?, seeds?, ...]`.
 
     Args:
         plan: static.
         points: hyperparameters by name, `[grid]` each where `plan.runs` is 2.
         keys: one a run, `[seeds]`.
-        data: leaves `[N, ...]`.
-        shared: the problem's shared arrays.
-
-    Returns:
-        Carry, leaves `[grid?, seeds?, ...]`; scalars by name `[grid?, seeds?]`.
     """
 
     def init(point, key):
         params = plan.problem.init(_keys(key)[0])
         return Carry(plan.build(point).init(params, plan.N), clock.start(plan.N) if plan.cluster else ())
 
-    def record(points, keys, carry, data, shared):
-        def one(point, key, carry):
-            return _measure(plan, plan.build(point), key, carry, data, shared, jnp.int32(0))
-
-        return _over_runs(plan, one, (0, None, 0), (None, 0, 0))(points, keys, carry)
-
-    carry = _over_runs(plan, init, (0, None), (None, 0))(points, keys)
-
     def place(part, spec):
         return jax.tree.map(lambda leaf: lax.with_sharding_constraint(leaf, NamedSharding(plan.mesh, spec)), part)
 
-    spec = _carry_spec(plan)
-    carry = Carry(State(*map(place, carry.state, spec.state)), place(carry.clock, spec.clock))
-    specs = (P(), P(), spec, P(workers.AXIS), P())
-    return carry, _sharded(plan, record, specs, P())(points, keys, carry, data, shared)
+    carry, spec = _over_runs(plan, init, (0, None), (None, 0))(points, keys), _carry_spec(plan)
+    return Carry(State(*map(place, carry.state, spec.state)), place(carry.clock, spec.clock))
 
 
 @partial(jax.jit, static_argnames="plan", donate_argnames="carry")
@@ -113,18 +98,21 @@ def advance(
     done: jax.Array,
     rounds: jax.Array,
 ) -> tuple[Carry, Records]:
-    """Runs the next rounds, with a record after every `plan.record_every` of them and after the last.
+    """Runs the next rounds, with a record after every `plan.record_every` of them and after the last; where `done` is 0, also of the start.
 
     Args:
         plan: static.
         carry: of every run; donated.
-        points, keys, data, shared: as in `start`.
+        points, keys: as in `start`.
+        data: of the problem, leaves `[N, ...]`.
+        shared: what it has besides.
         batches: None, or batches from outside, leaves `[at least rounds, N, ...]`.
         done: int32 scalar, rounds before these, of all runs: what a method does in some rounds only is then a branch.
         rounds: int32 scalar, of at most `plan.capacity` records.
 
     Returns:
-        What is carried after it; records by name, `[grid?, seeds?, capacity, ...]`, of which the first ceil(rounds / record_every) count.
+        What is carried after it; records by name, `[grid?, seeds?, capacity, ...]`, of which the first
+        ceil(rounds / record_every) count, and one more where the start is among them.
     """
 
     def run(points, keys, carry, data, shared, batches, done, rounds):
@@ -197,52 +185,57 @@ def _keys(key: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _advance_one(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shared, batches, done, rounds):
-    key = _keys(key)[1]
+    key, every = _keys(key)[1], plan.record_every
+    # Both are asked for their shapes first: traced once, and inlined.
+    run_round, measure = (jax.jit(partial(function, plan, algorithm), inline=True) for function in (_round, _measure))
 
-    def one_round(carry, i):
+    def one_round(i, so_far):
         # The index is the chunk's, not the state's: the same for all runs, so that `vmap` keeps the loops' conditions scalar.
+        carry, sums = so_far
         batch = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, i, keepdims=False), batches)
-        return _round(plan, algorithm, key, carry, data, batch, done + i)
+        carry, news = run_round(key, carry, data, batch, done + i)
+        return carry, {**news, _BITS: counts.carry(sums[_BITS] + news[_BITS])}
 
-    def until_record(carry, first):
-        if plan.record_every == 1:
-            return one_round(carry, first)
-        shapes = jax.eval_shape(one_round, carry, first)[1]
-        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-
-        def body(i, so_far):
-            carry, sums = so_far
-            carry, news = one_round(carry, i)
-            return carry, {**news, _BITS: counts.carry(sums[_BITS] + news[_BITS])}
-
-        return lax.fori_loop(first, jnp.minimum(first + plan.record_every, rounds), body, (carry, nothing))
-
-    def record(carry, first):
-        carry, news = until_record(carry, first)
-        measured = _measure(plan, algorithm, key, carry, data, shared, done + jnp.minimum(first + plan.record_every, rounds))
+    def record(carry, i):
+        """The i-th record, and the rounds before it: of record -1, the start, none."""
+        last = jnp.minimum((i + 1) * every, rounds)
+        carry, news = lax.fori_loop(jnp.maximum(i, 0) * every, last, one_round, (carry, nothing))
+        measured = measure(key, carry, data, shared, done + last)
         if set(measured) & set(news) or "step" in news:
             raise ValueError(f"{algorithm.name} has metrics {sorted(news)}; need other names than step, {', '.join(measured)}")
-        values = {**measured, **news}
-        return carry, jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), values)
+        return carry, jax.tree.map(_as_float, {**measured, **news})
 
+    # Before a round, nothing is sent, no time has passed, and a method's own scalars are not known.
+    _, news = jax.eval_shape(run_round, key, carry, data, _first(batches), done)
+    nothing = {name: jnp.full(leaf.shape, 0 if name in (_BITS, _CLOCK) else np.nan, leaf.dtype) for name, leaf in news.items()}
     # A record is one row of one buffer: one write a record, whatever its number of scalars. Digits of counts are exact as floats.
     shapes = jax.eval_shape(record, carry, rounds)[1]
     empty, unravel = ravel_pytree(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes))
+    first = -(done == 0).astype(jnp.int32)
 
     def body(i, so_far):
         carry, rows = so_far
-        carry, values = record(carry, i * plan.record_every)
-        return carry, lax.dynamic_update_index_in_dim(rows, ravel_pytree(values)[0], i, 0)
+        carry, values = record(carry, i)
+        return carry, lax.dynamic_update_index_in_dim(rows, ravel_pytree(values)[0], i - first, 0)
 
-    records = lax.div(rounds + (plan.record_every - 1), np.int32(plan.record_every))
-    carry, rows = lax.fori_loop(0, records, body, (carry, jnp.zeros((plan.capacity, *empty.shape), empty.dtype)))
+    rows = jnp.zeros((plan.capacity, *empty.shape), empty.dtype)
+    carry, rows = lax.fori_loop(first, lax.div(rounds + (every - 1), np.int32(every)), body, (carry, rows))
     return carry, jax.vmap(unravel)(rows)
+
+
+def _first(batches: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf[0], batches)
+
+
+def _as_float(leaf: jax.Array) -> jax.Array:
+    return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
 
 
 def _round(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, batches, step) -> tuple[Carry, Records]:
     """One round; what it sent (all workers' bits, up and down), the time after it, and the method's own metrics."""
     state, info, query = _gradients_and_update(plan, algorithm, key, carry, data, batches, step)
-    news = {**info.metrics, _BITS: counts.carry(workers.sum(counts.carry(info.bits_up + info.bits_down)))}
+    news = jax.tree.map(_as_float, info.metrics)
+    news |= {_BITS: counts.carry(workers.sum(counts.carry(info.bits_up + info.bits_down)))}
     if not isinstance(carry.clock, Clock):
         return Carry(state, ()), news
     this = _this_round(plan, key, carry, step)

@@ -73,6 +73,7 @@ class Args:
     """Folder for config.json, history.csv, saturation.csv and figure.png."""
     progress: bool = True
     """Show progress bars."""
+    cache: common.Cache = None
 
 
 class Method(NamedTuple):
@@ -284,4 +285,4 @@ def draw_saturation(panels: np.ndarray, full: Saturation, point: float) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    common.launch(main, tyro.cli(Args))

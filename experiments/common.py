@@ -7,12 +7,13 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import matplotlib as mpl
 import numpy as np
+import tyro
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure, FigureBase
@@ -21,13 +22,32 @@ from rich.console import Console
 from rich.progress import track
 
 import dsgd
-from dsgd import clusters, records
+from dsgd import cache, clusters, records
+
+Cache = Annotated[
+    str | None,
+    tyro.conf.arg(
+        metavar="{off}|PATH",
+        help=f"Folder of compiled programs, for the next run to find; by default {cache.VARIABLE} in the environment, or the user's cache.",
+    ),
+]
 
 SHARE = 0.5  # of a run, from its end, that decides between step sizes
 
 # Okabe and Ito's colours, told apart by all common kinds of colour blindness; line styles differ too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 3)))
+
+
+def launch(main: Callable[[Any], Any], args: Any) -> None:
+    """Runs a script from its command line, with programs that other runs have compiled.
+
+    Args:
+        main: of the script.
+        args: its arguments, with `cache`.
+    """
+    cache.enable(args.cache)
+    main(args)
 
 
 def console() -> Console:

@@ -85,6 +85,7 @@ class Args:
     """Folder for config.json, history.csv and figure.png."""
     progress: bool = True
     """Show progress bars."""
+    cache: common.Cache = None
 
 
 def main(args: Args) -> None:
@@ -194,4 +195,4 @@ def draw(args: Args, problem: dsgd.Problem, histories: dict[str, dict[str, np.nd
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    common.launch(main, tyro.cli(Args))

@@ -47,6 +47,7 @@ class Args:
     """Folder for config.json, iterations.csv, communication.csv and figure.png."""
     progress: bool = True
     """Show a progress bar."""
+    cache: common.Cache = None
 
 
 WORKERS = 4
@@ -217,4 +218,4 @@ def draw(args: Args, predicted: dict[str, list[int]], measured: dict[str, list[i
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    common.launch(main, tyro.cli(Args))

@@ -80,6 +80,7 @@ class Args:
     """Folder for config.json, history.csv, break_even.csv, figure.png and a figure for each problem."""
     progress: bool = True
     """Show a progress bar."""
+    cache: common.Cache = None
 
 
 class Case(NamedTuple):
@@ -272,4 +273,4 @@ def curve(outcome: common.Tuned | None, what: str) -> tuple[np.ndarray, np.ndarr
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    common.launch(main, tyro.cli(Args))

@@ -85,6 +85,7 @@ class Args:
     """Folder for config.json, rates.csv, slopes.csv and figure.png."""
     progress: bool = True
     """Show a progress bar."""
+    cache: common.Cache = None
 
 
 def main(args: Args) -> None:
@@ -245,4 +246,4 @@ def draw_legend(axes: Axes, args: Args) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    common.launch(main, tyro.cli(Args))

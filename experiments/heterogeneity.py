@@ -78,6 +78,7 @@ class Args:
     """Folder for config.json, history.csv, exact.csv and figure.png."""
     progress: bool = True
     """Show progress bars."""
+    cache: common.Cache = None
 
 
 def main(args: Args) -> None:
@@ -216,4 +217,4 @@ def draw(
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    common.launch(main, tyro.cli(Args))

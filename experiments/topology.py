@@ -68,6 +68,7 @@ class Args:
     """Folder for config.json, graphs.csv, and for each N history-N.csv and figure-N.png."""
     progress: bool = True
     """Show progress bars."""
+    cache: common.Cache = None
 
 
 def main(args: Args) -> None:
@@ -217,4 +218,4 @@ def curves(row: Iterable[Axes], runs: dict[str, dict[str, np.ndarray]], what: st
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    common.launch(main, tyro.cli(Args))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from pathlib import Path
 
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -15,7 +16,12 @@ from hypothesis import settings
 import dsgd
 from dsgd import programs
 
+HASTE = "DSGD_TEST_OPTIMISED" not in os.environ
+MAPS = 20_000  # of a process, from where on its programs are forgotten
+
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# Most programs of tests run for milliseconds: they are compiled in haste, in half the time.
+jax.config.update("jax_disable_most_optimizations", HASTE)
 # Draws are derandomized: a failure here fails everywhere. The first example compiles, so no deadline.
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50)
 settings.register_profile("thorough", deadline=None, max_examples=2_000)  # --hypothesis-profile=thorough
@@ -26,18 +32,19 @@ settings.load_profile("ci")
 def forget_programs():
     """Each compiled program holds maps of memory, of which a process may have 65,530 on Linux: all tests' programs together have more."""
     yield
-    programs.clear()
-    jax.clear_caches()
-    gc.collect()
+    maps = Path("/proc/self/maps")
+    if not maps.exists() or maps.read_bytes().count(b"\n") > MAPS:
+        programs.clear()
+        jax.clear_caches()
+        gc.collect()
 
 
-@pytest.fixture(scope="module")
-def in_haste():
-    """Programs are compiled without most optimisations: for tests whose programs run for milliseconds."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
+@pytest.fixture
+def optimised():
+    """Programs are compiled as users' are, for tests of what the compiler makes of them."""
+    jax.config.update("jax_disable_most_optimizations", False)
     yield
-    jax.config.update("jax_disable_most_optimizations", before)
+    jax.config.update("jax_disable_most_optimizations", HASTE)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from dsgd import records
+from dsgd import cache, records
 from theory_checks import registry
 from theory_checks.misprints import MISPRINTS, Misprint
 from theory_checks.registry import Finding
@@ -47,6 +47,8 @@ class Args:
     """Write all results here, too."""
     progress: bool = True
     """Show a progress bar."""
+    cache: str | None = None
+    """Folder of compiled programs, for the next run to find, or "off"; by default DSGD_CACHE in the environment, or the user's cache."""
 
 
 def main(args: Args, statements: Sequence[Statement] = registry.STATEMENTS, misprints: Sequence[Misprint] = MISPRINTS) -> int:
@@ -175,4 +177,6 @@ def _outcome(outcome: Outcome) -> dict:
 
 
 if __name__ == "__main__":
-    sys.exit(main(tyro.cli(Args)))
+    args = tyro.cli(Args)
+    cache.enable(args.cache)
+    sys.exit(main(args))

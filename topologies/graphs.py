@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import networkx as nx
 import numpy as np
 from scipy.sparse import coo_array, csr_array
 
 from dsgd import checks
 from dsgd.topology import Topology
 from topologies.weights import WEIGHTS, metropolis, uniform
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 Weights = Callable[[csr_array], csr_array]
 
@@ -30,7 +32,8 @@ def ring(n: int, weights: Weights = metropolis) -> Topology:
 
     Source: Liu and Zhang, section 5.2.1, which prints $1 - 16\pi^2/(3n^2)$ (a misprint).
     """
-    return _named(f"ring({n})", nx.cycle_graph(_at_least("ring", n)), weights)
+    ids = np.arange(_at_least("ring", n))
+    return _named(f"ring({n})", _both_ways(n, ids, (ids + 1) % n), weights)
 
 
 def complete(n: int) -> Topology:
@@ -52,7 +55,8 @@ def star(n: int, weights: Weights = metropolis) -> Topology:
 
     Arguments, errors: as `ring`.
     """
-    return _named(f"star({n})", nx.star_graph(_at_least("star", n) - 1), weights)
+    ids = np.arange(_at_least("star", n))
+    return _named(f"star({n})", _both_ways(n, np.zeros_like(ids), ids), weights)
 
 
 def chain(n: int, weights: Weights = metropolis) -> Topology:
@@ -60,7 +64,8 @@ def chain(n: int, weights: Weights = metropolis) -> Topology:
 
     Arguments, errors: as `ring`.
     """
-    return _named(f"chain({n})", nx.path_graph(_at_least("chain", n)), weights)
+    ids = np.arange(_at_least("chain", n) - 1)
+    return _named(f"chain({n})", _both_ways(n, ids, ids + 1), weights)
 
 
 def torus(rows: int, columns: int, weights: Weights = metropolis) -> Topology:
@@ -76,8 +81,10 @@ def torus(rows: int, columns: int, weights: Weights = metropolis) -> Topology:
     """
     checks.positive_int(f"torus({rows}, {columns}): rows", rows)
     checks.positive_int(f"torus({rows}, {columns}): columns", columns)
-    graph = nx.grid_2d_graph(rows, columns, periodic=True)
-    return _named(f"torus({rows}, {columns})", graph, weights)
+    row, column = np.divmod(np.arange(rows * columns), columns)
+    right, below = row * columns + (column + 1) % columns, (row + 1) % rows * columns + column
+    adjacency = _both_ways(rows * columns, np.tile(row * columns + column, 2), np.concatenate([right, below]))
+    return _named(f"torus({rows}, {columns})", adjacency, weights)
 
 
 def hypercube(dimension: int, weights: Weights = metropolis) -> Topology:
@@ -91,9 +98,9 @@ def hypercube(dimension: int, weights: Weights = metropolis) -> Topology:
         ValueError: dimension < 0.
     """
     checks.natural("hypercube: dimension", dimension)
-    graph = nx.empty_graph(1 << dimension)
-    graph.add_edges_from((i, i ^ (1 << k)) for i in graph for k in range(dimension))
-    return _named(f"hypercube({dimension})", graph, weights)
+    n, bits = 1 << dimension, 1 << np.arange(dimension)
+    ids = np.repeat(np.arange(n), dimension)
+    return _named(f"hypercube({dimension})", _one_way(n, ids, ids ^ np.tile(bits, n)), weights)
 
 
 def exponential(n: int) -> Topology:
@@ -109,9 +116,9 @@ def exponential(n: int) -> Topology:
 
     Source: Ying et al., "Exponential graph is provably efficient for decentralized deep training", 2021.
     """
-    graph = nx.empty_graph(_at_least("exponential", n), create_using=nx.DiGraph)
-    graph.add_edges_from((i, (i + (1 << k)) % n) for i in range(n) for k in range((n - 1).bit_length()))
-    return _named(f"exponential({n})", graph, uniform, usual=uniform)
+    hops = 1 << np.arange((_at_least("exponential", n) - 1).bit_length())
+    ids = np.repeat(np.arange(n), len(hops))
+    return _named(f"exponential({n})", _one_way(n, ids, (ids + np.tile(hops, n)) % n), uniform, usual=uniform)
 
 
 def erdos_renyi(n: int, probability: float, seed: int = 0, weights: Weights = metropolis) -> Topology:
@@ -130,6 +137,8 @@ def erdos_renyi(n: int, probability: float, seed: int = 0, weights: Weights = me
     checks.natural(f"{name}: seed", seed)
     if not 0 < probability <= 1:
         raise ValueError(f"{name}: need a probability in (0, 1]")
+    import networkx as nx  # noqa: PLC0415 (a quarter of a second that other graphs are spared)
+
     return _drawn(name, nx.gnp_random_graph(_at_least("erdos_renyi", n), probability, seed=seed), weights, "a higher probability")
 
 
@@ -149,6 +158,8 @@ def random_regular(n: int, degree: int, seed: int = 0, weights: Weights = metrop
     checks.natural(f"{name}: seed", seed)
     if not checks.natural(f"{name}: degree", degree) < _at_least("random_regular", n) or n * degree % 2:
         raise ValueError(f"{name}: need 0 <= degree < n, and an even n * degree, or there is no such graph")
+    import networkx as nx  # noqa: PLC0415
+
     return _drawn(name, nx.random_regular_graph(degree, n, seed=seed), weights, "a degree of at least 3")
 
 
@@ -164,12 +175,14 @@ def from_graph(graph: nx.Graph, weights: Weights | None = None, name: str = "fro
         ValueError: not a graph, one without nodes, one that is not connected (a directed one strongly), or weights that are only for
             undirected graphs.
     """
+    import networkx as nx  # noqa: PLC0415
+
     if not isinstance(graph, nx.Graph):
         raise ValueError(f"{name}: given {graph!r}; need a graph of networkx")
     if len(graph) == 0:
         raise ValueError(f"{name}: a graph without nodes; need at least one worker")
     usual = uniform if graph.is_directed() else metropolis
-    return _named(name, graph, weights or usual, usual)
+    return _named(name, _adjacency(graph), weights or usual, usual)
 
 
 def from_matrix(W: Any, name: str = "from_matrix") -> Topology:
@@ -185,12 +198,29 @@ def from_matrix(W: Any, name: str = "from_matrix") -> Topology:
     return Topology(name, W)
 
 
-def _named(name: str, graph: nx.Graph, weights: Weights, usual: Weights = metropolis) -> Topology:
-    """The topology of a graph whose nodes, in their order, are the workers. Its name tells weights that are not the usual ones."""
+def _both_ways(n: int, first: np.ndarray, second: np.ndarray) -> csr_array:
+    """The adjacency matrix `[n, n]` of an undirected graph, from the two ends of its edges; loops and repetitions do not matter."""
+    return _one_way(n, np.concatenate([first, second]), np.concatenate([second, first]))
+
+
+def _one_way(n: int, sender: np.ndarray, receiver: np.ndarray) -> csr_array:
+    """The same of a directed graph: 1 where the column's worker sends to the row's."""
+    other = sender != receiver
+    adjacency = csr_array((np.ones(other.sum()), (receiver[other], sender[other])), shape=(n, n))
+    adjacency.data[:] = 1  # repetitions were added up
+    return adjacency
+
+
+def _adjacency(graph: nx.Graph) -> csr_array:
+    """That of a networkx graph, whose nodes, in their order, are the workers."""
+    import networkx as nx  # noqa: PLC0415
+
     links = coo_array(nx.to_scipy_sparse_array(graph, weight="", dtype=float))
-    other = links.row != links.col
-    adjacency = csr_array((links.data[other], (links.col[other], links.row[other])), shape=links.shape)  # networkx: senders in rows
-    adjacency.data[:] = 1  # also for multiple edges
+    return _one_way(len(graph), links.row, links.col)
+
+
+def _named(name: str, adjacency: csr_array, weights: Weights, usual: Weights = metropolis) -> Topology:
+    """The topology with these weights on these edges. Its name tells weights that are not the usual ones."""
     if not callable(weights):
         known = ", ".join(f"topologies.{name}" for name in WEIGHTS)
         raise ValueError(f"{name}: weights = {weights!r}; need one of {known}, or a function like them")
@@ -213,12 +243,14 @@ def _on_edges(name: str, W: csr_array, adjacency: csr_array) -> csr_array:
 
 
 def _drawn(name: str, graph: nx.Graph, weights: Weights, hint: str) -> Topology:
+    import networkx as nx  # noqa: PLC0415
+
     if not nx.is_connected(graph):
         parts = sorted((sorted(part) for part in nx.connected_components(graph)), key=len)
         raise ValueError(
             f"{name}: the draw falls into {len(parts)} components, the smallest of workers {parts[0][:8]}; need {hint}, or another seed"
         )
-    return _named(name, graph, weights)
+    return _named(name, _adjacency(graph), weights)
 
 
 def _at_least(graph: str, n: int) -> int:

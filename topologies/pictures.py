@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import networkx as nx
 import numpy as np
 
 from dsgd.topology import Topology
 
 if TYPE_CHECKING:
+    import networkx as nx
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -26,7 +26,8 @@ def draw(topology: Topology, axes: Axes | None = None) -> Figure:
     Returns:
         The figure.
     """
-    from matplotlib.figure import Figure  # noqa: PLC0415 (a second that those who do not draw are spared)
+    import networkx as nx  # noqa: PLC0415 (a second that those who do not draw are spared)
+    from matplotlib.figure import Figure  # noqa: PLC0415
 
     if axes is None:
         axes = Figure(figsize=(3, 3.3), layout="constrained").subplots()
@@ -47,5 +48,7 @@ def draw(topology: Topology, axes: Axes | None = None) -> Figure:
 
 
 def _places(graph: nx.Graph) -> dict[int, np.ndarray]:
+    import networkx as nx  # noqa: PLC0415
+
     regular = len({degree for _, degree in graph.degree}) == 1
     return nx.circular_layout(graph) if regular else nx.kamada_kawai_layout(graph.to_undirected())

@@ -1,12 +1,19 @@
 """Problems on synthetic and on real data, each with the constants it knows."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from dsgd.problems.data import Dataset, load
 from dsgd.problems.finite_sum import Examples, minibatch
 from dsgd.problems.logistic_regression import logistic_regression
-from dsgd.problems.neural_network import CNN, MLP, neural_network
+from dsgd.problems.neural_network import neural_network
 from dsgd.problems.partition import PARTITIONS, split
 from dsgd.problems.quadratic import quadratic, random_quadratic
 from dsgd.problems.robust_regression import robust_regression
+
+if TYPE_CHECKING:
+    from dsgd.problems.models import CNN, MLP
 
 __all__ = [
     "CNN",
@@ -23,3 +30,12 @@ __all__ = [
     "robust_regression",
     "split",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The models, when they are asked for: flax takes a quarter of a second to import."""
+    if name not in ("CNN", "MLP"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from dsgd.problems import models  # noqa: PLC0415
+
+    return getattr(models, name)

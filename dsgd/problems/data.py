@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,8 +66,6 @@ def load(data: DataSource, data_dir: str | Path | None = None) -> Dataset:
 
 
 def _from_arrays(name: str, inputs: Any, targets: Any) -> Dataset:
-    from sklearn.model_selection import train_test_split  # noqa: PLC0415 (scikit-learn takes a second to import)
-
     inputs, targets = np.asarray(inputs, np.float32), np.asarray(targets)
     if inputs.ndim < 2 or targets.shape != inputs.shape[:1]:
         raise ValueError(f"inputs have shape {inputs.shape}, targets {targets.shape}; need [M, ...] and [M]")
@@ -80,9 +80,40 @@ def _from_arrays(name: str, inputs: Any, targets: Any) -> Dataset:
     if sizes.min() < 2 or len(classes) * _TEST_SHARE < len(labels):
         shown = f"{len(labels)} classes in {len(classes)} samples, the smallest ({labels[sizes.argmin()]}) with {sizes.min()}"
         raise ValueError(f"targets have {shown}; need classes with at least 2 samples, and one in the held-out fifth")
-    parts: Any = train_test_split(np.arange(len(classes)), test_size=_TEST_SHARE, random_state=_SPLIT_SEED, stratify=classes)
-    train, test = parts
+    train, test = _split(classes, sizes)
     return Dataset(name, inputs[train], classes[train], inputs[test], classes[test], len(labels))
+
+
+def _split(classes: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of a stratified four fifths and of the rest: those that scikit-learn's `train_test_split` draws, whose import takes a second.
+
+    Args:
+        classes: int `[M]`.
+        sizes: of the classes.
+    """
+    rng = np.random.RandomState(_SPLIT_SEED)
+    tests = math.ceil(len(classes) * _TEST_SHARE)
+    train_sizes = _apportion(sizes, len(classes) - tests, rng)
+    test_sizes = _apportion(sizes - train_sizes, tests, rng)
+    train, test = [], []
+    for label, (first, second) in enumerate(zip(train_sizes, test_sizes, strict=True)):
+        members = np.flatnonzero(classes == label)[rng.permutation(sizes[label])]
+        train.append(members[:first])
+        test.append(members[first : first + second])
+    return rng.permutation(np.concatenate(train)), rng.permutation(np.concatenate(test))
+
+
+def _apportion(sizes: np.ndarray, seats: int, rng: np.random.RandomState) -> np.ndarray:
+    """So many seats, in proportion to sizes: whole quotas, then the largest remainders, equal ones by lot."""
+    quotas = sizes / sizes.sum() * seats
+    given = np.floor(quotas)
+    for remainder in np.unique(quotas - given)[::-1]:
+        left = int(seats - given.sum())
+        if left == 0:
+            break
+        equal = np.flatnonzero(quotas - np.floor(quotas) == remainder)
+        given[rng.choice(equal, min(left, len(equal)), replace=False)] += 1
+    return given.astype(int)
 
 
 def _checked(dataset: Dataset) -> Dataset:
@@ -99,21 +130,23 @@ def _checked(dataset: Dataset) -> Dataset:
 
 
 def _digits() -> Dataset:
-    from sklearn.datasets import load_digits  # noqa: PLC0415
-
-    loaded: Any = load_digits(return_X_y=True)
-    inputs, targets = loaded
-    return _from_arrays("digits", np.reshape(inputs, (-1, 8, 8, 1)) / 16, targets)
+    table = np.loadtxt(_bundled("digits.csv.gz"), delimiter=",")
+    return _from_arrays("digits", np.reshape(table[:, :-1], (-1, 8, 8, 1)) / 16, table[:, -1].astype(int))
 
 
 def _breast_cancer() -> Dataset:
-    from sklearn.datasets import load_breast_cancer  # noqa: PLC0415
-
-    loaded: Any = load_breast_cancer(return_X_y=True)
-    inputs, targets = loaded
-    dataset = _from_arrays("breast-cancer", inputs, targets)
+    table = np.loadtxt(_bundled("breast_cancer.csv"), delimiter=",", skiprows=1)
+    dataset = _from_arrays("breast-cancer", table[:, :-1], table[:, -1].astype(int))
     centre, scale = dataset.train_inputs.mean(axis=0), dataset.train_inputs.std(axis=0)
     return dataset._replace(train_inputs=(dataset.train_inputs - centre) / scale, test_inputs=(dataset.test_inputs - centre) / scale)
+
+
+def _bundled(name: str) -> Path:
+    """A file that scikit-learn ships, found without importing it, which takes a second."""
+    spec = importlib.util.find_spec("sklearn")
+    if spec is None or spec.origin is None:
+        raise FileNotFoundError(f"{name} comes with scikit-learn, which is not installed: need pip install scikit-learn")
+    return Path(spec.origin).parent / "datasets" / "data" / name
 
 
 def _mnist(folder: Path) -> Dataset:

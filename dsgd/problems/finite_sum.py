@@ -51,8 +51,9 @@ class minibatch:  # noqa: N801 (made and called like the functions that it stand
 
     def __call__(self, key: jax.Array, mine: Examples) -> Examples:
         if self.replacement:
-            size = jnp.sum(mine.weights).astype(jnp.int32)
-            chosen = jax.random.randint(key, (self.batch_size,), 0, size)
+            # One draw of bits a sample, where randint draws two: the remainder favours some by size / 2^32.
+            size = jnp.sum(mine.weights).astype(jnp.uint32)
+            chosen = jax.random.bits(key, (self.batch_size,), jnp.uint32) % size
         else:
             # The B largest of one random number a sample: a uniform draw without replacement. Padding never wins.
             lots = jax.random.uniform(key, mine.weights.shape)
@@ -136,7 +137,7 @@ def classification(
         sample=minibatch(batch_size, replacement),
         evaluate=Evaluation(loss),
         data=pad(dataset.train_inputs, dataset.train_targets, parts),
-        shared=_examples(dataset.test_inputs, dataset.test_targets),
+        shared=_examples(dataset.test_inputs, dataset.test_targets, np.ones(len(dataset.test_targets))),
         constants=Constants(),
         name=name,
         batch_size=batch_size,
@@ -149,8 +150,10 @@ def pad(inputs: np.ndarray, targets: np.ndarray, parts: list[np.ndarray]) -> Exa
     longest = max(len(part) for part in parts)
     index = np.stack([np.pad(part, (0, longest - len(part)), mode="edge") for part in parts])
     real = np.arange(longest)[None, :] < np.array([len(part) for part in parts])[:, None]
-    return Examples(jnp.asarray(inputs[index], float), jnp.asarray(targets[index], jnp.int32), jnp.asarray(real, float))
+    return _examples(inputs[index], targets[index], real)
 
 
-def _examples(inputs: np.ndarray, targets: np.ndarray) -> Examples:
-    return Examples(jnp.asarray(inputs, float), jnp.asarray(targets, jnp.int32), jnp.ones(len(targets)))
+def _examples(inputs: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> Examples:
+    # Types are converted by numpy: each conversion on the device would be a program to compile.
+    kind = jnp.result_type(float)
+    return Examples(*map(jnp.asarray, (inputs.astype(kind), targets.astype(np.int32), weights.astype(kind))))

@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 from dsgd.base import PyTree
 
 AXIS = "workers"
+_LONG = 8192  # elements of a row
 
 
 def mesh(devices: int | Sequence[Any] | None = None) -> Mesh:
@@ -84,15 +85,40 @@ def stack(tree: PyTree, workers: int) -> PyTree:
 def sum(tree: PyTree) -> PyTree:
     """The sum over all workers: leaves `[n, ...]` become `[...]` of the same type (flags are counted), the same on every device."""
 
-    def block(leaf):
-        return jnp.sum(leaf, axis=0, dtype=jnp.int32 if leaf.dtype == bool else leaf.dtype)
-
-    return _across(lax.psum, jax.tree.map(block, tree))
+    return _across(lax.psum, jax.tree.map(sum_rows, tree))
 
 
 def mean(tree: PyTree) -> PyTree:
     """The mean over all workers: leaves `[n, ...]` become `[...]`, the same on every device."""
-    return mean_over_devices(jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), tree))
+    return mean_over_devices(jax.tree.map(mean_rows, tree))
+
+
+def sum_rows(leaf: jax.Array) -> jax.Array:
+    """The sum over the leading axis, `[n, ...]` to `[...]` of the same type (flags are counted), at the speed of memory.
+
+    XLA's reduction takes 3 to 13 ns an element on CPUs where rows are long; a product with ones takes 0.2, and rounds as little.
+    """
+
+    def reduction(leaf):
+        return jnp.sum(leaf, axis=0, dtype=jnp.int32 if leaf.dtype == bool else leaf.dtype)
+
+    def product(leaf):
+        rows = leaf.reshape(leaf.shape[0], -1)
+        wide = jnp.promote_types(leaf.dtype, jnp.float32)  # sums of bfloat16 are rounded once, at the end, like the reduction's
+        ones = jnp.ones((1, leaf.shape[0]), leaf.dtype)
+        total = jnp.matmul(ones, rows, precision=lax.Precision.HIGHEST, preferred_element_type=wide)
+        return total.astype(leaf.dtype).reshape(leaf.shape[1:])
+
+    if leaf.size < _LONG * leaf.shape[0] or not jnp.issubdtype(leaf.dtype, jnp.floating):
+        return reduction(leaf)
+    return lax.platform_dependent(leaf, cpu=product, default=reduction)
+
+
+def mean_rows(leaf: jax.Array) -> jax.Array:
+    """The mean over the leading axis, `[n, ...]` to `[...]`, likewise."""
+    if leaf.size < _LONG * leaf.shape[0]:
+        return jnp.mean(leaf, axis=0)
+    return sum_rows(leaf) / leaf.shape[0]
 
 
 def mean_over_devices(tree: PyTree) -> PyTree:

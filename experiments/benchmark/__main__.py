@@ -1,4 +1,4 @@
-"""The benchmarks: `python -m experiments.benchmark rounds`, which is the default, `compression`, `mixing` and `methods`."""
+"""The benchmarks: `python -m experiments.benchmark rounds`, which is the default, `start`, `compression`, `mixing` and `methods`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from typing import Annotated
 
 import tyro
 
-from experiments.benchmark import compression, methods, mixing, rounds
+from experiments.benchmark import compression, methods, mixing, rounds, start
 
 Choice = (
     Annotated[rounds.Args, tyro.conf.subcommand("rounds")]
+    | Annotated[start.Args, tyro.conf.subcommand("start")]
     | Annotated[compression.Args, tyro.conf.subcommand("compression")]
     | Annotated[mixing.Args, tyro.conf.subcommand("mixing")]
     | Annotated[methods.Args, tyro.conf.subcommand("methods")]
 )
-MAIN = {rounds.Args: rounds.main, compression.Args: compression.main, mixing.Args: mixing.main, methods.Args: methods.main}
+MAIN = {module.Args: module.main for module in (rounds, start, compression, mixing, methods)}
 
 if __name__ == "__main__":
     args = tyro.cli(Choice, default=rounds.Args())

@@ -554,7 +554,7 @@ def spread(method: str, devices: int) -> Trajectory:
 
 @pytest.mark.parametrize("devices", [2, 8])
 @pytest.mark.parametrize("method", SPREAD)
-def test_any_number_of_devices_runs_the_same_rounds(method, devices):
+def test_any_number_of_devices_runs_the_same_rounds(method, devices, optimised):
     """Weights and biases layer by layer; rounding errors of sums may be others, drawn numbers and bits not."""
     one, many = spread(method, 1), spread(method, devices)
     for alone, shared in zip(jax.tree.leaves(one.states), jax.tree.leaves(many.states), strict=True):

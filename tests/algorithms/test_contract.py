@@ -19,6 +19,12 @@ N, STEPS, SEEDS = 8, 12, 2
 NAMES = list(algorithms.ALGORITHMS)
 
 
+@pytest.fixture(scope="module", params=NAMES)
+def name(request) -> str:
+    """All tests of a method come one after the other, while its programs are kept."""
+    return request.param
+
+
 @cache
 def problem() -> dsgd.Problem:
     return problems.random_quadratic(N, 5, heterogeneity=1.0, noise=0.5, seed=3)
@@ -34,7 +40,6 @@ def result(name: str, devices: int) -> dsgd.Result:
     return dsgd.run(method(name), problem(), steps=STEPS, key=jax.random.key(1), seeds=SEEDS, mesh=dsgd.workers.mesh(devices))
 
 
-@pytest.mark.parametrize("name", NAMES)
 def test_members_take_the_protocols_parameters(name):
     algorithm = method(name)
     assert list(inspect.signature(algorithm.query).parameters) == ["state", "round"]
@@ -45,7 +50,6 @@ def test_members_take_the_protocols_parameters(name):
     assert algorithm.workers in (None, N)
 
 
-@pytest.mark.parametrize("name", NAMES)
 def test_update_keeps_the_states_shapes_and_tells_bits_as_counts(name, mesh):
     algorithm = method(name)
     params = problem().init(jax.random.key(0))
@@ -68,7 +72,6 @@ def test_update_keeps_the_states_shapes_and_tells_bits_as_counts(name, mesh):
 
 
 @pytest.mark.parametrize("devices", [2, 8])
-@pytest.mark.parametrize("name", NAMES)
 def test_iterates_do_not_depend_on_the_number_of_devices(name, devices):
     one, many = result(name, 1), result(name, devices)
     for alone, shared in zip(jax.tree.leaves(one.state), jax.tree.leaves(many.state), strict=True):
@@ -77,7 +80,6 @@ def test_iterates_do_not_depend_on_the_number_of_devices(name, devices):
     np.testing.assert_allclose(many.history["loss"], one.history["loss"], rtol=2e-4)
 
 
-@pytest.mark.parametrize("name", NAMES)
 def test_the_same_run_twice_gives_the_same_bits_and_compiles_once(name):
     first = result(name, 1)
     compiled = programs.compiled()
@@ -87,7 +89,6 @@ def test_the_same_run_twice_gives_the_same_bits_and_compiles_once(name):
     jax.tree.map(np.testing.assert_array_equal, again.history, first.history)
 
 
-@pytest.mark.parametrize("name", NAMES)
 def test_it_makes_progress_and_counts_its_rounds(name):
     history, state = result(name, 1).history, result(name, 1).state
     assert (history["loss"][:, -1] < history["loss"][:, 0]).all()
@@ -96,7 +97,6 @@ def test_it_makes_progress_and_counts_its_rounds(name):
     np.testing.assert_array_equal(history["step"], np.arange(STEPS + 1))
 
 
-@pytest.mark.parametrize("name", NAMES)
 def test_two_seeds_draw_differently_unless_the_method_is_exact(name):
     history = result(name, 1).history
     assert (history["loss"][0, -1] != history["loss"][1, -1]) == (name != "gd")
@@ -105,7 +105,6 @@ def test_two_seeds_draw_differently_unless_the_method_is_exact(name):
 PERIOD = {"local-sgd": 4}  # rounds, of which only the last sends; all others send in each
 
 
-@pytest.mark.parametrize("name", NAMES)
 def test_bits_grow_by_the_same_amount_every_period_and_fit_the_pattern(name):
     period = PERIOD.get(name, 1)
     sent = np.diff(result(name, 1).history["bits"], axis=-1).reshape(SEEDS, STEPS // period, period)

@@ -849,11 +849,12 @@ def test_registered_defaults_are_the_methods_of_these_files():
 @pytest.mark.parametrize("devices", [1, 2])
 def test_corrected_methods_do_not_drift_on_the_complete_graph_in_float32(devices):
     """Twelve workers: the mean of equal models is rounded, and what a round changes is added up for ever."""
-    problem = problems.random_quadratic(12, 10, heterogeneity=1.0, seed=0)
     for factory in (d2, extra, exact_diffusion):
         method = factory(optax.sgd(0.1), topologies.complete(12))
-        history = dsgd.run(method, problem, steps=20_000, key=jax.random.key(0), record_every=1_000, mesh=devices).history
-        assert history["grad_sqnorm"][2:].max() < 1e-11, method.name
+        for seed in range(3):
+            problem = problems.random_quadratic(12, 10, heterogeneity=1.0, seed=seed)
+            history = dsgd.run(method, problem, steps=20_000, key=jax.random.key(0), record_every=1_000, mesh=devices).history
+            assert history["grad_sqnorm"][2:].max() < 1e-12, (method.name, seed)
 
 
 def in_bfloat16(start: float = 0.0) -> dsgd.Problem:

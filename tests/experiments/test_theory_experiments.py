@@ -15,7 +15,6 @@ from dsgd import network
 from experiments import communication, complexity_table, convergence_rates, rate_terms, theorems
 from experiments.rate_terms import Budget, bowl
 
-pytestmark = pytest.mark.usefixtures("in_haste")
 PNG = b"\x89PNG\r\n\x1a\n"
 BUDGET = Budget(
     steps=(64, 128, 256, 511),

@@ -1,4 +1,4 @@
-"""All of it in float64, and compiled in haste."""
+"""All of it in float64."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ import pytest
 
 
 @pytest.fixture(scope="module", autouse=True)
-def in_float64(in_haste) -> Iterator[None]:
+def in_float64() -> Iterator[None]:
     with jax.enable_x64(True):
         yield

@@ -156,7 +156,7 @@ def test_module_with_a_list_among_its_fields_can_run():
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("size", [7, 8])
 def test_convolution_is_that_of_xla(stride, size):
-    from dsgd.problems.neural_network import Convolution
+    from dsgd.problems.models import Convolution
 
     layer = Convolution(5, stride)
     x = jax.random.normal(jax.random.key(0), (2, size, size, 3))

@@ -1,0 +1,65 @@
+"""Compiled programs on disk, where later processes find them: JAX's persistent compilation cache, in a folder of this machine's own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from pathlib import Path
+
+import jax
+import jaxlib
+import platformdirs
+
+VARIABLE = "DSGD_CACHE"  # in the environment: a folder, or "off"
+_OFF = "off"
+_BYTES = 1 << 29  # at most in the folder; what was not used for longest goes first
+
+
+def enable(folder: str | Path | None = None) -> Path | None:
+    """From now on, this process keeps the programs that JAX compiles, and takes them from there: a second one starts in seconds.
+
+    It is for all that this process compiles, also by other libraries: for scripts and notebooks, whose own process it is. Experiments call
+    it when they start. Programs are told apart by what they compute and by the versions of JAX, flags and devices; other processors
+    have other folders, since a program is compiled for the instructions of one. A cache that the user gave JAX itself stays in use.
+
+    Args:
+        folder: None: the environment variable `DSGD_CACHE`, or if there is none the user's cache directory; "off": nothing is kept.
+
+    Returns:
+        The folder in use, which has at most 512 MB; None where there is none, also where the user's cache directory cannot be written to.
+
+    Raises:
+        ValueError: a given folder that cannot be written to.
+    """
+    chosen = folder or os.environ.get(VARIABLE)
+    if str(chosen) == _OFF:
+        return None
+    if jax.config.jax_compilation_cache_dir:
+        return Path(jax.config.jax_compilation_cache_dir)
+    place = Path(chosen).expanduser() if chosen else platformdirs.user_cache_path("dsgd")
+    place = place / f"jaxlib-{jaxlib.__version__}-{_processor()}"
+    try:
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        writable = os.access(place, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        if chosen:
+            raise ValueError(f"cache {chosen}: it cannot be written to; need a folder of yours, or {_OFF!r}")
+        return None
+    jax.config.update("jax_compilation_cache_dir", str(place))
+    jax.config.update("jax_compilation_cache_max_size", _BYTES)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    return place
+
+
+def _processor() -> str:
+    """A name for the instructions that this machine's processor has."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    known = sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
+    text = "\n".join([platform.machine(), platform.processor(), *known])
+    return f"{platform.machine()}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
