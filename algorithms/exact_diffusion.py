@@ -80,7 +80,7 @@ def adapt_correct_combine(name: str, optimizer: optax.GradientTransformation, to
         x, _, correction, _ = state.workers
         change, memory = optimizers.change_local(optimizer, state.workers, gradients)
         corrected = jax.tree.map(lambda x, u, c: x + (u + c), x, change, correction)
-        moved = jax.tree.map(lambda pulled: share * pulled, workers.pull(corrected, topology))
+        moved = jax.tree.map(lambda pulled: share * pulled, workers.pull(corrected, topology, round.step))
         models = Corrected(jax.tree.map(jnp.add, corrected, moved), memory, *add_up(state.workers, moved))
         return State(state.step + 1, workers=models), gossip.sent(x, topology, round.step)
 

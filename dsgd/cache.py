@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import os
 import platform
 from pathlib import Path
+from typing import Any
 
 import jax
-import jaxlib
 import platformdirs
 
 VARIABLE = "DSGD_CACHE"  # in the environment: a folder, or "off"
@@ -35,10 +36,12 @@ def enable(folder: str | Path | None = None) -> Path | None:
     chosen = folder or os.environ.get(VARIABLE)
     if str(chosen) == _OFF:
         return None
-    if jax.config.jax_compilation_cache_dir:
-        return Path(jax.config.jax_compilation_cache_dir)
+    config: Any = jax.config
+    own = config.jax_compilation_cache_dir
+    if own:
+        return Path(own)
     place = Path(chosen).expanduser() if chosen else platformdirs.user_cache_path("dsgd")
-    place = place / f"jaxlib-{jaxlib.__version__}-{_processor()}"
+    place = place / f"jaxlib-{importlib.metadata.version('jaxlib')}-{_processor()}"
     try:
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         writable = os.access(place, os.W_OK)

@@ -108,7 +108,7 @@ def compile_round(
     check_runnable(algorithm, problem, 1, key, cluster)
     plan = make_plan(_Always(algorithm), problem, mesh, runs=0, size=1, record_every=1, cluster=cluster)
     state = jax.eval_shape(lambda: algorithm.init(problem.init(key), plan.N))
-    return loop.one_round.lower(plan, state, key, problem.data).compile()
+    return programs.traceable(loop.one_round, plan).lower(state, key, problem.data).compile()
 
 
 def _about(
@@ -217,7 +217,8 @@ def execute(
                 count = 1 if since else min(count, -(-(steps - sent) // plan.record_every))
                 rounds = min(count * plan.record_every - since, steps - sent)
                 batch = feed.take(sent, rounds, steps) if feed else None
-                carry, news = programs.call(loop.advance, plan, carry, points, keys, data, shared, batch, np.int32(sent), np.int32(rounds))
+                arguments = (carry, points, keys, data, shared, batch, np.int32(sent), np.int32(rounds))
+                carry, news = programs.call(loop.advance, plan, *arguments, donate=(0,))
                 sent += rounds
                 waiting.append((news, count, sent))
             news, count, done = waiting.popleft()

@@ -1,8 +1,8 @@
 """The one loop, compiled: `start` makes the first state, `advance` runs rounds and records.
 
-Both are `jit(shard_map(...))` over the axis `"workers"`, with the independent runs (`seeds`, and the grid of a sweep) as `vmap`s inside.
-How many rounds to run is an argument, not a shape: one compiled program serves every `steps`. Arrays of the problem are arguments too,
-so that they are sharded and never constants of the program; everything else is in the static, hashable `Plan`.
+Both are what `programs` compiles: `shard_map`s over the axis `"workers"`, with the independent runs (`seeds`, and the grid of a sweep) as
+`vmap`s inside. How many rounds to run is an argument, not a shape: one compiled program serves every `steps`. Arrays of the problem are
+arguments too, so that they are sharded and never constants of the program; everything else is in the static, hashable `Plan`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,6 @@ def without_arrays(problem: Problem) -> Problem:
     return problem._replace(data=(), shared=(), constants=Constants())
 
 
-@partial(jax.jit, static_argnames="plan")
 def start(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
     """What every run begins with, leaves `[grid?, seeds?, ...]`.
 
@@ -86,7 +85,6 @@ def start(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
     return Carry(State(*map(place, carry.state, spec.state)), place(carry.clock, spec.clock))
 
 
-@partial(jax.jit, static_argnames="plan", donate_argnames="carry")
 def advance(
     plan: Plan,
     carry: Carry,
@@ -125,7 +123,6 @@ def advance(
     return _sharded(plan, run, specs, (_carry_spec(plan), P()))(points, keys, carry, data, shared, batches, done, rounds)
 
 
-@partial(jax.jit, static_argnames="plan")
 def models(plan: Plan, state: State, points: PyTree) -> Params:
     """The model that each run would take home, leaves `[grid?, seeds?, ...]`."""
 
@@ -135,7 +132,6 @@ def models(plan: Plan, state: State, points: PyTree) -> Params:
     return _sharded(plan, take_home, (P(), _state_spec(plan)), P())(points, state)
 
 
-@partial(jax.jit, static_argnames="plan")
 def one_round(plan: Plan, state: State, key: jax.Array, data: PyTree) -> tuple[State, Info]:
     """One round on its own: query, gradients, update, and what it sent.
 

@@ -12,35 +12,55 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import jax
 
-MOST = 48  # programs that are kept
+MOST = 64  # that are kept, of programs and of traced functions
 
+
+class _Latest(OrderedDict[Hashable, Any]):
+    """What was used last."""
+
+    def find(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """The value of that key, made if it is not there."""
+        if key not in self:
+            self[key] = make()
+        self.move_to_end(key)
+        while len(self) > MOST:
+            self.popitem(last=False)
+        return self[key]
+
+
+# JAX keeps what it has compiled as long as the function that it traced: so each plan has its own, which can be forgotten.
+_functions = _Latest()  # by function and plan
 _contents: WeakKeyDictionary[Any, Hashable] = WeakKeyDictionary()  # by trace
-_programs: OrderedDict[Hashable, Callable] = OrderedDict()  # by content, the latest used last
+_programs = _Latest()  # by content
 _compiled = 0
 
 
-def call(function: Any, plan: Any, *args: Any) -> Any:
+def call(function: Callable, plan: Any, *args: Any, donate: tuple[int, ...] = ()) -> Any:
     """`function(plan, *args)`, compiled once for each lowered program, as long as it is among the `MOST` used last.
 
     Args:
-        function: of `jax.jit`, whose only static argument is the first.
+        function: of the plan and of arrays.
         plan: static and hashable, with a `mesh`.
         args: arrays.
+        donate: which of the arrays' places are donated.
     """
-    traced = function.trace(plan, *args)
-    content = _contents.get(traced.jaxpr)
-    if content not in _programs:
+    traced = traceable(function, plan, donate).trace(*args)
+    lowered = None
+    if traced.jaxpr not in _contents:
         lowered = traced.lower()
-        content = _contents[traced.jaxpr] = _content(lowered, plan.mesh)
-        if content not in _programs:
-            _keep(content, lowered)
-    _programs.move_to_end(content)
-    return _programs[content](*args)
+        _contents[traced.jaxpr] = _content(lowered, plan.mesh)
+    return _programs.find(_contents[traced.jaxpr], lambda: _compile(lowered or traced.lower()))(*args)
+
+
+def traceable(function: Callable, plan: Any, donate: tuple[int, ...] = ()) -> Any:
+    """The function of arrays alone that `call` traces, of `jax.jit`. Arguments as there."""
+    return _functions.find((function, plan), lambda: jax.jit(partial(function, plan), donate_argnums=donate))
 
 
 def compiled() -> int:
@@ -48,18 +68,21 @@ def compiled() -> int:
     return _compiled
 
 
+def kept() -> int:
+    """How many there are now."""
+    return len(_programs)
+
+
 def clear() -> None:
     """Forgets them all."""
-    _contents.clear()
-    _programs.clear()
+    for memory in (_functions, _contents, _programs):
+        memory.clear()
 
 
-def _keep(content: Hashable, lowered: Any) -> None:
+def _compile(lowered: Any) -> Callable:
     global _compiled  # noqa: PLW0603 (a count for tests, beside the programs, which are global, too)
-    _programs[content] = lowered.compile()
     _compiled += 1
-    while len(_programs) > MOST:
-        _programs.popitem(last=False)
+    return lowered.compile()
 
 
 def _content(lowered: Any, mesh: Any) -> Hashable:

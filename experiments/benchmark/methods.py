@@ -18,7 +18,7 @@ from rich.table import Table
 import algorithms
 from dsgd import problems, records
 from experiments import common
-from experiments.benchmark import rounds
+from experiments.benchmark import by_hand, rounds
 
 METHODS = ("dsgd", "local-sgd", "d2", "extra", "exact-diffusion", "gradient-tracking", "sgp", "choco-sgd", "deepsqueeze")
 
@@ -59,6 +59,6 @@ def main(args: Args) -> None:
 def speed(args: Args, name: str, N: int) -> float:
     """Median rounds a second."""
     problem = problems.random_quadratic(N, args.dimension, diagonal=True, seed=0)
-    run = rounds.framework(algorithms.make(name, optax.sgd(rounds.LEARNING_RATE), N), problem)
+    run = rounds.framework(algorithms.make(name, optax.sgd(by_hand.LEARNING_RATE), N), problem)
     count = rounds.calibrate(run, args.seconds)
     return count / float(np.median([rounds.clock(run, count) for _ in range(args.repeats)]))

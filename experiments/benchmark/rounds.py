@@ -1,14 +1,13 @@
-"""Rounds a second of ring DSGD with metrics on: the framework, a hand-written JAX scan, and a numpy loop, in one run.
+"""Seconds of a round with metrics on: the framework, the best that one can write by hand, and the limit that memory sets, in one run.
 
     python -m experiments.benchmark rounds
 
-All three do the same mathematics on a heterogeneous quadratic with diagonal Hessians and exact gradients, and record f, |f'|^2 and
-the consensus distance in every round. The limit beside them is the least that a round must move (read X, A and b, write X: 16 bytes
-an element) over the rate at which numpy copies as many bytes.
+All do the same mathematics on a heterogeneous quadratic with diagonal Hessians and exact gradients, and record f, |f'|^2 and the consensus
+distance in every round. By hand it is a JAX scan for this one method, the better of two forms: XLA's reduction over workers is slow on CPUs
+where models are large, a product with ones is not. The limit is the least that a round must move (A and b; the models of DSGD; the
+memories of EC-SGD and EF21) at the rate at which numpy copies as many bytes.
 
-The scan is what one writes: two rolls. The framework gathers rows, of which XLA makes faster loops on CPUs.
-
-The three take turns, on fresh arrays for each problem, and medians are reported: where an array happens to lie in memory changes the
+All versions take turns, on fresh arrays for each problem, and medians are reported: where an array happens to lie in memory changes the
 speed of a small round by tens of per cent.
 """
 
@@ -18,82 +17,114 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from rich.table import Table
 
 import algorithms
 import dsgd
-import topologies
 from dsgd import problems, records
 from experiments import common
+from experiments.benchmark import by_hand
 
-LEARNING_RATE = 0.1
+FORMS = {"scan": by_hand.reduced, "scan, product": by_hand.multiplied}
 
 
 @dataclass(frozen=True)
 class Args:
-    """Times a ring DSGD round against hand-written versions."""
+    """Times rounds against hand-written versions and the copy limit."""
 
-    workers: tuple[int, ...] = (16, 64, 256, 64)
+    methods: tuple[str, ...] = tuple(by_hand.SCANS)
+    """Which, by their short names."""
+    workers: tuple[int, ...] = (16, 64, 256, 4096, 64, 16, 1024, 16)
     """Numbers of workers N."""
-    dimensions: tuple[int, ...] = (100, 100, 100, 10_000)
+    dimensions: tuple[int, ...] = (100, 100, 100, 100, 10_000, 100_000, 10_000, 1_000_000)
     """Dimensions d, one for each N."""
     seconds: float = 0.4
-    """Length of one timing, about."""
+    """Length of one timing, about; a round at least."""
     repeats: int = 3
     """Timings of each version on each problem."""
-    problems: int = 5
+    problems: int = 2
     """Random problems, each with its own arrays."""
     out: Path = field(default=Path("results/benchmark/rounds"))
     """Folder for config.json and rounds.csv."""
 
 
+class Row(NamedTuple):
+    """Medians for one method and size: seconds of a round of each version (NaN where there is none), and ratios over pairs of timings.
+
+    Args:
+        speedup: of the framework, against the faster scan.
+        of_limit: share of the limit's rate.
+    """
+
+    method: str
+    N: int
+    d: int
+    framework: float
+    scan: float
+    product: float
+    numpy: float
+    limit: float
+    speedup: float
+    of_limit: float
+
+
 def main(args: Args) -> None:
+    check(args)
+    args.out.mkdir(parents=True, exist_ok=True)  # fails now, not after the work
+    sizes = list(zip(args.workers, args.dimensions, strict=True))
+    rows = [compare(args, name, N, d) for name in args.methods for N, d in sizes]
+    records.write_config(args.out / "config.json", args)
+    records.write_rows(args.out / "rounds.csv", Row._fields, rows)
+    common.console().print(tabulate(rows))
+
+
+def check(args: Args) -> None:
+    """Raises a ValueError where the arguments do not fit."""
     if len(args.workers) != len(args.dimensions):
         raise ValueError(f"{len(args.workers)} workers for {len(args.dimensions)} dimensions: need as many")
-    args.out.mkdir(parents=True, exist_ok=True)  # fails now, not after the work
-    caption = "ratio: framework / JAX scan, the median over pairs of timings"
-    table = Table(title="ring DSGD with metrics, rounds/s (medians)", caption=caption)
-    for heading in ("N x d", "framework", "JAX scan", "numpy", "copy limit", "ratio"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    rows, speeds = [], {}
-    for N, d in zip(args.workers, args.dimensions, strict=True):
-        speeds, ratio = compare(args, N, d)
-        rows.append((N, d, *speeds.values(), ratio))
-        table.add_row(f"{N} x {d:,}", *(f"{speed:,.0f}" for speed in speeds.values()), f"{ratio:.2f}")
-    records.write_config(args.out / "config.json", args)
-    records.write_rows(args.out / "rounds.csv", ("workers", "dimension", *speeds, "ratio"), rows)
-    common.console().print(table)
+    unknown = set(args.methods) - set(by_hand.SCANS)
+    if unknown or not args.methods:
+        raise ValueError(f"methods {args.methods}: need some of {', '.join(by_hand.SCANS)}, which are written by hand")
 
 
-def compare(args: Args, N: int, d: int) -> tuple[dict[str, float], float]:
-    """Median rounds a second of each version, and the median ratio of the framework to the scan."""
-    method = algorithms.decentralized_sgd(optax.sgd(LEARNING_RATE), topologies.ring(N))
-    taken: dict[str, list[float]] = {"framework": [], "scan": [], "numpy": [], "limit": []}
-    rounds = dict.fromkeys(taken, 0)
+def compare(args: Args, name: str, N: int, d: int) -> Row:
+    """Times all versions in turn."""
+    method = algorithms.make(name, optax.sgd(by_hand.LEARNING_RATE), N)
+    taken: dict[str, list[float]] = {version: [] for version in ("framework", *FORMS, "numpy", "limit")}
+    rounds: dict[str, int] = {}
     for seed in range(args.problems):
-        problem = problems.random_quadratic(N, d, diagonal=True, seed=seed)
-        versions = {"framework": framework(method, problem), "scan": scan(problem), "numpy": loop(problem), "limit": copies(N, d)}
-        for name, version in versions.items():
-            rounds[name] = rounds[name] or calibrate(version, args.seconds)
-            version(rounds[name])  # compiled for this length
-        for _ in range(args.repeats):
-            for name, version in versions.items():
-                taken[name].append(clock(version, rounds[name]) / rounds[name])
-    ratio = float(np.median(np.array(taken["scan"]) / np.array(taken["framework"])))
-    return {name: 1 / float(np.median(times)) for name, times in taken.items()}, ratio
+        for version, run in versions(method, name, problems.random_quadratic(N, d, diagonal=True, seed=seed)).items():
+            if run is None:
+                taken[version] = [float("nan")]
+                continue
+            rounds[version] = rounds.get(version) or calibrate(run, args.seconds)
+            run(rounds[version])  # compiled for this length
+            taken[version] += [clock(run, rounds[version]) / rounds[version] for _ in range(args.repeats)]
+    seconds = {version: float(np.median(times)) for version, times in taken.items()}
+    framework = np.array(taken["framework"])
+    best = min(FORMS, key=lambda form: seconds[form])
+    ratios = (float(np.median(np.array(taken[other]) / framework)) for other in (best, "limit"))
+    return Row(name, N, d, *seconds.values(), *ratios)
+
+
+def versions(method: dsgd.Algorithm, name: str, problem: dsgd.Problem) -> dict[str, Callable[[int], object] | None]:
+    """By name, functions that run so many rounds."""
+    scans = {form: by_hand.scan(name, problem, mean) for form, mean in FORMS.items()}
+    copies = by_hand.copies(by_hand.MOVED[name], *problem.data.b.shape)
+    return {"framework": framework(method, problem), **scans, "numpy": by_hand.loop(name, problem), "limit": copies}
 
 
 def calibrate(version: Callable[[int], object], seconds: float) -> int:
     """Rounds that last about that long."""
-    rounds = 16
+    rounds = 1
     while True:
         version(rounds)
-        once = min(clock(version, rounds) for _ in range(3))  # one may be held up by the machine
+        once = min(clock(version, rounds) for _ in range(2))  # one may be held up by the machine
         if once >= seconds / 4:
             return max(1, round(rounds * seconds / once))
         rounds *= 4
@@ -111,50 +142,20 @@ def framework(method: dsgd.Algorithm, problem: dsgd.Problem) -> Callable[[int], 
     return lambda rounds: jax.block_until_ready(dsgd.run(method, problem, steps=rounds, key=key, mesh=mesh))
 
 
-def scan(problem: dsgd.Problem) -> Callable[[int], object]:
-    """What one would write by hand for this one method and problem."""
-
-    def step(x, A, b, mean):
-        half = x - LEARNING_RATE * (A * x - b)
-        x = (half + jnp.roll(half, 1, axis=0) + jnp.roll(half, -1, axis=0)) / 3
-        middle = x.mean(axis=0)
-        away = middle - mean.minimizer
-        slope = mean.A * away
-        return x, (mean.minimum + away @ slope / 2, slope @ slope, jnp.sum((x - middle[None]) ** 2) / len(x))
-
-    @jax.jit(static_argnames="rounds")
-    def run(x, A, b, mean, rounds):
-        return jax.lax.scan(lambda x, _: step(x, A, b, mean), x, None, length=rounds)
-
-    data, start = problem.data, jnp.zeros_like(problem.data.b)
-    return lambda rounds: jax.block_until_ready(run(start, data.A, data.b, problem.shared, rounds))
-
-
-def loop(problem: dsgd.Problem) -> Callable[[int], object]:
-    """The same in numpy."""
-    A, b = np.asarray(problem.data.A), np.asarray(problem.data.b)
-    mean = jax.tree.map(np.asarray, problem.shared)
-
-    def run(rounds):
-        x, history = np.zeros_like(b), []
-        for _ in range(rounds):
-            half = x - np.float32(LEARNING_RATE) * (A * x - b)
-            x = (half + np.roll(half, 1, axis=0) + np.roll(half, -1, axis=0)) / np.float32(3)
-            middle = x.mean(axis=0)
-            away = middle - mean.minimizer
-            slope = mean.A * away
-            history.append((mean.minimum + away @ slope / 2, slope @ slope, np.sum((x - middle) ** 2) / len(x)))
-        return x, history
-
-    return run
-
-
-def copies(N: int, d: int) -> Callable[[int], object]:
-    """Copies of 8 N d bytes to 8 N d others: as many bytes moved as a round must move."""
-    source, target = np.ones(2 * N * d, np.float32), np.empty(2 * N * d, np.float32)
-
-    def run(rounds):
-        for _ in range(rounds):
-            np.copyto(target, source)
-
-    return run
+def tabulate(rows: list[Row]) -> Table:
+    """One row a method and size."""
+    first = "scan, numpy: their seconds over the framework's (of the faster scan)."
+    caption = f"{first}\nof limit: share of the rate of a copy that moves what a round must."
+    table = Table(title="a round with metrics (medians)", caption=caption)
+    table.add_column("method", no_wrap=True)
+    for heading in ("N x d", "µs", "ns/element", "scan", "numpy", "of limit"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    last = rows[0].method
+    for row in rows:
+        if row.method != last:
+            table.add_section()
+        last = row.method
+        numpy = "" if np.isnan(row.numpy) else f"{row.numpy / row.framework:.2f}"
+        cells = (f"{row.framework * 1e6:,.1f}", f"{row.framework / row.N / row.d * 1e9:.3g}", f"{row.speedup:.2f}", numpy)
+        table.add_row(row.method, f"{row.N:,} x {row.d:,}", *cells, f"{row.of_limit:.2f}")
+    return table

@@ -33,10 +33,10 @@ class Laps:
         compiling = _covered([span for span in self._spans if span[2]])
         print(json.dumps({**self._seconds, "trace": _covered(self._spans) - compiling, "compile": compiling, "loss": loss}))
 
-    def _heard(self, event: str, seconds: float, **about: object) -> None:
+    def _heard(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         if event in _TRACE + _COMPILE:
             now = time.perf_counter()
-            self._spans.append((now - seconds, now, event in _COMPILE))
+            self._spans.append((now - duration_secs, now, event in _COMPILE))
 
 
 def _covered(spans: list[tuple[float, float, bool]]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,5 +40,5 @@ def load() -> np.ndarray:
 
 def loss(model: Transformer, params: dict, sequences: jax.Array) -> jax.Array:
     """The mean cross-entropy of the next byte, over sequences `[m, 65]`."""
-    logits = model.apply(params, sequences[:, :-1])
+    logits: Any = model.apply(params, sequences[:, :-1])
     return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, sequences[:, 1:]))

@@ -1,0 +1,192 @@
+"""The rivals of `benchmark rounds`: what one would write by hand for one method and problem, as a JAX scan, and as a numpy loop.
+
+Each does the mathematics of the registered method on a quadratic with diagonal Hessians and exact gradients, and records f, |f'|^2 and the
+consensus distance in every round. Nothing is packed, and no bits are counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import dsgd
+
+LEARNING_RATE = 0.1
+FRACTION = 0.1  # of the elements, that EF21 keeps
+STEPS = 15  # between the knobs of four bits
+
+Run = Callable[[int], Any]
+Mean = Callable[[jax.Array], jax.Array]
+
+
+def reduced(x: jax.Array) -> jax.Array:
+    """The mean over the leading axis, as one writes it."""
+    return x.mean(axis=0)
+
+
+def multiplied(x: jax.Array) -> jax.Array:
+    """The same as a product with ones."""
+    rows = x.reshape(len(x), -1)
+    return (jnp.matmul(jnp.ones((1, len(x))), rows, precision=lax.Precision.HIGHEST) / len(x)).reshape(x.shape[1:])
+
+
+def scan(name: str, problem: dsgd.Problem, mean: Mean = reduced) -> Run:
+    """The method of that name, one of `SCANS`: rounds -> (state, history)."""
+    start, step, model = SCANS[name](*problem.data.b.shape, mean)
+
+    def one_round(state, key, data, average):
+        state = step(state, key, data)
+        x = model(state)
+        middle = mean(x) if x.ndim == 2 else x
+        away = middle - average.minimizer
+        slope = average.A * away
+        spread = jnp.sum((x - middle[None]) ** 2) / len(x) if x.ndim == 2 else jnp.zeros(())
+        return state, (average.minimum + away @ slope / 2, slope @ slope, spread)
+
+    @jax.jit(static_argnames="rounds")
+    def run(state, data, average, rounds):
+        keys = jax.random.split(jax.random.key(0), rounds)
+        return lax.scan(lambda state, key: one_round(state, key, data, average), state, keys)
+
+    first = start()
+    return lambda rounds: jax.block_until_ready(run(first, problem.data, problem.shared, rounds))
+
+
+def _minibatch_sgd(N: int, d: int, mean: Mean):
+    def step(x, key, data):
+        return x - LEARNING_RATE * mean(data.A * x[None] - data.b)
+
+    return lambda: jnp.zeros(d), step, lambda x: x
+
+
+def _ring_sgd(N: int, d: int, mean: Mean):
+    def step(x, key, data):
+        half = x - LEARNING_RATE * (data.A * x - data.b)
+        return (half + jnp.roll(half, 1, axis=0) + jnp.roll(half, -1, axis=0)) / 3
+
+    return lambda: jnp.zeros((N, d)), step, lambda x: x
+
+
+def _parts(N: int, d: int):
+    """Vectors `[..., d]` cut into N parts, `[..., N, part]`, and put together again."""
+    part = math.ceil(d / N)
+
+    def cut(g):
+        return jnp.pad(g, [*[(0, 0)] * (g.ndim - 1), (0, N * part - d)]).reshape(*g.shape[:-1], N, part)
+
+    return part, cut, lambda parts: parts.ravel()[:d]
+
+
+def _compressed_sgd(N: int, d: int, mean: Mean):
+    _, cut, join = _parts(N, d)
+
+    def quantize(key, x):
+        low, high = x.min(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
+        place = STEPS * jnp.where(high > low, (x - low) / (high - low), 0)
+        floor = jnp.floor(place)
+        return low + (high - low) / STEPS * (floor + (jax.random.uniform(key, x.shape) < place - floor))
+
+    def step(x, key, data):
+        up, down = jax.random.split(key)
+        received = mean(quantize(up, cut(data.A * x[None] - data.b)))
+        return x - LEARNING_RATE * join(quantize(down, received))
+
+    return lambda: jnp.zeros(d), step, lambda x: x
+
+
+def _error_compensated_sgd(N: int, d: int, mean: Mean):
+    part, cut, join = _parts(N, d)
+
+    def sign(v):
+        scale = jnp.abs(v).mean(axis=-1, keepdims=True)
+        return jnp.where(v < 0, -scale, scale)
+
+    def step(state, key, data):
+        x, worker, server = state
+        v = cut(data.A * x[None] - data.b) + worker
+        sent = sign(v)
+        w = mean(sent) + server
+        answer = sign(w)
+        return x - LEARNING_RATE * join(answer), v - sent, w - answer
+
+    return lambda: (jnp.zeros(d), jnp.zeros((N, N, part)), jnp.zeros((N, part))), step, lambda state: state[0]
+
+
+def _ef21(N: int, d: int, mean: Mean):
+    part, cut, join = _parts(N, d)
+    k = math.ceil(FRACTION * part)
+
+    def largest(x):
+        rows = x.reshape(-1, part)
+        _, places = lax.top_k(jnp.abs(rows), k)
+        at = jnp.arange(len(rows))[:, None]
+        return jnp.zeros_like(rows).at[at, places].set(rows[at, places]).reshape(x.shape)
+
+    def step(state, key, data):
+        x, estimate, gradients, total = state
+        news = largest(cut(data.A * estimate[None] - data.b) - gradients)
+        total = total + mean(news)
+        x = x - LEARNING_RATE * join(total)
+        estimate = estimate + join(largest(cut(x - estimate)))
+        return x, estimate, gradients + news, total
+
+    def start():
+        return jnp.zeros(d), jnp.zeros(d), jnp.zeros((N, N, part)), jnp.zeros((N, part))
+
+    return start, step, lambda state: state[0]
+
+
+# By the registered name: (N, d, mean) -> start, step, and the models of a state, `[N, d]` or `[d]`.
+SCANS = {
+    "mb-sgd": _minibatch_sgd,
+    "dsgd": _ring_sgd,
+    "csgd": _compressed_sgd,
+    "ec-sgd": _error_compensated_sgd,
+    "ef21": _ef21,
+}
+# Arrays of N d float32 that a round must read, or write: A, b; of DSGD the models, of EC-SGD and EF21 the workers' memories.
+MOVED = {"mb-sgd": 2, "dsgd": 4, "csgd": 2, "ec-sgd": 4, "ef21": 4}
+
+
+def loop(name: str, problem: dsgd.Problem) -> Run | None:
+    """Mini-batch SGD or ring DSGD in numpy: rounds -> (model, history); None of other methods."""
+    if name not in ("mb-sgd", "dsgd"):
+        return None
+    A, b = np.asarray(problem.data.A), np.asarray(problem.data.b)
+    average = jax.tree.map(np.asarray, problem.shared)
+    rate = np.float32(LEARNING_RATE)
+
+    def step(x):
+        if name == "mb-sgd":
+            return x - rate * (A * x - b).mean(axis=0)
+        half = x - rate * (A * x - b)
+        return (half + np.roll(half, 1, axis=0) + np.roll(half, -1, axis=0)) / np.float32(3)
+
+    def run(rounds):
+        x, history = np.zeros_like(b if name == "dsgd" else b[0]), []
+        for _ in range(rounds):
+            x = step(x)
+            middle = x.mean(axis=0) if x.ndim == 2 else x
+            away = middle - average.minimizer
+            slope = average.A * away
+            history.append((average.minimum + away @ slope / 2, slope @ slope, np.sum((x - middle) ** 2) / len(x) if x.ndim == 2 else 0))
+        return x, history
+
+    return run
+
+
+def copies(arrays: int, N: int, d: int) -> Run:
+    """Copies that read and write together as many bytes as so many arrays `[N, d]` of float32 have."""
+    source, target = np.ones(arrays * N * d // 2, np.float32), np.empty(arrays * N * d // 2, np.float32)
+
+    def run(rounds):
+        for _ in range(rounds):
+            np.copyto(target, source)
+
+    return run

@@ -1,0 +1,104 @@
+"""Compiled programs on disk."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from dsgd import cache
+
+JOB = """
+import jax, optax, algorithms, dsgd
+from jax import monitoring
+from dsgd import problems
+compiled = []
+monitoring.register_event_listener(lambda event, **about: compiled.append(event) if event.endswith("cache_misses") else None)
+print(dsgd.cache.enable())
+problem = problems.random_quadratic(4, 3, noise=0.3, seed=0)
+result = dsgd.run(algorithms.minibatch_sgd(optax.sgd(0.1)), problem, steps=5, key=jax.random.key(0), mesh=1)
+print(result.history["loss"].tolist())
+print(len(compiled))
+"""
+
+
+def run(folder: Path) -> tuple[list[str], str]:
+    """What the job prints, and its warnings."""
+    done = subprocess.run(
+        [sys.executable, "-c", JOB], capture_output=True, text=True, check=True, env=os.environ | {"DSGD_CACHE": str(folder)}
+    )
+    return done.stdout.splitlines(), done.stderr
+
+
+def test_a_second_process_compiles_nothing_and_says_nothing(tmp_path):
+    (first, losses, missed), loud = run(tmp_path / "cache")
+    (again, same, missing), louder = run(tmp_path / "cache")
+    assert Path(first).parent == tmp_path / "cache"
+    assert first == again
+    assert losses == same
+    assert int(missed) > 0
+    assert int(missing) == 0
+    assert loud == louder == ""
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Iterator[Path]:
+    """The user's cache directory on Linux; afterwards JAX's settings are as before. Nothing is compiled meanwhile."""
+    config: Any = jax.config
+    names = ("jax_compilation_cache_dir", "jax_compilation_cache_max_size", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(config, name) for name in names}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("DSGD_CACHE", raising=False)
+    config.update("jax_compilation_cache_dir", None)
+    yield tmp_path / "home"
+    for name, value in before.items():
+        config.update(name, value)
+
+
+def test_off_keeps_nothing(home, monkeypatch):
+    assert cache.enable("off") is None
+    monkeypatch.setenv("DSGD_CACHE", "off")
+    assert cache.enable() is None
+    assert not home.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="where the user's cache directory is, depends on the system")
+def test_by_default_it_is_in_the_users_cache_directory_in_a_folder_for_this_processor(home):
+    folder = cache.enable()
+    assert folder is not None
+    assert folder.parent == home / "dsgd"
+    assert platform.machine() in folder.name
+    assert folder.is_dir()
+
+
+def test_the_argument_goes_before_the_environment(home, tmp_path, monkeypatch):
+    monkeypatch.setenv("DSGD_CACHE", str(tmp_path / "environment"))
+    folder = cache.enable(tmp_path / "argument")
+    assert folder is not None
+    assert folder.parent == tmp_path / "argument"
+    assert not (tmp_path / "environment").exists()
+
+
+def test_a_cache_that_the_user_gave_jax_stays(home, tmp_path):
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "own"))
+    assert cache.enable(tmp_path / "other") == tmp_path / "own"
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_refused(home, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"cache .*file/inside: it cannot be written to; need a folder of yours, or 'off'"):
+        cache.enable(tmp_path / "file" / "inside")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="where the user's cache directory is, depends on the system")
+def test_no_home_to_write_to_is_no_error(home):
+    home.touch()
+    assert cache.enable() is None

@@ -1,0 +1,63 @@
+"""Sums and means over workers whose rows are long, which go another way on CPUs."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from dsgd import workers
+
+LONG = (2, 4096)  # a leaf of as many elements as a row needs to be long
+
+
+def over_workers(function, mesh):
+    return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=P(workers.AXIS), out_specs=P(), check_vma=False))
+
+
+def rows(dtype, N: int = 8) -> jax.Array:
+    return (1e3 + jax.random.normal(jax.random.key(0), (N, *LONG))).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_sums_and_means_of_long_rows_are_those_of_numpy(dtype, any_mesh):
+    """To a rounding of the result, and on one device of nothing else: sums of half precision are not added up in it."""
+    with jax.enable_x64(dtype == "float64"):
+        x = rows(dtype)
+        exact = np.asarray(x).astype(np.float64)
+        total, mean = over_workers(lambda x: (workers.sum(x), workers.mean(x)), any_mesh)(x)
+        assert total.dtype == mean.dtype == x.dtype
+        roundings = 8 if dtype == "float32" or any_mesh.size > 1 else 1  # of float32 sums, each of the terms
+        tolerance = roundings * float(jnp.finfo(dtype).eps)
+        np.testing.assert_allclose(np.asarray(total).astype(np.float64), exact.sum(axis=0), rtol=tolerance)
+        np.testing.assert_allclose(np.asarray(mean).astype(np.float64), exact.mean(axis=0), rtol=tolerance)
+
+
+def test_the_same_bits_twice(mesh):
+    x = rows("float32", 16)
+    mean = over_workers(workers.mean, mesh)
+    np.testing.assert_array_equal(mean(x), mean(x))
+
+
+def test_independent_runs_do_not_mix(mesh):
+    x = jnp.stack([rows("float32"), 2 * rows("float32")])
+    mean = over_workers(jax.vmap(workers.mean, 1), mesh)(jnp.swapaxes(x, 0, 1))
+    np.testing.assert_allclose(mean[1], 2 * mean[0], rtol=1e-6)
+
+
+def test_flags_and_counts_are_added_as_they_are(mesh):
+    """A product would round counts above 2^24."""
+    ones, large = jnp.ones((8, *LONG), bool), jnp.full((8, *LONG), (1 << 24) + 1, jnp.int32)
+    flags, counted = over_workers(workers.sum, mesh)((ones, large))
+    np.testing.assert_array_equal(flags, 8)
+    np.testing.assert_array_equal(counted, 8 * ((1 << 24) + 1))
+
+
+@pytest.mark.parametrize(("platform", "products"), [("cpu", 1), ("cuda", 0), ("tpu", 0)])
+def test_only_on_cpus_it_is_a_product(platform, products, mesh):
+    lowered = over_workers(workers.mean, mesh).trace(rows("float32")).lower(lowering_platforms=(platform,))
+    text = lowered.as_text()
+    assert text.count("dot_general") == products
+    assert text.count("stablehlo.reduce") == 1 - products
