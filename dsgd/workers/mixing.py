@@ -21,7 +21,7 @@ from jax import lax
 from dsgd.base import PyTree
 from dsgd.topology import Topology
 from dsgd.workers import axis
-from dsgd.workers.routes import Permute, different, plan
+from dsgd.workers.routes import Permute, Routes, different, plan
 
 
 def mix(tree: PyTree, topology: Topology, step: jax.Array | None = None) -> PyTree:
@@ -64,7 +64,7 @@ def pull(tree: PyTree, topology: Topology, step: jax.Array | None = None, *, tab
     _check(tree, topology)
     tree, table = _once((tree, table), step)
     if topology.uniform and table is None:
-        rough = jax.tree.map(lambda mean, leaf: mean[None] - leaf, axis.mean(tree), tree)
+        rough = jax.tree.map(lambda mean, leaf: _common(mean)[None] - leaf, axis.mean(tree), tree)
         return jax.tree.map(lambda leaf, off: leaf - off[None], rough, axis.mean(rough))  # the mean was rounded, like the models
     return _pulled(tree, fetch(tree, topology, step) if table is None else table, topology, step, onto=False)
 
@@ -113,6 +113,16 @@ def sum_of_others(table: jax.Array, topology: Topology, step: jax.Array | None =
     return jnp.sum(links[:, :, None] * table[jnp.asarray(routes.places)[at]], axis=1, dtype=jnp.uint32)
 
 
+def _common(mean: jax.Array) -> jax.Array:
+    """The mean without its last bit: near it, and one number wherever it is used.
+
+    A compiler may contract the mean's division with the difference that follows in one place and not in another: each would then differ
+    from a mean of its own, by the same rounding in every round, which methods that add up changes drift away with.
+    """
+    kind = jnp.finfo(mean.dtype)
+    return lax.reduce_precision(mean, kind.nexp, kind.nmant - 1)
+
+
 def _once(tree: PyTree, step: jax.Array | None) -> PyTree:
     """The tree, computed once: by itself, XLA would compute a row again for each of its neighbours on CPUs, from all that it is made of.
 
@@ -136,15 +146,19 @@ def _derivative(primals, tangents):
 
 def _pulled(tree: PyTree, table: PyTree, topology: Topology, step: jax.Array | None, onto: bool) -> PyTree:
     """What gossip adds, or with `onto` what comes of adding it."""
-    routes, at = plan(topology, axis.devices()), _here(topology, step)
+    return jax.tree.map(partial(summed, plan(topology, axis.devices()), _here(topology, step), onto=onto), tree, table)
 
-    def pulled(own, rows):
-        weights = jnp.asarray(routes.weights, own.dtype)[at]
-        if routes.places is None:
-            return _by_product(own, rows, weights, onto)
-        return _by_rows(own, rows, jnp.asarray(routes.places)[at], weights, onto)
 
-    return jax.tree.map(pulled, tree, table)
+def summed(routes: Routes, at: tuple, own: jax.Array, table: jax.Array, *, onto: bool) -> jax.Array:
+    """What gossip adds to a leaf `[n, ...]`, or with `onto` what comes of adding it, from a table `[m, ...]`, as the routes have it.
+
+    Args:
+        at: this round and this device in the routes' arrays.
+    """
+    weights = jnp.asarray(routes.weights, own.dtype)[at]
+    if routes.places is None:
+        return _by_product(own, table, weights, onto)
+    return _by_rows(own, table, jnp.asarray(routes.places)[at], weights, onto)
 
 
 def _check(tree: PyTree, topology: Topology) -> None:

@@ -12,6 +12,7 @@ from dsgd.matchings import matchings
 from dsgd.topology import Topology
 
 _MOST = 32  # neighbours that are summed one by one; the program grows with them
+_FEW, _SHARE = 8, 5  # they are summed so up to 8, or a fifth of the table: `python -m experiments.benchmark mixing` measures it
 
 
 class Permute(NamedTuple):
@@ -45,8 +46,8 @@ class Routes(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def plan(topology: Topology, devices: int) -> Routes:
-    """The routes of a topology over D devices. What costs least is chosen:
+def plan(topology: Topology, devices: int, rows: bool | None = None) -> Routes:
+    """The routes of a topology over D devices; `rows` is for timing one kind of sum, or the other. What costs least is chosen:
 
     - rows that cross devices: by permutes, one for each matching of sending with receiving devices; by a gather where the permutes
       would bring as many rows;
@@ -63,7 +64,7 @@ def plan(topology: Topology, devices: int) -> Routes:
         for device in range(devices)
     ]
     most = max(int(np.bincount(row, minlength=1).max()) for row, *_ in found)
-    few = most <= min(_MOST, max(8, length // 8))
+    few = most <= min(_MOST, max(_FEW, length // _SHARE)) if rows is None else rows
     arrays = [_few(*entries, n, most) if few else _all(*entries, n, length) for entries in found]
     weights, places = (np.stack(kind).reshape(topology.period, devices, n, -1) for kind in zip(*arrays, strict=True))
     return Routes(None if everybody else permutes, length, weights, places if few else None)

@@ -143,7 +143,7 @@ def _ef21(N: int, d: int, mean: Mean):
 
 
 # By the registered name: (N, d, mean) -> start, step, and the models of a state, `[N, d]` or `[d]`.
-SCANS = {
+SCANS: dict[str, Callable[..., Any]] = {
     "mb-sgd": _minibatch_sgd,
     "dsgd": _ring_sgd,
     "csgd": _compressed_sgd,

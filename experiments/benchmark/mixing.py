@@ -4,12 +4,15 @@
 
 A round must read the models once and write them once: what a copy does. The dense product is what one writes without thinking about
 the graph. All are compiled programs that write into memory which is there already, and take turns; medians are reported.
+
+A second table holds the choice between two kinds of sums to what they take: a worker's neighbours row by row, or a product with all rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -21,6 +24,8 @@ from rich.table import Table
 import dsgd
 import topologies
 from dsgd import records, workers
+from dsgd.workers import mixing as gossip
+from dsgd.workers import routes
 from experiments import common
 
 
@@ -34,8 +39,21 @@ class Args:
     """Elements d of a model."""
     repeats: int = 15
     """Timings of each program."""
+    dimensions: tuple[int, ...] = (100, 1_000, 10_000, 100_000)
+    """Elements for which both kinds of sums are timed, where all models together have at most 8 M."""
     out: Path = field(default=Path("results/benchmark/mixing"))
-    """Folder for config.json and mixing.csv."""
+    """Folder for config.json, mixing.csv and sums.csv."""
+
+
+MOST = 8_000_000  # elements of all models
+LOOP = 10_000_000  # elements that are mixed in one timing of a kind of sum
+
+
+def graphs_of_all_degrees() -> list[dsgd.Topology]:
+    """From few to many neighbours."""
+    regular = [(16, 8), (64, 10), (64, 16), (256, 16), (256, 32), (1024, 4), (1024, 32)]
+    others = [graph(n) for n in (16, 64, 256) for graph in (topologies.ring, topologies.exponential)]
+    return [*others, topologies.hypercube(6), *(topologies.random_regular(n, degree) for n, degree in regular)]
 
 
 def main(args: Args) -> None:
@@ -46,14 +64,42 @@ def main(args: Args) -> None:
     for graph in graphs:
         programs[f"{graph.name} dense"] = common.program(dense(graph), x)
         programs[graph.name] = common.program(mixing(graph), x)
-    taken = {name: [] for name in programs}
-    for _ in range(args.repeats):
-        for name, run in programs.items():
-            taken[name].append(common.seconds(run))
-    rows = [measured(graph, {name: np.array(values) for name, values in taken.items()}) for graph in graphs]
+    taken = in_turn(programs, args.repeats)
+    rows = [measured(graph, taken) for graph in graphs]
+    sums = [(graph, [rows_over_product(graph, d, args.repeats) for d in args.dimensions]) for graph in graphs_of_all_degrees()]
     records.write_config(args.out / "config.json", args)
     records.write_rows(args.out / "mixing.csv", ("graph", "degree", "seconds", "dense", "times faster", "of copy"), rows)
+    heading = ("graph", "degree", "chosen", *map(str, args.dimensions))
+    records.write_rows(args.out / "sums.csv", heading, [(graph.name, graph.degree, kind(graph), *ratios) for graph, ratios in sums])
     common.console().print(tabulate(args, rows, 8 * x.size / float(np.median(taken["copy"])) / 1e9))
+    common.console().print(tabulate_sums(args, sums))
+
+
+def in_turn(programs: dict[str, Callable[[], object]], repeats: int) -> dict[str, np.ndarray]:
+    """Seconds of each, one after the other."""
+    taken = {name: [] for name in programs}
+    for _ in range(repeats):
+        for name, run in programs.items():
+            taken[name].append(common.seconds(run))
+    return {name: np.array(values) for name, values in taken.items()}
+
+
+def kind(graph: dsgd.Topology) -> str:
+    """Of the sums that a round on one device makes."""
+    return "product" if routes.plan(graph, 1).places is None else "rows"
+
+
+def rows_over_product(graph: dsgd.Topology, d: int, repeats: int) -> float:
+    """How long sums row by row take, over the product; NaN where the models are too large."""
+    if graph.n * d > MOST:
+        return float("nan")
+    x, turns = jax.random.normal(jax.random.key(0), (graph.n, d)), max(2, LOOP // (graph.n * d))
+    programs = {}
+    for name, rows in (("rows", True), ("product", False)):
+        once = partial(gossip.summed, routes.plan(graph, 1, rows), (0, 0), onto=True)
+        programs[name] = common.program(lambda x, once=once: jax.lax.fori_loop(0, turns, lambda _, x: once(x, x), x), x)
+    taken = in_turn(programs, repeats)
+    return float(np.median(taken["rows"] / taken["product"]))
 
 
 def mixing(graph: dsgd.Topology) -> Callable[[jax.Array], jax.Array]:
@@ -84,4 +130,16 @@ def tabulate(args: Args, rows: list[tuple], copied: float) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for name, degree, mix, product, faster, share in rows:
         table.add_row(name, str(degree), f"{mix * 1e3:.2f}", f"{product * 1e3:.1f}", f"{faster:.1f} x", f"{share:.2f}")
+    return table
+
+
+def tabulate_sums(args: Args, sums: list[tuple[dsgd.Topology, list[float]]]) -> Table:
+    """One row a graph."""
+    caption = "below 1, sums row by row are faster. chosen: what a round does, whatever the size of the model."
+    table = Table(title="seconds of sums row by row over those of a product with all rows (medians)", caption=caption)
+    table.add_column("graph", no_wrap=True)
+    for heading in ("degree", "chosen", *(f"d = {d:,}" for d in args.dimensions)):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for graph, ratios in sums:
+        table.add_row(graph.name, str(graph.degree), kind(graph), *("" if np.isnan(ratio) else f"{ratio:.2f}" for ratio in ratios))
     return table
