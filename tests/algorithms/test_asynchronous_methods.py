@@ -28,7 +28,8 @@ from dsgd import clusters, network, problems
 
 N, D, GAMMA, STEPS = 5, 8, 0.1, 60
 BIASES, WEIGHTS = 2, (2, 3)
-HASTY = {"xla_backend_optimization_level": 0}  # most of the time would go into machine code that runs once
+# Most of the time would go into machine code that runs once. The older of XLA's two ways to write loops takes half the time.
+HASTY = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 STEP = optax.sgd(GAMMA)
 MOMENTUM = optax.sgd(GAMMA, momentum=0.5)
 UNIT = clusters.Cluster(clusters.constant(1.0))

@@ -86,8 +86,9 @@ def compiled_round(algorithm: dsgd.Algorithm, gradients: dsgd.Gradients, devices
     specs = {"in_specs": (spec, workers, P()), "out_specs": (spec, dsgd.Info(workers, workers))}
     spread = jax.shard_map(one_round, mesh=dsgd.workers.mesh(devices), check_vma=False, **specs)
     args = (algorithm.init(problem.init(jax.random.key(0)), N)._replace(step=jnp.int32(step)), gradients, jax.random.key(1))
-    # XLA optimises as always; only machine code is made in a hurry.
-    return jax.jit(spread).lower(*args).compile(compiler_options={"xla_backend_optimization_level": 0}), args
+    # Collectives are what they always are; only machine code is made in a hurry, in the older of XLA's two ways.
+    hasty = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+    return jax.jit(spread).lower(*args).compile(compiler_options=hasty), args
 
 
 @cache

@@ -36,7 +36,19 @@ FAMILIES = (
 )
 THEOREMS = {statement.name for family in FAMILIES for statement in family.STATEMENTS}
 STATEMENTS = registry.STATEMENTS
-CASES = 200
+CASES, MANY = 50, 200
+LOOSE = {  # whose worst ratio of 50 cases is clearly below that of 200; all others come as near to their bounds in 50
+    "SGD, non-convex",
+    "mb-SGD, non-convex, batches",
+    "CSGD, ring, relative",
+    "EC-SGD, biased Q, non-convex",
+    "ASGD, quadratics, exact",
+    "size of all gradients",
+    "consensus by gradients",
+    "descent of the mean",
+    "variance of a batch",
+    "E|Q(x) - x|^2, closed forms",
+}
 
 
 class Drawn:
@@ -58,9 +70,10 @@ class Drawn:
 @pytest.mark.parametrize("statement", STATEMENTS, ids=[statement.name for statement in STATEMENTS])
 def test_statement_holds(statement: Statement):
     seen: list[Outcome] = []
+    cases = MANY if statement.name in LOOSE else CASES
 
     @settings(
-        max_examples=max(CASES, settings.default.max_examples),
+        max_examples=max(cases, settings.default.max_examples),
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
     )
@@ -73,11 +86,11 @@ def test_statement_holds(statement: Statement):
             assert outcome.holds, outcome
 
     holds()
-    assert len(seen) >= CASES
+    assert len(seen) >= cases
     if statement.name not in THEOREMS:
         return
-    assert len({(outcome.case, outcome.measured) for outcome in seen}) >= CASES / 4, "instances that are all the same show little"
-    assert sum(outcome.measured > 0 for outcome in seen) >= CASES / 4, "0 is within every bound"
+    assert len({(outcome.case, outcome.measured) for outcome in seen}) >= cases / 4, "instances that are all the same show little"
+    assert sum(outcome.measured > 0 for outcome in seen) >= cases / 4, "0 is within every bound"
     if "exact" in statement.name:
         assert all(outcome.error == 0 for outcome in seen), "exact moments have no sampling noise"
     else:
@@ -85,6 +98,7 @@ def test_statement_holds(statement: Statement):
 
 
 def test_statements_have_names_of_their_own():
+    assert {statement.name for statement in STATEMENTS} >= LOOSE
     names = Counter(statement.name for statement in STATEMENTS)
     assert max(names.values()) == 1
     assert all(statement.reference and statement.hypotheses for statement in STATEMENTS)
