@@ -126,11 +126,11 @@ def staleness(draws: Draws, method=algorithms.asynchronous_sgd) -> list[Outcome]
     gamma = draws.real(0.01, 1.0) * asynchronous_sgd.largest_step(smoothness=L, staleness=tau)
     build = asynchronous_sgd.with_table(asynchronous_sgd.OLDEST, method)
     found = moments.second_moments(build, problem, gamma, steps=steps, one_worker=True, varying=True, more=np.asarray(table, np.int32))
-    factor = 2 * (gamma * L) ** 2 * tau
+    factor, noise = 2 * (gamma * L) ** 2 * tau, total_noise(problem)
     worst = Outcome(0.0, 1.0)
     for t in range(1, steps):
         D = t - min(int(table[t % len(table)]), t)
-        right = factor * (total_noise(problem) ** 2 + float(found["asked"][D:t].sum()))
+        right = factor * (noise**2 + float(found["asked"][D:t].sum()))
         scale = float(found["slope"][t] + found["asked"][t])
         at_t = Outcome(float(found["stale"][t]), right, case=f"{problem.name}, tau = {tau}, t = {t}", scale=scale)
         worst = max(worst, at_t, key=lambda outcome: outcome.badness)

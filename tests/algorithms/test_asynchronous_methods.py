@@ -17,6 +17,7 @@ import networkx as nx
 import numpy as np
 import optax
 import pytest
+from haste import HASTY
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 
@@ -28,8 +29,6 @@ from dsgd import clusters, network, problems
 
 N, D, GAMMA, STEPS = 5, 8, 0.1, 60
 BIASES, WEIGHTS = 2, (2, 3)
-# Most of the time would go into machine code that runs once. The older of XLA's two ways to write loops takes half the time.
-HASTY = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 STEP = optax.sgd(GAMMA)
 MOMENTUM = optax.sgd(GAMMA, momentum=0.5)
 UNIT = clusters.Cluster(clusters.constant(1.0))

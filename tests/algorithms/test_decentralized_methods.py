@@ -15,6 +15,7 @@ import networkx as nx
 import numpy as np
 import optax
 import pytest
+from haste import HASTY
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 from scipy.linalg import block_diag
@@ -40,8 +41,6 @@ from dsgd import compressors, problems
 N, GAMMA, LONG, SHORT = 6, 0.2, 1_500, 12  # rounds: until exact methods have converged; where small differences would grow
 BIASES, WEIGHTS = 2, (2, 2)
 D = 6
-# Most of the time would go into machine code that runs once. The older of XLA's two ways to write loops takes half the time.
-HASTY = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 
 
 # --- The problem: two leaves, in float64, exact gradients, a start that is not 0, and workers that do not agree.

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from haste import HASTY
 from jax.sharding import PartitionSpec as P
 
 import algorithms
@@ -87,8 +88,7 @@ def compiled_round(algorithm: dsgd.Algorithm, gradients: dsgd.Gradients, devices
     spread = jax.shard_map(one_round, mesh=dsgd.workers.mesh(devices), check_vma=False, **specs)
     args = (algorithm.init(problem.init(jax.random.key(0)), N)._replace(step=jnp.int32(step)), gradients, jax.random.key(1))
     # Collectives are what they always are; only machine code is made in a hurry, in the older of XLA's two ways.
-    hasty = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-    return jax.jit(spread).lower(*args).compile(compiler_options=hasty), args
+    return jax.jit(spread).lower(*args).compile(compiler_options=HASTY), args
 
 
 @cache

@@ -43,6 +43,7 @@ LOOSE = {  # whose worst ratio of 50 cases is clearly below that of 200; all oth
     "CSGD, ring, relative",
     "EC-SGD, biased Q, non-convex",
     "ASGD, quadratics, exact",
+    "ASGD, non-convex",
     "size of all gradients",
     "consensus by gradients",
     "descent of the mean",
