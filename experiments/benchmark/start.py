@@ -109,11 +109,11 @@ def row(name: str, taken: list[Taken], scan: list[Taken]) -> tuple:
 
 
 def tabulate(args: Args, rows: list[tuple]) -> Table:
-    sums = "Medians, each of its own: stages need not add up."
-    caption = f"trace: and lower. wall, CPU: of the whole process. ratio: of wall to the scan's, cold.\n{sums}"
+    meanings = "trace: and lower. wall, CPU: of the whole process. ratio: of wall to scan's."
+    caption = f"{meanings}\nMedians, each of its own: stages need not add up."
     table = Table(title=f"{args.job}: seconds from the start of a process to its result", caption=caption)
     table.add_column("version", no_wrap=True)
-    for heading in (*STAGES, "wall", "CPU", "ratio"):
+    for heading in ("import", "data", "trace", "comp.", "run", "wall", "CPU", "ratio"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, *seconds in rows:
         table.add_row(name, *(f"{value:.2f}" for value in seconds))

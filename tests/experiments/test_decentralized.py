@@ -145,11 +145,20 @@ def test_heterogeneity_refuses_an_alpha_that_leaves_somebody_without_a_batch(tmp
     assert tried == list(range(10_000))
 
 
-def test_benchmark_of_mixing_times_every_graph(tmp_path, capsys):
-    mixing.main(mixing.Args(workers=8, dimension=5, repeats=2, out=tmp_path))
+MANY = mixing.MOST  # elements of a model, of which eight are too many
+
+
+def test_benchmark_of_mixing_times_every_graph(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(mixing, "graphs_of_all_degrees", lambda: [topologies.ring(8), topologies.random_regular(12, 9)])
+    mixing.main(mixing.Args(workers=8, dimension=5, repeats=2, dimensions=(3, MANY), out=tmp_path))
     rows = read(tmp_path / "mixing.csv")
     assert [row["graph"] for row in rows] == ["ring(8)", "exponential(8)", "random_regular(8, 4, 0)"]
     assert all(float(row[name]) > 0 for row in rows for name in ("seconds", "dense", "times faster", "of copy"))
+    few, many = read(tmp_path / "sums.csv")
+    assert (few["chosen"], many["chosen"]) == ("rows", "product")
+    assert float(few["3"]) > 0
+    assert float(many["3"]) > 0
+    assert few[str(MANY)] == "nan"  # too large to time
     assert all(len(line) <= 80 for line in capsys.readouterr().out.splitlines())
 
 
