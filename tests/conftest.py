@@ -6,7 +6,9 @@ import gc
 import os
 from pathlib import Path
 
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+import haste
+
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 {haste.FLAGS}"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
@@ -16,12 +18,10 @@ from hypothesis import settings
 import dsgd
 from dsgd import programs
 
-HASTE = "DSGD_TEST_OPTIMISED" not in os.environ
 MAPS = 20_000  # of a process, from where on its programs are forgotten
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# Most programs of tests run for milliseconds: they are compiled in haste, in half the time.
-jax.config.update("jax_disable_most_optimizations", HASTE)
+jax.config.update("jax_disable_most_optimizations", haste.HASTE)
 # Draws are derandomized: a failure here fails everywhere. The first example compiles, so no deadline.
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50)
 settings.register_profile("thorough", deadline=None, max_examples=2_000)  # --hypothesis-profile=thorough
@@ -44,7 +44,7 @@ def optimised():
     """Programs are compiled as users' are, for tests of what the compiler makes of them."""
     jax.config.update("jax_disable_most_optimizations", False)
     yield
-    jax.config.update("jax_disable_most_optimizations", HASTE)
+    jax.config.update("jax_disable_most_optimizations", haste.HASTE)
 
 
 @pytest.fixture

@@ -1,8 +1,13 @@
-"""How tests compile what runs once: most of the time would go into machine code."""
+"""How programs of tests are compiled. Most run for milliseconds: it is in haste, unless DSGD_TEST_OPTIMISED is in the environment."""
 
-import jax
+from __future__ import annotations
 
-# XLA's older way to write loops takes half the time; the versions of JAX 0.11 do not have it. It rounds what it computes twice in two
-# ways: where sums with what was left out must come out even, take EVEN.
-HASTY = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
-EVEN = {"xla_cpu_use_fusion_emitters": True} if jax.__version_info__ < (0, 11) else {}
+import os
+from importlib.metadata import version
+
+HASTE = "DSGD_TEST_OPTIMISED" not in os.environ
+# XLA's older way to write loops compiles in half the time; the versions of JAX 0.11 do not have it. It rounds what it computes twice in
+# two ways: where sums with what was left out must come out even, a test compiles its own program with the options EVEN.
+_OLDER = tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11)
+FLAGS = "--xla_cpu_use_fusion_emitters=false" if HASTE and _OLDER else ""
+EVEN = {"xla_cpu_use_fusion_emitters": True} if _OLDER else {}

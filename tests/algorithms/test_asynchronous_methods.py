@@ -17,7 +17,6 @@ import networkx as nx
 import numpy as np
 import optax
 import pytest
-from haste import HASTY
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 
@@ -172,7 +171,7 @@ def drive(
         first = algorithm.init(problem.init(jax.random.key(0)), N)
         keys = jax.random.split(jax.random.key(seed), steps)
         args = first, problem.data, keys, jax.tree.map(jnp.asarray, each)
-        states, info, clock = jax.tree.map(np.asarray, jax.jit(spread, compiler_options=HASTY)(*args))
+        states, info, clock = jax.tree.map(np.asarray, jax.jit(spread)(*args))
     states = jax.tree.map(lambda start, rest: np.concatenate([np.broadcast_to(start, rest[:, :1].shape), rest], 1), first, states)
     return Trajectory(states, info, clock)
 

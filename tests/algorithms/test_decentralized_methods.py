@@ -15,7 +15,6 @@ import networkx as nx
 import numpy as np
 import optax
 import pytest
-from haste import HASTY
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 from scipy.linalg import block_diag
@@ -116,7 +115,7 @@ def drive(algorithm: dsgd.Algorithm, problem: dsgd.Problem, *, steps: int = SHOR
         spread = jax.shard_map(rounds, mesh=dsgd.workers.mesh(devices), check_vma=False, **specs)
         first = algorithm.init(problem.init(jax.random.key(0)), N)
         keys = jax.random.split(jax.random.key(1), steps)
-        found = jax.jit(spread, compiler_options=HASTY)(first, problem.data, keys)
+        found = jax.jit(spread)(first, problem.data, keys)
         states, gradients, info = jax.tree.map(np.asarray, found)
         states = jax.tree.map(lambda start, rest: np.concatenate([np.asarray(start)[None], rest]), first, states)
     return Trajectory(states, rows(gradients), dsgd.counts.to_int(info.bits_up), dsgd.counts.to_int(info.bits_down))

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from haste import HASTY
 from jax.sharding import PartitionSpec as P
 
 import algorithms
@@ -87,8 +86,7 @@ def compiled_round(algorithm: dsgd.Algorithm, gradients: dsgd.Gradients, devices
     specs = {"in_specs": (spec, workers, P()), "out_specs": (spec, dsgd.Info(workers, workers))}
     spread = jax.shard_map(one_round, mesh=dsgd.workers.mesh(devices), check_vma=False, **specs)
     args = (algorithm.init(problem.init(jax.random.key(0)), N)._replace(step=jnp.int32(step)), gradients, jax.random.key(1))
-    # Collectives are what they always are; only machine code is made in a hurry, in the older of XLA's two ways.
-    return jax.jit(spread).lower(*args).compile(compiler_options=HASTY), args
+    return jax.jit(spread).lower(*args).compile(), args
 
 
 @cache
