@@ -43,11 +43,11 @@ class Args:
     """Numbers of workers N."""
     dimensions: tuple[int, ...] = (100, 100, 100, 100, 10_000, 100_000, 10_000, 1_000_000)
     """Dimensions d, one for each N."""
-    seconds: float = 0.4
-    """Length of one timing, about; a round at least."""
+    seconds: float = 0.5
+    """Length of one timing, about; a round at least. In short ones, large models pay for the memory that a run begins with."""
     repeats: int = 3
     """Timings of each version on each problem."""
-    problems: int = 2
+    problems: int = 1
     """Random problems, each with its own arrays."""
     out: Path = field(default=Path("results/benchmark/rounds"))
     """Folder for config.json and rounds.csv."""
