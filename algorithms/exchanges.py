@@ -18,7 +18,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from algorithms import gossip, optimizers
-from dsgd import checks, counts, workers
+from dsgd import checks, codecs, counts, workers
 from dsgd.base import Compressor, Gradients, Info, Params, Pattern, PyTree, Round
 from dsgd.compressors.sizes import message_shape
 from dsgd.topology import Topology
@@ -57,8 +57,8 @@ def to_servers(compressor: Compressor, key: jax.Array, parts: Parts, N: int, las
         `received` has leaves `[n, part]`.
     """
     keys = jax.vmap(lambda own: jax.random.split(own, N))(workers.keys(key, N))
-    messages = _compress(compressor, keys, parts, last)
-    arrived, seen = workers.all_to_all(messages), _decompress(compressor, messages, parts)
+    messages, seen = _compress(compressor, keys, parts, last)
+    arrived = workers.all_to_all(messages)
     if workers.devices() == 1:
         mean = workers.mean(seen)  # what arrives is what was sent, and need not be decoded twice
     else:
@@ -78,12 +78,15 @@ def from_servers(compressor: Compressor, key: jax.Array, vectors: Parts, N: int,
     Returns:
         `received` has leaves `[N, part]`, the same on every device.
     """
-    messages = _compress(compressor, workers.keys(key, N), vectors, last)
+    messages, seen = _compress(compressor, workers.keys(key, N), vectors, last)
     gathered = workers.gather(messages)
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((N, *leaf.shape[1:]), leaf.dtype), vectors)
-    received = _decompress(compressor, gathered, shapes)
+    if workers.devices() == 1:
+        received = seen
+    else:
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((N, *leaf.shape[1:]), leaf.dtype), vectors)
+        received = _decompress(compressor, gathered, shapes)
     info = Info(_to_all(_sizes(compressor, messages, 1), N), _to_others(_sizes(compressor, gathered, 1), N))
-    return Delivery(received, _decompress(compressor, messages, vectors), _remember(compressor, messages), info)
+    return Delivery(received, seen, _remember(compressor, messages), info)
 
 
 def around_ring(compressor: Compressor, key: jax.Array, parts: Parts, N: int) -> tuple[Parts, Info]:
@@ -106,7 +109,7 @@ def around_ring(compressor: Compressor, key: jax.Array, parts: Parts, N: int) ->
         return jax.tree.map(lambda leaf: leaf[jnp.arange(ids.shape[0]), part], parts)
 
     def compress(hop, vectors):
-        return _compress(compressor, workers.keys(jax.random.fold_in(key, hop), N), vectors, ())
+        return _compress(compressor, workers.keys(jax.random.fold_in(key, hop), N), vectors, ())[0]
 
     def hop(i, carry):
         messages, info = carry
@@ -137,12 +140,13 @@ def to_neighbours(compressor: Compressor, key: jax.Array, vectors: PyTree, topol
     Returns:
         `received` has leaves `[n, d]`.
     """
-    messages = _compress(compressor, workers.keys(key, topology.n), vectors, last)
-    arrived = workers.fetch(messages, topology, round.step)
-    length = jax.tree.leaves(arrived)[0].shape[0]
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((length, *leaf.shape[1:]), leaf.dtype), vectors)
-    seen = _decompress(compressor, messages, vectors)
-    pulled = workers.pull(seen, topology, round.step, table=_decompress(compressor, arrived, shapes))
+    messages, seen = _compress(compressor, workers.keys(key, topology.n), vectors, last)
+    arrived, table = workers.fetch(messages, topology, round.step), seen
+    if workers.devices() > 1:
+        length = jax.tree.leaves(arrived)[0].shape[0]
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((length, *leaf.shape[1:]), leaf.dtype), vectors)
+        table = _decompress(compressor, arrived, shapes)
+    pulled = workers.pull(seen, topology, round.step, table=table)
     info = gossip.messages(_sizes(compressor, messages, 1), _sizes(compressor, arrived, 1), topology, round.step)
     return Delivery(pulled, seen, _remember(compressor, messages), info)
 
@@ -224,14 +228,22 @@ def need_contraction(method: str, compressor: Compressor, vectors: PyTree) -> No
             )
 
 
-def _compress(compressor: Compressor, keys: jax.Array, vectors: Parts, last: Any) -> Messages:
-    """One message for each vector `[*axes, d]`, from one key for each, `[*axes]`."""
+def _compress(compressor: Compressor, keys: jax.Array, vectors: Parts, last: Any) -> tuple[Messages, Parts]:
+    """One message for each vector `[*axes, d]`, from one key for each, `[*axes]`; and what their sender sees of them, like the vectors."""
     function = compressor.resume if compressor.resume and last else compressor.compress
-    memories = [(message,) for message in last] if last else [()] * len(jax.tree.leaves(vectors))
-    return [
-        _over(keys.ndim, function)(_over(keys.ndim, lambda key, i=i: jax.random.fold_in(key, i))(keys), vector, *memory)
-        for i, (vector, memory) in enumerate(zip(jax.tree.leaves(vectors), memories, strict=True))
+    leaves, treedef = jax.tree.flatten(vectors)
+    memories = [(message,) for message in last] if last else [()] * len(leaves)
+
+    def one(key, x, *memory):
+        with codecs.remembered():
+            message = function(key, x, *memory)
+            return message, compressor.decompress(message, x.shape[0]).astype(x.dtype)
+
+    sent = [
+        _over(keys.ndim, one)(_over(keys.ndim, lambda key, i=i: jax.random.fold_in(key, i))(keys), vector, *memory)
+        for i, (vector, memory) in enumerate(zip(leaves, memories, strict=True))
     ]
+    return [message for message, _ in sent], treedef.unflatten(seen for _, seen in sent)
 
 
 def _decompress(compressor: Compressor, messages: Messages, like: Parts) -> Parts:

@@ -7,12 +7,41 @@ not divide a byte are split into planes that do, each an array: joined into one,
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, UInt8, UInt32
 
 BYTE = 8
 TRITS = 5  # ternary digits in a byte: 3^5 = 243
+
+
+_packed: list[list[tuple[jax.Array, jax.Array]]] = []  # of each `remembered` that is open: (an array that holds codes, the codes)
+
+
+@contextmanager
+def remembered() -> Iterator[None]:
+    """In here, `unpack` of what `pack` gave is the codes themselves: whoever packs, need not unpack to see what others will.
+
+    It is for the trace of one function. Packing that nobody then reads is no part of its program.
+    """
+    _packed.append([])
+    try:
+        yield
+    finally:
+        _packed.pop()
+
+
+def _remember(packed: jax.Array, codes: jax.Array) -> None:
+    if _packed:
+        _packed[-1].append((packed, codes))
+
+
+def _recall(packed: jax.Array, d: int) -> jax.Array | None:
+    return next((codes for known, codes in _packed[-1] if known is packed and codes.shape == (d,)), None) if _packed else None
 
 
 def index_bits(d: int) -> int:
@@ -32,7 +61,10 @@ def pack(codes: UInt8[Array, " d"] | UInt32[Array, " d"], bits: int) -> tuple[ja
     Returns:
         uint8 arrays, `[ceil(d * width / 8)]` for each plane's width.
     """
-    return tuple(_pack_plane((codes >> shift).astype(jnp.uint8), width) for shift, width in _planes(bits))
+    planes = tuple(_pack_plane((codes >> shift).astype(jnp.uint8), width) for shift, width in _planes(bits))
+    if planes:
+        _remember(planes[0], codes)
+    return planes
 
 
 def unpack(planes: tuple[jax.Array, ...], bits: int, d: int) -> UInt8[Array, " d"] | UInt32[Array, " d"]:
@@ -44,6 +76,9 @@ def unpack(planes: tuple[jax.Array, ...], bits: int, d: int) -> UInt8[Array, " d
         d: number of codes.
     """
     kind = jnp.uint8 if bits <= BYTE else jnp.uint32
+    known = _recall(planes[0], d) if planes else None
+    if known is not None:
+        return (known & np.uint32((1 << bits) - 1)).astype(kind)
     codes = jnp.zeros(d, kind)
     for plane, (shift, width) in zip(planes, _planes(bits), strict=True):
         codes |= _unpack_plane(plane, width)[:d].astype(kind) << shift
@@ -52,16 +87,20 @@ def unpack(planes: tuple[jax.Array, ...], bits: int, d: int) -> UInt8[Array, " d
 
 def pack_trits(codes: UInt8[Array, " d"]) -> UInt8[Array, " bytes"]:
     """d codes below 3 in ceil(d / 5) bytes, 1.6 bits each: byte j is the sum of 3^k times code j + k ceil(d / 5)."""
-    size = -(-codes.shape[0] // TRITS)
+    size, original = -(-codes.shape[0] // TRITS), codes
     codes = jnp.pad(codes, (0, size * TRITS - codes.shape[0]))
     packed = codes[:size]
     for k in range(1, TRITS):
         packed += codes[k * size : (k + 1) * size] * jnp.uint8(3**k)
+    _remember(packed, original)
     return packed
 
 
 def unpack_trits(packed: UInt8[Array, " bytes"], d: int) -> UInt8[Array, " d"]:
     """The d codes that `pack_trits` packed."""
+    known = _recall(packed, d)
+    if known is not None:
+        return known
     return jnp.concatenate([packed // jnp.uint8(3**k) % jnp.uint8(3) for k in range(TRITS)])[:d]
 
 
