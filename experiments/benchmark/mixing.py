@@ -135,11 +135,13 @@ def tabulate(args: Args, rows: list[tuple], copied: float) -> Table:
 
 def tabulate_sums(args: Args, sums: list[tuple[dsgd.Topology, list[float]]]) -> Table:
     """One row a graph."""
-    caption = "below 1, sums row by row are faster. chosen: what a round does, whatever the size of the model."
-    table = Table(title="seconds of sums row by row over those of a product with all rows (medians)", caption=caption)
+    meaning = "below 1, sums row by row are faster. sums: of which rows a round makes them,"
+    caption = f"{meaning}\nits neighbours', or all in a product, whatever the size of the model."
+    table = Table(title="sums row by row over a product with all rows, by elements of a model\n(seconds, medians)", caption=caption)
     table.add_column("graph", no_wrap=True)
-    for heading in ("degree", "chosen", *(f"d = {d:,}" for d in args.dimensions)):
+    for heading in ("deg", "sums", *(f"{d:,}" for d in args.dimensions)):
         table.add_column(heading, justify="right", no_wrap=True)
     for graph, ratios in sums:
-        table.add_row(graph.name, str(graph.degree), kind(graph), *("" if np.isnan(ratio) else f"{ratio:.2f}" for ratio in ratios))
+        does = "rows" if kind(graph) == "rows" else "all"
+        table.add_row(graph.name, str(graph.degree), does, *("" if np.isnan(ratio) else f"{ratio:.2f}" for ratio in ratios))
     return table

@@ -76,10 +76,12 @@ class Row(NamedTuple):
 def main(args: Args) -> None:
     check(args)
     args.out.mkdir(parents=True, exist_ok=True)  # fails now, not after the work
-    sizes = list(zip(args.workers, args.dimensions, strict=True))
-    rows = [compare(args, name, N, d) for name in args.methods for N, d in sizes]
     records.write_config(args.out / "config.json", args)
-    records.write_rows(args.out / "rounds.csv", Row._fields, rows)
+    rows: list[Row] = []
+    for name in args.methods:
+        for N, d in zip(args.workers, args.dimensions, strict=True):
+            rows.append(compare(args, name, N, d))
+            records.write_rows(args.out / "rounds.csv", Row._fields, rows)  # it takes minutes: what there is, is kept
     common.console().print(tabulate(rows))
 
 
