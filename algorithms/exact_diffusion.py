@@ -21,8 +21,8 @@ class Corrected(NamedTuple):
         params: x.
         optimizer: the local optimisers' states.
         correction: what gossip has changed so far; each method's own share of it.
-        lost: what the correction has lost to rounding. Its mean over workers is 0, and stays so: errors of that sum, which settle into a
-            cycle where gradients are exact, would move the fixed point a little in every round.
+        lost: what the correction has lost to rounding. The correction's mean over workers must stay 0: where gradients are exact, rounding
+            errors settle into a cycle, and would move the fixed point by as much in every round.
     """
 
     params: Params
@@ -39,7 +39,7 @@ def start_corrected(optimizer: optax.GradientTransformation, params: Params, N: 
 
 
 def add_up(models: Corrected, more: Params) -> tuple[Params, Params]:
-    """The correction grown by this, and what it has lost then: Kahan's sum."""
+    """The correction grown by `more`, leaves `[n, ...]`, and what it has lost to rounding then: Kahan's sum."""
     step = jax.tree.map(jnp.subtract, more, models.lost)
     total = jax.tree.map(jnp.add, models.correction, step)
     return total, jax.tree.map(lambda after, before, step: (after - before) - step, total, models.correction, step)

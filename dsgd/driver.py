@@ -205,7 +205,7 @@ def execute(
         watch.check(log)
     sent = log.steps[-1] if found else 0
     feed = None if batches is None else _Feed(plan, iter(batches), skip=sent)
-    pace = _Pace(plan.capacity - 1)
+    pace = _Pace(plan.capacity - 1)  # the first chunk has the start's record, too
     with Progress(watch.name, sent, steps, watch.progress) as bar:
         waiting: deque[tuple[loop.Records, int, int]] = deque()  # chunks on the devices: records, how many, the round after them
         while sent < steps or waiting:
