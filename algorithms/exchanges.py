@@ -239,8 +239,12 @@ def _compress(compressor: Compressor, keys: jax.Array, vectors: Parts, last: Any
             message = function(key, x, *memory)
             return message, compressor.decompress(message, x.shape[0]).astype(x.dtype)
 
+    def of_leaf(i):
+        # Where there is one leaf, the keys are its own: where messages are short, to make keys takes longer than to draw from them.
+        return keys if len(leaves) == 1 else _over(keys.ndim, lambda key: jax.random.fold_in(key, i))(keys)
+
     sent = [
-        _over(keys.ndim, one)(_over(keys.ndim, lambda key, i=i: jax.random.fold_in(key, i))(keys), vector, *memory)
+        _over(keys.ndim, one)(of_leaf(i), vector, *memory)
         for i, (vector, memory) in enumerate(zip(leaves, memories, strict=True))
     ]
     return [message for message, _ in sent], treedef.unflatten(seen for _, seen in sent)

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, UInt8, UInt32
 
 BYTE = 8
@@ -78,7 +77,7 @@ def unpack(planes: tuple[jax.Array, ...], bits: int, d: int) -> UInt8[Array, " d
     kind = jnp.uint8 if bits <= BYTE else jnp.uint32
     known = _recall(planes[0], d) if planes else None
     if known is not None:
-        return (known & np.uint32((1 << bits) - 1)).astype(kind)
+        return known.astype(kind) & kind((1 << bits) - 1)
     codes = jnp.zeros(d, kind)
     for plane, (shift, width) in zip(planes, _planes(bits), strict=True):
         codes |= _unpack_plane(plane, width)[:d].astype(kind) << shift

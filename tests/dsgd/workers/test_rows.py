@@ -1,4 +1,4 @@
-"""Sums and means over workers whose rows are long, which go another way on CPUs."""
+"""Sums and means over workers that are long enough to go another way on CPUs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from dsgd import workers
 
-LONG = (2, 4096)  # a leaf of as many elements as a row needs to be long
+LONG = (2, 4096)  # a leaf whose sums are products, also on eight devices
 
 
 def over_workers(function, mesh):
@@ -41,10 +41,24 @@ def test_the_same_bits_twice(mesh):
     np.testing.assert_array_equal(mean(x), mean(x))
 
 
-def test_independent_runs_do_not_mix(mesh):
-    x = jnp.stack([rows("float32"), 2 * rows("float32")])
-    mean = over_workers(jax.vmap(workers.mean, 1), mesh)(jnp.swapaxes(x, 0, 1))
-    np.testing.assert_allclose(mean[1], 2 * mean[0], rtol=1e-6)
+@pytest.mark.parametrize(("shape", "grid", "seeds"), [(LONG, 2, 3), ((100,), 1, 6), ((100,), 1, 1), ((3,), 2, 2)])
+def test_independent_runs_do_not_mix(shape, grid, seeds, mesh):
+    """Runs that are mapped over, twice, are added up each for itself: in one product where all together are long enough, else by reduction."""
+    x = 1e3 + jax.random.normal(jax.random.key(0), (grid, seeds, 8, *shape))
+    mean = over_workers(jax.vmap(jax.vmap(workers.mean, 1), 1), mesh)
+    rows = jnp.moveaxis(x, 2, 0)
+    np.testing.assert_allclose(mean(rows), np.asarray(x, np.float64).mean(axis=2), rtol=1e-6)
+    long_enough = x.size / mesh.size >= 4096 and np.prod(shape) >= 64
+    assert ("dot_general" in mean.lower(rows).as_text()) == long_enough
+
+
+def test_sums_of_long_rows_can_be_differentiated(mesh):
+    """Forwards and backwards: the derivative of a linear function is the function."""
+    x, change = rows("float32"), jax.random.normal(jax.random.key(1), (8, *LONG))
+    values, changes = over_workers(lambda x: jax.jvp(workers.mean, (x,), (x,)), mesh)(x)
+    np.testing.assert_allclose(changes, values, rtol=1e-6)
+    back = over_workers(lambda x: jax.vjp(workers.mean, x)[1](change[0])[0].sum(axis=0), workers.mesh(1))(x)
+    np.testing.assert_allclose(back, change[0], rtol=1e-5)
 
 
 def test_flags_and_counts_are_added_as_they_are(mesh):
