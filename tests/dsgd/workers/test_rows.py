@@ -43,7 +43,7 @@ def test_the_same_bits_twice(mesh):
 
 @pytest.mark.parametrize(("shape", "grid", "seeds"), [(LONG, 2, 3), ((100,), 1, 6), ((100,), 1, 1), ((3,), 2, 2)])
 def test_independent_runs_do_not_mix(shape, grid, seeds, mesh):
-    """Runs that are mapped over, twice, are added up each for itself: in one product where all together are long enough, else by reduction."""
+    """Runs that are mapped over, twice, are added up each for itself: in one product where they are long enough."""
     x = 1e3 + jax.random.normal(jax.random.key(0), (grid, seeds, 8, *shape))
     mean = over_workers(jax.vmap(jax.vmap(workers.mean, 1), 1), mesh)
     rows = jnp.moveaxis(x, 2, 0)
