@@ -7,25 +7,25 @@ from collections.abc import Callable
 import optax
 
 import topologies
-from algorithms import delays
-from algorithms.asynchronous_gossip_sgd import asynchronous_gossip_sgd
-from algorithms.asynchronous_sgd import asynchronous_sgd
-from algorithms.backup_workers_sgd import backup_workers_sgd
-from algorithms.choco_sgd import choco_sgd
-from algorithms.compressed_sgd import compressed_sgd
-from algorithms.d2 import d2
-from algorithms.decentralized_sgd import decentralized_sgd
-from algorithms.deepsqueeze import deepsqueeze
-from algorithms.ef21 import ef21
-from algorithms.error_compensated_sgd import error_compensated_sgd
-from algorithms.exact_diffusion import exact_diffusion
-from algorithms.extra import extra
-from algorithms.gradient_descent import gradient_descent
-from algorithms.gradient_tracking import gradient_tracking
-from algorithms.local_sgd import local_sgd
-from algorithms.minibatch_sgd import minibatch_sgd, model_averaging_sgd, parameter_server_sgd
-from algorithms.sgd import sgd
-from algorithms.stochastic_gradient_push import stochastic_gradient_push
+from algorithms.asynchronous import delays
+from algorithms.asynchronous.asynchronous_gossip_sgd import asynchronous_gossip_sgd
+from algorithms.asynchronous.asynchronous_sgd import asynchronous_sgd
+from algorithms.compressed.compressed_sgd import compressed_sgd
+from algorithms.compressed.ef21 import ef21
+from algorithms.compressed.error_compensated_sgd import error_compensated_sgd
+from algorithms.decentralized.choco_sgd import choco_sgd
+from algorithms.decentralized.d2 import d2
+from algorithms.decentralized.decentralized_sgd import decentralized_sgd
+from algorithms.decentralized.deepsqueeze import deepsqueeze
+from algorithms.decentralized.exact_diffusion import exact_diffusion
+from algorithms.decentralized.extra import extra
+from algorithms.decentralized.gradient_tracking import gradient_tracking
+from algorithms.decentralized.stochastic_gradient_push import stochastic_gradient_push
+from algorithms.synchronous.backup_workers_sgd import backup_workers_sgd
+from algorithms.synchronous.gradient_descent import gradient_descent
+from algorithms.synchronous.local_sgd import local_sgd
+from algorithms.synchronous.minibatch_sgd import minibatch_sgd, model_averaging_sgd, parameter_server_sgd
+from algorithms.synchronous.sgd import sgd
 from dsgd.base import Algorithm
 from dsgd.compressors import random_quantization, sign, top_k, whole_model
 

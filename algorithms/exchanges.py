@@ -21,7 +21,7 @@ from algorithms import gossip, optimizers
 from dsgd import checks, codecs, counts, workers
 from dsgd.base import Compressor, Gradients, Info, Params, Pattern, PyTree, Round
 from dsgd.compressors.sizes import message_shape
-from dsgd.topology import Topology
+from dsgd.graphs.topology import Topology
 
 Parts = PyTree
 Messages = list[PyTree]  # one for each leaf, with the leading axes of its vectors
@@ -243,10 +243,7 @@ def _compress(compressor: Compressor, keys: jax.Array, vectors: Parts, last: Any
         # Where there is one leaf, the keys are its own: where messages are short, to make keys takes longer than to draw from them.
         return keys if len(leaves) == 1 else _over(keys.ndim, lambda key: jax.random.fold_in(key, i))(keys)
 
-    sent = [
-        _over(keys.ndim, one)(of_leaf(i), vector, *memory)
-        for i, (vector, memory) in enumerate(zip(leaves, memories, strict=True))
-    ]
+    sent = [_over(keys.ndim, one)(of_leaf(i), vector, *memory) for i, (vector, memory) in enumerate(zip(leaves, memories, strict=True))]
     return [message for message, _ in sent], treedef.unflatten(seen for _, seen in sent)
 
 

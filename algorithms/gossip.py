@@ -13,7 +13,7 @@ from jax.core import Tracer
 from algorithms import optimizers
 from dsgd import counts, network, workers
 from dsgd.base import Algorithm, Info, PyTree, Query
-from dsgd.topology import Topology
+from dsgd.graphs.topology import Topology
 
 
 def need(method: str, topology: Any, *, doubly_stochastic: bool = True, symmetric: bool = False, fixed: bool = False) -> None:

@@ -1,6 +1,6 @@
 """Distributed first-order methods: simulation, real runs, bits, seconds and bounds from one code."""
 
-from dsgd import cache, clusters, compressors, network, problems, workers
+from dsgd import clusters, compressors, network, problems, workers
 from dsgd.base import (
     Algorithm,
     Compressor,
@@ -14,10 +14,12 @@ from dsgd.base import (
     Round,
     State,
 )
-from dsgd.driver import compile_round, run
-from dsgd.history import Diverged
-from dsgd.sweeps import Sweep, sweep, tail_mean
-from dsgd.topology import Topology
+from dsgd.engine import cache
+from dsgd.engine.driver import compile_round, run
+from dsgd.engine.history import Diverged
+from dsgd.engine.sweeps import Sweep, sweep, tail_mean
+from dsgd.graphs.topology import Topology
+from dsgd.wire import codecs, counts
 
 __version__ = "0.1.0"
 
@@ -38,8 +40,10 @@ __all__ = [
     "Topology",
     "cache",
     "clusters",
+    "codecs",
     "compile_round",
     "compressors",
+    "counts",
     "network",
     "problems",
     "run",

@@ -27,7 +27,7 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import clusters, problems, records
-from experiments import common
+from experiments.helpers import common
 
 CLUSTERS = ("equal workers", "stragglers")
 FULL = 0.99  # of the highest rate: the server is saturated

@@ -23,7 +23,7 @@ from rich.table import Table
 import algorithms
 import dsgd
 from dsgd import clusters, problems, records
-from experiments import common
+from experiments.helpers import common
 
 # One or two of each family; the figure and the table hold no more.
 FAMILIES = (

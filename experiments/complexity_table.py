@@ -27,8 +27,8 @@ from rich.table import Table
 
 import topologies
 from dsgd import problems, records
-from experiments import common, communication, theorems
-from experiments.theorems import Method
+from experiments.helpers import common, communication, theorems
+from experiments.helpers.theorems import Method
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ import algorithms
 import dsgd
 from dsgd import compressors, problems, records
 from dsgd.base import Compressor
-from experiments import break_even, common
+from experiments.helpers import break_even, common
 
 QUANTIZED = compressors.random_quantization(4)
 COMPRESSORS: dict[str, Compressor] = {

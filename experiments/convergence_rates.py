@@ -22,9 +22,9 @@ from matplotlib.ticker import NullLocator
 from rich.table import Table
 
 from dsgd import records
-from experiments import common
-from experiments.rate_terms import Budget, Term, everything
-from experiments.theorems import MARKERS, METHODS
+from experiments.helpers import common
+from experiments.helpers.rate_terms import Budget, Term, everything
+from experiments.helpers.theorems import MARKERS, METHODS
 
 RESAMPLED = 2_000
 

@@ -24,7 +24,7 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import problems, records
-from experiments import common
+from experiments.helpers import common
 
 Build = Callable[[Any, dsgd.Topology], dsgd.Algorithm]
 

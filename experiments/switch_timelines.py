@@ -24,8 +24,8 @@ import topologies
 from dsgd import network, records
 from dsgd.base import Pattern
 from dsgd.network import Message, Passage
-from experiments import common, gantt
-from experiments.gantt import Panel, shown
+from experiments.helpers import common, gantt
+from experiments.helpers.gantt import Panel, shown
 
 CONVENTIONS: tuple[network.Convention, ...] = get_args(network.Convention)
 EXAMPLE = [Message(0, 1, ready=5), Message(1, 0, ready=6), Message(2, 0, ready=6)]

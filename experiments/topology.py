@@ -27,8 +27,8 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import clusters, problems, records
-from experiments import common, gossip_decay
-from experiments.gossip_decay import short
+from experiments.helpers import common, gossip_decay
+from experiments.helpers.gossip_decay import short
 
 PARTITIONS = ("iid", "by-label")
 RINGS = (8, 16, 32, 64, 128, 256)

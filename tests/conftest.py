@@ -16,7 +16,7 @@ import pytest
 from hypothesis import settings
 
 import dsgd
-from dsgd import programs
+from dsgd.engine import programs
 
 MAPS = 20_000  # of a process, from where on its programs are forgotten
 

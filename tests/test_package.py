@@ -34,7 +34,7 @@ def test_every_package_is_installed():
     root = Path(dsgd.__file__).parents[1]
     listed = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     rooms = {name.split(".")[0] for name in listed}
-    there = {".".join(path.parent.relative_to(root).parts) for room in rooms for path in (root / room).rglob("__init__.py")}
+    there = {".".join(path.parent.relative_to(root).parts) for room in rooms for path in (root / room).rglob("*.py")}
     assert set(listed) == there
 
 

@@ -4,9 +4,11 @@ Each family has its file: the derivation, `hypotheses` (which one fails), the re
 `rate` at that step size with its iterations to a given accuracy, and `check`, which measures the left side.
 """
 
-from theory_checks import (
+from theory_checks import bounds
+from theory_checks.machinery.rates import Rate
+from theory_checks.machinery.statement import Condition, Outcome, Random, Statement
+from theory_checks.statements import (
     asynchronous_sgd,
-    bounds,
     compressed_sgd,
     decentralized_sgd,
     ef21,
@@ -15,8 +17,6 @@ from theory_checks import (
     minibatch_sgd,
     sgd,
 )
-from theory_checks.rates import Rate
-from theory_checks.statement import Condition, Outcome, Random, Statement
 
 __all__ = [
     "Condition",

@@ -23,10 +23,10 @@ from rich.table import Table
 from rich.text import Text
 
 from dsgd import cache, records
-from theory_checks import registry
-from theory_checks.misprints import MISPRINTS, Misprint
-from theory_checks.registry import Finding
-from theory_checks.statement import STANDARD_ERRORS, Outcome, Statement
+from theory_checks.machinery import registry
+from theory_checks.machinery.registry import Finding
+from theory_checks.machinery.statement import STANDARD_ERRORS, Outcome, Statement
+from theory_checks.statements.misprints import MISPRINTS, Misprint
 
 QUICK = 10
 

@@ -5,15 +5,15 @@
 Each family's module has the hypotheses, the recommended step size, and the rate there.
 """
 
-from theory_checks.asynchronous_sgd import bound as asynchronous_sgd
-from theory_checks.compressed_sgd import bound as compressed_sgd
-from theory_checks.decentralized_sgd import bound as decentralized_sgd
-from theory_checks.decentralized_sgd import consensus
-from theory_checks.ef21 import bound as ef21
-from theory_checks.error_compensated_sgd import bound as error_compensated_sgd
-from theory_checks.gradient_descent import bound as gradient_descent
-from theory_checks.minibatch_sgd import bound as minibatch_sgd
-from theory_checks.sgd import bound as sgd
+from theory_checks.statements.asynchronous_sgd import bound as asynchronous_sgd
+from theory_checks.statements.compressed_sgd import bound as compressed_sgd
+from theory_checks.statements.decentralized_sgd import bound as decentralized_sgd
+from theory_checks.statements.decentralized_sgd import consensus
+from theory_checks.statements.ef21 import bound as ef21
+from theory_checks.statements.error_compensated_sgd import bound as error_compensated_sgd
+from theory_checks.statements.gradient_descent import bound as gradient_descent
+from theory_checks.statements.minibatch_sgd import bound as minibatch_sgd
+from theory_checks.statements.sgd import bound as sgd
 
 __all__ = [
     "asynchronous_sgd",

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.sparse import coo_array, csr_array
 
 from dsgd import checks
-from dsgd.topology import Topology
+from dsgd.graphs.topology import Topology
 from topologies.weights import WEIGHTS, metropolis, uniform
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dsgd.topology import Topology
+from dsgd.graphs.topology import Topology
 
 if TYPE_CHECKING:
     import networkx as nx

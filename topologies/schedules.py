@@ -6,7 +6,7 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from dsgd import checks
-from dsgd.topology import Topology
+from dsgd.graphs.topology import Topology
 
 
 def one_peer_exponential(n: int) -> Topology:

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dsgd import codecs
 from dsgd.base import Compressor
 from dsgd.compressors import draws
 from dsgd.compressors.combinators import buckets
 from dsgd.compressors.scales import unit
 from dsgd.compressors.sizes import fixed_size
+from dsgd.wire import codecs
 
 MANTISSA, EXPONENT = 23, 8  # bits of float32, besides its sign
 LARGEST = np.float32(np.finfo(np.float32).max)

@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dsgd import checks, codecs
+from dsgd import checks
 from dsgd.base import Compressor, PyTree
 from dsgd.compressors import draws
 from dsgd.compressors.combinators import identity
 from dsgd.compressors.sizes import FLOAT_BITS, array_bits, fixed_size, message_shape
+from dsgd.wire import codecs
 
 RARE = 1e-12  # probability that a random number of elements exceeds its capacity
 

@@ -45,9 +45,9 @@ from jax import lax
 
 from dsgd import checks
 from dsgd.base import Pattern
-from dsgd.matchings import matchings
+from dsgd.graphs.matchings import matchings
+from dsgd.graphs.topology import Topology
 from dsgd.network.switch import Convention, Message, check_convention
-from dsgd.topology import Topology
 
 
 class Ports(NamedTuple):

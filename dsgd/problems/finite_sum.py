@@ -14,7 +14,7 @@ from jax import lax
 
 from dsgd.base import Constants, Problem, PyTree
 from dsgd.checks import positive_int
-from dsgd.oracle import mean_loss
+from dsgd.engine.oracle import mean_loss
 from dsgd.problems.data import Dataset
 from dsgd.problems.partition import split
 

@@ -1,6 +1,6 @@
 """The worker axis: its mesh, ids and keys, every collective, gossip, and `traffic`, what a compiled program really sends."""
 
-from dsgd.traffic import traffic
+from dsgd.wire.traffic import traffic
 from dsgd.workers.axis import (
     AXIS,
     all_to_all,

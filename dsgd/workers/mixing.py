@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 from dsgd.base import PyTree
-from dsgd.topology import Topology
+from dsgd.graphs.topology import Topology
 from dsgd.workers import axis
 from dsgd.workers.routes import Permute, Routes, different, plan
 

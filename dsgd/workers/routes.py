@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.sparse import coo_array, csr_array
 
-from dsgd.matchings import matchings
-from dsgd.topology import Topology
+from dsgd.graphs.matchings import matchings
+from dsgd.graphs.topology import Topology
 
 _MOST = 32  # neighbours that are summed one by one; the program grows with them
 _FEW, _SHARE = 8, 5  # they are summed so up to 8, or a fifth of the table: `python -m experiments.benchmark mixing` measures it

@@ -22,7 +22,7 @@ from rich.table import Table
 from dsgd import compressors, records
 from dsgd.base import Compressor
 from dsgd.compressors.sizes import FLOAT_BITS
-from experiments import common
+from experiments.helpers import common
 
 FRACTION = 0.01
 

@@ -17,8 +17,8 @@ from rich.table import Table
 
 import algorithms
 from dsgd import problems, records
-from experiments import common
 from experiments.benchmark import by_hand, rounds
+from experiments.helpers import common
 
 METHODS = ("dsgd", "local-sgd", "d2", "extra", "exact-diffusion", "gradient-tracking", "sgp", "choco-sgd", "deepsqueeze")
 

@@ -26,7 +26,7 @@ import topologies
 from dsgd import records, workers
 from dsgd.workers import mixing as gossip
 from dsgd.workers import routes
-from experiments import common
+from experiments.helpers import common
 
 
 @dataclass(frozen=True)

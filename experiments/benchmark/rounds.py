@@ -27,8 +27,8 @@ from rich.table import Table
 import algorithms
 import dsgd
 from dsgd import problems, records
-from experiments import common
 from experiments.benchmark import by_hand
+from experiments.helpers import common
 
 FORMS = {"scan": by_hand.reduced, "scan, product": by_hand.multiplied}
 

@@ -23,7 +23,7 @@ import numpy as np
 from rich.table import Table
 
 from dsgd import records
-from experiments import common
+from experiments.helpers import common
 
 STAGES = ("imports", "problem", "trace", "compile", "rounds")
 

@@ -154,7 +154,7 @@ def drive(
         def one_round(carry, this):
             (state, clock), (step, key) = carry, this
             this = dsgd.Round(step, N, key, cluster(numbers), clock)
-            gradients = dsgd.oracle.gradients(problem, algorithm.query(state, this), key, data, N)
+            gradients = dsgd.engine.oracle.gradients(problem, algorithm.query(state, this), key, data, N)
             after, info = algorithm.update(key, state, gradients, this)
             clock = clock + (1 if info.elapsed is None else info.elapsed)
             return (after, clock), (after, info, clock)

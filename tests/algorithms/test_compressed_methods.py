@@ -50,7 +50,7 @@ def drive(
         def one_round(state, key):
             sample_key, update_key = jax.random.split(key)
             this = dsgd.Round(state.step, workers, key)
-            gradients = dsgd.oracle.gradients(problem, algorithm.query(state, this), sample_key, data, workers)
+            gradients = dsgd.engine.oracle.gradients(problem, algorithm.query(state, this), sample_key, data, workers)
             after, info = algorithm.update(update_key, state, gradients, this)
             return after, (after, gradients, info)
 

@@ -14,7 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 import algorithms
 import dsgd
-from dsgd import problems, programs
+from dsgd import problems
+from dsgd.engine import programs
 
 N, STEPS, SEEDS = 8, 12, 2
 NAMES = list(algorithms.ALGORITHMS)
@@ -58,13 +59,13 @@ def factory(name: str):
     return lambda which: algorithms.make(name, any_of_them(which), N)
 
 
-def with_every_optimizer(name: str, devices: int, steps: int = STEPS) -> dsgd.sweeps.Sweep:
+def with_every_optimizer(name: str, devices: int, steps: int = STEPS) -> dsgd.engine.sweeps.Sweep:
     mesh, which = dsgd.workers.mesh(devices), np.arange(len(OPTIMIZERS))
     return dsgd.sweep(factory(name), problem(), steps=steps, key=jax.random.key(1), seeds=SEEDS, mesh=mesh, which=which)
 
 
 @cache
-def result(name: str, devices: int) -> dsgd.sweeps.Sweep:
+def result(name: str, devices: int) -> dsgd.engine.sweeps.Sweep:
     """Leaves `[optimizers, seeds, ...]`."""
     return with_every_optimizer(name, devices)
 
@@ -91,7 +92,7 @@ def test_update_keeps_the_states_shapes_and_tells_bits_as_counts(name, mesh):
 
     def one_round(state, data, key):
         this = dsgd.Round(state.step, N, key)
-        gradients = dsgd.oracle.gradients(problem(), algorithm.query(state, this), key, data, N)
+        gradients = dsgd.engine.oracle.gradients(problem(), algorithm.query(state, this), key, data, N)
         return algorithm.update(key, state, gradients, this)
 
     spec = dsgd.State(P(), P(), P("workers"))

@@ -103,7 +103,7 @@ def drive(algorithm: dsgd.Algorithm, problem: dsgd.Problem, *, steps: int = SHOR
         def one_round(state, this):
             step, key = this
             this = dsgd.Round(step, N, key)
-            gradients = dsgd.oracle.gradients(problem, algorithm.query(state, this), key, data, N)
+            gradients = dsgd.engine.oracle.gradients(problem, algorithm.query(state, this), key, data, N)
             after, info = algorithm.update(key, state, gradients, this)
             return after, (after, gradients, info)
 

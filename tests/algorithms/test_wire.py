@@ -78,7 +78,7 @@ def compiled_round(algorithm: dsgd.Algorithm, gradients: dsgd.Gradients, devices
 
     def one_round(state, data, key):
         this = dsgd.Round(state.step, N, key)
-        asked = dsgd.oracle.gradients(problem, algorithm.query(state, this), key, data, N)
+        asked = dsgd.engine.oracle.gradients(problem, algorithm.query(state, this), key, data, N)
         return algorithm.update(key, state, asked, this)
 
     workers = P(dsgd.workers.AXIS)

@@ -13,8 +13,9 @@ import pytest
 
 import dsgd
 import topologies
-from experiments import gossip_decay, heterogeneity, topology
+from experiments import heterogeneity, topology
 from experiments.benchmark import methods, mixing
+from experiments.helpers import gossip_decay
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -17,13 +17,14 @@ import pytest
 import algorithms
 import dsgd
 from dsgd import compressors, problems
-from experiments import break_even, common, compare, compression
+from experiments import compare, compression
 from experiments.benchmark import by_hand, rounds, start
 from experiments.benchmark import compression as throughput
 from experiments.benchmark.jobs import framework as framework_job
 from experiments.benchmark.jobs import loop as loop_job
 from experiments.benchmark.jobs import scan as scan_job
 from experiments.benchmark.jobs.laps import Laps
+from experiments.helpers import break_even, common
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,7 +12,8 @@ from fractions import Fraction
 import pytest
 
 from dsgd import network
-from experiments import gantt, switch_timelines
+from experiments import switch_timelines
+from experiments.helpers import gantt
 from experiments.switch_timelines import Args
 
 SETTINGS = [

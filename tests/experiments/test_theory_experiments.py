@@ -13,8 +13,9 @@ import tyro
 
 import topologies
 from dsgd import network
-from experiments import communication, complexity_table, convergence_rates, rate_terms, theorems
-from experiments.rate_terms import Budget, bowl
+from experiments import complexity_table, convergence_rates
+from experiments.helpers import communication, rate_terms, theorems
+from experiments.helpers.rate_terms import Budget, bowl
 
 PNG = b"\x89PNG\r\n\x1a\n"
 BUDGET = Budget(

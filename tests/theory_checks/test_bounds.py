@@ -26,11 +26,11 @@ from theory_checks import (
     ef21,
     error_compensated_sgd,
     gradient_descent,
-    instances,
     minibatch_sgd,
     sgd,
 )
-from theory_checks.rates import Rate
+from theory_checks.machinery import instances
+from theory_checks.machinery.rates import Rate
 
 DRAWS = 400
 Numbers = dict[str, Any]

@@ -14,10 +14,11 @@ import pytest
 import algorithms
 from dsgd import workers
 from dsgd.base import State
-from theory_checks import decentralized_sgd, minibatch_sgd, registry
+from theory_checks import decentralized_sgd, minibatch_sgd
 from theory_checks.__main__ import Args, main, tabulate, worst
-from theory_checks.misprints import MISPRINTS, Misprint
-from theory_checks.statement import Outcome, Statement
+from theory_checks.machinery import registry
+from theory_checks.machinery.statement import Outcome, Statement
+from theory_checks.statements.misprints import MISPRINTS, Misprint
 
 
 def test_prints_both_tables_and_succeeds(capsys, tmp_path):

@@ -14,8 +14,8 @@ import pytest
 import algorithms
 import topologies
 from dsgd import compressors, problems
-from theory_checks import moments, runs
-from theory_checks.asynchronous_sgd import stale
+from theory_checks.machinery import moments, runs
+from theory_checks.statements.asynchronous_sgd import stale
 
 N, D, STEPS = 4, 4, 40
 GAMMA, SIGMA, COMPRESSION = 0.15, 0.7, 0.9

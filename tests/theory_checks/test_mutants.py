@@ -13,10 +13,10 @@ import pytest
 import algorithms
 import topologies
 from algorithms import optimizers
-from algorithms.delays import Delays
+from algorithms.asynchronous.delays import Delays
 from dsgd import compressors, problems
 from dsgd.base import Algorithm, Compressor
-from dsgd.topology import Topology
+from dsgd.graphs.topology import Topology
 from theory_checks import (
     asynchronous_sgd,
     compressed_sgd,
@@ -27,7 +27,7 @@ from theory_checks import (
     minibatch_sgd,
     sgd,
 )
-from theory_checks.statement import Outcome, Random
+from theory_checks.machinery.statement import Outcome, Random
 
 TRIALS = 40
 Method = Callable[..., Algorithm]

@@ -19,10 +19,10 @@ from theory_checks import (
     error_compensated_sgd,
     gradient_descent,
     minibatch_sgd,
-    registry,
     sgd,
 )
-from theory_checks.statement import ROUNDING, STANDARD_ERRORS, Condition, Outcome, Random, Statement, need
+from theory_checks.machinery import registry
+from theory_checks.machinery.statement import ROUNDING, STANDARD_ERRORS, Condition, Outcome, Random, Statement, need
 
 FAMILIES = (
     gradient_descent,

@@ -8,7 +8,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from scipy import stats
 
-from dsgd import loop, oracle, problems
+from dsgd import problems
+from dsgd.engine import loop, oracle
 from dsgd.problems.finite_sum import pad
 
 WORKERS, CLASSES, FEATURES = 8, 3, 5

@@ -7,7 +7,8 @@ import pytest
 from flax import linen as nn
 from jax.flatten_util import ravel_pytree
 
-from dsgd import loop, problems
+from dsgd import problems
+from dsgd.engine import loop
 
 WORKERS = 4
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 from scipy import linalg, optimize, stats
 
-from dsgd import loop, oracle, problems
+from dsgd import problems
+from dsgd.engine import loop, oracle
 
 N, D = 4, 3
 DRAWS = 20_000

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dsgd import loop, problems
+from dsgd import problems
+from dsgd.engine import loop
 from dsgd.problems.robust_regression import STEEPEST
 
 N, D, M = 3, 4, 6

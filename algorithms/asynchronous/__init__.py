@@ -1,0 +1,1 @@
+"""Methods in which nobody waits, and what they share: arrivals and given delays."""

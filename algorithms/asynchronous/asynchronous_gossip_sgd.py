@@ -1,0 +1,184 @@
+"""Asynchronous gossip: AD-PSGD."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+from algorithms import gossip, optimizers
+from algorithms.asynchronous.arrivals import on_cluster
+from dsgd import counts, network, workers
+from dsgd.base import Algorithm, Info, Params, PyTree, Query, Round, State
+from dsgd.graphs.topology import Topology
+
+
+class Local(NamedTuple):
+    """A worker's part of the state: its model, its optimiser's, and the model that it computes at."""
+
+    params: Params
+    optimizer: PyTree
+    read: Params
+
+
+class Events(NamedTuple):
+    """What the workers are about to do, in seconds after the last update.
+
+    Args:
+        ready: when each worker's gradient is computed, `[N]`.
+        partner: with whom it then averages, int32 `[N]`.
+        free: when its ports are, `[N]`.
+        version: how many updates there had been when it read its model, int32 `[N]`.
+    """
+
+    ready: jax.Array
+    partner: jax.Array
+    free: jax.Array
+    version: jax.Array
+
+
+class Exchange(NamedTuple):
+    """The next update.
+
+    Args:
+        worker, partner: who average, int32 scalars.
+        elapsed: seconds since the last update.
+        events: after it.
+    """
+
+    worker: jax.Array
+    partner: jax.Array
+    elapsed: jax.Array
+    events: Events
+
+
+def asynchronous_gossip_sgd(optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm:
+    r"""AD-PSGD: who has a gradient averages with one neighbour, drawn uniformly, and makes its step; nobody waits for a round.
+
+    $$ X_{t+1} = X_t W_t - \gamma\, g_{i_t}(\hat x_t^{(i_t)})\, e_{i_t}^\top, \qquad
+       \hat x_t^{(i)} = x_s^{(i)} \text{ after its last update, } s \le t $$
+
+    W_t averages i_t and j_t.
+
+    A round is one update, of the worker whose exchange begins next on the run's cluster (without one, everybody computes for a second).
+    An exchange is atomic: it holds the ports of both for the latency and for one model at the slowest of the four. The partner goes on
+    computing.
+
+    Args:
+        optimizer: each worker's step; `optax.sgd(gamma)` is the equation.
+        topology: whose neighbours; its weights do not matter.
+
+    Raises:
+        ValueError: not a topology, a schedule, or a directed graph.
+
+    Source: Lian et al., "Asynchronous decentralized parallel stochastic gradient descent", 2018, algorithm 1.
+    """
+    gossip.need("asynchronous_gossip_sgd", topology, symmetric=True, fixed=True)
+    neighbours = _neighbours(topology)
+
+    def init(params, N):
+        local = optimizers.start_local(optimizer, params, N)
+        times, numbers = jnp.zeros(N, jnp.float32), jnp.zeros(N, jnp.int32)
+        return State(jnp.int32(0), Events(times, numbers, times, numbers), Local(local.params, local.optimizer, local.params))
+
+    def following(state: State, round: Round) -> Exchange:
+        return _following(state.server, on_cluster(round), neighbours, optimizers.bits_of(state.workers.params))
+
+    def query(state, round):
+        return Query(state.workers.read, axis=0, workers=following(state, round).worker[None])
+
+    def update(key, state, gradients, round):
+        now = following(state, round)
+        local: Local = state.workers
+        pair = jnp.stack([now.worker, now.partner])
+        here, rows = workers.find(pair, round.workers)
+        models, memories = workers.select(here, jax.tree.map(lambda leaf: leaf[rows], (local.params, local.optimizer)))
+        middle = jax.tree.map(lambda leaf: (leaf[0] + leaf[1]) / 2, models)
+        first = jax.tree.map(lambda leaf: leaf[0], (gradients, models, memories))
+        change, memory = optimizer.update(first[0], first[2], first[1])
+        stepped = optax.apply_updates(middle, change)
+        own, partners = jnp.where(here, rows, workers.ids(round.workers).shape[0])  # past the end on devices that do not have the row
+        params = _put(own, stepped, _put(partners, middle, local.params))  # in this order: who has no neighbour is its own partner
+        after = Local(params, _put(own, memory, local.optimizer), _put(own, stepped, local.read))
+        exchanges = jnp.any(workers.ids(round.workers)[:, None] == pair[None], axis=1) & (now.worker != now.partner)
+        bits = jnp.where(exchanges[:, None], counts.of(optimizers.bits_of(local.params), 1), jnp.uint32(0))
+        staleness = round.step - state.server.version[now.worker]
+        metrics = {"staleness": staleness, "worker": now.worker}
+        return State(state.step + 1, now.events, after), Info(bits, bits, metrics, elapsed=now.elapsed)
+
+    return Algorithm(
+        init,
+        query,
+        update,
+        optimizers.mean_params,
+        network.asynchronous_gossip,
+        f"asynchronous_gossip_sgd({topology.name})",
+        optimizers.learning_rate(optimizer),
+        topology.n,
+        local=lambda state: state.workers.params,
+    )
+
+
+class _Neighbours(NamedTuple):
+    """Everybody's neighbours `[N, K]`, of which the first so many count, `[N]`; who has none has itself."""
+
+    lists: np.ndarray
+    degrees: np.ndarray
+
+    def draw(self, key: jax.Array, ids: jax.Array) -> jax.Array:
+        """The next partners of these workers, int32 `[k]` to `[k]`."""
+        return jnp.asarray(self.lists)[ids, jax.random.randint(key, ids.shape, 0, jnp.asarray(self.degrees)[ids])]
+
+
+def _neighbours(topology: Topology) -> _Neighbours:
+    links = topology.links[0]
+    each = [links[links[:, 0] == worker, 1] if (links[:, 0] == worker).any() else np.array([worker]) for worker in range(topology.n)]
+    degrees = np.array([len(some) for some in each], np.int32)
+    return _Neighbours(np.stack([np.resize(some, degrees.max()) for some in each]).astype(np.int32), degrees)
+
+
+def _begin(events: Events, round: Round, neighbours: _Neighbours) -> Events:
+    """In the first round, everybody's first gradient is begun."""
+
+    def compute(events):
+        ids = jnp.arange(round.workers)
+        return events._replace(ready=round.cluster.seconds(round, ids), partner=neighbours.draw(jax.random.fold_in(round.key, 2), ids))
+
+    return lax.cond(round.step == 0, compute, lambda events: events, events)
+
+
+def _following(events: Events, round: Round, neighbours: _Neighbours, bits: int) -> Exchange:
+    """The next update.
+
+    Args:
+        events: before it.
+        round: on a cluster, whose bandwidths at this time are those of the exchange.
+        neighbours: of whom the next partner is drawn.
+        bits: of a model.
+    """
+    events = _begin(events, round, neighbours)
+    start = jnp.maximum(events.ready, jnp.maximum(events.free, events.free[events.partner]))
+    # Of those that can begin first, the one that was ready first.
+    worker = jnp.argmin(jnp.where(start == jnp.min(start), events.ready, jnp.inf)).astype(jnp.int32)
+    pair = jnp.stack([worker, events.partner[worker]])
+    slowest = jnp.min(jnp.stack(round.cluster.bandwidths(round, pair)))
+    # A worker without neighbours has nobody to send to.
+    end = start[worker] + jnp.where(pair[0] == pair[1], 0.0, jnp.float32(round.cluster.latency) + bits / slowest)
+    computing = round._replace(key=jax.random.fold_in(round.key, 1), clock=round.clock + end)
+    elapsed = jnp.maximum(end, 0)
+    after = Events(
+        events.ready.at[worker].set(end + round.cluster.seconds(computing, worker[None])[0]) - elapsed,
+        events.partner.at[worker].set(neighbours.draw(jax.random.fold_in(round.key, 3), worker[None])[0]),
+        events.free.at[pair].set(end) - elapsed,
+        events.version.at[worker].set(round.step + 1),
+    )
+    return Exchange(worker, pair[1], elapsed, after)
+
+
+def _put(place: jax.Array, row: PyTree, rows: PyTree) -> PyTree:
+    """Leaves `[n, ...]` with this row, leaves `[...]`, at this place; n: at none."""
+    return jax.tree.map(lambda one, leaf: leaf.at[place].set(one.astype(leaf.dtype), mode="drop"), row, rows)

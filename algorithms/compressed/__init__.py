@@ -1,0 +1,1 @@
+"""Methods that send compressed gradients through servers or around a ring."""

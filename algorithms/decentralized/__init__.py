@@ -1,0 +1,1 @@
+"""Methods whose workers hear from their neighbours on a graph."""

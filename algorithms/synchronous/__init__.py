@@ -1,0 +1,1 @@
+"""Methods in which all wait for all, and send what they have as it is."""

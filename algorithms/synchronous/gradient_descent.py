@@ -1,0 +1,26 @@
+"""Gradient descent: the survey's section 1.1."""
+
+from __future__ import annotations
+
+import optax
+
+from algorithms.synchronous.minibatch_sgd import minibatch_sgd
+from dsgd.base import Algorithm
+
+
+def gradient_descent(optimizer: optax.GradientTransformation) -> Algorithm:
+    r"""Gradient descent: the workers compute exact gradients of their own data and all-reduce them.
+
+    $$ x_{t+1} = x_t - \gamma f'(x_t), \qquad f' = \frac1N \sum_n f_n' \tag{1.2} $$
+
+    Args:
+        optimizer: the step; `optax.sgd(gamma)` is the equation.
+
+    Source: Liu and Zhang, section 1.1.
+    """
+    method = minibatch_sgd(optimizer)
+
+    def query(state, round):
+        return method.query(state, round)._replace(exact=True)
+
+    return method._replace(query=query, name="gradient_descent")

@@ -1,0 +1,72 @@
+"""Local SGD: averaging every few rounds."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from algorithms import exchanges, gossip, optimizers
+from dsgd import checks, network, workers
+from dsgd.base import Algorithm, Info, Query, State
+from dsgd.graphs.topology import Topology
+
+
+def local_sgd(optimizer: optax.GradientTransformation, period: int, topology: Topology | None = None) -> Algorithm:
+    r"""Local SGD, or periodic averaging: everybody makes H steps of its own, then models are averaged.
+
+    $$ x_{t+1}^{(n)} = \begin{cases} \sum_m W_{nm} \big(x_t^{(m)} - \gamma g_m(x_t^{(m)})\big) & H \mid t + 1 \\
+       x_t^{(n)} - \gamma g_n(x_t^{(n)}) & \text{otherwise} \end{cases} $$
+
+    A round is one gradient; nothing is sent in the others.
+
+    Args:
+        optimizer: each worker's step; `optax.sgd(gamma)` is the equation. Momentum and Adam keep their memories locally.
+        period: H. With 1 it is model averaging, or decentralized SGD.
+        topology: W, doubly stochastic; None: the mean over all, by an all-reduce. The averagings go through a schedule one by one.
+
+    Raises:
+        ValueError: a period < 1, not a topology, or not a doubly stochastic one.
+
+    Source: Stich, "Local SGD converges fast and communicates little", 2019; on graphs, Koloskova et al., "A unified theory of
+    decentralized SGD with changing topology and local updates", 2020.
+    """
+    period = checks.positive_int("local_sgd: period", period)
+    if topology is not None:
+        gossip.need("local_sgd", topology)
+    reduce = network.ring_all_reduce if topology is None else network.gossip(topology)
+
+    def init(params, N):
+        return State(jnp.int32(0), workers=optimizers.start_local(optimizer, params, N))
+
+    def query(state, round):
+        return Query(state.workers.params, axis=0)
+
+    def average(params, turn):
+        if topology is not None:
+            return workers.mix(params, topology, turn)
+        return jax.tree.map(lambda mean, leaf: jnp.broadcast_to(mean, leaf.shape), workers.mean(params), params)
+
+    def update(key, state, gradients, round):
+        local = optimizers.step_local(optimizer, state.workers, gradients)
+        now, turn = (round.step + 1) % period == 0, round.step // period
+        params = lax.cond(now, lambda params: average(params, turn), lambda params: params, local.params)
+        info = (
+            exchanges.all_reduced(local.params, network.ring_all_reduce, round.workers)
+            if topology is None
+            else gossip.sent(local.params, topology, turn)
+        )
+        up, down = (jnp.where(now, bits, jnp.uint32(0)) for bits in (info.bits_up, info.bits_down))
+        return State(state.step + 1, workers=local._replace(params=params)), Info(up, down)
+
+    return Algorithm(
+        init,
+        query,
+        update,
+        optimizers.mean_params,
+        network.every(period, reduce),
+        f"local_sgd({period}{'' if topology is None else f', {topology.name}'})",
+        optimizers.learning_rate(optimizer),
+        None if topology is None else topology.n,
+    )

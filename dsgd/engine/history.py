@@ -1,0 +1,100 @@
+"""The records of a run on the host: collected chunk by chunk, checked, and joined to a history."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dsgd.engine.clock import to_seconds
+from dsgd.wire import counts
+
+History = dict[str, np.ndarray]
+
+
+class Diverged(FloatingPointError):
+    """The loss of a run became infinite or NaN. `history` ends with the first record that shows it, `[seeds?, records]`."""
+
+    def __init__(self, message: str, history: History) -> None:
+        super().__init__(message)
+        self.history = history
+
+
+class Log:
+    """Records so far.
+
+    Args:
+        runs: how many leading axes of independent runs there are.
+        N: number of workers.
+        record_every: rounds between records.
+    """
+
+    def __init__(self, *, runs: int, N: int, record_every: int) -> None:
+        self.axis = runs
+        self.N = N
+        self.record_every = record_every
+        self.steps: list[int] = []  # rounds done by each record
+        self.pieces: list[dict[str, np.ndarray]] = []
+
+    def extend(self, news: dict[str, np.ndarray], done: int) -> None:
+        """Adds a chunk's records, the last of which is after round `done`; the first of all is the start."""
+        before = len(self.steps)
+        self.steps.extend(range(self.steps[-1] + self.record_every if before else 0, done, self.record_every))
+        self.steps.append(done)
+        count = len(self.steps) - before
+        first = (*[slice(None)] * self.axis, slice(count))
+        self.pieces.append({name: value[first].copy() for name, value in news.items()})
+        self._check_clock()
+
+    def last_loss(self) -> float:
+        """The mean over seeds; of a sweep, that of the best point."""
+        means = np.atleast_1d(self.pieces[-1]["loss"][..., -1].mean(axis=-1 if self.axis else None))
+        finite = means[np.isfinite(means)]
+        return float(finite.min()) if finite.size else float("nan")
+
+    def records(self) -> dict[str, np.ndarray]:
+        """All of it by name, for `resume`: `step` `[records]`, bits of each interval as counts, the clock as two numbers, the
+        rest `[runs ..., records]`."""
+        joined = {name: np.concatenate([piece[name] for piece in self.pieces], axis=self.axis) for name in self.pieces[-1]}
+        return {"step": np.asarray(self.steps), **joined}
+
+    def resume(self, records: dict[str, np.ndarray]) -> None:
+        """Takes up from the `records` of an earlier log."""
+        pieces = dict(records)
+        self.steps = pieces.pop("step").tolist()
+        self.pieces = [pieces]
+
+    def history(self) -> History:
+        """Numpy arrays by name, `[runs ..., records]`; `step` is `[records]`. A method's own scalars are NaN at the start."""
+        records = self.records()
+        total = np.cumsum(counts.to_int(records.pop("bits")), axis=self.axis, dtype=np.uint64)
+        if "clock" in records:
+            records["clock"] = to_seconds(records["clock"])
+        return {"step": records.pop("step"), "bits": total / self.N, **records}
+
+    def check(self, method: str, learning_rate: float) -> None:
+        """Raises `Diverged` where a loss of the last piece is not finite."""
+        if np.isfinite(self.pieces[-1]["loss"]).all():
+            return
+        history = self.history()
+        loss = history["loss"]
+        at = int(np.flatnonzero(~np.isfinite(loss).reshape(-1, loss.shape[-1]).all(axis=0))[0])
+        run = int(np.flatnonzero(~np.isfinite(loss[..., at]))[0])
+        seed = f" of seed {run}" if self.axis else ""
+        finite = f" (finite after {self.steps[at - 1]})" if at and self.steps[at] - self.steps[at - 1] > 1 else ""
+        size = "" if np.isnan(learning_rate) else f", with step size {learning_rate:.6g} (the first step for a gradient of 1)"
+        raise Diverged(
+            f"{method}: the loss{seed} is {loss.reshape(-1, loss.shape[-1])[run, at]} after round {self.steps[at]}{finite}{size};"
+            " need a smaller one (the error's .history has what went before)",
+            {name: values[..., : at + 1] for name, values in history.items()},
+        )
+
+    def _check_clock(self) -> None:
+        """Raises a ValueError where the clock is not finite, or goes back."""
+        if "clock" not in self.pieces[-1]:
+            return
+        *before, latest = [to_seconds(piece["clock"]) for piece in self.pieces[-2:]]
+        clock = np.concatenate([*(np.take(piece, [-1], axis=self.axis) for piece in before), latest], axis=self.axis)
+        if not np.isfinite(clock).all() or (np.diff(clock, axis=self.axis) < 0).any():
+            raise ValueError(
+                f"the cluster's clock is not finite or goes back, at {clock.min():g} to {clock.max():g} s by round {self.steps[-1]}:"
+                " need seconds >= 0 and bandwidths > 0, finite in float32"
+            )

@@ -1,0 +1,279 @@
+"""The one loop, compiled: `start` makes the first state, `advance` runs rounds and records.
+
+Both are what `programs` compiles: `shard_map`s over the axis `"workers"`, with the independent runs (`seeds`, and the grid of a sweep) as
+`vmap`s inside. How many rounds to run is an argument, not a shape: one compiled program serves every `steps`. Arrays of the problem are
+arguments too, so that they are sharded and never constants of the program; everything else is in the static, hashable `Plan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from dsgd import workers
+from dsgd.base import Algorithm, Constants, Info, Params, Problem, PyTree, Query, Round, State
+from dsgd.clusters import Cluster
+from dsgd.engine import clock, oracle
+from dsgd.engine.clock import Clock
+from dsgd.wire import counts
+
+Records = dict[str, jax.Array]
+_BITS, _CLOCK = "bits", "clock"
+
+
+class Carry(NamedTuple):
+    """What goes round the loop: the method's state, and the clock, () where the run has no cluster."""
+
+    state: State
+    clock: Clock | tuple[()]
+
+
+class Plan(NamedTuple):
+    """All that the compiled program depends on besides shapes.
+
+    Args:
+        build: hyperparameters -> Algorithm, called inside the trace.
+        problem: its functions, without its arrays.
+        mesh: of the axis "workers".
+        N: number of workers.
+        runs: how many leading axes of independent runs there are: 0, 1 (seeds) or 2 (grid, seeds).
+        record_every: rounds between records.
+        capacity: records that one call of `advance` has room for.
+        cluster: on which the run is simulated; None: it has no clock.
+    """
+
+    build: Callable[[dict[str, jax.Array]], Algorithm]
+    problem: Problem
+    mesh: Mesh
+    N: int
+    runs: int
+    record_every: int
+    capacity: int
+    cluster: Cluster | None = None
+
+
+def without_arrays(problem: Problem) -> Problem:
+    """The problem's functions, hashable."""
+    return problem._replace(data=(), shared=(), constants=Constants())
+
+
+def start(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
+    """What every run begins with, leaves `[grid?, seeds?, ...]`.
+
+    Args:
+        plan: static.
+        points: hyperparameters by name, `[grid]` each where `plan.runs` is 2.
+        keys: one a run, `[seeds]`.
+    """
+
+    def init(point, key):
+        params = plan.problem.init(_keys(key)[0])
+        return Carry(plan.build(point).init(params, plan.N), clock.start(plan.N) if plan.cluster else ())
+
+    def place(part, spec):
+        return jax.tree.map(lambda leaf: lax.with_sharding_constraint(leaf, NamedSharding(plan.mesh, spec)), part)
+
+    carry, spec = _over_runs(plan, init, (0, None), (None, 0))(points, keys), _carry_spec(plan)
+    return Carry(State(*map(place, carry.state, spec.state)), place(carry.clock, spec.clock))
+
+
+def advance(
+    plan: Plan,
+    carry: Carry,
+    points: PyTree,
+    keys: jax.Array,
+    data: PyTree,
+    shared: PyTree,
+    batches: PyTree,
+    done: jax.Array,
+    rounds: jax.Array,
+) -> tuple[Carry, Records]:
+    """Runs the next rounds, with a record after every `plan.record_every` of them and after the last; where `done` is 0, also of the start.
+
+    Args:
+        plan: static.
+        carry: of every run; donated.
+        points, keys: as in `start`.
+        data: of the problem, leaves `[N, ...]`.
+        shared: what it has besides.
+        batches: None, or batches from outside, leaves `[at least rounds, N, ...]`.
+        done: int32 scalar, rounds before these, of all runs: what a method does in some rounds only is then a branch.
+        rounds: int32 scalar, of at most `plan.capacity` records.
+
+    Returns:
+        What is carried after it; records by name, `[grid?, seeds?, capacity, ...]`, of which the first
+        ceil(rounds / record_every) count, and one more where the start is among them.
+    """
+
+    def run(points, keys, carry, data, shared, batches, done, rounds):
+        def one(point, key, carry):
+            return _advance_one(plan, plan.build(point), key, carry, data, shared, batches, done, rounds)
+
+        return _over_runs(plan, one, (0, None, 0), (None, 0, 0))(points, keys, carry)
+
+    specs = (P(), P(), _carry_spec(plan), P(workers.AXIS), P(), P(None, workers.AXIS), P(), P())
+    return _sharded(plan, run, specs, (_carry_spec(plan), P()))(points, keys, carry, data, shared, batches, done, rounds)
+
+
+def models(plan: Plan, state: State, points: PyTree) -> Params:
+    """The model that each run would take home, leaves `[grid?, seeds?, ...]`."""
+
+    def take_home(points, state):
+        return _over_runs(plan, lambda point, state: plan.build(point).model(state), (0, 0), (None, 0))(points, state)
+
+    return _sharded(plan, take_home, (P(), _state_spec(plan)), P())(points, state)
+
+
+def one_round(plan: Plan, state: State, key: jax.Array, data: PyTree) -> tuple[State, Info]:
+    """One round on its own: query, gradients, update, and what it sent.
+
+    Args:
+        plan: static, without independent runs or hyperparameters.
+        state, data: as in `advance`.
+        key: of the run's rounds.
+    """
+
+    def body(state, key, data):
+        return _gradients_and_update(plan, plan.build({}), key, Carry(state, ()), data, None, state.step)[:2]
+
+    everywhere: Any = P()
+    own: Any = P(workers.AXIS)
+    info = Info(own, own, everywhere, everywhere, everywhere)
+    return _sharded(plan, body, (_state_spec(plan), everywhere, own), (_state_spec(plan), info))(state, key, data)
+
+
+def _state_spec(plan: Plan) -> Any:
+    replicated: Any = P()
+    return State(replicated, replicated, P(*[None] * plan.runs, workers.AXIS))
+
+
+def _carry_spec(plan: Plan) -> Any:
+    replicated: Any = P()
+    return Carry(_state_spec(plan), replicated)
+
+
+def _sharded(plan: Plan, f, in_specs, out_specs):
+    # What collectives make equal on every device (all-gathered averages, say), the check of varying axes cannot see.
+    return jax.shard_map(f, mesh=plan.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def _over_runs(plan: Plan, f, grid_axes, seed_axes):
+    """`f` for every run: mapped over seeds, then over the grid."""
+    if plan.runs >= 1:
+        f = jax.vmap(f, seed_axes)
+    if plan.runs == 2:
+        f = jax.vmap(f, grid_axes)
+    return f
+
+
+def _keys(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The key of a run's start and that of its rounds."""
+    first, rounds = jax.random.split(key)
+    return first, rounds
+
+
+def _advance_one(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shared, batches, done, rounds):
+    key, every = _keys(key)[1], plan.record_every
+    # Both are asked for their shapes first: traced once, and inlined.
+    run_round, measure = (jax.jit(partial(function, plan, algorithm), inline=True) for function in (_round, _measure))
+
+    def one_round(i, so_far):
+        # The index is the chunk's, not the state's: the same for all runs, so that `vmap` keeps the loops' conditions scalar.
+        carry, sums = so_far
+        batch = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, i, keepdims=False), batches)
+        carry, news = run_round(key, carry, data, batch, done + i)
+        return carry, {**news, _BITS: counts.carry(sums[_BITS] + news[_BITS])}
+
+    def record(carry, i):
+        """The i-th record, and the rounds before it: of record -1, the start, none."""
+        last = jnp.minimum((i + 1) * every, rounds)
+        carry, news = lax.fori_loop(jnp.maximum(i, 0) * every, last, one_round, (carry, nothing))
+        measured = measure(key, carry, data, shared, done + last)
+        if set(measured) & set(news) or "step" in news:
+            raise ValueError(f"{algorithm.name} has metrics {sorted(news)}; need other names than step, {', '.join(measured)}")
+        return carry, jax.tree.map(_as_float, {**measured, **news})
+
+    # Before a round, nothing is sent, no time has passed, and a method's own scalars are not known.
+    _, news = jax.eval_shape(run_round, key, carry, data, _first(batches), done)
+    nothing = {name: jnp.full(leaf.shape, 0 if name in (_BITS, _CLOCK) else np.nan, leaf.dtype) for name, leaf in news.items()}
+    # A record is one row of one buffer: one write a record, whatever its number of scalars. Digits of counts are exact as floats.
+    shapes = jax.eval_shape(record, carry, rounds)[1]
+    empty, unravel = ravel_pytree(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes))
+    first = -(done == 0).astype(jnp.int32)
+
+    def body(i, so_far):
+        carry, rows = so_far
+        carry, values = record(carry, i)
+        return carry, lax.dynamic_update_index_in_dim(rows, ravel_pytree(values)[0], i - first, 0)
+
+    rows = jnp.zeros((plan.capacity, *empty.shape), empty.dtype)
+    carry, rows = lax.fori_loop(first, lax.div(rounds + (every - 1), np.int32(every)), body, (carry, rows))
+    return carry, jax.vmap(unravel)(rows)
+
+
+def _first(batches: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf[0], batches)
+
+
+def _as_float(leaf: jax.Array) -> jax.Array:
+    return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+
+
+def _round(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, batches, step) -> tuple[Carry, Records]:
+    """One round; what it sent (all workers' bits, up and down), the time after it, and the method's own metrics."""
+    state, info, query = _gradients_and_update(plan, algorithm, key, carry, data, batches, step)
+    news = jax.tree.map(_as_float, info.metrics)
+    news |= {_BITS: counts.carry(workers.sum(counts.carry(info.bits_up + info.bits_down)))}
+    if not isinstance(carry.clock, Clock):
+        return Carry(state, ()), news
+    this = _this_round(plan, key, carry, step)
+    after = clock.tick(carry.clock, algorithm, plan.problem, this, query, info)
+    return Carry(state, after), {**news, _CLOCK: clock.digits(after)}
+
+
+def _gradients_and_update(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, batches, step) -> tuple[State, Info, Query]:
+    this = _this_round(plan, key, carry, step)
+    _, sample_key, update_key = _round_keys(key, step)
+    query = algorithm.query(carry.state, this)
+    gradients = oracle.gradients(plan.problem, query, sample_key, data, plan.N, batches)
+    state, info = algorithm.update(update_key, carry.state, gradients, this)
+    return state, info, query
+
+
+def _round_keys(key: jax.Array, step: jax.Array) -> jax.Array:
+    """Of a round: the query's, the samples' and the update's."""
+    return jax.random.split(jax.random.fold_in(key, step), 3)
+
+
+def _this_round(plan: Plan, key: jax.Array, carry: Carry, step: jax.Array) -> Round:
+    now = carry.clock.now if isinstance(carry.clock, Clock) else 0.0
+    return Round(step, plan.N, _round_keys(key, step)[0], plan.cluster, now)
+
+
+def _measure(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shared, step) -> Records:
+    """The scalars of one record: never counted as traffic."""
+    params = algorithm.model(carry.state)
+    scalars, slope = oracle.evaluate(plan.problem, params, data, shared)
+    return {
+        **scalars,
+        "grad_sqnorm": optax.tree.norm(slope, squared=True),
+        "consensus": _consensus(algorithm, carry.state, params, _this_round(plan, key, carry, step)).astype(scalars["loss"].dtype),
+    }
+
+
+def _consensus(algorithm: Algorithm, state: State, params: Params, round: Round) -> jax.Array:
+    """The consensus distance of the local models; 0 where there is one model."""
+    if algorithm.local:
+        return workers.mean_sqdist(algorithm.local(state), params)
+    query = algorithm.query(state, round)
+    return jnp.zeros(()) if query.axis is None else workers.mean_sqdist(query.params, params)

@@ -1,0 +1,137 @@
+"""`sweep`: a grid of hyperparameters times seeds as one compiled program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from dsgd import checks
+from dsgd.base import Algorithm, Params, Problem, PyTree, State
+from dsgd.clusters import Cluster
+from dsgd.engine.driver import Watch, check_runnable, execute, make_plan
+from dsgd.engine.history import History
+
+
+class Sweep(NamedTuple):
+    """What a sweep gives back. A run whose loss became infinite or NaN keeps its history; the sweep goes on.
+
+    Args:
+        grid: the values by name, in the order of the leading axes.
+        history: as in `Result`, `[grid ..., seeds, records]`.
+        state: leaves `[grid ..., seeds, ...]`.
+        params: likewise, the models to take home.
+    """
+
+    grid: dict[str, np.ndarray]
+    history: History
+    state: State
+    params: Params
+
+    def best(self, metric: str = "loss", share: float = 0.1) -> tuple[int, ...]:
+        """Index of the grid point whose `metric`, averaged over seeds and over the last records, is smallest.
+
+        One record would favour a lucky step on the verge of divergence. Points that diverged do not count.
+
+        Args:
+            metric: a name in the history.
+            share: of the records to average over, from the end.
+
+        Raises:
+            ValueError: an unknown metric, or every point diverged.
+        """
+        if metric not in self.history:
+            raise ValueError(f"unknown metric {metric!r}: need one of {', '.join(self.history)}")
+        score = tail_mean(self.history[metric], share).mean(axis=-1)
+        if not np.isfinite(score).any():
+            raise ValueError(f"every point of the grid {self._shown()} diverged; need smaller step sizes, say")
+        return tuple(int(i) for i in np.unravel_index(np.argmin(np.where(np.isfinite(score), score, np.inf)), score.shape))
+
+    def point(self, index: tuple[int, ...]) -> dict[str, float]:
+        """The hyperparameters at that index."""
+        return {name: values[i].item() for (name, values), i in zip(self.grid.items(), index, strict=True)}
+
+    def at(self, index: tuple[int, ...]) -> History:
+        """The history of that grid point, `[seeds, records]`."""
+        return {name: values if name == "step" else values[index] for name, values in self.history.items()}
+
+    def _shown(self) -> str:
+        return ", ".join(f"{name} = {values.tolist()}" for name, values in self.grid.items())
+
+
+def tail_mean(values: np.ndarray, share: float = 0.1) -> np.ndarray:
+    """The mean of the last tenth (`share`) of the records, at least of one: `[..., records]` to `[...]`."""
+    return values[..., -max(1, int(share * values.shape[-1])) :].mean(axis=-1)
+
+
+def sweep(
+    factory: Callable[..., Algorithm],
+    problem: Problem,
+    *,
+    steps: int,
+    key: jax.Array,
+    seeds: int = 1,
+    batches: Iterable[PyTree] | None = None,
+    cluster: Cluster | None = None,
+    record_every: int = 1,
+    mesh: Mesh | int | None = None,
+    progress: bool = False,
+    **grids: Any,
+) -> Sweep:
+    """Runs every combination of hyperparameters with every seed, as one compiled program.
+
+    The factory is called inside the trace: twenty step sizes compile once. All grid points share their seeds.
+
+        dsgd.sweep(lambda learning_rate: algorithms.minibatch_sgd(optax.sgd(learning_rate)), problem,
+                   steps=1_000, key=key, seeds=4, learning_rate=np.logspace(-3, 0, 20))
+
+    Args:
+        factory: keyword arguments -> Algorithm. It sees scalars of the trace: it must not branch on their values, and an integer that sets
+            a shape (bits, a number of workers) cannot be swept.
+        problem, steps, key, batches, cluster, record_every, mesh, progress: as in `dsgd.run`.
+        seeds: R runs for each point, with the keys `jax.random.split(key, R)`.
+        grids: values by argument name, each a sequence of numbers.
+
+    Raises:
+        ValueError: no grid, a grid that is empty or not of finite numbers, or as `dsgd.run`.
+    """
+    grid = {name: _values(name, values) for name, values in grids.items()}
+    if not grid:
+        raise ValueError("a sweep without a grid: need at least one, learning_rate=[0.1, 0.01], say")
+    checks.positive_int("seeds", seeds)
+    example = factory(**{name: values[0].item() for name, values in grid.items()})
+    check_runnable(example, problem, steps, key, cluster)
+    shape = tuple(len(values) for values in grid.values())
+    points = {name: jnp.asarray(axis.ravel()) for name, axis in zip(grid, np.meshgrid(*grid.values(), indexing="ij"), strict=True)}
+    size = int(np.prod(shape)) * seeds
+    plan = make_plan(_FromPoint(factory), problem, mesh, runs=2, size=size, record_every=record_every, cluster=cluster)
+    watch = Watch(example.name, progress, learning_rate=None)
+    result = execute(plan, problem, points, jax.random.split(key, seeds), steps, batches, watch)
+
+    def unfold(leaf):
+        return leaf.reshape(*shape, *leaf.shape[1:])
+
+    history = {name: values if name == "step" else unfold(values) for name, values in result.history.items()}
+    return Sweep(grid, history, jax.tree.map(unfold, result.state), jax.tree.map(unfold, result.params))
+
+
+@dataclass(frozen=True)
+class _FromPoint:
+    """Calls the factory with a point's values as keyword arguments."""
+
+    factory: Callable[..., Algorithm]
+
+    def __call__(self, point: dict[str, jax.Array]) -> Algorithm:
+        return self.factory(**point)
+
+
+def _values(name: str, values: Any) -> np.ndarray:
+    array = np.asarray(values)
+    if array.ndim != 1 or array.size == 0 or not np.issubdtype(array.dtype, np.number) or not np.isfinite(array).all():
+        raise ValueError(f"grid {name} = {values!r}: need a non-empty sequence of finite numbers")
+    return array

@@ -1,0 +1,1 @@
+"""What crosses the wire: exact counts of bits, packed codes, and what a compiled program really sends."""

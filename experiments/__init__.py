@@ -1,1 +1,0 @@
-"""One script for each result: `python -m experiments.<name>`."""

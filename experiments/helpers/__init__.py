@@ -1,0 +1,1 @@
+"""What the commands share. None of these files is a command."""

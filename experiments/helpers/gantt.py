@@ -1,0 +1,117 @@
+"""Timelines of the switch as pictures: what every worker computes, sends and receives, and when it waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from dsgd.network import Passage
+from experiments.helpers import common
+
+LOOKS = {  # colour and hatch of each kind of block
+    "compute": (common.COLOURS[2], ""),
+    "wait": ("white", "/////"),
+    "send": (common.COLOURS[0], ""),
+    "latency": ("#F0E442", "...."),  # Okabe and Ito's yellow, too pale for lines and so not among COLOURS
+    "receive": (common.COLOURS[1], ""),
+}
+
+
+class Panel(NamedTuple):
+    """One timeline; the picture stops at `end`. Who is not one of the workers is the server."""
+
+    figure: str
+    title: str
+    workers: int
+    passages: Sequence[Passage]
+    end: Fraction
+
+    @property
+    def begin(self) -> Fraction:
+        return min(passage.computing for passage in self.passages)
+
+    @property
+    def names(self) -> list[str]:
+        ends = {end for passage in self.passages for end in passage.message[:2]}
+        return [f"worker {i + 1}" if i < self.workers else "server" for i in sorted(ends)]
+
+    @property
+    def lanes(self) -> list[str]:
+        return ["compute"] * any(passage.message.compute for passage in self.passages) + ["send", "receive"]
+
+
+class Span(NamedTuple):
+    """One block; `other` is whom its message is to, or from."""
+
+    who: int
+    lane: str
+    kind: str
+    begin: Fraction
+    end: Fraction
+    other: int | None = None
+
+
+def spans(passages: Iterable[Passage]) -> list[Span]:
+    """The blocks of a timeline; in one lane never two at once.
+
+    A message leaves during the first `transfer` of its journey, and comes in during the last. In the rest, latency holds the port.
+    Where it does not ("pipelined"), it is seen on the receiver's lane when nothing else is.
+    """
+    found, free = [], dict[tuple[int, str], Fraction]()  # when a port has done with the last message
+    in_order = sorted(passages, key=lambda p: p.start)  # in which messages leave one port, and reach one
+    for i, p in enumerate(in_order):
+        sender, receiver, left, comes = p.message.sender, p.message.receiver, p.start + p.transfer, p.arrived - p.transfer
+        waiting = min(later.ready for later in in_order[i:] if later.message.sender == sender)
+        found += [
+            Span(sender, "compute", "compute", p.computing, p.ready),
+            Span(sender, "send", "wait", max(waiting, free.get((sender, "send"), waiting)), p.start),
+            Span(sender, "send", "send", p.start, left, receiver),
+            Span(sender, "send", "latency", left, p.sent),
+            Span(receiver, "receive", "latency", max(p.start, free.get((receiver, "receive"), p.start)), comes),
+            Span(receiver, "receive", "receive", comes, p.arrived, sender),
+        ]
+        free[sender, "send"], free[receiver, "receive"] = p.sent, p.arrived
+    return [span for span in dict.fromkeys(found) if span.begin < span.end]  # two messages with one gradient: one block
+
+
+def legend() -> list[Patch]:
+    """What the blocks are."""
+    style = {"edgecolor": "black", "linewidth": 0.6}
+    return [Patch(facecolor=colour, hatch=hatch, label=kind, **style) for kind, (colour, hatch) in LOOKS.items()]
+
+
+def chart(axes: Axes, panel: Panel, longest: float) -> None:
+    """One timeline, on an axis for the longest."""
+    apart = len(panel.lanes) + 0.4
+    place = {(i, lane): i * apart + j for i in range(len(panel.names)) for j, lane in enumerate(panel.lanes)}
+    begin, end = float(panel.begin), float(panel.end)
+    for span in spans(panel.passages):
+        left, width, y = float(span.begin), float(min(span.end, panel.end) - span.begin), place[span.who, span.lane]
+        if width <= 0:
+            continue
+        colour, hatch = LOOKS[span.kind]
+        axes.barh(y, width, left=left, height=0.9, color=colour, hatch=hatch, edgecolor="black", linewidth=0.6)
+        if span.other is not None and width > 0.035 * longest:
+            text = ("▸" if span.kind == "send" else "◂") + (str(span.other + 1) if span.other < panel.workers else "S")
+            axes.text(left + width / 2, y, text, color="white", fontsize=8, ha="center", va="center_baseline")
+    for x in {begin, end} - {0.0}:
+        axes.axvline(x, color="black", linestyle="--", linewidth=1.2)
+    units = f"{shown(panel.end - panel.begin)} units"
+    axes.text(end + 0.01 * longest, len(panel.names) * apart / 2 - 0.5, units, rotation=90, va="center", weight="bold")
+    axes.set_title(f"{panel.figure}: {panel.title}", loc="left")
+    axes.set(xlabel="units of time", xlim=(begin - 0.01 * longest, begin + 1.06 * longest), ylim=(max(place.values()) + 0.7, -0.7))
+    axes.set_yticks([i * apart + (len(panel.lanes) - 1) / 2 for i in range(len(panel.names))], panel.names)
+    axes.set_yticks(list(place.values()), [lane for _, lane in place], minor=True, fontsize=8)
+    axes.tick_params(axis="y", which="both", length=0)
+    axes.tick_params(axis="y", which="major", pad=42)
+    axes.grid(visible=False, axis="y")
+    axes.set_axisbelow(True)
+
+
+def shown(value: Fraction) -> str:
+    """A number of units, to four digits."""
+    return f"{float(value):.4g}"

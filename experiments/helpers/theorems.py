@@ -1,0 +1,242 @@
+"""The survey's methods, each as its theorem sees it on a quadratic: step size, bound, rate, exact average, and runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import algorithms
+import theory_checks as theory
+from algorithms import delays
+from dsgd import compressors
+from dsgd.base import Algorithm, Compressor, Problem
+from dsgd.compressors.sizes import fixed_size
+from dsgd.graphs.topology import Topology
+from theory_checks.machinery import instances, moments, runs
+from theory_checks.machinery.rates import Rate
+
+METHODS = ("GD", "SGD", "mb-SGD", "CSGD", "EC-SGD", "ASGD", "DSGD", "EF21")
+MARKERS = "osD^vPX*"  # one a method, as colours in figures
+constant = cache(delays.constant)  # one object for each tau, so that it is compiled once
+
+
+class Method(NamedTuple):
+    r"""A method on one quadratic.
+
+    Args:
+        name: as in the survey.
+        problem: which.
+        rate: the bound at the recommended step size.
+        step_size: T -> gamma, as recommended.
+        bound: (T, gamma) -> bound.
+        factory: learning_rate -> the project's method.
+        exact: (gamma, T) -> $E|f'(x_t)|^2$ of the T models before an update, without sampling noise; None where a round is not affine.
+        random: whether anything is drawn at all; where not, one run is exact.
+    """
+
+    name: str
+    problem: Problem
+    rate: Rate
+    step_size: Callable[[int], float]
+    bound: Callable[[int, float], float]
+    factory: Callable[..., Algorithm]
+    exact: Callable[[float, int], np.ndarray] | None
+    random: bool
+
+    def averages(self, steps: Sequence[int], longest: int = 1) -> np.ndarray:
+        r"""$\frac1T \sum_t E|f'(x_t)|^2$ at gamma(T), exact, for each T.
+
+        Args:
+            steps: T.
+            longest: steps that the compiled program has at least.
+
+        Raises:
+            ValueError: there are no exact moments.
+        """
+        exact = self.exact
+        if exact is None:
+            raise ValueError(f"{self.name} has no exact moments: its round is not affine; need runs")
+        squares = cache(lambda gamma: exact(gamma, max(*steps, longest)))  # of one length: one program
+        return np.array([squares(self.step_size(T))[:T].mean() for T in steps])
+
+    def sampled(self, steps: Sequence[int], seeds: int, seed: int) -> np.ndarray:
+        """The same of runs through the project's loop, `[seeds, len(steps)]`; one run where nothing is random."""
+
+        count = seeds if self.random else 1
+
+        @cache
+        def squares(gamma: float) -> np.ndarray:
+            longest = max(T for T in steps if self.step_size(T) == gamma)
+            history = runs.histories(self.factory, self.problem, steps=longest, learning_rates=[gamma], seeds=count, seed=seed)
+            return history["grad_sqnorm"][0]
+
+        return np.stack([squares(self.step_size(T))[:, :T].mean(axis=1) for T in steps], axis=1)
+
+    def bounds(self, steps: Sequence[int]) -> np.ndarray:
+        """The theorem's right side at gamma(T), for each T."""
+        return np.array([self.bound(T, self.step_size(T)) for T in steps])
+
+
+def _method(name: str, problem: Problem, theorem: Any, constants: dict[str, float], factory, exact, random: bool | None = None) -> Method:
+    """A method whose theorem's three functions take the same constants. Unless said, it is random where gradients are."""
+    return Method(
+        name,
+        problem,
+        theorem.rate(**constants),
+        lambda T: theorem.step_size(**constants, steps=T),
+        lambda T, gamma: theorem.bound(**constants, steps=T, learning_rate=gamma),
+        factory,
+        exact,
+        bool(problem.constants.noise) if random is None else random,
+    )
+
+
+def _affine(build: moments.Build, problem: Problem, **how) -> Callable[[float, int], np.ndarray]:
+    return lambda gamma, T: moments.second_moments(build, problem, gamma, steps=max(T - 1, 1), **how)["slope"]
+
+
+def _constants(problem: Problem, *names: str) -> dict[str, float]:
+    known = instances.known(problem)
+    return {"gap": known.gap, "smoothness": known.smoothness, **{name: getattr(known, name) for name in names}}
+
+
+def gradient_descent(problem: Problem) -> Method:
+    """GD."""
+    theorem, constants = theory.gradient_descent, _constants(problem)
+    method = algorithms.gradient_descent
+    return Method(
+        "GD",
+        problem,
+        theorem.rate(**constants),
+        lambda T: theorem.step_size(smoothness=constants["smoothness"]),
+        lambda T, gamma: theorem.bound(**constants, steps=T, learning_rate=gamma),
+        runs.with_step(method),
+        _affine(moments.with_step(method), problem),
+        random=False,
+    )
+
+
+def sgd(problem: Problem) -> Method:
+    """SGD: one worker's gradient a round."""
+    method, constants = algorithms.sgd, _constants(problem) | {"noise": theory.sgd.total_noise(problem)}
+    exact = _affine(moments.with_step(method), problem, one_worker=True)
+    return _method("SGD", problem, theory.sgd, constants, runs.with_step(method), exact)
+
+
+def minibatch_sgd(problem: Problem) -> Method:
+    """mb-SGD: the mean of all workers' gradients."""
+    method, constants = algorithms.minibatch_sgd, _constants(problem, "noise") | {"workers": problem.workers}
+    exact = _affine(moments.with_step(method), problem)
+    return _method("mb-SGD", problem, theory.minibatch_sgd, constants, runs.with_step(method), exact)
+
+
+def compressed_sgd(problem: Problem, compression: float, via: theory.compressed_sgd.Via = "server") -> Method:
+    """CSGD with errors of mean square sigma'^2 = `compression`^2."""
+    method, N = algorithms.compressed_sgd, problem.workers
+    effect = theory.compressed_sgd.effect(noise=instances.known(problem).noise, workers=N, compression=compression, via=via)
+    messages = N * N + (N if via == "server" else 0)
+    exact = _affine(moments.with_compressor(method, via), problem, compression=compression, messages=messages)
+    bound = partial(theory.compressed_sgd.bound, compression=compression)
+    return _compressed(problem, effect, dithered(problem, compression), via, exact, bound)
+
+
+def sparsified_sgd(problem: Problem, compressor: Compressor) -> Method:
+    """CSGD through servers with a compressor whose errors are relative to what it compresses; workers' f_n are equal."""
+    omega = theory.compressed_sgd.omega_of(compressor, problem) or 0.0
+    effect = theory.compressed_sgd.effect(noise=instances.known(problem).noise, workers=problem.workers, omega=omega)
+    return _compressed(problem, effect, compressor, "server", None, partial(theory.compressed_sgd.bound, omega=omega))
+
+
+def _compressed(problem: Problem, effect, compressor: Compressor, via, exact, bound) -> Method:
+    theorem, constants = theory.compressed_sgd, _constants(problem)
+    noise = instances.known(problem).noise
+    return Method(
+        "CSGD",
+        problem,
+        theorem.rate(**constants, effect=effect),
+        lambda T: theorem.step_size(**constants, steps=T, effect=effect),
+        lambda T, gamma: bound(**constants, noise=noise, steps=T, workers=problem.workers, learning_rate=gamma, via=via),
+        runs.with_step(algorithms.compressed_sgd, compressor, via),
+        exact,
+        random=True,
+    )
+
+
+def error_compensated_sgd(problem: Problem, compression: float) -> Method:
+    """EC-SGD, where what each message leaves out has the mean square sigma'^2 = `compression`^2."""
+    method, N = algorithms.error_compensated_sgd, problem.workers
+    constants = _constants(problem, "noise") | {"workers": N, "compression": compression}
+    exact = _affine(moments.with_compressors(method), problem, compression=compression, messages=N * N + N)
+    compressor = dithered(problem, compression)
+    factory, random = runs.with_step(method, compressor, compressor), bool(problem.constants.noise or compression)
+    return _method("EC-SGD", problem, theory.error_compensated_sgd, constants, factory, exact, random)
+
+
+def asynchronous_sgd(problem: Problem, staleness: int) -> Method:
+    """ASGD: every gradient is `staleness` updates old."""
+    method, rule = algorithms.asynchronous_sgd, constant(staleness)
+    constants = _constants(problem) | {"noise": theory.sgd.total_noise(problem), "staleness": staleness}
+    exact = _affine(moments.with_step(method, rule), problem, one_worker=True, varying=True)
+    return _method("ASGD", problem, theory.asynchronous_sgd, constants, runs.with_step(method, rule), exact)
+
+
+def decentralized_sgd(problem: Problem, topology: Topology) -> Method:
+    """DSGD. Where Hessians differ, varsigma is that at the minimiser, which the average along the path tends to."""
+    method = algorithms.decentralized_sgd
+    varsigma = float(problem.constants.heterogeneity or 0.0)
+    constants = _constants(problem, "noise") | {"workers": problem.workers, "heterogeneity": varsigma, "rho": topology.rho}
+    exact = _affine(moments.with_step(method, topology), problem)
+    return _method("DSGD", problem, theory.decentralized_sgd, constants, runs.with_step(method, topology), exact)
+
+
+def ef21(problem: Problem, up: Compressor) -> Method:
+    """EF21 of one node with exact gradients, compressed on the way up; the model is one layer."""
+    known = instances.known(problem)
+    start = np.asarray(problem.init(jax.random.key(0)), float)
+    alpha = up.delta(start.size) or 0.0
+    shape = {"contractions": [alpha], "weights": [1.0]}
+    step = {"layers": [known.smoothness], "smoothness": known.smoothness}
+    A, b = (np.asarray(part[0], float) for part in (problem.data.A, problem.data.b))
+    errors = {"gap": known.gap, "first": [(1 - alpha) * float(np.sum((A @ start - b) ** 2))]}
+    factory = runs.with_step(algorithms.ef21, up, compressors.identity)
+    return Method(
+        "EF21",
+        problem,
+        theory.ef21.rate(**shape, **step, **errors),
+        lambda T: theory.ef21.step_size(**shape, **step),
+        lambda T, gamma: theory.ef21.bound(**shape, **errors, steps=T, learning_rate=gamma),
+        factory,
+        exact=None,
+        random=False,
+    )
+
+
+def dithered(problem: Problem, compression: float) -> Compressor:
+    """Rounding to a grid, with a dither that the receiver subtracts: of a whole model, the error has the mean square `compression`^2.
+
+    The error is uniform and independent of what is compressed: exactly what the theorems about absolute errors ask for.
+    """
+    d = jax.eval_shape(problem.init, jax.random.key(0)).shape[0]
+    return _dithered(compression * float(np.sqrt(12 / d))) if compression else compressors.identity
+
+
+@cache
+def _dithered(spacing: float) -> Compressor:
+    def compress(key, x):
+        code = jnp.round(x / spacing + _dither(key, x.shape[0]))
+        return jnp.clip(code, -(2**15), 2**15 - 1).astype(jnp.int16), jax.random.key_data(key)
+
+    def decompress(message, d):
+        code, key_data = message
+        return (code - _dither(jax.random.wrap_key_data(key_data), d)) * spacing
+
+    return fixed_size(compress, decompress, f"dithered({spacing:.3g})", unbiased=True)
+
+
+def _dither(key: jax.Array, d: int) -> jax.Array:
+    return jax.random.uniform(key, (d,), minval=-0.5, maxval=0.5)

@@ -1,0 +1,246 @@
+"""The simulated clock of a run, against a loop in numpy over absolute times."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import algorithms
+import dsgd
+import topologies
+from dsgd import clusters, network, problems
+from dsgd.engine import clock
+
+N, VECTOR = 4, 96.0  # bits of a model
+OPTIMIZER = optax.sgd(0.05)
+METHODS = {
+    "mb-sgd": algorithms.minibatch_sgd(OPTIMIZER),
+    "server": algorithms.parameter_server_sgd(OPTIMIZER),
+    "ring": algorithms.decentralized_sgd(OPTIMIZER, topologies.ring(N)),
+    "local": algorithms.local_sgd(OPTIMIZER, 3),
+    "schedule": algorithms.decentralized_sgd(OPTIMIZER, topologies.one_peer_exponential(N)),
+    "local schedule": algorithms.local_sgd(OPTIMIZER, 2, topologies.one_peer_exponential(N)),
+}
+EQUAL = clusters.Cluster(clusters.constant(0.5), up=clusters.constant(64.0), latency=0.25)
+UNEQUAL = clusters.Cluster(
+    clusters.constant([0.5, 1.75, 0.25, 3.0]),
+    up=clusters.constant([64.0, 16.0, 128.0, 32.0]),
+    down=clusters.constant([128.0, 96.0, 24.0, 64.0]),
+    latency=0.375,
+    convention="pipelined",
+    micro_batches=2,
+)
+HETEROGENEOUS = clusters.Cluster(UNEQUAL.compute, UNEQUAL.up, UNEQUAL.down, latency=0.375)
+CLUSTERS = {"equal": EQUAL, "unequal": UNEQUAL, "unequal, blocking": HETEROGENEOUS}
+COMPUTE = {"equal": np.full(N, 0.5), "unequal": np.array([1.0, 3.5, 0.5, 6.0]), "unequal, blocking": np.array([0.5, 1.75, 0.25, 3.0])}
+
+
+def bandwidths(cluster: clusters.Cluster) -> tuple[np.ndarray, np.ndarray]:
+    if cluster is EQUAL:
+        return np.full(N, 64.0), np.full(N, 64.0)
+    return np.array([64.0, 16.0, 128.0, 32.0]), np.array([128.0, 96.0, 24.0, 64.0])
+
+
+def through_server(finish, cluster):
+    """As the event simulation has it."""
+    up, down = (VECTOR / speed for speed in bandwidths(cluster))
+    messages = [message._replace(compute=finish[message.sender]) if message.sender < N else message for message in SERVER]
+    passages = network.simulate(messages, cluster.latency, [*up, 0.0], cluster.convention, receive=[*down, 0.0]).passages
+    return np.array([passage.arrived for passage in passages[N:]])
+
+
+SERVER = network.parameter_server.messages(N)
+
+
+def around_ring(finish, cluster):
+    """All-reduce: everybody waits for the last."""
+    slowest = VECTOR / min(speed.min() for speed in bandwidths(cluster))
+    return np.full(N, finish.max() + 2 * (N - 1) * (cluster.latency + slowest / N))
+
+
+def to_neighbours(finish, cluster, links):
+    """Everybody waits for those with whom it exchanges messages, and for their busiest port."""
+    up, down = (VECTOR / speed for speed in bandwidths(cluster))
+    sends, receives = np.zeros(N), np.zeros(N)
+    for sender, receiver in links:
+        takes = max(up[sender], down[receiver]) + (cluster.latency if cluster.convention == "blocking" else 0)
+        sends[sender] += takes
+        receives[receiver] += takes
+    once = cluster.latency * np.isin(np.arange(N), links) if cluster.convention == "pipelined" else 0
+    busy = np.maximum(sends, receives) + once
+    near = [sorted({i, *links[links[:, 0] == i, 1], *links[links[:, 1] == i, 0]}) for i in range(N)]
+    return np.array([finish[group].max() + busy[group].max() for group in near])
+
+
+def exchange(name, finish, cluster, t):
+    if name == "server":
+        return through_server(finish, cluster)
+    if name == "mb-sgd" or (name == "local" and t % 3 == 2):
+        return around_ring(finish, cluster)
+    if name == "ring":
+        return to_neighbours(finish, cluster, topologies.ring(N).links[0])
+    schedule = topologies.one_peer_exponential(N).links
+    if name == "schedule":
+        return to_neighbours(finish, cluster, schedule[t % 2])
+    if name == "local schedule" and t % 2:
+        return to_neighbours(finish, cluster, schedule[t // 2 % 2])
+    return finish
+
+
+def expected(name, of, steps):
+    """Worker n begins again when it is done; the clock is the last one's."""
+    done, clocks = np.zeros(N), [0.0]
+    for t in range(steps):
+        done = exchange(name, done + COMPUTE[of], CLUSTERS[of], t)
+        clocks.append(done.max())
+    return np.array(clocks)
+
+
+def run(method, problem, cluster, *, steps=24, **options):
+    return dsgd.run(method, problem, steps=steps, cluster=cluster, **({"key": jax.random.key(0), "mesh": 1} | options))
+
+
+@pytest.mark.parametrize(
+    ("name", "of"),
+    [
+        *[(name, "unequal") for name in METHODS],
+        *[(name, "unequal, blocking") for name in ("server", "ring", "schedule")],
+    ],
+)
+def test_the_clock_is_that_of_the_loop(name, of, problem):
+    history = run(METHODS[name], problem, CLUSTERS[of]).history
+    assert history["clock"].dtype == np.float64
+    assert history["clock"][0] == 0
+    np.testing.assert_allclose(history["clock"], expected(name, of, 24), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["ring", "local schedule"])
+def test_iterates_do_not_know_of_the_clock(name, problem):
+    with_clock, without = (run(METHODS[name], problem, cluster) for cluster in (UNEQUAL, None))
+    assert "clock" not in without.history
+    assert set(with_clock.history) == {*without.history, "clock"}
+    for what in without.history:
+        np.testing.assert_array_equal(with_clock.history[what], without.history[what])
+    jax.tree.map(np.testing.assert_array_equal, with_clock.state, without.state)
+
+
+@pytest.mark.parametrize("record_every", [5, 30])
+def test_sparse_records_show_the_clock_of_every_round(record_every, problem):
+    history = run(METHODS["local"], problem, UNEQUAL, record_every=record_every).history
+    np.testing.assert_allclose(history["clock"], expected("local", "unequal", 24)[history["step"]], rtol=1e-6)
+
+
+RANDOM = clusters.Cluster(clusters.lognormal(0.0, 1.0), up=clusters.lognormal(4.0, 1.0), latency=0.25)
+
+
+def test_devices_and_seeds_share_one_clock(problem):
+    """Each seed has its own draws; they are the same on one device and on four, in blocks of two workers."""
+    big = problems.random_quadratic(8, 3, noise=0.3, seed=0)
+    method = algorithms.decentralized_sgd(OPTIMIZER, topologies.ring(8))
+    clocks = [run(method, big, RANDOM, seeds=3, mesh=devices).history["clock"] for devices in (1, 4)]
+    assert clocks[0].shape == (3, 25)
+    assert len(np.unique(clocks[0][:, -1])) == 3
+    assert (np.diff(clocks[0], axis=1) >= 0).all()
+    np.testing.assert_allclose(clocks[1], clocks[0], rtol=1e-6)
+    alone = run(method, big, RANDOM, key=jax.random.split(jax.random.key(0), 3)[1]).history["clock"]
+    np.testing.assert_allclose(alone, clocks[0][1], rtol=1e-6)
+    again = run(method, big, RANDOM, seeds=3).history["clock"]
+    np.testing.assert_array_equal(again, clocks[0])
+
+
+def test_sgd_computes_one_after_the_other(problem):
+    """Each round takes as long as the one worker that is asked, and sends nothing."""
+    history = run(algorithms.sgd(OPTIMIZER), problem, HETEROGENEOUS, steps=60).history
+    seconds, counts = np.unique(np.diff(history["clock"]).round(5), return_counts=True)
+    assert seconds.tolist() == [0.25, 0.5, 1.75, 3.0]
+    assert counts.min() > 3
+
+
+def test_exact_gradients_take_as_long_as_all_samples():
+    problem = problems.logistic_regression("breast-cancer", workers=N, batch_size=10)
+    assert problem.samples > 100
+    history = run(
+        algorithms.gradient_descent(OPTIMIZER), problem, clusters.Cluster(clusters.constant([0.5, 0.25, 0.125, 1.0])), steps=3
+    ).history
+    np.testing.assert_allclose(history["clock"], np.arange(4) * problem.samples / 10, rtol=1e-6)
+
+
+def test_exact_gradients_of_a_problem_without_samples_take_one_batch(problem):
+    history = run(algorithms.gradient_descent(OPTIMIZER), problem, clusters.Cluster(clusters.constant(0.5)), steps=3).history
+    np.testing.assert_allclose(history["clock"], [0, 0.5, 1, 1.5])
+
+
+def test_bandwidths_are_those_of_the_rounds_beginning(problem):
+    """High until second 10 of each 20: rounds take 1.5 s, else 6 s."""
+    wave = clusters.square_wave(VECTOR * 1.5, VECTOR * 1.5 / 5.5, 20.0)
+    cluster = clusters.Cluster(clusters.constant(0.5), up=wave)
+    now = [0.0]
+    for _ in range(40):
+        now.append(now[-1] + (1.5 if now[-1] % 20 < 10 else 6.0))
+    history = run(METHODS["mb-sgd"], problem, cluster, steps=40).history
+    np.testing.assert_allclose(history["clock"], now, rtol=1e-6)
+    assert set(np.diff(now)) == {1.5, 6.0}
+
+
+def test_many_tiny_rounds_lose_no_seconds(problem):
+    """In float32, 150,000 times 0.001 s are off by many rounds. The clock that the cluster sees must not be: it turns at second 150."""
+    naive = np.add.accumulate(np.full(150_000, 1e-3, np.float32))[-1]
+    assert abs(naive - 150) > 0.01
+    turning = clusters.trace(np.array([1e-3, 2e-3]), 150.0)
+    result = run(METHODS["mb-sgd"], problem, clusters.Cluster(turning), steps=200_000, record_every=1000)
+    seconds = np.diff(result.history["clock"])
+    np.testing.assert_allclose(seconds[:150], 1.0, atol=3e-3)
+    np.testing.assert_allclose(seconds[150:], 2.0, atol=3e-3)
+
+
+def test_a_long_interval_between_records_loses_no_seconds(problem):
+    rounds = 1 << 17
+    history = run(METHODS["mb-sgd"], problem, clusters.Cluster(clusters.constant(1e-3)), steps=rounds, record_every=rounds).history
+    np.testing.assert_allclose(history["clock"][-1], rounds * 1e-3, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("seconds", "seeds"), [(float("nan"), None), (float("inf"), 2), (-1.0, 2), (-1.0, None)])
+def test_a_clock_that_stops_being_a_time_is_refused(seconds, seeds, problem):
+    """From a quantity of one's own, whose draws nobody can check before."""
+    wrong = clusters.Quantity(lambda key, clock, worker: jnp.where(clock > 3, seconds, 1.0), "wrong", positive=True)
+    with pytest.raises(ValueError, match=r"the cluster's clock is not finite or goes back, at .* need seconds >= 0"):
+        run(METHODS["mb-sgd"], problem, clusters.Cluster(wrong), seeds=seeds)
+
+
+def test_a_run_goes_on_with_its_clock(problem, tmp_path):
+    """Also with what is ahead of the last worker, and with the clock that the bandwidth goes by."""
+    wave = clusters.square_wave(64.0, 8.0, 30.0)
+    cluster = clusters.Cluster(UNEQUAL.compute + clusters.exponential(1.0), up=wave, latency=0.25)
+    method = METHODS["ring"]
+    straight = run(method, problem, cluster, steps=20, seeds=2)
+    run(method, problem, cluster, steps=11, seeds=2, checkpoint=tmp_path)
+    resumed = run(method, problem, cluster, steps=20, seeds=2, checkpoint=tmp_path)
+    np.testing.assert_array_equal(resumed.history["clock"], straight.history["clock"])
+    with pytest.raises(ValueError, match="cluster"):
+        run(method, problem, EQUAL, steps=20, seeds=2, checkpoint=tmp_path)
+
+
+def test_a_sweep_has_a_clock(problem):
+    options = {"steps": 6, "key": jax.random.key(0), "seeds": 2, "mesh": 1, "learning_rate": [0.01, 0.1]}
+    sweep = dsgd.sweep(lambda learning_rate: algorithms.minibatch_sgd(optax.sgd(learning_rate)), problem, cluster=EQUAL, **options)
+    assert sweep.history["clock"].shape == (2, 2, 7)
+    np.testing.assert_allclose(sweep.history["clock"], np.broadcast_to(expected("mb-sgd", "equal", 6), (2, 2, 7)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("what", ["compute", "up", "down"])
+def test_a_cluster_of_others_is_refused(what, problem):
+    cluster = clusters.Cluster(**({"compute": clusters.constant(1.0)} | {what: clusters.constant([1.0, 2.0, 3.0])}))
+    with pytest.raises(ValueError, match="a cluster of 3 workers for a problem of 4: need the same number"):
+        run(METHODS["mb-sgd"], problem, cluster)
+    with pytest.raises(ValueError, match="a cluster of 3 workers for a problem of 4: need the same number"):
+        dsgd.sweep(
+            lambda rate: algorithms.minibatch_sgd(optax.sgd(rate)), problem, steps=1, key=jax.random.key(0), cluster=cluster, rate=[0.1]
+        )
+
+
+def test_a_clock_starts_at_0():
+    now, rounding, lead = clock.start(3)
+    assert (now.dtype, now.tolist(), rounding.tolist(), lead.tolist()) == (jnp.float32, 0, 0, [0, 0, 0])

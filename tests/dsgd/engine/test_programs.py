@@ -1,0 +1,68 @@
+"""Compiled programs: shared, and not too many."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import algorithms
+import dsgd
+from dsgd import problems
+from dsgd.engine import programs
+
+MAPS = Path("/proc/self/maps")
+
+
+class Plan(NamedTuple):
+    number: int
+    mesh: jax.sharding.Mesh
+
+
+def add(plan: Plan, x: jax.Array) -> jax.Array:
+    return x + plan.number
+
+
+@pytest.fixture
+def run(mesh):
+    """(number, x) -> x + number, each number a program of its own."""
+    programs.clear()
+    yield lambda number, x=1: int(programs.call(add, Plan(number, mesh), np.int32(x)))
+    programs.clear()
+
+
+@pytest.mark.skipif(not MAPS.exists(), reason="maps of memory are counted on Linux")
+def test_only_the_latest_programs_are_kept(run, monkeypatch):
+    """A hundred and fifty, as a long notebook makes them: their maps of memory go with those that are forgotten."""
+    monkeypatch.setattr(programs, "MOST", 8)
+    before, used = programs.compiled(), []
+    for number in range(150):
+        assert run(number) == 1 + number
+        used.append(MAPS.read_bytes().count(b"\n"))
+    assert programs.compiled() == before + 150
+    print(used[::25])
+    assert used[-1] <= used[49] + 20
+
+
+def test_the_program_used_longest_ago_goes_first(run, monkeypatch):
+    monkeypatch.setattr(programs, "MOST", 2)
+    for number in (1, 2, 1, 3):  # 2 goes for 3
+        run(number)
+    before = programs.compiled()
+    assert [run(1), run(3)] == [2, 4]
+    assert programs.compiled() == before
+    assert run(2) == 3
+    assert programs.compiled() == before + 1
+
+
+def test_a_run_that_was_forgotten_gives_the_same_again(monkeypatch, mesh, key):
+    monkeypatch.setattr(programs, "MOST", 1)
+    method = algorithms.minibatch_sgd(optax.sgd(0.1))
+    problem = problems.random_quadratic(4, 3, noise=0.3, seed=0)
+    first, again = (dsgd.run(method, problem, steps=5, key=key, mesh=mesh) for _ in range(2))
+    assert programs.kept() == 1
+    np.testing.assert_array_equal(first.history["loss"], again.history["loss"])

@@ -1,0 +1,393 @@
+"""`dsgd.run`: its history, its seeds, its chunks, what it refuses, and how it stops."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import algorithms
+import dsgd
+import topologies
+from dsgd import problems
+from dsgd.engine import driver, loop, programs
+
+N = 4
+
+
+@pytest.fixture(scope="module")
+def method():
+    return algorithms.decentralized_sgd(optax.sgd(0.1), topologies.ring(N))
+
+
+def test_history_has_the_public_names_and_shapes(method, problem, mesh, key):
+    result = dsgd.run(method, problem, steps=10, key=key, seeds=3, mesh=mesh)
+    assert set(result.history) == {"step", "bits", "loss", "grad_sqnorm", "consensus"}
+    assert all(values.shape == (3, 11) for name, values in result.history.items() if name != "step")
+    assert result.params.shape == (3, 3)
+    assert result.state.workers.params.shape == (3, N, 3)
+    alone = dsgd.run(method, problem, steps=10, key=key, mesh=mesh)
+    assert all(values.shape == (11,) for values in alone.history.values())
+    assert alone.params.shape == (3,)
+
+
+def test_seed_r_is_the_run_with_the_r_th_key(method, problem, mesh, key):
+    together = dsgd.run(method, problem, steps=10, key=key, seeds=3, mesh=mesh)
+    for r, own in enumerate(jax.random.split(key, 3)):
+        alone = dsgd.run(method, problem, steps=10, key=own, mesh=mesh)
+        np.testing.assert_allclose(together.history["loss"][r], alone.history["loss"], rtol=1e-5)
+        np.testing.assert_allclose(together.params[r], alone.params, rtol=1e-5)
+
+
+def test_metrics_are_those_of_the_averaged_model(method, problem, mesh, key):
+    result = dsgd.run(method, problem, steps=7, key=key, mesh=mesh)
+    local = np.asarray(result.state.workers.params, np.float64)
+    mean = local.mean(axis=0)
+    A, b = np.asarray(problem.data.A, np.float64), np.asarray(problem.data.b, np.float64)
+    loss = np.mean([mean @ A[n] @ mean / 2 - b[n] @ mean for n in range(N)])
+    slope = A.mean(axis=0) @ mean - b.mean(axis=0)
+    np.testing.assert_allclose(result.params, mean, rtol=1e-5)
+    np.testing.assert_allclose(result.history["loss"][-1], loss, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(result.history["grad_sqnorm"][-1], slope @ slope, rtol=1e-3)
+    np.testing.assert_allclose(result.history["consensus"][-1], np.mean(np.sum((local - mean) ** 2, axis=1)), rtol=1e-4)
+
+
+@pytest.mark.parametrize("record_every", [3, 5, 20])
+def test_sparse_records_are_those_of_every_round(record_every, method, problem, mesh, key):
+    """Also where the last interval is shorter, or is the only one."""
+    every = dsgd.run(method, problem, steps=11, key=key, mesh=mesh).history
+    some = dsgd.run(method, problem, steps=11, key=key, mesh=mesh, record_every=record_every).history
+    np.testing.assert_array_equal(some["step"], sorted({*range(0, 12, record_every), 11}))
+    for name in ("loss", "grad_sqnorm", "consensus"):
+        np.testing.assert_allclose(some[name], every[name][some["step"]], rtol=1e-4, atol=1e-7)
+    np.testing.assert_array_equal(some["bits"], every["bits"][some["step"]])
+
+
+def test_any_number_of_steps_and_any_equal_problem_share_one_program(method, mesh, key):
+    def run(steps, seed):
+        fresh = problems.random_quadratic(N, 3, noise=0.3, seed=seed)
+        return dsgd.run(method, fresh, steps=steps, key=jax.random.key(seed), mesh=mesh)
+
+    run(5, 0)
+    compiled = programs.compiled()
+    run(9, 1)
+    run(200, 2)  # several chunks
+    assert programs.compiled() == compiled
+
+
+def test_an_equal_method_made_anew_is_not_compiled_again_and_another_is(problem, mesh, key):
+    """Equal and different in nothing but the numbers of W."""
+
+    def run(own_weight):
+        W = np.full((N, N), (1 - own_weight) / (N - 1))
+        np.fill_diagonal(W, own_weight)
+        method = algorithms.decentralized_sgd(optax.sgd(0.1), topologies.from_matrix(W))
+        return dsgd.run(method, problem, steps=5, key=key, mesh=mesh)
+
+    first, compiled = run(0.4), programs.compiled()
+    again = run(0.4)
+    assert programs.compiled() == compiled
+    other = run(0.7)
+    assert programs.compiled() > compiled
+    np.testing.assert_array_equal(again.history["consensus"], first.history["consensus"])
+    assert (other.history["consensus"][1:] > first.history["consensus"][1:]).all()
+
+
+def test_one_method_runs_with_several_numbers_of_workers_and_both_kinds_of_key(mesh):
+    """Programs that do not use the data, or the type of the key, lower to the same text."""
+    method = algorithms.minibatch_sgd(optax.sgd(0.1))
+    for N in (1, 2, 4, 8):
+        few = problems.random_quadratic(N, 3, heterogeneity=0.0, seed=0)
+        ends = [
+            dsgd.run(method, few, steps=5, key=key, mesh=mesh).history["loss"][-1] for key in (jax.random.key(0), jax.random.PRNGKey(0))
+        ]
+        assert ends[0] == ends[1]
+
+
+def test_classification_problems_built_twice_share_one_program(mesh, key):
+    method = algorithms.minibatch_sgd(optax.sgd(0.1))
+
+    def run(seed):
+        fresh = problems.neural_network("mlp", "breast-cancer", workers=4, partition="by-label", seed=seed)
+        return dsgd.run(method, fresh, steps=2, key=key, mesh=mesh)
+
+    run(0)
+    compiled = programs.compiled()
+    run(1)
+    assert programs.compiled() == compiled
+
+
+def test_chunks_leave_no_seam(method, problem, mesh, key):
+    """A run of several chunks passes through the state of a shorter run."""
+    long = dsgd.run(method, problem, steps=150, key=key, mesh=mesh)
+    short = dsgd.run(method, problem, steps=100, key=key, mesh=mesh)
+    np.testing.assert_array_equal(long.history["loss"][:101], short.history["loss"])
+    np.testing.assert_array_equal(long.history["step"], np.arange(151))
+
+
+def test_state_is_donated(method, problem, mesh, key):
+    plan = driver.make_plan(driver._Always(method), problem, mesh, runs=0, size=1, record_every=1)
+    state = programs.call(loop.start, plan, {}, key)
+    arguments = ({}, key, problem.data, problem.shared, None, np.int32(0), np.int32(1))
+    programs.call(loop.advance, plan, state, *arguments, donate=(0,))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+
+
+def test_bits_neither_overflow_nor_round(problem, mesh, key):
+    """2^40 + 1 bits up in every round: more than a 32-bit integer holds, and odd, which a float32 cannot tell."""
+    method = algorithms.sgd(optax.sgd(0.1))
+    huge = 2**40 + 1
+
+    def update(key, state, gradients, round):
+        state, info = method.update(key, state, gradients, round)
+        return state, info._replace(bits_up=dsgd.counts.of(huge, round.workers))
+
+    chatty = method._replace(update=update)
+    for record_every in (1, 4):
+        sent = dsgd.run(chatty, problem, steps=10, key=key, mesh=mesh, record_every=record_every).history
+        np.testing.assert_array_equal(sent["bits"], sent["step"] * float(huge))
+
+
+def test_a_methods_own_scalars_are_in_the_history(problem, mesh, key):
+    method = algorithms.minibatch_sgd(optax.sgd(0.1))
+
+    def update(key, state, gradients, round):
+        after, info = method.update(key, state, gradients, round)
+        return after, info._replace(metrics={"squared_step": 1.0 * state.step**2})
+
+    history = dsgd.run(method._replace(update=update), problem, steps=6, key=key, seeds=2, mesh=mesh, record_every=2).history
+    np.testing.assert_array_equal(history["squared_step"], [[np.nan, 1, 9, 25]] * 2)
+
+
+def test_float64_problems_run_in_float64(mesh, key):
+    with jax.enable_x64(True):
+        problem = problems.random_quadratic(N, 3, seed=0)
+        history = dsgd.run(algorithms.gradient_descent(optax.sgd(1.0)), problem, steps=400, key=key, mesh=mesh).history
+    assert history["loss"].dtype == np.float64
+    assert history["loss"][-1] - problem.constants.minimum < 1e-14
+
+
+def own_problem() -> dsgd.Problem:
+    """Least squares as a user would write it, with none of the optional parts."""
+    inputs = jax.random.normal(jax.random.key(0), (N, 20, 3))
+    targets = inputs @ jnp.array([1.0, -2.0, 3.0])
+
+    def loss(params, batch):
+        x, y = batch
+        return jnp.mean((x @ params - y) ** 2)
+
+    def sample(key, mine):
+        chosen = jax.random.randint(key, (5,), 0, 20)
+        return jax.tree.map(lambda leaf: leaf[chosen], mine)
+
+    return dsgd.Problem(init=lambda key: jnp.zeros(3), loss=loss, data=(inputs, targets), sample=sample)
+
+
+def test_a_users_own_problem(any_mesh, key):
+    if any_mesh.size > N:
+        any_mesh = dsgd.workers.mesh(N)
+    result = dsgd.run(algorithms.minibatch_sgd(optax.sgd(0.1)), own_problem(), steps=200, key=key, mesh=any_mesh)
+    np.testing.assert_allclose(result.params, [1, -2, 3], atol=1e-2)
+    assert result.history["loss"][-1] < 1e-4
+
+
+def test_batches_from_outside_are_used_one_a_round(mesh, key):
+    """With the whole data as every batch, mini-batch SGD is gradient descent; also on several devices and with sparse records."""
+    problem = own_problem()
+    everything = jax.tree.map(np.asarray, problem.data)
+    exact = dsgd.run(algorithms.gradient_descent(optax.sgd(0.1)), problem, steps=37, key=key, mesh=mesh)
+    for here, record_every in ((mesh, 1), (dsgd.workers.mesh(2), 1), (mesh, 5), (mesh, 30)):
+        fed = dsgd.run(
+            algorithms.minibatch_sgd(optax.sgd(0.1)),
+            problem,
+            steps=37,
+            key=key,
+            mesh=here,
+            record_every=record_every,
+            batches=itertools.repeat(everything),
+        )
+        np.testing.assert_allclose(fed.params, exact.params, rtol=1e-5)
+        np.testing.assert_allclose(fed.history["loss"], exact.history["loss"][fed.history["step"]], rtol=1e-4, atol=1e-10)
+
+
+def test_batches_come_in_order_and_none_is_lost(mesh, key):
+    """The gradient of batch t is t: after T rounds x = -sum of 0 .. T-1."""
+    problem = dsgd.Problem(
+        init=lambda key: jnp.zeros(()),
+        loss=lambda params, batch: params * batch,
+        data=jnp.zeros(N),
+        sample=lambda key, mine: mine,
+        evaluate=lambda params, data, shared: ({"loss": params}, params),
+    )
+    batches = (np.full(N, float(t), np.float32) for t in itertools.count())
+    result = dsgd.run(algorithms.minibatch_sgd(optax.sgd(1.0)), problem, steps=50, key=key, mesh=mesh, batches=batches)
+    np.testing.assert_array_equal(result.history["loss"], -np.cumsum([0, *range(50)]))
+
+
+def test_batches_that_end_early_or_do_not_fit_are_refused(mesh, key):
+    problem, method = own_problem(), algorithms.minibatch_sgd(optax.sgd(0.1))
+    everything = jax.tree.map(np.asarray, problem.data)
+    with pytest.raises(ValueError, match="ended after round 3: need one for each of the 10 rounds"):
+        dsgd.run(method, problem, steps=10, key=key, mesh=mesh, batches=[everything] * 3)
+    with pytest.raises(ValueError, match=r"leaf of shape \(2, 20, 3\)"):
+        dsgd.run(method, problem, steps=10, key=key, mesh=mesh, batches=[jax.tree.map(lambda leaf: leaf[:2], everything)] * 10)
+    ragged = [everything] * 4 + [jax.tree.map(lambda leaf: leaf[:, :7], everything)] * 6
+    with pytest.raises(ValueError, match=r"batch 4 is .*\(4, 7, 3\).*; need equal structures, shapes and types"):
+        dsgd.run(method, problem, steps=10, key=key, mesh=mesh, batches=ragged)
+
+
+def test_a_loss_that_diverges_stops_the_run_and_keeps_the_history(problem, mesh, key):
+    method = algorithms.minibatch_sgd(optax.sgd(50.0))
+    with pytest.raises(dsgd.Diverged, match=r"minibatch_sgd: the loss is (inf|nan) after round \d+, with step size 50") as error:
+        dsgd.run(method, problem, steps=2_000, key=key, mesh=mesh)
+    loss = error.value.history["loss"]
+    first = int(np.flatnonzero(~np.isfinite(loss))[0])
+    assert f"after round {error.value.history['step'][first]}," in str(error.value)
+    assert first > 5
+    assert first == len(loss) - 1, "it ends with the record that shows it"
+
+
+def test_a_divergence_between_records_is_bracketed(problem, mesh, key):
+    with pytest.raises(dsgd.Diverged, match=r"after round (\d+) \(finite after \d+\), with step size 50") as error:
+        dsgd.run(algorithms.minibatch_sgd(optax.sgd(50.0)), problem, steps=2_000, key=key, mesh=mesh, record_every=7)
+    steps = error.value.history["step"]
+    assert f"after round {steps[-1]} (finite after {steps[-2]})" in str(error.value)
+
+
+def test_the_seed_that_diverges_is_named(mesh, key):
+    """Seed 1 of 3 starts at infinity."""
+    second = jax.random.key_data(jax.random.split(jax.random.split(key, 3)[1])[0])
+
+    def init(key):
+        return jnp.where((jax.random.key_data(key) == second).all(), jnp.inf, 1.0)
+
+    problem = dsgd.Problem(init=init, loss=lambda params, batch: params**2, data=jnp.zeros(N), sample=lambda key, mine: mine)
+    with pytest.raises(dsgd.Diverged, match=r"the loss of seed 1 is (inf|nan) after round 0"):
+        dsgd.run(algorithms.minibatch_sgd(optax.sgd(0.1)), problem, steps=3, key=key, seeds=3, mesh=mesh)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "steps = 0: need an integer, at least 1"),
+        ({"steps": -3}, "steps = -3"),
+        ({"seeds": 0}, "seeds = 0"),
+        ({"record_every": 0}, "record_every = 0"),
+        ({"mesh": 3}, "4 workers on 3 devices: need a number of devices that divides 4"),
+        ({"mesh": None}, "4 workers on 8 devices"),
+    ],
+)
+def test_bad_options_are_refused(options, message, method, problem, key):
+    options = {"steps": 5, "mesh": 1, **options}
+    mesh = options.pop("mesh")
+    with pytest.raises(ValueError, match=message):
+        dsgd.run(method, problem, key=key, mesh=mesh and dsgd.workers.mesh(mesh), **options)
+
+
+def test_exact_gradients_of_batches_from_outside_are_refused(mesh, key):
+    problem = own_problem()
+    with pytest.raises(ValueError, match="exact gradients, with batches from outside"):
+        dsgd.run(
+            algorithms.gradient_descent(optax.sgd(0.1)),
+            problem,
+            steps=2,
+            key=key,
+            mesh=mesh,
+            batches=itertools.repeat(jax.tree.map(np.asarray, problem.data)),
+        )
+
+
+@pytest.mark.parametrize(("own", "message"), [({"loss": 0.0, "step": 1.0}, "step"), ({"accuracy": 1.0}, "need 'loss'")])
+def test_an_evaluation_that_takes_the_historys_names_or_has_no_loss_is_refused(own, message, mesh, key):
+    problem = own_problem()._replace(evaluate=lambda params, data, shared: (jax.tree.map(jnp.float32, own), params))
+    with pytest.raises(ValueError, match=message):
+        dsgd.run(algorithms.minibatch_sgd(optax.sgd(0.1)), problem, steps=2, key=key, mesh=mesh)
+
+
+def test_a_metric_that_takes_the_historys_names_is_refused(mesh, key):
+    method = algorithms.minibatch_sgd(optax.sgd(0.1))
+
+    def update(key, state, gradients, round):
+        after, info = method.update(key, state, gradients, round)
+        return after, info._replace(metrics={"loss": jnp.float32(0)})
+
+    with pytest.raises(ValueError, match=r"has metrics \['bits', 'loss'\]; need other names"):
+        dsgd.run(method._replace(update=update), own_problem(), steps=2, key=key, mesh=mesh)
+
+
+def test_a_method_for_another_number_of_workers_is_refused(problem, mesh, key):
+    with pytest.raises(ValueError, match=r"ring\(5\).* is built for 5 workers, .* has 4"):
+        dsgd.run(algorithms.decentralized_sgd(optax.sgd(0.1), topologies.ring(5)), problem, steps=1, key=key, mesh=mesh)
+
+
+def test_parameters_that_are_not_floating_point_are_refused(mesh, key):
+    problem = own_problem()._replace(init=lambda key: {"weights": jnp.zeros(3), "count": jnp.zeros(3, jnp.int32)})
+    with pytest.raises(ValueError, match=r"must be floating point, but \['count'\] has dtype int32"):
+        dsgd.run(algorithms.minibatch_sgd(optax.sgd(0.1)), problem, steps=1, key=key, mesh=mesh)
+
+
+def test_data_without_a_common_worker_axis_are_refused(mesh, key):
+    problem = own_problem()
+    crooked = problem._replace(data=(problem.data[0], problem.data[1][:3]))
+    with pytest.raises(ValueError, match=r"data\[1\] has shape \(3, 20\); need the leading axis of the 4 workers"):
+        dsgd.run(algorithms.minibatch_sgd(optax.sgd(0.1)), crooked, steps=1, key=key, mesh=mesh)
+
+
+def test_a_problem_without_data_is_refused(mesh, key):
+    with pytest.raises(ValueError, match="data without a worker axis"):
+        dsgd.run(algorithms.minibatch_sgd(optax.sgd(0.1)), own_problem()._replace(data=()), steps=1, key=key, mesh=mesh)
+
+
+def test_half_precision_losses_keep_exact_bits(mesh, key):
+    problem = dsgd.Problem(
+        init=lambda key: jnp.ones(700, jnp.bfloat16),
+        loss=lambda params, batch: jnp.mean(params**2) * batch,
+        data=jnp.ones(N, jnp.bfloat16),
+        sample=lambda key, mine: mine,
+    )
+    history = dsgd.run(algorithms.parameter_server_sgd(optax.sgd(0.1)), problem, steps=3, key=key, mesh=mesh).history
+    np.testing.assert_array_equal(history["bits"], history["step"] * 2.0 * 16 * 700)
+
+
+def test_progress_shows_rounds_speed_and_loss(method, problem, mesh, key, capsys):
+    dsgd.run(method, problem, steps=30, key=key, mesh=mesh, progress=True)
+    shown = capsys.readouterr().out
+    assert "30/30" in shown
+    assert "rounds/s" in shown
+    assert "loss" in shown
+    dsgd.run(method, problem, steps=30, key=key, mesh=mesh)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_round_compiled_on_its_own_is_the_first_of_a_run(problem, key):
+    method = algorithms.minibatch_sgd(optax.sgd(0.1))
+    first, rounds = jax.random.split(key)
+    state, info = dsgd.compile_round(method, problem, mesh=1)(method.init(problem.init(first), 4), rounds, problem.data)
+    result = dsgd.run(method, problem, steps=1, key=key, mesh=1)
+    np.testing.assert_allclose(state.server.params, result.params, rtol=1e-6)
+    assert state.step == 1
+    assert dsgd.counts.to_int(np.asarray(info.bits_up)).tolist() == [2 * 3 * 32 * 3 // 4] * 4
+
+
+def test_a_compiled_round_shows_what_crosses_devices(problem):
+    """Three floats, all-reduced round a ring of two."""
+    program = dsgd.compile_round(algorithms.minibatch_sgd(optax.sgd(0.1)), problem, mesh=2)
+    assert dsgd.workers.traffic(program) == {"all-reduce": 12}
+
+
+def test_a_compiled_round_may_be_on_a_cluster(problem):
+    """Without one, backup workers would not know who is slow."""
+    method, cluster = algorithms.backup_workers_sgd(optax.sgd(0.1), 1), dsgd.clusters.Cluster(dsgd.clusters.exponential(1.0))
+    with pytest.raises(ValueError, match="without a cluster"):
+        dsgd.compile_round(method, problem, mesh=2)
+    assert dsgd.workers.traffic(dsgd.compile_round(method, problem, mesh=2, cluster=cluster)) == {"all-reduce": 12}
+
+
+def test_a_compiled_round_of_an_asynchronous_method_brings_one_gradient(problem):
+    """Its events are the same on every device."""
+    program = dsgd.compile_round(algorithms.asynchronous_sgd(optax.sgd(0.1)), problem, mesh=2)
+    assert dsgd.workers.traffic(program) == {"all-reduce": 12}

@@ -1,0 +1,383 @@
+"""Bytes counted in compiled programs are the bytes that the collectives' definitions say, on every number of devices."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from dsgd import workers
+from dsgd.wire.traffic import traffic
+
+N, D = 16, 8
+ROW = 3  # numbers in a worker's row
+FLOAT = 4  # bytes
+
+
+def compiled(function, *args, devices: int = D):
+    """The program of `function` on every device's blocks."""
+    spread = jax.shard_map(function, mesh=workers.mesh(devices), in_specs=P(workers.AXIS), out_specs=P(workers.AXIS), check_vma=False)
+    return jax.jit(spread).lower(*args).compile()
+
+
+def rows(n: int = N) -> jax.Array:
+    return jnp.zeros((n, ROW), jnp.float32)
+
+
+def psum(x):
+    return lax.psum(x, workers.AXIS)
+
+
+@pytest.fixture(params=[2, 8], ids=lambda devices: f"D={devices}")
+def devices(request) -> int:
+    return request.param
+
+
+def test_a_sum_goes_twice_round_the_ring_in_pieces(devices):
+    """2 (D - 1) messages, each of a D-th of the vector."""
+    numbers = 24
+    program = compiled(workers.sum, jnp.zeros((N, numbers)), devices=devices)
+    assert traffic(program) == {"all-reduce": 2 * (devices - 1) * (numbers // devices) * FLOAT}
+
+
+def test_a_sum_of_a_tree_counts_every_leaf(devices):
+    """XLA may sum the leaves in one collective of many operands."""
+    tree = {"float": jnp.zeros((N, 24)), "matrix": jnp.zeros((N, 4, 16)), "integer": jnp.zeros((N, 8), jnp.int32)}
+    numbers = 24 + 4 * 16 + 8
+    assert traffic(compiled(workers.sum, tree, devices=devices)) == {"all-reduce": 2 * (devices - 1) * (numbers // devices) * FLOAT}
+
+
+def test_a_gather_sends_the_block_to_every_peer(devices):
+    block = N // devices * ROW * FLOAT
+    assert traffic(compiled(workers.gather, rows(), devices=devices)) == {"all-gather": (devices - 1) * block}
+
+
+def test_an_all_to_all_sends_every_peer_its_messages(devices):
+    """From each of the n own workers to each of the peer's n."""
+    n, message = N // devices, 5
+    program = compiled(workers.all_to_all, jnp.zeros((N, N, message), jnp.uint8), devices=devices)
+    assert traffic(program) == {"all-to-all": (devices - 1) * n * n * message}
+
+
+def test_a_reduce_scatter_goes_once_round_the_ring_in_pieces(devices):
+    numbers = 24
+    program = compiled(lambda x: lax.psum_scatter(x, workers.AXIS, tiled=True), jnp.zeros((devices * numbers,)), devices=devices)
+    assert traffic(program) == {"reduce-scatter": (devices - 1) * (numbers // devices) * FLOAT}
+
+
+def test_a_shift_sends_the_rows_that_change_device(devices):
+    n = N // devices
+    for by in range(n + 1):
+        sent = traffic(compiled(lambda x, by=by: workers.shift(x, by), rows(), devices=devices))
+        assert sent == ({"collective-permute": by * ROW * FLOAT} if by else {})
+
+
+def test_several_collectives_are_told_apart_and_summed():
+    block = N // D * ROW * FLOAT
+
+    def both(x):
+        return workers.gather(x).sum() + workers.shift(workers.shift(x, 1) * x, -1)
+
+    assert traffic(compiled(both, rows())) == {"all-gather": (D - 1) * block, "collective-permute": 2 * ROW * FLOAT}
+
+
+def test_one_device_sends_nothing():
+    """Nor does a collective over a group of one, which stays in the program."""
+
+    def everything(x):
+        return workers.sum(x)[None] + workers.gather(x) + workers.shift(x, 1) + psum(x) + lax.all_gather(x, workers.AXIS, tiled=True)
+
+    assert traffic(compiled(everything, rows(), devices=1)) == {}
+    endless = compiled(lambda x: lax.while_loop(lambda y: y[0, 0] < 5, lambda y: psum(y) + 1, x), rows(), devices=1)
+    assert traffic(endless) == {}
+
+
+def test_only_devices_that_send_elsewhere_count():
+    """Two of eight devices swap their blocks, two send to themselves: in the mean a quarter of a block."""
+    block = 1 * ROW * FLOAT
+    program = compiled(lambda x: lax.ppermute(x, workers.AXIS, [(0, 0), (1, 1), (2, 5), (5, 2)]), rows(D))
+    assert traffic(program) == {"collective-permute": block * 2 // D}
+
+
+def test_a_mean_over_devices_need_not_be_whole():
+    sent = traffic(compiled(lambda x: lax.ppermute(x, workers.AXIS, [(0, 1)]), rows(D)))
+    assert sent == {"collective-permute": ROW * FLOAT / D}
+
+
+def test_groups_of_devices_send_among_themselves():
+    groups = [[0, 2, 4, 6], [1, 3, 5, 7]]
+    program = compiled(lambda x: lax.psum(x, workers.AXIS, axis_index_groups=groups), jnp.zeros((D, 24)))
+    assert traffic(program) == {"all-reduce": 2 * (4 - 1) * (24 // 4) * FLOAT}
+
+
+@pytest.mark.parametrize(("axes", "group"), [(("x",), 2), (("y",), 4), (("x", "y"), 8)])
+def test_collectives_over_some_axes_of_a_mesh(axes, group):
+    grid = jax.sharding.Mesh(workers.mesh(8).devices.reshape(2, 4), ("x", "y"))
+    spread = jax.shard_map(lambda a: lax.psum(a, axes), mesh=grid, in_specs=P(("x", "y")), out_specs=P(("x", "y")), check_vma=False)
+    program = jax.jit(spread).lower(jnp.zeros((D, 24))).compile()
+    assert traffic(program) == {"all-reduce": 2 * (group - 1) * (24 // group) * FLOAT}
+
+
+def repeat(times: int, function):
+    return lambda x: lax.fori_loop(0, times, lambda _, y: function(y), x)
+
+
+def test_collectives_in_a_loop_count_every_iteration():
+    program = compiled(repeat(7, lambda y: jnp.sin(workers.shift(y, 1))), rows())
+    assert traffic(program) == {"collective-permute": 7 * ROW * FLOAT}
+
+
+def test_nested_loops_multiply():
+    """Five times a gather, and three shifts, each time."""
+    block = N // D * ROW * FLOAT
+
+    def outer(y):
+        return repeat(3, lambda z: jnp.sin(workers.shift(z, 1)))(y) + workers.gather(y).sum()
+
+    assert traffic(compiled(repeat(5, outer), rows())) == {"all-gather": 5 * (D - 1) * block, "collective-permute": 5 * 3 * ROW * FLOAT}
+
+
+def test_a_loop_that_ends_on_a_condition_is_refused_only_if_it_sends():
+    def until(send):
+        return lambda x: psum(lax.while_loop(lambda y: y[0, 0] < 5, lambda y: send(y) + 1, x))
+
+    with pytest.raises(ValueError, match=r"loop with collective-permute and an unknown number.* compile one round"):
+        traffic(compiled(until(lambda y: workers.shift(y, 1)), rows()))
+    block = 1 * ROW * FLOAT
+    assert traffic(compiled(until(jnp.sin), rows(D))) == {"all-reduce": 2 * (D - 1) * block / D}
+
+
+def test_a_number_of_iterations_that_is_an_argument_is_unknown():
+    spread = jax.shard_map(
+        lambda x, times: lax.fori_loop(0, times, lambda _, y: workers.shift(y, 1), x),
+        mesh=workers.mesh(D),
+        in_specs=(P(workers.AXIS), P()),
+        out_specs=P(workers.AXIS),
+        check_vma=False,
+    )
+    with pytest.raises(ValueError, match="unknown number of iterations"):
+        traffic(jax.jit(spread).lower(rows(), 7).compile())
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_of_a_conditionals_branches_the_one_that_sends_most_counts(swapped):
+    block = N // D * ROW * FLOAT
+    branches = [lambda y: workers.shift(y, 1), lambda y: y + workers.gather(y).sum()]
+    program = compiled(lambda x: lax.cond(x[0, 0] > 5, *branches[:: -1 if swapped else 1], x), rows())
+    assert traffic(program) == {"all-gather": (D - 1) * block}
+
+
+@pytest.mark.parametrize(
+    "given", [jax.jit(lambda x: x), jax.jit(lambda x: x).lower(1.0), "HloModule", None], ids=["jitted", "lowered", "text", "none"]
+)
+def test_what_is_not_compiled_is_refused_with_what_is_needed(given):
+    with pytest.raises(ValueError, match=rf"traffic of {type(given).__name__}, .*{re.escape('jax.jit(f).lower(...).compile()')}"):
+        traffic(given)
+
+
+# Programs written by hand, for what XLA does not emit for CPUs.
+
+
+class Written:
+    """An optimised HLO module with these instructions in its entry computation."""
+
+    def __init__(self, entry: str, computations: str = "", header: str = f"num_partitions={D}"):
+        self.text = f"HloModule written, is_scheduled=true, {header}\n\n{computations}\nENTRY %main (p: f32[4]) -> f32[4] {{\n{entry}\n}}\n"
+
+    def as_text(self) -> str:
+        return self.text
+
+
+ALL = "replica_groups={{0,1,2,3,4,5,6,7}}"
+RING = "source_target_pairs={{0,1},{1,2},{2,3},{3,4},{4,5},{5,6},{6,7},{7,0}}"
+
+
+def shift_by_one(kind: str = "f32[4]{0}") -> str:
+    return f"  %p = {kind} parameter(0)\n  %s = {kind} collective-permute(%p), channel_id=1, {RING}"
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [
+        ("f32[4]{0}", 16),
+        ("f32[]", 4),
+        ("f32[0,3]{1,0}", 0),
+        ("f32[2,3]{1,0:T(8,128)}", 24),
+        ("bf16[2,3]{1,0:T(8,128)(2,1)S(1)}", 12),
+        ("pred[5]{0}", 5),
+        ("s4[6]{0:E(4)}", 3),
+        ("u4[3]{0}", 1.5),
+        ("u2[8]{0}", 2),
+        *((f"{sign}{bits}[3]{{0}}", 3 * bits // 8) for sign in "su" for bits in (8, 16, 32, 64)),
+        ("f16[3]", 6),
+        ("f64[3]", 24),
+        ("c64[3]", 24),
+        ("c128[3]", 48),
+        ("f8e4m3fn[3]", 3),
+        ("f8e5m2[3]", 3),
+        ("f4e2m1fn[4]", 2),
+        ("(f32[4]{0}, u8[3]{0})", 19),
+        ("((f32[4]{0:T(128)}, token[]), /*index=5*/s32[])", 20),
+    ],
+)
+def test_bytes_of_types_and_layouts(shape, size):
+    """A shift sends every device's operand once."""
+    assert traffic(Written(shift_by_one(shape))) == ({"collective-permute": size} if size else {})
+
+
+@pytest.mark.parametrize(
+    ("groups", "size"),
+    [
+        ("replica_groups={{0,1},{2,3},{4,5},{6,7}}", 2),
+        ("replica_groups={{0,2,4,6},{1,3,5,7}}", 4),
+        ("replica_groups={}", 8),
+        ("replica_groups=[2,4]<=[8]", 4),
+        ("replica_groups=[4,2]<=[2,4]T(1,0)", 2),
+        ("replica_groups=mesh['x'=8] {'x'}", 8),
+        ("replica_groups=mesh['x'=4,'y'=2], device_ids=([2,4]T(1,0)) {'x'}", 4),
+        ("replica_groups=mesh['x'=2,'y'=2,'z'=2] {'x','z'}", 4),
+        ("replica_groups=mesh['x'=8] {'x':(2)4}", 4),
+        ("replica_groups=mesh[x=4,y=2] {y}", 2),
+    ],
+)
+@pytest.mark.parametrize("attributes", ["channel_id=1, {}, use_global_device_ids=true, dimensions={{0}}", "{}"])
+def test_forms_of_groups(groups, size, attributes):
+    text = f"  %p = f32[4]{{0}} parameter(0)\n  ROOT %g = f32[{4 * size}]{{0}} all-gather(%p), {attributes.format(groups)}"
+    assert traffic(Written(text)) == {"all-gather": (size - 1) * 4 * FLOAT}
+
+
+def test_groups_of_different_sizes():
+    """In two groups of three and one of two, six devices send to two peers and two to one."""
+    text = "  %p = f32[3]{0} parameter(0)\n  %g = f32[9]{0} all-gather(%p), replica_groups={{0,1,2},{3,4,5},{6,7}}"
+    assert traffic(Written(text)) == {"all-gather": (6 * 2 + 2 * 1) / 8 * 3 * FLOAT}
+
+
+def test_groups_of_one_send_nothing():
+    text = "  %p = f32[4]{0} parameter(0)\n  %r = f32[4]{0} all-reduce(%p), replica_groups=[8,1]<=[8], to_apply=%add"
+    assert traffic(Written(text)) == {}
+
+
+@pytest.mark.parametrize("header", ["num_partitions=4", "replica_count=4"])
+def test_the_header_tells_how_many_devices_there_are(header):
+    text = "  %p = f32[4]{0} parameter(0)\n  %r = f32[4]{0} all-reduce(%p), replica_groups={}, to_apply=%add"
+    assert traffic(Written(text, header=header)) == {"all-reduce": 2 * 3 * FLOAT}
+
+
+def test_a_broadcast_is_received_by_all_but_one():
+    text = f"  %p = f32[4]{{0}} parameter(0)\n  %b = f32[4]{{0}} collective-broadcast(%p), {ALL}"
+    assert traffic(Written(text)) == {"collective-broadcast": 7 / 8 * 4 * FLOAT}
+
+
+def test_pairs_that_are_none_send_nothing():
+    text = "  %p = f32[4]{0} parameter(0)\n  %s = f32[4]{0} collective-permute(%p), channel_id=1, source_target_pairs={}"
+    assert traffic(Written(text)) == {}
+
+
+ADD = """
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+"""
+
+ASYNC = f"""
+  %p = f32[8]{{0}} parameter(0)
+  %q = u8[8]{{0}} parameter(1)
+  %gs = (f32[8]{{0}}, f32[64]{{0}}) all-gather-start(%p), channel_id=1, {ALL}, dimensions={{0}}
+  %gd = f32[64]{{0}} all-gather-done(%gs)
+  %ps = (f32[8]{{0}}, f32[8]{{0}}, u32[], u32[]) collective-permute-start(%p), channel_id=2, {RING}
+  %pd = f32[8]{{0}} collective-permute-done(%ps)
+  %rs = (f32[8]{{0}}, u8[8]{{0}}) all-reduce-start(%p, %q), channel_id=3, {ALL}, to_apply=%add
+  %rd = (f32[8]{{0}}, u8[8]{{0}}) all-reduce-done(%rs)
+  %ss = ((f32[8]{{0}}), f32[1]{{0}}) reduce-scatter-start(%p), channel_id=4, {ALL}, dimensions={{0}}, to_apply=%add
+  %su = ((f32[8]{{0}}), f32[1]{{0}}) reduce-scatter-update(%ss)
+  %sd = f32[1]{{0}} reduce-scatter-done(%su)
+  %as = ((u8[8]{{0}}), u8[8]{{0}}) async-start(%q), calls=%exchange
+  %au = ((u8[8]{{0}}), u8[8]{{0}}) async-update(%as), calls=%exchange
+  %ad = u8[8]{{0}} async-done(%au), calls=%exchange
+"""
+
+EXCHANGE = f"""
+%exchange (x: u8[8]) -> u8[8] {{
+  %x = u8[8]{{0}} parameter(0)
+  ROOT %e = u8[8]{{0}} all-to-all(%x), channel_id=5, {ALL}, dimensions={{0}}
+}}, execution_thread="parallel"
+"""
+
+
+def test_asynchronous_pairs_count_once():
+    assert traffic(Written(ASYNC, ADD + EXCHANGE)) == {
+        "all-gather": 7 * 8 * FLOAT,
+        "collective-permute": 8 * FLOAT,
+        "all-reduce": 2 * 7 * (FLOAT + 1),  # pieces of one float and one byte
+        "reduce-scatter": 7 * FLOAT,
+        "all-to-all": 7 * 1,
+    }
+
+
+def computation(name: str, kind: str) -> str:
+    """One shift of an operand of this type, under the same names in every computation."""
+    return f"%{name} (p: {kind}) -> {kind} {{\n{shift_by_one(kind + '{0}')}\n}}\n"
+
+
+@pytest.mark.parametrize(
+    ("instruction", "count"),
+    [
+        ("fusion(%q), kind=kCustom, calls=%one", 1),
+        ("call(%q), to_apply=%ten", 10),
+        ('custom-call(%q), custom_call_target="t", called_computations={%one, %ten}', 11),
+        ("call-start(%q), to_apply=%one", 1),
+        ("conditional(%q, %q, %q), true_computation=%one, false_computation=%ten", 10),
+        ("conditional(%q, %q, %q, %q), branch_computations={%one, %ten, %one}", 10),
+        ('while(%q), condition=%none, body=%one, backend_config={"dynamic":[],"known_trip_count":{"n":"7"},"x":1}', 7),
+        (r'while(%q), condition=%none, body=%one, backend_config="{\"known_trip_count\":{\"n\":\"7\"}}"', 7),
+        ('while(%q), condition=%ten, body=%one, backend_config={"known_trip_count":{"n":"7"}}', 7 + 8 * 10),
+        ('while(%q), condition=%none, body=%one, backend_config={"known_trip_count":{"n":"0"}}', 0),
+        ("while(%q), condition=%none, body=%none", 0),
+    ],
+)
+def test_called_computations_are_followed(instruction, count):
+    """Computations shift by one byte and by ten; the condition of a loop is evaluated once more than its body."""
+    computations = computation("one", "u8[1]") + computation("ten", "u8[10]") + ADD.replace("%add ", "%none ")
+    sent = traffic(Written(f"  %q = f32[4]{{0}} parameter(0)\n  ROOT %r = f32[4]{{0}} {instruction}", computations))
+    assert sent == ({"collective-permute": count} if count else {})
+
+
+def test_a_loop_whose_condition_sends_is_refused_without_a_count():
+    text = "  %q = f32[4]{0} parameter(0)\n  ROOT %r = f32[4]{0} while(%q), condition=%one, body=%none"
+    with pytest.raises(ValueError, match="loop with collective-permute"):
+        traffic(Written(text, computation("one", "u8[1]") + ADD.replace("%add ", "%none ")))
+
+
+def test_computations_that_nobody_calls_send_nothing():
+    assert traffic(Written("  %q = f32[4]{0} parameter(0)", computation("one", "u8[1]"))) == {}
+
+
+def test_operands_printed_with_their_types():
+    text = shift_by_one().replace("collective-permute(%p)", "collective-permute(f32[4]{0:T(8,128)} %p)")
+    assert traffic(Written(text)) == {"collective-permute": 4 * FLOAT}
+
+
+@pytest.mark.parametrize(
+    ("instruction", "reason"),
+    [
+        ("ragged-all-to-all(%p, %p, %p, %p, %p, %p), replica_groups={}", "ragged-all-to-all: need collectives of known sizes"),
+        ("send(%p, %p), channel_id=1", "send: need collectives of known sizes"),
+        ("all-gather(%p), replica_groups=@somehow", "groups in an unknown form"),
+        ("all-gather(%p)", "groups in an unknown form"),
+        ("collective-permute(%p), channel_id=1", "pairs in an unknown form"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(instruction, reason):
+    with pytest.raises(ValueError, match=reason):
+        traffic(Written(f"  %p = f32[4]{{0}} parameter(0)\n  ROOT %r = f32[4]{{0}} {instruction}"))
+
+
+def test_a_transfer_to_the_host_is_no_traffic():
+    text = "  %p = f32[4]{0} parameter(0)\n  %s = (f32[4]{0}, u32[], token[]) send(%p, %p), channel_id=1, is_host_transfer=true"
+    assert traffic(Written(text)) == {}

@@ -1,0 +1,179 @@
+"""Random problems whose constants are known exactly, and graphs: what statements are tried on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import topologies
+from dsgd import checks, problems
+from dsgd.base import Problem
+from dsgd.graphs.topology import Topology
+from dsgd.problems.quadratic import Quadratic
+from theory_checks.machinery.statement import Condition, Draws, need
+
+HESSIANS = ("isotropic", "equal", "different", "indefinite")
+
+
+def quadratic(
+    draws: Draws, workers: int, dimension: int, *, hessians: Sequence[str] = HESSIANS, noisy: bool = True, at_zero: bool = False
+) -> Problem:
+    """A random quadratic.
+
+    Args:
+        draws: where its numbers come from.
+        workers, dimension: N, d.
+        hessians: kinds to choose from. "isotropic": all A_n = L I, where most bounds are tight; "equal": one matrix for all, with
+            eigenvalues over several orders; "different": one for each worker; "indefinite": those with negative eigenvalues, too.
+        noisy: whether gradients may have noise.
+        at_zero: start at 0 instead of a random point.
+    """
+    kind = draws.choice(hessians)
+    L = draws.real(0.2, 5.0)
+    noise = draws.real(0.0, 3.0) if noisy else 0.0
+    spread = draws.real(0.0, 3.0)
+    rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
+    A = _hessians(kind, L, workers, dimension, rng)
+    b = spread * rng.normal(size=(workers, dimension)) + rng.normal(size=dimension)
+    near = draws.choice((True, False))  # to the minimiser, where noise decides, or far from it
+    minimizer = np.linalg.solve(A.mean(axis=0), b.mean(axis=0))
+    start = None if at_zero else (minimizer if near else 0) + (0.1 if near else 3) * rng.normal(size=dimension)
+    return problems.quadratic(A, b, noise=noise, start=start)
+
+
+def _hessians(kind: str, L: float, N: int, d: int, rng: np.random.Generator) -> np.ndarray:
+    if kind == "isotropic":
+        return np.broadcast_to(L * np.eye(d), (N, d, d))
+    count = 1 if kind == "equal" else N
+    eigenvalues = L * 10 ** rng.uniform(-3, 0, (count, d))
+    bases = np.linalg.qr(rng.normal(size=(count, d, d)))[0]
+    if kind == "indefinite" and N > 1:
+        eigenvalues[0] *= -0.3 / N  # of one worker: the mean stays positive definite
+        eigenvalues[1:] = np.maximum(eigenvalues[1:], 0.4 * L)
+    A = np.einsum("nij,nj,nkj->nik", bases, eigenvalues, bases)
+    return np.broadcast_to((A + np.swapaxes(A, 1, 2)) / 2, (N, d, d))
+
+
+def regression(
+    draws: Draws, workers: int, dimension: int, *, samples: int = 8, batches: Sequence[tuple[int, bool]] = ((1, True),)
+) -> Problem:
+    """A random robust regression, which is not convex.
+
+    Args:
+        draws: where its numbers come from.
+        workers, dimension, samples: N, d, M.
+        batches: sizes B, and whether with replacement, to choose from. Each is another program.
+    """
+    batch_size, replacement = draws.choice(batches)
+    return problems.robust_regression(
+        workers,
+        dimension,
+        samples=samples,
+        batch_size=batch_size,
+        replacement=replacement,
+        residual=draws.real(0.0, 2.0),
+        seed=draws.integer(0, 2**32 - 1),
+    )
+
+
+def full_batch(problem: Problem) -> Problem:
+    """The same problem, whose batches are all that a worker has: without noise."""
+    return problem._replace(sample=_all, constants=problem.constants._replace(noise=0.0), batch_size=problem.samples)
+
+
+def _all(key: jax.Array, mine):
+    return mine
+
+
+@cache
+def graphs() -> tuple[Topology, ...]:
+    """Undirected graphs of 2 to 8 workers, sparse and dense, with several kinds of weights."""
+    return (
+        topologies.ring(2),
+        topologies.chain(3),
+        topologies.complete(4),
+        topologies.star(5),
+        topologies.erdos_renyi(6, 0.6, 1),
+        topologies.ring(8),
+    )
+
+
+class Known(NamedTuple):
+    """What bounds need of a problem.
+
+    Args:
+        gap: D = f(x_1) - f*, or - a lower bound of f.
+        smoothness: L.
+        noise: sigma, of one worker's gradient.
+        heterogeneity: varsigma where it holds everywhere; None: it is only known on a path.
+    """
+
+    gap: float
+    smoothness: float
+    noise: float
+    heterogeneity: float | None
+
+
+def known(problem: Problem) -> Known:
+    """The constants of a problem.
+
+    Raises:
+        ValueError: it does not know its smoothness, its minimum, or its noise; or it starts at the minimum.
+    """
+    of = problem.constants
+    missing = [name for name in ("smoothness", "minimum", "noise") if getattr(of, name) is None]
+    if missing:
+        raise ValueError(
+            f"{problem.name} does not know its {', '.join(missing)}: need a problem with all constants, problems.quadratic, say"
+        )
+    gap = _gap(problem)
+    if not gap > 0:
+        raise ValueError(f"{problem.name}: f(x_1) - f* = {gap:.3g}: need a start above the minimum")
+    everywhere = of.heterogeneity if equal_hessians(problem) else None
+    return Known(gap, float(of.smoothness or 0.0), float(of.noise or 0.0), everywhere)
+
+
+def _gap(problem: Problem) -> float:
+    """f(x_1) - f*. Of a quadratic by the distance from its minimiser: the difference would lose digits."""
+    with jax.enable_x64(True):
+        first = problem.init(jax.random.key(0))
+        if isinstance(problem.data, Quadratic):
+            A, away = np.asarray(problem.data.A, np.float64).mean(axis=0), np.asarray(first - problem.constants.minimizer, np.float64)
+            return float(away @ (A * away if A.ndim == 1 else A @ away)) / 2
+        return float(_loss_of_all(problem.loss, first, problem.data)) - float(problem.constants.minimum or 0.0)
+
+
+def equal_hessians(problem: Problem) -> bool:
+    """Whether the problem's heterogeneity holds everywhere: of quadratics, whether all have one Hessian."""
+    if not isinstance(problem.data, Quadratic):
+        return True
+    A = np.asarray(problem.data.A)
+    return bool(np.abs(A - A[:1]).max() <= 1e-12 * np.abs(A).max())
+
+
+@partial(jax.jit, static_argnames="loss")
+def _loss_of_all(loss, params, data):
+    return jnp.mean(jax.vmap(loss, (None, 0))(params, data))
+
+
+def same_heterogeneity(problem: Problem) -> Condition:
+    """That (1/N) sum |f_n' - f'|^2 has one bound everywhere."""
+    given = f"{problem.name} does not know its heterogeneity, or has Hessians that differ"
+    return Condition("one varsigma for all points", known(problem).heterogeneity is not None, given)
+
+
+def need_step(where: str, steps: int, learning_rate: float, name: str, limit: float) -> None:
+    """Raises a ValueError where a bound is asked for without steps, or for a step size that its theorem does not allow."""
+    checks.positive_int(f"{where}: steps", steps)
+    need(where, [step_below(name, limit, learning_rate)])
+
+
+def step_below(name: str, limit: float, learning_rate: float) -> Condition:
+    """That the step size is positive and at most the limit."""
+    holds = 0 < learning_rate <= limit * (1 + 1e-12)
+    return Condition(f"0 < gamma <= {name}", holds, f"gamma = {learning_rate:.6g}, {name} = {limit:.6g}")

@@ -1,0 +1,98 @@
+"""Whether a method is what `moments` assumes: one affine map in every round, and messages that can be told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from theory_checks.machinery.rounds import Build, Instance, Rounds, on_one_device
+
+_TIMES = (0, 1, 2, 3, 7, 64)  # at which a round is probed
+_ASKED = 4096  # draws of the worker who is asked
+_ROUNDING = 1e-9
+_KEYS = 32  # that are tried for one with which no two messages share a row
+
+
+def is_as_assumed(rounds: Rounds, first: jax.Array, silence: jax.Array, varying: bool) -> jax.Array:
+    """Whether a round is one affine map, probed: along two directions, at three sizes, at several t and with several keys."""
+    N, d = rounds.shape
+    keys = jnp.stack([rounds.key, *jax.random.split(rounds.key, 2)])
+    times = jnp.asarray(_TIMES, jnp.int32)
+    sizes = jnp.array([1e-3, 1.0, 1e3]) * (1 + jnp.max(jnp.abs(first)))
+
+    def at(t, key, size, turn):
+        there = rounds._replace(key=key)
+        s = size * jnp.sin(turn + jnp.arange(first.size))
+        z = size * jnp.broadcast_to(jnp.cos(turn + jnp.arange(d)), (N, d))  # of all workers alike: it may be any of them who is asked
+        seen = there.seen(t, s)
+        return jnp.concatenate([there.after(t, s, z, silence), *(seen[name].ravel() for name in sorted(seen))])
+
+    points = jnp.meshgrid(
+        jnp.array([1.0, 2.5]), jnp.concatenate([jnp.zeros(1), sizes, 2 * sizes]), times, jnp.arange(len(keys)), indexing="ij"
+    )
+    found = jax.vmap(lambda turn, size, t, key: at(t, keys[key], size, turn))(*(axis.ravel() for axis in points))
+    found = found.reshape(*points[0].shape, -1)  # [turns, sizes, times, keys, values]
+    none, one, two = found[:, :1], found[:, 1 : 1 + len(sizes)], found[:, 1 + len(sizes) :]
+    room = _ROUNDING * (1 + jnp.max(jnp.abs(two), axis=(0, 2, 3, 4), keepdims=True))
+    bends = jnp.abs(two - 2 * one + none)
+    by_key = jnp.abs(one - one[:, :, :, :1])
+    by_time = jnp.where(varying, 0.0, jnp.abs(one - one[:, :, :1]))
+    return rounds.keeps_counters(silence) & jnp.all((bends <= room) & (by_key <= room) & (by_time <= room))
+
+
+@partial(jax.jit, static_argnames=("build", "gradient"))
+def _shares(of, key, *, build, gradient):
+    """How often each worker is asked by a method that asks one at a time, over many keys, `[N]`."""
+
+    def asked(of, key):
+        rounds = Rounds(build, gradient, of, key, None)
+        keys = jax.random.split(key, _ASKED)
+        chosen = jax.vmap(lambda key: rounds._replace(key=key).asks(rounds.first()))(keys)
+        return jnp.mean(chosen[:, None] == jnp.arange(rounds.shape[0])[None], axis=0)
+
+    return on_one_device(asked)(of, key)
+
+
+def asks_uniformly(build: Build, of: Instance, gradient: Callable | None) -> bool:
+    """Whether no worker is asked more often than chance explains."""
+    shares, N = np.asarray(_shares(of, jax.random.key(0), build=build, gradient=gradient)), of.b.shape[0]
+    return bool(np.abs(shares - 1 / N).max() <= 5 * np.sqrt((1 - 1 / N) / N / _ASKED) + 1e-12)
+
+
+@partial(jax.jit, static_argnames=("build", "gradient", "rows"))
+def _rows_hit(of, key, *, build, gradient, rows):
+    """How many rows of the table the messages of a round take."""
+
+    def count(of, key):
+        rounds = Rounds(build, gradient, of, key, None)
+        zero, z = rounds.first() * 0, jnp.zeros(rounds.shape)
+        weights = jnp.cos(1.0 + jnp.arange(zero.size))
+        C = jax.grad(lambda table: weights @ rounds.after(jnp.int32(0), zero, z, table))(rounds.silence(rows))
+        return jnp.sum(jnp.any(C != 0, axis=1))
+
+    return on_one_device(count)(of, key)
+
+
+def rows_for(messages: int) -> int:
+    """Of the table of noise: so many that most keys give each message a row of its own; 1 where nothing is compressed."""
+    return 1 << max(13, (messages**2).bit_length()) if messages else 1
+
+
+def key_without_collisions(build: Build, of: Instance, gradient: Callable | None, messages: int) -> jax.Array:
+    """A key with which every message of a round takes a row of its own."""
+    of = of._replace(compression=jnp.ones_like(of.compression))  # a message without noise would take none
+    found = []
+    for seed in range(_KEYS):
+        key = jax.random.key(seed)
+        hit = int(_rows_hit(of, key, build=build, gradient=gradient, rows=rows_for(messages)))
+        if hit == messages:
+            found.append(key)
+            if len(found) == 2:  # one may be a collision of more messages
+                return key
+        if hit > messages:
+            raise ValueError(f"a round compresses at least {hit} messages, not {messages}")
+    raise ValueError(f"no key of {_KEYS} with which {messages} messages take as many rows: are there fewer messages in a round?")

@@ -1,0 +1,181 @@
+"""A round of one of the project's methods on a quadratic, as a function of vectors: what `moments` differentiates, and `probes` tries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from dsgd import workers
+from dsgd.base import Algorithm, Compressor, Problem, Round, State
+from dsgd.compressors.sizes import fixed_size
+from dsgd.engine import oracle
+from dsgd.problems.quadratic import Quadratic
+
+
+class Instance(NamedTuple):
+    """The numbers of a quadratic problem and of a method on it; arguments of the compiled program.
+
+    Args:
+        A: `[N, d, d]`.
+        b: `[N, d]`.
+        root: R, where the noise of a stochastic gradient is R z, E z z^T = I, `[d, d]`.
+        start: x_1, `[d]`.
+        learning_rate: gamma.
+        compression: s', where each message of a whole vector has an error of mean square s'^2.
+        more: what else the method is made of, arrays.
+    """
+
+    A: jax.Array
+    b: jax.Array
+    root: jax.Array
+    start: jax.Array
+    learning_rate: jax.Array
+    compression: jax.Array
+    more: Any = ()
+
+
+Build = Callable[[Instance, Compressor], Algorithm]
+
+
+def additive(rows: jax.Array) -> Compressor:
+    """A compressor whose error is noise, added: unbiased, of one mean square for every vector. Which row a message takes, its key decides.
+
+    Args:
+        rows: the noise, `[rows, part]`.
+    """
+
+    def compress(key, x):
+        return x + rows[_row(key, rows.shape[0]), : x.shape[0]]
+
+    return fixed_size(compress, lambda message, d: message, "additive", unbiased=True, omega=lambda d: None)
+
+
+def _row(key: jax.Array, rows: int) -> jax.Array:
+    return (jax.random.key_data(key)[-1] % rows).astype(jnp.int32)
+
+
+class Rounds(NamedTuple):
+    """One method on one instance as functions of vectors, inside the trace."""
+
+    build: Build
+    gradient: Callable | None
+    of: Instance
+    key: jax.Array
+    quantities: Callable[[State], dict[str, jax.Array]] | None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """N, d."""
+        N, d = self.of.b.shape
+        return N, d
+
+    @property
+    def part(self) -> int:
+        """Elements of a worker's part of the vector, with padding."""
+        N, d = self.shape
+        return -(-d // N)
+
+    def silence(self, rows: int) -> jax.Array:
+        """A table of no noise."""
+        return jnp.zeros((rows, self.part))
+
+    def method(self, rows: jax.Array) -> Algorithm:
+        d = self.shape[1]
+        return self.build(self.of, additive(rows * self.of.compression / jnp.sqrt(d)))
+
+    def first(self) -> jax.Array:
+        """The state at the start, as a vector."""
+        return _vector(self.method(self.silence(1)).init(self.of.start, self.shape[0]))
+
+    def after(self, t: jax.Array, s: jax.Array, z: jax.Array, rows: jax.Array) -> jax.Array:
+        """The state after round t: of s, the gradients' noise z `[N, d]` and the messages' `[rows, part]` of unit variance."""
+        return _vector(self._round(t, s, z, rows))
+
+    def _round(self, t: jax.Array, s: jax.Array, z: jax.Array, rows: jax.Array) -> State:
+        N = self.shape[0]
+        method = self.method(rows)
+        state = _state(method, s, t, self.of.start, N)
+        this = Round(t, N, self.key)
+        query = method.query(state, this)
+        noise = None if query.exact else z @ self.of.root.T
+        data = Quadratic(self.of.A, self.of.b, jnp.zeros(N), noise)
+        problem = Problem(init=_nothing, loss=_nothing, data=(), sample=lambda key, mine: mine, gradient=self.gradient)
+        gradients = oracle.gradients(problem, query, self.key, data, N)
+        return method.update(self.key, state, gradients, this)[0]
+
+    def asks(self, s: jax.Array) -> jax.Array:
+        """The one worker whose gradient the first round asks for."""
+        state = _state(self.method(self.silence(1)), s, jnp.int32(0), self.of.start, self.shape[0])
+        query = self.method(self.silence(1)).query(state, Round(jnp.int32(0), self.shape[0], self.key))
+        if query.workers is None or query.workers.shape != (1,):
+            raise ValueError("one_worker=True for a method that does not ask one worker at a time: need one_worker=False")
+        return query.workers[0]
+
+    def keeps_counters(self, silence: jax.Array) -> jax.Array:
+        """Whether what is not floating point, besides the number of the round, stays as it is: nothing else may tell rounds apart."""
+        before = self.method(silence).init(self.of.start, self.shape[0])
+        after = self._round(jnp.int32(0), self.first(), jnp.zeros(self.shape), silence)
+        pairs = zip(*(jax.tree.leaves((state.server, state.workers)) for state in (before, after)), strict=True)
+        return jnp.all(jnp.array([True, *(jnp.all(old == new) for old, new in pairs if not _floating(old))]))
+
+    def seen(self, t: jax.Array, s: jax.Array) -> dict[str, jax.Array]:
+        """The quantities whose mean squares are wanted."""
+        N = self.shape[0]
+        method = self.method(self.silence(1))
+        state = _state(method, s, t, self.of.start, N)
+        query = method.query(state, Round(t, N, self.key))
+        x = method.model(state)
+        asked = query.params if query.axis == 0 else jnp.broadcast_to(query.params, self.of.b.shape)
+        mean_A, mean_b = self.of.A.mean(axis=0), self.of.b.mean(axis=0)
+        slope = mean_A @ x - mean_b
+        local = jnp.einsum("nij,nj->ni", self.of.A, asked) - self.of.b
+        center = asked.mean(axis=0)
+        there = self.of.A @ center - self.of.b
+        half = jnp.linalg.cholesky(mean_A) / jnp.sqrt(2)
+        return {
+            "slope": slope,
+            "gap": half.T @ (x - jnp.linalg.solve(mean_A, mean_b)),
+            "consensus": (asked - center[None]) / jnp.sqrt(N),
+            "spread": (there - there.mean(axis=0, keepdims=True)) / jnp.sqrt(N),
+            "asked": local.mean(axis=0),
+            "stale": slope - local.mean(axis=0),
+            "local": local / jnp.sqrt(N),
+            "around": (local - slope[None]) / jnp.sqrt(N),
+            **(self.quantities(state) if self.quantities else {}),
+        }
+
+
+def on_one_device(f: Callable) -> Callable:
+    """f, with one device that holds all workers: where collectives of `dsgd.workers` mean something."""
+    everywhere: Any = P()
+    return jax.shard_map(f, mesh=workers.mesh(1), in_specs=everywhere, out_specs=everywhere, check_vma=False)
+
+
+def _floating(leaf: jax.Array) -> bool:
+    return jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+
+
+def _vector(state: State) -> jax.Array:
+    """The floating-point part of a state."""
+    return jnp.concatenate([jnp.ravel(leaf).astype(float) for leaf in jax.tree.leaves(state) if _floating(leaf)])
+
+
+def _state(method: Algorithm, vector: jax.Array, t: jax.Array, start: jax.Array, N: int) -> State:
+    """The state of round t with this floating-point part."""
+    leaves, structure = jax.tree.flatten(method.init(start, N))
+    at, filled = 0, []
+    for leaf in leaves:
+        if _floating(leaf):
+            filled.append(vector[at : at + leaf.size].reshape(leaf.shape).astype(leaf.dtype))
+            at += leaf.size
+        else:
+            filled.append(leaf)
+    return structure.unflatten(filled)._replace(step=t)
+
+
+def _nothing(*args: Any) -> None:
+    raise NotImplementedError("only gradients are asked for")

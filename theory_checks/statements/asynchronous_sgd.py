@@ -1,0 +1,186 @@
+r"""Asynchronous SGD, Theorem 4.2.3 with its constants.
+
+By smoothness and $-\langle a, b \rangle = \frac12 (|a - b|^2 - |a|^2 - |b|^2)$, as in (4.5),
+
+$$ E f(x_{t+1}) - E f(x_t) \le -\frac\gamma2 E|f'(x_t)|^2 - \frac\gamma2 (1 - \gamma L) E|f'(x_{D(t)})|^2
+   + \frac\gamma2 E|f'(x_t) - f'(x_{D(t)})|^2 + \frac{\gamma^2 L \sigma^2}{2}. $$
+
+Lemma 4.2.1, with $f'(x_{D(s)})$ where it is printed with $f'(x_{D(t)})$, bounds the third term by
+$2\gamma^2 L^2 \tau \sigma^2 + 2\gamma^2 L^2 \tau \sum_{s = D(t)}^{t - 1} E|f'(x_{D(s)})|^2$. In the sum over t every s is met at most
+$\tau$ times, so that these gradients are paid for by the second term if $2 (\gamma L \tau)^2 \le 1 - \gamma L$:
+
+$$ \frac1T \sum_t E|f'(x_t)|^2 \le \frac{2D}{\gamma T} + \gamma L \sigma^2 (1 + 2 \gamma L \tau), \qquad \gamma L + 2 (\gamma L \tau)^2
+\le 1. $$
+
+Delays are independent of the samples, or the noise of $g_t(x_{D(t)})$ has a mean.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import algorithms
+from algorithms import delays
+from dsgd.base import Algorithm, Problem
+from theory_checks.machinery import instances, moments, runs
+from theory_checks.machinery.rates import Rate
+from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
+from theory_checks.statements.sgd import total_noise
+
+OLDEST = 12  # the largest tau that is tried; one size of the buffer for all, so that they share a program
+_LARGEST = "(sqrt(1 + 8 tau^2) - 1) / (4 tau^2 L)"
+_TABLE = 64  # staleness of so many updates, over and over
+
+
+def largest_step(*, smoothness: float, staleness: int) -> float:
+    r"""$\frac{\sqrt{1 + 8\tau^2} - 1}{4 \tau^2 L}$, the root of $\gamma L + 2(\gamma L\tau)^2 = 1$; $\frac1L$ at $\tau = 0$."""
+    # (sqrt(1 + y) - 1) / (y / 2) = 2 / (sqrt(1 + y) + 1), which has no 0 / 0.
+    return 2 / (math.sqrt(1 + 8 * staleness**2) + 1) / smoothness
+
+
+def hypotheses(problem: Problem, staleness: int, learning_rate: float) -> list[Condition]:
+    """gamma L + 2 (gamma L tau)^2 <= 1, and one bound of the variance everywhere."""
+    limit = largest_step(smoothness=instances.known(problem).smoothness, staleness=staleness)
+    return [
+        instances.same_heterogeneity(problem),
+        instances.step_below(_LARGEST, limit, learning_rate),
+    ]
+
+
+def step_size(*, gap: float, smoothness: float, noise: float, steps: int, staleness: int) -> float:
+    r"""$\frac1\gamma = 2L(\tau + 1) + \sigma \sqrt{\frac{LT}{D}}$."""
+    return 1 / (2 * smoothness * (staleness + 1) + noise * math.sqrt(smoothness * steps / gap))
+
+
+def bound(*, gap: float, smoothness: float, noise: float, steps: int, staleness: int, learning_rate: float) -> float:
+    r"""$\frac{2D}{\gamma T} + \gamma L \sigma^2 (1 + 2 \gamma L \tau)$, on $\frac1T \sum_t E|f'(x_t)|^2$.
+
+    Args:
+        gap: D = f(x_1) - f*.
+        smoothness: L.
+        noise: sigma, of one gradient.
+        steps: T, updates.
+        staleness: tau, the largest t - D(t).
+        learning_rate: gamma, at most `largest_step`.
+
+    Source: Liu and Zhang, Theorem 4.2.3.
+    """
+    limit = largest_step(smoothness=smoothness, staleness=staleness)
+    instances.need_step("bounds.asynchronous_sgd", steps, learning_rate, _LARGEST, limit)
+    return 2 * gap / (learning_rate * steps) + learning_rate * smoothness * noise**2 * (1 + 2 * learning_rate * smoothness * staleness)
+
+
+def rate(*, gap: float, smoothness: float, noise: float, staleness: int) -> Rate:
+    r"""$\frac{4LD(\tau + 1)}{T} + 4\sigma\sqrt{\frac{LD}{T}}$ at the recommended step size."""
+    return Rate(4 * smoothness * gap * (staleness + 1), 4 * noise * math.sqrt(smoothness * gap))
+
+
+def stale(optimizer: optax.GradientTransformation, bound: int, table: jax.Array, method=algorithms.asynchronous_sgd) -> Algorithm:
+    """The method whose staleness is a table, over and over: an array of the trace, so that all tables share one program."""
+
+    def staleness(key, t, parts, moved):
+        return jnp.broadcast_to(jnp.minimum(table[t % table.shape[0]], t), (parts,)).astype(jnp.int32)
+
+    return method(optimizer, delays.Delays(bound, staleness, f"table({bound})"))
+
+
+@cache
+def with_table(bound: int, method=algorithms.asynchronous_sgd) -> moments.Build:
+    """The method with the instance's `more` as its table of staleness, of at most `bound`."""
+    return lambda of, compressor: stale(optax.sgd(of.learning_rate), bound, of.more, method)
+
+
+def check(
+    problem: Problem,
+    rule: delays.Delays | np.ndarray,
+    *,
+    steps: int,
+    learning_rate: float | None = None,
+    seeds: int = runs.SEEDS,
+    seed: int = 0,
+    method=algorithms.asynchronous_sgd,
+) -> Outcome:
+    """Holds the bound to the exact moments on a quadratic with a given staleness, to runs on another problem or with random delays.
+
+    Args:
+        problem: that knows its constants.
+        rule: of `algorithms.delays`; or the staleness t - D(t) of some updates, over and over (none reaches back before the first model).
+        steps: T.
+        learning_rate: gamma; None: the recommended one.
+        seeds, seed: of runs.
+        method: (optimiser, delays) -> method, the project's or one's own.
+
+    Raises:
+        ValueError: the problem does not know its constants, or a hypothesis fails.
+    """
+    known, noise = instances.known(problem), total_noise(problem)
+    tau = rule.bound if isinstance(rule, delays.Delays) else _largest(rule)
+    numbers = {"gap": known.gap, "smoothness": known.smoothness, "noise": noise, "steps": steps, "staleness": tau}
+    gamma = step_size(**numbers) if learning_rate is None else learning_rate
+    need("asynchronous_sgd", hypotheses(problem, tau, gamma))
+    case = f"{problem.name}, tau = {tau}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}"
+    right = bound(**numbers, learning_rate=gamma)
+    if isinstance(rule, delays.Delays):
+        factory = runs.with_step(method, rule)
+        measured, error = runs.average_gradient(factory, problem, steps=steps, learning_rate=gamma, seeds=seeds, seed=seed)
+        return Outcome(measured, right, error, case)
+    found = moments.second_moments(
+        with_table(max(tau, OLDEST), method), problem, gamma, steps=steps, one_worker=True, varying=True, more=np.asarray(rule, np.int32)
+    )
+    return Outcome(float(found["slope"][:steps].mean()), right, case=case)
+
+
+def _largest(staleness: np.ndarray) -> int:
+    if staleness.ndim != 1 or staleness.size == 0 or staleness.dtype.kind not in "iu" or staleness.min() < 0:
+        raise ValueError(f"asynchronous_sgd: a staleness of {staleness!r}: need integers [T], at least 0")
+    return int(staleness.max())
+
+
+def table(draws: Draws) -> np.ndarray:
+    """A random staleness: constant, uniform, or mostly fresh, up to a tau of at most `OLDEST`."""
+    tau = draws.choice((0, 1, 4, OLDEST))
+    kind = draws.choice(("constant", "uniform", "rare"))
+    rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
+    drawn = {
+        "constant": np.full(_TABLE, tau),
+        "uniform": rng.integers(0, tau + 1, _TABLE),
+        "rare": np.where(rng.random(_TABLE) < 0.1, tau, 0),
+    }[kind]
+    drawn[-1] = tau  # so that tau is reached
+    return drawn
+
+
+def trial_exact(draws: Draws, method=algorithms.asynchronous_sgd) -> list[Outcome]:
+    """One quadratic, one sequence of staleness."""
+    problem = instances.quadratic(draws, 3, 2, hessians=("isotropic", "equal"))
+    staleness, steps = table(draws), draws.choice((1, 10, 250))
+    limit = largest_step(smoothness=instances.known(problem).smoothness, staleness=int(staleness.max()))
+    gamma = draws.choice((None, draws.real(0.01, 1.0) * limit))
+    return [check(problem, staleness, steps=steps, learning_rate=gamma, method=method)]
+
+
+@cache
+def _rules() -> tuple[delays.Delays, ...]:
+    return delays.constant(3), delays.uniform(6)
+
+
+def trial_runs(draws: Draws, method=algorithms.asynchronous_sgd) -> list[Outcome]:
+    """One robust regression, with random delays."""
+    problem = instances.regression(draws, 3, 3)
+    rule, steps = draws.choice(_rules()), draws.choice((10, 100))
+    limit = largest_step(smoothness=instances.known(problem).smoothness, staleness=rule.bound)
+    gamma = draws.choice((None, draws.real(0.01, 1.0) * limit))
+    return [check(problem, rule, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6), method=method)]
+
+
+_STEP = "gamma L + 2(gamma L tau)^2 <= 1; delays independent of samples"
+STATEMENTS = [
+    Statement("ASGD, quadratics, exact", "Theorem 4.2.3", _STEP, trial_exact),
+    Statement("ASGD, non-convex", "Theorem 4.2.3", _STEP, trial_runs),
+]

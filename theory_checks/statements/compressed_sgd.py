@@ -1,0 +1,232 @@
+r"""SGD with compressed gradients, (3.7) with its constants, for errors of two kinds.
+
+The step is along $g_t$ with $E g_t = f'(x_t)$ and $E|g_t|^2 \le (1 + r) |f'(x_t)|^2 + c^2$, so that as for SGD, with $L' = L(1 + r)$,
+
+$$ \frac1T \sum_t E|f'(x_t)|^2 \le \frac{1}{2 - \gamma L'} \Big( \frac{2D}{\gamma T} + \gamma L c^2 \Big), \qquad \gamma \le \frac{1}{L'}.
+$$
+
+Absolute errors, $E|Q(y) - y|^2 \le \sigma'^2$ for every y: $r = 0$. The worker's and the servers' errors are independent, and all but
+the last is divided by N:
+
+$$ c^2 = \frac{\sigma^2}{N} + \Big(1 + \frac1N\Big) \sigma'^2 \quad (3.4), \qquad c^2 = \frac{\sigma^2 + \sigma'^2}{N} \quad (3.5). $$
+
+Relative errors, $E|Q(y) - y|^2 \le \omega |y|^2$. Through servers, $E|g|^2 \le (1 + \omega) E|\frac1N \sum Q(g_n)|^2$, and the sum's
+variance is at most $\frac{1}{N^2} \sum (\sigma^2 + \omega E|g_n|^2)$, where $\frac1N \sum |f_n'|^2 \le |f'|^2 + \varsigma^2$:
+
+$$ r = \omega + \frac{\omega(1 + \omega)}{N}, \qquad c^2 = \frac{(1 + \omega)((1 + \omega)\sigma^2 + \omega\varsigma^2)}{N}. $$
+
+Around the ring, $S_k = Q(S_{k-1} + g_k)$ has the variance
+$V_k \le (1 + \omega)(V_{k-1} + \sigma_k^2) + \omega |\sum_{j \le k} f_j'|^2$, part by part: each part begins at another worker. Over all
+parts, $|\sum_{j \le k} f_j'|^2$ is at most $k N (|f'|^2 + \varsigma^2)$. A worker's noise may be all in the part that it begins, where its
+weight is the largest, $(1 + \omega)^N$. With $K = \sum_{k=1}^N k (1 + \omega)^{N - k}$, $V_N / N^2$ gives
+
+$$ r = \frac{\omega K}{N}, \qquad c^2 = \frac{\omega K \varsigma^2 + (1 + \omega)^N \sigma^2}{N}. $$
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import jax
+import numpy as np
+
+import algorithms
+from algorithms import exchanges
+from dsgd import compressors
+from dsgd.base import Compressor, Problem
+from theory_checks.machinery import instances, moments, runs
+from theory_checks.machinery.rates import Rate
+from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
+
+Via = Literal["server", "ring"]
+
+
+class Effect(NamedTuple):
+    """What compression makes of a gradient: E|g|^2 <= (1 + inflation) |f'|^2 + variance."""
+
+    inflation: float
+    variance: float
+
+
+def effect(
+    *, noise: float, workers: int, compression: float = 0.0, omega: float = 0.0, heterogeneity: float = 0.0, via: Via = "server"
+) -> Effect:
+    """r and c^2, of absolute errors (`compression` = sigma') or of relative ones (`omega`).
+
+    Raises:
+        ValueError: both kinds of errors, or neither server nor ring.
+    """
+    if compression and omega:
+        raise ValueError(f"compression = {compression} and omega = {omega}: need one of the two, absolute or relative errors")
+    if via not in ("server", "ring"):
+        raise ValueError(f"via = {via!r}: need 'server' or 'ring'")
+    N, w = workers, omega
+    if via == "server":
+        inflation = w + w * (1 + w) / N
+        relative = (1 + w) * ((1 + w) * noise**2 + w * heterogeneity**2) / N
+        return Effect(inflation, relative + (1 + 1 / N) * compression**2)
+    K = sum(k * (1 + w) ** (N - k) for k in range(1, N + 1))
+    return Effect(w * K / N, w * K * heterogeneity**2 / N + (1 + w) ** N * noise**2 / N + compression**2 / N)
+
+
+def hypotheses(problem: Problem, compressor: Compressor | None, learning_rate: float, via: Via = "server") -> list[Condition]:
+    """An unbiased compressor with an omega (None: errors are absolute), one varsigma everywhere, gamma <= 1 / L'."""
+    known = instances.known(problem)
+    if compressor is None:
+        return [instances.step_below("1 / L", 1 / known.smoothness, learning_rate)]
+    omega = omega_of(compressor, problem)
+    stated = Condition("an unbiased compressor that states an omega", omega is not None, compressor.name)
+    inflation = effect(noise=0.0, workers=problem.workers, omega=omega or 0.0, via=via).inflation
+    limit = 1 / (known.smoothness * (1 + inflation))
+    return [stated, instances.same_heterogeneity(problem), instances.step_below("1 / (L (1 + r))", limit, learning_rate)]
+
+
+def messages(problem: Problem, via: Via = "server") -> int:
+    """How many messages with elements a round compresses: each of N workers one of each part, each server one of its own."""
+    N, d = problem.workers, np.size(problem.init(jax.random.key(0)))
+    parts = -(-d // -(-d // N))  # where d < N, some servers have padding only
+    return N * parts + (parts if via == "server" else 0)
+
+
+def omega_of(compressor: Compressor, problem: Problem) -> float | None:
+    """The largest omega of the parts that a model of this problem is cut into; None where there is none."""
+    N = problem.workers
+    shape = jax.eval_shape(problem.init, jax.random.key(0))
+    parts = jax.eval_shape(lambda x: exchanges.cut(jax.tree.map(lambda leaf: leaf[None], x), N, compressor), shape)
+    values = [compressor.omega(leaf.shape[-1]) for leaf in jax.tree.leaves(parts)]
+    return None if None in values or not compressor.unbiased else max(values)
+
+
+def step_size(*, gap: float, smoothness: float, steps: int, effect: Effect) -> float:
+    r"""$\frac1\gamma = L' + c \sqrt{\frac{LT}{2D}}$."""
+    return 1 / (smoothness * (1 + effect.inflation) + math.sqrt(effect.variance * smoothness * steps / (2 * gap)))
+
+
+def bound(
+    *,
+    gap: float,
+    smoothness: float,
+    noise: float,
+    steps: int,
+    workers: int,
+    learning_rate: float,
+    compression: float = 0.0,
+    omega: float = 0.0,
+    heterogeneity: float = 0.0,
+    via: Via = "server",
+) -> float:
+    r"""$\frac{1}{2 - \gamma L'} \big(\frac{2D}{\gamma T} + \gamma L c^2\big)$, on $\frac1T \sum_t E|f'(x_t)|^2$.
+
+    Args:
+        gap: D = f(x_1) - f*.
+        smoothness: L.
+        noise: sigma, of each worker.
+        steps: T.
+        workers: N.
+        learning_rate: gamma <= 1 / L'.
+        compression: sigma', of absolute errors; 0 where they are relative.
+        omega: of relative errors; 0 where they are absolute.
+        heterogeneity: varsigma, which matters with relative errors.
+        via: "server" (3.4) or "ring" (3.5).
+
+    Source: Liu and Zhang, (3.7) and (3.8). Departures: (3.5) is printed without 1/N; relative errors are derived above.
+    """
+    of = effect(noise=noise, workers=workers, compression=compression, omega=omega, heterogeneity=heterogeneity, via=via)
+    limit = 1 / (smoothness * (1 + of.inflation))
+    instances.need_step("bounds.compressed_sgd", steps, learning_rate, "1 / (L (1 + r))", limit)
+    noisy = 2 * gap / (learning_rate * steps) + learning_rate * smoothness * of.variance
+    return noisy / (2 - learning_rate * smoothness * (1 + of.inflation))
+
+
+def rate(*, gap: float, smoothness: float, effect: Effect) -> Rate:
+    r"""$\frac{2L'D}{T} + c \sqrt{\frac{2LD}{T}}$ at the recommended step size."""
+    return Rate(2 * smoothness * (1 + effect.inflation) * gap, math.sqrt(2 * smoothness * gap * effect.variance))
+
+
+def check(
+    problem: Problem,
+    compressor: Compressor | None = None,
+    *,
+    steps: int,
+    compression: float = 0.0,
+    via: Via = "server",
+    learning_rate: float | None = None,
+    seeds: int = runs.SEEDS,
+    seed: int = 0,
+    method=algorithms.compressed_sgd,
+) -> Outcome:
+    """Holds the bound to runs with a compressor; or, without one, to the exact moments on a quadratic with errors of one size.
+
+    Args:
+        problem: that knows its constants.
+        compressor: unbiased; None: one that adds noise of mean square `compression`^2, whatever the vector.
+        steps: T.
+        compression: sigma'.
+        via: "server" or "ring".
+        learning_rate: gamma; None: the recommended one.
+        seeds, seed: of runs.
+        method: (optimiser, compressor, via) -> method, the project's or one's own.
+
+    Raises:
+        ValueError: the problem does not know its constants, or a hypothesis fails.
+    """
+    known, N = instances.known(problem), problem.workers
+    errors = {"noise": known.noise, "workers": N, "compression": compression, "via": via}
+    if compressor is not None:
+        errors |= {"omega": omega_of(compressor, problem) or 0.0, "heterogeneity": known.heterogeneity or 0.0}
+    numbers = {"gap": known.gap, "smoothness": known.smoothness, "steps": steps}
+    gamma = step_size(**numbers, effect=effect(**errors)) if learning_rate is None else learning_rate
+    need("compressed_sgd", hypotheses(problem, compressor, gamma, via))
+    how = f"sigma' = {compression:.3g}" if compressor is None else compressor.name
+    case = f"{problem.name}, {how}, {via}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}"
+    right = bound(**numbers, **errors, learning_rate=gamma)
+    if compressor is None:
+        found = moments.second_moments(
+            moments.with_compressor(method, via),
+            problem,
+            gamma,
+            steps=steps,
+            compression=compression,
+            messages=messages(problem, via),
+        )
+        return Outcome(float(found["slope"][:steps].mean()), right, case=case)
+    factory = runs.with_step(method, compressor, via)
+    measured, error = runs.average_gradient(factory, problem, steps=steps, learning_rate=gamma, seeds=seeds, seed=seed)
+    return Outcome(measured, right, error, case)
+
+
+def trial_exact(draws: Draws, via: Via, method=algorithms.compressed_sgd) -> list[Outcome]:
+    """One quadratic, with errors of one size."""
+    problem = instances.quadratic(draws, 4, 4)
+    steps, compression = draws.choice((1, 10, 300)), draws.real(0.0, 3.0)
+    gamma = draws.choice((None, draws.real(0.01, 1.0) / instances.known(problem).smoothness))
+    return [check(problem, steps=steps, compression=compression, via=via, learning_rate=gamma, method=method)]
+
+
+_TIGHT = compressors.random_k(0.5)
+UNBIASED = {"server": (compressors.random_quantization(2), _TIGHT), "ring": (compressors.qsgd(2), _TIGHT)}
+
+
+def trial_runs(draws: Draws, via: Via, method=algorithms.compressed_sgd) -> list[Outcome]:
+    """One compressor, on a robust regression; random-k, whose bound is tight, on an isotropic quadratic."""
+    compressor = draws.choice(UNBIASED[via])
+    tight = compressor is _TIGHT
+    problem = instances.quadratic(draws, 2, 8, hessians=("isotropic",), at_zero=True) if tight else instances.regression(draws, 2, 8)
+    omega, steps = omega_of(compressor, problem) or 0.0, draws.choice((10, 100))
+    inflation = effect(noise=0.0, workers=2, omega=omega, via=via).inflation
+    gamma = draws.choice((None, draws.real(0.01, 1.0) / (instances.known(problem).smoothness * (1 + inflation))))
+    seed = draws.integer(0, 10**6)
+    return [check(problem, compressor, steps=steps, via=via, learning_rate=gamma, seed=seed, method=method)]
+
+
+def _of(trial, via: Via):
+    return lambda draws, **method: trial(draws, via, **method)
+
+
+STATEMENTS = [
+    Statement("CSGD, server, absolute, exact", "(3.4), (3.7)", "Q unbiased; gamma <= 1/L", _of(trial_exact, "server")),
+    Statement("CSGD, ring, absolute, exact", "(3.5), (3.7)", "Q unbiased; gamma <= 1/L", _of(trial_exact, "ring")),
+    Statement("CSGD, server, relative", "derived", "Q unbiased, omega; gamma <= 1/L'", _of(trial_runs, "server")),
+    Statement("CSGD, ring, relative", "derived", "Q unbiased, omega; gamma <= 1/L'", _of(trial_runs, "ring")),
+]

@@ -1,0 +1,295 @@
+r"""EF21 layer by layer, Theorem 1 of Kimad.
+
+Layers i, with $f(x + s) \le f(x) + \langle f'(x), s \rangle + \frac12 \sum L_i |s_i|^2$, step sizes $\gamma w_i$, estimates $u_i$ and
+contractions $\alpha_i$. The descent lemma with $\langle a, b \rangle = \frac12(|a|^2 + |b|^2 - |a - b|^2)$ gives
+
+$$ f(x^{k+1}) \le f(x^k) - \frac\gamma2 \sum_i w_i |f_i'(x^k)|^2 - \sum_i \Big( \frac{1}{2\gamma w_i} - \frac{L_i}{2} \Big) |x_i^{k+1} -
+x_i^k|^2
+   + \frac\gamma2 \sum_i w_i |u_i^k - f_i'(x^k)|^2. $$
+
+By the contraction and Young's inequality, $G_i = |u_i - f_i'(x)|^2$ obeys $G_i^{k+1} \le (1 - \theta_i) G_i^k + \beta_i |f_i'(x^{k+1}) -
+f_i'(x^k)|^2$,
+$\theta_i = 1 - (1 - \alpha_i)(1 + \zeta_i)$, $\beta_i = (1 - \alpha_i)(1 + 1/\zeta_i)$ (8). Adding $\frac{\gamma}{2\theta} \max(w /
+\delta) \sum_i \delta_i G_i$ to
+f, what is left of $|x^{k+1} - x^k|^2$ has no positive sign if $\gamma^2 w_i \max(w/\delta) \max(\delta\beta) L^2 / \theta + \gamma L_i
+w_i \le 1$ (9), and
+
+$$ \frac1K \sum_k \sum_i w_i E|f_i'(x^k)|^2 \le \frac{2D}{\gamma K} + \frac{\max(w/\delta) \sum_i \delta_i |u_i^0 - f_i'(x^0)|^2}{\theta
+K}. $$
+
+Here $\zeta_i = 1/\sqrt{1 - \alpha_i} - 1$, which makes $\beta_i / \theta_i$ least, and the estimates begin with $u^0 = C(f'(x^0))$, so
+that $E|u_i^0 - f_i'(x^0)|^2 \le (1 - \alpha_i) |f_i'(x^0)|^2$.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import algorithms
+from dsgd import checks, compressors, problems
+from dsgd.base import Compressor, Problem
+from theory_checks.machinery import instances, runs
+from theory_checks.machinery.rates import Rate
+from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
+
+
+class Factors(NamedTuple):
+    """theta_i and beta_i (8), of each layer."""
+
+    theta: np.ndarray
+    beta: np.ndarray
+
+
+def factors(contractions: Sequence[float]) -> Factors:
+    r"""At $\zeta_i = 1/\sqrt{1 - \alpha_i} - 1$: $\theta_i = 1 - \sqrt{1 - \alpha_i}$, $\beta_i = (1 - \alpha_i) / \theta_i$."""
+    left = 1 - np.asarray(contractions, float)
+    theta = 1 - np.sqrt(left)
+    return Factors(theta, left / theta)
+
+
+def hypotheses(
+    *, contractions: Sequence[float], layers: Sequence[float], smoothness: float, weights: Sequence[float], learning_rate: float
+) -> list[Condition]:
+    """Contractions in (0, 1], positive weights, and (9)."""
+    first = _contractions(contractions, weights)
+    if not all(condition.holds for condition in first):
+        return first  # there is no largest step
+    limit = step_size(contractions=contractions, layers=layers, smoothness=smoothness, weights=weights)
+    return [*first, instances.step_below("the largest step of (9)", limit, learning_rate)]
+
+
+def _contractions(contractions: Sequence[float], weights: Sequence[float]) -> list[Condition]:
+    alphas, ws = (", ".join(f"{x:.4g}" for x in numbers) for numbers in (contractions, weights))
+    return [
+        Condition("contractions in (0, 1]", all(0 < a <= 1 for a in contractions), f"contractions {alphas}"),
+        Condition("positive weights", all(w > 0 for w in weights), f"weights {ws}"),
+    ]
+
+
+def step_size(
+    *,
+    contractions: Sequence[float],
+    layers: Sequence[float],
+    smoothness: float,
+    weights: Sequence[float],
+    deltas: Sequence[float] | None = None,
+) -> float:
+    r"""$\gamma = \min_i \frac{2}{c_i + \sqrt{c_i^2 + 4a_i}}$, $c_i = L_i w_i$, $a_i = w_i \max(w/\delta) \max(\delta\beta) L^2 / \theta$:
+    the largest of (9)."""
+    w, (theta, beta) = np.asarray(weights, float), factors(contractions)
+    delta = np.ones_like(w) if deltas is None else np.asarray(deltas, float)
+    c = np.asarray(layers, float) * w
+    a = w * (w / delta).max() * (delta * beta).max() * smoothness**2 / theta.min()
+    return float(np.min(2 / (c + np.sqrt(c**2 + 4 * a))))
+
+
+def bound(
+    *,
+    gap: float,
+    contractions: Sequence[float],
+    first: Sequence[float],
+    weights: Sequence[float],
+    steps: int,
+    learning_rate: float,
+    deltas: Sequence[float] | None = None,
+) -> float:
+    r"""$\frac{2D}{\gamma K} + \frac{\max(w/\delta) \sum \delta_i |u_i^0 - f_i'(x^0)|^2}{\theta K}$, on
+    $\frac1K \sum_k \sum_i w_i E|f_i'(x^k)|^2$.
+
+    Args:
+        gap: D = f(x^0) - f*.
+        contractions: alpha_i, of each layer's compressor, at every step.
+        first: |u_i^0 - f_i'(x^0)|^2.
+        weights: w_i; layer i steps by gamma w_i.
+        steps: K.
+        learning_rate: gamma, at most `step_size`.
+        deltas: delta_i > 0, free; ones where None.
+
+    Source: Kimad, Theorem 1 (one node, exact gradients, compressed uplink).
+    """
+    checks.positive_int("bounds.ef21: steps", steps)
+    w = np.asarray(weights, float)
+    delta = np.ones_like(w) if deltas is None else np.asarray(deltas, float)
+    begun = (w / delta).max() * float(delta @ np.asarray(first, float)) / factors(contractions).theta.min()
+    return 2 * gap / (learning_rate * steps) + begun / steps
+
+
+def rate(
+    *,
+    gap: float,
+    contractions: Sequence[float],
+    layers: Sequence[float],
+    smoothness: float,
+    first: Sequence[float],
+    weights: Sequence[float],
+) -> Rate:
+    r"""$\frac1K \big( \frac{2D}{\gamma} + \ldots \big)$ at the largest step size."""
+    gamma = step_size(contractions=contractions, layers=layers, smoothness=smoothness, weights=weights)
+    return Rate(bound(gap=gap, contractions=contractions, first=first, weights=weights, steps=1, learning_rate=gamma))
+
+
+class Layered(NamedTuple):
+    """A problem whose parameters are a dictionary of layers, and what the theorem needs of them.
+
+    Args:
+        problem: its `evaluate` gives |f_i'|^2 of each layer, as `layer0`, `layer1`, ...
+        sizes: d_i.
+        layers: L_i.
+        gap: D.
+    """
+
+    problem: Problem
+    sizes: tuple[int, ...]
+    layers: tuple[float, ...]
+    gap: float
+
+
+@cache
+def _functions(sizes: tuple[int, ...], loss, sample):
+    """The functions of a layered problem: the same objects for equal layers, so that it is compiled once."""
+    cuts = [*np.cumsum(sizes)[:-1].tolist()]
+    names = [f"layer{i}" for i in range(len(sizes))]
+
+    def init(key):
+        return dict(zip(names, jnp.split(jnp.zeros(sum(sizes)), cuts), strict=True))
+
+    def of_layers(params, batch):
+        return loss(jnp.concatenate([params[name] for name in names]), batch)
+
+    def evaluate(params, data, shared):
+        value, slope = jax.value_and_grad(lambda params: jnp.mean(jax.vmap(of_layers, (None, 0))(params, data)))(params)
+        return {"loss": value, **{f"{name}_sqnorm": jnp.sum(slope[name] ** 2) for name in names}}, slope
+
+    return init, of_layers, evaluate, sample
+
+
+def layered(problem: Problem, sizes: tuple[int, ...], layers: Sequence[float]) -> Layered:
+    """The same problem in layers, of one worker, with exact gradients, from 0.
+
+    Args:
+        problem: whose parameters are one vector.
+        sizes: d_i, d in all.
+        layers: L_i.
+
+    Raises:
+        ValueError: sizes that do not add up to d, or several workers.
+    """
+    d = jax.eval_shape(problem.init, jax.random.key(0)).shape[0]
+    if sum(sizes) != d or len(sizes) != len(layers):
+        raise ValueError(f"layers of sizes {sizes} with {len(layers)} constants for {d} elements: need sizes that add up, a constant each")
+    if problem.workers != 1:
+        raise ValueError(f"{problem.name} has {problem.workers} workers: need one node")
+    problem = instances.full_batch(problem)
+    gap = instances.known(problem).gap
+    init, loss, evaluate, sample = _functions(sizes, problem.loss, problem.sample)
+    made = problem._replace(init=init, loss=loss, gradient=None, evaluate=evaluate, sample=sample, shared=())
+    return Layered(made, sizes, tuple(layers), gap)
+
+
+@cache
+def _weighted(method, up: Compressor, weights: tuple[float, ...]):
+    """learning_rate -> EF21 whose layers step by gamma w_i."""
+
+    def scale(gradient, params=None):
+        return {name: leaf * weights[int(name.removeprefix("layer"))] for name, leaf in gradient.items()}
+
+    def factory(learning_rate):
+        return method(optax.chain(optax.stateless(scale), optax.sgd(learning_rate)), up, compressors.identity)
+
+    return factory
+
+
+def check(
+    layered: Layered,
+    up: Compressor,
+    *,
+    steps: int,
+    weights: Sequence[float] | None = None,
+    learning_rate: float | None = None,
+    seeds: int = 1,
+    seed: int = 0,
+    method=algorithms.ef21,
+) -> Outcome:
+    """Holds the bound to a run.
+
+    Args:
+        layered: of `layered`.
+        up: C, a contraction, on every layer.
+        steps: K.
+        weights: w_i; ones where None.
+        learning_rate: gamma; None: the largest.
+        seeds, seed: of runs with a random C.
+        method: (optimiser, up, down) -> method, the project's or one's own.
+
+    Raises:
+        ValueError: the problem does not know its constants, or a hypothesis fails.
+    """
+    problem = layered.problem
+    L = float(problem.constants.smoothness or math.nan)
+    w = tuple(float(x) for x in ([1.0] * len(layered.sizes) if weights is None else weights))
+    alphas: list[Any] = [up.delta(size) or 0.0 for size in layered.sizes]
+    known = {"contractions": alphas, "layers": layered.layers, "smoothness": L, "weights": w}
+    need("ef21", _contractions(alphas, w))
+    gamma = step_size(**known) if learning_rate is None else learning_rate
+    need("ef21", hypotheses(**known, learning_rate=gamma))
+    history = runs.histories(_weighted(method, up, w), problem, steps=steps, learning_rates=[gamma], seeds=seeds, seed=seed)
+    squares = np.stack([history[f"layer{i}_sqnorm"][0] for i in range(len(w))], axis=-1)  # [seeds, records, layers]
+    measured, error = runs.mean_and_error(squares[:, :steps] @ np.asarray(w))
+    first = [(1 - alpha) * float(square) for alpha, square in zip(alphas, squares[0, 0], strict=True)]
+    right = bound(gap=layered.gap, contractions=alphas, first=first, weights=w, steps=steps, learning_rate=gamma)
+    return Outcome(float(measured), right, float(error), f"{problem.name}, {up.name}, gamma L = {gamma * L:.3g}, K = {steps}")
+
+
+SIZES = (2, 6, 4)
+
+
+def trial(draws: Draws, method=algorithms.ef21) -> list[Outcome]:
+    """A quadratic, whose layers' constants differ, or a robust regression."""
+    up, weights, problem = draws.choice(TRIED)
+    made, steps = problem(draws), draws.choice((1, 10, 1000))
+    known = {"contractions": [up.delta(size) for size in SIZES], "layers": made.layers, "weights": weights}
+    limit = step_size(**known, smoothness=float(made.problem.constants.smoothness or 0))
+    gamma = draws.choice((None, draws.real(0.01, 1.0) * limit))
+    seeds = runs.SEEDS if up.name.startswith("contraction") else 1
+    return [check(made, up, steps=steps, weights=weights, learning_rate=gamma, seeds=seeds, seed=draws.integer(0, 10**6), method=method)]
+
+
+def _quadratic(draws: Draws) -> Layered:
+    """Blocks of several scales on the diagonal, coupled or not; L_i by rows of blocks: A <= diag(sum_j |A_ij|) in the order of matrices."""
+    coupled, flat = draws.real(0.0, 0.3), draws.choice((True, False))
+    rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
+    d, ends = sum(SIZES), np.cumsum((0, *SIZES))
+    scale = np.repeat(10 ** rng.uniform(-1, 1, len(SIZES)), SIZES)
+    root = rng.normal(size=(d, d)) / math.sqrt(d)
+    block = np.repeat(np.repeat(np.eye(len(SIZES)), SIZES, axis=0), SIZES, axis=1)
+    spread = np.sqrt(scale)[:, None] * (block + coupled * (1 - block)) * root
+    A = np.eye(d) if flat else spread @ spread.T + 1e-3 * np.diag(scale)
+    parts = [[A[ends[i] : ends[i + 1], ends[j] : ends[j + 1]] for j in range(3)] for i in range(3)]
+    layers = [sum(float(np.linalg.norm(part, 2)) for part in row) for row in parts]
+    problem = problems.quadratic(A[None], rng.normal(size=(1, d)) * np.sqrt(scale))
+    return layered(problem, SIZES, layers)
+
+
+def _regression(draws: Draws) -> Layered:
+    problem = instances.regression(draws, 1, sum(SIZES), samples=24)
+    return layered(problem, SIZES, [float(problem.constants.smoothness or 0)] * len(SIZES))
+
+
+_TOP, _RANDOM = compressors.top_k(0.25), compressors.contraction(compressors.random_k(0.5))
+TRIED = (
+    (_TOP, (0.5, 1.0, 2.0), _quadratic),
+    (_TOP, (0.5, 1.0, 2.0), _regression),
+    (compressors.sign, (1.0, 1.0, 1.0), _regression),
+    (_RANDOM, (2.0, 1.0, 0.5), _quadratic),
+)
+"""Contractions, weights w_i, and problems; each is a program of its own."""
+
+STATEMENTS = [Statement("EF21, layer by layer", "Kimad, Theorem 1", "C contracts layers; gamma within (9)", trial)]

@@ -1,0 +1,175 @@
+r"""Error-compensated SGD, Theorem 3.4.3 with its constants.
+
+By Lemma 3.4.1 $\tilde x_t = x_t - \gamma \Omega_{t-1}$, $\Omega_t = \delta_t + \frac1N \sum_n \delta_t^{(n)}$, follows SGD with the
+gradients at
+$x_t$. By smoothness at $\tilde x_t$, $E|\bar g_t|^2 \le |f'(x_t)|^2 + \sigma^2 / N$ and $|f'(\tilde x_t) - f'(x_t)| \le \gamma L
+|\Omega_{t-1}|$,
+
+$$ E f(\tilde x_{t+1}) - E f(\tilde x_t) \le -\frac\gamma2 (1 - \gamma L) E|f'(x_t)|^2 + \frac{\gamma^2 L \sigma^2}{2N}
+   + \frac{\gamma^3 L^2}{2} E|\Omega_{t-1}|^2. $$
+
+If $E|\delta|^2 \le \sigma'^2$ for every error, $E|\Omega|^2 \le 4\sigma'^2$. Errors start at 0, $\tilde x_1 = x_1$:
+
+$$ \frac1T \sum_t E|f'(x_t)|^2 \le \frac{1}{1 - \gamma L} \Big( \frac{2D}{\gamma T} + \frac{\gamma L \sigma^2}{N} + 4 \gamma^2 L^2
+\sigma'^2 \Big),
+   \qquad \gamma < \frac1L. $$
+
+The theorem's hypothesis is about the errors that arise, not about the compressor: with additive noise it is true by construction, with
+a real compressor the largest mean square of an error along the runs is put in its place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import algorithms
+from dsgd import compressors, workers
+from dsgd.base import Algorithm, Compressor, Problem
+from theory_checks.machinery import instances, moments, runs
+from theory_checks.machinery.rates import Rate
+from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
+
+
+def hypotheses(problem: Problem, learning_rate: float) -> list[Condition]:
+    """gamma < 1 / L."""
+    limit = 1 / instances.known(problem).smoothness
+    return [Condition("0 < gamma < 1 / L", 0 < learning_rate < limit, f"gamma = {learning_rate:.6g}, 1 / L = {limit:.6g}")]
+
+
+def step_size(*, gap: float, smoothness: float, noise: float, compression: float, steps: int, workers: int) -> float:
+    r"""$\frac1\gamma = 2L + \sigma \sqrt{\frac{LT}{ND}} + \big(\frac{4 L^2 \sigma'^2 T}{D}\big)^{1/3}$."""
+    noisy = noise * math.sqrt(smoothness * steps / (workers * gap))
+    return 1 / (2 * smoothness + noisy + (4 * (smoothness * compression) ** 2 * steps / gap) ** (1 / 3))
+
+
+def bound(*, gap: float, smoothness: float, noise: float, compression: float, steps: int, workers: int, learning_rate: float) -> float:
+    r"""$\frac{1}{1 - \gamma L} \big(\frac{2D}{\gamma T} + \frac{\gamma L\sigma^2}{N} + 4\gamma^2 L^2 \sigma'^2\big)$, on
+    $\frac1T \sum_t E|f'(x_t)|^2$.
+
+    Args:
+        gap: D = f(x_1) - f*.
+        smoothness: L.
+        noise: sigma, of each worker.
+        compression: sigma', E|delta|^2 <= sigma'^2 for the errors of every worker and of the server (of all servers together).
+        steps: T.
+        workers: N.
+        learning_rate: gamma < 1 / L.
+
+    Source: Liu and Zhang, Theorem 3.4.3. Departure: (3.18) has 2 for 4.
+    """
+    instances.need_step("bounds.error_compensated_sgd", steps, learning_rate, "1 / L", 1 / smoothness)
+    left_out = 4 * (learning_rate * smoothness * compression) ** 2
+    total = 2 * gap / (learning_rate * steps) + learning_rate * smoothness * noise**2 / workers + left_out
+    return total / (1 - learning_rate * smoothness)
+
+
+def rate(*, gap: float, smoothness: float, noise: float, compression: float, workers: int) -> Rate:
+    r"""$\frac{8LD}{T} + 6\sigma\sqrt{\frac{LD}{NT}} + 6 \cdot 4^{1/3} \big(\frac{LD\sigma'}{T}\big)^{2/3}$ at the recommended step size."""
+    third = 6 * 4 ** (1 / 3) * (smoothness * gap * compression) ** (2 / 3)
+    return Rate(8 * smoothness * gap, 6 * noise * math.sqrt(smoothness * gap / workers), third)
+
+
+@cache
+def watched(method: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
+    """The same method, whose history has the mean squares of its errors: `worker_error` (of one worker), `server_error` (of all)."""
+
+    def build(optimizer, up: Compressor, down: Compressor) -> Algorithm:
+        inner = method(optimizer, up, down)
+
+        def update(key, state, gradients, round):
+            state, info = inner.update(key, state, gradients, round)
+            memory = state.workers
+
+            def square(leaf):
+                return workers.sum(jnp.sum(leaf.reshape(leaf.shape[0], -1) ** 2, axis=1))
+
+            worker, server = (sum(jax.tree.leaves(jax.tree.map(square, part))) for part in (memory.worker, memory.server))
+            return state, info._replace(metrics={**info.metrics, "worker_error": worker / round.workers, "server_error": server})
+
+        return inner._replace(update=update)
+
+    return build
+
+
+def check(
+    problem: Problem,
+    up: Compressor | None = None,
+    down: Compressor | None = None,
+    *,
+    steps: int,
+    compression: float = 0.0,
+    learning_rate: float | None = None,
+    seeds: int = runs.SEEDS,
+    seed: int = 0,
+    method=algorithms.error_compensated_sgd,
+) -> Outcome:
+    """Holds the bound to runs with compressors; or, without them, to the exact moments on a quadratic with errors of one size.
+
+    Args:
+        problem: that knows its constants.
+        up, down: compressors; None: both add noise of mean square `compression`^2, whatever the vector.
+        steps: T.
+        compression: sigma', where there are no compressors.
+        learning_rate: gamma; None: the recommended one, which needs sigma'.
+        seeds, seed: of runs.
+        method: (optimiser, up, down) -> method, the project's or one's own.
+
+    Raises:
+        ValueError: the problem does not know its constants, a hypothesis fails, or one compressor is missing.
+    """
+    if (up is None) != (down is None):
+        raise ValueError("error_compensated_sgd: one compressor: need two, or none")
+    known, N = instances.known(problem), problem.workers
+    numbers = {"gap": known.gap, "smoothness": known.smoothness, "noise": known.noise, "steps": steps, "workers": N}
+    gamma = step_size(**numbers, compression=compression) if learning_rate is None else learning_rate
+    need("error_compensated_sgd", hypotheses(problem, gamma))
+    case = f"{problem.name}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}"
+    if up is None or down is None:
+        build = moments.with_compressors(method)
+        # Messages of padding count, too: what they leave out stays in the memory.
+        found = moments.second_moments(build, problem, gamma, steps=steps, compression=compression, messages=N * N + N)
+        right = bound(**numbers, compression=compression, learning_rate=gamma)
+        return Outcome(float(found["slope"][:steps].mean()), right, case=f"{case}, sigma' = {compression:.3g}")
+    factory = runs.with_step(watched(method), up, down)
+    history = runs.histories(factory, problem, steps=steps, learning_rates=[gamma], seeds=seeds, seed=seed)
+    measured, error = runs.mean_and_error(history["grad_sqnorm"][0, :, :steps])
+    largest = max(float(np.nanmax(history[name][0].mean(axis=0))) for name in ("worker_error", "server_error"))
+    right = bound(**numbers, compression=math.sqrt(largest), learning_rate=gamma)
+    return Outcome(float(measured), right, float(error), f"{case}, {up.name}, {down.name}")
+
+
+def trial_exact(draws: Draws, method=algorithms.error_compensated_sgd) -> list[Outcome]:
+    """One quadratic, with errors of one size."""
+    problem = instances.quadratic(draws, 4, 4)
+    steps, compression = draws.choice((1, 10, 500)), draws.real(0.0, 3.0)
+    # Where errors are not compensated, what they do is of the order of gamma, not of its square: small steps tell.
+    gamma = draws.choice((None, 0.98 * 10 ** draws.real(-2.0, 0.0) / instances.known(problem).smoothness))
+    return [check(problem, steps=steps, compression=compression, learning_rate=gamma, method=method)]
+
+
+PAIRS = (
+    (compressors.sign, compressors.top_k(0.5)),
+    (compressors.contraction(compressors.random_k(0.5)), compressors.clipping(1)),
+)
+
+
+def trial_runs(draws: Draws, method=algorithms.error_compensated_sgd) -> list[Outcome]:
+    """Two compressors, biased or not, on a robust regression."""
+    up, down = draws.choice(PAIRS)
+    problem = instances.regression(draws, 2, 8)
+    steps, share = draws.choice((10, 100)), draws.real(0.01, 0.98)
+    gamma = share / instances.known(problem).smoothness
+    return [check(problem, up, down, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6), method=method)]
+
+
+_HYPOTHESES = "gamma < 1/L; E|delta|^2 <= sigma'^2; errors start at 0"
+STATEMENTS = [
+    Statement("EC-SGD, quadratics, exact", "Theorem 3.4.3", _HYPOTHESES, trial_exact),
+    Statement("EC-SGD, biased Q, non-convex", "Theorem 3.4.3", _HYPOTHESES, trial_runs),
+]

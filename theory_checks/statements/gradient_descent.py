@@ -1,0 +1,88 @@
+r"""Gradient descent, Theorem 1.1.1 with its constant.
+
+By smoothness, with exact gradients (1.5),
+
+$$ f(x_{t+1}) - f(x_t) \le -\gamma \Big(1 - \frac{\gamma L}{2}\Big) |f'(x_t)|^2. $$
+
+Summed over t, the left side is at least $-D$, $D = f(x_1) - f^\star$:
+
+$$ \frac1T \sum_t |f'(x_t)|^2 \le \frac{D}{\gamma T (1 - \gamma L/2)}, \qquad \gamma < \frac2L, $$
+
+least at $\gamma = 1/L$, where it is $2LD/T$. On $\frac L2 |x|^2$ it is reached as T grows.
+"""
+
+from __future__ import annotations
+
+import algorithms
+from dsgd.base import Problem
+from theory_checks.machinery import instances, runs
+from theory_checks.machinery.rates import Rate
+from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
+
+
+def hypotheses(problem: Problem, learning_rate: float) -> list[Condition]:
+    """gamma < 2 / L."""
+    limit = 2 / instances.known(instances.full_batch(problem)).smoothness
+    given = f"gamma = {learning_rate:.6g}, 2 / L = {limit:.6g}"
+    return [Condition("0 < gamma < 2 / L", 0 < learning_rate < limit, given)]
+
+
+def step_size(*, smoothness: float) -> float:
+    r"""$\gamma = 1/L$, at which the bound is least."""
+    return 1 / smoothness
+
+
+def bound(*, gap: float, smoothness: float, steps: int, learning_rate: float) -> float:
+    r"""$\frac{D}{\gamma T (1 - \gamma L / 2)}$, on $\frac1T \sum_t |f'(x_t)|^2$.
+
+    Args:
+        gap: D = f(x_1) - f*.
+        smoothness: L.
+        steps: T.
+        learning_rate: gamma < 2 / L.
+
+    Source: Liu and Zhang, Theorem 1.1.1.
+    """
+    instances.need_step("bounds.gradient_descent", steps, learning_rate, "2 / L", 2 / smoothness)
+    return gap / (learning_rate * steps * (1 - learning_rate * smoothness / 2))
+
+
+def rate(*, gap: float, smoothness: float) -> Rate:
+    r"""$\frac{2LD}{T}$ at the recommended step size."""
+    return Rate(2 * smoothness * gap)
+
+
+def check(problem: Problem, *, steps: int, learning_rate: float | None = None, method=algorithms.gradient_descent) -> Outcome:
+    """Holds the bound to a run.
+
+    Args:
+        problem: that knows its constants.
+        steps: T.
+        learning_rate: gamma; None: the recommended one.
+        method: optimiser -> method, the project's or one's own.
+
+    Raises:
+        ValueError: the problem does not know its constants, or a hypothesis fails.
+    """
+    known = instances.known(instances.full_batch(problem))  # gradients are exact, whatever the noise
+    gamma = step_size(smoothness=known.smoothness) if learning_rate is None else learning_rate
+    need("gradient_descent", hypotheses(problem, gamma))
+    history = runs.histories(runs.with_step(method), problem, steps=steps, learning_rates=[gamma], seeds=1)
+    measured = float(history["grad_sqnorm"][0, 0, :steps].mean())
+    right = bound(gap=known.gap, smoothness=known.smoothness, steps=steps, learning_rate=gamma)
+    return Outcome(measured, right, case=f"{problem.name}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}")
+
+
+def trial(draws: Draws, method=algorithms.gradient_descent) -> list[Outcome]:
+    """One quadratic or robust regression, at the recommended step size or another."""
+    N, d = draws.choice(((1, 1), (3, 4)))
+    convex = draws.choice((True, False))
+    problem = instances.quadratic(draws, N, d, at_zero=True) if convex else instances.regression(draws, N, d)
+    share = draws.choice((0.5, draws.real(0.01, 0.99)))
+    L = instances.known(problem).smoothness
+    steps = draws.choice((1, 10, 200))
+    outcome = check(problem, steps=steps, learning_rate=share * 2 / L, method=method)
+    return [outcome]
+
+
+STATEMENTS = [Statement("GD", "Theorem 1.1.1", "gamma < 2/L", trial)]

@@ -1,0 +1,146 @@
+r"""Lemmas of chapters 1, 3 and 4, and a fact that the survey quotes.
+
+- Smoothness and a lower bound give $|f'(x)|^2 \le 2L (f(x) - f^\star)$: put $y = x - f'(x)/L$ into (1.4).
+- Lemma 1.2.2: B draws without replacement from M have pairwise covariances $-\mathrm{Var}/(M - 1)$, since all M together do not vary, so
+  that their mean varies by $\frac{M - B}{M - 1} \frac{\mathrm{Var}}{B}$.
+- Lemma 3.4.1: whatever EC-SGD's compressors do, $\tilde x_t = x_t - \gamma (\delta_{t-1} + \frac1N \sum_n \delta_{t-1}^{(n)})$ makes the
+  step $-\gamma \frac1N \sum_n g_n(x_t)$: what is not sent now is sent later.
+- Lemma 4.2.1, corrected: $x_t - x_{D(t)}$ is a sum of at most $\tau$ steps, whose noise is uncorrelated:
+  $E|f'(x_t) - f'(x_{D(t)})|^2 \le 2\gamma^2 L^2 \tau \sigma^2 + 2\gamma^2 L^2 \tau \sum_{s = D(t)}^{t-1} E|f'(x_{D(s)})|^2$.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import algorithms
+from algorithms import exchanges
+from dsgd import compressors, problems, workers
+from dsgd.base import Algorithm, Compressor
+from dsgd.problems import Examples
+from theory_checks.machinery import instances, moments, runs
+from theory_checks.machinery.statement import Draws, Outcome, Statement
+from theory_checks.statements import asynchronous_sgd, minibatch_sgd
+from theory_checks.statements.sgd import total_noise
+
+_BATCHES = 2048
+
+
+def gradient_and_gap(draws: Draws) -> list[Outcome]:
+    """At the start of a quadratic, or of a regression that fits its data."""
+    convex = draws.choice((True, False))
+    if convex:
+        problem = instances.quadratic(draws, 1, 3, noisy=False)
+    else:
+        problem = problems.robust_regression(2, 3, samples=8, residual=0.0, seed=draws.integer(0, 2**32 - 1))
+    known = instances.known(problem)
+    slope = _mean_gradient(problem.loss, problem.init(jax.random.key(0)), problem.data)
+    return [Outcome(float(jnp.sum(slope**2)), 2 * known.smoothness * known.gap, case=problem.name)]
+
+
+@partial(jax.jit, static_argnames="loss")
+def _mean_gradient(loss, x, data):
+    return jax.grad(lambda x: jnp.mean(jax.vmap(loss, (None, 0))(x, data)))(x)
+
+
+def variance_of_batches(draws: Draws) -> list[Outcome]:
+    """The project's sampler, on vectors: the mean square of a batch's mean, over many batches."""
+    M, B = draws.choice(((2, 1), (5, 2), (5, 5), (12, 4), (12, 11)))
+    replacement = draws.choice((True, False))
+    a = np.random.default_rng(draws.integer(0, 2**32 - 1)).standard_t(4, size=(M, 3))
+    a -= a.mean(axis=0)
+    key = jax.random.key(draws.integer(0, 2**31 - 1))
+    squares = np.asarray(_batch_means(problems.minibatch(B, replacement), key, jnp.asarray(a)))
+    right = minibatch_sgd.variance(noise=float(np.sqrt(np.mean(np.sum(a**2, axis=1)))), batch_size=B, samples=None if replacement else M)
+    error = float(squares.std(ddof=1) / np.sqrt(len(squares)))
+    how = "with" if replacement else "without"
+    return [Outcome(float(squares.mean()), right, error, f"{B} of {M} {how} replacement", equality=True, scale=float((a**2).sum()))]
+
+
+@partial(jax.jit, static_argnames="sample")
+def _batch_means(sample, key, a):
+    """|mean of a batch|^2 of many batches."""
+    mine = Examples(a, a[:, 0], jnp.ones(a.shape[0]))
+    means = jax.vmap(lambda key: sample(key, mine).inputs.mean(axis=0))(jax.random.split(key, _BATCHES))
+    return jnp.sum(means**2, axis=1)
+
+
+@cache
+def _telling(method: Callable[..., Algorithm], up: Compressor, down: Compressor) -> Callable[..., Algorithm]:
+    """learning_rate -> EC-SGD whose history has how far the virtual model is from where Lemma 3.4.1 says, squared, and how far from 0 it
+    is."""
+
+    def factory(learning_rate) -> Algorithm:
+        inner = method(optax.sgd(learning_rate), up, down)
+
+        def virtual(state):
+            memory = state.workers
+            left = jax.tree.map(lambda own, served: jnp.mean(own, axis=0) + served, memory.worker, memory.server)
+            return jax.tree.map(
+                lambda x, rest: x - learning_rate * rest, state.server.params, exchanges.join(left, state.server.params, up)
+            )
+
+        def update(key, state, gradients, round):
+            after, info = inner.update(key, state, gradients, round)
+            expected = jax.tree.map(lambda x, g: x - learning_rate * g, virtual(state), workers.mean(gradients))
+            metrics = {
+                "missed": _sqnorm(jax.tree.map(jnp.subtract, virtual(after), expected)),
+                "size": _sqnorm(expected) + _sqnorm(state.server.params) + _sqnorm(jax.tree.map(lambda g: learning_rate * g, gradients)),
+            }
+            return after, info._replace(metrics={**info.metrics, **metrics})
+
+        return inner._replace(update=update)
+
+    return factory
+
+
+def _sqnorm(tree: Any) -> jax.Array:
+    return sum((jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree)), start=jnp.zeros(()))
+
+
+_PAIRS = ((compressors.sign, compressors.top_k(0.5)), (compressors.random_quantization(2), compressors.sign))
+
+
+def errors_are_kept(draws: Draws, method=algorithms.error_compensated_sgd) -> list[Outcome]:
+    """Lemma 3.4.1 in every round of a few runs; whatever the step size, so long as nothing overflows."""
+    up, down = draws.choice(_PAIRS)
+    problem = instances.quadratic(draws, 2, 8, at_zero=True)
+    gamma = draws.real(0.01, 0.5) / instances.known(problem).smoothness
+    factory, seed = _telling(method, up, down), draws.integer(0, 10**6)
+    history = runs.histories(factory, problem, steps=30, learning_rates=[gamma], seeds=2, seed=seed)
+    missed, size = (np.sqrt(history[name][..., 1:].max()) for name in ("missed", "size"))
+    return [Outcome(float(missed), 0.0, case=f"{problem.name}, {up.name}, {down.name}", equality=True, scale=float(size))]
+
+
+def staleness(draws: Draws, method=algorithms.asynchronous_sgd) -> list[Outcome]:
+    """Lemma 4.2.1 at every t of one quadratic and one sequence of staleness: the worst t."""
+    problem = instances.quadratic(draws, 3, 2, hessians=("isotropic", "equal"))
+    table, steps = asynchronous_sgd.table(draws), 100
+    L, tau = instances.known(problem).smoothness, int(table.max())
+    gamma = draws.real(0.01, 1.0) * asynchronous_sgd.largest_step(smoothness=L, staleness=tau)
+    build = asynchronous_sgd.with_table(asynchronous_sgd.OLDEST, method)
+    found = moments.second_moments(build, problem, gamma, steps=steps, one_worker=True, varying=True, more=np.asarray(table, np.int32))
+    factor, noise = 2 * (gamma * L) ** 2 * tau, total_noise(problem)
+    worst = Outcome(0.0, 1.0)
+    for t in range(1, steps):
+        D = t - min(int(table[t % len(table)]), t)
+        right = factor * (noise**2 + float(found["asked"][D:t].sum()))
+        scale = float(found["slope"][t] + found["asked"][t])
+        at_t = Outcome(float(found["stale"][t]), right, case=f"{problem.name}, tau = {tau}, t = {t}", scale=scale)
+        worst = max(worst, at_t, key=lambda outcome: outcome.badness)
+    return [worst]
+
+
+STATEMENTS = [
+    Statement("|f'|^2 <= 2L (f - f*)", "after Theorem 1.1.1", "f smooth, bounded below", gradient_and_gap),
+    Statement("variance of a batch", "Lemma 1.2.2, (1.17)", "none", variance_of_batches),
+    Statement("EC-SGD loses nothing", "Lemma 3.4.1", "none: any Q", errors_are_kept),
+    Statement("staleness of gradients", "Lemma 4.2.1", "delays independent of samples", staleness),
+]

@@ -1,0 +1,136 @@
+r"""Mini-batch SGD, (1.20) and (2.2) with their constants: SGD with a smaller variance.
+
+The mean of B draws from M samples varies by $\sigma^2 / B$ with replacement, by $\frac{M - B}{M - 1} \frac{\sigma^2}{B}$ without (Lemma
+1.2.2), where $\sigma^2$ is the variance of one draw. The mean of N workers' independent gradients varies by $\frac1N$ of their variance,
+whatever their data: what workers differ in is no noise here. All else is as in `theory_checks.sgd`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import algorithms
+from dsgd.base import Problem
+from theory_checks.machinery import instances, measure, runs
+from theory_checks.machinery.rates import Rate
+from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
+from theory_checks.statements import sgd
+
+
+def hypotheses(problem: Problem, learning_rate: float) -> list[Condition]:
+    """gamma <= 1 / L."""
+    return [instances.step_below("1 / L", 1 / instances.known(problem).smoothness, learning_rate)]
+
+
+def variance(*, noise: float, batch_size: int = 1, samples: int | None = None, workers: int = 1) -> float:
+    r"""$\frac{\sigma^2}{NB}$, with replacement; times $\frac{M - B}{M - 1}$ without, where M is given.
+
+    Args:
+        noise: sigma, of one sample's gradient.
+        batch_size: B, of each worker.
+        samples: M, of each worker, drawn without replacement; None: with replacement.
+        workers: N.
+
+    Raises:
+        ValueError: a batch larger than the data.
+
+    Source: Liu and Zhang, section 1.2.3. Departure: (1.19) is printed with the factor B (M - B) / (M - 1).
+    """
+    if samples is not None and not 1 <= batch_size <= samples:
+        raise ValueError(f"batch_size = {batch_size} of samples = {samples} without replacement: need 1 <= B <= M")
+    fewer = 1.0 if samples is None or samples == 1 else (samples - batch_size) / (samples - 1)
+    return noise**2 * fewer / (batch_size * workers)
+
+
+def step_size(
+    *, gap: float, smoothness: float, noise: float, steps: int, workers: int = 1, batch_size: int = 1, samples: int | None = None
+) -> float:
+    r"""$\frac1\gamma = L + \sigma_B \sqrt{\frac{LT}{2D}}$, $\sigma_B^2$ of `variance`."""
+    total = math.sqrt(variance(noise=noise, batch_size=batch_size, samples=samples, workers=workers))
+    return sgd.step_size(gap=gap, smoothness=smoothness, noise=total, steps=steps)
+
+
+def bound(
+    *,
+    gap: float,
+    smoothness: float,
+    noise: float,
+    steps: int,
+    learning_rate: float,
+    workers: int = 1,
+    batch_size: int = 1,
+    samples: int | None = None,
+) -> float:
+    r"""$\frac{1}{2 - \gamma L} \big(\frac{2D}{\gamma T} + \gamma L \sigma_B^2\big)$, on $\frac1T \sum_t E|f'(x_t)|^2$.
+
+    Args:
+        gap: D = f(x_1) - f*.
+        smoothness: L.
+        noise: sigma, of one sample's gradient; of a worker's, where batch_size is 1.
+        steps: T.
+        learning_rate: gamma <= 1 / L.
+        workers, batch_size, samples: N, B, M, as in `variance`.
+
+    Source: Liu and Zhang, (1.20) and (2.2).
+    """
+    total = math.sqrt(variance(noise=noise, batch_size=batch_size, samples=samples, workers=workers))
+    return sgd.bound(gap=gap, smoothness=smoothness, noise=total, steps=steps, learning_rate=learning_rate)
+
+
+def rate(*, gap: float, smoothness: float, noise: float, workers: int = 1, batch_size: int = 1, samples: int | None = None) -> Rate:
+    r"""$\frac{2LD}{T} + \sigma_B \sqrt{\frac{2LD}{T}}$ at the recommended step size."""
+    total = math.sqrt(variance(noise=noise, batch_size=batch_size, samples=samples, workers=workers))
+    return sgd.rate(gap=gap, smoothness=smoothness, noise=total)
+
+
+def check(
+    problem: Problem,
+    *,
+    steps: int,
+    learning_rate: float | None = None,
+    seeds: int = runs.SEEDS,
+    seed: int = 0,
+    method=algorithms.minibatch_sgd,
+) -> Outcome:
+    """Holds the bound to the exact moments on a quadratic, to runs on another problem.
+
+    Args:
+        problem: that knows its constants; its `noise` is that of one worker's batch.
+        steps: T.
+        learning_rate: gamma; None: the recommended one.
+        seeds, seed: of runs.
+        method: optimiser -> method that averages all workers' gradients, the project's or one's own.
+
+    Raises:
+        ValueError: the problem does not know its constants, or a hypothesis fails.
+    """
+    known = instances.known(problem)
+    numbers = {"gap": known.gap, "smoothness": known.smoothness, "noise": known.noise, "steps": steps, "workers": problem.workers}
+    gamma = step_size(**numbers) if learning_rate is None else learning_rate
+    need("minibatch_sgd", hypotheses(problem, gamma))
+    measured, error = measure.gradient(method, problem, gamma, steps, seeds=seeds, seed=seed)
+    case = f"{problem.name}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}"
+    return Outcome(measured, bound(**numbers, learning_rate=gamma), error, case)
+
+
+def trial_exact(draws: Draws, method=algorithms.minibatch_sgd) -> list[Outcome]:
+    """One quadratic."""
+    N, d = draws.choice(((2, 1), (4, 3)))
+    problem = instances.quadratic(draws, N, d)
+    steps, share = draws.choice((1, 10, 300)), draws.real(0.01, 1.0)
+    L = instances.known(problem).smoothness
+    return [check(problem, steps=steps, learning_rate=gamma, method=method) for gamma in (None, share / L)]
+
+
+def trial_runs(draws: Draws, method=algorithms.minibatch_sgd) -> list[Outcome]:
+    """One robust regression, with batches drawn with or without replacement."""
+    problem = instances.regression(draws, 4, 3, batches=((1, True), (4, True), (4, False)))
+    steps, share = draws.choice((10, 100)), draws.real(0.01, 1.0)
+    gamma = draws.choice((None, share / instances.known(problem).smoothness))
+    return [check(problem, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6), method=method)]
+
+
+STATEMENTS = [
+    Statement("mb-SGD, quadratics, exact", "(2.2)", "gamma <= 1/L", trial_exact),
+    Statement("mb-SGD, non-convex, batches", "(1.20)", "gamma <= 1/L", trial_runs),
+]

@@ -1,0 +1,110 @@
+r"""SGD, Theorem 1.2.1 with its constants.
+
+By smoothness and $E|g|^2 \le |f'|^2 + \sigma^2$ (1.14),
+
+$$ E f(x_{t+1}) - E f(x_t) \le -\gamma \Big(1 - \frac{\gamma L}{2}\Big) E|f'(x_t)|^2 + \frac{\gamma^2 L \sigma^2}{2}. $$
+
+Summed over t and divided by $\gamma T (1 - \gamma L / 2)$, with $D = f(x_1) - f^\star$,
+
+$$ \frac1T \sum_t E|f'(x_t)|^2 \le \frac{1}{2 - \gamma L} \Big( \frac{2D}{\gamma T} + \gamma L \sigma^2 \Big), \qquad \gamma \le \frac1L. $$
+
+At $1/\gamma = L + q$, $q = \sigma \sqrt{LT / 2D}$, the right side is $\frac{2D}{T} \frac{(L + q)^2 + q^2}{L + 2q} \le \frac{2D}{T} (L +
+q)$, which is the rate. On $\frac L2 |x|^2$ the bound is reached as T grows. Only the sum of the variances enters, so that $\sigma^2$ may be
+their average along the path.
+"""
+
+from __future__ import annotations
+
+import math
+
+import algorithms
+from dsgd.base import Problem
+from theory_checks.machinery import instances, measure, runs
+from theory_checks.machinery.rates import Rate
+from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
+
+
+def hypotheses(problem: Problem, learning_rate: float) -> list[Condition]:
+    """gamma <= 1 / L, and one bound of the variance everywhere: of a worker's noise and of what workers differ in."""
+    limit = 1 / instances.known(problem).smoothness
+    return [instances.same_heterogeneity(problem), instances.step_below("1 / L", limit, learning_rate)]
+
+
+def step_size(*, gap: float, smoothness: float, noise: float, steps: int) -> float:
+    r"""$\frac1\gamma = L + \sigma \sqrt{\frac{LT}{2D}}$."""
+    return 1 / (smoothness + noise * math.sqrt(smoothness * steps / (2 * gap)))
+
+
+def bound(*, gap: float, smoothness: float, noise: float, steps: int, learning_rate: float) -> float:
+    r"""$\frac{1}{2 - \gamma L} \big(\frac{2D}{\gamma T} + \gamma L \sigma^2\big)$, on $\frac1T \sum_t E|f'(x_t)|^2$.
+
+    Args:
+        gap: D = f(x_1) - f*.
+        smoothness: L.
+        noise: sigma, of the whole gradient estimate.
+        steps: T.
+        learning_rate: gamma <= 1 / L.
+
+    Source: Liu and Zhang, Theorem 1.2.1.
+    """
+    instances.need_step("bounds.sgd", steps, learning_rate, "1 / L", 1 / smoothness)
+    noisy = 2 * gap / (learning_rate * steps) + learning_rate * smoothness * noise**2
+    return noisy / (2 - learning_rate * smoothness)
+
+
+def rate(*, gap: float, smoothness: float, noise: float) -> Rate:
+    r"""$\frac{2LD}{T} + \sigma \sqrt{\frac{2LD}{T}}$ at the recommended step size."""
+    return Rate(2 * smoothness * gap, noise * math.sqrt(2 * smoothness * gap))
+
+
+def total_noise(problem: Problem) -> float:
+    r"""$\sqrt{\sigma^2 + \varsigma^2}$: a gradient of one worker, drawn uniformly, varies by its noise and by what workers differ in."""
+    known = instances.known(problem)
+    return math.hypot(known.noise, known.heterogeneity or 0.0)
+
+
+def check(
+    problem: Problem, *, steps: int, learning_rate: float | None = None, seeds: int = runs.SEEDS, seed: int = 0, method=algorithms.sgd
+) -> Outcome:
+    """Holds the bound to the exact moments on a quadratic, to runs on another problem.
+
+    Args:
+        problem: that knows its constants.
+        steps: T.
+        learning_rate: gamma; None: the recommended one.
+        seeds, seed: of runs.
+        method: optimiser -> method that takes one worker's gradient at a time, the project's or one's own.
+
+    Raises:
+        ValueError: the problem does not know its constants, or a hypothesis fails.
+    """
+    known, noise = instances.known(problem), total_noise(problem)
+    numbers = {"gap": known.gap, "smoothness": known.smoothness, "noise": noise, "steps": steps}
+    gamma = step_size(**numbers) if learning_rate is None else learning_rate
+    need("sgd", hypotheses(problem, gamma))
+    case = f"{problem.name}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}"
+    measured, error = measure.gradient(method, problem, gamma, steps, one_worker=True, seeds=seeds, seed=seed)
+    return Outcome(measured, bound(**numbers, learning_rate=gamma), error, case)
+
+
+def trial_exact(draws: Draws, method=algorithms.sgd) -> list[Outcome]:
+    """One quadratic."""
+    N, d = draws.choice(((1, 1), (4, 3)))
+    problem = instances.quadratic(draws, N, d, hessians=("isotropic", "equal"))
+    steps, share = draws.choice((1, 10, 300)), draws.real(0.01, 1.0)
+    L = instances.known(problem).smoothness
+    return [check(problem, steps=steps, learning_rate=gamma, method=method) for gamma in (None, share / L)]
+
+
+def trial_runs(draws: Draws, method=algorithms.sgd) -> list[Outcome]:
+    """One robust regression, which is not convex."""
+    problem = instances.regression(draws, 3, 4)
+    steps, share = draws.choice((10, 100)), draws.real(0.01, 1.0)
+    gamma = draws.choice((None, share / instances.known(problem).smoothness))
+    return [check(problem, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6), method=method)]
+
+
+STATEMENTS = [
+    Statement("SGD, quadratics, exact", "Theorem 1.2.1", "gamma <= 1/L", trial_exact),
+    Statement("SGD, non-convex", "Theorem 1.2.1", "gamma <= 1/L", trial_runs),
+]
