@@ -17,11 +17,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from algorithms import gossip, optimizers
 from dsgd import checks, codecs, counts, workers
-from dsgd.base import Compressor, Gradients, Info, Params, Pattern, PyTree, Round
+from dsgd.base import Compressor, Gradients, Info, Params, PyTree, Round
 from dsgd.compressors.sizes import message_shape
 from dsgd.graphs.topology import Topology
+from dsgd.network import told
 
 Parts = PyTree
 Messages = list[PyTree]  # one for each leaf, with the leading axes of its vectors
@@ -114,7 +114,7 @@ def around_ring(compressor: Compressor, key: jax.Array, parts: Parts, N: int) ->
     def hop(i, carry):
         messages, info = carry
         arrived = workers.shift(messages, 1)
-        info = add(info, Info(_to_one(_sizes(compressor, messages, 1), N), _to_one(_sizes(compressor, arrived, 1), N)))
+        info = told.both(info, Info(_to_one(_sizes(compressor, messages, 1), N), _to_one(_sizes(compressor, arrived, 1), N)))
         mine = own(i)
         total = jax.tree.map(jnp.add, _decompress(compressor, arrived, mine), mine)
         return compress(i, total), info
@@ -126,7 +126,7 @@ def around_ring(compressor: Compressor, key: jax.Array, parts: Parts, N: int) ->
     mean = jax.tree.map(lambda leaf: jnp.roll(leaf, 1, axis=0) / N, _decompress(compressor, gathered, shapes))
     # A worker forwards all but the part that its successor ends with, and receives all but its own.
     sizes = _sizes(compressor, gathered, 1)
-    return mean, add(info, Info(_to_others(sizes, N, but=(ids + 1) % N), _to_others(sizes, N)))
+    return mean, told.both(info, Info(_to_others(sizes, N, but=(ids + 1) % N), _to_others(sizes, N)))
 
 
 def to_neighbours(compressor: Compressor, key: jax.Array, vectors: PyTree, topology: Topology, round: Round, last: Any = ()) -> Delivery:
@@ -147,14 +147,8 @@ def to_neighbours(compressor: Compressor, key: jax.Array, vectors: PyTree, topol
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((length, *leaf.shape[1:]), leaf.dtype), vectors)
         table = _decompress(compressor, arrived, shapes)
     pulled = workers.pull(seen, topology, round.step, table=table)
-    info = gossip.messages(_sizes(compressor, messages, 1), _sizes(compressor, arrived, 1), topology, round.step)
+    info = told.messages(_sizes(compressor, messages, 1), _sizes(compressor, arrived, 1), topology, round.step)
     return Delivery(pulled, seen, _remember(compressor, messages), info)
-
-
-def all_reduced(stacked: PyTree, pattern: Pattern, N: int) -> Info:
-    """What a worker sends, and receives, where everybody's rows, leaves `[n, ...]`, are summed as they are by the pattern."""
-    bits = counts.of(round(pattern.vectors(N) * optimizers.bits_of(stacked)), jax.tree.leaves(stacked)[0].shape[0])
-    return Info(bits, bits)
 
 
 def flat(tree: PyTree, compressor: Compressor) -> PyTree:
@@ -203,11 +197,6 @@ def start(compressor: Compressor, vectors: Parts) -> Any:
         return ()
     shapes = [(leaf.shape[:-1], message_shape(compressor.compress, leaf.shape[-1])) for leaf in jax.tree.leaves(vectors)]
     return [jax.tree.map(lambda x, axes=axes: jnp.zeros((*axes, *x.shape), x.dtype), message) for axes, message in shapes]
-
-
-def add(info: Info, more: Info) -> Info:
-    """What both sent."""
-    return Info(counts.carry(info.bits_up + more.bits_up), counts.carry(info.bits_down + more.bits_down))
 
 
 def need_two(method: str, up: Compressor, down: Compressor) -> None:

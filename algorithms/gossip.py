@@ -1,4 +1,4 @@
-"""What decentralized methods share: which topologies they take, and what a round of gossip sends."""
+"""What decentralized methods share: which topologies they take, and where they ask for gradients."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import optax
 from jax.core import Tracer
 
 from algorithms import optimizers
-from dsgd import counts, network, workers
-from dsgd.base import Algorithm, Info, PyTree, Query
+from dsgd import network
+from dsgd.base import Algorithm, Query
 from dsgd.graphs.topology import Topology
 
 
@@ -70,30 +70,3 @@ def algorithm(name: str, init: Callable, update: Callable, optimizer: optax.Grad
 
     learning_rate = optimizers.learning_rate(optimizer)
     return Algorithm(init, query, update, optimizers.mean_params, network.gossip(topology), name, learning_rate, topology.n)
-
-
-def sent(tree: PyTree, topology: Topology, step: jax.Array) -> Info:
-    """What a round sends in which every worker's rows of the tree go to those that it sends to.
-
-    Args:
-        tree: leaves `[n, ...]`, sent as they are.
-        step: the present round.
-    """
-    bits = optimizers.bits_of(tree)
-    return messages(bits, bits, topology, step)
-
-
-def messages(bits: int | jax.Array, arrived: int | jax.Array, topology: Topology, step: jax.Array) -> Info:
-    """What a round sends in which a message has so many bits to each that one sends to.
-
-    Args:
-        bits: an int, or uint32 `[n]` by sender.
-        arrived: the same int, or those of the messages that `workers.fetch` brought, uint32 `[m]`: what has come says how long it is.
-        topology: W.
-        step: the present round.
-    """
-    up, down = (workers.of_round(numbers.astype(np.uint32), topology, step) for numbers in (topology.sends, topology.receives))
-    sent = counts.times(up, counts.of(bits, up.shape[0]))
-    if isinstance(arrived, int):
-        return Info(sent, counts.times(down, counts.of(arrived, down.shape[0])))
-    return Info(sent, counts.carry(workers.sum_of_others(counts.of(arrived, arrived.shape[0]), topology, step)))

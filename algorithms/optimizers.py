@@ -1,4 +1,4 @@
-"""What methods share: one optax step on one model or on stacked ones, and the size of a model in bits."""
+"""What methods share: one optax step on one model or on stacked ones."""
 
 from __future__ import annotations
 
@@ -60,11 +60,6 @@ def server_params(state: State) -> Params:
 def mean_params(state: State) -> Params:
     """The mean of the local models of methods whose `State.workers` is a `Model`, or has such `params`."""
     return workers.mean(state.workers.params)
-
-
-def bits_of(stacked: PyTree) -> int:
-    """Bits of one worker's part of leaves `[n, ...]`, sent as they are."""
-    return sum(8 * leaf.dtype.itemsize * (leaf.size // leaf.shape[0]) for leaf in jax.tree.leaves(stacked))
 
 
 def learning_rate(optimizer: optax.GradientTransformation) -> Any:

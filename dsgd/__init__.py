@@ -15,6 +15,7 @@ from dsgd.base import (
     State,
 )
 from dsgd.engine import cache
+from dsgd.engine.check import check
 from dsgd.engine.driver import compile_round, run
 from dsgd.engine.history import Diverged
 from dsgd.engine.sweeps import Sweep, sweep, tail_mean
@@ -39,6 +40,7 @@ __all__ = [
     "Sweep",
     "Topology",
     "cache",
+    "check",
     "clusters",
     "codecs",
     "compile_round",

@@ -102,6 +102,8 @@ class Pattern(NamedTuple):
         clock: (finish `[N]`, `network.Ports`, convention, step) -> when each worker is done `[N]`; None: all begin when the last
             one is ready, and the slowest port sets the pace.
         rounds: the patterns of a period, of those that take turns.
+        stands_in: on several devices its methods are simulated by other collectives than it has messages (one server, one worker after
+            the other): what they tell is not what crosses.
     """
 
     name: str
@@ -111,6 +113,7 @@ class Pattern(NamedTuple):
     messages: Callable | None = None
     clock: Callable | None = None
     rounds: tuple[Pattern, ...] = ()
+    stands_in: bool = False
 
 
 class Algorithm(NamedTuple):

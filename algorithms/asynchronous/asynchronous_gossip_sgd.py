@@ -15,6 +15,7 @@ from algorithms.asynchronous.arrivals import on_cluster
 from dsgd import counts, network, workers
 from dsgd.base import Algorithm, Info, Params, PyTree, Query, Round, State
 from dsgd.graphs.topology import Topology
+from dsgd.network import told
 
 
 class Local(NamedTuple):
@@ -86,7 +87,7 @@ def asynchronous_gossip_sgd(optimizer: optax.GradientTransformation, topology: T
         return State(jnp.int32(0), Events(times, numbers, times, numbers), Local(local.params, local.optimizer, local.params))
 
     def following(state: State, round: Round) -> Exchange:
-        return _following(state.server, on_cluster(round), neighbours, optimizers.bits_of(state.workers.params))
+        return _following(state.server, on_cluster(round), neighbours, told.bits_of(state.workers.params))
 
     def query(state, round):
         return Query(state.workers.read, axis=0, workers=following(state, round).worker[None])
@@ -105,7 +106,7 @@ def asynchronous_gossip_sgd(optimizer: optax.GradientTransformation, topology: T
         params = _put(own, stepped, _put(partners, middle, local.params))  # in this order: who has no neighbour is its own partner
         after = Local(params, _put(own, memory, local.optimizer), _put(own, stepped, local.read))
         exchanges = jnp.any(workers.ids(round.workers)[:, None] == pair[None], axis=1) & (now.worker != now.partner)
-        bits = jnp.where(exchanges[:, None], counts.of(optimizers.bits_of(local.params), 1), jnp.uint32(0))
+        bits = jnp.where(exchanges[:, None], counts.of(told.bits_of(local.params), 1), jnp.uint32(0))
         staleness = round.step - state.server.version[now.worker]
         metrics = {"staleness": staleness, "worker": now.worker}
         return State(state.step + 1, now.events, after), Info(bits, bits, metrics, elapsed=now.elapsed)

@@ -15,6 +15,7 @@ from algorithms.asynchronous import delays as delays_
 from algorithms.asynchronous.arrivals import Arrival
 from dsgd import checks, counts, network, workers
 from dsgd.base import Algorithm, Info, Params, Query, Round, State
+from dsgd.network import told
 
 
 class Server(NamedTuple):
@@ -84,7 +85,7 @@ def asynchronous_sgd(
         server: Server = state.server
         if delays is not None:
             return _given(delays, server, round)
-        bits = optimizers.bits_of(workers.stack(server.model.params, 1)) / servers
+        bits = told.bits_of(workers.stack(server.model.params, 1)) / servers
         return arrivals.following(server.events, arrivals.on_cluster(round), bits, bound)
 
     def query(state, round):
@@ -99,7 +100,7 @@ def asynchronous_sgd(
         if staleness_aware:
             model = model._replace(params=_shortened(state.server.model.params, model.params, now.staleness))
         buffer = state.server.buffer.at[jnp.arange(servers), now.write].set(_cut(model.params, servers))
-        bits = jnp.where(workers.ids(round.workers)[:, None] == now.worker, counts.of(optimizers.bits_of(gradients), 1), jnp.uint32(0))
+        bits = jnp.where(workers.ids(round.workers)[:, None] == now.worker, counts.of(told.bits_of(gradients), 1), jnp.uint32(0))
         metrics = {"staleness": jnp.max(now.staleness), "worker": now.worker}
         return State(state.step + 1, server=Server(model, buffer, now.events)), Info(bits, bits, metrics, elapsed=now.elapsed)
 

@@ -11,6 +11,7 @@ import optax
 from algorithms import exchanges, optimizers
 from dsgd import checks, network
 from dsgd.base import Algorithm, Compressor, Info, Query, State
+from dsgd.network import told
 
 PATTERNS = {"server": network.multi_server, "ring": network.ring_all_reduce}
 
@@ -69,4 +70,4 @@ def _through_servers(compressor: Compressor, key: jax.Array, parts: exchanges.Pa
     up_key, down_key = jax.random.split(key)
     up = exchanges.to_servers(compressor, up_key, parts, N)
     down = exchanges.from_servers(compressor, down_key, up.received, N)
-    return down.received, exchanges.add(up.info, down.info)
+    return down.received, told.both(up.info, down.info)

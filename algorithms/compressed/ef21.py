@@ -11,6 +11,7 @@ import optax
 from algorithms import exchanges, optimizers
 from dsgd import network, workers
 from dsgd.base import Algorithm, Compressor, Query, State
+from dsgd.network import told
 
 
 class Estimators(NamedTuple):
@@ -94,7 +95,7 @@ def ef21(optimizer: optax.GradientTransformation, up: Compressor, down: Compress
         )
         change = exchanges.join(answer.received, state.server, down)
         estimate = jax.tree.map(jnp.add, state.server, change)
-        return State(state.step + 1, estimate, known), exchanges.add(sent.info, answer.info)
+        return State(state.step + 1, estimate, known), told.both(sent.info, answer.info)
 
     def model(state):
         """x, of which the estimate lags behind."""

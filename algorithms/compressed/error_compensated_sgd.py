@@ -11,6 +11,7 @@ import optax
 from algorithms import exchanges, optimizers
 from dsgd import network, workers
 from dsgd.base import Algorithm, Compressor, Query, State
+from dsgd.network import told
 
 
 class Memory(NamedTuple):
@@ -75,7 +76,7 @@ def error_compensated_sgd(optimizer: optax.GradientTransformation, up: Compresso
         )
         step = exchanges.join(answer.received, state.server.params, down)
         server = optimizers.step(optimizer, state.server, step)  # (3.14)
-        return State(state.step + 1, server, memory), exchanges.add(sent.info, answer.info)
+        return State(state.step + 1, server, memory), told.both(sent.info, answer.info)
 
     return Algorithm(
         init,

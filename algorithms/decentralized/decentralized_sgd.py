@@ -9,6 +9,7 @@ from algorithms import gossip, optimizers
 from dsgd import workers
 from dsgd.base import Algorithm, State
 from dsgd.graphs.topology import Topology
+from dsgd.network import told
 
 
 def decentralized_sgd(optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm:
@@ -35,6 +36,6 @@ def decentralized_sgd(optimizer: optax.GradientTransformation, topology: Topolog
     def update(key, state, gradients, round):
         local = optimizers.step_local(optimizer, state.workers, gradients)  # X - gamma G
         models = local._replace(params=workers.mix(local.params, topology, round.step))  # (...) W
-        return State(state.step + 1, workers=models), gossip.sent(local.params, topology, round.step)
+        return State(state.step + 1, workers=models), told.to_neighbours(local.params, topology, round.step)
 
     return gossip.algorithm(f"decentralized_sgd({topology.name})", init, update, optimizer, topology)

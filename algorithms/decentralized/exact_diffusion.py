@@ -12,6 +12,7 @@ from algorithms import gossip, optimizers
 from dsgd import workers
 from dsgd.base import Algorithm, Params, PyTree, State
 from dsgd.graphs.topology import Topology
+from dsgd.network import told
 
 
 class Corrected(NamedTuple):
@@ -82,6 +83,6 @@ def adapt_correct_combine(name: str, optimizer: optax.GradientTransformation, to
         corrected = jax.tree.map(lambda x, u, c: x + (u + c), x, change, correction)
         moved = jax.tree.map(lambda pulled: share * pulled, workers.pull(corrected, topology, round.step))
         models = Corrected(jax.tree.map(jnp.add, corrected, moved), memory, *add_up(state.workers, moved))
-        return State(state.step + 1, workers=models), gossip.sent(x, topology, round.step)
+        return State(state.step + 1, workers=models), told.to_neighbours(x, topology, round.step)
 
     return gossip.algorithm(f"{name}({topology.name})", init, update, optimizer, topology)

@@ -10,6 +10,7 @@ from algorithms.decentralized.exact_diffusion import Corrected, add_up, start_co
 from dsgd import workers
 from dsgd.base import Algorithm, State
 from dsgd.graphs.topology import Topology
+from dsgd.network import told
 
 
 def extra(optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm:
@@ -40,6 +41,6 @@ def extra(optimizer: optax.GradientTransformation, topology: Topology) -> Algori
         pulled = workers.pull(x, topology)  # X (W - I)
         new = jax.tree.map(lambda x, p, u, c: x + (p + u + c), x, pulled, change, correction)
         models = Corrected(new, memory, *add_up(state.workers, jax.tree.map(lambda pulled: pulled / 2, pulled)))
-        return State(state.step + 1, workers=models), gossip.sent(x, topology, round.step)
+        return State(state.step + 1, workers=models), told.to_neighbours(x, topology, round.step)
 
     return gossip.algorithm(f"extra({topology.name})", init, update, optimizer, topology)

@@ -12,6 +12,7 @@ from algorithms import gossip, optimizers
 from dsgd import workers
 from dsgd.base import Algorithm, Gradients, Params, PyTree, State
 from dsgd.graphs.topology import Topology
+from dsgd.network import told
 
 
 class Tracking(NamedTuple):
@@ -61,6 +62,6 @@ def gradient_tracking(optimizer: optax.GradientTransformation, topology: Topolog
         tracker = jax.tree.map(lambda y, new, old: y + new - old, y, gradients, state.workers.gradient)
         change, memory = optimizers.change_local(optimizer, state.workers, tracker)
         models = Tracking(optax.apply_updates(x, change), memory, tracker, gradients)
-        return State(state.step + 1, workers=models), gossip.sent(both, topology, round.step)
+        return State(state.step + 1, workers=models), told.to_neighbours(both, topology, round.step)
 
     return gossip.algorithm(f"gradient_tracking({topology.name})", init, update, optimizer, topology)

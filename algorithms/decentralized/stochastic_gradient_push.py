@@ -12,6 +12,7 @@ from algorithms import gossip, optimizers
 from dsgd import network, workers
 from dsgd.base import Algorithm, Params, PyTree, Query, State
 from dsgd.graphs.topology import Topology
+from dsgd.network import told
 
 
 class Pushed(NamedTuple):
@@ -62,7 +63,7 @@ def stochastic_gradient_push(optimizer: optax.GradientTransformation, topology: 
         change, memory = optimizers.change_local(optimizer, state.workers, gradients)
         both = (optax.apply_updates(state.workers.params, change), state.workers.mass)
         params, mass = workers.mix(both, topology, round.step)
-        return State(state.step + 1, workers=Pushed(params, memory, mass)), gossip.sent(both, topology, round.step)
+        return State(state.step + 1, workers=Pushed(params, memory, mass)), told.to_neighbours(both, topology, round.step)
 
     def model(state):
         x, mass = workers.sum((state.workers.params, state.workers.mass))

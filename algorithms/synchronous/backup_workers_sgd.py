@@ -10,6 +10,7 @@ import optax
 from algorithms import optimizers
 from dsgd import checks, counts, network, workers
 from dsgd.base import Algorithm, Info, Query, State
+from dsgd.network import told
 
 
 def backup_workers_sgd(optimizer: optax.GradientTransformation, backups: int) -> Algorithm:
@@ -52,7 +53,7 @@ def backup_workers_sgd(optimizer: optax.GradientTransformation, backups: int) ->
 
         total = workers.sum(jax.tree.map(kept, gradients))
         server = optimizers.step(optimizer, state.server, jax.tree.map(lambda leaf: leaf / counted, total))
-        info = _sent(optimizers.bits_of(gradients), N, mine, counted)
+        info = _sent(told.bits_of(gradients), N, mine, counted)
         return State(state.step + 1, server=server), info._replace(compute=jnp.minimum(seconds, seconds[order[counted - 1]]))
 
     name = f"backup_workers_sgd({backups})"

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from algorithms import exchanges, gossip, optimizers
+from algorithms import gossip, optimizers
 from dsgd import checks, network, workers
-from dsgd.base import Algorithm, Info, Query, State
+from dsgd.base import Algorithm, Query, State
 from dsgd.graphs.topology import Topology
+from dsgd.network import told
 
 
 def local_sgd(optimizer: optax.GradientTransformation, period: int, topology: Topology | None = None) -> Algorithm:
@@ -52,13 +53,8 @@ def local_sgd(optimizer: optax.GradientTransformation, period: int, topology: To
         local = optimizers.step_local(optimizer, state.workers, gradients)
         now, turn = (round.step + 1) % period == 0, round.step // period
         params = lax.cond(now, lambda params: average(params, turn), lambda params: params, local.params)
-        info = (
-            exchanges.all_reduced(local.params, network.ring_all_reduce, round.workers)
-            if topology is None
-            else gossip.sent(local.params, topology, turn)
-        )
-        up, down = (jnp.where(now, bits, jnp.uint32(0)) for bits in (info.bits_up, info.bits_down))
-        return State(state.step + 1, workers=local._replace(params=params)), Info(up, down)
+        info = told.all_reduced(local.params, round.workers) if topology is None else told.to_neighbours(local.params, topology, turn)
+        return State(state.step + 1, workers=local._replace(params=params)), told.only_if(now, info)
 
     return Algorithm(
         init,

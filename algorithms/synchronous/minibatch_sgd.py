@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms import exchanges, optimizers
+from algorithms import optimizers
 from dsgd import network, workers
 from dsgd.base import Algorithm, Pattern, Query, State
+from dsgd.network import told
 
 
 def minibatch_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
@@ -62,7 +63,7 @@ def model_averaging_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
         local = optimizers.step_local(optimizer, state.workers, gradients)
         mean = workers.mean(local.params)
         models = local._replace(params=workers.stack(mean, jax.tree.leaves(gradients)[0].shape[0]))
-        return State(state.step + 1, workers=models), exchanges.all_reduced(local.params, network.ring_all_reduce, round.workers)
+        return State(state.step + 1, workers=models), told.all_reduced(local.params, round.workers)
 
     return Algorithm(
         init, query, update, optimizers.mean_params, network.ring_all_reduce, "model_averaging_sgd", optimizers.learning_rate(optimizer)
@@ -78,6 +79,6 @@ def _averaged_gradients(optimizer: optax.GradientTransformation, pattern: Patter
 
     def update(key, state, gradients, round):
         server = optimizers.step(optimizer, state.server, workers.mean(gradients))
-        return State(state.step + 1, server=server), exchanges.all_reduced(gradients, pattern, round.workers)
+        return State(state.step + 1, server=server), told.all_reduced(gradients, round.workers, pattern)
 
     return Algorithm(init, query, update, optimizers.server_params, pattern, name, optimizers.learning_rate(optimizer))

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import optimizers
-from dsgd import counts, network
-from dsgd.base import Algorithm, Info, Query, State
+from dsgd import network
+from dsgd.base import Algorithm, Query, State
+from dsgd.network import told
 
 
 def sgd(optimizer: optax.GradientTransformation) -> Algorithm:
@@ -31,7 +32,6 @@ def sgd(optimizer: optax.GradientTransformation) -> Algorithm:
 
     def update(key, state, gradients, round):
         gradient = jax.tree.map(lambda leaf: leaf[0], gradients)
-        nothing = counts.of(0, 1)
-        return State(state.step + 1, server=optimizers.step(optimizer, state.server, gradient)), Info(nothing, nothing)
+        return State(state.step + 1, server=optimizers.step(optimizer, state.server, gradient)), told.nothing(round.workers)
 
-    return Algorithm(init, query, update, optimizers.server_params, network.local, "sgd", optimizers.learning_rate(optimizer))
+    return Algorithm(init, query, update, optimizers.server_params, network.one_machine, "sgd", optimizers.learning_rate(optimizer))

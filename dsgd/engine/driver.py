@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 from dsgd import checks, workers
 from dsgd.base import Algorithm, Problem, PyTree, Result
 from dsgd.clusters import Cluster
-from dsgd.engine import loop, programs
+from dsgd.engine import loop, programs, protocol
 from dsgd.engine.checkpoints import Checkpoint
 from dsgd.engine.history import Log
 from dsgd.engine.progress import Progress
@@ -81,7 +81,7 @@ def run(
     if seeds is not None:
         checks.positive_int("seeds", seeds)
     runs = 0 if seeds is None else 1
-    plan = make_plan(_Always(algorithm), problem, mesh, runs=runs, size=seeds or 1, record_every=record_every, cluster=cluster)
+    plan = make_plan(Always(algorithm), problem, mesh, runs=runs, size=seeds or 1, record_every=record_every, cluster=cluster)
     keys = key if seeds is None else jax.random.split(key, seeds)
     watch = Watch(algorithm.name, progress, learning_rate=algorithm.learning_rate)
     if checkpoint is None:
@@ -107,8 +107,8 @@ def compile_round(
     """
     key = jax.random.key(0)
     check_runnable(algorithm, problem, 1, key, cluster)
-    plan = make_plan(_Always(algorithm), problem, mesh, runs=0, size=1, record_every=1, cluster=cluster)
-    state = jax.eval_shape(lambda: algorithm.init(problem.init(key), plan.N))
+    plan = make_plan(Always(algorithm), problem, mesh, runs=0, size=1, record_every=1, cluster=cluster)
+    state = jax.eval_shape(lambda: protocol.held(algorithm, problem, plan.N).init(problem.init(key), plan.N))
     return programs.traceable(loop.one_round, plan).lower(state, key, problem.data).compile()
 
 
@@ -138,7 +138,7 @@ def _digest(tree: PyTree) -> str:
 
 
 @dataclass(frozen=True)
-class _Always:
+class Always:
     """A factory without hyperparameters. Equal where the algorithm is the same, so that a second run does not compile again."""
 
     algorithm: Algorithm
@@ -220,6 +220,8 @@ def execute(
                 batch = feed.take(sent, rounds, steps) if feed else None
                 arguments = (carry, points, keys, data, shared, batch, np.int32(sent), np.int32(rounds))
                 carry, news = programs.call(loop.advance, plan, *arguments, donate=(0,))
+                if sent == 0:
+                    protocol.need_counted(watch.name, carry.state.step, rounds)
                 sent += rounds
                 waiting.append((news, count, sent))
             news, count, done = waiting.popleft()
@@ -299,7 +301,7 @@ def check_runnable(algorithm: Algorithm, problem: Problem, steps: int, key: jax.
         if leaf.ndim < 1 or leaf.shape[0] != N:
             where = jax.tree_util.keystr(path)
             raise ValueError(f"{problem.name}: data{where} has shape {leaf.shape}; need the leading axis of the {N} workers")
-    params = jax.eval_shape(problem.init, jax.eval_shape(lambda: jax.random.key(0)))
+    params = protocol.parameters(problem)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             where = jax.tree_util.keystr(path) or "they"

@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec as P
 from dsgd import workers
 from dsgd.base import Algorithm, Constants, Info, Params, Problem, PyTree, Query, Round, State
 from dsgd.clusters import Cluster
-from dsgd.engine import clock, oracle
+from dsgd.engine import clock, oracle, protocol
 from dsgd.engine.clock import Clock
 from dsgd.wire import counts
 
@@ -78,7 +78,7 @@ def start(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
 
     def init(point, key):
         params = plan.problem.init(_keys(key)[0])
-        return Carry(plan.build(point).init(params, plan.N), clock.start(plan.N) if plan.cluster else ())
+        return Carry(_method(plan, point).init(params, plan.N), clock.start(plan.N) if plan.cluster else ())
 
     def place(part, spec):
         return jax.tree.map(lambda leaf: lax.with_sharding_constraint(leaf, NamedSharding(plan.mesh, spec)), part)
@@ -117,7 +117,7 @@ def advance(
 
     def run(points, keys, carry, data, shared, batches, done, rounds):
         def one(point, key, carry):
-            return _advance_one(plan, plan.build(point), key, carry, data, shared, batches, done, rounds)
+            return _advance_one(plan, _method(plan, point), key, carry, data, shared, batches, done, rounds)
 
         return _over_runs(plan, one, (0, None, 0), (None, 0, 0))(points, keys, carry)
 
@@ -129,7 +129,7 @@ def models(plan: Plan, state: State, points: PyTree) -> Params:
     """The model that each run would take home, leaves `[grid?, seeds?, ...]`."""
 
     def take_home(points, state):
-        return _over_runs(plan, lambda point, state: plan.build(point).model(state), (0, 0), (None, 0))(points, state)
+        return _over_runs(plan, lambda point, state: _method(plan, point).model(state), (0, 0), (None, 0))(points, state)
 
     return _sharded(plan, take_home, (P(), _state_spec(plan)), P())(points, state)
 
@@ -144,12 +144,17 @@ def one_round(plan: Plan, state: State, key: jax.Array, data: PyTree) -> tuple[S
     """
 
     def body(state, key, data):
-        return _gradients_and_update(plan, plan.build({}), key, Carry(state, ()), data, None, state.step)[:2]
+        return _gradients_and_update(plan, _method(plan, {}), key, Carry(state, ()), data, None, state.step)[:2]
 
     everywhere: Any = P()
     own: Any = P(workers.AXIS)
     info = Info(own, own, everywhere, everywhere, everywhere)
     return _sharded(plan, body, (_state_spec(plan), everywhere, own), (_state_spec(plan), info))(state, key, data)
+
+
+def _method(plan: Plan, point: dict[str, jax.Array]) -> Algorithm:
+    """The method with these hyperparameters, held to the protocol."""
+    return protocol.held(plan.build(point), plan.problem, plan.N)
 
 
 def _state_spec(plan: Plan) -> Any:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from dsgd import workers
 from dsgd.base import Gradients, Params, Problem, PyTree, Query
+from dsgd.engine import protocol
 
 RESERVED = {"step", "clock", "bits", "grad_sqnorm", "consensus"}  # the history's own names
 
@@ -30,7 +31,7 @@ def gradients(problem: Problem, query: Query, key: jax.Array, data: PyTree, N: i
     Raises:
         ValueError: exact gradients, but the data come from outside.
     """
-    gradient = problem.gradient or jax.grad(problem.loss)
+    gradient = _gradient(problem)
     if query.exact and batches is not None:
         raise ValueError("a method that asks for exact gradients, with batches from outside: need a method on batches")
 
@@ -48,6 +49,23 @@ def gradients(problem: Problem, query: Query, key: jax.Array, data: PyTree, N: i
     params = query.params if query.axis is None else jax.tree.map(lambda leaf: leaf[rows], query.params)
     computed = jax.vmap(gradient, (query.axis, 0))(params, draw(query.workers, data, batches))
     return workers.select(here, computed)
+
+
+def _gradient(problem: Problem) -> Callable:
+    """(params, batch) -> a tree like the parameters: the problem's own, or that of its loss."""
+
+    def of_loss(params, batch):
+        protocol.need_loss(problem, params, batch)
+        return jax.grad(problem.loss)(params, batch)
+
+    def its_own(params, batch):
+        assert problem.gradient is not None
+        with protocol.noted(f"gradient of {problem.name}"):
+            slope = problem.gradient(params, batch)
+        protocol.same(f"{problem.name}: gradient gives a tree", slope, params)
+        return slope
+
+    return its_own if problem.gradient else of_loss
 
 
 def mean_loss(loss: Callable) -> Callable:
@@ -68,6 +86,9 @@ def evaluate(problem: Problem, params: Params, data: PyTree, shared: PyTree) -> 
         scalars, slope = problem.evaluate(params, data, shared)
         if "loss" not in scalars or RESERVED & set(scalars):
             raise ValueError(f"{problem.name}: evaluate gives {sorted(scalars)}; need 'loss', and none of {sorted(RESERVED)}")
+        for name, value in scalars.items():
+            protocol.need_scalar(f"{problem.name}: evaluate gives {name!r}", value)
+        protocol.same(f"{problem.name}: evaluate gives a slope", slope, params)
         return scalars, slope
     value, slope = mean_loss(problem.loss)(params, data)
     return {"loss": value}, slope

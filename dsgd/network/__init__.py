@@ -1,5 +1,6 @@
-"""The survey's logical switch: what a round of messages costs, in closed form, and event by event."""
+"""The survey's logical switch: what a round of messages costs, in closed form, and event by event; `told`, what a round sent."""
 
+from dsgd.network import told
 from dsgd.network.asynchronous import asynchronous_server_messages
 from dsgd.network.patterns import (
     Ports,
@@ -11,6 +12,7 @@ from dsgd.network.patterns import (
     gossip,
     local,
     multi_server,
+    one_machine,
     parameter_server,
     ring_all_reduce,
     ring_all_reduce_unpartitioned,
@@ -33,9 +35,11 @@ __all__ = [
     "gossip",
     "local",
     "multi_server",
+    "one_machine",
     "parameter_server",
     "ring_all_reduce",
     "ring_all_reduce_unpartitioned",
     "round_seconds",
     "simulate",
+    "told",
 ]

@@ -140,6 +140,7 @@ parameter_server = Pattern(
     vectors=lambda N: 1,
     messages=_server_messages,
     clock=_through_server,
+    stands_in=True,
 )
 multi_server = Pattern(
     "multi_server",
@@ -175,13 +176,16 @@ asynchronous_server = Pattern(
     blocking=lambda N, latency, transfer: (latency + transfer) * 2 / min(N, 2),
     pipelined=lambda N, latency, transfer: np.maximum(transfer, 2 * (latency + transfer) / N),
     vectors=lambda N: 1 / N,
+    stands_in=True,
 )
 asynchronous_gossip = Pattern(
     "asynchronous_gossip",
     blocking=lambda N, latency, transfer: (latency + transfer) / max(1, N // 2) * (N > 1),
     pipelined=lambda N, latency, transfer: (latency + transfer) / max(1, N // 2) * (N > 1),
     vectors=lambda N: 2 / N * (N > 1),
+    stands_in=True,
 )
+one_machine = local._replace(name="one_machine", stands_in=True)
 
 
 def gossip(topology: Topology) -> Pattern:
@@ -194,7 +198,8 @@ def gossip(topology: Topology) -> Pattern:
     busiest = np.maximum(topology.sends, topology.receives).max(axis=1)
     rounds = [_gossip_round(name, links, int(most), topology.n) for links, most in zip(topology.links, busiest, strict=True)]
     clock = _among_neighbours(topology)
-    return rounds[0]._replace(clock=clock) if topology.period == 1 else _by_turns(name, rounds, clock)
+    pattern = rounds[0]._replace(clock=clock) if topology.period == 1 else _by_turns(name, rounds, clock)
+    return pattern._replace(stands_in=topology.uniform)  # an all-reduce
 
 
 def _gossip_round(name: str, links: np.ndarray, degree: int, n: int) -> Pattern:
@@ -265,7 +270,7 @@ def every(period: int, pattern: Pattern) -> Pattern:
         return lax.cond((step + 1) % period == 0, exchange, lambda finish: finish, finish)
 
     rounds = [turn for last in pattern.rounds or (pattern,) for turn in (*[local] * (period - 1), last)]
-    return _by_turns(f"every {period} rounds {pattern.name}", rounds, clock)
+    return _by_turns(f"every {period} rounds {pattern.name}", rounds, clock)._replace(stands_in=pattern.stands_in)
 
 
 def _by_turns(name: str, rounds: Sequence[Pattern], clock: Callable) -> Pattern:

@@ -1,0 +1,230 @@
+"""`check`: any method held to the contract that all registered ones hold."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from dsgd import workers
+from dsgd.base import Algorithm, Problem, PyTree, Result
+from dsgd.engine import driver, elsewhere, loop, programs, protocol
+from dsgd.findings import Finding, Findings
+from dsgd.wire import counts
+
+STEPS = 6, 24  # rounds of one run, at least and at most
+DEVICES = 16  # at most
+RELATIVE, ABSOLUTE = 2e-4, 2e-5  # what results on other numbers of devices may differ by: sums in another order, over some rounds
+
+
+def check(algorithm: Algorithm, problem: Problem, *, key: jax.Array | None = None) -> Findings:
+    """Holds a method to the whole contract: it runs it a few rounds, alone, twice, with seeds, and on several devices.
+
+    Looked at are: the members' parameters; what they return (as every run does); that a run is the same when it is made again, and is not
+    compiled again; that a run among several seeds is the run alone; that types stay as they are where JAX has 64 bits enabled; that one
+    device and several give the same, and every device the same `State.server`; and that the bits that it tells are those that its
+    compiled round sends where each worker has a device of its own.
+
+    Several devices are those of the process; where it has too few, another process simulates them on the CPU (seconds).
+
+    Args:
+        algorithm: any, registered or not.
+        problem: small, with noise: its N is the number of workers, best at most 16.
+        key: of the runs; None: `jax.random.key(0)`.
+
+    Returns:
+        What was found: it prints as a table, `.holds` says whether all of it does, `.require()` raises where it does not.
+
+    Raises:
+        ValueError: no method, no problem, or the two do not fit.
+    """
+    key = jax.random.key(0) if key is None else key
+    driver.check_runnable(algorithm, problem, 1, key)
+    steps = min(max(STEPS[0], 2 * period(algorithm)), STEPS[1])
+    findings = [_parameters(algorithm)]
+    ran = _attempt("returns", lambda: [_returns(algorithm, problem, key, steps)])
+    findings += ran
+    if all(finding.holds for finding in ran):
+        findings += _attempt("again", lambda: _again(algorithm, problem, key, steps))
+        findings += _attempt("seeds", lambda: [_seeds(algorithm, problem, key, steps)])
+        findings += _attempt("64 bits", lambda: [_types(algorithm, problem, key)])
+        findings += _everywhere(algorithm, problem, key, steps)
+    return Findings(f"{algorithm.name} on {problem.name}", tuple(findings))
+
+
+def period(algorithm: Algorithm) -> int:
+    """Rounds after which its messages begin anew."""
+    return max(1, len(algorithm.pattern.rounds))
+
+
+def _attempt(what: str, look: Callable[[], list[Finding]]) -> list[Finding]:
+    """What was found; an error is a finding, too."""
+    try:
+        return look()
+    except Exception as error:
+        notes = " ".join(getattr(error, "__notes__", []))
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        return [Finding(what, False, f"{kind}{error} {notes}".strip())]
+
+
+def _parameters(algorithm: Algorithm) -> Finding:
+    expected = {"init": ("params", "workers"), "query": ("state", "round"), "model": ("state",)}
+    expected["update"] = ("key", "state", "gradients", "round")
+    for member, names in expected.items():
+        try:
+            inspect.signature(getattr(algorithm, member)).bind(*names)
+        except TypeError as error:
+            return Finding("parameters", False, f"{member} is called as {member}({', '.join(names)}): {error}")
+    return Finding("parameters", True, ", ".join(expected))
+
+
+def _returns(algorithm: Algorithm, problem: Problem, key: jax.Array, steps: int) -> Finding:
+    """What `run` refuses, it names: the shapes and types of all that members return, and rounds that are not counted."""
+    result = driver.run(algorithm, problem, steps=steps, key=key, mesh=1)
+    protocol.need_counted(algorithm.name, result.state.step, steps)
+    return Finding("returns", True, f"shapes and types kept over {steps} rounds, which it counts")
+
+
+def _again(algorithm: Algorithm, problem: Problem, key: jax.Array, steps: int) -> list[Finding]:
+    first = driver.run(algorithm, problem, steps=steps, key=key, mesh=1)
+    before = programs.compiled()
+    second = driver.run(algorithm, problem, steps=steps, key=key, mesh=1)
+    compiled = programs.compiled() - before
+    differ = _different(first, second, 0, 0)
+    more = f"compiled {compiled} programs for a second run" if compiled else "a second run compiles nothing"
+    return [
+        Finding("again", not differ, f"not the same bits in {differ}" if differ else "the same bits"),
+        Finding("compiled once", not compiled, more),
+    ]
+
+
+def _seeds(algorithm: Algorithm, problem: Problem, key: jax.Array, steps: int) -> Finding:
+    together = driver.run(algorithm, problem, steps=steps, key=key, seeds=2, mesh=1)
+    alone = driver.run(algorithm, problem, steps=steps, key=jax.random.split(key, 2)[1], mesh=1)
+    last = jax.tree.map(lambda leaf: leaf[1], together.state)
+    history = {name: values if name == "step" else values[1] for name, values in together.history.items()}
+    differ = _different(alone, Result(last, history, together.params))
+    found = f"a run among seeds is not the run alone in {differ}" if differ else "a run among seeds is the run alone"
+    return Finding("seeds", not differ, found)
+
+
+def _types(algorithm: Algorithm, problem: Problem, key: jax.Array) -> Finding:
+    """Traced only: members that leave float32 behind are refused by the protocol."""
+    plan = driver.make_plan(driver.Always(algorithm), problem, 1, runs=0, size=1, record_every=1)
+    with jax.enable_x64(True):
+        state = jax.eval_shape(lambda: protocol.held(algorithm, problem, plan.N).init(problem.init(key), plan.N))
+        jax.eval_shape(lambda state: loop.one_round(plan, state, key, problem.data), state)
+    return Finding("64 bits", True, "types stay where JAX has 64 bits enabled")
+
+
+def _everywhere(algorithm: Algorithm, problem: Problem, key: jax.Array, steps: int) -> list[Finding]:
+    """On several devices, here or in another process."""
+    wanted = max(devices_of(problem.workers))
+    if wanted == 1:
+        return [Finding("devices", None, f"{problem.workers} workers cannot be spread evenly over 2 to {DEVICES} devices")]
+    if len(jax.devices()) >= wanted:
+        return on_devices(algorithm, problem, key, steps)
+    try:
+        return elsewhere.call(wanted, on_devices, algorithm, problem, key, steps)
+    except elsewhere.Unreachable as error:
+        return [Finding("devices", None, f"not looked at, {error}")]
+
+
+def devices_of(N: int) -> list[int]:
+    """Numbers of devices to run N workers on: as many as there are workers, and fewer; at most `DEVICES`."""
+    divisors = [D for D in range(1, min(N, DEVICES) + 1) if N % D == 0]
+    return divisors[-2:]
+
+
+def on_devices(algorithm: Algorithm, problem: Problem, key: jax.Array, steps: int) -> list[Finding]:
+    """What is to be found on several devices, all of which this process has."""
+    alone = driver.run(algorithm, problem, steps=steps, key=key, mesh=1)
+    several = [D for D in devices_of(problem.workers) if D > 1]
+    findings = [_attempt(f"{D} devices", lambda D=D: [_as_alone(algorithm, problem, key, steps, D, alone)])[0] for D in several]
+    if problem.workers in several:
+        return findings + _attempt("bits", lambda: [_bits(algorithm, problem, key)])
+    return [*findings, Finding("bits", None, f"not looked at: {problem.workers} workers, need a problem of at most {DEVICES}")]
+
+
+def _as_alone(algorithm: Algorithm, problem: Problem, key: jax.Array, steps: int, D: int, alone: Result) -> Finding:
+    spread = driver.run(algorithm, problem, steps=steps, key=key, mesh=D)
+    server = jax.tree_util.tree_leaves_with_path(spread.state.server)
+    apart = [jax.tree_util.keystr(path) for path, leaf in server if not _equal_everywhere(leaf)]
+    if apart:
+        wrong = f"State.server{apart[0]} is not the same on every device; need collectives of dsgd.workers: workers.mean(g) for g.mean(0)"
+        return Finding(f"{D} devices", False, wrong)
+    differ = _different(alone, spread)
+    return Finding(f"{D} devices", not differ, f"not the results of one device in {differ}" if differ else "the results of one device")
+
+
+def _equal_everywhere(leaf: jax.Array) -> bool:
+    first, *others = (np.asarray(shard.data) for shard in leaf.addressable_shards)
+    return all(np.array_equal(first, other, equal_nan=np.issubdtype(first.dtype, np.inexact)) for other in others)
+
+
+def _bits(algorithm: Algorithm, problem: Problem, key: jax.Array) -> Finding:
+    """Each worker has a device of its own, so that whatever it sends another crosses devices."""
+    pattern = algorithm.pattern
+    if pattern.stands_in:
+        return Finding("bits", None, f"told for {pattern.name}, which other collectives stand for")
+    program, up = _told(algorithm, problem, key)
+    crossing = 8 * sum(workers.traffic(program).values())
+    told = up.mean(axis=1).max()
+    ways = f"{told:,.10g} bits told a worker, {crossing:,.10g} cross"
+    if told > crossing * (1 + 1e-9):
+        return Finding("bits", False, f"{ways}: tells more than it sends")
+    equal = len({*up[up.any(axis=1)].ravel().tolist()}) <= 1
+    if told < crossing * (1 - 1e-9) and equal:
+        return Finding("bits", False, f"{ways}: sends more than it tells")
+    return Finding("bits", True, ways if equal else f"{ways} (in room for the largest messages)")
+
+
+def _told(algorithm: Algorithm, problem: Problem, key: jax.Array) -> tuple[jax.stages.Compiled, np.ndarray]:
+    """A round as a program, without its metrics, and what it tells each worker to have sent in every round of a period, `[rounds, N]`."""
+    plan = driver.make_plan(driver.Always(algorithm), problem, problem.workers, runs=0, size=1, record_every=1)
+
+    def one_round(state, key, data):
+        state, info = loop.one_round(plan, state, key, data)
+        return state, info.bits_up
+
+    carry = programs.call(loop.start, plan, {}, key)
+    arguments = key, jax.device_put(problem.data, NamedSharding(plan.mesh, P(workers.AXIS)))
+    program = jax.jit(one_round).lower(carry.state, *arguments).compile()
+    state, told = carry.state, []
+    for _ in range(min(period(algorithm), STEPS[1])):
+        state, bits = program(state, *arguments)
+        told.append(counts.to_int(np.asarray(bits)))
+    return program, np.array(told, float)
+
+
+def _different(one: Result, other: Result, relative: float = RELATIVE, absolute: float = ABSOLUTE) -> str:
+    """Where two results differ by more than that; bits by anything at all. Empty: nowhere."""
+    return ", ".join(_differences(one, other, relative, absolute))
+
+
+def _differences(one: Result, other: Result, relative: float, absolute: float) -> Iterator[str]:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(one.state):
+        if not _close(leaf, _at(other.state, path), relative, absolute):
+            yield f"State{jax.tree_util.keystr(path)}"
+    for name, values in one.history.items():
+        exact = name in ("step", "bits")
+        if name != "step" and not _close(values, other.history[name], 0 if exact else relative, 0 if exact else absolute):
+            yield f"history[{name!r}]"
+
+
+def _at(tree: PyTree, path: Any) -> Any:
+    return dict(jax.tree_util.tree_leaves_with_path(tree))[path]
+
+
+def _close(one: Any, other: Any, relative: float, absolute: float) -> bool:
+    if jnp.issubdtype(jnp.result_type(one), jax.dtypes.prng_key):
+        one, other = jax.random.key_data(one), jax.random.key_data(other)
+    a, b = (np.asarray(x).astype(float) for x in (one, other))
+    scale = max(1.0, float(np.max(np.abs(a), initial=0, where=np.isfinite(a))))
+    return a.shape == b.shape and np.allclose(a, b, rtol=relative, atol=absolute * scale, equal_nan=True)

@@ -1,0 +1,186 @@
+"""What a method's and a problem's functions must return, looked at while they are traced: a mistake is told where it is made, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import keystr, tree_leaves_with_path
+
+from dsgd import workers
+from dsgd.base import Algorithm, Info, Params, Problem, PyTree, Query, State
+from dsgd.wire import counts
+
+_SHOWN = 6  # names of leaves in a message
+
+
+def held(algorithm: Algorithm, problem: Problem, N: int) -> Algorithm:
+    """The method, whose members raise a ValueError where they return what the protocol has no use for (see `dsgd.Algorithm`).
+
+    Args:
+        algorithm: of which nothing is known.
+        problem: that it runs on.
+        N: number of workers.
+    """
+    name = algorithm.name
+
+    def init(params, N):
+        with noted(f"init of {name}"):
+            state = algorithm.init(params, N)
+        _need_state(f"{name}: init", state)
+        for path, leaf in tree_leaves_with_path(state.workers):
+            if jnp.shape(leaf)[:1] != (N,):
+                where = f"{name}: init gives State.workers{keystr(path)} of shape {jnp.shape(leaf)}"
+                raise ValueError(f"{where}; need the leading axis of the {N} workers (what all share is State.server)")
+        return state
+
+    def query(state, round):
+        with noted(f"query of {name}"):
+            asked = algorithm.query(state, round)
+        _need_query(name, asked, parameters(problem), _block(N))
+        return asked
+
+    def update(key, state, gradients, round):
+        with noted(f"update of {name}"):
+            result = algorithm.update(key, state, gradients, round)
+        if isinstance(result, State) or not isinstance(result, tuple) or len(result) != 2:
+            raise ValueError(f"{name}: update gives {_shown(result)}; need a pair (State, Info)")
+        after, info = result
+        _need_state(f"{name}: update", after)
+        for part in State._fields:
+            same(f"{name}: update gives State.{part}", getattr(after, part), getattr(state, part), types=True)
+        _need_info(name, info, N, _block(N))
+        return after, info
+
+    def model(state):
+        with noted(f"model of {name}"):
+            params = algorithm.model(state)
+        same(f"{name}: model gives params", params, parameters(problem))
+        return params
+
+    def local(state):
+        assert algorithm.local is not None
+        with noted(f"local of {name}"):
+            models = algorithm.local(state)
+        same(f"{name}: local gives models", models, parameters(problem), (_block(N),))
+        return models
+
+    return algorithm._replace(init=init, query=query, update=update, model=model, local=local if algorithm.local else None)
+
+
+def need_counted(name: str, counted: jax.Array, done: int) -> None:
+    """Raises a ValueError where a method's State.step, of all runs, is not the number of rounds done."""
+    steps = np.asarray(counted)
+    if (steps != done).any():
+        raise ValueError(f"{name}: State.step is {steps.flat[0]} after {done} rounds; need state.step + 1 in what update gives")
+
+
+def parameters(problem: Problem) -> Params:
+    """The shapes and types of its parameters."""
+    return _parameters(problem.init)
+
+
+@lru_cache(maxsize=64)
+def _parameters(init: Callable) -> Params:
+    return jax.eval_shape(init, jax.eval_shape(lambda: jax.random.key(0)))
+
+
+@contextmanager
+def noted(where: str) -> Iterator[None]:
+    """Errors that come out of here say where they come from."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"(in {where})")
+        raise
+
+
+def same(where: str, given: PyTree, needed: PyTree, leading: Sequence[int] = (), *, types: bool = False) -> None:
+    """Raises a ValueError where two trees differ in structure or shapes.
+
+    Args:
+        where: how the message begins.
+        given: leaves that should be `[*leading, *shape]`.
+        needed: leaves with `shape` and `dtype`.
+        leading: axes before.
+        types: they must have the same types, too.
+    """
+    if jax.tree.structure(given) != jax.tree.structure(needed):
+        raise ValueError(f"{where} with leaves {_leaves(given)}; need the tree with leaves {_leaves(needed)}")
+    for (path, leaf), want in zip(tree_leaves_with_path(given), jax.tree.leaves(needed), strict=True):
+        shape = (*leading, *jnp.shape(want))
+        if jnp.shape(leaf) != shape or (types and jnp.result_type(leaf) != jnp.result_type(want)):
+            need = jax.ShapeDtypeStruct(shape, jnp.result_type(want))
+            raise ValueError(f"{where}{keystr(path)} as {_shown(leaf)}; need {_shown(need)}")
+
+
+def _need_state(where: str, state: Any) -> None:
+    if not isinstance(state, State):
+        raise ValueError(f"{where} gives {_shown(state)}; need a dsgd.State")
+    if not isinstance(state.step, jax.Array | jax.ShapeDtypeStruct) or state.step.shape != () or state.step.dtype != jnp.int32:
+        raise ValueError(f"{where} gives State.step as {_shown(state.step)}; need an int32 scalar, jnp.int32(0) at the start")
+
+
+def _need_query(name: str, asked: Any, params: Params, n: int) -> None:
+    if not isinstance(asked, Query):
+        raise ValueError(f"{name}: query gives {_shown(asked)}; need a dsgd.Query")
+    if asked.axis not in (None, 0):
+        raise ValueError(f"{name}: query gives axis = {asked.axis!r}; need None (one model for all) or 0 (stacked models)")
+    same(f"{name}: query (axis={asked.axis}) gives params", asked.params, params, () if asked.axis is None else (n,))
+    if asked.workers is not None and (jnp.ndim(asked.workers) != 1 or not jnp.issubdtype(jnp.result_type(asked.workers), jnp.integer)):
+        raise ValueError(f"{name}: query gives workers as {_shown(asked.workers)}; need None, or int32 [k]")
+
+
+def _need_info(name: str, info: Any, N: int, n: int) -> None:
+    if not isinstance(info, Info):
+        raise ValueError(f"{name}: update gives {_shown(info)} beside the state; need a dsgd.Info")
+    for end in ("bits_up", "bits_down"):
+        bits = getattr(info, end)
+        if not isinstance(bits, jax.Array) or bits.shape != (n, counts.DIGITS) or bits.dtype != jnp.uint32:
+            raise ValueError(
+                f"{name}: update gives Info.{end} as {_shown(bits)}; need uint32 [{n}, {counts.DIGITS}] of dsgd.counts:"
+                " dsgd.network.told makes the Info of what was all-reduced, went to neighbours, or of nothing"
+            )
+    if not isinstance(info.metrics, Mapping):
+        raise ValueError(f"{name}: update gives Info.metrics as {_shown(info.metrics)}; need scalars by name")
+    for metric, value in info.metrics.items():
+        need_scalar(f"{name}: update gives the metric {metric!r}", value)
+    if info.compute is not None and jnp.shape(info.compute) != (N,):
+        raise ValueError(f"{name}: update gives Info.compute as {_shown(info.compute)}; need seconds [{N}], or None")
+    if info.elapsed is not None:
+        need_scalar(f"{name}: update gives Info.elapsed", info.elapsed)
+
+
+def need_scalar(where: str, value: Any) -> None:
+    """Raises a ValueError where the value is no scalar."""
+    if not isinstance(value, jax.Array | int | float) or jnp.ndim(value) != 0:
+        raise ValueError(f"{where} as {_shown(value)}; need a scalar, the same on every device")
+
+
+def need_loss(problem: Problem, params: Params, batch: PyTree) -> None:
+    """Raises a ValueError where the problem's loss at one model and one worker's batch is no floating-point scalar."""
+    with noted(f"loss of {problem.name}"):
+        value = jax.eval_shape(problem.loss, params, batch)
+    if not isinstance(value, jax.ShapeDtypeStruct) or value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
+        raise ValueError(f"{problem.name}: loss gives {_shown(value)}; need one floating-point scalar, the mean over the batch")
+
+
+def _block(N: int) -> int:
+    return N // workers.devices()
+
+
+def _leaves(tree: PyTree) -> str:
+    names = [keystr(path) or "itself" for path, _ in tree_leaves_with_path(tree)]
+    return "(none)" if not names else ", ".join(names[:_SHOWN]) + (f", ... ({len(names)})" if len(names) > _SHOWN else "")
+
+
+def _shown(value: Any) -> str:
+    """An array as its type and shape, all else as its type."""
+    if isinstance(value, jax.Array | jax.ShapeDtypeStruct):
+        return f"{value.dtype}{list(value.shape)}"
+    return repr(value) if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"

@@ -1,0 +1,84 @@
+"""What a round sent, told as `Info`: of leaves that were all-reduced or went to neighbours, or of messages of some length."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dsgd import workers
+from dsgd.base import Info, Pattern, PyTree
+from dsgd.graphs.topology import Topology
+from dsgd.network.patterns import ring_all_reduce
+from dsgd.wire import counts
+
+
+def nothing(N: int) -> Info:
+    """Nobody sent anything.
+
+    Args:
+        N: number of workers.
+    """
+    none = counts.of(0, workers.ids(N).shape[0])
+    return Info(none, none)
+
+
+def all_reduced(tree: PyTree, N: int, pattern: Pattern = ring_all_reduce) -> Info:
+    """Everybody's rows were summed, or averaged, as they are.
+
+    Args:
+        tree: leaves `[n, ...]`.
+        N: number of workers.
+        pattern: how, if not round a ring: each worker sends, and receives, `pattern.vectors(N)` times its rows.
+    """
+    bits = counts.of(round(pattern.vectors(N) * bits_of(tree)), workers.ids(N).shape[0])
+    return Info(bits, bits)
+
+
+def to_neighbours(tree: PyTree, topology: Topology, step: jax.Array) -> Info:
+    """Every worker's rows went, as they are, to those that it sends to.
+
+    Args:
+        tree: leaves `[n, ...]`.
+        topology: W.
+        step: the present round, of a schedule.
+    """
+    bits = bits_of(tree)
+    return messages(bits, bits, topology, step)
+
+
+def messages(bits: int | jax.Array, arrived: int | jax.Array, topology: Topology, step: jax.Array) -> Info:
+    """A message of so many bits went to each that one sends to.
+
+    Args:
+        bits: an int, or uint32 `[n]` by sender.
+        arrived: the same int, or those of the messages that `workers.fetch` brought, uint32 `[m]`: what has come says how long it is.
+        topology: W.
+        step: the present round, of a schedule.
+    """
+    up, down = (workers.of_round(numbers.astype(np.uint32), topology, step) for numbers in (topology.sends, topology.receives))
+    sent = counts.times(up, counts.of(bits, up.shape[0]))
+    if isinstance(arrived, int):
+        return Info(sent, counts.times(down, counts.of(arrived, down.shape[0])))
+    return Info(sent, counts.carry(workers.sum_of_others(counts.of(arrived, arrived.shape[0]), topology, step)))
+
+
+def both(info: Info, more: Info) -> Info:
+    """What two exchanges of a round sent together. Metrics and times are the first one's."""
+    return info._replace(bits_up=counts.carry(info.bits_up + more.bits_up), bits_down=counts.carry(info.bits_down + more.bits_down))
+
+
+def only_if(now: jax.Array, info: Info) -> Info:
+    """The same where it was sent, else nothing: of methods that send in some rounds only.
+
+    Args:
+        now: bool scalar.
+        info: what such a round sends.
+    """
+    up, down = (jnp.where(now, bits, jnp.uint32(0)) for bits in (info.bits_up, info.bits_down))
+    return info._replace(bits_up=up, bits_down=down)
+
+
+def bits_of(tree: PyTree) -> int:
+    """Bits of one worker's part of leaves `[n, ...]`, sent as they are."""
+    return sum(8 * leaf.dtype.itemsize * (leaf.size // leaf.shape[0]) for leaf in jax.tree.leaves(tree))
