@@ -117,8 +117,8 @@ def _seeds(algorithm: Algorithm, problem: Problem, key: jax.Array, steps: int) -
 def _types(algorithm: Algorithm, problem: Problem, key: jax.Array) -> Finding:
     """Traced only: members that leave float32 behind are refused by the protocol."""
     plan = driver.make_plan(driver.Always(algorithm), problem, 1, runs=0, size=1, record_every=1)
+    state = jax.eval_shape(lambda: protocol.held(algorithm, problem, plan.N).init(problem.init(key), plan.N))
     with jax.enable_x64(True):
-        state = jax.eval_shape(lambda: protocol.held(algorithm, problem, plan.N).init(problem.init(key), plan.N))
         jax.eval_shape(lambda state: loop.one_round(plan, state, key, problem.data), state)
     return Finding("64 bits", True, "types stay where JAX has 64 bits enabled")
 

@@ -1,0 +1,154 @@
+"""`dsgd.check` finds what is wrong with a method, and nothing where nothing is."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import algorithms
+import dsgd
+from dsgd import problems, workers
+from dsgd.engine import check, elsewhere
+from dsgd.findings import Finding, Findings
+from dsgd.network import told
+
+N, D = 4, 3
+
+
+@pytest.fixture(scope="module")
+def problem() -> dsgd.Problem:
+    return problems.random_quadratic(N, D, heterogeneity=1.0, noise=0.3, seed=0)
+
+
+def method(mean=workers.mean, info=lambda gradients, round: told.all_reduced(gradients, round.workers), **members: Any) -> dsgd.Algorithm:
+    """Mini-batch SGD by hand."""
+
+    def update(key, state, gradients, round):
+        x = state.server - 0.1 * jax.tree.map(mean, gradients)
+        return dsgd.State(state.step + 1, x), info(gradients, round)
+
+    right: dict[str, Any] = {
+        "init": lambda params, workers: dsgd.State(jnp.int32(0), params),
+        "query": lambda state, round: dsgd.Query(state.server),
+        "update": update,
+        "model": lambda state: state.server,
+        "pattern": dsgd.network.ring_all_reduce,
+        "name": "mine",
+    }
+    return dsgd.Algorithm(**{**right, **members})
+
+
+def found(findings: Findings) -> dict[str, Finding]:
+    return {finding.what: finding for finding in findings.findings}
+
+
+def test_nothing_is_wrong_with_the_right_method(problem):
+    findings = dsgd.check(method(), problem)
+    findings.require()
+    assert findings.holds
+    assert all(finding.holds for finding in findings.findings)
+    assert [*found(findings)] == ["parameters", "returns", "again", "compiled once", "seeds", "64 bits", "2 devices", "4 devices", "bits"]
+    assert found(findings)["bits"].found == f"{2 * 3 * D * 32 // 4} bits told a worker, {2 * 3 * D * 32 // 4} cross"
+    assert max(map(len, str(findings).splitlines())) <= 80
+    assert "mine on quadratic" in str(findings)
+
+
+def own_draws(gradients):
+    """Noise that is not the key's: other in every trace."""
+    return workers.mean(gradients) + next(COUNT)
+
+
+COUNT = itertools.count()
+
+
+def halves(gradients, round):
+    """What one device's rows make of the bits: right for all of them only."""
+    every = gradients if gradients.shape[0] == N else jnp.concatenate([gradients, gradients], axis=1)
+    return told.all_reduced(every, round.workers)
+
+
+WRONG = {
+    "mean over the block": (
+        {"mean": lambda g: g.mean(axis=0)},
+        {"2 devices", "4 devices", "bits"},
+        "State.server is not the same on every device",
+    ),
+    "sum over the block's size": (
+        {"mean": lambda g: workers.sum(g) / g.shape[0]},
+        {"2 devices", "4 devices"},
+        "not the results of one device in State.server",
+    ),
+    "tells nothing": ({"info": lambda g, round: told.nothing(round.workers)}, {"bits"}, "sends more than it tells"),
+    "tells twice": (
+        {"info": lambda g, round: told.both(*[told.all_reduced(g, round.workers)] * 2)},
+        {"bits"},
+        "tells more than it sends",
+    ),
+    "bits of the block": ({"info": halves}, {"2 devices", "4 devices", "bits"}, "history['bits']"),
+    "doubles where it may": ({"mean": lambda g: workers.mean(g) + jnp.zeros(D)}, {"64 bits"}, "need float32[3]"),
+    "parameters": ({"query": lambda state: dsgd.Query(state.server)}, {"parameters", "returns"}, "query is called as query(state, round)"),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_what_is_wrong_is_found_and_told(mistake, problem):
+    changes, wrong, told_as = WRONG[mistake]
+    findings = dsgd.check(method(**changes), problem)
+    assert {finding.what for finding in findings.findings if finding.holds is False} == wrong
+    assert not findings.holds
+    assert "NO" in str(findings)
+    with pytest.raises(ValueError, match=r"mine on quadratic.* does not hold the contract") as caught:
+        findings.require()
+    assert told_as in str(caught.value)
+
+
+def test_a_run_that_is_not_the_same_in_another_trace_is_found(problem):
+    """A Python counter inside a member: seeds are another trace."""
+    findings = found(dsgd.check(method(mean=own_draws), problem))
+    assert findings["again"].holds
+    assert findings["seeds"].holds is False
+
+
+def test_a_method_that_cannot_run_is_one_finding(problem):
+    broken = method(update=lambda key, state, gradients, round: state)
+    assert [(f.what, f.holds) for f in dsgd.check(broken, problem).findings] == [("parameters", True), ("returns", False)]
+
+
+def test_patterns_that_others_stand_for_and_workers_that_are_too_many_are_said(problem):
+    server = found(dsgd.check(algorithms.parameter_server_sgd(optax.sgd(0.1)), problem))
+    assert server["bits"] == Finding("bits", None, "told for parameter_server, which other collectives stand for")
+    assert check.devices_of(1) == [1]
+    assert check.devices_of(7) == [1, 7]
+    assert check.devices_of(12) == [6, 12]
+    assert check.devices_of(64) == [8, 16]
+    assert check.devices_of(17) == [1]
+
+
+def test_where_devices_are_too_few_another_process_has_them(problem, monkeypatch):
+    """Closures and lambdas of a test reach it."""
+    monkeypatch.setattr(jax, "devices", lambda: [None])
+    findings = elsewhere.call(
+        2,
+        check.on_devices,
+        method(mean=lambda g: g.mean(axis=0)),
+        problem._replace(data=jax.tree.map(lambda x: x[:2], problem.data)),
+        jax.random.key(0),
+        2,
+    )
+    assert [(f.what, f.holds) for f in findings] == [("2 devices", False), ("bits", False)]
+
+
+def test_what_cannot_be_sent_is_said():
+    with pytest.raises(elsewhere.Unreachable, match="cannot be sent to another process"):
+        elsewhere.call(2, check.on_devices, threading.Lock())
+
+
+def test_a_process_that_fails_says_why():
+    with pytest.raises(elsewhere.Unreachable, match="ended with status 1: ZeroDivisionError"):
+        elsewhere.call(1, lambda: 1 // 0)
