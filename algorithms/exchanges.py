@@ -19,6 +19,7 @@ from jax.flatten_util import ravel_pytree
 
 from dsgd import checks, codecs, counts, workers
 from dsgd.base import Compressor, Gradients, Info, Params, PyTree, Round
+from dsgd.compressors.check import need_bits, need_vector
 from dsgd.compressors.sizes import message_shape
 from dsgd.graphs.topology import Topology
 from dsgd.network import told
@@ -226,7 +227,7 @@ def _compress(compressor: Compressor, keys: jax.Array, vectors: Parts, last: Any
     def one(key, x, *memory):
         with codecs.remembered():
             message = function(key, x, *memory)
-            return message, compressor.decompress(message, x.shape[0]).astype(x.dtype)
+            return message, need_vector(compressor, compressor.decompress(message, x.shape[0]), x.shape[0]).astype(x.dtype)
 
     def of_leaf(i):
         # Where there is one leaf, the keys are its own: where messages are short, to make keys takes longer than to draw from them.
@@ -257,7 +258,7 @@ def _remember(compressor: Compressor, messages: Messages) -> Any:
 
 def _sizes(compressor: Compressor, messages: Messages, axes: int) -> int | jax.Array:
     """Bits of all leaves' messages together: an int where they are always as many, else uint32 `[*axes]`."""
-    fixed = [compressor.bits(jax.tree.map(lambda leaf: leaf[(0,) * axes], message)) for message in messages]
+    fixed = [need_bits(compressor, compressor.bits(jax.tree.map(lambda leaf: leaf[(0,) * axes], message))) for message in messages]
     if all(isinstance(bits, int) for bits in fixed):
         return sum(fixed)
     return sum(_over(axes, compressor.bits)(message) for message in messages)

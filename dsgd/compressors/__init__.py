@@ -1,5 +1,6 @@
 """What travels: maps from a vector to a packed message and back. See `dsgd.Compressor` for the members."""
 
+from dsgd.compressors.check import check
 from dsgd.compressors.combinators import apply, buckets, contraction, identity, whole_model
 from dsgd.compressors.low_rank import low_rank
 from dsgd.compressors.quantization import clipping, natural, qsgd, random_quantization, sign, ternary
@@ -8,6 +9,7 @@ from dsgd.compressors.sparsification import random_k, random_sparsification, top
 __all__ = [
     "apply",
     "buckets",
+    "check",
     "clipping",
     "contraction",
     "identity",

@@ -99,7 +99,8 @@ def test_two_seeds_draw_differently_unless_the_method_asks_for_exact_gradients(n
         asked.append(algorithm.query(state, dsgd.Round(state.step, N, jax.random.key(0))))
         return jnp.zeros(())
 
-    state = jax.eval_shape(lambda: algorithm.init(problem().init(jax.random.key(0)), N))
+    params = problem().init(jax.random.key(0))
+    state = jax.eval_shape(lambda: algorithm.init(params, N))
     specs = dsgd.State(P(), P(), P("workers"))
     jax.eval_shape(jax.shard_map(ask, mesh=dsgd.workers.mesh(1), in_specs=(specs,), out_specs=P(), check_vma=False), state)
     loss = history(name)["loss"]

@@ -1,0 +1,81 @@
+"""`compressors.check` finds what is wrong with a compressor, and nothing where nothing is."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import algorithms
+import dsgd
+from dsgd import compressors, problems
+
+D = 40
+Q4 = compressors.random_quantization(4)
+
+
+@pytest.mark.parametrize(
+    "compressor",
+    [Q4, compressors.sign, compressors.top_k(0.1), compressors.random_sparsification(0.1), compressors.qsgd(3), compressors.natural],
+    ids=lambda compressor: compressor.name,
+)
+def test_nothing_is_wrong_with_ours(compressor):
+    findings = compressors.check(compressor, D)
+    findings.require()
+    assert {finding.what for finding in findings.findings} >= {"wire", "again", "mean bits", "unbiased", "omega", "delta"}
+    assert max(map(len, str(findings).splitlines())) <= 80
+
+
+def test_extreme_points_are_among_the_vectors():
+    """Rounding to powers of two is at its worst at 4/3, top-k on equal elements: what is stated is reached."""
+    found = {finding.what: finding.found for finding in compressors.check(compressors.top_k(0.1), D).findings}
+    assert found["delta"] == "0.1 stated; E|Q(x) - x|^2 is 0.9 |x|^2 (equal), at most 0.9 allowed"
+    found = {finding.what: finding.found for finding in compressors.check(compressors.natural, D).findings}
+    assert "(four thirds), at most 0.125 allowed" in found["omega"]
+
+
+WRONG = {
+    "omega of fewer bits": (compressors.random_quantization(1)._replace(omega=Q4.omega), {"omega"}),
+    "delta of more": (compressors.top_k(0.1)._replace(delta=lambda d: 0.11), {"delta"}),
+    "not unbiased": (compressors.sign._replace(unbiased=True), {"unbiased"}),
+    "a little biased": (Q4._replace(decompress=lambda message, d: 1.01 * Q4.decompress(message, d)), {"unbiased"}),
+    "tells fewer bits": (Q4._replace(bits=lambda message: 4 * D), {"wire", "mean bits"}),
+    "plans with fewer": (Q4._replace(mean_bits=lambda d: 4.0 * d), {"mean bits"}),
+    "tells more than there is room for": (Q4._replace(bits=lambda message: jnp.uint32(10**6)), {"bits", "mean bits"}),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_what_is_wrong_is_found(mistake):
+    compressor, wrong = WRONG[mistake]
+    findings = compressors.check(compressor, D)
+    assert {finding.what for finding in findings.findings if finding.holds is False} == wrong
+    assert not findings.holds
+
+
+BROKEN = {
+    "another shape": (Q4._replace(decompress=lambda message, d: jnp.zeros(d + 1)), "decompress gives float32[{}]; need the vector"),
+    "another type": (Q4._replace(decompress=lambda message, d: jnp.zeros(d, jnp.int32)), "decompress gives int32[{}]; need the vector"),
+    "float bits": (Q4._replace(bits=lambda message: 4.0), "bits gives 4.0; need an int, or a uint32 scalar"),
+    "bits of each": (Q4._replace(bits=lambda message: jnp.zeros(3, jnp.uint32)), "bits gives uint32[3]; need an int"),
+}
+
+
+@pytest.mark.parametrize("part", BROKEN)
+def test_what_its_members_return_is_refused_by_name_in_checks_and_in_runs(part, key, mesh):
+    compressor, message = BROKEN[part]
+    with pytest.raises(ValueError, match="of 40 elements does not hold the contract") as caught:
+        compressors.check(compressor, D).require()
+    given = D + (part == "another shape")
+    assert f"random_quantization(4): {message.format(given)}" in str(caught.value)
+    problem, method = problems.random_quadratic(2, 8, seed=0), algorithms.compressed_sgd(optax.sgd(0.1), compressor)
+    with pytest.raises(ValueError) as caught:
+        dsgd.run(method, problem, steps=1, key=key, mesh=mesh)
+    given = 4 + (part == "another shape")  # a server's part
+    assert f"random_quantization(4): {message.format(given)}" in str(caught.value)
+
+
+def test_other_keys_are_other_draws():
+    findings = [str(compressors.check(Q4, D, key=jax.random.key(seed))) for seed in (0, 0, 1)]
+    assert findings[0] == findings[1] != findings[2]
