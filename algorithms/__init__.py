@@ -25,6 +25,7 @@ from algorithms.synchronous.backup_workers_sgd import backup_workers_sgd
 from algorithms.synchronous.gradient_descent import gradient_descent
 from algorithms.synchronous.local_sgd import local_sgd
 from algorithms.synchronous.minibatch_sgd import minibatch_sgd, model_averaging_sgd, parameter_server_sgd
+from algorithms.synchronous.scaffold import scaffold
 from algorithms.synchronous.sgd import sgd
 from dsgd.base import Algorithm
 from dsgd.compressors import random_quantization, sign, top_k, whole_model
@@ -43,6 +44,7 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "dsgd": lambda optimizer, workers: decentralized_sgd(optimizer, topologies.ring(workers)),
     "dsgd-complete": lambda optimizer, workers: decentralized_sgd(optimizer, topologies.complete(workers)),
     "local-sgd": lambda optimizer, workers: local_sgd(optimizer, 4),
+    "scaffold": lambda optimizer, workers: scaffold(optimizer, 4),
     "d2": lambda optimizer, workers: d2(optimizer, topologies.ring(workers, topologies.lazy)),
     "extra": lambda optimizer, workers: extra(optimizer, topologies.ring(workers)),
     "exact-diffusion": lambda optimizer, workers: exact_diffusion(optimizer, topologies.ring(workers)),
@@ -95,6 +97,7 @@ __all__ = [
     "minibatch_sgd",
     "model_averaging_sgd",
     "parameter_server_sgd",
+    "scaffold",
     "sgd",
     "stochastic_gradient_push",
 ]

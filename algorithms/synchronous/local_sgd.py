@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jax.core import Tracer
 
 from algorithms import gossip, optimizers
 from dsgd import checks, network, workers
@@ -14,7 +15,7 @@ from dsgd.graphs.topology import Topology
 from dsgd.network import told
 
 
-def local_sgd(optimizer: optax.GradientTransformation, period: int, topology: Topology | None = None) -> Algorithm:
+def local_sgd(optimizer: optax.GradientTransformation, period: int | jax.Array, topology: Topology | None = None) -> Algorithm:
     r"""Local SGD, or periodic averaging: everybody makes H steps of its own, then models are averaged.
 
     $$ x_{t+1}^{(n)} = \begin{cases} \sum_m W_{nm} \big(x_t^{(m)} - \gamma g_m(x_t^{(m)})\big) & H \mid t + 1 \\
@@ -24,7 +25,7 @@ def local_sgd(optimizer: optax.GradientTransformation, period: int, topology: To
 
     Args:
         optimizer: each worker's step; `optax.sgd(gamma)` is the equation. Momentum and Adam keep their memories locally.
-        period: H. With 1 it is model averaging, or decentralized SGD.
+        period: H. With 1 it is model averaging, or decentralized SGD. It may be swept.
         topology: W, doubly stochastic; None: the mean over all, by an all-reduce. The averagings go through a schedule one by one.
 
     Raises:
@@ -33,7 +34,8 @@ def local_sgd(optimizer: optax.GradientTransformation, period: int, topology: To
     Source: Stich, "Local SGD converges fast and communicates little", 2019; on graphs, Koloskova et al., "A unified theory of
     decentralized SGD with changing topology and local updates", 2020.
     """
-    period = checks.positive_int("local_sgd: period", period)
+    if not isinstance(period, Tracer):
+        period = checks.positive_int("local_sgd: period", period)
     if topology is not None:
         gossip.need("local_sgd", topology)
     reduce = network.ring_all_reduce if topology is None else network.gossip(topology)

@@ -42,6 +42,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 
 from dsgd import checks
 from dsgd.base import Pattern
@@ -255,13 +256,18 @@ def _lists(topology: Topology, end: int) -> np.ndarray:
     return lists
 
 
-def every(period: int, pattern: Pattern) -> Pattern:
+def every(period: int | jax.Array, pattern: Pattern) -> Pattern:
     """The pattern in the last round of every `period`, nothing in the others: its costs are means over rounds.
+
+    Args:
+        period: rounds; a traced one, of a sweep, has a clock, and its rounds are not listed.
+        pattern: of that round.
 
     Raises:
         ValueError: period < 1.
     """
-    checks.positive_int("every: period", period)
+    if not isinstance(period, Tracer):
+        checks.positive_int("every: period", period)
 
     def clock(finish, ports, convention, step):
         def exchange(finish):
@@ -269,8 +275,15 @@ def every(period: int, pattern: Pattern) -> Pattern:
 
         return lax.cond((step + 1) % period == 0, exchange, lambda finish: finish, finish)
 
+    if isinstance(period, Tracer):
+        costs = (_shared(cost, period) for cost in (pattern.blocking, pattern.pipelined, pattern.vectors))
+        return Pattern("every few rounds", *costs, clock=clock, stands_in=pattern.stands_in)
     rounds = [turn for last in pattern.rounds or (pattern,) for turn in (*[local] * (period - 1), last)]
     return _by_turns(f"every {period} rounds {pattern.name}", rounds, clock)._replace(stands_in=pattern.stands_in)
+
+
+def _shared(cost: Callable, period: jax.Array) -> Callable:
+    return lambda *arguments: cost(*arguments) / period
 
 
 def _by_turns(name: str, rounds: Sequence[Pattern], clock: Callable) -> Pattern:

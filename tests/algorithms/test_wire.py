@@ -155,6 +155,7 @@ def test_on_one_device_nothing_crosses_and_as_much_is_told(method):
         ("mb-sgd-model", "all-reduce", 2 * (N - 1) / N),
         ("dsgd", "collective-permute", 2),
         ("local-sgd", "all-reduce", 2 * (N - 1) / N),
+        ("scaffold", "all-reduce", 2 * 2 * (N - 1) / N),  # models and controls
         ("d2", "collective-permute", 2),
         ("extra", "collective-permute", 2),
         ("exact-diffusion", "collective-permute", 2),
