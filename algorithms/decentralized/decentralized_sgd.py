@@ -6,11 +6,12 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import gossip, optimizers
-from dsgd import workers
+from dsgd import checks, workers
 from dsgd.base import Algorithm, State
 from dsgd.graphs.topology import Topology
 
 
+@checks.arguments
 def decentralized_sgd(optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm:
     r"""Decentralized SGD: every worker makes its own step, then averages with its neighbours.
 

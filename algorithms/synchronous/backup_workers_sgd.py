@@ -12,6 +12,7 @@ from dsgd import checks, counts, network, workers
 from dsgd.base import Algorithm, Info, Query, State
 
 
+@checks.arguments
 def backup_workers_sgd(optimizer: optax.GradientTransformation, backups: int) -> Algorithm:
     r"""Mini-batch SGD with backup workers: in each round the slowest k gradients are dropped.
 

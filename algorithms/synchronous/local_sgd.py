@@ -13,6 +13,7 @@ from dsgd.base import Algorithm, Info, Query, State
 from dsgd.graphs.topology import Topology
 
 
+@checks.arguments
 def local_sgd(optimizer: optax.GradientTransformation, period: int, topology: Topology | None = None) -> Algorithm:
     r"""Local SGD, or periodic averaging: everybody makes H steps of its own, then models are averaged.
 

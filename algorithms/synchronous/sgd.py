@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import optimizers
-from dsgd import counts, network
+from dsgd import checks, counts, network
 from dsgd.base import Algorithm, Info, Query, State
 
 
+@checks.arguments
 def sgd(optimizer: optax.GradientTransformation) -> Algorithm:
     r"""SGD on one machine that holds all data: each step takes a batch of one worker's part, drawn uniformly.
 
