@@ -27,6 +27,7 @@ from algorithms.synchronous.local_sgd import local_sgd
 from algorithms.synchronous.minibatch_sgd import minibatch_sgd, model_averaging_sgd, parameter_server_sgd
 from algorithms.synchronous.scaffold import scaffold
 from algorithms.synchronous.sgd import sgd
+from dsgd import checks
 from dsgd.base import Algorithm
 from dsgd.compressors import random_quantization, sign, top_k, whole_model
 
@@ -59,6 +60,7 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
 Every entry is under all contract tests."""
 
 
+@checks.arguments
 def make(name: str, optimizer: optax.GradientTransformation, workers: int) -> Algorithm:
     """The registered method of that name, with its defaults.
 
@@ -71,8 +73,8 @@ def make(name: str, optimizer: optax.GradientTransformation, workers: int) -> Al
         ValueError: an unknown name.
     """
     if name not in ALGORITHMS:
-        raise ValueError(f"unknown method {name!r}: need one of {', '.join(ALGORITHMS)}")
-    return ALGORITHMS[name](optimizer, workers)
+        raise ValueError(f"make: name = {name!r}: need one of {', '.join(ALGORITHMS)}")
+    return ALGORITHMS[name](optimizer, checks.positive_int("make: workers", workers))
 
 
 __all__ = [

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from dsgd import checks, codecs, counts, workers
+from dsgd import codecs, counts, workers
 from dsgd.base import Compressor, Gradients, Info, Params, PyTree, Round
 from dsgd.compressors.check import need_bits, need_vector
 from dsgd.compressors.sizes import message_shape
@@ -201,9 +201,7 @@ def start(compressor: Compressor, vectors: Parts) -> Any:
 
 
 def need_two(method: str, up: Compressor, down: Compressor) -> None:
-    """Raises a ValueError where they are no compressors, or one is layer by layer and the other of the whole model: their parts differ."""
-    checks.compressor(f"{method} up", up)
-    checks.compressor(f"{method} down", down)
+    """Raises a ValueError where one is layer by layer and the other of the whole model: their parts differ."""
     if up.layer_wise != down.layer_wise:
         raise ValueError(f"{method} with {up.name} up and {down.name} down: need both layer by layer, or both of compressors.whole_model")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
@@ -11,12 +11,14 @@ import optax
 from jax.core import Tracer
 
 from algorithms import optimizers
-from dsgd import network
+from dsgd import checks, network
 from dsgd.base import Algorithm, Query
 from dsgd.graphs.topology import Topology
 
+Step = Annotated[float | jax.Array, "a number in (0, 1]"]
 
-def need(method: str, topology: Any, *, doubly_stochastic: bool = True, symmetric: bool = False, fixed: bool = False) -> None:
+
+def need(method: str, topology: Topology, *, doubly_stochastic: bool = True, symmetric: bool = False, fixed: bool = False) -> None:
     """Refuses a topology that the method cannot use.
 
     Args:
@@ -27,10 +29,8 @@ def need(method: str, topology: Any, *, doubly_stochastic: bool = True, symmetri
         fixed: one W for all rounds, no schedule.
 
     Raises:
-        ValueError: not a topology, or not one of that kind.
+        ValueError: not one of that kind.
     """
-    if not isinstance(topology, Topology):
-        raise ValueError(f"{method}: topology = {topology!r}: need a topology, topologies.ring(16) or topologies.from_matrix(W), say")
     if fixed and topology.period > 1:
         raise ValueError(f"{method} on {topology.name}, a schedule of {topology.period} rounds: need one mixing matrix for all rounds")
     if symmetric and not topology.symmetric:
@@ -46,13 +46,8 @@ def need_step(method: str, value: Any) -> None:
     """Raises a ValueError where the step of the consensus is not in (0, 1]. Traced ones, of a sweep, are not known yet."""
     if isinstance(value, Tracer):
         return
-    if (
-        not isinstance(value, int | float | np.number | np.ndarray | jax.Array)
-        or np.ndim(value)
-        or isinstance(value, bool)
-        or not 0 < value <= 1
-    ):
-        raise ValueError(f"{method}: consensus_step = {value!r}: need a number in (0, 1]")
+    if np.ndim(value) or not 0 < value <= 1:
+        raise ValueError(f"{method}: consensus_step = {checks.shown(value)}: need a number in (0, 1]")
 
 
 def algorithm(name: str, init: Callable, update: Callable, optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm:

@@ -10,7 +10,7 @@ Code inside the loop sees blocks: a leaf with a worker axis is `[n, ...]`. With 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,8 @@ import numpy as np
 
 PyTree = Any
 Params = PyTree
+Key = Annotated[jax.Array, "one key of JAX, jax.random.key(0), say"]
+Period = Annotated[int | jax.Array, "an integer"]  # of rounds; a traced one where it is swept
 Gradients = PyTree  # a pytree like the parameters; every leaf has a leading worker axis [n, ...]
 
 

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from scipy.sparse import coo_array, csr_array
+from scipy.sparse import coo_array, csr_array, issparse
 
 from dsgd import checks
 from dsgd.graphs.topology import Topology
-from topologies.weights import WEIGHTS, metropolis, uniform
+from topologies.weights import metropolis, uniform
 
 if TYPE_CHECKING:
     import networkx as nx
 
-Weights = Callable[[csr_array], csr_array]
+Weights = Annotated[
+    Callable[[csr_array], csr_array],
+    "one of topologies.metropolis, topologies.max_degree, topologies.lazy, topologies.uniform, or a function like them",
+]
 
 
+@checks.arguments
 def ring(n: int, weights: Weights = metropolis) -> Topology:
     r"""The ring $W_2$: each worker and its two neighbours, 1/3 each; $\rho = \max_k |1 + 2\cos(2\pi k/n)|/3 \approx 1 - 4\pi^2/(3n^2)$.
 
@@ -36,6 +40,7 @@ def ring(n: int, weights: Weights = metropolis) -> Topology:
     return _named(f"ring({n})", _both_ways(n, ids, (ids + 1) % n), weights)
 
 
+@checks.arguments
 def complete(n: int) -> Topology:
     r"""The complete graph $W_1 = 11^T/n$, $\rho = 0$: one gossip round is the exact mean.
 
@@ -50,6 +55,7 @@ def complete(n: int) -> Topology:
     return Topology(f"complete({n})", np.full((_at_least("complete", n), n), 1 / n))
 
 
+@checks.arguments
 def star(n: int, weights: Weights = metropolis) -> Topology:
     r"""A hub, worker 0, and n - 1 others that only it knows; Metropolis weights are 1/n on edges, and $\rho = 1 - 1/n$ for n >= 3.
 
@@ -59,6 +65,7 @@ def star(n: int, weights: Weights = metropolis) -> Topology:
     return _named(f"star({n})", _both_ways(n, np.zeros_like(ids), ids), weights)
 
 
+@checks.arguments
 def chain(n: int, weights: Weights = metropolis) -> Topology:
     r"""A line of workers, each with the one before it and the one after it; Metropolis: $\rho = (1 + 2\cos(\pi/n))/3$.
 
@@ -68,6 +75,7 @@ def chain(n: int, weights: Weights = metropolis) -> Topology:
     return _named(f"chain({n})", _both_ways(n, ids, ids + 1), weights)
 
 
+@checks.arguments
 def torus(rows: int, columns: int, weights: Weights = metropolis) -> Topology:
     r"""A grid that is closed both ways; worker i is at row i // columns. Its 4 neighbours have 1/5 each, and from 3 x 3 on
     $\rho = \max_{(k,l) \ne 0} |1 + 2\cos(2\pi k/\text{rows}) + 2\cos(2\pi l/\text{columns})|/5$.
@@ -87,6 +95,7 @@ def torus(rows: int, columns: int, weights: Weights = metropolis) -> Topology:
     return _named(f"torus({rows}, {columns})", adjacency, weights)
 
 
+@checks.arguments
 def hypercube(dimension: int, weights: Weights = metropolis) -> Topology:
     r"""$2^k$ workers; those whose ids differ in one bit are neighbours. Metropolis: 1/(k+1) each, $\rho = (k-1)/(k+1)$.
 
@@ -103,6 +112,7 @@ def hypercube(dimension: int, weights: Weights = metropolis) -> Topology:
     return _named(f"hypercube({dimension})", _one_way(n, ids, ids ^ np.tile(bits, n)), weights)
 
 
+@checks.arguments
 def exponential(n: int) -> Topology:
     r"""The static exponential graph: worker i sends to $i + 2^k$ for all $2^k < n$, equal weights. Directed and doubly stochastic.
 
@@ -121,6 +131,7 @@ def exponential(n: int) -> Topology:
     return _named(f"exponential({n})", _one_way(n, ids, (ids + np.tile(hops, n)) % n), uniform, usual=uniform)
 
 
+@checks.arguments
 def erdos_renyi(n: int, probability: float, seed: int = 0, weights: Weights = metropolis) -> Topology:
     r"""Every pair is connected with the same probability, independently; above $\ln n / n$ the graph is likely to be connected.
 
@@ -142,6 +153,7 @@ def erdos_renyi(n: int, probability: float, seed: int = 0, weights: Weights = me
     return _drawn(name, nx.gnp_random_graph(_at_least("erdos_renyi", n), probability, seed=seed), weights, "a higher probability")
 
 
+@checks.arguments
 def random_regular(n: int, degree: int, seed: int = 0, weights: Weights = metropolis) -> Topology:
     r"""A random graph in which every worker has as many neighbours: an expander, $\rho$ near $(1 + 2\sqrt{d-1})/(d+1)$ for large n.
 
@@ -163,6 +175,7 @@ def random_regular(n: int, degree: int, seed: int = 0, weights: Weights = metrop
     return _drawn(name, nx.random_regular_graph(degree, n, seed=seed), weights, "a degree of at least 3")
 
 
+@checks.arguments
 def from_graph(graph: nx.Graph, weights: Weights | None = None, name: str = "from_graph") -> Topology:
     """Any graph of networkx: its nodes, in their order, are the workers; loops, multiple edges and attributes do not matter.
 
@@ -185,6 +198,7 @@ def from_graph(graph: nx.Graph, weights: Weights | None = None, name: str = "fro
     return _named(name, _adjacency(graph), weights or usual, usual)
 
 
+@checks.arguments
 def from_matrix(W: Any, name: str = "from_matrix") -> Topology:
     """Any mixing matrix: columns that sum to 1, connected; for most methods symmetric, or with rows that sum to 1, too.
 
@@ -221,16 +235,16 @@ def _adjacency(graph: nx.Graph) -> csr_array:
 
 def _named(name: str, adjacency: csr_array, weights: Weights, usual: Weights = metropolis) -> Topology:
     """The topology with these weights on these edges. Its name tells weights that are not the usual ones."""
-    if not callable(weights):
-        known = ", ".join(f"topologies.{name}" for name in WEIGHTS)
-        raise ValueError(f"{name}: weights = {weights!r}; need one of {known}, or a function like them")
     how = "" if weights is usual else f", {getattr(weights, '__name__', 'own weights')}"
     name = f"{name[:-1]}{how})" if name.endswith(")") else f"{name}{how}"
-    return Topology(name, _on_edges(name, csr_array(weights(adjacency)), adjacency))
+    return Topology(name, _on_edges(name, weights(adjacency), adjacency))
 
 
-def _on_edges(name: str, W: csr_array, adjacency: csr_array) -> csr_array:
+def _on_edges(name: str, W: Any, adjacency: csr_array) -> csr_array:
     """W, if it is one of this graph."""
+    if not issparse(W) and not checks.is_numeric(W):
+        raise ValueError(f"{name}: the weights function gave {checks.shown(W)}; need a matrix {adjacency.shape}")
+    W = csr_array(W)
     if W.shape != adjacency.shape:
         raise ValueError(f"{name}: the weights function gave {W.shape} for an adjacency of {adjacency.shape}; need the same")
     entries = coo_array(W)
@@ -254,6 +268,6 @@ def _drawn(name: str, graph: nx.Graph, weights: Weights, hint: str) -> Topology:
 
 
 def _at_least(graph: str, n: int) -> int:
-    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
+    if n < 1:
         raise ValueError(f"{graph}({n}): need at least 1 worker, an integer")
     return int(n)

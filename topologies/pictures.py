@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dsgd import checks
 from dsgd.graphs.topology import Topology
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+@checks.arguments
 def draw(topology: Topology, axes: Axes | None = None) -> Figure:
     """The graph with its name, degree and rho: arrows where it is directed; of a schedule, the edges of all rounds.
 
@@ -27,8 +29,11 @@ def draw(topology: Topology, axes: Axes | None = None) -> Figure:
         The figure.
     """
     import networkx as nx  # noqa: PLC0415 (a second that those who do not draw are spared)
+    from matplotlib.axes import Axes  # noqa: PLC0415
     from matplotlib.figure import Figure  # noqa: PLC0415
 
+    if not isinstance(axes, Axes | None):
+        raise ValueError(f"draw: axes = {checks.shown(axes)}: need axes of matplotlib, or None")
     if axes is None:
         axes = Figure(figsize=(3, 3.3), layout="constrained").subplots()
     graph = nx.Graph() if topology.symmetric else nx.DiGraph()

@@ -9,6 +9,7 @@ from dsgd import checks
 from dsgd.graphs.topology import Topology
 
 
+@checks.arguments
 def one_peer_exponential(n: int) -> Topology:
     r"""One message a round: in round t worker i sends half to $i + 2^{t \bmod k}$, $k = \lceil \log_2 n \rceil$. Doubly stochastic.
 
@@ -28,6 +29,7 @@ def one_peer_exponential(n: int) -> Topology:
     return Topology(f"one_peer_exponential({n})", rounds)
 
 
+@checks.arguments
 def random_matchings(n: int, period: int = 32, seed: int = 0) -> Topology:
     r"""In each round everybody (but one, if n is odd) meets one other, drawn at random, and both take the mean. Symmetric in every round.
 

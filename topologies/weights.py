@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 from scipy.sparse import coo_array, csr_array, dia_array
 
+from dsgd import checks
 
+
+@checks.arguments
 def metropolis(adjacency: csr_array) -> csr_array:
     r"""Metropolis weights, $W_{ij} = 1 / (1 + \max(d_i, d_j))$ on edges; what is left stays with oneself. Symmetric on any graph.
 
@@ -22,6 +25,7 @@ def metropolis(adjacency: csr_array) -> csr_array:
     return _with_own(edges, 1 / (1 + np.maximum(degrees[edges.row], degrees[edges.col])))
 
 
+@checks.arguments
 def max_degree(adjacency: csr_array) -> csr_array:
     r"""Maximum-degree weights, $W_{ij} = 1 / (1 + \max_k d_k)$ on edges; what is left stays with oneself.
 
@@ -34,6 +38,7 @@ def max_degree(adjacency: csr_array) -> csr_array:
     return _with_own(edges, np.full(edges.nnz, 1 / (1 + degrees.max())))
 
 
+@checks.arguments
 def lazy(adjacency: csr_array) -> csr_array:
     r"""Lazy Metropolis weights, $(I + W) / 2$ of the Metropolis W: no eigenvalue is negative, as some corrected methods need.
 
@@ -46,6 +51,7 @@ def lazy(adjacency: csr_array) -> csr_array:
     return csr_array((W + _diagonal(np.ones(len(W.indptr) - 1))) / 2)
 
 
+@checks.arguments
 def uniform(adjacency: csr_array) -> csr_array:
     r"""Every sender shares equally, $W_{ij} = 1 / (1 + d_j)$ for itself and those that it sends to: a third each on the survey's ring.
 

@@ -12,7 +12,7 @@ from jax import lax
 
 from algorithms import gossip, optimizers
 from algorithms.asynchronous.arrivals import on_cluster
-from dsgd import counts, network, workers
+from dsgd import checks, counts, network, workers
 from dsgd.base import Algorithm, Info, Params, PyTree, Query, Round, State
 from dsgd.graphs.topology import Topology
 from dsgd.network import told
@@ -57,6 +57,7 @@ class Exchange(NamedTuple):
     events: Events
 
 
+@checks.arguments
 def asynchronous_gossip_sgd(optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm:
     r"""AD-PSGD: who has a gradient averages with one neighbour, drawn uniformly, and makes its step; nobody waits for a round.
 

@@ -32,6 +32,7 @@ class Server(NamedTuple):
     events: Any
 
 
+@checks.arguments
 def asynchronous_sgd(
     optimizer: optax.GradientTransformation,
     delays: delays_.Delays | None = None,
@@ -64,12 +65,8 @@ def asynchronous_sgd(
     parameter server", 2013; staleness-aware steps: Zhang et al., "Staleness-aware async-SGD for distributed deep learning", 2016.
     """
     servers = checks.positive_int("asynchronous_sgd: servers", servers)
-    if delays is not None:
-        delays_.need("asynchronous_sgd", delays)
-        if bound is not None:
-            raise ValueError(f"asynchronous_sgd: bound = {bound} with delays.{delays.name}, which has its own: need one of the two")
-    if not isinstance(staleness_aware, bool):
-        raise ValueError(f"asynchronous_sgd: staleness_aware = {staleness_aware!r}: need True or False")
+    if delays is not None and bound is not None:
+        raise ValueError(f"asynchronous_sgd: bound = {bound} with delays.{delays.name}, which has its own: need one of the two")
     if bound is not None:
         bound = checks.natural("asynchronous_sgd: bound", bound)
 

@@ -3,7 +3,7 @@ r"""Given sequences of staleness $t - D(t)$, for `asynchronous_sgd`: which earli
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ class Delays(NamedTuple):
     name: str
 
 
+@checks.arguments
 def constant(bound: int) -> Delays:
     r"""$D(t) = t - \tau$, from $t = \tau$ on; 0 before.
 
@@ -41,6 +42,7 @@ def constant(bound: int) -> Delays:
     return Delays(bound, lambda key, t, parts, moved: jnp.full(parts, jnp.minimum(t, bound), jnp.int32), f"constant({bound})")
 
 
+@checks.arguments
 def uniform(bound: int) -> Delays:
     r"""$t - D(t)$ is drawn uniformly from 0, ..., $\min(t, \tau)$, for each part of the model on its own.
 
@@ -54,6 +56,7 @@ def uniform(bound: int) -> Delays:
     return Delays(bound, lambda key, t, parts, moved: jax.random.randint(key, (parts,), 0, jnp.minimum(t, bound) + 1), f"uniform({bound})")
 
 
+@checks.arguments
 def worst_case(bound: int) -> Delays:
     r"""The earlier model that is farthest from the present one, $D(t) = \arg\max_{t - \tau \le s \le t} |x_t - x_s|$, part by part.
 
@@ -75,6 +78,7 @@ def worst_case(bound: int) -> Delays:
     return Delays(bound, staleness, f"worst_case({bound})")
 
 
+@checks.arguments
 def given(D: Sequence[int] | np.ndarray, bound: int | None = None) -> Delays:
     """A sequence D(0), D(1), ... of your own. When it is over, its staleness begins again.
 
@@ -87,10 +91,9 @@ def given(D: Sequence[int] | np.ndarray, bound: int | None = None) -> Delays:
 
     Source: Liu and Zhang, section 4.2, where t and D(t) count from 1.
     """
-    try:
-        models = np.asarray(D)
-    except ValueError as error:
-        raise ValueError(f"delays.given: D is no table ({error}): need integers [T] or [T, parts]") from error
+    if not checks.is_numeric(D):
+        raise ValueError(f"delays.given: D = {checks.shown(D)}: need integers [T] or [T, parts]")
+    models = np.asarray(D)
     if models.ndim not in (1, 2) or models.size == 0 or models.dtype.kind not in "iu":
         raise ValueError(f"delays.given: D of shape {models.shape} and type {models.dtype}: need integers [T] or [T, parts]")
     table = np.arange(len(models))[:, None] - models.reshape(len(models), -1)
@@ -111,9 +114,3 @@ def given(D: Sequence[int] | np.ndarray, bound: int | None = None) -> Delays:
         return jnp.broadcast_to(jnp.asarray(table, jnp.int32)[t % len(table)], (parts,))
 
     return Delays(bound, staleness, f"given({len(table)})")
-
-
-def need(method: str, value: Any) -> None:
-    """Raises a ValueError where the value is not a rule for D(t)."""
-    if not isinstance(value, Delays):
-        raise ValueError(f"{method}: delays = {value!r}: need one of algorithms.delays, delays.constant(4), say")

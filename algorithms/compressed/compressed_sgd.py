@@ -16,6 +16,7 @@ from dsgd.network import told
 PATTERNS = {"server": network.multi_server, "ring": network.ring_all_reduce}
 
 
+@checks.arguments
 def compressed_sgd(
     optimizer: optax.GradientTransformation,
     compressor: Compressor,
@@ -39,7 +40,6 @@ def compressed_sgd(
 
     Source: Liu and Zhang, section 3.1.2. Departure: (3.5) is printed without 1/N. Every part is compressed on its own.
     """
-    checks.compressor("compressed_sgd", compressor)
     if via not in PATTERNS:
         raise ValueError(f"compressed_sgd via {via!r}: need one of {', '.join(PATTERNS)}")
     if not compressor.unbiased and not allow_biased:

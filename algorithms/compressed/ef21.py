@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import exchanges, optimizers
-from dsgd import network, workers
+from dsgd import checks, network, workers
 from dsgd.base import Algorithm, Compressor, Query, State
 from dsgd.network import told
 
@@ -33,6 +33,7 @@ class Estimators(NamedTuple):
     down: Any
 
 
+@checks.arguments
 def ef21(optimizer: optax.GradientTransformation, up: Compressor, down: Compressor) -> Algorithm:
     r"""EF21 in both directions: workers send what their gradient has moved from its estimate, servers what the model has.
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import exchanges, optimizers
-from dsgd import network, workers
+from dsgd import checks, network, workers
 from dsgd.base import Algorithm, Compressor, Query, State
 from dsgd.network import told
 
@@ -29,6 +29,7 @@ class Memory(NamedTuple):
     down: Any
 
 
+@checks.arguments
 def error_compensated_sgd(optimizer: optax.GradientTransformation, up: Compressor, down: Compressor) -> Algorithm:
     r"""EC-SGD: workers and servers add to what they send what compression has left out of it before.
 

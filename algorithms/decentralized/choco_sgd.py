@@ -32,8 +32,9 @@ class Estimates(NamedTuple):
     last: Any
 
 
+@checks.arguments
 def choco_sgd(
-    optimizer: optax.GradientTransformation, topology: Topology, compressor: Compressor, consensus_step: float | jax.Array
+    optimizer: optax.GradientTransformation, topology: Topology, compressor: Compressor, consensus_step: gossip.Step
 ) -> Algorithm:
     r"""CHOCO-SGD: workers send what their model has moved from what the neighbours know of it.
 
@@ -56,7 +57,6 @@ def choco_sgd(
     in its memory-efficient form (algorithm 6). Departure: estimates start at $x_0$ instead of 0, which costs no message.
     """
     gossip.need("choco_sgd", topology, symmetric=True, fixed=True)
-    checks.compressor("choco_sgd", compressor)
     gossip.need_step("choco_sgd", consensus_step)
 
     def init(params, N):

@@ -6,10 +6,12 @@ import optax
 
 from algorithms import gossip
 from algorithms.decentralized.exact_diffusion import adapt_correct_combine
+from dsgd import checks
 from dsgd.base import Algorithm
 from dsgd.graphs.topology import Topology
 
 
+@checks.arguments
 def d2(optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm:
     r"""D2: the step goes on from where the last one led, and only then the models are averaged.
 

@@ -6,12 +6,13 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import gossip, optimizers
-from dsgd import workers
+from dsgd import checks, workers
 from dsgd.base import Algorithm, State
 from dsgd.graphs.topology import Topology
 from dsgd.network import told
 
 
+@checks.arguments
 def decentralized_sgd(optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm:
     r"""Decentralized SGD: every worker makes its own step, then averages with its neighbours.
 

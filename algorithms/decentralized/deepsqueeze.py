@@ -30,8 +30,9 @@ class Compensated(NamedTuple):
     last: Any
 
 
+@checks.arguments
 def deepsqueeze(
-    optimizer: optax.GradientTransformation, topology: Topology, compressor: Compressor, consensus_step: float | jax.Array
+    optimizer: optax.GradientTransformation, topology: Topology, compressor: Compressor, consensus_step: gossip.Step
 ) -> Algorithm:
     r"""DeepSqueeze: error compensation for gossip.
 
@@ -53,7 +54,6 @@ def deepsqueeze(
     Source: Tang, Lian, Qiu, Yuan, Zhang, Zhang and Liu, "DeepSqueeze: decentralization meets error-compensated compression", 2019.
     """
     gossip.need("deepsqueeze", topology, symmetric=True)
-    checks.compressor("deepsqueeze", compressor)
     gossip.need_step("deepsqueeze", consensus_step)
 
     def init(params, N):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import gossip, optimizers
-from dsgd import workers
+from dsgd import checks, workers
 from dsgd.base import Algorithm, Params, PyTree, State
 from dsgd.graphs.topology import Topology
 from dsgd.network import told
@@ -46,6 +46,7 @@ def add_up(models: Corrected, more: Params) -> tuple[Params, Params]:
     return total, jax.tree.map(lambda after, before, step: (after - before) - step, total, models.correction, step)
 
 
+@checks.arguments
 def exact_diffusion(optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm:
     r"""Exact diffusion: adapt, correct by what combining did to the last step, combine.
 

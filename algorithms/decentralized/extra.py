@@ -7,12 +7,13 @@ import optax
 
 from algorithms import gossip, optimizers
 from algorithms.decentralized.exact_diffusion import Corrected, add_up, start_corrected
-from dsgd import workers
+from dsgd import checks, workers
 from dsgd.base import Algorithm, State
 from dsgd.graphs.topology import Topology
 from dsgd.network import told
 
 
+@checks.arguments
 def extra(optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm:
     r"""EXTRA: two rounds of decentralized gradient descent, subtracted, so that what is wrong with each cancels.
 

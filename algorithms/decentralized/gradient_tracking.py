@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import gossip, optimizers
-from dsgd import workers
+from dsgd import checks, workers
 from dsgd.base import Algorithm, Gradients, Params, PyTree, State
 from dsgd.graphs.topology import Topology
 from dsgd.network import told
@@ -31,6 +31,7 @@ class Tracking(NamedTuple):
     gradient: Gradients
 
 
+@checks.arguments
 def gradient_tracking(optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm:
     r"""Gradient tracking in the form of DIGing: models and trackers are both averaged; the mean of the trackers is that of the gradients.
 

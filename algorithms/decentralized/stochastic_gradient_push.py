@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import gossip, optimizers
-from dsgd import network, workers
+from dsgd import checks, network, workers
 from dsgd.base import Algorithm, Params, PyTree, Query, State
 from dsgd.graphs.topology import Topology
 from dsgd.network import told
@@ -29,6 +29,7 @@ class Pushed(NamedTuple):
     mass: jax.Array
 
 
+@checks.arguments
 def stochastic_gradient_push(optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm:
     r"""Stochastic gradient push: W need only keep sums; what rows do not sum to, push-sum divides out.
 

@@ -13,6 +13,7 @@ from dsgd.base import Algorithm, Info, Query, State
 from dsgd.network import told
 
 
+@checks.arguments
 def backup_workers_sgd(optimizer: optax.GradientTransformation, backups: int) -> Algorithm:
     r"""Mini-batch SGD with backup workers: in each round the slowest k gradients are dropped.
 

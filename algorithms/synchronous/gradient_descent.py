@@ -5,9 +5,11 @@ from __future__ import annotations
 import optax
 
 from algorithms.synchronous.minibatch_sgd import minibatch_sgd
+from dsgd import checks
 from dsgd.base import Algorithm
 
 
+@checks.arguments
 def gradient_descent(optimizer: optax.GradientTransformation) -> Algorithm:
     r"""Gradient descent: the workers compute exact gradients of their own data and all-reduce them.
 

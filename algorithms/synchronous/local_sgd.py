@@ -10,12 +10,13 @@ from jax.core import Tracer
 
 from algorithms import gossip, optimizers
 from dsgd import checks, network, workers
-from dsgd.base import Algorithm, Query, State
+from dsgd.base import Algorithm, Period, Query, State
 from dsgd.graphs.topology import Topology
 from dsgd.network import told
 
 
-def local_sgd(optimizer: optax.GradientTransformation, period: int | jax.Array, topology: Topology | None = None) -> Algorithm:
+@checks.arguments
+def local_sgd(optimizer: optax.GradientTransformation, period: Period, topology: Topology | None = None) -> Algorithm:
     r"""Local SGD, or periodic averaging: everybody makes H steps of its own, then models are averaged.
 
     $$ x_{t+1}^{(n)} = \begin{cases} \sum_m W_{nm} \big(x_t^{(m)} - \gamma g_m(x_t^{(m)})\big) & H \mid t + 1 \\

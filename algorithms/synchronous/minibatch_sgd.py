@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import optimizers
-from dsgd import network, workers
+from dsgd import checks, network, workers
 from dsgd.base import Algorithm, Pattern, Query, State
 from dsgd.network import told
 
 
+@checks.arguments
 def minibatch_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
     r"""Gradient aggregation: the workers all-reduce their gradients and make the same step on equal replicas.
 
@@ -26,6 +27,7 @@ def minibatch_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
     return _averaged_gradients(optimizer, network.ring_all_reduce, "minibatch_sgd")
 
 
+@checks.arguments
 def parameter_server_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
     r"""Global replica: the model is on one server; the workers fetch it and send their gradients.
 
@@ -40,6 +42,7 @@ def parameter_server_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
     return _averaged_gradients(optimizer, network.parameter_server, "parameter_server_sgd")
 
 
+@checks.arguments
 def model_averaging_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
     r"""Model aggregation: every worker makes its own step, then the workers all-reduce their models.
 

@@ -12,7 +12,7 @@ from jax.core import Tracer
 
 from algorithms import optimizers
 from dsgd import checks, network, workers
-from dsgd.base import Algorithm, Params, PyTree, Query, State
+from dsgd.base import Algorithm, Params, Period, PyTree, Query, State
 from dsgd.network import told
 
 
@@ -32,7 +32,8 @@ class Controlled(NamedTuple):
     total: Params
 
 
-def scaffold(optimizer: optax.GradientTransformation, period: int | jax.Array) -> Algorithm:
+@checks.arguments
+def scaffold(optimizer: optax.GradientTransformation, period: Period) -> Algorithm:
     r"""SCAFFOLD, option II: H local steps along corrected gradients, then models and control variates are averaged.
 
     $$ y^{(n)} \leftarrow y^{(n)} - \gamma \big(g_n(y^{(n)}) - c^{(n)} + c\big) \quad H \text{ times}, \qquad

@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import optimizers
-from dsgd import network
+from dsgd import checks, network
 from dsgd.base import Algorithm, Query, State
 from dsgd.network import told
 
 
+@checks.arguments
 def sgd(optimizer: optax.GradientTransformation) -> Algorithm:
     r"""SGD on one machine that holds all data: each step takes a batch of one worker's part, drawn uniformly.
 

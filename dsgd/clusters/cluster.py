@@ -10,13 +10,14 @@ from jax.typing import ArrayLike
 
 from dsgd import checks
 from dsgd.base import Round
-from dsgd.clusters.quantities import Quantity, need_quantity, same_workers
+from dsgd.clusters.quantities import Quantity, same_workers
 from dsgd.network import Convention
 from dsgd.network.switch import check_convention, need_seconds
 
 _COMPUTE, _UP, _DOWN = range(3)  # what a draw is for
 
 
+@checks.arguments
 @dataclass(frozen=True)
 class Cluster:
     """Workers that compute, and a network that connects them.
@@ -42,12 +43,9 @@ class Cluster:
     micro_batches: int = 1
 
     def __post_init__(self) -> None:
-        need_quantity("Cluster: compute", self.compute)
         for what, quantity in (("up", self.up), ("down", self.down)):
-            if quantity is not None:
-                need_quantity(f"Cluster: {what}", quantity)
-                if not quantity.positive:
-                    raise ValueError(f"Cluster: {what} = {quantity.name} can be 0: need a bandwidth > 0 bit/s")
+            if quantity is not None and not quantity.positive:
+                raise ValueError(f"Cluster: {what} = {quantity.name} can be 0: need a bandwidth > 0 bit/s")
         need_seconds("Cluster: latency", self.latency)
         check_convention(self.convention)
         checks.positive_int("Cluster: micro_batches", self.micro_batches)

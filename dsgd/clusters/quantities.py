@@ -15,6 +15,7 @@ import numpy as np
 from dsgd import checks
 
 
+@checks.arguments
 @dataclass(frozen=True)
 class Quantity:
     """What a worker has of something at a time.
@@ -34,9 +35,9 @@ class Quantity:
     workers: int | None = None
     named: int = 0
 
+    @checks.arguments
     def __add__(self, other: Quantity) -> Quantity:
         """The sum of the two, drawn independently."""
-        need_quantity("+", other)
 
         def sample(key, clock, worker):
             first, second = jax.random.split(key)
@@ -45,6 +46,7 @@ class Quantity:
         positive, named = self.positive or other.positive, max(self.named, other.named)
         return Quantity(sample, f"{self.name} + {other.name}", positive, same_workers(self, other), named)
 
+    @checks.arguments
     def __mul__(self, factor: float) -> Quantity:
         """So many times it."""
         _need("a factor of a quantity", factor, least=0)
@@ -54,6 +56,7 @@ class Quantity:
     __rmul__ = __mul__
 
 
+@checks.arguments
 def constant(value: float | Sequence[float] | np.ndarray) -> Quantity:
     """Always the same.
 
@@ -76,6 +79,7 @@ def constant(value: float | Sequence[float] | np.ndarray) -> Quantity:
     )
 
 
+@checks.arguments
 def normal(mean: float, std: float) -> Quantity:
     r"""$\max(0, \mathcal N(\mu, \sigma^2))$: nobody takes less than no time.
 
@@ -90,6 +94,7 @@ def normal(mean: float, std: float) -> Quantity:
     return _drawn(lambda key: jnp.maximum(0, mean + std * jax.random.normal(key)), f"normal({mean:.9g}, {std:.9g})")
 
 
+@checks.arguments
 def lognormal(mu: float, sigma: float) -> Quantity:
     r"""$e^{\mathcal N(\mu, \sigma^2)}$, with the mean $e^{\mu + \sigma^2/2}$.
 
@@ -104,6 +109,7 @@ def lognormal(mu: float, sigma: float) -> Quantity:
     return _drawn(lambda key: jnp.exp(mu + sigma * jax.random.normal(key)), f"lognormal({mu:.9g}, {sigma:.9g})", positive=True)
 
 
+@checks.arguments
 def bernoulli(probability: float, value: float) -> Quantity:
     """The value with this probability, else 0.
 
@@ -118,6 +124,7 @@ def bernoulli(probability: float, value: float) -> Quantity:
     )
 
 
+@checks.arguments
 def exponential(mean: float) -> Quantity:
     """Exponentially distributed.
 
@@ -128,6 +135,7 @@ def exponential(mean: float) -> Quantity:
     return _drawn(lambda key: mean * jax.random.exponential(key), f"exponential({mean:.9g})")
 
 
+@checks.arguments
 def gamma(shape: float, scale: float) -> Quantity:
     """Gamma distributed, with the mean shape times scale.
 
@@ -139,6 +147,7 @@ def gamma(shape: float, scale: float) -> Quantity:
     return _drawn(lambda key: scale * jax.random.gamma(key, shape), f"gamma({shape:.9g}, {scale:.9g})")
 
 
+@checks.arguments
 def measured(values: Sequence[Any] | np.ndarray) -> Quantity:
     """One of these measurements, drawn anew each time.
 
@@ -156,6 +165,7 @@ def measured(values: Sequence[Any] | np.ndarray) -> Quantity:
     return Quantity(sample, f"measured({_digest(table)})", bool((table > 0).all()), workers)
 
 
+@checks.arguments
 def trace(values: Sequence[Any] | np.ndarray, interval: float) -> Quantity:
     """A recording, by the clock; it begins again when it is over.
 
@@ -175,6 +185,7 @@ def trace(values: Sequence[Any] | np.ndarray, interval: float) -> Quantity:
     return Quantity(sample, f"trace({_digest(table)}, {interval:.9g})", bool((table > 0).all()), workers)
 
 
+@checks.arguments
 def sinusoid(eta: float, theta: float, delta: float, noise: float = 0.0) -> Quantity:
     r"""$(\eta \sin^2(\theta t) + \delta)\, e^{\nu z}$ at the time t, with z from $\mathcal N(0, 1)$.
 
@@ -200,6 +211,7 @@ def sinusoid(eta: float, theta: float, delta: float, noise: float = 0.0) -> Quan
     return Quantity(sample, f"sinusoid({eta:.9g}, {theta:.9g}, {delta:.9g}, {noise:.9g})", positive=True)
 
 
+@checks.arguments
 def square_wave(high: float, low: float, period: float, duty: float = 0.5) -> Quantity:
     """High for the first part of each period, then low.
 
@@ -222,6 +234,7 @@ def square_wave(high: float, low: float, period: float, duty: float = 0.5) -> Qu
     return Quantity(sample, f"square_wave({high:.9g}, {low:.9g}, {period:.9g}, {duty:.9g})", min(high, low) > 0)
 
 
+@checks.arguments
 def bounded(quantity: Quantity, most: float) -> Quantity:
     r"""$\min(X, \beta)$.
 
@@ -232,12 +245,12 @@ def bounded(quantity: Quantity, most: float) -> Quantity:
     Raises:
         ValueError: not a quantity; a bound that is negative, infinite or NaN.
     """
-    need_quantity("bounded", quantity)
     _need("bounded: most", most, least=0)
     name, positive = f"min({quantity.name}, {most:.9g})", quantity.positive and most > 0
     return replace(quantity, sample=lambda *args: jnp.minimum(quantity.sample(*args), most), name=name, positive=positive)
 
 
+@checks.arguments
 def slow(quantity: Quantity, workers: Sequence[int], factor: float) -> Quantity:
     """Some workers always have `factor` times as much: with seconds, they are slower; a whole server, if they are all on one.
 
@@ -249,7 +262,6 @@ def slow(quantity: Quantity, workers: Sequence[int], factor: float) -> Quantity:
     Raises:
         ValueError: not a quantity, a worker that is no number from 0, a factor <= 0.
     """
-    need_quantity("slow", quantity)
     if np.ndim(workers) != 1:
         raise ValueError(f"slow: workers = {workers!r}: need a list of their numbers, [0, 1], say")
     chosen = sorted({checks.natural("slow: worker", worker) for worker in workers})
@@ -263,6 +275,7 @@ def slow(quantity: Quantity, workers: Sequence[int], factor: float) -> Quantity:
     return replace(quantity, sample=sample, name=f"slow({quantity.name}, {chosen}, {factor:.9g})", named=named)
 
 
+@checks.arguments
 def per_server(quantity: Quantity, size: int) -> Quantity:
     """Workers come in servers of `size`, and those of one server share each draw: a straggler is then a whole server.
 
@@ -273,7 +286,6 @@ def per_server(quantity: Quantity, size: int) -> Quantity:
     Raises:
         ValueError: not a quantity, size < 1.
     """
-    need_quantity("per_server", quantity)
     checks.positive_int("per_server: size", size)
     return replace(
         quantity,
@@ -302,9 +314,9 @@ def _table(what: str, values: Any) -> tuple[np.ndarray, int | None]:
 
 
 def _numbers(what: str, values: Any, *, least: float) -> np.ndarray:
-    array = np.asarray(values)
+    array = np.asarray(values) if checks.is_numeric(values) else np.empty(0, object)
     if array.dtype.kind not in "fiu":
-        raise ValueError(f"{what}: given {values!r}; need numbers")
+        raise ValueError(f"{what}: given {checks.shown(values)}; need numbers")
     with np.errstate(over="ignore"):
         wrong = ~(np.isfinite(array.astype(np.float32)) & (array >= least))  # draws are in float32
     if wrong.any():
@@ -314,8 +326,7 @@ def _numbers(what: str, values: Any, *, least: float) -> np.ndarray:
 
 def _need(what: str, value: Any, *, least: float, more: bool = False) -> None:
     """Raises a ValueError where the value is no finite number of at least, or more than, `least`."""
-    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value < least or (more and value == least):
+    if not math.isfinite(value) or value < least or (more and value == least):
         raise ValueError(
             f"{what} = {value!r}: need a finite number" + (f" {'>' if more else '>='} {least:.9g}" if least > -math.inf else "")
         )
@@ -325,12 +336,6 @@ def _need_probability(what: str, value: Any) -> None:
     _need(what, value, least=0)
     if value > 1:
         raise ValueError(f"{what} = {value!r}: need a number from 0 to 1")
-
-
-def need_quantity(what: str, value: Any) -> None:
-    """Raises a ValueError where the value is none."""
-    if not isinstance(value, Quantity):
-        raise ValueError(f"{what}: given {value!r}; need a quantity, clusters.constant(1.0), say")
 
 
 def same_workers(*quantities: Quantity) -> int | None:

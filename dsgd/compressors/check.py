@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dsgd import checks
-from dsgd.base import Compressor
+from dsgd.base import Compressor, Key
 from dsgd.compressors.sizes import array_bits
 from dsgd.findings import Finding, Findings
 
@@ -29,7 +29,8 @@ class Seen(NamedTuple):
     along: np.ndarray
 
 
-def check(compressor: Compressor, d: int, *, key: jax.Array | None = None) -> Findings:
+@checks.arguments
+def check(compressor: Compressor, d: int, *, key: Key | None = None) -> Findings:
     r"""Holds a compressor to what it states, on hard vectors of d elements and over many messages.
 
     Looked at are: the wire (a message is arrays, which hold the bits that it tells, where those are an int, and else at least as many);
@@ -48,7 +49,6 @@ def check(compressor: Compressor, d: int, *, key: jax.Array | None = None) -> Fi
     Raises:
         ValueError: no compressor, or d < 1.
     """
-    checks.compressor("compressors.check", compressor)
     d = checks.positive_int("compressors.check: d", d)
     key = jax.random.key(0) if key is None else key
     title = f"{compressor.name} of {d} elements"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
 
 from dsgd import checks
-from dsgd.base import Compressor, PyTree
+from dsgd.base import Compressor, Key, PyTree
 from dsgd.compressors.sizes import fixed_size
 
 identity = fixed_size(
@@ -31,6 +31,7 @@ class Bucketed(NamedTuple):
     rest: PyTree
 
 
+@checks.arguments
 def buckets(compressor: Compressor, size: int) -> Compressor:
     r"""Compresses every `size` elements on their own, so that an element's error depends on its neighbours only.
 
@@ -45,7 +46,7 @@ def buckets(compressor: Compressor, size: int) -> Compressor:
 
     Source: Alistarh et al., "QSGD", 2017, section 4; Liu and Zhang, section 3.1.1, caveat 1.
     """
-    name = f"buckets({checks.compressor('buckets', compressor).name}, {size})"
+    name = f"buckets({compressor.name}, {size})"
     checks.positive_int(f"{name}: size", size)
     if compressor.resume is not None:
         raise ValueError(f"{name}: need a compressor of vectors, without warm start")
@@ -93,6 +94,7 @@ def buckets(compressor: Compressor, size: int) -> Compressor:
     )
 
 
+@checks.arguments
 def whole_model(compressor: Compressor) -> Compressor:
     """The same for the model as one vector. Without it, every leaf of the tree (a layer's weights, its biases) is compressed on its own.
 
@@ -101,10 +103,10 @@ def whole_model(compressor: Compressor) -> Compressor:
     Args:
         compressor: any.
     """
-    checks.compressor("whole_model", compressor)
     return compressor._replace(layer_wise=False, name=f"whole_model({compressor.name})") if compressor.layer_wise else compressor
 
 
+@checks.arguments
 def contraction(compressor: Compressor) -> Compressor:
     r"""An unbiased compressor scaled down to a contraction, for methods with error memory.
 
@@ -118,7 +120,7 @@ def contraction(compressor: Compressor) -> Compressor:
 
     Source: Richtarik, Sokolov and Fatkhullin, "EF21", 2021, section 2; the same messages as Q.
     """
-    name = f"contraction({checks.compressor('contraction', compressor).name})"
+    name = f"contraction({compressor.name})"
     if not compressor.unbiased or compressor.omega(1) is None:
         raise ValueError(f"{name}: need an unbiased compressor with an omega")
 
@@ -134,7 +136,8 @@ def contraction(compressor: Compressor) -> Compressor:
     )
 
 
-def apply(compressor: Compressor, key: jax.Array, x: PyTree) -> PyTree:
+@checks.arguments
+def apply(compressor: Compressor, key: Key, x: PyTree) -> PyTree:
     """What the receiver sees of a tree: leaf by leaf, or of the whole as one vector.
 
     Args:
@@ -145,10 +148,9 @@ def apply(compressor: Compressor, key: jax.Array, x: PyTree) -> PyTree:
     Raises:
         ValueError: a leaf that is empty or not floating point; outside `jax.jit`, where values are known, an element that is not finite.
     """
-    checks.compressor("apply", compressor)
-    x = jax.tree.map(jnp.asarray, x)
     for path, leaf in jax.tree_util.tree_leaves_with_path(x):
         _check_finite(compressor, jax.tree_util.keystr(path), leaf)
+    x = jax.tree.map(jnp.asarray, x)
     if not compressor.layer_wise:
         flat, unravel = ravel_pytree(x)
         return unravel(_see(compressor, key, flat))
@@ -161,15 +163,16 @@ def _see(compressor: Compressor, key: jax.Array, leaf: jax.Array) -> jax.Array:
     return compressor.decompress(message, leaf.size).reshape(leaf.shape).astype(leaf.dtype)
 
 
-def _check_finite(compressor: Compressor, path: str, leaf: jax.Array) -> None:
-    where = f"{compressor.name} of leaf {path}" if path else compressor.name
-    if not jnp.issubdtype(leaf.dtype, jnp.floating):
-        raise ValueError(f"{where}: given {leaf.dtype}, need floating point")
-    if leaf.size == 0:
+def _check_finite(compressor: Compressor, path: str, leaf: Any) -> None:
+    where = f"apply: {compressor.name} of leaf {path}" if path else f"apply: {compressor.name}"
+    if not checks.is_numeric(leaf) or not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+        given = leaf.dtype if hasattr(leaf, "dtype") else checks.shown(leaf)
+        raise ValueError(f"{where}: given {given}, need floating point")
+    if np.size(leaf) == 0:
         raise ValueError(f"{where}: no elements; need at least one")
     if isinstance(leaf, Tracer):
         return
     wrong = np.flatnonzero(~np.isfinite(np.asarray(leaf, np.float64)))
     if wrong.size:
         value = np.ravel(np.asarray(leaf, np.float64))[wrong[0]]
-        raise ValueError(f"{where}: element {wrong[0]} is {value} ({wrong.size} of {leaf.size} are not finite); need finite elements")
+        raise ValueError(f"{where}: element {wrong[0]} is {value} ({wrong.size} of {np.size(leaf)} are not finite); need finite elements")

@@ -21,6 +21,7 @@ class Factors(NamedTuple):
     right: jax.Array
 
 
+@checks.arguments
 def low_rank(rank: int, columns: int | None = None) -> Compressor:
     r"""One step of power iteration on the vector as a matrix M, row by row, biased.
 

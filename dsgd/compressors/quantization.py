@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dsgd import checks
 from dsgd.base import Compressor
 from dsgd.compressors import draws
 from dsgd.compressors.combinators import buckets
@@ -35,6 +36,7 @@ class Scaled(NamedTuple):
     scale: jax.Array
 
 
+@checks.arguments
 def random_quantization(bits: int, bucket: int | None = None) -> Compressor:
     r"""Randomised rounding to $2^b$ equidistant knobs $c_i$ between min(x) and max(x), unbiased.
 
@@ -83,6 +85,7 @@ def random_quantization(bits: int, bucket: int | None = None) -> Compressor:
     return quantization if bucket is None else buckets(quantization, bucket)
 
 
+@checks.arguments
 def qsgd(levels: int) -> Compressor:
     r"""Randomised rounding of magnitudes to s levels of the Euclidean norm, unbiased.
 
@@ -103,7 +106,7 @@ def qsgd(levels: int) -> Compressor:
 
     Source: Alistarh et al., "QSGD", 2017, section 3.1 (there $\min(d/s^2, \sqrt d/s)$). Departure: codes of equal length, not Elias codes.
     """
-    if not _is_int(levels) or not 1 <= levels <= 127:
+    if not 1 <= levels <= 127:
         raise ValueError(f"qsgd({levels}): need levels between 1 and 127, an integer")
     bits = codecs.index_bits(2 * levels + 1)
 
@@ -206,6 +209,7 @@ The survey scales by a norm (section 3.2, "1-bit quantization"), which is no con
 Source: Bernstein et al., "signSGD", 2018; Karimireddy et al., "Error feedback fixes signSGD", 2019, for the scale."""
 
 
+@checks.arguments
 def clipping(bits: int) -> Compressor:
     r"""Keeps sign, exponent and the b leading bits of the mantissa, biased towards 0.
 
@@ -242,9 +246,5 @@ def _round_randomly(key: jax.Array, place: jax.Array) -> jax.Array:
 
 
 def _need_bits(name: str, bits: int) -> None:
-    if not _is_int(bits) or not 1 <= bits <= 8:
+    if not 1 <= bits <= 8:
         raise ValueError(f"{name}({bits}): need bits between 1 and 8, an integer")
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

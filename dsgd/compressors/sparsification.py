@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from dsgd import checks
 from dsgd.base import Compressor, PyTree
@@ -35,6 +34,7 @@ class Counted(NamedTuple):
     values: jax.Array
 
 
+@checks.arguments
 def top_k(fraction: float, values: Compressor = identity) -> Compressor:
     r"""The k largest elements by magnitude, biased.
 
@@ -62,6 +62,7 @@ def top_k(fraction: float, values: Compressor = identity) -> Compressor:
     return _sparse("top_k", fraction, values, choose, lambda d: 1.0, unbiased=False, omega=lambda d: None, delta=delta)
 
 
+@checks.arguments
 def random_k(fraction: float, values: Compressor = identity) -> Compressor:
     r"""k elements drawn without replacement, scaled up to be unbiased.
 
@@ -101,7 +102,7 @@ def kept(fraction: float, d: int) -> int:
 def _sparse(kind: str, fraction: float, values: Compressor, choose: Callable, scale: Callable, **constants: Any) -> Compressor:
     """The k elements that `choose` (key, x, k) -> indices takes, times scale(d)."""
     _need_share(kind, "fraction", fraction)
-    name = f"{kind}({fraction:g})" if values is identity else f"{kind}({fraction:g}, {checks.compressor(kind, values).name})"
+    name = f"{kind}({fraction:g})" if values is identity else f"{kind}({fraction:g}, {values.name})"
 
     def compress(key, x):
         d = x.shape[0]
@@ -123,6 +124,7 @@ def _sparse(kind: str, fraction: float, values: Compressor, choose: Callable, sc
     return sparse._replace(bits=lambda message: array_bits(message.places) + values.bits(message.values), mean_bits=mean_bits)
 
 
+@checks.arguments
 def random_sparsification(probability: float) -> Compressor:
     r"""Keeps each element with probability p, scaled up, unbiased.
 
@@ -198,5 +200,5 @@ def _scatter(places: tuple[jax.Array, ...], values: jax.Array, k: int, d: int) -
 
 
 def _need_share(name: str, what: str, value: float) -> None:
-    if not isinstance(value, int | float | np.floating) or not 0 < value <= 1:
+    if not 0 < value <= 1:
         raise ValueError(f"{name}: {what} = {value!r}; need a number in (0, 1]")

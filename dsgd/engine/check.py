@@ -12,8 +12,8 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dsgd import workers
-from dsgd.base import Algorithm, Problem, PyTree, Result
+from dsgd import checks, workers
+from dsgd.base import Algorithm, Key, Problem, PyTree, Result
 from dsgd.engine import driver, elsewhere, loop, programs, protocol
 from dsgd.findings import Finding, Findings
 from dsgd.wire import counts
@@ -23,7 +23,8 @@ DEVICES = 16  # at most
 RELATIVE, ABSOLUTE = 2e-4, 2e-5  # what results on other numbers of devices may differ by: sums in another order, over some rounds
 
 
-def check(algorithm: Algorithm, problem: Problem, *, key: jax.Array | None = None) -> Findings:
+@checks.arguments
+def check(algorithm: Algorithm, problem: Problem, *, key: Key | None = None) -> Findings:
     """Holds a method to the whole contract: it runs it a few rounds, alone, twice, with seeds, and on several devices.
 
     Looked at are: the members' parameters; what they return (as every run does); that a run is the same when it is made again, and is not

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dsgd import checks, workers
-from dsgd.base import Algorithm, Problem, PyTree, Result
+from dsgd.base import Algorithm, Key, Problem, PyTree, Result
 from dsgd.clusters import Cluster
 from dsgd.engine import loop, programs, protocol
 from dsgd.engine.checkpoints import Checkpoint
@@ -31,12 +31,13 @@ _ROOM = 1 << 14  # records of all runs in one chunk
 _AHEAD = 2  # chunks on the devices
 
 
+@checks.arguments
 def run(
     algorithm: Algorithm,
     problem: Problem,
     *,
     steps: int,
-    key: jax.Array,
+    key: Key,
     seeds: int | None = None,
     batches: Iterable[PyTree] | None = None,
     cluster: Cluster | None = None,
@@ -91,6 +92,7 @@ def run(
         return execute(plan, problem, {}, keys, steps, batches, watch, saved)
 
 
+@checks.arguments
 def compile_round(
     algorithm: Algorithm, problem: Problem, mesh: Mesh | int | None = None, cluster: Cluster | None = None
 ) -> jax.stages.Compiled:
@@ -272,6 +274,8 @@ class _Feed:
         return jax.device_put(stacked, NamedSharding(self.plan.mesh, P(None, workers.AXIS)))
 
     def _check(self, i: int, batch: PyTree) -> None:
+        if not jax.tree.leaves(batch):
+            raise ValueError(f"batches: batch {i} = {checks.shown(batch)} has no arrays; need leaves [N, ...]")
         for leaf in jax.tree.leaves(batch):
             if np.ndim(leaf) < 1 or np.shape(leaf)[0] != self.plan.N:
                 raise ValueError(f"batch {i} has a leaf of shape {np.shape(leaf)}; need the leading axis of the {self.plan.N} workers")
@@ -289,7 +293,6 @@ def check_runnable(algorithm: Algorithm, problem: Problem, steps: int, key: jax.
     if not isinstance(problem, Problem):
         raise ValueError(f"problem = {problem!r}: need a dsgd.Problem, problems.logistic_regression(), say")
     checks.positive_int("steps", steps)
-    checks.prng_key(key)
     N = problem.workers
     if algorithm.workers not in (None, N):
         raise ValueError(f"{algorithm.name} is built for {algorithm.workers} workers, {problem.name} has {N}; need the same number")

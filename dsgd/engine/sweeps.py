@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from dsgd import checks
-from dsgd.base import Algorithm, Params, Problem, PyTree, State
+from dsgd.base import Algorithm, Key, Params, Problem, PyTree, State
 from dsgd.clusters import Cluster
 from dsgd.engine.driver import Watch, check_runnable, execute, make_plan
 from dsgd.engine.history import History
@@ -33,6 +34,7 @@ class Sweep(NamedTuple):
     state: State
     params: Params
 
+    @checks.arguments
     def best(self, metric: str = "loss", share: float = 0.1) -> tuple[int, ...]:
         """Index of the grid point whose `metric`, averaged over seeds and over the last records, is smallest.
 
@@ -43,7 +45,7 @@ class Sweep(NamedTuple):
             share: of the records to average over, from the end.
 
         Raises:
-            ValueError: an unknown metric, or every point diverged.
+            ValueError: an unknown metric, a share outside (0, 1], or every point diverged.
         """
         if metric not in self.history:
             raise ValueError(f"unknown metric {metric!r}: need one of {', '.join(self.history)}")
@@ -52,29 +54,49 @@ class Sweep(NamedTuple):
             raise ValueError(f"every point of the grid {self._shown()} diverged; need smaller step sizes, say")
         return tuple(int(i) for i in np.unravel_index(np.argmin(np.where(np.isfinite(score), score, np.inf)), score.shape))
 
+    @checks.arguments
     def point(self, index: tuple[int, ...]) -> dict[str, float]:
-        """The hyperparameters at that index."""
+        """The hyperparameters at that index; a ValueError where it is none."""
+        self._check(index)
         return {name: values[i].item() for (name, values), i in zip(self.grid.items(), index, strict=True)}
 
+    @checks.arguments
     def at(self, index: tuple[int, ...]) -> History:
-        """The history of that grid point, `[seeds, records]`."""
+        """The history of that grid point, `[seeds, records]`; a ValueError where it is none."""
+        self._check(index)
         return {name: values if name == "step" else values[index] for name, values in self.history.items()}
+
+    def _check(self, index: tuple[int, ...]) -> None:
+        shape = tuple(map(len, self.grid.values()))
+        fits = len(index) == len(shape) and all(checks.is_integer(i) and -n <= i < n for i, n in zip(index, shape, strict=True))
+        if not fits:
+            raise ValueError(f"index = {checks.shown(index)}: need a point of the grid of shape {shape}")
 
     def _shown(self) -> str:
         return ", ".join(f"{name} = {values.tolist()}" for name, values in self.grid.items())
 
 
+@checks.arguments
 def tail_mean(values: np.ndarray, share: float = 0.1) -> np.ndarray:
-    """The mean of the last tenth (`share`) of the records, at least of one: `[..., records]` to `[...]`."""
+    """The mean of the last tenth (`share`) of the records, at least of one: `[..., records]` to `[...]`.
+
+    Raises:
+        ValueError: no records, or a share outside (0, 1].
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"share = {share}: need a part of the records, in (0, 1]")
+    if not np.ndim(values) or not values.size:
+        raise ValueError(f"tail_mean: values of shape {np.shape(values)}: need [..., records]")
     return values[..., -max(1, int(share * values.shape[-1])) :].mean(axis=-1)
 
 
+@checks.arguments
 def sweep(
     factory: Callable[..., Algorithm],
     problem: Problem,
     *,
     steps: int,
-    key: jax.Array,
+    key: Key,
     seeds: int = 1,
     batches: Iterable[PyTree] | None = None,
     cluster: Cluster | None = None,
@@ -98,13 +120,13 @@ def sweep(
         grids: values by argument name, each a sequence of numbers.
 
     Raises:
-        ValueError: no grid, a grid that is empty or not of finite numbers, or as `dsgd.run`.
+        ValueError: no grid, a grid that is empty or not of finite numbers, a point that the factory refuses, or as `dsgd.run`.
     """
     grid = {name: _values(name, values) for name, values in grids.items()}
     if not grid:
         raise ValueError("a sweep without a grid: need at least one, learning_rate=[0.1, 0.01], say")
     checks.positive_int("seeds", seeds)
-    example = factory(**{name: values[0].item() for name, values in grid.items()})
+    example = _built(factory, grid)
     check_runnable(example, problem, steps, key, cluster)
     shape = tuple(len(values) for values in grid.values())
     points = {name: jnp.asarray(axis.ravel()) for name, axis in zip(grid, np.meshgrid(*grid.values(), indexing="ij"), strict=True)}
@@ -120,6 +142,15 @@ def sweep(
     return Sweep(grid, history, jax.tree.map(unfold, result.state), jax.tree.map(unfold, result.params))
 
 
+def _built(factory: Callable[..., Algorithm], grid: dict[str, np.ndarray]) -> Algorithm:
+    """The method of the first point. Those of all others are made, too: in the trace, where values are not known, none could be refused."""
+    methods = [factory(**dict(zip(grid, point, strict=True))) for point in product(*(values.tolist() for values in grid.values()))]
+    for method in methods:
+        if not isinstance(method, Algorithm):
+            raise ValueError(f"sweep: factory gave {checks.shown(method)}: need a function that returns a dsgd.Algorithm")
+    return methods[0]
+
+
 @dataclass(frozen=True)
 class _FromPoint:
     """Calls the factory with a point's values as keyword arguments."""
@@ -131,7 +162,7 @@ class _FromPoint:
 
 
 def _values(name: str, values: Any) -> np.ndarray:
-    array = np.asarray(values)
-    if array.ndim != 1 or array.size == 0 or not np.issubdtype(array.dtype, np.number) or not np.isfinite(array).all():
-        raise ValueError(f"grid {name} = {values!r}: need a non-empty sequence of finite numbers")
+    array = np.asarray(values) if checks.is_numeric(values) else np.empty(0)
+    if array.ndim != 1 or array.size == 0 or array.dtype.kind == "b" or not np.isfinite(array).all():
+        raise ValueError(f"grid {name} = {checks.shown(values)}: need a non-empty sequence of finite numbers")
     return array

@@ -10,11 +10,13 @@ import numpy as np
 from scipy.sparse import coo_array, csr_array, dia_array, issparse
 from scipy.sparse.csgraph import connected_components
 
+from dsgd import checks
 from dsgd.graphs import spectra
 
 _TOLERANCE = 1e-8  # of a float64 matrix that somebody wrote down or computed; of a coarser type, 16 of its epsilons
 
 
+@checks.arguments
 class Topology:
     r"""A connected graph with its mixing matrix W, or a schedule of such matrices, one a round over and over.
 
@@ -122,6 +124,7 @@ class Topology:
         W = self.matrices[0]
         return self.period == 1 and W.nnz == self.n**2 and bool(np.allclose(W.data, 1 / self.n, rtol=self._tolerance, atol=0))
 
+    @checks.arguments
     def mixing_time(self, eps: float) -> int:
         r"""Rounds of gossip after which, whatever the start, disagreement is at most eps times what it was.
 
@@ -160,7 +163,7 @@ def _validated(name: str, W: Any) -> tuple[tuple[csr_array, ...], float]:
     """The matrices of a period, and how far off their sums may be."""
     rounds = _rounds(name, W)
     if not rounds:
-        raise ValueError(f"{name}: a schedule of no rounds; need at least one mixing matrix")
+        raise ValueError(f"{name}: W is a schedule of no rounds; need at least one mixing matrix")
     where = [name if len(rounds) == 1 else f"{name}, round {t}" for t in range(len(rounds))]
     read = [_read(at, matrix) for at, matrix in zip(where, rounds, strict=True)]
     for at, (matrix, _) in zip(where, read, strict=True):
@@ -178,7 +181,7 @@ def _rounds(name: str, W: Any) -> list[Any]:
         return list(W)
     try:
         given = np.asarray(W)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:  # rows of different lengths; JAX's keys
         raise ValueError(f"{name}: W is no matrix of numbers ({error}); need a square matrix [n, n]") from error
     return list(given) if given.ndim == 3 else [given]
 

@@ -9,6 +9,7 @@ from dsgd import checks
 from dsgd.network.switch import Message, Number
 
 
+@checks.arguments
 def asynchronous_server_messages(compute: Sequence[Sequence[Number]], servers: int = 1) -> list[Message]:
     r"""Each worker computes, sends its gradient to the server, receives the new model, and begins again (the survey's section 4.1).
 

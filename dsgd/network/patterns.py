@@ -45,10 +45,12 @@ from jax import lax
 from jax.core import Tracer
 
 from dsgd import checks
-from dsgd.base import Pattern
+from dsgd.base import Pattern, Period
 from dsgd.graphs.matchings import matchings
 from dsgd.graphs.topology import Topology
 from dsgd.network.switch import Convention, Message, check_convention
+
+Seconds = float | Fraction | np.ndarray | jax.Array
 
 
 class Ports(NamedTuple):
@@ -65,6 +67,7 @@ class Ports(NamedTuple):
     down: jax.Array
 
 
+@checks.arguments
 def elapse(pattern: Pattern, finish: jax.Array, ports: Ports, convention: Convention, step: jax.Array) -> jax.Array:
     """When each worker is done with a round's messages.
 
@@ -78,6 +81,9 @@ def elapse(pattern: Pattern, finish: jax.Array, ports: Ports, convention: Conven
     Returns:
         Seconds on the same clock, `[N]`.
     """
+    check_convention(convention)
+    if np.ndim(finish) != 1 or not len(finish):
+        raise ValueError(f"elapse: finish of shape {np.shape(finish)}: need seconds [N]")
     return (pattern.clock or _together(pattern))(finish, ports, convention, step)
 
 
@@ -189,6 +195,7 @@ asynchronous_gossip = Pattern(
 one_machine = local._replace(name="one_machine", stands_in=True)
 
 
+@checks.arguments
 def gossip(topology: Topology) -> Pattern:
     """Every worker sends its vector to each of its neighbours.
 
@@ -204,15 +211,20 @@ def gossip(topology: Topology) -> Pattern:
 
 
 def _gossip_round(name: str, links: np.ndarray, degree: int, n: int) -> Pattern:
-    def messages(N):
-        return [Message(*pair) for group in matchings([(int(i), int(j)) for i, j in links], n) for pair in group]
+    def of_all(value: Callable) -> Callable:
+        def of(N, *seconds):
+            if n != N:
+                raise ValueError(f"{name}, of {n} workers, for {N} workers: need the same number")
+            return value(*seconds)
+
+        return of
 
     return Pattern(
         name,
-        blocking=lambda N, latency, transfer: degree * (latency + transfer),
-        pipelined=lambda N, latency, transfer: latency * (degree > 0) + degree * transfer,
-        vectors=lambda N: len(links) / n,
-        messages=messages,
+        blocking=of_all(lambda latency, transfer: degree * (latency + transfer)),
+        pipelined=of_all(lambda latency, transfer: latency * (degree > 0) + degree * transfer),
+        vectors=of_all(lambda: len(links) / n),
+        messages=of_all(lambda: [Message(*pair) for group in matchings([(int(i), int(j)) for i, j in links], n) for pair in group]),
     )
 
 
@@ -256,7 +268,8 @@ def _lists(topology: Topology, end: int) -> np.ndarray:
     return lists
 
 
-def every(period: int | jax.Array, pattern: Pattern) -> Pattern:
+@checks.arguments
+def every(period: Period, pattern: Pattern) -> Pattern:
     """The pattern in the last round of every `period`, nothing in the others: its costs are means over rounds.
 
     Args:
@@ -302,7 +315,8 @@ def _by_turns(name: str, rounds: Sequence[Pattern], clock: Callable) -> Pattern:
     )
 
 
-def cost(pattern: Pattern, workers: int, latency, transfer, convention: Convention = "blocking") -> Any:
+@checks.arguments
+def cost(pattern: Pattern, workers: int, latency: Seconds, transfer: Seconds, convention: Convention = "blocking") -> Any:
     """Seconds of one round.
 
     Args:
@@ -328,6 +342,7 @@ def cost(pattern: Pattern, workers: int, latency, transfer, convention: Conventi
     return getattr(pattern, convention)(workers, latency, transfer)
 
 
+@checks.arguments
 def round_seconds(
     pattern: Pattern, workers: int, bits_up: float, *, latency: float, bandwidth: float, convention: Convention = "blocking"
 ) -> float:
@@ -355,5 +370,5 @@ def round_seconds(
 
 
 def _need_workers(workers: int) -> None:
-    if isinstance(workers, bool) or not isinstance(workers, int | np.integer) or workers < 1:
+    if workers < 1:
         raise ValueError(f"cost for {workers} workers: need at least 1, an integer")

@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
+from dsgd import checks
 
 Number = Any  # int, float or fractions.Fraction
 Convention = Literal["blocking", "pipelined"]
@@ -88,6 +88,7 @@ class Timeline(NamedTuple):
         return min((passage.start for passage in self.passages), default=0)
 
 
+@checks.arguments
 def simulate(
     messages: Iterable[Message],
     latency: Number,
@@ -223,12 +224,12 @@ def check_convention(convention: str) -> None:
 
 def need_seconds(what: str, value: Number) -> None:
     """Raises a ValueError where the value is negative, infinite or NaN."""
-    if np.ndim(value) or isinstance(value, str | bool) or not 0 <= value < math.inf:
+    if not checks.is_number(value) or not 0 <= value < math.inf:
         raise ValueError(f"{what} = {value}: need seconds >= 0, finite")
 
 
 def _ports(what: str, values: Number | Sequence[Number]) -> Number | list[Number]:
-    if not np.ndim(values):
+    if not isinstance(values, Sequence) and not getattr(values, "shape", ()):
         need_seconds(f"simulate: {what}", values)
         return values
     if not len(values):
@@ -244,8 +245,10 @@ def _of(ports: Number | list[Number], worker: int) -> Number:
 
 def _check(i: int, message: Message, count: int, *ports: Number | list[Number]) -> None:
     known = min((len(list_) for list_ in ports if isinstance(list_, list)), default=math.inf)
+    if not isinstance(message, Message):
+        raise ValueError(f"simulate: messages[{i}] = {checks.shown(message)}: need a network.Message")
     for end, worker in (("from", message.sender), ("to", message.receiver)):
-        if not 0 <= worker < known:
+        if not checks.is_integer(worker) or not 0 <= worker < known:
             raise ValueError(
                 f"message {i} is {end} worker {worker}: need one of 0 to {known - 1}"
                 if known < math.inf
@@ -255,7 +258,7 @@ def _check(i: int, message: Message, count: int, *ports: Number | list[Number]) 
         raise ValueError(f"message {i} is from worker {message.sender} to itself: need another receiver")
     for what in ("compute", "ready"):
         need_seconds(f"message {i}: {what}", getattr(message, what))
-    if not 0 <= message.size < math.inf:
+    if not checks.is_number(message.size) or not 0 <= message.size < math.inf:
         raise ValueError(f"message {i}: size = {message.size}: need a part of a vector >= 0, finite")
     for j in message.after:
         if not 0 <= j < count:

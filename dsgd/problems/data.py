@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib.util
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
+from dsgd import checks
 from dsgd.problems import files
 
 _TEST_SHARE = 0.2
@@ -34,9 +35,10 @@ class Dataset(NamedTuple):
     classes: int
 
 
-DataSource = str | Dataset | tuple[Any, Any]
+DataSource = Annotated[str | Dataset | tuple[Any, Any], "a name, a Dataset, or a pair (inputs, classes)"]
 
 
+@checks.arguments
 def load(data: DataSource, data_dir: str | Path | None = None) -> Dataset:
     """The data set of that name, or the given arrays.
 
@@ -60,28 +62,37 @@ def load(data: DataSource, data_dir: str | Path | None = None) -> Dataset:
                 raise ValueError(f"data {data!r} is read from files: need data_dir (--data-dir), the folder that holds them")
             return FILES[data](Path(data_dir))
         raise ValueError(f"unknown data {data!r}: need one of {', '.join([*BUNDLED, *FILES])}, or arrays")
-    if not isinstance(data, tuple | list) or len(data) != 2:
-        raise ValueError(f"data of type {type(data).__name__}: need a name, a Dataset, or a pair (inputs, classes)")
+    if len(data) != 2:
+        raise ValueError(f"data of {len(data)} arrays: need a name, a Dataset, or a pair (inputs, classes)")
     return _from_arrays("arrays", *data)
 
 
 def _from_arrays(name: str, inputs: Any, targets: Any) -> Dataset:
+    if not checks.is_numeric(inputs):
+        raise ValueError(f"data: inputs = {checks.shown(inputs)}: need numbers [M, ...]")
     inputs, targets = np.asarray(inputs, np.float32), np.asarray(targets)
     if inputs.ndim < 2 or targets.shape != inputs.shape[:1]:
-        raise ValueError(f"inputs have shape {inputs.shape}, targets {targets.shape}; need [M, ...] and [M]")
+        raise ValueError(f"data: inputs have shape {inputs.shape}, targets {targets.shape}; need [M, ...] and [M]")
     if not np.isfinite(inputs).all():
-        raise ValueError("inputs have entries that are not finite")
+        raise ValueError("data: inputs have entries that are not finite")
     if np.issubdtype(targets.dtype, np.floating) and not np.isfinite(targets).all():
-        raise ValueError("targets have entries that are not finite")
+        raise ValueError("data: targets have entries that are not finite")
+    _need_whole("data: targets", targets)
     labels, classes = np.unique(targets, return_inverse=True)
     if len(labels) < 2:
-        raise ValueError(f"targets have {len(labels)} class; need at least 2")
+        raise ValueError(f"data: targets have {len(labels)} class; need at least 2")
     sizes = np.bincount(classes)
     if sizes.min() < 2 or len(classes) * _TEST_SHARE < len(labels):
         shown = f"{len(labels)} classes in {len(classes)} samples, the smallest ({labels[sizes.argmin()]}) with {sizes.min()}"
-        raise ValueError(f"targets have {shown}; need classes with at least 2 samples, and one in the held-out fifth")
+        raise ValueError(f"data: targets have {shown}; need classes with at least 2 samples, and one in the held-out fifth")
     train, test = _split(classes, sizes)
     return Dataset(name, inputs[train], classes[train], inputs[test], classes[test], len(labels))
+
+
+def _need_whole(what: str, targets: np.ndarray) -> None:
+    """Raises a ValueError where targets are fractions: they are not classes, and would be cut off."""
+    if targets.dtype.kind == "f" and (targets != np.round(targets)).any():
+        raise ValueError(f"{what} have the entry {targets[targets != np.round(targets)][0]}: need classes, whole numbers")
 
 
 def _split(classes: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -121,8 +132,15 @@ def _checked(dataset: Dataset) -> Dataset:
         ("train", dataset.train_inputs, dataset.train_targets),
         ("test", dataset.test_inputs, dataset.test_targets),
     ):
+        for what, values, least in (("inputs", inputs, 2), ("targets", targets, 1)):
+            if not checks.is_numeric(values) or np.ndim(values) < least:
+                shape = "[M, ...]" if least > 1 else "[M]"
+                raise ValueError(f"{dataset.name}: {part} {what} = {checks.shown(values)}: need an array of numbers {shape}")
+            if not np.isfinite(values).all():
+                raise ValueError(f"{dataset.name}: {part} {what} have entries that are not finite")
         if len(inputs) != len(targets):
             raise ValueError(f"{dataset.name}: {len(inputs)} {part} inputs, but {len(targets)} labels; need as many")
+        _need_whole(f"{dataset.name}: {part} targets", targets)
         if targets.size and not 0 <= targets.min() <= targets.max() < dataset.classes:
             shown = f"{targets.min()} to {targets.max()}"
             raise ValueError(f"{dataset.name}: {part} targets from {shown}, but {dataset.classes} classes; need 0 to {dataset.classes - 1}")

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 from jax import lax
 
+from dsgd import checks
 from dsgd.base import Constants, Problem, PyTree
 from dsgd.checks import positive_int
 from dsgd.engine.oracle import mean_loss
@@ -33,6 +34,7 @@ class Examples(NamedTuple):
     weights: jax.Array
 
 
+@checks.arguments
 @dataclass(frozen=True)
 class minibatch:  # noqa: N801 (made and called like the functions that it stands beside)
     """Draws a batch of one worker's samples, uniformly and afresh in every round, on the device.
@@ -43,11 +45,17 @@ class minibatch:  # noqa: N801 (made and called like the functions that it stand
         batch_size: B.
         replacement: whether one sample may be drawn twice in a batch.
 
+    Raises:
+        ValueError: batch_size < 1.
+
     Source: Liu and Zhang, section 1.2.3.
     """
 
     batch_size: int
     replacement: bool = True
+
+    def __post_init__(self) -> None:
+        checks.positive_int("minibatch: batch_size", self.batch_size)
 
     def __call__(self, key: jax.Array, mine: Examples) -> Examples:
         if self.replacement:
@@ -120,8 +128,8 @@ def classification(
     """
     positive_int("batch_size", batch_size)
     positive_int("workers", workers)
-    if not l2 >= 0:
-        raise ValueError(f"l2 = {l2}: need >= 0")
+    if not 0 <= l2 < np.inf:
+        raise ValueError(f"l2 = {l2}: need a finite number >= 0")
     parts = split(dataset.train_targets, workers, partition, alpha=alpha, seed=seed)
     smallest = int(np.argmin([len(part) for part in parts]))
     if batch_size > len(parts[smallest]):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.sparse.linalg import svds
 
+from dsgd import checks
 from dsgd.base import Problem
 from dsgd.problems.data import DataSource, load
 from dsgd.problems.finite_sum import Examples, classification
@@ -25,6 +26,7 @@ class Linear(NamedTuple):
     bias: jax.Array
 
 
+@checks.arguments
 def logistic_regression(
     data: DataSource = "digits",
     workers: int = 16,

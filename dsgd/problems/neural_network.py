@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from dsgd import checks
 from dsgd.base import Problem, PyTree
 from dsgd.problems.data import DataSource, load
 from dsgd.problems.finite_sum import classification
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from flax import linen as nn
 
 
+@checks.arguments
 def neural_network(
     model: str | nn.Module = "mlp",
     data: DataSource = "digits",
@@ -41,7 +43,9 @@ def neural_network(
             with another number of logits than classes, or as `logistic_regression`.
         FileNotFoundError: data files that are not there.
     """
-    from dsgd.problems.models import MODELS  # noqa: PLC0415 (flax takes a quarter of a second to import)
+    from flax import linen as nn  # noqa: PLC0415 (a quarter of a second)
+
+    from dsgd.problems.models import MODELS  # noqa: PLC0415
 
     dataset = load(data, data_dir)
     if isinstance(model, str):
@@ -51,8 +55,11 @@ def neural_network(
             shape = dataset.train_inputs.shape[1:]
             raise ValueError(f"model 'cnn' on {dataset.name}, whose samples have shape {shape}; need [height, width, channels]")
         name, network = model, MODELS[model](dataset.classes)
-    else:
+    elif isinstance(model, nn.Module):
         name, network = type(model).__name__, model
+    else:
+        need = f"one of {', '.join(MODELS)}, or a flax module with its fields, problems.MLP(classes=10)"
+        raise ValueError(f"neural_network: model = {checks.shown(model)}: need {need}, say")
     _check_network(name, network, dataset.train_inputs.shape[1:], dataset.classes)
     return classification(
         _Apply(network),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from dsgd import checks
+
 
 def _iid(labels: np.ndarray, workers: int, alpha: float, rng: np.random.Generator) -> list[np.ndarray]:
     return np.array_split(rng.permutation(len(labels)), workers)
@@ -29,6 +31,7 @@ def _dirichlet(labels: np.ndarray, workers: int, alpha: float, rng: np.random.Ge
 PARTITIONS = {"iid": _iid, "by-label": _by_label, "dirichlet": _dirichlet}
 
 
+@checks.arguments
 def split(labels: np.ndarray, workers: int, partition: str = "iid", *, alpha: float = 0.5, seed: int = 0) -> list[np.ndarray]:
     """Which samples each worker gets; every sample goes to one worker.
 
@@ -52,6 +55,9 @@ def split(labels: np.ndarray, workers: int, partition: str = "iid", *, alpha: fl
         raise ValueError(f"unknown partition {partition!r}: need one of {', '.join(PARTITIONS)}")
     if workers < 1:
         raise ValueError(f"{workers} workers: need at least 1")
+    checks.natural("split: seed", seed)
+    if np.ndim(labels) != 1 or not len(labels):
+        raise ValueError(f"labels of shape {np.shape(labels)}: need [M], at least one")
     parts = PARTITIONS[partition](np.asarray(labels), workers, alpha, np.random.default_rng(seed))
     empty = [n for n, part in enumerate(parts) if len(part) == 0]
     if empty:

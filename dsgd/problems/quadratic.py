@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 from numpy.typing import ArrayLike
 
+from dsgd import checks
 from dsgd.base import Constants, Problem
 
 _SYMMETRY = 1e-6
@@ -41,6 +42,7 @@ class Average(NamedTuple):
     minimum: jax.Array
 
 
+@checks.arguments
 def quadratic(A: ArrayLike, b: ArrayLike, *, noise: float = 0.0, start: ArrayLike | None = None) -> Problem:
     r"""Worker n has $f_n(x) = \frac12 x^T A_n x - b_n^T x$ and sees $f_n'(x) + \xi$, $\xi \sim N(0, \sigma^2 I / d)$.
 
@@ -137,6 +139,7 @@ def _evaluate(x: jax.Array, data: Quadratic, mean: Average) -> tuple[dict[str, j
     return {"loss": mean.minimum + 0.5 * away @ slope}, slope
 
 
+@checks.arguments
 def random_quadratic(
     workers: int,
     dimension: int,
@@ -176,7 +179,7 @@ def random_quadratic(
         raise ValueError(f"{given} in dimension 1: need them equal, there is one eigenvalue")
     if not 0 <= heterogeneity < np.inf or (heterogeneity > 0 and workers == 1):
         raise ValueError(f"heterogeneity = {heterogeneity} with {workers} workers: need >= 0 and finite, and 0 for one worker")
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(checks.natural("random_quadratic: seed", seed))
     different = 1 if equal_hessians else workers
     eigenvalues = rng.uniform(strong_convexity, smoothness, (different, dimension))
     eigenvalues[:, 0] = strong_convexity

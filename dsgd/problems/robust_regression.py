@@ -16,6 +16,7 @@ from dsgd.problems.quadratic import FromZero
 STEEPEST = 3 * sqrt(3) / 16  # the largest |phi'|, at u = 1 / sqrt(3)
 
 
+@checks.arguments
 def robust_regression(
     workers: int,
     dimension: int,
@@ -55,7 +56,7 @@ def robust_regression(
         raise ValueError(f"robust_regression: batch_size = {batch_size}, samples = {samples}: need a batch no larger than the data")
     if not 0 <= residual < np.inf:
         raise ValueError(f"robust_regression: residual = {residual}: need a finite number, at least 0")
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(checks.natural("robust_regression: seed", seed))
     scale = rng.uniform(0.3, 1.0, (workers, 1, dimension))
     a = scale * rng.normal(size=(workers, samples, dimension))
     minimizer = rng.normal(size=dimension)

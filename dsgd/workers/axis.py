@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
+from dsgd import checks
 from dsgd.base import PyTree
 
 AXIS = "workers"
@@ -24,6 +25,7 @@ AXIS = "workers"
 _MANY, _LONG, _TALL = 4096, 64, 2048
 
 
+@checks.arguments
 def mesh(devices: int | Sequence[Any] | None = None) -> Mesh:
     """A one-dimensional mesh of devices, whose axis is `"workers"`.
 
@@ -34,13 +36,17 @@ def mesh(devices: int | Sequence[Any] | None = None) -> Mesh:
         ValueError: no device, or more than there are.
     """
     available = jax.devices()
-    if isinstance(devices, int):
+    if isinstance(devices, int | np.integer):
         if not 1 <= devices <= len(available):
             raise ValueError(f"mesh of {devices} devices: need between 1 and the {len(available)} that JAX sees")
         devices = available[:devices]
     chosen = available if devices is None else list(devices)
     if not chosen:
         raise ValueError("mesh of no devices: need at least one")
+    for device in chosen:
+        if not isinstance(device, jax.Device) or chosen.count(device) > 1:
+            given = f"{checks.shown(device)}{' more than once' if isinstance(device, jax.Device) else ''}"
+            raise ValueError(f"mesh of {given}: need different devices, jax.devices()[:2], say")
     return Mesh(np.asarray(chosen), (AXIS,))
 
 

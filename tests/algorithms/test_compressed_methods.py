@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import NamedTuple
@@ -665,7 +666,7 @@ def test_a_biased_compressor_is_refused():
 
 def test_an_exchange_that_is_none_is_refused():
     with pytest.raises(ValueError, match="compressed_sgd via 'tree': need one of server, ring"):
-        getattr(compressed_sgd, "__wrapped__", compressed_sgd)(STEP, compressors.identity, "tree")
+        inspect.unwrap(compressed_sgd)(STEP, compressors.identity, "tree")
 
 
 @pytest.mark.parametrize("method", [error_compensated_sgd, ef21], ids=lambda method: method.__name__)

@@ -248,9 +248,9 @@ def test_apply_refuses_what_is_not_finite_by_leaf_and_element(key, wrap, value, 
 
 
 def test_apply_names_the_compressor_alone_where_there_is_no_tree(key):
-    with pytest.raises(ValueError, match=r"^sign: element 1 is nan \(1 of 2 are not finite\); need finite elements$"):
+    with pytest.raises(ValueError, match=r"^apply: sign: element 1 is nan \(1 of 2 are not finite\); need finite elements$"):
         compressors.apply(SIGN, key, jnp.array([1, jnp.nan]))
-    with pytest.raises(ValueError, match=r"^sign: element 0 is inf"):
+    with pytest.raises(ValueError, match=r"^apply: sign: element 0 is inf"):
         compressors.apply(SIGN, key, jnp.array([jnp.inf], jnp.bfloat16))
 
 

@@ -18,4 +18,5 @@ def simulate():
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    vars(module)["Message"] = dsgd.network.Message
     return module.simulate

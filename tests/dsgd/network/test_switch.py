@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import random
 from fractions import Fraction
@@ -13,7 +14,7 @@ from dsgd.network import Message
 from dsgd.network.switch import CONVENTIONS
 
 # Under pytest the annotation would catch an unknown convention; a user has only the check inside.
-simulate_unchecked = getattr(network.simulate, "__wrapped__", network.simulate)
+simulate_unchecked = inspect.unwrap(network.simulate)
 
 
 def naive(messages, latency, transfer, convention, receive=None):

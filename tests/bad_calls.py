@@ -1,0 +1,271 @@
+"""Bad calls, drawn: of one good call each, every argument in turn becomes each of a pool of wrong values. Prints what escapes as JSON.
+
+A script of its own, without the annotations that pytest checks: users run without them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import unittest.mock as mock
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import networkx as nx
+import numpy as np
+import optax
+
+import algorithms
+import dsgd
+import topologies
+from algorithms import delays
+from dsgd import clusters, compressors, network, problems, workers
+from dsgd.engine import driver, sweeps
+
+PACKAGES = (dsgd, problems, compressors, network, clusters, topologies, algorithms, delays)
+SGD, RING, SIGN, KEY = optax.sgd(0.1), topologies.ring(4), compressors.sign, jax.random.key(0)
+QUADRATIC, METHOD = problems.random_quadratic(4, 2), algorithms.minibatch_sgd(SGD)
+ARRAYS = (np.arange(120.0).reshape(60, 2) % 7, np.arange(60) % 3)
+ADJACENCY = topologies.graphs._one_way(4, np.arange(4), (np.arange(4) + 1) % 4)
+SECONDS = clusters.constant(1.0)
+SWEEP = dsgd.Sweep({"x": np.ones(2)}, {"loss": np.ones((2, 1, 5)), "step": np.arange(5)}, dsgd.State(jnp.int32(0)), ())
+
+
+class AnyClass:
+    """One of the wrong values."""
+
+
+POOL: dict[str, Any] = {
+    "None": None,
+    "True": True,
+    "'x'": "x",
+    "''": "",
+    "-1": -1,
+    "0": 0,
+    "3": 3,
+    "0.5": 0.5,
+    "-0.5": -0.5,
+    "nan": float("nan"),
+    "inf": float("inf"),
+    "1j": 1j,
+    "[]": [],
+    "[None]": [None],
+    "[[1.0], [1.0, 2.0]]": [[1.0], [1.0, 2.0]],
+    "()": (),
+    "{}": {},
+    "object()": object(),
+    "a class": AnyClass,
+    "a lambda": lambda *args, **kwargs: None,
+    "zeros(())": np.zeros(()),
+    "zeros(0)": np.zeros(0),
+    "zeros((3, 3))": np.zeros((3, 3)),
+    "zeros((2, 2, 2, 2))": np.zeros((2, 2, 2, 2)),
+    "strings": np.array(["a", "b"]),
+    "objects": np.array([None, {}]),
+    "complex": np.ones((4, 4)) * 1j,
+    "jnp.ones(5)": jnp.ones(5),
+    "a key": jax.random.key(1),
+    "keys": jax.random.split(KEY, 2),
+    "optax": optax,
+    "a compressor": SIGN,
+    "a problem": QUADRATIC,
+}
+
+_DATA = {"data": ARRAYS, "workers": 3, "partition": "dirichlet", "alpha": 10.0, "batch_size": 2, "replacement": True, "l2": 0.1, "seed": 0}
+_RUN = {"problem": QUADRATIC, "steps": 1, "key": KEY, "batches": None, "cluster": clusters.Cluster(SECONDS), "record_every": 1, "mesh": 1}
+_GOSSIP = {"optimizer": SGD, "topology": RING}
+_SQUEEZED = {**_GOSSIP, "compressor": SIGN, "consensus_step": 0.5}
+_OPTIMIZER = {"optimizer": SGD}
+_N = {"n": 4}
+
+GOOD: dict[Callable, dict[str, Any]] = {
+    dsgd.Topology: {"name": "mine", "W": np.full((2, 2), 0.5)},
+    dsgd.Topology.mixing_time: {"self": RING, "eps": 0.1},
+    dsgd.run: {"algorithm": METHOD, **_RUN, "seeds": 2, "checkpoint": None, "progress": False},
+    dsgd.check: {"algorithm": METHOD, "problem": QUADRATIC, "key": KEY},
+    dsgd.compile_round: {"algorithm": METHOD, "problem": QUADRATIC, "mesh": 1, "cluster": clusters.Cluster(SECONDS)},
+    dsgd.sweep: {"factory": lambda x: METHOD, **_RUN, "seeds": 1, "progress": False, "x": [0.1, 0.2]},
+    dsgd.Sweep.best: {"self": SWEEP, "metric": "loss", "share": 0.5},
+    dsgd.Sweep.point: {"self": SWEEP, "index": (1,)},
+    dsgd.Sweep.at: {"self": SWEEP, "index": (1,)},
+    dsgd.tail_mean: {"values": np.ones((2, 5)), "share": 0.5},
+    problems.load: {"data": ARRAYS, "data_dir": None},
+    problems.logistic_regression: {**_DATA, "data_dir": None},
+    problems.neural_network: {"model": "mlp", **_DATA, "data_dir": None},
+    problems.minibatch: {"batch_size": 2, "replacement": True},
+    problems.quadratic: {"A": np.ones((2, 3)), "b": np.ones((2, 3)), "noise": 0.1, "start": np.zeros(3)},
+    problems.random_quadratic: {
+        "workers": 2,
+        "dimension": 3,
+        "smoothness": 1.0,
+        "strong_convexity": 0.1,
+        "heterogeneity": 1.0,
+        "noise": 0.0,
+        "equal_hessians": False,
+        "diagonal": False,
+        "seed": 0,
+    },
+    problems.robust_regression: {
+        "workers": 2,
+        "dimension": 3,
+        "samples": 4,
+        "batch_size": 2,
+        "replacement": True,
+        "residual": 0.1,
+        "seed": 0,
+    },
+    problems.split: {"labels": ARRAYS[1], "workers": 3, "partition": "dirichlet", "alpha": 10.0, "seed": 0},
+    compressors.apply: {"compressor": SIGN, "key": KEY, "x": np.ones(3)},
+    compressors.buckets: {"compressor": SIGN, "size": 8},
+    compressors.check: {"compressor": SIGN, "d": 8, "key": KEY},
+    compressors.clipping: {"bits": 4},
+    compressors.contraction: {"compressor": compressors.natural},
+    compressors.low_rank: {"rank": 2, "columns": 4},
+    compressors.qsgd: {"levels": 4},
+    compressors.random_k: {"fraction": 0.5, "values": compressors.identity},
+    compressors.random_quantization: {"bits": 4, "bucket": 8},
+    compressors.random_sparsification: {"probability": 0.5},
+    compressors.top_k: {"fraction": 0.5, "values": SIGN},
+    compressors.whole_model: {"compressor": SIGN},
+    network.asynchronous_server_messages: {"compute": [[1, 2], [1, 2]], "servers": 1},
+    network.cost: {"pattern": network.gossip(RING), "workers": 4, "latency": 1.0, "transfer": 1.0, "convention": "blocking"},
+    network.elapse: {
+        "pattern": network.multi_server,
+        "finish": jnp.ones(4),
+        "ports": network.Ports(0.1, jnp.ones(4), jnp.ones(4)),
+        "convention": "blocking",
+        "step": jnp.int32(0),
+    },
+    network.every: {"period": 2, "pattern": network.multi_server},
+    network.gossip: {"topology": RING},
+    network.round_seconds: {
+        "pattern": network.multi_server,
+        "workers": 4,
+        "bits_up": 8.0,
+        "latency": 0.1,
+        "bandwidth": 8.0,
+        "convention": "blocking",
+    },
+    network.simulate: {
+        "messages": [network.Message(0, 1)],
+        "latency": 0.1,
+        "transfer": [1.0, 1.0],
+        "convention": "blocking",
+        "receive": [1.0, 1.0],
+    },
+    clusters.Cluster: {"compute": SECONDS, "up": SECONDS, "down": SECONDS, "latency": 0.1, "convention": "blocking", "micro_batches": 1},
+    clusters.Quantity: {"sample": lambda key, clock, worker: 1.0, "name": "one", "positive": True, "workers": 4, "named": 0},
+    clusters.bernoulli: {"probability": 0.5, "value": 1.0},
+    clusters.bounded: {"quantity": SECONDS, "most": 2.0},
+    clusters.constant: {"value": [1.0, 2.0]},
+    clusters.exponential: {"mean": 1.0},
+    clusters.gamma: {"shape": 1.0, "scale": 1.0},
+    clusters.lognormal: {"mu": 0.0, "sigma": 1.0},
+    clusters.measured: {"values": [1.0, 2.0]},
+    clusters.normal: {"mean": 1.0, "std": 1.0},
+    clusters.per_server: {"quantity": SECONDS, "size": 2},
+    clusters.sinusoid: {"eta": 1.0, "theta": 1.0, "delta": 1.0, "noise": 0.1},
+    clusters.slow: {"quantity": SECONDS, "workers": [0, 1], "factor": 2.0},
+    clusters.square_wave: {"high": 2.0, "low": 1.0, "period": 1.0, "duty": 0.5},
+    clusters.trace: {"values": [1.0, 2.0], "interval": 1.0},
+    workers.mesh: {"devices": 1},
+    topologies.chain: {**_N, "weights": topologies.lazy},
+    topologies.complete: _N,
+    topologies.draw: {"topology": RING, "axes": None},
+    topologies.erdos_renyi: {**_N, "probability": 0.9, "seed": 0, "weights": topologies.lazy},
+    topologies.exponential: _N,
+    topologies.from_graph: {"graph": nx.path_graph(3), "weights": topologies.lazy, "name": "path"},
+    topologies.from_matrix: {"W": np.full((2, 2), 0.5), "name": "mine"},
+    topologies.hypercube: {"dimension": 2, "weights": topologies.lazy},
+    topologies.lazy: {"adjacency": ADJACENCY + ADJACENCY.T},
+    topologies.max_degree: {"adjacency": ADJACENCY + ADJACENCY.T},
+    topologies.metropolis: {"adjacency": ADJACENCY + ADJACENCY.T},
+    topologies.one_peer_exponential: _N,
+    topologies.random_matchings: {**_N, "period": 8, "seed": 0},
+    topologies.random_regular: {**_N, "degree": 2, "seed": 0, "weights": topologies.lazy},
+    topologies.ring: {**_N, "weights": topologies.lazy},
+    topologies.star: {**_N, "weights": topologies.lazy},
+    topologies.torus: {"rows": 2, "columns": 2, "weights": topologies.lazy},
+    topologies.uniform: {"adjacency": ADJACENCY},
+    algorithms.asynchronous_gossip_sgd: _GOSSIP,
+    algorithms.asynchronous_sgd: {**_OPTIMIZER, "delays": None, "servers": 1, "bound": 4, "staleness_aware": False},
+    algorithms.backup_workers_sgd: {**_OPTIMIZER, "backups": 1},
+    algorithms.choco_sgd: _SQUEEZED,
+    algorithms.compressed_sgd: {**_OPTIMIZER, "compressor": SIGN, "via": "ring", "allow_biased": True},
+    algorithms.d2: {**_OPTIMIZER, "topology": topologies.ring(4, topologies.lazy)},
+    algorithms.decentralized_sgd: _GOSSIP,
+    algorithms.deepsqueeze: _SQUEEZED,
+    algorithms.ef21: {**_OPTIMIZER, "up": SIGN, "down": SIGN},
+    algorithms.error_compensated_sgd: {**_OPTIMIZER, "up": SIGN, "down": SIGN},
+    algorithms.exact_diffusion: _GOSSIP,
+    algorithms.extra: _GOSSIP,
+    algorithms.gradient_descent: _OPTIMIZER,
+    algorithms.gradient_tracking: _GOSSIP,
+    algorithms.local_sgd: {**_OPTIMIZER, "period": 2, "topology": RING},
+    algorithms.make: {"name": "dsgd", **_OPTIMIZER, "workers": 4},
+    algorithms.minibatch_sgd: _OPTIMIZER,
+    algorithms.model_averaging_sgd: _OPTIMIZER,
+    algorithms.parameter_server_sgd: _OPTIMIZER,
+    algorithms.scaffold: {**_OPTIMIZER, "period": 2},
+    algorithms.sgd: _OPTIMIZER,
+    algorithms.stochastic_gradient_push: _GOSSIP,
+    delays.constant: {"bound": 4},
+    delays.given: {"D": [0, 0, 1], "bound": 4},
+    delays.uniform: {"bound": 4},
+    delays.worst_case: {"bound": 4},
+}
+
+
+def public() -> Iterator[Callable]:
+    """The functions of all packages, and `workers.mesh` (what else `workers` has is called inside compiled code)."""
+    for package in PACKAGES:
+        for name in getattr(package, "__all__", dir(package)):
+            member = getattr(package, name)
+            if (
+                inspect.isfunction(member)
+                and not name.startswith("_")
+                and member.__module__.partition(".")[0] == package.__name__.partition(".")[0]
+            ):
+                yield member
+    yield workers.mesh
+
+
+def outcome(function: Callable, arguments: dict[str, Any], changed: str) -> str | None:
+    """What is wrong with how the call ends; None: it works, or says what is wrong in a ValueError that names the function or argument."""
+    try:
+        function(**arguments)
+    except ValueError as error:
+        named = rf"\b({function.__name__}|{changed})\b"
+        return None if type(error) is ValueError and re.search(named, str(error)) else f"{type(error).__name__}: {error}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def main() -> None:
+    # Nothing is compiled: what would run is not run.
+    done = dsgd.Result((), {}, ())
+    driver.execute = sweeps.execute = lambda *args, **kwargs: done
+    driver.programs = mock.MagicMock()
+    warnings.simplefilter("error")
+    good = {function.__qualname__: outcome(function, arguments, "") for function, arguments in GOOD.items()}
+    missing = [function.__qualname__ for function in public() if function not in GOOD]
+    drawn, escaped = 0, {}
+    for function, arguments in GOOD.items():
+        for name in arguments:
+            for shown, value in POOL.items() if name != "self" else ():
+                drawn += 1
+                wrong = outcome(function, {**arguments, name: value}, name)
+                if wrong:
+                    escaped[f"{function.__module__}.{function.__qualname__}({name}={shown})"] = wrong
+    print(
+        json.dumps({"good": {name: wrong for name, wrong in good.items() if wrong}, "missing": missing, "drawn": drawn, "escaped": escaped})
+    )
+
+
+if __name__ == "__main__":
+    main()
