@@ -63,7 +63,9 @@ class Log:
         self.pieces = [pieces]
 
     def history(self) -> History:
-        """Numpy arrays by name, `[runs ..., records]`; `step` is `[records]`. A method's own scalars are NaN at the start."""
+        """Numpy arrays by name, `[runs ..., records]`; `step` is `[records]`. A method's own scalars are NaN at the start. {} before it."""
+        if not self.pieces:
+            return {}
         records = self.records()
         total = np.cumsum(counts.to_int(records.pop("bits")), axis=self.axis, dtype=np.uint64)
         if "clock" in records:

@@ -14,8 +14,11 @@ from jax.sharding import Mesh
 from dsgd import checks
 from dsgd.base import Algorithm, Params, Problem, PyTree, State
 from dsgd.clusters import Cluster
-from dsgd.engine.driver import Watch, check_runnable, execute, make_plan
+from dsgd.engine import chunks
+from dsgd.engine.feed import Feed
 from dsgd.engine.history import History
+from dsgd.engine.jobs import Job, Watch
+from dsgd.engine.plans import check_runnable, check_steps, make_plan
 
 
 class Sweep(NamedTuple):
@@ -103,15 +106,16 @@ def sweep(
     grid = {name: _values(name, values) for name, values in grids.items()}
     if not grid:
         raise ValueError("a sweep without a grid: need at least one, learning_rate=[0.1, 0.01], say")
-    checks.positive_int("seeds", seeds)
+    steps, seeds = check_steps(steps), checks.positive_int("seeds", seeds)
     example = factory(**{name: values[0].item() for name, values in grid.items()})
-    check_runnable(example, problem, steps, key, cluster)
+    check_runnable(example, problem, key, cluster)
     shape = tuple(len(values) for values in grid.values())
     points = {name: jnp.asarray(axis.ravel()) for name, axis in zip(grid, np.meshgrid(*grid.values(), indexing="ij"), strict=True)}
     size = int(np.prod(shape)) * seeds
     plan = make_plan(_FromPoint(factory), problem, mesh, runs=2, size=size, record_every=record_every, cluster=cluster)
+    feed = None if batches is None else Feed(plan, batches, steps)
     watch = Watch(example.name, progress, learning_rate=None)
-    result = execute(plan, problem, points, jax.random.split(key, seeds), steps, batches, watch)
+    result = chunks.execute(Job(plan, example, problem, points, jax.random.split(key, seeds), steps, feed), watch, None)
 
     def unfold(leaf):
         return leaf.reshape(*shape, *leaf.shape[1:])

@@ -14,7 +14,7 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import problems
-from dsgd.engine import driver, loop, programs
+from dsgd.engine import loop, plans, programs
 
 N = 4
 
@@ -130,9 +130,9 @@ def test_chunks_leave_no_seam(method, problem, mesh, key):
 
 
 def test_state_is_donated(method, problem, mesh, key):
-    plan = driver.make_plan(driver._Always(method), problem, mesh, runs=0, size=1, record_every=1)
+    plan = plans.make_plan(plans.Always(method), problem, mesh, runs=0, size=1, record_every=1)
     state = programs.call(loop.start, plan, {}, key)
-    arguments = ({}, key, problem.data, problem.shared, None, np.int32(0), np.int32(1))
+    arguments = ({}, key, problem.data, problem.shared, None, np.int32(0), np.int32(1), np.int32(1))
     programs.call(loop.advance, plan, state, *arguments, donate=(0,))
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
