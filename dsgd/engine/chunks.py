@@ -31,8 +31,7 @@ def execute(job: Job, watch: Watch, folder: str | Path | None) -> Result:
     Raises:
         ValueError, Diverged, Interrupted: as `dsgd.run`.
     """
-    opened = nullcontext() if folder is None else Checkpoint(folder, identity.of(job))
-    with opened as checkpoint, Stop() as stop:
+    with Stop() as stop, nullcontext() if folder is None else Checkpoint(folder, identity.of(job)) as checkpoint:
         return _Drive(job, watch, checkpoint, stop).run()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ from dsgd.clusters import Cluster
 from dsgd.engine import chunks
 from dsgd.engine.feed import Feed
 from dsgd.engine.history import History
+from dsgd.engine.interrupts import Interrupted
 from dsgd.engine.jobs import Job, Watch
 from dsgd.engine.plans import check_runnable, check_steps, make_plan
 
@@ -83,6 +85,7 @@ def sweep(
     cluster: Cluster | None = None,
     record_every: int = 1,
     mesh: Mesh | int | None = None,
+    checkpoint: str | Path | None = None,
     progress: bool = False,
     **grids: Any,
 ) -> Sweep:
@@ -96,12 +99,13 @@ def sweep(
     Args:
         factory: keyword arguments -> Algorithm. It sees scalars of the trace: it must not branch on their values, and an integer that sets
             a shape (bits, a number of workers) cannot be swept.
-        problem, steps, key, batches, cluster, record_every, mesh, progress: as in `dsgd.run`.
+        problem, steps, key, batches, cluster, record_every, mesh, checkpoint, progress: as in `dsgd.run`.
         seeds: R runs for each point, with the keys `jax.random.split(key, R)`.
         grids: values by argument name, each a sequence of numbers.
 
     Raises:
         ValueError: no grid, a grid that is empty or not of finite numbers, or as `dsgd.run`.
+        Interrupted, OSError: as `dsgd.run`.
     """
     grid = {name: _values(name, values) for name, values in grids.items()}
     if not grid:
@@ -115,13 +119,19 @@ def sweep(
     plan = make_plan(_FromPoint(factory), problem, mesh, runs=2, size=size, record_every=record_every, cluster=cluster)
     feed = None if batches is None else Feed(plan, batches, steps)
     watch = Watch(example.name, progress, learning_rate=None)
-    result = chunks.execute(Job(plan, example, problem, points, jax.random.split(key, seeds), steps, feed), watch, None)
+    job = Job(plan, example, problem, points, jax.random.split(key, seeds), steps, feed)
 
     def unfold(leaf):
         return leaf.reshape(*shape, *leaf.shape[1:])
 
-    history = {name: values if name == "step" else unfold(values) for name, values in result.history.items()}
-    return Sweep(grid, history, jax.tree.map(unfold, result.state), jax.tree.map(unfold, result.params))
+    def unfolded(history):
+        return {name: values if name == "step" else unfold(values) for name, values in history.items()}
+
+    try:
+        result = chunks.execute(job, watch, checkpoint)
+    except Interrupted as stopped:
+        raise Interrupted(str(stopped), unfolded(stopped.history)) from None
+    return Sweep(grid, unfolded(result.history), jax.tree.map(unfold, result.state), jax.tree.map(unfold, result.params))
 
 
 @dataclass(frozen=True)

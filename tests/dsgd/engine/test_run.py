@@ -270,6 +270,23 @@ def test_the_seed_that_diverges_is_named(mesh, key):
         dsgd.run(algorithms.minibatch_sgd(optax.sgd(0.1)), problem, steps=3, key=key, seeds=3, mesh=mesh)
 
 
+def test_numpys_integers_are_pythons(method, problem, key):
+    """Also of types that could not hold sums of them."""
+    numpys = {"steps": np.uint32(200), "record_every": np.int8(7), "seeds": np.int64(2), "mesh": np.int64(1)}
+    plain = dsgd.run(method, problem, key=key, **{name: int(value) for name, value in numpys.items()}).history
+    for name, values in dsgd.run(method, problem, key=key, **numpys).history.items():
+        np.testing.assert_array_equal(values, plain[name])
+    assert plain["loss"].shape == (2, 30)
+    assert dsgd.workers.traffic(dsgd.compile_round(method, problem, mesh=np.uint8(1))) == {}
+
+
+def test_records_as_far_apart_as_rounds_can_be(method, problem, mesh, key):
+    """No sum of rounds leaves int32."""
+    rare = dsgd.run(method, problem, steps=5, key=key, mesh=mesh, record_every=2**30).history
+    np.testing.assert_array_equal(rare["step"], [0, 5])
+    np.testing.assert_allclose(rare["loss"][1], dsgd.run(method, problem, steps=5, key=key, mesh=mesh).history["loss"][5], rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -277,6 +294,8 @@ def test_the_seed_that_diverges_is_named(mesh, key):
         ({"steps": -3}, "steps = -3"),
         ({"seeds": 0}, "seeds = 0"),
         ({"record_every": 0}, "record_every = 0"),
+        ({"steps": 2**31}, r"steps = 2147483648: need fewer than 2\^31 rounds in all"),
+        ({"steps": 3, "record_every": 2**31}, r"record_every = 2147483648: need at most 2\^30"),
         ({"mesh": 3}, "4 workers on 3 devices: need a number of devices that divides 4"),
         ({"mesh": None}, "4 workers on 8 devices"),
     ],
