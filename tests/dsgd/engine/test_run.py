@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -270,14 +272,31 @@ def test_the_seed_that_diverges_is_named(mesh, key):
         dsgd.run(algorithms.minibatch_sgd(optax.sgd(0.1)), problem, steps=3, key=key, seeds=3, mesh=mesh)
 
 
-def test_numpys_integers_are_pythons(method, problem, key):
-    """Also of types that could not hold sums of them."""
-    numpys = {"steps": np.uint32(200), "record_every": np.int8(7), "seeds": np.int64(2), "mesh": np.int64(1)}
-    plain = dsgd.run(method, problem, key=key, **{name: int(value) for name, value in numpys.items()}).history
-    for name, values in dsgd.run(method, problem, key=key, **numpys).history.items():
-        np.testing.assert_array_equal(values, plain[name])
-    assert plain["loss"].shape == (2, 30)
-    assert dsgd.workers.traffic(dsgd.compile_round(method, problem, mesh=np.uint8(1))) == {}
+NUMPYS_INTEGERS = """
+import jax, numpy as np, optax
+import algorithms, dsgd
+from dsgd import problems
+
+def factory(learning_rate):
+    return algorithms.minibatch_sgd(optax.sgd(learning_rate))
+
+problem, key = problems.random_quadratic(4, 3, noise=0.3, seed=0), jax.random.key(0)
+numpys = {"steps": np.uint32(200), "record_every": np.int8(7), "seeds": np.int64(2), "mesh": np.int64(1)}
+plain = dsgd.run(factory(0.1), problem, key=key, **{name: int(value) for name, value in numpys.items()}).history
+assert plain["loss"].shape == (2, 30)
+for name, values in dsgd.run(factory(0.1), problem, key=key, **numpys).history.items():
+    np.testing.assert_array_equal(values, plain[name])
+swept = dsgd.sweep(factory, problem, key=key, learning_rate=[0.1, 0.2], **numpys)
+np.testing.assert_array_equal(swept.history["step"], plain["step"])
+assert swept.history["loss"].shape == (2, 2, 30)
+assert dsgd.workers.traffic(dsgd.compile_round(factory(0.1), problem, mesh=np.uint8(1))) == {}
+"""
+
+
+def test_numpys_integers_are_pythons():
+    """Also of types that could not hold sums of them. In a process of its own, where annotations are not checked."""
+    done = subprocess.run([sys.executable, "-c", NUMPYS_INTEGERS], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_records_as_far_apart_as_rounds_can_be(method, problem, mesh, key):

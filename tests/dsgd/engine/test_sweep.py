@@ -105,13 +105,6 @@ def test_bad_options_are_refused(options, message, problem, mesh, key):
         dsgd.sweep(factory, problem, **{"steps": 3, "key": key, "mesh": mesh, **options})
 
 
-def test_numpys_integers_are_pythons(problem, key):
-    numpys = {"steps": np.uint32(20), "record_every": np.int8(7), "seeds": np.int64(2), "mesh": np.int64(1)}
-    swept = dsgd.sweep(factory, problem, key=key, learning_rate=[0.1, 0.2], **numpys)
-    np.testing.assert_array_equal(swept.history["step"], [0, 7, 14, 20])
-    assert swept.history["loss"].shape == (2, 2, 4)
-
-
 def test_tail_mean_is_of_the_last_tenth():
     values = np.arange(30.0)[None, :]
     assert dsgd.tail_mean(values) == np.mean([27, 28, 29])
