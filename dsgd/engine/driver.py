@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import jax
 from jax.sharding import Mesh
 
 from dsgd import checks
-from dsgd.base import Algorithm, Problem, PyTree, Result
+from dsgd.base import Algorithm, Problem, PyTree, Result, State
 from dsgd.clusters import Cluster
-from dsgd.engine import chunks, loop, programs
+from dsgd.engine import chunks, loop, programs, starts
 from dsgd.engine.feed import Feed
+from dsgd.engine.history import History
 from dsgd.engine.jobs import Job, Watch
 from dsgd.engine.plans import Always, check_runnable, check_steps, make_plan
 
@@ -29,6 +30,8 @@ def run(
     record_every: int = 1,
     mesh: Mesh | int | None = None,
     checkpoint: str | Path | None = None,
+    start: Result | State | None = None,
+    until: Callable[[History], bool] | None = None,
     progress: bool = False,
 ) -> Result:
     """Runs a method on a problem for `steps` rounds, on every device of the mesh.
@@ -50,6 +53,12 @@ def run(
             from there, with the same result as if it had not stopped, also on another number of devices; with more `steps`, a finished run
             goes on. It is the same if it computes the same (the hash of the lowered program) from the same data, keys and hyperparameters.
             Batches from outside are skipped up to there, and must tell who they are by an attribute `identity` (`dsgd.Batches`).
+        start: where another run ended, from which this one goes on with its own hyperparameters, batches or topology; None: the method's
+            own start. Rounds count on from its `state.step`, for schedules and for draws: with the same key, two stages are the
+            run of both. `steps` are this run's, and so are the history, which begins with a record of the start state, its bits and its
+            clock, which begin at 0. What `start` is stays as it is.
+        until: of the history so far, whether the run may end there. Asked after each chunk of about half a second, at least one record, and
+            never within: how far a run goes depends on the machine. The history, the state and the checkpoint are of where it ended.
         progress: show a bar with rounds a second and the current loss.
 
     Returns:
@@ -57,25 +66,29 @@ def run(
         the whole objective, at the model to take home), `consensus` ((1/N) sum |x_n - x|^2, 0 where there is one model), `bits` (sent and
         received so far, per worker), with a cluster `clock` (simulated seconds so far, when the last worker was done, or the last
         update was), the problem's and the method's own scalars (of the record's last round; NaN before the first); and `step` `[records]`.
-        The first record is the start, the last is after round `steps`.
+        The first record is the start, the last is after the last round.
 
     Raises:
         ValueError: steps, seeds or record_every < 1, 2^31 rounds or more, N that the devices do not divide, a method built for another N,
             parameters that are not floating point, batches that end early or do not fit, a checkpoint's folder that cannot be written to or
             is in use, a checkpoint of another run or of more rounds, or a damaged one, a cluster for another N, or whose clock stops being
-            finite or goes back.
-        Diverged: the loss became infinite or NaN.
+            finite or goes back, a start of other shapes.
+        Diverged: the loss became infinite or NaN; it says where data, batches or the start were not finite.
         Interrupted: Ctrl-C, or SIGTERM, with the history so far. It waits for the chunk in progress, about half a second or one record.
         OSError: a checkpoint cannot be written, on a full disk say; the one before is as it was.
     """
     check_runnable(algorithm, problem, key, cluster)
-    steps, size = check_steps(steps), 1 if seeds is None else checks.positive_int("seeds", seeds)
+    state = None if start is None else starts.state_of(start)
+    before = 0 if state is None else starts.rounds_of(state)
+    steps, size = check_steps(steps, before), 1 if seeds is None else checks.positive_int("seeds", seeds)
     runs = 0 if seeds is None else 1
     plan = make_plan(Always(algorithm), problem, mesh, runs=runs, size=size, record_every=record_every, cluster=cluster)
     keys = jax.random.split(key, size) if runs else key
     feed = None if batches is None else Feed(plan, batches, steps)
-    watch = Watch(algorithm.name, progress, learning_rate=algorithm.learning_rate)
-    return chunks.execute(Job(plan, algorithm, problem, {}, keys, steps, feed), watch, checkpoint)
+    if until is not None and not callable(until):
+        raise ValueError(f"until = {until!r}: need a function of the history, lambda history: history['loss'][-1] < 0.1, say")
+    watch = Watch(algorithm.name, progress, algorithm.learning_rate, until)
+    return chunks.execute(Job(plan, algorithm, problem, {}, keys, steps, feed, state, before), watch, checkpoint)
 
 
 def compile_round(

@@ -55,6 +55,7 @@ class Feed:
     Attributes:
         identity: what tells them from others; None where they do not say it.
         first: the first of them, in shapes and types.
+        not_finite: the number of the first with an infinite or NaN element, so far; None where there was none.
 
     Raises:
         ValueError: there are none, or the first does not have the workers' axis.
@@ -68,6 +69,7 @@ class Feed:
         self._plan = plan
         self._rounds = rounds
         self._taken = 0
+        self.not_finite: int | None = None
         self._batches = iter(batches)
         first = self._next(1)
         self._kind = _kind(first[0])
@@ -88,6 +90,8 @@ class Feed:
         self._taken += rounds
         taken += [taken[-1]] * (self.records * self._plan.record_every - rounds)
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *taken)
+        if self.not_finite is None:
+            self.not_finite = _first_not_finite(stacked, self._taken - rounds)
         return jax.device_put(stacked, NamedSharding(self._plan.mesh, P(None, workers.AXIS)))
 
     def _next(self, rounds: int) -> list[PyTree]:
@@ -107,6 +111,18 @@ class Feed:
         kind = _kind(batch)
         if kind != self._kind:
             raise ValueError(f"batch {i} is {kind}, the first was {self._kind}; need equal structures, shapes and types")
+
+
+def _first_not_finite(stacked: PyTree, first: int) -> int | None:
+    """The number of the batch, counted from `first`."""
+    with np.errstate(all="ignore"):
+        sums = [  # faster than to look at each element
+            np.sum(leaf, axis=tuple(range(1, leaf.ndim)), dtype=jnp.promote_types(leaf.dtype, jnp.float32))
+            for leaf in jax.tree.leaves(stacked)
+            if jnp.issubdtype(leaf.dtype, jnp.floating)
+        ]
+    suspects = {first + int(i) for total in sums for i in np.flatnonzero(~np.isfinite(total))}
+    return min(suspects, default=None)
 
 
 def _kind(batch: PyTree) -> Any:

@@ -9,7 +9,7 @@ import jax
 
 from dsgd.base import Algorithm, Problem, State
 from dsgd.engine.feed import Feed
-from dsgd.engine.history import History, Log
+from dsgd.engine.history import History
 from dsgd.engine.loop import Plan
 
 
@@ -25,6 +25,7 @@ class Job(NamedTuple):
         steps: rounds.
         feed: batches from outside, or None.
         start: where another run ended; None: the method's own start.
+        before: rounds that the start has behind it.
     """
 
     plan: Plan
@@ -35,6 +36,7 @@ class Job(NamedTuple):
     steps: int
     feed: Feed | None = None
     start: State | None = None
+    before: int = 0
 
 
 class Watch(NamedTuple):
@@ -51,12 +53,3 @@ class Watch(NamedTuple):
     progress: bool
     learning_rate: float | None
     until: Callable[[History], bool] | None = None
-
-    def check(self, log: Log) -> None:
-        """Raises `Diverged` where a run that may not diverge did."""
-        if self.learning_rate is not None:
-            log.check(self.name, self.learning_rate)
-
-    def enough(self, log: Log) -> bool:
-        """Whether the run may stop before its last round."""
-        return self.until is not None and bool(self.until(log.history()))

@@ -77,7 +77,7 @@ def start(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
     """
 
     def init(point, key):
-        params = plan.problem.init(_keys(key)[0])
+        params = plan.problem.init(split(key)[0])
         return Carry(plan.build(point).init(params, plan.N), clock.start(plan.N) if plan.cluster else ())
 
     def place(part, spec):
@@ -190,14 +190,14 @@ def _over_runs(plan: Plan, f, grid_axes, seed_axes):
     return f
 
 
-def _keys(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+def split(key: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The key of a run's start and that of its rounds."""
     first, rounds = jax.random.split(key)
     return first, rounds
 
 
 def _advance_one(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shared, batches, done, rounds, fresh):
-    key, every = _keys(key)[1], plan.record_every
+    key, every = split(key)[1], plan.record_every
     # Both are asked for their shapes first: traced once, and inlined.
     run_round, measure = (jax.jit(partial(function, plan, algorithm), inline=True) for function in (_round, _measure))
 

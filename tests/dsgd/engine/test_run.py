@@ -306,6 +306,32 @@ def test_records_as_far_apart_as_rounds_can_be(method, problem, mesh, key):
     np.testing.assert_allclose(rare["loss"][1], dsgd.run(method, problem, steps=5, key=key, mesh=mesh).history["loss"][5], rtol=1e-5)
 
 
+def with_a_nan(array: jax.Array) -> np.ndarray:
+    spoilt = np.array(array)
+    spoilt[2, 1] = np.nan
+    return spoilt
+
+
+def test_a_loss_that_is_not_finite_for_its_data_says_so(mesh, key):
+    """Data, a start, batches, and a loss that is infinite where it should not be; not the step size."""
+    problem, method = own_problem(), algorithms.minibatch_sgd(optax.sgd(0.1))
+    options = {"steps": 40, "key": key, "mesh": mesh}
+    with pytest.raises(dsgd.Diverged, match=r"the loss is nan after round 0: problem: data\[1\] is not finite; need finite numbers"):
+        dsgd.run(method, problem._replace(data=(problem.data[0], with_a_nan(problem.data[1]))), **options)
+    with pytest.raises(dsgd.Diverged, match=r"the loss is nan after round 0: problem: the start is not finite"):
+        dsgd.run(method, problem._replace(init=lambda key: jnp.full(3, jnp.nan)), **options)
+    state = dsgd.run(method, problem, **options).state
+    spoilt = jax.tree.map(lambda leaf: leaf * jnp.nan if leaf.dtype == jnp.float32 else leaf, state)
+    with pytest.raises(dsgd.Diverged, match=r"the loss is nan after round 40: start: state.server.params is not finite"):
+        dsgd.run(method, problem, start=spoilt, **options)
+    with pytest.raises(dsgd.Diverged, match=r"the loss is inf after round 0: it was so before the first round, from finite data"):
+        dsgd.run(method, problem._replace(loss=lambda params, batch: jnp.sum(params) + jnp.inf), **options)
+    everybody = jax.tree.map(np.asarray, problem.data)
+    batches = [everybody] * 17 + [(everybody[0], with_a_nan(everybody[1]))] * 23
+    with pytest.raises(dsgd.Diverged, match=r"the loss is nan after round 18: batch 17 is not finite; need finite numbers"):
+        dsgd.run(method, problem, batches=batches, **options)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
