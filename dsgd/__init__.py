@@ -17,7 +17,9 @@ from dsgd.base import (
 from dsgd.engine import cache
 from dsgd.engine.check import check
 from dsgd.engine.driver import compile_round, run
+from dsgd.engine.feed import Batches
 from dsgd.engine.history import Diverged
+from dsgd.engine.interrupts import Interrupted
 from dsgd.engine.sweeps import Sweep, sweep, tail_mean
 from dsgd.graphs.topology import Topology
 from dsgd.wire import codecs, counts
@@ -26,11 +28,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Algorithm",
+    "Batches",
     "Compressor",
     "Constants",
     "Diverged",
     "Gradients",
     "Info",
+    "Interrupted",
     "Pattern",
     "Problem",
     "Query",

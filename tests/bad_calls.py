@@ -24,7 +24,7 @@ import dsgd
 import topologies
 from algorithms import delays
 from dsgd import clusters, compressors, network, problems, workers
-from dsgd.engine import driver, sweeps
+from dsgd.engine import chunks, driver
 
 PACKAGES = (dsgd, problems, compressors, network, clusters, topologies, algorithms, delays)
 SGD, RING, SIGN, KEY = optax.sgd(0.1), topologies.ring(4), compressors.sign, jax.random.key(0)
@@ -249,7 +249,7 @@ def outcome(function: Callable, arguments: dict[str, Any], changed: str) -> str 
 def main() -> None:
     # Nothing is compiled: what would run is not run.
     done = dsgd.Result((), {}, ())
-    driver.execute = sweeps.execute = lambda *args, **kwargs: done
+    chunks.execute = lambda *args, **kwargs: done
     driver.programs = mock.MagicMock()
     warnings.simplefilter("error")
     good = {function.__qualname__: outcome(function, arguments, "") for function, arguments in GOOD.items()}

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
         "docs/compression.md",
         "docs/decentralized.md",
         "docs/clock.md",
+        "docs/runs.md",
         "docs/theory.md",
     ],
 )

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from dsgd import checks, workers
 from dsgd.base import Algorithm, Key, Problem, PyTree, Result
-from dsgd.engine import driver, elsewhere, loop, programs, protocol
+from dsgd.engine import driver, elsewhere, loop, plans, programs, protocol
 from dsgd.findings import Finding, Findings
 from dsgd.wire import counts
 
@@ -46,7 +46,7 @@ def check(algorithm: Algorithm, problem: Problem, *, key: Key | None = None) -> 
         ValueError: no method, no problem, or the two do not fit.
     """
     key = jax.random.key(0) if key is None else key
-    driver.check_runnable(algorithm, problem, 1, key)
+    plans.check_runnable(algorithm, problem, key)
     steps = min(max(STEPS[0], 2 * period(algorithm)), STEPS[1])
     findings = [_parameters(algorithm)]
     ran = _attempt("returns", lambda: [_returns(algorithm, problem, key, steps)])
@@ -117,7 +117,7 @@ def _seeds(algorithm: Algorithm, problem: Problem, key: jax.Array, steps: int) -
 
 def _types(algorithm: Algorithm, problem: Problem, key: jax.Array) -> Finding:
     """Traced only: members that leave float32 behind are refused by the protocol."""
-    plan = driver.make_plan(driver.Always(algorithm), problem, 1, runs=0, size=1, record_every=1)
+    plan = plans.make_plan(plans.Always(algorithm), problem, 1, runs=0, size=1, record_every=1)
     state = jax.eval_shape(lambda: protocol.held(algorithm, problem, plan.N).init(problem.init(key), plan.N))
     with jax.enable_x64(True):
         jax.eval_shape(lambda state: loop.one_round(plan, state, key, problem.data), state)
@@ -188,7 +188,7 @@ def _bits(algorithm: Algorithm, problem: Problem, key: jax.Array) -> Finding:
 
 def _told(algorithm: Algorithm, problem: Problem, key: jax.Array) -> tuple[jax.stages.Compiled, np.ndarray]:
     """A round as a program, without its metrics, and what it tells each worker to have sent in every round of a period, `[rounds, N]`."""
-    plan = driver.make_plan(driver.Always(algorithm), problem, problem.workers, runs=0, size=1, record_every=1)
+    plan = plans.make_plan(plans.Always(algorithm), problem, problem.workers, runs=0, size=1, record_every=1)
 
     def one_round(state, key, data):
         state, info = loop.one_round(plan, state, key, data)

@@ -1,72 +1,174 @@
-"""A run on disk: written atomically while it goes on, and taken up again where it stopped."""
+"""A run on disk: one file, written atomically while the run goes on, from which the same run is taken up where it stopped."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import time
+import zipfile
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
+import filelock
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from dsgd.base import PyTree
+from dsgd.engine import identity
 from dsgd.engine.loop import Carry
+from dsgd.records import replacing
 
 _SECONDS = 30.0  # between two checkpoints: what an interruption costs at most
+_FILE, _LOCK = "dsgd-run.npz", "dsgd-run.lock"
+_DIGEST = hashlib.sha256().digest_size  # bytes at the file's end, which a reader of .npz ignores
 
 
 class Checkpoint:
-    """The newest state and history of one run, in a folder.
+    """The newest state and history of one run, in a folder, whose other contents are left alone.
+
+    Use it in a `with` block: until its end no other process may write there.
 
     Args:
         folder: made where it is not there; one run each.
-        about: what the run is, by name; a folder that holds another run is refused. (An optimiser of equal state and first step, momentum
-            0.5 for 0.9, is not told apart.)
+        about: what the run is, by name (`identity.of`).
 
     Raises:
-        ValueError: the folder holds another run; it names the differences.
+        ValueError: a folder that cannot be made or written to, that another process is using, or that holds another run or a damaged one.
     """
 
     def __init__(self, folder: str | Path, about: dict[str, str]) -> None:
-        import orbax.checkpoint as orbax  # noqa: PLC0415 (half a second, which only runs with a checkpoint pay)
-
-        self._orbax = orbax
-        self._manager = orbax.CheckpointManager(Path(folder).absolute(), options=orbax.CheckpointManagerOptions(max_to_keep=1))
+        if not isinstance(folder, str | Path) or not str(folder).strip():
+            raise ValueError(f"checkpoint = {folder!r}: need a folder; '.' is the current one")
+        self._folder = Path(folder).expanduser().absolute()
+        self._path = self._folder / _FILE
         self._about = about
+        self._lock = filelock.FileLock(self._folder / _LOCK, timeout=0)
+        self._open()
+        try:
+            self._leave_no_halves()
+            self._found = self._read()
+        except BaseException:
+            self._lock.release()
+            raise
         self._written = time.monotonic()
-        if self._manager.latest_step() is None:
-            return
-        there = self._restore(about=orbax.args.JsonRestore())["about"]
-        other = [f"{name} = {there.get(name)} there, {value} here" for name, value in about.items() if there.get(name) != value]
-        if other:
-            raise ValueError(f"checkpoint {folder} holds another run ({'; '.join(other)}); need another folder")
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
 
     def restore(self, like: Carry) -> tuple[Carry, dict[str, np.ndarray]] | None:
-        """The state, placed on devices like `like`, and the records; None where nothing is written yet."""
-        if self._manager.latest_step() is None:
+        """The state, placed on devices like `like` (`loop.shapes`), and the records; None where nothing is written yet.
+
+        Raises:
+            ValueError: its leaves are not this run's.
+        """
+        if self._found is None:
             return None
-        args = self._orbax.args
-        abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), like)
-        try:
-            found = self._restore(state=args.StandardRestore(abstract), records=args.StandardRestore())
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"the checkpoint's state has other leaves than this run's ({error}); need another folder") from error
-        return found["state"], found["records"]
+        arrays, self._found = self._found, None
+        records = {name.removeprefix("records/"): array for name, array in arrays.items() if name.startswith("records/")}
+        paths, structure = jax.tree_util.tree_flatten_with_path(like)
+        names = [_name(path) for path, _ in paths]
+        if set(names) != set(arrays) - {f"records/{name}" for name in records}:
+            raise ValueError(f"checkpoint {self._folder}: the state has other leaves than this run's; need another folder")
+        leaves = [self._placed(name, arrays[name], leaf) for name, (_, leaf) in zip(names, paths, strict=True)]
+        return jax.tree.unflatten(structure, leaves), records
 
     def due(self) -> bool:
         """Whether the last one is long ago."""
         return time.monotonic() - self._written > _SECONDS
 
-    def save(self, done: int, state: Carry, records: dict[str, np.ndarray]) -> None:
-        """Writes what there is after round `done`, and removes the one before."""
-        args = self._orbax.args
-        saved = args.Composite(state=args.StandardSave(state), records=args.StandardSave(records), about=args.JsonSave(self._about))
-        self._manager.save(done, args=saved)
-        self._manager.wait_until_finished()  # the state is about to be donated
+    def save(self, carry: Carry, records: dict[str, np.ndarray]) -> None:
+        """Writes what there is, in the place of the one before.
+
+        Raises:
+            OSError: it cannot be written, on a full disk say; the one before is as it was.
+        """
+        arrays = {_name(path): identity.on_host(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(carry)}
+        arrays |= {f"records/{name}": values for name, values in records.items()}
+        with replacing(self._path) as temporary, temporary.open("r+b") as file:
+            _write(file, self._about, arrays)
         self._written = time.monotonic()
 
-    def close(self) -> None:
-        """Frees what the writer holds."""
-        self._manager.close()
+    def _open(self) -> None:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire()
+        except filelock.Timeout as error:
+            raise ValueError(f"checkpoint {self._folder}: another run is using it; need another folder, or its end") from error
+        except OSError as error:
+            reason = error.strerror or error
+            raise ValueError(f"checkpoint {self._folder}: {reason}; need a folder that can be written to") from error
 
-    def _restore(self, **items: Any) -> Any:
-        return self._manager.restore(self._manager.latest_step(), args=self._orbax.args.Composite(**items))
+    def _leave_no_halves(self) -> None:
+        """What a process that was killed while it wrote has left."""
+        for half in self._folder.glob(f".{self._path.stem}-????????{self._path.suffix}"):
+            half.unlink()
+
+    def _read(self) -> dict[str, np.ndarray] | None:
+        if not self._path.exists():
+            return None
+        try:
+            with self._path.open("rb") as file:
+                there, arrays = _contents(file)
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            raise ValueError(
+                f"checkpoint {self._path} is damaged ({error}); need it as it was written, or without it a run from the beginning"
+            ) from error
+        if other := identity.differences(there, self._about):
+            raise ValueError(f"checkpoint {self._folder} holds another run ({other}); need another folder")
+        return arrays
+
+    def _placed(self, name: str, array: np.ndarray, like: jax.ShapeDtypeStruct) -> jax.Array:
+        """On devices like `like`, of which it needs shape and type."""
+        keys = jnp.issubdtype(like.dtype, jax.dtypes.prng_key)
+        kept = jax.eval_shape(jax.random.key_data, like) if keys else like
+        if array.dtype.kind == "V":  # types that numpy does not have, bfloat16 say, are kept as their bytes
+            array = array.view(kept.dtype)
+        if array.shape != kept.shape or array.dtype != kept.dtype:
+            there, here = (f"{leaf.dtype}{list(leaf.shape)}" for leaf in (array, kept))
+            raise ValueError(f"checkpoint {self._folder}: {name} is {there}, this run's {here}; need another folder")
+        if keys:
+            impl = jax.random.key_impl(jnp.zeros((), like.dtype))
+            return jax.device_put(jax.random.wrap_key_data(jnp.asarray(array), impl=impl), like.sharding)
+        return jax.device_put(array, like.sharding, may_alias=False)  # it will be donated
+
+
+def _name(path: PyTree) -> str:
+    return f"carry{jax.tree_util.keystr(path)}"
+
+
+def _write(file: BinaryIO, about: dict[str, str], arrays: dict[str, np.ndarray]) -> None:
+    """Arrays by name as an .npz, then the SHA-256 of all that."""
+    np.savez(file, about=np.array(json.dumps(about)), allow_pickle=False, **arrays)
+    digest = _digest(file, file.seek(0, os.SEEK_END))
+    file.write(digest)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _contents(file: BinaryIO) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """What `_write` wrote.
+
+    Raises:
+        ValueError: it is not that.
+    """
+    if _digest(file, file.seek(0, os.SEEK_END) - _DIGEST) != file.read():
+        raise ValueError("its checksum is another")
+    file.seek(0)
+    with np.load(file, allow_pickle=False) as saved:
+        arrays = dict(saved)
+    return json.loads(str(arrays.pop("about"))), arrays
+
+
+def _digest(file: BinaryIO, size: int) -> bytes:
+    """SHA-256 of the first `size` bytes, after which the file then stands."""
+    sha = hashlib.sha256()
+    file.seek(0)
+    while size > 0 and (piece := file.read(min(size, 1 << 20))):
+        sha.update(piece)
+        size -= len(piece)
+    return sha.digest()

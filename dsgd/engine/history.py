@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from dsgd.engine.clock import to_seconds
@@ -25,19 +27,21 @@ class Log:
         runs: how many leading axes of independent runs there are.
         N: number of workers.
         record_every: rounds between records.
+        first: rounds before the first record.
     """
 
-    def __init__(self, *, runs: int, N: int, record_every: int) -> None:
+    def __init__(self, *, runs: int, N: int, record_every: int, first: int = 0) -> None:
         self.axis = runs
         self.N = N
         self.record_every = record_every
+        self.first = first
         self.steps: list[int] = []  # rounds done by each record
         self.pieces: list[dict[str, np.ndarray]] = []
 
     def extend(self, news: dict[str, np.ndarray], done: int) -> None:
         """Adds a chunk's records, the last of which is after round `done`; the first of all is the start."""
         before = len(self.steps)
-        self.steps.extend(range(self.steps[-1] + self.record_every if before else 0, done, self.record_every))
+        self.steps.extend(range(self.steps[-1] + self.record_every if before else self.first, done, self.record_every))
         self.steps.append(done)
         count = len(self.steps) - before
         first = (*[slice(None)] * self.axis, slice(count))
@@ -63,15 +67,17 @@ class Log:
         self.pieces = [pieces]
 
     def history(self) -> History:
-        """Numpy arrays by name, `[runs ..., records]`; `step` is `[records]`. A method's own scalars are NaN at the start."""
+        """Numpy arrays by name, `[runs ..., records]`; `step` is `[records]`. A method's own scalars are NaN at the start. {} before it."""
+        if not self.pieces:
+            return {}
         records = self.records()
         total = np.cumsum(counts.to_int(records.pop("bits")), axis=self.axis, dtype=np.uint64)
         if "clock" in records:
             records["clock"] = to_seconds(records["clock"])
         return {"step": records.pop("step"), "bits": total / self.N, **records}
 
-    def check(self, method: str, learning_rate: float) -> None:
-        """Raises `Diverged` where a loss of the last piece is not finite."""
+    def check(self, method: str, learning_rate: float, suspects: Callable[[bool], str]) -> None:
+        """Raises `Diverged` where a loss of the last piece is not finite: for the reason of `suspects` (whether it was so at the start)."""
         if np.isfinite(self.pieces[-1]["loss"]).all():
             return
         history = self.history()
@@ -80,11 +86,14 @@ class Log:
         run = int(np.flatnonzero(~np.isfinite(loss[..., at]))[0])
         seed = f" of seed {run}" if self.axis else ""
         finite = f" (finite after {self.steps[at - 1]})" if at and self.steps[at] - self.steps[at - 1] > 1 else ""
+        record = {name: values[..., : at + 1] for name, values in history.items()}
+        told = f"{method}: the loss{seed} is {loss.reshape(-1, loss.shape[-1])[run, at]} after round {self.steps[at]}{finite}"
+        if reason := suspects(at == 0):
+            raise Diverged(f"{told}: {reason}; need finite numbers (the error's .history has what went before)", record)
         size = "" if np.isnan(learning_rate) else f", with step size {learning_rate:.6g} (the first step for a gradient of 1)"
         raise Diverged(
-            f"{method}: the loss{seed} is {loss.reshape(-1, loss.shape[-1])[run, at]} after round {self.steps[at]}{finite}{size};"
-            " need a smaller one (the error's .history has what went before)",
-            {name: values[..., : at + 1] for name, values in history.items()},
+            f"{told}{size}; need a smaller one (the error's .history has what went before)",
+            record,
         )
 
     def _check_clock(self) -> None:

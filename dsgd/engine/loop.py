@@ -77,7 +77,7 @@ def start(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
     """
 
     def init(point, key):
-        params = plan.problem.init(_keys(key)[0])
+        params = plan.problem.init(split(key)[0])
         return Carry(_method(plan, point).init(params, plan.N), clock.start(plan.N) if plan.cluster else ())
 
     def place(part, spec):
@@ -85,6 +85,17 @@ def start(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
 
     carry, spec = _over_runs(plan, init, (0, None), (None, 0))(points, keys), _carry_spec(plan)
     return Carry(State(*map(place, carry.state, spec.state)), place(carry.clock, spec.clock))
+
+
+def shapes(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
+    """What `start` gives, as shapes and types with their places on the devices; nothing is compiled."""
+
+    def placed(part, spec):
+        sharding = NamedSharding(plan.mesh, spec)
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), part)
+
+    carry, spec = jax.eval_shape(partial(start, plan), points, keys), _carry_spec(plan)
+    return Carry(State(*map(placed, carry.state, spec.state)), placed(carry.clock, spec.clock))
 
 
 def advance(
@@ -97,8 +108,10 @@ def advance(
     batches: PyTree,
     done: jax.Array,
     rounds: jax.Array,
+    fresh: jax.Array,
 ) -> tuple[Carry, Records]:
-    """Runs the next rounds, with a record after every `plan.record_every` of them and after the last; where `done` is 0, also of the start.
+    """Runs the next rounds, with a record after every `plan.record_every` of them and after the last; where they are the first, also of
+    the start.
 
     Args:
         plan: static.
@@ -109,20 +122,21 @@ def advance(
         batches: None, or batches from outside, leaves `[at least rounds, N, ...]`.
         done: int32 scalar, rounds before these, of all runs: what a method does in some rounds only is then a branch.
         rounds: int32 scalar, of at most `plan.capacity` records.
+        fresh: int32 scalar, 1 where the run begins here, else 0.
 
     Returns:
         What is carried after it; records by name, `[grid?, seeds?, capacity, ...]`, of which the first
         ceil(rounds / record_every) count, and one more where the start is among them.
     """
 
-    def run(points, keys, carry, data, shared, batches, done, rounds):
+    def run(points, keys, carry, data, shared, batches, done, rounds, fresh):
         def one(point, key, carry):
-            return _advance_one(plan, _method(plan, point), key, carry, data, shared, batches, done, rounds)
+            return _advance_one(plan, _method(plan, point), key, carry, data, shared, batches, done, rounds, fresh)
 
         return _over_runs(plan, one, (0, None, 0), (None, 0, 0))(points, keys, carry)
 
-    specs = (P(), P(), _carry_spec(plan), P(workers.AXIS), P(), P(None, workers.AXIS), P(), P())
-    return _sharded(plan, run, specs, (_carry_spec(plan), P()))(points, keys, carry, data, shared, batches, done, rounds)
+    specs = (P(), P(), _carry_spec(plan), P(workers.AXIS), P(), P(None, workers.AXIS), P(), P(), P())
+    return _sharded(plan, run, specs, (_carry_spec(plan), P()))(points, keys, carry, data, shared, batches, done, rounds, fresh)
 
 
 def models(plan: Plan, state: State, points: PyTree) -> Params:
@@ -181,14 +195,14 @@ def _over_runs(plan: Plan, f, grid_axes, seed_axes):
     return f
 
 
-def _keys(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+def split(key: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The key of a run's start and that of its rounds."""
     first, rounds = jax.random.split(key)
     return first, rounds
 
 
-def _advance_one(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shared, batches, done, rounds):
-    key, every = _keys(key)[1], plan.record_every
+def _advance_one(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shared, batches, done, rounds, fresh):
+    key, every = split(key)[1], plan.record_every
     # Both are asked for their shapes first: traced once, and inlined.
     run_round, measure = (jax.jit(partial(function, plan, algorithm), inline=True) for function in (_round, _measure))
 
@@ -214,7 +228,7 @@ def _advance_one(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shar
     # A record is one row of one buffer: one write a record, whatever its number of scalars. Digits of counts are exact as floats.
     shapes = jax.eval_shape(record, carry, rounds)[1]
     empty, unravel = ravel_pytree(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes))
-    first = -(done == 0).astype(jnp.int32)
+    first = -fresh
 
     def body(i, so_far):
         carry, rows = so_far

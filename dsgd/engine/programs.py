@@ -63,6 +63,21 @@ def traceable(function: Callable, plan: Any, donate: tuple[int, ...] = ()) -> An
     return _functions.find((function, plan), lambda: jax.jit(partial(function, plan), donate_argnums=donate))
 
 
+def text(function: Callable, plan: Any, *shapes: Any) -> str:
+    """What `function(plan, *args)` computes, lowered but not compiled: the same in every process with this JAX and kind of device.
+
+    Args:
+        function, plan: as in `call`.
+        shapes: of the arrays.
+
+    Raises:
+        ValueError: JAX is told to keep constants out of the text.
+    """
+    if _constants_are_left_out():
+        raise ValueError("with jax_use_simplified_jaxpr_constants, a program's text lacks its constants: need the flag off for checkpoints")
+    return traceable(function, plan).lower(*shapes).as_text()
+
+
 def compiled() -> int:
     """How many programs have been compiled so far."""
     return _compiled
@@ -86,11 +101,15 @@ def _compile(lowered: Any) -> Callable:
 
 
 def _content(lowered: Any, mesh: Any) -> Hashable:
-    # With this flag constants are arguments, and the text does not hold their values.
-    if getattr(jax.config, "jax_use_simplified_jaxpr_constants", False):
+    if _constants_are_left_out():
         return object()
     text = hashlib.sha256(lowered.as_text().encode()).hexdigest()
     # The text leaves out arguments that are not used, and the types of keys.
     leaves, structure = jax.tree.flatten(lowered.args_info)
     shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)
     return text, structure, shapes, jax.tree.structure(lowered.out_info), mesh
+
+
+def _constants_are_left_out() -> bool:
+    """With this flag constants are arguments, and the text does not hold their values."""
+    return getattr(jax.config, "jax_use_simplified_jaxpr_constants", False)

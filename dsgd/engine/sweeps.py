@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -15,8 +16,12 @@ from jax.sharding import Mesh
 from dsgd import checks
 from dsgd.base import Algorithm, Key, Params, Problem, PyTree, State
 from dsgd.clusters import Cluster
-from dsgd.engine.driver import Watch, check_runnable, execute, make_plan
+from dsgd.engine import chunks
+from dsgd.engine.feed import Feed
 from dsgd.engine.history import History
+from dsgd.engine.interrupts import Interrupted
+from dsgd.engine.jobs import Job, Watch
+from dsgd.engine.plans import check_runnable, check_steps, make_plan
 
 
 class Sweep(NamedTuple):
@@ -102,6 +107,7 @@ def sweep(
     cluster: Cluster | None = None,
     record_every: int = 1,
     mesh: Mesh | int | None = None,
+    checkpoint: str | Path | None = None,
     progress: bool = False,
     **grids: Any,
 ) -> Sweep:
@@ -115,31 +121,39 @@ def sweep(
     Args:
         factory: keyword arguments -> Algorithm. It sees scalars of the trace: it must not branch on their values, and an integer that sets
             a shape (bits, a number of workers) cannot be swept.
-        problem, steps, key, batches, cluster, record_every, mesh, progress: as in `dsgd.run`.
+        problem, steps, key, batches, cluster, record_every, mesh, checkpoint, progress: as in `dsgd.run`.
         seeds: R runs for each point, with the keys `jax.random.split(key, R)`.
         grids: values by argument name, each a sequence of numbers.
 
     Raises:
         ValueError: no grid, a grid that is empty or not of finite numbers, a point that the factory refuses, or as `dsgd.run`.
+        Interrupted, OSError: as `dsgd.run`.
     """
     grid = {name: _values(name, values) for name, values in grids.items()}
     if not grid:
         raise ValueError("a sweep without a grid: need at least one, learning_rate=[0.1, 0.01], say")
-    checks.positive_int("seeds", seeds)
+    steps, seeds = check_steps(steps), checks.positive_int("seeds", seeds)
     example = _built(factory, grid)
-    check_runnable(example, problem, steps, key, cluster)
+    check_runnable(example, problem, key, cluster)
     shape = tuple(len(values) for values in grid.values())
     points = {name: jnp.asarray(axis.ravel()) for name, axis in zip(grid, np.meshgrid(*grid.values(), indexing="ij"), strict=True)}
     size = int(np.prod(shape)) * seeds
     plan = make_plan(_FromPoint(factory), problem, mesh, runs=2, size=size, record_every=record_every, cluster=cluster)
+    feed = None if batches is None else Feed(plan, batches, steps)
     watch = Watch(example.name, progress, learning_rate=None)
-    result = execute(plan, problem, points, jax.random.split(key, seeds), steps, batches, watch)
+    job = Job(plan, example, problem, points, jax.random.split(key, seeds), steps, feed)
 
     def unfold(leaf):
         return leaf.reshape(*shape, *leaf.shape[1:])
 
-    history = {name: values if name == "step" else unfold(values) for name, values in result.history.items()}
-    return Sweep(grid, history, jax.tree.map(unfold, result.state), jax.tree.map(unfold, result.params))
+    def unfolded(history):
+        return {name: values if name == "step" else unfold(values) for name, values in history.items()}
+
+    try:
+        result = chunks.execute(job, watch, checkpoint)
+    except Interrupted as stopped:
+        raise Interrupted(str(stopped), unfolded(stopped.history)) from None
+    return Sweep(grid, unfolded(result.history), jax.tree.map(unfold, result.state), jax.tree.map(unfold, result.params))
 
 
 def _built(factory: Callable[..., Algorithm], grid: dict[str, np.ndarray]) -> Algorithm:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -12,7 +19,7 @@ import pytest
 import algorithms
 import dsgd
 import topologies
-from dsgd import problems
+from dsgd import compressors
 from dsgd.engine import checkpoints
 
 N = 4
@@ -40,43 +47,104 @@ def test_a_finished_run_goes_on_with_more_steps_as_if_it_had_not_stopped(seeds, 
     assert_equal(dsgd.run(method, problem, steps=30, checkpoint=tmp_path / "run", **options), straight)
 
 
-def test_an_interrupted_run_goes_on_from_its_last_checkpoint(method, problem, mesh, key, tmp_path, monkeypatch):
-    """Interrupted by its batches, with a checkpoint after every chunk; batches that were used are skipped."""
-    monkeypatch.setattr(checkpoints, "_SECONDS", 0.0)
+def test_a_run_that_its_batches_interrupt_saves_itself_and_goes_on(method, problem, mesh, key, tmp_path):
+    """Batches that were used are skipped."""
     everybody = jax.tree.map(np.asarray, problem.data._replace(noise=np.zeros((N, 3), np.float32)))
 
     def batches(stop):
-        for t in itertools.count():
-            if t == stop:
-                raise KeyboardInterrupt
-            yield everybody._replace(noise=np.full((N, 3), 0.1 * (t % 7), np.float32))
+        def items():
+            for t in itertools.count():
+                if t == stop:
+                    raise KeyboardInterrupt
+                yield everybody._replace(noise=np.full((N, 3), 0.1 * (t % 7), np.float32))
+
+        return dsgd.Batches(items(), "sevens")
 
     options = {"steps": 100, "key": key, "mesh": mesh}
     straight = dsgd.run(method, problem, batches=batches(None), **options)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(dsgd.Interrupted) as stopped:
         dsgd.run(method, problem, batches=batches(60), checkpoint=tmp_path, **options)
-    (saved,) = (int(path.name) for path in tmp_path.iterdir())
-    assert 0 < saved <= 60
+    done = stopped.value.history["step"][-1]
+    assert 0 < done <= 60
+    np.testing.assert_array_equal(stopped.value.history["loss"], straight.history["loss"][: done + 1])
     assert_equal(dsgd.run(method, problem, batches=batches(None), checkpoint=tmp_path, **options), straight)
+    with pytest.raises(ValueError, match=r"holds another run .batches = sevens there, eights here"):
+        dsgd.run(method, problem, batches=dsgd.Batches(batches(None), "eights"), checkpoint=tmp_path, **options)
+    with pytest.raises(ValueError, match=r"holds another run .batches = sevens there, None here"):
+        dsgd.run(method, problem, checkpoint=tmp_path, **options)
+    with pytest.raises(ValueError, match=r"do not tell who they are.*dsgd\.Batches"):
+        dsgd.run(method, problem, batches=iter(batches(None)), checkpoint=tmp_path, **options)
 
 
-def test_a_folder_of_another_run_is_refused_by_what_differs(method, problem, mesh, key, tmp_path):
-    dsgd.run(method, problem, steps=3, key=key, mesh=mesh, checkpoint=tmp_path)
-    other = algorithms.minibatch_sgd(optax.sgd(0.1))
-    with pytest.raises(
-        ValueError, match=r"holds another run \(method = decentralized_sgd.* there, minibatch_sgd here\); need another folder"
-    ):
-        dsgd.run(other, problem, steps=3, key=key, mesh=mesh, checkpoint=tmp_path)
-    same_name = problems.random_quadratic(N, 3, noise=0.3, seed=9)
-    with pytest.raises(ValueError, match="data = "):
-        dsgd.run(method, same_name, steps=3, key=key, mesh=mesh, checkpoint=tmp_path)
-    plain = algorithms.decentralized_sgd(optax.sgd(0.1), topologies.ring(N))
-    with pytest.raises(ValueError, match="other leaves than this run's"):
-        dsgd.run(plain, problem, steps=3, key=key, mesh=mesh, checkpoint=tmp_path)
-    with pytest.raises(ValueError, match="key = "):
-        dsgd.run(method, problem, steps=3, key=jax.random.key(7), mesh=mesh, checkpoint=tmp_path)
+def test_an_identity_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="need a text"):
+        dsgd.Batches([], "")
+
+
+ANYTHING_ELSE = "it computes something else: another hyperparameter"
+
+
+def l2(strength: float) -> dsgd.Problem:
+    """One name, one data set, two objectives."""
+    inputs = np.linspace(-1, 1, N * 3, dtype=np.float32).reshape(N, 3)
+
+    def loss(params, batch):
+        return jnp.sum((params - batch) ** 2) + strength * jnp.sum(params**2)
+
+    return dsgd.Problem(init=lambda key: jnp.zeros(3), loss=loss, data=inputs, sample=lambda key, mine: mine)
+
+
+def momentum(decay: float, rate=0.1) -> dsgd.Algorithm:
+    return algorithms.minibatch_sgd(optax.sgd(rate, momentum=decay))
+
+
+OTHER_RUNS = {
+    "method": (
+        {"method": algorithms.parameter_server_sgd(optax.sgd(0.1, momentum=0.5))},
+        "method = minibatch_sgd there, parameter_server_sgd here",
+    ),
+    "step size": ({"method": momentum(0.5, 0.2)}, "step size = 0.1.* there, 0.2"),
+    "momentum": ({"method": momentum(0.9)}, ANYTHING_ELSE),
+    "schedule": ({"method": momentum(0.5, optax.exponential_decay(0.1, 5, 0.5))}, ANYTHING_ELSE),
+    "l2": ({"problem": l2(0.2)}, ANYTHING_ELSE),
+    "data": ({"problem": l2(0.1)._replace(data=np.ones((N, 3), np.float32))}, "data = "),
+    "key": ({"key": jax.random.key(7)}, "key = "),
+    "seeds": ({"seeds": 2}, "seeds = None there, 2 here"),
+    "record_every": ({"record_every": 2}, "record_every = 1 there, 2 here"),
+    "cluster": ({"cluster": dsgd.clusters.Cluster(dsgd.clusters.constant(1.0))}, "cluster = None there"),
+}
+
+
+@pytest.fixture(scope="module")
+def one_run(tmp_path_factory) -> Path:
+    """Its checkpoint."""
+    folder = tmp_path_factory.mktemp("one")
+    dsgd.run(momentum(0.5), l2(0.1), steps=3, key=jax.random.key(0), mesh=1, checkpoint=folder)
+    return folder
+
+
+@pytest.mark.parametrize("other", OTHER_RUNS)
+def test_a_folder_of_another_run_is_refused_by_what_differs(other, one_run, key):
+    """Also where names, shapes and the first step are the same."""
+    options, message = OTHER_RUNS[other]
+    options = {"method": momentum(0.5), "problem": l2(0.1), "key": key, **options}
+    with pytest.raises(ValueError, match=rf"holds another run \({message}.*\); need another folder"):
+        dsgd.run(options.pop("method"), options.pop("problem"), steps=3, mesh=1, checkpoint=one_run, **options)
+
+
+def test_the_same_run_made_anew_is_the_same_and_never_goes_back(one_run, key):
+    dsgd.run(momentum(0.5), l2(0.1), steps=3, key=key, mesh=1, checkpoint=one_run)
     with pytest.raises(ValueError, match="steps = 2, but the checkpoint is of round 3"):
-        dsgd.run(method, problem, steps=2, key=key, mesh=mesh, checkpoint=tmp_path)
+        dsgd.run(momentum(0.5), l2(0.1), steps=2, key=key, mesh=1, checkpoint=one_run)
+
+
+def test_a_choco_step_size_of_its_own_is_another_run(problem, mesh, key, tmp_path):
+    def choco(consensus_step):
+        return algorithms.choco_sgd(optax.sgd(0.1), topologies.ring(N), compressors.top_k(0.5), consensus_step=consensus_step)
+
+    dsgd.run(choco(0.3), problem, steps=3, key=key, mesh=mesh, checkpoint=tmp_path)
+    with pytest.raises(ValueError, match=ANYTHING_ELSE):
+        dsgd.run(choco(0.4), problem, steps=3, key=key, mesh=mesh, checkpoint=tmp_path)
 
 
 def test_a_run_that_ended_between_records_goes_on_with_the_records_of_a_straight_one(method, problem, mesh, key, tmp_path):
@@ -89,3 +157,141 @@ def test_a_run_that_ended_between_records_goes_on_with_the_records_of_a_straight
     for name in ("loss", "bits", "consensus"):
         np.testing.assert_array_equal(np.delete(resumed.history[name], 3), straight.history[name])
     np.testing.assert_array_equal(resumed.params, straight.params)
+
+
+JOB = """
+import os, signal, sys, jax, optax, algorithms, dsgd, topologies
+from dsgd import problems
+from dsgd.engine import checkpoints
+
+checkpoints._SECONDS = 0.0
+devices, folder, saves = int(sys.argv[1]), sys.argv[2], iter(range(int(sys.argv[3])))
+sync = os.fsync
+os.fsync = lambda file: sync(file) if next(saves, None) is not None else os.kill(os.getpid(), signal.SIGKILL)
+problem = problems.random_quadratic(4, 3, noise=0.3, seed=0)
+method = algorithms.decentralized_sgd(optax.sgd(0.1, momentum=0.5), topologies.ring(4))
+dsgd.run(method, problem, steps=2_000_000_000, key=jax.random.key(0), record_every=1_000, mesh=devices, checkpoint=folder)
+"""
+
+
+def killed_job(devices: int, folder: Path, *, saves: int, seconds: float | None = None) -> None:
+    """Such a run in a process of its own, which saves itself after every chunk: killed within a save, or so many seconds after one."""
+    arguments = [sys.executable, "-c", JOB, str(devices), str(folder), str(saves)]
+    path = folder / "dsgd-run.npz"
+    before = path.stat().st_mtime_ns if path.exists() else 0
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as process:
+        if seconds is not None:
+            while (not path.exists() or path.stat().st_mtime_ns == before) and process.poll() is None:
+                time.sleep(0.005)
+            time.sleep(seconds)
+            process.kill()
+        assert process.wait(60) == -signal.SIGKILL, process.communicate()
+
+
+def test_killed_at_any_moment_it_goes_on_also_on_another_number_of_devices(method, problem, key, tmp_path):
+    """What is left of half a save is taken away; what is not ours stays."""
+    (tmp_path / "12").mkdir()
+    (tmp_path / "12" / "own.txt").write_text("mine")
+    (tmp_path / "notes.npz").write_text("mine")
+    killed_job(2, tmp_path, saves=2)
+    assert len(list(tmp_path.glob(".dsgd-run-*.npz"))) == 1
+    killed_job(2, tmp_path, saves=1_000_000, seconds=0.2)
+    with np.load(tmp_path / "dsgd-run.npz") as saved:
+        done = int(saved["records/step"][-1])
+    options = {"steps": done + 2_000, "key": key, "record_every": 1_000}
+    resumed = dsgd.run(method, problem, mesh=1, checkpoint=tmp_path, **options)
+    straight = dsgd.run(method, problem, mesh=1, **options)
+    np.testing.assert_array_equal(resumed.history["step"], straight.history["step"])
+    np.testing.assert_array_equal(resumed.history["bits"], straight.history["bits"])
+    np.testing.assert_allclose(resumed.history["loss"], straight.history["loss"], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(resumed.params, straight.params, rtol=1e-4, atol=1e-6)
+    assert {entry.name for entry in tmp_path.iterdir()} - {"dsgd-run.lock"} == {"12", "notes.npz", "dsgd-run.npz"}
+    assert (tmp_path / "12" / "own.txt").read_text() == (tmp_path / "notes.npz").read_text() == "mine"
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(method, problem, mesh, key, tmp_path, monkeypatch):
+    options = {"key": key, "mesh": mesh, "checkpoint": tmp_path}
+    dsgd.run(method, problem, steps=20, **options)
+    before = (tmp_path / "dsgd-run.npz").read_bytes()
+    with monkeypatch.context() as full:
+        full.setattr(checkpoints.np, "savez", half_written)
+        with pytest.raises(OSError, match="No space left"):
+            dsgd.run(method, problem, steps=30, **options)
+    assert (tmp_path / "dsgd-run.npz").read_bytes() == before
+    assert_equal(dsgd.run(method, problem, steps=30, **options), dsgd.run(method, problem, steps=30, key=key, mesh=mesh))
+
+
+def half_written(file, **arrays):
+    file.write(b"PK half of it")
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_one_flipped_bit_anywhere_is_noticed(one_run, key, tmp_path):
+    """Also where the file is cut, or is none of ours."""
+    whole = (one_run / "dsgd-run.npz").read_bytes()
+    broken = [whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :] for at in range(0, len(whole), len(whole) // 25)]
+    for contents in (*broken, whole[:-1], whole[: len(whole) // 2], b"", whole + b"0", b"a text"):
+        (tmp_path / "dsgd-run.npz").write_bytes(contents)
+        with pytest.raises(ValueError, match=r"checkpoint .*dsgd-run.npz is damaged \(.*\); need it as it was written, or without it"):
+            checkpoints.Checkpoint(tmp_path, {})
+        assert (tmp_path / "dsgd-run.npz").read_bytes() == contents
+    (tmp_path / "dsgd-run.npz").write_bytes(whole)
+    dsgd.run(momentum(0.5), l2(0.1), steps=3, key=key, mesh=1, checkpoint=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [
+        ("", "checkpoint = '': need a folder; '.' is the current one"),
+        ("file", "File exists; need a folder that can be written to"),
+        ("file/inside", "Not a directory; need a folder"),
+        ("/proc/checkpoint", "No such file or directory; need a folder"),
+    ],
+)
+def test_a_folder_that_cannot_be_one_is_refused_before_the_run(folder, message, key, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=message):
+        dsgd.run(momentum(0.5), l2(0.1), steps=1_000_000_000, key=key, mesh=1, checkpoint=str(tmp_path / folder) if folder else "")
+
+
+def test_a_folder_without_the_right_to_write_is_refused(tmp_path, monkeypatch):
+    """Root may write everywhere: the system's refusal is made."""
+
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(checkpoints.filelock.FileLock, "acquire", refuse)
+    with pytest.raises(ValueError, match="Permission denied; need a folder that can be written to"):
+        checkpoints.Checkpoint(tmp_path, {})
+
+
+def test_two_runs_do_not_share_a_folder(one_run, key, tmp_path):
+    with checkpoints.Checkpoint(tmp_path, {}), pytest.raises(ValueError, match="another run is using it; need another folder"):
+        dsgd.run(momentum(0.5), l2(0.1), steps=3, key=key, mesh=1, checkpoint=tmp_path)
+    with checkpoints.Checkpoint(tmp_path, {}):
+        pass
+
+
+def test_states_of_keys_and_of_types_that_numpy_lacks_are_kept(mesh, key, tmp_path):
+    """A method that carries a key and a bfloat16."""
+    sgd = algorithms.minibatch_sgd(optax.sgd(0.1))
+
+    def init(params, N):
+        state = sgd.init(params, N)
+        return state._replace(server=(state.server, jax.random.key(5, impl="rbg"), jnp.full(2, 0.5, jnp.bfloat16)))
+
+    def update(key, state, gradients, round):
+        inner, own, half = state.server
+        after, info = sgd.update(key, state._replace(server=inner), gradients, round)
+        own = jax.random.split(own)[0]
+        return after._replace(server=(after.server, own, half + jax.random.normal(own, (2,), jnp.bfloat16))), info
+
+    def bare(member):
+        return lambda state, *rest: member(state._replace(server=state.server[0]), *rest)
+
+    method = sgd._replace(init=init, update=update, query=bare(sgd.query), model=bare(sgd.model))
+    straight = dsgd.run(method, l2(0.1), steps=6, key=key, mesh=mesh)
+    dsgd.run(method, l2(0.1), steps=3, key=key, mesh=mesh, checkpoint=tmp_path)
+    resumed = dsgd.run(method, l2(0.1), steps=6, key=key, mesh=mesh, checkpoint=tmp_path)
+    np.testing.assert_array_equal(resumed.state.server[2].view(jnp.uint16), straight.state.server[2].view(jnp.uint16))
+    np.testing.assert_array_equal(jax.random.key_data(resumed.state.server[1]), jax.random.key_data(straight.state.server[1]))

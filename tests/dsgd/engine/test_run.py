@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,7 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import problems
-from dsgd.engine import driver, loop, programs
+from dsgd.engine import loop, plans, programs
 
 N = 4
 
@@ -130,9 +132,9 @@ def test_chunks_leave_no_seam(method, problem, mesh, key):
 
 
 def test_state_is_donated(method, problem, mesh, key):
-    plan = driver.make_plan(driver._Always(method), problem, mesh, runs=0, size=1, record_every=1)
+    plan = plans.make_plan(plans.Always(method), problem, mesh, runs=0, size=1, record_every=1)
     state = programs.call(loop.start, plan, {}, key)
-    arguments = ({}, key, problem.data, problem.shared, None, np.int32(0), np.int32(1))
+    arguments = ({}, key, problem.data, problem.shared, None, np.int32(0), np.int32(1), np.int32(1))
     programs.call(loop.advance, plan, state, *arguments, donate=(0,))
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
@@ -270,6 +272,66 @@ def test_the_seed_that_diverges_is_named(mesh, key):
         dsgd.run(algorithms.minibatch_sgd(optax.sgd(0.1)), problem, steps=3, key=key, seeds=3, mesh=mesh)
 
 
+NUMPYS_INTEGERS = """
+import jax, numpy as np, optax
+import algorithms, dsgd
+from dsgd import problems
+
+def factory(learning_rate):
+    return algorithms.minibatch_sgd(optax.sgd(learning_rate))
+
+problem, key = problems.random_quadratic(4, 3, noise=0.3, seed=0), jax.random.key(0)
+numpys = {"steps": np.uint32(200), "record_every": np.int8(7), "seeds": np.int64(2), "mesh": np.int64(1)}
+plain = dsgd.run(factory(0.1), problem, key=key, **{name: int(value) for name, value in numpys.items()}).history
+assert plain["loss"].shape == (2, 30)
+for name, values in dsgd.run(factory(0.1), problem, key=key, **numpys).history.items():
+    np.testing.assert_array_equal(values, plain[name])
+swept = dsgd.sweep(factory, problem, key=key, learning_rate=[0.1, 0.2], **numpys)
+np.testing.assert_array_equal(swept.history["step"], plain["step"])
+assert swept.history["loss"].shape == (2, 2, 30)
+assert dsgd.workers.traffic(dsgd.compile_round(factory(0.1), problem, mesh=np.uint8(1))) == {}
+"""
+
+
+def test_numpys_integers_are_pythons():
+    """Also of types that could not hold sums of them. In a process of its own, where annotations are not checked."""
+    done = subprocess.run([sys.executable, "-c", NUMPYS_INTEGERS], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_records_as_far_apart_as_rounds_can_be(method, problem, mesh, key):
+    """No sum of rounds leaves int32."""
+    rare = dsgd.run(method, problem, steps=5, key=key, mesh=mesh, record_every=2**30).history
+    np.testing.assert_array_equal(rare["step"], [0, 5])
+    np.testing.assert_allclose(rare["loss"][1], dsgd.run(method, problem, steps=5, key=key, mesh=mesh).history["loss"][5], rtol=1e-5)
+
+
+def with_a_nan(array: jax.Array) -> np.ndarray:
+    spoilt = np.array(array)
+    spoilt[2, 1] = np.nan
+    return spoilt
+
+
+def test_a_loss_that_is_not_finite_for_its_data_says_so(mesh, key):
+    """Data, a start, batches, and a loss that is infinite where it should not be; not the step size."""
+    problem, method = own_problem(), algorithms.minibatch_sgd(optax.sgd(0.1))
+    options = {"steps": 40, "key": key, "mesh": mesh}
+    with pytest.raises(dsgd.Diverged, match=r"the loss is nan after round 0: problem: data\[1\] is not finite; need finite numbers"):
+        dsgd.run(method, problem._replace(data=(problem.data[0], with_a_nan(problem.data[1]))), **options)
+    with pytest.raises(dsgd.Diverged, match=r"the loss is nan after round 0: problem: the start is not finite"):
+        dsgd.run(method, problem._replace(init=lambda key: jnp.full(3, jnp.nan)), **options)
+    state = dsgd.run(method, problem, **options).state
+    spoilt = jax.tree.map(lambda leaf: leaf * jnp.nan if leaf.dtype == jnp.float32 else leaf, state)
+    with pytest.raises(dsgd.Diverged, match=r"the loss is nan after round 40: start: state.server.params is not finite"):
+        dsgd.run(method, problem, start=spoilt, **options)
+    with pytest.raises(dsgd.Diverged, match=r"the loss is inf after round 0: it was so before the first round, from finite data"):
+        dsgd.run(method, problem._replace(loss=lambda params, batch: jnp.sum(params) + jnp.inf), **options)
+    everybody = jax.tree.map(np.asarray, problem.data)
+    batches = [everybody] * 17 + [(everybody[0], with_a_nan(everybody[1]))] * 23
+    with pytest.raises(dsgd.Diverged, match=r"the loss is nan after round 18: batch 17 is not finite; need finite numbers"):
+        dsgd.run(method, problem, batches=batches, **options)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -277,6 +339,8 @@ def test_the_seed_that_diverges_is_named(mesh, key):
         ({"steps": -3}, "steps = -3"),
         ({"seeds": 0}, "seeds = 0"),
         ({"record_every": 0}, "record_every = 0"),
+        ({"steps": 2**31}, r"steps = 2147483648: need fewer than 2\^31 rounds in all"),
+        ({"steps": 3, "record_every": 2**31}, r"record_every = 2147483648: need at most 2\^30"),
         ({"mesh": 3}, "4 workers on 3 devices: need a number of devices that divides 4"),
         ({"mesh": None}, "4 workers on 8 devices"),
     ],

@@ -1,0 +1,154 @@
+"""The compiled loop, driven chunk by chunk from the start, or from a checkpoint, to the last round."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from dsgd import workers
+from dsgd.base import PyTree, Result
+from dsgd.engine import identity, loop, plans, programs, protocol, starts, suspects
+from dsgd.engine.checkpoints import Checkpoint
+from dsgd.engine.history import Log
+from dsgd.engine.interrupts import Interrupted, Stop
+from dsgd.engine.jobs import Job, Watch
+from dsgd.engine.progress import Progress
+
+_CHUNK_SECONDS = 0.5  # between two looks at the loss
+_AHEAD = 2  # chunks on the devices
+
+
+def execute(job: Job, watch: Watch, folder: str | Path | None) -> Result:
+    """Does the job, with a checkpoint in that folder, if there is one.
+
+    Raises:
+        ValueError, Diverged, Interrupted: as `dsgd.run`.
+    """
+    with Stop() as stop, nullcontext() if folder is None else Checkpoint(folder, identity.of(job)) as checkpoint:
+        return _Drive(job, watch, checkpoint, stop).run()
+
+
+class _Drive:
+    """One job on its way. `carry` is what the devices have after round `sent`; `waiting` are the chunks whose records were not yet read."""
+
+    def __init__(self, job: Job, watch: Watch, checkpoint: Checkpoint | None, stop: Stop) -> None:
+        plan, everywhere = job.plan, NamedSharding(job.plan.mesh, P())
+        self.job, self.watch, self.checkpoint, self.stop = job, watch, checkpoint, stop
+        self.data = jax.device_put(job.problem.data, NamedSharding(plan.mesh, P(workers.AXIS)))
+        self.shared, self.points, self.keys = jax.device_put((job.problem.shared, job.points, job.keys), everywhere)
+        self.log = Log(runs=plan.runs, N=plan.N, record_every=plan.record_every, first=job.before)
+        self.last = job.before + job.steps
+        self.carry = self._begin()
+        self.sent = self.log.steps[-1] if self.log.steps else job.before
+        if job.feed:
+            job.feed.skip(self.sent - job.before)
+        self.pace = _Pace(plan.capacity - 1)  # the first chunk has the start's record, too
+        self.waiting: deque[tuple[loop.Records, int, int]] = deque()  # records, how many, the round after them
+
+    def run(self) -> Result:
+        self._ask()
+        with Progress(self.watch.name, self.sent, self.last, self.watch.progress) as bar:
+            while self.waiting or (self.sent < self.last and not self.stop.asked):
+                self._send()
+                if self.waiting:
+                    self._read(bar)
+                if not self.waiting:
+                    self._ask()
+                    self._save()
+        if self.stop.asked:
+            said = f"{self.watch.name}: interrupted after round {self.sent} (the error's .history has what went before)"
+            raise Interrupted(said, self.log.history())
+        return Result(self.carry.state, self.log.history(), programs.call(loop.models, self.job.plan, self.carry.state, self.points))
+
+    def _begin(self) -> loop.Carry:
+        """The checkpoint's state and records; or the start, given or made."""
+        plan, start = self.job.plan, self.job.start
+        if not (self.checkpoint or start):
+            return programs.call(loop.start, plan, self.points, self.keys)
+        like = loop.shapes(plan, self.points, self.keys)
+        found = self.checkpoint.restore(like) if self.checkpoint else None
+        if found is None:
+            return starts.placed(start, like) if start else programs.call(loop.start, plan, self.points, self.keys)
+        carry, records = found
+        self.log.resume(records)
+        if self.log.steps[-1] > self.last:
+            raise ValueError(f"steps = {self.job.steps}, but the checkpoint is of round {self.log.steps[-1]}: need at least as many steps")
+        self._check()
+        return carry
+
+    def _send(self) -> None:
+        """Queues the next chunk before the last one is read, so that the devices never wait for the host."""
+        ahead = 1 if self.watch.until or (self.checkpoint and self.checkpoint.due()) else _AHEAD
+        while self.sent < self.last and len(self.waiting) < ahead and not self.stop.asked:
+            count, rounds = self._next_chunk()
+            batch: PyTree = None
+            if self.job.feed:
+                with self.stop.users_code():
+                    batch = self.job.feed.take(rounds)
+                if self.stop.asked:
+                    return
+            numbers = (np.int32(self.sent), np.int32(rounds), np.int32(self.sent == self.job.before))
+            arguments = (self.carry, self.points, self.keys, self.data, self.shared, batch, *numbers)
+            self.carry, news = programs.call(loop.advance, self.job.plan, *arguments, donate=(0,))
+            if self.sent == self.job.before:
+                protocol.need_counted(self.watch.name, self.carry.state.step, self.sent + rounds)
+            self.sent += rounds
+            self.waiting.append((news, count, self.sent))
+
+    def _next_chunk(self) -> tuple[int, int]:
+        """Its records and rounds."""
+        every, left = self.job.plan.record_every, self.last - self.sent
+        since = self.sent % every  # not 0 where a run goes on that ended between two records
+        most = min(self.pace.records, -(-left // every), max(1, plans.MOST_IN_CHUNK // every))
+        if self.job.feed:
+            most = min(most, self.job.feed.records)
+        count = 1 if since else most
+        return count, min(count * every - since, left)
+
+    def _read(self, bar: Progress) -> None:
+        """The oldest chunk's records."""
+        news, count, done = self.waiting.popleft()
+        self.log.extend(jax.device_get(news), done)
+        self.pace.finished(count)
+        bar.update(done, self.log.last_loss())
+        self._check()
+
+    def _check(self) -> None:
+        """Raises `Diverged` where a run that may not diverge did."""
+        if self.watch.learning_rate is not None:
+            self.log.check(self.watch.name, self.watch.learning_rate, partial(suspects.of, self.job))
+
+    def _ask(self) -> None:
+        """The run ends here if the user says so. Nothing is on its way."""
+        if self.watch.until and self.log.steps:
+            with self.stop.users_code():
+                if self.watch.until(self.log.history()):
+                    self.last = self.sent
+
+    def _save(self) -> None:
+        """What there is, where it is time to. Nothing is on its way."""
+        if self.checkpoint and self.log.steps and (self.checkpoint.due() or self.stop.asked or self.sent >= self.last):
+            self.checkpoint.save(self.carry, self.log.records())
+
+
+class _Pace:
+    """How many records the next chunk has: one at first, then as many as take about `_CHUNK_SECONDS`."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.records = 1
+        self.at = time.perf_counter()
+
+    def finished(self, count: int) -> None:
+        now = time.perf_counter()
+        wanted = count * _CHUNK_SECONDS / max(now - self.at, 1e-9)
+        self.records = max(1, min(self.most, 8 * count, int(wanted)))
+        self.at = now

@@ -1,0 +1,135 @@
+"""Batches from outside: checked, stacked by chunks of rounds, and put on the devices."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from dsgd import checks, workers
+from dsgd.base import PyTree
+from dsgd.engine.loop import Plan
+
+_ROUNDS = 16  # whose batches are on the devices at a time
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batches that tell who they are, as a run with a checkpoint needs them: it must not go on with others.
+
+    Args:
+        items: as `dsgd.run` takes them.
+        identity: what tells their sequence from any other, "CIFAR-10, shuffled with seed 3" say. Equal ones must give equal batches from
+            their beginning on.
+
+    Raises:
+        ValueError: an identity that is no text, or empty.
+    """
+
+    items: Iterable[PyTree]
+    identity: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.identity, str) or not self.identity.strip():
+            raise ValueError(f"batches with identity = {self.identity!r}: need a text that tells them from all others")
+
+    def __iter__(self) -> Iterator[PyTree]:
+        return iter(self.items)
+
+
+class Feed:
+    """Batches, one a round.
+
+    Args:
+        plan: of the run.
+        batches: as in `dsgd.run`.
+        rounds: of the run, whom they must suffice.
+
+    Attributes:
+        identity: what tells them from others; None where they do not say it.
+        first: the first of them, in shapes and types.
+        not_finite: the number of the first with an infinite or NaN element, so far; None where there was none.
+
+    Raises:
+        ValueError: there are none, or the first does not have the workers' axis.
+    """
+
+    def __init__(self, plan: Plan, batches: Iterable[PyTree], rounds: int) -> None:
+        if not isinstance(batches, Iterable):
+            raise ValueError(f"batches = {batches!r}: need an iterable of worker-stacked batches")
+        self.identity: str | None = getattr(batches, "identity", None)
+        self.records = max(1, _ROUNDS // plan.record_every)
+        self._plan = plan
+        self._rounds = rounds
+        self._taken = 0
+        self.not_finite: int | None = None
+        self._batches = iter(batches)
+        first = self._next(1)
+        self._kind: Any = None
+        self._check(0, first[0])
+        self.first = jax.eval_shape(lambda batch: batch, first[0])
+        self._batches = itertools.chain(first, self._batches)
+
+    def skip(self, rounds: int) -> None:
+        """Leaves out the next ones, of rounds that are done."""
+        skipped = sum(1 for _ in itertools.islice(self._batches, rounds))
+        self._taken += self._enough(skipped, rounds)
+
+    def take(self, rounds: int) -> PyTree:
+        """The next `rounds` batches, padded to the chunk's fixed length, on the devices."""
+        taken = self._next(rounds)
+        for i, batch in enumerate(taken, start=self._taken):
+            self._check(i, batch)
+        self._taken += rounds
+        taken += [taken[-1]] * (self.records * self._plan.record_every - rounds)
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *taken)
+        if self.not_finite is None:
+            self.not_finite = _first_not_finite(stacked, self._taken - rounds)
+        return jax.device_put(stacked, NamedSharding(self._plan.mesh, P(None, workers.AXIS)))
+
+    def _next(self, rounds: int) -> list[PyTree]:
+        taken = list(itertools.islice(self._batches, rounds))
+        self._enough(len(taken), rounds)
+        return taken
+
+    def _enough(self, there: int, needed: int) -> int:
+        if there < needed:
+            raise ValueError(f"batches ended after round {self._taken + there}: need one for each of the {self._rounds} rounds")
+        return needed
+
+    def _check(self, i: int, batch: PyTree) -> None:
+        if not jax.tree.leaves(batch):
+            raise ValueError(f"batches: batch {i} = {checks.shown(batch)} has no arrays; need leaves [N, ...]")
+        for leaf in jax.tree.leaves(batch):
+            if not checks.is_numeric(leaf):
+                raise ValueError(f"batches: batch {i} has the leaf {checks.shown(leaf)}; need arrays of numbers [N, ...]")
+            if np.ndim(leaf) < 1 or np.shape(leaf)[0] != self._plan.N:
+                where = f"batches: batch {i} has a leaf of shape {np.shape(leaf)}"
+                raise ValueError(f"{where}; need the leading axis of the {self._plan.N} workers")
+        kind = _kind(batch)
+        self._kind = self._kind or kind
+        if kind != self._kind:
+            raise ValueError(f"batches: batch {i} is {kind}, the first was {self._kind}; need equal structures, shapes and types")
+
+
+def _first_not_finite(stacked: PyTree, first: int) -> int | None:
+    """The number of the batch, counted from `first`."""
+    with np.errstate(all="ignore"):
+        sums = [  # faster than to look at each element
+            np.sum(leaf, axis=tuple(range(1, leaf.ndim)), dtype=jnp.promote_types(leaf.dtype, jnp.float32))
+            for leaf in jax.tree.leaves(stacked)
+            if jnp.issubdtype(leaf.dtype, jnp.floating)
+        ]
+    suspects = {first + int(i) for total in sums for i in np.flatnonzero(~np.isfinite(total))}
+    return min(suspects, default=None)
+
+
+def _kind(batch: PyTree) -> Any:
+    return jax.tree.structure(batch), [(np.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(batch)]

@@ -1,0 +1,101 @@
+"""What tells one run from another on disk: what it computes, from which data, keys, hyperparameters and start."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from dsgd import workers
+from dsgd.base import PyTree
+from dsgd.engine import loop, programs
+from dsgd.engine.jobs import Job
+
+PROGRAM = "program"
+_TOOLS = {"platform", "jax"}  # which matter where they lower to another program
+
+
+def of(job: Job) -> dict[str, str]:
+    """What the run is, by name: equal where it is the same run, whatever its rounds, its devices' number and the chunks it is cut into.
+
+    Raises:
+        ValueError: batches from outside that do not tell who they are.
+    """
+    plan = job.plan
+    return {
+        "method": job.algorithm.name,
+        **_hyperparameters(job),
+        "problem": job.problem.name,
+        "workers": str(plan.N),
+        "batch_size": str(job.problem.batch_size),
+        "data": _digest((job.problem.data, job.problem.shared)),
+        "batches": _batches(job),
+        "seeds": str(job.keys.shape[0] if plan.runs else None),
+        "record_every": str(plan.record_every),
+        "cluster": plan.cluster.name if plan.cluster else "None",
+        "key": _digest(job.keys),
+        "start": "None" if job.start is None else _digest(job.start),
+        "platform": plan.mesh.devices.flat[0].platform,
+        "jax": jax.__version__,
+        PROGRAM: _program(job),
+    }
+
+
+def differences(there: dict[str, str], here: dict[str, str]) -> str:
+    """What differs, for people; empty where nothing does, or only what the program shows to be of no effect."""
+    differ = [name for name in here if there.get(name) != here[name]]
+    if PROGRAM not in differ:
+        differ = [name for name in differ if name not in _TOOLS]
+    named = [f"{name} = {there.get(name)} there, {here[name]} here" for name in differ if name != PROGRAM]
+    if named or not differ:
+        return "; ".join(named)
+    return "it computes something else: another hyperparameter, schedule, topology, loss or version of the code"
+
+
+def _hyperparameters(job: Job) -> dict[str, str]:
+    if job.points:
+        return {f"grid {name}": f"{np.asarray(values).tolist()}" for name, values in job.points.items()}
+    return {"step size": f"{job.algorithm.learning_rate:.9g}"}
+
+
+def _batches(job: Job) -> str:
+    if job.feed is None:
+        return "None"
+    if job.feed.identity is None:
+        raise ValueError(
+            "a checkpoint of a run with batches that do not tell who they are, and so might be others the next time;"
+            " need an attribute `identity`, dsgd.Batches(batches, 'CIFAR-10, shuffled with seed 3'), say"
+        )
+    return job.feed.identity
+
+
+def _program(job: Job) -> str:
+    """The start and the loop, lowered for one device and chunks of one record."""
+    one = Mesh(job.plan.mesh.devices.ravel()[:1], (workers.AXIS,))
+    plan = job.plan._replace(mesh=one, capacity=1)
+    points, keys, data, shared = jax.eval_shape(lambda *arrays: arrays, job.points, job.keys, job.problem.data, job.problem.shared)
+    batches = None if job.feed is None else jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), job.feed.first)
+    carry = jax.eval_shape(partial(loop.start, plan), points, keys)
+    number = jax.ShapeDtypeStruct((), jnp.int32)
+    start = programs.text(loop.start, plan, points, keys)
+    advance = programs.text(loop.advance, plan, carry, points, keys, data, shared, batches, number, number, number)
+    return hashlib.sha256((start + advance).encode()).hexdigest()[:16]
+
+
+def on_host(leaf: Any) -> np.ndarray:
+    """The array, of keys their data."""
+    return np.asarray(jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf)
+
+
+def _digest(tree: PyTree) -> str:
+    sha = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        array = on_host(leaf)
+        sha.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
+        sha.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return sha.hexdigest()[:16]

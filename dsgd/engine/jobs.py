@@ -1,0 +1,55 @@
+"""What `run` and `sweep` ask of the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+
+from dsgd.base import Algorithm, Problem, State
+from dsgd.engine.feed import Feed
+from dsgd.engine.history import History
+from dsgd.engine.loop import Plan
+
+
+class Job(NamedTuple):
+    """A run, or all runs of a sweep.
+
+    Args:
+        plan: its static side.
+        algorithm: the method; of a sweep that of the first point.
+        problem: with its arrays.
+        points: hyperparameters by name, `[grid]` each; {} where there is no grid.
+        keys: one a run, `[seeds?]`.
+        steps: rounds.
+        feed: batches from outside, or None.
+        start: where another run ended; None: the method's own start.
+        before: rounds that the start has behind it.
+    """
+
+    plan: Plan
+    algorithm: Algorithm
+    problem: Problem
+    points: dict[str, jax.Array]
+    keys: jax.Array
+    steps: int
+    feed: Feed | None = None
+    start: State | None = None
+    before: int = 0
+
+
+class Watch(NamedTuple):
+    """What the driver shows, and what makes it stop.
+
+    Args:
+        name: of the method.
+        progress: show a bar.
+        learning_rate: for the error message; None: runs may diverge (a sweep goes on).
+        until: of the history so far, whether it is enough.
+    """
+
+    name: str
+    progress: bool
+    learning_rate: float | None
+    until: Callable[[History], bool] | None = None

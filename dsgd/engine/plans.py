@@ -1,0 +1,86 @@
+"""The door of `run`, `sweep` and `compile_round`: what does not fit together is refused, and what is let in is Python's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from dsgd import checks, workers
+from dsgd.base import Algorithm, Problem
+from dsgd.clusters import Cluster
+from dsgd.engine import loop, protocol
+
+_ROOM = 1 << 14  # records of all runs in one chunk
+MOST_ROUNDS = (1 << 31) - 1  # `State.step` is an int32
+MOST_IN_CHUNK = 1 << 30  # rounds, so that sums of two such numbers are int32, too
+
+
+@dataclass(frozen=True)
+class Always:
+    """A factory without hyperparameters. Equal where the algorithm is the same, so that a second run does not compile again."""
+
+    algorithm: Algorithm
+
+    def __call__(self, point: dict[str, jax.Array]) -> Algorithm:
+        return self.algorithm
+
+
+def make_plan(
+    build: Any, problem: Problem, mesh: Mesh | int | None, *, runs: int, size: int, record_every: int, cluster: Cluster | None = None
+) -> loop.Plan:
+    """The static side of a run of `size` independent runs."""
+    record_every = checks.positive_int("record_every", record_every)
+    if record_every > MOST_IN_CHUNK:
+        raise ValueError(f"record_every = {record_every}: need at most 2^30")
+    if not isinstance(mesh, Mesh):
+        mesh = workers.mesh(None if mesh is None else checks.positive_int("mesh", mesh))
+    N = problem.workers
+    if N % mesh.size:
+        divisors = [d for d in range(1, mesh.size + 1) if N % d == 0]
+        hint = f"mesh={divisors[-1]}, say"
+        raise ValueError(f"{N} workers on {mesh.size} devices: need a number of devices that divides {N}: {hint}")
+    capacity = max(1 << 8, _ROOM // (1 << (size - 1).bit_length()))
+    return loop.Plan(build, loop.without_arrays(problem), mesh, N, runs, record_every, capacity, cluster)
+
+
+def check_steps(steps: Any, before: int = 0) -> int:
+    """The number of rounds, after those `before`.
+
+    Raises:
+        ValueError: it is no positive integer, or `State.step` could not count so many.
+    """
+    steps = checks.positive_int("steps", steps)
+    if before + steps > MOST_ROUNDS:
+        after = f" after round {before}" if before else ""
+        raise ValueError(f"steps = {steps}{after}: need fewer than 2^31 rounds in all, which are counted in int32")
+    return steps
+
+
+def check_runnable(algorithm: Algorithm, problem: Problem, key: jax.Array, cluster: Cluster | None = None) -> None:
+    """Raises a ValueError where they do not fit together: the method or the cluster is for another N, leaves of the data differ in N, or
+    parameters are not floating point."""
+    if not isinstance(algorithm, Algorithm):
+        raise ValueError(f"algorithm = {algorithm!r}: need a dsgd.Algorithm, algorithms.minibatch_sgd(optax.sgd(0.1)), say")
+    if not isinstance(problem, Problem):
+        raise ValueError(f"problem = {problem!r}: need a dsgd.Problem, problems.logistic_regression(), say")
+    N = problem.workers
+    if algorithm.workers not in (None, N):
+        raise ValueError(f"{algorithm.name} is built for {algorithm.workers} workers, {problem.name} has {N}; need the same number")
+    if cluster is not None:
+        if not isinstance(cluster, Cluster):
+            raise ValueError(f"cluster = {cluster!r}: need a dsgd.clusters.Cluster, clusters.Cluster(clusters.constant(1.0)), say")
+        cluster.need_workers(N)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(problem.data):
+        if np.ndim(leaf) < 1 or np.shape(leaf)[0] != N:
+            where = jax.tree_util.keystr(path)
+            raise ValueError(f"{problem.name}: data{where} has shape {np.shape(leaf)}; need the leading axis of the {N} workers")
+    params = protocol.parameters(problem)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            where = jax.tree_util.keystr(path) or "they"
+            raise ValueError(f"{problem.name}: parameters must be floating point, but {where} has dtype {leaf.dtype}")

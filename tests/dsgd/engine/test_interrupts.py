@@ -1,0 +1,129 @@
+"""Ctrl-C and SIGTERM: a run ends soon, and what it has is kept."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import algorithms
+import dsgd
+from dsgd.engine import interrupts
+
+FOREVER = 2_000_000_000
+SIGNALS = [signal.SIGINT, signal.SIGTERM]
+
+
+def factory(learning_rate: float) -> dsgd.Algorithm:
+    return algorithms.minibatch_sgd(optax.sgd(learning_rate))
+
+
+METHOD = factory(0.1)
+
+
+@pytest.fixture(autouse=True)
+def handlers_are_put_back() -> Iterator[None]:
+    before = [signal.getsignal(number) for number in SIGNALS]
+    yield
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+@contextmanager
+def sent(number: signal.Signals, after: float) -> Iterator[None]:
+    """That signal reaches this process so many seconds from now; it must have an effect within three."""
+    assert threading.current_thread() is threading.main_thread()
+    assert signal.getsignal(number) != signal.SIG_IGN
+    timer, begin = threading.Timer(after, os.kill, (os.getpid(), number)), time.monotonic()
+    timer.start()
+    with interrupts.terminable():  # if it came before the run, this process would end
+        yield
+    timer.cancel()
+    assert time.monotonic() - begin < after + 3
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_run_ends_with_its_history_and_its_checkpoint(number, problem, mesh, key, tmp_path):
+    options = {"key": key, "mesh": mesh, "record_every": 1_000}
+    dsgd.run(METHOD, problem, steps=1, **options)  # compiled
+    with sent(number, 0.5), pytest.raises(dsgd.Interrupted, match=r"minibatch_sgd: interrupted after round (\d+) ") as stopped:
+        dsgd.run(METHOD, problem, steps=FOREVER, checkpoint=tmp_path, **options)
+    assert isinstance(stopped.value, KeyboardInterrupt)
+    done = int(stopped.value.history["step"][-1])
+    assert f"after round {done} " in str(stopped.value)
+    with np.load(tmp_path / "dsgd-run.npz") as saved:
+        assert saved["records/step"][-1] == done
+    resumed = dsgd.run(METHOD, problem, steps=done, checkpoint=tmp_path, **options)
+    for name, values in resumed.history.items():
+        np.testing.assert_array_equal(values, stopped.value.history[name])
+
+
+def test_a_sweep_ends_with_its_history_and_goes_on_from_its_checkpoint(problem, mesh, key, tmp_path):
+    options = {"key": key, "mesh": mesh, "seeds": 2, "record_every": 1_000, "learning_rate": [0.01, 0.1, 0.2]}
+    dsgd.sweep(factory, problem, steps=1, **options)
+    with sent(signal.SIGTERM, 0.5), pytest.raises(dsgd.Interrupted) as stopped:
+        dsgd.sweep(factory, problem, steps=FOREVER, checkpoint=tmp_path, **options)
+    done = int(stopped.value.history["step"][-1])
+    assert stopped.value.history["loss"].shape == (3, 2, len(stopped.value.history["step"]))
+    resumed = dsgd.sweep(factory, problem, steps=done + 2_000, checkpoint=tmp_path, **options)
+    straight = dsgd.sweep(factory, problem, steps=done + 2_000, **options)
+    for name, values in straight.history.items():
+        np.testing.assert_array_equal(resumed.history[name], values)
+    np.testing.assert_array_equal(resumed.params, straight.params)
+    with pytest.raises(ValueError, match=r"grid learning_rate = \[0.0\d+, .*\] there, \[0.5\] here"):
+        dsgd.sweep(factory, problem, steps=FOREVER, checkpoint=tmp_path, **(options | {"learning_rate": [0.5]}))
+
+
+def test_batches_that_never_come_are_not_waited_for(problem, mesh, key):
+    def batches():
+        yield jax.tree.map(np.asarray, problem.data)
+        time.sleep(60)
+
+    with sent(signal.SIGINT, 0.3), pytest.raises(dsgd.Interrupted, match="after round 1 ") as stopped:
+        dsgd.run(METHOD, problem, steps=FOREVER, key=key, mesh=mesh, batches=batches())
+    np.testing.assert_array_equal(stopped.value.history["step"], [0, 1])
+
+
+def test_the_third_signal_does_not_wait():
+    with interrupts.Stop() as stop:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+            assert stop.asked
+        with pytest.raises(KeyboardInterrupt, match="SIGINT"):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_what_is_ignored_stays_ignored(monkeypatch):
+    """As nohup would have it."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with interrupts.Stop() as stop, interrupts.terminable():
+            signal.raise_signal(signal.SIGTERM)
+        assert not stop.asked
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_other_threads_leave_signals_alone(problem, mesh, key):
+    ends, before = [], signal.getsignal(signal.SIGINT)
+
+    def work():
+        with interrupts.Stop():
+            ends.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert ends == [before]
+
+
+def test_in_a_script_sigterm_is_as_ctrl_c():
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM"), interrupts.terminable():
+        signal.raise_signal(signal.SIGTERM)
