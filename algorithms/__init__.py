@@ -73,7 +73,7 @@ def make(name: str, optimizer: optax.GradientTransformation, workers: int) -> Al
         ValueError: an unknown name.
     """
     if name not in ALGORITHMS:
-        raise ValueError(f"make: name = {name!r}: need one of {', '.join(ALGORITHMS)}")
+        raise ValueError(f"make: unknown method {name!r}: need one of {', '.join(ALGORITHMS)}")
     return ALGORITHMS[name](optimizer, checks.positive_int("make: workers", workers))
 
 

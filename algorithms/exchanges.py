@@ -206,13 +206,17 @@ def need_two(method: str, up: Compressor, down: Compressor) -> None:
         raise ValueError(f"{method} with {up.name} up and {down.name} down: need both layer by layer, or both of compressors.whole_model")
 
 
-def need_contraction(method: str, compressor: Compressor, vectors: PyTree) -> None:
-    """Raises a ValueError where the compressor states no contraction for vectors of these lengths, leaves `[..., d]`."""
+def need_contraction(method: str, compressor: Compressor, vectors: PyTree, insist: str = "") -> None:
+    """Raises a ValueError where the compressor states no contraction for vectors of these lengths, leaves `[..., d]`.
+
+    Args:
+        insist: how to take it all the same, of methods that let one.
+    """
     for leaf in jax.tree.leaves(vectors):
         if compressor.delta(leaf.shape[-1]) is None:
             raise ValueError(
                 f"{method} with {compressor.name}, which states no contraction for vectors of {leaf.shape[-1]} elements: "
-                "need one that does; compressors.contraction makes one of any that is unbiased"
+                f"need one that does; compressors.contraction makes one of any that is unbiased{insist and f' (or {insist})'}"
             )
 
 

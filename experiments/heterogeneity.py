@@ -118,7 +118,7 @@ def main(args: Args) -> None:
 
 
 def for_d2(W: dsgd.Topology) -> dsgd.Topology:
-    """W, or 0.9 W + 0.1 I where W has an eigenvalue near or below -1/3, with which D2 does not converge."""
+    """W, or 0.9 W + 0.1 I where W has an eigenvalue near or below -1/3, for which D2 has no guarantee."""
     if W.smallest_eigenvalue > -0.3:
         return W
     return topologies.from_matrix(0.9 * W.W + 0.1 * np.eye(W.n), f"0.9 {W.name}")

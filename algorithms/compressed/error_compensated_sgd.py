@@ -30,7 +30,9 @@ class Memory(NamedTuple):
 
 
 @checks.arguments
-def error_compensated_sgd(optimizer: optax.GradientTransformation, up: Compressor, down: Compressor) -> Algorithm:
+def error_compensated_sgd(
+    optimizer: optax.GradientTransformation, up: Compressor, down: Compressor, *, allow_expanding: bool = False
+) -> Algorithm:
     r"""EC-SGD: workers and servers add to what they send what compression has left out of it before.
 
     $$ v_t^{(n)} = g_n(x_t) + \delta_{t-1}^{(n)}, \qquad \delta_t^{(n)} = v_t^{(n)} - Q(v_t^{(n)}) \tag{3.10, 3.11} $$
@@ -41,12 +43,15 @@ def error_compensated_sgd(optimizer: optax.GradientTransformation, up: Compresso
 
     Args:
         optimizer: the step; `optax.sgd(gamma)` is the equation.
-        up: Q of the workers, biased or not. What it leaves out must not grow: it should state a `delta`, which
-            `compressors.contraction` makes of any unbiased one.
+        up: Q of the workers, biased or not, a contraction, so that what it leaves out cannot grow; `compressors.contraction` makes one
+            of any unbiased one.
         down: Q of the servers, likewise.
+        allow_expanding: take compressors that state no contraction, with which the errors may grow without bound: Lemma 3.4.1 holds, but
+            $\tilde x$ may leave $x$ behind.
 
     Raises:
-        ValueError: no compressor, or one layer by layer, the other of the whole model.
+        ValueError: no compressor, or one layer by layer, the other of the whole model; at the start, one that states no contraction for
+            a part, without `allow_expanding`.
 
     Source: Liu and Zhang, section 3.3; Tang et al., "DoubleSqueeze", 2019. Departure: N servers, each of one part, as in section 3.1.2,
     where the equations have one.
@@ -56,6 +61,8 @@ def error_compensated_sgd(optimizer: optax.GradientTransformation, up: Compresso
     def init(params, N):
         nothing = exchanges.cut(workers.stack(jax.tree.map(jnp.zeros_like, params), N), N, up)
         served = jax.tree.map(lambda leaf: leaf[:, 0], nothing)
+        for compressor in () if allow_expanding else (up, down):
+            exchanges.need_contraction("error_compensated_sgd", compressor, served, insist="allow_expanding=True")
         memory = Memory(nothing, served, exchanges.start(up, nothing), exchanges.start(down, served))
         return State(jnp.int32(0), server=optimizers.start(optimizer, params), workers=memory)
 

@@ -19,6 +19,7 @@ from dsgd.compressors.sizes import fixed_size
 from dsgd.graphs.topology import Topology
 from theory_checks.machinery import instances, moments, runs
 from theory_checks.machinery.rates import Rate
+from theory_checks.statements.error_compensated_sgd import any_compressor
 
 METHODS = ("GD", "SGD", "mb-SGD", "CSGD", "EC-SGD", "ASGD", "DSGD", "EF21")
 MARKERS = "osD^vPX*"  # one a method, as colours in figures
@@ -169,7 +170,7 @@ def _compressed(problem: Problem, effect, compressor: Compressor, via, exact, bo
 
 def error_compensated_sgd(problem: Problem, compression: float) -> Method:
     """EC-SGD, where what each message leaves out has the mean square sigma'^2 = `compression`^2."""
-    method, N = algorithms.error_compensated_sgd, problem.workers
+    method, N = any_compressor, problem.workers
     constants = _constants(problem, "noise") | {"workers": N, "compression": compression}
     exact = _affine(moments.with_compressors(method), problem, compression=compression, messages=N * N + N)
     compressor = dithered(problem, compression)

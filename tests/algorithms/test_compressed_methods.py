@@ -27,7 +27,7 @@ STEP = optax.sgd(LEARNING_RATE)
 METHODS: dict[str, Callable[[optax.GradientTransformation, dsgd.Compressor], dsgd.Algorithm]] = {
     "csgd": lambda optimizer, Q: compressed_sgd(optimizer, Q, allow_biased=True),
     "csgd-ring": lambda optimizer, Q: compressed_sgd(optimizer, Q, via="ring", allow_biased=True),
-    "ec-sgd": lambda optimizer, Q: error_compensated_sgd(optimizer, Q, Q),
+    "ec-sgd": lambda optimizer, Q: error_compensated_sgd(optimizer, Q, Q, allow_expanding=True),
     "ef21": lambda optimizer, Q: ef21(optimizer, Q, Q),
 }
 
@@ -229,7 +229,7 @@ def test_compressed_sgd_is_equation_3_4_or_3_5(via, exchange, name):
 def test_error_compensated_sgd_is_equations_3_10_to_3_14(up, down):
     with jax.enable_x64(True):
         problem = exact()
-        states = drive(error_compensated_sgd(STEP, LOSSY[up][0], LOSSY[down][0]), problem).states
+        states = drive(error_compensated_sgd(STEP, LOSSY[up][0], LOSSY[down][0], allow_expanding=True), problem).states
         memory = states.workers
         got = {"x": states.server.params, "delta_worker": join(memory.worker, D), "delta_server": join(memory.server, D)}
         compare(got, double_squeeze(problem, LOSSY[up][1], LOSSY[down][1]), up, down)
@@ -393,7 +393,7 @@ def test_lemma_3_4_1_holds_for_every_compressor(compressor, layered):
     with jax.enable_x64(True):
         problem = problems.random_quadratic(N, 25, heterogeneity=1.0, noise=0.5, seed=2)
         problem = layers(problem) if layered else problem
-        run = drive(error_compensated_sgd(optax.sgd(gamma), compressor, compressor), problem, steps=4, compiled=EVEN)
+        run = drive(error_compensated_sgd(optax.sgd(gamma), compressor, compressor, allow_expanding=True), problem, steps=4, compiled=EVEN)
     memory = whole_of_parts(run.states.workers.server) + whole_of_parts(run.states.workers.worker).mean(axis=1)
     ahead = whole(run.states.server.params, 1) - gamma * memory
     scale = max(1.0, np.abs(memory).max())
@@ -678,16 +678,24 @@ def test_layers_one_way_and_the_whole_model_the_other_are_refused(method):
     method(STEP, one_vector, one_vector)
 
 
-def test_ef21_refuses_a_compressor_that_is_no_contraction_of_its_parts():
+@pytest.mark.parametrize("method", [error_compensated_sgd, ef21], ids=lambda method: method.__name__)
+def test_a_compressor_that_is_no_contraction_of_its_parts_is_refused(method):
     """25 elements are parts of 9 for three servers. Biases of 7 are parts of 3, of which omega = 1/2 leaves a contraction, and weights
     of 18 parts of 6, of which omega = 2 leaves none."""
     rough = compressors.random_quantization(1)
     for up, down in ((rough, compressors.identity), (compressors.identity, rough)):
-        with pytest.raises(ValueError, match=r"ef21 with random_quantization\(1\), .* vectors of 9 elements: .*compressors\.contraction"):
-            ef21(STEP, up, down).init(jnp.zeros(25), N)
+        with pytest.raises(ValueError, match=rf"{method.__name__} with random_quantization\(1\), .* vectors of 9 elements: .*contraction"):
+            method(STEP, up, down).init(jnp.zeros(25), N)
         with pytest.raises(ValueError, match=r"vectors of 6 elements"):
-            ef21(STEP, up, down).init({"biases": jnp.zeros(7), "weights": jnp.zeros((3, 6))}, N)
-        ef21(STEP, up, down).init(jnp.zeros(7), N)
+            method(STEP, up, down).init({"biases": jnp.zeros(7), "weights": jnp.zeros((3, 6))}, N)
+        method(STEP, up, down).init(jnp.zeros(7), N)
+
+
+def test_error_compensated_sgd_takes_one_that_is_none_from_those_who_insist():
+    rough = compressors.random_quantization(1)
+    with pytest.raises(ValueError, match=r"which states no contraction .* \(or allow_expanding=True\)"):
+        error_compensated_sgd(STEP, rough, rough).init(jnp.zeros(25), N)
+    error_compensated_sgd(STEP, rough, rough, allow_expanding=True).init(jnp.zeros(25), N)
 
 
 @pytest.mark.parametrize("method", METHODS)

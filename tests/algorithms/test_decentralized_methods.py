@@ -789,11 +789,22 @@ def test_methods_that_remember_what_gossip_did_refuse_a_schedule(name):
 def test_d2_refuses_an_eigenvalue_at_or_below_minus_a_third():
     """At -1/3 one of the recursion's roots is -1."""
     for graph in (RING, topologies.ring(8), topologies.hypercube(3)):
-        need = r"whose W has the eigenvalue -0\.\d+: need all above -1/3, .*weights=topologies\.lazy"
+        need = r"whose W has the eigenvalue -0\.\d+, for which .*: need all above -1/3, .*weights=topologies\.lazy, or allow_unproven=True"
         with pytest.raises(ValueError, match=rf"^d2 on .*, {need}"):
             d2(STEP, graph)
     d2(STEP, topologies.ring(8, topologies.lazy))
     d2(STEP, topologies.ring(7))
+
+
+def test_d2_at_minus_a_third_goes_on_below_it_diverges(mesh):
+    """Curvature pulls the root -1 into the unit circle; below, it is outside where the curvature is small."""
+    cases = {"at": d2(STEP, RING, allow_unproven=True), "below": d2(STEP, topologies.hypercube(3), allow_unproven=True)}
+    on = {name: problems.random_quadratic(method.workers or 0, D, heterogeneity=2.0, seed=1) for name, method in cases.items()}
+    result = dsgd.run(cases["at"], on["at"], steps=2_000, key=jax.random.key(0), mesh=mesh, record_every=500)
+    np.testing.assert_allclose(result.params, on["at"].constants.minimizer, rtol=0, atol=1e-4)
+    assert result.history["consensus"][-1] < 1e-6
+    with pytest.raises(dsgd.Diverged):
+        dsgd.run(cases["below"], on["below"], steps=2_000, key=jax.random.key(0), mesh=mesh, record_every=500)
 
 
 def test_a_graph_in_two_parts_is_refused_before_any_method_sees_it():

@@ -8,8 +8,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+import algorithms
 from algorithms import delays
 
 KEY = jax.random.key(0)
@@ -83,7 +85,7 @@ REFUSED = {
     "delays.given: D of shape () and type int64: need integers": partial(delays.given, np.array(3)),
     "delays.given: D of shape (1, 1, 1) and type int64": partial(delays.given, np.zeros((1, 1, 1), int)),
     "delays.given: D of shape (2,) and type float64": partial(delays.given, np.zeros(2)),
-    "asynchronous_sgd: delays = 4: need one of algorithms.delays, delays.constant(4), say": partial(delays.need, "asynchronous_sgd", 4),
+    "asynchronous_sgd: delays = 4: need one of algorithms.delays": partial(algorithms.asynchronous_sgd, optax.sgd(0.1), 4),
     "delays.given: D for 2 parts, but the model has 3: need the same number, or one D for all": (
         lambda: of(delays.given(np.zeros((1, 2), int)), 1, parts=3)
     ),

@@ -33,7 +33,7 @@ STEP = optax.sgd(0.1)
 METHODS: dict[str, Callable[[dsgd.Compressor], dsgd.Algorithm]] = {
     "csgd": lambda Q: compressed_sgd(STEP, Q, allow_biased=True),
     "csgd-ring": lambda Q: compressed_sgd(STEP, Q, via="ring", allow_biased=True),
-    "ec-sgd": lambda Q: error_compensated_sgd(STEP, Q, Q),
+    "ec-sgd": lambda Q: error_compensated_sgd(STEP, Q, Q, allow_expanding=True),
     "ef21": lambda Q: ef21(STEP, Q, Q),
 }
 SERVERS = {"all-to-all", "all-gather"}
@@ -212,7 +212,7 @@ def test_messages_of_random_size_travel_in_room_for_the_largest_and_tell_what_th
 
 def test_what_a_worker_tells_is_what_it_kept_for_others():
     """Its memory is what it has left out: the rest of its gradient has been sent, but for what it keeps for its own part."""
-    method = error_compensated_sgd(STEP, RANDOM, compressors.identity)
+    method = error_compensated_sgd(STEP, RANDOM, compressors.identity, allow_expanding=True)
     _, state, up, down = sent_and_told(method, long_vector())
     kept = (np.reshape(long_vector(), (N, N, LONG)) != np.asarray(state.workers.worker)).sum(axis=-1)
     bits = 32 + ELEMENT * kept
@@ -222,7 +222,7 @@ def test_what_a_worker_tells_is_what_it_kept_for_others():
 
 
 def test_what_a_server_tells_is_what_it_kept_for_each_worker():
-    method = error_compensated_sgd(STEP, compressors.identity, RANDOM)
+    method = error_compensated_sgd(STEP, compressors.identity, RANDOM, allow_expanding=True)
     _, state, up, down = sent_and_told(method, long_vector())
     means = np.mean(long_vector(), axis=0).reshape(N, LONG)
     kept = (np.abs(means - np.asarray(state.workers.server)) > 1e-6).sum(axis=-1)

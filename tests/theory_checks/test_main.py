@@ -126,7 +126,7 @@ def without_mean(optimizer):
 
 def without_memory(optimizer, up, down):
     """EC-SGD that forgets what it has left out."""
-    inner = algorithms.error_compensated_sgd(optimizer, up, down)
+    inner = algorithms.error_compensated_sgd(optimizer, up, down, allow_expanding=True)
 
     def update(key, state, gradients, round):
         after, info = inner.update(key, state, gradients, round)

@@ -117,7 +117,7 @@ def forgetful(part: str) -> Method:
         memory = after.workers
         return after._replace(workers=memory._replace(**{part: zeros(getattr(memory, part))}))
 
-    return edited(algorithms.error_compensated_sgd, forget)
+    return edited(error_compensated_sgd.any_compressor, forget)
 
 
 # --- Staleness.
