@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -33,6 +34,7 @@ def run(
     checkpoint: str | Path | None = None,
     start: Result | State | None = None,
     until: Callable[[History], bool] | None = None,
+    train_loss: bool = False,
     progress: bool = False,
 ) -> Result:
     """Runs a method on a problem for `steps` rounds, on every device of the mesh.
@@ -60,13 +62,16 @@ def run(
             clock, which begin at 0. What `start` is stays as it is.
         until: of the history so far, whether the run may end there. Asked after each chunk of about half a second, at least one record, and
             never within: how far a run goes depends on the machine. The history, the state and the checkpoint are of where it ended.
+        train_loss: have the loss on the drawn batches in the history, too: the mean over the workers that computed, each at its own model.
+            It is the gradients' own forward pass, and costs next to nothing; where the problem has its own `gradient`, a loss a round.
         progress: show a bar with rounds a second and the current loss.
 
     Returns:
         The last state, the history, and the model to take home. The history's arrays are `[seeds?, records]`: `loss`, `grad_sqnorm` (of
         the whole objective, at the model to take home), `consensus` ((1/N) sum |x_n - x|^2, 0 where there is one model), `bits` (sent and
         received so far, per worker), with a cluster `clock` (simulated seconds so far, when the last worker was done, or the last
-        update was), the problem's and the method's own scalars (of the record's last round; NaN before the first); and `step` `[records]`.
+        update was), the problem's and the method's own scalars (of the record's last round, as `train_loss`; NaN before the first); and
+        `step` `[records]`.
         The first record is the start, the last is after the last round.
 
     Raises:
@@ -83,7 +88,8 @@ def run(
     before = 0 if state is None else starts.rounds_of(state)
     steps, size = check_steps(steps, before), 1 if seeds is None else checks.positive_int("seeds", seeds)
     runs = 0 if seeds is None else 1
-    plan = make_plan(Always(algorithm), problem, mesh, runs=runs, size=size, record_every=record_every, cluster=cluster)
+    options: dict[str, Any] = {"record_every": record_every, "cluster": cluster, "train_loss": train_loss}
+    plan = make_plan(Always(algorithm), problem, mesh, runs=runs, size=size, **options)
     keys = jax.random.split(key, size) if runs else key
     feed = None if batches is None else Feed(plan, batches, steps)
     if until is not None and not callable(until):

@@ -37,6 +37,7 @@ def of(job: Job) -> dict[str, str]:
         "batches": _batches(job),
         "seeds": str(job.keys.shape[0] if plan.runs else None),
         "record_every": str(plan.record_every),
+        "train_loss": str(plan.train_loss),
         "cluster": plan.cluster.name if plan.cluster else "None",
         "key": _digest(job.keys),
         "start": "None" if job.start is None else _digest(job.start),

@@ -28,7 +28,7 @@ from dsgd.engine.clock import Clock
 from dsgd.wire import counts
 
 Records = dict[str, jax.Array]
-_BITS, _CLOCK = "bits", "clock"
+_BITS, _CLOCK, _TRAIN_LOSS = "bits", "clock", "train_loss"
 
 
 class Carry(NamedTuple):
@@ -50,6 +50,7 @@ class Plan(NamedTuple):
         record_every: rounds between records.
         capacity: records that one call of `advance` has room for.
         cluster: on which the run is simulated; None: it has no clock.
+        train_loss: whether the records have the loss on the drawn batches.
     """
 
     build: Callable[[dict[str, jax.Array]], Algorithm]
@@ -60,6 +61,7 @@ class Plan(NamedTuple):
     record_every: int
     capacity: int
     cluster: Cluster | None = None
+    train_loss: bool = False
 
 
 def without_arrays(problem: Problem) -> Problem:
@@ -250,8 +252,10 @@ def _as_float(leaf: jax.Array) -> jax.Array:
 
 def _round(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, batches, step) -> tuple[Carry, Records]:
     """One round; what it sent (all workers' bits, up and down), the time after it, and the method's own metrics."""
-    state, info, query = _gradients_and_update(plan, algorithm, key, carry, data, batches, step)
-    news = jax.tree.map(_as_float, info.metrics)
+    state, info, query, losses = _gradients_and_update(plan, algorithm, key, carry, data, batches, step)
+    if taken := {_BITS, _CLOCK, _TRAIN_LOSS} & set(info.metrics):
+        raise ValueError(f"{algorithm.name} has metrics {sorted(taken)}; need other names, these are the history's own")
+    news = jax.tree.map(_as_float, {**info.metrics, **losses})
     news |= {_BITS: counts.carry(workers.sum(counts.carry(info.bits_up + info.bits_down)))}
     if not isinstance(carry.clock, Clock):
         return Carry(state, ()), news
@@ -260,13 +264,20 @@ def _round(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, batches, s
     return Carry(state, after), {**news, _CLOCK: clock.digits(after)}
 
 
-def _gradients_and_update(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, batches, step) -> tuple[State, Info, Query]:
+def _gradients_and_update(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, batches, step) -> tuple[State, Info, Query, Records]:
+    """The round's method; last the mean of the workers' losses by name, where they are wanted."""
     this = _this_round(plan, key, carry, step)
     _, sample_key, update_key = _round_keys(key, step)
     query = algorithm.query(carry.state, this)
-    gradients = oracle.gradients(plan.problem, query, sample_key, data, plan.N, batches)
+    asked = (plan.problem, query, sample_key, data, plan.N, batches)
+    losses = {}
+    if plan.train_loss:
+        each, gradients = oracle.losses_and_gradients(*asked)
+        losses[_TRAIN_LOSS] = workers.mean(each) if query.workers is None else jnp.mean(each)
+    else:
+        gradients = oracle.gradients(*asked)
     state, info = algorithm.update(update_key, carry.state, gradients, this)
-    return state, info, query
+    return state, info, query, losses
 
 
 def _round_keys(key: jax.Array, step: jax.Array) -> jax.Array:

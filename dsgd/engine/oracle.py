@@ -11,7 +11,7 @@ from dsgd import workers
 from dsgd.base import Gradients, Params, Problem, PyTree, Query
 from dsgd.engine import protocol
 
-RESERVED = {"step", "clock", "bits", "grad_sqnorm", "consensus"}  # the history's own names
+RESERVED = {"step", "clock", "bits", "grad_sqnorm", "consensus", "train_loss"}  # the history's own names
 
 
 def gradients(problem: Problem, query: Query, key: jax.Array, data: PyTree, N: int, batches: PyTree = None) -> Gradients:
@@ -31,7 +31,26 @@ def gradients(problem: Problem, query: Query, key: jax.Array, data: PyTree, N: i
     Raises:
         ValueError: exact gradients, but the data come from outside.
     """
-    gradient = _gradient(problem)
+    return _asked(_gradient(problem), problem, query, key, data, N, batches)
+
+
+def losses_and_gradients(
+    problem: Problem, query: Query, key: jax.Array, data: PyTree, N: int, batches: PyTree = None
+) -> tuple[jax.Array, Gradients]:
+    """As `gradients`, and before them the losses on the same batches, `[n]` or `[k]`: the gradients' own forward pass, where the problem
+    has no gradient function of its own."""
+
+    def both(params, batch):
+        protocol.need_loss(problem, params, batch)
+        if problem.gradient is None:
+            return jax.value_and_grad(problem.loss)(params, batch)
+        return problem.loss(params, batch), _gradient(problem)(params, batch)
+
+    return _asked(both, problem, query, key, data, N, batches)
+
+
+def _asked(function: Callable, problem: Problem, query: Query, key: jax.Array, data: PyTree, N: int, batches: PyTree) -> PyTree:
+    """`function` of each worker's model and batch."""
     if query.exact and batches is not None:
         raise ValueError("a method that asks for exact gradients, with batches from outside: need a method on batches")
 
@@ -43,11 +62,11 @@ def gradients(problem: Problem, query: Query, key: jax.Array, data: PyTree, N: i
         return jax.vmap(problem.sample)(jax.vmap(lambda i: jax.random.fold_in(key, i))(ids), data)
 
     if query.workers is None:
-        return jax.vmap(gradient, (query.axis, 0))(query.params, draw(workers.ids(N), data, batches))
+        return jax.vmap(function, (query.axis, 0))(query.params, draw(workers.ids(N), data, batches))
     here, rows = workers.find(query.workers, N)
     data, batches = jax.tree.map(lambda leaf: leaf[rows], (data, batches))
     params = query.params if query.axis is None else jax.tree.map(lambda leaf: leaf[rows], query.params)
-    computed = jax.vmap(gradient, (query.axis, 0))(params, draw(query.workers, data, batches))
+    computed = jax.vmap(function, (query.axis, 0))(params, draw(query.workers, data, batches))
     return workers.select(here, computed)
 
 

@@ -31,7 +31,15 @@ class Always:
 
 
 def make_plan(
-    build: Any, problem: Problem, mesh: Mesh | int | None, *, runs: int, size: int, record_every: int, cluster: Cluster | None = None
+    build: Any,
+    problem: Problem,
+    mesh: Mesh | int | None,
+    *,
+    runs: int,
+    size: int,
+    record_every: int,
+    cluster: Cluster | None = None,
+    train_loss: bool = False,
 ) -> loop.Plan:
     """The static side of a run of `size` independent runs."""
     record_every = checks.positive_int("record_every", record_every)
@@ -45,7 +53,7 @@ def make_plan(
         hint = f"mesh={divisors[-1]}, say"
         raise ValueError(f"{N} workers on {mesh.size} devices: need a number of devices that divides {N}: {hint}")
     capacity = max(1 << 8, _ROOM // (1 << (size - 1).bit_length()))
-    return loop.Plan(build, loop.without_arrays(problem), mesh, N, runs, record_every, capacity, cluster)
+    return loop.Plan(build, loop.without_arrays(problem), mesh, N, runs, record_every, capacity, cluster, bool(train_loss))
 
 
 def check_steps(steps: Any, before: int = 0) -> int:

@@ -108,6 +108,7 @@ def sweep(
     record_every: int = 1,
     mesh: Mesh | int | None = None,
     checkpoint: str | Path | None = None,
+    train_loss: bool = False,
     progress: bool = False,
     **grids: Any,
 ) -> Sweep:
@@ -121,7 +122,7 @@ def sweep(
     Args:
         factory: keyword arguments -> Algorithm. It sees scalars of the trace: it must not branch on their values, and an integer that sets
             a shape (bits, a number of workers) cannot be swept.
-        problem, steps, key, batches, cluster, record_every, mesh, checkpoint, progress: as in `dsgd.run`.
+        problem, steps, key, batches, cluster, record_every, mesh, checkpoint, train_loss, progress: as in `dsgd.run`.
         seeds: R runs for each point, with the keys `jax.random.split(key, R)`.
         grids: values by argument name, each a sequence of numbers.
 
@@ -138,7 +139,8 @@ def sweep(
     shape = tuple(len(values) for values in grid.values())
     points = {name: jnp.asarray(axis.ravel()) for name, axis in zip(grid, np.meshgrid(*grid.values(), indexing="ij"), strict=True)}
     size = int(np.prod(shape)) * seeds
-    plan = make_plan(_FromPoint(factory), problem, mesh, runs=2, size=size, record_every=record_every, cluster=cluster)
+    options: dict[str, Any] = {"record_every": record_every, "cluster": cluster, "train_loss": train_loss}
+    plan = make_plan(_FromPoint(factory), problem, mesh, runs=2, size=size, **options)
     feed = None if batches is None else Feed(plan, batches, steps)
     watch = Watch(example.name, progress, learning_rate=None)
     job = Job(plan, example, problem, points, jax.random.split(key, seeds), steps, feed)

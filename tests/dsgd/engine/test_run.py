@@ -165,6 +165,41 @@ def test_a_methods_own_scalars_are_in_the_history(problem, mesh, key):
     np.testing.assert_array_equal(history["squared_step"], [[np.nan, 1, 9, 25]] * 2)
 
 
+def test_train_loss_is_that_of_the_drawn_batches(mesh, key):
+    """Batches from outside, by hand; also on two devices, with sparse records, and with a gradient of the problem's own."""
+    problem, method = own_problem(), algorithms.minibatch_sgd(optax.sgd(0.1))
+    inputs, targets = map(np.asarray, problem.data)
+    batches = [(inputs[:, at], targets[:, at]) for at in np.random.default_rng(0).integers(0, 20, (6, 5))]
+    options = {"steps": 6, "key": key, "batches": batches, "train_loss": True}
+    history = dsgd.run(method, problem, mesh=mesh, **options).history
+    plain = dsgd.run(method, problem, mesh=mesh, **(options | {"train_loss": False})).history
+    assert history.keys() - plain.keys() == {"train_loss"}
+    np.testing.assert_allclose(history["loss"], plain["loss"], rtol=1e-5)
+    assert np.isnan(history["train_loss"][0])
+    model = np.zeros(3)
+    for batch, told in zip(batches, history["train_loss"][1:], strict=True):
+        errors = batch[0].astype(np.float64) @ model - batch[1]
+        np.testing.assert_allclose(told, np.mean(errors**2), rtol=1e-4)
+        model = model - 0.1 * np.mean([2 * errors[n] @ batch[0][n] / 5 for n in range(N)], axis=0)
+    alone = problem._replace(gradient=jax.grad(problem.loss))
+    for other, devices, every in ((problem, 2, 1), (problem, 1, 4), (alone, 1, 1)):
+        again = dsgd.run(method, other, mesh=devices, record_every=every, **options).history
+        np.testing.assert_allclose(again["train_loss"], history["train_loss"][again["step"]], rtol=1e-4)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_train_loss_of_one_worker_is_its_own(devices, key):
+    """SGD asks one worker: each has a loss of its own, and no gradient."""
+    problem = dsgd.Problem(
+        init=lambda key: jnp.zeros(2),
+        loss=lambda params, batch: 0.0 * jnp.sum(params) + batch,
+        data=jnp.arange(1.0, 5.0),
+        sample=lambda key, mine: mine,
+    )
+    history = dsgd.run(algorithms.sgd(optax.sgd(0.1)), problem, steps=60, key=key, mesh=devices, train_loss=True).history
+    assert set(history["train_loss"][1:]) == {1.0, 2.0, 3.0, 4.0}
+
+
 def test_float64_problems_run_in_float64(mesh, key):
     with jax.enable_x64(True):
         problem = problems.random_quadratic(N, 3, seed=0)

@@ -105,6 +105,12 @@ def test_bad_options_are_refused(options, message, problem, mesh, key):
         dsgd.sweep(factory, problem, **{"steps": 3, "key": key, "mesh": mesh, **options})
 
 
+def test_train_loss_of_every_point_is_in_the_history(problem, mesh, key):
+    swept = dsgd.sweep(factory, problem, steps=5, key=key, seeds=2, mesh=mesh, train_loss=True, learning_rate=[0.1, 0.2])
+    assert swept.history["train_loss"].shape == (2, 2, 6)
+    assert (swept.history["train_loss"][0, :, 2:] != swept.history["train_loss"][1, :, 2:]).all()
+
+
 def test_tail_mean_is_of_the_last_tenth():
     values = np.arange(30.0)[None, :]
     assert dsgd.tail_mean(values) == np.mean([27, 28, 29])
