@@ -213,7 +213,7 @@ def knee_of(full: Saturation) -> int:
 
 def tabulate(args: Args, where: str, tuned: dict[str, common.Tuned], stale: dict[str, np.ndarray], target: float) -> Table:
     """Cost to the target, one row a method."""
-    title = f"{where}: to loss {target:.2g} on {args.workers} workers, {args.seeds} seeds"
+    title = f"{where}: to loss {target:.2g} on {args.workers} workers, {common.runs(args.seeds)}"
     signs = "*: at an edge of the grid of step sizes. -: not reached."
     table = Table(title=title, caption=f"{signs}\nstaleness: mean and largest, in updates, of a run of its own.")
     table.add_column("method", no_wrap=True)
@@ -253,7 +253,7 @@ def draw(
     above.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
     draw_saturation(common.panels(below, 2, sharey=False), full, saturation_point(args, bits))
     switch = f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s, gradients of {args.compute * 1e3:g} ms"
-    bands = f"bands: standard error over {args.seeds} seeds; grey: target"
+    bands = f"{common.errors('bands', args.seeds)}; grey: target"
     slower = f"stragglers: {args.slow} of {args.workers} workers are {args.factor:g} times slower"
     slower += f"; drop slowest {args.backups}; bounded by {args.bound}"
     common.title(sheet, f"logistic regression, {args.data} ({args.partition}), {args.workers} workers; {switch}; {slower}; {bands}")

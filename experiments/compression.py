@@ -181,7 +181,9 @@ def tabulate(args: Args, outcomes: Outcomes, task: tuple[str, str], problem: dsg
     """One row a compressor."""
     d = dimension(problem)
     part = -(-d // args.workers)
-    title = f"{problem.name}, d = {d:,}, {args.workers} workers:\nloss over the last tenth of {args.steps} rounds, {args.seeds} seeds"
+    title = (
+        f"{problem.name}, d = {d:,}, {args.workers} workers:\nloss over the last tenth of {args.steps} rounds, {common.runs(args.seeds)}"
+    )
     caption = "ratio: of a plain round's bits to these. pays <: at less bandwidth, without memory.\n"
     caption += "†: scaled by 1/(1 + omega). *: at an edge of the step sizes. -: diverged."
     table = Table(title=title, caption=caption)
@@ -243,7 +245,7 @@ def draw_losses(args: Args, outcomes: Outcomes, parts: dict[str, int]) -> Figure
     ]
     sheet.legend(handles=handles, loc="outside lower center", ncols=len(kinds) if len(tasks) > 3 else 3, frameon=False)
     claim = "The survey: unbiased compressors work without memory, biased ones need it (sections 3.2, 3.3)"
-    setting = f"{args.data}, {args.workers} workers, {args.steps} rounds; bars: standard error over {args.seeds} seeds"
+    setting = f"{args.data}, {args.workers} workers, {args.steps} rounds; {common.errors('bars', args.seeds)}"
     common.title(sheet, f"{claim}\n{setting}")
     return sheet
 
@@ -260,7 +262,7 @@ def draw_curves(args: Args, outcomes: Outcomes, task: tuple[str, str]) -> Figure
         row[0].set_ylabel("loss f(x)")
         common.plain_log(row[0].yaxis)
     sheet.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-    common.title(sheet, f"{', '.join(task)}: {args.workers} workers; bands: standard error over {args.seeds} seeds")
+    common.title(sheet, f"{', '.join(task)}: {args.workers} workers; {common.errors('bands', args.seeds)}")
     return sheet
 
 

@@ -103,7 +103,7 @@ def main(args: Args) -> None:
     common.save_figure(draw(args, graph, losses, slopes, exact), args.out / "figure.png")
     screen = common.console()
     what = f"{args.data} on {graph.name}"
-    seeds = f"mean over {args.seeds} seeds"
+    seeds = common.runs(args.seeds)
     screen.print(
         tabulate(
             args,
@@ -211,7 +211,7 @@ def draw(
     panels[2].set(xlabel="rounds", ylabel="|f'(mean x)|²", yscale="log", title=f"{step}\nalpha = {worst:g}")
     handles, labels = panels[2].get_legend_handles_labels()
     sheet.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
-    bands = f"bands on the left: standard error over {args.seeds} seeds, on one partition"
+    bands = f"{common.errors('bands on the left', args.seeds)}, on one partition"
     common.title(sheet, f"{args.data}, {args.workers} workers, {graph.name}; {bands}, which leaves everybody {args.batch_size} samples")
     return sheet
 

@@ -156,7 +156,7 @@ def target(histories: dict[str, dict[str, np.ndarray]]) -> float:
 
 def tabulate(args: Args, N: int, partition: str, of_N: list[dsgd.Topology], runs: dict[str, dict[str, np.ndarray]]) -> Table:
     """Cost to the target, one row a graph."""
-    switch = f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, {args.seeds} seeds"
+    switch = f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, {common.runs(args.seeds)}"
     caption = (
         "*: at an edge of the step sizes. -: not reached.\nMbit: sent and received per worker.\n"
         f"Target: {SLACK:g} times where the complete graph ends."
@@ -203,9 +203,7 @@ def draw(args: Args, N: int, of_N: list[dsgd.Topology], histories: dict[str, dic
     handles, labels = panels[0, 0].get_legend_handles_labels()
     below.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6), frameon=False)
     switch = f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s"
-    common.title(
-        sheet, f"decentralized SGD, {args.data}, {N} workers, {switch}; bands: standard error over {args.seeds} seeds; grey: target"
-    )
+    common.title(sheet, f"decentralized SGD, {args.data}, {N} workers, {switch}; {common.errors('bands', args.seeds)}; grey: target")
     return sheet
 
 

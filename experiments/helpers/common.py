@@ -114,6 +114,22 @@ def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return values.mean(axis=0), error
 
 
+def with_error(values: np.ndarray) -> str:
+    """The mean over seeds, `[seeds]`, and its standard error where there are several."""
+    middle, error = mean_and_error(values)
+    return f"{middle:.1f} ± {error:.1f}" if len(values) > 1 else f"{middle:.1f}"
+
+
+def runs(seeds: int) -> str:
+    """How many, for titles."""
+    return f"{seeds} seeds" if seeds > 1 else "one seed"
+
+
+def errors(what: str, seeds: int) -> str:
+    """What bands, or bars, are, for titles; one seed has none."""
+    return f"{what}: standard error over {seeds} seeds" if seeds > 1 else runs(seeds)
+
+
 def first_reaching(values: np.ndarray, target: float) -> int | None:
     """Index of the first record whose mean over seeds is at most the target; None where there is none."""
     reached = np.flatnonzero(values.mean(axis=0) <= target)
