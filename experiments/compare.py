@@ -28,7 +28,7 @@ from dsgd import clusters, problems, records
 from experiments.helpers import common
 
 METHODS = ("mb-sgd", "local-sgd", "asgd", "csgd", "ec-sgd", "dsgd", "exact-diffusion", "choco-sgd")  # a few of each family
-FAMILIES = dict(zip(("synchronous", "asynchronous", "compressed", "decentralized"), common.COLOURS, strict=False))
+FAMILIES: dict[str, str] = dict(zip(("synchronous", "asynchronous", "compressed", "decentralized"), common.COLOURS, strict=False))
 LABEL_HEIGHT = 0.07  # of a panel: as near to each other as names may be
 
 
@@ -207,13 +207,13 @@ def draw_best(axes: Axes, name: str, x: np.ndarray, losses: np.ndarray, colour: 
 def name_ends(axes: Axes) -> None:
     """The lines' names in a column right of the panel, each joined to its line's end, and so far apart that all can be read."""
     to_panel = axes.transData + axes.transAxes.inverted()
-    lines, last = [line for line in axes.lines if not str(line.get_label()).startswith("_")], -math.inf
-    for line in sorted(lines, key=lambda line: line.get_ydata()[-1]):
-        end, colour = line.get_xydata()[-1], line.get_color()
+    lines = [(np.asarray(line.get_xydata())[-1], line) for line in axes.lines if not str(line.get_label()).startswith("_")]
+    last = -math.inf
+    for end, line in sorted(lines, key=lambda pair: float(pair[0][1])):
         last = max(float(to_panel.transform(end)[1]), last + LABEL_HEIGHT)
-        thin = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "alpha": 0.6, "shrinkA": 0, "shrinkB": 0}
-        at = {"xytext": (1.04, last), "textcoords": "axes fraction", "va": "center", "fontsize": 9}
-        axes.annotate(str(line.get_label()), end, color=colour, arrowprops=thin, annotation_clip=False, **at)
+        thin = {"arrowstyle": "-", "color": line.get_color(), "linewidth": 0.6, "alpha": 0.6, "shrinkA": 0, "shrinkB": 0}
+        at: dict[str, Any] = {"xytext": (1.04, last), "textcoords": "axes fraction", "va": "center", "fontsize": 9}
+        axes.annotate(str(line.get_label()), tuple(end), color=line.get_color(), arrowprops=thin, annotation_clip=False, **at)
 
 
 if __name__ == "__main__":
