@@ -40,8 +40,7 @@ class Args:
     """What is trained."""
     data: str = "digits"
     """digits, breast-cancer, mnist or cifar-10 (the last two are read from --data-dir)."""
-    data_dir: Path | None = None
-    """Folder with the files of mnist or cifar-10 as published."""
+    data_dir: common.DataDir = None
     partition: str = "by-label"
     """Who gets which samples: iid, by-label or dirichlet."""
     alpha: float = 0.5
@@ -82,19 +81,21 @@ def main(args: Args) -> None:
         raise ValueError("no methods: need at least one")
     problem, cluster = make_problem(args), make_cluster(args)
     names = {name: algorithms.make(name, optax.sgd(1.0), args.workers).name for name in args.methods}  # what is wrong is refused now
-    args.out.mkdir(parents=True, exist_ok=True)  # fails now, not after the work
-    tuned = {name: tune(args, problem, cluster, name) for name in args.methods}
-    outcomes = {name: outcome for name, outcome in tuned.items() if outcome}
+    common.begin(args)
+    outcomes: dict[str, common.Tuned] = {}
+    histories: dict[str, dict[str, np.ndarray]] = {}
+    with common.kept(records.write_histories, args.out / "history.csv", histories):
+        for name in args.methods:
+            outcome = tune(args, problem, cluster, name)
+            if outcome:
+                outcomes[name], histories[name] = outcome, outcome.history
     if not outcomes:
         raise ValueError(f"every method diverged at every step size of {args.learning_rates}; need smaller ones")
-    histories = {name: outcome.history for name, outcome in outcomes.items()}
     target = args.target if args.target is not None else default_target(histories)
-    records.write_config(args.out / "config.json", args)
-    records.write_histories(args.out / "history.csv", histories)
     common.save_figure(draw(args, problem, histories, target), args.out / "figure.png")
     screen = common.console()
     screen.print(tabulate(args, problem, outcomes, target))
-    for name in tuned.keys() - outcomes.keys():
+    for name in names.keys() - outcomes.keys():
         screen.print(f"{name} diverged at every step size and is left out.")
     screen.print("\n".join(f"{name}: {names[name]}" for name in outcomes), highlight=False)
     screen.print(f"Written: {args.out}/config.json, history.csv, figure.png", soft_wrap=True)

@@ -57,7 +57,8 @@ class Args:
     models: tuple[Literal["logistic", "mlp"], ...] = ("logistic", "mlp")
     """What is trained."""
     data: str = "digits"
-    """digits or breast-cancer."""
+    """digits, breast-cancer, mnist or cifar-10 (the last two are read from --data-dir)."""
+    data_dir: common.DataDir = None
     partitions: tuple[str, ...] = ("iid", "by-label")
     """Who gets which samples: iid, by-label or dirichlet."""
     compressors: tuple[str, ...] = tuple(COMPRESSORS)
@@ -103,9 +104,12 @@ def main(args: Args) -> None:
     if args.workers < 2:
         raise ValueError(f"workers = {args.workers}: need at least 2, one alone sends nothing")
     tasks = {(model, partition): make_problem(args, model, partition) for model in args.models for partition in args.partitions}
-    args.out.mkdir(parents=True, exist_ok=True)  # fails now, not after the work
+    common.begin(args)
     cases = [Case(*task, name, memory) for task in tasks for name in args.compressors for memory in MEMORIES]
-    outcomes = {case: tune(args, tasks[case.model, case.partition], case) for case in common.bar(cases, "training", args.progress)}
+    outcomes: Outcomes = {}
+    with common.kept(write_histories, args.out / "history.csv", outcomes):
+        for case in common.bar(cases, "training", args.progress):
+            outcomes[case] = tune(args, tasks[case.model, case.partition], case)
     sizes = {f"{model}\n{dimension(problem):,}": dimension(problem) for (model, _), problem in tasks.items()}
     sizes |= {f"d =\n{d:,}": d for d in args.sizes}
     pays = {
@@ -124,7 +128,8 @@ def main(args: Args) -> None:
 def make_problem(args: Args, model: str, partition: str) -> dsgd.Problem:
     """The model on the partitioned data."""
     make = problems.logistic_regression if model == "logistic" else problems.neural_network
-    return make(data=args.data, workers=args.workers, partition=partition, batch_size=args.batch_size, seed=args.seed)
+    shared = {"batch_size": args.batch_size, "seed": args.seed, "data_dir": args.data_dir}
+    return make(data=args.data, workers=args.workers, partition=partition, **shared)
 
 
 def dimension(problem: dsgd.Problem) -> int:
@@ -161,10 +166,13 @@ def final_loss(outcome: common.Tuned) -> tuple[float, float]:
     return float(middle), float(error)
 
 
+def write_histories(path: Path, outcomes: Outcomes) -> None:
+    """Of all cases that did not diverge."""
+    records.write_histories(path, {", ".join(case): outcome.history for case, outcome in outcomes.items() if outcome})
+
+
 def save(args: Args, outcomes: Outcomes, pays: Pays, parts: dict[str, int]) -> None:
-    """All files."""
-    records.write_config(args.out / "config.json", args)
-    records.write_histories(args.out / "history.csv", {", ".join(case): outcome.history for case, outcome in outcomes.items() if outcome})
+    """Bandwidths and figures."""
     rows = [(name, d, bandwidth) for (name, d), bandwidth in pays.items()]
     records.write_rows(args.out / "break_even.csv", ("compressor", "dimension", "bits_per_second"), rows)
     common.save_figure(draw_losses(args, outcomes, parts), args.out / "figure.png")

@@ -7,7 +7,6 @@ Exit status 1 where a bound is violated.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -73,8 +72,7 @@ def main(args: Args, statements: Sequence[Statement] = registry.STATEMENTS, misp
     for line in wrong:
         screen.print(Text(line, style="bold red"))
     if args.json:
-        with records.replacing(args.json) as temporary:
-            temporary.write_text(json.dumps(as_data(findings, compared), indent=1))
+        records.write_json(args.json, as_data(findings, compared))
     return 1 if wrong else 0
 
 
