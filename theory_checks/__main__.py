@@ -2,7 +2,7 @@
 
     python -m theory_checks --quick
 
-Exit status 1 where a bound is violated.
+Exit status 1 where a bound is violated, 2 where there is nothing to check.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ def main(args: Args, statements: Sequence[Statement] = registry.STATEMENTS, misp
     """Prints both tables; the exit status."""
     chosen = [statement for statement in statements if args.only.lower() in f"{statement.name} {statement.reference}".lower()]
     if not chosen:
-        raise SystemExit(f"no statement has {args.only!r} in its name or reference; without --only there are {len(statements)}")
+        return refused(f"no statement has {args.only!r} in its name or reference; without --only there are {len(statements)}")
     screen = Console(width=None if os.environ.get("COLUMNS") or Console().is_terminal else 80)
     trials = QUICK if args.quick else args.trials
     if trials < 1:
-        raise SystemExit(f"trials = {trials}: need at least 1")
+        return refused(f"--trials {trials}: need at least 1")
     bar = track(chosen, "statements", console=Console(stderr=True), disable=not args.progress, transient=True)
     findings = [registry.hold(statement, trials, args.seed) for statement in bar]
     compared = [] if args.only else [(misprint, *misprint.compare()) for misprint in misprints]
@@ -74,6 +74,12 @@ def main(args: Args, statements: Sequence[Statement] = registry.STATEMENTS, misp
     if args.json:
         records.write_json(args.json, as_data(findings, compared))
     return 1 if wrong else 0
+
+
+def refused(line: str) -> int:
+    """Says what the user got wrong; the exit status."""
+    print(f"Error: {line}", file=sys.stderr)
+    return 2
 
 
 def _told(printed: Outcome, corrected: Outcome) -> bool:
