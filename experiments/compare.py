@@ -28,7 +28,8 @@ from dsgd import clusters, problems, records
 from experiments.helpers import common
 
 METHODS = ("mb-sgd", "local-sgd", "asgd", "csgd", "ec-sgd", "dsgd", "exact-diffusion", "choco-sgd")  # a few of each family
-FAMILIES: dict[str, str] = dict(zip(("synchronous", "asynchronous", "compressed", "decentralized"), common.COLOURS, strict=False))
+BLUE, RED, GREEN = common.COLOURS[:3]
+FAMILIES = {"synchronous": "black", "asynchronous": RED, "compressed": GREEN, "decentralized": BLUE}
 LABEL_HEIGHT = 0.07  # of a panel: as near to each other as names may be
 
 
@@ -190,7 +191,7 @@ def draw(args: Args, problem: dsgd.Problem, histories: dict[str, dict[str, np.nd
     handles = [Line2D([], [], color=FAMILIES[name], linewidth=2.5, label=name) for name in dict.fromkeys(families.values())]
     sheet.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
     switch = f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s"
-    common.title(sheet, f"{problem.name}, {args.workers} workers, {common.runs(args.seeds)}; {switch}; grey: target {target:.2g}")
+    common.title(sheet, f"{problem.name}, {args.workers} workers, {common.runs(args.seeds)}\n{switch}; grey line: target {target:.2g}")
     return sheet
 
 
