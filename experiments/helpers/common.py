@@ -1,4 +1,4 @@
-"""What the scripts share: statistics over seeds, figures, and the house style."""
+"""What the scripts share: how they start and end, statistics over seeds, figures, and the house style."""
 
 from __future__ import annotations
 
