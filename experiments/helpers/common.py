@@ -67,7 +67,7 @@ def launch(main: Callable[[Any], Any], args: Any) -> None:
     """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     try:
-        check_numbers(args)
+        check_flags(args)
         if hasattr(args, "cache"):
             cache.enable(args.cache)
         main(args)
@@ -83,11 +83,13 @@ def launch(main: Callable[[Any], Any], args: Any) -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-def check_numbers(args: Any) -> None:
-    """Raises a ValueError where a flag has a number that makes no sense, or none at all."""
+def check_flags(args: Any) -> None:
+    """Raises a ValueError where a flag has a number that makes no sense, or nothing at all."""
     for name, value in vars(args).items():
         values = value if isinstance(value, tuple) else (value,)
         flag = f"--{name.replace('_', '-')}"
+        if not values and name != "sizes":  # without larger models there is less to time
+            raise ValueError(f"{flag}: need at least one")
         if name in COUNTS and not all(number >= 1 for number in values):
             raise ValueError(f"{flag} {value}: need whole numbers, at least 1")
         if name in POSITIVE and not all(number is None or 0 < number < math.inf for number in values):

@@ -125,9 +125,13 @@ def test_numbers_that_make_no_sense_are_one_line_and_status_2(script, flag, valu
     assert not (tmp_path / "out").exists()
 
 
+def test_flags_without_anything_are_one_line_and_status_2(launch, tmp_path):
+    assert launch(topology.main, topology.Args(workers=(), out=tmp_path / "out")) == (2, ["Error: --workers: need at least one"])
+
+
 @pytest.mark.parametrize("script", [*SCRIPTS, *BENCHMARKS], ids=lambda script: script.__name__)
 def test_what_scripts_do_by_default_makes_sense(script):
-    common.check_numbers(script.Args())
+    common.check_flags(script.Args())
 
 
 def test_the_configuration_says_what_was_run_and_on_what(tmp_path):
