@@ -101,7 +101,7 @@ def check_flags(args: Any) -> None:
 def is_refusal(error: BaseException) -> bool:
     """Whether it is about what the user asked for: a missing file, or an error that this project raises itself, and no library."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    room = frame.f_globals["__name__"].split(".")[0]
+    room = frame.f_globals.get("__name__", "").split(".")[0]
     return isinstance(error, OSError) or room in ("__main__", "dsgd", "topologies", "algorithms", "theory_checks", "experiments")
 
 
