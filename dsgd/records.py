@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import json
 import os
 import tempfile
@@ -32,10 +31,10 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def write_config(path: Path, config: Any) -> None:
-    """A dataclass as JSON."""
+def write_json(path: Path, data: Any) -> None:
+    """Numbers, texts, lists and dictionaries as JSON; anything else as its text."""
     with replacing(path) as temporary:
-        temporary.write_text(json.dumps(dataclasses.asdict(config), indent=2, default=str) + "\n")
+        temporary.write_text(json.dumps(data, indent=2, default=str) + "\n")
 
 
 def write_rows(path: Path, heading: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

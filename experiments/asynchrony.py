@@ -40,7 +40,8 @@ class Args:
     workers: int = 16
     """Number of workers N."""
     data: str = "digits"
-    """digits or breast-cancer, for logistic regression."""
+    """digits, breast-cancer, mnist or cifar-10 (the last two are read from --data-dir), for logistic regression."""
+    data_dir: common.DataDir = None
     partition: str = "iid"
     """Who gets which samples: iid, by-label or dirichlet."""
     batch_size: int = 16
@@ -94,21 +95,24 @@ class Saturation(NamedTuple):
 def main(args: Args) -> None:
     if not 0 <= args.slow < args.workers:
         raise ValueError(f"slow = {args.slow} of {args.workers} workers: need at least 0, and one that is not slow")
-    problem = problems.logistic_regression(args.data, args.workers, args.partition, batch_size=args.batch_size, seed=args.seed)
+    shared = {"batch_size": args.batch_size, "seed": args.seed, "data_dir": args.data_dir}
+    problem = problems.logistic_regression(args.data, args.workers, args.partition, **shared)
     compute = {where: computing(args, where) for where in CLUSTERS}
     ports = clusters.constant(args.bandwidth)
     chosen = methods(args)
     for method in chosen.values():  # what is wrong is refused before the first run
         method.build(optax.sgd(1.0)).init(problem.init(jax.random.key(0)), args.workers)
     on = {where: clusters.Cluster(compute[where], up=ports, latency=args.latency) for where in CLUSTERS}
-    args.out.mkdir(parents=True, exist_ok=True)
-    tuned = {where: train(args, problem, cluster, chosen) for where, cluster in on.items()}
+    common.begin(args)
+    tuned: dict[str, dict[str, common.Tuned]] = {where: {} for where in CLUSTERS}
+    histories: dict[str, dict[str, np.ndarray]] = {}
+    with common.kept(records.write_histories, args.out / "history.csv", histories):
+        for where, name in common.bar([(where, name) for where in CLUSTERS for name in chosen], "training", args.progress):
+            one = tuned[where][name] = train(args, problem, on[where], name, chosen[name])
+            histories[f"{where}: {name}"] = one.history
     bits = 32 * sum(leaf.size for leaf in jax.tree.leaves(problem.init(jax.random.key(0))))
     stale = {where: staleness(args, compute[where], chosen, bits) for where in CLUSTERS}
     full = measure_saturation(args, bits)
-    records.write_config(args.out / "config.json", args)
-    histories = {f"{where}: {name}": one.history for where, runs in tuned.items() for name, one in runs.items()}
-    records.write_histories(args.out / "history.csv", histories)
     records.write_rows(args.out / "saturation.csv", Saturation._fields, zip(*full, strict=True))
     target = 1.1 * max(dsgd.tail_mean(one.history["loss"]).mean() for runs in tuned.values() for one in runs.values())
     common.save_figure(draw(args, tuned, stale, full, bits, target), args.out / "figure.png")
@@ -149,24 +153,21 @@ def methods(args: Args) -> dict[str, Method]:
     return {name: known[name] for name in args.methods}
 
 
-def train(args: Args, problem: dsgd.Problem, cluster: clusters.Cluster, chosen: dict[str, Method]) -> dict[str, common.Tuned]:
-    """Each method at its best step size."""
-    tuned = {}
-    for name, method in common.bar(list(chosen.items()), "training", args.progress):
-        best = common.tune(
-            lambda learning_rate, method=method: method.build(optax.sgd(learning_rate)),
-            problem,
-            args.learning_rates,
-            steps=args.rounds * method.updates,
-            seeds=args.seeds,
-            seed=args.seed,
-            progress=False,
-            cluster=cluster,
-        )
-        if best is None:
-            raise ValueError(f"{name} diverged at every step size of {args.learning_rates}: need smaller ones")
-        tuned[name] = best
-    return tuned
+def train(args: Args, problem: dsgd.Problem, cluster: clusters.Cluster, name: str, method: Method) -> common.Tuned:
+    """The method at its best step size."""
+    best = common.tune(
+        lambda learning_rate: method.build(optax.sgd(learning_rate)),
+        problem,
+        args.learning_rates,
+        steps=args.rounds * method.updates,
+        seeds=args.seeds,
+        seed=args.seed,
+        progress=False,
+        cluster=cluster,
+    )
+    if best is None:
+        raise ValueError(f"{name} diverged at every step size of {args.learning_rates}: need smaller ones")
+    return best
 
 
 def staleness(args: Args, compute: clusters.Quantity, chosen: dict[str, Method], bits: int) -> dict[str, np.ndarray]:
@@ -213,7 +214,7 @@ def knee_of(full: Saturation) -> int:
 
 def tabulate(args: Args, where: str, tuned: dict[str, common.Tuned], stale: dict[str, np.ndarray], target: float) -> Table:
     """Cost to the target, one row a method."""
-    title = f"{where}: to loss {target:.2g} on {args.workers} workers, {args.seeds} seeds"
+    title = f"{where}: to loss {target:.2g} on {args.workers} workers, {common.runs(args.seeds)}"
     signs = "*: at an edge of the grid of step sizes. -: not reached."
     table = Table(title=title, caption=f"{signs}\nstaleness: mean and largest, in updates, of a run of its own.")
     table.add_column("method", no_wrap=True)
@@ -253,7 +254,7 @@ def draw(
     above.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
     draw_saturation(common.panels(below, 2, sharey=False), full, saturation_point(args, bits))
     switch = f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s, gradients of {args.compute * 1e3:g} ms"
-    bands = f"bands: standard error over {args.seeds} seeds; grey: target"
+    bands = f"{common.errors('bands', args.seeds)}; grey: target"
     slower = f"stragglers: {args.slow} of {args.workers} workers are {args.factor:g} times slower"
     slower += f"; drop slowest {args.backups}; bounded by {args.bound}"
     common.title(sheet, f"logistic regression, {args.data} ({args.partition}), {args.workers} workers; {switch}; {slower}; {bands}")

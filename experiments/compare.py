@@ -12,12 +12,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import optax
 import tyro
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from rich.table import Table
 
 import algorithms
@@ -25,22 +27,10 @@ import dsgd
 from dsgd import clusters, problems, records
 from experiments.helpers import common
 
-# One or two of each family; the figure and the table hold no more.
-FAMILIES = (
-    "gd",
-    "sgd",
-    "mb-sgd",
-    "asgd",
-    "csgd",
-    "ec-sgd",
-    "ef21",
-    "local-sgd",
-    "dsgd",
-    "exact-diffusion",
-    "gradient-tracking",
-    "sgp",
-    "choco-sgd",
-)
+METHODS = ("mb-sgd", "local-sgd", "asgd", "csgd", "ec-sgd", "dsgd", "exact-diffusion", "choco-sgd")  # a few of each family
+BLUE, RED, GREEN = common.COLOURS[:3]
+FAMILIES = {"synchronous": "black", "asynchronous": RED, "compressed": GREEN, "decentralized": BLUE}
+LABEL_HEIGHT = 0.07  # of a panel: as near to each other as names may be
 
 
 @dataclass(frozen=True)
@@ -51,8 +41,7 @@ class Args:
     """What is trained."""
     data: str = "digits"
     """digits, breast-cancer, mnist or cifar-10 (the last two are read from --data-dir)."""
-    data_dir: Path | None = None
-    """Folder with the files of mnist or cifar-10 as published."""
+    data_dir: common.DataDir = None
     partition: str = "by-label"
     """Who gets which samples: iid, by-label or dirichlet."""
     alpha: float = 0.5
@@ -61,7 +50,7 @@ class Args:
     """Number of workers."""
     batch_size: int = 16
     """Samples that each worker draws in a round."""
-    methods: tuple[str, ...] = FAMILIES
+    methods: tuple[str, ...] = METHODS
     """Which methods, by the short names in `algorithms.ALGORITHMS`."""
     learning_rates: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
     """Step sizes to choose from."""
@@ -72,7 +61,7 @@ class Args:
     seed: int = 0
     """Of everything random."""
     target: float | None = None
-    """Loss to reach; by default the highest of the methods' losses over the last tenth of the run."""
+    """Loss to reach; by default the highest loss that a method ends at, and that fewer than half reach at once."""
     latency: float = 1e-4
     """Seconds that a message takes besides its transfer."""
     bandwidth: float = 1e8
@@ -93,19 +82,21 @@ def main(args: Args) -> None:
         raise ValueError("no methods: need at least one")
     problem, cluster = make_problem(args), make_cluster(args)
     names = {name: algorithms.make(name, optax.sgd(1.0), args.workers).name for name in args.methods}  # what is wrong is refused now
-    args.out.mkdir(parents=True, exist_ok=True)  # fails now, not after the work
-    tuned = {name: tune(args, problem, cluster, name) for name in args.methods}
-    outcomes = {name: outcome for name, outcome in tuned.items() if outcome}
+    common.begin(args)
+    outcomes: dict[str, common.Tuned] = {}
+    histories: dict[str, dict[str, np.ndarray]] = {}
+    with common.kept(records.write_histories, args.out / "history.csv", histories):
+        for name in args.methods:
+            outcome = tune(args, problem, cluster, name)
+            if outcome:
+                outcomes[name], histories[name] = outcome, outcome.history
     if not outcomes:
         raise ValueError(f"every method diverged at every step size of {args.learning_rates}; need smaller ones")
-    histories = {name: outcome.history for name, outcome in outcomes.items()}
     target = args.target if args.target is not None else default_target(histories)
-    records.write_config(args.out / "config.json", args)
-    records.write_histories(args.out / "history.csv", histories)
     common.save_figure(draw(args, problem, histories, target), args.out / "figure.png")
     screen = common.console()
     screen.print(tabulate(args, problem, outcomes, target))
-    for name in tuned.keys() - outcomes.keys():
+    for name in names.keys() - outcomes.keys():
         screen.print(f"{name} diverged at every step size and is left out.")
     screen.print("\n".join(f"{name}: {names[name]}" for name in outcomes), highlight=False)
     screen.print(f"Written: {args.out}/config.json, history.csv, figure.png", soft_wrap=True)
@@ -142,56 +133,89 @@ def tune(args: Args, problem: dsgd.Problem, cluster: clusters.Cluster, name: str
 
 
 def default_target(histories: dict[str, dict[str, np.ndarray]]) -> float:
-    """The highest of the methods' losses over the last tenth of the run, rounded up to two digits."""
-    worst = max(dsgd.tail_mean(history["loss"]).mean() for history in histories.values())
-    unit = 10.0 ** (math.floor(math.log10(worst)) - 1)
-    return math.ceil(worst / unit) * unit
+    """The highest of the methods' losses over the last tenth that fewer than half reach by their first record; the lowest if there is none.
+
+    Rounded up to two digits.
+    """
+    at_first = [history["loss"].mean(axis=0)[:2].min() for history in histories.values()]
+    ends = sorted((_rounded_up(dsgd.tail_mean(history["loss"]).mean()) for history in histories.values()), reverse=True)
+    return next((end for end in ends if 2 * sum(loss <= end for loss in at_first) < len(ends)), ends[-1])
+
+
+def _rounded_up(loss: float) -> float:
+    unit = 10.0 ** (math.floor(math.log10(loss)) - 1)
+    return math.ceil(loss / unit) * unit
 
 
 def tabulate(args: Args, problem: dsgd.Problem, outcomes: dict[str, common.Tuned], target: float) -> Table:
     """Cost to the target, and final test accuracy, one row a method."""
     what = f"{problem.name}: to loss {target:.2g} on {args.workers} workers,"
-    switch = f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, {args.seeds} seeds"
+    switch = f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, {common.runs(args.seeds)}"
     signs = "*: at an edge of the grid. Mbit: sent and received per worker.\nsgd, asgd: a round is one gradient."
-    table = Table(title=f"{what}\n{switch}", caption=f"{signs}\n-: not reached. Accuracy: mean ± standard error over seeds.")
+    spread = " Accuracy: mean ± standard error over seeds." if args.seeds > 1 else ""
+    table = Table(title=f"{what}\n{switch}", caption=f"{signs}\n-: not reached.{spread}")
     table.add_column("method", no_wrap=True)
     for heading in ("step size", "rounds", "Mbit", "seconds", "test accuracy"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, (learning_rate, history) in outcomes.items():
         at = common.first_reaching(history["loss"], target)
         costs = (history["step"], history["bits"].mean(axis=0) / 1e6, history["clock"].mean(axis=0))
-        accuracy, error = common.mean_and_error(100 * history["test_accuracy"][:, -1])
         cells = ["-" if at is None else f"{cost[at]:{form}}" for cost, form in zip(costs, (",.0f", ",.3g", ".3g"), strict=True)]
         edge = "*" * (learning_rate in (min(args.learning_rates), max(args.learning_rates)))
-        table.add_row(name, f"{edge}{learning_rate:g}", *cells, f"{accuracy:.1f} ± {error:.1f} %")
+        table.add_row(name, f"{edge}{learning_rate:g}", *cells, f"{common.with_error(100 * history['test_accuracy'][:, -1])} %")
     return table
 
 
 def draw(args: Args, problem: dsgd.Problem, histories: dict[str, dict[str, np.ndarray]], target: float) -> Figure:
-    """Loss against rounds, bits and seconds."""
-    sheet, panels = common.figure(3)
-    switch = f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s"
+    """Loss against rounds, bits and seconds, in the colours of the families; no wider than a page shows it."""
+    sheet, panels = common.figure(3, width=3.0, height=4.2)
+    families = {name: family(name, args.workers) for name in histories}
     xs = (
         ("rounds", lambda history: history["step"].astype(float)),
-        ("megabits sent and received per worker", lambda history: history["bits"].mean(axis=0) / 1e6),
-        (f"simulated seconds ({switch})", lambda history: history["clock"].mean(axis=0)),
+        ("megabits per worker", lambda history: history["bits"].mean(axis=0) / 1e6),
+        ("simulated seconds", lambda history: history["clock"].mean(axis=0)),
     )
-    for axes in panels[1:]:
-        axes.set_xscale("log")
     for axes, (label, x) in zip(panels, xs, strict=True):
-        common.draw_lines(axes, {name: (x(history), history["loss"]) for name, history in histories.items()})
+        axes.set(xlabel=label, xscale="log", yscale="log")
         axes.axhline(target, color="0.4", linewidth=0.8)
-        axes.set(xlabel=label, yscale="log")
-    panels[0].set_ylabel("loss f(x)")
-    common.plain_log(panels[0].yaxis)
-    handles, labels = panels[0].get_legend_handles_labels()
+        for name, history in histories.items():
+            style = [other for other in histories if families[other] == families[name]].index(name) % len(common.STYLES)
+            draw_best(axes, name, x(history), history["loss"], FAMILIES[families[name]], common.STYLES[style])
     silent = [name for name, history in histories.items() if not history["bits"].any()]
     if silent:
         panels[1].set_title(f"{', '.join(silent)} sends nothing", fontsize=9, color="0.4")
-    sheet.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 8), frameon=False)
-    bands = f"bands: standard error over {args.seeds} seeds; grey line: target {target:.2g}"
-    common.title(sheet, f"{problem.name}, {args.workers} workers; {bands}")
+    panels[0].set_ylabel("loss f(x), best so far")
+    common.plain_log(panels[0].yaxis)
+    for axes in panels:  # only now their scales are known
+        name_ends(axes)
+    handles = [Line2D([], [], color=FAMILIES[name], linewidth=2.5, label=name) for name in dict.fromkeys(families.values())]
+    sheet.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
+    switch = f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s"
+    common.title(sheet, f"{problem.name}, {args.workers} workers, {common.runs(args.seeds)}\n{switch}; grey line: target {target:.2g}")
     return sheet
+
+
+def family(name: str, workers: int) -> str:
+    """The folder of `algorithms` where a registered method is."""
+    return algorithms.make(name, optax.sgd(1.0), workers).update.__module__.split(".")[1]
+
+
+def draw_best(axes: Axes, name: str, x: np.ndarray, losses: np.ndarray, colour: str, style: Any) -> None:
+    """The best mean loss so far, `[seeds, records]` over x `[records]`, from the first record after the start."""
+    if x.any():  # what costs nothing has no place on a logarithmic axis
+        axes.plot(x[1:], np.minimum.accumulate(losses.mean(axis=0))[1:], color=colour, linestyle=style, linewidth=1.8, label=name)
+
+
+def name_ends(axes: Axes) -> None:
+    """The lines' names in a column right of the panel, each joined to its line's end, and so far apart that all can be read."""
+    to_panel = axes.transData + axes.transAxes.inverted()
+    lines = [(np.asarray(line.get_xydata())[-1], line) for line in axes.lines if not str(line.get_label()).startswith("_")]
+    last = -math.inf
+    for end, line in sorted(lines, key=lambda pair: float(pair[0][1])):
+        last = max(float(to_panel.transform(end)[1]), last + LABEL_HEIGHT)
+        thin = {"arrowstyle": "-", "color": line.get_color(), "linewidth": 0.6, "alpha": 0.6, "shrinkA": 0, "shrinkB": 0}
+        at: dict[str, Any] = {"xytext": (1.04, last), "textcoords": "axes fraction", "va": "center", "fontsize": 9}
+        axes.annotate(str(line.get_label()), tuple(end), color=line.get_color(), arrowprops=thin, annotation_clip=False, **at)
 
 
 if __name__ == "__main__":

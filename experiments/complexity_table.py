@@ -82,17 +82,18 @@ SURVEY = {
 
 def main(args: Args) -> None:
     check(args)
-    args.out.mkdir(parents=True, exist_ok=True)  # fails now, not after the work
+    common.begin(args)
     methods = on_one_problem()
     predicted = {method.name: [method.rate.iterations(epsilon) for epsilon in args.epsilons] for method in methods}
-    measured = {method.name: least_steps(method, args.epsilons) for method in common.bar(methods, "iterations", args.progress)}
+    measured: dict[str, list[int]] = {}
+    columns, found = ("method", "epsilon", "predicted", "measured", "ratio"), []
+    with common.kept(lambda path, found: records.write_rows(path, columns, found), args.out / "iterations.csv", found):
+        for method in common.bar(methods, "iterations", args.progress):
+            measured[method.name] = least_steps(method, args.epsilons)
+            found += rows(args, predicted, {method.name: measured[method.name]})
     link = communication.Link(args.latency, args.bandwidth)
     registered = list(communication.REGISTERED)
     costs = {name: communication.cost(name, WORKERS, args.dimension, link) for name in common.bar(registered, "messages", args.progress)}
-    records.write_config(args.out / "config.json", args)
-    records.write_rows(
-        args.out / "iterations.csv", ["method", "epsilon", "predicted", "measured", "ratio"], rows(args, predicted, measured)
-    )
     records.write_rows(
         args.out / "communication.csv", ["method", *communication.Cost._fields], [[name, *cost] for name, cost in costs.items()]
     )
@@ -151,7 +152,7 @@ def rows(args: Args, predicted: dict[str, list[int]], measured: dict[str, list[i
     """One row a method and epsilon."""
     return [
         [name, epsilon, most, least, most / least]
-        for name in predicted
+        for name in measured
         for epsilon, most, least in zip(args.epsilons, predicted[name], measured[name], strict=True)
     ]
 

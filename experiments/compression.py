@@ -57,7 +57,8 @@ class Args:
     models: tuple[Literal["logistic", "mlp"], ...] = ("logistic", "mlp")
     """What is trained."""
     data: str = "digits"
-    """digits or breast-cancer."""
+    """digits, breast-cancer, mnist or cifar-10 (the last two are read from --data-dir)."""
+    data_dir: common.DataDir = None
     partitions: tuple[str, ...] = ("iid", "by-label")
     """Who gets which samples: iid, by-label or dirichlet."""
     compressors: tuple[str, ...] = tuple(COMPRESSORS)
@@ -103,9 +104,12 @@ def main(args: Args) -> None:
     if args.workers < 2:
         raise ValueError(f"workers = {args.workers}: need at least 2, one alone sends nothing")
     tasks = {(model, partition): make_problem(args, model, partition) for model in args.models for partition in args.partitions}
-    args.out.mkdir(parents=True, exist_ok=True)  # fails now, not after the work
+    common.begin(args)
     cases = [Case(*task, name, memory) for task in tasks for name in args.compressors for memory in MEMORIES]
-    outcomes = {case: tune(args, tasks[case.model, case.partition], case) for case in common.bar(cases, "training", args.progress)}
+    outcomes: Outcomes = {}
+    with common.kept(write_histories, args.out / "history.csv", outcomes):
+        for case in common.bar(cases, "training", args.progress):
+            outcomes[case] = tune(args, tasks[case.model, case.partition], case)
     sizes = {f"{model}\n{dimension(problem):,}": dimension(problem) for (model, _), problem in tasks.items()}
     sizes |= {f"d =\n{d:,}": d for d in args.sizes}
     pays = {
@@ -124,7 +128,8 @@ def main(args: Args) -> None:
 def make_problem(args: Args, model: str, partition: str) -> dsgd.Problem:
     """The model on the partitioned data."""
     make = problems.logistic_regression if model == "logistic" else problems.neural_network
-    return make(data=args.data, workers=args.workers, partition=partition, batch_size=args.batch_size, seed=args.seed)
+    shared = {"batch_size": args.batch_size, "seed": args.seed, "data_dir": args.data_dir}
+    return make(data=args.data, workers=args.workers, partition=partition, **shared)
 
 
 def dimension(problem: dsgd.Problem) -> int:
@@ -161,10 +166,13 @@ def final_loss(outcome: common.Tuned) -> tuple[float, float]:
     return float(middle), float(error)
 
 
+def write_histories(path: Path, outcomes: Outcomes) -> None:
+    """Of all cases that did not diverge."""
+    records.write_histories(path, {", ".join(case): outcome.history for case, outcome in outcomes.items() if outcome})
+
+
 def save(args: Args, outcomes: Outcomes, pays: Pays, parts: dict[str, int]) -> None:
-    """All files."""
-    records.write_config(args.out / "config.json", args)
-    records.write_histories(args.out / "history.csv", {", ".join(case): outcome.history for case, outcome in outcomes.items() if outcome})
+    """Bandwidths and figures."""
     rows = [(name, d, bandwidth) for (name, d), bandwidth in pays.items()]
     records.write_rows(args.out / "break_even.csv", ("compressor", "dimension", "bits_per_second"), rows)
     common.save_figure(draw_losses(args, outcomes, parts), args.out / "figure.png")
@@ -181,7 +189,9 @@ def tabulate(args: Args, outcomes: Outcomes, task: tuple[str, str], problem: dsg
     """One row a compressor."""
     d = dimension(problem)
     part = -(-d // args.workers)
-    title = f"{problem.name}, d = {d:,}, {args.workers} workers:\nloss over the last tenth of {args.steps} rounds, {args.seeds} seeds"
+    title = (
+        f"{problem.name}, d = {d:,}, {args.workers} workers:\nloss over the last tenth of {args.steps} rounds, {common.runs(args.seeds)}"
+    )
     caption = "ratio: of a plain round's bits to these. pays <: at less bandwidth, without memory.\n"
     caption += "†: scaled by 1/(1 + omega). *: at an edge of the step sizes. -: diverged."
     table = Table(title=title, caption=caption)
@@ -243,7 +253,7 @@ def draw_losses(args: Args, outcomes: Outcomes, parts: dict[str, int]) -> Figure
     ]
     sheet.legend(handles=handles, loc="outside lower center", ncols=len(kinds) if len(tasks) > 3 else 3, frameon=False)
     claim = "The survey: unbiased compressors work without memory, biased ones need it (sections 3.2, 3.3)"
-    setting = f"{args.data}, {args.workers} workers, {args.steps} rounds; bars: standard error over {args.seeds} seeds"
+    setting = f"{args.data}, {args.workers} workers, {args.steps} rounds; {common.errors('bars', args.seeds)}"
     common.title(sheet, f"{claim}\n{setting}")
     return sheet
 
@@ -260,7 +270,7 @@ def draw_curves(args: Args, outcomes: Outcomes, task: tuple[str, str]) -> Figure
         row[0].set_ylabel("loss f(x)")
         common.plain_log(row[0].yaxis)
     sheet.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-    common.title(sheet, f"{', '.join(task)}: {args.workers} workers; bands: standard error over {args.seeds} seeds")
+    common.title(sheet, f"{', '.join(task)}: {args.workers} workers; {common.errors('bands', args.seeds)}")
     return sheet
 
 

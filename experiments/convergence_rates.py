@@ -90,13 +90,14 @@ class Args:
 
 def main(args: Args) -> None:
     check(args)
-    args.out.mkdir(parents=True, exist_ok=True)  # fails now, not after the work
+    common.begin(args)
     names = ("steps", "longest_run", "workers", "run_workers", "staleness", "fixed_steps", "seeds", "seed")
     work = everything(Budget(**{name: getattr(args, name) for name in names}))
-    terms = [measure() for measure in common.bar(work, "convergence rates", args.progress)]
+    terms: list[Term] = []
+    with common.kept(write_terms, args.out / "rates.csv", terms):
+        for measure in common.bar(work, "convergence rates", args.progress):
+            terms.append(measure())  # noqa: PERF401 - an interrupted run keeps what it has
     slopes = [describe(term, args.seed) for term in terms]
-    records.write_config(args.out / "config.json", args)
-    records.write_rows(args.out / "rates.csv", ["panel", "method", "x", "measured", "bound", "run x", "run mean", "run error"], rows(terms))
     records.write_rows(args.out / "slopes.csv", list(slopes[0]), [list(row.values()) for row in slopes])
     common.save_figure(draw(args, terms), args.out / "figure.png")
     screen = common.console()
@@ -120,7 +121,7 @@ def check(args: Args) -> None:
         raise ValueError(f"seeds = {args.seeds}: need at least 2, for errors")
 
 
-def rows(terms: Sequence[Term]) -> list[list]:
+def write_terms(path: Path, terms: Sequence[Term]) -> None:
     """One row a point, of the line or of runs."""
     found: list[list] = []
     for term in terms:
@@ -128,7 +129,7 @@ def rows(terms: Sequence[Term]) -> list[list]:
             found += [[term.panel, term.method, *point, "", "", ""] for point in zip(term.x, term.exact, term.bounds, strict=True)]
         points = zip(term.sampled_x, *common.mean_and_error(term.sampled), strict=True)
         found += [[term.panel, term.method, "", "", "", *point] for point in points]
-    return found
+    records.write_rows(path, ["panel", "method", "x", "measured", "bound", "run x", "run mean", "run error"], found)
 
 
 def fit(x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -55,7 +55,8 @@ class Args:
     alphas: tuple[float, ...] = (0.05, 0.1, 0.3, 1.0, 10.0, 100.0)
     """Concentrations of the Dirichlet partition: small is heterogeneous."""
     data: str = "digits"
-    """digits or breast-cancer, for logistic regression."""
+    """digits, breast-cancer, mnist or cifar-10 (the last two are read from --data-dir), for logistic regression."""
+    data_dir: common.DataDir = None
     batch_size: int = 16
     """Samples that each worker draws in a round; the partition is drawn again until everybody has as many."""
     l2: float = 1e-4
@@ -84,26 +85,23 @@ class Args:
 def main(args: Args) -> None:
     if not args.alphas:
         raise ValueError("no alphas: need at least one")
-    args.out.mkdir(parents=True, exist_ok=True)  # fails now, not after the work
     graph = GRAPHS[args.topology](args.workers)
     work = [(alpha, name) for alpha in sorted(args.alphas) for name in METHODS]
     by_alpha = {alpha: make_problem(args, alpha, args.l2) for alpha in args.alphas}
     convex = {alpha: make_problem(args, alpha, args.exact_l2) for alpha in args.alphas}
+    common.begin(args)
     tuned: dict[tuple[float, str], common.Tuned | None] = {}
     exact: dict[tuple[float, str], dict[str, np.ndarray]] = {}
-    for alpha, name in common.bar(work, "heterogeneity", args.progress):
-        tuned[alpha, name] = tune(args, by_alpha[alpha], METHODS[name], graph)
-        exact[alpha, name] = without_noise(args, convex[alpha], METHODS[name], graph)
+    with common.kept(write_tuned, args.out / "history.csv", tuned), common.kept(write_exact, args.out / "exact.csv", exact):
+        for alpha, name in common.bar(work, "heterogeneity", args.progress):
+            tuned[alpha, name] = tune(args, by_alpha[alpha], METHODS[name], graph)
+            exact[alpha, name] = without_noise(args, convex[alpha], METHODS[name], graph)
     losses = {key: dsgd.tail_mean(value.history["loss"]) if value else np.full(args.seeds, np.nan) for key, value in tuned.items()}
     slopes = {key: history["grad_sqnorm"][:, -1] for key, history in exact.items()}
-    records.write_config(args.out / "config.json", args)
-    histories = {f"{name}, {alpha:g}": with_step_size(value) for (alpha, name), value in tuned.items() if value}
-    records.write_histories(args.out / "history.csv", histories)
-    records.write_histories(args.out / "exact.csv", {f"{name}, {alpha:g}": history for (alpha, name), history in exact.items()})
     common.save_figure(draw(args, graph, losses, slopes, exact), args.out / "figure.png")
     screen = common.console()
     what = f"{args.data} on {graph.name}"
-    seeds = f"mean over {args.seeds} seeds"
+    seeds = common.runs(args.seeds)
     screen.print(
         tabulate(
             args,
@@ -126,16 +124,15 @@ def for_d2(W: dsgd.Topology) -> dsgd.Topology:
 
 def make_problem(args: Args, alpha: float, l2: float) -> dsgd.Problem:
     """On the first partition that leaves everybody enough samples for a batch."""
-    labels = problems.load(args.data).train_targets
+    labels = problems.load(args.data, args.data_dir).train_targets
     for seed in range(args.seed, args.seed + 10_000):
         try:
             parts = problems.split(labels, args.workers, "dirichlet", alpha=alpha, seed=seed)
         except ValueError:  # somebody has nothing
             continue
         if min(map(len, parts)) >= args.batch_size:
-            return problems.logistic_regression(
-                args.data, args.workers, "dirichlet", alpha=alpha, batch_size=args.batch_size, l2=l2, seed=seed
-            )
+            shared = {"batch_size": args.batch_size, "seed": seed, "data_dir": args.data_dir}
+            return problems.logistic_regression(args.data, args.workers, "dirichlet", alpha=alpha, l2=l2, **shared)
     raise ValueError(f"alpha = {alpha}: none of 10,000 partitions gives {args.workers} workers {args.batch_size} samples each; need fewer")
 
 
@@ -152,9 +149,19 @@ def tune(args: Args, problem: dsgd.Problem, build: Build, graph: dsgd.Topology) 
     )
 
 
-def with_step_size(tuned: common.Tuned) -> dict[str, np.ndarray]:
-    """The history with a column that says what was chosen."""
-    return {**tuned.history, "learning_rate": np.full_like(tuned.history["loss"], tuned.learning_rate)}
+def write_tuned(path: Path, tuned: dict[tuple[float, str], common.Tuned | None]) -> None:
+    """Histories with a column that says which step size was chosen."""
+    with_step_size = {
+        f"{name}, {alpha:g}": {**one.history, "learning_rate": np.full_like(one.history["loss"], one.learning_rate)}
+        for (alpha, name), one in tuned.items()
+        if one
+    }
+    records.write_histories(path, with_step_size)
+
+
+def write_exact(path: Path, exact: dict[tuple[float, str], dict[str, np.ndarray]]) -> None:
+    """Histories with exact gradients."""
+    records.write_histories(path, {f"{name}, {alpha:g}": history for (alpha, name), history in exact.items()})
 
 
 def without_noise(args: Args, problem: dsgd.Problem, build: Build, graph: dsgd.Topology) -> dict[str, np.ndarray]:
@@ -211,7 +218,7 @@ def draw(
     panels[2].set(xlabel="rounds", ylabel="|f'(mean x)|²", yscale="log", title=f"{step}\nalpha = {worst:g}")
     handles, labels = panels[2].get_legend_handles_labels()
     sheet.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
-    bands = f"bands on the left: standard error over {args.seeds} seeds, on one partition"
+    bands = f"{common.errors('bands on the left', args.seeds)}, on one partition"
     common.title(sheet, f"{args.data}, {args.workers} workers, {graph.name}; {bands}, which leaves everybody {args.batch_size} samples")
     return sheet
 

@@ -71,8 +71,7 @@ def main(args: Args) -> None:
     if not args.latency + args.transfer:
         raise ValueError("latency = transfer = 0: need one above 0, or there is nothing to see")
     pictures, costs = panels(args), rows(args)
-    args.out.mkdir(parents=True, exist_ok=True)
-    records.write_config(args.out / "config.json", args)
+    common.begin(args)
     lines = [
         (panel.figure, *(panel.names[i] for i in passage.message[:2]), *(float(getattr(passage, time)) for time in TIMES))
         for panel in pictures
@@ -240,4 +239,4 @@ def draw(args: Args, pictures: Sequence[Panel]) -> Figure:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    common.launch(main, tyro.cli(Args))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,7 +47,8 @@ class Args:
     workers: tuple[int, ...] = (16, 64)
     """Numbers of workers N."""
     data: str = "digits"
-    """digits or breast-cancer, for logistic regression."""
+    """digits, breast-cancer, mnist or cifar-10 (the last two are read from --data-dir), for logistic regression."""
+    data_dir: common.DataDir = None
     batch_size: int = 16
     """Samples that each worker draws in a round."""
     learning_rates: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0, 30.0)
@@ -72,12 +73,12 @@ class Args:
 
 
 def main(args: Args) -> None:
-    args.out.mkdir(parents=True, exist_ok=True)  # fails now, not after the work
+    problems.load(args.data, args.data_dir)  # what is missing is told at once
     by_N = {N: graphs(N, args.seed) for N in args.workers}
+    common.begin(args)
     screen = common.console()
     rings = [topologies.ring(n) for n in RINGS]
     measured = {graph.name: gossip_decay.decay(graph, args.seed) for all_of in (rings, *by_N.values()) for graph in all_of}
-    records.write_config(args.out / "config.json", args)
     rows = [
         (graph.name, N, graph.degree, len(graph.edges), gossip_decay.per_round(graph), measured[graph.name])
         for N in by_N
@@ -85,9 +86,12 @@ def main(args: Args) -> None:
     ]
     records.write_rows(args.out / "graphs.csv", ("graph", "workers", "degree", "edges", "rho", "measured"), rows)
     for N, of_N in by_N.items():
-        histories = {partition: train(args, N, partition, of_N) for partition in PARTITIONS}
-        flat = {f"{partition} {name}": history for partition, runs in histories.items() for name, history in runs.items()}
-        records.write_histories(args.out / f"history-{N}.csv", flat)
+        histories: dict[str, dict[str, dict[str, np.ndarray]]] = {partition: {} for partition in PARTITIONS}
+        flat: dict[str, dict[str, np.ndarray]] = {}
+        with common.kept(records.write_histories, args.out / f"history-{N}.csv", flat):
+            for partition in PARTITIONS:
+                for name, history in train(args, N, partition, of_N):
+                    histories[partition][name] = flat[f"{partition} {name}"] = history
         common.save_figure(draw(args, N, of_N, histories), args.out / f"figure-{N}.png")
         tables = [tabulate(args, N, partition, of_N, runs) for partition, runs in histories.items()]
         screen.print(Group(gossip_decay.describe(N, of_N, measured), *tables))
@@ -124,12 +128,12 @@ def connected(N: int, probability: float, seed: int) -> dsgd.Topology:
     raise ValueError(f"no connected graph of {N} workers in 100 draws with probability {probability:.3g}")
 
 
-def train(args: Args, N: int, partition: str, of_N: list[dsgd.Topology]) -> dict[str, dict[str, np.ndarray]]:
-    """Histories at the best step size, by graph; without those that diverged at every one."""
-    problem = problems.logistic_regression(args.data, N, partition, batch_size=args.batch_size, seed=args.seed)
+def train(args: Args, N: int, partition: str, of_N: list[dsgd.Topology]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """Graph by graph, its name and the history at the best step size; without those that diverged at every one."""
+    shared = {"batch_size": args.batch_size, "seed": args.seed, "data_dir": args.data_dir}
+    problem = problems.logistic_regression(args.data, N, partition, **shared)
     compute = clusters.constant(args.batch_size * args.compute)
     cluster = clusters.Cluster(compute, up=clusters.constant(args.bandwidth), latency=args.latency)
-    histories = {}
     for graph in common.bar(of_N, f"{N} workers, {partition}", args.progress):
         tuned = common.tune(
             lambda learning_rate, graph=graph: algorithms.decentralized_sgd(optax.sgd(learning_rate), graph),
@@ -143,10 +147,9 @@ def train(args: Args, N: int, partition: str, of_N: list[dsgd.Topology]) -> dict
         )
         if tuned:
             rate = np.full_like(tuned.history["clock"], tuned.learning_rate)
-            histories[short(graph)] = {**tuned.history, "learning_rate": rate}
-    if "complete" not in histories:
-        raise ValueError(f"on the complete graph every step size of {args.learning_rates} diverged: need smaller ones")
-    return histories
+            yield short(graph), {**tuned.history, "learning_rate": rate}
+        elif graph is of_N[-1]:  # the complete one, which sets the target
+            raise ValueError(f"on the complete graph every step size of {args.learning_rates} diverged: need smaller ones")
 
 
 def target(histories: dict[str, dict[str, np.ndarray]]) -> float:
@@ -156,7 +159,7 @@ def target(histories: dict[str, dict[str, np.ndarray]]) -> float:
 
 def tabulate(args: Args, N: int, partition: str, of_N: list[dsgd.Topology], runs: dict[str, dict[str, np.ndarray]]) -> Table:
     """Cost to the target, one row a graph."""
-    switch = f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, {args.seeds} seeds"
+    switch = f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, {common.runs(args.seeds)}"
     caption = (
         "*: at an edge of the step sizes. -: not reached.\nMbit: sent and received per worker.\n"
         f"Target: {SLACK:g} times where the complete graph ends."
@@ -203,9 +206,7 @@ def draw(args: Args, N: int, of_N: list[dsgd.Topology], histories: dict[str, dic
     handles, labels = panels[0, 0].get_legend_handles_labels()
     below.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6), frameon=False)
     switch = f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s"
-    common.title(
-        sheet, f"decentralized SGD, {args.data}, {N} workers, {switch}; bands: standard error over {args.seeds} seeds; grey: target"
-    )
+    common.title(sheet, f"decentralized SGD, {args.data}, {N} workers, {switch}; {common.errors('bands', args.seeds)}; grey: target")
     return sheet
 
 

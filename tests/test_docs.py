@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
     "page",
     [
         "README.md",
+        "docs/methods.md",
         "docs/own_method.md",
         "docs/own_problem.md",
         "docs/compression.md",
@@ -24,11 +25,23 @@ ROOT = Path(__file__).parents[1]
     ],
 )
 def test_python_blocks_run(page, request):
-    if page == "README.md":  # its runs are so long that haste costs more than it saves
+    if page in ("README.md", "docs/methods.md"):  # their runs are so long that haste costs more than it saves
         request.getfixturevalue("optimised")
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert blocks
     exec(compile("\n".join(blocks), page, "exec"), {"__name__": page})
+
+
+@pytest.mark.parametrize("page", sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))))
+def test_files_that_pages_link_to_are_there(page):
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", (ROOT / page).read_text())
+    missing = [link for link in links if not (ROOT / page).parent.joinpath(link).exists()]
+    assert not missing
+
+
+def test_every_figure_is_shown():
+    pages = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
+    assert [path.name for path in (ROOT / "docs").glob("*.png") if f"]({path.name})" not in pages] == []
 
 
 def test_readme_has_the_commands_that_ci_runs():

@@ -2,12 +2,11 @@
 
     python -m theory_checks --quick
 
-Exit status 1 where a bound is violated.
+Exit status 1 where a bound is violated, 2 where there is nothing to check.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -55,11 +54,11 @@ def main(args: Args, statements: Sequence[Statement] = registry.STATEMENTS, misp
     """Prints both tables; the exit status."""
     chosen = [statement for statement in statements if args.only.lower() in f"{statement.name} {statement.reference}".lower()]
     if not chosen:
-        raise SystemExit(f"no statement has {args.only!r} in its name or reference; without --only there are {len(statements)}")
+        return refused(f"no statement has {args.only!r} in its name or reference; without --only there are {len(statements)}")
     screen = Console(width=None if os.environ.get("COLUMNS") or Console().is_terminal else 80)
     trials = QUICK if args.quick else args.trials
     if trials < 1:
-        raise SystemExit(f"trials = {trials}: need at least 1")
+        return refused(f"--trials {trials}: need at least 1")
     bar = track(chosen, "statements", console=Console(stderr=True), disable=not args.progress, transient=True)
     findings = [registry.hold(statement, trials, args.seed) for statement in bar]
     compared = [] if args.only else [(misprint, *misprint.compare()) for misprint in misprints]
@@ -73,9 +72,14 @@ def main(args: Args, statements: Sequence[Statement] = registry.STATEMENTS, misp
     for line in wrong:
         screen.print(Text(line, style="bold red"))
     if args.json:
-        with records.replacing(args.json) as temporary:
-            temporary.write_text(json.dumps(as_data(findings, compared), indent=1))
+        records.write_json(args.json, as_data(findings, compared))
     return 1 if wrong else 0
+
+
+def refused(line: str) -> int:
+    """Says what the user got wrong; the exit status."""
+    print(f"Error: {line}", file=sys.stderr)
+    return 2
 
 
 def _told(printed: Outcome, corrected: Outcome) -> bool:

@@ -41,10 +41,10 @@ def losses_and_gradients(
     has no gradient function of its own."""
 
     def both(params, batch):
-        protocol.need_loss(problem, params, batch)
+        loss = protocol.loss(problem)
         if problem.gradient is None:
-            return jax.value_and_grad(problem.loss)(params, batch)
-        return problem.loss(params, batch), _gradient(problem)(params, batch)
+            return jax.value_and_grad(loss)(params, batch)
+        return loss(params, batch), _gradient(problem)(params, batch)
 
     return _asked(both, problem, query, key, data, N, batches)
 
@@ -73,10 +73,6 @@ def _asked(function: Callable, problem: Problem, query: Query, key: jax.Array, d
 def _gradient(problem: Problem) -> Callable:
     """(params, batch) -> a tree like the parameters: the problem's own, or that of its loss."""
 
-    def of_loss(params, batch):
-        protocol.need_loss(problem, params, batch)
-        return jax.grad(problem.loss)(params, batch)
-
     def its_own(params, batch):
         assert problem.gradient is not None
         with protocol.noted(f"gradient of {problem.name}"):
@@ -84,7 +80,7 @@ def _gradient(problem: Problem) -> Callable:
         protocol.same(f"{problem.name}: gradient gives a tree", slope, params)
         return slope
 
-    return its_own if problem.gradient else of_loss
+    return its_own if problem.gradient else jax.grad(protocol.loss(problem))
 
 
 def mean_loss(loss: Callable) -> Callable:

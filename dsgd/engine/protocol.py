@@ -162,12 +162,17 @@ def need_scalar(where: str, value: Any) -> None:
         raise ValueError(f"{where} as {_shown(value)}; need a scalar, the same on every device")
 
 
-def need_loss(problem: Problem, params: Params, batch: PyTree) -> None:
-    """Raises a ValueError where the problem's loss at one model and one worker's batch is no floating-point scalar."""
-    with noted(f"loss of {problem.name}"):
-        value = jax.eval_shape(problem.loss, params, batch)
-    if not isinstance(value, jax.ShapeDtypeStruct) or value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
-        raise ValueError(f"{problem.name}: loss gives {_shown(value)}; need one floating-point scalar, the mean over the batch")
+def loss(problem: Problem) -> Callable:
+    """The problem's loss, which raises a ValueError where it is no floating-point scalar."""
+
+    def of_batch(params, batch):
+        with noted(f"loss of {problem.name}"):
+            value = problem.loss(params, batch)
+        if not isinstance(value, jax.Array) or value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
+            raise ValueError(f"{problem.name}: loss gives {_shown(value)}; need one floating-point scalar, the mean over the batch")
+        return value
+
+    return of_batch
 
 
 def _block(N: int) -> int:

@@ -81,16 +81,15 @@ class Speed(NamedTuple):
 def main(args: Args) -> None:
     if not args.dimensions or min(args.dimensions) < 16 or args.repeats < 1:
         raise ValueError(f"dimensions = {args.dimensions}, repeats = {args.repeats}: need dimensions of at least 16, repeats of at least 1")
-    args.out.mkdir(parents=True, exist_ok=True)  # fails now, not after the work
-    rows = []
-    for d in args.dimensions:
-        references, speeds = measure(args, d)
-        rows += [(d, name, "", rate, "", "") for name, rate in references.items()]
-        rows += [(d, name, *speed) for name, speed in speeds.items()]
-        common.console().print(tabulate(d, references, speeds))
-    records.write_config(args.out / "config.json", args)
+    common.begin(args)
     columns = ("dimension", "program", "bits_per_element", "encode_bytes_per_second", "decode_bytes_per_second", "cost")
-    records.write_rows(args.out / "throughput.csv", columns, rows)
+    rows: list[tuple] = []
+    with common.kept(lambda path, rows: records.write_rows(path, columns, rows), args.out / "throughput.csv", rows):
+        for d in args.dimensions:
+            references, speeds = measure(args, d)
+            rows += [(d, name, "", rate, "", "") for name, rate in references.items()]
+            rows += [(d, name, *speed) for name, speed in speeds.items()]
+            common.console().print(tabulate(d, references, speeds))
 
 
 def measure(args: Args, d: int) -> tuple[dict[str, float], dict[str, Speed]]:

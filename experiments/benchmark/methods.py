@@ -42,11 +42,13 @@ class Args:
 
 
 def main(args: Args) -> None:
-    args.out.mkdir(parents=True, exist_ok=True)  # fails now, not after the work
-    speeds = {name: [speed(args, name, N) for N in args.workers] for name in args.methods}
-    records.write_config(args.out / "config.json", args)
-    rows = [(name, N, value) for name, values in speeds.items() for N, value in zip(args.workers, values, strict=True)]
-    records.write_rows(args.out / "methods.csv", ("method", "workers", "rounds/s"), rows)
+    common.begin(args)
+    speeds: dict[str, list[float]] = {}
+    columns, rows = ("method", "workers", "rounds/s"), []
+    with common.kept(lambda path, rows: records.write_rows(path, columns, rows), args.out / "methods.csv", rows):
+        for name in args.methods:
+            speeds[name] = [speed(args, name, N) for N in args.workers]
+            rows += [(name, N, value) for N, value in zip(args.workers, speeds[name], strict=True)]
     table = Table(title="rounds/s with metrics (medians)")
     table.add_column("method", no_wrap=True)
     for N in args.workers:

@@ -57,7 +57,7 @@ def graphs_of_all_degrees() -> list[dsgd.Topology]:
 
 
 def main(args: Args) -> None:
-    args.out.mkdir(parents=True, exist_ok=True)  # fails now, not after the work
+    common.begin(args)
     graphs = [topologies.ring(args.workers), topologies.exponential(args.workers), topologies.random_regular(args.workers, 4)]
     x = jax.random.normal(jax.random.key(0), (args.workers, args.dimension))
     programs = {"copy": common.program(lambda x: x * np.float32(1.5), x)}
@@ -67,7 +67,6 @@ def main(args: Args) -> None:
     taken = in_turn(programs, args.repeats)
     rows = [measured(graph, taken) for graph in graphs]
     sums = [(graph, [rows_over_product(graph, d, args.repeats) for d in args.dimensions]) for graph in graphs_of_all_degrees()]
-    records.write_config(args.out / "config.json", args)
     records.write_rows(args.out / "mixing.csv", ("graph", "degree", "seconds", "dense", "times faster", "of copy"), rows)
     heading = ("graph", "degree", "chosen", *map(str, args.dimensions))
     records.write_rows(args.out / "sums.csv", heading, [(graph.name, graph.degree, kind(graph), *ratios) for graph, ratios in sums])

@@ -75,13 +75,12 @@ class Row(NamedTuple):
 
 def main(args: Args) -> None:
     check(args)
-    args.out.mkdir(parents=True, exist_ok=True)  # fails now, not after the work
-    records.write_config(args.out / "config.json", args)
+    common.begin(args)
     rows: list[Row] = []
-    for name in args.methods:
-        for N, d in zip(args.workers, args.dimensions, strict=True):
-            rows.append(compare(args, name, N, d))
-            records.write_rows(args.out / "rounds.csv", Row._fields, rows)  # it takes minutes: what there is, is kept
+    with common.kept(lambda path, rows: records.write_rows(path, Row._fields, rows), args.out / "rounds.csv", rows):
+        for name in args.methods:
+            for N, d in zip(args.workers, args.dimensions, strict=True):
+                rows.append(compare(args, name, N, d))
     common.console().print(tabulate(rows))
 
 

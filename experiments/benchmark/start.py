@@ -56,7 +56,7 @@ class Taken(NamedTuple):
 
 
 def main(args: Args) -> None:
-    args.out.mkdir(parents=True, exist_ok=True)  # fails now, not after the work
+    common.begin(args)
     with tempfile.TemporaryDirectory() as folder:
         versions = make_versions(args.job, Path(folder))
         for name, version in versions.items():
@@ -67,7 +67,6 @@ def main(args: Args) -> None:
             for name, version in versions.items():
                 taken[name].append(timed(version, args.job))
     rows = [row(name, times, taken["scan"]) for name, times in taken.items()]
-    records.write_config(args.out / "config.json", args)
     records.write_rows(args.out / "start.csv", ("version", *STAGES, "wall", "cpu", "ratio"), rows)
     common.console().print(tabulate(args, rows))
 

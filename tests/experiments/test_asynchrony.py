@@ -17,9 +17,9 @@ from experiments import asynchrony
 from experiments.asynchrony import Args
 
 
-def least_squares(data, workers, partition, *, batch_size, seed):
+def least_squares(data, workers, partition, *, batch_size, seed, data_dir):
     """Instead of logistic regression, as many parameters in programs of half the size."""
-    assert (data, partition, batch_size, seed) == ("digits", "iid", 16, 0)
+    assert (data, partition, batch_size, seed, data_dir) == ("digits", "iid", 16, 0, None)
     inputs, noise = np.random.default_rng(0).normal(size=(2, workers, 8, 650)).astype(np.float32)
     return dsgd.Problem(
         init=lambda key: jnp.zeros(650),

@@ -363,3 +363,37 @@ def test_default_target_is_reached_by_every_method():
     falling = np.linspace(1, 0.123, 101)[None, :]
     target = compare.default_target({"fast": {"loss": falling / 2}, "slow": {"loss": falling}})
     assert falling[:, -10:].mean() <= target <= falling[:, -10:].mean() * 1.1
+
+
+def test_default_target_is_not_one_that_half_of_the_methods_reach_at_once():
+    falling = np.geomspace(1, 0.01, 101)[None, :]
+    stuck = np.full((1, 101), 0.95)
+    slow = {"loss": falling**0.25}
+    histories = {"fast": {"loss": falling}, "slow": slow, "stuck": {"loss": stuck}, "also stuck": {"loss": stuck}}
+    target = compare.default_target(histories)
+    assert slow["loss"][:, -10:].mean() <= target < 0.95
+    assert compare.default_target({"stuck": {"loss": stuck}, "also stuck": {"loss": stuck}}) == pytest.approx(0.95)
+
+
+def test_compare_draws_every_method_in_its_familys_colour_with_its_name_at_its_end():
+    step, noisy = np.arange(1, 6), np.array([[3.0, 1.0, 2.0, 0.5, 4.0]])
+    histories = {name: {"step": step, "loss": noisy, "bits": noisy * 0 + step, "clock": noisy * 0 + step} for name in algorithms.ALGORITHMS}
+    histories["sgd"]["bits"] = noisy * 0
+    args = compare.Args(seeds=1)
+    first, bits, _ = compare.draw(args, problems.random_quadratic(16, 2), histories, 0.4).axes
+    lines = {line.get_label(): line for line in first.lines}
+    assert set(lines) >= set(algorithms.ALGORITHMS), "each has a family"
+    for name, family in {"gd": "synchronous", "ad-psgd": "asynchronous", "ef21": "compressed", "d2": "decentralized"}.items():
+        assert lines[name].get_color() == compare.FAMILIES[family]
+    np.testing.assert_array_equal(lines["gd"].get_ydata(), [1, 1, 0.5, 0.5])
+    heights = sorted(name.xyann[1] for name in first.texts)
+    assert len(heights) == len(algorithms.ALGORITHMS) == len(bits.texts) + 1
+    assert np.diff(heights).min() >= compare.LABEL_HEIGHT - 1e-9
+    assert bits.get_title() == "sgd sends nothing"
+
+
+def test_one_seed_has_no_error():
+    assert common.with_error(np.array([4.0, 6.0])) == "5.0 ± 1.0"
+    assert common.with_error(np.array([4.0])) == "4.0"
+    assert common.errors("bands", 1) == common.runs(1) == "one seed"
+    assert common.errors("bands", 3).endswith("3 seeds")

@@ -1,0 +1,189 @@
+"""What all commands do with what a user got wrong, with results that are there already, and with an interruption."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import os
+import platform
+import signal
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+import dsgd
+from experiments import asynchrony, compare, complexity_table, compression, convergence_rates, heterogeneity, switch_timelines, topology
+from experiments.benchmark import compression as throughput
+from experiments.benchmark import methods, mixing, rounds, start
+from experiments.helpers import common
+
+SCRIPTS = (asynchrony, compare, complexity_table, compression, convergence_rates, heterogeneity, switch_timelines, topology)
+BENCHMARKS = (throughput, methods, mixing, rounds, start)
+
+
+@dataclasses.dataclass(frozen=True)
+class Args:
+    """Of a script."""
+
+    out: Path
+    steps: int = 3
+    rates: tuple[float, ...] = (0.1,)
+    progress: bool = True
+
+
+class Ended(NamedTuple):
+    status: int
+    said: list[str]
+
+
+@pytest.fixture
+def launch(capsys):
+    """Runs a script that does not end well; its exit status, and the lines that it says on standard error."""
+
+    def run(main, args) -> Ended:
+        with pytest.raises(SystemExit) as end:
+            common.launch(main, args)
+        return Ended(end.value.code, capsys.readouterr().err.splitlines())
+
+    return run
+
+
+def test_what_a_user_got_wrong_is_one_line_and_status_2(launch, tmp_path):
+    status, (line,) = launch(compare.main, compare.Args(methods=("adagrad",), out=tmp_path, cache="off"))
+    assert status == 2
+    assert line.startswith("Error: unknown method 'adagrad': need one of gd,")
+
+
+def test_a_message_of_several_lines_is_one(launch, tmp_path):
+    script = {"__name__": "experiments.some"}
+    exec("def main(args): raise ValueError('steps = -1:\\n  need more')", script)
+    assert launch(script["main"], Args(tmp_path)) == (2, ["Error: steps = -1: need more"])
+
+
+def test_a_run_that_diverges_is_one_line(launch, tmp_path):
+    def main(args):
+        problem = dsgd.problems.random_quadratic(2, 2)
+        dsgd.run(compare.algorithms.make("gd", compare.optax.sgd(1e30), 2), problem, steps=20, key=jax.random.key(0), mesh=1)
+
+    status, (line,) = launch(main, Args(tmp_path))
+    assert status == 2
+    assert line.startswith("Error: gradient_descent: the loss is inf after round 1, with step size 1e+30")
+
+
+def test_a_librarys_error_keeps_its_traceback(tmp_path):
+    """It would be a mistake of ours, which nobody could find without."""
+    with pytest.raises(ValueError, match="could not be broadcast"):
+        common.launch(lambda args: np.broadcast_to(np.ones(3), 2) and np.ones(2) + np.ones(3), Args(tmp_path))
+
+
+WITH_DATA = [script for script in SCRIPTS if hasattr(script.Args, "data")]
+
+
+@pytest.mark.parametrize("script", WITH_DATA, ids=lambda script: script.__name__)
+def test_missing_files_are_one_line_and_status_2(script, launch, tmp_path):
+    args = script.Args(data="mnist", data_dir=tmp_path / "there", out=tmp_path / "out", cache="off", progress=False)
+    status, (line,) = launch(script.main, args)
+    assert status == 2
+    assert f"Error: no file {tmp_path}/there/train-images-idx3-ubyte" in line
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "flag", "value"),
+    [
+        (rounds, "repeats", 0),
+        (rounds, "seconds", 0.0),
+        (rounds, "seconds", float("nan")),
+        (rounds, "dimensions", (10, 0)),
+        (methods, "workers", (0,)),
+        (start, "repeats", -1),
+        (mixing, "workers", 0),
+        (throughput, "repeats", 0),
+        (compare, "target", float("nan")),
+        (compare, "target", 0.0),
+        (compare, "workers", 0),
+        (compare, "bandwidth", 0.0),
+        (compare, "learning_rates", (0.1, float("inf"))),
+        (compare, "latency", -1.0),
+        (asynchrony, "rounds", 0),
+        (topology, "workers", (16, 0)),
+        (heterogeneity, "alphas", (0.0,)),
+        (compression, "sizes", (0,)),
+        (complexity_table, "bandwidth", 0.0),
+        (convergence_rates, "longest_run", 0),
+        (switch_timelines, "workers", 0),
+    ],
+)
+def test_numbers_that_make_no_sense_are_one_line_and_status_2(script, flag, value, launch, tmp_path):
+    status, (line,) = launch(script.main, script.Args(out=tmp_path / "out", **{flag: value}))
+    assert status == 2
+    assert line.startswith(f"Error: --{flag.replace('_', '-')} {value}: need ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_flags_without_anything_are_one_line_and_status_2(launch, tmp_path):
+    assert launch(topology.main, topology.Args(workers=(), out=tmp_path / "out")) == (2, ["Error: --workers: need at least one"])
+
+
+@pytest.mark.parametrize("script", [*SCRIPTS, *BENCHMARKS], ids=lambda script: script.__name__)
+def test_what_scripts_do_by_default_makes_sense(script):
+    common.check_flags(script.Args())
+
+
+def test_the_configuration_says_what_was_run_and_on_what(tmp_path):
+    common.begin(Args(tmp_path / "new"))
+    config = json.loads((tmp_path / "new/config.json").read_text())
+    assert config["steps"] == 3
+    assert config["rates"] == [0.1]
+    run = config["run"]
+    assert (run["dsgd"], run["jax"], run["python"]) == (dsgd.__version__, jax.__version__, platform.python_version())
+    assert run["device"] == f"{jax.device_count()} x cpu"
+    assert "pytest" in run["command"] or "python" in run["command"]
+
+
+def test_results_of_another_configuration_are_not_overwritten(tmp_path):
+    common.begin(Args(tmp_path))
+    common.begin(Args(tmp_path, steps=4))  # there are no results yet
+    (tmp_path / "history.csv").write_text("results")
+    before = (tmp_path / "config.json").read_text()
+    common.begin(Args(tmp_path, steps=4, progress=False))  # the same
+    with pytest.raises(ValueError, match=r"has results of another configuration \(steps = 4, not 3\): need another folder \(--out\)"):
+        common.begin(Args(tmp_path, steps=3))
+    assert json.loads((tmp_path / "config.json").read_text())["steps"] == json.loads(before)["steps"] == 4
+    with pytest.raises(ValueError, match="has results of another script, or of another version of it: need another folder"):
+        common.begin(rounds.Args(out=tmp_path, methods=("dsgd",)))
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="has results of another script"):
+        common.begin(Args(tmp_path))
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_an_interrupted_script_keeps_what_it_has(sent, launch, tmp_path, monkeypatch):
+    """The second method never ends."""
+    tune, before = compare.tune, signal.getsignal(signal.SIGTERM)
+
+    def interrupted(args, problem, cluster, name):
+        if name == "mb-sgd":
+            os.kill(os.getpid(), sent)
+        return tune(args, problem, cluster, name)
+
+    monkeypatch.setattr(compare, "tune", interrupted)
+    monkeypatch.setattr(common, "devices_for", lambda workers: dsgd.workers.mesh(1))
+    args = compare.Args(
+        methods=("gd", "mb-sgd"), workers=2, steps=2, seeds=1, learning_rates=(0.1,), out=tmp_path, cache="off", progress=False
+    )
+    assert launch(compare.main, args) == (130, [f"Interrupted: what was done until then is in {tmp_path}."])
+    with (tmp_path / "history.csv").open() as file:
+        assert {row["method"] for row in csv.DictReader(file)} == {"gd"}
+    assert not (tmp_path / "figure.png").exists()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_nothing_is_written_where_nothing_was_found(tmp_path):
+    with pytest.raises(KeyboardInterrupt), common.kept(lambda path, found: path.write_text("new"), tmp_path / "rows.csv", []):
+        raise KeyboardInterrupt
+    assert not list(tmp_path.iterdir())
