@@ -61,8 +61,9 @@ def compressed_sgd(
         step = exchanges.join(mean, state.server.params, compressor)
         return State(state.step + 1, server=optimizers.step(optimizer, state.server, step)), info
 
-    name = f"compressed_sgd({compressor.name})" if via == "server" else f"compressed_sgd({compressor.name}, {via})"
-    return Algorithm(init, query, update, optimizers.server_params, PATTERNS[via], name, optimizers.learning_rate(optimizer))
+    said = ", ".join([compressor.name, *[via] * (via != "server"), *["allow_biased"] * (not compressor.unbiased)])
+    rate = optimizers.learning_rate(optimizer)
+    return Algorithm(init, query, update, optimizers.server_params, PATTERNS[via], f"compressed_sgd({said})", rate)
 
 
 def _through_servers(compressor: Compressor, key: jax.Array, parts: exchanges.Parts, N: int) -> tuple[exchanges.Parts, Info]:

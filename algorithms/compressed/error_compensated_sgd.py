@@ -92,6 +92,6 @@ def error_compensated_sgd(
         update,
         optimizers.server_params,
         network.multi_server,
-        f"error_compensated_sgd({up.name}, {down.name})",
+        f"error_compensated_sgd({up.name}, {down.name}{', allow_expanding' * allow_expanding})",
         optimizers.learning_rate(optimizer),
     )

@@ -36,9 +36,10 @@ def d2(optimizer: optax.GradientTransformation, topology: Topology, allow_unprov
     Source: Tang, Lian, Yan, Zhang and Liu, "D2: decentralized training over decentralized data", 2018.
     """
     gossip.need("d2", topology, symmetric=True, fixed=True)
-    if topology.smallest_eigenvalue <= -1 / 3 + 1e-9 and not allow_unproven:
+    unproven = topology.smallest_eigenvalue <= -1 / 3 + 1e-9
+    if unproven and not allow_unproven:
         raise ValueError(
             f"d2 on {topology.name}, whose W has the eigenvalue {topology.smallest_eigenvalue:.6g}, for which there is no guarantee: need"
             " all above -1/3, as with weights=topologies.lazy, or allow_unproven=True"
         )
-    return adapt_correct_combine("d2", optimizer, topology, 1.0)
+    return adapt_correct_combine(f"d2({topology.name}{', allow_unproven' * unproven})", optimizer, topology, 1.0)

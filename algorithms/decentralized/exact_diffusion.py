@@ -65,7 +65,7 @@ def exact_diffusion(optimizer: optax.GradientTransformation, topology: Topology)
     (which does not combine in its first step).
     """
     gossip.need("exact_diffusion", topology, symmetric=True, fixed=True)
-    return adapt_correct_combine("exact_diffusion", optimizer, topology, 0.5)
+    return adapt_correct_combine(f"exact_diffusion({topology.name})", optimizer, topology, 0.5)
 
 
 def adapt_correct_combine(name: str, optimizer: optax.GradientTransformation, topology: Topology, share: float) -> Algorithm:
@@ -86,4 +86,4 @@ def adapt_correct_combine(name: str, optimizer: optax.GradientTransformation, to
         models = Corrected(jax.tree.map(jnp.add, corrected, moved), memory, *add_up(state.workers, moved))
         return State(state.step + 1, workers=models), told.to_neighbours(x, topology, round.step)
 
-    return gossip.algorithm(f"{name}({topology.name})", init, update, optimizer, topology)
+    return gossip.algorithm(name, init, update, optimizer, topology)

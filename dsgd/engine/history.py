@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -91,10 +92,8 @@ class Log:
         if reason := suspects(at == 0):
             raise Diverged(f"{told}: {reason}; need finite numbers (the error's .history has what went before)", record)
         size = "" if np.isnan(learning_rate) else f", with step size {learning_rate:.6g} (the first step for a gradient of 1)"
-        raise Diverged(
-            f"{told}{size}; need a smaller one (the error's .history has what went before)",
-            record,
-        )
+        insisted = "".join(f", or a method without {allowed}" for allowed in re.findall(r"\ballow_\w+", method))
+        raise Diverged(f"{told}{size}; need a smaller one{insisted} (the error's .history has what went before)", record)
 
     def _check_clock(self) -> None:
         """Raises a ValueError where the clock is not finite, or goes back."""

@@ -288,6 +288,14 @@ def test_a_loss_that_diverges_stops_the_run_and_keeps_the_history(problem, mesh,
     assert first == len(loss) - 1, "it ends with the record that shows it"
 
 
+def test_what_was_insisted_on_is_the_other_suspect(problem, mesh, key):
+    method = algorithms.compressed_sgd(optax.sgd(1e30), dsgd.compressors.sign, allow_biased=True)
+    with pytest.raises(
+        dsgd.Diverged, match=r"^compressed_sgd\(sign, allow_biased\): .* need a smaller one, or a method without allow_biased \("
+    ):
+        dsgd.run(method, problem, steps=20, key=key, mesh=mesh)
+
+
 def test_a_divergence_between_records_is_bracketed(problem, mesh, key):
     with pytest.raises(dsgd.Diverged, match=r"after round (\d+) \(finite after \d+\), with step size 50") as error:
         dsgd.run(algorithms.minibatch_sgd(optax.sgd(50.0)), problem, steps=2_000, key=key, mesh=mesh, record_every=7)
