@@ -33,7 +33,12 @@ def execute(job: Job, watch: Watch, folder: str | Path | None) -> Result:
         ValueError, Diverged, Interrupted: as `dsgd.run`.
     """
     with Stop() as stop, nullcontext() if folder is None else Checkpoint(folder, identity.of(job)) as checkpoint:
-        return _Drive(job, watch, checkpoint, stop).run()
+        drive = _Drive(job, watch, checkpoint, stop)
+        drive.run()
+        result = None if stop.asked else drive.result()
+        if result is None or stop.asked:
+            raise drive.interrupted()
+        return result
 
 
 class _Drive:
@@ -49,11 +54,13 @@ class _Drive:
         self.carry = self._begin()
         self.sent = self.log.steps[-1] if self.log.steps else job.before
         if job.feed:
-            job.feed.skip(self.sent - job.before)
+            with stop.users_code():
+                job.feed.skip(self.sent - job.before)
         self.pace = _Pace(plan.capacity - 1)  # the first chunk has the start's record, too
         self.waiting: deque[tuple[loop.Records, int, int]] = deque()  # records, how many, the round after them
 
-    def run(self) -> Result:
+    def run(self) -> None:
+        """To the last round, or to where it is stopped."""
         self._ask()
         with Progress(self.watch.name, self.sent, self.last, self.watch.progress) as bar:
             while self.waiting or (self.sent < self.last and not self.stop.asked):
@@ -63,10 +70,19 @@ class _Drive:
                 if not self.waiting:
                     self._ask()
                     self._save()
-        if self.stop.asked:
-            said = f"{self.watch.name}: interrupted after round {self.sent} (the error's .history has what went before)"
-            raise Interrupted(said, self.log.history())
+
+    def result(self) -> Result:
         return Result(self.carry.state, self.log.history(), programs.call(loop.models, self.job.plan, self.carry.state, self.points))
+
+    def interrupted(self) -> Interrupted:
+        """What to raise. The checkpoint is written before; where it cannot be, the history is not lost for that."""
+        said = f"{self.watch.name}: interrupted after round {self.sent} (the error's .history has what went before)"
+        try:
+            if self.checkpoint and self.log.steps:
+                self.checkpoint.save(self.carry, self.log.records())
+        except OSError as error:
+            said += f"; its checkpoint could not be written: {error}"
+        return Interrupted(said, self.log.history())
 
     def _begin(self) -> loop.Carry:
         """The checkpoint's state and records; or the start, given or made."""
@@ -80,7 +96,8 @@ class _Drive:
         carry, records = found
         self.log.resume(records)
         if self.log.steps[-1] > self.last:
-            raise ValueError(f"steps = {self.job.steps}, but the checkpoint is of round {self.log.steps[-1]}: need at least as many steps")
+            done = self.log.steps[-1] - self.job.before
+            raise ValueError(f"steps = {self.job.steps}, but the checkpoint has {done} rounds: need at least as many steps")
         self._check()
         return carry
 
@@ -135,7 +152,7 @@ class _Drive:
 
     def _save(self) -> None:
         """What there is, where it is time to. Nothing is on its way."""
-        if self.checkpoint and self.log.steps and (self.checkpoint.due() or self.stop.asked or self.sent >= self.last):
+        if self.checkpoint and self.log.steps and (self.checkpoint.due() or self.sent >= self.last):
             self.checkpoint.save(self.carry, self.log.records())
 
 

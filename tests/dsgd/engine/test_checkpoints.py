@@ -134,7 +134,7 @@ def test_a_folder_of_another_run_is_refused_by_what_differs(other, one_run, key)
 
 def test_the_same_run_made_anew_is_the_same_and_never_goes_back(one_run, key):
     dsgd.run(momentum(0.5), l2(0.1), steps=3, key=key, mesh=1, checkpoint=one_run)
-    with pytest.raises(ValueError, match="steps = 2, but the checkpoint is of round 3"):
+    with pytest.raises(ValueError, match="steps = 2, but the checkpoint has 3 rounds"):
         dsgd.run(momentum(0.5), l2(0.1), steps=2, key=key, mesh=1, checkpoint=one_run)
 
 
@@ -219,6 +219,18 @@ def test_a_full_disk_leaves_the_checkpoint_before(method, problem, mesh, key, tm
             dsgd.run(method, problem, steps=30, **options)
     assert (tmp_path / "dsgd-run.npz").read_bytes() == before
     assert_equal(dsgd.run(method, problem, steps=30, **options), dsgd.run(method, problem, steps=30, key=key, mesh=mesh))
+
+
+def test_a_full_disk_does_not_take_the_history_of_an_interrupted_run(problem, method, mesh, key, tmp_path, monkeypatch):
+    def batches():
+        yield from itertools.repeat(jax.tree.map(np.asarray, problem.data), 5)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoints.np, "savez", half_written)
+    with pytest.raises(dsgd.Interrupted, match=r"its checkpoint could not be written: .*No space left") as stopped:
+        dsgd.run(method, problem, steps=99, key=key, mesh=mesh, checkpoint=tmp_path, batches=dsgd.Batches(batches(), "five"))
+    assert stopped.value.history["step"][-1] > 0
+    assert not (tmp_path / "dsgd-run.npz").exists()
 
 
 def half_written(file, **arrays):

@@ -16,7 +16,7 @@ import pytest
 
 import algorithms
 import dsgd
-from dsgd.engine import interrupts
+from dsgd.engine import chunks, interrupts, loop
 
 FOREVER = 2_000_000_000
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
@@ -79,6 +79,21 @@ def test_a_sweep_ends_with_its_history_and_goes_on_from_its_checkpoint(problem, 
     np.testing.assert_array_equal(resumed.params, straight.params)
     with pytest.raises(ValueError, match=r"grid learning_rate = \[0.0\d+, .*\] there, \[0.5\] here"):
         dsgd.sweep(factory, problem, steps=FOREVER, checkpoint=tmp_path, **(options | {"learning_rate": [0.5]}))
+
+
+def test_a_signal_at_the_very_end_is_not_swallowed(problem, mesh, key, monkeypatch):
+    """While the models are taken home."""
+    take_home = chunks.programs.call
+
+    def call(function, *arguments, **options):
+        if function is loop.models:
+            signal.raise_signal(signal.SIGINT)
+        return take_home(function, *arguments, **options)
+
+    monkeypatch.setattr(chunks.programs, "call", call)
+    with pytest.raises(dsgd.Interrupted, match="after round 3") as stopped:
+        dsgd.run(METHOD, problem, steps=3, key=key, mesh=mesh)
+    np.testing.assert_array_equal(stopped.value.history["step"], [0, 1, 2, 3])
 
 
 def test_batches_that_never_come_are_not_waited_for(problem, mesh, key):
