@@ -7,6 +7,7 @@ import re
 import struct
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -314,6 +315,71 @@ def test_damaged_array_type_in_a_pickle_does_not_end_the_interpreter(python_cifa
     root = Path(problems.__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", script, str(python_cifar.folder)], cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def peak(folder: Path, data: str, match: str) -> int:
+    """The most bytes that Python and numpy hold while they refuse it."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=match):
+            problems.load(data, folder)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("shape", [(2**32 - 1, 28, 28), (2, 2**16, 2**16), (60_001, 28, 28)])
+def test_sizes_that_no_mnist_file_has_are_refused_unread(mnist, shape):
+    name = "train-images-idx3-ubyte"
+    write_idx(mnist.paths[name], struct.pack(">HBB3I", 0, 8, 3, *shape))
+    assert peak(mnist.folder, "mnist", rf"{name}.* its header says .*need at most \(60000, 28, 28\)") < 1 << 20
+
+
+@pytest.mark.parametrize("mnist", ["gz"], indirect=True)
+def test_what_a_gzip_file_has_beyond_its_header_is_not_unpacked(mnist):
+    """32 MiB of zeros in 32 KiB: two images are declared."""
+    name = "train-images-idx3-ubyte"
+    write_idx(mnist.paths[name], struct.pack(">HBB3I", 0, 8, 3, 2, 28, 28) + bytes(32 << 20))
+    assert peak(mnist.folder, "mnist", f"{name}.* more bytes of data") < 1 << 20
+
+
+@pytest.mark.parametrize("suffix", [".bin", ""], ids=["binary", "pickled"])
+def test_a_cifar_file_longer_than_any_batch_is_refused(tmp_path, suffix):
+    """A file with a hole: it takes no room on the disk."""
+    path = tmp_path / f"data_batch_1{suffix}"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ValueError, match=r"data_batch_1.* 1099511627776 bytes; need at most \d+, a CIFAR-10 batch of 10000 images"):
+        problems.load("cifar-10", tmp_path)
+
+
+def doubled(times: int) -> list:
+    """A list of the same list twice, and so on: numpy would make an array of 2^30 numbers of it."""
+    return [inner := doubled(times - 1), inner] if times else [1, 2]
+
+
+BOMBS = {
+    "memo": (b"\x80\x02Nr\xff\xff\xff\x7f.", "stored at 2147483647"),
+    "memo in text": (b"Np2147483647\n.", "stored at 2147483647"),
+    "bytes": (b"\x80\x04\x8e" + struct.pack("<Q", 1 << 40) + b"x.", "bytes"),
+    "string": (b"\x80\x02T" + struct.pack("<i", 2**31 - 1) + b"x.", "bytes"),
+    "objects": (b"\x80\x02(" + b"]" * 200_000 + b"t.", "more than 16 instructions"),
+    "labels": (pickle.dumps({b"labels": doubled(30)}, 3), "no integers"),
+    # The same text, 1 MB, as bytes again and again.
+    "text": (
+        b"\x80\x02c_codecs\nencode\nq\x00X" + struct.pack("<I", 1 << 20) + b"x" * (1 << 20) + b"X\x06\x00\x00\x00latin1\x86q\x01"
+        b"](" + b"h\x00h\x01R" * 50 + b"e.",
+        "again and again",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_pickle_that_would_grow_is_refused(python_cifar, name):
+    raw, why = BOMBS[name]
+    path = python_cifar.paths["data_batch_1"]
+    path.write_bytes(raw)
+    assert peak(python_cifar.folder, "cifar-10", rf"data_batch_1.*{why}") < (1 << 20) + 8 * len(raw)
 
 
 class Payload:
