@@ -14,14 +14,14 @@ from dsgd.base import (
     Round,
     State,
 )
+from dsgd.contract.check import check
 from dsgd.engine import cache
-from dsgd.engine.check import check
-from dsgd.engine.driver import compile_round, run
-from dsgd.engine.feed import Batches
-from dsgd.engine.history import Diverged
-from dsgd.engine.interrupts import Interrupted
-from dsgd.engine.sweeps import Sweep, sweep, tail_mean
 from dsgd.graphs.topology import Topology
+from dsgd.runs.driver import compile_round, run
+from dsgd.runs.feed import Batches
+from dsgd.runs.history import Diverged
+from dsgd.runs.interrupts import Interrupted
+from dsgd.runs.sweeps import Sweep, sweep, tail_mean
 from dsgd.wire import codecs, counts
 
 __version__ = "0.1.0"

@@ -24,7 +24,7 @@ import dsgd
 import topologies
 from algorithms import delays
 from dsgd import clusters, compressors, network, problems, workers
-from dsgd.engine import chunks, driver
+from dsgd.runs import chunks, driver
 
 PACKAGES = (dsgd, problems, compressors, network, clusters, topologies, algorithms, delays)
 SGD, RING, SIGN, KEY = optax.sgd(0.1), topologies.ring(4), compressors.sign, jax.random.key(0)

@@ -1,1 +1,1 @@
-"""What runs: the compiled loop and who drives it, sweeps, the clock, histories, checkpoints, and compiled programs."""
+"""What is compiled: the loop, the oracle, the clock, the protocol that methods are held to; and the programs, in memory and on disk."""

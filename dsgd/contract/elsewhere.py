@@ -43,7 +43,7 @@ def call(devices: int, function: Callable, *args: Any) -> Any:
             there.write_bytes(cloudpickle.dumps((function, [_without_keys(arg) for arg in args])))
         except Exception as error:  # anything may be what cannot be pickled
             raise Unreachable(f"the method or the problem cannot be sent to another process ({error})") from error
-        command = [sys.executable, "-m", "dsgd.engine.elsewhere", str(there), str(back)]
+        command = [sys.executable, "-m", "dsgd.contract.elsewhere", str(there), str(back)]
         try:
             done = subprocess.run(command, env=_environment(devices), capture_output=True, text=True, timeout=_SECONDS, check=False)
         except subprocess.TimeoutExpired as error:
@@ -83,6 +83,6 @@ def _main(there: str, back: str) -> None:
 
 
 if __name__ == "__main__":
-    from dsgd.engine.elsewhere import _main as main  # the classes of the module, not of a script
+    from dsgd.contract.elsewhere import _main as main  # the classes of the module, not of a script
 
     main(*sys.argv[1:])

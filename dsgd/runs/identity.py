@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from dsgd import workers
 from dsgd.base import PyTree
 from dsgd.engine import loop, programs
-from dsgd.engine.jobs import Job
+from dsgd.runs.jobs import Job
 
 PROGRAM = "program"
 _TOOLS = {"platform", "jax"}  # which matter where they lower to another program

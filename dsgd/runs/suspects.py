@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from dsgd.base import PyTree
-from dsgd.engine import identity, loop
-from dsgd.engine.jobs import Job
+from dsgd.engine import loop
+from dsgd.runs import identity
+from dsgd.runs.jobs import Job
 
 
 def of(job: Job, at_start: bool) -> str:

@@ -20,7 +20,7 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import compressors
-from dsgd.engine import checkpoints
+from dsgd.runs import checkpoints
 
 N = 4
 
@@ -162,7 +162,7 @@ def test_a_run_that_ended_between_records_goes_on_with_the_records_of_a_straight
 JOB = """
 import os, signal, sys, jax, optax, algorithms, dsgd, topologies
 from dsgd import problems
-from dsgd.engine import checkpoints
+from dsgd.runs import checkpoints
 
 checkpoints._SECONDS = 0.0
 devices, folder, saves = int(sys.argv[1]), sys.argv[2], iter(range(int(sys.argv[3])))

@@ -15,12 +15,13 @@ from jax.sharding import PartitionSpec as P
 
 from dsgd import workers
 from dsgd.base import PyTree, Result
-from dsgd.engine import identity, loop, plans, programs, protocol, starts, suspects
-from dsgd.engine.checkpoints import Checkpoint
-from dsgd.engine.history import Log
-from dsgd.engine.interrupts import Interrupted, Stop
-from dsgd.engine.jobs import Job, Watch
-from dsgd.engine.progress import Progress
+from dsgd.engine import loop, programs, protocol
+from dsgd.runs import identity, plans, starts, suspects
+from dsgd.runs.checkpoints import Checkpoint
+from dsgd.runs.history import Log
+from dsgd.runs.interrupts import Interrupted, Stop
+from dsgd.runs.jobs import Job, Watch
+from dsgd.runs.progress import Progress
 
 _CHUNK_SECONDS = 0.5  # between two looks at the loss
 _AHEAD = 2  # chunks on the devices

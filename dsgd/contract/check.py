@@ -14,8 +14,10 @@ from jax.sharding import PartitionSpec as P
 
 from dsgd import checks, workers
 from dsgd.base import Algorithm, Key, Problem, PyTree, Result
-from dsgd.engine import driver, elsewhere, loop, plans, programs, protocol
+from dsgd.contract import elsewhere
+from dsgd.engine import loop, programs, protocol
 from dsgd.findings import Finding, Findings
+from dsgd.runs import driver, plans
 from dsgd.wire import counts
 
 STEPS = 6, 24  # rounds of one run, at least and at most

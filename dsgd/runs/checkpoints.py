@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dsgd.base import PyTree
-from dsgd.engine import identity
 from dsgd.engine.loop import Carry
 from dsgd.records import replacing
+from dsgd.runs import identity
 
 _SECONDS = 30.0  # between two checkpoints: what an interruption costs at most
 _FILE, _LOCK = "dsgd-run.npz", "dsgd-run.lock"

@@ -12,11 +12,12 @@ from jax.sharding import Mesh
 from dsgd import checks
 from dsgd.base import Algorithm, Key, Problem, PyTree, Result, State
 from dsgd.clusters import Cluster
-from dsgd.engine import chunks, loop, programs, protocol, starts
-from dsgd.engine.feed import Feed
-from dsgd.engine.history import History
-from dsgd.engine.jobs import Job, Watch
-from dsgd.engine.plans import Always, check_runnable, check_steps, make_plan
+from dsgd.engine import loop, programs, protocol
+from dsgd.runs import chunks, starts
+from dsgd.runs.feed import Feed
+from dsgd.runs.history import History
+from dsgd.runs.jobs import Job, Watch
+from dsgd.runs.plans import Always, check_runnable, check_steps, make_plan
 
 
 @checks.arguments

@@ -16,12 +16,12 @@ from jax.sharding import Mesh
 from dsgd import checks
 from dsgd.base import Algorithm, Key, Params, Problem, PyTree, State
 from dsgd.clusters import Cluster
-from dsgd.engine import chunks
-from dsgd.engine.feed import Feed
-from dsgd.engine.history import History
-from dsgd.engine.interrupts import Interrupted
-from dsgd.engine.jobs import Job, Watch
-from dsgd.engine.plans import check_runnable, check_steps, make_plan
+from dsgd.runs import chunks
+from dsgd.runs.feed import Feed
+from dsgd.runs.history import History
+from dsgd.runs.interrupts import Interrupted
+from dsgd.runs.jobs import Job, Watch
+from dsgd.runs.plans import check_runnable, check_steps, make_plan
 
 
 class Sweep(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from dsgd.engine.history import History
+from dsgd.runs.history import History
 
 _MOST = 2  # signals that wait for the chunk in progress; one more breaks it off
 

@@ -14,7 +14,7 @@ import pytest
 import algorithms
 import dsgd
 from dsgd import problems, workers
-from dsgd.engine import check, elsewhere
+from dsgd.contract import check, elsewhere
 from dsgd.findings import Finding, Findings
 from dsgd.network import told
 

@@ -16,7 +16,8 @@ import pytest
 
 import algorithms
 import dsgd
-from dsgd.engine import chunks, interrupts, loop
+from dsgd.engine import loop
+from dsgd.runs import chunks, interrupts
 
 FOREVER = 2_000_000_000
 SIGNALS = [signal.SIGINT, signal.SIGTERM]

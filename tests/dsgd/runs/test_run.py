@@ -16,7 +16,8 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import problems
-from dsgd.engine import loop, plans, programs
+from dsgd.engine import loop, programs
+from dsgd.runs import plans
 
 N = 4
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import jax
 
 from dsgd.base import Algorithm, Problem, State
-from dsgd.engine.feed import Feed
-from dsgd.engine.history import History
 from dsgd.engine.loop import Plan
+from dsgd.runs.feed import Feed
+from dsgd.runs.history import History
 
 
 class Job(NamedTuple):

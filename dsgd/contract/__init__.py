@@ -1,0 +1,1 @@
+"""What every method must hold, looked for in runs."""

@@ -1,0 +1,1 @@
+"""Runs and sweeps, from the door to the result: driven chunk by chunk, interrupted, saved, and taken up again."""
