@@ -546,7 +546,7 @@ def test_refuses_a_wrong_round_and_names_it():
 
 @pytest.mark.parametrize("nothing", [[], (), np.zeros((0, 4, 4))], ids=["list", "tuple", "array"])
 def test_refuses_a_schedule_of_no_rounds(nothing):
-    with pytest.raises(ValueError, match="mine: a schedule of no rounds; need at least one mixing matrix"):
+    with pytest.raises(ValueError, match="mine: W is a schedule of no rounds; need at least one mixing matrix"):
         Topology("mine", nothing)
 
 
