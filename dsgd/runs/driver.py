@@ -64,7 +64,7 @@ def run(
         until: of the history so far, whether the run may end there. Asked after each chunk of about half a second, at least one record, and
             never within: how far a run goes depends on the machine. The history, the state and the checkpoint are of where it ended.
         train_loss: have the loss on the drawn batches in the history, too: the mean over the workers that computed, each at its own model.
-            It is the gradients' own forward pass, and costs next to nothing; where the problem has its own `gradient`, a loss a round.
+            It is the gradients' own forward pass, and costs little; where the problem has its own `gradient`, a loss a round.
         progress: show a bar with rounds a second and the current loss.
 
     Returns:

@@ -66,3 +66,15 @@ def test_a_run_that_was_forgotten_gives_the_same_again(monkeypatch, mesh, key):
     first, again = (dsgd.run(method, problem, steps=5, key=key, mesh=mesh) for _ in range(2))
     assert programs.kept() == 1
     np.testing.assert_array_equal(first.history["loss"], again.history["loss"])
+
+
+def test_a_text_that_would_lack_its_constants_is_refused(mesh):
+    """Two runs that differ in a matrix would be one."""
+    jax.config.update("jax_use_simplified_jaxpr_constants", True)
+    try:
+        with pytest.raises(ValueError, match="a program's text lacks its constants: need the flag off for checkpoints"):
+            programs.text(add, Plan(1, mesh), jax.ShapeDtypeStruct((), np.int32))
+    finally:
+        jax.config.update("jax_use_simplified_jaxpr_constants", False)
+    one, other = (programs.text(add, Plan(number, mesh), jax.ShapeDtypeStruct((), np.int32)) for number in (1, 2))
+    assert one != other
