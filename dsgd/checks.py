@@ -203,6 +203,8 @@ _WORDS = {
     "GradientTransformation": "an optax optimiser, optax.sgd(0.1), say",
     "Mesh": "a mesh, dsgd.workers.mesh(4), say",
     "Pattern": "a pattern of dsgd.network, network.multi_server or network.gossip(topologies.ring(16)), say",
+    "Result": "a dsgd.Result, of dsgd.run",
+    "State": "its State",
     "Problem": "a dsgd.Problem, problems.logistic_regression(), say",
     "Quantity": "a quantity, clusters.constant(1.0), say",
     "Topology": "a topology, topologies.ring(16) or topologies.from_matrix(W), say",

@@ -39,7 +39,7 @@ class Checkpoint:
     """
 
     def __init__(self, folder: str | Path, about: dict[str, str]) -> None:
-        if not isinstance(folder, str | Path) or not str(folder).strip():
+        if not str(folder).strip():
             raise ValueError(f"checkpoint = {folder!r}: need a folder; '.' is the current one")
         self._folder = Path(folder).expanduser().absolute()
         self._path = self._folder / _FILE

@@ -85,7 +85,7 @@ def run(
         OSError: a checkpoint cannot be written, on a full disk say; the one before is as it was.
     """
     check_runnable(algorithm, problem, key, cluster)
-    state = None if start is None else starts.state_of(start)
+    state = start.state if isinstance(start, Result) else start
     before = 0 if state is None else starts.rounds_of(state)
     steps, size = check_steps(steps, before), 1 if seeds is None else checks.positive_int("seeds", seeds)
     runs = 0 if seeds is None else 1
@@ -93,8 +93,6 @@ def run(
     plan = make_plan(Always(algorithm), problem, mesh, runs=runs, size=size, **options)
     keys = jax.random.split(key, size) if runs else key
     feed = None if batches is None else Feed(plan, batches, steps)
-    if until is not None and not callable(until):
-        raise ValueError(f"until = {until!r}: need a function of the history, lambda history: history['loss'][-1] < 0.1, say")
     watch = Watch(algorithm.name, progress, algorithm.learning_rate, until)
     return chunks.execute(Job(plan, algorithm, problem, {}, keys, steps, feed, state, before), watch, checkpoint)
 

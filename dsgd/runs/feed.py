@@ -20,6 +20,7 @@ from dsgd.engine.loop import Plan
 _ROUNDS = 16  # whose batches are on the devices at a time
 
 
+@checks.arguments
 @dataclass(frozen=True)
 class Batches:
     """Batches that tell who they are, as a run with a checkpoint needs them: it must not go on with others.
@@ -37,7 +38,7 @@ class Batches:
     identity: str
 
     def __post_init__(self) -> None:
-        if not isinstance(self.identity, str) or not self.identity.strip():
+        if not self.identity.strip():
             raise ValueError(f"batches with identity = {self.identity!r}: need a text that tells them from all others")
 
     def __iter__(self) -> Iterator[PyTree]:
@@ -62,8 +63,6 @@ class Feed:
     """
 
     def __init__(self, plan: Plan, batches: Iterable[PyTree], rounds: int) -> None:
-        if not isinstance(batches, Iterable):
-            raise ValueError(f"batches = {batches!r}: need an iterable of worker-stacked batches")
         self.identity: str | None = getattr(batches, "identity", None)
         self.records = max(1, _ROUNDS // plan.record_every)
         self._plan = plan

@@ -8,20 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dsgd.base import Result, State
+from dsgd.base import State
 from dsgd.engine import loop
-
-
-def state_of(start: Any) -> State:
-    """The state of a result, or that state.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    state = start.state if isinstance(start, Result) else start
-    if not isinstance(state, State):
-        raise ValueError(f"start = {type(start).__name__}: need a dsgd.Result or its State (of a sweep, one of its points')")
-    return state
 
 
 def rounds_of(state: State) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -127,7 +126,7 @@ def sweep(
         grids: values by argument name, each a sequence of numbers.
 
     Raises:
-        ValueError: no grid, a grid that is empty or not of finite numbers, a point that the factory refuses, or as `dsgd.run`.
+        ValueError: no grid, a grid that is empty or not of finite numbers, a value that the factory refuses, or as `dsgd.run`.
         Interrupted, OSError: as `dsgd.run`.
     """
     grid = {name: _values(name, values) for name, values in grids.items()}
@@ -159,8 +158,11 @@ def sweep(
 
 
 def _built(factory: Callable[..., Algorithm], grid: dict[str, np.ndarray]) -> Algorithm:
-    """The method of the first point. Those of all others are made, too: in the trace, where values are not known, none could be refused."""
-    methods = [factory(**dict(zip(grid, point, strict=True))) for point in product(*(values.tolist() for values in grid.values()))]
+    """The method of the first point. Those of all other values, one changed at a time, are made, too: in the trace, where values are not
+    known, none could be refused."""
+    first = {name: values[0].item() for name, values in grid.items()}
+    others = [{**first, name: value} for name, values in grid.items() for value in values[1:].tolist()]
+    methods = [factory(**point) for point in (first, *others)]
     for method in methods:
         if not isinstance(method, Algorithm):
             raise ValueError(f"sweep: factory gave {checks.shown(method)}: need a function that returns a dsgd.Algorithm")
