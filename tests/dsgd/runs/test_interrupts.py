@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -17,7 +18,7 @@ import pytest
 import algorithms
 import dsgd
 from dsgd.engine import loop
-from dsgd.runs import chunks, interrupts
+from dsgd.runs import chunks, interrupts, progress
 
 FOREVER = 2_000_000_000
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
@@ -38,23 +39,30 @@ def handlers_are_put_back() -> Iterator[None]:
 
 
 @contextmanager
-def sent(number: signal.Signals, after: float) -> Iterator[None]:
-    """That signal reaches this process so many seconds from now; it must have an effect within three."""
+def sent(number: signal.Signals, monkeypatch) -> Iterator[None]:
+    """That signal reaches this process when the second chunk has been read; it must have an effect within three seconds."""
     assert threading.current_thread() is threading.main_thread()
     assert signal.getsignal(number) != signal.SIG_IGN
-    timer, begin = threading.Timer(after, os.kill, (os.getpid(), number)), time.monotonic()
-    timer.start()
-    with interrupts.terminable():  # if it came before the run, this process would end
+    update, read, at = progress.Progress.update, itertools.count(1), []
+
+    def interrupted(self, *args):
+        update(self, *args)
+        if next(read) == 2:
+            at.append(time.monotonic())
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(progress.Progress, "update", interrupted)
+    with interrupts.terminable():  # if it came outside the run, this process would end
         yield
-    timer.cancel()
-    assert time.monotonic() - begin < after + 3
+    assert time.monotonic() - at[0] < 3
+    monkeypatch.undo()
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_run_ends_with_its_history_and_its_checkpoint(number, problem, mesh, key, tmp_path):
+def test_a_run_ends_with_its_history_and_its_checkpoint(number, problem, mesh, key, tmp_path, monkeypatch):
     options = {"key": key, "mesh": mesh, "record_every": 1_000}
     dsgd.run(METHOD, problem, steps=1, **options)  # compiled
-    with sent(number, 0.5), pytest.raises(dsgd.Interrupted, match=r"minibatch_sgd: interrupted after round (\d+) ") as stopped:
+    with sent(number, monkeypatch), pytest.raises(dsgd.Interrupted, match=r"minibatch_sgd: interrupted after round (\d+) ") as stopped:
         dsgd.run(METHOD, problem, steps=FOREVER, checkpoint=tmp_path, **options)
     assert isinstance(stopped.value, KeyboardInterrupt)
     done = int(stopped.value.history["step"][-1])
@@ -66,10 +74,10 @@ def test_a_run_ends_with_its_history_and_its_checkpoint(number, problem, mesh, k
         np.testing.assert_array_equal(values, stopped.value.history[name])
 
 
-def test_a_sweep_ends_with_its_history_and_goes_on_from_its_checkpoint(problem, mesh, key, tmp_path):
+def test_a_sweep_ends_with_its_history_and_goes_on_from_its_checkpoint(problem, mesh, key, tmp_path, monkeypatch):
     options = {"key": key, "mesh": mesh, "seeds": 2, "record_every": 1_000, "learning_rate": [0.01, 0.1, 0.2]}
     dsgd.sweep(factory, problem, steps=1, **options)
-    with sent(signal.SIGTERM, 0.5), pytest.raises(dsgd.Interrupted) as stopped:
+    with sent(signal.SIGTERM, monkeypatch), pytest.raises(dsgd.Interrupted) as stopped:
         dsgd.sweep(factory, problem, steps=FOREVER, checkpoint=tmp_path, **options)
     done = int(stopped.value.history["step"][-1])
     assert stopped.value.history["loss"].shape == (3, 2, len(stopped.value.history["step"]))
@@ -98,12 +106,17 @@ def test_a_signal_at_the_very_end_is_not_swallowed(problem, mesh, key, monkeypat
 
 
 def test_batches_that_never_come_are_not_waited_for(problem, mesh, key):
+    waiting = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+
     def batches():
         yield jax.tree.map(np.asarray, problem.data)
+        waiting.start()
         time.sleep(60)
 
-    with sent(signal.SIGINT, 0.3), pytest.raises(dsgd.Interrupted, match="after round 1 ") as stopped:
+    began = time.monotonic()
+    with pytest.raises(dsgd.Interrupted, match="after round 1 ") as stopped:
         dsgd.run(METHOD, problem, steps=FOREVER, key=key, mesh=mesh, batches=batches())
+    assert time.monotonic() - began < 50
     np.testing.assert_array_equal(stopped.value.history["step"], [0, 1])
 
 
