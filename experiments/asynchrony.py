@@ -27,7 +27,7 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import clusters, problems, records
-from experiments.helpers import common
+from experiments.helpers import commands, common, figures
 
 CLUSTERS = ("equal workers", "stragglers")
 FULL = 0.99  # of the highest rate: the server is saturated
@@ -41,7 +41,7 @@ class Args:
     """Number of workers N."""
     data: str = "digits"
     """digits, breast-cancer, mnist or cifar-10 (the last two are read from --data-dir), for logistic regression."""
-    data_dir: common.DataDir = None
+    data_dir: commands.DataDir = None
     partition: str = "iid"
     """Who gets which samples: iid, by-label or dirichlet."""
     batch_size: int = 16
@@ -74,7 +74,7 @@ class Args:
     """Folder for config.json, history.csv, saturation.csv and figure.png."""
     progress: bool = True
     """Show progress bars."""
-    cache: common.Cache = None
+    cache: commands.Cache = None
 
 
 class Method(NamedTuple):
@@ -103,10 +103,10 @@ def main(args: Args) -> None:
     for method in chosen.values():  # what is wrong is refused before the first run
         method.build(optax.sgd(1.0)).init(problem.init(jax.random.key(0)), args.workers)
     on = {where: clusters.Cluster(compute[where], up=ports, latency=args.latency) for where in CLUSTERS}
-    common.begin(args)
+    commands.begin(args)
     tuned: dict[str, dict[str, common.Tuned]] = {where: {} for where in CLUSTERS}
     histories: dict[str, dict[str, np.ndarray]] = {}
-    with common.kept(records.write_histories, args.out / "history.csv", histories):
+    with commands.kept(records.write_histories, args.out / "history.csv", histories):
         for where, name in common.bar([(where, name) for where in CLUSTERS for name in chosen], "training", args.progress):
             one = tuned[where][name] = train(args, problem, on[where], name, chosen[name])
             histories[f"{where}: {name}"] = one.history
@@ -115,7 +115,7 @@ def main(args: Args) -> None:
     full = measure_saturation(args, bits)
     records.write_rows(args.out / "saturation.csv", Saturation._fields, zip(*full, strict=True))
     target = 1.1 * max(dsgd.tail_mean(one.history["loss"]).mean() for runs in tuned.values() for one in runs.values())
-    common.save_figure(draw(args, tuned, stale, full, bits, target), args.out / "figure.png")
+    figures.save_figure(draw(args, tuned, stale, full, bits, target), args.out / "figure.png")
     screen = common.console()
     for where in CLUSTERS:
         screen.print(tabulate(args, where, tuned[where], stale[where], target))
@@ -241,23 +241,23 @@ def draw(
     """Loss against updates and seconds, and the staleness, for each cluster; below, the server's saturation."""
     sheet = Figure(figsize=(14, 12), layout="constrained")
     above, below = sheet.subfigures(2, 1, height_ratios=(2, 1), squeeze=False)[:, 0]
-    rows = common.panels(above, 3, 2, sharey=False).reshape(2, 3)
+    rows = figures.panels(above, 3, 2, sharey=False).reshape(2, 3)
     for row, where in zip(rows, CLUSTERS, strict=True):
         runs = {name: one.history for name, one in tuned[where].items()}
         for axes, cost, label in zip(row, ("step", "clock"), ("updates", "simulated seconds"), strict=False):
             axes.set(xscale="log", yscale="log", xlabel=label, ylabel=f"{where}: loss f(x)")
-            common.draw_lines(axes, {name: (np.atleast_2d(history[cost]).mean(axis=0), history["loss"]) for name, history in runs.items()})
+            figures.draw_lines(axes, {name: (np.atleast_2d(history[cost]).mean(axis=0), history["loss"]) for name, history in runs.items()})
             axes.axhline(target, color="0.4", linewidth=0.8)
-            common.plain_log(axes.yaxis)
+            figures.plain_log(axes.yaxis)
         histogram(row[2], list(runs), stale[where])
     handles, labels = rows[0, 0].get_legend_handles_labels()
     above.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-    draw_saturation(common.panels(below, 2, sharey=False), full, saturation_point(args, bits))
+    draw_saturation(figures.panels(below, 2, sharey=False), full, saturation_point(args, bits))
     switch = f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s, gradients of {args.compute * 1e3:g} ms"
     bands = f"{common.errors('bands', args.seeds)}; grey: target"
     slower = f"stragglers: {args.slow} of {args.workers} workers are {args.factor:g} times slower"
     slower += f"; drop slowest {args.backups}; bounded by {args.bound}"
-    common.title(sheet, f"logistic regression, {args.data} ({args.partition}), {args.workers} workers; {switch}; {slower}; {bands}")
+    figures.title(sheet, f"logistic regression, {args.data} ({args.partition}), {args.workers} workers; {switch}; {slower}; {bands}")
     return sheet
 
 
@@ -268,22 +268,22 @@ def histogram(axes: Axes, names: list[str], stale: dict[str, np.ndarray]) -> Non
     for i, name in enumerate(names):
         if name in stale:
             share, _ = np.histogram(np.maximum(stale[name], 1), edges, weights=np.full(stale[name].shape, 1 / stale[name].size))
-            axes.stairs(share, edges, color=common.COLOURS[i], linestyle=common.STYLES[i], linewidth=1.8)
+            axes.stairs(share, edges, color=figures.COLOURS[i], linestyle=figures.STYLES[i], linewidth=1.8)
     axes.set(xscale="log", yscale="log", ylim=(1e-4, 1), xlabel="staleness t - D(t) (0 is shown as 1)", ylabel="share of updates")
-    common.plain_log(axes.xaxis)
+    figures.plain_log(axes.xaxis)
 
 
 def draw_saturation(panels: np.ndarray, full: Saturation, point: float) -> None:
     """Updates a second and staleness against the number of workers, with the point where the server is saturated."""
     knee = knee_of(full)
     for axes, values, label in zip(panels, (full.rate, full.staleness), ("updates per second", "mean staleness, in updates"), strict=True):
-        axes.plot(full.workers, values, "o-", color=common.COLOURS[0], linewidth=1.8)
-        axes.axvline(point, color=common.COLOURS[1], linestyle="--", label=f"(2(l + r) + C) / (l + r) = {point:.1f} workers")
-        axes.plot(knee, values[full.workers == knee], "*", color=common.COLOURS[1], markersize=16, label=f"saturated from {knee} on")
+        axes.plot(full.workers, values, "o-", color=figures.COLOURS[0], linewidth=1.8)
+        axes.axvline(point, color=figures.COLOURS[1], linestyle="--", label=f"(2(l + r) + C) / (l + r) = {point:.1f} workers")
+        axes.plot(knee, values[full.workers == knee], "*", color=figures.COLOURS[1], markersize=16, label=f"saturated from {knee} on")
         axes.set(xlabel="workers of one server", ylabel=label, ylim=(0, None))
         axes.legend(frameon=False, loc="lower right")
     panels[0].set_xlim(0, math.ceil(full.workers.max() * 1.05))
 
 
 if __name__ == "__main__":
-    common.launch(main, tyro.cli(Args))
+    commands.launch(main, tyro.cli(Args))

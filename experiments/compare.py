@@ -25,10 +25,10 @@ from rich.table import Table
 import algorithms
 import dsgd
 from dsgd import clusters, problems, records
-from experiments.helpers import common
+from experiments.helpers import commands, common, figures
 
 METHODS = ("mb-sgd", "local-sgd", "asgd", "csgd", "ec-sgd", "dsgd", "exact-diffusion", "choco-sgd")  # a few of each family
-BLUE, RED, GREEN = common.COLOURS[:3]
+BLUE, RED, GREEN = figures.COLOURS[:3]
 FAMILIES = {"synchronous": "black", "asynchronous": RED, "compressed": GREEN, "decentralized": BLUE}
 LABEL_HEIGHT = 0.07  # of a panel: as near to each other as names may be
 
@@ -41,7 +41,7 @@ class Args:
     """What is trained."""
     data: str = "digits"
     """digits, breast-cancer, mnist or cifar-10 (the last two are read from --data-dir)."""
-    data_dir: common.DataDir = None
+    data_dir: commands.DataDir = None
     partition: str = "by-label"
     """Who gets which samples: iid, by-label or dirichlet."""
     alpha: float = 0.5
@@ -74,7 +74,7 @@ class Args:
     """Folder for config.json, history.csv and figure.png."""
     progress: bool = True
     """Show progress bars."""
-    cache: common.Cache = None
+    cache: commands.Cache = None
 
 
 def main(args: Args) -> None:
@@ -82,10 +82,10 @@ def main(args: Args) -> None:
         raise ValueError("no methods: need at least one")
     problem, cluster = make_problem(args), make_cluster(args)
     names = {name: algorithms.make(name, optax.sgd(1.0), args.workers).name for name in args.methods}  # what is wrong is refused now
-    common.begin(args)
+    commands.begin(args)
     outcomes: dict[str, common.Tuned] = {}
     histories: dict[str, dict[str, np.ndarray]] = {}
-    with common.kept(records.write_histories, args.out / "history.csv", histories):
+    with commands.kept(records.write_histories, args.out / "history.csv", histories):
         for name in args.methods:
             outcome = tune(args, problem, cluster, name)
             if outcome:
@@ -93,7 +93,7 @@ def main(args: Args) -> None:
     if not outcomes:
         raise ValueError(f"every method diverged at every step size of {args.learning_rates}; need smaller ones")
     target = args.target if args.target is not None else default_target(histories)
-    common.save_figure(draw(args, problem, histories, target), args.out / "figure.png")
+    figures.save_figure(draw(args, problem, histories, target), args.out / "figure.png")
     screen = common.console()
     screen.print(tabulate(args, problem, outcomes, target))
     for name in names.keys() - outcomes.keys():
@@ -168,7 +168,7 @@ def tabulate(args: Args, problem: dsgd.Problem, outcomes: dict[str, common.Tuned
 
 def draw(args: Args, problem: dsgd.Problem, histories: dict[str, dict[str, np.ndarray]], target: float) -> Figure:
     """Loss against rounds, bits and seconds, in the colours of the families; no wider than a page shows it."""
-    sheet, panels = common.figure(3, width=3.0, height=4.2)
+    sheet, panels = figures.figure(3, width=3.0, height=4.2)
     families = {name: family(name, args.workers) for name in histories}
     xs = (
         ("rounds", lambda history: history["step"].astype(float)),
@@ -179,19 +179,19 @@ def draw(args: Args, problem: dsgd.Problem, histories: dict[str, dict[str, np.nd
         axes.set(xlabel=label, xscale="log", yscale="log")
         axes.axhline(target, color="0.4", linewidth=0.8)
         for name, history in histories.items():
-            style = [other for other in histories if families[other] == families[name]].index(name) % len(common.STYLES)
-            draw_best(axes, name, x(history), history["loss"], FAMILIES[families[name]], common.STYLES[style])
+            style = [other for other in histories if families[other] == families[name]].index(name) % len(figures.STYLES)
+            draw_best(axes, name, x(history), history["loss"], FAMILIES[families[name]], figures.STYLES[style])
     silent = [name for name, history in histories.items() if not history["bits"].any()]
     if silent:
         panels[1].set_title(f"{', '.join(silent)} sends nothing", fontsize=9, color="0.4")
     panels[0].set_ylabel("loss f(x), best so far")
-    common.plain_log(panels[0].yaxis)
+    figures.plain_log(panels[0].yaxis)
     for axes in panels:  # only now their scales are known
         name_ends(axes)
     handles = [Line2D([], [], color=FAMILIES[name], linewidth=2.5, label=name) for name in dict.fromkeys(families.values())]
     sheet.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
     switch = f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s"
-    common.title(sheet, f"{problem.name}, {args.workers} workers, {common.runs(args.seeds)}\n{switch}; grey line: target {target:.2g}")
+    figures.title(sheet, f"{problem.name}, {args.workers} workers, {common.runs(args.seeds)}\n{switch}; grey line: target {target:.2g}")
     return sheet
 
 
@@ -219,4 +219,4 @@ def name_ends(axes: Axes) -> None:
 
 
 if __name__ == "__main__":
-    common.launch(main, tyro.cli(Args))
+    commands.launch(main, tyro.cli(Args))

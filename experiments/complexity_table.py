@@ -27,7 +27,7 @@ from rich.table import Table
 
 import topologies
 from dsgd import problems, records
-from experiments.helpers import common, communication, theorems
+from experiments.helpers import commands, common, communication, figures, theorems
 from experiments.helpers.theorems import Method
 
 
@@ -47,7 +47,7 @@ class Args:
     """Folder for config.json, iterations.csv, communication.csv and figure.png."""
     progress: bool = True
     """Show a progress bar."""
-    cache: common.Cache = None
+    cache: commands.Cache = None
 
 
 WORKERS = 4
@@ -82,12 +82,12 @@ SURVEY = {
 
 def main(args: Args) -> None:
     check(args)
-    common.begin(args)
+    commands.begin(args)
     methods = on_one_problem()
     predicted = {method.name: [method.rate.iterations(epsilon) for epsilon in args.epsilons] for method in methods}
     measured: dict[str, list[int]] = {}
     columns, found = ("method", "epsilon", "predicted", "measured", "ratio"), []
-    with common.kept(lambda path, found: records.write_rows(path, columns, found), args.out / "iterations.csv", found):
+    with commands.kept(lambda path, found: records.write_rows(path, columns, found), args.out / "iterations.csv", found):
         for method in common.bar(methods, "iterations", args.progress):
             measured[method.name] = least_steps(method, args.epsilons)
             found += rows(args, predicted, {method.name: measured[method.name]})
@@ -97,7 +97,7 @@ def main(args: Args) -> None:
     records.write_rows(
         args.out / "communication.csv", ["method", *communication.Cost._fields], [[name, *cost] for name, cost in costs.items()]
     )
-    common.save_figure(draw(args, predicted, measured), args.out / "figure.png")
+    figures.save_figure(draw(args, predicted, measured), args.out / "figure.png")
     screen = common.console()
     screen.print(orders(args, predicted, measured))
     screen.print(iterations(args, predicted, measured))
@@ -198,10 +198,10 @@ def iterations(args: Args, predicted: dict[str, list[int]], measured: dict[str, 
 def draw(args: Args, predicted: dict[str, list[int]], measured: dict[str, list[int]]) -> Figure:
     """Iterations against 1 / epsilon: measured solid, predicted dashed."""
     sheet = Figure(figsize=(9.6, 5.8), layout="constrained")
-    axes = common.panels(sheet, 1)[0]
+    axes = figures.panels(sheet, 1)[0]
     x = 1 / np.array(args.epsilons)
     axes.set(xscale="log", yscale="log", xlabel="1/ε", ylabel="iterations T")
-    for name, colour, marker in zip(measured, common.COLOURS, theorems.MARKERS, strict=False):
+    for name, colour, marker in zip(measured, figures.COLOURS, theorems.MARKERS, strict=False):
         axes.plot(x, measured[name], color=colour, marker=marker, markersize=6, linewidth=1.8, label=name)
         axes.plot(x, predicted[name], color=colour, linewidth=1.2, linestyle="--")
     ends, middle = x[-1] * np.array([1.15, 2.3]), float(np.median([steps[-1] for steps in measured.values()]))
@@ -214,9 +214,9 @@ def draw(args: Args, predicted: dict[str, list[int]], measured: dict[str, list[i
     handles, _ = axes.get_legend_handles_labels()
     handles += [Line2D([], [], color="black", label="measured"), Line2D([], [], color="black", linestyle="--", label="predicted")]
     sheet.legend(handles=handles, loc="outside right upper", frameon=False)
-    common.title(sheet, f"iterations to reach an average of E|f'(x)|² of ε, {WORKERS} workers, one quadratic")
+    figures.title(sheet, f"iterations to reach an average of E|f'(x)|² of ε, {WORKERS} workers, one quadratic")
     return sheet
 
 
 if __name__ == "__main__":
-    common.launch(main, tyro.cli(Args))
+    commands.launch(main, tyro.cli(Args))

@@ -25,7 +25,7 @@ import algorithms
 import dsgd
 from dsgd import compressors, problems, records
 from dsgd.base import Compressor
-from experiments.helpers import break_even, common
+from experiments.helpers import break_even, commands, common, figures
 
 QUANTIZED = compressors.random_quantization(4)
 COMPRESSORS: dict[str, Compressor] = {
@@ -47,7 +47,7 @@ COMPRESSORS: dict[str, Compressor] = {
     )
 }
 WITHOUT, WITH = MEMORIES = ("without memory", "with memory")
-UNBIASED, BIASED = common.COLOURS[:2]
+UNBIASED, BIASED = figures.COLOURS[:2]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Args:
     """What is trained."""
     data: str = "digits"
     """digits, breast-cancer, mnist or cifar-10 (the last two are read from --data-dir)."""
-    data_dir: common.DataDir = None
+    data_dir: commands.DataDir = None
     partitions: tuple[str, ...] = ("iid", "by-label")
     """Who gets which samples: iid, by-label or dirichlet."""
     compressors: tuple[str, ...] = tuple(COMPRESSORS)
@@ -81,7 +81,7 @@ class Args:
     """Folder for config.json, history.csv, break_even.csv, figure.png and a figure for each problem."""
     progress: bool = True
     """Show a progress bar."""
-    cache: common.Cache = None
+    cache: commands.Cache = None
 
 
 class Case(NamedTuple):
@@ -104,10 +104,10 @@ def main(args: Args) -> None:
     if args.workers < 2:
         raise ValueError(f"workers = {args.workers}: need at least 2, one alone sends nothing")
     tasks = {(model, partition): make_problem(args, model, partition) for model in args.models for partition in args.partitions}
-    common.begin(args)
+    commands.begin(args)
     cases = [Case(*task, name, memory) for task in tasks for name in args.compressors for memory in MEMORIES]
     outcomes: Outcomes = {}
-    with common.kept(write_histories, args.out / "history.csv", outcomes):
+    with commands.kept(write_histories, args.out / "history.csv", outcomes):
         for case in common.bar(cases, "training", args.progress):
             outcomes[case] = tune(args, tasks[case.model, case.partition], case)
     sizes = {f"{model}\n{dimension(problem):,}": dimension(problem) for (model, _), problem in tasks.items()}
@@ -175,9 +175,9 @@ def save(args: Args, outcomes: Outcomes, pays: Pays, parts: dict[str, int]) -> N
     """Bandwidths and figures."""
     rows = [(name, d, bandwidth) for (name, d), bandwidth in pays.items()]
     records.write_rows(args.out / "break_even.csv", ("compressor", "dimension", "bits_per_second"), rows)
-    common.save_figure(draw_losses(args, outcomes, parts), args.out / "figure.png")
+    figures.save_figure(draw_losses(args, outcomes, parts), args.out / "figure.png")
     for task in tasks_of(outcomes):
-        common.save_figure(draw_curves(args, outcomes, task), args.out / f"{'-'.join(task)}.png")
+        figures.save_figure(draw_curves(args, outcomes, task), args.out / f"{'-'.join(task)}.png")
 
 
 def tasks_of(outcomes: Outcomes) -> list[tuple[str, str]]:
@@ -223,10 +223,10 @@ def draw_losses(args: Args, outcomes: Outcomes, parts: dict[str, int]) -> Figure
     """
     tasks = tasks_of(outcomes)
     losses = [final_loss(outcome)[0] for outcome in outcomes.values() if outcome] or [1.0]
-    sheet, panels = common.figure(len(tasks), width=max(3.2, 9.6 / len(tasks)), height=2.2 + 0.3 * len(args.compressors))
+    sheet, panels = figures.figure(len(tasks), width=max(3.2, 9.6 / len(tasks)), height=2.2 + 0.3 * len(args.compressors))
     for axes, task in zip(panels, tasks, strict=True):
         axes.set(title=", ".join(task), xlabel="loss f(x), last tenth", xscale="log", xlim=(min(losses) / 1.5, max(losses) * 1.5))
-        common.plain_log(axes.xaxis)
+        figures.plain_log(axes.xaxis)
         for row, name in enumerate(args.compressors):
             colour = UNBIASED if COMPRESSORS[name].unbiased else BIASED
             for memory, place, fill in ((WITHOUT, row - 0.15, "white"), (WITH, row + 0.15, colour)):
@@ -254,23 +254,23 @@ def draw_losses(args: Args, outcomes: Outcomes, parts: dict[str, int]) -> Figure
     sheet.legend(handles=handles, loc="outside lower center", ncols=len(kinds) if len(tasks) > 3 else 3, frameon=False)
     claim = "The survey: unbiased compressors work without memory, biased ones need it (sections 3.2, 3.3)"
     setting = f"{args.data}, {args.workers} workers, {args.steps} rounds; {common.errors('bars', args.seeds)}"
-    common.title(sheet, f"{claim}\n{setting}")
+    figures.title(sheet, f"{claim}\n{setting}")
     return sheet
 
 
 def draw_curves(args: Args, outcomes: Outcomes, task: tuple[str, str]) -> Figure:
     """Loss against rounds and against bits, without memory above, with memory below."""
-    sheet, panels = common.figure(2, 2)
+    sheet, panels = figures.figure(2, 2)
     xs = (("rounds", "linear"), ("megabits sent and received per worker", "log"))
     for memory, row in ((WITHOUT, panels[:2]), (WITH, panels[2:])):
         for axes, (xlabel, scale) in zip(row, xs, strict=True):
             axes.set(title=memory, xlabel=xlabel, xscale=scale, yscale="log")
             lines = {name: curve(outcomes[Case(*task, name, memory)], xlabel) for name in args.compressors}
-            common.draw_lines(axes, lines)
+            figures.draw_lines(axes, lines)
         row[0].set_ylabel("loss f(x)")
-        common.plain_log(row[0].yaxis)
+        figures.plain_log(row[0].yaxis)
     sheet.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-    common.title(sheet, f"{', '.join(task)}: {args.workers} workers; {common.errors('bands', args.seeds)}")
+    figures.title(sheet, f"{', '.join(task)}: {args.workers} workers; {common.errors('bands', args.seeds)}")
     return sheet
 
 
@@ -283,4 +283,4 @@ def curve(outcome: common.Tuned | None, what: str) -> tuple[np.ndarray, np.ndarr
 
 
 if __name__ == "__main__":
-    common.launch(main, tyro.cli(Args))
+    commands.launch(main, tyro.cli(Args))

@@ -22,7 +22,7 @@ from matplotlib.ticker import NullLocator
 from rich.table import Table
 
 from dsgd import records
-from experiments.helpers import common
+from experiments.helpers import commands, common, figures
 from experiments.helpers.rate_terms import Budget, Term, everything
 from experiments.helpers.theorems import MARKERS, METHODS
 
@@ -85,21 +85,21 @@ class Args:
     """Folder for config.json, rates.csv, slopes.csv and figure.png."""
     progress: bool = True
     """Show a progress bar."""
-    cache: common.Cache = None
+    cache: commands.Cache = None
 
 
 def main(args: Args) -> None:
     check(args)
-    common.begin(args)
+    commands.begin(args)
     names = ("steps", "longest_run", "workers", "run_workers", "staleness", "fixed_steps", "seeds", "seed")
     work = everything(Budget(**{name: getattr(args, name) for name in names}))
     terms: list[Term] = []
-    with common.kept(write_terms, args.out / "rates.csv", terms):
+    with commands.kept(write_terms, args.out / "rates.csv", terms):
         for measure in common.bar(work, "convergence rates", args.progress):
             terms.append(measure())  # noqa: PERF401 - an interrupted run keeps what it has
     slopes = [describe(term, args.seed) for term in terms]
     records.write_rows(args.out / "slopes.csv", list(slopes[0]), [list(row.values()) for row in slopes])
-    common.save_figure(draw(args, terms), args.out / "figure.png")
+    figures.save_figure(draw(args, terms), args.out / "figure.png")
     screen = common.console()
     screen.print(tabulate(args, slopes))
     screen.print(f"Written: {args.out}/config.json, rates.csv, slopes.csv, figure.png", soft_wrap=True)
@@ -189,7 +189,7 @@ def tabulate(args: Args, slopes: Sequence[dict[str, float | str]]) -> Table:
 def draw(args: Args, terms: Sequence[Term]) -> Figure:
     """One panel a term of the rates; the legend has the place of the sixth."""
     sheet = Figure(figsize=(13.2, 8), layout="constrained")
-    panels = common.panels(sheet, 3, 2, sharey=False)
+    panels = figures.panels(sheet, 3, 2, sharey=False)
     for axes, (name, panel) in zip(panels, PANELS.items(), strict=False):
         shown = [term for term in terms if term.panel == name]
         axes.set(xscale="log", yscale="log", xlabel=panel.label, title=panel.title.format(T=args.fixed_steps))
@@ -207,10 +207,10 @@ def draw(args: Args, terms: Sequence[Term]) -> Figure:
 def draw_term(axes: Axes, term: Term) -> None:
     """Measured: a line, with runs as points and their errors; the bound: a thin dashed line."""
     i = METHODS.index(term.method)
-    look = {"color": common.COLOURS[i], "marker": MARKERS[i], "markersize": 5}
+    look = {"color": figures.COLOURS[i], "marker": MARKERS[i], "markersize": 5}
     mean, error = common.mean_and_error(term.sampled)
-    axes.plot(term.x, term.measured, color=common.COLOURS[i], linewidth=1.6)
-    axes.plot(term.x, term.bounds, color=common.COLOURS[i], linewidth=0.9, linestyle="--")
+    axes.plot(term.x, term.measured, color=figures.COLOURS[i], linewidth=1.6)
+    axes.plot(term.x, term.bounds, color=figures.COLOURS[i], linewidth=0.9, linestyle="--")
     if len(term.sampled_x):
         axes.errorbar(term.sampled_x, mean, 2 * error, linestyle="none", capsize=3, **look)
     else:
@@ -232,7 +232,7 @@ def draw_guide(axes: Axes, panel: Panel, shown: Sequence[Term]) -> None:
 
 def draw_legend(axes: Axes, args: Args) -> None:
     axes.set_axis_off()
-    handles = [Line2D([], [], color=c, marker=m, label=name) for name, c, m in zip(METHODS, common.COLOURS, MARKERS, strict=True)]
+    handles = [Line2D([], [], color=c, marker=m, label=name) for name, c, m in zip(METHODS, figures.COLOURS, MARKERS, strict=True)]
     handles += [
         Line2D([], [], color="black", linewidth=1.6, label="measured, exact"),
         Line2D([], [], color="black", linewidth=0.9, linestyle="--", label="the theorem's bound"),
@@ -247,4 +247,4 @@ def draw_legend(axes: Axes, args: Args) -> None:
 
 
 if __name__ == "__main__":
-    common.launch(main, tyro.cli(Args))
+    commands.launch(main, tyro.cli(Args))

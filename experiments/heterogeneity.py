@@ -24,7 +24,7 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import problems, records
-from experiments.helpers import common
+from experiments.helpers import commands, common, figures
 
 Build = Callable[[Any, dsgd.Topology], dsgd.Algorithm]
 
@@ -56,7 +56,7 @@ class Args:
     """Concentrations of the Dirichlet partition: small is heterogeneous."""
     data: str = "digits"
     """digits, breast-cancer, mnist or cifar-10 (the last two are read from --data-dir), for logistic regression."""
-    data_dir: common.DataDir = None
+    data_dir: commands.DataDir = None
     batch_size: int = 16
     """Samples that each worker draws in a round; the partition is drawn again until everybody has as many."""
     l2: float = 1e-4
@@ -79,7 +79,7 @@ class Args:
     """Folder for config.json, history.csv, exact.csv and figure.png."""
     progress: bool = True
     """Show progress bars."""
-    cache: common.Cache = None
+    cache: commands.Cache = None
 
 
 def main(args: Args) -> None:
@@ -89,16 +89,16 @@ def main(args: Args) -> None:
     work = [(alpha, name) for alpha in sorted(args.alphas) for name in METHODS]
     by_alpha = {alpha: make_problem(args, alpha, args.l2) for alpha in args.alphas}
     convex = {alpha: make_problem(args, alpha, args.exact_l2) for alpha in args.alphas}
-    common.begin(args)
+    commands.begin(args)
     tuned: dict[tuple[float, str], common.Tuned | None] = {}
     exact: dict[tuple[float, str], dict[str, np.ndarray]] = {}
-    with common.kept(write_tuned, args.out / "history.csv", tuned), common.kept(write_exact, args.out / "exact.csv", exact):
+    with commands.kept(write_tuned, args.out / "history.csv", tuned), commands.kept(write_exact, args.out / "exact.csv", exact):
         for alpha, name in common.bar(work, "heterogeneity", args.progress):
             tuned[alpha, name] = tune(args, by_alpha[alpha], METHODS[name], graph)
             exact[alpha, name] = without_noise(args, convex[alpha], METHODS[name], graph)
     losses = {key: dsgd.tail_mean(value.history["loss"]) if value else np.full(args.seeds, np.nan) for key, value in tuned.items()}
     slopes = {key: history["grad_sqnorm"][:, -1] for key, history in exact.items()}
-    common.save_figure(draw(args, graph, losses, slopes, exact), args.out / "figure.png")
+    figures.save_figure(draw(args, graph, losses, slopes, exact), args.out / "figure.png")
     screen = common.console()
     what = f"{args.data} on {graph.name}"
     seeds = common.runs(args.seeds)
@@ -204,14 +204,14 @@ def draw(
 ) -> Figure:
     """Final loss, and what is left of f' without noise, against alpha; and how it gets there at the smallest alpha."""
     sheet = Figure(figsize=(14, 4.6), layout="constrained")
-    panels = common.panels(sheet, 3, sharey=False)
+    panels = figures.panels(sheet, 3, sharey=False)
     alphas = np.array(sorted(args.alphas))
     for axes, values, scale in zip(panels, (losses, slopes), ("linear", "log"), strict=False):
         axes.set(xscale="log", yscale=scale, xlabel="Dirichlet alpha (left: heterogeneous)")
-        common.draw_lines(axes, {name: (alphas, np.stack([values[alpha, name] for alpha in alphas], axis=1)) for name in METHODS})
+        figures.draw_lines(axes, {name: (alphas, np.stack([values[alpha, name] for alpha in alphas], axis=1)) for name in METHODS})
     worst = alphas[0]
     shown = {name: exact[worst, name] for name in METHODS}
-    common.draw_lines(panels[2], {name: (history["step"].astype(float), history["grad_sqnorm"]) for name, history in shown.items()})
+    figures.draw_lines(panels[2], {name: (history["step"].astype(float), history["grad_sqnorm"]) for name, history in shown.items()})
     panels[0].set(ylabel="loss f(mean x)", title=f"random batches, best step size, l2 = {args.l2:g}\nlast tenth of {args.steps:,} rounds")
     step = f"exact gradients, step size {args.exact_learning_rate:g}, l2 = {args.exact_l2:g}"
     panels[1].set(ylabel="|f'(mean x)|²", title=f"{step}\nafter {args.exact_steps:,} rounds")
@@ -219,9 +219,9 @@ def draw(
     handles, labels = panels[2].get_legend_handles_labels()
     sheet.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     bands = f"{common.errors('bands on the left', args.seeds)}, on one partition"
-    common.title(sheet, f"{args.data}, {args.workers} workers, {graph.name}; {bands}, which leaves everybody {args.batch_size} samples")
+    figures.title(sheet, f"{args.data}, {args.workers} workers, {graph.name}; {bands}, which leaves everybody {args.batch_size} samples")
     return sheet
 
 
 if __name__ == "__main__":
-    common.launch(main, tyro.cli(Args))
+    commands.launch(main, tyro.cli(Args))

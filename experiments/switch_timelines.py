@@ -24,7 +24,7 @@ import topologies
 from dsgd import network, records
 from dsgd.base import Pattern
 from dsgd.network import Message, Passage
-from experiments.helpers import common, gantt
+from experiments.helpers import commands, common, figures, gantt
 from experiments.helpers.gantt import Panel, shown
 
 CONVENTIONS: tuple[network.Convention, ...] = get_args(network.Convention)
@@ -71,7 +71,7 @@ def main(args: Args) -> None:
     if not args.latency + args.transfer:
         raise ValueError("latency = transfer = 0: need one above 0, or there is nothing to see")
     pictures, costs = panels(args), rows(args)
-    common.begin(args)
+    commands.begin(args)
     lines = [
         (panel.figure, *(panel.names[i] for i in passage.message[:2]), *(float(getattr(passage, time)) for time in TIMES))
         for panel in pictures
@@ -79,7 +79,7 @@ def main(args: Args) -> None:
         if passage.computing < panel.end
     ]
     records.write_rows(args.out / "timeline.csv", ("figure", "sender", "receiver", *TIMES), lines)
-    common.save_figure(draw(args, pictures), args.out / "figure.png")
+    figures.save_figure(draw(args, pictures), args.out / "figure.png")
     screen = common.console()
     screen.print(
         tabulate(args, costs), f"The pictures ({args.convention}), those of chapters 3 to 5 with computing:", sep="\n", highlight=False
@@ -228,15 +228,15 @@ def draw(args: Args, pictures: Sequence[Panel]) -> Figure:
     parts = sheet.subfigures(len(pairs), 1, height_ratios=heights, squeeze=False)[:, 0]
     for pair, part in zip(pairs, parts, strict=True):
         longest = max(float(panel.end - panel.begin) for panel in pair)
-        for panel, axes in zip(pair, common.panels(part, 2, sharey=False), strict=True):
+        for panel, axes in zip(pair, figures.panels(part, 2, sharey=False), strict=True):
             gantt.chart(axes, panel, longest)
     sheet.legend(handles=gantt.legend(), loc="outside lower center", ncols=len(gantt.LOOKS), frameon=False)
     holds = "holds both ports" if args.convention == "blocking" else "holds no port"
     gradient = f"a gradient {args.compute:g} (worker 3 of 4.1 and 4.2: {args.slow * args.compute:g})"
     reading = f"{args.convention}: latency {holds}; wait: a message is ready, a port is not; ▸3: to worker 3, ◂S: from the server"
-    common.title(sheet, f"The survey's timelines, simulated: latency {args.latency:g}, transfer {args.transfer:g}, {gradient}\n{reading}")
+    figures.title(sheet, f"The survey's timelines, simulated: latency {args.latency:g}, transfer {args.transfer:g}, {gradient}\n{reading}")
     return sheet
 
 
 if __name__ == "__main__":
-    common.launch(main, tyro.cli(Args))
+    commands.launch(main, tyro.cli(Args))

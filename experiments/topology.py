@@ -27,7 +27,7 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import clusters, problems, records
-from experiments.helpers import common, gossip_decay
+from experiments.helpers import commands, common, figures, gossip_decay
 from experiments.helpers.gossip_decay import short
 
 PARTITIONS = ("iid", "by-label")
@@ -48,7 +48,7 @@ class Args:
     """Numbers of workers N."""
     data: str = "digits"
     """digits, breast-cancer, mnist or cifar-10 (the last two are read from --data-dir), for logistic regression."""
-    data_dir: common.DataDir = None
+    data_dir: commands.DataDir = None
     batch_size: int = 16
     """Samples that each worker draws in a round."""
     learning_rates: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0, 30.0)
@@ -69,13 +69,13 @@ class Args:
     """Folder for config.json, graphs.csv, and for each N history-N.csv and figure-N.png."""
     progress: bool = True
     """Show progress bars."""
-    cache: common.Cache = None
+    cache: commands.Cache = None
 
 
 def main(args: Args) -> None:
     problems.load(args.data, args.data_dir)  # what is missing is told at once
     by_N = {N: graphs(N, args.seed) for N in args.workers}
-    common.begin(args)
+    commands.begin(args)
     screen = common.console()
     rings = [topologies.ring(n) for n in RINGS]
     measured = {graph.name: gossip_decay.decay(graph, args.seed) for all_of in (rings, *by_N.values()) for graph in all_of}
@@ -88,11 +88,11 @@ def main(args: Args) -> None:
     for N, of_N in by_N.items():
         histories: dict[str, dict[str, dict[str, np.ndarray]]] = {partition: {} for partition in PARTITIONS}
         flat: dict[str, dict[str, np.ndarray]] = {}
-        with common.kept(records.write_histories, args.out / f"history-{N}.csv", flat):
+        with commands.kept(records.write_histories, args.out / f"history-{N}.csv", flat):
             for partition in PARTITIONS:
                 for name, history in train(args, N, partition, of_N):
                     histories[partition][name] = flat[f"{partition} {name}"] = history
-        common.save_figure(draw(args, N, of_N, histories), args.out / f"figure-{N}.png")
+        figures.save_figure(draw(args, N, of_N, histories), args.out / f"figure-{N}.png")
         tables = [tabulate(args, N, partition, of_N, runs) for partition, runs in histories.items()]
         screen.print(Group(gossip_decay.describe(N, of_N, measured), *tables))
     screen.print(gossip_decay.ring_gaps(rings, measured))
@@ -193,20 +193,20 @@ def draw(args: Args, N: int, of_N: list[dsgd.Topology], histories: dict[str, dic
         topologies.draw(graph, axes)
     for axes in strip[len(of_N) :]:
         axes.set_axis_off()
-    panels = common.panels(below, 3, 4, sharey="row").reshape(4, 3)
+    panels = figures.panels(below, 3, 4, sharey="row").reshape(4, 3)
     for row, (partition, what) in zip(panels, itertools.product(PARTITIONS, ("loss", "consensus")), strict=True):
         curves(row, histories[partition], what)
         row[0].set_ylabel(f"{partition}: {'loss f(mean x)' if what == 'loss' else 'consensus distance'}")
         if what == "loss":
             for axes in row:
                 axes.axhline(target(histories[partition]), color="0.4", linewidth=0.8)
-            common.plain_log(row[0].yaxis)
+            figures.plain_log(row[0].yaxis)
     for axes, label in zip(panels[-1], COSTS, strict=True):
         axes.set_xlabel(label)
     handles, labels = panels[0, 0].get_legend_handles_labels()
     below.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6), frameon=False)
     switch = f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s"
-    common.title(sheet, f"decentralized SGD, {args.data}, {N} workers, {switch}; {common.errors('bands', args.seeds)}; grey: target")
+    figures.title(sheet, f"decentralized SGD, {args.data}, {N} workers, {switch}; {common.errors('bands', args.seeds)}; grey: target")
     return sheet
 
 
@@ -215,8 +215,8 @@ def curves(row: Iterable[Axes], runs: dict[str, dict[str, np.ndarray]], what: st
     shown = {name: history for name, history in runs.items() if what == "loss" or history[what].max() > 1e-9}
     for axes, (label, cost) in zip(row, COSTS.items(), strict=True):
         axes.set(xscale="linear" if label == "rounds" else "log", yscale="log")
-        common.draw_lines(axes, {name: (cost(history)[1:], history[what][:, 1:]) for name, history in shown.items()})
+        figures.draw_lines(axes, {name: (cost(history)[1:], history[what][:, 1:]) for name, history in shown.items()})
 
 
 if __name__ == "__main__":
-    common.launch(main, tyro.cli(Args))
+    commands.launch(main, tyro.cli(Args))

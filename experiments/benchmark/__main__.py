@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from experiments.benchmark import compression, methods, mixing, rounds, start
-from experiments.helpers import common
+from experiments.helpers import commands
 
 Choice = (
     Annotated[rounds.Args, tyro.conf.subcommand("rounds")]
@@ -20,4 +20,4 @@ MAIN = {module.Args: module.main for module in (rounds, start, compression, mixi
 
 if __name__ == "__main__":
     args = tyro.cli(Choice, default=rounds.Args())
-    common.launch(MAIN[type(args)], args)
+    commands.launch(MAIN[type(args)], args)

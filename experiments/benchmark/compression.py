@@ -22,7 +22,7 @@ from rich.table import Table
 from dsgd import compressors, records
 from dsgd.base import Compressor
 from dsgd.compressors.sizes import FLOAT_BITS
-from experiments.helpers import common
+from experiments.helpers import commands, common
 
 FRACTION = 0.01
 
@@ -81,10 +81,10 @@ class Speed(NamedTuple):
 def main(args: Args) -> None:
     if not args.dimensions or min(args.dimensions) < 16 or args.repeats < 1:
         raise ValueError(f"dimensions = {args.dimensions}, repeats = {args.repeats}: need dimensions of at least 16, repeats of at least 1")
-    common.begin(args)
+    commands.begin(args)
     columns = ("dimension", "program", "bits_per_element", "encode_bytes_per_second", "decode_bytes_per_second", "cost")
     rows: list[tuple] = []
-    with common.kept(lambda path, rows: records.write_rows(path, columns, rows), args.out / "throughput.csv", rows):
+    with commands.kept(lambda path, rows: records.write_rows(path, columns, rows), args.out / "throughput.csv", rows):
         for d in args.dimensions:
             references, speeds = measure(args, d)
             rows += [(d, name, "", rate, "", "") for name, rate in references.items()]

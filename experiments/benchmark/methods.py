@@ -18,7 +18,7 @@ from rich.table import Table
 import algorithms
 from dsgd import problems, records
 from experiments.benchmark import by_hand, rounds
-from experiments.helpers import common
+from experiments.helpers import commands, common
 
 METHODS = ("dsgd", "local-sgd", "d2", "extra", "exact-diffusion", "gradient-tracking", "sgp", "choco-sgd", "deepsqueeze")
 
@@ -42,10 +42,10 @@ class Args:
 
 
 def main(args: Args) -> None:
-    common.begin(args)
+    commands.begin(args)
     speeds: dict[str, list[float]] = {}
     columns, rows = ("method", "workers", "rounds/s"), []
-    with common.kept(lambda path, rows: records.write_rows(path, columns, rows), args.out / "methods.csv", rows):
+    with commands.kept(lambda path, rows: records.write_rows(path, columns, rows), args.out / "methods.csv", rows):
         for name in args.methods:
             speeds[name] = [speed(args, name, N) for N in args.workers]
             rows += [(name, N, value) for N, value in zip(args.workers, speeds[name], strict=True)]

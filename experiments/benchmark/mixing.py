@@ -26,7 +26,7 @@ import topologies
 from dsgd import records, workers
 from dsgd.workers import mixing as gossip
 from dsgd.workers import routes
-from experiments.helpers import common
+from experiments.helpers import commands, common
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def graphs_of_all_degrees() -> list[dsgd.Topology]:
 
 
 def main(args: Args) -> None:
-    common.begin(args)
+    commands.begin(args)
     graphs = [topologies.ring(args.workers), topologies.exponential(args.workers), topologies.random_regular(args.workers, 4)]
     x = jax.random.normal(jax.random.key(0), (args.workers, args.dimension))
     programs = {"copy": common.program(lambda x: x * np.float32(1.5), x)}

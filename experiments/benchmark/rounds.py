@@ -28,7 +28,7 @@ import algorithms
 import dsgd
 from dsgd import problems, records
 from experiments.benchmark import by_hand
-from experiments.helpers import common
+from experiments.helpers import commands, common
 
 FORMS = {"scan": by_hand.reduced, "scan, product": by_hand.multiplied}
 
@@ -75,9 +75,9 @@ class Row(NamedTuple):
 
 def main(args: Args) -> None:
     check(args)
-    common.begin(args)
+    commands.begin(args)
     rows: list[Row] = []
-    with common.kept(lambda path, rows: records.write_rows(path, Row._fields, rows), args.out / "rounds.csv", rows):
+    with commands.kept(lambda path, rows: records.write_rows(path, Row._fields, rows), args.out / "rounds.csv", rows):
         for name in args.methods:
             for N, d in zip(args.workers, args.dimensions, strict=True):
                 rows.append(compare(args, name, N, d))

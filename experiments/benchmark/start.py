@@ -23,7 +23,7 @@ import numpy as np
 from rich.table import Table
 
 from dsgd import records
-from experiments.helpers import common
+from experiments.helpers import commands, common
 
 STAGES = ("imports", "problem", "trace", "compile", "rounds")
 
@@ -56,7 +56,7 @@ class Taken(NamedTuple):
 
 
 def main(args: Args) -> None:
-    common.begin(args)
+    commands.begin(args)
     with tempfile.TemporaryDirectory() as folder:
         versions = make_versions(args.job, Path(folder))
         for name, version in versions.items():

@@ -10,14 +10,14 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from dsgd.network import Passage
-from experiments.helpers import common
+from experiments.helpers import figures
 
 LOOKS = {  # colour and hatch of each kind of block
-    "compute": (common.COLOURS[2], ""),
+    "compute": (figures.COLOURS[2], ""),
     "wait": ("white", "/////"),
-    "send": (common.COLOURS[0], ""),
+    "send": (figures.COLOURS[0], ""),
     "latency": ("#F0E442", "...."),  # Okabe and Ito's yellow, too pale for lines and so not among COLOURS
-    "receive": (common.COLOURS[1], ""),
+    "receive": (figures.COLOURS[1], ""),
 }
 
 

@@ -19,7 +19,7 @@ import dsgd
 from experiments import asynchrony, compare, complexity_table, compression, convergence_rates, heterogeneity, switch_timelines, topology
 from experiments.benchmark import compression as throughput
 from experiments.benchmark import methods, mixing, rounds, start
-from experiments.helpers import common
+from experiments.helpers import commands, common
 
 SCRIPTS = (asynchrony, compare, complexity_table, compression, convergence_rates, heterogeneity, switch_timelines, topology)
 BENCHMARKS = (throughput, methods, mixing, rounds, start)
@@ -46,7 +46,7 @@ def launch(capsys):
 
     def run(main, args) -> Ended:
         with pytest.raises(SystemExit) as end:
-            common.launch(main, args)
+            commands.launch(main, args)
         return Ended(end.value.code, capsys.readouterr().err.splitlines())
 
     return run
@@ -77,7 +77,7 @@ def test_a_run_that_diverges_is_one_line(launch, tmp_path):
 def test_a_librarys_error_keeps_its_traceback(tmp_path):
     """It would be a mistake of ours, which nobody could find without."""
     with pytest.raises(ValueError, match="could not be broadcast"):
-        common.launch(lambda args: np.broadcast_to(np.ones(3), 2) and np.ones(2) + np.ones(3), Args(tmp_path))
+        commands.launch(lambda args: np.broadcast_to(np.ones(3), 2) and np.ones(2) + np.ones(3), Args(tmp_path))
 
 
 WITH_DATA = [script for script in SCRIPTS if hasattr(script.Args, "data")]
@@ -131,11 +131,11 @@ def test_flags_without_anything_are_one_line_and_status_2(launch, tmp_path):
 
 @pytest.mark.parametrize("script", [*SCRIPTS, *BENCHMARKS], ids=lambda script: script.__name__)
 def test_what_scripts_do_by_default_makes_sense(script):
-    common.check_flags(script.Args())
+    commands.check_flags(script.Args())
 
 
 def test_the_configuration_says_what_was_run_and_on_what(tmp_path):
-    common.begin(Args(tmp_path / "new"))
+    commands.begin(Args(tmp_path / "new"))
     config = json.loads((tmp_path / "new/config.json").read_text())
     assert config["steps"] == 3
     assert config["rates"] == [0.1]
@@ -146,19 +146,19 @@ def test_the_configuration_says_what_was_run_and_on_what(tmp_path):
 
 
 def test_results_of_another_configuration_are_not_overwritten(tmp_path):
-    common.begin(Args(tmp_path))
-    common.begin(Args(tmp_path, steps=4))  # there are no results yet
+    commands.begin(Args(tmp_path))
+    commands.begin(Args(tmp_path, steps=4))  # there are no results yet
     (tmp_path / "history.csv").write_text("results")
     before = (tmp_path / "config.json").read_text()
-    common.begin(Args(tmp_path, steps=4, progress=False))  # the same
+    commands.begin(Args(tmp_path, steps=4, progress=False))  # the same
     with pytest.raises(ValueError, match=r"has results of another configuration \(steps = 4, not 3\): need another folder \(--out\)"):
-        common.begin(Args(tmp_path, steps=3))
+        commands.begin(Args(tmp_path, steps=3))
     assert json.loads((tmp_path / "config.json").read_text())["steps"] == json.loads(before)["steps"] == 4
     with pytest.raises(ValueError, match="has results of another script, or of another version of it: need another folder"):
-        common.begin(rounds.Args(out=tmp_path, methods=("dsgd",)))
+        commands.begin(rounds.Args(out=tmp_path, methods=("dsgd",)))
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match="has results of another script"):
-        common.begin(Args(tmp_path))
+        commands.begin(Args(tmp_path))
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
@@ -184,6 +184,6 @@ def test_an_interrupted_script_keeps_what_it_has(sent, launch, tmp_path, monkeyp
 
 
 def test_nothing_is_written_where_nothing_was_found(tmp_path):
-    with pytest.raises(KeyboardInterrupt), common.kept(lambda path, found: path.write_text("new"), tmp_path / "rows.csv", []):
+    with pytest.raises(KeyboardInterrupt), commands.kept(lambda path, found: path.write_text("new"), tmp_path / "rows.csv", []):
         raise KeyboardInterrupt
     assert not list(tmp_path.iterdir())

@@ -1,0 +1,137 @@
+"""How the scripts start and end: flags, errors, interruptions, what is written beside the results."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import platform
+import shlex
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sized
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import tyro
+
+import dsgd
+from dsgd import cache, records
+
+DataDir = Annotated[Path | None, tyro.conf.arg(help="Folder with the files of mnist or cifar-10 as published.")]
+Cache = Annotated[
+    str | None,
+    tyro.conf.arg(
+        metavar="{off}|PATH",
+        help=f"Folder of compiled programs, for the next run to find; by default {cache.VARIABLE} in the environment, or the user's cache.",
+    ),
+]
+
+
+# What numbers on command lines need to be, by flag; what depends on other flags, scripts check themselves.
+COUNTS = ("workers", "batch_size", "steps", "exact_steps", "rounds", "seeds", "repeats", "problems", "dimension", "dimensions", "sizes")
+COUNTS += ("fixed_steps", "longest_run", "run_workers")
+POSITIVE = ("learning_rates", "exact_learning_rate", "target", "bandwidth", "seconds", "alpha", "alphas", "factor")
+NOT_NEGATIVE = ("seed", "latency", "compute", "delay", "l2", "exact_l2")
+
+
+def launch(main: Callable[[Any], Any], args: Any) -> None:
+    """Runs a script from its command line: what the user got wrong is one line and status 2, an interruption one line and status 130.
+
+    Programs that other runs have compiled are at hand, where there is a flag `cache`.
+
+    Args:
+        main: of the script. It writes what it has when it is interrupted.
+        args: its arguments, with `out`.
+    """
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    try:
+        check_flags(args)
+        if hasattr(args, "cache"):
+            cache.enable(args.cache)
+        main(args)
+    except KeyboardInterrupt:
+        print(f"Interrupted: what was done until then is in {args.out}.", file=sys.stderr)
+        sys.exit(130)
+    except (ValueError, OSError, dsgd.Diverged) as error:
+        if not is_refusal(error):
+            raise
+        print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def check_flags(args: Any) -> None:
+    """Raises a ValueError where a flag has a number that makes no sense, or nothing at all."""
+    for name, value in vars(args).items():
+        values = value if isinstance(value, tuple) else (value,)
+        flag = f"--{name.replace('_', '-')}"
+        if not values and name != "sizes":  # without larger models there is less to time
+            raise ValueError(f"{flag}: need at least one")
+        if name in COUNTS and not all(number >= 1 for number in values):
+            raise ValueError(f"{flag} {value}: need whole numbers, at least 1")
+        if name in POSITIVE and not all(number is None or 0 < number < math.inf for number in values):
+            raise ValueError(f"{flag} {value}: need finite numbers above 0")
+        if name in NOT_NEGATIVE and not all(0 <= number < math.inf for number in values):
+            raise ValueError(f"{flag} {value}: need finite numbers, at least 0")
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether it is about what the user asked for: a missing file, or an error that this project raises itself, and no library."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    room = frame.f_globals.get("__name__", "").split(".")[0]
+    return isinstance(error, OSError) or room in ("__main__", "dsgd", "topologies", "algorithms", "theory_checks", "experiments")
+
+
+def begin(args: Any) -> None:
+    """Makes the folder of results, and writes there what is run, and on what; before the work, so that what cannot be is told at once.
+
+    Args:
+        args: a script's arguments.
+
+    Raises:
+        ValueError: the folder has results of another configuration.
+    """
+    path, chosen = args.out / "config.json", dataclasses.asdict(args)
+    if path.exists() and any(other != path for other in args.out.iterdir()):
+        refuse_others(args.out, path, chosen)
+    versions = {"dsgd": dsgd.__version__, "jax": jax.__version__, "python": platform.python_version()}
+    device = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
+    records.write_json(path, {**chosen, "run": {"command": shlex.join(sys.orig_argv), "device": device, **versions}})
+
+
+def refuse_others(out: Path, path: Path, chosen: dict[str, Any]) -> None:
+    """Raises a ValueError where the configuration in a file is another one, but for where results go and how a run looks."""
+    mine = json.loads(json.dumps(chosen, default=str))
+    try:
+        there = json.loads(path.read_text())
+    except ValueError:
+        there = {}
+    free = ("out", "progress", "cache", "data_dir")
+    if there.keys() - {"run"} != mine.keys():
+        whose = "another script, or of another version of it"
+    elif others := [f"{name} = {there[name]}, not {mine[name]}" for name in mine if name not in free and there[name] != mine[name]]:
+        whose = f"another configuration ({'; '.join(others)})"
+    else:
+        return
+    raise ValueError(f"{out} has results of {whose}: need another folder (--out), or that one removed")
+
+
+@contextmanager
+def kept(write: Callable[[Path, Any], None], path: Path, found: Sized) -> Iterator[None]:
+    """At the end of the block, also where it fails or is interrupted, what was found by then is written.
+
+    Args:
+        write: (path, found) -> None.
+        path: where to.
+        found: what the block fills; nothing is written where it is empty.
+    """
+    try:
+        yield
+    finally:
+        if len(found):
+            write(path, found)
