@@ -116,8 +116,9 @@ def _need(annotation: Any) -> _Need | None:
         need = _need(inner[0])
         return need and _Need(need.met, next((words for words in inner[1:] if isinstance(words, str)), need.words))
     if origin in (Union, types.UnionType):
-        arrays = get_args(numpy.typing.ArrayLike)  # itself a union, which falls apart in another
-        whole = [numpy.typing.ArrayLike, *(one for one in inner if one not in arrays)] if set(arrays) <= set(inner) else inner
+        arrays = get_args(numpy.typing.ArrayLike)  # itself a union in older numpy, which falls apart in another
+        apart = arrays and set(arrays) <= set(inner)
+        whole = [numpy.typing.ArrayLike, *(one for one in inner if one not in arrays)] if apart else inner
         return _any_of([_need(one) for one in whole])
     if origin is Literal:
         kinds = tuple({type(one) for one in inner})
