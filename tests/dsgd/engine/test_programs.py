@@ -37,13 +37,13 @@ def run(mesh):
 
 @pytest.mark.skipif(not MAPS.exists(), reason="maps of memory are counted on Linux")
 def test_only_the_latest_programs_are_kept(run, monkeypatch):
-    """A hundred and fifty, as a long notebook makes them: their maps of memory go with those that are forgotten."""
+    """A hundred, as a notebook makes them: their maps of memory go with those that are forgotten."""
     monkeypatch.setattr(programs, "MOST", 8)
     before, used = programs.compiled(), []
-    for number in range(150):
+    for number in range(100):
         assert run(number) == 1 + number
         used.append(MAPS.read_bytes().count(b"\n"))
-    assert programs.compiled() == before + 150
+    assert programs.compiled() == before + 100
     print(used[::25])
     assert used[-1] <= used[49] + 20
 
