@@ -51,6 +51,13 @@ def shown(value: Any) -> str:
     return text if len(text) <= 120 else f"{text[:100]} ..."
 
 
+def typed(value: Any) -> str:
+    """A value in an error message: an array by its type and shape, numbers and text as they are, all else by its type."""
+    if isinstance(value, jax.Array | jax.ShapeDtypeStruct):
+        return f"{value.dtype}{list(value.shape)}"
+    return repr(value) if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"
+
+
 def arguments(function: F) -> F:
     """The same function (or the class, of its constructor), which first holds its arguments against its annotations.
 

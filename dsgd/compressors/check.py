@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -68,8 +69,7 @@ def need_vector(compressor: Compressor, x: Any, d: int) -> jax.Array:
         ValueError: it is not.
     """
     if not isinstance(x, jax.Array) or x.shape != (d,) or not jnp.issubdtype(x.dtype, jnp.floating):
-        given = f"{x.dtype}{list(x.shape)}" if isinstance(x, jax.Array) else f"a {type(x).__name__}"
-        raise ValueError(f"{compressor.name}: decompress gives {given}; need the vector, floating-point [{d}]")
+        raise ValueError(f"{compressor.name}: decompress gives {checks.typed(x)}; need the vector, floating-point [{d}]")
     return x
 
 
@@ -81,8 +81,7 @@ def need_bits(compressor: Compressor, bits: Any) -> int | jax.Array:
     """
     traced = isinstance(bits, jax.Array) and bits.shape == () and bits.dtype == jnp.uint32
     if not traced and (not isinstance(bits, int) or isinstance(bits, bool) or bits < 0):
-        given = f"{bits.dtype}{list(bits.shape)}" if isinstance(bits, jax.Array) else repr(bits)
-        raise ValueError(f"{compressor.name}: bits gives {given}; need an int, or a uint32 scalar where messages differ")
+        raise ValueError(f"{compressor.name}: bits gives {checks.typed(bits)}; need an int, or a uint32 scalar where messages differ")
     return bits
 
 
@@ -120,7 +119,8 @@ def _wire(compressor: Compressor, d: int, key: jax.Array) -> list[Finding]:
     fits = not isinstance(bits, int) or bits == held
     found = [Finding("wire", fits, f"{arrays}: {held} bits" + ("" if fits else f", of which it tells {bits}"))]
     x = jnp.asarray(vectors(d)["normal"], jnp.float32)
-    first, again = (jax.tree.leaves(jax.jit(compressor.compress)(key, x)) for _ in range(2))
+    # Each is traced anew: draws that are not the key's would differ.
+    first, again = (jax.tree.leaves(jax.jit(partial(compressor.compress))(key, x)) for _ in range(2))
     same = all(np.array_equal(np.asarray(a), np.asarray(b), equal_nan=True) for a, b in zip(first, again, strict=True))
     more = [Finding("bits", *_within(compressor, d, key, held))] if not isinstance(bits, int) else []
     return [*found, *more, Finding("again", same, "equal keys give equal messages" if same else "equal keys give different messages")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dsgd import checks, workers
-from dsgd.base import Algorithm, Key, Problem, PyTree, Result
+from dsgd.base import Algorithm, Key, Problem, Result
 from dsgd.contract import elsewhere
 from dsgd.engine import loop, programs, protocol
 from dsgd.findings import Finding, Findings
@@ -29,8 +30,8 @@ RELATIVE, ABSOLUTE = 2e-4, 2e-5  # what results on other numbers of devices may 
 def check(algorithm: Algorithm, problem: Problem, *, key: Key | None = None) -> Findings:
     """Holds a method to the whole contract: it runs it a few rounds, alone, twice, with seeds, and on several devices.
 
-    Looked at are: the members' parameters; what they return (as every run does); that a run is the same when it is made again, and is not
-    compiled again; that a run among several seeds is the run alone; that types stay as they are where JAX has 64 bits enabled; that one
+    Looked at are: the members' parameters; what they return (as every run does); that a run is the same when the method is made anew, and
+    is not compiled again; that a run among several seeds is the run alone; that types stay as they are where JAX has 64 bits enabled; that one
     device and several give the same, and every device the same `State.server`; and that the bits that it tells are those that its
     compiled round sends where each worker has a device of its own.
 
@@ -51,10 +52,9 @@ def check(algorithm: Algorithm, problem: Problem, *, key: Key | None = None) -> 
     plans.check_runnable(algorithm, problem, key)
     steps = min(max(STEPS[0], 2 * period(algorithm)), STEPS[1])
     findings = [_parameters(algorithm)]
-    ran = _attempt("returns", lambda: [_returns(algorithm, problem, key, steps)])
-    findings += ran
-    if all(finding.holds for finding in ran):
-        findings += _attempt("again", lambda: _again(algorithm, problem, key, steps))
+    alone = _attempt("returns", lambda: _alone(algorithm, problem, key, steps))
+    findings += alone
+    if alone[0].holds:
         findings += _attempt("seeds", lambda: [_seeds(algorithm, problem, key, steps)])
         findings += _attempt("64 bits", lambda: [_types(algorithm, problem, key)])
         findings += _everywhere(algorithm, problem, key, steps)
@@ -87,21 +87,19 @@ def _parameters(algorithm: Algorithm) -> Finding:
     return Finding("parameters", True, ", ".join(expected))
 
 
-def _returns(algorithm: Algorithm, problem: Problem, key: jax.Array, steps: int) -> Finding:
-    """What `run` refuses, it names: the shapes and types of all that members return, and rounds that are not counted."""
-    result = driver.run(algorithm, problem, steps=steps, key=key, mesh=1)
-    protocol.need_counted(algorithm.name, result.state.step, steps)
-    return Finding("returns", True, f"shapes and types kept over {steps} rounds, which it counts")
-
-
-def _again(algorithm: Algorithm, problem: Problem, key: jax.Array, steps: int) -> list[Finding]:
+def _alone(algorithm: Algorithm, problem: Problem, key: jax.Array, steps: int) -> list[Finding]:
+    """What `run` refuses, it names: the shapes and types of all that members return. Then a run of the method made anew, as by a cell of a
+    notebook that runs twice: it is traced again, must lower to the same programs, and give the same bits."""
     first = driver.run(algorithm, problem, steps=steps, key=key, mesh=1)
+    protocol.need_counted(algorithm.name, first.state.step, steps)
     before = programs.compiled()
-    second = driver.run(algorithm, problem, steps=steps, key=key, mesh=1)
+    anew = algorithm._replace(update=partial(algorithm.update))  # another object
+    second = driver.run(anew, problem, steps=steps, key=key, mesh=1)
     compiled = programs.compiled() - before
     differ = _different(first, second, 0, 0)
-    more = f"compiled {compiled} programs for a second run" if compiled else "a second run compiles nothing"
+    more = f"made anew it is another: {compiled} programs compiled" if compiled else "made anew, it compiles nothing"
     return [
+        Finding("returns", True, f"shapes and types kept over {steps} rounds, which it counts"),
         Finding("again", not differ, f"not the same bits in {differ}" if differ else "the same bits"),
         Finding("compiled once", not compiled, more),
     ]
@@ -149,7 +147,9 @@ def on_devices(algorithm: Algorithm, problem: Problem, key: jax.Array, steps: in
     """What is to be found on several devices, all of which this process has."""
     alone = driver.run(algorithm, problem, steps=steps, key=key, mesh=1)
     several = [D for D in devices_of(problem.workers) if D > 1]
-    findings = [_attempt(f"{D} devices", lambda D=D: [_as_alone(algorithm, problem, key, steps, D, alone)])[0] for D in several]
+    findings: list[Finding] = []
+    for D in several:
+        findings += _attempt(f"{D} devices", lambda D=D: [_as_alone(algorithm, problem, key, steps, D, alone)])
     if problem.workers in several:
         return findings + _attempt("bits", lambda: [_bits(algorithm, problem, key)])
     return [*findings, Finding("bits", None, f"not looked at: {problem.workers} workers, need a problem of at most {DEVICES}")]
@@ -212,17 +212,14 @@ def _different(one: Result, other: Result, relative: float = RELATIVE, absolute:
 
 
 def _differences(one: Result, other: Result, relative: float, absolute: float) -> Iterator[str]:
-    for path, leaf in jax.tree_util.tree_leaves_with_path(one.state):
-        if not _close(leaf, _at(other.state, path), relative, absolute):
+    leaves = zip(jax.tree_util.tree_leaves_with_path(one.state), jax.tree.leaves(other.state), strict=True)
+    for (path, mine), others in leaves:
+        if not _close(mine, others, relative, absolute):
             yield f"State{jax.tree_util.keystr(path)}"
     for name, values in one.history.items():
-        exact = name in ("step", "bits")
+        exact = name == "bits"
         if name != "step" and not _close(values, other.history[name], 0 if exact else relative, 0 if exact else absolute):
             yield f"history[{name!r}]"
-
-
-def _at(tree: PyTree, path: Any) -> Any:
-    return dict(jax.tree_util.tree_leaves_with_path(tree))[path]
 
 
 def _close(one: Any, other: Any, relative: float, absolute: float) -> bool:

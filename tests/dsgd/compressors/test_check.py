@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -13,6 +15,7 @@ from dsgd import compressors, problems
 
 D = 40
 Q4 = compressors.random_quantization(4)
+COUNT = itertools.count()
 
 
 @pytest.mark.parametrize(
@@ -42,6 +45,7 @@ WRONG = {
     "a little biased": (Q4._replace(decompress=lambda message, d: 1.01 * Q4.decompress(message, d)), {"unbiased"}),
     "tells fewer bits": (Q4._replace(bits=lambda message: 4 * D), {"wire", "mean bits"}),
     "plans with fewer": (Q4._replace(mean_bits=lambda d: 4.0 * d), {"mean bits"}),
+    "draws of its own": (Q4._replace(compress=lambda key, x: Q4.compress(jax.random.fold_in(key, next(COUNT)), x)), {"again"}),
     "tells more than there is room for": (Q4._replace(bits=lambda message: jnp.uint32(10**6)), {"bits", "mean bits"}),
 }
 
