@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_leaves_with_path
 
-from dsgd import workers
+from dsgd import checks, workers
 from dsgd.base import Algorithm, Info, Params, Problem, PyTree, Query, State
 from dsgd.wire import counts
 
@@ -49,7 +49,7 @@ def held(algorithm: Algorithm, problem: Problem, N: int) -> Algorithm:
         with noted(f"update of {name}"):
             result = algorithm.update(key, state, gradients, round)
         if isinstance(result, State) or not isinstance(result, tuple) or len(result) != 2:
-            raise ValueError(f"{name}: update gives {_shown(result)}; need a pair (State, Info)")
+            raise ValueError(f"{name}: update gives {checks.typed(result)}; need a pair (State, Info)")
         after, info = result
         _need_state(f"{name}: update", after)
         for part in State._fields:
@@ -116,42 +116,42 @@ def same(where: str, given: PyTree, needed: PyTree, leading: Sequence[int] = (),
         shape = (*leading, *jnp.shape(want))
         if jnp.shape(leaf) != shape or (types and jnp.result_type(leaf) != jnp.result_type(want)):
             need = jax.ShapeDtypeStruct(shape, jnp.result_type(want))
-            raise ValueError(f"{where}{keystr(path)} as {_shown(leaf)}; need {_shown(need)}")
+            raise ValueError(f"{where}{keystr(path)} as {checks.typed(leaf)}; need {checks.typed(need)}")
 
 
 def _need_state(where: str, state: Any) -> None:
     if not isinstance(state, State):
-        raise ValueError(f"{where} gives {_shown(state)}; need a dsgd.State")
+        raise ValueError(f"{where} gives {checks.typed(state)}; need a dsgd.State")
     if not isinstance(state.step, jax.Array | jax.ShapeDtypeStruct) or state.step.shape != () or state.step.dtype != jnp.int32:
-        raise ValueError(f"{where} gives State.step as {_shown(state.step)}; need an int32 scalar, jnp.int32(0) at the start")
+        raise ValueError(f"{where} gives State.step as {checks.typed(state.step)}; need an int32 scalar, jnp.int32(0) at the start")
 
 
 def _need_query(name: str, asked: Any, params: Params, n: int) -> None:
     if not isinstance(asked, Query):
-        raise ValueError(f"{name}: query gives {_shown(asked)}; need a dsgd.Query")
+        raise ValueError(f"{name}: query gives {checks.typed(asked)}; need a dsgd.Query")
     if asked.axis not in (None, 0):
         raise ValueError(f"{name}: query gives axis = {asked.axis!r}; need None (one model for all) or 0 (stacked models)")
     same(f"{name}: query (axis={asked.axis}) gives params", asked.params, params, () if asked.axis is None else (n,))
     if asked.workers is not None and (jnp.ndim(asked.workers) != 1 or not jnp.issubdtype(jnp.result_type(asked.workers), jnp.integer)):
-        raise ValueError(f"{name}: query gives workers as {_shown(asked.workers)}; need None, or int32 [k]")
+        raise ValueError(f"{name}: query gives workers as {checks.typed(asked.workers)}; need None, or int32 [k]")
 
 
 def _need_info(name: str, info: Any, N: int, n: int) -> None:
     if not isinstance(info, Info):
-        raise ValueError(f"{name}: update gives {_shown(info)} beside the state; need a dsgd.Info")
+        raise ValueError(f"{name}: update gives {checks.typed(info)} beside the state; need a dsgd.Info")
     for end in ("bits_up", "bits_down"):
         bits = getattr(info, end)
         if not isinstance(bits, jax.Array) or bits.shape != (n, counts.DIGITS) or bits.dtype != jnp.uint32:
             raise ValueError(
-                f"{name}: update gives Info.{end} as {_shown(bits)}; need uint32 [{n}, {counts.DIGITS}] of dsgd.counts:"
+                f"{name}: update gives Info.{end} as {checks.typed(bits)}; need uint32 [{n}, {counts.DIGITS}] of dsgd.counts:"
                 " dsgd.network.told makes the Info of what was all-reduced, went to neighbours, or of nothing"
             )
     if not isinstance(info.metrics, Mapping):
-        raise ValueError(f"{name}: update gives Info.metrics as {_shown(info.metrics)}; need scalars by name")
+        raise ValueError(f"{name}: update gives Info.metrics as {checks.typed(info.metrics)}; need scalars by name")
     for metric, value in info.metrics.items():
         need_scalar(f"{name}: update gives the metric {metric!r}", value)
     if info.compute is not None and jnp.shape(info.compute) != (N,):
-        raise ValueError(f"{name}: update gives Info.compute as {_shown(info.compute)}; need seconds [{N}], or None")
+        raise ValueError(f"{name}: update gives Info.compute as {checks.typed(info.compute)}; need seconds [{N}], or None")
     if info.elapsed is not None:
         need_scalar(f"{name}: update gives Info.elapsed", info.elapsed)
 
@@ -159,7 +159,7 @@ def _need_info(name: str, info: Any, N: int, n: int) -> None:
 def need_scalar(where: str, value: Any) -> None:
     """Raises a ValueError where the value is no scalar."""
     if not isinstance(value, jax.Array | int | float) or jnp.ndim(value) != 0:
-        raise ValueError(f"{where} as {_shown(value)}; need a scalar, the same on every device")
+        raise ValueError(f"{where} as {checks.typed(value)}; need a scalar, the same on every device")
 
 
 def loss(problem: Problem) -> Callable:
@@ -169,7 +169,7 @@ def loss(problem: Problem) -> Callable:
         with noted(f"loss of {problem.name}"):
             value = problem.loss(params, batch)
         if not isinstance(value, jax.Array) or value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
-            raise ValueError(f"{problem.name}: loss gives {_shown(value)}; need one floating-point scalar, the mean over the batch")
+            raise ValueError(f"{problem.name}: loss gives {checks.typed(value)}; need one floating-point scalar, the mean over the batch")
         return value
 
     return of_batch
@@ -182,10 +182,3 @@ def _block(N: int) -> int:
 def _leaves(tree: PyTree) -> str:
     names = [keystr(path) or "itself" for path, _ in tree_leaves_with_path(tree)]
     return "(none)" if not names else ", ".join(names[:_SHOWN]) + (f", ... ({len(names)})" if len(names) > _SHOWN else "")
-
-
-def _shown(value: Any) -> str:
-    """An array as its type and shape, all else as its type."""
-    if isinstance(value, jax.Array | jax.ShapeDtypeStruct):
-        return f"{value.dtype}{list(value.shape)}"
-    return repr(value) if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"

@@ -11,8 +11,9 @@ import pytest
 
 import algorithms
 import dsgd
-from dsgd import problems, workers
+from dsgd import problems
 from dsgd.network import told
+from tests.dsgd.by_hand import method
 
 N, D = 4, 3
 
@@ -20,24 +21,6 @@ N, D = 4, 3
 @pytest.fixture(scope="module")
 def problem() -> dsgd.Problem:
     return problems.random_quadratic(N, D, noise=0.3, seed=0)
-
-
-def method(**members: Any) -> dsgd.Algorithm:
-    """Mini-batch SGD by hand, with some members replaced."""
-
-    def update(key, state, gradients, round):
-        x = state.server - 0.1 * workers.mean(gradients)
-        return dsgd.State(state.step + 1, x), told.all_reduced(gradients, round.workers)
-
-    right = {
-        "init": lambda params, N: dsgd.State(jnp.int32(0), params),
-        "query": lambda state, round: dsgd.Query(state.server),
-        "update": update,
-        "model": lambda state: state.server,
-        "pattern": dsgd.network.ring_all_reduce,
-        "name": "mine",
-    }
-    return dsgd.Algorithm(**{**right, **members})
 
 
 def updating(change) -> dsgd.Algorithm:
