@@ -31,8 +31,8 @@ def check(algorithm: Algorithm, problem: Problem, *, key: Key | None = None) -> 
     """Holds a method to the whole contract: it runs it a few rounds, alone, twice, with seeds, and on several devices.
 
     Looked at are: the members' parameters; what they return (as every run does); that a run is the same when the method is made anew, and
-    is not compiled again; that a run among several seeds is the run alone; that types stay as they are where JAX has 64 bits enabled; that one
-    device and several give the same, and every device the same `State.server`; and that the bits that it tells are those that its
+    is not compiled again; that a run among several seeds is the run alone; that types stay as they are where JAX has 64 bits enabled; that
+    one device and several give the same, and every device the same `State.server`; and that the bits that it tells are those that its
     compiled round sends where each worker has a device of its own.
 
     Several devices are those of the process; where it has too few, another process simulates them on the CPU (seconds).
