@@ -6,7 +6,8 @@ Each family has its file: the derivation, `hypotheses` (which one fails), the re
 
 from theory_checks import bounds
 from theory_checks.machinery.rates import Rate
-from theory_checks.machinery.statement import Condition, Outcome, Random, Statement
+from theory_checks.machinery.search import Tape
+from theory_checks.machinery.statement import Condition, Outcome, Statement
 from theory_checks.statements import (
     asynchronous_sgd,
     compressed_sgd,
@@ -21,9 +22,9 @@ from theory_checks.statements import (
 __all__ = [
     "Condition",
     "Outcome",
-    "Random",
     "Rate",
     "Statement",
+    "Tape",
     "asynchronous_sgd",
     "bounds",
     "compressed_sgd",

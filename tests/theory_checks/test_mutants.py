@@ -27,7 +27,8 @@ from theory_checks import (
     minibatch_sgd,
     sgd,
 )
-from theory_checks.machinery.statement import Outcome, Random
+from theory_checks.machinery.search import Tape
+from theory_checks.machinery.statement import Outcome
 
 TRIALS = 40
 Method = Callable[..., Algorithm]
@@ -35,7 +36,7 @@ Method = Callable[..., Algorithm]
 
 def first_failure(trial: Callable, mutant: Method, sound: Method) -> tuple[int, Outcome] | None:
     """Which random trial finds the mistake first, and its outcome; on all until then, the method without it holds."""
-    broken, whole = (Random(np.random.default_rng(0)) for _ in range(2))
+    broken, whole = (Tape(np.random.default_rng(0)) for _ in range(2))
     for number in range(TRIALS):
         outcomes = trial(broken, method=mutant)
         for outcome in trial(whole, method=sound):

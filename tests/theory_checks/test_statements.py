@@ -22,7 +22,8 @@ from theory_checks import (
     sgd,
 )
 from theory_checks.machinery import registry
-from theory_checks.machinery.statement import ROUNDING, STANDARD_ERRORS, Condition, Outcome, Random, Statement, need
+from theory_checks.machinery.search import Tape
+from theory_checks.machinery.statement import ROUNDING, STANDARD_ERRORS, Condition, Outcome, Statement, need
 
 FAMILIES = (
     gradient_descent,
@@ -109,7 +110,7 @@ def test_statements_have_names_of_their_own():
 
 
 def test_random_reals_are_at_an_end_of_their_range_every_fifth_time():
-    draws, count = Random(np.random.default_rng(0)), 20_000
+    draws, count = Tape(np.random.default_rng(0)), 20_000
     found = np.array([draws.real(-2.0, 5.0) for _ in range(count)])
     assert found.min() == -2.0
     assert found.max() == 5.0
@@ -121,7 +122,7 @@ def test_random_reals_are_at_an_end_of_their_range_every_fifth_time():
 
 
 def test_random_integers_and_choices_are_all_that_there_are():
-    draws = Random(np.random.default_rng(0))
+    draws = Tape(np.random.default_rng(0))
     assert {draws.integer(-1, 2) for _ in range(200)} == {-1, 0, 1, 2}
     assert all(type(draws.integer(0, 2**32 - 1)) is int for _ in range(5))
     assert {draws.choice("abc") for _ in range(200)} == set("abc")
@@ -129,7 +130,7 @@ def test_random_integers_and_choices_are_all_that_there_are():
 
 
 def test_random_draws_are_those_of_the_seed():
-    first, second = ([Random(np.random.default_rng(seed)).real(0, 1) for _ in range(3)] for seed in (4, 4))
+    first, second = ([Tape(np.random.default_rng(seed)).real(0, 1) for _ in range(3)] for seed in (4, 4))
     assert first == second
 
 

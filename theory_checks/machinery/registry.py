@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from theory_checks.machinery.statement import Outcome, Random, Statement
+from theory_checks.machinery import search
+from theory_checks.machinery.search import Tape
+from theory_checks.machinery.statement import Outcome, Statement
 from theory_checks.statements import (
     asynchronous_sgd,
     compressed_sgd,
@@ -41,6 +44,10 @@ _MODULES = (
 STATEMENTS: tuple[Statement, ...] = tuple(statement for module in _MODULES for statement in module.STATEMENTS)
 
 
+LOOSE = 0.95  # a bound of which less than this was reached is called loose
+_CLIMBING = 3  # of so many trials one goes on from the worst that was drawn
+
+
 class Finding(NamedTuple):
     """What came of all instances of one statement.
 
@@ -48,13 +55,15 @@ class Finding(NamedTuple):
         statement: which.
         instances: how many were tried.
         worst: of them, by ratio; of an equation, by deviation; one that does not hold before all others.
-        median: of the ratios.
+        how: where the worst one is from: "built", "drawn" or "climbed to".
+        median: of the ratios of those drawn at random.
         violations: those that do not hold.
     """
 
     statement: Statement
     instances: int
     worst: Outcome
+    how: str
     median: float
     violations: tuple[Outcome, ...]
 
@@ -63,13 +72,20 @@ class Finding(NamedTuple):
         """Whether all do."""
         return not self.violations
 
+    @property
+    def loose(self) -> bool:
+        """Whether the statement is a bound that no instance came near to: its constants may be too large, and smaller ones go unseen."""
+        return self.holds and not self.worst.equality and self.worst.ratio < LOOSE
+
 
 def hold(statement: Statement, trials: int, seed: int = 0) -> Finding:
-    """Tries one statement on random instances, in float64.
+    """Tries one statement in float64: on the instances that are built to be hard, on random ones, and from the worst of these uphill.
+
+    Only exact inequalities are climbed: of measurements with sampling noise the search would find the noise, of equations the rounding.
 
     Args:
-        statement: of `STATEMENTS`, or one's own.
-        trials: how many; some have several instances.
+        statement: of `STATEMENTS`, or one's own. What raises has failed; the others are tried all the same.
+        trials: how many besides those that are built; some have several instances.
         seed: of them.
 
     Raises:
@@ -77,15 +93,34 @@ def hold(statement: Statement, trials: int, seed: int = 0) -> Finding:
     """
     if trials < 1:
         raise ValueError(f"trials = {trials}: need at least 1")
-    draws = Random(np.random.default_rng(seed))
+    rng = np.random.default_rng(seed)
     with jax.enable_x64(True):
-        outcomes = [outcome for _ in range(trials) for outcome in statement.trial(draws)]
-    return summarize(statement, outcomes)
+        built = [outcome for extreme in statement.extremes for outcome in attempt(extreme)]
+        tapes = [Tape(rng) for _ in range(trials - trials // _CLIMBING)]
+        tried = [(tape, attempt(statement.trial, tape)) for tape in tapes]
+        drawn = [outcome for _, outcomes in tried for outcome in outcomes]
+        more = trials // _CLIMBING
+        if any(outcome.error or outcome.equality for outcome in drawn):
+            drawn += [outcome for _ in range(more) for outcome in attempt(statement.trial, Tape(rng))]
+            climbed = []
+        else:
+            climbed = search.climb(lambda tape: attempt(statement.trial, tape), tried, more)
+    return summarize(statement, drawn, built=built, climbed=climbed)
 
 
-def summarize(statement: Statement, outcomes: Iterable[Outcome]) -> Finding:
+def attempt(trial: Callable[..., list[Outcome]], *arguments: Any) -> list[Outcome]:
+    """Its outcomes; one that does not hold where it raises, or has none."""
+    try:
+        found = list(trial(*arguments))
+    except Exception as error:  # whatever a method under test does, the other statements are still to be tried
+        return [Outcome(math.nan, math.nan, case=f"raised {type(error).__name__}: {error}")]
+    return found or [Outcome(math.nan, math.nan, case="no instance came of the trial")]
+
+
+def summarize(statement: Statement, drawn: Sequence[Outcome], *, built: Sequence[Outcome] = (), climbed: Sequence[Outcome] = ()) -> Finding:
     """The finding of these outcomes."""
-    found = list(outcomes)
-    worst = max(found, key=lambda outcome: outcome.badness)
-    ratios = [outcome.ratio for outcome in found]
-    return Finding(statement, len(found), worst, float(np.median(ratios)), tuple(outcome for outcome in found if not outcome.holds))
+    found = [*((outcome, "drawn") for outcome in drawn), *((outcome, "built") for outcome in built)]
+    found += [(outcome, "climbed to") for outcome in climbed]
+    worst, how = max(found, key=lambda one: one[0].badness)
+    median = float(np.median([outcome.ratio for outcome in drawn]))
+    return Finding(statement, len(found), worst, how, median, tuple(outcome for outcome, _ in found if not outcome.holds))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -66,8 +67,9 @@ class Outcome(NamedTuple):
 
     @property
     def badness(self) -> tuple[bool, float]:
-        """By which the worst of several is found."""
-        return not self.holds, self.deviation * (1 if self.error else STANDARD_ERRORS / ROUNDING) if self.equality else self.ratio
+        """By which the worst of several is found; what is not finite before all others."""
+        size = self.deviation * (1 if self.error else STANDARD_ERRORS / ROUNDING) if self.equality else self.ratio
+        return not self.holds, math.inf if math.isnan(size) else size
 
     @property
     def holds(self) -> bool:
@@ -94,22 +96,6 @@ class Draws(Protocol):
         ...
 
 
-class Random(NamedTuple):
-    """`Draws` of a random number generator. Every fifth real number is an end of its range: bounds are met there."""
-
-    rng: np.random.Generator
-
-    def integer(self, low: int, high: int) -> int:
-        return int(self.rng.integers(low, high + 1))
-
-    def real(self, low: float, high: float) -> float:
-        edge = self.rng.integers(10)
-        return float((low, high)[edge] if edge < 2 else self.rng.uniform(low, high))
-
-    def choice(self, options: Sequence[Any]) -> Any:
-        return options[int(self.rng.integers(len(options)))]
-
-
 class Statement(NamedTuple):
     """A theorem, lemma or fact that is held against the code.
 
@@ -118,9 +104,12 @@ class Statement(NamedTuple):
         reference: where it is from.
         hypotheses: in words, for the table.
         trial: draws -> outcomes of one or several random instances within the hypotheses.
+        extremes: instances built to come as near to the bound as any does, or on which a known mistake shows; each a function without
+            arguments, so that one that raises does not hide the others.
     """
 
     name: str
     reference: str
     hypotheses: str
     trial: Callable[[Draws], list[Outcome]]
+    extremes: Sequence[Callable[[], list[Outcome]]] = ()
