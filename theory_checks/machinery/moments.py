@@ -12,7 +12,7 @@ $$ m_{t+1} = M_t m_t + c_t, \qquad S_{t+1} = M_t S_t M_t^T + B_t B_t^T, $$
 and any affine quantity $P s + q$ (a gradient, a distance between models) has $E|Ps + q|^2 = |Pm + q|^2 + \mathrm{tr}(P S P^T)$.
 
 A round must be the same affine map at every t (or `varying`) and for every key, but for who is asked, which must be uniform; nothing but
-the round's number and what is floating point may change. That is probed, and the result is NaN where it is not so.
+the round's number and what is floating point may change. That is probed, and an error where it is not so.
 """
 
 from __future__ import annotations
@@ -88,15 +88,15 @@ def second_moments(
         $\frac1N \sum E|f_n' - f'(\bar x_t)|^2$; and the method's own.
 
     Raises:
-        ValueError: another problem, or another noise; Hessians that differ where one worker is asked; a round of other than
-            `messages` messages.
+        ValueError: another problem, or another noise; Hessians that differ where one worker is asked, or one that is asked more often
+            than others; a round of other than `messages` messages, or one that is not the same affine map each time.
     """
     checks.positive_int("steps", steps)
     messages = messages if compression else 0
     of = _instance(problem, learning_rate, compression, more, one_worker)
     with jax.enable_x64(True):
         key = probes.key_without_collisions(build, of, problem.gradient, messages) if messages else jax.random.key(0)
-        found = _second_moments(
+        found, wrong = _second_moments(
             of,
             key,
             build=build,
@@ -106,8 +106,10 @@ def second_moments(
             rows=probes.rows_for(messages),
             quantities=quantities,
         )
-        fair = not one_worker or probes.asks_uniformly(build, of, problem.gradient)
-        return {name: np.where(fair, np.asarray(values, np.float64)[: steps + 1], np.nan) for name, values in found.items()}
+        probes.need_as_assumed(problem.name, wrong)
+        if one_worker:
+            probes.need_uniform(problem.name, build, of, problem.gradient)
+        return {name: np.asarray(values, np.float64)[: steps + 1] for name, values in found.items()}
 
 
 def _instance(problem: Problem, learning_rate: float, compression: float, more: Any, one_worker: bool) -> Instance:
@@ -163,8 +165,7 @@ def _second_moments(of, key, *, build, gradient, length, varying, rows, quantiti
             return (M @ m + c, M @ S @ M.T + noise), news
 
         start = (first, jnp.zeros((first.size, first.size)))
-        sound = probes.is_as_assumed(rounds, first, silence, varying)
-        found = lax.scan(step, start, jnp.arange(length, dtype=jnp.int32))[1]
-        return {name: jnp.where(sound, values, jnp.nan) for name, values in found.items()}
+        wrong = probes.wrong(rounds, first, silence, varying)
+        return lax.scan(step, start, jnp.arange(length, dtype=jnp.int32))[1], wrong
 
     return on_one_device(everything)(of, key)

@@ -17,8 +17,24 @@ _ROUNDING = 1e-9
 _KEYS = 32  # that are tried for one with which no two messages share a row
 
 
-def is_as_assumed(rounds: Rounds, first: jax.Array, silence: jax.Array, varying: bool) -> jax.Array:
-    """Whether a round is one affine map, probed: along two directions, at three sizes, at several t and with several keys."""
+WRONG = {
+    "bends": "a round is not affine in the state and in the noise of the gradients",
+    "by_key": "a round draws random numbers of its own, besides who is asked and what messages add",
+    "by_time": "rounds differ from one another",
+    "counters": "something other than floating-point numbers and the round's number changes",
+}
+"""What a round may be other than `moments` assumes."""
+
+
+def need_as_assumed(name: str, found: dict[str, jax.Array]) -> None:
+    """Raises a ValueError that says what a round is that it must not be."""
+    wrong = [WRONG[kind] for kind, there in found.items() if there]
+    if wrong:
+        raise ValueError(f"exact moments on {name}: {'; '.join(wrong)}: need a method whose rounds are one affine map")
+
+
+def wrong(rounds: Rounds, first: jax.Array, silence: jax.Array, varying: bool) -> dict[str, jax.Array]:
+    """Which of `WRONG` a round is, probed: along two directions, at three sizes, at several t and with several keys."""
     N, d = rounds.shape
     keys = jnp.stack([rounds.key, *jax.random.split(rounds.key, 2)])
     times = jnp.asarray(_TIMES, jnp.int32)
@@ -38,10 +54,13 @@ def is_as_assumed(rounds: Rounds, first: jax.Array, silence: jax.Array, varying:
     found = found.reshape(*points[0].shape, -1)  # [turns, sizes, times, keys, values]
     none, one, two = found[:, :1], found[:, 1 : 1 + len(sizes)], found[:, 1 + len(sizes) :]
     room = _ROUNDING * (1 + jnp.max(jnp.abs(two), axis=(0, 2, 3, 4), keepdims=True))
-    bends = jnp.abs(two - 2 * one + none)
-    by_key = jnp.abs(one - one[:, :, :, :1])
-    by_time = jnp.where(varying, 0.0, jnp.abs(one - one[:, :, :1]))
-    return rounds.keeps_counters(silence) & jnp.all((bends <= room) & (by_key <= room) & (by_time <= room))
+    away = {
+        "bends": two - 2 * one + none,
+        "by_key": one - one[:, :, :, :1],
+        "by_time": jnp.where(varying, 0.0, one - one[:, :, :1]),
+    }
+    # What is not a number is not small.
+    return {kind: ~jnp.all(jnp.abs(size) <= room) for kind, size in away.items()} | {"counters": ~rounds.keeps_counters(silence)}
 
 
 @partial(jax.jit, static_argnames=("build", "gradient"))
@@ -57,10 +76,12 @@ def _shares(of, key, *, build, gradient):
     return on_one_device(asked)(of, key)
 
 
-def asks_uniformly(build: Build, of: Instance, gradient: Callable | None) -> bool:
-    """Whether no worker is asked more often than chance explains."""
+def need_uniform(name: str, build: Build, of: Instance, gradient: Callable | None) -> None:
+    """Raises a ValueError where a worker is asked more often than chance explains."""
     shares, N = np.asarray(_shares(of, jax.random.key(0), build=build, gradient=gradient)), of.b.shape[0]
-    return bool(np.abs(shares - 1 / N).max() <= 5 * np.sqrt((1 - 1 / N) / N / _ASKED) + 1e-12)
+    if not np.abs(shares - 1 / N).max() <= 5 * np.sqrt((1 - 1 / N) / N / _ASKED) + 1e-12:
+        worst = int(np.abs(shares - 1 / N).argmax())
+        raise ValueError(f"exact moments on {name}: worker {worst} of {N} is asked in {shares[worst]:.1%} of rounds: need all equally often")
 
 
 @partial(jax.jit, static_argnames=("build", "gradient", "rows"))
