@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,9 +33,19 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Numbers, texts, lists and dictionaries as JSON; anything else as its text."""
+    """Numbers, texts, lists and dictionaries as JSON; numbers that are not finite, which JSON does not have, as null; anything else as its
+    text."""
     with replacing(path) as temporary:
-        temporary.write_text(json.dumps(data, indent=2, default=str) + "\n")
+        temporary.write_text(json.dumps(finite(data), indent=2, default=str, allow_nan=False) + "\n")
+
+
+def finite(data: Any) -> Any:
+    """The same lists and dictionaries, with None for numbers that are not finite."""
+    if isinstance(data, Mapping):
+        return {name: finite(value) for name, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def write_rows(path: Path, heading: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -106,7 +106,7 @@ def begin(args: Any) -> None:
 
 def refuse_others(out: Path, path: Path, chosen: dict[str, Any]) -> None:
     """Raises a ValueError where the configuration in a file is another one, but for where results go and how a run looks."""
-    mine = json.loads(json.dumps(chosen, default=str))
+    mine = json.loads(json.dumps(records.finite(chosen), default=str))
     try:
         there = json.loads(path.read_text())
     except ValueError:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from functools import partial
+from importlib.metadata import version
 
 import jax
 import numpy as np
@@ -16,7 +17,7 @@ from dsgd import workers
 from dsgd.base import State
 from theory_checks import decentralized_sgd, minibatch_sgd
 from theory_checks.__main__ import Args, main, tabulate, worst
-from theory_checks.machinery import registry
+from theory_checks.machinery import processes, registry
 from theory_checks.machinery.statement import Outcome, Statement
 from theory_checks.statements.misprints import MISPRINTS, Misprint
 
@@ -42,7 +43,7 @@ def test_only_some(capsys):
     assert main(Args(trials=3, only="lemma 5.2.3", progress=False)) == 0
     shown = capsys.readouterr().out
     assert "sums with a memory" in shown
-    assert "misprints" not in shown
+    assert "where they fail" not in shown
     assert "Theorem" not in shown.replace("theorems", "")
 
 
@@ -83,12 +84,53 @@ def test_a_violated_bound_is_named_and_fails(capsys):
     assert main(Args(trials=1, progress=False), [_at_most(1.0, 2.0)], []) == 0
     assert main(Args(trials=2, progress=False), [_at_most(2.0, 1.0)], []) == 1
     shown = " ".join(capsys.readouterr().out.split())
-    assert "violated: a statement (nowhere), 2 of 2 instances; 2 against 1: the only one" in shown
+    assert "FAILS: a statement (nowhere), 2 of 2 instances; 2 against 1: the only one" in shown
+    assert shown.endswith("FAILED: 1 of 1 statements, on 2 instances.")
+
+
+def test_a_first_line_says_what_is_checked_and_a_last_one_what_came_of_it(capsys):
+    assert main(Args(trials=2, progress=False, seed=7), [_at_most(1.0, 2.0), _at_most(1.0, 1.0)], []) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    first = "held against J. Liu and C. Zhang, Distributed Learning Systems with First-order Methods (2020), its misprints corrected"
+    assert shown.startswith(f"dsgd {version('dsgd')}, its own code in float64, {first}")
+    assert "2 trials a statement, seed 7." in shown
+    assert "loose: at most 0.50 was reached" in shown
+    assert shown.endswith("2 statements hold on 4 instances, 1 of them loosely.")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_what_is_not_finite_fails(value):
-    assert main(Args(trials=1, progress=False), [_at_most(value, 1.0)], []) == 1
+def test_what_is_not_finite_fails_and_is_null_in_json(value, capsys, tmp_path):
+    path = tmp_path / "found.json"
+    assert main(Args(trials=1, progress=False, json=path), [_at_most(value, 1.0)], []) == 1
+    assert "no number" in capsys.readouterr().out
+    (row,) = json.loads(path.read_text(), parse_constant=lambda text: pytest.fail(f"{text} is no JSON"))["statements"]
+    assert row["worst"]["measured"] is None
+    assert row["worst"]["bound"] == 1
+    assert not row["holds"]
+
+
+def test_what_raises_is_a_row_that_fails_and_the_others_are_tried(capsys):
+    def refuse(*draws):
+        raise ValueError("rounds differ from one another")
+
+    first, last = _at_most(1.0, 2.0), _at_most(1.0, 1.0)
+    raising = [first._replace(trial=refuse), first._replace(extremes=[refuse]), first._replace(trial=lambda draws: [])]
+    for statement in raising:
+        assert main(Args(trials=3, progress=False), [statement, last], []) == 1
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "FAILS: a statement" in shown
+        assert "FAILED: 1 of 2 statements" in shown
+        assert ("raised ValueError: rounds differ" in shown) == (statement is not raising[2])
+
+
+def test_processes_find_what_one_does():
+    chosen = [statement for statement in registry.STATEMENTS if statement.reference in ("Lemma 5.2.3", "section 5.2.1")][:2]
+    found = list(processes.hold_all(chosen, 3, 5, processes=2, cached="off", haste=True))
+    assert [finding.statement for finding in found] == chosen
+    for finding, statement in zip(found, chosen, strict=True):
+        alone = registry.hold(statement, 3, 5)
+        assert finding.instances == alone.instances
+        assert finding.worst.measured == pytest.approx(alone.worst.measured, rel=1e-12)
 
 
 def test_a_misprint_that_is_none_fails(capsys):
@@ -165,7 +207,7 @@ def test_broken_methods_fail(name, trial, mutant, capsys):
     (statement,) = [statement for statement in registry.STATEMENTS if statement.name == name]
     broken = statement._replace(trial=partial(trial, method=mutant))
     assert main(Args(trials=25, progress=False), [broken], []) == 1
-    assert f"violated: {name}" in " ".join(capsys.readouterr().out.split())
+    assert f"FAILS: {name}" in " ".join(capsys.readouterr().out.split())
 
 
 def test_instances_are_reproducible():

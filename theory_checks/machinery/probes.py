@@ -81,7 +81,9 @@ def need_uniform(name: str, build: Build, of: Instance, gradient: Callable | Non
     shares, N = np.asarray(_shares(of, jax.random.key(0), build=build, gradient=gradient)), of.b.shape[0]
     if not np.abs(shares - 1 / N).max() <= 5 * np.sqrt((1 - 1 / N) / N / _ASKED) + 1e-12:
         worst = int(np.abs(shares - 1 / N).argmax())
-        raise ValueError(f"exact moments on {name}: worker {worst} of {N} is asked in {shares[worst]:.1%} of rounds: need all equally often")
+        raise ValueError(
+            f"exact moments on {name}: worker {worst} of {N} is asked in {shares[worst]:.1%} of rounds: need all equally often"
+        )
 
 
 @partial(jax.jit, static_argnames=("build", "gradient", "rows"))
