@@ -20,6 +20,7 @@ from dsgd.engine import programs
 
 MAPS = 20_000  # of a process, from where on its programs are forgotten
 
+gc.set_threshold(100_000, 20, 100)  # tracing makes many objects that live: to look through them 700 objects apart takes a tenth of the time
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_disable_most_optimizations", haste.HASTE)
 # Draws are derandomized: a failure here fails everywhere. The first example compiles, so no deadline.
