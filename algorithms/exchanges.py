@@ -196,7 +196,7 @@ def start(compressor: Compressor, vectors: Parts) -> Any:
     """What stands for the messages before the first, for vectors `[..., d]`: zeros where the compressor starts warm, else ()."""
     if compressor.resume is None:
         return ()
-    shapes = [(leaf.shape[:-1], message_shape(compressor.compress, leaf.shape[-1])) for leaf in jax.tree.leaves(vectors)]
+    shapes = [(leaf.shape[:-1], message_shape(compressor.compress, leaf.shape[-1], leaf.dtype)) for leaf in jax.tree.leaves(vectors)]
     return [jax.tree.map(lambda x, axes=axes: jnp.zeros((*axes, *x.shape), x.dtype), message) for axes, message in shapes]
 
 

@@ -149,7 +149,7 @@ class Compressor(NamedTuple):
 
     Args:
         compress: (key, x: [d]) -> message, a pytree of packed arrays: what really travels.
-        decompress: (message, d: int) -> x_hat: [d], float32 where the message is lossy.
+        decompress: (message, d: int) -> x_hat: [d]; where the message is lossy, float64 of float64 elements and float32 of all others.
         bits: message -> bits of this message on the wire: an int where all messages are as long, else a uint32 scalar.
         mean_bits: d -> expected bits of a message for d float32 elements, for planning.
         unbiased: whether E Q(x) = x.

@@ -31,7 +31,8 @@ def compressed_sgd(
     Args:
         optimizer: the step; `optax.sgd(gamma)` is the equation.
         compressor: Q, unbiased. It works on parts of d/N elements: many workers and few elements, or small leaves (see
-            `compressors.whole_model`), send little but headers.
+            `compressors.whole_model`), send little but headers. The last parts are padded, which is sent and told; an all-reduce pads
+            nothing, so that `minibatch_sgd` tells fewer bits than this with `compressors.identity` where N does not divide d.
         via: "server" (3.4) or "ring" (3.5).
         allow_biased: take a biased compressor, with which CSGD need not converge.
 

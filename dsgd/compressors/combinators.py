@@ -128,7 +128,7 @@ def contraction(compressor: Compressor) -> Compressor:
         return 1 / (1 + compressor.omega(d))
 
     return compressor._replace(
-        decompress=lambda message, d: compressor.decompress(message, d) * np.float32(shrink(d)),
+        decompress=lambda message, d: compressor.decompress(message, d) * shrink(d),
         unbiased=False,
         omega=lambda d: None,
         delta=shrink,

@@ -11,11 +11,12 @@ import jax.numpy as jnp
 from dsgd import checks
 from dsgd.base import Compressor
 from dsgd.compressors.scales import unit
-from dsgd.compressors.sizes import fixed_size
+from dsgd.compressors.sizes import fixed_size, wide
 
 
 class Factors(NamedTuple):
-    """A message of `low_rank`: `left` float32 `[rows, rank]` with orthonormal columns, `right` float32 `[columns, rank]`."""
+    """A message of `low_rank`: `left` `[rows, rank]` with orthonormal columns, `right` `[columns, rank]`; float64 of float64 models, else
+    float32."""
 
     left: jax.Array
     right: jax.Array
@@ -55,13 +56,13 @@ def low_rank(rank: int, columns: int | None = None) -> Compressor:
 
     def factor(x, start):
         rows, width = shape(x.shape[0])
-        relative, largest = unit(x.astype(jnp.float32))
+        relative, largest = unit(wide(x))
         matrix = jnp.pad(relative, (0, rows * width - x.shape[0])).reshape(rows, width)
         left = jnp.linalg.qr(jnp.matmul(matrix, start, precision="highest"))[0]
         return Factors(left, jnp.matmul(matrix.T, left, precision="highest") * largest)
 
     def cold(key, x):
-        return jax.random.normal(key, (shape(x.shape[0])[1], rank), jnp.float32)
+        return jax.random.normal(key, (shape(x.shape[0])[1], rank), jnp.float32).astype(wide(x).dtype)
 
     def resume(key, x, last):
         start, size = unit(last.right)

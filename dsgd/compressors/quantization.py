@@ -1,4 +1,7 @@
-"""Compressors that send every element with fewer bits."""
+"""Compressors that send every element with fewer bits.
+
+What stands beside the codes is exact: ends and largest magnitudes are elements of the vector and have its type; norms and means are
+computed, in float64 of float64 models and else in float32, since rounding them to halves would bias what is unbiased."""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from dsgd.base import Compressor
 from dsgd.compressors import draws
 from dsgd.compressors.combinators import buckets
 from dsgd.compressors.scales import unit
-from dsgd.compressors.sizes import fixed_size
+from dsgd.compressors.sizes import fixed_size, wide
 from dsgd.wire import codecs
 
 MANTISSA, EXPONENT = 23, 8  # bits of float32, besides its sign
@@ -22,7 +25,7 @@ LARGEST = np.float32(np.finfo(np.float32).max)
 
 
 class Quantized(NamedTuple):
-    """A message of `random_quantization`: `codes` of `codecs.pack`, `low` and `high` float32 scalars."""
+    """A message of `random_quantization`: `codes` of `codecs.pack`, `low` and `high` scalars of the vector's type."""
 
     codes: tuple[jax.Array, ...]
     low: jax.Array
@@ -30,7 +33,7 @@ class Quantized(NamedTuple):
 
 
 class Scaled(NamedTuple):
-    """A message of packed codes and one scale: `codes` of `codecs.pack` or `pack_trits`, `scale` float32 scalar."""
+    """A message of packed codes and one scale: `codes` of `codecs.pack` or `pack_trits`, `scale` a scalar."""
 
     codes: tuple[jax.Array, ...] | jax.Array
     scale: jax.Array
@@ -43,7 +46,7 @@ def random_quantization(bits: int, bucket: int | None = None) -> Compressor:
     $$ Q(x_i) = c_{k+1} \text{ with probability } \frac{x_i - c_k}{c_{k+1} - c_k}, \text{ else } c_k,
        \qquad c_k \le x_i \le c_{k+1} \tag{3.3} $$
 
-    A message is d codes of b bits and the two ends as float32. The variance is $\sum_i (x_i - c_k)(c_{k+1} - x_i)$, at most
+    A message is d codes of b bits and the two ends, elements of x. The variance is $\sum_i (x_i - c_k)(c_{k+1} - x_i)$, at most
     $(d-2) |x|^2 / (2 (2^b - 1)^2)$ for d >= 2: the two extreme elements are knobs, and $(\max - \min)^2 \le 2|x|^2$.
 
     Args:
@@ -60,20 +63,21 @@ def random_quantization(bits: int, bucket: int | None = None) -> Compressor:
     steps = 2**bits - 1
 
     def compress(key, x):
-        x = x.astype(jnp.float32)
         low, high = jnp.min(x), jnp.max(x)
+        x, least, most = wide(x), wide(low), wide(high)
         # An eighth of the range: neither it nor its reciprocal, which XLA multiplies by, leaves float32.
-        eighth = high / 8 - low / 8
-        place = steps * jnp.where(eighth > 0, (x / 8 - low / 8) / jnp.where(eighth > 0, eighth, 1), 0)
+        eighth = most / 8 - least / 8
+        place = steps * jnp.where(eighth > 0, (x / 8 - least / 8) / jnp.where(eighth > 0, eighth, 1), 0)
         codes = jnp.clip(_round_randomly(key, place), 0, steps)
-        codes = jnp.where(x == high, steps, codes)  # the ends are knobs, whatever the rounding of `place`
+        codes = jnp.where(x == most, steps, codes)  # the ends are knobs, whatever the rounding of `place`
         return Quantized(codecs.pack(codes.astype(jnp.uint8), bits), low, high)
 
     def decompress(message, d):
         codes = codecs.unpack(message.codes, bits, d)
-        share = codes.astype(jnp.float32) / steps
+        low, high = wide(message.low), wide(message.high)
+        share = codes.astype(low.dtype) / steps
         # XLA divides by multiplying with a rounded reciprocal: the last share may not be 1.
-        return jnp.where(codes == steps, message.high, message.low * (1 - share) + message.high * share)
+        return jnp.where(codes == steps, high, low * (1 - share) + high * share)
 
     quantization = fixed_size(
         compress,
@@ -111,14 +115,14 @@ def qsgd(levels: int) -> Compressor:
     bits = codecs.index_bits(2 * levels + 1)
 
     def compress(key, x):
-        relative, largest = unit(x.astype(jnp.float32))  # squares neither overflow nor vanish
+        relative, largest = unit(wide(x))  # squares neither overflow nor vanish
         norm = jnp.maximum(jnp.sqrt(jnp.sum(relative**2)), 1)
         level = jnp.minimum(_round_randomly(key, levels * jnp.abs(relative) / norm), levels)
         codes = jnp.where(relative < 0, levels - level, levels + level)
         return Scaled(codecs.pack(codes.astype(jnp.uint8), bits), largest * norm)
 
     def decompress(message, d):
-        level = codecs.unpack(message.codes, bits, d).astype(jnp.float32) - levels
+        level = codecs.unpack(message.codes, bits, d).astype(message.scale.dtype) - levels
         return level / levels * message.scale
 
     return fixed_size(
@@ -132,13 +136,14 @@ def qsgd(levels: int) -> Compressor:
 
 def _ternary() -> Compressor:
     def compress(key, x):
-        relative, largest = unit(x.astype(jnp.float32))
+        relative, largest = unit(wide(x))
         sent = _round_randomly(key, jnp.abs(relative))
         codes = jnp.where(relative < 0, 1 - sent, 1 + sent)
-        return Scaled(codecs.pack_trits(codes.astype(jnp.uint8)), largest)
+        return Scaled(codecs.pack_trits(codes.astype(jnp.uint8)), largest.astype(x.dtype))
 
     def decompress(message, d):
-        return (codecs.unpack_trits(message.codes, d).astype(jnp.float32) - 1) * message.scale
+        scale = wide(message.scale)
+        return (codecs.unpack_trits(message.codes, d).astype(scale.dtype) - 1) * scale
 
     return fixed_size(compress, decompress, "ternary", unbiased=True, omega=lambda d: (math.sqrt(d) - 1) / 2)
 
@@ -181,16 +186,16 @@ $$ Q(x_i) = \mathrm{sign}(x_i)\, 2^{e+1} \text{ with probability } \frac{|x_i|}{
 
 A message is d codes of 9 bits. The variance is $\sum_i (|x_i| - 2^e)(2^{e+1} - |x_i|) \le \frac18 |x|^2$, reached at
 $|x_i| = \frac43 2^e$, for normal numbers. Below the smallest normal float32 an element becomes that or 0; above the largest power, that or
-the largest float32.
+the largest float32, as which float64 elements are coded, too.
 
 Source: Horvath et al., "Natural compression", 2019."""
 
 
 def _sign() -> Compressor:
     def compress(key, x):
-        x = x.astype(jnp.float32)
+        x = wide(x)
         # Divided first, since the sum may be out of range; then only its rounding can be.
-        mean = jnp.minimum(jnp.sum(jnp.abs(x) / x.shape[0]), LARGEST)
+        mean = jnp.minimum(jnp.sum(jnp.abs(x) / x.shape[0]), jnp.finfo(x.dtype).max)
         return Scaled(codecs.pack((x < 0).astype(jnp.uint8), 1), mean)
 
     def decompress(message, d):
@@ -216,7 +221,7 @@ def clipping(bits: int) -> Compressor:
     $$ |C(x) - x|^2 \le \frac{1}{(2^b + 1)^2} |x|^2 $$
 
     A message is d codes of 9 + b bits; `clipping(7)` is bfloat16, cut off. The bound is approached just below
-    $2^e(1 + 2^{-b})$, and holds down to the smallest normal float32.
+    $2^e(1 + 2^{-b})$, and holds down to the smallest normal float32, as which float64 elements are coded, too.
 
     Args:
         bits: b, 1 to 8.

@@ -11,7 +11,7 @@ def unit(x: ArrayLike) -> tuple[jax.Array, jax.Array]:
     """x over its largest magnitude, and that; zeros stay zeros.
 
     Args:
-        x: float32, of any shape.
+        x: float32 or float64, of any shape.
     """
     x = jnp.asarray(x)
     largest = jnp.max(jnp.abs(x))

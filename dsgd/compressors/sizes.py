@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from dsgd.base import Compressor, PyTree
 
@@ -17,9 +19,15 @@ def array_bits(message: PyTree) -> int:
     return sum(8 * leaf.dtype.itemsize * leaf.size for leaf in jax.tree.leaves(message))
 
 
-def message_shape(compress: Callable, d: int) -> PyTree:
-    """Shapes and types of a message for d float32 elements."""
-    return jax.eval_shape(compress, jax.eval_shape(jax.random.key, 0), jax.ShapeDtypeStruct((d,), jnp.float32))
+def message_shape(compress: Callable, d: int, dtype: Any = jnp.float32) -> PyTree:
+    """Shapes and types of a message for d elements of a type."""
+    return jax.eval_shape(compress, jax.eval_shape(jax.random.key, 0), jax.ShapeDtypeStruct((d,), dtype))
+
+
+def wide(x: ArrayLike) -> jax.Array:
+    """x in the type that is computed in: float64 of float64, else float32, which holds halves exactly."""
+    x = jnp.asarray(x)
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def fixed_size(

@@ -1,4 +1,4 @@
-"""Compressors that send few elements, with their places."""
+"""Compressors that send few elements, with their places. Elements are sent in the vector's own type, 64 bits each of a float64 model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dsgd import checks
 from dsgd.base import Compressor, PyTree
 from dsgd.compressors import draws
 from dsgd.compressors.combinators import identity
-from dsgd.compressors.sizes import FLOAT_BITS, array_bits, fixed_size, message_shape
+from dsgd.compressors.sizes import FLOAT_BITS, array_bits, fixed_size, message_shape, wide
 from dsgd.wire import codecs
 
 RARE = 1e-12  # probability that a random number of elements exceeds its capacity
@@ -52,7 +52,7 @@ def top_k(fraction: float, values: Compressor = identity) -> Compressor:
     """
 
     def choose(key, x, k):
-        return jax.lax.top_k(jnp.abs(x), k)[1]
+        return jax.lax.top_k(jnp.abs(wide(x)), k)[1]
 
     def delta(d):
         k = kept(fraction, d)
@@ -107,14 +107,13 @@ def _sparse(kind: str, fraction: float, values: Compressor, choose: Callable, sc
     def compress(key, x):
         d = x.shape[0]
         choose_key, values_key = jax.random.split(key)
-        x = x.astype(jnp.float32)
         places = choose(choose_key, x, kept(fraction, d))
         packed = codecs.pack(places.astype(jnp.uint32), codecs.index_bits(d))
         return Sparse(packed, values.compress(values_key, x[places]))
 
     def decompress(message, d):
         k = kept(fraction, d)
-        elements = values.decompress(message.values, k) * scale(d)
+        elements = wide(values.decompress(message.values, k)) * scale(d)
         return _scatter(message.places, elements, k, d)
 
     def mean_bits(d):
@@ -147,17 +146,17 @@ def random_sparsification(probability: float) -> Compressor:
 
     def compress(key, x):
         d, room = x.shape[0], capacity(p, x.shape[0])
-        if room * (FLOAT_BITS + codecs.index_bits(d)) >= 1 << 32:
+        each = 8 * x.dtype.itemsize + codecs.index_bits(d)
+        if room * each >= 1 << 32:
             raise ValueError(f"{name} of {d} elements: a message may pass 2^32 bits, need fewer; compressors.buckets makes several of one")
         places = _bernoulli_places(key, p, d, room)
         used = places < d
-        each = jnp.uint32(FLOAT_BITS + codecs.index_bits(d))
-        values = jnp.where(used, x.astype(jnp.float32)[jnp.minimum(places, d - 1)], 0)
+        values = jnp.where(used, x[jnp.minimum(places, d - 1)], 0)
         packed = codecs.pack(jnp.where(used, places, 0), codecs.index_bits(d))
-        return Counted(FLOAT_BITS + each * jnp.sum(used, dtype=jnp.uint32), packed, values)
+        return Counted(FLOAT_BITS + jnp.uint32(each) * jnp.sum(used, dtype=jnp.uint32), packed, values)
 
     def decompress(message, d):
-        return _scatter(message.places, message.values / p, message.values.shape[0], d)
+        return _scatter(message.places, wide(message.values) / p, message.values.shape[0], d)
 
     return Compressor(
         compress=compress,

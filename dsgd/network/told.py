@@ -24,7 +24,10 @@ def nothing(N: int) -> Info:
 
 
 def all_reduced(tree: PyTree, N: int, pattern: Pattern = ring_all_reduce) -> Info:
-    """Everybody's rows were summed, or averaged, as they are.
+    r"""Everybody's rows were summed, or averaged, as they are: $2 \frac{N-1}{N} d$ elements were sent by each, in the mean over workers.
+
+    Nothing is padded: what the program holds is one collective over d elements, whose pieces, where N does not divide d, are not all as
+    long. Messages through servers are, and count their padding.
 
     Args:
         tree: leaves `[n, ...]`.

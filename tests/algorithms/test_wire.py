@@ -76,16 +76,18 @@ def compiled_round(algorithm: dsgd.Algorithm, gradients: dsgd.Gradients, devices
         data=gradients,
     )
 
+    count = problem.workers
+
     def one_round(state, data, key):
-        this = dsgd.Round(state.step, N, key)
-        asked = dsgd.engine.oracle.gradients(problem, algorithm.query(state, this), key, data, N)
+        this = dsgd.Round(state.step, count, key)
+        asked = dsgd.engine.oracle.gradients(problem, algorithm.query(state, this), key, data, count)
         return algorithm.update(key, state, asked, this)
 
     workers = P(dsgd.workers.AXIS)
     spec = dsgd.State(P(), P(), workers)
     specs = {"in_specs": (spec, workers, P()), "out_specs": (spec, dsgd.Info(workers, workers))}
     spread = jax.shard_map(one_round, mesh=dsgd.workers.mesh(devices), check_vma=False, **specs)
-    args = (algorithm.init(problem.init(jax.random.key(0)), N)._replace(step=jnp.int32(step)), gradients, jax.random.key(1))
+    args = (algorithm.init(problem.init(jax.random.key(0)), count)._replace(step=jnp.int32(step)), gradients, jax.random.key(1))
     return jax.jit(spread).lower(*args).compile(), args
 
 
@@ -173,6 +175,19 @@ def test_uncompressed_methods_send_float_vectors(name, collective, vectors):
     assert traffic == {collective: pytest.approx(vectors * FLOAT * D, rel=1e-12)}
     np.testing.assert_array_equal(8 * sum(traffic.values()), up)
     np.testing.assert_array_equal(down, up)
+
+
+@pytest.mark.parametrize(("d", "reduced", "served"), [(17, 870.4, 1024), (20, 1024, 1024)])
+def test_an_all_reduce_is_not_padded_and_parts_for_servers_are(d, reduced, served):
+    """Mini-batch SGD, and CSGD that sends everything as it is, on five workers: the same step, as many bits where 5 divides d."""
+    gradients, found = jax.random.normal(jax.random.key(6), (5, d)), []
+    for method, bits in ((algorithms.minibatch_sgd(STEP), reduced), (compressed_sgd(STEP, compressors.identity), served)):
+        traffic, state, up, down = sent_and_told(method, gradients, 5)
+        assert 8 * sum(traffic.values()) == pytest.approx(bits, rel=1e-12)
+        np.testing.assert_array_equal(up, round(bits))
+        np.testing.assert_array_equal(down, up)
+        found.append(np.asarray(method.model(state)))
+    np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-7)
 
 
 SHARE, LONG = 0.05, 77  # kept of each part's elements; a message has room for fewer than all of them

@@ -14,9 +14,11 @@ from theory_checks.machinery.search import Tape
 from theory_checks.machinery.statement import Outcome, Statement
 from theory_checks.statements import (
     asynchronous_sgd,
+    batches,
     compressed_sgd,
     compression,
     consensus_lemmas,
+    costs,
     decentralized_sgd,
     ef21,
     error_compensated_sgd,
@@ -39,7 +41,9 @@ _MODULES = (
     lemmas,
     consensus_lemmas,
     compression,
+    batches,
     mixing,
+    costs,
 )
 STATEMENTS: tuple[Statement, ...] = tuple(statement for module in _MODULES for statement in module.STATEMENTS)
 

@@ -1,12 +1,14 @@
-"""Where the survey misprints: each printed formula evaluated on an instance where it fails, beside the corrected one, where it holds.
+r"""Where the survey misprints: each printed formula evaluated on an instance where it fails, beside the corrected one, where it holds.
 
-Left sides are measured or exact; instances are as small as they can be. Printed formulas stand as in the survey's text.
+Left sides are measured or exact; instances are as small as they can be. Printed formulas stand as in the survey's text, with s for its
+$\sigma$, z for $\varsigma$, g for $\gamma$, l and r for latency and transfer.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import NamedTuple
 
 import jax
@@ -16,11 +18,11 @@ import optax
 import algorithms
 import dsgd
 import topologies
-from dsgd import compressors, problems
+from dsgd import compressors, network, problems
 from dsgd.base import Problem
 from theory_checks.machinery import moments, rates
 from theory_checks.machinery.statement import Outcome
-from theory_checks.statements import asynchronous_sgd, decentralized_sgd, error_compensated_sgd
+from theory_checks.statements import asynchronous_sgd, decentralized_sgd, error_compensated_sgd, gradient_descent, sgd
 
 
 class Misprint(NamedTuple):
@@ -54,6 +56,29 @@ def gradient_and_gap() -> tuple[Outcome, Outcome]:
     return _both(1.0, 0.5, 1.0)
 
 
+def model_function() -> tuple[Outcome, Outcome]:
+    """f(x) = x^2 / 2 at x_t = 1, gamma = 1/2: the model's minimiser is what gradient descent steps to; without a slope it is x_t."""
+    at, gamma = 1.0, 0.5
+    x = np.linspace(-2, 2, 4001)
+    printed, corrected = (float(x[np.argmin(at**2 / 2 + at * along + (x - at) ** 2 / (2 * gamma))]) for along in (x - x, x - at))
+    return _both(at - gamma * at, printed, round(corrected, 9), equality=True)
+
+
+def sgd_without_noise() -> tuple[Outcome, Outcome]:
+    """5 x^2 from 1, one step: L = 10, D = 5, |f'|^2 = 100; both rates with the theorem's constant, 2."""
+    L, D, steps = 10.0, 5.0, 1
+    return _both(float((L * 1.0) ** 2), 2 * L * D / L, 2 * L * D / steps)
+
+
+def when_sgd_is_favoured() -> tuple[Outcome, Outcome]:
+    """L = 1, M = 10^4: SGD's queries over GD's where eps is 100 times as large as printed (sigma = 100), and as corrected (sigma = 1)."""
+    M, found = 10_000, []
+    for noise, eps in ((100.0, 100 * 100 / M), (1.0, 100 / M)):
+        ours, full = sgd.rate(gap=0.5, smoothness=1.0, noise=noise), gradient_descent.rate(gap=0.5, smoothness=1.0)
+        found.append(Outcome(ours.iterations(eps) / (M * full.iterations(eps)), 1.0))
+    return found[0], found[1]
+
+
 def second_moment() -> tuple[Outcome, Outcome]:
     """xi = 0 or 2, of a random sign: E xi = 0, so E|xi|^2 = 2, while (E|xi|)^2 = 1."""
     values = np.array([0.0, 2.0, 0.0, -2.0])
@@ -64,7 +89,7 @@ def second_moment() -> tuple[Outcome, Outcome]:
 
 
 def batch() -> tuple[Outcome, Outcome]:
-    """All pairs of two fair signs, drawn with replacement: the mean's variance is 1/2."""
+    """All pairs of two fair signs, drawn with replacement: the mean's variance is 1/2; each term's is 1."""
     pairs = np.array([[a, b] for a in (-1, 1) for b in (-1, 1)])
     return _both(float(np.mean(pairs.mean(axis=1) ** 2)), 2 * 1 / 2, 2 * 1 / 4, equality=True)
 
@@ -99,13 +124,15 @@ def decentralization_order() -> tuple[Outcome, Outcome]:
 def asynchronous_speedup() -> tuple[Outcome, Outcome]:
     """x^2 / 2 with much noise, exact, after as many updates of 16 workers (tau = 15) as of one.
 
-    By sigma^2 / (N eps^2) they would reach an eps a quarter as large, by sigma^2 / eps^2 one as large (and N / eps on top).
+    By sigma^2 / (N eps^2) they would reach an eps about a quarter as large, by sigma^2 / eps^2 one as large, with N / eps on top of both.
     """
-    noise, steps, left, rate = 10.0, 16_000, [], []
-    for N in (1, 16):
-        left.append(asynchronous_sgd.check(_bowl(noise=noise), np.full(64, N - 1), steps=steps).measured)
-        rate.append(asynchronous_sgd.rate(gap=0.5, smoothness=1.0, noise=noise, staleness=N - 1)(steps))
-    return _both(left[1] / left[0], 1 / 4, rate[1] / rate[0])
+    noise, steps = 10.0, 16_000
+    left = [asynchronous_sgd.check(_bowl(noise=noise), np.full(64, N - 1), steps=steps).measured for N in (1, 16)]
+    alone, printed, corrected = (
+        asynchronous_sgd.rate(gap=0.5, smoothness=1.0, noise=sigma, staleness=tau)(steps)
+        for sigma, tau in ((noise, 0), (noise / 4, 15), (noise, 15))
+    )
+    return _both(left[1] / left[0], printed / alone, corrected / alone)
 
 
 def ring() -> tuple[Outcome, Outcome]:
@@ -125,16 +152,31 @@ def _ring_step(g: np.ndarray) -> float:
 
 
 def sparsification() -> tuple[Outcome, Outcome]:
-    """z = 1, p = 1/4: kept as z/p with probability 1 - p, its mean is 3; with probability p, 1."""
-    z, p = 1.0, 0.25
-    return _both(z, (1 - p) * z / p, p * z / p, equality=True)
+    """p = 1/4: the probabilities of all that can become of an element are 1 together."""
+    p = 0.25
+    return _both(1.0, p + p, (1 - p) + p, equality=True)
+
+
+def averaged_noise() -> tuple[Outcome, Outcome]:
+    """Four workers whose gradients differ from f' by 1 or -1, independently: E|Delta|^2 is 1/4, of all 16 cases.
+
+    As the theorem assumes it, sigma^2 is that of the mean of the gradients, and a fourth of it is too little; as the proof uses it, and as
+    Assumption 6 has it, it is one worker's.
+    """
+    N = 4
+    cases = 1.0 - 2 * ((np.arange(2**N)[:, None] >> np.arange(N)) & 1)
+    of_mean, of_one = float(np.mean(cases.mean(axis=1) ** 2)), float(np.mean(cases**2))
+    return _both(of_mean, of_mean / N, of_one / N)
 
 
 def compensation() -> tuple[Outcome, Outcome]:
-    """One worker whose error and the server's are equal: |Omega|^2 = 4 sigma'^2; L = gamma = sigma' = 1."""
-    delta = np.array([1.0])
-    omega = delta + delta
-    return _both(float(omega @ omega), 2.0, 4.0)
+    """One worker whose error and the server's are equal: |Omega|^2 = 4 sigma'^2; L = sigma' = 1, gamma = 1/2.
+
+    The distance of the gradients is 1, and so is its square: it is not only the square that (3.18) lacks on its left side.
+    """
+    L, gamma, delta = 1.0, 0.5, np.array([1.0])
+    apart = L * gamma * float(np.linalg.norm(delta + delta))
+    return Outcome(apart, 2 * L**2 * gamma**2), Outcome(apart**2, 4 * L**2 * gamma**2)
 
 
 def inner_product() -> tuple[Outcome, Outcome]:
@@ -156,12 +198,35 @@ def stale_gradients() -> tuple[Outcome, Outcome]:
     return _both(left, factor * sum(x[D[t]] ** 2 for _ in past), factor * sum(x[D[s]] ** 2 for s in past))
 
 
+def stale_descent() -> tuple[Outcome, Outcome]:
+    """x^2 / 2 without noise, gamma = 1/4, from 1, D(t) = max(0, t - 2): gamma L tau = 1/2; the descent of step 5, which goes uphill."""
+    gamma, tau, x = 0.25, 2, [1.0]
+
+    def D(t: int) -> int:
+        return max(0, t - tau)
+
+    for t in range(6):
+        x.append(x[t] - gamma * x[D(t)])
+    t = 5
+    printed, corrected = (
+        -gamma / 2 * x[t] ** 2 + gamma / (4 * tau) * sum(x[at(s)] ** 2 for s in range(D(t), t)) for at in (lambda s: s, D)
+    )
+    return _both((x[t + 1] ** 2 - x[t] ** 2) / 2, printed, corrected)
+
+
 def asynchronous_step() -> tuple[Outcome, Outcome]:
     """sigma = 0, tau = 4, L = 1: gamma L tau is 4/5, where (4.8) needs at most 1/2."""
     L, tau = 1.0, 4
     printed = 1 / (L * (tau + 1))
     ours = asynchronous_sgd.step_size(gap=1.0, smoothness=L, noise=0.0, steps=100, staleness=tau)
     return Outcome(printed * L * tau, 0.5), Outcome(ours * L * tau, 0.5)
+
+
+def first_models() -> tuple[Outcome, Outcome]:
+    """Two workers on the complete graph, from X_1 = 0, gamma = 1, gradients 1 and 3: X_2 = -(1, 3) W = -(2, 2)."""
+    W, G = np.full((2, 2), 1 / 2), np.array([1.0, 3.0])
+    X = (np.zeros(2) - G) @ W
+    return _both(float(X[0]), float((G @ W)[0]), float(-(G @ W)[0]), equality=True)
 
 
 def full_graph() -> tuple[Outcome, Outcome]:
@@ -225,35 +290,88 @@ def decentralized_condition() -> tuple[Outcome, Outcome]:
     """The step that the proof takes from (5.11), 8 L^2 s^2 g^2 rho^2/(1 - rho)^2 <= L s^2 g / N, at the largest g; N = 2, rho = 1/2."""
     L, N, rho = 1.0, 2, 0.5
 
-    def left(gamma: float) -> float:
+    def left(second: float) -> float:
+        gamma = min((1 - rho) / (4 * L), second)
         return 8 * L * gamma * rho**2 * N / (1 - rho) ** 2  # the quotient of the two sides
 
     return Outcome(left((1 - rho) ** 2 * N / L), 1.0), Outcome(left((1 - rho) ** 2 / (8 * L * rho**2 * N)), 1.0)
 
 
+def third_message() -> tuple[Outcome, Outcome]:
+    """The switch's time from the first start to the last end, beside the 14 that figure 1.3 and its text have."""
+    found = []
+    for receiver in (1, 0):
+        listed = [network.Message(0, 1, ready=5), network.Message(1, 0, ready=6), network.Message(2, receiver, ready=6)]
+        shown = network.simulate(listed, Fraction(3, 2), 5)
+        found.append(float(shown.seconds - shown.start))
+    return Outcome(14.0, found[0], equality=True), Outcome(14.0, found[1], equality=True)
+
+
+def _ring_seconds(N: int, latency: Fraction, transfer: Fraction) -> float:
+    return float(network.simulate(_messages(N), latency, transfer).seconds)
+
+
+def _messages(N: int) -> list[network.Message]:
+    listed = network.ring_all_reduce.messages
+    assert listed is not None
+    return listed(N)
+
+
+def sent_by_each() -> tuple[Outcome, Outcome]:
+    """Four workers: what the first one's messages are together, in vectors."""
+    sent = sum(message.size for message in _messages(4) if message.sender == 0)
+    return _both(float(sent), 1.0, 2 * 3 / 4, equality=True)
+
+
+def all_reduce() -> tuple[Outcome, Outcome]:
+    """Four workers, N + 1 of them, on the switch, l = 1, r = 4."""
+    N, latency, transfer = 3, 1, 4
+    printed, corrected = 2 * N * latency + 2 * transfer, 2 * N * latency + 2 * N / (N + 1) * transfer
+    return _both(_ring_seconds(N + 1, Fraction(latency), Fraction(transfer)), printed, corrected, equality=True)
+
+
+def all_reduce_of_workers() -> tuple[Outcome, Outcome]:
+    """Four workers, N of them, likewise."""
+    N, latency, transfer = 4, 1, 4
+    printed, corrected = 2 * N * latency + 2 * transfer, 2 * (N - 1) * (latency + transfer / N)
+    return _both(_ring_seconds(N, Fraction(latency), Fraction(transfer)), printed, corrected, equality=True)
+
+
 MISPRINTS = [
+    Misprint("model function, section 1.1.1", "<f'(x_t), x - x>", "<f'(x_t), x - x_t>", "x^2/2, g = 1/2", model_function),
     Misprint("after Theorem 1.1.1", "|f'|^2 / L <= f - f*", "|f'|^2 / (2L) <= f - f*", "x^2/2 at 1", gradient_and_gap),
-    Misprint("(1.12)", "... + (E|xi - E xi|)^2", "... + E|xi - E xi|^2", "0 or +-2", second_moment),
-    Misprint("(1.17)", "1/B sum E|.|^2", "1/B^2 sum E|.|^2", "2 fair signs", batch),
-    Misprint("(1.19)", "B (M-B)/(M-1)", "(M-B)/(B(M-1))", "2 of {-1, 0, 1}", without_replacement),
+    Misprint("(1.12)", "|E xi|^2 + E[|xi - E xi|]^2", "|E xi|^2 + E[|xi - E xi|^2]", "0 or +-2", second_moment),
+    Misprint("after Theorem 1.2.1", "L (f(x_1) - f*) / L at s = 0", "L (f(x_1) - f*) / T", "5 x^2, T = 1", sgd_without_noise),
+    Misprint("section 1.2.2", "SGD where s/(M sqrt(L)) << eps", "where s^2/M << eps", "M = 10^4", when_sgd_is_favoured),
+    Misprint("below (1.17)", "1/B sum E|F_m' - f'|^2", "1/B^2 sum E|F_m' - f'|^2", "2 fair signs", batch),
+    Misprint("(1.19)", "B (M-B)/(M-1) E|xi_1|^2", "(M-B)/(B(M-1)) E|xi_1|^2", "2 of {-1, 0, 1}", without_replacement),
+    Misprint("Table 1.1, EC-SGD", "s'/eps^(2/3)", "s'/eps^(3/2)", "power of 1/eps in Theorem 3.4.3's rate", error_compensation_order),
     Misprint(
-        "Table 1.1, EC-SGD", "sigma'/eps^(2/3)", "sigma'/eps^(3/2)", "power of 1/eps in Theorem 3.4.3's rate", error_compensation_order
+        "Table 1.1, DSGD",
+        "rho z/((1-rho) eps^(2/3))",
+        "rho z/((1-rho) eps^(3/2))",
+        "power of 1/eps in Theorem 5.2.11's rate",
+        decentralization_order,
     ),
-    Misprint(
-        "Table 1.1, DSGD", "varsigma/eps^(2/3)", "varsigma/eps^(3/2)", "power of 1/eps in Theorem 5.2.11's rate", decentralization_order
-    ),
-    Misprint("Table 1.1, ASGD", "s^2/(N eps^2) updates", "s^2/eps^2 updates", "N = 16, much noise", asynchronous_speedup),
-    Misprint("(3.5)", "Q(... Q(g_1) + g_2 ...)", "the same / N", "4 equal gradients", ring),
-    Misprint("section 3.2", "z/p unless dropped with p", "z/p kept with p", "z = 1, p = 1/4", sparsification),
-    Misprint("(3.18)", "2 L^2 g^2 s'^2", "4 L^2 g^2 s'^2", "equal errors", compensation),
+    Misprint("Table 1.1, ASGD", "N/eps + s^2/(N eps^2)", "N/eps + s^2/eps^2 updates", "N = 16, much noise", asynchronous_speedup),
+    Misprint("Example 1.3.1", "0:06 M3 sends to M2", "0:06 M3 sends to M1", "14 in all", third_message),
+    Misprint("section 1.3.3, observation 1", "each sends one vector", "each sends 2(N-1)/N", "N = 4", sent_by_each),
+    Misprint("sections 1.3.3, 1.3.4", "N+1 workers: 2N l + 2r", "2N l + 2N/(N+1) r", "4 on the switch", all_reduce),
+    Misprint("sections 2.1.2, 3.1.2", "N workers: 2N l + 2r", "2(N-1) (l + r/N)", "4 on the switch", all_reduce_of_workers),
+    Misprint("(3.5)", "Q(... Q(Q(g_1) + g_2) ... + g_N)", "the same / N", "4 equal gradients", ring),
+    Misprint("section 3.2", "0 with probability p, z/p with p", "0 with probability 1-p, z/p with p", "p = 1/4", sparsification),
+    Misprint("Theorem 3.4.3, (3.17)", "s^2 of the mean gradient", "s^2 of each worker's", "4 fair signs", averaged_noise),
+    Misprint("(3.18)", "E|f'(x~) - f'(x)| <= 2 L^2 g^2 s'^2", "E|.|^2 <= 4 L^2 g^2 s'^2", "equal errors", compensation),
     Misprint("(4.4)", "<a,b> = (|a-b|^2-|a|^2-|b|^2)/2", "its negative", "a = (1,0), b = (1,1)", inner_product),
-    Misprint("Lemma 4.2.1", "sum of f'(x_D(t))", "sum of f'(x_D(s))", "x^2/2, tau = 2", stale_gradients),
-    Misprint("(4.10)", "1/(L(tau+1)) meets (4.8)", "1/(2L(tau+1)) does", "tau = 4", asynchronous_step),
-    Misprint("W_1, section 5.2.1", "rho = 1", "rho = 0", "complete(4)", full_graph),
+    Misprint("Lemma 4.2.1", "sum over s of |f'_s(x_D(t))|^2", "sum over s of |f'(x_D(s))|^2", "x^2/2, tau = 2", stale_gradients),
+    Misprint("(4.9)", "sum of a_s", "sum of a_D(s)", "x^2/2, tau = 2", stale_descent),
+    Misprint("(4.10)", "1/(L(tau+1) + sqrt(TL) s) meets (4.8)", "1/(2L(tau+1) + ...) does", "s = 0, tau = 4", asynchronous_step),
+    Misprint("below W_3, section 5.2.1", "W_1 (with rho = 1)", "rho = 0, as its display has", "complete(4)", full_graph),
     Misprint("W_2, section 5.2.1", "1 - 16 pi^2/(3N^2)", "1 - 4 pi^2/(3N^2)", "ring(1000)", ring_spectrum),
-    Misprint("W_3, section 5.2.1", "does work for DSGD", "does not", "3 + 1 workers", disconnected),
-    Misprint("(5.5)", "L^2|X-Xbar|^2 + N z^2", "twice that", "2 workers", apart),
+    Misprint("below W_3, section 5.2.1", "W_3 does work for DSGD", "it does not", "3 + 1 workers", disconnected),
+    Misprint("(5.5)", "L^2|X-Xbar|^2 + N z^2", "2 L^2|X-Xbar|^2 + 2 N z^2", "2 workers", apart),
+    Misprint("proof of Lemma 5.2.5", "X_t = g sum G_s W^(t-s)", "X_t = X_1 - g sum G_s W^(t-s)", "2 workers", first_models),
     Misprint("Lemma 5.2.9", "2/g E f_t - E f_(t+1)", "2/g (E f_t - E f_(t+1))", "x^2/2 - 10", bracket),
-    Misprint("Theorem 5.2.11", "sqrt(TN) sigma", "sqrt(T/N) sigma", "N = 16", decentralized_step),
+    Misprint("Theorem 5.2.11", "1/(1 + sqrt(TN) s + ...)", "1/(1 + sqrt(T/N) s + ...)", "N = 16", decentralized_step),
     Misprint("(5.11)", "(1-rho)^2 N / L", "(1-rho)^2 / (8 L rho^2 N)", "N = 2, rho = 1/2", decentralized_condition),
 ]

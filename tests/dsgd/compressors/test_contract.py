@@ -168,12 +168,74 @@ def test_under_jit_nan_does_not_vanish(compressor):
 
 
 @every_compressor
-def test_half_precision_is_compressed_as_float32(compressor):
+def test_half_precision_is_seen_as_float32(compressor):
     draw = run(compressor)[1]
     assert draw.dtype == (jnp.bfloat16 if compressor is identity else jnp.float32)
     np.testing.assert_allclose(draw.astype(jnp.float32), run(compressor)[0][HALVES][1][ROW["halves"]], rtol=1e-6)
     float16 = jax.eval_shape(partial(see, compressor), jax.random.key(0), jax.ShapeDtypeStruct((HALVES,), jnp.float16))
     assert float16.dtype == (jnp.float16 if compressor is identity else jnp.float32)
+
+
+FLOATS: dict[Compressor, tuple[int, int]] = {  # of a message for 12 elements: how many are elements of the vector, and how many computed
+    identity: (12, 0),
+    random_quantization(3): (2, 0),
+    random_quantization(3, 4): (6, 0),
+    qsgd(8): (0, 1),
+    ternary: (1, 0),
+    natural: (0, 0),
+    sign: (0, 1),
+    clipping(7): (0, 0),
+    low_rank(1): (0, 3 + 4),
+    top_k(0.25): (3, 0),
+    top_k(0.5, qsgd(3)): (0, 1),
+    random_k(0.25): (3, 0),
+    contraction(random_k(0.25)): (3, 0),
+    whole_model(top_k(0.25)): (3, 0),
+}
+
+
+@pytest.mark.parametrize("compressor", FLOATS, ids=lambda c: c.name)
+@pytest.mark.parametrize(("dtype", "element", "computed"), [(np.float64, 64, 64), (jnp.bfloat16, 16, 32), (jnp.float16, 16, 32)])
+def test_elements_are_sent_in_their_own_type_and_counted_so(compressor, dtype, element, computed):
+    elements, numbers = FLOATS[compressor]
+
+    def bits(dtype):
+        found = []
+        x = jax.ShapeDtypeStruct((12,), dtype)
+        jax.eval_shape(lambda key, x: found.append(compressor.bits(compressor.compress(key, x))), jax.random.key(0), x)
+        return found[0]
+
+    with jax.enable_x64(True):
+        assert bits(dtype) - bits(np.float32) == elements * (element - 32) + numbers * (computed - 32)
+
+
+def test_random_sparsification_counts_elements_in_their_own_type():
+    compressor = random_sparsification(1.0)
+    with jax.enable_x64(True):
+        for dtype, element in ((np.float64, 64), (np.float32, 32), (jnp.bfloat16, 16)):
+            message = compressor.compress(jax.random.key(0), jnp.ones(12, dtype))
+            assert message.values.dtype == dtype
+            assert compressor.bits(message) == 32 + 12 * (element + index_bits(12))
+
+
+@pytest.mark.parametrize(
+    "compressor",
+    [identity, top_k(1.0), random_k(1.0), random_sparsification(1.0), random_quantization(1), low_rank(2), contraction(random_k(1.0))],
+    ids=lambda c: c.name,
+)
+def test_float64_arrives_as_it_was_sent(compressor):
+    """What is kept, the ends of a range and what low factors span: nothing on the way is of float32."""
+    x = np.where(np.arange(12) % 2, np.pi, -np.e) * 1e300  # beyond float32, and of rank 1
+    with jax.enable_x64(True):
+        draw = np.asarray(see(compressor, jax.random.key(0), jnp.asarray(x)))
+    assert draw.dtype == np.float64
+    np.testing.assert_allclose(draw, x, rtol=1e-14 if "low_rank" in compressor.name else 0)
+
+
+def test_top_k_finds_the_largest_of_what_float32_cannot_tell_apart():
+    x = 1 + 1e-12 * np.arange(8.0)
+    with jax.enable_x64(True):
+        np.testing.assert_array_equal(see(top_k(0.25), jax.random.key(0), jnp.asarray(x)), np.where(np.arange(8) >= 6, x, 0))
 
 
 @pytest.mark.parametrize("compressor", [c for c in COMPRESSORS if c.name in EAGER], ids=lambda c: c.name)
