@@ -51,9 +51,7 @@ def test_what_was_built_holds_of_the_projects_own(module):
 
 def test_bounds_are_reached():
     """By what was built for them, so that a constant that is a few percent off shows."""
-    bounds = [
-        name for name in ("E|Q(x) - x|^2 <= omega |x|^2", "E|C(x) - x|^2 <= (1-delta)|x|^2", "gossip contracts by rho", "gap of the ring")
-    ]
+    bounds = ("E|Q(x) - x|^2 <= omega |x|^2", "E|C(x) - x|^2 <= (1-delta)|x|^2", "gossip contracts by rho", "gap of the ring")
     for name in bounds:
         ratios = [outcome.ratio for extreme in ROWS[name].extremes for outcome in extreme() if not outcome.equality]
         assert max(ratios) > 0.999, name
@@ -225,12 +223,12 @@ MIXES = {
 
 @pytest.mark.parametrize("mistake", MIXES)
 def test_gossip_with_another_matrix_is_found(mistake):
-    assert caught("gossip is a product with W", [partial(mixing.sent, *graph, mix=MIXES[mistake]) for graph in mixing.gossips()])
+    assert caught("gossip is a product with W", [partial(mixing.sent_on, kind, mix=MIXES[mistake]) for kind in mixing.GOSSIPS])
 
 
 def test_gossip_that_shrinks_less_is_found():
     less = MIXES["1 % too little"]
-    assert caught("gossip contracts by rho", [partial(mixing.slowest, topologies.ring(8), mix=less)])
+    assert caught("gossip contracts by rho", [partial(mixing.slowest, less)])
     assert caught("gossip contracts by rho", [partial(mixing.alternating, mix=lambda x, topology, t: 1.01 * workers.mix(x, topology, t))])
 
 
@@ -351,6 +349,5 @@ def test_an_asynchronous_server_that_is_too_quick_is_found():
 
 
 def test_a_switch_with_another_convention_is_found():
-    assert caught(
-        "three messages take 14, or 9", [partial(costs.example, Fraction(5), 14, partial(network.simulate, convention="pipelined"))]
-    )
+    wrong = partial(network.simulate, convention="pipelined")
+    assert caught("three messages take 14, or 9", [partial(costs.example, Fraction(3, 2), Fraction(5), Fraction(14), wrong)])

@@ -322,22 +322,24 @@ def elementwise(of: tuple[Compressor, Callable[[np.ndarray], np.ndarray], bool],
 
 
 _TREE = {"bias": (5,), "kernel": (7,)}
+_WHOLE = compressors.whole_model(compressors.top_k(_SHARE))
+_apply = partial(jax.jit, static_argnums=0, compiler_options=_QUICKLY)(compressors.apply)
 
 
 def whole(draws: Draws) -> list[Outcome]:
     """Of a random tree."""
-    return of_tree(compressors.whole_model(compressors.top_k(_SHARE)), vector(draws))
+    return of_tree(_WHOLE, vector(draws))
 
 
 def of_tree(compressor: Compressor, x: np.ndarray) -> list[Outcome]:
     """The largest elements of all leaves together."""
     ends = np.cumsum([size for (size,) in _TREE.values()])[:-1]
     tree = {name: jnp.asarray(leaf) for name, leaf in zip(_TREE, np.split(x, ends), strict=True)}
-    arrived = np.concatenate([*compressors.apply(compressor, jax.random.key(0), tree).values()])
+    arrived = np.concatenate([*_apply(compressor, jax.random.key(0), tree).values()])
     return [Outcome(float(np.abs(arrived - _largest(x)).max()), 0.0, case=compressor.name, equality=True)]
 
 
-_WARM = 40  # messages
+_WARM, _LOW_RANK = 40, compressors.low_rank(1)  # messages, of one object: it is compiled once
 
 
 @partial(jax.jit, static_argnames=("compress", "resume", "decompress"), compiler_options=_QUICKLY)
@@ -352,7 +354,7 @@ def warm(draws: Draws) -> list[Outcome]:
     """A random matrix whose first singular value is at least 5/3 of the others."""
     rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
     left, right = (np.linalg.qr(rng.normal(size=(n, n)))[0] for n in (3, 4))
-    return best_of_rank(compressors.low_rank(1), left, np.array([1.0, draws.real(0.0, 0.6), draws.real(0.0, 0.6)]), right)
+    return best_of_rank(_LOW_RANK, left, np.array([1.0, draws.real(0.0, 0.6), draws.real(0.0, 0.6)]), right)
 
 
 def best_of_rank(compressor: Compressor, left: np.ndarray, values: np.ndarray, right: np.ndarray) -> list[Outcome]:
