@@ -81,7 +81,8 @@ def instance(draws: Draws, more: Any = ()) -> Instance:
     A = np.einsum("nij,nj,nkj->nik", bases, rng.uniform(0.1, 1.0, (N, D)), bases)
     root = draws.real(0.1, 2.0) * np.eye(D)
     b, start, gamma = rng.normal(size=(N, D)), rng.normal(size=D), draws.real(0.05, 0.3)
-    return Instance((A + A.swapaxes(1, 2)) / 2, b, root, start, np.float64(gamma), np.float64(0), more)
+    arrays: Any = ((A + A.swapaxes(1, 2)) / 2, b, root, start, np.float64(gamma), np.float64(0))
+    return Instance(*arrays, more=more)
 
 
 def tree(x: Any) -> dict[str, Any]:
