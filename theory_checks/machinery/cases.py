@@ -64,6 +64,7 @@ class Case(NamedTuple):
         more: draws -> what else the instance has, arrays.
         place: the cluster; None: none.
         float32: whether what is sent is.
+        length: rounds.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Case(NamedTuple):
     more: Callable[[Draws], Any] = lambda draws: ()
     place: trajectories.Place | None = None
     float32: bool = False
+    length: int = ROUNDS
 
 
 OPTIMIZERS: dict[str, tuple[Callable[..., optax.GradientTransformation], Callable[[float], Step]]] = {
@@ -96,7 +98,7 @@ def run(case: Case, draws: Draws, method: Method | None = None) -> tuple[Instanc
     """An instance of the case, and its rounds."""
     of = trajectories.instance(draws, case.more(draws))
     seed = draws.integer(0, 2**31 - 1)
-    return of, trajectories.run(build(case, method or case.method), of, seed=seed, place=case.place)
+    return of, trajectories.run(build(case, method or case.method), of, seed=seed, place=case.place, length=case.length)
 
 
 def told(case: Case, of: Instance, found: Trajectory) -> Told:
@@ -109,9 +111,9 @@ def told(case: Case, of: Instance, found: Trajectory) -> Told:
 def trial(case: Case, draws: Draws, method: Method | None = None) -> list[Outcome]:
     """One instance: an outcome for each symbol, of the round in which it is farthest off."""
     of, found = run(case, draws, method)
-    expected = list(islice(case.rounds(told(case, of, found)), ROUNDS))
+    expected = list(islice(case.rounds(told(case, of, found)), case.length))
     papers = {symbol: np.stack([symbols[symbol] for symbols in expected]) for symbol in expected[0]}
-    got = {symbol: values[-ROUNDS:] for symbol, values in case.seen(found, papers).items()}
+    got = {symbol: values[-case.length :] for symbol, values in case.seen(found, papers).items()}
     papers["model to take home"], got["model to take home"] = taken_home(papers), found.home
     return [compare(f"{case.name}: {symbol}", got[symbol], papers[symbol], case.float32) for symbol in papers]
 
@@ -120,18 +122,18 @@ def taken_home(papers: Symbols) -> np.ndarray:
     """x; or the mean of the local models, of pushed ones by their mass: `[T, d]`."""
     if "x" in papers:
         return papers["x"]
-    X, mass = papers["params"], papers.get("mass", np.ones((ROUNDS, N)))
+    X, mass = papers["params"], papers.get("mass", np.ones(papers["params"].shape[:2]))
     return X.sum(axis=1) / mass.sum(axis=1, keepdims=True)
 
 
 def compare(case: str, got: np.ndarray, expected: np.ndarray, float32: bool = False) -> Outcome:
-    """That they are equal, `[T, ...]` both, to rounding of the largest."""
+    """That they are equal, `[T, ...]` both, to rounding of the largest until then."""
     if got.shape != expected.shape:
         return Outcome(np.nan, 0.0, case=f"{case} has the shape {got.shape}, need {expected.shape}")
-    off = np.abs(np.asarray(got, float) - expected).reshape(len(expected), -1).max(axis=1)
-    worst = int(np.argmax(off))
-    scale = (FLOAT32 if float32 else 1.0) * max(1.0, float(np.abs(expected).max()))
-    return Outcome(float(off[worst]), 0.0, case=f"{case} of round {worst + 1}", equality=True, scale=scale)
+    off, size = (np.abs(values).reshape(len(expected), -1).max(axis=1) for values in (np.asarray(got, float) - expected, expected))
+    scale = (FLOAT32 if float32 else 1.0) * np.maximum(1.0, np.maximum.accumulate(size))
+    worst = int(np.argmax(off / scale))
+    return Outcome(float(off[worst]), 0.0, case=f"{case} of round {worst + 1}", equality=True, scale=float(scale[worst]))
 
 
 def on_server(found: Trajectory, papers: Symbols) -> Symbols:

@@ -96,17 +96,19 @@ def rows(tree: Any, leading: int = 2) -> np.ndarray:
     return np.concatenate([leaf.reshape(*leaf.shape[:leading], -1) for leaf in leaves], axis=-1)
 
 
-def run(build: Build, of: Instance, *, seed: int = 0, place: Place | None = None) -> Trajectory:
-    """`ROUNDS` rounds in float64.
+def run(build: Build, of: Instance, *, seed: int = 0, place: Place | None = None, length: int = ROUNDS) -> Trajectory:
+    """Some rounds in float64.
 
     Args:
         build: instance -> method; the same object for what is to be compiled once.
         of: of `instance`.
         seed: of the run's key.
         place: the cluster that it is on; None: none.
+        length: how many.
     """
     with jax.enable_x64(True):
-        first, (states, home, asked, gradients, noise, info, clock) = _rounds(of, jax.random.key(seed), build=build, place=place)
+        first, rest = _rounds(of, jax.random.key(seed), build=build, place=place, length=length)
+        states, home, asked, gradients, noise, info, clock = rest
         states = jax.tree.map(lambda start, rest: np.concatenate([np.asarray(start)[None], rest]), first, states)
         info = jax.tree.map(np.asarray, info)
     sent, received = counts.to_int(info.bits_up), counts.to_int(info.bits_down)
@@ -114,8 +116,8 @@ def run(build: Build, of: Instance, *, seed: int = 0, place: Place | None = None
     return Trajectory(states, rows(home, 1), asked, rows(gradients), np.asarray(noise), sent, received, info, np.asarray(clock))
 
 
-@partial(jax.jit, static_argnames=("build", "place"), compiler_options=_HASTE)
-def _rounds(of: Instance, key: jax.Array, *, build: Build, place: Place | None):
+@partial(jax.jit, static_argnames=("build", "place", "length"), compiler_options=_HASTE)
+def _rounds(of: Instance, key: jax.Array, *, build: Build, place: Place | None, length: int):
     def everything(of, key):
         method, data = build(of), _Data(of.A, of.b, jnp.broadcast_to(of.root, of.A.shape), of.b)
         problem = Problem(init=_no_loss, loss=_no_loss, data=data, sample=_sample, gradient=_gradient)
@@ -135,7 +137,7 @@ def _rounds(of: Instance, key: jax.Array, *, build: Build, place: Place | None):
             return (after, clock), (after, home, query.workers, gradients, noise, info, clock)
 
         first = method.init(tree(of.start), N)
-        return first, jax.lax.scan(one_round, (first, jnp.float32(0)), jnp.arange(ROUNDS, dtype=jnp.int32))[1]
+        return first, jax.lax.scan(one_round, (first, jnp.float32(0)), jnp.arange(length, dtype=jnp.int32))[1]
 
     return on_one_device(everything)(of, key)
 

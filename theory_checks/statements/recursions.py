@@ -27,7 +27,7 @@ from theory_checks.machinery import cases, trajectories
 from theory_checks.machinery.cases import Case, Method, Symbols, Told, on_server, on_workers
 from theory_checks.machinery.rounds import Instance
 from theory_checks.machinery.statement import Draws, Statement
-from theory_checks.machinery.trajectories import LAYERS, ROUNDS, D, N, Trajectory
+from theory_checks.machinery.trajectories import LAYERS, D, N, Trajectory
 from theory_checks.recursions import asynchronous, compressed, decentralized, synchronous
 from theory_checks.recursions.compressed import Parts, clipped, largest_half, mean_size_times_sign
 from theory_checks.recursions.shared import Matrices
@@ -55,9 +55,10 @@ def _exact(told: Told) -> Iterator[Symbols]:
     return synchronous.minibatch(told.x, told.exact, N, told.step)
 
 
-def _asked(told: Told) -> np.ndarray:
-    """Who was, `[T]`."""
-    return np.full(ROUNDS, -1) if told.found.asked is None else told.found.asked[:, 0]
+def asked(found: Trajectory) -> np.ndarray:
+    """The one worker whose gradient each round asked for, `[T]`; -1 where that is not one."""
+    none = found.asked is None or found.asked.shape[1] != 1
+    return np.full(len(found.home), -1) if none else found.asked[:, 0]
 
 
 def _with_control(found: Trajectory, papers: Symbols) -> Symbols:
@@ -103,7 +104,7 @@ SYNCHRONOUS = (
         "(1.10)",
         algorithms.sgd,
         _plainly,
-        lambda told: synchronous.sgd(told.x, told.G, N, told.step, _asked(told)),
+        lambda told: synchronous.sgd(told.x, told.G, N, told.step, asked(told.found)),
         on_server,
         "of the worker that is asked",
         "adam",
@@ -385,6 +386,7 @@ DECENTRALIZED = (
 
 OLDEST = 5
 LATENCY = 0.25
+LONG = 30  # updates: five of each worker
 
 
 def _table(draws: Draws) -> np.ndarray:
@@ -400,15 +402,15 @@ def _of_the_table(of: Instance) -> delays.Delays:
 
 
 def _given(told: Told, aware: bool) -> Iterator[Symbols]:
-    staleness = np.minimum(np.asarray(told.more)[np.arange(ROUNDS) % 7], np.arange(ROUNDS)[:, None])
-    x = asynchronous.stale_steps(told.x, told.G, N, told.step, _asked(told), staleness, aware=aware)
-    for t in range(ROUNDS):
-        yield {"x": x[t + 1], "worker": _asked(told)[t], "staleness": staleness[t].max()}
+    staleness = np.minimum(np.asarray(told.more)[np.arange(LONG) % 7], np.arange(LONG)[:, None])
+    x = asynchronous.stale_steps(told.x, told.G, N, told.step, asked(told.found), staleness, aware=aware)
+    for t in range(LONG):
+        yield {"x": x[t + 1], "worker": asked(told.found)[t], "staleness": staleness[t].max()}
 
 
 def _emergent(told: Told, servers: int, convention: str, bound: float, aware: bool) -> Iterator[Symbols]:
     schedule = asynchronous.server_schedule(
-        told.more, latency=LATENCY, convention=convention, servers=servers, updates=ROUNDS, bits=BITS, bound=bound
+        told.more, latency=LATENCY, convention=convention, servers=servers, updates=LONG, bits=BITS, bound=bound
     )
     x = asynchronous.stale_steps(told.x, told.G, N, told.step, schedule.worker, schedule.staleness, aware=aware)
     for t, (worker, now, old) in enumerate(zip(schedule.worker, schedule.clock, schedule.staleness, strict=True)):
@@ -417,11 +419,10 @@ def _emergent(told: Told, servers: int, convention: str, bound: float, aware: bo
 
 def _with_events(found: Trajectory, papers: Symbols) -> Symbols:
     metrics = found.info.metrics
-    asked = np.full(ROUNDS, -1) if found.asked is None else found.asked[:, 0]
     return {
         "x": trajectories.rows(found.states.server.model.params, 1),
         "worker": metrics["worker"],
-        "asked": asked,
+        "asked": asked(found),
         "staleness": metrics["staleness"],
         "clock": found.clock,
     }
@@ -438,6 +439,7 @@ def _stale(name: str, aware: bool, optimizer: str = "plain") -> Case:
         "given delays, three servers",
         optimizer,
         _table,
+        length=LONG,
     )
 
 
@@ -453,6 +455,7 @@ def _served(name: str, servers: int, convention: Any, bound: int | None = None, 
         optimizer,
         cluster,
         partial(placed, latency=LATENCY, convention=convention),
+        length=LONG,
     )
 
 
@@ -468,7 +471,7 @@ def partners(found: Trajectory) -> np.ndarray:
 def _pairs(told: Told) -> Iterator[Symbols]:
     numbers, found = told.more, told.found
     worker, partner = found.info.metrics["worker"], partners(found)
-    schedule = asynchronous.gossip_schedule(numbers, LATENCY, [partner[worker == n].tolist() for n in range(N)], ROUNDS, BITS)
+    schedule = asynchronous.gossip_schedule(numbers, LATENCY, [partner[worker == n].tolist() for n in range(N)], LONG, BITS)
     steps = [told.steps() for _ in range(N)]
     X = asynchronous.pairwise_steps(told.X, told.G, steps, schedule.worker, schedule.partner)
     for t, (i, now) in enumerate(zip(schedule.worker, schedule.clock, strict=True)):
@@ -483,12 +486,11 @@ def _pairs(told: Told) -> Iterator[Symbols]:
 
 
 def _with_exchanges(found: Trajectory, papers: Symbols) -> Symbols:
-    asked = np.full(ROUNDS, -1) if found.asked is None else found.asked[:, 0]
     metrics = found.info.metrics
     return {
         "params": trajectories.rows(found.states.workers.params),
         "worker": metrics["worker"],
-        "asked": asked,
+        "asked": asked(found),
         "staleness": metrics["staleness"],
         "clock": found.clock,
     }
@@ -510,6 +512,7 @@ ASYNCHRONOUS = (
         "momentum",
         cluster,
         partial(placed, latency=LATENCY),
+        length=LONG,
     ),
 )
 
