@@ -14,17 +14,21 @@ from theory_checks.machinery.search import Tape
 from theory_checks.machinery.statement import Outcome, Statement
 from theory_checks.statements import (
     asynchronous_sgd,
+    bits,
     compressed_sgd,
     compression,
     consensus_lemmas,
     decentralized_sgd,
     ef21,
     error_compensated_sgd,
+    events,
     gradient_descent,
     lemmas,
     minibatch_sgd,
     mixing,
+    recursions,
     sgd,
+    staleness_aware,
 )
 
 _MODULES = (
@@ -40,6 +44,10 @@ _MODULES = (
     consensus_lemmas,
     compression,
     mixing,
+    staleness_aware,
+    recursions,
+    events,
+    bits,
 )
 STATEMENTS: tuple[Statement, ...] = tuple(statement for module in _MODULES for statement in module.STATEMENTS)
 

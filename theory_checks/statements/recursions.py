@@ -57,8 +57,9 @@ def _exact(told: Told) -> Iterator[Symbols]:
 
 def asked(found: Trajectory) -> np.ndarray:
     """The one worker whose gradient each round asked for, `[T]`; -1 where that is not one."""
-    none = found.asked is None or found.asked.shape[1] != 1
-    return np.full(len(found.home), -1) if none else found.asked[:, 0]
+    if found.asked is None or found.asked.shape[1] != 1:
+        return np.full(len(found.home), -1)
+    return found.asked[:, 0]
 
 
 def _with_control(found: Trajectory, papers: Symbols) -> Symbols:
@@ -401,11 +402,18 @@ def _of_the_table(of: Instance) -> delays.Delays:
     return delays.Delays(OLDEST, staleness, "table")
 
 
+def _bits_of(*workers: int) -> Symbols:
+    """These send, and receive, a model each."""
+    bits = np.where(np.isin(np.arange(N), workers), float(BITS), 0.0)
+    return {"bits up": bits, "bits down": bits}
+
+
 def _given(told: Told, aware: bool) -> Iterator[Symbols]:
     staleness = np.minimum(np.asarray(told.more)[np.arange(LONG) % 7], np.arange(LONG)[:, None])
     x = asynchronous.stale_steps(told.x, told.G, N, told.step, asked(told.found), staleness, aware=aware)
     for t in range(LONG):
-        yield {"x": x[t + 1], "worker": asked(told.found)[t], "staleness": staleness[t].max()}
+        worker = asked(told.found)[t]
+        yield {"x": x[t + 1], "worker": worker, "staleness": staleness[t].max(), **_bits_of(worker)}
 
 
 def _emergent(told: Told, servers: int, convention: str, bound: float, aware: bool) -> Iterator[Symbols]:
@@ -414,7 +422,14 @@ def _emergent(told: Told, servers: int, convention: str, bound: float, aware: bo
     )
     x = asynchronous.stale_steps(told.x, told.G, N, told.step, schedule.worker, schedule.staleness, aware=aware)
     for t, (worker, now, old) in enumerate(zip(schedule.worker, schedule.clock, schedule.staleness, strict=True)):
-        yield {"x": x[t + 1], "worker": np.int64(worker), "asked": np.int64(worker), "clock": np.float64(now), "staleness": old.max()}
+        yield {
+            "x": x[t + 1],
+            "worker": np.int64(worker),
+            "asked": np.int64(worker),
+            "clock": np.float64(now),
+            "staleness": old.max(),
+            **_bits_of(worker),
+        }
 
 
 def _with_events(found: Trajectory, papers: Symbols) -> Symbols:
@@ -425,6 +440,8 @@ def _with_events(found: Trajectory, papers: Symbols) -> Symbols:
         "asked": asked(found),
         "staleness": metrics["staleness"],
         "clock": found.clock,
+        "bits up": found.sent,
+        "bits down": found.received,
     }
 
 
@@ -482,6 +499,7 @@ def _pairs(told: Told) -> Iterator[Symbols]:
             "asked": np.int64(i),
             "clock": np.float64(now),
             "staleness": np.int64(t - max(before, default=0)),
+            **_bits_of(i, schedule.partner[t]),
         }
 
 
@@ -493,6 +511,8 @@ def _with_exchanges(found: Trajectory, papers: Symbols) -> Symbols:
         "asked": asked(found),
         "staleness": metrics["staleness"],
         "clock": found.clock,
+        "bits up": found.sent,
+        "bits down": found.received,
     }
 
 
