@@ -24,6 +24,7 @@ from theory_checks.statements import (
     events,
     gradient_descent,
     lemmas,
+    loop,
     minibatch_sgd,
     mixing,
     recursions,
@@ -47,6 +48,7 @@ _MODULES = (
     staleness_aware,
     recursions,
     events,
+    loop,
     bits,
 )
 STATEMENTS: tuple[Statement, ...] = tuple(statement for module in _MODULES for statement in module.STATEMENTS)
