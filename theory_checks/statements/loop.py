@@ -1,8 +1,8 @@
 r"""A run is its rounds: `dsgd.sweep` beside the recursion of decentralized SGD on a schedule, with records every few rounds.
 
-Round t of a run with key k draws with `split(fold_in(split(k)[1], t), 3)[1]`, and worker n with `fold_in(_, n)` of that: recomputed here,
-these numbers are the noise of the recursion, whatever chunks, records and runs side by side do. Models, the model to take home and the whole
-history are then equal up to rounding: $f$, $|f'|^2$, the consensus distance $\frac1N \sum_n |x_n - \bar x|^2$, and bits.
+Round t of a run with key k draws with `split(fold_in(split(k)[1], t), 3)[1]`, and worker n with `fold_in(_, n)` of that. Recomputed here,
+these numbers are the noise of the recursion, whatever chunks, records and runs side by side do. Models, the model to take home and all of
+the history are then equal up to rounding: $f$, $|f'|^2$, the consensus distance $\frac1N \sum_n |x_n - \bar x|^2$, and bits.
 """
 
 from __future__ import annotations

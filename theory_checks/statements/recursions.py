@@ -8,7 +8,7 @@ signs. What they send is float32, to whose rounding the two sides agree then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -267,6 +267,10 @@ COMPRESSED = (
 
 # --- Gossip.
 
+_RING = [(n, (n + 1) % N) for n in range(N)]
+_IRREGULAR = [(0, 1), (0, 2), (0, 3), (1, 2), (3, 4), (4, 5)]
+_DIRECTED = [*_RING, (0, 2), (0, 3), (3, 1)]  # no two kinds of workers send, or receive, equally often: only columns sum to 1
+
 
 @cache
 def graph(name: str) -> Topology:
@@ -278,18 +282,47 @@ def graph(name: str) -> Topology:
         "exponential": lambda: topologies.exponential(N),
         "one peer": lambda: topologies.one_peer_exponential(N),
         "matchings": lambda: topologies.random_matchings(N, 4),
-        "irregular": lambda: topologies.from_graph(nx.Graph([(0, 1), (0, 2), (0, 3), (1, 2), (3, 4), (4, 5)]), name="irregular"),
-        "directed": lambda: topologies.from_graph(
-            nx.DiGraph([*((i, (i + 1) % N) for i in range(N)), (0, 2), (0, 3), (3, 1)]), name="directed"
-        ),
+        "irregular": lambda: topologies.from_graph(nx.Graph(_IRREGULAR), name="irregular"),
+        "directed": lambda: topologies.from_graph(nx.DiGraph(_DIRECTED), name="directed"),
     }
     return made[name]()
 
 
 def matrices(name: str) -> Matrices:
-    """W(t) of a graph, or of a schedule."""
-    dense = [W.toarray() for W in graph(name).matrices]
+    """W(t) of a graph, or of a schedule, written down once more; of what is random, the project's own."""
+    written = {
+        "ring": lambda: [_metropolis(_RING)],
+        "lazy": lambda: [(np.eye(N) + _metropolis(_RING)) / 2],
+        "star": lambda: [_metropolis([(0, n) for n in range(1, N)])],
+        "irregular": lambda: [_metropolis(_IRREGULAR)],
+        "exponential": lambda: [(np.eye(N) + _from(1) + _from(2) + _from(4)) / 4],
+        "one peer": lambda: [(np.eye(N) + _from(distance)) / 2 for distance in (1, 2, 4)],
+        "directed": lambda: [_shares(_DIRECTED)],
+        "matchings": lambda: [W.toarray() for W in graph("matchings").matrices],
+    }
+    dense = written[name]()
     return lambda t: dense[t % len(dense)]
+
+
+def _metropolis(edges: Sequence[tuple[int, int]]) -> np.ndarray:
+    """W_ij = 1 / (1 + max(degree i, degree j)); what is left, on the diagonal."""
+    degree, W = np.bincount(np.ravel(edges), minlength=N), np.zeros((N, N))
+    for i, j in edges:
+        W[i, j] = W[j, i] = 1 / (1 + max(degree[i], degree[j]))
+    return W + np.diag(1 - W.sum(axis=0))
+
+
+def _from(distance: int) -> np.ndarray:
+    """Everybody i receives from i - distance: ones."""
+    return np.roll(np.eye(N), distance, axis=0)
+
+
+def _shares(arrows: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Each (sender, receiver): a sender keeps as much as it sends each."""
+    W = np.eye(N)
+    for sender, receiver in arrows:
+        W[receiver, sender] = 1
+    return W / W.sum(axis=0)
 
 
 def _gossip(name: str, reference: str, method: Method, recursion: Callable, on: str, optimizer: str = "plain") -> Case:
