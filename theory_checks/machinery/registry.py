@@ -15,6 +15,7 @@ from theory_checks.machinery.statement import Outcome, Statement
 from theory_checks.statements import (
     asynchronous_sgd,
     batches,
+    bits,
     compressed_sgd,
     compression,
     consensus_lemmas,
@@ -22,11 +23,15 @@ from theory_checks.statements import (
     decentralized_sgd,
     ef21,
     error_compensated_sgd,
+    events,
     gradient_descent,
     lemmas,
+    loop,
     minibatch_sgd,
     mixing,
+    recursions,
     sgd,
+    staleness_aware,
 )
 
 _MODULES = (
@@ -44,6 +49,11 @@ _MODULES = (
     batches,
     mixing,
     costs,
+    staleness_aware,
+    recursions,
+    events,
+    loop,
+    bits,
 )
 STATEMENTS: tuple[Statement, ...] = tuple(statement for module in _MODULES for statement in module.STATEMENTS)
 

@@ -1,0 +1,193 @@
+"""Methods on events: whose turn it is, how old its model is, and what it makes of it.
+
+Seconds are floats of Python. Where they are dyadic, and bandwidths powers of two, float32 has every time exactly as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from theory_checks.recursions.compressed import cut, join
+from theory_checks.recursions.shared import Gradients, Step, at_one
+
+
+class Numbers(NamedTuple):
+    """A cluster of N workers: seconds of each lap of its computing `[N, laps]`, bits per second `[N]`. Who begins to compute at a time
+    takes the seconds of the lap that this eighth of a second has."""
+
+    compute: np.ndarray
+    up: np.ndarray
+    down: np.ndarray
+
+    def seconds(self, worker: int, clock: float) -> float:
+        """How long this worker computes from then on."""
+        laps = self.compute[worker]
+        return float(laps[int(8 * clock) % len(laps)])
+
+
+class Schedule(NamedTuple):
+    """Of each update: whose gradient, when it was applied (to the last part), and which model each part was read from, `[T, P]`."""
+
+    worker: list[int]
+    clock: list[float]
+    version: list[list[int]]
+
+    @property
+    def staleness(self) -> np.ndarray:
+        """`[T, P]`."""
+        return np.arange(len(self.worker))[:, None] - np.array(self.version)
+
+
+class _Waiting(NamedTuple):
+    """A gradient on a worker: since when it can be sent, and when each of its parts had been read; -1 for the first model."""
+
+    ready: float
+    reads: list[float]
+    own: int
+    held: float = 0.0
+
+
+def server_schedule(
+    numbers: Numbers, *, latency: float, convention: str, servers: int, updates: int, bits: float, bound: float = np.inf
+) -> Schedule:
+    """A loop over updates: the server takes the first ready gradient whose taking leaves an order in which none grows too old.
+
+    Args:
+        numbers: the cluster.
+        latency: seconds of a message.
+        convention: "blocking", where latency holds the ports, or "pipelined".
+        servers: P, each of one part.
+        updates: T.
+        bits: of the whole model.
+        bound: tau of bounded staleness.
+
+    Source: Liu and Zhang, section 4.1; Ho et al., 2013.
+    """
+    N, part = len(numbers.up), bits / servers
+    held = latency * (convention == "blocking")  # how long latency holds a port
+    ahead = latency - held
+    waiting = [_Waiting(numbers.seconds(n, 0.0), [-1.0] * servers, 0) for n in range(N)]
+    into, out = [0.0] * servers, [0.0] * servers
+    applied: list[list[float]] = [[] for _ in range(servers)]
+    found = Schedule([], [], [])
+    for t in range(updates):
+        versions = [_versions(gradient, applied) for gradient in waiting]
+        allowed = _allowed([min(each) + bound for each in versions], t)
+        ready = [gradient.ready if may else np.inf for gradient, may in zip(waiting, allowed, strict=True)]
+        worker = ready.index(min(ready))
+        found.worker.append(worker)
+        found.version.append(versions[worker])
+        up, down = part / numbers.up[worker], part / numbers.down[worker]
+        sent, reads = max(waiting[worker].ready, waiting[worker].held), []
+        for s in range(servers):
+            start = max(sent, into[s] - ahead)
+            into[s] = sent = start + latency + up
+            applied[s].append(sent)
+        received = 0.0
+        for s in range(servers):
+            start = max(applied[s][-1], out[s], received)
+            out[s] = start + held + down
+            received = start + latency + down
+            reads.append(start)
+        found.clock.append(applied[-1][-1])
+        waiting = [one if may else one._replace(held=applied[0][-1]) for one, may in zip(waiting, allowed, strict=True)]
+        waiting[worker] = _Waiting(received + numbers.seconds(worker, received), reads, t + 1)
+    return found
+
+
+def _versions(gradient: _Waiting, applied: Sequence[Sequence[float]]) -> list[int]:
+    """How many updates had been made to each part when it was read."""
+    if gradient.own == 0:
+        return [0] * len(applied)
+    return [max(gradient.own, sum(when < read for when in arrivals)) for arrivals, read in zip(applied, gradient.reads, strict=True)]
+
+
+def _allowed(deadlines: Sequence[float], t: int) -> list[bool]:
+    """Who may be update t, so that all the others can still be taken in time."""
+
+    def may(n):
+        others = sorted([*deadlines[:n], *deadlines[n + 1 :]])
+        return deadlines[n] >= t and all(last >= t + 1 + k for k, last in enumerate(others))
+
+    return [may(n) for n in range(len(deadlines))]
+
+
+def stale_steps(
+    x: np.ndarray, G: Gradients, N: int, step: Step, worker: Sequence[int] | np.ndarray, staleness: np.ndarray, *, aware: bool = False
+) -> np.ndarray:
+    r"""$x_{t+1} = x_t - \gamma g_{n_t}(x_{D(t)})$, where each of P parts has its own D(t): `[T + 1, d]`.
+
+    Args:
+        x: the start, `[d]`.
+        worker: n_t, `[T]`.
+        staleness: t - D(t), `[T, P]`.
+        aware: each part's step is divided by max(1, t - D(t)).
+
+    Source: Liu and Zhang, (4.2); Zhang et al., "Staleness-aware async-SGD", 2016.
+    """
+    servers, d, found = staleness.shape[1], len(x), [x]
+    for t, (n, old) in enumerate(zip(worker, staleness, strict=True)):
+        read = join(np.stack([cut(found[t - age], servers)[part] for part, age in enumerate(old)]), d)
+        change = cut(step(at_one(G, t, read, N)[n]), servers)
+        found.append(found[t] + join(change / np.maximum(1, old)[:, None] if aware else change, d))
+    return np.stack(found)
+
+
+class Exchanges(NamedTuple):
+    """Of each update: whose, with whom, and the clock after it; and when each of its worker's exchanges began and ended."""
+
+    worker: list[int]
+    partner: list[int]
+    clock: list[float]
+    held: list[list[tuple[float, float]]]
+
+
+def gossip_schedule(numbers: Numbers, latency: float, partners: Sequence[Sequence[int]], updates: int, bits: float) -> Exchanges:
+    """A loop over updates: the exchange that can begin first, of several the gradient that was ready first, of those the first worker.
+
+    Args:
+        partners: of each worker, with whom it averages in its first, second, ... update.
+        others: as of `server_schedule`.
+
+    Source: Lian et al., "Asynchronous decentralized parallel stochastic gradient descent", 2018.
+    """
+    N, queues = len(numbers.up), [list(mine) for mine in partners]
+    ready, free, now = [numbers.seconds(n, 0.0) for n in range(N)], [0.0] * N, 0.0
+    found = Exchanges([], [], [], [[] for _ in range(N)])
+    for _ in range(updates):
+        starts = [(max(ready[n], free[n], free[queues[n][0]]), ready[n], n) for n in range(N) if queues[n]]
+        start, _, i = min(starts)
+        j = queues[i].pop(0)
+        slowest = min(numbers.up[i], numbers.down[i], numbers.up[j], numbers.down[j])
+        end = start + latency + bits / slowest
+        for n in (i, j):
+            found.held[n].append((start, end))
+        free[i] = free[j] = end
+        now = max(now, end)
+        ready[i] = end + numbers.seconds(i, end)
+        found.worker.append(i)
+        found.partner.append(j)
+        found.clock.append(now)
+    return found
+
+
+def pairwise_steps(X: np.ndarray, G: Gradients, steps: Sequence[Step], workers: Sequence[int], partners: Sequence[int]) -> np.ndarray:
+    """Who has a gradient averages with its partner, and steps on a gradient of the model that it had after its last step: `[T + 1, N, d]`.
+
+    Args:
+        steps: of each worker its own, which may remember.
+        workers, partners: of each update.
+
+    Source: Lian et al., 2018, algorithm 1.
+    """
+    X, read, found = X.copy(), X.copy(), [X.copy()]
+    for t, (i, j) in enumerate(zip(workers, partners, strict=True)):
+        change = steps[i](G(t, read)[i])
+        X[i] = X[j] = (X[i] + X[j]) / 2
+        X[i] += change
+        read[i] = X[i]
+        found.append(X.copy())
+    return np.stack(found)

@@ -1,0 +1,170 @@
+"""Methods that send compressed gradients through N servers or around a ring, and the compressors that draw nothing.
+
+Workers and servers hold parts: a vector, layer by layer, is cut into N equal parts, padded with zeros, and server n has the n-th of every
+layer, each compressed on its own. What parts are padded with is compressed, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from theory_checks.recursions.shared import Gradients, Rounds, Step, at_one
+
+Q = Callable[[np.ndarray], np.ndarray]  # of one vector
+
+
+def cut(x: np.ndarray, N: int) -> np.ndarray:
+    """N equal parts, the last padded with zeros: `[d]` to `[N, part]`."""
+    return np.pad(x, (0, -len(x) % N)).reshape(N, -1)
+
+
+def join(parts: np.ndarray, d: int) -> np.ndarray:
+    """The vector of which these are the parts: `[..., N, part]` to `[..., d]`."""
+    return parts.reshape(*parts.shape[:-2], -1)[..., :d]
+
+
+class Parts:
+    """How a vector is cut for N servers: the parts of its layers, one beside the other.
+
+    Args:
+        layers: elements of each layer; of one, where the model is compressed as one vector.
+        N: servers.
+    """
+
+    def __init__(self, layers: Sequence[int], N: int) -> None:
+        self.layers, self.N = tuple(layers), N
+        self._ends = np.cumsum(self.layers)[:-1]
+        self._part_ends = np.cumsum([-(-size // N) for size in self.layers])[:-1]
+
+    def cut(self, x: np.ndarray) -> np.ndarray:
+        """`[d]` to `[N, part]`."""
+        return np.concatenate([cut(layer, self.N) for layer in np.split(x, self._ends)], axis=1)
+
+    def join(self, parts: np.ndarray) -> np.ndarray:
+        """`[..., N, part]` to `[..., d]`."""
+        each = np.split(parts, self._part_ends, axis=-1)
+        return np.concatenate([join(part, size) for part, size in zip(each, self.layers, strict=True)], axis=-1)
+
+    def each(self, q: Q) -> Q:
+        """The compressor of a part that has a message for each of its layers."""
+        return lambda part: np.concatenate([q(piece) for piece in np.split(part, self._part_ends)])
+
+
+Exchange = Callable[[np.ndarray, Q, Parts], np.ndarray]
+
+
+def through_servers(gradients: np.ndarray, q: Q, cutting: Parts) -> np.ndarray:
+    """Partition n goes to server n, which averages and sends its part to all: `[N, d]` to `[d]`.
+
+    Source: Liu and Zhang, (3.4).
+    """
+    N, q = cutting.N, cutting.each(q)
+    parts = [cutting.cut(g) for g in gradients]
+    answers = []
+    for server in range(N):
+        received = [q(parts[n][server]) for n in range(N)]
+        answers.append(q(np.mean(received, axis=0)))
+    return cutting.join(np.array(answers))
+
+
+def around_ring(gradients: np.ndarray, q: Q, cutting: Parts) -> np.ndarray:
+    """Over N: partition n starts at worker n, and every worker that it comes by adds its own: `[N, d]` to `[d]`.
+
+    Source: Liu and Zhang, (3.5), there without 1/N.
+    """
+    N, q = cutting.N, cutting.each(q)
+    parts = [cutting.cut(g) for g in gradients]
+    sums = []
+    for start in range(N):
+        message = q(parts[start][start])
+        for hop in range(1, N):
+            message = q(message + parts[(start + hop) % N][start])
+        sums.append(message)
+    return cutting.join(np.array(sums) / N)
+
+
+def csgd(x: np.ndarray, G: Gradients, step: Step, exchange: Exchange, q: Q, cutting: Parts) -> Rounds:
+    """A step along what comes of the exchange.
+
+    Source: Liu and Zhang, (3.6).
+    """
+    t = 0
+    while True:
+        x = x + step(exchange(at_one(G, t, x, cutting.N), q, cutting))
+        t += 1
+        yield {"x": x}
+
+
+def double_squeeze(x: np.ndarray, G: Gradients, step: Step, up: Q, down: Q, cutting: Parts) -> Rounds:
+    """With N servers of one part each, where the equations have one.
+
+    Source: Liu and Zhang, (3.10) to (3.14).
+    """
+    N, up, down, t = cutting.N, cutting.each(up), cutting.each(down), 0
+    delta_server = np.zeros_like(cutting.cut(x))
+    delta_worker = np.zeros((N, *delta_server.shape))
+    while True:
+        g = at_one(G, t, x, N)
+        v_worker = np.array([cutting.cut(g[n]) + delta_worker[n] for n in range(N)])  # (3.10)
+        sent = np.array([[up(v_worker[n][server]) for server in range(N)] for n in range(N)])
+        delta_worker = v_worker - sent  # (3.11)
+        v_server = np.mean(sent, axis=0) + delta_server  # (3.12)
+        answer = np.array([down(v_server[server]) for server in range(N)])
+        delta_server = v_server - answer  # (3.13)
+        x = x + step(cutting.join(answer))  # (3.14)
+        t += 1
+        yield {"x": x, "delta_worker": cutting.join(delta_worker), "delta_server": cutting.join(delta_server)}
+
+
+def kimad(x: np.ndarray, G: Gradients, step: Step, up: Q, down: Q, cutting: Parts) -> Rounds:
+    """With one compressor each way and weights 1/N, from the start on which x and its estimator agree. The model's estimator moves at the
+    end of a round instead of at the start of the next.
+
+    Source: Algorithm 3 of Kimad: EF21 in both directions.
+    """
+    N, up, down, t = cutting.N, cutting.each(up), cutting.each(down), 0
+    x = x_hat = cutting.cut(x)
+    u_hat = np.zeros((N, *x.shape))
+    while True:
+        g = at_one(G, t, cutting.join(x_hat), N)  # line 9
+        for m in range(N):
+            u = cutting.cut(g[m])
+            u_hat[m] = u_hat[m] + np.array([up(u[server] - u_hat[m][server]) for server in range(N)])  # lines 11 to 14
+        x = x + step(u_hat.mean(axis=0))  # line 15
+        x_hat = x_hat + np.array([down(x[server] - x_hat[server]) for server in range(N)])  # lines 5 to 8
+        t += 1
+        yield {"x": cutting.join(x), "x_hat": cutting.join(x_hat), "u_hat": cutting.join(u_hat)}
+
+
+def largest_half(x: np.ndarray) -> np.ndarray:
+    """Half of the elements, rounded up; of equals, the first. Values travel as float32. (`compressors.top_k(0.5)`.)"""
+    x = x.astype(np.float32).astype(float)
+    places = sorted(range(len(x)), key=lambda i: (-abs(x[i]), i))[: -(-len(x) // 2)]
+    return np.array([x[i] if i in places else 0.0 for i in range(len(x))])
+
+
+def mean_size_times_sign(x: np.ndarray) -> np.ndarray:
+    """`compressors.sign`, but for the rounding of the scale."""
+    return np.mean(np.abs(x)) * np.where(x < 0, -1, 1)
+
+
+def clipped(x: np.ndarray) -> np.ndarray:
+    """Sign, 8 bits of exponent, 3 of mantissa. (`compressors.clipping(3)`.)"""
+    return (x.astype(np.float32).view(np.uint32) >> 20 << 20).view(np.float32).astype(float)
+
+
+def quantize(x: np.ndarray, bits: int, rng: np.random.Generator) -> np.ndarray:
+    """Randomised rounding to 2^bits equidistant knobs from min(x) to max(x).
+
+    Source: Liu and Zhang, (3.3).
+    """
+    knobs = np.linspace(x.min(), x.max(), 2**bits)
+    sent = []
+    for element in x:
+        lower = max((knob for knob in knobs if knob <= element), default=knobs[0])
+        upper = min((knob for knob in knobs if knob >= element), default=knobs[-1])
+        share = 0 if upper == lower else (element - lower) / (upper - lower)
+        sent.append(upper if rng.uniform() < share else lower)
+    return np.array(sent)

@@ -1,0 +1,108 @@
+"""Methods on graphs. `W(t)` is the matrix of round t, whose entry ij is the share of j's model that i takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from theory_checks.recursions.compressed import Q
+from theory_checks.recursions.shared import Gradients, Matrices, Rounds, Step
+
+
+def decentralized(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
+    """Liu and Zhang, (5.2)."""
+    t = 0
+    while True:
+        X = W(t) @ (X + step(G(t, X)))
+        t += 1
+        yield {"params": X}
+
+
+def d_squared(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
+    """Tang et al., "D2: decentralized training over decentralized data", 2018, algorithm 1."""
+    before, change = X, step(G(0, X))
+    X, t = W(0) @ (before + change), 1
+    yield {"params": X}
+    while True:
+        last, change = change, step(G(t, X))
+        before, X = X, W(0) @ (2 * X - before + change - last)
+        t += 1
+        yield {"params": X}
+
+
+def shi(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
+    """EXTRA, with W~ = (I + W) / 2: Shi et al., 2015, (2.13)."""
+    before, change, eye = X, step(G(0, X)), np.eye(len(X))
+    X, t = W(0) @ before + change, 1
+    yield {"params": X}
+    while True:
+        last, change = change, step(G(t, X))
+        before, X = X, (eye + W(0)) @ X - (eye + W(0)) / 2 @ before + change - last
+        t += 1
+        yield {"params": X}
+
+
+def nids(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
+    """Li, Shi and Yan, 2019, with equal steps; the first combines, as exact diffusion does."""
+    return d_squared(X, G, lambda t: (np.eye(len(X)) + W(t)) / 2, step)
+
+
+def tracking(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
+    """Nedic, Olshevsky and Shi, 2017, DIGing. Departure on schedules: trackers are mixed by the round's matrix, with its models."""
+    g = y = G(0, X)
+    X, t = W(0) @ X + step(y), 1
+    yield {"params": X, "tracker": y, "gradient": g}
+    while True:
+        last, g = g, G(t, X)
+        y = W(t) @ y + g - last
+        X = W(t) @ X + step(y)
+        t += 1
+        yield {"params": X, "tracker": y, "gradient": g}
+
+
+def push(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
+    """Stochastic gradient push: Assran et al., 2019, algorithm 1."""
+    w, t = np.ones(len(X)), 0
+    while True:
+        z = np.stack([X[n] / w[n] for n in range(len(X))])
+        X = W(t) @ (X + step(G(t, z)))
+        w = W(t) @ w
+        t += 1
+        yield {"params": X, "mass": w}
+
+
+def choco(X: np.ndarray, G: Gradients, W: Matrices, step: Step, q: Q, eta: float) -> Rounds:
+    """Koloskova, Stich and Jaggi, 2019, algorithm 2: every worker i keeps its own copy of every neighbour's x-hat, here `hat[i, j]`, from
+    x_0 on instead of 0."""
+    N, t = len(X), 0
+    hat = np.tile(X[:1], (N, N, 1))
+    while True:
+        half = X + step(G(t, X))
+        messages = [q(half[i] - hat[i, i]) for i in range(N)]
+        for i in range(N):
+            for j in range(N):
+                if W(0)[i, j] != 0 or i == j:
+                    hat[i, j] = hat[i, j] + messages[j]
+        X = np.stack([half[i] + eta * sum(W(0)[i, j] * (hat[i, j] - hat[i, i]) for j in range(N)) for i in range(N)])
+        own = np.stack([hat[i, i] for i in range(N)])
+        t += 1
+        yield {"params": X, "own": own, "apart": np.einsum("ij,ijk->ik", W(0), hat - own[:, None])}
+
+
+def squeeze(X: np.ndarray, G: Gradients, W: Matrices, step: Step, q: Q, eta: float) -> Rounds:
+    """Tang et al., 2019, DeepSqueeze, algorithm 1."""
+    delta, t, N = np.zeros_like(X), 0, len(X)
+    while True:
+        half = X + step(G(t, X))
+        v = half + delta
+        C = np.stack([q(v[i]) for i in range(N)])
+        delta = v - C
+        X = np.stack([half[i] + eta * sum((W(t) - np.eye(N))[i, j] * C[j] for j in range(N)) for i in range(N)])
+        t += 1
+        yield {"params": X, "error": delta}
+
+
+def by_layers(q: Q, layers: Sequence[int]) -> Q:
+    """The compressor of a model that has a message for each layer of these sizes."""
+    return lambda x: np.concatenate([q(layer) for layer in np.split(x, np.cumsum(layers)[:-1])])

@@ -1,0 +1,147 @@
+r"""Bits of a round, up and down, of every worker: closed forms of every registered method, in N and d.
+
+Of float32 models with d elements. An all-reduce sends each of N parts N - 1 times, twice. What compresses through servers or around a ring
+has $p = \lceil d/N \rceil$ elements in each message, and sends 2 (N - 1) of them: to the servers and from one's own, or in N - 1 hops and
+N - 1 forwards. Messages: 4-bit codes and two ends, $8\lceil p/2 \rceil + 64$; signs and a scale, $8 \lceil p/8 \rceil + 32$; k of p
+elements with their places, 32 k and those of k indices of $\lceil \log_2 p \rceil$ bits, in planes of whole bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import algorithms
+from dsgd.base import Algorithm, Round
+from dsgd.wire import counts
+from theory_checks.machinery.rounds import on_one_device
+from theory_checks.machinery.statement import Draws, Outcome, Statement
+
+FLOAT, PERIOD = 32, 4
+Make = Callable[[str, optax.GradientTransformation, int], Algorithm]
+Form = Callable[[int, int], float]  # (N, d) -> bits
+
+
+def all_reduce(N: int, d: int) -> float:
+    """Of one vector, each way."""
+    return round(2 * (N - 1) / N * d * FLOAT)
+
+
+def degree(N: int) -> int:
+    """Neighbours on a ring."""
+    return min(2, N - 1)
+
+
+def _parts(message: Callable[[int], int]) -> Form:
+    """2 (N - 1) messages of a part."""
+    return lambda N, d: 2 * (N - 1) * message(-(-d // N))
+
+
+def _models(number: float = 1) -> Form:
+    """So many models to each neighbour on the ring."""
+    return lambda N, d: degree(N) * number * d * FLOAT
+
+
+def quantized(p: int) -> int:
+    """Of `random_quantization(4)`."""
+    return 8 * -(-p // 2) + 2 * FLOAT
+
+
+def signs(p: int) -> int:
+    """Of `sign`."""
+    return 8 * -(-p // 8) + FLOAT
+
+
+def tenth(p: int) -> int:
+    """Of `top_k(0.1)`: an index of b bits is one in each plane of 8, 4, 2, 1 bits that b is the sum of."""
+    k, b = -(-p // 10), (p - 1).bit_length()
+    planes = [8] * (b // 8) + [width for width in (4, 2, 1) if b % 8 & width]
+    return FLOAT * k + sum(8 * -(-k * width // 8) for width in planes)
+
+
+# Of every worker, each way, in a round in which it sends.
+FORMS: dict[str, Form] = {
+    "gd": all_reduce,
+    "sgd": lambda N, d: 0,
+    "mb-sgd": all_reduce,
+    "mb-sgd-model": all_reduce,
+    "mb-sgd-server": lambda N, d: d * FLOAT,
+    "csgd": _parts(quantized),
+    "csgd-ring": _parts(quantized),
+    "ec-sgd": _parts(signs),
+    "ef21": _parts(tenth),
+    "asgd": lambda N, d: d * FLOAT,
+    "dsgd": _models(),
+    "dsgd-complete": lambda N, d: (N - 1) * d * FLOAT,
+    "local-sgd": all_reduce,
+    "scaffold": lambda N, d: all_reduce(N, 2 * d),
+    "d2": _models(),
+    "extra": _models(),
+    "exact-diffusion": _models(),
+    "gradient-tracking": _models(2),  # model and tracker
+    "sgp": lambda N, d: min(1, N - 1) * (d + 1) * FLOAT,  # one peer, to whom the mass goes, too
+    "choco-sgd": lambda N, d: degree(N) * signs(d),
+    "deepsqueeze": lambda N, d: degree(N) * signs(d),
+    "ad-psgd": lambda N, d: min(1, N - 1) * d * FLOAT,
+}
+LAST_OF_FOUR = {"local-sgd", "scaffold"}  # who send nothing in the other rounds
+FEW = {"asgd": 1, "ad-psgd": 2}  # how many send in a round, where not all do; their first is tried, the others are in `recursions`
+
+
+def expected(name: str, t: int, N: int, d: int) -> np.ndarray:
+    """Bits that each worker sends, and receives, in round t, in the order of their size, `[N]`."""
+    silent = name in LAST_OF_FOUR and (t + 1) % PERIOD
+    senders = 0 if silent else min(N, FEW.get(name, N))
+    return np.sort(np.where(np.arange(N) < senders, FORMS[name](N, d), 0))
+
+
+@cache
+def _told(make: Make, name: str, N: int, d: int) -> Any:
+    """t -> what the method says that it sends in round t, all workers' `[N, 4]`, up and down. Nothing else is part of the program."""
+
+    def one_round(t):
+        method = make(name, optax.sgd(0.1), N)
+        state = method.init(jnp.ones(d, jnp.float32), N)
+        this = Round(t, N, jax.random.key(0))
+        query = method.query(state, this)
+        asked = N if query.workers is None else query.workers.shape[0]
+        info = method.update(jax.random.key(1), state, jnp.ones((asked, d), jnp.float32), this)[1]
+        return info.bits_up, info.bits_down
+
+    return jax.jit(on_one_device(one_round))
+
+
+def of(name: str, N: int, d: int, make: Make = algorithms.make) -> list[Outcome]:
+    """One registered method: the worst round of a period, each way."""
+    found = []
+    for way, direction in enumerate(("up", "down")):
+        rounds = range(1 if name in FEW else PERIOD)
+        told = [np.sort(counts.to_int(np.asarray(_told(make, name, N, d)(jnp.int32(t))[way])).astype(float)) for t in rounds]
+        off = [np.abs(got - expected(name, t, N, d)).max() for t, got in enumerate(told)]
+        worst = int(np.argmax(off))
+        case = f"{name}, {direction}, N = {N}, d = {d}, round {worst + 1}: {told[worst]} for {expected(name, worst, N, d)}"
+        found.append(Outcome(float(off[worst]), 0.0, case=case, equality=True, scale=1.0))
+    return found
+
+
+def trial(draws: Draws, make: Make = algorithms.make) -> list[Outcome]:
+    """One registered method, of few or many elements, with few or many workers."""
+    name, (N, d) = draws.choice(tuple(FORMS)), draws.choice(((2, 5), (5, 300)))
+    return of(name, N, d, make)
+
+
+STATEMENTS = [
+    Statement(
+        "bits of a round, up and down",
+        "section 1.3",
+        "registered methods, float32",
+        trial,
+        [partial(of, name, 6, 40) for name in algorithms.ALGORITHMS],
+    )
+]
