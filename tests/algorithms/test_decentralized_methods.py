@@ -215,7 +215,6 @@ def compressed(method: Callable, oracle: Callable, topology: dsgd.Topology, name
         lambda optimizer: method(optimizer, topology, compressor, eta),
         lambda step: from_start(oracle, matrices(topology), step, q, eta),
         SHORT,
-        2e-6 if "sign" in name else 1e-12,  # the scale is a sum in float32
     )
 
 
@@ -572,8 +571,8 @@ def links(topology: dsgd.Topology, t: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 MODEL = 64 * D  # float64
-HALVES = 3 * 32 + 8 * (1 + 1)  # of two and of four elements, half: values, and places of one and of two bits each in whole bytes
-SIGNS = 8 + 32
+HALVES = 3 * 64 + 8 * (1 + 1)  # of two and of four elements, half: values, and places of one and of two bits each in whole bytes
+SIGNS = 8 + 64
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,12 @@ import optax
 from dsgd.base import Algorithm
 from theory_checks.machinery import trajectories
 from theory_checks.machinery.rounds import Instance
-from theory_checks.machinery.statement import ROUNDING, Draws, Outcome
+from theory_checks.machinery.statement import Draws, Outcome
 from theory_checks.machinery.trajectories import ROUNDS, N, Trajectory
 from theory_checks.recursions.shared import Gradients, Step, Steps, adam, momentum, plain, quadratic
 
 Method = Callable[..., Algorithm]
 Symbols = dict[str, Any]  # arrays of one round, or `[T, ...]` of all
-
-FLOAT32 = 8 * float(np.finfo(np.float32).eps) / ROUNDING  # how much larger than the models what is rounded to float32 makes `scale`
 
 
 class Told(NamedTuple):
@@ -63,7 +61,6 @@ class Case(NamedTuple):
         optimizer: a key of `OPTIMIZERS`.
         more: draws -> what else the instance has, arrays.
         place: the cluster; None: none.
-        float32: whether what is sent is.
         length: rounds.
     """
 
@@ -77,7 +74,6 @@ class Case(NamedTuple):
     optimizer: str = "plain"
     more: Callable[[Draws], Any] = lambda draws: ()
     place: trajectories.Place | None = None
-    float32: bool = False
     length: int = ROUNDS
 
 
@@ -115,7 +111,7 @@ def trial(case: Case, draws: Draws, method: Method | None = None) -> list[Outcom
     papers = {symbol: np.stack([symbols[symbol] for symbols in expected]) for symbol in expected[0]}
     got = {symbol: values[-case.length :] for symbol, values in case.seen(found, papers).items()}
     papers["model to take home"], got["model to take home"] = taken_home(papers), found.home
-    return [compare(f"{case.name}: {symbol}", got[symbol], papers[symbol], case.float32) for symbol in papers]
+    return [compare(f"{case.name}: {symbol}", got[symbol], papers[symbol]) for symbol in papers]
 
 
 def taken_home(papers: Symbols) -> np.ndarray:
@@ -126,12 +122,12 @@ def taken_home(papers: Symbols) -> np.ndarray:
     return X.sum(axis=1) / mass.sum(axis=1, keepdims=True)
 
 
-def compare(case: str, got: np.ndarray, expected: np.ndarray, float32: bool = False) -> Outcome:
+def compare(case: str, got: np.ndarray, expected: np.ndarray) -> Outcome:
     """That they are equal, `[T, ...]` both, to rounding of the largest until then."""
     if got.shape != expected.shape:
         return Outcome(np.nan, 0.0, case=f"{case} has the shape {got.shape}, need {expected.shape}")
     off, size = (np.abs(values).reshape(len(expected), -1).max(axis=1) for values in (np.asarray(got, float) - expected, expected))
-    scale = (FLOAT32 if float32 else 1.0) * np.maximum(1.0, np.maximum.accumulate(size))
+    scale = np.maximum(1.0, np.maximum.accumulate(size))
     worst = int(np.argmax(off / scale))
     return Outcome(float(off[worst]), 0.0, case=f"{case} of round {worst + 1}", equality=True, scale=float(scale[worst]))
 

@@ -139,14 +139,13 @@ def kimad(x: np.ndarray, G: Gradients, step: Step, up: Q, down: Q, cutting: Part
 
 
 def largest_half(x: np.ndarray) -> np.ndarray:
-    """Half of the elements, rounded up; of equals, the first. Values travel as float32. (`compressors.top_k(0.5)`.)"""
-    x = x.astype(np.float32).astype(float)
+    """Half of the elements, rounded up; of equals, the first. (`compressors.top_k(0.5)`.)"""
     places = sorted(range(len(x)), key=lambda i: (-abs(x[i]), i))[: -(-len(x) // 2)]
     return np.array([x[i] if i in places else 0.0 for i in range(len(x))])
 
 
 def mean_size_times_sign(x: np.ndarray) -> np.ndarray:
-    """`compressors.sign`, but for the rounding of the scale."""
+    """`compressors.sign`."""
     return np.mean(np.abs(x)) * np.where(x < 0, -1, 1)
 
 

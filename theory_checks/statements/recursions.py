@@ -3,7 +3,7 @@ r"""Every round is the paper's: each method beside the recursion of its paper in
 The recursion is told what the method draws (who is asked, with whom one averages), and what noise each gradient has follows from the
 round's key and the worker's number: both sides are then equal up to rounding, models as well as what else the paper names (errors,
 estimates, trackers, masses, control variates), and the model to take home. Compressors draw nothing: half of the elements, short mantissas,
-signs. What they send is float32, to whose rounding the two sides agree then.
+signs.
 """
 
 from __future__ import annotations
@@ -199,7 +199,6 @@ def _csgd(name: str, reference: str, via: str, exchange: compressed.Exchange, Q:
         lambda told: compressed.csgd(told.x, told.G, told.step, exchange, q, cutting),
         on_server,
         f"Q: {Q.name}",
-        float32=True,
     )
 
 
@@ -215,7 +214,6 @@ def _two(
         lambda told: recursion(told, u, d, cutting),
         partial(seen, cutting),
         f"{Up.name} up, {Down.name} down",
-        float32=True,
         **more,
     )
 
@@ -258,8 +256,8 @@ COMPRESSED = (
         _EF,
         _estimated,
         _with_estimates,
-        (_ALL(SHORT), clipped),
         (_ALL(HALF), largest_half),
+        (_ALL(SHORT), clipped),
         WHOLE,
     ),
 )
@@ -347,7 +345,6 @@ def _lossy_gossip(name: str, reference: str, method: Method, recursion: Callable
         lambda told: recursion(told.X, told.G, matrices(on), told.step, q, ETA),
         on_workers,
         f"on {on}; {C.name}",
-        float32=True,
         **more,
     )
 
