@@ -283,8 +283,7 @@ def squeeze(W: Matrices, step: Step, q: Q, eta: float) -> Rounds:
 
 
 def largest_half(x: np.ndarray) -> np.ndarray:
-    """Of equals, the first. Values travel as float32."""
-    x = x.astype(np.float32).astype(float)
+    """Of equals, the first."""
     places = sorted(range(len(x)), key=lambda i: (-abs(x[i]), i))[: len(x) // 2]
     return np.array([x[i] if i in places else 0.0 for i in range(len(x))])
 
@@ -332,7 +331,6 @@ class Case(NamedTuple):
     method: Callable[[optax.GradientTransformation], dsgd.Algorithm]
     rounds: Callable[[Step], Rounds]
     steps: int = SHORT
-    tolerance: float = 1e-12
 
 
 def on(method: Callable, oracle: Callable, topology: dsgd.Topology, steps: int = SHORT, **options: Any) -> Case:
@@ -350,7 +348,6 @@ def compressed(method: Callable, oracle: Callable, topology: dsgd.Topology, name
         lambda optimizer: method(optimizer, topology, compressor, eta),
         lambda step: oracle(matrices(topology), step, q, eta),
         SHORT,
-        2e-6 if "sign" in name else 1e-12,  # the scale is a sum in float32
     )
 
 
@@ -406,7 +403,7 @@ def check_rounds(name: str, optimizer: str = "sgd", devices: int = 1) -> None:
         expected = next(rounds)
         got = got or {symbol: _of(run.states.workers, symbol, values) for symbol, values in expected.items()}
         for symbol, values in expected.items():
-            np.testing.assert_allclose(got[symbol][t], values, rtol=0, atol=case.tolerance, err_msg=f"{symbol} of round {t}")
+            np.testing.assert_allclose(got[symbol][t], values, rtol=0, atol=1e-12, err_msg=f"{symbol} of round {t}")
     assert np.abs(run.models - run.models.mean(axis=1, keepdims=True)).max() > 1e-3 or name == "dsgd-complete(6)"  # workers differ
 
 
@@ -621,7 +618,7 @@ def test_low_rank_messages_start_from_the_last_right_factor(method):
     left = sent.reshape(SHORT, N, 2, 3) @ last.right[:-1]
     left = left[1:] / np.linalg.norm(left[1:], axis=-2, keepdims=True)
     np.testing.assert_allclose(np.abs(np.sum(left * last.left[2:], axis=(-2, -1))), 1, rtol=0, atol=1e-5)
-    cold = compressors.low_rank(1).compress(jax.random.key(5), jnp.asarray(sent[1, 0], jnp.float32)).left
+    cold = compressors.low_rank(1).compress(jax.random.key(5), jnp.asarray(sent[1, 0])).left
     assert np.abs(np.sum(left[0, 0] * cold)) < 1 - 1e-3
 
 
@@ -707,8 +704,8 @@ def links(topology: dsgd.Topology, t: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 MODEL = 64 * D  # float64
-HALVES = 3 * 32 + 8 * (1 + 1)  # of two and of four elements, half: values, and places of one and of two bits each in whole bytes
-SIGNS = 8 + 32
+HALVES = 3 * 64 + 8 * (1 + 1)  # of two and of four elements, half: values, and places of one and of two bits each in whole bytes
+SIGNS = 8 + 64
 
 
 @pytest.mark.parametrize(
