@@ -228,7 +228,7 @@ def trial_runs(draws: Draws, method=algorithms.decentralized_sgd) -> list[Outcom
 
 # --- Instances near the bounds.
 
-_LONG = 2**14 - 1  # what happens before the state is stationary counts for little then
+LONG = 2**14 - 1  # what happens before the state is stationary counts for little then
 
 
 @cache
@@ -237,39 +237,46 @@ def one_rho(workers: int, rho: float) -> Topology:
     return topologies.from_matrix(rho * np.eye(workers) + (1 - rho) / workers, f"one_rho({workers}, {rho:g})")
 
 
+def balanced(epsilon: float = 0.015, rho: float = 0.002) -> Problem:
+    """Curvatures 1 and epsilon - 1, pulled to different sides, from where the pulls are in balance although f' is not 0."""
+    sign = np.array([1.0, -1.0, 1.0, -1.0])
+    h = np.where(sign < 0, epsilon - 1, sign)
+    start = -rho / (1 - rho) / h.mean()  # gradients hardly feel disagreement along the signs, so that it is rho / (1 - rho)
+    return problems.quadratic(h[:, None], sign[:, None], start=[start])
+
+
 def balanced_pulls(method=algorithms.decentralized_sgd) -> list[Outcome]:
-    """The term L^2 A^2: curvatures L and -L (1 - epsilon), and a start where the pulls are in balance although f' is not 0."""
-    h, pull, epsilon, rho = np.array([1.0, -1.0, 1.0, -1.0]), np.array([1.0, -1.0, 1.0, -1.0]), 0.015, 0.002
-    h = np.where(h < 0, epsilon - 1, h)
-    y = np.linalg.solve(np.eye(4) - rho * (np.eye(4) - (np.eye(4) - 1 / 4) * h), rho * (np.eye(4) - 1 / 4) @ pull)
-    start = -(h @ y - pull.sum()) / h.sum()
-    problem = problems.quadratic(h[:, None], pull[:, None], start=[start])
-    return [check(problem, one_rho(4, rho), steps=_LONG, learning_rate=1.0, method=method)[0]]
+    """The term L^2 A^2: f' that is not 0 where nothing moves."""
+    return [check(balanced(), one_rho(4, 0.002), steps=LONG, learning_rate=1.0, method=method)[0]]
 
 
 def noise_of_the_mean(method=algorithms.decentralized_sgd) -> list[Outcome]:
     """The term gamma L sigma^2 / N: |x|^2 / 2 at gamma = 1 / L, where a step leaves nothing but its noise."""
     problem = problems.quadratic(np.ones((4, 1)), np.zeros((4, 1)), noise=1.0, start=[0.1])
-    return [check(problem, one_rho(4, 0.002), steps=_LONG, learning_rate=1.0, method=method)[0]]
+    return [check(problem, one_rho(4, 0.002), steps=LONG, learning_rate=1.0, method=method)[0]]
 
 
 def away_from_the_minimum(method=algorithms.decentralized_sgd) -> list[Outcome]:
     """The term 2 D / (gamma T): from far away at gamma = 1 / L, one step, and nothing is left to do."""
     problem = problems.quadratic(np.ones((4, 1)), np.zeros((4, 1)), start=[1.0])
-    return [check(problem, one_rho(4, 0.002), steps=_LONG, learning_rate=1.0, method=method)[0]]
+    return [check(problem, one_rho(4, 0.002), steps=LONG, learning_rate=1.0, method=method)[0]]
+
+
+def diverging() -> Problem:
+    """Two workers of curvature -1 pull apart, so that disagreement feeds itself; the others see to it that f has a minimum."""
+    h, pull = np.array([-1.0, -1.0, *[1.0] * 8]), np.array([1.0, -1.0, *[0.0] * 8])
+    return problems.quadratic(h[:, None], pull[:, None], start=[1e-6])
 
 
 def lasting_disagreement(method=algorithms.decentralized_sgd) -> list[Outcome]:
-    """p / (1 - q): two workers of curvature -L pull apart, so that disagreement feeds itself; the others see to it that f has a minimum."""
-    h, pull = np.array([-1.0, -1.0, *[1.0] * 8]), np.array([1.0, -1.0, *[0.0] * 8])
-    problem = problems.quadratic(h[:, None], pull[:, None], start=[1e-6])
-    return [check(problem, one_rho(10, 0.5), steps=_LONG, learning_rate=gamma, method=method)[1] for gamma in (0.5, 0.1)]
+    """p / (1 - q): disagreement that feeds itself."""
+    return [check(diverging(), one_rho(10, 0.5), steps=LONG, learning_rate=gamma, method=method)[1] for gamma in (0.5, 0.1)]
 
 
 def random_disagreement(method=algorithms.decentralized_sgd) -> list[Outcome]:
     """r / sqrt(1 - q^2): noise alone, at a small step size."""
     problem = problems.quadratic(np.ones((10, 1)), np.zeros((10, 1)), noise=1.0, start=[1e-3])
-    return [check(problem, one_rho(10, 0.5), steps=_LONG, learning_rate=1e-3, method=method)[1]]
+    return [check(problem, one_rho(10, 0.5), steps=LONG, learning_rate=1e-3, method=method)[1]]
 
 
 _STEP = "W symmetric; gamma <= 1/L; gamma rho < (1-rho)/L"

@@ -46,6 +46,7 @@ from dsgd.problems.quadratic import Quadratic
 from theory_checks.machinery import instances, moments
 from theory_checks.machinery.rates import Rate
 from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
+from theory_checks.statements.decentralized_sgd import diverging
 
 _REMAINDER = 1e-4  # of a product of whole periods, after which a geometric series stands for the rest
 
@@ -359,11 +360,9 @@ def noise_over_rounds(method=algorithms.decentralized_sgd) -> list[Outcome]:
 
 
 def diverging_workers(method=algorithms.local_sgd) -> list[Outcome]:
-    """a_k = varsigma ((1 + gamma L)^k - 1) / L: two workers of curvature -L pull apart between two averagings."""
-    h, pull = np.array([-1.0, -1.0, *[1.0] * 8]), np.array([1.0, -1.0, *[0.0] * 8])
-    problem = problems.quadratic(h[:, None], pull[:, None], start=[1e-6])
+    """a_k = varsigma ((1 + gamma L)^k - 1) / L: disagreement that feeds itself between two averagings."""
     mean = _mean_of_ten()
-    return [check(problem, mean, 4, steps=_LONG, learning_rate=gamma, method=method)[1] for gamma in (0.3, 0.03)]
+    return [check(diverging(), mean, 4, steps=_LONG, learning_rate=gamma, method=method)[1] for gamma in (0.3, 0.03)]
 
 
 def noise_between_averagings(method=algorithms.local_sgd) -> list[Outcome]:
