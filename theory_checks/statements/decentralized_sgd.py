@@ -202,13 +202,19 @@ def check(
 
 
 def _drawn(draws: Draws, method, *, convex: bool) -> tuple[Outcome, Outcome]:
-    topology = draws.choice(instances.graphs()[:: 1 if convex else 3])  # runs take longer to compile
-    problem = instances.quadratic(draws, topology.n, 2) if convex else instances.regression(draws, topology.n, 2)
+    topology = draws.choice(instances.graphs() if convex else (one_rho(4, 0.5), instances.graphs()[3]))  # runs take longer to compile
+    problem = instances.quadratic(draws, topology.n, 2) if convex else instances.random_wells(draws, topology.n, 2)
     L, rho = instances.known(problem).smoothness, topology.rho
     limit = min(1.0, 0.99 * (1 - rho) / max(rho, 1e-12)) / L
     gamma = draws.choice((None, draws.real(0.01, 1.0) * limit))
     steps = draws.choice((1, 10, 300) if convex else (10, 100))
     return check(problem, topology, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6), method=method)
+
+
+@cache
+def one_rho(workers: int, rho: float) -> Topology:
+    """W = rho I + (1 - rho) J: all eigenvalues but one are rho."""
+    return topologies.from_matrix(rho * np.eye(workers) + (1 - rho) / workers, f"one_rho({workers}, {rho:g})")
 
 
 def trial_exact(draws: Draws, method=algorithms.decentralized_sgd) -> list[Outcome]:
@@ -222,19 +228,13 @@ def trial_consensus(draws: Draws, method=algorithms.decentralized_sgd) -> list[O
 
 
 def trial_runs(draws: Draws, method=algorithms.decentralized_sgd) -> list[Outcome]:
-    """One robust regression on one graph."""
-    return [_drawn(draws, method, convex=False)[0]]
+    """Wells and hills on one graph: the gradient and the consensus distance."""
+    return list(_drawn(draws, method, convex=False))
 
 
 # --- Instances near the bounds.
 
 LONG = 2**14 - 1  # what happens before the state is stationary counts for little then
-
-
-@cache
-def one_rho(workers: int, rho: float) -> Topology:
-    """W = rho I + (1 - rho) J: all eigenvalues but one are rho."""
-    return topologies.from_matrix(rho * np.eye(workers) + (1 - rho) / workers, f"one_rho({workers}, {rho:g})")
 
 
 def balanced(epsilon: float = 0.015, rho: float = 0.002) -> Problem:
@@ -279,9 +279,21 @@ def random_disagreement(method=algorithms.decentralized_sgd) -> list[Outcome]:
     return [check(problem, one_rho(10, 0.5), steps=LONG, learning_rate=1e-3, method=method)[1]]
 
 
+def in_a_well(method=algorithms.decentralized_sgd) -> list[Outcome]:
+    """What is not convex: near a minimum, without noise, where f is |x|^2 / 2."""
+    problem = instances.wells(4, 2, start=0.1)
+    return [check(problem, one_rho(4, 0.5), steps=100, learning_rate=0.98, method=method)[0]]
+
+
+def on_a_hill(method=algorithms.decentralized_sgd) -> list[Outcome]:
+    """What is not convex: on a hilltop disagreement feeds itself."""
+    problem = instances.wells(4, 2, start=np.pi, heterogeneity=0.1)
+    return [check(problem, one_rho(4, 0.5), steps=200, learning_rate=gamma, method=method)[1] for gamma in (0.01, 0.05)]
+
+
 _STEP = "W symmetric; gamma <= 1/L; gamma rho < (1-rho)/L"
 STATEMENTS = [
     Statement("DSGD, quadratics, exact", "Theorem 5.2.11", _STEP, trial_exact, (balanced_pulls, noise_of_the_mean, away_from_the_minimum)),
     Statement("DSGD, consensus, exact", "after Lemma 5.2.7", _STEP, trial_consensus, (lasting_disagreement, random_disagreement)),
-    Statement("DSGD, non-convex", "Theorem 5.2.11", _STEP, trial_runs),
+    Statement("DSGD, non-convex", "Theorem 5.2.11", _STEP, trial_runs, (in_a_well, on_a_hill)),
 ]
