@@ -15,6 +15,7 @@ from theory_checks.statements import (
     ef21,
     error_compensated_sgd,
     gradient_descent,
+    local_sgd,
     minibatch_sgd,
     sgd,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "ef21",
     "error_compensated_sgd",
     "gradient_descent",
+    "local_sgd",
     "minibatch_sgd",
     "sgd",
 ]

@@ -12,6 +12,7 @@ from theory_checks.statements.decentralized_sgd import consensus
 from theory_checks.statements.ef21 import bound as ef21
 from theory_checks.statements.error_compensated_sgd import bound as error_compensated_sgd
 from theory_checks.statements.gradient_descent import bound as gradient_descent
+from theory_checks.statements.local_sgd import bound as local_sgd
 from theory_checks.statements.minibatch_sgd import bound as minibatch_sgd
 from theory_checks.statements.sgd import bound as sgd
 
@@ -23,6 +24,7 @@ __all__ = [
     "ef21",
     "error_compensated_sgd",
     "gradient_descent",
+    "local_sgd",
     "minibatch_sgd",
     "sgd",
 ]

@@ -85,12 +85,14 @@ def plain_asgd(D, L, s, T, tau, g):
     return 2 * D / (g * T) + g * L * s**2 * (1 + 2 * g * L * tau)
 
 
-def plain_consensus(s, z, g, rho):
-    return 4 * rho**2 * g**2 * z**2 / (1 - rho) ** 2 + 2 * rho**2 * g**2 * s**2 / (1 - rho)
+def plain_consensus(L, s, z, N, g, rho):
+    """Where A^2 = rho^2 (((1 + g L) A + g z)^2 + g^2 s^2 (1 - 1/N)), as a quadratic equation of A."""
+    square, linear, constant = 1 - (rho * (1 + g * L)) ** 2, rho**2 * (1 + g * L) * g * z, rho**2 * g**2 * (z**2 + s**2 * (1 - 1 / N))
+    return ((linear + sqrt(linear**2 + square * constant)) / square) ** 2
 
 
 def plain_dsgd(D, L, s, z, T, N, rho, g):
-    return 2 * D / (g * T) + L * g * s**2 / N + L**2 * plain_consensus(s, z, g, rho)
+    return 2 * D / (g * T) + L * g * s**2 / N + L**2 * plain_consensus(L, s, z, N, g, rho)
 
 
 def plain_ef21(D, alphas, first, w, delta, K, g):
@@ -166,9 +168,12 @@ def test_right_hand_sides_and_step_sizes_are_those_of_the_table(seed):
         rho = float(rng.choice([0.0, rng.uniform(0, 1), 1 - spread(rng, -6, -1)]))
         gossip = {**of, "noise": s, "heterogeneity": z, "workers": N, "rho": rho}
         near = g * min(1, (1 - rho) / (2 * max(rho, 1e-9)))
-        assert bounds.decentralized_sgd(**gossip, learning_rate=near) == same(plain_dsgd(D, L, s, z, T, N, rho, near))
-        assert bounds.consensus(noise=s, heterogeneity=z, learning_rate=g, rho=rho) == same(plain_consensus(s, z, g, rho))
-        K = 4 * L**2 * rho**2 * z**2 / (1 - rho) ** 2 + 2 * L**2 * rho**2 * s**2 / (1 - rho)
+        assert bounds.decentralized_sgd(**gossip, learning_rate=near) == pytest.approx(plain_dsgd(D, L, s, z, T, N, rho, near), rel=1e-9)
+        kinds = {"smoothness": L, "noise": s, "heterogeneity": z, "workers": N, "learning_rate": near, "rho": rho}
+        apart = bounds.consensus(**kinds)
+        assert apart == pytest.approx(plain_consensus(L, s, z, N, near, rho), rel=1e-9)
+        K = 4 * L**2 * rho**2 * z**2 / (1 - rho) ** 2 + 2 * L**2 * rho**2 * s**2 / (1 - rho) * (1 - 1 / N)
+        assert L**2 * apart <= K * near**2 * (1 + 1e-9)
         inverse = L * (1 + rho) / (1 - rho) + s * sqrt(L * T / (2 * N * D)) + (K * T / D) ** (1 / 3)
         assert decentralized_sgd.step_size(**gossip) == same(1 / inverse)
 
@@ -358,6 +363,7 @@ def test_bounds_do_not_fall_with_what_is_bad():
         (partial(bounds.error_compensated_sgd, **of, noise=1.0, workers=3), "compression", np.linspace(0, 3, 7)),
         (partial(bounds.asynchronous_sgd, **of, noise=1.0), "staleness", np.arange(7)),
         (partial(bounds.decentralized_sgd, **of, noise=1.0, workers=3, heterogeneity=1.0), "rho", np.linspace(0, 0.9, 7)),
+        (partial(bounds.decentralized_sgd, **of, workers=3, rho=0.9, heterogeneity=1.0), "noise", np.linspace(0, 3, 7)),
         (partial(bounds.decentralized_sgd, **of, noise=1.0, workers=3, rho=0.5), "heterogeneity", np.linspace(0, 3, 7)),
     ]
     for bound, name, values in grids:
@@ -487,9 +493,9 @@ VIOLATED = [
     (
         "decentralized_sgd",
         lambda: decentralized_sgd.check(
-            quadratic(), topologies.chain(4), steps=3, learning_rate=(1 - topologies.chain(4).rho) / 4 / topologies.chain(4).rho * SLIGHTLY
+            quadratic(), topologies.chain(4), steps=3, learning_rate=(1 - topologies.chain(4).rho) / 2 / topologies.chain(4).rho * SLIGHTLY
         ),
-        "gamma rho <= (1 - rho) / (2 L)",
+        "gamma rho < (1 - rho) / L",
     ),
     ("decentralized_sgd", lambda: decentralized_sgd.check(quadratic(), DIRECTED, steps=3), "one symmetric W"),
     ("decentralized_sgd", lambda: decentralized_sgd.check(quadratic(), topologies.ring(5), steps=3), "as many workers as the problem has"),
@@ -523,7 +529,7 @@ def test_the_hypothesis_of_ef21_that_fails_is_named(change, text):
 def at_the_end() -> list[tuple[str, list]]:
     """Each family's hypotheses at the largest step size that it takes."""
     chain = topologies.chain(4)
-    last = min(0.5, (1 - chain.rho) / 4 / chain.rho)
+    last = min(0.5, (1 - chain.rho) / 2 / chain.rho * (1 - 1e-9))
     return [
         ("gradient_descent", gradient_descent.hypotheses(quadratic(), 1.0 - 1e-9)),
         ("sgd", sgd.hypotheses(quadratic(), 0.5)),
@@ -583,13 +589,20 @@ def test_outside_its_hypotheses_there_is_no_bound():
         (bounds.compressed_sgd, {"noise": 1.0, "workers": 2, "omega": 1.0}, 1 / 6),
         (bounds.error_compensated_sgd, {"noise": 1.0, "workers": 2, "compression": 1.0}, 0.5),
         (bounds.asynchronous_sgd, {"noise": 1.0, "staleness": 1}, 0.25),
-        (bounds.decentralized_sgd, {"noise": 1.0, "workers": 2, "heterogeneity": 1.0, "rho": 0.5}, 0.25),
+        (bounds.decentralized_sgd, {"noise": 1.0, "workers": 2, "heterogeneity": 1.0, "rho": 0.4}, 0.5),
     ):
         assert right(**numbers, **more, learning_rate=0.99 * limit) > 0
         with pytest.raises(ValueError, match="need 0 < gamma <= "):
             right(**numbers, **more, learning_rate=1.01 * limit)
         with pytest.raises(ValueError, match="steps = 0: need an integer, at least 1"):
             right(**numbers | {"steps": 0}, **more, learning_rate=0.5 * limit)
+
+
+def test_disagreement_that_may_grow_has_no_bound():
+    of = {"gap": 1.0, "smoothness": 2.0, "steps": 10, "noise": 1.0, "workers": 2, "heterogeneity": 1.0, "rho": 0.8}
+    assert bounds.decentralized_sgd(**of, learning_rate=0.124) > 0
+    with pytest.raises(ValueError, match=re.escape("gamma rho = 0.1008, (1 - rho) / L = 0.1: need gamma rho < (1 - rho) / L")):
+        bounds.decentralized_sgd(**of, learning_rate=0.126)
 
 
 def test_a_problem_that_does_not_know_its_heterogeneity_is_refused():

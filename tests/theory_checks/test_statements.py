@@ -18,6 +18,7 @@ from theory_checks import (
     ef21,
     error_compensated_sgd,
     gradient_descent,
+    local_sgd,
     minibatch_sgd,
     sgd,
 )
@@ -33,6 +34,7 @@ FAMILIES = (
     error_compensated_sgd,
     asynchronous_sgd,
     decentralized_sgd,
+    local_sgd,
     ef21,
 )
 THEOREMS = {statement.name for family in FAMILIES for statement in family.STATEMENTS}

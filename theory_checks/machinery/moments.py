@@ -93,7 +93,7 @@ def second_moments(
     """
     checks.positive_int("steps", steps)
     messages = messages if compression else 0
-    of = _instance(problem, learning_rate, compression, more, one_worker)
+    of = instance(problem, learning_rate, compression, more, one_worker)
     with jax.enable_x64(True):
         key = probes.key_without_collisions(build, of, problem.gradient, messages) if messages else jax.random.key(0)
         found, wrong = _second_moments(
@@ -112,7 +112,8 @@ def second_moments(
         return {name: np.asarray(values, np.float64)[: steps + 1] for name, values in found.items()}
 
 
-def _instance(problem: Problem, learning_rate: float, compression: float, more: Any, one_worker: bool) -> Instance:
+def instance(problem: Problem, learning_rate: float, compression: float = 0.0, more: Any = (), one_worker: bool = False) -> Instance:
+    """The numbers of a quadratic and of a method on it. Arguments and errors as of `second_moments`."""
     data = problem.data
     if not isinstance(data, Quadratic):
         raise ValueError(f"{problem.name}: exact moments are of quadratics; need a problem of problems.quadratic")

@@ -89,11 +89,11 @@ class Rounds(NamedTuple):
 
     def first(self) -> jax.Array:
         """The state at the start, as a vector."""
-        return _vector(self.method(self.silence(1)).init(self.of.start, self.shape[0]))
+        return vector(self.method(self.silence(1)).init(self.of.start, self.shape[0]))
 
     def after(self, t: jax.Array, s: jax.Array, z: jax.Array, rows: jax.Array) -> jax.Array:
         """The state after round t: of s, the gradients' noise z `[N, d]` and the messages' `[rows, part]` of unit variance."""
-        return _vector(self._round(t, s, z, rows))
+        return vector(self._round(t, s, z, rows))
 
     def _round(self, t: jax.Array, s: jax.Array, z: jax.Array, rows: jax.Array) -> State:
         N = self.shape[0]
@@ -107,9 +107,13 @@ class Rounds(NamedTuple):
         gradients = oracle.gradients(problem, query, self.key, data, N)
         return method.update(self.key, state, gradients, this)[0]
 
+    def state(self, t: jax.Array, s: jax.Array) -> State:
+        """The state of round t that is this vector."""
+        return _state(self.method(self.silence(1)), s, t, self.of.start, self.shape[0])
+
     def asks(self, s: jax.Array) -> jax.Array:
         """The one worker whose gradient the first round asks for."""
-        state = _state(self.method(self.silence(1)), s, jnp.int32(0), self.of.start, self.shape[0])
+        state = self.state(jnp.int32(0), s)
         query = self.method(self.silence(1)).query(state, Round(jnp.int32(0), self.shape[0], self.key))
         if query.workers is None or query.workers.shape != (1,):
             raise ValueError("one_worker=True for a method that does not ask one worker at a time: need one_worker=False")
@@ -159,7 +163,7 @@ def _floating(leaf: jax.Array) -> bool:
     return jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
 
 
-def _vector(state: State) -> jax.Array:
+def vector(state: State) -> jax.Array:
     """The floating-point part of a state."""
     return jnp.concatenate([jnp.ravel(leaf).astype(float) for leaf in jax.tree.leaves(state) if _floating(leaf)])
 

@@ -5,13 +5,14 @@ With $X$ the models, $F$ their exact gradients, $G$ the stochastic ones, all div
 - (5.4): $|\frac1N F 1 - f'(\bar x)|^2 \le L^2 |X - \bar X|_F^2$, by convexity of the square and smoothness.
 - (5.5), corrected: $|F - f'(\bar x) 1^T|_F^2 \le 2 L^2 |X - \bar X|_F^2 + 2\varsigma^2$; its proof begins with a half that the statement
   loses.
-- (5.6): $E|G|_F^2 \le 2|f'(\bar x)|^2 + 4 L^2 |X - \bar X|_F^2 + 4\varsigma^2 + \sigma^2$.
+- (5.6): $E|G|_F^2 \le 2|f'(\bar x)|^2 + 2 L^2 |X - \bar X|_F^2 + 2\varsigma^2 + \sigma^2$, where the survey has 4 twice: gradients at
+  $\bar x$ have the mean square $|f'(\bar x)|^2 + \varsigma^2$, as their differences from $f'$ have the mean 0.
 - 5.2.3: $a_t = \sum_{s \le t} \rho^{t - s} b_s$ has $\sum a_t^2 \le (1 - \rho)^{-2} \sum b_t^2$ (Young's inequality for convolutions).
 - 5.2.5: with $a_t = |X_t - \bar X_t|_F$, $b_t = \gamma \rho |G_t|_F$: $\sum E|X - \bar X|_F^2 \le \frac{\gamma^2 \rho^2}{(1 - \rho)^2}
   \sum E|G|_F^2$.
-- 5.2.7: (5.6) in 5.2.5 with $4L^2 \le \frac14 \frac{(1 - \rho)^2}{\gamma^2 \rho^2}$ leaves $\frac34$ of the left side:
-  $\sum E|X - \bar X|_F^2 \le \frac43 \frac{\gamma^2\rho^2}{(1 - \rho)^2} \sum (2 E|f'(\bar x)|^2 + 4\varsigma^2 + \sigma^2)$. (The survey
-  has 2 before the gradients, where this has 8/3; its proof does not give that.)
+- 5.2.7: (5.6) in 5.2.5 with $2L^2 \le \frac18 \frac{(1 - \rho)^2}{\gamma^2 \rho^2}$ leaves $\frac78$ of the left side:
+  $\sum E|X - \bar X|_F^2 \le \frac87 \frac{\gamma^2\rho^2}{(1 - \rho)^2} \sum (2 E|f'(\bar x)|^2 + 2\varsigma^2 + \sigma^2)$. (The survey
+  has 2 before the gradients and 8 before the others. `decentralized_sgd.consensus` does without the gradients, and is reached.)
 - 5.2.9: $E|f'(\bar x_t)|^2 \le \frac2\gamma (E f(\bar x_t) - E f(\bar x_{t+1})) + L^2 E|X - \bar X|_F^2 + \frac{\gamma L\sigma^2}{N}$; in
   print the bracket is missing.
 """
@@ -25,8 +26,12 @@ from typing import NamedTuple
 import numpy as np
 
 import algorithms
-from theory_checks.machinery import instances, moments
+from dsgd import problems
+from dsgd.base import Problem
+from dsgd.graphs.topology import Topology
+from theory_checks.machinery import instances, moments, paths
 from theory_checks.machinery.statement import Draws, Outcome, Statement
+from theory_checks.statements.decentralized_sgd import LONG, balanced, diverging, one_rho
 
 _STEPS = 120
 Moments = dict[str, np.ndarray]
@@ -44,44 +49,53 @@ class Path(NamedTuple):
     case: str
 
 
-def _path(draws: Draws, method, *, small: bool = False) -> Path:
+def _drawn(draws: Draws, method, *, small: bool = False) -> Path:
     """One instance with gamma <= 1/L; where `small`, gamma rho <= (1 - rho) / (4 L) too."""
     topology = draws.choice(instances.graphs())
     problem = instances.quadratic(draws, topology.n, 2)
-    known, rho = instances.known(problem), topology.rho
-    limit = min(1 / known.smoothness, (1 - rho) / (4 * known.smoothness * max(rho, 1e-12)) if small else math.inf)
-    gamma = draws.real(0.01, 1.0) * limit
-    found = moments.second_moments(moments.with_step(method, topology), problem, gamma, steps=_STEPS)
-    return Path(found, gamma, known.smoothness, known.noise**2, topology.n, rho, f"{problem.name}, {topology.name}")
+    L, rho = instances.known(problem).smoothness, topology.rho
+    limit = min(1 / L, (1 - rho) / (4 * L * max(rho, 1e-12)) if small else math.inf)
+    return _measured(problem, topology, draws.real(0.01, 1.0) * limit, method, _STEPS)
 
 
-def _at_every_step(right: Callable[[Path], tuple[np.ndarray, np.ndarray]]):
-    """A trial that returns the worst t of (left side, right side), `[steps]`."""
+def _measured(problem: Problem, topology: Topology, gamma: float, method, steps: int) -> Path:
+    known = instances.known(problem)
+    found = moments.second_moments(moments.with_step(method, topology), problem, gamma, steps=steps)
+    return Path(found, gamma, known.smoothness, known.noise**2, topology.n, topology.rho, f"{problem.name}, {topology.name}")
 
-    def trial(draws: Draws, method=algorithms.decentralized_sgd) -> list[Outcome]:
-        path = _path(draws, method)
+
+Sides = Callable[[Path], list[Outcome]]
+
+
+def _at_every_step(right: Callable[[Path], tuple[np.ndarray, np.ndarray]]) -> Sides:
+    """The worst t of (left side, right side), `[steps]`."""
+
+    def worst(path: Path) -> list[Outcome]:
         left, bound = right(path)
         size = path.found["local"] + path.found["gap"] / path.gamma
-        scale = size + 1e-6 * size.max()  # what is 0 now carries the rounding of what was before
-        outcomes = [
-            Outcome(float(x), float(y), case=f"{path.case}, t = {t}", scale=float(z))
-            for t, (x, y, z) in enumerate(zip(left, bound, scale, strict=False))
-        ]
-        return [max(outcomes, key=lambda outcome: outcome.badness)]
+        scale = (size + 1e-6 * size.max())[: len(left)]  # what is 0 now carries the rounding of what was before
+        return paths.worst(left, bound, case=path.case, scale=scale)
 
-    return trial
+    return worst
 
 
-def _summed(right: Callable[[Path], np.ndarray], *, small: bool = False):
-    """A trial of the consensus distance, summed over t, beside what it is compared with, `[steps]`."""
+def _summed(right: Callable[[Path], np.ndarray]) -> Sides:
+    """The consensus distance, summed over t, beside what it is compared with, `[steps]`."""
 
-    def trial(draws: Draws, method=algorithms.decentralized_sgd) -> list[Outcome]:
-        path = _path(draws, method, small=small)
+    def total(path: Path) -> list[Outcome]:
         scale = path.gamma**2 * float(path.found["local"].sum())
-        left = path.found["consensus"][:_STEPS].sum()
-        return [Outcome(float(left), float(right(path)[:_STEPS].sum()), case=path.case, scale=scale)]
+        left, bound = (values[:-1].sum() for values in (path.found["consensus"], right(path)))
+        return [Outcome(float(left), float(bound), case=path.case, scale=scale)]
 
-    return trial
+    return total
+
+
+def _trial(sides: Sides, *, small: bool = False) -> Callable[..., list[Outcome]]:
+    return lambda draws, method=algorithms.decentralized_sgd: sides(_drawn(draws, method, small=small))
+
+
+def _extreme(sides: Sides, instance: Callable[[], tuple[Problem, Topology, float]]) -> Callable[..., list[Outcome]]:
+    return lambda method=algorithms.decentralized_sgd: sides(_measured(*instance(), method, LONG))
 
 
 def mean_gradient(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -97,7 +111,7 @@ def gradients_apart(path: Path) -> tuple[np.ndarray, np.ndarray]:
 def all_gradients(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """(5.6)."""
     found = path.found
-    right = 2 * found["slope"] + 4 * path.L**2 * found["consensus"] + 4 * found["spread"] + path.variance
+    right = 2 * (found["slope"] + path.L**2 * found["consensus"] + found["spread"]) + path.variance
     return found["local"] + path.variance, right
 
 
@@ -108,8 +122,8 @@ def consensus_by_gradients(path: Path) -> np.ndarray:
 
 def consensus_by_slopes(path: Path) -> np.ndarray:
     """Lemma 5.2.7."""
-    inside = 2 * path.found["slope"] + 4 * path.found["spread"] + path.variance
-    return 4 / 3 * (path.gamma * path.rho / (1 - path.rho)) ** 2 * inside
+    inside = 2 * path.found["slope"] + 2 * path.found["spread"] + path.variance
+    return 8 / 7 * (path.gamma * path.rho / (1 - path.rho)) ** 2 * inside
 
 
 def descent(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -130,13 +144,59 @@ def sequences(draws: Draws) -> list[Outcome]:
     return [Outcome(float((a**2).sum()), float((b**2).sum()) / (1 - rho) ** 2, case=f"rho = {rho:.3g}, {length} terms")]
 
 
+# --- Instances near the bounds.
+
+
+def pulls_in_balance() -> tuple[Problem, Topology, float]:
+    """Curvatures of nearly opposite sign, where nothing moves although f' is not 0."""
+    return balanced(), one_rho(4, 0.002), 1.0
+
+
+def as_far_as_pulled() -> tuple[Problem, Topology, float]:
+    """Curvature -1 at gamma L rho / (1 - rho) = 1/2: disagreement changes gradients by as much as they differ anyway."""
+    return diverging(), one_rho(10, 0.5), 0.5
+
+
+def steady_pull() -> tuple[Problem, Topology, float]:
+    """Workers that differ by what does not change, and small steps."""
+    pull = np.array([1.0, -1.0, *[0.0] * 8])
+    return problems.quadratic(np.ones((10, 1)), pull[:, None], start=[1e-3]), one_rho(10, 0.5), 1e-3
+
+
+def half_as_far() -> tuple[Problem, Topology, float]:
+    """The same at the largest step size of Lemma 5.2.7."""
+    return diverging(), one_rho(10, 0.5), 0.25
+
+
 _SMALL = "W symmetric; gamma rho <= (1-rho)/(4L)"
+_GRADIENTS = {name: _at_every_step(sides) for name, sides in (("mean", mean_gradient), ("apart", gradients_apart), ("all", all_gradients))}
+_BY_GRADIENTS, _BY_SLOPES, _DESCENT = _summed(consensus_by_gradients), _summed(consensus_by_slopes), _at_every_step(descent)
 STATEMENTS = [
-    Statement("mean of local gradients", "Lemma 5.2.1, (5.4)", "f_n smooth", _at_every_step(mean_gradient)),
-    Statement("local gradients apart", "Lemma 5.2.1, (5.5)", "f_n smooth", _at_every_step(gradients_apart)),
-    Statement("size of all gradients", "Lemma 5.2.1, (5.6)", "f_n smooth, noise", _at_every_step(all_gradients)),
+    Statement(
+        "mean of local gradients",
+        "Lemma 5.2.1, (5.4)",
+        "f_n smooth",
+        _trial(_GRADIENTS["mean"]),
+        (_extreme(_GRADIENTS["mean"], pulls_in_balance),),
+    ),
+    Statement(
+        "local gradients apart",
+        "Lemma 5.2.1, (5.5)",
+        "f_n smooth",
+        _trial(_GRADIENTS["apart"]),
+        (_extreme(_GRADIENTS["apart"], as_far_as_pulled),),
+    ),
+    Statement(
+        "size of all gradients",
+        "Lemma 5.2.1, (5.6)",
+        "f_n smooth, noise",
+        _trial(_GRADIENTS["all"]),
+        (_extreme(_GRADIENTS["all"], as_far_as_pulled),),
+    ),
     Statement("sums with a memory", "Lemma 5.2.3", "0 <= rho < 1", sequences),
-    Statement("consensus by gradients", "Lemma 5.2.5", "W symmetric, equal starts", _summed(consensus_by_gradients)),
-    Statement("consensus by slopes", "Lemma 5.2.7", _SMALL, _summed(consensus_by_slopes, small=True)),
-    Statement("descent of the mean", "Lemma 5.2.9", "gamma <= 1/L", _at_every_step(descent)),
+    Statement(
+        "consensus by gradients", "Lemma 5.2.5", "W symmetric, equal starts", _trial(_BY_GRADIENTS), (_extreme(_BY_GRADIENTS, steady_pull),)
+    ),
+    Statement("consensus by slopes", "Lemma 5.2.7", _SMALL, _trial(_BY_SLOPES, small=True), (_extreme(_BY_SLOPES, half_as_far),)),
+    Statement("descent of the mean", "Lemma 5.2.9", "gamma <= 1/L", _trial(_DESCENT), (_extreme(_DESCENT, pulls_in_balance),)),
 ]

@@ -1,31 +1,48 @@
-r"""Decentralized SGD, Theorem 5.2.11 with its constants.
+r"""Decentralized SGD, Theorem 5.2.11, with constants that are reached.
 
 Consensus. With $Y_t = X_t (I - J)$, $J = 11^T/N$, a round is $Y_{t+1} = (Y_t - \gamma G_t (I - J))(W - J)$, and $|W - J|_2 = \rho$ for a
-symmetric W. The noise of $G_t$ is independent; $|F(I - J)|_F^2 \le 2L^2 |Y|_F^2 + 2N\varsigma^2$ (5.5). By Young's inequality with
-$(1 - \rho)/\rho$,
+symmetric W. Let $a_t^2 = \frac1N E|Y_t|_F^2$, and $\varsigma_t$ the heterogeneity at $\bar x_t$. The exact gradients are
+$F(I - J) = [F - F(\bar X_t)](I - J) + F(\bar X_t)(I - J)$, of norms at most $L|Y_t|_F$ and $\sqrt N \varsigma_t$. The noise is independent
+of all that, and of worker to worker: $E|\Xi (I - J)|_F^2 \le N(1 - \frac1N)\sigma^2$. So, with $q = \rho(1 + \gamma L)$,
 
-$$ E|Y_{t+1}|_F^2 \le \rho E|Y_t|_F^2 + \frac{\rho^2 \gamma^2}{1 - \rho} (2L^2 E|Y_t|_F^2 + 2N\varsigma^2) + \rho^2 \gamma^2 N \sigma^2, $$
+$$ a_{t+1}^2 \le (q a_t + \rho\gamma\varsigma_t)^2 + r^2, \qquad r = \rho\gamma\sigma\sqrt{1 - \tfrac1N}. $$
 
-where $2 L^2 \rho^2 \gamma^2 \le (1 - \rho)^2 / 2$ if $\gamma \rho \le (1 - \rho) / 2L$. Summed over t from $Y_1 = 0$,
+Averaged over t from $Y_1 = 0$, by Minkowski's inequality, $A^2 = \frac1T \sum_t a_t^2$ has $A^2 \le (qA + p)^2 + r^2$ with
+$p = \rho\gamma\varsigma$, $\varsigma$ the root mean square of $\varsigma_t$. Where $q < 1$, that is $\gamma L \frac{\rho}{1 - \rho} < 1$,
+A is at most the larger root,
 
-$$ \frac{1}{NT} \sum_t E|Y_t|_F^2 \le C
-   = \frac{4 \rho^2 \gamma^2 \varsigma^2}{(1 - \rho)^2} + \frac{2 \rho^2 \gamma^2 \sigma^2}{1 - \rho}. $$
+$$ A \le \frac{qp + \sqrt{p^2 + (1 - q^2) r^2}}{1 - q^2} = \frac{p}{1 - q} \text{ without noise}, \quad
+   \frac{r}{\sqrt{1 - q^2}} \text{ without heterogeneity}. $$
 
-The mean of the models makes a step along the mean of the gradients, so that with Lemma 5.2.9
+The first is reached along an eigenvector of $\rho$ where workers have the curvature $-L$; the second as $\gamma L \to 0$, if all
+eigenvalues but one are $\rho$. Young's inequality in $A^2 \le (qA + p)^2 + r^2$ gives
 
-$$ \frac1T \sum_t E|f'(\bar x_t)|^2 \le \frac{2D}{\gamma T} + \frac{\gamma L \sigma^2}{N} + L^2 C, \qquad \gamma \le \frac1L. $$
+$$ A^2 \le \frac{p^2}{(1 - q)^2} + \frac{r^2}{1 - q}
+   \le \frac{4 \rho^2 \gamma^2 \varsigma^2}{(1 - \rho)^2} + \frac{2 \rho^2 \gamma^2 \sigma^2}{1 - \rho}\Big(1 - \frac1N\Big), \qquad
+   \gamma \rho \le \frac{1 - \rho}{2L}, $$
 
-The heterogeneity enters by its sum over t alone: $\varsigma^2$ may be the average along the path of $\bar x_t$, which is what there is
-where Hessians differ.
+which the rate is made of. The survey's Lemma 5.2.7 has $\frac{8 \rho^2 \gamma^2 (\varsigma^2 + \sigma^2)}{(1 - \rho)^2}$ and a term of
+gradients.
+
+The gradient. The mean of the models makes a step along the mean of the gradients, so that with Lemma 5.2.9
+
+$$ \frac1T \sum_t E|f'(\bar x_t)|^2 \le \frac{2D}{\gamma T} + \frac{\gamma L \sigma^2}{N} + L^2 A^2, \qquad \gamma \le \frac1L. $$
+
+The last term is reached by workers of nearly opposite curvature, L and $-L$, whose pulls balance where $f'(\bar x)$ is not 0. The
+heterogeneity enters by its sum over t alone: $\varsigma^2$ may be the average along the path of $\bar x_t$, which is what there is where
+Hessians differ.
 """
 
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 
 import algorithms
+import topologies
+from dsgd import problems
 from dsgd.base import Problem
 from dsgd.graphs.topology import Topology
 from dsgd.problems.quadratic import Quadratic
@@ -35,40 +52,55 @@ from theory_checks.machinery.statement import Condition, Draws, Outcome, Stateme
 
 
 def hypotheses(problem: Problem, topology: Topology, learning_rate: float) -> list[Condition]:
-    """One symmetric W, gamma <= 1 / L, gamma rho <= (1 - rho) / (2 L). Models start equal; W is doubly stochastic when symmetric."""
+    """One symmetric W, gamma <= 1 / L, gamma rho < (1 - rho) / L. Models start equal; W is doubly stochastic when symmetric."""
     L, rho = instances.known(problem).smoothness, topology.rho
-    given = f"gamma = {learning_rate:.6g}, rho = {rho:.6g}, (1 - rho) / (2 L) = {(1 - rho) / (2 * L):.6g}"
+    given = f"gamma = {learning_rate:.6g}, rho = {rho:.6g}, (1 - rho) / L = {(1 - rho) / L:.6g}"
     average = isinstance(problem.data, Quadratic)  # along the path: exact moments have it
     return [
         *([] if average else [instances.same_heterogeneity(problem)]),
         Condition("as many workers as the problem has", topology.n == problem.workers, f"{topology.name} for {problem.workers} workers"),
         Condition("one symmetric W", topology.symmetric and topology.period == 1, f"{topology.name} is not symmetric, or a schedule"),
         instances.step_below("1 / L", 1 / L, learning_rate),
-        Condition("gamma rho <= (1 - rho) / (2 L)", learning_rate * rho <= (1 - rho) / (2 * L) * (1 + 1e-12), given),
+        Condition("gamma rho < (1 - rho) / L", _contracts(L, learning_rate, rho), given),
     ]
 
 
+def _contracts(smoothness: float, learning_rate: float, rho: float) -> bool:
+    """q < 1."""
+    return rho * (1 + learning_rate * smoothness) < 1
+
+
 def step_size(*, gap: float, smoothness: float, noise: float, heterogeneity: float, steps: int, workers: int, rho: float) -> float:
-    r"""$\frac1\gamma = L \frac{1 + \rho}{1 - \rho} + \sigma \sqrt{\frac{LT}{2ND}} + \big(\frac{KT}{D}\big)^{1/3}$, K as in `rate`."""
-    K = _third(smoothness, noise, heterogeneity, rho)
+    r"""$\frac1\gamma = L \frac{1 + \rho}{1 - \rho} + \sigma \sqrt{\frac{LT}{2ND}} + \big(\frac{KT}{D}\big)^{1/3}$, K as in `rate`: with it
+    $\gamma \rho \le \frac{1 - \rho}{2L}$."""
+    K = _third(smoothness, noise, heterogeneity, workers, rho)
     noisy = noise * math.sqrt(smoothness * steps / (2 * workers * gap))
     return 1 / (smoothness * (1 + rho) / (1 - rho) + noisy + (K * steps / gap) ** (1 / 3))
 
 
-def consensus(*, noise: float, heterogeneity: float, learning_rate: float, rho: float) -> float:
-    r"""$C = \frac{4 \rho^2 \gamma^2 \varsigma^2}{(1 - \rho)^2} + \frac{2 \rho^2 \gamma^2 \sigma^2}{1 - \rho}$, on
-    $\frac{1}{NT} \sum_t E|X_t - \bar X_t|_F^2$.
+def consensus(*, smoothness: float, noise: float, heterogeneity: float, workers: int, learning_rate: float, rho: float) -> float:
+    r"""$C = \Big(\frac{qp + \sqrt{p^2 + (1 - q^2) r^2}}{1 - q^2}\Big)^2$, on $\frac{1}{NT} \sum_t E|X_t - \bar X_t|_F^2$, with
+    $q = \rho (1 + \gamma L)$, $p = \rho \gamma \varsigma$, $r^2 = \rho^2 \gamma^2 \sigma^2 (1 - \frac1N)$.
 
     Args:
+        smoothness: L, of all f_n.
         noise: sigma, of each worker.
-        heterogeneity: varsigma.
-        learning_rate: gamma, with gamma rho <= (1 - rho) / (2 L).
+        heterogeneity: varsigma, everywhere or on average along the path.
+        workers: N.
+        learning_rate: gamma, with gamma rho < (1 - rho) / L.
         rho: second largest |eigenvalue| of W.
 
-    Source: as derived above. Liu and Zhang, Lemma 5.2.7: $\frac{8 \rho^2 \gamma^2 (\varsigma^2 + \sigma^2)}{(1 - \rho)^2}$, and gradients.
+    Raises:
+        ValueError: a larger gamma, with which disagreement may grow for ever.
+
+    Source: as derived above, in the place of Liu and Zhang's Lemma 5.2.7.
     """
-    moved = (rho * learning_rate) ** 2
-    return 4 * moved * heterogeneity**2 / (1 - rho) ** 2 + 2 * moved * noise**2 / (1 - rho)
+    limit = (1 - rho) / smoothness
+    given = f"gamma rho = {learning_rate * rho:.6g}, (1 - rho) / L = {limit:.6g}"
+    need("bounds.consensus", [Condition("gamma rho < (1 - rho) / L", _contracts(smoothness, learning_rate, rho), given)])
+    q, p = rho * (1 + learning_rate * smoothness), rho * learning_rate * heterogeneity
+    r = rho * learning_rate * noise * math.sqrt(1 - 1 / workers)
+    return ((q * p + math.hypot(p, math.sqrt(1 - q**2) * r)) / (1 - q**2)) ** 2
 
 
 def bound(
@@ -92,27 +124,31 @@ def bound(
         steps: T.
         workers: N.
         rho: second largest |eigenvalue| of W.
-        learning_rate: gamma <= 1 / L, with gamma rho <= (1 - rho) / (2 L).
+        learning_rate: gamma <= 1 / L, with gamma rho < (1 - rho) / L.
 
-    Source: Liu and Zhang, Theorem 5.2.11.
+    Raises:
+        ValueError: a larger gamma.
+
+    Source: Liu and Zhang, Theorem 5.2.11, with the C derived above.
     """
-    limit = min(1 / smoothness, (1 - rho) / (2 * smoothness * max(rho, 1e-12)))
-    instances.need_step("bounds.decentralized_sgd", steps, learning_rate, "min(1 / L, (1 - rho) / (2 L rho))", limit)
-    apart = consensus(noise=noise, heterogeneity=heterogeneity, learning_rate=learning_rate, rho=rho)
+    instances.need_step("bounds.decentralized_sgd", steps, learning_rate, "1 / L", 1 / smoothness)
+    shared = {"smoothness": smoothness, "noise": noise, "workers": workers, "learning_rate": learning_rate}
+    apart = consensus(**shared, heterogeneity=heterogeneity, rho=rho)
     return 2 * gap / (learning_rate * steps) + learning_rate * smoothness * noise**2 / workers + smoothness**2 * apart
 
 
 def rate(*, gap: float, smoothness: float, noise: float, heterogeneity: float, workers: int, rho: float) -> Rate:
     r"""$\frac{2LD(1 + \rho)}{(1 - \rho)T} + 2\sigma\sqrt{\frac{2LD}{NT}} + 3 K^{1/3} \big(\frac DT\big)^{2/3}$ at the recommended step
-    size, $K = \frac{4L^2\rho^2\varsigma^2}{(1 - \rho)^2} + \frac{2L^2\rho^2\sigma^2}{1 - \rho}$."""
-    K = _third(smoothness, noise, heterogeneity, rho)
+    size, $K = \frac{4L^2\rho^2\varsigma^2}{(1 - \rho)^2} + \frac{2L^2\rho^2\sigma^2}{1 - \rho}(1 - \frac1N)$."""
+    K = _third(smoothness, noise, heterogeneity, workers, rho)
     root = 2 * noise * math.sqrt(2 * smoothness * gap / workers)
     return Rate(2 * smoothness * gap * (1 + rho) / (1 - rho), root, 3 * K ** (1 / 3) * gap ** (2 / 3))
 
 
-def _third(smoothness: float, noise: float, heterogeneity: float, rho: float) -> float:
-    """K = L^2 C / gamma^2."""
-    return smoothness**2 * consensus(noise=noise, heterogeneity=heterogeneity, learning_rate=1.0, rho=rho)
+def _third(smoothness: float, noise: float, heterogeneity: float, workers: int, rho: float) -> float:
+    """K, which is at least L^2 C / gamma^2 where gamma rho <= (1 - rho) / (2 L)."""
+    lasting, random = 2 * heterogeneity / (1 - rho), noise * math.sqrt(2 * (1 - 1 / workers) / (1 - rho))
+    return (smoothness * rho) ** 2 * (lasting**2 + random**2)
 
 
 def check(
@@ -160,18 +196,25 @@ def check(
         (slope, apart), errors = np.transpose([runs.mean_and_error(history[name][0, :, :steps]) for name in ("grad_sqnorm", "consensus")])
     case = f"{problem.name}, {topology.name}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}"
     right = bound(**numbers, heterogeneity=varsigma, learning_rate=gamma)
-    C = consensus(noise=known.noise, heterogeneity=varsigma, learning_rate=gamma, rho=rho)
+    shared = {"smoothness": known.smoothness, "noise": known.noise, "workers": problem.workers, "rho": rho}
+    C = consensus(**shared, heterogeneity=varsigma, learning_rate=gamma)
     return Outcome(float(slope), right, float(errors[0]), case), Outcome(float(apart), C, float(errors[1]), case, scale=moved)
 
 
 def _drawn(draws: Draws, method, *, convex: bool) -> tuple[Outcome, Outcome]:
-    topology = draws.choice(instances.graphs()[:: 1 if convex else 3])  # runs take longer to compile
-    problem = instances.quadratic(draws, topology.n, 2) if convex else instances.regression(draws, topology.n, 2)
+    topology = draws.choice(instances.graphs() if convex else (one_rho(4, 0.5), instances.graphs()[3]))  # runs take longer to compile
+    problem = instances.quadratic(draws, topology.n, 2) if convex else instances.random_wells(draws, topology.n, 2)
     L, rho = instances.known(problem).smoothness, topology.rho
-    limit = min(1 / L, (1 - rho) / (2 * L * max(rho, 1e-12)))
+    limit = min(1.0, 0.99 * (1 - rho) / max(rho, 1e-12)) / L
     gamma = draws.choice((None, draws.real(0.01, 1.0) * limit))
     steps = draws.choice((1, 10, 300) if convex else (10, 100))
     return check(problem, topology, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6), method=method)
+
+
+@cache
+def one_rho(workers: int, rho: float) -> Topology:
+    """W = rho I + (1 - rho) J: all eigenvalues but one are rho."""
+    return topologies.from_matrix(rho * np.eye(workers) + (1 - rho) / workers, f"one_rho({workers}, {rho:g})")
 
 
 def trial_exact(draws: Draws, method=algorithms.decentralized_sgd) -> list[Outcome]:
@@ -185,13 +228,72 @@ def trial_consensus(draws: Draws, method=algorithms.decentralized_sgd) -> list[O
 
 
 def trial_runs(draws: Draws, method=algorithms.decentralized_sgd) -> list[Outcome]:
-    """One robust regression on one graph."""
-    return [_drawn(draws, method, convex=False)[0]]
+    """Wells and hills on one graph: the gradient and the consensus distance."""
+    return list(_drawn(draws, method, convex=False))
 
 
-_STEP = "W symmetric; gamma <= 1/L; gamma rho <= (1-rho)/(2L)"
+# --- Instances near the bounds.
+
+LONG = 2**14 - 1  # what happens before the state is stationary counts for little then
+
+
+def balanced(epsilon: float = 0.015, rho: float = 0.002) -> Problem:
+    """Curvatures 1 and epsilon - 1, pulled to different sides, from where the pulls are in balance although f' is not 0."""
+    sign = np.array([1.0, -1.0, 1.0, -1.0])
+    h = np.where(sign < 0, epsilon - 1, sign)
+    start = -rho / (1 - rho) / h.mean()  # gradients hardly feel disagreement along the signs, so that it is rho / (1 - rho)
+    return problems.quadratic(h[:, None], sign[:, None], start=[start])
+
+
+def balanced_pulls(method=algorithms.decentralized_sgd) -> list[Outcome]:
+    """The term L^2 A^2: f' that is not 0 where nothing moves."""
+    return [check(balanced(), one_rho(4, 0.002), steps=LONG, learning_rate=1.0, method=method)[0]]
+
+
+def noise_of_the_mean(method=algorithms.decentralized_sgd) -> list[Outcome]:
+    """The term gamma L sigma^2 / N: |x|^2 / 2 at gamma = 1 / L, where a step leaves nothing but its noise."""
+    problem = problems.quadratic(np.ones((4, 1)), np.zeros((4, 1)), noise=1.0, start=[0.1])
+    return [check(problem, one_rho(4, 0.002), steps=LONG, learning_rate=1.0, method=method)[0]]
+
+
+def away_from_the_minimum(method=algorithms.decentralized_sgd) -> list[Outcome]:
+    """The term 2 D / (gamma T): from far away at gamma = 1 / L, one step, and nothing is left to do."""
+    problem = problems.quadratic(np.ones((4, 1)), np.zeros((4, 1)), start=[1.0])
+    return [check(problem, one_rho(4, 0.002), steps=LONG, learning_rate=1.0, method=method)[0]]
+
+
+def diverging() -> Problem:
+    """Two workers of curvature -1 pull apart, so that disagreement feeds itself; the others see to it that f has a minimum."""
+    h, pull = np.array([-1.0, -1.0, *[1.0] * 8]), np.array([1.0, -1.0, *[0.0] * 8])
+    return problems.quadratic(h[:, None], pull[:, None], start=[1e-6])
+
+
+def lasting_disagreement(method=algorithms.decentralized_sgd) -> list[Outcome]:
+    """p / (1 - q): disagreement that feeds itself."""
+    return [check(diverging(), one_rho(10, 0.5), steps=LONG, learning_rate=gamma, method=method)[1] for gamma in (0.5, 0.1)]
+
+
+def random_disagreement(method=algorithms.decentralized_sgd) -> list[Outcome]:
+    """r / sqrt(1 - q^2): noise alone, at a small step size."""
+    problem = problems.quadratic(np.ones((10, 1)), np.zeros((10, 1)), noise=1.0, start=[1e-3])
+    return [check(problem, one_rho(10, 0.5), steps=LONG, learning_rate=1e-3, method=method)[1]]
+
+
+def in_a_well(method=algorithms.decentralized_sgd) -> list[Outcome]:
+    """What is not convex: near a minimum, without noise, where f is |x|^2 / 2."""
+    problem = instances.wells(4, 2, start=0.1)
+    return [check(problem, one_rho(4, 0.5), steps=100, learning_rate=0.98, method=method)[0]]
+
+
+def on_a_hill(method=algorithms.decentralized_sgd) -> list[Outcome]:
+    """What is not convex: on a hilltop disagreement feeds itself."""
+    problem = instances.wells(4, 2, start=np.pi, heterogeneity=0.1)
+    return [check(problem, one_rho(4, 0.5), steps=200, learning_rate=gamma, method=method)[1] for gamma in (0.01, 0.05)]
+
+
+_STEP = "W symmetric; gamma <= 1/L; gamma rho < (1-rho)/L"
 STATEMENTS = [
-    Statement("DSGD, quadratics, exact", "Theorem 5.2.11", _STEP, trial_exact),
-    Statement("DSGD, consensus, exact", "after Lemma 5.2.7", _STEP, trial_consensus),
-    Statement("DSGD, non-convex", "Theorem 5.2.11", _STEP, trial_runs),
+    Statement("DSGD, quadratics, exact", "Theorem 5.2.11", _STEP, trial_exact, (balanced_pulls, noise_of_the_mean, away_from_the_minimum)),
+    Statement("DSGD, consensus, exact", "after Lemma 5.2.7", _STEP, trial_consensus, (lasting_disagreement, random_disagreement)),
+    Statement("DSGD, non-convex", "Theorem 5.2.11", _STEP, trial_runs, (in_a_well, on_a_hill)),
 ]

@@ -1,0 +1,82 @@
+"""The project's own methods on quadratics with exact gradients, round by round: all that they carry."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from dsgd import checks
+from dsgd.base import Problem, State
+from theory_checks.machinery import moments
+from theory_checks.machinery.rounds import Build, Rounds, on_one_device, vector
+from theory_checks.machinery.statement import Outcome
+
+_SHORTEST = 6  # log2 of the fewest rounds that a program is compiled for
+
+
+def follow(build: Build, problem: Problem, learning_rate: float, *, steps: int, models: np.ndarray | None = None, more: Any = ()) -> State:
+    """The states before each of the rounds and after the last, leaves `[steps + 1, ...]`, in float64.
+
+    Args:
+        build: of `moments.with_step` or the like.
+        problem: of `problems.quadratic`; its noise is left out.
+        learning_rate: gamma; 0 for gossip alone.
+        steps: T. Programs are compiled for powers of two, from 64 on.
+        models: where workers begin, `[N, d]`, of a method whose state has them as `workers.params`; None: at the problem's start.
+        more: what else the method is made of, arrays.
+
+    Raises:
+        ValueError: another problem.
+    """
+    checks.positive_int("steps", steps)
+    with jax.enable_x64(True):
+        of = moments.instance(problem, learning_rate, more=more)
+        first = np.broadcast_to(np.asarray(of.start), of.b.shape) if models is None else np.asarray(models, np.float64)
+        length = 1 << max(_SHORTEST, steps.bit_length())
+        states = _follow(of, jnp.asarray(first), build=build, gradient=problem.gradient, length=length)
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[: steps + 1], states)
+
+
+@partial(jax.jit, static_argnames=("build", "gradient", "length"))
+def _follow(of, models, *, build, gradient, length):
+    def everything(of, models):
+        rounds = Rounds(build, gradient, of, jax.random.key(0), None)
+        silence, start = rounds.silence(1), rounds.state(jnp.int32(0), rounds.first())
+        moved = start._replace(workers=start.workers._replace(params=models))
+
+        def step(s, t):
+            return rounds.after(t, s, jnp.zeros(rounds.shape), silence), rounds.state(t, s)
+
+        return lax.scan(step, vector(moved), jnp.arange(length, dtype=jnp.int32))[1]
+
+    return on_one_device(everything)(of, models)
+
+
+def gradients(problem: Problem, models: np.ndarray) -> np.ndarray:
+    """The workers' exact gradients of a quadratic at their own models, `[..., N, d]`, computed apart from the project's code."""
+    A, b = np.asarray(problem.data.A, np.float64), np.asarray(problem.data.b, np.float64)
+    return (A * models if A.ndim == 2 else np.einsum("nij,...nj->...ni", A, models)) - b
+
+
+def apart(models: np.ndarray) -> np.ndarray:
+    """Models `[..., N, d]` less their mean."""
+    return models - models.mean(axis=-2, keepdims=True)
+
+
+def size(values: np.ndarray) -> np.ndarray:
+    """The Frobenius norms of `[..., N, d]`."""
+    return np.linalg.norm(values, axis=(-2, -1))
+
+
+def worst(measured: np.ndarray, bound: np.ndarray, *, case: str, equality: bool = False, scale: np.ndarray | float = 0.0) -> list[Outcome]:
+    """The worst outcome of two arrays of one shape, with its place in the case. `scale` is theirs, or a number for all."""
+    outcomes = [
+        Outcome(float(measured[at]), float(bound[at]), case=f"{case}, at {at}", equality=equality, scale=float(size))
+        for at, size in np.ndenumerate(np.broadcast_to(scale, measured.shape))
+    ]
+    return [max(outcomes, key=lambda outcome: outcome.badness)]

@@ -1,0 +1,251 @@
+r"""CHOCO-gossip and DeepSqueeze without gradients: how disagreement and what compression leaves out follow each other.
+
+Rows are workers, W symmetric, $\beta = |I - W|_2$, $\delta = 1 - \rho$, $|C(x) - x| \le s |x|$ with $s = \sqrt{1 - \omega}$,
+$r = \max_{\lambda \ne 1} |1 - \eta (1 - \lambda)| \le 1 - \eta\delta$. $\tilde X = (I - J) X$; the mean stays as it is.
+
+CHOCO-gossip. $\hat X_{t+1} = \hat X_t + C(X_t - \hat X_t)$, $X_{t+1} = X_t + \eta (W - I) \hat X_{t+1}$. With $z_t = (|\tilde X_t|, |X_t -
+\hat X_{t+1}|)$: $\tilde X_{t+1} = (I + \eta(W - I)) \tilde X_t + \eta (W - I)(\hat X_{t+1} - X_t)$, and $X_{t+1} - \hat X_{t+1} = (I -
+\eta(W - I))(X_t - \hat X_{t+1}) + \eta(W - I) \tilde X_t$, of which C leaves out at most s times as much:
+
+$$ z_{t+1} \le M z_t, \qquad M = \begin{pmatrix} r & \eta\beta \\ s\eta\beta & s(1 + \eta\beta) \end{pmatrix}. $$
+
+$\det(I - M) > 0$ where $\eta < \frac{\delta (1 - s)}{s \beta (\delta + \beta)}$: all larger than the step of Koloskova, Stich and Jaggi,
+$\eta = \delta^2\omega / (16\delta + \delta^2 + 4\beta^2 + 2\delta\beta^2 - 8\delta\omega)$, for which they show $|z_{t+1}|^2 \le (1 -
+\delta^2\omega/82) |z_t|^2$ (Theorem 2).
+
+DeepSqueeze. $V_t = X_t + \Delta_{t-1}$, $\Delta_t = V_t - C(V_t)$, $X_{t+1} = X_t + \eta (W - I) C(V_t)$. It compresses the models, not
+what they differ by: $|\Delta_t| \le s (|\tilde X_t| + \sqrt N |\bar x| + |\Delta_{t-1}|)$, and $C(V_t) = X_t + \Delta_{t-1} - \Delta_t$
+gives $|\tilde X_{t+1}| \le r |\tilde X_t| + \eta\beta (|\Delta_{t-1}| + |\Delta_t|)$. So
+$z_t = (|\tilde X_t|, |\Delta_{t-1}|, \sqrt N |\bar x|)$ has
+
+$$ z_{t+1} \le \begin{pmatrix} r + \eta\beta s & \eta\beta (1 + s) & \eta\beta s \\ s & s & s \\ 0 & 0 & 1 \end{pmatrix} z_t, $$
+
+in which disagreement does not vanish, but follows the size of the mean, at most in proportion to $\eta$ per round.
+
+Source: Koloskova, Stich and Jaggi, "Decentralized stochastic optimization and gossip algorithms with compressed communication", 2019; Tang
+et al., "DeepSqueeze", 2019. The matrices are derived here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import algorithms
+import topologies
+from dsgd import problems
+from dsgd.base import Algorithm, Compressor, Problem, State
+from dsgd.compressors.sizes import fixed_size
+from dsgd.graphs.topology import Topology
+from theory_checks.machinery import paths
+from theory_checks.machinery.rounds import Build
+from theory_checks.machinery.statement import Draws, Outcome, Statement
+from theory_checks.statements.decentralized_sgd import one_rho
+
+_STEPS = 60
+_ROUNDED = 1e-4  # times the largest z: what its rounding, of 1e-9, is relative to where z is nearly 0
+Method = Callable[..., Algorithm]
+
+
+def _largest(key: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.where(jnp.arange(x.shape[0]) == jnp.argmax(jnp.abs(x)), x, 0)
+
+
+# top_k would send float32: equations would hold to 1e-7.
+_LARGEST = fixed_size(_largest, lambda message, d: message, "largest", unbiased=False, omega=lambda d: None, delta=lambda d: 1 / d)
+
+
+@cache
+def _build(method: Method, topology: Topology, compressor: Compressor) -> Build:
+    """The method with a consensus step that is an argument of the program."""
+    return lambda of, additive: method(optax.sgd(of.learning_rate), topology, compressor, of.more)
+
+
+def _follow(
+    method: Method, topology: Topology, models: np.ndarray, eta: float, problem: Problem | None = None, gamma: float = 0.0
+) -> State:
+    """From `models`, `[N, d]`, which the others do not know yet; without a problem, gossip alone."""
+    still = problem or problems.quadratic(np.ones_like(models), np.zeros_like(models))
+    return paths.follow(_build(method, topology, _LARGEST), still, gamma, steps=_STEPS, models=models, more=np.float64(eta))
+
+
+def _numbers(topology: Topology, eta: float, dimension: int) -> tuple[float, float, float]:
+    """r, eta beta, s."""
+    gaps = 1 - np.linalg.eigvalsh(topology.W)[:-1]
+    return float(np.abs(1 - eta * gaps).max()), eta * float(gaps.max()), float(np.sqrt(1 - 1 / dimension))
+
+
+def choco_matrix(topology: Topology, eta: float, dimension: int) -> np.ndarray:
+    """M, `[2, 2]`, of a compressor that keeps one element of so many."""
+    r, pull, s = _numbers(topology, eta, dimension)
+    return np.array([[r, pull], [s * pull, s * (1 + pull)]])
+
+
+def deepsqueeze_matrix(topology: Topology, eta: float, dimension: int) -> np.ndarray:
+    """Its matrix, `[3, 3]`, likewise."""
+    r, pull, s = _numbers(topology, eta, dimension)
+    return np.array([[r + pull * s, pull * (1 + s), pull * s], [s, s, s], [0.0, 0.0, 1.0]])
+
+
+def largest_consensus_step(*, delta: float, beta: float, omega: float) -> float:
+    """The eta below which CHOCO-gossip converges whatever C leaves out. Arguments as in the module's docstring."""
+    s = float(np.sqrt(1 - omega))
+    return min(1.0, delta * (1 - s) / (s * beta * (delta + beta))) if s > 0 else 1.0
+
+
+def recommended_consensus_step(*, delta: float, beta: float, omega: float) -> float:
+    """That of Koloskova, Stich and Jaggi's Theorem 2."""
+    return delta**2 * omega / (16 * delta + delta**2 + 4 * beta**2 + 2 * delta * beta**2 - 8 * delta * omega)
+
+
+def _choco_path(models: np.ndarray, topology: Topology, eta: float, method: Method) -> np.ndarray:
+    """z_t, `[T, 2]`."""
+    known = _follow(method, topology, models, eta).workers
+    X = known.params[:-1]
+    return np.stack([paths.size(paths.apart(X)), paths.size(X - known.own[1:])], axis=1)
+
+
+def check_choco(models: np.ndarray, topology: Topology, *, eta: float, method: Method = algorithms.choco_sgd) -> list[Outcome]:
+    """Holds every round of CHOCO-gossip, where the largest element is sent, to its matrix.
+
+    Args:
+        models: where workers begin, `[N, d]`; known of them is 0.
+        topology: W, symmetric.
+        eta: the consensus step.
+        method: (optimiser, topology, compressor, consensus step) -> method.
+    """
+    z = _choco_path(models, topology, eta, method)
+    return _held(z, choco_matrix(topology, eta, models.shape[1]), f"{topology.name}, eta = {eta:.3g}")
+
+
+def _held(z: np.ndarray, M: np.ndarray, case: str) -> list[Outcome]:
+    """The worst rounds of z_{t+1} <= M z_t, of disagreement and of what is left out."""
+    right, scale = z[:-1] @ M.T, _ROUNDED * float(z.max(initial=0.0))
+    return [
+        outcome
+        for k, part in enumerate(("disagreement", "left out"))
+        for outcome in paths.worst(z[1:, k], right[:, k], case=f"{case}, {part}", scale=scale)
+    ]
+
+
+def check_deepsqueeze(models: np.ndarray, topology: Topology, *, eta: float, method: Method = algorithms.deepsqueeze) -> list[Outcome]:
+    """Holds every round of DeepSqueeze, likewise, to its matrix. Arguments as of `check_choco`."""
+    memory = _follow(method, topology, models, eta).workers
+    mean = np.sqrt(topology.n) * np.linalg.norm(memory.params.mean(axis=1), axis=1)
+    z = np.stack([paths.size(paths.apart(memory.params)), paths.size(memory.error), mean], axis=1)
+    return _held(z, deepsqueeze_matrix(topology, eta, models.shape[1]), f"{topology.name}, eta = {eta:.3g}")
+
+
+@cache
+def graphs() -> tuple[Topology, ...]:
+    """Undirected ones."""
+    return topologies.chain(3), topologies.star(5)
+
+
+def _drawn(draws: Draws) -> tuple[np.ndarray, Topology, float]:
+    """Models of four parameters, of sizes over several orders; a graph; a consensus step."""
+    topology = draws.choice(graphs())
+    rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
+    sizes = 10 ** rng.uniform(-draws.real(0.0, 2.0), 0, (topology.n, 1))
+    together = draws.real(0.0, 3.0) * rng.normal(size=4)
+    return together + sizes * rng.choice([rng.normal(size=(topology.n, 4)), np.ones((topology.n, 4))]), topology, draws.real(0.01, 1.0)
+
+
+def trial_choco(draws: Draws, method: Method = algorithms.choco_sgd) -> list[Outcome]:
+    """One start on one graph."""
+    models, topology, eta = _drawn(draws)
+    return check_choco(models, topology, eta=eta, method=method)
+
+
+def trial_theorem(draws: Draws, method: Method = algorithms.choco_sgd) -> list[Outcome]:
+    """One start on one graph at the recommended step: the squares of both, together."""
+    models, topology, _ = _drawn(draws)
+    delta, beta, omega = 1 - topology.rho, 1 - topology.smallest_eigenvalue, 1 / 4
+    eta = recommended_consensus_step(delta=delta, beta=beta, omega=omega)
+    e = np.sum(_choco_path(models, topology, eta, method) ** 2, axis=1)
+    return paths.worst(e[1:], (1 - delta**2 * omega / 82) * e[:-1], case=topology.name, scale=_ROUNDED * e[0])
+
+
+def trial_deepsqueeze(draws: Draws, method: Method = algorithms.deepsqueeze) -> list[Outcome]:
+    """One start on one graph."""
+    models, topology, eta = _drawn(draws)
+    return check_deepsqueeze(models, topology, eta=eta, method=method)
+
+
+def _opposite(dimension: int) -> np.ndarray:
+    """Two and two workers of opposite models, all parameters alike: of which compression leaves out most."""
+    return np.outer([1.0, -1.0, 1.0, -1.0], np.ones(dimension))
+
+
+def equal_parameters(method: Method = algorithms.choco_sgd) -> list[Outcome]:
+    """CHOCO-gossip from opposite models, on a graph whose eigenvalues are all one."""
+    return check_choco(_opposite(32), one_rho(4, 0.5), eta=0.02, method=method)
+
+
+def equal_parameters_squeezed(method: Method = algorithms.deepsqueeze) -> list[Outcome]:
+    """DeepSqueeze from there."""
+    return check_deepsqueeze(_opposite(32), one_rho(4, 0.5), eta=0.02, method=method)
+
+
+def _top(vectors: np.ndarray) -> np.ndarray:
+    """The largest element of each row, others 0."""
+    return np.where(np.abs(vectors) == np.abs(vectors).max(axis=1, keepdims=True), vectors, 0)
+
+
+def choco_as_printed(method: Method = algorithms.choco_sgd) -> list[Outcome]:
+    """The equations with gradients, on a quadratic with Hessians that differ."""
+    topology, eta, gamma = graphs()[1], 0.2, 0.1
+    problem, X = problems.random_quadratic(5, 4, seed=2), np.random.default_rng(2).normal(size=(5, 4))
+    found = _follow(method, topology, X, eta, problem, gamma).workers
+    known, expected = np.zeros_like(X), []
+    for _ in range(_STEPS + 1):
+        expected.append(X)
+        half = X - gamma * paths.gradients(problem, X)
+        known = known + _top(half - known)
+        X = half + eta * (topology.W - np.eye(5)) @ known
+    return paths.worst(found.params, np.stack(expected), case="CHOCO-SGD as printed", equality=True, scale=1.0)
+
+
+def deepsqueeze_as_printed(method: Method = algorithms.deepsqueeze) -> list[Outcome]:
+    """The equations with gradients, on a quadratic with Hessians that differ; and that nothing is lost: the mean follows the gradients."""
+    topology, eta, gamma = graphs()[1], 0.2, 0.1
+    problem, X = problems.random_quadratic(5, 4, seed=2), np.random.default_rng(2).normal(size=(5, 4))
+    found = _follow(method, topology, X, eta, problem, gamma).workers.params
+    left, expected = np.zeros_like(X), []
+    for _ in range(_STEPS + 1):
+        expected.append(X)
+        half = X - gamma * paths.gradients(problem, X)
+        sent = _top(half + left)
+        left = half + left - sent
+        X = half + eta * (topology.W - np.eye(5)) @ sent
+    steps = found[:-1].mean(axis=1) - gamma * paths.gradients(problem, found[:-1]).mean(axis=1)
+    return [
+        *paths.worst(found, np.stack(expected), case="DeepSqueeze as printed", equality=True, scale=1.0),
+        *paths.worst(found[1:].mean(axis=1), steps, case="DeepSqueeze, mean", equality=True, scale=1.0),
+    ]
+
+
+_GOSSIP = "W symmetric, the largest of d elements is sent, no gradients"
+_DERIVED = "matrix derived"
+STATEMENTS = [
+    Statement(
+        "CHOCO-gossip, round by round",
+        f"Koloskova et al. 2019; {_DERIVED}",
+        _GOSSIP,
+        trial_choco,
+        (equal_parameters, choco_as_printed),
+    ),
+    Statement("CHOCO-gossip, linear", "Koloskova et al. 2019, Theorem 2", f"{_GOSSIP}; their consensus step", trial_theorem),
+    Statement(
+        "DeepSqueeze, round by round",
+        f"Tang et al. 2019; {_DERIVED}",
+        _GOSSIP,
+        trial_deepsqueeze,
+        (equal_parameters_squeezed, deepsqueeze_as_printed),
+    ),
+]

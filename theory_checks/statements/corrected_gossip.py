@@ -1,0 +1,307 @@
+r"""Exact diffusion (NIDS), D2 and EXTRA on convex f_n: what falls in every round, and closed forms where Hessians are equal.
+
+Rows are workers, W symmetric, $X^\star = 1 x^{\star T}$, $e = X_t - X^\star$, $g = G(X_t) - G(X^\star)$.
+
+Exact diffusion and D2. $X_{t+1} = (I - P)(2 X_t - X_{t-1} - \gamma G(X_t) + \gamma G(X_{t-1}))$ with $P = \frac{I - W}{2}$ for exact
+diffusion, $I - W$ for D2. With $D_{t+1} = X_t - \gamma G(X_t) - X_{t+1}$, $D_0 = 0$, it is $\phi = X_t - \gamma G(X_t) - D_t$,
+$X_{t+1} = (I - P) \phi$, $D_{t+1} = D_t + P \phi$, whose fixed point is $X^\star$, $D^\star = -\gamma G(X^\star)$. Let $d = D_t - D^\star$,
+in the range of P, and $E_t = |e|_F^2 + |d|_{P^+}^2$. From $\phi - X^\star = e - \gamma g - d$ and
+$|d + P v|_{P^+}^2 = |d|_{P^+}^2 + 2 \langle d, v \rangle + |v|_P^2$,
+
+$$ E_{t+1} = |e - \gamma g|_F^2 + |d|_{P^+}^2 - |d|_F^2 - |\phi - X^\star|_{P (I - P)}^2, $$
+
+an equation. Where all $f_n$ are $\mu$-strongly convex, $|e - \gamma g| \le \max(1 - \gamma\mu, \gamma L - 1) |e|$, and with p the least
+positive eigenvalue of P, at most 1, $|d|_{P^+}^2 - |d|^2 \le (1 - p) |d|_{P^+}^2$: for $P \le I$
+
+$$ E_{t+1} \le \max\{(1 - \gamma\mu)^2, (\gamma L - 1)^2, 1 - p\} E_t, \qquad \gamma < \tfrac2L. $$
+
+The workers' differences are not in it. (Li, Shi and Yan have this rate for NIDS; D2 needs a $W \ge 0$ for it.)
+
+EXTRA. With $\tilde W = \frac{I + W}{2}$, $U = (\tilde W - W)^{1/2}$, $q^k = \sum_{t \le k} U x^t$, it is
+$\tilde W (x^{k+1} - x^k) = -U q^{k+1} - \gamma G(x^k)$, and $U q^\star = -\gamma G(X^\star)$. For $z = (q, x)$ and $|z|_G^2 = |q|^2 +
+|x|_{\tilde W}^2$, the product with $x^{k+1} - X^\star$ gives
+
+$$ |z^k - z^\star|_G^2 - |z^{k+1} - z^\star|_G^2 = |z^{k+1} - z^k|_G^2 + 2\gamma \langle g, x^{k+1} - X^\star \rangle
+   \ge \zeta |z^{k+1} - z^k|_G^2, \qquad \zeta = 1 - \frac{\gamma L}{2 \lambda_{\min}(\tilde W)}, $$
+
+as $\langle g, x^k - X^\star \rangle \ge |g|^2 / L$ and $|g|^2/L - |g||x^{k+1} - x^k| \ge -\frac L4 |x^{k+1} - x^k|^2$.
+
+Equal Hessians h I. Disagreement along an eigenvector of W to $\lambda$ is $b\, c_t$ with $c_{t+1} = s c_t - m c_{t-1}$, $c_0 = 0$, so
+that $c_t = c_1 (z_1^t - z_2^t) / (z_1 - z_2)$ with the roots of $z^2 = s z - m$: for exact diffusion and D2 $s = \nu (2 - \gamma h)$,
+$m = \nu (1 - \gamma h)$, $c_1 = \nu\gamma$, $\nu = \frac{1 + \lambda}{2}$ or $\lambda$; for EXTRA $s = 1 + \lambda - \gamma h$,
+$m = \frac{1 + \lambda}{2} - \gamma h$, $c_1 = \gamma$.
+
+Source: Li, Shi and Yan, "A decentralized proximal-gradient method with network independent step-sizes and separated convergence rates",
+2019; Yuan, Ying, Zhao and Sayed, "Exact diffusion", 2019; Tang, Lian, Yan, Zhang and Liu, "D2", 2018; Shi, Ling, Wu and Yin, "EXTRA",
+2015, Theorem 3.3. Derived again here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import NamedTuple
+
+import numpy as np
+
+import algorithms
+import topologies
+from dsgd import problems
+from dsgd.base import Algorithm, Problem
+from dsgd.graphs.topology import Topology
+from theory_checks.machinery import instances, moments, paths
+from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
+from theory_checks.statements.decentralized_sgd import one_rho
+
+_STEPS = 60
+_ROUNDED = 1e-4  # times the largest energy: what its rounding, of 1e-9, is relative to where it is nearly 0
+_CONVEX = ("isotropic", "equal", "different")
+Method = Callable[..., Algorithm]
+
+
+class Path(NamedTuple):
+    """What a method has done. X `[T + 1, N, d]`; of the fixed point `[N, d]`; e, g `[T + 1, N, d]`."""
+
+    X: np.ndarray
+    fixed: np.ndarray
+    slopes: np.ndarray
+    e: np.ndarray
+    g: np.ndarray
+
+
+def _follow(problem: Problem, topology: Topology, gamma: float, method: Method, steps: int = _STEPS) -> Path:
+    X = paths.follow(moments.with_step(method, topology), problem, gamma, steps=steps).workers.params
+    fixed = np.broadcast_to(np.asarray(problem.constants.minimizer), X.shape[1:])
+    slopes = paths.gradients(problem, fixed)
+    return Path(X, fixed, slopes, X - fixed, paths.gradients(problem, X) - slopes)
+
+
+def _squares(values: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """|v|^2 in the norm of a matrix, of `[..., N, d]`."""
+    return np.einsum("...nd,nm,...md->...", values, matrix, values)
+
+
+def need_convex(where: str, problem: Problem, topology: Topology, learning_rate: float, name: str, limit: float) -> None:
+    """Raises a ValueError where W is not one symmetric matrix, an f_n is not convex, or gamma is not below its limit."""
+    least = _curvature(problem)
+    conditions = [
+        Condition("as many workers as the problem has", topology.n == problem.workers, f"{topology.name} for {problem.workers} workers"),
+        Condition("one symmetric W", topology.symmetric and topology.period == 1, f"{topology.name} is not symmetric, or a schedule"),
+        Condition("convex f_n", least >= 0, f"{problem.name} has the curvature {least:.6g}"),
+        Condition(f"0 < gamma < {name}", 0 < learning_rate < limit, f"gamma = {learning_rate:.6g}, {name} = {limit:.6g}"),
+    ]
+    need(where, conditions)
+
+
+def _curvature(problem: Problem) -> float:
+    """The least of any worker."""
+    A = np.asarray(problem.data.A, np.float64)
+    return float((A if A.ndim == 2 else np.linalg.eigvalsh(A)).min())
+
+
+# --- Exact diffusion and D2.
+
+
+def share_of(topology: Topology, share: float) -> np.ndarray:
+    """P = share (I - W)."""
+    return share * (np.eye(topology.n) - topology.W)
+
+
+def linear_rate(problem: Problem, topology: Topology, learning_rate: float, share: float) -> float:
+    """max{(1 - gamma mu)^2, (gamma L - 1)^2, 1 - p}."""
+    L, mu = instances.known(problem).smoothness, _curvature(problem)
+    p = share * (1 - np.linalg.eigvalsh(topology.W)[-2])
+    return max((1 - learning_rate * mu) ** 2, (learning_rate * L - 1) ** 2, 1 - float(p))
+
+
+def _energies(problem: Problem, path: Path, gamma: float, P: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """E_t for t < T, and the equation's right side for E_{t+1}."""
+    D = np.concatenate([np.zeros_like(path.X[:1]), path.X[:-1] - gamma * paths.gradients(problem, path.X[:-1]) - path.X[1:]])
+    d, inverse = D + gamma * path.slopes, np.linalg.pinv(P, hermitian=True)
+    moved = path.e - gamma * path.g
+    dual = _squares(d, inverse)
+    right = paths.size(moved) ** 2 + dual - paths.size(d) ** 2 - _squares(moved - d, P @ (np.eye(len(P)) - P))
+    return paths.size(path.e) ** 2 + dual, right
+
+
+def check_linear(problem: Problem, topology: Topology, *, learning_rate: float, share: float, method: Method) -> list[Outcome]:
+    """Holds every round of exact diffusion (share 1/2) or D2 (share 1) to its linear rate.
+
+    Args:
+        problem: a quadratic of convex f_n; its noise is left out.
+        topology: W.
+        learning_rate: gamma < 2 / L.
+        share: of I - W in P.
+        method: (optimiser, topology) -> method.
+
+    Raises:
+        ValueError: a hypothesis fails.
+    """
+    need_convex("corrected_gossip", problem, topology, learning_rate, "2 / L", 2 / instances.known(problem).smoothness)
+    P, most = share_of(topology, share), share * (1 - topology.smallest_eigenvalue)
+    need("corrected_gossip", [Condition("P <= I", most <= 1 + 1e-9, f"P of {topology.name} has the eigenvalue {most:.6g}")])
+    E, _ = _energies(problem, _follow(problem, topology, learning_rate, method), learning_rate, P)
+    case = f"{problem.name}, {topology.name}, gamma = {learning_rate:.3g}"
+    rate = linear_rate(problem, topology, learning_rate, share)
+    return paths.worst(E[1:], rate * E[:-1], case=case, scale=_ROUNDED * E[0])
+
+
+@cache
+def graphs(share: float) -> tuple[Topology, ...]:
+    """W with P <= I."""
+    weights = topologies.lazy if share == 1 else topologies.metropolis
+    return topologies.chain(3, weights), topologies.star(5, weights)
+
+
+def _trial(share: float, default: Method) -> Callable:
+    def trial(draws: Draws, method: Method = default) -> list[Outcome]:
+        topology = draws.choice(graphs(share))
+        problem = instances.quadratic(draws, topology.n, 2, hessians=_CONVEX, noisy=False)
+        gamma = draws.real(0.01, 1.99) / instances.known(problem).smoothness
+        return check_linear(problem, topology, learning_rate=gamma, share=share, method=method)
+
+    return trial
+
+
+def mean_alone(share: float, method: Method) -> list[Outcome]:
+    """(1 - gamma mu)^2: workers that agree."""
+    problem = problems.quadratic(np.tile([1.0, 0.2], (5, 1)), np.zeros((5, 2)), start=[0.0, 1.0])
+    return check_linear(problem, graphs(share)[1], learning_rate=0.1, share=share, method=method)
+
+
+def slow_duals(share: float, method: Method) -> list[Outcome]:
+    """1 - p: a start at the minimum, where workers do not know yet what they differ by, on a graph that hardly mixes."""
+    problem = problems.quadratic(np.ones((4, 1)), np.array([[1.0], [-1.0], [2.0], [-2.0]]), start=[1e-6])
+    return check_linear(problem, one_rho(4, 0.98), learning_rate=1.0, share=share, method=method)
+
+
+def energy(share: float, method: Method) -> list[Outcome]:
+    """The equation of E, with Hessians that differ; of D2 on a W with negative eigenvalues, too."""
+    problem, gamma, found = _differing(), 0.4, []
+    for topology in (one_rho(4, -0.3), _mean_of_four()):
+        E, right = _energies(problem, _follow(problem, topology, gamma, method), gamma, share_of(topology, share))
+        found += paths.worst(E[1:], right[:-1], case=f"energy, {topology.name}", equality=True, scale=_ROUNDED * E[0])
+    return found
+
+
+_mean_of_four = cache(lambda: topologies.complete(4))
+
+
+@cache
+def _differing() -> Problem:
+    return problems.random_quadratic(4, 2, smoothness=1.0, strong_convexity=0.5, heterogeneity=2.0, seed=3)
+
+
+# --- EXTRA.
+
+
+def _lyapunov(problem: Problem, topology: Topology, path: Path, gamma: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """|z^k - z*|^2, the squares |z^{k+1} - z^k|^2, and 2 gamma <g^k, x^{k+1} - X*>."""
+    half = (np.eye(topology.n) - topology.W) / 2
+    values, vectors = np.linalg.eigh(half)
+    values, vectors = values[1:], vectors[:, 1:]  # without the mean, whose eigenvalue is 0 up to a rounding that the root would enlarge
+    root, inverse = ((vectors * values**power) @ vectors.T for power in (0.5, -0.5))
+    q = np.einsum("nm,tmd->tnd", root, np.cumsum(path.X, axis=0))
+    away = q + gamma * inverse @ path.slopes
+    tilde = np.eye(topology.n) - half
+    distances = paths.size(away) ** 2 + _squares(path.e, tilde)
+    moves = paths.size(np.diff(q, axis=0)) ** 2 + _squares(np.diff(path.X, axis=0), tilde)
+    return distances, moves, 2 * gamma * np.sum(path.g[:-1] * path.e[1:], axis=(1, 2))
+
+
+def check_extra(problem: Problem, topology: Topology, *, learning_rate: float, method: Method = algorithms.extra) -> list[Outcome]:
+    """Holds every round of EXTRA to Theorem 3.3. Arguments and errors as of `check_linear`, with gamma < 2 lambda_min(W~) / L."""
+    L, least = instances.known(problem).smoothness, (1 + topology.smallest_eigenvalue) / 2
+    need_convex("corrected_gossip", problem, topology, learning_rate, "2 lambda_min(W~) / L", 2 * least / L)
+    distances, moves, _ = _lyapunov(problem, topology, _follow(problem, topology, learning_rate, method), learning_rate)
+    zeta = 1 - learning_rate * L / (2 * least)
+    case = f"{problem.name}, {topology.name}, gamma = {learning_rate:.3g}"
+    return paths.worst(distances[1:], distances[:-1] - zeta * moves, case=case, scale=_ROUNDED * distances[0])
+
+
+def trial_extra(draws: Draws, method: Method = algorithms.extra) -> list[Outcome]:
+    """One quadratic on one graph."""
+    topology = draws.choice(graphs(0.5))
+    problem = instances.quadratic(draws, topology.n, 2, hessians=_CONVEX, noisy=False)
+    limit = (1 + topology.smallest_eigenvalue) / instances.known(problem).smoothness
+    return check_extra(problem, topology, learning_rate=draws.real(0.01, 0.99) * limit, method=method)
+
+
+def to_and_fro(method: Method = algorithms.extra) -> list[Outcome]:
+    """zeta: workers that agree jump from one side of the minimum to the other, at nearly the largest step size."""
+    problem = problems.quadratic(np.ones((4, 1)), np.zeros((4, 1)), start=[1.0])
+    return check_extra(problem, one_rho(4, 0.996), learning_rate=1.99, method=method)
+
+
+def identity_of_extra(method: Method = algorithms.extra) -> list[Outcome]:
+    """The equation before zeta, with Hessians that differ."""
+    problem, gamma, found = _differing(), 0.4, []
+    for topology in (one_rho(4, -0.3), _mean_of_four()):
+        distances, moves, products = _lyapunov(problem, topology, _follow(problem, topology, gamma, method), gamma)
+        right, scale = distances[:-1] - moves - products, _ROUNDED * distances[0]
+        found += paths.worst(distances[1:], right, case=f"identity, {topology.name}", equality=True, scale=scale)
+    return found
+
+
+# --- All three.
+
+
+def _roots(kind: str, eigenvalues: np.ndarray, turn: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """s, m and c_1 / gamma of each eigenvalue, for gamma h = turn."""
+    if kind == "extra":
+        return 1 + eigenvalues - turn, (1 + eigenvalues) / 2 - turn, np.ones_like(eigenvalues)
+    nu = (1 + eigenvalues) / 2 if kind == "exact_diffusion" else eigenvalues
+    return nu * (2 - turn), nu * (1 - turn), nu
+
+
+def along_eigenvectors(kind: str, method: Method) -> list[Outcome]:
+    """Every model in every round, where all Hessians are h I."""
+    topology, gamma, h = graphs(1.0)[0], 0.3, 1.7
+    b, start, t = np.random.default_rng(5).normal(size=(3, 2)), np.array([1.0, -2.0]), np.arange(_STEPS + 1)[:, None]
+    problem = problems.quadratic(np.full((3, 2), h), b, start=start)
+    values, vectors = np.linalg.eigh(topology.W)
+    s, m, first = _roots(kind, values[:-1] + 0j, gamma * h)
+    spread = np.sqrt(s**2 - 4 * m)
+    c = gamma * first * (((s + spread) / 2) ** t - ((s - spread) / 2) ** t) / spread
+    best = b.mean(axis=0) / h
+    means = best + (1 - gamma * h) ** t * (start - best)
+    expected = means[:, None] + np.einsum("nk,tk,mk,md->tnd", vectors[:, :-1], c.real, vectors[:, :-1], b)
+    X = _follow(problem, topology, gamma, method).X
+    return paths.worst(X, expected, case=f"{kind} along eigenvectors", equality=True, scale=1.0)
+
+
+def optimum(method: Method) -> list[Outcome]:
+    """All workers end at the minimiser of the mean, whatever their own are."""
+    path = _follow(_differing(), one_rho(4, 0.2), 0.4, method, steps=400)
+    return paths.worst(path.X[-1], path.fixed, case="optimum", equality=True, scale=1.0)
+
+
+def _extremes(kind: str, default: Method, *more: Callable) -> tuple[Callable, ...]:
+    """Those of all three, and of one, each with the method as its only argument."""
+    return tuple(partial(extreme, method=default) for extreme in (partial(along_eigenvectors, kind), optimum, *more))
+
+
+_LINEAR = "W symmetric, {}f_n convex; gamma < 2/L"
+STATEMENTS = [
+    Statement(
+        "exact diffusion, linear",
+        "Li, Shi and Yan 2019",
+        _LINEAR.format(""),
+        _trial(0.5, algorithms.exact_diffusion),
+        _extremes("exact_diffusion", algorithms.exact_diffusion, *(partial(f, 0.5) for f in (mean_alone, slow_duals, energy))),
+    ),
+    Statement(
+        "D2, linear",
+        "Tang et al. 2018; rate derived",
+        _LINEAR.format("W >= 0, "),
+        _trial(1.0, algorithms.d2),
+        _extremes("d2", algorithms.d2, *(partial(f, 1.0) for f in (mean_alone, slow_duals, energy))),
+    ),
+    Statement(
+        "EXTRA, monotone",
+        "Shi et al. 2015, Theorem 3.3",
+        "W symmetric, f_n convex; gamma < 2 lambda_min(W~)/L",
+        trial_extra,
+        _extremes("extra", algorithms.extra, to_and_fro, identity_of_extra),
+    ),
+]

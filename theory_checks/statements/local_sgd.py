@@ -1,0 +1,389 @@
+r"""Decentralized SGD with changing matrices and local steps: Theorem 5.2.11 for what `local_sgd` and schedules do, constants derived here.
+
+A round is $X_{t+1} = W_t (X_t - \gamma G_t)$, rows workers, with a doubly stochastic $W_t$ of period P; of local SGD with period H all but
+every H-th are I, which contracts nothing. So norms of products stand in the place of $\rho$:
+
+$$ \Phi_{s \to t} = W_{t-1} \cdots W_s - J, \qquad (I - J) X_t = -\gamma \sum_{s < t} \Phi_{s \to t} G_s. $$
+
+Let $a_p$ be the largest $\big(\frac1N E|(I - J) X_t|_F^2\big)^{1/2}$ over the rounds t of phase p. The exact gradients are
+$F - F(\bar X) + F(\bar X)$: of the first part at most $L \sqrt N a_q$ counts, of the second $\sqrt N \varsigma$, with $\varsigma$ the
+heterogeneity at all t. The noise is independent over rounds and workers. With
+
+$$ M_{pq} = \sum_{s \in q,\ s < t} |\Phi_{s \to t}|_2, \quad n_p^2 = \sum_{s < t} \tfrac1N |\Phi_{s \to t}|_F^2 \quad (t \in p), \qquad
+   a \le \gamma (L M a + \varsigma M 1 + \sigma n) $$
+
+by Minkowski's inequality, element by element; and as $M \ge 0$, where $\gamma L M$ has a spectral radius below 1,
+
+$$ a \le \gamma (I - \gamma L M)^{-1} (\varsigma M 1 + \sigma n). $$
+
+Of one symmetric W, $M = \frac{\rho}{1 - \rho}$. Of local SGD with the exact mean, M is strictly lower triangular, of ones: $\gamma \le 1/L$
+is enough, and $a_k = \frac\varsigma L ((1 + \gamma L)^k - 1)$ without noise, reached by workers of curvature $-L$. With Lemma 5.2.9
+
+$$ \frac1T \sum_t E|f'(\bar x_t)|^2 \le \frac{2D}{\gamma T} + \frac{\gamma L \sigma^2}{N} + \frac{L^2}{T} \sum_t a_{t \bmod P}^2. $$
+
+With $\kappa$ the largest row sum of M and $\nu$ the largest $n_p$, $\gamma L \kappa \le \frac12$ makes all $a_p \le 2 \gamma (\kappa
+\varsigma + \nu \sigma)$: what the recommended step size and the rate are made of.
+
+Source: the setting is that of Koloskova, Loizou, Boreiri, Jaggi and Stich, "A unified theory of decentralized SGD with changing topology
+and local updates", 2020, Theorem 2, whose rate has the same three terms without constants.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+import algorithms
+import topologies
+from dsgd import checks, problems
+from dsgd.base import Algorithm, Problem
+from dsgd.graphs.topology import Topology
+from dsgd.problems.quadratic import Quadratic
+from theory_checks.machinery import instances, moments
+from theory_checks.machinery.rates import Rate
+from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
+from theory_checks.statements.decentralized_sgd import diverging
+
+_REMAINDER = 1e-4  # of a product of whole periods, after which a geometric series stands for the rest
+
+
+class Memory(NamedTuple):
+    """What is left of earlier rounds, by phases of a period.
+
+    Args:
+        drift: M, `[P, P]`.
+        noise: n, `[P]`.
+    """
+
+    drift: np.ndarray
+    noise: np.ndarray
+
+    @property
+    def steady(self) -> float:
+        """kappa, the largest row sum of M."""
+        return float(self.drift.sum(axis=1).max())
+
+    @property
+    def random(self) -> float:
+        """nu, the largest n."""
+        return float(self.noise.max())
+
+    @property
+    def radius(self) -> float:
+        """The spectral radius of M."""
+        return float(np.abs(np.linalg.eigvals(self.drift)).max())
+
+
+def memory(topology: Topology, period: int = 1) -> Memory:
+    r"""M and n of a topology, one matrix or a schedule, that is averaged over in the last of every H rounds.
+
+    The sums are over finitely many rounds: with $Q_q$ the product of R periods from phase q, minus J, lags beyond have
+    $|\Phi_{s \to t + RP}| \le |\Phi_{s \to t}| |Q_q|_2$, so that a sum over R periods, divided by $1 - |Q_q|_2$, is at least the whole.
+
+    Args:
+        topology: W, doubly stochastic.
+        period: H.
+
+    Raises:
+        ValueError: a period below 1, or W that is not doubly stochastic.
+    """
+    checks.positive_int("local_sgd.memory: period", period)
+    given = f"{topology.name} has rows that do not sum to 1"
+    need("local_sgd.memory", [Condition("a doubly stochastic W in all rounds", topology.doubly_stochastic, given)])
+    matrices = [matrix for W in topology.matrices for matrix in (*[np.eye(topology.n)] * (period - 1), W.toarray())]
+    columns = [_from_phase(matrices, phase) for phase in range(len(matrices))]
+    drift, squares = (np.stack(kind, axis=1) for kind in zip(*columns, strict=True))
+    return Memory(drift, np.sqrt(squares.sum(axis=1)))
+
+
+def _from_phase(matrices: Sequence[np.ndarray], phase: int) -> tuple[np.ndarray, np.ndarray]:
+    """What the rounds of one phase leave in those of each: sums of |Phi|_2 and of |Phi|_F^2 / N, `[P]` and `[P]`."""
+    P, N = len(matrices), len(matrices[0])
+    drift, squares, t, left = np.zeros(P), np.zeros(P), phase, np.eye(N) - 1 / N
+    while True:
+        left = matrices[t % P] @ left
+        t, size = t + 1, float(np.linalg.norm(left, 2))
+        size = size if size > 1e-14 else 0.0  # of products that are J
+        drift[t % P] += size
+        squares[t % P] += float(np.sum(left**2)) / N if size else 0.0
+        if t % P == phase and size <= _REMAINDER:
+            return drift / (1 - size), squares / (1 - size**2)
+
+
+def _contracts(smoothness: float, learning_rate: float, memory: Memory) -> Condition:
+    within = learning_rate * smoothness * memory.radius
+    return Condition("gamma L times the spectral radius of M < 1", within < 1, f"gamma L = {learning_rate * smoothness:.6g}, {within:.6g}")
+
+
+def hypotheses(problem: Problem, topology: Topology, period: int, learning_rate: float) -> list[Condition]:
+    """gamma <= 1 / L, and gamma L M that contracts; `memory` refuses what is not doubly stochastic. Models start equal."""
+    L = instances.known(problem).smoothness
+    along_path = isinstance(problem.data, Quadratic)  # exact moments have the heterogeneity at all t
+    return [
+        *([] if along_path else [instances.same_heterogeneity(problem)]),
+        Condition("as many workers as the problem has", topology.n == problem.workers, f"{topology.name} for {problem.workers} workers"),
+        instances.step_below("1 / L", 1 / L, learning_rate),
+        _contracts(L, learning_rate, memory(topology, period)),
+    ]
+
+
+def step_size(*, gap: float, smoothness: float, noise: float, heterogeneity: float, steps: int, workers: int, memory: Memory) -> float:
+    r"""$\frac1\gamma = L (1 + 2\kappa) + \sigma \sqrt{\frac{LT}{2ND}} + \big(\frac{KT}{D}\big)^{1/3}$, K as in `rate`."""
+    noisy = noise * math.sqrt(smoothness * steps / (2 * workers * gap))
+    K = _third(smoothness, noise, heterogeneity, memory)
+    return 1 / (smoothness * (1 + 2 * memory.steady) + noisy + (K * steps / gap) ** (1 / 3))
+
+
+def consensus(*, smoothness: float, noise: float, heterogeneity: float, learning_rate: float, steps: int, memory: Memory) -> float:
+    r"""$C = \frac1T \sum_{t < T} a_{t \bmod P}^2$, $a = \gamma (I - \gamma L M)^{-1} (\varsigma M 1 + \sigma n)$, on
+    $\frac{1}{NT} \sum_t E|X_t - \bar X_t|_F^2$.
+
+    Args:
+        smoothness: L, of all f_n.
+        noise: sigma, of each worker.
+        heterogeneity: varsigma, at all t.
+        learning_rate: gamma.
+        steps: T.
+        memory: M and n, of `memory`.
+
+    Raises:
+        ValueError: gamma L M does not contract.
+    """
+    need("bounds.local_sgd", [_contracts(smoothness, learning_rate, memory)])
+    P = len(memory.noise)
+    sources = learning_rate * (heterogeneity * memory.drift.sum(axis=1) + noise * memory.noise)
+    apart = np.linalg.solve(np.eye(P) - learning_rate * smoothness * memory.drift, sources) ** 2
+    often = (steps - 1 - np.arange(P)) // P + 1  # rounds of each phase, from 0 on
+    return float(apart @ often) / steps
+
+
+def bound(
+    *,
+    gap: float,
+    smoothness: float,
+    noise: float,
+    heterogeneity: float,
+    steps: int,
+    workers: int,
+    memory: Memory,
+    learning_rate: float,
+) -> float:
+    r"""$\frac{2D}{\gamma T} + \frac{\gamma L \sigma^2}{N} + L^2 C$, on $\frac1T \sum_t E|f'(\bar x_t)|^2$, C of `consensus`.
+
+    Args:
+        gap: D = f(x_1) - f*.
+        smoothness: L, of all f_n.
+        noise: sigma, of each worker.
+        heterogeneity: varsigma, at all t.
+        steps: T.
+        workers: N.
+        memory: M and n, of `memory`.
+        learning_rate: gamma <= 1 / L.
+
+    Raises:
+        ValueError: a larger gamma, or gamma L M does not contract.
+
+    Source: as derived above; Koloskova et al., Theorem 2, without constants.
+    """
+    instances.need_step("bounds.local_sgd", steps, learning_rate, "1 / L", 1 / smoothness)
+    shared = {"smoothness": smoothness, "noise": noise, "heterogeneity": heterogeneity, "learning_rate": learning_rate}
+    apart = consensus(**shared, steps=steps, memory=memory)
+    return 2 * gap / (learning_rate * steps) + learning_rate * smoothness * noise**2 / workers + smoothness**2 * apart
+
+
+def rate(*, gap: float, smoothness: float, noise: float, heterogeneity: float, workers: int, memory: Memory) -> Rate:
+    r"""$\frac{2LD(1 + 2\kappa)}{T} + 2\sigma\sqrt{\frac{2LD}{NT}} + 3 K^{1/3} \big(\frac DT\big)^{2/3}$ at the recommended step size,
+    $K = 4 L^2 (\kappa\varsigma + \nu\sigma)^2$."""
+    K = _third(smoothness, noise, heterogeneity, memory)
+    root = 2 * noise * math.sqrt(2 * smoothness * gap / workers)
+    return Rate(2 * smoothness * gap * (1 + 2 * memory.steady), root, 3 * K ** (1 / 3) * gap ** (2 / 3))
+
+
+def _third(smoothness: float, noise: float, heterogeneity: float, memory: Memory) -> float:
+    """K, which is at least L^2 C / gamma^2 where gamma L kappa <= 1 / 2."""
+    return (2 * smoothness * (memory.steady * heterogeneity + memory.random * noise)) ** 2
+
+
+def check(
+    problem: Problem,
+    topology: Topology,
+    period: int = 1,
+    *,
+    steps: int,
+    learning_rate: float | None = None,
+    method=algorithms.local_sgd,
+) -> tuple[Outcome, Outcome]:
+    """Holds the bounds of the gradient and of the consensus to the exact moments on a quadratic.
+
+    Args:
+        problem: a quadratic.
+        topology: W, or a schedule.
+        period: H.
+        steps: T.
+        learning_rate: gamma; None: the recommended one.
+        method: (optimiser, period, topology) -> method, the project's or one's own.
+
+    Raises:
+        ValueError: the problem is not a quadratic, or does not know its constants, or a hypothesis fails.
+    """
+    known, kept = instances.known(problem), memory(topology, period)
+    at_minimum = float(problem.constants.heterogeneity or 0.0)
+    shared = {"smoothness": known.smoothness, "noise": known.noise, "memory": kept}
+    numbers = {**shared, "gap": known.gap, "workers": problem.workers, "steps": steps}
+    gamma = step_size(**numbers, heterogeneity=at_minimum) if learning_rate is None else learning_rate
+    need("local_sgd", hypotheses(problem, topology, period, gamma))
+    found = moments.second_moments(moments.with_step(method, period, topology), problem, gamma, steps=steps, varying=True)
+    varsigma, moved = math.sqrt(found["spread"][:steps].max()), gamma**2 * float(found["local"][:steps].mean())
+    case = f"{problem.name}, {topology.name}, H = {period}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}"
+    right = bound(**numbers, heterogeneity=varsigma, learning_rate=gamma)
+    C = consensus(**shared, heterogeneity=varsigma, learning_rate=gamma, steps=steps)
+    slope, apart = (float(found[name][:steps].mean()) for name in ("slope", "consensus"))
+    return Outcome(slope, right, case=case), Outcome(apart, C, case=case, scale=moved)
+
+
+@cache
+def every_round(method: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
+    """(optimiser, period, topology) -> method(optimiser, topology), of a method without a period."""
+    return lambda optimizer, period, topology: method(optimizer, topology)
+
+
+# --- Random instances, and some near the bounds.
+
+
+@cache
+def schedules() -> tuple[Topology, ...]:
+    """Symmetric, with rounds that contract nothing; and directed, of rounds that do not commute, so that a transposed W is another."""
+    around, across = (np.eye(5)[list(order)] for order in ((1, 2, 3, 4, 0), (1, 3, 0, 2, 4)))
+    return topologies.random_matchings(4, 3, seed=1), topologies.from_matrix([(np.eye(5) + P) / 2 for P in (around, across)], "relay(5)")
+
+
+@cache
+def local() -> tuple[tuple[int, Topology], ...]:
+    """Periods, and graphs."""
+    return (3, topologies.chain(3)), (2, topologies.one_peer_exponential(4))
+
+
+def _drawn(draws: Draws, topology: Topology, period: int, method) -> tuple[Outcome, Outcome]:
+    problem = instances.quadratic(draws, topology.n, 2)
+    L, radius = instances.known(problem).smoothness, memory(topology, period).radius
+    gamma = draws.choice((None, draws.real(0.01, 1.0) * min(1.0, 0.99 / max(radius, 1e-12)) / L))
+    return check(problem, topology, period, steps=draws.choice((1, 10, 300)), learning_rate=gamma, method=method)
+
+
+def trial_schedule(draws: Draws, method=algorithms.decentralized_sgd) -> list[Outcome]:
+    """One quadratic on one schedule: the gradient."""
+    return [_drawn(draws, draws.choice(schedules()), 1, every_round(method))[0]]
+
+
+def trial_schedule_consensus(draws: Draws, method=algorithms.decentralized_sgd) -> list[Outcome]:
+    """One quadratic on one schedule: the consensus distance."""
+    return [_drawn(draws, draws.choice(schedules()), 1, every_round(method))[1]]
+
+
+def trial(draws: Draws, method=algorithms.local_sgd) -> list[Outcome]:
+    """One quadratic with local steps: the gradient."""
+    period, topology = draws.choice(local())
+    return [_drawn(draws, topology, period, method)[0]]
+
+
+def trial_consensus(draws: Draws, method=algorithms.local_sgd) -> list[Outcome]:
+    """One quadratic with local steps: the consensus distance."""
+    period, topology = draws.choice(local())
+    return [_drawn(draws, topology, period, method)[1]]
+
+
+def equal_curvatures(period: int, topology: Topology, method) -> list[Outcome]:
+    r"""Where all Hessians are h I, the mean m and the covariance of (I - J) X are closed: with P = W_t - J,
+    $m \leftarrow P((1 - \gamma h) m + \gamma b)$, $S \leftarrow P((1 - \gamma h)^2 S + \gamma^2 I) P^T$, and the disagreement is
+    $\frac1N (|m|^2 + \sigma^2 tr S)$, neither more nor less."""
+    N, gamma, steps = topology.n, 0.3, 50
+    b = np.random.default_rng(N).normal(size=(N, 2))
+    problem = problems.quadratic(np.ones((N, 2)), b, noise=2.0)
+    m, S, expected = np.zeros((N, 2)), np.zeros((N, N)), []
+    for t in range(steps):
+        expected.append((np.sum(m**2) + 4 * np.trace(S)) / N)
+        W = topology.matrices[t // period % topology.period].toarray() if (t + 1) % period == 0 else np.eye(N)
+        P = W - 1 / N
+        m, S = P @ ((1 - gamma) * m + gamma * b), P @ ((1 - gamma) ** 2 * S + gamma**2 * np.eye(N)) @ P.T
+    found = moments.second_moments(moments.with_step(method, period, topology), problem, gamma, steps=steps, varying=True)["consensus"]
+    case = f"equal Hessians, {topology.name}, H = {period}"
+    return [Outcome(float(found[t]), float(expected[t]), case=f"{case}, t = {t}", equality=True) for t in range(1, steps)]
+
+
+def schedules_exactly(method=algorithms.decentralized_sgd) -> list[Outcome]:
+    """DSGD of equal Hessians on all schedules."""
+    return [outcome for topology in schedules() for outcome in equal_curvatures(1, topology, every_round(method))]
+
+
+def local_exactly(method=algorithms.local_sgd) -> list[Outcome]:
+    """Local SGD of equal Hessians on all graphs."""
+    return [outcome for period, topology in local() for outcome in equal_curvatures(period, topology, method)]
+
+
+_LONG = 2**13 - 1
+
+
+@cache
+def turning() -> Topology:
+    """J with 0.002 of what others differ from it by: one's own in even rounds, that of the second next, around a ring, in odd ones."""
+    kept = np.eye(8) - 1 / 8
+    return topologies.from_matrix([1 / 8 + 0.002 * kept, 1 / 8 + 0.002 * np.roll(kept, 2, axis=0)], "turning(8)")
+
+
+def balanced_pulls(method=algorithms.decentralized_sgd) -> list[Outcome]:
+    """The term L^2 C on a directed schedule: curvatures L and -L (1 - epsilon), whose pulls balance although f' is not 0."""
+    sign, epsilon, rho = np.tile([1.0, -1.0], 4), 0.02, 0.002
+    h = np.where(sign < 0, epsilon - 1, sign)
+    start = -rho / (1 - rho) / h.mean()  # F does not feel disagreement along the signs, so that this is rho / (1 - rho)
+    problem = problems.quadratic(h[:, None], sign[:, None], start=[start])
+    return [check(problem, turning(), steps=_LONG, learning_rate=1.0, method=every_round(method))[0]]
+
+
+def away_from_the_minimum(method=algorithms.decentralized_sgd) -> list[Outcome]:
+    """The term 2 D / (gamma T): from far away at gamma = 1 / L, one step, and nothing is left to do."""
+    problem = problems.quadratic(np.ones((8, 1)), np.zeros((8, 1)), start=[1.0])
+    return [check(problem, turning(), steps=_LONG, learning_rate=1.0, method=every_round(method))[0]]
+
+
+def noise_over_rounds(method=algorithms.decentralized_sgd) -> list[Outcome]:
+    """The term of the noise in a, where some rounds contract nothing, at a small step size."""
+    found = []
+    for topology in schedules():
+        N = topology.n
+        problem = problems.quadratic(np.ones((N, 2)), np.zeros((N, 2)), noise=1.0, start=[1e-3, 0.0])
+        found.append(check(problem, topology, steps=300, learning_rate=1e-3, method=every_round(method))[1])
+    return found
+
+
+def diverging_workers(method=algorithms.local_sgd) -> list[Outcome]:
+    """a_k = varsigma ((1 + gamma L)^k - 1) / L: disagreement that feeds itself between two averagings."""
+    mean = _mean_of_ten()
+    return [check(diverging(), mean, 4, steps=_LONG, learning_rate=gamma, method=method)[1] for gamma in (0.3, 0.03)]
+
+
+def noise_between_averagings(method=algorithms.local_sgd) -> list[Outcome]:
+    """a_k = gamma sigma sqrt(k (1 - 1/N)), at a small step size."""
+    problem = problems.quadratic(np.ones((10, 1)), np.zeros((10, 1)), noise=1.0, start=[1e-3])
+    return [check(problem, _mean_of_ten(), 4, steps=_LONG, learning_rate=1e-3, method=method)[1]]
+
+
+def without_detours(method=algorithms.local_sgd) -> list[Outcome]:
+    """The term 2 D / (gamma T): from far away at gamma = 1 / L, one step, and nothing is left to do."""
+    problem = problems.quadratic(np.ones((10, 1)), np.zeros((10, 1)), start=[1.0])
+    return [check(problem, _mean_of_ten(), 4, steps=_LONG, learning_rate=1.0, method=method)[0]]
+
+
+_mean_of_ten = cache(lambda: topologies.complete(10))
+_SCHEDULE = "W_t doubly stochastic; gamma <= 1/L; gamma L M contracts"
+_LOCAL = "W every H rounds; gamma <= 1/L; gamma L M contracts"
+_SOURCE = "Koloskova et al. 2020; constants derived"
+STATEMENTS = [
+    Statement("DSGD on schedules", _SOURCE, _SCHEDULE, trial_schedule, (balanced_pulls, away_from_the_minimum)),
+    Statement("DSGD on schedules, consensus", _SOURCE, _SCHEDULE, trial_schedule_consensus, (noise_over_rounds, schedules_exactly)),
+    Statement("local SGD", _SOURCE, _LOCAL, trial, (without_detours,)),
+    Statement("local SGD, consensus", _SOURCE, _LOCAL, trial_consensus, (diverging_workers, noise_between_averagings, local_exactly)),
+]

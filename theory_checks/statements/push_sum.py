@@ -1,0 +1,130 @@
+r"""Push-sum without gradients: de-biased values agree, on the average of the start.
+
+Rows are workers. $X_{t+1} = W_t X_t$, $w_{t+1} = W_t w_t$, $w_0 = 1$ with columns that sum to 1: the sums over workers of X and of w are
+kept. The values $z_t = x_t / w_t$ have
+
+$$ Z_{t+1} = P_t Z_t, \qquad P_t = \mathrm{diag}(w_{t+1})^{-1} W_t\, \mathrm{diag}(w_t), $$
+
+nonnegative with rows that sum to 1. What such a matrix leaves of the spread, the largest difference of two workers' values in an element,
+is at most its Dobrushin coefficient,
+
+$$ \max_{i,j} |z_{t,i} - z_{t,j}| \le \tau(P_{t-1} \cdots P_s) \max_{i,j} |z_{s,i} - z_{s,j}|, \qquad
+   \tau(P) = \frac12 \max_{i,j} \sum_k |P_{ik} - P_{jk}|, $$
+
+reached for every P by values 0 and 1. Products of enough rounds of a strongly connected graph have $\tau < 1$: the limit is one for all,
+and as sums are kept, the mean of the start.
+
+Source: Kempe, Dobra and Gehrke, "Gossip-based computation of aggregate information", 2003; Seneta, "Non-negative matrices and Markov
+chains", 1981, (the coefficient); Assran, Loizou, Ballas and Rabbat, "Stochastic gradient push", 2019.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+import algorithms
+import topologies
+from dsgd import problems
+from dsgd.base import State
+from dsgd.graphs.topology import Topology
+from theory_checks.machinery import moments, paths
+from theory_checks.machinery.statement import Draws, Outcome, Statement
+
+_STEPS = 60
+_ROUNDED = 1e-4  # times the first spread: what its rounding, of 1e-9, is relative to where it is nearly 0
+
+
+def dobrushin(P: np.ndarray) -> float:
+    """tau(P), of rows that sum to 1."""
+    return float(np.abs(P[:, None] - P[None]).sum(axis=2).max()) / 2
+
+
+def _follow(topology: Topology, models: np.ndarray, method) -> State:
+    still = problems.quadratic(np.ones_like(models), np.zeros_like(models))
+    return paths.follow(moments.with_step(method, topology), still, 0.0, steps=_STEPS, models=models)
+
+
+def check(topology: Topology, models: np.ndarray, *, method=algorithms.stochastic_gradient_push) -> list[Outcome]:
+    """Holds the spread of the de-biased values to the coefficients: of every round, and of all rounds since the start.
+
+    Args:
+        topology: any, or a schedule.
+        models: where workers begin, `[N, d]`.
+        method: (optimiser, topology) -> method.
+    """
+    known = _follow(topology, models, method).workers
+    spread = np.ptp(known.params / known.mass[:, :, None], axis=1)
+    w, product, every, since = np.ones(topology.n), np.eye(topology.n), [], []
+    for t in range(_STEPS):
+        W = topology.matrices[t % topology.period].toarray()
+        P = W * w / (W @ w)[:, None]
+        w, product = W @ w, P @ product
+        every.append(dobrushin(P) * spread[t])
+        since.append(dobrushin(product) * spread[0])
+    scale = _ROUNDED * float(spread[0].max())
+    return [
+        *paths.worst(spread[1:], np.stack(every), case=f"{topology.name}, round by round", scale=scale),
+        *paths.worst(spread[1:], np.stack(since), case=f"{topology.name}, from the start", scale=scale),
+    ]
+
+
+@cache
+def graphs() -> tuple[Topology, ...]:
+    """Directed: one whose rows do not sum to 1, and a schedule of two such."""
+    one = np.array([[0.5, 0.0, 0.2, 0.0], [0.25, 0.7, 0.0, 0.0], [0.25, 0.3, 0.4, 0.1], [0.0, 0.0, 0.4, 0.9]])
+    other = np.array([[0.9, 0.5, 0.0, 0.0], [0.0, 0.5, 0.3, 0.0], [0.0, 0.0, 0.7, 0.6], [0.1, 0.0, 0.0, 0.4]])
+    return topologies.from_matrix(one, "unequal(4)"), topologies.from_matrix([one, other], "alternating(4)")
+
+
+def trial(draws: Draws, method=algorithms.stochastic_gradient_push) -> list[Outcome]:
+    """One start on one directed graph: of two values, or any."""
+    rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
+    models = rng.choice([rng.normal(size=(4, 2)), rng.integers(0, 2, (4, 2)).astype(float)]) + draws.real(-3.0, 3.0)
+    return check(draws.choice(graphs()), models, method=method)
+
+
+def two_values(method=algorithms.stochastic_gradient_push) -> list[Outcome]:
+    """0 and 1: of all such starts some reach the coefficient of the first round, and others that of many."""
+    starts = [np.stack([(np.arange(4) == k).astype(float), np.arange(4) >= k], axis=1) for k in range(1, 4)]
+    return [outcome for topology in graphs() for models in starts for outcome in check(topology, models, method=method)]
+
+
+def sums_are_kept(method=algorithms.stochastic_gradient_push) -> list[Outcome]:
+    """Of models and of masses; so that the mean of the start is always between the values, which agree in the end."""
+    models, found = np.random.default_rng(3).normal(size=(4, 2)), []
+    for topology in graphs():
+        known = _follow(topology, models, method).workers
+        for kind, values in (("models", known.params), ("masses", known.mass[:, :, None])):
+            total = values.sum(axis=1)
+            found += paths.worst(
+                total, np.broadcast_to(total[0], total.shape), case=f"{topology.name}, sum of {kind}", equality=True, scale=1.0
+            )
+        values = known.params / known.mass[:, :, None]
+        away = np.abs(values - models.mean(axis=0)).max(axis=1)
+        found += paths.worst(away, np.ptp(values, axis=1), case=f"{topology.name}, limit", scale=_ROUNDED)
+    return found
+
+
+def as_printed(method=algorithms.stochastic_gradient_push) -> list[Outcome]:
+    """The equations with gradients, taken at z, on a quadratic with Hessians that differ."""
+    problem, gamma, topology = problems.random_quadratic(4, 2, seed=4), 0.1, graphs()[1]
+    path = paths.follow(moments.with_step(method, topology), problem, gamma, steps=_STEPS)
+    X, w, expected = path.workers.params[0], np.ones((4, 1)), []
+    for t in range(_STEPS + 1):
+        expected.append(X)
+        W = topology.matrices[t % 2].toarray()
+        X, w = W @ (X - gamma * paths.gradients(problem, X / w)), W @ w
+    return paths.worst(path.workers.params, np.stack(expected), case="as printed", equality=True, scale=1.0)
+
+
+STATEMENTS = [
+    Statement(
+        "push-sum, spread",
+        "Assran et al. 2019; Dobrushin",
+        "columns of W_t sum to 1, no gradients",
+        trial,
+        (two_values, sums_are_kept, as_printed),
+    ),
+]
