@@ -53,9 +53,9 @@ def quantized(p: int) -> int:
     return codes(p, 4) + 2 * FLOAT
 
 
-def signs(p: int) -> int:
-    """Of `sign`."""
-    return codes(p, 1) + FLOAT
+def signs(p: int, value: int = FLOAT) -> int:
+    """Of `sign`, whose scale has so many bits."""
+    return codes(p, 1) + value
 
 
 def codes(number: int, width: int) -> int:
@@ -64,9 +64,9 @@ def codes(number: int, width: int) -> int:
     return sum(8 * -(-number * plane // 8) for plane in planes)
 
 
-def largest(k: int, p: int) -> int:
-    """Of k of p elements, and their places."""
-    return FLOAT * k + codes(k, (p - 1).bit_length())
+def largest(k: int, p: int, value: int = FLOAT) -> int:
+    """Of k of p elements, of so many bits each, and their places."""
+    return value * k + codes(k, (p - 1).bit_length())
 
 
 # Of every worker, each way, in a round in which it sends.

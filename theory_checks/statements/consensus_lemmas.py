@@ -149,7 +149,7 @@ def sequences(draws: Draws) -> list[Outcome]:
 
 def pulls_in_balance() -> tuple[Problem, Topology, float]:
     """Curvatures of nearly opposite sign, where nothing moves although f' is not 0."""
-    return balanced(), one_rho(4, 0.002), 1.0
+    return balanced(4, 0.015), one_rho(4, 0.002), 1.0
 
 
 def as_far_as_pulled() -> tuple[Problem, Topology, float]:
@@ -160,7 +160,7 @@ def as_far_as_pulled() -> tuple[Problem, Topology, float]:
 def steady_pull() -> tuple[Problem, Topology, float]:
     """Workers that differ by what does not change, and small steps."""
     pull = np.array([1.0, -1.0, *[0.0] * 8])
-    return problems.quadratic(np.ones((10, 1)), pull[:, None], start=[1e-3]), one_rho(10, 0.5), 1e-3
+    return problems.quadratic(np.ones((10, 2)), np.outer(pull, [1.0, 0.0]), start=[1e-3, 0.0]), one_rho(10, 0.5), 1e-3
 
 
 def half_as_far() -> tuple[Problem, Topology, float]:

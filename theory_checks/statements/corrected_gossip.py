@@ -53,7 +53,7 @@ from theory_checks.machinery import instances, moments, paths
 from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
 from theory_checks.statements.decentralized_sgd import one_rho
 
-_STEPS = 60
+_STEPS, _LONG = 60, 400
 _ROUNDED = 1e-4  # times the largest energy: what its rounding, of 1e-9, is relative to where it is nearly 0
 _CONVEX = ("isotropic", "equal", "different")
 Method = Callable[..., Algorithm]
@@ -179,7 +179,7 @@ def energy(share: float, method: Method) -> list[Outcome]:
     """The equation of E, with Hessians that differ; of D2 on a W with negative eigenvalues, too."""
     problem, gamma, found = _differing(), 0.4, []
     for topology in (one_rho(4, -0.3), _mean_of_four()):
-        E, right = _energies(problem, _follow(problem, topology, gamma, method), gamma, share_of(topology, share))
+        E, right = _energies(problem, _follow(problem, topology, gamma, method, _LONG), gamma, share_of(topology, share))
         found += paths.worst(E[1:], right[:-1], case=f"energy, {topology.name}", equality=True, scale=_ROUNDED * E[0])
     return found
 
@@ -237,7 +237,7 @@ def identity_of_extra(method: Method = algorithms.extra) -> list[Outcome]:
     """The equation before zeta, with Hessians that differ."""
     problem, gamma, found = _differing(), 0.4, []
     for topology in (one_rho(4, -0.3), _mean_of_four()):
-        distances, moves, products = _lyapunov(problem, topology, _follow(problem, topology, gamma, method), gamma)
+        distances, moves, products = _lyapunov(problem, topology, _follow(problem, topology, gamma, method, _LONG), gamma)
         right, scale = distances[:-1] - moves - products, _ROUNDED * distances[0]
         found += paths.worst(distances[1:], right, case=f"identity, {topology.name}", equality=True, scale=scale)
     return found
@@ -272,7 +272,7 @@ def along_eigenvectors(kind: str, method: Method) -> list[Outcome]:
 
 def optimum(method: Method) -> list[Outcome]:
     """All workers end at the minimiser of the mean, whatever their own are."""
-    path = _follow(_differing(), one_rho(4, 0.2), 0.4, method, steps=400)
+    path = _follow(_differing(), one_rho(4, -0.3), 0.4, method, _LONG)
     return paths.worst(path.X[-1], path.fixed, case="optimum", equality=True, scale=1.0)
 
 

@@ -202,7 +202,7 @@ def check(
 
 
 def _drawn(draws: Draws, method, *, convex: bool) -> tuple[Outcome, Outcome]:
-    topology = draws.choice(instances.graphs() if convex else (one_rho(4, 0.5), instances.graphs()[3]))  # runs take longer to compile
+    topology = draws.choice(instances.graphs()) if convex else one_rho(4, 0.5)  # runs take long to compile
     problem = instances.quadratic(draws, topology.n, 2) if convex else instances.random_wells(draws, topology.n, 2)
     L, rho = instances.known(problem).smoothness, topology.rho
     limit = min(1.0, 0.99 * (1 - rho) / max(rho, 1e-12)) / L
@@ -237,35 +237,40 @@ def trial_runs(draws: Draws, method=algorithms.decentralized_sgd) -> list[Outcom
 LONG = 2**14 - 1  # what happens before the state is stationary counts for little then
 
 
-def balanced(epsilon: float = 0.015, rho: float = 0.002) -> Problem:
+def balanced(workers: int, epsilon: float, rho: float = 0.002) -> Problem:
     """Curvatures 1 and epsilon - 1, pulled to different sides, from where the pulls are in balance although f' is not 0."""
-    sign = np.array([1.0, -1.0, 1.0, -1.0])
+    sign = np.tile([1.0, -1.0], workers // 2)
     h = np.where(sign < 0, epsilon - 1, sign)
     start = -rho / (1 - rho) / h.mean()  # gradients hardly feel disagreement along the signs, so that it is rho / (1 - rho)
-    return problems.quadratic(h[:, None], sign[:, None], start=[start])
+    return problems.quadratic(_first(h, 1.0), _first(sign), start=[start, 0.0])
+
+
+def _first(values: np.ndarray, other: float = 0.0) -> np.ndarray:
+    """Of a problem of two parameters, `[N, 2]`: what the first has, beside one number."""
+    return np.stack([values, np.full_like(values, other)], axis=1)
 
 
 def balanced_pulls(method=algorithms.decentralized_sgd) -> list[Outcome]:
     """The term L^2 A^2: f' that is not 0 where nothing moves."""
-    return [check(balanced(), one_rho(4, 0.002), steps=LONG, learning_rate=1.0, method=method)[0]]
+    return [check(balanced(4, 0.015), one_rho(4, 0.002), steps=LONG, learning_rate=1.0, method=method)[0]]
 
 
 def noise_of_the_mean(method=algorithms.decentralized_sgd) -> list[Outcome]:
     """The term gamma L sigma^2 / N: |x|^2 / 2 at gamma = 1 / L, where a step leaves nothing but its noise."""
-    problem = problems.quadratic(np.ones((4, 1)), np.zeros((4, 1)), noise=1.0, start=[0.1])
+    problem = problems.quadratic(np.ones((4, 2)), np.zeros((4, 2)), noise=1.0, start=[0.1, 0.0])
     return [check(problem, one_rho(4, 0.002), steps=LONG, learning_rate=1.0, method=method)[0]]
 
 
 def away_from_the_minimum(method=algorithms.decentralized_sgd) -> list[Outcome]:
     """The term 2 D / (gamma T): from far away at gamma = 1 / L, one step, and nothing is left to do."""
-    problem = problems.quadratic(np.ones((4, 1)), np.zeros((4, 1)), start=[1.0])
+    problem = problems.quadratic(np.ones((4, 2)), np.zeros((4, 2)), start=[1.0, 0.0])
     return [check(problem, one_rho(4, 0.002), steps=LONG, learning_rate=1.0, method=method)[0]]
 
 
 def diverging() -> Problem:
     """Two workers of curvature -1 pull apart, so that disagreement feeds itself; the others see to it that f has a minimum."""
     h, pull = np.array([-1.0, -1.0, *[1.0] * 8]), np.array([1.0, -1.0, *[0.0] * 8])
-    return problems.quadratic(h[:, None], pull[:, None], start=[1e-6])
+    return problems.quadratic(_first(h, 1.0), _first(pull), start=[1e-6, 0.0])
 
 
 def lasting_disagreement(method=algorithms.decentralized_sgd) -> list[Outcome]:
@@ -275,7 +280,7 @@ def lasting_disagreement(method=algorithms.decentralized_sgd) -> list[Outcome]:
 
 def random_disagreement(method=algorithms.decentralized_sgd) -> list[Outcome]:
     """r / sqrt(1 - q^2): noise alone, at a small step size."""
-    problem = problems.quadratic(np.ones((10, 1)), np.zeros((10, 1)), noise=1.0, start=[1e-3])
+    problem = problems.quadratic(np.ones((10, 2)), np.zeros((10, 2)), noise=1.0, start=[1e-3, 0.0])
     return [check(problem, one_rho(10, 0.5), steps=LONG, learning_rate=1e-3, method=method)[1]]
 
 

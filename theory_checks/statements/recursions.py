@@ -34,7 +34,8 @@ from theory_checks.recursions.shared import Matrices
 from theory_checks.statements import bits
 
 H, BACKUPS, ETA = 3, 2, 0.3
-BITS = 64 * D  # of a model
+DOUBLE = 64  # bits of a number
+BITS = DOUBLE * D  # of a model
 
 
 # --- All together.
@@ -399,7 +400,13 @@ DECENTRALIZED = (
         2 * BITS,
     ),
     _gossip(
-        "SGP", "Assran et al. 2019, algorithm 1", algorithms.stochastic_gradient_push, decentralized.push, "directed", "momentum", BITS + 64
+        "SGP",
+        "Assran et al. 2019, algorithm 1",
+        algorithms.stochastic_gradient_push,
+        decentralized.push,
+        "directed",
+        "momentum",
+        BITS + DOUBLE,
     ),
     _gossip(
         "SGP, schedule",
@@ -407,7 +414,7 @@ DECENTRALIZED = (
         algorithms.stochastic_gradient_push,
         decentralized.push,
         "one peer",
-        message=BITS + 64,
+        message=BITS + DOUBLE,
     ),
     _lossy_gossip(
         "CHOCO",
@@ -417,7 +424,7 @@ DECENTRALIZED = (
         "irregular",
         HALF,
         _in_layers(largest_half),
-        sum(bits.largest(-(-size // 2), size) for size in LAYERS),
+        sum(bits.largest(-(-size // 2), size, DOUBLE) for size in LAYERS),
     ),
     _lossy_gossip(
         "CHOCO, whole model",
@@ -437,7 +444,7 @@ DECENTRALIZED = (
         "irregular",
         SIGN,
         _in_layers(mean_size_times_sign),
-        sum(bits.signs(size) for size in LAYERS),
+        sum(bits.signs(size, DOUBLE) for size in LAYERS),
     ),
     _lossy_gossip(
         "DeepSqueeze, schedule",
@@ -447,7 +454,7 @@ DECENTRALIZED = (
         "matchings",
         HALF_OF_ALL,
         largest_half,
-        bits.largest(D // 2, D),
+        bits.largest(D // 2, D, DOUBLE),
         optimizer="momentum",
     ),
 )
