@@ -25,6 +25,9 @@ import dsgd
 import topologies
 from algorithms import asynchronous_gossip_sgd, asynchronous_sgd, backup_workers_sgd, delays, minibatch_sgd, sgd
 from dsgd import clusters, network, problems
+from theory_checks.recursions import shared
+from theory_checks.recursions.asynchronous import Numbers, Schedule, gossip_schedule, pairwise_steps, server_schedule, stale_steps
+from theory_checks.recursions.compressed import cut
 
 N, D, GAMMA, STEPS = 5, 8, 0.1, 60
 BIASES, WEIGHTS = 2, (2, 3)
@@ -115,16 +118,8 @@ def rows(tree: Any, leading: int) -> np.ndarray:
     return np.concatenate([leaf.reshape(*leaf.shape[:leading], -1) for leaf in leaves], axis=-1)
 
 
-class Numbers(NamedTuple):
-    """B clusters of N workers, in one program: seconds of each lap of its computing `[B, N, laps]`, bits per second `[B, N]`."""
-
-    compute: np.ndarray
-    up: np.ndarray
-    down: np.ndarray
-
-
 def cluster_of(numbers: Numbers, **options: Any) -> clusters.Cluster:
-    """One of them. Who begins to compute at a time takes one of its laps by that time."""
+    """One of the B clusters that one program runs on. Who begins to compute at a time takes one of its laps by that time."""
 
     def bandwidth(values):
         return clusters.Quantity(lambda key, clock, worker: values[worker], "bandwidth", positive=True)
@@ -179,19 +174,6 @@ def drive(
 # --- The oracles of an asynchronous server: its schedule, event by event, and the iterates that follow.
 
 
-class Schedule(NamedTuple):
-    """Of each update: whose gradient, when it was applied (to the last part), and which model each part was read from, `[T, P]`."""
-
-    worker: list[int]
-    clock: list[float]
-    version: list[list[int]]
-
-    @property
-    def staleness(self) -> np.ndarray:
-        """`[T, P]`."""
-        return np.arange(len(self.worker))[:, None] - np.array(self.version)
-
-
 def from_simulation(numbers: Numbers, latency: float, convention: Any, servers: int, expected: list[int]) -> Schedule:
     """From `network.simulate`, in fractions, of workers that compute as long in every lap, and make one lap more than is expected."""
     workers, T = len(numbers.up), len(expected)
@@ -219,79 +201,20 @@ def from_simulation(numbers: Numbers, latency: float, convention: Any, servers: 
     return Schedule(order, [float(p.arrived) for p in into[-1][:T]], version)
 
 
-class Waiting(NamedTuple):
-    """A gradient on a worker: since when it can be sent, and when each of its parts had been read; -1 for the first model."""
-
-    ready: float
-    reads: list[float]
-    own: int
-    held: float = 0.0
-
-
 def naive(numbers: Numbers, latency: float, convention: str, servers: int, T: int, bound: float = np.inf) -> Schedule:
-    """A loop over updates: the server takes the first ready gradient whose taking leaves an order in which none grows too old."""
-    workers = len(numbers.up)
-    part = 64 * D / servers
-    held = latency * (convention == "blocking")  # how long latency holds a port
-    ahead = latency - held
-
-    def seconds(worker, clock):
-        laps = numbers.compute[worker]
-        return float(laps[int(8 * clock) % len(laps)])
-
-    waiting = [Waiting(seconds(n, 0.0), [-1.0] * servers, 0) for n in range(workers)]
-    into, out = [0.0] * servers, [0.0] * servers
-    applied: list[list[float]] = [[] for _ in range(servers)]
-    found = Schedule([], [], [])
-
-    def versions(gradient):
-        if gradient.own == 0:
-            return [0] * servers
-        return [max(gradient.own, sum(when < read for when in arrivals)) for arrivals, read in zip(applied, gradient.reads, strict=True)]
-
-    for t in range(T):
-        deadlines = [min(versions(gradient)) + bound for gradient in waiting]
-
-        def may(n, t=t, deadlines=deadlines):
-            others = sorted(deadlines[:n] + deadlines[n + 1 :])
-            return deadlines[n] >= t and all(last >= t + 1 + k for k, last in enumerate(others))
-
-        ready = [gradient.ready if may(n) else np.inf for n, gradient in enumerate(waiting)]
-        worker = ready.index(min(ready))
-        found.worker.append(worker)
-        found.version.append(versions(waiting[worker]))
-        up, down = part / numbers.up[worker], part / numbers.down[worker]
-        sent, reads = max(waiting[worker].ready, waiting[worker].held), []
-        for s in range(servers):
-            start = max(sent, into[s] - ahead)
-            into[s] = sent = start + latency + up
-            applied[s].append(sent)
-        received = 0.0
-        for s in range(servers):
-            start = max(applied[s][-1], out[s], received)
-            out[s] = start + held + down
-            received = start + latency + down
-            reads.append(start)
-        found.clock.append(applied[-1][-1])
-        waiting = [gradient if may(n) else gradient._replace(held=applied[0][-1]) for n, gradient in enumerate(waiting)]
-        waiting[worker] = Waiting(received + seconds(worker, received), reads, t + 1)
-    return found
+    """The loop over updates, of this model's bits."""
+    return server_schedule(numbers, latency=latency, convention=convention, servers=servers, updates=T, bits=64 * D, bound=bound)
 
 
-def cut(x: np.ndarray, servers: int) -> np.ndarray:
-    """Equal parts, the last filled up with zeros."""
-    return np.pad(x, (0, -len(x) % servers)).reshape(servers, -1)
+def G(t: int, X: np.ndarray) -> np.ndarray:
+    """Everybody's gradient at its own model, `[N, d]`."""
+    A, b, _ = numbers(len(X))
+    return shared.quadratic(A, b)(t, X)
 
 
 def iterates(worker: Any, staleness: np.ndarray, N: int = N, aware: bool = False) -> np.ndarray:
     """x_{t+1} = x_t - gamma g(x_D(t)), where each of P parts has its own D(t), `[T, P]`: `[T + 1, d]`."""
-    servers = staleness.shape[1]
-    x = [numbers(N)[2]]
-    for t, (n, old) in enumerate(zip(worker, staleness, strict=True)):
-        read = np.concatenate([cut(x[t - age], servers)[part] for part, age in enumerate(old)])[:D]
-        step = GAMMA * cut(g(n, read, N), servers) / (np.maximum(1, old)[:, None] if aware else 1)
-        x.append(x[t] - step.ravel()[:D])
-    return np.stack(x)
+    return stale_steps(numbers(N)[2], G, N, shared.plain(GAMMA), worker, staleness, aware=aware)
 
 
 # --- The schedule that emerges.
@@ -616,53 +539,10 @@ def test_staleness_aware_adam_goes_its_way_in_shorter_steps():
 # --- Asynchronous gossip.
 
 
-class Exchanges(NamedTuple):
-    """Of each update: whose, with whom, and the clock after it; and when each of its worker's exchanges began and ended."""
-
-    worker: list[int]
-    partner: list[int]
-    clock: list[float]
-    held: list[list[tuple[float, float]]]
-
-
-def gossip_schedule(numbers: Numbers, latency: float, partners: list[list[int]], T: int) -> Exchanges:
-    """A loop over updates: the exchange that can begin first, of several the gradient that was ready first, of those the first worker."""
-    N = len(numbers.up)
-
-    def seconds(worker, clock):
-        laps = numbers.compute[worker]
-        return float(laps[int(8 * clock) % len(laps)])
-
-    queues = [list(mine) for mine in partners]
-    ready, free, now = [seconds(n, 0.0) for n in range(N)], [0.0] * N, 0.0
-    found = Exchanges([], [], [], [[] for _ in range(N)])
-    for _ in range(T):
-        starts = [(max(ready[n], free[n], free[queues[n][0]]), ready[n], n) for n in range(N) if queues[n]]
-        start, _, i = min(starts)
-        j = queues[i].pop(0)
-        slowest = min(numbers.up[i], numbers.down[i], numbers.up[j], numbers.down[j])
-        end = start + latency + 64 * D / slowest
-        for n in (i, j):
-            found.held[n].append((start, end))
-        free[i] = free[j] = end
-        now = max(now, end)
-        ready[i] = end + seconds(i, end)
-        for list_, value in zip(found, (i, j, now), strict=False):
-            list_.append(value)
-    return found
-
-
-def gossip_iterates(workers: Any, partners: Any, N: int, momentum: float) -> np.ndarray:
-    """Who has a gradient averages with its partner, and steps on a gradient of the model that it had after its last step."""
-    X = np.tile(numbers(N)[2], (N, 1))
-    read, memory, found = X.copy(), np.zeros_like(X), [X.copy()]
-    for i, j in zip(workers, partners, strict=True):
-        memory[i] = momentum * memory[i] + g(i, read[i], N)
-        X[i] = X[j] = (X[i] + X[j]) / 2
-        X[i] -= GAMMA * memory[i]
-        read[i] = X[i]
-        found.append(X.copy())
-    return np.stack(found)
+def gossip_iterates(workers: Any, partners: Any, N: int, share: float) -> np.ndarray:
+    """From the common start, each with a memory of its own."""
+    steps = [shared.momentum(GAMMA, share) for _ in range(N)]
+    return pairwise_steps(np.tile(numbers(N)[2], (N, 1)), G, steps, workers, partners)
 
 
 @cache
@@ -684,7 +564,7 @@ def test_gossip_takes_the_exchange_that_can_begin_first(devices):
     many, found = random_clusters(N=8, B=8, laps=3), gossiping(devices)
     for b in range(len(many.up)):
         worker, partner = found.worker[b], partners_of(found, b)
-        schedule = gossip_schedule(each(many, b), 0.25, [partner[worker == n].tolist() for n in range(8)], STEPS)
+        schedule = gossip_schedule(each(many, b), 0.25, [partner[worker == n].tolist() for n in range(8)], STEPS, 64 * D)
         assert worker.tolist() == schedule.worker
         assert found.clock[b].tolist() == schedule.clock
         own = [max((i + 1 for i in range(t) if worker[i] == n), default=0) for t, n in enumerate(worker)]
@@ -708,7 +588,7 @@ def test_gossip_of_two_has_no_choice():
     many = random_clusters(N=2, B=6, laps=3, seed=4)
     found = drive(asynchronous_gossip_sgd(STEP, topologies.ring(2)), quadratic(2), partial(cluster_of, latency=0.5), many)
     for b in range(6):
-        schedule = gossip_schedule(each(many, b), 0.5, [[1] * STEPS, [0] * STEPS], STEPS)
+        schedule = gossip_schedule(each(many, b), 0.5, [[1] * STEPS, [0] * STEPS], STEPS, 64 * D)
         assert (found.worker[b].tolist(), found.clock[b].tolist()) == (schedule.worker, schedule.clock)
         np.testing.assert_allclose(found.models[b], gossip_iterates(schedule.worker, schedule.partner, 2, 0), rtol=1e-11, atol=1e-11)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,21 @@ import dsgd
 from algorithms import compressed_sgd, ef21, error_compensated_sgd
 from dsgd import compressors, problems
 from dsgd.compressors.low_rank import Factors
+from theory_checks.recursions.compressed import (
+    Parts,
+    Q,
+    around_ring,
+    clipped,
+    csgd,
+    double_squeeze,
+    join,
+    kimad,
+    largest_half,
+    mean_size_times_sign,
+    quantize,
+    through_servers,
+)
+from theory_checks.recursions.shared import Gradients, Rounds, plain, quadratic
 
 N, D, STEPS, LEARNING_RATE = 3, 10, 8, 0.2  # parts of four elements, the last with two of padding
 STEP = optax.sgd(LEARNING_RATE)
@@ -87,76 +103,18 @@ def gradient(problem: dsgd.Problem, n: int, x: np.ndarray) -> np.ndarray:
     return np.asarray(problem.data.A[n]) @ x - np.asarray(problem.data.b[n])
 
 
-# --- Numpy oracles, straight from the papers. Workers and servers hold parts `[N, part]`.
+# --- The papers' recursions, of one layer through N servers.
+
+CUTTING = Parts((D,), N)
 
 
-def cut(x: np.ndarray) -> np.ndarray:
-    """N equal parts, the last padded with zeros."""
-    return np.pad(x, (0, -len(x) % N)).reshape(N, -1)
+def G(problem: dsgd.Problem) -> Gradients:
+    return quadratic(np.asarray(problem.data.A), np.asarray(problem.data.b))
 
 
-def join(parts: np.ndarray, d: int) -> np.ndarray:
-    return parts.reshape(*parts.shape[:-2], -1)[..., :d]
-
-
-Q = Callable[[np.ndarray], np.ndarray]
-
-
-def through_servers(gradients: list[np.ndarray], q: Q) -> np.ndarray:
-    """Equation 3.4: partition n goes to server n, which averages and sends its part to all."""
-    parts = [cut(g) for g in gradients]
-    answers = []
-    for server in range(N):
-        received = [q(parts[n][server]) for n in range(N)]
-        answers.append(q(np.mean(received, axis=0)))
-    return np.array(answers)
-
-
-def around_ring(gradients: list[np.ndarray], q: Q) -> np.ndarray:
-    """Equation 3.5, over N: partition n starts at worker n, and every worker that it comes by adds its own."""
-    parts = [cut(g) for g in gradients]
-    sums = []
-    for start in range(N):
-        message = q(parts[start][start])
-        for hop in range(1, N):
-            message = q(message + parts[(start + hop) % N][start])
-        sums.append(message)
-    return np.array(sums) / N
-
-
-def csgd(problem: dsgd.Problem, exchange: Callable, q: Q) -> Iterator[dict[str, np.ndarray]]:
-    x = np.zeros(D)
-    for _ in range(STEPS):
-        x = x - LEARNING_RATE * join(exchange([gradient(problem, n, x) for n in range(N)], q), D)
-        yield {"x": x}
-
-
-def double_squeeze(problem: dsgd.Problem, up: Q, down: Q) -> Iterator[dict[str, np.ndarray]]:
-    """Equations 3.10 to 3.14, with N servers of one part each."""
-    x, delta_worker, delta_server = np.zeros(D), np.zeros((N, *cut(np.zeros(D)).shape)), np.zeros_like(cut(np.zeros(D)))
-    for _ in range(STEPS):
-        v_worker = np.array([cut(gradient(problem, n, x)) + delta_worker[n] for n in range(N)])  # (3.10)
-        sent = np.array([[up(v_worker[n][server]) for server in range(N)] for n in range(N)])
-        delta_worker = v_worker - sent  # (3.11)
-        v_server = np.mean(sent, axis=0) + delta_server  # (3.12)
-        answer = np.array([down(v_server[server]) for server in range(N)])
-        delta_server = v_server - answer  # (3.13)
-        x = x - LEARNING_RATE * join(answer, D)  # (3.14)
-        yield {"x": x, "delta_worker": join(delta_worker, D), "delta_server": join(delta_server, D)}
-
-
-def kimad(problem: dsgd.Problem, up: Q, down: Q) -> Iterator[dict[str, np.ndarray]]:
-    """Algorithm 3 of Kimad with one compressor each way and weights 1/N, from the start on which x and its estimator agree. The
-    model's estimator moves at the end of a round instead of at the start of the next. What parts are padded with is compressed too."""
-    x = x_hat = cut(np.zeros(D))
-    u_hat = np.zeros((N, *x.shape))
-    for _ in range(STEPS):
-        for m in range(N):
-            u = cut(gradient(problem, m, join(x_hat, D)))  # line 9
-            u_hat[m] = u_hat[m] + np.array([up(u[server] - u_hat[m][server]) for server in range(N)])  # lines 11 to 14
-        x = x - LEARNING_RATE * sum(u_hat[m] / N for m in range(N))  # line 15
-        x_hat = x_hat + np.array([down(x[server] - x_hat[server]) for server in range(N)])  # lines 5 to 8
-        yield {"x": join(x, D), "x_hat": join(x_hat, D), "u_hat": join(u_hat, D)}
+def oracle(recursion: Callable[..., Rounds], problem: dsgd.Problem, *arguments: Any) -> Rounds:
+    """From 0 on, by plain steps."""
+    return recursion(np.zeros(D), G(problem), plain(LEARNING_RATE), *arguments, CUTTING)
 
 
 def rounding_compressor() -> dsgd.Compressor:
@@ -181,36 +139,20 @@ def rounding(x: np.ndarray) -> np.ndarray:
     return np.round(x.astype(np.float32) * 16).astype(float) / 16 * 0.75
 
 
-def two_largest(x: np.ndarray) -> np.ndarray:
-    """Of four elements; of equals, the first."""
-    x = x.astype(np.float32).astype(float)
-    places = sorted(range(len(x)), key=lambda i: (-abs(x[i]), i))[: len(x) // 2]
-    return np.array([x[i] if i in places else 0.0 for i in range(len(x))])
-
-
-def mean_size_times_sign(x: np.ndarray) -> np.ndarray:
-    return np.mean(np.abs(x)) * np.where(x < 0, -1, 1)
-
-
-def clipped(x: np.ndarray) -> np.ndarray:
-    """Sign, 8 bits of exponent, 3 of mantissa."""
-    return (x.astype(np.float32).view(np.uint32) >> 20 << 20).view(np.float32).astype(float)
-
-
 LOSSY: dict[str, tuple[dsgd.Compressor, Q]] = {
     "identity": (compressors.identity, lambda x: x),
     "rounding": (rounding_compressor(), rounding),
-    "top_k": (compressors.top_k(0.5), two_largest),
+    "top_k": (compressors.top_k(0.5), largest_half),
     "sign": (compressors.sign, mean_size_times_sign),
     "clipping": (compressors.clipping(3), clipped),
 }
 PAIRS = [("top_k", "clipping"), ("sign", "rounding"), ("clipping", "identity"), ("rounding", "top_k"), ("identity", "sign")]
 
 
-def compare(got: dict[str, np.ndarray], rounds: Iterator[dict[str, np.ndarray]], *names: str) -> None:
+def compare(got: dict[str, np.ndarray], rounds: Rounds, *names: str) -> None:
     """Round by round. What is sent is float32, which the oracles round as well; but they do not sum a scale in the same order."""
     tolerance = 2e-6 if "sign" in names else 1e-12
-    for t, expected in enumerate(rounds, start=1):
+    for t, expected in enumerate(islice(rounds, STEPS), start=1):
         assert set(got) == set(expected)
         for symbol in got:
             np.testing.assert_allclose(got[symbol][t], expected[symbol], rtol=0, atol=tolerance, err_msg=f"{symbol} of round {t}")
@@ -222,7 +164,7 @@ def test_compressed_sgd_is_equation_3_4_or_3_5(via, exchange, name):
     with jax.enable_x64(True):
         problem, (compressor, q) = exact(), LOSSY[name]
         run = drive(compressed_sgd(STEP, compressor, via, allow_biased=True), problem)
-        compare({"x": run.states.server.params}, csgd(problem, exchange, q), name)
+        compare({"x": run.states.server.params}, oracle(csgd, problem, exchange, q), name)
 
 
 @pytest.mark.parametrize(("up", "down"), PAIRS)
@@ -232,7 +174,7 @@ def test_error_compensated_sgd_is_equations_3_10_to_3_14(up, down):
         states = drive(error_compensated_sgd(STEP, LOSSY[up][0], LOSSY[down][0], allow_expanding=True), problem).states
         memory = states.workers
         got = {"x": states.server.params, "delta_worker": join(memory.worker, D), "delta_server": join(memory.server, D)}
-        compare(got, double_squeeze(problem, LOSSY[up][1], LOSSY[down][1]), up, down)
+        compare(got, oracle(double_squeeze, problem, LOSSY[up][1], LOSSY[down][1]), up, down)
 
 
 @pytest.mark.parametrize(("up", "down"), [*PAIRS, ("top_k", "identity"), ("sign", "identity")])
@@ -242,7 +184,7 @@ def test_ef21_is_kimads_algorithm_3(up, down):
         states = drive(ef21(STEP, LOSSY[up][0], LOSSY[down][0]), problem).states
         known = states.workers
         got = {"x": join(known.model.params, D), "x_hat": states.server, "u_hat": join(known.gradient, D)}
-        compare(got, kimad(problem, LOSSY[up][1], LOSSY[down][1]), up, down)
+        compare(got, oracle(kimad, problem, LOSSY[up][1], LOSSY[down][1]), up, down)
         # The servers' means are of what they know of each worker, which they never see again as a whole.
         np.testing.assert_allclose(known.mean, known.gradient.mean(axis=1), atol=1e-12)
         if down == "identity":
@@ -254,7 +196,7 @@ def test_ef21_takes_home_the_servers_model_not_what_the_workers_know_of_it(devic
     with jax.enable_x64(True):
         problem, method = exact(), ef21(STEP, LOSSY["top_k"][0], LOSSY["clipping"][0])
         result = dsgd.run(method, problem, steps=STEPS, key=jax.random.key(0), mesh=devices)
-        *_, last = kimad(problem, two_largest, clipped)
+        *_, last = islice(oracle(kimad, problem, largest_half, clipped), STEPS)
     np.testing.assert_allclose(result.params, last["x"], rtol=0, atol=1e-12)
     np.testing.assert_allclose(result.state.server, last["x_hat"], rtol=0, atol=1e-12)
     assert np.abs(last["x"] - last["x_hat"]).max() > 1e-4
@@ -280,24 +222,12 @@ def check_moments(via: str, exchange: Callable, mesh: jax.sharding.Mesh) -> None
     got = np.asarray(dsgd.run(method, problem, steps=1, key=jax.random.key(0), seeds=seeds, mesh=mesh).params, np.float64)
     gradients = [gradient(problem, n, np.zeros(d)) for n in range(N)]
     rng = np.random.default_rng(0)
-    oracle = -np.stack([join(exchange(gradients, lambda x: quantize(x, bits, rng)), d) for _ in range(seeds)])
+    stepped = -np.stack([exchange(np.array(gradients), lambda x: quantize(x, bits, rng), Parts((d,), N)) for _ in range(seeds)])
     error = got.std(axis=0, ddof=1) / np.sqrt(seeds)
     assert (np.abs(got.mean(axis=0) + np.mean(gradients, axis=0)) <= 4.5 * error + 1e-6).all()
     # Variances of so many draws, bounded kurtosis: a relative standard error of about sqrt(2 / seeds).
-    for ours, theirs in zip(got.var(axis=0), oracle.var(axis=0), strict=True):
+    for ours, theirs in zip(got.var(axis=0), stepped.var(axis=0), strict=True):
         assert ours == pytest.approx(theirs, rel=6 * np.sqrt(2 * 2 / seeds), abs=1e-10)
-
-
-def quantize(x: np.ndarray, bits: int, rng: np.random.Generator) -> np.ndarray:
-    """Equation 3.3."""
-    knobs = np.linspace(x.min(), x.max(), 2**bits)
-    sent = []
-    for element in x:
-        lower = max((knob for knob in knobs if knob <= element), default=knobs[0])
-        upper = min((knob for knob in knobs if knob >= element), default=knobs[-1])
-        share = 0 if upper == lower else (element - lower) / (upper - lower)
-        sent.append(upper if rng.uniform() < share else lower)
-    return np.array(sent)
 
 
 NOISY = dsgd.Compressor(

@@ -5,8 +5,8 @@ Models are the rows of X `[N, d]`, so that gossip, x_i <- sum_j W_ij x_j, is W @
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -36,6 +36,11 @@ from algorithms import (
     stochastic_gradient_push,
 )
 from dsgd import compressors, problems
+from theory_checks.recursions import shared
+from theory_checks.recursions.compressed import Q, largest_half, mean_size_times_sign
+from theory_checks.recursions.decentralized import by_layers, choco, d_squared, decentralized, nids, push, shi, squeeze, tracking
+from theory_checks.recursions.shared import Matrices, Rounds, Step, Steps, adam, momentum, plain
+from theory_checks.recursions.synchronous import local
 
 N, GAMMA, LONG, SHORT = 6, 0.2, 1_500, 12  # rounds: until exact methods have converged; where small differences would grow
 BIASES, WEIGHTS = 2, (2, 2)
@@ -121,11 +126,8 @@ def drive(algorithm: dsgd.Algorithm, problem: dsgd.Problem, *, steps: int = SHOR
     return Trajectory(states, rows(gradients), dsgd.counts.to_int(info.bits_up), dsgd.counts.to_int(info.bits_down))
 
 
-# --- Numpy oracles, straight from the papers. `W(t)` is the matrix of round t; a step makes of gradients the change of models, -gamma G.
+# --- The papers' recursions on this problem. `W(t)` is the matrix of round t; a step makes of gradients the change of models, -gamma G.
 
-Matrices = Callable[[int], np.ndarray]
-Step = Callable[[np.ndarray], np.ndarray]
-Rounds = Iterator[dict[str, np.ndarray]]
 I = np.eye(N)
 
 
@@ -136,172 +138,33 @@ def matrices(topology: dsgd.Topology) -> Matrices:
 
 def G(X: np.ndarray, equal_hessians: bool = False) -> np.ndarray:
     A, b, _ = numbers(equal_hessians)
-    return np.einsum("nij,nj->ni", A, X) - b
+    return shared.quadratic(A, b)(0, X)
 
 
 def X_0() -> np.ndarray:
     return np.tile(numbers()[2], (N, 1))
 
 
-def plain() -> Step:
-    return lambda g: -GAMMA * g
+def from_start(recursion: Callable[..., Rounds], *arguments: Any) -> Rounds:
+    return recursion(X_0(), lambda t, X: G(X), *arguments)
 
 
-def momentum() -> Step:
-    memory = np.zeros((N, D))
-
-    def step(g):
-        nonlocal memory
-        memory = 0.9 * memory + g
-        return -GAMMA / 4 * memory
-
-    return step
-
-
-def adam() -> Step:
-    first, second, t = np.zeros((N, D)), np.zeros((N, D)), 0
-
-    def step(g):
-        nonlocal first, second, t
-        t += 1
-        first, second = 0.9 * first + 0.1 * g, 0.999 * second + 0.001 * g**2
-        return -0.02 * (first / (1 - 0.9**t)) / (np.sqrt(second / (1 - 0.999**t)) + 1e-8)
-
-    return step
-
-
-OPTIMIZERS: dict[str, tuple[optax.GradientTransformation, Callable[[], Step]]] = {
-    "sgd": (optax.sgd(GAMMA), plain),
-    "momentum": (optax.sgd(GAMMA / 4, momentum=0.9), momentum),
-    "adam": (optax.adam(0.02), adam),
+OPTIMIZERS: dict[str, tuple[optax.GradientTransformation, Steps]] = {
+    "sgd": (optax.sgd(GAMMA), partial(plain, GAMMA)),
+    "momentum": (optax.sgd(GAMMA / 4, momentum=0.9), partial(momentum, GAMMA / 4)),
+    "adam": (optax.adam(0.02), partial(adam, 0.02)),
 }
 
 
-def decentralized(W: Matrices, step: Step) -> Rounds:
-    """Liu and Zhang, (5.2)."""
-    X, t = X_0(), 0
-    while True:
-        X = W(t) @ (X + step(G(X)))
-        t += 1
-        yield {"params": X}
-
-
-def local(W: Matrices, step: Step, H: int) -> Rounds:
-    """Stich 2019, algorithm 1: in rounds H, 2H, ... models are averaged; a schedule is gone through by averagings."""
-    X, t, averagings = X_0(), 0, 0
-    while True:
-        X = X + step(G(X))
-        t += 1
-        if t % H == 0:
-            X = W(averagings) @ X
-            averagings += 1
-        yield {"params": X}
-
-
-def d_squared(W: Matrices, step: Step) -> Rounds:
-    """Tang et al. 2018, algorithm 1."""
-    before, change = X_0(), step(G(X_0()))
-    X = W(0) @ (before + change)
-    yield {"params": X}
-    while True:
-        last, change = change, step(G(X))
-        before, X = X, W(0) @ (2 * X - before + change - last)
-        yield {"params": X}
-
-
-def shi(W: Matrices, step: Step) -> Rounds:
-    """Shi et al. 2015, (2.13), with W~ = (I + W) / 2."""
-    before, change = X_0(), step(G(X_0()))
-    X = W(0) @ before + change
-    yield {"params": X}
-    while True:
-        last, change = change, step(G(X))
-        before, X = X, (I + W(0)) @ X - (I + W(0)) / 2 @ before + change - last
-        yield {"params": X}
-
-
-def nids(W: Matrices, step: Step) -> Rounds:
-    """Li, Shi and Yan 2019, with equal steps; the first combines, as exact diffusion does."""
-    return d_squared(lambda t: (I + W(t)) / 2, step)
-
-
-def tracking(W: Matrices, step: Step) -> Rounds:
-    """Nedic, Olshevsky and Shi 2017, DIGing. Departure on schedules: trackers are mixed by the round's matrix, with its models."""
-    X = X_0()
-    g = y = G(X)
-    X, t = W(0) @ X + step(y), 1
-    yield {"params": X, "tracker": y, "gradient": g}
-    while True:
-        last, g = g, G(X)
-        y = W(t) @ y + g - last
-        X = W(t) @ X + step(y)
-        t += 1
-        yield {"params": X, "tracker": y, "gradient": g}
-
-
-def push(W: Matrices, step: Step) -> Rounds:
-    """Assran et al. 2019, algorithm 1."""
-    X, w, t = X_0(), np.ones(N), 0
-    while True:
-        z = np.stack([X[n] / w[n] for n in range(N)])
-        X = W(t) @ (X + step(G(z)))
-        w = W(t) @ w
-        t += 1
-        yield {"params": X, "mass": w}
-
-
-Q = Callable[[np.ndarray], np.ndarray]  # of a model `[d]`
-
-
-def choco(W: Matrices, step: Step, q: Q, eta: float) -> Rounds:
-    """Koloskova, Stich and Jaggi 2019, algorithm 2: every worker i keeps its own copy of every neighbour's x-hat, here `hat[i, j]`, from
-    x_0 on instead of 0."""
-    X, hat = X_0(), np.tile(X_0()[:1], (N, N, 1))
-    while True:
-        half = X + step(G(X))
-        messages = [q(half[i] - hat[i, i]) for i in range(N)]
-        for i in range(N):
-            for j in range(N):
-                if W(0)[i, j] != 0 or i == j:
-                    hat[i, j] = hat[i, j] + messages[j]
-        X = np.stack([half[i] + eta * sum(W(0)[i, j] * (hat[i, j] - hat[i, i]) for j in range(N)) for i in range(N)])
-        own = np.stack([hat[i, i] for i in range(N)])
-        yield {"params": X, "own": own, "apart": np.einsum("ij,ijk->ik", W(0), hat - own[:, None])}
-
-
-def squeeze(W: Matrices, step: Step, q: Q, eta: float) -> Rounds:
-    """Tang et al. 2019, DeepSqueeze, algorithm 1."""
-    X, delta, t = X_0(), np.zeros((N, D)), 0
-    while True:
-        half = X + step(G(X))
-        v = half + delta
-        C = np.stack([q(v[i]) for i in range(N)])
-        delta = v - C
-        X = np.stack([half[i] + eta * sum((W(t) - I)[i, j] * C[j] for j in range(N)) for i in range(N)])
-        t += 1
-        yield {"params": X, "error": delta}
-
-
-def largest_half(x: np.ndarray) -> np.ndarray:
-    """Of equals, the first. Values travel as float32."""
-    x = x.astype(np.float32).astype(float)
-    places = sorted(range(len(x)), key=lambda i: (-abs(x[i]), i))[: len(x) // 2]
-    return np.array([x[i] if i in places else 0.0 for i in range(len(x))])
-
-
-def mean_size_times_sign(x: np.ndarray) -> np.ndarray:
-    return np.mean(np.abs(x)) * np.where(x < 0, -1, 1)
-
-
-def by_layers(q: Q) -> Q:
-    return lambda x: np.concatenate([q(x[:BIASES]), q(x[BIASES:])])
+def in_layers(q: Q) -> Q:
+    return by_layers(q, (BIASES, D - BIASES))
 
 
 LOSSY: dict[str, tuple[dsgd.Compressor, Q]] = {
     "identity": (compressors.identity, lambda x: x),
-    "top_k": (compressors.top_k(0.5), by_layers(largest_half)),
+    "top_k": (compressors.top_k(0.5), in_layers(largest_half)),
     "top_k-whole": (compressors.whole_model(compressors.top_k(0.5)), largest_half),
-    "sign": (compressors.sign, by_layers(mean_size_times_sign)),
+    "sign": (compressors.sign, in_layers(mean_size_times_sign)),
     "sign-whole": (compressors.whole_model(compressors.sign), mean_size_times_sign),
 }
 
@@ -336,19 +199,21 @@ class Case(NamedTuple):
 
 
 def on(method: Callable, oracle: Callable, topology: dsgd.Topology, steps: int = SHORT, **options: Any) -> Case:
-    return Case(lambda optimizer: method(optimizer, topology=topology, **options), lambda step: oracle(matrices(topology), step), steps)
+    return Case(
+        lambda optimizer: method(optimizer, topology=topology, **options), lambda step: from_start(oracle, matrices(topology), step), steps
+    )
 
 
 def locally(H: int, topology: dsgd.Topology | None) -> Case:
     W = matrices(COMPLETE if topology is None else topology)
-    return Case(lambda optimizer: local_sgd(optimizer, H, topology), lambda step: local(W, step, H), 5 * H * 2)
+    return Case(lambda optimizer: local_sgd(optimizer, H, topology), lambda step: from_start(local, W, step, H), 5 * H * 2)
 
 
 def compressed(method: Callable, oracle: Callable, topology: dsgd.Topology, name: str, eta: float) -> Case:
     compressor, q = LOSSY[name]
     return Case(
         lambda optimizer: method(optimizer, topology, compressor, eta),
-        lambda step: oracle(matrices(topology), step, q, eta),
+        lambda step: from_start(oracle, matrices(topology), step, q, eta),
         SHORT,
         2e-6 if "sign" in name else 1e-12,  # the scale is a sum in float32
     )
@@ -450,7 +315,7 @@ def test_optimisers_keep_their_memories_locally(name, optimizer):
 
 
 def after(name: str, rounds: int) -> np.ndarray:
-    oracle = CASES[name].rounds(plain())
+    oracle = CASES[name].rounds(plain(GAMMA))
     return [next(oracle) for _ in range(rounds)][-1]["params"]
 
 
@@ -484,7 +349,7 @@ def test_the_step_of_the_consensus_can_be_swept(mesh):
 
             swept = dsgd.sweep(factory, quadratic(), steps=6, key=jax.random.key(0), mesh=mesh, consensus_step=[0.25, 1.0])
             for i, eta in enumerate((0.25, 1.0)):
-                rounds = oracle(matrices(RING), plain(), q, eta)
+                rounds = from_start(oracle, matrices(RING), plain(GAMMA), q, eta)
                 X = [next(rounds) for _ in range(6)][-1]["params"]
                 np.testing.assert_allclose(rows(swept.state.workers.params, 3)[i, 0], X, rtol=0, atol=1e-12)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import jax
 import numpy as np
 import optax
@@ -12,6 +14,9 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import network, problems
+from theory_checks.recursions import synchronous
+from theory_checks.recursions.shared import Gradients, Rounds, at_one, momentum, plain, quadratic
+from theory_checks.statements import bits
 
 N, D, STEPS, LEARNING_RATE = 6, 4, 15, 0.2
 
@@ -23,8 +28,14 @@ def exact() -> dsgd.Problem:
         return problems.random_quadratic(N, D, heterogeneity=2.0, seed=1)
 
 
-def gradient(problem: dsgd.Problem, n: int, x: np.ndarray) -> np.ndarray:
-    return np.asarray(problem.data.A[n]) @ x - np.asarray(problem.data.b[n])
+def G(problem: dsgd.Problem) -> Gradients:
+    return quadratic(np.asarray(problem.data.A), np.asarray(problem.data.b))
+
+
+def last(rounds: Rounds) -> dict[str, np.ndarray]:
+    """After as many rounds as the methods run."""
+    *_, found = islice(rounds, STEPS)
+    return found
 
 
 def models(algorithm, problem, mesh, steps=STEPS, **options) -> np.ndarray:
@@ -34,9 +45,7 @@ def models(algorithm, problem, mesh, steps=STEPS, **options) -> np.ndarray:
 
 
 def test_gradient_descent_is_equation_1_2(exact, mesh):
-    x = np.zeros(D)
-    for _ in range(STEPS):
-        x = x - LEARNING_RATE * np.mean([gradient(exact, n, x) for n in range(N)], axis=0)
+    x = last(synchronous.minibatch(np.zeros(D), G(exact), N, plain(LEARNING_RATE)))["x"]
     got = models(algorithms.gradient_descent(optax.sgd(LEARNING_RATE)), exact, mesh)
     np.testing.assert_allclose(got, x, rtol=1e-12)
 
@@ -48,10 +57,7 @@ def test_gradient_descent_is_equation_1_2(exact, mesh):
 )
 def test_the_three_implementations_of_minibatch_sgd_are_one_algorithm(factory, exact, mesh):
     """With momentum too, which is linear in the gradient."""
-    x, memory = np.zeros(D), np.zeros(D)
-    for _ in range(STEPS):
-        memory = 0.9 * memory + np.mean([gradient(exact, n, x) for n in range(N)], axis=0)
-        x = x - LEARNING_RATE * memory
+    x = last(synchronous.minibatch(np.zeros(D), G(exact), N, momentum(LEARNING_RATE)))["x"]
     got = models(factory(optax.sgd(LEARNING_RATE, momentum=0.9)), exact, mesh)
     np.testing.assert_allclose(got, x, rtol=1e-11)
 
@@ -60,47 +66,18 @@ def test_sgd_takes_one_workers_gradient_drawn_uniformly(exact, mesh):
     """From x = 0 the first step is -gamma f_n'(0) for one n, and every n is as likely."""
     seeds = 3_000
     after = models(algorithms.sgd(optax.sgd(LEARNING_RATE)), exact, mesh, steps=1, seeds=seeds)
-    possible = np.stack([-LEARNING_RATE * gradient(exact, n, np.zeros(D)) for n in range(N)])
+    possible = -LEARNING_RATE * at_one(G(exact), 0, np.zeros(D), N)
     distance = np.abs(after[:, None, :] - possible[None, :, :]).max(axis=-1)
     np.testing.assert_allclose(distance.min(axis=1), 0, atol=1e-12)
     drawn = np.bincount(distance.argmin(axis=1), minlength=N)
     assert stats.chisquare(drawn).pvalue > 1e-4
 
 
-FLOATS = 32 * D
-QUANTIZED = 8 * 1 + 2 * 32  # a part of one element with 4 bits: one byte, and its two ends
-SIGN = 8 * 1 + 32  # one byte, and its scale
-LARGEST = 32  # its value, and no bits that say where it is
-
-
-@pytest.mark.parametrize(
-    ("name", "bits"),
-    [
-        ("gd", 2 * 2 * (N - 1) / N * FLOATS),
-        ("sgd", 0),
-        ("mb-sgd", 2 * 2 * (N - 1) / N * FLOATS),
-        ("mb-sgd-model", 2 * 2 * (N - 1) / N * FLOATS),
-        ("mb-sgd-server", 2 * FLOATS),
-        ("csgd", 2 * 2 * (N - 1) * QUANTIZED),
-        ("csgd-ring", 2 * 2 * (N - 1) * QUANTIZED),
-        ("ec-sgd", 2 * 2 * (N - 1) * SIGN),
-        ("ef21", 2 * 2 * (N - 1) * LARGEST),
-        ("dsgd", 2 * 2 * FLOATS),
-        ("dsgd-complete", 2 * (N - 1) * FLOATS),
-        ("d2", 2 * 2 * FLOATS),
-        ("extra", 2 * 2 * FLOATS),
-        ("exact-diffusion", 2 * 2 * FLOATS),
-        ("gradient-tracking", 2 * 2 * 2 * FLOATS),  # model and tracker
-        ("sgp", 2 * (FLOATS + 32)),  # one peer, to whom the mass goes, too
-        ("choco-sgd", 2 * 2 * SIGN),
-        ("deepsqueeze", 2 * 2 * SIGN),
-    ],
-)
-def test_bits_per_round_up_and_down(name, bits, mesh):
-    """Of float32 models of d elements; what compresses sends, with d <= N, parts of one element."""
-    problem = problems.random_quadratic(N, D, seed=1)
-    history = dsgd.run(algorithms.make(name, optax.sgd(0.1), N), problem, steps=2, key=jax.random.key(0), mesh=mesh).history
-    np.testing.assert_allclose(history["bits"], [0, bits, 2 * bits], atol=2)  # each round and direction to the nearest bit
+@pytest.mark.parametrize("name", algorithms.ALGORITHMS)
+def test_bits_of_a_round_are_what_its_messages_hold(name):
+    """Up and down, of fewer elements than workers: some have parts of padding alone."""
+    for outcome in bits.of(name, N, D):
+        assert outcome.holds, outcome.case
 
 
 def test_the_step_size_is_read_off_the_optimiser():
@@ -129,7 +106,7 @@ def test_a_round_of_local_sgd_lasts_as_long_as_its_rounds_do_on_average(topology
     for latency, transfer in ((0.5, 2.0), (3.0, 0.0), (0.0, 1.0)):
         averaging = network.cost(inner, N, latency, transfer, convention)
         assert network.cost(pattern, N, latency, transfer, convention) == pytest.approx(averaging / 3, rel=1e-12)
-    sent, link = inner.vectors(N) * FLOATS, {"latency": 0.5, "bandwidth": 100.0, "convention": convention}
+    sent, link = inner.vectors(N) * 32 * D, {"latency": 0.5, "bandwidth": 100.0, "convention": convention}
     rounds = [0.0, 0.0, network.round_seconds(inner, N, sent, **link)]
     assert rounds[2] > 0.5
     assert network.round_seconds(pattern, N, sent / 3, **link) == pytest.approx(np.mean(rounds), rel=1e-12)
