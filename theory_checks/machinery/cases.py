@@ -59,7 +59,8 @@ class Case(NamedTuple):
         method: the project's.
         make: (method, optimiser, instance) -> Algorithm.
         rounds: the recursion.
-        seen: the same symbols, of the method, `[T + 1, ...]`, or `[T, ...]` of what belongs to rounds.
+        seen: the same symbols, of the method, `[T + 1, ...]`, or `[T, ...]` of what belongs to rounds; all methods have "bits up" and
+            "bits down".
         optimizer: a key of `OPTIMIZERS`.
         more: draws -> what else the instance has, arrays.
         place: the cluster; None: none.
@@ -114,6 +115,7 @@ def trial(case: Case, draws: Draws, method: Method | None = None) -> list[Outcom
     expected = list(islice(case.rounds(told(case, of, found)), case.length))
     papers = {symbol: np.stack([symbols[symbol] for symbols in expected]) for symbol in expected[0]}
     got = {symbol: values[-case.length :] for symbol, values in case.seen(found, papers).items()}
+    got |= {"bits up": found.sent, "bits down": found.received}
     papers["model to take home"], got["model to take home"] = taken_home(papers), found.home
     return [compare(f"{case.name}: {symbol}", got[symbol], papers[symbol], case.float32) for symbol in papers]
 
@@ -143,5 +145,5 @@ def on_server(found: Trajectory, papers: Symbols) -> Symbols:
 
 def on_workers(found: Trajectory, papers: Symbols) -> Symbols:
     """By their names, those of the workers' state."""
-    values = {symbol: getattr(found.states.workers, symbol) for symbol in papers}
+    values = {symbol: getattr(found.states.workers, symbol) for symbol in papers if not symbol.startswith("bits")}
     return {symbol: trajectories.rows(value) if papers[symbol].ndim == 3 else np.asarray(value) for symbol, value in values.items()}

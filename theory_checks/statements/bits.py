@@ -50,19 +50,23 @@ def _models(number: float = 1) -> Form:
 
 def quantized(p: int) -> int:
     """Of `random_quantization(4)`."""
-    return 8 * -(-p // 2) + 2 * FLOAT
+    return codes(p, 4) + 2 * FLOAT
 
 
 def signs(p: int) -> int:
     """Of `sign`."""
-    return 8 * -(-p // 8) + FLOAT
+    return codes(p, 1) + FLOAT
 
 
-def tenth(p: int) -> int:
-    """Of `top_k(0.1)`: an index of b bits is one in each plane of 8, 4, 2, 1 bits that b is the sum of."""
-    k, b = -(-p // 10), (p - 1).bit_length()
-    planes = [8] * (b // 8) + [width for width in (4, 2, 1) if b % 8 & width]
-    return FLOAT * k + sum(8 * -(-k * width // 8) for width in planes)
+def codes(number: int, width: int) -> int:
+    """Of so many codes of so many bits: one in each plane of 8, 4, 2, 1 bits that the width is the sum of, each of whole bytes."""
+    planes = [8] * (width // 8) + [plane for plane in (4, 2, 1) if width % 8 & plane]
+    return sum(8 * -(-number * plane // 8) for plane in planes)
+
+
+def largest(k: int, p: int) -> int:
+    """Of k of p elements, and their places."""
+    return FLOAT * k + codes(k, (p - 1).bit_length())
 
 
 # Of every worker, each way, in a round in which it sends.
@@ -75,7 +79,7 @@ FORMS: dict[str, Form] = {
     "csgd": _parts(quantized),
     "csgd-ring": _parts(quantized),
     "ec-sgd": _parts(signs),
-    "ef21": _parts(tenth),
+    "ef21": _parts(lambda p: largest(-(-p // 10), p)),
     "asgd": lambda N, d: d * FLOAT,
     "dsgd": _models(),
     "dsgd-complete": lambda N, d: (N - 1) * d * FLOAT,

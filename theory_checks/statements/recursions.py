@@ -31,6 +31,7 @@ from theory_checks.machinery.trajectories import LAYERS, D, N, Trajectory
 from theory_checks.recursions import asynchronous, compressed, decentralized, synchronous
 from theory_checks.recursions.compressed import Parts, clipped, largest_half, mean_size_times_sign
 from theory_checks.recursions.shared import Matrices
+from theory_checks.statements import bits
 
 H, BACKUPS, ETA = 3, 2, 0.3
 BITS = 64 * D  # of a model
@@ -325,26 +326,38 @@ def _shares(arrows: Sequence[tuple[int, int]]) -> np.ndarray:
     return W / W.sum(axis=0)
 
 
-def _gossip(name: str, reference: str, method: Method, recursion: Callable, on: str, optimizer: str = "plain") -> Case:
+def _between_neighbours(rounds: Iterator[Symbols], on: str, message: float, every: int = 1) -> Iterator[Symbols]:
+    """The same rounds, with a message of so many bits to each neighbour in the last of every few."""
+    for t, symbols in enumerate(rounds, start=1):
+        links = matrices(on)(t // every - 1) * (1 - np.eye(N)) != 0
+        up, down = ((message if t % every == 0 else 0.0) * links.sum(axis=axis) for axis in (0, 1))
+        yield {**symbols, "bits up": up, "bits down": down}
+
+
+def _gossip(
+    name: str, reference: str, method: Method, recursion: Callable, on: str, optimizer: str = "plain", message: float = BITS
+) -> Case:
     return Case(
         name,
         reference,
         method,
         lambda method, optimizer, of: method(optimizer, graph(on)),
-        lambda told: recursion(told.X, told.G, matrices(on), told.step),
+        lambda told: _between_neighbours(recursion(told.X, told.G, matrices(on), told.step), on, message),
         on_workers,
         f"on {on}",
         optimizer,
     )
 
 
-def _lossy_gossip(name: str, reference: str, method: Method, recursion: Callable, on: str, C: Any, q: compressed.Q, **more: Any) -> Case:
+def _lossy_gossip(
+    name: str, reference: str, method: Method, recursion: Callable, on: str, C: Any, q: compressed.Q, message: float, **more: Any
+) -> Case:
     return Case(
         name,
         reference,
         method,
         lambda method, optimizer, of: method(optimizer, graph(on), C, ETA),
-        lambda told: recursion(told.X, told.G, matrices(on), told.step, q, ETA),
+        lambda told: _between_neighbours(recursion(told.X, told.G, matrices(on), told.step, q, ETA), on, message),
         on_workers,
         f"on {on}; {C.name}",
         float32=True,
@@ -364,14 +377,21 @@ DECENTRALIZED = (
         "Koloskova et al. 2020",
         algorithms.local_sgd,
         lambda method, optimizer, of: method(optimizer, 2, graph("one peer")),
-        lambda told: synchronous.local(told.X, told.G, matrices("one peer"), told.step, 2),
+        lambda told: _between_neighbours(synchronous.local(told.X, told.G, matrices("one peer"), told.step, 2), "one peer", BITS, 2),
         on_workers,
         "on one peer, every other round",
     ),
     _gossip("D2", "Tang et al. 2018, algorithm 1", algorithms.d2, decentralized.d_squared, "lazy"),
     _gossip("EXTRA", "Shi et al. 2015, (2.13)", algorithms.extra, decentralized.shi, "irregular", "momentum"),
     _gossip("exact diffusion", "Li et al. 2019, NIDS", algorithms.exact_diffusion, decentralized.nids, "star"),
-    _gossip("gradient tracking", "Nedic et al. 2017, DIGing", algorithms.gradient_tracking, decentralized.tracking, "exponential"),
+    _gossip(
+        "gradient tracking",
+        "Nedic et al. 2017, DIGing",
+        algorithms.gradient_tracking,
+        decentralized.tracking,
+        "exponential",
+        message=2 * BITS,
+    ),
     _gossip(
         "gradient tracking, schedule",
         "Nedic et al. 2017, DIGing",
@@ -379,9 +399,19 @@ DECENTRALIZED = (
         decentralized.tracking,
         "one peer",
         "momentum",
+        2 * BITS,
     ),
-    _gossip("SGP", "Assran et al. 2019, algorithm 1", algorithms.stochastic_gradient_push, decentralized.push, "directed", "momentum"),
-    _gossip("SGP, schedule", "Assran et al. 2019, algorithm 1", algorithms.stochastic_gradient_push, decentralized.push, "one peer"),
+    _gossip(
+        "SGP", "Assran et al. 2019, algorithm 1", algorithms.stochastic_gradient_push, decentralized.push, "directed", "momentum", BITS + 64
+    ),
+    _gossip(
+        "SGP, schedule",
+        "Assran et al. 2019, algorithm 1",
+        algorithms.stochastic_gradient_push,
+        decentralized.push,
+        "one peer",
+        message=BITS + 64,
+    ),
     _lossy_gossip(
         "CHOCO",
         "Koloskova et al. 2019, algorithm 2",
@@ -390,9 +420,17 @@ DECENTRALIZED = (
         "irregular",
         HALF,
         _in_layers(largest_half),
+        sum(bits.largest(-(-size // 2), size) for size in LAYERS),
     ),
     _lossy_gossip(
-        "CHOCO, whole model", "Koloskova et al. 2019, algorithm 2", algorithms.choco_sgd, decentralized.choco, "star", SHORT_OF_ALL, clipped
+        "CHOCO, whole model",
+        "Koloskova et al. 2019, algorithm 2",
+        algorithms.choco_sgd,
+        decentralized.choco,
+        "star",
+        SHORT_OF_ALL,
+        clipped,
+        bits.codes(D, 12),
     ),
     _lossy_gossip(
         "DeepSqueeze",
@@ -402,6 +440,7 @@ DECENTRALIZED = (
         "irregular",
         SIGN,
         _in_layers(mean_size_times_sign),
+        sum(bits.signs(size) for size in LAYERS),
     ),
     _lossy_gossip(
         "DeepSqueeze, schedule",
@@ -411,6 +450,7 @@ DECENTRALIZED = (
         "matchings",
         HALF_OF_ALL,
         largest_half,
+        bits.largest(D // 2, D),
         optimizer="momentum",
     ),
 )
@@ -437,8 +477,8 @@ def _of_the_table(of: Instance) -> delays.Delays:
 
 def _bits_of(*workers: int) -> Symbols:
     """These send, and receive, a model each."""
-    bits = np.where(np.isin(np.arange(N), workers), float(BITS), 0.0)
-    return {"bits up": bits, "bits down": bits}
+    each = np.where(np.isin(np.arange(N), workers), float(BITS), 0.0)
+    return {"bits up": each, "bits down": each}
 
 
 def _given(told: Told, aware: bool) -> Iterator[Symbols]:
@@ -473,8 +513,6 @@ def _with_events(found: Trajectory, papers: Symbols) -> Symbols:
         "asked": asked(found),
         "staleness": metrics["staleness"],
         "clock": found.clock,
-        "bits up": found.sent,
-        "bits down": found.received,
     }
 
 
@@ -544,8 +582,6 @@ def _with_exchanges(found: Trajectory, papers: Symbols) -> Symbols:
         "asked": asked(found),
         "staleness": metrics["staleness"],
         "clock": found.clock,
-        "bits up": found.sent,
-        "bits down": found.received,
     }
 
 
