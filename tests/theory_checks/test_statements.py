@@ -39,20 +39,7 @@ FAMILIES = (
 )
 THEOREMS = {statement.name for family in FAMILIES for statement in family.STATEMENTS}
 STATEMENTS = registry.STATEMENTS
-CASES, MANY = 50, 200
-LOOSE = {  # whose worst ratio of 50 cases is clearly below that of 200; all others come as near to their bounds in 50
-    "SGD, non-convex",
-    "mb-SGD, non-convex, batches",
-    "CSGD, ring, relative",
-    "EC-SGD, biased Q, non-convex",
-    "ASGD, quadratics, exact",
-    "ASGD, non-convex",
-    "size of all gradients",
-    "consensus by gradients",
-    "descent of the mean",
-    "variance of a batch",
-    "E|Q(x) - x|^2, closed forms",
-}
+FEWER = 5  # instances that are built reach the bounds: of drawn ones a fifth of what other properties are tried on is enough
 
 
 class Drawn:
@@ -73,11 +60,17 @@ class Drawn:
 
 @pytest.mark.parametrize("statement", STATEMENTS, ids=[statement.name for statement in STATEMENTS])
 def test_statement_holds(statement: Statement):
+    """Of instances that are built, and of drawn ones."""
+    for extreme in statement.extremes:
+        built = extreme()
+        assert built
+        for outcome in built:
+            assert outcome.holds, outcome
     seen: list[Outcome] = []
-    cases = MANY if statement.name in LOOSE else CASES
+    cases = settings.default.max_examples // FEWER
 
     @settings(
-        max_examples=max(cases, settings.default.max_examples),
+        max_examples=cases,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
     )
@@ -97,12 +90,9 @@ def test_statement_holds(statement: Statement):
     assert sum(outcome.measured > 0 for outcome in seen) >= cases / 4, "0 is within every bound"
     if "exact" in statement.name:
         assert all(outcome.error == 0 for outcome in seen), "exact moments have no sampling noise"
-    else:
-        assert max(outcome.ratio for outcome in seen) > 0
 
 
 def test_statements_have_names_of_their_own():
-    assert {statement.name for statement in STATEMENTS} >= LOOSE
     names = Counter(statement.name for statement in STATEMENTS)
     assert max(names.values()) == 1
     assert all(statement.reference and statement.hypotheses for statement in STATEMENTS)
