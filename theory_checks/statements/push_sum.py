@@ -33,7 +33,7 @@ from theory_checks.machinery import moments, paths
 from theory_checks.machinery.statement import Draws, Outcome, Statement
 
 _STEPS = 60
-_ROUNDED = 1e-4  # times the first spread: what its rounding, of 1e-9, is relative to where it is nearly 0
+_ROUNDED = 1e-4  # times the largest value: what a spread's rounding, of 1e-9, is relative to where it is nearly 0
 
 
 def dobrushin(P: np.ndarray) -> float:
@@ -63,7 +63,7 @@ def check(topology: Topology, models: np.ndarray, *, method=algorithms.stochasti
         w, product = W @ w, P @ product
         every.append(dobrushin(P) * spread[t])
         since.append(dobrushin(product) * spread[0])
-    scale = _ROUNDED * float(spread[0].max())
+    scale = _ROUNDED * float(np.abs(models).max())
     return [
         *paths.worst(spread[1:], np.stack(every), case=f"{topology.name}, round by round", scale=scale),
         *paths.worst(spread[1:], np.stack(since), case=f"{topology.name}, from the start", scale=scale),
