@@ -9,12 +9,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 import topologies
 from dsgd import checks, problems
-from dsgd.base import Problem
+from dsgd.base import Constants, Problem
 from dsgd.graphs.topology import Topology
-from dsgd.problems.quadratic import Quadratic
+from dsgd.problems.quadratic import FromZero, Quadratic
 from theory_checks.machinery.statement import Condition, Draws, need
 
 HESSIANS = ("isotropic", "equal", "different", "indefinite")
@@ -78,6 +79,104 @@ def regression(
         replacement=replacement,
         residual=draws.real(0.0, 2.0),
         seed=draws.integer(0, 2**32 - 1),
+    )
+
+
+def wells(
+    workers: int,
+    dimension: int,
+    *,
+    start: ArrayLike,
+    smoothness: float = 1.0,
+    noise: float = 0.0,
+    heterogeneity: float = 0.0,
+    samples: int = 8,
+    batch_size: int = 1,
+    replacement: bool = True,
+    seed: int = 0,
+) -> Problem:
+    r"""Wells and hills in all directions, which are not convex, with every constant exact and the same everywhere.
+
+    $$ f_n(x) = \frac1M \sum_m \Big( L \sum_i (1 - \cos(x_i + s_i)) + c_{nm}^T x \Big), \qquad \sum_{n,m} c_{nm} = 0 $$
+
+    $f'' = L\, \mathrm{diag}(\cos(x + s))$ is $\pm L$ at minima and hilltops, $f \ge 0$ is 0 at $x = -s$; what samples' gradients differ
+    by are constants: $\sigma^2 = \frac1B \frac1M \sum_m |c_{nm} - c_n|^2$ (without replacement times $\frac{M-B}{M-1}$) for every n, and
+    $\varsigma^2 = \frac1N \sum_n |c_n|^2$. Near a minimum, with little noise, f is $\frac L2 |x + s|^2$, where most bounds are met.
+
+    Args:
+        workers, dimension: N, d.
+        start: s, `[d]` or one number for all: how far from a minimum x = 0 is, where methods begin; pi is a hilltop.
+        smoothness: L.
+        noise: what one sample's gradient differs by from its worker's, in the mean square's root: sigma where B = 1.
+        heterogeneity: varsigma; 0 where N = 1.
+        samples, batch_size, replacement: M, B, and whether one sample may be drawn twice in a batch.
+        seed: of c.
+
+    Returns:
+        A problem that starts at 0. All of one shape share one program.
+    """
+    rng = np.random.default_rng(seed)
+    shape = (workers, samples, dimension)
+    own = _sized(rng.normal(size=shape), noise, axis=1)
+    common = _sized(rng.normal(size=(workers, dimension))[:, None], heterogeneity, axis=0) if workers > 1 else 0.0
+    s = np.broadcast_to(np.asarray(start, float), shape)
+    inputs, L = np.stack([own + common, s], axis=2), np.full(shape[:2], smoothness)
+    fewer = 1.0 if replacement else (samples - batch_size) / (samples - 1)
+    return Problem(
+        init=FromZero(dimension),
+        loss=_loss_of_wells,
+        sample=problems.minibatch(batch_size, replacement),
+        data=problems.Examples(jnp.asarray(inputs, float), jnp.asarray(L, float), jnp.ones(shape[:2])),
+        constants=Constants(
+            smoothness=smoothness,
+            minimum=0.0,
+            minimizer=-s[0, 0],
+            noise=noise * float(np.sqrt(fewer / batch_size)),
+            heterogeneity=heterogeneity if workers > 1 else 0.0,
+        ),
+        name=f"wells({workers} workers, d = {dimension})",
+        batch_size=batch_size,
+        samples=samples,
+    )
+
+
+def _sized(c: np.ndarray, size: float, axis: int) -> np.ndarray:
+    """c of `[..., d]` less its mean over an axis, along which its mean square is then size^2."""
+    c = c - c.mean(axis=axis, keepdims=True)
+    return size * c / np.sqrt(np.mean(np.sum(c**2, axis=-1, keepdims=True), axis=axis, keepdims=True))
+
+
+def _loss_of_wells(x: jax.Array, batch: problems.Examples) -> jax.Array:
+    c, s = batch.inputs[:, 0], batch.inputs[:, 1]
+    # Of half the angle: 1 - cos would lose the digits of what is left near a minimum.
+    return jnp.mean(2 * batch.targets * jnp.sum(jnp.sin((x + s) / 2) ** 2, axis=1) + jnp.sum(c * x, axis=1))
+
+
+STARTS = {"near": (0.0, 0.1), "far": (0.0, 2.0), "hilltop": (np.pi, 0.1)}
+"""Where methods begin: around where, how far away in each direction."""
+
+
+def random_wells(draws: Draws, workers: int, dimension: int, *, batches: Sequence[tuple[int, bool]] = ((1, True),)) -> Problem:
+    """Wells whose numbers are drawn.
+
+    Args:
+        draws: where they come from.
+        workers, dimension: N, d.
+        batches: sizes B, and whether with replacement, to choose from. Each is another program.
+    """
+    batch_size, replacement = draws.choice(batches)
+    around, away = STARTS[draws.choice(tuple(STARTS))]
+    seed = draws.integer(0, 2**32 - 1)
+    return wells(
+        workers,
+        dimension,
+        start=around + away * np.random.default_rng(seed).normal(size=dimension),
+        smoothness=draws.real(0.2, 5.0),
+        noise=10 ** draws.real(-2.0, 0.5),
+        heterogeneity=draws.real(0.0, 1.0),
+        batch_size=batch_size,
+        replacement=replacement,
+        seed=seed,
     )
 
 
