@@ -149,7 +149,7 @@ def _sized(c: np.ndarray, size: float, axis: int) -> np.ndarray:
 def _loss_of_wells(x: jax.Array, batch: problems.Examples) -> jax.Array:
     c, s = batch.inputs[:, 0], batch.inputs[:, 1]
     # Of half the angle: 1 - cos would lose the digits of what is left near a minimum.
-    return jnp.mean(2 * batch.targets * jnp.sum(jnp.sin((x + s) / 2) ** 2, axis=1) + jnp.sum(c * x, axis=1))
+    return jnp.mean(2 * batch.targets * jnp.sum(jnp.sin((x[None] + s) / 2) ** 2, axis=1) + jnp.sum(c * x[None], axis=1))
 
 
 STARTS = {"near": (0.0, 0.1), "far": (0.0, 2.0), "hilltop": (np.pi, 0.1)}
