@@ -74,10 +74,9 @@ def check(problem: Problem, *, steps: int, learning_rate: float | None = None, m
 
 
 def trial(draws: Draws, method=algorithms.gradient_descent) -> list[Outcome]:
-    """One quadratic or robust regression, at the recommended step size or another."""
-    N, d = draws.choice(((1, 1), (3, 4)))
+    """One quadratic, or wells and hills, at the recommended step size or another."""
     convex = draws.choice((True, False))
-    problem = instances.quadratic(draws, N, d, at_zero=True) if convex else instances.regression(draws, N, d)
+    problem = instances.quadratic(draws, 3, 4, at_zero=True) if convex else instances.random_wells(draws, 3, 4)
     share = draws.choice((0.5, draws.real(0.01, 0.99)))
     L = instances.known(problem).smoothness
     steps = draws.choice((1, 10, 200))
@@ -85,4 +84,15 @@ def trial(draws: Draws, method=algorithms.gradient_descent) -> list[Outcome]:
     return [outcome]
 
 
-STATEMENTS = [Statement("GD", "Theorem 1.1.1", "gamma < 2/L", trial)]
+def bowls(method=algorithms.gradient_descent) -> list[Outcome]:
+    """The bound is met at every step size, as soon as the minimum is."""
+    problem = instances.bowl(3, 4, away=1.0, smoothness=2.0)
+    return [check(problem, steps=300, learning_rate=share / 2.0, method=method) for share in (0.05, 1.0, 1.9)]
+
+
+def hilltops(method=algorithms.gradient_descent) -> list[Outcome]:
+    """From near a hilltop to the well in small steps: all that f falls is gradient."""
+    return [check(instances.wells(3, 4, start=3.0), steps=1000, learning_rate=0.02, method=method)]
+
+
+STATEMENTS = [Statement("GD", "Theorem 1.1.1", "gamma < 2/L", trial, (bowls, hilltops))]

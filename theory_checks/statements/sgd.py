@@ -97,14 +97,38 @@ def trial_exact(draws: Draws, method=algorithms.sgd) -> list[Outcome]:
 
 
 def trial_runs(draws: Draws, method=algorithms.sgd) -> list[Outcome]:
-    """One robust regression, which is not convex."""
-    problem = instances.regression(draws, 3, 4)
-    steps, share = draws.choice((10, 100)), draws.real(0.01, 1.0)
+    """Wells and hills, which are not convex."""
+    problem = instances.random_wells(draws, 3, 4)
+    steps, share = draws.choice((10, 100, 1000)), draws.real(0.01, 1.0)
     gamma = draws.choice((None, share / instances.known(problem).smoothness))
     return [check(problem, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6), method=method)]
 
 
+HARD = ((1.0, 0.0, 0.05), (0.0, 1.0, 1.0), (0.0, 1.0, 0.3), (20.0, 1.0, 1.0))
+"""How far the start is, how much noise there is, gamma L: each term of the bound alone, and both."""
+
+
+def bowls(method=algorithms.sgd) -> list[Outcome]:
+    """The bound is met once the start is forgotten, whether what varies is noise or the worker."""
+    found = []
+    for away, noise, share in HARD:
+        for kind in ("noise", "heterogeneity"):
+            problem = instances.bowl(4, 3, away=away + 1e-3, smoothness=2.0, **{kind: noise})
+            found.append(check(problem, steps=500, learning_rate=share / 2.0, method=method))
+    return found
+
+
+def wells(method=algorithms.sgd) -> list[Outcome]:
+    """In a well, with little noise of both kinds; from near a hilltop in small steps, without."""
+    well = instances.wells(3, 4, start=0.01, noise=0.1, heterogeneity=0.05)
+    hilltop = instances.wells(3, 4, start=3.0)
+    return [
+        check(well, steps=1000, learning_rate=1.0, method=method),
+        check(hilltop, steps=1000, learning_rate=0.02, method=method),
+    ]
+
+
 STATEMENTS = [
-    Statement("SGD, quadratics, exact", "Theorem 1.2.1", "gamma <= 1/L", trial_exact),
-    Statement("SGD, non-convex", "Theorem 1.2.1", "gamma <= 1/L", trial_runs),
+    Statement("SGD, quadratics, exact", "Theorem 1.2.1", "gamma <= 1/L", trial_exact, (bowls,)),
+    Statement("SGD, non-convex", "Theorem 1.2.1", "gamma <= 1/L", trial_runs, (wells,)),
 ]
