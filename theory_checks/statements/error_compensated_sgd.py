@@ -180,7 +180,7 @@ def bowls(method=any_compressor) -> list[Outcome]:
 
 def pulling(method=any_compressor) -> list[Outcome]:
     """The errors of all workers and of the server are equal and push the model the same way."""
-    return [biased(instances.wells(2, 4, start=0.05), BIASED[0], steps=4000, learning_rate=0.01, method=method)]
+    return [biased(instances.wells(2, 4, start=0.005), BIASED[0], steps=4000, learning_rate=0.01, method=method)]
 
 
 def vanishing(method=any_compressor) -> list[Outcome]:

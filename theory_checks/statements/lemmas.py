@@ -23,14 +23,14 @@ import optax
 import algorithms
 from algorithms import exchanges
 from dsgd import compressors, problems, workers
-from dsgd.base import Algorithm, Compressor
+from dsgd.base import Algorithm, Compressor, Problem
 from dsgd.problems import Examples
 from theory_checks.machinery import instances, moments, runs
 from theory_checks.machinery.statement import Draws, Outcome, Statement
 from theory_checks.statements import asynchronous_sgd, error_compensated_sgd, minibatch_sgd
 from theory_checks.statements.sgd import total_noise
 
-_BATCHES = 2048
+_BATCHES = 2**16
 
 
 def gradient_and_gap(draws: Draws) -> list[Outcome]:
@@ -43,6 +43,13 @@ def gradient_and_gap(draws: Draws) -> list[Outcome]:
     known = instances.known(problem)
     slope = _mean_gradient(problem.loss, problem.init(jax.random.key(0)), problem.data)
     return [Outcome(float(jnp.sum(slope**2)), 2 * known.smoothness * known.gap, case=problem.name)]
+
+
+def gradient_and_gap_of_a_bowl() -> list[Outcome]:
+    """Equal."""
+    problem = instances.bowl(1, 3, away=2.0, smoothness=3.0)
+    slope = _mean_gradient(problem.loss, problem.init(jax.random.key(0)), problem.data)
+    return [Outcome(float(jnp.sum(slope**2)), 2 * 3.0 * instances.known(problem).gap, case=problem.name)]
 
 
 @partial(jax.jit, static_argnames="loss")
@@ -122,9 +129,21 @@ def errors_are_kept(draws: Draws, method=error_compensated_sgd.any_compressor) -
 def staleness(draws: Draws, method=algorithms.asynchronous_sgd) -> list[Outcome]:
     """Lemma 4.2.1 at every t of one quadratic and one sequence of staleness: the worst t."""
     problem = instances.quadratic(draws, 3, 2, hessians=("isotropic", "equal"))
-    table, steps = asynchronous_sgd.table(draws), 100
-    L, tau = instances.known(problem).smoothness, int(table.max())
-    gamma = draws.real(0.01, 1.0) * asynchronous_sgd.largest_step(smoothness=L, staleness=tau)
+    return [_worst_staleness(problem, asynchronous_sgd.table(draws), draws.real(0.01, 1.0), method)]
+
+
+def staleness_of_bowls(method=algorithms.asynchronous_sgd) -> list[Outcome]:
+    """Gradients that stay nearly the same, or noise: each alone reaches half."""
+    cases = ((1.0, 0.0, 12, 0.01), (0.0, 1.0, 1, 0.01), (0.0, 1.0, 12, 1.0))
+    return [
+        _worst_staleness(instances.bowl(3, 2, away=away + 1e-3, noise=noise), np.full(64, tau), share, method)
+        for away, noise, tau, share in cases
+    ]
+
+
+def _worst_staleness(problem: Problem, table: np.ndarray, share: float, method) -> Outcome:
+    steps, L, tau = 100, instances.known(problem).smoothness, int(table.max())
+    gamma = share * asynchronous_sgd.largest_step(smoothness=L, staleness=tau)
     build = asynchronous_sgd.with_table(asynchronous_sgd.OLDEST, method)
     found = moments.second_moments(build, problem, gamma, steps=steps, one_worker=True, varying=True, more=np.asarray(table, np.int32))
     factor, noise = 2 * (gamma * L) ** 2 * tau, total_noise(problem)
@@ -135,12 +154,12 @@ def staleness(draws: Draws, method=algorithms.asynchronous_sgd) -> list[Outcome]
         scale = float(found["slope"][t] + found["asked"][t])
         at_t = Outcome(float(found["stale"][t]), right, case=f"{problem.name}, tau = {tau}, t = {t}", scale=scale)
         worst = max(worst, at_t, key=lambda outcome: outcome.badness)
-    return [worst]
+    return worst
 
 
 STATEMENTS = [
-    Statement("|f'|^2 <= 2L (f - f*)", "after Theorem 1.1.1", "f smooth, bounded below", gradient_and_gap),
+    Statement("|f'|^2 <= 2L (f - f*)", "after Theorem 1.1.1", "f smooth, bounded below", gradient_and_gap, (gradient_and_gap_of_a_bowl,)),
     Statement("variance of a batch", "Lemma 1.2.2, (1.17)", "none", variance_of_batches),
     Statement("EC-SGD loses nothing", "Lemma 3.4.1", "none: any Q", errors_are_kept),
-    Statement("staleness of gradients", "Lemma 4.2.1", "delays independent of samples", staleness),
+    Statement("staleness of gradients", "Lemma 4.2.1", "delays independent of samples", staleness, (staleness_of_bowls,)),
 ]
