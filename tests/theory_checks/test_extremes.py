@@ -16,7 +16,8 @@ def test_constants_of_wells_are_exact_everywhere(batch_size, replacement):
     problem = instances.wells(
         4, d, start=start, smoothness=L, noise=0.6, heterogeneity=1.3, batch_size=batch_size, replacement=replacement, seed=5
     )
-    of, M = problem.constants, 8
+    of, M = instances.known(problem), 8
+    assert of.heterogeneity is not None
     single = jax.tree.map(lambda leaf: leaf[:, :, None], problem.data)  # [N, M, batches of 1, ...]
     for x in (np.zeros(d), -start, np.array([3.0, -1.0, 0.5])):
         each = np.asarray(jax.vmap(jax.vmap(jax.grad(problem.loss), (None, 0)), (None, 0))(x, single))

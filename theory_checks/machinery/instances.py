@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 import topologies
-from dsgd import checks, problems
+from dsgd import problems
 from dsgd.base import Constants, Problem
 from dsgd.graphs.topology import Topology
 from dsgd.problems.quadratic import FromZero, Quadratic
@@ -301,13 +301,12 @@ def same_heterogeneity(problem: Problem) -> Condition:
     return Condition("one varsigma for all points", known(problem).heterogeneity is not None, given)
 
 
-def need_step(where: str, steps: int, learning_rate: float, name: str, limit: float) -> None:
-    """Raises a ValueError where a bound is asked for without steps, or for a step size that its theorem does not allow."""
-    checks.positive_int(f"{where}: steps", steps)
-    need(where, [step_below(name, limit, learning_rate)])
+def need_step(where: str, learning_rate: float, name: str, limit: float, *, strictly: bool = False) -> None:
+    """Raises a ValueError where a bound is asked for at a step size that its theorem does not allow."""
+    need(where, [step_below(name, limit, learning_rate, strictly=strictly)])
 
 
-def step_below(name: str, limit: float, learning_rate: float) -> Condition:
-    """That the step size is positive and at most the limit."""
-    holds = 0 < learning_rate <= limit * (1 + 1e-12)
-    return Condition(f"0 < gamma <= {name}", holds, f"gamma = {learning_rate:.6g}, {name} = {limit:.6g}")
+def step_below(name: str, limit: float, learning_rate: float, *, strictly: bool = False) -> Condition:
+    """That the step size is positive and at most the limit, or strictly below it."""
+    holds = 0 < learning_rate < limit if strictly else 0 < learning_rate <= limit * (1 + 1e-12)
+    return Condition(f"0 < gamma {'<' if strictly else '<='} {name}", holds, f"gamma = {learning_rate:.6g}, {name} = {limit:.6g}")

@@ -36,7 +36,7 @@ import algorithms
 from algorithms import exchanges
 from dsgd import compressors
 from dsgd.base import Compressor, Problem
-from theory_checks.machinery import instances, moments, runs
+from theory_checks.machinery import instances, moments, ranges, runs
 from theory_checks.machinery.rates import Rate
 from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
 
@@ -50,6 +50,7 @@ class Effect(NamedTuple):
     variance: float
 
 
+@ranges.held("compressed_sgd.effect")
 def effect(
     *, noise: float, workers: int, compression: float = 0.0, omega: float = 0.0, heterogeneity: float = 0.0, via: Via = "server"
 ) -> Effect:
@@ -99,11 +100,13 @@ def omega_of(compressor: Compressor, problem: Problem) -> float | None:
     return None if None in values or not compressor.unbiased else max(values)
 
 
+@ranges.held("compressed_sgd.step_size")
 def step_size(*, gap: float, smoothness: float, steps: int, effect: Effect) -> float:
     r"""$\frac1\gamma = L' + c \sqrt{\frac{LT}{2D}}$."""
     return 1 / (smoothness * (1 + effect.inflation) + math.sqrt(effect.variance * smoothness * steps / (2 * gap)))
 
 
+@ranges.held("bounds.compressed_sgd")
 def bound(
     *,
     gap: float,
@@ -135,11 +138,12 @@ def bound(
     """
     of = effect(noise=noise, workers=workers, compression=compression, omega=omega, heterogeneity=heterogeneity, via=via)
     limit = 1 / (smoothness * (1 + of.inflation))
-    instances.need_step("bounds.compressed_sgd", steps, learning_rate, "1 / (L (1 + r))", limit)
+    instances.need_step("bounds.compressed_sgd", learning_rate, "1 / (L (1 + r))", limit)
     noisy = 2 * gap / (learning_rate * steps) + learning_rate * smoothness * of.variance
     return noisy / (2 - learning_rate * smoothness * (1 + of.inflation))
 
 
+@ranges.held("compressed_sgd.rate")
 def rate(*, gap: float, smoothness: float, effect: Effect) -> Rate:
     r"""$\frac{2L'D}{T} + c \sqrt{\frac{2LD}{T}}$ at the recommended step size."""
     return Rate(2 * smoothness * (1 + effect.inflation) * gap, math.sqrt(2 * smoothness * gap * effect.variance))

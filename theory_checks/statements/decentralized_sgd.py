@@ -29,7 +29,7 @@ import algorithms
 from dsgd.base import Problem
 from dsgd.graphs.topology import Topology
 from dsgd.problems.quadratic import Quadratic
-from theory_checks.machinery import instances, moments, runs
+from theory_checks.machinery import instances, moments, ranges, runs
 from theory_checks.machinery.rates import Rate
 from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
 
@@ -48,6 +48,7 @@ def hypotheses(problem: Problem, topology: Topology, learning_rate: float) -> li
     ]
 
 
+@ranges.held("decentralized_sgd.step_size")
 def step_size(*, gap: float, smoothness: float, noise: float, heterogeneity: float, steps: int, workers: int, rho: float) -> float:
     r"""$\frac1\gamma = L \frac{1 + \rho}{1 - \rho} + \sigma \sqrt{\frac{LT}{2ND}} + \big(\frac{KT}{D}\big)^{1/3}$, K as in `rate`."""
     K = _third(smoothness, noise, heterogeneity, rho)
@@ -55,11 +56,13 @@ def step_size(*, gap: float, smoothness: float, noise: float, heterogeneity: flo
     return 1 / (smoothness * (1 + rho) / (1 - rho) + noisy + (K * steps / gap) ** (1 / 3))
 
 
-def consensus(*, noise: float, heterogeneity: float, learning_rate: float, rho: float) -> float:
+@ranges.held("bounds.consensus")
+def consensus(*, smoothness: float, noise: float, heterogeneity: float, learning_rate: float, rho: float) -> float:
     r"""$C = \frac{4 \rho^2 \gamma^2 \varsigma^2}{(1 - \rho)^2} + \frac{2 \rho^2 \gamma^2 \sigma^2}{1 - \rho}$, on
     $\frac{1}{NT} \sum_t E|X_t - \bar X_t|_F^2$.
 
     Args:
+        smoothness: L, of all f_n.
         noise: sigma, of each worker.
         heterogeneity: varsigma.
         learning_rate: gamma, with gamma rho <= (1 - rho) / (2 L).
@@ -67,10 +70,17 @@ def consensus(*, noise: float, heterogeneity: float, learning_rate: float, rho: 
 
     Source: as derived above. Liu and Zhang, Lemma 5.2.7: $\frac{8 \rho^2 \gamma^2 (\varsigma^2 + \sigma^2)}{(1 - \rho)^2}$, and gradients.
     """
-    moved = (rho * learning_rate) ** 2
+    instances.need_step("bounds.consensus", learning_rate, "(1 - rho) / (2 L rho)", (1 - rho) / (2 * smoothness * max(rho, 1e-12)))
+    return learning_rate**2 * _apart(noise, heterogeneity, rho)
+
+
+def _apart(noise: float, heterogeneity: float, rho: float) -> float:
+    """C / gamma^2."""
+    moved = rho**2
     return 4 * moved * heterogeneity**2 / (1 - rho) ** 2 + 2 * moved * noise**2 / (1 - rho)
 
 
+@ranges.held("bounds.decentralized_sgd")
 def bound(
     *,
     gap: float,
@@ -97,11 +107,12 @@ def bound(
     Source: Liu and Zhang, Theorem 5.2.11.
     """
     limit = min(1 / smoothness, (1 - rho) / (2 * smoothness * max(rho, 1e-12)))
-    instances.need_step("bounds.decentralized_sgd", steps, learning_rate, "min(1 / L, (1 - rho) / (2 L rho))", limit)
-    apart = consensus(noise=noise, heterogeneity=heterogeneity, learning_rate=learning_rate, rho=rho)
+    instances.need_step("bounds.decentralized_sgd", learning_rate, "min(1 / L, (1 - rho) / (2 L rho))", limit)
+    apart = learning_rate**2 * _apart(noise, heterogeneity, rho)
     return 2 * gap / (learning_rate * steps) + learning_rate * smoothness * noise**2 / workers + smoothness**2 * apart
 
 
+@ranges.held("decentralized_sgd.rate")
 def rate(*, gap: float, smoothness: float, noise: float, heterogeneity: float, workers: int, rho: float) -> Rate:
     r"""$\frac{2LD(1 + \rho)}{(1 - \rho)T} + 2\sigma\sqrt{\frac{2LD}{NT}} + 3 K^{1/3} \big(\frac DT\big)^{2/3}$ at the recommended step
     size, $K = \frac{4L^2\rho^2\varsigma^2}{(1 - \rho)^2} + \frac{2L^2\rho^2\sigma^2}{1 - \rho}$."""
@@ -112,7 +123,7 @@ def rate(*, gap: float, smoothness: float, noise: float, heterogeneity: float, w
 
 def _third(smoothness: float, noise: float, heterogeneity: float, rho: float) -> float:
     """K = L^2 C / gamma^2."""
-    return smoothness**2 * consensus(noise=noise, heterogeneity=heterogeneity, learning_rate=1.0, rho=rho)
+    return smoothness**2 * _apart(noise, heterogeneity, rho)
 
 
 def check(
@@ -160,7 +171,7 @@ def check(
         (slope, apart), errors = np.transpose([runs.mean_and_error(history[name][0, :, :steps]) for name in ("grad_sqnorm", "consensus")])
     case = f"{problem.name}, {topology.name}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}"
     right = bound(**numbers, heterogeneity=varsigma, learning_rate=gamma)
-    C = consensus(noise=known.noise, heterogeneity=varsigma, learning_rate=gamma, rho=rho)
+    C = consensus(smoothness=known.smoothness, noise=known.noise, heterogeneity=varsigma, learning_rate=gamma, rho=rho)
     return Outcome(float(slope), right, float(errors[0]), case), Outcome(float(apart), C, float(errors[1]), case, scale=moved)
 
 

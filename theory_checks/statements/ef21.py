@@ -34,12 +34,14 @@ import numpy as np
 import optax
 
 import algorithms
-from dsgd import checks, compressors, problems
+from dsgd import compressors, problems
 from dsgd.base import Compressor, Problem
 from dsgd.compressors.sizes import fixed_size
-from theory_checks.machinery import instances, runs
+from theory_checks.machinery import instances, ranges, runs
 from theory_checks.machinery.rates import Rate
 from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
+
+_LARGEST = "the largest step of (9)"
 
 
 class Factors(NamedTuple):
@@ -49,6 +51,7 @@ class Factors(NamedTuple):
     beta: np.ndarray
 
 
+@ranges.held("ef21.factors")
 def factors(contractions: Sequence[float]) -> Factors:
     r"""At $\zeta_i = 1/\sqrt{1 - \alpha_i} - 1$: $\theta_i = 1 - \sqrt{1 - \alpha_i}$, $\beta_i = (1 - \alpha_i) / \theta_i$."""
     left = 1 - np.asarray(contractions, float)
@@ -64,7 +67,7 @@ def hypotheses(
     if not all(condition.holds for condition in first):
         return first  # there is no largest step
     limit = step_size(contractions=contractions, layers=layers, smoothness=smoothness, weights=weights)
-    return [*first, instances.step_below("the largest step of (9)", limit, learning_rate)]
+    return [*first, instances.step_below(_LARGEST, limit, learning_rate)]
 
 
 def _contractions(contractions: Sequence[float], weights: Sequence[float]) -> list[Condition]:
@@ -75,6 +78,7 @@ def _contractions(contractions: Sequence[float], weights: Sequence[float]) -> li
     ]
 
 
+@ranges.held("ef21.step_size")
 def step_size(
     *,
     contractions: Sequence[float],
@@ -92,10 +96,13 @@ def step_size(
     return float(np.min(2 / (c + np.sqrt(c**2 + 4 * a))))
 
 
+@ranges.held("bounds.ef21")
 def bound(
     *,
     gap: float,
     contractions: Sequence[float],
+    layers: Sequence[float],
+    smoothness: float,
     first: Sequence[float],
     weights: Sequence[float],
     steps: int,
@@ -108,6 +115,8 @@ def bound(
     Args:
         gap: D = f(x^0) - f*.
         contractions: alpha_i, of each layer's compressor, at every step.
+        layers: L_i.
+        smoothness: L.
         first: |u_i^0 - f_i'(x^0)|^2.
         weights: w_i; layer i steps by gamma w_i.
         steps: K.
@@ -116,13 +125,15 @@ def bound(
 
     Source: Kimad, Theorem 1 (one node, exact gradients, compressed uplink).
     """
-    checks.positive_int("bounds.ef21: steps", steps)
+    limit = step_size(contractions=contractions, layers=layers, smoothness=smoothness, weights=weights, deltas=deltas)
+    instances.need_step("bounds.ef21", learning_rate, _LARGEST, limit)
     w = np.asarray(weights, float)
     delta = np.ones_like(w) if deltas is None else np.asarray(deltas, float)
     begun = (w / delta).max() * float(delta @ np.asarray(first, float)) / factors(contractions).theta.min()
     return 2 * gap / (learning_rate * steps) + begun / steps
 
 
+@ranges.held("ef21.rate")
 def rate(
     *,
     gap: float,
@@ -133,8 +144,8 @@ def rate(
     weights: Sequence[float],
 ) -> Rate:
     r"""$\frac1K \big( \frac{2D}{\gamma} + \ldots \big)$ at the largest step size."""
-    gamma = step_size(contractions=contractions, layers=layers, smoothness=smoothness, weights=weights)
-    return Rate(bound(gap=gap, contractions=contractions, first=first, weights=weights, steps=1, learning_rate=gamma))
+    of = {"contractions": contractions, "layers": layers, "smoothness": smoothness, "weights": weights}
+    return Rate(bound(**of, gap=gap, first=first, steps=1, learning_rate=step_size(**of)))
 
 
 class Layered(NamedTuple):
@@ -245,7 +256,7 @@ def check(
     squares = np.stack([history[f"layer{i}_sqnorm"][0] for i in range(len(w))], axis=-1)  # [seeds, records, layers]
     measured, error = runs.mean_and_error(squares[:, :steps] @ np.asarray(w))
     first = [(1 - alpha) * float(square) for alpha, square in zip(alphas, squares[0, 0], strict=True)]
-    right = bound(gap=layered.gap, contractions=alphas, first=first, weights=w, steps=steps, learning_rate=gamma)
+    right = bound(**known, gap=layered.gap, first=first, steps=steps, learning_rate=gamma)
     return Outcome(float(measured), right, float(error), f"{problem.name}, {up.name}, gamma L = {gamma * L:.3g}, K = {steps}")
 
 

@@ -32,7 +32,7 @@ import optax
 import algorithms
 from dsgd.base import Algorithm, Compressor, Problem
 from dsgd.compressors.sizes import fixed_size
-from theory_checks.machinery import instances, moments, runs
+from theory_checks.machinery import instances, moments, ranges, runs
 from theory_checks.machinery.rates import Rate
 from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
 
@@ -45,15 +45,17 @@ def any_compressor(optimizer: optax.GradientTransformation, up: Compressor, down
 def hypotheses(problem: Problem, learning_rate: float) -> list[Condition]:
     """gamma < 1 / L."""
     limit = 1 / instances.known(problem).smoothness
-    return [Condition("0 < gamma < 1 / L", 0 < learning_rate < limit, f"gamma = {learning_rate:.6g}, 1 / L = {limit:.6g}")]
+    return [instances.step_below("1 / L", limit, learning_rate, strictly=True)]
 
 
+@ranges.held("error_compensated_sgd.step_size")
 def step_size(*, gap: float, smoothness: float, noise: float, compression: float, steps: int, workers: int) -> float:
     r"""$\frac1\gamma = 2L + \sigma \sqrt{\frac{LT}{ND}} + \big(\frac{4 L^2 \sigma'^2 T}{D}\big)^{1/3}$."""
     noisy = noise * math.sqrt(smoothness * steps / (workers * gap))
     return 1 / (2 * smoothness + noisy + (4 * (smoothness * compression) ** 2 * steps / gap) ** (1 / 3))
 
 
+@ranges.held("bounds.error_compensated_sgd")
 def bound(*, gap: float, smoothness: float, noise: float, compression: float, steps: int, workers: int, learning_rate: float) -> float:
     r"""$\frac{1}{1 - \gamma L} \big(\frac{2D}{\gamma T} + \frac{\gamma L\sigma^2}{N} + 4\gamma^2 L^2 \sigma'^2\big)$, on
     $\frac1T \sum_t E|f'(x_t)|^2$.
@@ -69,12 +71,13 @@ def bound(*, gap: float, smoothness: float, noise: float, compression: float, st
 
     Source: Liu and Zhang, Theorem 3.4.3. Departure: (3.18) has 2 for 4.
     """
-    instances.need_step("bounds.error_compensated_sgd", steps, learning_rate, "1 / L", 1 / smoothness)
+    instances.need_step("bounds.error_compensated_sgd", learning_rate, "1 / L", 1 / smoothness, strictly=True)
     left_out = 4 * (learning_rate * smoothness * compression) ** 2
     total = 2 * gap / (learning_rate * steps) + learning_rate * smoothness * noise**2 / workers + left_out
     return total / (1 - learning_rate * smoothness)
 
 
+@ranges.held("error_compensated_sgd.rate")
 def rate(*, gap: float, smoothness: float, noise: float, compression: float, workers: int) -> Rate:
     r"""$\frac{8LD}{T} + 6\sigma\sqrt{\frac{LD}{NT}} + 6 \cdot 4^{1/3} \big(\frac{LD\sigma'}{T}\big)^{2/3}$ at the recommended step size."""
     third = 6 * 4 ** (1 / 3) * (smoothness * gap * compression) ** (2 / 3)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import algorithms
 from dsgd.base import Problem
-from theory_checks.machinery import instances, runs
+from theory_checks.machinery import instances, ranges, runs
 from theory_checks.machinery.rates import Rate
 from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
 
@@ -23,15 +23,16 @@ from theory_checks.machinery.statement import Condition, Draws, Outcome, Stateme
 def hypotheses(problem: Problem, learning_rate: float) -> list[Condition]:
     """gamma < 2 / L."""
     limit = 2 / instances.known(instances.full_batch(problem)).smoothness
-    given = f"gamma = {learning_rate:.6g}, 2 / L = {limit:.6g}"
-    return [Condition("0 < gamma < 2 / L", 0 < learning_rate < limit, given)]
+    return [instances.step_below("2 / L", limit, learning_rate, strictly=True)]
 
 
+@ranges.held("gradient_descent.step_size")
 def step_size(*, smoothness: float) -> float:
     r"""$\gamma = 1/L$, at which the bound is least."""
     return 1 / smoothness
 
 
+@ranges.held("bounds.gradient_descent")
 def bound(*, gap: float, smoothness: float, steps: int, learning_rate: float) -> float:
     r"""$\frac{D}{\gamma T (1 - \gamma L / 2)}$, on $\frac1T \sum_t |f'(x_t)|^2$.
 
@@ -43,10 +44,11 @@ def bound(*, gap: float, smoothness: float, steps: int, learning_rate: float) ->
 
     Source: Liu and Zhang, Theorem 1.1.1.
     """
-    instances.need_step("bounds.gradient_descent", steps, learning_rate, "2 / L", 2 / smoothness)
+    instances.need_step("bounds.gradient_descent", learning_rate, "2 / L", 2 / smoothness, strictly=True)
     return gap / (learning_rate * steps * (1 - learning_rate * smoothness / 2))
 
 
+@ranges.held("gradient_descent.rate")
 def rate(*, gap: float, smoothness: float) -> Rate:
     r"""$\frac{2LD}{T}$ at the recommended step size."""
     return Rate(2 * smoothness * gap)

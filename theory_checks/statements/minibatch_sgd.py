@@ -14,7 +14,7 @@ from typing import Any
 
 import algorithms
 from dsgd.base import Problem
-from theory_checks.machinery import instances, measure, runs
+from theory_checks.machinery import instances, measure, ranges, runs
 from theory_checks.machinery.rates import Rate
 from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
 from theory_checks.statements import sgd
@@ -25,6 +25,7 @@ def hypotheses(problem: Problem, learning_rate: float) -> list[Condition]:
     return [instances.step_below("1 / L", 1 / instances.known(problem).smoothness, learning_rate)]
 
 
+@ranges.held("minibatch_sgd.variance")
 def variance(*, noise: float, batch_size: int = 1, samples: int | None = None, workers: int = 1) -> float:
     r"""$\frac{\sigma^2}{NB}$, with replacement; times $\frac{M - B}{M - 1}$ without, where M is given.
 
@@ -39,12 +40,13 @@ def variance(*, noise: float, batch_size: int = 1, samples: int | None = None, w
 
     Source: Liu and Zhang, section 1.2.3. Departure: (1.19) is printed with the factor B (M - B) / (M - 1).
     """
-    if samples is not None and not 1 <= batch_size <= samples:
-        raise ValueError(f"batch_size = {batch_size} of samples = {samples} without replacement: need 1 <= B <= M")
+    if samples is not None and batch_size > samples:
+        raise ValueError(f"minibatch_sgd.variance: batch_size = {batch_size}, samples = {samples}: need B <= M without replacement")
     fewer = 1.0 if samples is None or samples == 1 else (samples - batch_size) / (samples - 1)
     return noise**2 * fewer / (batch_size * workers)
 
 
+@ranges.held("minibatch_sgd.step_size")
 def step_size(
     *, gap: float, smoothness: float, noise: float, steps: int, workers: int = 1, batch_size: int = 1, samples: int | None = None
 ) -> float:
@@ -53,6 +55,7 @@ def step_size(
     return sgd.step_size(gap=gap, smoothness=smoothness, noise=total, steps=steps)
 
 
+@ranges.held("bounds.minibatch_sgd")
 def bound(
     *,
     gap: float,
@@ -76,10 +79,12 @@ def bound(
 
     Source: Liu and Zhang, (1.20) and (2.2).
     """
+    instances.need_step("bounds.minibatch_sgd", learning_rate, "1 / L", 1 / smoothness)
     total = math.sqrt(variance(noise=noise, batch_size=batch_size, samples=samples, workers=workers))
     return sgd.bound(gap=gap, smoothness=smoothness, noise=total, steps=steps, learning_rate=learning_rate)
 
 
+@ranges.held("minibatch_sgd.rate")
 def rate(*, gap: float, smoothness: float, noise: float, workers: int = 1, batch_size: int = 1, samples: int | None = None) -> Rate:
     r"""$\frac{2LD}{T} + \sigma_B \sqrt{\frac{2LD}{T}}$ at the recommended step size."""
     total = math.sqrt(variance(noise=noise, batch_size=batch_size, samples=samples, workers=workers))
