@@ -10,8 +10,6 @@ from functools import partial
 from math import sqrt
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -719,22 +717,10 @@ def test_a_problem_that_does_not_know_its_heterogeneity_is_refused():
     assert instances.known(unknown).heterogeneity is None
 
 
-def noise_in_ones_own_part(N: int):
-    """x^2 / 2, where worker n's gradient has noise in the part of the vector that it begins around the ring, and nowhere else."""
-    mask = jnp.asarray(np.kron(np.eye(N), np.ones(2)))
-    problem = problems.quadratic(np.ones((N, 2 * N)), np.zeros((N, 2 * N)), noise=1.0, start=np.full(2 * N, 0.01))
-
-    def sample(key, mine):
-        noise = mine.scale * jax.random.normal(key, mine.b.shape, mine.b.dtype) / sqrt(2)
-        return mine._replace(noise=noise, scale=jnp.zeros(()))
-
-    return problem._replace(data=problem.data._replace(scale=mask), sample=sample)
-
-
 @pytest.mark.parametrize("via", ["server", "ring"])
 def test_relative_errors_are_within_the_bound_where_noise_is_uneven(via):
     """Around a ring noise counts by where it is; with the noise of all weights in equal shares, the bound would be false here."""
-    problem, compressor = noise_in_ones_own_part(2), compressors.random_k(0.5)
+    problem, compressor = instances.uneven(instances.bowl(2, 4, away=0.01, noise=1.0)), compressors.random_k(0.5)
     inflation = compressed_sgd.effect(noise=1.0, workers=2, omega=1.0, via=via).inflation
     outcome = compressed_sgd.check(problem, compressor, steps=3000, via=via, learning_rate=0.2 / (1 + inflation))
     assert outcome.holds
