@@ -210,7 +210,7 @@ def ef21(problem: Problem, up: Compressor) -> Method:
         problem,
         theory.ef21.rate(**shape, **step, **errors),
         lambda T: theory.ef21.step_size(**shape, **step),
-        lambda T, gamma: theory.ef21.bound(**shape, **errors, steps=T, learning_rate=gamma),
+        lambda T, gamma: theory.ef21.bound(**shape, **step, **errors, steps=T, learning_rate=gamma),
         factory,
         exact=None,
         random=False,

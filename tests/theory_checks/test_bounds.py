@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Callable
@@ -9,8 +10,6 @@ from functools import partial
 from math import sqrt
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -26,10 +25,11 @@ from theory_checks import (
     ef21,
     error_compensated_sgd,
     gradient_descent,
+    local_sgd,
     minibatch_sgd,
     sgd,
 )
-from theory_checks.machinery import instances
+from theory_checks.machinery import instances, ranges
 from theory_checks.machinery.rates import Rate
 
 DRAWS = 400
@@ -168,10 +168,10 @@ def test_right_hand_sides_and_step_sizes_are_those_of_the_table(seed):
         rho = float(rng.choice([0.0, rng.uniform(0, 1), 1 - spread(rng, -6, -1)]))
         gossip = {**of, "noise": s, "heterogeneity": z, "workers": N, "rho": rho}
         near = g * min(1, (1 - rho) / (2 * max(rho, 1e-9)))
-        assert bounds.decentralized_sgd(**gossip, learning_rate=near) == pytest.approx(plain_dsgd(D, L, s, z, T, N, rho, near), rel=1e-9)
+        assert bounds.decentralized_sgd(**gossip, learning_rate=near) == same(plain_dsgd(D, L, s, z, T, N, rho, near))
         kinds = {"smoothness": L, "noise": s, "heterogeneity": z, "workers": N, "learning_rate": near, "rho": rho}
         apart = bounds.consensus(**kinds)
-        assert apart == pytest.approx(plain_consensus(L, s, z, N, near, rho), rel=1e-9)
+        assert apart == same(plain_consensus(L, s, z, N, near, rho))
         K = 4 * L**2 * rho**2 * z**2 / (1 - rho) ** 2 + 2 * L**2 * rho**2 * s**2 / (1 - rho) * (1 - 1 / N)
         assert L**2 * apart <= K * near**2 * (1 + 1e-9)
         inverse = L * (1 + rho) / (1 - rho) + s * sqrt(L * T / (2 * N * D)) + (K * T / D) ** (1 / 3)
@@ -193,9 +193,7 @@ def test_ef21_is_that_of_the_table():
             ones = deltas or [1.0] * len(first)
             gamma = ef21.step_size(**of, smoothness=L, deltas=deltas)
             assert gamma == pytest.approx(plain_ef21_step(of["contractions"], of["layers"], L, of["weights"], ones), rel=1e-9)
-            found = bounds.ef21(
-                gap=D, contractions=of["contractions"], first=first, weights=of["weights"], steps=K, learning_rate=gamma, deltas=deltas
-            )
+            found = bounds.ef21(**of, gap=D, smoothness=L, first=first, steps=K, learning_rate=gamma, deltas=deltas)
             assert found == pytest.approx(plain_ef21(D, of["contractions"], first, of["weights"], ones, K, gamma), rel=1e-9)
 
 
@@ -297,7 +295,7 @@ def test_ef21_at_its_step_size_has_its_rate():
         of, L, K = layers_of(rng), spread(rng, -2, 2), int(rng.integers(1, 1000))
         more = {"gap": spread(rng), "first": [noise(rng) for _ in of["layers"]]}
         gamma = ef21.step_size(**of, smoothness=L)
-        right = bounds.ef21(contractions=of["contractions"], weights=of["weights"], **more, steps=K, learning_rate=gamma)
+        right = bounds.ef21(**of, smoothness=L, **more, steps=K, learning_rate=gamma)
         assert right == pytest.approx(ef21.rate(**of, smoothness=L, **more)(K), rel=1e-12)
 
 
@@ -348,8 +346,9 @@ def test_families_agree_where_they_are_the_same(seed):
     assert complete == same(many * (2 - g * of["smoothness"]))
     assert complete >= many * (1 - 1e-12)
     L = of["smoothness"]
-    assert ef21.step_size(contractions=[1.0], layers=[L], smoothness=L, weights=[1.0]) == same(1 / L)
-    exact = bounds.ef21(gap=of["gap"], contractions=[1.0], first=[0.0], weights=[1.0], steps=of["steps"], learning_rate=1 / L)
+    whole = {"contractions": [1.0], "layers": [L], "smoothness": L, "weights": [1.0]}
+    assert ef21.step_size(**whole) == same(1 / L)
+    exact = bounds.ef21(**whole, gap=of["gap"], first=[0.0], steps=of["steps"], learning_rate=1 / L)
     assert exact == same(bounds.gradient_descent(**without, learning_rate=1 / L))
 
 
@@ -427,10 +426,9 @@ def test_compression_has_errors_of_one_kind_and_one_of_two_patterns():
         compressed_sgd.effect(noise=1.0, workers=2, via="star")
 
 
-@pytest.mark.parametrize("batch_size", [0, 5])
-def test_batches_larger_than_the_data_are_refused(batch_size):
-    with pytest.raises(ValueError, match="need 1 <= B <= M"):
-        minibatch_sgd.variance(noise=1.0, batch_size=batch_size, samples=4)
+def test_batches_larger_than_the_data_are_refused():
+    with pytest.raises(ValueError, match=r"^minibatch_sgd.variance: batch_size = 5, samples = 4: need B <= M without replacement$"):
+        minibatch_sgd.variance(noise=1.0, batch_size=5, samples=4)
 
 
 def quadratic(N: int = 4, d: int = 4, *, equal: bool = True):
@@ -581,28 +579,152 @@ def test_the_gap_of_a_quadratic_loses_no_digits():
     assert instances.known(problem).gap == pytest.approx(5e-7, rel=1e-9)
 
 
-def test_outside_its_hypotheses_there_is_no_bound():
-    numbers = {"gap": 1.0, "smoothness": 2.0, "steps": 10}
-    for right, more, limit in (
-        (bounds.gradient_descent, {}, 1.0),
-        (bounds.sgd, {"noise": 1.0}, 0.5),
-        (bounds.compressed_sgd, {"noise": 1.0, "workers": 2, "omega": 1.0}, 1 / 6),
-        (bounds.error_compensated_sgd, {"noise": 1.0, "workers": 2, "compression": 1.0}, 0.5),
-        (bounds.asynchronous_sgd, {"noise": 1.0, "staleness": 1}, 0.25),
-        (bounds.decentralized_sgd, {"noise": 1.0, "workers": 2, "heterogeneity": 1.0, "rho": 0.4}, 0.5),
-    ):
-        assert right(**numbers, **more, learning_rate=0.99 * limit) > 0
-        with pytest.raises(ValueError, match="need 0 < gamma <= "):
-            right(**numbers, **more, learning_rate=1.01 * limit)
-        with pytest.raises(ValueError, match="steps = 0: need an integer, at least 1"):
-            right(**numbers | {"steps": 0}, **more, learning_rate=0.5 * limit)
+NUMBERS: Numbers = {"gap": 1.0, "smoothness": 2.0, "steps": 10}
+COMPRESSED = compressed_sgd.Effect(1.0, 2.0)
+MEMORY = local_sgd.memory(topologies.ring(5))
+LAYERS: Numbers = {**LAYERED, "gap": 1.0, "first": [0.1, 0.0], "steps": 10}
+WITHIN: dict[str, tuple[Callable, Numbers, float | None, str | None]] = {
+    "bounds.gradient_descent": (bounds.gradient_descent, NUMBERS, 1.0, "0 < gamma < 2 / L"),
+    "bounds.sgd": (bounds.sgd, {**NUMBERS, "noise": 1.0}, 0.5, "0 < gamma <= 1 / L"),
+    "bounds.minibatch_sgd": (
+        bounds.minibatch_sgd,
+        {**NUMBERS, "noise": 1.0, "workers": 2, "batch_size": 3, "samples": 5},
+        0.5,
+        "0 < gamma <= 1 / L",
+    ),
+    "bounds.compressed_sgd": (
+        bounds.compressed_sgd,
+        {**NUMBERS, "noise": 1.0, "workers": 2, "omega": 1.0, "heterogeneity": 1.0},
+        1 / 6,
+        "0 < gamma <= 1 / (L (1 + r))",
+    ),
+    "bounds.error_compensated_sgd": (
+        bounds.error_compensated_sgd,
+        {**NUMBERS, "noise": 1.0, "workers": 2, "compression": 1.0},
+        0.5,
+        "0 < gamma < 1 / L",
+    ),
+    "bounds.asynchronous_sgd": (
+        bounds.asynchronous_sgd,
+        {**NUMBERS, "noise": 1.0, "staleness": 1},
+        0.25,
+        "0 < gamma <= (sqrt(1 + 8 tau^2) - 1) / (4 tau^2 L)",
+    ),
+    "bounds.decentralized_sgd": (
+        bounds.decentralized_sgd,
+        {**NUMBERS, "noise": 1.0, "workers": 2, "heterogeneity": 1.0, "rho": 0.8},
+        0.125,
+        "gamma rho < (1 - rho) / L",
+    ),
+    "bounds.consensus": (
+        bounds.consensus,
+        {"smoothness": 2.0, "noise": 1.0, "heterogeneity": 1.0, "workers": 2, "rho": 0.8},
+        0.125,
+        "gamma rho < (1 - rho) / L",
+    ),
+    "bounds.local_sgd": (
+        bounds.local_sgd,
+        {**NUMBERS, "noise": 1.0, "workers": 5, "heterogeneity": 1.0, "memory": MEMORY},
+        1 / (2 * MEMORY.radius),
+        "gamma L M with a spectral radius below 1",
+    ),
+    "local_sgd.consensus": (
+        local_sgd.consensus,
+        {"smoothness": 2.0, "noise": 1.0, "heterogeneity": 1.0, "steps": 10, "memory": MEMORY},
+        1 / (2 * MEMORY.radius),
+        "gamma L M with a spectral radius below 1",
+    ),
+    "bounds.ef21": (bounds.ef21, LAYERS, ef21.step_size(**LAYERED), "0 < gamma <= the largest step of (9)"),
+    "gradient_descent.step_size": (gradient_descent.step_size, {"smoothness": 2.0}, None, None),
+    "gradient_descent.rate": (gradient_descent.rate, {"gap": 1.0, "smoothness": 2.0}, None, None),
+    "minibatch_sgd.variance": (
+        minibatch_sgd.variance,
+        {"noise": 1.0, "batch_size": 3, "samples": 5, "workers": 2},
+        None,
+        None,
+    ),
+    "compressed_sgd.effect": (
+        compressed_sgd.effect,
+        {"noise": 1.0, "workers": 2, "omega": 1.0, "heterogeneity": 1.0},
+        None,
+        None,
+    ),
+    "compressed_sgd.step_size": (compressed_sgd.step_size, {**NUMBERS, "effect": COMPRESSED}, None, None),
+    "compressed_sgd.rate": (compressed_sgd.rate, {"gap": 1.0, "smoothness": 2.0, "effect": COMPRESSED}, None, None),
+    "asynchronous_sgd.largest_step": (asynchronous_sgd.largest_step, {"smoothness": 2.0, "staleness": 3}, None, None),
+    "ef21.factors": (ef21.factors, {"contractions": [0.25, 0.5]}, None, None),
+    "ef21.step_size": (ef21.step_size, {**LAYERED, "deltas": [1.0, 2.0]}, None, None),
+    "ef21.rate": (ef21.rate, {**LAYERED, "gap": 1.0, "first": [0.1, 0.0]}, None, None),
+}
+WITHIN |= {
+    f"{name}.{function}": (
+        getattr(module, function),
+        {k: v for k, v in WITHIN[f"bounds.{name}"][1].items() if k not in without},
+        None,
+        None,
+    )
+    for name, module in {
+        "sgd": sgd,
+        "minibatch_sgd": minibatch_sgd,
+        "error_compensated_sgd": error_compensated_sgd,
+        "asynchronous_sgd": asynchronous_sgd,
+        "decentralized_sgd": decentralized_sgd,
+        "local_sgd": local_sgd,
+    }.items()
+    for function, without in (("step_size", ()), ("rate", ("steps",)))
+}
+OUTSIDE: Numbers = {
+    **{name: [0, -1.0, math.nan, math.inf, None, "1"] for name in ("gap", "smoothness", "learning_rate")},
+    **{name: [-1.0, math.nan, math.inf, None] for name in ("noise", "heterogeneity", "compression", "omega")},
+    **{name: [0, -1, 2.0, math.nan, True] for name in ("steps", "workers", "batch_size", "samples")},
+    "staleness": [-2, 0.5, math.nan, None],
+    "rho": [-0.1, 1.0, 1, math.nan, math.inf],
+    "memory": [local_sgd.Memory(sign * MEMORY.drift, MEMORY.noise) for sign in (-1, math.nan)],
+    "effect": [compressed_sgd.Effect(-1.0, 0.0), compressed_sgd.Effect(0.0, math.nan), compressed_sgd.Effect(math.inf, 0.0)],
+    "contractions": [[], [0.0, 0.5], [0.5, 1.1], [math.nan, 0.5], 0.5, None],
+    "layers": [[], [0.0, 1.0], [1.0, math.inf], 1.0],
+    "weights": [[], [-1.0, 1.0], [1.0, math.nan]],
+    "deltas": [[], [0.0, 1.0], [1.0, -1.0], [1.0, math.nan]],
+    "first": [[], [-1.0, 0.0], [0.0, math.inf]],
+}
 
 
-def test_disagreement_that_may_grow_has_no_bound():
-    of = {"gap": 1.0, "smoothness": 2.0, "steps": 10, "noise": 1.0, "workers": 2, "heterogeneity": 1.0, "rho": 0.8}
-    assert bounds.decentralized_sgd(**of, learning_rate=0.124) > 0
-    with pytest.raises(ValueError, match=re.escape("gamma rho = 0.1008, (1 - rho) / L = 0.1: need gamma rho < (1 - rho) / L")):
-        bounds.decentralized_sgd(**of, learning_rate=0.126)
+@pytest.mark.parametrize("where", WITHIN)
+def test_numbers_that_there_cannot_be_are_refused_by_name(where):
+    """Whatever the argument, and never by a division by zero; all are taken together where they are as they should be."""
+    function, numbers, limit, _ = WITHIN[where]
+    whole = numbers if limit is None else {**numbers, "learning_rate": 0.99 * limit}
+    function(**whole)
+    for name in whole:
+        for value in OUTSIDE[name]:
+            with pytest.raises(ValueError, match="^" + re.escape(f"{where}: {name} = {value!r}: need ")):
+                function(**{**whole, name: value})
+
+
+def test_every_number_of_a_bound_has_a_range():
+    for where, (function, *_) in WITHIN.items():
+        assert set(inspect.signature(function).parameters) - {"via"} <= set(OUTSIDE), where
+    assert set(ranges.RANGES) == set(OUTSIDE)
+    assert {f"bounds.{name}" for name in bounds.__all__} <= set(WITHIN)
+
+
+@pytest.mark.parametrize("where", [where for where, (_, _, limit, _) in WITHIN.items() if limit is not None])
+def test_outside_its_hypothesis_there_is_no_bound(where):
+    function, numbers, limit, text = WITHIN[where]
+    assert limit is not None
+    assert text is not None
+    assert function(**numbers, learning_rate=0.99 * limit) > 0
+    for gamma in [limit * SLIGHTLY, 1.1 * limit, *([limit] if "<=" not in text else [])]:
+        with pytest.raises(ValueError, match="^" + re.escape(f"{where}: gamma = {gamma:.6g}, ") + ".*: " + re.escape(f"need {text}") + "$"):
+            function(**numbers, learning_rate=gamma)
+
+
+@pytest.mark.parametrize("name", ["contractions", "layers", "weights", "first"])
+def test_layers_have_one_number_of_each_kind(name):
+    with pytest.raises(ValueError, match=rf"^bounds.ef21: .*1 {name}.*: need one of each for every layer$"):
+        bounds.ef21(**{**LAYERS, name: LAYERS[name][:1]}, learning_rate=1e-3)
+    with pytest.raises(ValueError, match=r"^ef21.step_size: .*1 deltas: need one of each for every layer$"):
+        ef21.step_size(**LAYERED, deltas=[1.0])
 
 
 def test_a_problem_that_does_not_know_its_heterogeneity_is_refused():
@@ -615,22 +737,10 @@ def test_a_problem_that_does_not_know_its_heterogeneity_is_refused():
     assert instances.known(unknown).heterogeneity is None
 
 
-def noise_in_ones_own_part(N: int):
-    """x^2 / 2, where worker n's gradient has noise in the part of the vector that it begins around the ring, and nowhere else."""
-    mask = jnp.asarray(np.kron(np.eye(N), np.ones(2)))
-    problem = problems.quadratic(np.ones((N, 2 * N)), np.zeros((N, 2 * N)), noise=1.0, start=np.full(2 * N, 0.01))
-
-    def sample(key, mine):
-        noise = mine.scale * jax.random.normal(key, mine.b.shape, mine.b.dtype) / sqrt(2)
-        return mine._replace(noise=noise, scale=jnp.zeros(()))
-
-    return problem._replace(data=problem.data._replace(scale=mask), sample=sample)
-
-
 @pytest.mark.parametrize("via", ["server", "ring"])
 def test_relative_errors_are_within_the_bound_where_noise_is_uneven(via):
     """Around a ring noise counts by where it is; with the noise of all weights in equal shares, the bound would be false here."""
-    problem, compressor = noise_in_ones_own_part(2), compressors.random_k(0.5)
+    problem, compressor = instances.uneven(instances.bowl(2, 4, away=0.01, noise=1.0)), compressors.random_k(0.5)
     inflation = compressed_sgd.effect(noise=1.0, workers=2, omega=1.0, via=via).inflation
     outcome = compressed_sgd.check(problem, compressor, steps=3000, via=via, learning_rate=0.2 / (1 + inflation))
     assert outcome.holds

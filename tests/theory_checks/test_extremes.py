@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from functools import cache
+from types import ModuleType
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
 
-from theory_checks.machinery import instances
+from theory_checks import (
+    asynchronous_sgd,
+    compressed_sgd,
+    ef21,
+    error_compensated_sgd,
+    gradient_descent,
+    minibatch_sgd,
+    sgd,
+)
+from theory_checks.machinery import instances, registry, runs
+from theory_checks.machinery.statement import Outcome, Statement
+from theory_checks.statements import lemmas
 
 
 @pytest.mark.parametrize(("batch_size", "replacement"), [(1, True), (4, True), (4, False)])
@@ -16,7 +33,8 @@ def test_constants_of_wells_are_exact_everywhere(batch_size, replacement):
     problem = instances.wells(
         4, d, start=start, smoothness=L, noise=0.6, heterogeneity=1.3, batch_size=batch_size, replacement=replacement, seed=5
     )
-    of, M = problem.constants, 8
+    of, M = instances.known(problem), 8
+    assert of.heterogeneity is not None
     single = jax.tree.map(lambda leaf: leaf[:, :, None], problem.data)  # [N, M, batches of 1, ...]
     for x in (np.zeros(d), -start, np.array([3.0, -1.0, 0.5])):
         each = np.asarray(jax.vmap(jax.vmap(jax.grad(problem.loss), (None, 0)), (None, 0))(x, single))
@@ -39,3 +57,211 @@ def test_constants_of_wells_are_exact_everywhere(batch_size, replacement):
 def test_one_worker_has_wells_without_heterogeneity():
     of = instances.wells(1, 2, start=0.3, noise=0.5, heterogeneity=2.0).constants
     assert (of.noise, of.heterogeneity) == (0.5, 0.0)
+
+
+# --- False constants. The left sides are measured once; each false bound is held against all of them.
+
+Numbers = dict[str, Any]
+STATEMENTS = {statement.name: statement for statement in registry.STATEMENTS}
+FAMILIES = {
+    "GD": gradient_descent,
+    "SGD": sgd,
+    "mb-SGD": minibatch_sgd,
+    "CSGD": compressed_sgd,
+    "EC-SGD": error_compensated_sgd,
+    "ASGD": asynchronous_sgd,
+    "EF21": ef21,
+}
+
+
+@cache
+def built(name: str) -> list[tuple[Outcome, Numbers]]:
+    """The outcomes of a statement's extremes, each with the numbers that its bound was asked for."""
+    family: ModuleType = FAMILIES[name.partition(" ")[0].rstrip(",")]
+    asked: list[Numbers] = []
+    with pytest.MonkeyPatch.context() as patch:
+        true = family.bound
+
+        def bound(**numbers):
+            asked.append(numbers)
+            return true(**numbers)
+
+        patch.setattr(family, "bound", bound)
+        outcomes = [outcome for extreme in STATEMENTS[name].extremes for outcome in extreme()]
+    for outcome, numbers in zip(outcomes, asked, strict=True):
+        assert outcome.holds, outcome
+        assert outcome.bound == true(**numbers)
+    return list(zip(outcomes, asked, strict=True))
+
+
+def found(name: str, false: Callable[[Numbers], float]) -> bool:
+    """Whether one of them is above the false bound, by more than its noise."""
+    return any(not outcome._replace(bound=false(numbers)).holds for outcome, numbers in built(name))
+
+
+def gd_terms(n: Numbers, gap: float = 1.0, half: float = 1.0) -> float:
+    """D / (gamma T (1 - gamma L / 2)), whose terms are so many times as large; likewise below."""
+    step = n["learning_rate"]
+    return gap * n["gap"] / (step * n["steps"] * (1 - half * step * n["smoothness"] / 2))
+
+
+def sgd_terms(n: Numbers, variance: float, gap: float = 1.0, noise: float = 1.0, front: float = 1.0, inflation: float = 0.0) -> float:
+    share = n["learning_rate"] * n["smoothness"]
+    return (2 * gap * n["gap"] / (n["learning_rate"] * n["steps"]) + noise * share * variance) / (2 - front * share * (1 + inflation))
+
+
+def sgd_alone(n: Numbers, **terms: float) -> float:
+    return sgd_terms(n, n["noise"] ** 2, **terms)
+
+
+def minibatch_terms(n: Numbers, workers: float = 1.0, fewer: float = 1.0, **terms: float) -> float:
+    batch = {name: n[name] for name in ("batch_size", "samples") if name in n}
+    variance = minibatch_sgd.variance(noise=n["noise"], **batch) / (workers * n["workers"])
+    return sgd_terms(n, variance * (fewer if batch.get("samples") else 1.0), **terms)
+
+
+def compressed_terms(
+    n: Numbers, gap: float = 1.0, noise: float = 1.0, compression: float = 1.0, heterogeneity: float = 1.0, inflation: float = 1.0
+) -> float:
+    """c^2 is the sum of what each kind alone makes of it."""
+    of = {name: n[name] for name in ("workers", "via", "omega") if name in n}
+    factors = {"noise": noise, "compression": compression, "heterogeneity": heterogeneity}
+    parts = {name: compressed_sgd.effect(**{"noise": 0.0, **of, name: n.get(name, 0.0)}) for name in factors}
+    variance = sum(factor * parts[name].variance for name, factor in factors.items())
+    return sgd_terms(n, variance, gap=gap, inflation=inflation * parts["noise"].inflation)
+
+
+def compensated_terms(n: Numbers, gap: float = 1.0, noise: float = 1.0, compression: float = 1.0, front: float = 1.0) -> float:
+    share = n["learning_rate"] * n["smoothness"]
+    errors = 4 * compression * (share * n["compression"]) ** 2
+    noisy = noise * share * n["noise"] ** 2 / n["workers"]
+    return (2 * gap * n["gap"] / (n["learning_rate"] * n["steps"]) + noisy + errors) / (1 - front * share)
+
+
+def asynchronous_terms(n: Numbers, gap: float = 1.0, noise: float = 1.0, staleness: float = 1.0) -> float:
+    share = n["learning_rate"] * n["smoothness"]
+    older = 1 + 2 * staleness * share * n["staleness"]
+    return 2 * gap * n["gap"] / (n["learning_rate"] * n["steps"]) + noise * share * n["noise"] ** 2 * older
+
+
+def ef21_terms(n: Numbers, gap: float = 1.0, first: float = 1.0) -> float:
+    begun = max(n["weights"]) * sum(n["first"]) / ef21.factors(n["contractions"]).theta.min()
+    return 2 * gap * n["gap"] / (n["learning_rate"] * n["steps"]) + first * begun / n["steps"]
+
+
+TERMS: dict[str, tuple[Callable[..., float], dict[str, float]]] = {
+    "GD": (gd_terms, {"gap": 0.97, "half": 0.97}),
+    "SGD, quadratics, exact": (sgd_alone, {"gap": 0.97, "noise": 0.97, "front": 0.9}),
+    "SGD, non-convex": (sgd_alone, {"gap": 0.97, "noise": 0.97, "front": 0.9}),
+    "mb-SGD, quadratics, exact": (minibatch_terms, {"gap": 0.97, "noise": 0.97, "front": 0.9}),
+    "mb-SGD, non-convex, batches": (minibatch_terms, {"gap": 0.97, "noise": 0.97, "front": 0.9, "fewer": 0.97}),
+    "CSGD, server, absolute, exact": (compressed_terms, {"gap": 0.97, "noise": 0.97, "compression": 0.97}),
+    "CSGD, ring, absolute, exact": (compressed_terms, {"gap": 0.97, "noise": 0.97, "compression": 0.97}),
+    "CSGD, server, relative": (compressed_terms, {"gap": 0.97, "noise": 0.97, "heterogeneity": 0.97, "inflation": 0.9}),
+    "CSGD, ring, relative": (compressed_terms, {"gap": 0.97, "noise": 0.9, "heterogeneity": 0.2, "inflation": 0.7}),
+    "EC-SGD, quadratics, exact": (compensated_terms, {"gap": 0.48, "noise": 0.45, "compression": 0.3}),
+    "EC-SGD, biased Q, non-convex": (compensated_terms, {"gap": 0.48, "compression": 0.97, "front": 0.0}),
+    "ASGD, quadratics, exact": (asynchronous_terms, {"gap": 0.97, "noise": 0.97, "staleness": 0.15}),
+    "ASGD, non-convex": (asynchronous_terms, {"gap": 0.97, "noise": 0.95}),
+    "EF21, layer by layer": (ef21_terms, {"gap": 0.97}),
+}
+"""By how much each term of a bound is scaled, so that it is found; see `REACHED` for those below 0.9."""
+
+REACHED = {
+    ("CSGD, ring, relative", "heterogeneity"): "sum_{j <= k} c_j is at most a quarter of what is allowed, where f' does not point its way",
+    ("CSGD, ring, relative", "inflation"): "the same sum's bound for f' is met by one k at a time; all equal gradients reach 3/4 of it",
+    ("EC-SGD, quadratics, exact", "gap"): "|f'(virtual x)|^2 is left out, which is as large as |f'(x)|^2 where errors are small",
+    ("EC-SGD, quadratics, exact", "noise"): "likewise",
+    ("EC-SGD, quadratics, exact", "compression"): "errors are independent: (1 + 1/N) / 4; those that pull together are in the next row",
+    ("EC-SGD, biased Q, non-convex", "gap"): "as on quadratics",
+    ("EC-SGD, biased Q, non-convex", "front"): "it is 1 + gamma L where the other terms are met",
+    (
+        "ASGD, quadratics, exact",
+        "staleness",
+    ): "(1 + 2 gamma L tau) is reached by 0.6 at tau = 1, by less at others; without it the bound is false",
+}
+
+
+def test_the_terms_are_those_of_the_bounds():
+    assert {(name, term) for name, (_, terms) in TERMS.items() for term, factor in terms.items() if factor < 0.9} == set(REACHED)
+    for name, (formula, _) in TERMS.items():
+        for outcome, numbers in built(name):
+            assert formula(numbers) == pytest.approx(outcome.bound, rel=1e-9), name
+
+
+@pytest.mark.parametrize(("name", "term"), [(name, term) for name, (_, terms) in TERMS.items() for term in terms])
+def test_a_term_that_is_too_small_is_found(name, term):
+    """Where less than 0.9 of it is needed for that, 0.9 goes unseen, as `REACHED` says."""
+    formula, terms = TERMS[name]
+    assert found(name, lambda numbers: formula(numbers, **{term: terms[term]}))
+    if (name, term) in REACHED:
+        assert not found(name, lambda numbers: formula(numbers, **{term: 0.9}))
+
+
+FALSE = {
+    "(3.18): 2 for 4": ("EC-SGD, biased Q, non-convex", lambda n: compensated_terms(n, compression=0.5)),
+    "(3.4): sigma'^2 for (1 + 1/N) sigma'^2": (
+        "CSGD, server, absolute, exact",
+        lambda n: compressed_terms(n, compression=1 / (1 + 1 / n["workers"])),
+    ),
+    "(3.5): 1/N^2 for 1/N": (
+        "CSGD, ring, absolute, exact",
+        lambda n: compressed_terms(n, noise=1 / n["workers"], compression=1 / n["workers"]),
+    ),
+    "Theorem 4.2.3 without 1 + 2 gamma L tau": ("ASGD, quadratics, exact", lambda n: asynchronous_terms(n, staleness=0.0)),
+    "(2.2): N + 1 workers": ("mb-SGD, quadratics, exact", lambda n: minibatch_terms(n, workers=1 + 1 / n["workers"])),
+    "(1.20): (M - B) / M": (
+        "mb-SGD, non-convex, batches",
+        lambda n: minibatch_terms(n, fewer=(n["samples"] - 1) / n["samples"] if n["samples"] else 1.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("which", FALSE)
+def test_a_false_constant_is_found(which):
+    assert found(*FALSE[which])
+
+
+def test_a_true_constant_that_is_larger_is_not_mistaken_for_a_false_one():
+    assert not found("CSGD, ring, absolute, exact", lambda n: compressed_terms(n, noise=n["workers"], compression=n["workers"]))
+
+
+def test_noise_without_heterogeneity_is_found(monkeypatch):
+    """One worker's gradient varies by what workers differ in."""
+    monkeypatch.setattr(sgd, "total_noise", lambda problem: instances.known(problem).noise)
+    broken = [outcome for outcome in sgd.bowls() if not outcome.holds]
+    assert broken
+    assert all(math.isfinite(outcome.measured) for outcome in broken)
+
+
+@pytest.mark.parametrize("factor", [0.97, 16.0])
+def test_a_false_variance_of_batches_is_found(factor, monkeypatch):
+    """B (M - B) / (M - 1), as (1.19) is printed, is 16 times the variance of a batch of 4."""
+    true = minibatch_sgd.variance
+    monkeypatch.setattr(minibatch_sgd, "variance", lambda **numbers: factor * true(**numbers))
+    assert all(not outcome.holds and math.isfinite(outcome.measured) for outcome in lemmas.variance_of_a_third())
+
+
+# --- Steps of another size: where gradients are so many times as large as they should be.
+
+ROWS = ("SGD, non-convex", "mb-SGD, non-convex, batches", "ASGD, non-convex", "EC-SGD, biased Q, non-convex")
+
+
+def stretched(statement: Statement, factor: float, patch: pytest.MonkeyPatch) -> list[Outcome]:
+    """Its extremes, where the method steps by factor * gamma, and the bound is that of gamma; no program is compiled for it."""
+    true = runs.average_gradient
+
+    def average_gradient(factory, problem, *, learning_rate, **options):
+        return true(factory, problem, learning_rate=factor * learning_rate, **options)
+
+    patch.setattr(runs, "average_gradient", average_gradient)
+    return [outcome for extreme in statement.extremes for outcome in extreme()]
+
+
+@pytest.mark.parametrize("factor", [0.3, 0.9, 3.0])
+@pytest.mark.parametrize("name", ROWS)
+def test_steps_of_another_size_are_found_where_f_is_not_convex(name, factor, monkeypatch):
+    """By those that measure something; EC-SGD's bound is twice what is reached where errors are small, and too weak for 0.9."""
+    outcomes = stretched(STATEMENTS[name], factor, monkeypatch)
+    assert all(math.isfinite(outcome.measured) for outcome in outcomes)
+    assert any(not outcome.holds for outcome in outcomes) is not (name.startswith("EC-SGD") and factor == 0.9)

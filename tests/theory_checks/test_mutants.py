@@ -113,10 +113,10 @@ def biased(optimizer, compressor: Compressor, via: str) -> Algorithm:
     )
 
 
-def forgetful(part: str) -> Method:
+def forgetful(*parts: str) -> Method:
     def forget(before, after):
         memory = after.workers
-        return after._replace(workers=memory._replace(**{part: zeros(getattr(memory, part))}))
+        return after._replace(workers=memory._replace(**{part: zeros(getattr(memory, part)) for part in parts}))
 
     return edited(error_compensated_sgd.any_compressor, forget)
 
@@ -312,6 +312,13 @@ def test_a_directed_instance_finds_the_mistake(name):
     assert whole.holds, whole
     assert not broken.holds, broken
     assert broken.measured > 1.2 * broken.bound, "not by a hair's breadth"
+
+
+@pytest.mark.parametrize("parts", [("worker",), ("server",), ("worker", "server")])
+def test_a_lost_memory_is_found_where_gradients_vanish(parts):
+    assert all(outcome.holds for outcome in error_compensated_sgd.vanishing())
+    broken = error_compensated_sgd.vanishing(method=forgetful(*parts))
+    assert any(outcome.measured > 1.2 * outcome.bound for outcome in broken), broken
 
 
 def test_mixing_by_hand_is_the_method_where_the_matrix_is_right():

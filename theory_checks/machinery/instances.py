@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 import topologies
-from dsgd import checks, problems
+from dsgd import problems
 from dsgd.base import Constants, Problem
 from dsgd.graphs.topology import Topology
 from dsgd.problems.quadratic import FromZero, Quadratic
@@ -118,7 +118,7 @@ def wells(
     rng = np.random.default_rng(seed)
     shape = (workers, samples, dimension)
     own = _sized(rng.normal(size=shape), noise, axis=1)
-    common = _sized(rng.normal(size=(workers, dimension))[:, None], heterogeneity, axis=0) if workers > 1 else 0.0
+    common = _sized(rng.normal(size=(workers, 1, dimension)), heterogeneity, axis=0) if workers > 1 else 0.0
     s = np.broadcast_to(np.asarray(start, float), shape)
     inputs, L = np.stack([own + common, s], axis=2), np.full(shape[:2], smoothness)
     fewer = 1.0 if replacement else (samples - batch_size) / (samples - 1)
@@ -150,6 +150,41 @@ def _loss_of_wells(x: jax.Array, batch: problems.Examples) -> jax.Array:
     c, s = batch.inputs[:, 0], batch.inputs[:, 1]
     # Of half the angle: 1 - cos would lose the digits of what is left near a minimum.
     return jnp.mean(2 * batch.targets * jnp.sum(jnp.sin((x[None] + s) / 2) ** 2, axis=1) + jnp.sum(c * x[None], axis=1))
+
+
+def bowl(
+    workers: int, dimension: int, *, away: float, smoothness: float = 1.0, noise: float = 0.0, heterogeneity: float = 0.0, seed: int = 0
+) -> Problem:
+    r"""$f_n(x) = \frac L2 |x|^2 - b_n^T x$ from 0: where nothing is lost by smoothness.
+
+    Args:
+        workers, dimension: N, d.
+        away: how far the minimiser is, in each direction.
+        smoothness, noise, heterogeneity: L, sigma, varsigma (0 where N = 1).
+        seed: of what workers differ in.
+    """
+    b = np.full((workers, dimension), smoothness * away)
+    if workers > 1:
+        b = b + _sized(np.random.default_rng(seed).normal(size=(workers, dimension)), heterogeneity, axis=0)
+    return problems.quadratic(np.full((workers, dimension), smoothness), b, noise=noise)
+
+
+def uneven(problem: Problem) -> Problem:
+    """A quadratic of N workers and d elements, N a divisor of d, where worker n's noise is all in the n-th part: that it begins around a
+    ring."""
+    N, d = problem.data.b.shape
+    part = np.kron(np.eye(N), np.ones(d // N)) * np.sqrt(N) * np.asarray(problem.data.scale)[:, None]
+    return problem._replace(data=problem.data._replace(scale=jnp.asarray(part, float)), sample=_sample_unevenly)
+
+
+def _sample_unevenly(key: jax.Array, mine: Quadratic) -> Quadratic:
+    return mine._replace(noise=mine.scale * jax.random.normal(key, mine.b.shape, mine.b.dtype), scale=jnp.zeros(()))
+
+
+def sample_noise(problem: Problem) -> float:
+    """sigma of one sample of a problem of `wells`, whatever its batches."""
+    c = np.asarray(problem.data.inputs[:, :, 0], np.float64)
+    return float(np.sqrt(np.mean(np.sum((c - c.mean(axis=1, keepdims=True)) ** 2, axis=2), axis=1).max()))
 
 
 STARTS = {"near": (0.0, 0.1), "far": (0.0, 2.0), "hilltop": (np.pi, 0.1)}
@@ -266,13 +301,12 @@ def same_heterogeneity(problem: Problem) -> Condition:
     return Condition("one varsigma for all points", known(problem).heterogeneity is not None, given)
 
 
-def need_step(where: str, steps: int, learning_rate: float, name: str, limit: float) -> None:
-    """Raises a ValueError where a bound is asked for without steps, or for a step size that its theorem does not allow."""
-    checks.positive_int(f"{where}: steps", steps)
-    need(where, [step_below(name, limit, learning_rate)])
+def need_step(where: str, learning_rate: float, name: str, limit: float, *, strictly: bool = False) -> None:
+    """Raises a ValueError where a bound is asked for at a step size that its theorem does not allow."""
+    need(where, [step_below(name, limit, learning_rate, strictly=strictly)])
 
 
-def step_below(name: str, limit: float, learning_rate: float) -> Condition:
-    """That the step size is positive and at most the limit."""
-    holds = 0 < learning_rate <= limit * (1 + 1e-12)
-    return Condition(f"0 < gamma <= {name}", holds, f"gamma = {learning_rate:.6g}, {name} = {limit:.6g}")
+def step_below(name: str, limit: float, learning_rate: float, *, strictly: bool = False) -> Condition:
+    """That the step size is positive and at most the limit, or strictly below it."""
+    holds = 0 < learning_rate < limit if strictly else 0 < learning_rate <= limit * (1 + 1e-12)
+    return Condition(f"0 < gamma {'<' if strictly else '<='} {name}", holds, f"gamma = {learning_rate:.6g}, {name} = {limit:.6g}")

@@ -26,6 +26,7 @@ $$ r = \frac{\omega K}{N}, \qquad c^2 = \frac{\omega K \varsigma^2 + (1 + \omega
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
@@ -35,7 +36,7 @@ import algorithms
 from algorithms import exchanges
 from dsgd import compressors
 from dsgd.base import Compressor, Problem
-from theory_checks.machinery import instances, moments, runs
+from theory_checks.machinery import instances, moments, ranges, runs
 from theory_checks.machinery.rates import Rate
 from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
 
@@ -49,6 +50,7 @@ class Effect(NamedTuple):
     variance: float
 
 
+@ranges.held("compressed_sgd.effect")
 def effect(
     *, noise: float, workers: int, compression: float = 0.0, omega: float = 0.0, heterogeneity: float = 0.0, via: Via = "server"
 ) -> Effect:
@@ -98,11 +100,13 @@ def omega_of(compressor: Compressor, problem: Problem) -> float | None:
     return None if None in values or not compressor.unbiased else max(values)
 
 
+@ranges.held("compressed_sgd.step_size")
 def step_size(*, gap: float, smoothness: float, steps: int, effect: Effect) -> float:
     r"""$\frac1\gamma = L' + c \sqrt{\frac{LT}{2D}}$."""
     return 1 / (smoothness * (1 + effect.inflation) + math.sqrt(effect.variance * smoothness * steps / (2 * gap)))
 
 
+@ranges.held("bounds.compressed_sgd")
 def bound(
     *,
     gap: float,
@@ -134,11 +138,12 @@ def bound(
     """
     of = effect(noise=noise, workers=workers, compression=compression, omega=omega, heterogeneity=heterogeneity, via=via)
     limit = 1 / (smoothness * (1 + of.inflation))
-    instances.need_step("bounds.compressed_sgd", steps, learning_rate, "1 / (L (1 + r))", limit)
+    instances.need_step("bounds.compressed_sgd", learning_rate, "1 / (L (1 + r))", limit)
     noisy = 2 * gap / (learning_rate * steps) + learning_rate * smoothness * of.variance
     return noisy / (2 - learning_rate * smoothness * (1 + of.inflation))
 
 
+@ranges.held("compressed_sgd.rate")
 def rate(*, gap: float, smoothness: float, effect: Effect) -> Rate:
     r"""$\frac{2L'D}{T} + c \sqrt{\frac{2LD}{T}}$ at the recommended step size."""
     return Rate(2 * smoothness * (1 + effect.inflation) * gap, math.sqrt(2 * smoothness * gap * effect.variance))
@@ -204,29 +209,64 @@ def trial_exact(draws: Draws, via: Via, method=algorithms.compressed_sgd) -> lis
     return [check(problem, steps=steps, compression=compression, via=via, learning_rate=gamma, method=method)]
 
 
+_SEEDS = 32
 _TIGHT = compressors.random_k(0.5)
 UNBIASED = {"server": (compressors.random_quantization(2), _TIGHT), "ring": (compressors.qsgd(2), _TIGHT)}
 
 
 def trial_runs(draws: Draws, via: Via, method=algorithms.compressed_sgd) -> list[Outcome]:
-    """One compressor, on a robust regression; random-k, whose bound is tight, on an isotropic quadratic."""
+    """One compressor, on wells and hills; random-k, whose bound is tight, on a bowl."""
     compressor = draws.choice(UNBIASED[via])
-    tight = compressor is _TIGHT
-    problem = instances.quadratic(draws, 2, 8, hessians=("isotropic",), at_zero=True) if tight else instances.regression(draws, 2, 8)
-    omega, steps = omega_of(compressor, problem) or 0.0, draws.choice((10, 100))
-    inflation = effect(noise=0.0, workers=2, omega=omega, via=via).inflation
-    gamma = draws.choice((None, draws.real(0.01, 1.0) / (instances.known(problem).smoothness * (1 + inflation))))
-    seed = draws.integer(0, 10**6)
-    return [check(problem, compressor, steps=steps, via=via, learning_rate=gamma, seed=seed, method=method)]
+    problem = (
+        _bowl(10 ** draws.real(-2, 1), draws.real(0, 3), draws.real(0, 3)) if compressor is _TIGHT else instances.random_wells(draws, 2, 8)
+    )
+    steps, share, seed = draws.choice((10, 100)), draws.choice((None, draws.real(0.01, 1.0))), draws.integer(0, 10**6)
+    return [_relative(problem, compressor, via, steps, share, seed, method)]
 
 
-def _of(trial, via: Via):
-    return lambda draws, **method: trial(draws, via, **method)
+def _bowl(away: float, noise: float, heterogeneity: float) -> Problem:
+    """One of so many elements that random errors average out; with noise in any case, so that all share a program."""
+    return instances.uneven(instances.bowl(2, 512, away=away / 16, noise=noise + 1e-9, heterogeneity=heterogeneity))
 
 
+def _relative(problem: Problem, compressor: Compressor, via: Via, steps: int, share: float | None, seed: int, method) -> Outcome:
+    """At a share of the largest step size, or at the recommended one."""
+    omega = omega_of(compressor, problem) or 0.0
+    inflation = effect(noise=0.0, workers=problem.workers, omega=omega, via=via).inflation
+    gamma = None if share is None else share / (instances.known(problem).smoothness * (1 + inflation))
+    return check(problem, compressor, steps=steps, via=via, learning_rate=gamma, seeds=_SEEDS, seed=seed, method=method)
+
+
+def bowls(via: Via, method=algorithms.compressed_sgd) -> list[Outcome]:
+    """Absolute errors: the bound is met once the start is forgotten; by the start, by noise and by errors alone."""
+    return [
+        check(
+            instances.bowl(4, 4, away=away + 1e-3, noise=noise),
+            steps=500,
+            compression=compression,
+            via=via,
+            learning_rate=gamma,
+            method=method,
+        )
+        for away, noise, compression, gamma in ((1.0, 0.0, 0.0, 0.05), (0.0, 2.0, 0.0, 1.0), (0.0, 0.0, 1.0, 1.0), (10.0, 2.0, 1.0, 0.3))
+    ]
+
+
+def wide_bowls(via: Via, method=algorithms.compressed_sgd) -> list[Outcome]:
+    """Relative errors of random-k, which are as large as its omega: by the start, by noise and by what workers differ in alone."""
+    cases = [(1.0, 0.0, 0.0, 0.1, 300), (1.0, 0.0, 0.0, 1.0, 100), (0.1, 1.0, 0.0, 1.0, 300), (0.1, 0.0, 1.0, 1.0, 300)]
+    cases += [(0.1, 1.0, 0.0, 0.2, 500)] if via == "ring" else []  # where its inflation, which is not reached, matters less
+    return [_relative(_bowl(*of), _TIGHT, via, steps, share, 0, method) for *of, share, steps in cases]
+
+
+def _statement(kind: str, via: Via, reference: str, hypotheses: str, trial, extreme) -> Statement:
+    return Statement(f"CSGD, {via}, {kind}", reference, hypotheses, partial(trial, via=via), (partial(extreme, via),))
+
+
+_ABSOLUTE, _RELATIVE = "Q unbiased; gamma <= 1/L", "Q unbiased, omega; gamma <= 1/L'"
 STATEMENTS = [
-    Statement("CSGD, server, absolute, exact", "(3.4), (3.7)", "Q unbiased; gamma <= 1/L", _of(trial_exact, "server")),
-    Statement("CSGD, ring, absolute, exact", "(3.5), (3.7)", "Q unbiased; gamma <= 1/L", _of(trial_exact, "ring")),
-    Statement("CSGD, server, relative", "derived", "Q unbiased, omega; gamma <= 1/L'", _of(trial_runs, "server")),
-    Statement("CSGD, ring, relative", "derived", "Q unbiased, omega; gamma <= 1/L'", _of(trial_runs, "ring")),
+    _statement("absolute, exact", "server", "(3.4), (3.7)", _ABSOLUTE, trial_exact, bowls),
+    _statement("absolute, exact", "ring", "(3.5), (3.7)", _ABSOLUTE, trial_exact, bowls),
+    _statement("relative", "server", "derived", _RELATIVE, trial_runs, wide_bowls),
+    _statement("relative", "ring", "derived", _RELATIVE, trial_runs, wide_bowls),
 ]

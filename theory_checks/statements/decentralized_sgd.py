@@ -46,7 +46,7 @@ from dsgd import problems
 from dsgd.base import Problem
 from dsgd.graphs.topology import Topology
 from dsgd.problems.quadratic import Quadratic
-from theory_checks.machinery import instances, moments, runs
+from theory_checks.machinery import instances, moments, ranges, runs
 from theory_checks.machinery.rates import Rate
 from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
 
@@ -54,22 +54,23 @@ from theory_checks.machinery.statement import Condition, Draws, Outcome, Stateme
 def hypotheses(problem: Problem, topology: Topology, learning_rate: float) -> list[Condition]:
     """One symmetric W, gamma <= 1 / L, gamma rho < (1 - rho) / L. Models start equal; W is doubly stochastic when symmetric."""
     L, rho = instances.known(problem).smoothness, topology.rho
-    given = f"gamma = {learning_rate:.6g}, rho = {rho:.6g}, (1 - rho) / L = {(1 - rho) / L:.6g}"
     average = isinstance(problem.data, Quadratic)  # along the path: exact moments have it
     return [
         *([] if average else [instances.same_heterogeneity(problem)]),
         Condition("as many workers as the problem has", topology.n == problem.workers, f"{topology.name} for {problem.workers} workers"),
         Condition("one symmetric W", topology.symmetric and topology.period == 1, f"{topology.name} is not symmetric, or a schedule"),
         instances.step_below("1 / L", 1 / L, learning_rate),
-        Condition("gamma rho < (1 - rho) / L", _contracts(L, learning_rate, rho), given),
+        _contracts(L, learning_rate, rho),
     ]
 
 
-def _contracts(smoothness: float, learning_rate: float, rho: float) -> bool:
+def _contracts(smoothness: float, learning_rate: float, rho: float) -> Condition:
     """q < 1."""
-    return rho * (1 + learning_rate * smoothness) < 1
+    given = f"gamma = {learning_rate:.6g}, rho = {rho:.6g}, (1 - rho) / L = {(1 - rho) / smoothness:.6g}"
+    return Condition("gamma rho < (1 - rho) / L", rho * (1 + learning_rate * smoothness) < 1, given)
 
 
+@ranges.held("decentralized_sgd.step_size")
 def step_size(*, gap: float, smoothness: float, noise: float, heterogeneity: float, steps: int, workers: int, rho: float) -> float:
     r"""$\frac1\gamma = L \frac{1 + \rho}{1 - \rho} + \sigma \sqrt{\frac{LT}{2ND}} + \big(\frac{KT}{D}\big)^{1/3}$, K as in `rate`: with it
     $\gamma \rho \le \frac{1 - \rho}{2L}$."""
@@ -78,6 +79,7 @@ def step_size(*, gap: float, smoothness: float, noise: float, heterogeneity: flo
     return 1 / (smoothness * (1 + rho) / (1 - rho) + noisy + (K * steps / gap) ** (1 / 3))
 
 
+@ranges.held("bounds.consensus")
 def consensus(*, smoothness: float, noise: float, heterogeneity: float, workers: int, learning_rate: float, rho: float) -> float:
     r"""$C = \Big(\frac{qp + \sqrt{p^2 + (1 - q^2) r^2}}{1 - q^2}\Big)^2$, on $\frac{1}{NT} \sum_t E|X_t - \bar X_t|_F^2$, with
     $q = \rho (1 + \gamma L)$, $p = \rho \gamma \varsigma$, $r^2 = \rho^2 \gamma^2 \sigma^2 (1 - \frac1N)$.
@@ -95,14 +97,18 @@ def consensus(*, smoothness: float, noise: float, heterogeneity: float, workers:
 
     Source: as derived above, in the place of Liu and Zhang's Lemma 5.2.7.
     """
-    limit = (1 - rho) / smoothness
-    given = f"gamma rho = {learning_rate * rho:.6g}, (1 - rho) / L = {limit:.6g}"
-    need("bounds.consensus", [Condition("gamma rho < (1 - rho) / L", _contracts(smoothness, learning_rate, rho), given)])
+    need("bounds.consensus", [_contracts(smoothness, learning_rate, rho)])
+    return _apart(smoothness, noise, heterogeneity, workers, learning_rate, rho)
+
+
+def _apart(smoothness: float, noise: float, heterogeneity: float, workers: int, learning_rate: float, rho: float) -> float:
+    """C."""
     q, p = rho * (1 + learning_rate * smoothness), rho * learning_rate * heterogeneity
     r = rho * learning_rate * noise * math.sqrt(1 - 1 / workers)
     return ((q * p + math.hypot(p, math.sqrt(1 - q**2) * r)) / (1 - q**2)) ** 2
 
 
+@ranges.held("bounds.decentralized_sgd")
 def bound(
     *,
     gap: float,
@@ -131,12 +137,13 @@ def bound(
 
     Source: Liu and Zhang, Theorem 5.2.11, with the C derived above.
     """
-    instances.need_step("bounds.decentralized_sgd", steps, learning_rate, "1 / L", 1 / smoothness)
-    shared = {"smoothness": smoothness, "noise": noise, "workers": workers, "learning_rate": learning_rate}
-    apart = consensus(**shared, heterogeneity=heterogeneity, rho=rho)
+    instances.need_step("bounds.decentralized_sgd", learning_rate, "1 / L", 1 / smoothness)
+    need("bounds.decentralized_sgd", [_contracts(smoothness, learning_rate, rho)])
+    apart = _apart(smoothness, noise, heterogeneity, workers, learning_rate, rho)
     return 2 * gap / (learning_rate * steps) + learning_rate * smoothness * noise**2 / workers + smoothness**2 * apart
 
 
+@ranges.held("decentralized_sgd.rate")
 def rate(*, gap: float, smoothness: float, noise: float, heterogeneity: float, workers: int, rho: float) -> Rate:
     r"""$\frac{2LD(1 + \rho)}{(1 - \rho)T} + 2\sigma\sqrt{\frac{2LD}{NT}} + 3 K^{1/3} \big(\frac DT\big)^{2/3}$ at the recommended step
     size, $K = \frac{4L^2\rho^2\varsigma^2}{(1 - \rho)^2} + \frac{2L^2\rho^2\sigma^2}{1 - \rho}(1 - \frac1N)$."""

@@ -34,11 +34,14 @@ import numpy as np
 import optax
 
 import algorithms
-from dsgd import checks, compressors, problems
+from dsgd import compressors, problems
 from dsgd.base import Compressor, Problem
-from theory_checks.machinery import instances, runs
+from dsgd.compressors.sizes import fixed_size
+from theory_checks.machinery import instances, ranges, runs
 from theory_checks.machinery.rates import Rate
 from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
+
+_LARGEST = "the largest step of (9)"
 
 
 class Factors(NamedTuple):
@@ -48,6 +51,7 @@ class Factors(NamedTuple):
     beta: np.ndarray
 
 
+@ranges.held("ef21.factors")
 def factors(contractions: Sequence[float]) -> Factors:
     r"""At $\zeta_i = 1/\sqrt{1 - \alpha_i} - 1$: $\theta_i = 1 - \sqrt{1 - \alpha_i}$, $\beta_i = (1 - \alpha_i) / \theta_i$."""
     left = 1 - np.asarray(contractions, float)
@@ -63,7 +67,7 @@ def hypotheses(
     if not all(condition.holds for condition in first):
         return first  # there is no largest step
     limit = step_size(contractions=contractions, layers=layers, smoothness=smoothness, weights=weights)
-    return [*first, instances.step_below("the largest step of (9)", limit, learning_rate)]
+    return [*first, instances.step_below(_LARGEST, limit, learning_rate)]
 
 
 def _contractions(contractions: Sequence[float], weights: Sequence[float]) -> list[Condition]:
@@ -74,6 +78,7 @@ def _contractions(contractions: Sequence[float], weights: Sequence[float]) -> li
     ]
 
 
+@ranges.held("ef21.step_size")
 def step_size(
     *,
     contractions: Sequence[float],
@@ -91,10 +96,13 @@ def step_size(
     return float(np.min(2 / (c + np.sqrt(c**2 + 4 * a))))
 
 
+@ranges.held("bounds.ef21")
 def bound(
     *,
     gap: float,
     contractions: Sequence[float],
+    layers: Sequence[float],
+    smoothness: float,
     first: Sequence[float],
     weights: Sequence[float],
     steps: int,
@@ -107,6 +115,8 @@ def bound(
     Args:
         gap: D = f(x^0) - f*.
         contractions: alpha_i, of each layer's compressor, at every step.
+        layers: L_i.
+        smoothness: L.
         first: |u_i^0 - f_i'(x^0)|^2.
         weights: w_i; layer i steps by gamma w_i.
         steps: K.
@@ -115,13 +125,15 @@ def bound(
 
     Source: Kimad, Theorem 1 (one node, exact gradients, compressed uplink).
     """
-    checks.positive_int("bounds.ef21: steps", steps)
+    limit = step_size(contractions=contractions, layers=layers, smoothness=smoothness, weights=weights, deltas=deltas)
+    instances.need_step("bounds.ef21", learning_rate, _LARGEST, limit)
     w = np.asarray(weights, float)
     delta = np.ones_like(w) if deltas is None else np.asarray(deltas, float)
     begun = (w / delta).max() * float(delta @ np.asarray(first, float)) / factors(contractions).theta.min()
     return 2 * gap / (learning_rate * steps) + begun / steps
 
 
+@ranges.held("ef21.rate")
 def rate(
     *,
     gap: float,
@@ -132,8 +144,8 @@ def rate(
     weights: Sequence[float],
 ) -> Rate:
     r"""$\frac1K \big( \frac{2D}{\gamma} + \ldots \big)$ at the largest step size."""
-    gamma = step_size(contractions=contractions, layers=layers, smoothness=smoothness, weights=weights)
-    return Rate(bound(gap=gap, contractions=contractions, first=first, weights=weights, steps=1, learning_rate=gamma))
+    of = {"contractions": contractions, "layers": layers, "smoothness": smoothness, "weights": weights}
+    return Rate(bound(**of, gap=gap, first=first, steps=1, learning_rate=step_size(**of)))
 
 
 class Layered(NamedTuple):
@@ -244,7 +256,7 @@ def check(
     squares = np.stack([history[f"layer{i}_sqnorm"][0] for i in range(len(w))], axis=-1)  # [seeds, records, layers]
     measured, error = runs.mean_and_error(squares[:, :steps] @ np.asarray(w))
     first = [(1 - alpha) * float(square) for alpha, square in zip(alphas, squares[0, 0], strict=True)]
-    right = bound(gap=layered.gap, contractions=alphas, first=first, weights=w, steps=steps, learning_rate=gamma)
+    right = bound(**known, gap=layered.gap, first=first, steps=steps, learning_rate=gamma)
     return Outcome(float(measured), right, float(error), f"{problem.name}, {up.name}, gamma L = {gamma * L:.3g}, K = {steps}")
 
 
@@ -252,7 +264,7 @@ SIZES = (2, 6, 4)
 
 
 def trial(draws: Draws, method=algorithms.ef21) -> list[Outcome]:
-    """A quadratic, whose layers' constants differ, or a robust regression."""
+    """A quadratic, whose layers' constants differ, or wells and hills."""
     up, weights, problem = draws.choice(TRIED)
     made, steps = problem(draws), draws.choice((1, 10, 1000))
     known = {"contractions": [up.delta(size) for size in SIZES], "layers": made.layers, "weights": weights}
@@ -278,18 +290,32 @@ def _quadratic(draws: Draws) -> Layered:
     return layered(problem, SIZES, layers)
 
 
-def _regression(draws: Draws) -> Layered:
-    problem = instances.regression(draws, 1, sum(SIZES), samples=24)
+def _wells(draws: Draws) -> Layered:
+    problem = instances.random_wells(draws, 1, sum(SIZES))
     return layered(problem, SIZES, [float(problem.constants.smoothness or 0)] * len(SIZES))
 
 
 _TOP, _RANDOM = compressors.top_k(0.25), compressors.contraction(compressors.random_k(0.5))
 TRIED = (
     (_TOP, (0.5, 1.0, 2.0), _quadratic),
-    (_TOP, (0.5, 1.0, 2.0), _regression),
-    (compressors.sign, (1.0, 1.0, 1.0), _regression),
+    (compressors.sign, (1.0, 1.0, 1.0), _wells),
     (_RANDOM, (2.0, 1.0, 0.5), _quadratic),
 )
 """Contractions, weights w_i, and problems; each is a program of its own."""
 
-STATEMENTS = [Statement("EF21, layer by layer", "Kimad, Theorem 1", "C contracts layers; gamma within (9)", trial)]
+_LEFT = 0.02  # of each difference, that shrinking leaves out
+SHRINKING = fixed_size(
+    lambda key, x: (1 - _LEFT) * x, lambda message, d: message, f"shrinking({_LEFT})", unbiased=False, delta=lambda d: 1 - _LEFT**2
+)
+
+
+def bowls(method=algorithms.ef21) -> list[Outcome]:
+    """Layers whose steps gamma w_i are all 1 / L_i: the bound is met where compression leaves out little; and one that leaves out much."""
+    weights = (0.5, 1.0, 2.0)
+    curvature = np.repeat(1 / np.asarray(weights), SIZES)
+    problem = problems.quadratic(np.diag(curvature)[None], np.ones((1, sum(SIZES))))
+    made = layered(problem, SIZES, [1 / w for w in weights])
+    return [check(made, up, steps=steps, weights=weights, method=method) for up, steps in ((SHRINKING, 20), (_TOP, 1000))]
+
+
+STATEMENTS = [Statement("EF21, layer by layer", "Kimad, Theorem 1", "C contracts layers; gamma within (9)", trial, (bowls,))]

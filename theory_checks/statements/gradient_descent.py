@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import algorithms
 from dsgd.base import Problem
-from theory_checks.machinery import instances, runs
+from theory_checks.machinery import instances, ranges, runs
 from theory_checks.machinery.rates import Rate
 from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
 
@@ -23,15 +23,16 @@ from theory_checks.machinery.statement import Condition, Draws, Outcome, Stateme
 def hypotheses(problem: Problem, learning_rate: float) -> list[Condition]:
     """gamma < 2 / L."""
     limit = 2 / instances.known(instances.full_batch(problem)).smoothness
-    given = f"gamma = {learning_rate:.6g}, 2 / L = {limit:.6g}"
-    return [Condition("0 < gamma < 2 / L", 0 < learning_rate < limit, given)]
+    return [instances.step_below("2 / L", limit, learning_rate, strictly=True)]
 
 
+@ranges.held("gradient_descent.step_size")
 def step_size(*, smoothness: float) -> float:
     r"""$\gamma = 1/L$, at which the bound is least."""
     return 1 / smoothness
 
 
+@ranges.held("bounds.gradient_descent")
 def bound(*, gap: float, smoothness: float, steps: int, learning_rate: float) -> float:
     r"""$\frac{D}{\gamma T (1 - \gamma L / 2)}$, on $\frac1T \sum_t |f'(x_t)|^2$.
 
@@ -43,10 +44,11 @@ def bound(*, gap: float, smoothness: float, steps: int, learning_rate: float) ->
 
     Source: Liu and Zhang, Theorem 1.1.1.
     """
-    instances.need_step("bounds.gradient_descent", steps, learning_rate, "2 / L", 2 / smoothness)
+    instances.need_step("bounds.gradient_descent", learning_rate, "2 / L", 2 / smoothness, strictly=True)
     return gap / (learning_rate * steps * (1 - learning_rate * smoothness / 2))
 
 
+@ranges.held("gradient_descent.rate")
 def rate(*, gap: float, smoothness: float) -> Rate:
     r"""$\frac{2LD}{T}$ at the recommended step size."""
     return Rate(2 * smoothness * gap)
@@ -74,10 +76,9 @@ def check(problem: Problem, *, steps: int, learning_rate: float | None = None, m
 
 
 def trial(draws: Draws, method=algorithms.gradient_descent) -> list[Outcome]:
-    """One quadratic or robust regression, at the recommended step size or another."""
-    N, d = draws.choice(((1, 1), (3, 4)))
+    """One quadratic, or wells and hills, at the recommended step size or another."""
     convex = draws.choice((True, False))
-    problem = instances.quadratic(draws, N, d, at_zero=True) if convex else instances.regression(draws, N, d)
+    problem = instances.quadratic(draws, 3, 4, at_zero=True) if convex else instances.random_wells(draws, 3, 4)
     share = draws.choice((0.5, draws.real(0.01, 0.99)))
     L = instances.known(problem).smoothness
     steps = draws.choice((1, 10, 200))
@@ -85,4 +86,15 @@ def trial(draws: Draws, method=algorithms.gradient_descent) -> list[Outcome]:
     return [outcome]
 
 
-STATEMENTS = [Statement("GD", "Theorem 1.1.1", "gamma < 2/L", trial)]
+def bowls(method=algorithms.gradient_descent) -> list[Outcome]:
+    """The bound is met at every step size, as soon as the minimum is."""
+    problem = instances.bowl(3, 4, away=1.0, smoothness=2.0)
+    return [check(problem, steps=300, learning_rate=share / 2.0, method=method) for share in (0.05, 1.0, 1.9)]
+
+
+def hilltops(method=algorithms.gradient_descent) -> list[Outcome]:
+    """From near a hilltop to the well in small steps: all that f falls is gradient."""
+    return [check(instances.wells(3, 4, start=3.0), steps=1000, learning_rate=0.02, method=method)]
+
+
+STATEMENTS = [Statement("GD", "Theorem 1.1.1", "gamma < 2/L", trial, (bowls, hilltops))]

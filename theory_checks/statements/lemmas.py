@@ -23,14 +23,14 @@ import optax
 import algorithms
 from algorithms import exchanges
 from dsgd import compressors, problems, workers
-from dsgd.base import Algorithm, Compressor
+from dsgd.base import Algorithm, Compressor, Problem
 from dsgd.problems import Examples
 from theory_checks.machinery import instances, moments, runs
 from theory_checks.machinery.statement import Draws, Outcome, Statement
 from theory_checks.statements import asynchronous_sgd, error_compensated_sgd, minibatch_sgd
 from theory_checks.statements.sgd import total_noise
 
-_BATCHES = 2048
+_BATCHES = 2**16
 
 
 def gradient_and_gap(draws: Draws) -> list[Outcome]:
@@ -45,6 +45,13 @@ def gradient_and_gap(draws: Draws) -> list[Outcome]:
     return [Outcome(float(jnp.sum(slope**2)), 2 * known.smoothness * known.gap, case=problem.name)]
 
 
+def gradient_and_gap_of_a_bowl() -> list[Outcome]:
+    """Equal."""
+    problem = instances.bowl(1, 3, away=2.0, smoothness=3.0)
+    slope = _mean_gradient(problem.loss, problem.init(jax.random.key(0)), problem.data)
+    return [Outcome(float(jnp.sum(slope**2)), 2 * 3.0 * instances.known(problem).gap, case=problem.name)]
+
+
 @partial(jax.jit, static_argnames="loss")
 def _mean_gradient(loss, x, data):
     return jax.grad(lambda x: jnp.mean(jax.vmap(loss, (None, 0))(x, data)))(x)
@@ -53,10 +60,18 @@ def _mean_gradient(loss, x, data):
 def variance_of_batches(draws: Draws) -> list[Outcome]:
     """The project's sampler, on vectors: the mean square of a batch's mean, over many batches."""
     M, B = draws.choice(((2, 1), (5, 2), (5, 5), (12, 4), (12, 11)))
-    replacement = draws.choice((True, False))
-    a = np.random.default_rng(draws.integer(0, 2**32 - 1)).standard_t(4, size=(M, 3))
+    return _variance_of_a_batch(M, B, draws.choice((True, False)), draws.integer(0, 2**31 - 1))
+
+
+def variance_of_a_third() -> list[Outcome]:
+    """Where with and without replacement, and the printed (1.19), are far apart."""
+    return [outcome for replacement in (True, False) for outcome in _variance_of_a_batch(12, 4, replacement, 0)]
+
+
+def _variance_of_a_batch(M: int, B: int, replacement: bool, seed: int) -> list[Outcome]:
+    a = np.random.default_rng(seed).standard_t(4, size=(M, 3))
     a -= a.mean(axis=0)
-    key = jax.random.key(draws.integer(0, 2**31 - 1))
+    key = jax.random.key(seed)
     squares = np.asarray(_batch_means(problems.minibatch(B, replacement), key, jnp.asarray(a)))
     right = minibatch_sgd.variance(noise=float(np.sqrt(np.mean(np.sum(a**2, axis=1)))), batch_size=B, samples=None if replacement else M)
     error = float(squares.std(ddof=1) / np.sqrt(len(squares)))
@@ -122,9 +137,21 @@ def errors_are_kept(draws: Draws, method=error_compensated_sgd.any_compressor) -
 def staleness(draws: Draws, method=algorithms.asynchronous_sgd) -> list[Outcome]:
     """Lemma 4.2.1 at every t of one quadratic and one sequence of staleness: the worst t."""
     problem = instances.quadratic(draws, 3, 2, hessians=("isotropic", "equal"))
-    table, steps = asynchronous_sgd.table(draws), 100
-    L, tau = instances.known(problem).smoothness, int(table.max())
-    gamma = draws.real(0.01, 1.0) * asynchronous_sgd.largest_step(smoothness=L, staleness=tau)
+    return [_worst_staleness(problem, asynchronous_sgd.table(draws), draws.real(0.01, 1.0), method)]
+
+
+def staleness_of_bowls(method=algorithms.asynchronous_sgd) -> list[Outcome]:
+    """Gradients that stay nearly the same, or noise: each alone reaches half."""
+    cases = ((1.0, 0.0, 12, 0.01), (0.0, 1.0, 1, 0.01), (0.0, 1.0, 12, 1.0))
+    return [
+        _worst_staleness(instances.bowl(3, 2, away=away + 1e-3, noise=noise), np.full(64, tau), share, method)
+        for away, noise, tau, share in cases
+    ]
+
+
+def _worst_staleness(problem: Problem, table: np.ndarray, share: float, method) -> Outcome:
+    steps, L, tau = 100, instances.known(problem).smoothness, int(table.max())
+    gamma = share * asynchronous_sgd.largest_step(smoothness=L, staleness=tau)
     build = asynchronous_sgd.with_table(asynchronous_sgd.OLDEST, method)
     found = moments.second_moments(build, problem, gamma, steps=steps, one_worker=True, varying=True, more=np.asarray(table, np.int32))
     factor, noise = 2 * (gamma * L) ** 2 * tau, total_noise(problem)
@@ -135,12 +162,12 @@ def staleness(draws: Draws, method=algorithms.asynchronous_sgd) -> list[Outcome]
         scale = float(found["slope"][t] + found["asked"][t])
         at_t = Outcome(float(found["stale"][t]), right, case=f"{problem.name}, tau = {tau}, t = {t}", scale=scale)
         worst = max(worst, at_t, key=lambda outcome: outcome.badness)
-    return [worst]
+    return worst
 
 
 STATEMENTS = [
-    Statement("|f'|^2 <= 2L (f - f*)", "after Theorem 1.1.1", "f smooth, bounded below", gradient_and_gap),
-    Statement("variance of a batch", "Lemma 1.2.2, (1.17)", "none", variance_of_batches),
+    Statement("|f'|^2 <= 2L (f - f*)", "after Theorem 1.1.1", "f smooth, bounded below", gradient_and_gap, (gradient_and_gap_of_a_bowl,)),
+    Statement("variance of a batch", "Lemma 1.2.2, (1.17)", "none", variance_of_batches, (variance_of_a_third,)),
     Statement("EC-SGD loses nothing", "Lemma 3.4.1", "none: any Q", errors_are_kept),
-    Statement("staleness of gradients", "Lemma 4.2.1", "delays independent of samples", staleness),
+    Statement("staleness of gradients", "Lemma 4.2.1", "delays independent of samples", staleness, (staleness_of_bowls,)),
 ]

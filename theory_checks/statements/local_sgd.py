@@ -43,7 +43,7 @@ from dsgd import checks, problems
 from dsgd.base import Algorithm, Problem
 from dsgd.graphs.topology import Topology
 from dsgd.problems.quadratic import Quadratic
-from theory_checks.machinery import instances, moments, paths
+from theory_checks.machinery import instances, moments, paths, ranges
 from theory_checks.machinery.rates import Rate
 from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
 from theory_checks.statements.decentralized_sgd import balanced, diverging
@@ -116,7 +116,8 @@ def _from_phase(matrices: Sequence[np.ndarray], phase: int) -> tuple[np.ndarray,
 
 def _contracts(smoothness: float, learning_rate: float, memory: Memory) -> Condition:
     within = learning_rate * smoothness * memory.radius
-    return Condition("gamma L times the spectral radius of M < 1", within < 1, f"gamma L = {learning_rate * smoothness:.6g}, {within:.6g}")
+    given = f"gamma = {learning_rate:.6g}, gamma L times the spectral radius of M = {within:.6g}"
+    return Condition("gamma L M with a spectral radius below 1", within < 1, given)
 
 
 def hypotheses(problem: Problem, topology: Topology, period: int, learning_rate: float) -> list[Condition]:
@@ -131,6 +132,7 @@ def hypotheses(problem: Problem, topology: Topology, period: int, learning_rate:
     ]
 
 
+@ranges.held("local_sgd.step_size")
 def step_size(*, gap: float, smoothness: float, noise: float, heterogeneity: float, steps: int, workers: int, memory: Memory) -> float:
     r"""$\frac1\gamma = L (1 + 2\kappa) + \sigma \sqrt{\frac{LT}{2ND}} + \big(\frac{KT}{D}\big)^{1/3}$, K as in `rate`."""
     noisy = noise * math.sqrt(smoothness * steps / (2 * workers * gap))
@@ -138,6 +140,7 @@ def step_size(*, gap: float, smoothness: float, noise: float, heterogeneity: flo
     return 1 / (smoothness * (1 + 2 * memory.steady) + noisy + (K * steps / gap) ** (1 / 3))
 
 
+@ranges.held("local_sgd.consensus")
 def consensus(*, smoothness: float, noise: float, heterogeneity: float, learning_rate: float, steps: int, memory: Memory) -> float:
     r"""$C = \frac1T \sum_{t < T} a_{t \bmod P}^2$, $a = \gamma (I - \gamma L M)^{-1} (\varsigma M 1 + \sigma n)$, on
     $\frac{1}{NT} \sum_t E|X_t - \bar X_t|_F^2$.
@@ -153,7 +156,7 @@ def consensus(*, smoothness: float, noise: float, heterogeneity: float, learning
     Raises:
         ValueError: gamma L M does not contract.
     """
-    need("bounds.local_sgd", [_contracts(smoothness, learning_rate, memory)])
+    need("local_sgd.consensus", [_contracts(smoothness, learning_rate, memory)])
     P = len(memory.noise)
     sources = learning_rate * (heterogeneity * memory.drift.sum(axis=1) + noise * memory.noise)
     apart = np.linalg.solve(np.eye(P) - learning_rate * smoothness * memory.drift, sources) ** 2
@@ -161,6 +164,7 @@ def consensus(*, smoothness: float, noise: float, heterogeneity: float, learning
     return float(apart @ often) / steps
 
 
+@ranges.held("bounds.local_sgd")
 def bound(
     *,
     gap: float,
@@ -189,12 +193,14 @@ def bound(
 
     Source: as derived above; Koloskova et al., Theorem 2, without constants.
     """
-    instances.need_step("bounds.local_sgd", steps, learning_rate, "1 / L", 1 / smoothness)
+    instances.need_step("bounds.local_sgd", learning_rate, "1 / L", 1 / smoothness)
+    need("bounds.local_sgd", [_contracts(smoothness, learning_rate, memory)])
     shared = {"smoothness": smoothness, "noise": noise, "heterogeneity": heterogeneity, "learning_rate": learning_rate}
     apart = consensus(**shared, steps=steps, memory=memory)
     return 2 * gap / (learning_rate * steps) + learning_rate * smoothness * noise**2 / workers + smoothness**2 * apart
 
 
+@ranges.held("local_sgd.rate")
 def rate(*, gap: float, smoothness: float, noise: float, heterogeneity: float, workers: int, memory: Memory) -> Rate:
     r"""$\frac{2LD(1 + 2\kappa)}{T} + 2\sigma\sqrt{\frac{2LD}{NT}} + 3 K^{1/3} \big(\frac DT\big)^{2/3}$ at the recommended step size,
     $K = 4 L^2 (\kappa\varsigma + \nu\sigma)^2$."""

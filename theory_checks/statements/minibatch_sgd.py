@@ -8,10 +8,13 @@ whatever their data: what workers differ in is no noise here. All else is as in 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 import algorithms
 from dsgd.base import Problem
-from theory_checks.machinery import instances, measure, runs
+from theory_checks.machinery import instances, measure, ranges, runs
 from theory_checks.machinery.rates import Rate
 from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
 from theory_checks.statements import sgd
@@ -22,6 +25,7 @@ def hypotheses(problem: Problem, learning_rate: float) -> list[Condition]:
     return [instances.step_below("1 / L", 1 / instances.known(problem).smoothness, learning_rate)]
 
 
+@ranges.held("minibatch_sgd.variance")
 def variance(*, noise: float, batch_size: int = 1, samples: int | None = None, workers: int = 1) -> float:
     r"""$\frac{\sigma^2}{NB}$, with replacement; times $\frac{M - B}{M - 1}$ without, where M is given.
 
@@ -36,12 +40,13 @@ def variance(*, noise: float, batch_size: int = 1, samples: int | None = None, w
 
     Source: Liu and Zhang, section 1.2.3. Departure: (1.19) is printed with the factor B (M - B) / (M - 1).
     """
-    if samples is not None and not 1 <= batch_size <= samples:
-        raise ValueError(f"batch_size = {batch_size} of samples = {samples} without replacement: need 1 <= B <= M")
+    if samples is not None and batch_size > samples:
+        raise ValueError(f"minibatch_sgd.variance: batch_size = {batch_size}, samples = {samples}: need B <= M without replacement")
     fewer = 1.0 if samples is None or samples == 1 else (samples - batch_size) / (samples - 1)
     return noise**2 * fewer / (batch_size * workers)
 
 
+@ranges.held("minibatch_sgd.step_size")
 def step_size(
     *, gap: float, smoothness: float, noise: float, steps: int, workers: int = 1, batch_size: int = 1, samples: int | None = None
 ) -> float:
@@ -50,6 +55,7 @@ def step_size(
     return sgd.step_size(gap=gap, smoothness=smoothness, noise=total, steps=steps)
 
 
+@ranges.held("bounds.minibatch_sgd")
 def bound(
     *,
     gap: float,
@@ -73,10 +79,12 @@ def bound(
 
     Source: Liu and Zhang, (1.20) and (2.2).
     """
+    instances.need_step("bounds.minibatch_sgd", learning_rate, "1 / L", 1 / smoothness)
     total = math.sqrt(variance(noise=noise, batch_size=batch_size, samples=samples, workers=workers))
     return sgd.bound(gap=gap, smoothness=smoothness, noise=total, steps=steps, learning_rate=learning_rate)
 
 
+@ranges.held("minibatch_sgd.rate")
 def rate(*, gap: float, smoothness: float, noise: float, workers: int = 1, batch_size: int = 1, samples: int | None = None) -> Rate:
     r"""$\frac{2LD}{T} + \sigma_B \sqrt{\frac{2LD}{T}}$ at the recommended step size."""
     total = math.sqrt(variance(noise=noise, batch_size=batch_size, samples=samples, workers=workers))
@@ -90,6 +98,7 @@ def check(
     learning_rate: float | None = None,
     seeds: int = runs.SEEDS,
     seed: int = 0,
+    batches: Mapping[str, Any] | None = None,
     method=algorithms.minibatch_sgd,
 ) -> Outcome:
     """Holds the bound to the exact moments on a quadratic, to runs on another problem.
@@ -99,13 +108,15 @@ def check(
         steps: T.
         learning_rate: gamma; None: the recommended one.
         seeds, seed: of runs.
+        batches: `noise`, `batch_size` and `samples` as in `variance`, to be held against the problem's; None: its batch is one draw.
         method: optimiser -> method that averages all workers' gradients, the project's or one's own.
 
     Raises:
         ValueError: the problem does not know its constants, or a hypothesis fails.
     """
     known = instances.known(problem)
-    numbers = {"gap": known.gap, "smoothness": known.smoothness, "noise": known.noise, "steps": steps, "workers": problem.workers}
+    numbers = {"gap": known.gap, "smoothness": known.smoothness, "steps": steps, "workers": problem.workers}
+    numbers |= {"noise": known.noise} if batches is None else batches
     gamma = step_size(**numbers) if learning_rate is None else learning_rate
     need("minibatch_sgd", hypotheses(problem, gamma))
     measured, error = measure.gradient(method, problem, gamma, steps, seeds=seeds, seed=seed)
@@ -123,14 +134,53 @@ def trial_exact(draws: Draws, method=algorithms.minibatch_sgd) -> list[Outcome]:
 
 
 def trial_runs(draws: Draws, method=algorithms.minibatch_sgd) -> list[Outcome]:
-    """One robust regression, with batches drawn with or without replacement."""
-    problem = instances.regression(draws, 4, 3, batches=((1, True), (4, True), (4, False)))
-    steps, share = draws.choice((10, 100)), draws.real(0.01, 1.0)
+    """Wells and hills, with batches drawn with or without replacement."""
+    B, replacement = draws.choice(((4, True), (4, False)))
+    problem = instances.random_wells(draws, 4, 3, batches=((B, replacement),))
+    steps, share = draws.choice((10, 100, 1000)), draws.real(0.01, 1.0)
     gamma = draws.choice((None, share / instances.known(problem).smoothness))
-    return [check(problem, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6), method=method)]
+    return [of_batches(problem, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6), method=method)]
+
+
+def of_batches(problem: Problem, **options: Any) -> Outcome:
+    """`check` on wells, whose noise is that of the samples: (1.20) says what is left of it in a batch."""
+    drawn: Any = problem.sample
+    samples = None if drawn.replacement else problem.samples
+    batches = {"noise": instances.sample_noise(problem), "batch_size": problem.batch_size, "samples": samples}
+    return check(problem, batches=batches, **options)
+
+
+def bowls(method=algorithms.minibatch_sgd) -> list[Outcome]:
+    """The bound is met once the start is forgotten; what workers differ in does not matter."""
+    return [
+        check(
+            instances.bowl(4, 3, away=away + 1e-3, smoothness=2.0, noise=2 * noise, heterogeneity=1.0),
+            steps=500,
+            learning_rate=share / 2.0,
+            method=method,
+        )
+        for away, noise, share in sgd.HARD
+    ]
+
+
+def wells(replacement: bool, method=algorithms.minibatch_sgd) -> list[Outcome]:
+    """In a well, with little noise; from near a hilltop in small steps, without."""
+    batches = {"batch_size": 4, "replacement": replacement}
+    well = instances.wells(4, 3, start=0.01, noise=0.3, heterogeneity=1.0, **batches)
+    hilltop = instances.wells(4, 3, start=3.0, heterogeneity=1.0, **batches)
+    return [
+        of_batches(well, steps=1000, learning_rate=1.0, method=method),
+        of_batches(hilltop, steps=1000, learning_rate=0.02, method=method),
+    ]
 
 
 STATEMENTS = [
-    Statement("mb-SGD, quadratics, exact", "(2.2)", "gamma <= 1/L", trial_exact),
-    Statement("mb-SGD, non-convex, batches", "(1.20)", "gamma <= 1/L", trial_runs),
+    Statement("mb-SGD, quadratics, exact", "(2.2)", "gamma <= 1/L", trial_exact, (bowls,)),
+    Statement(
+        "mb-SGD, non-convex, batches",
+        "(1.20)",
+        "gamma <= 1/L",
+        trial_runs,
+        tuple(partial(wells, replacement) for replacement in (True, False)),
+    ),
 ]

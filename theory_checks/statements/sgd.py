@@ -19,7 +19,7 @@ import math
 
 import algorithms
 from dsgd.base import Problem
-from theory_checks.machinery import instances, measure, runs
+from theory_checks.machinery import instances, measure, ranges, runs
 from theory_checks.machinery.rates import Rate
 from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
 
@@ -30,11 +30,13 @@ def hypotheses(problem: Problem, learning_rate: float) -> list[Condition]:
     return [instances.same_heterogeneity(problem), instances.step_below("1 / L", limit, learning_rate)]
 
 
+@ranges.held("sgd.step_size")
 def step_size(*, gap: float, smoothness: float, noise: float, steps: int) -> float:
     r"""$\frac1\gamma = L + \sigma \sqrt{\frac{LT}{2D}}$."""
     return 1 / (smoothness + noise * math.sqrt(smoothness * steps / (2 * gap)))
 
 
+@ranges.held("bounds.sgd")
 def bound(*, gap: float, smoothness: float, noise: float, steps: int, learning_rate: float) -> float:
     r"""$\frac{1}{2 - \gamma L} \big(\frac{2D}{\gamma T} + \gamma L \sigma^2\big)$, on $\frac1T \sum_t E|f'(x_t)|^2$.
 
@@ -47,11 +49,12 @@ def bound(*, gap: float, smoothness: float, noise: float, steps: int, learning_r
 
     Source: Liu and Zhang, Theorem 1.2.1.
     """
-    instances.need_step("bounds.sgd", steps, learning_rate, "1 / L", 1 / smoothness)
+    instances.need_step("bounds.sgd", learning_rate, "1 / L", 1 / smoothness)
     noisy = 2 * gap / (learning_rate * steps) + learning_rate * smoothness * noise**2
     return noisy / (2 - learning_rate * smoothness)
 
 
+@ranges.held("sgd.rate")
 def rate(*, gap: float, smoothness: float, noise: float) -> Rate:
     r"""$\frac{2LD}{T} + \sigma \sqrt{\frac{2LD}{T}}$ at the recommended step size."""
     return Rate(2 * smoothness * gap, noise * math.sqrt(2 * smoothness * gap))
@@ -97,14 +100,38 @@ def trial_exact(draws: Draws, method=algorithms.sgd) -> list[Outcome]:
 
 
 def trial_runs(draws: Draws, method=algorithms.sgd) -> list[Outcome]:
-    """One robust regression, which is not convex."""
-    problem = instances.regression(draws, 3, 4)
-    steps, share = draws.choice((10, 100)), draws.real(0.01, 1.0)
+    """Wells and hills, which are not convex."""
+    problem = instances.random_wells(draws, 3, 4)
+    steps, share = draws.choice((10, 100, 1000)), draws.real(0.01, 1.0)
     gamma = draws.choice((None, share / instances.known(problem).smoothness))
     return [check(problem, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6), method=method)]
 
 
+HARD = ((1.0, 0.0, 0.05), (0.0, 1.0, 1.0), (0.0, 1.0, 0.3), (20.0, 1.0, 1.0))
+"""How far the start is, how much noise there is, gamma L: each term of the bound alone, and both."""
+
+
+def bowls(method=algorithms.sgd) -> list[Outcome]:
+    """The bound is met once the start is forgotten, whether what varies is noise or the worker."""
+    found = []
+    for away, noise, share in HARD:
+        for own, z in ((noise, 0.0), (0.0, noise)):
+            problem = instances.bowl(4, 3, away=away + 1e-3, smoothness=2.0, noise=own, heterogeneity=z)
+            found.append(check(problem, steps=500, learning_rate=share / 2.0, method=method))
+    return found
+
+
+def wells(method=algorithms.sgd) -> list[Outcome]:
+    """In a well, with little noise of both kinds; from near a hilltop in small steps, without."""
+    well = instances.wells(3, 4, start=0.01, noise=0.1, heterogeneity=0.05)
+    hilltop = instances.wells(3, 4, start=3.0)
+    return [
+        check(well, steps=1000, learning_rate=1.0, method=method),
+        check(hilltop, steps=1000, learning_rate=0.02, method=method),
+    ]
+
+
 STATEMENTS = [
-    Statement("SGD, quadratics, exact", "Theorem 1.2.1", "gamma <= 1/L", trial_exact),
-    Statement("SGD, non-convex", "Theorem 1.2.1", "gamma <= 1/L", trial_runs),
+    Statement("SGD, quadratics, exact", "Theorem 1.2.1", "gamma <= 1/L", trial_exact, (bowls,)),
+    Statement("SGD, non-convex", "Theorem 1.2.1", "gamma <= 1/L", trial_runs, (wells,)),
 ]

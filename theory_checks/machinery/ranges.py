@@ -1,0 +1,87 @@
+"""Which numbers there can be, by the name of what they are: bounds, step sizes and rates refuse all others before they are evaluated."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from dsgd import checks
+
+F = TypeVar("F", bound=Callable)
+
+
+class Range(NamedTuple):
+    """Some numbers, and how they are told."""
+
+    holds: Callable[[Any], bool]
+    words: str
+
+
+def _numbers(holds: Callable[[Any], bool], words: str) -> Range:
+    return Range(lambda value: checks.is_number(value) and bool(holds(value)), words)
+
+
+def _each(one: Range) -> Range:
+    def holds(values: Any) -> bool:
+        return isinstance(values, Sequence) and len(values) > 0 and all(map(one.holds, values))
+
+    return Range(holds, f"a list, each {one.words}")
+
+
+_POSITIVE = _numbers(lambda x: 0 < x < math.inf, "a positive, finite number")
+_NOT_NEGATIVE = _numbers(lambda x: 0 <= x < math.inf, "a finite number, at least 0")
+_COUNT = Range(lambda x: checks.is_integer(x) and x >= 1, "an integer, at least 1")
+_LISTS = {
+    "contractions": _each(_numbers(lambda x: 0 < x <= 1, "in (0, 1]")),
+    "layers": _each(_POSITIVE),
+    "weights": _each(_POSITIVE),
+    "deltas": _each(_POSITIVE),
+    "first": _each(_NOT_NEGATIVE),
+}
+RANGES = {
+    **dict.fromkeys(("gap", "smoothness", "learning_rate"), _POSITIVE),
+    **dict.fromkeys(("noise", "heterogeneity", "compression", "omega"), _NOT_NEGATIVE),
+    **dict.fromkeys(("steps", "workers", "batch_size", "samples"), _COUNT),
+    "staleness": Range(lambda x: checks.is_integer(x) and x >= 0, "an integer, at least 0"),
+    "rho": _numbers(lambda x: 0 <= x < 1, "a number, at least 0, below 1"),
+    "effect": Range(lambda effect: all(map(_NOT_NEGATIVE.holds, effect)), "finite numbers, at least 0"),
+    "memory": Range(lambda memory: all(np.all((part >= 0) & (part < math.inf)) for part in memory), "finite numbers, at least 0"),
+    **_LISTS,
+}
+
+
+def held(where: str) -> Callable[[F], F]:
+    """A decorator: the same function, which refuses arguments that are out of the range of their name.
+
+    Args:
+        where: what the message begins with.
+
+    Raises:
+        ValueError: an argument out of its range; lists, one number a layer, of several lengths. None is right where it is the default.
+    """
+
+    def decorate(function: F) -> F:
+        signature = inspect.signature(function)
+        absent = {name for name, parameter in signature.parameters.items() if parameter.default is None}
+
+        @functools.wraps(function)
+        def refusing(*args: Any, **kwargs: Any) -> Any:
+            given: dict[str, Any] = signature.bind(*args, **kwargs).arguments
+            given = {name: value for name, value in given.items() if value is not None or name not in absent}
+            for name, value in given.items():
+                if name in RANGES and not RANGES[name].holds(value):
+                    raise ValueError(f"{where}: {name} = {checks.shown(value)}: need {RANGES[name].words}")
+            lengths = {name: len(given[name]) for name in _LISTS if name in given}
+            if len(set(lengths.values())) > 1:
+                told = ", ".join(f"{length} {name}" for name, length in lengths.items())
+                raise ValueError(f"{where}: {told}: need one of each for every layer")
+            return function(*args, **kwargs)
+
+        return refusing  # type: ignore[return-value]
+
+    return decorate
