@@ -242,6 +242,14 @@ def test_a_false_variance_of_batches_is_found(factor, monkeypatch):
     assert all(not outcome.holds and math.isfinite(outcome.measured) for outcome in lemmas.variance_of_a_third())
 
 
+def test_lemmas_are_reached():
+    """Lemma 4.2.1 by half: of two terms, either alone has a factor of 2 that only both together need."""
+    (equal,) = lemmas.gradient_and_gap_of_a_bowl()
+    assert equal.holds
+    assert equal.ratio == pytest.approx(1.0, rel=1e-9)
+    assert [outcome.ratio for outcome in lemmas.staleness_of_bowls()] == pytest.approx([0.5] * 3, abs=0.01)
+
+
 # --- Steps of another size: where gradients are so many times as large as they should be.
 
 ROWS = ("SGD, non-convex", "mb-SGD, non-convex, batches", "ASGD, non-convex", "EC-SGD, biased Q, non-convex")

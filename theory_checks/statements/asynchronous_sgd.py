@@ -177,7 +177,7 @@ def _rules() -> tuple[delays.Delays, ...]:
 def trial_runs(draws: Draws, method=algorithms.asynchronous_sgd) -> list[Outcome]:
     """Wells and hills, without delays or with random ones."""
     problem = instances.random_wells(draws, 3, 3)
-    rule, steps = draws.choice(_rules()), draws.choice((10, 100, 1000))
+    rule, steps = draws.choice(_rules()), draws.choice((10, 100, 300))
     limit = largest_step(smoothness=instances.known(problem).smoothness, staleness=rule.bound)
     gamma = draws.choice((None, draws.real(0.01, 1.0) * limit))
     return [check(problem, rule, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6), method=method)]

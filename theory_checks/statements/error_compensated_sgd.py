@@ -161,7 +161,7 @@ def biased(problem: Problem, of: Biased, **options) -> Outcome:
 def trial_runs(draws: Draws, method=any_compressor) -> list[Outcome]:
     """A biased compressor both ways, on wells and hills."""
     of, problem = draws.choice(BIASED), instances.random_wells(draws, 2, 4)
-    steps, share = draws.choice((10, 100, 1000)), draws.choice((draws.real(0.01, 0.98), 0.01))
+    steps, share = draws.choice((10, 100, 300)), draws.choice((draws.real(0.01, 0.98), 0.01))
     gamma = draws.choice((None, share / instances.known(problem).smoothness))
     return [biased(problem, of, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6), method=method)]
 

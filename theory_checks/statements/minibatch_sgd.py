@@ -137,7 +137,7 @@ def trial_runs(draws: Draws, method=algorithms.minibatch_sgd) -> list[Outcome]:
     """Wells and hills, with batches drawn with or without replacement."""
     B, replacement = draws.choice(((4, True), (4, False)))
     problem = instances.random_wells(draws, 4, 3, batches=((B, replacement),))
-    steps, share = draws.choice((10, 100, 1000)), draws.real(0.01, 1.0)
+    steps, share = draws.choice((10, 100, 300)), draws.real(0.01, 1.0)
     gamma = draws.choice((None, share / instances.known(problem).smoothness))
     return [of_batches(problem, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6), method=method)]
 

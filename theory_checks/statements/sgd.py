@@ -102,7 +102,7 @@ def trial_exact(draws: Draws, method=algorithms.sgd) -> list[Outcome]:
 def trial_runs(draws: Draws, method=algorithms.sgd) -> list[Outcome]:
     """Wells and hills, which are not convex."""
     problem = instances.random_wells(draws, 3, 4)
-    steps, share = draws.choice((10, 100, 1000)), draws.real(0.01, 1.0)
+    steps, share = draws.choice((10, 100, 300)), draws.real(0.01, 1.0)
     gamma = draws.choice((None, share / instances.known(problem).smoothness))
     return [check(problem, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6), method=method)]
 
