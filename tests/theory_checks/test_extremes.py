@@ -75,10 +75,9 @@ FAMILIES = {
 
 
 @cache
-def built(name: str) -> list[tuple[Outcome, Numbers]]:
-    """The outcomes of a statement's extremes, each with the numbers that its bound was asked for."""
-    family: ModuleType = FAMILIES[name.partition(" ")[0].rstrip(",")]
-    asked: list[Numbers] = []
+def outcomes(name: str) -> tuple[list[Outcome], list[Numbers]]:
+    """Of a statement's built instances, and the numbers that its family's bound was asked for, where it has one."""
+    family, asked = FAMILIES.get(name.partition(" ")[0].rstrip(","), gradient_descent), []
     with pytest.MonkeyPatch.context() as patch:
         true = family.bound
 
@@ -87,11 +86,23 @@ def built(name: str) -> list[tuple[Outcome, Numbers]]:
             return true(**numbers)
 
         patch.setattr(family, "bound", bound)
-        outcomes = [outcome for extreme in STATEMENTS[name].extremes for outcome in extreme()]
-    for outcome, numbers in zip(outcomes, asked, strict=True):
+        each = [extreme() for extreme in STATEMENTS[name].extremes]
+    assert all(each), "an instance without an outcome"
+    return [outcome for some in each for outcome in some], asked
+
+
+@pytest.mark.parametrize("name", [name for name, statement in STATEMENTS.items() if statement.extremes])
+def test_what_is_built_holds(name):
+    for outcome in outcomes(name)[0]:
         assert outcome.holds, outcome
-        assert outcome.bound == true(**numbers)
-    return list(zip(outcomes, asked, strict=True))
+
+
+def built(name: str) -> list[tuple[Outcome, Numbers]]:
+    """The outcomes of a statement of a family, each with the numbers of its bound."""
+    family: ModuleType = FAMILIES[name.partition(" ")[0].rstrip(",")]
+    pairs = list(zip(*outcomes(name), strict=True))
+    assert all(outcome.bound == family.bound(**numbers) for outcome, numbers in pairs)
+    return pairs
 
 
 def found(name: str, false: Callable[[Numbers], float]) -> bool:

@@ -39,16 +39,6 @@ def caught(row: str, extremes: Sequence[Extreme]) -> bool:
     return not found.holds and found.how == "built"
 
 
-@pytest.mark.parametrize("module", [compression, mixing, batches, costs], ids=lambda module: module.__name__.split(".")[-1])
-def test_what_was_built_holds_of_the_projects_own(module):
-    """And each is an instance of its own, with nothing that raises."""
-    for statement in module.STATEMENTS:
-        for extreme in statement.extremes:
-            outcomes = extreme()
-            assert outcomes
-            assert all(outcome.holds for outcome in outcomes), outcomes
-
-
 def test_bounds_are_reached():
     """By what was built for them, so that a constant that is a few percent off shows."""
     bounds = ("E|Q(x) - x|^2 <= omega |x|^2", "E|C(x) - x|^2 <= (1-delta)|x|^2", "gossip contracts by rho", "gap of the ring")

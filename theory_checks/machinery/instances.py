@@ -60,28 +60,6 @@ def _hessians(kind: str, L: float, N: int, d: int, rng: np.random.Generator) -> 
     return np.broadcast_to((A + np.swapaxes(A, 1, 2)) / 2, (N, d, d))
 
 
-def regression(
-    draws: Draws, workers: int, dimension: int, *, samples: int = 8, batches: Sequence[tuple[int, bool]] = ((1, True),)
-) -> Problem:
-    """A random robust regression, which is not convex.
-
-    Args:
-        draws: where its numbers come from.
-        workers, dimension, samples: N, d, M.
-        batches: sizes B, and whether with replacement, to choose from. Each is another program.
-    """
-    batch_size, replacement = draws.choice(batches)
-    return problems.robust_regression(
-        workers,
-        dimension,
-        samples=samples,
-        batch_size=batch_size,
-        replacement=replacement,
-        residual=draws.real(0.0, 2.0),
-        seed=draws.integer(0, 2**32 - 1),
-    )
-
-
 def wells(
     workers: int,
     dimension: int,
