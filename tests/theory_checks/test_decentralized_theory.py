@@ -112,7 +112,7 @@ def test_one_symmetric_matrix_has_the_bound_of_decentralized_sgd_without_noise()
 def test_local_sgd_is_refused_where_disagreement_may_grow():
     problem = problems.random_quadratic(5, 2, smoothness=2.0, noise=1.0)
     radius = local_sgd.memory(topologies.ring(5)).radius
-    with pytest.raises(ValueError, match=r"local_sgd: gamma L = .*: need gamma L times the spectral radius of M < 1$"):
+    with pytest.raises(ValueError, match=r"local_sgd: gamma = .*: need gamma L M with a spectral radius below 1$"):
         local_sgd.check(problem, topologies.ring(5), steps=3, learning_rate=1.001 / 2 / radius)
     with pytest.raises(ValueError, match="need as many workers as the problem has"):
         local_sgd.check(problem, topologies.ring(4), steps=3)

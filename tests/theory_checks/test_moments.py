@@ -280,7 +280,7 @@ def adam(of, compressor):
 
 
 def signs(of, compressor):
-    return algorithms.compressed_sgd(optax.sgd(of.learning_rate), compressors.sign, allow_biased=True)
+    return algorithms.compressed_sgd(optax.sgd(of.learning_rate), compressors.whole_model(compressors.sign), allow_biased=True)
 
 
 @pytest.mark.parametrize("build", [adam, signs])

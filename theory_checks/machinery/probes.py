@@ -12,6 +12,8 @@ import numpy as np
 from theory_checks.machinery.rounds import Build, Instance, Rounds, on_one_device
 
 _TIMES = (0, 1, 2, 3, 7, 64)  # at which a round is probed
+_TURNS = (1.0, 2.5)  # two directions, as waves
+_SHARES = ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (2.0, 0.0))  # how much of each
 _ASKED = 4096  # draws of the worker who is asked
 _ROUNDING = 1e-9
 _KEYS = 32  # that are tried for one with which no two messages share a row
@@ -34,30 +36,32 @@ def need_as_assumed(name: str, found: dict[str, jax.Array]) -> None:
 
 
 def wrong(rounds: Rounds, first: jax.Array, silence: jax.Array, varying: bool) -> dict[str, jax.Array]:
-    """Which of `WRONG` a round is, probed: along two directions, at three sizes, at several t and with several keys."""
+    """Which of `WRONG` a round is, probed: along two directions and their sum, at three sizes, at several t and with several keys."""
     N, d = rounds.shape
     keys = jnp.stack([rounds.key, *jax.random.split(rounds.key, 2)])
     times = jnp.asarray(_TIMES, jnp.int32)
     sizes = jnp.array([1e-3, 1.0, 1e3]) * (1 + jnp.max(jnp.abs(first)))
 
-    def at(t, key, size, turn):
+    def at(t, key, size, shares):
         there = rounds._replace(key=key)
-        s = size * jnp.sin(turn + jnp.arange(first.size))
-        z = size * jnp.broadcast_to(jnp.cos(turn + jnp.arange(d)), (N, d))  # of all workers alike: it may be any of them who is asked
+        s, z = (
+            size * sum(share * wave(turn + jnp.arange(length)) for share, turn in zip(shares, _TURNS, strict=True))
+            for wave, length in ((jnp.sin, first.size), (jnp.cos, d))
+        )
+        z = jnp.broadcast_to(z, (N, d))  # of all workers alike: it may be any of them who is asked
         seen = there.seen(t, s)
         return jnp.concatenate([there.after(t, s, z, silence), *(seen[name].ravel() for name in sorted(seen))])
 
-    points = jnp.meshgrid(
-        jnp.array([1.0, 2.5]), jnp.concatenate([jnp.zeros(1), sizes, 2 * sizes]), times, jnp.arange(len(keys)), indexing="ij"
-    )
-    found = jax.vmap(lambda turn, size, t, key: at(t, keys[key], size, turn))(*(axis.ravel() for axis in points))
-    found = found.reshape(*points[0].shape, -1)  # [turns, sizes, times, keys, values]
-    none, one, two = found[:, :1], found[:, 1 : 1 + len(sizes)], found[:, 1 + len(sizes) :]
-    room = _ROUNDING * (1 + jnp.max(jnp.abs(two), axis=(0, 2, 3, 4), keepdims=True))
+    points = jnp.meshgrid(jnp.arange(len(_SHARES)), jnp.arange(len(sizes)), times, jnp.arange(len(keys)), indexing="ij")
+    shares = jnp.asarray(_SHARES)
+    found = jax.vmap(lambda i, j, t, k: at(t, keys[k], sizes[j], shares[i]))(*(axis.ravel() for axis in points))
+    none, one, other, both, two = found.reshape(*points[0].shape, -1)  # each [sizes, times, keys, values]
+    room = _ROUNDING * (1 + jnp.max(jnp.abs(jnp.stack([both, two])), axis=(0, 2, 3, 4))[:, None, None, None])
     away = {
-        "bends": two - 2 * one + none,
-        "by_key": one - one[:, :, :, :1],
-        "by_time": jnp.where(varying, 0.0, one - one[:, :, :1]),
+        # Both, for what is homogeneous need not be additive.
+        "bends": jnp.maximum(jnp.abs(two - 2 * one + none), jnp.abs(both - one - other + none)),
+        "by_key": one - one[:, :, :1],
+        "by_time": jnp.where(varying, 0.0, one - one[:, :1]),
     }
     # What is not a number is not small.
     return {kind: ~jnp.all(jnp.abs(size) <= room) for kind, size in away.items()} | {"counters": ~rounds.keeps_counters(silence)}

@@ -225,7 +225,7 @@ def trial_runs(draws: Draws, via: Via, method=algorithms.compressed_sgd) -> list
 
 def _bowl(away: float, noise: float, heterogeneity: float) -> Problem:
     """One of so many elements that random errors average out; with noise in any case, so that all share a program."""
-    return instances.uneven(instances.bowl(2, 256, away=away / 16, noise=noise + 1e-9, heterogeneity=heterogeneity))
+    return instances.uneven(instances.bowl(2, 512, away=away / 16, noise=noise + 1e-9, heterogeneity=heterogeneity))
 
 
 def _relative(problem: Problem, compressor: Compressor, via: Via, steps: int, share: float | None, seed: int, method) -> Outcome:
@@ -253,7 +253,7 @@ def bowls(via: Via, method=algorithms.compressed_sgd) -> list[Outcome]:
 
 def wide_bowls(via: Via, method=algorithms.compressed_sgd) -> list[Outcome]:
     """Relative errors of random-k, which are as large as its omega: by the start, by noise and by what workers differ in alone."""
-    cases = [(1.0, 0.0, 0.0, 0.1, 200), (1.0, 0.0, 0.0, 1.0, 50), (0.1, 1.0, 0.0, 1.0, 150), (0.1, 0.0, 1.0, 1.0, 150)]
+    cases = [(1.0, 0.0, 0.0, 0.1, 200), (1.0, 0.0, 0.0, 1.0, 50), (0.1, 1.0, 0.0, 1.0, 300), (0.1, 0.0, 1.0, 1.0, 300)]
     cases += [(0.1, 1.0, 0.0, 0.2, 300)] if via == "ring" else []  # where its inflation, which is not reached, matters less
     return [_relative(_bowl(*of), _TIGHT, via, steps, share, 0, method) for *of, share, steps in cases]
 
