@@ -68,7 +68,8 @@ _MODULES = (
     bits,
 )
 STATEMENTS: tuple[Statement, ...] = tuple(statement for module in _MODULES for statement in module.STATEMENTS)
-
+FAMILY = {statement.name: module.__name__ for module in _MODULES for statement in module.STATEMENTS}
+"""The module of each statement, by name: those of one share programs."""
 
 LOOSE = 0.95  # a bound of which less than this was reached is called loose
 _CLIMBING = 3  # of so many trials one goes on from the worst that was drawn

@@ -31,8 +31,8 @@ Build = Callable[[Instance], Algorithm]
 Place = Callable[[Instance], clusters.Cluster]  # the cluster, of what the instance has `more`
 
 # Each program runs for a millisecond: it is compiled in haste. Versions of JAX from 0.11 on have no older way to write loops.
-_OLDER = tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11)
-_HASTE = {"xla_backend_optimization_level": 0, **({"xla_cpu_use_fusion_emitters": False} if _OLDER else {})}
+OLDER_LOOPS = tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11)
+_HASTE = {"xla_backend_optimization_level": 0, **({"xla_cpu_use_fusion_emitters": False} if OLDER_LOOPS else {})}
 
 
 class Trajectory(NamedTuple):
