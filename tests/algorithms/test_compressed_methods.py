@@ -284,29 +284,17 @@ def whole_of_parts(parts: dsgd.Params) -> np.ndarray:
     return np.concatenate([join(leaf, size) for leaf, size in zip(leaves, sizes, strict=True)], axis=-1)
 
 
-LEMMA = [
-    compressors.random_quantization(1),
-    compressors.random_quantization(8),
+LEMMA = [  # of each kind of message one
     compressors.random_quantization(2, bucket=4),
-    compressors.qsgd(3),
     compressors.random_sparsification(0.4),
-    compressors.random_k(0.3),
-    compressors.top_k(0.3),
     compressors.top_k(0.3, compressors.random_quantization(4)),
     compressors.sign,
-    compressors.ternary,
-    compressors.clipping(3),
-    compressors.low_rank(2),
     compressors.natural,
+    compressors.low_rank(2),
     compressors.identity,
     compressors.contraction(compressors.random_k(0.3)),
 ]
-LEMMA_OF_LAYERS = [
-    compressors.random_quantization(4),
-    compressors.low_rank(1),
-    compressors.whole_model(compressors.random_quantization(4)),
-    compressors.whole_model(compressors.sign),
-]
+LEMMA_OF_LAYERS = [compressors.random_quantization(4), compressors.low_rank(1), compressors.whole_model(compressors.sign)]
 
 
 @pytest.mark.parametrize(
@@ -484,7 +472,7 @@ def spread(method: str, devices: int) -> Trajectory:
     return drive(SPREAD[method], kernel_and_bias(), steps=6, devices=devices, compiled=EVEN)
 
 
-@pytest.mark.parametrize("devices", [2, 8])
+@pytest.mark.parametrize("devices", [2])  # on 4 and 8 registered ones are under `test_contract`
 @pytest.mark.parametrize("method", SPREAD)
 def test_any_number_of_devices_runs_the_same_rounds(method, devices):
     """Weights and biases layer by layer; rounding errors of sums may be others, drawn numbers and bits not."""

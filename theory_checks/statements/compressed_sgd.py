@@ -223,9 +223,9 @@ def trial_runs(draws: Draws, via: Via, method=algorithms.compressed_sgd) -> list
     return [_relative(problem, compressor, via, steps, share, seed, method)]
 
 
-def _bowl(away: float, noise: float, heterogeneity: float, workers: int = 2) -> Problem:
+def _bowl(away: float, noise: float, heterogeneity: float, workers: int = 2, dimension: int = 512) -> Problem:
     """One of so many elements that random errors average out; with noise in any case, so that all share a program."""
-    return instances.uneven(instances.bowl(workers, 512, away=away / 16, noise=noise + 1e-9, heterogeneity=heterogeneity))
+    return instances.uneven(instances.bowl(workers, dimension, away=away / 16, noise=noise + 1e-9, heterogeneity=heterogeneity))
 
 
 def _relative(problem: Problem, compressor: Compressor, via: Via, steps: int, share: float | None, seed: int, method) -> Outcome:
@@ -258,9 +258,12 @@ def wide_bowls(via: Via, method=algorithms.compressed_sgd) -> list[Outcome]:
     return [_relative(_bowl(*of), _TIGHT, via, steps, share, 0, method) for *of, share, steps in cases]
 
 
+_FOUR = 4, 64  # workers, and elements, of which fewer do where the bound is not reached
+
+
 def trial_of_four(draws: Draws, method=algorithms.compressed_sgd) -> list[Outcome]:
     """Random-k around a ring of four workers."""
-    problem = _bowl(10 ** draws.real(-2, 1), draws.real(0, 3), draws.real(0, 3), workers=4)
+    problem = _bowl(10 ** draws.real(-2, 1), draws.real(0, 3), draws.real(0, 3), *_FOUR)
     steps, share, seed = draws.choice((10, 100)), draws.real(0.01, 1.0), draws.integer(0, 10**6)
     return [_relative(problem, _TIGHT, "ring", steps, share, seed, method)]
 
@@ -268,7 +271,7 @@ def trial_of_four(draws: Draws, method=algorithms.compressed_sgd) -> list[Outcom
 def four(method=algorithms.compressed_sgd) -> list[Outcome]:
     """The start, and noise, around a ring of four."""
     return [
-        _relative(_bowl(*of, workers=4), _TIGHT, "ring", 100, share, 0, method)
+        _relative(_bowl(*of, *_FOUR), _TIGHT, "ring", 100, share, 0, method)
         for *of, share in ((1.0, 0.0, 0.0, 0.2), (0.1, 1.0, 0.0, 1.0), (0.1, 0.0, 1.0, 1.0))
     ]
 
