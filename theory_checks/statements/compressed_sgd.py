@@ -223,7 +223,7 @@ def trial_runs(draws: Draws, via: Via, method=algorithms.compressed_sgd) -> list
     return [_relative(problem, compressor, via, steps, share, seed, method)]
 
 
-def _bowl(away: float, noise: float, heterogeneity: float, workers: int = 2, dimension: int = 512) -> Problem:
+def _bowl(away: float, noise: float, heterogeneity: float, *, workers: int = 2, dimension: int = 512) -> Problem:
     """One of so many elements that random errors average out; with noise in any case, so that all share a program."""
     return instances.uneven(instances.bowl(workers, dimension, away=away / 16, noise=noise + 1e-9, heterogeneity=heterogeneity))
 
@@ -255,15 +255,15 @@ def wide_bowls(via: Via, method=algorithms.compressed_sgd) -> list[Outcome]:
     """Relative errors of random-k, which are as large as its omega: by the start, by noise and by what workers differ in alone."""
     cases = [(1.0, 0.0, 0.0, 0.1, 200), (1.0, 0.0, 0.0, 1.0, 50), (0.1, 1.0, 0.0, 1.0, 300), (0.1, 0.0, 1.0, 1.0, 300)]
     cases += [(0.1, 1.0, 0.0, 0.2, 300)] if via == "ring" else []  # where its inflation, which is not reached, matters less
-    return [_relative(_bowl(*of), _TIGHT, via, steps, share, 0, method) for *of, share, steps in cases]
+    return [_relative(_bowl(a, s, z), _TIGHT, via, steps, share, 0, method) for a, s, z, share, steps in cases]
 
 
-_FOUR = 4, 64  # workers, and elements, of which fewer do where the bound is not reached
+_FOUR = {"workers": 4, "dimension": 64}  # fewer elements do where the bound is not reached
 
 
 def trial_of_four(draws: Draws, method=algorithms.compressed_sgd) -> list[Outcome]:
     """Random-k around a ring of four workers."""
-    problem = _bowl(10 ** draws.real(-2, 1), draws.real(0, 3), draws.real(0, 3), *_FOUR)
+    problem = _bowl(10 ** draws.real(-2, 1), draws.real(0, 3), draws.real(0, 3), **_FOUR)
     steps, share, seed = draws.choice((10, 100)), draws.real(0.01, 1.0), draws.integer(0, 10**6)
     return [_relative(problem, _TIGHT, "ring", steps, share, seed, method)]
 
@@ -271,8 +271,8 @@ def trial_of_four(draws: Draws, method=algorithms.compressed_sgd) -> list[Outcom
 def four(method=algorithms.compressed_sgd) -> list[Outcome]:
     """The start, and noise, around a ring of four."""
     return [
-        _relative(_bowl(*of, *_FOUR), _TIGHT, "ring", 100, share, 0, method)
-        for *of, share in ((1.0, 0.0, 0.0, 0.2), (0.1, 1.0, 0.0, 1.0), (0.1, 0.0, 1.0, 1.0))
+        _relative(_bowl(away, noise, z, **_FOUR), _TIGHT, "ring", 100, share, 0, method)
+        for away, noise, z, share in ((1.0, 0.0, 0.0, 0.2), (0.1, 1.0, 0.0, 1.0), (0.1, 0.0, 1.0, 1.0))
     ]
 
 
