@@ -48,3 +48,9 @@ def test_the_largest_gamma_of_staleness_aware_steps_is_at_the_limit():
 def test_what_the_theorem_does_not_allow_is_refused(staleness, gamma, says):
     with pytest.raises(ValueError, match=rf"^staleness_aware.bound: .*{says}"):
         staleness_aware.bound(**NUMBERS, staleness=staleness, steps=np.full(len(staleness), gamma))
+
+
+@pytest.mark.parametrize(("name", "value"), [("gap", -1.0), ("smoothness", 0.0), ("noise", np.nan)])
+def test_numbers_that_there_cannot_be_are_refused(name, value):
+    with pytest.raises(ValueError, match=rf"^staleness_aware.bound: {name} = "):
+        staleness_aware.bound(**{**NUMBERS, name: value}, staleness=STALENESS, steps=np.full(T, 1e-3))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -55,14 +55,23 @@ RANGES = {
 }
 
 
+def need(where: str, given: Mapping[str, Any]) -> None:
+    """Raises a ValueError that says where, where a number is out of the range of its name, or lists, one number a layer, are not equally
+    long."""
+    for name, value in given.items():
+        if name in RANGES and not RANGES[name].holds(value):
+            raise ValueError(f"{where}: {name} = {checks.shown(value)}: need {RANGES[name].words}")
+    lengths = {name: len(given[name]) for name in _LISTS if name in given}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{length} {name}" for name, length in lengths.items())
+        raise ValueError(f"{where}: {told}: need one of each for every layer")
+
+
 def held(where: str) -> Callable[[F], F]:
-    """A decorator: the same function, which refuses arguments that are out of the range of their name.
+    """A decorator: the same function, which refuses what `need` does. None is right where it is the default.
 
     Args:
         where: what the message begins with.
-
-    Raises:
-        ValueError: an argument out of its range; lists, one number a layer, of several lengths. None is right where it is the default.
     """
 
     def decorate(function: F) -> F:
@@ -72,14 +81,7 @@ def held(where: str) -> Callable[[F], F]:
         @functools.wraps(function)
         def refusing(*args: Any, **kwargs: Any) -> Any:
             given: dict[str, Any] = signature.bind(*args, **kwargs).arguments
-            given = {name: value for name, value in given.items() if value is not None or name not in absent}
-            for name, value in given.items():
-                if name in RANGES and not RANGES[name].holds(value):
-                    raise ValueError(f"{where}: {name} = {checks.shown(value)}: need {RANGES[name].words}")
-            lengths = {name: len(given[name]) for name in _LISTS if name in given}
-            if len(set(lengths.values())) > 1:
-                told = ", ".join(f"{length} {name}" for name, length in lengths.items())
-                raise ValueError(f"{where}: {told}: need one of each for every layer")
+            need(where, {name: value for name, value in given.items() if value is not None or name not in absent})
             return function(*args, **kwargs)
 
         return refusing  # type: ignore[return-value]

@@ -31,7 +31,7 @@ import optax
 import algorithms
 from dsgd import problems
 from dsgd.base import Problem
-from theory_checks.machinery import instances, moments
+from theory_checks.machinery import instances, moments, ranges
 from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
 from theory_checks.statements.asynchronous_sgd import stale
 from theory_checks.statements.sgd import total_noise
@@ -85,10 +85,11 @@ def bound(*, gap: float, smoothness: float, noise: float, staleness: np.ndarray,
         steps: gamma_t, `[T]`.
 
     Raises:
-        ValueError: steps that are too long for their staleness.
+        ValueError: steps that are too long for their staleness, or a number that there cannot be.
 
     Source: as derived above, after Liu and Zhang, Theorem 4.2.3.
     """
+    ranges.need("staleness_aware.bound", {"gap": gap, "smoothness": smoothness, "noise": noise})
     need("staleness_aware.bound", hypotheses(smoothness, staleness, steps))
     between = sum(step * (steps[t - age : t] ** 2).sum() for t, (step, age) in enumerate(zip(steps, staleness, strict=True)))
     noisy = smoothness * noise**2 * ((steps**2).sum() + 2 * smoothness * between)
