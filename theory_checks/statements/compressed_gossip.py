@@ -31,16 +31,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
 import algorithms
 import topologies
-from dsgd import problems
-from dsgd.base import Algorithm, Compressor, Problem, State
-from dsgd.compressors.sizes import fixed_size
+from dsgd import compressors, problems
+from dsgd.base import Algorithm, Problem, State
 from dsgd.graphs.topology import Topology
 from theory_checks.machinery import paths
 from theory_checks.machinery.rounds import Build
@@ -52,18 +49,13 @@ _ROUNDED = 1e-4  # times the largest z: what its rounding, of 1e-9, is relative 
 Method = Callable[..., Algorithm]
 
 
-def _largest(key: jax.Array, x: jax.Array) -> jax.Array:
-    return jnp.where(jnp.arange(x.shape[0]) == jnp.argmax(jnp.abs(x)), x, 0)
-
-
-# top_k would send float32: equations would hold to 1e-7.
-_LARGEST = fixed_size(_largest, lambda message, d: message, "largest", unbiased=False, omega=lambda d: None, delta=lambda d: 1 / d)
+_LARGEST = compressors.top_k(1e-6)  # one element
 
 
 @cache
-def _build(method: Method, topology: Topology, compressor: Compressor) -> Build:
+def _build(method: Method, topology: Topology) -> Build:
     """The method with a consensus step that is an argument of the program."""
-    return lambda of, additive: method(optax.sgd(of.learning_rate), topology, compressor, of.more)
+    return lambda of, additive: method(optax.sgd(of.learning_rate), topology, _LARGEST, of.more)
 
 
 def _follow(
@@ -71,7 +63,7 @@ def _follow(
 ) -> State:
     """From `models`, `[N, d]`, which the others do not know yet; without a problem, gossip alone."""
     still = problem or problems.quadratic(np.ones_like(models), np.zeros_like(models))
-    return paths.follow(_build(method, topology, _LARGEST), still, gamma, steps=_STEPS, models=models, more=np.float64(eta))
+    return paths.follow(_build(method, topology), still, gamma, steps=_STEPS, models=models, more=np.float64(eta))
 
 
 def _numbers(topology: Topology, eta: float, dimension: int) -> tuple[float, float, float]:
