@@ -159,7 +159,7 @@ def _worst_staleness(problem: Problem, table: np.ndarray, share: float, method) 
     for t in range(1, steps):
         D = t - min(int(table[t % len(table)]), t)
         right = factor * (noise**2 + float(found["asked"][D:t].sum()))
-        scale = float(found["slope"][t] + found["asked"][t])
+        scale = float(found["slope"][t] + found["asked"][t] + 1e-12 * found["slope"].max())  # what is 0 now has the rounding of before
         at_t = Outcome(float(found["stale"][t]), right, case=f"{problem.name}, tau = {tau}, t = {t}", scale=scale)
         worst = max(worst, at_t, key=lambda outcome: outcome.badness)
     return worst
