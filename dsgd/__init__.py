@@ -7,12 +7,14 @@ from dsgd.base import (
     Constants,
     Gradients,
     Info,
+    Measured,
     Pattern,
     Problem,
     Query,
     Result,
     Round,
     State,
+    Work,
 )
 from dsgd.contract.check import check
 from dsgd.engine import cache
@@ -35,6 +37,7 @@ __all__ = [
     "Gradients",
     "Info",
     "Interrupted",
+    "Measured",
     "Pattern",
     "Problem",
     "Query",
@@ -43,6 +46,7 @@ __all__ = [
     "State",
     "Sweep",
     "Topology",
+    "Work",
     "cache",
     "check",
     "clusters",

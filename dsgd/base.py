@@ -37,6 +37,39 @@ class State(NamedTuple):
     workers: PyTree = ()
 
 
+class Work(NamedTuple):
+    r"""How much each worker computes in a round: at most M micro-batches, one after the other, of which each is one draw of the problem.
+
+    $$ g_n = \sum_{m=1}^M w_{nm} \frac{1}{b_{nm}} \sum_{i=1}^{b_{nm}} f_n'(x; \xi_{nmi}) $$
+
+    Args:
+        samples: b, int32 `[N, M]`, the same on every device: the samples of each micro-batch, at most `Problem.batch_size`; 0: it is not
+            computed. Problems without that word have 0 or 1, for a whole draw.
+        weights: w, float `[N, M]`, likewise. Of a method that takes the mean over workers, its estimate is
+            $\frac1N \sum_{nm} w_{nm} \bar g_{nm}$.
+    """
+
+    samples: jax.Array
+    weights: jax.Array
+
+
+class Measured(NamedTuple):
+    """What workers measured in the last round, with the noise of their clocks; NaN before the first, and where nothing was to be measured.
+
+    Args:
+        compute: seconds of each micro-batch, `[N, M]`.
+        up: seconds for which each worker's sending port was busy, `[N]`.
+        down: of its receiving port, `[N]`.
+        bits_up, bits_down: what went through them meanwhile, float `[N]`.
+    """
+
+    compute: jax.Array
+    up: jax.Array
+    down: jax.Array
+    bits_up: jax.Array
+    bits_down: jax.Array
+
+
 class Round(NamedTuple):
     """What a method may know of the present round besides its own state.
 
@@ -46,6 +79,9 @@ class Round(NamedTuple):
         key: of this round and the same for everybody, for choices that come before the gradients (who is asked).
         cluster: the `dsgd.clusters.Cluster` that the run is on; None: it has no clock.
         clock: simulated seconds so far, a float scalar; 0 without a cluster.
+        measured: what the workers measured in the last round; None without a cluster.
+        present: who takes part in this round, bool `[N]`, the same on every device; None: everybody.
+        work: in the update, what the query said of it; None: a batch each.
     """
 
     step: jax.Array
@@ -53,6 +89,9 @@ class Round(NamedTuple):
     key: jax.Array
     cluster: Any = None
     clock: jax.Array | float = 0.0
+    measured: Measured | None = None
+    present: jax.Array | None = None
+    work: Work | None = None
 
 
 class Query(NamedTuple):
@@ -64,12 +103,14 @@ class Query(NamedTuple):
         workers: None for everybody, or int32 `[k]`, the same on every device: only these workers compute, at the one model or
             at their rows of the stacked ones, and the gradients come back as `[k, ...]`, the same on every device.
         exact: ask for the exact gradients f_n'(x) instead of stochastic ones.
+        work: how much each worker computes; None: one batch, which counts once.
     """
 
     params: PyTree
     axis: int | None = None
     workers: jax.Array | None = None
     exact: bool = False
+    work: Work | None = None
 
 
 class Info(NamedTuple):
@@ -78,7 +119,7 @@ class Info(NamedTuple):
     Args:
         bits_up: bits that each worker sent, from `dsgd.counts` `[n, 4]`.
         bits_down: bits that each worker received, likewise.
-        metrics: the method's own scalars by name, the same on every device.
+        metrics: the method's own numbers by name, scalars or `[N]` (one a worker), the same on every device.
         compute: seconds that each worker computed for this round, `[N]`, the same on every device, where the method cut it short;
             None: as long as its gradient takes on the run's cluster.
         elapsed: seconds that this round took, of methods that are driven by events and so keep their own time; None: as long as
@@ -131,6 +172,8 @@ class Algorithm(NamedTuple):
         learning_rate: step size of the first update, or NaN where the optimiser does not tell (see `algorithms.optimizers`).
         workers: N where the method is built for one N (a topology), or None for any.
         local: State -> the local models, leaves `[n, ...]`, whose consensus distance is recorded; None: those of the query, if it has such.
+        away: (`State.workers` before a round, and after it, Round) -> what a worker has after it that was away meanwhile, leaves
+            `[n, ...]`; None: the method cannot go on without one of its workers or messages, and is refused on such clusters.
     """
 
     init: Callable
@@ -142,6 +185,7 @@ class Algorithm(NamedTuple):
     learning_rate: Any = float("nan")
     workers: int | None = None
     local: Callable | None = None
+    away: Callable | None = None
 
 
 class Compressor(NamedTuple):
@@ -202,13 +246,16 @@ class Problem(NamedTuple):
         data: a pytree, every leaf `[N, ...]`; `data[n]` is all that worker n has.
         sample: (key, data[n]) -> a batch of worker n. `dsgd.problems.minibatch(...)` makes one.
         gradient: (params, batch) -> gradient; None: `jax.grad(loss)`.
-        evaluate: (params, data block, shared) -> (scalars by name, with "loss" = f(x); f'(x)); None: the mean of `loss` and
-            of its gradient over all workers and all data. What it costs is never counted as traffic.
+        evaluate: (params, data block, shared) -> (scalars by name, with "loss" = f(x); f'(x), or None: it is not computed, and
+            the history's `grad_sqnorm` is NaN); None: the mean of `loss` and of its gradient over all workers and all data. What it
+            costs is never counted as traffic.
         shared: a pytree that everybody holds (held-out data, averages), handed to `evaluate`.
         constants: what is known of f.
         name: for tables and error messages.
         batch_size: samples in one worker's batch, None where the word has no meaning.
         samples: how many the worker with the most has, of which an exact gradient is; None where the word has no meaning.
+        take: (batch, int32 b) -> the batch, of which only the first b samples count in `loss` and `gradient`, 1 <= b <= batch_size;
+            None: batches are whole.
     """
 
     init: Callable
@@ -222,6 +269,7 @@ class Problem(NamedTuple):
     name: str = "problem"
     batch_size: int | None = None
     samples: int | None = None
+    take: Callable | None = None
 
     @property
     def workers(self) -> int:

@@ -7,7 +7,7 @@ key, the clock and a worker's number. They add, and are scaled: `constant(0.45) 
     dsgd.run(method, problem, steps=1_000, key=key, cluster=cluster).history["clock"]
 """
 
-from dsgd.clusters.cluster import Cluster
+from dsgd.clusters.cluster import Cluster, Overlap
 from dsgd.clusters.quantities import (
     Quantity,
     bernoulli,
@@ -27,6 +27,7 @@ from dsgd.clusters.quantities import (
 
 __all__ = [
     "Cluster",
+    "Overlap",
     "Quantity",
     "bernoulli",
     "bounded",

@@ -19,20 +19,49 @@ _COMPUTE, _UP, _DOWN = range(3)  # what a draw is for
 
 @checks.arguments
 @dataclass(frozen=True)
+class Overlap:
+    r"""A gradient that is sent while the rest of it is computed, bucket by bucket: its backward pass takes $P = k b + m$ seconds of a
+    micro-batch of b samples, its first bucket is ready after $\gamma P$ of them, and its last one, $T_u / T_{comm}$ of the message,
+    only at the end.
+
+    Args:
+        backward: m, seconds.
+        backward_per_sample: k, seconds.
+        first: gamma, in [0, 1].
+        last: the share of the messages that the last bucket is, in [0, 1].
+
+    Source: Nie et al., "Cannikin", section 3, equations 3 to 7.
+    """
+
+    backward: Quantity
+    backward_per_sample: Quantity
+    first: float
+    last: float
+
+
+@checks.arguments
+@dataclass(frozen=True)
 class Cluster:
     """Workers that compute, and a network that connects them.
 
     Args:
-        compute: seconds that a worker needs for one micro-batch.
+        compute: seconds that a worker needs for one micro-batch, besides those of `per_sample`.
         up: bits per second of a worker's sending port; None: sending takes no time besides the latency.
         down: of its receiving port; None: it is as fast as the sending one.
         latency: seconds of a message.
         convention: "blocking" or "pipelined", of `dsgd.network`.
-        micro_batches: how many of them a worker computes for one gradient, one after the other.
+        micro_batches: how many of them a worker computes for one gradient, one after the other, where the method says nothing else.
+        per_sample: seconds for each sample of a micro-batch; None: none.
+        overlap: what of the gradient's messages goes while it is computed; None: nothing.
+        noise: nu of what workers measure of their times, t e^(nu z) with z from N(0, 1).
+        present: who takes part in a round: whoever has more than 0 of it; None: everybody.
+        present_for: rounds for which that stays so.
+        delivered: which messages arrive: those with more than 0 of it, by the number of the link (of an all-reduce, by worker);
+            None: all.
 
     Raises:
-        ValueError: not quantities, bandwidths that can be 0, a latency that is negative, infinite or NaN, an unknown convention,
-            micro_batches < 1, quantities for different numbers of workers.
+        ValueError: not quantities, bandwidths that can be 0, a latency or a noise that is negative, infinite or NaN, an unknown
+            convention, micro_batches or present_for < 1, quantities for different numbers of workers.
     """
 
     compute: Quantity
@@ -41,6 +70,12 @@ class Cluster:
     latency: float = 0.0
     convention: Convention = "blocking"
     micro_batches: int = 1
+    per_sample: Quantity | None = None
+    overlap: Overlap | None = None
+    noise: float = 0.0
+    present: Quantity | None = None
+    present_for: int = 1
+    delivered: Quantity | None = None
 
     def __post_init__(self) -> None:
         for what, quantity in (("up", self.up), ("down", self.down)):

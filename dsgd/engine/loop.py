@@ -252,23 +252,25 @@ def _as_float(leaf: jax.Array) -> jax.Array:
 
 def _round(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, batches, step) -> tuple[Carry, Records]:
     """One round; what it sent (all workers' bits, up and down), the time after it, and the method's own metrics."""
-    state, info, query, losses = _gradients_and_update(plan, algorithm, key, carry, data, batches, step)
+    state, info, this, query, losses = _gradients_and_update(plan, algorithm, key, carry, data, batches, step)
     if taken := {_BITS, _CLOCK, _TRAIN_LOSS} & set(info.metrics):
         raise ValueError(f"{algorithm.name} has metrics {sorted(taken)}; need other names, these are the history's own")
     news = jax.tree.map(_as_float, {**info.metrics, **losses})
     news |= {_BITS: counts.carry(workers.sum(counts.carry(info.bits_up + info.bits_down)))}
     if not isinstance(carry.clock, Clock):
         return Carry(state, ()), news
-    this = _this_round(plan, key, carry, step)
     after = clock.tick(carry.clock, algorithm, plan.problem, this, query, info)
     return Carry(state, after), {**news, _CLOCK: clock.digits(after)}
 
 
-def _gradients_and_update(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, batches, step) -> tuple[State, Info, Query, Records]:
-    """The round's method; last the mean of the workers' losses by name, where they are wanted."""
+def _gradients_and_update(
+    plan: Plan, algorithm: Algorithm, key, carry: Carry, data, batches, step
+) -> tuple[State, Info, Round, Query, Records]:
+    """The method in this round, and the round as its update saw it; last the mean of the workers' losses by name, where it is wanted."""
     this = _this_round(plan, key, carry, step)
     _, sample_key, update_key = _round_keys(key, step)
     query = algorithm.query(carry.state, this)
+    this = this._replace(work=query.work)
     asked = (plan.problem, query, sample_key, data, plan.N, batches)
     losses = {}
     if plan.train_loss:
@@ -277,7 +279,7 @@ def _gradients_and_update(plan: Plan, algorithm: Algorithm, key, carry: Carry, d
     else:
         gradients = oracle.gradients(*asked)
     state, info = algorithm.update(update_key, carry.state, gradients, this)
-    return state, info, query, losses
+    return state, info, this, query, losses
 
 
 def _round_keys(key: jax.Array, step: jax.Array) -> jax.Array:
