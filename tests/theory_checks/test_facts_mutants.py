@@ -23,6 +23,7 @@ from dsgd.graphs import spectra
 from dsgd.problems.finite_sum import Examples, pad
 from theory_checks.machinery import registry
 from theory_checks.machinery.statement import Outcome
+from theory_checks.recursions import graphs
 from theory_checks.statements import batches, compression, costs, mixing
 
 Extreme = Callable[[], list[Outcome]]
@@ -222,7 +223,7 @@ def test_gossip_that_shrinks_less_is_found():
     assert caught("gossip contracts by rho", [partial(mixing.alternating, mix=lambda x, topology, t: 1.01 * workers.mix(x, topology, t))])
 
 
-@pytest.mark.parametrize(("name", "other"), [(one, other) for one in mixing.WEIGHTS for other in mixing.WEIGHTS if one != other])
+@pytest.mark.parametrize(("name", "other"), [(one, other) for one in graphs.WEIGHTS for other in graphs.WEIGHTS if one != other])
 def test_other_weights_are_found(name, other):
     assert caught("weights of graphs", [partial(mixing.of_graph, name, mixing.TADPOLE, {name: topologies.WEIGHTS[other]})])
 

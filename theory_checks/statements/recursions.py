@@ -8,7 +8,7 @@ signs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any
 
@@ -28,7 +28,7 @@ from theory_checks.machinery.cases import Case, Method, Symbols, Told, on_server
 from theory_checks.machinery.rounds import Instance
 from theory_checks.machinery.statement import Draws, Statement
 from theory_checks.machinery.trajectories import LAYERS, D, N, Trajectory
-from theory_checks.recursions import asynchronous, compressed, decentralized, synchronous
+from theory_checks.recursions import asynchronous, compressed, decentralized, graphs, synchronous
 from theory_checks.recursions.compressed import Parts, clipped, largest_half, mean_size_times_sign
 from theory_checks.recursions.shared import Matrices
 from theory_checks.statements import bits
@@ -291,38 +291,17 @@ def graph(name: str) -> Topology:
 def matrices(name: str) -> Matrices:
     """W(t) of a graph, or of a schedule, written down once more; of what is random, the project's own."""
     written = {
-        "ring": lambda: [_metropolis(_RING)],
-        "lazy": lambda: [(np.eye(N) + _metropolis(_RING)) / 2],
-        "star": lambda: [_metropolis([(0, n) for n in range(1, N)])],
-        "irregular": lambda: [_metropolis(_IRREGULAR)],
-        "exponential": lambda: [(np.eye(N) + _from(1) + _from(2) + _from(4)) / 4],
-        "one peer": lambda: [(np.eye(N) + _from(distance)) / 2 for distance in (1, 2, 4)],
-        "directed": lambda: [_shares(_DIRECTED)],
+        "ring": lambda: [graphs.weighted("metropolis", graphs.edges(N, _RING))],
+        "lazy": lambda: [graphs.weighted("lazy", graphs.edges(N, _RING))],
+        "star": lambda: [graphs.weighted("metropolis", graphs.edges(N, [(0, n) for n in range(1, N)]))],
+        "irregular": lambda: [graphs.weighted("metropolis", graphs.edges(N, _IRREGULAR))],
+        "exponential": lambda: [graphs.weighted("uniform", graphs.around(N, 1, 2, 4))],
+        "one peer": lambda: graphs.one_peer(N),
+        "directed": lambda: [graphs.weighted("uniform", graphs.arrows(N, _DIRECTED))],
         "matchings": lambda: [W.toarray() for W in graph("matchings").matrices],
     }
     dense = written[name]()
     return lambda t: dense[t % len(dense)]
-
-
-def _metropolis(edges: Sequence[tuple[int, int]]) -> np.ndarray:
-    """W_ij = 1 / (1 + max(degree i, degree j)); what is left, on the diagonal."""
-    degree, W = np.bincount(np.ravel(edges), minlength=N), np.zeros((N, N))
-    for i, j in edges:
-        W[i, j] = W[j, i] = 1 / (1 + max(degree[i], degree[j]))
-    return W + np.diag(1 - W.sum(axis=0))
-
-
-def _from(distance: int) -> np.ndarray:
-    """Everybody i receives from i - distance: ones."""
-    return np.roll(np.eye(N), distance, axis=0)
-
-
-def _shares(arrows: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Each (sender, receiver): a sender keeps as much as it sends each."""
-    W = np.eye(N)
-    for sender, receiver in arrows:
-        W[receiver, sender] = 1
-    return W / W.sum(axis=0)
 
 
 def _between_neighbours(rounds: Iterator[Symbols], on: str, message: float, every: int = 1) -> Iterator[Symbols]:
