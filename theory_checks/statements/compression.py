@@ -164,7 +164,13 @@ def _seen(compress, decompress, key, x):
 def seen(compressor: Compressor, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
     """A random vector of one of several shapes, `[d]`, and what arrives of it, `[messages, d]`."""
     x = vector(draws)
-    return x, np.asarray(_seen(compressor.compress, compressor.decompress, jax.random.key(draws.integer(0, 2**31 - 1)), jnp.asarray(x)))
+    return x, _sent(compressor, x, draws)
+
+
+def _sent(compressor: Compressor, x: np.ndarray, draws: Draws) -> np.ndarray:
+    """What arrives of x in many messages, `[messages, d]`."""
+    key = jax.random.key(draws.integer(0, 2**31 - 1))
+    return np.asarray(_seen(compressor.compress, compressor.decompress, key, jnp.asarray(x)))
 
 
 def vector(draws: Draws) -> np.ndarray:
@@ -272,10 +278,7 @@ def reached(draws: Draws) -> list[Outcome]:
     """The same of any length of the vector: powers of two, which natural leaves as hard."""
     of = draws.choice(WORST)
     x = of.x * 2.0 ** draws.integer(-8, 8)
-    arrived = np.asarray(
-        _seen(of.compressor.compress, of.compressor.decompress, jax.random.key(draws.integer(0, 2**31 - 1)), jnp.asarray(x))
-    )
-    measured, error = _of_errors(x, arrived)
+    measured, error = _of_errors(x, _sent(of.compressor, x, draws))
     return [Outcome(measured, of.stated * float((x**2).sum()), error, of.compressor.name, equality=True, scale=_scale(x))]
 
 
