@@ -122,7 +122,7 @@ def cluster_of(numbers: Numbers, **options: Any) -> clusters.Cluster:
     """One of the B clusters that one program runs on. Who begins to compute at a time takes one of its laps by that time."""
 
     def bandwidth(values):
-        return clusters.Quantity(lambda key, clock, worker: values[worker], "bandwidth", positive=True)
+        return clusters.Quantity(lambda key, clock, worker: values[worker], "bandwidth", positive=True, steady=True)
 
     def seconds(key, clock, worker):
         return numbers.compute[worker, jnp.floor(8 * clock).astype(jnp.int32) % numbers.compute.shape[1]]
@@ -275,20 +275,42 @@ def test_seconds_that_change_are_those_of_the_time_when_a_worker_begins(servers,
         assert_schedule(found, b, naive(each(many, b), latency, convention, servers, STEPS))
 
 
-def test_a_trip_has_the_bandwidth_of_the_time_of_the_last_update():
-    def bandwidth(clock):
-        return 64.0 * D * 2 ** (clock % 3)
+def takes(bits: float, begin: float, speeds: tuple[float, ...]) -> float:
+    """Seconds of a message from then on, where each speed is that of a second, in turn."""
+    now = begin
+    while bits > 0:
+        speed, left = speeds[int(now) % len(speeds)], int(now) + 1 - now
+        sent = min(bits, speed * left)
+        now, bits = (now + sent / speed if sent == bits else int(now) + 1), bits - sent
+    return now - begin
 
-    ports = clusters.Quantity(lambda key, clock, worker: bandwidth(jnp.floor(clock)), "ports", positive=True)
-    cluster = clusters.Cluster(clusters.constant(1.0), up=ports)
-    found = drive(asynchronous_sgd(STEP), quadratic(1), lambda numbers: cluster, steps=12)
-    clock, ready, expected = 0.0, 1.0, []
-    for _ in range(12):
-        trip = 64 * D / bandwidth(np.floor(clock))
-        clock = ready + trip
-        ready = clock + trip + 1
+
+@pytest.mark.parametrize("latency", [0.0, 0.25])
+def test_a_trip_takes_what_its_bits_take_while_bandwidths_change(latency):
+    """The gradient from when it leaves, the model from when it begins to arrive."""
+    speeds = (64.0 * D, 128.0 * D, 32.0 * D)
+    cluster = clusters.Cluster(clusters.constant(1.0), up=clusters.trace(np.array(speeds), 1.0), latency=latency)
+    found = drive(asynchronous_sgd(STEP), quadratic(1), lambda numbers: cluster, steps=20)
+    ready, expected = 1.0, []
+    for _ in range(20):
+        clock = ready + latency + takes(64 * D, ready, speeds)
+        ready = clock + latency + takes(64 * D, clock + latency, speeds) + 1
         expected.append(clock)
-    assert found.clock[0].tolist() == expected
+    np.testing.assert_allclose(found.clock[0], expected, rtol=1e-6)
+
+
+def test_an_exchange_takes_as_long_as_the_slowest_of_four_ports_while_bandwidths_change():
+    """Two workers, who compute for 1 and for 100 seconds: the first one exchanges, again and again."""
+    up, down = (64.0 * D, 128.0 * D, 32.0 * D), (128.0 * D, 16.0 * D)
+    ports = {"up": clusters.trace(np.array(up), 1.0), "down": clusters.trace(np.array(down), 1.0)}
+    cluster = clusters.Cluster(clusters.constant([1.0, 100.0]), **ports, latency=0.25)
+    found = drive(asynchronous_gossip_sgd(STEP, topologies.ring(2)), quadratic(2), lambda numbers: cluster, steps=12)
+    ready, expected = 1.0, []
+    for _ in range(12):
+        end = ready + 0.25 + max(takes(64 * D, ready, up), takes(64 * D, ready + 0.25, down))
+        ready = end + 1
+        expected.append(end)
+    np.testing.assert_allclose(found.clock[0], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("devices", [2, 8])
