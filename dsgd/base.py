@@ -82,7 +82,7 @@ class Round(NamedTuple):
         measured: what the workers measured in the last round; None without a cluster, and where `Algorithm.measures` is False.
         present: who takes part in this round, bool `[N]`, the same on every device; None: everybody.
         work: in the update, what the query said of it; None: a batch each.
-        batch_size: samples in one draw of the problem; 1 where the word has no meaning.
+        batch_size: of the problem, a Python int; None where the word has no meaning.
     """
 
     step: jax.Array
@@ -93,7 +93,7 @@ class Round(NamedTuple):
     measured: Measured | None = None
     present: jax.Array | None = None
     work: Work | None = None
-    batch_size: int = 1
+    batch_size: int | None = None
 
 
 class Query(NamedTuple):

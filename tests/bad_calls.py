@@ -238,6 +238,7 @@ GOOD: dict[Callable, dict[str, Any]] = {
     algorithms.make: {"name": "dsgd", **_OPTIMIZER, "workers": 4},
     algorithms.minibatch_sgd: _OPTIMIZER,
     algorithms.model_averaging_sgd: _OPTIMIZER,
+    algorithms.observed: {"method": METHOD},
     algorithms.parameter_server_sgd: _OPTIMIZER,
     algorithms.scaffold: {**_OPTIMIZER, "period": 2},
     algorithms.sgd: _OPTIMIZER,

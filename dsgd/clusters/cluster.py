@@ -134,7 +134,7 @@ class Cluster:
 
         Args:
             round: whose `work` says how many samples they have, in M micro-batches; without it, these are `micro_batches` of
-                `round.batch_size`.
+                `round.batch_size`, of one sample where the word has no meaning.
             workers: which.
         """
         workers = jnp.asarray(workers)
@@ -167,7 +167,7 @@ class Cluster:
     def _samples(self, round: Round, workers: jax.Array) -> jax.Array:
         """Of each micro-batch, int32 `[k, M]`."""
         if round.work is None:
-            return jnp.full((workers.shape[0], self.micro_batches), round.batch_size, jnp.int32)
+            return jnp.full((workers.shape[0], self.micro_batches), round.batch_size or 1, jnp.int32)
         return round.work.samples[workers]
 
     def _each(self, quantity: Quantity, purpose: int, round: Round, workers: jax.Array) -> jax.Array:

@@ -65,7 +65,7 @@ def tick(clock: Clock, algorithm: Algorithm, problem: Problem, round: Round, que
         if cluster.overlap:
             raise ValueError(f"{algorithm.name} keeps its own time, on a cluster with {cluster.overlap.name}: need one without an overlap")
         return _moved(clock, info.elapsed, clock.lead, measured)
-    this = round._replace(work=_whole(work, round.batch_size)) if query.exact and work is not None else round
+    this = round._replace(work=_whole(work, round.batch_size or 1)) if query.exact and work is not None else round
     finish = _finish(clock, problem, this, query, info)
     sent = workers.gather((counts.to_float(info.bits_up), counts.to_float(info.bits_down)))
 

@@ -317,10 +317,8 @@ def _round_keys(key: jax.Array, step: jax.Array) -> jax.Array:
 
 
 def _this_round(plan: Plan, key: jax.Array, carry: Carry, step: jax.Array) -> Round:
-    key, size = _round_keys(key, step)[0], plan.problem.batch_size or 1
-    if not isinstance(carry.clock, Clock):
-        return Round(step, plan.N, key, plan.cluster, 0.0, batch_size=size)
-    return Round(step, plan.N, key, plan.cluster, carry.clock.now, carry.clock.measured or None, batch_size=size)
+    now, measured = (carry.clock.now, carry.clock.measured or None) if isinstance(carry.clock, Clock) else (0.0, None)
+    return Round(step, plan.N, _round_keys(key, step)[0], plan.cluster, now, measured, batch_size=plan.problem.batch_size)
 
 
 def _measure(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shared, step) -> Records:
