@@ -30,7 +30,7 @@ def observed(method: Algorithm) -> Algorithm:
         state, info = method.update(key, state, gradients, round)
         return state, info._replace(metrics={**info.metrics, **_by_worker(round.measured)})
 
-    return method._replace(update=update, name=f"observed({method.name})", measures=True)
+    return method._replace(update=update, name=f"observed({method.name})", measures=method.measures or True)
 
 
 def _by_worker(measured: Measured) -> dict[str, jax.Array]:

@@ -176,7 +176,8 @@ class Algorithm(NamedTuple):
         local: State -> the local models, leaves `[n, ...]`, whose consensus distance is recorded; None: those of the query, if it has such.
         away: (`State.workers` before a round, and after it, Round) -> what a worker has after it that was away meanwhile, leaves
             `[n, ...]`; None: the method cannot go on without one of its workers or messages, and is refused on such clusters.
-        measures: whether it wants `Round.measured`, which is carried for those that do.
+        measures: whether it wants `Round.measured`, which is carried for those that do; or M, where its query looks at the seconds of
+            micro-batches and asks for another number of them than the cluster's `micro_batches`.
     """
 
     init: Callable
@@ -189,7 +190,7 @@ class Algorithm(NamedTuple):
     workers: int | None = None
     local: Callable | None = None
     away: Callable | None = None
-    measures: bool = False
+    measures: bool | int = False
 
 
 class Compressor(NamedTuple):

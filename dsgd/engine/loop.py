@@ -190,10 +190,10 @@ def _nothing_measured(plan: Plan, algorithm: Algorithm, state: State, key: jax.A
         work = jax.eval_shape(lambda: algorithm.query(state, _this_round(plan, key, begun, state.step)).work)
         return usual if work is None else work.samples.shape[1]
 
-    M = asked(usual)
+    M = asked(usual if algorithm.measures is True else int(algorithm.measures))
     if (again := asked(M)) != M:
         told = f"query gives work in {M} micro-batches, and in {again} where it sees those measured"
-        raise ValueError(f"{algorithm.name}: {told}; need one number of them")
+        raise ValueError(f"{algorithm.name}: {told}: need one number of them")
     return measurements.nothing(plan.N, M)
 
 

@@ -111,7 +111,7 @@ def test_an_exact_gradient_is_of_all_samples_whatever_the_work():
 
 
 def overlapping(seed: int) -> tuple[clusters.Cluster, np.ndarray, dict[str, np.ndarray]]:
-    """A random cluster, the samples of its workers' one micro-batch, and its numbers: q, s, k, m, gamma, the last bucket's share, and more."""
+    """A random cluster, the samples of its workers' one micro-batch, and its numbers: q, s, k, m, gamma, the last bucket's share, more."""
     draw = np.random.default_rng(seed)
     each = {name: draw.uniform(0.1, 1.0, N) for name in "qskm"}
     more = {
