@@ -5,6 +5,7 @@ Seconds are dyadic and bandwidths powers of two, so that float32 has every time 
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 from fractions import Fraction
@@ -313,6 +314,49 @@ def test_an_exchange_takes_as_long_as_the_slowest_of_four_ports_while_bandwidths
     np.testing.assert_allclose(found.clock[0], expected, rtol=1e-6)
 
 
+def working(method: dsgd.Algorithm, samples: np.ndarray) -> dsgd.Algorithm:
+    """The method whose workers' gradients are of so many samples, `[N, M]`, in every round."""
+    work = dsgd.Work(jnp.asarray(samples, jnp.int32), jnp.ones(samples.shape))
+
+    def query(state, round):
+        return method.query(state, round._replace(work=work))._replace(work=work)
+
+    def update(key, state, gradients, round):
+        return method.update(key, state, gradients, round._replace(work=work))
+
+    return method._replace(query=query, update=update)
+
+
+UNEQUAL = np.array([[4, 0, 1], [2, 2, 2], [0, 0, 1], [4, 4, 4], [1, 3, 0]])
+
+
+def by_the_sample(numbers: Numbers, **options: Any) -> clusters.Cluster:
+    """Lap by lap: seconds of a micro-batch, and an eighth of them for each of its samples."""
+    plain = cluster_of(numbers, **options)
+    return dataclasses.replace(plain, per_sample=0.125 * plain.compute)
+
+
+def charged(numbers: Numbers) -> Numbers:
+    """The same cluster for the loops: seconds of whole gradients."""
+    factors = ((UNEQUAL > 0) * (1 + UNEQUAL / 8)).sum(axis=1)
+    return numbers._replace(compute=numbers.compute * factors[:, None])
+
+
+@pytest.mark.parametrize(("servers", "convention", "latency"), COMBINATIONS[1:3])
+def test_unequal_work_arrives_when_it_is_done(servers, convention, latency):
+    """Worker, second and staleness of every update are the event simulation's, with each worker's own seconds, sample by sample."""
+    many, problem = random_clusters(), quadratic()._replace(batch_size=4, take=lambda batch, samples: batch)
+    method = working(asynchronous_sgd(STEP, servers=servers), UNEQUAL)
+    found = drive(method, problem, partial(by_the_sample, latency=latency, convention=convention), many)
+    for b in range(len(many.up)):
+        numbers, order = charged(each(many, b)), found.worker[b].tolist()
+        schedule = from_simulation(numbers, latency, convention, servers, order)
+        assert schedule == naive(numbers, latency, convention, servers, STEPS)
+        assert order == schedule.worker
+        assert found.clock[b].tolist() == schedule.clock
+        np.testing.assert_array_equal(found.staleness[b], schedule.staleness.max(axis=1))
+
+
 @pytest.mark.parametrize("devices", [2, 8])
 def test_the_schedule_does_not_depend_on_the_number_of_devices(devices):
     alone, many = (
@@ -594,6 +638,17 @@ def test_gossip_takes_the_exchange_that_can_begin_first(devices):
         np.testing.assert_allclose(found.models[b], gossip_iterates(worker, partner, 8, 0.5), rtol=1e-11, atol=1e-11)
         for held in schedule.held:
             assert all(end <= begin for (_, end), (begin, _) in zip(sorted(held), sorted(held)[1:], strict=False))
+
+
+def test_gossip_with_unequal_work_exchanges_what_is_done():
+    many, problem = random_clusters(), quadratic()._replace(batch_size=4, take=lambda batch, samples: batch)
+    method = working(asynchronous_gossip_sgd(STEP, topologies.ring(N)), UNEQUAL)
+    found = drive(method, problem, partial(by_the_sample, latency=0.25), many)
+    for b in range(len(many.up)):
+        worker, partner = found.worker[b], partners_of(found, b)
+        partners = [partner[worker == n].tolist() for n in range(N)]
+        schedule = gossip_schedule(charged(each(many, b)), 0.25, partners, STEPS, 64 * D)
+        assert (worker.tolist(), found.clock[b].tolist()) == (schedule.worker, schedule.clock)
 
 
 def test_the_consensus_of_gossip_is_that_of_the_models():

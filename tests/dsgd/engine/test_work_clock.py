@@ -194,3 +194,21 @@ def test_methods_that_keep_their_own_time_refuse_an_overlap(method, sized):
     overlap = clusters.Overlap(clusters.constant(0.1), clusters.constant(0.0), 0.5, 0.5)
     with pytest.raises(ValueError, match=r"asynchronous.* keeps its own time, on a cluster with overlap\(.*\): need one without"):
         run(method, sized, replace(EQUAL, overlap=overlap))
+
+
+def test_devices_charge_the_same():
+    """For random seconds, changing bandwidths and an overlap: on one device, and on eight, of a worker each."""
+    draw = np.random.default_rng(1)
+    samples = draw.integers(0, 9, (3, 8, 2))
+    cluster = clusters.Cluster(
+        clusters.lognormal(-1.0, 1.0),
+        up=clusters.trace(draw.integers(16, 200, (8, 5)), 0.25),
+        latency=0.125,
+        per_sample=clusters.exponential(0.1),
+        overlap=clusters.Overlap(clusters.exponential(0.2), clusters.constant(0.05), 0.25, 0.125),
+    )
+    problem = problems.random_quadratic(8, 3, noise=0.3, seed=0)._replace(batch_size=8, take=lambda batch, samples: batch)
+    method = working(algorithms.decentralized_sgd(OPTIMIZER, topologies.ring(8)), samples)
+    one, many = (run(method, problem, cluster, seeds=2, mesh=devices).history["clock"] for devices in (1, 8))
+    assert len(np.unique(one)) == one.size - 1
+    np.testing.assert_allclose(many, one, rtol=1e-6)
