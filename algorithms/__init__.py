@@ -21,6 +21,7 @@ from algorithms.decentralized.exact_diffusion import exact_diffusion
 from algorithms.decentralized.extra import extra
 from algorithms.decentralized.gradient_tracking import gradient_tracking
 from algorithms.decentralized.stochastic_gradient_push import stochastic_gradient_push
+from algorithms.observed import observed
 from algorithms.synchronous.backup_workers_sgd import backup_workers_sgd
 from algorithms.synchronous.gradient_descent import gradient_descent
 from algorithms.synchronous.local_sgd import local_sgd
@@ -98,6 +99,7 @@ __all__ = [
     "make",
     "minibatch_sgd",
     "model_averaging_sgd",
+    "observed",
     "parameter_server_sgd",
     "scaffold",
     "sgd",

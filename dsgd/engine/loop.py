@@ -21,9 +21,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dsgd import workers
-from dsgd.base import Algorithm, Constants, Info, Params, Problem, PyTree, Query, Round, State
+from dsgd.base import Algorithm, Constants, Info, Measured, Params, Problem, PyTree, Query, Round, State
 from dsgd.clusters import Cluster
-from dsgd.engine import clock, oracle, protocol
+from dsgd.engine import clock, measurements, oracle, protocol
 from dsgd.engine.clock import Clock
 from dsgd.wire import counts
 
@@ -79,8 +79,9 @@ def start(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
     """
 
     def init(point, key):
-        params = plan.problem.init(split(key)[0])
-        return Carry(_method(plan, point).init(params, plan.N), clock.start(plan.N) if plan.cluster else ())
+        params, method = plan.problem.init(split(key)[0]), _method(plan, point)
+        state = method.init(params, plan.N)
+        return Carry(state, clock.start(plan.N, _measured(plan, method, state, key)) if plan.cluster else ())
 
     def place(part, spec):
         return jax.tree.map(lambda leaf: lax.with_sharding_constraint(leaf, NamedSharding(plan.mesh, spec)), part)
@@ -160,12 +161,40 @@ def one_round(plan: Plan, state: State, key: jax.Array, data: PyTree) -> tuple[S
     """
 
     def body(state, key, data):
-        return _gradients_and_update(plan, _method(plan, {}), key, Carry(state, ()), data, None, state.step)[:2]
+        method = _method(plan, {})
+        begun = clock.start(plan.N, _nothing_measured(plan, method, state, key)) if plan.cluster and method.measures else ()
+        return _gradients_and_update(plan, method, key, Carry(state, begun), data, None, state.step)[:2]
 
     everywhere: Any = P()
     own: Any = P(workers.AXIS)
     info = Info(own, own, everywhere, everywhere, everywhere)
     return _sharded(plan, body, (_state_spec(plan), everywhere, own), (_state_spec(plan), info))(state, key, data)
+
+
+def _measured(plan: Plan, algorithm: Algorithm, state: State, key: jax.Array) -> Measured | tuple[()]:
+    """What is carried of the workers' measurements by a method that wants them; `state` is of one run, of all workers."""
+    if not algorithm.measures:
+        return ()
+    alone = plan._replace(runs=0)
+    blocks = _sharded(alone, partial(_nothing_measured, alone, algorithm), (_state_spec(alone), P()), P())
+    return jax.tree.map(lambda leaf: jnp.full(leaf.shape, np.nan, leaf.dtype), jax.eval_shape(blocks, state, key))
+
+
+def _nothing_measured(plan: Plan, algorithm: Algorithm, state: State, key: jax.Array) -> Measured:
+    """Of as many micro-batches as the method asks for; its query may look at what was measured."""
+    assert plan.cluster is not None
+    usual = plan.cluster.micro_batches
+
+    def asked(seen: int) -> int:
+        begun = Carry(state, clock.start(plan.N, measurements.nothing(plan.N, seen)))
+        work = jax.eval_shape(lambda: algorithm.query(state, _this_round(plan, key, begun, state.step)).work)
+        return usual if work is None else work.samples.shape[1]
+
+    M = asked(usual if algorithm.measures is True else int(algorithm.measures))
+    if (again := asked(M)) != M:
+        told = f"query gives work in {M} micro-batches, and in {again} where it sees those measured"
+        raise ValueError(f"{algorithm.name}: {told}: need one number of them")
+    return measurements.nothing(plan.N, M)
 
 
 def _method(plan: Plan, point: dict[str, jax.Array]) -> Algorithm:
@@ -288,8 +317,8 @@ def _round_keys(key: jax.Array, step: jax.Array) -> jax.Array:
 
 
 def _this_round(plan: Plan, key: jax.Array, carry: Carry, step: jax.Array) -> Round:
-    now = carry.clock.now if isinstance(carry.clock, Clock) else 0.0
-    return Round(step, plan.N, _round_keys(key, step)[0], plan.cluster, now)
+    now, measured = (carry.clock.now, carry.clock.measured or None) if isinstance(carry.clock, Clock) else (0.0, None)
+    return Round(step, plan.N, _round_keys(key, step)[0], plan.cluster, now, measured, batch_size=plan.problem.batch_size)
 
 
 def _measure(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shared, step) -> Records:

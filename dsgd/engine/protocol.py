@@ -147,9 +147,10 @@ def _need_info(name: str, info: Any, N: int, n: int) -> None:
                 " dsgd.network.told makes the Info of what was all-reduced, went to neighbours, or of nothing"
             )
     if not isinstance(info.metrics, Mapping):
-        raise ValueError(f"{name}: update gives Info.metrics as {checks.typed(info.metrics)}; need scalars by name")
+        raise ValueError(f"{name}: update gives Info.metrics as {checks.typed(info.metrics)}; need scalars, or [{N}], by name")
     for metric, value in info.metrics.items():
-        need_scalar(f"{name}: update gives the metric {metric!r}", value)
+        if not isinstance(value, jax.Array) or value.shape != (N,):
+            need_scalar(f"{name}: update gives the metric {metric!r}", value)
     if info.compute is not None and jnp.shape(info.compute) != (N,):
         raise ValueError(f"{name}: update gives Info.compute as {checks.typed(info.compute)}; need seconds [{N}], or None")
     if info.elapsed is not None:

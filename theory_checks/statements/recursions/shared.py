@@ -45,7 +45,7 @@ def placed(of: Instance, **options: Any) -> clusters.Cluster:
     numbers: Any = of.more
 
     def bandwidth(values):
-        return clusters.Quantity(lambda key, clock, worker: values[worker], "bandwidth", positive=True)
+        return clusters.Quantity(lambda key, clock, worker: values[worker], "bandwidth", positive=True, steady=True)
 
     def seconds(key, clock, worker):
         return numbers.compute[worker, jnp.floor(8 * clock).astype(jnp.int32) % numbers.compute.shape[1]]
