@@ -298,7 +298,7 @@ def _measure(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shared, 
     scalars, slope = oracle.evaluate(plan.problem, params, data, shared)
     return {
         **scalars,
-        "grad_sqnorm": optax.tree.norm(slope, squared=True),
+        "grad_sqnorm": jnp.full((), jnp.nan, scalars["loss"].dtype) if slope is None else optax.tree.norm(slope, squared=True),
         "consensus": _consensus(algorithm, carry.state, params, _this_round(plan, key, carry, step)).astype(scalars["loss"].dtype),
     }
 
