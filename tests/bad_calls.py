@@ -77,7 +77,8 @@ POOL: dict[str, Any] = {
 }
 
 _DATA = {"data": ARRAYS, "workers": 3, "partition": "dirichlet", "alpha": 10.0, "batch_size": 2, "replacement": True, "l2": 0.1, "seed": 0}
-_RUN = {"problem": QUADRATIC, "steps": 1, "key": KEY, "batches": None, "cluster": clusters.Cluster(SECONDS), "record_every": 1, "mesh": 1}
+_EVERY = {"record_every": 1, "evaluate_every": 1}
+_RUN = {"problem": QUADRATIC, "steps": 1, "key": KEY, "batches": None, "cluster": clusters.Cluster(SECONDS), **_EVERY, "mesh": 1}
 _GOSSIP = {"optimizer": SGD, "topology": RING}
 _SQUEEZED = {**_GOSSIP, "compressor": SIGN, "consensus_step": 0.5}
 _OPTIMIZER = {"optimizer": SGD}
@@ -93,6 +94,7 @@ GOOD: dict[Callable, dict[str, Any]] = {
     dsgd.Sweep.best: {"self": SWEEP, "metric": "loss", "share": 0.5},
     dsgd.Sweep.point: {"self": SWEEP, "index": (1,)},
     dsgd.Sweep.at: {"self": SWEEP, "index": (1,)},
+    dsgd.evaluated: {"history": SWEEP.history},
     dsgd.tail_mean: {"values": np.ones((2, 5)), "share": 0.5},
     problems.load: {"data": ARRAYS, "data_dir": None},
     problems.finite_sum: {

@@ -13,8 +13,8 @@ from jax.extend.core import Jaxpr, jaxprs_in_params
 
 from dsgd.base import Params, PyTree
 
-# Bytes of all values between a piece's arguments and its sums. XLA has a sixth of them at a time: 40 MB, and twice that where rows are long.
-# Pieces of a twentieth to all of it were equally fast on CPUs for an MLP, a CNN and a transformer, larger ones slower.
+# Bytes of all values between a piece's arguments and its sums. XLA has a sixth of them at a time: 40 MB, or twice that with long rows.
+# Pieces of a twentieth to all of it were equally fast on CPUs for an MLP, a CNN and a transformer; larger ones were slower.
 BUDGET = 256 << 20
 
 
