@@ -14,7 +14,8 @@ import numpy as np
 from dsgd import checks
 from dsgd.base import PyTree
 
-_NEED = "a flax module (linen or nnx), a function from nnx.Rngs to an nnx module, or problems.Model(init, apply)"
+_MODULE = "a flax module with its fields, problems.MLP(classes=10), say"
+_NEED = f"{_MODULE}, a function from nnx.Rngs to an nnx module, or problems.Model(init, apply)"
 
 
 @checks.arguments
@@ -95,12 +96,13 @@ def _of_linen(module: Any, inputs: PyTree) -> Model:
     leaves, structure = jax.tree.flatten(inputs)
     init = _LinenInit(module, structure, tuple(jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype) for leaf in leaves))
     sample = jax.tree.unflatten(structure, init.shapes)
+    variables = jax.eval_shape(module.init, jax.eval_shape(lambda: jax.random.key(0)), sample)
+    if set(variables) != {"params"}:
+        raise _refusal(type(module).__name__, sorted(set(variables) - {"params"}) or ["no parameters"])
     try:
-        kept = set(jax.eval_shape(module.init, jax.eval_shape(lambda: jax.random.key(0)), sample))
+        jax.eval_shape(module.apply, variables, sample)
     except InvalidRngError:
         raise _refusal(type(module).__name__, ["random numbers besides those of its start"]) from None
-    if kept != {"params"}:
-        raise _refusal(type(module).__name__, sorted(kept - {"params"}) or ["no parameters"])
     return Model(init, _LinenApply(module))
 
 
@@ -155,7 +157,7 @@ def _of_factory(factory: Callable) -> Model:
 
     module = nnx.eval_shape(lambda: factory(nnx.Rngs(0)))
     if not isinstance(module, nnx.Module):
-        raise ValueError(f"model = {checks.shown(factory)} gives {checks.shown(module)}: need {_NEED}")
+        raise ValueError(f"model = {checks.shown(factory)} gives {checks.typed(module)}: need {_NEED}")
     return Model(_NnxInit(factory), _NnxApply(_split(module)[0]))
 
 

@@ -68,7 +68,7 @@ class Evaluation:
     metrics: Metrics
     at_once: int
 
-    def __call__(self, params: PyTree, data: Examples, test: Examples) -> tuple[dict[str, jax.Array], PyTree]:
+    def __call__(self, params: PyTree, data: Examples, test: Examples | tuple[()]) -> tuple[dict[str, jax.Array], PyTree]:
         each = data.weights / (len(data.weights) * jnp.sum(data.weights, axis=1, keepdims=True))
         rows = _rows(data._replace(weights=each))
         summed = accumulate.total(jax.value_and_grad(self.loss.total), params, rows, self.at_once)
@@ -78,8 +78,8 @@ class Evaluation:
             value, slope = jax.tree.map(jnp.add, (value, slope), own)
         return {"loss": value, **self._tested(params, test)}, slope
 
-    def _tested(self, params: PyTree, test: Examples) -> dict[str, jax.Array]:
-        if not self.metrics:
+    def _tested(self, params: PyTree, test: Examples | tuple[()]) -> dict[str, jax.Array]:
+        if not isinstance(test, Examples):
             return {}
 
         def of_piece(params, piece, counted):
@@ -213,8 +213,9 @@ def _held_out(test: tuple[Any, Any] | None, metrics: dict[str, Callable] | None,
             taken = ", ".join(sorted(oracle.RESERVED | {"loss"}))
             raise ValueError(f"metrics: {metric!r} = {checks.shown(function)}: need functions, by other names than {taken}")
     held_out = arrays("test", test)
-    one, other = (jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), pair) for pair in (held_out, data))
-    protocol.same("test: a sample is", one, other)
+    for what, mine, theirs in zip(("inputs", "targets"), held_out, data, strict=True):
+        one, other = (jax.tree.map(lambda leaf: leaf[0], leaves) for leaves in (mine, theirs))
+        protocol.same(f"test: {what} are of a sample", one, other)
     return on_device(*held_out, np.ones(len(jax.tree.leaves(held_out)[0])))
 
 
@@ -224,7 +225,8 @@ def _need_per_sample(name: str, loss: MeanLoss, metrics: Metrics, params: PyTree
     def values(params, piece):
         with protocol.noted(f"model of {name}"):
             outputs = loss.apply(params, piece.inputs)
-        return {what: function(outputs, piece.targets) for what, function in (("loss", loss.per_sample), *metrics)}
+        with protocol.noted(f"loss and metrics of {name}"):
+            return {what: function(outputs, piece.targets) for what, function in (("loss", loss.per_sample), *metrics)}
 
     # Two numbers of samples: [m, 1] beside [m] becomes [m, m], which for one number alone might be a sequence's [m, T].
     found = [jax.eval_shape(values, params, accumulate.of_length(rows, m)) for m in (2, 3)]
