@@ -84,6 +84,8 @@ class Sweep(NamedTuple):
 def tail_mean(values: np.ndarray, share: float = 0.1) -> np.ndarray:
     """The mean of the last tenth (`share`) of the records, at least of one: `[..., records]` to `[...]`.
 
+    Where not all were evaluated (`evaluate_every`), it is to have those that were: `tail_mean(dsgd.evaluated(history)["loss"])`.
+
     Raises:
         ValueError: no records, or a share outside (0, 1].
     """

@@ -118,6 +118,18 @@ def test_of_a_batch_the_first_samples_may_count_alone():
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, expected)
 
 
+def test_a_loss_may_need_no_targets(mesh):
+    def compress(x, inputs):
+        return inputs - jnp.outer(inputs @ x, x)  # what is left of the samples beside the direction x
+
+    model = problems.Model(lambda key: jnp.eye(FEATURES)[0], compress)
+    problem = problems.finite_sum(model, lambda outputs, targets: outputs**2, (INPUTS["left"], ()), 4, batch_size=2)
+    scalars, _ = evaluate(problem, jnp.eye(FEATURES)[0], mesh)
+    means = [np.mean(INPUTS["left"][part, 1:] ** 2) * 2 / 3 for part in problems.split(np.zeros(M, int), 4)]
+    assert float(scalars["loss"]) == pytest.approx(np.mean(means), rel=1e-5)
+    assert problem.sample(jax.random.key(0), jax.tree.map(lambda leaf: leaf[0], problem.data)).targets == ()
+
+
 @pytest.mark.parametrize("what", ["evaluation", "exact gradient"])
 def test_a_text_of_14_megabytes_is_evaluated_in_a_few(what, mesh, optimised):
     """In one piece, the logits of its 215,000 windows alone would be 14 GB."""
