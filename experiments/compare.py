@@ -43,7 +43,7 @@ class Args:
     """digits, breast-cancer, mnist or cifar-10 (the last two are read from --data-dir)."""
     data_dir: commands.DataDir = None
     partition: str = "by-label"
-    """Who gets which samples: iid, blocks, by-label or dirichlet."""
+    """Who gets which samples: iid, by-label or dirichlet."""
     alpha: float = 0.5
     """Concentration of the dirichlet partition: small is heterogeneous."""
     workers: int = 16
