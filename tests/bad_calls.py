@@ -30,6 +30,7 @@ PACKAGES = (dsgd, problems, compressors, network, clusters, topologies, algorith
 SGD, RING, SIGN, KEY = optax.sgd(0.1), topologies.ring(4), compressors.sign, jax.random.key(0)
 QUADRATIC, METHOD = problems.random_quadratic(4, 2), algorithms.minibatch_sgd(SGD)
 ARRAYS = (np.arange(120.0).reshape(60, 2) % 7, np.arange(60) % 3)
+MODEL = problems.Model(lambda key: jnp.zeros(2), lambda params, inputs: inputs @ params)
 ADJACENCY = topologies.graphs._one_way(4, np.arange(4), (np.arange(4) + 1) % 4)
 SECONDS = clusters.constant(1.0)
 SWEEP = dsgd.Sweep({"x": np.ones(2)}, {"loss": np.ones((2, 1, 5)), "step": np.arange(5)}, dsgd.State(jnp.int32(0)), ())
@@ -76,7 +77,8 @@ POOL: dict[str, Any] = {
 }
 
 _DATA = {"data": ARRAYS, "workers": 3, "partition": "dirichlet", "alpha": 10.0, "batch_size": 2, "replacement": True, "l2": 0.1, "seed": 0}
-_RUN = {"problem": QUADRATIC, "steps": 1, "key": KEY, "batches": None, "cluster": clusters.Cluster(SECONDS), "record_every": 1, "mesh": 1}
+_EVERY = {"record_every": 1, "evaluate_every": 1}
+_RUN = {"problem": QUADRATIC, "steps": 1, "key": KEY, "batches": None, "cluster": clusters.Cluster(SECONDS), **_EVERY, "mesh": 1}
 _GOSSIP = {"optimizer": SGD, "topology": RING}
 _SQUEEZED = {**_GOSSIP, "compressor": SIGN, "consensus_step": 0.5}
 _OPTIMIZER = {"optimizer": SGD}
@@ -92,8 +94,20 @@ GOOD: dict[Callable, dict[str, Any]] = {
     dsgd.Sweep.best: {"self": SWEEP, "metric": "loss", "share": 0.5},
     dsgd.Sweep.point: {"self": SWEEP, "index": (1,)},
     dsgd.Sweep.at: {"self": SWEEP, "index": (1,)},
+    dsgd.evaluated: {"history": SWEEP.history},
     dsgd.tail_mean: {"values": np.ones((2, 5)), "share": 0.5},
     problems.load: {"data": ARRAYS, "data_dir": None},
+    problems.finite_sum: {
+        "model": MODEL,
+        "loss": optax.squared_error,
+        "data": (ARRAYS[0], ARRAYS[1]),
+        **{name: value for name, value in _DATA.items() if name != "data"},
+        "test": (ARRAYS[0][:5], ARRAYS[1][:5]),
+        "metrics": {"test_loss": optax.squared_error},
+        "chunk": 16,
+        "name": "mine",
+    },
+    problems.Model: {"init": MODEL.init, "apply": MODEL.apply},
     problems.logistic_regression: {**_DATA, "data_dir": None},
     problems.neural_network: {"model": "mlp", **_DATA, "data_dir": None},
     problems.minibatch: {"batch_size": 2, "replacement": True},

@@ -28,7 +28,7 @@ from dsgd.engine.clock import Clock
 from dsgd.wire import counts
 
 Records = dict[str, jax.Array]
-_BITS, _CLOCK, _TRAIN_LOSS = "bits", "clock", "train_loss"
+_BITS, _CLOCK, _TRAIN_LOSS, _EVALUATED = "bits", "clock", "train_loss", "evaluated"
 
 
 class Carry(NamedTuple):
@@ -51,6 +51,7 @@ class Plan(NamedTuple):
         capacity: records that one call of `advance` has room for.
         cluster: on which the run is simulated; None: it has no clock.
         train_loss: whether the records have the loss on the drawn batches.
+        evaluate_every: records between evaluations of the problem.
     """
 
     build: Callable[[dict[str, jax.Array]], Algorithm]
@@ -62,6 +63,7 @@ class Plan(NamedTuple):
     capacity: int
     cluster: Cluster | None = None
     train_loss: bool = False
+    evaluate_every: int = 1
 
 
 def without_arrays(problem: Problem) -> Problem:
@@ -112,6 +114,7 @@ def advance(
     done: jax.Array,
     rounds: jax.Array,
     fresh: jax.Array,
+    end: jax.Array,
 ) -> tuple[Carry, Records]:
     """Runs the next rounds, with a record after every `plan.record_every` of them and after the last; where they are the first, also of
     the start.
@@ -126,20 +129,21 @@ def advance(
         done: int32 scalar, rounds before these, of all runs: what a method does in some rounds only is then a branch.
         rounds: int32 scalar, of at most `plan.capacity` records.
         fresh: int32 scalar, 1 where the run begins here, else 0.
+        end: int32 scalar, rounds done by its last record, which is evaluated.
 
     Returns:
         What is carried after it; records by name, `[grid?, seeds?, capacity, ...]`, of which the first
         ceil(rounds / record_every) count, and one more where the start is among them.
     """
 
-    def run(points, keys, carry, data, shared, batches, done, rounds, fresh):
+    def run(points, keys, carry, data, shared, batches, *numbers):
         def one(point, key, carry):
-            return _advance_one(plan, _method(plan, point), key, carry, data, shared, batches, done, rounds, fresh)
+            return _advance_one(plan, _method(plan, point), key, carry, data, shared, batches, *numbers)
 
         return _over_runs(plan, one, (0, None, 0), (None, 0, 0))(points, keys, carry)
 
-    specs = (P(), P(), _carry_spec(plan), P(workers.AXIS), P(), P(None, workers.AXIS), P(), P(), P())
-    return _sharded(plan, run, specs, (_carry_spec(plan), P()))(points, keys, carry, data, shared, batches, done, rounds, fresh)
+    specs = (P(), P(), _carry_spec(plan), P(workers.AXIS), P(), P(None, workers.AXIS), P(), P(), P(), P())
+    return _sharded(plan, run, specs, (_carry_spec(plan), P()))(points, keys, carry, data, shared, batches, done, rounds, fresh, end)
 
 
 def models(plan: Plan, state: State, points: PyTree) -> Params:
@@ -232,7 +236,7 @@ def split(key: jax.Array) -> tuple[jax.Array, jax.Array]:
     return first, rounds
 
 
-def _advance_one(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shared, batches, done, rounds, fresh):
+def _advance_one(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shared, batches, done, rounds, fresh, end):
     key, every = split(key)[1], plan.record_every
     # Both are asked for their shapes first: traced once, and inlined.
     run_round, measure = (jax.jit(partial(function, plan, algorithm), inline=True) for function in (_round, _measure))
@@ -248,7 +252,9 @@ def _advance_one(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shar
         """The i-th record, and the rounds before it: of record -1, the start, none."""
         last = jnp.minimum((i + 1) * every, rounds)
         carry, news = lax.fori_loop(jnp.maximum(i, 0) * every, last, one_round, (carry, nothing))
-        measured = measure(key, carry, data, shared, done + last)
+        at = done + last
+        due = (i < 0) | (at % (every * plan.evaluate_every) == 0) | (at == end)
+        measured = measure(key, carry, data, shared, at, due)
         if set(measured) & set(news) or "step" in news:
             raise ValueError(f"{algorithm.name} has metrics {sorted(news)}; need other names than step, {', '.join(measured)}")
         return carry, jax.tree.map(_as_float, {**measured, **news})
@@ -282,7 +288,7 @@ def _as_float(leaf: jax.Array) -> jax.Array:
 def _round(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, batches, step) -> tuple[Carry, Records]:
     """One round; what it sent (all workers' bits, up and down), the time after it, and the method's own metrics."""
     state, info, this, query, losses = _gradients_and_update(plan, algorithm, key, carry, data, batches, step)
-    if taken := {_BITS, _CLOCK, _TRAIN_LOSS} & set(info.metrics):
+    if taken := {_BITS, _CLOCK, _TRAIN_LOSS, _EVALUATED} & set(info.metrics):
         raise ValueError(f"{algorithm.name} has metrics {sorted(taken)}; need other names, these are the history's own")
     news = jax.tree.map(_as_float, {**info.metrics, **losses})
     news |= {_BITS: counts.carry(workers.sum(counts.carry(info.bits_up + info.bits_down)))}
@@ -321,15 +327,22 @@ def _this_round(plan: Plan, key: jax.Array, carry: Carry, step: jax.Array) -> Ro
     return Round(step, plan.N, _round_keys(key, step)[0], plan.cluster, now, measured, batch_size=plan.problem.batch_size)
 
 
-def _measure(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shared, step) -> Records:
-    """The scalars of one record: never counted as traffic."""
+def _measure(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shared, step, due) -> Records:
+    """The scalars of one record: never counted as traffic. Those of the evaluation are NaN where none is `due`."""
     params = algorithm.model(carry.state)
-    scalars, slope = oracle.evaluate(plan.problem, params, data, shared)
-    return {
-        **scalars,
-        "grad_sqnorm": optax.tree.norm(slope, squared=True),
-        "consensus": _consensus(algorithm, carry.state, params, _this_round(plan, key, carry, step)).astype(scalars["loss"].dtype),
-    }
+
+    def evaluated():
+        scalars, slope = oracle.evaluate(plan.problem, params, data, shared)
+        unknown = jnp.full((), np.nan, jnp.result_type(scalars["loss"]))
+        sqnorm = unknown if slope is None else optax.tree.norm(slope, squared=True)
+        return jax.tree.map(lambda scalar: _as_float(jnp.asarray(scalar)), {**scalars, "grad_sqnorm": sqnorm})
+
+    def not_evaluated():
+        return jax.tree.map(lambda scalar: jnp.full((), np.nan, scalar.dtype), jax.eval_shape(evaluated))
+
+    scalars = evaluated() if plan.evaluate_every == 1 else {**lax.cond(due, evaluated, not_evaluated), _EVALUATED: due}
+    apart = _consensus(algorithm, carry.state, params, _this_round(plan, key, carry, step))
+    return {**scalars, "consensus": apart.astype(scalars["loss"].dtype)}
 
 
 def _consensus(algorithm: Algorithm, state: State, params: Params, round: Round) -> jax.Array:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dsgd.problems.adapters import Model
 from dsgd.problems.data import Dataset, load
-from dsgd.problems.finite_sum import Examples, minibatch
+from dsgd.problems.examples import Examples, minibatch
+from dsgd.problems.finite_sum import finite_sum
 from dsgd.problems.logistic_regression import logistic_regression
 from dsgd.problems.neural_network import neural_network
 from dsgd.problems.partition import PARTITIONS, split
@@ -21,6 +23,8 @@ __all__ = [
     "PARTITIONS",
     "Dataset",
     "Examples",
+    "Model",
+    "finite_sum",
     "load",
     "logistic_regression",
     "minibatch",

@@ -112,7 +112,7 @@ def test_compare_with_delays_waits_longer_where_all_wait_for_the_last():
         ({"methods": ("sgd", "adagrad")}, "unknown method 'adagrad'"),
         ({"data": "iris"}, "unknown data 'iris': need one of digits, breast-cancer, mnist, cifar-10"),
         ({"data": "mnist"}, "need data_dir"),
-        ({"partition": "random"}, "unknown partition 'random': need one of iid, by-label, dirichlet"),
+        ({"partition": "random"}, "unknown partition 'random': need one of iid, blocks, by-label, dirichlet"),
         ({"batch_size": 1000}, "batch_size = 1000, but worker"),
         ({"bandwidth": 0.0}, "need a bandwidth > 0"),
         ({"latency": -1.0}, "latency = -1"),

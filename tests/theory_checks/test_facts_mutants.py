@@ -20,7 +20,7 @@ from dsgd.base import Compressor, Pattern
 from dsgd.compressors import quantization, sparsification
 from dsgd.compressors.combinators import identity
 from dsgd.graphs import spectra
-from dsgd.problems.finite_sum import Examples, pad
+from dsgd.problems.examples import Examples, pad
 from theory_checks.machinery import registry
 from theory_checks.machinery.statement import Outcome
 from theory_checks.recursions import graphs
