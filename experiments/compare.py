@@ -37,7 +37,7 @@ LABEL_HEIGHT = 0.07  # of a panel: as near to each other as names may be
 class Args:
     """Compares distributed methods on one problem."""
 
-    model: Literal["logistic", "mlp", "cnn"] = "logistic"
+    model: Literal["logistic", "mlp", "cnn", "resnet-18"] = "logistic"
     """What is trained."""
     data: str = "digits"
     """digits, breast-cancer, mnist or cifar-10 (the last two are read from --data-dir)."""

@@ -15,7 +15,7 @@ from dsgd.problems.quadratic import quadratic, random_quadratic
 from dsgd.problems.robust_regression import robust_regression
 
 if TYPE_CHECKING:
-    from dsgd.problems.models import CNN, MLP
+    from dsgd.problems.models import CNN, MLP, ResNet18, Transformer
 
 __all__ = [
     "CNN",
@@ -24,6 +24,8 @@ __all__ = [
     "Dataset",
     "Examples",
     "Model",
+    "ResNet18",
+    "Transformer",
     "finite_sum",
     "load",
     "logistic_regression",
@@ -38,7 +40,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """The models, when they are asked for: flax takes a quarter of a second to import."""
-    if name not in ("CNN", "MLP"):
+    if name not in ("CNN", "MLP", "ResNet18", "Transformer"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from dsgd.problems import models  # noqa: PLC0415
 
