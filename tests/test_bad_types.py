@@ -85,7 +85,7 @@ CASES = {
     "dsgd.sweep(lambda x: method, problem, steps=1, key=key, seeds=2.0, x=[1.0])": "seeds = 2.0: need an integer",
     "dsgd.workers.mesh('cpu')": "mesh: devices = 'cpu': need an integer, a list or None",
     "dsgd.workers.mesh([jax.devices()[0]] * 2)": "more than once: need different devices",
-    "problems.neural_network(problems.MLP)": "model = the class MLP: need one of mlp, cnn, resnet-18, or a flax module with its fields",
+    "problems.neural_network(problems.MLP)": "model = the class MLP: need a flax module (linen or nnx), a function from",
     "dsgd.network.gossip(None)": "gossip: topology = None: need a topology",
     "dsgd.network.cost('ring', 4, 1.0, 1.0)": "cost: pattern = 'ring': need a pattern of dsgd.network",
     "dsgd.network.cost(dsgd.network.gossip(topologies.exponential(16)), 4, 1.0, 1.0)": "of 16 workers, for 4 workers: need the same number",

@@ -8,6 +8,7 @@ from dsgd.problems.adapters import Model
 from dsgd.problems.data import Dataset, load
 from dsgd.problems.examples import Examples, minibatch
 from dsgd.problems.finite_sum import finite_sum
+from dsgd.problems.language_model import language_model
 from dsgd.problems.logistic_regression import logistic_regression
 from dsgd.problems.neural_network import neural_network
 from dsgd.problems.partition import PARTITIONS, split
@@ -27,6 +28,7 @@ __all__ = [
     "ResNet18",
     "Transformer",
     "finite_sum",
+    "language_model",
     "load",
     "logistic_regression",
     "minibatch",

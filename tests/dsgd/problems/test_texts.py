@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dsgd.problems import grammar, texts
+from dsgd.problems import grammar, language_model, texts
 
 
 def test_files_below_a_folder_are_sorted_and_neither_hidden_nor_empty(tmp_path):
@@ -92,6 +92,14 @@ def test_no_sentence_has_two_derivations_and_their_code_is_as_long_as_the_entrop
     bits = np.array([-math.log2(each[0]) for each in found])
     excess = bits - grammar.bits_per_byte() * np.array([len(sentence) for sentence in sentences])
     assert abs(excess.mean()) < 4 * excess.std() / math.sqrt(len(excess))
+
+
+def test_the_docstring_says_the_entropy_and_the_sizes():
+    doc = language_model.__doc__ or ""
+    assert f"{grammar.bits_per_byte():.3f} bits per byte" in doc
+    documents = grammar.documents(0)
+    assert f"{len(documents)} pages" in doc
+    assert f"({sum(map(len, documents)) / 1e6:.2f} MB)" in doc
 
 
 @pytest.mark.parametrize("order", [1, 3, 6])
