@@ -91,7 +91,7 @@ def language_model(
         test=_joined(test),
         metrics={"test_bits_per_byte": bits},
         chunk=chunk,
-        name=f"language_model({Path(text).name}, {partition})",
+        name=f"language_model({Path(text).resolve().name}, {partition})",
     )
 
 

@@ -8,6 +8,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
+from dsgd import checks
 from dsgd.problems import grammar
 
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -27,17 +28,20 @@ def documents(text: str | Path, seed: int) -> list[bytes]:
         return docstrings(Path(sysconfig.get_path("stdlib")))
     if text == "grammar":
         return grammar.documents(seed)
-    path = Path(text)
-    if text == "" or not path.exists():
-        raise ValueError(
-            f"language_model: text = {str(text)!r}, and no such file is there: need 'docstrings', 'grammar', a file or a folder"
-        )
+    path, given = Path(text), f"language_model: text = {checks.shown(str(text))}"
+    if text == "" or not _is_there(path):
+        raise ValueError(f"{given}, and no such file is there: need 'docstrings', 'grammar', a file or a folder")
     read = [file.read_bytes() for file in (_below(path) if path.is_dir() else [path])]
     if not any(read):
-        raise ValueError(
-            f"language_model: text = {str(text)!r}: all of its files ({len(read)} that are not hidden) are empty; need some text"
-        )
+        raise ValueError(f"{given}: all of its files ({len(read)} that are not hidden) are empty; need some text")
     return [raw for raw in read if raw]
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name that is too long: the text itself, say
+        return False
 
 
 def _below(folder: Path) -> list[Path]:

@@ -25,6 +25,8 @@ def test_a_text_that_is_not_there_or_empty_is_refused(tmp_path):
         texts.documents("digits", 0)
     with pytest.raises(ValueError, match="text = '', and no such file"):
         texts.documents("", 0)
+    with pytest.raises(ValueError, match=r"text = 'once upon .* \.\.\., and no such file"):
+        texts.documents("once upon a time " * 100, 0)
     (tmp_path / "empty").touch()
     with pytest.raises(ValueError, match="need some text"):
         texts.documents(tmp_path, 0)
