@@ -34,11 +34,12 @@ def neural_network(
     """Softmax cross-entropy of a flax model; each seed of a run draws its own start.
 
     Args:
-        model: "mlp", "cnn" (images only), or a model as `finite_sum` takes it, that maps `[m, ...]` to logits `[m, classes]`.
+        model: "mlp"; "cnn" or "resnet-18" (images only); or a model as `finite_sum` takes it, that maps `[m, ...]` to logits
+            `[m, classes]`.
         data, workers, partition, alpha, batch_size, replacement, l2, seed, data_dir: as in `logistic_regression`.
 
     Raises:
-        ValueError: an unknown model, a CNN on data that are no images, a module with other collections than "params" or
+        ValueError: an unknown model, a model of images on data that are no images, a module with other collections than "params" or
             with another number of logits than classes, or as `logistic_regression`.
         FileNotFoundError: data files that are not there.
     """
@@ -48,9 +49,9 @@ def neural_network(
     if isinstance(model, str):
         if model not in MODELS:
             raise ValueError(f"unknown model {model!r}: need one of {', '.join(MODELS)}, or a flax module")
-        if model == "cnn" and dataset.train_inputs.ndim != 4:
+        if model != "mlp" and dataset.train_inputs.ndim != 4:
             shape = dataset.train_inputs.shape[1:]
-            raise ValueError(f"model 'cnn' on {dataset.name}, whose samples have shape {shape}; need [height, width, channels]")
+            raise ValueError(f"model {model!r} on {dataset.name}, whose samples have shape {shape}; need [height, width, channels]")
         name, network = model, MODELS[model](dataset.classes)
     else:
         name, network = getattr(model, "__name__", type(model).__name__), model
