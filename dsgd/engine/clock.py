@@ -2,7 +2,7 @@
 
 A worker begins its round when it has sent and received all that belongs to the last one. It computes its gradient; then its messages flow
 as the method's pattern has it (`network.elapse`). The clock is that of the last worker: others may be ahead of it, and stay ahead until a
-message makes them wait.
+message makes them wait. Who is away from a round computes nothing in it, and may begin the next one when the last worker is done.
 """
 
 from __future__ import annotations
@@ -52,11 +52,16 @@ def tick(clock: Clock, algorithm: Algorithm, problem: Problem, round: Round, que
     assert round.cluster is not None
     ids = jnp.arange(round.workers)
     finish = _finish(clock, problem, round, query, info)
-    sent = workers.gather((counts.to_float(info.bits_up), counts.to_float(info.bits_down)))
+    waited = info.bits_down if info.lost is None else info.bits_down + info.lost
+    sent = workers.gather((counts.to_float(info.bits_up), counts.to_float(waited)))
     up, down = round.cluster.bandwidths(round, ids)
-    ports = network.Ports(jnp.float32(round.cluster.latency), sent[0] / up, sent[1] / down)
+    ports = network.Ports(jnp.float32(round.cluster.latency), sent[0] / up, sent[1] / down, round.present)
     done = network.elapse(algorithm.pattern, finish, ports, round.cluster.convention, round.step)
     seconds = jnp.max(done)
+    if round.present is not None:
+        # The last worker of before may be away now. Where nobody is there, that is seen when the slowest should have computed.
+        seconds = jnp.maximum(jnp.where(jnp.any(round.present), seconds, jnp.max(finish)), 0)
+        done = jnp.where(round.present, done, seconds)
     return _moved(clock, seconds, seconds - done)
 
 

@@ -29,6 +29,9 @@ Workers are not always ready at once, nor are their ports equal: what a round of
 `clock`. It agrees with the table where all are equal. With a server it is the event simulation's, message by message. All-reduces and N
 servers begin when the last worker is ready, and the slowest port sets the pace of all. In gossip, each neighbourhood begins when its last
 worker is ready, and takes as long as its busiest port.
+
+Who is away from a round has no message in it, and nobody waits for it: a ring has as many members as are there, a server hears only those.
+A message that is lost takes as long as one that arrives: its sender has sent it, and its receiver waits until it should have come.
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ from jax.core import Tracer
 from dsgd import checks
 from dsgd.base import Pattern, Period
 from dsgd.graphs.matchings import matchings
+from dsgd.graphs.neighbours import neighbours
 from dsgd.graphs.topology import Topology
 from dsgd.network.switch import Convention, Message, check_convention
 
@@ -59,12 +63,14 @@ class Ports(NamedTuple):
     Args:
         latency: seconds of a message.
         up: seconds that each worker's port needs for all that it sends in this round, `[N]`.
-        down: the same for what it receives.
+        down: the same for what it receives, or would have received if it had not been lost.
+        present: who takes part in the round, bool `[N]`; None: everybody.
     """
 
     latency: Any
     up: jax.Array
     down: jax.Array
+    present: jax.Array | None = None
 
 
 @checks.arguments
@@ -79,21 +85,32 @@ def elapse(pattern: Pattern, finish: jax.Array, ports: Ports, convention: Conven
         step: the present round, of patterns that take turns.
 
     Returns:
-        Seconds on the same clock, `[N]`.
+        Seconds on the same clock, `[N]`; of who is away, when the last of the others is done.
     """
     check_convention(convention)
     if np.ndim(finish) != 1 or not len(finish):
         raise ValueError(f"elapse: finish of shape {np.shape(finish)}: need seconds [N]")
-    return (pattern.clock or _together(pattern))(finish, ports, convention, step)
+    clock = pattern.clock or _together(pattern)
+    if ports.present is None:
+        return clock(finish, ports, convention, step)
+    finish, up, down = (jnp.where(ports.present, seconds, none) for seconds, none in ((finish, -jnp.inf), (ports.up, 0), (ports.down, 0)))
+    done = clock(finish, ports._replace(up=up, down=down), convention, step)
+    return jnp.where(ports.present, done, jnp.max(done, initial=-jnp.inf, where=ports.present))
 
 
 def _together(pattern: Pattern) -> Callable:
     """All wait for the last, and for the slowest port: a clock from the closed form."""
 
     def clock(finish, ports, convention, step):
-        N = finish.shape[0]
-        vectors = pattern.vectors(N)
-        transfer = jnp.max(jnp.maximum(ports.up, ports.down)) / vectors if vectors else 0.0
+        busiest = jnp.max(jnp.maximum(ports.up, ports.down))
+        if ports.present is None:
+            N = finish.shape[0]
+            vectors = pattern.vectors(N)
+            transfer = busiest / vectors if vectors else 0.0
+        else:  # the pattern of as many workers, a traced number
+            N = jnp.maximum(1, jnp.sum(ports.present))
+            vectors = pattern.vectors(N)
+            transfer = jnp.where(vectors > 0, busiest / jnp.where(vectors > 0, vectors, 1), 0)
         seconds = getattr(pattern, convention)(N, ports.latency, transfer)
         return jnp.broadcast_to(jnp.max(finish) + seconds, finish.shape)
 
@@ -104,11 +121,12 @@ def _through_server(finish, ports, convention, step):
     """The server receives one by one, the first that is ready first; then it sends to all, one by one."""
     latency = ports.latency if convention == "blocking" else 0.0
     order = jnp.argsort(finish)
+    up, down = (latency, latency) if ports.present is None else (jnp.where(ports.present[at], latency, 0) for at in (order, slice(None)))
     # The last arrival is as late as any message with all that queue behind it.
-    behind = jnp.cumsum((ports.up[order] + latency)[::-1])[::-1]
+    behind = jnp.cumsum((ports.up[order] + up)[::-1])[::-1]
     received = jnp.max(finish[order] + behind)
     overlapped = 0.0 if convention == "blocking" else ports.latency
-    return received + 2 * overlapped + jnp.cumsum(ports.down + latency)
+    return received + 2 * overlapped + jnp.cumsum(ports.down + down)
 
 
 def _apart(finish, ports, convention, step):
@@ -233,7 +251,9 @@ def _among_neighbours(topology: Topology) -> Callable:
 
     def clock(finish, ports, convention, step):
         # To whom each worker sends in this round, and from whom it receives.
-        to, origin = (jnp.asarray(_lists(topology, end))[step % topology.period] for end in (0, 1))
+        to, origin = (jnp.asarray(neighbours(topology, end).workers)[step % topology.period] for end in (0, 1))
+        if ports.present is not None:
+            to, origin = (jnp.where(ports.present[lists], lists, -1) for lists in (to, origin))
         up, down = (seconds / jnp.maximum(1, jnp.sum(ends >= 0, axis=1)) for seconds, ends in ((ports.up, to), (ports.down, origin)))
 
         def busy(ends, own, others):
@@ -250,22 +270,6 @@ def _among_neighbours(topology: Topology) -> Callable:
         return wait(finish) + wait(jnp.maximum(busy(to, up, down), busy(origin, down, up)))
 
     return clock
-
-
-def _lists(topology: Topology, end: int) -> np.ndarray:
-    """Of each worker in each round, who is at the other end of its messages, int32 `[period, n, K]`, filled up with -1.
-
-    Args:
-        end: 0 for those that it sends, 1 for those that it receives.
-    """
-    counts = (topology.sends, topology.receives)[end]
-    lists = np.full((*counts.shape, counts.max()), -1, np.int32)
-    for turn, links in enumerate(topology.links):
-        own, other = links[:, end], links[:, 1 - end]
-        order = np.argsort(own, kind="stable")
-        place = np.arange(len(own)) - np.searchsorted(own[order], own[order])
-        lists[turn, own[order], place] = other[order]
-    return lists
 
 
 @checks.arguments
