@@ -24,6 +24,13 @@ def takes_average(before: Any, after: Any, round: Round) -> Any:
     return before._replace(params=after.params)
 
 
+def where_positive(topology: Topology, away: Callable) -> Callable | str:
+    """`away`, if push-sum's masses stay above 0 where messages are lost, or why not."""
+    if min(W.data.min() for W in topology.matrices) > 0:
+        return away
+    return f"the W of {topology.name} has negative weights, and without some messages what push-sum divides by may be 0"
+
+
 def where_symmetric(topology: Topology, away: Callable) -> Callable | str:
     """`away`, if a message that is lost leaves the mean of the models where it is, or why not.
 

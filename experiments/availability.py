@@ -27,6 +27,7 @@ from dsgd import clusters, problems, records
 from experiments.helpers import commands, common, figures
 
 WHAT = {"present": "workers present", "delivered": "messages delivered"}
+SLACK = 1.5  # the target: the highest loss that a method ends at where most is there, times this
 COSTS: dict[str, Callable[[dict[str, np.ndarray]], np.ndarray]] = {
     "rounds": lambda history: history["step"].astype(float),
     "seconds": lambda history: history["clock"].mean(axis=0),
@@ -155,9 +156,9 @@ def train(
 
 
 def target(histories: dict[Case, dict[str, np.ndarray]]) -> float:
-    """A loss that every method reaches where most is there: the highest that one ends at."""
+    """A loss that every method reaches well before its end where most is there."""
     most = max(case.share for case in histories)
-    return max(float(dsgd.tail_mean(history["loss"]).mean()) for case, history in histories.items() if case.share == most)
+    return SLACK * max(float(dsgd.tail_mean(history["loss"]).mean()) for case, history in histories.items() if case.share == most)
 
 
 def losses(args: Args, histories: dict[Case, dict[str, np.ndarray]]) -> Table:
@@ -180,7 +181,8 @@ def seconds(args: Args, histories: dict[Case, dict[str, np.ndarray]]) -> Table:
         at = common.first_reaching(history["loss"], goal)
         return "-" if at is None else f"{history['clock'][:, at].mean():.3g}"
 
-    return tabulate(histories, cell, f"seconds to loss {goal:.3g}", "-: not reached.")
+    caption = f"-: not reached. Target: {SLACK:g} times the highest loss\nthat a method ends at in the first row."
+    return tabulate(histories, cell, f"seconds to loss {goal:.3g}", caption)
 
 
 def tabulate(histories: dict[Case, dict[str, np.ndarray]], cell: Callable[[dict[str, np.ndarray]], str], title: str, caption: str) -> Table:

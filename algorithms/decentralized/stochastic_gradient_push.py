@@ -80,5 +80,5 @@ def stochastic_gradient_push(optimizer: optax.GradientTransformation, topology: 
         f"stochastic_gradient_push({topology.name})",
         optimizers.learning_rate(optimizer),
         topology.n,
-        away=absence.stay,
+        away=absence.where_positive(topology, absence.stay),
     )

@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec as P
 from dsgd import workers
 from dsgd.base import Algorithm, Constants, Info, Params, Problem, PyTree, Query, Round, State
 from dsgd.clusters import Cluster, presence
-from dsgd.engine import clock, oracle, protocol
+from dsgd.engine import absence, clock, oracle, protocol
 from dsgd.engine.clock import Clock
 from dsgd.wire import counts
 
@@ -279,30 +279,12 @@ def _gradients_and_update(
     losses = {}
     if plan.train_loss:
         each, gradients = oracle.losses_and_gradients(*asked)
-        losses[_TRAIN_LOSS] = _mean_of_present(each, this) if query.workers is None else jnp.mean(each)
+        losses[_TRAIN_LOSS] = absence.mean(each, this) if query.workers is None else jnp.mean(each)
     else:
         gradients = oracle.gradients(*asked)
     with workers.attended(there):
         state, info = algorithm.update(update_key, carry.state, gradients, this)
-    return _of_present(algorithm, carry.state, state, this), info, this, query, losses
-
-
-def _of_present(algorithm: Algorithm, before: State, after: State, round: Round) -> State:
-    """The state after a round: who was away has what the method says of it; where all were, the server has what it had."""
-    if round.present is None:
-        return after
-    assert callable(algorithm.away)
-    rows = workers.where_rows(round.present, after.workers, algorithm.away(before.workers, after.workers, round))
-    server = jax.tree.map(partial(jnp.where, jnp.any(round.present)), after.server, before.server)
-    return State(after.step, server, rows)
-
-
-def _mean_of_present(losses: jax.Array, round: Round) -> jax.Array:
-    """The mean over those that take part in the round; NaN where nobody does."""
-    if round.present is None:
-        return workers.mean(losses)
-    mine = workers.where_rows(round.present, losses, jnp.zeros_like(losses))
-    return workers.sum(mine) / jnp.sum(round.present)
+    return absence.state(algorithm, carry.state, state, this), info, this, query, losses
 
 
 def _round_keys(key: jax.Array, step: jax.Array) -> jax.Array:

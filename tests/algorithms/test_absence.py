@@ -289,6 +289,15 @@ def test_directed_graphs_are_for_push_sum():
             run(method, lossy)
 
 
+def test_push_sum_needs_positive_weights_where_messages_are_lost():
+    """While all arrives, masses are 1; they need not stay above 0 where it does not."""
+    W = 1.1 * topologies.ring(N, topologies.lazy).W - 0.1 * COMPLETE.W
+    assert W.min() < 0
+    method = algorithms.stochastic_gradient_push(SGD, topologies.from_matrix(W, "mine"))
+    with pytest.raises(ValueError, match="workers are away: the W of mine has negative weights"):
+        run(method)
+
+
 def test_a_method_that_does_not_say_is_refused():
     silent = METHODS["mb-sgd"][0]._replace(away=dsgd.Algorithm._field_defaults["away"])
     with pytest.raises(ValueError, match=r"it does not say what becomes of a worker that is away \(Algorithm.away\)"):
