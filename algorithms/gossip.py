@@ -50,7 +50,9 @@ def need_step(method: str, value: Any) -> None:
         raise ValueError(f"{method}: consensus_step = {checks.shown(value)}: need a number in (0, 1]")
 
 
-def algorithm(name: str, init: Callable, update: Callable, optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm:
+def algorithm(
+    name: str, init: Callable, update: Callable, optimizer: optax.GradientTransformation, topology: Topology, away: Callable | str
+) -> Algorithm:
     """The method with these members whose workers ask for gradients at their own models, `State.workers.params`; their mean is taken home.
 
     Args:
@@ -58,10 +60,11 @@ def algorithm(name: str, init: Callable, update: Callable, optimizer: optax.Grad
         init, update: as in `dsgd.Algorithm`.
         optimizer: the local step.
         topology: on which a round sends one message to each neighbour.
+        away: as in `dsgd.Algorithm`.
     """
 
     def query(state, round):
         return Query(state.workers.params, axis=0)
 
     learning_rate = optimizers.learning_rate(optimizer)
-    return Algorithm(init, query, update, optimizers.mean_params, network.gossip(topology), name, learning_rate, topology.n)
+    return Algorithm(init, query, update, optimizers.mean_params, network.gossip(topology), name, learning_rate, topology.n, away=away)

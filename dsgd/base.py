@@ -126,6 +126,7 @@ class Info(NamedTuple):
             None: as long as its gradient takes on the run's cluster.
         elapsed: seconds that this round took, of methods that are driven by events and so keep their own time; None: as long as
             the run's cluster needs for it.
+        lost: bits of messages to each worker that were sent and did not arrive, likewise; None: none. Its port was busy as long.
     """
 
     bits_up: jax.Array
@@ -133,6 +134,7 @@ class Info(NamedTuple):
     metrics: dict[str, jax.Array] = {}  # noqa: RUF012 (a NamedTuple default; never mutated)
     compute: jax.Array | None = None
     elapsed: jax.Array | None = None
+    lost: jax.Array | None = None
 
 
 class Pattern(NamedTuple):
@@ -189,7 +191,7 @@ class Algorithm(NamedTuple):
     learning_rate: Any = float("nan")
     workers: int | None = None
     local: Callable | None = None
-    away: Callable | None = None
+    away: Callable | str = "it does not say what becomes of a worker that is away (Algorithm.away)"
     measures: bool | int = False
 
 

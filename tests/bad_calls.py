@@ -225,6 +225,7 @@ GOOD: dict[Callable, dict[str, Any]] = {
     clusters.measured: {"values": [1.0, 2.0]},
     clusters.normal: {"mean": 1.0, "std": 1.0},
     clusters.per_server: {"quantity": SECONDS, "size": 2},
+    clusters.sampled: {"k": 2, "of": 4},
     clusters.sinusoid: {"eta": 1.0, "theta": 1.0, "delta": 1.0, "noise": 0.1},
     clusters.slow: {"quantity": SECONDS, "workers": [0, 1], "factor": 2.0},
     clusters.square_wave: {"high": 2.0, "low": 1.0, "period": 1.0, "duty": 0.5},

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from algorithms import gossip, optimizers
+from algorithms import absence, gossip, optimizers
 from algorithms.asynchronous.arrivals import on_cluster
 from dsgd import checks, counts, network, workers
 from dsgd.base import Algorithm, Info, Params, PyTree, Query, Round, State
@@ -122,6 +122,7 @@ def asynchronous_gossip_sgd(optimizer: optax.GradientTransformation, topology: T
         optimizers.learning_rate(optimizer),
         topology.n,
         local=lambda state: state.workers.params,
+        away=absence.ASYNCHRONOUS,
     )
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from algorithms import optimizers
+from algorithms import absence, optimizers
 from algorithms.asynchronous import arrivals
 from algorithms.asynchronous import delays as delays_
 from algorithms.asynchronous.arrivals import Arrival
@@ -105,7 +105,9 @@ def asynchronous_sgd(
     how = list(filter(None, [*how, "staleness_aware" * staleness_aware]))
     name = "asynchronous_sgd" + f"({', '.join(how)})" * bool(how)
     rate = optimizers.learning_rate(optimizer)
-    return Algorithm(init, query, update, lambda state: state.server.model.params, network.asynchronous_server, name, rate)
+    return Algorithm(
+        init, query, update, lambda state: state.server.model.params, network.asynchronous_server, name, rate, away=absence.ASYNCHRONOUS
+    )
 
 
 def _given(delays: delays_.Delays, server: Server, round: Round) -> Arrival:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms import exchanges, optimizers
+from algorithms import absence, exchanges, optimizers
 from dsgd import checks, network
 from dsgd.base import Algorithm, Compressor, Info, Query, State
 from dsgd.network import told
@@ -64,7 +64,8 @@ def compressed_sgd(
 
     said = ", ".join([compressor.name, *[via] * (via != "server"), *["allow_biased"] * (not compressor.unbiased)])
     rate = optimizers.learning_rate(optimizer)
-    return Algorithm(init, query, update, optimizers.server_params, PATTERNS[via], f"compressed_sgd({said})", rate)
+    away = absence.SERVES if via == "server" else "each worker adds its own to what the one before it sends on"
+    return Algorithm(init, query, update, optimizers.server_params, PATTERNS[via], f"compressed_sgd({said})", rate, away=away)
 
 
 def _through_servers(compressor: Compressor, key: jax.Array, parts: exchanges.Parts, N: int) -> tuple[exchanges.Parts, Info]:

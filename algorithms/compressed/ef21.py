@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms import exchanges, optimizers
+from algorithms import absence, exchanges, optimizers
 from dsgd import checks, network, workers
 from dsgd.base import Algorithm, Compressor, Query, State
 from dsgd.network import told
@@ -102,4 +102,5 @@ def ef21(optimizer: optax.GradientTransformation, up: Compressor, down: Compress
         """x, of which the estimate lags behind."""
         return exchanges.join(workers.gather(state.workers.model.params), state.server, up)
 
-    return Algorithm(init, query, update, model, network.multi_server, f"ef21({up.name}, {down.name})", optimizers.learning_rate(optimizer))
+    name, rate = f"ef21({up.name}, {down.name})", optimizers.learning_rate(optimizer)
+    return Algorithm(init, query, update, model, network.multi_server, name, rate, away=absence.SERVES)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms import exchanges, optimizers
+from algorithms import absence, exchanges, optimizers
 from dsgd import checks, network, workers
 from dsgd.base import Algorithm, Compressor, Query, State
 from dsgd.network import told
@@ -94,4 +94,5 @@ def error_compensated_sgd(
         network.multi_server,
         f"error_compensated_sgd({up.name}, {down.name}{', allow_expanding' * allow_expanding})",
         optimizers.learning_rate(optimizer),
+        away=absence.SERVES,
     )

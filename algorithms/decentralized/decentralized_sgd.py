@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import optax
 
-from algorithms import gossip, optimizers
+from algorithms import absence, gossip, optimizers
 from dsgd import checks, workers
 from dsgd.base import Algorithm, State
 from dsgd.graphs.topology import Topology
@@ -39,4 +39,6 @@ def decentralized_sgd(optimizer: optax.GradientTransformation, topology: Topolog
         models = local._replace(params=workers.mix(local.params, topology, round.step))  # (...) W
         return State(state.step + 1, workers=models), told.to_neighbours(local.params, topology, round.step)
 
-    return gossip.algorithm(f"decentralized_sgd({topology.name})", init, update, optimizer, topology)
+    return gossip.algorithm(
+        f"decentralized_sgd({topology.name})", init, update, optimizer, topology, absence.where_symmetric(topology, absence.stay)
+    )

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms import exchanges, gossip, optimizers
+from algorithms import absence, exchanges, gossip, optimizers
 from dsgd import checks
 from dsgd.base import Algorithm, Compressor, Params, PyTree, State
 from dsgd.graphs.topology import Topology
@@ -73,4 +73,11 @@ def deepsqueeze(
         params = exchanges.shaped(x, half.params, compressor)
         return State(state.step + 1, workers=Compensated(params, half.optimizer, error, sent.messages)), sent.info
 
-    return gossip.algorithm(f"deepsqueeze({topology.name}, {compressor.name})", init, update, optimizer, topology)
+    return gossip.algorithm(
+        f"deepsqueeze({topology.name}, {compressor.name})",
+        init,
+        update,
+        optimizer,
+        topology,
+        absence.where_symmetric(topology, absence.stay),
+    )

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms import gossip, optimizers
+from algorithms import absence, gossip, optimizers
 from dsgd import checks, workers
 from dsgd.base import Algorithm, Params, PyTree, State
 from dsgd.graphs.topology import Topology
@@ -86,4 +86,4 @@ def adapt_correct_combine(name: str, optimizer: optax.GradientTransformation, to
         models = Corrected(jax.tree.map(jnp.add, corrected, moved), memory, *add_up(state.workers, moved))
         return State(state.step + 1, workers=models), told.to_neighbours(x, topology, round.step)
 
-    return gossip.algorithm(name, init, update, optimizer, topology)
+    return gossip.algorithm(name, init, update, optimizer, topology, absence.ONE_W)

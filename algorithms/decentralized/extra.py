@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import optax
 
-from algorithms import gossip, optimizers
+from algorithms import absence, gossip, optimizers
 from algorithms.decentralized.exact_diffusion import Corrected, add_up, start_corrected
 from dsgd import checks, workers
 from dsgd.base import Algorithm, State
@@ -44,4 +44,4 @@ def extra(optimizer: optax.GradientTransformation, topology: Topology) -> Algori
         models = Corrected(new, memory, *add_up(state.workers, jax.tree.map(lambda pulled: pulled / 2, pulled)))
         return State(state.step + 1, workers=models), told.to_neighbours(x, topology, round.step)
 
-    return gossip.algorithm(f"extra({topology.name})", init, update, optimizer, topology)
+    return gossip.algorithm(f"extra({topology.name})", init, update, optimizer, topology, absence.ONE_W)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms import gossip, optimizers
+from algorithms import absence, gossip, optimizers
 from dsgd import checks, workers
 from dsgd.base import Algorithm, Gradients, Params, PyTree, State
 from dsgd.graphs.topology import Topology
@@ -65,4 +65,6 @@ def gradient_tracking(optimizer: optax.GradientTransformation, topology: Topolog
         models = Tracking(optax.apply_updates(x, change), memory, tracker, gradients)
         return State(state.step + 1, workers=models), told.to_neighbours(both, topology, round.step)
 
-    return gossip.algorithm(f"gradient_tracking({topology.name})", init, update, optimizer, topology)
+    return gossip.algorithm(
+        f"gradient_tracking({topology.name})", init, update, optimizer, topology, absence.where_symmetric(topology, absence.stay)
+    )

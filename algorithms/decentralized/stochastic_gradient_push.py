@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms import gossip, optimizers
+from algorithms import absence, gossip, optimizers
 from dsgd import checks, network, workers
 from dsgd.base import Algorithm, Params, PyTree, Query, State
 from dsgd.graphs.topology import Topology
@@ -36,7 +36,8 @@ def stochastic_gradient_push(optimizer: optax.GradientTransformation, topology: 
     $$ z_t^{(n)} = x_t^{(n)} / w_t^{(n)}, \qquad X_{t+1} = (X_t - \gamma\, G(Z_t; \xi_t))\, W_t^T, \qquad w_{t+1} = W_t w_t $$
 
     from $w_0 = 1$. (X has a column for each worker, and $W_{ij}$ is the share that j sends i.) Gradients are taken at z; the model to
-    take home is $\sum_n x^{(n)} / \sum_n w^{(n)}$, where the sum of w is N up to rounding.
+    take home is $\sum_n x^{(n)} / \sum_n w^{(n)}$, where the sum of w is N up to rounding. A sender keeps what does not arrive (nobody has
+    told it that it did), so that sums are kept where messages are lost or workers away.
 
     Args:
         optimizer: each worker's step of x; `optax.sgd(gamma)` is the equation. Momentum and Adam keep their memories locally.
@@ -63,7 +64,7 @@ def stochastic_gradient_push(optimizer: optax.GradientTransformation, topology: 
     def update(key, state, gradients, round):
         change, memory = optimizers.change_local(optimizer, state.workers, gradients)
         both = (optax.apply_updates(state.workers.params, change), state.workers.mass)
-        params, mass = workers.mix(both, topology, round.step)
+        params, mass = workers.mix(both, topology, round.step, keep_sums=True)
         return State(state.step + 1, workers=Pushed(params, memory, mass)), told.to_neighbours(both, topology, round.step)
 
     def model(state):
@@ -79,4 +80,5 @@ def stochastic_gradient_push(optimizer: optax.GradientTransformation, topology: 
         f"stochastic_gradient_push({topology.name})",
         optimizers.learning_rate(optimizer),
         topology.n,
+        away=absence.where_positive(topology, absence.stay),
     )

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from algorithms import optimizers
+from algorithms import absence, optimizers
 from dsgd import checks, counts, network, workers
 from dsgd.base import Algorithm, Info, Query, State
 from dsgd.network import told
@@ -58,7 +58,8 @@ def backup_workers_sgd(optimizer: optax.GradientTransformation, backups: int) ->
         return State(state.step + 1, server=server), info._replace(compute=jnp.minimum(seconds, seconds[order[counted - 1]]))
 
     name = f"backup_workers_sgd({backups})"
-    return Algorithm(init, query, update, optimizers.server_params, network.multi_server, name, optimizers.learning_rate(optimizer))
+    rate = optimizers.learning_rate(optimizer)
+    return Algorithm(init, query, update, optimizers.server_params, network.multi_server, name, rate, away=absence.SERVES)
 
 
 def _sent(model: int, N: int, counted: jax.Array, gradients: int) -> Info:

@@ -8,7 +8,7 @@ import optax
 from jax import lax
 from jax.core import Tracer
 
-from algorithms import gossip, optimizers
+from algorithms import absence, gossip, optimizers
 from dsgd import checks, network, workers
 from dsgd.base import Algorithm, Period, Query, State
 from dsgd.graphs.topology import Topology
@@ -22,7 +22,8 @@ def local_sgd(optimizer: optax.GradientTransformation, period: Period, topology:
     $$ x_{t+1}^{(n)} = \begin{cases} \sum_m W_{nm} \big(x_t^{(m)} - \gamma g_m(x_t^{(m)})\big) & H \mid t + 1 \\
        x_t^{(n)} - \gamma g_n(x_t^{(n)}) & \text{otherwise} \end{cases} $$
 
-    A round is one gradient; nothing is sent in the others.
+    A round is one gradient; nothing is sent in the others. Who is away when models are averaged gets the average when it comes back: with
+    clients that are drawn once for every averaging it is FedAvg.
 
     Args:
         optimizer: each worker's step; `optax.sgd(gamma)` is the equation. Momentum and Adam keep their memories locally.
@@ -50,15 +51,18 @@ def local_sgd(optimizer: optax.GradientTransformation, period: Period, topology:
     def average(params, turn):
         if topology is not None:
             return workers.mix(params, topology, turn)
-        return jax.tree.map(lambda mean, leaf: jnp.broadcast_to(mean, leaf.shape), workers.mean(params), params)
+        mean = jax.tree.map(lambda mean, leaf: jnp.broadcast_to(mean, leaf.shape), workers.mean(params), params)
+        return workers.if_any(mean, params)
 
     def update(key, state, gradients, round):
         local = optimizers.step_local(optimizer, state.workers, gradients)
+        local = local._replace(params=workers.where_present(local.params, state.workers.params))
         now, turn = (round.step + 1) % period == 0, round.step // period
         params = lax.cond(now, lambda params: average(params, turn), lambda params: params, local.params)
         info = told.all_reduced(local.params, round.workers) if topology is None else told.to_neighbours(local.params, topology, turn)
         return State(state.step + 1, workers=local._replace(params=params)), told.only_if(now, info)
 
+    away = absence.takes_average if topology is None else absence.where_symmetric(topology, absence.takes_average)
     return Algorithm(
         init,
         query,
@@ -68,4 +72,5 @@ def local_sgd(optimizer: optax.GradientTransformation, period: Period, topology:
         f"local_sgd({period}{'' if topology is None else f', {topology.name}'})",
         optimizers.learning_rate(optimizer),
         None if topology is None else topology.n,
+        away=away,
     )

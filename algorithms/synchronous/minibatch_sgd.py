@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms import optimizers
+from algorithms import absence, optimizers
 from dsgd import checks, network, workers
 from dsgd.base import Algorithm, Pattern, Query, State
 from dsgd.network import told
@@ -64,12 +64,19 @@ def model_averaging_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
 
     def update(key, state, gradients, round):
         local = optimizers.step_local(optimizer, state.workers, gradients)
-        mean = workers.mean(local.params)
-        models = local._replace(params=workers.stack(mean, jax.tree.leaves(gradients)[0].shape[0]))
+        mean = workers.stack(workers.mean(local.params), jax.tree.leaves(gradients)[0].shape[0])
+        models = local._replace(params=workers.if_any(mean, workers.where_present(local.params, state.workers.params)))
         return State(state.step + 1, workers=models), told.all_reduced(local.params, round.workers)
 
     return Algorithm(
-        init, query, update, optimizers.mean_params, network.ring_all_reduce, "model_averaging_sgd", optimizers.learning_rate(optimizer)
+        init,
+        query,
+        update,
+        optimizers.mean_params,
+        network.ring_all_reduce,
+        "model_averaging_sgd",
+        optimizers.learning_rate(optimizer),
+        away=absence.takes_average,
     )
 
 
@@ -82,6 +89,8 @@ def _averaged_gradients(optimizer: optax.GradientTransformation, pattern: Patter
 
     def update(key, state, gradients, round):
         server = optimizers.step(optimizer, state.server, workers.mean(gradients))
+        server = workers.if_any(server, state.server)
         return State(state.step + 1, server=server), told.all_reduced(gradients, round.workers, pattern)
 
-    return Algorithm(init, query, update, optimizers.server_params, pattern, name, optimizers.learning_rate(optimizer))
+    rate = optimizers.learning_rate(optimizer)
+    return Algorithm(init, query, update, optimizers.server_params, pattern, name, rate, away=absence.stay)

@@ -43,6 +43,13 @@ def scaffold(optimizer: optax.GradientTransformation, period: Period) -> Algorit
     With $c^{(n)} = f_n'(x)$ the corrections cancel what workers differ in: local steps no longer drift apart. A round is one gradient;
     two vectors are all-reduced in the last of every H, nothing in the others.
 
+    With clients S that are drawn once for every averaging it is the paper's:
+
+    $$ x \leftarrow x + \frac{1}{|S|} \sum_{n \in S} (y^{(n)} - x), \qquad
+       c \leftarrow c + \frac1N \sum_{n \in S} (c_+^{(n)} - c^{(n)}), \qquad c^{(n)} \leftarrow c_+^{(n)} \text{ in S only} $$
+
+    For the gradients of a round that a worker of S has missed, $c^{(n)}$ stands in $c_+^{(n)}$.
+
     Args:
         optimizer: each worker's step; `optax.sgd(gamma)` is the equation.
         period: H. It may be swept: `dsgd.sweep(lambda period: scaffold(optax.sgd(0.1), period), ..., period=[1, 2, 5])`.
@@ -50,7 +57,7 @@ def scaffold(optimizer: optax.GradientTransformation, period: Period) -> Algorit
     Raises:
         ValueError: a period < 1.
 
-    Source: Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning", 2020, Algorithm 1 with all workers and
+    Source: Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning", 2020, Algorithm 1 with
     a global step of 1. There $c^{(n)} \leftarrow c^{(n)} - c + (x - y^{(n)}) / (H \gamma)$, which for `optax.sgd` is the mean above.
     """
     if not isinstance(period, Tracer):
@@ -65,20 +72,30 @@ def scaffold(optimizer: optax.GradientTransformation, period: Period) -> Algorit
     def query(state, round):
         return Query(state.workers.params, axis=0)
 
-    def average(known):
+    def average(c, known, N):
         """Everybody has x; what the steps since the last time have shown is the new control."""
         control = jax.tree.map(lambda total: total / jnp.asarray(period, total.dtype), known.total)
-        x, c = workers.mean((known.params, control))
+        x, c_mean = workers.mean((known.params, control))
+        if workers.attendance():
+            control = workers.where_counted(control, known.control)
+            change = workers.sum(jax.tree.map(jnp.subtract, control, known.control))
+            c_mean = jax.tree.map(lambda c, change: c + change / N, c, change)
         models = jax.tree.map(lambda mean, leaf: jnp.broadcast_to(mean, leaf.shape), x, known.params)
-        return c, Controlled(models, known.optimizer, control, jax.tree.map(jnp.zeros_like, known.total))
+        models = workers.if_any(models, known.params)
+        return c_mean, Controlled(models, known.optimizer, control, jax.tree.map(jnp.zeros_like, known.total))
 
     def update(key, state, gradients, round):
         known = state.workers
         corrected = jax.tree.map(lambda g, own, c: g - own + c[None], gradients, known.control, state.server)
         params, memory = optimizers.step_local(optimizer, optimizers.Model(known.params, known.optimizer), corrected)
-        known = Controlled(params, memory, known.control, jax.tree.map(jnp.add, known.total, gradients))
+        params, seen = workers.where_present((params, gradients), (known.params, known.control))
+        known = Controlled(params, memory, known.control, jax.tree.map(jnp.add, known.total, seen))
         now = (round.step + 1) % period == 0
-        c, known = lax.cond(now, average, lambda known: (state.server, known), known)
+        c, known = lax.cond(now, lambda known: average(state.server, known, round.workers), lambda known: (state.server, known), known)
         return State(state.step + 1, c, known), told.only_if(now, told.all_reduced((params, known.control), round.workers))
 
-    return Algorithm(init, query, update, optimizers.mean_params, pattern, f"scaffold({period})", optimizers.learning_rate(optimizer))
+    def away(before, after, round):
+        return before._replace(params=after.params, total=after.total)
+
+    rate = optimizers.learning_rate(optimizer)
+    return Algorithm(init, query, update, optimizers.mean_params, pattern, f"scaffold({period})", rate, away=away)

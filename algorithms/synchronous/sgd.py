@@ -35,4 +35,6 @@ def sgd(optimizer: optax.GradientTransformation) -> Algorithm:
         gradient = jax.tree.map(lambda leaf: leaf[0], gradients)
         return State(state.step + 1, server=optimizers.step(optimizer, state.server, gradient)), told.nothing(round.workers)
 
-    return Algorithm(init, query, update, optimizers.server_params, network.one_machine, "sgd", optimizers.learning_rate(optimizer))
+    rate = optimizers.learning_rate(optimizer)
+    away = "it is one machine, which asks one worker a round"
+    return Algorithm(init, query, update, optimizers.server_params, network.one_machine, "sgd", rate, away=away)

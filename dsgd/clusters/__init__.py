@@ -5,6 +5,8 @@ key, the clock and a worker's number. They add, and are scaled: `constant(0.45) 
 
     cluster = clusters.Cluster(clusters.lognormal(-1.84, 0.83) + clusters.constant(0.45), up=clusters.sinusoid(3e8, 0.1, 3e7), latency=1e-3)
     dsgd.run(method, problem, steps=1_000, key=key, cluster=cluster).history["clock"]
+
+It also says who takes part in a round and which messages arrive: `present=sampled(4, of=16)`, `delivered=bernoulli(0.9, 1.0)`.
 """
 
 from dsgd.clusters.cluster import Cluster, Overlap
@@ -19,6 +21,7 @@ from dsgd.clusters.quantities import (
     measured,
     normal,
     per_server,
+    sampled,
     sinusoid,
     slow,
     square_wave,
@@ -38,6 +41,7 @@ __all__ = [
     "measured",
     "normal",
     "per_server",
+    "sampled",
     "sinusoid",
     "slow",
     "square_wave",

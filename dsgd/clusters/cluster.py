@@ -70,13 +70,15 @@ class Cluster:
             more than all of it; None: nothing.
         noise: nu of what workers measure of their times, t e^(nu z) with z from N(0, 1).
         present: who takes part in a round: whoever has more than 0 of it; None: everybody.
-        present_for: rounds for which that stays so.
-        delivered: which messages arrive: those with more than 0 of it, by the number of the link (of an all-reduce, by worker);
-            None: all.
+        present_for: rounds for which that stays so, from round 0 on: those of local SGD from one averaging to the next, say. Draws are
+            those of the first of them; what goes by the clock goes on.
+        delivered: which messages of a round arrive: those with more than 0 of it, by the number of the link, min(i, j) N + max(i, j), so
+            that a link is down both ways; of all-reduces and of servers by the number of the worker, whose part is lost; None: all.
 
     Raises:
         ValueError: not quantities, bandwidths that can be 0, a latency or a noise that is negative, infinite or NaN, an unknown
-            convention, micro_batches or present_for < 1, quantities for different numbers of workers.
+            convention, micro_batches or present_for < 1, quantities for different numbers of workers, a `delivered` that is for workers
+            and not for links, a `present_for` without `present`.
     """
 
     compute: Quantity
@@ -101,10 +103,18 @@ class Cluster:
         check_convention(self.convention)
         checks.positive_int("Cluster: micro_batches", self.micro_batches)
         same_workers(*self._quantities)
+        if checks.positive_int("Cluster: present_for", self.present_for) > 1 and self.present is None:
+            raise ValueError(f"Cluster: present_for = {self.present_for}, but everybody is present: need a quantity that says who is")
+        if self.delivered is not None and (self.delivered.workers or self.delivered.named):
+            many = self.delivered.workers or self.delivered.named
+            raise ValueError(
+                f"Cluster: delivered = {self.delivered.name} is for {many} workers: need a quantity of links, which have numbers of their"
+                " own: bernoulli(0.9, 1.0), say"
+            )
 
     @property
     def _quantities(self) -> list[Quantity]:
-        own = (self.compute, self.up, self.down, self.per_sample)
+        own = (self.compute, self.up, self.down, self.per_sample, self.present)
         backward = (self.overlap.backward, self.overlap.backward_per_sample) if self.overlap else ()
         return [quantity for quantity in (*own, *backward) if quantity]
 
@@ -125,9 +135,15 @@ class Cluster:
     def name(self) -> str:
         """All that it is of."""
         up, down = (quantity.name if quantity else "None" for quantity in (self.up, self.down))
-        always = f"{self.micro_batches} x {self.compute.name}; up {up}, down {down}; latency {self.latency:.9g}; {self.convention}"
-        more = [f"per sample {self.per_sample.name}" if self.per_sample else "", self.overlap.name if self.overlap else ""]
-        return "; ".join(filter(None, [always, *more, f"noise {self.noise:.9g}" if self.noise else ""]))
+        ports = f"up {up}, down {down}; latency {self.latency:.9g}; {self.convention}"
+        more = [
+            f"per sample {self.per_sample.name}" if self.per_sample else "",
+            self.overlap.name if self.overlap else "",
+            f"noise {self.noise:.9g}" if self.noise else "",
+            f"present {self.present.name} for {self.present_for}" if self.present else "",
+            f"delivered {self.delivered.name}" if self.delivered else "",
+        ]
+        return "; ".join(filter(None, [f"{self.micro_batches} x {self.compute.name}", ports, *more]))
 
     def latencies(self, round: Round, workers: ArrayLike) -> jax.Array:
         """Seconds of each of these workers' micro-batches in this round, one by one, `[k]` numbers to `[k, M]`; 0 of those without samples.

@@ -346,6 +346,27 @@ def per_server(quantity: Quantity, size: int) -> Quantity:
     )
 
 
+@checks.arguments
+def sampled(k: int, of: int) -> Quantity:
+    """1 for exactly k of N workers, drawn without replacement and uniformly, else 0: clients that are sampled.
+
+    Args:
+        k: from 1 to N.
+        of: N.
+
+    Raises:
+        ValueError: another k or N.
+    """
+    k, of = checks.positive_int("sampled: k", k), checks.positive_int("sampled: of", of)
+    if k > of:
+        raise ValueError(f"sampled: k = {k} of {of}: need at most {of}")
+
+    def sample(key, clock, worker):
+        return (jax.random.permutation(key, of)[worker] < k).astype(jnp.float32)
+
+    return Quantity(sample, f"sampled({k}, of={of})", positive=k == of, workers=of)
+
+
 def _drawn(draw: Callable[[jax.Array], jax.Array], name: str, *, positive: bool = False) -> Quantity:
     """Every worker's own draw from one distribution."""
     return Quantity(lambda key, clock, worker: draw(jax.random.fold_in(key, worker)), name, positive, steady=True)

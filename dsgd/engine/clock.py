@@ -2,7 +2,7 @@ r"""The simulated clock inside the loop: how long a round takes on a cluster.
 
 A worker begins its round when it has sent and received all that belongs to the last one. It computes its gradient; then its messages flow
 as the method's pattern has it (`network.elapse`). The clock is that of the last worker: others may be ahead of it, and stay ahead until a
-message makes them wait.
+message makes them wait. Who is away from a round computes nothing in it, and may begin the next one when the last worker is done.
 
 Where messages overlap with the gradient's computation, they go twice: all of them from when the first bucket is ready, and the last bucket
 alone from when the gradient is computed; a worker is done when both are. Of an all-reduce that is
@@ -67,10 +67,10 @@ def tick(clock: Clock, algorithm: Algorithm, problem: Problem, round: Round, que
         return _moved(clock, info.elapsed, clock.lead, measured)
     this = round._replace(work=_whole(work, round.batch_size or 1)) if query.exact and work is not None else round
     finish = _finish(clock, problem, this, query, info)
-    sent = workers.gather((counts.to_float(info.bits_up), counts.to_float(info.bits_down)))
+    up, down, lost = workers.gather(tuple(counts.to_float(bits) for bits in (info.bits_up, info.bits_down, _lost(info))))
 
     def exchange(begin, share=1.0):
-        ports = _ports(this, begin, *(bits if share == 1 else share * bits for bits in sent))
+        ports = _ports(this, begin, *(bits if share == 1 else share * bits for bits in (up, down + lost)))
         return network.exchange(algorithm.pattern, begin, ports, cluster.convention, this.step)
 
     if cluster.overlap is None:
@@ -80,8 +80,12 @@ def tick(clock: Clock, algorithm: Algorithm, problem: Problem, round: Round, que
         went = exchange(finish - _ahead(this, query, info))
         done = jnp.maximum(went.done, exchange(finish, cluster.overlap.last).done)
     if isinstance(measured, Measured):
-        measured = measurements.of_round(this, _latencies(problem, this, query, info), went, *sent)
+        measured = measurements.of_round(this, _latencies(problem, this, query, info), went, up, down)
     seconds = jnp.max(done)
+    if round.present is not None:
+        # The last worker of before may be away now. Where nobody is there, that is seen when the slowest should have computed.
+        seconds = jnp.maximum(jnp.where(jnp.any(round.present), seconds, jnp.max(finish)), 0)
+        done = jnp.where(round.present, done, seconds)
     return _moved(clock, seconds, seconds - done, measured)
 
 
@@ -103,6 +107,11 @@ def _finish(clock: Clock, problem: Problem, round: Round, query: Query, info: In
         return jnp.broadcast_to(jnp.max(seconds), ids.shape)
     seconds = round.cluster.seconds(round, ids) if info.compute is None else info.compute
     return _passes(problem, query) * seconds - clock.lead if query.exact else seconds - clock.lead
+
+
+def _lost(info: Info) -> jax.Array:
+    """Bits that did not come."""
+    return jnp.zeros_like(info.bits_down) if info.lost is None else info.lost
 
 
 def _whole(work: Work, batch_size: int) -> Work:
@@ -130,6 +139,8 @@ def _latencies(problem: Problem, round: Round, query: Query, info: Info) -> jax.
     computed = latencies > 0 if round.work is None else round.work.samples > 0
     if info.compute is not None:
         computed &= jnp.cumsum(latencies, axis=1) <= info.compute[:, None]
+    if round.present is not None:
+        computed &= round.present[:, None]
     if query.workers is not None:
         computed &= jnp.isin(jnp.arange(round.workers), query.workers)[:, None]
     return jnp.where(computed, latencies, jnp.nan)
@@ -143,7 +154,7 @@ def _ports(round: Round, finish: jax.Array, bits_up: jax.Array, bits_down: jax.A
         up = cluster.sending(round, ids, bits_up[ids], begin)
         return up, cluster.receiving(round, ids, bits_down[ids], begin + latency)
 
-    return network.Ports(latency, *at(finish, jnp.arange(round.workers)), None if cluster.steady else at)
+    return network.Ports(latency, *at(finish, jnp.arange(round.workers)), None if cluster.steady else at, round.present)
 
 
 def _moved(clock: Clock, seconds: jax.Array, lead: jax.Array, measured: Measured | tuple[()]) -> Clock:

@@ -22,13 +22,13 @@ from jax.sharding import PartitionSpec as P
 
 from dsgd import workers
 from dsgd.base import Algorithm, Constants, Info, Measured, Params, Problem, PyTree, Query, Round, State
-from dsgd.clusters import Cluster
-from dsgd.engine import clock, measurements, oracle, protocol
+from dsgd.clusters import Cluster, presence
+from dsgd.engine import absence, clock, measurements, oracle, protocol
 from dsgd.engine.clock import Clock
 from dsgd.wire import counts
 
 Records = dict[str, jax.Array]
-_BITS, _CLOCK, _TRAIN_LOSS, _EVALUATED = "bits", "clock", "train_loss", "evaluated"
+_BITS, _CLOCK, _TRAIN_LOSS, _EVALUATED, _PRESENT = "bits", "clock", "train_loss", "evaluated", "present"
 
 
 class Carry(NamedTuple):
@@ -171,7 +171,7 @@ def one_round(plan: Plan, state: State, key: jax.Array, data: PyTree) -> tuple[S
 
     everywhere: Any = P()
     own: Any = P(workers.AXIS)
-    info = Info(own, own, everywhere, everywhere, everywhere)
+    info = Info(own, own, everywhere, everywhere, everywhere, own)
     return _sharded(plan, body, (_state_spec(plan), everywhere, own), (_state_spec(plan), info))(state, key, data)
 
 
@@ -288,9 +288,11 @@ def _as_float(leaf: jax.Array) -> jax.Array:
 def _round(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, batches, step) -> tuple[Carry, Records]:
     """One round; what it sent (all workers' bits, up and down), the time after it, and the method's own metrics."""
     state, info, this, query, losses = _gradients_and_update(plan, algorithm, key, carry, data, batches, step)
-    if taken := {_BITS, _CLOCK, _TRAIN_LOSS, _EVALUATED} & set(info.metrics):
+    if taken := {_BITS, _CLOCK, _TRAIN_LOSS, _EVALUATED, _PRESENT} & set(info.metrics):
         raise ValueError(f"{algorithm.name} has metrics {sorted(taken)}; need other names, these are the history's own")
     news = jax.tree.map(_as_float, {**info.metrics, **losses})
+    if this.present is not None:
+        news[_PRESENT] = jnp.mean(this.present.astype(jnp.float32))
     news |= {_BITS: counts.carry(workers.sum(counts.carry(info.bits_up + info.bits_down)))}
     if not isinstance(carry.clock, Clock):
         return Carry(state, ()), news
@@ -303,18 +305,21 @@ def _gradients_and_update(
 ) -> tuple[State, Info, Round, Query, Records]:
     """The method in this round, and the round as its update saw it; last the mean of the workers' losses by name, where it is wanted."""
     this = _this_round(plan, key, carry, step)
+    there = presence.attendance(plan.cluster, this) if plan.cluster else None
     _, sample_key, update_key = _round_keys(key, step)
-    query = algorithm.query(carry.state, this)
+    with workers.attended(there):
+        query = algorithm.query(carry.state, this)
     this = this._replace(work=query.work)
     asked = (plan.problem, query, sample_key, data, plan.N, batches)
     losses = {}
     if plan.train_loss:
         each, gradients = oracle.losses_and_gradients(*asked)
-        losses[_TRAIN_LOSS] = workers.mean(each) if query.workers is None else jnp.mean(each)
+        losses[_TRAIN_LOSS] = absence.mean(each, this) if query.workers is None else jnp.mean(each)
     else:
         gradients = oracle.gradients(*asked)
-    state, info = algorithm.update(update_key, carry.state, gradients, this)
-    return state, info, this, query, losses
+    with workers.attended(there):
+        state, info = algorithm.update(update_key, carry.state, gradients, this)
+    return absence.state(algorithm, carry.state, state, this), info, this, query, losses
 
 
 def _round_keys(key: jax.Array, step: jax.Array) -> jax.Array:
@@ -324,7 +329,11 @@ def _round_keys(key: jax.Array, step: jax.Array) -> jax.Array:
 
 def _this_round(plan: Plan, key: jax.Array, carry: Carry, step: jax.Array) -> Round:
     now, measured = (carry.clock.now, carry.clock.measured or None) if isinstance(carry.clock, Clock) else (0.0, None)
-    return Round(step, plan.N, _round_keys(key, step)[0], plan.cluster, now, measured, batch_size=plan.problem.batch_size)
+    this = Round(step, plan.N, _round_keys(key, step)[0], plan.cluster, now, measured, batch_size=plan.problem.batch_size)
+    if plan.cluster is None or plan.cluster.present is None:
+        return this
+    first = step - step % plan.cluster.present_for
+    return this._replace(present=presence.present(plan.cluster, this, _round_keys(key, first)[0]))
 
 
 def _measure(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shared, step, due) -> Records:

@@ -11,7 +11,7 @@ from dsgd import workers
 from dsgd.base import Gradients, Params, Problem, PyTree, Query
 from dsgd.engine import accumulate, protocol
 
-RESERVED = {"step", "clock", "bits", "grad_sqnorm", "consensus", "train_loss", "evaluated"}  # the history's own names
+RESERVED = {"step", "clock", "bits", "grad_sqnorm", "consensus", "train_loss", "evaluated", "present"}  # the history's own names
 
 
 def gradients(problem: Problem, query: Query, key: jax.Array, data: PyTree, N: int, batches: PyTree = None) -> Gradients:

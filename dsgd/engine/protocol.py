@@ -70,7 +70,15 @@ def held(algorithm: Algorithm, problem: Problem, N: int) -> Algorithm:
         same(f"{name}: local gives models", models, parameters(problem), (_block(N),))
         return models
 
-    return algorithm._replace(init=init, query=query, update=update, model=model, local=local if algorithm.local else None)
+    def away(before, after, round):
+        assert callable(algorithm.away)
+        with noted(f"away of {name}"):
+            rows = algorithm.away(before, after, round)
+        same(f"{name}: away gives State.workers", rows, before, types=True)
+        return rows
+
+    members: dict[str, Any] = {"local": local if algorithm.local else None, "away": away if callable(algorithm.away) else algorithm.away}
+    return algorithm._replace(init=init, query=query, update=update, model=model, **members)
 
 
 def need_counted(name: str, counted: jax.Array, done: int) -> None:
@@ -139,7 +147,7 @@ def _need_query(name: str, asked: Any, params: Params, n: int) -> None:
 def _need_info(name: str, info: Any, N: int, n: int) -> None:
     if not isinstance(info, Info):
         raise ValueError(f"{name}: update gives {checks.typed(info)} beside the state; need a dsgd.Info")
-    for end in ("bits_up", "bits_down"):
+    for end in ("bits_up", "bits_down", *(["lost"] if info.lost is not None else [])):
         bits = getattr(info, end)
         if not isinstance(bits, jax.Array) or bits.shape != (n, counts.DIGITS) or bits.dtype != jnp.uint32:
             raise ValueError(

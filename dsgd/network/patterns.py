@@ -33,6 +33,9 @@ worker is ready, and takes as long as its busiest port.
 Where bandwidths change meanwhile, a port needs the seconds in which so many bits come together, sent without a pause from when its first
 message begins, and received one latency later: with a server from each message's own beginning, in an all-reduce and among N servers from
 the last worker's, in gossip from when the port's own neighbourhood is ready.
+
+Who is away from a round has no message in it, and nobody waits for it: a ring has as many members as are there, a server hears only those.
+A message that is lost takes as long as one that arrives: its sender has sent it, and its receiver waits until it should have come.
 """
 
 from __future__ import annotations
@@ -51,6 +54,7 @@ from jax.core import Tracer
 from dsgd import checks
 from dsgd.base import Pattern, Period
 from dsgd.graphs.matchings import matchings
+from dsgd.graphs.neighbours import neighbours
 from dsgd.graphs.topology import Topology
 from dsgd.network.switch import Convention, Message, check_convention
 
@@ -63,19 +67,37 @@ class Ports(NamedTuple):
     Args:
         latency: seconds of a message.
         up: seconds that each worker's port needs for all that it sends in this round, `[N]`.
-        down: the same for what it receives.
+        down: the same for what it receives, or would have received if it had not been lost.
         changing: (begin `[k]`, workers int32 `[k]`) -> the two, `[k]` each, of what is sent from then on, where bandwidths change with
             the clock: those above are then of ports that begin when their worker is ready. None: they do not.
+        present: who takes part in the round, bool `[N]`; None: everybody.
     """
 
     latency: Any
     up: jax.Array
     down: jax.Array
     changing: Callable | None = None
+    present: jax.Array | None = None
 
     def at(self, begin: jax.Array) -> tuple[jax.Array, jax.Array]:
         """`up` and `down` of ports that begin then, `[N]` each."""
         return self.changing(begin, jnp.arange(begin.shape[0])) if self.changing else (self.up, self.down)
+
+    def of_those_present(self) -> Ports:
+        """The same, where the ports of all others take no time."""
+        present, changing = self.present, self.changing
+        assert present is not None
+
+        def among(begin, workers):
+            assert changing is not None
+            return tuple(jnp.where(present[workers], seconds, 0) for seconds in changing(begin, workers))
+
+        up, down = (jnp.where(present, seconds, 0) for seconds in (self.up, self.down))
+        return self._replace(up=up, down=down, changing=among if changing else None)
+
+    def held(self, latency: Any, workers: Any = slice(None)) -> Any:
+        """For how long the latency of one message holds these workers' ports; of those who are away, not at all."""
+        return latency if self.present is None else jnp.where(self.present[workers], latency, 0)
 
 
 class Exchange(NamedTuple):
@@ -104,7 +126,7 @@ def elapse(pattern: Pattern, finish: jax.Array, ports: Ports, convention: Conven
         step: the present round, of patterns that take turns.
 
     Returns:
-        Seconds on the same clock, `[N]`.
+        Seconds on the same clock, `[N]`; of who is away, when the last of the others is done.
     """
     return exchange(pattern, finish, ports, convention, step).done
 
@@ -119,17 +141,31 @@ def exchange(pattern: Pattern, finish: jax.Array, ports: Ports, convention: Conv
     check_convention(convention)
     if np.ndim(finish) != 1 or not len(finish):
         raise ValueError(f"elapse: finish of shape {np.shape(finish)}: need seconds [N]")
-    went = (pattern.clock or _together(pattern))(finish, ports, convention, step)
-    return went if isinstance(went, Exchange) else Exchange(went, ports.up, ports.down)
+    clock, present = pattern.clock or _together(pattern), ports.present
+    if present is not None:
+        finish, ports = jnp.where(present, finish, -jnp.inf), ports.of_those_present()
+    went = clock(finish, ports, convention, step)
+    went = went if isinstance(went, Exchange) else Exchange(went, ports.up, ports.down)
+    if present is None:
+        return went
+    return went._replace(done=jnp.where(present, went.done, jnp.max(went.done, initial=-jnp.inf, where=present)))
 
 
 def _together(pattern: Pattern) -> Callable:
     """All wait for the last, and for the slowest port: a clock from the closed form."""
 
     def clock(finish, ports, convention, step):
-        N, last = finish.shape[0], jnp.broadcast_to(jnp.max(finish), finish.shape)
-        vectors, (up, down) = pattern.vectors(N), ports.at(last)
-        transfer = jnp.max(jnp.maximum(up, down)) / vectors if vectors else 0.0
+        last = jnp.broadcast_to(jnp.max(finish), finish.shape)
+        up, down = ports.at(last)
+        busiest = jnp.max(jnp.maximum(up, down))
+        if ports.present is None:
+            N = finish.shape[0]
+            vectors = pattern.vectors(N)
+            transfer = busiest / vectors if vectors else 0.0
+        else:  # the pattern of as many workers, a traced number
+            N = jnp.maximum(1, jnp.sum(ports.present))
+            vectors = pattern.vectors(N)
+            transfer = jnp.where(vectors > 0, busiest / jnp.where(vectors > 0, vectors, 1), 0)
         return Exchange(last + getattr(pattern, convention)(N, ports.latency, transfer), up, down)
 
     return clock
@@ -142,10 +178,10 @@ def _through_server(finish, ports, convention, step):
     if ports.changing:
         return _one_by_one(finish, ports, order, latency)
     # The last arrival is as late as any message with all that queue behind it.
-    behind = jnp.cumsum((ports.up[order] + latency)[::-1])[::-1]
+    behind = jnp.cumsum((ports.up[order] + ports.held(latency, order))[::-1])[::-1]
     received = jnp.max(finish[order] + behind)
     overlapped = 0.0 if convention == "blocking" else ports.latency
-    return received + 2 * overlapped + jnp.cumsum(ports.down + latency)
+    return received + 2 * overlapped + jnp.cumsum(ports.down + ports.held(latency))
 
 
 def _one_by_one(finish, ports, order, held):
@@ -159,11 +195,11 @@ def _one_by_one(finish, ports, order, held):
     def receive(free, worker):
         start = jnp.maximum(free, finish[worker])
         up = ports.changing(start[None], worker[None])[0][0]
-        return start + held + up, up
+        return start + ports.held(held, worker) + up, up
 
     def send(free, worker):
         down = ports.changing(free[None], worker[None])[1][0]
-        arrived = free + held + down
+        arrived = free + ports.held(held, worker) + down
         return arrived, (arrived, down)
 
     received, up = lax.scan(receive, jnp.float32(-jnp.inf), order)
@@ -295,7 +331,9 @@ def _among_neighbours(topology: Topology) -> Callable:
 
     def clock(finish, ports, convention, step):
         # To whom each worker sends in this round, and from whom it receives.
-        to, origin = (jnp.asarray(_lists(topology, end))[step % topology.period] for end in (0, 1))
+        to, origin = (jnp.asarray(neighbours(topology, end).workers)[step % topology.period] for end in (0, 1))
+        if ports.present is not None:
+            to, origin = (jnp.where(ports.present[lists], lists, -1) for lists in (to, origin))
 
         def busy(ends, own, others):
             """Each message holds a port for as long as the slower of its two ports needs."""
@@ -314,22 +352,6 @@ def _among_neighbours(topology: Topology) -> Callable:
         return Exchange(ready + wait(jnp.maximum(busy(to, up, down), busy(origin, down, up))), *whole)
 
     return clock
-
-
-def _lists(topology: Topology, end: int) -> np.ndarray:
-    """Of each worker in each round, who is at the other end of its messages, int32 `[period, n, K]`, filled up with -1.
-
-    Args:
-        end: 0 for those that it sends, 1 for those that it receives.
-    """
-    counts = (topology.sends, topology.receives)[end]
-    lists = np.full((*counts.shape, counts.max()), -1, np.int32)
-    for turn, links in enumerate(topology.links):
-        own, other = links[:, end], links[:, 1 - end]
-        order = np.argsort(own, kind="stable")
-        place = np.arange(len(own)) - np.searchsorted(own[order], own[order])
-        lists[turn, own[order], place] = other[order]
-    return lists
 
 
 @checks.arguments

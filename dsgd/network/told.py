@@ -27,14 +27,19 @@ def all_reduced(tree: PyTree, N: int, pattern: Pattern = ring_all_reduce) -> Inf
     r"""Everybody's rows were summed, or averaged, as they are: $2 \frac{N-1}{N} d$ elements were sent by each, in the mean over workers.
 
     Nothing is padded: what the program holds is one collective over d elements, whose pieces, where N does not divide d, are not all as
-    long. Messages through servers are, and count their padding.
+    long. Messages through servers are, and count their padding. Of a round with a `workers.attendance`, it is among those that are there.
 
     Args:
         tree: leaves `[n, ...]`.
         N: number of workers.
         pattern: how, if not round a ring: each worker sends, and receives, `pattern.vectors(N)` times its rows.
     """
-    bits = counts.of(round(pattern.vectors(N) * bits_of(tree)), workers.ids(N).shape[0])
+    if there := workers.attendance():
+        each = counts.table([0, *(round(pattern.vectors(m) * bits_of(tree)) for m in range(1, N + 1))])
+        among = jnp.asarray(each)[jnp.sum(there.present)]
+        bits = workers.own(jnp.where(there.present[:, None], among, jnp.uint32(0)), N)
+    else:
+        bits = counts.of(round(pattern.vectors(N) * bits_of(tree)), workers.ids(N).shape[0])
     return Info(bits, bits)
 
 
@@ -51,7 +56,7 @@ def to_neighbours(tree: PyTree, topology: Topology, step: jax.Array) -> Info:
 
 
 def messages(bits: int | jax.Array, arrived: int | jax.Array, topology: Topology, step: jax.Array) -> Info:
-    """A message of so many bits went to each that one sends to.
+    """A message of so many bits went to each that one sends to (and that is there).
 
     Args:
         bits: an int, or uint32 `[n]` by sender.
@@ -59,6 +64,12 @@ def messages(bits: int | jax.Array, arrived: int | jax.Array, topology: Topology
         topology: W.
         step: the present round, of a schedule.
     """
+    if workers.attendance():
+        up = workers.receivers(topology, step)
+        sent = counts.times(up, counts.of(bits, up.shape[0]))
+        each = counts.of(arrived, workers.table_rows(topology) if isinstance(arrived, int) else arrived.shape[0])
+        heard, lost = (counts.carry(workers.sum_of_others(each, topology, step, lost=lost)) for lost in (False, True))
+        return Info(sent, heard, lost=lost)
     up, down = (workers.of_round(numbers.astype(np.uint32), topology, step) for numbers in (topology.sends, topology.receives))
     sent = counts.times(up, counts.of(bits, up.shape[0]))
     if isinstance(arrived, int):
@@ -68,7 +79,12 @@ def messages(bits: int | jax.Array, arrived: int | jax.Array, topology: Topology
 
 def both(info: Info, more: Info) -> Info:
     """What two exchanges of a round sent together. Metrics and times are the first one's."""
-    return info._replace(bits_up=counts.carry(info.bits_up + more.bits_up), bits_down=counts.carry(info.bits_down + more.bits_down))
+    lost = [bits for bits in (info.lost, more.lost) if bits is not None]
+    return info._replace(
+        bits_up=counts.carry(info.bits_up + more.bits_up),
+        bits_down=counts.carry(info.bits_down + more.bits_down),
+        lost=counts.carry(sum(lost[1:], lost[0])) if lost else None,
+    )
 
 
 def only_if(now: jax.Array, info: Info) -> Info:
@@ -78,8 +94,9 @@ def only_if(now: jax.Array, info: Info) -> Info:
         now: bool scalar.
         info: what such a round sends.
     """
-    up, down = (jnp.where(now, bits, jnp.uint32(0)) for bits in (info.bits_up, info.bits_down))
-    return info._replace(bits_up=up, bits_down=down)
+    sent = info.bits_up, info.bits_down, info.lost
+    up, down, lost = jax.tree.map(lambda bits: jnp.where(now, bits, jnp.uint32(0)), sent)
+    return info._replace(bits_up=up, bits_down=down, lost=lost)
 
 
 def bits_of(tree: PyTree) -> int:

@@ -18,6 +18,10 @@ from dsgd.engine import loop, protocol
 _ROOM = 1 << 14  # records of all runs in one chunk
 MOST_ROUNDS = (1 << 31) - 1  # `State.step` is an int32
 MOST_IN_CHUNK = 1 << 30  # rounds, so that sums of two such numbers are int32, too
+GOING_ON = (
+    "gradient_descent, minibatch_sgd, model_averaging_sgd, parameter_server_sgd, local_sgd, scaffold, stochastic_gradient_push,"
+    " or decentralized_sgd, gradient_tracking, deepsqueeze on a symmetric topology"
+)
 
 
 @dataclass(frozen=True)
@@ -74,13 +78,14 @@ def check_steps(steps: Any, before: int = 0) -> int:
 
 
 def check_runnable(algorithm: Algorithm, problem: Problem, key: jax.Array, cluster: Cluster | None = None) -> None:
-    """Raises a ValueError where they do not fit together: the method or the cluster is for another N, leaves of the data differ in N, or
-    parameters are not floating point."""
+    """Raises a ValueError where they do not fit together: the method or the cluster is for another N, the method cannot go on without those
+    that are away, leaves of the data differ in N, or parameters are not floating point."""
     N = problem.workers
     if algorithm.workers not in (None, N):
         raise ValueError(f"{algorithm.name} is built for {algorithm.workers} workers, {problem.name} has {N}; need the same number")
     if cluster is not None:
         cluster.need_workers(N)
+        _need_away(algorithm, cluster)
     for path, leaf in jax.tree_util.tree_leaves_with_path(problem.data):
         if np.ndim(leaf) < 1 or np.shape(leaf)[0] != N:
             where = jax.tree_util.keystr(path)
@@ -90,3 +95,11 @@ def check_runnable(algorithm: Algorithm, problem: Problem, key: jax.Array, clust
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             where = jax.tree_util.keystr(path) or "they"
             raise ValueError(f"{problem.name}: parameters must be floating point, but {where} has dtype {leaf.dtype}")
+
+
+def _need_away(algorithm: Algorithm, cluster: Cluster) -> None:
+    """Raises a ValueError where workers can be away, or messages lost, and the method cannot go on without them."""
+    if callable(algorithm.away) or (cluster.present is None and cluster.delivered is None):
+        return
+    where = "workers are away" if cluster.present else "messages are lost"
+    raise ValueError(f"{algorithm.name} on a cluster where {where}: {algorithm.away}; need a method that goes on: {GOING_ON}")

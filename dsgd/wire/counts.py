@@ -6,6 +6,8 @@ base-2^16 digits in uint32, `[..., 4]`, least significant first: exact below 2^6
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,12 +28,20 @@ def of(bits: int | jax.Array, workers: int) -> jax.Array:
         ValueError: an int that is negative or too large.
     """
     if isinstance(bits, int):
-        if not 0 <= bits < 1 << (BASE_BITS * DIGITS):
-            raise ValueError(f"a count of {bits} bits: need between 0 and 2^{BASE_BITS * DIGITS} - 1")
-        digits = [(bits >> (BASE_BITS * i)) & int(_MASK) for i in range(DIGITS)]
-        return jnp.broadcast_to(jnp.asarray(digits, jnp.uint32), (workers, DIGITS))
+        return jnp.broadcast_to(jnp.asarray(_digits(bits), jnp.uint32), (workers, DIGITS))
     low, high = bits & _MASK, bits >> BASE_BITS
     return jnp.stack([low, high, jnp.zeros_like(low), jnp.zeros_like(low)], axis=-1)
+
+
+def table(bits: Sequence[int]) -> np.ndarray:
+    """The counts of a list of numbers on the host, uint32 `[k, 4]`; a ValueError as of `of`."""
+    return np.array([_digits(each) for each in bits], np.uint32)
+
+
+def _digits(bits: int) -> list[int]:
+    if not 0 <= bits < 1 << (BASE_BITS * DIGITS):
+        raise ValueError(f"a count of {bits} bits: need between 0 and 2^{BASE_BITS * DIGITS} - 1")
+    return [(bits >> (BASE_BITS * i)) & int(_MASK) for i in range(DIGITS)]
 
 
 def times(factors: jax.Array, count: jax.Array) -> jax.Array:

@@ -1,6 +1,7 @@
 """The worker axis: its mesh, ids and keys, every collective, gossip, and `traffic`, what a compiled program really sends."""
 
 from dsgd.wire.traffic import traffic
+from dsgd.workers.attendance import Attendance, attendance, attended
 from dsgd.workers.axis import (
     AXIS,
     all_to_all,
@@ -8,6 +9,7 @@ from dsgd.workers.axis import (
     find,
     gather,
     ids,
+    if_any,
     keys,
     mean,
     mean_over_devices,
@@ -18,17 +20,24 @@ from dsgd.workers.axis import (
     shift,
     stack,
     sum,
+    where_counted,
+    where_present,
+    where_rows,
 )
-from dsgd.workers.mixing import fetch, mix, of_round, pull, sum_of_others
+from dsgd.workers.mixing import fetch, mix, of_round, pull, receivers, sum_of_others, table_rows
 
 __all__ = [
     "AXIS",
+    "Attendance",
     "all_to_all",
+    "attendance",
+    "attended",
     "devices",
     "fetch",
     "find",
     "gather",
     "ids",
+    "if_any",
     "keys",
     "mean",
     "mean_over_devices",
@@ -38,10 +47,15 @@ __all__ = [
     "of_round",
     "own",
     "pull",
+    "receivers",
     "select",
     "shift",
     "stack",
     "sum",
     "sum_of_others",
+    "table_rows",
     "traffic",
+    "where_counted",
+    "where_present",
+    "where_rows",
 ]

@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 
 from dsgd import checks
 from dsgd.base import PyTree
+from dsgd.workers.attendance import attendance
 
 AXIS = "workers"
 # Where sums over workers are products on CPUs: from so many elements of all runs on, in rows of at least so many, at most so many rows.
@@ -90,14 +91,57 @@ def stack(tree: PyTree, workers: int) -> PyTree:
 
 
 def sum(tree: PyTree) -> PyTree:
-    """The sum over all workers: leaves `[n, ...]` become `[...]` of the same type (flags are counted), the same on every device."""
+    """The sum over all workers: leaves `[n, ...]` become `[...]` of the same type (flags are counted), the same on every device.
 
-    return _across(lax.psum, jax.tree.map(sum_rows, tree))
+    In a round with an `attendance` it is over those that are there and whose part arrives.
+    """
+    return _across(lax.psum, jax.tree.map(sum_rows, _of_counted(tree)))
 
 
 def mean(tree: PyTree) -> PyTree:
-    """The mean over all workers: leaves `[n, ...]` become `[...]`, the same on every device."""
-    return mean_over_devices(jax.tree.map(mean_rows, tree))
+    """The mean over all workers: leaves `[n, ...]` become `[...]`, the same on every device.
+
+    In a round with an `attendance` it is over those that are there and whose part arrives; of nobody it is 0 (see `if_any`).
+    """
+    there = attendance()
+    if there is None:
+        return mean_over_devices(jax.tree.map(mean_rows, tree))
+    number = jnp.maximum(1, jnp.sum(there.counted))
+    totals = _across(lax.psum, jax.tree.map(_total, _of_counted(tree)))
+    return jax.tree.map(lambda total, leaf: (total / number.astype(total.dtype)).astype(leaf.dtype), totals, tree)
+
+
+def where_present(tree: PyTree, otherwise: PyTree) -> PyTree:
+    """The rows of those that take part in the round, and the others' of another tree, leaves `[n, ...]`."""
+    there = attendance()
+    return tree if there is None else where_rows(there.present, tree, otherwise)
+
+
+def where_counted(tree: PyTree, otherwise: PyTree) -> PyTree:
+    """The rows of those whose part of sums and means over all arrives in this round, and the others' of another tree, leaves `[n, ...]`.
+
+    Whoever sends it knows: nobody has told that it arrived.
+    """
+    there = attendance()
+    return tree if there is None else where_rows(there.counted, tree, otherwise)
+
+
+def if_any(tree: PyTree, otherwise: PyTree) -> PyTree:
+    """The tree, or another one where nobody's part of sums and means over all arrives in this round."""
+    there = attendance()
+    if there is None:
+        return tree
+    return jax.tree.map(partial(jnp.where, jnp.any(there.counted)), tree, otherwise)
+
+
+def where_rows(chosen: jax.Array, tree: PyTree, otherwise: PyTree) -> PyTree:
+    """The rows of the chosen workers, bool `[N]`, and the others' of another tree, leaves `[n, ...]`."""
+    mine = own(chosen, chosen.shape[0])
+    return jax.tree.map(lambda leaf, other: jnp.where(jnp.expand_dims(mine, tuple(range(1, leaf.ndim))), leaf, other), tree, otherwise)
+
+
+def _of_counted(tree: PyTree) -> PyTree:
+    return where_counted(tree, jax.tree.map(jnp.zeros_like, tree)) if attendance() else tree
 
 
 def sum_rows(leaf: jax.Array) -> jax.Array:

@@ -7,6 +7,9 @@ decompresses what came.
 Why differences. In float32 a row of thirds sums to 1 + 3e-8, not to 1: products with W would make models grow by as much in every round,
 and methods that add up what gossip has changed (exact diffusion, EXTRA) drift away with it. Differences of models that agree are 0, and
 their errors are as small as the disagreement.
+
+In a round with an `attendance`, weights of links that are down, or that lead to somebody who is away, are 0, whose messages have no part in
+anything.
 """
 
 from __future__ import annotations
@@ -19,32 +22,39 @@ import numpy as np
 from jax import lax
 
 from dsgd.base import PyTree
+from dsgd.graphs.neighbours import neighbours
 from dsgd.graphs.topology import Topology
 from dsgd.workers import axis
+from dsgd.workers.attendance import attendance
 from dsgd.workers.routes import Permute, Routes, different, plan
 
 
-def mix(tree: PyTree, topology: Topology, step: jax.Array | None = None) -> PyTree:
+def mix(tree: PyTree, topology: Topology, step: jax.Array | None = None, *, keep_sums: bool = False) -> PyTree:
     r"""One gossip round, $x_i \leftarrow \sum_j W_{ij} x_j$ (5.2): leaves `[n, ...]` to `[n, ...]`.
 
     Computed as $r_i x_i + \sum_{j \ne i} W_{ij} (x_j - x_i)$ with $r_i = \sum_j W_{ij}$, which is 1 if W is doubly stochastic: models that
     agree stay as they are, bit for bit. Only the uniform W (the complete graph) is a mean over all, up to its rounding.
 
+    Where messages are lost, or workers away, rows still sum to 1 if W is doubly stochastic: models that agree stay as they are, and of a
+    symmetric W so does the mean. Otherwise, and with `keep_sums`, columns sum to 1: a sender keeps what does not arrive.
+
     Args:
         tree: floating-point leaves of a block.
         topology: W.
         step: the present round, of a schedule (`Round.step`); the same for all runs that are mapped over.
+        keep_sums: for push-sum, which divides by what arrives of 1.
 
     Raises:
         ValueError: leaves of another number of workers, or not floating point (weights would be rounded to 0); a schedule without a step.
     """
     _check(tree, topology)
     tree = _once(tree, step)
-    if topology.uniform:
+    some_lost = attendance() is not None
+    if topology.uniform and not some_lost:
         return jax.tree.map(lambda mean, leaf: jnp.broadcast_to(mean, leaf.shape), axis.mean(tree), tree)
-    if topology.doubly_stochastic:
+    if topology.doubly_stochastic and not (some_lost and keep_sums):
         return _pulled(tree, fetch(tree, topology, step), topology, step, onto=True)
-    kept = of_round(np.stack([W.sum(axis=1) for W in topology.matrices]), topology, step)
+    kept = _kept(topology, step) if some_lost else of_round(np.stack([W.sum(axis=1) for W in topology.matrices]), topology, step)
     return jax.tree.map(lambda x, more: kept.astype(x.dtype).reshape(-1, *[1] * (x.ndim - 1)) * x + more, tree, pull(tree, topology, step))
 
 
@@ -63,7 +73,7 @@ def pull(tree: PyTree, topology: Topology, step: jax.Array | None = None, *, tab
     """
     _check(tree, topology)
     tree, table = _once((tree, table), step)
-    if topology.uniform and table is None:
+    if topology.uniform and table is None and attendance() is None:
         rough = jax.tree.map(lambda mean, leaf: _common(mean)[None] - leaf, axis.mean(tree), tree)
         return jax.tree.map(lambda leaf, off: leaf - off[None], rough, axis.mean(rough))  # the mean was rounded, like the models
     return _pulled(tree, fetch(tree, topology, step) if table is None else table, topology, step, onto=False)
@@ -85,6 +95,11 @@ def fetch(tree: PyTree, topology: Topology, step: jax.Array | None = None) -> Py
     return bring[0](tree) if len(bring) == 1 else lax.switch(jnp.asarray(branch)[_turn(topology, step)], bring, tree)
 
 
+def table_rows(topology: Topology) -> int:
+    """m, the rows of the table that `fetch` brings."""
+    return plan(topology, axis.devices()).length
+
+
 def _bring(tree: PyTree, permutes: list[Permute], length: int) -> PyTree:
     def bring(leaf):
         n = leaf.shape[0]
@@ -104,13 +119,55 @@ def of_round(numbers: np.ndarray, topology: Topology, step: jax.Array | None = N
     return axis.own(jnp.asarray(numbers)[_turn(topology, step)], topology.n)
 
 
-def sum_of_others(table: jax.Array, topology: Topology, step: jax.Array | None = None) -> jax.Array:
-    """The sum over the others that one receives from, of counts that `fetch` brought: uint32 `[m, k]` to `[n, k]`."""
+def sum_of_others(table: jax.Array, topology: Topology, step: jax.Array | None = None, *, lost: bool = False) -> jax.Array:
+    """The sum over the others that one receives from, of counts that `fetch` brought: uint32 `[m, k]` to `[n, k]`.
+
+    Args:
+        table, topology, step: as of `pull`.
+        lost: in a round with an `attendance`, over those whose messages were sent and do not arrive; else over those whose messages do.
+    """
     routes, at = plan(topology, axis.devices()), _here(topology, step)
     links = jnp.asarray(routes.weights != 0, jnp.uint32)[at]
+    if there := attendance():
+        own, others = axis.ids(topology.n)[:, None], _others(routes, at)
+        arrives = there.arrives(own, others)
+        links = jnp.where(there.present[own] & there.present[others] & ~arrives if lost else arrives, links, jnp.uint32(0))
     if routes.places is None:
         return links @ table
     return jnp.sum(links[:, :, None] * table[jnp.asarray(routes.places)[at]], axis=1, dtype=jnp.uint32)
+
+
+def receivers(topology: Topology, step: jax.Array | None = None) -> jax.Array:
+    """To how many others each of the block's workers sends in a round with an `attendance`, uint32 `[n]`: to those that are there."""
+    there = attendance()
+    assert there is not None
+    lists = of_round(neighbours(topology, 0).workers, topology, step)
+    together = (lists >= 0) & there.present[lists] & axis.own(there.present, topology.n)[:, None]
+    return jnp.sum(together, axis=1, dtype=jnp.uint32)
+
+
+def _others(routes: Routes, at: tuple) -> jax.Array:
+    """Who is at the other end of each of the routes' weights: `[n, K]` where there are lists of those, else `[1, m]`."""
+    whose = jnp.asarray(routes.whose)[at]
+    return whose[None, :] if routes.places is None else whose[jnp.asarray(routes.places)[at]]
+
+
+def _arrives(routes: Routes, at: tuple, topology: Topology) -> jax.Array | None:
+    """Which of the routes' weights are of messages that arrive in this round, of their shape; None: all."""
+    there = attendance()
+    return there and there.arrives(axis.ids(topology.n)[:, None], _others(routes, at))
+
+
+def _kept(topology: Topology, step: jax.Array | None) -> jax.Array:
+    """The sums of rows of W, where what does not arrive stays with its sender, `[n]`: 1 less what leaves, and what comes."""
+    there, turn = attendance(), _turn(topology, step)
+    assert there is not None
+    to = neighbours(topology, 0)
+    own, lists = axis.ids(topology.n)[:, None], of_round(to.workers, topology, step)
+    leaves = jnp.where(there.arrives(own, lists), axis.own(jnp.asarray(to.weights)[turn], topology.n), 0)
+    routes, at = plan(topology, axis.devices()), _here(topology, step)
+    comes = jnp.where(there.arrives(own, _others(routes, at)), jnp.asarray(routes.weights)[at], 0)
+    return 1 - jnp.sum(leaves, axis=1) + jnp.sum(comes, axis=1)
 
 
 def _common(mean: jax.Array) -> jax.Array:
@@ -146,16 +203,20 @@ def _derivative(primals, tangents):
 
 def _pulled(tree: PyTree, table: PyTree, topology: Topology, step: jax.Array | None, onto: bool) -> PyTree:
     """What gossip adds, or with `onto` what comes of adding it."""
-    return jax.tree.map(partial(summed, plan(topology, axis.devices()), _here(topology, step), onto=onto), tree, table)
+    routes, at = plan(topology, axis.devices()), _here(topology, step)
+    return jax.tree.map(partial(summed, routes, at, onto=onto, arrives=_arrives(routes, at, topology)), tree, table)
 
 
-def summed(routes: Routes, at: tuple, own: jax.Array, table: jax.Array, *, onto: bool) -> jax.Array:
+def summed(routes: Routes, at: tuple, own: jax.Array, table: jax.Array, *, onto: bool, arrives: jax.Array | None = None) -> jax.Array:
     """What gossip adds to a leaf `[n, ...]`, or with `onto` what comes of adding it, from a table `[m, ...]`, as the routes have it.
 
     Args:
         at: this round and this device in the routes' arrays.
+        arrives: which of the weights count; None: all.
     """
     weights = jnp.asarray(routes.weights, own.dtype)[at]
+    if arrives is not None:
+        weights = jnp.where(arrives, weights, 0)
     if routes.places is None:
         return _by_product(own, table, weights, onto)
     return _by_rows(own, table, jnp.asarray(routes.places)[at], weights, onto)

@@ -37,12 +37,14 @@ class Routes(NamedTuple):
         length: m.
         weights: of others, `[period, D, n, m]`, one's own 0; or, where few are not 0, lists of those, `[period, D, n, K]`.
         places: where in the table the lists' rows are, `[period, D, n, K]`; None: there are no lists.
+        whose: the worker whose row each of the table is, int32 `[period, D, m]`; -1: nobody's.
     """
 
     permutes: list[list[Permute]] | None
     length: int
     weights: np.ndarray
     places: np.ndarray | None
+    whose: np.ndarray
 
 
 @lru_cache(maxsize=64)
@@ -58,16 +60,19 @@ def plan(topology: Topology, devices: int, rows: bool | None = None) -> Routes:
     brought = max(sum(permute.workers.shape[1] for permute in round) for round in permutes)
     everybody = devices > 1 and brought >= topology.n - n
     length = topology.n if everybody else n + brought
+    turns = [(W, round, device) for W, round in zip(topology.matrices, permutes, strict=True) for device in range(devices)]
+    tables = [np.arange(topology.n) if everybody else _table(round, device, n) for _, round, device in turns]
     found = [
-        _find(W[device * n : (device + 1) * n], np.arange(topology.n) if everybody else _table(round, device, n), device * n, topology.n)
-        for W, round in zip(topology.matrices, permutes, strict=True)
-        for device in range(devices)
+        _find(W[device * n : (device + 1) * n], table, device * n, topology.n) for (W, _, device), table in zip(turns, tables, strict=True)
     ]
     most = max(int(np.bincount(row, minlength=1).max()) for row, *_ in found)
     few = most <= min(_MOST, max(_FEW, length // _SHARE)) if rows is None else rows
     arrays = [_few(*entries, n, most) if few else _all(*entries, n, length) for entries in found]
     weights, places = (np.stack(kind).reshape(topology.period, devices, n, -1) for kind in zip(*arrays, strict=True))
-    return Routes(None if everybody else permutes, length, weights, places if few else None)
+    whose = np.stack([np.pad(table, (0, length - len(table)), constant_values=-1) for table in tables]).astype(np.int32)
+    return Routes(
+        None if everybody else permutes, length, weights, places if few else None, whose.reshape(topology.period, devices, length)
+    )
 
 
 def different(permutes: list[list[Permute]]) -> tuple[list[list[Permute]], np.ndarray]:

@@ -172,6 +172,8 @@ def test_sums_and_multiples():
         (clusters.slow(clusters.exponential(2), [0], 3), False),
         (clusters.per_server(clusters.constant(2), 3), True),
         (clusters.per_server(clusters.exponential(2), 3), False),
+        (clusters.sampled(2, of=3), False),
+        (clusters.sampled(3, of=3), True),
     ],
     ids=lambda value: getattr(value, "name", None),
 )
@@ -216,6 +218,40 @@ def test_workers_of_one_server_share_each_draw():
     np.testing.assert_array_equal(values, draws(EXPONENTIAL)[:, [0, 0, 0, 1, 1, 1, 2, 2]])
     assert clusters.per_server(clusters.constant([1, 2]), 3).workers == 6
     assert (draws(clusters.per_server(clusters.constant([1, 2]), 3)) == [1, 1, 1, 2, 2, 2]).all()
+
+
+def test_samples_without_replacement():
+    """Exactly k, each worker as often as another, and each pair: within 5 standard errors."""
+    quantity = clusters.sampled(3, of=8)
+    values = draws(quantity)
+    assert set(values.ravel()) == {0, 1}
+    assert (values.sum(axis=1) == 3).all()
+    np.testing.assert_allclose(values.mean(axis=0), 3 / 8, atol=5 * np.sqrt(15 / 64 / DRAWS))
+    pairs = (values.T @ values / DRAWS)[np.triu_indices(8, 1)]
+    np.testing.assert_allclose(pairs, 3 / 28, atol=5 * np.sqrt(3 / 28 / DRAWS))
+    assert (quantity.workers, clusters.per_server(quantity, 2).workers) == (8, 16)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"present": clusters.sampled(2, of=3), "up": clusters.constant([1.0, 2.0])}, "quantities for different numbers of workers"),
+        ({"present_for": 0}, "Cluster: present_for = 0: need an integer, at least 1"),
+        ({"present_for": 4}, "Cluster: present_for = 4, but everybody is present: need a quantity that says who is"),
+        ({"delivered": clusters.sampled(2, of=3)}, r"delivered = sampled\(2, of=3\) is for 3 workers: need a quantity of links"),
+        ({"delivered": clusters.slow(EXPONENTIAL, [4], 2.0)}, "is for 5 workers: need a quantity of links"),
+        ({"present": 0.5}, "Cluster: present = 0.5: need a quantity"),
+    ],
+)
+def test_who_is_there_and_what_arrives_are_checked(options, error):
+    with pytest.raises(ValueError, match=error):
+        clusters.Cluster(clusters.constant(1.0), **options)
+
+
+def test_a_cluster_that_says_who_is_there_is_for_as_many():
+    with pytest.raises(ValueError, match="a cluster of 4 workers for a problem of 5"):
+        clusters.Cluster(clusters.constant(1.0), present=clusters.sampled(2, of=4)).need_workers(5)
+    clusters.Cluster(clusters.constant(1.0), delivered=clusters.bernoulli(0.5, 1.0)).need_workers(5)
 
 
 def test_a_trace_goes_by_the_clock_and_begins_again():
@@ -274,6 +310,7 @@ NAMED = [
         clusters.bounded(clusters.exponential(1), 2),
         clusters.bounded(clusters.exponential(2), 1),
     ],
+    *[clusters.sampled(1, of=2), clusters.sampled(1, of=3), clusters.sampled(2, of=3)],
     *[clusters.slow(clusters.exponential(1), [1], 2), clusters.slow(clusters.exponential(1), [2], 2)],
     *[clusters.slow(clusters.exponential(1), [1], 3), clusters.per_server(clusters.exponential(1), 2)],
     *[clusters.per_server(clusters.exponential(1), 3), 2 * clusters.exponential(1), 3 * clusters.exponential(1)],
@@ -301,6 +338,9 @@ def test_names_tell_all_parameters():
         clusters.Cluster(first, noise=0.1),
         clusters.Cluster(first, noise=0.2),
         *[clusters.Cluster(first, overlap=overlap) for overlap in overlaps(first, second)],
+        clusters.Cluster(first, present=first),
+        clusters.Cluster(first, present=first, present_for=2),
+        clusters.Cluster(first, delivered=first),
     ]
     assert len({cluster.name for cluster in other}) == len(other)
 
@@ -384,6 +424,8 @@ def test_no_numbers_are_refused(make, error, wrong):
             lambda: clusters.Cluster(QUANTITY, up=clusters.trace(np.array([[1], [1]]), 1), down=clusters.constant([1, 2, 3])),
             "different numbers",
         ),
+        (lambda: clusters.sampled(0, 2), "sampled: k = 0: need an integer, at least 1"),
+        (lambda: clusters.sampled(3, of=2), "sampled: k = 3 of 2: need at most 2"),
         (lambda: clusters.Cluster(QUANTITY, micro_batches=0), "Cluster: micro_batches = 0: need an integer, at least 1"),
         (lambda: clusters.Cluster(QUANTITY, up=clusters.constant(-1.0)), "constant: given -1"),
         (lambda: clusters.Cluster(clusters.constant([1, 2]), per_sample=clusters.constant([1, 2, 3])), "different numbers of workers"),

@@ -16,12 +16,22 @@ import numpy as np
 import pytest
 
 import dsgd
-from experiments import asynchrony, compare, complexity_table, compression, convergence_rates, heterogeneity, switch_timelines, topology
+from experiments import (
+    asynchrony,
+    availability,
+    compare,
+    complexity_table,
+    compression,
+    convergence_rates,
+    heterogeneity,
+    switch_timelines,
+    topology,
+)
 from experiments.benchmark import compression as throughput
 from experiments.benchmark import methods, mixing, rounds, start
 from experiments.helpers import commands, common
 
-SCRIPTS = (asynchrony, compare, complexity_table, compression, convergence_rates, heterogeneity, switch_timelines, topology)
+SCRIPTS = (asynchrony, availability, compare, complexity_table, compression, convergence_rates, heterogeneity, switch_timelines, topology)
 BENCHMARKS = (throughput, methods, mixing, rounds, start)
 
 

@@ -1,0 +1,55 @@
+"""Who takes part in a round on a cluster, and what arrives: draws of its quantities."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from dsgd import workers
+from dsgd.base import Round
+from dsgd.clusters.cluster import Cluster
+from dsgd.clusters.quantities import Quantity
+
+_PRESENT, _DELIVERED = 0x70726573, 0x64656C69  # far from the small numbers that methods fold into a round's key
+
+
+def present(cluster: Cluster, round: Round, key: jax.Array) -> jax.Array | None:
+    """Who takes part, bool `[N]`; None: everybody.
+
+    Args:
+        cluster: which says so.
+        round: the present one.
+        key: of the first of the `present_for` rounds for which it stays so.
+    """
+    if cluster.present is None:
+        return None
+    return _some(cluster.present, jax.random.fold_in(key, _PRESENT), round, jnp.arange(round.workers))
+
+
+def attendance(cluster: Cluster, round: Round) -> workers.Attendance | None:
+    """What collectives are to know of a round; None: everybody is there, and all arrives.
+
+    Args:
+        cluster: which says so.
+        round: with its `present`.
+    """
+    if cluster.present is None and cluster.delivered is None:
+        return None
+    N, delivered = round.workers, cluster.delivered
+    there = jnp.ones(N, bool) if round.present is None else round.present
+    if delivered is None:
+        return workers.Attendance(there, there, lambda i, j: there[i] & there[j])
+    key = jax.random.fold_in(round.key, _DELIVERED)
+
+    def arrives(i: jax.Array, j: jax.Array) -> jax.Array:
+        # A pair of workers has one link, with one number: it is down in both directions.
+        i, j = jnp.broadcast_arrays(i, j)
+        return there[i] & there[j] & _some(delivered, key, round, jnp.minimum(i, j) * N + jnp.maximum(i, j))
+
+    return workers.Attendance(there, there & _some(delivered, key, round, jnp.arange(N)), arrives)
+
+
+def _some(quantity: Quantity, key: jax.Array, round: Round, numbers: jax.Array) -> jax.Array:
+    """Of which numbers there is more than 0, bool of their shape."""
+    sample = jax.vmap(lambda number: quantity.sample(key, jnp.float32(round.clock), number))
+    return (sample(numbers.reshape(-1)) > 0).reshape(numbers.shape)

@@ -1,0 +1,29 @@
+"""What a round makes of those who are away from it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from dsgd import workers
+from dsgd.base import Algorithm, Round, State
+
+
+def state(algorithm: Algorithm, before: State, after: State, round: Round) -> State:
+    """The state after a round: who was away has what the method says of it; where all were, the server has what it had."""
+    if round.present is None:
+        return after
+    assert callable(algorithm.away)
+    rows = workers.where_rows(round.present, after.workers, algorithm.away(before.workers, after.workers, round))
+    server = jax.tree.map(partial(jnp.where, jnp.any(round.present)), after.server, before.server)
+    return State(after.step, server, rows)
+
+
+def mean(losses: jax.Array, round: Round) -> jax.Array:
+    """The mean over those that take part in the round; NaN where nobody does."""
+    if round.present is None:
+        return workers.mean(losses)
+    mine = workers.where_rows(round.present, losses, jnp.zeros_like(losses))
+    return workers.sum(mine) / jnp.sum(round.present)

@@ -1,0 +1,228 @@
+"""What it costs that workers are away, or messages are lost: loss over rounds and seconds as the share of them falls from 1 to 0.3.
+
+    python -m experiments.availability --shares 1.0 0.5 0.1
+
+Which workers take part is drawn in every round, without replacement; for local SGD and SCAFFOLD once for each averaging, as clients are
+sampled in federated learning. Messages are lost independently: in gossip with their link, in averages over all a worker's part. Each method
+at each share has the step size of the grid with the smallest loss over the second half of the run. Workers' data differ by label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import optax
+import tyro
+from matplotlib.figure import Figure
+from rich.table import Table
+
+import algorithms
+import dsgd
+import topologies
+from dsgd import clusters, problems, records
+from experiments.helpers import commands, common, figures
+
+WHAT = {"present": "workers present", "delivered": "messages delivered"}
+SLACK = 1.5  # the target: the highest loss that a method ends at where most is there, times this
+COSTS: dict[str, Callable[[dict[str, np.ndarray]], np.ndarray]] = {
+    "rounds": lambda history: history["step"].astype(float),
+    "seconds": lambda history: history["clock"].mean(axis=0),
+}
+
+
+@dataclass(frozen=True)
+class Args:
+    """Compares methods where workers are away, and where messages are lost."""
+
+    shares: tuple[float, ...] = (1.0, 0.9, 0.7, 0.5, 0.3)
+    """Shares of workers that are present, and of messages that are delivered."""
+    workers: int = 16
+    """Number of workers."""
+    data: str = "digits"
+    """digits, breast-cancer, mnist or cifar-10 (the last two are read from --data-dir), for logistic regression."""
+    data_dir: commands.DataDir = None
+    partition: str = "by-label"
+    """Who gets which samples: iid or by-label."""
+    batch_size: int = 16
+    """Samples that each worker draws in a round."""
+    period: int = 4
+    """Rounds from one averaging of local SGD and SCAFFOLD to the next."""
+    learning_rates: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
+    """Step sizes to choose from."""
+    steps: int = 600
+    """Rounds."""
+    seeds: int = 3
+    """Independent runs."""
+    seed: int = 0
+    """Of everything random."""
+    latency: float = 1e-4
+    """Seconds that a message takes besides its transfer."""
+    bandwidth: float = 1e8
+    """Bits per second of a worker's port."""
+    compute: float = 1e-4
+    """Seconds that a worker computes for one sample."""
+    delay: float = 1e-3
+    """Mean of a random delay of each worker's batch, in seconds (exponentially distributed)."""
+    out: Path = field(default=Path("results/availability"))
+    """Folder for config.json, history.csv and figure.png."""
+    progress: bool = True
+    """Show progress bars."""
+    cache: commands.Cache = None
+
+
+class Case(NamedTuple):
+    """A method where this share of workers, or of messages, is there."""
+
+    method: str
+    what: str
+    share: float
+
+    @property
+    def name(self) -> str:
+        """For the file of histories."""
+        return f"{self.method}, {self.what} {self.share:g}"
+
+
+def main(args: Args) -> None:
+    for share in args.shares:
+        if not 0 < share <= 1:
+            raise ValueError(f"--shares {share:g}: need parts of all, above 0 and at most 1")
+    problem = problems.logistic_regression(
+        args.data, args.workers, args.partition, batch_size=args.batch_size, seed=args.seed, data_dir=args.data_dir
+    )
+    methods = build(args)
+    cases = [Case(name, what, share) for what in WHAT for share in sorted(args.shares, reverse=True) for name in methods]
+    by_case = {case: make_cluster(args, case) for case in cases}
+    commands.begin(args)
+    found: dict[str, dict[str, np.ndarray]] = {}
+    with commands.kept(records.write_histories, args.out / "history.csv", found):
+        for case, history in train(args, problem, methods, by_case):
+            found[case.name] = history
+    histories = {case: found[case.name] for case in cases if case.name in found}
+    if not histories:
+        raise ValueError(f"every method diverged at every step size of {args.learning_rates}; need smaller ones")
+    figures.save_figure(draw(args, histories), args.out / "figure.png")
+    screen = common.console()
+    screen.print(losses(args, histories))
+    screen.print(seconds(args, histories))
+    screen.print(f"Written: {args.out}/config.json, history.csv, figure.png", soft_wrap=True)
+
+
+def build(args: Args) -> dict[str, Callable[[Any], dsgd.Algorithm]]:
+    """The methods by name, each a function of the step size."""
+    ring, peers = topologies.ring(args.workers), topologies.one_peer_exponential(args.workers)
+    return {
+        "mb-sgd": lambda learning_rate: algorithms.minibatch_sgd(optax.sgd(learning_rate)),
+        "local-sgd": lambda learning_rate: algorithms.local_sgd(optax.sgd(learning_rate), args.period),
+        "scaffold": lambda learning_rate: algorithms.scaffold(optax.sgd(learning_rate), args.period),
+        "dsgd": lambda learning_rate: algorithms.decentralized_sgd(optax.sgd(learning_rate), ring),
+        "gradient-tracking": lambda learning_rate: algorithms.gradient_tracking(optax.sgd(learning_rate), ring),
+        "sgp": lambda learning_rate: algorithms.stochastic_gradient_push(optax.sgd(learning_rate), peers),
+    }
+
+
+def make_cluster(args: Args, case: Case) -> clusters.Cluster:
+    """Equal workers with random delays, of which so many are there, or whose messages arrive so often; where all do, nothing is drawn."""
+    some: dict[str, Any] = {}
+    if case.share < 1 and case.what == "present":
+        some["present"] = clusters.sampled(max(1, round(case.share * args.workers)), of=args.workers)
+        some["present_for"] = args.period if case.method in ("local-sgd", "scaffold") else 1
+    elif case.share < 1:
+        some["delivered"] = clusters.bernoulli(case.share, 1.0)
+    compute = clusters.constant(args.compute * args.batch_size) + clusters.exponential(args.delay)
+    return clusters.Cluster(compute, up=clusters.constant(args.bandwidth), latency=args.latency, **some)
+
+
+def train(
+    args: Args,
+    problem: dsgd.Problem,
+    methods: dict[str, Callable[[Any], dsgd.Algorithm]],
+    by_case: dict[Case, clusters.Cluster],
+) -> Iterator[tuple[Case, dict[str, np.ndarray]]]:
+    """Case by case, the history at the best step size; without those that diverged at every one."""
+    options: dict[str, Any] = {"steps": args.steps, "seeds": args.seeds, "seed": args.seed, "progress": False}
+    done: dict[tuple[str, str], common.Tuned | None] = {}  # where all are there, all arrives
+    for case in common.bar(list(by_case), "availability", args.progress):
+        cluster = by_case[case]
+        if (case.method, cluster.name) not in done:
+            done[case.method, cluster.name] = common.tune(methods[case.method], problem, args.learning_rates, cluster=cluster, **options)
+        if tuned := done[case.method, cluster.name]:
+            kept = {name: values for name, values in tuned.history.items() if name != "present"}  # the same columns for all
+            yield case, {**kept, "learning_rate": np.full_like(tuned.history["loss"], tuned.learning_rate)}
+
+
+def target(histories: dict[Case, dict[str, np.ndarray]]) -> float:
+    """A loss that every method reaches well before its end where most is there."""
+    most = max(case.share for case in histories)
+    return SLACK * max(float(dsgd.tail_mean(history["loss"]).mean()) for case, history in histories.items() if case.share == most)
+
+
+def losses(args: Args, histories: dict[Case, dict[str, np.ndarray]]) -> Table:
+    """Where each method ends."""
+
+    def cell(history: dict[str, np.ndarray]) -> str:
+        edge = history["learning_rate"][0, 0] in (min(args.learning_rates), max(args.learning_rates))
+        return f"{'*' * edge}{dsgd.tail_mean(history['loss']).mean():.3g}"
+
+    what = f"{args.data}, {args.partition}, {args.workers} workers, {common.runs(args.seeds)}"
+    title = f"{what}:\nloss over the last tenth of {args.steps:,} rounds"
+    return tabulate(histories, cell, title, "*: the best step size is at an edge of the grid. -: diverged.")
+
+
+def seconds(args: Args, histories: dict[Case, dict[str, np.ndarray]]) -> Table:
+    """How long each takes to the target."""
+    goal = target(histories)
+
+    def cell(history: dict[str, np.ndarray]) -> str:
+        at = common.first_reaching(history["loss"], goal)
+        return "-" if at is None else f"{history['clock'][:, at].mean():.3g}"
+
+    caption = f"-: not reached. Target: {SLACK:g} times the highest loss\nthat a method ends at in the first row."
+    return tabulate(histories, cell, f"seconds to loss {goal:.3g}", caption)
+
+
+def tabulate(histories: dict[Case, dict[str, np.ndarray]], cell: Callable[[dict[str, np.ndarray]], str], title: str, caption: str) -> Table:
+    """One row a share, one column a method."""
+    methods = list(dict.fromkeys(case.method for case in histories))
+    table = Table(title=title, caption=caption)
+    table.add_column("share of", no_wrap=True)
+    for name in methods:
+        table.add_column(name.replace("-", "\n"), justify="right", no_wrap=True)
+    for what, words in WHAT.items():
+        table.add_section()
+        table.add_row(words)
+        for share in sorted({case.share for case in histories}, reverse=True):
+            row = (histories.get(Case(name, what, share)) for name in methods)
+            table.add_row(f"{share:.0%}", *("-" if history is None else cell(history) for history in row))
+    return table
+
+
+def draw(args: Args, histories: dict[Case, dict[str, np.ndarray]]) -> Figure:
+    """A column for each method; a row for each of what is missing and what it costs; a line for each share."""
+    methods = list(dict.fromkeys(case.method for case in histories))
+    shares = sorted({case.share for case in histories}, reverse=True)
+    sheet = Figure(figsize=(3 * len(methods), 11), layout="constrained")
+    panels = figures.panels(sheet, len(methods), len(WHAT) * len(COSTS)).reshape(len(WHAT), len(COSTS), len(methods))
+    for (what, words), rows in zip(WHAT.items(), panels, strict=True):
+        for (label, cost), row in zip(COSTS.items(), rows, strict=True):
+            row[0].set_ylabel(f"share of {words}:\nloss f(mean x)")
+            for name, axes in zip(methods, row, strict=True):
+                axes.set(yscale="log", xlabel=label)
+                shown = {share: histories[case] for share in shares if (case := Case(name, what, share)) in histories}
+                figures.draw_lines(axes, {f"{share:.0%}": (cost(history), history["loss"]) for share, history in shown.items()})
+    for name, axes in zip(methods, panels[0, 0], strict=True):
+        axes.set_title(name)
+    figures.plain_log(panels[0, 0, 0].yaxis)
+    handles, labels = panels[0, 0, 0].get_legend_handles_labels()
+    sheet.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    what = f"{args.data}, {args.partition}, {args.workers} workers, each share at its best step size"
+    figures.title(sheet, f"{what}; {common.errors('bands', args.seeds)}")
+    return sheet
+
+
+if __name__ == "__main__":
+    commands.launch(main, tyro.cli(Args))

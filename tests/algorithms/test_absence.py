@@ -1,0 +1,310 @@
+"""Methods where workers are away and messages are lost, each against a readable numpy loop with the same masks.
+
+Models are the rows of X `[N, d]`. A round takes a second, so that masks are recordings by the clock: `HERE[t, n]`, and `ARRIVES[t, number]`
+by the number of a link, or of a worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import algorithms
+import dsgd
+import topologies
+from dsgd import clusters, compressors, problems
+from dsgd.runs import plans
+from theory_checks.recursions.compressed import largest_half
+
+N, D, T, H, GAMMA, BETA = 8, 4, 12, 3, 0.1, 0.5
+DRAW = np.random.default_rng(3)
+HERE = DRAW.random((T, N)) < 0.6
+HERE[4:6] = False  # nobody is there, of local methods in a round that averages
+ARRIVES = DRAW.random((T, N * N)) < 0.7
+ARRIVES[8, :N] = False  # everybody's part of what is averaged is lost
+PROBLEM = problems.random_quadratic(N, D, heterogeneity=2.0, seed=1)
+A, B = (np.asarray(leaf, float) for leaf in PROBLEM.data[:2])
+WORD = 32 * D  # bits of a model
+
+LINKS = clusters.Quantity(
+    lambda key, clock, number: jnp.asarray(ARRIVES, jnp.float32)[jnp.int32(clock), number], "given by the clock", positive=False
+)
+CLUSTER = clusters.Cluster(clusters.constant(1.0), present=clusters.trace(HERE.T.astype(float), 1.0), delivered=LINKS)
+SGD, MOMENTUM = optax.sgd(GAMMA), optax.sgd(GAMMA, momentum=BETA)
+RING, COMPLETE, PUSH, MATCHED = (
+    topologies.ring(N),
+    topologies.complete(N),
+    topologies.one_peer_exponential(N),
+    topologies.random_matchings(N),
+)
+
+
+def slopes(X: np.ndarray) -> np.ndarray:
+    """Every worker's gradient at its own model."""
+    return np.einsum("nij,nj->ni", A, X) - B
+
+
+def counted(t: int) -> np.ndarray:
+    """Who is there, and whose part of a sum over all arrives."""
+    return HERE[t] & ARRIVES[t, :N]
+
+
+def ring_bits(t: int, vectors: int = 1) -> int:
+    """Sent by all in an all-reduce among those who are there."""
+    m = HERE[t].sum()
+    return m * round(2 * (m - 1) / m * vectors * WORD) if m else 0
+
+
+def gossip(t: int, topology: dsgd.Topology, columns: bool = False) -> tuple[np.ndarray, int]:
+    """W', whose rows sum to 1 (or its columns), and the messages sent and received."""
+    W = topology.matrices[t % topology.period].toarray()
+    mixed, messages = np.zeros_like(W), 0
+    for i in range(N):
+        for j in range(N):
+            if i == j or not W[i, j] or not (HERE[t, i] and HERE[t, j]):
+                continue
+            messages += 1  # j has sent it
+            if ARRIVES[t, min(i, j) * N + max(i, j)]:
+                messages += 1
+                mixed[i, j] = W[i, j]
+    return mixed + np.diag(1 - mixed.sum(axis=0 if columns else 1)), messages
+
+
+def gradients_averaged(vectors: float | None = None) -> tuple[dict, float]:
+    x, memory, bits = np.zeros(D), np.zeros(D), 0.0
+    for t in range(T):
+        if counted(t).any():
+            memory = BETA * memory + slopes(np.tile(x, (N, 1)))[counted(t)].mean(axis=0)
+            x = x - GAMMA * memory
+        bits += 2 * ring_bits(t) if vectors is None else 2 * vectors * WORD * HERE[t].sum()
+    return {"params": x}, bits
+
+
+def models_averaged(period: int) -> tuple[dict, float]:
+    """With clients that are drawn once for every averaging: FedAvg."""
+    X, bits = np.zeros((N, D)), 0.0
+    for t in range(T):
+        X = np.where(HERE[t][:, None], X - GAMMA * slopes(X), X)
+        if (t + 1) % period == 0:
+            bits += 2 * ring_bits(t)
+            if counted(t).any():
+                X = np.tile(X[counted(t)].mean(axis=0), (N, 1))
+    return {"params": X}, bits
+
+
+def models_mixed(topology: dsgd.Topology, period: int) -> tuple[dict, float]:
+    X, bits = np.zeros((N, D)), 0.0
+    for t in range(T):
+        X = np.where(HERE[t][:, None], X - GAMMA * slopes(X), X)
+        if (t + 1) % period == 0:
+            W, messages = gossip(t, topology)
+            X, bits = W @ X, bits + messages * WORD
+    return {"params": X}, bits
+
+
+def controlled() -> tuple[dict, float]:
+    """Whoever has missed a round has its control variate stand for the gradient."""
+    Y, own, c, total, bits = np.zeros((N, D)), np.zeros((N, D)), np.zeros(D), np.zeros((N, D)), 0.0
+    for t in range(T):
+        g = slopes(Y)
+        total += np.where(HERE[t][:, None], g, own)
+        Y = np.where(HERE[t][:, None], Y - GAMMA * (g - own + c), Y)
+        if (t + 1) % H == 0:
+            S, bits = counted(t), bits + 2 * ring_bits(t, 2)
+            new = np.where(S[:, None], total / H, own)
+            c, own, total = c + (new - own).sum(axis=0) / N, new, np.zeros((N, D))
+            if S.any():
+                Y = np.tile(Y[S].mean(axis=0), (N, 1))
+    return {"params": Y, "control": own, "server": c}, bits
+
+
+def decentralized(topology: dsgd.Topology) -> tuple[dict, float]:
+    X, memory, bits = np.zeros((N, D)), np.zeros((N, D)), 0.0
+    for t in range(T):
+        memory = np.where(HERE[t][:, None], BETA * memory + slopes(X), memory)
+        W, messages = gossip(t, topology)
+        X, bits = W @ np.where(HERE[t][:, None], X - GAMMA * memory, X), bits + messages * WORD
+    return {"params": X}, bits
+
+
+def tracked(topology: dsgd.Topology) -> tuple[dict, float]:
+    X, Y, last, bits = np.zeros((N, D)), np.zeros((N, D)), np.zeros((N, D)), 0.0
+    for t in range(T):
+        W, messages = gossip(t, topology)
+        g = np.where(HERE[t][:, None], slopes(X), last)
+        Y, last, bits = W @ Y + g - last, g, bits + 2 * messages * WORD
+        X = W @ X - GAMMA * np.where(HERE[t][:, None], Y, 0)
+        np.testing.assert_allclose(Y.mean(axis=0), g.mean(axis=0))
+    return {"params": X, "tracker": Y, "gradient": last}, bits
+
+
+def pushed(topology: dsgd.Topology) -> tuple[dict, float]:
+    X, mass, bits = np.zeros((N, D)), np.ones(N), 0.0
+    for t in range(T):
+        W, messages = gossip(t, topology, columns=True)
+        X = W @ np.where(HERE[t][:, None], X - GAMMA * slopes(X / mass[:, None]), X)
+        mass, bits = W @ mass, bits + messages * (WORD + 32)
+    return {"params": X, "mass": mass}, bits
+
+
+def squeezed(topology: dsgd.Topology, eta: float) -> tuple[dict, float]:
+    X, error, bits = np.zeros((N, D)), np.zeros((N, D)), 0.0
+    for t in range(T):
+        half = X - GAMMA * slopes(X)
+        sent = np.apply_along_axis(largest_half, 1, half + error)
+        W, messages = gossip(t, topology)
+        there = HERE[t][:, None]
+        X, error = np.where(there, half + eta * (W @ sent - sent), X), np.where(there, half + error - sent, error)
+        bits += messages * compressors.whole_model(compressors.top_k(0.5)).mean_bits(D)
+    return {"params": X, "error": error}, bits
+
+
+METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
+    "gd": (algorithms.gradient_descent(MOMENTUM), gradients_averaged),
+    "mb-sgd": (algorithms.minibatch_sgd(MOMENTUM), gradients_averaged),
+    "mb-sgd-server": (algorithms.parameter_server_sgd(MOMENTUM), lambda: gradients_averaged(1)),
+    "mb-sgd-model": (algorithms.model_averaging_sgd(SGD), lambda: models_averaged(1)),
+    "local-sgd": (algorithms.local_sgd(SGD, H), lambda: models_averaged(H)),
+    "local-sgd on a ring": (algorithms.local_sgd(SGD, H, RING), lambda: models_mixed(RING, H)),
+    "scaffold": (algorithms.scaffold(SGD, H), controlled),
+    "dsgd": (algorithms.decentralized_sgd(MOMENTUM, RING), lambda: decentralized(RING)),
+    "dsgd-complete": (algorithms.decentralized_sgd(MOMENTUM, COMPLETE), lambda: decentralized(COMPLETE)),
+    "gradient-tracking": (algorithms.gradient_tracking(SGD, MATCHED), lambda: tracked(MATCHED)),
+    "sgp": (algorithms.stochastic_gradient_push(SGD, PUSH), lambda: pushed(PUSH)),
+    "deepsqueeze": (
+        algorithms.deepsqueeze(SGD, RING, compressors.whole_model(compressors.top_k(0.5)), 0.3),
+        lambda: squeezed(RING, 0.3),
+    ),
+}
+
+
+def run(method: dsgd.Algorithm, cluster: clusters.Cluster | None = CLUSTER, **options: Any) -> dsgd.Result:
+    return dsgd.run(method, PROBLEM, **({"steps": T, "key": jax.random.key(0), "cluster": cluster, "mesh": 1} | options))
+
+
+def named(result: dsgd.Result) -> dict[str, np.ndarray]:
+    """What the state has, by the names of the numpy loops."""
+    server, rows = result.state.server, result.state.workers
+    parts = rows._asdict() if hasattr(rows, "_asdict") else {"params": server.params}
+    return {**parts, "server": server}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_goes_on_with_those_who_are_there(name):
+    method, by_hand = METHODS[name]
+    expected, bits = by_hand()
+    for devices in (1, 8):
+        result = run(method, mesh=devices)
+        found = named(result)
+        for part, values in expected.items():
+            np.testing.assert_allclose(found[part], values, rtol=2e-5, atol=2e-6, err_msg=part)
+        assert result.history["bits"][-1] * N == bits
+        np.testing.assert_allclose(result.history["present"][1:], HERE.mean(axis=1), rtol=1e-6)
+        np.testing.assert_allclose(result.history["clock"], np.arange(T + 1))
+
+
+def test_scaffold_with_sampled_clients_is_the_papers_algorithm_1():
+    """S is drawn once for each averaging, H local steps at a time."""
+    S = np.array([np.random.default_rng(t).permutation(N) < 3 for t in range(T // H)])
+    cluster = clusters.Cluster(clusters.constant(1.0), present=clusters.trace(S.T.astype(float), float(H)))
+    x, c, own = np.zeros(D), np.zeros(D), np.zeros((N, D))
+    for chosen in S:
+        y = np.tile(x, (N, 1))
+        for _ in range(H):
+            y -= GAMMA * (slopes(y) - own + c)
+        plus = own - c + (x - y) / (H * GAMMA)
+        x = x + (y - x)[chosen].mean(axis=0)
+        c = c + (plus - own)[chosen].sum(axis=0) / N
+        own = np.where(chosen[:, None], plus, own)
+    found = run(METHODS["scaffold"][0], cluster)
+    np.testing.assert_allclose(found.params, x, rtol=2e-5)
+    np.testing.assert_allclose(found.state.server, c, rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(found.state.workers.control, own, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["mb-sgd", "local-sgd", "scaffold", "dsgd", "dsgd-complete", "sgp"])
+def test_where_all_are_there_and_all_arrives_it_is_the_run_without(name):
+    ports = {"up": clusters.constant(64.0), "latency": 0.25}
+    certain = {"present": clusters.bernoulli(1.0, 1.0), "delivered": clusters.bernoulli(1.0, 1.0)}
+    some, all_of = (run(METHODS[name][0], clusters.Cluster(clusters.exponential(1.0), **ports, **more)) for more in (certain, {}))
+    for mine, others in zip(jax.tree.leaves(some.state), jax.tree.leaves(all_of.state), strict=True):
+        np.testing.assert_allclose(mine, others, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(some.history["bits"], all_of.history["bits"])
+    np.testing.assert_allclose(some.history["clock"], all_of.history["clock"], rtol=1e-6)
+    assert set(some.history) - set(all_of.history) == {"present"}
+
+
+def test_seeds_draw_their_own_and_are_the_runs_alone():
+    cluster = clusters.Cluster(clusters.constant(1.0), present=clusters.bernoulli(0.5, 1.0), delivered=clusters.bernoulli(0.8, 1.0))
+    method = METHODS["dsgd"][0]
+    together = run(method, cluster, seeds=3)
+    assert len(np.unique(together.history["present"][:, 1:].sum(axis=1))) > 1
+    alone = run(method, cluster, key=jax.random.split(jax.random.key(0), 3)[1])
+    for what in ("present", "bits", "clock"):
+        np.testing.assert_array_equal(alone.history[what], together.history[what][1])
+    np.testing.assert_allclose(alone.history["loss"], together.history["loss"][1], rtol=1e-5)
+
+
+def test_the_training_loss_is_of_those_who_are_there():
+    here = HERE[:5]  # nobody in the last round
+    cluster = clusters.Cluster(clusters.constant(1.0), present=clusters.trace(here.T.astype(float), 1.0))
+    result = run(algorithms.local_sgd(SGD, H), cluster, steps=5, train_loss=True)
+    X = np.zeros((N, D))
+    for t in range(4):
+        losses = 0.5 * np.einsum("ni,nij,nj->n", X, A, X) - (B * X).sum(axis=1)
+        np.testing.assert_allclose(result.history["train_loss"][t + 1], losses[here[t]].mean(), rtol=1e-5, atol=1e-6)
+        X = np.where(here[t][:, None], X - GAMMA * slopes(X), X)
+        if (t + 1) % H == 0:
+            X[:] = X[here[t]].mean(axis=0)
+    assert np.isnan(result.history["train_loss"][5])
+
+
+def test_all_others_are_refused_by_name_and_told_which_go_on():
+    goes_on = {"gd", "mb-sgd", "mb-sgd-model", "mb-sgd-server", "local-sgd", "scaffold", "dsgd", "dsgd-complete", "gradient-tracking"}
+    goes_on |= {"sgp", "deepsqueeze"}
+    for name in algorithms.ALGORITHMS:
+        method = algorithms.make(name, SGD, N)
+        if name in goes_on:
+            plans.check_runnable(method, PROBLEM, jax.random.key(0), CLUSTER)
+            assert method.name.partition("(")[0] in plans.GOING_ON
+            continue
+        assert isinstance(method.away, str)
+        with pytest.raises(ValueError) as error:
+            plans.check_runnable(method, PROBLEM, jax.random.key(0), CLUSTER)
+        assert str(error.value).startswith(f"{method.name} on a cluster where workers are away: {method.away}; need a method that goes on:")
+        assert f" {method.name.partition('(')[0]}," not in str(error.value).partition("goes on:")[2]
+
+
+def test_directed_graphs_are_for_push_sum():
+    lossy = clusters.Cluster(clusters.constant(1.0), delivered=clusters.bernoulli(0.5, 1.0))
+    directed = [algorithms.decentralized_sgd(SGD, PUSH), algorithms.gradient_tracking(SGD, PUSH), algorithms.local_sgd(SGD, H, PUSH)]
+    for method in directed:
+        with pytest.raises(ValueError, match=r"where messages are lost: the W of one_peer_exponential\(8\) is not symmetric"):
+            run(method, lossy)
+
+
+def test_push_sum_needs_positive_weights_where_messages_are_lost():
+    """While all arrives, masses are 1; they need not stay above 0 where it does not."""
+    W = 1.1 * topologies.ring(N, topologies.lazy).W - 0.1 * COMPLETE.W
+    assert W.min() < 0
+    method = algorithms.stochastic_gradient_push(SGD, topologies.from_matrix(W, "mine"))
+    with pytest.raises(ValueError, match="workers are away: the W of mine has negative weights"):
+        run(method)
+
+
+def test_a_method_that_does_not_say_is_refused():
+    silent = METHODS["mb-sgd"][0]._replace(away=dsgd.Algorithm._field_defaults["away"])
+    with pytest.raises(ValueError, match=r"it does not say what becomes of a worker that is away \(Algorithm.away\)"):
+        run(silent)
+
+
+def test_what_away_gives_is_held_to_the_protocol():
+    wrong = METHODS["dsgd"][0]._replace(away=lambda before, after, round: before.params)
+    with pytest.raises(ValueError, match=r"decentralized_sgd\(ring\(8\)\): away gives State.workers"):
+        run(wrong)

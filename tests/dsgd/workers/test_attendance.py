@@ -1,0 +1,179 @@
+"""Collectives in rounds from which workers are away, and where messages are lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import topologies
+from dsgd import counts, workers
+from dsgd.network import told
+
+N, D = 8, 3
+DRAW = np.random.default_rng(0)
+X = DRAW.normal(size=(N, D)).astype(np.float32)
+HERE = np.array([True, True, False, True, True, True, False, True])
+COUNTED = HERE & (np.arange(N) != 4)
+DOWN = {(0, 1), (3, 5), (4, 5), (1, 7)}
+GRAPHS = {
+    "ring": topologies.ring(N),
+    "complete": topologies.complete(N),  # by a product
+    "exponential": topologies.exponential(N),
+    "one peer": topologies.one_peer_exponential(N),
+    "star, lazy": topologies.star(N, topologies.lazy),
+}
+UP = np.array([[(min(i, j), max(i, j)) not in DOWN for j in range(N)] for i in range(N)])
+SOME = workers.Attendance(jnp.asarray(HERE), jnp.asarray(COUNTED), lambda i, j: jnp.asarray(UP & HERE & HERE[:, None])[i, j])
+NOBODY = workers.Attendance(jnp.zeros(N, bool), jnp.zeros(N, bool), lambda i, j: jnp.zeros(jnp.broadcast_shapes(i.shape, j.shape), bool))
+
+
+ROWS, ONE = P("workers"), P()
+
+
+def spread(function, devices: int, *arguments: Any, out: Any = ROWS) -> Any:
+    """What it gives of blocks of the arguments."""
+    mesh = workers.mesh(devices)
+    return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=ROWS, out_specs=out, check_vma=False))(*arguments)
+
+
+def mixing(graph: str, step: int, columns: bool) -> tuple[np.ndarray, np.ndarray]:
+    """W', whose rows (or columns) sum to 1, and who has sent whom a message, `[receiver, sender]`."""
+    topology = GRAPHS[graph]
+    W = topology.matrices[step % topology.period].toarray()
+    sent = (W != 0) & ~np.eye(N, dtype=bool) & HERE & HERE[:, None]
+    W = np.where(sent & UP, W, 0)
+    return W + np.diag(1 - W.sum(axis=0 if columns else 1)), sent
+
+
+@pytest.mark.parametrize("devices", [1, 4, 8])
+def test_sums_are_over_those_that_count(devices):
+    def function(x):
+        with workers.attended(SOME):
+            some = workers.sum(x), workers.mean(x), workers.sum(x > 0), workers.if_any(x, -x)[0]
+        with workers.attended(NOBODY):
+            nobody = workers.sum(x), workers.mean(x), workers.if_any(jnp.ones(2), jnp.zeros(2))
+        return some, nobody, workers.mean(x)
+
+    some, nobody, everybody = spread(function, devices, X, out=ONE)
+    kept = X[COUNTED]
+    for found, expected in zip(some, (kept.sum(axis=0), kept.mean(axis=0), (kept > 0).sum(axis=0), X[0]), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert not any(np.any(found) for found in nobody)
+    np.testing.assert_allclose(everybody, X.mean(axis=0), rtol=1e-6, atol=1e-7)
+
+
+def test_what_is_not_a_number_stays_with_who_is_away():
+    def function(x):
+        with workers.attended(SOME):
+            return workers.mean(x)
+
+    np.testing.assert_allclose(spread(function, 2, np.where(COUNTED[:, None], X, np.nan), out=ONE), X[COUNTED].mean(axis=0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("devices", [1, 4, 8])
+def test_rows_are_chosen_by_who_is_there_and_who_counts(devices):
+    def function(x):
+        with workers.attended(SOME):
+            return workers.where_present(x, -x), workers.where_counted(x, -x)
+
+    there, counted = spread(function, devices, X)
+    np.testing.assert_array_equal(there, np.where(HERE[:, None], X, -X))
+    np.testing.assert_array_equal(counted, np.where(COUNTED[:, None], X, -X))
+
+
+@pytest.mark.parametrize("devices", [1, 4, 8])
+def test_gossip_goes_by_the_links_that_are_there(devices):
+    step = 1
+
+    def function(x):
+        with workers.attended(SOME):
+            return {
+                name: (
+                    workers.mix(x, graph, jnp.int32(step)),
+                    workers.pull(x, graph, jnp.int32(step)),
+                    workers.mix(x, graph, jnp.int32(step), keep_sums=True),
+                )
+                for name, graph in GRAPHS.items()
+            }
+
+    for name, (mixed, pulled, kept) in spread(function, devices, X).items():
+        rows, columns = (mixing(name, step, columns)[0] for columns in (False, True))
+        if GRAPHS[name].doubly_stochastic:
+            np.testing.assert_allclose(mixed, rows @ X, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(pulled, rows @ X - X, rtol=1e-5, atol=2e-6)
+            np.testing.assert_array_equal(np.asarray(mixed)[~HERE], X[~HERE])
+        np.testing.assert_allclose(kept, columns @ X, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(np.asarray(kept).sum(axis=0), X.sum(axis=0), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("lengths", ["one for all", "by sender"])
+def test_a_lost_message_is_sent_and_not_received(devices, lengths):
+    step, each = 1, np.full(N, 96) if lengths == "one for all" else np.arange(5, 5 + N)
+
+    def function(x):
+        def told_of(graph):
+            if lengths == "one for all":
+                return told.to_neighbours(x, graph, jnp.int32(step))
+            own = workers.own(jnp.asarray(each, jnp.uint32), N)
+            return told.messages(own, workers.fetch(own, graph, jnp.int32(step)), graph, jnp.int32(step))
+
+        with workers.attended(SOME):
+            infos = {name: told_of(graph) for name, graph in GRAPHS.items()}
+        return {name: (info.bits_up, info.bits_down, info.lost) for name, info in infos.items()}
+
+    for name, info in spread(function, devices, X).items():
+        sent = mixing(name, step, False)[1]
+        up, down, lost = (counts.to_int(np.asarray(part)) for part in info)
+        np.testing.assert_array_equal(up, sent.sum(axis=0) * each)
+        np.testing.assert_array_equal(down, (sent & UP) @ each)
+        np.testing.assert_array_equal(lost, (sent & ~UP) @ each)
+
+
+def test_push_sum_agrees_on_the_true_mean_although_messages_are_lost():
+    """Nothing is lost but time: what has not arrived stays with its sender."""
+    graph = GRAPHS["one peer"]
+    key = jax.random.key(0)
+
+    def function(x):
+        def one_round(t, carry):
+            def arrives(i, j):
+                i, j = jnp.broadcast_arrays(i, j)
+                number = jnp.minimum(i, j) * N + jnp.maximum(i, j)
+                draw = jax.vmap(lambda n: jax.random.bernoulli(jax.random.fold_in(jax.random.fold_in(key, t), n), 0.4))
+                return draw(number.reshape(-1)).reshape(number.shape)
+
+            everybody = jnp.ones(N, bool)
+            with workers.attended(workers.Attendance(everybody, everybody, arrives)):
+                return workers.mix(carry, graph, t, keep_sums=True)
+
+        return lax.fori_loop(0, 300, one_round, (x, jnp.ones(x.shape[0])))
+
+    for devices in (1, 4):
+        x, mass = map(np.asarray, spread(function, devices, X))
+        assert mass.std() > 0.1, "messages were lost"
+        np.testing.assert_allclose(x / mass[:, None], np.tile(X.mean(axis=0), (N, 1)), rtol=2e-5, atol=2e-6)
+
+
+def test_functions_that_are_traced_once_see_each_rounds_attendance():
+    """JAX keeps what it has traced of a function, by its arguments: a round's workers are one of them."""
+
+    @jax.jit
+    def jitted(x):
+        return workers.mean(x)
+
+    def function(x):
+        means = []
+        for there in (SOME, None, NOBODY):
+            with workers.attended(there):
+                means += [jitted(x), lax.cond(x[0, 0] < 100, workers.mean, lambda x: x[0], x)]
+        return jnp.stack(means)
+
+    expected = np.repeat([X[COUNTED].mean(axis=0), X.mean(axis=0), np.zeros(D)], 2, axis=0)
+    np.testing.assert_allclose(spread(function, 1, X, out=ONE), expected, rtol=1e-5, atol=1e-7)

@@ -1,0 +1,66 @@
+"""The script about workers that are away and messages that are lost, with a tiny budget: its files, its tables, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+
+import dsgd
+from experiments import availability
+
+METHODS = ("local-sgd", "sgp")
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """Two of the methods, so that few programs are compiled; printed lines too."""
+    out = tmp_path_factory.mktemp("availability")
+    args = availability.Args(shares=(0.5, 1.0), workers=4, steps=24, seeds=2, learning_rates=(0.1, 0.3), out=out, progress=False)
+    build = availability.build
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(availability, "build", lambda args: {name: build(args)[name] for name in METHODS})
+        patch.setattr(availability.common, "devices_for", lambda workers: dsgd.workers.mesh(1))
+        screen = availability.common.console()
+        patch.setattr(availability.common, "console", lambda: screen)
+        with screen.capture() as captured:
+            availability.main(args)
+    return args, captured.get().splitlines()
+
+
+def test_it_writes_a_history_for_each_share_and_a_figure(ran):
+    args, _ = ran
+    assert (args.out / "figure.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    with (args.out / "history.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    last = {(row["method"], row["seed"]): row for row in rows if row["step"] == "24"}
+    assert len(last) == 2 * 2 * 2 * 2
+    for name in METHODS:
+        for seed in "01":
+            whole, alike, away, lost = (
+                {key: float(last[f"{name}, {case}", seed][key]) for key in ("loss", "clock", "bits")}
+                for case in ("present 1", "delivered 1", "present 0.5", "delivered 0.5")
+            )
+            assert whole == alike
+            assert away["clock"] < whole["clock"], "nobody waits for those who are away"
+            assert away["bits"] < whole["bits"]
+            assert lost["clock"] == pytest.approx(whole["clock"], rel=1e-5), "who waits for a message that is lost waits as long"
+            assert (lost["bits"] < whole["bits"]) == (name == "sgp"), "lost messages are sent, and of an average only parts are lost"
+            assert len({whole["loss"], away["loss"], lost["loss"]}) == 3
+
+
+def test_it_prints_tables_of_80_columns(ran):
+    _, lines = ran
+    assert all(len(line) <= 80 for line in lines if not line.startswith("Written"))
+    rows = [[cell.strip() for cell in line.strip("│ ").split("│")] for line in lines if line.startswith("│")]
+    shares = ["workers present", "100%", "50%", "messages delivered", "100%", "50%"]
+    assert [row[0] for row in rows] == 2 * shares
+    whole = rows[7]
+    assert "-" not in whole, "the target is one that every method reaches"
+
+
+@pytest.mark.parametrize("share", [0.0, -0.5, 1.5, float("nan")])
+def test_shares_that_are_no_parts_are_refused(share, tmp_path):
+    with pytest.raises(ValueError, match=r"--shares .*: need parts of all, above 0 and at most 1"):
+        availability.main(availability.Args(shares=(1.0, share), out=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
