@@ -138,7 +138,7 @@ def _latencies(problem: Problem, round: Round, query: Query, info: Info) -> jax.
     latencies = _passes(problem, query) * round.cluster.latencies(round, jnp.arange(round.workers))
     computed = latencies > 0 if round.work is None else round.work.samples > 0
     if info.compute is not None:
-        computed &= jnp.cumsum(latencies, axis=1) <= info.compute[:, None]
+        computed &= jnp.cumsum(latencies, axis=1) <= (1 + 1e-6) * info.compute[:, None]  # sums in another order round otherwise
     if round.present is not None:
         computed &= round.present[:, None]
     if query.workers is not None:

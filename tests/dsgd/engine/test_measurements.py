@@ -149,3 +149,17 @@ def test_only_who_is_asked_measures(problem):
 def test_nobody_measures_without_a_clock(problem):
     with pytest.raises(ValueError, match=r"observed\(minibatch_sgd\) without a cluster, by whose clock workers measure: need run"):
         run(algorithms.observed(algorithms.minibatch_sgd(OPTIMIZER)), problem, None)
+
+
+def test_who_tells_the_seconds_of_all_has_measured_all(eight):
+    """Sums of the same numbers in another order differ in their last bits."""
+    method = algorithms.observed(RING)
+
+    def update(key, state, gradients, round):
+        state, info = method.update(key, state, gradients, round)
+        metrics = {"measured": jnp.sum(~jnp.isnan(round.measured.compute))}
+        backwards = jnp.cumsum(round.cluster.latencies(round, jnp.arange(WORKERS))[:, ::-1], axis=1)
+        return state, info._replace(metrics=metrics, compute=backwards[:, -1])
+
+    history = run(method._replace(update=update), eight, replace(RANDOM, micro_batches=7), steps=100).history
+    assert (history["measured"][2:] == 7 * WORKERS).all()
