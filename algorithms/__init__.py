@@ -21,12 +21,14 @@ from algorithms.decentralized.exact_diffusion import exact_diffusion
 from algorithms.decentralized.extra import extra
 from algorithms.decentralized.gradient_tracking import gradient_tracking
 from algorithms.decentralized.stochastic_gradient_push import stochastic_gradient_push
+from algorithms.observed import observed
 from algorithms.synchronous.backup_workers_sgd import backup_workers_sgd
 from algorithms.synchronous.gradient_descent import gradient_descent
 from algorithms.synchronous.local_sgd import local_sgd
 from algorithms.synchronous.minibatch_sgd import minibatch_sgd, model_averaging_sgd, parameter_server_sgd
 from algorithms.synchronous.scaffold import scaffold
 from algorithms.synchronous.sgd import sgd
+from algorithms.unequal_work import unequal_work
 from dsgd import checks
 from dsgd.base import Algorithm
 from dsgd.compressors import random_quantization, sign, top_k, whole_model
@@ -98,8 +100,10 @@ __all__ = [
     "make",
     "minibatch_sgd",
     "model_averaging_sgd",
+    "observed",
     "parameter_server_sgd",
     "scaffold",
     "sgd",
     "stochastic_gradient_push",
+    "unequal_work",
 ]

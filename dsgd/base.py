@@ -44,9 +44,12 @@ class Work(NamedTuple):
 
     Args:
         samples: b, int32 `[N, M]`, the same on every device: the samples of each micro-batch, at most `Problem.batch_size`; 0: it is not
-            computed. Problems without that word have 0 or 1, for a whole draw.
-        weights: w, float `[N, M]`, likewise. Of a method that takes the mean over workers, its estimate is
-            $\frac1N \sum_{nm} w_{nm} \bar g_{nm}$.
+            computed. Problems without that word have 0 or 1, for a whole draw. Or bool, of any problem: whether it is computed, whole
+            (`Round.work` has it in samples).
+        weights: w, float `[N, M]`, likewise, at least 0; where nothing is computed, they do not matter. Of a method that takes the mean
+            over workers, its estimate is $\frac1N \sum_{nm} w_{nm} \bar g_{nm}$.
+
+    `dsgd.work` makes them.
     """
 
     samples: jax.Array
@@ -82,6 +85,7 @@ class Round(NamedTuple):
         measured: what the workers measured in the last round; None without a cluster.
         present: who takes part in this round, bool `[N]`, the same on every device; None: everybody.
         work: in the update, what the query said of it; None: a batch each.
+        batch_size: of the problem, a Python int; None where the word has no meaning.
     """
 
     step: jax.Array
@@ -92,6 +96,7 @@ class Round(NamedTuple):
     measured: Measured | None = None
     present: jax.Array | None = None
     work: Work | None = None
+    batch_size: int | None = None
 
 
 class Query(NamedTuple):
@@ -285,7 +290,7 @@ class Result(NamedTuple):
 
     Args:
         state: the last state; leaves `[seeds?, ...]`, those of `state.workers` `[seeds?, N, ...]`.
-        history: numpy arrays by name, `[seeds?, records]` (`step` is `[records]`).
+        history: numpy arrays by name, `[seeds?, records]` (`step` is `[records]`; what has one number a worker, `[seeds?, records, N]`).
         params: the model to take home, leaves `[seeds?, ...]`.
     """
 

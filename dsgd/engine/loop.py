@@ -28,7 +28,7 @@ from dsgd.engine.clock import Clock
 from dsgd.wire import counts
 
 Records = dict[str, jax.Array]
-_BITS, _CLOCK, _TRAIN_LOSS = "bits", "clock", "train_loss"
+_BITS, _CLOCK, _TRAIN_LOSS, _SAMPLES = "bits", "clock", "train_loss", "samples"
 
 
 class Carry(NamedTuple):
@@ -252,10 +252,10 @@ def _as_float(leaf: jax.Array) -> jax.Array:
 
 def _round(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, batches, step) -> tuple[Carry, Records]:
     """One round; what it sent (all workers' bits, up and down), the time after it, and the method's own metrics."""
-    state, info, this, query, losses = _gradients_and_update(plan, algorithm, key, carry, data, batches, step)
-    if taken := {_BITS, _CLOCK, _TRAIN_LOSS} & set(info.metrics):
+    state, info, this, query, done = _gradients_and_update(plan, algorithm, key, carry, data, batches, step)
+    if taken := {_BITS, _CLOCK, _TRAIN_LOSS, _SAMPLES} & set(info.metrics):
         raise ValueError(f"{algorithm.name} has metrics {sorted(taken)}; need other names, these are the history's own")
-    news = jax.tree.map(_as_float, {**info.metrics, **losses})
+    news = jax.tree.map(_as_float, {**info.metrics, **done})
     news |= {_BITS: counts.carry(workers.sum(counts.carry(info.bits_up + info.bits_down)))}
     if not isinstance(carry.clock, Clock):
         return Carry(state, ()), news
@@ -266,20 +266,20 @@ def _round(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, batches, s
 def _gradients_and_update(
     plan: Plan, algorithm: Algorithm, key, carry: Carry, data, batches, step
 ) -> tuple[State, Info, Round, Query, Records]:
-    """The method in this round, and the round as its update saw it; last the mean of the workers' losses by name, where it is wanted."""
+    """The method in this round, and the round as its update saw it; last what the oracle did, by name: the mean loss on the batches, where
+    it is wanted, and each worker's samples, where the query says how many."""
     this = _this_round(plan, key, carry, step)
     _, sample_key, update_key = _round_keys(key, step)
     query = algorithm.query(carry.state, this)
     this = this._replace(work=query.work)
     asked = (plan.problem, query, sample_key, data, plan.N, batches)
-    losses = {}
+    done = {} if query.work is None else {_SAMPLES: oracle.samples(query)}
     if plan.train_loss:
-        each, gradients = oracle.losses_and_gradients(*asked)
-        losses[_TRAIN_LOSS] = workers.mean(each) if query.workers is None else jnp.mean(each)
+        done[_TRAIN_LOSS], gradients = oracle.loss_and_gradients(*asked)
     else:
         gradients = oracle.gradients(*asked)
     state, info = algorithm.update(update_key, carry.state, gradients, this)
-    return state, info, this, query, losses
+    return state, info, this, query, done
 
 
 def _round_keys(key: jax.Array, step: jax.Array) -> jax.Array:
@@ -289,7 +289,7 @@ def _round_keys(key: jax.Array, step: jax.Array) -> jax.Array:
 
 def _this_round(plan: Plan, key: jax.Array, carry: Carry, step: jax.Array) -> Round:
     now = carry.clock.now if isinstance(carry.clock, Clock) else 0.0
-    return Round(step, plan.N, _round_keys(key, step)[0], plan.cluster, now)
+    return Round(step, plan.N, _round_keys(key, step)[0], plan.cluster, now, batch_size=plan.problem.batch_size)
 
 
 def _measure(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shared, step) -> Records:

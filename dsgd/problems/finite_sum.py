@@ -69,6 +69,11 @@ class minibatch:  # noqa: N801 (made and called like the functions that it stand
         return Examples(mine.inputs[chosen], mine.targets[chosen], jnp.ones(self.batch_size, mine.weights.dtype))
 
 
+def first(batch: Examples, samples: jax.Array) -> Examples:
+    """The batch, of which only so many samples count, the first ones."""
+    return batch._replace(weights=jnp.where(jnp.arange(len(batch.weights)) < samples, batch.weights, 0))
+
+
 # A problem's functions are frozen dataclasses with `__call__`, equal where their fields are: the same problem built twice compiles once.
 
 
@@ -150,6 +155,7 @@ def classification(
         name=name,
         batch_size=batch_size,
         samples=max(map(len, parts)),
+        take=first,
     )
 
 

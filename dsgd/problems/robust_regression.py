@@ -10,7 +10,7 @@ import numpy as np
 
 from dsgd import checks
 from dsgd.base import Constants, Problem
-from dsgd.problems.finite_sum import Examples, minibatch
+from dsgd.problems.finite_sum import Examples, first, minibatch
 from dsgd.problems.quadratic import FromZero
 
 STEEPEST = 3 * sqrt(3) / 16  # the largest |phi'|, at u = 1 / sqrt(3)
@@ -78,9 +78,10 @@ def robust_regression(
         name=f"robust_regression({workers} workers, d = {dimension})",
         batch_size=batch_size,
         samples=samples,
+        take=first,
     )
 
 
 def _loss(x: jax.Array, batch: Examples) -> jax.Array:
     u = jnp.matmul(batch.inputs, x, precision=jax.lax.Precision.HIGHEST) - batch.targets
-    return jnp.mean(u**2 / (2 * (1 + u**2)))
+    return jnp.sum(u**2 / (2 * (1 + u**2)) * batch.weights) / jnp.sum(batch.weights)

@@ -16,6 +16,8 @@ from dsgd.workers.axis import (
     own,
     select,
     shift,
+    sqnorm_rows,
+    sqnorms,
     stack,
     sum,
 )
@@ -40,6 +42,8 @@ __all__ = [
     "pull",
     "select",
     "shift",
+    "sqnorm_rows",
+    "sqnorms",
     "stack",
     "sum",
     "sum_of_others",
