@@ -8,7 +8,7 @@ range are cut to it, and where nobody computes anything, gradients are 0.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +21,11 @@ from dsgd.base import Problem, Work
 
 __all__ = ["local_batches", "micro_batches", "weighted"]
 
-Average = Literal["samples", "workers"]
+AVERAGES = ("samples", "workers")
 
 
 @checks.arguments
-def local_batches(sizes: ArrayLike | jax.Array, *, batch_size: int, micro_batches: int = 1, average: Average = "samples") -> Work:
+def local_batches(sizes: ArrayLike | jax.Array, *, batch_size: int, micro_batches: int = 1, average: str = "samples") -> Work:
     r"""Worker n computes $b_n$ samples, in micro-batches of B of which the last is what remains.
 
     $$ \frac1N \sum_n g_n = \sum_n r_n \bar g_n, \qquad r_n = \frac{b_n}{\sum_k b_k} \quad \text{(eq. 9 of Cannikin)} $$
@@ -40,7 +40,7 @@ def local_batches(sizes: ArrayLike | jax.Array, *, batch_size: int, micro_batche
             samples).
 
     Raises:
-        ValueError: sizes that are no integers `[N]`, negative, above M B, or all 0; batch_size or micro_batches < 1.
+        ValueError: sizes that are no integers `[N]`, negative, above M B, or all 0; batch_size or micro_batches < 1; another average.
 
     Source: Nie et al., "Cannikin", section 4.3; the weights are those of LB-BSP.
     """
@@ -55,11 +55,11 @@ def local_batches(sizes: ArrayLike | jax.Array, *, batch_size: int, micro_batche
         _need_some("local_batches: sizes", each)
     xp, each = _library(each), each.astype(np.int32)
     filled = xp.clip(each[:, None] - B * np.arange(M, dtype=np.int32)[None], 0, B).astype(np.int32)
-    return _made(filled, _averaging(filled, average))
+    return _made(filled, _averaging("local_batches", filled, average))
 
 
 @checks.arguments
-def micro_batches(counted: ArrayLike | jax.Array, *, average: Average = "samples") -> Work:
+def micro_batches(counted: ArrayLike | jax.Array, *, average: str = "samples") -> Work:
     r"""Worker n computes some of M micro-batches, each a whole batch of the problem.
 
     $$ \frac1N \sum_n g_n = \frac{\sum_{nm} c_{nm} \bar g_{nm}}{\sum_{nm} c_{nm}} $$
@@ -70,14 +70,14 @@ def micro_batches(counted: ArrayLike | jax.Array, *, average: Average = "samples
             without any).
 
     Raises:
-        ValueError: not bool `[N, M]`, or nothing counts.
+        ValueError: not bool `[N, M]`, or nothing counts; another average.
     """
     each = _array(counted)
     if each.ndim != 2 or each.dtype != bool or not each.size:
         raise ValueError(f"micro_batches: counted = {_shown(each)}: need bool [N, M]")
     if isinstance(each, np.ndarray):
         _need_some("micro_batches: counted", each)
-    return _made(each, _averaging(each, average))
+    return _made(each, _averaging("micro_batches", each, average))
 
 
 @checks.arguments
@@ -156,8 +156,10 @@ def _made(samples: Any, weights: Any) -> Work:
     return Work(samples, weights)
 
 
-def _averaging(samples: Any, average: Average) -> Any:
+def _averaging(function: str, samples: Any, average: str) -> Any:
     """The weights of micro-batches of so many samples, `[N, M]`."""
+    if average not in AVERAGES:
+        raise ValueError(f"{function}: average = {average!r}: need {' or '.join(map(repr, AVERAGES))}")
     xp = _library(samples)
     total = xp.sum(samples, axis=1 if average == "workers" else None, keepdims=True, dtype=np.int32)
     count = 1 if average == "workers" else samples.shape[0]
