@@ -21,7 +21,7 @@ from dsgd.engine import cache
 from dsgd.graphs.topology import Topology
 from dsgd.runs.driver import compile_round, run
 from dsgd.runs.feed import Batches
-from dsgd.runs.history import Diverged
+from dsgd.runs.history import Diverged, evaluated
 from dsgd.runs.interrupts import Interrupted
 from dsgd.runs.sweeps import Sweep, sweep, tail_mean
 from dsgd.wire import codecs, counts
@@ -54,6 +54,7 @@ __all__ = [
     "compile_round",
     "compressors",
     "counts",
+    "evaluated",
     "network",
     "problems",
     "run",

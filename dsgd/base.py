@@ -82,7 +82,7 @@ class Round(NamedTuple):
         key: of this round and the same for everybody, for choices that come before the gradients (who is asked).
         cluster: the `dsgd.clusters.Cluster` that the run is on; None: it has no clock.
         clock: simulated seconds so far, a float scalar; 0 without a cluster.
-        measured: what the workers measured in the last round; None without a cluster.
+        measured: what the workers measured in the last round; None without a cluster, and where `Algorithm.measures` is False.
         present: who takes part in this round, bool `[N]`, the same on every device; None: everybody.
         work: in the update, what the query said of it; None: a batch each.
         batch_size: of the problem, a Python int; None where the word has no meaning.
@@ -147,8 +147,8 @@ class Pattern(NamedTuple):
         pipelined: the same where latency holds no port.
         vectors: N -> how many full vectors each worker sends in a round, on average.
         messages: N -> the messages of one round, for `network.simulate`; None: they are not listed.
-        clock: (finish `[N]`, `network.Ports`, convention, step) -> when each worker is done `[N]`; None: all begin when the last
-            one is ready, and the slowest port sets the pace.
+        clock: (finish `[N]`, `network.Ports`, convention, step) -> when each worker is done `[N]`, or the `network.Exchange`; None: all
+            begin when the last one is ready, and the slowest port sets the pace.
         rounds: the patterns of a period, of those that take turns.
         stands_in: on several devices its methods are simulated by other collectives than it has messages (one server, one worker after
             the other): what they tell is not what crosses.
@@ -179,6 +179,8 @@ class Algorithm(NamedTuple):
         local: State -> the local models, leaves `[n, ...]`, whose consensus distance is recorded; None: those of the query, if it has such.
         away: (`State.workers` before a round, and after it, Round) -> what a worker has after it that was away meanwhile, leaves
             `[n, ...]`; None: the method cannot go on without one of its workers or messages, and is refused on such clusters.
+        measures: whether it wants `Round.measured`, which is carried for those that do; or M, where its query looks at the seconds of
+            micro-batches and asks for another number of them than the cluster's `micro_batches`.
     """
 
     init: Callable
@@ -191,6 +193,7 @@ class Algorithm(NamedTuple):
     workers: int | None = None
     local: Callable | None = None
     away: Callable | None = None
+    measures: bool | int = False
 
 
 class Compressor(NamedTuple):

@@ -43,7 +43,7 @@ class Args:
     """digits, breast-cancer, mnist or cifar-10 (the last two are read from --data-dir), for logistic regression."""
     data_dir: commands.DataDir = None
     partition: str = "iid"
-    """Who gets which samples: iid, by-label or dirichlet."""
+    """Who gets which samples: iid, blocks, by-label or dirichlet."""
     batch_size: int = 16
     """Samples of one gradient."""
     learning_rates: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)

@@ -37,13 +37,14 @@ LABEL_HEIGHT = 0.07  # of a panel: as near to each other as names may be
 class Args:
     """Compares distributed methods on one problem."""
 
-    model: Literal["logistic", "mlp", "cnn"] = "logistic"
+    model: Literal["logistic", "mlp", "cnn", "resnet-18", "language-model"] = "logistic"
     """What is trained."""
     data: str = "digits"
-    """digits, breast-cancer, mnist or cifar-10 (the last two are read from --data-dir)."""
+    """digits, breast-cancer, mnist or cifar-10 (the last two are read from --data-dir); for the language model
+    docstrings, grammar, or a file or folder."""
     data_dir: commands.DataDir = None
     partition: str = "by-label"
-    """Who gets which samples: iid, by-label or dirichlet."""
+    """Who gets which samples: iid, by-label or dirichlet; for the language model blocks or files."""
     alpha: float = 0.5
     """Concentration of the dirichlet partition: small is heterogeneous."""
     workers: int = 16
@@ -104,6 +105,8 @@ def main(args: Args) -> None:
 
 def make_problem(args: Args) -> dsgd.Problem:
     """The model on the partitioned data."""
+    if args.model == "language-model":
+        return problems.language_model(args.data, args.workers, args.partition, batch_size=args.batch_size, seed=args.seed)
     shared = {"alpha": args.alpha, "batch_size": args.batch_size, "seed": args.seed, "data_dir": args.data_dir}
     if args.model == "logistic":
         return problems.logistic_regression(args.data, args.workers, args.partition, **shared)
@@ -129,6 +132,7 @@ def tune(args: Args, problem: dsgd.Problem, cluster: clusters.Cluster, name: str
         seed=args.seed,
         progress=args.progress,
         cluster=cluster,
+        records=20 if args.model == "language-model" else 200,
     )
 
 
@@ -148,22 +152,30 @@ def _rounded_up(loss: float) -> float:
 
 
 def tabulate(args: Args, problem: dsgd.Problem, outcomes: dict[str, common.Tuned], target: float) -> Table:
-    """Cost to the target, and final test accuracy, one row a method."""
+    """Cost to the target, and how good the model is on held-out data at the end, one row a method."""
     what = f"{problem.name}: to loss {target:.2g} on {args.workers} workers,"
     switch = f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, {common.runs(args.seeds)}"
     signs = "*: at an edge of the grid. Mbit: sent and received per worker.\nsgd, asgd: a round is one gradient."
-    spread = " Accuracy: mean ± standard error over seeds." if args.seeds > 1 else ""
+    quality = "bits per byte" if args.model == "language-model" else "test accuracy"
+    spread = f" {quality.capitalize()}: mean ± standard error over seeds." if args.seeds > 1 else ""
     table = Table(title=f"{what}\n{switch}", caption=f"{signs}\n-: not reached.{spread}")
     table.add_column("method", no_wrap=True)
-    for heading in ("step size", "rounds", "Mbit", "seconds", "test accuracy"):
+    for heading in ("step size", "rounds", "Mbit", "seconds", quality):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, (learning_rate, history) in outcomes.items():
         at = common.first_reaching(history["loss"], target)
         costs = (history["step"], history["bits"].mean(axis=0) / 1e6, history["clock"].mean(axis=0))
         cells = ["-" if at is None else f"{cost[at]:{form}}" for cost, form in zip(costs, (",.0f", ",.3g", ".3g"), strict=True)]
         edge = "*" * (learning_rate in (min(args.learning_rates), max(args.learning_rates)))
-        table.add_row(name, f"{edge}{learning_rate:g}", *cells, f"{common.with_error(100 * history['test_accuracy'][:, -1])} %")
+        table.add_row(name, f"{edge}{learning_rate:g}", *cells, held_out(history))
     return table
+
+
+def held_out(history: dict[str, np.ndarray]) -> str:
+    """Of the last record: the test accuracy, or what a byte costs."""
+    if "test_bits_per_byte" in history:
+        return common.with_error(history["test_bits_per_byte"][:, -1], digits=2)
+    return f"{common.with_error(100 * history['test_accuracy'][:, -1])} %"
 
 
 def draw(args: Args, problem: dsgd.Problem, histories: dict[str, dict[str, np.ndarray]], target: float) -> Figure:

@@ -60,7 +60,7 @@ class Args:
     """digits, breast-cancer, mnist or cifar-10 (the last two are read from --data-dir)."""
     data_dir: commands.DataDir = None
     partitions: tuple[str, ...] = ("iid", "by-label")
-    """Who gets which samples: iid, by-label or dirichlet."""
+    """Who gets which samples: iid, blocks, by-label or dirichlet."""
     compressors: tuple[str, ...] = tuple(COMPRESSORS)
     """Which compressors, by name."""
     workers: int = 8

@@ -30,6 +30,7 @@ PACKAGES = (dsgd, problems, compressors, network, clusters, topologies, algorith
 SGD, RING, SIGN, KEY = optax.sgd(0.1), topologies.ring(4), compressors.sign, jax.random.key(0)
 QUADRATIC, METHOD = problems.random_quadratic(4, 2), algorithms.minibatch_sgd(SGD)
 ARRAYS = (np.arange(120.0).reshape(60, 2) % 7, np.arange(60) % 3)
+MODEL = problems.Model(lambda key: jnp.zeros(2), lambda params, inputs: inputs @ params)
 ADJACENCY = topologies.graphs._one_way(4, np.arange(4), (np.arange(4) + 1) % 4)
 SECONDS = clusters.constant(1.0)
 SWEEP = dsgd.Sweep({"x": np.ones(2)}, {"loss": np.ones((2, 1, 5)), "step": np.arange(5)}, dsgd.State(jnp.int32(0)), ())
@@ -76,7 +77,8 @@ POOL: dict[str, Any] = {
 }
 
 _DATA = {"data": ARRAYS, "workers": 3, "partition": "dirichlet", "alpha": 10.0, "batch_size": 2, "replacement": True, "l2": 0.1, "seed": 0}
-_RUN = {"problem": QUADRATIC, "steps": 1, "key": KEY, "batches": None, "cluster": clusters.Cluster(SECONDS), "record_every": 1, "mesh": 1}
+_EVERY = {"record_every": 1, "evaluate_every": 1}
+_RUN = {"problem": QUADRATIC, "steps": 1, "key": KEY, "batches": None, "cluster": clusters.Cluster(SECONDS), **_EVERY, "mesh": 1}
 _GOSSIP = {"optimizer": SGD, "topology": RING}
 _SQUEEZED = {**_GOSSIP, "compressor": SIGN, "consensus_step": 0.5}
 _OPTIMIZER = {"optimizer": SGD}
@@ -92,8 +94,34 @@ GOOD: dict[Callable, dict[str, Any]] = {
     dsgd.Sweep.best: {"self": SWEEP, "metric": "loss", "share": 0.5},
     dsgd.Sweep.point: {"self": SWEEP, "index": (1,)},
     dsgd.Sweep.at: {"self": SWEEP, "index": (1,)},
+    dsgd.evaluated: {"history": SWEEP.history},
     dsgd.tail_mean: {"values": np.ones((2, 5)), "share": 0.5},
+    problems.language_model: {
+        "text": __file__,
+        "workers": 2,
+        "partition": "blocks",
+        "model": problems.Transformer(),
+        "context": 8,
+        "width": 4,
+        "layers": 1,
+        "heads": 2,
+        "batch_size": 2,
+        "test_share": 0.2,
+        "seed": 0,
+        "chunk": 8,
+    },
     problems.load: {"data": ARRAYS, "data_dir": None},
+    problems.finite_sum: {
+        "model": MODEL,
+        "loss": optax.squared_error,
+        "data": (ARRAYS[0], ARRAYS[1]),
+        **{name: value for name, value in _DATA.items() if name != "data"},
+        "test": (ARRAYS[0][:5], ARRAYS[1][:5]),
+        "metrics": {"test_loss": optax.squared_error},
+        "chunk": 16,
+        "name": "mine",
+    },
+    problems.Model: {"init": MODEL.init, "apply": MODEL.apply},
     problems.logistic_regression: {**_DATA, "data_dir": None},
     problems.neural_network: {"model": "mlp", **_DATA, "data_dir": None},
     problems.minibatch: {"batch_size": 2, "replacement": True},
@@ -140,6 +168,13 @@ GOOD: dict[Callable, dict[str, Any]] = {
         "convention": "blocking",
         "step": jnp.int32(0),
     },
+    network.exchange: {
+        "pattern": network.multi_server,
+        "finish": jnp.ones(4),
+        "ports": network.Ports(0.1, jnp.ones(4), jnp.ones(4)),
+        "convention": "blocking",
+        "step": jnp.int32(0),
+    },
     network.every: {"period": 2, "pattern": network.multi_server},
     network.gossip: {"topology": RING},
     network.round_seconds: {
@@ -157,8 +192,30 @@ GOOD: dict[Callable, dict[str, Any]] = {
         "convention": "blocking",
         "receive": [1.0, 1.0],
     },
-    clusters.Cluster: {"compute": SECONDS, "up": SECONDS, "down": SECONDS, "latency": 0.1, "convention": "blocking", "micro_batches": 1},
-    clusters.Quantity: {"sample": lambda key, clock, worker: 1.0, "name": "one", "positive": True, "workers": 4, "named": 0},
+    clusters.Cluster: {
+        "compute": SECONDS,
+        "up": SECONDS,
+        "down": SECONDS,
+        "latency": 0.1,
+        "convention": "blocking",
+        "micro_batches": 1,
+        "per_sample": SECONDS,
+        "overlap": clusters.Overlap(SECONDS, SECONDS, 0.5, 0.1),
+        "noise": 0.1,
+        "present": None,
+        "present_for": 1,
+        "delivered": None,
+    },
+    clusters.Overlap: {"backward": SECONDS, "backward_per_sample": SECONDS, "first": 0.5, "last": 0.1},
+    clusters.Quantity: {
+        "sample": lambda key, clock, worker: 1.0,
+        "name": "one",
+        "positive": True,
+        "workers": 4,
+        "named": 0,
+        "steady": False,
+        "integral": lambda key, clock, seconds, worker: seconds,
+    },
     clusters.bernoulli: {"probability": 0.5, "value": 1.0},
     clusters.bounded: {"quantity": SECONDS, "most": 2.0},
     clusters.constant: {"value": [1.0, 2.0]},

@@ -62,6 +62,11 @@ CASES = {
     "algorithms.backup_workers_sgd(0.1, 1)": "optimizer = 0.1: need an optax optimiser",
     "problems.load(np.zeros((20, 3)))": "need a name, a Dataset, or a pair (inputs, classes)",
     "problems.load((np.zeros((20, 3)), np.zeros(20), 3))": "need a name, a Dataset, or a pair (inputs, classes)",
+    "problems.finite_sum(linear, optax.squared_error, (np.eye(3),))": "data = (array([[1., 0., 0.],",
+    "problems.finite_sum(linear, optax.squared_error, np.eye(3))": "need a pair (inputs, targets)",
+    "problems.finite_sum(linear, optax, (np.eye(3), np.ones(3)))": "finite_sum: loss = <module 'optax'",
+    "problems.finite_sum(linear, optax.squared_error, *three, batch_size=1, test=three[0], metrics={'a': 3})": "metrics: 'a' = 3: need",
+    "problems.finite_sum(problems.MLP, optax.squared_error, *three, batch_size=1)": "model = the class MLP: need a flax module",
     "problems.logistic_regression('digits', batch_size=2.5)": "batch_size = 2.5: need an integer",
     "problems.logistic_regression('digits', workers=2.0)": "workers = 2.0: need an integer",
     "dsgd.compressors.random_quantization(4.5)": "random_quantization: bits = 4.5: need an integer",
@@ -85,7 +90,7 @@ CASES = {
     "dsgd.sweep(lambda x: method, problem, steps=1, key=key, seeds=2.0, x=[1.0])": "seeds = 2.0: need an integer",
     "dsgd.workers.mesh('cpu')": "mesh: devices = 'cpu': need an integer, a list or None",
     "dsgd.workers.mesh([jax.devices()[0]] * 2)": "more than once: need different devices",
-    "problems.neural_network(problems.MLP)": "model = the class MLP: need one of mlp, cnn, or a flax module with its fields",
+    "problems.neural_network(problems.MLP)": "model = the class MLP: need a flax module with its fields",
     "dsgd.network.gossip(None)": "gossip: topology = None: need a topology",
     "dsgd.network.cost('ring', 4, 1.0, 1.0)": "cost: pattern = 'ring': need a pattern of dsgd.network",
     "dsgd.network.cost(dsgd.network.gossip(topologies.exponential(16)), 4, 1.0, 1.0)": "of 16 workers, for 4 workers: need the same number",
@@ -108,6 +113,7 @@ import algorithms, dsgd, topologies
 from dsgd import problems, run
 key, problem, method = jax.random.key(0), problems.random_quadratic(2, 2), algorithms.minibatch_sgd(optax.sgd(0.1))
 ring = topologies.ring(2)
+linear, three = problems.Model(lambda key: np.zeros(3), lambda x, inputs: inputs @ x), ((np.eye(3), np.ones(3)), 1)
 digits = problems.load("digits")
 tuned = lambda step: algorithms.choco_sgd(optax.sgd(0.1), ring, dsgd.compressors.sign, step)
 swept = dsgd.Sweep({"x": np.ones(2)}, {"loss": np.ones((2, 1, 5))}, None, None)

@@ -91,7 +91,7 @@ def following(events: Events, round: Round, bits: float, bound: int | None) -> A
 
     Args:
         events: before it.
-        round: on a cluster, whose bandwidths at this time are those of the worker's messages.
+        round: on a cluster; its `work`, where it has one, sets the seconds of the gradients that are begun in it.
         bits: of one part of the model.
         bound: tau of bounded staleness; None: there is none.
     """
@@ -118,14 +118,15 @@ def _trip(events: Events, worker: jax.Array, round: Round, bits: float) -> tuple
     Returns:
         When each part is applied `[P]`, when each is read `[P]`, when the last has been received, and until when servers send `[P]`.
     """
-    latency = jnp.float32(round.cluster.latency)
-    up, down = (bits / bandwidth[0] for bandwidth in round.cluster.bandwidths(round, worker[None]))
-    pipelined = round.cluster.convention == "pipelined"
+    cluster, latency = round.cluster, jnp.float32(round.cluster.latency)
+    pipelined = cluster.convention == "pipelined"
     applied, read, free = [], [], []
     sent, received = jnp.maximum(events.ready[worker], events.held[worker]), jnp.float32(-jnp.inf)
     for part in range(events.into.shape[0]):
-        sent = jnp.maximum(sent, events.into[part] - (latency if pipelined else 0)) + latency + up
+        leaving = jnp.maximum(sent, events.into[part] - (latency if pipelined else 0))
+        sent = leaving + latency + cluster.sending(round, worker[None], bits, leaving)[0]
         reading = jnp.maximum(jnp.maximum(sent, received), events.out[part])
+        down = cluster.receiving(round, worker[None], bits, reading + latency)[0]
         received = reading + latency + down
         applied.append(sent)
         read.append(reading)

@@ -158,7 +158,7 @@ def _following(events: Events, round: Round, neighbours: _Neighbours, bits: int)
 
     Args:
         events: before it.
-        round: on a cluster, whose bandwidths at this time are those of the exchange.
+        round: on a cluster; its `work`, where it has one, sets the seconds of the gradients that are begun in it.
         neighbours: of whom the next partner is drawn.
         bits: of a model.
     """
@@ -167,9 +167,10 @@ def _following(events: Events, round: Round, neighbours: _Neighbours, bits: int)
     # Of those that can begin first, the one that was ready first.
     worker = jnp.argmin(jnp.where(start == jnp.min(start), events.ready, jnp.inf)).astype(jnp.int32)
     pair = jnp.stack([worker, events.partner[worker]])
-    slowest = jnp.min(jnp.stack(round.cluster.bandwidths(round, pair)))
+    latency = jnp.float32(round.cluster.latency)
+    ports = (round.cluster.sending(round, pair, bits, start[worker]), round.cluster.receiving(round, pair, bits, start[worker] + latency))
     # A worker without neighbours has nobody to send to.
-    end = start[worker] + jnp.where(pair[0] == pair[1], 0.0, jnp.float32(round.cluster.latency) + bits / slowest)
+    end = start[worker] + jnp.where(pair[0] == pair[1], 0.0, latency + jnp.max(jnp.stack(ports)))
     computing = round._replace(key=jax.random.fold_in(round.key, 1), clock=round.clock + end)
     elapsed = jnp.maximum(end, 0)
     after = Events(

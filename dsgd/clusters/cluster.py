@@ -10,11 +10,11 @@ from jax.typing import ArrayLike
 
 from dsgd import checks
 from dsgd.base import Round
-from dsgd.clusters.quantities import Quantity, same_workers
+from dsgd.clusters.quantities import Quantity, need_number, need_probability, same_workers
 from dsgd.network import Convention
 from dsgd.network.switch import check_convention, need_seconds
 
-_COMPUTE, _UP, _DOWN = range(3)  # what a draw is for
+_COMPUTE, _UP, _DOWN, _PER_SAMPLE, _BACKWARD, _BACKWARD_PER_SAMPLE, _NOISE = range(7)  # what a draw is for
 
 
 @checks.arguments
@@ -28,7 +28,10 @@ class Overlap:
         backward: m, seconds.
         backward_per_sample: k, seconds.
         first: gamma, in [0, 1].
-        last: the share of the messages that the last bucket is, in [0, 1].
+        last: the share of the messages' bits that the last bucket is, in [0, 1]; its messages have their latencies, too.
+
+    Raises:
+        ValueError: not quantities, shares outside [0, 1].
 
     Source: Nie et al., "Cannikin", section 3, equations 3 to 7.
     """
@@ -38,6 +41,15 @@ class Overlap:
     first: float
     last: float
 
+    def __post_init__(self) -> None:
+        need_probability("Overlap: first", self.first)
+        need_probability("Overlap: last", self.last)
+
+    @property
+    def name(self) -> str:
+        """All that it is of."""
+        return f"overlap({self.backward.name}; {self.backward_per_sample.name}; {self.first:.9g}; {self.last:.9g})"
+
 
 @checks.arguments
 @dataclass(frozen=True)
@@ -46,13 +58,16 @@ class Cluster:
 
     Args:
         compute: seconds that a worker needs for one micro-batch, besides those of `per_sample`.
-        up: bits per second of a worker's sending port; None: sending takes no time besides the latency.
+        up: bits per second of a worker's sending port; None: sending takes no time besides the latency. Where they change with the clock,
+            a message takes the seconds in which so many bits come together, from its own beginning on.
         down: of its receiving port; None: it is as fast as the sending one.
         latency: seconds of a message.
         convention: "blocking" or "pipelined", of `dsgd.network`.
-        micro_batches: how many of them a worker computes for one gradient, one after the other, where the method says nothing else.
+        micro_batches: how many of them a worker computes for one gradient, one after the other, each of the problem's batch size; a method
+            that says how much each worker computes (`Query.work`) says also in how many.
         per_sample: seconds for each sample of a micro-batch; None: none.
-        overlap: what of the gradient's messages goes while it is computed; None: nothing.
+        overlap: what of the round's messages goes while the gradient is computed: of the last micro-batch, whose backward part is never
+            more than all of it; None: nothing.
         noise: nu of what workers measure of their times, t e^(nu z) with z from N(0, 1).
         present: who takes part in a round: whoever has more than 0 of it; None: everybody.
         present_for: rounds for which that stays so.
@@ -82,13 +97,16 @@ class Cluster:
             if quantity is not None and not quantity.positive:
                 raise ValueError(f"Cluster: {what} = {quantity.name} can be 0: need a bandwidth > 0 bit/s")
         need_seconds("Cluster: latency", self.latency)
+        need_number("Cluster: noise", self.noise, least=0)
         check_convention(self.convention)
         checks.positive_int("Cluster: micro_batches", self.micro_batches)
         same_workers(*self._quantities)
 
     @property
     def _quantities(self) -> list[Quantity]:
-        return [quantity for quantity in (self.compute, self.up, self.down) if quantity]
+        own = (self.compute, self.up, self.down, self.per_sample)
+        backward = (self.overlap.backward, self.overlap.backward_per_sample) if self.overlap else ()
+        return [quantity for quantity in (*own, *backward) if quantity]
 
     @property
     def workers(self) -> int | None:
@@ -107,20 +125,82 @@ class Cluster:
     def name(self) -> str:
         """All that it is of."""
         up, down = (quantity.name if quantity else "None" for quantity in (self.up, self.down))
-        return f"{self.micro_batches} x {self.compute.name}; up {up}, down {down}; latency {self.latency:.9g}; {self.convention}"
+        always = f"{self.micro_batches} x {self.compute.name}; up {up}, down {down}; latency {self.latency:.9g}; {self.convention}"
+        more = [f"per sample {self.per_sample.name}" if self.per_sample else "", self.overlap.name if self.overlap else ""]
+        return "; ".join(filter(None, [always, *more, f"noise {self.noise:.9g}" if self.noise else ""]))
 
     def latencies(self, round: Round, workers: ArrayLike) -> jax.Array:
-        """Seconds of each of these workers' micro-batches in this round, `[k]` numbers to `[k, micro_batches]`."""
-        keys = jax.random.split(_key(round, _COMPUTE), self.micro_batches)
-        each = jax.vmap(self.compute.sample, (0, None, None))
-        return jax.vmap(each, (None, None, 0))(keys, jnp.float32(round.clock), jnp.asarray(workers)).astype(jnp.float32)
+        """Seconds of each of these workers' micro-batches in this round, one by one, `[k]` numbers to `[k, M]`; 0 of those without samples.
+
+        Args:
+            round: whose `work` says how many samples they have, in M micro-batches; without it, these are `micro_batches` of
+                `round.batch_size`, of one sample where the word has no meaning.
+            workers: which.
+        """
+        workers = jnp.asarray(workers)
+        seconds = self._each(self.compute, _COMPUTE, round, workers)
+        samples = self._samples(round, workers)
+        if self.per_sample is not None:
+            seconds = seconds + samples * self._each(self.per_sample, _PER_SAMPLE, round, workers)
+        return seconds if round.work is None else jnp.where(samples > 0, seconds, 0)
 
     def seconds(self, round: Round, workers: ArrayLike) -> jax.Array:
         """Seconds that each of these workers computes for a gradient in this round, `[k]` numbers to `[k]`."""
         return jnp.sum(self.latencies(round, workers), axis=1)
 
+    def ahead(self, round: Round, workers: ArrayLike) -> jax.Array:
+        r"""How long before its gradient is computed each of these workers' messages may begin, `[k]` numbers to `[k]`:
+        $(1 - \gamma) P$ of the last micro-batch that has samples.
+
+        Args:
+            round, workers: as of `latencies`; the cluster has an overlap.
+        """
+        assert self.overlap is not None
+        workers = jnp.asarray(workers)
+        samples = self._samples(round, workers)
+        backward = self._each(self.overlap.backward, _BACKWARD, round, workers)
+        backward = backward + samples * self._each(self.overlap.backward_per_sample, _BACKWARD_PER_SAMPLE, round, workers)
+        backward = jnp.minimum(backward, self.latencies(round, workers))
+        last = samples.shape[1] - 1 - jnp.argmax(samples[:, ::-1] > 0, axis=1)  # of those without samples any: its seconds are 0
+        return (1 - self.overlap.first) * jnp.take_along_axis(backward, last[:, None], axis=1)[:, 0]
+
+    def _samples(self, round: Round, workers: jax.Array) -> jax.Array:
+        """Of each micro-batch, int32 `[k, M]`."""
+        if round.work is None:
+            return jnp.full((workers.shape[0], self.micro_batches), round.batch_size or 1, jnp.int32)
+        return round.work.samples[workers]
+
+    def _each(self, quantity: Quantity, purpose: int, round: Round, workers: jax.Array) -> jax.Array:
+        """One draw for each micro-batch, float32 `[k, M]`."""
+        M = self.micro_batches if round.work is None else round.work.samples.shape[1]
+        each = jax.vmap(quantity.sample, (0, None, None))
+        keys = jax.random.split(_key(round, purpose), M)
+        return jax.vmap(each, (None, None, 0))(keys, jnp.float32(round.clock), workers).astype(jnp.float32)
+
+    @property
+    def steady(self) -> bool:
+        """Whether no bandwidth changes with the clock, so that a message takes as long whenever it begins."""
+        return all(port is None or port.steady for port in (self.up, self.down))
+
+    def sending(self, round: Round, workers: ArrayLike, bits: ArrayLike, after: ArrayLike = 0.0) -> jax.Array:
+        """Seconds that these workers' sending ports need for so many bits, `[k]` numbers to `[k]`.
+
+        Args:
+            round: at the beginning of which it is `round.clock`.
+            workers: which.
+            bits: a scalar, or `[k]`.
+            after: seconds after that when each begins, likewise.
+        """
+        return self._through(self.up, _UP, round, workers, bits, after)
+
+    def receiving(self, round: Round, workers: ArrayLike, bits: ArrayLike, after: ArrayLike = 0.0) -> jax.Array:
+        """The same of their receiving ports."""
+        if self.down is None:
+            return self.sending(round, workers, bits, after)
+        return self._through(self.down, _DOWN, round, workers, bits, after)
+
     def bandwidths(self, round: Round, workers: ArrayLike) -> tuple[jax.Array, jax.Array]:
-        """Bits per second of these workers' sending and receiving ports in this round, `[k]` numbers to `[k]` each."""
+        """Bits per second of these workers' sending and receiving ports at the beginning of this round, `[k]` numbers to `[k]` each."""
         workers = jnp.asarray(workers)
 
         def of(quantity: Quantity | None, purpose: int, otherwise: jax.Array) -> jax.Array:
@@ -131,6 +211,22 @@ class Cluster:
 
         up = of(self.up, _UP, jnp.full(workers.shape, jnp.inf, jnp.float32))
         return up, of(self.down, _DOWN, up)
+
+    def _through(
+        self, port: Quantity | None, purpose: int, round: Round, workers: ArrayLike, bits: ArrayLike, after: ArrayLike
+    ) -> jax.Array:
+        workers = jnp.asarray(workers)
+        bits, after = (jnp.broadcast_to(jnp.float32(each), workers.shape) for each in (bits, after))
+        if port is None:
+            return jnp.zeros(workers.shape, jnp.float32)
+        clocks = jnp.maximum(0, round.clock + after)  # rounding may put the start of a run before 0
+        return jax.vmap(port.seconds, (None, 0, 0, 0))(_key(round, purpose), clocks, bits, workers).astype(jnp.float32)
+
+    def with_noise(self, round: Round, seconds: jax.Array) -> jax.Array:
+        r"""What the workers measure of these seconds, `[N, ...]`: $t e^{\nu z}$, each with a z of its own from N(0, 1)."""
+        if not self.noise:
+            return seconds
+        return seconds * jnp.exp(self.noise * jax.random.normal(_key(round, _NOISE), seconds.shape, seconds.dtype))
 
 
 def _key(round: Round, purpose: int) -> jax.Array:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dsgd import checks
+from dsgd.clusters import integrals
 
 
 @checks.arguments
@@ -27,6 +28,9 @@ class Quantity:
         positive: whether it is never 0, as bandwidths must be.
         workers: how many workers it is for, None for any number.
         named: how many workers there must be at least, since it names one of them.
+        steady: whether it does not change with the clock: then a message has one bandwidth.
+        integral: (key, clock, seconds, worker) -> the integral of `sample` over the clock, from `clock` on for so many seconds, of one that
+            changes; None: it is a Gauss-Legendre sum of 64 samples.
     """
 
     sample: Callable[[jax.Array, jax.Array, Any], jax.Array]
@@ -34,6 +38,22 @@ class Quantity:
     positive: bool
     workers: int | None = None
     named: int = 0
+    steady: bool = False
+    integral: Callable[[jax.Array, jax.Array, jax.Array, Any], jax.Array] | None = None
+
+    def amount(self, key: jax.Array, clock: jax.Array, seconds: jax.Array, worker: Any) -> jax.Array:
+        """What a worker gets of it in so many seconds from a time on: bits, of bits per second."""
+        if self.steady:
+            return seconds * self.sample(key, clock, worker)
+        if self.integral is not None:
+            return self.integral(key, clock, seconds, worker)
+        return integrals.quadrature(lambda clock: self.sample(key, clock, worker), clock, seconds)
+
+    def seconds(self, key: jax.Array, clock: jax.Array, amount: jax.Array, worker: Any) -> jax.Array:
+        """How long it takes from a time on until a worker has got so much of it: of bits per second, seconds of a message."""
+        if self.steady:
+            return amount / jnp.asarray(self.sample(key, clock, worker), jnp.float32)
+        return integrals.needed(lambda seconds: self.amount(key, clock, seconds, worker), amount)
 
     @checks.arguments
     def __add__(self, other: Quantity) -> Quantity:
@@ -43,15 +63,25 @@ class Quantity:
             first, second = jax.random.split(key)
             return self.sample(first, clock, worker) + other.sample(second, clock, worker)
 
-        positive, named = self.positive or other.positive, max(self.named, other.named)
-        return Quantity(sample, f"{self.name} + {other.name}", positive, same_workers(self, other), named)
+        def integral(key, clock, seconds, worker):
+            first, second = jax.random.split(key)
+            return self.amount(first, clock, seconds, worker) + other.amount(second, clock, seconds, worker)
+
+        positive, named, steady = self.positive or other.positive, max(self.named, other.named), self.steady and other.steady
+        return Quantity(sample, f"{self.name} + {other.name}", positive, same_workers(self, other), named, steady, integral)
 
     @checks.arguments
     def __mul__(self, factor: float) -> Quantity:
         """So many times it."""
-        _need("a factor of a quantity", factor, least=0)
-        name = f"{factor:.9g} ({self.name})"
-        return replace(self, sample=lambda *args: factor * self.sample(*args), name=name, positive=self.positive and factor > 0)
+        need_number("a factor of a quantity", factor, least=0)
+        name, positive = f"{factor:.9g} ({self.name})", self.positive and factor > 0
+        return replace(
+            self,
+            sample=lambda *args: factor * self.sample(*args),
+            name=name,
+            positive=positive,
+            integral=lambda *args: factor * self.amount(*args),
+        )
 
     __rmul__ = __mul__
 
@@ -71,12 +101,11 @@ def constant(value: float | Sequence[float] | np.ndarray) -> Quantity:
     if values.size == 0:
         raise ValueError("constant of no numbers: need one, or one for each worker")
     if values.ndim == 0:
-        return Quantity(lambda key, clock, worker: jnp.float32(values), f"constant({values:.9g})", positive)
+        return Quantity(lambda key, clock, worker: jnp.float32(values), f"constant({values:.9g})", positive, steady=True)
     if values.ndim != 1:
         raise ValueError(f"constant of shape {values.shape}: need one number, or one for each worker")
-    return Quantity(
-        lambda key, clock, worker: jnp.asarray(values, jnp.float32)[worker], f"constant({_digest(values)})", positive, values.size
-    )
+    each = values.astype(np.float32)
+    return Quantity(lambda key, clock, worker: jnp.asarray(each)[worker], f"constant({_digest(values)})", positive, each.size, steady=True)
 
 
 @checks.arguments
@@ -89,8 +118,8 @@ def normal(mean: float, std: float) -> Quantity:
     Raises:
         ValueError: negative, infinite or NaN.
     """
-    _need("normal: mean", mean, least=0)
-    _need("normal: std", std, least=0)
+    need_number("normal: mean", mean, least=0)
+    need_number("normal: std", std, least=0)
     return _drawn(lambda key: jnp.maximum(0, mean + std * jax.random.normal(key)), f"normal({mean:.9g}, {std:.9g})")
 
 
@@ -104,8 +133,8 @@ def lognormal(mu: float, sigma: float) -> Quantity:
     Raises:
         ValueError: infinite or NaN, or a negative sigma.
     """
-    _need("lognormal: mu", mu, least=-math.inf)
-    _need("lognormal: sigma", sigma, least=0)
+    need_number("lognormal: mu", mu, least=-math.inf)
+    need_number("lognormal: sigma", sigma, least=0)
     return _drawn(lambda key: jnp.exp(mu + sigma * jax.random.normal(key)), f"lognormal({mu:.9g}, {sigma:.9g})", positive=True)
 
 
@@ -116,8 +145,8 @@ def bernoulli(probability: float, value: float) -> Quantity:
     Raises:
         ValueError: a probability outside [0, 1]; a value that is negative, infinite or NaN.
     """
-    _need_probability("bernoulli", probability)
-    _need("bernoulli: value", value, least=0)
+    need_probability("bernoulli", probability)
+    need_number("bernoulli: value", value, least=0)
     return _drawn(
         lambda key: jnp.where(jax.random.bernoulli(key, float(probability)), jnp.float32(value), 0),
         f"bernoulli({probability:.9g}, {value:.9g})",
@@ -131,7 +160,7 @@ def exponential(mean: float) -> Quantity:
     Raises:
         ValueError: a mean that is negative, infinite or NaN.
     """
-    _need("exponential: mean", mean, least=0)
+    need_number("exponential: mean", mean, least=0)
     return _drawn(lambda key: mean * jax.random.exponential(key), f"exponential({mean:.9g})")
 
 
@@ -142,8 +171,8 @@ def gamma(shape: float, scale: float) -> Quantity:
     Raises:
         ValueError: a shape <= 0, a negative scale, infinite or NaN.
     """
-    _need("gamma: shape", shape, least=0, more=True)
-    _need("gamma: scale", scale, least=0)
+    need_number("gamma: shape", shape, least=0, more=True)
+    need_number("gamma: scale", scale, least=0)
     return _drawn(lambda key: scale * jax.random.gamma(key, shape), f"gamma({shape:.9g}, {scale:.9g})")
 
 
@@ -162,7 +191,7 @@ def measured(values: Sequence[Any] | np.ndarray) -> Quantity:
     def sample(key, clock, worker):
         return jnp.asarray(table)[_row(table, worker), jax.random.randint(jax.random.fold_in(key, worker), (), 0, table.shape[1])]
 
-    return Quantity(sample, f"measured({_digest(table)})", bool((table > 0).all()), workers)
+    return Quantity(sample, f"measured({_digest(table)})", bool((table > 0).all()), workers, steady=True)
 
 
 @checks.arguments
@@ -177,12 +206,17 @@ def trace(values: Sequence[Any] | np.ndarray, interval: float) -> Quantity:
         ValueError: no values; negative, infinite or NaN ones; an interval <= 0.
     """
     table, workers = _table("trace", values)
-    _need("trace: interval", interval, least=0, more=True)
+    need_number("trace: interval", interval, least=0, more=True)
+    sums = integrals.sums_of(table)
 
     def sample(key, clock, worker):
         return jnp.asarray(table)[_row(table, worker), jnp.floor(clock / interval).astype(jnp.int32) % table.shape[1]]
 
-    return Quantity(sample, f"trace({_digest(table)}, {interval:.9g})", bool((table > 0).all()), workers)
+    def integral(key, clock, seconds, worker):
+        return integrals.of_trace(table, sums, interval, _row(table, worker), clock, seconds)
+
+    name, positive = f"trace({_digest(table)}, {interval:.9g})", bool((table > 0).all())
+    return Quantity(sample, name, positive, workers, steady=table.shape[1] == 1, integral=integral)
 
 
 @checks.arguments
@@ -201,14 +235,20 @@ def sinusoid(eta: float, theta: float, delta: float, noise: float = 0.0) -> Quan
     Source: Xin et al., "Kimad", section 4.2, whose noise is not stated; this one keeps bandwidths positive.
     """
     for what, value in (("eta", eta), ("theta", theta), ("noise", noise)):
-        _need(f"sinusoid: {what}", value, least=0)
-    _need("sinusoid: delta", delta, least=0, more=True)
+        need_number(f"sinusoid: {what}", value, least=0)
+    need_number("sinusoid: delta", delta, least=0, more=True)
 
-    def sample(key, clock, worker):
-        level = eta * jnp.sin(theta * clock) ** 2 + delta
+    def noisy(key, worker, level):
         return level * jnp.exp(noise * jax.random.normal(jax.random.fold_in(key, worker))) if noise else level
 
-    return Quantity(sample, f"sinusoid({eta:.9g}, {theta:.9g}, {delta:.9g}, {noise:.9g})", positive=True)
+    def sample(key, clock, worker):
+        return noisy(key, worker, eta * jnp.sin(theta * clock) ** 2 + delta)
+
+    def integral(key, clock, seconds, worker):
+        return noisy(key, worker, integrals.of_sinusoid(eta, theta, delta, clock, seconds))
+
+    name = f"sinusoid({eta:.9g}, {theta:.9g}, {delta:.9g}, {noise:.9g})"
+    return Quantity(sample, name, positive=True, steady=eta == 0 or theta == 0, integral=integral)
 
 
 @checks.arguments
@@ -223,15 +263,19 @@ def square_wave(high: float, low: float, period: float, duty: float = 0.5) -> Qu
     Raises:
         ValueError: levels that are negative, infinite or NaN; a period <= 0; a duty outside [0, 1].
     """
-    _need("square_wave: high", high, least=0)
-    _need("square_wave: low", low, least=0)
-    _need("square_wave: period", period, least=0, more=True)
-    _need_probability("square_wave: duty", duty)
+    need_number("square_wave: high", high, least=0)
+    need_number("square_wave: low", low, least=0)
+    need_number("square_wave: period", period, least=0, more=True)
+    need_probability("square_wave: duty", duty)
 
     def sample(key, clock, worker):
         return jnp.where(jnp.mod(clock, period) < duty * period, jnp.float32(high), jnp.float32(low))
 
-    return Quantity(sample, f"square_wave({high:.9g}, {low:.9g}, {period:.9g}, {duty:.9g})", min(high, low) > 0)
+    def integral(key, clock, seconds, worker):
+        return integrals.of_square_wave(high, low, period, duty, clock, seconds)
+
+    name = f"square_wave({high:.9g}, {low:.9g}, {period:.9g}, {duty:.9g})"
+    return Quantity(sample, name, min(high, low) > 0, steady=high == low or duty in (0, 1), integral=integral)
 
 
 @checks.arguments
@@ -245,9 +289,9 @@ def bounded(quantity: Quantity, most: float) -> Quantity:
     Raises:
         ValueError: not a quantity; a bound that is negative, infinite or NaN.
     """
-    _need("bounded: most", most, least=0)
+    need_number("bounded: most", most, least=0)
     name, positive = f"min({quantity.name}, {most:.9g})", quantity.positive and most > 0
-    return replace(quantity, sample=lambda *args: jnp.minimum(quantity.sample(*args), most), name=name, positive=positive)
+    return replace(quantity, sample=lambda *args: jnp.minimum(quantity.sample(*args), most), name=name, positive=positive, integral=None)
 
 
 @checks.arguments
@@ -265,14 +309,19 @@ def slow(quantity: Quantity, workers: Sequence[int], factor: float) -> Quantity:
     if np.ndim(workers) != 1:
         raise ValueError(f"slow: workers = {workers!r}: need a list of their numbers, [0, 1], say")
     chosen = sorted({checks.natural("slow: worker", worker) for worker in workers})
-    _need("slow: factor", factor, least=0, more=True)
+    need_number("slow: factor", factor, least=0, more=True)
+
+    def times(worker):
+        return jnp.where(jnp.isin(worker, jnp.asarray(chosen, jnp.int32)), factor, 1.0)
 
     def sample(key, clock, worker):
-        times = jnp.where(jnp.isin(worker, jnp.asarray(chosen, jnp.int32)), factor, 1.0)
-        return times * quantity.sample(key, clock, worker)
+        return times(worker) * quantity.sample(key, clock, worker)
 
-    named = max(quantity.named, *(worker + 1 for worker in chosen)) if chosen else quantity.named
-    return replace(quantity, sample=sample, name=f"slow({quantity.name}, {chosen}, {factor:.9g})", named=named)
+    def integral(key, clock, seconds, worker):
+        return times(worker) * quantity.amount(key, clock, seconds, worker)
+
+    name, named = f"slow({quantity.name}, {chosen}, {factor:.9g})", max([quantity.named, *(worker + 1 for worker in chosen)])
+    return replace(quantity, sample=sample, name=name, named=named, integral=integral)
 
 
 @checks.arguments
@@ -293,12 +342,13 @@ def per_server(quantity: Quantity, size: int) -> Quantity:
         name=f"per_server({quantity.name}, {size})",
         workers=None if quantity.workers is None else size * quantity.workers,
         named=size * (quantity.named - 1) + 1 if quantity.named else 0,
+        integral=lambda key, clock, seconds, worker: quantity.amount(key, clock, seconds, worker // size),
     )
 
 
 def _drawn(draw: Callable[[jax.Array], jax.Array], name: str, *, positive: bool = False) -> Quantity:
     """Every worker's own draw from one distribution."""
-    return Quantity(lambda key, clock, worker: draw(jax.random.fold_in(key, worker)), name, positive)
+    return Quantity(lambda key, clock, worker: draw(jax.random.fold_in(key, worker)), name, positive, steady=True)
 
 
 def _row(table: np.ndarray, worker: Any) -> Any:
@@ -324,7 +374,7 @@ def _numbers(what: str, values: Any, *, least: float) -> np.ndarray:
     return array
 
 
-def _need(what: str, value: Any, *, least: float, more: bool = False) -> None:
+def need_number(what: str, value: Any, *, least: float, more: bool = False) -> None:
     """Raises a ValueError where the value is no finite number of at least, or more than, `least`."""
     if not math.isfinite(value) or value < least or (more and value == least):
         raise ValueError(
@@ -332,8 +382,8 @@ def _need(what: str, value: Any, *, least: float, more: bool = False) -> None:
         )
 
 
-def _need_probability(what: str, value: Any) -> None:
-    _need(what, value, least=0)
+def need_probability(what: str, value: Any) -> None:
+    need_number(what, value, least=0)
     if value > 1:
         raise ValueError(f"{what} = {value!r}: need a number from 0 to 1")
 

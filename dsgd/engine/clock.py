@@ -1,8 +1,12 @@
-"""The simulated clock inside the loop: how long a round takes on a cluster.
+r"""The simulated clock inside the loop: how long a round takes on a cluster.
 
 A worker begins its round when it has sent and received all that belongs to the last one. It computes its gradient; then its messages flow
 as the method's pattern has it (`network.elapse`). The clock is that of the last worker: others may be ahead of it, and stay ahead until a
 message makes them wait.
+
+Where messages overlap with the gradient's computation, they go twice: all of them from when the first bucket is ready, and the last bucket
+alone from when the gradient is computed; a worker is done when both are. Of an all-reduce that is
+$T = \max(\max_n (a_n + \gamma P_n) + T_{comm}, \max_n (a_n + P_n) + T_u)$ (equation 7 of "Cannikin").
 """
 
 from __future__ import annotations
@@ -14,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dsgd import network, workers
-from dsgd.base import Algorithm, Info, Problem, Query, Round
+from dsgd.base import Algorithm, Info, Measured, Problem, Query, Round, Work
+from dsgd.engine import measurements
 from dsgd.wire import counts
 
 
@@ -25,17 +30,24 @@ class Clock(NamedTuple):
         now: when the last worker was done.
         rounding: what `now` has lost to rounding: sums of many small rounds stay right in float32.
         lead: how long before that each worker was done, `[N]`.
+        measured: what the workers measured in the last round; () where the method has no use for it.
     """
 
     now: jax.Array
     rounding: jax.Array
     lead: jax.Array
+    measured: Measured | tuple[()] = ()
 
 
-def start(N: int) -> Clock:
-    """Everybody is ready at 0."""
+def start(N: int, measured: Measured | tuple[()] = ()) -> Clock:
+    """Everybody is ready at 0.
+
+    Args:
+        N: number of workers.
+        measured: before the first round; () where it is not carried.
+    """
     zero = jnp.zeros((), jnp.float32)
-    return Clock(zero, zero, jnp.zeros(N, jnp.float32))
+    return Clock(zero, zero, jnp.zeros(N, jnp.float32), measured)
 
 
 def tick(clock: Clock, algorithm: Algorithm, problem: Problem, round: Round, query: Query, info: Info) -> Clock:
@@ -47,17 +59,30 @@ def tick(clock: Clock, algorithm: Algorithm, problem: Problem, round: Round, que
         round: with the cluster that it ran on.
         query, info: what was asked for, and what was sent.
     """
+    cluster, measured, work = round.cluster, clock.measured, round.work
+    assert cluster is not None
     if info.elapsed is not None:
-        return _moved(clock, info.elapsed, clock.lead)
-    assert round.cluster is not None
-    ids = jnp.arange(round.workers)
-    finish = _finish(clock, problem, round, query, info)
+        if cluster.overlap:
+            raise ValueError(f"{algorithm.name} keeps its own time, on a cluster with {cluster.overlap.name}: need one without an overlap")
+        return _moved(clock, info.elapsed, clock.lead, measured)
+    this = round._replace(work=_whole(work, round.batch_size or 1)) if query.exact and work is not None else round
+    finish = _finish(clock, problem, this, query, info)
     sent = workers.gather((counts.to_float(info.bits_up), counts.to_float(info.bits_down)))
-    up, down = round.cluster.bandwidths(round, ids)
-    ports = network.Ports(jnp.float32(round.cluster.latency), sent[0] / up, sent[1] / down)
-    done = network.elapse(algorithm.pattern, finish, ports, round.cluster.convention, round.step)
+
+    def exchange(begin, share=1.0):
+        ports = _ports(this, begin, *(bits if share == 1 else share * bits for bits in sent))
+        return network.exchange(algorithm.pattern, begin, ports, cluster.convention, this.step)
+
+    if cluster.overlap is None:
+        went = exchange(finish)
+        done = went.done
+    else:
+        went = exchange(finish - _ahead(this, query, info))
+        done = jnp.maximum(went.done, exchange(finish, cluster.overlap.last).done)
+    if isinstance(measured, Measured):
+        measured = measurements.of_round(this, _latencies(problem, this, query, info), went, *sent)
     seconds = jnp.max(done)
-    return _moved(clock, seconds, seconds - done)
+    return _moved(clock, seconds, seconds - done, measured)
 
 
 def digits(clock: Clock) -> jax.Array:
@@ -77,13 +102,52 @@ def _finish(clock: Clock, problem: Problem, round: Round, query: Query, info: In
         seconds = round.cluster.seconds(round, query.workers)
         return jnp.broadcast_to(jnp.max(seconds), ids.shape)
     seconds = round.cluster.seconds(round, ids) if info.compute is None else info.compute
-    if query.exact and problem.samples and problem.batch_size:
-        seconds = seconds * (problem.samples / problem.batch_size)
-    return seconds - clock.lead
+    return _passes(problem, query) * seconds - clock.lead if query.exact else seconds - clock.lead
 
 
-def _moved(clock: Clock, seconds: jax.Array, lead: jax.Array) -> Clock:
+def _whole(work: Work, batch_size: int) -> Work:
+    """Of an exact gradient: who has any samples has all."""
+    anything = jnp.any(work.samples > 0, axis=1, keepdims=True)
+    return work._replace(samples=jnp.broadcast_to(jnp.where(anything, batch_size, 0), work.samples.shape))
+
+
+def _passes(problem: Problem, query: Query) -> float:
+    """How many times as long as a stochastic gradient an exact one takes: it is of all samples."""
+    return problem.samples / problem.batch_size if query.exact and problem.samples and problem.batch_size else 1.0
+
+
+def _ahead(round: Round, query: Query, info: Info) -> jax.Array:
+    """How long before its end each worker's messages may begin, `[N]`; not where one worker is asked after the other."""
+    if query.workers is not None:
+        return jnp.zeros(round.workers, jnp.float32)
+    ahead = round.cluster.ahead(round, jnp.arange(round.workers))
+    return ahead if info.compute is None else jnp.minimum(ahead, info.compute)
+
+
+def _latencies(problem: Problem, round: Round, query: Query, info: Info) -> jax.Array:
+    """Seconds of each worker's micro-batches, `[N, M]`; NaN of those that it did not compute, or not to the end."""
+    latencies = _passes(problem, query) * round.cluster.latencies(round, jnp.arange(round.workers))
+    computed = latencies > 0 if round.work is None else round.work.samples > 0
+    if info.compute is not None:
+        computed &= jnp.cumsum(latencies, axis=1) <= info.compute[:, None]
+    if query.workers is not None:
+        computed &= jnp.isin(jnp.arange(round.workers), query.workers)[:, None]
+    return jnp.where(computed, latencies, jnp.nan)
+
+
+def _ports(round: Round, finish: jax.Array, bits_up: jax.Array, bits_down: jax.Array) -> network.Ports:
+    """What so many bits of each worker, `[N]`, take on its ports."""
+    cluster, latency = round.cluster, jnp.float32(round.cluster.latency)
+
+    def at(begin, ids):
+        up = cluster.sending(round, ids, bits_up[ids], begin)
+        return up, cluster.receiving(round, ids, bits_down[ids], begin + latency)
+
+    return network.Ports(latency, *at(finish, jnp.arange(round.workers)), None if cluster.steady else at)
+
+
+def _moved(clock: Clock, seconds: jax.Array, lead: jax.Array, measured: Measured | tuple[()]) -> Clock:
     """Kahan's sum."""
     step = seconds - clock.rounding
     now = clock.now + step
-    return Clock(now, (now - clock.now) - step, lead)
+    return Clock(now, (now - clock.now) - step, lead, measured)

@@ -21,14 +21,14 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dsgd import workers
-from dsgd.base import Algorithm, Constants, Info, Params, Problem, PyTree, Query, Round, State
+from dsgd.base import Algorithm, Constants, Info, Measured, Params, Problem, PyTree, Query, Round, State
 from dsgd.clusters import Cluster
-from dsgd.engine import clock, oracle, protocol
+from dsgd.engine import clock, measurements, oracle, protocol
 from dsgd.engine.clock import Clock
 from dsgd.wire import counts
 
 Records = dict[str, jax.Array]
-_BITS, _CLOCK, _TRAIN_LOSS, _SAMPLES = "bits", "clock", "train_loss", "samples"
+_BITS, _CLOCK, _TRAIN_LOSS, _EVALUATED, _SAMPLES = "bits", "clock", "train_loss", "evaluated", "samples"
 
 
 class Carry(NamedTuple):
@@ -51,6 +51,7 @@ class Plan(NamedTuple):
         capacity: records that one call of `advance` has room for.
         cluster: on which the run is simulated; None: it has no clock.
         train_loss: whether the records have the loss on the drawn batches.
+        evaluate_every: records between evaluations of the problem.
     """
 
     build: Callable[[dict[str, jax.Array]], Algorithm]
@@ -62,6 +63,7 @@ class Plan(NamedTuple):
     capacity: int
     cluster: Cluster | None = None
     train_loss: bool = False
+    evaluate_every: int = 1
 
 
 def without_arrays(problem: Problem) -> Problem:
@@ -79,8 +81,9 @@ def start(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
     """
 
     def init(point, key):
-        params = plan.problem.init(split(key)[0])
-        return Carry(_method(plan, point).init(params, plan.N), clock.start(plan.N) if plan.cluster else ())
+        params, method = plan.problem.init(split(key)[0]), _method(plan, point)
+        state = method.init(params, plan.N)
+        return Carry(state, clock.start(plan.N, _measured(plan, method, state, key)) if plan.cluster else ())
 
     def place(part, spec):
         return jax.tree.map(lambda leaf: lax.with_sharding_constraint(leaf, NamedSharding(plan.mesh, spec)), part)
@@ -111,6 +114,7 @@ def advance(
     done: jax.Array,
     rounds: jax.Array,
     fresh: jax.Array,
+    end: jax.Array,
 ) -> tuple[Carry, Records]:
     """Runs the next rounds, with a record after every `plan.record_every` of them and after the last; where they are the first, also of
     the start.
@@ -125,20 +129,21 @@ def advance(
         done: int32 scalar, rounds before these, of all runs: what a method does in some rounds only is then a branch.
         rounds: int32 scalar, of at most `plan.capacity` records.
         fresh: int32 scalar, 1 where the run begins here, else 0.
+        end: int32 scalar, rounds done by its last record, which is evaluated.
 
     Returns:
         What is carried after it; records by name, `[grid?, seeds?, capacity, ...]`, of which the first
         ceil(rounds / record_every) count, and one more where the start is among them.
     """
 
-    def run(points, keys, carry, data, shared, batches, done, rounds, fresh):
+    def run(points, keys, carry, data, shared, batches, *numbers):
         def one(point, key, carry):
-            return _advance_one(plan, _method(plan, point), key, carry, data, shared, batches, done, rounds, fresh)
+            return _advance_one(plan, _method(plan, point), key, carry, data, shared, batches, *numbers)
 
         return _over_runs(plan, one, (0, None, 0), (None, 0, 0))(points, keys, carry)
 
-    specs = (P(), P(), _carry_spec(plan), P(workers.AXIS), P(), P(None, workers.AXIS), P(), P(), P())
-    return _sharded(plan, run, specs, (_carry_spec(plan), P()))(points, keys, carry, data, shared, batches, done, rounds, fresh)
+    specs = (P(), P(), _carry_spec(plan), P(workers.AXIS), P(), P(None, workers.AXIS), P(), P(), P(), P())
+    return _sharded(plan, run, specs, (_carry_spec(plan), P()))(points, keys, carry, data, shared, batches, done, rounds, fresh, end)
 
 
 def models(plan: Plan, state: State, points: PyTree) -> Params:
@@ -160,12 +165,40 @@ def one_round(plan: Plan, state: State, key: jax.Array, data: PyTree) -> tuple[S
     """
 
     def body(state, key, data):
-        return _gradients_and_update(plan, _method(plan, {}), key, Carry(state, ()), data, None, state.step)[:2]
+        method = _method(plan, {})
+        begun = clock.start(plan.N, _nothing_measured(plan, method, state, key)) if plan.cluster and method.measures else ()
+        return _gradients_and_update(plan, method, key, Carry(state, begun), data, None, state.step)[:2]
 
     everywhere: Any = P()
     own: Any = P(workers.AXIS)
     info = Info(own, own, everywhere, everywhere, everywhere)
     return _sharded(plan, body, (_state_spec(plan), everywhere, own), (_state_spec(plan), info))(state, key, data)
+
+
+def _measured(plan: Plan, algorithm: Algorithm, state: State, key: jax.Array) -> Measured | tuple[()]:
+    """What is carried of the workers' measurements by a method that wants them; `state` is of one run, of all workers."""
+    if not algorithm.measures:
+        return ()
+    alone = plan._replace(runs=0)
+    blocks = _sharded(alone, partial(_nothing_measured, alone, algorithm), (_state_spec(alone), P()), P())
+    return jax.tree.map(lambda leaf: jnp.full(leaf.shape, np.nan, leaf.dtype), jax.eval_shape(blocks, state, key))
+
+
+def _nothing_measured(plan: Plan, algorithm: Algorithm, state: State, key: jax.Array) -> Measured:
+    """Of as many micro-batches as the method asks for; its query may look at what was measured."""
+    assert plan.cluster is not None
+    usual = plan.cluster.micro_batches
+
+    def asked(seen: int) -> int:
+        begun = Carry(state, clock.start(plan.N, measurements.nothing(plan.N, seen)))
+        work = jax.eval_shape(lambda: algorithm.query(state, _this_round(plan, key, begun, state.step)).work)
+        return usual if work is None else work.samples.shape[1]
+
+    M = asked(usual if algorithm.measures is True else int(algorithm.measures))
+    if (again := asked(M)) != M:
+        told = f"query gives work in {M} micro-batches, and in {again} where it sees those measured"
+        raise ValueError(f"{algorithm.name}: {told}: need one number of them")
+    return measurements.nothing(plan.N, M)
 
 
 def _method(plan: Plan, point: dict[str, jax.Array]) -> Algorithm:
@@ -203,7 +236,7 @@ def split(key: jax.Array) -> tuple[jax.Array, jax.Array]:
     return first, rounds
 
 
-def _advance_one(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shared, batches, done, rounds, fresh):
+def _advance_one(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shared, batches, done, rounds, fresh, end):
     key, every = split(key)[1], plan.record_every
     # Both are asked for their shapes first: traced once, and inlined.
     run_round, measure = (jax.jit(partial(function, plan, algorithm), inline=True) for function in (_round, _measure))
@@ -219,7 +252,9 @@ def _advance_one(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shar
         """The i-th record, and the rounds before it: of record -1, the start, none."""
         last = jnp.minimum((i + 1) * every, rounds)
         carry, news = lax.fori_loop(jnp.maximum(i, 0) * every, last, one_round, (carry, nothing))
-        measured = measure(key, carry, data, shared, done + last)
+        at = done + last
+        due = (i < 0) | (at % (every * plan.evaluate_every) == 0) | (at == end)
+        measured = measure(key, carry, data, shared, at, due)
         if set(measured) & set(news) or "step" in news:
             raise ValueError(f"{algorithm.name} has metrics {sorted(news)}; need other names than step, {', '.join(measured)}")
         return carry, jax.tree.map(_as_float, {**measured, **news})
@@ -253,7 +288,7 @@ def _as_float(leaf: jax.Array) -> jax.Array:
 def _round(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, batches, step) -> tuple[Carry, Records]:
     """One round; what it sent (all workers' bits, up and down), the time after it, and the method's own metrics."""
     state, info, this, query, done = _gradients_and_update(plan, algorithm, key, carry, data, batches, step)
-    if taken := {_BITS, _CLOCK, _TRAIN_LOSS, _SAMPLES} & set(info.metrics):
+    if taken := {_BITS, _CLOCK, _TRAIN_LOSS, _EVALUATED, _SAMPLES} & set(info.metrics):
         raise ValueError(f"{algorithm.name} has metrics {sorted(taken)}; need other names, these are the history's own")
     news = jax.tree.map(_as_float, {**info.metrics, **done})
     news |= {_BITS: counts.carry(workers.sum(counts.carry(info.bits_up + info.bits_down)))}
@@ -288,19 +323,26 @@ def _round_keys(key: jax.Array, step: jax.Array) -> jax.Array:
 
 
 def _this_round(plan: Plan, key: jax.Array, carry: Carry, step: jax.Array) -> Round:
-    now = carry.clock.now if isinstance(carry.clock, Clock) else 0.0
-    return Round(step, plan.N, _round_keys(key, step)[0], plan.cluster, now, batch_size=plan.problem.batch_size)
+    now, measured = (carry.clock.now, carry.clock.measured or None) if isinstance(carry.clock, Clock) else (0.0, None)
+    return Round(step, plan.N, _round_keys(key, step)[0], plan.cluster, now, measured, batch_size=plan.problem.batch_size)
 
 
-def _measure(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shared, step) -> Records:
-    """The scalars of one record: never counted as traffic."""
+def _measure(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shared, step, due) -> Records:
+    """The scalars of one record: never counted as traffic. Those of the evaluation are NaN where none is `due`."""
     params = algorithm.model(carry.state)
-    scalars, slope = oracle.evaluate(plan.problem, params, data, shared)
-    return {
-        **scalars,
-        "grad_sqnorm": optax.tree.norm(slope, squared=True),
-        "consensus": _consensus(algorithm, carry.state, params, _this_round(plan, key, carry, step)).astype(scalars["loss"].dtype),
-    }
+
+    def evaluated():
+        scalars, slope = oracle.evaluate(plan.problem, params, data, shared)
+        unknown = jnp.full((), np.nan, jnp.result_type(scalars["loss"]))
+        sqnorm = unknown if slope is None else optax.tree.norm(slope, squared=True)
+        return jax.tree.map(lambda scalar: _as_float(jnp.asarray(scalar)), {**scalars, "grad_sqnorm": sqnorm})
+
+    def not_evaluated():
+        return jax.tree.map(lambda scalar: jnp.full((), np.nan, scalar.dtype), jax.eval_shape(evaluated))
+
+    scalars = evaluated() if plan.evaluate_every == 1 else {**lax.cond(due, evaluated, not_evaluated), _EVALUATED: due}
+    apart = _consensus(algorithm, carry.state, params, _this_round(plan, key, carry, step))
+    return {**scalars, "consensus": apart.astype(scalars["loss"].dtype)}
 
 
 def _consensus(algorithm: Algorithm, state: State, params: Params, round: Round) -> jax.Array:

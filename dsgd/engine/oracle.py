@@ -12,9 +12,9 @@ import numpy as np
 
 from dsgd import workers
 from dsgd.base import Gradients, Params, Problem, PyTree, Query, Work
-from dsgd.engine import protocol, units
+from dsgd.engine import accumulate, protocol, units
 
-RESERVED = {"step", "clock", "bits", "grad_sqnorm", "consensus", "train_loss", "samples"}  # the history's own names
+RESERVED = {"step", "clock", "bits", "grad_sqnorm", "consensus", "train_loss", "evaluated", "samples"}  # the history's own names
 _LATER = 1 << 31  # with m, what a round's key is folded with for micro-batch m > 0: workers' ids are below
 
 
@@ -156,27 +156,28 @@ def _gradient(problem: Problem) -> Callable:
     return its_own if problem.gradient else jax.grad(protocol.loss(problem))
 
 
-def mean_loss(loss: Callable) -> Callable:
-    """(params, data block) -> f(params), f'(params) with f = (1/N) sum_n loss(., data[n]), the same on every device."""
+def mean_loss(loss: Callable, params: Params, data: PyTree) -> tuple[jax.Array, Params]:
+    """f(params), f'(params) with f = (1/N) sum_n loss(., data[n]), the same on every device: of as many workers at a time as fit."""
 
-    def evaluate(params, data):
-        def block(params):
-            return jnp.mean(jax.vmap(loss, (None, 0))(params, data))
+    def block(params, data, counted):
+        losses = jax.vmap(loss, (None, 0))(params, data)
+        return jnp.sum(jnp.where(counted, losses, 0)) / n
 
-        return workers.mean_over_devices(jax.value_and_grad(block)(params))
+    n = jax.tree.leaves(data)[0].shape[0]
+    both = jax.jit(jax.value_and_grad(block), inline=True)  # traced once where all fit
+    return workers.mean_over_devices(accumulate.total(both, params, data, accumulate.fitting(both, params, data)))
 
-    return evaluate
 
-
-def evaluate(problem: Problem, params: Params, data: PyTree, shared: PyTree) -> tuple[dict[str, jax.Array], Params]:
-    """Scalars by name, with "loss" = f(params), and f'(params), the same on every device."""
+def evaluate(problem: Problem, params: Params, data: PyTree, shared: PyTree) -> tuple[dict[str, jax.Array], Params | None]:
+    """Scalars by name, with "loss" = f(params), and f'(params) or None, the same on every device."""
     if problem.evaluate is not None:
         scalars, slope = problem.evaluate(params, data, shared)
         if "loss" not in scalars or RESERVED & set(scalars):
             raise ValueError(f"{problem.name}: evaluate gives {sorted(scalars)}; need 'loss', and none of {sorted(RESERVED)}")
         for name, value in scalars.items():
             protocol.need_scalar(f"{problem.name}: evaluate gives {name!r}", value)
-        protocol.same(f"{problem.name}: evaluate gives a slope", slope, params)
+        if slope is not None:
+            protocol.same(f"{problem.name}: evaluate gives a slope", slope, params)
         return scalars, slope
-    value, slope = mean_loss(problem.loss)(params, data)
+    value, slope = mean_loss(problem.loss, params, data)
     return {"loss": value}, slope

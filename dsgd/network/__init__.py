@@ -3,12 +3,14 @@
 from dsgd.network import told
 from dsgd.network.asynchronous import asynchronous_server_messages
 from dsgd.network.patterns import (
+    Exchange,
     Ports,
     asynchronous_gossip,
     asynchronous_server,
     cost,
     elapse,
     every,
+    exchange,
     gossip,
     local,
     multi_server,
@@ -22,6 +24,7 @@ from dsgd.network.switch import Convention, Message, Passage, Timeline, simulate
 
 __all__ = [
     "Convention",
+    "Exchange",
     "Message",
     "Passage",
     "Ports",
@@ -32,6 +35,7 @@ __all__ = [
     "cost",
     "elapse",
     "every",
+    "exchange",
     "gossip",
     "local",
     "multi_server",

@@ -29,6 +29,10 @@ Workers are not always ready at once, nor are their ports equal: what a round of
 `clock`. It agrees with the table where all are equal. With a server it is the event simulation's, message by message. All-reduces and N
 servers begin when the last worker is ready, and the slowest port sets the pace of all. In gossip, each neighbourhood begins when its last
 worker is ready, and takes as long as its busiest port.
+
+Where bandwidths change meanwhile, a port needs the seconds in which so many bits come together, sent without a pause from when its first
+message begins, and received one latency later: with a server from each message's own beginning, in an all-reduce and among N servers from
+the last worker's, in gossip from when the port's own neighbourhood is ready.
 """
 
 from __future__ import annotations
@@ -60,9 +64,30 @@ class Ports(NamedTuple):
         latency: seconds of a message.
         up: seconds that each worker's port needs for all that it sends in this round, `[N]`.
         down: the same for what it receives.
+        changing: (begin `[k]`, workers int32 `[k]`) -> the two, `[k]` each, of what is sent from then on, where bandwidths change with
+            the clock: those above are then of ports that begin when their worker is ready. None: they do not.
     """
 
     latency: Any
+    up: jax.Array
+    down: jax.Array
+    changing: Callable | None = None
+
+    def at(self, begin: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """`up` and `down` of ports that begin then, `[N]` each."""
+        return self.changing(begin, jnp.arange(begin.shape[0])) if self.changing else (self.up, self.down)
+
+
+class Exchange(NamedTuple):
+    """How a round's messages went.
+
+    Args:
+        done: when each worker is done with them, `[N]`.
+        up: seconds that each sending port needed for its bits, `[N]`.
+        down: the same of the receiving ports.
+    """
+
+    done: jax.Array
     up: jax.Array
     down: jax.Array
 
@@ -81,21 +106,31 @@ def elapse(pattern: Pattern, finish: jax.Array, ports: Ports, convention: Conven
     Returns:
         Seconds on the same clock, `[N]`.
     """
+    return exchange(pattern, finish, ports, convention, step).done
+
+
+@checks.arguments
+def exchange(pattern: Pattern, finish: jax.Array, ports: Ports, convention: Convention, step: jax.Array) -> Exchange:
+    """The same, and for how long ports were busy.
+
+    Args:
+        pattern, finish, ports, convention, step: as of `elapse`.
+    """
     check_convention(convention)
     if np.ndim(finish) != 1 or not len(finish):
         raise ValueError(f"elapse: finish of shape {np.shape(finish)}: need seconds [N]")
-    return (pattern.clock or _together(pattern))(finish, ports, convention, step)
+    went = (pattern.clock or _together(pattern))(finish, ports, convention, step)
+    return went if isinstance(went, Exchange) else Exchange(went, ports.up, ports.down)
 
 
 def _together(pattern: Pattern) -> Callable:
     """All wait for the last, and for the slowest port: a clock from the closed form."""
 
     def clock(finish, ports, convention, step):
-        N = finish.shape[0]
-        vectors = pattern.vectors(N)
-        transfer = jnp.max(jnp.maximum(ports.up, ports.down)) / vectors if vectors else 0.0
-        seconds = getattr(pattern, convention)(N, ports.latency, transfer)
-        return jnp.broadcast_to(jnp.max(finish) + seconds, finish.shape)
+        N, last = finish.shape[0], jnp.broadcast_to(jnp.max(finish), finish.shape)
+        vectors, (up, down) = pattern.vectors(N), ports.at(last)
+        transfer = jnp.max(jnp.maximum(up, down)) / vectors if vectors else 0.0
+        return Exchange(last + getattr(pattern, convention)(N, ports.latency, transfer), up, down)
 
     return clock
 
@@ -104,11 +139,38 @@ def _through_server(finish, ports, convention, step):
     """The server receives one by one, the first that is ready first; then it sends to all, one by one."""
     latency = ports.latency if convention == "blocking" else 0.0
     order = jnp.argsort(finish)
+    if ports.changing:
+        return _one_by_one(finish, ports, order, latency)
     # The last arrival is as late as any message with all that queue behind it.
     behind = jnp.cumsum((ports.up[order] + latency)[::-1])[::-1]
     received = jnp.max(finish[order] + behind)
     overlapped = 0.0 if convention == "blocking" else ports.latency
     return received + 2 * overlapped + jnp.cumsum(ports.down + latency)
+
+
+def _one_by_one(finish, ports, order, held):
+    """The same where each message's seconds depend on when it begins.
+
+    Args:
+        order: in which the server receives.
+        held: for how long latency holds a port.
+    """
+
+    def receive(free, worker):
+        start = jnp.maximum(free, finish[worker])
+        up = ports.changing(start[None], worker[None])[0][0]
+        return start + held + up, up
+
+    def send(free, worker):
+        down = ports.changing(free[None], worker[None])[1][0]
+        arrived = free + held + down
+        return arrived, (arrived, down)
+
+    received, up = lax.scan(receive, jnp.float32(-jnp.inf), order)
+    overlapped = ports.latency - held
+    # Of the first model, what is not held: one latency till the last gradient is there, and one till this one begins to arrive.
+    _, (done, down) = lax.scan(send, received + overlapped, jnp.arange(finish.shape[0]))
+    return Exchange(done + overlapped, jnp.zeros_like(up).at[order].set(up), down)
 
 
 def _apart(finish, ports, convention, step):
@@ -234,7 +296,6 @@ def _among_neighbours(topology: Topology) -> Callable:
     def clock(finish, ports, convention, step):
         # To whom each worker sends in this round, and from whom it receives.
         to, origin = (jnp.asarray(_lists(topology, end))[step % topology.period] for end in (0, 1))
-        up, down = (seconds / jnp.maximum(1, jnp.sum(ends >= 0, axis=1)) for seconds, ends in ((ports.up, to), (ports.down, origin)))
 
         def busy(ends, own, others):
             """Each message holds a port for as long as the slower of its two ports needs."""
@@ -247,7 +308,10 @@ def _among_neighbours(topology: Topology) -> Callable:
             latest = (jnp.max(jnp.where(ends >= 0, times[ends], -jnp.inf), axis=1, initial=-jnp.inf) for ends in (to, origin))
             return reduce(jnp.maximum, latest, times)
 
-        return wait(finish) + wait(jnp.maximum(busy(to, up, down), busy(origin, down, up)))
+        ready = wait(finish)
+        up, down = whole = ports.at(ready)
+        up, down = (seconds / jnp.maximum(1, jnp.sum(ends >= 0, axis=1)) for seconds, ends in ((up, to), (down, origin)))
+        return Exchange(ready + wait(jnp.maximum(busy(to, up, down), busy(origin, down, up))), *whole)
 
     return clock
 
@@ -283,10 +347,12 @@ def every(period: Period, pattern: Pattern) -> Pattern:
         checks.positive_int("every: period", period)
 
     def clock(finish, ports, convention, step):
-        def exchange(finish):
-            return elapse(pattern, finish, ports, convention, step // period)
+        def silent(finish):
+            return Exchange(finish, jnp.zeros_like(finish), jnp.zeros_like(finish))
 
-        return lax.cond((step + 1) % period == 0, exchange, lambda finish: finish, finish)
+        return lax.cond(
+            (step + 1) % period == 0, lambda finish: exchange(pattern, finish, ports, convention, step // period), silent, finish
+        )
 
     if isinstance(period, Tracer):
         costs = (_shared(cost, period) for cost in (pattern.blocking, pattern.pipelined, pattern.vectors))

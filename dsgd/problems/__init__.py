@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dsgd.problems.adapters import Model
 from dsgd.problems.data import Dataset, load
-from dsgd.problems.finite_sum import Examples, minibatch
+from dsgd.problems.examples import Examples, minibatch
+from dsgd.problems.finite_sum import finite_sum
+from dsgd.problems.language_model import language_model
 from dsgd.problems.logistic_regression import logistic_regression
 from dsgd.problems.neural_network import neural_network
 from dsgd.problems.partition import PARTITIONS, split
@@ -13,7 +16,7 @@ from dsgd.problems.quadratic import quadratic, random_quadratic
 from dsgd.problems.robust_regression import robust_regression
 
 if TYPE_CHECKING:
-    from dsgd.problems.models import CNN, MLP
+    from dsgd.problems.models import CNN, MLP, ResNet18, Transformer
 
 __all__ = [
     "CNN",
@@ -21,6 +24,11 @@ __all__ = [
     "PARTITIONS",
     "Dataset",
     "Examples",
+    "Model",
+    "ResNet18",
+    "Transformer",
+    "finite_sum",
+    "language_model",
     "load",
     "logistic_regression",
     "minibatch",
@@ -34,7 +42,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """The models, when they are asked for: flax takes a quarter of a second to import."""
-    if name not in ("CNN", "MLP"):
+    if name not in ("CNN", "MLP", "ResNet18", "Transformer"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from dsgd.problems import models  # noqa: PLC0415
 

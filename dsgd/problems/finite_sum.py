@@ -1,157 +1,180 @@
-"""Empirical risks: worker n's objective is the mean loss over its own samples."""
+"""Empirical risks: worker n's objective is the mean loss of any model over its own samples."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import lax
 
-from dsgd import checks
-from dsgd.base import Constants, Problem, PyTree
-from dsgd.checks import positive_int
-from dsgd.engine.oracle import mean_loss
-from dsgd.problems.data import Dataset
-from dsgd.problems.partition import split
+from dsgd import checks, workers
+from dsgd.base import Problem, PyTree
+from dsgd.engine import accumulate, oracle, protocol
+from dsgd.problems.adapters import adapt
+from dsgd.problems.examples import Examples, arrays, first, minibatch, on_device, pad
+from dsgd.problems.partition import BY_CLASS, need_parts, split
 
-
-class Examples(NamedTuple):
-    """Samples of one worker, of a batch, or with a leading worker axis.
-
-    Args:
-        inputs: `[m, ...]`.
-        targets: int32 `[m]`, classes.
-        weights: float `[m]`: 1 for a sample, 0 for the padding that makes all workers' arrays equally long.
-    """
-
-    inputs: jax.Array
-    targets: jax.Array
-    weights: jax.Array
-
-
-@checks.arguments
-@dataclass(frozen=True)
-class minibatch:  # noqa: N801 (made and called like the functions that it stands beside)
-    """Draws a batch of one worker's samples, uniformly and afresh in every round, on the device.
-
-    Called as (key, worker's `Examples`), it returns a batch, `Examples` `[B, ...]`.
-
-    Args:
-        batch_size: B.
-        replacement: whether one sample may be drawn twice in a batch.
-
-    Raises:
-        ValueError: batch_size < 1.
-
-    Source: Liu and Zhang, section 1.2.3.
-    """
-
-    batch_size: int
-    replacement: bool = True
-
-    def __post_init__(self) -> None:
-        checks.positive_int("minibatch: batch_size", self.batch_size)
-
-    def __call__(self, key: jax.Array, mine: Examples) -> Examples:
-        if self.replacement:
-            # One draw of bits a sample, where randint draws two: the remainder favours some by size / 2^32.
-            size = jnp.sum(mine.weights).astype(jnp.uint32)
-            chosen = jax.random.bits(key, (self.batch_size,), jnp.uint32) % size
-        else:
-            # The B largest of one random number a sample: a uniform draw without replacement. Padding never wins.
-            lots = jax.random.uniform(key, mine.weights.shape)
-            _, chosen = lax.top_k(jnp.where(mine.weights > 0, lots, -1), self.batch_size)
-        return Examples(mine.inputs[chosen], mine.targets[chosen], jnp.ones(self.batch_size, mine.weights.dtype))
-
-
-def first(batch: Examples, samples: jax.Array) -> Examples:
-    """The batch, of which only so many samples count, the first ones."""
-    return batch._replace(weights=jnp.where(jnp.arange(len(batch.weights)) < samples, batch.weights, 0))
-
+PerSample = Callable[[PyTree, PyTree], jax.Array]  # (outputs, targets) -> [m, ...]
+Metrics = tuple[tuple[str, PerSample], ...]
 
 # A problem's functions are frozen dataclasses with `__call__`, equal where their fields are: the same problem built twice compiles once.
 
 
 @dataclass(frozen=True)
-class CrossEntropy:
-    r"""(params, batch) -> mean softmax cross-entropy of `apply`'s logits, plus $\frac{l_2}{2} |x|^2$."""
+class MeanLoss:
+    r"""(params, batch) -> $\sum_i w_i \ell_i / \sum_i w_i + \frac{l_2}{2} |x|^2$ over the batch's samples, of weights w.
 
-    apply: Callable[[PyTree, jax.Array], jax.Array]
-    l2: float
+    Args:
+        apply: of a `Model`.
+        per_sample: (outputs, targets) -> losses `[m, ...]`; further axes are averaged.
+        l2: weight of the squared norm.
+        at_once: samples whose losses are computed at a time, so that a gradient's memory is bounded; None: all.
+    """
+
+    apply: Callable[[PyTree, PyTree], PyTree]
+    per_sample: PerSample
+    l2: float = 0.0
+    at_once: int | None = None
 
     def __call__(self, params: PyTree, batch: Examples) -> jax.Array:
-        losses = optax.softmax_cross_entropy_with_integer_labels(self.apply(params, batch.inputs), batch.targets)
-        mean = jnp.sum(losses * batch.weights) / jnp.sum(batch.weights)
-        return mean + 0.5 * self.l2 * optax.tree.norm(params, squared=True)
+        losses = accumulate.total(self.total, params, batch, self.at_once)
+        return losses / jnp.sum(batch.weights) + self.penalty(params)
+
+    def total(self, params: PyTree, batch: Examples, counted: jax.Array) -> jax.Array:
+        """The weighted sum of the losses of those samples that are `counted`, bool `[m]`."""
+        losses = _means(self.per_sample(self.apply(params, batch.inputs), batch.targets))
+        return jnp.sum(losses * jnp.where(counted, batch.weights, 0))
+
+    def penalty(self, params: PyTree) -> jax.Array | float:
+        """That of the norm."""
+        return 0.5 * self.l2 * optax.tree.norm(params, squared=True) if self.l2 else 0.0
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """(params, data block, test set) -> loss and test accuracy; the gradient."""
-
-    loss: CrossEntropy
-
-    def __call__(self, params: PyTree, data: Examples, test: Examples) -> tuple[dict[str, jax.Array], PyTree]:
-        value, gradient = mean_loss(self.loss)(params, data)
-        right = jnp.argmax(self.loss.apply(params, test.inputs), axis=-1) == test.targets
-        return {"loss": value, "test_accuracy": jnp.mean(right.astype(test.weights.dtype))}, gradient
-
-
-def classification(
-    apply: Callable[[PyTree, jax.Array], jax.Array],
-    init: Callable[[jax.Array], PyTree],
-    dataset: Dataset,
-    *,
-    workers: int,
-    partition: str,
-    alpha: float,
-    batch_size: int,
-    replacement: bool,
-    l2: float,
-    seed: int,
-    name: str,
-) -> Problem:
-    r"""Softmax cross-entropy plus $\frac{l_2}{2}|x|^2$ over a partitioned data set; the parts' sizes do not weigh (5.1).
+    """(params, data block, test set) -> loss, and the metrics' means over the test set; the gradient. In pieces of so many samples.
 
     Args:
-        apply: (params, inputs `[m, ...]`) -> logits `[m, classes]`.
-        init: key -> params.
-        dataset: train and test samples.
-        workers, partition, alpha, seed: as in `dsgd.problems.split`.
-        batch_size: B, of each worker.
-        replacement: as in `minibatch`.
+        loss: of a batch.
+        metrics: names and functions, (outputs, targets) -> `[m, ...]`.
+        at_once: samples in a piece.
+    """
+
+    loss: MeanLoss
+    metrics: Metrics
+    at_once: int
+
+    def __call__(self, params: PyTree, data: Examples, test: Examples | tuple[()]) -> tuple[dict[str, jax.Array], PyTree]:
+        each = data.weights / (len(data.weights) * jnp.sum(data.weights, axis=1, keepdims=True))
+        rows = _rows(data._replace(weights=each))
+        summed = accumulate.total(jax.value_and_grad(self.loss.total), params, rows, self.at_once)
+        value, slope = workers.mean_over_devices(summed)
+        if self.loss.l2:
+            own = jax.value_and_grad(self.loss.penalty)(params)
+            value, slope = jax.tree.map(jnp.add, (value, slope), own)
+        return {"loss": value, **self._tested(params, test)}, slope
+
+    def _tested(self, params: PyTree, test: Examples | tuple[()]) -> dict[str, jax.Array]:
+        if not isinstance(test, Examples):
+            return {}
+
+        def of_piece(params, piece, counted):
+            outputs = self.loss.apply(params, piece.inputs)
+            weights = jnp.where(counted, piece.weights, 0)
+            return {name: jnp.sum(_means(metric(outputs, piece.targets)) * weights) for name, metric in self.metrics}
+
+        summed = accumulate.total(of_piece, params, test, self.at_once)
+        return jax.tree.map(lambda value: value / len(test.weights), summed)
+
+
+def _rows(data: Examples) -> Examples:
+    """All workers' samples: leaves `[n, m, ...]` to `[n m, ...]`."""
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), data)
+
+
+def right(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Whether the largest logit, `[m, classes]`, is the target's, bool `[m]`: the mean is the accuracy."""
+    return jnp.argmax(logits, axis=-1) == targets
+
+
+def _means(values: jax.Array) -> jax.Array:
+    """Over all axes but the first: `[m, ...]` to floating-point `[m]`."""
+    values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
+    return jnp.mean(values, axis=tuple(range(1, values.ndim))) if values.ndim > 1 else values
+
+
+@checks.arguments
+def finite_sum(
+    model: Any,
+    loss: Callable[[PyTree, PyTree], jax.Array],
+    data: Annotated[tuple[Any, Any], "a pair (inputs, targets)"],
+    workers: int = 16,
+    partition: str | Sequence[Any] = "iid",
+    *,
+    alpha: float = 0.5,
+    batch_size: int = 16,
+    replacement: bool = True,
+    l2: float = 0.0,
+    seed: int = 0,
+    test: Annotated[tuple[Any, Any] | None, "a pair (inputs, targets), or None"] = None,
+    metrics: dict[str, Callable] | None = None,
+    chunk: int | None = None,
+    name: str = "finite_sum",
+) -> Problem:
+    r"""$f_n(x) = \frac1{m_n} \sum_i \ell(h_x(a_i), y_i) + \frac{l_2}{2} |x|^2$ over worker n's samples; their number does not weigh (5.1).
+
+    Args:
+        model: h, a flax linen module, whose parameters each seed of a run draws; an nnx module, whose parameters all seeds start from; a
+            function from `nnx.Rngs` to an nnx module, of which each seed makes its own; or a `problems.Model(init, apply)`.
+        loss: (outputs, targets) -> losses of the samples, `[m, ...]`, as optax's are; further axes, of a sequence, are averaged.
+        data: (inputs, targets), each a pytree of arrays `[M, ...]`; targets are () where the loss needs none. Real numbers become JAX's
+            default type, integers stay as they are.
+        workers: N.
+        partition: "iid", "blocks", "by-label" or "dirichlet" (the last two of classes `[M]`), see `dsgd.problems.split`; or the indices
+            of each worker's samples, N arrays.
+        alpha: concentration of "dirichlet".
+        batch_size: B, samples that each worker draws in a round.
+        replacement: whether a batch is drawn with replacement.
         l2: weight of the squared norm.
+        seed: of the partition.
+        test: (inputs, targets) that no worker has.
+        metrics: by name, (outputs, targets) -> numbers of the samples, `[m, ...]`, whose means over `test` the history has.
+        chunk: samples that are evaluated at a time, on each device and of each run; None: as many as need about a quarter of a gigabyte.
+            An exact gradient takes chunk / N of each worker's samples at a time, a batch is always whole.
         name: for tables and errors.
 
     Raises:
-        ValueError: batch_size < 1 or larger than a worker's data, l2 < 0, or as `split`.
+        ValueError: data that do not fit together or are not finite, a model that is none of these or keeps more than parameters, losses
+            or metrics that are not of the samples, a batch larger than a worker's data, a worker without data, an index outside the
+            data, l2 < 0, metrics without a test set and a test set without metrics.
     """
-    positive_int("batch_size", batch_size)
-    positive_int("workers", workers)
+    for what, number in (("batch_size", batch_size), ("workers", workers), ("chunk", 1 if chunk is None else chunk)):
+        checks.positive_int(what, number)
     if not 0 <= l2 < np.inf:
         raise ValueError(f"l2 = {l2}: need a finite number >= 0")
-    parts = split(dataset.train_targets, workers, partition, alpha=alpha, seed=seed)
-    smallest = int(np.argmin([len(part) for part in parts]))
-    if batch_size > len(parts[smallest]):
-        raise ValueError(
-            f"batch_size = {batch_size}, but worker {smallest} has {len(parts[smallest])} samples (partition {partition!r},"
-            f" {workers} workers); need a batch no larger than any worker's data"
-        )
-
-    loss = CrossEntropy(apply, l2)
+    inputs, targets = arrays("data", data)
+    parts = _parts(targets, len(jax.tree.leaves(inputs)[0]), workers, partition, alpha, seed)
+    _need_whole_batches(batch_size, parts, partition)
+    stacked = pad(inputs, targets, parts)
+    shared = _held_out(test, metrics, (inputs, targets))
+    rows = jax.eval_shape(_rows, stacked)
+    functions, measured = adapt(model, rows.inputs), tuple((metrics or {}).items())
+    params = jax.eval_shape(functions.init, jax.eval_shape(lambda: jax.random.key(0)))
+    mean = MeanLoss(functions.apply, loss, l2)
+    _need_per_sample(name, mean, measured, params, rows)
+    at_once = chunk or accumulate.fitting(jax.value_and_grad(mean.total), params, rows)
+    mean = replace(mean, at_once=max(batch_size, at_once // workers))
     return Problem(
-        init=init,
-        loss=loss,
+        init=functions.init,
+        loss=mean,
         sample=minibatch(batch_size, replacement),
-        evaluate=Evaluation(loss),
-        data=pad(dataset.train_inputs, dataset.train_targets, parts),
-        shared=_examples(dataset.test_inputs, dataset.test_targets, np.ones(len(dataset.test_targets))),
-        constants=Constants(),
+        evaluate=Evaluation(mean, measured, at_once),
+        data=stacked,
+        shared=shared,
         name=name,
         batch_size=batch_size,
         samples=max(map(len, parts)),
@@ -159,15 +182,57 @@ def classification(
     )
 
 
-def pad(inputs: np.ndarray, targets: np.ndarray, parts: list[np.ndarray]) -> Examples:
-    """The workers' samples stacked, `[N, longest, ...]`, with zero weights on the padding."""
-    longest = max(len(part) for part in parts)
-    index = np.stack([np.pad(part, (0, longest - len(part)), mode="edge") for part in parts])
-    real = np.arange(longest)[None, :] < np.array([len(part) for part in parts])[:, None]
-    return _examples(inputs[index], targets[index], real)
+def _parts(targets: PyTree, M: int, workers: int, partition: str | Sequence[Any], alpha: float, seed: int) -> list[np.ndarray]:
+    """The indices of each worker's samples."""
+    if not isinstance(partition, str):
+        return need_parts(partition, M, workers)
+    classes = isinstance(targets, np.ndarray) and targets.ndim == 1 and np.issubdtype(targets.dtype, np.integer)
+    if partition in BY_CLASS and not classes:
+        raise ValueError(f"partition {partition!r} of targets that are no classes: need integers [{M}], or iid, or blocks")
+    return split(targets if classes else np.zeros(M, int), workers, partition, alpha=alpha, seed=seed)
 
 
-def _examples(inputs: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> Examples:
-    # Types are converted by numpy: each conversion on the device would be a program to compile.
-    kind = jnp.result_type(float)
-    return Examples(*map(jnp.asarray, (inputs.astype(kind), targets.astype(np.int32), weights.astype(kind))))
+def _need_whole_batches(batch_size: int, parts: list[np.ndarray], partition: str | Sequence[Any]) -> None:
+    smallest = int(np.argmin([len(part) for part in parts]))
+    if batch_size > len(parts[smallest]):
+        named = f" (partition {partition!r}, {len(parts)} workers)" if isinstance(partition, str) else ""
+        raise ValueError(
+            f"batch_size = {batch_size}, but worker {smallest} has {len(parts[smallest])} samples{named};"
+            " need a batch no larger than any worker's data"
+        )
+
+
+def _held_out(test: tuple[Any, Any] | None, metrics: dict[str, Callable] | None, data: tuple[PyTree, PyTree]) -> Examples | tuple[()]:
+    """What the metrics are measured on."""
+    if (test is None) != (not metrics):
+        raise ValueError(f"test = {checks.shown(test)}, metrics = {checks.shown(metrics)}: need both, or neither")
+    if test is None or not metrics:
+        return ()
+    for metric, function in metrics.items():
+        if not callable(function) or metric in oracle.RESERVED | {"loss"}:
+            taken = ", ".join(sorted(oracle.RESERVED | {"loss"}))
+            raise ValueError(f"metrics: {metric!r} = {checks.shown(function)}: need functions, by other names than {taken}")
+    held_out = arrays("test", test)
+    for what, mine, theirs in zip(("inputs", "targets"), held_out, data, strict=True):
+        one, other = (jax.tree.map(lambda leaf: leaf[0], leaves) for leaves in (mine, theirs))
+        protocol.same(f"test: {what} are of a sample", one, other)
+    return on_device(*held_out, np.ones(len(jax.tree.leaves(held_out)[0])))
+
+
+def _need_per_sample(name: str, loss: MeanLoss, metrics: Metrics, params: PyTree, rows: Examples) -> None:
+    """Raises a ValueError where losses or metrics are not of the samples, each on its own."""
+
+    def values(params, piece):
+        with protocol.noted(f"model of {name}"):
+            outputs = loss.apply(params, piece.inputs)
+        with protocol.noted(f"loss and metrics of {name}"):
+            return {what: function(outputs, piece.targets) for what, function in (("loss", loss.per_sample), *metrics)}
+
+    # Two numbers of samples: [m, 1] beside [m] becomes [m, m], which for one number alone might be a sequence's [m, T].
+    found = [jax.eval_shape(values, params, accumulate.of_length(rows, m)) for m in (2, 3)]
+    for what in found[0]:
+        two, three = (value[what] for value in found)
+        fits = isinstance(two, jax.ShapeDtypeStruct) and two.shape[:1] == (2,) and three.shape == (3, *two.shape[1:])
+        if not fits or not (what != "loss" or jnp.issubdtype(two.dtype, jnp.floating)):
+            given = f"{checks.typed(two)} for 2 samples, {checks.typed(three)} for 3"
+            raise ValueError(f"{name}: {what} gives {given}; need floating point [m, ...], each sample's own")

@@ -9,12 +9,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from scipy.sparse.linalg import svds
 
 from dsgd import checks
 from dsgd.base import Problem
+from dsgd.problems.adapters import Model
 from dsgd.problems.data import DataSource, load
-from dsgd.problems.finite_sum import Examples, classification
+from dsgd.problems.examples import Examples
+from dsgd.problems.finite_sum import finite_sum, right
 
 _DENSE = 256  # smaller side of a matrix up to which a whole SVD costs nothing
 
@@ -61,18 +64,19 @@ def logistic_regression(
     """
     dataset = load(data, data_dir)
     features = int(np.prod(dataset.train_inputs.shape[1:]))
-
-    problem = classification(
-        _logits,
-        _Zeros(features, dataset.classes),
-        dataset,
-        workers=workers,
-        partition=partition,
+    problem = finite_sum(
+        Model(_Zeros(features, dataset.classes), _logits),
+        optax.softmax_cross_entropy_with_integer_labels,
+        (dataset.train_inputs, dataset.train_targets.astype(np.int32)),
+        workers,
+        partition,
         alpha=alpha,
         batch_size=batch_size,
         replacement=replacement,
         l2=l2,
         seed=seed,
+        test=(dataset.test_inputs, dataset.test_targets),
+        metrics={"test_accuracy": right},
         name=f"logistic_regression({dataset.name}, {partition})",
     )
     return problem._replace(constants=problem.constants._replace(smoothness=_smoothness(problem.data, l2), strong_convexity=l2 or None))

@@ -1,4 +1,5 @@
-"""Models in flax."""
+"""Models in flax, each with its number of parameters. None keeps running averages, as batch norm does: they would differ from worker to
+worker, and are no part of the model that is averaged."""
 
 from __future__ import annotations
 
@@ -7,7 +8,12 @@ from flax import linen as nn
 
 
 class MLP(nn.Module):
-    """Fully connected layers with ReLU between them."""
+    """Fully connected layers with ReLU between them; 4,810 parameters for digits (64 inputs, 10 classes), 197,322 for CIFAR-10.
+
+    Args:
+        classes: number of logits.
+        hidden: widths of the layers before the last one.
+    """
 
     classes: int
     hidden: tuple[int, ...] = (64,)
@@ -21,28 +27,43 @@ class MLP(nn.Module):
 
 
 class Convolution(nn.Module):
-    """A 3x3 convolution with zeros around, as one product of the nine shifted images with the kernel.
+    """A convolution with zeros around, as one product of the shifted images (nine, where it is 3x3) with the kernel.
 
-    XLA's own convolution is ten times slower inside a loop on CPUs, where every round of a run is.
+    XLA's own convolution is ten to forty times slower inside a loop on CPUs, where every round of a run is.
+
+    Args:
+        features: channels of the result.
+        stride: between the places where it is computed.
+        size: odd, pixels of the kernel's side.
+        bias: whether one is added.
     """
 
     features: int
     stride: int = 1
+    size: int = 3
+    bias: bool = True
 
     @nn.compact
     def __call__(self, x):
         _, height, width, channels = x.shape
-        padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-        shifted = [padded[:, i : i + height : self.stride, j : j + width : self.stride] for i in range(3) for j in range(3)]
-        kernel = self.param("kernel", nn.initializers.lecun_normal(), (9 * channels, self.features))
-        bias = self.param("bias", nn.initializers.zeros, (self.features,))
-        return jnp.concatenate(shifted, axis=-1) @ kernel + bias[None, None, None, :]
+        around = self.size // 2
+        padded = jnp.pad(x, ((0, 0), (around, around), (around, around), (0, 0)))
+        places = [(i, j) for i in range(self.size) for j in range(self.size)]
+        shifted = [padded[:, i : i + height : self.stride, j : j + width : self.stride] for i, j in places]
+        kernel = self.param("kernel", nn.initializers.lecun_normal(), (self.size**2 * channels, self.features))
+        y = jnp.concatenate(shifted, axis=-1) @ kernel
+        if not self.bias:
+            return y
+        return y + self.param("bias", nn.initializers.zeros, (self.features,))[None, None, None, :]
 
 
 class CNN(nn.Module):
-    """3x3 convolutions, each with GroupNorm, ReLU and stride 2 after the first; then the mean over places.
+    """3x3 convolutions, each with GroupNorm, ReLU and stride 2 after the first; then the mean over places; 5,514 parameters for CIFAR-10.
 
-    GroupNorm has no running averages: batch norm's would differ from worker to worker, and are not part of the model that is averaged.
+    Args:
+        classes: number of logits.
+        channels: of each convolution.
+        groups: of channels, for GroupNorm.
     """
 
     classes: int
@@ -57,4 +78,84 @@ class CNN(nn.Module):
         return nn.Dense(self.classes)(x.mean(axis=(1, 2)))
 
 
-MODELS = {"mlp": MLP, "cnn": CNN}
+class ResidualBlock(nn.Module):
+    """relu(x + F(x)), where F is two 3x3 convolutions with GroupNorm and ReLU; x goes through one of 1x1 where F changes its shape."""
+
+    features: int
+    stride: int
+    groups: int
+
+    @nn.compact
+    def __call__(self, x):
+        y = Convolution(self.features, self.stride, bias=False)(x)
+        y = nn.relu(nn.GroupNorm(num_groups=self.groups)(y))
+        y = Convolution(self.features, bias=False)(y)
+        y = nn.GroupNorm(num_groups=self.groups)(y)
+        if x.shape != y.shape:
+            x = Convolution(self.features, self.stride, size=1, bias=False)(x)
+            x = nn.GroupNorm(num_groups=self.groups)(x)
+        return nn.relu(x + y)
+
+
+class ResNet18(nn.Module):
+    """ResNet-18 as it is used for CIFAR-10 (a 3x3 stem, no pooling before the blocks), with GroupNorm; 11,173,962 parameters there.
+
+    Args:
+        classes: number of logits.
+        width: channels of the first of the four stages; each has twice as many as the one before.
+        groups: of channels, for GroupNorm.
+
+    Source: He et al., Deep residual learning for image recognition, 2016; Wu and He, Group normalization, 2018.
+    """
+
+    classes: int
+    width: int = 64
+    groups: int = 32
+
+    @nn.compact
+    def __call__(self, x):
+        x = Convolution(self.width, bias=False)(x)
+        x = nn.relu(nn.GroupNorm(num_groups=self.groups)(x))
+        for stage in range(4):
+            for block in range(2):
+                x = ResidualBlock(2**stage * self.width, stride=2 if stage and not block else 1, groups=self.groups)(x)
+        return nn.Dense(self.classes)(x.mean(axis=(1, 2)))
+
+
+class Transformer(nn.Module):
+    """A decoder for sequences of bytes: pre-norm blocks of causal attention and an MLP four times as wide; 137,216 parameters.
+
+    Tokens `[m, T]`, integers below the vocabulary, become logits `[m, T, vocabulary]` of the next ones; T is at most the context.
+
+    Args:
+        vocabulary: number of tokens.
+        context: T at most; each position has a learned vector.
+        width: of the vectors between the layers.
+        layers: number of blocks.
+        heads: of the attention, a divisor of the width.
+
+    Source: Vaswani et al., Attention is all you need, 2017; Radford et al., Language models are unsupervised multitask learners, 2019.
+    """
+
+    vocabulary: int = 256
+    context: int = 64
+    width: int = 64
+    layers: int = 2
+    heads: int = 4
+
+    @nn.compact
+    def __call__(self, tokens):
+        length = tokens.shape[-1]
+        if length > self.context:
+            raise ValueError(f"Transformer: sequences of {length} tokens, context = {self.context}: need sequences that are no longer")
+        small = nn.initializers.normal(0.02)
+        positions = self.param("positions", small, (self.context, self.width))
+        x = nn.Embed(self.vocabulary, self.width)(tokens) + positions[None, :length]
+        mask = nn.make_causal_mask(tokens)
+        for _ in range(self.layers):
+            x += nn.MultiHeadDotProductAttention(self.heads)(nn.LayerNorm()(x), mask=mask)
+            x += nn.Dense(self.width)(nn.gelu(nn.Dense(4 * self.width)(nn.LayerNorm()(x))))
+        return nn.Dense(self.vocabulary, kernel_init=small)(nn.LayerNorm()(x))  # a start that knows nothing: equal probabilities
+
+
+MODELS = {"mlp": MLP, "cnn": CNN, "resnet-18": ResNet18}

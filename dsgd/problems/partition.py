@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 from dsgd import checks
@@ -9,6 +12,10 @@ from dsgd import checks
 
 def _iid(labels: np.ndarray, workers: int, alpha: float, rng: np.random.Generator) -> list[np.ndarray]:
     return np.array_split(rng.permutation(len(labels)), workers)
+
+
+def _blocks(labels: np.ndarray, workers: int, alpha: float, rng: np.random.Generator) -> list[np.ndarray]:
+    return np.array_split(np.arange(len(labels)), workers)
 
 
 def _by_label(labels: np.ndarray, workers: int, alpha: float, rng: np.random.Generator) -> list[np.ndarray]:
@@ -28,7 +35,8 @@ def _dirichlet(labels: np.ndarray, workers: int, alpha: float, rng: np.random.Ge
     return [rng.permutation(np.concatenate(share)) for share in shares]
 
 
-PARTITIONS = {"iid": _iid, "by-label": _by_label, "dirichlet": _dirichlet}
+BY_CLASS = {"by-label", "dirichlet"}
+PARTITIONS = {"iid": _iid, "blocks": _blocks, "by-label": _by_label, "dirichlet": _dirichlet}
 
 
 @checks.arguments
@@ -38,9 +46,10 @@ def split(labels: np.ndarray, workers: int, partition: str = "iid", *, alpha: fl
     Args:
         labels: class of each sample, `[M]`.
         workers: N.
-        partition: "iid", a random split into equal parts; "by-label", sorted by class, then cut into N equal pieces (a worker sees
-            at most two classes where no class is smaller than a piece); "dirichlet", each class spread over workers in Dirichlet(alpha)
-            proportions (Hsu et al., 2019): small alpha is heterogeneous, large alpha is iid but for unequal sizes.
+        partition: "iid", a random split into equal parts; "blocks", N equal pieces in the order of the samples, as of a text;
+            "by-label", sorted by class, then cut into N equal pieces (a worker sees at most two classes where no class is smaller than a
+            piece); "dirichlet", each class spread over workers in Dirichlet(alpha) proportions (Hsu et al., 2019): small alpha is
+            heterogeneous, large alpha is iid but for unequal sizes.
         alpha: concentration of "dirichlet".
         seed: of the draw.
 
@@ -66,3 +75,24 @@ def split(labels: np.ndarray, workers: int, partition: str = "iid", *, alpha: fl
             f"partition {partition!r} of {len(labels)} samples over {workers} workers leaves worker {empty[0]} without samples; need {hint}"
         )
     return parts
+
+
+def need_parts(parts: Sequence[Any], samples: int, workers: int) -> list[np.ndarray]:
+    """The indices that each worker was given, checked.
+
+    Args:
+        parts: N lists or arrays of indices.
+        samples: M.
+        workers: N.
+
+    Raises:
+        ValueError: not one for each worker, one that is empty, or an index that is none of a sample.
+    """
+    if len(parts) != workers:
+        raise ValueError(f"partition of {len(parts)} parts, workers = {workers}: need as many, one array of indices for each worker")
+    checked = [np.asarray(part) if checks.is_numeric(part) else np.empty(0) for part in parts]
+    for n, part in enumerate(checked):
+        if part.ndim != 1 or not part.size or part.dtype.kind not in "iu" or part.min() < 0 or part.max() >= samples:
+            need = f"indices from 0 to {samples - 1}, at least one"
+            raise ValueError(f"partition: worker {n} has {checks.shown(parts[n])}; need {need}")
+    return checked

@@ -10,7 +10,8 @@ import numpy as np
 
 from dsgd import checks
 from dsgd.base import Constants, Problem
-from dsgd.problems.finite_sum import Examples, first, minibatch
+from dsgd.problems.adapters import Model
+from dsgd.problems.finite_sum import finite_sum
 from dsgd.problems.quadratic import FromZero
 
 STEEPEST = 3 * sqrt(3) / 16  # the largest |phi'|, at u = 1 / sqrt(3)
@@ -63,25 +64,31 @@ def robust_regression(
     y = a @ minimizer + residual * rng.normal(size=(workers, samples))
     lengths = np.linalg.norm(a, axis=2)
     fewer = 1.0 if replacement or samples == 1 else (samples - batch_size) / (samples - 1)
-    return Problem(
-        init=FromZero(dimension),
-        loss=_loss,
-        sample=minibatch(batch_size, replacement),
-        data=Examples(jnp.asarray(a, float), jnp.asarray(y, float), jnp.ones((workers, samples))),
+    problem = finite_sum(
+        Model(FromZero(dimension), _predict),
+        _geman_mcclure,
+        (a.reshape(-1, dimension), y.ravel()),
+        workers,
+        "blocks",
+        batch_size=batch_size,
+        replacement=replacement,
+        name=f"robust_regression({workers} workers, d = {dimension})",
+    )
+    return problem._replace(
         constants=Constants(
             smoothness=float(np.linalg.norm(a, 2, axis=(1, 2)).max() ** 2 / samples),
             minimum=0.0,
             minimizer=minimizer if residual == 0 else None,
             noise=STEEPEST * float(np.sqrt((lengths**2).mean(axis=1).max() * fewer / batch_size)),
             heterogeneity=STEEPEST * float(np.sqrt((lengths.mean(axis=1) ** 2).mean())),
-        ),
-        name=f"robust_regression({workers} workers, d = {dimension})",
-        batch_size=batch_size,
-        samples=samples,
-        take=first,
+        )
     )
 
 
-def _loss(x: jax.Array, batch: Examples) -> jax.Array:
-    u = jnp.matmul(batch.inputs, x, precision=jax.lax.Precision.HIGHEST) - batch.targets
-    return jnp.sum(u**2 / (2 * (1 + u**2)) * batch.weights) / jnp.sum(batch.weights)
+def _predict(x: jax.Array, inputs: jax.Array) -> jax.Array:
+    return jnp.matmul(inputs, x, precision=jax.lax.Precision.HIGHEST)
+
+
+def _geman_mcclure(outputs: jax.Array, targets: jax.Array) -> jax.Array:
+    u = outputs - targets
+    return u**2 / (2 * (1 + u**2))

@@ -31,6 +31,7 @@ def run(
     batches: Iterable[PyTree] | None = None,
     cluster: Cluster | None = None,
     record_every: int = 1,
+    evaluate_every: int = 1,
     mesh: Mesh | int | None = None,
     checkpoint: str | Path | None = None,
     start: Result | State | None = None,
@@ -52,6 +53,10 @@ def run(
         cluster: from `dsgd.clusters`, whose clock the history then shows, and whose events drive asynchronous methods (which take one
             worker's gradient in a round, of batches from outside one worker's row).
         record_every: rounds between two records.
+        evaluate_every: records between two evaluations of the problem, where they cost more than the rounds. The start, the last record
+            and those after a multiple of record_every x evaluate_every rounds are evaluated; in all others the loss, `grad_sqnorm` and
+            the problem's own scalars are NaN, and not computed. Where it is not 1, the history has `evaluated`, whether a record was, and
+            `dsgd.evaluated(history)` are those that were. A run that `until` ends may end between two of them.
         mesh: from `dsgd.workers.mesh`, or a number of devices; None: all devices.
         checkpoint: a folder in which the run saves itself every half minute, when it is interrupted, and at its end. The same call goes on
             from there, with the same result as if it had not stopped, also on another number of devices; with more `steps`, a finished run
@@ -78,10 +83,10 @@ def run(
         The first record is the start, the last is after the last round.
 
     Raises:
-        ValueError: steps, seeds or record_every < 1, 2^31 rounds or more, N that the devices do not divide, a method built for another N,
-            parameters that are not floating point, batches that end early or do not fit, a checkpoint's folder that cannot be written to or
-            is in use, a checkpoint of another run or of more rounds, or a damaged one, a cluster for another N, or whose clock stops being
-            finite or goes back, a start of other shapes.
+        ValueError: steps, seeds, record_every or evaluate_every < 1, 2^31 rounds or more, N that the devices do not divide, a method built
+            for another N, parameters that are not floating point, batches that end early or do not fit, a checkpoint's folder that cannot
+            be written to or is in use, a checkpoint of another run or of more rounds, or a damaged one, a cluster for another N, or whose
+            clock stops being finite or goes back, a start of other shapes.
         Diverged: the loss became infinite or NaN; it says where data, batches or the start were not finite.
         Interrupted: Ctrl-C, or SIGTERM, with the history so far. It waits for the chunk in progress, about half a second or one record.
         OSError: a checkpoint cannot be written, on a full disk say; the one before is as it was.
@@ -91,7 +96,7 @@ def run(
     before = 0 if state is None else starts.rounds_of(state)
     steps, size = check_steps(steps, before), 1 if seeds is None else checks.positive_int("seeds", seeds)
     runs = 0 if seeds is None else 1
-    options: dict[str, Any] = {"record_every": record_every, "cluster": cluster, "train_loss": train_loss}
+    options: dict[str, Any] = {"record_every": record_every, "cluster": cluster, "train_loss": train_loss, "evaluate_every": evaluate_every}
     plan = make_plan(Always(algorithm), problem, mesh, runs=runs, size=size, **options)
     keys = jax.random.split(key, size) if runs else key
     feed = None if batches is None else Feed(plan, batches, steps)

@@ -7,10 +7,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from dsgd import checks
 from dsgd.engine.clock import to_seconds
 from dsgd.wire import counts
 
 History = dict[str, np.ndarray]
+_EVALUATED = "evaluated"
 
 
 class Diverged(FloatingPointError):
@@ -19,6 +21,25 @@ class Diverged(FloatingPointError):
     def __init__(self, message: str, history: History) -> None:
         super().__init__(message)
         self.history = history
+
+
+@checks.arguments
+def evaluated(history: History) -> History:
+    """The records of a history in which the problem was evaluated: of a run with `evaluate_every`; all of any other.
+
+    Args:
+        history: as in `dsgd.Result` or `dsgd.Sweep`.
+    """
+    if _EVALUATED not in history:
+        return history
+    records, axis = _mask(history), history[_EVALUATED].ndim - 1
+    return {name: np.compress(records, values, axis=0 if name == "step" else axis) for name, values in history.items()}
+
+
+def _mask(records: dict[str, np.ndarray]) -> np.ndarray:
+    """Which were evaluated, bool `[records]`: the same for all runs."""
+    length = records["loss"].shape[-1]
+    return records[_EVALUATED].reshape(-1, length)[0].astype(bool) if _EVALUATED in records else np.ones(length, bool)
 
 
 class Log:
@@ -50,8 +71,9 @@ class Log:
         self._check_clock()
 
     def last_loss(self) -> float:
-        """The mean over seeds; of a sweep, that of the best point."""
-        means = np.atleast_1d(self.pieces[-1]["loss"][..., -1].mean(axis=-1 if self.axis else None))
+        """Of the last evaluation, the mean over seeds; of a sweep, that of the best point."""
+        piece = next(piece for piece in reversed(self.pieces) if _mask(piece).any())
+        means = np.atleast_1d(piece["loss"][..., _mask(piece)][..., -1].mean(axis=-1 if self.axis else None))
         finite = means[np.isfinite(means)]
         return float(finite.min()) if finite.size else float("nan")
 
@@ -76,18 +98,23 @@ class Log:
         total = np.cumsum(counts.to_int(records.pop("bits")), axis=self.axis, dtype=np.uint64)
         if "clock" in records:
             records["clock"] = to_seconds(records["clock"])
+        if _EVALUATED in records:
+            records[_EVALUATED] = records[_EVALUATED].astype(bool)
         return {"step": records.pop("step"), "bits": total / self.N, **records}
 
     def check(self, method: str, learning_rate: float, suspects: Callable[[bool], str]) -> None:
         """Raises `Diverged` where a loss of the last piece is not finite: for the reason of `suspects` (whether it was so at the start)."""
-        if np.isfinite(self.pieces[-1]["loss"]).all():
+        if np.isfinite(self.pieces[-1]["loss"][..., _mask(self.pieces[-1])]).all():
             return
         history = self.history()
-        loss = history["loss"]
-        at = int(np.flatnonzero(~np.isfinite(loss).reshape(-1, loss.shape[-1]).all(axis=0))[0])
+        loss, records = history["loss"], np.flatnonzero(_mask(history))
+        bad = ~np.isfinite(loss).reshape(-1, loss.shape[-1])[:, records].all(axis=0)
+        first = int(np.flatnonzero(bad)[0])
+        at = int(records[first])
         run = int(np.flatnonzero(~np.isfinite(loss[..., at]))[0])
         seed = f" of seed {run}" if self.axis else ""
-        finite = f" (finite after {self.steps[at - 1]})" if at and self.steps[at] - self.steps[at - 1] > 1 else ""
+        before = self.steps[records[first - 1]]
+        finite = f" (finite after {before})" if first and self.steps[at] - before > 1 else ""
         until = (*[slice(None)] * self.axis, slice(at + 1))
         record = {name: values[: at + 1] if name == "step" else values[until] for name, values in history.items()}
         told = f"{method}: the loss{seed} is {loss.reshape(-1, loss.shape[-1])[run, at]} after round {self.steps[at]}{finite}"

@@ -38,6 +38,7 @@ def of(job: Job) -> dict[str, str]:
         "seeds": str(job.keys.shape[0] if plan.runs else None),
         "record_every": str(plan.record_every),
         "train_loss": str(plan.train_loss),
+        "evaluate_every": str(plan.evaluate_every),
         "cluster": plan.cluster.name if plan.cluster else "None",
         "key": _digest(job.keys),
         "start": "None" if job.start is None else _digest(job.start),
@@ -84,7 +85,7 @@ def _program(job: Job) -> str:
     carry = jax.eval_shape(partial(loop.start, plan), points, keys)
     number = jax.ShapeDtypeStruct((), jnp.int32)
     start = programs.text(loop.start, plan, points, keys)
-    advance = programs.text(loop.advance, plan, carry, points, keys, data, shared, batches, number, number, number)
+    advance = programs.text(loop.advance, plan, carry, points, keys, data, shared, batches, *[number] * 4)
     return hashlib.sha256((start + advance).encode()).hexdigest()[:16]
 
 

@@ -40,11 +40,15 @@ def make_plan(
     record_every: int,
     cluster: Cluster | None = None,
     train_loss: bool = False,
+    evaluate_every: int = 1,
 ) -> loop.Plan:
     """The static side of a run of `size` independent runs."""
     record_every = checks.positive_int("record_every", record_every)
     if record_every > MOST_IN_CHUNK:
         raise ValueError(f"record_every = {record_every}: need at most 2^30")
+    evaluate_every = checks.positive_int("evaluate_every", evaluate_every)
+    if record_every * evaluate_every > MOST_IN_CHUNK:
+        raise ValueError(f"evaluate_every = {evaluate_every}, record_every = {record_every}: need at most 2^30 rounds between evaluations")
     if not isinstance(mesh, Mesh):
         mesh = workers.mesh(None if mesh is None else checks.positive_int("mesh", mesh))
     N = problem.workers
@@ -53,7 +57,7 @@ def make_plan(
         hint = f"mesh={divisors[-1]}, say"
         raise ValueError(f"{N} workers on {mesh.size} devices: need a number of devices that divides {N}: {hint}")
     capacity = max(1 << 8, _ROOM // (1 << (size - 1).bit_length()))
-    return loop.Plan(build, loop.without_arrays(problem), mesh, N, runs, record_every, capacity, cluster, bool(train_loss))
+    return loop.Plan(build, loop.without_arrays(problem), mesh, N, runs, record_every, capacity, cluster, bool(train_loss), evaluate_every)
 
 
 def check_steps(steps: Any, before: int = 0) -> int:

@@ -7,6 +7,7 @@ import numpy as np
 
 from dsgd.base import State
 from dsgd.engine import loop, protocol
+from dsgd.engine.clock import Clock
 
 
 def rounds_of(state: State) -> int:
@@ -22,7 +23,7 @@ def rounds_of(state: State) -> int:
 
 
 def placed(state: State, like: loop.Carry) -> loop.Carry:
-    """A copy on the devices, which will be donated, with a clock at 0.
+    """A copy on the devices, which will be donated, with a clock at 0 and nothing measured.
 
     Args:
         state: of the other run.
@@ -33,5 +34,11 @@ def placed(state: State, like: loop.Carry) -> loop.Carry:
     """
     protocol.same("start: state", state, like.state, types=True)
     copies = jax.tree.map(lambda there, here: jax.device_put(there, here.sharding, may_alias=False), state, like.state)
-    zeros = jax.tree.map(lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype), leaf.sharding), like.clock)
-    return loop.Carry(copies, zeros)
+    if not isinstance(like.clock, Clock):
+        return loop.Carry(copies, ())
+
+    def filled(value, part):
+        return jax.tree.map(lambda leaf: jax.device_put(np.full(leaf.shape, value, leaf.dtype), leaf.sharding), part)
+
+    measured = filled(np.nan, like.clock.measured)
+    return loop.Carry(copies, filled(0, like.clock._replace(measured=()))._replace(measured=measured))

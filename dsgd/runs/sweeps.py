@@ -17,7 +17,7 @@ from dsgd.base import Algorithm, Key, Params, Problem, PyTree, State
 from dsgd.clusters import Cluster
 from dsgd.runs import chunks
 from dsgd.runs.feed import Feed
-from dsgd.runs.history import History
+from dsgd.runs.history import History, evaluated
 from dsgd.runs.interrupts import Interrupted
 from dsgd.runs.jobs import Job, Watch
 from dsgd.runs.plans import check_runnable, check_steps, make_plan
@@ -40,7 +40,7 @@ class Sweep(NamedTuple):
 
     @checks.arguments
     def best(self, metric: str = "loss", share: float = 0.1) -> tuple[int, ...]:
-        """Index of the grid point whose `metric`, averaged over seeds and over the last records, is smallest.
+        """Index of the grid point whose `metric`, averaged over seeds and over the last records that were evaluated, is smallest.
 
         One record would favour a lucky step on the verge of divergence. Points that diverged do not count.
 
@@ -53,8 +53,8 @@ class Sweep(NamedTuple):
         """
         if metric not in self.history:
             raise ValueError(f"unknown metric {metric!r}: need one of {', '.join(self.history)}")
-        values = self.history[metric]
-        if values.shape != self.history["loss"].shape:
+        values = evaluated(self.history)[metric]
+        if values.ndim != self.history["loss"].ndim:
             raise ValueError(f"best: metric = {metric!r} is no series of each run: need one number a record, as the loss has")
         score = tail_mean(values, share).mean(axis=-1)
         if not np.isfinite(score).any():
@@ -87,6 +87,8 @@ class Sweep(NamedTuple):
 def tail_mean(values: np.ndarray, share: float = 0.1) -> np.ndarray:
     """The mean of the last tenth (`share`) of the records, at least of one: `[..., records]` to `[...]`.
 
+    Where not all were evaluated (`evaluate_every`), it is to have those that were: `tail_mean(dsgd.evaluated(history)["loss"])`.
+
     Raises:
         ValueError: no records, or a share outside (0, 1].
     """
@@ -108,6 +110,7 @@ def sweep(
     batches: Iterable[PyTree] | None = None,
     cluster: Cluster | None = None,
     record_every: int = 1,
+    evaluate_every: int = 1,
     mesh: Mesh | int | None = None,
     checkpoint: str | Path | None = None,
     train_loss: bool = False,
@@ -124,7 +127,7 @@ def sweep(
     Args:
         factory: keyword arguments -> Algorithm. It sees scalars of the trace: it must not branch on their values, and an integer that sets
             a shape (bits, a number of workers) cannot be swept.
-        problem, steps, key, batches, cluster, record_every, mesh, checkpoint, train_loss, progress: as in `dsgd.run`.
+        problem, steps, key, batches, cluster, record_every, evaluate_every, mesh, checkpoint, train_loss, progress: as in `dsgd.run`.
         seeds: R runs for each point, with the keys `jax.random.split(key, R)`.
         grids: values by argument name, each a sequence of numbers.
 
@@ -141,7 +144,7 @@ def sweep(
     shape = tuple(len(values) for values in grid.values())
     points = {name: jnp.asarray(axis.ravel()) for name, axis in zip(grid, np.meshgrid(*grid.values(), indexing="ij"), strict=True)}
     size = int(np.prod(shape)) * seeds
-    options: dict[str, Any] = {"record_every": record_every, "cluster": cluster, "train_loss": train_loss}
+    options: dict[str, Any] = {"record_every": record_every, "cluster": cluster, "train_loss": train_loss, "evaluate_every": evaluate_every}
     plan = make_plan(_FromPoint(factory), problem, mesh, runs=2, size=size, **options)
     feed = None if batches is None else Feed(plan, batches, steps)
     watch = Watch(example.name, progress, learning_rate=None)

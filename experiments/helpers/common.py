@@ -41,6 +41,7 @@ def tune(
     seed: int,
     progress: bool,
     cluster: clusters.Cluster | None = None,
+    records: int = 200,
 ) -> Tuned | None:
     """The history at the step size with the smallest loss over the second half of the run; None where every one diverged.
 
@@ -52,6 +53,7 @@ def tune(
         seed: of everything random.
         progress: show a bar.
         cluster: whose clock is in the history.
+        records: of a run, about; each evaluates the whole objective.
     """
     sweep = dsgd.sweep(
         build,
@@ -60,7 +62,7 @@ def tune(
         key=jax.random.key(seed),
         seeds=seeds,
         cluster=cluster,
-        record_every=max(1, steps // 200),
+        record_every=max(1, steps // records),
         mesh=devices_for(problem.workers),
         progress=progress,
         learning_rate=learning_rates,
@@ -83,10 +85,10 @@ def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return values.mean(axis=0), error
 
 
-def with_error(values: np.ndarray) -> str:
+def with_error(values: np.ndarray, digits: int = 1) -> str:
     """The mean over seeds, `[seeds]`, and its standard error where there are several."""
     middle, error = mean_and_error(values)
-    return f"{middle:.1f} ± {error:.1f}" if len(values) > 1 else f"{middle:.1f}"
+    return f"{middle:.{digits}f} ± {error:.{digits}f}" if len(values) > 1 else f"{middle:.{digits}f}"
 
 
 def runs(seeds: int) -> str:

@@ -5,6 +5,7 @@ Seconds are dyadic and bandwidths powers of two, so that float32 has every time 
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 from fractions import Fraction
@@ -122,7 +123,7 @@ def cluster_of(numbers: Numbers, **options: Any) -> clusters.Cluster:
     """One of the B clusters that one program runs on. Who begins to compute at a time takes one of its laps by that time."""
 
     def bandwidth(values):
-        return clusters.Quantity(lambda key, clock, worker: values[worker], "bandwidth", positive=True)
+        return clusters.Quantity(lambda key, clock, worker: values[worker], "bandwidth", positive=True, steady=True)
 
     def seconds(key, clock, worker):
         return numbers.compute[worker, jnp.floor(8 * clock).astype(jnp.int32) % numbers.compute.shape[1]]
@@ -275,20 +276,85 @@ def test_seconds_that_change_are_those_of_the_time_when_a_worker_begins(servers,
         assert_schedule(found, b, naive(each(many, b), latency, convention, servers, STEPS))
 
 
-def test_a_trip_has_the_bandwidth_of_the_time_of_the_last_update():
-    def bandwidth(clock):
-        return 64.0 * D * 2 ** (clock % 3)
+def takes(bits: float, begin: float, speeds: tuple[float, ...]) -> float:
+    """Seconds of a message from then on, where each speed is that of a second, in turn."""
+    now = begin
+    while bits > 0:
+        speed, left = speeds[int(now) % len(speeds)], int(now) + 1 - now
+        sent = min(bits, speed * left)
+        now, bits = (now + sent / speed if sent == bits else int(now) + 1), bits - sent
+    return now - begin
 
-    ports = clusters.Quantity(lambda key, clock, worker: bandwidth(jnp.floor(clock)), "ports", positive=True)
-    cluster = clusters.Cluster(clusters.constant(1.0), up=ports)
-    found = drive(asynchronous_sgd(STEP), quadratic(1), lambda numbers: cluster, steps=12)
-    clock, ready, expected = 0.0, 1.0, []
-    for _ in range(12):
-        trip = 64 * D / bandwidth(np.floor(clock))
-        clock = ready + trip
-        ready = clock + trip + 1
+
+@pytest.mark.parametrize("latency", [0.0, 0.25])
+def test_a_trip_takes_what_its_bits_take_while_bandwidths_change(latency):
+    """The gradient from when it leaves, the model from when it begins to arrive."""
+    speeds = (64.0 * D, 128.0 * D, 32.0 * D)
+    cluster = clusters.Cluster(clusters.constant(1.0), up=clusters.trace(np.array(speeds), 1.0), latency=latency)
+    found = drive(asynchronous_sgd(STEP), quadratic(1), lambda numbers: cluster, steps=20)
+    ready, expected = 1.0, []
+    for _ in range(20):
+        clock = ready + latency + takes(64 * D, ready, speeds)
+        ready = clock + latency + takes(64 * D, clock + latency, speeds) + 1
         expected.append(clock)
-    assert found.clock[0].tolist() == expected
+    np.testing.assert_allclose(found.clock[0], expected, rtol=1e-6)
+
+
+def test_an_exchange_takes_as_long_as_the_slowest_of_four_ports_while_bandwidths_change():
+    """Two workers, who compute for 1 and for 100 seconds: the first one exchanges, again and again."""
+    up, down = (64.0 * D, 128.0 * D, 32.0 * D), (128.0 * D, 16.0 * D)
+    ports = {"up": clusters.trace(np.array(up), 1.0), "down": clusters.trace(np.array(down), 1.0)}
+    cluster = clusters.Cluster(clusters.constant([1.0, 100.0]), **ports, latency=0.25)
+    found = drive(asynchronous_gossip_sgd(STEP, topologies.ring(2)), quadratic(2), lambda numbers: cluster, steps=12)
+    ready, expected = 1.0, []
+    for _ in range(12):
+        end = ready + 0.25 + max(takes(64 * D, ready, up), takes(64 * D, ready + 0.25, down))
+        ready = end + 1
+        expected.append(end)
+    np.testing.assert_allclose(found.clock[0], expected, rtol=1e-6)
+
+
+def working(method: dsgd.Algorithm, samples: np.ndarray) -> dsgd.Algorithm:
+    """The method whose workers' gradients are of so many samples, `[N, M]`, in every round."""
+    work = dsgd.Work(jnp.asarray(samples, jnp.int32), jnp.ones(samples.shape))
+
+    def query(state, round):
+        return method.query(state, round._replace(work=work))._replace(work=work)
+
+    def update(key, state, gradients, round):
+        return method.update(key, state, gradients, round._replace(work=work))
+
+    return method._replace(query=query, update=update)
+
+
+UNEQUAL = np.array([[4, 0, 1], [2, 2, 2], [0, 0, 1], [4, 4, 4], [1, 3, 0]])
+
+
+def by_the_sample(numbers: Numbers, **options: Any) -> clusters.Cluster:
+    """Lap by lap: seconds of a micro-batch, and an eighth of them for each of its samples."""
+    plain = cluster_of(numbers, **options)
+    return dataclasses.replace(plain, per_sample=0.125 * plain.compute)
+
+
+def charged(numbers: Numbers) -> Numbers:
+    """The same cluster for the loops: seconds of whole gradients."""
+    factors = ((UNEQUAL > 0) * (1 + UNEQUAL / 8)).sum(axis=1)
+    return numbers._replace(compute=numbers.compute * factors[:, None])
+
+
+@pytest.mark.parametrize(("servers", "convention", "latency"), COMBINATIONS[1:3])
+def test_unequal_work_arrives_when_it_is_done(servers, convention, latency):
+    """Worker, second and staleness of every update are the event simulation's, with each worker's own seconds, sample by sample."""
+    many, problem = random_clusters(), quadratic()._replace(batch_size=4, take=lambda batch, samples: batch)
+    method = working(asynchronous_sgd(STEP, servers=servers), UNEQUAL)
+    found = drive(method, problem, partial(by_the_sample, latency=latency, convention=convention), many)
+    for b in range(len(many.up)):
+        numbers, order = charged(each(many, b)), found.worker[b].tolist()
+        schedule = from_simulation(numbers, latency, convention, servers, order)
+        assert schedule == naive(numbers, latency, convention, servers, STEPS)
+        assert order == schedule.worker
+        assert found.clock[b].tolist() == schedule.clock
+        np.testing.assert_array_equal(found.staleness[b], schedule.staleness.max(axis=1))
 
 
 @pytest.mark.parametrize("devices", [2, 8])
@@ -572,6 +638,17 @@ def test_gossip_takes_the_exchange_that_can_begin_first(devices):
         np.testing.assert_allclose(found.models[b], gossip_iterates(worker, partner, 8, 0.5), rtol=1e-11, atol=1e-11)
         for held in schedule.held:
             assert all(end <= begin for (_, end), (begin, _) in zip(sorted(held), sorted(held)[1:], strict=False))
+
+
+def test_gossip_with_unequal_work_exchanges_what_is_done():
+    many, problem = random_clusters(), quadratic()._replace(batch_size=4, take=lambda batch, samples: batch)
+    method = working(asynchronous_gossip_sgd(STEP, topologies.ring(N)), UNEQUAL)
+    found = drive(method, problem, partial(by_the_sample, latency=0.25), many)
+    for b in range(len(many.up)):
+        worker, partner = found.worker[b], partners_of(found, b)
+        partners = [partner[worker == n].tolist() for n in range(N)]
+        schedule = gossip_schedule(charged(each(many, b)), 0.25, partners, STEPS, 64 * D)
+        assert (worker.tolist(), found.clock[b].tolist()) == (schedule.worker, schedule.clock)
 
 
 def test_the_consensus_of_gossip_is_that_of_the_models():

@@ -296,8 +296,19 @@ def test_names_tell_all_parameters():
         clusters.Cluster(first, latency=1.0),
         clusters.Cluster(first, convention="pipelined"),
         clusters.Cluster(first, micro_batches=2),
+        clusters.Cluster(first, per_sample=first),
+        clusters.Cluster(first, per_sample=second),
+        clusters.Cluster(first, noise=0.1),
+        clusters.Cluster(first, noise=0.2),
+        *[clusters.Cluster(first, overlap=overlap) for overlap in overlaps(first, second)],
     ]
     assert len({cluster.name for cluster in other}) == len(other)
+
+
+def overlaps(one: clusters.Quantity, other: clusters.Quantity) -> list[clusters.Overlap]:
+    """Five that differ in one thing each."""
+    parts = [(one, one, 0.5, 0.1), (other, one, 0.5, 0.1), (one, other, 0.5, 0.1), (one, one, 0.4, 0.1), (one, one, 0.5, 0.2)]
+    return [clusters.Overlap(*each) for each in parts]
 
 
 NAN, INFINITE = float("nan"), float("inf")
@@ -334,6 +345,9 @@ NO_NUMBERS = (-1.0, NAN, INFINITE)
         (lambda wrong: clusters.slow(QUANTITY, [0], wrong), "slow: factor ="),
         (lambda wrong: wrong * QUANTITY, "a factor of a quantity ="),
         (lambda wrong: clusters.Cluster(QUANTITY, latency=wrong), "Cluster: latency ="),
+        (lambda wrong: clusters.Cluster(QUANTITY, noise=wrong), "Cluster: noise ="),
+        (lambda wrong: clusters.Overlap(QUANTITY, QUANTITY, wrong, 0.1), "Overlap: first ="),
+        (lambda wrong: clusters.Overlap(QUANTITY, QUANTITY, 0.1, wrong), "Overlap: last ="),
     ],
 )
 def test_no_numbers_are_refused(make, error, wrong):
@@ -372,6 +386,9 @@ def test_no_numbers_are_refused(make, error, wrong):
         ),
         (lambda: clusters.Cluster(QUANTITY, micro_batches=0), "Cluster: micro_batches = 0: need an integer, at least 1"),
         (lambda: clusters.Cluster(QUANTITY, up=clusters.constant(-1.0)), "constant: given -1"),
+        (lambda: clusters.Cluster(clusters.constant([1, 2]), per_sample=clusters.constant([1, 2, 3])), "different numbers of workers"),
+        (lambda: clusters.Overlap(QUANTITY, QUANTITY, 1.5, 0.1), "Overlap: first = 1.5: need a number from 0 to 1"),
+        (lambda: clusters.Overlap(QUANTITY, QUANTITY, 0.1, 1.01), "Overlap: last = 1.01: need a number from 0 to 1"),
     ],
 )
 def test_what_makes_no_sense_is_refused(make, error):
@@ -393,6 +410,8 @@ def test_a_number_is_no_quantity(function, arguments):
         ({"compute": 1.0}, "Cluster: compute = 1.0: need a quantity"),
         ({"up": 1e9}, "Cluster: up = 1000000000.0: need a quantity"),
         ({"down": 1e9}, "Cluster: down = 1000000000.0: need a quantity"),
+        ({"per_sample": 0.1}, "Cluster: per_sample = 0.1: need a quantity"),
+        ({"overlap": 0.1}, "Cluster: overlap = 0.1: need an? Overlap"),
     ],
 )
 def test_a_clusters_parts_are_quantities(changed, error):
@@ -449,5 +468,13 @@ def test_ports_that_are_not_given():
 def test_a_cluster_is_for_as_many_workers_as_its_parts():
     each = clusters.constant([1, 2, 3])
     assert clusters.Cluster(QUANTITY).workers is None
-    for cluster in (clusters.Cluster(each), clusters.Cluster(QUANTITY, up=each), clusters.Cluster(QUANTITY, down=each)):
+    parts = ({"compute": each}, {"up": each}, {"down": each}, {"per_sample": each})
+    backward = ((each, QUANTITY), (QUANTITY, each))
+    for part in (*parts, *({"overlap": clusters.Overlap(*both, 0.5, 0.1)} for both in backward)):
+        cluster = clusters.Cluster(**{"compute": QUANTITY, **part})
         assert cluster.workers == 3
+        with pytest.raises(ValueError, match="a cluster of 3 workers for a problem of 4"):
+            cluster.need_workers(4)
+    late = clusters.slow(QUANTITY, [4], 2.0)
+    with pytest.raises(ValueError, match="a cluster that names worker 4"):
+        clusters.Cluster(QUANTITY, per_sample=late).need_workers(4)

@@ -107,13 +107,39 @@ def test_compare_with_delays_waits_longer_where_all_wait_for_the_last():
     assert clock["asgd"] == pytest.approx(1 / 4, abs=5 * 0.25 / 20)
 
 
+def test_compare_trains_a_language_model_on_a_text(tmp_path):
+    (tmp_path / "text").write_bytes(b"what was said is said again, " * 30)
+    args = compare.Args(
+        model="language-model",
+        data=str(tmp_path / "text"),
+        partition="blocks",
+        workers=2,
+        batch_size=2,
+        steps=10,
+        seeds=1,
+        methods=("mb-sgd",),
+        learning_rates=(0.3,),
+        out=tmp_path / "out",
+        progress=False,
+    )
+    lines = printed(compare, args)
+    assert "bits per byte" in "".join(lines)
+    with (args.out / "history.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    first, last = (float(rows[at]["test_bits_per_byte"]) for at in (0, -1))
+    assert first == pytest.approx(8, abs=0.1)
+    assert last < 5
+    assert any(f"{last:.2f}" in line for line in lines)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"methods": ("sgd", "adagrad")}, "unknown method 'adagrad'"),
         ({"data": "iris"}, "unknown data 'iris': need one of digits, breast-cancer, mnist, cifar-10"),
         ({"data": "mnist"}, "need data_dir"),
-        ({"partition": "random"}, "unknown partition 'random': need one of iid, by-label, dirichlet"),
+        ({"partition": "random"}, "unknown partition 'random': need one of iid, blocks, by-label, dirichlet"),
+        ({"model": "language-model", "partition": "blocks"}, "text = 'digits', and no such file is there: need 'docstrings', 'grammar'"),
         ({"batch_size": 1000}, "batch_size = 1000, but worker"),
         ({"bandwidth": 0.0}, "need a bandwidth > 0"),
         ({"latency": -1.0}, "latency = -1"),

@@ -20,16 +20,17 @@ from dsgd.base import Compressor, Pattern
 from dsgd.compressors import quantization, sparsification
 from dsgd.compressors.combinators import identity
 from dsgd.graphs import spectra
-from dsgd.problems.finite_sum import Examples, pad
+from dsgd.problems.examples import Examples, pad
 from theory_checks.machinery import registry
 from theory_checks.machinery.statement import Outcome
-from theory_checks.statements import batches, compression, costs, mixing
+from theory_checks.recursions import graphs
+from theory_checks.statements import batches, compression, costs, deterministic_compression, mixing
 
 Extreme = Callable[[], list[Outcome]]
 ROWS = {statement.name: statement for statement in registry.STATEMENTS}
 BUILT = {built.compressor.name: built for built in compression.BUILT}
 WORST = {of.compressor.name: of for of in compression.WORST}
-CERTAIN = {of[0].name: of for of in compression.CERTAIN}
+CERTAIN = {of[0].name: of for of in deterministic_compression.CERTAIN}
 
 
 def caught(row: str, extremes: Sequence[Extreme]) -> bool:
@@ -166,22 +167,22 @@ ELEMENTS = {
 @pytest.mark.parametrize("mistake", ELEMENTS)
 def test_an_element_that_is_not_what_it_should_be_is_found(mistake):
     name, wrong = ELEMENTS[mistake]
-    extremes = [partial(compression.elementwise, (wrong, *CERTAIN[name][1:]), np.linspace(-1, 2, 12), np.float64)]
+    extremes = [partial(deterministic_compression.elementwise, (wrong, *CERTAIN[name][1:]), np.linspace(-1, 2, 12), np.float64)]
     assert caught("C(x), element by element", extremes)
 
 
 def test_a_whole_model_that_is_not_is_found():
     x = np.r_[np.ones(5), np.full(7, 2.0)] + np.arange(12) / 100
-    sound = partial(compression.of_tree, compressors.whole_model(compressors.top_k(0.25)), x)
+    sound = partial(deterministic_compression.of_tree, compressors.whole_model(compressors.top_k(0.25)), x)
     assert all(outcome.holds for outcome in sound())
-    assert caught("whole_model is of one vector", [partial(compression.of_tree, compressors.top_k(0.25), x)])
+    assert caught("whole_model is of one vector", [partial(deterministic_compression.of_tree, compressors.top_k(0.25), x)])
 
 
 def test_a_warm_start_that_is_lost_is_found():
     cold = compressors.low_rank(1)._replace(resume=lambda key, x, last: compressors.low_rank(1).compress(key, x))
     instance = (np.eye(3), np.array([1.0, 0.5, 0.25]), np.eye(4))
-    assert all(outcome.holds for outcome in compression.best_of_rank(compressors.low_rank(1), *instance))
-    assert caught("warm low rank finds the best", [partial(compression.best_of_rank, cold, *instance)])
+    assert all(outcome.holds for outcome in deterministic_compression.best_of_rank(compressors.low_rank(1), *instance))
+    assert caught("warm low rank finds the best", [partial(deterministic_compression.best_of_rank, cold, *instance)])
 
 
 # --- Gossip.
@@ -222,7 +223,7 @@ def test_gossip_that_shrinks_less_is_found():
     assert caught("gossip contracts by rho", [partial(mixing.alternating, mix=lambda x, topology, t: 1.01 * workers.mix(x, topology, t))])
 
 
-@pytest.mark.parametrize(("name", "other"), [(one, other) for one in mixing.WEIGHTS for other in mixing.WEIGHTS if one != other])
+@pytest.mark.parametrize(("name", "other"), [(one, other) for one in graphs.WEIGHTS for other in graphs.WEIGHTS if one != other])
 def test_other_weights_are_found(name, other):
     assert caught("weights of graphs", [partial(mixing.of_graph, name, mixing.TADPOLE, {name: topologies.WEIGHTS[other]})])
 

@@ -249,7 +249,7 @@ MUTANTS: dict[str, tuple[str, Method]] = {
     "local SGD averages one round late": ("local SGD, every round", in_round(algorithms.local_sgd, lambda step: step - 1)),
     "SCAFFOLD without the server's control variate": ("SCAFFOLD, every round", edited(algorithms.scaffold, without_control)),
     "SCAFFOLD's control variates stay": ("SCAFFOLD, every round", in_workers(algorithms.scaffold, control=stays)),
-    "backup workers, 1/N": ("backup workers, every round", scaled(algorithms.backup_workers_sgd, 1 - recursions.BACKUPS / N)),
+    "backup workers, 1/N": ("backup workers, every round", scaled(algorithms.backup_workers_sgd, 1 - recursions.synchronous.BACKUPS / N)),
     "CSGD through servers for a ring": (
         "CSGD, ring, every round",
         lambda optimizer, Q, via, allow_biased: algorithms.compressed_sgd(optimizer, Q, "server", allow_biased),

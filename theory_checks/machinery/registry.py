@@ -23,6 +23,7 @@ from theory_checks.statements import (
     corrected_gossip,
     costs,
     decentralized_sgd,
+    deterministic_compression,
     ef21,
     error_compensated_sgd,
     events,
@@ -59,6 +60,7 @@ _MODULES = (
     lemmas,
     consensus_lemmas,
     compression,
+    deterministic_compression,
     batches,
     mixing,
     costs,
@@ -120,13 +122,12 @@ def hold(statement: Statement, trials: int, seed: int = 0) -> Finding:
     """
     if trials < 1:
         raise ValueError(f"trials = {trials}: need at least 1")
-    rng = np.random.default_rng(seed)
+    rng, more = np.random.default_rng(seed), trials // _CLIMBING
     with jax.enable_x64(True):
         built = [outcome for extreme in statement.extremes for outcome in attempt(extreme)]
-        tapes = [Tape(rng) for _ in range(trials - trials // _CLIMBING)]
+        tapes = [Tape(rng) for _ in range(trials - more)]
         tried = [(tape, attempt(statement.trial, tape)) for tape in tapes]
         drawn = [outcome for _, outcomes in tried for outcome in outcomes]
-        more = trials // _CLIMBING
         if any(outcome.error or outcome.equality for outcome in drawn):
             drawn += [outcome for _ in range(more) for outcome in attempt(statement.trial, Tape(rng))]
             climbed = []

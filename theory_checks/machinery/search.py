@@ -17,8 +17,8 @@ class Tape:
     """`Draws` that are made of numbers in [0, 1], which can be played again. Every fifth real number is an end of its range.
 
     Args:
-        rng: what goes on where the numbers are at an end.
-        numbers: of an earlier tape.
+        rng: draws what comes after `numbers`, and the changes.
+        numbers: of an earlier tape, played first.
     """
 
     def __init__(self, rng: np.random.Generator, numbers: Sequence[float] = ()) -> None:

@@ -16,9 +16,11 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from dsgd import problems
-from dsgd.problems.finite_sum import CrossEntropy, Examples, pad
+from dsgd.problems.examples import Examples, pad
+from dsgd.problems.finite_sum import MeanLoss
 from theory_checks.machinery.statement import Draws, Outcome, Statement
 
 _ROWS, _BATCH, _DRAWS = 8, 3, 4096
@@ -79,7 +81,7 @@ def _apply(params: jax.Array, inputs: jax.Array) -> jax.Array:
     return inputs @ params
 
 
-LOSS = CrossEntropy(_apply, 0.1)
+LOSS = MeanLoss(_apply, optax.softmax_cross_entropy_with_integer_labels, 0.1)
 
 
 def counted(draws: Draws) -> list[Outcome]:

@@ -29,7 +29,7 @@ et al., "DeepSqueeze", 2019. The matrices are derived here.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import optax
@@ -42,6 +42,7 @@ from dsgd.graphs.topology import Topology
 from theory_checks.machinery import paths
 from theory_checks.machinery.rounds import Build
 from theory_checks.machinery.statement import Draws, Outcome, Statement
+from theory_checks.recursions import decentralized
 from theory_checks.statements.decentralized_sgd import one_rho
 
 _STEPS = 60
@@ -184,40 +185,32 @@ def equal_parameters_squeezed(method: Method = algorithms.deepsqueeze) -> list[O
     return check_deepsqueeze(_opposite(32), one_rho(4, 0.5), eta=0.02, method=method)
 
 
-def _top(vectors: np.ndarray) -> np.ndarray:
-    """The largest element of each row, others 0."""
-    return np.where(np.abs(vectors) == np.abs(vectors).max(axis=1, keepdims=True), vectors, 0)
+def _largest(x: np.ndarray) -> np.ndarray:
+    """`_LARGEST` of one vector."""
+    return np.where(np.abs(x) == np.abs(x).max(), x, 0)
+
+
+def _differing() -> tuple[Problem, np.ndarray, Topology]:
+    """A quadratic with Hessians that differ, where workers begin, and their graph."""
+    return problems.random_quadratic(5, 4, seed=2), np.random.default_rng(2).normal(size=(5, 4)), graphs()[1]
 
 
 def choco_as_printed(method: Method = algorithms.choco_sgd) -> list[Outcome]:
-    """The equations with gradients, on a quadratic with Hessians that differ."""
-    topology, eta, gamma = graphs()[1], 0.2, 0.1
-    problem, X = problems.random_quadratic(5, 4, seed=2), np.random.default_rng(2).normal(size=(5, 4))
-    found = _follow(method, topology, X, eta, problem, gamma).workers
-    known, expected = np.zeros_like(X), []
-    for _ in range(_STEPS + 1):
-        expected.append(X)
-        half = X - gamma * paths.gradients(problem, X)
-        known = known + _top(half - known)
-        X = half + eta * (topology.W - np.eye(5)) @ known
-    return paths.worst(found.params, np.stack(expected), case="CHOCO-SGD as printed", equality=True, scale=1.0)
+    """The equations with gradients."""
+    (problem, X, star), eta, gamma = _differing(), 0.2, 0.1
+    found = _follow(method, star, X, eta, problem, gamma).workers.params
+    printed = partial(decentralized.choco, q=_largest, eta=eta, known=np.zeros(4))
+    return paths.as_printed(found, printed, X, problem, star, gamma, case="CHOCO-SGD")
 
 
 def deepsqueeze_as_printed(method: Method = algorithms.deepsqueeze) -> list[Outcome]:
-    """The equations with gradients, on a quadratic with Hessians that differ; and that nothing is lost: the mean follows the gradients."""
-    topology, eta, gamma = graphs()[1], 0.2, 0.1
-    problem, X = problems.random_quadratic(5, 4, seed=2), np.random.default_rng(2).normal(size=(5, 4))
-    found = _follow(method, topology, X, eta, problem, gamma).workers.params
-    left, expected = np.zeros_like(X), []
-    for _ in range(_STEPS + 1):
-        expected.append(X)
-        half = X - gamma * paths.gradients(problem, X)
-        sent = _top(half + left)
-        left = half + left - sent
-        X = half + eta * (topology.W - np.eye(5)) @ sent
+    """The equations with gradients; and that nothing is lost: the mean follows the gradients."""
+    (problem, X, star), eta, gamma = _differing(), 0.2, 0.1
+    found = _follow(method, star, X, eta, problem, gamma).workers.params
+    printed = partial(decentralized.squeeze, q=_largest, eta=eta)
     steps = found[:-1].mean(axis=1) - gamma * paths.gradients(problem, found[:-1]).mean(axis=1)
     return [
-        *paths.worst(found, np.stack(expected), case="DeepSqueeze as printed", equality=True, scale=1.0),
+        *paths.as_printed(found, printed, X, problem, star, gamma, case="DeepSqueeze"),
         *paths.worst(found[1:].mean(axis=1), steps, case="DeepSqueeze, mean", equality=True, scale=1.0),
     ]
 

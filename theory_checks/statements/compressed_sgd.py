@@ -261,19 +261,20 @@ def wide_bowls(via: Via, method=algorithms.compressed_sgd) -> list[Outcome]:
 _FOUR = {"workers": 4, "dimension": 64}  # fewer elements do where the bound is not reached
 
 
+def _around_four(away: float, noise: float, heterogeneity: float, steps: int, seed: int, method) -> Outcome:
+    """At the largest step size: at smaller ones the start alone reaches the bound, and hides how loose r and c^2 are."""
+    return _relative(_bowl(away, noise, heterogeneity, **_FOUR), _TIGHT, "ring", steps, 1.0, seed, method)
+
+
 def trial_of_four(draws: Draws, method=algorithms.compressed_sgd) -> list[Outcome]:
     """Random-k around a ring of four workers."""
-    problem = _bowl(10 ** draws.real(-2, 1), draws.real(0, 3), draws.real(0, 3), **_FOUR)
-    steps, share, seed = draws.choice((10, 100)), draws.real(0.01, 1.0), draws.integer(0, 10**6)
-    return [_relative(problem, _TIGHT, "ring", steps, share, seed, method)]
+    away, noise, heterogeneity = 10 ** draws.real(-2, 1), draws.real(0, 3), draws.real(0, 3)
+    return [_around_four(away, noise, heterogeneity, draws.choice((10, 100)), draws.integer(0, 10**6), method)]
 
 
 def four(method=algorithms.compressed_sgd) -> list[Outcome]:
-    """The start, and noise, around a ring of four."""
-    return [
-        _relative(_bowl(away, noise, z, **_FOUR), _TIGHT, "ring", 100, share, 0, method)
-        for away, noise, z, share in ((1.0, 0.0, 0.0, 0.2), (0.1, 1.0, 0.0, 1.0), (0.1, 0.0, 1.0, 1.0))
-    ]
+    """By the start, by noise and by what workers differ in alone."""
+    return [_around_four(*kinds, 100, 0, method) for kinds in ((1.0, 0.0, 0.0), (0.1, 1.0, 0.0), (0.1, 0.0, 1.0))]
 
 
 def _statement(kind: str, via: Via, reference: str, hypotheses: str, trial, extreme) -> Statement:
@@ -286,5 +287,5 @@ STATEMENTS = [
     _statement("absolute, exact", "ring", "(3.5), (3.7)", _ABSOLUTE, trial_exact, bowls),
     _statement("relative", "server", "derived", _RELATIVE, trial_runs, wide_bowls),
     _statement("relative", "ring", "derived", _RELATIVE, trial_runs, wide_bowls),
-    Statement("CSGD, ring of four, relative", "derived", _RELATIVE, trial_of_four, (four,)),
+    Statement("CSGD, ring of four, relative", "derived", "Q unbiased, omega; gamma = 1/L'", trial_of_four, (four,)),
 ]

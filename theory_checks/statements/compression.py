@@ -20,13 +20,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
-from jax import lax
 
 from dsgd import compressors
 from dsgd.base import Compressor
@@ -34,8 +32,8 @@ from theory_checks.machinery.statement import ROUNDING, Draws, Outcome, Statemen
 
 _d = 12
 _MESSAGES, _OFTEN = 1024, 64  # messages of a trial; trials of what was built
-_QUICKLY = {"xla_backend_optimization_level": 0}  # what is compiled runs for milliseconds
-_ROUNDING = 1e-6  # of float32, as which some code elements, and of uniform draws, relative to |x|^2
+QUICKLY = {"xla_backend_optimization_level": 0}  # what is compiled runs for milliseconds
+COARSE = 1e-6 / ROUNDING  # so many times as coarse is float32, as which some code elements, and are uniform draws
 
 
 def _quantized(bits: int) -> Callable[[np.ndarray], float]:
@@ -155,7 +153,7 @@ WORST = (
 )
 
 
-@partial(jax.jit, static_argnames=("compress", "decompress"), compiler_options=_QUICKLY)
+@partial(jax.jit, static_argnames=("compress", "decompress"), compiler_options=QUICKLY)
 def _seen(compress, decompress, key, x):
     """What the receiver makes of one vector in many messages, `[messages, d]`."""
     return jax.vmap(lambda key: decompress(compress(key, x), x.shape[0]))(jax.random.split(key, _MESSAGES))
@@ -164,7 +162,13 @@ def _seen(compress, decompress, key, x):
 def seen(compressor: Compressor, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
     """A random vector of one of several shapes, `[d]`, and what arrives of it, `[messages, d]`."""
     x = vector(draws)
-    return x, np.asarray(_seen(compressor.compress, compressor.decompress, jax.random.key(draws.integer(0, 2**31 - 1)), jnp.asarray(x)))
+    return x, _sent(compressor, x, draws)
+
+
+def _sent(compressor: Compressor, x: np.ndarray, draws: Draws) -> np.ndarray:
+    """What arrives of x in many messages, `[messages, d]`."""
+    key = jax.random.key(draws.integer(0, 2**31 - 1))
+    return np.asarray(_seen(compressor.compress, compressor.decompress, key, jnp.asarray(x)))
 
 
 def vector(draws: Draws) -> np.ndarray:
@@ -193,7 +197,7 @@ def _often(compressor: Compressor, x: tuple[float, ...]) -> np.ndarray:
 
 
 def _scale(x: np.ndarray) -> float:
-    return _ROUNDING / ROUNDING * float((x**2).sum())
+    return COARSE * float((x**2).sum())
 
 
 def _mean(values: np.ndarray) -> tuple[float, float]:
@@ -212,7 +216,7 @@ def unbiased(draws: Draws) -> list[Outcome]:
     compressor = draws.choice([compressor for compressor, _ in VARIANCES])
     x, arrived = seen(compressor, draws)
     away, error = _mean((arrived - x) @ np.random.default_rng(draws.integer(0, 2**32 - 1)).normal(size=_d))
-    scale = _ROUNDING / ROUNDING * float(np.abs(x).sum())
+    scale = COARSE * float(np.abs(x).sum())
     return [Outcome(away, 0.0, error, compressor.name, equality=True, scale=scale)]
 
 
@@ -272,97 +276,8 @@ def reached(draws: Draws) -> list[Outcome]:
     """The same of any length of the vector: powers of two, which natural leaves as hard."""
     of = draws.choice(WORST)
     x = of.x * 2.0 ** draws.integer(-8, 8)
-    arrived = np.asarray(
-        _seen(of.compressor.compress, of.compressor.decompress, jax.random.key(draws.integer(0, 2**31 - 1)), jnp.asarray(x))
-    )
-    measured, error = _of_errors(x, arrived)
+    measured, error = _of_errors(x, _sent(of.compressor, x, draws))
     return [Outcome(measured, of.stated * float((x**2).sum()), error, of.compressor.name, equality=True, scale=_scale(x))]
-
-
-TYPES = (np.float64, np.float32, ml_dtypes.bfloat16)
-_SHARE = 0.25
-
-
-def _largest(x: np.ndarray) -> np.ndarray:
-    first = np.argsort(-np.abs(x.astype(float)), kind="stable")[: math.ceil(_SHARE * x.size)]
-    return np.where(np.isin(np.arange(x.size), first), x, 0)
-
-
-def _cut(x: np.ndarray) -> np.ndarray:
-    return (x.astype(np.float32).view(np.uint32) & np.uint32(0xFFC00000)).view(np.float32)  # sign, 8 of exponent, 1 of mantissa
-
-
-CERTAIN: tuple[tuple[Compressor, Callable[[np.ndarray], np.ndarray], bool], ...] = (
-    (compressors.identity, lambda x: x, True),
-    (compressors.top_k(_SHARE), _largest, True),
-    (compressors.clipping(1), _cut, True),
-    (compressors.sign, lambda x: np.where(x < 0, -1, 1) * np.abs(x.astype(float)).mean(), False),
-)
-"""Compressors without chance, what arrives, and whether to the last digit."""
-
-
-@partial(jax.jit, static_argnames=("compress", "decompress"), compiler_options=_QUICKLY)
-def _arrives(compress, decompress, x):
-    return decompress(compress(jax.random.key(0), x), x.shape[0])
-
-
-def certain(draws: Draws) -> list[Outcome]:
-    """Of a random vector."""
-    return elementwise(draws.choice(CERTAIN), vector(draws), draws.choice(TYPES))
-
-
-def elementwise(of: tuple[Compressor, Callable[[np.ndarray], np.ndarray], bool], x: np.ndarray, dtype: Any) -> list[Outcome]:
-    """The largest distance from what is to arrive."""
-    compressor, right, to_the_last = of
-    x = x.astype(dtype)
-    arrived = np.asarray(_arrives(compressor.compress, compressor.decompress, jnp.asarray(x)), float)
-    off = float(np.abs(arrived - right(x).astype(float)).max())
-    scale = 0.0 if to_the_last else _ROUNDING / ROUNDING * float(np.abs(x.astype(float)).max())
-    return [Outcome(off, 0.0, case=f"{compressor.name} of {np.dtype(dtype).name}", equality=True, scale=scale)]
-
-
-_TREE = {"bias": (5,), "kernel": (7,)}
-_WHOLE = compressors.whole_model(compressors.top_k(_SHARE))
-_apply = partial(jax.jit, static_argnums=0, compiler_options=_QUICKLY)(compressors.apply)
-
-
-def whole(draws: Draws) -> list[Outcome]:
-    """Of a random tree."""
-    return of_tree(_WHOLE, vector(draws))
-
-
-def of_tree(compressor: Compressor, x: np.ndarray) -> list[Outcome]:
-    """The largest elements of all leaves together."""
-    ends = np.cumsum([size for (size,) in _TREE.values()])[:-1]
-    tree = {name: jnp.asarray(leaf) for name, leaf in zip(_TREE, np.split(x, ends), strict=True)}
-    arrived = np.concatenate([*_apply(compressor, jax.random.key(0), tree).values()])
-    return [Outcome(float(np.abs(arrived - _largest(x)).max()), 0.0, case=compressor.name, equality=True)]
-
-
-_WARM, _LOW_RANK = 40, compressors.low_rank(1)  # messages, of one object: it is compiled once
-
-
-@partial(jax.jit, static_argnames=("compress", "resume", "decompress"), compiler_options=_QUICKLY)
-def _last_of_many(compress, resume, decompress, key, x):
-    def again(i, message):
-        return resume(jax.random.fold_in(key, i), x, message)
-
-    return decompress(lax.fori_loop(1, _WARM, again, compress(key, x)), x.shape[0])
-
-
-def warm(draws: Draws) -> list[Outcome]:
-    """A random matrix whose first singular value is at least 5/3 of the others."""
-    rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
-    left, right = (np.linalg.qr(rng.normal(size=(n, n)))[0] for n in (3, 4))
-    return best_of_rank(_LOW_RANK, left, np.array([1.0, draws.real(0.0, 0.6), draws.real(0.0, 0.6)]), right)
-
-
-def best_of_rank(compressor: Compressor, left: np.ndarray, values: np.ndarray, right: np.ndarray) -> list[Outcome]:
-    """After many messages of one 3 x 4 matrix what is missing are all singular values but the first."""
-    x = (left * values @ right[:3]).ravel()
-    arrived = _last_of_many(compressor.compress, compressor.resume, compressor.decompress, jax.random.key(0), jnp.asarray(x))
-    off = float(((np.asarray(arrived) - x) ** 2).sum())
-    return [Outcome(off, float((values[1:] ** 2).sum()), case=compressor.name, equality=True, scale=1.0)]
 
 
 _BUILT_VARIANCES = [(built.compressor, built.halfway, right) for built, (_, right) in zip(BUILT, VARIANCES, strict=True)]
@@ -402,13 +317,4 @@ STATEMENTS = [
         reached,
         [partial(worst, of, equality=True) for of in WORST],
     ),
-    Statement(
-        "C(x), element by element",
-        "sections 3.1.1, 3.2",
-        "C without chance; float64, float32, bfloat16",
-        certain,
-        [partial(elementwise, of, np.linspace(-1, 2, _d), dtype) for of in CERTAIN for dtype in TYPES],
-    ),
-    Statement("whole_model is of one vector", "section 3.1.2", "top-k of a tree", whole),
-    Statement("warm low rank finds the best", "PowerSGD, section 4.2", "one matrix, many messages", warm),
 ]

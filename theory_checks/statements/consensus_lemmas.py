@@ -65,6 +65,7 @@ def _measured(problem: Problem, topology: Topology, gamma: float, method, steps:
 
 
 Sides = Callable[[Path], list[Outcome]]
+Instance = Callable[[], tuple[Problem, Topology, float]]
 
 
 def _at_every_step(right: Callable[[Path], tuple[np.ndarray, np.ndarray]]) -> Sides:
@@ -88,14 +89,6 @@ def _summed(right: Callable[[Path], np.ndarray]) -> Sides:
         return [Outcome(float(left), float(bound), case=path.case, scale=scale)]
 
     return total
-
-
-def _trial(sides: Sides, *, small: bool = False) -> Callable[..., list[Outcome]]:
-    return lambda draws, method=algorithms.decentralized_sgd: sides(_drawn(draws, method, small=small))
-
-
-def _extreme(sides: Sides, instance: Callable[[], tuple[Problem, Topology, float]]) -> Callable[..., list[Outcome]]:
-    return lambda method=algorithms.decentralized_sgd: sides(_measured(*instance(), method, LONG))
 
 
 def mean_gradient(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -168,35 +161,25 @@ def half_as_far() -> tuple[Problem, Topology, float]:
     return diverging(), one_rho(10, 0.5), 0.25
 
 
-_SMALL = "W symmetric; gamma rho <= (1-rho)/(4L)"
-_GRADIENTS = {name: _at_every_step(sides) for name, sides in (("mean", mean_gradient), ("apart", gradients_apart), ("all", all_gradients))}
-_BY_GRADIENTS, _BY_SLOPES, _DESCENT = _summed(consensus_by_gradients), _summed(consensus_by_slopes), _at_every_step(descent)
+def _statement(name: str, reference: str, hypotheses: str, sides: Sides, hardest: Instance, *, small: bool = False) -> Statement:
+    """Of instances that are drawn, and of one that is built."""
+
+    def trial(draws: Draws, method=algorithms.decentralized_sgd) -> list[Outcome]:
+        return sides(_drawn(draws, method, small=small))
+
+    def extreme(method=algorithms.decentralized_sgd) -> list[Outcome]:
+        return sides(_measured(*hardest(), method, LONG))
+
+    return Statement(name, reference, hypotheses, trial, (extreme,))
+
+
+_SMOOTH, _SMALL = "f_n smooth", "W symmetric; gamma rho <= (1-rho)/(4L)"
 STATEMENTS = [
-    Statement(
-        "mean of local gradients",
-        "Lemma 5.2.1, (5.4)",
-        "f_n smooth",
-        _trial(_GRADIENTS["mean"]),
-        (_extreme(_GRADIENTS["mean"], pulls_in_balance),),
-    ),
-    Statement(
-        "local gradients apart",
-        "Lemma 5.2.1, (5.5)",
-        "f_n smooth",
-        _trial(_GRADIENTS["apart"]),
-        (_extreme(_GRADIENTS["apart"], as_far_as_pulled),),
-    ),
-    Statement(
-        "size of all gradients",
-        "Lemma 5.2.1, (5.6)",
-        "f_n smooth, noise",
-        _trial(_GRADIENTS["all"]),
-        (_extreme(_GRADIENTS["all"], as_far_as_pulled),),
-    ),
+    _statement("mean of local gradients", "Lemma 5.2.1, (5.4)", _SMOOTH, _at_every_step(mean_gradient), pulls_in_balance),
+    _statement("local gradients apart", "Lemma 5.2.1, (5.5)", _SMOOTH, _at_every_step(gradients_apart), as_far_as_pulled),
+    _statement("size of all gradients", "Lemma 5.2.1, (5.6)", f"{_SMOOTH}, noise", _at_every_step(all_gradients), as_far_as_pulled),
     Statement("sums with a memory", "Lemma 5.2.3", "0 <= rho < 1", sequences),
-    Statement(
-        "consensus by gradients", "Lemma 5.2.5", "W symmetric, equal starts", _trial(_BY_GRADIENTS), (_extreme(_BY_GRADIENTS, steady_pull),)
-    ),
-    Statement("consensus by slopes", "Lemma 5.2.7", _SMALL, _trial(_BY_SLOPES, small=True), (_extreme(_BY_SLOPES, half_as_far),)),
-    Statement("descent of the mean", "Lemma 5.2.9", "gamma <= 1/L", _trial(_DESCENT), (_extreme(_DESCENT, pulls_in_balance),)),
+    _statement("consensus by gradients", "Lemma 5.2.5", "W symmetric, equal starts", _summed(consensus_by_gradients), steady_pull),
+    _statement("consensus by slopes", "Lemma 5.2.7", _SMALL, _summed(consensus_by_slopes), half_as_far, small=True),
+    _statement("descent of the mean", "Lemma 5.2.9", "gamma <= 1/L", _at_every_step(descent), pulls_in_balance),
 ]

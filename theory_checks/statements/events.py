@@ -32,14 +32,18 @@ from theory_checks.machinery.search import Tape
 from theory_checks.machinery.statement import Draws, Outcome, Statement
 from theory_checks.machinery.trajectories import D, N
 from theory_checks.recursions import asynchronous
-from theory_checks.statements import recursions
+from theory_checks.statements.recursions import CASES
+from theory_checks.statements.recursions.asynchronous import LONG, partners
+from theory_checks.statements.recursions.compressed import IN_LAYERS
+from theory_checks.statements.recursions.decentralized import ETA
+from theory_checks.statements.recursions.shared import cluster, graph, matrices, placed
 
 Invariant = Callable[[Case, Told], list[Outcome]]
 
 
 def trial(invariant: Invariant, names: tuple[str, ...], draws: Draws, method: Method | None = None) -> list[Outcome]:
     """What must hold in every round, of one of the cases by name."""
-    case = recursions.CASES[draws.choice(names)]
+    case = CASES[draws.choice(names)]
     of, found = cases.run(case, draws, method)
     return invariant(case, cases.told(case, of, found))
 
@@ -116,9 +120,9 @@ AT_ONCE = _alone(
     "section 4.1",
     algorithms.asynchronous_sgd,
     lambda method, optimizer, of: method(optimizer),
-    more=lambda draws: recursions.cluster(draws)._replace(up=np.full(N, np.inf), down=np.full(N, np.inf)),
-    place=recursions.placed,
-    length=recursions.LONG,
+    more=lambda draws: cluster(draws)._replace(up=np.full(N, np.inf), down=np.full(N, np.inf)),
+    place=placed,
+    length=LONG,
 )
 
 
@@ -135,7 +139,7 @@ def pairs(case: Case, told: Told) -> list[Outcome]:
     """What one exchange changes, in every round."""
     found, step = told.found, [told.steps() for _ in range(N)]
     X, read = (trajectories.rows(getattr(found.states.workers, name)) for name in ("params", "read"))
-    i, j, rounds = np.asarray(found.info.metrics["worker"]), recursions.partners(found), np.arange(len(found.home))
+    i, j, rounds = np.asarray(found.info.metrics["worker"]), partners(found), np.arange(len(found.home))
     asked_at = np.stack([told.G(int(t), read[t])[i[t]] for t in rounds])
     change = np.stack([step[i[t]](found.gradients[t, 0]) for t in rounds])
     middle = (X[rounds, i] + X[rounds, j]) / 2
@@ -152,15 +156,15 @@ def pairs(case: Case, told: Told) -> list[Outcome]:
 
 _SAME = 1e-12  # to rounding
 _RUNS = 60  # of LONG updates each
-_LINKED = (recursions.matrices("irregular")(0) != 0) & ~np.eye(N, dtype=bool)
+_LINKED = (matrices("irregular")(0) != 0) & ~np.eye(N, dtype=bool)
 
 
 def partners_are_neighbours(draws: Draws, method: Method = algorithms.asynchronous_gossip_sgd) -> list[Outcome]:
     """In every update of one run: how many exchanges are between others."""
-    case = recursions.CASES["AD-PSGD"]
+    case = CASES["AD-PSGD"]
     _, found = cases.run(case, draws, method)
-    partners = recursions.partners(found)
-    strangers = (partners < 0) | ~_LINKED[np.asarray(found.info.metrics["worker"]), partners]
+    others = partners(found)
+    strangers = (others < 0) | ~_LINKED[np.asarray(found.info.metrics["worker"]), others]
     return [Outcome(float(strangers.sum()), 0.0, case=f"{case.name}: exchanges with others than neighbours", equality=True, scale=1.0)]
 
 
@@ -168,8 +172,8 @@ def partners_are_uniform(method: Method = algorithms.asynchronous_gossip_sgd) ->
     """Over many runs: the share that each neighbour has of a worker's exchanges."""
     counts, draws = np.zeros((N, N)), Tape(np.random.default_rng(0))
     for _ in range(_RUNS):
-        _, found = cases.run(recursions.CASES["AD-PSGD"], draws, method)
-        np.add.at(counts, (found.info.metrics["worker"], recursions.partners(found)), 1)
+        _, found = cases.run(CASES["AD-PSGD"], draws, method)
+        np.add.at(counts, (found.info.metrics["worker"], partners(found)), 1)
     outcomes = []
     for i, j in zip(*np.nonzero(_LINKED), strict=True):
         share, total = 1 / _LINKED[i].sum(), counts[i].sum()
@@ -197,7 +201,7 @@ def _left_out(told: Told) -> list[Any]:
 
 def _beyond_estimates(told: Told) -> list[Any]:
     """By EF21: how far estimates are from what they are of."""
-    known, parts = told.found.states.workers, recursions.IN_LAYERS
+    known, parts = told.found.states.workers, IN_LAYERS
     u_hat = np.concatenate([known.gradient[name] for name in sorted(known.gradient)], axis=-1)[1:]
     cut = np.stack([[parts.cut(g) for g in each] for each in told.found.gradients])
     return [u_hat - cut, jax.tree.map(np.subtract, known.estimate, known.model.params)]
@@ -207,7 +211,7 @@ def _beyond_models(told: Told) -> list[Any]:
     """By CHOCO: how far estimates are from the models before gossip."""
     workers = told.found.states.workers
     own, params, apart = (trajectories.rows(getattr(workers, name)) for name in ("own", "params", "apart"))
-    return [own - (params - recursions.ETA * apart)]
+    return [own - (params - ETA * apart)]
 
 
 def _collected(told: Told) -> list[Any]:
@@ -217,7 +221,7 @@ def _collected(told: Told) -> list[Any]:
 
 
 def _on_ring(method: Method, optimizer: Any, of: Any) -> Any:
-    return method(optimizer, recursions.graph("ring"), SHOWN, recursions.ETA)
+    return method(optimizer, graph("ring"), SHOWN, ETA)
 
 
 def _both_ways(method: Method, optimizer: Any, of: Any) -> Any:

@@ -38,6 +38,7 @@ from dsgd.base import Problem
 from dsgd.graphs.topology import Topology
 from theory_checks.machinery import instances, moments, paths
 from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
+from theory_checks.recursions import decentralized
 from theory_checks.statements import local_sgd
 from theory_checks.statements.decentralized_sgd import one_rho
 
@@ -150,13 +151,7 @@ def as_printed(method=algorithms.gradient_tracking) -> list[Outcome]:
     topology = local_sgd.schedules()[1]
     problem, gamma = problems.random_quadratic(topology.n, 2, smoothness=2.0, seed=1), 0.05
     path = paths.follow(moments.with_step(method, topology), problem, gamma, steps=40)
-    X, Y, G, expected = np.zeros((topology.n, 2)), 0.0, 0.0, []
-    for t in range(41):
-        expected.append(X)
-        W = topology.matrices[t % topology.period].toarray()
-        Y, G = W @ (Y + np.zeros_like(X)) + paths.gradients(problem, X) - G, paths.gradients(problem, X)
-        X = W @ X - gamma * Y
-    return paths.worst(path.workers.params, np.stack(expected), case="as printed, " + topology.name, equality=True, scale=1.0)
+    return paths.as_printed(path.workers.params, decentralized.tracking, np.zeros((5, 2)), problem, topology, gamma, case=topology.name)
 
 
 STATEMENTS = [

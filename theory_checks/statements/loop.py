@@ -27,7 +27,7 @@ from theory_checks.machinery.statement import Draws, Outcome, Statement
 from theory_checks.machinery.trajectories import D, N
 from theory_checks.recursions import decentralized
 from theory_checks.recursions.shared import plain, quadratic
-from theory_checks.statements import recursions
+from theory_checks.statements.recursions.shared import graph, matrices
 
 STEPS, EVERY, SEEDS = 11, 4, 2
 RECORDED = (0, 4, 8, 11)
@@ -35,7 +35,7 @@ RECORDED = (0, 4, 8, 11)
 
 @cache
 def _factory(method: Method) -> Callable[..., Algorithm]:
-    return lambda gamma: method(optax.sgd(gamma), recursions.graph("one peer"))
+    return lambda gamma: method(optax.sgd(gamma), graph("one peer"))
 
 
 @jax.jit
@@ -60,7 +60,7 @@ def trial(draws: Draws, method: Method = algorithms.decentralized_sgd) -> list[O
     for gamma in rates:
         for own in jax.random.split(key, SEEDS):
             G = quadratic(A, b, sigma / np.sqrt(D) * np.asarray(_noise(own)))
-            rounds = decentralized.decentralized(np.zeros((N, D)), G, recursions.matrices("one peer"), plain(gamma))
+            rounds = decentralized.decentralized(np.zeros((N, D)), G, matrices("one peer"), plain(gamma))
             expected.append([np.zeros((N, D)), *(symbols["params"] for symbols in islice(rounds, STEPS))])
     return _compared(found, np.array(expected), A.mean(axis=0), b.mean(axis=0))
 

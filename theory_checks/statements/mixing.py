@@ -31,6 +31,7 @@ from dsgd import workers
 from dsgd.graphs.topology import Topology
 from theory_checks.machinery import instances
 from theory_checks.machinery.statement import Draws, Outcome, Statement
+from theory_checks.recursions import graphs
 
 
 def _ring(n: int) -> float:
@@ -63,7 +64,7 @@ SWAP = np.array([[0.1, 0.9], [0.9, 0.1]])
 
 def directed_ring(n: int, own: float) -> np.ndarray:
     """Everybody keeps a share, and sends the rest to the next one: neither symmetric nor, where it is not a half, its own transpose's."""
-    return own * np.eye(n) + (1 - own) * np.roll(np.eye(n), 1, axis=0)
+    return own * np.eye(n) + (1 - own) * graphs.around(n, 1)
 
 
 def negative() -> list[Outcome]:
@@ -136,21 +137,7 @@ def _on_one_device(function: Callable[..., Any]) -> Callable[..., Any]:
     return jax.jit(jax.shard_map(function, mesh=workers.mesh(1), check_vma=False, **specs))
 
 
-# --- Weights and rounds, written down once more.
-
-
-def _metropolis(A: np.ndarray) -> np.ndarray:
-    degrees = A.sum(axis=0)
-    return A / (1 + np.maximum(degrees[:, None], degrees[None, :]))
-
-
-WEIGHTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "metropolis": _metropolis,
-    "lazy": lambda A: _metropolis(A) / 2,
-    "max_degree": lambda A: A / (1 + A.sum(axis=0).max()),
-    "uniform": lambda A: A / (1 + A.sum(axis=0)[None, :]),
-}
-"""On the edges of an undirected graph, from its adjacency matrix."""
+# --- Weights and rounds.
 
 
 def weights(draws: Draws) -> list[Outcome]:
@@ -159,17 +146,16 @@ def weights(draws: Draws) -> list[Outcome]:
     rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
     chain = np.eye(n, k=1)  # so that it is connected
     A = np.maximum(chain, np.triu(rng.random((n, n)) < draws.real(0.0, 1.0), 1))
-    return of_graph(draws.choice(tuple(WEIGHTS)), A + A.T, topologies.WEIGHTS)
+    return of_graph(draws.choice(graphs.WEIGHTS), A + A.T, topologies.WEIGHTS)
 
 
 def of_graph(name: str, A: np.ndarray, all_weights: dict[str, Callable] = topologies.WEIGHTS) -> list[Outcome]:
     """The matrix that the project makes of it."""
-    right = WEIGHTS[name](A)
-    off = float(np.abs(topologies.from_graph(nx.Graph(A), all_weights[name]).W - of_edges(right)).max())
+    off = float(np.abs(topologies.from_graph(nx.Graph(A), all_weights[name]).W - graphs.weighted(name, A)).max())
     return [Outcome(off, 0.0, case=f"{name}, {len(A)} workers", equality=True, scale=1.0)]
 
 
-TADPOLE = nx.to_numpy_array(nx.Graph([(0, 1), (1, 2), (2, 0), (2, 3), (3, 4)]))  # degrees 2, 2, 3, 2, 1: all weights differ
+TADPOLE = graphs.edges(5, [(0, 1), (1, 2), (2, 0), (2, 3), (3, 4)])  # degrees 2, 2, 3, 2, 1: all weights differ
 
 
 def sent_on(kind: str, mix: Callable[..., Any] = workers.mix) -> list[Outcome]:
@@ -188,11 +174,6 @@ def _step(topology: Topology, mix: Callable[..., Any]) -> Callable[..., Any]:
     return _on_one_device(lambda x, t: mix(x, topology, t))
 
 
-def peers(n: int) -> list[np.ndarray]:
-    """Round t of the one-peer exponential schedule: i keeps half, and sends half to i + 2^t."""
-    return [np.eye(n) / 2 + np.roll(np.eye(n), 1 << t, axis=0) / 2 for t in range(max(1, (n - 1).bit_length()))]
-
-
 PUSH = np.array([[0.5, 0.2, 0.1], [0.25, 0.5, 0.4], [0.25, 0.3, 0.5]])  # only its columns sum to 1
 
 
@@ -205,10 +186,10 @@ def _schedule() -> tuple[Topology, list[np.ndarray]]:
 GOSSIPS: dict[str, Callable[[], tuple[Topology, list[np.ndarray]]]] = {
     "push": lambda: (topologies.from_matrix(PUSH, "push"), [PUSH]),
     "directed ring": lambda: (topologies.from_matrix(directed_ring(5, 0.25), "directed ring"), [directed_ring(5, 0.25)]),
-    "tadpole": lambda: (topologies.from_graph(nx.Graph(TADPOLE), name="tadpole"), [of_edges(_metropolis(TADPOLE))]),
+    "tadpole": lambda: (topologies.from_graph(nx.Graph(TADPOLE), name="tadpole"), [graphs.weighted("metropolis", TADPOLE)]),
     "two": lambda: (topologies.ring(2), [np.full((2, 2), 1 / 2)]),
     "complete": lambda: (topologies.complete(4), [np.full((4, 4), 1 / 4)]),
-    "peers": lambda: (topologies.one_peer_exponential(6), peers(6)),
+    "peers": lambda: (topologies.one_peer_exponential(6), graphs.one_peer(6)),
     "schedule": _schedule,
 }
 """Graphs of all kinds, directed ones among them, and schedules; with what each round's matrix is to be."""
@@ -218,11 +199,6 @@ GOSSIPS: dict[str, Callable[[], tuple[Topology, list[np.ndarray]]]] = {
 def gossip_on(kind: str) -> tuple[Topology, list[np.ndarray]]:
     """One of `GOSSIPS`: the same object each time, so that it is compiled once."""
     return GOSSIPS[kind]()
-
-
-def of_edges(W: np.ndarray) -> np.ndarray:
-    """W with what is left of the columns on its diagonal."""
-    return W + np.diag(1 - W.sum(axis=0))
 
 
 def product(draws: Draws) -> list[Outcome]:
@@ -283,7 +259,7 @@ STATEMENTS = [
         "section 5.2.1",
         "Metropolis, lazy, max-degree, uniform",
         weights,
-        [partial(of_graph, name, TADPOLE) for name in WEIGHTS],
+        [partial(of_graph, name, TADPOLE) for name in graphs.WEIGHTS],
     ),
     Statement(
         "gossip is a product with W",

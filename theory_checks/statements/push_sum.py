@@ -31,6 +31,7 @@ from dsgd.base import State
 from dsgd.graphs.topology import Topology
 from theory_checks.machinery import moments, paths
 from theory_checks.machinery.statement import Draws, Outcome, Statement
+from theory_checks.recursions import decentralized
 
 _STEPS = 60
 _ROUNDED = 1e-4  # times the largest value: what a spread's rounding, of 1e-9, is relative to where it is nearly 0
@@ -111,12 +112,7 @@ def as_printed(method=algorithms.stochastic_gradient_push) -> list[Outcome]:
     """The equations with gradients, taken at z, on a quadratic with Hessians that differ."""
     problem, gamma, topology = problems.random_quadratic(4, 2, seed=4), 0.1, graphs()[1]
     path = paths.follow(moments.with_step(method, topology), problem, gamma, steps=_STEPS)
-    X, w, expected = path.workers.params[0], np.ones((4, 1)), []
-    for t in range(_STEPS + 1):
-        expected.append(X)
-        W = topology.matrices[t % 2].toarray()
-        X, w = W @ (X - gamma * paths.gradients(problem, X / w)), W @ w
-    return paths.worst(path.workers.params, np.stack(expected), case="as printed", equality=True, scale=1.0)
+    return paths.as_printed(path.workers.params, decentralized.push, np.zeros((4, 2)), problem, topology, gamma, case=topology.name)
 
 
 STATEMENTS = [

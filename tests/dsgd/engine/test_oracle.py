@@ -182,7 +182,7 @@ def test_the_history_shows_samples_and_the_loss_over_those_that_count(mesh):
     history = run(unequal(given), batches=batches_of(M * B)).history
     np.testing.assert_array_equal(history["samples"][1], SIZES)
     assert np.isnan(history["samples"][0]).all()
-    batch = next(batches_of(M * B))
+    batch = jax.tree.map(jnp.asarray, next(batches_of(M * B)))
     losses = [
         problem.loss(jnp.zeros(6), jax.tree.map(lambda leaf, n=n, i=i: leaf[n, i : i + 1], batch))
         for n in range(N)

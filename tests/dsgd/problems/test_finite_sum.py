@@ -10,7 +10,7 @@ from scipy import stats
 
 from dsgd import problems
 from dsgd.engine import loop, oracle
-from dsgd.problems.finite_sum import pad
+from dsgd.problems.examples import pad
 
 WORKERS, CLASSES, FEATURES = 8, 3, 5
 DRAWS = 20_000

@@ -136,9 +136,10 @@ def test_unknown_model_lists_the_known_ones():
     assert all(name in str(error.value) for name in ("mlp", "cnn"))
 
 
-def test_cnn_on_data_that_are_no_images_is_refused_with_their_shape():
-    with pytest.raises(ValueError, match=r"'cnn' on breast-cancer.*\(30,\)"):
-        problems.neural_network("cnn", "breast-cancer", WORKERS)
+@pytest.mark.parametrize("model", ["cnn", "resnet-18"])
+def test_model_of_images_on_other_data_is_refused_with_their_shape(model):
+    with pytest.raises(ValueError, match=rf"'{model}' on breast-cancer.*\(30,\)"):
+        problems.neural_network(model, "breast-cancer", WORKERS)
 
 
 def test_same_network_built_twice_is_one_compiled_program():
@@ -152,16 +153,3 @@ def test_same_network_built_twice_is_one_compiled_program():
 def test_module_with_a_list_among_its_fields_can_run():
     """What a run compiles is looked up by hash."""
     hash(loop.without_arrays(problems.neural_network(WithWidths([5, 2]), "breast-cancer", WORKERS)))
-
-
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("size", [7, 8])
-def test_convolution_is_that_of_xla(stride, size):
-    from dsgd.problems.models import Convolution
-
-    layer = Convolution(5, stride)
-    x = jax.random.normal(jax.random.key(0), (2, size, size, 3))
-    variables = layer.init(jax.random.key(1), x)
-    kernel = variables["params"]["kernel"].reshape(3, 3, 3, 5)
-    expected = jax.lax.conv_general_dilated(x, kernel, (stride, stride), ((1, 1), (1, 1)), dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    np.testing.assert_allclose(layer.apply(variables, x), expected, rtol=1e-4, atol=1e-5)

@@ -77,13 +77,20 @@ def test_iid_parts_have_the_proportions_of_the_whole():
     assert np.abs(counts - 80).max() <= 5 * np.sqrt(80)
 
 
-@pytest.mark.parametrize("partition", PARTITIONS)
+@pytest.mark.parametrize("partition", sorted(set(PARTITIONS) - {"blocks"}))
 def test_seed_decides_the_split(partition):
     def draw(seed):
         return np.concatenate([[-1, *part] for part in split(BALANCED, 4, partition, alpha=1.0, seed=seed)])
 
     np.testing.assert_array_equal(draw(3), draw(3))
     assert not np.array_equal(draw(3), draw(4))
+
+
+@pytest.mark.parametrize(("samples", "workers"), [(12, 3), (13, 5), (7, 7)])
+def test_blocks_are_pieces_in_the_order_of_the_samples(samples, workers):
+    parts = split(np.zeros(samples, int), workers, "blocks")
+    np.testing.assert_array_equal(np.concatenate(parts), np.arange(samples))
+    assert np.ptp([len(part) for part in parts]) <= 1
 
 
 @pytest.mark.parametrize("partition", PARTITIONS)

@@ -1,0 +1,101 @@
+"""Sentences of a small probabilistic grammar, whose entropy is known: a floor for what a language model can reach."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect
+from itertools import accumulate
+
+import numpy as np
+
+Rules = dict[str, dict[str, float]]  # of each symbol: what it may become, and with which probability; what is no symbol is a word
+
+DOCUMENTS, SENTENCES = 128, 32  # of the text, and in each
+
+
+def _ranked(words: str) -> dict[str, float]:
+    """Zipf's law: the word of rank r has a probability in proportion to 1/r."""
+    ranks = {word: 1 / rank for rank, word in enumerate(words.split(), 1)}
+    return {word: share / sum(ranks.values()) for word, share in ranks.items()}
+
+
+def _ending(words: dict[str, float], end: str) -> dict[str, float]:
+    return {word + end: share for word, share in words.items()}
+
+
+_NOUNS = _ranked("dog cat bird farmer river teacher horse doctor garden robot painter king")
+_TRANSITIVE = _ranked("see follow help find hear know paint remember")
+_INTRANSITIVE = _ranked("sleep run sing wait work fall jump laugh")
+
+
+def _phrases(number: str) -> Rules:
+    """A noun and its verb agree in number, however long the clause between them is."""
+    noun, determiner, clause, verb = f"NOUN{number}", f"DETERMINER{number}", f"CLAUSE{number}", f"VERB{number}"
+    return {
+        f"NP{number}": {
+            f"{determiner} {noun}": 0.5,
+            f"{determiner} ADJECTIVE {noun}": 0.3,
+            f"{determiner} {noun} that {clause}": 0.15,
+            f"{determiner} ADJECTIVE {noun} that {clause}": 0.05,
+        },
+        clause: {f"{verb}T NP1": 0.3, f"{verb}T NP2": 0.3, f"{verb}I": 0.25, f"{verb}I ADVERB": 0.15},
+        determiner: _ranked("the this every" if number == "1" else "the some many"),
+        noun: _NOUNS if number == "1" else _ending(_NOUNS, "s"),
+        f"{verb}T": _ending(_TRANSITIVE, "s") if number == "1" else _TRANSITIVE,
+        f"{verb}I": _ending(_INTRANSITIVE, "s") if number == "1" else _INTRANSITIVE,
+    }
+
+
+START = "SENTENCE"
+RULES: Rules = {
+    START: {"NP1 CLAUSE1": 0.5, "NP2 CLAUSE2": 0.5},
+    **_phrases("1"),
+    **_phrases("2"),
+    "ADJECTIVE": _ranked("old small red quiet clever happy tired green"),
+    "ADVERB": _ranked("often slowly again alone today well"),
+}
+
+
+def documents(seed: int) -> list[bytes]:
+    """The grammar's text: documents of 32 sentences, one a line, all drawn alike.
+
+    Args:
+        seed: of the draws.
+    """
+    rng = np.random.default_rng(seed)
+    choices = {symbol: (list(becomes), list(accumulate(becomes.values()))) for symbol, becomes in RULES.items()}
+
+    def words(symbol: str) -> list[str]:
+        if symbol not in choices:
+            return [symbol]
+        expansions, ends = choices[symbol]
+        chosen = expansions[min(bisect(ends, rng.random()), len(ends) - 1)]
+        return [word for part in chosen.split() for word in words(part)]
+
+    def sentence() -> str:
+        return " ".join(words(START)) + ".\n"
+
+    return ["".join(sentence() for _ in range(SENTENCES)).encode() for _ in range(DOCUMENTS)]
+
+
+def bits_per_byte(rules: Rules = RULES) -> float:
+    r"""Entropy of the sentences over their mean length, in bits per byte: $H(S) / E|S|$, where no sentence has two derivations.
+
+    With $M_{st}$ how often t is expected in what s becomes, $H = h + M H$ and $L = l + M L$, where h is the entropy of the choice and l the
+    expected bytes of its words, each with the space or full stop after it. A sentence has its line's end besides.
+
+    Args:
+        rules: of a grammar that ends with probability 1 and has a symbol SENTENCE.
+    """
+    symbols = list(rules)
+    M, h, length = np.zeros((len(rules), len(rules))), np.zeros(len(rules)), np.zeros(len(rules))
+    for s, becomes in enumerate(rules.values()):
+        for expansion, p in becomes.items():
+            h[s] -= p * math.log2(p)
+            for part in expansion.split():
+                if part in rules:
+                    M[s, symbols.index(part)] += p
+                else:
+                    length[s] += p * (len(part) + 1)
+    of, at = np.eye(len(rules)) - M, symbols.index(START)
+    return float(np.linalg.solve(of, h)[at] / (np.linalg.solve(of, length)[at] + 1))

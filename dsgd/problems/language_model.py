@@ -1,0 +1,151 @@
+"""Next-byte prediction on texts that every installation has, or on files of the user's."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dsgd import checks
+from dsgd.base import Problem
+from dsgd.problems import texts
+from dsgd.problems.finite_sum import finite_sum
+
+BYTES = 256
+PARTITIONS = ("blocks", "files")
+Windows = tuple[np.ndarray, np.ndarray]  # bytes, and the ones that follow them, uint8 `[M, T]`
+
+
+@checks.arguments
+def language_model(
+    text: str | Path = "docstrings",
+    workers: int = 16,
+    partition: str = "blocks",
+    *,
+    model: Any = None,
+    context: int = 64,
+    width: int = 64,
+    layers: int = 2,
+    heads: int = 4,
+    batch_size: int = 8,
+    test_share: float = 0.1,
+    seed: int = 0,
+    chunk: int | None = None,
+) -> Problem:
+    r"""$f_n(x) = -\frac1{m_n T} \sum_{i,t} \log p_x(b_{i,t+1} \mid b_{i,1 \ldots t})$ over worker n's windows of T + 1 bytes, in nats.
+
+    The last bytes are held out; `test_bits_per_byte` in the history is the model's cross-entropy there. Knowing nothing costs 8.
+
+    Args:
+        text: "docstrings", those of Python's standard library (0.8 MB, which differ between its versions); "grammar", 128 pages
+            of a small grammar's sentences (0.14 MB), whose entropy is 0.609 bits per byte; or a file, or a folder with all files below
+            it that are not hidden.
+        workers: N.
+        partition: "blocks", N contiguous pieces of the whole text; "files", whole files (modules' docstrings, pages of the grammar's)
+            spread so that the workers' sizes are as equal as the largest first makes them, where files shorter than a window are left out.
+        model: as `finite_sum` takes it, from bytes, uint8 `[m, T]`, to logits `[m, T, 256]`; None: a `problems.Transformer`.
+        context: T. Windows share one byte with the next: each byte is predicted once, but for those left at the end.
+        width, layers, heads: of the transformer.
+        batch_size: B, windows that each worker draws in a round.
+        test_share: of the text with "blocks", of each file with "files", from its end.
+        seed: of the grammar's sentences.
+        chunk: windows that are evaluated at a time, as in `finite_sum`.
+
+    Raises:
+        ValueError: a text that is not there, an unknown partition, less than a batch of windows for a worker or none held out, fewer
+            files than workers, a width that the heads do not divide, a model with other logits, or as `finite_sum`.
+    """
+    for what, value in (("workers", workers), ("context", context), ("width", width), ("layers", layers), ("heads", heads)):
+        checks.positive_int(f"language_model: {what}", value)
+    checks.natural("language_model: seed", seed)
+    if width % heads:
+        raise ValueError(f"language_model: width = {width}, heads = {heads}: need a width that is a multiple of heads")
+    if not 0 < test_share < 1:
+        raise ValueError(f"language_model: test_share = {test_share}: need a part of the text, in (0, 1)")
+    if partition not in PARTITIONS:
+        raise ValueError(f"language_model: unknown partition {partition!r}: need one of {', '.join(PARTITIONS)}")
+    documents = texts.documents(text, seed)
+    if partition == "blocks":
+        documents = [b"".join(documents)]
+    ends = [len(document) - math.ceil(test_share * len(document)) for document in documents]
+    train = [windows(document[:end], context) for document, end in zip(documents, ends, strict=True)]
+    test = [windows(document[end:], context) for document, end in zip(documents, ends, strict=True)]
+    _need_windows(train, test, workers, partition, context)
+    if model is None:
+        from dsgd.problems.models import Transformer  # noqa: PLC0415 (flax takes a quarter of a second)
+
+        model = Transformer(BYTES, context, width, layers, heads)
+    return finite_sum(
+        model,
+        next_byte,
+        _joined(train),
+        workers,
+        spread([len(inputs) for inputs, _ in train], workers) if partition == "files" else "blocks",
+        batch_size=batch_size,
+        test=_joined(test),
+        metrics={"test_bits_per_byte": bits},
+        chunk=chunk,
+        name=f"language_model({Path(text).resolve().name}, {partition})",
+    )
+
+
+def next_byte(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Cross-entropy of each next byte in nats: logits `[m, T, 256]` and bytes `[m, T]` to `[m, T]`."""
+    if getattr(logits, "shape", None) != (*targets.shape, BYTES):
+        raise ValueError(f"language_model: model gives {checks.typed(logits)} for bytes {list(targets.shape)}; need logits [m, T, {BYTES}]")
+    return optax.softmax_cross_entropy_with_integer_labels(logits, targets.astype(jnp.int32))
+
+
+def bits(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """The same in bits."""
+    return next_byte(logits, targets) / math.log(2)
+
+
+def windows(text: bytes, context: int) -> Windows:
+    """Windows that share one byte with the next: each byte but the first is to be predicted once; fewer than T are left at the end."""
+    count = max(len(text) - 1, 0) // context
+    values = np.array(bytearray(text), np.uint8)
+    inputs, targets = values[: count * context], values[1 : count * context + 1]
+    return inputs.reshape(count, context), targets.reshape(count, context)
+
+
+def _joined(parts: list[Windows]) -> Windows:
+    inputs, targets = zip(*parts, strict=True)
+    return np.concatenate(inputs), np.concatenate(targets)
+
+
+def _need_windows(train: list[Windows], test: list[Windows], workers: int, partition: str, context: int) -> None:
+    """Raises a ValueError where a worker would have none, or none are held out."""
+    what = f"windows of context + 1 = {context + 1} bytes"
+    found = sum(len(inputs) for inputs, _ in train)
+    files = sum(len(inputs) > 0 for inputs, _ in train)
+    if partition == "blocks" and found < workers:
+        raise ValueError(f"language_model: text with {found} {what} to train on, workers = {workers}: need one each, at least")
+    if partition == "files" and files < workers:
+        given = f"text of {len(train)} files, {files} of them with {what} to train on"
+        raise ValueError(f"language_model: {given}, workers = {workers}: need one file each, at least")
+    if not any(len(inputs) for inputs, _ in test):
+        raise ValueError(f"language_model: test_share holds out no {what}: need a larger one, or a longer text")
+
+
+def spread(sizes: list[int], workers: int) -> list[np.ndarray]:
+    """Each worker's samples, where whole files are given out: the largest first, to the worker who has least.
+
+    Args:
+        sizes: of the files, in samples, which follow each other.
+        workers: N.
+    """
+    begins = np.cumsum([0, *sizes])
+    heap = [(0, n) for n in range(workers)]
+    files: list[list[int]] = [[] for _ in range(workers)]
+    for size, file in sorted(((size, file) for file, size in enumerate(sizes) if size), key=lambda pair: (-pair[0], pair[1])):
+        has, n = heap[0]
+        files[n].append(file)
+        heapq.heapreplace(heap, (has + size, n))
+    return [np.concatenate([np.arange(begins[file], begins[file + 1]) for file in sorted(mine)]) for mine in files]

@@ -1,0 +1,112 @@
+"""Sums in pieces: each row once, with the gradients of the whole, in the memory of a piece."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import dsgd
+from dsgd.engine import accumulate, oracle
+
+
+@pytest.mark.parametrize(("M", "at_once"), [(10, 3), (10, 4), (9, 2), (7, 6), (7, 1), (1, 1), (10, 10), (10, 99), (10, None)])
+def test_every_row_counts_once(M, at_once):
+    rows = {"number": jnp.arange(1, M + 1), "square": jnp.arange(1, M + 1) ** 2}
+    lengths = []
+
+    def sums(scale, piece, counted):
+        lengths.append(len(counted))
+        return {name: scale * jnp.sum(jnp.where(counted, leaf, 0)) for name, leaf in piece.items()}
+
+    found = accumulate.total(sums, 3, rows, at_once)
+    numbers = np.arange(1, M + 1)
+    assert {name: int(value) for name, value in found.items()} == {"number": 3 * numbers.sum(), "square": 3 * (numbers**2).sum()}
+    assert max(lengths) <= (at_once or M)
+
+
+def of_row(params: jax.Array, rows: jax.Array, counted: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.where(counted, jnp.sin(rows @ params), 0))
+
+
+@pytest.mark.parametrize("at_once", [1, 4, 12])
+def test_derivatives_are_those_of_the_whole(at_once):
+    """Of the sum, mapped over models, and once more."""
+    rng = np.random.default_rng(0)
+    rows, params = rng.normal(size=(13, 3)), rng.normal(size=(2, 3))
+    with jax.enable_x64(True):
+
+        def slope(params):
+            return jax.grad(accumulate.total, 1)(of_row, params, jnp.asarray(rows), at_once)
+
+        found = jax.jit(jax.vmap(slope))(params)
+        bent = jax.jit(jax.jacfwd(slope))(params[0])
+    angles = params @ rows.T
+    np.testing.assert_allclose(found, np.cos(angles) @ rows, rtol=1e-12)
+    np.testing.assert_allclose(bent, -(rows.T * np.sin(angles[0])) @ rows, rtol=1e-12)
+
+
+def test_pieces_are_as_long_as_the_budget_allows(monkeypatch):
+    """By what a row needs; what parameters need is the same for all."""
+    d, M = 1000, 64
+
+    def needs(params, rows, counted):
+        return jnp.sum(jnp.exp(rows)) + jnp.sum(jnp.exp(params))
+
+    shapes = jax.ShapeDtypeStruct((100_000,), jnp.float32), jax.ShapeDtypeStruct((M, d), jnp.float32)
+    a_row = 4 * d
+    for rows in (1, 5, 30):
+        monkeypatch.setattr(accumulate, "BUDGET", (2 * a_row) * rows)  # a copy of the row, and its exponentials
+        assert accumulate.fitting(needs, *shapes) == rows
+    monkeypatch.setattr(accumulate, "BUDGET", a_row * M)  # where all fit, no row is copied
+    assert accumulate.fitting(needs, *shapes) == M
+    monkeypatch.setattr(accumulate, "BUDGET", 1)
+    assert accumulate.fitting(needs, *shapes) == 1
+
+
+def test_loops_need_what_all_their_rounds_give(monkeypatch):
+    def looped(params, rows, counted):
+        def body(carry, _):
+            return jnp.tanh(carry), jnp.sin(carry)
+
+        return jnp.sum(jax.lax.scan(body, rows, length=10)[1])
+
+    a_row = 4 * (1 + 2 * 10)
+    monkeypatch.setattr(accumulate, "BUDGET", 8 * a_row)
+    assert accumulate.fitting(looped, jnp.ones(()), jnp.ones(100)) == 8
+
+
+def wide(workers: int, dimension: int = 400) -> dsgd.Problem:
+    """One's own, whose loss has 64 numbers of a worker for each parameter on its way."""
+
+    def loss(x, mine):
+        return jnp.mean(jnp.cos(jnp.sin(x[None, :] * mine[:, None]) * mine[:, None]))
+
+    data = jnp.linspace(-1, 1, workers * 64).reshape(workers, 64)
+    return dsgd.Problem(init=lambda key: jnp.ones(dimension), loss=loss, data=data, sample=lambda key, mine: mine)
+
+
+def evaluation(problem: dsgd.Problem, mesh):
+    def evaluate(params, data, shared):
+        return oracle.evaluate(problem, params, data, shared)
+
+    specs = (P(), P("workers"), P())
+    sharded = jax.jit(jax.shard_map(evaluate, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False))
+    return sharded.lower(problem.init(jax.random.key(0)), problem.data, problem.shared).compile()
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_a_problem_of_one_s_own_is_evaluated_by_groups_of_workers(devices, monkeypatch):
+    """Equal, in less memory."""
+    problem, mesh = wide(48), dsgd.workers.mesh(devices)
+    params = jnp.linspace(-1, 1, 400)
+    whole = evaluation(problem, mesh)
+    monkeypatch.setattr(accumulate, "BUDGET", 10 * 64 * 400 * 4)
+    grouped = evaluation(problem, mesh)
+    (scalars, slope), (few, steep) = (program(params, problem.data, ()) for program in (whole, grouped))
+    np.testing.assert_allclose(few["loss"], scalars["loss"], rtol=1e-6)
+    np.testing.assert_allclose(steep, slope, rtol=1e-4, atol=1e-8)
+    if devices == 1:
+        assert grouped.memory_analysis().temp_size_in_bytes < whole.memory_analysis().temp_size_in_bytes / 5

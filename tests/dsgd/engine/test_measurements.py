@@ -1,0 +1,150 @@
+"""What workers measure of a round, where a method asks for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import algorithms
+import dsgd
+import topologies
+from dsgd import Work, clusters, problems
+from tests.dsgd.engine.clocks import EQUAL, OPTIMIZER, UNEQUAL, VECTOR, N
+
+WORKERS = 8
+RANDOM = clusters.Cluster(clusters.lognormal(0.0, 0.5), up=clusters.lognormal(4.0, 1.0), latency=0.1, micro_batches=2, noise=0.2)
+SILENT = replace(RANDOM, noise=0.0)
+RING = algorithms.decentralized_sgd(OPTIMIZER, topologies.ring(WORKERS))
+NAMES = [f"measured_{what}" for what in ("compute", "up", "down", "bits_up", "bits_down")]
+
+
+@pytest.fixture(scope="module")
+def eight() -> dsgd.Problem:
+    return problems.random_quadratic(WORKERS, 3, noise=0.3, seed=0)
+
+
+def run(method, problem, cluster, *, steps=12, **options):
+    return dsgd.run(method, problem, steps=steps, cluster=cluster, **({"key": jax.random.key(0), "mesh": 1} | options))
+
+
+def test_workers_measure_the_round_before(problem):
+    """All that the clock charged, and what was sent."""
+    history = run(algorithms.observed(algorithms.decentralized_sgd(OPTIMIZER, topologies.ring(N))), problem, UNEQUAL).history
+    up, down = np.array([64.0, 16.0, 128.0, 32.0]), np.array([128.0, 96.0, 24.0, 64.0])
+    values = (np.array([1.0, 3.5, 0.5, 6.0]), 2 * VECTOR / up, 2 * VECTOR / down, np.full(N, 2 * VECTOR), np.full(N, 2 * VECTOR))
+    for name, value in zip(NAMES, values, strict=True):
+        assert history[name].shape == (13, N)
+        assert np.isnan(history[name][:2]).all()
+        np.testing.assert_allclose(history[name][2:], np.tile(value, (11, 1)), rtol=1e-6)
+
+
+def test_clocks_that_are_not_exact_change_nothing_but_what_they_show(eight):
+    noisy, exact = (run(algorithms.observed(RING), eight, cluster, steps=300).history for cluster in (RANDOM, SILENT))
+    for name in exact:
+        if name not in NAMES or "bits" in name:
+            np.testing.assert_array_equal(noisy[name], exact[name])
+    plain = run(RING, eight, RANDOM, steps=300).history
+    np.testing.assert_array_equal(plain["clock"], noisy["clock"])
+    logs = {name: np.log(noisy[name][2:] / exact[name][2:]).ravel() for name in ("measured_up", "measured_down")}
+    for values in logs.values():
+        assert abs(values.mean()) < 5 * 0.2 / np.sqrt(values.size)
+        assert values.std() == pytest.approx(0.2, rel=5 / np.sqrt(2 * values.size))
+    assert abs(np.corrcoef(*logs.values())[0, 1]) < 5 / np.sqrt(values.size)
+    both = np.log(noisy["measured_compute"][2:] / exact["measured_compute"][2:])
+    assert 0.1 < both.std() < 0.2  # of two micro-batches, each with a noise of its own
+
+
+def test_devices_seeds_and_checkpoints_measure_the_same(eight, tmp_path):
+    method = algorithms.observed(RING)
+    one, many = (run(method, eight, RANDOM, seeds=2, mesh=devices).history for devices in (1, 8))
+    run(method, eight, RANDOM, seeds=2, steps=7, checkpoint=tmp_path)
+    resumed = run(method, eight, RANDOM, seeds=2, checkpoint=tmp_path).history
+    for name in NAMES:
+        assert one[name].shape == (2, 13, WORKERS)
+        np.testing.assert_allclose(many[name], one[name], rtol=1e-6)
+        np.testing.assert_array_equal(resumed[name], one[name])
+
+
+def test_a_run_that_goes_on_from_another_has_measured_nothing(eight):
+    method = algorithms.observed(RING)
+    first = run(method, eight, RANDOM)
+    history = run(method, eight, RANDOM, start=first.state).history
+    assert np.isnan(history["measured_compute"][1]).all()
+    assert np.isfinite(history["measured_compute"][2]).all()
+
+
+def controller(M: int = 3) -> dsgd.Algorithm:
+    """Who measured more than two seconds for its first micro-batch computes no more than it, of so many; the slow stop after 3 seconds."""
+    method = algorithms.minibatch_sgd(OPTIMIZER)
+
+    def query(state, round):
+        slow = round.measured.compute[:, :1] > 2.0
+        assert round.measured.compute.shape == (N, M)
+        counted = jnp.where(slow & (jnp.arange(M)[None] > 0), 0, 1).astype(jnp.int32)
+        return method.query(state, round)._replace(work=Work(counted, jnp.ones((N, M))))
+
+    def update(key, state, gradients, round):
+        state, info = method.update(key, state, gradients, round)
+        metrics = {f"micro_batch_{m}": round.measured.compute[:, m] for m in range(M)}
+        return state, info._replace(metrics=metrics, compute=jnp.minimum(round.cluster.seconds(round, jnp.arange(N)), 3.0))
+
+    return method._replace(query=query, update=update, measures=M)
+
+
+def test_a_method_measures_as_many_micro_batches_as_it_asks_for(problem):
+    """Those that were cut off, or not computed, were not measured; its own seconds are charged. The cluster's usual two are not asked."""
+    history = run(controller(), problem, UNEQUAL, steps=4).history
+    micro_batches = np.stack([history[f"micro_batch_{m}"] for m in range(3)], axis=-1)
+    each = np.array([0.5, 1.75, 0.25, 3.0])
+    first = np.where(np.arange(1, 4) * each[:, None] <= 3.0, each[:, None], np.nan)
+    second = np.where((each[:, None] > 2.0) & (np.arange(3) > 0), np.nan, first)
+    assert np.isnan(micro_batches[:2]).all()
+    np.testing.assert_array_equal(micro_batches[2], first)
+    np.testing.assert_array_equal(micro_batches[3:], [second] * 2)
+    latest = 3.0 + 6 * (0.375 + VECTOR / 16 / N)
+    np.testing.assert_allclose(np.diff(history["clock"]), latest, rtol=1e-6)
+
+
+def test_one_round_has_measured_nothing(problem):
+    method, key = controller(), jax.random.key(0)
+    state = method.init(problem.init(key), N)
+    state, info = dsgd.compile_round(method, problem, mesh=1, cluster=UNEQUAL)(state, key, problem.data)
+    assert state.step == 1
+    assert np.isnan(info.metrics["micro_batch_0"]).all()
+
+
+def test_a_method_that_changes_its_mind_when_it_sees_the_shape_is_refused(problem):
+    method = algorithms.minibatch_sgd(OPTIMIZER)
+
+    def query(state, round):
+        M = 1 + round.measured.compute.shape[1]
+        return method.query(state, round)._replace(work=Work(jnp.ones((N, M), jnp.int32), jnp.ones((N, M))))
+
+    with pytest.raises(ValueError, match="query gives work in 3 micro-batches, and in 4 where it sees those measured: need one number"):
+        run(method._replace(query=query, measures=True), problem, UNEQUAL)
+
+
+def test_who_does_not_ask_sees_nothing(problem):
+    method = algorithms.minibatch_sgd(OPTIMIZER)
+
+    def query(state, round):
+        assert round.measured is None
+        return method.query(state, round)
+
+    run(method._replace(query=query), problem, EQUAL, steps=1)
+
+
+def test_only_who_is_asked_measures(problem):
+    """Of SGD, one worker; of methods that keep their own time, nobody."""
+    one = run(algorithms.observed(algorithms.sgd(OPTIMIZER)), problem, EQUAL).history
+    assert (np.isfinite(one["measured_compute"][2:]).sum(axis=1) == 1).all()
+    nobody = run(algorithms.observed(algorithms.asynchronous_sgd(OPTIMIZER)), problem, EQUAL).history
+    assert all(np.isnan(nobody[name]).all() for name in NAMES)
+
+
+def test_nobody_measures_without_a_clock(problem):
+    assert not set(run(algorithms.observed(algorithms.minibatch_sgd(OPTIMIZER)), problem, None).history) & set(NAMES)

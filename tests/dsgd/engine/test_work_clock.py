@@ -1,0 +1,214 @@
+"""What the clock charges for unequal work, and for messages that go while it is done, against loops in numpy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import algorithms
+import dsgd
+import topologies
+from dsgd import Round, Work, clusters, network, problems
+from tests.dsgd.engine.clocks import EQUAL, METHODS, OPTIMIZER, UNEQUAL, VECTOR, N, exchange
+
+# By round, worker and micro-batch, of at most 8 samples: some micro-batches have none, and some workers have none.
+SAMPLES = np.array([[[8, 8], [3, 0], [0, 1], [8, 2]], [[0, 0], [8, 8], [1, 1], [5, 0]], [[1, 8], [2, 7], [0, 0], [0, 4]]])
+PER_SAMPLE = np.array([0.25, 0.125, 1.0, 0.5])
+FIXED = np.array([0.5, 1.75, 0.25, 3.0])
+WORKING = replace(UNEQUAL, per_sample=clusters.constant(PER_SAMPLE), micro_batches=1)
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def sized() -> dsgd.Problem:
+    """A problem whose batches have 8 samples, of which some may count; 96 bits."""
+    return problems.random_quadratic(N, 3, noise=0.3, seed=0)._replace(batch_size=8, take=lambda batch, samples: batch)
+
+
+def working(method: dsgd.Algorithm, samples: np.ndarray) -> dsgd.Algorithm:
+    """The method whose workers compute so much, by round."""
+
+    def query(state, round):
+        now = jnp.asarray(samples, jnp.int32)[round.step % len(samples)]
+        work = Work(now, jnp.ones(now.shape))
+        return method.query(state, round._replace(work=work))._replace(work=work)
+
+    return method._replace(query=query)
+
+
+def seconds_of(samples: np.ndarray) -> np.ndarray:
+    """`[..., N, M]` to seconds of each micro-batch."""
+    return np.where(samples > 0, FIXED[:, None] + PER_SAMPLE[:, None] * samples, 0)
+
+
+def run(method, problem, cluster, *, steps=STEPS, **options):
+    return dsgd.run(method, problem, steps=steps, cluster=cluster, **({"key": jax.random.key(0), "mesh": 1} | options))
+
+
+def round_of(samples: np.ndarray | None = None, **options) -> Round:
+    work = None if samples is None else Work(jnp.asarray(samples, jnp.int32), jnp.ones(samples.shape))
+    return Round(jnp.int32(0), N, jax.random.key(0), clock=jnp.float32(0), work=work, **options)
+
+
+def test_micro_batches_are_affine_in_their_samples():
+    everybody = jnp.arange(N)
+    for samples in SAMPLES:
+        found = WORKING.latencies(round_of(samples), everybody)
+        assert found.tolist() == seconds_of(samples).tolist()
+        assert WORKING.seconds(round_of(samples), everybody).tolist() == seconds_of(samples).sum(axis=1).tolist()
+        assert WORKING.latencies(round_of(samples), jnp.array([3, 1])).tolist() == seconds_of(samples)[[3, 1]].tolist()
+    without = replace(WORKING, micro_batches=3)
+    assert without.latencies(round_of(batch_size=8), everybody).tolist() == seconds_of(np.full((N, 3), 8)).tolist()
+    assert without.latencies(round_of(), everybody).tolist() == seconds_of(np.full((N, 3), 1)).tolist()
+
+
+def test_whole_work_takes_what_a_batch_takes():
+    """Draw by draw; where there are fewer micro-batches, those that are there take as long as before."""
+    cluster = clusters.Cluster(clusters.exponential(1.0), micro_batches=3, per_sample=clusters.exponential(0.1))
+    plain = cluster.latencies(round_of(batch_size=8), jnp.arange(N))
+    assert len(np.unique(plain)) == 3 * N
+    np.testing.assert_array_equal(cluster.latencies(round_of(np.full((N, 3), 8)), jnp.arange(N)), plain)
+    some = np.array([[8, 0, 8]] * N)
+    np.testing.assert_array_equal(cluster.latencies(round_of(some), jnp.arange(N)), plain * (some > 0))
+
+
+def expected(name: str) -> np.ndarray:
+    done, clocks = np.zeros(N), [0.0]
+    for t in range(STEPS):
+        done = exchange(name, done + seconds_of(SAMPLES)[t % len(SAMPLES)].sum(axis=1), WORKING, t)
+        clocks.append(done.max())
+    return np.array(clocks)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_clock_charges_for_the_work(name, sized):
+    history = run(working(METHODS[name], SAMPLES), sized, WORKING).history
+    np.testing.assert_allclose(history["clock"], expected(name), rtol=1e-6)
+
+
+def test_a_worker_that_is_asked_alone_is_charged_for_its_own_work(sized):
+    each = np.array([[[1], [2], [3], [5]]])
+    history = run(working(algorithms.sgd(OPTIMIZER), each), sized, WORKING, steps=40).history
+    found = np.unique(np.diff(history["clock"]).round(4))
+    assert found.tolist() == sorted(seconds_of(each[0])[:, 0].tolist())
+
+
+def test_an_exact_gradient_is_of_all_samples_whatever_the_work():
+    problem = problems.logistic_regression("breast-cancer", workers=N, batch_size=10)
+    cluster, passes = clusters.Cluster(clusters.constant(FIXED), per_sample=clusters.constant(PER_SAMPLE)), problem.samples / 10
+    method = algorithms.gradient_descent(OPTIMIZER)
+    some = np.array([[[3], [1], [10], [0]], [[10], [10], [10], [10]]])
+    clock = run(working(method, some), problem, cluster, steps=2).history["clock"]
+    each = FIXED + 10 * PER_SAMPLE
+    np.testing.assert_allclose(np.diff(clock), [each[:3].max() * passes, each.max() * passes], rtol=1e-6)
+
+
+# --- Overlap.
+
+
+def overlapping(seed: int) -> tuple[clusters.Cluster, np.ndarray, dict[str, np.ndarray]]:
+    """A random cluster, the samples of its workers' one micro-batch, and its numbers: q, s, k, m, gamma, the last bucket's share, more."""
+    draw = np.random.default_rng(seed)
+    each = {name: draw.uniform(0.1, 1.0, N) for name in "qskm"}
+    more = {
+        "gamma": draw.uniform(0.05, 0.5),
+        "speed": draw.uniform(3.0, 150.0),
+        "share": draw.uniform(0.02, 0.4),
+        "latency": draw.uniform(0, 0.1),
+    }
+    overlap = clusters.Overlap(clusters.constant(each["m"]), clusters.constant(each["k"]), more["gamma"], more["share"])
+    cluster = clusters.Cluster(
+        clusters.constant(each["s"] + each["m"]),
+        up=clusters.constant(more["speed"]),
+        latency=more["latency"],
+        per_sample=clusters.constant(each["q"] + each["k"]),
+        overlap=overlap,
+    )
+    return cluster, draw.integers(1, 9, (1, N, 1)), {**each, **more}
+
+
+def test_rounds_of_an_all_reduce_take_what_equation_7_says(sized):
+    """Of both kinds of bottleneck."""
+    bottlenecks = []
+    for seed in range(4):
+        cluster, samples, of = overlapping(seed)
+        b, rounds = samples[0, :, 0], 2 * (N - 1)
+        a, P = of["q"] * b + of["s"], of["k"] * b + of["m"]
+        whole, last = (rounds * (of["latency"] + share * VECTOR / N / of["speed"]) for share in (1.0, of["share"]))
+        T = max(*(a + P + last), *(a + of["gamma"] * P + whole))
+        bottlenecks.append(max(a + P + last) < T)
+        clock = run(working(METHODS["mb-sgd"], samples), sized, cluster, steps=3).history["clock"]
+        np.testing.assert_allclose(clock, T * np.arange(4), rtol=1e-5)
+    assert set(bottlenecks) == {False, True}
+
+
+def test_two_buckets_round_a_ring_take_what_the_event_simulation_takes(sized):
+    """Where messages have no latency: all begin with a bucket when the last worker has it."""
+    for seed in range(2):
+        cluster, samples, of = overlapping(seed)
+        cluster = replace(cluster, latency=0.0)
+        b = samples[0, :, 0]
+        first = max(of["q"] * b + of["s"] + of["gamma"] * (of["k"] * b + of["m"]))
+        end = max(of["q"] * b + of["s"] + of["k"] * b + of["m"])
+        ring = network.ring_all_reduce.messages(N)
+        buckets = []
+        for ready, share in ((first, 1 - of["share"]), (end, of["share"])):
+            before = len(buckets)
+            buckets += [message._replace(size=share / N, after=tuple(before + i for i in message.after), ready=ready) for message in ring]
+        simulated = network.simulate(buckets, 0.0, VECTOR / of["speed"]).seconds
+        clock = run(working(METHODS["mb-sgd"], samples), sized, cluster, steps=2).history["clock"]
+        np.testing.assert_allclose(clock, simulated * np.arange(3), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["server", "ring", "local schedule"])
+def test_messages_that_overlap_go_from_the_first_bucket_and_the_last_one_after_the_gradient(name, sized):
+    """Worker by worker, of the last micro-batch that has samples."""
+    backward, first, share = 0.4, 0.25, 0.125
+    overlap = clusters.Overlap(clusters.constant(backward * FIXED), clusters.constant(backward * PER_SAMPLE), first, share)
+    done, expected = np.zeros(N), [0.0]
+    for t in range(STEPS):
+        each = seconds_of(SAMPLES)[t % len(SAMPLES)]
+        last = np.array([row[row > 0][-1] if row.any() else 0 for row in each])
+        finish = done + each.sum(axis=1)
+        whole = exchange(name, finish - (1 - first) * backward * last, WORKING, t)
+        done = np.maximum(whole, exchange(name, finish, WORKING, t, share * VECTOR))
+        expected.append(done.max())
+    history = run(working(METHODS[name], SAMPLES), sized, replace(WORKING, overlap=overlap)).history
+    np.testing.assert_allclose(history["clock"], expected, rtol=1e-6)
+
+
+def test_a_backward_pass_is_never_more_than_the_micro_batch():
+    overlap = clusters.Overlap(clusters.constant(100.0), clusters.constant(0.0), 0.0, 0.5)
+    ahead = replace(WORKING, overlap=overlap).ahead(round_of(SAMPLES[0]), jnp.arange(N))
+    assert ahead.tolist() == [FIXED[0] + 2, FIXED[1] + 3 / 8, FIXED[2] + 1, FIXED[3] + 1]
+
+
+@pytest.mark.parametrize(
+    "method", [algorithms.asynchronous_sgd(OPTIMIZER), algorithms.asynchronous_gossip_sgd(OPTIMIZER, topologies.ring(N))]
+)
+def test_methods_that_keep_their_own_time_refuse_an_overlap(method, sized):
+    overlap = clusters.Overlap(clusters.constant(0.1), clusters.constant(0.0), 0.5, 0.5)
+    with pytest.raises(ValueError, match=r"asynchronous.* keeps its own time, on a cluster with overlap\(.*\): need one without"):
+        run(method, sized, replace(EQUAL, overlap=overlap))
+
+
+def test_devices_charge_the_same():
+    """For random seconds, changing bandwidths and an overlap: on one device, and on eight, of a worker each."""
+    draw = np.random.default_rng(1)
+    samples = draw.integers(0, 9, (3, 8, 2))
+    cluster = clusters.Cluster(
+        clusters.lognormal(-1.0, 1.0),
+        up=clusters.trace(draw.integers(16, 200, (8, 5)), 0.25),
+        latency=0.125,
+        per_sample=clusters.exponential(0.1),
+        overlap=clusters.Overlap(clusters.exponential(0.2), clusters.constant(0.05), 0.25, 0.125),
+    )
+    problem = problems.random_quadratic(8, 3, noise=0.3, seed=0)._replace(batch_size=8, take=lambda batch, samples: batch)
+    method = working(algorithms.decentralized_sgd(OPTIMIZER, topologies.ring(8)), samples)
+    one, many = (run(method, problem, cluster, seeds=2, mesh=devices).history["clock"] for devices in (1, 8))
+    assert len(np.unique(one)) == one.size - 1
+    np.testing.assert_allclose(many, one, rtol=1e-6)

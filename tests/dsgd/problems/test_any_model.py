@@ -1,0 +1,296 @@
+"""`finite_sum`: models and losses of one's own, against loops in numpy; in pieces as in one; and what it refuses."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+
+import algorithms
+import dsgd
+from dsgd import problems
+from dsgd.engine import accumulate, loop, oracle
+
+N, M, FEATURES, LENGTH, VOCABULARY = 8, 61, 3, 5, 7
+RNG = np.random.default_rng(0)
+PARTS = np.split(RNG.permutation(M), [3, 20, 21, 30, 33, 40, 55])  # of 1 to 17 samples
+INPUTS = {"left": RNG.normal(size=(M, FEATURES)), "right": RNG.normal(size=(M, 2))}
+TARGETS = RNG.normal(size=M)
+TOKENS = RNG.integers(0, VOCABULARY, (M, LENGTH + 1)).astype(np.uint8)
+X = RNG.normal(size=FEATURES + 2)
+TABLE = RNG.normal(size=(VOCABULARY, VOCABULARY))
+
+
+def predict(x: jax.Array, inputs: dict[str, jax.Array]) -> jax.Array:
+    return inputs["left"] @ x[:FEATURES] + inputs["right"] @ x[FEATURES:]
+
+
+def looked_up(table: jax.Array, tokens: jax.Array) -> jax.Array:
+    return table[tokens]
+
+
+LINEAR = problems.Model(lambda key: jnp.zeros(FEATURES + 2), predict)
+BIGRAMS = problems.Model(lambda key: jnp.zeros((VOCABULARY, VOCABULARY)), looked_up)
+SGD = algorithms.minibatch_sgd(optax.sgd(0.1))
+cross_entropy = optax.softmax_cross_entropy_with_integer_labels
+
+
+def regression(**options: Any) -> dsgd.Problem:
+    test = (jax.tree.map(lambda leaf: leaf[:11], INPUTS), TARGETS[:11])
+    options = {"batch_size": 1, "test": test, "metrics": {"test_loss": optax.squared_error}, **options}
+    return problems.finite_sum(LINEAR, optax.squared_error, (INPUTS, TARGETS), N, PARTS, **options)
+
+
+def sequences(**options: Any) -> dsgd.Problem:
+    test, metrics = (TOKENS[:4, :-1], TOKENS[:4, 1:]), {"test_bits": lambda *outputs: cross_entropy(*outputs) / np.log(2)}
+    options = {"batch_size": 1, "test": test, "metrics": metrics, **options}
+    return problems.finite_sum(BIGRAMS, cross_entropy, (TOKENS[:, :-1], TOKENS[:, 1:]), N, PARTS, **options)
+
+
+def evaluate(problem: dsgd.Problem, params: Any, mesh: Any):
+    def measure(params, data, shared):
+        return oracle.evaluate(problem, params, data, shared)
+
+    specs = (P(), P("workers"), P())
+    return jax.jit(jax.shard_map(measure, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False))(params, problem.data, problem.shared)
+
+
+def exact(problem: dsgd.Problem, params: Any, mesh: Any):
+    """Every worker's gradient on all it has."""
+
+    def ask(params, data):
+        return oracle.gradients(problem, dsgd.Query(params, exact=True), jax.random.key(0), data, N)
+
+    return jax.jit(jax.shard_map(ask, mesh=mesh, in_specs=(P(), P("workers")), out_specs=P("workers"), check_vma=False))(
+        params, problem.data
+    )
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 9, 1000])
+@pytest.mark.parametrize("devices", [1, 8])
+def test_regression_is_that_of_numpy(devices, chunk):
+    """Inputs of two parts, workers with 1 to 17 samples, in pieces that do not divide them."""
+    features = np.concatenate([INPUTS["left"], INPUTS["right"]], axis=1)
+    errors = features @ X - TARGETS
+    slopes = np.array([2 * errors[part] @ features[part] / len(part) for part in PARTS]) + 0.3 * X
+    value = np.mean([np.mean(errors[part] ** 2) for part in PARTS]) + 0.15 * X @ X
+    mesh = dsgd.workers.mesh(devices)
+    with jax.enable_x64(True):
+        problem = regression(chunk=chunk, l2=0.3)
+        scalars, slope = evaluate(problem, jnp.asarray(X), mesh)
+        each = exact(problem, jnp.asarray(X), mesh)
+    assert set(scalars) == {"loss", "test_loss"}
+    np.testing.assert_allclose(scalars["loss"], value, rtol=1e-12)
+    np.testing.assert_allclose(scalars["test_loss"], np.mean(errors[:11] ** 2), rtol=1e-12)
+    np.testing.assert_allclose(slope, slopes.mean(axis=0), rtol=1e-11)
+    np.testing.assert_allclose(each, slopes, rtol=1e-11)
+
+
+@pytest.mark.parametrize("chunk", [None, 7])
+def test_a_loss_of_every_position_is_averaged_over_them(chunk, mesh):
+    logits = TABLE[TOKENS[:, :-1]]
+    of_position = np.log(np.exp(logits).sum(axis=-1)) - np.take_along_axis(logits, TOKENS[:, 1:, None].astype(int), axis=-1)[..., 0]
+    expected = np.mean([of_position[part].mean() for part in PARTS])
+    with jax.enable_x64(True):
+        problem = sequences(chunk=chunk)
+        assert problem.data.inputs.dtype == problem.data.targets.dtype == jnp.uint8
+        scalars, _ = evaluate(problem, jnp.asarray(TABLE), mesh)
+    np.testing.assert_allclose(scalars["loss"], expected, rtol=1e-12)
+    np.testing.assert_allclose(scalars["test_bits"], of_position[:4].mean() / np.log(2), rtol=1e-12)
+
+
+def test_of_a_batch_the_first_samples_may_count_alone():
+    problem = problems.finite_sum(LINEAR, optax.squared_error, (INPUTS, TARGETS), 2, batch_size=6, l2=0.2)
+    assert problem.take is not None
+    batch = jax.jit(problem.sample)(jax.random.key(0), jax.tree.map(lambda leaf: leaf[1], problem.data))
+    slope = jax.jit(jax.value_and_grad(problem.loss))
+    for b in (1, 4, 6):
+        alone = jax.tree.map(lambda leaf: leaf[:b], batch)  # noqa: B023 (called at once)
+        found, expected = (slope(jnp.asarray(X, float), some) for some in (problem.take(batch, jnp.int32(b)), alone))
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, expected)
+
+
+def test_a_loss_may_need_no_targets(mesh):
+    def compress(x, inputs):
+        return inputs - jnp.outer(inputs @ x, x)  # what is left of the samples beside the direction x
+
+    model = problems.Model(lambda key: jnp.eye(FEATURES)[0], compress)
+    problem = problems.finite_sum(model, lambda outputs, targets: outputs**2, (INPUTS["left"], ()), 4, batch_size=2)
+    scalars, _ = evaluate(problem, jnp.eye(FEATURES)[0], mesh)
+    means = [np.mean(INPUTS["left"][part, 1:] ** 2) * 2 / 3 for part in problems.split(np.zeros(M, int), 4)]
+    assert float(scalars["loss"]) == pytest.approx(np.mean(means), rel=1e-5)
+    assert problem.sample(jax.random.key(0), jax.tree.map(lambda leaf: leaf[0], problem.data)).targets == ()
+
+
+@pytest.mark.parametrize("what", ["evaluation", "exact gradient"])
+def test_a_text_of_14_megabytes_is_evaluated_in_a_few(what, mesh, optimised):
+    """In one piece, the logits of its 215,000 windows alone would be 14 GB."""
+    model = problems.Model(lambda key: jnp.zeros((256, 256)), looked_up)
+    windows = np.zeros((215_000, 64), np.uint8)
+    problem = problems.finite_sum(model, cross_entropy, (windows, windows), 16, "blocks")
+    shapes = jax.eval_shape(lambda *arrays: arrays, problem.init(jax.random.key(0)), problem.data, problem.shared)
+
+    def run(params, data, shared):
+        if what == "evaluation":
+            return oracle.evaluate(problem, params, data, shared)
+        return oracle.gradients(problem, dsgd.Query(params, exact=True), jax.random.key(0), data, 16)
+
+    sharded = jax.shard_map(run, mesh=mesh, in_specs=(P(), P("workers"), P()), out_specs=P(), check_vma=False)
+    analysis = jax.jit(sharded).lower(*shapes).compile().memory_analysis()
+    assert analysis.temp_size_in_bytes < accumulate.BUDGET
+
+
+class Linen(nn.Module):
+    width: int = 4
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(1)(nn.tanh(nn.Dense(self.width)(x)))[:, 0]
+
+
+class Nnx(nnx.Module):
+    def __init__(self, rngs):
+        self.first, self.last = nnx.Linear(FEATURES, 4, rngs=rngs), nnx.Linear(4, 1, rngs=rngs)
+
+    def __call__(self, x):
+        return self.last(nnx.tanh(self.first(x)))[:, 0]
+
+
+def made(rngs: nnx.Rngs) -> Nnx:
+    return Nnx(rngs)
+
+
+def of_module(model: Any) -> dsgd.Problem:
+    return problems.finite_sum(model, optax.squared_error, (INPUTS["left"], TARGETS), 4, batch_size=2)
+
+
+@pytest.mark.parametrize("model", [Linen(), Nnx(nnx.Rngs(3)), made, Nnx], ids=["linen", "nnx", "function", "class"])
+def test_modules_of_flax_are_models(model, mesh, key):
+    """What a run takes home are the module's parameters; each seed has its own start where the module draws it."""
+    problem = of_module(model)
+    result = dsgd.run(SGD, problem, steps=30, key=key, seeds=2, mesh=mesh, record_every=30)
+    assert (result.history["loss"][:, -1] < result.history["loss"][:, 0]).all()
+    starts = [jax.tree.leaves(problem.init(jax.random.key(seed)))[-1] for seed in (0, 1)]
+    assert np.array_equal(*starts) == isinstance(model, nnx.Module)
+    params = jax.tree.map(lambda leaf: leaf[0], result.params)
+    inputs = np.asarray(INPUTS["left"], np.float32)
+    if isinstance(model, nn.Module):
+        outputs = model.apply({"params": params}, inputs)
+    else:
+        module = Nnx(nnx.Rngs(9))
+        nnx.update(module, params)
+        outputs = module(inputs)
+    parts = problems.split(np.zeros(M, int), 4)
+    expected = np.mean([np.mean((np.asarray(outputs) - TARGETS)[part] ** 2) for part in parts])
+    assert result.history["loss"][0, -1] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("make", [Linen, lambda: Nnx(nnx.Rngs(3)), lambda: made], ids=["linen", "nnx", "function"])
+def test_equal_modules_make_equal_problems(make):
+    one, other = (loop.without_arrays(of_module(make())) for _ in range(2))
+    assert one == other
+    assert hash(one) == hash(other)
+
+
+@pytest.mark.parametrize(
+    ("model", "other"), [(Linen(4), Linen(5)), (Nnx(nnx.Rngs(3)), Nnx(nnx.Rngs(4)))], ids=["another width", "other parameters"]
+)
+def test_other_modules_make_other_problems(model, other):
+    assert loop.without_arrays(of_module(model)) != loop.without_arrays(of_module(other))
+
+
+class Keeps(nn.Module):
+    layer: str
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.BatchNorm(use_running_average=True)(x) if self.layer == "norm" else nn.Dropout(0.1, deterministic=False)(x)
+        return nn.Dense(1)(x)[:, 0]
+
+
+class KeepsToo(nnx.Module):
+    def __init__(self, rngs):
+        self.norm, self.drop = nnx.BatchNorm(FEATURES, rngs=rngs), nnx.Dropout(0.1, rngs=rngs)
+
+    def __call__(self, x):
+        return self.drop(self.norm(x))[:, 0]
+
+
+class Flatten(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return x[:, 0]
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Keeps("norm"), "model Keeps keeps batch_stats; need a module that keeps only parameters"),
+        (Keeps("drop"), "model Keeps keeps random numbers besides those of its start; need"),
+        (KeepsToo, "model KeepsToo keeps BatchStat, RngCount, RngKey; need"),
+        (Flatten(), "model Flatten keeps no parameters; need"),
+        (Linen, "model = the class Linen: need a flax module"),
+        (lambda rngs: 3, r"gives int32\[\]: need a flax module"),
+        ("mlp", "model = 'mlp': need a flax module with its fields.*, a function from nnx.Rngs"),
+    ],
+)
+def test_what_is_no_model_is_refused(model, message):
+    with pytest.raises(ValueError, match=message):
+        of_module(model)
+
+
+COLUMN = problems.Model(lambda key: jnp.zeros(FEATURES), lambda x, inputs: (inputs @ x)[:, None])
+VECTOR = problems.Model(lambda key: jnp.zeros(FEATURES), lambda x, inputs: inputs @ x)
+GOOD: dict[str, Any] = {"model": VECTOR, "loss": optax.squared_error, "data": (INPUTS["left"], TARGETS), "workers": 3}
+
+
+def broadcast(outputs, targets):
+    return (outputs - targets[None]) ** 2
+
+
+METRIC = {"test_loss": optax.squared_error}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"model": COLUMN, "loss": broadcast},
+            r"finite_sum: loss gives float32\[2, 2\] for 2 samples, float32\[3, 3\] for 3; need",
+        ),
+        ({"loss": lambda outputs, targets: jnp.mean(outputs)}, r"loss gives float32\[\] for 2 samples"),
+        ({"loss": lambda outputs, targets: outputs > targets}, r"loss gives bool\[2\]"),
+        ({"data": (INPUTS["left"], TARGETS[:-1])}, r"data: targets has shape \(60,\); need \[M, ...\] with one M"),
+        ({"data": ((), TARGETS)}, r"inputs = \(\) has no arrays"),
+        ({"data": (INPUTS["left"], np.where(TARGETS > 0, np.nan, 0))}, "data: targets has entries that are not finite"),
+        ({"data": ({"a": [["x"]]}, TARGETS)}, r"data: inputs\['a'\].* need an array of numbers"),
+        ({"partition": "by-label"}, r"partition 'by-label' of targets that are no classes: need integers \[61\]"),
+        ({"partition": "random"}, "unknown partition 'random'"),
+        ({"partition": [[0, 1]]}, "partition of 1 parts, workers = 3: need as many"),
+        ({"partition": [[0, 1], [], [2]]}, r"partition: worker 1 has \[\]; need indices from 0 to 60, at least one"),
+        ({"partition": [[0, 1], [2], [61]]}, "partition: worker 2 has"),
+        ({"partition": [[0, 1], [2], [-1]]}, "partition: worker 2 has"),
+        ({"partition": [[0, 1], [2], [1.5]]}, "partition: worker 2 has"),
+        ({"partition": [[*range(16)], [2], [3]]}, "batch_size = 16, but worker 1 has 1 samples; need"),
+        ({"chunk": 0}, "chunk = 0: need an integer, at least 1"),
+        ({"test": (INPUTS["left"], TARGETS)}, "metrics = None: need both, or neither"),
+        ({"metrics": METRIC}, "test = None, metrics = .*: need both, or neither"),
+        ({"test": (INPUTS["right"], TARGETS), "metrics": METRIC}, r"test: inputs are of a sample as"),
+        ({"test": (INPUTS["left"], TARGETS), "metrics": {"bits": optax.squared_error}}, "metrics: 'bits' = .* by other names than bits"),
+        (
+            {"test": (INPUTS["left"], TARGETS), "metrics": {"mean": lambda outputs, targets: jnp.mean(outputs)}},
+            "finite_sum: mean gives float32",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        problems.finite_sum(**{**GOOD, **change})

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import math
+from itertools import chain
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+
+import algorithms
+import dsgd
+from dsgd import problems
+from dsgd.engine import loop
+from dsgd.problems.language_model import bits, spread, windows
+
+CONTEXT, WORKERS = 5, 3
+RNG = np.random.default_rng(0)
+
+
+class Bigram(nn.Module):
+    """The next byte's logits hang on the byte alone."""
+
+    @nn.compact
+    def __call__(self, tokens):
+        return nn.Embed(256, 256, embedding_init=nn.initializers.zeros)(tokens)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Files of different lengths, of random bytes; one too short for a window."""
+    path = tmp_path_factory.mktemp("files")
+    for i, size in enumerate((90, 40, 4, 130, 61, 50, 200)):
+        (path / f"{i}").write_bytes(RNG.integers(0, 256, size, np.uint8).tobytes())
+    return path
+
+
+def small(text, partition="blocks", **options):
+    return problems.language_model(text, WORKERS, partition, **{"model": Bigram(), "context": CONTEXT, "batch_size": 2, **options})
+
+
+def held(problem) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Each worker's windows, without the padding."""
+    data = jax.tree.map(np.asarray, problem.data)
+    return [(data.inputs[n][real], data.targets[n][real]) for n, real in enumerate(data.weights > 0)]
+
+
+def by_hand(text: bytes) -> list[tuple[bytes, bytes]]:
+    found, begin = [], 0
+    while begin + CONTEXT < len(text):
+        found.append((text[begin : begin + CONTEXT], text[begin + 1 : begin + CONTEXT + 1]))
+        begin += CONTEXT
+    return found
+
+
+@pytest.mark.parametrize("length", [0, 1, 5, 6, 10, 11, 23])
+def test_windows_are_those_of_a_loop(length):
+    text = bytes(range(length))
+    inputs, targets = windows(text, CONTEXT)
+    assert inputs.dtype == targets.dtype == np.uint8
+    assert inputs.shape == targets.shape == (len(by_hand(text)), CONTEXT)
+    assert [(a.tobytes(), b.tobytes()) for a, b in zip(inputs, targets, strict=True)] == by_hand(text)
+
+
+def test_blocks_are_contiguous_and_predict_each_byte_once(folder):
+    text = b"".join(path.read_bytes() for path in sorted(folder.iterdir()))
+    train = text[: len(text) - math.ceil(0.1 * len(text))]
+    parts = held(small(folder))
+    sizes = [len(inputs) for inputs, _ in parts]
+    assert max(sizes) - min(sizes) <= 1
+    predicted = b"".join(targets.tobytes() for _, targets in parts)
+    assert predicted == train[1 : 1 + len(predicted)]
+    assert len(train) - 1 - len(predicted) < CONTEXT
+
+
+def test_files_go_whole_to_one_worker_each(folder):
+    files = [path.read_bytes() for path in sorted(folder.iterdir())]
+    train = [by_hand(file[: len(file) - math.ceil(0.1 * len(file))]) for file in files]
+    parts = [[(a.tobytes(), b.tobytes()) for a, b in zip(*part, strict=True)] for part in held(small(folder, "files"))]
+    for windows_of_file in filter(None, train):
+        assert sum(set(windows_of_file) <= set(part) for part in parts) == 1
+    assert sorted(chain(*parts)) == sorted(chain(*train))
+
+
+def test_files_are_spread_the_largest_first():
+    """As a loop does it: 7 to the first worker, 5 and 3 to the second, 4 and 4 to the third, then 1."""
+    sizes = [4, 7, 0, 3, 5, 4, 1]
+    parts = spread(sizes, 3)
+    begins = np.cumsum([0, *sizes])
+    owners = [{int(np.searchsorted(begins, i, side="right")) - 1 for i in part} for part in parts]
+    assert owners == [{1, 6}, {4, 3}, {0, 5}]
+    assert sorted(np.concatenate(parts)) == list(range(sum(sizes)))
+
+
+@pytest.mark.parametrize("partition", ["blocks", "files"])
+def test_held_out_bytes_are_in_no_worker_s_data(tmp_path, partition):
+    """The last fifth of each file is of one byte that is nowhere else."""
+    for i in range(6):
+        (tmp_path / f"{i}").write_bytes(b"a" * 40 + b"#" * 10 if partition == "files" else b"a#"[i == 5 :][:1] * 50)
+    problem = small(tmp_path, partition, test_share=0.2 if partition == "files" else 1 / 6)
+    assert all(set(np.unique(np.concatenate(part))) == {ord("a")} for part in held(problem))
+    assert set(np.unique(np.concatenate([problem.shared.inputs, problem.shared.targets]))) == {ord("#")}
+
+
+def test_bits_of_a_uniform_model_are_exactly_8():
+    assert float(jnp.mean(bits(jnp.zeros((3, CONTEXT, 256)), jnp.arange(15, dtype=jnp.uint8).reshape(3, CONTEXT)))) == 8
+
+
+def test_bits_are_those_of_a_loop_over_all_bytes():
+    """Also of bytes above 127."""
+    logits = RNG.normal(size=(2, 128, 256)).astype(np.float32)
+    targets = np.arange(256, dtype=np.uint8).reshape(2, 128)
+    rows = zip(logits.reshape(-1, 256), targets.ravel(), strict=True)
+    expected = np.reshape([np.log2(np.exp(row).sum()) - row[b] / np.log(2) for row, b in rows], (2, 128))
+    np.testing.assert_allclose(bits(jnp.asarray(logits), jnp.asarray(targets)), expected, rtol=1e-5)
+
+
+def test_a_run_begins_at_8_bits_and_learns_what_there_is_to_learn(tmp_path, mesh):
+    """After "a" comes "b" or "c", after those "a": half a bit a byte, where a model has one byte to go by."""
+    coins = RNG.integers(0, 2, 2_000)
+    (tmp_path / "text").write_bytes(b"".join(b"ac" if coin else b"ab" for coin in coins))
+    problem = small(tmp_path / "text", batch_size=32)
+    method, key = algorithms.minibatch_sgd(optax.sgd(4.0)), jax.random.key(0)
+    history = dsgd.run(method, problem, steps=300, record_every=100, key=key, mesh=mesh).history
+    assert history["test_bits_per_byte"][0] == pytest.approx(8, rel=1e-6)
+    assert history["loss"][0] == pytest.approx(math.log(256), rel=1e-6)
+    assert history["test_bits_per_byte"][-1] == pytest.approx(0.5, abs=0.05)
+    assert history["loss"][-1] == pytest.approx(0.5 * math.log(2), abs=0.03)
+
+
+def test_the_default_model_is_a_transformer_that_knows_nothing_yet(folder):
+    problem = small(folder, model=None, width=8, layers=1, heads=2)
+    key = jax.random.key(0)
+    shapes = jax.eval_shape(problems.Transformer(256, CONTEXT, 8, 1, 2).init, key, jnp.zeros((1, CONTEXT), jnp.uint8))
+    assert jax.eval_shape(problem.init, key) == shapes["params"]
+    mine = jax.tree.map(lambda leaf: leaf[0], problem.data)
+    assert float(jax.jit(lambda key: problem.loss(problem.init(key), mine))(key)) == pytest.approx(math.log(256), abs=0.02)
+
+
+def test_same_problem_built_twice_is_one_compiled_program(folder):
+    first, second = (loop.without_arrays(small(folder, model=None, heads=2, width=8)) for _ in range(2))
+    assert first == second
+    assert hash(first) == hash(second)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"context": 0}, "language_model: context = 0: need an integer, at least 1"),
+        ({"width": 10, "heads": 4}, "width = 10, heads = 4: need a width that is a multiple of heads"),
+        ({"test_share": 1.0}, r"test_share = 1.0: need a part of the text, in \(0, 1\)"),
+        ({"test_share": 0.001}, "test_share holds out no windows of context [+] 1 = 6 bytes"),
+        ({"partition": "iid"}, "unknown partition 'iid': need one of blocks, files"),
+        ({"text": "nowhere"}, "text = 'nowhere', and no such file"),
+        ({"context": 250}, r"text with 2 windows of context \+ 1 = 251 bytes to train on, workers = 3"),
+        ({"context": 100, "partition": "files"}, r"text of 7 files, 2 of them with windows of context \+ 1 = 101 bytes .*workers = 3"),
+        ({"batch_size": 40}, "batch_size = 40, but worker"),
+        ({"model": nn.Embed(256, 255)}, r"model gives .*255.*; need logits \[m, T, 256\]"),
+    ],
+)
+def test_what_cannot_be_is_refused(folder, options, message):
+    with pytest.raises(ValueError, match=message):
+        small(**{"text": folder, **options})

@@ -1,0 +1,152 @@
+"""What comes by a time, and when so much has come: against sums in float64, piece by piece, at early and late clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dsgd import Round, clusters
+
+KEY = jax.random.key(0)
+NODES, WEIGHTS = np.polynomial.legendre.leggauss(30)
+VALUES = np.array([3.0, 1.0, 4.0, 1.5, 9.0])
+LONG = np.random.default_rng(0).uniform(0.5, 2.0, (2, 10_000))
+CLOCKS = [0.0, 0.75, 3.0, 10.375, 12288.0, 12289.125]  # dyadic: float32 has them, and what is left of a period of them
+SECONDS = [1e-4, 0.03, 0.5, 2.0, 47.0]
+
+
+def trace_of(values: np.ndarray, interval: float) -> Callable:
+    return lambda t: values[np.floor(t / interval).astype(int) % len(values)]
+
+
+def wave(t):
+    return np.where(t % 4.0 < 1.0, 9.0, 1.0)
+
+
+def sinus(t):
+    return 300.0 * np.sin(0.5 * t) ** 2 + 0.5
+
+
+# The quantity, what it is in numpy, and between which times it is smooth.
+CASES: dict[str, tuple[clusters.Quantity, Callable, float]] = {
+    "trace": (clusters.trace(VALUES, 0.25), trace_of(VALUES, 0.25), 0.25),
+    "a long trace": (clusters.trace(LONG[0], 0.125), trace_of(LONG[0], 0.125), 0.125),
+    "each one's trace": (clusters.trace(LONG, 0.125), trace_of(LONG[1], 0.125), 0.125),
+    "square wave": (clusters.square_wave(9.0, 1.0, 4.0, 0.25), wave, 1.0),
+    "upside down": (clusters.square_wave(1.0, 9.0, 4.0, 0.25), lambda t: 10 - wave(t), 1.0),
+    "sinusoid": (clusters.sinusoid(300.0, 0.5, 0.5), sinus, 1.0),
+    "fast sinusoid": (clusters.sinusoid(3.0, 64.0, 0.5), lambda t: 3 * np.sin(64.0 * t) ** 2 + 0.5, 0.125),
+    "sum": (clusters.square_wave(9.0, 1.0, 4.0, 0.25) + clusters.constant(2.0), lambda t: wave(t) + 2, 1.0),
+    "sum of two": (
+        clusters.square_wave(9.0, 1.0, 4.0, 0.25) + clusters.trace(VALUES, 0.25),
+        lambda t: wave(t) + trace_of(VALUES, 0.25)(t),
+        0.25,
+    ),
+    "multiple": (2.5 * clusters.trace(VALUES, 0.25), lambda t: 2.5 * trace_of(VALUES, 0.25)(t), 0.25),
+    "slow": (clusters.slow(clusters.square_wave(9.0, 1.0, 4.0, 0.25), [1], 3.0), lambda t: 3 * wave(t), 1.0),
+    "per server": (clusters.per_server(clusters.trace(LONG[::-1], 0.125), 2), trace_of(LONG[1], 0.125), 0.125),
+    "one's own": (clusters.Quantity(lambda key, clock, worker: 2 + jnp.sin(clock), "mine", positive=True), lambda t: 2 + np.sin(t), 1.0),
+}
+
+
+def integral(rate: Callable, piece: float, clock: float, seconds: float) -> float:
+    """In float64, from one multiple of `piece` to the next."""
+    first = np.floor(clock / piece) + 1
+    ends = np.arange(first, np.ceil((clock + seconds) / piece)) * piece
+    ends = np.concatenate([[clock], ends[(ends > clock) & (ends < clock + seconds)], [clock + seconds]])
+    middle, half = (ends[1:] + ends[:-1]) / 2, np.diff(ends) / 2
+    return float(np.sum(half * (rate(middle[:, None] + half[:, None] * NODES) @ WEIGHTS)))
+
+
+def grid(quantity: clusters.Quantity) -> tuple[np.ndarray, np.ndarray, Callable, Callable]:
+    """Clocks and seconds, `[pairs]`, and the quantity's own two functions of such pairs for worker 1."""
+    clocks, seconds = (np.float32(each).ravel() for each in np.meshgrid(CLOCKS, SECONDS))
+    amount, needed = (jax.jit(jax.vmap(function, (None, 0, 0, None))) for function in (quantity.amount, quantity.seconds))
+    return clocks, seconds, lambda *pairs: np.asarray(amount(KEY, *pairs, 1)), lambda *pairs: np.asarray(needed(KEY, *pairs, 1))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_integrals_are_those_of_the_quantity(name):
+    """Also of the shortest message at a late clock. One's own is summed at 64 places, to rounding over a few of its periods."""
+    quantity, rate, piece = CASES[name]
+    clocks, seconds, amount, needed = grid(quantity)
+    late = clocks > 1000
+    if name == "one's own":
+        clocks, seconds = clocks[~late], seconds[~late]
+
+    def exactly(seconds):
+        return [integral(rate, piece, float(clock), float(length)) for clock, length in zip(clocks, seconds, strict=True)]
+
+    expected = exactly(seconds)
+    np.testing.assert_allclose(amount(clocks, seconds), expected, rtol=5e-6)
+    # Where little comes just then, the last bits of the amount are many of the seconds: what has come by then is compared.
+    np.testing.assert_allclose(exactly(needed(clocks, np.float32(expected))), expected, rtol=5e-6)
+    assert needed(clocks, np.zeros_like(clocks)).max() == 0
+    assert not quantity.steady
+
+
+def test_noise_is_a_factor_of_the_round():
+    noisy, plain = clusters.sinusoid(3.0, 0.5, 1.0, noise=0.4), clusters.sinusoid(3.0, 0.5, 1.0)
+    clocks, seconds, amount, _ = grid(noisy)
+    factor = float(noisy.sample(KEY, jnp.float32(1), 1) / plain.sample(KEY, jnp.float32(1), 1))
+    assert abs(factor - 1) > 0.05
+    np.testing.assert_allclose(amount(clocks, seconds), factor * grid(plain)[2](clocks, seconds), rtol=1e-6)
+
+
+def test_a_bound_is_summed_at_64_places():
+    quantity = clusters.bounded(clusters.trace(VALUES, 0.25), 3.5)
+    for clock, length in [(0.0, 0.2), (0.1, 1.0), (3.0, 2.0), (0.3, 0.01)]:
+        expected = integral(lambda t: np.minimum(trace_of(VALUES, 0.25)(t), 3.5), 0.25, clock, length)
+        found = float(quantity.amount(KEY, jnp.float32(clock), jnp.float32(length), 0))
+        jumps = max(1, length / 0.25)
+        assert abs(found - expected) <= jumps * length * 2.5 / 40 + 1e-6
+
+
+STEADY = [
+    *[clusters.constant(2.0), clusters.constant([1, 2]), clusters.lognormal(0, 1), clusters.measured([1.0, 2.0]), clusters.gamma(1, 1)],
+    *[clusters.constant(1.0) + clusters.exponential(1.0), 2 * clusters.normal(3.0, 1.0), clusters.bounded(clusters.constant(3.0), 1.0)],
+    *[clusters.slow(clusters.constant(2.0), [1], 3.0), clusters.per_server(clusters.constant(2.0), 2), clusters.trace([4.0], 1.0)],
+    *[clusters.sinusoid(0.0, 1.0, 2.0), clusters.sinusoid(1.0, 0.0, 2.0, 0.3), clusters.square_wave(2.0, 2.0, 1.0)],
+    *[clusters.square_wave(2.0, 1.0, 1.0, 0.0), clusters.square_wave(2.0, 1.0, 1.0, 1.0)],
+]
+
+
+@pytest.mark.parametrize("quantity", STEADY, ids=lambda quantity: quantity.name)
+def test_what_does_not_change_is_divided_by(quantity):
+    """To the bit, at any clock."""
+    bits = jnp.float32(37.0)
+    for clock in (0.0, 5.3):
+        rate = quantity.sample(KEY, jnp.float32(clock), 1)
+        assert quantity.seconds(KEY, jnp.float32(clock), bits, 1) == bits / rate
+        assert quantity.amount(KEY, jnp.float32(clock), jnp.float32(3.0), 1) == 3 * rate
+    assert quantity.steady
+    assert not (quantity + clusters.trace([1.0, 2.0], 1.0)).steady
+
+
+def test_what_never_comes_takes_no_finite_time():
+    gone = clusters.Quantity(lambda key, clock, worker: jnp.exp(-clock), "gone", positive=True)
+    assert float(gone.seconds(KEY, jnp.float32(0), jnp.float32(2.0), 0)) > 1e30
+
+
+def round_at(clock: float) -> Round:
+    return Round(jnp.int32(0), 2, KEY, clock=jnp.float32(clock))
+
+
+def test_messages_begin_when_they_begin():
+    """Each worker's own, in seconds after the round's clock; and receiving is by the sending ports where there are no others."""
+    wave = clusters.square_wave(8.0, 2.0, 4.0)
+    cluster = clusters.Cluster(clusters.constant(1.0), up=wave)
+    assert not cluster.steady
+    for ports in (cluster.sending, cluster.receiving):
+        seconds = ports(round_at(400.0), jnp.arange(2), jnp.array([8.0, 16.0]), jnp.array([0.5, 1.0]))
+        np.testing.assert_allclose(seconds, [1.0, 1 + 2 + 4 / 8], rtol=1e-6)  # 8 bits until the wave falls, 4 until it rises, and 4
+    both = clusters.Cluster(clusters.constant(1.0), up=clusters.constant(4.0), down=wave)
+    assert both.sending(round_at(0.0), jnp.array([1]), 8.0, 3.0).tolist() == [2.0]
+    np.testing.assert_allclose(both.receiving(round_at(0.0), jnp.array([1]), 8.0, 3.0), [1 + 6 / 8], rtol=1e-6)
+    free = clusters.Cluster(clusters.constant(1.0))
+    assert free.steady
+    assert free.receiving(round_at(0.0), jnp.arange(2), 8.0).tolist() == [0, 0]

@@ -1,0 +1,52 @@
+"""Mixing matrices, written down once more: W[i, j] is what i takes of j's model, from A[i, j] = 1 where j sends to i."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+
+def arrows(N: int, pairs: Iterable[tuple[int, int]]) -> np.ndarray:
+    """A of messages (sender, receiver), `[N, N]`."""
+    A = np.zeros((N, N))
+    for sender, receiver in pairs:
+        A[receiver, sender] = 1
+    return A
+
+
+def edges(N: int, pairs: Iterable[tuple[int, int]]) -> np.ndarray:
+    """A of edges, on which both send."""
+    A = arrows(N, pairs)
+    return A + A.T
+
+
+def around(N: int, *distances: int) -> np.ndarray:
+    """A where n sends to n + each distance."""
+    return arrows(N, [(n, (n + distance) % N) for n in range(N) for distance in distances])
+
+
+def _metropolis(A: np.ndarray) -> np.ndarray:
+    degrees = A.sum(axis=0)
+    return A / (1 + np.maximum(degrees[:, None], degrees[None, :]))
+
+
+_SENT: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "metropolis": _metropolis,
+    "lazy": lambda A: _metropolis(A) / 2,
+    "max_degree": lambda A: A / (1 + A.sum(axis=0).max()),
+    "uniform": lambda A: A / (1 + A.sum(axis=0)),
+}
+WEIGHTS = tuple(_SENT)
+"""Kinds of weights; of directed graphs uniform ones."""
+
+
+def weighted(weights: str, A: np.ndarray) -> np.ndarray:
+    """W: shares of what is sent by their kind; what is left of each column, on its diagonal."""
+    sent = _SENT[weights](A)
+    return sent + np.diag(1 - sent.sum(axis=0))
+
+
+def one_peer(N: int) -> list[np.ndarray]:
+    """The one-peer exponential schedule: in round t n sends half to n + 2^t."""
+    return [weighted("uniform", around(N, 1 << t)) for t in range(max(1, (N - 1).bit_length()))]

@@ -1,0 +1,167 @@
+"""Asynchronous methods, whose delays are given or come of a cluster, beside their recursions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+import algorithms
+from algorithms import delays
+from theory_checks.machinery import trajectories
+from theory_checks.machinery.cases import Case, Symbols, Told
+from theory_checks.machinery.rounds import Instance
+from theory_checks.machinery.statement import Draws
+from theory_checks.machinery.trajectories import N, Trajectory
+from theory_checks.recursions import asynchronous
+from theory_checks.statements.recursions.shared import BITS, asked, cluster, graph, placed
+
+OLDEST = 5
+LATENCY = 0.25
+LONG = 30  # updates: five of each worker
+
+
+def _table(draws: Draws) -> np.ndarray:
+    """A staleness of three parts, for so many updates, over and over."""
+    return np.random.default_rng(draws.integer(0, 2**32 - 1)).integers(0, OLDEST + 1, (7, 3)).astype(np.int32)
+
+
+def _of_the_table(of: Instance) -> delays.Delays:
+    def staleness(key, t, parts, moved):
+        return jnp.minimum(jnp.asarray(of.more)[t % 7], t).astype(jnp.int32)
+
+    return delays.Delays(OLDEST, staleness, "table")
+
+
+def _bits_of(*workers: int) -> Symbols:
+    """These send, and receive, a model each."""
+    each = np.where(np.isin(np.arange(N), workers), float(BITS), 0.0)
+    return {"bits up": each, "bits down": each}
+
+
+def _given(told: Told, aware: bool) -> Iterator[Symbols]:
+    staleness = np.minimum(np.asarray(told.more)[np.arange(LONG) % 7], np.arange(LONG)[:, None])
+    x = asynchronous.stale_steps(told.x, told.G, N, told.step, asked(told.found), staleness, aware=aware)
+    for t in range(LONG):
+        worker = asked(told.found)[t]
+        yield {"x": x[t + 1], "worker": worker, "staleness": staleness[t].max(), **_bits_of(worker)}
+
+
+def _emergent(told: Told, servers: int, convention: str, bound: float, aware: bool) -> Iterator[Symbols]:
+    schedule = asynchronous.server_schedule(
+        told.more, latency=LATENCY, convention=convention, servers=servers, updates=LONG, bits=BITS, bound=bound
+    )
+    x = asynchronous.stale_steps(told.x, told.G, N, told.step, schedule.worker, schedule.staleness, aware=aware)
+    for t, (worker, now, old) in enumerate(zip(schedule.worker, schedule.clock, schedule.staleness, strict=True)):
+        yield {
+            "x": x[t + 1],
+            "worker": np.int64(worker),
+            "asked": np.int64(worker),
+            "clock": np.float64(now),
+            "staleness": old.max(),
+            **_bits_of(worker),
+        }
+
+
+def _with_events(found: Trajectory, papers: Symbols) -> Symbols:
+    metrics = found.info.metrics
+    return {
+        "x": trajectories.rows(found.states.server.model.params, 1),
+        "worker": metrics["worker"],
+        "asked": asked(found),
+        "staleness": metrics["staleness"],
+        "clock": found.clock,
+    }
+
+
+def _stale(name: str, aware: bool, optimizer: str = "plain") -> Case:
+    return Case(
+        name,
+        "(4.2)",
+        algorithms.asynchronous_sgd,
+        lambda method, optimizer, of: method(optimizer, _of_the_table(of), servers=3, staleness_aware=aware),
+        lambda told: _given(told, aware),
+        _with_events,
+        "given delays, three servers",
+        optimizer,
+        _table,
+        length=LONG,
+    )
+
+
+def _served(name: str, servers: int, convention: Any, bound: int | None = None, *, aware: bool = False, optimizer: str = "plain") -> Case:
+    return Case(
+        name,
+        "section 4.1",
+        algorithms.asynchronous_sgd,
+        lambda method, optimizer, of: method(optimizer, servers=servers, bound=bound, staleness_aware=aware),
+        lambda told: _emergent(told, servers, convention, np.inf if bound is None else bound, aware),
+        _with_events,
+        f"event by event; {servers} servers, {convention}",
+        optimizer,
+        cluster,
+        partial(placed, latency=LATENCY, convention=convention),
+        length=LONG,
+    )
+
+
+def partners(found: Trajectory) -> np.ndarray:
+    """Of each update of AD-PSGD, the other one who sends, `[T]`; -1 where that is not one other."""
+    found_ = []
+    for worker, sent in zip(found.info.metrics["worker"], found.sent, strict=True):
+        others = [n for n in np.flatnonzero(sent) if n != worker]
+        found_.append(others[0] if len(others) == 1 and sent[worker] else -1)
+    return np.array(found_)
+
+
+def _pairs(told: Told) -> Iterator[Symbols]:
+    numbers, found = told.more, told.found
+    worker, partner = found.info.metrics["worker"], partners(found)
+    schedule = asynchronous.gossip_schedule(numbers, LATENCY, [partner[worker == n].tolist() for n in range(N)], LONG, BITS)
+    steps = [told.steps() for _ in range(N)]
+    X = asynchronous.pairwise_steps(told.X, told.G, steps, schedule.worker, schedule.partner)
+    for t, (i, now) in enumerate(zip(schedule.worker, schedule.clock, strict=True)):
+        before = [s + 1 for s in range(t) if schedule.worker[s] == i]
+        yield {
+            "params": X[t + 1],
+            "worker": np.int64(i),
+            "asked": np.int64(i),
+            "clock": np.float64(now),
+            "staleness": np.int64(t - max(before, default=0)),
+            **_bits_of(i, schedule.partner[t]),
+        }
+
+
+def _with_exchanges(found: Trajectory, papers: Symbols) -> Symbols:
+    metrics = found.info.metrics
+    return {
+        "params": trajectories.rows(found.states.workers.params),
+        "worker": metrics["worker"],
+        "asked": asked(found),
+        "staleness": metrics["staleness"],
+        "clock": found.clock,
+    }
+
+
+CASES = (
+    _stale("ASGD, given delays", aware=False, optimizer="momentum"),
+    _stale("ASGD, given delays, staleness-aware", aware=True),
+    _served("ASGD on a cluster", 2, "blocking"),
+    _served("ASGD on a cluster, bounded", 1, "pipelined", N - 1, aware=True, optimizer="momentum"),
+    Case(
+        "AD-PSGD",
+        "Lian et al. 2018, algorithm 1",
+        algorithms.asynchronous_gossip_sgd,
+        lambda method, optimizer, of: method(optimizer, graph("irregular")),
+        _pairs,
+        _with_exchanges,
+        "event by event; told the partners",
+        "momentum",
+        cluster,
+        partial(placed, latency=LATENCY),
+        length=LONG,
+    ),
+)

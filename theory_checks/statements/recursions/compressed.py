@@ -1,0 +1,122 @@
+"""Methods that send compressed gradients, beside their recursions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import algorithms
+from dsgd import compressors
+from theory_checks.machinery import trajectories
+from theory_checks.machinery.cases import Case, Method, Symbols, Told, on_server
+from theory_checks.machinery.trajectories import LAYERS, D, N, Trajectory
+from theory_checks.recursions import compressed
+from theory_checks.recursions.compressed import Parts, clipped, largest_half, mean_size_times_sign
+from theory_checks.statements.recursions.shared import HALF, HALF_OF_ALL, SHORT, SHORT_OF_ALL, SIGN
+
+IN_LAYERS, WHOLE = Parts(LAYERS, N), Parts((D,), N)
+
+
+def _with_errors(cutting: Parts, found: Trajectory, papers: Symbols) -> Symbols:
+    memory = found.states.workers
+    return {
+        **on_server(found, papers),
+        "delta_worker": cutting.join(_beside(memory.worker)),
+        "delta_server": cutting.join(_beside(memory.server)),
+    }
+
+
+def _with_estimates(cutting: Parts, found: Trajectory, papers: Symbols) -> Symbols:
+    known = found.states.workers
+    return {
+        "x": cutting.join(_beside(known.model.params)),
+        "x_hat": trajectories.rows(found.states.server, 1),
+        "u_hat": cutting.join(_beside(known.gradient)),
+        "mean of u_hat": cutting.join(_beside(known.mean)),
+    }
+
+
+def _beside(parts: Any) -> np.ndarray:
+    """The parts of all layers, one beside the other, `[..., N, part]`."""
+    return np.concatenate([np.asarray(leaf) for leaf in (parts.values() if isinstance(parts, dict) else [parts])], axis=-1)
+
+
+def _estimated(told: Told, up: compressed.Q, down: compressed.Q, cutting: Parts) -> Iterator[Symbols]:
+    for symbols in compressed.kimad(told.x, told.G, told.step, up, down, cutting):
+        yield {**symbols, "mean of u_hat": symbols["u_hat"].mean(axis=0)}
+
+
+def _csgd(name: str, reference: str, via: str, exchange: compressed.Exchange, Q: Any, q: compressed.Q, cutting: Parts) -> Case:
+    return Case(
+        f"CSGD, {name}",
+        reference,
+        algorithms.compressed_sgd,
+        lambda method, optimizer, of: method(optimizer, Q, via, allow_biased=True),
+        lambda told: compressed.csgd(told.x, told.G, told.step, exchange, q, cutting),
+        on_server,
+        f"Q: {Q.name}",
+    )
+
+
+def _two(
+    name: str, reference: str, method: Method, recursion: Callable, seen: Callable, up: Any, down: Any, cutting: Parts, **more
+) -> Case:
+    (Up, u), (Down, d) = up, down
+    return Case(
+        name,
+        reference,
+        method,
+        lambda method, optimizer, of: method(optimizer, Up, Down),
+        lambda told: recursion(told, u, d, cutting),
+        partial(seen, cutting),
+        f"{Up.name} up, {Down.name} down",
+        **more,
+    )
+
+
+def _squeezed_twice(told: Told, up: compressed.Q, down: compressed.Q, cutting: Parts) -> Iterator[Symbols]:
+    return compressed.double_squeeze(told.x, told.G, told.step, up, down, cutting)
+
+
+_EC, _EF = algorithms.error_compensated_sgd, algorithms.ef21
+_ALL = compressors.whole_model
+CASES = (
+    _csgd("server", "(3.4), (3.6)", "server", compressed.through_servers, SHORT, clipped, IN_LAYERS),
+    _csgd("ring", "(3.5), (3.6)", "ring", compressed.around_ring, HALF, largest_half, IN_LAYERS),
+    _two("EC-SGD", "(3.10) to (3.14)", _EC, _squeezed_twice, _with_errors, (HALF, largest_half), (SHORT, clipped), IN_LAYERS),
+    _two(
+        "EC-SGD, whole model",
+        "(3.10) to (3.14)",
+        _EC,
+        _squeezed_twice,
+        _with_errors,
+        (_ALL(SIGN), mean_size_times_sign),
+        (_ALL(compressors.identity), lambda x: x),
+        WHOLE,
+        optimizer="momentum",
+    ),
+    _two(
+        "EF21",
+        "Kimad, algorithm 3",
+        _EF,
+        _estimated,
+        _with_estimates,
+        (HALF, largest_half),
+        (SHORT, clipped),
+        IN_LAYERS,
+        optimizer="momentum",
+    ),
+    _two(
+        "EF21, whole model",
+        "Kimad, algorithm 3",
+        _EF,
+        _estimated,
+        _with_estimates,
+        (HALF_OF_ALL, largest_half),
+        (SHORT_OF_ALL, clipped),
+        WHOLE,
+    ),
+)

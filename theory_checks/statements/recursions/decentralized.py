@@ -1,0 +1,153 @@
+"""Methods on graphs, beside their recursions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+import algorithms
+from theory_checks.machinery.cases import Case, Method, Symbols, on_workers
+from theory_checks.machinery.trajectories import LAYERS, D, N
+from theory_checks.recursions import compressed, decentralized, synchronous
+from theory_checks.recursions.compressed import clipped, largest_half, mean_size_times_sign
+from theory_checks.statements import bits
+from theory_checks.statements.recursions.shared import BITS, DOUBLE, HALF, HALF_OF_ALL, SHORT_OF_ALL, SIGN, graph, matrices
+
+ETA = 0.3
+
+
+def _between_neighbours(rounds: Iterator[Symbols], on: str, message: float, every: int = 1) -> Iterator[Symbols]:
+    """The same rounds, with a message of so many bits to each neighbour in the last of every few."""
+    for t, symbols in enumerate(rounds, start=1):
+        links = matrices(on)(t // every - 1) * (1 - np.eye(N)) != 0
+        up, down = ((message if t % every == 0 else 0.0) * links.sum(axis=axis) for axis in (0, 1))
+        yield {**symbols, "bits up": up, "bits down": down}
+
+
+def _gossip(
+    name: str, reference: str, method: Method, recursion: Callable, on: str, optimizer: str = "plain", message: float = BITS
+) -> Case:
+    return Case(
+        name,
+        reference,
+        method,
+        lambda method, optimizer, of: method(optimizer, graph(on)),
+        lambda told: _between_neighbours(recursion(told.X, told.G, matrices(on), told.step), on, message),
+        on_workers,
+        f"on {on}",
+        optimizer,
+    )
+
+
+def _lossy_gossip(
+    name: str, reference: str, method: Method, recursion: Callable, on: str, C: Any, q: compressed.Q, message: float, **more: Any
+) -> Case:
+    return Case(
+        name,
+        reference,
+        method,
+        lambda method, optimizer, of: method(optimizer, graph(on), C, ETA),
+        lambda told: _between_neighbours(recursion(told.X, told.G, matrices(on), told.step, q, ETA), on, message),
+        on_workers,
+        f"on {on}; {C.name}",
+        **more,
+    )
+
+
+def _in_layers(q: compressed.Q) -> compressed.Q:
+    return decentralized.by_layers(q, LAYERS)
+
+
+CASES = (
+    _gossip("DSGD", "(5.2)", algorithms.decentralized_sgd, decentralized.decentralized, "exponential", "momentum"),
+    _gossip("DSGD, schedule", "(5.2)", algorithms.decentralized_sgd, decentralized.decentralized, "one peer"),
+    Case(
+        "local SGD, schedule",
+        "Koloskova et al. 2020",
+        algorithms.local_sgd,
+        lambda method, optimizer, of: method(optimizer, 2, graph("one peer")),
+        lambda told: _between_neighbours(synchronous.local(told.X, told.G, matrices("one peer"), told.step, 2), "one peer", BITS, 2),
+        on_workers,
+        "on one peer, every other round",
+    ),
+    _gossip("D2", "Tang et al. 2018, algorithm 1", algorithms.d2, decentralized.d_squared, "lazy"),
+    _gossip("EXTRA", "Shi et al. 2015, (2.13)", algorithms.extra, decentralized.shi, "irregular", "momentum"),
+    _gossip("exact diffusion", "Li et al. 2019, NIDS", algorithms.exact_diffusion, decentralized.nids, "star"),
+    _gossip(
+        "gradient tracking",
+        "Nedic et al. 2017, DIGing",
+        algorithms.gradient_tracking,
+        decentralized.tracking,
+        "exponential",
+        message=2 * BITS,
+    ),
+    _gossip(
+        "gradient tracking, schedule",
+        "Nedic et al. 2017, DIGing",
+        algorithms.gradient_tracking,
+        decentralized.tracking,
+        "one peer",
+        "momentum",
+        2 * BITS,
+    ),
+    _gossip(
+        "SGP",
+        "Assran et al. 2019, algorithm 1",
+        algorithms.stochastic_gradient_push,
+        decentralized.push,
+        "directed",
+        "momentum",
+        BITS + DOUBLE,
+    ),
+    _gossip(
+        "SGP, schedule",
+        "Assran et al. 2019, algorithm 1",
+        algorithms.stochastic_gradient_push,
+        decentralized.push,
+        "one peer",
+        message=BITS + DOUBLE,
+    ),
+    _lossy_gossip(
+        "CHOCO",
+        "Koloskova et al. 2019, algorithm 2",
+        algorithms.choco_sgd,
+        decentralized.choco,
+        "irregular",
+        HALF,
+        _in_layers(largest_half),
+        sum(bits.largest(-(-size // 2), size, DOUBLE) for size in LAYERS),
+    ),
+    _lossy_gossip(
+        "CHOCO, whole model",
+        "Koloskova et al. 2019, algorithm 2",
+        algorithms.choco_sgd,
+        decentralized.choco,
+        "star",
+        SHORT_OF_ALL,
+        clipped,
+        bits.codes(D, 12),
+    ),
+    _lossy_gossip(
+        "DeepSqueeze",
+        "Tang et al. 2019, algorithm 1",
+        algorithms.deepsqueeze,
+        decentralized.squeeze,
+        "irregular",
+        SIGN,
+        _in_layers(mean_size_times_sign),
+        sum(bits.signs(size, DOUBLE) for size in LAYERS),
+    ),
+    _lossy_gossip(
+        "DeepSqueeze, schedule",
+        "Tang et al. 2019, algorithm 1",
+        algorithms.deepsqueeze,
+        decentralized.squeeze,
+        "matchings",
+        HALF_OF_ALL,
+        largest_half,
+        bits.largest(D // 2, D, DOUBLE),
+        optimizer="momentum",
+    ),
+)

@@ -1,0 +1,105 @@
+"""Methods whose workers compute in step with each other, beside their recursions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import optax
+
+import algorithms
+from dsgd.base import Algorithm
+from theory_checks.machinery import trajectories
+from theory_checks.machinery.cases import Case, Method, Symbols, Told, on_server, on_workers
+from theory_checks.machinery.rounds import Instance
+from theory_checks.machinery.trajectories import N, Trajectory
+from theory_checks.recursions import synchronous
+from theory_checks.statements.recursions.shared import asked, cluster, placed
+
+H, BACKUPS = 3, 2
+
+
+def _plainly(method: Method, optimizer: optax.GradientTransformation, of: Instance) -> Algorithm:
+    return method(optimizer)
+
+
+def _every_third(method: Method, optimizer: optax.GradientTransformation, of: Instance) -> Algorithm:
+    return method(optimizer, H)
+
+
+def _minibatch(told: Told) -> Iterator[Symbols]:
+    return synchronous.minibatch(told.x, told.G, N, told.step)
+
+
+def _exact(told: Told) -> Iterator[Symbols]:
+    return synchronous.minibatch(told.x, told.exact, N, told.step)
+
+
+def _with_control(found: Trajectory, papers: Symbols) -> Symbols:
+    workers = on_workers(found, {symbol: papers[symbol] for symbol in ("params", "control")})
+    return {**workers, "c": trajectories.rows(found.states.server, 1)}
+
+
+def _with_compute(found: Trajectory, papers: Symbols) -> Symbols:
+    return {**on_server(found, papers), "compute": np.asarray(found.info.compute)}
+
+
+def _backup(told: Told) -> Iterator[Symbols]:
+    numbers = told.more
+    return synchronous.backup(told.x, told.G, N, told.step, lambda t: np.array([numbers.seconds(n, float(t)) for n in range(N)]), BACKUPS)
+
+
+CASES = (
+    Case("GD", "(1.2)", algorithms.gradient_descent, _plainly, _exact, on_server, "exact gradients"),
+    Case(
+        "SGD",
+        "(1.10)",
+        algorithms.sgd,
+        _plainly,
+        lambda told: synchronous.sgd(told.x, told.G, N, told.step, asked(told.found)),
+        on_server,
+        "of the worker that is asked",
+        "adam",
+    ),
+    Case("mb-SGD", "section 2.1.2", algorithms.minibatch_sgd, _plainly, _minibatch, on_server, optimizer="momentum"),
+    Case("mb-SGD, parameter server", "section 2.1.2", algorithms.parameter_server_sgd, _plainly, _minibatch, on_server, optimizer="adam"),
+    Case(
+        "mb-SGD, model averaging",
+        "section 2.1.2",
+        algorithms.model_averaging_sgd,
+        _plainly,
+        lambda told: synchronous.model_averaging(told.X, told.G, told.step),
+        on_workers,
+        "Adam's memories are local",
+        "adam",
+    ),
+    Case(
+        "local SGD",
+        "Stich 2019, algorithm 1",
+        algorithms.local_sgd,
+        _every_third,
+        lambda told: synchronous.local(told.X, told.G, lambda t: np.full((N, N), 1 / N), told.step, H),
+        on_workers,
+        optimizer="momentum",
+    ),
+    Case(
+        "SCAFFOLD",
+        "Karimireddy et al. 2020, algorithm 1",
+        algorithms.scaffold,
+        _every_third,
+        lambda told: synchronous.scaffold(told.x, told.G, N, told.gamma, H),
+        _with_control,
+    ),
+    Case(
+        "backup workers",
+        "Chen et al. 2016",
+        algorithms.backup_workers_sgd,
+        lambda method, optimizer, of: method(optimizer, BACKUPS),
+        _backup,
+        _with_compute,
+        "mean of the first; seconds of a table",
+        "momentum",
+        cluster,
+        placed,
+    ),
+)
