@@ -28,6 +28,7 @@ from algorithms.synchronous.local_sgd import local_sgd
 from algorithms.synchronous.minibatch_sgd import minibatch_sgd, model_averaging_sgd, parameter_server_sgd
 from algorithms.synchronous.scaffold import scaffold
 from algorithms.synchronous.sgd import sgd
+from algorithms.unequal_work import unequal_work
 from dsgd import checks
 from dsgd.base import Algorithm
 from dsgd.compressors import random_quantization, sign, top_k, whole_model
@@ -104,4 +105,5 @@ __all__ = [
     "scaffold",
     "sgd",
     "stochastic_gradient_push",
+    "unequal_work",
 ]

@@ -1,6 +1,6 @@
 """Distributed first-order methods: simulation, real runs, bits, seconds and bounds from one code."""
 
-from dsgd import clusters, compressors, network, problems, workers
+from dsgd import clusters, compressors, network, problems, work, workers
 from dsgd.base import (
     Algorithm,
     Compressor,
@@ -60,5 +60,6 @@ __all__ = [
     "run",
     "sweep",
     "tail_mean",
+    "work",
     "workers",
 ]

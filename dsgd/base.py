@@ -44,9 +44,12 @@ class Work(NamedTuple):
 
     Args:
         samples: b, int32 `[N, M]`, the same on every device: the samples of each micro-batch, at most `Problem.batch_size`; 0: it is not
-            computed. Problems without that word have 0 or 1, for a whole draw.
-        weights: w, float `[N, M]`, likewise. Of a method that takes the mean over workers, its estimate is
-            $\frac1N \sum_{nm} w_{nm} \bar g_{nm}$.
+            computed. Problems without that word have 0 or 1, for a whole draw. Or bool, of any problem: whether it is computed, whole
+            (`Round.work` has it in samples).
+        weights: w, float `[N, M]`, likewise, at least 0; where nothing is computed, they do not matter. Of a method that takes the mean
+            over workers, its estimate is $\frac1N \sum_{nm} w_{nm} \bar g_{nm}$.
+
+    `dsgd.work` makes them.
     """
 
     samples: jax.Array
@@ -292,7 +295,7 @@ class Result(NamedTuple):
 
     Args:
         state: the last state; leaves `[seeds?, ...]`, those of `state.workers` `[seeds?, N, ...]`.
-        history: numpy arrays by name, `[seeds?, records]` (`step` is `[records]`).
+        history: numpy arrays by name, `[seeds?, records]` (`step` is `[records]`; what has one number a worker, `[seeds?, records, N]`).
         params: the model to take home, leaves `[seeds?, ...]`.
     """
 

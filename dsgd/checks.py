@@ -216,4 +216,5 @@ _WORDS = {
     "Problem": "a dsgd.Problem, problems.logistic_regression(), say",
     "Quantity": "a quantity, clusters.constant(1.0), say",
     "Topology": "a topology, topologies.ring(16) or topologies.from_matrix(W), say",
+    "Work": "a dsgd.Work, work.local_batches([4, 2], batch_size=4), say",
 }

@@ -62,8 +62,9 @@ def write_histories(path: Path, histories: Mapping[str, Mapping[str, np.ndarray]
     Args:
         path: where to.
         histories: by method; each as in `dsgd.Result` with seeds: `step` `[records]`, all else `[seeds, records]`. A column that a method
-            lacks is empty there.
+            lacks is empty there. What has one number a worker, `[seeds, records, N]`, has N columns, `samples[0]` and so on.
     """
+    histories = {method: dict(_columns(history)) for method, history in histories.items()}
     columns = list(dict.fromkeys(name for history in histories.values() for name in history if name != "step"))
 
     def rows() -> Iterator[list[Any]]:
@@ -74,3 +75,11 @@ def write_histories(path: Path, histories: Mapping[str, Mapping[str, np.ndarray]
                     yield [method, seed, step, *("" if values is None else values[record] for values in series)]
 
     write_rows(path, ["method", "seed", "step", *columns], rows())
+
+
+def _columns(history: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    for name, values in history.items():
+        if np.ndim(values) < 3:
+            yield name, values
+        else:
+            yield from ((f"{name}[{worker}]", values[..., worker]) for worker in range(values.shape[-1]))

@@ -23,10 +23,10 @@ import algorithms
 import dsgd
 import topologies
 from algorithms import delays
-from dsgd import clusters, compressors, network, problems, workers
+from dsgd import clusters, compressors, network, problems, work, workers
 from dsgd.runs import chunks, driver
 
-PACKAGES = (dsgd, problems, compressors, network, clusters, topologies, algorithms, delays)
+PACKAGES = (dsgd, problems, compressors, network, clusters, topologies, algorithms, delays, work)
 SGD, RING, SIGN, KEY = optax.sgd(0.1), topologies.ring(4), compressors.sign, jax.random.key(0)
 QUADRATIC, METHOD = problems.random_quadratic(4, 2), algorithms.minibatch_sgd(SGD)
 ARRAYS = (np.arange(120.0).reshape(60, 2) % 7, np.arange(60) % 3)
@@ -230,6 +230,9 @@ GOOD: dict[Callable, dict[str, Any]] = {
     clusters.slow: {"quantity": SECONDS, "workers": [0, 1], "factor": 2.0},
     clusters.square_wave: {"high": 2.0, "low": 1.0, "period": 1.0, "duty": 0.5},
     clusters.trace: {"values": [1.0, 2.0], "interval": 1.0},
+    work.local_batches: {"sizes": [3, 1], "batch_size": 2, "micro_batches": 2, "average": "samples"},
+    work.micro_batches: {"counted": np.eye(2) > 0, "average": "workers"},
+    work.weighted: {"weights": np.eye(2)},
     workers.mesh: {"devices": 1},
     topologies.chain: {**_N, "weights": topologies.lazy},
     topologies.complete: _N,
@@ -272,6 +275,7 @@ GOOD: dict[Callable, dict[str, Any]] = {
     algorithms.scaffold: {**_OPTIMIZER, "period": 2},
     algorithms.sgd: _OPTIMIZER,
     algorithms.stochastic_gradient_push: _GOSSIP,
+    algorithms.unequal_work: {"method": METHOD, "work": work.micro_batches(np.eye(4, 2) > 0)},
     delays.constant: {"bound": 4},
     delays.given: {"D": [0, 0, 1], "bound": 4},
     delays.uniform: {"bound": 4},

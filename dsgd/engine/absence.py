@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dsgd import workers
-from dsgd.base import Algorithm, Round, State
+from dsgd.base import Algorithm, Query, Round, State
 
 
 def state(algorithm: Algorithm, before: State, after: State, round: Round) -> State:
@@ -21,9 +21,16 @@ def state(algorithm: Algorithm, before: State, after: State, round: Round) -> St
     return State(after.step, server, rows)
 
 
-def mean(losses: jax.Array, round: Round) -> jax.Array:
-    """The mean over those that take part in the round; NaN where nobody does."""
-    if round.present is None:
+def query(asked: Query, round: Round) -> Query:
+    """What is asked for, of which those who are away compute nothing."""
+    if round.present is None or asked.work is None:
+        return asked
+    samples = jnp.where(round.present[:, None], asked.work.samples, 0)
+    return asked._replace(work=asked.work._replace(samples=samples))
+
+
+def mean(losses: jax.Array, present: jax.Array | None) -> jax.Array:
+    """The mean over those that take part in the round, bool `[N]`; NaN where nobody does."""
+    if present is None:
         return workers.mean(losses)
-    mine = workers.where_rows(round.present, losses, jnp.zeros_like(losses))
-    return workers.sum(mine) / jnp.sum(round.present)
+    return workers.sum(workers.where_rows(present, losses, jnp.zeros_like(losses))) / jnp.sum(present)

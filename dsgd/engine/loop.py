@@ -28,7 +28,7 @@ from dsgd.engine.clock import Clock
 from dsgd.wire import counts
 
 Records = dict[str, jax.Array]
-_BITS, _CLOCK, _TRAIN_LOSS, _EVALUATED, _PRESENT = "bits", "clock", "train_loss", "evaluated", "present"
+_BITS, _CLOCK, _TRAIN_LOSS, _EVALUATED, _SAMPLES, _PRESENT = "bits", "clock", "train_loss", "evaluated", "samples", "present"
 
 
 class Carry(NamedTuple):
@@ -287,10 +287,10 @@ def _as_float(leaf: jax.Array) -> jax.Array:
 
 def _round(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, batches, step) -> tuple[Carry, Records]:
     """One round; what it sent (all workers' bits, up and down), the time after it, and the method's own metrics."""
-    state, info, this, query, losses = _gradients_and_update(plan, algorithm, key, carry, data, batches, step)
-    if taken := {_BITS, _CLOCK, _TRAIN_LOSS, _EVALUATED, _PRESENT} & set(info.metrics):
+    state, info, this, query, done = _gradients_and_update(plan, algorithm, key, carry, data, batches, step)
+    if taken := {_BITS, _CLOCK, _TRAIN_LOSS, _EVALUATED, _SAMPLES, _PRESENT} & set(info.metrics):
         raise ValueError(f"{algorithm.name} has metrics {sorted(taken)}; need other names, these are the history's own")
-    news = jax.tree.map(_as_float, {**info.metrics, **losses})
+    news = jax.tree.map(_as_float, {**info.metrics, **done})
     if this.present is not None:
         news[_PRESENT] = jnp.mean(this.present.astype(jnp.float32))
     news |= {_BITS: counts.carry(workers.sum(counts.carry(info.bits_up + info.bits_down)))}
@@ -303,23 +303,23 @@ def _round(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, batches, s
 def _gradients_and_update(
     plan: Plan, algorithm: Algorithm, key, carry: Carry, data, batches, step
 ) -> tuple[State, Info, Round, Query, Records]:
-    """The method in this round, and the round as its update saw it; last the mean of the workers' losses by name, where it is wanted."""
+    """The method in this round, and the round as its update saw it; last what the oracle did, by name: the mean loss on the batches, where
+    it is wanted, and each worker's samples, where the query says how many."""
     this = _this_round(plan, key, carry, step)
     there = presence.attendance(plan.cluster, this) if plan.cluster else None
     _, sample_key, update_key = _round_keys(key, step)
     with workers.attended(there):
-        query = algorithm.query(carry.state, this)
+        query = absence.query(algorithm.query(carry.state, this), this)
     this = this._replace(work=query.work)
     asked = (plan.problem, query, sample_key, data, plan.N, batches)
-    losses = {}
+    done = {} if query.work is None else {_SAMPLES: oracle.samples(query)}
     if plan.train_loss:
-        each, gradients = oracle.losses_and_gradients(*asked)
-        losses[_TRAIN_LOSS] = absence.mean(each, this) if query.workers is None else jnp.mean(each)
+        done[_TRAIN_LOSS], gradients = oracle.loss_and_gradients(*asked, this.present)
     else:
         gradients = oracle.gradients(*asked)
     with workers.attended(there):
         state, info = algorithm.update(update_key, carry.state, gradients, this)
-    return absence.state(algorithm, carry.state, state, this), info, this, query, losses
+    return absence.state(algorithm, carry.state, state, this), info, this, query, done
 
 
 def _round_keys(key: jax.Array, step: jax.Array) -> jax.Array:

@@ -3,42 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dsgd import workers
-from dsgd.base import Gradients, Params, Problem, PyTree, Query
-from dsgd.engine import accumulate, protocol
+from dsgd.base import Gradients, Params, Problem, PyTree, Query, Work
+from dsgd.engine import absence, accumulate, protocol, units
 
-RESERVED = {"step", "clock", "bits", "grad_sqnorm", "consensus", "train_loss", "evaluated", "present"}  # the history's own names
+RESERVED = {"step", "clock", "bits", "grad_sqnorm", "consensus", "train_loss", "evaluated", "samples", "present"}  # the history's own names
+_LATER = 1 << 31  # with m, what a round's key is folded with for micro-batch m > 0: workers' ids are below
 
 
 def gradients(problem: Problem, query: Query, key: jax.Array, data: PyTree, N: int, batches: PyTree = None) -> Gradients:
-    """One gradient for each worker that the query names, at the models that it names.
+    """One gradient for each worker that the query names, at the models that it names: of a batch, or of all the work that it says.
 
     Args:
         problem: whose oracle it is.
-        query: see `Query`.
-        key: of this round; worker i draws with `fold_in(key, i)`.
+        query: see `Query`; its work in samples.
+        key: of this round; worker i draws with `fold_in(key, i)`, micro-batch m > 0 with `fold_in(fold_in(key, 2^31 + m), i)`.
         data: the block's data, leaves `[n, ...]`.
         N: number of workers.
-        batches: the block's batches where they come from outside, leaves `[n, ...]`; None: drawn from the data.
+        batches: the block's batches where they come from outside, leaves `[n, ...]`, of M micro-batches one after the other; None: drawn
+            from the data.
 
     Returns:
         Leaves `[n, ...]`; or `[k, ...]`, the same on every device, where the query names k workers.
 
     Raises:
-        ValueError: exact gradients, but the data come from outside.
+        ValueError: exact gradients, but the data come from outside; batches from outside that M does not divide.
     """
-    return _asked(_gradient(problem), problem, query, key, data, N, batches)
+
+    def unmeasured(params, batch):
+        return None, slope(params, batch)
+
+    slope = _gradient(problem)
+    return _asked(unmeasured, problem, query, key, data, N, batches)[1]
 
 
-def losses_and_gradients(
-    problem: Problem, query: Query, key: jax.Array, data: PyTree, N: int, batches: PyTree = None
+def loss_and_gradients(
+    problem: Problem, query: Query, key: jax.Array, data: PyTree, N: int, batches: PyTree = None, present: jax.Array | None = None
 ) -> tuple[jax.Array, Gradients]:
-    """As `gradients`, and before them the losses on the same batches, `[n]` or `[k]`: the gradients' own forward pass, where the problem
-    has no gradient function of its own."""
+    """As `gradients`, and before them the mean loss on the same batches, a scalar. The gradients' own forward pass, where the problem has no
+    gradient function of its own.
+
+    The mean is over the workers that are `present`, bool `[N]`; where the query says of work, over the samples that count (NaN: there are
+    none).
+    """
 
     def both(params, batch):
         loss = protocol.loss(problem)
@@ -46,28 +60,90 @@ def losses_and_gradients(
             return jax.value_and_grad(loss)(params, batch)
         return loss(params, batch), _gradient(problem)(params, batch)
 
-    return _asked(both, problem, query, key, data, N, batches)
+    losses, slopes = _asked(both, problem, query, key, data, N, batches)
+    everybody = query.workers is None
+    if query.work is None:
+        return absence.mean(losses, present) if everybody else jnp.mean(losses), slopes
+    counted = _counted(query.work) if everybody else _counted(query.work)[query.workers]
+    total = workers.sum(losses) if everybody else jnp.sum(losses)
+    return total / jnp.sum(counted).astype(losses.dtype), slopes
 
 
-def _asked(function: Callable, problem: Problem, query: Query, key: jax.Array, data: PyTree, N: int, batches: PyTree) -> PyTree:
-    """`function` of each worker's model and batch."""
+def samples(query: Query) -> jax.Array:
+    """How many each worker computes, int32 `[N]`, where the query says it."""
+    assert query.work is not None
+    each = jnp.sum(query.work.samples, axis=1)
+    return each if query.workers is None else jnp.zeros_like(each).at[query.workers].set(each[query.workers])
+
+
+def _counted(work: Work) -> jax.Array:
+    """Samples that have a weight, `[N, M]`."""
+    return jnp.where(work.weights > 0, work.samples, 0)
+
+
+def _asked(function: Callable, problem: Problem, query: Query, key: jax.Array, data: PyTree, N: int, batches: PyTree) -> tuple[Any, PyTree]:
+    """`function`, which gives a pair (loss or None, gradient), of each worker's model and batch. With work, gradients are summed with their
+    weights, and losses over the samples that count."""
     if query.exact and batches is not None:
         raise ValueError("a method that asks for exact gradients, with batches from outside: need a method on batches")
+    ids = workers.ids(N) if query.workers is None else query.workers
+    here, places = (None, None) if query.workers is None else workers.find(ids, N)
 
-    def draw(ids, data, batches):
+    def block(tree, rows):
+        """Of the block's leaves, those of these rows of the workers who are asked; None: of all of them."""
+        at = places if rows is None else (rows if places is None else places[rows])
+        return tree if at is None else jax.tree.map(lambda leaf: leaf[at], tree)
+
+    def batch(rows, m):
         if query.exact:
-            return data
+            return block(data, rows)
         if batches is not None:
-            return batches
-        return jax.vmap(problem.sample)(jax.vmap(lambda i: jax.random.fold_in(key, i))(ids), data)
+            return block(batches, rows) if m is None else jax.tree.map(lambda leaf: leaf[jnp.arange(len(m)), m], block(parts, rows))
+        mine = ids if rows is None else ids[rows]
+        own = jax.vmap(partial(jax.random.fold_in, key))(mine) if m is None else jax.vmap(jax.random.fold_in)(keys[m], mine)
+        return jax.vmap(problem.sample)(own, block(data, rows))
 
-    if query.workers is None:
-        return jax.vmap(function, (query.axis, 0))(query.params, draw(workers.ids(N), data, batches))
-    here, rows = workers.find(query.workers, N)
-    data, batches = jax.tree.map(lambda leaf: leaf[rows], (data, batches))
-    params = query.params if query.axis is None else jax.tree.map(lambda leaf: leaf[rows], query.params)
-    computed = jax.vmap(function, (query.axis, 0))(params, draw(query.workers, data, batches))
-    return workers.select(here, computed)
+    def compute(rows, m, samples):
+        """For `units.summed`; samples None: a whole batch."""
+        drawn = batch(rows, m)
+        if samples is not None and problem.take is not None:
+            drawn = jax.vmap(problem.take)(drawn, samples)
+        params = query.params if query.axis is None else block(query.params, rows)
+        return jax.vmap(function, (query.axis, 0))(params, drawn)
+
+    if query.work is None:
+        computed = compute(None, None, None)
+    else:
+        factors = (_counted(query.work), jnp.where(query.work.samples > 0, query.work.weights, 0))
+        samples, *factors = (workers.own(each, N) if places is None else each[ids] for each in (query.work.samples, *factors))
+        if query.exact:
+            totals = tuple(jnp.sum(each, axis=1) for each in factors)
+            computed = jax.tree.map(units.scaled, totals, compute(None, None, None))
+        else:
+            M = samples.shape[1]
+            parts, keys = _split(problem, batches, M), _of_turns(key, M)
+            computed = units.summed(compute, samples, tuple(factors))
+    return computed if here is None else workers.select(here, computed)
+
+
+def _of_turns(key: jax.Array, M: int) -> jax.Array:
+    """The round's keys of its micro-batches, `[M]`."""
+    later = jax.vmap(partial(jax.random.fold_in, key))(np.uint32(_LATER) + np.arange(1, M, dtype=np.uint32))
+    return jnp.concatenate([key[None], later])
+
+
+def _split(problem: Problem, batches: PyTree, M: int) -> PyTree:
+    """Batches from outside, leaves `[n, m, ...]`, as M micro-batches, `[n, M, m / M, ...]`."""
+    whole = None if problem.take is None or problem.batch_size is None else M * problem.batch_size
+
+    def split(leaf):
+        length = leaf.shape[1] if leaf.ndim > 1 else None
+        if (M > 1 and (length is None or length % M)) or (whole and length not in (None, whole)):
+            needed = f"a multiple of {M}" if whole is None else f"{whole} ({M} x batch_size = {problem.batch_size})"
+            raise ValueError(f"batches: {length or 'no'} samples a worker, for {M} micro-batches of {problem.name}; need {needed}")
+        return leaf if length is None else leaf.reshape(leaf.shape[0], M, length // M, *leaf.shape[2:])
+
+    return jax.tree.map(split, batches)
 
 
 def _gradient(problem: Problem) -> Callable:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_leaves_with_path
 
-from dsgd import checks, workers
+from dsgd import checks, work, workers
 from dsgd.base import Algorithm, Info, Params, Problem, PyTree, Query, State
 from dsgd.wire import counts
 
@@ -43,7 +43,10 @@ def held(algorithm: Algorithm, problem: Problem, N: int) -> Algorithm:
         with noted(f"query of {name}"):
             asked = algorithm.query(state, round)
         _need_query(name, asked, parameters(problem), _block(N))
-        return asked
+        if asked.work is None:
+            return asked
+        work.need(f"{name}: query gives work", asked.work, N, problem)
+        return asked._replace(work=work.in_samples(asked.work, problem.batch_size))
 
     def update(key, state, gradients, round):
         with noted(f"update of {name}"):
@@ -158,17 +161,17 @@ def _need_info(name: str, info: Any, N: int, n: int) -> None:
         raise ValueError(f"{name}: update gives Info.metrics as {checks.typed(info.metrics)}; need scalars, or [{N}], by name")
     for metric, value in info.metrics.items():
         if not isinstance(value, jax.Array) or value.shape != (N,):
-            need_scalar(f"{name}: update gives the metric {metric!r}", value)
+            need_scalar(f"{name}: update gives the metric {metric!r}", value, f"a scalar, or [{N}],")
     if info.compute is not None and jnp.shape(info.compute) != (N,):
         raise ValueError(f"{name}: update gives Info.compute as {checks.typed(info.compute)}; need seconds [{N}], or None")
     if info.elapsed is not None:
         need_scalar(f"{name}: update gives Info.elapsed", info.elapsed)
 
 
-def need_scalar(where: str, value: Any) -> None:
-    """Raises a ValueError where the value is no scalar."""
+def need_scalar(where: str, value: Any, needed: str = "a scalar,") -> None:
+    """Raises a ValueError where the value is no scalar; it says what is needed."""
     if not isinstance(value, jax.Array | int | float) or jnp.ndim(value) != 0:
-        raise ValueError(f"{where} as {checks.typed(value)}; need a scalar, the same on every device")
+        raise ValueError(f"{where} as {checks.typed(value)}; need {needed} the same on every device")
 
 
 def loss(problem: Problem) -> Callable:

@@ -68,7 +68,8 @@ def run(
             clock, which begin at 0. What `start` is stays as it is.
         until: of the history so far, whether the run may end there. Asked after each chunk of about half a second, at least one record, and
             never within: how far a run goes depends on the machine. The history, the state and the checkpoint are of where it ended.
-        train_loss: have the loss on the drawn batches in the history, too: the mean over the workers that computed, each at its own model.
+        train_loss: have the loss on the drawn batches in the history, too: the mean over the workers that computed, each at its own model,
+            or, where the method says how much each computes, over the samples that count.
             It is the gradients' own forward pass, and costs little; where the problem has its own `gradient`, a loss a round.
         progress: show a bar with rounds a second and the current loss.
 
@@ -76,8 +77,9 @@ def run(
         The last state, the history, and the model to take home. The history's arrays are `[seeds?, records]`: `loss`, `grad_sqnorm` (of
         the whole objective, at the model to take home), `consensus` ((1/N) sum |x_n - x|^2, 0 where there is one model), `bits` (sent and
         received so far, per worker), with a cluster `clock` (simulated seconds so far, when the last worker was done, or the last
-        update was), the problem's and the method's own scalars (of the record's last round, as `train_loss`; NaN before the first); and
-        `step` `[records]`.
+        update was), the problem's and the method's own numbers (of the record's last round, as `train_loss`; NaN before the first); and
+        `step` `[records]`. What has one number for each worker is `[seeds?, records, N]`: metrics of some methods, and `samples`, how many
+        each worker computed (in whole draws where the problem has no batch size), where the method says how much that is.
         The first record is the start, the last is after the last round.
 
     Raises:

@@ -79,7 +79,7 @@ class Log:
 
     def records(self) -> dict[str, np.ndarray]:
         """All of it by name, for `resume`: `step` `[records]`, bits of each interval as counts, the clock as two numbers, the
-        rest `[runs ..., records]`."""
+        rest as in `history`."""
         joined = {name: np.concatenate([piece[name] for piece in self.pieces], axis=self.axis) for name in self.pieces[-1]}
         return {"step": np.asarray(self.steps), **joined}
 
@@ -90,7 +90,8 @@ class Log:
         self.pieces = [pieces]
 
     def history(self) -> History:
-        """Numpy arrays by name, `[runs ..., records]`; `step` is `[records]`. A method's own scalars are NaN at the start. {} before it."""
+        """Numpy arrays by name, `[runs ..., records]`, those of one number a worker `[runs ..., records, N]`; `step` is `[records]`. A
+        method's own numbers are NaN at the start. {} before it."""
         if not self.pieces:
             return {}
         records = self.records()
@@ -114,7 +115,8 @@ class Log:
         seed = f" of seed {run}" if self.axis else ""
         before = self.steps[records[first - 1]]
         finite = f" (finite after {before})" if first and self.steps[at] - before > 1 else ""
-        record = {name: values[..., : at + 1] for name, values in history.items()}
+        until = (*[slice(None)] * self.axis, slice(at + 1))
+        record = {name: values[: at + 1] if name == "step" else values[until] for name, values in history.items()}
         told = f"{method}: the loss{seed} is {loss.reshape(-1, loss.shape[-1])[run, at]} after round {self.steps[at]}{finite}"
         if reason := suspects(at == 0):
             raise Diverged(f"{told}: {reason}; need finite numbers (the error's .history has what went before)", record)

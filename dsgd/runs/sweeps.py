@@ -28,7 +28,7 @@ class Sweep(NamedTuple):
 
     Args:
         grid: the values by name, in the order of the leading axes.
-        history: as in `Result`, `[grid ..., seeds, records]`.
+        history: as in `Result`, `[grid ..., seeds, records]` (of one number a worker, `[grid ..., seeds, records, N]`).
         state: leaves `[grid ..., seeds, ...]`.
         params: likewise, the models to take home.
     """
@@ -53,7 +53,10 @@ class Sweep(NamedTuple):
         """
         if metric not in self.history:
             raise ValueError(f"unknown metric {metric!r}: need one of {', '.join(self.history)}")
-        score = tail_mean(evaluated(self.history)[metric], share).mean(axis=-1)
+        values = evaluated(self.history)[metric]
+        if values.ndim != self.history["loss"].ndim:
+            raise ValueError(f"best: metric = {metric!r} is no series of each run: need one number a record, as the loss has")
+        score = tail_mean(values, share).mean(axis=-1)
         if not np.isfinite(score).any():
             raise ValueError(f"every point of the grid {self._shown()} diverged; need smaller step sizes, say")
         return tuple(int(i) for i in np.unravel_index(np.argmin(np.where(np.isfinite(score), score, np.inf)), score.shape))
@@ -66,7 +69,7 @@ class Sweep(NamedTuple):
 
     @checks.arguments
     def at(self, index: tuple[int, ...]) -> History:
-        """The history of that grid point, `[seeds, records]`; a ValueError where it is none."""
+        """The history of that grid point, as in `Result`; a ValueError where it is none."""
         self._check(index)
         return {name: values if name == "step" else values[index] for name, values in self.history.items()}
 

@@ -18,7 +18,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from dsgd import checks
-from dsgd.base import PyTree
+from dsgd.base import Gradients, PyTree
 from dsgd.workers.attendance import attendance
 
 AXIS = "workers"
@@ -213,6 +213,24 @@ def mean_sqdist(tree: PyTree, center: PyTree) -> jax.Array:
     """
     leaves = jax.tree.leaves(jax.tree.map(lambda leaf, middle: jnp.sum((leaf - middle[None]) ** 2) / leaf.shape[0], tree, center))
     return mean_over_devices(reduce(jnp.add, leaves))
+
+
+def sqnorms(gradients: Gradients) -> tuple[jax.Array, jax.Array]:
+    r"""Squared norms of the local gradients, $|g_n|^2$ `[N]`, and of the global one, $|\frac1N \sum_n g_n|^2$, the same on every device.
+
+    Args:
+        gradients: leaves `[n, ...]`. On several devices they are all-reduced once more.
+    """
+    return gather(sqnorm_rows(gradients)), sqnorm_rows(stack(mean(gradients), 1))[0]
+
+
+def sqnorm_rows(tree: PyTree) -> jax.Array:
+    """The squared norm of each row of all leaves, `[n, ...]` to `[n]`, in float32 at least."""
+
+    def of(leaf):
+        return jnp.sum(leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) ** 2, axis=tuple(range(1, leaf.ndim)))
+
+    return reduce(jnp.add, map(of, jax.tree.leaves(tree)))
 
 
 def find(chosen: jax.Array, workers: int) -> tuple[jax.Array, jax.Array]:

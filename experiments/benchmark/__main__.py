@@ -1,4 +1,5 @@
-"""The benchmarks: `python -m experiments.benchmark rounds`, which is the default, `start`, `compression`, `mixing` and `methods`."""
+"""The benchmarks: `python -m experiments.benchmark rounds`, which is the default, `start`, `compression`, `mixing`, `methods`
+and `work`."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from experiments.benchmark import compression, methods, mixing, rounds, start
+from experiments.benchmark import compression, methods, mixing, rounds, start, work
 from experiments.helpers import commands
 
 Choice = (
@@ -15,8 +16,9 @@ Choice = (
     | Annotated[compression.Args, tyro.conf.subcommand("compression")]
     | Annotated[mixing.Args, tyro.conf.subcommand("mixing")]
     | Annotated[methods.Args, tyro.conf.subcommand("methods")]
+    | Annotated[work.Args, tyro.conf.subcommand("work")]
 )
-MAIN = {module.Args: module.main for module in (rounds, start, compression, mixing, methods)}
+MAIN = {module.Args: module.main for module in (rounds, start, compression, mixing, methods, work)}
 
 if __name__ == "__main__":
     args = tyro.cli(Choice, default=rounds.Args())

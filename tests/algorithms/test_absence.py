@@ -265,6 +265,22 @@ def test_the_training_loss_is_of_those_who_are_there():
     assert np.isnan(result.history["train_loss"][5])
 
 
+def test_who_is_away_has_no_part_of_the_work():
+    """Of micro-batches with weights, those of the others count, and the mean is over them."""
+    weights = DRAW.random((N, 2)).astype(np.float32)
+    method = algorithms.unequal_work(algorithms.minibatch_sgd(SGD), dsgd.work.weighted(weights))
+    cluster = clusters.Cluster(clusters.constant(0.5), present=clusters.trace(HERE.T.astype(float), 1.0))
+    history = run(algorithms.observed(method), cluster, steps=4).history
+    np.testing.assert_array_equal(history["samples"][1:], 2 * HERE[:4])
+    np.testing.assert_allclose(history["clock"], np.arange(5))
+    np.testing.assert_array_equal(np.isnan(history["local_sqnorms"][1:]), ~HERE[:4])
+    x, sums = np.zeros(D), weights.sum(axis=1)
+    for t in range(4):
+        g = (sums[:, None] * slopes(np.tile(x, (N, 1))))[HERE[t]].mean(axis=0)
+        np.testing.assert_allclose(history["global_sqnorm"][t + 1], g @ g, rtol=1e-4)
+        x = x - GAMMA * g
+
+
 def test_all_others_are_refused_by_name_and_told_which_go_on():
     goes_on = {"gd", "mb-sgd", "mb-sgd-model", "mb-sgd-server", "local-sgd", "scaffold", "dsgd", "dsgd-complete", "gradient-tracking"}
     goes_on |= {"sgp", "deepsqueeze"}

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import algorithms
 import dsgd
-from dsgd import problems
+from dsgd import problems, work
 from dsgd.engine import programs
 
 N, D, STEPS, SEEDS = 8, 19, 12, 2
@@ -75,9 +75,17 @@ def history(name: str) -> dict[str, np.ndarray]:
     return {key: values if key == "step" else values[SGD] for key, values in result(name).history.items()}
 
 
+def some(state: dsgd.State, round: dsgd.Round) -> dsgd.Work:
+    """The batches of some of them count, one after the other. (Of more micro-batches a method would see their sum, and of a draw its
+    outcome: they would only take longer to compile.)"""
+    return work.micro_batches((jnp.arange(N)[:, None] + round.step) % 3 > 0)
+
+
 def test_it_holds_the_contract(name):
-    """With Adam, whose state has a count, and whose steps do not forgive another gradient."""
-    findings = dsgd.check(algorithms.make(name, optax.adam(0.05), N), problem(), key=jax.random.key(1))
+    """With Adam, whose state has a count, and whose steps do not forgive another gradient; and with workers that do not all compute as
+    much, which no method has a line for. (With one batch each, all other tests run it.)"""
+    unequal = algorithms.unequal_work(algorithms.make(name, optax.adam(0.05), N), some)
+    findings = dsgd.check(unequal, problem(), key=jax.random.key(1))
     findings.require()
     looked_at = {finding.what for finding in findings.findings if finding.holds}
     stands_in = method(name).pattern.stands_in

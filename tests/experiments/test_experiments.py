@@ -20,6 +20,7 @@ from dsgd import compressors, problems
 from experiments import compare, compression
 from experiments.benchmark import by_hand, rounds, start
 from experiments.benchmark import compression as throughput
+from experiments.benchmark import work as unequal
 from experiments.benchmark.jobs import framework as framework_job
 from experiments.benchmark.jobs import loop as loop_job
 from experiments.benchmark.jobs import scan as scan_job
@@ -353,6 +354,37 @@ def test_benchmark_of_compressors_times_each(tmp_path, capsys, monkeypatch):
         assert all(float(row[name]) > 0 for name in ("bits_per_element", "encode_bytes_per_second", "decode_bytes_per_second", "cost"))
 
 
+def test_benchmark_of_work_times_equal_and_unequal_rounds(tmp_path, capsys):
+    unequal.main(unequal.Args(("logistic",), (2,), workers=4, micro_batches=4, seconds=1e-3, repeats=1, out=tmp_path))
+    assert all(len(line) <= 80 for line in capsys.readouterr().out.splitlines())
+    with (tmp_path / "work.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert row["samples"] == "20"  # 2 to 8, 5 on average, of 4 workers
+    for name, one, other in (("unequal_over_equal", "unequal", "equal"), ("padded_over_whole", "padded", "whole")):
+        assert float(row[name]) == pytest.approx(float(row[one]) / float(row[other]))
+
+
+@pytest.mark.parametrize(("workers", "largest"), [(2, 8), (16, 128), (16, 512), (6, 100)])
+def test_sizes_of_the_benchmark_differ_by_four_and_have_the_total_of_equal_ones(workers, largest):
+    sizes = unequal.sizes(workers, largest)
+    assert (sizes.min(), sizes.max()) == (largest // 4, largest)
+    assert 8 * sizes.sum() == 5 * workers * largest
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"models": ("mlp",)}, "3 batch sizes for 1 models: need as many"),
+        ({"models": ("mlp", "cnn", "quadratic")}, "need some of logistic, mlp, cnn"),
+        ({"micro_batches": 6}, "micro_batches = 6: need a multiple of 4"),
+        ({"workers": 3}, "workers = 3: need an even number"),
+    ],
+)
+def test_benchmark_of_work_refuses_what_it_cannot_time(arguments, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        unequal.main(unequal.Args(**arguments, out=tmp_path))
+
+
 @pytest.mark.parametrize(
     ("script", "fields"),
     [
@@ -360,6 +392,7 @@ def test_benchmark_of_compressors_times_each(tmp_path, capsys, monkeypatch):
         ("experiments/compression.py", compression.Args),
         ("experiments/benchmark/__main__.py rounds", rounds.Args),
         ("experiments/benchmark/__main__.py compression", throughput.Args),
+        ("experiments/benchmark/__main__.py work", unequal.Args),
     ],
 )
 def test_help_names_every_flag(script, fields, monkeypatch, capsys):

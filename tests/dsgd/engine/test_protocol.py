@@ -77,7 +77,10 @@ WRONG = {
     "bits are ints": (with_info(bits_up=0, bits_down=0), "Info.bits_up as 0; need uint32 [4, 4] of dsgd.counts: dsgd.network.told"),
     "bits are floats": (with_info(bits_down=jnp.zeros((N, 4))), "Info.bits_down as float32[4, 4]; need uint32 [4, 4]"),
     "bits are sums": (with_info(bits_up=jnp.zeros(N, jnp.uint32)), "Info.bits_up as uint32[4]; need uint32 [4, 4]"),
-    "a metric is a vector": (with_info(metrics={"size": jnp.zeros(3)}), "update gives the metric 'size' as float32[3]; need a scalar"),
+    "a metric is a vector": (
+        with_info(metrics={"size": jnp.zeros(3)}),
+        "update gives the metric 'size' as float32[3]; need a scalar, or [4]",
+    ),
     "a metric is text": (with_info(metrics={"size": "large"}), "update gives the metric 'size' as 'large'; need a scalar"),
     "metrics are a list": (with_info(metrics=[1.0]), "Info.metrics as a list; need scalars, or [4], by name"),
     "compute is of a block": (with_info(compute=jnp.zeros(2)), "Info.compute as float32[2]; need seconds [4], or None"),

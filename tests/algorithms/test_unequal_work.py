@@ -1,0 +1,166 @@
+"""Methods whose workers do not all compute as much, beside the same methods on a problem that is handed the weighted samples."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import algorithms
+import dsgd
+import topologies
+from algorithms import delays, observed, unequal_work
+from dsgd import Work, compressors, problems, work, workers
+
+N, D, B, M, STEPS = 8, 6, 3, 4, 6
+SIZES = np.array([[12, 1, 0, 7, 5, 4, 9, 10], [3, 3, 12, 1, 0, 0, 2, 8]])  # in turn
+SGD = optax.sgd(0.05, momentum=0.5)
+METHODS = {
+    "mb-sgd": algorithms.minibatch_sgd(SGD),
+    "csgd": algorithms.compressed_sgd(SGD, compressors.random_quantization(4)),
+    "ec-sgd": algorithms.error_compensated_sgd(SGD, compressors.sign, compressors.top_k(0.5)),
+    "ef21": algorithms.ef21(SGD, compressors.top_k(0.5), compressors.top_k(0.5)),
+    "local-sgd": algorithms.local_sgd(SGD, 2),
+    "dsgd": algorithms.decentralized_sgd(SGD, topologies.ring(N)),
+    "asgd": algorithms.asynchronous_sgd(SGD, delays.uniform(2)),  # (whose turn it is hangs on the work where staleness emerges)
+}
+
+
+class Batch(NamedTuple):
+    """Samples of one worker `[m, ...]`, with the weights of their losses, of which those of a batch add up to 1."""
+
+    a: jax.Array
+    y: jax.Array
+    weights: jax.Array
+
+
+def cut(batch: Batch, samples: jax.Array) -> Batch:
+    return batch._replace(weights=jnp.where(jnp.arange(B) < samples, 1.0, 0.0) / samples)
+
+
+def loss(x: jax.Array, batch: Batch) -> jax.Array:
+    return jnp.sum(batch.weights * (batch.a @ x - batch.y) ** 2)
+
+
+@cache
+def items() -> tuple[np.ndarray, np.ndarray]:
+    """Of all rounds, a `[rounds, N, M B, d]` and y `[rounds, N, M B]`."""
+    rng = np.random.default_rng(2)
+    a = rng.normal(size=(STEPS, N, M * B, D))
+    return a, a @ rng.normal(size=D) + rng.normal(size=(STEPS, N, M * B)) + np.arange(N)[None, :, None]
+
+
+def problem(**fields: Any) -> dsgd.Problem:
+    a, y = items()
+    data = Batch(jnp.asarray(a[0]), jnp.asarray(y[0]), jnp.full((N, M * B), 1 / M / B))
+    return dsgd.Problem(lambda key: jnp.zeros(D), loss, data, lambda key, mine: mine, **fields)
+
+
+def in_turn(state: dsgd.State, round: dsgd.Round) -> Work:
+    """Sizes that change from round to round."""
+    return work.local_batches(jnp.asarray(SIZES)[round.step % 2], batch_size=B, micro_batches=M)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_goes_the_way_of_one_that_is_handed_the_weighted_samples(name):
+    """The one splits each worker's item into micro-batches, of which the first samples count, on eight devices; the other, which knows
+    nothing of work, has each sample with the weight that it then has."""
+    method = METHODS[name]
+    with jax.enable_x64(True):
+        plain = [Batch(a, y, np.full(y.shape, 1 / B)) for a, y in zip(*items(), strict=True)]
+        cuttable = problem(batch_size=B, take=cut)
+        run = partial(dsgd.run, steps=STEPS, key=jax.random.key(1))
+        ours = run(unequal_work(method, in_turn), cuttable, batches=plain, mesh=8)
+        counts = np.arange(M * B)[None] < SIZES[:, :, None]  # the first ones, [2, N, M B]
+        per_sample = N * counts / SIZES.sum(axis=1)[:, None, None]
+        weighted = [batch._replace(weights=per_sample[t % 2]) for t, batch in enumerate(plain)]
+        theirs = run(method, problem(), batches=weighted, mesh=1)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12), ours.state.workers, theirs.state.workers)
+    np.testing.assert_allclose(ours.params, theirs.params, rtol=1e-9)
+    for column in ("loss", "consensus", "bits"):
+        np.testing.assert_allclose(ours.history[column], theirs.history[column], rtol=1e-9, atol=1e-12)
+    computed = ours.history["samples"][1:]
+    expected = SIZES[np.arange(STEPS) % 2]
+    if name == "asgd":
+        expected = np.where(np.arange(N)[None] == ours.history["worker"][1:, None], expected, 0)
+    np.testing.assert_array_equal(computed, expected)
+
+
+def test_who_keeps_its_own_time_is_asked_with_the_work(mesh, key):
+    """Whose gradient arrives next is found in the query, and once more in the update: both see the same work."""
+    seen = []
+
+    def query(state, round):
+        seen.append(round.work)
+        return method.query(state, round)
+
+    def update(key, state, gradients, round):
+        seen.append(round.work)
+        return method.update(key, state, gradients, round)
+
+    method = algorithms.asynchronous_sgd(SGD)
+    spy = method._replace(query=query, update=update)
+    dsgd.compile_round(unequal_work(spy, work.micro_batches(np.eye(N, 2) > 0)), problems.robust_regression(N, D, batch_size=B), mesh)
+    assert len(seen) == 2
+    assert all(given.samples.shape == (N, 2) and given.samples.dtype == jnp.int32 for given in seen)
+
+
+def norms(tree: Any) -> np.ndarray:
+    """Of rows, squared, `[n]`."""
+    return sum(np.sum(np.asarray(leaf).reshape(leaf.shape[0], -1) ** 2, axis=1) for leaf in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_observed_norms_are_those_of_the_gradients(devices, key):
+    """At the start, of batches that are handed in: beside the gradients in numpy."""
+    a, y = items()
+    outside = [Batch(a[0].astype(np.float32), y[0].astype(np.float32), np.full(y[0].shape, 1 / B, np.float32))]
+    method = observed(unequal_work(algorithms.minibatch_sgd(SGD), in_turn))
+    history = dsgd.run(method, problem(batch_size=B, take=cut), steps=1, key=key, batches=outside, mesh=devices).history
+    sums = np.stack([-2 * (a[0, n, :size].T @ y[0, n, :size]) for n, size in enumerate(SIZES[0])])  # at x = 0
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_allclose(history["local_sqnorms"][1], norms(sums / SIZES[0][:, None]), rtol=1e-4)  # NaN of who has none
+    np.testing.assert_allclose(history["global_sqnorm"][1], norms(sums.sum(axis=0)[None] / SIZES[0].sum())[0], rtol=1e-4)
+    assert np.isnan(history["local_sqnorms"][0]).all()
+
+
+def test_of_an_asynchronous_method_the_norms_are_one_worker_s(mesh, key):
+    history = dsgd.run(observed(algorithms.asynchronous_sgd(SGD)), problem(), steps=4, key=key, mesh=mesh).history
+    there = ~np.isnan(history["local_sqnorms"][1:])
+    np.testing.assert_array_equal(np.argmax(there, axis=1), history["worker"][1:])
+    np.testing.assert_array_equal(there.sum(axis=1), 1)
+    np.testing.assert_allclose(history["local_sqnorms"][1:][there], history["global_sqnorm"][1:], rtol=1e-6)
+
+
+def test_names_say_what_it_is_and_of_how_many_workers():
+    method = unequal_work(METHODS["mb-sgd"], work.micro_batches(np.ones((3, 2), bool)))
+    assert (method.name, method.workers) == ("unequal_work(minibatch_sgd, 2 micro-batches)", 3)
+    assert unequal_work(METHODS["dsgd"], in_turn).name == "unequal_work(decentralized_sgd(ring(8)), in_turn)"
+    assert observed(method).name == "observed(unequal_work(minibatch_sgd, 2 micro-batches))"
+
+
+MB, THREE = METHODS["mb-sgd"], work.weighted(np.ones((3, 2)))
+REFUSED = {
+    "for others": (lambda: unequal_work(METHODS["dsgd"], THREE), r"decentralized_sgd.* with samples as bool\[3, 2\]; need .* \[8, M\]"),
+    "one axis": (lambda: unequal_work(MB, Work(np.ones(3, bool), np.ones(3))), r"samples as bool\[3\]; need integers or bool \[N, M\]"),
+    "a number": (lambda: dsgd.compile_round(unequal_work(MB, lambda state, round: 3), problem(), 1), "work as 3; need a dsgd.Work"),
+    "twice": (lambda: dsgd.compile_round(unequal_work(unequal_work(MB, in_turn), in_turn), problem(), 1), "says itself what its workers"),
+}
+
+
+@pytest.mark.parametrize("mistake", REFUSED)
+def test_what_is_no_work_for_a_method_is_refused(mistake):
+    wrong, message = REFUSED[mistake]
+    with pytest.raises(ValueError, match=message):
+        wrong()
+
+
+def test_square_norms_of_half_precision_are_summed_in_float32(mesh):
+    rows = {"a": jnp.full((2, 3000), 0.1, jnp.bfloat16), "b": jnp.ones((2, 2, 2), jnp.bfloat16)}
+    exact = 3000 * float(jnp.bfloat16(0.1)) ** 2 + 4
+    np.testing.assert_allclose(workers.sqnorm_rows(rows), exact, rtol=1e-5)

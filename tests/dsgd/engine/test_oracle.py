@@ -1,0 +1,298 @@
+"""The oracle: the work that a query says, beside the same samples one worker and micro-batch at a time."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import algorithms
+import dsgd
+from dsgd import Query, Work, problems, work, workers
+from dsgd.engine import oracle, units
+from dsgd.problems import Examples
+
+N, B, M = 8, 4, 3
+KEY = jax.random.key(5)
+RNG = np.random.default_rng(0)
+SIZES = [12, 1, 0, 7, 5, 4, 9, 8]
+INPUTS, CLASSES = RNG.normal(size=(96, 6)).astype(np.float32), np.arange(96) % 3
+
+
+def own_problem() -> dsgd.Problem:
+    """Without a batch size, or a way to cut its batches."""
+
+    def sample(key, mine):
+        return jax.tree.map(lambda leaf: leaf[jax.random.randint(key, (B,), 0, 12)], mine)
+
+    def loss(params, batch):
+        return jnp.mean((batch[0] @ params - batch[1]) ** 2)
+
+    data = jnp.asarray(INPUTS.reshape(N, 12, 6)), jnp.asarray(CLASSES.reshape(N, 12), jnp.float32)
+    return dsgd.Problem(lambda key: jnp.ones(6), loss, data, sample)
+
+
+@cache
+def make(name: str) -> dsgd.Problem:
+    options: dict[str, Any] = {"workers": N, "batch_size": B}
+    return {
+        "logistic": lambda: problems.logistic_regression((INPUTS, CLASSES), **options),
+        "mlp": lambda: problems.neural_network(problems.MLP(3, (5,)), (INPUTS, CLASSES), l2=0.1, **options),
+        "robust": lambda: problems.robust_regression(N, 6, samples=12, batch_size=B),
+        "quadratic": lambda: problems.random_quadratic(N, 6, noise=0.5),
+        "own": own_problem,
+    }[name]()
+
+
+def some_work(problem: dsgd.Problem) -> Work:
+    """Of unequal sizes; of problems that cannot cut batches, as many whole ones."""
+    if problem.take is None:
+        return work.weighted(np.linspace(0.5, 2, N * M).reshape(N, M) * (np.array(SIZES)[:, None] > B * np.arange(M)[None]))
+    return work.local_batches(SIZES, batch_size=B, micro_batches=M)
+
+
+def models(problem: dsgd.Problem) -> Any:
+    """A different one for each worker, leaves `[N, ...]`."""
+    params = problem.init(jax.random.key(0))
+    return jax.tree.map(lambda leaf: leaf[None] + 0.1 * jax.random.normal(KEY, (N, *leaf.shape)), params)
+
+
+def asked(problem: dsgd.Problem, given: Work, D: int, axis: int | None = 0, chosen: list[int] | None = None, **fields: Any) -> Any:
+    """Gradients, of chosen workers or of all."""
+    params = models(problem) if axis == 0 else jax.tree.map(lambda leaf: leaf[0], models(problem))
+
+    def block(params, data):
+        some = None if chosen is None else jnp.array(chosen)
+        query = Query(params, axis, some, work=work.in_samples(given, problem.batch_size), **fields)
+        return oracle.gradients(problem, query, KEY, data, N)
+
+    own, all_ = P(workers.AXIS), P()
+    specs = ((own if axis == 0 else all_), own), (own if chosen is None else all_)
+    mesh = workers.mesh(D)
+    return jax.jit(jax.shard_map(block, mesh=mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False))(params, problem.data)
+
+
+@cache
+def one_by_one(name: str) -> list[Any]:
+    """Each worker's gradient of its work at its own model, of samples that are cut out before."""
+    problem, given = make(name), some_work(make(name))
+    gradient = jax.jit(problem.gradient or jax.grad(problem.loss))
+    samples = np.asarray(work.in_samples(given, problem.batch_size).samples)
+    each = []
+    for n in range(N):
+        params, mine = (jax.tree.map(lambda leaf, n=n: leaf[n], tree) for tree in (models(problem), problem.data))
+        total = jax.tree.map(jnp.zeros_like, params)
+        for m in range(M):
+            if samples[n, m]:
+                key = jax.random.fold_in(KEY if m == 0 else jax.random.fold_in(KEY, 2**31 + m), n)
+                batch = problem.sample(key, mine)
+                if isinstance(batch, Examples):
+                    batch = jax.tree.map(lambda leaf, b=samples[n, m]: leaf[:b], batch)
+                total = jax.tree.map(lambda t, g, w=given.weights[n, m]: t + w * g, total, gradient(params, batch))
+        each.append(total)
+    return each
+
+
+def assert_rows(gradients: Any, rows: list[Any]) -> None:
+    together = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), gradients, together)
+
+
+NAMES = ["logistic", "mlp", "robust", "quadratic", "own"]
+
+
+@pytest.mark.parametrize("D", [1, 8])
+@pytest.mark.parametrize("name", NAMES)
+def test_work_is_the_weighted_sum_over_the_same_samples(name, D):
+    assert_rows(asked(make(name), some_work(make(name)), D), one_by_one(name))
+
+
+def test_one_model_for_all_and_some_workers_only():
+    """Who is asked twice has the same gradient twice."""
+    problem, chosen = make("logistic"), [3, 0, 3, 6, 2]
+    given = some_work(problem)
+    assert_rows(asked(problem, given, 8, chosen=chosen), [one_by_one("logistic")[n] for n in chosen])
+    common = asked(problem, given, 1, axis=None)
+    assert_rows(asked(problem, given, 8, axis=None, chosen=chosen), [jax.tree.map(lambda leaf, n=n: leaf[n], common) for n in chosen])
+
+
+def test_exact_gradients_have_the_sum_of_the_weights():
+    problem = make("logistic")
+    exact = oracle_rows(problem, exact=True)
+    given = some_work(problem)
+    total = np.asarray(given.weights).sum(axis=1)
+    weighed = jax.tree.map(lambda leaf: leaf * total.reshape(-1, *[1] * (leaf.ndim - 1)), exact)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), asked(problem, given, 1, exact=True), weighed)
+
+
+def oracle_rows(problem: dsgd.Problem, **fields: Any) -> Any:
+    """Plain gradients, on one device."""
+    query = Query(models(problem), 0, **fields)
+    specs = {"in_specs": P(workers.AXIS), "out_specs": P(workers.AXIS), "check_vma": False}
+
+    def block(data):
+        return oracle.gradients(problem, query, KEY, data, N)
+
+    return jax.jit(jax.shard_map(block, mesh=workers.mesh(1), **specs))(problem.data)
+
+
+@pytest.mark.parametrize("places", [1, 3])
+def test_a_whole_batch_with_weight_1_is_the_plain_gradient_bit_for_bit(places):
+    problem = make("mlp")
+    given = work.local_batches([B] * N, batch_size=B, micro_batches=places)
+    jax.tree.map(np.testing.assert_array_equal, asked(problem, given, 1), oracle_rows(problem))
+
+
+def test_what_is_not_computed_cannot_spoil_the_rest():
+    """A worker whose draws are NaN, of which nothing is asked; and a weight where nothing is computed."""
+    problem = make("own")
+    poisoned = problem._replace(data=jax.tree.map(lambda leaf: leaf.at[2].set(jnp.nan), problem.data))
+    given = some_work(problem)
+    given = given._replace(weights=np.where(given.samples, given.weights, 7.0))
+    assert_rows(asked(poisoned, given, 1), one_by_one("own"))
+    first = Work(given.samples[:, :1], given.weights[:, :1])
+    assert np.isfinite(asked(poisoned, first, 1)).all()
+
+
+def batches_of(length: int):
+    rng = np.random.default_rng(1)
+    while True:
+        yield Examples(
+            rng.normal(size=(N, length, 6)).astype(np.float32),
+            rng.normal(size=(N, length)).astype(np.float32),
+            np.ones((N, length), np.float32),
+        )
+
+
+def unequal(given: Work) -> dsgd.Algorithm:
+    return algorithms.unequal_work(algorithms.minibatch_sgd(optax.sgd(0.1)), given)
+
+
+def test_the_history_shows_samples_and_the_loss_over_those_that_count(mesh):
+    """Of batches from outside: micro-batch m is the m-th part, of which the first samples count."""
+    problem = make("robust")
+    given = some_work(problem)
+    run = partial(dsgd.run, problem=problem, steps=1, key=KEY, mesh=mesh, train_loss=True)
+    history = run(unequal(given), batches=batches_of(M * B)).history
+    np.testing.assert_array_equal(history["samples"][1], SIZES)
+    assert np.isnan(history["samples"][0]).all()
+    batch = jax.tree.map(jnp.asarray, next(batches_of(M * B)))
+    losses = [
+        problem.loss(jnp.zeros(6), jax.tree.map(lambda leaf, n=n, i=i: leaf[n, i : i + 1], batch))
+        for n in range(N)
+        for i in range(SIZES[n])
+    ]
+    assert history["train_loss"][1] == pytest.approx(np.mean(losses), rel=1e-5)
+    halved = given._replace(weights=np.where(np.arange(N)[:, None] % 2, given.weights, 0))
+    odd = [loss for loss, n in zip(losses, np.repeat(np.arange(N), SIZES), strict=True) if n % 2]
+    assert run(unequal(halved), batches=batches_of(M * B)).history["train_loss"][1] == pytest.approx(np.mean(odd), rel=1e-5)
+
+
+def test_of_workers_that_are_not_asked_the_history_has_no_samples(mesh):
+    history = dsgd.run(
+        algorithms.unequal_work(algorithms.sgd(optax.sgd(0.1)), some_work(make("robust"))), make("robust"), steps=4, key=KEY, mesh=mesh
+    ).history
+    assert (np.count_nonzero(history["samples"][1:], axis=1) <= 1).all()
+    assert (np.isin(history["samples"][1:], [0, *SIZES])).all()
+
+
+def test_memory_does_not_grow_with_the_number_of_micro_batches(optimised):
+    """A round of 32 micro-batches of a network with 100 kB a gradient."""
+    problem = problems.neural_network(problems.MLP(3, (4000,)), (INPUTS, CLASSES), workers=4, batch_size=B)
+
+    def temporary(places: int) -> int:
+        given = work.weighted(np.ones((4, places)))
+        return dsgd.compile_round(unequal(given), problem, 1).memory_analysis().temp_size_in_bytes
+
+    assert temporary(32) < 1.1 * temporary(2)
+
+
+def test_runs_that_are_mapped_over_have_work_of_their_own(mesh):
+    problem = make("quadratic")
+
+    def random_work(state, round):
+        return work.micro_batches(jax.random.bernoulli(jax.random.fold_in(round.key, 1), 0.5, (N, M)))
+
+    method = algorithms.unequal_work(algorithms.minibatch_sgd(optax.sgd(0.1)), random_work)
+    together = dsgd.run(method, problem, steps=4, key=KEY, seeds=3, mesh=mesh).history
+    keys = jax.random.split(KEY, 3)
+    for seed in range(3):
+        alone = dsgd.run(method, problem, steps=4, key=keys[seed], mesh=mesh).history
+        np.testing.assert_array_equal(together["samples"][seed], alone["samples"])
+        np.testing.assert_allclose(together["loss"][seed], alone["loss"], rtol=0, atol=1e-6)  # to float32 of f*, which is about -1
+    assert len({tuple(each.ravel()) for each in together["samples"][:, 1:]}) == 3
+
+
+def test_runs_that_are_mapped_over_share_the_loop_s_condition():
+    """JAX's own rule asks whether any run goes on, and then keeps what each has by a select, in every turn."""
+
+    def compute(rows, m, samples):
+        return samples.astype(jnp.float32)
+
+    def total(samples):
+        return units.summed(compute, samples, jnp.ones(samples.shape))
+
+    runs = jnp.array([[[2, 1, 0], [0, 0, 3]], [[0, 0, 0], [0, 1, 0]], [[1, 1, 1], [2, 2, 2]]])
+    np.testing.assert_array_equal(jax.vmap(total)(runs), np.sum(runs, axis=2))
+    program = str(jax.make_jaxpr(jax.vmap(total))(runs))
+    assert "while" in program
+    assert "reduce_or" not in program
+
+
+def plain_work(samples: float, weights: float = 1.0) -> Work:
+    """Two micro-batches each."""
+    return Work(np.full((N, 2), samples, int), np.full((N, 2), weights, np.float32))
+
+
+REFUSED = {
+    "a cut": ("own8", work.local_batches(SIZES, batch_size=8, micro_batches=2), "own8 cannot cut its batches .* need 0 or 8"),
+    "more than a batch": ("robust", plain_work(8), "work of 8 to 8 samples in a micro-batch; need 0 to 4"),
+    "nothing at all": ("robust", plain_work(0), "work with samples: 0 for everybody"),
+    "negative weights": ("robust", plain_work(1, -1.0), "work with weights -1 to -1: need finite numbers, at least 0"),
+    "negative samples": ("robust", plain_work(-1), "work of -1 to -1 samples"),
+    "another shape": (
+        "robust",
+        plain_work(1)._replace(weights=np.ones((N, 1), np.float32)),
+        r"work with weights as float32\[8, 1\]; need floating-point numbers \[8, M\]",
+    ),
+    "one number": ("robust", Work(3, 1.0), r"work with samples as 3; need integers or bool \[8, M\]"),  # type: ignore[arg-type]
+    "no work": ("robust", 3, "work as 3; need a dsgd.Work"),
+}
+
+
+@pytest.mark.parametrize("mistake", REFUSED)
+def test_work_that_cannot_be_done_is_refused_by_name(mistake, mesh):
+    name, given, message = REFUSED[mistake]
+    problem = make("own")._replace(batch_size=8, name="own8") if name == "own8" else make(name)
+    method = algorithms.minibatch_sgd(optax.sgd(0.1))
+    wrong = method._replace(query=lambda state, round: method.query(state, round)._replace(work=given))
+    with pytest.raises(ValueError, match=f"minibatch_sgd: query gives {message}|query gives work in samples, but {message}"):
+        dsgd.compile_round(wrong, problem, mesh)
+
+
+def test_traced_sizes_of_a_problem_that_cannot_cut_are_refused_and_whole_ones_are_not(mesh):
+    problem = make("own")._replace(batch_size=B, name="mine")
+    method = algorithms.minibatch_sgd(optax.sgd(0.1))
+    traced = algorithms.unequal_work(method, lambda state, round: work.local_batches(jnp.full(N, B) - state.step, batch_size=B))
+    with pytest.raises(ValueError, match=r"mine cannot cut its batches .* need bool samples"):
+        dsgd.compile_round(traced, problem, mesh)
+    whole = algorithms.unequal_work(method, lambda state, round: work.micro_batches(jnp.ones((N, 2), bool) & (state.step >= 0)))
+    history = dsgd.run(whole, problem, steps=1, key=KEY, mesh=mesh).history
+    np.testing.assert_array_equal(history["samples"][1], 2 * B)
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "message"),
+    [("own", 10, "10 samples a worker, for 3 .* need a multiple of 3"), ("robust", 15, r"15 samples .* need 12 \(3 x batch_size = 4\)")],
+)
+def test_batches_from_outside_that_do_not_divide_are_refused(name, length, message, mesh):
+    problem = make(name)
+    batches = ((batch.inputs, batch.targets) if name == "own" else batch for batch in batches_of(length))
+    with pytest.raises(ValueError, match=message):
+        dsgd.run(unequal(some_work(problem)), problem, steps=1, key=KEY, mesh=mesh, batches=batches)

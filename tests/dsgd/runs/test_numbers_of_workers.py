@@ -1,0 +1,84 @@
+"""Metrics with one number for each worker: in histories of runs, of sweeps, of runs that diverge or go on, and in files."""
+
+from __future__ import annotations
+
+import csv
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dsgd
+from dsgd import problems, records, workers
+from tests.dsgd.by_hand import method
+
+N, SEEDS, STEPS = 4, 2, 5
+
+
+@pytest.fixture(scope="module")
+def problem() -> dsgd.Problem:
+    return problems.random_quadratic(N, 3, noise=0.3, seed=0)
+
+
+def counting(size=0.1) -> dsgd.Algorithm:
+    """Its metric is `[N]`: the round, a decimal further for each worker."""
+
+    def update(key, state, gradients, round):
+        after, info = once.update(key, state, gradients, round)
+        x = state.server - size * workers.mean(gradients)
+        return after._replace(server=x), info._replace(metrics={"told": (round.step + 1) * 10.0 ** jnp.arange(round.workers)})
+
+    once = method()
+    return once._replace(update=update)
+
+
+def expected(steps: int) -> np.ndarray:
+    rounds = np.arange(1, steps + 1)[:, None] * 10.0 ** np.arange(N)
+    return np.concatenate([np.full((1, N), np.nan), rounds])
+
+
+@pytest.mark.parametrize("devices", [1, N])
+def test_they_are_recorded_worker_by_worker(devices, problem, key):
+    told = dsgd.run(counting(), problem, steps=STEPS, key=key, seeds=SEEDS, mesh=devices).history["told"]
+    np.testing.assert_allclose(told, np.broadcast_to(expected(STEPS), (SEEDS, STEPS + 1, N)))
+    alone = dsgd.run(counting(), problem, steps=STEPS, key=key, record_every=2, mesh=devices).history["told"]
+    np.testing.assert_allclose(alone, expected(STEPS)[[0, 2, 4, 5]])
+
+
+def test_a_sweep_has_them_for_each_point_and_does_not_choose_by_them(problem, key, mesh):
+    found = dsgd.sweep(counting, problem, steps=STEPS, key=key, seeds=SEEDS, mesh=mesh, size=[0.1, 0.2, 0.3])
+    assert found.history["told"].shape == (3, SEEDS, STEPS + 1, N)
+    np.testing.assert_allclose(found.at((2,))["told"][1], expected(STEPS))
+    with pytest.raises(ValueError, match="best: metric = 'told' is no series of each run"):
+        found.best("told")
+
+
+@pytest.mark.parametrize("seeds", [None, SEEDS])
+def test_what_diverges_keeps_the_records_until_then(seeds, problem, key, mesh):
+    """More records than workers, so that the axes cannot be taken for each other."""
+    with pytest.raises(dsgd.Diverged) as caught:
+        dsgd.run(counting(1e4), problem, steps=100, key=key, seeds=seeds, mesh=mesh)
+    history = caught.value.history
+    count = len(history["step"])
+    assert N < count < 100
+    assert history["told"].shape == (*np.shape(history["loss"]), N)
+    assert history["loss"].shape[-1] == count
+    np.testing.assert_allclose(np.reshape(history["told"], (-1, count, N))[0], expected(count - 1))
+
+
+def test_a_run_that_goes_on_has_them_from_its_beginning(problem, key, mesh, tmp_path):
+    for steps in (2, STEPS):
+        told = dsgd.run(counting(), problem, steps=steps, key=key, mesh=mesh, checkpoint=tmp_path).history["told"]
+    np.testing.assert_allclose(told, expected(STEPS))
+
+
+def test_files_have_a_column_for_each_worker(problem, key, mesh, tmp_path):
+    history = dsgd.run(counting(), problem, steps=2, key=key, seeds=SEEDS, mesh=mesh).history
+    plain = dsgd.run(method(), problem, steps=2, key=key, seeds=SEEDS, mesh=mesh).history
+    records.write_histories(tmp_path / "history.csv", {"counting": history, "plain": plain})
+    with (tmp_path / "history.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * SEEDS * 3
+    assert [float(rows[2][f"told[{worker}]"]) for worker in range(N)] == [2, 20, 200, 2000]
+    assert rows[-1]["told[3]"] == ""
+    assert "told" not in rows[0]
