@@ -47,8 +47,8 @@ def gradients(problem: Problem, query: Query, key: jax.Array, data: PyTree, N: i
 def loss_and_gradients(
     problem: Problem, query: Query, key: jax.Array, data: PyTree, N: int, batches: PyTree = None, present: jax.Array | None = None
 ) -> tuple[jax.Array, Gradients]:
-    """As `gradients`, and before them the mean loss on the same batches, a scalar. The gradients' own forward pass, where the problem has no
-    gradient function of its own.
+    """As `gradients`, and before them the mean loss on the same batches, a scalar. The gradients' own forward pass, where the problem has
+    no gradient function of its own.
 
     The mean is over the workers that are `present`, bool `[N]`; where the query says of work, over the samples that count (NaN: there are
     none).
