@@ -7,6 +7,7 @@ import json
 import math
 import runpy
 import sys
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -46,7 +47,9 @@ def compared(tmp_path_factory):
     args = compare.Args(
         workers=4, steps=40, seeds=2, methods=("mb-sgd", "csgd", "dsgd"), learning_rates=(0.1, 1.0), out=out, progress=False
     )
-    return args, printed(compare, args)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(common, "devices_for", lambda workers: dsgd.workers.mesh(1))
+        return args, printed(compare, args)
 
 
 def test_compare_writes_its_config_history_and_figure(compared):
@@ -107,7 +110,10 @@ def test_compare_with_delays_waits_longer_where_all_wait_for_the_last():
     assert clock["asgd"] == pytest.approx(1 / 4, abs=5 * 0.25 / 20)
 
 
-def test_compare_trains_a_language_model_on_a_text(tmp_path):
+def test_compare_trains_a_language_model_on_a_text(tmp_path, monkeypatch):
+    """A smaller one, on one device."""
+    monkeypatch.setattr(problems, "language_model", partial(problems.language_model, context=16, width=32, layers=1))
+    monkeypatch.setattr(common, "devices_for", lambda workers: dsgd.workers.mesh(1))
     (tmp_path / "text").write_bytes(b"what was said is said again, " * 30)
     args = compare.Args(
         model="language-model",
