@@ -53,7 +53,7 @@ def shown(value: Any) -> str:
 
 def typed(value: Any) -> str:
     """A value in an error message: an array by its type and shape, numbers and text as they are, all else by its type."""
-    if isinstance(value, jax.Array | jax.ShapeDtypeStruct):
+    if isinstance(value, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic):
         return f"{value.dtype}{list(value.shape)}"
     return repr(value) if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"
 

@@ -40,14 +40,17 @@ def local_batches(sizes: ArrayLike | jax.Array, *, batch_size: int, micro_batche
             samples).
 
     Raises:
-        ValueError: sizes that are no integers `[N]`, negative, above M B, or all 0; batch_size or micro_batches < 1; another average.
+        ValueError: sizes that are no integers `[N]`, negative, above M B, or all 0; batch_size or micro_batches < 1, or M B >= 2^31;
+            another average.
 
     Source: Nie et al., "Cannikin", section 4.3; the weights are those of LB-BSP.
     """
     B, M = checks.positive_int("local_batches: batch_size", batch_size), checks.positive_int("local_batches: micro_batches", micro_batches)
+    if np.iinfo(np.int32).max < M * B:
+        raise ValueError(f"local_batches: {M} micro-batches of {B}: need fewer than 2^31 samples, which are counted in int32")
     each = _array(sizes)
     if each.ndim != 1 or not jnp.issubdtype(each.dtype, jnp.integer):
-        raise ValueError(f"local_batches: sizes = {_shown(each)}: need integers [N]")
+        raise ValueError(f"local_batches: sizes = {checks.typed(each)}: need integers [N]")
     if isinstance(each, np.ndarray):
         if not each.size or each.min() < 0 or each.max() > M * B:
             most = f"0 to {M * B}, the capacity ({M} micro-batches of {B})"
@@ -74,7 +77,7 @@ def micro_batches(counted: ArrayLike | jax.Array, *, average: str = "samples") -
     """
     each = _array(counted)
     if each.ndim != 2 or each.dtype != bool or not each.size:
-        raise ValueError(f"micro_batches: counted = {_shown(each)}: need bool [N, M]")
+        raise ValueError(f"micro_batches: counted = {checks.typed(each)}: need bool [N, M]")
     if isinstance(each, np.ndarray):
         _need_some("micro_batches: counted", each)
     return _made(each, _averaging("micro_batches", each, average))
@@ -92,7 +95,7 @@ def weighted(weights: ArrayLike | jax.Array) -> Work:
     """
     each = _array(weights)
     if each.ndim != 2 or not jnp.issubdtype(each.dtype, jnp.floating) or not each.size:
-        raise ValueError(f"weighted: weights = {_shown(each)}: need floating-point numbers [N, M]")
+        raise ValueError(f"weighted: weights = {checks.typed(each)}: need floating-point numbers [N, M]")
     if isinstance(each, np.ndarray):
         _need_weights("weighted: weights", each)
         _need_some("weighted: weights", each)
@@ -122,24 +125,22 @@ def need(where: str, work: Any, N: int, problem: Problem) -> None:
         problem: whose batches are cut, or not.
     """
     need_arrays(where, work, N)
-    samples, weights = map(_array, work)
+    samples = _array(work.samples)
     most, cut = problem.batch_size or 1, problem.take is not None
     whole = f"{where} in samples, but {problem.name} cannot cut its batches (it has no take); need"
     if isinstance(samples, Tracer):
         if samples.dtype != bool and most > 1 and not cut:
             raise ValueError(f"{whole} bool samples, for whole micro-batches")
-    else:
-        if samples.dtype != bool and (samples.min() < 0 or samples.max() > most):
+    elif samples.dtype != bool:
+        if samples.max() > most:
             raise ValueError(f"{where} of {samples.min()} to {samples.max()} samples in a micro-batch; need 0 to {most} ({problem.name})")
-        if samples.dtype != bool and not cut and not np.isin(samples, (0, most)).all():
+        if not cut and not np.isin(samples, (0, most)).all():
             raise ValueError(f"{whole} 0 or {most}")
-        _need_some(f"{where} with samples", samples)
-    if not isinstance(weights, Tracer):
-        _need_weights(f"{where} with weights", weights)
 
 
 def need_arrays(where: str, work: Any, N: int | None) -> None:
-    """Raises a ValueError where it is no work, or its arrays are not those of N workers (None: of any number)."""
+    """Raises a ValueError where it is work for no problem: its arrays are not those of N workers (None: of any number), or negative, or
+    nobody computes anything."""
     if not isinstance(work, Work):
         raise ValueError(f"{where} as {checks.typed(work)}; need a dsgd.Work, of dsgd.work, or None")
     for name, array in work._asdict().items():
@@ -148,7 +149,14 @@ def need_arrays(where: str, work: Any, N: int | None) -> None:
         fits = len(shape) == 2 and shape[0] == (shape[0] if N is None else N) and shape == work.samples.shape and all(shape)
         if not fits or not any(jnp.issubdtype(array.dtype, kind) for kind in kinds):
             rows = "N" if N is None else N
-            raise ValueError(f"{where} with {name} as {_shown(array)}; need {words} [{rows}, M], M >= 1, samples and weights alike")
+            raise ValueError(f"{where} with {name} as {checks.typed(array)}; need {words} [{rows}, M], M >= 1, samples and weights alike")
+    samples, weights = map(_array, work)
+    if not isinstance(samples, Tracer):
+        if samples.min() < 0:
+            raise ValueError(f"{where} of {samples.min()} to {samples.max()} samples in a micro-batch; need at least 0")
+        _need_some(f"{where} with samples", samples)
+    if not isinstance(weights, Tracer):
+        _need_weights(f"{where} with weights", weights)
 
 
 def _made(samples: Any, weights: Any) -> Work:
@@ -185,9 +193,3 @@ def _need_some(what: str, values: np.ndarray) -> None:
 def _need_weights(what: str, weights: np.ndarray) -> None:
     if not np.isfinite(weights).all() or (weights < 0).any():
         raise ValueError(f"{what} {weights.min():g} to {weights.max():g}: need finite numbers, at least 0")
-
-
-def _shown(array: Any) -> str:
-    if hasattr(array, "dtype") and hasattr(array, "shape"):
-        return f"{array.dtype}{list(array.shape)}"
-    return checks.typed(array)

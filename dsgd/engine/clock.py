@@ -101,12 +101,12 @@ def to_seconds(digits: np.ndarray) -> np.ndarray:
 
 def _finish(clock: Clock, problem: Problem, round: Round, query: Query, info: Info) -> jax.Array:
     """When each worker has computed its gradient, after the last round's end, `[N]`."""
-    ids = jnp.arange(round.workers)
+    ids, passes = jnp.arange(round.workers), _passes(problem, round, query)
     if query.workers is not None:  # the others wait: it is one after the other
-        seconds = round.cluster.seconds(round, query.workers)
+        seconds = passes * round.cluster.seconds(round, query.workers)
         return jnp.broadcast_to(jnp.max(seconds), ids.shape)
-    seconds = round.cluster.seconds(round, ids) if info.compute is None else info.compute
-    return _passes(problem, query) * seconds - clock.lead if query.exact else seconds - clock.lead
+    seconds = passes * round.cluster.seconds(round, ids) if info.compute is None else info.compute
+    return seconds - clock.lead
 
 
 def _lost(info: Info) -> jax.Array:
@@ -120,9 +120,12 @@ def _whole(work: Work, batch_size: int) -> Work:
     return work._replace(samples=jnp.broadcast_to(jnp.where(anything, batch_size, 0), work.samples.shape))
 
 
-def _passes(problem: Problem, query: Query) -> float:
-    """How many times as long as a stochastic gradient an exact one takes: it is of all samples."""
-    return problem.samples / problem.batch_size if query.exact and problem.samples and problem.batch_size else 1.0
+def _passes(problem: Problem, round: Round, query: Query) -> float:
+    """How many times as long as all micro-batches an exact gradient takes: it is of all samples, once."""
+    if not (query.exact and problem.samples and problem.batch_size):
+        return 1.0
+    M = round.cluster.micro_batches if round.work is None else round.work.samples.shape[1]
+    return problem.samples / (M * problem.batch_size)
 
 
 def _ahead(round: Round, query: Query, info: Info) -> jax.Array:
@@ -135,7 +138,7 @@ def _ahead(round: Round, query: Query, info: Info) -> jax.Array:
 
 def _latencies(problem: Problem, round: Round, query: Query, info: Info) -> jax.Array:
     """Seconds of each worker's micro-batches, `[N, M]`; NaN of those that it did not compute, or not to the end."""
-    latencies = _passes(problem, query) * round.cluster.latencies(round, jnp.arange(round.workers))
+    latencies = _passes(problem, round, query) * round.cluster.latencies(round, jnp.arange(round.workers))
     computed = latencies > 0 if round.work is None else round.work.samples > 0
     if info.compute is not None:
         computed &= jnp.cumsum(latencies, axis=1) <= (1 + 1e-6) * info.compute[:, None]  # sums in another order round otherwise

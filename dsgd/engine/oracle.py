@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dsgd import workers
+from dsgd import checks, workers
 from dsgd.base import Gradients, Params, Problem, PyTree, Query, Work
 from dsgd.engine import absence, accumulate, protocol, units
 
@@ -174,7 +174,10 @@ def mean_loss(loss: Callable, params: Params, data: PyTree) -> tuple[jax.Array, 
 def evaluate(problem: Problem, params: Params, data: PyTree, shared: PyTree) -> tuple[dict[str, jax.Array], Params | None]:
     """Scalars by name, with "loss" = f(params), and f'(params) or None, the same on every device."""
     if problem.evaluate is not None:
-        scalars, slope = problem.evaluate(params, data, shared)
+        given = problem.evaluate(params, data, shared)
+        if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Mapping)):
+            raise ValueError(f"{problem.name}: evaluate gives {checks.typed(given)}; need a pair (scalars by name, gradient or None)")
+        scalars, slope = given
         if "loss" not in scalars or RESERVED & set(scalars):
             raise ValueError(f"{problem.name}: evaluate gives {sorted(scalars)}; need 'loss', and none of {sorted(RESERVED)}")
         for name, value in scalars.items():

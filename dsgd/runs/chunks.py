@@ -129,7 +129,11 @@ class _Drive:
         if self.job.feed:
             most = min(most, self.job.feed.records)
         count = 1 if since else most
-        return count, min(count * every - since, left)
+        rounds = min(count * every - since, left)
+        evaluated = self.sent + rounds - (self.sent + rounds) % (every * self.job.plan.evaluate_every)
+        if self.watch.until and self.sent < evaluated:  # it is to see a loss where it looks for one, in the last record
+            rounds = evaluated - self.sent
+        return -(-rounds // every), rounds
 
     def _read(self, bar: Progress) -> None:
         """The oldest chunk's records."""

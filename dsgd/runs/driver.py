@@ -67,7 +67,8 @@ def run(
             run of both. `steps` are this run's, and so are the history, which begins with a record of the start state, its bits and its
             clock, which begin at 0. What `start` is stays as it is.
         until: of the history so far, whether the run may end there. Asked after each chunk of about half a second, at least one record, and
-            never within: how far a run goes depends on the machine. The history, the state and the checkpoint are of where it ended.
+            never within; one that comes to an evaluated record ends with such a one. So how far a run goes depends on the machine. The
+            history, the state and the checkpoint are of where it ended.
         train_loss: have the loss on the drawn batches in the history, too: the mean over the workers that computed, each at its own model,
             or, where the method says how much each computes, over the samples that count.
             It is the gradients' own forward pass, and costs little; where the problem has its own `gradient`, a loss a round.

@@ -148,6 +148,9 @@ MB, THREE = METHODS["mb-sgd"], work.weighted(np.ones((3, 2)))
 REFUSED = {
     "for others": (lambda: unequal_work(METHODS["dsgd"], THREE), r"decentralized_sgd.* with samples as bool\[3, 2\]; need .* \[8, M\]"),
     "one axis": (lambda: unequal_work(MB, Work(np.ones(3, bool), np.ones(3))), r"samples as bool\[3\]; need integers or bool \[N, M\]"),
+    "for nobody": (lambda: unequal_work(MB, Work(np.zeros((3, 1), int), np.ones((3, 1)))), "with samples: 0 for everybody; need"),
+    "less than none": (lambda: unequal_work(MB, Work(np.full((3, 1), -1), np.ones((3, 1)))), "of -1 to -1 samples in a micro-batch; need"),
+    "against": (lambda: unequal_work(MB, Work(np.ones((3, 1), int), -np.ones((3, 1)))), "with weights -1 to -1: need finite numbers"),
     "a number": (lambda: dsgd.compile_round(unequal_work(MB, lambda state, round: 3), problem(), 1), "work as 3; need a dsgd.Work"),
     "twice": (lambda: dsgd.compile_round(unequal_work(unequal_work(MB, in_turn), in_turn), problem(), 1), "says itself what its workers"),
 }

@@ -63,6 +63,7 @@ REFUSED = {
     "nobody": (lambda: work.local_batches([0, 0], **SIX), "sizes: 0 for everybody; need somebody who computes"),
     "no batch": (lambda: work.local_batches([1], batch_size=0), "local_batches: batch_size = 0: need an integer, at least 1"),
     "no micro-batch": (lambda: work.local_batches([1], batch_size=1, micro_batches=0), "micro_batches = 0: need an integer"),
+    "more than int32": (lambda: work.local_batches([1], batch_size=2**31), "1 micro-batches of 2147483648: need fewer than 2\\^31 samples"),
     "an unknown mean": (lambda: work.local_batches([1], batch_size=1, average="all"), "average = 'all': need 'samples' or 'workers'"),
     "counts": (lambda: work.micro_batches([[1, 0]]), r"counted = int64\[1, 2\]: need bool \[N, M\]"),
     "one row": (lambda: work.micro_batches([True]), r"counted = bool\[1\]: need bool \[N, M\]"),

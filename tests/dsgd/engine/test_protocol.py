@@ -140,6 +140,10 @@ PROBLEMS = {
         {"evaluate": lambda params, data, shared: ({"loss": params}, params)},
         "evaluate gives 'loss' as float32[3]; need a scalar",
     ),
+    "scalars alone": (
+        {"evaluate": lambda params, data, shared: {"loss": jnp.zeros(())}},
+        "evaluate gives a dict; need a pair (scalars by name, gradient or None)",
+    ),
 }
 
 

@@ -212,3 +212,25 @@ def test_devices_charge_the_same():
     one, many = (run(method, problem, cluster, seeds=2, mesh=devices).history["clock"] for devices in (1, 8))
     assert len(np.unique(one)) == one.size - 1
     np.testing.assert_allclose(many, one, rtol=1e-6)
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_an_exact_gradient_of_many_micro_batches_is_of_all_samples_once(said):
+    problem = problems.logistic_regression("breast-cancer", workers=N, batch_size=10)
+    cluster = clusters.Cluster(clusters.constant(FIXED), micro_batches=4)
+    method = algorithms.gradient_descent(OPTIMIZER)
+    used = algorithms.unequal_work(method, Work(jnp.ones((N, 4), bool), jnp.ones((N, 4)))) if said else method
+    clock = run(used, problem, cluster, steps=1).history["clock"]
+    np.testing.assert_allclose(clock[-1], FIXED.max() * problem.samples / 10, rtol=1e-6)
+
+
+def test_seconds_that_a_method_tells_are_those_of_its_exact_gradients_too(sized):
+    method = algorithms.gradient_descent(OPTIMIZER)
+
+    def update(key, state, gradients, round):
+        after, info = method.update(key, state, gradients, round)
+        return after, info._replace(compute=jnp.full(N, 0.5))
+
+    cluster = clusters.Cluster(clusters.constant(FIXED))
+    clock = run(method._replace(update=update), sized._replace(samples=80), cluster, steps=1).history["clock"]
+    assert clock[-1] == 0.5

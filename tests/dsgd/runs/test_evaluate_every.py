@@ -146,3 +146,12 @@ def test_bar_and_until_see_the_last_evaluation(method, problem, mesh, key, capsy
 def test_what_is_no_period_is_refused(record_every, evaluate_every, method, problem, mesh, key):
     with pytest.raises(ValueError, match=rf"evaluate_every = {evaluate_every}.*: need"):
         dsgd.run(method, problem, steps=1, key=key, mesh=mesh, record_every=record_every, evaluate_every=evaluate_every)
+
+
+def test_until_is_asked_where_the_last_record_has_a_loss(method, problem, mesh, key):
+    def until(history):
+        return len(history["step"]) > 1 and history["loss"][-1] < np.inf
+
+    steps = dsgd.run(method, problem, steps=100, key=key, mesh=mesh, evaluate_every=7, until=until).history["step"]
+    assert steps[-1] < 100
+    assert steps[-1] % 7 == 0
