@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,10 +23,19 @@ SOME = [np.array([True, False, True, True, False, True]), np.arange(N) == 2, np.
 SGD = optax.sgd(0.05)
 
 
-def elapsed(pattern, here, convention, up=UP, down=DOWN, step=0):
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def elapse(pattern, convention, asked, here, up, down):
+    """Where ports are `asked`, each message says when it begins; they do not change."""
+    ports = network.Ports(LATENCY, up, down, (lambda begin, workers: (up[workers], down[workers])) if asked else None, here)
+    return network.elapse(pattern, jnp.asarray(FINISH), ports, convention, jnp.int32(0))
+
+
+RING = network.gossip(topologies.ring(N))
+
+
+def elapsed(pattern, here, convention, up=UP, down=DOWN, asked=False):
     """Of those who are there, absolute."""
-    ports = network.Ports(LATENCY, jnp.asarray(up), jnp.asarray(down), present=jnp.asarray(here))
-    done = np.asarray(network.elapse(pattern, jnp.asarray(FINISH), ports, convention, jnp.int32(step)))
+    done = np.asarray(elapse(pattern, convention, asked, here, up, down))
     assert (done[~here] == done[here].max()).all()
     return done[here]
 
@@ -56,23 +67,19 @@ def test_an_all_reduce_has_as_many_members_as_are_there(pattern, here):
 @pytest.mark.parametrize("here", SOME, ids=["four", "one", "five", "all"])
 def test_ports_that_are_asked_when_each_message_begins_are_those_of_the_others_too(here, convention):
     """Their seconds do not change: so both ways are one."""
-    up, down = jnp.asarray(UP), jnp.asarray(DOWN)
-    for pattern in (network.parameter_server, network.ring_all_reduce, network.gossip(topologies.ring(N))):
-        ports = network.Ports(LATENCY, up, down, lambda begin, workers: (up[workers], down[workers]), jnp.asarray(here))
-        done = network.elapse(pattern, jnp.asarray(FINISH), ports, convention, jnp.int32(0))
-        np.testing.assert_allclose(np.asarray(done)[here], elapsed(pattern, here, convention), rtol=1e-6)
+    for pattern in (network.parameter_server, network.ring_all_reduce, RING):
+        np.testing.assert_allclose(elapsed(pattern, here, convention, asked=True), elapsed(pattern, here, convention), rtol=1e-6)
 
 
 @pytest.mark.parametrize("convention", ["blocking", "pipelined"])
 @pytest.mark.parametrize("here", SOME, ids=["four", "one", "five", "all"])
 def test_gossip_waits_for_the_neighbours_that_are_there(here, convention):
-    ring = topologies.ring(N)
     near = [[j for j in ((i - 1) % N, (i + 1) % N) if here[j]] for i in range(N)]
     port = np.array([2.0 * len(near[i]) for i in range(N)], np.float32)  # 2 s for each message
     once = 1 if convention == "pipelined" else 0
     busy = [len(near[i]) * (2.0 + (0 if once else LATENCY)) + once * LATENCY * bool(near[i]) for i in range(N)]
     expected = [max(FINISH[[i, *near[i]]]) + max(busy[j] for j in (i, *near[i])) for i in range(N) if here[i]]
-    np.testing.assert_allclose(elapsed(network.gossip(ring), here, convention, port, port), expected, rtol=1e-6)
+    np.testing.assert_allclose(elapsed(RING, here, convention, port, port), expected, rtol=1e-6)
 
 
 def run(method, cluster, steps=12):

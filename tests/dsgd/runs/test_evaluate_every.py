@@ -24,9 +24,8 @@ def method():
     return algorithms.decentralized_sgd(optax.sgd(0.1), topologies.ring(N))
 
 
-@pytest.mark.parametrize(("devices", "seeds"), [(1, None), (4, 2)])
-def test_some_records_are_evaluated_and_all_else_is_as_ever(devices, seeds, method, problem, key):
-    options = {"steps": STEPS, "key": key, "seeds": seeds, "mesh": devices, "record_every": EVERY}
+def test_some_records_are_evaluated_and_all_else_is_as_ever(method, problem, key):
+    options = {"steps": STEPS, "key": key, "seeds": 2, "mesh": 2, "record_every": EVERY}
     plain, rare = dsgd.run(method, problem, **options), dsgd.run(method, problem, evaluate_every=RARELY, **options)
     mask = np.isin(RECORDS, EVALUATED)
     np.testing.assert_array_equal(rare.history["step"], RECORDS)
