@@ -17,8 +17,8 @@ def unequal_work(method: Algorithm, work: Work | Callable[[State, Round], Work])
 
     Methods that take the mean over workers then step along the estimate that `dsgd.work` says; those of one worker's gradient at a time,
     or of local steps, along each worker's own: its length is that of a mean with `average="workers"`, else it grows with the worker's
-    share of all samples. Where workers are away, means are over the others, whose weights are as they were: they add up to 1 only on
-    average. The history has `samples`, `[records, N]`.
+    share of all samples. Where workers are away, means are over the others, whose weights are as they were (they add up to 1 only on
+    average), unless the work is made for those who are there, with `present=round.present`. The history has `samples`, `[records, N]`.
 
     Args:
         method: any that does not say itself what its workers compute.

@@ -25,7 +25,14 @@ AVERAGES = ("samples", "workers")
 
 
 @checks.arguments
-def local_batches(sizes: ArrayLike | jax.Array, *, batch_size: int, micro_batches: int = 1, average: str = "samples") -> Work:
+def local_batches(
+    sizes: ArrayLike | jax.Array,
+    *,
+    batch_size: int,
+    micro_batches: int = 1,
+    average: str = "samples",
+    present: ArrayLike | jax.Array | None = None,
+) -> Work:
     r"""Worker n computes $b_n$ samples, in micro-batches of B of which the last is what remains.
 
     $$ \frac1N \sum_n g_n = \sum_n r_n \bar g_n, \qquad r_n = \frac{b_n}{\sum_k b_k} \quad \text{(eq. 9 of Cannikin)} $$
@@ -38,10 +45,12 @@ def local_batches(sizes: ArrayLike | jax.Array, *, batch_size: int, micro_batche
         micro_batches: M.
         average: "samples", the equation: all samples count the same; "workers": all $\bar g_n$ do, $r_n = 1 / N$ (0 of a worker without
             samples).
+        present: who takes part, bool `[N]` (`Round.present`): the sums, and N, are of those, as is the mean that methods take; None:
+            everybody.
 
     Raises:
         ValueError: sizes that are no integers `[N]`, negative, above M B, or all 0; batch_size or micro_batches < 1, or M B >= 2^31;
-            another average.
+            another average; present that is not bool `[N]`.
 
     Source: Nie et al., "Cannikin", section 4.3; the weights are those of LB-BSP.
     """
@@ -58,11 +67,11 @@ def local_batches(sizes: ArrayLike | jax.Array, *, batch_size: int, micro_batche
         _need_some("local_batches: sizes", each)
     xp, each = _library(each), each.astype(np.int32)
     filled = xp.clip(each[:, None] - B * np.arange(M, dtype=np.int32)[None], 0, B).astype(np.int32)
-    return _made(filled, _averaging("local_batches", filled, average))
+    return _averaged("local_batches", filled, average, present)
 
 
 @checks.arguments
-def micro_batches(counted: ArrayLike | jax.Array, *, average: str = "samples") -> Work:
+def micro_batches(counted: ArrayLike | jax.Array, *, average: str = "samples", present: ArrayLike | jax.Array | None = None) -> Work:
     r"""Worker n computes some of M micro-batches, each a whole batch of the problem.
 
     $$ \frac1N \sum_n g_n = \frac{\sum_{nm} c_{nm} \bar g_{nm}}{\sum_{nm} c_{nm}} $$
@@ -71,16 +80,17 @@ def micro_batches(counted: ArrayLike | jax.Array, *, average: str = "samples") -
         counted: c, bool `[N, M]`.
         average: "samples", the equation: all micro-batches that count do so equally; "workers": all workers, whatever each has (0 of one
             without any).
+        present: as of `local_batches`.
 
     Raises:
-        ValueError: not bool `[N, M]`, or nothing counts; another average.
+        ValueError: not bool `[N, M]`, or nothing counts; another average; present that is not bool `[N]`.
     """
     each = _array(counted)
     if each.ndim != 2 or each.dtype != bool or not each.size:
         raise ValueError(f"micro_batches: counted = {checks.typed(each)}: need bool [N, M]")
     if isinstance(each, np.ndarray):
         _need_some("micro_batches: counted", each)
-    return _made(each, _averaging("micro_batches", each, average))
+    return _averaged("micro_batches", each, average, present)
 
 
 @checks.arguments
@@ -164,15 +174,21 @@ def _made(samples: Any, weights: Any) -> Work:
     return Work(samples, weights)
 
 
-def _averaging(function: str, samples: Any, average: str) -> Any:
-    """The weights of micro-batches of so many samples, `[N, M]`."""
+def _averaged(function: str, samples: Any, average: str, present: Any) -> Work:
+    """Micro-batches of so many samples, `[N, M]`, of those who are there, with their weights."""
     if average not in AVERAGES:
         raise ValueError(f"{function}: average = {average!r}: need {' or '.join(map(repr, AVERAGES))}")
+    number = samples.shape[0]
+    if present is not None:
+        there = _array(present)
+        if there.shape != samples.shape[:1] or there.dtype != bool:
+            raise ValueError(f"{function}: present = {checks.typed(there)}: need bool [{number}]")
+        samples, number = _library(samples, there).where(there[:, None], samples, np.zeros((), samples.dtype)), there.sum()
     xp = _library(samples)
     total = xp.sum(samples, axis=1 if average == "workers" else None, keepdims=True, dtype=np.int32)
-    count = 1 if average == "workers" else samples.shape[0]
     kind = jnp.result_type(float)
-    return count * samples.astype(kind) / xp.maximum(total, 1).astype(kind)
+    weights = samples.astype(kind) / xp.maximum(total, 1).astype(kind)
+    return _made(samples, weights if average == "workers" else weights * xp.asarray(number, kind))
 
 
 def _array(values: Any) -> Any:
@@ -180,9 +196,9 @@ def _array(values: Any) -> Any:
     return values if isinstance(values, Tracer) else np.asarray(values)
 
 
-def _library(array: Any) -> Any:
+def _library(*arrays: Any) -> Any:
     """What is known stays so: numpy's, of numpy's arrays."""
-    return np if isinstance(array, np.ndarray) else jnp
+    return np if all(isinstance(array, np.ndarray) for array in arrays) else jnp
 
 
 def _need_some(what: str, values: np.ndarray) -> None:

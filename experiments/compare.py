@@ -31,6 +31,7 @@ METHODS = ("mb-sgd", "local-sgd", "asgd", "csgd", "ec-sgd", "dsgd", "exact-diffu
 BLUE, RED, GREEN = figures.COLOURS[:3]
 FAMILIES = {"synchronous": "black", "asynchronous": RED, "compressed": GREEN, "decentralized": BLUE}
 LABEL_HEIGHT = 0.07  # of a panel: as near to each other as names may be
+USUAL = (("digits", "by-label"), ("docstrings", "blocks"))  # data and partition, where nothing is said; of the language model
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,12 @@ class Args:
 
     model: Literal["logistic", "mlp", "cnn", "resnet-18", "language-model"] = "logistic"
     """What is trained."""
-    data: str = "digits"
-    """digits, breast-cancer, mnist or cifar-10 (the last two are read from --data-dir); for the language model
-    docstrings, grammar, or a file or folder."""
+    data: str | None = None
+    """digits (if nothing is said), breast-cancer, mnist or cifar-10 (the last two are read from --data-dir); for the language model
+    docstrings (if nothing is said), grammar, or a file or folder."""
     data_dir: commands.DataDir = None
-    partition: str = "by-label"
-    """Who gets which samples: iid, by-label or dirichlet; for the language model blocks or files."""
+    partition: str | None = None
+    """Who gets which samples: iid, by-label (if nothing is said) or dirichlet; for the language model blocks (likewise) or files."""
     alpha: float = 0.5
     """Concentration of the dirichlet partition: small is heterogeneous."""
     workers: int = 16
@@ -105,12 +106,15 @@ def main(args: Args) -> None:
 
 def make_problem(args: Args) -> dsgd.Problem:
     """The model on the partitioned data."""
+    usual_data, usual_partition = USUAL[args.model == "language-model"]
+    data = usual_data if args.data is None else args.data
+    partition = usual_partition if args.partition is None else args.partition
     if args.model == "language-model":
-        return problems.language_model(args.data, args.workers, args.partition, batch_size=args.batch_size, seed=args.seed)
+        return problems.language_model(data, args.workers, partition, batch_size=args.batch_size, seed=args.seed)
     shared = {"alpha": args.alpha, "batch_size": args.batch_size, "seed": args.seed, "data_dir": args.data_dir}
     if args.model == "logistic":
-        return problems.logistic_regression(args.data, args.workers, args.partition, **shared)
-    return problems.neural_network(args.model, args.data, args.workers, args.partition, **shared)
+        return problems.logistic_regression(data, args.workers, partition, **shared)
+    return problems.neural_network(args.model, data, args.workers, partition, **shared)
 
 
 def make_cluster(args: Args) -> clusters.Cluster:

@@ -33,7 +33,7 @@ Cache = Annotated[
 
 # What numbers on command lines need to be, by flag; what depends on other flags, scripts check themselves.
 COUNTS = ("workers", "batch_size", "steps", "exact_steps", "rounds", "seeds", "repeats", "problems", "dimension", "dimensions", "sizes")
-COUNTS += ("fixed_steps", "longest_run", "run_workers", "batch_sizes", "micro_batches")
+COUNTS += ("fixed_steps", "longest_run", "run_workers", "micro_batches")
 POSITIVE = ("learning_rates", "exact_learning_rate", "target", "bandwidth", "seconds", "alpha", "alphas", "factor")
 NOT_NEGATIVE = ("seed", "latency", "compute", "delay", "l2", "exact_l2")
 
@@ -72,7 +72,7 @@ def check_flags(args: Any) -> None:
         flag = f"--{name.replace('_', '-')}"
         if not values and name != "sizes":  # without larger models there is less to time
             raise ValueError(f"{flag}: need at least one")
-        if name in COUNTS and not all(number >= 1 for number in values):
+        if name in COUNTS and not all(number is None or number >= 1 for number in values):
             raise ValueError(f"{flag} {value}: need whole numbers, at least 1")
         if name in POSITIVE and not all(number is None or 0 < number < math.inf for number in values):
             raise ValueError(f"{flag} {value}: need finite numbers above 0")

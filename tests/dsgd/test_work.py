@@ -80,3 +80,21 @@ def test_what_cannot_be_computed_is_refused(mistake):
     make, message = REFUSED[mistake]
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("average", ["samples", "workers"])
+def test_of_those_who_are_there_the_mean_is_the_estimate(average):
+    """Over whom methods take it; also where who that is is known only when it runs."""
+    sizes, there, g = np.array([8, 3, 5, 1]), np.array([True, False, True, True]), np.array([1.0, 10.0, 100.0, 1000.0])
+    given = work.local_batches(sizes, batch_size=4, micro_batches=2, average=average, present=there)
+    np.testing.assert_array_equal(given.samples.sum(axis=1), np.where(there, sizes, 0))
+    mean = (given.weights.sum(axis=1) * g)[there].mean()
+    expected = (sizes * g)[there].sum() / sizes[there].sum() if average == "samples" else g[there].mean()
+    np.testing.assert_allclose(mean, expected, rtol=1e-6)
+    traced = jax.jit(lambda present: work.local_batches(sizes, batch_size=4, micro_batches=2, average=average, present=present))(there)
+    jax.tree.map(np.testing.assert_allclose, traced, given)
+    counted = np.array([[True, True], [True, False], [False, False], [True, False]])
+    some = work.micro_batches(counted, average=average, present=there)
+    np.testing.assert_array_equal(some.samples, counted & there[:, None])
+    with pytest.raises(ValueError, match=r"local_batches: present = bool\[3\]: need bool \[4\]"):
+        work.local_batches(sizes, batch_size=8, present=there[:3])
