@@ -202,8 +202,9 @@ def named(result: dsgd.Result) -> dict[str, np.ndarray]:
 
 @cache
 def masked(name: str) -> dsgd.Result:
-    """On two devices: of a worker's neighbours some are on its own, and some on the other."""
-    return run(METHODS[name][0], mesh=2, train_loss=name == "local-sgd")
+    """On eight devices, or on two, where of a worker's neighbours some are on its own, and some on the other."""
+    mesh = 2 if name in ("dsgd", "dsgd-complete", "deepsqueeze", "mb-sgd-model") else 8
+    return run(METHODS[name][0], mesh=mesh, train_loss=name == "local-sgd")
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -282,6 +283,23 @@ def test_who_is_away_has_no_part_of_the_work():
         g = (sums[:, None] * slopes(np.tile(x, (N, 1))))[HERE[t]].mean(axis=0)
         np.testing.assert_allclose(history["global_sqnorm"][t + 1], g @ g, rtol=1e-4)
         x = x - GAMMA * g
+
+
+def test_a_server_has_what_it_had_after_a_round_with_nobody():
+    """Of a method that does not say so itself: its server counts the rounds."""
+    method = algorithms.minibatch_sgd(SGD)
+
+    def update(key, state, gradients, round):
+        after, info = method.update(key, state._replace(server=state.server[0]), gradients, round)
+        return after._replace(server=(after.server, state.server[1] + 1)), info
+
+    counting = method._replace(
+        init=lambda params, N: dsgd.State(jnp.int32(0), (method.init(params, N).server, jnp.int32(0))),
+        query=lambda state, round: dsgd.Query(state.server[0].params),
+        update=update,
+        model=lambda state: state.server[0].params,
+    )
+    assert run(counting, CLUSTER).state.server[1] == HERE.any(axis=1).sum() < T
 
 
 def test_all_others_are_refused_by_name_and_told_which_go_on():

@@ -68,14 +68,14 @@ def in_turn(state: dsgd.State, round: dsgd.Round) -> Work:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_goes_the_way_of_one_that_is_handed_the_weighted_samples(name):
-    """The one splits each worker's item into micro-batches, of which the first samples count, on two devices; the other, which knows
-    nothing of work, has each sample with the weight that it then has."""
+    """The one splits each worker's item into micro-batches, of which the first samples count, on eight devices; the other, which
+    knows nothing of work, has each sample with the weight that it then has."""
     method = METHODS[name]
     with jax.enable_x64(True):
         plain = [Batch(a, y, np.full(y.shape, 1 / B)) for a, y in zip(*items(), strict=True)]
         cuttable = problem(batch_size=B, take=cut)
         run = partial(dsgd.run, steps=STEPS, key=jax.random.key(1))
-        ours = run(unequal_work(method, in_turn), cuttable, batches=plain, mesh=2)
+        ours = run(unequal_work(method, in_turn), cuttable, batches=plain, mesh=8)
         counts = np.arange(M * B)[None] < SIZES[:, :, None]  # the first ones, [2, N, M B]
         per_sample = N * counts / SIZES.sum(axis=1)[:, None, None]
         weighted = [batch._replace(weights=per_sample[t % 2]) for t, batch in enumerate(plain)]
