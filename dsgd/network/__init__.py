@@ -2,15 +2,12 @@
 
 from dsgd.network import told
 from dsgd.network.asynchronous import asynchronous_server_messages
+from dsgd.network.clocks import Exchange, Ports, elapse, exchange
 from dsgd.network.patterns import (
-    Exchange,
-    Ports,
     asynchronous_gossip,
     asynchronous_server,
     cost,
-    elapse,
     every,
-    exchange,
     gossip,
     local,
     multi_server,
