@@ -11,7 +11,6 @@ It also says who takes part in a round and which messages arrive: `present=sampl
 
 from dsgd.clusters.cluster import Cluster, Overlap
 from dsgd.clusters.quantities import (
-    Quantity,
     bernoulli,
     bounded,
     constant,
@@ -27,6 +26,7 @@ from dsgd.clusters.quantities import (
     square_wave,
     trace,
 )
+from dsgd.clusters.quantity import Quantity
 
 __all__ = [
     "Cluster",

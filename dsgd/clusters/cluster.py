@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 
 from dsgd import checks
 from dsgd.base import Round
-from dsgd.clusters.quantities import Quantity, need_number, need_probability, same_workers
+from dsgd.clusters.quantity import Quantity, need_number, need_probability, same_workers
 from dsgd.network import Convention
 from dsgd.network.switch import check_convention, need_seconds
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from dsgd import workers
 from dsgd.base import Round
 from dsgd.clusters.cluster import Cluster
-from dsgd.clusters.quantities import Quantity
+from dsgd.clusters.quantity import Quantity
 
 _PRESENT, _DELIVERED = 0x70726573, 0x64656C69  # far from the small numbers that methods fold into a round's key
 

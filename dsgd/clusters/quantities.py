@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -14,76 +14,7 @@ import numpy as np
 
 from dsgd import checks
 from dsgd.clusters import integrals
-
-
-@checks.arguments
-@dataclass(frozen=True)
-class Quantity:
-    """What a worker has of something at a time.
-
-    Args:
-        sample: (key, clock in seconds, worker) -> a float scalar, at least 0. All workers have the same key: what is each one's own is
-            drawn with `fold_in(key, worker)`.
-        name: for tables and checkpoints; it tells all parameters.
-        positive: whether it is never 0, as bandwidths must be.
-        workers: how many workers it is for, None for any number.
-        named: how many workers there must be at least, since it names one of them.
-        steady: whether it does not change with the clock: then a message has one bandwidth.
-        integral: (key, clock, seconds, worker) -> the integral of `sample` over the clock, from `clock` on for so many seconds, of one that
-            changes; None: it is a Gauss-Legendre sum of 64 samples.
-    """
-
-    sample: Callable[[jax.Array, jax.Array, Any], jax.Array]
-    name: str
-    positive: bool
-    workers: int | None = None
-    named: int = 0
-    steady: bool = False
-    integral: Callable[[jax.Array, jax.Array, jax.Array, Any], jax.Array] | None = None
-
-    def amount(self, key: jax.Array, clock: jax.Array, seconds: jax.Array, worker: Any) -> jax.Array:
-        """What a worker gets of it in so many seconds from a time on: bits, of bits per second."""
-        if self.steady:
-            return seconds * self.sample(key, clock, worker)
-        if self.integral is not None:
-            return self.integral(key, clock, seconds, worker)
-        return integrals.quadrature(lambda clock: self.sample(key, clock, worker), clock, seconds)
-
-    def seconds(self, key: jax.Array, clock: jax.Array, amount: jax.Array, worker: Any) -> jax.Array:
-        """How long it takes from a time on until a worker has got so much of it: of bits per second, seconds of a message."""
-        if self.steady:
-            return amount / jnp.asarray(self.sample(key, clock, worker), jnp.float32)
-        return integrals.needed(lambda seconds: self.amount(key, clock, seconds, worker), amount)
-
-    @checks.arguments
-    def __add__(self, other: Quantity) -> Quantity:
-        """The sum of the two, drawn independently."""
-
-        def sample(key, clock, worker):
-            first, second = jax.random.split(key)
-            return self.sample(first, clock, worker) + other.sample(second, clock, worker)
-
-        def integral(key, clock, seconds, worker):
-            first, second = jax.random.split(key)
-            return self.amount(first, clock, seconds, worker) + other.amount(second, clock, seconds, worker)
-
-        positive, named, steady = self.positive or other.positive, max(self.named, other.named), self.steady and other.steady
-        return Quantity(sample, f"{self.name} + {other.name}", positive, same_workers(self, other), named, steady, integral)
-
-    @checks.arguments
-    def __mul__(self, factor: float) -> Quantity:
-        """So many times it."""
-        need_number("a factor of a quantity", factor, least=0)
-        name, positive = f"{factor:.9g} ({self.name})", self.positive and factor > 0
-        return replace(
-            self,
-            sample=lambda *args: factor * self.sample(*args),
-            name=name,
-            positive=positive,
-            integral=lambda *args: factor * self.amount(*args),
-        )
-
-    __rmul__ = __mul__
+from dsgd.clusters.quantity import Quantity, need_number, need_probability
 
 
 @checks.arguments
@@ -393,29 +324,6 @@ def _numbers(what: str, values: Any, *, least: float) -> np.ndarray:
     if wrong.any():
         raise ValueError(f"{what}: given {array[wrong].ravel()[0]}; need finite numbers >= {least:.9g}")
     return array
-
-
-def need_number(what: str, value: Any, *, least: float, more: bool = False) -> None:
-    """Raises a ValueError where the value is no finite number of at least, or more than, `least`."""
-    if not math.isfinite(value) or value < least or (more and value == least):
-        raise ValueError(
-            f"{what} = {value!r}: need a finite number" + (f" {'>' if more else '>='} {least:.9g}" if least > -math.inf else "")
-        )
-
-
-def need_probability(what: str, value: Any) -> None:
-    need_number(what, value, least=0)
-    if value > 1:
-        raise ValueError(f"{what} = {value!r}: need a number from 0 to 1")
-
-
-def same_workers(*quantities: Quantity) -> int | None:
-    """The number of workers that they are for."""
-    numbers = {quantity.workers: quantity.name for quantity in quantities if quantity.workers is not None}
-    if len(numbers) > 1:
-        each = ", ".join(f"{name} for {workers}" for workers, name in numbers.items())
-        raise ValueError(f"quantities for different numbers of workers: {each}; need the same number")
-    return next(iter(numbers), None)
 
 
 def _digest(values: np.ndarray) -> str:
