@@ -38,6 +38,22 @@ class Carry(NamedTuple):
     clock: Clock | tuple[()]
 
 
+class Chunk(NamedTuple):
+    """Which rounds one call of `advance` runs, int32 scalars, the same for all runs: what a method does in some rounds only is a branch.
+
+    Args:
+        done: rounds before these.
+        rounds: how many, of at most `Plan.capacity` records.
+        fresh: 1 where the run begins here, else 0.
+        end: rounds done by the run's last record, which is evaluated.
+    """
+
+    done: Any
+    rounds: Any
+    fresh: Any
+    end: Any
+
+
 class Plan(NamedTuple):
     """All that the compiled program depends on besides shapes.
 
@@ -111,10 +127,7 @@ def advance(
     data: PyTree,
     shared: PyTree,
     batches: PyTree,
-    done: jax.Array,
-    rounds: jax.Array,
-    fresh: jax.Array,
-    end: jax.Array,
+    chunk: Chunk,
 ) -> tuple[Carry, Records]:
     """Runs the next rounds, with a record after every `plan.record_every` of them and after the last; where they are the first, also of
     the start.
@@ -126,24 +139,21 @@ def advance(
         data: of the problem, leaves `[N, ...]`.
         shared: what it has besides.
         batches: None, or batches from outside, leaves `[at least rounds, N, ...]`.
-        done: int32 scalar, rounds before these, of all runs: what a method does in some rounds only is then a branch.
-        rounds: int32 scalar, of at most `plan.capacity` records.
-        fresh: int32 scalar, 1 where the run begins here, else 0.
-        end: int32 scalar, rounds done by its last record, which is evaluated.
+        chunk: the rounds.
 
     Returns:
         What is carried after it; records by name, `[grid?, seeds?, capacity, ...]`, of which the first
         ceil(rounds / record_every) count, and one more where the start is among them.
     """
 
-    def run(points, keys, carry, data, shared, batches, *numbers):
+    def run(points, keys, carry, data, shared, batches, chunk):
         def one(point, key, carry):
-            return _advance_one(plan, _method(plan, point), key, carry, data, shared, batches, *numbers)
+            return _advance_one(plan, _method(plan, point), key, carry, data, shared, batches, chunk)
 
         return _over_runs(plan, one, (0, None, 0), (None, 0, 0))(points, keys, carry)
 
-    specs = (P(), P(), _carry_spec(plan), P(workers.AXIS), P(), P(None, workers.AXIS), P(), P(), P(), P())
-    return _sharded(plan, run, specs, (_carry_spec(plan), P()))(points, keys, carry, data, shared, batches, done, rounds, fresh, end)
+    specs = (P(), P(), _carry_spec(plan), P(workers.AXIS), P(), P(None, workers.AXIS), P())
+    return _sharded(plan, run, specs, (_carry_spec(plan), P()))(points, keys, carry, data, shared, batches, chunk)
 
 
 def models(plan: Plan, state: State, points: PyTree) -> Params:
@@ -236,8 +246,9 @@ def split(key: jax.Array) -> tuple[jax.Array, jax.Array]:
     return first, rounds
 
 
-def _advance_one(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shared, batches, done, rounds, fresh, end):
+def _advance_one(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shared, batches, chunk: Chunk):
     key, every = split(key)[1], plan.record_every
+    done, rounds, fresh, end = chunk
     # Both are asked for their shapes first: traced once, and inlined.
     run_round, measure = (jax.jit(partial(function, plan, algorithm), inline=True) for function in (_round, _measure))
 

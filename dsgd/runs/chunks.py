@@ -113,8 +113,8 @@ class _Drive:
                     batch = self.job.feed.take(rounds)
                 if self.stop.asked:
                     return
-            numbers = (np.int32(self.sent), np.int32(rounds), np.int32(self.sent == self.job.before), np.int32(self.last))
-            arguments = (self.carry, self.points, self.keys, self.data, self.shared, batch, *numbers)
+            chunk = loop.Chunk(*map(np.int32, (self.sent, rounds, self.sent == self.job.before, self.last)))
+            arguments = (self.carry, self.points, self.keys, self.data, self.shared, batch, chunk)
             self.carry, news = programs.call(loop.advance, self.job.plan, *arguments, donate=(0,))
             if self.sent == self.job.before:
                 protocol.need_counted(self.watch.name, self.carry.state.step, self.sent + rounds)

@@ -85,7 +85,7 @@ def _program(job: Job) -> str:
     carry = jax.eval_shape(partial(loop.start, plan), points, keys)
     number = jax.ShapeDtypeStruct((), jnp.int32)
     start = programs.text(loop.start, plan, points, keys)
-    advance = programs.text(loop.advance, plan, carry, points, keys, data, shared, batches, *[number] * 4)
+    advance = programs.text(loop.advance, plan, carry, points, keys, data, shared, batches, loop.Chunk(*[number] * 4))
     return hashlib.sha256((start + advance).encode()).hexdigest()[:16]
 
 
