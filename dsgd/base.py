@@ -52,8 +52,8 @@ class Work(NamedTuple):
     `dsgd.work` makes them.
     """
 
-    samples: jax.Array
-    weights: jax.Array
+    samples: jax.Array | np.ndarray
+    weights: jax.Array | np.ndarray
 
 
 class Measured(NamedTuple):
@@ -180,7 +180,7 @@ class Algorithm(NamedTuple):
         workers: N where the method is built for one N (a topology), or None for any.
         local: State -> the local models, leaves `[n, ...]`, whose consensus distance is recorded; None: those of the query, if it has such.
         away: (`State.workers` before a round, and after it, Round) -> what a worker has after it that was away meanwhile, leaves
-            `[n, ...]`; None: the method cannot go on without one of its workers or messages, and is refused on such clusters.
+            `[n, ...]`; or, in words, why the method cannot go on without one of its workers or messages: it is refused on such clusters.
         measures: whether it wants `Round.measured`, which is carried for those that do; or M, where its query looks at the seconds of
             micro-batches and asks for another number of them than the cluster's `micro_batches`.
     """

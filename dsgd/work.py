@@ -109,7 +109,7 @@ def weighted(weights: ArrayLike | jax.Array) -> Work:
     if isinstance(each, np.ndarray):
         _need_weights("weighted: weights", each)
         _need_some("weighted: weights", each)
-    return _made(each != 0, each)
+    return Work(each != 0, each)
 
 
 def in_samples(work: Work, batch_size: int | None) -> Work:
@@ -152,7 +152,7 @@ def need_arrays(where: str, work: Any, N: int | None) -> None:
     """Raises a ValueError where it is work for no problem: its arrays are not those of N workers (None: of any number), or negative, or
     nobody computes anything."""
     if not isinstance(work, Work):
-        raise ValueError(f"{where} as {checks.typed(work)}; need a dsgd.Work, of dsgd.work, or None")
+        raise ValueError(f"{where} as {checks.typed(work)}; need a dsgd.Work, of dsgd.work")
     for name, array in work._asdict().items():
         kinds, words = ((jnp.integer, np.bool_), "integers or bool") if name == "samples" else ((jnp.floating,), "floating-point numbers")
         shape = getattr(array, "shape", ())
@@ -169,11 +169,6 @@ def need_arrays(where: str, work: Any, N: int | None) -> None:
         _need_weights(f"{where} with weights", weights)
 
 
-def _made(samples: Any, weights: Any) -> Work:
-    """Of numpy's arrays, too: what is known stays known where it is traced."""
-    return Work(samples, weights)
-
-
 def _averaged(function: str, samples: Any, average: str, present: Any) -> Work:
     """Micro-batches of so many samples, `[N, M]`, of those who are there, with their weights."""
     if average not in AVERAGES:
@@ -188,7 +183,7 @@ def _averaged(function: str, samples: Any, average: str, present: Any) -> Work:
     total = xp.sum(samples, axis=1 if average == "workers" else None, keepdims=True, dtype=np.int32)
     kind = jnp.result_type(float)
     weights = samples.astype(kind) / xp.maximum(total, 1).astype(kind)
-    return _made(samples, weights if average == "workers" else weights * xp.asarray(number, kind))
+    return Work(samples, weights if average == "workers" else weights * xp.asarray(number, kind))
 
 
 def _array(values: Any) -> Any:

@@ -114,10 +114,10 @@ def _asked(function: Callable, problem: Problem, query: Query, key: jax.Array, d
     if query.work is None:
         computed = compute(None, None, None)
     else:
-        factors = (_counted(query.work), jnp.where(query.work.samples > 0, query.work.weights, 0))
-        samples, *factors = (workers.own(each, N) if places is None else each[ids] for each in (query.work.samples, *factors))
+        factors = tuple(map(jnp.asarray, (query.work.samples, _counted(query.work), query.work.weights)))  # numpy's take no traced index
+        samples, *factors = (workers.own(each, N) if places is None else each[ids] for each in factors)
         if query.exact:
-            totals = tuple(jnp.sum(each, axis=1) for each in factors)
+            totals = tuple(jnp.sum(jnp.where(samples > 0, each, 0), axis=1) for each in factors)
             computed = jax.tree.map(units.scaled, totals, compute(None, None, None))
         else:
             M = samples.shape[1]
