@@ -7,6 +7,7 @@ from collections.abc import Callable
 import optax
 
 import topologies
+from algorithms import kimad
 from algorithms.asynchronous import delays
 from algorithms.asynchronous.asynchronous_gossip_sgd import asynchronous_gossip_sgd
 from algorithms.asynchronous.asynchronous_sgd import asynchronous_sgd
@@ -21,6 +22,7 @@ from algorithms.decentralized.exact_diffusion import exact_diffusion
 from algorithms.decentralized.extra import extra
 from algorithms.decentralized.gradient_tracking import gradient_tracking
 from algorithms.decentralized.stochastic_gradient_push import stochastic_gradient_push
+from algorithms.kimad.method import kimad_sgd
 from algorithms.observed import observed
 from algorithms.synchronous.backup_workers_sgd import backup_workers_sgd
 from algorithms.synchronous.gradient_descent import gradient_descent
@@ -96,6 +98,8 @@ __all__ = [
     "extra",
     "gradient_descent",
     "gradient_tracking",
+    "kimad",
+    "kimad_sgd",
     "local_sgd",
     "make",
     "minibatch_sgd",

@@ -10,7 +10,8 @@ All that crosses devices are messages: packed arrays.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -152,20 +153,20 @@ def to_neighbours(compressor: Compressor, key: jax.Array, vectors: PyTree, topol
     return Delivery(pulled, seen, _remember(compressor, messages), info)
 
 
-def flat(tree: PyTree, compressor: Compressor) -> PyTree:
+def flat(tree: PyTree, layer_wise: bool) -> PyTree:
     """Leaves `[n, ...]` as the vectors that are compressed, `[n, d]`: one for each leaf, or one of them all."""
-    if not compressor.layer_wise:
+    if not layer_wise:
         tree = jax.vmap(lambda one: ravel_pytree(one)[0])(tree)
     return jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0], -1), tree)
 
 
-def shaped(vectors: PyTree, like: PyTree, compressor: Compressor) -> PyTree:
+def shaped(vectors: PyTree, like: PyTree, layer_wise: bool) -> PyTree:
     """Of vectors `[n, d]`, the tree with leaves `[n, ...]` that `flat` would make them of.
 
     Args:
         like: a tree of its shapes and types.
     """
-    if compressor.layer_wise:
+    if layer_wise:
         return jax.tree.map(lambda vector, leaf: vector.reshape(leaf.shape), vectors, like)
     return jax.vmap(ravel_pytree(jax.tree.map(lambda leaf: leaf[0], like))[1])(vectors)
 
@@ -177,7 +178,7 @@ def cut(tree: Gradients, N: int, compressor: Compressor) -> Parts:
     def cut_vector(x):
         return jnp.pad(x, ((0, 0), (0, -x.shape[1] % N))).reshape(x.shape[0], N, -1)
 
-    return jax.tree.map(cut_vector, flat(tree, compressor))
+    return jax.tree.map(cut_vector, flat(tree, compressor.layer_wise))
 
 
 def join(parts: Parts, like: Params, compressor: Compressor) -> Params:
@@ -206,13 +207,25 @@ def need_two(method: str, up: Compressor, down: Compressor) -> None:
         raise ValueError(f"{method} with {up.name} up and {down.name} down: need both layer by layer, or both of compressors.whole_model")
 
 
-def need_contraction(method: str, compressor: Compressor, vectors: PyTree, insist: str = "") -> None:
-    """Raises a ValueError where the compressor states no contraction for vectors of these lengths, leaves `[..., d]`.
+class Contracting(Protocol):
+    """A compressor, or a set of them, and the contraction that it states for d elements, None where it states none."""
+
+    @property
+    def delta(self) -> Callable: ...
+
+    @property
+    def name(self) -> str: ...
+
+
+def need_contraction(method: str, compressor: Contracting, vectors: PyTree, insist: str = "") -> None:
+    """Raises a ValueError where the compressor states no contraction for vectors of these lengths, leaves `[..., d]`, or one is empty.
 
     Args:
         insist: how to take it all the same, of methods that let one.
     """
-    for leaf in jax.tree.leaves(vectors):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(vectors):
+        if leaf.shape[-1] == 0:
+            raise ValueError(f"{method}: layer {jax.tree_util.keystr(path) or 'itself'} has no elements; need at least one")
         if compressor.delta(leaf.shape[-1]) is None:
             raise ValueError(
                 f"{method} with {compressor.name}, which states no contraction for vectors of {leaf.shape[-1]} elements: "

@@ -183,6 +183,7 @@ class Algorithm(NamedTuple):
             `[n, ...]`; or, in words, why the method cannot go on without one of its workers or messages: it is refused on such clusters.
         measures: whether it wants `Round.measured`, which is carried for those that do; or M, where its query looks at the seconds of
             micro-batches and asks for another number of them than the cluster's `micro_batches`.
+        refuses: the newest records of the history, by name -> in words why the run must end there, or ""; None: nothing in them ends it.
     """
 
     init: Callable
@@ -196,6 +197,7 @@ class Algorithm(NamedTuple):
     local: Callable | None = None
     away: Callable | str = "it does not say what becomes of a worker that is away (Algorithm.away)"
     measures: bool | int = False
+    refuses: Callable | None = None
 
 
 class Compressor(NamedTuple):

@@ -61,7 +61,7 @@ def choco_sgd(
 
     def init(params, N):
         models = optimizers.start_local(optimizer, params, N)
-        known = exchanges.flat(models.params, compressor)
+        known = exchanges.flat(models.params, compressor.layer_wise)
         exchanges.need_contraction("choco_sgd", compressor, known)
         apart = jax.tree.map(jnp.zeros_like, known)
         return State(jnp.int32(0), workers=Estimates(*models, known, apart, exchanges.start(compressor, known)))
@@ -69,13 +69,13 @@ def choco_sgd(
     def update(key, state, gradients, round):
         known = state.workers
         half = optimizers.step_local(optimizer, optimizers.Model(known.params, known.optimizer), gradients)
-        x = exchanges.flat(half.params, compressor)
+        x = exchanges.flat(half.params, compressor.layer_wise)
         news = jax.tree.map(jnp.subtract, x, known.own)
         sent = exchanges.to_neighbours(compressor, key, news, topology, round, known.last)
         own = jax.tree.map(jnp.add, known.own, sent.seen)
         apart = jax.tree.map(jnp.add, known.apart, sent.received)  # X-hat (W - I)
         x = jax.tree.map(lambda x, apart: x + jnp.asarray(consensus_step, x.dtype) * apart, x, apart)
-        params = exchanges.shaped(x, half.params, compressor)
+        params = exchanges.shaped(x, half.params, compressor.layer_wise)
         return State(state.step + 1, workers=Estimates(params, half.optimizer, own, apart, sent.messages)), sent.info
 
     return gossip.algorithm(f"choco_sgd({topology.name}, {compressor.name})", init, update, optimizer, topology, absence.REMEMBERED)

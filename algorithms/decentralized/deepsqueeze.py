@@ -58,19 +58,19 @@ def deepsqueeze(
 
     def init(params, N):
         models = optimizers.start_local(optimizer, params, N)
-        nothing = jax.tree.map(jnp.zeros_like, exchanges.flat(models.params, compressor))
+        nothing = jax.tree.map(jnp.zeros_like, exchanges.flat(models.params, compressor.layer_wise))
         exchanges.need_contraction("deepsqueeze", compressor, nothing)
         return State(jnp.int32(0), workers=Compensated(*models, nothing, exchanges.start(compressor, nothing)))
 
     def update(key, state, gradients, round):
         memory = state.workers
         half = optimizers.step_local(optimizer, optimizers.Model(memory.params, memory.optimizer), gradients)
-        x = exchanges.flat(half.params, compressor)
+        x = exchanges.flat(half.params, compressor.layer_wise)
         v = jax.tree.map(jnp.add, x, memory.error)
         sent = exchanges.to_neighbours(compressor, key, v, topology, round, memory.last)
         error = jax.tree.map(jnp.subtract, v, sent.seen)
         x = jax.tree.map(lambda x, pulled: x + jnp.asarray(consensus_step, x.dtype) * pulled, x, sent.received)
-        params = exchanges.shaped(x, half.params, compressor)
+        params = exchanges.shaped(x, half.params, compressor.layer_wise)
         return State(state.step + 1, workers=Compensated(params, half.optimizer, error, sent.messages)), sent.info
 
     return gossip.algorithm(

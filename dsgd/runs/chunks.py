@@ -144,7 +144,9 @@ class _Drive:
         self._check()
 
     def _check(self) -> None:
-        """Raises `Diverged` where a run that may not diverge did."""
+        """Raises `Diverged` where a run that may not diverge did, and a ValueError where the method refuses to go on."""
+        if self.job.algorithm.refuses and (why := self.job.algorithm.refuses(self.log.pieces[-1])):
+            raise ValueError(f"{self.watch.name}: by round {self.log.steps[-1]}, {why}")
         if self.watch.learning_rate is not None:
             self.log.check(self.watch.name, self.watch.learning_rate, partial(suspects.of, self.job))
 

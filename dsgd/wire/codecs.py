@@ -84,6 +84,16 @@ def unpack(planes: tuple[jax.Array, ...], bits: int, d: int) -> UInt8[Array, " d
     return codes
 
 
+def packed_bits(bits: int, d: int) -> int:
+    """Bits that d codes take, packed.
+
+    Args:
+        bits: bits of a code, 0 to 32.
+        d: number of codes.
+    """
+    return sum(BYTE * -(-d * width // BYTE) for _, width in _planes(bits))
+
+
 def pack_trits(codes: UInt8[Array, " d"]) -> UInt8[Array, " bytes"]:
     """d codes below 3 in ceil(d / 5) bytes, 1.6 bits each: byte j is the sum of 3^k times code j + k ceil(d / 5)."""
     size, original = -(-codes.shape[0] // TRITS), codes

@@ -1,0 +1,26 @@
+"""Kimad: compression that follows the bandwidth. The method is `algorithms.kimad_sgd`; here is what it is made of."""
+
+from algorithms.kimad.allocation import allocate, one_for_all
+from algorithms.kimad.budgets import Budget, budget
+from algorithms.kimad.choices import Choices, any_of, top_k, whole_model
+from algorithms.kimad.monitors import Monitor, exponential_average, harmonic_mean, last, oracle
+from algorithms.kimad.updates import Update, gradient, local_steps
+
+__all__ = [
+    "Budget",
+    "Choices",
+    "Monitor",
+    "Update",
+    "allocate",
+    "any_of",
+    "budget",
+    "exponential_average",
+    "gradient",
+    "harmonic_mean",
+    "last",
+    "local_steps",
+    "one_for_all",
+    "oracle",
+    "top_k",
+    "whole_model",
+]

@@ -1,0 +1,81 @@
+"""How many bits a round's time leaves for a message."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.typing import ArrayLike
+
+from dsgd import checks
+
+MOST = float(np.nextafter(np.float32(2**32), np.float32(0)))  # the largest float32 that is a uint32
+
+
+class Budget(NamedTuple):
+    """Bits of a message to the server, and of one from it."""
+
+    up: jax.Array
+    down: jax.Array
+
+
+@checks.arguments
+def budget(
+    up: ArrayLike, round_time: ArrayLike, computation: ArrayLike = 0.0, congestion: ArrayLike = 1.0, down: ArrayLike | None = None
+) -> Budget:
+    r"""The bits that fill a round: one message up and one down take what computation leaves of its time.
+
+    $$ \frac{c_u}{B_u} + \frac{c_d}{B_d} = t - T_{comp}, \quad \frac{c_d}{B_d} = a \frac{c_u}{B_u}
+       \qquad\Rightarrow\qquad c_u = B_u \frac{t - T_{comp}}{1 + a}, \quad c_d = a B_d \frac{t - T_{comp}}{1 + a} $$
+
+    With a = 1 the first is equation 2. With a = 0 all the time is the uplink's.
+
+    Args:
+        up: $B_u$, bits per second of the uplink, any shape.
+        round_time: t, seconds.
+        computation: $T_{comp}$, seconds; where it leaves nothing, the bits are 0.
+        congestion: a, seconds of the downlink for each second of the uplink.
+        down: $B_d$, of the downlink; None: as the uplink's.
+
+    Raises:
+        ValueError: bandwidths or times that are negative or NaN, a round without time, a congestion that is not finite.
+
+    Source: Xin et al., "Kimad", section 3.1, which has one bandwidth for both.
+    """
+    down = up if down is None else down
+    for what, value, least in (
+        ("up", up, "bits per second >= 0"),
+        ("down", down, "bits per second >= 0"),
+        ("computation", computation, "seconds >= 0"),
+    ):
+        _need(what, value, least, lambda x: x >= 0)
+    need_times(round_time, congestion)
+    left = jnp.maximum(0, jnp.asarray(round_time) - jnp.asarray(computation)) / (1 + jnp.asarray(congestion))
+    return Budget(_times(up, left), _times(down, congestion * left))
+
+
+def need_times(round_time: ArrayLike, congestion: ArrayLike) -> None:
+    """Raises a ValueError where a round has no time, or the downlink's share of it is none."""
+    _need("round_time", round_time, "seconds > 0, finite", lambda x: (x > 0) & np.isfinite(x))
+    _need("congestion", congestion, "a finite number >= 0", lambda x: (x >= 0) & np.isfinite(x))
+
+
+def whole_bits(budget: jax.Array) -> jax.Array:
+    """Rounded down to uint32; what nobody knows (NaN), and all above 2^32, is as much as there can be."""
+    return jnp.minimum(jnp.where(jnp.isnan(budget), MOST, budget), MOST).astype(jnp.uint32)
+
+
+def _times(bandwidth: ArrayLike, seconds: ArrayLike) -> jax.Array:
+    """Bits, 0 in no time whatever the bandwidth."""
+    return jnp.where(jnp.asarray(seconds) > 0, bandwidth * jnp.asarray(seconds), 0)
+
+
+def _need(what: str, value: ArrayLike, needed: str, holds) -> None:
+    if isinstance(value, Tracer):
+        return
+    wrong = np.asarray(value, float)[~holds(np.asarray(value, float))]
+    if wrong.size:
+        raise ValueError(f"kimad.budget: {what} = {wrong.flat[0]:g}; need {needed}")

@@ -1,0 +1,164 @@
+"""Sets of compressors, of which one is chosen for each layer in each round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from dsgd import checks
+from dsgd.base import Compressor
+from dsgd.compressors import sparsification
+from dsgd.compressors.check import need_vector
+from dsgd.compressors.sizes import message_shape, wide
+from dsgd.wire import codecs
+
+
+class Choices(NamedTuple):
+    r"""$\Omega$, a set of compressors.
+
+    Args:
+        sizes: (d, type of the elements) -> bits of each one's message for d elements, a list of ints.
+        look: (key, x `[d]`) -> (errors $|C_j(x) - x|^2$ of all of them, float32 `[choices]`; a function from j, an int32 scalar, to
+            $C_j(x)$ `[d]`).
+        delta: d -> the contraction that they all are, or None where one states none.
+        number: how many there are.
+        name: for tables and error messages.
+        layer_wise: whether the vectors are a tree's leaves, one by one, or the tree as one vector.
+    """
+
+    sizes: Callable[[int, Any], list[int]]
+    look: Callable[[jax.Array, jax.Array], tuple[jax.Array, Callable[[jax.Array], jax.Array]]]
+    delta: Callable[[int], float | None]
+    number: int
+    name: str
+    layer_wise: bool = True
+
+
+@checks.arguments
+def top_k(ratios: Sequence[float] | np.ndarray) -> Choices:
+    r"""The k largest elements by magnitude, $k = \lceil r d \rceil$ for each ratio r; all of them come of one sort.
+
+    A message is `compressors.top_k(r)`'s, values and packed places; where the vector itself is no longer than that, it is sent as it is,
+    and its error is 0.
+
+    Args:
+        ratios: k / d, in (0, 1].
+
+    Raises:
+        ValueError: none; ratios outside (0, 1].
+
+    Source: Xin et al., "Kimad", sections 4.2 and 4.3.
+    """
+    ratios = [float(ratio) for ratio in ratios]
+    if not ratios:
+        raise ValueError("kimad.top_k of no ratios: need at least one in (0, 1]")
+    for ratio in ratios:
+        if not 0 < ratio <= 1:
+            raise ValueError(f"kimad.top_k: a ratio of {ratio!r}; need numbers in (0, 1]")
+
+    def bits(k: int, d: int, dtype: Any) -> int:
+        return codecs.packed_bits(codecs.index_bits(d), k) + 8 * np.dtype(dtype).itemsize * k
+
+    def kept(d: int, dtype: Any) -> list[int]:
+        """How many elements come with each choice."""
+        each = [sparsification.kept(ratio, d) for ratio in ratios]
+        return [d if bits(k, d, dtype) >= 8 * np.dtype(dtype).itemsize * d else k for k in each]
+
+    def sizes(d: int, dtype: Any) -> list[int]:
+        return [8 * np.dtype(dtype).itemsize * d if k == d else bits(k, d, dtype) for k in kept(d, dtype)]
+
+    def look(key, x):
+        d, ks = x.shape[0], np.array(kept(x.shape[0], x.dtype), np.int32)
+        ranks = _ranked(x)
+        order = lax.sort(ranks)  # of integers: XLA sorts floats five times as slowly
+        squares = lax.cumsum(_magnitudes(order, x.dtype) ** 2)  # of the smallest so many
+        errors = jnp.concatenate([jnp.zeros(1, squares.dtype), squares])[d - ks]
+
+        def send(choice):
+            k = jnp.asarray(ks)[choice]
+            least = order[d - k]
+            ties = ranks == least
+            room = k - jnp.sum(ranks > least, dtype=jnp.int32)
+            return jnp.where((ranks > least) | (ties & (jnp.cumsum(ties, dtype=jnp.int32) <= room)), x, jnp.zeros((), x.dtype))
+
+        return errors.astype(jnp.float32), send
+
+    def delta(d: int) -> float:
+        return min(sparsification.kept(ratio, d) for ratio in ratios) / d
+
+    return Choices(sizes, look, delta, len(ratios), f"top_k({_listed(ratios)})")
+
+
+@checks.arguments
+def any_of(compressors: Sequence[Compressor]) -> Choices:
+    """Any compressors whose messages for d elements are all as long; each layer is compressed once by every one of them.
+
+    Args:
+        compressors: all layer by layer, or all of the whole model.
+
+    Raises:
+        ValueError: none; some layer by layer, others of the whole model; messages of random length.
+    """
+    if not compressors:
+        raise ValueError("a set of no compressors: need at least one")
+    if len({compressor.layer_wise for compressor in compressors}) > 1:
+        names = ", ".join(compressor.name for compressor in compressors)
+        raise ValueError(f"compressors {names}: need all layer by layer, or all of compressors.whole_model")
+
+    def size(compressor: Compressor, d: int, dtype: Any) -> int:
+        bits = compressor.bits(message_shape(compressor.compress, d, dtype))
+        if not isinstance(bits, int):
+            raise ValueError(f"{compressor.name}: its messages are of random length; need one whose length is known before it is chosen")
+        return bits
+
+    def look(key, x):
+        def one(compressor, key):
+            with codecs.remembered():
+                return need_vector(compressor, compressor.decompress(compressor.compress(key, x), x.shape[0]), x.shape[0]).astype(x.dtype)
+
+        keys = jax.random.split(key, len(compressors))
+        seen = jnp.stack([one(compressor, key) for compressor, key in zip(compressors, keys, strict=True)])
+        errors = jnp.sum((wide(seen) - wide(x)) ** 2, axis=1)
+        return errors.astype(jnp.float32), lambda choice: seen[choice]
+
+    def delta(d: int) -> float | None:
+        each = [compressor.delta(d) for compressor in compressors]
+        return None if None in each else min(each)
+
+    return Choices(
+        sizes=lambda d, dtype: [size(compressor, d, dtype) for compressor in compressors],
+        look=look,
+        delta=delta,
+        number=len(compressors),
+        name=", ".join(compressor.name for compressor in compressors),
+        layer_wise=compressors[0].layer_wise,
+    )
+
+
+@checks.arguments
+def whole_model(choices: Choices) -> Choices:
+    """The same for the model as one vector: with `top_k`, the k largest elements of all layers.
+
+    Args:
+        choices: any.
+    """
+    return choices._replace(layer_wise=False, name=f"whole_model({choices.name})") if choices.layer_wise else choices
+
+
+def _ranked(x: jax.Array) -> jax.Array:
+    """Integers in the order of the elements' magnitudes: the bits of floats that are not negative."""
+    x = jnp.abs(wide(x))
+    return lax.bitcast_convert_type(x, jnp.int64 if x.dtype == jnp.float64 else jnp.int32)
+
+
+def _magnitudes(ranks: jax.Array, dtype: Any) -> jax.Array:
+    return lax.bitcast_convert_type(ranks, jnp.promote_types(dtype, jnp.float32))
+
+
+def _listed(ratios: Sequence[float]) -> str:
+    return ", ".join(f"{ratio:g}" for ratio in ratios) if len(ratios) <= 3 else f"{len(ratios)} ratios"

@@ -1,0 +1,332 @@
+"""Kimad: EF21 in both directions, whose compressors follow the bandwidth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jax.core import Tracer
+from jax.typing import ArrayLike
+
+from algorithms import exchanges, optimizers
+from algorithms.kimad import budgets, monitors, updates
+from algorithms.kimad.allocation import one_for_all
+from algorithms.kimad.choices import Choices, any_of
+from algorithms.kimad.monitors import Monitor
+from algorithms.kimad.updates import Update
+from dsgd import checks, codecs, counts, network, workers
+from dsgd.base import Algorithm, Compressor, Gradients, Info, Measured, Params, PyTree, Round, State
+from dsgd.network import told
+
+AWAY = "who misses a message of the server no longer has its estimate of the model"
+
+
+class Server(NamedTuple):
+    r"""What the server knows.
+
+    Args:
+        model: x, and its optimiser's state.
+        updates: $\sum_m w_m \hat u_m$, of the estimators of the workers' updates.
+        estimate: $\hat x$, which the workers have, too.
+        up, down: what the monitors of the links remember.
+        missing: by how many bits the smallest message was longer than the budget, at most so far.
+    """
+
+    model: optimizers.Model
+    updates: Params
+    estimate: Params
+    up: PyTree
+    down: PyTree
+    missing: jax.Array
+
+
+class Worker(NamedTuple):
+    r"""What each worker knows besides $\hat x$: $\hat u_m$, and what its A^update remembers; leaves `[n, ...]`."""
+
+    estimate: PyTree
+    memory: PyTree
+
+
+class Message(NamedTuple):
+    """One message.
+
+    Args:
+        seen: what the receiver makes of it, like what was sent.
+        bits: uint32.
+        error: |seen - sent|^2.
+        missing: bits by which the smallest message is longer than the budget, 0 where it is not.
+    """
+
+    seen: PyTree
+    bits: jax.Array
+    error: jax.Array
+    missing: jax.Array
+
+
+@checks.arguments
+def kimad_sgd(
+    optimizer: optax.GradientTransformation,
+    compressors: Choices | Sequence[Compressor],
+    round_time: ArrayLike,
+    *,
+    computation: ArrayLike | None = None,
+    congestion: ArrayLike = 1.0,
+    rule: Callable = one_for_all,
+    monitor: Monitor = monitors.last,
+    down: Choices | Sequence[Compressor] | None = None,
+    weights: Sequence[float] | np.ndarray | None = None,
+    update: Update = updates.gradient,
+    warm_up: int = 0,
+    too_small: Literal["wait", "error"] = "wait",
+) -> Algorithm:
+    r"""Kimad: EF21 in both directions, where all who send choose their compressors anew in every round, layer by layer, so that the
+    message fills the time that the round has for it.
+
+    $$ \hat u_m^k = \hat u_m^{k-1} + C_m^k(u_m^k - \hat u_m^{k-1}), \quad u_m^k = A^{update}_m(\hat x^k), \qquad
+       x^{k+1} = x^k - \gamma^k \sum_m w_m \hat u_m^k $$
+    $$ \hat x^{k+1} = \hat x^k + C^{k+1}(x^{k+1} - \hat x^k), \qquad C = A^{compress}(\Omega, \cdot, \hat B, t) $$
+
+    A worker's $\hat B$ is its monitor's estimate of its own uplink; the server's, whose one message goes to all, is that of the slowest
+    downlink. `kimad.budget` makes bits of it, and the rule chooses: `kimad.one_for_all` (Kimad), `kimad.allocate` (Kimad+); with
+    `kimad.whole_model(...)` there is one layer. Before a link has carried anything (and without a cluster) its messages are the best of
+    the set. Estimates of updates start at 0, that of the model at $x_0$, so that the first message of Algorithm 1 is empty, and not sent:
+    a round ends with the server's message.
+
+    Bits are those of the messages between each worker and the server: packed values and places, and which compressor each layer has. On
+    several devices the server is everywhere: an all-reduce of what it makes of the messages crosses them, and each worker's numbers for
+    the history.
+
+    History, of the record's round: `estimated_up`, `estimated_down` (what monitors say, bits per second `[N]`), `bandwidth_up`,
+    `bandwidth_down` (what was true: the mean over the seconds planned for the message), `message_up` `[N]` and `message_down` (bits),
+    `error_up` `[N]` and `error_down` (the squared norm of what compression left out), and `missing` (bits by which the smallest message
+    was longer than its budget, at most so far). NaN in rounds without messages.
+
+    Args:
+        optimizer: the server's step; `optax.sgd(gamma)` is the equation.
+        compressors: Omega: `kimad.top_k(ratios)`, or a list of compressors; contractions.
+        round_time: t, seconds, besides latencies.
+        computation: T_comp, seconds, of all or `[N]`; None: what each worker measured of its last update.
+        congestion: a, seconds of the downlink for each second of the uplink, as of `kimad.budget`.
+        rule: (errors `[layers, choices]`, sizes likewise in bits, budget in bits) -> the choice of each layer, int32 `[layers]`.
+        monitor: of the links: `kimad.last`, `kimad.exponential_average(w)`, `kimad.harmonic_mean(W)`, or `kimad.oracle`.
+        down: the server's Omega; None: the same.
+        weights: w_m, `[N]`; None: 1/N.
+        update: A^update: `kimad.gradient`, or `kimad.local_steps(optimizer, H)`, where only one round in H sends.
+        warm_up: in the first so many rounds that send, all is sent as it is.
+        too_small: where not even the smallest message fits in the budget: "wait", it is sent all the same and the round takes longer; or
+            "error", the run ends.
+
+    Raises:
+        ValueError: no compressors; one set layer by layer, the other of the whole model; times that are not positive, or leave nothing for
+            messages; weights that are negative, or for another N; at the start, a compressor that states no contraction for a layer, or a
+            layer without elements; in a run, "error".
+
+    Source: Xin et al., "Kimad: adaptive gradient compression with bandwidth awareness", 2023, Algorithms 1 and 3.
+    """
+    up_set = _as_choices(compressors)
+    down_set = up_set if down is None else _as_choices(down)
+    if up_set.layer_wise != down_set.layer_wise:
+        raise ValueError(f"kimad_sgd with {up_set.name} up and {down_set.name} down: need both layer by layer, or both of the whole model")
+    _need_times(round_time, computation, congestion)
+    shares = None if weights is None else _need_weights(weights)
+    checks.natural("kimad_sgd: warm_up", warm_up)
+
+    def init(params, N):
+        if shares is not None and len(shares) != N:
+            raise ValueError(f"kimad_sgd: {len(shares)} weights for {N} workers: need one for each")
+        vectors = exchanges.flat(workers.stack(params, 1), up_set.layer_wise)
+        for choices in (up_set, down_set):
+            exchanges.need_contraction("kimad_sgd", choices, vectors)
+        nothing = jax.tree.map(jnp.zeros_like, params)
+        start = optimizers.start(optimizer, params)
+        server = Server(start, nothing, params, monitor.start(N), monitor.start(N), jnp.zeros((), jnp.float32))
+        return State(jnp.int32(0), server, Worker(workers.stack(nothing, N), update.start(params, N)))
+
+    def query(state, round):
+        return update.query(state.workers.memory, state.server.estimate)
+
+    def send(state, own, round, key):
+        """The round's messages: (server, workers' estimates, bits, metrics)."""
+        server, N = state.server, round.workers
+        plan = _plan(round, server, monitor, round_time, _computing(computation, update, round), congestion)
+        everything = round.step // update.period < warm_up
+        up_key, down_key = jax.random.split(key)
+
+        def of_worker(key, news, budget):
+            return _compress(up_set, rule, key, news, budget, everything)
+
+        difference = jax.tree.map(jnp.subtract, own, state.workers.estimate)
+        sent = jax.vmap(of_worker)(workers.keys(up_key, N), exchanges.flat(difference, up_set.layer_wise), workers.own(plan.up, N))
+        seen = exchanges.shaped(sent.seen, difference, up_set.layer_wise)
+        total = jax.tree.map(jnp.add, server.updates, _weighted_sum(seen, shares, N))
+        model = optimizers.step(optimizer, server.model, total)
+
+        lag = workers.stack(jax.tree.map(jnp.subtract, model.params, server.estimate), 1)
+        vectors = jax.tree.map(lambda row: row[0], exchanges.flat(lag, down_set.layer_wise))
+        answer = _compress(down_set, rule, down_key, vectors, plan.down, everything)
+        moved = exchanges.shaped(workers.stack(answer.seen, 1), lag, down_set.layer_wise)
+        estimate = jax.tree.map(lambda x, change: x + change[0], server.estimate, moved)
+
+        bits, errors, missing = workers.gather((sent.bits, sent.error, sent.missing))
+        most = jnp.maximum(server.missing, jnp.maximum(jnp.max(missing), answer.missing))
+        after = server._replace(model=model, updates=total, estimate=estimate, missing=most)
+        known = jax.tree.map(jnp.add, state.workers.estimate, seen)
+        metrics = {
+            **plan.shown,
+            "message_up": bits.astype(jnp.float32),
+            "message_down": answer.bits.astype(jnp.float32),
+            "error_up": errors,
+            "error_down": answer.error,
+        }
+        n = sent.bits.shape[0]
+        return after, known, (counts.of(sent.bits, n), counts.of(jnp.broadcast_to(answer.bits, (n,)), n)), metrics
+
+    def step(key, state, gradients, round):
+        state = state._replace(server=_observed(monitor, state.server, round.measured))
+        memory, own = update.step(state.workers.memory, state.server.estimate, gradients)
+
+        def speak():
+            server, known, bits, metrics = send(state, own, round, key)
+            return server, Worker(known, update.begin(memory, server.estimate)), bits, metrics
+
+        def be_silent():
+            nothing = told.nothing(round.workers)
+            unknown = jax.tree.map(lambda leaf: jnp.full(leaf.shape, jnp.nan, leaf.dtype), jax.eval_shape(speak)[3])
+            return state.server, Worker(state.workers.estimate, memory), (nothing.bits_up, nothing.bits_down), unknown
+
+        result = speak() if update.period == 1 else lax.cond((round.step + 1) % update.period == 0, speak, be_silent)
+        server, own, (bits_up, bits_down), metrics = result
+        return State(state.step + 1, server, own), Info(bits_up, bits_down, {**metrics, "missing": server.missing})
+
+    def refuses(records):
+        missing = np.nanmax(records["missing"], initial=0.0)
+        if missing <= 0:
+            return ""
+        return (
+            f"the smallest message needs {missing:,.0f} bits more than round_time leaves for it: "
+            'need more time, smaller ratios, or too_small="wait"'
+        )
+
+    words = [up_set.name, *([down_set.name] if down is not None else []), _name_of(rule), monitor.name, *filter(None, [update.name])]
+    return Algorithm(
+        init,
+        query,
+        step,
+        lambda state: state.server.model.params,
+        network.every(update.period, network.star) if update.period > 1 else network.star,
+        f"kimad_sgd({', '.join(words)})",
+        optimizers.learning_rate(optimizer),
+        away=AWAY,
+        measures=True,
+        refuses=refuses if too_small == "error" else None,
+    )
+
+
+class _Plan(NamedTuple):
+    """The round's budgets in bits, `[N]` and a scalar, and what they come of, for the history."""
+
+    up: jax.Array
+    down: jax.Array
+    shown: dict[str, jax.Array]
+
+
+def _plan(round: Round, server: Server, monitor: Monitor, round_time: ArrayLike, computing: jax.Array, congestion: ArrayLike) -> _Plan:
+    ids = jnp.arange(round.workers)
+    left = jnp.maximum(0, round_time - computing)
+    up_seconds, down_seconds = left / (1 + congestion), congestion * left / (1 + congestion)
+    if round.cluster is None:
+        true_up = true_down = jnp.full(round.workers, jnp.inf, jnp.float32)
+    else:
+        true_up, _ = round.cluster.bandwidths(round, ids, computing, up_seconds)
+        _, true_down = round.cluster.bandwidths(round, ids, computing + up_seconds, down_seconds)
+    up, down = monitor.estimate(server.up, true_up), monitor.estimate(server.down, true_down)
+    to_server = budgets.budget(up, round_time, computing, congestion)
+    from_server = budgets.budget(up, round_time, jnp.max(computing), congestion, jnp.min(down))
+    shown = {"estimated_up": up, "estimated_down": down, "bandwidth_up": true_up, "bandwidth_down": true_down}
+    return _Plan(to_server.up, from_server.down, shown)
+
+
+def _compress(choices: Choices, rule: Callable, key: jax.Array, tree: PyTree, budget: jax.Array, everything: jax.Array) -> Message:
+    """One sender's message, of a tree of vectors `[d]`: each with the compressor that the rule chooses, or all as they are."""
+    vectors, treedef = jax.tree.flatten(tree)
+    sizes = np.array([choices.sizes(x.shape[0], x.dtype) for x in vectors], np.int64)  # [layers, choices]
+    whole = sum(8 * x.dtype.itemsize * x.shape[0] for x in vectors)
+    header = codecs.packed_bits(codecs.index_bits(choices.number), len(vectors))  # which compressor each layer has
+    smallest = int(sizes.min(axis=1).sum())
+    if max(whole, int(sizes.max(axis=1).sum()) + header) >= 1 << 32:
+        raise ValueError(f"kimad_sgd: a message of {whole:,} bits uncompressed; need fewer than 2^32")
+    looks = [choices.look(jax.random.fold_in(key, i), x) for i, x in enumerate(vectors)]
+    available = budgets.whole_bits(budget)
+    fits = available >= smallest + header
+    chosen = rule(jnp.stack([errors for errors, _ in looks]), sizes, jnp.where(fits, available - jnp.uint32(header), jnp.uint32(smallest)))
+    seen = [jnp.where(everything, x, send(choice)) for x, (_, send), choice in zip(vectors, looks, chosen, strict=True)]
+    bits = jnp.sum(jnp.take_along_axis(jnp.asarray(sizes, jnp.uint32), chosen[:, None], axis=1)) + jnp.uint32(header)
+    left_out = sum(jnp.take(errors, choice) for (errors, _), choice in zip(looks, chosen, strict=True))
+    missing = jnp.where(fits, 0, jnp.float32(smallest + header) - budget.astype(jnp.float32))
+    return Message(
+        treedef.unflatten(seen),
+        jnp.where(everything, jnp.uint32(whole), bits),
+        jnp.where(everything, 0, left_out),
+        jnp.where(everything, 0, missing),
+    )
+
+
+def _observed(monitor: Monitor, server: Server, measured: Measured | None) -> Server:
+    """After the last round's messages."""
+    if measured is None:
+        return server
+    up, down = (
+        jnp.where(bits > 0, bits / seconds, jnp.nan)
+        for bits, seconds in ((measured.bits_up, measured.up), (measured.bits_down, measured.down))
+    )
+    return server._replace(up=monitor.observe(server.up, up), down=monitor.observe(server.down, down))
+
+
+def _computing(computation: ArrayLike | None, update: Update, round: Round) -> jax.Array:
+    """T_comp of each worker, `[N]`."""
+    if computation is not None:
+        return jnp.broadcast_to(jnp.asarray(computation, jnp.float32), (round.workers,))
+    if round.measured is None:
+        return jnp.zeros(round.workers, jnp.float32)
+    return update.period * jnp.nansum(round.measured.compute, axis=1)
+
+
+def _weighted_sum(seen: Gradients, shares: np.ndarray | None, N: int) -> Params:
+    if shares is None:
+        return workers.mean(seen)
+    mine = workers.own(jnp.asarray(shares, jnp.float32), N)
+    return workers.sum(jax.tree.map(lambda leaf: jnp.expand_dims(mine, tuple(range(1, leaf.ndim))).astype(leaf.dtype) * leaf, seen))
+
+
+def _as_choices(compressors: Any) -> Choices:
+    return compressors if isinstance(compressors, Choices) else any_of(compressors)
+
+
+def _name_of(rule: Any) -> str:
+    if isinstance(rule, partial):
+        return f"{_name_of(rule.func)}({', '.join(f'{name}={value!r}' for name, value in rule.keywords.items())})"
+    return getattr(rule, "__name__", "a rule")
+
+
+def _need_times(round_time: ArrayLike, computation: ArrayLike | None, congestion: ArrayLike) -> None:
+    budgets.need_times(round_time, congestion)
+    if computation is None or isinstance(computation, Tracer):
+        return
+    longest = np.max(np.asarray(computation, float))
+    if not np.min(np.asarray(computation, float)) >= 0:
+        raise ValueError(f"kimad_sgd: computation = {checks.shown(computation)}; need seconds >= 0")
+    if not isinstance(round_time, Tracer) and not longest < round_time:
+        raise ValueError(f"kimad_sgd: round_time = {round_time} s with a computation of {longest:g} s: need more, for messages")
+
+
+def _need_weights(weights: Sequence[float] | np.ndarray) -> np.ndarray:
+    given = np.asarray(weights, float)
+    if given.ndim != 1 or not np.isfinite(given).all() or (given < 0).any() or not given.sum() > 0:
+        raise ValueError(f"kimad_sgd: weights = {checks.shown(weights)}: need finite numbers >= 0, one for each worker, not all 0")
+    return given

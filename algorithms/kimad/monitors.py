@@ -1,0 +1,89 @@
+"""What a link is thought to carry, from the messages that went over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dsgd import checks
+from dsgd.base import PyTree
+
+
+class Monitor(NamedTuple):
+    """An estimate of the bandwidth of each of N links.
+
+    Args:
+        start: N -> memory, a pytree of arrays.
+        observe: (memory, rates in bits per second `[N]`, NaN of links over which nothing went) -> memory, after a round.
+        estimate: (memory, true bandwidths `[N]`) -> bits per second `[N]`, NaN where it knows of none.
+        name: for tables.
+    """
+
+    start: Callable[[int], PyTree]
+    observe: Callable[[PyTree, jax.Array], PyTree]
+    estimate: Callable[[PyTree, jax.Array], jax.Array]
+    name: str
+
+
+def _unknown(N: int) -> jax.Array:
+    return jnp.full(N, jnp.nan, jnp.float32)
+
+
+last = Monitor(
+    start=_unknown,
+    observe=lambda memory, rates: jnp.where(jnp.isnan(rates), memory, rates),
+    estimate=lambda memory, true: memory,
+    name="last",
+)
+r"""The last message's rate, $\hat B_{k+1} = c_k / T_k$ of $c_k$ bits that took $T_k$ seconds."""
+
+oracle = Monitor(start=lambda N: (), observe=lambda memory, rates: memory, estimate=lambda memory, true: true, name="oracle")
+"""What nobody knows: the mean bandwidth that the link will have in the seconds that are planned for the message."""
+
+
+@checks.arguments
+def exponential_average(weight: float) -> Monitor:
+    r"""$\hat B_{k+1} = (1 - w) \hat B_k + w \, c_k / T_k$, from the first message's rate on.
+
+    Args:
+        weight: w, in (0, 1]; with 1 it is `last`.
+
+    Raises:
+        ValueError: a weight outside (0, 1].
+    """
+    if not 0 < weight <= 1:
+        raise ValueError(f"kimad.exponential_average: weight = {weight!r}; need a number in (0, 1]")
+
+    def observe(memory, rates):
+        moved = jnp.where(jnp.isnan(memory), rates, (1 - weight) * memory + weight * rates)
+        return jnp.where(jnp.isnan(rates), memory, moved)
+
+    return Monitor(_unknown, observe, lambda memory, true: memory, f"exponential_average({weight:g})")
+
+
+@checks.arguments
+def harmonic_mean(window: int) -> Monitor:
+    r"""$\hat B_{k+1} = W \big/ \sum_{j < W} T_{k-j} / c_{k-j}$, of the last W messages: one that was fast for once counts for little.
+
+    Args:
+        window: W; before so many, of as many as there were.
+
+    Raises:
+        ValueError: a window < 1.
+
+    Source: Jiang, Sekar and Zhang, "Improving fairness, efficiency, and stability in HTTP-based adaptive video streaming with FESTIVE",
+    2012, section 4.
+    """
+    checks.positive_int("kimad.harmonic_mean: window", window)
+
+    def observe(memory, rates):
+        return jnp.where(jnp.isnan(rates), memory, jnp.concatenate([memory[1:], rates[None]]))
+
+    def estimate(memory, true):
+        known = ~jnp.isnan(memory)
+        return jnp.sum(known, axis=0) / jnp.sum(jnp.where(known, 1 / memory, 0), axis=0)
+
+    return Monitor(lambda N: jnp.full((window, N), jnp.nan, jnp.float32), observe, estimate, f"harmonic_mean({window})")

@@ -1,0 +1,81 @@
+"""What a worker makes of the estimate of the model, to be sent: A^update of Algorithm 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from algorithms import optimizers
+from dsgd import checks
+from dsgd.base import Gradients, Params, PyTree, Query
+
+
+class Update(NamedTuple):
+    r"""$u_m = A^{update}(\hat x, f_m)$, of one gradient in each of `period` rounds; it is sent in the last of them.
+
+    Args:
+        start: (params, N) -> memory, leaves `[N, ...]`.
+        begin: (memory, estimate) -> memory, when all have got a new estimate of the model.
+        query: (memory, estimate) -> Query.
+        step: (memory, estimate, gradients) -> (memory, updates, leaves `[n, ...]`).
+        period: rounds.
+        name: for tables; "" of the gradient.
+    """
+
+    start: Callable[[Params, int], PyTree]
+    begin: Callable[[PyTree, Params], PyTree]
+    query: Callable[[PyTree, Params], Query]
+    step: Callable[[PyTree, Params, Gradients], tuple[PyTree, Gradients]]
+    period: int
+    name: str
+
+
+gradient = Update(
+    start=lambda params, N: (),
+    begin=lambda memory, estimate: memory,
+    query=lambda memory, estimate: Query(estimate),
+    step=lambda memory, estimate, gradients: (memory, gradients),
+    period=1,
+    name="",
+)
+r"""$u_m = g_m(\hat x)$."""
+
+
+@checks.arguments
+def local_steps(optimizer: optax.GradientTransformation, period: int) -> Update:
+    r"""H steps of one's own from the estimate, whose sum is sent.
+
+    $$ y_m^0 = \hat x, \qquad y_m^{h+1} = y_m^h - \alpha g_m(y_m^h), \qquad u_m = \hat x - y_m^H $$
+
+    With one step it is $\alpha g_m(\hat x)$, so that the server steps by its own step size times alpha.
+
+    Args:
+        optimizer: each worker's step, which keeps its memory; `optax.sgd(alpha)` is the equation.
+        period: H.
+
+    Raises:
+        ValueError: a period < 1.
+
+    Source: Xin et al., "Kimad", appendix A.
+    """
+    checks.positive_int("kimad.local_steps: period", period)
+
+    def begin(memory, estimate):
+        return memory._replace(params=jax.tree.map(lambda x, y: jnp.broadcast_to(x, y.shape), estimate, memory.params))
+
+    def step(memory, estimate, gradients):
+        memory = optimizers.step_local(optimizer, memory, gradients)
+        return memory, jax.tree.map(lambda x, y: x - y, estimate, memory.params)
+
+    return Update(
+        start=lambda params, N: optimizers.start_local(optimizer, params, N),
+        begin=begin,
+        query=lambda memory, estimate: Query(memory.params, axis=0),
+        step=step,
+        period=period,
+        name=f"{period} local steps",
+    )
