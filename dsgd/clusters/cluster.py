@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,7 @@ from dsgd.network import Convention
 from dsgd.network.switch import check_convention, need_seconds
 
 _COMPUTE, _UP, _DOWN, _PER_SAMPLE, _BACKWARD, _BACKWARD_PER_SAMPLE, _NOISE = range(7)  # what a draw is for
+_FREE = Quantity(lambda key, clock, worker: jnp.float32(jnp.inf), "None", positive=True, steady=True)  # a port that is not given
 
 
 @checks.arguments
@@ -207,42 +210,53 @@ class Cluster:
             bits: a scalar, or `[k]`.
             after: seconds after that when each begins, likewise.
         """
-        return self._through(self.up, _UP, round, workers, bits, after)
+        return _at_ports(Quantity.seconds, *self._sender, round, workers, bits, after)
 
     def receiving(self, round: Round, workers: ArrayLike, bits: ArrayLike, after: ArrayLike = 0.0) -> jax.Array:
         """The same of their receiving ports."""
-        if self.down is None:
-            return self.sending(round, workers, bits, after)
-        return self._through(self.down, _DOWN, round, workers, bits, after)
+        return _at_ports(Quantity.seconds, *self._receiver, round, workers, bits, after)
 
-    def bandwidths(self, round: Round, workers: ArrayLike) -> tuple[jax.Array, jax.Array]:
-        """Bits per second of these workers' sending and receiving ports at the beginning of this round, `[k]` numbers to `[k]` each."""
-        workers = jnp.asarray(workers)
+    def bandwidths(self, round: Round, workers: ArrayLike, after: ArrayLike = 0.0, seconds: ArrayLike = 0.0) -> tuple[jax.Array, jax.Array]:
+        r"""Bits per second of these workers' sending and receiving ports in a window, `[k]` numbers to `[k]` each:
+        $\frac1s \int_t^{t+s} B(u)\,du$, with the round's draws, so that bits over this mean are the s in which `sending` says that they go.
 
-        def of(quantity: Quantity | None, purpose: int, otherwise: jax.Array) -> jax.Array:
-            if quantity is None:
-                return otherwise
-            sample = jax.vmap(quantity.sample, (None, None, 0))
-            return sample(_key(round, purpose), jnp.float32(round.clock), workers).astype(jnp.float32)
+        Args:
+            round: at the beginning of which it is `round.clock`.
+            workers: which.
+            after: seconds after that when the window begins, a scalar, or `[k]`.
+            seconds: s, at least 0, likewise; where it is 0, the bandwidths are those at t.
 
-        up = of(self.up, _UP, jnp.full(workers.shape, jnp.inf, jnp.float32))
-        return up, of(self.down, _DOWN, up)
+        Returns:
+            Both; infinite where sending, or receiving, takes no time.
+        """
+        up, down = (_at_ports(Quantity.mean, *port, round, workers, seconds, after) for port in (self._sender, self._receiver))
+        return up, down
 
-    def _through(
-        self, port: Quantity | None, purpose: int, round: Round, workers: ArrayLike, bits: ArrayLike, after: ArrayLike
-    ) -> jax.Array:
-        workers = jnp.asarray(workers)
-        bits, after = (jnp.broadcast_to(jnp.float32(each), workers.shape) for each in (bits, after))
-        if port is None:
-            return jnp.zeros(workers.shape, jnp.float32)
-        clocks = jnp.maximum(0, round.clock + after)  # rounding may put the start of a run before 0
-        return jax.vmap(port.seconds, (None, 0, 0, 0))(_key(round, purpose), clocks, bits, workers).astype(jnp.float32)
+    @property
+    def _sender(self) -> tuple[Quantity, int]:
+        """A worker's sending port, and what its draw is for."""
+        return self.up or _FREE, _UP
+
+    @property
+    def _receiver(self) -> tuple[Quantity, int]:
+        return (self.down, _DOWN) if self.down else self._sender
 
     def with_noise(self, round: Round, seconds: jax.Array) -> jax.Array:
         r"""What the workers measure of these seconds, `[N, ...]`: $t e^{\nu z}$, each with a z of its own from N(0, 1)."""
         if not self.noise:
             return seconds
         return seconds * jnp.exp(self.noise * jax.random.normal(_key(round, _NOISE), seconds.shape, seconds.dtype))
+
+
+def _at_ports(
+    what: Callable, port: Quantity, purpose: int, round: Round, workers: ArrayLike, asked: ArrayLike, after: ArrayLike
+) -> jax.Array:
+    """What these workers' ports have, or need, for so much from a time on, `[k]` numbers to `[k]`."""
+    workers = jnp.asarray(workers)
+    asked, after = (jnp.broadcast_to(jnp.float32(each), workers.shape) for each in (asked, after))
+    clocks = jnp.maximum(0, round.clock + after)  # rounding may put the start of a run before 0
+    each = jax.vmap(partial(what, port), (None, 0, 0, 0))
+    return each(_key(round, purpose), clocks, asked, workers).astype(jnp.float32)
 
 
 def _key(round: Round, purpose: int) -> jax.Array:

@@ -53,6 +53,13 @@ class Quantity:
             return amount / jnp.asarray(self.sample(key, clock, worker), jnp.float32)
         return integrals.needed(lambda seconds: self.amount(key, clock, seconds, worker), amount)
 
+    def mean(self, key: jax.Array, clock: jax.Array, seconds: jax.Array, worker: Any) -> jax.Array:
+        """What a worker has of it on average in so many seconds from a time on; where these are 0, at that time."""
+        now = self.sample(key, clock, worker)
+        if self.steady:
+            return now
+        return jnp.where(seconds == 0, now, self.amount(key, clock, seconds, worker) / jnp.where(seconds == 0, 1, seconds))
+
     @checks.arguments
     def __add__(self, other: Quantity) -> Quantity:
         """The sum of the two, drawn independently."""

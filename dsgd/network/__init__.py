@@ -16,6 +16,7 @@ from dsgd.network.patterns import (
     ring_all_reduce,
     ring_all_reduce_unpartitioned,
     round_seconds,
+    star,
 )
 from dsgd.network.switch import Convention, Message, Passage, Timeline, simulate
 
@@ -42,5 +43,6 @@ __all__ = [
     "ring_all_reduce_unpartitioned",
     "round_seconds",
     "simulate",
+    "star",
     "told",
 ]

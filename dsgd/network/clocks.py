@@ -1,12 +1,12 @@
 """When each worker is done with a round's messages, where workers are not ready at once, nor all there, and ports are not equal.
 
-It agrees with the closed forms of `patterns` where all are equal. With a server it is the event simulation's, message by message.
-All-reduces and N servers begin when the last worker is ready, and the slowest port sets the pace of all. In gossip, each neighbourhood
-begins when its last worker is ready, and takes as long as its busiest port.
+It agrees with the closed forms of `patterns` where all are equal. With one server, and in a star, it is the event simulation's, message by
+message. All-reduces and N servers begin when the last worker is ready, and the slowest port sets the pace of all. In gossip, each
+neighbourhood begins when its last worker is ready, and takes as long as its busiest port.
 
 Where bandwidths change meanwhile, a port needs the seconds in which so many bits come together, sent without a pause from when its first
-message begins, and received one latency later: with a server from each message's own beginning, in an all-reduce and among N servers from
-the last worker's, in gossip from when the port's own neighbourhood is ready.
+message begins, and received one latency later: with one server and in a star from each message's own beginning, in an all-reduce and among
+N servers from the last worker's, in gossip from when the port's own neighbourhood is ready.
 
 Who is away from a round has no message in it, and nobody waits for it: a ring has as many members as are there, a server hears only those.
 A message that is lost takes as long as one that arrives: its sender has sent it, and its receiver waits until it should have come.
@@ -176,6 +176,14 @@ def _one_by_one(finish, ports, order, held):
     # Of the first model, what is not held: one latency till the last gradient is there, and one till this one begins to arrive.
     _, (done, down) = lax.scan(send, received + overlapped, jnp.arange(finish.shape[0]))
     return Exchange(done + overlapped, jnp.zeros_like(up).at[order].set(up), down)
+
+
+def over_links(finish: jax.Array, ports: Ports, convention: Convention, step: jax.Array) -> Exchange:
+    """Everybody sends to the server as soon as it is ready; when all has arrived, the server sends to everybody at once."""
+    up, _ = ports.at(finish)
+    received = jnp.broadcast_to(jnp.max(finish + (ports.latency + up)), finish.shape)
+    _, down = ports.at(received)
+    return Exchange(received + (ports.latency + down), up, down)
 
 
 def apart(finish: jax.Array, ports: Ports, convention: Convention, step: jax.Array) -> jax.Array:

@@ -11,12 +11,16 @@ For N workers (the survey's chapter 1 writes N for N + 1 workers in places):
 | pattern                       | blocking               | pipelined            |
 |-------------------------------|------------------------|----------------------|
 | one parameter server          | 2N(l + r)              | 2(l + N r)           |
+| star: a link to each worker   | 2(l + r)               | the same             |
 | ring all-reduce               | 2(N-1)(l + r/N)        | the same             |
 | ring all-reduce, one piece    | 2(N-1)(l + r)          | the same             |
 | N servers                     | 2(N-1)(l + r/N)        | 2l + 2(N-1) r/N      |
 | gossip, degree k              | k(l + r)               | l + k r              |
 | asynchronous server           | max(1, 2/N)(l + r)     | max(r, 2(l + r)/N)   |
 | asynchronous gossip           | (l + r)/floor(N/2)     | the same             |
+
+Star: one server, too, but with two ports of its own for each worker, as Kimad has it without congestion (section 3.1): every link has
+one message up, and then one down. Among the switch's ports, the server's for worker n are those of the number N + n.
 
 Gossip: the messages of a graph of degree k are a bipartite graph of senders and receivers with degree k, whose edges have k
 colours (König): k rounds of one message a port, and no fewer. On the ring k = 2.
@@ -44,7 +48,7 @@ from dsgd import checks
 from dsgd.base import Pattern, Period
 from dsgd.graphs.matchings import matchings
 from dsgd.graphs.topology import Topology
-from dsgd.network.clocks import Exchange, among_neighbours, apart, exchange, through_server
+from dsgd.network.clocks import Exchange, among_neighbours, apart, exchange, over_links, through_server
 from dsgd.network.switch import Convention, Message, check_convention
 
 Seconds = float | Fraction | np.ndarray | jax.Array
@@ -53,6 +57,11 @@ Seconds = float | Fraction | np.ndarray | jax.Array
 def _server_messages(N: int) -> list[Message]:
     up = [Message(n, N) for n in range(N)]
     return up + [Message(N, n, after=tuple(range(N))) for n in range(N)]
+
+
+def _star_messages(N: int) -> list[Message]:
+    up = [Message(n, N + n) for n in range(N)]
+    return up + [Message(N + n, n, after=tuple(range(N))) for n in range(N)]
 
 
 def _multi_server_messages(N: int) -> list[Message]:
@@ -82,6 +91,15 @@ parameter_server = Pattern(
     vectors=lambda N: 1,
     messages=_server_messages,
     clock=through_server,
+    stands_in=True,
+)
+star = Pattern(
+    "star",
+    blocking=lambda N, latency, transfer: 2 * (latency + transfer),
+    pipelined=lambda N, latency, transfer: 2 * (latency + transfer),
+    vectors=lambda N: 1,
+    messages=_star_messages,
+    clock=over_links,
     stands_in=True,
 )
 multi_server = Pattern(

@@ -149,4 +149,47 @@ def test_messages_begin_when_they_begin():
     np.testing.assert_allclose(both.receiving(round_at(0.0), jnp.array([1]), 8.0, 3.0), [1 + 6 / 8], rtol=1e-6)
     free = clusters.Cluster(clusters.constant(1.0))
     assert free.steady
+    assert free.sending(round_at(0.0), jnp.arange(2), 8.0).tolist() == [0, 0]
     assert free.receiving(round_at(0.0), jnp.arange(2), 8.0).tolist() == [0, 0]
+
+
+def test_a_windows_bandwidth_is_its_mean():
+    """8 for two seconds, then 2 for two; a window without length is a moment. Windows are each worker's own, or of all."""
+    cluster = clusters.Cluster(clusters.constant(1.0), up=clusters.constant(4.0), down=clusters.square_wave(8.0, 2.0, 4.0))
+
+    @jax.jit
+    def windows(after, seconds):
+        ids = jnp.arange(4)
+        return cluster.bandwidths(round_at(400.0), ids, after, seconds), cluster.bandwidths(round_at(401.0), ids, 0.5, seconds[1])[1]
+
+    (up, down), of_all = windows(jnp.array([1.0, 1.0, 3.0, 0.0]), jnp.array([0.0, 2.0, 0.0, 6.0]))
+    assert up.tolist() == [4] * 4
+    np.testing.assert_allclose(down, [8, 5, 2, (8 + 2 + 8) / 3], rtol=1e-6)
+    np.testing.assert_allclose(of_all, [(0.5 * 8 + 1.5 * 2) / 2] * 4, rtol=1e-6)
+
+
+PORTS = {
+    "constant": clusters.constant([3.0, 7.0]),
+    "sinusoid with noise": clusters.sinusoid(30.0, 0.5, 0.5, noise=0.4),
+    "trace": clusters.trace(LONG[:, :50], 0.125),
+    "square wave": clusters.slow(clusters.square_wave(9.0, 1.0, 4.0, 0.25), [1], 3.0),
+    "one's own": clusters.Quantity(lambda key, clock, worker: 2 + worker + jnp.sin(clock), "mine", positive=True),
+}
+
+
+@pytest.mark.parametrize("name", PORTS)
+def test_bits_take_their_number_over_the_mean_bandwidth_meanwhile(name):
+    """Each worker's own bits from its own moment on, by what the round has drawn for its port."""
+    cluster = clusters.Cluster(clusters.constant(1.0), up=PORTS[name], down=PORTS[name])
+    after, bits = np.array([0.25, 1.5]), np.array([6.0, 20.0])
+
+    @jax.jit
+    def of_round(clock):
+        now, ids = round_at(clock), jnp.arange(2)
+        seconds = [ports(now, ids, bits, after) for ports in (cluster.sending, cluster.receiving)]
+        return jnp.stack(seconds), jnp.stack([cluster.bandwidths(now, ids, after, each)[way] for way, each in enumerate(seconds)])
+
+    for clock in (0.0, 10.375):
+        seconds, means = map(np.asarray, of_round(clock))
+        assert len(np.unique(means)) == (4 if "noise" in name else 2)
+        np.testing.assert_allclose(bits[None] / means, seconds, rtol=2e-6)

@@ -3,6 +3,7 @@ r"""What messages cost on the survey's switch: closed forms written down once mo
 N workers, latency l, transfer r of a full vector; blocking, as the survey counts, and pipelined, where latency holds no port:
 
 - one server: each of its ports has N messages, up and then down: $2N(l + r)$; pipelined, $2(l + Nr)$.
+- star, one server with a link to each worker (Kimad, section 3.1): a message up and one down on each, $2(l + r)$ either way.
 - ring all-reduce: $2(N-1)$ steps, in each one message of 1/N a port: $2(N-1)(l + r/N)$ either way. In one piece: $2(N-1)(l + r)$.
 - N servers: N - 1 messages of 1/N a port, twice: $2(N-1)(l + r/N)$; pipelined, $2l + 2(N-1)r/N$.
 - gossip on a ring: two messages a port (one, if N = 2): $2(l + r)$; pipelined, $l + 2r$.
@@ -51,6 +52,11 @@ PATTERNS: dict[str, Known] = {
         lambda N: network.parameter_server,
         lambda N, latency, transfer: 2 * N * (latency + transfer),
         lambda N, latency, transfer: 2 * (latency + N * transfer),
+    ),
+    "star": Known(
+        lambda N: network.star,
+        lambda N, latency, transfer: 2 * (latency + transfer),
+        lambda N, latency, transfer: 2 * (latency + transfer),
     ),
     "ring all-reduce": Known(
         lambda N: network.ring_all_reduce,
@@ -145,7 +151,7 @@ def of_laps(N: int, latency: Fraction, transfer: Fraction, pattern: Pattern = ne
 STATEMENTS = [
     Statement(
         "cost of a round of messages",
-        "sections 1.3, 5.1",
+        "sections 1.3, 5.1; Kimad, section 3.1",
         "exact: closed forms, event simulation, clock",
         rounds,
         [

@@ -104,6 +104,22 @@ def test_messages_take_what_their_bits_take_from_their_beginning(name, conventio
     np.testing.assert_allclose(dsgd.run(METHODS[name], problem, **options).history["clock"], expected, rtol=2e-6)
 
 
+def test_a_stars_links_go_side_by_side(problem):
+    """Up from when each worker is ready, down from when the last has arrived; so are the seconds that workers measure."""
+    method = algorithms.observed(METHODS["server"]._replace(pattern=network.star))
+    history = dsgd.run(method, problem, steps=STEPS, key=jax.random.key(0), mesh=1, cluster=CHANGING).history
+    done = np.zeros(N)
+    for t in range(STEPS):
+        finish = done + COMPUTE
+        up = np.array([takes(VECTOR, finish[n], UP[n]) for n in range(N)])
+        received = (finish + LATENCY + up).max()
+        down = np.array([takes(VECTOR, received + LATENCY, DOWN[n]) for n in range(N)])
+        done = received + LATENCY + down
+        np.testing.assert_allclose(history["clock"][t + 1], done.max(), rtol=2e-6)
+        if t < 3:  # as long as float32 holds the clock, where a message begins, well enough
+            np.testing.assert_allclose([history[f"measured_{way}"][t + 2] for way in ("up", "down")], [up, down], rtol=1e-5)
+
+
 def test_what_workers_measure_is_of_the_seconds_in_which_it_went(problem):
     """In gossip, from when the neighbourhood is ready, and not from when the worker is."""
     method = algorithms.observed(algorithms.decentralized_sgd(OPTIMIZER, topologies.ring(N)))

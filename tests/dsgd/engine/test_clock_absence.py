@@ -42,15 +42,14 @@ def elapsed(pattern, here, convention, up=UP, down=DOWN, asked=False):
 
 @pytest.mark.parametrize("convention", ["blocking", "pipelined"])
 @pytest.mark.parametrize("here", SOME, ids=["four", "one", "five", "all"])
-def test_a_server_hears_and_tells_only_those_who_are_there(here, convention):
+@pytest.mark.parametrize("pattern", [network.parameter_server, network.star], ids=lambda pattern: pattern.name)
+def test_a_server_hears_and_tells_only_those_who_are_there(pattern, here, convention):
     m, ids = int(here.sum()), np.flatnonzero(here)
-    messages = [
-        message._replace(compute=FINISH[ids[message.sender]]) if message.sender < m else message
-        for message in network.parameter_server.messages(m)
-    ]
-    passages = network.simulate(messages, LATENCY, [*UP[here], 0.0], convention, receive=[*DOWN[here], 0.0]).passages
+    messages = [message._replace(compute=FINISH[ids[message.sender]]) if message.sender < m else message for message in pattern.messages(m)]
+    server = [0.0] * m
+    passages = network.simulate(messages, LATENCY, [*UP[here], *server], convention, receive=[*DOWN[here], *server]).passages
     expected = [passage.arrived for passage in passages[m:]]
-    np.testing.assert_allclose(elapsed(network.parameter_server, here, convention), expected, rtol=1e-6)
+    np.testing.assert_allclose(elapsed(pattern, here, convention), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("pattern", [network.ring_all_reduce, network.multi_server], ids=lambda pattern: pattern.name)
@@ -67,7 +66,7 @@ def test_an_all_reduce_has_as_many_members_as_are_there(pattern, here):
 @pytest.mark.parametrize("here", SOME, ids=["four", "one", "five", "all"])
 def test_ports_that_are_asked_when_each_message_begins_are_those_of_the_others_too(here, convention):
     """Their seconds do not change: so both ways are one."""
-    for pattern in (network.parameter_server, network.ring_all_reduce, RING):
+    for pattern in (network.parameter_server, network.star, network.ring_all_reduce, RING):
         np.testing.assert_allclose(elapsed(pattern, here, convention, asked=True), elapsed(pattern, here, convention), rtol=1e-6)
 
 

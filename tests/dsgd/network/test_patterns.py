@@ -23,10 +23,13 @@ from dsgd.network.switch import CONVENTIONS
 LATENCY, TRANSFER = Fraction(3, 7), Fraction(5, 11)
 TIMES = [(LATENCY, TRANSFER), (Fraction(0), TRANSFER), (LATENCY, Fraction(0)), (Fraction(5), Fraction(1, 3))]
 SIZES = (2, 3, 4, 5, 7, 8, 16, 33, 64)  # odd ones, even ones, powers of two; the closed forms have one branch, at N = 1
-ALL_REDUCES = [network.parameter_server, network.multi_server, network.ring_all_reduce, network.ring_all_reduce_unpartitioned]
+ONE_SERVER = [network.parameter_server, network.star]
+TOGETHER = [network.multi_server, network.ring_all_reduce, network.ring_all_reduce_unpartitioned]
+ALL_REDUCES = [*ONE_SERVER, *TOGETHER]
 
 TABLE = {
     "parameter server": (network.parameter_server, lambda N, l, r: 2 * N * (l + r), lambda N, l, r: 2 * (l + N * r)),
+    "star": (network.star, *[lambda N, l, r: 2 * (l + r)] * 2),
     "ring": (network.ring_all_reduce, *[lambda N, l, r: 2 * (N - 1) * (l + r / N)] * 2),
     "whole ring": (network.ring_all_reduce_unpartitioned, *[lambda N, l, r: 2 * (N - 1) * (l + r)] * 2),
     "multi-server": (
@@ -161,15 +164,16 @@ def test_rounds_of_a_schedule_are_its_graphs(topology, rounds):
 
 @pytest.mark.parametrize("pattern", ALL_REDUCES, ids=id_of)
 def test_messages_bring_everybody_the_sum_of_all(pattern):
-    """Followed from message to message: of whom the sums are that are sent. Who makes a part of the whole sum need not receive it."""
+    """Followed from message to message: of whom the sums are that are sent. Who makes a part of the whole sum need not receive it. All
+    numbers from N on are one server's."""
     for N in range(2, 10):
-        messages, sums, whole = pattern.messages(N), [], [Fraction(0)] * (N + 1)
+        messages, sums, whole = pattern.messages(N), [], [Fraction(0)] * (2 * N)
         for message in messages:
-            assert all(messages[j].receiver == message.sender for j in message.after)
+            assert all(min(messages[j].receiver, N) == min(message.sender, N) for j in message.after)
             sums.append({message.sender}.union(*(sums[j] for j in message.after)))
             if sums[-1] >= set(range(N)):
                 whole[message.receiver] += Fraction(message.size)
-        expected = {"parameter_server": [1] * N, "ring_all_reduce_unpartitioned": [0] + [1] * (N - 1)}
+        expected = {"parameter_server": [1] * N, "star": [1] * N, "ring_all_reduce_unpartitioned": [0] + [1] * (N - 1)}
         assert sorted(whole[:N]) == expected.get(pattern.name, [1 - Fraction(1, N)] * N)
 
 
@@ -382,14 +386,14 @@ def instances(seed: int, N: int, many: int = 60):
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
 @pytest.mark.parametrize("N", [1, 2, 3, 6])
-def test_the_servers_clock_is_the_simulation(N, convention):
+@pytest.mark.parametrize("pattern", ONE_SERVER, ids=id_of)
+def test_the_servers_clock_is_the_simulation(pattern, N, convention):
     """Message by message, to everybody's own end: the server's ports are never the slower ones."""
     finish, latency, up, down = instances(N, N)
-    done = clock_of(network.parameter_server, convention)(finish, latency, up, down)
+    done = clock_of(pattern, convention)(finish, latency, up, down)
     for k in range(len(done)):
-        messages = network.parameter_server.messages(N)
-        messages = [m._replace(compute=int(finish[k, m.sender])) if m.sender < N else m for m in messages]
-        ports = {"transfer": [*up[k].tolist(), 0], "receive": [*down[k].tolist(), 0]}
+        messages = [m._replace(compute=int(finish[k, m.sender])) if m.sender < N else m for m in pattern.messages(N)]
+        ports = {"transfer": [*up[k].tolist(), *[0] * N], "receive": [*down[k].tolist(), *[0] * N]}
         passages = network.simulate(messages, int(latency[k]), convention=convention, **ports).passages
         assert done[k].tolist() == [passage.arrived for passage in passages[N:]]
 
@@ -425,7 +429,7 @@ def test_where_all_are_equal_clocks_show_the_closed_form(pattern, N, convention)
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
-@pytest.mark.parametrize("pattern", ALL_REDUCES[1:], ids=id_of)
+@pytest.mark.parametrize("pattern", TOGETHER, ids=id_of)
 def test_in_all_reduces_all_wait_for_the_last_and_for_the_slowest_port(pattern, convention):
     """On rings that is never too early. Among servers, it is what they take if nobody begins before all can."""
     N = 5
