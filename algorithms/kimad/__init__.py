@@ -1,0 +1,1 @@
+"""Methods that compress as the bandwidth allows."""
