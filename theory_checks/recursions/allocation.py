@@ -20,7 +20,7 @@ def knapsack(errors: np.ndarray, sizes: np.ndarray, budget: int, R: int) -> tupl
     Source: Xin et al., "Kimad: Adaptive gradient compression with bandwidth awareness", algorithm 4, with the errors as they are, and
     the first layer like all others.
     """
-    units = np.array([[-(-int(size) * R // budget) for size in layer] for layer in sizes])
+    units = -(-sizes.astype(np.int64) * R // budget)
     F = [np.zeros(R + 1)]
     for layer, of_layer in zip(errors, units, strict=True):
         best = np.full(R + 1, np.inf)
