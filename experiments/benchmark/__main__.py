@@ -1,5 +1,5 @@
-"""The benchmarks: `python -m experiments.benchmark rounds`, which is the default, `start`, `compression`, `mixing`, `methods`
-and `work`."""
+"""The benchmarks: `python -m experiments.benchmark rounds`, which is the default, `start`, `compression`, `mixing`, `methods`,
+`work` and `kimad`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from experiments.benchmark import compression, methods, mixing, rounds, start, work
+from experiments.benchmark import compression, kimad, methods, mixing, rounds, start, work
 from experiments.helpers import commands
 
 Choice = (
@@ -17,8 +17,9 @@ Choice = (
     | Annotated[mixing.Args, tyro.conf.subcommand("mixing")]
     | Annotated[methods.Args, tyro.conf.subcommand("methods")]
     | Annotated[work.Args, tyro.conf.subcommand("work")]
+    | Annotated[kimad.Args, tyro.conf.subcommand("kimad")]
 )
-MAIN = {module.Args: module.main for module in (rounds, start, compression, mixing, methods, work)}
+MAIN = {module.Args: module.main for module in (rounds, start, compression, mixing, methods, work, kimad)}
 
 if __name__ == "__main__":
     args = tyro.cli(Choice, default=rounds.Args())

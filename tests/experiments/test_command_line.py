@@ -28,11 +28,11 @@ from experiments import (
     topology,
 )
 from experiments.benchmark import compression as throughput
-from experiments.benchmark import methods, mixing, rounds, start
+from experiments.benchmark import kimad, methods, mixing, rounds, start
 from experiments.helpers import commands, common
 
 SCRIPTS = (asynchrony, availability, compare, complexity_table, compression, convergence_rates, heterogeneity, switch_timelines, topology)
-BENCHMARKS = (throughput, methods, mixing, rounds, start)
+BENCHMARKS = (kimad, throughput, methods, mixing, rounds, start)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +113,7 @@ def test_missing_files_are_one_line_and_status_2(script, launch, tmp_path):
         (start, "repeats", -1),
         (mixing, "workers", 0),
         (throughput, "repeats", 0),
+        (kimad, "resolutions", (1000, 0)),
         (compare, "target", float("nan")),
         (compare, "target", 0.0),
         (compare, "workers", 0),

@@ -20,7 +20,7 @@ import algorithms
 import dsgd
 from dsgd import compressors, problems
 from experiments import compare, compression
-from experiments.benchmark import by_hand, rounds, start
+from experiments.benchmark import by_hand, kimad, rounds, start
 from experiments.benchmark import compression as throughput
 from experiments.benchmark import work as unequal
 from experiments.benchmark.jobs import framework as framework_job
@@ -392,6 +392,30 @@ def test_benchmark_of_work_refuses_what_it_cannot_time(arguments, message, tmp_p
         unequal.main(unequal.Args(**arguments, out=tmp_path))
 
 
+def test_benchmark_of_kimad_times_decisions(tmp_path, capsys):
+    kimad.main(kimad.Args(layers=(3,), choices=(2,), resolutions=(10,), workers=2, seconds=1e-3, repeats=1, out=tmp_path))
+    assert all(len(line) <= 80 for line in capsys.readouterr().out.splitlines())
+    with (tmp_path / "deciding.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert (row["layers"], row["choices"], row["resolution"]) == ("3", "2", "10")
+    assert all(float(row[name]) > 0 for name in ("alone", "together", "numpy"))
+
+
+def test_what_the_benchmark_of_kimad_times_decides_alike():
+    given = kimad.instance(3, 4, 5)
+    ((alone,), (together,), ((plain, least),)) = (run(1) for run in kimad.versions(given, 100).values())
+    layers = np.arange(4)
+    assert least == pytest.approx(given.errors[0][layers, plain].sum())
+    assert given.errors[0][layers, alone].sum() == pytest.approx(least)
+    np.testing.assert_array_equal(together[0], alone)
+    assert all(given.sizes[layers, choices].sum() <= budget for choices, budget in zip(together, given.budgets, strict=True))
+
+
+def test_benchmark_of_kimad_refuses_sizes_that_do_not_match(tmp_path):
+    with pytest.raises(ValueError, match=r"--layers, --choices, --resolutions: \[1, 2, 1\] numbers: need as many of each"):
+        kimad.main(kimad.Args(layers=(3,), choices=(2, 3), resolutions=(10,), out=tmp_path))
+
+
 @pytest.mark.parametrize(
     ("script", "fields"),
     [
@@ -400,6 +424,7 @@ def test_benchmark_of_work_refuses_what_it_cannot_time(arguments, message, tmp_p
         ("experiments/benchmark/__main__.py rounds", rounds.Args),
         ("experiments/benchmark/__main__.py compression", throughput.Args),
         ("experiments/benchmark/__main__.py work", unequal.Args),
+        ("experiments/benchmark/__main__.py kimad", kimad.Args),
     ],
 )
 def test_help_names_every_flag(script, fields, monkeypatch, capsys):
