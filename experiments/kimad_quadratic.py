@@ -1,0 +1,260 @@
+"""Section 4.1 of Kimad: a quadratic of 30 elements over a link whose bandwidth oscillates: gradient descent, the best EF21, and Kimad.
+
+    python -m experiments.kimad_quadratic
+
+One worker; what it receives takes no time. Of EF21 every K from 1 to 30, of Kimad every round time of a grid, each at every step size: the
+best is the one with the least loss at the end, the same number of simulated seconds for all. Where a message is no shorter than the vector
+as it is, EF21 sends the vector: from K = 26 on it is gradient descent, if places are sent.
+
+Methods begin in one of two ways. From 0, as published: then Kimad, which knows of no bandwidth yet, sends its first message whole, which is
+a head start (with the oracle it has none). Or all from the gradient (`warm_up` of 1), so that only adapting makes a difference.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import tyro
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+from rich.table import Table
+
+import dsgd
+from dsgd import clusters, records
+from experiments.helpers import adapting, commands, common, figures
+from experiments.helpers.adapting import DIMENSION, ELEMENT, Best
+
+GD, EF21, KIMAD, ORACLE = METHODS = ("GD", "best EF21", "Kimad", "Kimad, oracle")
+REGIMES = {  # and what the paper says of Kimad there
+    "extremely small": "faster",
+    "small": "faster",
+    "oscillating": "faster",
+    "high": "no gain",
+}
+STARTS = ("from 0", "from f'(x_0)")
+
+
+@dataclass(frozen=True)
+class Args:
+    """Races Kimad against EF21 on a quadratic, in four regimes of bandwidth."""
+
+    extremely_small: tuple[float, float] = (0.1, 3.0)
+    """Least and most elements (32 bits, of 30) a second that the link carries in figure 3: B_max << d."""
+    small: tuple[float, float] = (1.0, 20.0)
+    """In figure 4: B_max < d."""
+    oscillating: tuple[float, float] = (1.0, 300.0)
+    """In figure 5: between small and high."""
+    high: tuple[float, float] = (270.0, 330.0)
+    """In figure 6: high, with small oscillations."""
+    period: float = 50.0
+    """Seconds from one maximum of the bandwidth to the next."""
+    noise: float = 0.1
+    """Of the bandwidth's logarithm, drawn anew in every round."""
+    compute: float = 1.0
+    """Seconds of a gradient."""
+    seconds: float = 300.0
+    """Simulated, of every run."""
+    condition: float = 100.0
+    """The largest a_i, which is 1, over the smallest."""
+    problems: int = 16
+    """Spectra, starts and noises, drawn independently."""
+    learning_rates: tuple[float, ...] = adapting.LEARNING_RATES
+    """Step sizes to choose from; gradient descent needs less than 2."""
+    round_times: tuple[float, ...] = adapting.ROUND_TIMES
+    """Seconds of Kimad's rounds to choose from."""
+    warm_ups: tuple[Literal[0, 1], ...] = (0, 1)
+    """Messages that all send whole at the start: 0, methods begin from 0; 1, from the gradient."""
+    places: Literal["sent", "free"] = "sent"
+    """Whether the places of what is sent count as bits, or, as if both sides knew them, only the values."""
+    seed: int = 0
+    """Of everything random."""
+    out: Path = field(default=Path("results/kimad_quadratic"))
+    """Folder for config.json, curves.csv, messages.csv and figure.png."""
+    progress: bool = True
+    """Show a progress bar."""
+    cache: commands.Cache = None
+
+
+class Case(NamedTuple):
+    """A regime, and how methods begin."""
+
+    warm_up: int
+    regime: str
+
+
+Outcomes = dict[Case, dict[str, Best]]
+
+
+def main(args: Args) -> None:
+    check(args)
+    tasks = adapting.quadratics(args.problems, args.condition, args.seed)
+    cases = [Case(warm_up, regime) for warm_up in args.warm_ups for regime in REGIMES]
+    by_regime = {regime: adapting.make_cluster(args.compute, bandwidth(args, regime)) for regime in REGIMES}
+    commands.begin(args)
+    outcomes: Outcomes = {}
+    with commands.kept(partial(write, args), args.out, outcomes):
+        for case in common.bar(cases, "kimad_quadratic", args.progress):
+            if best := race(args, case, tasks, by_regime[case.regime]):
+                outcomes[case] = best
+    if not outcomes:
+        raise ValueError(f"a method diverged at every step size of {args.learning_rates}; need smaller ones")
+    figures.save_figure(draw(args, outcomes), args.out / "figure.png")
+    screen = common.console()
+    for table in (losses(args, outcomes), gains(args, outcomes)):
+        screen.print(table)
+    screen.print(f"Written: {args.out}/config.json, curves.csv, messages.csv, figure.png", soft_wrap=True)
+
+
+def check(args: Args) -> None:
+    """Raises a ValueError where flags do not fit together."""
+    adapting.check_times(args.compute, args.round_times)
+    for regime in REGIMES:
+        least, most = ends(args, regime)
+        if not 0 < least <= most < math.inf:
+            raise ValueError(f"--{regime.replace(' ', '-')} {least:g} {most:g}: need 0 < least <= most")
+
+
+def ends(args: Args, regime: str) -> tuple[float, float]:
+    """Least and most elements a second."""
+    return getattr(args, regime.replace(" ", "_"))
+
+
+def bandwidth(args: Args, regime: str) -> clusters.Quantity:
+    """Of the uplink, bits per second."""
+    least, most = (ELEMENT * end for end in ends(args, regime))
+    return clusters.sinusoid(most - least, math.pi / args.period, least, args.noise)
+
+
+def race(args: Args, case: Case, tasks: list[dsgd.Problem], cluster: clusters.Cluster) -> dict[str, Best] | None:
+    """Every method at its best; None where one diverged at every point."""
+    options: dict[str, Any] = {"seconds": args.seconds, "compute": args.compute, "seed": args.seed, "learning_rate": args.learning_rates}
+    choices = adapting.top_k(args.places)
+    still = adapting.race(adapting.fixed(choices, case.warm_up), tasks, cluster, **options, choice=range(DIMENSION))
+    moving = adapting.race(
+        adapting.adapted(choices, case.warm_up, args.compute), tasks, cluster, **options, round_time=args.round_times, oracle=(0, 1)
+    )
+    found = (still.best(choice=DIMENSION - 1), still.best(), moving.best(oracle=0), moving.best(oracle=1))
+    return adapting.all_of(dict(zip(METHODS, found, strict=True)))
+
+
+def write(args: Args, out: Path, outcomes: Outcomes) -> None:
+    """The losses of all problems at common times, and the first problem's messages."""
+    seconds = adapting.times(args.seconds)
+    curves = (
+        (case.regime, case.warm_up, name, i, f"{second:g}", f"{loss:.5g}")
+        for case, methods in outcomes.items()
+        for name, best in methods.items()
+        for i, row in enumerate(best.losses)
+        for second, loss in zip(seconds, row, strict=True)
+    )
+    records.write_rows(out / "curves.csv", ("regime", "warm_up", "method", "problem", "seconds", "log10_loss"), curves)
+    messages = (
+        (case.regime, case.warm_up, name, *(f"{value:.7g}" for value in row))
+        for case, methods in outcomes.items()
+        for name, best in methods.items()
+        for row in zip(*(best.history[name][1:] for name in ("clock", "message_up", "bandwidth_up")), strict=True)
+    )
+    records.write_rows(out / "messages.csv", ("regime", "warm_up", "method", "seconds", "bits", "bits_per_second"), messages)
+
+
+def losses(args: Args, outcomes: Outcomes) -> Table:
+    """Where each method ends, and where it is best."""
+    table = Table(
+        title=f"½ Σ a x², d = {DIMENSION}: f(x) / f(x_0) after {args.seconds:g} s, {many(args)}",
+        caption="Geometric means over problems and the last tenth of the seconds.\nt: seconds of a round. *: at an edge of its grid.",
+    )
+    table.add_column("bandwidth", no_wrap=True)
+    for heading in ("GD", "EF21", "K", "Kimad", "t", "oracle", "t"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for warm_up in args.warm_ups:
+        table.add_section()
+        table.add_row(STARTS[warm_up])
+        for regime in REGIMES:
+            if best := outcomes.get(Case(warm_up, regime)):
+                cells = {name: f"{10 ** each.end.mean():.1e}" for name, each in best.items()}
+                rounds = [time_of(args, best[name]) for name in (KIMAD, ORACLE)]
+                K = f"{best[EF21].point['choice'] + 1:g}"
+                table.add_row(regime, cells[GD], cells[EF21], K, cells[KIMAD], rounds[0], cells[ORACLE], rounds[1])
+    return table
+
+
+def time_of(args: Args, best: Best) -> str:
+    """Of the best rounds."""
+    edge = best.point["round_time"] in (min(args.round_times), max(args.round_times))
+    return f"{'*' * edge}{best.point['round_time']:g}"
+
+
+def gains(args: Args, outcomes: Outcomes) -> Table:
+    """How much faster Kimad is than the best EF21, beside what the paper says."""
+    table = Table(
+        title=f"how many times as fast as the best EF21 Kimad is, {many(args)}",
+        caption="Of the seconds to the larger of the two losses at the end: geometric mean\n"
+        "over problems, 95 % interval. faster: by more than that, and by 5 %.",
+    )
+    table.add_column("bandwidth", no_wrap=True)
+    for heading in ("Kimad", "oracle"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in ("paper", "holds"):
+        table.add_column(heading, no_wrap=True)
+    for warm_up in args.warm_ups:
+        table.add_section()
+        table.add_row(STARTS[warm_up])
+        for regime, claim in REGIMES.items():
+            if best := outcomes.get(Case(warm_up, regime)):
+                ratios = {name: adapting.speedups(best[EF21], best[name]) for name in (KIMAD, ORACLE)}
+                holds = adapting.is_faster(ratios[KIMAD]) == (claim == "faster")
+                table.add_row(regime, *map(adapting.shown, ratios.values()), claim, "yes" if holds else "no")
+    return table
+
+
+def many(args: Args) -> str:
+    """For titles."""
+    places = "" if args.places == "sent" else ", places for free"
+    return f"{args.problems} problem{'s' * (args.problems > 1)}{places}"
+
+
+def draw(args: Args, outcomes: Outcomes) -> Figure:
+    """A column for each regime; losses for each start, and below what is sent."""
+    rows = len(args.warm_ups) + 1
+    sheet = Figure(figsize=(14, 3.1 * rows), layout="constrained")
+    panels = figures.panels(sheet, len(REGIMES), rows, sharey=False).reshape(rows, len(REGIMES))
+    seconds = adapting.times(args.seconds)
+    for warm_up, row in zip(args.warm_ups, panels, strict=False):
+        row[0].set_ylabel(f"{STARTS[warm_up]}:\nf(x) / f(x_0)")
+        for regime, axes in zip(REGIMES, row, strict=True):
+            best = outcomes.get(Case(warm_up, regime), {})
+            figures.draw_lines(axes, {name: (seconds, each.losses) for name, each in best.items()})
+            axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda power, _: f"$10^{{{power:.0f}}}$"))
+    for regime, axes in zip(REGIMES, panels[-1], strict=True):
+        draw_messages(args, axes, regime, outcomes.get(Case(args.warm_ups[-1], regime), {}))
+        axes.set_xlabel("seconds")
+    for regime, axes in zip(REGIMES, panels[0], strict=True):
+        least, most = ends(args, regime)
+        axes.set_title(f"{regime} bandwidth:\n{least:g} to {most:g} elements/s")
+    panels[-1, 0].set_ylabel("first problem:\nbits of a message, bits/s")
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    others, more = panels[-1, 0].get_legend_handles_labels()
+    sheet.legend(handles + others, labels + more, loc="outside lower center", ncols=len(labels) + len(more), frameon=False)
+    setting = f"½ Σ a x², d = {DIMENSION}, one worker, {args.compute:g} s for a gradient, each method at its best"
+    figures.title(sheet, f"{setting}; {common.errors('bands', args.problems).replace('seeds', 'problems')}")
+    return sheet
+
+
+def draw_messages(args: Args, axes: Axes, regime: str, best: dict[str, Best]) -> None:
+    """Kimad's messages and the best EF21's, with the bandwidth, without its noise."""
+    least, most = ends(args, regime)
+    seconds = np.linspace(0, args.seconds, 1000)
+    level = ELEMENT * (least + (most - least) * np.sin(np.pi * seconds / args.period) ** 2)
+    shown = {f"messages of {name}": (best[name], figures.COLOURS[METHODS.index(name)]) for name in (EF21, KIMAD) if best}
+    adapting.draw_messages(axes, seconds, level, shown)
+
+
+if __name__ == "__main__":
+    commands.launch(main, tyro.cli(Args))

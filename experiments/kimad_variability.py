@@ -1,0 +1,265 @@
+"""What it brings to follow the bandwidth, as the bandwidth varies more, and faster: Kimad against the best fixed compressor.
+
+    python -m experiments.kimad_variability --trace bandwidth.csv --interval 0.5
+
+The quadratics of `experiments.kimad_quadratic`, one worker and its uplink, whose mean bandwidth stays the same; all methods begin from the
+gradient. What is chosen is K of Top-K, and, as the range of the bandwidth grows, also how many bits a random quantization has. Fixed
+compressors have the best choice of all, Kimad the best round time of a grid, each at its best step size.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import tyro
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.table import Table
+
+import dsgd
+from algorithms import kimad
+from dsgd import clusters, compressors, records
+from experiments.helpers import adapting, commands, common, figures
+from experiments.helpers.adapting import DIMENSION, ELEMENT, Best
+
+BITS = range(1, 9)
+FAMILIES = {
+    "K": adapting.top_k("sent"),
+    "bits": kimad.any_of([compressors.contraction(compressors.random_quantization(bits)) for bits in BITS]),
+}
+FIXED, KIMAD, ORACLE = METHODS = ("best fixed", "Kimad", "Kimad, oracle")
+TRACE = "trace"
+
+
+@dataclass(frozen=True)
+class Args:
+    """Says where adapting to the bandwidth pays, and where it does not."""
+
+    ratios: tuple[float, ...] = (1.0, 3.0, 10.0, 30.0)
+    """Largest bandwidths over smallest ones; 1 is no variability."""
+    periods: tuple[float, ...] = (1.0, 5.0, 50.0, 300.0)
+    """Seconds from one maximum to the next, at the largest of the ratios."""
+    period: float = 50.0
+    """The same for all ratios."""
+    mean: float = 5.0
+    """Elements (32 bits, of 30) a second that the link carries on average."""
+    trace: Path | None = None
+    """File of bandwidths, numbers with commas or line ends between; they are scaled to the mean. By default a random walk of 300."""
+    interval: float = 1.0
+    """Seconds from one of them to the next."""
+    compute: float = 1.0
+    """Seconds of a gradient."""
+    seconds: float = 300.0
+    """Simulated, of every run."""
+    condition: float = 100.0
+    """The largest a_i, which is 1, over the smallest."""
+    problems: int = 10
+    """Spectra and starts, drawn independently."""
+    learning_rates: tuple[float, ...] = adapting.LEARNING_RATES
+    """Step sizes to choose from; gradient descent needs less than 2."""
+    round_times: tuple[float, ...] = adapting.ROUND_TIMES
+    """Seconds of Kimad's rounds to choose from."""
+    seed: int = 0
+    """Of everything random."""
+    out: Path = field(default=Path("results/kimad_variability"))
+    """Folder for config.json, speedups.csv and figure.png."""
+    progress: bool = True
+    """Show a progress bar."""
+    cache: commands.Cache = None
+
+
+class Case(NamedTuple):
+    """What is chosen, and how the bandwidth goes."""
+
+    family: str
+    pattern: str
+
+
+Outcomes = dict[Case, dict[str, Best]]
+
+
+def main(args: Args) -> None:
+    if not min(args.ratios) >= 1:
+        raise ValueError(f"--ratios {min(args.ratios):g}: need at least 1")
+    adapting.check_times(args.compute, args.round_times)
+    links = {name: adapting.make_cluster(args.compute, link) for name, link in patterns(args).items()}
+    tasks = adapting.quadratics(args.problems, args.condition, args.seed)
+    ratios = [label(ratio, args.period) for ratio in args.ratios]
+    cases = [*(Case("K", name) for name in links), *(Case("bits", name) for name in ratios)]
+    commands.begin(args)
+    outcomes: Outcomes = {}
+    with commands.kept(write, args.out / "speedups.csv", outcomes):
+        for case in common.bar(cases, "kimad_variability", args.progress):
+            if best := race(args, case, tasks, links[case.pattern]):
+                outcomes[case] = best
+    if not outcomes:
+        raise ValueError(f"a method diverged at every step size of {args.learning_rates}; need smaller ones")
+    figures.save_figure(draw(args, outcomes), args.out / "figure.png")
+    screen = common.console()
+    screen.print(tabulate(args, outcomes))
+    screen.print(f"Written: {args.out}/config.json, speedups.csv, figure.png", soft_wrap=True)
+
+
+def label(ratio: float, period: float) -> str:
+    """Of an oscillation."""
+    return f"{ratio:g} : 1, {period:g} s"
+
+
+def patterns(args: Args) -> dict[str, clusters.Quantity]:
+    """Bandwidths of the uplink in bits per second, of one mean, by name."""
+    mean = ELEMENT * args.mean
+
+    def oscillation(ratio: float, period: float) -> clusters.Quantity:
+        least = 2 * mean / (1 + ratio)
+        return clusters.sinusoid((ratio - 1) * least, math.pi / period, least)
+
+    pairs = [*((ratio, args.period) for ratio in args.ratios), *((max(args.ratios), period) for period in args.periods)]
+    recorded = recording(args)
+    return {label(*pair): oscillation(*pair) for pair in pairs} | {
+        TRACE: clusters.trace(mean * recorded / recorded.mean(), args.interval),
+    }
+
+
+def recording(args: Args) -> np.ndarray:
+    """The user's, or one whose logarithm goes back to its mean in some 20 seconds."""
+    if args.trace is not None:
+        try:
+            values = np.array(args.trace.read_text().replace(",", " ").split(), float)
+        except ValueError as error:
+            raise ValueError(f"--trace {args.trace}: {error}; need numbers only") from None
+        if not (values.size and np.isfinite(values).all() and values.min() > 0):
+            raise ValueError(f"--trace {args.trace}: need finite numbers > 0, at least one")
+        return values
+    rng, level, levels = np.random.default_rng(args.seed), 0.0, []
+    for _ in range(300):
+        level = 0.95 * level + math.sqrt(1 - 0.95**2) * rng.normal()
+        levels.append(level)
+    return np.exp(levels)
+
+
+def race(args: Args, case: Case, tasks: list[dsgd.Problem], cluster: clusters.Cluster) -> dict[str, Best] | None:
+    """Every method at its best; None where one diverged at every point."""
+    options: dict[str, Any] = {"seconds": args.seconds, "compute": args.compute, "seed": args.seed, "learning_rate": args.learning_rates}
+    choices = FAMILIES[case.family]
+    still = adapting.race(adapting.fixed(choices, 1), tasks, cluster, **options, choice=range(choices.number))
+    moving = adapting.race(
+        adapting.adapted(choices, 1, args.compute), tasks, cluster, **options, round_time=args.round_times, oracle=(0, 1)
+    )
+    return adapting.all_of(dict(zip(METHODS, (still.best(), moving.best(oracle=0), moving.best(oracle=1)), strict=True)))
+
+
+def ratios_of(best: dict[str, Best]) -> dict[str, np.ndarray]:
+    """How many times as fast as the best fixed one, by method and problem."""
+    return {name: adapting.speedups(best[FIXED], best[name]) for name in (KIMAD, ORACLE)}
+
+
+def write(path: Path, outcomes: Outcomes) -> None:
+    """Every problem's speedups."""
+    rows = (
+        (case.pattern, case.family, best[FIXED].point["choice"] + 1, name, best[name].point["round_time"], i, f"{value:.4g}")
+        for case, best in outcomes.items()
+        for name, values in ratios_of(best).items()
+        for i, value in enumerate(values)
+    )
+    records.write_rows(path, ("bandwidth", "chosen", "best_fixed", "method", "round_time", "problem", "speedup"), rows)
+
+
+def tabulate(args: Args, outcomes: Outcomes) -> Table:
+    """One row a bandwidth."""
+    table = Table(
+        title="how many times as fast as the best fixed compressor Kimad is,\n"
+        f"mean bandwidth {args.mean:g} elements/s, {args.problems} problem{'s' * (args.problems > 1)}",
+        caption="bandwidth: largest to smallest, period. fixed: the best K, or bits. t: of Kimad,\n"
+        "s. Of the seconds to the larger of the two losses at the end: geometric mean\n"
+        "over problems, 95 % interval. faster: by more than that, and by 5 %.",
+    )
+    table.add_column("bandwidth", no_wrap=True)
+    for heading in ("fixed", "t", "Kimad", "oracle"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("faster", no_wrap=True)
+    top = [label(max(args.ratios), period) for period in sorted(args.periods)]
+    sections = {
+        "Top-K": [Case("K", label(ratio, args.period)) for ratio in sorted(args.ratios)],
+        "its period": [Case("K", name) for name in top],
+        "a recording": [Case("K", TRACE)],
+        "quantization": [Case("bits", label(ratio, args.period)) for ratio in sorted(args.ratios)],
+    }
+    for words, cases in sections.items():
+        table.add_section()
+        table.add_row(words)
+        for case in cases:
+            if best := outcomes.get(case):
+                found = ratios_of(best)
+                fixed, seconds = f"{best[FIXED].point['choice'] + 1:g}", f"{best[KIMAD].point['round_time']:g}"
+                table.add_row(
+                    case.pattern, fixed, seconds, *map(adapting.shown, found.values()), "yes" if adapting.is_faster(found[KIMAD]) else "no"
+                )
+    return table
+
+
+def draw(args: Args, outcomes: Outcomes) -> Figure:
+    """Speedups against range and period of the bandwidth, and what is sent over the recorded one."""
+    sheet = Figure(figsize=(14, 4.2), layout="constrained")
+    by_ratio, by_period, over_time = figures.panels(sheet, 3, sharey=False)
+    by_period.sharey(by_ratio)
+    ranges = {ratio: label(ratio, args.period) for ratio in sorted(args.ratios)}
+    periods = {period: label(max(args.ratios), period) for period in sorted(args.periods)}
+    draw_speedups(by_ratio, outcomes, "K", "K of Top-K", ranges)
+    draw_speedups(by_ratio, outcomes, "bits", "bits of quantization", ranges)
+    draw_speedups(by_period, outcomes, "K", "K of Top-K", periods)
+    by_ratio.set(xlabel="largest / smallest bandwidth", ylabel="times as fast as the best fixed one", title=f"period {args.period:g} s")
+    by_period.set(xlabel="seconds of a period", title=f"largest / smallest {max(args.ratios):g}")
+    if best := outcomes.get(Case("K", TRACE)):
+        draw_trace(args, over_time, best)
+    for axes in (by_ratio, over_time):
+        sheet.legend(
+            *axes.get_legend_handles_labels(),
+            loc="outside lower left" if axes is by_ratio else "outside lower right",
+            ncols=3,
+            frameon=False,
+        )
+    setting = f"½ Σ a x², d = {DIMENSION}, mean bandwidth {args.mean:g} elements/s"
+    figures.title(sheet, f"{setting}; bars: 95 % intervals over {args.problems} problems" if args.problems > 1 else setting)
+    return sheet
+
+
+def draw_speedups(axes: Axes, outcomes: Outcomes, family: str, words: str, by_x: dict[float, str]) -> None:
+    """Of Kimad, and of Kimad that knows the bandwidth, a little beside each other."""
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.set_xscale("log")
+    figures.plain_log(axes.xaxis)
+    there = {x: ratios_of(outcomes[case]) for x, name in by_x.items() if (case := Case(family, name)) in outcomes}
+    for method, words_of, fill in ((KIMAD, words, None), (ORACLE, f"{words}, oracle", "white")):
+        line = 2 * (family == "bits") + (method == ORACLE)
+        found = np.array([adapting.interval(ratios[method]) for ratios in there.values()]).reshape(-1, 3)
+        bars = np.abs(found[:, 1:] - found[:, :1]).T if np.isfinite(found).all() else None
+        axes.errorbar(
+            1.03 ** (line - 1.5) * np.array(list(there)),
+            found[:, 0],
+            yerr=bars,
+            color=figures.COLOURS[line],
+            linestyle=figures.STYLES[line],
+            marker="os"[family == "bits"],
+            markerfacecolor=fill,
+            capsize=3,
+            label=words_of,
+        )
+
+
+def draw_trace(args: Args, axes: Axes, best: dict[str, Best]) -> None:
+    """What is sent over the recorded bandwidth."""
+    recorded = recording(args)
+    seconds = np.linspace(0, args.seconds, 2000, endpoint=False)
+    level = ELEMENT * args.mean * (recorded / recorded.mean())[(seconds / args.interval).astype(int) % len(recorded)]
+    shown = {f"messages of {name}": (best[name], figures.COLOURS[line]) for name, line in ((FIXED, 6), (KIMAD, 0))}
+    adapting.draw_messages(axes, seconds, level, shown)
+    middle = adapting.shown(ratios_of(best)[KIMAD])
+    axes.set(title=f"a recording: {middle} times as fast", xlabel="seconds", ylabel="bits of a message, bits/s")
+
+
+if __name__ == "__main__":
+    commands.launch(main, tyro.cli(Args))

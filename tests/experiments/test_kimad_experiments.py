@@ -1,0 +1,223 @@
+"""The scripts about Kimad on quadratics, with a tiny budget: their files, their tables, what they refuse; and what they measure with."""
+
+from __future__ import annotations
+
+import csv
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+
+from dsgd import clusters, compressors
+from experiments import kimad_quadratic, kimad_variability
+from experiments.helpers import adapting, common
+from experiments.helpers.adapting import DIMENSION, ELEMENT
+
+TINY = {"problems": 2, "seconds": 20.0, "learning_rates": (0.5, 1.0), "round_times": (1.5, 2.5), "progress": False}
+
+
+class Ran(NamedTuple):
+    args: object
+    lines: list[str]
+    rows: list[list[str]]
+
+
+def ran(module, patch, args) -> Ran:
+    """What it printed, line by line, and its tables' cells."""
+    screen = common.console()
+    patch.setattr(common, "console", lambda: screen)
+    with screen.capture() as captured:
+        module.main(args)
+    lines = captured.get().splitlines()
+    return Ran(args, lines, [[cell.strip() for cell in line.strip("│ ").split("│")] for line in lines if line.startswith("│")])
+
+
+def csv_rows(path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def quadratic(tmp_path_factory):
+    """Two of the regimes, from the gradient."""
+    args = kimad_quadratic.Args(warm_ups=(1,), noise=0.0, out=tmp_path_factory.mktemp("quadratic"), **TINY)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kimad_quadratic, "REGIMES", {"small": "faster", "high": "no gain"})
+        return ran(kimad_quadratic, patch, args)
+
+
+@pytest.fixture(scope="module")
+def variability(tmp_path_factory):
+    """No variability, and a recording."""
+    out = tmp_path_factory.mktemp("variability")
+    (out / "recorded.csv").write_text("1, 4\n10\n2\n")
+    args = kimad_variability.Args(ratios=(1.0,), periods=(50.0,), trace=out / "recorded.csv", interval=3.0, out=out / "results", **TINY)
+    with pytest.MonkeyPatch.context() as patch:
+        return ran(kimad_variability, patch, args)
+
+
+def test_the_quadratics_losses_fall_and_messages_follow_the_bandwidth(quadratic):
+    args = quadratic.args
+    assert (args.out / "figure.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    curves = csv_rows(args.out / "curves.csv")
+    assert len(curves) == 2 * 4 * 2 * adapting.TIMES
+    ends = {(row["regime"], row["method"], row["problem"]): float(row["log10_loss"]) for row in curves}
+    for regime in ("small", "high"):
+        for problem in "01":
+            loss = {name: ends[regime, name, problem] for name in kimad_quadratic.METHODS}
+            assert max(loss.values()) < -0.5
+    sent = {}
+    for row in csv_rows(args.out / "messages.csv"):
+        sent.setdefault((row["regime"], row["method"]), []).append(float(row["bits"]))
+    for (_, method), bits in sent.items():
+        assert bits[0] == ELEMENT * DIMENSION, "all begin from the gradient"
+        assert method in ("Kimad", "Kimad, oracle") or len(set(bits[1:])) == 1
+    assert set(sent["small", "GD"]) == {ELEMENT * DIMENSION}
+    assert len(set(sent["small", "Kimad"])) > 3
+    assert set(sent["high", "Kimad"]) <= {ELEMENT * DIMENSION, ELEMENT * DIMENSION + 8}, "all that there is, and which K that is"
+
+
+def test_the_quadratics_tables_have_80_columns_and_judge_by_their_numbers(quadratic):
+    assert all(len(line) <= 80 for line in quadratic.lines if not line.startswith("Written"))
+    assert not any("…" in line for line in quadratic.lines)
+    losses, gains = quadratic.rows[1:3], quadratic.rows[4:6]
+    assert [row[0] for row in (*losses, *gains)] == 2 * ["small", "high"]
+    for (_, gd, ef21, *_), (_, kimad, _, claim, holds) in zip(losses, gains, strict=True):
+        assert float(ef21) <= float(gd), "it is among them"
+        middle, low, high = (float(number) for number in kimad.replace("(", " ").replace("–", " ").rstrip(")").split())
+        assert low <= middle <= high
+        faster = low > 1 and middle >= 1.05
+        assert holds == ("yes" if faster == (claim == "faster") else "no")
+
+
+def test_nothing_is_gained_without_variability(variability):
+    rows = csv_rows(variability.args.out / "speedups.csv")
+    assert {(row["bandwidth"], row["chosen"]) for row in rows} == {("1 : 1, 50 s", "K"), ("1 : 1, 50 s", "bits"), ("trace", "K")}
+    assert len(rows) == 3 * 2 * 2
+    still = [float(row["speedup"]) for row in rows if row["bandwidth"] != "trace"]
+    assert max(still) <= 1.05, "fixed compressors have the finer grid, and no header"
+
+
+def test_the_variabilitys_table_has_80_columns(variability):
+    assert (variability.args.out / "figure.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert all(len(line) <= 80 for line in variability.lines if not line.startswith("Written"))
+    assert not any("…" in line for line in variability.lines)
+    assert [row[0] for row in variability.rows] == [
+        *("Top-K", "1 : 1, 50 s", "its period", "1 : 1, 50 s"),
+        *("a recording", "trace", "quantization", "1 : 1, 50 s"),
+    ]
+
+
+def test_patterns_have_one_mean_and_the_range_that_they_say(tmp_path):
+    (tmp_path / "recorded.csv").write_text("1,4,10,2")
+    args = kimad_variability.Args(trace=tmp_path / "recorded.csv", interval=3.0)
+    key, at = jax.random.key(0), np.linspace(0, 60, 6001)[:-1]
+    for name, quantity in kimad_variability.patterns(args).items():
+        length = 12 if name == "trace" else float(name.split(", ")[1].removesuffix(" s"))
+        values = np.array(jax.vmap(lambda t, q=quantity: q.sample(key, t, 0))(at * length / 60))
+        assert values.mean() == pytest.approx(args.mean * ELEMENT, rel=1e-3)
+        ratio = 10 if name == "trace" else float(name.split(" : ")[0])
+        assert values.max() / values.min() == pytest.approx(ratio, rel=1e-3)
+
+
+def test_gradient_descent_is_among_the_fixed_ones_and_losses_are_those_of_its_seconds():
+    """f(x_k) = sum a x_0^2 (1 - g a)^2k / 2, a round of 1 s and d 32-bit elements over the bandwidth."""
+    bandwidth, rate = 2 * ELEMENT * DIMENSION, 0.7
+    (task,) = adapting.quadratics(1, 10.0, 3)
+    cluster = adapting.make_cluster(1.0, clusters.constant(bandwidth))
+    options = {"seconds": 9.0, "compute": 1.0, "seed": 5}
+    build = adapting.fixed(adapting.top_k("sent"), 0)
+    race = adapting.race(build, [task], cluster, **options, learning_rate=(rate, 0.1), choice=(2, DIMENSION - 1))
+    best = race.best(choice=DIMENSION - 1, learning_rate=rate)
+    a = np.asarray(task.data.A[0], float)
+    assert (a.max(), a.min()) == (1, pytest.approx(0.1))
+    x = np.asarray(task.init(jax.random.split(jax.random.fold_in(jax.random.key(5), 0), 1)[0]), float)
+    rounds = np.floor(adapting.times(9.0) / 1.5 + 1e-4)
+    assert rounds.max() == 6
+    sums = [0.5 * (a * x**2 * (1 - rate * a) ** (2 * k)).sum() for k in (0, *rounds)]
+    assert race.history["loss"][..., 0] == pytest.approx(sums[0])
+    np.testing.assert_allclose(best.losses[0], np.log10(np.array(sums[1:]) / sums[0]), atol=1e-4)
+    three = race.best(choice=2)
+    assert set(three.history["message_up"][1:].tolist()) == {compressors.top_k(0.1).mean_bits(DIMENSION)}
+
+
+def test_free_places_cost_nothing_where_any_are_sent():
+    sent, free = (adapting.top_k(places).sizes(DIMENSION, np.float32) for places in ("sent", "free"))
+    assert [32 * k for k in range(1, 26)] == free[:25]
+    assert free[25:] == sent[25:] == 5 * [ELEMENT * DIMENSION]
+
+
+def best_of(losses) -> adapting.Best:
+    return adapting.Best({}, np.array(losses, float), {})
+
+
+def test_speedups_compare_seconds_to_what_both_reach():
+    falling = -np.arange(1, 101) / 10  # in a hundredth of the seconds each
+    slow, fast = best_of([falling, falling]), best_of([2 * falling, falling / 2])
+    target = falling[-10:].mean()  # of the slow one; half of it of the one at half the pace
+    at = np.argmax(falling <= target) + 1
+    at_twice, at_half = np.argmax(2 * falling <= target) + 1, np.argmax(falling <= target / 2) + 1
+    np.testing.assert_allclose(adapting.speedups(slow, fast), [at / at_twice, at_half / at])
+    np.testing.assert_allclose(adapting.speedups(slow, fast), [2, 0.5], rtol=0.03)
+
+
+def test_intervals_are_of_students_t_of_logarithms():
+    ratios = np.array([0.9, 1.4, 1.2, 1.7])
+    middle, low, high = adapting.interval(ratios)
+    expected = stats.ttest_1samp(np.log(ratios), 0).confidence_interval(0.95)
+    np.testing.assert_allclose(np.log([middle, low, high]), [np.log(ratios).mean(), expected.low, expected.high])
+    assert adapting.shown(ratios) == f"{middle:.2f} ({low:.2f}–{high:.2f})"
+    assert adapting.shown(ratios[:1]) == "0.90"
+
+
+@pytest.mark.parametrize(
+    ("ratios", "faster"),
+    [
+        ((1.3, 1.4, 1.5), True),
+        ((1 / 1.3, 1 / 1.4, 1 / 1.5), False),
+        ((0.5, 1.0, 2.5), False),
+        ((1.02, 1.03, 1.04), False),
+        ((3.0,), False),
+    ],
+)
+def test_faster_is_more_than_the_spread_and_more_than_a_trifle(ratios, faster):
+    assert adapting.is_faster(np.array(ratios)) == faster
+
+
+def test_the_best_is_the_least_mean_of_logarithms_that_is_finite():
+    losses = np.full((2, 2, 3, 10), -1.0)
+    losses[0, 1] = np.array([-9, -1, np.inf])[:, None]
+    losses[1, 0] = np.array([-2, -3, -1])[:, None]
+    losses[1, 1] = np.array([-4, -1, -0.5])[:, None]
+    race = adapting.Race({"rate": np.array([0.1, 0.2]), "choice": np.array([3, 4])}, losses, {"clock": np.arange(8).reshape(2, 2, 2)})
+    best = race.best()
+    assert best.point == {"rate": 0.2, "choice": 3}
+    assert best.history["clock"].tolist() == [4, 5]
+    assert race.best(choice=4).point == {"rate": 0.2, "choice": 4}
+    assert race.best(choice=4, rate=0.1) is None
+
+
+@pytest.mark.parametrize(
+    ("module", "flags", "words"),
+    [
+        (kimad_quadratic, {"small": (3.0, 1.0)}, "--small 3 1: need 0 < least <= most"),
+        (kimad_quadratic, {"high": (0.0, 1.0)}, "--high 0 1: need 0 < least <= most"),
+        (kimad_quadratic, {"compute": 0.0}, "--compute 0: need seconds > 0"),
+        (kimad_variability, {"round_times": (2.0, 1.0)}, "--round-times 1 with --compute 1: need more, for messages"),
+        (kimad_variability, {"ratios": (2.0, 0.5)}, "--ratios 0.5: need at least 1"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused_at_once(module, flags, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        module.main(module.Args(out=tmp_path / "out", **flags))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("text", ["", "1, two", "1, 0", "1, nan"])
+def test_recordings_that_are_no_bandwidths_are_refused(text, tmp_path):
+    (tmp_path / "recorded.csv").write_text(text)
+    with pytest.raises(ValueError, match=r"--trace .*recorded.csv: .*need .*numbers"):
+        kimad_variability.main(kimad_variability.Args(trace=tmp_path / "recorded.csv", out=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
