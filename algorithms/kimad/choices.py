@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from dsgd import checks
-from dsgd.base import Compressor
+from dsgd.base import Compressor, PyTree
 from dsgd.compressors import sparsification
 from dsgd.compressors.check import need_vector
 from dsgd.compressors.sizes import message_shape, wide
@@ -23,8 +23,8 @@ class Choices(NamedTuple):
 
     Args:
         sizes: (d, type of the elements) -> bits of each one's message for d elements, a list of ints.
-        look: (key, x `[d]`) -> (errors $|C_j(x) - x|^2$ of all of them, float32 `[choices]`; a function from j, an int32 scalar, to
-            $C_j(x)$ `[d]`).
+        look: (key, x `[d]`) -> (errors $|C_j(x) - x|^2$ of all of them, float32 `[choices]`; what `send` needs to know of x, a pytree).
+        send: (x `[d]`, what `look` found, j, an int32 scalar) -> $C_j(x)$ `[d]`.
         delta: d -> the contraction that they all are, or None where one states none.
         number: how many there are.
         name: for tables and error messages.
@@ -32,7 +32,8 @@ class Choices(NamedTuple):
     """
 
     sizes: Callable[[int, Any], list[int]]
-    look: Callable[[jax.Array, jax.Array], tuple[jax.Array, Callable[[jax.Array], jax.Array]]]
+    look: Callable[[jax.Array, jax.Array], tuple[jax.Array, PyTree]]
+    send: Callable[[jax.Array, PyTree, jax.Array], jax.Array]
     delta: Callable[[int], float | None]
     number: int
     name: str
@@ -73,25 +74,23 @@ def top_k(ratios: Sequence[float] | np.ndarray) -> Choices:
         return [8 * np.dtype(dtype).itemsize * d if k == d else bits(k, d, dtype) for k in kept(d, dtype)]
 
     def look(key, x):
-        d, ks = x.shape[0], np.array(kept(x.shape[0], x.dtype), np.int32)
-        ranks = _ranked(x)
-        order = lax.sort(ranks)  # of integers: XLA sorts floats five times as slowly
+        order = lax.sort(_ranked(x))  # of integers: XLA sorts floats five times as slowly
         squares = lax.cumsum(_magnitudes(order, x.dtype) ** 2)  # of the smallest so many
-        errors = jnp.concatenate([jnp.zeros(1, squares.dtype), squares])[d - ks]
+        left_out = x.shape[0] - np.array(kept(x.shape[0], x.dtype))
+        return jnp.concatenate([jnp.zeros(1, squares.dtype), squares])[left_out].astype(jnp.float32), order
 
-        def send(choice):
-            k = jnp.asarray(ks)[choice]
-            least = order[d - k]
-            ties = ranks == least
-            room = k - jnp.sum(ranks > least, dtype=jnp.int32)
-            return jnp.where((ranks > least) | (ties & (jnp.cumsum(ties, dtype=jnp.int32) <= room)), x, jnp.zeros((), x.dtype))
-
-        return errors.astype(jnp.float32), send
+    def send(x, order, choice):
+        d, ranks = x.shape[0], _ranked(x)
+        k = jnp.array(kept(d, x.dtype), jnp.int32)[choice]
+        least = order[d - k]
+        ties = ranks == least  # of equals, the first
+        room = k - jnp.sum(ranks > least, dtype=jnp.int32)
+        return jnp.where((ranks > least) | (ties & (jnp.cumsum(ties, dtype=jnp.int32) <= room)), x, jnp.zeros((), x.dtype))
 
     def delta(d: int) -> float:
         return min(sparsification.kept(ratio, d) for ratio in ratios) / d
 
-    return Choices(sizes, look, delta, len(ratios), f"top_k({_listed(ratios)})")
+    return Choices(sizes, look, send, delta, len(ratios), f"top_k({_listed(ratios)})")
 
 
 @checks.arguments
@@ -123,8 +122,7 @@ def any_of(compressors: Sequence[Compressor]) -> Choices:
 
         keys = jax.random.split(key, len(compressors))
         seen = jnp.stack([one(compressor, key) for compressor, key in zip(compressors, keys, strict=True)])
-        errors = jnp.sum((wide(seen) - wide(x)) ** 2, axis=1)
-        return errors.astype(jnp.float32), lambda choice: seen[choice]
+        return jnp.sum((wide(seen) - wide(x)) ** 2, axis=1).astype(jnp.float32), seen
 
     def delta(d: int) -> float | None:
         each = [compressor.delta(d) for compressor in compressors]
@@ -133,6 +131,7 @@ def any_of(compressors: Sequence[Compressor]) -> Choices:
     return Choices(
         sizes=lambda d, dtype: [size(compressor, d, dtype) for compressor in compressors],
         look=look,
+        send=lambda x, seen, choice: seen[choice],
         delta=delta,
         number=len(compressors),
         name=", ".join(compressor.name for compressor in compressors),

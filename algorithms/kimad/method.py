@@ -264,20 +264,38 @@ def _compress(choices: Choices, rule: Callable, key: jax.Array, tree: PyTree, bu
     smallest = int(sizes.min(axis=1).sum())
     if max(whole, int(sizes.max(axis=1).sum()) + header) >= 1 << 32:
         raise ValueError(f"kimad_sgd: a message of {whole:,} bits uncompressed; need fewer than 2^32")
-    looks = [choices.look(jax.random.fold_in(key, i), x) for i, x in enumerate(vectors)]
     available = budgets.whole_bits(budget)
     fits = available >= smallest + header
-    chosen = rule(jnp.stack([errors for errors, _ in looks]), sizes, jnp.where(fits, available - jnp.uint32(header), jnp.uint32(smallest)))
-    seen = [jnp.where(everything, x, send(choice)) for x, (_, send), choice in zip(vectors, looks, chosen, strict=True)]
-    bits = jnp.sum(jnp.take_along_axis(jnp.asarray(sizes, jnp.uint32), chosen[:, None], axis=1)) + jnp.uint32(header)
-    left_out = sum(jnp.take(errors, choice) for (errors, _), choice in zip(looks, chosen, strict=True))
+    for_layers = jnp.where(fits, available - jnp.uint32(header), jnp.uint32(smallest))
+
+    errors, found = zip(*_over_equals(choices.look, jax.random.split(key, len(vectors)), vectors), strict=True)
+    errors = jnp.stack(errors)
+    chosen = rule(errors, sizes, for_layers)
+    seen = _over_equals(choices.send, vectors, found, chosen)
+    one = (np.arange(len(vectors)), chosen)
+    bits = jnp.sum(jnp.asarray(sizes, jnp.uint32)[one], dtype=jnp.uint32) + jnp.uint32(header)
     missing = jnp.where(bits > available, bits - available, 0).astype(jnp.float32)
     return Message(
-        treedef.unflatten(seen),
+        treedef.unflatten(jnp.where(everything, x, part) for x, part in zip(vectors, seen, strict=True)),
         jnp.where(everything, jnp.uint32(whole), bits),
-        jnp.where(everything, 0, left_out),
+        jnp.where(everything, 0, jnp.sum(errors[one])),
         jnp.where(everything, 0, missing),
     )
+
+
+def _over_equals(function: Callable, *arguments: Any) -> list[Any]:
+    """The function of each layer's arguments. Layers of equal shapes go in one `vmap`: a deep model has few kinds of them to compile."""
+    layers = list(zip(*arguments, strict=True))
+    kinds: dict[Any, list[int]] = {}
+    for i, layer in enumerate(layers):
+        kinds.setdefault(tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(layer)), []).append(i)
+    results: list[Any] = [None] * len(layers)
+    for alike in kinds.values():
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(layers[i] for i in alike))
+        together = jax.vmap(function)(*stacked)
+        for row, i in enumerate(alike):
+            results[i] = jax.tree.map(lambda leaf, row=row: leaf[row], together)
+    return results
 
 
 def _observed(monitor: Monitor, server: Server, measured: Measured | None) -> Server:
