@@ -11,7 +11,7 @@ All that crosses devices are messages: packed arrays.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -207,6 +207,7 @@ def need_two(method: str, up: Compressor, down: Compressor) -> None:
         raise ValueError(f"{method} with {up.name} up and {down.name} down: need both layer by layer, or both of compressors.whole_model")
 
 
+@runtime_checkable
 class Contracting(Protocol):
     """A compressor, or a set of them, and the contraction that it states for d elements, None where it states none."""
 

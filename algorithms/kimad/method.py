@@ -35,7 +35,7 @@ class Server(NamedTuple):
         updates: $\sum_m w_m \hat u_m$, of the estimators of the workers' updates.
         estimate: $\hat x$, which the workers have, too.
         up, down: what the monitors of the links remember.
-        missing: by how many bits the smallest message was longer than the budget, at most so far.
+        missing: by how many bits a message was longer than its budget, at most so far.
     """
 
     model: optimizers.Model
@@ -60,7 +60,7 @@ class Message(NamedTuple):
         seen: what the receiver makes of it, like what was sent.
         bits: uint32.
         error: |seen - sent|^2.
-        missing: bits by which the smallest message is longer than the budget, 0 where it is not.
+        missing: bits by which it is longer than the budget, 0 where it is not.
     """
 
     seen: PyTree
@@ -104,8 +104,8 @@ def kimad_sgd(
 
     History, of the record's round: `estimated_up`, `estimated_down` (what monitors say, bits per second `[N]`), `bandwidth_up`,
     `bandwidth_down` (what was true: the mean over the seconds planned for the message), `message_up` `[N]` and `message_down` (bits),
-    `error_up` `[N]` and `error_down` (the squared norm of what compression left out), and `missing` (bits by which the smallest message
-    was longer than its budget, at most so far). NaN in rounds without messages.
+    `error_up` `[N]` and `error_down` (the squared norm of what compression left out), and `missing` (bits by which a message was longer
+    than its budget, at most so far). NaN in rounds without messages.
 
     Args:
         optimizer: the server's step; `optax.sgd(gamma)` is the equation.
@@ -119,8 +119,8 @@ def kimad_sgd(
         weights: w_m, `[N]`; None: 1/N.
         update: A^update: `kimad.gradient`, or `kimad.local_steps(optimizer, H)`, where only one round in H sends.
         warm_up: in the first so many rounds that send, all is sent as it is.
-        too_small: where not even the smallest message fits in the budget: "wait", it is sent all the same and the round takes longer; or
-            "error", the run ends.
+        too_small: where a message is longer than its budget, since not even the rule's smallest fits: "wait", it is sent all the same and
+            the round takes longer; or "error", the run ends.
 
     Raises:
         ValueError: no compressors; one set layer by layer, the other of the whole model; times that are not positive, or leave nothing for
@@ -154,7 +154,7 @@ def kimad_sgd(
     def send(state, own, round, key):
         """The round's messages: (server, workers' estimates, bits, metrics)."""
         server, N = state.server, round.workers
-        plan = _plan(round, server, monitor, round_time, _computing(computation, update, round), congestion)
+        plan = _plan(round, server, monitor, round_time, _computing(computation, update, round), congestion, update.period)
         everything = round.step // update.period < warm_up
         up_key, down_key = jax.random.split(key)
 
@@ -208,10 +208,7 @@ def kimad_sgd(
         missing = np.nanmax(records["missing"], initial=0.0)
         if missing <= 0:
             return ""
-        return (
-            f"the smallest message needs {missing:,.0f} bits more than round_time leaves for it: "
-            'need more time, smaller ratios, or too_small="wait"'
-        )
+        return f'a message has {missing:,.0f} bits more than round_time leaves for it: need more time, smaller ratios, or too_small="wait"'
 
     words = [up_set.name, *([down_set.name] if down is not None else []), _name_of(rule), monitor.name, *filter(None, [update.name])]
     return Algorithm(
@@ -236,18 +233,21 @@ class _Plan(NamedTuple):
     shown: dict[str, jax.Array]
 
 
-def _plan(round: Round, server: Server, monitor: Monitor, round_time: ArrayLike, computing: jax.Array, congestion: ArrayLike) -> _Plan:
-    ids = jnp.arange(round.workers)
-    left = jnp.maximum(0, round_time - computing)
-    up_seconds, down_seconds = left / (1 + congestion), congestion * left / (1 + congestion)
+def _plan(
+    round: Round, server: Server, monitor: Monitor, round_time: ArrayLike, computing: jax.Array, congestion: ArrayLike, period: int
+) -> _Plan:
+    ids, longest = jnp.arange(round.workers), jnp.max(computing)
+    begin = computing - (1 - 1 / period) * longest  # by this round's clock: rounds before it have computed, too
+    up_seconds = jnp.maximum(0, round_time - computing) / (1 + congestion)
+    down_seconds = congestion * jnp.maximum(0, round_time - longest) / (1 + congestion)
     if round.cluster is None:
         true_up = true_down = jnp.full(round.workers, jnp.inf, jnp.float32)
     else:
-        true_up, _ = round.cluster.bandwidths(round, ids, computing, up_seconds)
-        _, true_down = round.cluster.bandwidths(round, ids, computing + up_seconds, down_seconds)
+        true_up, _ = round.cluster.bandwidths(round, ids, begin, up_seconds)
+        _, true_down = round.cluster.bandwidths(round, ids, jnp.max(begin + up_seconds), down_seconds)  # when all have arrived
     up, down = monitor.estimate(server.up, true_up), monitor.estimate(server.down, true_down)
     to_server = budgets.budget(up, round_time, computing, congestion)
-    from_server = budgets.budget(up, round_time, jnp.max(computing), congestion, jnp.min(down))
+    from_server = budgets.budget(up, round_time, longest, congestion, jnp.min(down))
     shown = {"estimated_up": up, "estimated_down": down, "bandwidth_up": true_up, "bandwidth_down": true_down}
     return _Plan(to_server.up, from_server.down, shown)
 
@@ -271,7 +271,7 @@ def _compress(choices: Choices, rule: Callable, key: jax.Array, tree: PyTree, bu
     seen = _over_equals(choices.send, vectors, found, chosen)
     one = (np.arange(len(vectors)), chosen)
     bits = jnp.sum(jnp.asarray(sizes, jnp.uint32)[one], dtype=jnp.uint32) + jnp.uint32(header)
-    missing = jnp.where(fits, 0, jnp.float32(smallest + header) - budget.astype(jnp.float32))
+    missing = jnp.where(bits > available, bits - available, 0).astype(jnp.float32)
     return Message(
         treedef.unflatten(jnp.where(everything, x, part) for x, part in zip(vectors, seen, strict=True)),
         jnp.where(everything, jnp.uint32(whole), bits),
@@ -318,7 +318,7 @@ def _computing(computation: ArrayLike | None, update: Update, round: Round) -> j
 def _weighted_sum(seen: Gradients, shares: np.ndarray | None, N: int) -> Params:
     if shares is None:
         return workers.mean(seen)
-    mine = workers.own(jnp.asarray(shares, jnp.float32), N)
+    mine = workers.own(jnp.asarray(shares, float), N)
     return workers.sum(jax.tree.map(lambda leaf: jnp.expand_dims(mine, tuple(range(1, leaf.ndim))).astype(leaf.dtype) * leaf, seen))
 
 
