@@ -31,6 +31,8 @@ NEGLIGIBLE = 1.05  # a speedup below this is none
 def quadratics(number: int, condition: float, seed: int) -> list[dsgd.Problem]:
     r"""$f(x) = \frac12 \sum a_i x_i^2$ of one worker, each with its own spectrum, from 1 / condition to 1, the logarithms uniform; from a
     start in N(0, I). They share their programs."""
+    if not condition >= 1:
+        raise ValueError(f"--condition {condition:g}: need at least 1")
 
     def one(i: int) -> dsgd.Problem:
         a = np.exp(-np.random.default_rng((seed, i)).uniform(0, math.log(condition), DIMENSION))

@@ -24,6 +24,8 @@ from experiments import (
     compression,
     convergence_rates,
     heterogeneity,
+    kimad_quadratic,
+    kimad_variability,
     switch_timelines,
     topology,
 )
@@ -32,6 +34,7 @@ from experiments.benchmark import kimad, methods, mixing, rounds, start
 from experiments.helpers import commands, common
 
 SCRIPTS = (asynchrony, availability, compare, complexity_table, compression, convergence_rates, heterogeneity, switch_timelines, topology)
+SCRIPTS += (kimad_quadratic, kimad_variability)
 BENCHMARKS = (kimad, throughput, methods, mixing, rounds, start)
 
 
@@ -127,6 +130,8 @@ def test_missing_files_are_one_line_and_status_2(script, launch, tmp_path):
         (complexity_table, "bandwidth", 0.0),
         (convergence_rates, "longest_run", 0),
         (switch_timelines, "workers", 0),
+        (kimad_quadratic, "round_times", (2.0, 0.0)),
+        (kimad_variability, "period", 0.0),
     ],
 )
 def test_numbers_that_make_no_sense_are_one_line_and_status_2(script, flag, value, launch, tmp_path):

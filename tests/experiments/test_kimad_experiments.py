@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dsgd import clusters, compressors
+from algorithms import kimad
+from dsgd import clusters, codecs, compressors
 from experiments import kimad_quadratic, kimad_variability
 from experiments.helpers import adapting, common
 from experiments.helpers.adapting import DIMENSION, ELEMENT
@@ -50,11 +51,12 @@ def quadratic(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def variability(tmp_path_factory):
-    """No variability, and a recording."""
+    """No variability, and a recording; bits that are fast to compile."""
     out = tmp_path_factory.mktemp("variability")
     (out / "recorded.csv").write_text("1, 4\n10\n2\n")
     args = kimad_variability.Args(ratios=(1.0,), periods=(50.0,), trace=out / "recorded.csv", interval=3.0, out=out / "results", **TINY)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(kimad_variability.FAMILIES, "bits", kimad.any_of([compressors.clipping(bits) for bits in (1, 8)]))
         return ran(kimad_variability, patch, args)
 
 
@@ -76,7 +78,35 @@ def test_the_quadratics_losses_fall_and_messages_follow_the_bandwidth(quadratic)
         assert method in ("Kimad", "Kimad, oracle") or len(set(bits[1:])) == 1
     assert set(sent["small", "GD"]) == {ELEMENT * DIMENSION}
     assert len(set(sent["small", "Kimad"])) > 3
-    assert set(sent["high", "Kimad"]) <= {ELEMENT * DIMENSION, ELEMENT * DIMENSION + 8}, "all that there is, and which K that is"
+    assert sent["small", "Kimad"] != sent["small", "Kimad, oracle"]
+    clocks = [
+        float(row["seconds"]) for row in csv_rows(args.out / "messages.csv") if (row["regime"], row["method"]) == ("small", "Kimad, oracle")
+    ]
+    smallest = min(sent["small", "Kimad, oracle"])
+    lengths = [length for length, bits in zip(np.diff(clocks), sent["small", "Kimad, oracle"][1:], strict=True) if bits > smallest]
+    assert lengths
+    assert max(lengths) < max(args.round_times) * (1 + 1e-5), "it knows what there will be"
+    header = codecs.packed_bits(5, 1)
+    assert set(sent["high", "Kimad"]) == {ELEMENT * DIMENSION, ELEMENT * DIMENSION + header}, "all that there is, and then which K that is"
+
+
+def test_an_interruption_keeps_what_was_done(tmp_path, monkeypatch):
+    """In the second regime."""
+    history = {name: np.ones(3) for name in ("clock", "message_up", "bandwidth_up")}
+    best = adapting.Best({"choice": 3, "round_time": 1.5}, np.zeros((2, adapting.TIMES)), history)
+    args = kimad_quadratic.Args(out=tmp_path, **TINY)
+
+    def interrupted(args, case, tasks, cluster):
+        if case.regime == "small":
+            raise KeyboardInterrupt
+        return dict.fromkeys(kimad_quadratic.METHODS, best)
+
+    monkeypatch.setattr(kimad_quadratic, "race", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        kimad_quadratic.main(args)
+    for file in ("curves.csv", "messages.csv"):
+        assert {(row["regime"], row["warm_up"]) for row in csv_rows(tmp_path / file)} == {("extremely small", "0")}
+    assert not (tmp_path / "figure.png").exists()
 
 
 def test_the_quadratics_tables_have_80_columns_and_judge_by_their_numbers(quadratic):
@@ -84,9 +114,9 @@ def test_the_quadratics_tables_have_80_columns_and_judge_by_their_numbers(quadra
     assert not any("…" in line for line in quadratic.lines)
     losses, gains = quadratic.rows[1:3], quadratic.rows[4:6]
     assert [row[0] for row in (*losses, *gains)] == 2 * ["small", "high"]
-    for (_, gd, ef21, *_), (_, kimad, _, claim, holds) in zip(losses, gains, strict=True):
+    for (_, gd, ef21, *_), (_, gain, _, claim, holds) in zip(losses, gains, strict=True):
         assert float(ef21) <= float(gd), "it is among them"
-        middle, low, high = (float(number) for number in kimad.replace("(", " ").replace("–", " ").rstrip(")").split())
+        middle, low, high = (float(number) for number in gain.replace("(", " ").replace("–", " ").rstrip(")").split())
         assert low <= middle <= high
         faster = low > 1 and middle >= 1.05
         assert holds == ("yes" if faster == (claim == "faster") else "no")
@@ -133,13 +163,16 @@ def test_gradient_descent_is_among_the_fixed_ones_and_losses_are_those_of_its_se
     best = race.best(choice=DIMENSION - 1, learning_rate=rate)
     a = np.asarray(task.data.A[0], float)
     assert (a.max(), a.min()) == (1, pytest.approx(0.1))
-    x = np.asarray(task.init(jax.random.split(jax.random.fold_in(jax.random.key(5), 0), 1)[0]), float)
+    (run,) = jax.random.split(jax.random.fold_in(jax.random.key(5), 0), 1)
+    x = np.asarray(task.init(jax.random.split(run)[0]), float)
+    assert best is not None
     rounds = np.floor(adapting.times(9.0) / 1.5 + 1e-4)
     assert rounds.max() == 6
     sums = [0.5 * (a * x**2 * (1 - rate * a) ** (2 * k)).sum() for k in (0, *rounds)]
     assert race.history["loss"][..., 0] == pytest.approx(sums[0])
     np.testing.assert_allclose(best.losses[0], np.log10(np.array(sums[1:]) / sums[0]), atol=1e-4)
     three = race.best(choice=2)
+    assert three is not None
     assert set(three.history["message_up"][1:].tolist()) == {compressors.top_k(0.1).mean_bits(DIMENSION)}
 
 
@@ -192,10 +225,12 @@ def test_the_best_is_the_least_mean_of_logarithms_that_is_finite():
     losses[1, 0] = np.array([-2, -3, -1])[:, None]
     losses[1, 1] = np.array([-4, -1, -0.5])[:, None]
     race = adapting.Race({"rate": np.array([0.1, 0.2]), "choice": np.array([3, 4])}, losses, {"clock": np.arange(8).reshape(2, 2, 2)})
-    best = race.best()
+    best, fourth = race.best(), race.best(choice=4)
+    assert best is not None
+    assert fourth is not None
     assert best.point == {"rate": 0.2, "choice": 3}
     assert best.history["clock"].tolist() == [4, 5]
-    assert race.best(choice=4).point == {"rate": 0.2, "choice": 4}
+    assert fourth.point == {"rate": 0.2, "choice": 4}
     assert race.best(choice=4, rate=0.1) is None
 
 
@@ -206,6 +241,7 @@ def test_the_best_is_the_least_mean_of_logarithms_that_is_finite():
         (kimad_quadratic, {"high": (0.0, 1.0)}, "--high 0 1: need 0 < least <= most"),
         (kimad_quadratic, {"compute": 0.0}, "--compute 0: need seconds > 0"),
         (kimad_variability, {"round_times": (2.0, 1.0)}, "--round-times 1 with --compute 1: need more, for messages"),
+        (kimad_variability, {"condition": 0.5}, "--condition 0.5: need at least 1"),
         (kimad_variability, {"ratios": (2.0, 0.5)}, "--ratios 0.5: need at least 1"),
     ],
 )
