@@ -208,10 +208,7 @@ def kimad_sgd(
         missing = np.nanmax(records["missing"], initial=0.0)
         if missing <= 0:
             return ""
-        return (
-            f"a message has {missing:,.0f} bits more than round_time leaves for it: "
-            'need more time, smaller ratios, or too_small="wait"'
-        )
+        return f'a message has {missing:,.0f} bits more than round_time leaves for it: need more time, smaller ratios, or too_small="wait"'
 
     words = [up_set.name, *([down_set.name] if down is not None else []), _name_of(rule), monitor.name, *filter(None, [update.name])]
     return Algorithm(

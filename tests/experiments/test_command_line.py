@@ -24,6 +24,7 @@ from experiments import (
     compression,
     convergence_rates,
     heterogeneity,
+    kimad_deep,
     switch_timelines,
     topology,
 )
@@ -31,7 +32,18 @@ from experiments.benchmark import compression as throughput
 from experiments.benchmark import kimad, methods, mixing, rounds, start
 from experiments.helpers import commands, common
 
-SCRIPTS = (asynchrony, availability, compare, complexity_table, compression, convergence_rates, heterogeneity, switch_timelines, topology)
+SCRIPTS = (
+    asynchrony,
+    availability,
+    compare,
+    complexity_table,
+    compression,
+    convergence_rates,
+    heterogeneity,
+    kimad_deep,
+    switch_timelines,
+    topology,
+)
 BENCHMARKS = (kimad, throughput, methods, mixing, rounds, start)
 
 
@@ -126,6 +138,10 @@ def test_missing_files_are_one_line_and_status_2(script, launch, tmp_path):
         (compression, "sizes", (0,)),
         (complexity_table, "bandwidth", 0.0),
         (convergence_rates, "longest_run", 0),
+        (kimad_deep, "communication_times", (1.0, 0.0)),
+        (kimad_deep, "worker_counts", (4, 0)),
+        (kimad_deep, "period", float("nan")),
+        (kimad_deep, "noise", -0.1),
         (switch_timelines, "workers", 0),
     ],
 )
