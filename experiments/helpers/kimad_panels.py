@@ -37,7 +37,7 @@ def draw(setting: Setting, histories: Histories, seconds: float, period: float, 
     losses.legend(frameon=False, fontsize=9)
 
     over_time(errors, setting, of, "error", 1, period)
-    most = max(history["error"][0, setting.warm_up + 1 :].max() for history in of.values())
+    most = max(history["error"][0, setting.warm_up + 1 :].max() for history in of.values()) or 1.0
     errors.set(yscale="log", ylim=(LEAST * most, 2 * most))
     errors.set(ylabel="compression error |seen - sent|²", title=f"One worker, T_comm = {seconds:g} s (figure 9)")
 
