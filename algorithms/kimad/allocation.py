@@ -93,7 +93,7 @@ def one_for_all(errors: Table, sizes: Table, budget: Bits) -> jax.Array:
     given = _told("one_for_all", errors, sizes, budget)
     if _known(given.sizes, given.budget):
         _need_room("one_for_all", given.budget, given.sizes.sum(axis=0, dtype=np.uint32).min(), "the smallest choice for all layers")
-    return _best_single(_regrets(given.errors), jnp.asarray(given.sizes), given.budget)
+    return _best_single(_regrets(given.errors), jnp.asarray(given.sizes), jnp.asarray(given.budget))
 
 
 def in_units(sizes: jax.Array, budget: jax.Array, R: int) -> jax.Array:

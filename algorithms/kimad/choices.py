@@ -122,7 +122,7 @@ def any_of(compressors: Sequence[Compressor]) -> Choices:
 
         keys = jax.random.split(key, len(compressors))
         seen = jnp.stack([one(compressor, key) for compressor, key in zip(compressors, keys, strict=True)])
-        return jnp.sum((wide(seen) - wide(x)) ** 2, axis=1).astype(jnp.float32), seen
+        return jnp.sum((wide(seen) - wide(x)[None]) ** 2, axis=1).astype(jnp.float32), seen
 
     def delta(d: int) -> float | None:
         each = [compressor.delta(d) for compressor in compressors]

@@ -318,7 +318,7 @@ def _computing(computation: ArrayLike | None, update: Update, round: Round) -> j
 def _weighted_sum(seen: Gradients, shares: np.ndarray | None, N: int) -> Params:
     if shares is None:
         return workers.mean(seen)
-    mine = workers.own(jnp.asarray(shares, jnp.float32), N)
+    mine = workers.own(jnp.asarray(shares, float), N)
     return workers.sum(jax.tree.map(lambda leaf: jnp.expand_dims(mine, tuple(range(1, leaf.ndim))).astype(leaf.dtype) * leaf, seen))
 
 

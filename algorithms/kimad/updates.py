@@ -69,7 +69,7 @@ def local_steps(optimizer: optax.GradientTransformation, period: int) -> Update:
 
     def step(memory, estimate, gradients):
         memory = optimizers.step_local(optimizer, memory, gradients)
-        return memory, jax.tree.map(lambda x, y: x - y, estimate, memory.params)
+        return memory, jax.tree.map(lambda x, y: x[None] - y, estimate, memory.params)
 
     return Update(
         start=lambda params, N: optimizers.start_local(optimizer, params, N),

@@ -6,6 +6,9 @@ A decision is Kimad+'s allocation of a budget (`algorithms.kimad.allocation`), c
 with errors and a budget of its own; beside it the same dynamic program in numpy, one slice for each choice. Errors and sizes are those of
 sparsification of layers whose numbers of elements differ by up to a thousand.
 
+Rounds a second are those of `dsgd.run` with records, on a cluster whose bandwidths change, of models on noise: of EF21 with top-K of a
+tenth over N servers, and of Kimad with fifty ratios.
+
 All versions take turns; medians are reported. One core does all: `taskset -c 0`, say.
 """
 
@@ -18,13 +21,18 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+import optax
 from rich.table import Table
 
+import algorithms
+from algorithms import kimad
 from algorithms.kimad import allocation
-from dsgd import records
-from experiments.benchmark import rounds
+from dsgd import clusters, compressors, records
+from experiments.benchmark import rounds, work
 from experiments.helpers import commands, common
 from theory_checks.recursions.allocation import knapsack
+
+SAMPLES = 8  # that each worker has, and draws in a round
 
 
 @dataclass(frozen=True)
@@ -38,13 +46,15 @@ class Args:
     resolutions: tuple[int, ...] = (1_000, 1_000, 1_000, 10_000, 1_000)
     """Units of the budget, a number for each of the layers."""
     workers: int = 16
-    """Number of workers N that decide in one program."""
+    """Number of workers N: that decide in one program, and that train."""
+    models: tuple[str, ...] = ("logistic", "mlp", "cnn")
+    """What is trained: logistic regression, the MLP, the CNN."""
     seconds: float = 0.2
     """Length of one timing, about; a decision at least."""
     repeats: int = 7
     """Timings of each version."""
     out: Path = field(default=Path("results/benchmark/kimad"))
-    """Folder for config.json and deciding.csv."""
+    """Folder for config.json, deciding.csv and training.csv."""
 
 
 class Decision(NamedTuple):
@@ -56,6 +66,18 @@ class Decision(NamedTuple):
     alone: float
     together: float
     numpy: float
+
+
+class Training(NamedTuple):
+    """Median rounds a second of each method on a model of so many layers and elements."""
+
+    model: str
+    layers: int
+    elements: int
+    ef21: float
+    kimad: float
+    kimad_plus: float
+    whole_model: float
 
 
 class Instance(NamedTuple):
@@ -73,6 +95,10 @@ def main(args: Args) -> None:
     with commands.kept(lambda path, rows: records.write_rows(path, Decision._fields, rows), args.out / "deciding.csv", rows):
         rows.extend(decide(args, *size) for size in zip(args.layers, args.choices, args.resolutions, strict=True))
     common.console().print(tabulate(args, rows))
+    trained: list[Training] = []
+    with commands.kept(lambda path, rows: records.write_rows(path, Training._fields, rows), args.out / "training.csv", trained):
+        trained.extend(train(args, name) for name in args.models)
+    common.console().print(tabulate_training(args, trained))
 
 
 def check(args: Args) -> None:
@@ -80,17 +106,41 @@ def check(args: Args) -> None:
     numbers = [len(sizes) for sizes in (args.layers, args.choices, args.resolutions)]
     if len(set(numbers)) > 1:
         raise ValueError(f"--layers, --choices, --resolutions: {numbers} numbers: need as many of each")
+    if unknown := [name for name in args.models if name not in work.MODELS]:
+        raise ValueError(f"--models {' '.join(unknown)}: need some of {', '.join(work.MODELS)}")
 
 
 def decide(args: Args, layers: int, choices: int, resolution: int) -> Decision:
     """Times all versions in turn."""
-    runs = versions(instance(args.workers, layers, choices), resolution)
-    counts = {version: rounds.calibrate(run, args.seconds) for version, run in runs.items()}
-    taken: dict[str, list[float]] = {version: [] for version in runs}
+    return Decision(layers, choices, resolution, *timed(args, versions(instance(args.workers, layers, choices), resolution)))
+
+
+def train(args: Args, name: str) -> Training:
+    """Times all methods in turn."""
+    problem = work.make(name, args.workers, SAMPLES, batch_size=SAMPLES)
+    sizes = [leaf.size for leaf in jax.tree.leaves(jax.eval_shape(problem.init, jax.random.key(0)))]
+    bandwidth = 32.0 * sum(sizes)  # all of the model in a second
+    cluster = clusters.Cluster(clusters.constant(0.1), up=clusters.sinusoid(0.9 * bandwidth, 0.1, 0.1 * bandwidth))
+    tenth, ratios = compressors.top_k(0.1), kimad.top_k(np.arange(0.01, 1, 0.02))
+    step, time = optax.sgd(1e-3), 0.5
+    methods = (
+        algorithms.ef21(step, tenth, tenth),
+        algorithms.kimad_sgd(step, ratios, time),
+        algorithms.kimad_sgd(step, ratios, time, rule=kimad.allocate),
+        algorithms.kimad_sgd(step, kimad.whole_model(ratios), time),
+    )
+    times = timed(args, {method.name: rounds.framework(method, problem, cluster) for method in methods})
+    return Training(name, len(sizes), sum(sizes), *(1 / seconds for seconds in times))
+
+
+def timed(args: Args, versions: dict[str, Callable[[int], object]]) -> list[float]:
+    """Median seconds of one go of each, which take turns."""
+    counts = {version: rounds.calibrate(run, args.seconds) for version, run in versions.items()}
+    taken: dict[str, list[float]] = {version: [] for version in versions}
     for _ in range(args.repeats):
-        for version, run in runs.items():
+        for version, run in versions.items():
             taken[version].append(rounds.clock(run, counts[version]) / counts[version])
-    return Decision(layers, choices, resolution, *(float(np.median(times)) for times in taken.values()))
+    return [float(np.median(times)) for times in taken.values()]
 
 
 def instance(workers: int, layers: int, choices: int) -> Instance:
@@ -129,4 +179,18 @@ def tabulate(args: Args, rows: list[Decision]) -> Table:
         size = (f"{number:,}" for number in (row.layers, row.choices, row.resolution))
         times = (f"{seconds * 1e3:.3g}" for seconds in (row.alone, row.together, row.together / args.workers, row.numpy))
         table.add_row(*size, *times, f"{row.numpy / row.alone:.0f}")
+    return table
+
+
+def tabulate_training(args: Args, rows: list[Training]) -> Table:
+    """One row a model."""
+    caption = "d: elements. Kimad+ (K+): allocation by dynamic program;\nwhole: the model as one vector. /EF21: over EF21's rounds/s."
+    table = Table(title=f"rounds/s of {args.workers} workers (medians)", caption=caption)
+    table.add_column("model", no_wrap=True)
+    for heading in ("layers", "d", "EF21", "Kimad", "Kimad+", "whole", "K/EF21", "K+/EF21"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        speeds = (f"{speed:,.0f}" for speed in (row.ef21, row.kimad, row.kimad_plus, row.whole_model))
+        ratios = (f"{speed / row.ef21:.2f}" for speed in (row.kimad, row.kimad_plus))
+        table.add_row(row.model, f"{row.layers}", f"{row.elements:,}", *speeds, *ratios)
     return table

@@ -137,10 +137,10 @@ def clock(version: Callable[[int], object], rounds: int) -> float:
     return time.perf_counter() - began
 
 
-def framework(method: dsgd.Algorithm, problem: dsgd.Problem) -> Callable[[int], object]:
+def framework(method: dsgd.Algorithm, problem: dsgd.Problem, cluster: dsgd.clusters.Cluster | None = None) -> Callable[[int], object]:
     """`dsgd.run`, all of it: checks, start, chunks, history."""
     key, mesh = jax.random.key(0), dsgd.workers.mesh(1)
-    return lambda rounds: jax.block_until_ready(dsgd.run(method, problem, steps=rounds, key=key, mesh=mesh))
+    return lambda rounds: jax.block_until_ready(dsgd.run(method, problem, steps=rounds, key=key, cluster=cluster, mesh=mesh))
 
 
 def tabulate(rows: list[Row]) -> Table:

@@ -30,12 +30,12 @@ from theory_checks.recursions.compressed import (
     csgd,
     double_squeeze,
     join,
-    kimad,
     largest_half,
     mean_size_times_sign,
     quantize,
     through_servers,
 )
+from theory_checks.recursions.compressed import ef21 as ef21_recursion
 from theory_checks.recursions.shared import Gradients, Rounds, plain, quadratic
 
 N, D, STEPS, LEARNING_RATE = 3, 10, 8, 0.2  # parts of four elements, the last with two of padding
@@ -183,7 +183,7 @@ def test_ef21_is_kimads_algorithm_3(up, down):
         states = drive(ef21(STEP, LOSSY[up][0], LOSSY[down][0]), problem).states
         known = states.workers
         got = {"x": join(known.model.params, D), "x_hat": states.server, "u_hat": join(known.gradient, D)}
-        compare(got, oracle(kimad, problem, LOSSY[up][1], LOSSY[down][1]))
+        compare(got, oracle(ef21_recursion, problem, LOSSY[up][1], LOSSY[down][1]))
         # The servers' means are of what they know of each worker, which they never see again as a whole.
         np.testing.assert_allclose(known.mean, known.gradient.mean(axis=1), atol=1e-12)
         if down == "identity":
@@ -195,7 +195,7 @@ def test_ef21_takes_home_the_servers_model_not_what_the_workers_know_of_it(devic
     with jax.enable_x64(True):
         problem, method = exact(), ef21(STEP, LOSSY["top_k"][0], LOSSY["clipping"][0])
         result = dsgd.run(method, problem, steps=STEPS, key=jax.random.key(0), mesh=devices)
-        *_, last = islice(oracle(kimad, problem, largest_half, clipped), STEPS)
+        *_, last = islice(oracle(ef21_recursion, problem, largest_half, clipped), STEPS)
     np.testing.assert_allclose(result.params, last["x"], rtol=0, atol=1e-12)
     np.testing.assert_allclose(result.state.server, last["x_hat"], rtol=0, atol=1e-12)
     assert np.abs(last["x"] - last["x_hat"]).max() > 1e-4

@@ -392,13 +392,18 @@ def test_benchmark_of_work_refuses_what_it_cannot_time(arguments, message, tmp_p
         unequal.main(unequal.Args(**arguments, out=tmp_path))
 
 
-def test_benchmark_of_kimad_times_decisions(tmp_path, capsys):
-    kimad.main(kimad.Args(layers=(3,), choices=(2,), resolutions=(10,), workers=2, seconds=1e-3, repeats=1, out=tmp_path))
+def test_benchmark_of_kimad_times_decisions_and_rounds(tmp_path, capsys):
+    sizes = {"layers": (3,), "choices": (2,), "resolutions": (10,), "workers": 2, "models": ("logistic",)}
+    kimad.main(kimad.Args(**sizes, seconds=1e-3, repeats=1, out=tmp_path))
     assert all(len(line) <= 80 for line in capsys.readouterr().out.splitlines())
     with (tmp_path / "deciding.csv").open() as file:
         (row,) = csv.DictReader(file)
     assert (row["layers"], row["choices"], row["resolution"]) == ("3", "2", "10")
     assert all(float(row[name]) > 0 for name in ("alone", "together", "numpy"))
+    with (tmp_path / "training.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert (row["model"], row["layers"], row["elements"]) == ("logistic", "2", "650")
+    assert all(float(row[name]) > 0 for name in ("ef21", "kimad", "kimad_plus", "whole_model"))
 
 
 def test_what_the_benchmark_of_kimad_times_decides_alike():

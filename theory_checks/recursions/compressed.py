@@ -118,11 +118,11 @@ def double_squeeze(x: np.ndarray, G: Gradients, step: Step, up: Q, down: Q, cutt
         yield {"x": x, "delta_worker": cutting.join(delta_worker), "delta_server": cutting.join(delta_server)}
 
 
-def kimad(x: np.ndarray, G: Gradients, step: Step, up: Q, down: Q, cutting: Parts) -> Rounds:
+def ef21(x: np.ndarray, G: Gradients, step: Step, up: Q, down: Q, cutting: Parts) -> Rounds:
     """With one compressor each way and weights 1/N, from the start on which x and its estimator agree. The model's estimator moves at the
     end of a round instead of at the start of the next.
 
-    Source: Algorithm 3 of Kimad: EF21 in both directions.
+    Source: Algorithm 3 of Kimad: EF21 in both directions; see `recursions.kimad` for one server and compressors that change.
     """
     N, up, down, t = cutting.N, cutting.each(up), cutting.each(down), 0
     x = x_hat = cutting.cut(x)
@@ -138,10 +138,15 @@ def kimad(x: np.ndarray, G: Gradients, step: Step, up: Q, down: Q, cutting: Part
         yield {"x": cutting.join(x), "x_hat": cutting.join(x_hat), "u_hat": cutting.join(u_hat)}
 
 
-def largest_half(x: np.ndarray) -> np.ndarray:
-    """Half of the elements, rounded up; of equals, the first. (`compressors.top_k(0.5)`.)"""
-    places = sorted(range(len(x)), key=lambda i: (-abs(x[i]), i))[: -(-len(x) // 2)]
+def largest(x: np.ndarray, k: int) -> np.ndarray:
+    """The k largest elements; of equals, the first."""
+    places = sorted(range(len(x)), key=lambda i: (-abs(x[i]), i))[:k]
     return np.array([x[i] if i in places else 0.0 for i in range(len(x))])
+
+
+def largest_half(x: np.ndarray) -> np.ndarray:
+    """Half of the elements, rounded up. (`compressors.top_k(0.5)`.)"""
+    return largest(x, -(-len(x) // 2))
 
 
 def mean_size_times_sign(x: np.ndarray) -> np.ndarray:

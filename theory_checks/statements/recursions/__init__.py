@@ -13,9 +13,11 @@ from functools import partial
 from theory_checks.machinery import cases
 from theory_checks.machinery.cases import Case
 from theory_checks.machinery.statement import Statement
-from theory_checks.statements.recursions import asynchronous, compressed, decentralized, synchronous
+from theory_checks.statements.recursions import asynchronous, compressed, decentralized, kimad, synchronous
 
-CASES: dict[str, Case] = {case.name: case for family in (synchronous, compressed, decentralized, asynchronous) for case in family.CASES}
+CASES: dict[str, Case] = {
+    case.name: case for family in (synchronous, compressed, kimad, decentralized, asynchronous) for case in family.CASES
+}
 STATEMENTS = [
     Statement(f"{case.name}, every round", case.reference, case.hypotheses, partial(cases.trial, case)) for case in CASES.values()
 ]

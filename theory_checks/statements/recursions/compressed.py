@@ -45,7 +45,7 @@ def _beside(parts: Any) -> np.ndarray:
 
 
 def _estimated(told: Told, up: compressed.Q, down: compressed.Q, cutting: Parts) -> Iterator[Symbols]:
-    for symbols in compressed.kimad(told.x, told.G, told.step, up, down, cutting):
+    for symbols in compressed.ef21(told.x, told.G, told.step, up, down, cutting):
         yield {**symbols, "mean of u_hat": symbols["u_hat"].mean(axis=0)}
 
 

@@ -1,0 +1,144 @@
+"""Kimad: one server, and compressors that each sender chooses for each layer in each round, from the bits that it has for its message."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from theory_checks.recursions.allocation import knapsack
+from theory_checks.recursions.compressed import Q, largest
+from theory_checks.recursions.shared import Rounds, Step
+
+
+class Sent(NamedTuple):
+    """A message: what its receiver makes of it, its bits, the choice of each layer, and the squared norm of what is left out."""
+
+    seen: np.ndarray
+    bits: int
+    choices: tuple[int, ...]
+    error: float
+
+
+class Round(NamedTuple):
+    """What a round sent: bits of each worker's message, and of the server's."""
+
+    up: np.ndarray
+    down: int
+
+
+class Choices(NamedTuple):
+    """Omega.
+
+    Args:
+        compressors: what is made of a vector, by each of them.
+        sizes: d -> bits of each one's message for d elements.
+    """
+
+    compressors: Sequence[Q]
+    sizes: Callable[[int], list[int]]
+
+
+Updates = Callable[[int, np.ndarray], np.ndarray]  # (k, estimate of the model [d]) -> everybody's update [N, d]
+Select = Callable[[int, np.ndarray, float], Sent]  # A^compress: (k, a vector, bits for it) -> the message
+Budgets = Callable[[Sequence[Round]], tuple[np.ndarray, float]]  # all rounds so far -> bits for each worker's message [N], for the server's
+Rule = Callable[[np.ndarray, np.ndarray, int], Sequence[int]]  # (errors [layers, choices], sizes likewise, bits) -> choices
+
+
+def kimad(x: np.ndarray, updates: Updates, step: Step, up: Select, down: Select, budgets: Budgets, weights: np.ndarray) -> Rounds:
+    """From the start on which x and its estimator agree, and the others are 0. The model's estimator moves at the end of a round instead
+    of at the start of the next.
+
+    Source: Xin et al., "Kimad", Algorithm 1 (and 3, of any compressors).
+    """
+    x_hat, u_hat, told = x, np.zeros((len(weights), len(x))), list[Round]()
+    while True:
+        k, (to_server, from_server) = len(told), budgets(told)  # lines 3 and 10
+        u = updates(k, x_hat)  # line 9
+        sent = [up(k, u[m] - u_hat[m], to_server[m]) for m in range(len(weights))]  # lines 10 and 11
+        u_hat = u_hat + np.array([message.seen for message in sent])  # line 14
+        x = x + step(weights @ u_hat)  # line 15
+        answer = down(k, x - x_hat, from_server)  # line 4
+        x_hat = x_hat + answer.seen  # lines 5 to 8
+        told.append(Round(np.array([message.bits for message in sent]), answer.bits))
+        yield {
+            "x": x,
+            "x_hat": x_hat,
+            "u_hat": u_hat,
+            "sum of w u_hat": weights @ u_hat,
+            "message_up": told[-1].up,
+            "message_down": np.array(answer.bits),
+            "error_up": np.array([message.error for message in sent]),
+            "error_down": np.array(answer.error),
+            "choices_up": np.array([message.choices for message in sent]),
+            "choices_down": np.array(answer.choices),
+        }
+
+
+def selecting(layers: Sequence[int], choices: Choices, rule: Rule, word: int, warm_up: int = 0) -> Select:
+    """A^compress for a vector of layers.
+
+    Args:
+        layers: elements of each; of one, where the model is compressed as one vector.
+        choices: Omega.
+        rule: which of them each layer has, of the bits that are left when the message has said it.
+        word: bits of an element, of what is sent as it is.
+        warm_up: rounds in which all is.
+    """
+    header = packed((len(choices.compressors) - 1).bit_length(), len(layers))
+
+    def select(k: int, x: np.ndarray, budget: float) -> Sent:
+        if k < warm_up:
+            return Sent(x, word * len(x), (-1,) * len(layers), 0.0)
+        parts = np.split(x, np.cumsum(layers)[:-1])
+        seen = [[compress(part) for compress in choices.compressors] for part in parts]
+        errors = np.array([[np.sum((one - part) ** 2) for one in of_part] for of_part, part in zip(seen, parts, strict=True)])
+        sizes = np.array([choices.sizes(len(part)) for part in parts])
+        chosen = tuple(int(j) for j in rule(errors, sizes, math.floor(min(budget, 2.0**32)) - header))
+        left_out, bits = (sum(table[i][j] for i, j in enumerate(chosen)) for table in (errors, sizes))
+        return Sent(np.concatenate([seen[i][j] for i, j in enumerate(chosen)]), int(bits) + header, chosen, float(left_out))
+
+    return select
+
+
+def one_for_all(errors: np.ndarray, sizes: np.ndarray, budget: int) -> Sequence[int]:
+    """Kimad: of the choices that fit, the one that leaves out least, and of such the smaller; where none does, the smallest."""
+    fit = [j for j in range(sizes.shape[1]) if sizes[:, j].sum() <= budget]
+    best = min(fit, key=lambda j: (errors[:, j].sum(), sizes[:, j].sum())) if fit else int(sizes.sum(axis=0).argmin())
+    return [best] * len(errors)
+
+
+def allocate(errors: np.ndarray, sizes: np.ndarray, budget: int, resolution: int = 1000) -> Sequence[int]:
+    """Kimad+: the best of what its dynamic program finds and of Kimad's choice; where nothing fits, the smallest of each layer."""
+    smallest, least = sizes.argmin(axis=1), errors.argmin(axis=1)
+    candidates = [smallest, one_for_all(errors, sizes, budget), least]
+    if budget > 0:
+        candidates.append(knapsack(errors, sizes, budget, resolution)[0])
+    places = range(len(errors))
+    fit = [c for c in candidates if sizes[places, c].sum() <= budget]
+    return min(fit, key=lambda c: errors[places, c].sum()) if fit else smallest
+
+
+def top_k(ratios: Sequence[float], word: int) -> Choices:
+    """The largest elements with their places; a vector that is no longer is sent as it is. (`kimad.top_k(ratios)`.)"""
+
+    def sizes(d: int) -> list[int]:
+        return [min(word * d, kept(ratio, d) * word + packed((d - 1).bit_length(), kept(ratio, d))) for ratio in ratios]
+
+    def compress(x: np.ndarray, which: int) -> np.ndarray:
+        return x if sizes(len(x))[which] == word * len(x) else largest(x, kept(ratios[which], len(x)))
+
+    return Choices([lambda x, which=which: compress(x, which) for which in range(len(ratios))], sizes)
+
+
+def kept(ratio: float, d: int) -> int:
+    """How many elements of d come."""
+    return math.ceil(round(ratio * d, 9))
+
+
+def packed(width: int, count: int) -> int:
+    """Bits of so many numbers of that width, in planes of 8, 4, 2 and 1 bits, each of whole bytes."""
+    planes = [8] * (width // 8) + [plane for plane in (4, 2, 1) if width & plane]
+    return sum(8 * math.ceil(count * plane / 8) for plane in planes)

@@ -1,0 +1,107 @@
+"""Kimad beside its recursion: bandwidths that its monitors know are those of a table, by second, worker and direction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+import algorithms
+from algorithms.kimad import allocate, one_for_all, oracle, top_k
+from dsgd import clusters
+from dsgd.base import Algorithm
+from theory_checks.machinery import trajectories
+from theory_checks.machinery.cases import Case, Symbols, Told
+from theory_checks.machinery.rounds import Instance
+from theory_checks.machinery.statement import Draws
+from theory_checks.machinery.trajectories import LAYERS, D, N, Trajectory
+from theory_checks.recursions import kimad
+from theory_checks.recursions.kimad import Round, Rule
+from theory_checks.recursions.shared import at_one
+from theory_checks.statements.recursions.shared import DOUBLE
+
+UP, DOWN = (0.1, 0.3, 0.6, 1.0), (0.2, 0.5)
+WEIGHTS = np.array([0.5, 0.25, 0.125, 0.125, 0.0, 1.0])
+# A round of a second, of which all numbers are exact in float32: one that computes for 1/4 has 1/2 for its message, the others have 1/4.
+COMPUTATION, CONGESTION = np.array([0.25, 0.625] * 3), 0.5
+UP_SECONDS, DOWN_SECONDS = np.array([0.5, 0.25] * 3), 0.125
+
+
+class Bandwidths(NamedTuple):
+    """Bits per second of each second, `[seconds, N]`; the first comes after the last."""
+
+    up: Any
+    down: Any
+
+
+def bandwidths(draws: Draws) -> Bandwidths:
+    """Whole numbers: from less than the smallest messages need to more than the largest do."""
+    rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
+    return Bandwidths(*(np.rint(DOUBLE * D * 2 ** rng.uniform(low, high, (5, N))) for low, high in ((-1, 4), (1, 6))))
+
+
+def placed(of: Instance) -> clusters.Cluster:
+    """The cluster of these numbers; no window has parts of two seconds."""
+
+    def port(table):
+        def now(key, clock, worker):
+            return table[jnp.floor(clock).astype(jnp.int32) % table.shape[0], worker]
+
+        return clusters.Quantity(now, "table", True, integral=lambda key, clock, seconds, worker: seconds * now(key, clock, worker))
+
+    table: Any = of.more
+    return clusters.Cluster(clusters.constant(0.0), port(table.up), port(table.down))
+
+
+def _make(rule: Callable, method: Callable, optimizer: Any, of: Instance) -> Algorithm:
+    return method(
+        optimizer,
+        top_k(UP),
+        1.0,
+        computation=COMPUTATION,
+        congestion=CONGESTION,
+        rule=rule,
+        monitor=oracle,
+        down=top_k(DOWN),
+        weights=WEIGHTS,
+        warm_up=1,
+    )
+
+
+def _rounds(rule: Rule, told: Told) -> Iterator[Symbols]:
+    table: Any = told.more
+
+    def budgets(rounds: Sequence[Round]) -> tuple[np.ndarray, float]:
+        up, down = (np.asarray(port)[len(rounds) % len(port)] for port in table)
+        return up * UP_SECONDS, down.min() * DOWN_SECONDS
+
+    select_up, select_down = (kimad.selecting(LAYERS, kimad.top_k(ratios, DOUBLE), rule, DOUBLE, warm_up=1) for ratios in (UP, DOWN))
+    rounds = kimad.kimad(told.x, lambda k, x: at_one(told.G, k, x, N), told.step, select_up, select_down, budgets, WEIGHTS)
+    for symbols in rounds:
+        sent = {"bits up": symbols["message_up"], "bits down": np.full(N, symbols["message_down"])}
+        yield {symbol: symbols[symbol] for symbol in ("x", "x_hat", "u_hat", "sum of w u_hat")} | sent
+
+
+def _seen(found: Trajectory, papers: Symbols) -> Symbols:
+    server = found.states.server
+    return {
+        "x": trajectories.rows(server.model.params, 1),
+        "x_hat": trajectories.rows(server.estimate, 1),
+        "u_hat": trajectories.rows(found.states.workers.estimate),
+        "sum of w u_hat": trajectories.rows(server.updates, 1),
+    }
+
+
+def _case(name: str, rule: Callable, papers: Rule, optimizer: str) -> Case:
+    told = f"compressors by bandwidths; {rule.__name__}"
+    make, rounds = partial(_make, rule), partial(_rounds, papers)
+    return Case(name, "Kimad, algorithm 1", algorithms.kimad_sgd, make, rounds, _seen, told, optimizer, bandwidths, placed)
+
+
+CASES = (
+    _case("Kimad", one_for_all, kimad.one_for_all, "momentum"),
+    _case("Kimad+", allocate, kimad.allocate, "plain"),
+)
