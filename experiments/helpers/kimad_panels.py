@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,6 +15,7 @@ from experiments.helpers.kimad_tables import STEPS, times_of
 from experiments.helpers.kimad_training import COMPUTATION, EF21, KIMAD, PLUS, TOLD, WHOLE, Case, Histories, Setting, pattern, step_time
 
 PERIODS = 3  # of the bandwidth, in the panels over time
+LINES = (figures.STYLES[0], figures.STYLES[4])  # in turn, so that those beneath others are seen
 LEAST = 1e-5  # of the largest compression error: what is less, nobody sees; sent as it is, all is 0
 
 
@@ -56,7 +58,8 @@ def over_time(
         begins = history["clock"][0, :-1] - began
         rounds = np.flatnonzero((begins >= 0) & (begins <= PERIODS * period))
         values = factor * history[name][0, rounds + 1]
-        axes.plot(begins[rounds], np.where(values > 0, values, np.nan), color=figures.COLOURS[i], linewidth=1.4, label=label)
+        line: dict[str, Any] = {"color": figures.COLOURS[i], "linestyle": LINES[i % 2], "linewidth": 1.4}
+        axes.plot(begins[rounds], np.where(values > 0, values, np.nan), label=label, **line)
         last = max(last, begins[rounds[-1]])
     x = np.linspace(0, last, 500)
     axes.set_xlabel("simulated seconds after the warm-up")
@@ -73,8 +76,9 @@ def draw_steps(axes: Axes, setting: Setting, histories: Histories, times: Sequen
     N = setting.problem.workers
     for i, method in enumerate((EF21, KIMAD, TOLD)):
         middle, error = zip(*(common.mean_and_error(step_time(setting, histories[Case(method, N, time)])) for time in times), strict=True)
-        colour = figures.COLOURS[i if method != TOLD else 3]
-        axes.errorbar(times, middle, error, color=colour, linestyle=figures.STYLES[i], marker="o", markersize=4, label=method)
+        label = f"{method} the bandwidths" if method == TOLD else method
+        colour = figures.COLOURS[i if method != TOLD else 4]
+        axes.errorbar(times, middle, error, color=colour, linestyle=figures.STYLES[i], marker="o", markersize=4, label=label)
     theirs = [time for time in times if time in STEPS]
     for i, method in enumerate((EF21, KIMAD)):
         marks = [STEPS[time][i] for time in theirs]
