@@ -24,6 +24,7 @@ from experiments import (
     compression,
     convergence_rates,
     heterogeneity,
+    kimad_deep,
     kimad_quadratic,
     kimad_variability,
     switch_timelines,
@@ -33,8 +34,20 @@ from experiments.benchmark import compression as throughput
 from experiments.benchmark import kimad, methods, mixing, rounds, start
 from experiments.helpers import commands, common
 
-SCRIPTS = (asynchrony, availability, compare, complexity_table, compression, convergence_rates, heterogeneity, switch_timelines, topology)
-SCRIPTS += (kimad_quadratic, kimad_variability)
+SCRIPTS = (
+    asynchrony,
+    availability,
+    compare,
+    complexity_table,
+    compression,
+    convergence_rates,
+    heterogeneity,
+    kimad_deep,
+    kimad_quadratic,
+    kimad_variability,
+    switch_timelines,
+    topology,
+)
 BENCHMARKS = (kimad, throughput, methods, mixing, rounds, start)
 
 
@@ -129,9 +142,13 @@ def test_missing_files_are_one_line_and_status_2(script, launch, tmp_path):
         (compression, "sizes", (0,)),
         (complexity_table, "bandwidth", 0.0),
         (convergence_rates, "longest_run", 0),
-        (switch_timelines, "workers", 0),
+        (kimad_deep, "communication_times", (1.0, 0.0)),
+        (kimad_deep, "worker_counts", (4, 0)),
+        (kimad_deep, "period", float("nan")),
+        (kimad_deep, "noise", -0.1),
         (kimad_quadratic, "round_times", (2.0, 0.0)),
         (kimad_variability, "period", 0.0),
+        (switch_timelines, "workers", 0),
     ],
 )
 def test_numbers_that_make_no_sense_are_one_line_and_status_2(script, flag, value, launch, tmp_path):

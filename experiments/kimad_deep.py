@@ -1,0 +1,130 @@
+"""Kimad on a neural network, sections 4.2 and 4.3 of its paper: what each worker sends as the bandwidth changes, and what that saves.
+
+    python -m experiments.kimad_deep --model resnet-18 --data-dir cifar-10 --communication-times 1 --seeds 1
+
+Links of 30 to 330 Mbit/s, as to a ResNet-18, go up and down, each worker's with noise of its own; smaller models have slower links, so
+that they take the same seconds. All is sent as it is in the first 20th of the rounds. EF21 has one ratio, at which it sends as many bits
+as Kimad; Kimad+ and the K largest elements of the whole model have Kimad's budgets, T_comm times the bandwidth in each direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import tyro
+
+from dsgd import records
+from experiments.helpers import commands, common, figures, kimad_panels, kimad_tables
+from experiments.helpers.kimad_training import Case, Setting, across_layers, across_times, make_setting, told
+
+
+class Usual(NamedTuple):
+    """What a model has where nothing is said."""
+
+    data: str
+    batch_size: int
+    epochs: int
+    learning_rate: float
+
+
+USUAL = {
+    "mlp": Usual("digits", 32, 60, 0.1),
+    "cnn": Usual("digits", 32, 60, 0.1),
+    "resnet-18": Usual("cifar-10", 128, 100, 0.01),  # the paper's
+}
+
+
+@dataclass(frozen=True)
+class Args:
+    """Compares EF21, Kimad and Kimad+ on a neural network."""
+
+    model: Literal["mlp", "cnn", "resnet-18"] = "mlp"
+    """What is trained; resnet-18 with the paper's numbers, for a GPU."""
+    data: Literal["digits", "mnist", "cifar-10"] | None = None
+    """The last two are read from --data-dir; if nothing is said digits, for resnet-18 cifar-10."""
+    data_dir: commands.DataDir = None
+    workers: int = 4
+    """Number of workers, of all but table 2."""
+    worker_counts: tuple[int, ...] = (2, 4, 8, 16)
+    """Numbers of workers of table 2."""
+    communication_times: tuple[float, ...] = (2.0, 1.0, 0.5, 0.2, 0.1)
+    """T_comm, seconds of a message in each direction."""
+    shown: float = 1.0
+    """That of them where compression errors and accuracies are compared."""
+    batch_size: int | None = None
+    """Samples that each worker draws in a round; if nothing is said 32, for resnet-18 128."""
+    epochs: int | None = None
+    """How often all workers together draw as many samples as there are; if nothing is said 60, for resnet-18 100."""
+    learning_rate: float | None = None
+    """Step size; if nothing is said 0.1, for resnet-18 0.01."""
+    period: float = 100.0
+    """Seconds from one maximum of the bandwidth to the next: many steps."""
+    noise: float = 0.1
+    """Of each worker's bandwidth, drawn anew in each round: the standard deviation of its logarithm."""
+    seeds: int = 5
+    """Independent runs."""
+    seed: int = 21
+    """Of everything random."""
+    out: Path = field(default=Path("results/kimad_deep"))
+    """Folder for config.json, history.csv and figure.png."""
+    progress: bool = True
+    """Show progress bars."""
+    cache: commands.Cache = None
+
+
+def main(args: Args) -> None:
+    if args.shown not in args.communication_times:
+        raise ValueError(f"--shown {args.shown:g}: need one of --communication-times {args.communication_times}")
+    setting = setting_of(args, args.workers)
+    others = [setting_of(args, count) for count in sorted(set(args.worker_counts) - {args.workers})]
+    commands.begin(args)
+    histories: dict[Case, dict[str, np.ndarray]] = {}
+    found: dict[str, dict[str, np.ndarray]] = {}
+    with commands.kept(records.write_histories, args.out / "history.csv", found):
+        for case, history in train(args, setting, others):
+            histories[case] = found[case.name] = history
+    figures.save_figure(kimad_panels.draw(setting, histories, args.shown, args.period, args.noise), args.out / "figure.png")
+    screen = common.console()
+    screen.print(kimad_tables.steps(setting, histories))
+    screen.print(kimad_tables.messages(setting, histories))
+    screen.print(kimad_tables.accuracies(setting, histories, args.shown))
+    screen.print(kimad_tables.compression_errors(setting, histories, args.shown))
+    screen.print("\n".join(f"- {note}" for note in kimad_tables.notes(setting, histories, args.shown)), highlight=False)
+    screen.print(f"Written: {args.out}/config.json, history.csv, figure.png", soft_wrap=True)
+
+
+def setting_of(args: Args, workers: int) -> Setting:
+    """The model, on so many workers."""
+    usual = USUAL[args.model]
+    return make_setting(
+        args.model,
+        args.data or usual.data,
+        args.data_dir,
+        workers,
+        batch_size=args.batch_size or usual.batch_size,
+        epochs=args.epochs or usual.epochs,
+        learning_rate=args.learning_rate or usual.learning_rate,
+        period=args.period,
+        noise=args.noise,
+        seeds=args.seeds,
+        seed=args.seed,
+        progress=args.progress,
+    )
+
+
+def train(args: Args, setting: Setting, others: list[Setting]) -> Iterator[tuple[Case, dict[str, np.ndarray]]]:
+    """Case by case, its history."""
+    times = sorted(set(args.communication_times), reverse=True)
+    yield from across_times(setting, times)
+    yield from told(setting, times)
+    yield from across_layers(setting, args.shown)
+    for other in others:
+        yield from across_times(other, [args.shown])
+
+
+if __name__ == "__main__":
+    commands.launch(main, tyro.cli(Args))

@@ -1,0 +1,206 @@
+"""The script about Kimad on a neural network, with a tiny budget: its files, its tables, and the regime that it is about."""
+
+from __future__ import annotations
+
+import csv
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import dsgd
+from dsgd import problems
+from dsgd.problems import models
+from experiments import kimad_deep
+from experiments.helpers import commands, common, kimad_tables, kimad_training
+
+METHODS = {"Kimad", "Kimad, told", "EF21", "Kimad, coarse", "Kimad+", "whole model"}
+TIMES = (1.0, 0.2)
+T_COMP = 357_566_784 / 180e6  # a ResNet-18's bits over the mean of 30 and 330 Mbit/s
+LINEAR = 32 * 650  # bits of the model that these tests train
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """A linear model on two workers, so that few and small programs are compiled; the rows of its last seed, and the printed lines."""
+    out = tmp_path_factory.mktemp("kimad_deep")
+    args = kimad_deep.Args(
+        workers=2,
+        worker_counts=(2,),
+        communication_times=TIMES,
+        epochs=4,
+        learning_rate=0.5,
+        seeds=2,
+        period=60.0,
+        out=out,
+        progress=False,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(models.MODELS, "mlp", partial(models.MLP, hidden=()))
+        patch.setattr(kimad_training, "RESOLUTION", 100)
+        patch.setattr(common, "devices_for", lambda workers: dsgd.workers.mesh(1))
+        screen = common.console()
+        patch.setattr(common, "console", lambda: screen)
+        with screen.capture() as captured:
+            kimad_deep.main(args)
+    return args, captured.get().splitlines()
+
+
+@pytest.fixture(scope="module")
+def series(ran):
+    """Numbers of each case's first seed, by name, after the warm-up's 4 of 90 rounds."""
+    args, _ = ran
+    with (args.out / "history.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["method"].split("; ")[0]) for row in rows} == METHODS
+    assert {row["seed"] for row in rows} == {"0", "1"}
+    found: dict[tuple[str, str], dict[str, np.ndarray]] = {}
+    for case in {row["method"] for row in rows}:
+        mine = [row for row in rows if row["method"] == case and row["seed"] == "0"]
+        assert len(mine) == 1 + 90
+        method, _, seconds = case.split("; ")
+        names = ("clock", "bits", "message", "bandwidth", "error")
+        found[method, seconds] = {name: np.array([float(row[name]) for row in mine]) for name in names}
+    return found
+
+
+def cells(lines: list[str]) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("│ ").split("│")] for line in lines if line.startswith("│")]
+
+
+def test_it_writes_a_figure_and_a_history_of_each_method(ran, series):
+    args, _ = ran
+    assert (args.out / "figure.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    both = {(method, seconds) for method in ("Kimad", "Kimad, told", "EF21") for seconds in ("1 s", "0.2 s")}
+    assert set(series) == both | {(method, "1 s") for method in ("Kimad, coarse", "Kimad+", "whole model")}
+
+
+def test_the_warm_up_sends_all_as_it_is(series):
+    for history in series.values():
+        np.testing.assert_array_equal(history["message"][1:5], LINEAR)
+        np.testing.assert_array_equal(history["error"][1:5], 0)
+        assert history["message"][5:].min() < LINEAR
+
+
+def test_messages_of_who_knows_the_bandwidth_fill_their_seconds_and_not_more(series):
+    """A step takes T_comp + 2 T_comm, where ratios are a thousandth apart and no message is the whole model."""
+    history = series["Kimad, told", "0.2 s"]
+    taken = np.diff(history["clock"])[5:]
+    assert taken.max() <= (T_COMP + 0.4) * 1.0001
+    assert taken.min() > T_COMP + 0.3
+    assert (history["message"][5:] <= 0.2 * history["bandwidth"][5:] * 1.0001).all()
+    late = np.diff(series["Kimad", "0.2 s"]["clock"])[5:]
+    assert late.max() > (T_COMP + 0.4) * 1.01, "the last message's rate is not the next one's"
+
+
+def test_links_are_as_slow_as_the_model_is_small(series):
+    rates = np.concatenate([history["bandwidth"][5:] for history in series.values()]) * 357_566_784 / LINEAR / 1e6
+    assert 30 * np.exp(-0.5) < rates.min() < 60
+    assert 300 < rates.max() < 330 * np.exp(0.5)
+
+
+def test_ef21_has_one_size_and_kimads_traffic(series):
+    for seconds in ("1 s", "0.2 s"):
+        ef21, kimad = series["EF21", seconds], series["Kimad", seconds]
+        assert len(set(ef21["message"][5:])) == 1 < len(set(kimad["message"][5:]))
+        sent = [history["bits"][-1] - history["bits"][4] for history in (ef21, kimad)]
+        assert sent[0] == pytest.approx(sent[1], rel=0.03)
+
+
+def test_it_prints_tables_of_80_columns_with_the_papers_numbers(ran, series):
+    _, lines = ran
+    assert all(len(line) <= 80 for line in lines if not line.startswith("Written"))
+    assert not any("…" in line for line in lines)
+    steps, others, errors = ([row for row in cells(lines) if len(row) == width] for width in (9, 8, 7))
+    sent, accuracies = others[:2], others[2:]
+    assert [row[:2] + row[3:4] + row[6:7] for row in steps] == [["1", "4.86", "3.85", "20.8"], ["0.2", "2.84", "2.25", "20.8"]]
+    assert [float(row[4]) for row in sent] == pytest.approx([1.5045, 2.475], abs=0.006)
+    assert [row[:3] for row in accuracies] == [["2", "79.70", "79.34"]]
+    assert [row[0] for row in errors] == ["EF21", "Kimad", "Kimad, coarse", "Kimad+", "whole model"]
+    assert any("in its layers: of the same" in line for line in lines)
+
+
+def test_table_1_is_the_mean_over_steps(ran, series):
+    """Of two seeds, of which one is here: links' noise is all that they differ by."""
+    _, lines = ran
+    first = next(row for row in cells(lines) if len(row) == 9 and row[0] == "0.2")
+    for column, method in ((2, "EF21"), (4, "Kimad"), (5, "Kimad, told")):
+        clock = series[method, "0.2 s"]["clock"]
+        assert float(first[column]) == pytest.approx((clock[-1] - clock[4]) / (len(clock) - 5), abs=0.05)
+
+
+def test_what_ef21_needs_is_expected_where_links_have_no_noise():
+    """Step after step of the same size, each with the bandwidth at its start."""
+    for seconds in (1.0, 0.1):
+        level = partial(kimad_training.pattern, 1e4)
+        clock, sizes = 0.0, []
+        while clock < 1e4:
+            sizes.append(seconds * float(level(np.array(clock))))
+            clock += T_COMP + 2 * seconds
+        size, clock, rounds = np.mean(sizes), 0.0, 0
+        while clock < 1e4:
+            clock, rounds = clock + T_COMP + 2 * size / float(level(np.array(clock))), rounds + 1
+        assert kimad_tables.expected(seconds) == pytest.approx((clock / rounds - T_COMP) / (2 * seconds), rel=1e-2)
+
+
+def test_intervals_are_scipys():
+    first, second = np.array([3.0, 4.0, 6.0, 5.5]), np.array([2.5, 3.0, 5.5, 6.0])
+    found, paired = kimad_tables.interval(first - second), stats.ttest_rel(first, second)
+    low, high = paired.confidence_interval(0.95)
+    assert (found.middle - found.half, found.middle + found.half) == pytest.approx((low, high))
+    assert found.p == pytest.approx(paired.pvalue)
+    assert not found.significant
+    assert kimad_tables.interval(np.array([1.0, 1.1, 0.9])).significant
+    assert str(kimad_tables.interval(np.array([2.0]))) == "2.0"
+
+
+def test_the_papers_kimad_fills_its_seconds_to_all_digits():
+    for seconds, (_, kimad) in kimad_tables.STEPS.items():
+        assert kimad == pytest.approx(1.852 + 2 * seconds, abs=1e-9)
+
+
+def test_top_5_counts_a_class_among_the_five_largest_logits():
+    logits = jnp.arange(10.0)[::-1]
+    found = kimad_training.among_5(jnp.stack([logits] * 3), jnp.array([0, 4, 5]))
+    assert found.tolist() == [True, True, False]
+
+
+def test_a_resnet_18_has_the_papers_links(monkeypatch):
+    rng = np.random.default_rng(0)
+    images, classes = rng.normal(size=(40, 32, 32, 3)).astype(np.float32), np.arange(40) % 10
+    few = problems.Dataset("few", images, classes, images, classes, 10)
+    monkeypatch.setattr(problems, "load", lambda data, data_dir: few)
+    args = kimad_deep.Args(model="resnet-18", batch_size=10, workers=2)
+    setting = kimad_deep.setting_of(args, 2)
+    assert setting.scale == 1
+    assert setting.bits / T_COMP == pytest.approx(180e6)
+    assert (setting.steps, setting.warm_up, setting.learning_rate) == (200, 10, 0.01)
+    assert setting.cluster.up is not None
+    rate = setting.cluster.up.sample(jax.random.key(0), jnp.float32(50), 0)
+    assert 330e6 * np.exp(-0.5) < rate < 330e6 * np.exp(0.5)
+
+
+def test_seconds_that_no_message_has_are_not_shown(tmp_path):
+    with pytest.raises(ValueError, match=r"--shown 0.3: need one of --communication-times \(2.0, 1.0, 0.5, 0.2, 0.1\)"):
+        kimad_deep.main(kimad_deep.Args(shown=0.3, out=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_interrupted_run_keeps_what_it_has(tmp_path, monkeypatch, capsys):
+    """After the first case."""
+    first = kimad_training.Case("Kimad", 2, 1.0), {"step": np.arange(2), "loss": np.ones((1, 2))}
+
+    def train(args, setting, others):
+        yield first
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kimad_deep, "train", train)
+    with pytest.raises(SystemExit) as end:
+        commands.launch(kimad_deep.main, kimad_deep.Args(workers=2, worker_counts=(2,), out=tmp_path, cache="off"))
+    assert end.value.code == 130
+    assert capsys.readouterr().err == f"Interrupted: what was done until then is in {tmp_path}.\n"
+    assert "Kimad; 2 workers; 1 s" in (tmp_path / "history.csv").read_text()
+    assert not (tmp_path / "figure.png").exists()
