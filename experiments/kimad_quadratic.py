@@ -6,8 +6,8 @@ One worker; what it receives takes no time. Of EF21 every K from 1 to 30, of Kim
 best is the one with the least loss at the end, the same number of simulated seconds for all. Where a message is no shorter than the vector
 as it is, EF21 sends the vector: from K = 26 on it is gradient descent, if places are sent.
 
-Methods begin in one of two ways. From 0, as published: then Kimad, which knows of no bandwidth yet, sends its first message whole, which is
-a head start (with the oracle it has none). Or all from the gradient (`warm_up` of 1), so that only adapting makes a difference.
+Methods begin in one of two ways; the paper does not say how. From 0: then Kimad, which knows of no bandwidth yet, sends its first message
+whole, which is a head start (with the oracle it has none). Or all from the gradient (`warm_up` of 1), so that only adapting makes a difference.
 """
 
 from __future__ import annotations
