@@ -7,7 +7,8 @@ best is the one with the least loss at the end, the same number of simulated sec
 as it is, EF21 sends the vector: from K = 26 on it is gradient descent, if places are sent.
 
 Methods begin in one of two ways; the paper does not say how. From 0: then Kimad, which knows of no bandwidth yet, sends its first message
-whole, which is a head start (with the oracle it has none). Or all from the gradient (`warm_up` of 1), so that only adapting makes a difference.
+whole, which is a head start (with the oracle it has none). Or all from the gradient (`warm_up` of 1), so that
+only adapting makes a difference.
 """
 
 from __future__ import annotations

@@ -216,9 +216,8 @@ def draw(args: Args, outcomes: Outcomes) -> Figure:
     by_period.set(xlabel="seconds of a period", title=f"largest / smallest {max(args.ratios):g}")
     if best := outcomes.get(Case("K", TRACE)):
         draw_trace(args, over_time, best)
-    for axes, where, columns in ((by_ratio, "left", 2), (over_time, "right", 3)):
-        handles, labels = axes.get_legend_handles_labels()
-        sheet.legend(handles, labels, loc=f"outside lower {where}", ncols=columns, frameon=False)
+    sheet.legend(*by_ratio.get_legend_handles_labels(), loc="outside lower left", ncols=2, frameon=False)
+    sheet.legend(*over_time.get_legend_handles_labels(), loc="outside lower right", ncols=3, frameon=False)
     setting = f"½ Σ a x², d = {DIMENSION}, mean bandwidth {args.mean:g} elements/s"
     figures.title(sheet, f"{setting}; bars: 95 % intervals over {args.problems} problems" if args.problems > 1 else setting)
     return sheet
