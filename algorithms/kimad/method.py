@@ -104,10 +104,10 @@ def kimad_sgd(
     several devices the server is everywhere: an all-reduce of what it makes of the messages crosses them, and each worker's numbers for
     the history.
 
-    History, of the record's round: `estimated_up`, `estimated_down` (what monitors say, bits per second `[N]`), `bandwidth_up`,
-    `bandwidth_down` (what was true: the mean over the seconds planned for the message), `message_up` `[N]` and `message_down` (bits),
-    `error_up` `[N]` and `error_down` (the squared norm of what compression left out), and `missing` (bits by which a message was longer
-    than its budget, at most so far). NaN in rounds without messages.
+    History, of the record's round: `message_up` `[N]` and `message_down` (bits), `error_up` `[N]` and `error_down` (the squared norm of
+    what compression left out), and `missing` (bits by which a message was longer than its budget, at most so far); on a cluster also
+    `estimated_up`, `estimated_down` (what monitors say, bits per second `[N]`), `bandwidth_up` and `bandwidth_down` (what was true: the
+    mean over the seconds planned for the message). NaN in rounds without messages.
 
     Args:
         optimizer: the server's step; `optax.sgd(gamma)` is the equation.
@@ -260,7 +260,7 @@ def _plan(
     to_server = budgets.budget(up, round_time, computing, congestion)
     from_server = budgets.budget(up, round_time, longest, congestion, jnp.min(down))
     shown = {"estimated_up": up, "estimated_down": down, "bandwidth_up": true_up, "bandwidth_down": true_down}
-    return _Plan(to_server.up, from_server.down, shown)
+    return _Plan(to_server.up, from_server.down, {} if round.cluster is None else shown)
 
 
 def _compress(choices: Choices, rule: Callable, key: jax.Array, tree: PyTree, budget: jax.Array, everything: jax.Array) -> Message:

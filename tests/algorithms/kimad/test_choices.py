@@ -72,9 +72,9 @@ def test_any_of_is_each_compressor():
     choices = kimad.any_of(each)
     x = jnp.asarray(VECTORS["distinct"], jnp.float32)
     errors, seen = looked_at(choices, x)
-    keys = jax.random.split(KEY, len(each))
-    one = [compressor.decompress(compressor.compress(key, x), 37) for compressor, key in zip(each, keys, strict=True)]
-    expected = np.array(one)
+    keys = list(jax.random.split(KEY, len(each)))
+    through = jax.jit(lambda x: [one.decompress(one.compress(key, x), 37) for one, key in zip(each, keys, strict=True)])
+    expected = np.array(through(x))
     np.testing.assert_allclose(seen, expected, rtol=1e-6)
     np.testing.assert_allclose(errors, np.sum((expected - np.asarray(x)) ** 2, axis=1), rtol=1e-5)
     assert choices.sizes(37, x.dtype) == [compressor.mean_bits(37) for compressor in each]
