@@ -22,11 +22,11 @@ import optax
 import algorithms
 import dsgd
 import topologies
-from algorithms import delays
+from algorithms import delays, kimad
 from dsgd import clusters, compressors, network, problems, work, workers
 from dsgd.runs import chunks, driver
 
-PACKAGES = (dsgd, problems, compressors, network, clusters, topologies, algorithms, delays, work)
+PACKAGES = (dsgd, problems, compressors, network, clusters, topologies, algorithms, delays, kimad, work)
 SGD, RING, SIGN, KEY = optax.sgd(0.1), topologies.ring(4), compressors.sign, jax.random.key(0)
 QUADRATIC, METHOD = problems.random_quadratic(4, 2), algorithms.minibatch_sgd(SGD)
 ARRAYS = (np.arange(120.0).reshape(60, 2) % 7, np.arange(60) % 3)
@@ -83,6 +83,7 @@ _GOSSIP = {"optimizer": SGD, "topology": RING}
 _SQUEEZED = {**_GOSSIP, "compressor": SIGN, "consensus_step": 0.5}
 _OPTIMIZER = {"optimizer": SGD}
 _N = {"n": 4}
+_TABLES = {"errors": [[1.0, 0.0]], "sizes": [[8, 16]], "budget": 20.0}
 
 GOOD: dict[Callable, dict[str, Any]] = {
     dsgd.Topology: {"name": "mine", "W": np.full((2, 2), 0.5)},
@@ -266,6 +267,20 @@ GOOD: dict[Callable, dict[str, Any]] = {
     algorithms.extra: _GOSSIP,
     algorithms.gradient_descent: _OPTIMIZER,
     algorithms.gradient_tracking: _GOSSIP,
+    algorithms.kimad_sgd: {
+        **_OPTIMIZER,
+        "compressors": [SIGN],
+        "round_time": 1.0,
+        "computation": 0.1,
+        "congestion": 1.0,
+        "rule": kimad.allocate,
+        "monitor": kimad.last,
+        "down": kimad.top_k([0.1]),
+        "weights": [0.5, 0.5],
+        "update": kimad.gradient,
+        "warm_up": 1,
+        "too_small": "wait",
+    },
     algorithms.local_sgd: {**_OPTIMIZER, "period": 2, "topology": RING},
     algorithms.make: {"name": "dsgd", **_OPTIMIZER, "workers": 4},
     algorithms.minibatch_sgd: _OPTIMIZER,
@@ -280,6 +295,15 @@ GOOD: dict[Callable, dict[str, Any]] = {
     delays.given: {"D": [0, 0, 1], "bound": 4},
     delays.uniform: {"bound": 4},
     delays.worst_case: {"bound": 4},
+    kimad.allocate: {**_TABLES, "resolution": 100},
+    kimad.any_of: {"compressors": [SIGN]},
+    kimad.budget: {"up": 1e6, "round_time": 1.0, "computation": 0.1, "congestion": 1.0, "down": 2e6},
+    kimad.exponential_average: {"weight": 0.3},
+    kimad.harmonic_mean: {"window": 3},
+    kimad.local_steps: {**_OPTIMIZER, "period": 2},
+    kimad.one_for_all: _TABLES,
+    kimad.top_k: {"ratios": [0.1, 0.5]},
+    kimad.whole_model: {"choices": kimad.top_k([0.1])},
 }
 
 

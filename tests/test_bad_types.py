@@ -77,6 +77,17 @@ CASES = {
     "algorithms.compressed_sgd(optax.sgd(0.1), dsgd.compressors.top_k)": "compressor = the function top_k: need a dsgd.Compressor",
     "algorithms.ef21(optax.sgd(0.1), dsgd.compressors.sign, None)": "ef21: down = None: need a dsgd.Compressor",
     "algorithms.error_compensated_sgd(optax.sgd(0.1), 'sign', dsgd.compressors.sign)": "up = 'sign': need a dsgd.Compressor",
+    "algorithms.kimad_sgd(optax.sgd(0.1), dsgd.compressors.sign, 1.0)": "kimad_sgd: compressors = Compressor(",
+    "algorithms.kimad_sgd(optax.sgd(0.1), 0.1, 1.0)": "kimad_sgd: compressors = 0.1: need",
+    "algorithms.kimad_sgd(optax.sgd(0.1), [0.1], 1.0)": "kimad_sgd: compressors = [0.1]: need",
+    "algorithms.kimad_sgd(optax.sgd(0.1), kimad.top_k([0.1]), [1.0])": "kimad_sgd: round_time = [1.0]: need a number",
+    "algorithms.kimad_sgd(optax.sgd(0.1), kimad.top_k([0.1]), 1.0, monitor='last')": "kimad_sgd: monitor = 'last': need",
+    "algorithms.kimad_sgd(optax.sgd(0.1), kimad.top_k([0.1]), 1.0, rule='allocate')": "kimad_sgd: rule = 'allocate': need a function",
+    "algorithms.kimad_sgd(optax.sgd(0.1), kimad.top_k([0.1]), 1.0, too_small='stop')": "too_small = 'stop'; need 'wait' or 'error'",
+    "kimad.top_k(0.1)": "top_k: ratios = 0.1: need a list",
+    "kimad.budget('fast', 1.0)": "budget: up = 'fast': need a number, or a list or an array of numbers",
+    "kimad.local_steps(0.1, 4)": "local_steps: optimizer = 0.1: need an optax optimiser",
+    "kimad.exponential_average(None)": "exponential_average: weight = None: need a number",
     "topologies.ring(4, 'lazy')": "ring: weights = 'lazy': need one of topologies.metropolis, topologies.max_degree",
     "topologies.ring(4.0)": "ring: n = 4.0: need an integer",
     "topologies.torus(2.0, 3)": "torus: rows = 2.0: need an integer",
@@ -110,6 +121,7 @@ SCRIPT = """
 import json, sys
 import jax, networkx as nx, numpy as np, optax
 import algorithms, dsgd, topologies
+from algorithms import kimad
 from dsgd import problems, run
 key, problem, method = jax.random.key(0), problems.random_quadratic(2, 2), algorithms.minibatch_sgd(optax.sgd(0.1))
 ring = topologies.ring(2)

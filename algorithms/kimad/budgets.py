@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.typing import ArrayLike
 
 from dsgd import checks
+
+Numbers = Annotated[float | Sequence[float] | np.ndarray | jax.Array, "a number, or a list or an array of numbers"]
 
 MOST = float(np.nextafter(np.float32(2**32), np.float32(0)))  # the largest float32 that is a uint32
 
@@ -23,9 +25,7 @@ class Budget(NamedTuple):
 
 
 @checks.arguments
-def budget(
-    up: ArrayLike, round_time: ArrayLike, computation: ArrayLike = 0.0, congestion: ArrayLike = 1.0, down: ArrayLike | None = None
-) -> Budget:
+def budget(up: Numbers, round_time: Numbers, computation: Numbers = 0.0, congestion: Numbers = 1.0, down: Numbers | None = None) -> Budget:
     r"""The bits that fill a round: one message up and one down take what computation leaves of its time.
 
     $$ \frac{c_u}{B_u} + \frac{c_d}{B_d} = t - T_{comp}, \quad \frac{c_d}{B_d} = a \frac{c_u}{B_u}
@@ -54,10 +54,10 @@ def budget(
         _need(what, value, least, lambda x: x >= 0)
     need_times(round_time, congestion)
     left = jnp.maximum(0, jnp.asarray(round_time) - jnp.asarray(computation)) / (1 + jnp.asarray(congestion))
-    return Budget(_times(up, left), _times(down, congestion * left))
+    return Budget(_times(up, left), _times(down, jnp.asarray(congestion) * left))
 
 
-def need_times(round_time: ArrayLike, congestion: ArrayLike) -> None:
+def need_times(round_time: Numbers, congestion: Numbers) -> None:
     """Raises a ValueError where a round has no time, or the downlink's share of it is none."""
     _need("round_time", round_time, "seconds > 0, finite", lambda x: (x > 0) & np.isfinite(x))
     _need("congestion", congestion, "a finite number >= 0", lambda x: (x >= 0) & np.isfinite(x))
@@ -68,12 +68,12 @@ def whole_bits(budget: jax.Array) -> jax.Array:
     return jnp.minimum(jnp.where(jnp.isnan(budget), MOST, budget), MOST).astype(jnp.uint32)
 
 
-def _times(bandwidth: ArrayLike, seconds: ArrayLike) -> jax.Array:
+def _times(bandwidth: Numbers, seconds: jax.Array) -> jax.Array:
     """Bits, 0 in no time whatever the bandwidth."""
-    return jnp.where(jnp.asarray(seconds) > 0, bandwidth * jnp.asarray(seconds), 0)
+    return jnp.where(seconds > 0, jnp.asarray(bandwidth) * seconds, 0)
 
 
-def _need(what: str, value: ArrayLike, needed: str, holds) -> None:
+def _need(what: str, value: Numbers, needed: str, holds) -> None:
     if isinstance(value, Tracer):
         return
     wrong = np.asarray(value, float)[~holds(np.asarray(value, float))]

@@ -55,9 +55,9 @@ def top_k(ratios: Sequence[float] | np.ndarray) -> Choices:
 
     Source: Xin et al., "Kimad", sections 4.2 and 4.3.
     """
+    if np.ndim(ratios) != 1 or not len(ratios):
+        raise ValueError(f"kimad.top_k: ratios = {checks.shown(ratios)}; need a list of at least one in (0, 1]")
     ratios = [float(ratio) for ratio in ratios]
-    if not ratios:
-        raise ValueError("kimad.top_k of no ratios: need at least one in (0, 1]")
     for ratio in ratios:
         if not 0 < ratio <= 1:
             raise ValueError(f"kimad.top_k: a ratio of {ratio!r}; need numbers in (0, 1]")
@@ -104,7 +104,7 @@ def any_of(compressors: Sequence[Compressor]) -> Choices:
         ValueError: none; some layer by layer, others of the whole model; messages of random length.
     """
     if not compressors:
-        raise ValueError("a set of no compressors: need at least one")
+        raise ValueError("kimad.any_of no compressors: need at least one")
     if len({compressor.layer_wise for compressor in compressors}) > 1:
         names = ", ".join(compressor.name for compressor in compressors)
         raise ValueError(f"compressors {names}: need all layer by layer, or all of compressors.whole_model")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,17 +12,19 @@ import numpy as np
 import optax
 from jax import lax
 from jax.core import Tracer
-from jax.typing import ArrayLike
 
 from algorithms import exchanges, optimizers
 from algorithms.kimad import budgets, monitors, updates
 from algorithms.kimad.allocation import one_for_all
+from algorithms.kimad.budgets import Numbers
 from algorithms.kimad.choices import Choices, any_of
 from algorithms.kimad.monitors import Monitor
 from algorithms.kimad.updates import Update
 from dsgd import checks, codecs, counts, network, workers
 from dsgd.base import Algorithm, Compressor, Gradients, Info, Measured, Params, PyTree, Round, State
 from dsgd.network import told
+
+Number = Annotated[float | jax.Array, "a number"]
 
 AWAY = "who misses a message of the server no longer has its estimate of the model"
 
@@ -73,10 +75,10 @@ class Message(NamedTuple):
 def kimad_sgd(
     optimizer: optax.GradientTransformation,
     compressors: Choices | Sequence[Compressor],
-    round_time: ArrayLike,
+    round_time: Number,
     *,
-    computation: ArrayLike | None = None,
-    congestion: ArrayLike = 1.0,
+    computation: Numbers | None = None,
+    congestion: Number = 1.0,
     rule: Callable = one_for_all,
     monitor: Monitor = monitors.last,
     down: Choices | Sequence[Compressor] | None = None,
@@ -102,10 +104,10 @@ def kimad_sgd(
     several devices the server is everywhere: an all-reduce of what it makes of the messages crosses them, and each worker's numbers for
     the history.
 
-    History, of the record's round: `estimated_up`, `estimated_down` (what monitors say, bits per second `[N]`), `bandwidth_up`,
-    `bandwidth_down` (what was true: the mean over the seconds planned for the message), `message_up` `[N]` and `message_down` (bits),
-    `error_up` `[N]` and `error_down` (the squared norm of what compression left out), and `missing` (bits by which a message was longer
-    than its budget, at most so far). NaN in rounds without messages.
+    History, of the record's round: `message_up` `[N]` and `message_down` (bits), `error_up` `[N]` and `error_down` (the squared norm of
+    what compression left out), and `missing` (bits by which a message was longer than its budget, at most so far); on a cluster also
+    `estimated_up`, `estimated_down` (what monitors say, bits per second `[N]`), `bandwidth_up` and `bandwidth_down` (what was true: the
+    mean over the seconds planned for the message). NaN in rounds without messages.
 
     Args:
         optimizer: the server's step; `optax.sgd(gamma)` is the equation.
@@ -124,22 +126,25 @@ def kimad_sgd(
 
     Raises:
         ValueError: no compressors; one set layer by layer, the other of the whole model; times that are not positive, or leave nothing for
-            messages; weights that are negative, or for another N; at the start, a compressor that states no contraction for a layer, or a
-            layer without elements; in a run, "error".
+            messages; negative weights; another `too_small`; weights or times for another N; at the start, a compressor that states no
+            contraction for a layer, or a layer without elements; in a run, "error".
 
     Source: Xin et al., "Kimad: adaptive gradient compression with bandwidth awareness", 2023, Algorithms 1 and 3.
     """
-    up_set = _as_choices(compressors)
-    down_set = up_set if down is None else _as_choices(down)
+    up_set = _as_choices("compressors", compressors)
+    down_set = up_set if down is None else _as_choices("down", down)
     if up_set.layer_wise != down_set.layer_wise:
         raise ValueError(f"kimad_sgd with {up_set.name} up and {down_set.name} down: need both layer by layer, or both of the whole model")
-    _need_times(round_time, computation, congestion)
+    seconds = _need_times(round_time, computation, congestion)
     shares = None if weights is None else _need_weights(weights)
     checks.natural("kimad_sgd: warm_up", warm_up)
+    if too_small not in ("wait", "error"):
+        raise ValueError(f"kimad_sgd: too_small = {too_small!r}; need 'wait' or 'error'")
 
     def init(params, N):
-        if shares is not None and len(shares) != N:
-            raise ValueError(f"kimad_sgd: {len(shares)} weights for {N} workers: need one for each")
+        for what, values in (("weights", shares), ("seconds of computation", seconds)):
+            if values is not None and values.shape not in ((), (N,)):
+                raise ValueError(f"kimad_sgd: {values.shape[0]} {what} for {N} workers: need one for each")
         vectors = exchanges.flat(workers.stack(params, 1), up_set.layer_wise)
         for choices in (up_set, down_set):
             exchanges.need_contraction("kimad_sgd", choices, vectors)
@@ -154,7 +159,7 @@ def kimad_sgd(
     def send(state, own, round, key):
         """The round's messages: (server, workers' estimates, bits, metrics)."""
         server, N = state.server, round.workers
-        plan = _plan(round, server, monitor, round_time, _computing(computation, update, round), congestion, update.period)
+        plan = _plan(round, server, monitor, round_time, _computing(seconds, update, round), congestion, update.period)
         everything = round.step // update.period < warm_up
         up_key, down_key = jax.random.split(key)
 
@@ -234,7 +239,13 @@ class _Plan(NamedTuple):
 
 
 def _plan(
-    round: Round, server: Server, monitor: Monitor, round_time: ArrayLike, computing: jax.Array, congestion: ArrayLike, period: int
+    round: Round,
+    server: Server,
+    monitor: Monitor,
+    round_time: Number,
+    computing: jax.Array,
+    congestion: Number,
+    period: int,
 ) -> _Plan:
     ids, longest = jnp.arange(round.workers), jnp.max(computing)
     begin = computing - (1 - 1 / period) * longest  # by this round's clock: rounds before it have computed, too
@@ -249,7 +260,7 @@ def _plan(
     to_server = budgets.budget(up, round_time, computing, congestion)
     from_server = budgets.budget(up, round_time, longest, congestion, jnp.min(down))
     shown = {"estimated_up": up, "estimated_down": down, "bandwidth_up": true_up, "bandwidth_down": true_down}
-    return _Plan(to_server.up, from_server.down, shown)
+    return _Plan(to_server.up, from_server.down, {} if round.cluster is None else shown)
 
 
 def _compress(choices: Choices, rule: Callable, key: jax.Array, tree: PyTree, budget: jax.Array, everything: jax.Array) -> Message:
@@ -306,10 +317,10 @@ def _observed(monitor: Monitor, server: Server, measured: Measured | None) -> Se
     return server._replace(up=monitor.observe(server.up, up), down=monitor.observe(server.down, down))
 
 
-def _computing(computation: ArrayLike | None, update: Update, round: Round) -> jax.Array:
+def _computing(seconds: np.ndarray | jax.Array | None, update: Update, round: Round) -> jax.Array:
     """T_comp of each worker, `[N]`."""
-    if computation is not None:
-        return jnp.broadcast_to(jnp.asarray(computation, jnp.float32), (round.workers,))
+    if seconds is not None:
+        return jnp.broadcast_to(jnp.asarray(seconds, jnp.float32), (round.workers,))
     if round.measured is None:
         return jnp.zeros(round.workers, jnp.float32)
     return update.period * jnp.nansum(round.measured.compute, axis=1)
@@ -322,7 +333,9 @@ def _weighted_sum(seen: Gradients, shares: np.ndarray | None, N: int) -> Params:
     return workers.sum(jax.tree.map(lambda leaf: jnp.expand_dims(mine, tuple(range(1, leaf.ndim))).astype(leaf.dtype) * leaf, seen))
 
 
-def _as_choices(compressors: Any) -> Choices:
+def _as_choices(what: str, compressors: Choices | Sequence[Compressor]) -> Choices:
+    if not compressors:
+        raise ValueError(f"kimad_sgd: {what} = []: need at least one compressor")
     return compressors if isinstance(compressors, Choices) else any_of(compressors)
 
 
@@ -332,15 +345,20 @@ def _name_of(rule: Any) -> str:
     return getattr(rule, "__name__", "a rule")
 
 
-def _need_times(round_time: ArrayLike, computation: ArrayLike | None, congestion: ArrayLike) -> None:
+def _need_times(round_time: Number, computation: Numbers | None, congestion: Number) -> np.ndarray | jax.Array | None:
+    """T_comp as an array."""
+    for what, value in (("round_time", round_time), ("congestion", congestion)):
+        if jnp.ndim(value):
+            raise ValueError(f"kimad_sgd: {what} = {checks.shown(value)}: need a number")
     budgets.need_times(round_time, congestion)
     if computation is None or isinstance(computation, Tracer):
-        return
-    longest = np.max(np.asarray(computation, float))
-    if not np.min(np.asarray(computation, float)) >= 0:
-        raise ValueError(f"kimad_sgd: computation = {checks.shown(computation)}; need seconds >= 0")
-    if not isinstance(round_time, Tracer) and not longest < round_time:
-        raise ValueError(f"kimad_sgd: round_time = {round_time} s with a computation of {longest:g} s: need more, for messages")
+        return computation
+    seconds = np.asarray(computation, float)
+    if seconds.ndim > 1 or not seconds.size or not (seconds >= 0).all():
+        raise ValueError(f"kimad_sgd: computation = {checks.shown(computation)}; need seconds >= 0, of all workers or one for each")
+    if not isinstance(round_time, Tracer) and not seconds.max() < round_time:
+        raise ValueError(f"kimad_sgd: round_time = {round_time} s with a computation of {seconds.max():g} s: need more, for messages")
+    return seconds
 
 
 def _need_weights(weights: Sequence[float] | np.ndarray) -> np.ndarray:

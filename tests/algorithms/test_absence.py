@@ -318,6 +318,17 @@ def test_all_others_are_refused_by_name_and_told_which_go_on():
         assert f" {method.name.partition('(')[0]}," not in str(error.value).partition("goes on:")[2]
 
 
+def test_kimad_needs_all_messages():
+    """Where somebody is away, or something is lost; it is not registered."""
+    method = algorithms.kimad_sgd(SGD, algorithms.kimad.top_k([0.3]), 2.0)
+    certain = clusters.bernoulli(1.0, 1.0)
+    for missing in ({"present": certain}, {"delivered": certain}):
+        with pytest.raises(
+            ValueError, match="who misses a message of the server no longer has its estimate of the model; need a method that"
+        ):
+            run(method, clusters.Cluster(clusters.constant(1.0), **missing))
+
+
 def test_directed_graphs_are_for_push_sum():
     lossy = clusters.Cluster(clusters.constant(1.0), delivered=clusters.bernoulli(0.5, 1.0))
     directed = [algorithms.decentralized_sgd(SGD, PUSH), algorithms.gradient_tracking(SGD, PUSH), algorithms.local_sgd(SGD, H, PUSH)]

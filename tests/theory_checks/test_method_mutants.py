@@ -215,6 +215,15 @@ def at_x(inner, state, query):
     return Query(state.workers.params, axis=0)
 
 
+def on_kimad(edit: Callable) -> Method:
+    """Kimad, what of whose server's state is edited after each round: (before, after) -> after."""
+    return edited(algorithms.kimad_sgd, lambda before, after, arguments: after._replace(server=edit(before.server, after.server)))
+
+
+def without_weights(optimizer, compressors, round_time, *, weights, **options):
+    return algorithms.kimad_sgd(optimizer, compressors, round_time, **options)
+
+
 def never_shortened(optimizer, rule, *, staleness_aware=True, **options):
     return algorithms.asynchronous_sgd(optimizer, rule, **options)
 
@@ -260,6 +269,17 @@ MUTANTS: dict[str, tuple[str, Method]] = {
     "EF21 steps on the last round's mean": ("EF21, every round", last_rounds_mean),
     "EF21 asks at x for x-hat": ("EF21, every round", asking(_EF, at_the_present_model)),
     "EF21's estimates of gradients stay": ("EF21, whole model, every round", in_workers(_EF, gradient=stays)),
+    "Kimad asks at x for x-hat": ("Kimad, every round", asking(algorithms.kimad_sgd, at_the_present_model)),
+    "Kimad's estimates of updates stay": ("Kimad, every round", in_workers(algorithms.kimad_sgd, estimate=stays)),
+    "Kimad's estimate of the model is the model": (
+        "Kimad, every round",
+        on_kimad(lambda before, after: after._replace(estimate=after.model.params)),
+    ),
+    "Kimad's weights are forgotten": ("Kimad, every round", without_weights),
+    "Kimad for Kimad+": (
+        "Kimad+, every round",
+        lambda *arguments, rule, **options: algorithms.kimad_sgd(*arguments, rule=algorithms.kimad.one_for_all, **options),
+    ),
     "EC-SGD, all messages draw the same": (
         "EC-SGD, numbers",
         lambda optimizer, up, down: _EC(optimizer, of_one_key(up), of_one_key(down)),

@@ -30,6 +30,7 @@ from theory_checks import (
 )
 from theory_checks.machinery.search import Tape
 from theory_checks.machinery.statement import Outcome
+from theory_checks.statements import kimad
 
 TRIALS = 40
 Method = Callable[..., Algorithm]
@@ -180,6 +181,39 @@ def same_estimates(before, after):
     return after._replace(workers=after.workers._replace(mean=before.workers.mean))
 
 
+# --- Kimad: one server, N = 1.
+
+
+def on_kimad(edit: Callable) -> Method:
+    """Whose state is edited after each round: (before, after) -> after."""
+
+    def build(*arguments, **options):
+        inner = algorithms.kimad_sgd(*arguments, **options)
+
+        def update(key, state, gradients, round):
+            after, info = inner.update(key, state, gradients, round)
+            return edit(state, after), info
+
+        return inner._replace(update=update)
+
+    return build
+
+
+def kimads_gradients_for_differences(before, after):
+    """Workers send the compressed gradient, the server adds it up as if it were the difference."""
+    return after._replace(workers=after.workers._replace(estimate=zeros(after.workers.estimate)))
+
+
+def kimads_server_does_not_add(before, after):
+    """What the server receives changes nothing."""
+    return after._replace(server=after.server._replace(updates=before.server.updates))
+
+
+def below_the_set(optimizer, choices, round_time, **options):
+    """Of each layer it sends one element, whatever the set promises."""
+    return algorithms.kimad_sgd(optimizer, algorithms.kimad.top_k([0.01]), round_time, **options)
+
+
 def of(trial: Callable, via: str) -> Callable:
     return lambda draws, method: trial(draws, via, method=method)
 
@@ -279,6 +313,9 @@ BUILT = {
     "DSGD, gossip before the step": (decentralized_sgd.random_disagreement, mixing(lambda W: W, step_first=False)),
     "EF21, gradients for differences": (ef21.bowls, edited(algorithms.ef21, without_estimates)),
     "EF21, estimates that stay": (ef21.bowls, edited(algorithms.ef21, same_estimates)),
+    "Kimad, gradients for differences": (kimad.ratios, on_kimad(kimads_gradients_for_differences)),
+    "Kimad, an estimate that stays": (kimad.ratios, on_kimad(kimads_server_does_not_add)),
+    "Kimad, a compressor outside alpha": (kimad.mantissas, below_the_set),
 }
 
 

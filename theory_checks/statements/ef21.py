@@ -24,7 +24,7 @@ that $E|u_i^0 - f_i'(x^0)|^2 \le (1 - \alpha_i) |f_i'(x^0)|^2$.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -206,17 +206,19 @@ def layered(problem: Problem, sizes: tuple[int, ...], layers: Sequence[float]) -
     return Layered(made, sizes, tuple(layers), gap)
 
 
-@cache
-def _weighted(method, up: Compressor, weights: tuple[float, ...]):
-    """learning_rate -> EF21 whose layers step by gamma w_i."""
+def stepping(learning_rate: Any, weights: Sequence[float]) -> optax.GradientTransformation:
+    """Layers step by gamma w_i."""
 
     def scale(gradient, params=None):
         return {name: leaf * weights[int(name.removeprefix("layer"))] for name, leaf in gradient.items()}
 
-    def factory(learning_rate):
-        return method(optax.chain(optax.stateless(scale), optax.sgd(learning_rate)), up, compressors.identity)
+    return optax.chain(optax.stateless(scale), optax.sgd(learning_rate))
 
-    return factory
+
+@cache
+def _weighted(method, up: Compressor, weights: tuple[float, ...]):
+    """learning_rate -> EF21 whose layers step by gamma w_i."""
+    return lambda learning_rate: method(stepping(learning_rate, weights), up, compressors.identity)
 
 
 def check(
@@ -244,20 +246,50 @@ def check(
     Raises:
         ValueError: the problem does not know its constants, or a hypothesis fails.
     """
-    problem = layered.problem
-    L = float(problem.constants.smoothness or math.nan)
     w = tuple(float(x) for x in ([1.0] * len(layered.sizes) if weights is None else weights))
-    alphas: list[Any] = [up.delta(size) or 0.0 for size in layered.sizes]
-    known = {"contractions": alphas, "layers": layered.layers, "smoothness": L, "weights": w}
-    need("ef21", _contractions(alphas, w))
+
+    def run(gamma):
+        problem, factory = layered.problem, _weighted(method, up, w)
+        history = runs.histories(factory, problem, steps=steps, learning_rates=[gamma], seeds=seeds, seed=seed)
+        return {name: values if name == "step" else values[0] for name, values in history.items()}
+
+    alphas = [up.delta(size) or 0.0 for size in layered.sizes]
+    return held(layered, run, alphas, w, steps=steps, learning_rate=learning_rate, name=up.name)
+
+
+def held(
+    layered: Layered,
+    run: Callable[[float], dict[str, np.ndarray]],
+    contractions: Sequence[float],
+    weights: Sequence[float],
+    *,
+    steps: int,
+    learning_rate: float | None,
+    name: str,
+) -> Outcome:
+    """Holds the bound to any run of layers that are contracted by no less.
+
+    Args:
+        layered: of `layered`.
+        run: gamma -> histories of every round, `[seeds, steps + 1]`.
+        contractions: alpha_i.
+        weights: w_i.
+        steps: K.
+        learning_rate: gamma; None: the largest.
+        name: of the compressors.
+    """
+    problem, w = layered.problem, np.asarray(weights)
+    L = float(problem.constants.smoothness or math.nan)
+    known: Any = {"contractions": list(contractions), "layers": layered.layers, "smoothness": L, "weights": tuple(weights)}
+    need("ef21", _contractions(contractions, weights))
     gamma = step_size(**known) if learning_rate is None else learning_rate
     need("ef21", hypotheses(**known, learning_rate=gamma))
-    history = runs.histories(_weighted(method, up, w), problem, steps=steps, learning_rates=[gamma], seeds=seeds, seed=seed)
-    squares = np.stack([history[f"layer{i}_sqnorm"][0] for i in range(len(w))], axis=-1)  # [seeds, records, layers]
-    measured, error = runs.mean_and_error(squares[:, :steps] @ np.asarray(w))
-    first = [(1 - alpha) * float(square) for alpha, square in zip(alphas, squares[0, 0], strict=True)]
+    history = run(gamma)
+    squares = np.stack([history[f"layer{i}_sqnorm"] for i in range(len(w))], axis=-1)  # [seeds, records, layers]
+    measured, error = runs.mean_and_error(squares[:, :steps] @ w)
+    first = [(1 - alpha) * float(square) for alpha, square in zip(contractions, squares[0, 0], strict=True)]
     right = bound(**known, gap=layered.gap, first=first, steps=steps, learning_rate=gamma)
-    return Outcome(float(measured), right, float(error), f"{problem.name}, {up.name}, gamma L = {gamma * L:.3g}, K = {steps}")
+    return Outcome(float(measured), right, float(error), f"{problem.name}, {name}, gamma L = {gamma * L:.3g}, K = {steps}")
 
 
 SIZES = (2, 6, 4)
@@ -274,7 +306,7 @@ def trial(draws: Draws, method=algorithms.ef21) -> list[Outcome]:
     return [check(made, up, steps=steps, weights=weights, learning_rate=gamma, seeds=seeds, seed=draws.integer(0, 10**6), method=method)]
 
 
-def _quadratic(draws: Draws) -> Layered:
+def quadratic(draws: Draws) -> Layered:
     """Blocks of several scales on the diagonal, coupled or not; L_i by rows of blocks: A <= diag(sum_j |A_ij|) in the order of matrices."""
     coupled, flat = draws.real(0.0, 0.3), draws.choice((True, False))
     rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
@@ -290,16 +322,16 @@ def _quadratic(draws: Draws) -> Layered:
     return layered(problem, SIZES, layers)
 
 
-def _wells(draws: Draws) -> Layered:
+def wells(draws: Draws) -> Layered:
     problem = instances.random_wells(draws, 1, sum(SIZES))
     return layered(problem, SIZES, [float(problem.constants.smoothness or 0)] * len(SIZES))
 
 
 _TOP, _RANDOM = compressors.top_k(0.25), compressors.contraction(compressors.random_k(0.5))
 TRIED = (
-    (_TOP, (0.5, 1.0, 2.0), _quadratic),
-    (compressors.sign, (1.0, 1.0, 1.0), _wells),
-    (_RANDOM, (2.0, 1.0, 0.5), _quadratic),
+    (_TOP, (0.5, 1.0, 2.0), quadratic),
+    (compressors.sign, (1.0, 1.0, 1.0), wells),
+    (_RANDOM, (2.0, 1.0, 0.5), quadratic),
 )
 """Contractions, weights w_i, and problems; each is a program of its own."""
 
@@ -309,13 +341,19 @@ SHRINKING = fixed_size(
 )
 
 
-def bowls(method=algorithms.ef21) -> list[Outcome]:
-    """Layers whose steps gamma w_i are all 1 / L_i: the bound is met where compression leaves out little; and one that leaves out much."""
-    weights = (0.5, 1.0, 2.0)
-    curvature = np.repeat(1 / np.asarray(weights), SIZES)
+UNEQUAL = (0.5, 1.0, 2.0)
+
+
+def bowl() -> Layered:
+    """Of weights that are `UNEQUAL` all layers' steps gamma w_i are 1 / L_i."""
+    curvature = np.repeat(1 / np.asarray(UNEQUAL), SIZES)
     problem = problems.quadratic(np.diag(curvature)[None], np.ones((1, sum(SIZES))))
-    made = layered(problem, SIZES, [1 / w for w in weights])
-    return [check(made, up, steps=steps, weights=weights, method=method) for up, steps in ((SHRINKING, 20), (_TOP, 1000))]
+    return layered(problem, SIZES, [1 / w for w in UNEQUAL])
+
+
+def bowls(method=algorithms.ef21) -> list[Outcome]:
+    """The bound is met where compression leaves out little; and one that leaves out much."""
+    return [check(bowl(), up, steps=steps, weights=UNEQUAL, method=method) for up, steps in ((SHRINKING, 20), (_TOP, 1000))]
 
 
 STATEMENTS = [Statement("EF21, layer by layer", "Kimad, Theorem 1", "C contracts layers; gamma within (9)", trial, (bowls,))]

@@ -1,0 +1,46 @@
+"""Estimates of bandwidths from the rates of messages, beside lists of them; links over which nothing went."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from algorithms import kimad
+from tests.algorithms.kimad.networks import exponential_average, harmonic_mean, last
+
+N = 3
+MONITORS = {
+    "last": (kimad.last, last),
+    "exponential_average": (kimad.exponential_average(0.3), exponential_average(0.3)),
+    "exponential_average(1)": (kimad.exponential_average(1.0), last),
+    "harmonic_mean": (kimad.harmonic_mean(3), harmonic_mean(3)),
+    "harmonic_mean(1)": (kimad.harmonic_mean(1), last),
+}
+RATES = st.lists(st.lists(st.one_of(st.just(np.nan), st.floats(1, 1e6)), min_size=N, max_size=N), min_size=1, max_size=5)
+
+
+@pytest.mark.parametrize("name", MONITORS)
+@given(rounds=RATES)
+def test_estimates_are_of_the_rates_of_what_went(name, rounds):
+    """Of each link its own messages: a round without one changes nothing."""
+    monitor, expected = MONITORS[name]
+    memory, nowhere = monitor.start(N), np.full(N, np.inf, np.float32)
+    for rates in rounds:
+        memory = monitor.observe(memory, np.array(rates, np.float32))
+    estimates = monitor.estimate(memory, nowhere)
+    for n in range(N):
+        went = [np.array(rates[n]) for rates in rounds if not np.isnan(rates[n])]
+        np.testing.assert_allclose(estimates[n], expected(went) if went else np.nan, rtol=1e-5)
+
+
+def test_before_the_first_message_nothing_is_known():
+    for monitor, _ in MONITORS.values():
+        assert np.isnan(monitor.estimate(monitor.start(N), np.ones(N, np.float32))).all()
+
+
+def test_an_oracle_is_told():
+    true = np.array([1.0, np.inf, 3.0], np.float32)
+    memory = kimad.oracle.observe(kimad.oracle.start(N), np.full(N, 7.0, np.float32))
+    np.testing.assert_array_equal(kimad.oracle.estimate(memory, true), true)

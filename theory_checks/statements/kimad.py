@@ -1,0 +1,141 @@
+r"""Kimad with one worker, of whose messages to the server alone anything is left out: Theorem 1, where compressors change.
+
+The derivation is that of `statements.ef21`: nothing in it asks that $C_i^k$ is the same in every round, only that each contracts its layer
+by $\alpha_i$ or more. Whatever bandwidth and rule choose of a set, that is the least contraction of the set, `Choices.delta`. The bound
+is `bounds.ef21`, and estimates begin with the first message, $u^0 = C(f'(x^0))$.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import jax
+import numpy as np
+
+import algorithms
+import dsgd
+from algorithms.kimad import Choices, allocate, any_of, one_for_all, oracle, top_k
+from dsgd import clusters, compressors
+from dsgd.base import Algorithm
+from theory_checks.machinery.search import Tape
+from theory_checks.machinery.statement import Draws, Outcome, Statement
+from theory_checks.statements import ef21
+from theory_checks.statements.ef21 import Layered
+
+Method = Callable[..., Algorithm]
+
+_BITS = 64.0 * sum(ef21.SIZES)  # of a model
+_LINK = clusters.sinusoid(eta=_BITS, theta=0.7, delta=0.1 * _BITS)
+CLUSTER = clusters.Cluster(clusters.constant(0.0), _LINK, clusters.constant(1e9 * _BITS))
+"""A link that carries a tenth of a model in a second, or all of it; the server's messages take no time."""
+
+RATIOS = top_k((0.25, 0.5, 0.75, 1.0))
+MANTISSAS = any_of([compressors.clipping(bits) for bits in (5, 7, 8)])
+
+
+@cache
+def _made(method: Method, choices: Choices, rule: Callable, weights: tuple[float, ...]) -> Callable[..., Algorithm]:
+    """(learning rate, round time) -> Kimad whose layers step by gamma w_i, and whose server sends its model as it is."""
+
+    def factory(learning_rate, round_time):
+        options = {"computation": 0.0, "congestion": 0.0, "rule": rule, "monitor": oracle, "down": [compressors.identity]}
+        return method(ef21.stepping(learning_rate, weights), choices, round_time, **options)
+
+    return factory
+
+
+def check(
+    layered: Layered,
+    choices: Choices,
+    rule: Callable,
+    *,
+    steps: int,
+    weights: Sequence[float],
+    round_time: float,
+    learning_rate: float | None = None,
+    method: Method = algorithms.kimad_sgd,
+) -> tuple[Outcome, np.ndarray]:
+    """Holds the bound to a run on `CLUSTER`.
+
+    Args:
+        layered: of `ef21.layered`.
+        choices: Omega, contractions, of which at least all layers are contracted by `choices.delta`.
+        rule: which of them each layer has.
+        steps: K.
+        weights: w_i.
+        round_time: t, seconds.
+        learning_rate: gamma; None: the largest.
+        method: as `algorithms.kimad_sgd`, or one's own.
+
+    Returns:
+        The outcome, and the bits of all messages to the server, `[steps]`.
+    """
+    sent: list[np.ndarray] = []
+
+    def run(gamma):
+        factory = _made(method, choices, rule, tuple(weights))
+        with jax.enable_x64(True):
+            axes = {"learning_rate": np.array([gamma]), "round_time": np.array([round_time])}
+            found = dsgd.sweep(factory, layered.problem, steps=steps, key=jax.random.key(0), cluster=CLUSTER, mesh=1, **axes)
+        history = found.at((0, 0))
+        sent.append(history["message_up"][0, 1:, 0])
+        return history
+
+    alphas = [choices.delta(size) or 0.0 for size in layered.sizes]
+    name = f"{choices.name}, {rule.__name__}, t = {round_time:.3g}"
+    outcome = ef21.held(layered, run, alphas, weights, steps=steps, learning_rate=learning_rate, name=name)
+    return outcome, sent[0]
+
+
+TRIED = (
+    (RATIOS, one_for_all, ef21.UNEQUAL, ef21.quadratic),
+    (RATIOS, allocate, (1.0, 1.0, 1.0), ef21.wells),
+    (MANTISSAS, one_for_all, ef21.UNEQUAL, ef21.quadratic),
+)
+"""Sets, rules, weights w_i, and problems; each is a program of its own."""
+
+
+def trial(draws: Draws, method: Method = algorithms.kimad_sgd) -> list[Outcome]:
+    """EF21's instances, in rounds of any time: how much of a message that leaves, the clock says."""
+    choices, rule, weights, problem = draws.choice(TRIED)
+    made, steps, round_time = problem(draws), draws.choice((1, 10, 1000)), draws.real(0.1, 2.0)
+    known = {"contractions": [choices.delta(size) for size in ef21.SIZES], "layers": made.layers, "weights": weights}
+    limit = ef21.step_size(**known, smoothness=float(made.problem.constants.smoothness or 0))
+    gamma = draws.choice((None, draws.real(0.01, 1.0) * limit))
+    options = {"steps": steps, "weights": weights, "round_time": round_time, "learning_rate": gamma, "method": method}
+    return [check(made, choices, rule, **options)[0]]
+
+
+def changing(made: Layered, which: int, round_time: float, steps: int, method: Method) -> list[Outcome]:
+    """The bound, and that compressors did change: there were messages of as many lengths as choices, or more."""
+    choices, rule, weights, _ = TRIED[which]
+    outcome, sent = check(made, choices, rule, steps=steps, weights=weights, round_time=round_time, method=method)
+    lengths = min(len(np.unique(sent)), choices.number)
+    return [outcome, Outcome(lengths, choices.number, case=f"lengths of messages, {outcome.case}", equality=True)]
+
+
+def ratios(method: Method = algorithms.kimad_sgd) -> list[Outcome]:
+    """One ratio for all layers, and after it another."""
+    return changing(ef21.bowl(), 0, 1.0, 1000, method)
+
+
+def allocations(method: Method = algorithms.kimad_sgd) -> list[Outcome]:
+    """Ratios that differ among layers, too, where f is not convex."""
+    return changing(ef21.wells(Tape(np.random.default_rng(0))), 1, 1.0, 1000, method)
+
+
+def mantissas(method: Method = algorithms.kimad_sgd) -> list[Outcome]:
+    """The bound is met where compressors that change leave out little."""
+    return changing(ef21.bowl(), 2, 0.35, 50, method)
+
+
+STATEMENTS = [
+    Statement(
+        "Kimad, compressors that change",
+        "Kimad, Theorem 1",
+        "all C of the set contract layers; gamma within (9)",
+        trial,
+        (ratios, allocations, mantissas),
+    )
+]
