@@ -14,14 +14,14 @@ from jax import lax
 from jax.core import Tracer
 
 from algorithms import exchanges, optimizers
-from algorithms.kimad import budgets, monitors, updates
+from algorithms.kimad import budgets, messages, monitors, plans, updates
 from algorithms.kimad.allocation import one_for_all
 from algorithms.kimad.budgets import Numbers
 from algorithms.kimad.choices import Choices, any_of
 from algorithms.kimad.monitors import Monitor
 from algorithms.kimad.updates import Update
-from dsgd import checks, codecs, counts, network, workers
-from dsgd.base import Algorithm, Compressor, Gradients, Info, Measured, Params, PyTree, Round, State
+from dsgd import checks, counts, network, workers
+from dsgd.base import Algorithm, Compressor, Gradients, Info, Params, PyTree, State
 from dsgd.network import told
 
 Number = Annotated[float | jax.Array, "a number"]
@@ -36,15 +36,14 @@ class Server(NamedTuple):
         model: x, and its optimiser's state.
         updates: $\sum_m w_m \hat u_m$, of the estimators of the workers' updates.
         estimate: $\hat x$, which the workers have, too.
-        up, down: what the monitors of the links remember.
+        links: what their monitors remember.
         missing: by how many bits a message was longer than its budget, at most so far.
     """
 
     model: optimizers.Model
     updates: Params
     estimate: Params
-    up: PyTree
-    down: PyTree
+    links: plans.Memory
     missing: jax.Array
 
 
@@ -53,22 +52,6 @@ class Worker(NamedTuple):
 
     estimate: PyTree
     memory: PyTree
-
-
-class Message(NamedTuple):
-    """One message.
-
-    Args:
-        seen: what the receiver makes of it, like what was sent.
-        bits: uint32.
-        error: |seen - sent|^2.
-        missing: bits by which it is longer than the budget, 0 where it is not.
-    """
-
-    seen: PyTree
-    bits: jax.Array
-    error: jax.Array
-    missing: jax.Array
 
 
 @checks.arguments
@@ -150,7 +133,7 @@ def kimad_sgd(
             exchanges.need_contraction("kimad_sgd", choices, vectors)
         nothing = jax.tree.map(jnp.zeros_like, params)
         start = optimizers.start(optimizer, params)
-        server = Server(start, nothing, params, monitor.start(N), monitor.start(N), jnp.zeros((), jnp.float32))
+        server = Server(start, nothing, params, plans.start(monitor, N), jnp.zeros((), jnp.float32))
         return State(jnp.int32(0), server, Worker(workers.stack(nothing, N), update.start(params, N)))
 
     def query(state, round):
@@ -159,12 +142,12 @@ def kimad_sgd(
     def send(state, own, round, key):
         """The round's messages: (server, workers' estimates, bits, metrics)."""
         server, N = state.server, round.workers
-        plan = _plan(round, server, monitor, round_time, _computing(seconds, update, round), congestion, update.period)
+        plan = plans.plan(monitor, server.links, round, round_time, seconds, congestion, update.period)
         everything = round.step // update.period < warm_up
         up_key, down_key = jax.random.split(key)
 
         def of_worker(key, news, budget):
-            return _compress(up_set, rule, key, news, budget, everything)
+            return messages.compress(up_set, rule, key, news, budget, everything)
 
         difference = jax.tree.map(jnp.subtract, own, state.workers.estimate)
         sent = jax.vmap(of_worker)(workers.keys(up_key, N), exchanges.flat(difference, up_set.layer_wise), workers.own(plan.up, N))
@@ -174,7 +157,7 @@ def kimad_sgd(
 
         lag = workers.stack(jax.tree.map(jnp.subtract, model.params, server.estimate), 1)
         vectors = jax.tree.map(lambda row: row[0], exchanges.flat(lag, down_set.layer_wise))
-        answer = _compress(down_set, rule, down_key, vectors, plan.down, everything)
+        answer = messages.compress(down_set, rule, down_key, vectors, plan.down, everything)
         moved = exchanges.shaped(workers.stack(answer.seen, 1), lag, down_set.layer_wise)
         estimate = jax.tree.map(lambda x, change: x + change[0], server.estimate, moved)
 
@@ -193,7 +176,8 @@ def kimad_sgd(
         return after, known, (counts.of(sent.bits, n), counts.of(jnp.broadcast_to(answer.bits, (n,)), n)), metrics
 
     def step(key, state, gradients, round):
-        state = state._replace(server=_observed(monitor, state.server, round.measured))
+        links = plans.observed(monitor, state.server.links, round.measured)
+        state = state._replace(server=state.server._replace(links=links))
         memory, own = update.step(state.workers.memory, state.server.estimate, gradients)
 
         def speak():
@@ -228,102 +212,6 @@ def kimad_sgd(
         measures=True,
         refuses=refuses if too_small == "error" else None,
     )
-
-
-class _Plan(NamedTuple):
-    """The round's budgets in bits, `[N]` and a scalar, and what they come of, for the history."""
-
-    up: jax.Array
-    down: jax.Array
-    shown: dict[str, jax.Array]
-
-
-def _plan(
-    round: Round,
-    server: Server,
-    monitor: Monitor,
-    round_time: Number,
-    computing: jax.Array,
-    congestion: Number,
-    period: int,
-) -> _Plan:
-    ids, longest = jnp.arange(round.workers), jnp.max(computing)
-    begin = computing - (1 - 1 / period) * longest  # by this round's clock: rounds before it have computed, too
-    up_seconds = jnp.maximum(0, round_time - computing) / (1 + congestion)
-    down_seconds = congestion * jnp.maximum(0, round_time - longest) / (1 + congestion)
-    if round.cluster is None:
-        true_up = true_down = jnp.full(round.workers, jnp.inf, jnp.float32)
-    else:
-        true_up, _ = round.cluster.bandwidths(round, ids, begin, up_seconds)
-        _, true_down = round.cluster.bandwidths(round, ids, jnp.max(begin + up_seconds), down_seconds)  # when all have arrived
-    up, down = monitor.estimate(server.up, true_up), monitor.estimate(server.down, true_down)
-    to_server = budgets.budget(up, round_time, computing, congestion)
-    from_server = budgets.budget(up, round_time, longest, congestion, jnp.min(down))
-    shown = {"estimated_up": up, "estimated_down": down, "bandwidth_up": true_up, "bandwidth_down": true_down}
-    return _Plan(to_server.up, from_server.down, {} if round.cluster is None else shown)
-
-
-def _compress(choices: Choices, rule: Callable, key: jax.Array, tree: PyTree, budget: jax.Array, everything: jax.Array) -> Message:
-    """One sender's message, of a tree of vectors `[d]`: each with the compressor that the rule chooses, or all as they are."""
-    vectors, treedef = jax.tree.flatten(tree)
-    sizes = np.array([choices.sizes(x.shape[0], x.dtype) for x in vectors], np.int64)  # [layers, choices]
-    whole = sum(8 * x.dtype.itemsize * x.shape[0] for x in vectors)
-    header = codecs.packed_bits(codecs.index_bits(choices.number), len(vectors))  # which compressor each layer has
-    smallest = int(sizes.min(axis=1).sum())
-    if max(whole, int(sizes.max(axis=1).sum()) + header) >= 1 << 32:
-        raise ValueError(f"kimad_sgd: a message of {whole:,} bits uncompressed; need fewer than 2^32")
-    available = budgets.whole_bits(budget)
-    fits = available >= smallest + header
-    for_layers = jnp.where(fits, available - jnp.uint32(header), jnp.uint32(smallest))
-
-    errors, found = zip(*_over_equals(choices.look, jax.random.split(key, len(vectors)), vectors), strict=True)
-    errors = jnp.stack(errors)
-    chosen = rule(errors, sizes, for_layers)
-    seen = _over_equals(choices.send, vectors, found, chosen)
-    one = (np.arange(len(vectors)), chosen)
-    bits = jnp.sum(jnp.asarray(sizes, jnp.uint32)[one], dtype=jnp.uint32) + jnp.uint32(header)
-    missing = jnp.where(bits > available, bits - available, 0).astype(jnp.float32)
-    return Message(
-        treedef.unflatten(jnp.where(everything, x, part) for x, part in zip(vectors, seen, strict=True)),
-        jnp.where(everything, jnp.uint32(whole), bits),
-        jnp.where(everything, 0, jnp.sum(errors[one])),
-        jnp.where(everything, 0, missing),
-    )
-
-
-def _over_equals(function: Callable, *arguments: Any) -> list[Any]:
-    """The function of each layer's arguments. Layers of equal shapes go in one `vmap`: a deep model has few kinds of them to compile."""
-    layers = list(zip(*arguments, strict=True))
-    kinds: dict[Any, list[int]] = {}
-    for i, layer in enumerate(layers):
-        kinds.setdefault(tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(layer)), []).append(i)
-    results: list[Any] = [None] * len(layers)
-    for alike in kinds.values():
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(layers[i] for i in alike))
-        together = jax.vmap(function)(*stacked)
-        for row, i in enumerate(alike):
-            results[i] = jax.tree.map(lambda leaf, row=row: leaf[row], together)
-    return results
-
-
-def _observed(monitor: Monitor, server: Server, measured: Measured | None) -> Server:
-    """After the last round's messages."""
-    if measured is None:
-        return server
-    up, down = (
-        jnp.where(bits > 0, bits / seconds, jnp.nan)
-        for bits, seconds in ((measured.bits_up, measured.up), (measured.bits_down, measured.down))
-    )
-    return server._replace(up=monitor.observe(server.up, up), down=monitor.observe(server.down, down))
-
-
-def _computing(seconds: np.ndarray | jax.Array | None, update: Update, round: Round) -> jax.Array:
-    """T_comp of each worker, `[N]`."""
-    if seconds is not None:
-        return jnp.broadcast_to(jnp.asarray(seconds, jnp.float32), (round.workers,))
-    if round.measured is None:
-        return jnp.zeros(round.workers, jnp.float32)
-    return update.period * jnp.nansum(round.measured.compute, axis=1)
 
 
 def _weighted_sum(seen: Gradients, shares: np.ndarray | None, N: int) -> Params:

@@ -86,7 +86,7 @@ def test_the_quadratics_losses_fall_and_messages_follow_the_bandwidth(quadratic)
     lengths = [length for length, bits in zip(np.diff(clocks), sent["small", "Kimad, oracle"][1:], strict=True) if bits > smallest]
     assert lengths
     assert max(lengths) < max(args.round_times) * (1 + 1e-5), "it knows what there will be"
-    header = codecs.packed_bits(5, 1)
+    header = codecs.packed_bits(8, 1)
     assert set(sent["high", "Kimad"]) == {ELEMENT * DIMENSION, ELEMENT * DIMENSION + header}, "all that there is, and then which K that is"
 
 

@@ -87,7 +87,8 @@ def selecting(layers: Sequence[int], choices: Choices, rule: Rule, word: int, wa
         word: bits of an element, of what is sent as it is.
         warm_up: rounds in which all is.
     """
-    header = packed((len(choices.compressors) - 1).bit_length(), len(layers))
+    bits = (len(choices.compressors) - 1).bit_length()
+    header = min(packed(width, len(layers)) for width in range(bits, 8 * math.ceil(bits / 8) + 1))
 
     def select(k: int, x: np.ndarray, budget: float) -> Sent:
         if k < warm_up:
@@ -97,8 +98,8 @@ def selecting(layers: Sequence[int], choices: Choices, rule: Rule, word: int, wa
         errors = np.array([[np.sum((one - part) ** 2) for one in of_part] for of_part, part in zip(seen, parts, strict=True)])
         sizes = np.array([choices.sizes(len(part)) for part in parts])
         chosen = tuple(int(j) for j in rule(errors, sizes, math.floor(min(budget, 2.0**32)) - header))
-        left_out, bits = (sum(table[i][j] for i, j in enumerate(chosen)) for table in (errors, sizes))
-        return Sent(np.concatenate([seen[i][j] for i, j in enumerate(chosen)]), int(bits) + header, chosen, float(left_out))
+        left_out, size = (sum(table[i][j] for i, j in enumerate(chosen)) for table in (errors, sizes))
+        return Sent(np.concatenate([seen[i][j] for i, j in enumerate(chosen)]), int(size) + header, chosen, float(left_out))
 
     return select
 
