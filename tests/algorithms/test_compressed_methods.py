@@ -73,10 +73,13 @@ def drive(algorithm: dsgd.Algorithm, problem: dsgd.Problem, *, steps: int = STEP
     before, each = dsgd.State(P(), P(), P("workers")), P(None, "workers")
     specs = {"in_specs": (before, P("workers"), P()), "out_specs": (dsgd.State(P(), P(), each), each, dsgd.Info(each, each))}
     spread = jax.shard_map(rounds, mesh=dsgd.workers.mesh(devices), check_vma=False, **specs)
-    first = algorithm.init(problem.init(jax.random.key(0)), workers)
-    args = (first, problem.data, jax.random.key(1))
-    states, gradients, info = jax.tree.map(np.asarray, jax.jit(spread)(*args))
-    states = jax.tree.map(lambda start, rest: np.concatenate([np.asarray(start)[None], rest]), first, states)
+
+    def everything(data, key):
+        first = algorithm.init(problem.init(jax.random.key(0)), workers)
+        return first, spread(first, data, key)
+
+    first, (states, gradients, info) = jax.tree.map(np.asarray, jax.jit(everything)(problem.data, jax.random.key(1)))
+    states = jax.tree.map(lambda start, rest: np.concatenate([start[None], rest]), first, states)
     return Trajectory(states, gradients, dsgd.counts.to_int(info.bits_up), dsgd.counts.to_int(info.bits_down))
 
 
