@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import haste
+import typecheck  # noqa: F401 (before what it wraps)
 
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 {haste.FLAGS}"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")

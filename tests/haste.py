@@ -7,8 +7,6 @@ from importlib.metadata import version
 
 HASTE = "DSGD_TEST_OPTIMISED" not in os.environ
 # A program's code is one piece: split for several threads, it costs more in all, and the other processor has tests of its own.
-# XLA's older way to write loops compiles in half the time; the versions of JAX 0.11 do not have it. It rounds what it computes twice in
-# two ways: where sums with what was left out must come out even, a test compiles its own program with the options EVEN.
+# XLA's older way to write loops compiles in half the time; the versions of JAX 0.11 do not have it.
 _OLDER = tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11)
 FLAGS = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1" if HASTE and _OLDER else ""
-EVEN = {"xla_cpu_use_fusion_emitters": True} if _OLDER else {}

@@ -164,10 +164,12 @@ def drive(
         spread = jax.shard_map(
             mapped, mesh=dsgd.workers.mesh(devices), check_vma=False, in_specs=(before, P("workers"), P(), P()), out_specs=out
         )
-        first = algorithm.init(problem.init(jax.random.key(0)), N)
-        keys = jax.random.split(jax.random.key(seed), steps)
-        args = first, problem.data, keys, jax.tree.map(jnp.asarray, each)
-        states, info, clock = jax.tree.map(np.asarray, jax.jit(spread)(*args))
+
+        def everything(data, key, each):
+            first = algorithm.init(problem.init(jax.random.key(0)), N)
+            return first, spread(first, data, jax.random.split(key, steps), each)
+
+        first, (states, info, clock) = jax.tree.map(np.asarray, jax.jit(everything)(problem.data, jax.random.key(seed), each))
     states = jax.tree.map(lambda start, rest: np.concatenate([np.broadcast_to(start, rest[:, :1].shape), rest], 1), first, states)
     return Trajectory(states, info, clock)
 

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from haste import EVEN
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 
@@ -57,9 +56,7 @@ class Trajectory(NamedTuple):
     received: np.ndarray
 
 
-def drive(
-    algorithm: dsgd.Algorithm, problem: dsgd.Problem, *, steps: int = STEPS, devices: int = 1, compiled: dict | None = None
-) -> Trajectory:
+def drive(algorithm: dsgd.Algorithm, problem: dsgd.Problem, *, steps: int = STEPS, devices: int = 1) -> Trajectory:
     """The rounds one by one, with all that the loop of `dsgd.run` does not show."""
     workers = problem.workers
 
@@ -76,11 +73,13 @@ def drive(
     before, each = dsgd.State(P(), P(), P("workers")), P(None, "workers")
     specs = {"in_specs": (before, P("workers"), P()), "out_specs": (dsgd.State(P(), P(), each), each, dsgd.Info(each, each))}
     spread = jax.shard_map(rounds, mesh=dsgd.workers.mesh(devices), check_vma=False, **specs)
-    first = algorithm.init(problem.init(jax.random.key(0)), workers)
-    args = (first, problem.data, jax.random.key(1))
-    program = jax.jit(spread, compiler_options=compiled)
-    states, gradients, info = jax.tree.map(np.asarray, program(*args))
-    states = jax.tree.map(lambda start, rest: np.concatenate([np.asarray(start)[None], rest]), first, states)
+
+    def everything(data, key):
+        first = algorithm.init(problem.init(jax.random.key(0)), workers)
+        return first, spread(first, data, key)
+
+    first, (states, gradients, info) = jax.tree.map(np.asarray, jax.jit(everything)(problem.data, jax.random.key(1)))
+    states = jax.tree.map(lambda start, rest: np.concatenate([start[None], rest]), first, states)
     return Trajectory(states, gradients, dsgd.counts.to_int(info.bits_up), dsgd.counts.to_int(info.bits_down))
 
 
@@ -310,7 +309,7 @@ def test_lemma_3_4_1_holds_for_every_compressor(compressor, layered):
     with jax.enable_x64(True):
         problem = problems.random_quadratic(N, 25, heterogeneity=1.0, noise=0.5, seed=2)
         problem = layers(problem) if layered else problem
-        run = drive(error_compensated_sgd(optax.sgd(gamma), compressor, compressor, allow_expanding=True), problem, steps=4, compiled=EVEN)
+        run = drive(error_compensated_sgd(optax.sgd(gamma), compressor, compressor, allow_expanding=True), problem, steps=4)
     memory = whole_of_parts(run.states.workers.server) + whole_of_parts(run.states.workers.worker).mean(axis=1)
     ahead = whole(run.states.server.params, 1) - gamma * memory
     scale = max(1.0, np.abs(memory).max())
@@ -469,7 +468,7 @@ SPREAD = {
 
 @cache
 def spread(method: str, devices: int) -> Trajectory:
-    return drive(SPREAD[method], kernel_and_bias(), steps=6, devices=devices, compiled=EVEN)
+    return drive(SPREAD[method], kernel_and_bias(), steps=6, devices=devices)
 
 
 @pytest.mark.parametrize("devices", [2])  # on 4 and 8 registered ones are under `test_contract`

@@ -118,11 +118,13 @@ def drive(algorithm: dsgd.Algorithm, problem: dsgd.Problem, *, steps: int = SHOR
     specs = {"in_specs": (before, P("workers"), P()), "out_specs": (dsgd.State(P(), P(), each), each, dsgd.Info(each, each))}
     with jax.enable_x64(True):
         spread = jax.shard_map(rounds, mesh=dsgd.workers.mesh(devices), check_vma=False, **specs)
-        first = algorithm.init(problem.init(jax.random.key(0)), N)
-        keys = jax.random.split(jax.random.key(1), steps)
-        found = jax.jit(spread)(first, problem.data, keys)
-        states, gradients, info = jax.tree.map(np.asarray, found)
-        states = jax.tree.map(lambda start, rest: np.concatenate([np.asarray(start)[None], rest]), first, states)
+
+        def everything(data):
+            first = algorithm.init(problem.init(jax.random.key(0)), N)
+            return first, spread(first, data, jax.random.split(jax.random.key(1), steps))
+
+        first, (states, gradients, info) = jax.tree.map(np.asarray, jax.jit(everything)(problem.data))
+        states = jax.tree.map(lambda start, rest: np.concatenate([start[None], rest]), first, states)
     return Trajectory(states, rows(gradients), dsgd.counts.to_int(info.bits_up), dsgd.counts.to_int(info.bits_down))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -96,16 +97,7 @@ class Rounds(NamedTuple):
         return vector(self._round(t, s, z, rows))
 
     def _round(self, t: jax.Array, s: jax.Array, z: jax.Array, rows: jax.Array) -> State:
-        N = self.shape[0]
-        method = self.method(rows)
-        state = _state(method, s, t, self.of.start, N)
-        this = Round(t, N, self.key)
-        query = method.query(state, this)
-        noise = None if query.exact else z @ self.of.root.T
-        data = Quadratic(self.of.A, self.of.b, jnp.zeros(N), noise)
-        problem = Problem(init=_nothing, loss=_nothing, data=(), sample=lambda key, mine: mine, gradient=self.gradient)
-        gradients = oracle.gradients(problem, query, self.key, data, N)
-        return method.update(self.key, state, gradients, this)[0]
+        return _round(self.of, self.key, t, s, z, rows, build=self.build, gradient=self.gradient)
 
     def state(self, t: jax.Array, s: jax.Array) -> State:
         """The state of round t that is this vector."""
@@ -128,29 +120,52 @@ class Rounds(NamedTuple):
 
     def seen(self, t: jax.Array, s: jax.Array) -> dict[str, jax.Array]:
         """The quantities whose mean squares are wanted."""
-        N = self.shape[0]
-        method = self.method(self.silence(1))
-        state = _state(method, s, t, self.of.start, N)
-        query = method.query(state, Round(t, N, self.key))
-        x = method.model(state)
-        asked = query.params if query.axis == 0 else jnp.broadcast_to(query.params, self.of.b.shape)
-        mean_A, mean_b = self.of.A.mean(axis=0), self.of.b.mean(axis=0)
-        slope = mean_A @ x - mean_b
-        local = jnp.einsum("nij,nj->ni", self.of.A, asked) - self.of.b
-        center = asked.mean(axis=0)
-        there = self.of.A @ center - self.of.b
-        half = jnp.linalg.cholesky(mean_A) / jnp.sqrt(2)
-        return {
-            "slope": slope,
-            "gap": half.T @ (x - jnp.linalg.solve(mean_A, mean_b)),
-            "consensus": (asked - center[None]) / jnp.sqrt(N),
-            "spread": (there - there.mean(axis=0, keepdims=True)) / jnp.sqrt(N),
-            "asked": local.mean(axis=0),
-            "stale": slope - local.mean(axis=0),
-            "local": local / jnp.sqrt(N),
-            "around": (local - slope[None]) / jnp.sqrt(N),
-            **(self.quantities(state) if self.quantities else {}),
-        }
+        return _seen(self.of, self.key, t, s, build=self.build, quantities=self.quantities)
+
+
+# Both are asked for in many places, as they are, differentiated, and mapped over: traced once for all of them, and inlined.
+
+
+@partial(jax.jit, static_argnames=("build", "gradient"), inline=True)
+def _round(of: Instance, key: jax.Array, t: jax.Array, s: jax.Array, z: jax.Array, rows: jax.Array, *, build, gradient) -> State:
+    """The state after it."""
+    N, method = of.b.shape[0], Rounds(build, gradient, of, key, None).method(rows)
+    state = _state(method, s, t, of.start, N)
+    this = Round(t, N, key)
+    query = method.query(state, this)
+    noise = None if query.exact else z @ of.root.T
+    data = Quadratic(of.A, of.b, jnp.zeros(N), noise)
+    problem = Problem(init=_nothing, loss=_nothing, data=(), sample=lambda key, mine: mine, gradient=gradient)
+    gradients = oracle.gradients(problem, query, key, data, N)
+    return method.update(key, state, gradients, this)[0]
+
+
+@partial(jax.jit, static_argnames=("build", "quantities"), inline=True)
+def _seen(of: Instance, key: jax.Array, t: jax.Array, s: jax.Array, *, build, quantities) -> dict[str, jax.Array]:
+    """The quantities whose mean squares are wanted."""
+    N, rounds = of.b.shape[0], Rounds(build, None, of, key, quantities)
+    state = rounds.state(t, s)
+    method = rounds.method(rounds.silence(1))
+    query = method.query(state, Round(t, N, key))
+    x = method.model(state)
+    asked = query.params if query.axis == 0 else jnp.broadcast_to(query.params, of.b.shape)
+    mean_A, mean_b = of.A.mean(axis=0), of.b.mean(axis=0)
+    slope = mean_A @ x - mean_b
+    local = jnp.einsum("nij,nj->ni", of.A, asked) - of.b
+    center = asked.mean(axis=0)
+    there = of.A @ center - of.b
+    half = jnp.linalg.cholesky(mean_A) / jnp.sqrt(2)
+    return {
+        "slope": slope,
+        "gap": half.T @ (x - jnp.linalg.solve(mean_A, mean_b)),
+        "consensus": (asked - center[None]) / jnp.sqrt(N),
+        "spread": (there - there.mean(axis=0, keepdims=True)) / jnp.sqrt(N),
+        "asked": local.mean(axis=0),
+        "stale": slope - local.mean(axis=0),
+        "local": local / jnp.sqrt(N),
+        "around": (local - slope[None]) / jnp.sqrt(N),
+        **(quantities(state) if quantities else {}),
+    }
 
 
 def on_one_device(f: Callable) -> Callable:
