@@ -97,7 +97,8 @@ def kimad_sgd(
         compressors: Omega: `kimad.top_k(ratios)`, or a list of compressors; contractions.
         round_time: t, seconds, besides latencies.
         computation: T_comp, seconds, of all or `[N]`; None: what each worker measured of its last update.
-        congestion: a, seconds of the downlink for each second of the uplink, as of `kimad.budget`.
+        congestion: a, seconds of the downlink for each second of the uplink, as of `kimad.budget`; where it is 0, the downlink's time is
+            neglected, and the server's message is the best of the set.
         rule: (errors `[layers, choices]`, sizes likewise in bits, budget in bits) -> the choice of each layer, int32 `[layers]`.
         monitor: of the links: `kimad.last`, `kimad.exponential_average(w)`, `kimad.harmonic_mean(W)`, or `kimad.oracle`.
         down: the server's Omega; None: the same.
