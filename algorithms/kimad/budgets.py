@@ -33,34 +33,40 @@ def budget(up: Numbers, round_time: Numbers, computation: Numbers = 0.0, congest
 
     With a = 1 the first is equation 2. With a = 0 all the time is the uplink's.
 
+    In the paper both messages are as long, and a bit of the second takes a times as long as one of the first: $B_d = B_u / a$, so that
+    $c_d = c_u$.
+
     Args:
         up: $B_u$, bits per second of the uplink, any shape.
         round_time: t, seconds.
         computation: $T_{comp}$, seconds; where it leaves nothing, the bits are 0.
         congestion: a, seconds of the downlink for each second of the uplink.
-        down: $B_d$, of the downlink; None: as the uplink's.
+        down: $B_d$, of the downlink; None: $B_u / a$, the paper's.
 
     Raises:
-        ValueError: bandwidths or times that are negative or NaN, a round without time, a congestion that is not finite.
+        ValueError: bandwidths or times that are negative or NaN, a round without time, a congestion that is not finite; shapes that do not
+            fit together.
 
-    Source: Xin et al., "Kimad", section 3.1, which has one bandwidth for both.
+    Source: Xin et al., "Kimad", section 3.1.
     """
-    down = up if down is None else down
+    given = 0.0 if down is None else down
     for what, value, least in (
         ("up", up, "bits per second >= 0"),
-        ("down", down, "bits per second >= 0"),
+        ("down", given, "bits per second >= 0"),
         ("computation", computation, "seconds >= 0"),
     ):
-        _need(what, value, least, lambda x: x >= 0)
-    need_times(round_time, congestion)
+        _need("kimad.budget", what, value, least, lambda x: x >= 0)
+    need_times("kimad.budget", round_time, congestion)
+    _need_one_shape(up=up, down=given, round_time=round_time, computation=computation, congestion=congestion)
     left = jnp.maximum(0, jnp.asarray(round_time) - jnp.asarray(computation)) / (1 + jnp.asarray(congestion))
-    return Budget(_times(up, left), _times(down, jnp.asarray(congestion) * left))
+    to_server = _times(up, left)
+    return Budget(to_server, to_server if down is None else _times(down, jnp.asarray(congestion) * left))
 
 
-def need_times(round_time: Numbers, congestion: Numbers) -> None:
-    """Raises a ValueError where a round has no time, or the downlink's share of it is none."""
-    _need("round_time", round_time, "seconds > 0, finite", lambda x: (x > 0) & np.isfinite(x))
-    _need("congestion", congestion, "a finite number >= 0", lambda x: (x >= 0) & np.isfinite(x))
+def need_times(caller: str, round_time: Numbers, congestion: Numbers) -> None:
+    """Raises a ValueError where a round has no time, or a is no number >= 0."""
+    _need(caller, "round_time", round_time, "seconds > 0, finite", lambda x: (x > 0) & np.isfinite(x))
+    _need(caller, "congestion", congestion, "a finite number >= 0", lambda x: (x >= 0) & np.isfinite(x))
 
 
 def whole_bits(budget: jax.Array) -> jax.Array:
@@ -73,9 +79,18 @@ def _times(bandwidth: Numbers, seconds: jax.Array) -> jax.Array:
     return jnp.where(seconds > 0, jnp.asarray(bandwidth) * seconds, 0)
 
 
-def _need(what: str, value: Numbers, needed: str, holds) -> None:
+def _need(caller: str, what: str, value: Numbers, needed: str, holds) -> None:
     if isinstance(value, Tracer):
         return
     wrong = np.asarray(value, float)[~holds(np.asarray(value, float))]
     if wrong.size:
-        raise ValueError(f"kimad.budget: {what} = {wrong.flat[0]:g}; need {needed}")
+        raise ValueError(f"{caller}: {what} = {wrong.flat[0]:g}; need {needed}")
+
+
+def _need_one_shape(**values: Numbers) -> None:
+    shapes = {what: np.shape(value) for what, value in values.items() if np.ndim(value)}
+    try:
+        np.broadcast_shapes(*shapes.values())
+    except ValueError:
+        given = ", ".join(f"{what} {list(shape)}" for what, shape in shapes.items())
+        raise ValueError(f"kimad.budget: {given}: need numbers, or arrays whose shapes broadcast") from None

@@ -104,10 +104,10 @@ def any_of(compressors: Sequence[Compressor]) -> Choices:
         ValueError: none; some layer by layer, others of the whole model; messages of random length.
     """
     if not compressors:
-        raise ValueError("kimad.any_of no compressors: need at least one")
+        raise ValueError("kimad.any_of: compressors = []: need at least one")
     if len({compressor.layer_wise for compressor in compressors}) > 1:
         names = ", ".join(compressor.name for compressor in compressors)
-        raise ValueError(f"compressors {names}: need all layer by layer, or all of compressors.whole_model")
+        raise ValueError(f"kimad.any_of: compressors {names}: need all layer by layer, or all of compressors.whole_model")
 
     def size(compressor: Compressor, d: int, dtype: Any) -> int:
         bits = compressor.bits(message_shape(compressor.compress, d, dtype))

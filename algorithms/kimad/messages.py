@@ -11,7 +11,7 @@ import numpy as np
 
 from algorithms.kimad import budgets
 from algorithms.kimad.choices import Choices
-from dsgd import codecs
+from dsgd import checks, codecs
 from dsgd.base import PyTree
 
 
@@ -46,7 +46,7 @@ def compress(choices: Choices, rule: Callable, key: jax.Array, tree: PyTree, bud
 
     errors, found = zip(*_over_equals(choices.look, jax.random.split(key, len(vectors)), vectors), strict=True)
     errors = jnp.stack(errors)
-    chosen = rule(errors, sizes, for_layers)
+    chosen = _need_choices(rule(errors, sizes, for_layers), len(vectors))
     seen = _over_equals(choices.send, vectors, found, chosen)
     one = (np.arange(len(vectors)), chosen)
     bits = jnp.sum(jnp.asarray(sizes, jnp.uint32)[one], dtype=jnp.uint32) + jnp.uint32(header)
@@ -57,6 +57,13 @@ def compress(choices: Choices, rule: Callable, key: jax.Array, tree: PyTree, bud
         jnp.where(everything, 0, jnp.sum(errors[one])),
         jnp.where(everything, 0, missing),
     )
+
+
+def _need_choices(chosen: Any, layers: int) -> jax.Array | np.ndarray:
+    """What a rule of one's own gave, where it is a choice for each layer."""
+    if not isinstance(chosen, jax.Array | np.ndarray) or chosen.shape != (layers,) or not jnp.issubdtype(chosen.dtype, jnp.integer):
+        raise ValueError(f"kimad_sgd: the rule gives {checks.typed(chosen)}: need the choice of each layer, int32 [{layers}]")
+    return chosen
 
 
 def _header(layers: int, choices: int) -> int:

@@ -97,11 +97,12 @@ def kimad_sgd(
         compressors: Omega: `kimad.top_k(ratios)`, or a list of compressors; contractions.
         round_time: t, seconds, besides latencies.
         computation: T_comp, seconds, of all or `[N]`; None: what each worker measured of its last update.
-        congestion: a, seconds of the downlink for each second of the uplink, as of `kimad.budget`.
+        congestion: a, seconds of the downlink for each second of the uplink, as of `kimad.budget`; where it is 0, the downlink's time is
+            neglected, and the server's message is the best of the set.
         rule: (errors `[layers, choices]`, sizes likewise in bits, budget in bits) -> the choice of each layer, int32 `[layers]`.
         monitor: of the links: `kimad.last`, `kimad.exponential_average(w)`, `kimad.harmonic_mean(W)`, or `kimad.oracle`.
         down: the server's Omega; None: the same.
-        weights: w_m, `[N]`; None: 1/N.
+        weights: w_m, `[N]`, which need not add up to 1 (the paper's experiments have 1 each); None: 1/N.
         update: A^update: `kimad.gradient`, or `kimad.local_steps(optimizer, H)`, where only one round in H sends.
         warm_up: in the first so many rounds that send, all is sent as it is.
         too_small: where a message is longer than its budget, since not even the rule's smallest fits: "wait", it is sent all the same and
@@ -125,9 +126,9 @@ def kimad_sgd(
         raise ValueError(f"kimad_sgd: too_small = {too_small!r}; need 'wait' or 'error'")
 
     def init(params, N):
-        for what, values in (("weights", shares), ("seconds of computation", seconds)):
+        for what, values in (("weights", shares), ("computation", seconds)):
             if values is not None and values.shape not in ((), (N,)):
-                raise ValueError(f"kimad_sgd: {values.shape[0]} {what} for {N} workers: need one for each")
+                raise ValueError(f"kimad_sgd: {what} of {values.shape[0]} numbers for {N} workers: need one for each")
         vectors = exchanges.flat(workers.stack(params, 1), up_set.layer_wise)
         for choices in (up_set, down_set):
             exchanges.need_contraction("kimad_sgd", choices, vectors)
@@ -238,7 +239,7 @@ def _need_times(round_time: Number, computation: Numbers | None, congestion: Num
     for what, value in (("round_time", round_time), ("congestion", congestion)):
         if jnp.ndim(value):
             raise ValueError(f"kimad_sgd: {what} = {checks.shown(value)}: need a number")
-    budgets.need_times(round_time, congestion)
+    budgets.need_times("kimad_sgd", round_time, congestion)
     if computation is None or isinstance(computation, Tracer):
         return computation
     seconds = np.asarray(computation, float)

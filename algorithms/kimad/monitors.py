@@ -46,7 +46,7 @@ oracle = Monitor(start=lambda N: (), observe=lambda memory, rates: memory, estim
 
 @checks.arguments
 def exponential_average(weight: float) -> Monitor:
-    r"""$\hat B_{k+1} = (1 - w) \hat B_k + w \, c_k / T_k$, from the first message's rate on.
+    r"""$\hat B_{k+1} = (1 - w) \hat B_k + w \, c_k / T_k$, from the first message's rate on, and afresh after one that took no time.
 
     Args:
         weight: w, in (0, 1]; with 1 it is `last`.
@@ -58,7 +58,7 @@ def exponential_average(weight: float) -> Monitor:
         raise ValueError(f"kimad.exponential_average: weight = {weight!r}; need a number in (0, 1]")
 
     def observe(memory, rates):
-        moved = jnp.where(jnp.isnan(memory), rates, (1 - weight) * memory + weight * rates)
+        moved = jnp.where(jnp.isfinite(memory), (1 - weight) * memory + weight * rates, rates)
         return jnp.where(jnp.isnan(rates), memory, moved)
 
     return Monitor(_unknown, observe, lambda memory, true: memory, f"exponential_average({weight:g})")

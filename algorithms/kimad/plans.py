@@ -76,8 +76,9 @@ def plan(
     up, down = monitor.estimate(memory.up, true_up), monitor.estimate(memory.down, true_down)
     to_server = budgets.budget(up, round_time, computing, congestion)
     from_server = budgets.budget(up, round_time, longest, congestion, jnp.min(down))
+    to_all = jnp.where(jnp.asarray(congestion) > 0, from_server.down, jnp.inf)  # whose time is neglected needs no budget
     shown = {"estimated_up": up, "estimated_down": down, "bandwidth_up": true_up, "bandwidth_down": true_down}
-    return Plan(to_server.up, from_server.down, {} if round.cluster is None else shown)
+    return Plan(to_server.up, to_all, {} if round.cluster is None else shown)
 
 
 def _computing(seconds: np.ndarray | jax.Array | None, round: Round, period: int) -> jax.Array:

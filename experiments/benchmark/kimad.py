@@ -37,7 +37,7 @@ SAMPLES = 8  # that each worker has, and draws in a round
 
 @dataclass(frozen=True)
 class Args:
-    """Times Kimad+'s decisions."""
+    """Times Kimad+'s decisions, and rounds of Kimad beside EF21's."""
 
     layers: tuple[int, ...] = (10, 60, 60, 60, 200)
     """Numbers of layers."""

@@ -21,6 +21,15 @@ def test_it_is_equation_2():
     assert kimad.budget(1e6, 1.0, 0.2, down=3e6).down == pytest.approx(1.2e6)
 
 
+@given(POSITIVE, st.floats(0.01, 100), st.floats(0, 0.99), st.floats(0, 10))
+def test_of_one_bandwidth_it_is_the_papers(B, time, share, congestion):
+    """One c for both, with c / B + a c / B = t - T_comp."""
+    with jax.enable_x64(True):
+        up, down = map(float, kimad.budget(B, time, share * time, congestion))
+    assert up == down
+    assert (up + congestion * down) / B == pytest.approx(time - share * time, rel=1e-9)
+
+
 @given(POSITIVE, POSITIVE, st.floats(0.01, 100), st.floats(0, 0.99), st.floats(0, 10))
 def test_both_messages_fill_what_computation_leaves(up, down, time, share, congestion):
     computation = share * time
@@ -34,7 +43,7 @@ def test_both_messages_fill_what_computation_leaves(up, down, time, share, conge
 def test_no_time_is_no_bits_and_what_nobody_knows_is_all():
     late = kimad.budget(jnp.array([8.0, np.inf]), 1.0, computation=2.0)
     np.testing.assert_array_equal(late.up, 0)
-    np.testing.assert_array_equal(kimad.budget(np.inf, 1.0, congestion=0.0), (np.inf, 0))
+    np.testing.assert_array_equal(kimad.budget(np.inf, 1.0, congestion=0.0, down=np.inf), (np.inf, 0))
     most = 2**32 - 256
     np.testing.assert_array_equal(whole_bits(jnp.array([0.0, 7.9, 2.0**31 + 256, 1e20, np.inf, np.nan])), [0, 7, 2**31 + 256, *[most] * 3])
 
@@ -49,6 +58,7 @@ def test_no_time_is_no_bits_and_what_nobody_knows_is_all():
         ({"round_time": 0.0}, "round_time = 0; need seconds > 0, finite"),
         ({"round_time": [1.0, np.inf]}, "round_time = inf"),
         ({"congestion": -1.0}, "congestion = -1; need a finite number >= 0"),
+        ({"up": [1.0, 2.0], "computation": [0.1] * 3}, r"kimad.budget: up \[2\], computation \[3\]: need numbers, or arrays whose shapes"),
     ],
 )
 def test_what_is_no_time_or_bandwidth_is_refused(arguments, message):

@@ -96,10 +96,10 @@ BAD = {
     "no ratios": (lambda: kimad.top_k([]), r"kimad.top_k: ratios = \[\]; need a list of at least one"),
     "no compressors": (lambda: kimad_sgd(SGD, [], 1.0), r"kimad_sgd: compressors = \[\]: need at least one"),
     "no compressors down": (lambda: kimad_sgd(SGD, kimad.top_k([0.1]), 1.0, down=[]), r"kimad_sgd: down = \[\]: need at least one"),
-    "a set of none": (lambda: kimad.any_of([]), "kimad.any_of no compressors: need at least one"),
+    "a set of none": (lambda: kimad.any_of([]), r"kimad.any_of: compressors = \[\]: need at least one"),
     "layers and the whole model": (
         lambda: kimad_sgd(SGD, [compressors.sign, compressors.whole_model(compressors.sign)], 1.0),
-        r"compressors sign, whole_model\(sign\): need all layer by layer, or all of compressors.whole_model",
+        r"kimad.any_of: compressors sign, whole_model\(sign\): need all layer by layer, or all of compressors.whole_model",
     ),
     "layers up, the whole model down": (
         lambda: kimad_sgd(SGD, kimad.top_k([0.1]), 1.0, down=kimad.whole_model(kimad.top_k([0.2]))),
@@ -107,7 +107,7 @@ BAD = {
     ),
     "negative weights": (lambda: kimad_sgd(SGD, kimad.top_k([0.1]), 1.0, weights=[1.0, -1.0]), r"weights = \[1.0, -1.0\]: need finite"),
     "weights of 0": (lambda: kimad_sgd(SGD, kimad.top_k([0.1]), 1.0, weights=[0.0, 0.0]), "not all 0"),
-    "no time": (lambda: kimad_sgd(SGD, kimad.top_k([0.1]), 0.0), "round_time = 0; need seconds > 0, finite"),
+    "no time": (lambda: kimad_sgd(SGD, kimad.top_k([0.1]), 0.0), "kimad_sgd: round_time = 0; need seconds > 0, finite"),
     "time without end": (lambda: kimad_sgd(SGD, kimad.top_k([0.1]), np.inf), "round_time = inf"),
     "negative computation": (
         lambda: kimad_sgd(SGD, kimad.top_k([0.1]), 1.0, computation=[0.1, -0.1]),
@@ -117,7 +117,7 @@ BAD = {
         lambda: kimad_sgd(SGD, kimad.top_k([0.1]), 1.0, computation=[0.5, 1.0]),
         "round_time = 1.0 s with a computation of 1 s: need more, for messages",
     ),
-    "a negative congestion": (lambda: kimad_sgd(SGD, kimad.top_k([0.1]), 1.0, congestion=-0.5), "congestion = -0.5; need a finite"),
+    "a negative congestion": (lambda: kimad_sgd(SGD, kimad.top_k([0.1]), 1.0, congestion=-0.5), "kimad_sgd: congestion = -0.5; need"),
     "a negative warm-up": (lambda: kimad_sgd(SGD, kimad.top_k([0.1]), 1.0, warm_up=-1), "kimad_sgd: warm_up = -1"),
     "no window": (lambda: kimad.harmonic_mean(0), "kimad.harmonic_mean: window = 0"),
     "no weight": (lambda: kimad.exponential_average(0.0), "kimad.exponential_average: weight = 0.0"),
@@ -160,8 +160,11 @@ def started(choices, layers: int = 2, **options):
             {"down": [compressors.sign, compressors.contraction(compressors.random_sparsification(0.4))]},
             "its messages are of random length; need one whose length is known before it is chosen",
         ),
-        (kimad.top_k([0.5]), 2, {"weights": [1.0]}, "kimad_sgd: 1 weights for 2 workers: need one for each"),
-        (kimad.top_k([0.5]), 2, {"computation": [0.1] * 3}, "kimad_sgd: 3 seconds of computation for 2 workers: need one for each"),
+        (kimad.top_k([0.5]), 2, {"weights": [1.0]}, "kimad_sgd: weights of 1 numbers for 2 workers: need one for each"),
+        (kimad.top_k([0.5]), 2, {"rule": lambda errors, sizes, budget: jnp.int32(0)}, r"rule gives int32\[\]: need .* int32 \[2\]"),
+        (kimad.top_k([0.5]), 2, {"rule": lambda errors, sizes, budget: jnp.zeros(2)}, r"kimad_sgd: the rule gives float32\[2\]: need"),
+        (kimad.top_k([0.5]), 2, {"rule": lambda errors, sizes, budget: [0, 0]}, "kimad_sgd: the rule gives a list: need"),
+        (kimad.top_k([0.5]), 2, {"computation": [0.1] * 3}, "kimad_sgd: computation of 3 numbers for 2 workers: need one for each"),
     ],
 )
 def test_what_does_not_fit_the_problem_is_refused_before_the_first_round(choices, layers, options, message):

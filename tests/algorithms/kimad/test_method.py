@@ -271,8 +271,9 @@ def test_bits_are_those_of_real_messages():
         np.testing.assert_array_equal(found["missing"][which, 0, 1:], bits - 5)  # half of a second's ten
 
 
-def small(too_small: Literal["wait", "error"]) -> Result:
-    method = kimad_sgd(optax.sgd(GAMMA), kimad.top_k(RATIOS), 2.0, computation=1.0, too_small=too_small)
+def small(too_small: Literal["wait", "error"], round_time: float = 2.0, congestion: float = 1.0) -> Result:
+    options: dict[str, Any] = {"computation": 1.0, "congestion": congestion, "too_small": too_small}
+    method = kimad_sgd(optax.sgd(GAMMA), kimad.top_k(RATIOS), round_time, **options)
     return run(method, problem(), steps=4, key=KEY, cluster=clusters.Cluster(clusters.constant(1.0), clusters.constant(100.5)), mesh=1)
 
 
@@ -285,3 +286,15 @@ def test_a_budget_that_is_too_small():
     np.testing.assert_allclose(np.diff(history["clock"])[1:], 1 + 2 * needed / 100.5, rtol=1e-5)
     with pytest.raises(ValueError, match=f"a message has {needed - 50} bits more than round_time leaves for it: need more time"):
         small("error")
+
+
+def test_a_downlink_whose_time_is_neglected_limits_no_message():
+    """It is the largest of the set, and no round ends for it; all of the rest is the uplink's: four seconds of 100.5 bits,
+    where half of them have room for the smallest only."""
+    history = small("error", round_time=5.0, congestion=0.0).history
+    np.testing.assert_array_equal(history["message_down"][1:], 32 * D + 8)
+    np.testing.assert_array_equal(history["error_down"][1:], 0)
+    np.testing.assert_array_equal(history["missing"][1:], 0)
+    second = sum(papers.top_k(RATIOS, 32).sizes(d)[1] for d in LAYERS)
+    assert second + 8 > 2 * 100.5
+    np.testing.assert_array_equal(history["message_up"][2:], second + 8)

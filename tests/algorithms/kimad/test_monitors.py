@@ -44,3 +44,15 @@ def test_an_oracle_is_told():
     true = np.array([1.0, np.inf, 3.0], np.float32)
     memory = kimad.oracle.observe(kimad.oracle.start(N), np.full(N, 7.0, np.float32))
     np.testing.assert_array_equal(kimad.oracle.estimate(memory, true), true)
+
+
+@pytest.mark.parametrize("name", MONITORS)
+def test_what_took_no_time_is_not_remembered_for_ever(name):
+    """An infinite rate, as of a link that takes no time, and then others."""
+    monitor, nowhere = MONITORS[name][0], np.full(1, np.inf, np.float32)
+    memory, estimates = monitor.start(1), []
+    for rate in (np.inf, np.inf, 4.0, 4.0, 4.0):
+        memory = monitor.observe(memory, np.array([rate], np.float32))
+        estimates.append(float(monitor.estimate(memory, nowhere)[0]))
+    assert estimates[:2] == [np.inf, np.inf]
+    assert estimates[-1] == pytest.approx(4.0)
