@@ -14,7 +14,7 @@ from dsgd import checks
 
 Numbers = Annotated[float | Sequence[float] | np.ndarray | jax.Array, "a number, or a list or an array of numbers"]
 
-MOST = float(np.nextafter(np.float32(2**32), np.float32(0)))  # the largest float32 that is a uint32
+LARGEST = float(np.nextafter(np.float32(2**32), np.float32(0)))  # the largest float32 that is a uint32
 
 
 class Budget(NamedTuple):
@@ -71,7 +71,7 @@ def need_times(caller: str, round_time: Numbers, congestion: Numbers) -> None:
 
 def whole_bits(budget: jax.Array) -> jax.Array:
     """Rounded down to uint32; what nobody knows (NaN), and all above 2^32, is as much as there can be."""
-    return jnp.minimum(jnp.where(jnp.isnan(budget), MOST, budget), MOST).astype(jnp.uint32)
+    return jnp.minimum(jnp.where(jnp.isnan(budget), LARGEST, budget), LARGEST).astype(jnp.uint32)
 
 
 def _times(bandwidth: Numbers, seconds: jax.Array) -> jax.Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,44 +14,20 @@ from jax import lax
 from jax.core import Tracer
 
 from algorithms import exchanges, optimizers
-from algorithms.kimad import budgets, messages, monitors, plans, updates
+from algorithms.kimad import budgets, monitors, plans, updates
 from algorithms.kimad.allocation import one_for_all
 from algorithms.kimad.budgets import Numbers
 from algorithms.kimad.choices import Choices, any_of
+from algorithms.kimad.exchange import Server, Terms, Worker, exchange
 from algorithms.kimad.monitors import Monitor
 from algorithms.kimad.updates import Update
-from dsgd import checks, counts, network, workers
-from dsgd.base import Algorithm, Compressor, Gradients, Info, Params, PyTree, State
+from dsgd import checks, network, workers
+from dsgd.base import Algorithm, Compressor, State
 from dsgd.network import told
 
 Number = Annotated[float | jax.Array, "a number"]
 
 AWAY = "who misses a message of the server no longer has its estimate of the model"
-
-
-class Server(NamedTuple):
-    r"""What the server knows.
-
-    Args:
-        model: x, and its optimiser's state.
-        updates: $\sum_m w_m \hat u_m$, of the estimators of the workers' updates.
-        estimate: $\hat x$, which the workers have, too.
-        links: what their monitors remember.
-        missing: by how many bits a message was longer than its budget, at most so far.
-    """
-
-    model: optimizers.Model
-    updates: Params
-    estimate: Params
-    links: plans.Memory
-    missing: jax.Array
-
-
-class Worker(NamedTuple):
-    r"""What each worker knows besides $\hat x$: $\hat u_m$, and what its A^update remembers; leaves `[n, ...]`."""
-
-    estimate: PyTree
-    memory: PyTree
 
 
 @checks.arguments
@@ -96,7 +72,7 @@ def kimad_sgd(
         optimizer: the server's step; `optax.sgd(gamma)` is the equation.
         compressors: Omega: `kimad.top_k(ratios)`, or a list of compressors; contractions.
         round_time: t, seconds, besides latencies.
-        computation: T_comp, seconds, of all or `[N]`; None: what each worker measured of its last update.
+        computation: T_comp, seconds, of all or `[N]`, before messages begin; None: all that each worker measured of its last update.
         congestion: a, seconds of the downlink for each second of the uplink, as of `kimad.budget`; where it is 0, the downlink's time is
             neglected, and the server's message is the best of the set.
         rule: (errors `[layers, choices]`, sizes likewise in bits, budget in bits) -> the choice of each layer, int32 `[layers]`.
@@ -125,6 +101,8 @@ def kimad_sgd(
     if too_small not in ("wait", "error"):
         raise ValueError(f"kimad_sgd: too_small = {too_small!r}; need 'wait' or 'error'")
 
+    terms = Terms(optimizer, up_set, down_set, rule, monitor, round_time, seconds, congestion, shares, update.period, warm_up)
+
     def init(params, N):
         for what, values in (("weights", shares), ("computation", seconds)):
             if values is not None and values.shape not in ((), (N,)):
@@ -140,59 +118,22 @@ def kimad_sgd(
     def query(state, round):
         return update.query(state.workers.memory, state.server.estimate)
 
-    def send(state, own, round, key):
-        """The round's messages: (server, workers' estimates, bits, metrics)."""
-        server, N = state.server, round.workers
-        plan = plans.plan(monitor, server.links, round, round_time, seconds, congestion, update.period)
-        everything = round.step // update.period < warm_up
-        up_key, down_key = jax.random.split(key)
-
-        def of_worker(key, news, budget):
-            return messages.compress(up_set, rule, key, news, budget, everything)
-
-        difference = jax.tree.map(jnp.subtract, own, state.workers.estimate)
-        sent = jax.vmap(of_worker)(workers.keys(up_key, N), exchanges.flat(difference, up_set.layer_wise), workers.own(plan.up, N))
-        seen = exchanges.shaped(sent.seen, difference, up_set.layer_wise)
-        total = jax.tree.map(jnp.add, server.updates, _weighted_sum(seen, shares, N))
-        model = optimizers.step(optimizer, server.model, total)
-
-        lag = workers.stack(jax.tree.map(jnp.subtract, model.params, server.estimate), 1)
-        vectors = jax.tree.map(lambda row: row[0], exchanges.flat(lag, down_set.layer_wise))
-        answer = messages.compress(down_set, rule, down_key, vectors, plan.down, everything)
-        moved = exchanges.shaped(workers.stack(answer.seen, 1), lag, down_set.layer_wise)
-        estimate = jax.tree.map(lambda x, change: x + change[0], server.estimate, moved)
-
-        bits, errors, missing = workers.gather((sent.bits, sent.error, sent.missing))
-        most = jnp.maximum(server.missing, jnp.maximum(jnp.max(missing), answer.missing))
-        after = server._replace(model=model, updates=total, estimate=estimate, missing=most)
-        known = jax.tree.map(jnp.add, state.workers.estimate, seen)
-        metrics = {
-            **plan.shown,
-            "message_up": bits.astype(jnp.float32),
-            "message_down": answer.bits.astype(jnp.float32),
-            "error_up": errors,
-            "error_down": answer.error,
-        }
-        n = sent.bits.shape[0]
-        return after, known, (counts.of(sent.bits, n), counts.of(jnp.broadcast_to(answer.bits, (n,)), n)), metrics
-
     def step(key, state, gradients, round):
         links = plans.observed(monitor, state.server.links, round.measured)
-        state = state._replace(server=state.server._replace(links=links))
-        memory, own = update.step(state.workers.memory, state.server.estimate, gradients)
+        server, known = state.server._replace(links=links), state.workers.estimate
+        memory, own = update.step(state.workers.memory, server.estimate, gradients)
 
         def speak():
-            server, known, bits, metrics = send(state, own, round, key)
-            return server, Worker(known, update.begin(memory, server.estimate)), bits, metrics
+            after, estimates, info = exchange(terms, server, known, own, round, key)
+            return after, Worker(estimates, update.begin(memory, after.estimate)), info
 
         def be_silent():
-            nothing = told.nothing(round.workers)
-            unknown = jax.tree.map(lambda leaf: jnp.full(leaf.shape, jnp.nan, leaf.dtype), jax.eval_shape(speak)[3])
-            return state.server, Worker(state.workers.estimate, memory), (nothing.bits_up, nothing.bits_down), unknown
+            unknown = jax.tree.map(lambda leaf: jnp.full(leaf.shape, jnp.nan, leaf.dtype), jax.eval_shape(speak)[2].metrics)
+            return server, Worker(known, memory), told.nothing(round.workers)._replace(metrics=unknown)
 
         result = speak() if update.period == 1 else lax.cond((round.step + 1) % update.period == 0, speak, be_silent)
-        server, own, (bits_up, bits_down), metrics = result
-        return State(state.step + 1, server, own), Info(bits_up, bits_down, {**metrics, "missing": server.missing})
+        server, own, info = result
+        return State(state.step + 1, server, own), info._replace(metrics={**info.metrics, "missing": server.missing})
 
     def refuses(records):
         missing = np.nanmax(records["missing"], initial=0.0)
@@ -213,13 +154,6 @@ def kimad_sgd(
         measures=True,
         refuses=refuses if too_small == "error" else None,
     )
-
-
-def _weighted_sum(seen: Gradients, shares: np.ndarray | None, N: int) -> Params:
-    if shares is None:
-        return workers.mean(seen)
-    mine = workers.own(jnp.asarray(shares, float), N)
-    return workers.sum(jax.tree.map(lambda leaf: jnp.expand_dims(mine, tuple(range(1, leaf.ndim))).astype(leaf.dtype) * leaf, seen))
 
 
 def _as_choices(what: str, compressors: Choices | Sequence[Compressor]) -> Choices:

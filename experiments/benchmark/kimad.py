@@ -184,10 +184,10 @@ def tabulate(args: Args, rows: list[Decision]) -> Table:
 
 def tabulate_training(args: Args, rows: list[Training]) -> Table:
     """One row a model."""
-    caption = "d: elements. Kimad+ (K+): allocation by dynamic program;\nwhole: the model as one vector. /EF21: over EF21's rounds/s."
+    caption = "d: elements. Kimad+ (+): allocation by dynamic program;\nwhole: the model as one vector. /EF21: over EF21's rounds/s."
     table = Table(title=f"rounds/s of {args.workers} workers (medians)", caption=caption)
     table.add_column("model", no_wrap=True)
-    for heading in ("layers", "d", "EF21", "Kimad", "Kimad+", "whole", "K/EF21", "K+/EF21"):
+    for heading in ("layers", "d", "EF21", "Kimad", "Kimad+", "whole", "K/EF21", "+/EF21"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         speeds = (f"{speed:,.0f}" for speed in (row.ef21, row.kimad, row.kimad_plus, row.whole_model))

@@ -1,0 +1,110 @@
+"""A round's messages: those of all workers, the server's step, and its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from algorithms import exchanges, optimizers
+from algorithms.kimad import messages, plans
+from algorithms.kimad.choices import Choices
+from algorithms.kimad.monitors import Monitor
+from dsgd import counts, workers
+from dsgd.base import Gradients, Info, Params, PyTree, Round
+
+
+class Server(NamedTuple):
+    r"""What the server knows.
+
+    Args:
+        model: x, and its optimiser's state.
+        updates: $\sum_m w_m \hat u_m$, of the estimators of the workers' updates.
+        estimate: $\hat x$, which the workers have, too.
+        links: what their monitors remember.
+        missing: by how many bits a message was longer than its budget, at most so far.
+    """
+
+    model: optimizers.Model
+    updates: Params
+    estimate: Params
+    links: plans.Memory
+    missing: jax.Array
+
+
+class Worker(NamedTuple):
+    r"""What each worker knows besides $\hat x$: $\hat u_m$, and what its A^update remembers; leaves `[n, ...]`."""
+
+    estimate: PyTree
+    memory: PyTree
+
+
+class Terms(NamedTuple):
+    """What all have agreed on: arguments of `kimad_sgd`, the set of compressors of each end, T_comp and w_m as arrays or None."""
+
+    optimizer: optax.GradientTransformation
+    up: Choices
+    down: Choices
+    rule: Callable
+    monitor: Monitor
+    round_time: float | jax.Array
+    computation: np.ndarray | jax.Array | None
+    congestion: float | jax.Array
+    weights: np.ndarray | None
+    period: int
+    warm_up: int
+
+
+def exchange(terms: Terms, server: Server, known: PyTree, own: Gradients, round: Round, key: jax.Array) -> tuple[Server, PyTree, Info]:
+    """Lines 10 to 15 of Algorithm 1, and 3 to 8 of the next round.
+
+    Args:
+        terms: of the method.
+        server: what it knows.
+        known: the estimators of the workers' updates, leaves `[n, ...]`.
+        own: their updates, likewise.
+        round: the present one.
+        key: of the compressors.
+
+    Returns:
+        What server and workers know after it; bits, and numbers for the history.
+    """
+    N = round.workers
+    plan = plans.plan(terms.monitor, server.links, round, terms.round_time, terms.computation, terms.congestion, terms.period)
+    everything = round.step // terms.period < terms.warm_up
+    up_key, down_key = jax.random.split(key)
+
+    def of_worker(key, news, budget):
+        return messages.compress(terms.up, terms.rule, key, news, budget, everything)
+
+    difference = jax.tree.map(jnp.subtract, own, known)
+    sent = jax.vmap(of_worker)(workers.keys(up_key, N), exchanges.flat(difference, terms.up.layer_wise), workers.own(plan.up, N))
+    seen = exchanges.shaped(sent.seen, difference, terms.up.layer_wise)
+    total = jax.tree.map(jnp.add, server.updates, _weighted_sum(seen, terms.weights, N))
+    model = optimizers.step(terms.optimizer, server.model, total)
+
+    lag = workers.stack(jax.tree.map(jnp.subtract, model.params, server.estimate), 1)
+    vectors = jax.tree.map(lambda row: row[0], exchanges.flat(lag, terms.down.layer_wise))
+    answer = messages.compress(terms.down, terms.rule, down_key, vectors, plan.down, everything)
+    moved = exchanges.shaped(workers.stack(answer.seen, 1), lag, terms.down.layer_wise)
+    estimate = jax.tree.map(lambda x, change: x + change[0], server.estimate, moved)
+
+    bits, errors, missing = workers.gather((sent.bits, sent.error, sent.missing))
+    most = jnp.maximum(server.missing, jnp.maximum(jnp.max(missing), answer.missing))
+    after = server._replace(model=model, updates=total, estimate=estimate, missing=most)
+    sizes = {"message_up": bits.astype(jnp.float32), "message_down": answer.bits.astype(jnp.float32)}
+    metrics = {**plan.shown, **sizes, "error_up": errors, "error_down": answer.error}
+    n = sent.bits.shape[0]
+    info = Info(counts.of(sent.bits, n), counts.of(jnp.broadcast_to(answer.bits, (n,)), n), metrics)
+    return after, jax.tree.map(jnp.add, known, seen), info
+
+
+def _weighted_sum(seen: Gradients, shares: np.ndarray | None, N: int) -> Params:
+    if shares is None:
+        return workers.mean(seen)
+    mine = workers.own(jnp.asarray(shares, float), N)
+    return workers.sum(jax.tree.map(lambda leaf: jnp.expand_dims(mine, tuple(range(1, leaf.ndim))).astype(leaf.dtype) * leaf, seen))
