@@ -11,13 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from matplotlib.axes import Axes
-from scipy import stats
 
 import algorithms
 import dsgd
 from algorithms import kimad
 from dsgd import clusters, compressors, problems
-from experiments.helpers import common, figures
+from experiments.helpers import common, figures, intervals
 
 DIMENSION = 30  # as in section 4.1 of Kimad
 ELEMENT = 32  # bits
@@ -228,8 +227,8 @@ def speedups(slow: Best, fast: Best) -> np.ndarray:
 
 def interval(ratios: np.ndarray) -> tuple[float, float, float]:
     """The geometric mean over problems, and its 95 % interval by Student's t of the logarithms; infinite of one problem."""
-    logs, n = np.log(ratios), len(ratios)
-    half = stats.t.ppf(0.975, n - 1) * logs.std(ddof=1) / math.sqrt(n) if n > 1 else math.inf
+    logs = np.log(ratios)
+    half = intervals.half_interval(logs)
     return tuple(np.exp([logs.mean(), logs.mean() - half, logs.mean() + half]).tolist())
 
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from scipy import stats
 
 from dsgd import codecs
-from experiments.helpers import common
+from experiments.helpers import common, intervals
 from experiments.helpers.kimad_training import (
     ANY,
     COARSE,
@@ -58,7 +58,7 @@ def interval(values: np.ndarray) -> Interval:
         return Interval(float(values.mean()), float("nan"), float("nan"))
     middle, error = common.mean_and_error(values)
     p = 2 * stats.t.sf(abs(middle) / error, len(values) - 1) if error > 0 else float(middle == 0)
-    return Interval(float(middle), float(stats.t.ppf(0.975, len(values) - 1) * error), float(p))
+    return Interval(float(middle), intervals.half_interval(values), float(p))
 
 
 def times_of(setting: Setting, histories: Histories) -> list[float]:
