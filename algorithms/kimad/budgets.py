@@ -18,7 +18,7 @@ LARGEST = float(np.nextafter(np.float32(2**32), np.float32(0)))  # the largest f
 
 
 class Budget(NamedTuple):
-    """Bits of a message to the server, and of one from it."""
+    """Bits, or seconds, of a message to the server, and of one from it."""
 
     up: jax.Array
     down: jax.Array
@@ -58,9 +58,24 @@ def budget(up: Numbers, round_time: Numbers, computation: Numbers = 0.0, congest
         _need("kimad.budget", what, value, least, lambda x: x >= 0)
     need_times("kimad.budget", round_time, congestion)
     _need_one_shape(up=up, down=given, round_time=round_time, computation=computation, congestion=congestion)
-    left = jnp.maximum(0, jnp.asarray(round_time) - jnp.asarray(computation)) / (1 + jnp.asarray(congestion))
-    to_server = _times(up, left)
-    return Budget(to_server, to_server if down is None else _times(down, jnp.asarray(congestion) * left))
+    times = seconds(round_time, computation, congestion)
+    to_server = bits(up, times.up)
+    return Budget(to_server, to_server if down is None else bits(down, times.down))
+
+
+def seconds(round_time: Numbers, computation: Numbers, congestion: Numbers) -> Budget:
+    r"""The seconds that each message has, $\frac{t - T_{comp}}{1 + a}$ and a times that.
+
+    Args:
+        round_time, computation, congestion: as of `budget`.
+    """
+    up = jnp.maximum(0, jnp.asarray(round_time) - jnp.asarray(computation)) / (1 + jnp.asarray(congestion))
+    return Budget(up, jnp.asarray(congestion) * up)
+
+
+def bits(bandwidth: Numbers, seconds: jax.Array) -> jax.Array:
+    """What fits into them, 0 into no time whatever the bandwidth."""
+    return jnp.where(seconds > 0, jnp.asarray(bandwidth) * seconds, 0)
 
 
 def need_times(caller: str, round_time: Numbers, congestion: Numbers) -> None:
@@ -72,11 +87,6 @@ def need_times(caller: str, round_time: Numbers, congestion: Numbers) -> None:
 def whole_bits(budget: jax.Array) -> jax.Array:
     """Rounded down to uint32; what nobody knows (NaN), and all above 2^32, is as much as there can be."""
     return jnp.minimum(jnp.where(jnp.isnan(budget), LARGEST, budget), LARGEST).astype(jnp.uint32)
-
-
-def _times(bandwidth: Numbers, seconds: jax.Array) -> jax.Array:
-    """Bits, 0 in no time whatever the bandwidth."""
-    return jnp.where(seconds > 0, jnp.asarray(bandwidth) * seconds, 0)
 
 
 def _need(caller: str, what: str, value: Numbers, needed: str, holds) -> None:

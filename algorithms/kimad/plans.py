@@ -65,8 +65,8 @@ def plan(
     ids, computing = jnp.arange(round.workers), _computing(seconds, round, period)
     longest = jnp.max(computing)
     begin = computing - (1 - 1 / period) * longest  # by this round's clock: rounds before it have computed, too
-    up_seconds = jnp.maximum(0, round_time - computing) / (1 + congestion)
-    down_seconds = congestion * jnp.maximum(0, round_time - longest) / (1 + congestion)
+    up_seconds = budgets.seconds(round_time, computing, congestion).up
+    down_seconds = budgets.seconds(round_time, longest, congestion).down
     if round.cluster is None:
         true_up = true_down = jnp.full(round.workers, jnp.inf, jnp.float32)
     else:
@@ -74,11 +74,11 @@ def plan(
         true_up, _ = round.cluster.bandwidths(round, ids, begin, up_seconds)
         _, true_down = round.cluster.bandwidths(round, ids, arrived + round.cluster.latency, down_seconds)
     up, down = monitor.estimate(memory.up, true_up), monitor.estimate(memory.down, true_down)
-    to_server = budgets.budget(up, round_time, computing, congestion)
-    from_server = budgets.budget(up, round_time, longest, congestion, jnp.min(down))
-    to_all = jnp.where(jnp.asarray(congestion) > 0, from_server.down, jnp.inf)  # whose time is neglected needs no budget
+    to_all = jnp.where(
+        jnp.asarray(congestion) > 0, budgets.bits(jnp.min(down), down_seconds), jnp.inf
+    )  # whose time is neglected needs none
     shown = {"estimated_up": up, "estimated_down": down, "bandwidth_up": true_up, "bandwidth_down": true_down}
-    return Plan(to_server.up, to_all, {} if round.cluster is None else shown)
+    return Plan(budgets.bits(up, up_seconds), to_all, {} if round.cluster is None else shown)
 
 
 def _computing(seconds: np.ndarray | jax.Array | None, round: Round, period: int) -> jax.Array:
