@@ -201,21 +201,24 @@ def start(compressor: Compressor, vectors: Parts) -> Any:
     return [jax.tree.map(lambda x, axes=axes: jnp.zeros((*axes, *x.shape), x.dtype), message) for axes, message in shapes]
 
 
-def need_two(method: str, up: Compressor, down: Compressor) -> None:
-    """Raises a ValueError where one is layer by layer and the other of the whole model: their parts differ."""
-    if up.layer_wise != down.layer_wise:
-        raise ValueError(f"{method} with {up.name} up and {down.name} down: need both layer by layer, or both of compressors.whole_model")
-
-
 @runtime_checkable
 class Contracting(Protocol):
-    """A compressor, or a set of them, and the contraction that it states for d elements, None where it states none."""
+    """A compressor, or a set of them: the contraction that it states for d elements, None where it states none."""
 
     @property
     def delta(self) -> Callable: ...
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def layer_wise(self) -> bool: ...
+
+
+def need_two(method: str, up: Contracting, down: Contracting) -> None:
+    """Raises a ValueError where one is layer by layer and the other of the whole model: their vectors differ."""
+    if up.layer_wise != down.layer_wise:
+        raise ValueError(f"{method} with {up.name} up and {down.name} down: need both layer by layer, or both of whole_model")
 
 
 def need_contraction(method: str, compressor: Contracting, vectors: PyTree, insist: str = "") -> None:

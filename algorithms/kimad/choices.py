@@ -62,16 +62,15 @@ def top_k(ratios: Sequence[float] | np.ndarray) -> Choices:
         if not 0 < ratio <= 1:
             raise ValueError(f"kimad.top_k: a ratio of {ratio!r}; need numbers in (0, 1]")
 
-    def bits(k: int, d: int, dtype: Any) -> int:
-        return codecs.packed_bits(codecs.index_bits(d), k) + 8 * np.dtype(dtype).itemsize * k
+    def sizes(d: int, dtype: Any) -> list[int]:
+        element, place = 8 * np.dtype(dtype).itemsize, codecs.index_bits(d)
+        each = (sparsification.kept(ratio, d) for ratio in ratios)
+        return [min(element * k + codecs.packed_bits(place, k), element * d) for k in each]
 
     def kept(d: int, dtype: Any) -> list[int]:
         """How many elements come with each choice."""
-        each = [sparsification.kept(ratio, d) for ratio in ratios]
-        return [d if bits(k, d, dtype) >= 8 * np.dtype(dtype).itemsize * d else k for k in each]
-
-    def sizes(d: int, dtype: Any) -> list[int]:
-        return [8 * np.dtype(dtype).itemsize * d if k == d else bits(k, d, dtype) for k in kept(d, dtype)]
+        whole = 8 * np.dtype(dtype).itemsize * d
+        return [d if bits == whole else sparsification.kept(ratio, d) for ratio, bits in zip(ratios, sizes(d, dtype), strict=True)]
 
     def look(key, x):
         order = lax.sort(_ranked(x))  # of integers: XLA sorts floats five times as slowly

@@ -36,7 +36,7 @@ def compress(choices: Choices, rule: Callable, key: jax.Array, tree: PyTree, bud
     vectors, treedef = jax.tree.flatten(tree)
     sizes = np.array([choices.sizes(x.shape[0], x.dtype) for x in vectors], np.int64)  # [layers, choices]
     whole = sum(8 * x.dtype.itemsize * x.shape[0] for x in vectors)
-    header = _header(len(vectors), choices.number)
+    header = header_bits(len(vectors), choices.number)
     smallest = int(sizes.min(axis=1).sum())
     if max(whole, int(sizes.max(axis=1).sum()) + header) >= 1 << 32:
         raise ValueError(f"kimad_sgd: a message of {whole:,} bits uncompressed; need fewer than 2^32")
@@ -66,8 +66,8 @@ def _need_choices(chosen: Any, layers: int) -> jax.Array | np.ndarray:
     return chosen
 
 
-def _header(layers: int, choices: int) -> int:
-    """Bits that say which compressor each layer has, packed in the width that takes fewest: of few layers, it is a byte each."""
+def header_bits(layers: int, choices: int) -> int:
+    """What says which compressor each layer has, packed in the width that takes fewest bits: of few layers, it is a byte each."""
     bits = codecs.index_bits(choices)
     return min(codecs.packed_bits(width, layers) for width in range(bits, codecs.BYTE * -(-bits // codecs.BYTE) + 1))
 

@@ -93,8 +93,7 @@ def kimad_sgd(
     """
     up_set = _as_choices("compressors", compressors)
     down_set = up_set if down is None else _as_choices("down", down)
-    if up_set.layer_wise != down_set.layer_wise:
-        raise ValueError(f"kimad_sgd with {up_set.name} up and {down_set.name} down: need both layer by layer, or both of the whole model")
+    exchanges.need_two("kimad_sgd", up_set, down_set)
     seconds = _need_times(round_time, computation, congestion)
     shares = None if weights is None else _need_weights(weights)
     checks.natural("kimad_sgd: warm_up", warm_up)

@@ -88,14 +88,19 @@ def adapted(choices: kimad.Choices, warm_up: int, compute: float) -> Callable[..
     """Kimad, a function of the step size, the round's seconds, and whether (1 or 0) it knows the bandwidth that there will be."""
 
     def build(learning_rate, round_time, oracle):
-        def estimate(memory, true):
-            return jnp.where(oracle, true, memory)
-
-        monitor = kimad.last._replace(estimate=estimate, name="last or oracle")
-        options: dict[str, Any] = {"computation": compute, "monitor": monitor, "warm_up": warm_up, **_uplink()}
+        options: dict[str, Any] = {"computation": compute, "monitor": last_or_oracle(oracle), "warm_up": warm_up, **_uplink()}
         return algorithms.kimad_sgd(optax.sgd(learning_rate), choices, round_time, **options)
 
     return build
+
+
+def last_or_oracle(oracle: jax.Array | float) -> kimad.Monitor:
+    """`kimad.oracle` where the flag is above 0, which may be swept, else `kimad.last`."""
+
+    def estimate(memory, true):
+        return jnp.where(oracle > 0, kimad.oracle.estimate((), true), kimad.last.estimate(memory, true))
+
+    return kimad.last._replace(estimate=estimate, name="last or oracle")
 
 
 def _uplink() -> dict[str, Any]:

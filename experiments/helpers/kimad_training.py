@@ -18,9 +18,10 @@ import optax
 
 import dsgd
 from algorithms import kimad, kimad_sgd
-from dsgd import clusters, codecs, problems
+from algorithms.kimad.messages import header_bits
+from dsgd import clusters, problems
 from dsgd.problems.finite_sum import right
-from experiments.helpers import common
+from experiments.helpers import adapting, common
 
 RESNET_18 = 32 * 11_173_962  # bits
 SLOWEST, FASTEST = 30e6, 330e6  # bits per second of a link to a ResNet-18
@@ -196,9 +197,7 @@ def _any_ratio(setting: Setting, round_time: jax.Array, fixed: jax.Array, told: 
     def rule(errors, sizes, budget):
         return jnp.where(fixed < 0, kimad.one_for_all(errors, sizes, budget), jnp.asarray(fixed, jnp.int32))
 
-    last = kimad.last
-    monitor = last._replace(estimate=lambda memory, true: jnp.where(told > 0, true, last.estimate(memory, true)), name="last, or told")
-    return _method(setting, kimad.top_k(ANY), round_time, rule, monitor)
+    return _method(setting, kimad.top_k(ANY), round_time, rule, adapting.last_or_oracle(told))
 
 
 def _layer_by_layer(setting: Setting, round_time: float, plus: jax.Array) -> dsgd.Algorithm:
@@ -270,5 +269,4 @@ def fixed_choice(setting: Setting, bits: float) -> int:
 
 def message_bits(setting: Setting) -> np.ndarray:
     """Of a message at each of all ratios."""
-    header = codecs.packed_bits(codecs.index_bits(len(ANY)), len(setting.layers))
-    return header + np.sum([kimad.top_k(ANY).sizes(d, np.float32) for d in setting.layers], axis=0)
+    return header_bits(len(setting.layers), len(ANY)) + np.sum([kimad.top_k(ANY).sizes(d, np.float32) for d in setting.layers], axis=0)
