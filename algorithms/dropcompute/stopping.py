@@ -1,0 +1,61 @@
+"""Algorithm 1's stop: what a worker has computed when its time is over."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Stop = Literal["preempt", "between"]
+
+
+class Stopped(NamedTuple):
+    """A worker that has stopped.
+
+    Args:
+        done: which of its micro-batches it has computed, bool `[..., M]`.
+        seconds: for which it has computed, `[...]`.
+    """
+
+    done: Any
+    seconds: Any
+
+
+def stopped(latencies: Any, threshold: Any, stop: Stop, spent: Any = 0.0) -> Stopped:
+    r"""What a worker does until $\tau$, where its micro-batches end at $T^{(m)} = s + \sum_{j \le m} t_j$.
+
+    With "preempt" it stops at $\tau$, whatever it is doing: it has the micro-batches with $T^{(m)} < \tau$, after
+    $\min(\tau, T^{(M)}) - s$ seconds. With "between" it looks at its clock after each micro-batch, and goes on while
+    $T^{(m)} \le \tau$: that in which $\tau$ passes is computed to its end, and counts.
+
+    Args:
+        latencies: t, seconds of each micro-batch, `[..., M]`, numpy's or traced.
+        threshold: tau, seconds, a scalar.
+        stop: "preempt" or "between".
+        spent: s, seconds that have passed when the first one begins, a scalar or `[...]`.
+    """
+    xp = jnp if any(isinstance(each, jax.Array) for each in (latencies, threshold, spent)) else np
+    begun = xp.broadcast_to(xp.asarray(spent, latencies.dtype), latencies.shape[:-1])
+    ends = begun[..., None] + completions(latencies)
+    if stop == "preempt":
+        return Stopped(ends < threshold, xp.maximum(xp.minimum(threshold, ends[..., -1]) - begun, 0))
+    starts = xp.concatenate([begun[..., None], ends[..., :-1]], axis=-1)
+    done = starts <= threshold
+    return Stopped(done, xp.max(xp.where(done, ends, begun[..., None]), axis=-1) - begun)
+
+
+def completions(latencies: Any) -> Any:
+    """When each micro-batch ends, of those that begin at 0, `[..., M]`: sums in one order, whatever the shape, so that times that are equal
+    stay so."""
+    if not isinstance(latencies, jax.Array):
+        return np.cumsum(latencies, axis=-1)
+    return jnp.stack(list(accumulate(jnp.unstack(latencies, axis=-1))), axis=-1)
+
+
+def need_stop(where: str, stop: Any) -> None:
+    """Raises a ValueError where it is no way to stop."""
+    if stop not in get_args(Stop):
+        raise ValueError(f"{where}: stop = {stop!r}: need {' or '.join(map(repr, get_args(Stop)))}")
