@@ -1,2 +1,11 @@
 """DropCompute: synchronous training that drops the stragglers' last micro-batches. The method is `algorithms.drop_compute`; here is what
 it is planned with."""
+
+from algorithms.dropcompute.compensation import extra_steps, larger_batch
+from algorithms.dropcompute.thresholds import chosen_after
+
+__all__ = [
+    "chosen_after",
+    "extra_steps",
+    "larger_batch",
+]
