@@ -1,6 +1,16 @@
 """DropCompute: synchronous training that drops the stragglers' last micro-batches. The method is `algorithms.drop_compute`; here is what
 it is planned with."""
 
+from algorithms.dropcompute.expectations import expected_micro_batches, expected_speedup, expected_step_time, expected_threshold
 from algorithms.dropcompute.speedups import drop_rate, effective_speedup, step_time, threshold
 
-__all__ = ["drop_rate", "effective_speedup", "step_time", "threshold"]
+__all__ = [
+    "drop_rate",
+    "effective_speedup",
+    "expected_micro_batches",
+    "expected_speedup",
+    "expected_step_time",
+    "expected_threshold",
+    "step_time",
+    "threshold",
+]
