@@ -2,6 +2,7 @@
 it is planned with."""
 
 from algorithms.dropcompute.compensation import extra_steps, larger_batch
+from algorithms.dropcompute.draws import latencies
 from algorithms.dropcompute.speedups import drop_rate, effective_speedup, step_time, threshold
 from algorithms.dropcompute.thresholds import chosen_after
 
@@ -11,6 +12,7 @@ __all__ = [
     "effective_speedup",
     "extra_steps",
     "larger_batch",
+    "latencies",
     "step_time",
     "threshold",
 ]

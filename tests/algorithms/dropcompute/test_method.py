@@ -205,6 +205,17 @@ def test_who_makes_no_step_stays_with_its_memory(key):
 # --- A threshold that is chosen.
 
 
+def test_latencies_to_plan_with_are_those_of_rounds():
+    """Of the same keys."""
+    keys = jax.random.split(KEY, 2)
+    found = dropcompute.latencies(CLUSTER, N, M, iterations=2, key=KEY)
+    whole = work.micro_batches(np.ones((N, M), bool))
+    for key, of_round in zip(keys, found, strict=True):
+        np.testing.assert_allclose(of_round, CLUSTER.latencies(dsgd.Round(jnp.int32(0), N, key, work=whole), np.arange(N)), rtol=1e-6)
+    per_sample = clusters.Cluster(clusters.constant(1.0), per_sample=clusters.constant(0.5))
+    np.testing.assert_array_equal(dropcompute.latencies(per_sample, 2, 3, iterations=1, key=KEY, batch_size=4), np.full((1, 2, 3), 3.0))
+
+
 @pytest.mark.parametrize(("stop", "mesh"), [("preempt", 1), ("between", 8)])
 def test_the_threshold_is_chosen_of_what_was_measured(stop, mesh):
     history = run(drop_compute(METHOD, dropcompute.chosen_after(5), M, stop=stop), mesh=mesh).history
