@@ -83,6 +83,7 @@ _GOSSIP = {"optimizer": SGD, "topology": RING}
 _SQUEEZED = {**_GOSSIP, "compressor": SIGN, "consensus_step": 0.5}
 _OPTIMIZER = {"optimizer": SGD}
 _N = {"n": 4}
+_NORMAL = {"mean": 1.0, "std": 0.2, "micro_batches": 4}
 _TABLES = {"errors": [[1.0, 0.0]], "sizes": [[8, 16]], "budget": 20.0}
 
 GOOD: dict[Callable, dict[str, Any]] = {
@@ -312,6 +313,18 @@ GOOD: dict[Callable, dict[str, Any]] = {
         "thresholds": [1.0, 2.0],
         "stop": "preempt",
     },
+    dropcompute.expected_micro_batches: {"thresholds": [4.0], **_NORMAL, "stop": "between"},
+    dropcompute.expected_speedup: {
+        "thresholds": [4.0],
+        **_NORMAL,
+        "workers": 4,
+        "communication": 0.1,
+        "stop": "preempt",
+        "step_time": None,
+        "approximate": False,
+    },
+    dropcompute.expected_step_time: {**_NORMAL, "workers": [4], "threshold": 4.0, "stop": "between", "approximate": False},
+    dropcompute.expected_threshold: {**_NORMAL, "communication": 0.1},
     dropcompute.extra_steps: {"steps": 10, "drop_rate": 0.1},
     dropcompute.larger_batch: {"size": 10, "drop_rate": 0.1},
     dropcompute.latencies: {

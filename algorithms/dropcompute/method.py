@@ -131,8 +131,9 @@ def drop_compute(
             server = server._replace(measuring=thresholds.observed(server.measuring, round, H, stop))
         if redraw:
             server = server._replace(drawn=server.drawn + jnp.sum(done, axis=1, dtype=jnp.int32))
-        there = round.workers if round.present is None else jnp.maximum(jnp.sum(round.present), 1)
-        metrics = {**info.metrics, "threshold": until(state.server), "dropped": 1 - jnp.sum(done) / (M * there)}
+        asked = jnp.full(round.workers, M) if round.present is None else jnp.where(round.present, M, 0)
+        dropped = jnp.sum(asked - jnp.sum(done, axis=1)) / jnp.maximum(jnp.sum(asked), 1)
+        metrics = {**info.metrics, "threshold": until(state.server), "dropped": dropped}
         return after._replace(server=server._replace(method=after.server)), info._replace(metrics=metrics, compute=seconds)
 
     def of_inner(member):
