@@ -2,10 +2,15 @@
 it is planned with."""
 
 from algorithms.dropcompute.compensation import extra_steps, larger_batch
+from algorithms.dropcompute.speedups import drop_rate, effective_speedup, step_time, threshold
 from algorithms.dropcompute.thresholds import chosen_after
 
 __all__ = [
     "chosen_after",
+    "drop_rate",
+    "effective_speedup",
     "extra_steps",
     "larger_batch",
+    "step_time",
+    "threshold",
 ]
