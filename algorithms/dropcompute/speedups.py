@@ -18,7 +18,7 @@ from jax import lax
 from jax.core import Tracer
 from numpy.typing import ArrayLike
 
-from algorithms.dropcompute.stopping import Stop, completions, need_stop
+from algorithms.dropcompute.stopping import Stop, completions, need_seconds, need_stop
 from dsgd import checks
 
 SLACK = 1 + 1e-6  # times what a time is: computed once more, in another order, it is still on the same side
@@ -229,8 +229,8 @@ def _measured(where: str, latencies: Any, communication: Any, stop: Stop, *other
             f"{where}: communication {list(np.shape(communication))} for latencies {list(shape)}: need [iterations] for "
             "[iterations, workers, micro-batches]"
         )
-    for what, seconds in (("latencies", latencies), ("communication", communication)):
-        _need(where, what, seconds, "finite seconds, at least 0", lambda seconds: (seconds >= 0) & np.isfinite(seconds))
+    need_seconds(where, "latencies", latencies)
+    need_seconds(where, "communication", communication)
     dtype = np.float64 if xp is np else jnp.result_type(latencies, jnp.float32)
     ends = completions(xp.asarray(latencies, dtype))
     starts = xp.concatenate([xp.zeros_like(ends[..., :1]), ends[..., :-1]], axis=-1).reshape(shape[0], -1)
@@ -240,20 +240,11 @@ def _measured(where: str, latencies: Any, communication: Any, stop: Stop, *other
         return _Measured(xp.sort(ends, axis=1), None, whole, communication, stop, xp)
     order = xp.argsort(starts, axis=1)
     events, ends = (xp.take_along_axis(times, order, axis=1) for times in (starts, ends))
-    until = xp.maximum.accumulate(ends, axis=1)
+    until = np.maximum.accumulate(ends, axis=1) if xp is np else lax.cummax(ends, axis=1)
     return _Measured(events, until, whole, communication, stop, xp)
 
 
 def _told(where: str, thresholds: Any, measured: _Measured) -> Any:
     """Thresholds that have been looked at, in the precision of the times."""
-    _need(f"dropcompute.{where}", "thresholds", thresholds, "seconds, at least 0", lambda seconds: seconds >= 0)
+    need_seconds(f"dropcompute.{where}", "thresholds", thresholds, finite=False)
     return measured.xp.asarray(thresholds, measured.whole.dtype)
-
-
-def _need(where: str, what: str, value: Any, needed: str, holds: Callable[[np.ndarray], np.ndarray]) -> None:
-    if isinstance(value, Tracer):
-        return
-    numbers = np.asarray(value, float)
-    wrong = numbers[~holds(numbers)]
-    if wrong.size:
-        raise ValueError(f"{where}: {what} with the entry {wrong.flat[0]:g}: need {needed}")
