@@ -57,26 +57,23 @@ def across_rates(setting: Setting, optimizer: str, rates: Sequence[float]) -> It
 
 
 def table(setting: Setting, histories: Histories, rates: Sequence[float]) -> Table:
-    """One row a rate, a column for each optimiser and correction: differences to the same without drops."""
+    """One row a rate, a column for each correction: differences to the same without drops."""
     shown = Table(
         title=f"{setting.name}, {setting.problem.workers} workers,\n"
         f"{setting.steps} steps, {common.runs(setting.seeds)}: {setting.quality.words}",
-        caption="First row: without drops. Others: minus that,\n± half the 95 % interval, paired over seeds.\n"
-        "Batches are dropped as wholes.",
+        caption="0%: as it is. Others: minus that, ± half the\n95 % interval, paired over seeds. Batches are\ndropped as wholes.",
     )
-    shown.add_column("dropped", no_wrap=True)
-    for optimizer in setting.learning_rates:
-        for correction in CORRECTIONS:
-            shown.add_column(f"{optimizer}\n{correction}", justify="right", no_wrap=True)
+    for heading in ("", "dropped", *CORRECTIONS):
+        shown.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     digits = setting.quality.digits - 1
-    for rate in rates:
-        cells = []
-        for optimizer in setting.learning_rates:
+    for optimizer in setting.learning_rates:
+        shown.add_section()
+        for rate in rates:
+            cells = []
             for correction in CORRECTIONS:
-                values = final(setting, histories[named(optimizer, correction, rate)])
-                base = final(setting, histories[named(optimizer, correction, 0.0)])
+                values, base = (final(setting, histories[named(optimizer, correction, each)]) for each in (rate, 0.0))
                 cells.append(signed(values - base, digits) if rate else within(base, digits))
-        shown.add_row(f"{100 * rate:g}%", *cells)
+            shown.add_row("" if rate else optimizer, f"{100 * rate:g}%", *cells)
     return shown
 
 
@@ -96,5 +93,5 @@ def draw(setting: Setting, histories: Histories, rates: Sequence[float]) -> Figu
     panels[0].set_ylabel(setting.quality.words)
     panels[0].legend(title="correction", frameon=False, fontsize=9)
     what = f"{setting.name}, {setting.problem.workers} workers, {setting.steps} steps"
-    figures.title(sheet, f"Figures 10 and 11: {what}; dashed: without drops; {common.errors('bands', setting.seeds)}")
+    figures.title(sheet, f"Figures 10 and 11: {what}\ndashed: without drops; {common.errors('bands', setting.seeds)}")
     return sheet

@@ -101,13 +101,13 @@ def speedup(histories: Histories, stragglers: Stragglers, period: int, drops: bo
     return histories[named(stragglers, 1, False)]["clock"][:, -1] / histories[named(stragglers, period, drops)]["clock"][:, -1]
 
 
-def table(setting: Setting, histories: Histories, both: Sequence[Stragglers], periods: Sequence[int]) -> Table:
+def table(setting: Setting, histories: Histories, both: Sequence[Stragglers], periods: Sequence[int], rate: float) -> Table:
     """One row a period."""
     shown = Table(
         title=f"local SGD, {setting.name}, {setting.problem.workers} workers,\n"
         f"{setting.steps} local steps, {common.runs(setting.seeds)}:\ntimes as fast as synchronous training",
         caption="H: local steps from averaging to averaging.\nexact: of local SGD, expected. LS: local SGD.\n"
-        "+DC: with DropCompute; drop: local steps, in %.",
+        f"+DC: with DropCompute; drop: local steps, in %, at\nmost {100 * rate:g}: waits are whole seconds.",
     )
     for heading in ("H", "uniform\nexact", "\nLS", "\n+DC", "\ndrop", "server\nexact", "\nLS", "\n+DC", "\ndrop"):
         shown.add_column(heading, justify="right", no_wrap=True)
@@ -158,6 +158,6 @@ def draw(setting: Setting, histories: Histories, both: Sequence[Stragglers], per
         for axes in pair:
             axes.set_ylim(low, high)
     panels[0].legend(frameon=False, fontsize=9)
-    what = f"{setting.name}; a local step takes {both[0].local_step:g} s, a straggler's {WAIT:g} s more"
-    figures.title(sheet, f"Figure 12: {what}; {common.errors('bands', setting.seeds)}")
+    what = f"{setting.name}; {both[0].local_step:g} s a local step, {WAIT:g} s more of a straggler"
+    figures.title(sheet, f"Figure 12: {what}\n{common.errors('bands', setting.seeds)}")
     return sheet

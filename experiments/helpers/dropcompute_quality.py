@@ -19,7 +19,7 @@ from experiments.helpers.dropcompute_training import (
     Histories,
     Point,
     Setting,
-    delays,
+    delayed,
     dropping,
     latencies,
     together,
@@ -39,14 +39,14 @@ def runs(setting: Setting, rates: Sequence[float]) -> Iterator[tuple[str, dict[s
     """Both halves of the table, and who drops nothing at a constant step size; step sizes fall to 0 over a run's own rounds."""
     N, M = setting.problem.workers, setting.micro_batches
     assert N is not None
-    times = latencies(delays(N), N, M, setting.seed)
+    times = latencies(delayed(N), N, M, setting.seed)
     tau = dropping(times, COMPENSATED)
     points = [Point(at(rate), dropping(times, rate), setting.steps) for rate in rates]
     yield from together(setting, LAMB, [*points, Point(EXTRA, tau, setting.rounds), whole(LAMB)])
     if SGD in setting.learning_rates:
         yield from together(setting, SGD, [whole(SGD)])
     more = dropcompute.larger_batch(M, COMPENSATED)
-    as_many = dropping(latencies(delays(N), N, more, setting.seed), 1 - M / more)
+    as_many = dropping(latencies(delayed(N), N, more, setting.seed), 1 - M / more)
     yield from together(setting, LAMB, [Point(LARGER, as_many, setting.steps)], micro_batches=more)
     yield from together(setting, LAMB, [Point(AGAIN, tau, setting.steps)], redraw=True)
 
@@ -133,4 +133,6 @@ def draw(axes: Axes, setting: Setting, histories: Histories, rates: Sequence[flo
     axes.set_xticks(places, labels, fontsize=9)
     axes.set(ylabel=f"{setting.quality.words}, minus that at 0%", xlabel=f"dropped | at {100 * COMPENSATED:g}%, with compensation")
     axes.set_title("Table 1; bars: 95% intervals")
-    axes.legend(frameon=False, fontsize=9)
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high + 0.15 * (high - low))
+    axes.legend(loc="upper center", ncols=2, frameon=False, fontsize=9)

@@ -16,10 +16,8 @@ import algorithms
 import dsgd
 from algorithms import dropcompute
 from dsgd import clusters, network
-from experiments.helpers import common
+from experiments.helpers import common, dropcompute_noises
 
-MICRO_BATCH = 0.45  # seconds, without the delay (C.3)
-ALPHA, BETA = 2 * math.exp(4.5), 5.5  # of the delay (B.1)
 JUST_AFTER = 1 + 1e-4  # times what a time is: of float32, it is later, whatever order it was summed in
 MEASURED = 200  # rounds, from which thresholds for given drop rates are taken
 COMPENSATED = 0.1  # the drop rate of table 1 (b)
@@ -80,26 +78,20 @@ class Setting(NamedTuple):
         return self.steps + dropcompute.extra_steps(self.steps, COMPENSATED)
 
 
-def delays(workers: int, communication: float = 0.0) -> clusters.Cluster:
-    r"""B.1's workers: micro-batches of $0.45 (1 + \epsilon)$ s with $\epsilon = \min(Z / \alpha, \beta)$, Z from LogNormal(4, 1).
+def delayed(workers: int, communication: float = 0.0) -> clusters.Cluster:
+    """B.1's workers.
 
     Args:
         workers: N.
         communication: T^c, seconds of an all-reduce of N workers.
     """
-    delay = clusters.bounded(clusters.lognormal(4 - math.log(ALPHA), 1.0), BETA)
-    latency = communication / network.cost(network.ring_all_reduce, workers, 1.0, 0.0) if workers > 1 else 0.0
-    return clusters.Cluster(clusters.constant(MICRO_BATCH) + MICRO_BATCH * delay, latency=latency)
+    per_latency = network.cost(network.ring_all_reduce, workers, 1.0, 0.0)
+    return clusters.Cluster(dropcompute_noises.delays().seconds, latency=communication / per_latency if per_latency else 0.0)
 
 
 def latencies(cluster: clusters.Cluster, workers: int, micro_batches: int, seed: int, rounds: int = MEASURED) -> np.ndarray:
-    """Seconds of micro-batches, `[rounds, N, M]`, drawn as those of a run's rounds are, but not the same."""
-    whole = jnp.ones((workers, micro_batches), jnp.int32)
-
-    def of(key: jax.Array) -> jax.Array:
-        return cluster.latencies(dsgd.Round(jnp.int32(0), workers, key, work=dsgd.Work(whole, whole)), jnp.arange(workers))
-
-    return np.asarray(jax.jit(jax.vmap(of))(jax.random.split(jax.random.fold_in(jax.random.key(seed), 1), rounds)))
+    """Seconds of micro-batches, `[rounds, N, M]`, of other rounds than the runs'."""
+    return dropcompute.latencies(cluster, workers, micro_batches, iterations=rounds, key=jax.random.fold_in(jax.random.key(seed), 1))
 
 
 def dropping(times: np.ndarray, rate: float) -> float:
@@ -114,10 +106,10 @@ def dropping(times: np.ndarray, rate: float) -> float:
 
 
 def falling(optimizer: str, learning_rate: float, horizon: Any) -> optax.GradientTransformation:
-    """Steps that fall linearly to 0 at the horizon, a number of rounds, and stay there; of the same size where it is infinite."""
+    """Steps that fall linearly to 0 at the horizon, a number of rounds, and stay there; where it is infinite, all of the mean size."""
 
     def rate(count):
-        return learning_rate * jnp.maximum(0.0, 1 - count / horizon)
+        return learning_rate * jnp.where(jnp.isinf(horizon), 0.5, jnp.maximum(0.0, 1 - count / horizon))
 
     return optax.lamb(rate) if optimizer == LAMB else optax.sgd(rate, momentum=MOMENTUM)
 
@@ -154,7 +146,7 @@ def together(
 
     N = setting.problem.workers
     assert N is not None
-    sweep = dsgd.sweep(method, setting.problem, cluster=delays(N), case=np.arange(len(points)), **options(setting, setting.rounds))
+    sweep = dsgd.sweep(method, setting.problem, cluster=delayed(N), case=np.arange(len(points)), **options(setting, setting.rounds))
     for i, point in enumerate(points):
         yield point.name, kept(sweep.at((i,)), setting, learning_rate)
 
@@ -165,7 +157,7 @@ def by_itself(setting: Setting, optimizer: str, measured: int, communication: fl
     assert N is not None
     steps = falling(optimizer, learning_rate, math.inf)
     method = algorithms.drop_compute(algorithms.minibatch_sgd(steps), dropcompute.chosen_after(measured), setting.micro_batches)
-    result = dsgd.run(method, setting.problem, cluster=delays(N, communication), **options(setting, setting.rounds))
+    result = dsgd.run(method, setting.problem, cluster=delayed(N, communication), **options(setting, setting.rounds))
     return kept(result.history, setting, learning_rate)
 
 
