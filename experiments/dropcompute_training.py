@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import tyro
@@ -31,7 +31,16 @@ from experiments.helpers import (
 )
 from experiments.helpers.dropcompute_training import ACCURACY, BITS, COMPENSATED, LAMB, SGD, Histories, Setting
 
-SEEDS = {"digits": 6, "text": 3}
+
+class Usual(NamedTuple):
+    """What a problem has where nothing is said."""
+
+    steps: int
+    learning_rate: float
+    seeds: int
+
+
+USUAL = {"digits": Usual(180, 0.02, 6), "text": Usual(135, 0.04, 3)}
 
 
 @dataclass(frozen=True)
@@ -52,16 +61,16 @@ class Args:
     """M."""
     batch_size: int = 1
     """Samples, or windows of the text, of a micro-batch."""
-    steps: int = 180
-    """Rounds of table 1; figure 5 has as many more as its extra steps."""
+    steps: int | None = None
+    """Rounds of table 1; figure 5 has as many more as its extra steps. If nothing is said 180, for the text 135."""
     rounds: int = 10
     """Rounds in which workers measure their micro-batches, before they choose a threshold."""
     communications: tuple[float, ...] = (0.0, 7.5)
     """T^c, seconds; the paper does not state it."""
     drop_rates: tuple[float, ...] = (0.0, 0.03, 0.06, 0.1, 0.2)
     """Of table 1 (a)."""
-    learning_rate: float = 0.02
-    """Step size of LAMB at first; it falls to 0. In figure 5 all steps are of the mean size."""
+    learning_rate: float | None = None
+    """Step size of LAMB at first; it falls to 0. In figure 5 all steps are of the mean size. If nothing is said 0.02, for the text 0.04."""
     sgd_learning_rate: float = 0.3
     """Likewise of SGD with momentum 0.9, where whole batches are dropped; elsewhere a third of it."""
     corrected_workers: int = 128
@@ -133,43 +142,36 @@ def check(args: Args) -> None:
         raise ValueError(f"{what}: need a server of some of them, in which there are as many stragglers on average")
     if not 0 <= args.local_drop_rate < 1:
         raise ValueError(f"--local-drop-rate {args.local_drop_rate:g}: need a share in [0, 1)")
-    if args.steps + 1 < dropcompute_convergence.WINDOW + args.rounds:
-        raise ValueError(f"--steps {args.steps}: need {dropcompute_convergence.WINDOW + args.rounds - 1}, with --rounds {args.rounds}")
+    least = dropcompute_convergence.WINDOW + args.rounds - 1
+    if args.steps is not None and args.steps < least:
+        raise ValueError(f"--steps {args.steps}: need {least}, with --rounds {args.rounds}")
 
 
 def setting_of(args: Args) -> Setting:
     """Of figure 5 and table 1."""
-    rates = {LAMB: args.learning_rate}
+    usual = USUAL[args.problem]
+    steps, rates = args.steps or usual.steps, {LAMB: args.learning_rate or usual.learning_rate}
     if args.problem == "digits":
-        return on_digits(args, args.workers, args.batch_size, args.steps, {**rates, SGD: args.sgd_learning_rate / 3})
+        return on_digits(args, args.workers, args.batch_size, steps, {**rates, SGD: args.sgd_learning_rate / 3})
     problem = problems.language_model(
         args.text, args.workers, context=args.context, width=args.width, layers=1, heads=2, batch_size=args.batch_size, seed=args.seed
     )
-    return Setting(
-        f"bytes of {Path(args.text).name}",
-        problem,
-        BITS,
-        args.micro_batches,
-        args.steps,
-        rates,
-        args.seeds or SEEDS["text"],
-        args.seed,
-        args.progress,
-    )
+    name = f"bytes of {Path(args.text).name}"
+    return Setting(name, problem, BITS, args.micro_batches, steps, rates, args.seeds or usual.seeds, args.seed, args.progress)
 
 
 def on_digits(args: Args, workers: int, batch_size: int, steps: int, rates: dict[str, float]) -> Setting:
     """The MLP on so many workers."""
     problem = problems.neural_network("mlp", "digits", workers, batch_size=batch_size, seed=args.seed)
-    return Setting(
-        "MLP on digits", problem, ACCURACY, args.micro_batches, steps, rates, args.seeds or SEEDS["digits"], args.seed, args.progress
-    )
+    seeds = args.seeds or USUAL["digits"].seeds
+    return Setting("MLP on digits", problem, ACCURACY, args.micro_batches, steps, rates, seeds, args.seed, args.progress)
 
 
 def corrected_setting(args: Args) -> Setting:
     """Of figures 10 and 11."""
-    rates = {SGD: args.sgd_learning_rate, LAMB: args.learning_rate}
-    return on_digits(args, args.corrected_workers, args.batch_size, args.steps, rates)
+    steps, learning_rate, _ = USUAL["digits"]
+    rates = {SGD: args.sgd_learning_rate, LAMB: args.learning_rate or learning_rate}
+    return on_digits(args, args.corrected_workers, args.batch_size, args.steps or steps, rates)
 
 
 def local_setting(args: Args) -> Setting:
