@@ -12,7 +12,6 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import minimize_scalar
 from scipy.special import ndtr, ndtri
 
 from algorithms.dropcompute import quadratures
@@ -185,6 +184,8 @@ def expected_threshold(mean: float, std: float, micro_batches: int, communicatio
 
     Source: Giladi et al., "DropCompute", the last equation of appendix C.2.
     """
+    from scipy.optimize import minimize_scalar  # noqa: PLC0415 (as in `quadratures`)
+
     where = "dropcompute.expected_threshold"
     model = _model(where, mean, std, micro_batches, "preempt")
     need_seconds(where, "communication", communication)
@@ -217,24 +218,24 @@ class _Model(NamedTuple):
         return self.micro_batches * self.mean, np.sqrt(self.micro_batches) * self.std
 
 
-def _step_time(model: _Model, tau: np.ndarray, N: np.ndarray) -> np.ndarray:
+def _step_time(model: _Model, tau: np.ndarray, N: np.ndarray) -> Any:
     mean, std = model.whole
     return mean + std * quadratures.capped((tau - mean) / std, N) + _added(model, tau, N)
 
 
-def _added(model: _Model, tau: np.ndarray, N: np.ndarray) -> np.ndarray | float:
+def _added(model: _Model, tau: np.ndarray, N: np.ndarray) -> Any:
     """Seconds that the last worker goes on after tau."""
     return quadratures.overshoot(tau, *model[:3], N) if model.stop == "between" else 0.0
 
 
-def _approximate(where: str, model: _Model, N: np.ndarray) -> np.ndarray:
+def _approximate(where: str, model: _Model, N: np.ndarray) -> Any:
     if (N < 2).any():
         raise ValueError(f"{where}: workers = {N[N < 2][0]}: need at least 2: of one, equation 4 is infinite")
     mean, std = model.whole
     return mean - std * ((1 - np.euler_gamma) * ndtri(1 / N) + np.euler_gamma * ndtri(1 / (np.e * N)))
 
 
-def _micro_batches(model: _Model, tau: np.ndarray) -> np.ndarray:
+def _micro_batches(model: _Model, tau: np.ndarray) -> Any:
     m = np.arange(1, model.micro_batches + (model.stop == "preempt"))
     ready = ndtr((tau[..., None] - m * model.mean) / (np.sqrt(m) * model.std)).sum(axis=-1)
     return ready + (model.stop == "between")
