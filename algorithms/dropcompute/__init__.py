@@ -1,16 +1,23 @@
 """DropCompute: synchronous training that drops the stragglers' last micro-batches. The method is `algorithms.drop_compute`; here is what
 it is planned with."""
 
+from algorithms.dropcompute.compensation import extra_steps, larger_batch
+from algorithms.dropcompute.draws import latencies
 from algorithms.dropcompute.expectations import expected_micro_batches, expected_speedup, expected_step_time, expected_threshold
 from algorithms.dropcompute.speedups import drop_rate, effective_speedup, step_time, threshold
+from algorithms.dropcompute.thresholds import chosen_after
 
 __all__ = [
+    "chosen_after",
     "drop_rate",
     "effective_speedup",
     "expected_micro_batches",
     "expected_speedup",
     "expected_step_time",
     "expected_threshold",
+    "extra_steps",
+    "larger_batch",
+    "latencies",
     "step_time",
     "threshold",
 ]
