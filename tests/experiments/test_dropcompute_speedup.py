@@ -20,7 +20,7 @@ from experiments.helpers import dropcompute_sums as exact
 from experiments.helpers.dropcompute_scaling import Setting
 from experiments.helpers.dropcompute_sums import CELL
 
-SMALL = {"worker_counts": (4, 8), "run_workers": 8, "iterations": 20, "seeds": 3, "progress": False, "cache": "off"}
+SMALL = {"worker_counts": (4, 8), "run_workers": 8, "iterations": 10, "seeds": 3, "progress": False, "cache": "off"}
 SETTING = Setting(12, 0.0, "preempt", SMALL["iterations"], range(SMALL["seeds"]))
 NORMAL = noises.normal()._replace(below=stats.norm(0.675, 0.1).cdf, mean=0.675, std=0.1)  # never near 0
 LIKE = (NORMAL.mean, math.hypot(NORMAL.std, CELL / math.sqrt(12)), 12)  # as rounded to cells
@@ -44,6 +44,7 @@ def ran(few_programs, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(common, "console", lambda: screen)
         patch.setattr(script, "DRAWN", (2, 64))
+        patch.setattr(exact, "BETWEEN", 20)
         patch.setattr(script, "BY_WORKERS", (16, (8, 32)))
         patch.setattr(script, "BY_MICRO_BATCHES", (32, (4, 16)))
         with screen.capture() as captured:
