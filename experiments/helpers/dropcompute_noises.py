@@ -110,7 +110,7 @@ def normal(variance: float = 0.05) -> Noise:
     density, below = stats.norm.pdf(least), stats.norm.cdf(least)
     first, second = density + least * below, least**2 * below + (1 - below) + least * density
     seconds = clusters.constant(LEAST) + clusters.normal(middle - LEAST, sigma)
-    name, mean, std = f"N({MEAN:.3g}, {sigma:.2g}²)", middle + sigma * first, sigma * math.sqrt(second - first**2)
+    name, mean, std = f"N({MEAN:.3g}, {sigma:.2g}²)", float(middle + sigma * first), sigma * math.sqrt(second - first**2)
     return Noise(name, seconds, lambda x: np.where(x < LEAST, 0.0, of.cdf(x)), math.inf, mean, std)
 
 
