@@ -86,17 +86,19 @@ def lognormal(variance: float) -> Noise:
 
 
 def exponential(rate: float) -> Noise:
+    """C.3's, of the printed rate, 1/s."""
     return added(f"exp({rate})", clusters.exponential(1 / rate), stats.expon(scale=1 / rate))
 
 
 def gamma(rate: float) -> Noise:
+    """C.3's, of the printed rate, 1/s; with its shape, 1, an exponential one."""
     return added(f"gamma(1, {rate})", clusters.gamma(1.0, 1 / rate), stats.gamma(1.0, scale=1 / rate))
 
 
 def bernoulli() -> Noise:
-    return added(
-        "0.45 Br(0.5)", clusters.bernoulli(0.5, ACCUMULATION), stats.rv_discrete(values=((0, ACCUMULATION), (0.5, 0.5)))(), ACCUMULATION
-    )
+    """C.3's: as long again, or nothing."""
+    of = stats.rv_discrete(values=((0, ACCUMULATION), (0.5, 0.5)))()
+    return added("0.45 Br(0.5)", clusters.bernoulli(0.5, ACCUMULATION), of, longest=ACCUMULATION)
 
 
 def normal(variance: float = 0.05) -> Noise:

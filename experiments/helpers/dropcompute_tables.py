@@ -107,7 +107,7 @@ def scaling(setting: Setting, of: Sampled, further: Sequence[int]) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for N in (*of.found, *further):
         exact = of.sums.best(N, setting.communication, setting.stop)
-        normal = predicted(setting, of.noise.mean, of.noise.std, [N], approximate=True)
+        normal = predicted(setting, of.noise.mean, of.noise.std, [N])
         found = of.found.get(N)
         T, S = (sure(found.without), sure(found.speedup, 3)) if found else ("-", "-")
         whole, gain = normal.without[0], normal.speedup[0]
