@@ -32,6 +32,7 @@ from theory_checks import (
     sgd,
 )
 from theory_checks.machinery import instances, ranges
+from theory_checks.machinery.batch_sizes import Pairs
 from theory_checks.machinery.rates import Rate
 
 DRAWS = 400
@@ -509,6 +510,8 @@ LIMIT_OF_OLD = (sqrt(1 + 8 * 9) - 1) / (4 * 9 * 2.0)
 DIRECTED = topologies.from_matrix((np.eye(4) + np.roll(np.eye(4), 1, axis=0)) / 2)
 LAYERED = {"contractions": [0.25, 0.5], "layers": [1.0, 2.0], "smoothness": 2.0, "weights": [1.0, 2.0]}
 
+SECONDS, PAIRS, ALIKE = np.ones((3, 4, 3)), Pairs(1.0, 3.0, 0.5), instances.bowl(4, 4, away=1.0, smoothness=2.0)
+
 VIOLATED = [
     ("gradient_descent", lambda: gradient_descent.check(quadratic(), steps=3, learning_rate=1.0), "0 < gamma < 2 / L"),
     ("gradient_descent", lambda: gradient_descent.check(quadratic(), steps=3, learning_rate=0.0), "0 < gamma < 2 / L"),
@@ -562,6 +565,16 @@ VIOLATED = [
         "gamma rho < (1 - rho) / L",
     ),
     ("decentralized_sgd", lambda: decentralized_sgd.check(quadratic(), DIRECTED, steps=3), "one symmetric W"),
+    ("dropcompute", lambda: dropcompute.check(quadratic(), SECONDS, 2.5, share=1.0), "workers with the same data"),
+    ("dropcompute", lambda: dropcompute.check(ALIKE, SECONDS, 2.5, share=2.0), "0 < eta < 2 / (L b)"),
+    ("dropcompute", lambda: dropcompute.check(ALIKE, SECONDS, 0.5, share=1.0), "one that somebody computes in time"),
+    ("dropcompute_convex", lambda: dropcompute_convex.check(quadratic(), SECONDS, 2.5, share=1.0), "workers with the same data"),
+    ("dropcompute_convex", lambda: dropcompute_convex.check(ALIKE, SECONDS, 2.5, share=SLIGHTLY), "0 < eta <= 1 / (L b)"),
+    (
+        "dropcompute_convex",
+        lambda: dropcompute_convex.check_stopping(ALIKE, PAIRS, 2.5, share=1.0, noise=0.1, steps=3),
+        "0 < eta < 1 / (L b)",
+    ),
     ("decentralized_sgd", lambda: decentralized_sgd.check(quadratic(), topologies.ring(5), steps=3), "as many workers as the problem has"),
 ]
 
@@ -602,6 +615,8 @@ def at_the_end() -> list[tuple[str, list]]:
         ("error_compensated_sgd", error_compensated_sgd.hypotheses(quadratic(equal=False), 0.5 - 1e-9)),
         ("asynchronous_sgd", asynchronous_sgd.hypotheses(quadratic(), 3, LIMIT_OF_OLD)),
         ("decentralized_sgd", decentralized_sgd.hypotheses(quadratic(equal=False), chain, last)),
+        ("dropcompute", dropcompute.hypotheses(ALIKE, 6, (1 - 1e-9) / 6)),
+        ("dropcompute_convex", dropcompute_convex.hypotheses(ALIKE, 6, 0.5 / 6, noise=1.0)),
     ]
 
 

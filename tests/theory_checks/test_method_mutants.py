@@ -21,11 +21,8 @@ from theory_checks.machinery.trajectories import N
 from theory_checks.statements import bits, dropcompute_noise, events, loop, recursions, staleness_aware
 
 Method = Callable[..., Algorithm]
-ROWS = {
-    statement.name: statement
-    for module in (recursions, events, loop, staleness_aware, dropcompute_noise)
-    for statement in module.STATEMENTS
-}
+FAMILIES = (recursions, events, loop, staleness_aware, dropcompute_noise)
+ROWS = {statement.name: statement for family in FAMILIES for statement in family.STATEMENTS}
 # What holds of several methods, of the one that is spoilt.
 ROWS["D2, dual sums"] = ROWS["dual sums vanish"]._replace(trial=partial(events.trial, events.sums_vanish, ("D2",)))
 ROWS["CHOCO, mean"] = ROWS["mean of the models"]._replace(trial=partial(events.trial, events.mean_moves, ("CHOCO",)))
@@ -267,6 +264,11 @@ def in_drop_compute(**edits: Callable) -> Method:
     return edited(algorithms.drop_compute, edit)
 
 
+def of_all(before, after):
+    """As many as if nothing had been dropped."""
+    return before + dropcompute_noise.M
+
+
 def ruled(**other) -> Method:
     """DropCompute by another rule."""
     return lambda *arguments, **rule: algorithms.drop_compute(*arguments, **{**rule, **other})
@@ -311,20 +313,14 @@ MUTANTS: dict[str, tuple[str, Method]] = {
         "CSGD, ring, every round",
         lambda optimizer, Q, via, allow_biased: algorithms.compressed_sgd(optimizer, Q, "server", allow_biased),
     ),
-    "DropCompute divides by what was computed": ("DropCompute, every round", ruled(correction="stochastic")),
     "DropCompute divides by M": ("DropCompute, stochastic, every round", ruled(correction="none")),
     "DropCompute counts what is cut short": ("DropCompute, every round", dropping(with_what_is_cut_short)),
     "DropCompute drops the first": ("DropCompute, every round", dropping(the_last_first)),
     "DropCompute, each micro-batch has tau": ("DropCompute, every round", dropping(each_on_its_own)),
-    "DropCompute goes on at tau": ("DropCompute, every round", ruled(stop="between")),
-    "DropCompute stops before the last": ("DropCompute, local SGD, every round", ruled(stop="preempt")),
     "DropCompute forgets the period's time": ("DropCompute, local SGD, every round", in_drop_compute(spent=forgotten)),
     "DropCompute's constant is forgotten": ("DropCompute, local SGD, redrawn, every round", ruled(correction="none")),
     "DropCompute draws the same again": ("DropCompute, local SGD, redrawn, every round", in_drop_compute(drawn=stays)),
-    "DropCompute never draws again": (
-        "no bias of what is drawn again",
-        in_drop_compute(drawn=lambda before, after: before + dropcompute_noise.M),
-    ),
+    "DropCompute never draws again": ("no bias of what is drawn again", in_drop_compute(drawn=of_all)),
     "DropCompute, no stopping times": ("noise of stopping times", ruled(stop="preempt")),
     "DropCompute without preemption": ("bias of preemption, and of means", ruled(stop="between")),
     "DropCompute ends without a bias": ("where biased SGD ends", ruled(stop="between")),

@@ -137,19 +137,26 @@ def check(
         method: as `algorithms.drop_compute`, or one's own.
 
     Raises:
-        ValueError: a hypothesis fails.
+        ValueError: a hypothesis fails, or nobody computes anything.
     """
-    numbers, eta = sigma_of(problem), eta_of(problem, seconds, threshold, stop, share)
+    numbers, batch = sigma_of(problem), largest(seconds, threshold, stop)
+    eta = share / (numbers["smoothness"] * batch)
+    need("dropcompute", hypotheses(problem, batch, eta))
     sums = batch_sizes.conditional(method, problem, seconds, threshold, stop, eta * seconds[0].size).sums
-    need("dropcompute", hypotheses(problem, sums.largest, eta))
-    right = bound(**numbers, total=sums.total, batch_size=sums.largest, learning_rate=eta)
+    right = bound(**numbers, total=sums.total, batch_size=batch, learning_rate=eta)
     return Outcome(sums.slope / sums.total, right, case=told(problem, stop, threshold, sums, eta))
 
 
-def eta_of(problem: Problem, seconds: np.ndarray, threshold: float, stop: str, share: float) -> float:
-    """eta, of eta L b."""
-    largest = int(batch_sizes.counts(seconds, threshold, stop).sum(axis=1).max())
-    return share / (known(problem).smoothness * largest)
+def largest(seconds: np.ndarray, threshold: float, stop: str) -> int:
+    """b, of these times.
+
+    Raises:
+        ValueError: nobody computes anything.
+    """
+    found = int(batch_sizes.counts(seconds, threshold, stop).sum(axis=1).max())
+    if not found:
+        raise ValueError(f"dropcompute: tau = {threshold:.6g} drops all micro-batches: need one that somebody computes in time")
+    return found
 
 
 def check_runs(

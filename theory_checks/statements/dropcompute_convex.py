@@ -34,7 +34,7 @@ from theory_checks.machinery.batch_sizes import Method, Pairs
 from theory_checks.machinery.rates import Rate
 from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
 from theory_checks.statements import dropcompute
-from theory_checks.statements.dropcompute import SAME, M, N, eta_of, pairs_of, problem_of, times, told
+from theory_checks.statements.dropcompute import SAME, M, N, largest, pairs_of, problem_of, times, told
 
 
 def hypotheses(problem: Problem, batch_size: int, learning_rate: float, *, noise: float, stopping: bool = False) -> list[Condition]:
@@ -99,11 +99,12 @@ def check(
     method: Method = algorithms.drop_compute,
 ) -> Outcome:
     """Holds the bound to the exact moments, given the times. Arguments and errors as of `dropcompute.check`; share is at most 1."""
-    of, eta = instances.known(problem), eta_of(problem, seconds, threshold, stop, share)
+    of, batch = instances.known(problem), largest(seconds, threshold, stop)
+    eta = share / (of.smoothness * batch)
+    need("dropcompute_convex", hypotheses(problem, batch, eta, noise=of.noise))
     sums = batch_sizes.conditional(method, problem, seconds, threshold, stop, eta * seconds[0].size).sums
-    need("dropcompute_convex", hypotheses(problem, sums.largest, eta, noise=of.noise))
     numbers: dict[str, Any] = {"distance": distance_of(problem), "smoothness": of.smoothness, "noise": of.noise}
-    right = bound(**numbers, total=sums.total, batch_size=sums.largest, learning_rate=eta)
+    right = bound(**numbers, total=sums.total, batch_size=batch, learning_rate=eta)
     return Outcome(sums.gap / sums.total, right, case=told(problem, stop, threshold, sums, eta))
 
 
