@@ -22,11 +22,11 @@ import optax
 import algorithms
 import dsgd
 import topologies
-from algorithms import delays, kimad
+from algorithms import delays, dropcompute, kimad
 from dsgd import clusters, compressors, network, problems, work, workers
 from dsgd.runs import chunks, driver
 
-PACKAGES = (dsgd, problems, compressors, network, clusters, topologies, algorithms, delays, kimad, work)
+PACKAGES = (dsgd, problems, compressors, network, clusters, topologies, algorithms, delays, dropcompute, kimad, work)
 SGD, RING, SIGN, KEY = optax.sgd(0.1), topologies.ring(4), compressors.sign, jax.random.key(0)
 QUADRATIC, METHOD = problems.random_quadratic(4, 2), algorithms.minibatch_sgd(SGD)
 ARRAYS = (np.arange(120.0).reshape(60, 2) % 7, np.arange(60) % 3)
@@ -83,6 +83,7 @@ _GOSSIP = {"optimizer": SGD, "topology": RING}
 _SQUEEZED = {**_GOSSIP, "compressor": SIGN, "consensus_step": 0.5}
 _OPTIMIZER = {"optimizer": SGD}
 _N = {"n": 4}
+_NORMAL = {"mean": 1.0, "std": 0.2, "micro_batches": 4}
 _TABLES = {"errors": [[1.0, 0.0]], "sizes": [[8, 16]], "budget": 20.0}
 
 GOOD: dict[Callable, dict[str, Any]] = {
@@ -261,6 +262,15 @@ GOOD: dict[Callable, dict[str, Any]] = {
     algorithms.d2: {**_GOSSIP, "allow_unproven": True},
     algorithms.decentralized_sgd: _GOSSIP,
     algorithms.deepsqueeze: _SQUEEZED,
+    algorithms.drop_compute: {
+        "method": METHOD,
+        "threshold": 1.0,
+        "micro_batches": 2,
+        "stop": "between",
+        "correction": 0.9,
+        "period": 2,
+        "redraw": True,
+    },
     algorithms.ef21: {**_OPTIMIZER, "up": SIGN, "down": SIGN},
     algorithms.error_compensated_sgd: {**_OPTIMIZER, "up": SIGN, "down": SIGN, "allow_expanding": False},
     algorithms.exact_diffusion: _GOSSIP,
@@ -295,6 +305,38 @@ GOOD: dict[Callable, dict[str, Any]] = {
     delays.given: {"D": [0, 0, 1], "bound": 4},
     delays.uniform: {"bound": 4},
     delays.worst_case: {"bound": 4},
+    dropcompute.chosen_after: {"rounds": 5},
+    dropcompute.drop_rate: {"latencies": np.ones((2, 3, 4)), "thresholds": [1.0, 2.0], "stop": "between"},
+    dropcompute.effective_speedup: {
+        "latencies": np.ones((2, 3, 4)),
+        "communication": [0.1, 0.2],
+        "thresholds": [1.0, 2.0],
+        "stop": "preempt",
+    },
+    dropcompute.expected_micro_batches: {"thresholds": [4.0], **_NORMAL, "stop": "between"},
+    dropcompute.expected_speedup: {
+        "thresholds": [4.0],
+        **_NORMAL,
+        "workers": 4,
+        "communication": 0.1,
+        "stop": "preempt",
+        "step_time": None,
+        "approximate": False,
+    },
+    dropcompute.expected_step_time: {**_NORMAL, "workers": [4], "threshold": 4.0, "stop": "between", "approximate": False},
+    dropcompute.expected_threshold: {**_NORMAL, "communication": 0.1},
+    dropcompute.extra_steps: {"steps": 10, "drop_rate": 0.1},
+    dropcompute.larger_batch: {"size": 10, "drop_rate": 0.1},
+    dropcompute.latencies: {
+        "cluster": clusters.Cluster(SECONDS),
+        "workers": 2,
+        "micro_batches": 2,
+        "iterations": 2,
+        "key": KEY,
+        "batch_size": 2,
+    },
+    dropcompute.step_time: {"latencies": np.ones((2, 3, 4)), "thresholds": 1.0, "stop": "preempt"},
+    dropcompute.threshold: {"latencies": np.ones((2, 3, 4)), "communication": 0.1, "stop": "preempt"},
     kimad.allocate: {**_TABLES, "resolution": 100},
     kimad.any_of: {"compressors": [SIGN]},
     kimad.budget: {"up": 1e6, "round_time": 1.0, "computation": 0.1, "congestion": 1.0, "down": 2e6},

@@ -2,6 +2,8 @@
 it is planned with."""
 
 from algorithms.dropcompute.compensation import extra_steps, larger_batch
+from algorithms.dropcompute.draws import latencies
+from algorithms.dropcompute.expectations import expected_micro_batches, expected_speedup, expected_step_time, expected_threshold
 from algorithms.dropcompute.speedups import drop_rate, effective_speedup, step_time, threshold
 from algorithms.dropcompute.thresholds import chosen_after
 
@@ -9,8 +11,13 @@ __all__ = [
     "chosen_after",
     "drop_rate",
     "effective_speedup",
+    "expected_micro_batches",
+    "expected_speedup",
+    "expected_step_time",
+    "expected_threshold",
     "extra_steps",
     "larger_batch",
+    "latencies",
     "step_time",
     "threshold",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import jax
@@ -14,7 +15,6 @@ from algorithms.dropcompute.thresholds import ChosenAfter, Measuring
 from dsgd import checks
 from dsgd import work as works
 from dsgd.base import Algorithm, PyTree, Query, Round, State, Work
-from dsgd.clusters.quantity import need_number
 
 Correction = Literal["none", "stochastic", "local"]
 Seconds = Annotated[float | jax.Array, "a number of seconds"]
@@ -86,8 +86,8 @@ def drop_compute(
     M, H = checks.positive_int("drop_compute: micro_batches", micro_batches), checks.positive_int("drop_compute: period", period)
     need_stop("drop_compute", stop)
     need_correction(correction)
-    if not isinstance(threshold, ChosenAfter | Tracer) and not threshold >= 0:
-        raise ValueError(f"drop_compute: threshold = {threshold}: need seconds >= 0, or dropcompute.chosen_after(rounds)")
+    if not isinstance(threshold, ChosenAfter | Tracer) and (jnp.ndim(threshold) or not threshold >= 0):
+        raise ValueError(f"drop_compute: threshold = {checks.shown(threshold)}: need seconds >= 0, or dropcompute.chosen_after(rounds)")
 
     def inner(state: State) -> State:
         return state._replace(server=state.server.method)
@@ -131,8 +131,9 @@ def drop_compute(
             server = server._replace(measuring=thresholds.observed(server.measuring, round, H, stop))
         if redraw:
             server = server._replace(drawn=server.drawn + jnp.sum(done, axis=1, dtype=jnp.int32))
-        there = round.workers if round.present is None else jnp.maximum(jnp.sum(round.present), 1)
-        metrics = {**info.metrics, "threshold": until(state.server), "dropped": 1 - jnp.sum(done) / (M * there)}
+        asked = jnp.full(round.workers, M) if round.present is None else jnp.where(round.present, M, 0)
+        dropped = jnp.sum(asked - jnp.sum(done, axis=1)) / jnp.maximum(jnp.sum(asked), 1)
+        metrics = {**info.metrics, "threshold": until(state.server), "dropped": dropped}
         return after._replace(server=server._replace(method=after.server)), info._replace(metrics=metrics, compute=seconds)
 
     def of_inner(member):
@@ -172,5 +173,5 @@ def need_correction(correction: Any) -> None:
     if isinstance(correction, str):
         if correction not in words:
             raise ValueError(f"drop_compute: correction = {correction!r}: need {', '.join(map(repr, words))}, or a number")
-    elif not isinstance(correction, Tracer):
-        need_number("drop_compute: correction", correction, least=0)
+    elif not isinstance(correction, Tracer) and (jnp.ndim(correction) or not 0 <= correction < math.inf):
+        raise ValueError(f"drop_compute: correction = {checks.shown(correction)}: need a word, or a finite number >= 0")

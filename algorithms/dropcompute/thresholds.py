@@ -96,7 +96,8 @@ def observed(known: Measuring, round: Round, period: int, stop: Stop) -> Measuri
         after = write()
         computation = jnp.max(jnp.sum(after.latencies, axis=2), axis=1)
         communication = jnp.maximum(after.seconds - computation, 0)
-        return after._replace(threshold=speedups.threshold(after.latencies, communication, stop))
+        chosen = speedups.threshold(after.latencies, communication, stop)
+        return after._replace(threshold=chosen.astype(known.threshold.dtype))
 
     # Numbers of rounds are the same for all runs that are mapped over: these are branches.
     return lax.cond((last >= 0) & (last < rounds * period), lambda: lax.cond(last == rounds * period - 1, choose, write), lambda: known)
