@@ -40,7 +40,7 @@ LOOKS = {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0), "caption_justify": "left"}
 
 @dataclass(frozen=True)
 class Args:
-    """Holds every theorem and lemma against the code; shows their misprints with counterexamples."""
+    """Holds every theorem and lemma against the code; shows the misprints of the papers with counterexamples."""
 
     quick: bool = False
     """Ten random trials of each statement, of programs that are compiled in haste."""
