@@ -9,6 +9,7 @@ workers real runs of the method show, by their clock, that they do as the planne
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -150,7 +151,8 @@ def figure_3(setting: Setting, outcomes: Outcomes, workers: int) -> Figure:
 def natural_cluster(setting: Setting) -> tuple[dict[str, dict[str, np.ndarray]], np.ndarray]:
     """Without added noise: figure 4's lines, by panel, and the speedup of A.2's workers at the best threshold, `[seeds]`."""
     (M, workers), (N, micro_batches) = BY_WORKERS, BY_MICRO_BATCHES
-    own, alike = (noises.natural(2 * setting.iterations, max(workers), max(micro_batches), alike=same) for same in (False, True))
+    most = max(*workers, N, tables.CLUSTER), max(M, setting.micro_batches, *micro_batches)
+    own, alike = (functools.cache(noises.natural(2 * setting.iterations, *most, alike=same)) for same in (False, True))
 
     def by_micro_batches(draw):
         return {f"{m} accumulations": scaling.over_drop_rates(setting, draw, N, m, SHARES) for m in micro_batches}

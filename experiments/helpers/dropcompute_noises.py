@@ -7,12 +7,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
+from algorithms import dropcompute
 from dsgd import clusters
-from dsgd.base import Round
 
 ACCUMULATION = 0.45  # seconds of a micro-batch without noise (C.3)
 MEAN = 0.225  # of C.3's noises
@@ -87,17 +86,19 @@ def lognormal(variance: float) -> Noise:
 
 
 def exponential(rate: float) -> Noise:
+    """C.3's, of the printed rate, 1/s."""
     return added(f"exp({rate})", clusters.exponential(1 / rate), stats.expon(scale=1 / rate))
 
 
 def gamma(rate: float) -> Noise:
+    """C.3's, of the printed rate, 1/s; with its shape, 1, an exponential one."""
     return added(f"gamma(1, {rate})", clusters.gamma(1.0, 1 / rate), stats.gamma(1.0, scale=1 / rate))
 
 
 def bernoulli() -> Noise:
-    return added(
-        "0.45 Br(0.5)", clusters.bernoulli(0.5, ACCUMULATION), stats.rv_discrete(values=((0, ACCUMULATION), (0.5, 0.5)))(), ACCUMULATION
-    )
+    """C.3's: as long again, or nothing."""
+    of = stats.rv_discrete(values=((0, ACCUMULATION), (0.5, 0.5)))()
+    return added("0.45 Br(0.5)", clusters.bernoulli(0.5, ACCUMULATION), of, longest=ACCUMULATION)
 
 
 def normal(variance: float = 0.05) -> Noise:
@@ -105,10 +106,14 @@ def normal(variance: float = 0.05) -> Noise:
 
     Where they may take no time, and T^c is 0, the best threshold is next to 0: next to nothing is done then, in no time (assumption C.3).
     """
-    mean, std = ACCUMULATION + MEAN, math.sqrt(variance)
-    of = stats.norm(mean, std)
-    seconds = clusters.constant(LEAST) + clusters.normal(mean - LEAST, std)
-    return Noise(f"N({MEAN:.3g}, {std:.2g}²)", seconds, lambda x: np.where(x < LEAST, 0.0, of.cdf(x)), math.inf, mean, std)
+    middle, sigma = ACCUMULATION + MEAN, math.sqrt(variance)
+    of, least = stats.norm(middle, sigma), (LEAST - ACCUMULATION - MEAN) / sigma
+    # Of max(z, least) with z from N(0, 1).
+    density, below = stats.norm.pdf(least), stats.norm.cdf(least)
+    first, second = density + least * below, least**2 * below + (1 - below) + least * density
+    seconds = clusters.constant(LEAST) + clusters.normal(middle - LEAST, sigma)
+    name, mean, std = f"N({MEAN:.3g}, {sigma:.2g}²)", float(middle + sigma * first), sigma * math.sqrt(second - first**2)
+    return Noise(name, seconds, lambda x: np.where(x < LEAST, 0.0, of.cdf(x)), math.inf, mean, std)
 
 
 def natural(iterations: int, workers: int, micro_batches: int, *, alike: bool) -> Callable[[int], np.ndarray]:
@@ -130,11 +135,6 @@ def natural(iterations: int, workers: int, micro_batches: int, *, alike: bool) -
 
 
 def drawing(seconds: clusters.Quantity, iterations: int, workers: int, micro_batches: int) -> Callable[[int], np.ndarray]:
-    """A compiled function of a seed: seconds `[I, N, M]`, drawn as a run on that cluster draws them."""
-    cluster = clusters.Cluster(seconds, micro_batches=micro_batches)
-
-    def one(key: jax.Array) -> jax.Array:
-        return cluster.latencies(Round(jnp.int32(0), workers, key), jnp.arange(workers))
-
-    each = jax.jit(lambda keys: jax.lax.map(one, keys))  # vmap's program takes five times as long to compile
-    return lambda seed: np.asarray(each(jax.random.split(jax.random.key(seed), iterations)))
+    """A function of a seed: seconds `[I, N, M]`, drawn as a run on that cluster draws them."""
+    cluster = clusters.Cluster(seconds)
+    return lambda seed: dropcompute.latencies(cluster, workers, micro_batches, iterations=iterations, key=jax.random.key(seed))

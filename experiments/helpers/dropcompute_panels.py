@@ -52,7 +52,7 @@ def scale(axes: Axes, setting: Setting, of: Sampled, most: int) -> None:
 def by_the_normal_model(axes: Axes, setting: Setting, noise: Noise, most: int) -> None:
     """The same by equations 4, 5 and 11 alone."""
     N = np.unique(np.linspace(2, most, 50).astype(int))
-    found = predicted(setting, noise.mean, noise.std, N, approximate=True)
+    found = predicted(setting, noise.mean, noise.std, N)
     without = N * setting.micro_batches / (found.without + setting.communication)
     axes.plot(N, without * found.speedup, color=NORMAL, linestyle=":", linewidth=2.2, label="DropCompute, eqs. 4, 5, 11")
     axes.plot(N, without, color=OTHER, linestyle=(0, (5, 1)), linewidth=1.4, label="synchronous, eq. 4")
@@ -68,7 +68,7 @@ def figure_1(setting: Setting, of: Sampled, most: int, counts: Sequence[int]) ->
     for stop, colour, style in zip(STOPS, (DROPPING, BASELINE), ("-", "--"), strict=True):
         exact = [of.sums.best(n, setting.communication, stop).speedup for n in counts]
         gains.plot(counts, exact, color=colour, linestyle=style, label=f"{STOPS[stop]}, exact")
-    analytical = predicted(setting, of.noise.mean, of.noise.std, counts, approximate=True)
+    analytical = predicted(setting, of.noise.mean, of.noise.std, counts)
     gains.plot(counts, analytical.speedup, color=NORMAL, linestyle=":", linewidth=2.2, label=f"{STOPS[setting.stop]}, eqs. 4, 5, 11")
     speedups = np.stack([each.speedup for each in of.found.values()], axis=-1)
     with_bars(gains, list(of.found), speedups, color=LINEAR, marker="o", markersize=4, label=f"{STOPS[setting.stop]}, simulated")

@@ -152,30 +152,24 @@ def over_drop_rates(setting: Setting, draw: Draw, workers: int, micro_batches: i
     return np.array(rows)
 
 
-def by_clock(setting: Setting, seconds: clusters.Quantity, workers: int, threshold: float, learning_rate: float = 0.1) -> Measured:
-    """The same of runs with and without the threshold, by their clock and histories.
+def by_clock(setting: Setting, seconds: clusters.Quantity, workers: int, threshold: float) -> Measured:
+    """The same of runs with and without the threshold, by their clock and histories: of mini-batch SGD on a quadratic, which matters not.
 
     Args:
         setting: each run has as many rounds as iterations.
         seconds: of a micro-batch.
         workers: N.
         threshold: tau, seconds.
-        learning_rate: of mini-batch SGD on a quadratic, which is of no importance here.
     """
-
-    def build(threshold):
-        plain = algorithms.minibatch_sgd(optax.sgd(learning_rate))
-        return algorithms.drop_compute(plain, threshold, setting.micro_batches, stop=setting.stop)
-
-    pattern, T_c = algorithms.minibatch_sgd(optax.sgd(learning_rate)).pattern, setting.communication
-    per_latency = network.cost(pattern, workers, 1.0, 0.0)
+    plain, T_c = algorithms.minibatch_sgd(optax.sgd(0.1)), setting.communication
+    latency = T_c / network.cost(plain.pattern, workers, 1.0, 0.0)
     history = dsgd.sweep(
-        build,
+        lambda threshold: algorithms.drop_compute(plain, threshold, setting.micro_batches, stop=setting.stop),
         problems.random_quadratic(workers, 2),
         steps=setting.iterations,
         key=jax.random.key(setting.seeds[0]),
         seeds=len(setting.seeds),
-        cluster=clusters.Cluster(seconds, latency=T_c / per_latency if per_latency else 0.0),
+        cluster=clusters.Cluster(seconds, latency=latency),
         mesh=1,
         threshold=[threshold, NEVER],
     ).history
@@ -187,22 +181,15 @@ def by_clock(setting: Setting, seconds: clusters.Quantity, workers: int, thresho
 
 
 class Predicted(NamedTuple):
-    """Of the normal model, `[counts]`: tau, S_eff, and E T in seconds."""
+    """Of the normal model, `[counts]`: S_eff at the best threshold, and E T in seconds."""
 
-    threshold: np.ndarray
     speedup: np.ndarray
     without: np.ndarray
 
 
-def predicted(setting: Setting, mean: float, std: float, counts: Sequence[int] | np.ndarray, *, approximate: bool) -> Predicted:
-    """The best threshold of at least M mu / 2 (assumption C.3), by equations 4, 5 and 11 or by quadrature."""
-    M, N = setting.micro_batches, np.asarray(counts)
-    thresholds = np.linspace(M * mean / 2, M * mean + 5 * np.sqrt(M) * std, 301)
-    options = {"stop": setting.stop, "approximate": approximate}
-    speedups = dropcompute.expected_speedup(thresholds[:, None], mean, std, M, N, setting.communication, **options)
-    best = np.argmax(speedups, axis=0)
-    return Predicted(
-        thresholds[best],
-        np.take_along_axis(speedups, best[None], axis=0)[0],
-        dropcompute.expected_step_time(mean, std, M, N, approximate=approximate),
-    )
+def predicted(setting: Setting, mean: float, std: float, counts: Sequence[int] | np.ndarray) -> Predicted:
+    """By equations 4, 5 and 11, for the best threshold of at least M mu / 2 (assumption C.3)."""
+    M, N, T_c = setting.micro_batches, np.asarray(counts), setting.communication
+    thresholds = np.linspace(M * mean / 2, M * mean + 5 * np.sqrt(M) * std, 301)[:, None]
+    speedups = dropcompute.expected_speedup(thresholds, mean, std, M, N, T_c, stop=setting.stop, approximate=True)
+    return Predicted(speedups.max(axis=0), dropcompute.expected_step_time(mean, std, M, N, approximate=True))

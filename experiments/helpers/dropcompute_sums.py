@@ -19,7 +19,7 @@ from scipy import fft, optimize, signal
 from algorithms.dropcompute.stopping import Stop
 from experiments.helpers.dropcompute_noises import ACCUMULATION, Noise
 
-CELL = ACCUMULATION / 50  # seconds; what all noises' jumps are multiples of
+CELL = ACCUMULATION / 50  # seconds; jumps of all noises are at multiples. A time that is rounded to it has CELL^2 / 12 more variance
 BETWEEN = 120  # thresholds that are looked at, for a check between micro-batches
 MISSED = 1e-4  # chance at most that any of all micro-batches is beyond half of the grid
 

@@ -8,7 +8,7 @@ import numpy as np
 from rich.table import Table
 
 from algorithms.dropcompute.stopping import Stop
-from experiments.helpers import common, intervals
+from experiments.helpers import intervals
 from experiments.helpers.dropcompute_noises import ACCUMULATION, MEAN
 from experiments.helpers.dropcompute_scaling import Measured, Sampled, Setting, predicted
 from experiments.helpers.dropcompute_sums import Best, Common
@@ -37,7 +37,7 @@ def summary(setting: Setting, of: Sampled, worst: Sampled, one_N: Common, natura
         title="DropCompute's speedup: the paper's figures, and ours",
         caption=f"{setting.micro_batches} micro-batches, T^c = {T_c:g} s, {setting.stop}, where nothing else is said.\n"
         "Figure 5: 3 % more steps in 13 % less time, so that a step is shorter\nby 1 - 0.87 / 1.03. *: exact.\n"
-        f"Others: {seeds(setting)}, mean and half the 95 % interval.",
+        f"Others: {sureness(setting)}",
     )
     table.add_column("", no_wrap=True)
     for heading in ("paper", "ours"):
@@ -81,7 +81,7 @@ def runs_beside(setting: Setting, clock: Measured, planned: Measured, exact: Bes
     table = Table(
         title=f"{workers} workers with B.1's delays, {setting.stop}, τ = {clock.threshold[0]:.3f} s",
         caption=f"runs: their clock and history, {setting.iterations} rounds. planned: from other draws.\n"
-        f"exact: with the best threshold, {exact.threshold:.3f} s. {seeds(setting)}: mean, half 95 % interval.",
+        f"exact: with the best threshold, {exact.threshold:.3f} s.\n{sureness(setting)}",
     )
     table.add_column("", no_wrap=True)
     for heading in ("runs", "planned", "exact"):
@@ -101,13 +101,13 @@ def scaling(setting: Setting, of: Sampled, further: Sequence[int]) -> Table:
     """Figure 1 in numbers."""
     table = Table(
         title=f"B.1's delays, {setting.stop}: seconds of a step, and the best speedup",
-        caption=f"drop: % of micro-batches, of the exact one. {seeds(setting)}:\nmean, and half the 95 % interval over them.",
+        caption=f"drop: % of micro-batches, of the exact one.\nSimulated: {sureness(setting)}",
     )
     for heading in ("N", "T\nsimulated", "\nexact", "\neq. 4", "S_eff\nsimulated", "\nexact", "\neq. 11", "drop"):
         table.add_column(heading, justify="right", no_wrap=True)
     for N in (*of.found, *further):
         exact = of.sums.best(N, setting.communication, setting.stop)
-        normal = predicted(setting, of.noise.mean, of.noise.std, [N], approximate=True)
+        normal = predicted(setting, of.noise.mean, of.noise.std, [N])
         found = of.found.get(N)
         T, S = (sure(found.without), sure(found.speedup, 3)) if found else ("-", "-")
         whole, gain = normal.without[0], normal.speedup[0]
@@ -148,8 +148,8 @@ def growing(lines: Mapping[str, np.ndarray], limits: Mapping[str, float], counts
     """How the speedup grows."""
     table = Table(
         title="S_eff at the best threshold for very many workers, preempting",
-        caption="bound: max over τ of E[M~(τ)] / M (M b + T^c) / (τ + T^c), b the\nlongest micro-batch: approached as N grows,"
-        " by B.1's delays only\nbeyond 10^30 workers.",
+        caption="bound: max over τ of E[M~(τ)] / M (M b + T^c) / (τ + T^c), b the longest\n"
+        "micro-batch: approached as N grows. With B.1's delays one worker in 10^33\nhas only such ones.",
     )
     table.add_column("latencies", no_wrap=True)
     for N in shown:
@@ -161,5 +161,7 @@ def growing(lines: Mapping[str, np.ndarray], limits: Mapping[str, float], counts
     return table
 
 
-def seeds(setting: Setting) -> str:
-    return common.runs(len(setting.seeds))
+def sureness(setting: Setting) -> str:
+    """What numbers of several seeds are."""
+    seeds = len(setting.seeds)
+    return f"mean ± half the 95 % interval over {seeds} seeds." if seeds > 1 else "one seed."
