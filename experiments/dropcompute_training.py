@@ -210,8 +210,8 @@ def notes(args: Args, setting: Setting, histories: Histories) -> list[str]:
     sure = dropcompute_quality.significant(setting, histories, names)
     communication = dropcompute_convergence.needed_communication(setting)
     return [
-        f"The paper's 3 % more steps and 13 % less time are steps of {dropcompute_convergence.RATIO:.3f} of the seconds. The best threshold"
-        f" saves so much where T^c is {communication:.1f} s; with less communication it saves more.",
+        f"The paper's 3 % more steps and 13 % less time are steps of {dropcompute_convergence.RATIO:.3f} of the seconds. Workers that are"
+        f" preempted at the best threshold save so much where T^c is {communication:.1f} s; with less communication they save more.",
         f"Different from 0 % at 95 %, of {len(names)}: {', '.join(sure) or 'none'}.",
     ]
 

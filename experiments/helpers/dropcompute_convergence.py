@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from rich.table import Table
 
 from algorithms import dropcompute
+from algorithms.dropcompute.stopping import Stop
 from experiments.helpers import common, figures, intervals
 from experiments.helpers.dropcompute_training import LAMB, Histories, Point, Setting, by_itself, delayed, latencies
 
@@ -37,16 +38,41 @@ def whole(optimizer: str) -> Point:
     return Point(f"{optimizer}, all computed", math.inf, math.inf)
 
 
-def with_drops(optimizer: str, communication: float) -> str:
-    """Name of the history."""
-    return f"{optimizer}, DropCompute, T^c {communication:g} s"
+class Way(NamedTuple):
+    """Of DropCompute.
+
+    Args:
+        optimizer: by name.
+        communication: T^c, seconds.
+        stop: "preempt" or "between".
+    """
+
+    optimizer: str
+    communication: float
+    stop: Stop
+
+    @property
+    def name(self) -> str:
+        """Of the history."""
+        return f"{self.optimizer}, DropCompute, T^c {self.communication:g} s, {self.stop}"
+
+
+def ways(setting: Setting, communications: Sequence[float]) -> list[Way]:
+    """LAMB with all seconds of communication; with the first of them workers that look at their clock between micro-batches, and other
+    optimisers."""
+    first = communications[0]
+    others = [optimizer for optimizer in setting.learning_rates if optimizer != LAMB]
+    return [
+        *(Way(LAMB, communication, "preempt") for communication in communications),
+        Way(LAMB, first, "between"),
+        *(Way(optimizer, first, "preempt") for optimizer in others),
+    ]
 
 
 def runs(setting: Setting, measured: int, communications: Sequence[float]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """DropCompute with each optimiser; with LAMB for all seconds of communication, with others for the first."""
-    for optimizer in setting.learning_rates:
-        for communication in communications if optimizer == LAMB else communications[:1]:
-            yield with_drops(optimizer, communication), by_itself(setting, optimizer, measured, communication)
+    """DropCompute in each way."""
+    for way in ways(setting, communications):
+        yield way.name, by_itself(setting, way.optimizer, measured, way.communication, way.stop)
 
 
 def smooth(losses: np.ndarray) -> np.ndarray:
@@ -111,19 +137,15 @@ def table(setting: Setting, histories: Histories, measured: int, communications:
     for heading in ("", "T^c", "drop", "step", "loss", "steps", "time", "planned"):
         shown.add_column(heading, justify="left" if not heading else "right", no_wrap=True)
     shown.add_row("paper", "-", "-", f"{RATIO:.3f}", "-", f"+{PAPER['steps']:.0f}", f"-{PAPER['time']:.0f}", "-")
-    for optimizer in setting.learning_rates:
-        for communication in communications:
-            if with_drops(optimizer, communication) not in histories:
-                continue
-            shown.add_section()
-            without = with_communication(histories[whole(optimizer).name], communication)
-            history = histories[with_drops(optimizer, communication)]
-            step = np.diff(history["clock"])[:, measured + 1 :].mean() / np.diff(without["clock"])[:, measured + 1 :].mean()
-            first = (optimizer, f"{communication:g}", f"{100 * dropped(history, measured):.1f}", f"{step:.3f}")
-            time = f"{100 * (1 / planned(setting, history, communication) - 1):+.1f}"
-            for i, goal in enumerate(goals(without)):
-                found = (percent(100 * (ratio - 1)) for ratio in gain(without, history, goal))
-                shown.add_row(*(("",) * 4 if i else first), f"{goal:.3g}", *found, "" if i else time)
+    for way in ways(setting, communications):
+        shown.add_section()
+        without, history = with_communication(histories[whole(way.optimizer).name], way.communication), histories[way.name]
+        step = np.diff(history["clock"])[:, measured + 1 :].mean() / np.diff(without["clock"])[:, measured + 1 :].mean()
+        time = f"{100 * (1 / planned(setting, history, way) - 1):+.1f}"
+        first = (way.optimizer, f"{way.communication:g}", f"{100 * dropped(history, measured):.1f}", f"{step:.3f}")
+        for i, goal in enumerate(goals(without)):
+            found = (percent(100 * (ratio - 1)) for ratio in gain(without, history, goal))
+            shown.add_row(*((way.stop, "", "", "") if i else first), f"{goal:.3g}", *found, "" if i else time)
     return shown
 
 
@@ -132,12 +154,13 @@ def dropped(history: dict[str, np.ndarray], measured: int) -> float:
     return float(history["dropped"][:, measured + 2 :].mean())
 
 
-def planned(setting: Setting, history: dict[str, np.ndarray], communication: float) -> float:
+def planned(setting: Setting, history: dict[str, np.ndarray], way: Way) -> float:
     """S_eff of the thresholds that were chosen, on other rounds than they were chosen from."""
     N = setting.problem.workers
     assert N is not None
     times = latencies(delayed(N), N, setting.micro_batches, setting.seed)
-    return float(np.mean(dropcompute.effective_speedup(times, communication, history["threshold"][:, -1].astype(float))))
+    chosen = history["threshold"][:, -1].astype(float)
+    return float(np.mean(dropcompute.effective_speedup(times, way.communication, chosen, way.stop)))
 
 
 def needed_communication(setting: Setting) -> float:
@@ -158,7 +181,7 @@ def draw(losses: Axes, seconds: Axes, setting: Setting, histories: Histories, co
     """Figure 5, with LAMB: the loss over steps, and over seconds at the first T^c."""
     communication = communications[0]
     without = with_communication(histories[whole(LAMB).name], communication)
-    both = {"all computed": without, "DropCompute": histories[with_drops(LAMB, communication)]}
+    both = {"all computed": without, "DropCompute": histories[Way(LAMB, communication, "preempt").name]}
     for axes, cost in ((losses, "step"), (seconds, "clock")):
         lines = {}
         for label, history in both.items():

@@ -15,6 +15,7 @@ from jax.core import Tracer
 import algorithms
 import dsgd
 from algorithms import dropcompute
+from algorithms.dropcompute.stopping import Stop
 from dsgd import clusters, network
 from experiments.helpers import common, dropcompute_noises
 
@@ -151,12 +152,13 @@ def together(
         yield point.name, kept(sweep.at((i,)), setting, learning_rate)
 
 
-def by_itself(setting: Setting, optimizer: str, measured: int, communication: float) -> dict[str, np.ndarray]:
+def by_itself(setting: Setting, optimizer: str, measured: int, communication: float, stop: Stop) -> dict[str, np.ndarray]:
     """The history of DropCompute that chooses its threshold after so many rounds, at a constant step size."""
     N, learning_rate = setting.problem.workers, setting.learning_rates[optimizer]
     assert N is not None
     steps = falling(optimizer, learning_rate, math.inf)
-    method = algorithms.drop_compute(algorithms.minibatch_sgd(steps), dropcompute.chosen_after(measured), setting.micro_batches)
+    chosen = dropcompute.chosen_after(measured)
+    method = algorithms.drop_compute(algorithms.minibatch_sgd(steps), chosen, setting.micro_batches, stop=stop)
     result = dsgd.run(method, setting.problem, cluster=delayed(N, communication), **options(setting, setting.rounds))
     return kept(result.history, setting, learning_rate)
 

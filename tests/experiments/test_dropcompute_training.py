@@ -40,8 +40,8 @@ ARGS = dropcompute_training.Args(
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
-    """A linear model, with one optimiser for each part, and the same stragglers twice: half as many programs; its histories, and the
-    printed lines."""
+    """A linear model, with one optimiser for each part, one way to stop, and the same stragglers twice: half as many programs; its
+    histories, and the printed lines."""
     out = tmp_path_factory.mktemp("dropcompute_training")
     args = dataclasses.replace(ARGS, out=out)
     screen, found = common.console(), {}
@@ -57,6 +57,7 @@ def ran(tmp_path_factory):
         for function, optimizer in (("setting_of", LAMB), ("corrected_setting", SGD)):
             patch.setattr(dropcompute_training, function, partial(only, getattr(dropcompute_training, function), optimizer))
         patch.setattr(dropcompute_training, "stragglers", alike)
+        patch.setattr(dropcompute_convergence, "ways", preempting)
         patch.setattr(dropcompute_training, "train", watched)
         patch.setattr(common, "devices_for", lambda workers: dsgd.workers.mesh(1))
         patch.setattr(common, "console", lambda: screen)
@@ -69,6 +70,10 @@ def ran(tmp_path_factory):
 def only(function, optimizer, args):
     setting = function(args)
     return setting._replace(learning_rates={optimizer: setting.learning_rates[optimizer]})
+
+
+def preempting(setting, communications):
+    return [dropcompute_convergence.Way(LAMB, seconds, "preempt") for seconds in communications]
 
 
 def alike(args):
@@ -104,7 +109,7 @@ def test_it_prints_tables_of_80_columns_with_the_papers_numbers(ran):
 def test_the_threshold_is_chosen_after_some_rounds_and_kept(ran):
     """A round takes at most the threshold and T^c; the draws of the first rounds are those of who drops nothing."""
     _, _, found, _ = ran
-    without, history = found[f"{LAMB}, all computed"], found[dropcompute_convergence.with_drops(LAMB, COMMUNICATION)]
+    without, history = found[f"{LAMB}, all computed"], found[dropcompute_convergence.Way(LAMB, COMMUNICATION, "preempt").name]
     assert (history["dropped"][:, 1 : MEASURED + 1] == 0).all()
     tau = history["threshold"][:, -1:]
     assert np.isfinite(tau).all()
