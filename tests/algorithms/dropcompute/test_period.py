@@ -29,6 +29,7 @@ def test_a_period_that_is_swept_drops_as_a_given_one():
             np.testing.assert_array_equal(swept.history[name][i], given[name])
         np.testing.assert_allclose(swept.history["clock"][i], given["clock"], rtol=1e-6)
         np.testing.assert_allclose(swept.history["loss"][i], given["loss"], rtol=1e-5)
+    assert np.diff(swept.history["clock"][1, :, ::4], axis=-1).max() <= 2.1 * (1 + 1e-5), "of each period, from averaging to averaging"
     assert swept.history["dropped"][1, :, 1:].max() > 0 == swept.history["dropped"][0, :, 1:].max()
 
 
