@@ -1,0 +1,135 @@
+"""Processes of one machine that see each other over its loopback address, as machines do over a network: a cluster to try things on.
+
+They live and die together: where one fails, or the one that started them ends, however it does, the others end, too.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from dsgd import checks
+from dsgd.contract import elsewhere
+
+HOST = "127.0.0.1"
+_LOOK = 0.02  # seconds between two looks at the processes
+_JOIN = f"import sys; from {__name__} import join; join(*sys.argv[1:])"
+
+
+@checks.arguments
+def loopback(processes: int, function: Callable[[], Any], *, timeout: float = 600.0) -> list[Any]:
+    """What `function()` gives in each of so many processes of one JAX runtime (`jax.distributed`), each with one device, a CPU.
+
+    Args:
+        processes: how many.
+        function: called in each; `jax.process_index()` says in which. It may be a notebook's, or a closure, of what can be pickled.
+        timeout: seconds that they have in all.
+
+    Returns:
+        What each gives, in the order of their indices; it is pickled, too.
+
+    Raises:
+        ValueError: no processes, or no time; what cannot be pickled.
+        ChildProcessError: one failed or was killed, or time is over; it says which and why. The others are killed.
+    """
+    import cloudpickle  # noqa: PLC0415 (only who starts processes needs it)
+
+    count = checks.positive_int("loopback: processes", processes)
+    if not timeout > 0:
+        raise ValueError(f"loopback: timeout = {timeout:g}: need seconds > 0")
+    with tempfile.TemporaryDirectory() as name, socket.socket() as held:
+        folder = Path(name)
+        try:
+            (folder / "function").write_bytes(cloudpickle.dumps(function))
+        except Exception as error:  # anything may be what cannot be pickled
+            raise ValueError(f"loopback: {checks.shown(function)} cannot be sent to other processes ({error})") from error
+        # Nobody else gets the port until the coordinator, the first of the processes, listens there.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind((HOST, 0))
+        with _family(folder, count, held.getsockname()[1]) as family:
+            _wait(folder, family, timeout)
+        return [cloudpickle.loads((folder / f"{i}.result").read_bytes()) for i in range(count)]
+
+
+@contextmanager
+def _family(folder: Path, count: int, port: int) -> Iterator[Sequence[subprocess.Popen]]:
+    """The processes, none of which outlives the block."""
+    family = []
+    try:
+        for i in range(count):
+            command = [sys.executable, "-c", _JOIN, str(folder), str(i), str(count), str(port)]
+            with (folder / f"{i}.log").open("wb") as log:
+                # stdin is the lifeline: it ends when this process does.
+                family.append(subprocess.Popen(command, env=elsewhere.environment(1), stdin=subprocess.PIPE, stdout=log, stderr=log))
+        yield family
+    finally:
+        for each in family:
+            each.kill()
+        for each in family:
+            each.communicate()
+
+
+def _wait(folder: Path, family: Sequence[subprocess.Popen], timeout: float) -> None:
+    """Until all have ended well."""
+    end = time.monotonic() + timeout
+    while any(each.poll() is None for each in family):
+        if failed := [i for i, each in enumerate(family) if each.returncode]:
+            raise ChildProcessError(_why(folder, family, failed))
+        if time.monotonic() > end:
+            running = ", ".join(str(i) for i, each in enumerate(family) if each.poll() is None)
+            raise ChildProcessError(f"loopback: after {timeout:g} s, of {len(family)} processes these still run: {running}; they were killed")
+        time.sleep(_LOOK)
+    if failed := [i for i, each in enumerate(family) if each.returncode]:
+        raise ChildProcessError(_why(folder, family, failed))
+
+
+def _why(folder: Path, family: Sequence[subprocess.Popen], failed: Sequence[int]) -> str:
+    """What was the matter with the first one that failed: the others may have failed since it was gone."""
+    first = min(failed, key=lambda i: (folder / f"{i}.log").stat().st_mtime_ns)
+    *_, last = (folder / f"{first}.log").read_text(errors="replace").strip().splitlines() or ["no message"]
+    return f"process {first} of {len(family)} ended with status {family[first].returncode}: {last}"
+
+
+def join(where: str, *numbers: str) -> None:
+    """What each of the processes does."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    import cloudpickle  # noqa: PLC0415
+
+    folder, (index, count, port) = Path(where), map(int, numbers)
+    address = f"{HOST}:{port}"
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    _listen_on_loopback()
+    try:
+        jax.distributed.initialize(address, count, index, coordinator_bind_address=address)
+        result = cloudpickle.dumps(cloudpickle.loads((folder / "function").read_bytes())())
+    except Exception as error:
+        traceback.print_exc()
+        print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        os._exit(1)  # at once: an orderly end would wait for the others
+    (folder / f"{index}.result").write_bytes(result)
+    jax.distributed.shutdown()
+
+
+def _end_with_parent() -> None:
+    os.read(sys.stdin.fileno(), 1)  # until it ends: nothing is ever written
+    os._exit(1)
+
+
+def _listen_on_loopback() -> None:
+    """gloo listens where the machine's name leads to, which may be another address, or none; JAX has no option for it."""
+    from jax._src.lib import _jax  # noqa: PLC0415
+
+    _jax.make_gloo_tcp_collectives = partial(_jax.make_gloo_tcp_collectives, hostname=HOST)
