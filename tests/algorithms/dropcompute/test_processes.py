@@ -17,7 +17,7 @@ import pytest
 import algorithms
 import dsgd
 from algorithms import dropcompute
-from algorithms.dropcompute import loopback, stopping
+from algorithms.dropcompute import family, stopping
 from dsgd import problems, work
 
 RATE = 0.1
@@ -184,11 +184,7 @@ def lives(pid: int) -> bool:
 def without_jax(monkeypatch, tmp_path, script):
     """Processes that only run this script, `index` and `folder` known: for what is about processes."""
     head = f"import os, sys, time; index, folder = int(sys.argv[2]), {str(tmp_path)!r}; open(f'{{folder}}/{{index}}', 'w').write(str(os.getpid()))"
-    monkeypatch.setattr(loopback_module(), "_JOIN", f"{head}\n{script}")
-
-
-def loopback_module():
-    return sys.modules["algorithms.dropcompute.loopback"]
+    monkeypatch.setattr(family, "_JOIN", f"{head}\n{script}")
 
 
 @pytest.mark.parametrize(
@@ -215,7 +211,7 @@ def test_an_interruption_ends_all(monkeypatch, tmp_path):
         if all((tmp_path / str(i)).exists() and (tmp_path / str(i)).read_text() for i in range(2)):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(loopback_module().time, "sleep", interrupt)
+    monkeypatch.setattr(family.time, "sleep", interrupt)
     with pytest.raises(KeyboardInterrupt):
         dropcompute.loopback(2, print, timeout=30)
     assert not any(lives(int((tmp_path / str(i)).read_text())) for i in range(2))
@@ -224,7 +220,7 @@ def test_an_interruption_ends_all(monkeypatch, tmp_path):
 def test_a_process_ends_with_the_one_that_started_it(tmp_path):
     """However that ended: all that it sees is that its input does."""
     (tmp_path / "function").write_bytes(cloudpickle.dumps(lambda: time.sleep(60)))
-    join = [sys.executable, "-c", loopback_module()._JOIN, str(tmp_path), "0", "2", "1"]  # which waits for another that never comes
+    join = [sys.executable, "-c", family._JOIN, str(tmp_path), "0", "2", "1"]  # which waits for another that never comes
     with subprocess.Popen(join, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         process.communicate(timeout=30)
     assert process.returncode == 1

@@ -85,22 +85,25 @@ def _family(folder: Path, count: int, port: int) -> Iterator[Sequence[subprocess
 def _wait(folder: Path, family: Sequence[subprocess.Popen], timeout: float) -> None:
     """Until all have ended well."""
     end = time.monotonic() + timeout
-    while any(each.poll() is None for each in family):
-        if failed := [i for i, each in enumerate(family) if each.returncode]:
-            raise ChildProcessError(_why(folder, family, failed))
+    while True:
+        statuses = [each.poll() for each in family]
+        if any(statuses):
+            raise ChildProcessError(_why(folder, statuses))
+        running = [str(i) for i, status in enumerate(statuses) if status is None]
+        if not running:
+            return
         if time.monotonic() > end:
-            running = ", ".join(str(i) for i, each in enumerate(family) if each.poll() is None)
-            raise ChildProcessError(f"loopback: after {timeout:g} s, of {len(family)} processes these still run: {running}; they were killed")
+            still = f"of {len(family)} processes these still run: {', '.join(running)}"
+            raise ChildProcessError(f"loopback: after {timeout:g} s, {still}; they were killed")
         time.sleep(_LOOK)
-    if failed := [i for i, each in enumerate(family) if each.returncode]:
-        raise ChildProcessError(_why(folder, family, failed))
 
 
-def _why(folder: Path, family: Sequence[subprocess.Popen], failed: Sequence[int]) -> str:
+def _why(folder: Path, statuses: Sequence[int | None]) -> str:
     """What was the matter with the first one that failed: the others may have failed since it was gone."""
-    first = min(failed, key=lambda i: (folder / f"{i}.log").stat().st_mtime_ns)
-    *_, last = (folder / f"{first}.log").read_text(errors="replace").strip().splitlines() or ["no message"]
-    return f"process {first} of {len(family)} ended with status {family[first].returncode}: {last}"
+    logs = {i: folder / f"{i}.log" for i, status in enumerate(statuses) if status}
+    first = min(logs, key=lambda i: logs[i].stat().st_mtime_ns)
+    *_, last = logs[first].read_text(errors="replace").strip().splitlines() or ["no message"]
+    return f"process {first} of {len(statuses)} ended with status {statuses[first]}: {last}"
 
 
 def join(where: str, *numbers: str) -> None:

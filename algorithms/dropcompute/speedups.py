@@ -1,0 +1,259 @@
+r"""What DropCompute gains on measured times: Algorithm 2, by exact search.
+
+    dropcompute.threshold(latencies, communication)                        # tau, seconds, from [I, N, M] and [I] seconds
+    dropcompute.effective_speedup(latencies, communication, thresholds)    # equation 6 at each of them
+
+Known numbers are computed with numpy in float64; where anything is traced, all is jax.numpy's, in the latencies' own precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.core import Tracer
+from numpy.typing import ArrayLike
+
+from algorithms.dropcompute.stopping import Stop, completions, need_stop
+from dsgd import checks
+
+SLACK = 1 + 1e-6  # times what a time is: computed once more, in another order, it is still on the same side
+PARTS = 32  # into which the search cuts what may hold the best
+
+Latencies = Annotated[ArrayLike | jax.Array, "seconds [iterations, workers, micro-batches]"]
+Communication = Annotated[ArrayLike | jax.Array, "seconds [iterations]"]
+Thresholds = Annotated[ArrayLike | jax.Array, "seconds, at least 0"]
+
+
+@checks.arguments
+def effective_speedup(latencies: Latencies, communication: Communication, thresholds: Thresholds, stop: Stop = "preempt") -> Any:
+    r"""How many times as many micro-batches a second as without DropCompute, the mean over iterations.
+
+    $$ S_{\mathrm{eff}}(\tau) = \frac{1}{I} \sum_i \frac{\tilde M_i(\tau)}{M} \cdot \frac{T_i + T_i^c}{R_i(\tau) + T_i^c} \quad (6) $$
+
+    with $\tilde M_i$ micro-batches computed by a worker on average, $T_i$ the seconds of the slowest worker without a threshold, and $R_i$
+    those with it: $\min(\tau, T_i)$ with "preempt", when the last worker stops with "between". A step that takes no time gains nothing.
+
+    Args:
+        latencies: t, seconds of each micro-batch, `[I, N, M]`, at least 0, finite.
+        communication: T^c, seconds of each iteration, `[I]`, or one number for all.
+        thresholds: tau, seconds, any shape; infinity drops nothing: 1.
+        stop: "preempt" or "between", see `stopping.stopped`.
+
+    Returns:
+        The speedup at each threshold, of their shape.
+
+    Raises:
+        ValueError: latencies that are not `[I, N, M]`, without an iteration, worker or micro-batch, or of another I than communication;
+            latencies or seconds of communication that are negative or not finite; thresholds that are negative or NaN; an unknown stop.
+
+    Source: Giladi et al., "DropCompute: simple and more robust distributed synchronous training via compute variance reduction", section
+        4.4 and algorithm 2.
+    """
+    measured = _measured("effective_speedup", latencies, communication, stop, thresholds)
+    return _mean(_speedup, measured, _told("effective_speedup", thresholds, measured))
+
+
+@checks.arguments
+def threshold(latencies: Latencies, communication: Communication, stop: Stop = "preempt") -> Any:
+    r"""The threshold of the largest effective speedup, by search over all places where that jumps.
+
+    $$ \tau^* = \operatorname{argmax}_\tau S_{\mathrm{eff}}(\tau) $$
+
+    $S_{\mathrm{eff}}$ is largest just after one of the times v at which it jumps: at $\tau = (1 + 10^{-6}) v$ here, so that times that are
+    equal but for rounding count as one. With "preempt" no threshold is better by more than a factor of $1 + 10^{-6}$; with "between" none
+    is better at all, but where two v are that close. Of equally good ones it is the largest: infinity where dropping gains nothing.
+
+    Args:
+        latencies: t, as of `effective_speedup`.
+        communication: T^c, as of `effective_speedup`.
+        stop: "preempt" or "between", see `stopping.stopped`.
+
+    Returns:
+        tau, seconds: a float, or a traced scalar. With "preempt" it is never 0: a step of micro-batches that all take no time is no answer.
+
+    Raises:
+        ValueError: as of `effective_speedup`.
+
+    Source: Giladi et al., "DropCompute", algorithm 2, which looks at given thresholds only.
+    """
+    measured = _measured("threshold", latencies, communication, stop)
+    if measured.xp is np:
+        return _search(measured)
+    candidates = jnp.append(measured.events.ravel() * SLACK, jnp.inf)
+    speedups = _mean(_speedup, measured, candidates)
+    return jnp.max(jnp.where(speedups == jnp.max(speedups), candidates, 0))
+
+
+@checks.arguments
+def drop_rate(latencies: Latencies, thresholds: Thresholds, stop: Stop = "preempt") -> Any:
+    r"""The share of micro-batches that are dropped, $1 - \tilde M(\tau) / M$, the mean over iterations.
+
+    Args:
+        latencies: t, as of `effective_speedup`.
+        thresholds: tau, as of `effective_speedup`.
+        stop: "preempt" or "between", see `stopping.stopped`.
+
+    Returns:
+        The share in [0, 1] at each threshold, of their shape.
+
+    Raises:
+        ValueError: as of `effective_speedup`.
+    """
+    measured = _measured("drop_rate", latencies, 0.0, stop, thresholds)
+    return _mean(lambda iteration: 1 - iteration.share, measured, _told("drop_rate", thresholds, measured))
+
+
+@checks.arguments
+def step_time(latencies: Latencies, thresholds: Thresholds, stop: Stop = "preempt") -> Any:
+    r"""How long the slowest worker computes, $\min(\tau, T)$ with "preempt", the mean over iterations.
+
+    Args:
+        latencies: t, as of `effective_speedup`.
+        thresholds: tau, as of `effective_speedup`.
+        stop: "preempt" or "between", see `stopping.stopped`.
+
+    Returns:
+        Seconds at each threshold, of their shape, without communication.
+
+    Raises:
+        ValueError: as of `effective_speedup`.
+    """
+    measured = _measured("step_time", latencies, 0.0, stop, thresholds)
+    return _mean(lambda iteration: iteration.step, measured, _told("step_time", thresholds, measured))
+
+
+class _Measured(NamedTuple):
+    """What was measured, as functions of tau: how much is computed jumps at the events, of which there are N M in an iteration.
+
+    Args:
+        events: with "preempt" the ends of micro-batches, each counted after it; with "between" their starts, each counted from it on. In
+            order, `[I, N M]`.
+        until: with "between" when the last worker stops if tau is at or after this event and before the next, `[I, N M]`.
+        whole: T, `[I]`.
+        communication: T^c, `[I]`.
+        stop: "preempt" or "between".
+        xp: numpy, or jax.numpy.
+    """
+
+    events: Any
+    until: Any
+    whole: Any
+    communication: Any
+    stop: Stop
+    xp: Any
+
+
+class _Iteration(NamedTuple):
+    """What becomes of one at each threshold: the share of micro-batches that are computed, and the slowest worker's seconds; and what T and
+    T^c are."""
+
+    share: Any
+    step: Any
+    whole: Any
+    communication: Any
+
+
+def _speedup(iteration: _Iteration) -> Any:
+    xp = jnp if isinstance(iteration.step, jax.Array) else np
+    seconds = iteration.step + iteration.communication
+    some = xp.where(seconds > 0, seconds, 1)
+    return iteration.share * xp.where(seconds > 0, (iteration.whole + iteration.communication) / some, 1)
+
+
+def _iteration(measured: _Measured, i: Any, thresholds: Any) -> _Iteration:
+    r"""By two binary searches a threshold, at most.
+
+    With "between" worker n has begun the micro-batches whose starts are at most tau, and stops at the end of the last of them, which is the
+    largest of their ends. So the last worker stops at the largest end of all micro-batches, whoever's, that start at tau at the latest: the
+    running maximum of the ends, in the order of starts, at the last start that is at most tau. There is one: each worker starts at 0.
+    """
+    xp, events = measured.xp, measured.events[i]
+    count = xp.searchsorted(events, thresholds, side="left" if measured.stop == "preempt" else "right")
+    whole = measured.whole[i]
+    step = xp.minimum(thresholds, whole) if measured.stop == "preempt" else measured.until[i][count - 1]
+    return _Iteration(count.astype(events.dtype) / events.size, step, whole, measured.communication[i])
+
+
+def _mean(value: Callable[[_Iteration], Any], measured: _Measured, thresholds: Any) -> Any:
+    """Over iterations, one after the other: memory is that of one iteration's thresholds."""
+    iterations = len(measured.events)
+    if measured.xp is np:
+        return sum(value(_iteration(measured, i, thresholds)) for i in range(iterations)) / iterations
+    total = lax.fori_loop(0, iterations, lambda i, total: total + value(_iteration(measured, i, thresholds)), jnp.zeros_like(thresholds))
+    return total / iterations
+
+
+def _search(measured: _Measured) -> float:
+    r"""The largest of the best candidates: exactly, without a look at most of them.
+
+    Why just after an event: with "between" both count and step are constant from one event to the next, the first included. With "preempt"
+    the count is constant after one event up to the next, that included, while the step grows with tau: there S does not increase.
+    At $(1 + \delta) v$ the count is at least that just after v, and the step at most $1 + \delta$ times as long.
+
+    Branch and bound: count and step do not decrease in tau, so between two candidates $a < b$ no speedup is above
+    $\frac{1}{I} \sum_i \frac{\tilde M_i(b)}{M} \frac{T_i + T_i^c}{R_i(a) + T_i^c}$. Roundings are monotone, too.
+    """
+    events = np.sort(measured.events, axis=None)
+    candidates = np.append(events[np.searchsorted(events, 0, side="right") if measured.stop == "preempt" else 0 :] * SLACK, np.inf)
+    spans = np.array([[0, candidates.size - 1]])  # first and last index of what may hold the best
+    best = (-np.inf, 0.0)
+    while spans.size:
+        cuts = np.linspace(spans[:, 0], spans[:, 1], PARTS + 1, axis=1).astype(int)
+        thresholds = candidates[cuts]
+        speedups, bounds = np.zeros(cuts.shape), np.zeros((len(cuts), PARTS))
+        for i in range(len(measured.events)):
+            at = _iteration(measured, i, thresholds)
+            speedups += _speedup(at)
+            bounds += _speedup(at._replace(share=at.share[:, 1:], step=at.step[:, :-1]))
+        best = max(best, *zip(speedups.ravel().tolist(), thresholds.ravel().tolist(), strict=True))
+        inside = (np.diff(cuts) > 1) & (np.diff(thresholds) > 0) & (bounds >= best[0])
+        spans = np.stack([cuts[:, :-1][inside], cuts[:, 1:][inside]], axis=-1)
+    return best[1]
+
+
+def _measured(where: str, latencies: Any, communication: Any, stop: Stop, *others: Any) -> _Measured:
+    """Of arguments that have been looked at. Numpy's, unless something is traced."""
+    where = f"dropcompute.{where}"
+    need_stop(where, stop)
+    xp: Any = jnp if any(isinstance(each, Tracer) for each in (latencies, communication, *others)) else np
+    shape = np.shape(latencies)
+    if len(shape) != 3 or 0 in shape:
+        raise ValueError(f"{where}: latencies {list(shape)}: need [iterations, workers, micro-batches], at least one of each")
+    if np.shape(communication) not in ((), shape[:1]):
+        raise ValueError(
+            f"{where}: communication {list(np.shape(communication))} for latencies {list(shape)}: need [iterations] for "
+            "[iterations, workers, micro-batches]"
+        )
+    for what, seconds in (("latencies", latencies), ("communication", communication)):
+        _need(where, what, seconds, "finite seconds, at least 0", lambda seconds: (seconds >= 0) & np.isfinite(seconds))
+    dtype = np.float64 if xp is np else jnp.result_type(latencies, jnp.float32)
+    ends = completions(xp.asarray(latencies, dtype))
+    starts = xp.concatenate([xp.zeros_like(ends[..., :1]), ends[..., :-1]], axis=-1).reshape(shape[0], -1)
+    ends = ends.reshape(shape[0], -1)
+    whole, communication = xp.max(ends, axis=1), xp.broadcast_to(xp.asarray(communication, dtype), shape[:1])
+    if stop == "preempt":
+        return _Measured(xp.sort(ends, axis=1), None, whole, communication, stop, xp)
+    order = xp.argsort(starts, axis=1)
+    events, ends = (xp.take_along_axis(times, order, axis=1) for times in (starts, ends))
+    until = xp.maximum.accumulate(ends, axis=1)
+    return _Measured(events, until, whole, communication, stop, xp)
+
+
+def _told(where: str, thresholds: Any, measured: _Measured) -> Any:
+    """Thresholds that have been looked at, in the precision of the times."""
+    _need(f"dropcompute.{where}", "thresholds", thresholds, "seconds, at least 0", lambda seconds: seconds >= 0)
+    return measured.xp.asarray(thresholds, measured.whole.dtype)
+
+
+def _need(where: str, what: str, value: Any, needed: str, holds: Callable[[np.ndarray], np.ndarray]) -> None:
+    if isinstance(value, Tracer):
+        return
+    numbers = np.asarray(value, float)
+    wrong = numbers[~holds(numbers)]
+    if wrong.size:
+        raise ValueError(f"{where}: {what} with the entry {wrong.flat[0]:g}: need {needed}")
