@@ -5,6 +5,7 @@ They live and die together: where one fails, or the one that started them ends, 
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 import subprocess
@@ -133,6 +134,5 @@ def _end_with_parent() -> None:
 
 def _listen_on_loopback() -> None:
     """gloo listens where the machine's name leads to, which may be another address, or none; JAX has no option for it."""
-    from jax._src.lib import _jax  # noqa: PLC0415
-
-    _jax.make_gloo_tcp_collectives = partial(_jax.make_gloo_tcp_collectives, hostname=HOST)
+    made: Any = importlib.import_module("jaxlib._jax")
+    made.make_gloo_tcp_collectives = partial(made.make_gloo_tcp_collectives, hostname=HOST)

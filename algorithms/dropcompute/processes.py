@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -69,8 +69,8 @@ def train(
     Args:
         problem: with as many workers as there are processes; process n has the data of worker n.
         optimizer: the step; `optax.sgd(eta)` is the equation. All processes make it alike.
-        threshold: tau, seconds, infinite: nothing is dropped; or `dropcompute.chosen_after(I)`: all measure for I steps, tell each other, and
-            find the same one (section 4.4).
+        threshold: tau, seconds, infinite: nothing is dropped; or `dropcompute.chosen_after(I)`: all measure for I steps, tell each
+            other, and find the same one (section 4.4).
         micro_batches: M, each one draw of the problem.
         steps: how many.
         key: of everything random.
@@ -79,8 +79,8 @@ def train(
         delay: (step, micro-batch) -> seconds that this process sleeps in it, which its clock counts: to try stragglers. None: none.
 
     Returns:
-        The model, and the history: `step` `[steps]`, from 1; `loss`, the mean over the micro-batches that were computed; `seconds`, from the
-        beginning of the first micro-batch to the end of the step, on the process where that is longest; `communication`, T^c;
+        The model, and the history: `step` `[steps]`, from 1; `loss`, the mean over the micro-batches that were computed; `seconds`, from
+        the beginning of the first micro-batch to the end of the step, on the process where that is longest; `communication`, T^c;
         `latencies` `[steps, N, M]`, seconds of each micro-batch, NaN of those dropped; `dropped`, their share; `threshold`.
 
     Raises:
@@ -108,7 +108,7 @@ def train(
         taus.append(tau)
         began = time.monotonic()
         done = accumulate(partial(turn, step, delay), _own(model.params), range(M), tau)
-        model, loss = jax.block_until_ready(finish(model, done.total, done.count))
+        model, loss = jax.block_until_ready(finish(model, done.total, done.computed))
         rows.append([*done.seconds, time.monotonic() - began])
         losses.append(loss)
     times = _Times.of(_gathered(rows), M)
@@ -180,7 +180,7 @@ def _start(problem: Problem, optimizer: optax.GradientTransformation, key: jax.A
 
 def _finish(optimizer: optax.GradientTransformation, correction: str | float, M: int, mesh: Mesh) -> Callable[..., tuple[Model, jax.Array]]:
     """(model, this worker's sums, how many they are of) -> the next model and the mean loss: an all-reduce and a step, one program."""
-    own = NamedSharding(mesh, P(workers.AXIS))
+    own, constant = NamedSharding(mesh, P(workers.AXIS)), 1.0 if isinstance(correction, str) else correction
 
     @jax.jit
     @partial(jax.shard_map, mesh=mesh, in_specs=(P(), P(workers.AXIS), P(workers.AXIS)), out_specs=P())
@@ -195,7 +195,7 @@ def _finish(optimizer: optax.GradientTransformation, correction: str | float, M:
         elif correction == "local":
             factor = 1 / mesh.size
         else:
-            factor = (1.0 if correction == "none" else correction) / (M * mesh.size)
+            factor = constant / (M * mesh.size)
         slope = jax.tree.map(lambda leaf: leaf * jnp.asarray(factor, leaf.dtype), slope)
         return optimizers.step(optimizer, model, slope), loss / computed
 
@@ -212,7 +212,7 @@ def _finish(optimizer: optax.GradientTransformation, correction: str | float, M:
 def _rehearse(turn: Callable, finish: Callable, model: Model) -> None:
     """Everything is compiled and called once; what comes of it is forgotten. At its end all processes begin together."""
     done = accumulate(partial(turn, 0, None), _own(model.params), range(2), math.inf)
-    jax.block_until_ready(finish(model, done.total, done.count))
+    jax.block_until_ready(finish(model, done.total, done.computed))
 
 
 def _gathered(rows: list[list[float]]) -> np.ndarray:

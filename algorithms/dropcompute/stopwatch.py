@@ -21,12 +21,12 @@ class Accumulated(NamedTuple):
 
     Args:
         total: the sum over the micro-batches that it has computed.
-        count: how many, at least 1.
+        computed: how many, at least 1.
         seconds: of each of the M, `[M]`; NaN of those that it has not computed.
     """
 
     total: PyTree
-    count: int
+    computed: int
     seconds: np.ndarray
 
 
@@ -41,9 +41,9 @@ def accumulate(
 ) -> Accumulated:
     r"""One worker's local batch, until $\tau$: it looks at its clock after each micro-batch, and goes on while $T^{(m)} \le \tau$.
 
-    $$ G = \sum_{m=1}^{k} g^{(m)}(\theta), \qquad k = \min \{ m : T^{(m)} > \tau \text{ or } m = M \}, \qquad T^{(m)} = \sum_{j \le m} t_j $$
+    $$ G = \sum_{m=1}^{k} g^{(m)}(\theta), \qquad k = \min \{ m : T^{(m)} > \tau \text{ or } m = M \}, \qquad T^{(m)} = \sum_{j=1}^m t_j $$
 
-    `dropcompute.stopped(..., stop="between")` says the same of times that are known. Each micro-batch is waited for, so that the clock tells what
+    `stopping.stopped(..., "between")` says the same of times that are known. Each micro-batch is waited for, so that the clock tells what
     it took. $T^{(m)}$ is the sum of what was measured, in the order in which a plan adds it up: plan and worker agree to the last bit.
 
     Args:

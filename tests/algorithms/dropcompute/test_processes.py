@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import cloudpickle
@@ -22,6 +23,7 @@ from dsgd import problems, work
 
 RATE = 0.1
 SLOW, FAST, M, ROUNDS, STEPS = 0.03, 0.005, 4, 3, 9  # seconds of a micro-batch in each of two processes
+ONE = problems.quadratic(np.float32([[2.0]]), np.float32([[3.0]]))
 
 
 class FakeClock:
@@ -52,7 +54,7 @@ def test_a_stopwatch_stops_where_known_times_say(seed):
         given = list(zip(values.tolist(), latencies.tolist(), strict=True))
         found = dropcompute.accumulate(clock.gradient, params, given, tau, clock=clock)
         expected = stopping.stopped(latencies, tau, "between")
-        assert found.count == expected.done.sum() >= 1
+        assert found.computed == expected.done.sum() >= 1
         np.testing.assert_array_equal(found.seconds, np.where(expected.done, latencies, np.nan))
         assert np.nansum(found.seconds) == expected.seconds
         total = values[expected.done].sum()
@@ -68,7 +70,7 @@ def simulated(problem, steps, key):
 
 
 def test_one_process_is_plain_sgd_where_nothing_is_dropped(key):
-    problem = problems.random_quadratic(1, 5, noise=0.3)
+    problem = problems.random_quadratic(1, 5, heterogeneity=0.0, noise=0.3)
     found = dropcompute.train(problem, optax.sgd(RATE), math.inf, M, steps=3, key=key)
     expected = simulated(problem, 3, key)
     np.testing.assert_allclose(found.params, expected.params, rtol=1e-5)
@@ -80,27 +82,25 @@ def test_one_process_is_plain_sgd_where_nothing_is_dropped(key):
 
 @pytest.mark.parametrize(("correction", "factor"), [("none", 1 / M), ("stochastic", 1), ("local", 1), (0.5, 0.5 / M)])
 def test_a_threshold_of_zero_leaves_one_micro_batch_and_the_correction_says_what_it_counts(correction, factor, key):
-    """On f(x) = a (x - c)^2 / 2, without noise."""
-    a, c = np.float32([[2.0]]), np.float32([[3.0]])
-    problem = problems.quadratic(a, c)
-    found = dropcompute.train(problem, optax.sgd(RATE), 0.0, M, steps=2, key=key, correction=correction)
-    x = start = np.float64(np.asarray(problem.init(jax.random.split(key)[0]))[0])
+    """On a quadratic of one variable, without noise."""
+    found = dropcompute.train(ONE, optax.sgd(RATE), 0.0, M, steps=2, key=key, correction=correction)
+    x = start = ONE.init(jax.random.split(key)[0])
+    data = jax.tree.map(lambda leaf: leaf[0], ONE.data)
     for _ in range(2):
-        x -= RATE * factor * gradient_of(problem, x)
+        x -= RATE * factor * jax.grad(ONE.loss)(x, ONE.sample(key, data))
     assert x != start
-    np.testing.assert_allclose(found.params, [x], rtol=1e-6)
+    np.testing.assert_allclose(found.params, x, rtol=1e-6)
     np.testing.assert_array_equal(found.history["dropped"], (M - 1) / M)
     np.testing.assert_array_equal(np.isnan(found.history["latencies"]), [[[False] + (M - 1) * [True]]] * 2)
-
-
-def gradient_of(problem, x):
-    return float(jax.grad(problem.loss)(np.float32([x]), problem.sample(jax.random.key(0), jax.tree.map(lambda leaf: leaf[0], problem.data)))[0])
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"problem": problems.random_quadratic(3, 2)}, "a problem of 3 workers in 1 process: need one worker a process"),
+        (
+            {"problem": problems.random_quadratic(3, 2)},
+            "a problem of 3 workers in 1 process: need one worker a process",
+        ),
         ({"micro_batches": 0}, "train: micro_batches = 0: need an integer, at least 1"),
         ({"steps": 0}, "train: steps = 0"),
         ({"threshold": -1.0}, "train: threshold = -1: need seconds >= 0"),
@@ -112,7 +112,7 @@ def gradient_of(problem, x):
     ],
 )
 def test_refusals(arguments, message, key):
-    good = {"problem": problems.random_quadratic(1, 2), "optimizer": optax.sgd(RATE), "threshold": 1.0, "micro_batches": 2, "steps": 2, "key": key}
+    good = {"problem": ONE, "optimizer": optax.sgd(RATE), "threshold": 1.0, "micro_batches": 2, "steps": 2, "key": key}
     with pytest.raises(ValueError, match=message):
         dropcompute.train(**{**good, **arguments})
 
@@ -129,8 +129,7 @@ def test_refusals_of_the_parts():
     with pytest.raises(ValueError, match="loopback: timeout = 0: need seconds > 0"):
         dropcompute.loopback(1, print, timeout=0)
     with pytest.raises(ValueError, match="cannot be sent to other processes"):
-        lock = __import__("threading").Lock()
-        dropcompute.loopback(1, lambda: lock)
+        dropcompute.loopback(1, threading.Lock().acquire)
 
 
 def test_two_processes_train_as_one_and_the_slow_one_drops_more(key):
@@ -182,8 +181,8 @@ def lives(pid: int) -> bool:
 
 
 def without_jax(monkeypatch, tmp_path, script):
-    """Processes that only run this script, `index` and `folder` known: for what is about processes."""
-    head = f"import os, sys, time; index, folder = int(sys.argv[2]), {str(tmp_path)!r}; open(f'{{folder}}/{{index}}', 'w').write(str(os.getpid()))"
+    """Processes that only run this script: for what is about processes."""
+    head = f"import os, sys, time; index = int(sys.argv[2]); open({str(tmp_path)!r} + f'/{{index}}', 'w').write(str(os.getpid()))"
     monkeypatch.setattr(family, "_JOIN", f"{head}\n{script}")
 
 
@@ -191,7 +190,11 @@ def without_jax(monkeypatch, tmp_path, script):
     ("script", "timeout", "message"),
     [
         ("if index: sys.exit('boom')\ntime.sleep(60)", 30.0, "process 1 of 2 ended with status 1: boom"),
-        ("if not index: os.kill(os.getpid(), 9)\ntime.sleep(0.3); sys.exit('peer is gone')", 30.0, "process 0 of 2 ended with status -9: no message"),
+        (
+            "if not index: os.kill(os.getpid(), 9)\ntime.sleep(0.3); sys.exit('peer is gone')",
+            30.0,
+            "process 0 of 2 ended with status -9: no message",
+        ),
         ("if index: time.sleep(60)", 1.0, "after 1 s, of 2 processes these still run: 1"),
     ],
 )
