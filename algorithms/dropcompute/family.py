@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -103,8 +104,11 @@ def _why(folder: Path, statuses: Sequence[int | None]) -> str:
     """What was the matter with the first one that failed: the others may have failed since it was gone."""
     logs = {i: folder / f"{i}.log" for i, status in enumerate(statuses) if status}
     first = min(logs, key=lambda i: logs[i].stat().st_mtime_ns)
+    who, status = f"process {first} of {len(statuses)}", statuses[first] or 0
+    if status < 0:
+        return f"{who} was ended by {signal.Signals(-status).name}"
     *_, last = logs[first].read_text(errors="replace").strip().splitlines() or ["no message"]
-    return f"process {first} of {len(statuses)} ended with status {statuses[first]}: {last}"
+    return f"{who} ended with status {status}: {last}"
 
 
 def join(where: str, *numbers: str) -> None:
