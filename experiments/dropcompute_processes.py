@@ -36,7 +36,7 @@ class Args:
     """How many times as long it takes for each micro-batch, at least 1."""
     micro_batches: int = 12
     """M, of each step, as in the paper."""
-    batch_size: int = 512
+    batch_size: int = 128
     """Samples of each."""
     steps: int = 150
     """Of each of the two runs."""

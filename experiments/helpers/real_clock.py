@@ -15,7 +15,7 @@ from algorithms import dropcompute
 from dsgd import problems
 from experiments.helpers import common, intervals
 
-HIDDEN = (256, 256)  # widths of the network's layers
+HIDDEN = (512, 512)  # widths of the network's layers
 TRIAL = 6  # steps in which a micro-batch is timed; the first does not count
 History = dict[str, np.ndarray]
 
