@@ -22,11 +22,12 @@ import optax
 import algorithms
 import dsgd
 import topologies
-from algorithms import delays, kimad
+from algorithms import delays, dropcompute, kimad
+from algorithms.dropcompute import family, processes
 from dsgd import clusters, compressors, network, problems, work, workers
 from dsgd.runs import chunks, driver
 
-PACKAGES = (dsgd, problems, compressors, network, clusters, topologies, algorithms, delays, kimad, work)
+PACKAGES = (dsgd, problems, compressors, network, clusters, topologies, algorithms, delays, dropcompute, kimad, work)
 SGD, RING, SIGN, KEY = optax.sgd(0.1), topologies.ring(4), compressors.sign, jax.random.key(0)
 QUADRATIC, METHOD = problems.random_quadratic(4, 2), algorithms.minibatch_sgd(SGD)
 ARRAYS = (np.arange(120.0).reshape(60, 2) % 7, np.arange(60) % 3)
@@ -83,6 +84,9 @@ _GOSSIP = {"optimizer": SGD, "topology": RING}
 _SQUEEZED = {**_GOSSIP, "compressor": SIGN, "consensus_step": 0.5}
 _OPTIMIZER = {"optimizer": SGD}
 _N = {"n": 4}
+_LATENCIES, _TAU = {"latencies": np.ones((2, 3, 4))}, {"thresholds": [3.0, 5.0], "stop": "between"}
+_COMMUNICATION = {"communication": [0.5, 0.5]}
+_MICRO_BATCHES = {"mean": 1.0, "std": 0.3, "micro_batches": 4}
 _TABLES = {"errors": [[1.0, 0.0]], "sizes": [[8, 16]], "budget": 20.0}
 
 GOOD: dict[Callable, dict[str, Any]] = {
@@ -295,6 +299,34 @@ GOOD: dict[Callable, dict[str, Any]] = {
     delays.given: {"D": [0, 0, 1], "bound": 4},
     delays.uniform: {"bound": 4},
     delays.worst_case: {"bound": 4},
+    dropcompute.accumulate: {"gradient": lambda x, batch: x, "params": 1.0, "batches": [1, 2], "threshold": 1.0, "clock": lambda: 0.0},
+    dropcompute.chosen_after: {"rounds": 2},
+    dropcompute.drop_rate: {**_LATENCIES, **_TAU},
+    dropcompute.effective_speedup: {**_LATENCIES, **_COMMUNICATION, **_TAU},
+    dropcompute.expected_micro_batches: {**_MICRO_BATCHES, **_TAU},
+    dropcompute.expected_speedup: {
+        **_MICRO_BATCHES,
+        **_TAU,
+        "workers": 5,
+        "communication": 0.5,
+        "step_time": 6.0,
+        "approximate": False,
+    },
+    dropcompute.expected_step_time: {**_MICRO_BATCHES, "workers": 5, "threshold": np.inf, "stop": "between", "approximate": True},
+    dropcompute.expected_threshold: {**_MICRO_BATCHES, "communication": 0.5},
+    dropcompute.loopback: {"processes": 2, "function": jax.process_index, "timeout": 10.0},
+    dropcompute.step_time: {**_LATENCIES, **_TAU},
+    dropcompute.threshold: {**_LATENCIES, **_COMMUNICATION, "stop": "between"},
+    dropcompute.train: {
+        "problem": problems.quadratic(np.ones((1, 2)), np.ones((1, 2))),
+        **_OPTIMIZER,
+        "threshold": dropcompute.chosen_after(2),
+        "micro_batches": 2,
+        "steps": 4,
+        "key": KEY,
+        "correction": "local",
+        "delay": lambda step, m: 0.0,
+    },
     kimad.allocate: {**_TABLES, "resolution": 100},
     kimad.any_of: {"compressors": [SIGN]},
     kimad.budget: {"up": 1e6, "round_time": 1.0, "computation": 0.1, "congestion": 1.0, "down": 2e6},
@@ -338,6 +370,7 @@ def main() -> None:
     done = dsgd.Result((), {}, ())
     chunks.execute = lambda *args, **kwargs: done
     driver.programs = mock.MagicMock()
+    family._called = processes._run = lambda *args: []
     warnings.simplefilter("error")
     good = {function.__qualname__: outcome(function, arguments, "") for function, arguments in GOOD.items()}
     missing = [function.__qualname__ for function in public() if function not in GOOD]

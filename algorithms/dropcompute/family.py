@@ -52,18 +52,24 @@ def loopback(processes: int, function: Callable[[], Any], *, timeout: float = 60
     count = checks.positive_int("loopback: processes", processes)
     if not timeout > 0:
         raise ValueError(f"loopback: timeout = {timeout:g}: need seconds > 0")
+    try:
+        sent = cloudpickle.dumps(function)
+    except Exception as error:  # anything may be what cannot be pickled
+        raise ValueError(f"loopback: {checks.shown(function)} cannot be sent to other processes ({error})") from error
+    return [cloudpickle.loads(result) for result in _called(sent, count, timeout)]
+
+
+def _called(function: bytes, count: int, timeout: float) -> list[bytes]:
+    """The results of processes that call it; pickled, as it is."""
     with tempfile.TemporaryDirectory() as name, socket.socket() as held:
         folder = Path(name)
-        try:
-            (folder / "function").write_bytes(cloudpickle.dumps(function))
-        except Exception as error:  # anything may be what cannot be pickled
-            raise ValueError(f"loopback: {checks.shown(function)} cannot be sent to other processes ({error})") from error
+        (folder / "function").write_bytes(function)
         # Nobody else gets the port until the coordinator, the first of the processes, listens there.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         held.bind((HOST, 0))
         with _family(folder, count, held.getsockname()[1]) as family:
             _wait(folder, family, timeout)
-        return [cloudpickle.loads((folder / f"{i}.result").read_bytes()) for i in range(count)]
+        return [(folder / f"{i}.result").read_bytes() for i in range(count)]
 
 
 @contextmanager

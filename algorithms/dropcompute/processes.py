@@ -27,6 +27,9 @@ from dsgd.base import Key, Params, Problem, PyTree
 from dsgd.engine import loop, oracle
 
 Correction = Literal["none", "stochastic", "local"]
+Delay = Callable[[int, int], float]  # (step, micro-batch) -> seconds
+Turn = Callable[[int, Delay | None, Params, int], PyTree]  # (step, delay, params, micro-batch) -> its loss and gradient, leaves [1, ...]
+Finish = Callable[[Model, PyTree, int], tuple[Model, jax.Array]]  # (model, sums, of how many) -> the next model, the mean loss
 
 
 class Trained(NamedTuple):
@@ -51,7 +54,7 @@ def train(
     steps: int,
     key: Key,
     correction: str | float = "none",
-    delay: Callable[[int, int], float] | None = None,
+    delay: Delay | None = None,
 ) -> Trained:
     r"""Synchronous SGD in real time: each process is a worker, which computes micro-batches until $\tau$ by its own monotonic clock.
 
@@ -96,9 +99,16 @@ def train(
     turn = _turn(problem, loop.split(key)[1], M, mesh)
     finish = _finish(optimizer, correction, M, mesh)
     model = _start(problem, optimizer, loop.split(key)[0], mesh)
-    _rehearse(turn, finish, model)
-
     tau = math.inf if isinstance(threshold, Chosen) else float(threshold)
+    return _run(turn, finish, model, M, steps, tau, measured, delay)
+
+
+def _run(
+    turn: Turn, finish: Finish, model: Model, M: int, steps: int, tau: float, measured: int | None, delay: Delay | None
+) -> Trained:
+    """The steps, and what became of them. Nothing is exchanged while the clock runs but what training needs."""
+    rehearsal = accumulate(partial(turn, 0, None), _own(model.params), range(2), math.inf)
+    jax.block_until_ready(finish(model, rehearsal.total, rehearsal.computed))  # compiled now; what comes of it is forgotten
     rows, losses, taus = [], [], []
     for step in range(steps):
         if step == measured:
@@ -148,8 +158,8 @@ def _one_device_each(N: int) -> Mesh:
     return workers.mesh([first[n] for n in range(N)])
 
 
-def _turn(problem: Problem, key: jax.Array, M: int, mesh: Mesh) -> Callable[..., PyTree]:
-    """(step, delay, params, m) -> the micro-batch's loss and gradient, leaves `[1, ...]`, of the worker that this process is."""
+def _turn(problem: Problem, key: jax.Array, M: int, mesh: Mesh) -> Turn:
+    """Micro-batches of the worker that this process is."""
     n, here = jax.process_index(), mesh.local_devices[0]
     data = jax.device_put(jax.tree.map(lambda leaf: leaf[n], problem.data), here)
     with_loss = oracle.with_loss(problem)
@@ -160,7 +170,7 @@ def _turn(problem: Problem, key: jax.Array, M: int, mesh: Mesh) -> Callable[...,
         batch = problem.sample(jax.random.fold_in(of_step[m], n), data)
         return jax.tree.map(lambda leaf: leaf[None], with_loss(params, batch))
 
-    def turn(step: int, delay: Callable[[int, int], float] | None, params: Params, m: int) -> PyTree:
+    def turn(step: int, delay: Delay | None, params: Params, m: int) -> PyTree:
         if delay is not None:
             time.sleep(_need_seconds(delay(step, m), step, m))
         return compute(params, data, np.int32(step), np.int32(m))
@@ -178,8 +188,8 @@ def _start(problem: Problem, optimizer: optax.GradientTransformation, key: jax.A
     return jax.tree.map(share, jax.jit(lambda key: optimizers.start(optimizer, problem.init(key)))(key))
 
 
-def _finish(optimizer: optax.GradientTransformation, correction: str | float, M: int, mesh: Mesh) -> Callable[..., tuple[Model, jax.Array]]:
-    """(model, this worker's sums, how many they are of) -> the next model and the mean loss: an all-reduce and a step, one program."""
+def _finish(optimizer: optax.GradientTransformation, correction: str | float, M: int, mesh: Mesh) -> Finish:
+    """The end of a step: an all-reduce of what the workers have, and the optimiser's step, as one program."""
     own, constant = NamedSharding(mesh, P(workers.AXIS)), 1.0 if isinstance(correction, str) else correction
 
     @jax.jit
@@ -207,12 +217,6 @@ def _finish(optimizer: optax.GradientTransformation, correction: str | float, M:
         return program(model, *jax.tree.map(placed, (total, counted)))
 
     return finish
-
-
-def _rehearse(turn: Callable, finish: Callable, model: Model) -> None:
-    """Everything is compiled and called once; what comes of it is forgotten. At its end all processes begin together."""
-    done = accumulate(partial(turn, 0, None), _own(model.params), range(2), math.inf)
-    jax.block_until_ready(finish(model, done.total, done.computed))
 
 
 def _gathered(rows: list[list[float]]) -> np.ndarray:
@@ -245,6 +249,6 @@ def _need_correction(correction: str | float) -> None:
 
 
 def _need_seconds(seconds: float, step: int, m: int) -> float:
-    if not 0 <= seconds < math.inf:
+    if not checks.is_number(seconds) or not 0 <= seconds < math.inf:
         raise ValueError(f"train: delay({step}, {m}) = {seconds!r}: need finite seconds >= 0")
     return seconds

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 Stop = Literal["preempt", "between"]
 
@@ -59,3 +60,14 @@ def need_stop(where: str, stop: Any) -> None:
     """Raises a ValueError where it is no way to stop."""
     if stop not in get_args(Stop):
         raise ValueError(f"{where}: stop = {stop!r}: need {' or '.join(map(repr, get_args(Stop)))}")
+
+
+def need_seconds(where: str, what: str, seconds: Any, *, positive: bool = False, finite: bool = True) -> None:
+    """Raises a ValueError where known numbers, one or an array, are NaN, negative, or else not what is needed."""
+    if isinstance(seconds, Tracer):
+        return
+    numbers = np.asarray(seconds, float)
+    wrong = numbers[~((numbers > 0 if positive else numbers >= 0) & (np.isfinite(numbers) | (not finite)))]
+    if wrong.size:
+        needed = f"{'finite ' if finite else ''}seconds, {'above' if positive else 'at least'} 0"
+        raise ValueError(f"{where}: {what}{' with the entry' if numbers.ndim else ' ='} {wrong[0]:g}: need {needed}")

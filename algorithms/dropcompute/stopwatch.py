@@ -54,7 +54,7 @@ def accumulate(
         clock: -> seconds, from any origin, that never go back.
 
     Raises:
-        ValueError: no micro-batches; a threshold below 0, or NaN.
+        ValueError: no micro-batches; a threshold below 0, or NaN; a clock that gives no number.
 
     Source: Giladi et al., "DropCompute", Algorithm 1, whose part (2) is a look between two micro-batches, as in the paper's own code.
     """
@@ -63,6 +63,8 @@ def accumulate(
         raise ValueError("accumulate: no micro-batches; need at least one")
     seconds, spent, total = np.full(len(batches), np.nan), 0.0, None
     before = clock()
+    if not checks.is_number(before):
+        raise ValueError(f"accumulate: clock gives {checks.shown(before)}: need seconds")
     for m, batch in enumerate(batches):
         if spent > threshold:
             return Accumulated(total, m, seconds)
