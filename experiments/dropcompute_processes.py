@@ -44,6 +44,8 @@ class Args:
     """Steps that are measured before the threshold is chosen."""
     learning_rate: float = 0.1
     """Of SGD."""
+    width: int = 1024
+    """Of the network's hidden layer: the more, the longer a micro-batch takes."""
     seed: int = 0
     """Of everything random, but for what the clock says."""
     out: Path = field(default=Path("results/dropcompute_processes"))

@@ -299,7 +299,7 @@ GOOD: dict[Callable, dict[str, Any]] = {
     delays.given: {"D": [0, 0, 1], "bound": 4},
     delays.uniform: {"bound": 4},
     delays.worst_case: {"bound": 4},
-    dropcompute.accumulate: {"gradient": lambda x, batch: x, "params": 1.0, "batches": [1, 2], "threshold": 1.0, "clock": lambda: 0.0},
+    dropcompute.accumulate: {"gradient": lambda x, batch: 1.0, "params": 1.0, "batches": [1, 2], "threshold": 1.0, "clock": lambda: 0.0},
     dropcompute.chosen_after: {"rounds": 2},
     dropcompute.drop_rate: {**_LATENCIES, **_TAU},
     dropcompute.effective_speedup: {**_LATENCIES, **_COMMUNICATION, **_TAU},

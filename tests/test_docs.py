@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
         "README.md",
         "docs/methods.md",
         "docs/own_method.md",
+        "docs/dropcompute.md",
         "docs/kimad.md",
         "docs/own_problem.md",
         "docs/compression.md",

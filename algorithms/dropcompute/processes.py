@@ -23,7 +23,7 @@ from algorithms.dropcompute.speedups import threshold as best_threshold
 from algorithms.dropcompute.stopwatch import accumulate, need_threshold
 from algorithms.optimizers import Model
 from dsgd import checks, workers
-from dsgd.base import Key, Params, Problem, PyTree
+from dsgd.base import Constants, Key, Params, Problem, PyTree
 from dsgd.engine import loop, oracle
 
 Correction = Literal["none", "stochastic", "local"]
@@ -97,15 +97,13 @@ def train(
     _need_correction(correction)
     mesh = _one_device_each(problem.workers)
     turn = _turn(problem, loop.split(key)[1], M, mesh)
-    finish = _finish(optimizer, correction, M, mesh)
+    finish = _finish(optimizer, correction if isinstance(correction, str) else float(correction), M, mesh)
     model = _start(problem, optimizer, loop.split(key)[0], mesh)
     tau = math.inf if isinstance(threshold, Chosen) else float(threshold)
     return _run(turn, finish, model, M, steps, tau, measured, delay)
 
 
-def _run(
-    turn: Turn, finish: Finish, model: Model, M: int, steps: int, tau: float, measured: int | None, delay: Delay | None
-) -> Trained:
+def _run(turn: Turn, finish: Finish, model: Model, M: int, steps: int, tau: float, measured: int | None, delay: Delay | None) -> Trained:
     """The steps, and what became of them. Nothing is exchanged while the clock runs but what training needs."""
     rehearsal = accumulate(partial(turn, 0, None), _own(model.params), range(2), math.inf)
     jax.block_until_ready(finish(model, rehearsal.total, rehearsal.computed))  # compiled now; what comes of it is forgotten
@@ -158,24 +156,7 @@ def _one_device_each(N: int) -> Mesh:
     return workers.mesh([first[n] for n in range(N)])
 
 
-def _turn(problem: Problem, key: jax.Array, M: int, mesh: Mesh) -> Turn:
-    """Micro-batches of the worker that this process is."""
-    n, here = jax.process_index(), mesh.local_devices[0]
-    data = jax.device_put(jax.tree.map(lambda leaf: leaf[n], problem.data), here)
-    with_loss = oracle.with_loss(problem)
-
-    @jax.jit
-    def compute(params: Params, data: PyTree, step: jax.Array, m: jax.Array) -> PyTree:
-        of_step = oracle.of_turns(loop.round_keys(key, step)[1], M)
-        batch = problem.sample(jax.random.fold_in(of_step[m], n), data)
-        return jax.tree.map(lambda leaf: leaf[None], with_loss(params, batch))
-
-    def turn(step: int, delay: Delay | None, params: Params, m: int) -> PyTree:
-        if delay is not None:
-            time.sleep(_need_seconds(delay(step, m), step, m))
-        return compute(params, data, np.int32(step), np.int32(m))
-
-    return turn
+# Programs are found again where problem and optimiser are the same, in one process: their functions are static arguments.
 
 
 def _start(problem: Problem, optimizer: optax.GradientTransformation, key: jax.Array, mesh: Mesh) -> Model:
@@ -185,16 +166,58 @@ def _start(problem: Problem, optimizer: optax.GradientTransformation, key: jax.A
     def share(leaf):
         return jax.make_array_from_single_device_arrays(leaf.shape, everywhere, [jax.device_put(leaf, here)])
 
-    return jax.tree.map(share, jax.jit(lambda key: optimizers.start(optimizer, problem.init(key)))(key))
+    return jax.tree.map(share, _begin(problem.init, optimizer, key))
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _begin(init: Callable, optimizer: optax.GradientTransformation, key: jax.Array) -> Model:
+    return optimizers.start(optimizer, init(key))
+
+
+def _turn(problem: Problem, key: jax.Array, M: int, mesh: Mesh) -> Turn:
+    """Micro-batches of the worker that this process is."""
+    n, here = jax.process_index(), mesh.local_devices[0]
+    data = jax.device_put(jax.tree.map(lambda leaf: leaf[n], problem.data), here)
+    functions = problem._replace(data=(), shared=(), constants=Constants())
+
+    def turn(step: int, delay: Delay | None, params: Params, m: int) -> PyTree:
+        if delay is not None:
+            time.sleep(_need_seconds(delay(step, m), step, m))
+        return _compute(functions, M, n, params, data, key, np.int32(step), np.int32(m))
+
+    return turn
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _compute(
+    problem: Problem, M: int, n: int, params: Params, data: PyTree, key: jax.Array, step: jax.Array, m: jax.Array
+) -> tuple[jax.Array, Params]:
+    of_step = oracle.of_turns(loop.round_keys(key, step)[1], M)
+    batch = problem.sample(jax.random.fold_in(of_step[m], n), data)
+    return jax.tree.map(lambda leaf: leaf[None], oracle.with_loss(problem)(params, batch))
 
 
 def _finish(optimizer: optax.GradientTransformation, correction: str | float, M: int, mesh: Mesh) -> Finish:
-    """The end of a step: an all-reduce of what the workers have, and the optimiser's step, as one program."""
-    own, constant = NamedSharding(mesh, P(workers.AXIS)), 1.0 if isinstance(correction, str) else correction
+    """The end of a step."""
+    own = NamedSharding(mesh, P(workers.AXIS))
 
-    @jax.jit
-    @partial(jax.shard_map, mesh=mesh, in_specs=(P(), P(workers.AXIS), P(workers.AXIS)), out_specs=P())
-    def program(model, total, count):
+    def finish(model: Model, total: PyTree, count: int) -> tuple[Model, jax.Array]:
+        def placed(leaf):
+            return jax.make_array_from_single_device_arrays((mesh.size, *leaf.shape[1:]), own, [leaf])
+
+        counted = jax.device_put(np.full(1, count, np.float32), mesh.local_devices[0])
+        return _combine(optimizer, correction, M, mesh, model, *jax.tree.map(placed, (total, counted)))
+
+    return finish
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _combine(
+    optimizer: optax.GradientTransformation, correction: str | float, M: int, mesh: Mesh, model: Model, total: PyTree, count: jax.Array
+) -> tuple[Model, jax.Array]:
+    """An all-reduce of what the workers have, leaves `[N, ...]` of which each has its own, and the optimiser's step, as one program."""
+
+    def combined(model, total, count):
         loss, slope = jax.tree.map(lambda leaf: leaf[0], total)
         if correction == "local":
             slope = jax.tree.map(lambda leaf: leaf / count[0].astype(leaf.dtype), slope)
@@ -205,18 +228,12 @@ def _finish(optimizer: optax.GradientTransformation, correction: str | float, M:
         elif correction == "local":
             factor = 1 / mesh.size
         else:
-            factor = constant / (M * mesh.size)
+            factor = (1.0 if isinstance(correction, str) else correction) / (M * mesh.size)
         slope = jax.tree.map(lambda leaf: leaf * jnp.asarray(factor, leaf.dtype), slope)
         return optimizers.step(optimizer, model, slope), loss / computed
 
-    def finish(model: Model, total: PyTree, count: int) -> tuple[Model, jax.Array]:
-        def placed(leaf):
-            return jax.make_array_from_single_device_arrays((mesh.size, *leaf.shape[1:]), own, [leaf])
-
-        counted = jax.device_put(np.full(1, count, np.float32), mesh.local_devices[0])
-        return program(model, *jax.tree.map(placed, (total, counted)))
-
-    return finish
+    own = P(workers.AXIS)
+    return jax.shard_map(combined, mesh=mesh, in_specs=(P(), own, own), out_specs=P())(model, total, count)
 
 
 def _gathered(rows: list[list[float]]) -> np.ndarray:

@@ -15,7 +15,6 @@ from algorithms import dropcompute
 from dsgd import problems
 from experiments.helpers import common, intervals
 
-HIDDEN = (512, 512)  # widths of the network's layers
 TRIAL = 6  # steps in which a micro-batch is timed; the first does not count
 History = dict[str, np.ndarray]
 
@@ -31,6 +30,7 @@ class Setting(NamedTuple):
         steps: of each of the two runs.
         rounds: of these, in which times are measured before the threshold is chosen.
         learning_rate: of SGD.
+        width: of the network's hidden layer.
         seed: of everything random.
     """
 
@@ -42,6 +42,7 @@ class Setting(NamedTuple):
     steps: int
     rounds: int
     learning_rate: float
+    width: int
     seed: int
 
 
@@ -74,12 +75,10 @@ def compare(setting: Setting) -> Pair:
 
 def _train_twice(setting: Setting) -> Pair:
     """In each process."""
-    problem = problems.neural_network(
-        problems.MLP(10, HIDDEN), "digits", workers=setting.processes, batch_size=setting.batch_size, seed=setting.seed
-    )
+    model, optimizer, key = problems.MLP(10, (setting.width,)), optax.sgd(setting.learning_rate), jax.random.key(setting.seed)
+    problem = problems.neural_network(model, workers=setting.processes, batch_size=setting.batch_size, seed=setting.seed)
 
     def train(threshold, steps: int, delay: Callable[[int, int], float] | None) -> History:
-        optimizer, key = optax.sgd(setting.learning_rate), jax.random.key(setting.seed)
         return dropcompute.train(problem, optimizer, threshold, setting.micro_batches, steps=steps, key=key, delay=delay).history
 
     alone = float(np.median(train(math.inf, TRIAL, None)["latencies"][1:]))

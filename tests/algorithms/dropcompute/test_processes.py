@@ -193,7 +193,7 @@ def without_jax(monkeypatch, tmp_path, script):
         (
             "if not index: os.kill(os.getpid(), 9)\ntime.sleep(0.3); sys.exit('peer is gone')",
             30.0,
-            "process 0 of 2 ended with status -9: no message",
+            "process 0 of 2 was ended by SIGKILL",
         ),
         ("if index: time.sleep(60)", 1.0, "after 1 s, of 2 processes these still run: 1"),
     ],
