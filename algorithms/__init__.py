@@ -7,7 +7,7 @@ from collections.abc import Callable
 import optax
 
 import topologies
-from algorithms import kimad
+from algorithms import dropcompute, kimad
 from algorithms.asynchronous import delays
 from algorithms.asynchronous.asynchronous_gossip_sgd import asynchronous_gossip_sgd
 from algorithms.asynchronous.asynchronous_sgd import asynchronous_sgd
@@ -22,6 +22,7 @@ from algorithms.decentralized.exact_diffusion import exact_diffusion
 from algorithms.decentralized.extra import extra
 from algorithms.decentralized.gradient_tracking import gradient_tracking
 from algorithms.decentralized.stochastic_gradient_push import stochastic_gradient_push
+from algorithms.dropcompute.method import drop_compute
 from algorithms.kimad.method import kimad_sgd
 from algorithms.observed import observed
 from algorithms.synchronous.backup_workers_sgd import backup_workers_sgd
@@ -92,6 +93,8 @@ __all__ = [
     "decentralized_sgd",
     "deepsqueeze",
     "delays",
+    "drop_compute",
+    "dropcompute",
     "ef21",
     "error_compensated_sgd",
     "exact_diffusion",

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.core import Tracer
 
 from dsgd import workers
-from dsgd.base import Gradients, Params, PyTree, State
+from dsgd.base import Gradients, Params, PyTree, Round, State
 
 
 class Model(NamedTuple):
@@ -39,6 +40,13 @@ def start_local(optimizer: optax.GradientTransformation, params: Params, N: int)
 def step_local(optimizer: optax.GradientTransformation, models: Model, gradients: Gradients) -> Model:
     """Every worker's own step on its own model, leaves `[n, ...]`."""
     return jax.vmap(lambda model, gradient: step(optimizer, model, gradient))(models, gradients)
+
+
+def if_computed(round: Round, after: PyTree, before: PyTree) -> PyTree:
+    """Rows `[n, ...]`: who computed nothing in this round, of the work that the query said, makes no step of its own."""
+    if round.work is None:
+        return after
+    return workers.where_rows(jnp.any(round.work.samples > 0, axis=1), after, before)
 
 
 def change_local(optimizer: optax.GradientTransformation, models: Any, gradients: Gradients) -> tuple[PyTree, PyTree]:

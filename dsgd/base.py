@@ -109,6 +109,8 @@ class Query(NamedTuple):
             at their rows of the stacked ones, and the gradients come back as `[k, ...]`, the same on every device.
         exact: ask for the exact gradients f_n'(x) instead of stochastic ones.
         work: how much each worker computes; None: one batch, which counts once.
+        draws: with work, the number of each worker's first micro-batch of this round, int32 `[N]`, the same on every device, in a stream of
+            its own that goes on through the run: whoever asks for a number again gets that batch again; None: draws of this round only.
     """
 
     params: PyTree
@@ -116,6 +118,7 @@ class Query(NamedTuple):
     workers: jax.Array | None = None
     exact: bool = False
     work: Work | None = None
+    draws: jax.Array | None = None
 
 
 class Info(NamedTuple):

@@ -84,9 +84,7 @@ _GOSSIP = {"optimizer": SGD, "topology": RING}
 _SQUEEZED = {**_GOSSIP, "compressor": SIGN, "consensus_step": 0.5}
 _OPTIMIZER = {"optimizer": SGD}
 _N = {"n": 4}
-_LATENCIES, _TAU = {"latencies": np.ones((2, 3, 4))}, {"thresholds": [3.0, 5.0], "stop": "between"}
-_COMMUNICATION = {"communication": [0.5, 0.5]}
-_MICRO_BATCHES = {"mean": 1.0, "std": 0.3, "micro_batches": 4}
+_NORMAL = {"mean": 1.0, "std": 0.2, "micro_batches": 4}
 _TABLES = {"errors": [[1.0, 0.0]], "sizes": [[8, 16]], "budget": 20.0}
 
 GOOD: dict[Callable, dict[str, Any]] = {
@@ -265,6 +263,15 @@ GOOD: dict[Callable, dict[str, Any]] = {
     algorithms.d2: {**_GOSSIP, "allow_unproven": True},
     algorithms.decentralized_sgd: _GOSSIP,
     algorithms.deepsqueeze: _SQUEEZED,
+    algorithms.drop_compute: {
+        "method": METHOD,
+        "threshold": 1.0,
+        "micro_batches": 2,
+        "stop": "between",
+        "correction": 0.9,
+        "period": 2,
+        "redraw": True,
+    },
     algorithms.ef21: {**_OPTIMIZER, "up": SIGN, "down": SIGN},
     algorithms.error_compensated_sgd: {**_OPTIMIZER, "up": SIGN, "down": SIGN, "allow_expanding": False},
     algorithms.exact_diffusion: _GOSSIP,
@@ -300,23 +307,39 @@ GOOD: dict[Callable, dict[str, Any]] = {
     delays.uniform: {"bound": 4},
     delays.worst_case: {"bound": 4},
     dropcompute.accumulate: {"gradient": lambda x, batch: 1.0, "params": 1.0, "batches": [1, 2], "threshold": 1.0, "clock": lambda: 0.0},
-    dropcompute.chosen_after: {"rounds": 2},
-    dropcompute.drop_rate: {**_LATENCIES, **_TAU},
-    dropcompute.effective_speedup: {**_LATENCIES, **_COMMUNICATION, **_TAU},
-    dropcompute.expected_micro_batches: {**_MICRO_BATCHES, **_TAU},
+    dropcompute.chosen_after: {"rounds": 5},
+    dropcompute.drop_rate: {"latencies": np.ones((2, 3, 4)), "thresholds": [1.0, 2.0], "stop": "between"},
+    dropcompute.effective_speedup: {
+        "latencies": np.ones((2, 3, 4)),
+        "communication": [0.1, 0.2],
+        "thresholds": [1.0, 2.0],
+        "stop": "preempt",
+    },
+    dropcompute.expected_micro_batches: {"thresholds": [4.0], **_NORMAL, "stop": "between"},
     dropcompute.expected_speedup: {
-        **_MICRO_BATCHES,
-        **_TAU,
-        "workers": 5,
-        "communication": 0.5,
-        "step_time": 6.0,
+        "thresholds": [4.0],
+        **_NORMAL,
+        "workers": 4,
+        "communication": 0.1,
+        "stop": "preempt",
+        "step_time": None,
         "approximate": False,
     },
-    dropcompute.expected_step_time: {**_MICRO_BATCHES, "workers": 5, "threshold": np.inf, "stop": "between", "approximate": True},
-    dropcompute.expected_threshold: {**_MICRO_BATCHES, "communication": 0.5},
+    dropcompute.expected_step_time: {**_NORMAL, "workers": [4], "threshold": 4.0, "stop": "between", "approximate": False},
+    dropcompute.expected_threshold: {**_NORMAL, "communication": 0.1},
+    dropcompute.extra_steps: {"steps": 10, "drop_rate": 0.1},
+    dropcompute.larger_batch: {"size": 10, "drop_rate": 0.1},
+    dropcompute.latencies: {
+        "cluster": clusters.Cluster(SECONDS),
+        "workers": 2,
+        "micro_batches": 2,
+        "iterations": 2,
+        "key": KEY,
+        "batch_size": 2,
+    },
     dropcompute.loopback: {"processes": 2, "function": jax.process_index, "timeout": 10.0},
-    dropcompute.step_time: {**_LATENCIES, **_TAU},
-    dropcompute.threshold: {**_LATENCIES, **_COMMUNICATION, "stop": "between"},
+    dropcompute.step_time: {"latencies": np.ones((2, 3, 4)), "thresholds": 1.0, "stop": "preempt"},
+    dropcompute.threshold: {"latencies": np.ones((2, 3, 4)), "communication": 0.1, "stop": "preempt"},
     dropcompute.train: {
         "problem": problems.quadratic(np.ones((1, 2)), np.ones((1, 2))),
         **_OPTIMIZER,

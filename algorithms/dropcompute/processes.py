@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,15 +18,15 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from algorithms import optimizers
-from algorithms.dropcompute.chosen import Chosen
+from algorithms.dropcompute.method import Correction, need_correction
 from algorithms.dropcompute.speedups import threshold as best_threshold
 from algorithms.dropcompute.stopwatch import accumulate, need_threshold
+from algorithms.dropcompute.thresholds import ChosenAfter
 from algorithms.optimizers import Model
 from dsgd import checks, workers
 from dsgd.base import Constants, Key, Params, Problem, PyTree
 from dsgd.engine import loop, oracle
 
-Correction = Literal["none", "stochastic", "local"]
 Delay = Callable[[int, int], float]  # (step, micro-batch) -> seconds
 Turn = Callable[[int, Delay | None, Params, int], PyTree]  # (step, delay, params, micro-batch) -> its loss and gradient, leaves [1, ...]
 Finish = Callable[[Model, PyTree, int], tuple[Model, jax.Array]]  # (model, sums, of how many) -> the next model, the mean loss
@@ -48,12 +48,12 @@ class Trained(NamedTuple):
 def train(
     problem: Problem,
     optimizer: optax.GradientTransformation,
-    threshold: float | Chosen,
+    threshold: float | ChosenAfter,
     micro_batches: int,
     *,
     steps: int,
     key: Key,
-    correction: str | float = "none",
+    correction: Correction | float = "none",
     delay: Delay | None = None,
 ) -> Trained:
     r"""Synchronous SGD in real time: each process is a worker, which computes micro-batches until $\tau$ by its own monotonic clock.
@@ -94,12 +94,12 @@ def train(
     """
     M, steps = checks.positive_int("train: micro_batches", micro_batches), checks.positive_int("train: steps", steps)
     measured = _need_threshold(threshold, steps)
-    _need_correction(correction)
+    need_correction("train", correction)
     mesh = _one_device_each(problem.workers)
     turn = _turn(problem, loop.split(key)[1], M, mesh)
     finish = _finish(optimizer, correction if isinstance(correction, str) else float(correction), M, mesh)
     model = _start(problem, optimizer, loop.split(key)[0], mesh)
-    tau = math.inf if isinstance(threshold, Chosen) else float(threshold)
+    tau = math.inf if isinstance(threshold, ChosenAfter) else float(threshold)
     return _run(turn, finish, model, M, steps, tau, measured, delay)
 
 
@@ -197,7 +197,7 @@ def _compute(
     return jax.tree.map(lambda leaf: leaf[None], oracle.with_loss(problem)(params, batch))
 
 
-def _finish(optimizer: optax.GradientTransformation, correction: str | float, M: int, mesh: Mesh) -> Finish:
+def _finish(optimizer: optax.GradientTransformation, correction: Correction | float, M: int, mesh: Mesh) -> Finish:
     """The end of a step."""
     own = NamedSharding(mesh, P(workers.AXIS))
 
@@ -213,7 +213,13 @@ def _finish(optimizer: optax.GradientTransformation, correction: str | float, M:
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _combine(
-    optimizer: optax.GradientTransformation, correction: str | float, M: int, mesh: Mesh, model: Model, total: PyTree, count: jax.Array
+    optimizer: optax.GradientTransformation,
+    correction: Correction | float,
+    M: int,
+    mesh: Mesh,
+    model: Model,
+    total: PyTree,
+    count: jax.Array,
 ) -> tuple[Model, jax.Array]:
     """An all-reduce of what the workers have, leaves `[N, ...]` of which each has its own, and the optimiser's step, as one program."""
 
@@ -249,20 +255,14 @@ def _own(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
 
 
-def _need_threshold(threshold: float | Chosen, steps: int) -> int | None:
+def _need_threshold(threshold: float | ChosenAfter, steps: int) -> int | None:
     """After how many steps it is chosen; None: it is given."""
-    if not isinstance(threshold, Chosen):
+    if not isinstance(threshold, ChosenAfter):
         need_threshold("train", threshold)
         return None
     if threshold.rounds >= steps:
         raise ValueError(f"train: a threshold chosen after {threshold.rounds} of {steps} steps: need more steps")
     return threshold.rounds
-
-
-def _need_correction(correction: str | float) -> None:
-    if correction not in get_args(Correction) and (isinstance(correction, str) or not 0 < correction < math.inf):
-        words = ", ".join(map(repr, get_args(Correction)))
-        raise ValueError(f"train: correction = {correction!r}: need {words}, or a finite number > 0")
 
 
 def _need_seconds(seconds: float, step: int, m: int) -> float:

@@ -22,8 +22,8 @@ def local_sgd(optimizer: optax.GradientTransformation, period: Period, topology:
     $$ x_{t+1}^{(n)} = \begin{cases} \sum_m W_{nm} \big(x_t^{(m)} - \gamma g_m(x_t^{(m)})\big) & H \mid t + 1 \\
        x_t^{(n)} - \gamma g_n(x_t^{(n)}) & \text{otherwise} \end{cases} $$
 
-    A round is one gradient; nothing is sent in the others. Who is away when models are averaged gets the average when it comes back: with
-    clients that are drawn once for every averaging it is FedAvg.
+    A round is one gradient; nothing is sent in the others. Who computes nothing in a round (`Query.work`) makes no step in it. Who is
+    away when models are averaged gets the average when it comes back: with clients that are drawn once for every averaging it is FedAvg.
 
     Args:
         optimizer: each worker's step; `optax.sgd(gamma)` is the equation. Momentum and Adam keep their memories locally.
@@ -55,7 +55,7 @@ def local_sgd(optimizer: optax.GradientTransformation, period: Period, topology:
         return workers.if_any(mean, params)
 
     def update(key, state, gradients, round):
-        local = optimizers.step_local(optimizer, state.workers, gradients)
+        local = optimizers.if_computed(round, optimizers.step_local(optimizer, state.workers, gradients), state.workers)
         local = local._replace(params=workers.where_present(local.params, state.workers.params))
         now, turn = (round.step + 1) % period == 0, round.step // period
         params = lax.cond(now, lambda params: average(params, turn), lambda params: params, local.params)

@@ -48,7 +48,8 @@ def scaffold(optimizer: optax.GradientTransformation, period: Period) -> Algorit
     $$ x \leftarrow x + \frac{1}{|S|} \sum_{n \in S} (y^{(n)} - x), \qquad
        c \leftarrow c + \frac1N \sum_{n \in S} (c_+^{(n)} - c^{(n)}), \qquad c^{(n)} \leftarrow c_+^{(n)} \text{ in S only} $$
 
-    For the gradients of a round that a worker of S has missed, $c^{(n)}$ stands in $c_+^{(n)}$.
+    For the gradients of a round that a worker of S has missed, $c^{(n)}$ stands in $c_+^{(n)}$; so it does of rounds in which a worker
+    computes nothing (`Query.work`), and makes no step.
 
     Args:
         optimizer: each worker's step; `optax.sgd(gamma)` is the equation.
@@ -87,8 +88,10 @@ def scaffold(optimizer: optax.GradientTransformation, period: Period) -> Algorit
     def update(key, state, gradients, round):
         known = state.workers
         corrected = jax.tree.map(lambda g, own, c: g - own + c[None], gradients, known.control, state.server)
-        params, memory = optimizers.step_local(optimizer, optimizers.Model(known.params, known.optimizer), corrected)
-        params, seen = workers.where_present((params, gradients), (known.params, known.control))
+        before = optimizers.Model(known.params, known.optimizer)
+        stepped = optimizers.step_local(optimizer, before, corrected), gradients
+        (params, memory), seen = optimizers.if_computed(round, stepped, (before, known.control))
+        params, seen = workers.where_present((params, seen), (known.params, known.control))
         known = Controlled(params, memory, known.control, jax.tree.map(jnp.add, known.total, seen))
         now = (round.step + 1) % period == 0
         c, known = lax.cond(now, lambda known: average(state.server, known, round.workers), lambda known: (state.server, known), known)

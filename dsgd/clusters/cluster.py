@@ -187,7 +187,7 @@ class Cluster:
         """Of each micro-batch, int32 `[k, M]`."""
         if round.work is None:
             return jnp.full((workers.shape[0], self.micro_batches), round.batch_size or 1, jnp.int32)
-        return round.work.samples[workers]
+        return jnp.asarray(round.work.samples)[workers]
 
     def _each(self, quantity: Quantity, purpose: int, round: Round, workers: jax.Array) -> jax.Array:
         """One draw for each micro-batch, float32 `[k, M]`."""

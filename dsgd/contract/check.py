@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from dsgd import checks, workers
 from dsgd.base import Algorithm, Key, Problem, Result
+from dsgd.clusters import Cluster
 from dsgd.contract import elsewhere
 from dsgd.engine import loop, programs, protocol
 from dsgd.findings import Finding, Findings
@@ -27,7 +28,7 @@ RELATIVE, ABSOLUTE = 2e-4, 2e-5  # what results on other numbers of devices may 
 
 
 @checks.arguments
-def check(algorithm: Algorithm, problem: Problem, *, key: Key | None = None) -> Findings:
+def check(algorithm: Algorithm, problem: Problem, *, key: Key | None = None, cluster: Cluster | None = None) -> Findings:
     """Holds a method to the whole contract: it runs it a few rounds, alone, twice, with seeds, and on several devices.
 
     Looked at are: the members' parameters; what they return (as every run does); that a run is the same when the method is made anew, and
@@ -41,6 +42,7 @@ def check(algorithm: Algorithm, problem: Problem, *, key: Key | None = None) -> 
         algorithm: any, registered or not.
         problem: small, with noise: its N is the number of workers, best at most 16.
         key: of the runs; None: `jax.random.key(0)`.
+        cluster: that they are simulated on, for methods that look at one; None: without a clock.
 
     Returns:
         What was found: it prints as a table, `.holds` says whether all of it does, `.require()` raises where it does not.
@@ -49,16 +51,32 @@ def check(algorithm: Algorithm, problem: Problem, *, key: Key | None = None) -> 
         ValueError: no method, no problem, or the two do not fit.
     """
     key = jax.random.key(0) if key is None else key
-    plans.check_runnable(algorithm, problem, key)
+    plans.check_runnable(algorithm, problem, key, cluster)
     steps = min(max(STEPS[0], 2 * period(algorithm)), STEPS[1])
-    findings = [_parameters(algorithm)]
-    alone = _attempt("returns", lambda: _alone(algorithm, problem, key, steps))
+    findings, case = [_parameters(algorithm)], Case(algorithm, problem, cluster)
+    alone = _attempt("returns", lambda: _alone(case, key, steps))
     findings += alone
     if alone[0].holds:
-        findings += _attempt("seeds", lambda: [_seeds(algorithm, problem, key, steps)])
-        findings += _attempt("64 bits", lambda: [_types(algorithm, problem, key)])
-        findings += _everywhere(algorithm, problem, key, steps)
+        findings += _attempt("seeds", lambda: [_seeds(case, key, steps)])
+        findings += _attempt("64 bits", lambda: [_types(case, key)])
+        findings += _everywhere(case, key, steps)
     return Findings(f"{algorithm.name} on {problem.name}", tuple(findings))
+
+
+class Case(NamedTuple):
+    """What is run."""
+
+    algorithm: Algorithm
+    problem: Problem
+    cluster: Cluster | None
+
+    def run(self, **options: Any) -> Result:
+        """As `dsgd.run`."""
+        return driver.run(self.algorithm, self.problem, cluster=self.cluster, **options)
+
+    def plan(self, devices: int) -> loop.Plan:
+        """Of rounds on so many devices."""
+        return plans.make_plan(plans.Always(self.algorithm), self.problem, devices, runs=0, size=1, record_every=1, cluster=self.cluster)
 
 
 def period(algorithm: Algorithm) -> int:
@@ -87,14 +105,15 @@ def _parameters(algorithm: Algorithm) -> Finding:
     return Finding("parameters", True, ", ".join(expected))
 
 
-def _alone(algorithm: Algorithm, problem: Problem, key: jax.Array, steps: int) -> list[Finding]:
+def _alone(case: Case, key: jax.Array, steps: int) -> list[Finding]:
     """What `run` refuses, it names: the shapes and types of all that members return. Then a run of the method made anew, as by a cell of a
     notebook that runs twice: it is traced again, must lower to the same programs, and give the same bits."""
-    first = driver.run(algorithm, problem, steps=steps, key=key, mesh=1)
+    algorithm = case.algorithm
+    first = case.run(steps=steps, key=key, mesh=1)
     protocol.need_counted(algorithm.name, first.state.step, steps)
     before = programs.compiled()
     anew = algorithm._replace(update=partial(algorithm.update))  # another object
-    second = driver.run(anew, problem, steps=steps, key=key, mesh=1)
+    second = case._replace(algorithm=anew).run(steps=steps, key=key, mesh=1)
     compiled = programs.compiled() - before
     differ = _different(first, second, 0, 0)
     more = f"made anew it is another: {compiled} programs compiled" if compiled else "made anew, it compiles nothing"
@@ -105,9 +124,9 @@ def _alone(algorithm: Algorithm, problem: Problem, key: jax.Array, steps: int) -
     ]
 
 
-def _seeds(algorithm: Algorithm, problem: Problem, key: jax.Array, steps: int) -> Finding:
-    together = driver.run(algorithm, problem, steps=steps, key=key, seeds=2, mesh=1)
-    alone = driver.run(algorithm, problem, steps=steps, key=jax.random.split(key, 2)[1], mesh=1)
+def _seeds(case: Case, key: jax.Array, steps: int) -> Finding:
+    together = case.run(steps=steps, key=key, seeds=2, mesh=1)
+    alone = case.run(steps=steps, key=jax.random.split(key, 2)[1], mesh=1)
     last = jax.tree.map(lambda leaf: leaf[1], together.state)
     history = {name: values if name == "step" else values[1] for name, values in together.history.items()}
     differ = _different(alone, Result(last, history, together.params))
@@ -115,24 +134,24 @@ def _seeds(algorithm: Algorithm, problem: Problem, key: jax.Array, steps: int) -
     return Finding("seeds", not differ, found)
 
 
-def _types(algorithm: Algorithm, problem: Problem, key: jax.Array) -> Finding:
+def _types(case: Case, key: jax.Array) -> Finding:
     """Traced only: members that leave float32 behind are refused by the protocol."""
-    plan = plans.make_plan(plans.Always(algorithm), problem, 1, runs=0, size=1, record_every=1)
-    state = jax.eval_shape(lambda: protocol.held(algorithm, problem, plan.N).init(problem.init(key), plan.N))
+    problem, plan = case.problem, case.plan(1)
+    state = jax.eval_shape(lambda: protocol.held(case.algorithm, problem, plan.N).init(problem.init(key), plan.N))
     with jax.enable_x64(True):
         jax.eval_shape(lambda state: loop.one_round(plan, state, key, problem.data), state)
     return Finding("64 bits", True, "types stay where JAX has 64 bits enabled")
 
 
-def _everywhere(algorithm: Algorithm, problem: Problem, key: jax.Array, steps: int) -> list[Finding]:
+def _everywhere(case: Case, key: jax.Array, steps: int) -> list[Finding]:
     """On several devices, here or in another process."""
-    wanted = max(devices_of(problem.workers))
+    wanted = max(devices_of(case.problem.workers))
     if wanted == 1:
-        return [Finding("devices", None, f"{problem.workers} workers cannot be spread evenly over 2 to {DEVICES} devices")]
+        return [Finding("devices", None, f"{case.problem.workers} workers cannot be spread evenly over 2 to {DEVICES} devices")]
     if len(jax.devices()) >= wanted:
-        return on_devices(algorithm, problem, key, steps)
+        return on_devices(case, key, steps)
     try:
-        return elsewhere.call(wanted, on_devices, algorithm, problem, key, steps)
+        return elsewhere.call(wanted, on_devices, case, key, steps)
     except elsewhere.Unreachable as error:
         return [Finding("devices", None, f"not looked at, {error}")]
 
@@ -143,20 +162,21 @@ def devices_of(N: int) -> list[int]:
     return divisors[-2:]
 
 
-def on_devices(algorithm: Algorithm, problem: Problem, key: jax.Array, steps: int) -> list[Finding]:
+def on_devices(case: Case, key: jax.Array, steps: int) -> list[Finding]:
     """What is to be found on several devices, all of which this process has."""
-    alone = driver.run(algorithm, problem, steps=steps, key=key, mesh=1)
-    several = [D for D in devices_of(problem.workers) if D > 1]
+    alone = case.run(steps=steps, key=key, mesh=1)
+    N = case.problem.workers
+    several = [D for D in devices_of(N) if D > 1]
     findings: list[Finding] = []
     for D in several:
-        findings += _attempt(f"{D} devices", lambda D=D: [_as_alone(algorithm, problem, key, steps, D, alone)])
-    if problem.workers in several:
-        return findings + _attempt("bits", lambda: [_bits(algorithm, problem, key)])
-    return [*findings, Finding("bits", None, f"not looked at: {problem.workers} workers, need a problem of at most {DEVICES}")]
+        findings += _attempt(f"{D} devices", lambda D=D: [_as_alone(case, key, steps, D, alone)])
+    if N in several:
+        return findings + _attempt("bits", lambda: [_bits(case, key)])
+    return [*findings, Finding("bits", None, f"not looked at: {N} workers, need a problem of at most {DEVICES}")]
 
 
-def _as_alone(algorithm: Algorithm, problem: Problem, key: jax.Array, steps: int, D: int, alone: Result) -> Finding:
-    spread = driver.run(algorithm, problem, steps=steps, key=key, mesh=D)
+def _as_alone(case: Case, key: jax.Array, steps: int, D: int, alone: Result) -> Finding:
+    spread = case.run(steps=steps, key=key, mesh=D)
     server = jax.tree_util.tree_leaves_with_path(spread.state.server)
     apart = [jax.tree_util.keystr(path) for path, leaf in server if not _equal_everywhere(leaf)]
     if apart:
@@ -171,12 +191,12 @@ def _equal_everywhere(leaf: jax.Array) -> bool:
     return all(np.array_equal(first, other, equal_nan=np.issubdtype(first.dtype, np.inexact)) for other in others)
 
 
-def _bits(algorithm: Algorithm, problem: Problem, key: jax.Array) -> Finding:
+def _bits(case: Case, key: jax.Array) -> Finding:
     """Each worker has a device of its own, so that whatever it sends another crosses devices."""
-    pattern = algorithm.pattern
+    pattern = case.algorithm.pattern
     if pattern.stands_in:
         return Finding("bits", None, f"told for {pattern.name}, which other collectives stand for")
-    program, up = _told(algorithm, problem, key)
+    program, up = _told(case, key)
     crossing = 8 * sum(workers.traffic(program).values())
     told = up.mean(axis=1).max()
     ways = f"{told:,.10g} bits told a worker, {crossing:,.10g} cross"
@@ -188,9 +208,9 @@ def _bits(algorithm: Algorithm, problem: Problem, key: jax.Array) -> Finding:
     return Finding("bits", True, ways if equal else f"{ways} (in room for the largest messages)")
 
 
-def _told(algorithm: Algorithm, problem: Problem, key: jax.Array) -> tuple[jax.stages.Compiled, np.ndarray]:
+def _told(case: Case, key: jax.Array) -> tuple[jax.stages.Compiled, np.ndarray]:
     """A round as a program, without its metrics, and what it tells each worker to have sent in every round of a period, `[rounds, N]`."""
-    plan = plans.make_plan(plans.Always(algorithm), problem, problem.workers, runs=0, size=1, record_every=1)
+    problem, plan = case.problem, case.plan(case.problem.workers)
 
     def one_round(state, key, data):
         state, info = loop.one_round(plan, state, key, data)
@@ -200,7 +220,7 @@ def _told(algorithm: Algorithm, problem: Problem, key: jax.Array) -> tuple[jax.s
     arguments = key, jax.device_put(problem.data, NamedSharding(plan.mesh, P(workers.AXIS)))
     program = jax.jit(one_round).lower(carry.state, *arguments).compile()
     state, told = carry.state, []
-    for _ in range(min(period(algorithm), STEPS[1])):
+    for _ in range(min(period(case.algorithm), STEPS[1])):
         state, bits = program(state, *arguments)
         told.append(counts.to_int(np.asarray(bits)))
     return program, np.array(told, float)

@@ -28,6 +28,7 @@ from dsgd.engine.clock import Clock
 from dsgd.wire import counts
 
 Records = dict[str, jax.Array]
+_STREAM = np.uint32(2**32 - 1)  # with which a run's key is folded for numbered draws: rounds are fewer
 _BITS, _CLOCK, _TRAIN_LOSS, _EVALUATED, _SAMPLES, _PRESENT = "bits", "clock", "train_loss", "evaluated", "samples", "present"
 
 
@@ -321,6 +322,8 @@ def _gradients_and_update(
     _, sample_key, update_key = round_keys(key, step)
     with workers.attended(there):
         query = absence.query(algorithm.query(carry.state, this), this)
+    if query.draws is not None:
+        sample_key = jax.random.fold_in(key, _STREAM)
     this = this._replace(work=query.work)
     asked = (plan.problem, query, sample_key, data, plan.N, batches)
     done = {} if query.work is None else {_SAMPLES: oracle.samples(query)}

@@ -24,7 +24,8 @@ def gradients(problem: Problem, query: Query, key: jax.Array, data: PyTree, N: i
     Args:
         problem: whose oracle it is.
         query: see `Query`; its work in samples.
-        key: of this round; worker i draws with `fold_in(key, i)`, micro-batch m > 0 with `fold_in(fold_in(key, 2^31 + m), i)`.
+        key: of this round; worker i draws with `fold_in(key, i)`, micro-batch m > 0 with `fold_in(fold_in(key, 2^31 + m), i)`. Where the
+            query numbers its draws, of the run: number k is drawn with `fold_in(fold_in(key, k), i)`.
         data: the block's data, leaves `[n, ...]`.
         N: number of workers.
         batches: the block's batches where they come from outside, leaves `[n, ...]`, of M micro-batches one after the other; None: drawn
@@ -34,7 +35,7 @@ def gradients(problem: Problem, query: Query, key: jax.Array, data: PyTree, N: i
         Leaves `[n, ...]`; or `[k, ...]`, the same on every device, where the query names k workers.
 
     Raises:
-        ValueError: exact gradients, but the data come from outside; batches from outside that M does not divide.
+        ValueError: exact gradients, or numbered draws, but the data come from outside; batches from outside that M does not divide.
     """
 
     def unmeasured(params, batch):
@@ -80,6 +81,8 @@ def _asked(function: Callable, problem: Problem, query: Query, key: jax.Array, d
     weights, and losses over the samples that count."""
     if query.exact and batches is not None:
         raise ValueError("a method that asks for exact gradients, with batches from outside: need a method on batches")
+    if query.draws is not None and batches is not None:
+        raise ValueError("a method that draws batches once more, with batches from outside: need those that the problem draws")
     ids = workers.ids(N) if query.workers is None else query.workers
     here, places = (None, None) if query.workers is None else workers.find(ids, N)
 
@@ -94,7 +97,11 @@ def _asked(function: Callable, problem: Problem, query: Query, key: jax.Array, d
         if batches is not None:
             return block(batches, rows) if m is None else jax.tree.map(lambda leaf: leaf[jnp.arange(len(m)), m], block(parts, rows))
         mine = ids if rows is None else ids[rows]
-        own = jax.vmap(partial(jax.random.fold_in, key))(mine) if m is None else jax.vmap(jax.random.fold_in)(keys[m], mine)
+        if query.draws is not None:
+            of_draws = jax.vmap(partial(jax.random.fold_in, key))(jnp.asarray(query.draws)[mine] + (0 if m is None else m))
+            own = jax.vmap(jax.random.fold_in)(of_draws, mine)
+        else:
+            own = jax.vmap(partial(jax.random.fold_in, key))(mine) if m is None else jax.vmap(jax.random.fold_in)(keys[m], mine)
         return jax.vmap(problem.sample)(own, block(data, rows))
 
     def compute(rows, m, samples):

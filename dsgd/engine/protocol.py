@@ -42,7 +42,7 @@ def held(algorithm: Algorithm, problem: Problem, N: int) -> Algorithm:
     def query(state, round):
         with noted(f"query of {name}"):
             asked = algorithm.query(state, round)
-        _need_query(name, asked, parameters(problem), _block(N))
+        _need_query(name, asked, parameters(problem), N)
         if asked.work is None:
             return asked
         work.need(f"{name}: query gives work", asked.work, N, problem)
@@ -137,14 +137,19 @@ def _need_state(where: str, state: Any) -> None:
         raise ValueError(f"{where} gives State.step as {checks.typed(state.step)}; need an int32 scalar, jnp.int32(0) at the start")
 
 
-def _need_query(name: str, asked: Any, params: Params, n: int) -> None:
+def _need_query(name: str, asked: Any, params: Params, N: int) -> None:
     if not isinstance(asked, Query):
         raise ValueError(f"{name}: query gives {checks.typed(asked)}; need a dsgd.Query")
     if asked.axis not in (None, 0):
         raise ValueError(f"{name}: query gives axis = {asked.axis!r}; need None (one model for all) or 0 (stacked models)")
-    same(f"{name}: query (axis={asked.axis}) gives params", asked.params, params, () if asked.axis is None else (n,))
+    same(f"{name}: query (axis={asked.axis}) gives params", asked.params, params, () if asked.axis is None else (_block(N),))
     if asked.workers is not None and (jnp.ndim(asked.workers) != 1 or not jnp.issubdtype(jnp.result_type(asked.workers), jnp.integer)):
         raise ValueError(f"{name}: query gives workers as {checks.typed(asked.workers)}; need None, or int32 [k]")
+    if asked.draws is not None:
+        if jnp.shape(asked.draws) != (N,) or not jnp.issubdtype(jnp.result_type(asked.draws), jnp.integer):
+            raise ValueError(f"{name}: query gives draws as {checks.typed(asked.draws)}; need None, or int32 [{N}]")
+        if asked.work is None or asked.exact:
+            raise ValueError(f"{name}: query gives draws {'of exact gradients' if asked.exact else 'without work'}; need work in batches")
 
 
 def _need_info(name: str, info: Any, N: int, n: int) -> None:

@@ -25,7 +25,7 @@ METHODS = {
     "csgd": algorithms.compressed_sgd(SGD, compressors.random_quantization(4)),
     "ec-sgd": algorithms.error_compensated_sgd(SGD, compressors.sign, compressors.top_k(0.5)),
     "ef21": algorithms.ef21(SGD, compressors.top_k(0.5), compressors.top_k(0.5)),
-    "local-sgd": algorithms.local_sgd(SGD, 2),
+    "local-sgd": algorithms.local_sgd(optax.sgd(0.05), 2),  # (who computes nothing makes no step: with momentum a gradient of 0 makes one)
     "dsgd": algorithms.decentralized_sgd(SGD, topologies.ring(N)),
     "asgd": algorithms.asynchronous_sgd(SGD, delays.uniform(2)),  # (whose turn it is hangs on the work where staleness emerges)
 }

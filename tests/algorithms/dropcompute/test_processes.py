@@ -105,9 +105,9 @@ def test_a_threshold_of_zero_leaves_one_micro_batch_and_the_correction_says_what
         ({"steps": 0}, "train: steps = 0"),
         ({"threshold": -1.0}, "train: threshold = -1: need seconds >= 0"),
         ({"threshold": math.nan}, "threshold = nan"),
-        ({"threshold": dropcompute.Chosen(2)}, "chosen after 2 of 2 steps: need more steps"),
-        ({"correction": "all"}, "correction = 'all': need 'none', 'stochastic', 'local', or a finite number > 0"),
-        ({"correction": 0.0}, "correction = 0.0"),
+        ({"threshold": dropcompute.chosen_after(2)}, "chosen after 2 of 2 steps: need more steps"),
+        ({"correction": "all"}, "train: correction = 'all': need 'none', 'stochastic', 'local', or a number"),
+        ({"correction": -1.0}, "train: correction = -1.0: need a word, or a finite number >= 0"),
         ({"delay": lambda step, m: -1.0}, r"delay\(0, 0\) = -1.0: need finite seconds >= 0"),
     ],
 )
@@ -118,8 +118,6 @@ def test_refusals(arguments, message, key):
 
 
 def test_refusals_of_the_parts():
-    with pytest.raises(ValueError, match="chosen_after: rounds = 0: need an integer, at least 1"):
-        dropcompute.chosen_after(0)
     with pytest.raises(ValueError, match="accumulate: no micro-batches; need at least one"):
         dropcompute.accumulate(lambda params, batch: batch, 0, [], 1.0)
     with pytest.raises(ValueError, match="accumulate: threshold = nan: need seconds >= 0"):
@@ -172,52 +170,60 @@ def test_two_processes_train_as_one_and_the_slow_one_drops_more(key):
     assert history["seconds"][ROUNDS:].mean() < history["seconds"][:ROUNDS].mean()
 
 
-def lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+@pytest.fixture
+def started(monkeypatch):
+    """All processes that are started. They only run a script, in which `index` is known: for what is about processes."""
+    there, really = [], subprocess.Popen
+
+    def start(command, **options):
+        there.append(really(command, **options))
+        return there[-1]
+
+    monkeypatch.setattr(family.subprocess, "Popen", start)
+    return there
 
 
-def without_jax(monkeypatch, tmp_path, script):
-    """Processes that only run this script: for what is about processes."""
-    head = f"import os, sys, time; index = int(sys.argv[2]); open({str(tmp_path)!r} + f'/{{index}}', 'w').write(str(os.getpid()))"
-    monkeypatch.setattr(family, "_JOIN", f"{head}\n{script}")
+def runs(script, monkeypatch):
+    monkeypatch.setattr(family, "_JOIN", f"import os, sys, time; index = int(sys.argv[2])\n{script}")
 
 
 @pytest.mark.parametrize(
     ("script", "timeout", "message"),
     [
         ("if index: sys.exit('boom')\ntime.sleep(60)", 30.0, "process 1 of 2 ended with status 1: boom"),
-        (
-            "if not index: os.kill(os.getpid(), 9)\ntime.sleep(0.3); sys.exit('peer is gone')",
-            30.0,
-            "process 0 of 2 was ended by SIGKILL",
-        ),
+        ("if not index: os.kill(os.getpid(), 9)\ntime.sleep(60)", 30.0, "process 0 of 2 was ended by SIGKILL"),
         ("if index: time.sleep(60)", 1.0, "after 1 s, of 2 processes these still run: 1"),
     ],
 )
-def test_where_one_ends_badly_all_end(script, timeout, message, monkeypatch, tmp_path):
-    without_jax(monkeypatch, tmp_path, script)
+def test_where_one_ends_badly_all_end(script, timeout, message, monkeypatch, started):
+    runs(script, monkeypatch)
     began = time.monotonic()
     with pytest.raises(ChildProcessError, match=message):
         dropcompute.loopback(2, print, timeout=timeout)
     assert time.monotonic() - began < 20
-    assert not any(lives(int((tmp_path / str(i)).read_text())) for i in range(2))
+    assert len(started) == 2
+    assert all(process.returncode is not None for process in started)
 
 
-def test_an_interruption_ends_all(monkeypatch, tmp_path):
-    without_jax(monkeypatch, tmp_path, "time.sleep(60)")
+def test_the_first_to_fail_is_told_of(tmp_path):
+    """The other one fails for want of it."""
+    for at, (i, words) in enumerate(((1, "why"), (0, "my peer is gone"))):
+        (tmp_path / f"{i}.log").write_text(f"Traceback\n{words}\n")
+        os.utime(tmp_path / f"{i}.log", (at, at))
+    assert family._why(tmp_path, [1, 1]) == "process 1 of 2 ended with status 1: why"
+
+
+def test_an_interruption_ends_all(monkeypatch, started):
+    runs("time.sleep(60)", monkeypatch)
 
     def interrupt(seconds):
-        if all((tmp_path / str(i)).exists() and (tmp_path / str(i)).read_text() for i in range(2)):
-            raise KeyboardInterrupt
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(family.time, "sleep", interrupt)
     with pytest.raises(KeyboardInterrupt):
         dropcompute.loopback(2, print, timeout=30)
-    assert not any(lives(int((tmp_path / str(i)).read_text())) for i in range(2))
+    assert len(started) == 2
+    assert all(process.returncode is not None for process in started)
 
 
 def test_a_process_ends_with_the_one_that_started_it(tmp_path):

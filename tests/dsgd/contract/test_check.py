@@ -119,8 +119,7 @@ def test_where_devices_are_too_few_another_process_has_them(problem, monkeypatch
     findings = elsewhere.call(
         2,
         check.on_devices,
-        method(mean=lambda g: g.mean(axis=0)),
-        problem._replace(data=jax.tree.map(lambda x: x[:2], problem.data)),
+        check.Case(method(mean=lambda g: g.mean(axis=0)), problem._replace(data=jax.tree.map(lambda x: x[:2], problem.data)), None),
         jax.random.key(0),
         2,
     )

@@ -1,0 +1,46 @@
+"""Latencies of a simulated cluster, to plan with."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dsgd import checks
+from dsgd.base import Key, Round, Work
+from dsgd.clusters import Cluster
+
+
+@checks.arguments
+def latencies(cluster: Cluster, workers: int, micro_batches: int, *, iterations: int, key: Key, batch_size: int = 1) -> np.ndarray:
+    """Seconds of every micro-batch, drawn as rounds of a run draw them; of what goes by the clock, those at its beginning.
+
+    Args:
+        cluster: whose workers compute.
+        workers: N.
+        micro_batches: M, each of `batch_size` samples.
+        iterations: I, each with draws of its own.
+        key: of the draws.
+        batch_size: samples of a micro-batch, for a cluster whose seconds depend on them.
+
+    Returns:
+        `[I, N, M]`.
+
+    Raises:
+        ValueError: numbers below 1, or a cluster for another N.
+    """
+    numbers = {"workers": workers, "micro_batches": micro_batches, "iterations": iterations, "batch_size": batch_size}
+    for name, number in numbers.items():
+        checks.positive_int(f"dropcompute.latencies: {name}", number)
+    cluster.need_workers(workers)
+    keys = jax.random.split(key, iterations)
+    return np.asarray(_drawn(cluster, workers, micro_batches, batch_size, keys), float)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _drawn(cluster: Cluster, N: int, M: int, batch_size: int, keys: jax.Array) -> jax.Array:
+    whole = jnp.full((N, M), batch_size, jnp.int32)
+    work, everybody = Work(whole, whole), jnp.arange(N)
+    return jax.lax.map(lambda key: cluster.latencies(Round(jnp.int32(0), N, key, cluster, work=work), everybody), keys)

@@ -1,0 +1,177 @@
+"""Any synchronous method, whose workers stop computing when their time is over."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+
+from algorithms.dropcompute import thresholds
+from algorithms.dropcompute.stopping import Stop, Stopped, need_stop, stopped
+from algorithms.dropcompute.thresholds import ChosenAfter, Measuring
+from dsgd import checks
+from dsgd import work as works
+from dsgd.base import Algorithm, PyTree, Query, Round, State, Work
+
+Correction = Literal["none", "stochastic", "local"]
+Seconds = Annotated[float | jax.Array, "a number of seconds"]
+Factor = Annotated[float | jax.Array, "a number"]
+
+
+class Server(NamedTuple):
+    """What is held once.
+
+    Args:
+        method: of the method.
+        spent: seconds for which each worker has computed in this period, `[N]`; () where a period is one round.
+        measuring: where the threshold is chosen; () where it is given.
+        drawn: how many micro-batches each worker has computed, int32 `[N]`, where those that were dropped are drawn again; else ().
+    """
+
+    method: PyTree
+    spent: jax.Array | tuple[()]
+    measuring: Measuring | tuple[()]
+    drawn: jax.Array | tuple[()]
+
+
+@checks.arguments
+def drop_compute(
+    method: Algorithm,
+    threshold: Seconds | ChosenAfter,
+    micro_batches: int,
+    *,
+    stop: Stop = "preempt",
+    correction: Correction | Factor = "none",
+    period: int = 1,
+    redraw: bool = False,
+) -> Algorithm:
+    r"""DropCompute: every worker computes micro-batches until $\tau$ seconds have passed, and the method goes on with what there is.
+
+    $$ g_n = \frac1M \sum_{m=1}^{\tilde M_n} g_n^{(m)}, \qquad \tilde M_n = \#\{m \le M : T_n^{(m)} < \tau\}, \quad
+       T_n^{(m)} = \sum_{j \le m} t_n^{(j)} $$
+
+    with $t$ from the run's cluster, one for each micro-batch. With stop="between" a worker looks at its clock only between micro-batches:
+    it computes the one in which $\tau$ passes to its end. The clock charges for what each worker has computed: $\min(\tau, T_n^{(M)})$
+    seconds, or until its own last micro-batch.
+
+    Local SGD: with `period=H` the time goes on through H rounds, and who has none left makes no more steps until models are averaged,
+    `drop_compute(local_sgd(optimizer, 8), 0.5, 1, period=8)` (appendix B.3).
+
+    History: `threshold` (seconds, infinite while it is being measured), `dropped` (the share of micro-batches, of the record's round),
+    and each worker's `samples`, `[records, N]`.
+
+    Args:
+        method: any synchronous one on stochastic gradients, that does not say itself what its workers compute.
+        threshold: tau, seconds of computation in a round, or in a period; or `dropcompute.chosen_after(I)`.
+        micro_batches: M, each a batch of the problem.
+        stop: "preempt", Algorithm 1, at tau; or "between" micro-batches.
+        correction: of the gradients, where some are dropped: "none", the equation; "stochastic", the sum over workers is divided by all
+            that was computed, $N / \sum_k \tilde M_k$ for $1 / M$; "local", each worker's by what it has, $1 / \tilde M_n$; or a number
+            c, $c / M$: the paper's constant one is 1 less the drop rate. Steps whose size does not depend on the gradient's (Adam, LAMB)
+            are not changed by numbers.
+        period: H, rounds.
+        redraw: what a worker has dropped is what it computes first in the next round: no sample is lost.
+
+    Raises:
+        ValueError: a threshold or a number that is negative or NaN (an infinite threshold drops nothing), micro_batches or period < 1,
+            another word. When it runs: no cluster; a method that keeps its own time, that cuts short or says what is computed, or asks for
+            exact gradients; a threshold to be chosen where workers are away; with redraw, batches from outside.
+
+    Source: Giladi et al., "DropCompute: simple and more robust distributed synchronous training via compute variance reduction",
+    2023, Algorithms 1 and 2, sections 4.5, B.2.2 and B.3.
+    """
+    M, H = checks.positive_int("drop_compute: micro_batches", micro_batches), checks.positive_int("drop_compute: period", period)
+    need_stop("drop_compute", stop)
+    need_correction("drop_compute", correction)
+    if not isinstance(threshold, ChosenAfter | Tracer) and (jnp.ndim(threshold) or not threshold >= 0):
+        raise ValueError(f"drop_compute: threshold = {checks.shown(threshold)}: need seconds >= 0, or dropcompute.chosen_after(rounds)")
+
+    def inner(state: State) -> State:
+        return state._replace(server=state.server.method)
+
+    def until(server: Server) -> Any:
+        return server.measuring.threshold if isinstance(server.measuring, Measuring) else jnp.float32(threshold)
+
+    def computed(server: Server, round: Round) -> Stopped:
+        """By all workers."""
+        if round.cluster is None:
+            raise ValueError(f"{name} without a cluster, whose micro-batches take their time: need run(..., cluster=...)")
+        whole = jnp.full((round.workers, M), round.batch_size or 1, jnp.int32)
+        latencies = round.cluster.latencies(round._replace(work=Work(whole, whole)), jnp.arange(round.workers))
+        return stopped(latencies, until(server), stop, server.spent if H > 1 else 0.0)
+
+    def init(params, N):
+        state = method.init(params, N)
+        spent = jnp.zeros(N, jnp.float32) if H > 1 else ()
+        measuring = thresholds.start(threshold.rounds, N, H * M) if isinstance(threshold, ChosenAfter) else ()
+        return state._replace(server=Server(state.server, spent, measuring, jnp.zeros(N, jnp.int32) if redraw else ()))
+
+    def query(state, round):
+        asked = method.query(inner(state), round)
+        need_synchronous(name, asked)
+        if isinstance(threshold, ChosenAfter) and round.present is not None:
+            raise ValueError(f"{name}: on a cluster where workers are away nothing is measured of them: need a threshold in seconds")
+        done = computed(state.server, round).done
+        return asked._replace(work=weighed(done, correction, round.present), draws=state.server.drawn if redraw else None)
+
+    def update(key, state, gradients, round):
+        server, own = state.server, computed(state.server, round)
+        after, info = method.update(key, inner(state), gradients, round)
+        if info.compute is not None or info.elapsed is not None:
+            raise ValueError(f"{name}: {method.name} says itself how long workers compute; need a method that does not")
+        done, seconds = round.work.samples > 0, own.seconds
+        if round.present is not None:
+            seconds = jnp.where(round.present, seconds, 0)
+        if H > 1:
+            server = server._replace(spent=jnp.where((round.step + 1) % H == 0, 0, server.spent + seconds))
+        if isinstance(threshold, ChosenAfter):
+            server = server._replace(measuring=thresholds.observed(server.measuring, round, H, stop))
+        if redraw:
+            server = server._replace(drawn=server.drawn + jnp.sum(done, axis=1, dtype=jnp.int32))
+        asked = jnp.full(round.workers, M) if round.present is None else jnp.where(round.present, M, 0)
+        dropped = jnp.sum(asked - jnp.sum(done, axis=1)) / jnp.maximum(jnp.sum(asked), 1)
+        metrics = {**info.metrics, "threshold": until(state.server), "dropped": dropped}
+        return after._replace(server=server._replace(method=after.server)), info._replace(metrics=metrics, compute=seconds)
+
+    def of_inner(member):
+        return None if member is None else lambda state: member(inner(state))
+
+    words = f"chosen after {threshold.rounds}" if isinstance(threshold, ChosenAfter) else f"{threshold} s"
+    more = ["" if correction == "none" else str(correction), f"period {H}" if H > 1 else "", "redrawn" if redraw else ""]
+    name = f"drop_compute({', '.join(filter(None, [method.name, words, f'{M} micro-batches', stop, *more]))})"
+    measures = method.measures or isinstance(threshold, ChosenAfter)
+    members: dict[str, Any] = {"model": of_inner(method.model), "local": of_inner(method.local)}
+    return method._replace(init=init, query=query, update=update, name=name, measures=measures, **members)
+
+
+def weighed(done: jax.Array, correction: Correction | Factor, present: jax.Array | None) -> Work:
+    """What is done, bool `[N, M]`, with its weights."""
+    if correction == "stochastic":
+        return works.micro_batches(done, present=present)
+    if correction == "local":
+        return works.micro_batches(done, average="workers", present=present)
+    factor = 1.0 if isinstance(correction, str) else correction
+    return Work(done, jnp.broadcast_to(jnp.asarray(factor / done.shape[1], float), done.shape))
+
+
+def need_synchronous(name: str, asked: Query) -> None:
+    """Raises a ValueError where the query is of a method that cannot be cut short."""
+    if asked.work is not None:
+        raise ValueError(f"{name}: its method says itself what its workers compute; need one that does not")
+    if asked.workers is not None:
+        raise ValueError(f"{name}: its method takes the workers' gradients one by one; need a synchronous one")
+    if asked.exact:
+        raise ValueError(f"{name}: its method asks for exact gradients, which are no micro-batches; need one on batches")
+
+
+def need_correction(where: str, correction: Any) -> None:
+    """Raises a ValueError where it is none."""
+    words = get_args(Correction)
+    if isinstance(correction, str):
+        if correction not in words:
+            raise ValueError(f"{where}: correction = {correction!r}: need {', '.join(map(repr, words))}, or a number")
+    elif not isinstance(correction, Tracer) and (jnp.ndim(correction) or not 0 <= correction < math.inf):
+        raise ValueError(f"{where}: correction = {checks.shown(correction)}: need a word, or a finite number >= 0")
