@@ -23,6 +23,7 @@ from dsgd import problems, work
 
 RATE = 0.1
 SLOW, FAST, M, ROUNDS, STEPS = 0.03, 0.005, 4, 3, 9  # seconds of a micro-batch in each of two processes
+SGD = optax.sgd(RATE)
 ONE = problems.quadratic(np.float32([[2.0]]), np.float32([[3.0]]))
 
 
@@ -80,18 +81,19 @@ def test_one_process_is_plain_sgd_where_nothing_is_dropped(key):
     assert found.history["latencies"].shape == (3, 1, M)
 
 
-@pytest.mark.parametrize(("correction", "factor"), [("none", 1 / M), ("stochastic", 1), ("local", 1), (0.5, 0.5 / M)])
-def test_a_threshold_of_zero_leaves_one_micro_batch_and_the_correction_says_what_it_counts(correction, factor, key):
-    """On a quadratic of one variable, without noise."""
-    found = dropcompute.train(ONE, optax.sgd(RATE), 0.0, M, steps=2, key=key, correction=correction)
+@pytest.mark.parametrize(("tau", "computed"), [(0.0, 1), (math.inf, M)])
+@pytest.mark.parametrize(("correction", "factor"), [("none", 1 / M), ("stochastic", None), ("local", None), (0.5, 0.5 / M)])
+def test_the_correction_says_what_the_computed_ones_count(correction, factor, tau, computed, key):
+    """On a quadratic of one variable, without noise. A threshold of 0 leaves one micro-batch, an infinite one leaves all."""
+    found = dropcompute.train(ONE, SGD, tau, M, steps=2, key=key, correction=correction)
     x = start = ONE.init(jax.random.split(key)[0])
     data = jax.tree.map(lambda leaf: leaf[0], ONE.data)
     for _ in range(2):
-        x -= RATE * factor * jax.grad(ONE.loss)(x, ONE.sample(key, data))
+        x -= RATE * (factor or 1 / computed) * computed * jax.grad(ONE.loss)(x, ONE.sample(key, data))
     assert x != start
     np.testing.assert_allclose(found.params, x, rtol=1e-6)
-    np.testing.assert_array_equal(found.history["dropped"], (M - 1) / M)
-    np.testing.assert_array_equal(np.isnan(found.history["latencies"]), [[[False] + (M - 1) * [True]]] * 2)
+    np.testing.assert_array_equal(found.history["dropped"], 1 - computed / M)
+    np.testing.assert_array_equal(np.isnan(found.history["latencies"]), [[computed * [False] + (M - computed) * [True]]] * 2)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +108,6 @@ def test_a_threshold_of_zero_leaves_one_micro_batch_and_the_correction_says_what
         ({"threshold": -1.0}, "train: threshold = -1: need seconds >= 0"),
         ({"threshold": math.nan}, "threshold = nan"),
         ({"threshold": dropcompute.chosen_after(2)}, "chosen after 2 of 2 steps: need more steps"),
-        ({"correction": "all"}, "train: correction = 'all': need 'none', 'stochastic', 'local', or a number"),
         ({"correction": -1.0}, "train: correction = -1.0: need a word, or a finite number >= 0"),
         ({"delay": lambda step, m: -1.0}, r"delay\(0, 0\) = -1.0: need finite seconds >= 0"),
     ],
@@ -231,5 +232,8 @@ def test_a_process_ends_with_the_one_that_started_it(tmp_path):
     (tmp_path / "function").write_bytes(cloudpickle.dumps(lambda: time.sleep(60)))
     join = [sys.executable, "-c", family._JOIN, str(tmp_path), "0", "2", "1"]  # which waits for another that never comes
     with subprocess.Popen(join, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        process.communicate(timeout=30)
+        try:
+            process.communicate(timeout=30)
+        finally:
+            process.kill()
     assert process.returncode == 1
