@@ -36,7 +36,7 @@ class Args:
     """How many times as long it takes for each micro-batch, at least 1."""
     micro_batches: int = 12
     """M, of each step, as in the paper."""
-    batch_size: int = 128
+    batch_size: int = 256
     """Samples of each."""
     steps: int = 150
     """Of each of the two runs."""
@@ -44,7 +44,7 @@ class Args:
     """Steps that are measured before the threshold is chosen."""
     learning_rate: float = 0.1
     """Of SGD."""
-    width: int = 1024
+    width: int = 2048
     """Of the network's hidden layer: the more, the longer a micro-batch takes."""
     seed: int = 0
     """Of everything random, but for what the clock says."""

@@ -41,7 +41,7 @@ def loopback(processes: int, function: Callable[[], Any], *, timeout: float = 60
         timeout: seconds that they have in all.
 
     Returns:
-        What each gives, in the order of their indices; it is pickled, too.
+        What each gives, in the order of their indices; it is pickled, too. What they print is only looked at where one fails.
 
     Raises:
         ValueError: no processes, or no time; what cannot be pickled.

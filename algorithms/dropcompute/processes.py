@@ -178,7 +178,7 @@ def _turn(problem: Problem, key: jax.Array, M: int, mesh: Mesh) -> Turn:
     """Micro-batches of the worker that this process is."""
     n, here = jax.process_index(), mesh.local_devices[0]
     data = jax.device_put(jax.tree.map(lambda leaf: leaf[n], problem.data), here)
-    functions = problem._replace(data=(), shared=(), constants=Constants())
+    functions = problem._replace(data=(), shared=(), constants=Constants(), evaluate=None)
 
     def turn(step: int, delay: Delay | None, params: Params, m: int) -> PyTree:
         if delay is not None:
