@@ -170,7 +170,8 @@ def expected_threshold(mean: float, std: float, micro_batches: int, communicatio
     $$ \tau^* = \operatorname{argmax}_{\tau \ge M \mu / 2} \frac{1}{\tau + T^c}
        \sum_{m=1}^M \Phi\Big(\frac{\tau - m \mu}{\sqrt m \sigma}\Big) $$
 
-    There may be a maximum for each micro-batch: all are looked at. Below $M \mu / 2$ (assumption C.3) the model is not to be trusted.
+    There may be a maximum for each micro-batch: the best is looked for where each of them is ready. Below $M \mu / 2$ (assumption C.3) the
+    model is not to be trusted.
 
     Args:
         mean, std, micro_batches: as of `expected_step_time`.
@@ -193,15 +194,13 @@ def expected_threshold(mean: float, std: float, micro_batches: int, communicatio
     def rate(tau: Any) -> Any:
         return _micro_batches(model, np.asarray(tau)) / (tau + communication)
 
-    m = np.arange(1, micro_batches + 1)
-    least, most = micro_batches * mean / 2, micro_batches * mean + quadratures.FURTHEST * np.sqrt(micro_batches) * std
-    near = m * mean + np.sqrt(m) * std * np.linspace(-8, 8, 65)[:, None]  # where the m-th is ready
-    grid = np.unique(np.clip(np.append(near, np.linspace(least, most, 4_097)), least, most))
-    rates = rate(grid)
-    peaks = 1 + np.flatnonzero((rates[1:-1] > rates[:-2]) & (rates[1:-1] >= rates[2:]))
-    options = {"xatol": 1e-9 * std}
-    found = [minimize_scalar(lambda tau: -rate(tau), bounds=grid[[i - 1, i + 1]], method="bounded", options=options).x for i in peaks]
-    return float(max([least, *grid[peaks], *found], key=rate))
+    m, least = np.arange(1, micro_batches + 1), micro_batches * mean / 2
+    near = m * mean + np.sqrt(m) * std * np.linspace(-8, 9, 69)[:, None]  # where the m-th is ready: elsewhere no more are
+    grid = np.unique(np.maximum(near, least))
+    best = int(np.argmax(rate(grid)))
+    beside = grid[max(best - 1, 0)], grid[min(best + 1, grid.size - 1)]
+    refined = minimize_scalar(lambda tau: -rate(tau), bounds=beside, method="bounded", options={"xatol": 1e-9 * std}).x
+    return float(max(grid[best], refined, key=rate))
 
 
 class _Model(NamedTuple):
@@ -236,8 +235,8 @@ def _approximate(where: str, model: _Model, N: np.ndarray) -> Any:
 
 
 def _micro_batches(model: _Model, tau: np.ndarray) -> Any:
-    m = np.arange(1, model.micro_batches + (model.stop == "preempt"))
-    ready = ndtr((tau[..., None] - m * model.mean) / (np.sqrt(m) * model.std)).sum(axis=-1)
+    counted = range(1, model.micro_batches + (model.stop == "preempt"))
+    ready = sum((ndtr((tau - m * model.mean) / (np.sqrt(m) * model.std)) for m in counted), np.zeros(tau.shape))
     return ready + (model.stop == "between")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import log_ndtr, ndtr
 
 FAR = 12.0  # standard deviations: what is beyond has a probability below 1e-32
-FURTHEST = 40.0  # beyond is nothing in float64: not even the largest of very many
+FURTHEST = 40.0  # not even the largest of as many as float64 has numbers for is beyond
 ACCURACY = 1e-12  # of an integral in standard deviations
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(8)
 
@@ -43,7 +43,6 @@ def overshoot(tau: np.ndarray, mean: float, std: float, micro_batches: int, N: n
         N: workers, of tau's shape.
     """
     longest = mean + FAR * std
-    tau = np.minimum(tau, micro_batches * mean + FURTHEST * np.sqrt(micro_batches) * std)
     pieces = int(np.ceil(longest / std))
     width = longest / pieces
     before = ((np.arange(pieces)[:, None] + (NODES + 1) / 2) * width).ravel()  # tau - u: who begins earlier is not beyond it

@@ -14,6 +14,7 @@ import optax
 from algorithms import dropcompute
 from dsgd import problems
 from experiments.helpers import common, intervals
+from experiments.helpers.dropcompute_noises import ALPHA, MOST
 
 TRIAL = 6  # steps in which a micro-batch is timed; the first does not count
 History = dict[str, np.ndarray]
@@ -104,7 +105,7 @@ def delays(setting: Setting, process: int, alone: float) -> np.ndarray:
     """
     draws = np.random.default_rng((setting.seed, process)).lognormal(4, 1, (setting.steps, setting.micro_batches))
     factor = setting.factor if process == setting.slow else 1.0
-    return alone * (factor * (1 + np.minimum(draws / (2 * math.exp(4.5)), 5.5)) - 1)
+    return alone * (factor * (1 + np.minimum(draws / ALPHA, MOST)) - 1)
 
 
 class Found(NamedTuple):

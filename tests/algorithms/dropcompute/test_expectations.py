@@ -91,6 +91,14 @@ def test_ends_of_the_scale(stop):
             np.testing.assert_allclose(step(1, tau), step(1, np.inf), rtol=1e-11)
 
 
+@pytest.mark.parametrize("std", [0.01, 0.1])
+def test_alone_a_worker_that_is_not_interrupted_takes_a_mean_for_each_that_it_computes(std):
+    """Wald's identity: looking at a clock after each micro-batch is a stopping time."""
+    taus = np.array([0.0, 0.95, 1.0, 3.5, 6.98, 11.02, 11.9, 12.5])
+    seconds = dropcompute.expected_step_time(1.0, std, 12, 1, threshold=taus, stop="between")
+    np.testing.assert_allclose(seconds, dropcompute.expected_micro_batches(taus, 1.0, std, 12, stop="between"), rtol=1e-11)
+
+
 @STOPS
 def test_shapes_are_those_of_thresholds_and_workers(stop):
     """One at a time they are the same, and of no threshold there is nothing."""
@@ -148,7 +156,7 @@ def test_a_step_that_takes_no_time_gains_nothing():
     assert dropcompute.expected_speedup(0.0, 1.0, 0.1, 12, 64, step_time=14.0) == 0
 
 
-@pytest.mark.parametrize(("std", "communication"), [(0.5, 0.0), (0.3, 0.5), (0.05, 0.1), (0.002, 0.3), (0.3, 1e3), (2.0, 0.0)])
+@pytest.mark.parametrize(("std", "communication"), [(0.5, 0.0), (0.3, 0.5), (0.05, 0.1), (0.002, 0.3), (1e-5, 0.3), (0.3, 1e3), (2.0, 0.0)])
 def test_the_best_threshold_is_the_best_of_a_fine_grid(std, communication):
     """With little noise there is a maximum for each micro-batch; with very much of it the bound below is the best."""
     tau = dropcompute.expected_threshold(1.0, std, 8, communication)

@@ -163,6 +163,13 @@ def test_all_dropped_is_never_the_answer_and_divides_by_nothing():
     np.testing.assert_array_equal(dropcompute.effective_speedup(np.zeros((2, 3, 4)), 0.0, [0.0, 1.0]), [0, 1])
 
 
+def test_what_is_best_just_after_what_takes_no_time_is_found():
+    """Half of the workers take none, one a second, all others a hundred, and there is no communication: the search must not stop at 0."""
+    latencies = np.concatenate([np.zeros(31), [1.0], 100 + np.arange(32.0)])[None, :, None]
+    assert dropcompute.threshold(latencies, 0.0) == pytest.approx(1, rel=1.1e-6)
+    assert dropcompute.effective_speedup(latencies, 0.0, 1 + 1e-6) == pytest.approx(131 / 2, rel=1.1e-6)
+
+
 @pytest.fixture(scope="module")
 def compiled():
     """Both ways to stop in one program, over seeds."""
