@@ -87,7 +87,7 @@ def drop_compute(
     M, H = checks.positive_int("drop_compute: micro_batches", micro_batches), need_period(period, threshold)
     periodic = not isinstance(H, int) or H > 1
     need_stop("drop_compute", stop)
-    need_correction(correction)
+    need_correction("drop_compute", correction)
     if not isinstance(threshold, ChosenAfter | Tracer) and (jnp.ndim(threshold) or not threshold >= 0):
         raise ValueError(f"drop_compute: threshold = {checks.shown(threshold)}: need seconds >= 0, or dropcompute.chosen_after(rounds)")
 
@@ -178,11 +178,11 @@ def need_period(period: Any, threshold: Any) -> Any:
     return period
 
 
-def need_correction(correction: Any) -> None:
+def need_correction(where: str, correction: Any) -> None:
     """Raises a ValueError where it is none."""
     words = get_args(Correction)
     if isinstance(correction, str):
         if correction not in words:
-            raise ValueError(f"drop_compute: correction = {correction!r}: need {', '.join(map(repr, words))}, or a number")
+            raise ValueError(f"{where}: correction = {correction!r}: need {', '.join(map(repr, words))}, or a number")
     elif not isinstance(correction, Tracer) and (jnp.ndim(correction) or not 0 <= correction < math.inf):
-        raise ValueError(f"drop_compute: correction = {checks.shown(correction)}: need a word, or a finite number >= 0")
+        raise ValueError(f"{where}: correction = {checks.shown(correction)}: need a word, or a finite number >= 0")

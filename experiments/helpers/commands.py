@@ -44,6 +44,8 @@ COUNTS += (
     "worker_counts",
     "epochs",
     "iterations",
+    "processes",
+    "width",
 )
 COUNTS += ("corrected_workers", "local_workers", "local_batch_size", "local_steps", "server", "width", "context")
 POSITIVE = ("learning_rates", "exact_learning_rate", "target", "bandwidth", "seconds", "alpha", "alphas", "factor")

@@ -43,7 +43,7 @@ def latencies(micro_batches: int = M) -> np.ndarray:
     rounds, whole = loop.split(KEY)[1], work.micro_batches(np.ones((N, micro_batches), bool))
 
     def of(step):
-        return CLUSTER.latencies(dsgd.Round(step, N, loop._round_keys(rounds, step)[0], work=whole), jnp.arange(N))
+        return CLUSTER.latencies(dsgd.Round(step, N, loop.round_keys(rounds, step)[0], work=whole), jnp.arange(N))
 
     return np.asarray(jax.jit(jax.vmap(of))(jnp.arange(STEPS)))
 
@@ -97,7 +97,7 @@ def test_without_more_it_is_the_sum_over_m_n():
     counts, _ = one_by_one(latencies()[:2], "preempt")
     expected = np.zeros(N)
     for step in range(2):
-        key = loop._round_keys(loop.split(KEY)[1], jnp.int32(step))[1]
+        key = loop.round_keys(loop.split(KEY)[1], jnp.int32(step))[1]
         for n in range(N):
             for m in range(counts[step, n]):
                 expected[n] -= drawn(key if m == 0 else jax.random.fold_in(key, np.uint32(2**31 + m)), n) / (N * M)
@@ -188,18 +188,19 @@ def test_the_time_goes_on_through_a_period(method):
     np.testing.assert_allclose(np.diff(ends, prepend=0), seconds.max(axis=1) + messages, rtol=2e-2)
 
 
-def test_who_makes_no_step_stays_with_its_memory(key):
-    """Momentum would move it."""
+@pytest.mark.parametrize("base", [algorithms.local_sgd, algorithms.scaffold])
+def test_who_computes_nothing_makes_no_step(base):
+    """Momentum would move it, and SCAFFOLD's correction; all that it has stays."""
     idle = jnp.arange(N)[:, None] % 2 == 1
 
     def half(state, round):
         return dsgd.Work((round.step == 0) | ~idle, jnp.ones((N, 1)))
 
-    method = unequal_work(algorithms.local_sgd(SGD, 100), half)
+    method = unequal_work(base(SGD, 100), half)
     first, later = (run(method, robust(), steps=steps, cluster=None).state.workers for steps in (1, 4))
     for before, after in zip(jax.tree.leaves(first), jax.tree.leaves(later), strict=True):
         np.testing.assert_array_equal(before[1::2], after[1::2])
-        assert (np.abs(before[::2] - after[::2]) > 0).all()
+    assert (np.abs(first.params[::2] - later.params[::2]) > 0).all()
 
 
 # --- A threshold that is chosen.
