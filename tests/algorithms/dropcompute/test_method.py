@@ -15,6 +15,7 @@ import algorithms
 import dsgd
 import topologies
 from algorithms import drop_compute, dropcompute, unequal_work
+from algorithms.dropcompute.stopping import completions, stopped
 from dsgd import clusters, compressors, problems, work
 from dsgd.engine import loop
 
@@ -188,6 +189,15 @@ def test_the_time_goes_on_through_a_period(method):
     np.testing.assert_allclose(np.diff(ends, prepend=0), seconds.max(axis=1) + messages, rtol=2e-2)
 
 
+@pytest.mark.parametrize("stop", ["preempt", "between"])
+def test_late_in_a_period_seconds_are_those_of_the_micro_batches(stop):
+    """To the last bit: by less than that a micro-batch would not have been measured to its end."""
+    times = latencies()
+    done, seconds = stopped(times, np.inf, stop, np.float32(1000.0))
+    assert done.all()
+    np.testing.assert_array_equal(seconds, completions(times)[..., -1])
+
+
 @pytest.mark.parametrize("base", [algorithms.local_sgd, algorithms.scaffold])
 def test_who_computes_nothing_makes_no_step(base):
     """Momentum would move it, and SCAFFOLD's correction; all that it has stays."""
@@ -229,6 +239,19 @@ def test_the_threshold_is_chosen_of_what_was_measured(stop, mesh):
     later, _ = one_by_one(latencies(), stop, history["threshold"][-1])
     np.testing.assert_array_equal(history["samples"][1:], np.concatenate([counts[:6], later[6:]]))
     assert history["dropped"][7:].max() > 0
+
+
+def test_a_stage_that_begins_while_times_are_measured():
+    """Its clock begins anew, and the times of the round before are lost: all others count."""
+    method = drop_compute(METHOD, dropcompute.chosen_after(5), M, stop="between")
+    begun = run(method, steps=3)
+    found = run(method, steps=6, start=begun)
+    known = [0, 1, 3, 4]
+    seconds = np.concatenate([np.diff(stage.history["clock"]) for stage in (begun, found)])[known]
+    times = latencies()[known]
+    expected = dropcompute.threshold(times, seconds - times.sum(axis=2).max(axis=1), "between")
+    np.testing.assert_allclose(found.state.server.measuring.threshold, expected, rtol=1e-5)
+    np.testing.assert_array_equal(np.isinf(found.history["threshold"][1:]), [True] * 3 + [False] * 3)
 
 
 def test_of_a_period_all_rounds_are_measured():
