@@ -281,15 +281,18 @@ def test_it_is_under_the_contract():
     dsgd.check(method, robust(), cluster=CLUSTER).require()
 
 
-AWAY = clusters.Cluster(clusters.constant(1.0), present=clusters.bernoulli(0.7, 1.0))
+AWAY = clusters.Cluster(clusters.constant(0.45) + clusters.exponential(0.225), present=clusters.bernoulli(0.7, 1.0))
 
 
 def test_who_is_away_computes_nothing_and_loses_nothing():
-    found = run(drop_compute(METHOD, TAU, M, redraw=True, correction="stochastic"), cluster=AWAY)
+    """And means are of those who are there: of gradients that are all 1, each worker's share of what was computed is what moves."""
+    ones = draws()._replace(sample=lambda key, mine: mine)
+    found = run(drop_compute(METHOD, TAU, M, redraw=True, correction="stochastic"), ones, cluster=AWAY)
     samples, present = found.history["samples"][1:], found.history["present"][1:]
-    np.testing.assert_allclose((samples == 2).mean(axis=1), present)
+    np.testing.assert_allclose(found.params, -(samples / samples.sum(axis=1, keepdims=True)).sum(axis=0), rtol=1e-5)
+    np.testing.assert_allclose((samples > 0).mean(axis=1), present)
     np.testing.assert_array_equal(found.state.server.drawn, samples.sum(axis=0))
-    np.testing.assert_allclose(found.history["dropped"][1:], 0.5)
+    np.testing.assert_allclose(found.history["dropped"][1:], 1 - samples.sum(axis=1) / (M * N * present), rtol=1e-5)
 
 
 REFUSED = {
