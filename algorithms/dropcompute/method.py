@@ -71,7 +71,7 @@ def drop_compute(
         correction: of the gradients, where some are dropped: "none", the equation; "stochastic", the sum over workers is divided by all
             that was computed, $N / \sum_k \tilde M_k$ for $1 / M$; "local", each worker's by what it has, $1 / \tilde M_n$; or a number
             c, $c / M$: the paper's constant one is 1 less the drop rate. Steps whose size does not depend on the gradient's (Adam, LAMB)
-            are not changed by numbers.
+            are not changed by numbers. Local steps keep their length with "local" only, or with "none" where M is 1.
         period: H, rounds. It may be swept where the threshold is given.
         redraw: what a worker has dropped is what it computes first in the next round: no sample is lost. (Were seconds those of the
             sample, one that takes tau or longer would be begun for ever with "preempt".)
