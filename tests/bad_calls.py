@@ -202,6 +202,7 @@ GOOD: dict[Callable, dict[str, Any]] = {
         "convention": "blocking",
         "micro_batches": 1,
         "per_sample": SECONDS,
+        "at_once": True,
         "overlap": clusters.Overlap(SECONDS, SECONDS, 0.5, 0.1),
         "noise": 0.1,
         "present": None,
