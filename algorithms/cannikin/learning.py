@@ -158,6 +158,7 @@ class Learner:
         gamma = float(np.clip(_shared_mean(seen.first, weighting), 0, 1))
         return ClusterModel(q, s, k, m, gamma, (1 - self.last_share) * T, self.last_share * T, self.limits)
 
+    @checks.arguments
     def next_batches(self, total: float) -> np.ndarray:
         r"""What each node should compute in the next epoch, real, `[n]`: OptPerf's of the model. Before there is one,
 
@@ -213,9 +214,9 @@ class Learner:
         Raises:
             ValueError: count < 1, limits of another shape, negative or NaN.
         """
-        new = learner(checks.positive_int("Learner.joined: count", count), self.last_share, limits)
-        seen = jax.tree.map(lambda *each: np.concatenate(each), self.seen, new.seen)
-        return replace(self, seen=seen, limits=np.concatenate([self.limits, new.limits]), moved=True)
+        most = _need_limits("Learner.joined", limits, checks.positive_int("Learner.joined: count", count))
+        seen = jax.tree.map(lambda *each: np.concatenate(each), self.seen, _unseen(count))
+        return replace(self, seen=seen, limits=np.concatenate([self.limits, most]), moved=True)
 
     def _need_times(self, name: str, values: ArrayLike) -> np.ndarray:
         times = np.asarray(values, float)
@@ -263,12 +264,7 @@ def learner(nodes: int, last_share: float, limits: Each | None = None) -> Learne
     """
     n = checks.positive_int("learner: nodes", nodes)
     need_probability("learner: last_share", last_share)
-    most = np.full(n, np.inf) if limits is None else np.array(limits, float)
-    if most.shape != (n,) or not (most >= 0).all():
-        raise ValueError(f"learner: limits = {checks.shown(limits)}: need {n} numbers, at least 0")
-    unknown = np.full(n, np.nan)
-    seen = Seen(_nothing(n, 3), _nothing(n, 1), _nothing(n, 1), unknown, unknown, unknown)
-    return Learner(seen, float(last_share), most)
+    return Learner(_unseen(n), float(last_share), _need_limits("learner", limits, n))
 
 
 class _Line(NamedTuple):
@@ -322,3 +318,15 @@ def _means(values: np.ndarray) -> np.ndarray:
 
 def _nothing(n: int, d: int) -> Moments:
     return Moments(np.zeros(n, int), np.zeros((n, d)), np.zeros((n, d, d)))
+
+
+def _unseen(n: int) -> Seen:
+    unknown = np.full(n, np.nan)
+    return Seen(_nothing(n, 3), _nothing(n, 1), _nothing(n, 1), unknown, unknown, unknown)
+
+
+def _need_limits(name: str, limits: Each | None, n: int) -> np.ndarray:
+    most = np.full(n, np.inf) if limits is None else np.array(limits, float)
+    if most.shape != (n,) or not (most >= 0).all():
+        raise ValueError(f"{name}: limits = {checks.shown(limits)}: need {n} numbers, at least 0")
+    return most
