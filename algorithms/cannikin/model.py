@@ -165,9 +165,7 @@ class ClusterModel:
         if wrong.size:
             raise ValueError(f"ClusterModel.optperf: a total batch of {wrong.flat[0]} samples: need a finite number, at least 0")
         if B.size and B.max() > most.sum():
-            raise ValueError(
-                f"ClusterModel.optperf: a total batch of {B.max():g} samples, but limits of {most.sum():g} in all: need fewer"
-            )
+            raise ValueError(f"ClusterModel.optperf: a total batch of {B.max():g} samples, but limits of {most.sum():g} in all: need fewer")
 
 
 def _need_numbers(name: str, values: Any, n: int, *, finite: bool = True) -> np.ndarray:

@@ -30,8 +30,8 @@ from experiments import (
     switch_timelines,
     topology,
 )
+from experiments.benchmark import cannikin, kimad, methods, mixing, rounds, start
 from experiments.benchmark import compression as throughput
-from experiments.benchmark import kimad, methods, mixing, rounds, start
 from experiments.helpers import commands, common
 
 SCRIPTS = (
@@ -48,7 +48,7 @@ SCRIPTS = (
     switch_timelines,
     topology,
 )
-BENCHMARKS = (kimad, throughput, methods, mixing, rounds, start)
+BENCHMARKS = (cannikin, kimad, throughput, methods, mixing, rounds, start)
 
 
 @dataclasses.dataclass(frozen=True)
