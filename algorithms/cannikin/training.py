@@ -1,0 +1,237 @@
+"""Training in epochs, before each of which a system decides how much every node computes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import dsgd
+from algorithms.cannikin import goodput, policies
+from algorithms.cannikin.noise_scale import NoiseScale, gradient_noise_scale, smoothed
+from algorithms.cannikin.policies import Observation, System
+from algorithms.observed import observed
+from algorithms.unequal_work import unequal_work
+from dsgd import checks, work
+from dsgd.base import Algorithm, Key, Params, Problem, PyTree, State
+from dsgd.clusters import Cluster
+
+Limits = Annotated[Sequence[int] | np.ndarray, "a number of samples for each node"]
+
+
+class Scale(NamedTuple):
+    """What the optimiser's steps are multiplied by.
+
+    Args:
+        factor: a scalar.
+    """
+
+    factor: jax.Array
+
+
+@checks.arguments
+def scalable(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The same optimiser, whose step size `cannikin.train` may change between epochs, without compiling again.
+
+    Args:
+        optimizer: of optax.
+    """
+
+    def update(updates, state, params=None):
+        return jax.tree.map(lambda u: (state.factor * u).astype(u.dtype), updates), state
+
+    return optax.chain(optimizer, optax.GradientTransformation(lambda params: Scale(jnp.ones((), jnp.float32)), update))
+
+
+class Sized(NamedTuple):
+    """What is held once.
+
+    Args:
+        method: of the method.
+        sizes: samples of each worker, int32 `[N]`.
+    """
+
+    method: PyTree
+    sizes: jax.Array
+
+
+def sized(method: Algorithm, sizes: np.ndarray, batch_size: int, micro_batches: int) -> Algorithm:
+    """The method with local batches that are part of its state, so that they may change between two stages of a run.
+
+    Args:
+        method: any that `unequal_work` takes.
+        sizes: at the start, int `[N]`.
+        batch_size, micro_batches: as of `work.local_batches`.
+    """
+
+    def given(state: State, round: dsgd.Round) -> dsgd.Work:
+        return work.local_batches(state.server.sizes, batch_size=batch_size, micro_batches=micro_batches)
+
+    def inner(state: State) -> State:
+        return state._replace(server=state.server.method)
+
+    def init(params, N):
+        state = method.init(params, N)
+        return state._replace(server=Sized(state.server, jnp.asarray(sizes, jnp.int32)))
+
+    def query(state, round):
+        return unequal_work(method, given(state, round)).query(inner(state), round)
+
+    def update(key, state, gradients, round):
+        after, info = method.update(key, inner(state), gradients, round)
+        return after._replace(server=Sized(after.server, state.server.sizes)), info
+
+    local = method.local
+    return method._replace(
+        init=init,
+        query=query,
+        update=update,
+        model=lambda state: method.model(inner(state)),
+        local=None if local is None else lambda state: local(inner(state)),
+        name=f"sized({method.name})",
+        workers=len(sizes),
+    )
+
+
+class Epoch(NamedTuple):
+    """What was decided for an epoch, and what came of it.
+
+    Args:
+        batches: samples of each node, int `[N]`; 0 of those that were not there.
+        rounds: how many.
+        seconds: of all of them.
+        factor: what the step size was multiplied by.
+        noise_scale: S / G in samples, smoothed, after it.
+        scalars: the problem's, after it: "loss", and what else it evaluates.
+    """
+
+    batches: np.ndarray
+    rounds: int
+    seconds: float
+    factor: float
+    noise_scale: float
+    scalars: dict[str, float]
+
+    @property
+    def total(self) -> int:
+        """B."""
+        return int(self.batches.sum())
+
+    @property
+    def batch_time(self) -> float:
+        """Seconds of a round."""
+        return self.seconds / self.rounds
+
+
+class Training(NamedTuple):
+    """What `train` gives back.
+
+    Args:
+        epochs: one after the other.
+        state: the last one, of the method.
+        params: the model to take home.
+    """
+
+    epochs: list[Epoch]
+    state: State
+    params: Params
+
+    def clock(self) -> np.ndarray:
+        """Seconds at the end of each epoch."""
+        return np.cumsum([epoch.seconds for epoch in self.epochs])
+
+
+@checks.arguments
+def train(
+    method: Algorithm,
+    problem: Problem,
+    system: System,
+    *,
+    cluster: Cluster,
+    epochs: int,
+    key: Key,
+    micro_batches: int,
+    samples: int | None = None,
+    limits: Limits | None = None,
+    scaling: goodput.Scaling = goodput.constant,
+    initial_batch: int | None = None,
+    smoothing: float = 0.3,
+    present: Callable[[int], np.ndarray] | None = None,
+    until: Callable[[list[Epoch]], bool] | None = None,
+    mesh: int | None = 1,
+) -> Training:
+    r"""Epochs whose local batches a system decides, from what nodes have measured in those before.
+
+    The samples of all nodes count the same (equation 9); the step size is the optimiser's times what `scaling` says of the noise scale. All
+    epochs are stages of one compiled run.
+
+    Args:
+        method: any that takes the mean over workers, its optimiser made `cannikin.scalable` where there is a `scaling`.
+        problem: whose N workers are the nodes, with a batch_size that is cut.
+        system: `cannikin.cannikin(...)`, `equal_split`, `lb_bsp`, `adaptdl`, or one of your own.
+        cluster: with an overlap, and `at_once` where there are several micro-batches.
+        epochs: at most.
+        key: of everything random.
+        micro_batches: M, pieces in which a local batch is simulated; M batch_size samples are the most that any node may have.
+        samples: of an epoch; None: as many as all workers have.
+        limits: samples for which each node has memory; None: M batch_size.
+        scaling: `cannikin.adascale`, `square_root` or `constant`.
+        initial_batch: B_0 of the scaling; None: the first epoch's.
+        smoothing: of S and G, the weight of the newest epoch.
+        present: epoch -> which nodes are there, bool `[N]`; None: all. Who leaves loses what was learned of it.
+        until: of the epochs so far, whether that was the last one.
+        mesh: devices.
+
+    Raises:
+        ValueError: epochs or micro_batches < 1, a problem that has no batch_size or cannot cut its batches, a cluster without an overlap,
+            or that takes micro-batches for batches of their own; limits for another N; a system's batches that do not fit.
+    """
+    N, B = problem.workers, need_cut(problem)
+    M = checks.positive_int("cannikin.train: micro_batches", micro_batches)
+    need_overlap(cluster, M)
+    room = need_limits(limits, N, M * B)
+    each_epoch = samples or N * (problem.samples or B)
+    everybody = np.ones(N, bool)
+    ids = np.flatnonzero(everybody if present is None else present(0))
+    memory = system.start(policies.Cluster(len(ids), cluster.overlap.last, room[ids]))  # type: ignore[union-attr]
+    method_run, state, noise, found, params = None, None, None, [], None
+    for epoch in range(checks.positive_int("cannikin.train: epochs", epochs)):
+        now = np.flatnonzero(everybody if present is None else present(epoch))
+        if not np.array_equal(now, ids):
+            stay = np.flatnonzero(np.isin(ids, now))
+            order = np.concatenate([ids[stay], np.setdiff1d(now, ids)])
+            memory = system.resize(memory, stay, len(order) - len(stay), room[order])
+            ids = order
+        batches, memory = system.decide(memory)
+        sizes = np.zeros(N, int)
+        sizes[ids] = batches
+        total = int(sizes.sum())
+        base = initial_batch or (found[0].total if found else total)
+        factor = scaling(noise, total, base)
+        if method_run is None:
+            method_run = observed(sized(method, sizes, B, M))
+        rounds = math.ceil(each_epoch / total)
+        run = dsgd.run(
+            method_run,
+            problem,
+            steps=rounds,
+            key=key,
+            cluster=cluster,
+            start=None if state is None else decided(state, sizes, factor),
+            evaluate_every=rounds,
+            mesh=mesh,
+        )
+        state, params, history = run.state, run.params, run.history
+        noise = smoothed(noise, noise_of(history, sizes), smoothing)
+        memory = system.observe(memory, seen(history, sizes, ids, noise))
+        scalars = {name: float(history[name][-1]) for name in history if name not in OTHERS and history[name].ndim == 1}
+        found.append(Epoch(sizes, rounds, float(history["clock"][-1]), factor, float(noise.scale), scalars))
+        if until is not None and until(found):
+            break
+    assert state is not None
+    return Training(found, state._replace(server=state.server.method), params)
