@@ -20,6 +20,7 @@ from algorithms.unequal_work import unequal_work
 from dsgd import checks, work
 from dsgd.base import Algorithm, Key, Params, Problem, PyTree, State
 from dsgd.clusters import Cluster
+from dsgd.engine.oracle import RESERVED
 
 Limits = Annotated[Sequence[int] | np.ndarray, "a number of samples for each node"]
 
@@ -191,47 +192,92 @@ def train(
         ValueError: epochs or micro_batches < 1, a problem that has no batch_size or cannot cut its batches, a cluster without an overlap,
             or that takes micro-batches for batches of their own; limits for another N; a system's batches that do not fit.
     """
-    N, B = problem.workers, need_cut(problem)
+    N, B = problem.workers, _need_cut(problem)
     M = checks.positive_int("cannikin.train: micro_batches", micro_batches)
-    need_overlap(cluster, M)
-    room = need_limits(limits, N, M * B)
+    room, share = _need_limits(limits, N, M * B), _need_overlap(cluster, M)
     each_epoch = samples or N * (problem.samples or B)
-    everybody = np.ones(N, bool)
-    ids = np.flatnonzero(everybody if present is None else present(0))
-    memory = system.start(policies.Cluster(len(ids), cluster.overlap.last, room[ids]))  # type: ignore[union-attr]
-    method_run, state, noise, found, params = None, None, None, [], None
+    there = (lambda epoch: np.arange(N)) if present is None else (lambda epoch: np.flatnonzero(present(epoch)))
+    ids = there(0)
+    memory = system.start(policies.Cluster(len(ids), share, room[ids]))
+    running = observed(sized(method, np.bincount(ids, minlength=N), B, M))
+    state, noise, found = running.init(problem.init(jax.random.split(key)[0]), N), None, []
     for epoch in range(checks.positive_int("cannikin.train: epochs", epochs)):
-        now = np.flatnonzero(everybody if present is None else present(epoch))
-        if not np.array_equal(now, ids):
-            stay = np.flatnonzero(np.isin(ids, now))
-            order = np.concatenate([ids[stay], np.setdiff1d(now, ids)])
-            memory = system.resize(memory, stay, len(order) - len(stay), room[order])
-            ids = order
-        batches, memory = system.decide(memory)
+        ids, memory = _attending(system, memory, ids, there(epoch), room)
         sizes = np.zeros(N, int)
-        sizes[ids] = batches
+        sizes[ids], memory = system.decide(memory)
         total = int(sizes.sum())
-        base = initial_batch or (found[0].total if found else total)
-        factor = scaling(noise, total, base)
-        if method_run is None:
-            method_run = observed(sized(method, sizes, B, M))
+        factor = scaling(noise, total, initial_batch or (found[0].total if found else total))
         rounds = math.ceil(each_epoch / total)
-        run = dsgd.run(
-            method_run,
-            problem,
-            steps=rounds,
-            key=key,
-            cluster=cluster,
-            start=None if state is None else decided(state, sizes, factor),
-            evaluate_every=rounds,
-            mesh=mesh,
-        )
-        state, params, history = run.state, run.params, run.history
-        noise = smoothed(noise, noise_of(history, sizes), smoothing)
-        memory = system.observe(memory, seen(history, sizes, ids, noise))
-        scalars = {name: float(history[name][-1]) for name in history if name not in OTHERS and history[name].ndim == 1}
-        found.append(Epoch(sizes, rounds, float(history["clock"][-1]), factor, float(noise.scale), scalars))
+        stage = {"steps": rounds, "evaluate_every": rounds, "key": key, "cluster": cluster, "mesh": mesh}
+        run = dsgd.run(running, problem, start=_decided(state, sizes, factor), **stage)
+        state, history = run.state, run.history
+        noise = smoothed(noise, _noise_of(history, sizes), smoothing)
+        memory = system.observe(memory, _seen(history, ids, sizes[ids], noise))
+        found.append(Epoch(sizes, rounds, float(history["clock"][-1]), factor, float(noise.scale), _scalars(history)))
         if until is not None and until(found):
             break
-    assert state is not None
-    return Training(found, state._replace(server=state.server.method), params)
+    return Training(found, state._replace(server=state.server.method), run.params)
+
+
+def _attending(system: System, memory: Any, ids: np.ndarray, now: np.ndarray, room: np.ndarray) -> tuple[np.ndarray, Any]:
+    """The nodes of an epoch, those of the last one first, and what the system remembers of them."""
+    if set(ids) == set(now):
+        return ids, memory
+    stay = np.flatnonzero(np.isin(ids, now))
+    order = np.concatenate([ids[stay], np.setdiff1d(now, ids)])
+    return order, system.resize(memory, stay, len(order) - len(stay), room[order])
+
+
+def _decided(state: State, sizes: np.ndarray, factor: float) -> State:
+    """With other local batches, and another factor wherever there is one."""
+
+    def put(node):
+        return Scale(jnp.full_like(node.factor, factor)) if isinstance(node, Scale) else node
+
+    leaves = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Scale))
+    if factor != 1 and not any(isinstance(leaf, Scale) for leaf in leaves):
+        raise ValueError(f"cannikin.train: a step size times {factor:g}, but its optimiser's is fixed: need cannikin.scalable(optimizer)")
+    state = jax.tree.map(put, state, is_leaf=lambda node: isinstance(node, Scale))
+    return state._replace(server=state.server._replace(sizes=jnp.asarray(sizes, jnp.int32)))
+
+
+def _noise_of(history: dict[str, np.ndarray], sizes: np.ndarray) -> NoiseScale:
+    """The mean over an epoch's rounds."""
+    there = sizes > 0
+    each = gradient_noise_scale(history["local_sqnorms"][1:, there], history["global_sqnorm"][1:], sizes[there])
+    return NoiseScale(np.mean(each.noise), np.mean(each.sqnorm))
+
+
+def _seen(history: dict[str, np.ndarray], ids: np.ndarray, batches: np.ndarray, noise: NoiseScale) -> Observation:
+    """A record has the times of the round before; the first one has none."""
+    times = (history[f"measured_{name}"][2:, ids] for name in ("compute", "backward", "first", "up"))
+    return Observation(batches, *times, noise)
+
+
+def _scalars(history: dict[str, np.ndarray]) -> dict[str, float]:
+    """What the problem evaluates, at the end."""
+    own = {"global_sqnorm", *RESERVED}
+    return {name: float(values[-1]) for name, values in history.items() if values.ndim == 1 and name not in own}
+
+
+def _need_cut(problem: Problem) -> int:
+    if problem.batch_size is None or problem.take is None:
+        raise ValueError(f"cannikin.train: {problem.name} cannot cut its batches (batch_size, take): need a problem that can")
+    return problem.batch_size
+
+
+def _need_overlap(cluster: Cluster, micro_batches: int) -> float:
+    if cluster.overlap is None:
+        raise ValueError(f"cannikin.train: a cluster without an overlap ({cluster.name}): need one, of which nodes measure their times")
+    if micro_batches > 1 and not cluster.at_once:
+        raise ValueError(f"cannikin.train: {micro_batches} micro-batches as batches of their own: need a cluster with at_once=True")
+    return cluster.overlap.last
+
+
+def _need_limits(limits: Any, N: int, most: int) -> np.ndarray:
+    if limits is None:
+        return np.full(N, most)
+    given = np.asarray(limits)
+    if given.shape != (N,) or not np.issubdtype(given.dtype, np.integer) or (given < 0).any():
+        raise ValueError(f"cannikin.train: limits = {checks.shown(limits)}: need whole numbers of samples, one for each of {N} nodes")
+    return np.minimum(given, most)
