@@ -7,7 +7,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from algorithms.cannikin.goodput import Candidates
+from algorithms.cannikin.candidates import Candidates
 from algorithms.cannikin.learning import Learner, learner
 from algorithms.cannikin.model import ClusterModel, OptPerf
 from algorithms.cannikin.noise_scale import NoiseScale
@@ -25,7 +25,7 @@ class Observation(NamedTuple):
         backward: of their backward passes, likewise.
         first: of these, until the first bucket was ready.
         communication: seconds of their messages.
-        noise: the gradient noise, smoothed over all epochs; None: unknown.
+        noise: the gradient noise, smoothed over all epochs.
     """
 
     batches: np.ndarray
@@ -33,7 +33,7 @@ class Observation(NamedTuple):
     backward: np.ndarray
     first: np.ndarray
     communication: np.ndarray
-    noise: NoiseScale | None = None
+    noise: NoiseScale
 
 
 class Cluster(NamedTuple):
@@ -69,7 +69,7 @@ class System(NamedTuple):
 
 
 class _Tuned(NamedTuple):
-    """What LB-BSP remembers: its batches, what they were before the last change and how long the slowest took then, and whether it goes on."""
+    """What LB-BSP remembers: its batches, what they were before the last change, how long the slowest took then, and whether it goes on."""
 
     cluster: Cluster
     batches: np.ndarray
@@ -84,7 +84,7 @@ class _Modelled(NamedTuple):
     cluster: Cluster
     learner: Learner
     candidates: Candidates
-    noise: NoiseScale | None
+    noise: NoiseScale
 
 
 @checks.arguments
@@ -109,7 +109,7 @@ def equal_split(total_batch: int) -> System:
 
 @checks.arguments
 def lb_bsp(total_batch: int, step: int = 5) -> System:
-    """LB-BSP: after each epoch the node that computed longest gives some samples to the one that was done first, until that no longer helps.
+    """LB-BSP: after each epoch the node that computed longest gives samples to the one that was done first, until that no longer helps.
 
     Args:
         total_batch: B, always the same; equal parts at first.
@@ -195,15 +195,15 @@ def _adaptive(name: str, total_batches: Totals, initial_batch: int, *, together:
         if not fitting.size:
             raise ValueError(f"{name}: total batches of {totals[0]} samples or more, but nodes have room for {room}: need smaller ones")
         fresh = learner(cluster.nodes, cluster.last_share, cluster.limits)
-        return _Modelled(cluster, fresh, Candidates(fitting), None)
+        return _Modelled(cluster, fresh, Candidates(fitting), NoiseScale(0.0, 0.0, 0.0))
 
     def decide(memory):
-        model, phi = memory.learner.model(), np.inf if memory.noise is None else max(memory.noise.scale, 0.0)
+        model = memory.learner.model()
         if model is None:
             if together:
                 return whole(memory.learner.next_batches(initial_batch), initial_batch, memory.cluster.limits), memory
             return equal_parts(initial_batch, memory.cluster), memory
-        total, candidates = memory.candidates.chosen(model if together else EqualParts(model), phi, initial_batch)
+        total, candidates = memory.candidates.chosen(model if together else EqualParts(model), samples_of(memory.noise), initial_batch)
         batches = model.optperf_integer(total).batches if together else equal_parts(total, memory.cluster)
         return batches, memory._replace(candidates=candidates)
 
@@ -214,9 +214,16 @@ def _adaptive(name: str, total_batches: Totals, initial_batch: int, *, together:
     def resize(memory, stay, joined, limits):
         fresh = start(Cluster(len(limits), memory.cluster.last_share, limits))
         gone = np.setdiff1d(np.arange(memory.cluster.nodes), stay)
-        return fresh._replace(learner=memory.learner.without(gone).joined(joined), noise=memory.noise)
+        known = memory.learner.without(gone.tolist()) if gone.size else memory.learner
+        known = known.joined(joined, limits[len(stay) :]) if joined else known
+        return fresh._replace(learner=known, noise=memory.noise)
 
     return System(start, decide, observe, resize, name)
+
+
+def samples_of(noise: NoiseScale) -> float:
+    """The gradient noise scale; infinite where no gradient is seen in the noise."""
+    return max(float(noise.noise), 0.0) / float(noise.sqnorm) if noise.sqnorm > 0 else np.inf
 
 
 class EqualParts(NamedTuple):

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 import dsgd
-from algorithms.cannikin import goodput, policies
+from algorithms.cannikin import policies, scalings
 from algorithms.cannikin.noise_scale import NoiseScale, gradient_noise_scale, smoothed
 from algorithms.cannikin.policies import Observation, System
 from algorithms.observed import observed
@@ -107,7 +107,7 @@ class Epoch(NamedTuple):
         rounds: how many.
         seconds: of all of them.
         factor: what the step size was multiplied by.
-        noise_scale: S / G in samples, smoothed, after it.
+        noise_scale: S / G in samples, smoothed, after it; infinite where no gradient is seen in the noise.
         scalars: the problem's, after it: "loss", and what else it evaluates.
     """
 
@@ -159,7 +159,7 @@ def train(
     micro_batches: int,
     samples: int | None = None,
     limits: Limits | None = None,
-    scaling: goodput.Scaling = goodput.constant,
+    scaling: scalings.Scaling = scalings.constant,
     initial_batch: int | None = None,
     smoothing: float = 0.3,
     present: Callable[[int], np.ndarray] | None = None,
@@ -200,7 +200,8 @@ def train(
     ids = there(0)
     memory = system.start(policies.Cluster(len(ids), share, room[ids]))
     running = observed(sized(method, np.bincount(ids, minlength=N), B, M))
-    state, noise, found = running.init(problem.init(jax.random.split(key)[0]), N), None, []
+    params, noise, found = problem.init(jax.random.split(key)[0]), NoiseScale(0.0, 0.0, 0.0), []
+    state = running.init(params, N)
     for epoch in range(checks.positive_int("cannikin.train: epochs", epochs)):
         ids, memory = _attending(system, memory, ids, there(epoch), room)
         sizes = np.zeros(N, int)
@@ -210,13 +211,13 @@ def train(
         rounds = math.ceil(each_epoch / total)
         stage = {"steps": rounds, "evaluate_every": rounds, "key": key, "cluster": cluster, "mesh": mesh}
         run = dsgd.run(running, problem, start=_decided(state, sizes, factor), **stage)
-        state, history = run.state, run.history
+        state, params, history = run.state, run.params, run.history
         noise = smoothed(noise, _noise_of(history, sizes), smoothing)
         memory = system.observe(memory, _seen(history, ids, sizes[ids], noise))
-        found.append(Epoch(sizes, rounds, float(history["clock"][-1]), factor, float(noise.scale), _scalars(history)))
+        found.append(Epoch(sizes, rounds, float(history["clock"][-1]), factor, policies.samples_of(noise), _scalars(history)))
         if until is not None and until(found):
             break
-    return Training(found, state._replace(server=state.server.method), run.params)
+    return Training(found, state._replace(server=state.server.method), params)
 
 
 def _attending(system: System, memory: Any, ids: np.ndarray, now: np.ndarray, room: np.ndarray) -> tuple[np.ndarray, Any]:
@@ -245,13 +246,13 @@ def _noise_of(history: dict[str, np.ndarray], sizes: np.ndarray) -> NoiseScale:
     """The mean over an epoch's rounds."""
     there = sizes > 0
     each = gradient_noise_scale(history["local_sqnorms"][1:, there], history["global_sqnorm"][1:], sizes[there])
-    return NoiseScale(np.mean(each.noise), np.mean(each.sqnorm))
+    return NoiseScale(np.mean(each.noise), np.mean(each.sqnorm))  # of one epoch, whatever its number of rounds
 
 
 def _seen(history: dict[str, np.ndarray], ids: np.ndarray, batches: np.ndarray, noise: NoiseScale) -> Observation:
     """A record has the times of the round before; the first one has none."""
-    times = (history[f"measured_{name}"][2:, ids] for name in ("compute", "backward", "first", "up"))
-    return Observation(batches, *times, noise)
+    compute, backward, first, up = (history[f"measured_{name}"][2:, ids] for name in ("compute", "backward", "first", "up"))
+    return Observation(batches, compute, backward, first, up, noise)
 
 
 def _scalars(history: dict[str, np.ndarray]) -> dict[str, float]:

@@ -1,15 +1,13 @@
-r"""How large a total batch is worth its time: AdaptDL's goodput, with OptPerf as its throughput; and how the step size follows the batch."""
+"""How large a total batch is worth its time: AdaptDL's goodput, with OptPerf as its throughput."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from algorithms.cannikin.model import OptPerf
-from algorithms.cannikin.noise_scale import NoiseScale
 from dsgd import checks
 
 Totals = Annotated[ArrayLike, "numbers of samples"]
@@ -114,42 +112,3 @@ class Candidates(NamedTuple):
     def _best(self, noise_scale: float, initial_batch: int) -> tuple[int, Candidates]:
         assert self.seconds is not None
         return int(self.totals[np.argmax(goodput(self.seconds, self.totals, noise_scale, initial_batch))]), self
-
-
-Scaling = Callable[[NoiseScale | None, int, int], float]
-
-
-@checks.arguments
-def adascale(noise: NoiseScale | None, total_batch: int, initial_batch: int) -> float:
-    r"""What the step size of the initial batch is multiplied by: as much more as one step brings.
-
-    $$ r = \frac{\operatorname{tr} \Sigma / B_0 + |G|^2}{\operatorname{tr} \Sigma / B + |G|^2} $$
-
-    Args:
-        noise: estimates of tr Sigma and |G|^2; None: 1. What is negative of them counts as 0.
-        total_batch, initial_batch: B, B_0.
-
-    Source: Johnson et al., "AdaScale SGD: a user-friendly algorithm for distributed training", 2020.
-    """
-    if noise is None:
-        return 1.0
-    variance, sqnorm = max(float(noise.noise), 0.0), max(float(noise.sqnorm), 0.0)
-    below = variance / total_batch + sqnorm
-    return (variance / initial_batch + sqnorm) / below if below > 0 else 1.0
-
-
-@checks.arguments
-def square_root(noise: NoiseScale | None, total_batch: int, initial_batch: int) -> float:
-    r"""$\sqrt{B / B_0}$, for optimisers that divide by the gradient's size.
-
-    Args:
-        noise: not used.
-        total_batch, initial_batch: B, B_0.
-    """
-    return float(np.sqrt(total_batch / initial_batch))
-
-
-@checks.arguments
-def constant(noise: NoiseScale | None, total_batch: int, initial_batch: int) -> float:
-    """1, whatever the batch."""
-    return 1.0
