@@ -86,6 +86,11 @@ CASES = {
     "algorithms.kimad_sgd(optax.sgd(0.1), kimad.top_k([0.1]), 1.0, too_small='stop')": "too_small = 'stop'; need 'wait' or 'error'",
     "kimad.top_k(0.1)": "top_k: ratios = 0.1: need a list",
     "kimad.budget('fast', 1.0)": "budget: up = 'fast': need a number, or a list or an array of numbers",
+    "dropcompute.threshold('slow', 0.5)": "threshold: latencies = 'slow': need seconds [iterations, workers, micro-batches]",
+    "dropcompute.threshold(np.ones((2, 3, 4)), 0.5, 'after')": "dropcompute.threshold: stop = 'after': need 'preempt' or 'between'",
+    "dropcompute.effective_speedup(np.ones((2, 3, 4)), 0.5, None)": "effective_speedup: thresholds = None: need seconds, at least 0",
+    "dropcompute.expected_step_time(1.0, 0.3, 12, 4, stop='after')": "expected_step_time: stop = 'after': need 'preempt' or 'between'",
+    "dropcompute.expected_step_time(1.0, 0.3, 1.5, 4)": "expected_step_time: micro_batches = 1.5: need an integer",
     "kimad.local_steps(0.1, 4)": "local_steps: optimizer = 0.1: need an optax optimiser",
     "kimad.exponential_average(None)": "exponential_average: weight = None: need a number",
     "topologies.ring(4, 'lazy')": "ring: weights = 'lazy': need one of topologies.metropolis, topologies.max_degree",
@@ -121,7 +126,7 @@ SCRIPT = """
 import json, sys
 import jax, networkx as nx, numpy as np, optax
 import algorithms, dsgd, topologies
-from algorithms import kimad
+from algorithms import dropcompute, kimad
 from dsgd import problems, run
 key, problem, method = jax.random.key(0), problems.random_quadratic(2, 2), algorithms.minibatch_sgd(optax.sgd(0.1))
 ring = topologies.ring(2)

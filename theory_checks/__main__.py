@@ -1,4 +1,4 @@
-"""Holds every theorem and lemma against the code, on random instances within its hypotheses, and shows where the survey misprints.
+"""Holds every theorem and lemma against the code, on random instances within its hypotheses, and shows where the papers misprint.
 
     python -m theory_checks --quick
 
@@ -27,8 +27,8 @@ from rich.text import Text
 from dsgd import records
 from theory_checks.machinery import processes, registry
 from theory_checks.machinery.registry import Finding
-from theory_checks.machinery.statement import STANDARD_ERRORS, Outcome, Statement
-from theory_checks.statements.misprints import MISPRINTS, Misprint
+from theory_checks.machinery.statement import STANDARD_ERRORS, Misprint, Outcome, Statement
+from theory_checks.statements.misprints import MISPRINTS
 
 QUICK = 10
 TEXT = (
@@ -40,7 +40,7 @@ LOOKS = {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0), "caption_justify": "left"}
 
 @dataclass(frozen=True)
 class Args:
-    """Holds every theorem and lemma against the code; shows the survey's misprints with counterexamples."""
+    """Holds every theorem and lemma against the code; shows the misprints of the papers with counterexamples."""
 
     quick: bool = False
     """Ten random trials of each statement, of programs that are compiled in haste."""
@@ -181,9 +181,7 @@ def worst(outcome: Outcome) -> str:
 def tabulate_misprints(compared: Sequence[tuple[Misprint, Outcome, Outcome]]) -> Table:
     """One row a misprint: the printed formula evaluated where it fails, beside the corrected one."""
     caption = "left: measured, exact or derived; at most what is right of it (=: equal to it)."
-    table = Table(
-        title="misprints in the survey, and where they fail", caption=caption, caption_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
-    )
+    table = Table(title="misprints, and where they fail", caption=caption, caption_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("reference: printed\n  -> corrected\n  on which instance", ratio=1)
     for heading in ("left", "printed", "corrected"):
         table.add_column(heading, justify="right", no_wrap=True)

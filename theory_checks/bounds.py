@@ -9,6 +9,8 @@ from theory_checks.statements.asynchronous_sgd import bound as asynchronous_sgd
 from theory_checks.statements.compressed_sgd import bound as compressed_sgd
 from theory_checks.statements.decentralized_sgd import bound as decentralized_sgd
 from theory_checks.statements.decentralized_sgd import consensus
+from theory_checks.statements.dropcompute import bound as dropcompute
+from theory_checks.statements.dropcompute_convex import bound as dropcompute_convex
 from theory_checks.statements.ef21 import bound as ef21
 from theory_checks.statements.error_compensated_sgd import bound as error_compensated_sgd
 from theory_checks.statements.gradient_descent import bound as gradient_descent
@@ -21,6 +23,8 @@ __all__ = [
     "compressed_sgd",
     "consensus",
     "decentralized_sgd",
+    "dropcompute",
+    "dropcompute_convex",
     "ef21",
     "error_compensated_sgd",
     "gradient_descent",

@@ -12,7 +12,6 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import minimize_scalar
 from scipy.special import ndtr, ndtri
 
 from algorithms.dropcompute import quadratures
@@ -171,7 +170,8 @@ def expected_threshold(mean: float, std: float, micro_batches: int, communicatio
     $$ \tau^* = \operatorname{argmax}_{\tau \ge M \mu / 2} \frac{1}{\tau + T^c}
        \sum_{m=1}^M \Phi\Big(\frac{\tau - m \mu}{\sqrt m \sigma}\Big) $$
 
-    There may be a maximum for each micro-batch: all are looked at. Below $M \mu / 2$ (assumption C.3) the model is not to be trusted.
+    There may be a maximum for each micro-batch: the best is looked for where each of them is ready. Below $M \mu / 2$ (assumption C.3) the
+    model is not to be trusted.
 
     Args:
         mean, std, micro_batches: as of `expected_step_time`.
@@ -185,6 +185,8 @@ def expected_threshold(mean: float, std: float, micro_batches: int, communicatio
 
     Source: Giladi et al., "DropCompute", the last equation of appendix C.2.
     """
+    from scipy.optimize import minimize_scalar  # noqa: PLC0415 (as in `quadratures`)
+
     where = "dropcompute.expected_threshold"
     model = _model(where, mean, std, micro_batches, "preempt")
     need_seconds(where, "communication", communication)
@@ -192,15 +194,13 @@ def expected_threshold(mean: float, std: float, micro_batches: int, communicatio
     def rate(tau: Any) -> Any:
         return _micro_batches(model, np.asarray(tau)) / (tau + communication)
 
-    m = np.arange(1, micro_batches + 1)
-    least, most = micro_batches * mean / 2, micro_batches * mean + quadratures.FURTHEST * np.sqrt(micro_batches) * std
-    near = m * mean + np.sqrt(m) * std * np.linspace(-8, 8, 65)[:, None]  # where the m-th is ready
-    grid = np.unique(np.clip(np.append(near, np.linspace(least, most, 4_097)), least, most))
-    rates = rate(grid)
-    peaks = 1 + np.flatnonzero((rates[1:-1] > rates[:-2]) & (rates[1:-1] >= rates[2:]))
-    options = {"xatol": 1e-9 * std}
-    found = [minimize_scalar(lambda tau: -rate(tau), bounds=grid[[i - 1, i + 1]], method="bounded", options=options).x for i in peaks]
-    return float(max([least, *grid[peaks], *found], key=rate))
+    m, least = np.arange(1, micro_batches + 1), micro_batches * mean / 2
+    near = m * mean + np.sqrt(m) * std * np.linspace(-8, 9, 69)[:, None]  # where the m-th is ready: elsewhere no more are
+    grid = np.unique(np.maximum(near, least))
+    best = int(np.argmax(rate(grid)))
+    beside = grid[max(best - 1, 0)], grid[min(best + 1, grid.size - 1)]
+    refined = minimize_scalar(lambda tau: -rate(tau), bounds=beside, method="bounded", options={"xatol": 1e-9 * std}).x
+    return float(max(grid[best], refined, key=rate))
 
 
 class _Model(NamedTuple):
@@ -217,26 +217,26 @@ class _Model(NamedTuple):
         return self.micro_batches * self.mean, np.sqrt(self.micro_batches) * self.std
 
 
-def _step_time(model: _Model, tau: np.ndarray, N: np.ndarray) -> np.ndarray:
+def _step_time(model: _Model, tau: np.ndarray, N: np.ndarray) -> Any:
     mean, std = model.whole
     return mean + std * quadratures.capped((tau - mean) / std, N) + _added(model, tau, N)
 
 
-def _added(model: _Model, tau: np.ndarray, N: np.ndarray) -> np.ndarray | float:
+def _added(model: _Model, tau: np.ndarray, N: np.ndarray) -> Any:
     """Seconds that the last worker goes on after tau."""
     return quadratures.overshoot(tau, *model[:3], N) if model.stop == "between" else 0.0
 
 
-def _approximate(where: str, model: _Model, N: np.ndarray) -> np.ndarray:
+def _approximate(where: str, model: _Model, N: np.ndarray) -> Any:
     if (N < 2).any():
         raise ValueError(f"{where}: workers = {N[N < 2][0]}: need at least 2: of one, equation 4 is infinite")
     mean, std = model.whole
     return mean - std * ((1 - np.euler_gamma) * ndtri(1 / N) + np.euler_gamma * ndtri(1 / (np.e * N)))
 
 
-def _micro_batches(model: _Model, tau: np.ndarray) -> np.ndarray:
-    m = np.arange(1, model.micro_batches + (model.stop == "preempt"))
-    ready = ndtr((tau[..., None] - m * model.mean) / (np.sqrt(m) * model.std)).sum(axis=-1)
+def _micro_batches(model: _Model, tau: np.ndarray) -> Any:
+    counted = range(1, model.micro_batches + (model.stop == "preempt"))
+    ready = sum((ndtr((tau - m * model.mean) / (np.sqrt(m) * model.std)) for m in counted), np.zeros(tau.shape))
     return ready + (model.stop == "between")
 
 

@@ -73,7 +73,8 @@ def drop_compute(
             c, $c / M$: the paper's constant one is 1 less the drop rate. Steps whose size does not depend on the gradient's (Adam, LAMB)
             are not changed by numbers.
         period: H, rounds.
-        redraw: what a worker has dropped is what it computes first in the next round: no sample is lost.
+        redraw: what a worker has dropped is what it computes first in the next round: no sample is lost. (Were seconds those of the
+            sample, one that takes tau or longer would be begun for ever with "preempt".)
 
     Raises:
         ValueError: a threshold or a number that is negative or NaN (an infinite threshold drops nothing), micro_batches or period < 1,

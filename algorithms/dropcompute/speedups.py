@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike
 from algorithms.dropcompute.stopping import Stop, completions, need_seconds, need_stop
 from dsgd import checks
 
-SLACK = 1 + 1e-6  # times what a time is: computed once more, in another order, it is still on the same side
+SLACK = 1 + 1e-6  # a time that is computed once more, in another order, is still on the same side of one that is longer by that
 PARTS = 32  # into which the search cuts what may hold the best
 
 Latencies = Annotated[ArrayLike | jax.Array, "seconds [iterations, workers, micro-batches]"]
@@ -65,8 +65,9 @@ def threshold(latencies: Latencies, communication: Communication, stop: Stop = "
     $$ \tau^* = \operatorname{argmax}_\tau S_{\mathrm{eff}}(\tau) $$
 
     $S_{\mathrm{eff}}$ is largest just after one of the times v at which it jumps: at $\tau = (1 + 10^{-6}) v$ here, so that times that are
-    equal but for rounding count as one. With "preempt" no threshold is better by more than a factor of $1 + 10^{-6}$; with "between" none
-    is better at all, but where two v are that close. Of equally good ones it is the largest: infinity where dropping gains nothing.
+    equal but for rounding count as one. Of those that are as good, up to $10^{-6}$, it is the largest: infinity where dropping gains
+    nothing. So no threshold is better by more than $2 \cdot 10^{-6}$; with "between", where two v are that close, the first is not looked
+    at.
 
     Args:
         latencies: t, as of `effective_speedup`.
@@ -86,7 +87,7 @@ def threshold(latencies: Latencies, communication: Communication, stop: Stop = "
         return _search(measured)
     candidates = jnp.append(measured.events.ravel() * SLACK, jnp.inf)
     speedups = _mean(_speedup, measured, candidates)
-    return jnp.max(jnp.where(speedups == jnp.max(speedups), candidates, 0))
+    return jnp.max(jnp.where(speedups * SLACK >= jnp.max(speedups), candidates, 0))
 
 
 @checks.arguments
@@ -189,7 +190,7 @@ def _mean(value: Callable[[_Iteration], Any], measured: _Measured, thresholds: A
 
 
 def _search(measured: _Measured) -> float:
-    r"""The largest of the best candidates: exactly, without a look at most of them.
+    r"""The largest of the best candidates, without a look at most of them.
 
     Why just after an event: with "between" both count and step are constant from one event to the next, the first included. With "preempt"
     the count is constant after one event up to the next, that included, while the step grows with tau: there S does not increase.
@@ -201,7 +202,7 @@ def _search(measured: _Measured) -> float:
     events = np.sort(measured.events, axis=None)
     candidates = np.append(events[np.searchsorted(events, 0, side="right") if measured.stop == "preempt" else 0 :] * SLACK, np.inf)
     spans = np.array([[0, candidates.size - 1]])  # first and last index of what may hold the best
-    best = (-np.inf, 0.0)
+    seen, best = [], 0.0
     while spans.size:
         cuts = np.linspace(spans[:, 0], spans[:, 1], PARTS + 1, axis=1).astype(int)
         thresholds = candidates[cuts]
@@ -210,10 +211,12 @@ def _search(measured: _Measured) -> float:
             at = _iteration(measured, i, thresholds)
             speedups += _speedup(at)
             bounds += _speedup(at._replace(share=at.share[:, 1:], step=at.step[:, :-1]))
-        best = max(best, *zip(speedups.ravel().tolist(), thresholds.ravel().tolist(), strict=True))
-        inside = (np.diff(cuts) > 1) & (np.diff(thresholds) > 0) & (bounds >= best[0])
+        seen.append((speedups, thresholds))
+        best = max(best, speedups.max())
+        unlike = (np.diff(cuts) > 1) & (thresholds[:, 1:] > thresholds[:, :-1])
+        inside = unlike & (bounds * SLACK >= best)
         spans = np.stack([cuts[:, :-1][inside], cuts[:, 1:][inside]], axis=-1)
-    return best[1]
+    return float(max(thresholds[speedups * SLACK >= best].max(initial=0) for speedups, thresholds in seen))
 
 
 def _measured(where: str, latencies: Any, communication: Any, stop: Stop, *others: Any) -> _Measured:

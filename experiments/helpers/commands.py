@@ -33,11 +33,23 @@ Cache = Annotated[
 
 # What numbers on command lines need to be, by flag; what depends on other flags, scripts check themselves.
 COUNTS = ("workers", "batch_size", "steps", "exact_steps", "rounds", "seeds", "repeats", "problems", "dimension", "dimensions", "sizes")
-COUNTS += ("fixed_steps", "longest_run", "run_workers", "micro_batches", "layers", "choices", "resolutions", "worker_counts", "epochs")
-COUNTS += ("nodes", "candidates")
+COUNTS += (
+    "fixed_steps",
+    "longest_run",
+    "run_workers",
+    "micro_batches",
+    "layers",
+    "choices",
+    "resolutions",
+    "worker_counts",
+    "epochs",
+    "iterations",
+    "nodes",
+    "candidates",
+)
 POSITIVE = ("learning_rates", "exact_learning_rate", "target", "bandwidth", "seconds", "alpha", "alphas", "factor")
 POSITIVE += ("communication_times", "learning_rate", "round_times", "period", "periods", "interval", "mean")
-NOT_NEGATIVE = ("seed", "latency", "compute", "delay", "l2", "exact_l2", "noise")
+NOT_NEGATIVE = ("seed", "latency", "compute", "delay", "l2", "exact_l2", "noise", "communication")
 
 
 def launch(main: Callable[[Any], Any], args: Any) -> None:

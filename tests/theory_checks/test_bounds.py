@@ -22,6 +22,8 @@ from theory_checks import (
     bounds,
     compressed_sgd,
     decentralized_sgd,
+    dropcompute,
+    dropcompute_convex,
     ef21,
     error_compensated_sgd,
     gradient_descent,
@@ -30,6 +32,7 @@ from theory_checks import (
     sgd,
 )
 from theory_checks.machinery import instances, ranges
+from theory_checks.machinery.batch_sizes import Pairs
 from theory_checks.machinery.rates import Rate
 
 DRAWS = 400
@@ -195,6 +198,70 @@ def test_ef21_is_that_of_the_table():
             assert gamma == pytest.approx(plain_ef21_step(of["contractions"], of["layers"], L, of["weights"], ones), rel=1e-9)
             found = bounds.ef21(**of, gap=D, smoothness=L, first=first, steps=K, learning_rate=gamma, deltas=deltas)
             assert found == pytest.approx(plain_ef21(D, of["contractions"], first, of["weights"], ones, K, gamma), rel=1e-9)
+
+
+def dropping(rng: np.random.Generator) -> Numbers:
+    return {"smoothness": spread(rng), "noise": noise(rng), "total": spread(rng, 0, 6), "batch_size": int(rng.integers(1, 50))}
+
+
+def test_dropcompute_is_that_of_the_table():
+    """Of stopping times the bound is the root of a quadratic equation, and never above what the paper's way gives."""
+    rng = np.random.default_rng(6)
+    for _ in range(DRAWS):
+        of, D = dropping(rng), spread(rng)
+        L, s, K, b = of["smoothness"], of["noise"], of["total"], of["batch_size"]
+        eta = rng.uniform(0.01, 1.95) / (L * b)
+        far, noisy, half = D / (eta * K), eta * L * s**2 / 2, eta * L * b / 2
+        assert bounds.dropcompute(**of, gap=D, learning_rate=eta) == pytest.approx((far + noisy) / (1 - half), rel=1e-12)
+        stopping = bounds.dropcompute(**of, gap=D, learning_rate=eta, stopping=True)
+        root = max(np.roots([1 - half, -2 * sqrt(half * noisy), -(far + noisy)]))
+        assert stopping == pytest.approx(root**2, rel=1e-9)
+        if 2 * half < 1:
+            assert stopping <= (far + 2 * noisy) / (1 - 2 * half) * (1 + 1e-12)
+        assert dropcompute.step_size(**of, gap=D) == pytest.approx(1 / (L * b + s * sqrt(L * K / (2 * D))), rel=1e-12)
+        assert dropcompute.step_size(**of, gap=D, stopping=True) == pytest.approx(1 / (2 * L * b + s * sqrt(L * K / D)), rel=1e-12)
+
+
+def test_dropcompute_on_convex_f_is_that_of_the_table():
+    rng = np.random.default_rng(7)
+    for _ in range(DRAWS):
+        of, R = dropping(rng), spread(rng)
+        L, s, K, b = of["smoothness"], of["noise"], of["total"], of["batch_size"]
+        eta = rng.uniform(0.01, 0.99) / (L * b)
+        found = (bounds.dropcompute_convex(**of, distance=R, learning_rate=eta, stopping=stopping) for stopping in (False, True))
+        expected = (R**2 / (2 * eta * K) + eta * s**2 / 2 / worse for worse in (1, 1 - eta * L * b))
+        assert tuple(found) == pytest.approx(tuple(expected), rel=1e-12)
+        assert dropcompute_convex.step_size(**of, distance=R) == pytest.approx(1 / (L * b + s * sqrt(K) / R), rel=1e-12)
+
+
+@pytest.mark.parametrize("stopping", [False, True])
+def test_dropcompute_at_its_step_size_has_its_rate(stopping):
+    """Less than 1 of it where noise and start have equal shares; the better of both ends is met."""
+    rng, closest = np.random.default_rng(15), [0.0, 0.0]
+    for _ in range(5 * DRAWS):
+        of, scale = dropping(rng), spread(rng)
+        timeless = {name: value for name, value in of.items() if name != "total"}
+        eta = dropcompute.step_size(**of, gap=scale, stopping=stopping)
+        right = bounds.dropcompute(**of, gap=scale, learning_rate=eta, stopping=stopping)
+        ratios = [right / dropcompute.rate(**timeless, gap=scale, stopping=stopping)(of["total"])]
+        eta = dropcompute_convex.step_size(**of, distance=scale)
+        if eta * of["smoothness"] * of["batch_size"] < 1 - 1e-12 or not of["noise"]:  # as near to 1 as rounding has it
+            right = bounds.dropcompute_convex(**of, distance=scale, learning_rate=eta, stopping=stopping)
+            ratios.append(right / dropcompute_convex.rate(**timeless, distance=scale)(of["total"]))
+        assert max(ratios) <= 1 + 1e-9
+        closest = [max(pair) for pair in zip(closest, [*ratios, 0.0], strict=False)]
+    assert closest[0] > (0.7 if stopping else 0.999)
+    assert closest[1] > 0.999
+
+
+def test_a_dropcompute_that_drops_nothing_is_minibatch_sgd():
+    rng = np.random.default_rng(16)
+    for _ in range(DRAWS):
+        of, b = with_noise(rng), int(rng.integers(1, 50))
+        gamma = rng.uniform(0.01, 1) / of["smoothness"]
+        same = {name: value for name, value in of.items() if name != "steps"}
+        found = bounds.dropcompute(**same, total=float(of["steps"] * b), batch_size=b, learning_rate=gamma / b)
+        assert found == pytest.approx(bounds.minibatch_sgd(**of, batch_size=b, learning_rate=gamma), rel=1e-12)
 
 
 def test_zeta_is_the_best_there_is():
@@ -443,6 +510,8 @@ LIMIT_OF_OLD = (sqrt(1 + 8 * 9) - 1) / (4 * 9 * 2.0)
 DIRECTED = topologies.from_matrix((np.eye(4) + np.roll(np.eye(4), 1, axis=0)) / 2)
 LAYERED = {"contractions": [0.25, 0.5], "layers": [1.0, 2.0], "smoothness": 2.0, "weights": [1.0, 2.0]}
 
+SECONDS, PAIRS, ALIKE = np.ones((3, 4, 3)), Pairs(1.0, 3.0, 0.5), instances.bowl(4, 4, away=1.0, smoothness=2.0)
+
 VIOLATED = [
     ("gradient_descent", lambda: gradient_descent.check(quadratic(), steps=3, learning_rate=1.0), "0 < gamma < 2 / L"),
     ("gradient_descent", lambda: gradient_descent.check(quadratic(), steps=3, learning_rate=0.0), "0 < gamma < 2 / L"),
@@ -496,6 +565,16 @@ VIOLATED = [
         "gamma rho < (1 - rho) / L",
     ),
     ("decentralized_sgd", lambda: decentralized_sgd.check(quadratic(), DIRECTED, steps=3), "one symmetric W"),
+    ("dropcompute", lambda: dropcompute.check(quadratic(), SECONDS, 2.5, share=1.0), "workers with the same data"),
+    ("dropcompute", lambda: dropcompute.check(ALIKE, SECONDS, 2.5, share=2.0), "0 < eta < 2 / (L b)"),
+    ("dropcompute", lambda: dropcompute.check(ALIKE, SECONDS, 0.5, share=1.0), "one that somebody computes in time"),
+    ("dropcompute_convex", lambda: dropcompute_convex.check(quadratic(), SECONDS, 2.5, share=1.0), "workers with the same data"),
+    ("dropcompute_convex", lambda: dropcompute_convex.check(ALIKE, SECONDS, 2.5, share=SLIGHTLY), "0 < eta <= 1 / (L b)"),
+    (
+        "dropcompute_convex",
+        lambda: dropcompute_convex.check_stopping(ALIKE, PAIRS, 2.5, share=1.0, noise=0.1, steps=3),
+        "0 < eta < 1 / (L b)",
+    ),
     ("decentralized_sgd", lambda: decentralized_sgd.check(quadratic(), topologies.ring(5), steps=3), "as many workers as the problem has"),
 ]
 
@@ -536,6 +615,8 @@ def at_the_end() -> list[tuple[str, list]]:
         ("error_compensated_sgd", error_compensated_sgd.hypotheses(quadratic(equal=False), 0.5 - 1e-9)),
         ("asynchronous_sgd", asynchronous_sgd.hypotheses(quadratic(), 3, LIMIT_OF_OLD)),
         ("decentralized_sgd", decentralized_sgd.hypotheses(quadratic(equal=False), chain, last)),
+        ("dropcompute", dropcompute.hypotheses(ALIKE, 6, (1 - 1e-9) / 6)),
+        ("dropcompute_convex", dropcompute_convex.hypotheses(ALIKE, 6, 0.5 / 6, noise=1.0)),
     ]
 
 
@@ -583,6 +664,8 @@ NUMBERS: Numbers = {"gap": 1.0, "smoothness": 2.0, "steps": 10}
 COMPRESSED = compressed_sgd.Effect(1.0, 2.0)
 MEMORY = local_sgd.memory(topologies.ring(5))
 LAYERS: Numbers = {**LAYERED, "gap": 1.0, "first": [0.1, 0.0], "steps": 10}
+DROPPING: Numbers = {"gap": 1.0, "smoothness": 2.0, "noise": 1.0, "total": 30.5, "batch_size": 4}
+DROPPING_CONVEX: Numbers = {**{name: value for name, value in DROPPING.items() if name != "gap"}, "distance": 1.5}
 WITHIN: dict[str, tuple[Callable, Numbers, float | None, str | None]] = {
     "bounds.gradient_descent": (bounds.gradient_descent, NUMBERS, 1.0, "0 < gamma < 2 / L"),
     "bounds.sgd": (bounds.sgd, {**NUMBERS, "noise": 1.0}, 0.5, "0 < gamma <= 1 / L"),
@@ -635,6 +718,8 @@ WITHIN: dict[str, tuple[Callable, Numbers, float | None, str | None]] = {
         "gamma L M with a spectral radius below 1",
     ),
     "bounds.ef21": (bounds.ef21, LAYERS, ef21.step_size(**LAYERED), "0 < gamma <= the largest step of (9)"),
+    "bounds.dropcompute": (bounds.dropcompute, DROPPING, 0.25, "0 < eta < 2 / (L b)"),
+    "bounds.dropcompute_convex": (bounds.dropcompute_convex, DROPPING_CONVEX, 0.125, "0 < eta <= 1 / (L b)"),
     "gradient_descent.step_size": (gradient_descent.step_size, {"smoothness": 2.0}, None, None),
     "gradient_descent.rate": (gradient_descent.rate, {"gap": 1.0, "smoothness": 2.0}, None, None),
     "minibatch_sgd.variance": (
@@ -670,11 +755,13 @@ WITHIN |= {
         "asynchronous_sgd": asynchronous_sgd,
         "decentralized_sgd": decentralized_sgd,
         "local_sgd": local_sgd,
+        "dropcompute": dropcompute,
+        "dropcompute_convex": dropcompute_convex,
     }.items()
-    for function, without in (("step_size", ()), ("rate", ("steps",)))
+    for function, without in (("step_size", ()), ("rate", ("steps", "total")))
 }
 OUTSIDE: Numbers = {
-    **{name: [0, -1.0, math.nan, math.inf, None, "1"] for name in ("gap", "smoothness", "learning_rate")},
+    **{name: [0, -1.0, math.nan, math.inf, None, "1"] for name in ("gap", "distance", "smoothness", "total", "learning_rate")},
     **{name: [-1.0, math.nan, math.inf, None] for name in ("noise", "heterogeneity", "compression", "omega")},
     **{name: [0, -1, 2.0, math.nan, True] for name in ("steps", "workers", "batch_size", "samples")},
     "staleness": [-2, 0.5, math.nan, None],
@@ -703,7 +790,7 @@ def test_numbers_that_there_cannot_be_are_refused_by_name(where):
 
 def test_every_number_of_a_bound_has_a_range():
     for where, (function, *_) in WITHIN.items():
-        assert set(inspect.signature(function).parameters) - {"via"} <= set(OUTSIDE), where
+        assert set(inspect.signature(function).parameters) - {"via", "stopping"} <= set(OUTSIDE), where
     assert set(ranges.RANGES) == set(OUTSIDE)
     assert {f"bounds.{name}" for name in bounds.__all__} <= set(WITHIN)
 
@@ -713,9 +800,11 @@ def test_outside_its_hypothesis_there_is_no_bound(where):
     function, numbers, limit, text = WITHIN[where]
     assert limit is not None
     assert text is not None
+    symbol = "eta" if " eta " in text else "gamma"
     assert function(**numbers, learning_rate=0.99 * limit) > 0
     for gamma in [limit * SLIGHTLY, 1.1 * limit, *([limit] if "<=" not in text else [])]:
-        with pytest.raises(ValueError, match="^" + re.escape(f"{where}: gamma = {gamma:.6g}, ") + ".*: " + re.escape(f"need {text}") + "$"):
+        given = re.escape(f"{where}: {symbol} = {gamma:.6g}, ")
+        with pytest.raises(ValueError, match=f"^{given}.*: " + re.escape(f"need {text}") + "$"):
             function(**numbers, learning_rate=gamma)
 
 

@@ -16,8 +16,8 @@ import algorithms
 from theory_checks import minibatch_sgd
 from theory_checks.__main__ import Args, main, tabulate, worst
 from theory_checks.machinery import processes, registry
-from theory_checks.machinery.statement import Outcome, Statement
-from theory_checks.statements.misprints import MISPRINTS, Misprint
+from theory_checks.machinery.statement import Misprint, Outcome, Statement
+from theory_checks.statements.misprints import MISPRINTS
 
 
 def test_prints_both_tables_and_succeeds(capsys, tmp_path):

@@ -18,10 +18,11 @@ from dsgd.base import Algorithm, Compressor, Query
 from dsgd.graphs.topology import Topology
 from theory_checks.machinery import registry
 from theory_checks.machinery.trajectories import N
-from theory_checks.statements import bits, events, loop, recursions, staleness_aware
+from theory_checks.statements import bits, dropcompute_noise, events, loop, recursions, staleness_aware
 
 Method = Callable[..., Algorithm]
-ROWS = {statement.name: statement for module in (recursions, events, loop, staleness_aware) for statement in module.STATEMENTS}
+FAMILIES = (recursions, events, loop, staleness_aware, dropcompute_noise)
+ROWS = {statement.name: statement for family in FAMILIES for statement in family.STATEMENTS}
 # What holds of several methods, of the one that is spoilt.
 ROWS["D2, dual sums"] = ROWS["dual sums vanish"]._replace(trial=partial(events.trial, events.sums_vanish, ("D2",)))
 ROWS["CHOCO, mean"] = ROWS["mean of the models"]._replace(trial=partial(events.trial, events.mean_moves, ("CHOCO",)))
@@ -224,6 +225,55 @@ def without_weights(optimizer, compressors, round_time, *, weights, **options):
     return algorithms.kimad_sgd(optimizer, compressors, round_time, **options)
 
 
+def dropping(query: Callable) -> Method:
+    """DropCompute that asks for other work: (method, its arguments, state, round) -> work."""
+
+    def build(method, threshold, micro_batches, **rule):
+        inner = algorithms.drop_compute(method, threshold, micro_batches, **rule)
+
+        def asked(state, round):
+            return inner.query(state, round)._replace(work=query(inner, (method, threshold, micro_batches), state, round))
+
+        return inner._replace(query=asked)
+
+    return build
+
+
+def with_what_is_cut_short(inner, arguments, state, round):
+    return algorithms.drop_compute(*arguments, stop="between").query(state, round).work
+
+
+def the_last_first(inner, arguments, state, round):
+    work = inner.query(state, round).work
+    return work._replace(samples=work.samples[:, ::-1])
+
+
+def each_on_its_own(inner, arguments, state, round):
+    work, (_, threshold, M) = inner.query(state, round).work, arguments
+    whole = work._replace(samples=jnp.ones((round.workers, M), jnp.int32))
+    return work._replace(samples=round.cluster.latencies(round._replace(work=whole), jnp.arange(round.workers)) < threshold)
+
+
+def in_drop_compute(**edits: Callable) -> Method:
+    """DropCompute, of whose server's state parts are edited: name -> (before, after) -> after."""
+
+    def edit(before, after, arguments):
+        parts = {name: one(getattr(before.server, name), getattr(after.server, name)) for name, one in edits.items()}
+        return after._replace(server=after.server._replace(**parts))
+
+    return edited(algorithms.drop_compute, edit)
+
+
+def of_all(before, after):
+    """As many as if nothing had been dropped."""
+    return before + dropcompute_noise.M
+
+
+def ruled(**other) -> Method:
+    """DropCompute by another rule."""
+    return lambda *arguments, **rule: algorithms.drop_compute(*arguments, **{**rule, **other})
+
+
 def never_shortened(optimizer, rule, *, staleness_aware=True, **options):
     return algorithms.asynchronous_sgd(optimizer, rule, **options)
 
@@ -263,6 +313,17 @@ MUTANTS: dict[str, tuple[str, Method]] = {
         "CSGD, ring, every round",
         lambda optimizer, Q, via, allow_biased: algorithms.compressed_sgd(optimizer, Q, "server", allow_biased),
     ),
+    "DropCompute divides by M": ("DropCompute, stochastic, every round", ruled(correction="none")),
+    "DropCompute counts what is cut short": ("DropCompute, every round", dropping(with_what_is_cut_short)),
+    "DropCompute drops the first": ("DropCompute, every round", dropping(the_last_first)),
+    "DropCompute, each micro-batch has tau": ("DropCompute, every round", dropping(each_on_its_own)),
+    "DropCompute forgets the period's time": ("DropCompute, local SGD, every round", in_drop_compute(spent=forgotten)),
+    "DropCompute's constant is forgotten": ("DropCompute, local SGD, redrawn, every round", ruled(correction="none")),
+    "DropCompute draws the same again": ("DropCompute, local SGD, redrawn, every round", in_drop_compute(drawn=stays)),
+    "DropCompute never draws again": ("no bias of what is drawn again", in_drop_compute(drawn=of_all)),
+    "DropCompute, no stopping times": ("noise of stopping times", ruled(stop="preempt")),
+    "DropCompute without preemption": ("bias of preemption, and of means", ruled(stop="between")),
+    "DropCompute ends without a bias": ("where biased SGD ends", ruled(stop="between")),
     "EC-SGD's server memory is lost": ("EC-SGD, every round", in_workers(_EC, server=forgotten)),
     "EC-SGD's worker memory is lost": ("EC-SGD, whole model, every round", in_workers(_EC, worker=forgotten)),
     "EC-SGD, up and down exchanged": ("EC-SGD, every round", lambda optimizer, up, down: _EC(optimizer, down, up)),

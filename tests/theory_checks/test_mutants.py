@@ -22,6 +22,8 @@ from theory_checks import (
     asynchronous_sgd,
     compressed_sgd,
     decentralized_sgd,
+    dropcompute,
+    dropcompute_convex,
     ef21,
     error_compensated_sgd,
     gradient_descent,
@@ -214,6 +216,14 @@ def below_the_set(optimizer, choices, round_time, **options):
     return algorithms.kimad_sgd(optimizer, algorithms.kimad.top_k([0.01]), round_time, **options)
 
 
+# --- DropCompute.
+
+
+def by_rule(**other) -> Method:
+    """By another one."""
+    return lambda *arguments, **rule: algorithms.drop_compute(*arguments, **{**rule, **other})
+
+
 def of(trial: Callable, via: str) -> Callable:
     return lambda draws, method: trial(draws, via, method=method)
 
@@ -313,6 +323,9 @@ BUILT = {
     "DSGD, gossip before the step": (decentralized_sgd.random_disagreement, mixing(lambda W: W, step_first=False)),
     "EF21, gradients for differences": (ef21.bowls, edited(algorithms.ef21, without_estimates)),
     "EF21, estimates that stay": (ef21.bowls, edited(algorithms.ef21, same_estimates)),
+    "DropCompute divides by what was computed": (dropcompute.bowls, by_rule(correction="stochastic")),
+    "DropCompute, no stopping times": (dropcompute.stopping_bowls, by_rule(stop="preempt")),
+    "DropCompute, no stopping times, convex": (dropcompute_convex.stopping_bowls, by_rule(stop="preempt")),
     "Kimad, gradients for differences": (kimad.ratios, on_kimad(kimads_gradients_for_differences)),
     "Kimad, an estimate that stays": (kimad.ratios, on_kimad(kimads_server_does_not_add)),
     "Kimad, a compressor outside alpha": (kimad.mantissas, below_the_set),

@@ -16,6 +16,8 @@ from theory_checks import (
     asynchronous_sgd,
     compressed_sgd,
     decentralized_sgd,
+    dropcompute,
+    dropcompute_convex,
     ef21,
     error_compensated_sgd,
     gradient_descent,
@@ -38,6 +40,8 @@ FAMILIES = {
     "ASGD": asynchronous_sgd,
     "EF21": ef21,
     "Kimad": ef21,  # whose bound it is
+    "DropCompute": dropcompute,
+    "DropCompute-convex": dropcompute_convex,
 }
 THEOREMS = {statement.name for family in (*FAMILIES.values(), decentralized_sgd, local_sgd, kimad) for statement in family.STATEMENTS}
 FEWER = 5  # instances that are built reach the bounds: of drawn ones a fifth of what other properties are tried on is enough
@@ -178,6 +182,20 @@ def ef21_terms(n: Numbers, gap: float = 1.0, first: float = 1.0) -> float:
     return 2 * gap * n["gap"] / (n["learning_rate"] * n["steps"]) + first * begun / n["steps"]
 
 
+def dropping_terms(n: Numbers, gap: float = 1.0, noise: float = 1.0, front: float = 1.0) -> float:
+    share = n["learning_rate"] * n["smoothness"]
+    far, noisy, half = gap * n["gap"] / (n["learning_rate"] * n["total"]), noise * share * n["noise"] ** 2 / 2, share * n["batch_size"] / 2
+    if not n.get("stopping"):
+        return (far + noisy) / (1 - front * half)
+    return ((math.sqrt(half * noisy + (1 - front * half) * (far + noisy)) + math.sqrt(half * noisy)) / (1 - front * half)) ** 2
+
+
+def dropping_convex_terms(n: Numbers, gap: float = 1.0, noise: float = 1.0) -> float:
+    less = n["learning_rate"] * n["smoothness"] * n["batch_size"] if n.get("stopping") else 0.0
+    noisy = noise * n["learning_rate"] * n["noise"] ** 2 / 2
+    return gap * n["distance"] ** 2 / (2 * n["learning_rate"] * n["total"]) + (noisy / (1 - less) if noisy else 0.0)
+
+
 TERMS: dict[str, tuple[Callable[..., float], dict[str, float]]] = {
     "GD": (gd_terms, {"gap": 0.97, "half": 0.97}),
     "SGD, quadratics, exact": (sgd_alone, {"gap": 0.97, "noise": 0.97, "front": 0.9}),
@@ -195,6 +213,11 @@ TERMS: dict[str, tuple[Callable[..., float], dict[str, float]]] = {
     "ASGD, non-convex": (asynchronous_terms, {"gap": 0.97, "noise": 0.95}),
     "EF21, layer by layer": (ef21_terms, {"gap": 0.97}),
     "Kimad, compressors that change": (ef21_terms, {"gap": 0.97}),
+    "DropCompute, quadratics, exact": (dropping_terms, {"gap": 0.97, "noise": 0.97, "front": 0.9}),
+    "DropCompute, non-convex": (dropping_terms, {"gap": 0.97, "noise": 0.93, "front": 0.9}),
+    "DropCompute, stopping times, exact": (dropping_terms, {"gap": 0.97, "noise": 0.95, "front": 0.9}),
+    "DropCompute-convex, exact": (dropping_convex_terms, {"gap": 0.97, "noise": 0.97}),
+    "DropCompute-convex, stopping times, exact": (dropping_convex_terms, {"gap": 0.97, "noise": 0.45}),
 }
 """By how much each term of a bound is scaled, so that it is found; see `REACHED` for those below 0.9."""
 
@@ -208,6 +231,7 @@ REACHED = {
     ("EC-SGD, biased Q, non-convex", "front"): "it is 1 + gamma L where the other terms are met",
     ("ASGD, tau >= 1, exact", "gap"): "0.7 is reached at tau = 1: the gradients that are paid for are more than those that come",
     ("ASGD, tau >= 1, exact", "noise"): "0.6 is reached at tau = 1",
+    ("DropCompute-convex, stopping times, exact", "noise"): "quadratics reach a half where steps are small: <f', u> is twice f - f* there",
     (
         "ASGD, tau >= 1, exact",
         "staleness",

@@ -22,7 +22,14 @@ HESSIANS = ("isotropic", "equal", "different", "indefinite")
 
 
 def quadratic(
-    draws: Draws, workers: int, dimension: int, *, hessians: Sequence[str] = HESSIANS, noisy: bool = True, at_zero: bool = False
+    draws: Draws,
+    workers: int,
+    dimension: int,
+    *,
+    hessians: Sequence[str] = HESSIANS,
+    noisy: bool = True,
+    at_zero: bool = False,
+    alike: bool = False,
 ) -> Problem:
     """A random quadratic.
 
@@ -33,11 +40,12 @@ def quadratic(
             eigenvalues over several orders; "different": one for each worker; "indefinite": those with negative eigenvalues, too.
         noisy: whether gradients may have noise.
         at_zero: start at 0 instead of a random point.
+        alike: all workers have the same data; with Hessians that are equal.
     """
     kind = draws.choice(hessians)
     L = draws.real(0.2, 5.0)
     noise = draws.real(0.0, 3.0) if noisy else 0.0
-    spread = draws.real(0.0, 3.0)
+    spread = 0.0 if alike else draws.real(0.0, 3.0)
     rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
     A = _hessians(kind, L, workers, dimension, rng)
     b = spread * rng.normal(size=(workers, dimension)) + rng.normal(size=dimension)
@@ -169,13 +177,16 @@ STARTS = {"near": (0.0, 0.1), "far": (0.0, 2.0), "hilltop": (np.pi, 0.1)}
 """Where methods begin: around where, how far away in each direction."""
 
 
-def random_wells(draws: Draws, workers: int, dimension: int, *, batches: Sequence[tuple[int, bool]] = ((1, True),)) -> Problem:
+def random_wells(
+    draws: Draws, workers: int, dimension: int, *, batches: Sequence[tuple[int, bool]] = ((1, True),), alike: bool = False
+) -> Problem:
     """Wells whose numbers are drawn.
 
     Args:
         draws: where they come from.
         workers, dimension: N, d.
         batches: sizes B, and whether with replacement, to choose from. Each is another program.
+        alike: all workers have the same data, but for their samples' noise.
     """
     batch_size, replacement = draws.choice(batches)
     around, away = STARTS[draws.choice(tuple(STARTS))]
@@ -186,7 +197,7 @@ def random_wells(draws: Draws, workers: int, dimension: int, *, batches: Sequenc
         start=around + away * np.random.default_rng(seed).normal(size=dimension),
         smoothness=draws.real(0.2, 5.0),
         noise=10 ** draws.real(-2.0, 0.5),
-        heterogeneity=draws.real(0.0, 1.0),
+        heterogeneity=0.0 if alike else draws.real(0.0, 1.0),
         batch_size=batch_size,
         replacement=replacement,
         seed=seed,
@@ -284,7 +295,7 @@ def need_step(where: str, learning_rate: float, name: str, limit: float, *, stri
     need(where, [step_below(name, limit, learning_rate, strictly=strictly)])
 
 
-def step_below(name: str, limit: float, learning_rate: float, *, strictly: bool = False) -> Condition:
+def step_below(name: str, limit: float, learning_rate: float, *, strictly: bool = False, symbol: str = "gamma") -> Condition:
     """That the step size is positive and at most the limit, or strictly below it."""
     holds = 0 < learning_rate < limit if strictly else 0 < learning_rate <= limit * (1 + 1e-12)
-    return Condition(f"0 < gamma {'<' if strictly else '<='} {name}", holds, f"gamma = {learning_rate:.6g}, {name} = {limit:.6g}")
+    return Condition(f"0 < {symbol} {'<' if strictly else '<='} {name}", holds, f"{symbol} = {learning_rate:.6g}, {name} = {limit:.6g}")

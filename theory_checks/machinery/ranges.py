@@ -44,7 +44,7 @@ _LISTS = {
     "first": _each(_NOT_NEGATIVE),
 }
 RANGES = {
-    **dict.fromkeys(("gap", "smoothness", "learning_rate"), _POSITIVE),
+    **dict.fromkeys(("gap", "distance", "smoothness", "total", "learning_rate"), _POSITIVE),
     **dict.fromkeys(("noise", "heterogeneity", "compression", "omega"), _NOT_NEGATIVE),
     **dict.fromkeys(("steps", "workers", "batch_size", "samples"), _COUNT),
     "staleness": Range(lambda x: checks.is_integer(x) and x >= 0, "an integer, at least 0"),

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from dsgd import workers
-from dsgd.base import Algorithm, Compressor, Problem, Round, State
+from dsgd import work, workers
+from dsgd.base import Algorithm, Compressor, Problem, PyTree, Query, Round, State
 from dsgd.compressors.sizes import fixed_size
 from dsgd.engine import oracle
 from dsgd.problems.quadratic import Quadratic
@@ -40,6 +40,20 @@ class Instance(NamedTuple):
 
 
 Build = Callable[[Instance, Compressor], Algorithm]
+
+
+class Timetable(NamedTuple):
+    """A cluster of which nothing is left to chance.
+
+    Args:
+        seconds: of each worker's micro-batches in each round, over and over, `[T, N, M]`.
+    """
+
+    seconds: jax.Array
+
+    def latencies(self, round: Round, workers: jax.Array) -> jax.Array:
+        """As a cluster's."""
+        return jnp.asarray(self.seconds, jnp.float32)[round.step % self.seconds.shape[0]][workers]
 
 
 def additive(rows: jax.Array) -> Compressor:
@@ -93,7 +107,8 @@ class Rounds(NamedTuple):
         return vector(self.method(self.silence(1)).init(self.of.start, self.shape[0]))
 
     def after(self, t: jax.Array, s: jax.Array, z: jax.Array, rows: jax.Array) -> jax.Array:
-        """The state after round t: of s, the gradients' noise z `[N, d]` and the messages' `[rows, part]` of unit variance."""
+        """The state after round t: of s, the gradients' noise z `[N, d]`, or that of micro-batches `[N, M, d]` where the method says
+        which are computed, and the messages' `[rows, part]`, both of unit variance."""
         return vector(self._round(t, s, z, rows))
 
     def _round(self, t: jax.Array, s: jax.Array, z: jax.Array, rows: jax.Array) -> State:
@@ -133,11 +148,27 @@ def _round(of: Instance, key: jax.Array, t: jax.Array, s: jax.Array, z: jax.Arra
     state = _state(method, s, t, of.start, N)
     this = Round(t, N, key)
     query = method.query(state, this)
-    noise = None if query.exact else z @ of.root.T
-    data = Quadratic(of.A, of.b, jnp.zeros(N), noise)
+    gradients = _gradients(of, key, z, query, gradient)
+    return method.update(key, state, gradients, as_asked(this, query))[0]
+
+
+def as_asked(round: Round, query: Query) -> Round:
+    """What an update sees of a round."""
+    return round if query.work is None else round._replace(work=work.in_samples(query.work, None))
+
+
+def _gradients(of: Instance, key: jax.Array, z: jax.Array, query: Query, gradient: Callable | None) -> PyTree:
+    """The oracle's, with this noise."""
+    N, noise = of.b.shape[0], None if query.exact else z @ of.root.T
     problem = Problem(init=_nothing, loss=_nothing, data=(), sample=lambda key, mine: mine, gradient=gradient)
-    gradients = oracle.gradients(problem, query, key, data, N)
-    return method.update(key, state, gradients, this)[0]
+    if query.work is None:
+        return oracle.gradients(problem, query, key, Quadratic(of.A, of.b, jnp.zeros(N), noise), N)
+    assert gradient is not None
+    M = query.work.samples.shape[1]
+    # Each micro-batch has a noise of its own: they come as batches from outside, one after the other.
+    batches = jax.tree.map(lambda leaf: jnp.repeat(leaf[:, None], M, axis=1), Quadratic(of.A, of.b, jnp.zeros(N)))._replace(noise=noise)
+    one = problem._replace(gradient=lambda x, batch: gradient(x, jax.tree.map(lambda leaf: leaf[0], batch)))
+    return oracle.gradients(one, query, key, of.b, N, batches)
 
 
 @partial(jax.jit, static_argnames=("build", "quantities"), inline=True)

@@ -113,3 +113,25 @@ class Statement(NamedTuple):
     hypotheses: str
     trial: Callable[[Draws], list[Outcome]]
     extremes: Sequence[Callable[[], list[Outcome]]] = ()
+
+
+class Misprint(NamedTuple):
+    """A formula that fails as printed.
+
+    Args:
+        reference: where it is.
+        printed, corrected: the two in words.
+        example: the instance.
+        compare: () -> what the printed formula gives on it, and what the corrected one does, beside the left side.
+    """
+
+    reference: str
+    printed: str
+    corrected: str
+    example: str
+    compare: Callable[[], tuple[Outcome, Outcome]]
+
+
+def both(measured: float, printed: float, corrected: float, *, equality: bool = False) -> tuple[Outcome, Outcome]:
+    """What `Misprint.compare` gives, of one left side."""
+    return Outcome(measured, printed, equality=equality), Outcome(measured, corrected, equality=equality)

@@ -17,18 +17,19 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from dsgd import clusters
-from dsgd.base import Algorithm, Problem, Round, State
+from dsgd.base import Algorithm, Problem, Query, Round, State
 from dsgd.engine import oracle
 from dsgd.wire import counts
-from theory_checks.machinery.rounds import Instance, on_one_device
+from theory_checks.machinery.rounds import Instance, Timetable, as_asked, on_one_device
 from theory_checks.machinery.statement import Draws
 
 N, LAYERS = 6, (7, 15)  # parts of 2, and one worker more than has any; parts of 3, the last of padding
 D, ROUNDS = sum(LAYERS), 9
 WEIGHTS = (3, 5)
+_LATER, _STREAM = 1 << 31, np.uint32(2**32 - 1)  # what keys are folded with for later micro-batches, and for draws that are numbered
 
 Build = Callable[[Instance], Algorithm]
-Place = Callable[[Instance], clusters.Cluster]  # the cluster, of what the instance has `more`
+Place = Callable[[Instance], clusters.Cluster | Timetable]  # the cluster, of what the instance has `more`
 
 # Each program runs for a millisecond: it is compiled in haste. Versions of JAX from 0.11 on have no older way to write loops.
 OLDER_LOOPS = tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11)
@@ -43,7 +44,8 @@ class Trajectory(NamedTuple):
         home: the model that one would take home after each, `[T, d]`.
         asked: whose gradients each asked for, `[T, k]`; None: everybody's.
         gradients: what came, `[T, k, d]`.
-        noise: what the oracle should have added to each worker's gradient, `[T, N, d]`.
+        noise: what the oracle should have added to each worker's gradient, `[T, N, d]`, or micro-batch, `[T, N, M, d]`; of draws that are
+            numbered, t M + m is that of number m in round t.
         sent, received: bits, `[T, N]`.
         info: all that the method told.
         clock: seconds after each, of a second each where the method has no time, `[T]`.
@@ -129,9 +131,10 @@ def _rounds(of: Instance, key: jax.Array, *, build: Build, place: Place | None, 
             query = method.query(state, this)
             # In what the oracle gives, exact gradients have no noise.
             exact = data._replace(noise=jnp.zeros_like(of.b)) if query.exact else data
-            gradients = oracle.gradients(problem, query, samples, exact, N)
-            noise = jax.vmap(lambda n: of.root @ jax.random.normal(jax.random.fold_in(samples, n), (D,)))(jnp.arange(N))
-            after, info = method.update(update, state, gradients, this)
+            keys = jax.random.fold_in(key, _STREAM) if query.draws is not None else samples
+            gradients = oracle.gradients(problem, query, keys, exact, N)
+            noise = _noise(of, keys, query, t)
+            after, info = method.update(update, state, gradients, as_asked(this, query))
             clock = clock + (1 if info.elapsed is None else info.elapsed)
             home = method.model(after)
             return (after, clock), (after, home, query.workers, gradients, noise, info, clock)
@@ -140,6 +143,22 @@ def _rounds(of: Instance, key: jax.Array, *, build: Build, place: Place | None, 
         return first, jax.lax.scan(one_round, (first, jnp.float32(0)), jnp.arange(length, dtype=jnp.int32))[1]
 
     return on_one_device(everything)(of, key)
+
+
+def _noise(of: Instance, key: jax.Array, query: Query, t: jax.Array) -> jax.Array:
+    """Of the round's gradients, or micro-batches, as `Trajectory` has it."""
+
+    def of_workers(key):
+        return jax.vmap(lambda n: of.root @ jax.random.normal(jax.random.fold_in(key, n), (D,)))(jnp.arange(N))
+
+    if query.work is None:
+        return of_workers(key)
+    M = query.work.samples.shape[1]
+    if query.draws is not None:
+        turns = [jax.random.fold_in(key, t * M + m) for m in range(M)]
+    else:
+        turns = [key, *(jax.random.fold_in(key, np.uint32(_LATER + m)) for m in range(1, M))]
+    return jnp.stack([of_workers(turn) for turn in turns], axis=1)
 
 
 def _sample(key: jax.Array, mine: _Data) -> _Data:

@@ -1,4 +1,5 @@
-r"""Where the survey misprints: each printed formula evaluated on an instance where it fails, beside the corrected one, where it holds.
+r"""Where the survey, and the paper of DropCompute, misprint: each printed formula evaluated on an instance where it fails, beside the
+corrected one, where it holds.
 
 Left sides are measured or exact; instances are as small as they can be. Printed formulas stand as in the survey's text, with s for its
 $\sigma$, z for $\varsigma$, g for $\gamma$, l and r for latency and transfer.
@@ -7,9 +8,7 @@ $\sigma$, z for $\varsigma$, g for $\gamma$, l and r for latency and transfer.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from fractions import Fraction
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -21,29 +20,15 @@ import topologies
 from dsgd import compressors, network, problems
 from dsgd.base import Problem
 from theory_checks.machinery import moments, rates
-from theory_checks.machinery.statement import Outcome
-from theory_checks.statements import asynchronous_sgd, decentralized_sgd, error_compensated_sgd, gradient_descent, sgd
-
-
-class Misprint(NamedTuple):
-    """A formula that fails as printed.
-
-    Args:
-        reference: where it is.
-        printed, corrected: the two in words.
-        example: the instance.
-        compare: () -> what the printed formula gives on it, and what the corrected one does, beside the left side.
-    """
-
-    reference: str
-    printed: str
-    corrected: str
-    example: str
-    compare: Callable[[], tuple[Outcome, Outcome]]
-
-
-def _both(measured: float, printed: float, corrected: float, *, equality: bool = False) -> tuple[Outcome, Outcome]:
-    return Outcome(measured, printed, equality=equality), Outcome(measured, corrected, equality=equality)
+from theory_checks.machinery.statement import Misprint, Outcome, both
+from theory_checks.statements import (
+    asynchronous_sgd,
+    decentralized_sgd,
+    dropcompute_misprints,
+    error_compensated_sgd,
+    gradient_descent,
+    sgd,
+)
 
 
 def _bowl(workers: int = 1, noise: float = 0.0) -> Problem:
@@ -53,7 +38,7 @@ def _bowl(workers: int = 1, noise: float = 0.0) -> Problem:
 
 def gradient_and_gap() -> tuple[Outcome, Outcome]:
     """f(x) = x^2 / 2 at x = 1: |f'|^2 = 1, f - f* = 1/2, L = 1."""
-    return _both(1.0, 0.5, 1.0)
+    return both(1.0, 0.5, 1.0)
 
 
 def model_function() -> tuple[Outcome, Outcome]:
@@ -61,13 +46,13 @@ def model_function() -> tuple[Outcome, Outcome]:
     at, gamma = 1.0, 0.5
     x = np.linspace(-2, 2, 4001)
     printed, corrected = (float(x[np.argmin(at**2 / 2 + at * along + (x - at) ** 2 / (2 * gamma))]) for along in (x - x, x - at))
-    return _both(at - gamma * at, printed, round(corrected, 9), equality=True)
+    return both(at - gamma * at, printed, round(corrected, 9), equality=True)
 
 
 def sgd_without_noise() -> tuple[Outcome, Outcome]:
     """5 x^2 from 1, one step: L = 10, D = 5, |f'|^2 = 100; both rates with the theorem's constant, 2."""
     L, D, steps = 10.0, 5.0, 1
-    return _both(float((L * 1.0) ** 2), 2 * L * D / L, 2 * L * D / steps)
+    return both(float((L * 1.0) ** 2), 2 * L * D / L, 2 * L * D / steps)
 
 
 def when_sgd_is_favoured() -> tuple[Outcome, Outcome]:
@@ -83,7 +68,7 @@ def second_moment() -> tuple[Outcome, Outcome]:
     """xi = 0 or 2, of a random sign: E xi = 0, so E|xi|^2 = 2, while (E|xi|)^2 = 1."""
     values = np.array([0.0, 2.0, 0.0, -2.0])
     away = np.abs(values - values.mean())
-    return _both(
+    return both(
         float(np.mean(values**2)), float(values.mean() ** 2 + away.mean() ** 2), float(values.mean() ** 2 + (away**2).mean()), equality=True
     )
 
@@ -91,7 +76,7 @@ def second_moment() -> tuple[Outcome, Outcome]:
 def batch() -> tuple[Outcome, Outcome]:
     """All pairs of two fair signs, drawn with replacement: the mean's variance is 1/2; each term's is 1."""
     pairs = np.array([[a, b] for a in (-1, 1) for b in (-1, 1)])
-    return _both(float(np.mean(pairs.mean(axis=1) ** 2)), 2 * 1 / 2, 2 * 1 / 4, equality=True)
+    return both(float(np.mean(pairs.mean(axis=1) ** 2)), 2 * 1 / 2, 2 * 1 / 4, equality=True)
 
 
 def without_replacement() -> tuple[Outcome, Outcome]:
@@ -100,7 +85,7 @@ def without_replacement() -> tuple[Outcome, Outcome]:
     means = [(a[i] + a[j]) / 2 for i in range(3) for j in range(i)]
     M, B, variance = 3, 2, float(np.mean(a**2))
     printed, corrected = B * (M - B) / (M - 1) * variance, (M - B) / (B * (M - 1)) * variance
-    return _both(float(np.mean(np.square(means))), printed, corrected, equality=True)
+    return both(float(np.mean(np.square(means))), printed, corrected, equality=True)
 
 
 def _power_of(rate: rates.Rate) -> float:
@@ -112,13 +97,13 @@ def _power_of(rate: rates.Rate) -> float:
 def error_compensation_order() -> tuple[Outcome, Outcome]:
     """The theorem's own rate, D = L = 1, sigma' = 1e6: in which power of 1 / eps do its iterations grow?"""
     rate = error_compensated_sgd.rate(gap=1.0, smoothness=1.0, noise=0.0, compression=1e6, workers=1)
-    return _both(_power_of(rate), round(2 / 3, 3), 3 / 2, equality=True)
+    return both(_power_of(rate), round(2 / 3, 3), 3 / 2, equality=True)
 
 
 def decentralization_order() -> tuple[Outcome, Outcome]:
     """The theorem's own rate, D = L = 1, varsigma = 1e6, rho = 1/2."""
     rate = decentralized_sgd.rate(gap=1.0, smoothness=1.0, noise=0.0, heterogeneity=1e6, workers=4, rho=0.5)
-    return _both(_power_of(rate), round(2 / 3, 3), 3 / 2, equality=True)
+    return both(_power_of(rate), round(2 / 3, 3), 3 / 2, equality=True)
 
 
 def asynchronous_speedup() -> tuple[Outcome, Outcome]:
@@ -132,14 +117,14 @@ def asynchronous_speedup() -> tuple[Outcome, Outcome]:
         asynchronous_sgd.rate(gap=0.5, smoothness=1.0, noise=sigma, staleness=tau)(steps)
         for sigma, tau in ((noise, 0), (noise / 4, 15), (noise, 15))
     )
-    return _both(left[1] / left[0], printed / alone, corrected / alone)
+    return both(left[1] / left[0], printed / alone, corrected / alone)
 
 
 def ring() -> tuple[Outcome, Outcome]:
     """Four workers with equal gradients 1 and nothing lost: the ring's result is 1."""
     g = np.ones(4)
     printed = g.sum()  # Q(... Q(Q(g_1) + g_2) ... + g_N)
-    return _both(float(_ring_step(g)), float(printed), float(printed / 4), equality=True)
+    return both(float(_ring_step(g)), float(printed), float(printed / 4), equality=True)
 
 
 def _ring_step(g: np.ndarray) -> float:
@@ -154,7 +139,7 @@ def _ring_step(g: np.ndarray) -> float:
 def sparsification() -> tuple[Outcome, Outcome]:
     """p = 1/4: the probabilities of all that can become of an element are 1 together."""
     p = 0.25
-    return _both(1.0, p + p, (1 - p) + p, equality=True)
+    return both(1.0, p + p, (1 - p) + p, equality=True)
 
 
 def averaged_noise() -> tuple[Outcome, Outcome]:
@@ -166,7 +151,7 @@ def averaged_noise() -> tuple[Outcome, Outcome]:
     N = 4
     cases = 1.0 - 2 * ((np.arange(2**N)[:, None] >> np.arange(N)) & 1)
     of_mean, of_one = float(np.mean(cases.mean(axis=1) ** 2)), float(np.mean(cases**2))
-    return _both(of_mean, of_mean / N, of_one / N)
+    return both(of_mean, of_mean / N, of_one / N)
 
 
 def compensation() -> tuple[Outcome, Outcome]:
@@ -183,7 +168,7 @@ def inner_product() -> tuple[Outcome, Outcome]:
     """a = (1, 0), b = (1, 1)."""
     a, b = np.array([1.0, 0.0]), np.array([1.0, 1.0])
     half = (a @ a + b @ b - (a - b) @ (a - b)) / 2
-    return _both(float(a @ b), -float(half), float(half), equality=True)
+    return both(float(a @ b), -float(half), float(half), equality=True)
 
 
 def stale_gradients() -> tuple[Outcome, Outcome]:
@@ -195,7 +180,7 @@ def stale_gradients() -> tuple[Outcome, Outcome]:
     past = range(D[t], t)
     factor = 2 * gamma**2 * tau
     left = (x[t] - x[D[t]]) ** 2
-    return _both(left, factor * sum(x[D[t]] ** 2 for _ in past), factor * sum(x[D[s]] ** 2 for s in past))
+    return both(left, factor * sum(x[D[t]] ** 2 for _ in past), factor * sum(x[D[s]] ** 2 for s in past))
 
 
 def stale_descent() -> tuple[Outcome, Outcome]:
@@ -211,7 +196,7 @@ def stale_descent() -> tuple[Outcome, Outcome]:
     printed, corrected = (
         -gamma / 2 * x[t] ** 2 + gamma / (4 * tau) * sum(x[at(s)] ** 2 for s in range(D(t), t)) for at in (lambda s: s, D)
     )
-    return _both((x[t + 1] ** 2 - x[t] ** 2) / 2, printed, corrected)
+    return both((x[t + 1] ** 2 - x[t] ** 2) / 2, printed, corrected)
 
 
 def asynchronous_step() -> tuple[Outcome, Outcome]:
@@ -226,12 +211,12 @@ def first_models() -> tuple[Outcome, Outcome]:
     """Two workers on the complete graph, from X_1 = 0, gamma = 1, gradients 1 and 3: X_2 = -(1, 3) W = -(2, 2)."""
     W, G = np.full((2, 2), 1 / 2), np.array([1.0, 3.0])
     X = (np.zeros(2) - G) @ W
-    return _both(float(X[0]), float((G @ W)[0]), float(-(G @ W)[0]), equality=True)
+    return both(float(X[0]), float((G @ W)[0]), float(-(G @ W)[0]), equality=True)
 
 
 def full_graph() -> tuple[Outcome, Outcome]:
     """The complete graph of 4 workers."""
-    return _both(topologies.complete(4).rho, 1.0, 0.0, equality=True)
+    return both(topologies.complete(4).rho, 1.0, 0.0, equality=True)
 
 
 def disconnected() -> tuple[Outcome, Outcome]:
@@ -244,7 +229,7 @@ def disconnected() -> tuple[Outcome, Outcome]:
     b, x = np.array([0.0, 0.0, 0.0, 4.0]), np.zeros(4)
     for _ in range(4_000):
         x = W @ (x - 0.01 * (x - b))
-    return _both(float(abs(x[3] - b.mean())), 0.0, float(abs(b[3] - b.mean())), equality=True)
+    return both(float(abs(x[3] - b.mean())), 0.0, float(abs(b[3] - b.mean())), equality=True)
 
 
 def ring_spectrum() -> tuple[Outcome, Outcome]:
@@ -259,7 +244,7 @@ def apart() -> tuple[Outcome, Outcome]:
     local, mean = x - b, float(x.mean() - b.mean())
     left = float(np.sum((local - mean) ** 2))
     away, varsigma = float(np.sum((x - x.mean()) ** 2)), float(np.mean(b**2))
-    return _both(left, L**2 * away + 2 * varsigma, 2 * L**2 * away + 2 * 2 * varsigma)
+    return both(left, L**2 * away + 2 * varsigma, 2 * L**2 * away + 2 * 2 * varsigma)
 
 
 def bracket() -> tuple[Outcome, Outcome]:
@@ -267,7 +252,7 @@ def bracket() -> tuple[Outcome, Outcome]:
     f, gamma, x = (lambda x: x**2 / 2 - 10), 0.5, 1.0
     after = x - gamma * x
     printed, corrected = 2 / gamma * f(x) - f(after), 2 / gamma * (f(x) - f(after))
-    return _both(x**2, printed, corrected)
+    return both(x**2, printed, corrected)
 
 
 def decentralized_step() -> tuple[Outcome, Outcome]:
@@ -320,21 +305,21 @@ def _messages(N: int) -> list[network.Message]:
 def sent_by_each() -> tuple[Outcome, Outcome]:
     """Four workers: what the first one's messages are together, in vectors."""
     sent = sum(message.size for message in _messages(4) if message.sender == 0)
-    return _both(float(sent), 1.0, 2 * 3 / 4, equality=True)
+    return both(float(sent), 1.0, 2 * 3 / 4, equality=True)
 
 
 def all_reduce() -> tuple[Outcome, Outcome]:
     """Four workers, N + 1 of them, on the switch, l = 1, r = 4."""
     N, latency, transfer = 3, 1, 4
     printed, corrected = 2 * N * latency + 2 * transfer, 2 * N * latency + 2 * N / (N + 1) * transfer
-    return _both(_ring_seconds(N + 1, Fraction(latency), Fraction(transfer)), printed, corrected, equality=True)
+    return both(_ring_seconds(N + 1, Fraction(latency), Fraction(transfer)), printed, corrected, equality=True)
 
 
 def all_reduce_of_workers() -> tuple[Outcome, Outcome]:
     """Four workers, N of them, likewise."""
     N, latency, transfer = 4, 1, 4
     printed, corrected = 2 * N * latency + 2 * transfer, 2 * (N - 1) * (latency + transfer / N)
-    return _both(_ring_seconds(N, Fraction(latency), Fraction(transfer)), printed, corrected, equality=True)
+    return both(_ring_seconds(N, Fraction(latency), Fraction(transfer)), printed, corrected, equality=True)
 
 
 MISPRINTS = [
@@ -374,4 +359,5 @@ MISPRINTS = [
     Misprint("Lemma 5.2.9", "2/g E f_t - E f_(t+1)", "2/g (E f_t - E f_(t+1))", "x^2/2 - 10", bracket),
     Misprint("Theorem 5.2.11", "1/(1 + sqrt(TN) s + ...)", "1/(1 + sqrt(T/N) s + ...)", "N = 16", decentralized_step),
     Misprint("(5.11)", "(1-rho)^2 N / L", "(1-rho)^2 / (8 L rho^2 N)", "N = 2, rho = 1/2", decentralized_condition),
+    *dropcompute_misprints.MISPRINTS,
 ]

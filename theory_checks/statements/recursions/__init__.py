@@ -13,10 +13,10 @@ from functools import partial
 from theory_checks.machinery import cases
 from theory_checks.machinery.cases import Case
 from theory_checks.machinery.statement import Statement
-from theory_checks.statements.recursions import asynchronous, compressed, decentralized, kimad, synchronous
+from theory_checks.statements.recursions import asynchronous, compressed, decentralized, dropcompute, kimad, synchronous
 
 CASES: dict[str, Case] = {
-    case.name: case for family in (synchronous, compressed, kimad, decentralized, asynchronous) for case in family.CASES
+    case.name: case for family in (synchronous, dropcompute, compressed, kimad, decentralized, asynchronous) for case in family.CASES
 }
 STATEMENTS = [
     Statement(f"{case.name}, every round", case.reference, case.hypotheses, partial(cases.trial, case)) for case in CASES.values()

@@ -1,0 +1,214 @@
+"""How much faster synchronous training is where stragglers drop their last micro-batches: DropCompute's figures 1, 3, 4, 13 and 14.
+
+    python -m experiments.dropcompute_speedup --communication 1
+
+Latencies are drawn as a run on a cluster draws them; thresholds are chosen from some steps and used on as many others. Beside it are the
+paper's equations 4, 5 and 11, which know the mean and the variance of a micro-batch, and exact sums of the distributions. For one number of
+workers real runs of the method show, by their clock, that they do as the planner says.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import tyro
+from matplotlib.figure import Figure
+
+from algorithms import dropcompute
+from algorithms.dropcompute.stopping import Stop
+from dsgd import records
+from experiments.helpers import commands, common, figures
+from experiments.helpers import dropcompute_noises as noises
+from experiments.helpers import dropcompute_panels as panels
+from experiments.helpers import dropcompute_scaling as scaling
+from experiments.helpers import dropcompute_sums as exact
+from experiments.helpers import dropcompute_tables as tables
+from experiments.helpers.dropcompute_noises import Noise
+from experiments.helpers.dropcompute_scaling import Curves, Measured, Sampled, Setting
+
+MICRO_BATCHES = 12  # of B.1 and C.3
+FURTHER = (512, 1024, 2048)  # workers, by theory alone
+MANY = np.round(np.geomspace(1, 1e9, 37)).astype(int)  # powers of ten are among them
+DRAWN = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1448, 2048)  # workers, of exact lines
+FEW_AND_MANY = (10, 100, 1_000, 1_000_000, 1_000_000_000)
+BY_WORKERS, BY_MICRO_BATCHES = (32, (8, 32, 112, 196)), (112, (4, 8, 16, 32, 64))  # of figure 4
+SHARES = np.linspace(0, 0.2, 41)  # dropped, in figure 4
+B1 = "B.1"
+
+# C.3: E[T] / E[T_i] as printed; 14a is 13a.
+PRINTED: dict[str, tuple[Noise, float]] = {
+    "13a": (noises.lognormal(0.05), 1.496),
+    "13b": (noises.normal(0.05), 1.302),
+    "13c": (noises.bernoulli(), 1.283),
+    "13d": (noises.exponential(4.47), 1.386),
+    "13e": (noises.gamma(4.5), 1.39),
+    "14b": (noises.lognormal(0.1), 1.933),
+    "14c": (noises.lognormal(0.15), 2.394),
+    "14d": (noises.lognormal(0.2), 2.773),
+    "14e": (noises.lognormal(0.25), 3.043),
+    "14f": (noises.lognormal(0.3), 3.4),
+}
+
+
+@dataclass(frozen=True)
+class Args:
+    """Says how much is gained by dropping stragglers' last micro-batches."""
+
+    worker_counts: tuple[int, ...] = (8, 16, 32, 64, 112, 160, 200)
+    """Numbers of workers that are simulated."""
+    run_workers: int = 64
+    """Workers of the runs whose clock is compared with the plan."""
+    communication: float = 0.0
+    """Seconds of a step besides computation, T^c, which the paper does not state."""
+    stop: Stop = "preempt"
+    """preempt: at the threshold; between: a worker looks at its clock between micro-batches only."""
+    iterations: int = 50
+    """Steps to choose a threshold from, and as many more to use it on."""
+    seeds: int = 5
+    """Independent times that each number is measured."""
+    seed: int = 0
+    """Of everything random."""
+    out: Path = field(default=Path("results/dropcompute_speedup"))
+    """Folder for config.json, scale.csv and the figures."""
+    progress: bool = True
+    """Show a progress bar."""
+    cache: commands.Cache = None
+
+
+Outcomes = dict[str, Sampled]
+
+
+def main(args: Args) -> None:
+    if not min(*args.worker_counts, args.run_workers) >= 2:
+        raise ValueError(f"--worker-counts {args.worker_counts}, --run-workers {args.run_workers}: need at least 2: one waits for nobody")
+    setting = Setting(MICRO_BATCHES, args.communication, args.stop, args.iterations, range(args.seed, args.seed + args.seeds))
+    sums = {panel: exact.sums(noise, MICRO_BATCHES, 10_000) for panel, (noise, _) in PRINTED.items()}
+    one_N = exact.common_workers([(sums[panel], ratio) for panel, (_, ratio) in PRINTED.items()])
+    delays = noises.delays()
+    todo = {B1: (delays, exact.sums(delays, MICRO_BATCHES, MANY[-1]))} | {panel: (PRINTED[panel][0], sums[panel]) for panel in PRINTED}
+    commands.begin(args)
+    outcomes: Outcomes = {}
+    with commands.kept(write, args.out / "scale.csv", outcomes):
+        for name, (noise, exactly) in common.bar(list(todo.items()), "dropcompute_speedup", args.progress):
+            counts = sorted({*args.worker_counts, args.run_workers if name == B1 else one_N.workers})
+            draw = noises.drawing(noise.seconds, 2 * args.iterations, counts[-1], MICRO_BATCHES)
+            outcomes[name] = Sampled(noise, exactly, draw, scaling.measured(setting, draw, counts))
+    clock, plan, best = run(setting, outcomes[B1], args.run_workers)
+    natural, gained = natural_cluster(setting)
+    lines, limits = growing(setting, outcomes[B1])
+    figures.save_figure(panels.figure_1(setting, outcomes[B1], FURTHER[-1], DRAWN), args.out / "scale.png")
+    figures.save_figure(figure_3(setting, outcomes, max(args.worker_counts)), args.out / "threshold.png")
+    figures.save_figure(figure_4(setting, natural), args.out / "drop_rate.png")
+    for name, sheet in scale_graphs(setting, outcomes, one_N).items():
+        figures.save_figure(sheet, args.out / f"{name}.png")
+    figures.save_figure(panels.growth(setting, lines, limits, MANY), args.out / "growth.png")
+    screen = common.console()
+    screen.print(tables.summary(setting, outcomes[B1], outcomes["14f"], one_N, gained))
+    screen.print(tables.runs_beside(setting, clock, plan, best, args.run_workers))
+    screen.print(tables.scaling(setting, outcomes[B1], FURTHER))
+    alone = {panel: exact.matching_workers(sums[panel], ratio) for panel, (_, ratio) in PRINTED.items()}
+    screen.print(tables.ratios(setting, {panel: (outcomes[panel], PRINTED[panel][1], alone[panel]) for panel in PRINTED}, one_N))
+    screen.print(tables.growing(lines, limits, MANY, FEW_AND_MANY))
+    files = "scale.csv, scale.png, threshold.png, drop_rate.png, noise.png, variance.png, growth.png"
+    screen.print(f"Written: {args.out}/config.json, {files}", soft_wrap=True)
+
+
+def write(path: Path, outcomes: Outcomes) -> None:
+    """Every seed's numbers."""
+    rows = (
+        (name, of.noise.name, N, run, *(f"{each[run]:.6g}" for each in found))
+        for name, of in outcomes.items()
+        for N, found in of.found.items()
+        for run in range(len(found.speedup))
+    )
+    records.write_rows(path, ("panel", "noise", "workers", "run", *Measured._fields), rows)
+
+
+def run(setting: Setting, of: Sampled, workers: int) -> tuple[Measured, Measured, exact.Best]:
+    """By the clock of runs; planned, from latencies drawn apart; and exact."""
+    tau = float(of.found[workers].threshold.mean())
+    plan = scaling.of_seeds([scaling.used(setting, of.draw(seed)[:, :workers], tau) for seed in setting.seeds])
+    clock = scaling.by_clock(setting, of.noise.seconds, workers, tau)
+    return clock, plan, of.sums.best(workers, setting.communication, setting.stop)
+
+
+def figure_3(setting: Setting, outcomes: Outcomes, workers: int) -> Figure:
+    """Of normal micro-batches, and of B.1's."""
+    simulated: dict[str, tuple[Curves, np.ndarray, np.ndarray]] = {}
+    for name, of in {"(a) normal micro-batches": outcomes["13b"], "(b) B.1's delays": outcomes[B1]}.items():
+        thresholds = np.linspace(0.5, 1.5, 101) * of.sums.mean
+        curves = scaling.over_thresholds(setting, of.draw, workers, thresholds)
+        like = (of.noise.mean, of.noise.std, setting.micro_batches, workers, setting.communication)
+        analytical = dropcompute.expected_speedup(thresholds, *like, stop=setting.stop, approximate=True)
+        given = dropcompute.expected_speedup(thresholds, *like, stop=setting.stop, step_time=float(curves.without.mean()))
+        simulated[name] = (curves, analytical, given)
+    return panels.figure_3(setting, simulated, outcomes[B1].found[workers], workers)
+
+
+def natural_cluster(setting: Setting) -> tuple[dict[str, dict[str, np.ndarray]], np.ndarray]:
+    """Without added noise: figure 4's lines, by panel, and the speedup of A.2's workers at the best threshold, `[seeds]`."""
+    (M, workers), (N, micro_batches) = BY_WORKERS, BY_MICRO_BATCHES
+    most = max(*workers, N, tables.CLUSTER), max(M, setting.micro_batches, *micro_batches)
+    own, alike = (functools.cache(noises.natural(2 * setting.iterations, *most, alike=same)) for same in (False, True))
+
+    def by_micro_batches(draw):
+        return {f"{m} accumulations": scaling.over_drop_rates(setting, draw, N, m, SHARES) for m in micro_batches}
+
+    lines = {
+        f"{M} accumulations": {f"{n} workers": scaling.over_drop_rates(setting, own, n, M, SHARES) for n in workers},
+        f"{N} workers": by_micro_batches(own),
+        f"{N} workers of one mean": by_micro_batches(alike),
+    }
+    few = scaling.measured(setting, lambda seed: own(seed)[..., : setting.micro_batches], [tables.CLUSTER])
+    return lines, few[tables.CLUSTER].speedup
+
+
+def figure_4(setting: Setting, lines: dict[str, dict[str, np.ndarray]]) -> Figure:
+    """What stands for the paper's cluster."""
+    own, within = 100 * noises.OWN_MEANS, 100 * noises.WITHIN
+    what = f"Nothing added (figure 4): workers' means differ by {own:g} %, the micro-batches of each by {within:g} %"
+    return panels.figure_4(setting, SHARES, lines, what)
+
+
+def scale_graphs(setting: Setting, outcomes: Outcomes, one_N: exact.Common) -> dict[str, Figure]:
+    """Figures 13 and 14."""
+    N = one_N.workers
+
+    def titled(*names: str) -> dict[str, Sampled]:
+        titles = {}
+        for letter, name in zip("abcdef", names, strict=False):
+            of, printed = outcomes[name], PRINTED[name][1]
+            titles[f"({letter}) {of.noise.name}: E[T]/E[T$_i$] = {of.sums.ratio(N):.3f}, paper {printed:.3f}"] = of
+        return titles
+
+    of_noise, of_variance = titled("13a", "13b", "13c", "13d", "13e"), titled("13a", "14b", "14c", "14d", "14e", "14f")
+    return {
+        "noise": panels.scale_graphs(setting, of_noise, N, "Noises of one mean and variance (figure 13)", "(f) all, by equations 4, 5, 11"),
+        "variance": panels.scale_graphs(setting, of_variance, N, "Lognormal noises of one mean (figure 14)"),
+    }
+
+
+def growing(setting: Setting, of: Sampled) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """The exact speedups of `MANY` workers by latencies, and the bounds of those that have one."""
+    those = {
+        "B.1's, unbounded": noises.delays_unbounded(),
+        "lognormal (13a)": noises.lognormal(0.05),
+        "B.1's": of.noise,
+        "exponential (13d)": noises.exponential(4.47),
+        "normal (13b)": noises.normal(0.05),
+        "Bernoulli (13c)": noises.bernoulli(),
+    }
+    T_c, lines, limits = setting.communication, {}, {}
+    for name, noise in those.items():
+        each = of.sums if noise is of.noise else exact.sums(noise, MICRO_BATCHES, MANY[-1])
+        lines[name] = np.array([each.best(N, T_c).speedup for N in MANY])
+        if np.isfinite(noise.longest):
+            limits[name] = each.limit(noise.longest, T_c)
+    return lines, limits
+
+
+if __name__ == "__main__":
+    commands.launch(main, tyro.cli(Args))

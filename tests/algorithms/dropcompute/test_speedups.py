@@ -1,0 +1,243 @@
+"""The threshold of measured times: against Algorithm 2 as it is printed, and workers one at a time."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from algorithms import dropcompute
+
+STOPS = pytest.mark.parametrize("stop", ["preempt", "between"])
+SIDES = st.tuples(*[st.integers(1, 4)] * 3)
+
+
+def algorithm_2(latencies, communication, tau) -> np.ndarray:
+    """The paper's loops: speedup, share dropped, seconds of a step."""
+    (I, N, M), total = latencies.shape, np.zeros(3)
+    for t, t_c in zip(latencies, communication, strict=True):
+        computed = T = 0.0
+        for n in range(N):
+            T_n = 0.0
+            for m in range(M):
+                T_n += t[n, m]
+                computed += T_n < tau
+            T = max(T, T_n)
+        total += outcome(computed / (N * M), T, min(tau, T), t_c)
+    return total / I
+
+
+def by_worker(latencies, communication, tau) -> np.ndarray:
+    """Each looks at its clock after each micro-batch."""
+    (I, N, M), total = latencies.shape, np.zeros(3)
+    for t, t_c in zip(latencies, communication, strict=True):
+        computed, step = 0, 0.0
+        for n in range(N):
+            clock, m = 0.0, 0
+            while m < M and clock <= tau:
+                clock, m = clock + t[n, m], m + 1
+            computed, step = computed + m, max(step, clock)
+        total += outcome(computed / (N * M), t.sum(axis=1).max(), step, t_c)
+    return total / I
+
+
+def outcome(share: float, T: float, step: float, t_c: float) -> np.ndarray:
+    return np.array([share * ((T + t_c) / (step + t_c) if step + t_c else 1), 1 - share, step])
+
+
+ORACLES = {"preempt": algorithm_2, "between": by_worker}
+
+
+@st.composite
+def whole_times(draw, least: int = 0):
+    """Seconds that are whole numbers, so that sums are exact and many of them equal: latencies and communication."""
+    I, N, M = draw(SIDES)
+    t = draw(arrays.arrays(float, (I, N, M), elements=st.integers(least, 6)))
+    return t, draw(arrays.arrays(float, I, elements=st.integers(0, 4)))
+
+
+def lognormal(seed: int, *shape: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.lognormal(size=shape), rng.uniform(0, 2, shape[0])
+
+
+@STOPS
+@given(whole_times())
+def test_it_is_the_oracles(stop, times):
+    latencies, communication = times
+    taus = np.append(np.arange(0, 25, 0.5), np.inf)
+    wanted = np.array([ORACLES[stop](latencies, communication, tau) for tau in taus]).T
+    np.testing.assert_allclose(dropcompute.effective_speedup(latencies, communication, taus, stop), wanted[0], rtol=1e-13)
+    np.testing.assert_allclose(dropcompute.drop_rate(latencies, taus, stop), wanted[1], atol=1e-15)
+    np.testing.assert_allclose(dropcompute.step_time(latencies, taus, stop), wanted[2], rtol=1e-15)
+
+
+@STOPS
+@given(whole_times())
+def test_without_a_threshold_nothing_is_gained_or_lost(stop, times):
+    assert dropcompute.effective_speedup(*times, np.inf, stop) == 1
+    assert dropcompute.drop_rate(times[0], np.inf, stop) == 0
+
+
+@STOPS
+@given(whole_times(least=1))
+def test_no_threshold_is_better(stop, times):
+    """Not at any of a fine grid, and not just after or before one of the times."""
+    best = dropcompute.threshold(*times, stop)
+    ends = np.unique(np.cumsum(times[0], axis=-1))
+    others = np.concatenate(
+        [np.arange(0, 25, 0.125), np.nextafter(ends, np.inf), np.nextafter(ends, 0), ends * (1 + 1e-6), ends * (1 - 1e-6)]
+    )
+    speedups = dropcompute.effective_speedup(*times, others, stop)
+    reached = dropcompute.effective_speedup(*times, best, stop)
+    assert reached >= speedups.max() * (1 - 2e-6)
+    least = dropcompute.drop_rate(times[0], best, stop)
+    assert (dropcompute.drop_rate(times[0], others[speedups >= reached], stop) >= least).all(), "of equals it drops least"
+
+
+@STOPS
+@pytest.mark.parametrize("shape", [(1, 2, 3), (6, 5, 4), (3, 40, 12)])
+def test_pruning_loses_nothing(stop, shape):
+    """All events looked at one by one; shapes with fewer and with many more of them than the search cuts into."""
+    latencies, communication = lognormal(0, *shape)
+    ends = np.cumsum(latencies, axis=-1)
+    events = ends if stop == "preempt" else np.concatenate([np.zeros_like(ends[..., :1]), ends[..., :-1]], axis=-1)
+    all_of_them = np.append(np.unique(events) * (1 + 1e-6), np.inf)
+    speedups = dropcompute.effective_speedup(latencies, communication, all_of_them, stop)
+    best = all_of_them[speedups * (1 + 1e-6) >= speedups.max()].max()
+    assert dropcompute.threshold(latencies, communication, stop) == best
+    assert speedups.max() > 1.01, "there is something to gain"
+
+
+@STOPS
+@given(whole_times(least=1), st.floats(1e-3, 1e3), st.randoms(use_true_random=False))
+def test_units_and_the_workers_order_do_not_matter(stop, times, unit, random):
+    latencies, communication = times
+    tau = dropcompute.threshold(*times, stop)
+    order = random.sample(range(latencies.shape[1]), latencies.shape[1])
+    assert dropcompute.threshold(latencies[:, order], communication, stop) == tau
+    assert dropcompute.threshold(4 * latencies, 4 * communication, stop) == 4 * tau
+    there = np.array([0.5, 2.25, 7.5, np.inf])
+    in_units = dropcompute.effective_speedup(unit * latencies, unit * communication, unit * there, stop)
+    np.testing.assert_allclose(in_units, dropcompute.effective_speedup(*times, there, stop), rtol=1e-12)
+
+
+@STOPS
+@pytest.mark.parametrize("seconds", [0.0, 0.1, 3.0])
+def test_of_constant_latencies_nothing_is_dropped(stop, seconds):
+    for communication in (0.0, 1.0):
+        assert dropcompute.threshold(np.full((3, 4, 5), seconds), communication, stop) == np.inf
+
+
+@STOPS
+def test_alone_and_without_communication_a_worker_gains_what_its_first_micro_batches_are_faster(stop):
+    r"""$\max_m \frac{m}{T^{(m)}} \frac{T}{M}$: not 1, since the slow ones may be the last. Where the slowest are first, nothing."""
+    latencies, _ = lognormal(1, 1, 1, 9)
+    ends = np.cumsum(latencies[0, 0])
+    tau = dropcompute.threshold(latencies, 0.0, stop)
+    rates = np.arange(1, 10) / ends
+    assert rates.max() > 1.05 * rates[-1]
+    assert dropcompute.effective_speedup(latencies, 0.0, tau, stop) == pytest.approx(rates.max() / rates[-1], rel=1.1e-6)
+    assert dropcompute.threshold(-np.sort(-latencies), 0.0, stop) == np.inf
+
+
+@pytest.mark.parametrize(("stop", "tau"), [("preempt", 2.0), ("between", 1.0)])
+def test_of_equally_good_ones_it_is_that_which_drops_least(stop, tau):
+    """One micro-batch in 1 second, or two in 2: twice the rate of all three in 6."""
+    latencies = np.array([[[1.0, 1.0, 4.0]]])
+    assert dropcompute.threshold(latencies, 0.0, stop) == pytest.approx(tau, rel=1.1e-6)
+    assert dropcompute.effective_speedup(latencies, 0.0, tau * (1 + 1e-6), stop) == pytest.approx(2, rel=1.1e-6)
+
+
+def test_all_dropped_is_never_the_answer_and_divides_by_nothing():
+    """Nor are micro-batches that take no time, which are free just after 0."""
+    latencies = np.array([[[0.0, 2.0], [3.5, 4.0]]])
+    np.testing.assert_array_equal(dropcompute.effective_speedup(latencies, 0.0, [0.0, 0.0]), 0)
+    assert dropcompute.threshold(latencies, 0.0) == pytest.approx(2, rel=1.1e-6)
+    assert dropcompute.effective_speedup(latencies, 0.0, 2.1) == pytest.approx(2 / 4 * 7.5 / 2.1)
+    assert dropcompute.effective_speedup(latencies, 0.0, 0.0, "between") == pytest.approx(3 / 4 * 7.5 / 3.5)
+    np.testing.assert_array_equal(dropcompute.effective_speedup(np.zeros((2, 3, 4)), 0.0, [0.0, 1.0]), [0, 1])
+
+
+def test_what_is_best_just_after_what_takes_no_time_is_found():
+    """Half of the workers take none, one a second, all others a hundred, and there is no communication: the search must not stop at 0."""
+    latencies = np.concatenate([np.zeros(31), [1.0], 100 + np.arange(32.0)])[None, :, None]
+    assert dropcompute.threshold(latencies, 0.0) == pytest.approx(1, rel=1.1e-6)
+    assert dropcompute.effective_speedup(latencies, 0.0, 1 + 1e-6) == pytest.approx(131 / 2, rel=1.1e-6)
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """Both ways to stop in one program, over seeds."""
+
+    def plan(latencies, communication, taus):
+        def of(stop):
+            return {
+                "threshold": dropcompute.threshold(latencies, communication, stop),
+                "speedup": dropcompute.effective_speedup(latencies, communication, taus, stop),
+                "dropped": dropcompute.drop_rate(latencies, taus, stop),
+                "step": dropcompute.step_time(latencies, taus, stop),
+            }
+
+        return {"preempt": of("preempt"), "between": of("between")}
+
+    I, N, M = 3, 20, 6
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((4, I, N, M), (4, I), (5,))]
+    return jax.jit(jax.vmap(plan, in_axes=(0, 0, None))).lower(*shapes).compile()
+
+
+@STOPS
+def test_inside_a_program_it_is_numpys(compiled, stop):
+    drawn = [lognormal(seed, 3, 20, 6) for seed in range(4)]
+    latencies, communication = (np.stack(each).astype(np.float32) for each in zip(*drawn, strict=True))
+    taus = np.array([0.0, 1.5, 6.0, 9.5, np.inf], np.float32)
+    found = compiled(latencies, communication, taus)[stop]
+    for i in range(4):
+        wanted = dropcompute.threshold(latencies[i], communication[i], stop)
+        np.testing.assert_allclose(found["threshold"][i], wanted, rtol=1e-6)
+        np.testing.assert_allclose(
+            found["speedup"][i], dropcompute.effective_speedup(latencies[i], communication[i], taus, stop), rtol=1e-6
+        )
+        np.testing.assert_allclose(found["dropped"][i], dropcompute.drop_rate(latencies[i], taus, stop), atol=1e-6)
+        np.testing.assert_allclose(found["step"][i], dropcompute.step_time(latencies[i], taus, stop), rtol=1e-6)
+
+
+def test_inside_a_program_memory_is_that_of_the_latencies():
+    """Not a number for each candidate and each iteration, which were a megabyte."""
+    shapes = jax.ShapeDtypeStruct((256, 2, 2), jnp.float32), jax.ShapeDtypeStruct((256,), jnp.float32)
+    memory = jax.jit(dropcompute.threshold).lower(*shapes).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 25 * 256 * 2 * 2 * 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"latencies": np.ones((2, 3))}, r"effective_speedup: latencies \[2, 3\]: need \[iterations, workers, micro-batches\]"),
+        ({"latencies": np.ones((0, 3, 4)), "communication": []}, r"latencies \[0, 3, 4\]: need .* at least one of each"),
+        ({"latencies": np.ones((2, 3, 0))}, r"latencies \[2, 3, 0\]"),
+        ({"latencies": np.full((2, 3, 4), -1.0)}, "latencies with the entry -1: need finite seconds, at least 0"),
+        ({"latencies": np.full((2, 3, 4), np.nan)}, "latencies with the entry nan"),
+        ({"latencies": np.full((2, 3, 4), np.inf)}, "latencies with the entry inf"),
+        ({"communication": [1.0, 1.0, 1.0]}, r"communication \[3\] for latencies \[2, 3, 4\]: need \[iterations\]"),
+        ({"communication": [1.0, -2.0]}, "communication with the entry -2"),
+        ({"communication": np.inf}, "communication = inf: need finite seconds"),
+        ({"thresholds": [1.0, np.nan]}, "thresholds with the entry nan: need seconds, at least 0"),
+        ({"thresholds": -1.0}, "thresholds = -1: need seconds, at least 0"),
+    ],
+)
+def test_what_was_not_measured_is_refused(arguments, message):
+    given = {"latencies": np.ones((2, 3, 4)), "communication": [1.0, 1.0], "thresholds": [1.0], "stop": "preempt"} | arguments
+    functions = {
+        dropcompute.effective_speedup: {"latencies", "communication", "thresholds", "stop"},
+        dropcompute.threshold: {"latencies", "communication", "stop"},
+        dropcompute.drop_rate: {"latencies", "thresholds", "stop"},
+        dropcompute.step_time: {"latencies", "thresholds", "stop"},
+    }
+    for function, takes in functions.items():
+        if takes >= arguments.keys():
+            with pytest.raises(ValueError, match=message.replace("effective_speedup", function.__name__)):
+                function(**{name: given[name] for name in takes})

@@ -1,0 +1,281 @@
+"""What DropCompute gains: a small run of the script, exact sums against closed forms and quadratures, runs against the plan."""
+
+from __future__ import annotations
+
+import csv
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from algorithms import dropcompute
+from experiments import dropcompute_speedup as script
+from experiments.helpers import common
+from experiments.helpers import dropcompute_noises as noises
+from experiments.helpers import dropcompute_scaling as scaling
+from experiments.helpers import dropcompute_sums as exact
+from experiments.helpers.dropcompute_scaling import Setting
+from experiments.helpers.dropcompute_sums import CELL
+
+SMALL = {"worker_counts": (4, 8), "run_workers": 8, "iterations": 10, "seeds": 3, "progress": False, "cache": "off"}
+SETTING = Setting(12, 0.0, "preempt", SMALL["iterations"], range(SMALL["seeds"]))
+NORMAL = noises.normal()._replace(below=stats.norm(0.675, 0.1).cdf, mean=0.675, std=0.1)  # never near 0
+LIKE = (NORMAL.mean, math.hypot(NORMAL.std, CELL / math.sqrt(12)), 12)  # as rounded to cells
+PRINTED = dict(script.PRINTED)
+
+
+@pytest.fixture(scope="module")
+def few_programs():
+    """All noises of C.3 are drawn as one is: what is exact stays."""
+    seconds = noises.bernoulli().seconds
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(script, "PRINTED", {panel: (noise._replace(seconds=seconds), ratio) for panel, (noise, ratio) in PRINTED.items()})
+        yield
+
+
+@pytest.fixture(scope="module")
+def ran(few_programs, tmp_path_factory):
+    """Its arguments, and the lines that it printed."""
+    args = script.Args(out=tmp_path_factory.mktemp("speedup"), **SMALL)
+    screen = common.console()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(common, "console", lambda: screen)
+        patch.setattr(script, "DRAWN", (2, 64))
+        patch.setattr(exact, "BETWEEN", 20)
+        patch.setattr(script, "BY_WORKERS", (16, (8, 32)))
+        patch.setattr(script, "BY_MICRO_BATCHES", (32, (4, 16)))
+        with screen.capture() as captured:
+            script.main(args)
+    return args, captured.get().splitlines()
+
+
+@pytest.fixture(scope="module")
+def sums():
+    return {panel: exact.sums(noise, 12, 10_000) for panel, (noise, _) in PRINTED.items()}
+
+
+@pytest.fixture(scope="module")
+def normal():
+    return exact.sums(NORMAL, 12, 10_000)
+
+
+@pytest.fixture(scope="module")
+def delays():
+    return exact.sums(noises.delays(), 12, 10_000)
+
+
+def cells(lines: list[str]) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("│ ").split("│")] for line in lines if line.startswith("│")]
+
+
+def test_tables_have_80_columns_and_the_papers_figures(ran):
+    _, lines = ran
+    assert all(len(line) <= 80 for line in lines if not line.startswith("Written"))
+    assert not any("…" in line for line in lines)
+    rows = {row[0]: row[1:] for row in cells(lines)}
+    assert rows["seconds of a micro-batch / 0.45, mean"] == ["1.5", "1.496 *"]
+    assert rows["most"] == ["6", "6.5 *"]
+    assert rows["N of E[T] / E[T_i]"] == ["-", "747 (within 1.7 %)"]
+    assert rows["less time for as many samples, preempting"] == ["13 %", "23.6 % *"]
+    assert rows["the same, a check between micro-batches"][-1] != rows["effective speedup in 14f, preempting"][-1]
+    for panel, (noise, paper) in PRINTED.items():
+        epsilon, printed, found, off, *_ = rows[panel]
+        assert (epsilon, float(printed)) == (noise.name, paper)
+        assert float(off) == pytest.approx(100 * (float(found) / paper - 1), abs=0.1)
+    assert [rows[name][-1] for name in ("lognormal (13a)", "B.1's", "Bernoulli (13c)")] == ["none", "4.17", "1.32"]
+    assert {"4", "8", "512", "1,024", "2,048"} < rows.keys()
+
+
+def test_its_files(ran):
+    args, _ = ran
+    for name in ("scale", "threshold", "drop_rate", "noise", "variance", "growth"):
+        assert (args.out / f"{name}.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    with (args.out / "scale.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == (2 + 10 * 3) * 3, "numbers of workers of B.1 and of C.3, seeds"
+    assert {row["panel"] for row in rows} == {"B.1", *PRINTED}
+    for row in rows:
+        step, without, speedup = (float(row[name]) for name in ("step_time", "without", "speedup"))
+        assert step <= without
+        assert speedup == pytest.approx((1 - float(row["drop_rate"])) * without / step, rel=0.05)  # a mean of ratios
+
+
+def test_an_interruption_keeps_what_was_done(few_programs, tmp_path, monkeypatch):
+    """In the second noise."""
+    done = []
+
+    def measured(setting, draw, counts):
+        if done:
+            raise KeyboardInterrupt
+        done.append(counts)
+        return {4: scaling.Measured(*5 * [np.ones(2)])}
+
+    monkeypatch.setattr(scaling, "measured", measured)
+    with pytest.raises(KeyboardInterrupt):
+        script.main(script.Args(out=tmp_path, **SMALL))
+    assert (tmp_path / "scale.csv").read_text().splitlines()[1:] == ["B.1,B.1,4,0,1,1,1,1,1", "B.1,B.1,4,1,1,1,1,1,1"]
+    assert not (tmp_path / "scale.png").exists()
+
+
+def test_the_clock_of_runs_agrees_with_the_plan(ran):
+    """They have the same programs as the run above, and draws of their own."""
+    noise, tau = noises.delays(), 7.5
+    draw = noises.drawing(noise.seconds, 2 * SETTING.iterations, 8, 12)
+    plan = [scaling.of_seeds([scaling.used(SETTING, draw(100 + seed), tau) for seed in range(20)])]
+    runs = [scaling.by_clock(SETTING, noise.seconds, 8, tau)]
+    between = Setting(12, 1.5, "between", SETTING.iterations, SETTING.seeds)
+    plan.append(scaling.of_seeds([scaling.used(between, draw(100 + seed), tau) for seed in range(20)]))
+    runs.append(scaling.by_clock(between, noise.seconds, 8, tau))
+    for found, planned in zip(runs, plan, strict=True):
+        for name in ("speedup", "drop_rate", "step_time", "without"):
+            mine, theirs = getattr(found, name), getattr(planned, name)
+            # A run has half as many rounds as a plan has iterations.
+            error = theirs.std(ddof=1) * math.sqrt(2 / len(mine) + 1 / len(theirs))
+            assert abs(mine.mean() - theirs.mean()) < 4 * error + 1e-5, name
+    assert runs[0].step_time == pytest.approx(tau, rel=1e-4)
+    assert (runs[1].step_time > tau).all()
+
+
+def test_thresholds_are_not_used_on_what_they_are_chosen_from():
+    """Of the first half all is cut at 1 s, where the second has nothing done."""
+    early, late = np.full((2, 3, 2), 0.5), np.full((2, 3, 2), 2.0)
+    early[:, 0] = 5.0  # without whom it is five times as fast
+    setting = Setting(2, 0.0, "preempt", 2, range(1))
+    found = scaling.measured(setting, lambda seed: np.concatenate([early, late]), [3, 2])
+    assert list(found) == [3, 2]
+    assert found[3].threshold == pytest.approx(1, abs=1e-5)
+    assert found[3].drop_rate == 1
+    assert found[3].without == 4
+    assert found[2].step_time == pytest.approx(1, abs=1e-5)
+
+
+def test_the_n_of_the_papers_tables_meets_all_its_ratios(sums):
+    """Within 2 %, and no other N does better."""
+    found = [(sums[panel], ratio) for panel, (_, ratio) in PRINTED.items()]
+    one = exact.common_workers(found)
+
+    def off(N):
+        return max(abs(each.ratio(N) / ratio - 1) for each, ratio in found)
+
+    assert one.workers == 747
+    assert one.off == off(747) < 0.02
+    assert off(746) > one.off < off(748)
+    assert min(off(200), off(400), off(1_500)) > 0.1
+    for each, ratio in found:
+        assert 500 < (N := exact.matching_workers(each, ratio)) < 900
+        assert each.ratio(N) == pytest.approx(ratio, rel=1e-9)
+
+
+def test_ratios_are_what_draws_have(sums):
+    """The noise that is heaviest, and one whose grid has jumps; of 747 workers."""
+    rng = np.random.default_rng(0)
+    sigma = math.sqrt(math.log1p(0.3 / 0.225**2))
+    drawn = {
+        "14f": 0.45 + np.exp(math.log(0.225) - sigma**2 / 2 + sigma * rng.standard_normal((150, 747, 12))),
+        "13c": 0.45 + 0.45 * rng.integers(0, 2, (150, 747, 12)),
+    }
+    for panel, latencies in drawn.items():
+        slowest = latencies.sum(axis=-1).max(axis=-1) / (12 * 0.675)
+        assert abs(sums[panel].ratio(747) - slowest.mean()) < 4 * slowest.std() / math.sqrt(150)
+
+
+def test_sums_of_exponential_times_are_gamma_distributed(sums):
+    edges = CELL * np.arange(len(sums["13d"].after))
+    for m in (1, 5, 12):
+        expected = stats.gamma(m, scale=1 / 4.47).cdf(edges - m * 0.45)
+        # Where the density jumps, half a cell's chances are counted at its middle: once for m = 1, then it is smoothed.
+        error = 4.47 * CELL / 4 if m == 1 else m * 4.47 * CELL**2 / 8
+        np.testing.assert_allclose(sums["13d"].ready[m - 1], expected, rtol=0, atol=error)
+    np.testing.assert_allclose(sums["13d"].mean, 12 * (0.45 + 1 / 4.47), rtol=1e-4)
+
+
+def test_exact_speedups_are_those_of_quadrature_where_times_are_normal(normal):
+    """Preempting and between micro-batches, with and without communication."""
+    for N in (1, 64, 5_000):
+        assert normal.without(N) == pytest.approx(dropcompute.expected_step_time(*LIKE, N), rel=1e-5)
+        for stop, rel in (("preempt", 2e-4), ("between", 1e-3)):
+            for T_c in (0.0, 1.0):
+                best = normal.best(N, T_c, stop)
+                tau = best.threshold if math.isfinite(best.threshold) else 100.0
+                at = dropcompute.expected_speedup(tau, *LIKE, N, T_c, stop=stop)
+                assert best.speedup == pytest.approx(at, rel=rel)
+                assert best.step_time == pytest.approx(dropcompute.expected_step_time(*LIKE, N, threshold=tau, stop=stop), rel=rel)
+                around = dropcompute.expected_speedup(np.linspace(4.05, 11, 300), *LIKE, N, T_c, stop=stop)
+                assert best.speedup > around.max() * (1 - rel)
+
+
+def test_steps_that_drop_a_share_are_so_much_shorter(normal):
+    tau = CELL * np.searchsorted(normal.share, 0.97)
+    assert dropcompute.expected_micro_batches(tau, *LIKE) / 12 == pytest.approx(0.97, abs=2e-3)
+    step, whole = (dropcompute.expected_step_time(*LIKE, 64, threshold=t) for t in (tau, np.inf))
+    assert normal.shorter(0.03, 64, 2.0) == pytest.approx(1 - (step + 2) / (whole + 2), rel=1e-4)
+
+
+def test_bounded_latencies_gain_no_more_than_their_bound(delays, sums):
+    """Bernoulli's reach it; without a bound there is none."""
+    for T_c in (0.0, 2.0):
+        limit, bernoulli = delays.limit(2.925, T_c), sums["13c"].limit(0.9, T_c)
+        gains = [delays.best(N, T_c).speedup for N in (2, 10, 1_000, 1e6, 1e9)]
+        assert gains == sorted(gains)
+        assert gains[-1] < limit < (12 * 2.925 + T_c) / (12 * 0.45 + T_c)
+        assert sums["13c"].best(1e9, T_c).speedup == pytest.approx(bernoulli, rel=1e-3)
+        assert sums["13c"].best(1_000, T_c).speedup < bernoulli
+    # By hand: all take 0.9 s, and tau = 6.3 s lets through a micro-batch m with at most 14 - m of 0.9 s.
+    share = np.mean([stats.binom(m, 0.5).cdf(14 - m) for m in range(1, 13)])
+    assert sums["13c"].limit(0.9, 0.0) == pytest.approx(share * 10.8 / 6.3, rel=2e-3)
+    assert exact.sums(noises.lognormal(0.05), 12, 1e9).best(1e9, 0.0).speedup > 5
+
+
+def test_noises_are_drawn_as_their_distributions_say():
+    """One program for all."""
+    those = {noise.name: noise for noise, _ in PRINTED.values()} | {
+        each.name: each for each in (noises.delays(), noises.delays_unbounded())
+    }
+
+    @jax.jit
+    def draw(key):
+        return [jax.vmap(lambda i, each=each: each.seconds.sample(key, 0.0, i))(jnp.arange(4_000)) for each in those.values()]
+
+    for drawn, noise in zip(draw(jax.random.key(0)), those.values(), strict=True):
+        values = np.asarray(drawn, float)
+        error = 0.5 / math.sqrt(len(values))
+        for x in np.quantile(values, (0.1, 0.5, 0.9)) + 1e-3:
+            assert abs(np.mean(values <= x) - noise.below(np.array(x))) < 5 * error, noise.name
+        assert abs(values.mean() - noise.mean) < 6 * noise.std / math.sqrt(len(values)), noise.name
+        assert values.max() <= noise.longest * (1 + 1e-6)
+    spread = {name: exact.sums(noise, 1, 1e9) for name, noise in those.items()}
+    for name, noise in those.items():
+        seconds = CELL * (np.arange(len(spread[name].after)) + 0.5)
+        assert spread[name].mean == pytest.approx(noise.mean, rel=1e-3), name
+        square = 2 * CELL * (seconds * spread[name].after).sum()  # E t^2 is the integral of 2 x P(t > x)
+        assert math.sqrt(square - spread[name].mean ** 2) == pytest.approx(noise.std, rel=2e-3), name
+
+
+def test_workers_to_whom_nothing_is_added_have_their_own_means():
+    own, alike = (noises.natural(60, 20, 12, alike=same)(3) for same in (False, True))
+    for latencies, between in ((own, noises.OWN_MEANS), (alike, 0.0)):
+        assert latencies.shape == (60, 20, 12)
+        means = latencies.mean(axis=(0, 2)) / 0.45
+        assert means.std(ddof=1) == pytest.approx(between, abs=0.015)
+        assert latencies.std() / 0.45 == pytest.approx(math.hypot(noises.OWN_MEANS, noises.WITHIN), rel=0.15)
+
+
+def test_speedups_over_drop_rates_are_those_of_thresholds():
+    latencies = noises.natural(10, 6, 4, alike=True)(0)
+    shares = np.array([0.0, 0.05, 0.1])
+    (gains,) = scaling.over_drop_rates(Setting(4, 0.5, "preempt", 10, range(1)), lambda seed: latencies, 6, 4, shares)
+    assert gains[0] == 1
+    ends = np.sort(np.cumsum(latencies, axis=-1).ravel())
+    for share, gain in zip(shares[1:], gains[1:], strict=True):
+        tau = ends[round((1 - share) * ends.size)]  # of which so many are not before it
+        assert gain == pytest.approx(dropcompute.effective_speedup(latencies, 0.5, tau), rel=5e-3)
+
+
+@pytest.mark.parametrize("flags", [{"worker_counts": (1, 8)}, {"run_workers": 1}])
+def test_one_worker_is_refused_at_once(flags, tmp_path):
+    with pytest.raises(ValueError, match="need at least 2: one waits for nobody"):
+        script.main(script.Args(out=tmp_path / "out", **flags))
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,310 @@
+r"""What DropCompute leaves of batches, and the left sides of its theorems: sums over rounds that are weighed by what was computed.
+
+On quadratics, given the seconds of all micro-batches, a round is an affine map, which is taken from the method's own `query` and `update`
+at the unit vectors. Where the seconds of all rounds are given, mean and covariance follow without sampling: that is the theorem for batches
+that are independent of the gradients, conditional on them. Where seconds have two values and noise hangs on them, all tables of a round
+are gone through with their chances: exact again. On other problems the project's loop runs over seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from itertools import product
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import algorithms
+import dsgd
+from dsgd import clusters
+from dsgd.base import Algorithm, Problem
+from theory_checks.machinery import moments
+from theory_checks.machinery.rounds import Build, Rounds, Timetable, on_one_device
+from theory_checks.recursions.dropcompute import Rule, until
+
+Method = Callable[..., Algorithm]  # as `algorithms.drop_compute`
+_TABLES = 512  # of a program: one size for all
+
+
+class Times(NamedTuple):
+    """Seconds of each micro-batch, `[T, N, M]`, and tau: arrays of the trace."""
+
+    seconds: Any
+    threshold: Any
+
+
+class Sums(NamedTuple):
+    """Of T rounds.
+
+    Args:
+        total: K, all that is computed; its expectation.
+        slope: sum of b_i E|f'(x_i)|^2.
+        gap: sum of b_i (E f(x_i) - f*).
+        largest: b, the largest batch.
+    """
+
+    total: float
+    slope: float
+    gap: float
+    largest: int
+
+
+def counts(seconds: np.ndarray, threshold: float, stop: str) -> np.ndarray:
+    """How many micro-batches each worker computes, `[..., N, M]` to `[..., N]`: by the recursion, apart from the method's code."""
+    rule = Rule(float(np.float32(threshold)), seconds.shape[-1], stop)
+    rows = seconds.reshape(-1, seconds.shape[-1]).astype(np.float32).astype(float)
+    return np.array([until(rule, row, 0.0)[0] for row in rows]).reshape(seconds.shape[:-1])
+
+
+def counted(seconds: np.ndarray, threshold: float, stop: str) -> np.ndarray:
+    """Which are computed, bool `[..., M]`."""
+    return np.arange(seconds.shape[-1]) < counts(seconds, threshold, stop)[..., None]
+
+
+@cache
+def of_table(method: Method, stop: str, micro_batches: int, correction: str = "none") -> Build:
+    """The method on a table of times, the instance's `more`: one object for equal arguments."""
+
+    def build(of, compressor):
+        options = {"stop": stop, "correction": correction}
+        inner = method(algorithms.minibatch_sgd(optax.sgd(of.learning_rate)), of.more.threshold, micro_batches, **options)
+        place = Timetable(of.more.seconds)
+
+        def query(state, round):
+            return inner.query(state, round._replace(cluster=place))
+
+        def update(key, state, gradients, round):
+            return inner.update(key, state, gradients, round._replace(cluster=place))
+
+        return inner._replace(query=query, update=update)
+
+    return build
+
+
+class Maps(NamedTuple):
+    """Rounds of these times: x -> M x + c + B z, less the minimiser on both sides, `[k, d, d]`, `[k, d]` and `[k, d, NMd]`."""
+
+    slopes: np.ndarray
+    moved: np.ndarray
+    noise: np.ndarray
+    start: np.ndarray
+    A: np.ndarray
+
+
+def maps(
+    method: Method, problem: Problem, seconds: np.ndarray, threshold: float, stop: str, learning_rate: float, correction: str = "none"
+) -> Maps:
+    """The method's rounds on a quadratic.
+
+    Args:
+        method: as `algorithms.drop_compute`.
+        problem: of workers that are alike.
+        seconds: of each micro-batch, `[k, N, M]`, k at most 512.
+        threshold, stop, correction: of the method.
+        learning_rate: gamma.
+    """
+    k, N, M = seconds.shape
+    if k > _TABLES:
+        raise ValueError(f"seconds of {k} rounds: need at most {_TABLES}")
+    table = np.ones((_TABLES, N, M), np.float32)
+    table[:k] = seconds
+    with jax.enable_x64(True):
+        of = moments.instance(problem, learning_rate, more=Times(table[:1], np.float32(threshold)))
+        build = of_table(method, stop, M, correction)
+        found = np.asarray(_rounds(of._replace(root=jnp.eye(of.b.shape[1])), table, build=build, gradient=problem.gradient))[:k]
+    A, best, away = around(problem)
+    start, d = found[:, 0], len(A)
+    columns = np.moveaxis(found[:, 1:] - start[:, None], 1, 2)
+    slopes, noise = columns[..., :d], columns[..., d:]
+    return Maps(slopes, start + slopes @ best - best, noise, away, A)
+
+
+def around(problem: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of a quadratic: the mean Hessian, the minimiser, and how far from it the start is."""
+    with jax.enable_x64(True):
+        of = moments.instance(problem, 1.0)
+        A, b = (np.asarray(part).mean(axis=0) for part in (of.A, of.b))
+        best = np.linalg.solve(A, b)
+        return A, best, np.asarray(of.start) - best
+
+
+@partial(jax.jit, static_argnames=("build", "gradient"))
+def _rounds(of, seconds, *, build, gradient):
+    """The model after a round from 0, from each unit vector, and from 0 with each unit of noise, `[k, 1 + d + NMd, d]`: it is affine."""
+
+    def everything(of, seconds):
+        (N, d), M = of.b.shape, seconds.shape[2]
+        points = jnp.eye(1 + d + N * M * d)[:, 1:]
+
+        def after(seconds, point):
+            rounds = Rounds(build, gradient, of._replace(more=of.more._replace(seconds=seconds[None])), jax.random.key(0), None)
+            return rounds.after(jnp.int32(0), point[:d], point[d:].reshape(N, M, d), rounds.silence(1))
+
+        return jax.vmap(jax.vmap(after, (None, 0)), (0, None))(seconds, points)
+
+    return on_one_device(everything)(of, seconds)
+
+
+class Path(NamedTuple):
+    """Given the times: b_i, E|f'(x_i)|^2 and E f(x_i) - f* before each round, `[T]`."""
+
+    batches: np.ndarray
+    slope: np.ndarray
+    gap: np.ndarray
+
+    @property
+    def sums(self) -> Sums:
+        b = self.batches
+        return Sums(float(b.sum()), float(b @ self.slope), float(b @ self.gap), int(b.max()))
+
+
+def conditional(
+    method: Method, problem: Problem, seconds: np.ndarray, threshold: float, stop: str, learning_rate: float, correction: str = "none"
+) -> Path:
+    """Exact, given the times, of noise that is independent of them.
+
+    Args:
+        method: as `algorithms.drop_compute`.
+        problem: a quadratic, of workers that are alike.
+        seconds: of each micro-batch, `[T, N, M]`, T at most 512.
+        threshold, stop, correction: of the method.
+        learning_rate: gamma, of the method.
+    """
+    d = problem.data.b.shape[1]
+    of = maps(method, problem, seconds, threshold, stop, learning_rate, correction)
+    noise = (problem.constants.noise or 0.0) ** 2 / d
+    m, S, slope, gap = of.start, np.zeros((d, d)), list[float](), list[float]()
+    for M, c, B in zip(of.slopes, of.moved, of.noise, strict=True):
+        both = S + np.outer(m, m)
+        slope.append(np.trace(of.A @ both @ of.A))
+        gap.append(np.trace(of.A @ both) / 2)
+        m, S = M @ m + c, M @ S @ M.T + noise * B @ B.T
+    return Path(counts(seconds, threshold, stop).sum(axis=1), np.array(slope), np.array(gap))
+
+
+class Pairs(NamedTuple):
+    r"""Latencies of two values, on which the noise hangs: $\xi = \mp 1$ in standard units, of mean 0 and variance 1.
+
+    Args:
+        fast, slow: seconds.
+        chance: of the slow one.
+    """
+
+    fast: float
+    slow: float
+    chance: float
+
+    def tables(self, N: int, M: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """All tables of a round `[2^(NM), N, M]`, their noise, and their chances `[2^(NM)]`."""
+        slow = np.array(list(product((False, True), repeat=N * M))).reshape(-1, N, M)
+        odds = np.sqrt(self.chance / (1 - self.chance))
+        chances = np.where(slow, self.chance, 1 - self.chance).prod(axis=(1, 2))
+        return np.where(slow, self.slow, self.fast), np.where(slow, 1 / odds, -odds), chances
+
+
+class Ends(NamedTuple):
+    """What comes of rounds whose times and noise hang together.
+
+    Args:
+        sums: of the theorems.
+        mean: of the model after the last round, less the minimiser, `[d]`.
+        map: that of the mean, x -> M x + c, `[d, d + 1]`.
+    """
+
+    sums: Sums
+    mean: np.ndarray
+    map: np.ndarray
+
+    @property
+    def rest(self) -> np.ndarray:
+        """Where the mean stays."""
+        M, c = self.map[:, :-1], self.map[:, -1]
+        return np.linalg.solve(np.eye(len(c)) - M, c)
+
+
+def dependent(
+    method: Method, problem: Problem, pairs: Pairs, threshold: float, stop: str, learning_rate: float, *, steps: int, noise: float, M: int
+) -> Ends:
+    r"""Exact, of noise $\sigma \xi v$ of each micro-batch that is a function of its own seconds, v a unit vector.
+
+    Args:
+        method: as `algorithms.drop_compute`.
+        problem: a quadratic without noise, of workers that are alike.
+        pairs: of what both are.
+        threshold, stop: of the method.
+        learning_rate: gamma, of the method.
+        steps: T.
+        noise: sigma.
+        M: micro-batches.
+    """
+    N, d = problem.data.b.shape
+    seconds, xi, chances = pairs.tables(N, M)
+    of = maps(method, problem, seconds, threshold, stop, learning_rate)
+    z = noise * xi[..., None] * np.full(d, d**-0.5)
+    # Of (x - x*, 1): one matrix for each table.
+    whole = np.zeros((len(seconds), d + 1, d + 1))
+    whole[:, :d, :d], whole[:, :d, d], whole[:, d, d] = of.slopes, of.moved + np.einsum("kdz,kz->kd", of.noise, z.reshape(len(z), -1)), 1
+    mean, squares = np.tensordot(chances, whole, 1), np.einsum("k,kab,kcd->acbd", chances, whole, whole).reshape((d + 1) ** 2, -1)
+    first, size = np.append(of.start, 1), (d + 1) ** 2
+    # What all rounds add up to is carried beside the covariance, so that powers give both.
+    adding = np.block([[squares, np.zeros((size, size))], [np.eye(size), np.eye(size)]])
+    added = np.linalg.matrix_power(adding, steps) @ np.append(np.outer(first, first), np.zeros(size))
+    every = added[size:].reshape(d + 1, d + 1)[:d, :d]
+    batch = float(chances @ counts(seconds, threshold, stop).sum(axis=1))
+    slope, gap = batch * np.trace(of.A @ every @ of.A), batch * np.trace(of.A @ every) / 2
+    last = (np.linalg.matrix_power(mean, steps) @ first)[:d]
+    return Ends(Sums(batch * steps, float(slope), float(gap), N * M), last, mean[:d])
+
+
+@cache
+def _on_cluster(method: Method, stop: str, micro_batches: int) -> Callable[..., Algorithm]:
+    """(learning rate, threshold) -> the method."""
+
+    def factory(learning_rate, threshold):
+        return method(algorithms.minibatch_sgd(optax.sgd(learning_rate)), threshold, micro_batches, stop=stop)
+
+    return factory
+
+
+class Seeds(NamedTuple):
+    """Of each run: what it has computed in all, and the sum of b_i |f'(x_i)|^2, `[seeds]`."""
+
+    total: np.ndarray
+    slope: np.ndarray
+
+
+def simulated(
+    method: Method,
+    problem: Problem,
+    cluster: clusters.Cluster,
+    threshold: float,
+    stop: str,
+    learning_rate: float,
+    *,
+    steps: int,
+    micro_batches: int,
+    seeds: int,
+    seed: int,
+) -> Seeds:
+    """Runs of the project's loop.
+
+    Args:
+        method: as `algorithms.drop_compute`.
+        problem: of batches of one sample.
+        cluster: of seconds that are independent of the samples.
+        threshold, stop, micro_batches: of the method.
+        learning_rate: gamma.
+        steps: T.
+        seeds, seed: of runs.
+    """
+    with jax.enable_x64(True):
+        axes: Any = {"learning_rate": np.array([learning_rate]), "threshold": np.array([threshold])}
+        factory = _on_cluster(method, stop, micro_batches)
+        found = dsgd.sweep(factory, problem, steps=steps, key=jax.random.key(seed), seeds=seeds, cluster=cluster, mesh=1, **axes)
+    # A record has the samples of the round before it.
+    b = found.history["samples"][0, 0, :, 1:].sum(axis=-1)
+    return Seeds(b.sum(axis=-1), (b * found.history["grad_sqnorm"][0, 0, :, :-1]).sum(axis=-1))

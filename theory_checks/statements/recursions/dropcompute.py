@@ -1,0 +1,75 @@
+"""DropCompute beside its recursion: the seconds of each micro-batch are those of a table, with many that end at the threshold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import optax
+
+import algorithms
+from dsgd.base import Algorithm
+from theory_checks.machinery import trajectories
+from theory_checks.machinery.cases import Case, Symbols, Told
+from theory_checks.machinery.rounds import Instance, Timetable
+from theory_checks.machinery.statement import Draws
+from theory_checks.machinery.trajectories import ROUNDS, N, Trajectory
+from theory_checks.recursions import dropcompute
+from theory_checks.recursions.dropcompute import Rule
+
+M, H = 4, 3
+
+
+class Numbers(NamedTuple):
+    """Seconds of each micro-batch, `[T, N, M]`, and tau of one round."""
+
+    seconds: Any
+    threshold: Any
+
+
+def numbers(draws: Draws) -> Numbers:
+    """Eighths of a second, which float32 adds up exactly; about as long as the time that there is."""
+    rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
+    return Numbers(rng.integers(1, 9, (ROUNDS, N, M)) / 8, np.float32(draws.integer(6, 24) / 8))
+
+
+def _make(rule: dict[str, Any], drop_compute: Callable, optimizer: optax.GradientTransformation, of: Instance) -> Algorithm:
+    period, more = rule.get("period", 1), of.more
+    method = algorithms.local_sgd(optimizer, period) if period > 1 else algorithms.minibatch_sgd(optimizer)
+    return drop_compute(method, period * more.threshold, M, **rule)
+
+
+def _rounds(rule: dict[str, Any], told: Told) -> Iterator[Symbols]:
+    more, noise = told.more, told.found.noise
+
+    def G(n: int, t: int, m: int, x: np.ndarray) -> np.ndarray:
+        return told.exact(t, np.tile(x, (N, 1)))[n] + noise[t, n, m]
+
+    of = Rule(rule.get("period", 1) * float(more.threshold), M, **rule)
+    if of.period > 1:
+        return dropcompute.local(told.X, G, [told.steps() for _ in range(N)], of, more.seconds)
+    return dropcompute.minibatch(told.x, G, N, told.step, of, more.seconds)
+
+
+def _seen(found: Trajectory, papers: Symbols) -> Symbols:
+    own = found.states.server
+    models = {"x": trajectories.rows(own.method.params, 1)} if "x" in papers else {"params": trajectories.rows(found.states.workers.params)}
+    carried = {symbol: np.asarray(getattr(own, symbol)) for symbol in ("spent", "drawn") if symbol in papers}
+    return {**models, **carried, "seconds": np.asarray(found.info.compute), "dropped": np.asarray(found.info.metrics["dropped"])}
+
+
+def _case(name: str, optimizer: str, **rule: Any) -> Case:
+    told = "; ".join(f"{word}: {value}" for word, value in rule.items())
+    make, rounds = partial(_make, rule), partial(_rounds, rule)
+    place = lambda of: Timetable(of.more.seconds)  # noqa: E731
+    return Case(f"DropCompute{name}", "Algorithm 1", algorithms.drop_compute, make, rounds, _seen, told, optimizer, numbers, place)
+
+
+CASES = (
+    _case("", "momentum", stop="preempt"),
+    _case(", stochastic", "adam", stop="between", correction="stochastic"),
+    _case(", local SGD", "momentum", stop="between", correction="local", period=H),
+    _case(", local SGD, redrawn", "plain", stop="preempt", correction=1.25, period=H, redraw=True),
+)
