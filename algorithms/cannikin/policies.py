@@ -277,14 +277,14 @@ def unlike(batches: np.ndarray, seen_at: np.ndarray, limits: np.ndarray) -> np.n
     With one such node, or an odd number, another one gives it a sample.
     """
     batches = batches.copy()
-    again = np.flatnonzero(batches == seen_at)
+    again = np.flatnonzero(batches == seen_at).tolist()
     for one, other in zip(again[::2], again[1::2], strict=False):
         more, fewer = (one, other) if batches[one] < limits[one] and batches[other] > 1 else (other, one)
         _give(batches, fewer, more, limits)
     if len(again) % 2:
         giving = np.flatnonzero((batches > 2) & (batches - 1 != seen_at) & (batches != seen_at))
         if giving.size:
-            _give(batches, giving[np.argmax(batches[giving])], again[-1], limits)
+            _give(batches, int(giving[np.argmax(batches[giving])]), again[-1], limits)
     return batches
 
 
