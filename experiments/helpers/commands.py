@@ -47,7 +47,7 @@ COUNTS += (
 )
 POSITIVE = ("learning_rates", "exact_learning_rate", "target", "bandwidth", "seconds", "alpha", "alphas", "factor")
 POSITIVE += ("communication_times", "learning_rate", "round_times", "period", "periods", "interval", "mean")
-NOT_NEGATIVE = ("seed", "latency", "compute", "delay", "l2", "exact_l2", "noise", "communication")
+NOT_NEGATIVE = ("seed", "latency", "compute", "delay", "l2", "exact_l2", "noise", "communication", "first_noises")
 
 
 def launch(main: Callable[[Any], Any], args: Any) -> None:
