@@ -15,7 +15,7 @@ from experiments.helpers import optperf_driving as driving
 from experiments.helpers import optperf_tables as tables
 from experiments.helpers.optperf_driving import Noise
 
-SMALL = {"epochs": 9, "iterations": 5, "first_noises": (0.05, 1.0), "totals": 3, "worker_counts": (3,), "ratios": (1.0, 10.0), "seeds": 2}
+SMALL = {"epochs": 8, "iterations": 5, "first_noises": (0.05, 1.0), "totals": 3, "worker_counts": (3,), "ratios": (1.0, 10.0), "seeds": 2}
 FEW = ("ResNet-50", "BERT")
 
 
