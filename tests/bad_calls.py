@@ -23,6 +23,7 @@ import algorithms
 import dsgd
 import topologies
 from algorithms import delays, dropcompute, kimad
+from algorithms.dropcompute import family, processes
 from dsgd import clusters, compressors, network, problems, work, workers
 from dsgd.runs import chunks, driver
 
@@ -306,6 +307,7 @@ GOOD: dict[Callable, dict[str, Any]] = {
     delays.given: {"D": [0, 0, 1], "bound": 4},
     delays.uniform: {"bound": 4},
     delays.worst_case: {"bound": 4},
+    dropcompute.accumulate: {"gradient": lambda x, batch: 1.0, "params": 1.0, "batches": [1, 2], "threshold": 1.0, "clock": lambda: 0.0},
     dropcompute.chosen_after: {"rounds": 5},
     dropcompute.drop_rate: {"latencies": np.ones((2, 3, 4)), "thresholds": [1.0, 2.0], "stop": "between"},
     dropcompute.effective_speedup: {
@@ -336,8 +338,19 @@ GOOD: dict[Callable, dict[str, Any]] = {
         "key": KEY,
         "batch_size": 2,
     },
+    dropcompute.loopback: {"processes": 2, "function": jax.process_index, "timeout": 10.0},
     dropcompute.step_time: {"latencies": np.ones((2, 3, 4)), "thresholds": 1.0, "stop": "preempt"},
     dropcompute.threshold: {"latencies": np.ones((2, 3, 4)), "communication": 0.1, "stop": "preempt"},
+    dropcompute.train: {
+        "problem": problems.quadratic(np.ones((1, 2)), np.ones((1, 2))),
+        **_OPTIMIZER,
+        "threshold": dropcompute.chosen_after(2),
+        "micro_batches": 2,
+        "steps": 4,
+        "key": KEY,
+        "correction": "local",
+        "delay": lambda step, m: 0.0,
+    },
     kimad.allocate: {**_TABLES, "resolution": 100},
     kimad.any_of: {"compressors": [SIGN]},
     kimad.budget: {"up": 1e6, "round_time": 1.0, "computation": 0.1, "congestion": 1.0, "down": 2e6},
@@ -381,6 +394,7 @@ def main() -> None:
     done = dsgd.Result((), {}, ())
     chunks.execute = lambda *args, **kwargs: done
     driver.programs = mock.MagicMock()
+    family._called = processes._run = lambda *args: []
     warnings.simplefilter("error")
     good = {function.__qualname__: outcome(function, arguments, "") for function, arguments in GOOD.items()}
     missing = [function.__qualname__ for function in public() if function not in GOOD]
