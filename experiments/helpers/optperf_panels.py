@@ -124,7 +124,7 @@ def draw_errors(axes: Axes, errors: dict[tuple[str, float], dict[str, np.ndarray
             bars = {"yerr": 100 * error, "capsize": 2, "color": figures.COLOURS[i], "linestyle": style}
             label = workload if weighting == "inverse-variance" else None
             axes.errorbar(levels, 100 * middle, **bars, marker=MARKS[i], markerfacecolor=fill, label=label)
-    axes.set(xscale="log", yscale="log", ylabel="% error of OptPerf", title="solid: inverse variances, dotted: plain")
+    axes.set(xscale="log", yscale="log", ylabel="% error of OptPerf", title="cluster A; solid: inverse variances, dotted: plain")
     axes.set_xlabel(f"noise of the P4000's first bucket ({noise:g} elsewhere)")
     figures.plain_log(axes.xaxis)
     figures.plain_log(axes.yaxis)
