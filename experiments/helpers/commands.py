@@ -54,6 +54,7 @@ POSITIVE = ("learning_rates", "exact_learning_rate", "target", "bandwidth", "sec
 POSITIVE += ("communication_times", "learning_rate", "round_times", "period", "periods", "interval", "mean")
 POSITIVE += ("sgd_learning_rate", "local_step")
 NOT_NEGATIVE = ("communications", "seed", "latency", "compute", "delay", "l2", "exact_l2", "noise", "communication")
+NOT_NEGATIVE += ("first_noises",)
 
 
 def launch(main: Callable[[Any], Any], args: Any) -> None:
