@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -54,6 +54,7 @@ def goodput(seconds: ArrayLike, total_batch: Totals, noise_scale: float, initial
     return np.asarray(total_batch, float) / T * efficiency(total_batch, noise_scale, initial_batch)
 
 
+@runtime_checkable
 class Model(Protocol):
     """A cluster that says how long it takes for a total batch, `cannikin.ClusterModel`, say."""
 
