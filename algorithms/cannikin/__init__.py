@@ -4,6 +4,7 @@ from algorithms.cannikin.candidates import efficiency, goodput
 from algorithms.cannikin.learning import Learner, learner
 from algorithms.cannikin.model import ClusterModel, OptPerf
 from algorithms.cannikin.noise_scale import NoiseScale, gradient_noise_scale, smoothed
+from algorithms.cannikin.paper import published_optperf
 from algorithms.cannikin.policies import Observation, System, adaptdl, cannikin, equal_split, lb_bsp
 from algorithms.cannikin.scalings import adascale, constant, square_root
 from algorithms.cannikin.stages import scalable
@@ -28,6 +29,7 @@ __all__ = [
     "gradient_noise_scale",
     "lb_bsp",
     "learner",
+    "published_optperf",
     "scalable",
     "smoothed",
     "square_root",

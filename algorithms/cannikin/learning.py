@@ -178,11 +178,11 @@ class Learner:
         if model is not None:
             return model.optperf(total).batches
         size, once = self.seen.smallest, self.seen.smallest == self.seen.largest
-        first = found = self._in_proportion(np.ones(self.nodes), total)
+        first = found = self._in_proportion(self._speeds(), total)
         again = np.zeros(self.nodes, bool)
         while (more := once & ~again & (np.abs(found - size) < np.maximum(1, _APART * size))).any():
             again |= more
-            found = self._in_proportion(self._turns(again, first), total)
+            found = self._in_proportion(self._turns(again, first) * np.where(first > 0, first, 1), total)
         return found
 
     @checks.arguments
@@ -226,20 +226,25 @@ class Learner:
             raise ValueError(f"Learner.observed: {name} from {np.nanmin(times)} to {np.nanmax(times)}: need seconds, {least}, or NaN")
         return times
 
-    def _in_proportion(self, factors: np.ndarray, total: float) -> np.ndarray:
-        """Equation 8, of speeds that are so many times what they are: OptPerf of nodes whose samples take what they took."""
-        speed = 1 / self.seen.per_sample
-        known = ~np.isnan(speed)
-        speed = np.where(known, speed, speed[known].mean() if known.any() else 1.0)
+    def _speeds(self) -> np.ndarray:
+        """Samples a second in the last epoch, the average of those for who has not been seen, `[n]`."""
+        speeds = 1 / self.seen.per_sample
+        known = ~np.isnan(speeds)
+        return np.where(known, speeds, speeds[known].mean() if known.any() else 1.0)
+
+    def _in_proportion(self, speeds: np.ndarray, total: float) -> np.ndarray:
+        """Equation 8 within the limits: OptPerf of nodes that compute in proportion to their samples."""
         none = np.zeros(self.nodes)
-        return ClusterModel(1 / (factors * speed), none, none, none, 0.0, 0.0, 0.0, self.limits).optperf(total).batches
+        return ClusterModel(1 / speeds, none, none, none, 0.0, 0.0, 0.0, self.limits).optperf(total).batches
 
     def _turns(self, again: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """Factors: fewer, more, more, fewer and so on of these nodes, from the largest size on; fewer of who has no room for more."""
-        order = np.flatnonzero(again)[np.argsort(-sizes[again], kind="stable")]
-        factors = np.ones(self.nodes)
-        factors[order] = np.resize([_FEWER, _MORE, _MORE, _FEWER], len(order))
-        return np.where(again & (self.limits < (1 + _APART) * sizes), _FEWER, factors)
+        """Factors: fewer for these nodes where they have no room for more; for the others in turn, from the largest size on."""
+        full = again & (self.limits < (1 + _APART) * np.fmax(sizes, self.seen.smallest))
+        free = again & ~full
+        order = np.flatnonzero(free)[np.argsort(-sizes[free], kind="stable")]
+        factors = np.where(full, _FEWER, 1.0)
+        factors[order] = np.resize([_MORE, _FEWER, _FEWER, _MORE] if full.any() else [_FEWER, _MORE, _MORE, _FEWER], len(order))
+        return factors
 
 
 @checks.arguments

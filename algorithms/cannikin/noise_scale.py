@@ -65,16 +65,19 @@ def gradient_noise_scale(local_sqnorms: ArrayLike, global_sqnorm: ArrayLike, bat
     xp = jnp if any(isinstance(array, jax.Array) for array in (local_sqnorms, global_sqnorm, batches)) else np
     local, whole = xp.asarray(local_sqnorms), xp.asarray(global_sqnorm)
     b = _need_batches(batches, local, whole)
-    there = b > 0
+    there, rows = b > 0, (1,) * (local.ndim - 1) + (-1,)
     b = xp.where(there, b, 0) * xp.ones((), local.dtype)
-    apart = xp.where(there, b * (local - whole[..., None]), 0)  # b_i (|g_i|^2 - |g|^2)
+    longer = xp.where(there.reshape(rows), local - whole[..., None], 0)  # |g_i|^2 - |g|^2
     B = b.sum()
+
+    def total(factors: Any) -> Any:
+        return (longer * factors.reshape(rows)).sum(axis=-1)
+
     if weights == "best":
-        noise = apart.sum(axis=-1) / (there.sum() - 1)
+        noise = total(b / (there.sum() - 1))
         return NoiseScale(noise, whole - noise / B)
     on_noise, on_sqnorm = _papers(b, there, xp) if weights == "paper" else 2 * (there / there.sum(),)
-    each = apart / (B - b)  # G_i = |g|^2 - S_i / B
-    return NoiseScale(B * (on_noise * each).sum(axis=-1), whole - (on_sqnorm * each).sum(axis=-1))
+    return NoiseScale(total(on_noise * B * b / (B - b)), whole - total(on_sqnorm * b / (B - b)))  # G_i = |g|^2 - S_i / B
 
 
 @checks.arguments
@@ -111,16 +114,16 @@ def smoothed(before: NoiseScale, new: NoiseScale, weight: float) -> NoiseScale:
 
 def _papers(b: Any, there: Any, xp: Any) -> tuple[Any, Any]:
     """Equation 11's weights for S and for G, `[n]`: 0 of who has no samples."""
-    B, me = b.sum(), xp.eye(b.shape[0], dtype=bool)
-    left = B - b
-    pairs = left[:, None] * left
-    of_noise = xp.where(me, B * b / left, b[:, None] * b * (left[:, None] - b) / pairs)
-    of_sqnorm = xp.where(me, (B + 2 * b) / (B * left), (B**2 - b[:, None] ** 2 - b**2) / (B * pairs))
-    both = there[:, None] & there
-    ones = there * xp.ones_like(b)
+    n, B = b.shape[0], b.sum()
+    me, ones = xp.eye(n, dtype=bool), there * xp.ones_like(b)
+    i, j = b[:, None], b[None]
+    pairs = (B - i) * (B - j)
+    of_noise = xp.where(me, B * j / (B - j), i * j * (B - i - j) / pairs)
+    of_sqnorm = xp.where(me, (B + 2 * j) / (B * (B - j)), (B**2 - i**2 - j**2) / (B * pairs))
+    both = there[:, None] & there[None]
 
     def weights(matrix: Any) -> Any:
-        solved = xp.linalg.solve(xp.where(both, matrix, me * xp.ones_like(b)), ones[:, None])[:, 0]
+        solved = xp.linalg.solve(xp.where(both, matrix, me * 1.0), ones[:, None])[:, 0]
         return solved / solved.sum()
 
     return weights(of_noise), weights(of_sqnorm)
