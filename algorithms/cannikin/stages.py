@@ -103,12 +103,14 @@ def decided(state: State, sizes: np.ndarray, factor: float) -> State:
         factor: of the step size.
 
     Raises:
-        ValueError: a factor that is not 1, but no optimiser made `scalable`.
+        ValueError: a factor that is no number above 0, or not 1 where no optimiser was made `scalable`.
     """
 
     def put(node):
         return Scale(jnp.full_like(node.factor, factor)) if isinstance(node, Scale) else node
 
+    if not (checks.is_number(factor) and 0 < factor < np.inf):
+        raise ValueError(f"cannikin.train: scaling gives {checks.shown(factor)}: need a finite number above 0")
     leaves = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Scale))
     if factor != 1 and not any(isinstance(leaf, Scale) for leaf in leaves):
         raise ValueError(f"cannikin.train: a step size times {factor:g}, but its optimiser's is fixed: need cannikin.scalable(optimizer)")

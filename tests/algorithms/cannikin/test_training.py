@@ -275,3 +275,9 @@ def test_batches_that_do_not_fit_are_refused(batches, words):
 def test_steps_that_cannot_be_scaled_are_refused():
     with pytest.raises(ValueError, match=r"a step size times 2, but its optimiser's is fixed: need cannikin\.scalable"):
         train(always(SIZES), algorithms.minibatch_sgd(optax.sgd(RATE)), scaling=lambda noise, total, first: 2.0)
+
+
+@pytest.mark.parametrize("factor", [0.0, np.nan, None])
+def test_factors_that_are_no_step_sizes_are_refused(factor):
+    with pytest.raises(ValueError, match=rf"cannikin.train: scaling gives {factor}: need a finite number above 0"):
+        train(always(SIZES), scaling=lambda noise, total, first: factor)
