@@ -86,6 +86,11 @@ class Learner:
         """n."""
         return len(self.limits)
 
+    @property
+    def seen_at(self) -> np.ndarray:
+        """The only size that each node was seen at, `[n]`; NaN of all others."""
+        return np.where(self.seen.smallest == self.seen.largest, self.seen.smallest, np.nan)
+
     @checks.arguments
     def observed(self, batches: Each, compute: ArrayLike, backward: ArrayLike, first: ArrayLike, communication: ArrayLike) -> Learner:
         """With one more epoch, as each node measured it: seconds `[rounds, n]`, NaN where nothing was measured.

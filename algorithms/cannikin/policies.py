@@ -202,7 +202,8 @@ def _adaptive(name: str, total_batches: Totals, initial_batch: int, *, together:
         model = memory.learner.model()
         if model is None:
             if together:
-                return whole(memory.learner.next_batches(initial_batch), initial_batch, memory.cluster.limits), memory
+                batches = whole(memory.learner.next_batches(initial_batch), initial_batch, memory.cluster.limits)
+                return unlike(batches, memory.learner.seen_at, memory.cluster.limits), memory
             return equal_parts(_to_learn_from(memory, initial_batch), memory.cluster), memory
         total, candidates = memory.candidates.chosen(model if together else EqualParts(model), samples_of(memory.noise), initial_batch)
         batches = model.optperf_integer(total).batches if together else equal_parts(total, memory.cluster)
@@ -225,11 +226,10 @@ def _adaptive(name: str, total_batches: Totals, initial_batch: int, *, together:
 def _to_learn_from(memory: _Modelled, initial_batch: int) -> int:
     """AdaptDL's total batch before there is a model: B_0, then the one nearest to twice as many at which every node has
     another size than the only one that it was seen at: from one size, fixed seconds and those of a sample cannot be told apart."""
-    seen = memory.learner.seen
-    if np.isnan(seen.smallest).any():
+    known = memory.learner
+    if np.isnan(known.seen.smallest).any():
         return initial_batch
-    once = seen.smallest == seen.largest
-    new = [each for each in memory.candidates.totals.tolist() if (equal_parts(each, memory.cluster) != seen.smallest)[once].all()]
+    new = [each for each in memory.candidates.totals.tolist() if (equal_parts(each, memory.cluster) != known.seen_at).all()]
     return min(new, key=lambda each: abs(np.log(each / (2 * initial_batch))), default=initial_batch)
 
 
@@ -280,6 +280,29 @@ def whole(parts: np.ndarray, total: int, limits: np.ndarray) -> np.ndarray:
         order = np.argsort(np.where(room, batches - parts, np.inf), kind="stable")
         batches[order[: min(left, room.sum())]] += 1
     return batches
+
+
+def unlike(batches: np.ndarray, seen_at: np.ndarray, limits: np.ndarray) -> np.ndarray:
+    """The same total, where nodes that rounding has given the only size they were seen at swap a sample: two sizes make a line.
+
+    With one such node, or an odd number, another one gives it a sample.
+    """
+    batches = batches.copy()
+    again = np.flatnonzero(batches == seen_at).tolist()
+    for one, other in zip(again[::2], again[1::2], strict=False):
+        more, fewer = (one, other) if batches[one] < limits[one] and batches[other] > 1 else (other, one)
+        _give(batches, fewer, more, limits)
+    if len(again) % 2:
+        giving = np.flatnonzero((batches > 2) & (batches - 1 != seen_at) & (batches != seen_at))
+        if giving.size:
+            _give(batches, int(giving[np.argmax(batches[giving])]), again[-1], limits)
+    return batches
+
+
+def _give(batches: np.ndarray, fewer: int, more: int, limits: np.ndarray) -> None:
+    """One sample, where it is not the last one and there is room for it."""
+    if batches[fewer] > 1 and batches[more] < limits[more]:
+        batches[[fewer, more]] += [-1, 1]
 
 
 def _means(times: np.ndarray) -> np.ndarray:

@@ -75,7 +75,8 @@ class Workload(NamedTuple):
         optimizer: r, numbers read and written for each parameter: 5 of SGD with momentum, 7 of Adam.
         activations: bytes that a sample keeps until its backward pass: assumed.
         first_batch: B_0, table 4.
-        last_batch: the largest, of all nodes: AdaptDL's limit (Pollux's artifact), as far as there is memory.
+        last_batch: the largest of all nodes: the limits of AdaptDL's benchmark ("Pollux", 2021), as far as there is memory.
+        samples: of an epoch: ImageNet, CIFAR-10, LibriSpeech's 960 hours, SQuAD 1.1, MovieLens 1M with 4 negatives for each rating.
     """
 
     parameters: float
@@ -85,6 +86,7 @@ class Workload(NamedTuple):
     activations: float
     first_batch: int
     last_batch: int
+    samples: int
 
     @property
     def buckets(self) -> np.ndarray:
@@ -108,11 +110,11 @@ class Workload(NamedTuple):
 # frames a second, every other one; NeuMF, layers of 256, 128, 64 and 32 (AdaptDL's benchmark). DeepSpeech2's five recurrent layers launch
 # a kernel at every step. Activations of BERT: those of Korthikanti et al. (2022) in single precision.
 WORKLOADS = {
-    "ResNet-50": Workload(25.6e6, 7.6e9, 175, 5, 90e6, 100, 12_800),
-    "ResNet-18": Workload(11e6, 1.1e9, 65, 5, 9e6, 64, 4096),
-    "DeepSpeech2": Workload(52e6, 2 * 52e6 * 615, 5 * 615, 5, 150e6, 12, 640),
-    "BERT": Workload(110e6, 2 * 85e6 * 384, 300, 7, 450e6, 9, 384),
-    "NeuMF": Workload(5.2e6, 2 * (256 * 128 + 128 * 64 + 64 * 32), 12, 7, 4e3, 64, 32_768),
+    "ResNet-50": Workload(25.6e6, 7.6e9, 175, 5, 90e6, 100, 12_800, 1_281_167),
+    "ResNet-18": Workload(11e6, 1.1e9, 65, 5, 9e6, 64, 4096, 50_000),
+    "DeepSpeech2": Workload(52e6, 2 * 52e6 * 615, 5 * 615, 5, 150e6, 12, 640, 281_241),
+    "BERT": Workload(110e6, 2 * 85e6 * 384, 300, 7, 450e6, 9, 384, 87_599),
+    "NeuMF": Workload(5.2e6, 2 * (256 * 128 + 128 * 64 + 64 * 32), 12, 7, 4e3, 64, 32_768, 5_001_045),
 }
 
 
@@ -175,13 +177,24 @@ def make_cluster(name: str, workload: str, *, parameters: float | None = None, n
 
 
 def batches(name: str, workload: str, count: int) -> np.ndarray:
-    """Total batches from the first to the last for which all nodes have memory at equal parts, evenly in their logarithm, int `[count]`.
+    """Total batches from the first, or two samples a node, to the last for which all have memory at equal parts, evenly in their logarithm.
 
     Args:
         name: "A", "B" or "C".
         workload: of `WORKLOADS`.
         count: how many.
     """
-    of, limits = WORKLOADS[workload], np.asarray(make_model(name, workload).limits)
-    last = min(of.last_batch, len(limits) * int(limits.min()))
-    return np.unique(np.round(np.geomspace(of.first_batch, last, count)).astype(int))
+    return batches_of(make_model(name, workload), WORKLOADS[workload], count)
+
+
+def batches_of(model: ClusterModel, workload: Workload, count: int) -> np.ndarray:
+    """The same of any nodes.
+
+    Args:
+        model: of them.
+        workload: what is trained.
+        count: how many.
+    """
+    n, limits = model.nodes, np.asarray(model.limits)
+    first, last = max(workload.first_batch, 2 * n), min(workload.last_batch, n * int(limits.min()))
+    return np.unique(np.round(np.geomspace(first, last, count)).astype(int))

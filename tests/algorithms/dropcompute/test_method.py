@@ -188,18 +188,19 @@ def test_the_time_goes_on_through_a_period(method):
     np.testing.assert_allclose(np.diff(ends, prepend=0), seconds.max(axis=1) + messages, rtol=2e-2)
 
 
-def test_who_makes_no_step_stays_with_its_memory(key):
-    """Momentum would move it."""
+@pytest.mark.parametrize("base", [algorithms.local_sgd, algorithms.scaffold])
+def test_who_computes_nothing_makes_no_step(base):
+    """Momentum would move it, and SCAFFOLD's correction; all that it has stays."""
     idle = jnp.arange(N)[:, None] % 2 == 1
 
     def half(state, round):
         return dsgd.Work((round.step == 0) | ~idle, jnp.ones((N, 1)))
 
-    method = unequal_work(algorithms.local_sgd(SGD, 100), half)
+    method = unequal_work(base(SGD, 100), half)
     first, later = (run(method, robust(), steps=steps, cluster=None).state.workers for steps in (1, 4))
     for before, after in zip(jax.tree.leaves(first), jax.tree.leaves(later), strict=True):
         np.testing.assert_array_equal(before[1::2], after[1::2])
-        assert (np.abs(before[::2] - after[::2]) > 0).all()
+    assert (np.abs(first.params[::2] - later.params[::2]) > 0).all()
 
 
 # --- A threshold that is chosen.
