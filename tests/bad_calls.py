@@ -87,6 +87,7 @@ _N = {"n": 4}
 _NORMAL = {"mean": 1.0, "std": 0.2, "micro_batches": 4}
 _CANNIKIN = cannikin.ClusterModel([0.1, 0.2], [0.5, 0.5], [0.3, 0.4], [0.1, 0.2], 0.2, 1.0, 0.1)
 _SEEN = {name: np.ones((2, 2)) for name in ("compute", "backward", "first", "communication")}
+_NOISE, _TOTALS = cannikin.NoiseScale(100.0, 1.0), {"total_batch": 16, "initial_batch": 8}
 _TABLES = {"errors": [[1.0, 0.0]], "sizes": [[8, 16]], "budget": 20.0}
 
 GOOD: dict[Callable, dict[str, Any]] = {
@@ -305,6 +306,33 @@ GOOD: dict[Callable, dict[str, Any]] = {
     algorithms.sgd: _OPTIMIZER,
     algorithms.stochastic_gradient_push: _GOSSIP,
     algorithms.unequal_work: {"method": METHOD, "work": work.micro_batches(np.eye(4, 2) > 0)},
+    cannikin.adaptdl: {"total_batches": [8, 16], "initial_batch": 8},
+    cannikin.adascale: {"noise": _NOISE, **_TOTALS},
+    cannikin.cannikin: {"total_batches": [8, 16], "initial_batch": 8},
+    cannikin.constant: {"noise": _NOISE, **_TOTALS},
+    cannikin.efficiency: {"total_batch": [8, 16], "noise_scale": 100.0, "initial_batch": 8},
+    cannikin.equal_split: {"total_batch": 8},
+    cannikin.goodput: {"seconds": [1.0, 2.0], "total_batch": [8, 16], "noise_scale": 100.0, "initial_batch": 8},
+    cannikin.lb_bsp: {"total_batch": 8, "step": 5},
+    cannikin.scalable: _OPTIMIZER,
+    cannikin.square_root: {"noise": _NOISE, **_TOTALS},
+    cannikin.train: {
+        "method": METHOD,
+        "problem": QUADRATIC._replace(batch_size=2, take=lambda batch, samples: batch),
+        "system": cannikin.equal_split(8),
+        "cluster": clusters.Cluster(SECONDS, at_once=True, overlap=clusters.Overlap(SECONDS, SECONDS, 0.5, 0.1)),
+        "epochs": 1,
+        "key": KEY,
+        "micro_batches": 2,
+        "samples": 16,
+        "limits": [4, 4, 4, 4],
+        "scaling": cannikin.constant,
+        "initial_batch": 8,
+        "smoothing": 0.3,
+        "present": None,
+        "until": None,
+        "mesh": 1,
+    },
     delays.constant: {"bound": 4},
     delays.given: {"D": [0, 0, 1], "bound": 4},
     delays.uniform: {"bound": 4},
@@ -411,8 +439,9 @@ def outcome(function: Callable, arguments: dict[str, Any], changed: str) -> str 
 
 def main() -> None:
     # Nothing is compiled: what would run is not run.
-    done = dsgd.Result((), {}, ())
-    chunks.execute = lambda *args, **kwargs: done
+    seen = dict.fromkeys(("local_sqnorms", *(f"measured_{name}" for name in ("compute", "backward", "first", "up"))), np.ones((3, 4)))
+    seen |= dict.fromkeys(("loss", "global_sqnorm", "clock"), np.ones(3))
+    chunks.execute = lambda job, *args: dsgd.Result(job.start or (), seen if job.start else {}, ())  # a stage's, or nothing's
     driver.programs = mock.MagicMock()
     family._called = processes._run = lambda *args: []
     warnings.simplefilter("error")

@@ -7,7 +7,8 @@ from algorithms.cannikin.noise_scale import NoiseScale, gradient_noise_scale, sm
 from algorithms.cannikin.paper import published_optperf
 from algorithms.cannikin.policies import Observation, System, adaptdl, cannikin, equal_split, lb_bsp
 from algorithms.cannikin.scalings import adascale, constant, square_root
-from algorithms.cannikin.training import Epoch, Training, scalable, train
+from algorithms.cannikin.stages import scalable
+from algorithms.cannikin.training import Epoch, Training, train
 
 __all__ = [
     "ClusterModel",

@@ -46,12 +46,12 @@ def goodput(seconds: ArrayLike, total_batch: Totals, noise_scale: float, initial
         total_batch, noise_scale, initial_batch: as of `efficiency`.
 
     Raises:
-        ValueError: as of `efficiency`; seconds that are not above 0.
+        ValueError: as of `efficiency`; seconds that are not above 0, or not of these total batches.
     """
-    T = np.asarray(seconds, float)
-    if not (T > 0).all():
-        raise ValueError(f"cannikin.goodput: seconds = {checks.shown(seconds)}: need numbers above 0")
-    return np.asarray(total_batch, float) / T * efficiency(total_batch, noise_scale, initial_batch)
+    T, B = np.asarray(seconds, float), np.asarray(total_batch, float)
+    if T.shape != B.shape or not (T > 0).all():
+        raise ValueError(f"cannikin.goodput: seconds = {checks.shown(seconds)}: need numbers above 0, {list(B.shape)} as total_batch")
+    return B / T * efficiency(total_batch, noise_scale, initial_batch)
 
 
 @runtime_checkable

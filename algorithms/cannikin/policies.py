@@ -152,7 +152,8 @@ def lb_bsp(total_batch: int, step: int = 5) -> System:
 def adaptdl(total_batches: Totals, initial_batch: int) -> System:
     """AdaptDL: of some total batches the one of the largest goodput, in equal parts.
 
-    Its throughput is that of the same model of the cluster that Cannikin learns, at equal parts: AdaptDL's own knows one kind of node.
+    Its throughput is that of the same model of the cluster that Cannikin learns, at equal parts: AdaptDL's own knows one kind of node. Its
+    second epoch has about twice the first one's batch, so that there is something to learn from.
 
     Args:
         total_batches: to choose from.
@@ -203,7 +204,7 @@ def _adaptive(name: str, total_batches: Totals, initial_batch: int, *, together:
             if together:
                 batches = whole(memory.learner.next_batches(initial_batch), initial_batch, memory.cluster.limits)
                 return unlike(batches, memory.learner.seen_at, memory.cluster.limits), memory
-            return equal_parts(initial_batch, memory.cluster), memory
+            return equal_parts(_to_learn_from(memory, initial_batch), memory.cluster), memory
         total, candidates = memory.candidates.chosen(model if together else EqualParts(model), samples_of(memory.noise), initial_batch)
         batches = model.optperf_integer(total).batches if together else equal_parts(total, memory.cluster)
         return batches, memory._replace(candidates=candidates)
@@ -220,6 +221,16 @@ def _adaptive(name: str, total_batches: Totals, initial_batch: int, *, together:
         return fresh._replace(learner=known, noise=memory.noise)
 
     return System(start, decide, observe, resize, name)
+
+
+def _to_learn_from(memory: _Modelled, initial_batch: int) -> int:
+    """AdaptDL's total batch before there is a model: B_0, then the one nearest to twice as many at which every node has
+    another size than the only one that it was seen at: from one size, fixed seconds and those of a sample cannot be told apart."""
+    known = memory.learner
+    if np.isnan(known.seen.smallest).any():
+        return initial_batch
+    new = [each for each in memory.candidates.totals.tolist() if (equal_parts(each, memory.cluster) != known.seen_at).all()]
+    return min(new, key=lambda each: abs(np.log(each / (2 * initial_batch))), default=initial_batch)
 
 
 def samples_of(noise: NoiseScale) -> float:

@@ -22,8 +22,12 @@ def adascale(noise: NoiseScale, total_batch: int, initial_batch: int) -> float:
         noise: estimates of tr Sigma and |G|^2, of which what is negative counts as 0; where nothing was seen: 1.
         total_batch, initial_batch: B, B_0.
 
+    Raises:
+        ValueError: B or B_0 < 1.
+
     Source: Johnson et al., "AdaScale SGD: a user-friendly algorithm for distributed training", 2020.
     """
+    _need_batches("adascale", total_batch, initial_batch)
     if not noise.seen:
         return 1.0
     variance, sqnorm = max(float(noise.noise), 0.0), max(float(noise.sqnorm), 0.0)
@@ -38,11 +42,21 @@ def square_root(noise: NoiseScale, total_batch: int, initial_batch: int) -> floa
     Args:
         noise: not used.
         total_batch, initial_batch: B, B_0.
+
+    Raises:
+        ValueError: B or B_0 < 1.
     """
+    _need_batches("square_root", total_batch, initial_batch)
     return float(np.sqrt(total_batch / initial_batch))
 
 
 @checks.arguments
 def constant(noise: NoiseScale, total_batch: int, initial_batch: int) -> float:
-    """1, whatever the batch."""
+    """1, whatever the batch. Arguments as of `square_root`."""
+    _need_batches("constant", total_batch, initial_batch)
     return 1.0
+
+
+def _need_batches(name: str, total_batch: int, initial_batch: int) -> None:
+    checks.positive_int(f"cannikin.{name}: total_batch", total_batch)
+    checks.positive_int(f"cannikin.{name}: initial_batch", initial_batch)

@@ -7,96 +7,20 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 
 import dsgd
-from algorithms.cannikin import policies, scalings
+from algorithms.cannikin import policies, scalings, stages
 from algorithms.cannikin.noise_scale import NoiseScale, gradient_noise_scale, smoothed
 from algorithms.cannikin.policies import Observation, System
-from algorithms.observed import observed
-from algorithms.unequal_work import unequal_work
-from dsgd import checks, work
-from dsgd.base import Algorithm, Key, Params, Problem, PyTree, State
+from dsgd import checks
+from dsgd.base import Algorithm, Key, Params, Problem, State
 from dsgd.clusters import Cluster
 from dsgd.engine.oracle import RESERVED
 
 Limits = Annotated[Sequence[int] | np.ndarray, "a number of samples for each node"]
-
-
-class Scale(NamedTuple):
-    """What the optimiser's steps are multiplied by.
-
-    Args:
-        factor: a scalar.
-    """
-
-    factor: jax.Array
-
-
-@checks.arguments
-def scalable(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The same optimiser, whose step size `cannikin.train` may change between epochs, without compiling again.
-
-    Args:
-        optimizer: of optax.
-    """
-
-    def update(updates, state, params=None):
-        return jax.tree.map(lambda u: (state.factor * u).astype(u.dtype), updates), state
-
-    return optax.chain(optimizer, optax.GradientTransformation(lambda params: Scale(jnp.ones((), jnp.float32)), update))
-
-
-class Sized(NamedTuple):
-    """What is held once.
-
-    Args:
-        method: of the method.
-        sizes: samples of each worker, int32 `[N]`.
-    """
-
-    method: PyTree
-    sizes: jax.Array
-
-
-def sized(method: Algorithm, sizes: np.ndarray, batch_size: int, micro_batches: int) -> Algorithm:
-    """The method with local batches that are part of its state, so that they may change between two stages of a run.
-
-    Args:
-        method: any that `unequal_work` takes.
-        sizes: at the start, int `[N]`.
-        batch_size, micro_batches: as of `work.local_batches`.
-    """
-
-    def given(state: State, round: dsgd.Round) -> dsgd.Work:
-        return work.local_batches(state.server.sizes, batch_size=batch_size, micro_batches=micro_batches)
-
-    def inner(state: State) -> State:
-        return state._replace(server=state.server.method)
-
-    def init(params, N):
-        state = method.init(params, N)
-        return state._replace(server=Sized(state.server, jnp.asarray(sizes, jnp.int32)))
-
-    def query(state, round):
-        return unequal_work(method, given(state, round)).query(inner(state), round)
-
-    def update(key, state, gradients, round):
-        after, info = method.update(key, inner(state), gradients, round)
-        return after._replace(server=Sized(after.server, state.server.sizes)), info
-
-    local = method.local
-    return method._replace(
-        init=init,
-        query=query,
-        update=update,
-        model=lambda state: method.model(inner(state)),
-        local=None if local is None else lambda state: local(inner(state)),
-        name=f"sized({method.name})",
-        workers=len(sizes),
-    )
+_AT_THE_END = 1 << 30  # rounds between evaluations: one number for all stages, however long, since each other one is another program
+_MEASURED_FROM = 2  # rounds of a stage, before which no node has measured anything
 
 
 class Epoch(NamedTuple):
@@ -179,7 +103,8 @@ def train(
         epochs: at most.
         key: of everything random.
         micro_batches: M, pieces in which a local batch is simulated; M batch_size samples are the most that any node may have.
-        samples: of an epoch; None: as many as all workers have.
+        samples: of an epoch, which has whole rounds, and at least two: nodes know the times of one in the next; None: as many as all
+            workers have.
         limits: samples for which each node has memory; None: M batch_size.
         scaling: `cannikin.adascale`, `square_root` or `constant`.
         initial_batch: B_0 of the scaling; None: the first epoch's.
@@ -189,28 +114,33 @@ def train(
         mesh: devices.
 
     Raises:
-        ValueError: epochs or micro_batches < 1, a problem that has no batch_size or cannot cut its batches, a cluster without an overlap,
-            or that takes micro-batches for batches of their own; limits for another N; a system's batches that do not fit.
+        ValueError: epochs, micro_batches, samples or initial_batch < 1, a smoothing outside (0, 1], a problem that has no batch_size or
+            cannot cut its batches, a cluster without an overlap, or that takes micro-batches for batches of their own; limits for another
+            N. When it runs: a system's batches that do not fit, a scaling of steps that are not `scalable`, nobody present.
     """
     N, B = problem.workers, _need_cut(problem)
     M = checks.positive_int("cannikin.train: micro_batches", micro_batches)
     room, share = _need_limits(limits, N, M * B), _need_overlap(cluster, M)
-    each_epoch = samples or N * (problem.samples or B)
-    there = (lambda epoch: np.arange(N)) if present is None else (lambda epoch: np.flatnonzero(present(epoch)))
-    ids = there(0)
+    each_epoch = N * (problem.samples or B) if samples is None else checks.positive_int("cannikin.train: samples", samples)
+    first_batch = None if initial_batch is None else checks.positive_int("cannikin.train: initial_batch", initial_batch)
+    if not 0 < smoothing <= 1:
+        raise ValueError(f"cannikin.train: smoothing = {smoothing}: need a number in (0, 1]")
+    checks.positive_int("cannikin.train: epochs", epochs)
+    ids = _there(present, 0, N)
     memory = system.start(policies.Cluster(len(ids), share, room[ids]))
-    running = observed(sized(method, np.bincount(ids, minlength=N), B, M))
+    running = stages.sized(method, B, M)
     params, noise, found = problem.init(jax.random.split(key)[0]), NoiseScale(0.0, 0.0, 0.0), []
     state = running.init(params, N)
-    for epoch in range(checks.positive_int("cannikin.train: epochs", epochs)):
-        ids, memory = _attending(system, memory, ids, there(epoch), room)
-        sizes = np.zeros(N, int)
-        sizes[ids], memory = system.decide(memory)
+    for epoch in range(epochs):
+        ids, memory = _attending(system, memory, ids, _there(present, epoch, N), room)
+        decided, memory = system.decide(memory)
+        sizes = _need_batches(system, decided, ids, room)
         total = int(sizes.sum())
-        factor = scaling(noise, total, initial_batch or (found[0].total if found else total))
-        rounds = math.ceil(each_epoch / total)
-        stage = {"steps": rounds, "evaluate_every": rounds, "key": key, "cluster": cluster, "mesh": mesh}
-        run = dsgd.run(running, problem, start=_decided(state, sizes, factor), **stage)
+        first_batch = first_batch or total
+        factor = scaling(noise, total, first_batch)
+        rounds = max(_MEASURED_FROM, math.ceil(each_epoch / total))
+        stage = {"steps": rounds, "evaluate_every": _AT_THE_END, "key": key, "cluster": cluster, "mesh": mesh}
+        run = dsgd.run(running, problem, start=stages.decided(state, sizes, factor), **stage)
         state, params, history = run.state, run.params, run.history
         noise = smoothed(noise, _noise_of(history, sizes), smoothing)
         memory = system.observe(memory, _seen(history, ids, sizes[ids], noise))
@@ -218,6 +148,16 @@ def train(
         if until is not None and until(found):
             break
     return Training(found, state._replace(server=state.server.method), params)
+
+
+def _there(present: Callable[[int], np.ndarray] | None, epoch: int, N: int) -> np.ndarray:
+    """The nodes of an epoch, in order."""
+    if present is None:
+        return np.arange(N)
+    said = np.asarray(present(epoch))
+    if said.shape != (N,) or said.dtype != bool or not said.any():
+        raise ValueError(f"cannikin.train: present({epoch}) = {checks.shown(said)}: need bool [{N}], of which one is true")
+    return np.flatnonzero(said)
 
 
 def _attending(system: System, memory: Any, ids: np.ndarray, now: np.ndarray, room: np.ndarray) -> tuple[np.ndarray, Any]:
@@ -229,29 +169,18 @@ def _attending(system: System, memory: Any, ids: np.ndarray, now: np.ndarray, ro
     return order, system.resize(memory, stay, len(order) - len(stay), room[order])
 
 
-def _decided(state: State, sizes: np.ndarray, factor: float) -> State:
-    """With other local batches, and another factor wherever there is one."""
-
-    def put(node):
-        return Scale(jnp.full_like(node.factor, factor)) if isinstance(node, Scale) else node
-
-    leaves = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Scale))
-    if factor != 1 and not any(isinstance(leaf, Scale) for leaf in leaves):
-        raise ValueError(f"cannikin.train: a step size times {factor:g}, but its optimiser's is fixed: need cannikin.scalable(optimizer)")
-    state = jax.tree.map(put, state, is_leaf=lambda node: isinstance(node, Scale))
-    return state._replace(server=state.server._replace(sizes=jnp.asarray(sizes, jnp.int32)))
-
-
 def _noise_of(history: dict[str, np.ndarray], sizes: np.ndarray) -> NoiseScale:
-    """The mean over an epoch's rounds."""
+    """The mean over an epoch's rounds; NaN where one node has all samples."""
     there = sizes > 0
+    if there.sum() < 2:
+        return NoiseScale(np.nan, np.nan)
     each = gradient_noise_scale(history["local_sqnorms"][1:, there], history["global_sqnorm"][1:], sizes[there])
     return NoiseScale(np.mean(each.noise), np.mean(each.sqnorm))  # of one epoch, whatever its number of rounds
 
 
 def _seen(history: dict[str, np.ndarray], ids: np.ndarray, batches: np.ndarray, noise: NoiseScale) -> Observation:
     """A record has the times of the round before; the first one has none."""
-    compute, backward, first, up = (history[f"measured_{name}"][2:, ids] for name in ("compute", "backward", "first", "up"))
+    compute, backward, first, up = (history[f"measured_{name}"][_MEASURED_FROM:, ids] for name in ("compute", "backward", "first", "up"))
     return Observation(batches, compute, backward, first, up, noise)
 
 
@@ -259,6 +188,19 @@ def _scalars(history: dict[str, np.ndarray]) -> dict[str, float]:
     """What the problem evaluates, at the end."""
     own = {"global_sqnorm", *RESERVED}
     return {name: float(values[-1]) for name, values in history.items() if values.ndim == 1 and name not in own}
+
+
+def _need_batches(system: System, decided: Any, ids: np.ndarray, room: np.ndarray) -> np.ndarray:
+    """Those of all workers, `[N]`: 0 of who is not there."""
+    batches, most = np.asarray(decided), room[ids]
+    if batches.shape != ids.shape or not np.issubdtype(batches.dtype, np.integer) or ((batches < 0) | (batches > most)).any():
+        given, limits = checks.shown(decided), checks.shown(most.tolist())
+        raise ValueError(f"cannikin.train: {system.name} gives batches {given}: need whole numbers, one a node, from 0 to {limits}")
+    if not batches.any():
+        raise ValueError(f"cannikin.train: {system.name} gives batches of 0 samples in all: need somebody who computes something")
+    sizes = np.zeros(len(room), int)
+    sizes[ids] = batches
+    return sizes
 
 
 def _need_cut(problem: Problem) -> int:
