@@ -21,7 +21,9 @@ def observed(method: Algorithm) -> Algorithm:
     devices that is one more all-reduce, which is not counted as traffic.
 
     With a cluster, `measured_compute` are seconds of all micro-batches that were computed, `measured_up` and `measured_down` those for
-    which ports were busy, `measured_bits_up` and `measured_bits_down` what went through them: of the round before the record's last one.
+    which ports were busy, `measured_bits_up` and `measured_bits_down` what went through them, and where messages overlap with the
+    computation `measured_backward` those of the last backward pass, `measured_first` until its first bucket was ready: of the round
+    before the record's last one.
     NaN where nothing was measured: before the second round, of workers that computed nothing, and of methods that keep their own time.
 
     Args:
@@ -62,4 +64,4 @@ def _sqnorms(query: Query, gradients: Gradients, round: Round) -> dict[str, jax.
 def _by_worker(measured: Measured) -> dict[str, jax.Array]:
     some = jnp.any(~jnp.isnan(measured.compute), axis=1)
     totals = measured._replace(compute=jnp.where(some, jnp.nansum(measured.compute, axis=1), jnp.nan))
-    return {f"measured_{name}": value for name, value in totals._asdict().items()}
+    return {f"measured_{name}": value for name, value in totals._asdict().items() if value is not None}

@@ -64,6 +64,8 @@ class Measured(NamedTuple):
         up: seconds for which each worker's sending port was busy, `[N]`.
         down: of its receiving port, `[N]`.
         bits_up, bits_down: what went through them meanwhile, float `[N]`.
+        backward: seconds of the last micro-batch's backward pass, `[N]`, on clusters with an overlap; None on others.
+        first: of them, those until its first bucket was ready, likewise.
     """
 
     compute: jax.Array
@@ -71,6 +73,8 @@ class Measured(NamedTuple):
     down: jax.Array
     bits_up: jax.Array
     bits_down: jax.Array
+    backward: jax.Array | None = None
+    first: jax.Array | None = None
 
 
 class Round(NamedTuple):

@@ -22,12 +22,12 @@ import optax
 import algorithms
 import dsgd
 import topologies
-from algorithms import delays, dropcompute, kimad
+from algorithms import cannikin, delays, dropcompute, kimad
 from algorithms.dropcompute import family, processes
 from dsgd import clusters, compressors, network, problems, work, workers
 from dsgd.runs import chunks, driver
 
-PACKAGES = (dsgd, problems, compressors, network, clusters, topologies, algorithms, delays, dropcompute, kimad, work)
+PACKAGES = (dsgd, problems, compressors, network, clusters, topologies, algorithms, delays, cannikin, dropcompute, kimad, work)
 SGD, RING, SIGN, KEY = optax.sgd(0.1), topologies.ring(4), compressors.sign, jax.random.key(0)
 QUADRATIC, METHOD = problems.random_quadratic(4, 2), algorithms.minibatch_sgd(SGD)
 ARRAYS = (np.arange(120.0).reshape(60, 2) % 7, np.arange(60) % 3)
@@ -85,6 +85,9 @@ _SQUEEZED = {**_GOSSIP, "compressor": SIGN, "consensus_step": 0.5}
 _OPTIMIZER = {"optimizer": SGD}
 _N = {"n": 4}
 _NORMAL = {"mean": 1.0, "std": 0.2, "micro_batches": 4}
+_CANNIKIN = cannikin.ClusterModel([0.1, 0.2], [0.5, 0.5], [0.3, 0.4], [0.1, 0.2], 0.2, 1.0, 0.1)
+_SEEN = {name: np.ones((2, 2)) for name in ("compute", "backward", "first", "communication")}
+_NOISE, _TOTALS = cannikin.NoiseScale(100.0, 1.0), {"total_batch": 16, "initial_batch": 8}
 _TABLES = {"errors": [[1.0, 0.0]], "sizes": [[8, 16]], "budget": 20.0}
 
 GOOD: dict[Callable, dict[str, Any]] = {
@@ -203,6 +206,7 @@ GOOD: dict[Callable, dict[str, Any]] = {
         "convention": "blocking",
         "micro_batches": 1,
         "per_sample": SECONDS,
+        "at_once": True,
         "overlap": clusters.Overlap(SECONDS, SECONDS, 0.5, 0.1),
         "noise": 0.1,
         "present": None,
@@ -302,10 +306,55 @@ GOOD: dict[Callable, dict[str, Any]] = {
     algorithms.sgd: _OPTIMIZER,
     algorithms.stochastic_gradient_push: _GOSSIP,
     algorithms.unequal_work: {"method": METHOD, "work": work.micro_batches(np.eye(4, 2) > 0)},
+    cannikin.adaptdl: {"total_batches": [8, 16], "initial_batch": 8},
+    cannikin.adascale: {"noise": _NOISE, **_TOTALS},
+    cannikin.cannikin: {"total_batches": [8, 16], "initial_batch": 8},
+    cannikin.constant: {"noise": _NOISE, **_TOTALS},
+    cannikin.efficiency: {"total_batch": [8, 16], "noise_scale": 100.0, "initial_batch": 8},
+    cannikin.equal_split: {"total_batch": 8},
+    cannikin.goodput: {"seconds": [1.0, 2.0], "total_batch": [8, 16], "noise_scale": 100.0, "initial_batch": 8},
+    cannikin.lb_bsp: {"total_batch": 8, "step": 5},
+    cannikin.scalable: _OPTIMIZER,
+    cannikin.square_root: {"noise": _NOISE, **_TOTALS},
+    cannikin.train: {
+        "method": METHOD,
+        "problem": QUADRATIC._replace(batch_size=2, take=lambda batch, samples: batch),
+        "system": cannikin.equal_split(8),
+        "cluster": clusters.Cluster(SECONDS, at_once=True, overlap=clusters.Overlap(SECONDS, SECONDS, 0.5, 0.1)),
+        "epochs": 1,
+        "key": KEY,
+        "micro_batches": 2,
+        "samples": 16,
+        "limits": [4, 4, 4, 4],
+        "scaling": cannikin.constant,
+        "initial_batch": 8,
+        "smoothing": 0.3,
+        "present": None,
+        "until": None,
+        "mesh": 1,
+    },
     delays.constant: {"bound": 4},
     delays.given: {"D": [0, 0, 1], "bound": 4},
     delays.uniform: {"bound": 4},
     delays.worst_case: {"bound": 4},
+    cannikin.ClusterModel: {
+        **{name: [0.1, 0.2] for name in ("q", "s", "k", "m")},
+        "gamma": 0.2,
+        "t_overlap": 1.0,
+        "t_last": 0.1,
+        "limits": [8.0, 9.0],
+    },
+    cannikin.ClusterModel.optperf: {"self": _CANNIKIN, "total_batch": [4.0, 8.0]},
+    cannikin.ClusterModel.optperf_integer: {"self": _CANNIKIN, "total_batch": 8},
+    cannikin.Learner.joined: {"self": cannikin.learner(2, 0.1), "count": 2, "limits": [3.0, 4.0]},
+    cannikin.Learner.model: {"self": cannikin.learner(2, 0.1), "weighting": "plain"},
+    cannikin.Learner.next_batches: {"self": cannikin.learner(2, 0.1), "total": 8.0},
+    cannikin.Learner.observed: {"self": cannikin.learner(2, 0.1), "batches": [1.0, 2.0], **_SEEN},
+    cannikin.Learner.without: {"self": cannikin.learner(2, 0.1), "nodes": [1]},
+    cannikin.gradient_noise_scale: {"local_sqnorms": [1.0, 2.0], "global_sqnorm": 1.0, "batches": [4, 2], "weights": "plain"},
+    cannikin.learner: {"nodes": 2, "last_share": 0.1, "limits": [3.0, 4.0]},
+    cannikin.published_optperf: {"model": _CANNIKIN, "total": 8.0},
+    cannikin.smoothed: {"before": cannikin.NoiseScale(0.0, 0.0, 0.0), "new": cannikin.NoiseScale(1.0, 2.0), "weight": 0.1},
     dropcompute.accumulate: {"gradient": lambda x, batch: 1.0, "params": 1.0, "batches": [1, 2], "threshold": 1.0, "clock": lambda: 0.0},
     dropcompute.chosen_after: {"rounds": 5},
     dropcompute.drop_rate: {"latencies": np.ones((2, 3, 4)), "thresholds": [1.0, 2.0], "stop": "between"},
@@ -390,8 +439,9 @@ def outcome(function: Callable, arguments: dict[str, Any], changed: str) -> str 
 
 def main() -> None:
     # Nothing is compiled: what would run is not run.
-    done = dsgd.Result((), {}, ())
-    chunks.execute = lambda *args, **kwargs: done
+    seen = dict.fromkeys(("local_sqnorms", *(f"measured_{name}" for name in ("compute", "backward", "first", "up"))), np.ones((3, 4)))
+    seen |= dict.fromkeys(("loss", "global_sqnorm", "clock"), np.ones(3))
+    chunks.execute = lambda job, *args: dsgd.Result(job.start or (), seen if job.start else {}, ())  # a stage's, or nothing's
     driver.programs = mock.MagicMock()
     family._called = processes._run = lambda *args: []
     warnings.simplefilter("error")

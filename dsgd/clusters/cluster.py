@@ -69,6 +69,8 @@ class Cluster:
         micro_batches: how many of them a worker computes for one gradient, one after the other, each of the problem's batch size; a method
             that says how much each worker computes (`Query.work`) says also in how many.
         per_sample: seconds for each sample of a micro-batch; None: none.
+        at_once: whether a worker's micro-batches are pieces of one batch, in the simulation only: all its samples of a round take the
+            seconds of one micro-batch of so many.
         overlap: what of the round's messages goes while the gradient is computed: of the last micro-batch, whose backward part is never
             more than all of it; None: nothing.
         noise: nu of what workers measure of their times, t e^(nu z) with z from N(0, 1).
@@ -91,6 +93,7 @@ class Cluster:
     convention: Convention = "blocking"
     micro_batches: int = 1
     per_sample: Quantity | None = None
+    at_once: bool = False
     overlap: Overlap | None = None
     noise: float = 0.0
     present: Quantity | None = None
@@ -141,6 +144,7 @@ class Cluster:
         ports = f"up {up}, down {down}; latency {self.latency:.9g}; {self.convention}"
         more = [
             f"per sample {self.per_sample.name}" if self.per_sample else "",
+            "at once" if self.at_once else "",
             self.overlap.name if self.overlap else "",
             f"noise {self.noise:.9g}" if self.noise else "",
             f"present {self.present.name} for {self.present_for}" if self.present else "",
@@ -158,36 +162,45 @@ class Cluster:
         """
         workers = jnp.asarray(workers)
         seconds = self._each(self.compute, _COMPUTE, round, workers)
-        samples = self._samples(round, workers)
+        samples = self.samples(round, workers)
         if self.per_sample is not None:
             seconds = seconds + samples * self._each(self.per_sample, _PER_SAMPLE, round, workers)
-        return seconds if round.work is None else jnp.where(samples > 0, seconds, 0)
+        return jnp.where(samples > 0, seconds, 0)
 
     def seconds(self, round: Round, workers: ArrayLike) -> jax.Array:
         """Seconds that each of these workers computes for a gradient in this round, `[k]` numbers to `[k]`."""
         return jnp.sum(self.latencies(round, workers), axis=1)
 
-    def ahead(self, round: Round, workers: ArrayLike) -> jax.Array:
-        r"""How long before its gradient is computed each of these workers' messages may begin, `[k]` numbers to `[k]`:
-        $(1 - \gamma) P$ of the last micro-batch that has samples.
+    def backward(self, round: Round, workers: ArrayLike) -> jax.Array:
+        """P, seconds of the backward pass of each of these workers' last micro-batch that has samples, `[k]` numbers to `[k]`: before they
+        are over, by 1 - gamma of them, its messages may begin.
 
         Args:
             round, workers: as of `latencies`; the cluster has an overlap.
         """
         assert self.overlap is not None
         workers = jnp.asarray(workers)
-        samples = self._samples(round, workers)
+        samples = self.samples(round, workers)
         backward = self._each(self.overlap.backward, _BACKWARD, round, workers)
         backward = backward + samples * self._each(self.overlap.backward_per_sample, _BACKWARD_PER_SAMPLE, round, workers)
         backward = jnp.minimum(backward, self.latencies(round, workers))
         last = samples.shape[1] - 1 - jnp.argmax(samples[:, ::-1] > 0, axis=1)  # of those without samples any: its seconds are 0
-        return (1 - self.overlap.first) * jnp.take_along_axis(backward, last[:, None], axis=1)[:, 0]
+        return jnp.take_along_axis(backward, last[:, None], axis=1)[:, 0]
 
-    def _samples(self, round: Round, workers: jax.Array) -> jax.Array:
-        """Of each micro-batch, int32 `[k, M]`."""
+    def samples(self, round: Round, workers: ArrayLike) -> jax.Array:
+        """Of each of these workers' micro-batches, one after the other, int32 `[k, M]`; with `at_once`, all are of the first.
+
+        Args:
+            round, workers: as of `latencies`.
+        """
+        workers = jnp.asarray(workers)
         if round.work is None:
-            return jnp.full((workers.shape[0], self.micro_batches), round.batch_size or 1, jnp.int32)
-        return jnp.asarray(round.work.samples)[workers]
+            each = jnp.full((workers.shape[0], self.micro_batches), round.batch_size or 1, jnp.int32)
+        else:
+            each = jnp.asarray(round.work.samples)[workers]
+        if not self.at_once:
+            return each
+        return jnp.zeros_like(each).at[:, 0].set(jnp.sum(each, axis=1, dtype=each.dtype))
 
     def _each(self, quantity: Quantity, purpose: int, round: Round, workers: jax.Array) -> jax.Array:
         """One draw for each micro-batch, float32 `[k, M]`."""

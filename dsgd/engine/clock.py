@@ -77,10 +77,10 @@ def tick(clock: Clock, algorithm: Algorithm, problem: Problem, round: Round, que
         went = exchange(finish)
         done = went.done
     else:
-        went = exchange(finish - _ahead(this, query, info))
+        went = exchange(finish - (1 - cluster.overlap.first) * _backward(this, query, info))
         done = jnp.maximum(went.done, exchange(finish, cluster.overlap.last).done)
     if isinstance(measured, Measured):
-        measured = measurements.of_round(this, _latencies(problem, this, query, info), went, up, down)
+        measured = measurements.of_round(this, _latencies(problem, this, query, info), _backward(this, query, info), went, up, down)
     seconds = jnp.max(done)
     if round.present is not None:
         # The last worker of before may be away now. Where nobody is there, that is seen when the slowest should have computed.
@@ -128,18 +128,20 @@ def _passes(problem: Problem, round: Round, query: Query) -> float:
     return problem.samples / (M * problem.batch_size)
 
 
-def _ahead(round: Round, query: Query, info: Info) -> jax.Array:
-    """How long before its end each worker's messages may begin, `[N]`; not where one worker is asked after the other."""
-    if query.workers is not None:
+def _backward(round: Round, query: Query, info: Info) -> jax.Array:
+    """How long each worker's backward pass was, `[N]`, with which its messages may overlap: 0 where one worker is asked after the other,
+    and without an overlap."""
+    if round.cluster.overlap is None or query.workers is not None:
         return jnp.zeros(round.workers, jnp.float32)
-    ahead = round.cluster.ahead(round, jnp.arange(round.workers))
-    return ahead if info.compute is None else jnp.minimum(ahead, info.compute)
+    backward = round.cluster.backward(round, jnp.arange(round.workers))
+    return backward if info.compute is None else jnp.minimum(backward, info.compute)
 
 
 def _latencies(problem: Problem, round: Round, query: Query, info: Info) -> jax.Array:
     """Seconds of each worker's micro-batches, `[N, M]`; NaN of those that it did not compute, or not to the end."""
-    latencies = _passes(problem, round, query) * round.cluster.latencies(round, jnp.arange(round.workers))
-    computed = latencies > 0 if round.work is None else round.work.samples > 0
+    ids = jnp.arange(round.workers)
+    latencies = _passes(problem, round, query) * round.cluster.latencies(round, ids)
+    computed = round.cluster.samples(round, ids) > 0
     if info.compute is not None:
         computed &= jnp.cumsum(latencies, axis=1) <= (1 + 1e-6) * info.compute[:, None]  # sums in another order round otherwise
     if round.present is not None:

@@ -198,10 +198,10 @@ def _measured(plan: Plan, algorithm: Algorithm, state: State, key: jax.Array) ->
 def _nothing_measured(plan: Plan, algorithm: Algorithm, state: State, key: jax.Array) -> Measured:
     """Of as many micro-batches as the method asks for; its query may look at what was measured."""
     assert plan.cluster is not None
-    usual = plan.cluster.micro_batches
+    cluster, usual = plan.cluster, plan.cluster.micro_batches
 
     def asked(seen: int) -> int:
-        begun = Carry(state, clock.start(plan.N, measurements.nothing(plan.N, seen)))
+        begun = Carry(state, clock.start(plan.N, measurements.nothing(plan.N, seen, cluster)))
         work = jax.eval_shape(lambda: algorithm.query(state, _this_round(plan, key, begun, state.step)).work)
         return usual if work is None else work.samples.shape[1]
 
@@ -209,7 +209,7 @@ def _nothing_measured(plan: Plan, algorithm: Algorithm, state: State, key: jax.A
     if (again := asked(M)) != M:
         told = f"query gives work in {M} micro-batches, and in {again} where it sees those measured"
         raise ValueError(f"{algorithm.name}: {told}: need one number of them")
-    return measurements.nothing(plan.N, M)
+    return measurements.nothing(plan.N, M, cluster)
 
 
 def _method(plan: Plan, point: dict[str, jax.Array]) -> Algorithm:

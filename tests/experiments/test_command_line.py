@@ -19,6 +19,7 @@ import dsgd
 from experiments import (
     asynchrony,
     availability,
+    cannikin_optperf,
     compare,
     complexity_table,
     compression,
@@ -32,13 +33,14 @@ from experiments import (
     switch_timelines,
     topology,
 )
+from experiments.benchmark import cannikin, kimad, methods, mixing, rounds, start
 from experiments.benchmark import compression as throughput
-from experiments.benchmark import kimad, methods, mixing, rounds, start
 from experiments.helpers import commands, common
 
 SCRIPTS = (
     asynchrony,
     availability,
+    cannikin_optperf,
     compare,
     complexity_table,
     compression,
@@ -52,7 +54,7 @@ SCRIPTS = (
     switch_timelines,
     topology,
 )
-BENCHMARKS = (kimad, throughput, methods, mixing, rounds, start)
+BENCHMARKS = (cannikin, kimad, throughput, methods, mixing, rounds, start)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +143,10 @@ def test_missing_files_are_one_line_and_status_2(script, launch, tmp_path):
         (compare, "learning_rates", (0.1, float("inf"))),
         (compare, "latency", -1.0),
         (asynchrony, "rounds", 0),
+        (cannikin_optperf, "first_noises", (0.1, -1.0)),
+        (cannikin_optperf, "ratios", (0.5, 2.0)),
+        (cannikin_optperf, "totals", 1),
+        (cannikin_optperf, "worker_counts", (3, 0)),
         (topology, "workers", (16, 0)),
         (heterogeneity, "alphas", (0.0,)),
         (compression, "sizes", (0,)),

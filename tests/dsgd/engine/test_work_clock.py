@@ -151,6 +151,20 @@ def test_rounds_of_an_all_reduce_take_what_equation_7_says(sized):
     assert set(bottlenecks) == {False, True}
 
 
+def test_pieces_of_one_batch_take_what_the_batch_takes(sized):
+    """And its backward pass is measured, not that of the last piece."""
+    cluster, _, of = overlapping(2)
+    pieces = np.array([[[5, 3], [1, 0], [0, 4], [2, 2]]])
+    watched = algorithms.observed(METHODS["mb-sgd"])
+    apart = run(working(watched, pieces), sized, replace(cluster, at_once=True), steps=3)
+    whole = run(working(watched, pieces.sum(axis=2, keepdims=True)), sized, cluster, steps=3)
+    for name in ("clock", "measured_compute", "measured_backward", "measured_first"):
+        np.testing.assert_array_equal(apart.history[name], whole.history[name], err_msg=name)
+    P = of["k"] * pieces[0].sum(axis=1) + of["m"]
+    np.testing.assert_allclose(apart.history["measured_backward"][2:], [P] * 2, rtol=1e-6)
+    np.testing.assert_allclose(apart.history["measured_first"][2:], [of["gamma"] * P] * 2, rtol=1e-6)
+
+
 def two_buckets(first: float, end: float, of: dict[str, np.ndarray]) -> float:
     """Event by event, without latency: all begin with a bucket when the last worker has it."""
     buckets = []
@@ -180,8 +194,8 @@ def test_messages_that_overlap_go_from_the_first_bucket_and_the_last_one_after_t
 
 def test_a_backward_pass_is_never_more_than_the_micro_batch():
     overlap = clusters.Overlap(clusters.constant(100.0), clusters.constant(0.0), 0.0, 0.5)
-    ahead = replace(WORKING, overlap=overlap).ahead(round_of(SAMPLES[0]), jnp.arange(N))
-    assert ahead.tolist() == [FIXED[0] + 2, FIXED[1] + 3 / 8, FIXED[2] + 1, FIXED[3] + 1]
+    backward = replace(WORKING, overlap=overlap).backward(round_of(SAMPLES[0]), jnp.arange(N))
+    assert backward.tolist() == [FIXED[0] + 2, FIXED[1] + 3 / 8, FIXED[2] + 1, FIXED[3] + 1]
 
 
 @pytest.mark.parametrize(

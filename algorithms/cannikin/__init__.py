@@ -1,0 +1,37 @@
+"""Cannikin: the best local batch sizes on unequal machines."""
+
+from algorithms.cannikin.candidates import efficiency, goodput
+from algorithms.cannikin.learning import Learner, learner
+from algorithms.cannikin.model import ClusterModel, OptPerf
+from algorithms.cannikin.noise_scale import NoiseScale, gradient_noise_scale, smoothed
+from algorithms.cannikin.paper import published_optperf
+from algorithms.cannikin.policies import Observation, System, adaptdl, cannikin, equal_split, lb_bsp
+from algorithms.cannikin.scalings import adascale, constant, square_root
+from algorithms.cannikin.stages import scalable
+from algorithms.cannikin.training import Epoch, Training, train
+
+__all__ = [
+    "ClusterModel",
+    "Epoch",
+    "Learner",
+    "NoiseScale",
+    "Observation",
+    "OptPerf",
+    "System",
+    "Training",
+    "adaptdl",
+    "adascale",
+    "cannikin",
+    "constant",
+    "efficiency",
+    "equal_split",
+    "goodput",
+    "gradient_noise_scale",
+    "lb_bsp",
+    "learner",
+    "published_optperf",
+    "scalable",
+    "smoothed",
+    "square_root",
+    "train",
+]

@@ -1,0 +1,178 @@
+r"""How long a cluster of unequal nodes takes for a batch, and how it is best shared out among them.
+
+Node i computes $b_i$ samples: $a_i = q_i b_i + s_i$ seconds before its backward pass, and $P_i = k_i b_i + m_i$ in it. After $\gamma P_i$
+of these the first bucket of the gradient may be sent. All nodes together have sent when
+
+$$ T = \max_i \max\{a_i + P_i + T_u,\ a_i + \gamma P_i + T_o + T_u\} \quad (7) $$
+
+with $T_u$ seconds for the last bucket, and $T_o$ for the others.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from algorithms.cannikin.sharing import Lines
+from dsgd import checks
+from dsgd.clusters.quantity import need_number, need_probability
+
+Coefficients = Annotated[Sequence[float] | np.ndarray, "a number for each node"]
+
+
+class OptPerf(NamedTuple):
+    """The shortest time for a batch, and who then computes how much.
+
+    Args:
+        seconds: T, of each total batch, `[...]`.
+        batches: b, samples of each node, `[..., n]`.
+    """
+
+    seconds: Any
+    batches: np.ndarray
+
+
+@checks.arguments
+@dataclass(frozen=True, eq=False)
+class ClusterModel:
+    r"""What a batch takes on n nodes, equation 7.
+
+    Args:
+        q, s: of $a_i = q_i b_i + s_i$, seconds for a sample, and seconds, `[n]`.
+        k, m: of the backward pass $P_i = k_i b_i + m_i$, likewise.
+        gamma: the share of it before the first bucket is ready, in [0, 1].
+        t_overlap: T_o, seconds of all buckets but the last one.
+        t_last: T_u, seconds of the last one.
+        limits: the most samples that each node has memory for, `[n]`; None: no limits.
+
+    Raises:
+        ValueError: coefficients that are not `[n]` alike, negative, infinite or NaN; a node whose samples take no time; a share outside
+            [0, 1]; negative seconds; limits that are negative or NaN.
+
+    Source: Nie et al., "Cannikin: training DNN models over heterogeneous clusters with optimal performance", section 3.
+    """
+
+    q: Coefficients
+    s: Coefficients
+    k: Coefficients
+    m: Coefficients
+    gamma: float
+    t_overlap: float
+    t_last: float
+    limits: Coefficients | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        n = len(np.atleast_1d(self.q))
+        for name in ("q", "s", "k", "m"):
+            object.__setattr__(self, name, _need_numbers(name, getattr(self, name), n))
+        if (where := np.flatnonzero(np.add(self.q, self.k) == 0)).size:
+            raise ValueError(f"ClusterModel: q + k = 0 of node {where[0]}: need samples that take time")
+        need_probability("ClusterModel: gamma", self.gamma)
+        for name in ("t_overlap", "t_last"):
+            need_number(f"ClusterModel: {name}", getattr(self, name), least=0)
+        if self.limits is not None:
+            object.__setattr__(self, "limits", _need_numbers("limits", self.limits, n, finite=False))
+
+    @property
+    def nodes(self) -> int:
+        """n."""
+        return len(self.q)
+
+    def node_times(self, batches: ArrayLike) -> np.ndarray:
+        """When the messages of each node could be through, were it alone: seconds `[..., n]` for samples `[..., n]`."""
+        return self._lines.seconds(np.asarray(batches, float)) + self.t_last
+
+    def batch_time(self, batches: ArrayLike) -> Any:
+        """T, equation 7: seconds `[...]` for samples `[..., n]`."""
+        return self.node_times(batches).max(axis=-1)
+
+    def computes_longer(self, batches: ArrayLike) -> np.ndarray:
+        r"""Whether each node's bottleneck is its computation, $(1 - \gamma) P_i \ge T_o$, or else communication; bool `[..., n]`."""
+        return (1 - self.gamma) * (np.multiply(self.k, batches) + self.m) >= self.t_overlap
+
+    @checks.arguments
+    def optperf(self, total_batch: ArrayLike) -> OptPerf:
+        r"""The batches, real and at least 0, with the shortest T: a linear program, solved exactly in $O(n \log n)$.
+
+        $$ \min_b T \quad \text{with} \quad \sum_i b_i = B, \quad 0 \le b_i \le l_i $$
+
+        In T seconds node i can compute $b_i(T)$ samples, which is piecewise linear; the smallest T with $\sum_i b_i(T) = B$ is between two
+        of the sorted times at which pieces meet. All nodes with samples end at T, but those that are at their limits. A node that is not
+        ready for any sample by then has none, but all wait for it, too.
+
+        Args:
+            total_batch: B, samples; or several, `[...]`, for which times are sorted once.
+
+        Raises:
+            ValueError: B that is negative, infinite or NaN, or more than the limits allow.
+        """
+        B = np.asarray(total_batch, float)
+        self._need_room(B, self._lines.most)
+        T = self._lines.until(B.reshape(-1))
+        batches = self._lines.shared(T, B.reshape(-1))
+        seconds = np.maximum(T + self.t_last, self.batch_time(np.zeros(self.nodes)))
+        return OptPerf(seconds.reshape(B.shape)[()], batches.reshape(*B.shape, self.nodes))
+
+    @checks.arguments
+    def optperf_integer(self, total_batch: int) -> OptPerf:
+        """The same of whole samples: those of `optperf` rounded down, and one by one the rest to whoever is then done first; exact.
+
+        No batches of whole samples have a smaller T: by then no node can have fewer than these.
+
+        Args:
+            total_batch: B.
+
+        Raises:
+            ValueError: B < 0, or more than the limits, rounded down, allow.
+        """
+        total = checks.natural("ClusterModel.optperf_integer: total_batch", total_batch)
+        most = np.floor(self._lines.most)
+        self._need_room(np.asarray(total), most)
+        seconds, real = self.optperf(total)
+        batches = np.minimum(np.floor(real * (1 + 1e-12)), most)  # whole numbers stay so
+        batches = np.maximum(batches - (self.node_times(batches) > seconds * (1 + 1e-12)), 0)
+        lines = self._lines
+        c, u, d, v, limits, each = (array.tolist() for array in (lines.c, lines.u, lines.d, lines.v, most, batches))
+
+        def next_of(i: int) -> tuple[float, int]:
+            b = each[i] + 1
+            return (max(c[i] * b + u[i], d[i] * b + v[i]) if b <= limits[i] else np.inf, i)
+
+        heap = [next_of(i) for i in range(self.nodes)]
+        heapq.heapify(heap)
+        for _ in range(total - int(batches.sum())):
+            i = heap[0][1]
+            each[i] += 1
+            heapq.heapreplace(heap, next_of(i))
+        found = np.array(each, int)
+        return OptPerf(float(self.batch_time(found)), found)
+
+    @cached_property
+    def _lines(self) -> Lines:
+        """Computation's, which is never the flatter one, and communication's, without T_u."""
+        q, s, k, m = (np.asarray(each) for each in (self.q, self.s, self.k, self.m))
+        most = np.full(len(q), np.inf) if self.limits is None else np.asarray(self.limits)
+        return Lines(q + k, s + m, q + self.gamma * k, s + self.gamma * m + self.t_overlap, most)
+
+    def _need_room(self, B: np.ndarray, most: np.ndarray) -> None:
+        wrong = B[~(np.isfinite(B) & (B >= 0))]
+        if wrong.size:
+            raise ValueError(f"ClusterModel.optperf: a total batch of {wrong.flat[0]} samples: need a finite number, at least 0")
+        if B.size and B.max() > most.sum():
+            raise ValueError(f"ClusterModel.optperf: a total batch of {B.max():g} samples, but limits of {most.sum():g} in all: need fewer")
+
+
+def _need_numbers(name: str, values: Any, n: int, *, finite: bool = True) -> np.ndarray:
+    numbers = np.array(values, float)
+    if numbers.shape != (n,) or not n:
+        raise ValueError(f"ClusterModel: {name} of shape {list(numbers.shape)}: need one number for each of {max(n, 1)} nodes, as q has")
+    if not (numbers >= 0).all() or (finite and not np.isfinite(numbers).all()):
+        raise ValueError(f"ClusterModel: {name} = {checks.shown(numbers.tolist())}: need {'finite ' * finite}numbers, at least 0")
+    numbers.flags.writeable = False
+    return numbers

@@ -1,0 +1,143 @@
+r"""How noisy a gradient is, from the norms of what nodes with unequal batches computed of it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from numpy.typing import ArrayLike
+
+from dsgd import checks
+
+Weights = Literal["best", "paper", "plain"]
+
+
+class NoiseScale(NamedTuple):
+    r"""Estimates of the noise of one sample's gradient, and of the gradient without noise.
+
+    Args:
+        noise: S, of $\mathrm{tr}\,\Sigma$.
+        sqnorm: G, of $|G|^2$; may be negative where there is much noise.
+        seen: of how many rounds, those of long ago counting less; 0 before there is any.
+    """
+
+    noise: Any
+    sqnorm: Any
+    seen: Any = 1.0
+
+    @property
+    def scale(self) -> Any:
+        r"""$B_{noise} = S / G$, samples."""
+        return self.noise / self.sqnorm
+
+
+@checks.arguments
+def gradient_noise_scale(local_sqnorms: ArrayLike, global_sqnorm: ArrayLike, batches: ArrayLike, weights: Weights = "best") -> NoiseScale:
+    r"""Unbiased estimates of noise and gradient from a round, or from rounds, of nodes with unequal batches.
+
+    $$ G_i = \frac{B |g|^2 - b_i |g_i|^2}{B - b_i}, \quad S_i = \frac{b_i B}{B - b_i} (|g_i|^2 - |g|^2) \quad (10), \qquad
+    G = \sum_i w_i G_i, \quad S = \sum_i w_i S_i, \quad g = \sum_i \frac{b_i}{B} g_i $$
+
+    - "best": $w_i = (B - b_i) / ((n - 1) B)$, so $S = \sum_i b_i |g_i - g|^2 / (n - 1)$ and $G = |g|^2 - S / B$: of Gaussian gradients no
+      unbiased combination has less variance.
+    - "paper": (11), whose matrices are not the covariances; some of its weights are negative for most batches.
+    - "plain": $1 / n$, as for equal batches.
+
+    Args:
+        local_sqnorms: $|g_i|^2$ of the means over each node's own samples, `[..., n]`, as `algorithms.observed` has them.
+        global_sqnorm: $|g|^2$, `[...]`.
+        batches: b, samples of each node, `[n]`; those with none are left out.
+        weights: which.
+
+    Returns:
+        S and G, `[...]`; numpy's, unless something is of JAX.
+
+    Raises:
+        ValueError: other shapes, batches that are negative, infinite or NaN, fewer than two nodes with samples, unknown weights.
+
+    Source: Nie et al., "Cannikin", section 4.4; McCandlish et al., "An empirical model of large-batch training", appendix A.
+    """
+    if weights not in get_args(Weights):
+        raise ValueError(f"gradient_noise_scale: weights = {weights!r}: need {' or '.join(map(repr, get_args(Weights)))}")
+    xp = jnp if any(isinstance(array, jax.Array) for array in (local_sqnorms, global_sqnorm, batches)) else np
+    local, whole = xp.asarray(local_sqnorms), xp.asarray(global_sqnorm)
+    b = _need_batches(batches, local, whole)
+    there, rows = b > 0, (1,) * (local.ndim - 1) + (-1,)
+    b = xp.where(there, b, 0) * xp.ones((), local.dtype)
+    longer = xp.where(there.reshape(rows), local - whole[..., None], 0)  # |g_i|^2 - |g|^2
+    B = b.sum()
+
+    def total(factors: Any) -> Any:
+        return (longer * factors.reshape(rows)).sum(axis=-1)
+
+    if weights == "best":
+        noise = total(b / (there.sum() - 1))
+        return NoiseScale(noise, whole - noise / B)
+    on_noise, on_sqnorm = _papers(b, there, xp) if weights == "paper" else 2 * (there / there.sum(),)
+    return NoiseScale(total(on_noise * B * b / (B - b)), whole - total(on_sqnorm * b / (B - b)))  # G_i = |g|^2 - S_i / B
+
+
+@checks.arguments
+def smoothed(before: NoiseScale, new: NoiseScale, weight: float) -> NoiseScale:
+    r"""Exponential averages of S and of G, each for itself, whose quotient is less biased than an average of quotients.
+
+    $$ \bar S_t = \frac{\sum_{j \ge 0} (1 - w)^j S_{t-j}}{\sum_{j \ge 0} (1 - w)^j} $$
+
+    So the first one counts as it is, without a start at 0 to be corrected. What is NaN is left out.
+
+    Args:
+        before: averages so far; `NoiseScale(0.0, 0.0, 0.0)` when there are none.
+        new: of a round.
+        weight: w, in (0, 1]; with 1 it is the last one.
+
+    Raises:
+        ValueError: a weight outside (0, 1].
+
+    Source: McCandlish et al., "An empirical model of large-batch training", appendix A.1.
+    """
+    if not 0 < weight <= 1:
+        raise ValueError(f"smoothed: weight = {weight!r}: need a number in (0, 1]")
+    xp = jnp if any(isinstance(value, jax.Array) for value in (*before, *new)) else np
+    left = (1 - weight) * before.seen
+    counts = xp.where(xp.isnan(new.noise) | xp.isnan(new.sqnorm), 0.0, new.seen)
+    share = counts / xp.where(counts > 0, left + counts, 1.0)
+
+    def moved(old: Any, value: Any) -> Any:
+        return old + share * (xp.where(counts > 0, value, old) - old)
+
+    noise, sqnorm = moved(before.noise, new.noise), moved(before.sqnorm, new.sqnorm)
+    return NoiseScale(noise, sqnorm, xp.where(counts > 0, left + counts, before.seen))
+
+
+def _papers(b: Any, there: Any, xp: Any) -> tuple[Any, Any]:
+    """Equation 11's weights for S and for G, `[n]`: 0 of who has no samples."""
+    n, B = b.shape[0], b.sum()
+    me, ones = xp.eye(n, dtype=bool), there * xp.ones_like(b)
+    i, j = b[:, None], b[None]
+    pairs = (B - i) * (B - j)
+    of_noise = xp.where(me, B * j / (B - j), i * j * (B - i - j) / pairs)
+    of_sqnorm = xp.where(me, (B + 2 * j) / (B * (B - j)), (B**2 - i**2 - j**2) / (B * pairs))
+    both = there[:, None] & there[None]
+
+    def weights(matrix: Any) -> Any:
+        solved = xp.linalg.solve(xp.where(both, matrix, me * 1.0), ones[:, None])[:, 0]
+        return solved / solved.sum()
+
+    return weights(of_noise), weights(of_sqnorm)
+
+
+def _need_batches(batches: ArrayLike, local: Any, whole: Any) -> Any:
+    b = batches if isinstance(batches, jax.Array) else np.asarray(batches)
+    if b.ndim != 1 or local.ndim < 1 or local.shape[-1:] != b.shape or whole.shape != local.shape[:-1]:
+        shapes = f"local_sqnorms {list(local.shape)}, global_sqnorm {list(whole.shape)}, batches {list(b.shape)}"
+        raise ValueError(f"gradient_noise_scale: {shapes}: need [..., n], [...] and [n]")
+    if not isinstance(b, Tracer):
+        each = np.asarray(b)
+        if not (np.isfinite(each) & (each >= 0)).all():
+            raise ValueError(f"gradient_noise_scale: batches = {checks.shown(each.tolist())}: need finite numbers, at least 0")
+        if (each > 0).sum() < 2:
+            raise ValueError(f"gradient_noise_scale: batches = {checks.shown(each.tolist())}: need two nodes that have samples (n - 1 > 0)")
+    return b

@@ -1,0 +1,179 @@
+"""The shortest batch time on unequal machines: Cannikin's figures 9 and 10, and what its sections 5.3, 5.4 and 6 say of OptPerf.
+
+    python -m experiments.cannikin_optperf --noise 0.1
+
+Figure 9 is from real epochs of a small problem on the simulated cluster's clock, whose links are as much slower as the problem is smaller
+than ResNet-50. All else needs no training: systems decide from times of the cluster's model, exact ones for figure 10 and heterogeneity,
+noisy ones for errors of the prediction. Speeds of devices are in `experiments/helpers/devices.py`, with their sources.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tyro
+
+from algorithms import cannikin, minibatch_sgd
+from dsgd import problems, records
+from experiments.helpers import commands, common, devices, figures
+from experiments.helpers import optperf_driving as driving
+from experiments.helpers import optperf_panels as panels
+from experiments.helpers import optperf_tables as tables
+from experiments.helpers.optperf_driving import Noise, Overhead, Settled
+
+CLUSTER, WORKLOAD, TOTAL = "A", "ResNet-50", 128  # of figure 9
+DIMENSION = 6  # of the problem that it trains
+CANDIDATES = 100  # total batches, of the overhead
+
+
+@dataclass(frozen=True)
+class Args:
+    """Says how fast batches are on unequal machines, and how soon."""
+
+    epochs: int = 20
+    """Of figure 9."""
+    iterations: int = 20
+    """Batches of each of these epochs, and of those from which OptPerf is predicted."""
+    noise: float = 0.05
+    """nu of what nodes measure, t e^(nu z)."""
+    first_noises: tuple[float, ...] = (0.05, 0.2, 0.5, 1.0)
+    """nu of the first bucket's time on the P4000, for errors of the prediction; elsewhere it is --noise."""
+    totals: int = 8
+    """Total batches of figure 10."""
+    worker_counts: tuple[int, ...] = (3, 16, 100, 1000, 10_000)
+    """Numbers of nodes whose overhead is measured."""
+    ratios: tuple[float, ...] = (1.0, 1.5, 2.0, 3.42, 5.0, 10.0)
+    """Speeds of the fastest node over the slowest."""
+    repeats: int = 5
+    """Of the overhead."""
+    seeds: int = 5
+    """Independent noises."""
+    seed: int = 0
+    """Of everything random."""
+    out: Path = field(default=Path("results/cannikin_optperf"))
+    """Folder for config.json, epochs.csv, batch_time.csv and the figures."""
+    progress: bool = True
+    """Show a progress bar."""
+    cache: commands.Cache = None
+
+
+Found = dict[tuple[str, str], Settled]
+Errors = dict[tuple[str, float], dict[str, np.ndarray]]
+
+
+def main(args: Args) -> None:
+    if not (np.min(args.ratios) >= 1 and np.isfinite(args.ratios).all()):
+        raise ValueError(f"--ratios {args.ratios}: need finite numbers, at least 1")
+    if args.totals < 2:
+        raise ValueError(f"--totals {args.totals}: need at least 2, the smallest and the largest")
+    if args.iterations < 3:
+        raise ValueError(f"--iterations {args.iterations}: need at least 3")
+    commands.begin(args)
+    found: Found = {}
+    with commands.kept(write, args.out / "batch_time.csv", found):
+        cases = [(cluster, workload) for cluster in devices.CLUSTERS for workload in devices.WORKLOADS]
+        for cluster, workload in common.bar(cases, "figure 10", args.progress):
+            totals = devices.batches(cluster, workload, args.totals)
+            found[cluster, workload] = driving.over_totals(devices.make_model(cluster, workload), totals)
+    epochs = figure_9(args)
+    errors, overheads, shares, gains = prediction(args), overhead(args), overhead_shares(args), heterogeneity(args)
+    optperf = devices.make_model(CLUSTER, WORKLOAD).optperf_integer(TOTAL).seconds
+    write_epochs(args.out / "epochs.csv", epochs)
+    figures.save_figure(panels.figure_9(epochs, optperf, args.noise), args.out / "epochs.png")
+    figures.save_figure(panels.figure_10(found), args.out / "batch_time.png")
+    figures.save_figure(panels.studies(errors, overheads, gains, args.noise, WORKLOAD), args.out / "studies.png")
+    screen = common.console()
+    screen.print(tables.summary(epochs, optperf, found, errors, shares))
+    screen.print(tables.gains(found))
+    screen.print(tables.predictions(errors, args.noise))
+    screen.print(tables.overheads(overheads, CANDIDATES))
+    screen.print(tables.heterogeneity(gains, WORKLOAD))
+    files = "epochs.csv, batch_time.csv, epochs.png, batch_time.png, studies.png"
+    screen.print(f"Written: {args.out}/config.json, {files}", soft_wrap=True)
+
+
+def figure_9(args: Args) -> dict[str, np.ndarray]:
+    """Seconds of a batch in each epoch, by system, `[seeds, epochs]`, from equal parts."""
+    rng = np.random.default_rng(args.seed)
+    inputs = rng.standard_normal((3 * TOTAL, DIMENSION))
+    model = problems.Model(lambda key: jnp.zeros(DIMENSION), lambda params, rows: rows @ params)
+    data = (inputs, inputs.sum(axis=1) + rng.standard_normal(len(inputs)))
+    problem = problems.finite_sum(model, optax.l2_loss, data, 3, batch_size=TOTAL)
+    cluster = devices.make_cluster(CLUSTER, WORKLOAD, parameters=DIMENSION, noise=args.noise)
+
+    def seconds(system: cannikin.System, seed: int) -> list[float]:
+        stages = {"cluster": cluster, "epochs": args.epochs, "micro_batches": 1, "samples": args.iterations * TOTAL}
+        ran = cannikin.train(minibatch_sgd(optax.sgd(0.1)), problem, system, key=jax.random.key(seed), **stages)
+        return [epoch.batch_time for epoch in ran.epochs]
+
+    systems = cannikin.cannikin(TOTAL), cannikin.lb_bsp(TOTAL), cannikin.equal_split(TOTAL)
+    return {system.name: np.array([seconds(system, seed) for seed in seeds(args)]) for system in systems}
+
+
+def seeds(args: Args) -> range:
+    """Of all that is noisy."""
+    return range(args.seed, args.seed + args.seeds)
+
+
+def prediction(args: Args) -> Errors:
+    """Largest relative errors of the predicted OptPerf on cluster A, `[seeds]`, by workload and noise of one node's first bucket."""
+    errors: Errors = {}
+    for name, workload in devices.WORKLOADS.items():
+        model = devices.make_model("A", name)
+        for level in args.first_noises:
+            noise = Noise(args.noise, np.array([args.noise, args.noise, level]))
+            each = [driving.prediction_errors(model, workload, noise, seed, args.iterations) for seed in seeds(args)]
+            errors[name, level] = {weighting: np.array([error[weighting] for error in each]) for weighting in each[0]}
+    return errors
+
+
+def overhead(args: Args) -> dict[int, Overhead]:
+    """By nodes."""
+    workload, found = devices.WORKLOADS[WORKLOAD], {}
+    for n in args.worker_counts:
+        model = driving.many_nodes(n, workload)
+        roomy = workload._replace(first_batch=10 * n, last_batch=100 * n)
+        found[n] = driving.overhead(model, devices.batches_of(model, roomy, CANDIDATES), args.repeats)
+    return found
+
+
+def overhead_shares(args: Args) -> dict[str, float]:
+    """Of an epoch with the largest total batch on cluster B, where the OptPerf of all candidates is computed, by workload."""
+    shares = {}
+    for name, workload in devices.WORKLOADS.items():
+        model, totals = devices.make_model("B", name), devices.batches("B", name, CANDIDATES)
+        seconds = np.ceil(workload.samples / totals[-1]) * model.optperf(totals[-1]).seconds
+        shares[name] = driving.overhead(model, totals, args.repeats).first / seconds
+    return shares
+
+
+def heterogeneity(args: Args) -> dict[float, Settled]:
+    """By ratio."""
+    totals, workload = devices.batches("B", WORKLOAD, args.totals), devices.WORKLOADS[WORKLOAD]
+    return {ratio: driving.over_totals(driving.spread(ratio, workload), totals) for ratio in sorted(args.ratios)}
+
+
+def write(path: Path, found: Found) -> None:
+    """Figure 10: seconds of every system's batches."""
+    rows = ((*case, total, *(f"{times[i]:.6g}" for times in of[1:])) for case, of in found.items() for i, total in enumerate(of.totals))
+    records.write_rows(path, ("cluster", "workload", "total_batch", *Settled._fields[1:]), rows)
+
+
+def write_epochs(path: Path, epochs: dict[str, np.ndarray]) -> None:
+    """Figure 9."""
+    rows = (
+        (name, seed, epoch + 1, f"{value:.6g}")
+        for name, times in epochs.items()
+        for seed, run in enumerate(times)
+        for epoch, value in enumerate(run)
+    )
+    records.write_rows(path, ("system", "seed", "epoch", "seconds"), rows)
+
+
+if __name__ == "__main__":
+    commands.launch(main, tyro.cli(Args))

@@ -1,0 +1,121 @@
+"""OptPerf beside a solver of linear programs, and whole samples beside all that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.optimize import linprog
+
+from algorithms.cannikin import ClusterModel
+
+
+def clusters(number: int) -> Iterator[tuple[ClusterModel, float]]:
+    """Of one to seven nodes, over six orders of magnitude, some without one coefficient or another, and a total batch that fits."""
+    draw = np.random.default_rng(0)
+    for _ in range(number):
+        n = draw.integers(1, 8)
+        q, s, k, m = (10.0 ** draw.integers(-3, 3) * draw.uniform(0, 1, n) * (draw.random(n) >= draw.choice([0, 0.3])) for _ in range(4))
+        limits = np.where(draw.random(n) < 0.3, np.inf, draw.uniform(0, 50, n)) if draw.random() < 0.5 else None
+        gamma, share = draw.choice([0, 1, draw.random()]), draw.uniform(0, 10) * draw.choice([0, 1])
+        model = ClusterModel(q, s, np.where(q + k == 0, 1.0, k), m, gamma, share, draw.random(), limits)
+        room = np.inf if limits is None else limits.sum()
+        yield model, min(draw.choice([0, 1, draw.uniform(0, 200), room if np.isfinite(room) else 7]), room)
+
+
+def solved(model: ClusterModel, total: float) -> float:
+    """The linear program, by HiGHS."""
+    n, rows, ends = model.nodes, [], []
+    for slope, fixed in (
+        (np.add(model.q, model.k), np.add(model.s, model.m)),
+        (model.q + model.gamma * np.asarray(model.k), model.s + model.gamma * np.asarray(model.m) + model.t_overlap),
+    ):
+        rows.append(np.hstack([np.diag(slope), -np.ones((n, 1))]))
+        ends.append(-fixed - model.t_last)
+    limits = np.full(n, np.inf) if model.limits is None else model.limits
+    bounds = [*((0, limit if np.isfinite(limit) else None) for limit in limits), (None, None)]
+    options: dict[str, Any] = {"A_eq": [[1] * n + [0]], "b_eq": [total], "bounds": bounds}
+    found = linprog([0] * n + [1], np.vstack(rows), np.concatenate(ends), **options)
+    assert found.success
+    return found.fun
+
+
+def test_optperf_is_the_linear_program_s():
+    for model, total in clusters(300):
+        seconds, batches = model.optperf(total)
+        assert seconds == pytest.approx(solved(model, total), rel=1e-9)
+        assert batches.sum() == pytest.approx(total, rel=1e-12)
+        assert (batches >= 0).all()
+        assert (batches <= (np.inf if model.limits is None else np.asarray(model.limits))).all()
+        assert model.batch_time(batches) == pytest.approx(seconds, rel=1e-12)
+
+
+def test_whole_samples_are_the_best_of_all_there_are():
+    for model, total in clusters(300):
+        whole = int(min(total, 9))
+        limits = np.full(model.nodes, np.inf) if model.limits is None else np.asarray(model.limits)
+        if model.nodes > 4 or whole > np.floor(limits).sum():
+            continue
+        seconds, batches = model.optperf_integer(whole)
+        every = np.array([each for each in product(range(whole + 1), repeat=model.nodes) if sum(each) == whole and (each <= limits).all()])
+        assert batches.sum() == whole
+        assert seconds == model.batch_time(batches) == model.batch_time(every).min()
+
+
+def test_many_whole_samples_are_nearly_as_fast_as_real_ones():
+    """By less than what one more takes the slowest."""
+    for model, _ in clusters(50):
+        if model.limits is None:
+            real, whole = model.optperf(1000.0), model.optperf_integer(1000)
+            assert real.seconds * (1 - 1e-12) <= whole.seconds <= real.seconds + np.add(model.q, model.k).max()
+            assert np.abs(whole.batches.sum() - 1000) == 0
+
+
+def test_candidates_together_are_those_alone():
+    for model, total in clusters(30):
+        together = model.optperf(np.array([[0.0, total / 3], [total / 2, total]]))
+        assert together.batches.shape == (2, 2, model.nodes)
+        for i, j in np.ndindex(2, 2):
+            alone = model.optperf([0.0, total / 3, total / 2, total][2 * i + j])
+            assert together.seconds[i, j] == alone.seconds
+            np.testing.assert_array_equal(together.batches[i, j], alone.batches)
+
+
+def test_bottlenecks():
+    """Of two nodes alike but for their backward passes: 1 - gamma of them against T_o."""
+    model = ClusterModel([0.1, 0.1], [0, 0], [1.0, 0.2], [0, 0], gamma=0.5, t_overlap=2.0, t_last=0.5)
+    assert model.computes_longer([4, 4]).tolist() == [True, False]
+    assert model.batch_time([4, 4]) == max(0.4 + 4, 0.4 + 2 + 2) + 0.5
+    assert model.node_times([4, 4]).tolist() == pytest.approx([0.4 + 4 + 0.5, 0.4 + 0.4 + 2 + 0.5])
+
+
+GOOD: dict[str, Any] = {"q": [1.0, 2.0], "s": [1.0, 2.0], "k": [1.0, 2.0], "m": [1.0, 2.0], "gamma": 0.2, "t_overlap": 1.0, "t_last": 0.1}
+REFUSED = {
+    "s of three": ({"s": [1.0, 2.0, 3.0]}, r"s of shape \[3\]: need one number for each of 2 nodes"),
+    "negative": ({"k": [-1.0, 2.0]}, r"k = \[-1.0, 2.0\]: need finite numbers, at least 0"),
+    "infinite": ({"m": [1.0, np.inf]}, "m = .*: need finite numbers"),
+    "no time": ({"q": [0.0, 1.0], "k": [0.0, 1.0]}, "q \\+ k = 0 of node 0: need samples that take time"),
+    "gamma": ({"gamma": 1.5}, "gamma = 1.5: need a number from 0 to 1"),
+    "T_o": ({"t_overlap": -1.0}, "t_overlap = -1.0"),
+    "limits": ({"limits": [np.nan, 1.0]}, "limits = .*: need numbers, at least 0"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_models_are_refused(name):
+    wrong, words = REFUSED[name]
+    with pytest.raises(ValueError, match=words):
+        ClusterModel(**{**GOOD, **wrong})
+
+
+def test_bad_totals_are_refused():
+    limited = ClusterModel(**GOOD, limits=[3.5, 2.5])
+    with pytest.raises(ValueError, match=r"a total batch of 6\.5 samples, but limits of 6 in all"):
+        limited.optperf([1.0, 6.5])
+    with pytest.raises(ValueError, match="a total batch of 6 samples, but limits of 5 in all"):
+        limited.optperf_integer(6)
+    with pytest.raises(ValueError, match=r"a total batch of -1\.0 samples: need a finite number"):
+        limited.optperf(-1.0)

@@ -1,0 +1,282 @@
+"""Who decides what, from observations that are made up here: each system beside what is computed by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from algorithms import cannikin
+from algorithms.cannikin import policies
+from algorithms.cannikin.candidates import Candidates
+
+MODEL = cannikin.ClusterModel([0.01, 0.02, 0.05], [0.1, 0.2, 0.3], [0.02, 0.05, 0.08], [0.05, 0.2, 0.1], 0.25, 0.6, 0.2, [40, 40, 40])
+ROOM = np.array([40, 40, 40])
+NOISE = cannikin.NoiseScale(1500.0, 3.0)  # 500 samples
+
+
+def observation(batches: np.ndarray, model: cannikin.ClusterModel = MODEL, noise: cannikin.NoiseScale = NOISE) -> policies.Observation:
+    """Of two rounds, without errors."""
+    b = np.asarray(batches)
+    P = np.asarray(model.k) * b + model.m
+    a = np.asarray(model.q) * b + model.s
+    T_comm = np.full(len(b), model.t_overlap + model.t_last)
+    compute, backward, first, communication = (np.stack([each, each]) for each in (a + P, P, model.gamma * P, T_comm))
+    return policies.Observation(b, compute, backward, first, communication, noise)
+
+
+def epochs(system: cannikin.System, number: int, model: cannikin.ClusterModel = MODEL, limits: Any = ROOM) -> tuple[list[np.ndarray], Any]:
+    """What it decides on a cluster without noise, epoch by epoch, and what it remembers."""
+    memory, found = system.start(policies.Cluster(model.nodes, 0.25, np.asarray(limits))), []
+    for _ in range(number):
+        batches, memory = system.decide(memory)
+        memory = system.observe(memory, observation(batches, model))
+        found.append(batches)
+    return found, memory
+
+
+# --- DDP.
+
+
+def test_equal_split():
+    found, _ = epochs(cannikin.equal_split(62), 3)
+    for batches in found:
+        np.testing.assert_array_equal(batches, [21, 21, 20])
+    system = cannikin.equal_split(62)
+    memory = system.resize(system.start(policies.Cluster(3, 0.25, ROOM)), np.array([0, 2]), 2, np.full(4, 40))
+    np.testing.assert_array_equal(system.decide(memory)[0], [16, 16, 15, 15])
+    with pytest.raises(ValueError, match="equal parts of 62 samples: 31 of node 0, which has room for 30: need fewer"):
+        system.decide(system.resize(memory, np.array([0, 1]), 0, np.full(2, 30)))
+
+
+# --- LB-BSP.
+
+
+def test_lb_bsp_moves_delta_from_the_slowest_to_the_fastest_until_it_is_slower():
+    """Seconds of computing are 0.03 b + 0.15, 0.07 b + 0.4, 0.13 b + 0.4; node 0 has room for 40."""
+    found, memory = epochs(cannikin.lb_bsp(60), 9)
+    # Slowest: 3.0 s of node 2, 2.35 of node 2, 1.8 of node 1, 1.7 of node 2, 1.45 of node 1; then 1.7 of node 2, so the last change is
+    # undone.
+    expected = [[20, 20, 20], [25, 20, 15], [30, 20, 10], [35, 15, 10], [40, 15, 5], [40, 10, 10], *3 * [[40, 15, 5]]]
+    assert [each.tolist() for each in found] == expected
+    assert memory.going is False
+
+
+def test_lb_bsp_s_stop():
+    """With a step of 9 the second change is one too many: the batches of before it stay."""
+    model = cannikin.ClusterModel([0.1, 0.3], [0, 0], [0.1, 0.3], [0, 0], 0.0, 0.0, 0.0)
+    found, memory = epochs(cannikin.lb_bsp(40, step=9), 5, model, [100, 100])
+    # 4 s and 12 s; 29 samples: 5.8 s and 6.6 s; 38 samples: 7.6 s and 1.2 s.
+    assert [each.tolist() for each in found] == [[20, 20], [29, 11], [38, 2], [29, 11], [29, 11]]
+    assert memory.going is False
+
+
+def test_lb_bsp_keeps_limits_and_begins_anew_when_nodes_change():
+    found, memory = epochs(cannikin.lb_bsp(60, step=50), 2, limits=[27, 40, 40])
+    np.testing.assert_array_equal(found[1], [27, 20, 13])
+    full, _ = epochs(cannikin.lb_bsp(60), 3, limits=[20, 20, 20])
+    np.testing.assert_array_equal(full, [[20, 20, 20]] * 3)
+    system = cannikin.lb_bsp(60)
+    batches, memory = system.decide(system.resize(memory, np.array([0, 1, 2]), 1, np.full(4, 40)))
+    np.testing.assert_array_equal(batches, [15, 15, 15, 15])
+    assert (memory.seconds, memory.going) == (np.inf, True)
+
+
+def test_a_node_gives_no_more_than_it_has():
+    model = cannikin.ClusterModel([0.1, 0.1], [0, 0], [0.1, 100.0], [0, 0], 0.0, 0.0, 0.0)
+    found, _ = epochs(cannikin.lb_bsp(6), 4, model, [100, 100])
+    assert [each.tolist() for each in found] == [[3, 3], [6, 0], [1, 5], [6, 0]]
+
+
+# --- Goodput.
+
+
+def test_goodput_is_throughput_times_efficiency():
+    """Pollux, equation 7, in plain numbers."""
+    assert cannikin.efficiency(100, 50.0, 25) == pytest.approx(75 / 150)
+    assert cannikin.efficiency(25, 50.0, 25) == 1
+    assert cannikin.efficiency(1000, np.inf, 25) == 1
+    assert cannikin.efficiency(1000, 0.0, 25) == pytest.approx(1 / 40)
+    totals, seconds = np.array([[25, 50], [100, 400]]), np.array([[1.0, 1.5], [2.0, 6.0]])
+    expected = [[25 * 1, 50 / 1.5 * 75 / 100], [50 * 75 / 150, 400 / 6 * 75 / 450]]
+    np.testing.assert_allclose(cannikin.goodput(seconds, totals, 50.0, 25), expected)
+
+
+def by_hand(totals: np.ndarray, seconds: list[float], phi: float, first: int) -> int:
+    return int(totals[np.argmax([B / T * (phi + first) / (phi + B) for B, T in zip(totals, seconds, strict=True)])])
+
+
+def test_adaptdl_s_total_batch_is_that_of_the_largest_goodput_at_equal_parts():
+    totals = np.array([30, 60, 75, 90, 120])
+    found, _ = epochs(cannikin.adaptdl(totals, 30), 4)
+    equal = [
+        max(0.03 * b + 0.35, 0.07 * b + 0.6, 0.13 * b + 0.6, 0.015 * b + 0.9125, 0.0325 * b + 1.05, 0.07 * b + 1.125) for b in totals / 3
+    ]
+    best = by_hand(totals, equal, 500, 30)
+    assert [each.tolist() for each in found] == [[10, 10, 10], [20, 20, 20], *2 * [[best // 3] * 3]]
+    assert best == 90
+
+
+def test_cannikin_s_is_that_at_optperf():
+    totals = np.array([30, 60, 75, 90, 120])
+    found, memory = epochs(cannikin.cannikin(totals), 5)
+    best = by_hand(totals, [MODEL.optperf(B).seconds for B in totals], 500, 30)
+    assert [batches.sum() for batches in found] == [30, 30, best, best, best]
+    assert best == 60
+    np.testing.assert_array_equal(found[0], [10, 10, 10])
+    assert (found[1] != found[0]).all()
+    for batches in found[2:]:
+        assert MODEL.batch_time(batches) == pytest.approx(MODEL.optperf_integer(best).seconds, rel=1e-9)
+    # Where no gradient is seen in the noise, what counts is throughput; with no noise, the first batch is all that is needed.
+    for noise, total in (
+        (cannikin.NoiseScale(1.0, -1.0), by_hand(totals, [MODEL.optperf(B).seconds for B in totals], 1e12, 30)),
+        (cannikin.NoiseScale(-1.0, 1.0), 30),
+    ):
+        known = cannikin.cannikin(totals).observe(memory, observation(found[-1], noise=noise))
+        assert cannikin.cannikin(totals).decide(known)[0].sum() == total
+
+
+def test_adaptdl_learns_from_two_sizes_of_every_node():
+    """Of 31 samples, one node has 11: of 32, two; that is not yet another size of all three."""
+    found, memory = epochs(cannikin.adaptdl([31, 32, 34], 31), 2)
+    assert [batches.tolist() for batches in found] == [[11, 10, 10], [12, 11, 11]]
+    assert memory.learner.model() is not None
+    alone, memory = epochs(cannikin.adaptdl(30, 30), 3)
+    assert [batches.tolist() for batches in alone] == [[10, 10, 10]] * 3
+    assert memory.learner.model() is None
+
+
+def test_nodes_that_join_are_learned_in_two_epochs():
+    q, s, k, m = (np.append(each, each[1]) for each in (MODEL.q, MODEL.s, MODEL.k, MODEL.m))
+    more = cannikin.ClusterModel(q, s, k, m, 0.25, 0.6, 0.2, [40] * 4)
+    for system in (cannikin.cannikin([30, 60], 30), cannikin.adaptdl([30, 60], 30)):
+        _, memory = epochs(system, 3)
+        memory, totals = system.resize(memory, np.arange(3), 1, np.full(4, 40)), []
+        for _ in range(3):
+            assert len(totals) == 2 or memory.learner.model() is None
+            batches, memory = system.decide(memory)
+            memory = system.observe(memory, observation(batches, more))
+            totals.append(batches.sum())
+        np.testing.assert_allclose(memory.learner.model().q, more.q, rtol=1e-6)
+
+
+def test_of_nodes_that_leave_the_others_models_stay():
+    for system in (cannikin.cannikin([30, 60], 30), cannikin.adaptdl([30, 60], 30)):
+        _, memory = epochs(system, 3)
+        memory = system.resize(memory, np.array([0, 2]), 0, np.array([40, 40]))
+        batches, memory = system.decide(memory)
+        np.testing.assert_allclose(memory.learner.model().k, [0.02, 0.08], rtol=1e-6)
+        assert len(batches) == 2
+        assert memory.candidates.patterns.shape == (2, 2)
+
+
+def test_candidates_that_memory_does_not_allow_are_left_out():
+    start = policies.Cluster(3, 0.25, np.array([40, 20, 10]))
+    assert cannikin.cannikin([30, 60, 71]).start(start).candidates.totals.tolist() == [30, 60]
+    assert cannikin.adaptdl([30, 31, 60], 30).start(start).candidates.totals.tolist() == [30]
+    with pytest.raises(ValueError, match="AdaptDL: total batches of 31 samples or more, but nodes have room for 30: need smaller ones"):
+        cannikin.adaptdl([31, 60], 30).start(start)
+
+
+class Counted:
+    """A cluster that writes down what it is asked."""
+
+    nodes = 2
+
+    def __init__(self, seconds: dict[int, float], longer: bool) -> None:
+        self.seconds, self.longer, self.asked = seconds, longer, []
+
+    def optperf(self, total_batch: Any) -> cannikin.OptPerf:
+        self.asked.append(np.asarray(total_batch).tolist())
+        batches = np.repeat(np.asarray(total_batch, float)[..., None] / 2, 2, axis=-1)
+        return cannikin.OptPerf(np.vectorize(self.seconds.get)(total_batch), batches)
+
+    def computes_longer(self, batches: Any) -> np.ndarray:
+        return np.full(np.shape(batches), self.longer)
+
+
+def test_candidates_are_known_until_bottlenecks_change():
+    """Section 4.5: all in the first epoch, then the chosen one alone; and all again when its bottlenecks are not what they were."""
+    first = Counted({10: 1.0, 20: 1.5, 40: 4.0}, False)
+    best, known = Candidates(np.array([10, 20, 40])).chosen(first, 100.0, 10)
+    assert (best, first.asked) == (20, [[10, 20, 40]])
+    second = Counted({10: 1.0, 20: 1.8, 40: 1.0}, False)
+    best, kept = known.chosen(second, 100.0, 10)
+    assert (best, second.asked) == (20, [20])
+    assert kept.seconds is not None
+    assert known.seconds is not None
+    np.testing.assert_allclose(kept.seconds, [1.0, 1.8, 4.0])  # what the third one takes now, nobody has asked
+    np.testing.assert_allclose(known.seconds, [1.0, 1.5, 4.0])
+    third = Counted({10: 1.0, 20: 1.8, 40: 1.0}, True)
+    best, anew = kept.chosen(third, 100.0, 10)
+    assert (best, third.asked) == (40, [20, [10, 20, 40]])
+    assert anew.seconds is not None
+    assert anew.patterns is not None
+    np.testing.assert_allclose(anew.seconds, [1.0, 1.8, 1.0])
+    assert anew.patterns.all()
+
+
+# --- Step sizes.
+
+
+def test_adascale():
+    """tr Sigma = 1500, |G|^2 = 3."""
+    assert cannikin.adascale(NOISE, 40, 10) == pytest.approx((150 + 3) / (37.5 + 3))
+    assert cannikin.adascale(NOISE, 10, 10) == 1
+    assert cannikin.adascale(cannikin.NoiseScale(600.0, -3.0), 40, 10) == 4  # all noise
+    assert cannikin.adascale(cannikin.NoiseScale(-600.0, 3.0), 40, 10) == 1  # none
+    assert cannikin.adascale(cannikin.NoiseScale(-1.0, -1.0), 40, 10) == 1
+    assert cannikin.adascale(cannikin.NoiseScale(0.0, 0.0, 0.0), 40, 10) == 1
+
+
+def test_square_root_and_constant():
+    assert cannikin.square_root(NOISE, 40, 10) == 2
+    assert cannikin.constant(NOISE, 40, 10) == 1
+
+
+# --- Parts.
+
+
+def test_whole_parts_have_the_total():
+    draw = np.random.default_rng(0)
+    for _ in range(200):
+        n = draw.integers(1, 9)
+        limits = draw.integers(1, 30, n)
+        total = int(draw.integers(0, limits.sum() + 1))
+        parts = draw.dirichlet(np.ones(n)) * total
+        found = policies.whole(parts, total, limits)
+        assert found.sum() == total
+        assert (found <= limits).all()
+        assert (found >= np.floor(np.minimum(parts, limits))).all()
+    np.testing.assert_array_equal(policies.whole(np.array([1.2, 2.7, 3.1]), 7, np.array([9, 9, 9])), [1, 3, 3])
+
+
+# --- Mistakes.
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda: cannikin.equal_split(0), "cannikin.equal_split: total_batch = 0"),
+        (lambda: cannikin.lb_bsp(0), "cannikin.lb_bsp: total_batch = 0"),
+        (lambda: cannikin.lb_bsp(8, step=0), "cannikin.lb_bsp: step = 0"),
+        (lambda: cannikin.adaptdl([], 8), r"cannikin.adaptdl: total_batches = \[\]: need whole numbers, at least 1"),
+        (lambda: cannikin.adaptdl([8, 0], 8), "cannikin.adaptdl: total_batches"),
+        (lambda: cannikin.adaptdl([8], 0), "cannikin.adaptdl: initial_batch = 0"),
+        (lambda: cannikin.cannikin(np.array([8.5])), "cannikin.cannikin: total_batches"),
+        (lambda: cannikin.cannikin([8, 16], -1), "cannikin.cannikin: initial_batch = -1"),
+        (lambda: cannikin.efficiency(0.5, 1.0, 8), "cannikin.efficiency: total_batch = 0.5: need finite numbers, at least 1"),
+        (lambda: cannikin.efficiency(8, -1.0, 8), "cannikin.efficiency: noise_scale = -1.0: need a number, at least 0"),
+        (lambda: cannikin.efficiency(8, np.nan, 8), "cannikin.efficiency: noise_scale = nan"),
+        (lambda: cannikin.efficiency(8, 1.0, 0), "cannikin.efficiency: initial_batch = 0"),
+        (lambda: cannikin.goodput(0.0, 8, 1.0, 8), "cannikin.goodput: seconds = 0.0: need numbers above 0"),
+        (lambda: cannikin.adascale(NOISE, 0, 8), "adascale: total_batch = 0"),
+        (lambda: cannikin.adascale(NOISE, 8, 0), "adascale: initial_batch = 0"),
+        (lambda: cannikin.square_root(NOISE, 8, 0), "square_root: initial_batch = 0"),
+        (lambda: cannikin.constant(NOISE, 0, 8), "constant: total_batch = 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(wrong, words):
+    with pytest.raises(ValueError, match=words):
+        wrong()

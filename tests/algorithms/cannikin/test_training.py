@@ -1,0 +1,283 @@
+"""Training in epochs: its steps beside those of one worker that has all samples, its seconds beside the model of the cluster."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import algorithms
+import dsgd
+import topologies
+from algorithms import cannikin, unequal_work
+from dsgd import clusters, compressors, work
+from dsgd.engine import programs
+
+N, D, B, M = 4, 5, 4, 10  # up to 40 samples of a node, in pieces of 4
+TOTAL, ROUNDS, RATE = 64, 4, 0.02
+Q, S, K, P = np.array([[0.01, 0.02, 0.05, 0.03], [0.1, 0.2, 0.3, 0.1], [0.02, 0.05, 0.08, 0.06], [0.05, 0.2, 0.1, 0.1]])
+GAMMA, LAST, SPEED = 0.25, 0.125, 200.0
+T_COMM = 2 * (N - 1) * 32 * D / N / SPEED  # of a ring's messages
+OVERLAP = clusters.Overlap(clusters.constant(P), clusters.constant(K), GAMMA, LAST)
+CLUSTER = clusters.Cluster(
+    clusters.constant(S + P), up=clusters.constant(SPEED), per_sample=clusters.constant(Q + K), at_once=True, overlap=OVERLAP
+)
+SGD = algorithms.minibatch_sgd(cannikin.scalable(optax.sgd(RATE, momentum=0.5)))
+SIZES = np.array([25, 3, 0, 10])  # 38
+DRAW = np.random.default_rng(0)
+A = DRAW.normal(size=(N, B, D))
+Y = A @ np.arange(D) + DRAW.normal(size=(N, B))
+
+
+class Batch(NamedTuple):
+    """Samples `[m, d]` and `[m]`, and which of them count, `[m]`."""
+
+    a: jax.Array
+    y: jax.Array
+    counts: jax.Array
+
+
+def loss(x: jax.Array, batch: Batch) -> jax.Array:
+    return jnp.sum(batch.counts * (batch.a @ x - batch.y) ** 2) / jnp.sum(batch.counts)
+
+
+# A node's b samples are its four in turn, so that numpy knows them.
+PROBLEM = dsgd.Problem(
+    lambda key: jnp.zeros(D),
+    loss,
+    Batch(jnp.asarray(A, jnp.float32), jnp.asarray(Y, jnp.float32), jnp.ones((N, B))),
+    lambda key, mine: mine,
+    batch_size=B,
+    take=lambda batch, samples: batch._replace(counts=jnp.where(jnp.arange(B) < samples, 1.0, 0.0)),
+)
+
+
+def train(system: cannikin.System, method: dsgd.Algorithm = SGD, seed: int = 0, **options: Any) -> cannikin.Training:
+    given: dict[str, Any] = {"cluster": CLUSTER, "epochs": 5, "micro_batches": M, "samples": ROUNDS * TOTAL, **options}
+    return cannikin.train(method, PROBLEM, system, key=jax.random.key(seed), **given)
+
+
+def always(batches: np.ndarray) -> cannikin.System:
+    """A system of one's own."""
+    return cannikin.System(lambda cluster: (), lambda memory: (batches, ()), lambda memory, seen: (), lambda *args: (), "always")
+
+
+def model(nodes: Any = slice(None)) -> cannikin.ClusterModel:
+    return cannikin.ClusterModel(
+        Q[nodes], S[nodes], K[nodes], P[nodes], GAMMA, (1 - LAST) * T_COMM, LAST * T_COMM, np.full(N, B * M)[nodes]
+    )
+
+
+def slopes(x: np.ndarray, batches: np.ndarray) -> np.ndarray:
+    """Of each node's loss, the mean over its samples, `[N, d]`; 0 of who has none. Each node has its own model, or all have one."""
+    times = (batches[:, None] - np.arange(B) + B - 1) // B  # how often a sample counts
+    residuals = np.einsum("nbd,nd->nb", A, np.broadcast_to(x, (N, D))) - Y
+    return np.einsum("nb,nb,nbd->nd", times, 2 * residuals, A) / np.maximum(batches, 1)[:, None]
+
+
+def replayed(epochs: list[cannikin.Epoch], optimizer: optax.GradientTransformation) -> tuple[np.ndarray, list[tuple[float, float]]]:
+    """The model of one worker that has all samples, and S and G of each epoch, whose mean over rounds they are."""
+    x, seen = jnp.zeros(D), []
+    memory = optimizer.init(x)
+    for epoch in epochs:
+        noises = []
+        for _ in range(epoch.rounds):
+            each, shares = slopes(np.asarray(x), epoch.batches), epoch.batches / epoch.total
+            g = shares @ each
+            noise = epoch.batches @ np.sum((each - g) ** 2, axis=1) / (np.sum(epoch.batches > 0) - 1)
+            noises.append((noise, g @ g - noise / epoch.total))
+            change, memory = optimizer.update(jnp.asarray(g, jnp.float32), memory, x)
+            x = x + epoch.factor * jnp.asarray(change)
+        seen.append(np.mean(noises, axis=0))
+    return np.asarray(x), seen
+
+
+# --- Steps.
+
+
+def test_a_run_is_that_of_one_worker_with_all_samples():
+    """Steps (eq. 9), noise scale, AdaScale, with total batches that change."""
+    found = train(cannikin.cannikin([32, 48, 96], 32), epochs=6, scaling=cannikin.adascale, smoothing=0.4, samples=192)
+    x, seen = replayed(found.epochs, optax.sgd(RATE, momentum=0.5))
+    np.testing.assert_allclose(found.params, x, rtol=1e-4)
+    assert [epoch.total for epoch in found.epochs[:2]] == [32, 32]
+    assert len({epoch.total for epoch in found.epochs}) > 1
+    assert [epoch.rounds for epoch in found.epochs] == [192 // epoch.total for epoch in found.epochs]
+    for i, epoch in enumerate(found.epochs):
+        weights = 0.6 ** np.arange(i, -1, -1)
+        noise, sqnorm = np.average(seen[: i + 1], axis=0, weights=weights)
+        assert epoch.noise_scale == pytest.approx(noise / sqnorm, rel=1e-3)
+        if i + 1 < len(found.epochs):
+            B1, after = found.epochs[i + 1].total, found.epochs[i + 1].factor
+            assert after == pytest.approx((noise / 32 + sqnorm) / (noise / B1 + sqnorm), rel=1e-3)
+    assert max(epoch.factor for epoch in found.epochs) > 1.01
+
+
+def test_adam_s_steps_grow_with_the_square_root():
+    method = algorithms.minibatch_sgd(cannikin.scalable(optax.adam(0.1)))
+    found = train(cannikin.lb_bsp(TOTAL), method, epochs=3, scaling=cannikin.square_root, initial_batch=16)
+    assert [epoch.factor for epoch in found.epochs] == [2.0, 2.0, 2.0]
+    np.testing.assert_allclose(found.params, replayed(found.epochs, optax.adam(0.1))[0], rtol=1e-3)
+
+
+def test_optimisers_of_all_nodes_are_scaled():
+    """Those of local SGD, whose nodes step along their own gradients, N b / B times the mean of their samples."""
+    method = algorithms.local_sgd(cannikin.scalable(optax.sgd(RATE)), 2)
+    found = train(always(SIZES), method, epochs=2, scaling=lambda noise, total, first: 0.5, samples=4 * 38)
+    x = np.zeros((N, D))
+    for t in range(8):
+        x = x - 0.5 * RATE * (N * SIZES / SIZES.sum())[:, None] * slopes(x, SIZES)
+        x = np.broadcast_to(x.mean(axis=0), x.shape) if t % 2 else x
+    np.testing.assert_allclose(found.params, x[0], rtol=1e-4)
+    np.testing.assert_array_equal(found.state.workers.optimizer[1].factor, np.full(N, 0.5))
+
+
+@pytest.mark.parametrize("name", ["dsgd", "ec-sgd"])
+def test_methods_go_on_as_in_one_run_with_unequal_work(name):
+    """Whose gradients are those of one worker with all samples: tests/algorithms/test_unequal_work.py."""
+    plain = optax.sgd(RATE)
+    method = {
+        "dsgd": algorithms.decentralized_sgd(plain, topologies.ring(N)),
+        "ec-sgd": algorithms.error_compensated_sgd(plain, compressors.sign, compressors.top_k(0.5)),
+    }[name]
+    found = train(always(SIZES), method, epochs=2, samples=3 * 38)
+    once = unequal_work(method, work.local_batches(SIZES, batch_size=B, micro_batches=M))
+    result = dsgd.run(once, PROBLEM, steps=6, key=jax.random.key(0), mesh=1)
+    assert int(found.state.step) == 6
+    for ours, theirs in zip(jax.tree.leaves((found.state, found.params)), jax.tree.leaves((result.state, result.params)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert found.epochs[-1].scalars["loss"] == pytest.approx(result.history["loss"][-1], rel=1e-5)
+
+
+# --- Seconds.
+
+
+def test_stages_go_on_without_compiling_again():
+    """Of one system, of others, with other seeds, totals, lengths and factors."""
+    train(cannikin.equal_split(TOTAL), epochs=1)
+    before = programs.compiled()
+    for i, system in enumerate((cannikin.cannikin([32, 64]), cannikin.lb_bsp(48), cannikin.adaptdl([32, 64], 32))):
+        train(system, seed=i, epochs=4, samples=100 + 50 * i, scaling=cannikin.adascale)
+    assert programs.compiled() == before
+
+
+SYSTEMS = {
+    "DDP": cannikin.equal_split(TOTAL),
+    "LB-BSP": cannikin.lb_bsp(TOTAL),
+    "AdaptDL": cannikin.adaptdl([32, TOTAL, 96], TOTAL),
+    "Cannikin": cannikin.cannikin([32, TOTAL, 96], TOTAL),
+}
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_the_clock_is_the_model_s(name):
+    found = train(SYSTEMS[name])
+    assert SYSTEMS[name].name == name
+    for epoch in found.epochs:
+        assert epoch.batch_time == pytest.approx(model().batch_time(epoch.batches), rel=1e-5)
+    np.testing.assert_allclose(found.clock()[-1], sum(epoch.seconds for epoch in found.epochs))
+    losses = [epoch.scalars["loss"] for epoch in found.epochs]
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_the_third_epoch_is_at_optperf():
+    """Without noise, two sizes of each node are all that there is to know."""
+    best = model().optperf_integer(TOTAL)
+    found = train(cannikin.cannikin(TOTAL)).epochs
+    assert [epoch.total for epoch in found] == [TOTAL] * 5
+    np.testing.assert_array_equal(found[0].batches, [16, 16, 16, 16])
+    assert found[1].batch_time > best.seconds * 1.001
+    for epoch in found[2:]:
+        assert epoch.batch_time == pytest.approx(best.seconds, rel=1e-5)
+
+
+def test_nodes_leave_and_join():
+    """Who leaves takes nothing of the others' models away; who joins is learned in two epochs."""
+    left = np.array([True, True, False, True])
+    found = train(cannikin.cannikin(TOTAL), epochs=9, present=lambda epoch: left if epoch in (3, 4) else np.ones(N, bool)).epochs
+    assert [i for i, epoch in enumerate(found) if epoch.batches[2] == 0] == [3, 4]
+    fewer, all_of_them = (each.optperf_integer(TOTAL).seconds for each in (model(left), model()))
+    for i in (2, 7, 8):
+        assert found[i].batch_time == pytest.approx(all_of_them, rel=1e-5)
+    for i in (3, 4):
+        assert found[i].batch_time == pytest.approx(fewer, rel=1e-5)
+    assert found[5].batches[2] != found[6].batches[2]
+
+
+def test_limits_are_kept():
+    limits = [20, 40, 40, 40]
+    for system in (cannikin.cannikin(TOTAL), cannikin.lb_bsp(TOTAL)):
+        assert max(epoch.batches[0] for epoch in train(system, limits=limits).epochs) == 20
+    assert max(epoch.batches[0] for epoch in train(cannikin.cannikin(100), limits=[64] * N).epochs) == B * M
+
+
+def test_until_ends_it_and_short_epochs_have_two_rounds():
+    found = train(cannikin.cannikin(TOTAL), samples=10, until=lambda epochs: len(epochs) == 4).epochs
+    assert [epoch.rounds for epoch in found] == [2, 2, 2, 2]
+    assert found[2].batch_time == pytest.approx(model().optperf_integer(TOTAL).seconds, rel=1e-5)
+
+
+def test_one_node_alone_shows_no_noise():
+    found = train(always(np.array([8, 0, 0, 0])), epochs=1).epochs
+    assert found[0].noise_scale == np.inf
+
+
+# --- Mistakes.
+
+REFUSED = {
+    "whole batches": ({}, PROBLEM._replace(take=None), "cannikin.train: .* cannot cut its batches"),
+    "no overlap": ({"cluster": clusters.Cluster(clusters.constant(1.0))}, PROBLEM, "cannikin.train: a cluster without an overlap"),
+    "apart": (
+        {"cluster": clusters.Cluster(clusters.constant(1.0), overlap=OVERLAP)},
+        PROBLEM,
+        "cannikin.train: 10 micro-batches as batches of their own: need a cluster with at_once=True",
+    ),
+    "limits": ({"limits": [1, 2, 3]}, PROBLEM, r"cannikin.train: limits = \[1, 2, 3\]: need whole numbers of samples, one for each of 4"),
+    "half a limit": ({"limits": np.full(N, 0.5)}, PROBLEM, "cannikin.train: limits"),
+    "no room": ({"limits": [10] * N}, PROBLEM, "equal parts of 64 samples: 16 of node 0, which has room for 10: need fewer"),
+    "epochs": ({"epochs": 0}, PROBLEM, "cannikin.train: epochs = 0"),
+    "samples": ({"samples": 0}, PROBLEM, "cannikin.train: samples = 0"),
+    "initial_batch": ({"initial_batch": 0}, PROBLEM, "cannikin.train: initial_batch = 0"),
+    "smoothing": ({"smoothing": 0.0}, PROBLEM, r"cannikin.train: smoothing = 0.0: need a number in \(0, 1\]"),
+    "micro_batches": ({"micro_batches": 0}, PROBLEM, "cannikin.train: micro_batches = 0"),
+    "nobody": ({"present": lambda epoch: np.zeros(N, bool)}, PROBLEM, r"present\(0\) = .*: need bool \[4\], of which one is true"),
+    "somebody": ({"present": lambda epoch: np.ones(3, bool)}, PROBLEM, r"present\(0\) = .*: need bool \[4\]"),
+}
+
+
+@pytest.mark.parametrize("mistake", REFUSED)
+def test_what_cannot_be_trained_is_refused(mistake):
+    wrong, problem, words = REFUSED[mistake]
+    given: dict[str, Any] = {"cluster": CLUSTER, "epochs": 1, "micro_batches": M, **wrong}
+    with pytest.raises(ValueError, match=words):
+        cannikin.train(SGD, problem, cannikin.equal_split(TOTAL), key=jax.random.key(0), **given)
+
+
+@pytest.mark.parametrize(
+    ("batches", "words"),
+    [
+        ([1, 2, 3], "always gives batches .*: need whole numbers, one a node, from 0 to"),
+        ([1, 2, 3, 41], "always gives batches .*41"),
+        ([1, 2, 3, -1], "always gives batches .*-1"),
+        ([1.0, 2.0, 3.0, 4.0], "always gives batches"),
+        ([0, 0, 0, 0], "always gives batches of 0 samples in all"),
+    ],
+)
+def test_batches_that_do_not_fit_are_refused(batches, words):
+    with pytest.raises(ValueError, match=words):
+        train(always(np.array(batches)))
+
+
+def test_steps_that_cannot_be_scaled_are_refused():
+    with pytest.raises(ValueError, match=r"a step size times 2, but its optimiser's is fixed: need cannikin\.scalable"):
+        train(always(SIZES), algorithms.minibatch_sgd(optax.sgd(RATE)), scaling=lambda noise, total, first: 2.0)
+
+
+@pytest.mark.parametrize("factor", [0.0, np.nan])
+def test_factors_that_are_no_step_sizes_are_refused(factor):
+    with pytest.raises(ValueError, match=rf"cannikin.train: scaling gives {factor}: need a finite number above 0"):
+        train(always(SIZES), scaling=lambda noise, total, first: factor)
