@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from algorithms.dropcompute import thresholds
-from algorithms.dropcompute.stopping import Stop, Stopped, need_stop, stopped
+from algorithms.dropcompute.stopping import Stop, Stopped, need_one_by_one, need_stop, stopped
 from algorithms.dropcompute.thresholds import ChosenAfter, Measuring
 from dsgd import checks
 from dsgd import work as works
@@ -78,8 +78,9 @@ def drop_compute(
 
     Raises:
         ValueError: a threshold or a number that is negative or NaN (an infinite threshold drops nothing), micro_batches or period < 1,
-            another word. When it runs: no cluster; a method that keeps its own time, that cuts short or says what is computed, or asks for
-            exact gradients; a threshold to be chosen where workers are away; with redraw, batches from outside.
+            another word. When it runs: no cluster, or one whose micro-batches go at once; a method that keeps its own time, that cuts
+            short or says what is computed, or asks for exact gradients; a threshold to be chosen where workers are away; with redraw,
+            batches from outside.
 
     Source: Giladi et al., "DropCompute: simple and more robust distributed synchronous training via compute variance reduction",
     2023, Algorithms 1 and 2, sections 4.5, B.2.2 and B.3.
@@ -101,6 +102,7 @@ def drop_compute(
         """By all workers."""
         if round.cluster is None:
             raise ValueError(f"{name} without a cluster, whose micro-batches take their time: need run(..., cluster=...)")
+        need_one_by_one(name, round.cluster)
         whole = jnp.full((round.workers, M), round.batch_size or 1, jnp.int32)
         latencies = round.cluster.latencies(round._replace(work=Work(whole, whole)), jnp.arange(round.workers))
         return stopped(latencies, until(server), stop, server.spent if periodic else 0.0)

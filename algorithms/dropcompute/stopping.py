@@ -64,6 +64,12 @@ def need_stop(where: str, stop: Any) -> None:
         raise ValueError(f"{where}: stop = {stop!r}: need {' or '.join(map(repr, get_args(Stop)))}")
 
 
+def need_one_by_one(where: str, cluster: Any) -> None:
+    """Raises a ValueError where a cluster's workers compute all their micro-batches at once, so that there is no last one to drop."""
+    if cluster.at_once:
+        raise ValueError(f"{where}: a cluster whose workers compute their micro-batches at once: need one by one, at_once=False")
+
+
 def need_seconds(where: str, what: str, seconds: Any, *, positive: bool = False, finite: bool = True) -> None:
     """Raises a ValueError where known numbers, one or an array, are NaN, negative, or else not what is needed."""
     if isinstance(seconds, Tracer):

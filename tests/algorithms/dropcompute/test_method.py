@@ -295,8 +295,12 @@ def test_who_is_away_computes_nothing_and_loses_nothing():
     np.testing.assert_allclose(found.history["dropped"][1:], 1 - samples.sum(axis=1) / (M * N * present), rtol=1e-5)
 
 
+AT_ONCE = clusters.Cluster(clusters.constant(1.0), at_once=True)
+
 REFUSED = {
     "no cluster": (lambda: run(drop_compute(METHOD, TAU, M), cluster=None), "without a cluster"),
+    "at once": (lambda: run(drop_compute(METHOD, TAU, M), cluster=AT_ONCE), "micro-batches at once: need one by one"),
+    "drawn at once": (lambda: dropcompute.latencies(AT_ONCE, N, M, iterations=1, key=KEY), "dropcompute.latencies: a cluster whose"),
     "asynchronous": (lambda: run(drop_compute(algorithms.asynchronous_sgd(SGD), TAU, M)), "one by one; need a synchronous one"),
     "exact": (lambda: run(drop_compute(algorithms.gradient_descent(SGD), TAU, M)), "asks for exact gradients"),
     "its own work": (
