@@ -38,7 +38,7 @@ COUNTS += ("iterations", "processes", "nodes", "candidates", "width", "context")
 COUNTS += ("corrected_workers", "local_workers", "local_batch_size", "local_steps", "server")
 POSITIVE = ("learning_rates", "exact_learning_rate", "target", "bandwidth", "seconds", "alpha", "alphas", "factor")
 POSITIVE += ("communication_times", "learning_rate", "round_times", "period", "periods", "interval", "mean")
-POSITIVE += ("sgd_learning_rate", "local_step")
+POSITIVE += ("sgd_learning_rate", "local_step", "micro_batch")
 NOT_NEGATIVE = ("communications", "seed", "latency", "compute", "delay", "l2", "exact_l2", "noise", "communication")
 NOT_NEGATIVE += ("first_noises",)
 

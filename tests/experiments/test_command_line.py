@@ -30,6 +30,7 @@ from experiments import (
     kimad_deep,
     kimad_quadratic,
     kimad_variability,
+    stragglers,
     switch_timelines,
     topology,
 )
@@ -51,6 +52,7 @@ SCRIPTS = (
     kimad_deep,
     kimad_quadratic,
     kimad_variability,
+    stragglers,
     switch_timelines,
     topology,
 )
@@ -163,6 +165,7 @@ def test_missing_files_are_one_line_and_status_2(script, launch, tmp_path):
         (kimad_deep, "noise", -0.1),
         (kimad_quadratic, "round_times", (2.0, 0.0)),
         (kimad_variability, "period", 0.0),
+        (stragglers, "micro_batch", 0.0),
         (switch_timelines, "workers", 0),
     ],
 )

@@ -1,0 +1,258 @@
+"""What one would do against stragglers, side by side on one axis of seconds.
+
+    python -m experiments.stragglers --rounds 60
+
+Waiting for all, backup workers, DropCompute, local SGD without and with it, and servers that do not wait, with and without a bound on the
+staleness. Two kinds of stragglers: B.1's delays, of anybody at any time, and waits in one server only. A gradient is of as many
+micro-batches for every method. Each has its best step size of the grid, and all run for as many simulated seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+import tyro
+from matplotlib.figure import Figure
+from rich.table import Table
+
+import algorithms
+import dsgd
+from algorithms import dropcompute
+from dsgd import clusters, network, problems, records
+from experiments.helpers import commands, common, dropcompute_local, dropcompute_noises, figures, intervals
+from experiments.helpers.dropcompute_training import JUST_AFTER, MEASURED, latencies
+
+PILOT = 20  # rounds, in which every worker computes as many gradients, from which the seconds of one are taken
+RECORDS = 60  # of a run, about
+WAITING = "synchronous"  # what others are compared with
+
+
+@dataclass(frozen=True)
+class Args:
+    """Compares what one would do against stragglers."""
+
+    workers: int = 16
+    """N."""
+    data: str = "digits"
+    """digits, breast-cancer, mnist or cifar-10 (the last two are read from --data-dir), for logistic regression; iid."""
+    data_dir: commands.DataDir = None
+    micro_batches: int = 12
+    """M, of every gradient."""
+    batch_size: int = 4
+    """Samples of a micro-batch."""
+    learning_rates: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
+    """Step sizes to choose from."""
+    rounds: int = 60
+    """Of the synchronous method; others have as many seconds."""
+    backups: int = 4
+    """How many of the slowest gradients backup workers drop in a round."""
+    period: int = 4
+    """H, gradients of local SGD from one averaging to the next."""
+    bound: int = 32
+    """The largest staleness of the bounded method."""
+    straggling: float = 0.04
+    """Chance, on average over workers, that a micro-batch waits a second, where stragglers are in one server."""
+    server: int = 4
+    """Its workers: those who wait."""
+    micro_batch: float = 0.15
+    """Seconds of a micro-batch without waiting, there; with B.1's delays they are 0.45."""
+    latency: float = 0.02
+    """Seconds that a message takes besides its transfer."""
+    bandwidth: float = 2e6
+    """Bits per second of a port."""
+    seeds: int = 4
+    """Independent runs of each method."""
+    seed: int = 0
+    """Of everything random."""
+    out: Path = field(default=Path("results/stragglers"))
+    """Folder for config.json, history.csv and figure.png."""
+    progress: bool = True
+    """Show progress bars."""
+    cache: commands.Cache = None
+
+
+class Method(NamedTuple):
+    """What is compared.
+
+    Args:
+        build: of an optimizer.
+        updates: how many rounds of it are one gradient of every worker.
+        whole: whether a gradient is one batch of M micro-batches; if not, the method draws them one by one.
+        wasted: share of the work that never counts; None: it is what its history says is dropped.
+    """
+
+    build: Callable[[optax.GradientTransformation], dsgd.Algorithm]
+    updates: int = 1
+    whole: bool = True
+    wasted: float | None = 0.0
+
+
+Histories = dict[str, dict[str, common.Tuned]]
+
+
+def main(args: Args) -> None:
+    on = stragglers(args)
+    both = {whole: problem(args, whole) for whole in (False, True)}
+    chosen = {where: methods(args, cluster, both[True]) for where, cluster in on.items()}
+    for method in next(iter(chosen.values())).values():  # what is wrong is refused before the first run
+        method.build(optax.sgd(1.0)).init(both[True].init(jax.random.key(0)), args.workers)
+    commands.begin(args)
+    tuned: Histories = {where: {} for where in on}
+    histories: dict[str, dict[str, np.ndarray]] = {}
+    with commands.kept(records.write_histories, args.out / "history.csv", histories):
+        for where, cluster in on.items():
+            horizon = args.rounds * pilot(args, cluster, both, chosen[where][WAITING])
+            for name, method in common.bar(list(chosen[where].items()), where, args.progress):
+                one = tuned[where][name] = train(args, cluster, both, name, method, horizon)
+                histories[f"{where}: {name}"] = one.history
+    figures.save_figure(draw(args, tuned), args.out / "figure.png")
+    screen = common.console()
+    for where in on:
+        screen.print(tabulate(args, where, chosen[where], tuned[where]))
+    screen.print(f"Written: {args.out}/config.json, history.csv, figure.png", soft_wrap=True)
+
+
+def stragglers(args: Args) -> dict[str, clusters.Cluster]:
+    """By their kind."""
+    N, server = args.workers, args.server
+    if not 0 <= args.straggling * N <= server <= N:
+        what = f"--straggling {args.straggling:g} of {N} workers with --server {server}"
+        raise ValueError(f"{what}: need a server of some of them, in which there are as many stragglers on average")
+    _, single = dropcompute_local.scenarios(N, server, args.straggling, args.micro_batch)
+    kinds = {"B.1's delays": dropcompute_noises.delays().seconds, "single server": single.cluster.compute}
+    ports = {"up": clusters.constant(args.bandwidth), "latency": args.latency}
+    return {where: clusters.Cluster(seconds, micro_batches=args.micro_batches, **ports) for where, seconds in kinds.items()}
+
+
+def problem(args: Args, whole: bool) -> dsgd.Problem:
+    """On the same data, with batches of all samples of a gradient, or of a micro-batch."""
+    batch_size = args.batch_size * (args.micro_batches if whole else 1)
+    return problems.logistic_regression(args.data, args.workers, "iid", batch_size=batch_size, seed=args.seed, data_dir=args.data_dir)
+
+
+def methods(args: Args, cluster: clusters.Cluster, on: dsgd.Problem) -> dict[str, Method]:
+    """By name."""
+    N, M, H = args.workers, args.micro_batches, args.period
+    bits = 32 * sum(leaf.size for leaf in jax.tree.leaves(on.init(jax.random.key(0))))
+    communication = network.cost(network.ring_all_reduce, N, args.latency, bits / args.bandwidth)
+
+    def threshold(period: int) -> float:
+        """The planner's, seconds of computation in so many rounds, from other draws than the runs'."""
+        times = latencies(cluster, N, M, args.seed, MEASURED * period).reshape(MEASURED, period, N, M)
+        times = times.transpose(0, 2, 1, 3).reshape(MEASURED, N, period * M)
+        return JUST_AFTER * float(dropcompute.threshold(times, np.full(MEASURED, communication)))
+
+    step, steps = threshold(1), threshold(H)
+
+    def dropping(optimizer):
+        return algorithms.drop_compute(algorithms.minibatch_sgd(optimizer), step, M)
+
+    def dropping_locally(optimizer):
+        return algorithms.drop_compute(algorithms.local_sgd(optimizer, H), steps, M, period=H, correction="local")
+
+    return {
+        WAITING: Method(algorithms.minibatch_sgd),
+        "backup workers": Method(lambda optimizer: algorithms.backup_workers_sgd(optimizer, args.backups), wasted=args.backups / N),
+        "DropCompute": Method(dropping, whole=False, wasted=None),
+        "local SGD": Method(lambda optimizer: algorithms.local_sgd(optimizer, H)),
+        "local, DropCompute": Method(dropping_locally, whole=False, wasted=None),
+        "asynchronous": Method(algorithms.asynchronous_sgd, updates=N),
+        "bounded staleness": Method(lambda optimizer: algorithms.asynchronous_sgd(optimizer, bound=args.bound), updates=N),
+    }
+
+
+def pilot(args: Args, cluster: clusters.Cluster, both: dict[bool, dsgd.Problem], method: Method) -> float:
+    """Seconds of one of its rounds, on average over a short run of steps of no length."""
+    rounds = PILOT * method.updates
+    run: dict[str, Any] = {"steps": rounds, "record_every": rounds, "key": jax.random.key(args.seed), "cluster": cluster}
+    history = dsgd.run(method.build(optax.sgd(0.0)), both[method.whole], mesh=common.devices_for(args.workers), **run).history
+    return float(history["clock"][-1]) / rounds
+
+
+def train(args: Args, cluster: clusters.Cluster, both: dict[bool, dsgd.Problem], name: str, method: Method, horizon: float) -> common.Tuned:
+    """The method at its best step size, for so many seconds, about."""
+    best = common.tune(
+        lambda learning_rate: method.build(optax.sgd(learning_rate)),
+        both[method.whole],
+        args.learning_rates,
+        steps=math.ceil(horizon / pilot(args, cluster, both, method)),
+        seeds=args.seeds,
+        seed=args.seed,
+        progress=False,
+        cluster=cluster,
+        records=RECORDS,
+    )
+    if best is None:
+        raise ValueError(f"{name} diverged at every step size of {args.learning_rates}: need smaller ones")
+    return best
+
+
+def target_of(tuned: dict[str, common.Tuned]) -> float:
+    """The smallest loss that all seeds of the synchronous method have reached at the end."""
+    return float(tuned[WAITING].history["loss"].min(axis=1).max())
+
+
+def reached(history: dict[str, np.ndarray], target: float) -> np.ndarray:
+    """Seconds until each seed's loss is the target for the first time, between records on a line, `[seeds]`; infinite where it never is."""
+    found = []
+    for clock, loss in zip(history["clock"], history["loss"], strict=True):
+        below = np.flatnonzero(loss <= target)
+        if not below.size:
+            found.append(math.inf)
+            continue
+        before, at = max(0, below[0] - 1), below[0]
+        share = 1.0 if loss[before] <= target else (loss[before] - target) / (loss[before] - loss[at])
+        found.append(clock[before] + share * (clock[at] - clock[before]))
+    return np.array(found)
+
+
+def tabulate(args: Args, where: str, chosen: dict[str, Method], tuned: dict[str, common.Tuned]) -> Table:
+    """One row a method."""
+    target = target_of(tuned)
+    sure = "mean ± half the 95 % interval over seeds" if args.seeds > 1 else "one seed"
+    table = Table(
+        title=f"{where}: to loss {target:.3g} on {args.workers} workers, {common.runs(args.seeds)}",
+        caption=f"s/update: of all workers, or of one gradient where none waits.\nwasted: % of the work that never counts.\n{sure}.\n"
+        "times as fast: as the synchronous one, seed by seed.\n*: at an edge of the grid of step sizes. -: not reached by all seeds.",
+    )
+    table.add_column("method", no_wrap=True)
+    for heading in ("step", "s/update", "wasted", "seconds", "times as fast"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    waiting = reached(tuned[WAITING].history, target)
+    for name, (learning_rate, history) in tuned.items():
+        edge = "*" * (learning_rate in (min(args.learning_rates), max(args.learning_rates)))
+        seconds = reached(history, target)
+        costs = [intervals.within(seconds, 0), intervals.within(waiting / seconds)] if np.isfinite(seconds).all() else ["-", "-"]
+        each = history["clock"][:, -1].mean() / history["step"][-1]
+        known = chosen[name].wasted
+        wasted = history["dropped"][:, 1:].mean() if known is None else known
+        table.add_row(name, f"{edge}{learning_rate:g}", f"{each:.2f}", f"{100 * wasted:.1f}", *costs)
+    return table
+
+
+def draw(args: Args, tuned: Histories) -> Figure:
+    """A panel for each kind of stragglers."""
+    sheet, panels = figures.figure(len(tuned), width=6.0, height=4.6)
+    for axes, (where, runs) in zip(panels, tuned.items(), strict=True):
+        axes.set(yscale="log", xlabel="simulated seconds", title=where)
+        figures.draw_lines(axes, {name: (one.history["clock"].mean(axis=0), one.history["loss"]) for name, one in runs.items()})
+        axes.axhline(target_of(runs), color="0.4", linewidth=0.8)
+        figures.plain_log(axes.yaxis)
+    panels[0].set_ylabel("loss f(x)")
+    handles, labels = panels[0].get_legend_handles_labels()
+    sheet.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    what = f"logistic regression, {args.data} (iid), {args.workers} workers x {args.micro_batches} micro-batches"
+    how = f"{args.backups} backup workers; averaging every {args.period}; staleness up to {args.bound}"
+    figures.title(sheet, f"{what}; {how}; {common.errors('bands', args.seeds)}; grey: target")
+    return sheet
+
+
+if __name__ == "__main__":
+    commands.launch(main, tyro.cli(Args))

@@ -1,0 +1,127 @@
+"""`python -m experiments.stragglers` with a tiny budget: its files, its tables, and how seconds are counted."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dsgd
+from dsgd import problems
+from experiments import stragglers
+from experiments.helpers import common
+from experiments.stragglers import Args
+
+SHOWN = ("synchronous", "DropCompute", "asynchronous")
+BATCHES: list[int] = []  # samples of the fixture's batches
+
+
+def least_squares(data, workers, partition, *, batch_size, seed, data_dir):
+    """Instead of logistic regression, without data to load."""
+    assert (data, partition, seed, data_dir) == ("digits", "iid", 0, None)
+    BATCHES.append(batch_size)
+    inputs, noise = np.random.default_rng(0).normal(size=(2, workers, 8, 4)).astype(np.float32)
+    return dsgd.Problem(
+        init=lambda key: jnp.zeros(4),
+        loss=lambda params, batch: jnp.mean((batch[0] @ params - batch[1]) ** 2),
+        data=(inputs, inputs.sum(axis=-1) + 0.1 * noise[..., 0]),
+        sample=lambda key, mine: mine,
+        batch_size=batch_size,
+    )
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """With one kind of stragglers and three of the methods: fewer programs; what was found, and the printed lines."""
+    args = Args(
+        workers=4,
+        server=1,
+        straggling=0.1,
+        micro_batches=3,
+        backups=1,
+        bound=6,
+        rounds=12,
+        seeds=2,
+        learning_rates=(0.1, 0.5),
+        out=tmp_path_factory.mktemp("stragglers"),
+        progress=False,
+    )
+    screen, kinds, known, found = common.console(), stragglers.stragglers, stragglers.methods, {}
+    draw = stragglers.draw
+
+    def drawn(args, tuned):
+        found.update(tuned)
+        return draw(args, tuned)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(problems, "logistic_regression", least_squares)
+        patch.setattr(stragglers, "stragglers", lambda args: {"single server": kinds(args)["single server"]})
+        patch.setattr(stragglers, "methods", lambda *arguments: {name: known(*arguments)[name] for name in SHOWN})
+        patch.setattr(stragglers, "draw", drawn)
+        patch.setattr(stragglers, "MEASURED", 20)
+        patch.setattr(common, "devices_for", lambda workers: dsgd.workers.mesh(1))
+        patch.setattr(common, "console", lambda: screen)
+        with screen.capture() as captured:
+            stragglers.main(args)
+    return args, found["single server"], captured.get().splitlines()
+
+
+def test_it_writes_its_files(ran):
+    args, _, _ = ran
+    assert json.loads((args.out / "config.json").read_text())["backups"] == 1
+    assert (args.out / "figure.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    with (args.out / "history.csv").open() as file:
+        assert {row["method"] for row in csv.DictReader(file)} == {f"single server: {name}" for name in SHOWN}
+
+
+def test_tables_fit_80_columns(ran):
+    _, _, lines = ran
+    assert all(len(line) <= 80 for line in lines[:-1])
+    assert "…" not in "".join(lines)
+    assert all(any(f"│ {name} " in line for line in lines) for name in SHOWN)
+
+
+def test_all_run_for_about_as_many_seconds(ran):
+    _, found, _ = ran
+    ends = {name: one.history["clock"][:, -1].mean() for name, one in found.items()}
+    assert all(0.75 < end / ends["synchronous"] < 1.35 for end in ends.values())
+    steps = {name: one.history["step"][-1] for name, one in found.items()}
+    assert steps["asynchronous"] > 4 * steps["synchronous"]
+    assert steps["DropCompute"] > steps["synchronous"]
+
+
+def test_a_gradient_has_as_many_micro_batches_and_samples(ran):
+    """Without a wait each takes as long; DropCompute drops those that wait only."""
+    args, found, _ = ran
+    shortest = {name: np.diff(found[name].history["clock"]).min() for name in ("synchronous", "DropCompute")}
+    assert shortest["synchronous"] >= args.micro_batches * args.micro_batch
+    assert shortest["synchronous"] == pytest.approx(shortest["DropCompute"], rel=1e-2)
+    dropped = found["DropCompute"].history["dropped"][:, 1:]
+    assert 0 < dropped.mean() < 0.25
+    assert [args.batch_size, args.micro_batches * args.batch_size] == BATCHES
+
+
+def test_seconds_to_a_loss_are_between_records():
+    history = {"clock": np.array([[0.0, 2.0, 4.0]] * 3), "loss": np.array([[3.0, 2.0, 1.0], [1.0, 3.0, 3.0], [3.0, 3.0, 2.0]])}
+    np.testing.assert_allclose(stragglers.reached(history, 1.5), [3.0, 0.0, math.inf])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"server": 17}, "of 16 workers with --server 17"),
+        ({"straggling": 0.5}, "--straggling 0.5 of 16 workers with --server 4"),
+        ({"backups": 16}, "backups = 16 of 16 workers: need at most 15"),
+        ({"bound": 3}, "bound = 3 with 16 workers"),
+    ],
+)
+def test_bad_input_is_refused_before_the_first_run(options, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(problems, "logistic_regression", least_squares)
+    monkeypatch.setattr(stragglers, "latencies", lambda cluster, N, M, seed, rounds: np.ones((rounds, N, M)))
+    with pytest.raises(ValueError, match=message):
+        stragglers.main(Args(out=tmp_path / "out", progress=False, **options))
+    assert not (tmp_path / "out").exists()
