@@ -387,6 +387,17 @@ GOOD: dict[Callable, dict[str, Any]] = {
         "batch_size": 2,
     },
     dropcompute.loopback: {"processes": 2, "function": jax.process_index, "timeout": 10.0},
+    dropcompute.simulated: {
+        "cluster": clusters.Cluster(SECONDS),
+        "workers": 2,
+        "micro_batches": 2,
+        "thresholds": [1.0, 2.0],
+        "rounds": 3,
+        "key": KEY,
+        "communication": 0.1,
+        "stop": "between",
+        "chunk": 2,
+    },
     dropcompute.step_time: {"latencies": np.ones((2, 3, 4)), "thresholds": 1.0, "stop": "preempt"},
     dropcompute.threshold: {"latencies": np.ones((2, 3, 4)), "communication": 0.1, "stop": "preempt"},
     dropcompute.train: {

@@ -33,7 +33,7 @@ from experiments import (
     switch_timelines,
     topology,
 )
-from experiments.benchmark import cannikin, kimad, methods, mixing, rounds, start
+from experiments.benchmark import cannikin, dropcompute, kimad, methods, mixing, rounds, start
 from experiments.benchmark import compression as throughput
 from experiments.helpers import commands, common
 
@@ -54,7 +54,7 @@ SCRIPTS = (
     switch_timelines,
     topology,
 )
-BENCHMARKS = (cannikin, kimad, throughput, methods, mixing, rounds, start)
+BENCHMARKS = (cannikin, dropcompute, kimad, throughput, methods, mixing, rounds, start)
 
 
 @dataclasses.dataclass(frozen=True)
