@@ -135,7 +135,7 @@ def _chunk(cluster: Cluster, N: int, M: int, stop: Stop, size: int, key: jax.Arr
 class Moments(NamedTuple):
     """Of what was seen: how many, their mean, and the sum of squared distances to it."""
 
-    count: int
+    rounds: int
     mean: np.ndarray
     squares: np.ndarray
 
@@ -148,6 +148,6 @@ def moments(values: np.ndarray) -> Moments:
 
 def together(one: Moments, other: Moments) -> Moments:
     """Of both (Chan's update: nothing large is subtracted from something as large)."""
-    count, apart = one.count + other.count, other.mean - one.mean
-    mean = one.mean + apart * (other.count / count)
-    return Moments(count, mean, one.squares + other.squares + apart**2 * (one.count * other.count / count))
+    count, apart = one.rounds + other.rounds, other.mean - one.mean
+    mean = one.mean + apart * (other.rounds / count)
+    return Moments(count, mean, one.squares + other.squares + apart**2 * (one.rounds * other.rounds / count))
