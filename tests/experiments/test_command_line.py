@@ -19,6 +19,7 @@ import dsgd
 from experiments import (
     asynchrony,
     availability,
+    cannikin_training,
     compare,
     complexity_table,
     compression,
@@ -38,6 +39,7 @@ from experiments.helpers import commands, common
 SCRIPTS = (
     asynchrony,
     availability,
+    cannikin_training,
     compare,
     complexity_table,
     compression,
@@ -132,6 +134,7 @@ def test_missing_files_are_one_line_and_status_2(script, launch, tmp_path):
         (mixing, "workers", 0),
         (throughput, "repeats", 0),
         (kimad, "resolutions", (1000, 0)),
+        (cannikin_training, "choices", 0),
         (compare, "target", float("nan")),
         (compare, "target", 0.0),
         (compare, "workers", 0),
