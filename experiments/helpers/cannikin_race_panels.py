@@ -46,7 +46,8 @@ def draw_batches(axes: Axes, setting: Setting, runs: Runs) -> None:
                 np.arange(1, len(run.totals) + 1), run.totals, where="mid", color=COLOURS[system], linestyle=STYLES[system], alpha=0.7
             )
     axes.set(xlabel="epoch", ylabel="total batch, samples", yscale="log", xscale="log")
-    axes.set_yticks(setting.totals[::2], labels=[f"{total}" for total in setting.totals[::2]])
+    ticks = np.unique(setting.totals[np.linspace(0, len(setting.totals) - 1, 4).round().astype(int)])
+    axes.set_yticks(ticks, labels=[f"{total}" for total in ticks])
     axes.minorticks_off()
     figures.plain_log(axes.xaxis)
 
