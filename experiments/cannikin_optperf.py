@@ -45,7 +45,7 @@ class Args:
     """nu of the first bucket's time on the P4000, for errors of the prediction; elsewhere it is --noise."""
     totals: int = 8
     """Total batches of figure 10."""
-    sizes: tuple[int, ...] = (3, 16, 100, 1000, 10_000)
+    worker_counts: tuple[int, ...] = (3, 16, 100, 1000, 10_000)
     """Numbers of nodes whose overhead is measured."""
     ratios: tuple[float, ...] = (1.0, 1.5, 2.0, 3.42, 5.0, 10.0)
     """Speeds of the fastest node over the slowest."""
@@ -67,12 +67,12 @@ Errors = dict[tuple[str, float], dict[str, np.ndarray]]
 
 
 def main(args: Args) -> None:
-    if min(args.ratios) < 1:
-        raise ValueError(f"--ratios {min(args.ratios):g}: need at least 1")
+    if not (np.min(args.ratios) >= 1 and np.isfinite(args.ratios).all()):
+        raise ValueError(f"--ratios {args.ratios}: need finite numbers, at least 1")
     if args.totals < 2:
         raise ValueError(f"--totals {args.totals}: need at least 2, the smallest and the largest")
     if args.iterations < 3:
-        raise ValueError(f"--iterations {args.iterations}: need at least 3, two of which are measured")
+        raise ValueError(f"--iterations {args.iterations}: need at least 3")
     commands.begin(args)
     found: Found = {}
     with commands.kept(write, args.out / "batch_time.csv", found):
@@ -135,7 +135,7 @@ def prediction(args: Args) -> Errors:
 def overhead(args: Args) -> dict[int, Overhead]:
     """By nodes."""
     workload, found = devices.WORKLOADS[WORKLOAD], {}
-    for n in args.sizes:
+    for n in args.worker_counts:
         model = driving.many_nodes(n, workload)
         roomy = workload._replace(first_batch=10 * n, last_batch=100 * n)
         found[n] = driving.overhead(model, devices.batches_of(model, roomy, CANDIDATES), args.repeats)

@@ -23,10 +23,11 @@ import algorithms
 import dsgd
 import topologies
 from algorithms import cannikin, delays, dropcompute, kimad
+from algorithms.dropcompute import family, processes
 from dsgd import clusters, compressors, network, problems, work, workers
 from dsgd.runs import chunks, driver
 
-PACKAGES = (dsgd, problems, compressors, network, clusters, topologies, algorithms, cannikin, delays, dropcompute, kimad, work)
+PACKAGES = (dsgd, problems, compressors, network, clusters, topologies, algorithms, delays, cannikin, dropcompute, kimad, work)
 SGD, RING, SIGN, KEY = optax.sgd(0.1), topologies.ring(4), compressors.sign, jax.random.key(0)
 QUADRATIC, METHOD = problems.random_quadratic(4, 2), algorithms.minibatch_sgd(SGD)
 ARRAYS = (np.arange(120.0).reshape(60, 2) % 7, np.arange(60) % 3)
@@ -84,6 +85,8 @@ _SQUEEZED = {**_GOSSIP, "compressor": SIGN, "consensus_step": 0.5}
 _OPTIMIZER = {"optimizer": SGD}
 _N = {"n": 4}
 _NORMAL = {"mean": 1.0, "std": 0.2, "micro_batches": 4}
+_CANNIKIN = cannikin.ClusterModel([0.1, 0.2], [0.5, 0.5], [0.3, 0.4], [0.1, 0.2], 0.2, 1.0, 0.1)
+_SEEN = {name: np.ones((2, 2)) for name in ("compute", "backward", "first", "communication")}
 _NOISE, _TOTALS = cannikin.NoiseScale(100.0, 1.0), {"total_batch": 16, "initial_batch": 8}
 _TABLES = {"errors": [[1.0, 0.0]], "sizes": [[8, 16]], "budget": 20.0}
 
@@ -334,6 +337,25 @@ GOOD: dict[Callable, dict[str, Any]] = {
     delays.given: {"D": [0, 0, 1], "bound": 4},
     delays.uniform: {"bound": 4},
     delays.worst_case: {"bound": 4},
+    cannikin.ClusterModel: {
+        **{name: [0.1, 0.2] for name in ("q", "s", "k", "m")},
+        "gamma": 0.2,
+        "t_overlap": 1.0,
+        "t_last": 0.1,
+        "limits": [8.0, 9.0],
+    },
+    cannikin.ClusterModel.optperf: {"self": _CANNIKIN, "total_batch": [4.0, 8.0]},
+    cannikin.ClusterModel.optperf_integer: {"self": _CANNIKIN, "total_batch": 8},
+    cannikin.Learner.joined: {"self": cannikin.learner(2, 0.1), "count": 2, "limits": [3.0, 4.0]},
+    cannikin.Learner.model: {"self": cannikin.learner(2, 0.1), "weighting": "plain"},
+    cannikin.Learner.next_batches: {"self": cannikin.learner(2, 0.1), "total": 8.0},
+    cannikin.Learner.observed: {"self": cannikin.learner(2, 0.1), "batches": [1.0, 2.0], **_SEEN},
+    cannikin.Learner.without: {"self": cannikin.learner(2, 0.1), "nodes": [1]},
+    cannikin.gradient_noise_scale: {"local_sqnorms": [1.0, 2.0], "global_sqnorm": 1.0, "batches": [4, 2], "weights": "plain"},
+    cannikin.learner: {"nodes": 2, "last_share": 0.1, "limits": [3.0, 4.0]},
+    cannikin.published_optperf: {"model": _CANNIKIN, "total": 8.0},
+    cannikin.smoothed: {"before": cannikin.NoiseScale(0.0, 0.0, 0.0), "new": cannikin.NoiseScale(1.0, 2.0), "weight": 0.1},
+    dropcompute.accumulate: {"gradient": lambda x, batch: 1.0, "params": 1.0, "batches": [1, 2], "threshold": 1.0, "clock": lambda: 0.0},
     dropcompute.chosen_after: {"rounds": 5},
     dropcompute.drop_rate: {"latencies": np.ones((2, 3, 4)), "thresholds": [1.0, 2.0], "stop": "between"},
     dropcompute.effective_speedup: {
@@ -364,8 +386,19 @@ GOOD: dict[Callable, dict[str, Any]] = {
         "key": KEY,
         "batch_size": 2,
     },
+    dropcompute.loopback: {"processes": 2, "function": jax.process_index, "timeout": 10.0},
     dropcompute.step_time: {"latencies": np.ones((2, 3, 4)), "thresholds": 1.0, "stop": "preempt"},
     dropcompute.threshold: {"latencies": np.ones((2, 3, 4)), "communication": 0.1, "stop": "preempt"},
+    dropcompute.train: {
+        "problem": problems.quadratic(np.ones((1, 2)), np.ones((1, 2))),
+        **_OPTIMIZER,
+        "threshold": dropcompute.chosen_after(2),
+        "micro_batches": 2,
+        "steps": 4,
+        "key": KEY,
+        "correction": "local",
+        "delay": lambda step, m: 0.0,
+    },
     kimad.allocate: {**_TABLES, "resolution": 100},
     kimad.any_of: {"compressors": [SIGN]},
     kimad.budget: {"up": 1e6, "round_time": 1.0, "computation": 0.1, "congestion": 1.0, "down": 2e6},
@@ -410,6 +443,7 @@ def main() -> None:
     seen |= dict.fromkeys(("loss", "global_sqnorm", "clock"), np.ones(3))
     chunks.execute = lambda job, *args: dsgd.Result(job.start or (), seen if job.start else {}, ())  # a stage's, or nothing's
     driver.programs = mock.MagicMock()
+    family._called = processes._run = lambda *args: []
     warnings.simplefilter("error")
     good = {function.__qualname__: outcome(function, arguments, "") for function, arguments in GOOD.items()}
     missing = [function.__qualname__ for function in public() if function not in GOOD]

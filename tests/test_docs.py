@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
         "docs/own_problem.md",
         "docs/compression.md",
         "docs/decentralized.md",
+        "docs/cannikin.md",
         "docs/clock.md",
         "docs/runs.md",
         "docs/theory.md",

@@ -4,46 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, NamedTuple, get_args
+from typing import Annotated, NamedTuple, get_args
 
 import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
+from algorithms.cannikin.fits import Line, Moments, Weighting, nothing, shared_mean
 from algorithms.cannikin.model import ClusterModel
 from dsgd import checks
 from dsgd.clusters.quantity import need_probability
 
-Weighting = Literal["inverse-variance", "plain"]
 Each = Annotated[Sequence[float] | np.ndarray, "a number for each node"]
 _MORE, _FEWER = 1.5, 0.5  # times what equation 8 gives a node whose size must differ
 _APART = 1 / 8  # sizes that are nearer to each other than this share of one count as the same
-
-
-class Moments(NamedTuple):
-    """Of d numbers that each node measures together.
-
-    Args:
-        number: how often, `[n]`.
-        mean: `[n, d]`.
-        products: sums of products of deviations from it, `[n, d, d]`.
-    """
-
-    number: np.ndarray
-    mean: np.ndarray
-    products: np.ndarray
-
-    def and_of(self, values: np.ndarray) -> Moments:
-        """With more rounds, `[rounds, n, d]`; those in which something is NaN are left out."""
-        there = ~np.isnan(values).any(axis=2, keepdims=True)
-        number = there.sum(axis=(0, 2))
-        mean = np.where(there, values, 0).sum(axis=0) / np.maximum(number, 1)[:, None]
-        apart = np.where(there, values - mean, 0)
-        total = self.number + number
-        share, moved = number / np.maximum(total, 1), mean - self.mean
-        between = (self.number * share)[:, None, None] * moved[:, :, None] * moved[:, None, :]
-        within = np.einsum("tni,tnj->nij", apart, apart)
-        return Moments(total, self.mean + share[:, None] * moved, self.products + within + between)
 
 
 class Seen(NamedTuple):
@@ -116,7 +90,7 @@ class Learner:
         total, P, until_first, T_comm = times.values()
         gamma = np.divide(until_first, P, out=np.full(P.shape, np.nan), where=P > 0)
         points = np.stack([np.broadcast_to(b, P.shape), total - P, P], axis=2)
-        seen, fresh = self.seen, _nothing(self.nodes, 1).and_of(T_comm[:, :, None])
+        seen, fresh = self.seen, nothing(self.nodes, 1).and_of(T_comm[:, :, None])
         afresh = self.moved and fresh.number.any()
         known, here = ~np.isnan(points).any(axis=2).all(axis=0), _means(total)
         after = Seen(
@@ -140,7 +114,8 @@ class Learner:
         $\gamma_i$ is the mean of node i's measurements and $V_i$ the variance of that mean: the sample variance over their number, where
         (12) has the sample variance alone, which is worse where nodes have not measured equally often. Nodes with a single one do not count
         where others have two. $T_i$ is a mean over all rounds, too: the minimum of single times would be too small by their noise.
-        A node whose times do not grow with its samples is taken to compute in proportion to them, as in (8).
+        A node whose times do not grow with its samples is taken to compute in proportion to them, as in (8). A quotient of noisy times is
+        too large on average, by the share that the variance of P is of its square.
 
         Args:
             weighting: "inverse-variance", or "plain", the average of the $\gamma_i$.
@@ -155,14 +130,15 @@ class Learner:
         seen, heard = self.seen, self.seen.communication.number > 0
         if not (seen.largest > seen.smallest).all() or not heard.any() or not seen.first.number.any():
             return None
-        lines = _Line.of(seen.computed, 1), _Line.of(seen.computed, 2)
+        lines = Line.of(seen.computed, 1), Line.of(seen.computed, 2)
         (q, s), (k, m) = (line.fitted() for line in lines)
         still = q + k == 0
         (q, s), (k, m) = (np.where(still, line.through_zero(), each) for line, each in zip(lines, ((q, s), (k, m)), strict=True))
         T = seen.communication.mean[heard].min()
-        gamma = float(np.clip(_shared_mean(seen.first, weighting), 0, 1))
+        gamma = float(np.clip(shared_mean(seen.first, weighting), 0, 1))
         return ClusterModel(q, s, k, m, gamma, (1 - self.last_share) * T, self.last_share * T, self.limits)
 
+    @checks.arguments
     def next_batches(self, total: float) -> np.ndarray:
         r"""What each node should compute in the next epoch, real, `[n]`: OptPerf's of the model. Before there is one,
 
@@ -218,9 +194,9 @@ class Learner:
         Raises:
             ValueError: count < 1, limits of another shape, negative or NaN.
         """
-        new = learner(checks.positive_int("Learner.joined: count", count), self.last_share, limits)
-        seen = jax.tree.map(lambda *each: np.concatenate(each), self.seen, new.seen)
-        return replace(self, seen=seen, limits=np.concatenate([self.limits, new.limits]), moved=True)
+        most = _need_limits("Learner.joined", limits, checks.positive_int("Learner.joined: count", count))
+        seen = jax.tree.map(lambda *each: np.concatenate(each), self.seen, _unseen(count))
+        return replace(self, seen=seen, limits=np.concatenate([self.limits, most]), moved=True)
 
     def _need_times(self, name: str, values: ArrayLike) -> np.ndarray:
         times = np.asarray(values, float)
@@ -268,56 +244,7 @@ def learner(nodes: int, last_share: float, limits: Each | None = None) -> Learne
     """
     n = checks.positive_int("learner: nodes", nodes)
     need_probability("learner: last_share", last_share)
-    most = np.full(n, np.inf) if limits is None else np.array(limits, float)
-    if most.shape != (n,) or not (most >= 0).all():
-        raise ValueError(f"learner: limits = {checks.shown(limits)}: need {n} numbers, at least 0")
-    unknown = np.full(n, np.nan)
-    seen = Seen(_nothing(n, 3), _nothing(n, 1), _nothing(n, 1), unknown, unknown, unknown)
-    return Learner(seen, float(last_share), most)
-
-
-class _Line(NamedTuple):
-    """Moments of points (b, t), of each node, `[n]`."""
-
-    number: np.ndarray
-    b: np.ndarray
-    t: np.ndarray
-    bb: np.ndarray
-    bt: np.ndarray
-
-    @classmethod
-    def of(cls, points: Moments, column: int) -> _Line:
-        return cls(points.number, points.mean[:, 0], points.mean[:, column], points.products[:, 0, 0], points.products[:, 0, column])
-
-    def fitted(self) -> np.ndarray:
-        """Least squares with slope and fixed part of at least 0, `[2, n]`: where the free line has a negative one, one of the two is 0."""
-        slope = self.bt / self.bb
-        free = np.array([slope, self.t - slope * self.b])
-        flat, through = np.array([np.zeros_like(self.t), np.maximum(self.t, 0)]), self.through_zero()
-        edge = np.where(self._loss(flat) <= self._loss(through), flat, through)
-        return np.where((free >= 0).all(axis=0), free, edge)
-
-    def through_zero(self) -> np.ndarray:
-        """The same with a fixed part of 0."""
-        slope = (self.bt + self.number * self.b * self.t) / (self.bb + self.number * self.b**2)
-        return np.array([np.maximum(slope, 0), np.zeros_like(slope)])
-
-    def _loss(self, line: np.ndarray) -> np.ndarray:
-        """Squares, but for a constant."""
-        slope, fixed = line
-        return self.bb * slope**2 - 2 * self.bt * slope + self.number * (self.t - slope * self.b - fixed) ** 2
-
-
-def _shared_mean(measured: Moments, weighting: str) -> float:
-    """Of something that is the same for all nodes."""
-    often = measured.number > 1
-    if weighting == "plain" or not often.any():
-        return measured.mean[measured.number > 0, 0].mean()
-    count = measured.number[often]
-    variance = measured.products[often, 0, 0] / (count - 1) / count
-    least = variance.min()
-    weights = np.where(variance == least, 1.0, least / np.where(variance > 0, variance, 1))
-    return float(np.average(measured.mean[often, 0], weights=weights))
+    return Learner(_unseen(n), float(last_share), _need_limits("learner", limits, n))
 
 
 def _means(values: np.ndarray) -> np.ndarray:
@@ -325,5 +252,13 @@ def _means(values: np.ndarray) -> np.ndarray:
     return np.nansum(values, axis=0) / np.maximum((~np.isnan(values)).sum(axis=0), 1)
 
 
-def _nothing(n: int, d: int) -> Moments:
-    return Moments(np.zeros(n, int), np.zeros((n, d)), np.zeros((n, d, d)))
+def _unseen(n: int) -> Seen:
+    unknown = np.full(n, np.nan)
+    return Seen(nothing(n, 3), nothing(n, 1), nothing(n, 1), unknown, unknown, unknown)
+
+
+def _need_limits(name: str, limits: Each | None, n: int) -> np.ndarray:
+    most = np.full(n, np.inf) if limits is None else np.array(limits, float)
+    if most.shape != (n,) or not (most >= 0).all():
+        raise ValueError(f"{name}: limits = {checks.shown(limits)}: need {n} numbers, at least 0")
+    return most

@@ -96,6 +96,7 @@ class ClusterModel:
         r"""Whether each node's bottleneck is its computation, $(1 - \gamma) P_i \ge T_o$, or else communication; bool `[..., n]`."""
         return (1 - self.gamma) * (np.multiply(self.k, batches) + self.m) >= self.t_overlap
 
+    @checks.arguments
     def optperf(self, total_batch: ArrayLike) -> OptPerf:
         r"""The batches, real and at least 0, with the shortest T: a linear program, solved exactly in $O(n \log n)$.
 
@@ -118,6 +119,7 @@ class ClusterModel:
         seconds = np.maximum(T + self.t_last, self.batch_time(np.zeros(self.nodes)))
         return OptPerf(seconds.reshape(B.shape)[()], batches.reshape(*B.shape, self.nodes))
 
+    @checks.arguments
     def optperf_integer(self, total_batch: int) -> OptPerf:
         """The same of whole samples: those of `optperf` rounded down, and one by one the rest to whoever is then done first; exact.
 
@@ -161,9 +163,9 @@ class ClusterModel:
     def _need_room(self, B: np.ndarray, most: np.ndarray) -> None:
         wrong = B[~(np.isfinite(B) & (B >= 0))]
         if wrong.size:
-            raise ValueError(f"ClusterModel: a total batch of {wrong.flat[0]} samples: need a finite number, at least 0")
+            raise ValueError(f"ClusterModel.optperf: a total batch of {wrong.flat[0]} samples: need a finite number, at least 0")
         if B.size and B.max() > most.sum():
-            raise ValueError(f"ClusterModel: a total batch of {B.max():g} samples, but limits of {most.sum():g} in all: need no more")
+            raise ValueError(f"ClusterModel.optperf: a total batch of {B.max():g} samples, but limits of {most.sum():g} in all: need fewer")
 
 
 def _need_numbers(name: str, values: Any, n: int, *, finite: bool = True) -> np.ndarray:

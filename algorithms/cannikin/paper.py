@@ -1,4 +1,4 @@
-"""OptPerf as it was published, for comparison: `ClusterModel.optperf` is exact, and no slower."""
+"""OptPerf as it was published, for comparison. `ClusterModel.optperf` is exact."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from algorithms.dropcompute.stopping import Stop, Stopped, need_stop, stopped
 from algorithms.dropcompute.thresholds import ChosenAfter, Measuring
 from dsgd import checks
 from dsgd import work as works
-from dsgd.base import Algorithm, PyTree, Query, Round, State, Work
+from dsgd.base import Algorithm, Period, PyTree, Query, Round, State, Work
 
 Correction = Literal["none", "stochastic", "local"]
 Seconds = Annotated[float | jax.Array, "a number of seconds"]
@@ -45,7 +45,7 @@ def drop_compute(
     *,
     stop: Stop = "preempt",
     correction: Correction | Factor = "none",
-    period: int = 1,
+    period: Period = 1,
     redraw: bool = False,
 ) -> Algorithm:
     r"""DropCompute: every worker computes micro-batches until $\tau$ seconds have passed, and the method goes on with what there is.
@@ -72,7 +72,7 @@ def drop_compute(
             that was computed, $N / \sum_k \tilde M_k$ for $1 / M$; "local", each worker's by what it has, $1 / \tilde M_n$; or a number
             c, $c / M$: the paper's constant one is 1 less the drop rate. Steps whose size does not depend on the gradient's (Adam, LAMB)
             are not changed by numbers.
-        period: H, rounds.
+        period: H, rounds. It may be swept where the threshold is given.
         redraw: what a worker has dropped is what it computes first in the next round: no sample is lost. (Were seconds those of the
             sample, one that takes tau or longer would be begun for ever with "preempt".)
 
@@ -84,9 +84,10 @@ def drop_compute(
     Source: Giladi et al., "DropCompute: simple and more robust distributed synchronous training via compute variance reduction",
     2023, Algorithms 1 and 2, sections 4.5, B.2.2 and B.3.
     """
-    M, H = checks.positive_int("drop_compute: micro_batches", micro_batches), checks.positive_int("drop_compute: period", period)
+    M, H = checks.positive_int("drop_compute: micro_batches", micro_batches), need_period(period, threshold)
+    periodic = not isinstance(H, int) or H > 1
     need_stop("drop_compute", stop)
-    need_correction(correction)
+    need_correction("drop_compute", correction)
     if not isinstance(threshold, ChosenAfter | Tracer) and (jnp.ndim(threshold) or not threshold >= 0):
         raise ValueError(f"drop_compute: threshold = {checks.shown(threshold)}: need seconds >= 0, or dropcompute.chosen_after(rounds)")
 
@@ -102,11 +103,11 @@ def drop_compute(
             raise ValueError(f"{name} without a cluster, whose micro-batches take their time: need run(..., cluster=...)")
         whole = jnp.full((round.workers, M), round.batch_size or 1, jnp.int32)
         latencies = round.cluster.latencies(round._replace(work=Work(whole, whole)), jnp.arange(round.workers))
-        return stopped(latencies, until(server), stop, server.spent if H > 1 else 0.0)
+        return stopped(latencies, until(server), stop, server.spent if periodic else 0.0)
 
     def init(params, N):
         state = method.init(params, N)
-        spent = jnp.zeros(N, jnp.float32) if H > 1 else ()
+        spent = jnp.zeros(N, jnp.float32) if periodic else ()
         measuring = thresholds.start(threshold.rounds, N, H * M) if isinstance(threshold, ChosenAfter) else ()
         return state._replace(server=Server(state.server, spent, measuring, jnp.zeros(N, jnp.int32) if redraw else ()))
 
@@ -126,7 +127,7 @@ def drop_compute(
         done, seconds = round.work.samples > 0, own.seconds
         if round.present is not None:
             seconds = jnp.where(round.present, seconds, 0)
-        if H > 1:
+        if periodic:
             server = server._replace(spent=jnp.where((round.step + 1) % H == 0, 0, server.spent + seconds))
         if isinstance(threshold, ChosenAfter):
             server = server._replace(measuring=thresholds.observed(server.measuring, round, H, stop))
@@ -141,7 +142,7 @@ def drop_compute(
         return None if member is None else lambda state: member(inner(state))
 
     words = f"chosen after {threshold.rounds}" if isinstance(threshold, ChosenAfter) else f"{threshold} s"
-    more = ["" if correction == "none" else str(correction), f"period {H}" if H > 1 else "", "redrawn" if redraw else ""]
+    more = ["" if correction == "none" else str(correction), f"period {H}" if periodic else "", "redrawn" if redraw else ""]
     name = f"drop_compute({', '.join(filter(None, [method.name, words, f'{M} micro-batches', stop, *more]))})"
     measures = method.measures or isinstance(threshold, ChosenAfter)
     members: dict[str, Any] = {"model": of_inner(method.model), "local": of_inner(method.local)}
@@ -168,11 +169,20 @@ def need_synchronous(name: str, asked: Query) -> None:
         raise ValueError(f"{name}: its method asks for exact gradients, which are no micro-batches; need one on batches")
 
 
-def need_correction(correction: Any) -> None:
+def need_period(period: Any, threshold: Any) -> Any:
+    """The number of rounds, or a traced one; raises a ValueError where it is none."""
+    if not isinstance(period, Tracer):
+        return checks.positive_int("drop_compute: period", period)
+    if isinstance(threshold, ChosenAfter):
+        raise ValueError("drop_compute: a period that is swept, where as many rounds are measured to choose a threshold: need a number")
+    return period
+
+
+def need_correction(where: str, correction: Any) -> None:
     """Raises a ValueError where it is none."""
     words = get_args(Correction)
     if isinstance(correction, str):
         if correction not in words:
-            raise ValueError(f"drop_compute: correction = {correction!r}: need {', '.join(map(repr, words))}, or a number")
+            raise ValueError(f"{where}: correction = {correction!r}: need {', '.join(map(repr, words))}, or a number")
     elif not isinstance(correction, Tracer) and (jnp.ndim(correction) or not 0 <= correction < math.inf):
-        raise ValueError(f"drop_compute: correction = {checks.shown(correction)}: need a word, or a finite number >= 0")
+        raise ValueError(f"{where}: correction = {checks.shown(correction)}: need a word, or a finite number >= 0")

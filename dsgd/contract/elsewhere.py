@@ -45,7 +45,7 @@ def call(devices: int, function: Callable, *args: Any) -> Any:
             raise Unreachable(f"the method or the problem cannot be sent to another process ({error})") from error
         command = [sys.executable, "-m", "dsgd.contract.elsewhere", str(there), str(back)]
         try:
-            done = subprocess.run(command, env=_environment(devices), capture_output=True, text=True, timeout=_SECONDS, check=False)
+            done = subprocess.run(command, env=environment(devices), capture_output=True, text=True, timeout=_SECONDS, check=False)
         except subprocess.TimeoutExpired as error:
             raise Unreachable(f"a process with {devices} devices took more than {_SECONDS:g} s") from error
         if done.returncode or not back.exists():
@@ -54,7 +54,8 @@ def call(devices: int, function: Callable, *args: Any) -> Any:
         return cloudpickle.loads(back.read_bytes())
 
 
-def _environment(devices: int) -> dict[str, str]:
+def environment(devices: int) -> dict[str, str]:
+    """Of a process that has so many devices, simulated on the CPU, and finds the modules that this one does."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     path = os.pathsep.join(filter(None, sys.path))
     x64 = str(int(jax.config.read("jax_enable_x64")))

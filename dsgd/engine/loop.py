@@ -319,7 +319,7 @@ def _gradients_and_update(
     it is wanted, and each worker's samples, where the query says how many."""
     this = _this_round(plan, key, carry, step)
     there = presence.attendance(plan.cluster, this) if plan.cluster else None
-    _, sample_key, update_key = _round_keys(key, step)
+    _, sample_key, update_key = round_keys(key, step)
     with workers.attended(there):
         query = absence.query(algorithm.query(carry.state, this), this)
     if query.draws is not None:
@@ -336,18 +336,18 @@ def _gradients_and_update(
     return absence.state(algorithm, carry.state, state, this), info, this, query, done
 
 
-def _round_keys(key: jax.Array, step: jax.Array) -> jax.Array:
+def round_keys(key: jax.Array, step: jax.Array) -> jax.Array:
     """Of a round: the query's, the samples' and the update's."""
     return jax.random.split(jax.random.fold_in(key, step), 3)
 
 
 def _this_round(plan: Plan, key: jax.Array, carry: Carry, step: jax.Array) -> Round:
     now, measured = (carry.clock.now, carry.clock.measured or None) if isinstance(carry.clock, Clock) else (0.0, None)
-    this = Round(step, plan.N, _round_keys(key, step)[0], plan.cluster, now, measured, batch_size=plan.problem.batch_size)
+    this = Round(step, plan.N, round_keys(key, step)[0], plan.cluster, now, measured, batch_size=plan.problem.batch_size)
     if plan.cluster is None or plan.cluster.present is None:
         return this
     first = step - step % plan.cluster.present_for
-    return this._replace(present=presence.present(plan.cluster, this, _round_keys(key, first)[0]))
+    return this._replace(present=presence.present(plan.cluster, this, round_keys(key, first)[0]))
 
 
 def _measure(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shared, step, due) -> Records:

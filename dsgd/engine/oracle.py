@@ -55,13 +55,7 @@ def loss_and_gradients(
     none).
     """
 
-    def both(params, batch):
-        loss = protocol.loss(problem)
-        if problem.gradient is None:
-            return jax.value_and_grad(loss)(params, batch)
-        return loss(params, batch), _gradient(problem)(params, batch)
-
-    losses, slopes = _asked(both, problem, query, key, data, N, batches)
+    losses, slopes = _asked(with_loss(problem), problem, query, key, data, N, batches)
     everybody = query.workers is None
     if query.work is None:
         return absence.mean(losses, present) if everybody else jnp.mean(losses), slopes
@@ -128,12 +122,12 @@ def _asked(function: Callable, problem: Problem, query: Query, key: jax.Array, d
             computed = jax.tree.map(units.scaled, totals, compute(None, None, None))
         else:
             M = samples.shape[1]
-            parts, keys = _split(problem, batches, M), _of_turns(key, M)
+            parts, keys = _split(problem, batches, M), of_turns(key, M)
             computed = units.summed(compute, samples, tuple(factors))
     return computed if here is None else workers.select(here, computed)
 
 
-def _of_turns(key: jax.Array, M: int) -> jax.Array:
+def of_turns(key: jax.Array, M: int) -> jax.Array:
     """The round's keys of its micro-batches, `[M]`."""
     later = jax.vmap(partial(jax.random.fold_in, key))(np.uint32(_LATER) + np.arange(1, M, dtype=np.uint32))
     return jnp.concatenate([key[None], later])
@@ -151,6 +145,16 @@ def _split(problem: Problem, batches: PyTree, M: int) -> PyTree:
         return leaf if length is None else leaf.reshape(leaf.shape[0], M, length // M, *leaf.shape[2:])
 
     return jax.tree.map(split, batches)
+
+
+def with_loss(problem: Problem) -> Callable:
+    """(params, batch) -> the batch's loss, and its gradient."""
+    loss, slope = protocol.loss(problem), _gradient(problem)
+
+    def both(params, batch):
+        return loss(params, batch), slope(params, batch)
+
+    return both if problem.gradient else jax.value_and_grad(loss)
 
 
 def _gradient(problem: Problem) -> Callable:

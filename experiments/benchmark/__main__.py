@@ -1,5 +1,5 @@
 """The benchmarks: `python -m experiments.benchmark rounds`, which is the default, `start`, `compression`, `mixing`, `methods`,
-`work` and `kimad`."""
+`work`, `kimad` and `cannikin`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from experiments.benchmark import compression, kimad, methods, mixing, rounds, start, work
+from experiments.benchmark import cannikin, compression, kimad, methods, mixing, rounds, start, work
 from experiments.helpers import commands
 
 Choice = (
@@ -18,8 +18,9 @@ Choice = (
     | Annotated[methods.Args, tyro.conf.subcommand("methods")]
     | Annotated[work.Args, tyro.conf.subcommand("work")]
     | Annotated[kimad.Args, tyro.conf.subcommand("kimad")]
+    | Annotated[cannikin.Args, tyro.conf.subcommand("cannikin")]
 )
-MAIN = {module.Args: module.main for module in (rounds, start, compression, mixing, methods, work, kimad)}
+MAIN = {module.Args: module.main for module in (rounds, start, compression, mixing, methods, work, kimad, cannikin)}
 
 if __name__ == "__main__":
     args = tyro.cli(Choice, default=rounds.Args())

@@ -135,12 +135,7 @@ def train(args: Args, name: str) -> Training:
 
 def timed(args: Args, versions: dict[str, Callable[[int], object]]) -> list[float]:
     """Median seconds of one go of each, which take turns."""
-    counts = {version: rounds.calibrate(run, args.seconds) for version, run in versions.items()}
-    taken: dict[str, list[float]] = {version: [] for version in versions}
-    for _ in range(args.repeats):
-        for version, run in versions.items():
-            taken[version].append(rounds.clock(run, counts[version]) / counts[version])
-    return [float(np.median(times)) for times in taken.values()]
+    return [float(np.median(times)) for times in rounds.in_turn(versions, args.seconds, args.repeats).values()]
 
 
 def instance(workers: int, layers: int, choices: int) -> Instance:

@@ -137,6 +137,16 @@ def clock(version: Callable[[int], object], rounds: int) -> float:
     return time.perf_counter() - began
 
 
+def in_turn(versions: dict[str, Callable[[int], object]], seconds: float, repeats: int) -> dict[str, np.ndarray]:
+    """Seconds of one go of each, so many times, in timings that last about that long and take turns."""
+    counts = {version: calibrate(run, seconds) for version, run in versions.items()}
+    taken: dict[str, list[float]] = {version: [] for version in versions}
+    for _ in range(repeats):
+        for version, run in versions.items():
+            taken[version].append(clock(run, counts[version]) / counts[version])
+    return {version: np.array(times) for version, times in taken.items()}
+
+
 def framework(method: dsgd.Algorithm, problem: dsgd.Problem, cluster: dsgd.clusters.Cluster | None = None) -> Callable[[int], object]:
     """`dsgd.run`, all of it: checks, start, chunks, history."""
     key, mesh = jax.random.key(0), dsgd.workers.mesh(1)

@@ -112,12 +112,8 @@ def compare(args: Args, name: str, batch_size: int) -> Row:
         "unequal": program(make_problem(batch_size), cut(unequal)),
         "padded": program(make_problem(M * batch_size), None),
     }
-    counts = {version: rounds.calibrate(run, args.seconds) for version, run in versions.items()}
-    taken: dict[str, list[float]] = {version: [] for version in versions}
-    for _ in range(args.repeats):
-        for version, run in versions.items():
-            taken[version].append(rounds.clock(run, counts[version]) / counts[version])
-    whole, equal, other, padded = (np.array(times) for times in taken.values())
+    taken = rounds.in_turn(versions, args.seconds, args.repeats)
+    whole, equal, other, padded = taken.values()
     ratios = (float(np.median(ratio)) for ratio in (other / equal, other / whole, padded / whole))
     return Row(name, int(unequal.sum()), *(float(np.median(times)) for times in taken.values()), *ratios)
 

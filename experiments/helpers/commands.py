@@ -44,10 +44,17 @@ COUNTS += (
     "worker_counts",
     "epochs",
     "iterations",
+    "processes",
+    "width",
+    "nodes",
+    "candidates",
 )
+COUNTS += ("corrected_workers", "local_workers", "local_batch_size", "local_steps", "server", "width", "context")
 POSITIVE = ("learning_rates", "exact_learning_rate", "target", "bandwidth", "seconds", "alpha", "alphas", "factor")
 POSITIVE += ("communication_times", "learning_rate", "round_times", "period", "periods", "interval", "mean")
-NOT_NEGATIVE = ("seed", "latency", "compute", "delay", "l2", "exact_l2", "noise", "communication")
+POSITIVE += ("sgd_learning_rate", "local_step")
+NOT_NEGATIVE = ("communications", "seed", "latency", "compute", "delay", "l2", "exact_l2", "noise", "communication")
+NOT_NEGATIVE += ("first_noises",)
 
 
 def launch(main: Callable[[Any], Any], args: Any) -> None:

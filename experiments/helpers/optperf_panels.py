@@ -51,8 +51,9 @@ def figure_10(found: dict[tuple[str, str], Settled]) -> Figure:
             colour, style = LOOK[name]
             axes.plot(of.totals, times / of.optperf, color=colour, linestyle=style, marker=".", label=name)
         axes.set(xscale="log", title=f"{cluster}: {workload}")
-        figures.plain_log(axes.xaxis)
-        axes.tick_params(axis="x", labelsize=8)
+        few = of.totals[[0, len(of.totals) // 2, -1]]
+        axes.set_xticks(few, [str(total) for total in few], fontsize=8)
+        axes.set_xticks([], minor=True)
     for axes in sheet.axes[::columns]:
         axes.set_ylabel("time / OptPerf")
     for axes in sheet.axes[-columns:]:
@@ -89,6 +90,8 @@ def studies(
     by_nodes.set(
         xscale="log", yscale="log", xlabel="nodes", ylabel="milliseconds of an epoch", title="learning and deciding, 100 candidates"
     )
+    by_nodes.set_xticks(n, [f"{each:,}" for each in n])
+    by_nodes.set_xticks([], minor=True)
     figures.plain_log(by_nodes.yaxis)
     by_nodes.legend(frameon=False)
     ratios = np.array(list(gains))
@@ -121,7 +124,7 @@ def draw_errors(axes: Axes, errors: dict[tuple[str, float], dict[str, np.ndarray
             bars = {"yerr": 100 * error, "capsize": 2, "color": figures.COLOURS[i], "linestyle": style}
             label = workload if weighting == "inverse-variance" else None
             axes.errorbar(levels, 100 * middle, **bars, marker=MARKS[i], markerfacecolor=fill, label=label)
-    axes.set(xscale="log", yscale="log", ylabel="% error of OptPerf", title="solid: inverse variances, dotted: plain")
+    axes.set(xscale="log", yscale="log", ylabel="% error of OptPerf", title="cluster A; solid: inverse variances, dotted: plain")
     axes.set_xlabel(f"noise of the P4000's first bucket ({noise:g} elsewhere)")
     figures.plain_log(axes.xaxis)
     figures.plain_log(axes.yaxis)

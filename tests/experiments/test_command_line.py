@@ -19,12 +19,14 @@ import dsgd
 from experiments import (
     asynchrony,
     availability,
+    cannikin_optperf,
     cannikin_training,
     compare,
     complexity_table,
     compression,
     convergence_rates,
     dropcompute_speedup,
+    dropcompute_training,
     heterogeneity,
     kimad_deep,
     kimad_quadratic,
@@ -32,19 +34,21 @@ from experiments import (
     switch_timelines,
     topology,
 )
+from experiments.benchmark import cannikin, kimad, methods, mixing, rounds, start
 from experiments.benchmark import compression as throughput
-from experiments.benchmark import kimad, methods, mixing, rounds, start
 from experiments.helpers import commands, common
 
 SCRIPTS = (
     asynchrony,
     availability,
+    cannikin_optperf,
     cannikin_training,
     compare,
     complexity_table,
     compression,
     convergence_rates,
     dropcompute_speedup,
+    dropcompute_training,
     heterogeneity,
     kimad_deep,
     kimad_quadratic,
@@ -52,7 +56,7 @@ SCRIPTS = (
     switch_timelines,
     topology,
 )
-BENCHMARKS = (kimad, throughput, methods, mixing, rounds, start)
+BENCHMARKS = (cannikin, kimad, throughput, methods, mixing, rounds, start)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,6 +146,10 @@ def test_missing_files_are_one_line_and_status_2(script, launch, tmp_path):
         (compare, "learning_rates", (0.1, float("inf"))),
         (compare, "latency", -1.0),
         (asynchrony, "rounds", 0),
+        (cannikin_optperf, "first_noises", (0.1, -1.0)),
+        (cannikin_optperf, "ratios", (0.5, 2.0)),
+        (cannikin_optperf, "totals", 1),
+        (cannikin_optperf, "worker_counts", (3, 0)),
         (topology, "workers", (16, 0)),
         (heterogeneity, "alphas", (0.0,)),
         (compression, "sizes", (0,)),
@@ -149,6 +157,9 @@ def test_missing_files_are_one_line_and_status_2(script, launch, tmp_path):
         (convergence_rates, "longest_run", 0),
         (dropcompute_speedup, "communication", -1.0),
         (dropcompute_speedup, "iterations", 0),
+        (dropcompute_training, "communications", (0.0, -1.0)),
+        (dropcompute_training, "local_batch_size", 0),
+        (dropcompute_training, "local_step", 0.0),
         (kimad_deep, "communication_times", (1.0, 0.0)),
         (kimad_deep, "worker_counts", (4, 0)),
         (kimad_deep, "period", float("nan")),

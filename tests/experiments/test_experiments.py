@@ -20,7 +20,7 @@ import algorithms
 import dsgd
 from dsgd import compressors, problems
 from experiments import compare, compression
-from experiments.benchmark import by_hand, kimad, rounds, start
+from experiments.benchmark import by_hand, cannikin, kimad, rounds, start
 from experiments.benchmark import compression as throughput
 from experiments.benchmark import work as unequal
 from experiments.benchmark.jobs import framework as framework_job
@@ -421,6 +421,23 @@ def test_benchmark_of_kimad_refuses_sizes_that_do_not_match(tmp_path):
         kimad.main(kimad.Args(layers=(3,), choices=(2, 3), resolutions=(10,), out=tmp_path))
 
 
+def test_benchmark_of_cannikin_times_decisions(tmp_path, capsys):
+    cannikin.main(cannikin.Args((3, 5), 4, seconds=1e-3, repeats=1, out=tmp_path))
+    assert all(len(line) <= 80 for line in capsys.readouterr().out.splitlines())
+    with (tmp_path / "optperf.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["nodes"] for row in rows] == ["3", "5"]
+    assert all(float(row[name]) > 0 for row in rows for name in cannikin.Row._fields)
+
+
+def test_what_the_benchmark_of_cannikin_times_is_optperf():
+    real, many, whole, _, program = (run(1)[0] for run in cannikin.versions(6, 7).values())
+    model = cannikin.cluster(6)()
+    assert set(model.computes_longer(real.batches)) == {True, False}
+    assert real.seconds == pytest.approx(program.fun, rel=1e-9)
+    assert (many.seconds.shape, whole.batches.sum()) == ((7,), real.batches.sum())
+
+
 @pytest.mark.parametrize(
     ("script", "fields"),
     [
@@ -430,6 +447,7 @@ def test_benchmark_of_kimad_refuses_sizes_that_do_not_match(tmp_path):
         ("experiments/benchmark/__main__.py compression", throughput.Args),
         ("experiments/benchmark/__main__.py work", unequal.Args),
         ("experiments/benchmark/__main__.py kimad", kimad.Args),
+        ("experiments/benchmark/__main__.py cannikin", cannikin.Args),
     ],
 )
 def test_help_names_every_flag(script, fields, monkeypatch, capsys):

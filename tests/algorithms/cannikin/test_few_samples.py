@@ -19,8 +19,9 @@ def test_two_samples_a_node_are_enough_to_learn_all_nodes():
             batches, memory = system.decide(memory)
             sizes.append(batches)
             backward = k * batches + m
-            times = (q * batches + s + backward, backward, 0.1 * backward, np.full(n, 22.0))
-            memory = system.observe(memory, policies.Observation(batches, *(t[None] for t in times), cannikin.NoiseScale(0.0, 1.0)))
+            compute, first, messages = q * batches + s + backward, 0.1 * backward, np.full(n, 22.0)
+            times = (each[None] for each in (compute, backward, first, messages))
+            memory = system.observe(memory, policies.Observation(batches, *times, noise=cannikin.NoiseScale(0.0, 1.0)))
         assert (np.sum(sizes, axis=1) == total).all()
         assert np.isclose(model.batch_time(sizes[-1]), model.optperf_integer(total).seconds), total
 

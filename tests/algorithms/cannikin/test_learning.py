@@ -45,6 +45,10 @@ def test_without_noise_two_epochs_tell_all():
     assert (learner.model(), one.model()) == (None, None)
     per_sample = true.q + true.k + (np.asarray(true.s) + true.m) / 20
     np.testing.assert_allclose(one.next_batches(100), 100 / per_sample / (1 / per_sample).sum(), rtol=1e-12)
+    unequal = np.array([1.0, 90.0, 2.0, 3.0, 4.0])
+    per_sample = true.q + true.k + (np.asarray(true.s) + true.m) / unequal
+    found = learner.observed(**epoch(true, unequal)).next_batches(100)
+    np.testing.assert_allclose(found, 100 / per_sample / (1 / per_sample).sum(), rtol=1e-12)
     two = one.observed(**epoch(true, one.next_batches(100)))
     alike(known(two), true)
     np.testing.assert_allclose(two.next_batches(100), true.optperf(100).batches, rtol=1e-9)
@@ -243,6 +247,9 @@ def test_who_stays_keeps_its_model_and_who_joins_needs_two_epochs():
     rows = [np.asarray(each)[[1, 3]] for each in (old.q, old.s, old.k, old.m)]
     alike(known(left), ClusterModel(*rows, old.gamma, old.t_overlap, old.t_last))
     alike(known(learner), old)
+    slower = {**epoch(known(left), np.array([4.0, 5.0])), "communication": np.full((3, 2), 4.0)}
+    silent = left.observed(**{**slower, "communication": np.full((3, 2), np.nan)})
+    assert (known(silent).t_last, known(silent.observed(**slower)).t_last) == pytest.approx((0.3, 0.4))
     q, s, k, m = (np.concatenate([row, np.asarray(each)[2:]]) for row, each in zip(rows, (new.q, new.s, new.k, new.m), strict=True))
     together = ClusterModel(q, s, k, m, old.gamma, 1.8, 0.2)
     grown, batches = left.joined(3), []
@@ -252,7 +259,7 @@ def test_who_stays_keeps_its_model_and_who_joins_needs_two_epochs():
         grown = grown.observed(**epoch(together, batches[-1]))
     assert batches[0][2:] == pytest.approx([16.0] * 3)
     assert batches[0].sum() == pytest.approx(80)
-    alike(known(grown), together)  # T_comm, too, of those who are there now
+    alike(known(grown), together)
     assert known(grown.observed(**{**epoch(together, batches[0]), "communication": np.full((3, 5), 4.0)})).t_last == pytest.approx(0.8 / 3)
     assert learner.joined(2, [3.0, 4.0]).limits.tolist() == [np.inf] * 4 + [3.0, 4.0]
 

@@ -43,7 +43,7 @@ def latencies(micro_batches: int = M) -> np.ndarray:
     rounds, whole = loop.split(KEY)[1], work.micro_batches(np.ones((N, micro_batches), bool))
 
     def of(step):
-        return CLUSTER.latencies(dsgd.Round(step, N, loop._round_keys(rounds, step)[0], work=whole), jnp.arange(N))
+        return CLUSTER.latencies(dsgd.Round(step, N, loop.round_keys(rounds, step)[0], work=whole), jnp.arange(N))
 
     return np.asarray(jax.jit(jax.vmap(of))(jnp.arange(STEPS)))
 
@@ -97,7 +97,7 @@ def test_without_more_it_is_the_sum_over_m_n():
     counts, _ = one_by_one(latencies()[:2], "preempt")
     expected = np.zeros(N)
     for step in range(2):
-        key = loop._round_keys(loop.split(KEY)[1], jnp.int32(step))[1]
+        key = loop.round_keys(loop.split(KEY)[1], jnp.int32(step))[1]
         for n in range(N):
             for m in range(counts[step, n]):
                 expected[n] -= drawn(key if m == 0 else jax.random.fold_in(key, np.uint32(2**31 + m)), n) / (N * M)

@@ -1,0 +1,148 @@
+"""Processes of one machine that see each other over its loopback address, as machines do over a network: a cluster to try things on.
+
+They live and die together: where one fails, or the one that started them ends, however it does, the others end, too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from dsgd import checks
+from dsgd.contract import elsewhere
+
+HOST = "127.0.0.1"
+_LOOK = 0.02  # seconds between two looks at the processes
+_JOIN = f"import sys; from {__name__} import join; join(*sys.argv[1:])"
+
+
+@checks.arguments
+def loopback(processes: int, function: Callable[[], Any], *, timeout: float = 600.0) -> list[Any]:
+    """What `function()` gives in each of so many processes of one JAX runtime (`jax.distributed`), each with one device, a CPU.
+
+    Args:
+        processes: how many.
+        function: called in each; `jax.process_index()` says in which. It may be a notebook's, or a closure, of what can be pickled.
+        timeout: seconds that they have in all.
+
+    Returns:
+        What each gives, in the order of their indices; it is pickled, too. What they print is only looked at where one fails.
+
+    Raises:
+        ValueError: no processes, or no time; what cannot be pickled.
+        ChildProcessError: one failed or was killed, or time is over; it says which and why. The others are killed.
+    """
+    import cloudpickle  # noqa: PLC0415 (only who starts processes needs it)
+
+    count = checks.positive_int("loopback: processes", processes)
+    if not timeout > 0:
+        raise ValueError(f"loopback: timeout = {timeout:g}: need seconds > 0")
+    try:
+        sent = cloudpickle.dumps(function)
+    except Exception as error:  # anything may be what cannot be pickled
+        raise ValueError(f"loopback: {checks.shown(function)} cannot be sent to other processes ({error})") from error
+    return [cloudpickle.loads(result) for result in _called(sent, count, timeout)]
+
+
+def _called(function: bytes, count: int, timeout: float) -> list[bytes]:
+    """The results of processes that call it; pickled, as it is."""
+    with tempfile.TemporaryDirectory() as name, socket.socket() as held:
+        folder = Path(name)
+        (folder / "function").write_bytes(function)
+        # Nobody else gets the port until the coordinator, the first of the processes, listens there.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind((HOST, 0))
+        with _family(folder, count, held.getsockname()[1]) as family:
+            _wait(folder, family, timeout)
+        return [(folder / f"{i}.result").read_bytes() for i in range(count)]
+
+
+@contextmanager
+def _family(folder: Path, count: int, port: int) -> Iterator[Sequence[subprocess.Popen]]:
+    """The processes, none of which outlives the block."""
+    family = []
+    try:
+        for i in range(count):
+            command = [sys.executable, "-c", _JOIN, str(folder), str(i), str(count), str(port)]
+            with (folder / f"{i}.log").open("wb") as log:
+                # stdin is the lifeline: it ends when this process does.
+                family.append(subprocess.Popen(command, env=elsewhere.environment(1), stdin=subprocess.PIPE, stdout=log, stderr=log))
+        yield family
+    finally:
+        for each in family:
+            each.kill()
+        for each in family:
+            each.communicate()
+
+
+def _wait(folder: Path, family: Sequence[subprocess.Popen], timeout: float) -> None:
+    """Until all have ended well."""
+    end = time.monotonic() + timeout
+    while True:
+        statuses = [each.poll() for each in family]
+        if any(statuses):
+            raise ChildProcessError(_why(folder, statuses))
+        running = [str(i) for i, status in enumerate(statuses) if status is None]
+        if not running:
+            return
+        if time.monotonic() > end:
+            still = f"of {len(family)} processes these still run: {', '.join(running)}"
+            raise ChildProcessError(f"loopback: after {timeout:g} s, {still}; they were killed")
+        time.sleep(_LOOK)
+
+
+def _why(folder: Path, statuses: Sequence[int | None]) -> str:
+    """What was the matter with the first one that failed: the others may have failed since it was gone."""
+    logs = {i: folder / f"{i}.log" for i, status in enumerate(statuses) if status}
+    first = min(logs, key=lambda i: logs[i].stat().st_mtime_ns)
+    who, status = f"process {first} of {len(statuses)}", statuses[first] or 0
+    if status < 0:
+        return f"{who} was ended by {signal.Signals(-status).name}"
+    *_, last = logs[first].read_text(errors="replace").strip().splitlines() or ["no message"]
+    return f"{who} ended with status {status}: {last}"
+
+
+def join(where: str, *numbers: str) -> None:
+    """What each of the processes does."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    import cloudpickle  # noqa: PLC0415
+
+    folder, (index, count, port) = Path(where), map(int, numbers)
+    address = f"{HOST}:{port}"
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    _listen_on_loopback()
+    try:
+        jax.distributed.initialize(address, count, index, coordinator_bind_address=address)
+        result = cloudpickle.dumps(cloudpickle.loads((folder / "function").read_bytes())())
+    except Exception as error:
+        traceback.print_exc()
+        print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        os._exit(1)  # at once: an orderly end would wait for the others
+    (folder / f"{index}.result").write_bytes(result)
+    jax.distributed.shutdown()
+
+
+def _end_with_parent() -> None:
+    os.read(sys.stdin.fileno(), 1)  # until it ends: nothing is ever written
+    os._exit(1)
+
+
+def _listen_on_loopback() -> None:
+    """gloo listens where the machine's name leads to, which may be another address, or none; JAX has no option for it."""
+    made: Any = importlib.import_module("jaxlib._jax")
+    made.make_gloo_tcp_collectives = partial(made.make_gloo_tcp_collectives, hostname=HOST)

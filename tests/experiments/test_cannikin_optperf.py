@@ -1,0 +1,127 @@
+"""What OptPerf brings: a small run of the script, its clusters, and how it drives the systems."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from algorithms import cannikin
+from experiments import cannikin_optperf as script
+from experiments.helpers import common, devices
+from experiments.helpers import optperf_driving as driving
+from experiments.helpers import optperf_tables as tables
+from experiments.helpers.optperf_driving import Noise
+
+SMALL = {"epochs": 8, "iterations": 5, "first_noises": (0.05, 1.0), "totals": 3, "worker_counts": (3,), "ratios": (1.0, 10.0), "seeds": 2}
+FEW = ("ResNet-50", "BERT")
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """Its arguments, and the lines that it printed, of two workloads."""
+    args = script.Args(out=tmp_path_factory.mktemp("optperf"), repeats=1, progress=False, cache="off", **SMALL)
+    screen = common.console()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(common, "console", lambda: screen)
+        patch.setattr(devices, "WORKLOADS", {name: devices.WORKLOADS[name] for name in FEW})
+        with screen.capture() as captured:
+            script.main(args)
+    return args, captured.get().splitlines()
+
+
+def rows_of(args, name):
+    with (args.out / name).open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_files_and_tables_of_80_columns_with_the_papers_numbers(ran):
+    args, lines = ran
+    for name in ("epochs", "batch_time", "studies"):
+        assert (args.out / f"{name}.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert max(len(line) for line in lines if not line.startswith("Written")) <= 80
+    assert not any("…" in line for line in lines)
+    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
+    paper = {row[0]: row[1] for row in cells if len(row) == 3}
+    assert paper["LB-BSP's epoch when tuned"] == "> 10"
+    assert [row[1] for row in cells if row[0] in ("than LB-BSP", "than DDP")] == ["-", "-", "18", "53", "-", "-"]
+
+
+def test_trained_epochs_take_what_the_model_says_and_cannikin_needs_the_fewest(ran):
+    args, _ = ran
+    model = devices.make_model("A", "ResNet-50")
+    times = {}
+    for row in rows_of(args, "epochs.csv"):
+        times.setdefault((row["system"], row["seed"]), []).append(float(row["seconds"]))
+    optperf = model.optperf_integer(script.TOTAL).seconds
+    for seed in "01":
+        equal = float(model.batch_time([43, 43, 42]))
+        np.testing.assert_allclose(times["DDP", seed], equal, rtol=1e-4)
+        assert times["Cannikin", seed][0] == times["LB-BSP", seed][0] == times["DDP", seed][0]
+        np.testing.assert_allclose(times["LB-BSP", seed][1], float(model.batch_time([48, 43, 37])), rtol=1e-4)
+        assert times["Cannikin", seed][3] < 1.02 * optperf < times["LB-BSP", seed][3]
+        assert times["LB-BSP", seed][6] < 1.02 * optperf
+
+
+def test_cannikin_settles_at_optperf_and_the_others_above_it(ran):
+    args, _ = ran
+    rows = rows_of(args, "batch_time.csv")
+    assert {(row["cluster"], row["workload"]) for row in rows} == {(cluster, name) for cluster in "ABC" for name in FEW}
+    for row in rows:
+        seconds = {name: float(row[name]) for name in ("optperf", "cannikin", "ddp", "lb_bsp", "adapted", "together")}
+        assert seconds["cannikin"] == seconds.pop("optperf"), row
+        assert all(other >= seconds["cannikin"] for other in seconds.values() if not np.isnan(other)), row
+    first = next(row for row in rows if row["cluster"] == "B" and row["workload"] == "ResNet-50")
+    batches = np.full(16, 6) + (np.arange(16) < 4)
+    assert float(first["ddp"]) == pytest.approx(float(devices.make_model("B", "ResNet-50").batch_time(batches)), rel=1e-5)
+
+
+def test_devices_are_those_of_the_paper():
+    kinds = devices.nodes("B")
+    assert [kinds.count(kind) for kind in ("A100", "V100", "RTX 6000")] == [4, 4, 8]
+    model = devices.make_model("B", "ResNet-50")
+    fast, middle, slow = model.q[0], model.q[4], model.q[-1]
+    assert slow / fast == pytest.approx(3.42)
+    assert middle / fast == pytest.approx(77.97 / 31.4)
+    np.testing.assert_allclose(model.k, 2 * np.asarray(model.q))
+    assert model.t_overlap + model.t_last == pytest.approx(2 * 15 / 16 * 32 * 25.6e6 / 1e10)
+    shared = devices.make_model("C", "ResNet-50")
+    np.testing.assert_allclose(shared.q[0] / np.asarray(shared.q), np.linspace(1, 0.25, 16))
+    for cluster in devices.CLUSTERS:
+        for name, workload in devices.WORKLOADS.items():
+            assert workload.buckets.sum() == pytest.approx(4 * workload.parameters)
+            totals, limits = devices.batches(cluster, name, 5), np.asarray(devices.make_model(cluster, name).limits)
+            assert (-(-totals // len(limits)) <= limits.min()).all()
+            assert 2 * len(limits) <= totals[0] >= workload.first_batch
+
+
+def test_lb_bsp_settles_where_the_next_step_is_one_too_many():
+    model = devices.make_model("A", "ResNet-50")
+    silent = replace(model, gamma=1.0, t_overlap=0.0, t_last=0.0)
+    batches = driving.settled(cannikin.lb_bsp(171), model)
+    np.testing.assert_array_equal(batches, [92, 62, 17])
+    for other in ([87, 62, 22], [87, 67, 17]):
+        assert silent.batch_time(other) > silent.batch_time(batches)
+
+
+def test_exact_times_predict_exactly_and_inverse_variances_help_where_a_node_is_noisy():
+    model, workload = devices.make_model("A", "ResNet-18"), devices.WORKLOADS["ResNet-18"]
+    assert max(driving.prediction_errors(model, workload, Noise(), 0, 4).values()) < 1e-9
+    noise = Noise(0.02, np.array([0.02, 0.02, 1.0]))
+    errors = [driving.prediction_errors(model, workload, noise, seed, 6) for seed in range(5)]
+    assert all(error["inverse-variance"] < 0.01 < error["plain"] for error in errors)
+
+
+def test_without_communication_the_gain_over_ddp_is_that_of_the_speeds():
+    workload = devices.WORKLOADS["ResNet-50"]._replace(kernels=0, optimizer=0)
+    for ratio in (1.0, 3.0):
+        model = replace(driving.spread(ratio, workload), t_overlap=1e-9, t_last=1e-9)
+        of = driving.over_totals(model, np.array([3200, 16_000]))
+        np.testing.assert_allclose(of.gain("ddp"), 1 - 2 / (1 + ratio), atol=2e-3)
+
+
+def test_tuned_is_the_epoch_from_which_on_batches_are_short():
+    times = np.array([[3.0, 1.0, 1.5, 1.005, 1.0], [1.0, 1.0, 1.0, 1.0, 1.0]])
+    np.testing.assert_array_equal(tables.tuned(times), [4, 1])

@@ -1,0 +1,141 @@
+"""The script about DropCompute in real processes: two of them, started once, with a tiny budget; and how it judges what they measured."""
+
+from __future__ import annotations
+
+import csv
+import math
+
+import numpy as np
+import pytest
+
+from algorithms import dropcompute
+from experiments import dropcompute_processes
+from experiments.helpers import common, real_clock
+
+SETTING = real_clock.Setting(2, 1, 2.0, 4, 16, 40, 10, 0.1, 8, 0)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    args = dropcompute_processes.Args(
+        factor=6.0, micro_batches=3, batch_size=8, steps=9, rounds=3, width=8, out=tmp_path_factory.mktemp("processes"), progress=False
+    )
+    screen = common.console()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(common, "console", lambda: screen)
+        with screen.capture() as captured:
+            dropcompute_processes.main(args)
+    with (args.out / "steps.csv").open() as file:
+        return args, captured.get().splitlines(), list(csv.DictReader(file))
+
+
+def test_it_measures_both_runs_in_real_processes(ran):
+    args, _, rows = ran
+    assert [(row["run"], int(row["step"])) for row in rows] == [(run, step + 1) for run in ("without", "with") for step in range(9)]
+    without, with_it = rows[:9], rows[9:]
+    assert {row["threshold"] for row in without} == {"inf"}
+    assert {(row["micro_batches[0]"], row["micro_batches[1]"]) for row in without + with_it[:3]} == {("3", "3")}
+    (tau,) = {float(row["threshold"]) for row in with_it[3:]}
+    assert tau < math.inf, "the slow one is six times as slow"
+    for row in with_it[3:]:
+        done = int(row["micro_batches[0]"]) + int(row["micro_batches[1]"])
+        assert float(row["dropped"]) == pytest.approx(1 - done / 6, abs=1e-5)
+    for row in rows:
+        slowest = max(float(row["computing[0]"]), float(row["computing[1]"]))
+        assert float(row["seconds"]) >= slowest + float(row["communication"]) - 1e-5
+    assert (args.out / "figure.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert (args.out / "config.json").exists()
+
+
+def test_its_tables_have_80_columns(ran):
+    _, lines, _ = ran
+    assert all(len(line) <= 80 for line in lines if not line.startswith("Written"))
+    assert not any("…" in line for line in lines)
+    cells = [[cell.strip() for cell in line.strip("│ ").split("│")] for line in lines if line.startswith("│")]
+    names = ["step without, ms", "step with, ms", "dropped, %", "by process 0", "by process 1, the slow one", "S_eff"]
+    assert [row[0] for row in cells[:6]] == names
+    assert [row[0].split()[0] for row in cells[6:]] == ["steps", "seconds", "loss"]
+
+
+def history(latencies, communication=0.5, tau=math.inf, loss=None):
+    """Of a run in which each micro-batch took this long, `[steps, N, M]`, stopped between micro-batches."""
+    starts = np.cumsum(latencies, axis=-1) - latencies
+    done = np.where(starts <= np.reshape(tau, (-1, 1, 1)), latencies, np.nan)
+    steps = len(latencies)
+    seconds = np.nansum(done, axis=-1).max(axis=1) + communication
+    return {
+        "latencies": done,
+        "communication": np.full(steps, communication),
+        "seconds": seconds,
+        "dropped": np.isnan(done).mean(axis=(1, 2)),
+        "threshold": np.broadcast_to(tau, steps),
+        "loss": np.ones(steps) if loss is None else np.asarray(loss, float),
+    }
+
+
+def test_where_the_plan_is_right_all_three_agree():
+    """Every step is like every other: 4 micro-batches of 1 s and of 2 s; up to tau = 3 s they do 4 and 2, and take 4 s."""
+    latencies = np.broadcast_to([[[1.0] * 4, [2.0] * 4]], (40, 2, 4))
+    taus = np.where(np.arange(40) < 10, math.inf, 3.0)
+    found = real_clock.judge(SETTING, real_clock.Pair(1.0, history(latencies), history(latencies, tau=taus)))
+    expected = {"without": 8.5, "with": 4.5, "dropped": 0.25, "speedup": 0.75 * 8.5 / 4.5}
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], [value, value, value, 0], atol=1e-12)
+
+
+def test_later_steps_do_not_plan_and_first_ones_are_not_judged():
+    """The machine is twice as slow once the threshold is there: but for the half second of communication, so is each step."""
+    latencies = np.ones((40, 2, 4))
+    latencies[:, 1] = 2
+    latencies[10:] *= 2
+    taus = np.where(np.arange(40) < 10, math.inf, 3.0)
+    found = real_clock.judge(SETTING, real_clock.Pair(1.0, history(latencies), history(latencies, tau=taus)))
+    assert found["with"] == pytest.approx((4.5, 4.5, 4.5, 0)), "2 and 1 of them, in 4 s"
+    assert found["without"] == pytest.approx((8.5, 16.5, 16.5, 0))
+    assert found["dropped"] == pytest.approx((0.25, 0.625, 0.625, 0))
+
+
+def test_a_race_is_to_the_loss_that_both_reach():
+    """Losses fall by 1 a step without, by 1/2 with, whose steps take half as long."""
+    slow, fast = np.full((40, 2, 4), 2.0), np.full((40, 2, 4), 1.0)
+    steps = np.arange(40.0)
+    pair = real_clock.Pair(1.0, history(slow, 0.0, loss=100 - steps), history(fast, 0.0, loss=100 - steps / 2))
+    found = real_clock.race(SETTING, pair)
+    assert found.loss == 100 - 38.5 / 2, "the mean of the last two steps"
+    assert found.steps == (21, 40)
+    assert found.seconds == (21 * 8, 40 * 4)
+    assert (found.end, found.losses) == (160, (100 - 18.5, 100 - 38.5 / 2))
+
+
+def test_delays_are_those_of_the_paper():
+    """Its noise has mean 0.4959 and is at most 5.5; the slow process takes twice as long for all."""
+    setting = SETTING._replace(steps=20_000, micro_batches=5)
+    fast, slow = (real_clock.delays(setting, process, 0.01) for process in (0, 1))
+    noise = fast / 0.01
+    assert noise.mean() == pytest.approx(0.4959, abs=4 * noise.std() / math.sqrt(noise.size))
+    assert noise.max() == pytest.approx(5.5)
+    assert noise.min() > 0
+    assert (slow / 0.01).mean() == pytest.approx(2 * 1.4959 - 1, abs=8 * noise.std() / math.sqrt(noise.size))
+    assert not np.array_equal(slow, 2 * fast + 0.01), "of its own"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"slow": 2}, "--slow 2 of 2 processes: need one from 0 to 1, or None"),
+        ({"factor": 0.5}, "--factor 0.5: need at least 1"),
+        ({"rounds": 39}, "--rounds 39 of 40 steps: need at least two more steps"),
+    ],
+)
+def test_refusals_come_before_any_process(changes, message):
+    with pytest.raises(ValueError, match=message):
+        real_clock.check(SETTING._replace(**changes))
+
+
+def test_plans_are_the_planners():
+    latencies = np.random.default_rng(0).gamma(2, 1, (6, 3, 5))
+    run = history(latencies, 0.25)
+    found = real_clock.of_plan(run, slice(2, None), 4.0)
+    assert found["speedup"] == pytest.approx(dropcompute.effective_speedup(latencies[2:], 0.25, 4.0, "between"))
+    assert found["with"] == pytest.approx(history(latencies[2:], 0.25, 4.0)["seconds"].mean())
+    assert found["without"] == pytest.approx(run["seconds"][2:].mean())
