@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from algorithms import cannikin
-from algorithms.cannikin import policies
+from algorithms.cannikin import parts, policies
 from algorithms.cannikin.candidates import Candidates
 
 MODEL = cannikin.ClusterModel([0.01, 0.02, 0.05], [0.1, 0.2, 0.3], [0.02, 0.05, 0.08], [0.05, 0.2, 0.1], 0.25, 0.6, 0.2, [40, 40, 40])
@@ -244,12 +244,12 @@ def test_whole_parts_have_the_total():
         n = draw.integers(1, 9)
         limits = draw.integers(1, 30, n)
         total = int(draw.integers(0, limits.sum() + 1))
-        parts = draw.dirichlet(np.ones(n)) * total
-        found = policies.whole(parts, total, limits)
+        real = draw.dirichlet(np.ones(n)) * total
+        found = parts.whole(real, total, limits)
         assert found.sum() == total
         assert (found <= limits).all()
-        assert (found >= np.floor(np.minimum(parts, limits))).all()
-    np.testing.assert_array_equal(policies.whole(np.array([1.2, 2.7, 3.1]), 7, np.array([9, 9, 9])), [1, 3, 3])
+        assert (found >= np.floor(np.minimum(real, limits))).all()
+    np.testing.assert_array_equal(parts.whole(np.array([1.2, 2.7, 3.1]), 7, np.array([9, 9, 9])), [1, 3, 3])
 
 
 # --- Mistakes.
