@@ -13,7 +13,7 @@ import pytest
 import dsgd
 from dsgd.problems import models
 from experiments import cannikin_training
-from experiments.helpers import cannikin_race, cannikin_race_tables, common
+from experiments.helpers import cannikin_race, cannikin_race_tables, common, devices
 from experiments.helpers.cannikin_race import ADAPTDL, CANNIKIN, DDP, LB_BSP, SYSTEMS, Run
 
 TOTALS = (32, 181, 1024)
@@ -64,6 +64,8 @@ def test_the_clock_is_that_of_the_devices(ran):
     parts = np.stack([[11, 11, 10], [61, 60, 60], [342, 341, 341]])
     seconds: dict[int, float] = dict(zip(TOTALS, rounds * setting.model.batch_time(parts), strict=True))
     np.testing.assert_array_equal(setting.totals, TOTALS)
+    largest = devices.batches("A", "DeepSpeech2", 2)[-1] / 1024  # of its samples, for one of ours
+    np.testing.assert_allclose(setting.model.k, largest * np.asarray(devices.make_model("A", "DeepSpeech2").k))
     for each in (rows[DDP, "0"], rows[ADAPTDL, "1"]):
         expected = np.cumsum([seconds[int(row["total_batch"])] for row in each])
         np.testing.assert_allclose([float(row["seconds"]) for row in each], expected, rtol=1e-4)

@@ -72,6 +72,14 @@ def test_lb_bsp_s_stop():
     assert memory.going is False
 
 
+def test_lb_bsp_goes_on_where_two_are_equally_slow():
+    """One change helps one of them: it takes two for a shorter time. Nobody is slower than others then."""
+    nothing = np.zeros(3)
+    model = cannikin.ClusterModel([0.1, 0.2, 0.2], nothing, nothing, nothing, 0.0, 0.0, 0.0)
+    found, _ = epochs(cannikin.lb_bsp(60), 5, model)
+    assert [each.tolist() for each in found] == [[20, 20, 20], [25, 15, 20], *3 * [[30, 15, 15]]]
+
+
 def test_lb_bsp_keeps_limits_and_begins_anew_when_nodes_change():
     found, memory = epochs(cannikin.lb_bsp(60, step=50), 2, limits=[27, 40, 40])
     np.testing.assert_array_equal(found[1], [27, 20, 13])
