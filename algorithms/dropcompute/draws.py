@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from algorithms.dropcompute.stopping import need_one_by_one
 from dsgd import checks
 from dsgd.base import Key, Round, Work
 from dsgd.clusters import Cluster
@@ -29,12 +30,13 @@ def latencies(cluster: Cluster, workers: int, micro_batches: int, *, iterations:
         `[I, N, M]`.
 
     Raises:
-        ValueError: numbers below 1, or a cluster for another N.
+        ValueError: numbers below 1, a cluster for another N, or one whose micro-batches go at once.
     """
     numbers = {"workers": workers, "micro_batches": micro_batches, "iterations": iterations, "batch_size": batch_size}
     for name, number in numbers.items():
         checks.positive_int(f"dropcompute.latencies: {name}", number)
     cluster.need_workers(workers)
+    need_one_by_one("dropcompute.latencies", cluster)
     keys = jax.random.split(key, iterations)
     return np.asarray(_drawn(cluster, workers, micro_batches, batch_size, keys), float)
 

@@ -20,7 +20,8 @@ from jax.sharding import PartitionSpec as P
 from algorithms import optimizers
 from algorithms.dropcompute.method import Correction, need_correction
 from algorithms.dropcompute.speedups import threshold as best_threshold
-from algorithms.dropcompute.stopwatch import accumulate, need_threshold
+from algorithms.dropcompute.stopping import need_seconds
+from algorithms.dropcompute.stopwatch import accumulate
 from algorithms.dropcompute.thresholds import ChosenAfter
 from algorithms.optimizers import Model
 from dsgd import checks, workers
@@ -182,7 +183,7 @@ def _turn(problem: Problem, key: jax.Array, M: int, mesh: Mesh) -> Turn:
 
     def turn(step: int, delay: Delay | None, params: Params, m: int) -> PyTree:
         if delay is not None:
-            time.sleep(_need_seconds(delay(step, m), step, m))
+            time.sleep(_need_delay(delay(step, m), step, m))
         return _compute(functions, M, n, params, data, key, np.int32(step), np.int32(m))
 
     return turn
@@ -258,14 +259,14 @@ def _own(tree: PyTree) -> PyTree:
 def _need_threshold(threshold: float | ChosenAfter, steps: int) -> int | None:
     """After how many steps it is chosen; None: it is given."""
     if not isinstance(threshold, ChosenAfter):
-        need_threshold("train", threshold)
+        need_seconds("train", "threshold", threshold, finite=False)
         return None
     if threshold.rounds >= steps:
         raise ValueError(f"train: a threshold chosen after {threshold.rounds} of {steps} steps: need more steps")
     return threshold.rounds
 
 
-def _need_seconds(seconds: float, step: int, m: int) -> float:
+def _need_delay(seconds: float, step: int, m: int) -> float:
     if not checks.is_number(seconds) or not 0 <= seconds < math.inf:
         raise ValueError(f"train: delay({step}, {m}) = {seconds!r}: need finite seconds >= 0")
     return seconds

@@ -40,12 +40,14 @@ def stopped(latencies: Any, threshold: Any, stop: Stop, spent: Any = 0.0) -> Sto
     """
     xp = jnp if any(isinstance(each, jax.Array) for each in (latencies, threshold, spent)) else np
     begun = xp.broadcast_to(xp.asarray(spent, latencies.dtype), latencies.shape[:-1])
-    ends = begun[..., None] + completions(latencies)
+    taken = completions(latencies)  # seconds are of these: what is left of ends - begun, in float32, may be less
+    ends = begun[..., None] + taken
     if stop == "preempt":
-        return Stopped(ends < threshold, xp.maximum(xp.minimum(threshold, ends[..., -1]) - begun, 0))
+        done = ends < threshold
+        return Stopped(done, xp.where(done[..., -1], taken[..., -1], xp.maximum(threshold - begun, 0)))
     starts = xp.concatenate([begun[..., None], ends[..., :-1]], axis=-1)
     done = starts <= threshold
-    return Stopped(done, xp.max(xp.where(done, ends, begun[..., None]), axis=-1) - begun)
+    return Stopped(done, xp.max(xp.where(done, taken, 0), axis=-1))
 
 
 def completions(latencies: Any) -> Any:
@@ -60,6 +62,12 @@ def need_stop(where: str, stop: Any) -> None:
     """Raises a ValueError where it is no way to stop."""
     if stop not in get_args(Stop):
         raise ValueError(f"{where}: stop = {stop!r}: need {' or '.join(map(repr, get_args(Stop)))}")
+
+
+def need_one_by_one(where: str, cluster: Any) -> None:
+    """Raises a ValueError where a cluster's workers compute all their micro-batches at once, so that there is no last one to drop."""
+    if cluster.at_once:
+        raise ValueError(f"{where}: a cluster whose workers compute their micro-batches at once: need one by one, at_once=False")
 
 
 def need_seconds(where: str, what: str, seconds: Any, *, positive: bool = False, finite: bool = True) -> None:

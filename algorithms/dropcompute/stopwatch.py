@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from algorithms.dropcompute.stopping import need_seconds
 from dsgd import checks
 from dsgd.base import Params, PyTree
 
@@ -58,7 +58,7 @@ def accumulate(
 
     Source: Giladi et al., "DropCompute", Algorithm 1, whose part (2) is a look between two micro-batches, as in the paper's own code.
     """
-    need_threshold("accumulate", threshold)
+    need_seconds("accumulate", "threshold", threshold, finite=False)
     if not len(batches):
         raise ValueError("accumulate: no micro-batches; need at least one")
     seconds, spent, total = np.full(len(batches), np.nan), 0.0, None
@@ -77,9 +77,3 @@ def accumulate(
 
 
 _add = jax.jit(partial(jax.tree.map, jnp.add))
-
-
-def need_threshold(where: str, threshold: float) -> None:
-    """Raises a ValueError where it is no time."""
-    if math.isnan(threshold) or threshold < 0:
-        raise ValueError(f"{where}: threshold = {threshold:g}: need seconds >= 0, infinite ones to drop nothing")

@@ -31,7 +31,8 @@ def chosen_after(rounds: int) -> ChosenAfter:
     $$ \tau^* = \arg\max_\tau \frac1I \sum_i \frac{\tilde M_i(\tau)}{M} \frac{T_i + T_i^c}{\min(\tau, T_i) + T_i^c} $$
 
     once, by `dropcompute.threshold`. $T_i^c$ is what the round took besides its slowest worker's computation. Where workers measure
-    inexactly (`Cluster.noise`), so do they here.
+    inexactly (`Cluster.noise`), so do they here. In the compiled loop a round's times are known in the next one, at the end of which the
+    threshold is chosen: so one round more is without drops. Rounds of which a stage has cut off the times (`start=`) do not count.
 
     Args:
         rounds: I; of local SGD with the period H so many periods.
@@ -94,9 +95,11 @@ def observed(known: Measuring, round: Round, period: int, stop: Stop) -> Measuri
 
     def choose():
         after = write()
-        computation = jnp.max(jnp.sum(after.latencies, axis=2), axis=1)
-        communication = jnp.maximum(after.seconds - computation, 0)
-        chosen = speedups.threshold(after.latencies, communication, stop)
+        # Where a run goes on from another (`start=`), nobody has measured the round before: a row of no seconds is for no threshold.
+        measured = jnp.all(jnp.isfinite(after.latencies), axis=(1, 2))
+        latencies = jnp.where(measured[:, None, None], after.latencies, 0)
+        communication = after.seconds - jnp.max(jnp.sum(latencies, axis=2), axis=1)
+        chosen = speedups.threshold(latencies, jnp.where(measured, jnp.maximum(communication, 0), 0), stop)
         return after._replace(threshold=chosen.astype(known.threshold.dtype))
 
     # Numbers of rounds are the same for all runs that are mapped over: these are branches.

@@ -33,23 +33,9 @@ Cache = Annotated[
 
 # What numbers on command lines need to be, by flag; what depends on other flags, scripts check themselves.
 COUNTS = ("workers", "batch_size", "steps", "exact_steps", "rounds", "seeds", "repeats", "problems", "dimension", "dimensions", "sizes")
-COUNTS += (
-    "fixed_steps",
-    "longest_run",
-    "run_workers",
-    "micro_batches",
-    "layers",
-    "choices",
-    "resolutions",
-    "worker_counts",
-    "epochs",
-    "iterations",
-    "processes",
-    "width",
-    "nodes",
-    "candidates",
-)
-COUNTS += ("corrected_workers", "local_workers", "local_batch_size", "local_steps", "server", "width", "context")
+COUNTS += ("fixed_steps", "longest_run", "run_workers", "micro_batches", "layers", "choices", "resolutions", "worker_counts", "epochs")
+COUNTS += ("iterations", "processes", "nodes", "candidates", "width", "context")
+COUNTS += ("corrected_workers", "local_workers", "local_batch_size", "local_steps", "server")
 POSITIVE = ("learning_rates", "exact_learning_rate", "target", "bandwidth", "seconds", "alpha", "alphas", "factor")
 POSITIVE += ("communication_times", "learning_rate", "round_times", "period", "periods", "interval", "mean")
 POSITIVE += ("sgd_learning_rate", "local_step")

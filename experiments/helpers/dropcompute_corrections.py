@@ -13,8 +13,8 @@ from rich.table import Table
 import algorithms
 import dsgd
 from dsgd import clusters
-from experiments.helpers import common, figures
-from experiments.helpers.dropcompute_quality import final, signed, within
+from experiments.helpers import common, figures, intervals
+from experiments.helpers.dropcompute_quality import final, signed
 from experiments.helpers.dropcompute_training import Histories, Setting, falling, kept, options
 
 CORRECTIONS = ("none", "constant", "stochastic")
@@ -72,7 +72,7 @@ def table(setting: Setting, histories: Histories, rates: Sequence[float]) -> Tab
             cells = []
             for correction in CORRECTIONS:
                 values, base = (final(setting, histories[named(optimizer, correction, each)]) for each in (rate, 0.0))
-                cells.append(signed(values - base, digits) if rate else within(base, digits))
+                cells.append(signed(values - base, digits) if rate else intervals.within(base, digits))
             shown.add_row("" if rate else optimizer, f"{100 * rate:g}%", *cells)
     return shown
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -83,7 +82,7 @@ def table(setting: Setting, histories: Histories, rates: Sequence[float]) -> Tab
             label,
             f"{100 * abs(history['dropped'][:, 1 : steps + 1].mean()):.1f}",  # no -0.0
             f"{step:.2f}",
-            within(final(setting, history), setting.quality.digits),
+            intervals.within(final(setting, history), setting.quality.digits),
             change,
             *theirs,
         )
@@ -97,15 +96,9 @@ def table(setting: Setting, histories: Histories, rates: Sequence[float]) -> Tab
     return shown
 
 
-def within(values: np.ndarray, digits: int) -> str:
-    """The mean, and half its 95 % interval."""
-    half = intervals.half_interval(values)
-    return f"{values.mean():.{digits}f}" + (f" ± {half:.{digits}f}" if math.isfinite(half) else "")
-
-
 def signed(values: np.ndarray, digits: int) -> str:
-    """The same of a difference."""
-    return f"{'+' if values.mean() >= 0 else ''}{within(values, digits)}"
+    """The mean of a difference with its sign, and half its 95 % interval."""
+    return f"{'+' if values.mean() >= 0 else ''}{intervals.within(values, digits)}"
 
 
 def significant(setting: Setting, histories: Histories, names: Sequence[str]) -> list[str]:

@@ -16,12 +16,6 @@ from experiments.helpers.dropcompute_sums import Best, Common
 FIGURE_5, CLUSTER = 64, 196  # workers of the paper's figure 5, and of A.2
 
 
-def sure(values: np.ndarray, digits: int = 2) -> str:
-    """The mean over seeds, and half its 95 % interval where there are several."""
-    half = intervals.half_interval(values)
-    return f"{values.mean():.{digits}f}" + (f" ± {half:.{digits}f}" if np.isfinite(half) else "")
-
-
 def summary(setting: Setting, of: Sampled, worst: Sampled, one_N: Common, natural: np.ndarray) -> Table:
     """What the paper states in numbers, and what it does not.
 
@@ -72,7 +66,7 @@ def summary(setting: Setting, of: Sampled, worst: Sampled, one_N: Common, natura
         ("effective speedup in 14f, preempting", "-", next(both)),
         ("the same, a check between micro-batches", "-", next(both)),
     )
-    rows(f"nothing added, {CLUSTER} workers", ("effective speedup (A.2)", "1.05", sure(natural, 3)))
+    rows(f"nothing added, {CLUSTER} workers", ("effective speedup (A.2)", "1.05", intervals.within(natural, 3)))
     return table
 
 
@@ -93,7 +87,7 @@ def runs_beside(setting: Setting, clock: Measured, planned: Measured, exact: Bes
         ("effective speedup", "speedup", 3),
     ):
         found, expected, exactly = (getattr(each, name) for each in (clock, planned, exact))
-        table.add_row(what, sure(found, digits), sure(expected, digits), f"{exactly:.{digits}f}")
+        table.add_row(what, intervals.within(found, digits), intervals.within(expected, digits), f"{exactly:.{digits}f}")
     return table
 
 
@@ -109,7 +103,7 @@ def scaling(setting: Setting, of: Sampled, further: Sequence[int]) -> Table:
         exact = of.sums.best(N, setting.communication, setting.stop)
         normal = predicted(setting, of.noise.mean, of.noise.std, [N])
         found = of.found.get(N)
-        T, S = (sure(found.without), sure(found.speedup, 3)) if found else ("-", "-")
+        T, S = (intervals.within(found.without), intervals.within(found.speedup, 3)) if found else ("-", "-")
         whole, gain = normal.without[0], normal.speedup[0]
         both = (T, f"{exact.without:.2f}", f"{whole:.2f}", S, f"{exact.speedup:.3f}", f"{gain:.3f}")
         table.add_row(f"{N:,}", *both, f"{100 * exact.drop_rate:.1f}")
@@ -139,7 +133,7 @@ def ratios(setting: Setting, noises: Mapping[str, tuple[Sampled, float, float]],
             table.add_section()
         exact, found = of.sums.ratio(N), of.found[N]
         off = f"{100 * (exact / paper - 1):+.1f}"
-        measured, gain = sure(found.without / of.sums.mean, 3), f"{found.speedup.mean():.2f}"
+        measured, gain = intervals.within(found.without / of.sums.mean, 3), f"{found.speedup.mean():.2f}"
         table.add_row(panel, of.noise.name, f"{paper:.3f}", f"{exact:.3f}", off, measured, f"{alone:.0f}", gain)
     return table
 

@@ -50,6 +50,7 @@ class Timetable(NamedTuple):
     """
 
     seconds: jax.Array
+    at_once = False
 
     def latencies(self, round: Round, workers: jax.Array) -> jax.Array:
         """As a cluster's."""

@@ -249,6 +249,7 @@ class OfDraws(NamedTuple):
 
     key: jax.Array
     drawn: jax.Array
+    at_once = False
 
     def latencies(self, round: Round, workers: jax.Array) -> jax.Array:
         def one(n, m):

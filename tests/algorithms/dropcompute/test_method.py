@@ -15,6 +15,7 @@ import algorithms
 import dsgd
 import topologies
 from algorithms import drop_compute, dropcompute, unequal_work
+from algorithms.dropcompute.stopping import completions, stopped
 from dsgd import clusters, compressors, problems, work
 from dsgd.engine import loop
 
@@ -188,6 +189,15 @@ def test_the_time_goes_on_through_a_period(method):
     np.testing.assert_allclose(np.diff(ends, prepend=0), seconds.max(axis=1) + messages, rtol=2e-2)
 
 
+@pytest.mark.parametrize("stop", ["preempt", "between"])
+def test_late_in_a_period_seconds_are_those_of_the_micro_batches(stop):
+    """To the last bit: by less than that a micro-batch would not have been measured to its end."""
+    times = latencies()
+    done, seconds = stopped(times, np.inf, stop, np.float32(1000.0))
+    assert done.all()
+    np.testing.assert_array_equal(seconds, completions(times)[..., -1])
+
+
 @pytest.mark.parametrize("base", [algorithms.local_sgd, algorithms.scaffold])
 def test_who_computes_nothing_makes_no_step(base):
     """Momentum would move it, and SCAFFOLD's correction; all that it has stays."""
@@ -231,6 +241,19 @@ def test_the_threshold_is_chosen_of_what_was_measured(stop, mesh):
     assert history["dropped"][7:].max() > 0
 
 
+def test_a_stage_that_begins_while_times_are_measured():
+    """Its clock begins anew, and the times of the round before are lost: all others count."""
+    method = drop_compute(METHOD, dropcompute.chosen_after(5), M, stop="between")
+    begun = run(method, steps=3)
+    found = run(method, steps=6, start=begun)
+    known = [0, 1, 3, 4]
+    seconds = np.concatenate([np.diff(stage.history["clock"]) for stage in (begun, found)])[known]
+    times = latencies()[known]
+    expected = dropcompute.threshold(times, seconds - times.sum(axis=2).max(axis=1), "between")
+    np.testing.assert_allclose(found.state.server.measuring.threshold, expected, rtol=1e-5)
+    np.testing.assert_array_equal(np.isinf(found.history["threshold"][1:]), [True] * 3 + [False] * 3)
+
+
 def test_of_a_period_all_rounds_are_measured():
     """Of local steps, as one row."""
     method = drop_compute(algorithms.local_sgd(SGD, 2), dropcompute.chosen_after(3), 1, period=2)
@@ -258,19 +281,40 @@ def test_it_is_under_the_contract():
     dsgd.check(method, robust(), cluster=CLUSTER).require()
 
 
-AWAY = clusters.Cluster(clusters.constant(1.0), present=clusters.bernoulli(0.7, 1.0))
+AWAY = clusters.Cluster(clusters.constant(0.45) + clusters.exponential(0.225), present=clusters.bernoulli(0.7, 1.0))
 
 
 def test_who_is_away_computes_nothing_and_loses_nothing():
-    found = run(drop_compute(METHOD, TAU, M, redraw=True, correction="stochastic"), cluster=AWAY)
+    """And means are of those who are there: of gradients that are all 1, each worker's share of what was computed is what moves."""
+    ones = draws()._replace(sample=lambda key, mine: mine)
+    found = run(drop_compute(METHOD, TAU, M, redraw=True, correction="stochastic"), ones, cluster=AWAY)
     samples, present = found.history["samples"][1:], found.history["present"][1:]
-    np.testing.assert_allclose((samples == 2).mean(axis=1), present)
+    np.testing.assert_allclose(found.params, -(samples / samples.sum(axis=1, keepdims=True)).sum(axis=0), rtol=1e-5)
+    np.testing.assert_allclose((samples > 0).mean(axis=1), present)
     np.testing.assert_array_equal(found.state.server.drawn, samples.sum(axis=0))
-    np.testing.assert_allclose(found.history["dropped"][1:], 0.5)
+    np.testing.assert_allclose(found.history["dropped"][1:], 1 - samples.sum(axis=1) / (M * N * present), rtol=1e-5)
+
+
+AT_ONCE = clusters.Cluster(clusters.constant(1.0), at_once=True)
+
+
+def test_nobody_who_computes_anything_is_an_error_or_a_warning():
+    """Below the fastest micro-batch of all; not where it comes in a round, nor while nobody is there."""
+    with pytest.raises(ValueError, match=r"by round 1\d, nobody has computed anything in all 1\d rounds, .* within 0\.4 s: need a larger"):
+        run(drop_compute(METHOD, 0.4, M))
+    with pytest.warns(UserWarning, match=r"nobody has computed anything in all 1\d rounds"):
+        found = run(drop_compute(METHOD, 0.4, M, all_dropped="warn"))
+    assert (found.params == 0).all()
+    assert (found.history["dropped"][1:] == 1).all()
+    np.testing.assert_allclose(np.diff(found.history["clock"]), 0.4 + 2 * (N - 1) * (0.01 + 32 / 1e4), rtol=1e-5)
+    late = clusters.Cluster(clusters.constant(1.0), present=clusters.trace([0.0, 1.0, 1.0], 1.0))
+    assert run(drop_compute(METHOD, 1.5, M), cluster=late).history["idle"][-1] == 0
 
 
 REFUSED = {
     "no cluster": (lambda: run(drop_compute(METHOD, TAU, M), cluster=None), "without a cluster"),
+    "at once": (lambda: run(drop_compute(METHOD, TAU, M), cluster=AT_ONCE), "micro-batches at once: need one by one"),
+    "drawn at once": (lambda: dropcompute.latencies(AT_ONCE, N, M, iterations=1, key=KEY), "dropcompute.latencies: a cluster whose"),
     "asynchronous": (lambda: run(drop_compute(algorithms.asynchronous_sgd(SGD), TAU, M)), "one by one; need a synchronous one"),
     "exact": (lambda: run(drop_compute(algorithms.gradient_descent(SGD), TAU, M)), "asks for exact gradients"),
     "its own work": (

@@ -105,7 +105,7 @@ def test_the_correction_says_what_the_computed_ones_count(correction, factor, ta
         ),
         ({"micro_batches": 0}, "train: micro_batches = 0: need an integer, at least 1"),
         ({"steps": 0}, "train: steps = 0"),
-        ({"threshold": -1.0}, "train: threshold = -1: need seconds >= 0"),
+        ({"threshold": -1.0}, "train: threshold = -1: need seconds, at least 0"),
         ({"threshold": math.nan}, "threshold = nan"),
         ({"threshold": dropcompute.chosen_after(2)}, "chosen after 2 of 2 steps: need more steps"),
         ({"correction": -1.0}, "train: correction = -1.0: need a word, or a finite number >= 0"),
@@ -121,7 +121,7 @@ def test_refusals(arguments, message, key):
 def test_refusals_of_the_parts():
     with pytest.raises(ValueError, match="accumulate: no micro-batches; need at least one"):
         dropcompute.accumulate(lambda params, batch: batch, 0, [], 1.0)
-    with pytest.raises(ValueError, match="accumulate: threshold = nan: need seconds >= 0"):
+    with pytest.raises(ValueError, match="accumulate: threshold = nan: need seconds, at least 0"):
         dropcompute.accumulate(lambda params, batch: batch, 0, [1], math.nan)
     with pytest.raises(ValueError, match="loopback: processes = 0"):
         dropcompute.loopback(0, print)
