@@ -275,6 +275,7 @@ GOOD: dict[Callable, dict[str, Any]] = {
         "correction": 0.9,
         "period": 2,
         "redraw": True,
+        "all_dropped": "warn",
     },
     algorithms.ef21: {**_OPTIMIZER, "up": SIGN, "down": SIGN},
     algorithms.error_compensated_sgd: {**_OPTIMIZER, "up": SIGN, "down": SIGN, "allow_expanding": False},
