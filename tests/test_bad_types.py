@@ -93,6 +93,7 @@ CASES = {
     "dropcompute.threshold('slow', 0.5)": "threshold: latencies = 'slow': need seconds [iterations, workers, micro-batches]",
     "dropcompute.threshold(np.ones((2, 3, 4)), 0.5, 'after')": "dropcompute.threshold: stop = 'after': need 'preempt' or 'between'",
     "dropcompute.effective_speedup(np.ones((2, 3, 4)), 0.5, None)": "effective_speedup: thresholds = None: need seconds, at least 0",
+    "dropcompute.simulated(cluster, 2, 3, 1.0, rounds=4, key=key, stop='after')": "simulated: stop = 'after': need 'preempt' or 'between'",
     "dropcompute.expected_step_time(1.0, 0.3, 12, 4, stop='after')": "expected_step_time: stop = 'after': need 'preempt' or 'between'",
     "dropcompute.expected_step_time(1.0, 0.3, 1.5, 4)": "expected_step_time: micro_batches = 1.5: need an integer",
     "kimad.local_steps(0.1, 4)": "local_steps: optimizer = 0.1: need an optax optimiser",
@@ -133,6 +134,7 @@ import algorithms, dsgd, topologies
 from algorithms import dropcompute, kimad
 from dsgd import problems, run
 key, problem, method = jax.random.key(0), problems.random_quadratic(2, 2), algorithms.minibatch_sgd(optax.sgd(0.1))
+cluster = dsgd.clusters.Cluster(dsgd.clusters.constant(1.0))
 ring = topologies.ring(2)
 linear, three = problems.Model(lambda key: np.zeros(3), lambda x, inputs: inputs @ x), ((np.eye(3), np.ones(3)), 1)
 digits = problems.load("digits")

@@ -11,6 +11,7 @@ from algorithms.cannikin.candidates import Candidates
 from algorithms.cannikin.learning import Learner, learner
 from algorithms.cannikin.model import ClusterModel, OptPerf
 from algorithms.cannikin.noise_scale import NoiseScale
+from algorithms.cannikin.parts import equal_parts, unlike, whole
 from dsgd import checks
 
 Totals = Annotated[int | Sequence[int] | np.ndarray, "a number of samples, or a list of them to choose from"]
@@ -100,7 +101,7 @@ def equal_split(total_batch: int) -> System:
     checks.positive_int("cannikin.equal_split: total_batch", total_batch)
     return System(
         start=lambda cluster: cluster,
-        decide=lambda cluster: (equal_parts(total_batch, cluster), cluster),
+        decide=lambda cluster: (equal_parts(total_batch, cluster.limits), cluster),
         observe=lambda cluster, seen: cluster,
         resize=lambda cluster, stay, joined, limits: Cluster(len(limits), cluster.last_share, limits),
         name="DDP",
@@ -124,7 +125,7 @@ def lb_bsp(total_batch: int, step: int = 5) -> System:
     checks.positive_int("cannikin.lb_bsp: step", step)
 
     def start(cluster):
-        batches = equal_parts(total_batch, cluster)
+        batches = equal_parts(total_batch, cluster.limits)
         return _Tuned(cluster, batches, batches, np.inf, True)
 
     def observe(memory, seen):
@@ -204,9 +205,9 @@ def _adaptive(name: str, total_batches: Totals, initial_batch: int, *, together:
             if together:
                 batches = whole(memory.learner.next_batches(initial_batch), initial_batch, memory.cluster.limits)
                 return unlike(batches, memory.learner.seen_at, memory.cluster.limits), memory
-            return equal_parts(_to_learn_from(memory, initial_batch), memory.cluster), memory
+            return equal_parts(_to_learn_from(memory, initial_batch), memory.cluster.limits), memory
         total, candidates = memory.candidates.chosen(model if together else EqualParts(model), samples_of(memory.noise), initial_batch)
-        batches = model.optperf_integer(total).batches if together else equal_parts(total, memory.cluster)
+        batches = model.optperf_integer(total).batches if together else equal_parts(total, memory.cluster.limits)
         return batches, memory._replace(candidates=candidates)
 
     def observe(memory, seen):
@@ -229,7 +230,7 @@ def _to_learn_from(memory: _Modelled, initial_batch: int) -> int:
     known = memory.learner
     if np.isnan(known.seen.smallest).any():
         return initial_batch
-    new = [each for each in memory.candidates.totals.tolist() if (equal_parts(each, memory.cluster) != known.seen_at).all()]
+    new = [each for each in memory.candidates.totals.tolist() if (equal_parts(each, memory.cluster.limits) != known.seen_at).all()]
     return min(new, key=lambda each: abs(np.log(each / (2 * initial_batch))), default=initial_batch)
 
 
@@ -256,53 +257,6 @@ class EqualParts(NamedTuple):
     def computes_longer(self, batches: Any) -> np.ndarray:
         """As of the model."""
         return self.model.computes_longer(batches)
-
-
-def equal_parts(total: int, cluster: Cluster) -> np.ndarray:
-    """Whole samples, of which the first nodes may have one more.
-
-    Raises:
-        ValueError: a node has no memory for its part.
-    """
-    batches = total // cluster.nodes + (np.arange(cluster.nodes) < total % cluster.nodes)
-    if (full := np.flatnonzero(batches > cluster.limits)).size:
-        i = full[0]
-        raise ValueError(f"equal parts of {total} samples: {batches[i]} of node {i}, which has room for {cluster.limits[i]}: need fewer")
-    return batches
-
-
-def whole(parts: np.ndarray, total: int, limits: np.ndarray) -> np.ndarray:
-    """Whole samples near these parts, `[n]`, so many in all, within the limits: rounded down, the rest by the largest remainders."""
-    parts = np.minimum(parts, limits)
-    batches = np.floor(parts).astype(int)
-    while (left := total - batches.sum()) > 0:
-        room = batches < limits
-        order = np.argsort(np.where(room, batches - parts, np.inf), kind="stable")
-        batches[order[: min(left, room.sum())]] += 1
-    return batches
-
-
-def unlike(batches: np.ndarray, seen_at: np.ndarray, limits: np.ndarray) -> np.ndarray:
-    """The same total, where nodes that rounding has given the only size they were seen at swap a sample: two sizes make a line.
-
-    With one such node, or an odd number, another one gives it a sample.
-    """
-    batches = batches.copy()
-    again = np.flatnonzero(batches == seen_at).tolist()
-    for one, other in zip(again[::2], again[1::2], strict=False):
-        more, fewer = (one, other) if batches[one] < limits[one] and batches[other] > 1 else (other, one)
-        _give(batches, fewer, more, limits)
-    if len(again) % 2:
-        giving = np.flatnonzero((batches > 2) & (batches - 1 != seen_at) & (batches != seen_at))
-        if giving.size:
-            _give(batches, int(giving[np.argmax(batches[giving])]), again[-1], limits)
-    return batches
-
-
-def _give(batches: np.ndarray, fewer: int, more: int, limits: np.ndarray) -> None:
-    """One sample, where it is not the last one and there is room for it."""
-    if batches[fewer] > 1 and batches[more] < limits[more]:
-        batches[[fewer, more]] += [-1, 1]
 
 
 def _means(times: np.ndarray) -> np.ndarray:

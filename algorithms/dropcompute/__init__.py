@@ -6,12 +6,15 @@ from algorithms.dropcompute.draws import latencies
 from algorithms.dropcompute.expectations import expected_micro_batches, expected_speedup, expected_step_time, expected_threshold
 from algorithms.dropcompute.family import loopback
 from algorithms.dropcompute.processes import Trained, train
+from algorithms.dropcompute.simulation import Estimate, Simulated, simulated
 from algorithms.dropcompute.speedups import drop_rate, effective_speedup, step_time, threshold
 from algorithms.dropcompute.stopwatch import Accumulated, accumulate
 from algorithms.dropcompute.thresholds import chosen_after
 
 __all__ = [
     "Accumulated",
+    "Estimate",
+    "Simulated",
     "Trained",
     "accumulate",
     "chosen_after",
@@ -25,6 +28,7 @@ __all__ = [
     "larger_batch",
     "latencies",
     "loopback",
+    "simulated",
     "step_time",
     "threshold",
     "train",

@@ -37,12 +37,15 @@ def latencies(cluster: Cluster, workers: int, micro_batches: int, *, iterations:
         checks.positive_int(f"dropcompute.latencies: {name}", number)
     cluster.need_workers(workers)
     need_one_by_one("dropcompute.latencies", cluster)
-    keys = jax.random.split(key, iterations)
-    return np.asarray(_drawn(cluster, workers, micro_batches, batch_size, keys), float)
+    return np.asarray(_drawn(cluster, workers, micro_batches, batch_size, iterations, key), float)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _drawn(cluster: Cluster, N: int, M: int, batch_size: int, keys: jax.Array) -> jax.Array:
+@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def _drawn(cluster: Cluster, N: int, M: int, batch_size: int, iterations: int, key: jax.Array) -> jax.Array:
+    return jax.lax.map(lambda i: iteration(cluster, N, M, batch_size, jax.random.fold_in(key, i)), jnp.arange(iterations))
+
+
+def iteration(cluster: Cluster, N: int, M: int, batch_size: int, key: jax.Array) -> jax.Array:
+    """Seconds of one iteration's micro-batches, `[N, M]`; traced. Arguments as of `latencies`, the key of this iteration."""
     whole = jnp.full((N, M), batch_size, jnp.int32)
-    work, everybody = Work(whole, whole), jnp.arange(N)
-    return jax.lax.map(lambda key: cluster.latencies(Round(jnp.int32(0), N, key, cluster, work=work), everybody), keys)
+    return cluster.latencies(Round(jnp.int32(0), N, key, cluster, work=Work(whole, whole)), jnp.arange(N))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 
 from algorithms.dropcompute import thresholds
@@ -16,6 +18,7 @@ from dsgd import checks
 from dsgd import work as works
 from dsgd.base import Algorithm, Period, PyTree, Query, Round, State, Work
 
+_IDLE = 10  # rounds in which nobody has computed anything, from which on that is no chance
 Correction = Literal["none", "stochastic", "local"]
 Seconds = Annotated[float | jax.Array, "a number of seconds"]
 Factor = Annotated[float | jax.Array, "a number"]
@@ -29,12 +32,14 @@ class Server(NamedTuple):
         spent: seconds for which each worker has computed in this period, `[N]`; () where a period is one round.
         measuring: where the threshold is chosen; () where it is given.
         drawn: how many micro-batches each worker has computed, int32 `[N]`, where those that were dropped are drawn again; else ().
+        idle: rounds in which nobody has computed anything, int32, if there was no other yet, else -1; () where that cannot be.
     """
 
     method: PyTree
     spent: jax.Array | tuple[()]
     measuring: Measuring | tuple[()]
     drawn: jax.Array | tuple[()]
+    idle: jax.Array | tuple[()]
 
 
 @checks.arguments
@@ -47,6 +52,7 @@ def drop_compute(
     correction: Correction | Factor = "none",
     period: Period = 1,
     redraw: bool = False,
+    all_dropped: Literal["error", "warn"] = "error",
 ) -> Algorithm:
     r"""DropCompute: every worker computes micro-batches until $\tau$ seconds have passed, and the method goes on with what there is.
 
@@ -75,12 +81,14 @@ def drop_compute(
         period: H, rounds. It may be swept where the threshold is given.
         redraw: what a worker has dropped is what it computes first in the next round: no sample is lost. (Were seconds those of the
             sample, one that takes tau or longer would be begun for ever with "preempt".)
+        all_dropped: where nobody has computed anything in the first ten rounds, or more, since no micro-batch ends before tau: the run ends
+            with an error, or there is a warning.
 
     Raises:
         ValueError: a threshold or a number that is negative or NaN (an infinite threshold drops nothing), micro_batches or period < 1,
             another word. When it runs: no cluster, or one whose micro-batches go at once; a method that keeps its own time, that cuts
             short or says what is computed, or asks for exact gradients; a threshold to be chosen where workers are away; with redraw,
-            batches from outside.
+            batches from outside; all dropped.
 
     Source: Giladi et al., "DropCompute: simple and more robust distributed synchronous training via compute variance reduction",
     2023, Algorithms 1 and 2, sections 4.5, B.2.2 and B.3.
@@ -89,6 +97,9 @@ def drop_compute(
     periodic = not isinstance(H, int) or H > 1
     need_stop("drop_compute", stop)
     need_correction("drop_compute", correction)
+    if all_dropped not in ("error", "warn"):
+        raise ValueError(f"drop_compute: all_dropped = {all_dropped!r}: need 'error' or 'warn'")
+    may_be_idle = stop == "preempt" and not isinstance(threshold, ChosenAfter)
     if not isinstance(threshold, ChosenAfter | Tracer) and (jnp.ndim(threshold) or not threshold >= 0):
         raise ValueError(f"drop_compute: threshold = {checks.shown(threshold)}: need seconds >= 0, or dropcompute.chosen_after(rounds)")
 
@@ -111,7 +122,8 @@ def drop_compute(
         state = method.init(params, N)
         spent = jnp.zeros(N, jnp.float32) if periodic else ()
         measuring = thresholds.start(threshold.rounds, N, H * M) if isinstance(threshold, ChosenAfter) else ()
-        return state._replace(server=Server(state.server, spent, measuring, jnp.zeros(N, jnp.int32) if redraw else ()))
+        drawn, idle = jnp.zeros(N, jnp.int32) if redraw else (), jnp.int32(0) if may_be_idle else ()
+        return state._replace(server=Server(state.server, spent, measuring, drawn, idle))
 
     def query(state, round):
         asked = method.query(inner(state), round)
@@ -138,7 +150,18 @@ def drop_compute(
         asked = jnp.full(round.workers, M) if round.present is None else jnp.where(round.present, M, 0)
         dropped = jnp.sum(asked - jnp.sum(done, axis=1)) / jnp.maximum(jnp.sum(asked), 1)
         metrics = {**info.metrics, "threshold": until(state.server), "dropped": dropped}
+        if may_be_idle:
+            idle = jnp.where(jnp.any(done) | (server.idle < 0), -1, server.idle + jnp.any(asked > 0))
+            server, metrics["idle"] = server._replace(idle=idle), jnp.maximum(idle, 0)
         return after._replace(server=server._replace(method=after.server)), info._replace(metrics=metrics, compute=seconds)
+
+    def refuses(records):
+        rounds = np.nanmax(records["idle"], initial=0)
+        why = f"nobody has computed anything in all {rounds:g} rounds, no micro-batch ends within {words}: need a larger threshold"
+        if rounds >= _IDLE and all_dropped == "warn":
+            warnings.warn(f"{name}: {why}", stacklevel=2)
+        own = method.refuses(records) if method.refuses else ""
+        return f'{why}, or all_dropped="warn"' if rounds >= _IDLE and all_dropped == "error" else own
 
     def of_inner(member):
         return None if member is None else lambda state: member(inner(state))
@@ -148,6 +171,8 @@ def drop_compute(
     name = f"drop_compute({', '.join(filter(None, [method.name, words, f'{M} micro-batches', stop, *more]))})"
     measures = method.measures or isinstance(threshold, ChosenAfter)
     members: dict[str, Any] = {"model": of_inner(method.model), "local": of_inner(method.local)}
+    if may_be_idle:
+        members["refuses"] = refuses
     return method._replace(init=init, query=query, update=update, name=name, measures=measures, **members)
 
 

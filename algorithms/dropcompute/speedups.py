@@ -55,7 +55,7 @@ def effective_speedup(latencies: Latencies, communication: Communication, thresh
         4.4 and algorithm 2.
     """
     measured = _measured("effective_speedup", latencies, communication, stop, thresholds)
-    return _mean(_speedup, measured, _told("effective_speedup", thresholds, measured))
+    return _mean(speedup, measured, _told("effective_speedup", thresholds, measured))
 
 
 @checks.arguments
@@ -86,7 +86,7 @@ def threshold(latencies: Latencies, communication: Communication, stop: Stop = "
     if measured.xp is np:
         return _search(measured)
     candidates = jnp.append(measured.events.ravel() * SLACK, jnp.inf)
-    speedups = _mean(_speedup, measured, candidates)
+    speedups = _mean(speedup, measured, candidates)
     return jnp.max(jnp.where(speedups * SLACK >= jnp.max(speedups), candidates, 0))
 
 
@@ -149,7 +149,7 @@ class _Measured(NamedTuple):
     xp: Any
 
 
-class _Iteration(NamedTuple):
+class Iteration(NamedTuple):
     """What becomes of one at each threshold: the share of micro-batches that are computed, and the slowest worker's seconds; and what T and
     T^c are."""
 
@@ -159,14 +159,14 @@ class _Iteration(NamedTuple):
     communication: Any
 
 
-def _speedup(iteration: _Iteration) -> Any:
+def speedup(iteration: Iteration) -> Any:
     xp = jnp if isinstance(iteration.step, jax.Array) else np
     seconds = iteration.step + iteration.communication
     some = xp.where(seconds > 0, seconds, 1)
     return iteration.share * xp.where(seconds > 0, (iteration.whole + iteration.communication) / some, 1)
 
 
-def _iteration(measured: _Measured, i: Any, thresholds: Any) -> _Iteration:
+def _iteration(measured: _Measured, i: Any, thresholds: Any) -> Iteration:
     r"""By two binary searches a threshold, at most.
 
     With "between" worker n has begun the micro-batches whose starts are at most tau, and stops at the end of the last of them, which is the
@@ -177,10 +177,10 @@ def _iteration(measured: _Measured, i: Any, thresholds: Any) -> _Iteration:
     count = xp.searchsorted(events, thresholds, side="left" if measured.stop == "preempt" else "right")
     whole = measured.whole[i]
     step = xp.minimum(thresholds, whole) if measured.stop == "preempt" else measured.until[i][count - 1]
-    return _Iteration(count.astype(events.dtype) / events.size, step, whole, measured.communication[i])
+    return Iteration(count.astype(events.dtype) / events.size, step, whole, measured.communication[i])
 
 
-def _mean(value: Callable[[_Iteration], Any], measured: _Measured, thresholds: Any) -> Any:
+def _mean(value: Callable[[Iteration], Any], measured: _Measured, thresholds: Any) -> Any:
     """Over iterations, one after the other: memory is that of one iteration's thresholds."""
     iterations = len(measured.events)
     if measured.xp is np:
@@ -209,8 +209,8 @@ def _search(measured: _Measured) -> float:
         speedups, bounds = np.zeros(cuts.shape), np.zeros((len(cuts), PARTS))
         for i in range(len(measured.events)):
             at = _iteration(measured, i, thresholds)
-            speedups += _speedup(at)
-            bounds += _speedup(at._replace(share=at.share[:, 1:], step=at.step[:, :-1]))
+            speedups += speedup(at)
+            bounds += speedup(at._replace(share=at.share[:, 1:], step=at.step[:, :-1]))
         seen.append((speedups, thresholds))
         best = max(best, speedups.max())
         unlike = (np.diff(cuts) > 1) & (thresholds[:, 1:] > thresholds[:, :-1])

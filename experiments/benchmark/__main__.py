@@ -1,5 +1,5 @@
 """The benchmarks: `python -m experiments.benchmark rounds`, which is the default, `start`, `compression`, `mixing`, `methods`,
-`work`, `kimad` and `cannikin`."""
+`work`, `kimad`, `cannikin` and `dropcompute`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from experiments.benchmark import cannikin, compression, kimad, methods, mixing, rounds, start, work
+from experiments.benchmark import cannikin, compression, dropcompute, kimad, methods, mixing, rounds, start, work
 from experiments.helpers import commands
 
 Choice = (
@@ -19,8 +19,9 @@ Choice = (
     | Annotated[work.Args, tyro.conf.subcommand("work")]
     | Annotated[kimad.Args, tyro.conf.subcommand("kimad")]
     | Annotated[cannikin.Args, tyro.conf.subcommand("cannikin")]
+    | Annotated[dropcompute.Args, tyro.conf.subcommand("dropcompute")]
 )
-MAIN = {module.Args: module.main for module in (rounds, start, compression, mixing, methods, work, kimad, cannikin)}
+MAIN = {module.Args: module.main for module in (rounds, start, compression, mixing, methods, work, kimad, cannikin, dropcompute)}
 
 if __name__ == "__main__":
     args = tyro.cli(Choice, default=rounds.Args())

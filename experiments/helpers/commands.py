@@ -36,6 +36,7 @@ COUNTS = ("workers", "batch_size", "steps", "exact_steps", "rounds", "seeds", "r
 COUNTS += ("fixed_steps", "longest_run", "run_workers", "micro_batches", "layers", "choices", "resolutions", "worker_counts", "epochs")
 COUNTS += ("iterations", "processes", "nodes", "candidates", "width", "context")
 COUNTS += ("corrected_workers", "local_workers", "local_batch_size", "local_steps", "server")
+COUNTS += ("simulated_workers", "trained_workers", "accumulations")
 POSITIVE = ("learning_rates", "exact_learning_rate", "target", "bandwidth", "seconds", "alpha", "alphas", "factor")
 POSITIVE += ("communication_times", "learning_rate", "round_times", "period", "periods", "interval", "mean")
 POSITIVE += ("sgd_learning_rate", "local_step", "micro_batch")

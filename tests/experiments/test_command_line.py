@@ -20,6 +20,7 @@ from experiments import (
     asynchrony,
     availability,
     cannikin_optperf,
+    cannikin_training,
     compare,
     complexity_table,
     compression,
@@ -34,7 +35,7 @@ from experiments import (
     switch_timelines,
     topology,
 )
-from experiments.benchmark import cannikin, kimad, methods, mixing, rounds, start
+from experiments.benchmark import cannikin, dropcompute, kimad, methods, mixing, rounds, start
 from experiments.benchmark import compression as throughput
 from experiments.helpers import commands, common
 
@@ -42,6 +43,7 @@ SCRIPTS = (
     asynchrony,
     availability,
     cannikin_optperf,
+    cannikin_training,
     compare,
     complexity_table,
     compression,
@@ -56,7 +58,7 @@ SCRIPTS = (
     switch_timelines,
     topology,
 )
-BENCHMARKS = (cannikin, kimad, throughput, methods, mixing, rounds, start)
+BENCHMARKS = (cannikin, dropcompute, kimad, throughput, methods, mixing, rounds, start)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,6 +140,7 @@ def test_missing_files_are_one_line_and_status_2(script, launch, tmp_path):
         (mixing, "workers", 0),
         (throughput, "repeats", 0),
         (kimad, "resolutions", (1000, 0)),
+        (cannikin_training, "choices", 0),
         (compare, "target", float("nan")),
         (compare, "target", 0.0),
         (compare, "workers", 0),

@@ -18,10 +18,12 @@ from flax import linen as nn
 
 import algorithms
 import dsgd
+from algorithms import dropcompute
 from dsgd import compressors, problems
 from experiments import compare, compression
 from experiments.benchmark import by_hand, cannikin, kimad, rounds, start
 from experiments.benchmark import compression as throughput
+from experiments.benchmark import dropcompute as dropping
 from experiments.benchmark import work as unequal
 from experiments.benchmark.jobs import framework as framework_job
 from experiments.benchmark.jobs import loop as loop_job
@@ -438,6 +440,45 @@ def test_what_the_benchmark_of_cannikin_times_is_optperf():
     assert (many.seconds.shape, whole.batches.sum()) == ((7,), real.batches.sum())
 
 
+def test_benchmark_of_dropcompute_times_planning_simulation_and_training(tmp_path, capsys):
+    sizes = {"iterations": (2,), "workers": (3,), "micro_batches": (4,), "simulated_workers": 3, "trained_workers": 2, "accumulations": 3}
+    training = {"models": ("logistic",), "batch_size": 2}
+    dropping.main(dropping.Args(**sizes, **training, rounds=5, seconds=1e-3, repeats=1, out=tmp_path))
+    assert all(len(line) <= 80 for line in capsys.readouterr().out.splitlines())
+    found = {}
+    for name in ("planning", "simulation", "training"):
+        with (tmp_path / f"{name}.csv").open() as file:
+            found[name] = list(csv.DictReader(file))
+    assert [row["stop"] for row in found["planning"]] == ["preempt", "between"]
+    assert all(float(row[name]) > 0 for row in found["planning"] for name in ("searched", "compiled", "grid", "loops"))
+    (row,) = found["simulation"]
+    assert (row["rounds"], row["workers"], row["micro_batches"]) == ("5", "3", "3")
+    assert float(row["step"]) < float(row["whole_step"])
+    assert float(row["rate"]) > 0
+    (row,) = found["training"]
+    assert float(row["all_over_plain"]) == pytest.approx(float(row["all"]) / float(row["plain"]))
+    assert all(float(row[name]) > 0 for name in ("whole", "dropped", "dropped_over_plain", "all_over_whole"))
+
+
+@pytest.mark.parametrize("stop", dropping.STOPS)
+def test_what_the_benchmark_of_dropcompute_times_is_the_threshold(stop):
+    """The grid's best is no better; the compiled search finds the same; the loops are equation 6."""
+    latencies = np.random.default_rng(0).lognormal(size=(4, 5, 3))
+    searched, grid = (dropping.planners(latencies, 0.5, stop)[name]() for name in ("searched", "grid"))
+    best, on_grid = dropcompute.effective_speedup(latencies, 0.5, [searched, grid], stop)
+    taus = np.linspace(0, latencies.sum(axis=2).max(), dropping.GRID + 1)[1:]
+    assert best >= on_grid == dropcompute.effective_speedup(latencies, 0.5, taus, stop).max() > 1
+    assert float(dropping.compiled(latencies, 0.5, stop)()) == pytest.approx(searched, rel=1e-5)
+    assert dropping.loops(latencies, 0.5, searched, stop) == pytest.approx(best)
+
+
+def test_benchmark_of_dropcompute_refuses_what_it_cannot_time(tmp_path):
+    with pytest.raises(ValueError, match=r"--iterations, --workers, --micro-batches: \[1, 2, 2\] numbers: need as many of each"):
+        dropping.main(dropping.Args(iterations=(3,), out=tmp_path))
+    with pytest.raises(ValueError, match="--models quadratic: need some of logistic, mlp, cnn"):
+        dropping.main(dropping.Args(models=("mlp", "quadratic"), out=tmp_path))
+
+
 @pytest.mark.parametrize(
     ("script", "fields"),
     [
@@ -448,6 +489,7 @@ def test_what_the_benchmark_of_cannikin_times_is_optperf():
         ("experiments/benchmark/__main__.py work", unequal.Args),
         ("experiments/benchmark/__main__.py kimad", kimad.Args),
         ("experiments/benchmark/__main__.py cannikin", cannikin.Args),
+        ("experiments/benchmark/__main__.py dropcompute", dropping.Args),
     ],
 )
 def test_help_names_every_flag(script, fields, monkeypatch, capsys):

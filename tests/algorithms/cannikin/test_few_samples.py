@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from algorithms import cannikin
-from algorithms.cannikin import policies
+from algorithms.cannikin import parts, policies
 
 
 def test_two_samples_a_node_are_enough_to_learn_all_nodes():
@@ -28,9 +28,9 @@ def test_two_samples_a_node_are_enough_to_learn_all_nodes():
 
 def test_only_nodes_with_their_only_size_swap_samples():
     limits, nothing = np.array([9, 9, 3, 9, 9]), np.nan
-    swapped = policies.unlike(np.array([3, 5, 3, 2, 7]), np.array([3, 4, 3, nothing, 8]), limits)
+    swapped = parts.unlike(np.array([3, 5, 3, 2, 7]), np.array([3, 4, 3, nothing, 8]), limits)
     np.testing.assert_array_equal(swapped, [4, 5, 2, 2, 7])
-    swapped = policies.unlike(np.array([3, 5, 3, 2, 7]), np.array([nothing, 5, 3, 2, nothing]), limits)
+    swapped = parts.unlike(np.array([3, 5, 3, 2, 7]), np.array([nothing, 5, 3, 2, nothing]), limits)
     np.testing.assert_array_equal(swapped, [3, 6, 2, 3, 6], "an odd number: the largest of the others gives")
     alone = np.array([4])
-    np.testing.assert_array_equal(policies.unlike(alone, alone, np.array([9])), alone)
+    np.testing.assert_array_equal(parts.unlike(alone, alone, np.array([9])), alone)

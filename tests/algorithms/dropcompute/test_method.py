@@ -297,6 +297,20 @@ def test_who_is_away_computes_nothing_and_loses_nothing():
 
 AT_ONCE = clusters.Cluster(clusters.constant(1.0), at_once=True)
 
+
+def test_nobody_who_computes_anything_is_an_error_or_a_warning():
+    """Below the fastest micro-batch of all; not where it comes in a round, nor while nobody is there."""
+    with pytest.raises(ValueError, match=r"by round 1\d, nobody has computed anything in all 1\d rounds, .* within 0\.4 s: need a larger"):
+        run(drop_compute(METHOD, 0.4, M))
+    with pytest.warns(UserWarning, match=r"nobody has computed anything in all 1\d rounds"):
+        found = run(drop_compute(METHOD, 0.4, M, all_dropped="warn"))
+    assert (found.params == 0).all()
+    assert (found.history["dropped"][1:] == 1).all()
+    np.testing.assert_allclose(np.diff(found.history["clock"]), 0.4 + 2 * (N - 1) * (0.01 + 32 / 1e4), rtol=1e-5)
+    late = clusters.Cluster(clusters.constant(1.0), present=clusters.trace([0.0, 1.0, 1.0], 1.0))
+    assert run(drop_compute(METHOD, 1.5, M), cluster=late).history["idle"][-1] == 0
+
+
 REFUSED = {
     "no cluster": (lambda: run(drop_compute(METHOD, TAU, M), cluster=None), "without a cluster"),
     "at once": (lambda: run(drop_compute(METHOD, TAU, M), cluster=AT_ONCE), "micro-batches at once: need one by one"),

@@ -1,0 +1,153 @@
+"""What DropCompute gains over more rounds of a simulated cluster than memory holds."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from algorithms.dropcompute.draws import iteration
+from algorithms.dropcompute.speedups import Iteration, Thresholds, speedup
+from algorithms.dropcompute.stopping import Stop, need_one_by_one, need_seconds, need_stop, stopped
+from dsgd import checks
+from dsgd.base import Key
+from dsgd.clusters import Cluster
+
+Seconds = Annotated[float, "a number of seconds"]
+
+
+class Estimate(NamedTuple):
+    """Of a mean over rounds.
+
+    Args:
+        mean: of the rounds that were simulated, of the thresholds' shape.
+        error: its standard error.
+    """
+
+    mean: np.ndarray
+    error: np.ndarray
+
+
+class Simulated(NamedTuple):
+    """At each threshold.
+
+    Args:
+        step_time: seconds of the slowest worker, without communication.
+        micro_batches: that a worker computes in a round.
+        speedup: equation 6.
+    """
+
+    step_time: Estimate
+    micro_batches: Estimate
+    speedup: Estimate
+
+
+@checks.arguments
+def simulated(
+    cluster: Cluster,
+    workers: int,
+    micro_batches: int,
+    thresholds: Thresholds,
+    *,
+    rounds: int,
+    key: Key,
+    communication: Seconds = 0.0,
+    stop: Stop = "preempt",
+    chunk: int = 256,
+) -> Simulated:
+    r"""What `step_time`, `drop_rate` and `effective_speedup` say of `latencies(..., iterations=rounds, key=key)`, without storing them.
+
+    Rounds are drawn and counted one after the other in a compiled loop. Of a chunk of them it gives back two numbers for each round and
+    threshold, which are added up in float64: memory is that of one round and one chunk, however many rounds there are.
+
+    Args:
+        cluster: whose workers compute; of what goes by the clock, seconds are those at its beginning.
+        workers: N.
+        micro_batches: M, each of one sample.
+        thresholds: tau, seconds, any shape; infinity drops nothing: the mean step without DropCompute.
+        rounds: at least 2, each with draws of its own.
+        key: of the draws.
+        communication: T^c, seconds of each round.
+        stop: "preempt" or "between", see `stopping.stopped`.
+        chunk: rounds between two sums.
+
+    Returns:
+        Means over rounds with their standard errors, numpy's.
+
+    Raises:
+        ValueError: numbers below 1, or one round only; seconds that are negative or NaN; a cluster for another N, or one whose
+            micro-batches go at once; an unknown stop.
+
+    Source: Giladi et al., "DropCompute: simple and more robust distributed synchronous training via compute variance reduction",
+        equation 6 and appendix B.1.
+    """
+    where = "dropcompute.simulated"
+    numbers = {"workers": workers, "micro_batches": micro_batches, "rounds": rounds, "chunk": chunk}
+    for name, number in numbers.items():
+        checks.positive_int(f"{where}: {name}", number)
+    if rounds < 2:
+        raise ValueError(f"{where}: rounds = {rounds}: need at least 2, for a standard error")
+    need_seconds(where, "thresholds", thresholds, finite=False)
+    need_seconds(where, "communication", communication)
+    need_stop(where, stop)
+    cluster.need_workers(workers)
+    need_one_by_one(where, cluster)
+    taus = np.asarray(thresholds, np.float32)
+    total = Moments(0, np.zeros((3, taus.size)), np.zeros((3, taus.size)))
+    for first in range(0, rounds, chunk):
+        many = min(chunk, rounds - first)
+        values = _chunk(cluster, workers, micro_batches, stop, min(chunk, rounds), key, first, many, taus.ravel())
+        count, step, whole = (np.asarray(each, float)[:many] for each in values)
+        share = count / (workers * micro_batches)
+        gained = speedup(Iteration(share, step, whole[:, None], float(communication)))
+        total = together(total, moments(np.stack([step, share * micro_batches, gained], axis=1)))
+    errors = np.sqrt(total.squares / (rounds - 1) / rounds)
+    return Simulated(
+        *(Estimate(mean.reshape(taus.shape), error.reshape(taus.shape)) for mean, error in zip(total.mean, errors, strict=True))
+    )
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def _chunk(cluster: Cluster, N: int, M: int, stop: Stop, size: int, key: jax.Array, first: Any, many: Any, thresholds: jax.Array):
+    """Of so many rounds, in arrays of `size`: how many micro-batches are computed and the slowest worker's seconds at each threshold,
+    `[size, thresholds]`, and its seconds without one, `[size]`."""
+
+    def one_round(i, values):
+        times = iteration(cluster, N, M, 1, jax.random.fold_in(key, first + i))
+
+        def at(threshold):
+            done, seconds = stopped(times, threshold, stop)
+            return jnp.sum(done), jnp.max(seconds)
+
+        count, step = lax.map(at, jnp.append(thresholds, jnp.inf))
+        new = count[:-1], step[:-1], step[-1]
+        return jax.tree.map(lambda all_of_them, mine: all_of_them.at[i].set(mine), values, new)
+
+    K = thresholds.size
+    empty = jnp.zeros((size, K), jnp.int32), jnp.zeros((size, K), jnp.float32), jnp.zeros(size, jnp.float32)
+    return lax.fori_loop(0, many, one_round, empty)
+
+
+class Moments(NamedTuple):
+    """Of what was seen: how many, their mean, and the sum of squared distances to it."""
+
+    rounds: int
+    mean: np.ndarray
+    squares: np.ndarray
+
+
+def moments(values: np.ndarray) -> Moments:
+    """Over the first axis."""
+    mean = values.mean(axis=0)
+    return Moments(len(values), mean, ((values - mean) ** 2).sum(axis=0))
+
+
+def together(one: Moments, other: Moments) -> Moments:
+    """Of both (Chan's update: nothing large is subtracted from something as large)."""
+    count, apart = one.rounds + other.rounds, other.mean - one.mean
+    mean = one.mean + apart * (other.rounds / count)
+    return Moments(count, mean, one.squares + other.squares + apart**2 * (one.rounds * other.rounds / count))

@@ -1,0 +1,98 @@
+"""Training to a target quality on unequal machines, figures 5, 7 and 8 of Cannikin: DDP, LB-BSP, AdaptDL and Cannikin.
+
+    python -m experiments.cannikin_training --problem text --text docstrings --seeds 3
+
+Real training, on the clock of a simulated cluster, whose GPUs and their speeds are in `experiments.helpers.devices`. DDP and LB-BSP keep
+the first total batch; AdaptDL and Cannikin choose the one of the largest goodput before each epoch. With it step sizes grow, by AdaScale of
+SGD, by the square root of Adam.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import jax
+import tyro
+
+from dsgd import records
+from experiments.helpers import cannikin_race, cannikin_race_panels, cannikin_race_tables, commands, common, figures
+from experiments.helpers.cannikin_race import SYSTEMS, Runs, Setting
+
+
+@dataclass(frozen=True)
+class Args:
+    """Compares four systems that divide a batch among unequal machines."""
+
+    problem: tuple[cannikin_race.Name, ...] = ("cnn", "mlp", "mlp-adam")
+    """What is trained: digits by a CNN, or by an MLP with SGD or Adam; a text; cifar-10 by a ResNet-18, for a GPU, with --data-dir."""
+    data_dir: commands.DataDir = None
+    text: str = "grammar"
+    """Of "text": "grammar", "docstrings", or a file or folder."""
+    cluster: Literal["A", "B", "C"] = "B"
+    """The paper's: of 3, 16 and 16 nodes."""
+    target: float | None = None
+    """Quality to be reached, of all problems: accuracy, or bits per byte; if nothing is said each problem's own."""
+    epochs: int = 100
+    """At most so many."""
+    choices: int = 8
+    """Total batches to choose from."""
+    noise: float = 0.05
+    """Of what nodes measure: the standard deviation of its logarithm."""
+    seeds: int = 5
+    """Independent runs."""
+    seed: int = 22
+    """Of everything random."""
+    out: Path = field(default=Path("results/cannikin_training"))
+    """Folder for config.json, epochs.csv and figure.png."""
+    progress: bool = True
+    """Show progress bars."""
+    cache: commands.Cache = None
+
+
+def main(args: Args) -> None:
+    settings = {name: setting_of(args, name) for name in dict.fromkeys(args.problem)}
+    commands.begin(args)
+    found: dict[str, tuple[Setting, Runs]] = {}
+    with commands.kept(write, args.out / "epochs.csv", found):
+        for name, setting in settings.items():
+            found[name] = setting, {system: [] for system in SYSTEMS}
+            train(args, name, *found[name])
+    figures.save_figure(cannikin_race_panels.draw(args.cluster, found), args.out / "figure.png")
+    screen = common.console()
+    for setting, runs in found.values():
+        screen.print(cannikin_race_tables.tabulate(setting, args.cluster, runs))
+        screen.print("\n".join(f"- {note}" for note in cannikin_race_tables.notes(setting, runs)), highlight=False)
+    screen.print(f"Written: {args.out}/config.json, epochs.csv, figure.png", soft_wrap=True)
+
+
+def setting_of(args: Args, name: cannikin_race.Name) -> Setting:
+    """A problem on the cluster."""
+    options = {"data_dir": args.data_dir, "text": args.text, "candidates": args.choices, "noise": args.noise, "target": args.target}
+    return cannikin_race.make_setting(name, args.cluster, **options)
+
+
+def train(args: Args, name: str, setting: Setting, runs: Runs) -> None:
+    """All systems and seeds, one after the other; a seed's start is the same for all systems."""
+    keys = jax.random.split(jax.random.key(args.seed), args.seeds)
+    for system, i in common.bar([(system, i) for i in range(args.seeds) for system in SYSTEMS], name, args.progress):
+        runs[system].append(cannikin_race.race(setting, system, epochs=args.epochs, key=keys[i]))
+
+
+def write(path: Path, found: dict[str, tuple[Setting, Runs]]) -> None:
+    """Every epoch."""
+    names = ("seconds", "totals", "factors", "noise_scales", "losses", "qualities")
+    rows = (
+        (name, system, seed, epoch + 1, *(f"{getattr(run, column)[epoch]:.6g}" for column in names))
+        for name, (_, runs) in found.items()
+        for system, each in runs.items()
+        for seed, run in enumerate(each)
+        for epoch in range(len(run.seconds))
+    )
+    heading = ("problem", "system", "seed", "epoch", "seconds", "total_batch", "factor", "noise_scale", "loss", "quality")
+    records.write_rows(path, heading, rows)
+
+
+if __name__ == "__main__":
+    commands.launch(main, tyro.cli(Args))

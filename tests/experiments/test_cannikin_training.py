@@ -1,0 +1,134 @@
+"""The script about training on unequal machines, with a tiny budget: its files, its tables, and whose clock it has."""
+
+from __future__ import annotations
+
+import csv
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dsgd
+from dsgd.problems import models
+from experiments import cannikin_training
+from experiments.helpers import cannikin_race, cannikin_race_tables, common, devices
+from experiments.helpers.cannikin_race import ADAPTDL, CANNIKIN, DDP, LB_BSP, SYSTEMS, Run
+
+TOTALS = (32, 181, 1024)
+PER_EPOCH = 3 * 479  # what three workers have: 1,437 samples, and the smallest parts padded
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """A linear model on the three nodes of cluster A; rows by system and seed, and the printed lines."""
+    out = tmp_path_factory.mktemp("cannikin_training")
+    options = {"cluster": "A", "target": 0.91, "epochs": 12, "choices": 3, "seeds": 2, "progress": False}
+    args = cannikin_training.Args(problem=("mlp",), out=out, cache=None, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(models.MODELS, "mlp", partial(models.MLP, hidden=()))
+        setting = cannikin_training.setting_of(args, "mlp")
+        screen = common.console()
+        patch.setattr(common, "console", lambda: screen)
+        with screen.capture() as captured:
+            cannikin_training.main(args)
+    with (out / "epochs.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    of = {(system, seed): [row for row in rows if (row["system"], row["seed"]) == (system, seed)] for system in SYSTEMS for seed in "01"}
+    return args, setting, of, captured.get().splitlines()
+
+
+def test_files(ran):
+    args, _, rows, lines = ran
+    assert {path.name for path in args.out.iterdir()} == {"config.json", "epochs.csv", "figure.png"}
+    for each in rows.values():
+        assert [int(row["epoch"]) for row in each] == list(range(1, len(each) + 1))
+        good = [float(row["quality"]) >= 0.91 for row in each]
+        assert good[:-1] == [False] * (len(each) - 1)
+        assert good[-1] or len(each) == 12
+    assert lines[-1] == f"Written: {args.out}/config.json, epochs.csv, figure.png"
+
+
+def test_a_seed_begins_alike_with_all_systems(ran):
+    *_, rows, _ = ran
+    for seed in "01":
+        assert len({rows[system, seed][0]["quality"] for system in SYSTEMS}) == 1
+    assert rows[DDP, "0"][0]["quality"] != rows[DDP, "1"][0]["quality"]
+
+
+def test_the_clock_is_that_of_the_devices(ran):
+    """An equal split's seconds, by equation 7; of AdaptDL's other total batches, too."""
+    _, setting, rows, _ = ran
+    rounds = np.ceil(PER_EPOCH / np.array(TOTALS))
+    parts = np.stack([[11, 11, 10], [61, 60, 60], [342, 341, 341]])
+    seconds: dict[int, float] = dict(zip(TOTALS, rounds * setting.model.batch_time(parts), strict=True))
+    np.testing.assert_array_equal(setting.totals, TOTALS)
+    largest = devices.batches("A", "DeepSpeech2", 2)[-1] / 1024  # of its samples, for one of ours
+    np.testing.assert_allclose(setting.model.k, largest * np.asarray(devices.make_model("A", "DeepSpeech2").k))
+    for each in (rows[DDP, "0"], rows[ADAPTDL, "1"]):
+        expected = np.cumsum([seconds[int(row["total_batch"])] for row in each])
+        np.testing.assert_allclose([float(row["seconds"]) for row in each], expected, rtol=1e-4)
+
+
+def test_who_keeps_the_first_batch_and_who_does_not(ran):
+    *_, rows, _ = ran
+    totals = {system: [int(row["total_batch"]) for row in rows[system, "0"]] for system in SYSTEMS}
+    assert set(totals[DDP]) == set(totals[LB_BSP]) == {32}
+    assert totals[CANNIKIN][:2] == [32, 32]
+    assert min(totals[CANNIKIN][2:]) > 32
+    assert totals[ADAPTDL][:2] == [32, 181]
+    factors = [float(row["factor"]) for row in rows[CANNIKIN, "0"]]
+    assert factors[:2] == [1, 1]
+    assert factors[2] > 1.2
+
+
+def test_the_table_is_of_the_rows(ran):
+    *_, rows, lines = ran
+    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
+    assert [row[0] for row in cells] == list(SYSTEMS)
+    ended = {system: np.array([float(rows[system, seed][-1]["seconds"]) for seed in "01"]) for system in SYSTEMS}
+    reached = {system: np.array([float(rows[system, seed][-1]["quality"]) >= 0.91 for seed in "01"]) for system in SYSTEMS}
+    for system, count, seconds, *_, saved, paper in cells:
+        assert int(count) == reached[system].sum() == 2
+        digits = 1 if ended[system].max() < 100 else 0
+        assert seconds.split(" ± ")[0] == f"{ended[system].mean():.{digits}f}"
+        if system != CANNIKIN:
+            assert saved.split(" ± ")[0] == f"{np.mean(100 * (1 - ended[CANNIKIN] / ended[system])):.0f}"
+            assert paper == {DDP: "≤ 85", LB_BSP: "≤ 82", ADAPTDL: "≤ 52"}[system]
+    assert max(map(len, lines[:-1])) <= 80
+
+
+def a_run(seconds: float, *, reached: bool) -> Run:
+    once = np.ones(1)
+    return Run(seconds * once, 32 * once, once, once, once, once, reached)
+
+
+def test_only_seeds_that_reach_the_target_with_both_are_compared():
+    runs = {
+        DDP: [a_run(10.0, reached=True), a_run(20.0, reached=True), a_run(30.0, reached=False)],
+        CANNIKIN: [a_run(5.0, reached=True), a_run(2.0, reached=False), a_run(9.0, reached=True)],
+    }
+    np.testing.assert_array_equal(cannikin_race_tables.saved(runs, DDP), [50.0])
+    np.testing.assert_array_equal(cannikin_race_tables.seconds(runs[DDP]), [10.0, 20.0, np.nan])
+    assert cannikin_race_tables.with_interval(np.array([50.0]), 0) == "50"
+    assert cannikin_race_tables.with_interval(np.array([]), 0) == "-"
+    assert cannikin_race_tables.with_interval(np.array([1.0, 3.0]), 1) == "2.0 ± 12.7"
+
+
+def test_bits_are_to_be_few_and_accuracies_large():
+    tasks = cannikin_race.TASKS
+    assert (tasks["text"].good(0.9, 1.0), tasks["text"].good(1.1, 1.0)) == (True, False)
+    assert (tasks["cnn"].good(0.9, 1.0), tasks["cnn"].good(1.1, 1.0)) == (False, True)
+
+
+def test_a_text_s_links_are_as_much_slower_as_its_model_is_smaller():
+    options = {"data_dir": None, "text": "grammar", "candidates": 4, "noise": 0.0}
+    setting = cannikin_race.make_setting("text", "A", **options)
+    assert setting.problem.name == "language_model(grammar, blocks)"
+    d = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(setting.problem.init, jax.random.key(0))))
+    begun = dsgd.Round(jnp.int32(0), 3, jax.random.key(0), setting.cluster, jnp.float32(0))
+    seconds = 2 * 2 * setting.cluster.sending(begun, np.arange(3), 32 * d / 3)
+    np.testing.assert_allclose(seconds, setting.model.t_overlap + setting.model.t_last, rtol=1e-5)
+    with pytest.raises(ValueError, match="data_dir"):
+        cannikin_race.make_setting("cifar-10", "A", **options)
