@@ -47,6 +47,7 @@ def ran(tmp_path_factory):
         rounds=12,
         seeds=2,
         learning_rates=(0.1, 0.5),
+        target=0.5,
         out=tmp_path_factory.mktemp("stragglers"),
         progress=False,
     )
