@@ -48,7 +48,7 @@ class Args:
     """M, of every gradient."""
     batch_size: int = 4
     """Samples of a micro-batch."""
-    learning_rates: tuple[float, ...] = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+    learning_rates: tuple[float, ...] = (0.1, 0.2, 0.4, 1.6, 6.4, 12.8, 25.6)
     """Step sizes to choose from."""
     target: float = 0.3
     """The loss to which seconds are compared."""
