@@ -47,5 +47,10 @@ def _drawn(cluster: Cluster, N: int, M: int, batch_size: int, iterations: int, k
 
 def iteration(cluster: Cluster, N: int, M: int, batch_size: int, key: jax.Array) -> jax.Array:
     """Seconds of one iteration's micro-batches, `[N, M]`; traced. Arguments as of `latencies`, the key of this iteration."""
-    whole = jnp.full((N, M), batch_size, jnp.int32)
-    return cluster.latencies(Round(jnp.int32(0), N, key, cluster, work=Work(whole, whole)), jnp.arange(N))
+    return of_round(Round(jnp.int32(0), N, key, cluster, batch_size=batch_size), M)
+
+
+def of_round(round: Round, M: int) -> jax.Array:
+    """Seconds of M whole micro-batches of every worker in a round, on its cluster, `[N, M]`."""
+    whole = jnp.full((round.workers, M), round.batch_size or 1, jnp.int32)
+    return round.cluster.latencies(round._replace(work=Work(whole, whole)), jnp.arange(round.workers))

@@ -12,6 +12,7 @@ import numpy as np
 from jax.core import Tracer
 
 from algorithms.dropcompute import thresholds
+from algorithms.dropcompute.draws import of_round
 from algorithms.dropcompute.stopping import Stop, Stopped, need_one_by_one, need_stop, stopped
 from algorithms.dropcompute.thresholds import ChosenAfter, Measuring
 from dsgd import checks
@@ -30,16 +31,68 @@ class Server(NamedTuple):
     Args:
         method: of the method.
         spent: seconds for which each worker has computed in this period, `[N]`; () where a period is one round.
+        idle: rounds in which nobody has computed anything, int32, if there was no other yet, else -1.
         measuring: where the threshold is chosen; () where it is given.
         drawn: how many micro-batches each worker has computed, int32 `[N]`, where those that were dropped are drawn again; else ().
-        idle: rounds in which nobody has computed anything, int32, if there was no other yet, else -1; () where that cannot be.
     """
 
     method: PyTree
     spent: jax.Array | tuple[()]
+    idle: jax.Array
     measuring: Measuring | tuple[()]
     drawn: jax.Array | tuple[()]
-    idle: jax.Array | tuple[()]
+
+
+class Rule(NamedTuple):
+    """When a worker stops, as `drop_compute` was told.
+
+    Args:
+        threshold: tau, or when it is chosen.
+        micro_batches: M.
+        stop: "preempt" or "between".
+        period: H.
+    """
+
+    threshold: Seconds | ChosenAfter
+    micro_batches: int
+    stop: Stop
+    period: Any  # traced only where the threshold is given
+
+    @property
+    def periodic(self) -> bool:
+        """Whether seconds go on from round to round."""
+        return not isinstance(self.period, int) or self.period > 1
+
+    def until(self, server: Server) -> jax.Array:
+        """tau, as it is now."""
+        return server.measuring.threshold if isinstance(server.measuring, Measuring) else jnp.float32(self.threshold)
+
+    def computed(self, server: Server, round: Round) -> Stopped:
+        """What all workers do in a round."""
+        return stopped(of_round(round, self.micro_batches), self.until(server), self.stop, server.spent if self.periodic else 0.0)
+
+    def start(self, server: PyTree, N: int, redraw: bool) -> Server:
+        """Before the first round."""
+        measuring = ()
+        if isinstance(self.threshold, ChosenAfter):
+            measuring = thresholds.start(self.threshold.rounds, N, self.period * self.micro_batches)
+        spent = jnp.zeros(N, jnp.float32) if self.periodic else ()
+        return Server(server, spent, jnp.int32(0), measuring, jnp.zeros(N, jnp.int32) if redraw else ())
+
+    def after(self, server: Server, round: Round, seconds: jax.Array) -> Server:
+        """After a round in which workers have computed for so many seconds, `[N]`; the method's own is put in later."""
+        assert round.work is not None
+        done = round.work.samples > 0
+        anybody = True if round.present is None else jnp.any(round.present)
+        idle = jnp.where(jnp.any(done) | (server.idle < 0), -1, server.idle + anybody)
+        spent, measuring, drawn = server.spent, server.measuring, server.drawn
+        if not isinstance(spent, tuple):
+            spent = jnp.where((round.step + 1) % self.period == 0, 0, spent + seconds)
+        if isinstance(measuring, Measuring):
+            measuring = thresholds.observed(measuring, round, self.period, self.stop)
+        if not isinstance(drawn, tuple):
+            drawn = drawn + jnp.sum(done, axis=1, dtype=jnp.int32)
+        return Server(server.method, spent, idle, measuring, drawn)
 
 
 @checks.arguments
@@ -67,7 +120,7 @@ def drop_compute(
     `drop_compute(local_sgd(optimizer, 8), 0.5, 1, period=8)` (appendix B.3).
 
     History: `threshold` (seconds, infinite while it is being measured), `dropped` (the share of micro-batches, of the record's round),
-    and each worker's `samples`, `[records, N]`.
+    each worker's `samples`, `[records, N]`, and `idle` (rounds so far, if nobody has computed anything in any of them).
 
     Args:
         method: any synchronous one on stochastic gradients, that does not say itself what its workers compute.
@@ -94,86 +147,76 @@ def drop_compute(
     2023, Algorithms 1 and 2, sections 4.5, B.2.2 and B.3.
     """
     M, H = checks.positive_int("drop_compute: micro_batches", micro_batches), need_period(period, threshold)
-    periodic = not isinstance(H, int) or H > 1
     need_stop("drop_compute", stop)
     need_correction("drop_compute", correction)
     if all_dropped not in ("error", "warn"):
         raise ValueError(f"drop_compute: all_dropped = {all_dropped!r}: need 'error' or 'warn'")
-    may_be_idle = stop == "preempt" and not isinstance(threshold, ChosenAfter)
     if not isinstance(threshold, ChosenAfter | Tracer) and (jnp.ndim(threshold) or not threshold >= 0):
         raise ValueError(f"drop_compute: threshold = {checks.shown(threshold)}: need seconds >= 0, or dropcompute.chosen_after(rounds)")
+
+    rule = Rule(threshold, M, stop, H)
+    words = f"chosen after {threshold.rounds}" if isinstance(threshold, ChosenAfter) else f"{threshold} s"
+    more = [
+        "" if isinstance(correction, str) and correction == "none" else str(correction),
+        f"period {H}" if rule.periodic else "",
+    ]
+    name = f"drop_compute({', '.join(filter(None, [method.name, words, f'{M} micro-batches', stop, *more, 'redrawn' * redraw]))})"
 
     def inner(state: State) -> State:
         return state._replace(server=state.server.method)
 
-    def until(server: Server) -> Any:
-        return server.measuring.threshold if isinstance(server.measuring, Measuring) else jnp.float32(threshold)
-
-    def computed(server: Server, round: Round) -> Stopped:
-        """By all workers."""
-        if round.cluster is None:
-            raise ValueError(f"{name} without a cluster, whose micro-batches take their time: need run(..., cluster=...)")
-        need_one_by_one(name, round.cluster)
-        whole = jnp.full((round.workers, M), round.batch_size or 1, jnp.int32)
-        latencies = round.cluster.latencies(round._replace(work=Work(whole, whole)), jnp.arange(round.workers))
-        return stopped(latencies, until(server), stop, server.spent if periodic else 0.0)
+    def of_inner(member):
+        return None if member is None else lambda state: member(inner(state))
 
     def init(params, N):
         state = method.init(params, N)
-        spent = jnp.zeros(N, jnp.float32) if periodic else ()
-        measuring = thresholds.start(threshold.rounds, N, H * M) if isinstance(threshold, ChosenAfter) else ()
-        drawn, idle = jnp.zeros(N, jnp.int32) if redraw else (), jnp.int32(0) if may_be_idle else ()
-        return state._replace(server=Server(state.server, spent, measuring, drawn, idle))
+        return state._replace(server=rule.start(state.server, N, redraw))
 
     def query(state, round):
         asked = method.query(inner(state), round)
         need_synchronous(name, asked)
-        if isinstance(threshold, ChosenAfter) and round.present is not None:
-            raise ValueError(f"{name}: on a cluster where workers are away nothing is measured of them: need a threshold in seconds")
-        done = computed(state.server, round).done
+        need_cluster(name, round, isinstance(threshold, ChosenAfter))
+        done = rule.computed(state.server, round).done
         return asked._replace(work=weighed(done, correction, round.present), draws=state.server.drawn if redraw else None)
 
     def update(key, state, gradients, round):
-        server, own = state.server, computed(state.server, round)
         after, info = method.update(key, inner(state), gradients, round)
         if info.compute is not None or info.elapsed is not None:
             raise ValueError(f"{name}: {method.name} says itself how long workers compute; need a method that does not")
-        done, seconds = round.work.samples > 0, own.seconds
+        seconds = rule.computed(state.server, round).seconds
         if round.present is not None:
             seconds = jnp.where(round.present, seconds, 0)
-        if periodic:
-            server = server._replace(spent=jnp.where((round.step + 1) % H == 0, 0, server.spent + seconds))
-        if isinstance(threshold, ChosenAfter):
-            server = server._replace(measuring=thresholds.observed(server.measuring, round, H, stop))
-        if redraw:
-            server = server._replace(drawn=server.drawn + jnp.sum(done, axis=1, dtype=jnp.int32))
-        asked = jnp.full(round.workers, M) if round.present is None else jnp.where(round.present, M, 0)
-        dropped = jnp.sum(asked - jnp.sum(done, axis=1)) / jnp.maximum(jnp.sum(asked), 1)
-        metrics = {**info.metrics, "threshold": until(state.server), "dropped": dropped}
-        if may_be_idle:
-            idle = jnp.where(jnp.any(done) | (server.idle < 0), -1, server.idle + jnp.any(asked > 0))
-            server, metrics["idle"] = server._replace(idle=idle), jnp.maximum(idle, 0)
-        return after._replace(server=server._replace(method=after.server)), info._replace(metrics=metrics, compute=seconds)
+        server = rule.after(state.server, round, seconds)._replace(method=after.server)
+        seen = {"threshold": rule.until(state.server), "dropped": dropped(round, M), "idle": jnp.maximum(server.idle, 0)}
+        return after._replace(server=server), info._replace(metrics={**info.metrics, **seen}, compute=seconds)
 
     def refuses(records):
-        rounds = np.nanmax(records["idle"], initial=0)
-        why = f"nobody has computed anything in all {rounds:g} rounds, no micro-batch ends within {words}: need a larger threshold"
-        if rounds >= _IDLE and all_dropped == "warn":
+        if why := nothing_done(records):
+            if all_dropped == "error":
+                return f'{why}, or all_dropped="warn"'
             warnings.warn(f"{name}: {why}", stacklevel=2)
-        own = method.refuses(records) if method.refuses else ""
-        return f'{why}, or all_dropped="warn"' if rounds >= _IDLE and all_dropped == "error" else own
+        return method.refuses(records) if method.refuses else ""
 
-    def of_inner(member):
-        return None if member is None else lambda state: member(inner(state))
-
-    words = f"chosen after {threshold.rounds}" if isinstance(threshold, ChosenAfter) else f"{threshold} s"
-    more = ["" if correction == "none" else str(correction), f"period {H}" if periodic else "", "redrawn" if redraw else ""]
-    name = f"drop_compute({', '.join(filter(None, [method.name, words, f'{M} micro-batches', stop, *more]))})"
+    members: dict[str, Any] = {"model": of_inner(method.model), "local": of_inner(method.local), "refuses": refuses}
     measures = method.measures or isinstance(threshold, ChosenAfter)
-    members: dict[str, Any] = {"model": of_inner(method.model), "local": of_inner(method.local)}
-    if may_be_idle:
-        members["refuses"] = refuses
     return method._replace(init=init, query=query, update=update, name=name, measures=measures, **members)
+
+
+def dropped(round: Round, M: int) -> jax.Array:
+    """The share of micro-batches that was not computed, of those who were there; 0 where nobody was."""
+    assert round.work is not None
+    asked = jnp.full(round.workers, M) if round.present is None else jnp.where(round.present, M, 0)
+    left = asked - jnp.sum(round.work.samples > 0, axis=1)
+    return jnp.sum(left) / jnp.maximum(jnp.sum(asked), 1)
+
+
+def nothing_done(records: dict[str, np.ndarray]) -> str:
+    """What the newest records say of it, in words; "": somebody has computed something, or might yet."""
+    idle = records["idle"] >= _IDLE
+    if not idle.any():
+        return ""
+    tau = records["threshold"][idle].min()
+    return f"nobody has computed anything in {_IDLE} rounds or more: no micro-batch ends within {tau:g} s: need a larger threshold"
 
 
 def weighed(done: jax.Array, correction: Correction | Factor, present: jax.Array | None) -> Work:
@@ -194,6 +237,15 @@ def need_synchronous(name: str, asked: Query) -> None:
         raise ValueError(f"{name}: its method takes the workers' gradients one by one; need a synchronous one")
     if asked.exact:
         raise ValueError(f"{name}: its method asks for exact gradients, which are no micro-batches; need one on batches")
+
+
+def need_cluster(name: str, round: Round, to_be_chosen: bool) -> None:
+    """Raises a ValueError where there is none, or one on which no worker can stop, or a threshold is to be chosen of who is away."""
+    if round.cluster is None:
+        raise ValueError(f"{name} without a cluster, whose micro-batches take their time: need run(..., cluster=...)")
+    need_one_by_one(name, round.cluster)
+    if to_be_chosen and round.present is not None:
+        raise ValueError(f"{name}: on a cluster where workers are away nothing is measured of them: need a threshold in seconds")
 
 
 def need_period(period: Any, threshold: Any) -> Any:

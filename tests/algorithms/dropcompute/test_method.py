@@ -300,9 +300,9 @@ AT_ONCE = clusters.Cluster(clusters.constant(1.0), at_once=True)
 
 def test_nobody_who_computes_anything_is_an_error_or_a_warning():
     """Below the fastest micro-batch of all; not where it comes in a round, nor while nobody is there."""
-    with pytest.raises(ValueError, match=r"by round 1\d, nobody has computed anything in all 1\d rounds, .* within 0\.4 s: need a larger"):
+    with pytest.raises(ValueError, match=r"by round 1\d, nobody has .* in 10 rounds or more: .* within 0\.4 s: need a larger"):
         run(drop_compute(METHOD, 0.4, M))
-    with pytest.warns(UserWarning, match=r"nobody has computed anything in all 1\d rounds"):
+    with pytest.warns(UserWarning, match=r"nobody has computed anything in 10 rounds or more"):
         found = run(drop_compute(METHOD, 0.4, M, all_dropped="warn"))
     assert (found.params == 0).all()
     assert (found.history["dropped"][1:] == 1).all()
