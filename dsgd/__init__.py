@@ -19,6 +19,7 @@ from dsgd.base import (
 from dsgd.contract.check import check
 from dsgd.engine import cache
 from dsgd.graphs.topology import Topology
+from dsgd.machines.family import loopback
 from dsgd.runs.driver import compile_round, run
 from dsgd.runs.feed import Batches
 from dsgd.runs.history import Diverged, evaluated
@@ -55,6 +56,7 @@ __all__ = [
     "compressors",
     "counts",
     "evaluated",
+    "loopback",
     "network",
     "problems",
     "run",

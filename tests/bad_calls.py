@@ -23,8 +23,9 @@ import algorithms
 import dsgd
 import topologies
 from algorithms import cannikin, delays, dropcompute, kimad
-from algorithms.dropcompute import family, processes
+from algorithms.dropcompute import processes
 from dsgd import clusters, compressors, network, problems, work, workers
+from dsgd.machines import family
 from dsgd.runs import chunks, driver
 
 PACKAGES = (dsgd, problems, compressors, network, clusters, topologies, algorithms, delays, cannikin, dropcompute, kimad, work)
@@ -387,7 +388,7 @@ GOOD: dict[Callable, dict[str, Any]] = {
         "key": KEY,
         "batch_size": 2,
     },
-    dropcompute.loopback: {"processes": 2, "function": jax.process_index, "timeout": 10.0},
+    dsgd.loopback: {"processes": 2, "function": jax.process_index, "timeout": 10.0},
     dropcompute.simulated: {
         "cluster": clusters.Cluster(SECONDS),
         "workers": 2,
@@ -401,7 +402,7 @@ GOOD: dict[Callable, dict[str, Any]] = {
     },
     dropcompute.step_time: {"latencies": np.ones((2, 3, 4)), "thresholds": 1.0, "stop": "preempt"},
     dropcompute.threshold: {"latencies": np.ones((2, 3, 4)), "communication": 0.1, "stop": "preempt"},
-    dropcompute.train: {
+    dropcompute.train_processes: {
         "problem": problems.quadratic(np.ones((1, 2)), np.ones((1, 2))),
         **_OPTIMIZER,
         "threshold": dropcompute.chosen_after(2),

@@ -4,8 +4,7 @@ it is planned with, and `train`: the same on the real clock, one worker a proces
 from algorithms.dropcompute.compensation import extra_steps, larger_batch
 from algorithms.dropcompute.draws import latencies
 from algorithms.dropcompute.expectations import expected_micro_batches, expected_speedup, expected_step_time, expected_threshold
-from algorithms.dropcompute.family import loopback
-from algorithms.dropcompute.processes import Trained, train
+from algorithms.dropcompute.processes import Trained, train_processes
 from algorithms.dropcompute.simulation import Estimate, Simulated, simulated
 from algorithms.dropcompute.speedups import drop_rate, effective_speedup, step_time, threshold
 from algorithms.dropcompute.stopwatch import Accumulated, accumulate
@@ -27,9 +26,8 @@ __all__ = [
     "extra_steps",
     "larger_batch",
     "latencies",
-    "loopback",
     "simulated",
     "step_time",
     "threshold",
-    "train",
+    "train_processes",
 ]

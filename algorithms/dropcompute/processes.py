@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from jax import lax
 from jax.flatten_util import ravel_pytree
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from algorithms import optimizers
@@ -27,6 +27,7 @@ from algorithms.optimizers import Model
 from dsgd import checks, workers
 from dsgd.base import Constants, Key, Params, Problem, PyTree
 from dsgd.engine import loop, oracle
+from dsgd.machines import nodes
 
 Delay = Callable[[int, int], float]  # (step, micro-batch) -> seconds
 Turn = Callable[[int, Delay | None, Params, int], PyTree]  # (step, delay, params, micro-batch) -> its loss and gradient, leaves [1, ...]
@@ -34,11 +35,11 @@ Finish = Callable[[Model, PyTree, int], tuple[Model, jax.Array]]  # (model, sums
 
 
 class Trained(NamedTuple):
-    """What `train` gives back, the same in all processes.
+    """What `train_processes` gives back, the same in all processes.
 
     Args:
         params: the model to take home.
-        history: numpy arrays by name; see `train`.
+        history: numpy arrays by name; see `train_processes`.
     """
 
     params: Params
@@ -46,7 +47,7 @@ class Trained(NamedTuple):
 
 
 @checks.arguments
-def train(
+def train_processes(
     problem: Problem,
     optimizer: optax.GradientTransformation,
     threshold: float | ChosenAfter,
@@ -62,7 +63,7 @@ def train(
     $$ \theta_{i+1} = \theta_i - \frac{\eta}{M N} \sum_{n=1}^N \sum_{m=1}^{M_n} g_n^{(m)}(\theta_i), \qquad
        M_n = \min \{ m : T_n^{(m)} > \tau \text{ or } m = M \} $$
 
-    Every process of an initialised `jax.distributed` calls it with the same arguments, but for `delay`; `dropcompute.loopback` starts some
+    Every process of an initialised `jax.distributed` calls it with the same arguments, but for `delay`; `dsgd.loopback` starts some
     on one machine. Without that, it is one worker. Programs are compiled, and called once, before the clock begins. Draws are those of
     `dsgd.run`: where nothing is dropped, the iterates are those of `minibatch_sgd` with as many micro-batches, up to the order of sums.
 
@@ -93,10 +94,10 @@ def train(
 
     Source: Giladi et al., "DropCompute", Algorithm 1 and appendix B.2.2.
     """
-    M, steps = checks.positive_int("train: micro_batches", micro_batches), checks.positive_int("train: steps", steps)
+    M, steps = checks.positive_int("train_processes: micro_batches", micro_batches), checks.positive_int("train_processes: steps", steps)
     measured = _need_threshold(threshold, steps)
-    need_correction("train", correction)
-    mesh = _one_device_each(problem.workers)
+    need_correction("train_processes", correction)
+    mesh = nodes.mesh("train_processes", problem.workers)
     turn = _turn(problem, loop.split(key)[1], M, mesh)
     finish = _finish(optimizer, correction if isinstance(correction, str) else float(correction), M, mesh)
     model = _start(problem, optimizer, loop.split(key)[0], mesh)
@@ -106,31 +107,31 @@ def train(
 
 def _run(turn: Turn, finish: Finish, model: Model, M: int, steps: int, tau: float, measured: int | None, delay: Delay | None) -> Trained:
     """The steps, and what became of them. Nothing is exchanged while the clock runs but what training needs."""
-    rehearsal = accumulate(partial(turn, 0, None), _own(model.params), range(2), math.inf)
+    rehearsal = accumulate(partial(turn, 0, None), nodes.own(model.params), range(2), math.inf)
     jax.block_until_ready(finish(model, rehearsal.total, rehearsal.computed))  # compiled now; what comes of it is forgotten
     rows, losses, taus = [], [], []
     for step in range(steps):
         if step == measured:
-            seen = _Times.of(_gathered(rows), M)
+            seen = _Times.of(nodes.gathered(rows), M)
             tau = float(best_threshold(seen.latencies, seen.communication, stop="between"))
-            tau = float(_gathered([[tau]]).max())  # all found the same; and who found it sooner is not to begin sooner
+            tau = float(nodes.gathered([[tau]]).max())  # all found the same; and who found it sooner is not to begin sooner
         taus.append(tau)
         began = time.monotonic()
-        done = accumulate(partial(turn, step, delay), _own(model.params), range(M), tau)
+        done = accumulate(partial(turn, step, delay), nodes.own(model.params), range(M), tau)
         model, loss = jax.block_until_ready(finish(model, done.total, done.computed))
         rows.append([*done.seconds, time.monotonic() - began])
         losses.append(loss)
-    times = _Times.of(_gathered(rows), M)
+    times = _Times.of(nodes.gathered(rows), M)
     history = {
         "step": np.arange(1, steps + 1),
-        "loss": np.array([float(_own(loss)) for loss in losses]),
+        "loss": np.array([float(nodes.own(loss)) for loss in losses]),
         "seconds": times.seconds,
         "communication": times.communication,
         "latencies": times.latencies,
         "dropped": np.isnan(times.latencies).mean(axis=(1, 2)),
         "threshold": np.array(taus),
     }
-    return Trained(_own(model.params), history)
+    return Trained(nodes.own(model.params), history)
 
 
 class _Times(NamedTuple):
@@ -148,26 +149,12 @@ class _Times(NamedTuple):
         return cls(latencies, np.min(after, axis=1), np.max(whole, axis=1))
 
 
-def _one_device_each(N: int) -> Mesh:
-    """The workers' axis over the processes; of each, its first device."""
-    if jax.process_count() != N:
-        there = f"{jax.process_count()} process{'es' * (jax.process_count() > 1)}"
-        raise ValueError(f"train: a problem of {N} workers in {there}: need one worker a process (dropcompute.loopback starts {N})")
-    first = {device.process_index: device for device in reversed(jax.devices())}
-    return workers.mesh([first[n] for n in range(N)])
-
-
 # Programs are found again where problem and optimiser are the same, in one process: their functions are static arguments.
 
 
 def _start(problem: Problem, optimizer: optax.GradientTransformation, key: jax.Array, mesh: Mesh) -> Model:
     """The model before the first step, on every process."""
-    here, everywhere = mesh.local_devices[0], NamedSharding(mesh, P())
-
-    def share(leaf):
-        return jax.make_array_from_single_device_arrays(leaf.shape, everywhere, [jax.device_put(leaf, here)])
-
-    return jax.tree.map(share, _begin(problem.init, optimizer, key))
+    return nodes.shared(_begin(problem.init, optimizer, key), mesh)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -200,14 +187,9 @@ def _compute(
 
 def _finish(optimizer: optax.GradientTransformation, correction: Correction | float, M: int, mesh: Mesh) -> Finish:
     """The end of a step."""
-    own = NamedSharding(mesh, P(workers.AXIS))
 
     def finish(model: Model, total: PyTree, count: int) -> tuple[Model, jax.Array]:
-        def placed(leaf):
-            return jax.make_array_from_single_device_arrays((mesh.size, *leaf.shape[1:]), own, [leaf])
-
-        counted = jax.device_put(np.full(1, count, np.float32), mesh.local_devices[0])
-        return _combine(optimizer, correction, M, mesh, model, *jax.tree.map(placed, (total, counted)))
+        return _combine(optimizer, correction, M, mesh, model, *nodes.rows((total, np.full(1, count, np.float32)), mesh))
 
     return finish
 
@@ -243,30 +225,17 @@ def _combine(
     return jax.shard_map(combined, mesh=mesh, in_specs=(P(), own, own), out_specs=P())(model, total, count)
 
 
-def _gathered(rows: list[list[float]]) -> np.ndarray:
-    """Every process's rows `[steps, k]`, bit by bit, `[steps, N, k]`."""
-    from jax.experimental import multihost_utils  # noqa: PLC0415
-
-    bits = np.array(rows).view(np.uint32)  # JAX has no float64 by default
-    return np.moveaxis(multihost_utils.process_allgather(bits).view(float), 0, 1)
-
-
-def _own(tree: PyTree) -> PyTree:
-    """What this process has of what all have."""
-    return jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
-
-
 def _need_threshold(threshold: float | ChosenAfter, steps: int) -> int | None:
     """After how many steps it is chosen; None: it is given."""
     if not isinstance(threshold, ChosenAfter):
-        need_seconds("train", "threshold", threshold, finite=False)
+        need_seconds("train_processes", "threshold", threshold, finite=False)
         return None
     if threshold.rounds >= steps:
-        raise ValueError(f"train: a threshold chosen after {threshold.rounds} of {steps} steps: need more steps")
+        raise ValueError(f"train_processes: a threshold chosen after {threshold.rounds} of {steps} steps: need more steps")
     return threshold.rounds
 
 
 def _need_delay(seconds: float, step: int, m: int) -> float:
     if not checks.is_number(seconds) or not 0 <= seconds < math.inf:
-        raise ValueError(f"train: delay({step}, {m}) = {seconds!r}: need finite seconds >= 0")
+        raise ValueError(f"train_processes: delay({step}, {m}) = {seconds!r}: need finite seconds >= 0")
     return seconds

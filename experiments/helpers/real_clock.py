@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import optax
 
+import dsgd
 from algorithms import dropcompute
 from dsgd import problems
 from experiments.helpers import common, intervals
@@ -48,7 +49,7 @@ class Setting(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Both runs' histories (`dropcompute.train`), on the same batches and the same delays; and the seconds of a micro-batch without."""
+    """Both runs' histories (`dropcompute.train_processes`), on the same batches and delays; and the seconds of a micro-batch without."""
 
     alone: float
     without: History
@@ -71,7 +72,7 @@ def check(setting: Setting) -> None:
 
 def compare(setting: Setting) -> Pair:
     """Starts the processes, and ends them; a ChildProcessError where one fails."""
-    return dropcompute.loopback(setting.processes, partial(_train_twice, setting), timeout=math.inf)[0]
+    return dsgd.loopback(setting.processes, partial(_train_twice, setting), timeout=math.inf)[0]
 
 
 def _train_twice(setting: Setting) -> Pair:
@@ -80,7 +81,7 @@ def _train_twice(setting: Setting) -> Pair:
     problem = problems.neural_network(model, workers=setting.processes, batch_size=setting.batch_size, seed=setting.seed)
 
     def train(threshold, steps: int, delay: Callable[[int, int], float] | None) -> History:
-        return dropcompute.train(problem, optimizer, threshold, setting.micro_batches, steps=steps, key=key, delay=delay).history
+        return dropcompute.train_processes(problem, optimizer, threshold, setting.micro_batches, steps=steps, key=key, delay=delay).history
 
     alone = float(np.median(train(math.inf, TRIAL, None)["latencies"][1:]))
     late = delays(setting, jax.process_index(), alone)

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
-import threading
-import time
 
-import cloudpickle
 import jax
 import numpy as np
 import optax
@@ -18,7 +12,7 @@ import pytest
 import algorithms
 import dsgd
 from algorithms import dropcompute
-from algorithms.dropcompute import family, stopping
+from algorithms.dropcompute import stopping
 from dsgd import problems, work
 
 RATE = 0.1
@@ -72,7 +66,7 @@ def simulated(problem, steps, key):
 
 def test_one_process_is_plain_sgd_where_nothing_is_dropped(key):
     problem = problems.random_quadratic(1, 5, heterogeneity=0.0, noise=0.3)
-    found = dropcompute.train(problem, optax.sgd(RATE), math.inf, M, steps=3, key=key)
+    found = dropcompute.train_processes(problem, optax.sgd(RATE), math.inf, M, steps=3, key=key)
     expected = simulated(problem, 3, key)
     np.testing.assert_allclose(found.params, expected.params, rtol=1e-5)
     np.testing.assert_allclose(found.history["loss"], expected.history["train_loss"][1:], rtol=1e-5)
@@ -85,7 +79,7 @@ def test_one_process_is_plain_sgd_where_nothing_is_dropped(key):
 @pytest.mark.parametrize(("correction", "factor"), [("none", 1 / M), ("stochastic", None), ("local", None), (0.5, 0.5 / M)])
 def test_the_correction_says_what_the_computed_ones_count(correction, factor, tau, computed, key):
     """On a quadratic of one variable, without noise. A threshold of 0 leaves one micro-batch, an infinite one leaves all."""
-    found = dropcompute.train(ONE, SGD, tau, M, steps=2, key=key, correction=correction)
+    found = dropcompute.train_processes(ONE, SGD, tau, M, steps=2, key=key, correction=correction)
     x = start = ONE.init(jax.random.split(key)[0])
     data = jax.tree.map(lambda leaf: leaf[0], ONE.data)
     for _ in range(2):
@@ -103,19 +97,19 @@ def test_the_correction_says_what_the_computed_ones_count(correction, factor, ta
             {"problem": problems.random_quadratic(3, 2)},
             "a problem of 3 workers in 1 process: need one worker a process",
         ),
-        ({"micro_batches": 0}, "train: micro_batches = 0: need an integer, at least 1"),
-        ({"steps": 0}, "train: steps = 0"),
-        ({"threshold": -1.0}, "train: threshold = -1: need seconds, at least 0"),
+        ({"micro_batches": 0}, "train_processes: micro_batches = 0: need an integer, at least 1"),
+        ({"steps": 0}, "train_processes: steps = 0"),
+        ({"threshold": -1.0}, "train_processes: threshold = -1: need seconds, at least 0"),
         ({"threshold": math.nan}, "threshold = nan"),
         ({"threshold": dropcompute.chosen_after(2)}, "chosen after 2 of 2 steps: need more steps"),
-        ({"correction": -1.0}, "train: correction = -1.0: need a word, or a finite number >= 0"),
+        ({"correction": -1.0}, "train_processes: correction = -1.0: need a word, or a finite number >= 0"),
         ({"delay": lambda step, m: -1.0}, r"delay\(0, 0\) = -1.0: need finite seconds >= 0"),
     ],
 )
 def test_refusals(arguments, message, key):
     good = {"problem": ONE, "optimizer": optax.sgd(RATE), "threshold": 1.0, "micro_batches": 2, "steps": 2, "key": key}
     with pytest.raises(ValueError, match=message):
-        dropcompute.train(**{**good, **arguments})
+        dropcompute.train_processes(**{**good, **arguments})
 
 
 def test_refusals_of_the_parts():
@@ -123,12 +117,6 @@ def test_refusals_of_the_parts():
         dropcompute.accumulate(lambda params, batch: batch, 0, [], 1.0)
     with pytest.raises(ValueError, match="accumulate: threshold = nan: need seconds, at least 0"):
         dropcompute.accumulate(lambda params, batch: batch, 0, [1], math.nan)
-    with pytest.raises(ValueError, match="loopback: processes = 0"):
-        dropcompute.loopback(0, print)
-    with pytest.raises(ValueError, match="loopback: timeout = 0: need seconds > 0"):
-        dropcompute.loopback(1, print, timeout=0)
-    with pytest.raises(ValueError, match="cannot be sent to other processes"):
-        dropcompute.loopback(1, threading.Lock().acquire)
 
 
 def test_two_processes_train_as_one_and_the_slow_one_drops_more(key):
@@ -138,11 +126,11 @@ def test_two_processes_train_as_one_and_the_slow_one_drops_more(key):
     def both():
         problem, key, optimizer = problems.random_quadratic(2, 5, noise=0.3), jax.random.key(0), optax.sgd(seconds["rate"])
         pause = seconds["slow"] if jax.process_index() == 1 else seconds["fast"]
-        whole = dropcompute.train(problem, optimizer, math.inf, seconds["M"], steps=3, key=key)
+        whole = dropcompute.train_processes(problem, optimizer, math.inf, seconds["M"], steps=3, key=key)
         options = {"steps": seconds["steps"], "key": key, "delay": lambda step, m: pause}
-        return whole, dropcompute.train(problem, optimizer, dropcompute.chosen_after(seconds["rounds"]), seconds["M"], **options)
+        return whole, dropcompute.train_processes(problem, optimizer, dropcompute.chosen_after(seconds["rounds"]), seconds["M"], **options)
 
-    (whole, first), (again, second) = dropcompute.loopback(2, both, timeout=60)
+    (whole, first), (again, second) = dsgd.loopback(2, both, timeout=60)
     expected = simulated(problems.random_quadratic(2, 5, noise=0.3), 3, key)
     np.testing.assert_allclose(whole.params, expected.params, rtol=1e-5)
     np.testing.assert_allclose(whole.history["loss"], expected.history["train_loss"][1:], rtol=1e-5)
@@ -169,71 +157,3 @@ def test_two_processes_train_as_one_and_the_slow_one_drops_more(key):
     slowest = spent[..., -1].max(axis=1)
     assert (history["seconds"] >= slowest + history["communication"] - 1e-9).all()
     assert history["seconds"][ROUNDS:].mean() < history["seconds"][:ROUNDS].mean()
-
-
-@pytest.fixture
-def started(monkeypatch):
-    """All processes that are started. They only run a script, in which `index` is known: for what is about processes."""
-    there, really = [], subprocess.Popen
-
-    def start(command, **options):
-        there.append(really(command, **options))
-        return there[-1]
-
-    monkeypatch.setattr(family.subprocess, "Popen", start)
-    return there
-
-
-def runs(script, monkeypatch):
-    monkeypatch.setattr(family, "_JOIN", f"import os, sys, time; index = int(sys.argv[2])\n{script}")
-
-
-@pytest.mark.parametrize(
-    ("script", "timeout", "message"),
-    [
-        ("if index: sys.exit('boom')\ntime.sleep(60)", 30.0, "process 1 of 2 ended with status 1: boom"),
-        ("if not index: os.kill(os.getpid(), 9)\ntime.sleep(60)", 30.0, "process 0 of 2 was ended by SIGKILL"),
-        ("if index: time.sleep(60)", 1.0, "after 1 s, of 2 processes these still run: 1"),
-    ],
-)
-def test_where_one_ends_badly_all_end(script, timeout, message, monkeypatch, started):
-    runs(script, monkeypatch)
-    began = time.monotonic()
-    with pytest.raises(ChildProcessError, match=message):
-        dropcompute.loopback(2, print, timeout=timeout)
-    assert time.monotonic() - began < 20
-    assert len(started) == 2
-    assert all(process.returncode is not None for process in started)
-
-
-def test_the_first_to_fail_is_told_of(tmp_path):
-    """The other one fails for want of it."""
-    for at, (i, words) in enumerate(((1, "why"), (0, "my peer is gone"))):
-        (tmp_path / f"{i}.log").write_text(f"Traceback\n{words}\n")
-        os.utime(tmp_path / f"{i}.log", (at, at))
-    assert family._why(tmp_path, [1, 1]) == "process 1 of 2 ended with status 1: why"
-
-
-def test_an_interruption_ends_all(monkeypatch, started):
-    runs("time.sleep(60)", monkeypatch)
-
-    def interrupt(seconds):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(family.time, "sleep", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        dropcompute.loopback(2, print, timeout=30)
-    assert len(started) == 2
-    assert all(process.returncode is not None for process in started)
-
-
-def test_a_process_ends_with_the_one_that_started_it(tmp_path):
-    """However that ended: all that it sees is that its input does."""
-    (tmp_path / "function").write_bytes(cloudpickle.dumps(lambda: time.sleep(60)))
-    join = [sys.executable, "-c", family._JOIN, str(tmp_path), "0", "2", "1"]  # which waits for another that never comes
-    with subprocess.Popen(join, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            process.communicate(timeout=30)
-        finally:
-            process.kill()
-    assert process.returncode == 1
