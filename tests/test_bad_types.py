@@ -88,7 +88,7 @@ CASES = {
     "kimad.budget('fast', 1.0)": "budget: up = 'fast': need a number, or a list or an array of numbers",
     "dropcompute.chosen_after(2.5)": "chosen_after: rounds = 2.5: need an integer",
     "dsgd.loopback(2, 'train')": "loopback: function = 'train': need a function",
-    "dropcompute.train_processes(problem, optax.sgd(0.1), 'fast', 4, steps=2, key=key)": "threshold = 'fast': need a number or a ChosenAfter",
+    "dropcompute.train_processes(problem, optax.sgd(0.1), 'fast', 4, steps=2, key=key)": "threshold = 'fast': need a number or a Chosen",
     "dropcompute.train_processes(problem, optax.sgd(0.1), 1, 4, steps=2, key=key, correction='all')": "correction = 'all': need 'none', 's",
     "dropcompute.threshold('slow', 0.5)": "threshold: latencies = 'slow': need seconds [iterations, workers, micro-batches]",
     "dropcompute.threshold(np.ones((2, 3, 4)), 0.5, 'after')": "dropcompute.threshold: stop = 'after': need 'preempt' or 'between'",
