@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -27,8 +27,21 @@ from dsgd import checks
 from dsgd.contract import elsewhere
 
 HOST = "127.0.0.1"
+_here = HOST  # of a process in a namespace of its own, another one
 _LOOK = 0.02  # seconds between two looks at the processes
 _JOIN = f"import sys; from {__name__} import join; join(*sys.argv[1:])"
+
+
+class Place(NamedTuple):
+    """Where a process runs.
+
+    Args:
+        address: where it listens, and the others find it.
+        enter: words before its command, which lead there.
+    """
+
+    address: str = HOST
+    enter: tuple[str, ...] = ()
 
 
 @checks.arguments
@@ -47,38 +60,51 @@ def loopback(processes: int, function: Callable[[], Any], *, timeout: float = 60
         ValueError: no processes, or no time; what cannot be pickled.
         ChildProcessError: one failed or was killed, or time is over; it says which and why. The others are killed.
     """
+    return called("loopback", [Place()] * checks.positive_int("loopback: processes", processes), function, timeout)
+
+
+def called(name: str, places: Sequence[Place], function: Callable[[], Any], timeout: float) -> list[Any]:
+    """What `function()` gives in a process at each of these places, of which the first is the coordinator's.
+
+    Args:
+        name: of the function that asks, for its messages.
+        places: one a process.
+        function, timeout: as of `loopback`.
+
+    Raises:
+        ValueError, ChildProcessError: as `loopback`.
+    """
     import cloudpickle  # noqa: PLC0415 (only who starts processes needs it)
 
-    count = checks.positive_int("loopback: processes", processes)
     if not timeout > 0:
-        raise ValueError(f"loopback: timeout = {timeout:g}: need seconds > 0")
+        raise ValueError(f"{name}: timeout = {timeout:g}: need seconds > 0")
     try:
         sent = cloudpickle.dumps(function)
     except Exception as error:  # anything may be what cannot be pickled
-        raise ValueError(f"loopback: {checks.shown(function)} cannot be sent to other processes ({error})") from error
-    return [cloudpickle.loads(result) for result in _called(sent, count, timeout)]
+        raise ValueError(f"{name}: {checks.shown(function)} cannot be sent to other processes ({error})") from error
+    return [cloudpickle.loads(result) for result in _results(name, sent, places, timeout)]
 
 
-def _called(function: bytes, count: int, timeout: float) -> list[bytes]:
-    """The results of processes that call it; pickled, as it is."""
-    with tempfile.TemporaryDirectory() as name, socket.socket() as held:
-        folder = Path(name)
+def _results(name: str, function: bytes, places: Sequence[Place], timeout: float) -> list[bytes]:
+    """Of processes that call it; pickled, as it is."""
+    with tempfile.TemporaryDirectory() as where, socket.socket() as held:
+        folder = Path(where)
         (folder / "function").write_bytes(function)
         # Nobody else gets the port until the coordinator, the first of the processes, listens there.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         held.bind((HOST, 0))
-        with _family(folder, count, held.getsockname()[1]) as family:
-            _wait(folder, family, timeout)
-        return [(folder / f"{i}.result").read_bytes() for i in range(count)]
+        with _family(folder, places, held.getsockname()[1]) as family:
+            _wait(name, folder, family, timeout)
+        return [(folder / f"{i}.result").read_bytes() for i in range(len(places))]
 
 
 @contextmanager
-def _family(folder: Path, count: int, port: int) -> Iterator[Sequence[subprocess.Popen]]:
+def _family(folder: Path, places: Sequence[Place], port: int) -> Iterator[Sequence[subprocess.Popen]]:
     """The processes, none of which outlives the block."""
-    family = []
+    family, coordinator = [], f"{places[0].address}:{port}"
     try:
-        for i in range(count):
-            command = [sys.executable, "-c", _JOIN, str(folder), str(i), str(count), str(port)]
+        for i, place in enumerate(places):
+            command = [*place.enter, sys.executable, "-c", _JOIN, str(folder), str(i), str(len(places)), coordinator, place.address]
             with (folder / f"{i}.log").open("wb") as log:
                 # stdin is the lifeline: it ends when this process does.
                 family.append(subprocess.Popen(command, env=elsewhere.environment(1), stdin=subprocess.PIPE, stdout=log, stderr=log))
@@ -90,7 +116,7 @@ def _family(folder: Path, count: int, port: int) -> Iterator[Sequence[subprocess
             each.communicate()
 
 
-def _wait(folder: Path, family: Sequence[subprocess.Popen], timeout: float) -> None:
+def _wait(name: str, folder: Path, family: Sequence[subprocess.Popen], timeout: float) -> None:
     """Until all have ended well."""
     end = time.monotonic() + timeout
     while True:
@@ -102,7 +128,7 @@ def _wait(folder: Path, family: Sequence[subprocess.Popen], timeout: float) -> N
             return
         if time.monotonic() > end:
             still = f"of {len(family)} processes these still run: {', '.join(running)}"
-            raise ChildProcessError(f"loopback: after {timeout:g} s, {still}; they were killed")
+            raise ChildProcessError(f"{name}: after {timeout:g} s, {still}; they were killed")
         time.sleep(_LOOK)
 
 
@@ -117,17 +143,16 @@ def _why(folder: Path, statuses: Sequence[int | None]) -> str:
     return f"{who} ended with status {status}: {last}"
 
 
-def join(where: str, *numbers: str) -> None:
+def join(where: str, number: str, of: str, coordinator: str, address: str) -> None:
     """What each of the processes does."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     import cloudpickle  # noqa: PLC0415
 
-    folder, (index, count, port) = Path(where), map(int, numbers)
-    address = f"{HOST}:{port}"
+    folder, index, count = Path(where), int(number), int(of)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    _listen_on_loopback()
+    _listen_on(address)
     try:
-        jax.distributed.initialize(address, count, index, coordinator_bind_address=address)
+        jax.distributed.initialize(coordinator, count, index, coordinator_bind_address=coordinator)
         result = cloudpickle.dumps(cloudpickle.loads((folder / "function").read_bytes())())
     except Exception as error:
         traceback.print_exc()
@@ -137,12 +162,19 @@ def join(where: str, *numbers: str) -> None:
     jax.distributed.shutdown()
 
 
+def here() -> str:
+    """The address at which this process listens."""
+    return _here
+
+
 def _end_with_parent() -> None:
     os.read(sys.stdin.fileno(), 1)  # until it ends: nothing is ever written
     os._exit(1)
 
 
-def _listen_on_loopback() -> None:
+def _listen_on(address: str) -> None:
     """gloo listens where the machine's name leads to, which may be another address, or none; JAX has no option for it."""
+    global _here  # noqa: PLW0603 (a process has one)
+    _here = address
     made: Any = importlib.import_module("jaxlib._jax")
-    made.make_gloo_tcp_collectives = partial(made.make_gloo_tcp_collectives, hostname=HOST)
+    made.make_gloo_tcp_collectives = partial(made.make_gloo_tcp_collectives, hostname=address)

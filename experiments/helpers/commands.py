@@ -13,13 +13,13 @@ import traceback
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import jax
 import tyro
 
 import dsgd
-from dsgd import cache, records
+from dsgd import cache, clusters, records
 
 DataDir = Annotated[Path | None, tyro.conf.arg(help="Folder with the files of mnist or cifar-10 as published.")]
 Cache = Annotated[
@@ -29,6 +29,15 @@ Cache = Annotated[
         help=f"Folder of compiled programs, for the next run to find; by default {cache.VARIABLE} in the environment, or the user's cache.",
     ),
 ]
+ClusterFile = Annotated[
+    Path | None,
+    tyro.conf.arg(
+        metavar="{None}|PATH",
+        help="File of a measured cluster (experiments.calibrate): its latency, bandwidth and seconds of computing take the place of these.",
+    ),
+]
+OF_SAMPLE = "seconds of a sample"  # what marks a number as such
+SampleSeconds = Annotated[float, OF_SAMPLE]
 
 
 # What numbers on command lines need to be, by flag; what depends on other flags, scripts check themselves.
@@ -51,10 +60,11 @@ def launch(main: Callable[[Any], Any], args: Any) -> None:
 
     Args:
         main: of the script. It writes what it has when it is interrupted.
-        args: its arguments, with `out`.
+        args: its arguments, with `out`; with the numbers of the cluster in its file, where there is a flag `cluster`.
     """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     try:
+        args = on_cluster(args)
         check_flags(args)
         if hasattr(args, "cache"):
             cache.enable(args.cache)
@@ -69,6 +79,28 @@ def launch(main: Callable[[Any], Any], args: Any) -> None:
         sys.exit(2)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def on_cluster(args: Any) -> Any:
+    """The arguments with the numbers of the file `cluster`, where there is one; else they as they are.
+
+    Raises:
+        ValueError: no cluster in the file; a number that is given twice, there and by its flag.
+    """
+    path = getattr(args, "cluster", None)
+    if path is None:
+        return args
+    found = clusters.load(path)
+    numbers = {"latency": found.latency, "bandwidth": found.bandwidth}
+    flags = {field.name: field.default for field in dataclasses.fields(args)}
+    if "compute" in flags and (found.compute or found.per_sample):
+        of_sample = OF_SAMPLE in getattr(get_type_hints(type(args), include_extras=True)["compute"], "__metadata__", ())
+        gradient = found.compute + args.batch_size * found.per_sample
+        numbers["compute"] = gradient / args.batch_size if of_sample else gradient
+    for name in numbers:
+        if getattr(args, name) != flags[name]:
+            raise ValueError(f"--{name} {getattr(args, name):g} and --cluster {path}, which has it, too: need one of the two")
+    return dataclasses.replace(args, **numbers)
 
 
 def check_flags(args: Any) -> None:
