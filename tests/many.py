@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
 import os
+import resource
 import signal
+import socket
+import sys
+import time
+import traceback
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import haste
 import jax
 import numpy as np
@@ -17,8 +25,8 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import clusters, problems
-from dsgd.machines import agreement, arrays
-from dsgd.runs import progress
+from dsgd.machines import agreement, arrays, runtime, watch
+from dsgd.runs import checkpoints, progress
 
 N, STEPS, FOREVER = 4, 5, 2_000_000_000
 SGD = optax.sgd(0.1, momentum=0.5)
@@ -135,7 +143,7 @@ def interrupted(folder: Path) -> tuple[str, int, list[int]]:
 
     progress.Progress.update = signalled
     try:
-        dsgd.run(method("permutes"), quadratic(), steps=FOREVER, key=jax.random.key(0), record_every=1000, checkpoint=folder)
+        dsgd.run(method("permutes"), quadratic(), steps=FOREVER, key=jax.random.key(0), record_every=20, checkpoint=folder)
     except dsgd.Interrupted as stopped:
         return str(stopped), signal.SIGINT, stopped.history["step"].tolist()
     finally:
@@ -160,8 +168,23 @@ def until() -> int:
     def asked(history):
         return next(enough) == 3 if jax.process_index() == 0 else next(enough) == 2
 
-    result = dsgd.run(method("permutes"), quadratic(), steps=FOREVER, key=jax.random.key(0), record_every=100, until=asked)
+    result = dsgd.run(method("permutes"), quadratic(), steps=FOREVER, key=jax.random.key(0), record_every=10, until=asked)
     return int(result.history["step"][-1])
+
+
+def folders(folder: Path) -> dict[str, str]:
+    """Checkpoints that cannot be: a disk that is full for process 0, a folder that another run has, one that cannot be made."""
+    found = {"in use": refused(lambda: saved(folder / "in use", 1)), "nowhere": refused(lambda: saved(Path("/proc/nowhere"), 1))}
+    saved(folder / "full", 2)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if jax.process_index() == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 10, hard))
+    try:
+        found["full"] = refused(lambda: saved(folder / "full", 4))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    found["then"] = refused(lambda: saved(folder / "full", 4))
+    return found
 
 
 def two(folder: Path) -> dict[str, Any]:
@@ -179,5 +202,65 @@ def two(folder: Path) -> dict[str, Any]:
     found["workers"] = refused(lambda: dsgd.run(method("all-reduce"), problems.random_quadratic(3, 2), steps=1, key=jax.random.key(0)))
     found["rows"] = refused(lambda: problems.logistic_regression("digits", 3))
     found["mesh"] = refused(lambda: dsgd.workers.mesh(1))
+    found["folders"] = folders(folder)
     found["again"] = iterates("permutes")
     return found
+
+
+ROUNDS, EVERY = 400, 10  # of the run that is killed again and again
+
+
+def killed(folder: Path, port: int, i: int, victim: int, at: int, lost_after: float) -> None:
+    """One of two processes of a run that saves itself after every chunk; the victim is killed when it has read round `at`, the other ends
+    by itself. For processes that were forked: the function does not return."""
+    status = 1
+    with (folder / f"{i}.log").open("a") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        try:
+            dsgd.join(f"127.0.0.1:{port}", 2, i, lost_after=lost_after)
+            as_tests_do()
+            dsgd.cache.enable(folder / "programs")
+            checkpoints._SECONDS = 0.0
+            update = progress.Progress.update
+
+            def noticed(self, done, loss):
+                update(self, done, loss)
+                if i == victim and done >= at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            progress.Progress.update = noticed
+            options = {"key": jax.random.key(0), "record_every": EVERY, "checkpoint": folder / "run"}
+            result = held(dsgd.run(method("permutes"), quadratic(), steps=ROUNDS, **options))
+            (folder / f"{i}.result").write_bytes(cloudpickle.dumps(result))
+            status = 0
+        except watch.Lost as error:
+            print(f"Lost: {error}", flush=True)
+            status = watch.STATUS
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                runtime.leave("" if status == 0 else "lost")
+            sys.stdout.flush()
+            os._exit(status)
+
+
+def nursery(folder: Path, lost_after: float) -> None:
+    """Forks pairs of them, one after the other, until none is killed: what they have imported, they need not import again.
+
+    Each line of input has the victim, and the round; the statuses of both, and the seconds that they took, are each line of output.
+    """
+    for line in sys.stdin:
+        victim, at = map(int, line.split())
+        with socket.socket() as held:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            held.bind(("127.0.0.1", 0))
+            began = time.monotonic()
+            children = {}
+            for i in range(2):
+                if (child := os.fork()) == 0:
+                    killed(folder, held.getsockname()[1], i, victim, at, lost_after)
+                children[i] = child
+            statuses = [os.waitstatus_to_exitcode(os.waitpid(children[i], 0)[1]) for i in range(2)]
+        print(json.dumps([*statuses, time.monotonic() - began]), flush=True)

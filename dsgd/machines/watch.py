@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -16,6 +17,7 @@ from jax._src import distributed  # as in `agreement`
 _ALIVE, _ENDED = "dsgd/alive/", "ended"
 _HEARD = 3.0  # seconds in which a process that fails is heard by the others: with process 0, all that was said is gone
 _LOOKS = 20  # in the time after which a silent process is lost
+_SOONER = 4  # of it, the part after which one is, where a connection broke
 _GRACE = 3  # looks, after which a process that does not notice by itself that another is lost is ended
 STATUS = os.EX_TEMPFAIL  # with which a process ends that lost another: the same command goes on from the last checkpoint
 
@@ -63,14 +65,14 @@ class _Watch:
         """Whether any other process has not said that it ends."""
         return not all(words.startswith(_ENDED) for words, _ in self._seen.values())
 
+    def silence(self) -> float:
+        """Seconds since one of the others was heard of, of whom that is longest."""
+        return max((time.monotonic() - since for words, since in self._seen.values() if not words.startswith(_ENDED)), default=0.0)
+
     def silent(self) -> str:
-        """Who was not heard of for longest, and how long."""
-        now = time.monotonic()
-        running = {i: now - since for i, (words, since) in self._seen.items() if not words.startswith(_ENDED)}
-        if not running:
-            return "all others have ended"
-        i = max(running, key=lambda i: running[i])
-        return f"{self.who(i)} was last heard of {running[i]:.1f} s ago"
+        """Who that is, for people."""
+        i = min(self._seen, key=lambda i: self._seen[i][1] if not self.words(i).startswith(_ENDED) else math.inf)
+        return f"{self.who(i)} is lost: the connection broke, and it was last heard of {self.silence():.1f} s ago"
 
     def _judge(self, i: int, words: str, silence: float) -> None:
         ended, _, why = words.partition(": ")
@@ -132,19 +134,13 @@ def need_all() -> None:
 
 
 def who_broke(what: str) -> Lost:
-    """Which process it was, for whose loss a collective failed; it is waited for until that is known."""
+    """Which process it was, for whose loss a collective failed: who ended, or has been silent for a while since; that is waited for."""
     if _watch is None:
         return Lost(f"{what}: another process was lost")
     _watch.noticed = True
-    end = time.monotonic() + _watch.lost_after * (1 + 2 / _LOOKS)
-    while not _watch.lost and time.monotonic() < end:
+    while not _watch.lost and _watch.silence() < _watch.lost_after / _SOONER and _watch.running():
         time.sleep(0.02)
-    return Lost(_watch.lost or f"{what}: the connection to another process broke; {_watch.silent()}")
-
-
-def lost() -> bool:
-    """Whether another process is."""
-    return bool(_watch and _watch.lost)
+    return Lost(_watch.lost or _watch.silent())
 
 
 def end(why: str = "") -> bool:

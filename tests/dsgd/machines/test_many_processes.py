@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import dsgd
+from dsgd.runs.checkpoints import Checkpoint
 
 SECONDS = 580.0  # that a family may take on a busy machine
 
@@ -33,7 +34,8 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def family(folder):
     """What two processes give back."""
-    return dsgd.loopback(2, partial(many.two, folder), timeout=SECONDS)
+    with Checkpoint(folder / "in use", {}):
+        return dsgd.loopback(2, partial(many.two, folder), timeout=SECONDS)
 
 
 @pytest.mark.parametrize("exchange", many.METHODS)
@@ -108,6 +110,17 @@ def test_processes_that_do_not_divide_the_workers_are_refused(family):
         assert found["workers"] == "ValueError: 3 workers on 2 devices: need a number of devices that divides 3: mesh=1, say"
         assert found["rows"] == "ValueError: 3 workers in 2 processes: need a number of processes that divides 3"
         assert found["mesh"].startswith("ValueError: mesh of 1 devices in 2 processes: need as many of each")
+
+
+def test_folders_that_cannot_be_are_told_in_all_processes(family, folder):
+    """A full disk leaves the checkpoint before, from which the same call goes on."""
+    for found in family:
+        assert "another run is using it; need another folder" in found["folders"]["in use"]
+        assert "need a folder that can be written to" in found["folders"]["nowhere"]
+        assert found["folders"]["full"].startswith("OSError: ")
+        assert "File too large" in found["folders"]["full"]
+        assert found["folders"]["then"] == "no error"
+    assert not list((folder / "full").glob(".dsgd-run-*"))
 
 
 def test_after_all_mistakes_they_still_run(family):
