@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from dsgd.base import Constants, Key, Params, Problem
 from dsgd.engine import loop
 from dsgd.machines import family, nodes
 
+_START = b"s"
 _BOUND = 60.0  # seconds without a byte, after which a process is thought to be dead
 
 
@@ -52,14 +53,15 @@ def train_processes(
     congestion: float = 1.0,
     monitor: Monitor = monitors.last,
     rounds: int | None = None,
+    wait: Callable[[], Any] | None = None,
 ) -> Trained:
     r"""Algorithm 1 in real time, with the k largest elements of the whole model: process 0 is the server, process n + 1 is worker n.
 
     Every process of an initialised `jax.distributed` calls it with the same arguments (`dsgd.loopback`, `links.shaped`). Messages are the
-    packed ones of `compressors.top_k`, over a TCP connection of each worker to the server. Whoever receives one measures its bandwidth, from
-    its first byte to its last, and tells the sender with its own next message; $T_{comp}$ is what a worker measured of its last update, with
-    its compression. Draws are those of `dsgd.run`, where the iterates are those of `kimad_sgd(..., whole_model(top_k(ratios)))` when it
-    chooses the same. With one ratio it is EF21 with that, and nothing is chosen.
+    packed ones of `compressors.top_k`, over a TCP connection of each worker to the server. Whoever receives one measures its bandwidth,
+    from its first byte to its last, and tells the sender with its own next message; $T_{comp}$ is what a worker measured of its last
+    update, with its compression. Draws are those of `dsgd.run`, where the iterates are those of
+    `kimad_sgd(..., whole_model(top_k(ratios)))` when it chooses the same. With one ratio it is EF21 with that, and nothing is chosen.
 
     Args:
         problem: of N workers; of its data, worker n looks at its own, the server at all, for the history.
@@ -71,6 +73,7 @@ def train_processes(
         congestion: a, as of `kimad.budget`.
         monitor: of the links.
         rounds: after which it ends in any case; None: no limit.
+        wait: called in the server when all are ready, and before the clock begins.
 
     Returns:
         The model; in the server the history, from the first round on: `seconds` from the start to the end of the round, `loss` of the whole
@@ -98,7 +101,7 @@ def train_processes(
     if jax.process_index():
         x = _Worker(plan, problem, rounds_key, flat, unravel).run()
         return Trained(unravel(x), None)
-    return _Server(plan, problem, optimizer, flat, unravel).run(seconds, most)
+    return _Server(plan, problem, optimizer, flat, unravel).run(seconds, most, wait)
 
 
 class _Plan(NamedTuple):
@@ -156,6 +159,8 @@ class _Worker:
         jax.block_until_ready(self.update(self.model, self.known, np.int32(0)) + self.known)
         with _connected(plan.N)[0] as server:
             step, computing, heard = 0, 0.0, math.nan
+            if server.recv(1) != _START:
+                raise OSError("the server is gone")
             while True:
                 began = time.monotonic()
                 news = jax.block_until_ready(self.update(self.model, self.known, np.int32(step)))
@@ -179,15 +184,19 @@ class _Server:
         self.model, self.total, self.estimate = optimizers.start(optimizer, flat), jnp.zeros_like(flat), flat
         self.step = jax.jit(partial(optimizers.step, optimizer))
 
-    def run(self, seconds: float, rounds: float) -> Trained:
-        """So many rounds, or for so long."""
+    def run(self, seconds: float, rounds: float, wait: Callable[[], Any] | None) -> Trained:
+        """So many rounds, or for so long. The workers begin when they hear of the start."""
         plan, link, rows, models = self.plan, _Link(self.plan, down=True), [], []
         plan.wire.rehearse()
         jax.block_until_ready((self.step(self.model, self.total / plan.N), self.model.params - self.estimate + self.total))
         connections = _connected(plan.N)
         with ThreadPoolExecutor(plan.N) as threads:
             try:
+                if wait is not None:
+                    wait()
                 began = time.monotonic()
+                for one in connections:
+                    one.sendall(_START)
                 while True:
                     arrived = list(threads.map(lambda one: receive(one, plan.wire), connections))
                     frames = [frame for frame, _, _ in arrived]

@@ -5,7 +5,6 @@ They live and die together: where one fails, or the one that started them ends, 
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import socket
@@ -17,22 +16,21 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-
 from dsgd import checks
 from dsgd.contract import elsewhere
+from dsgd.machines import agreement, runtime
 
 HOST = "127.0.0.1"
 _here = HOST  # of a process in a namespace of its own, another one
 _LOOK = 0.02  # seconds between two looks at the processes
+_TOGETHER = 600.0  # seconds in which all have joined: on a busy machine they begin far apart
 _JOIN = f"import sys; from {__name__} import join; join(*sys.argv[1:])"
 
 
-class Place(NamedTuple):
+class Site(NamedTuple):
     """Where a process runs.
 
     Args:
@@ -57,18 +55,18 @@ def loopback(processes: int, function: Callable[[], Any], *, timeout: float = 60
         What each gives, in the order of their indices; it is pickled, too. What they print is only looked at where one fails.
 
     Raises:
-        ValueError: no processes, or no time; what cannot be pickled.
+        ValueError: no processes, or no time; what cannot be pickled; this process is itself one of many.
         ChildProcessError: one failed or was killed, or time is over; it says which and why. The others are killed.
     """
-    return called("loopback", [Place()] * checks.positive_int("loopback: processes", processes), function, timeout)
+    return called("loopback", [Site()] * checks.positive_int("loopback: processes", processes), function, timeout)
 
 
-def called(name: str, places: Sequence[Place], function: Callable[[], Any], timeout: float) -> list[Any]:
-    """What `function()` gives in a process at each of these places, of which the first is the coordinator's.
+def called(name: str, sites: Sequence[Site], function: Callable[[], Any], timeout: float) -> list[Any]:
+    """What `function()` gives in a process at each of these sites, of which the first is the coordinator's.
 
     Args:
         name: of the function that asks, for its messages.
-        places: one a process.
+        sites: one a process.
         function, timeout: as of `loopback`.
 
     Raises:
@@ -78,14 +76,16 @@ def called(name: str, places: Sequence[Place], function: Callable[[], Any], time
 
     if not timeout > 0:
         raise ValueError(f"{name}: timeout = {timeout:g}: need seconds > 0")
+    if not agreement.alone():
+        raise ValueError(f"{name}: this is process {agreement.index()} of {agreement.count()}: need one process, which starts the others")
     try:
         sent = cloudpickle.dumps(function)
     except Exception as error:  # anything may be what cannot be pickled
         raise ValueError(f"{name}: {checks.shown(function)} cannot be sent to other processes ({error})") from error
-    return [cloudpickle.loads(result) for result in _results(name, sent, places, timeout)]
+    return [cloudpickle.loads(result) for result in _results(name, sent, sites, timeout)]
 
 
-def _results(name: str, function: bytes, places: Sequence[Place], timeout: float) -> list[bytes]:
+def _results(name: str, function: bytes, sites: Sequence[Site], timeout: float) -> list[bytes]:
     """Of processes that call it; pickled, as it is."""
     with tempfile.TemporaryDirectory() as where, socket.socket() as held:
         folder = Path(where)
@@ -93,18 +93,18 @@ def _results(name: str, function: bytes, places: Sequence[Place], timeout: float
         # Nobody else gets the port until the coordinator, the first of the processes, listens there.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         held.bind((HOST, 0))
-        with _family(folder, places, held.getsockname()[1]) as family:
+        with _family(folder, sites, held.getsockname()[1]) as family:
             _wait(name, folder, family, timeout)
-        return [(folder / f"{i}.result").read_bytes() for i in range(len(places))]
+        return [(folder / f"{i}.result").read_bytes() for i in range(len(sites))]
 
 
 @contextmanager
-def _family(folder: Path, places: Sequence[Place], port: int) -> Iterator[Sequence[subprocess.Popen]]:
+def _family(folder: Path, sites: Sequence[Site], port: int) -> Iterator[Sequence[subprocess.Popen]]:
     """The processes, none of which outlives the block."""
-    family, coordinator = [], f"{places[0].address}:{port}"
+    family, coordinator = [], f"{sites[0].address}:{port}"
     try:
-        for i, place in enumerate(places):
-            command = [*place.enter, sys.executable, "-c", _JOIN, str(folder), str(i), str(len(places)), coordinator, place.address]
+        for i, site in enumerate(sites):
+            command = [*site.enter, sys.executable, "-c", _JOIN, str(folder), str(i), str(len(sites)), coordinator, site.address]
             with (folder / f"{i}.log").open("wb") as log:
                 # stdin is the lifeline: it ends when this process does.
                 family.append(subprocess.Popen(command, env=elsewhere.environment(1), stdin=subprocess.PIPE, stdout=log, stderr=log))
@@ -148,18 +148,17 @@ def join(where: str, number: str, of: str, coordinator: str, address: str) -> No
     threading.Thread(target=_end_with_parent, daemon=True).start()
     import cloudpickle  # noqa: PLC0415
 
+    global _here  # noqa: PLW0603 (a process has one)
+    _here = address
     folder, index, count = Path(where), int(number), int(of)
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    _listen_on(address)
     try:
-        jax.distributed.initialize(coordinator, count, index, coordinator_bind_address=coordinator)
+        runtime.join(coordinator, count, index, timeout=_TOGETHER)
         result = cloudpickle.dumps(cloudpickle.loads((folder / "function").read_bytes())())
     except Exception as error:
         traceback.print_exc()
         print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         os._exit(1)  # at once: an orderly end would wait for the others
     (folder / f"{index}.result").write_bytes(result)
-    jax.distributed.shutdown()
 
 
 def here() -> str:
@@ -170,11 +169,3 @@ def here() -> str:
 def _end_with_parent() -> None:
     os.read(sys.stdin.fileno(), 1)  # until it ends: nothing is ever written
     os._exit(1)
-
-
-def _listen_on(address: str) -> None:
-    """gloo listens where the machine's name leads to, which may be another address, or none; JAX has no option for it."""
-    global _here  # noqa: PLW0603 (a process has one)
-    _here = address
-    made: Any = importlib.import_module("jaxlib._jax")
-    made.make_gloo_tcp_collectives = partial(made.make_gloo_tcp_collectives, hostname=address)

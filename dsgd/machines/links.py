@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from dsgd import checks
 from dsgd.machines import family
-from dsgd.machines.family import Place
+from dsgd.machines.family import Site
 
 TOOLS = ("unshare", "nsenter", "ip", "tc")
 _QUEUE = 0.05  # seconds that what waits in a bucket's queue may take
@@ -71,8 +71,8 @@ def shaped(processes: int, function: Callable[[], Any], rate: Rate, *, free: Col
         nodes, switch = hubs[:-1], hubs[-1]
         ends = [end for i in range(count) if i not in free for end in ((nodes[i], "eth0"), (switch, f"port{i}"))]
         with _kept_at(ends, rate):
-            places = [Place(_address(i), _enter(node)) for i, node in enumerate(nodes)]
-            return family.called("shaped", places, function, timeout)
+            sites = [Site(_address(i), _enter(node)) for i, node in enumerate(nodes)]
+            return family.called("shaped", sites, function, timeout)
 
 
 def need_rate(rate: Rate) -> None:

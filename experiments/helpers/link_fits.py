@@ -96,6 +96,13 @@ def switch(times: Mapping[str, Times], costs: Mapping[str, Cost], seed: int = 0)
     return Line(alpha, beta)
 
 
+def median(seconds: np.ndarray, seed: int = 0) -> Estimate:
+    """Of repeats."""
+    drawn = np.random.default_rng(seed).choice(seconds, (DRAWS, len(seconds)))
+    low, high = np.quantile(np.median(drawn, axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Estimate(float(np.median(seconds)), float(low), float(high))
+
+
 Row = tuple[float, float, np.ndarray]
 
 

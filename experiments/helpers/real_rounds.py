@@ -15,15 +15,17 @@ from jax.sharding import Mesh
 import algorithms
 import dsgd
 import topologies
-from dsgd import compressors, counts, network, problems, workers
+from dsgd import clusters, compressors, counts, network, problems, workers
 from dsgd.base import Compressor, State
 from dsgd.engine import loop
 from dsgd.machines import nodes
 from dsgd.runs.plans import Always, make_plan
-from experiments.helpers import break_even, collectives
+from experiments.helpers import break_even, collectives, link_fits
 from experiments.helpers.link_fits import BITS, Line
 
 CLASSES = 10
+MORE = 8  # times as many samples, from which follows what one takes
+TINY = float(np.finfo(np.float32).tiny)  # seconds of a byte where bandwidth has no end
 STEP = optax.sgd(0.01)
 
 
@@ -72,6 +74,76 @@ class Parts(NamedTuple):
 
 
 Rounds = dict[tuple[str, int], Parts]  # by method and width
+
+
+class Found(NamedTuple):
+    """What was measured: collectives, rounds, and seconds of a gradient, besides those of its samples, and of each of these."""
+
+    collectives: collectives.Measured
+    rounds: Rounds
+    compute: float
+    per_sample: float
+
+
+class Calibration(NamedTuple):
+    """What was measured, and what the switch makes of it.
+
+    Args:
+        N: workers.
+        found: what was measured.
+        lines: latency and seconds of a byte that explain one collective alone, by name.
+        switch: those that explain all of them.
+    """
+
+    N: int
+    found: Found
+    lines: dict[str, Line]
+    switch: Line
+
+    @property
+    def cluster(self) -> clusters.Equal:
+        """Of the fitted numbers."""
+        bandwidth = BITS / max(self.switch.beta.value, TINY)
+        return clusters.Equal(self.switch.alpha.value, bandwidth, self.found.compute, self.found.per_sample)
+
+    def explained(self, name: str, size: float) -> float:
+        """Seconds of a collective on the switch."""
+        cost = collectives.COLLECTIVES[name].cost(self.N)
+        return cost.latencies * self.switch.alpha.value + cost.vectors * size * self.switch.beta.value
+
+
+def measure_all(sizes: Sequence[int], widths: Sequence[int], batch_size: int, repeats: int, longest: float) -> Found:
+    """Called in every process, of which each is a worker.
+
+    Args:
+        sizes: of `collectives.measure`.
+        widths: of `measure`.
+        batch_size, repeats, longest: of both.
+    """
+    seconds = collectives.measure(sizes, repeats, longest)
+    rounds = measure(widths, batch_size, repeats, longest)
+    alone = workers.mesh([jax.local_devices()[0]])
+
+    def gradient(samples):
+        problem = problems.logistic_regression(workers=1, batch_size=samples)
+        return float(np.median(_round(METHODS["mb-sgd"], problem, alone, repeats, longest)[1]))
+
+    few, many = gradient(batch_size), gradient(MORE * batch_size)
+    per_sample = max(0.0, many - few) / ((MORE - 1) * batch_size)
+    return Found(seconds, rounds, max(0.0, few - batch_size * per_sample), per_sample)
+
+
+def explain(found: Found, N: int, seed: int) -> Calibration:
+    """The fits.
+
+    Args:
+        found: what was measured.
+        N: workers.
+        seed: of the intervals.
+    """
+    costs = {name: collectives.COLLECTIVES[name].cost(N) for name in found.collectives}
+    lines = {name: link_fits.switch({name: times}, costs, seed) for name, times in found.collectives.items()}
+    return Calibration(N, found, lines, link_fits.switch(found.collectives, costs, seed))
 
 
 def measure(widths: Sequence[int], batch_size: int, repeats: int, longest: float) -> Rounds:
@@ -140,8 +212,8 @@ def predicted(name: str, parts: Parts, N: int, link: Line) -> float:
         link: latency, and seconds of a byte.
     """
     pattern = METHODS[name].build(N).pattern
-    beta = max(link.beta.value, np.finfo(float).tiny)
-    return parts.compute + parts.codec + network.round_seconds(pattern, N, parts.bits, latency=link.alpha.value, bandwidth=BITS / beta)
+    bandwidth = BITS / max(link.beta.value, TINY)
+    return parts.compute + parts.codec + network.round_seconds(pattern, N, parts.bits, latency=link.alpha.value, bandwidth=bandwidth)
 
 
 def crossovers(sizes: Sequence[float], first: Sequence[float], second: Sequence[float]) -> list[float]:
