@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-
 import dsgd
 from dsgd import clusters, records
 from dsgd.machines import links
@@ -128,7 +127,8 @@ def calibrate(args: Args, rate: links.Rate | None) -> None:
     """Collectives and rounds."""
     screen = common.console()
     waiting = screen.status(f"{args.processes} processes: collectives, and rounds of {len(real_rounds.METHODS)} methods")
-    function = partial(real_rounds.measure_all, args.sizes, args.widths, args.batch_size, args.repeats, args.longest)
+    work = real_rounds.tasks(args.widths, args.processes, args.batch_size)
+    function = partial(real_rounds.measure_all, work, args.sizes, args.repeats, args.longest)
     with waiting if args.progress else nullcontext():
         found = over_processes(args, rate, args.processes, function)[0]
     result = real_rounds.explain(found, args.processes, args.seed)
@@ -175,11 +175,11 @@ def train(args: Args, rate: links.Rate) -> None:
     setting = Setting(
         args.processes, args.width, args.batch_size, args.ratios, args.round_times, args.learning_rates, args.seconds, args.seed
     )
-    screen = common.console()
+    screen, problem = common.console(), kimad_links.task(setting)
     seconds = len(kimad_links.methods(setting)) * len(args.learning_rates) * args.seconds
     waiting = screen.status(f"a server and {args.processes} workers, {seconds:.0f} s of training")
     with waiting if args.progress else nullcontext():
-        runs = over_processes(args, rate, args.processes + 1, partial(kimad_links.train, setting, rate), free=(0,))[0]
+        runs = over_processes(args, rate, args.processes + 1, partial(kimad_links.train, setting, problem, rate), free=(0,))[0]
     kimad_links.write(args.out / "kimad.csv", runs)
     best = kimad_links.best(runs)
     figures.save_figure(kimad_links.draw(setting, rate, best), args.out / "kimad.png")

@@ -34,9 +34,9 @@ def tabulate_collectives(result: Calibration, where: str) -> Table:
     for heading in ("l, µs", "Mbit/s", "x"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, line in result.lines.items():
-        table.add_row(name, COLLECTIVES[name].formula, *_numbers(line), _off(result, line, [name]))
+        table.add_row(name, *_numbers(line), _off(result, line, [name]))
     table.add_section()
-    table.add_row("all of them", "", *_numbers(result.switch), _off(result, result.switch, list(result.lines)))
+    table.add_row("all of them", *_numbers(result.switch), _off(result, result.switch, list(result.lines)))
     return table
 
 

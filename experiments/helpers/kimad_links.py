@@ -12,6 +12,7 @@ import optax
 from matplotlib.figure import Figure
 from rich.table import Table
 
+import dsgd
 from algorithms.kimad import processes
 from dsgd import problems, records
 from dsgd.machines.links import Rate
@@ -52,10 +53,14 @@ def methods(setting: Setting) -> dict[str, Method]:
     return adapting | {f"top {100 * ratio:g} %": Method((ratio,), setting.round_times[0]) for ratio in setting.ratios}
 
 
-def train(setting: Setting, rate: Rate) -> Runs | None:
-    """Called in every process: the server's histories. Each training begins at the same time of the rate's period."""
+def task(setting: Setting) -> dsgd.Problem:
+    """A network on digits; made before there are many processes, since the server is none of the workers."""
     model = problems.MLP(CLASSES, (setting.width,))
-    problem = problems.neural_network(model, workers=setting.processes, batch_size=setting.batch_size, seed=setting.seed)
+    return problems.neural_network(model, workers=setting.processes, batch_size=setting.batch_size, seed=setting.seed)
+
+
+def train(setting: Setting, problem: dsgd.Problem, rate: Rate) -> Runs | None:
+    """Called in every process: the server's histories. Each training begins at the same time of the rate's period."""
     runs: Runs = {}
     for name, method in methods(setting).items():
         for learning_rate in setting.learning_rates:

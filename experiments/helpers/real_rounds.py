@@ -112,25 +112,50 @@ class Calibration(NamedTuple):
         return cost.latencies * self.switch.alpha.value + cost.vectors * size * self.switch.beta.value
 
 
-def measure_all(sizes: Sequence[int], widths: Sequence[int], batch_size: int, repeats: int, longest: float) -> Found:
+class Tasks(NamedTuple):
+    """What is computed, made before there are many processes, so that each can compute alone, too.
+
+    Args:
+        networks: of one worker, and of all of them, by width.
+        few, many: logistic regression of one worker, and with `MORE` times as many samples.
+    """
+
+    networks: dict[int, tuple[dsgd.Problem, dsgd.Problem]]
+    few: dsgd.Problem
+    many: dsgd.Problem
+
+
+def tasks(widths: Sequence[int], N: int, batch_size: int) -> Tasks:
+    """On digits.
+
+    Args:
+        widths: of the networks' hidden layers.
+        N: workers.
+        batch_size: samples of each worker's gradient.
+    """
+
+    def network(width, workers):
+        return problems.neural_network(problems.MLP(CLASSES, (width,)), workers=workers, batch_size=batch_size)
+
+    few, many = (problems.logistic_regression(workers=1, batch_size=size) for size in (batch_size, MORE * batch_size))
+    return Tasks({width: (network(width, 1), network(width, N)) for width in widths}, few, many)
+
+
+def measure_all(work: Tasks, sizes: Sequence[int], repeats: int, longest: float) -> Found:
     """Called in every process, of which each is a worker.
 
     Args:
+        work: what is computed.
         sizes: of `collectives.measure`.
-        widths: of `measure`.
-        batch_size, repeats, longest: of both.
+        repeats, longest: of every measurement.
     """
     seconds = collectives.measure(sizes, repeats, longest)
-    rounds = measure(widths, batch_size, repeats, longest)
-    alone = workers.mesh([jax.local_devices()[0]])
-
-    def gradient(samples):
-        problem = problems.logistic_regression(workers=1, batch_size=samples)
-        return float(np.median(_round(METHODS["mb-sgd"], problem, alone, repeats, longest)[1]))
-
-    few, many = gradient(batch_size), gradient(MORE * batch_size)
-    per_sample = max(0.0, many - few) / ((MORE - 1) * batch_size)
-    return Found(seconds, rounds, max(0.0, few - batch_size * per_sample), per_sample)
+    rounds = measure(work, repeats, longest)
+    few, many = (_alone(problem, repeats, longest) for problem in (work.few, work.many))
+    assert work.few.batch_size is not None
+    samples = work.few.batch_size
+    per_sample = max(0.0, many - few) / ((MORE - 1) * samples)
+    return Found(seconds, rounds, max(0.0, few - samples * per_sample), per_sample)
 
 
 def explain(found: Found, N: int, seed: int) -> Calibration:
@@ -146,29 +171,33 @@ def explain(found: Found, N: int, seed: int) -> Calibration:
     return Calibration(N, found, lines, link_fits.switch(found.collectives, costs, seed))
 
 
-def measure(widths: Sequence[int], batch_size: int, repeats: int, longest: float) -> Rounds:
-    """Called in every process, of which each is a worker: of networks of these widths on digits.
+def measure(work: Tasks, repeats: int, longest: float) -> Rounds:
+    """Called in every process, of which each is a worker.
 
     Args:
-        widths: of the hidden layer.
-        batch_size: samples of each worker's gradient.
+        work: whose networks.
         repeats, longest: as of `collectives.timed`.
     """
     N = jax.process_count()
-    everybody, alone = nodes.mesh("calibrate", N), workers.mesh([jax.local_devices()[0]])
+    everybody = nodes.mesh("calibrate", N)
     found: Rounds = {}
-    for width in widths:
-        make = partial(problems.neural_network, problems.MLP(CLASSES, (width,)), batch_size=batch_size)
-        d = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(make(workers=1).init, jax.random.key(0))))
-        one = float(np.median(_round(METHODS["mb-sgd"], make(workers=1), alone, repeats, longest)[1]))
+    for width, (own, whole) in work.networks.items():
+        d = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(own.init, jax.random.key(0))))
+        one = _alone(own, repeats, longest)
         for name, method in METHODS.items():
             codec = 0.0
             if method.compressor is not None:
                 mine = break_even.codec_seconds(method.compressor, N, d, max(collectives.FEWEST, repeats // 3))
                 codec = max(0.0, float(nodes.gathered([[mine]]).mean()))
-            bits, seconds = _round(method, make(workers=N), everybody, repeats, longest)
+            bits, seconds = _round(method, whole, everybody, repeats, longest)
             found[name, width] = Parts(d, one, codec, bits, seconds)
     return found
+
+
+def _alone(problem: dsgd.Problem, repeats: int, longest: float) -> float:
+    """Seconds of one worker's gradient and step, while the other processes do the same."""
+    here = workers.mesh([jax.local_devices()[0]])
+    return float(np.median(_round(METHODS["mb-sgd"], problem, here, repeats, longest)[1]))
 
 
 def _round(method: Method, problem: dsgd.Problem, mesh: Mesh, repeats: int, longest: float) -> tuple[float, np.ndarray]:
