@@ -88,9 +88,7 @@ def train_processes(
     """
     N, processes = problem.workers, jax.process_count()
     if processes != N + 1:
-        raise ValueError(
-            f"train_processes: a problem of {N} workers in {processes} processes: need {N + 1}, of which the first is the server"
-        )
+        raise ValueError(f"train_processes: {N} workers in {processes} processes: need {N + 1}, of which the first is the server")
     budgets.need_times("train_processes", round_time, congestion)
     if not 0 < seconds < math.inf:
         raise ValueError(f"train_processes: seconds = {seconds:g}: need finite seconds > 0")

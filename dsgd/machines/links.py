@@ -23,7 +23,7 @@ from dsgd.machines import family
 from dsgd.machines.family import Site
 
 TOOLS = ("unshare", "nsenter", "ip", "tc")
-_QUEUE = 0.05  # seconds that what waits in a bucket's queue may take
+_QUEUE = 0.5  # seconds of its rate that may wait at a bucket: a lost packet would cost more than one that is late
 _BURST = 0.002  # seconds of its rate that a bucket holds
 _LEAST = 16_384  # bytes of bucket and queue at least: some packets
 _BOUND = 30.0  # seconds that a tool may take
