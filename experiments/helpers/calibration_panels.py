@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.helpers import figures, link_fits
-from experiments.helpers.calibration_tables import seconds_of
+from experiments.helpers.calibration_tables import seconds_of, short
 from experiments.helpers.real_rounds import METHODS, Calibration
 
 
@@ -27,9 +27,9 @@ def draw(result: Calibration, where: str) -> Figure:
     for axes in (left, right):
         axes.set(xscale="log", yscale="log")
         axes.legend(frameon=False, fontsize=9)
-    bandwidth = link_fits.BITS / 1e6 / result.switch.beta.value if result.switch.beta.value else np.inf
-    switch = f"latency {1e6 * result.switch.alpha.value:.3g} µs, {bandwidth:.3g} Mbit/s"
-    figures.title(sheet, f"{where}; lines: one switch, {switch}; points: measured medians, 95 % intervals over repeats")
+    latency, bandwidth = result.switch.alpha.times(1e6), result.switch.beta.inverse(link_fits.BITS / 1e6)
+    switch = f"latency {short(latency.value)} µs, {short(bandwidth.value)} Mbit/s"
+    figures.title(sheet, f"{where}\nlines: one switch, {switch}; points: measured medians, 95 % intervals over repeats")
     return sheet
 
 
