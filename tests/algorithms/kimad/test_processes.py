@@ -101,5 +101,5 @@ def test_refusals():
         Wire.of([2.0], 10)
     one, other = socket.socketpair()
     other.close()
-    with pytest.raises(OSError, match="a connection is gone"):
+    with one, pytest.raises(OSError, match="a connection is gone"):
         receive(one, Wire([0.5], 10))
