@@ -33,15 +33,15 @@ def of(job: Job) -> dict[str, str]:
         "problem": job.problem.name,
         "workers": str(plan.N),
         "batch_size": str(job.problem.batch_size),
-        "data": _digest((job.problem.data, job.problem.shared)),
+        "data": digest((job.problem.data, job.problem.shared)),
         "batches": _batches(job),
         "seeds": str(job.keys.shape[0] if plan.runs else None),
         "record_every": str(plan.record_every),
         "train_loss": str(plan.train_loss),
         "evaluate_every": str(plan.evaluate_every),
         "cluster": plan.cluster.name if plan.cluster else "None",
-        "key": _digest(job.keys),
-        "start": "None" if job.start is None else _digest(job.start),
+        "key": digest(job.keys),
+        "start": "None" if job.start is None else digest(job.start),
         "platform": plan.mesh.devices.flat[0].platform,
         "jax": jax.__version__,
         PROGRAM: _program(job),
@@ -94,7 +94,8 @@ def on_host(leaf: Any) -> np.ndarray:
     return np.asarray(jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf)
 
 
-def _digest(tree: PyTree) -> str:
+def digest(tree: PyTree) -> str:
+    """Of all leaves, with their names, types and shapes."""
     sha = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         array = on_host(leaf)
