@@ -47,7 +47,7 @@ class Args:
     batch_size: int = 16
     """Samples of one gradient."""
     learning_rate: float = 0.2
-    """Of asynchronous methods; synchronous ones, whose step is of N gradients, take N times as much."""
+    """Of a server's step with one gradient; of synchronous SGD (a step of N gradients) and AD-PSGD (of one of N models) N times it."""
     seconds: float = 10.0
     """Of each method, about: updates are as many as workers that only sleep make."""
     delay: float = 0.02
@@ -121,7 +121,8 @@ def methods(args: Args) -> dict[str, Method]:
         "staleness-aware": Method(partial(asynchronous, optimizer=step, staleness_aware=True), simulated(step)),
         several: Method(partial(asynchronous, optimizer=step, servers=args.servers), simulated(step, servers=args.servers)),
         "AD-PSGD": Method(
-            partial(on_ray.asynchronous_gossip_sgd, optimizer=step, topology=graph), algorithms.asynchronous_gossip_sgd(step, graph)
+            partial(on_ray.asynchronous_gossip_sgd, optimizer=together, topology=graph),
+            algorithms.asynchronous_gossip_sgd(together, graph),
         ),
     }
     if args.bound < args.workers - 1:
@@ -199,12 +200,11 @@ def tabulate(args: Args, found: dict[str, Measured]) -> Table:
     slower = f"{args.slow} of {args.workers} processes sleep {args.factor:g} times as long" if args.slow else f"{args.workers} processes"
     table = Table(
         title=f"{slower}; to loss {loss:.2g}",
-        caption="Real seconds. Staleness in updates, after the first tenth; predicted: simulated\non a cluster of the measured seconds."
-        " -: no prediction, nothing is stale.",
+        caption="Real seconds; staleness in updates, after the first tenth of them.\nsim.: simulated on a cluster of the measured seconds.",
     )
     table.add_column("method", no_wrap=True)
-    for heading in ("s to loss", "updates/s", "predicted", "staleness", "predicted", "max", "predicted"):
-        table.add_column(heading, justify="right", no_wrap=heading not in ("predicted",), max_width=9)
+    for heading in ("s to loss", "updates/s", "sim.", "staleness", "sim.", "max", "sim."):
+        table.add_column(heading, justify="right", no_wrap=True)
     for name, one in found.items():
         history = one.trained.history
         at = common.first_reaching(history["loss"][None], loss)

@@ -178,14 +178,16 @@ def _train(
             for p, part in enumerate(parted(params, P)):
                 own = rules._replace(folder=_folder(checkpoint, p), about=_about(name, problem, rules, key, p))
                 actors.append(actor(ray, Server, part, own, N, restarts=restarts if checkpoint else 0))
-            crew = Crew(
-                ray,
-                lambda worker: actor(ray, Worker, worker, task(worker), patience),
-                lambda worker, made, life: made.run.remote(actors, life),
-                N,
-                restarts,
-            )
-            _run(ray, name, actors, crew, patience)
+            there = _restored(ray, actors, patience) if checkpoint else [_NOTHING] * P
+            if any(news.version < rules.steps for news in there):
+                crew = Crew(
+                    ray,
+                    lambda worker: actor(ray, Worker, worker, task(worker), patience),
+                    lambda worker, made, life: made.run.remote(actors, life),
+                    N,
+                    restarts,
+                )
+                _run(ray, name, actors, crew, [news.era for news in there], patience)
             parts = ray.get([each.history.remote() for each in actors], timeout=patience)
         finally:
             ended(ray, actors)
@@ -215,12 +217,23 @@ def _about(name: str, problem: Problem, rules: Rules, key: jax.Array, p: int) ->
     }
 
 
-def _run(ray: Any, name: str, servers: list[Any], crew: Crew, patience: float) -> None:
-    """Until all servers have enough."""
+_NOTHING = News(0, 0, True, 0.0)  # of a server without a checkpoint
+
+
+def _restored(ray: Any, servers: list[Any], patience: float) -> list[News]:
+    """How far their checkpoints are.
+
+    Raises:
+        ValueError: they are of another run.
+    """
     try:
-        eras = [news.era for news in ray.get([server.restore.remote() for server in servers], timeout=patience)]
+        return ray.get([server.restore.remote() for server in servers], timeout=patience)
     except ray.exceptions.RayTaskError as error:
         raise error.cause from error
+
+
+def _run(ray: Any, name: str, servers: list[Any], crew: Crew, eras: list[int], patience: float) -> None:
+    """Until all servers have enough."""
     crew.start(patience)
     _tell(ray, servers, crew, patience)
     ray.get([server.begin.remote() for server in servers], timeout=patience)
