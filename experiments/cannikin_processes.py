@@ -1,6 +1,6 @@
 """Cannikin on the real clock: processes of this machine, made unequal, whose model says how long a split takes that it has not seen.
 
-    python -m experiments.cannikin_processes --competitors 0 1
+    python -m experiments.cannikin_processes --competitors 0 2
 
 Each process is kept on a core; on some of these others compute all the time, so that the process has a share of it only. A network on
 digits is trained; the processes measure what they do. From an epoch of equal parts and one of equation 8's the cluster's model is learned:
@@ -28,7 +28,7 @@ from experiments.helpers.real_cluster import LEARNED, WARM, Judged, Setting, Tri
 class Args:
     """Measures how well a model learned on the real clock predicts, in real processes, which are started and ended here."""
 
-    competitors: tuple[int, ...] = (0, 1)
+    competitors: tuple[int, ...] = (0, 2)
     """On the core of each process, how many others always compute there; as many processes as numbers. With more processes than cores
     some share one, and are faster while the others wait: which no model here knows."""
     nice: int = 0
