@@ -216,7 +216,7 @@ def _held_out(test: tuple[Any, Any] | None, metrics: dict[str, Callable] | None,
     for what, mine, theirs in zip(("inputs", "targets"), held_out, data, strict=True):
         one, other = (jax.tree.map(lambda leaf: leaf[0], leaves) for leaves in (mine, theirs))
         protocol.same(f"test: {what} of a sample", one, other)
-    return on_device(*held_out, np.ones(len(jax.tree.leaves(held_out)[0])))
+    return on_device(*held_out)
 
 
 def _need_per_sample(name: str, loss: MeanLoss, metrics: Metrics, params: PyTree, rows: Examples) -> None:

@@ -1,0 +1,176 @@
+"""Whether the other processes are still there: each shows that it lives, and looks at the others, in a thread of its own."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+from jax._src import distributed  # as in `agreement`
+
+_ALIVE, _ENDED = "dsgd/alive/", "ended"
+_HEARD = 3.0  # seconds in which a process that fails is heard by the others: with process 0, all that was said is gone
+_LOOKS = 20  # in the time after which a silent process is lost
+_SOONER = 4  # of it, the part after which one is, where a connection broke
+_GRACE = 3  # looks, after which a process that does not notice by itself that another is lost is ended
+STATUS = os.EX_TEMPFAIL  # with which a process ends that lost another: the same command goes on from the last checkpoint
+
+
+class Lost(ConnectionError):
+    """Another process of the run ended, or nothing was heard of it for too long; the message says which one."""
+
+
+class _Watch:
+    """What one process knows of the others."""
+
+    def __init__(self, client: Any, index: int, names: list[str], lost_after: float) -> None:
+        self.client, self.index, self.names, self.lost_after = client, index, names, lost_after
+        self.lost: str | None = None  # why the run cannot go on
+        self.doing: str | None = None  # of which all others are a part
+        self.noticed = False
+        self.ended = threading.Event()
+        self._seen = {i: ("", time.monotonic()) for i in range(len(names)) if i != index}
+        self.thread = threading.Thread(target=self._look, daemon=True, name="dsgd-watch")
+        self.thread.start()
+
+    def who(self, i: int) -> str:
+        """A process, for people."""
+        return f"process {i} of {len(self.names)} ({self.names[i]})"
+
+    def say(self, words: str) -> None:
+        """What the others see of this process."""
+        self.client.key_value_set(f"{_ALIVE}{self.index}", words, allow_overwrite=True)
+
+    def look(self) -> None:
+        """Shows that this one lives, and sees who does."""
+        now = time.monotonic()
+        there = {int(key.rpartition("/")[2]): words for key, words in self.client.key_value_dir_get(_ALIVE)}
+        for i, (before, since) in self._seen.items():
+            words = there.get(i, "")
+            if words != before:
+                self._seen[i] = (words, now)
+            self._judge(i, words, now - (now if words != before else since))
+
+    def words(self, i: int) -> str:
+        """What another process last said."""
+        return self._seen[i][0]
+
+    def running(self) -> bool:
+        """Whether any other process has not said that it ends."""
+        return not all(words.startswith(_ENDED) for words, _ in self._seen.values())
+
+    def silence(self) -> float:
+        """Seconds since one of the others was heard of, of whom that is longest."""
+        return max((time.monotonic() - since for words, since in self._seen.values() if not words.startswith(_ENDED)), default=0.0)
+
+    def silent(self) -> str:
+        """Who that is, for people."""
+        i = min(self._seen, key=lambda i: self._seen[i][1] if not self.words(i).startswith(_ENDED) else math.inf)
+        return f"{self.who(i)} is lost: the connection broke, and it was last heard of {self.silence():.1f} s ago"
+
+    def _judge(self, i: int, words: str, silence: float) -> None:
+        ended, _, why = words.partition(": ")
+        if ended == _ENDED and why:
+            self.lost = self.lost or f"{self.who(i)} ended: {why}"
+        elif silence > self.lost_after and ended != _ENDED:
+            self.lost = self.lost or f"{self.who(i)} was not heard of for {self.lost_after:g} s: it was killed, or cannot be reached"
+        elif silence > self.lost_after and self.doing:
+            self.lost = self.lost or f"{self.who(i)} has ended, without its part of {self.doing}"
+
+    def _look(self) -> None:
+        beats, since_lost = 0, 0
+        while not self.ended.wait(self.lost_after / _LOOKS):
+            beats += 1
+            try:
+                self.say(str(beats))
+                self.look()
+            except jax.errors.JaxRuntimeError:
+                self.lost = self.lost or f"{self.who(0)}, which coordinates, cannot be reached"
+            since_lost = since_lost + 1 if self.lost and self.doing and not self.noticed else 0
+            if since_lost > _GRACE:  # in a collective, which nothing ends
+                leave_at_once(f"Error: {self.lost} (in {self.doing})")
+
+
+_watch: _Watch | None = None
+
+
+def begin(client: Any, index: int, names: list[str], lost_after: float) -> None:
+    """From now on this process is heard of, and hears of the others.
+
+    Args:
+        client: of JAX's coordination service.
+        index: of this process.
+        names: of all, for people.
+        lost_after: seconds of silence after which a process is lost.
+    """
+    global _watch  # noqa: PLW0603 (of the process, as JAX's own runtime)
+    _watch = _Watch(client, index, names, lost_after)
+
+
+@contextmanager
+def within(name: str) -> Iterator[None]:
+    """A block of which all processes are a part: it cannot go on without one of them."""
+    if _watch is None:
+        yield
+        return
+    before, _watch.doing = _watch.doing, name
+    try:
+        yield
+    finally:
+        _watch.doing = before
+
+
+def need_all() -> None:
+    """Raises `Lost` where another process is."""
+    if _watch and _watch.lost:
+        _watch.noticed = True
+        raise Lost(_watch.lost)
+
+
+def who_broke(what: str) -> Lost:
+    """Which process it was, for whose loss a collective failed: who ended, or has been silent for a while since; that is waited for."""
+    if _watch is None:
+        return Lost(f"{what}: another process was lost")
+    _watch.noticed = True
+    while not _watch.lost and _watch.silence() < _watch.lost_after / _SOONER and _watch.running():
+        time.sleep(0.02)
+    return Lost(_watch.lost or _watch.silent())
+
+
+def end(why: str = "") -> bool:
+    """Tells the others that this process ends: in order, or why; and waits for them: where it is in order, until they have ended, too.
+
+    Returns:
+        Whether process 0 has said the same, and this is another one.
+    """
+    global _watch
+    watch, _watch = _watch, None
+    if watch is None:
+        return False
+    watch.ended.set()
+    watch.thread.join()
+    limit = time.monotonic() + min(watch.lost_after, _HEARD)
+    said = f"{_ENDED}: {why}" if why else _ENDED
+    try:
+        watch.say(said)
+        while not (why and time.monotonic() > limit) and (why or not watch.lost) and watch.running():
+            watch.look()
+            time.sleep(watch.lost_after / _LOOKS / 5)
+    except jax.errors.JaxRuntimeError:
+        watch.lost = watch.lost or "the coordinator is gone"
+    if why or watch.lost:
+        distributed.global_state.client = None  # its orderly end would wait for those who are gone
+    return bool(why) and watch.index > 0 and watch.words(0) == said
+
+
+def leave_at_once(words: str) -> None:
+    """The end of this process, from any thread."""
+    sys.stdout.flush()
+    os.write(2, f"{words}\n".encode())
+    os._exit(STATUS)
