@@ -9,10 +9,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-from jax._src import distributed  # as in `agreement`
 
 _ALIVE, _ENDED = "dsgd/alive/", "ended"
 _HEARD = 3.0  # seconds in which a process that fails is heard by the others: with process 0, all that was said is gone
@@ -143,16 +142,19 @@ def who_broke(what: str) -> Lost:
     return Lost(_watch.lost or _watch.silent())
 
 
-def end(why: str = "") -> bool:
-    """Tells the others that this process ends: in order, or why; and waits for them: where it is in order, until they have ended, too.
+class Ended(NamedTuple):
+    """How a process leaves the others: whether it must not wait for them, and whether process 0, another one, has said the same."""
 
-    Returns:
-        Whether process 0 has said the same, and this is another one.
-    """
+    broken: bool = False
+    said: bool = False
+
+
+def end(why: str = "") -> Ended:
+    """Tells the others that this process ends: in order, or why; and waits for them: where it is in order, until they have ended, too."""
     global _watch
     watch, _watch = _watch, None
     if watch is None:
-        return False
+        return Ended()
     watch.ended.set()
     watch.thread.join()
     limit = time.monotonic() + min(watch.lost_after, _HEARD)
@@ -164,13 +166,12 @@ def end(why: str = "") -> bool:
             time.sleep(watch.lost_after / _LOOKS / 5)
     except jax.errors.JaxRuntimeError:
         watch.lost = watch.lost or "the coordinator is gone"
-    if why or watch.lost:
-        distributed.global_state.client = None  # its orderly end would wait for those who are gone
-    return bool(why) and watch.index > 0 and watch.words(0) == said
+    return Ended(bool(why or watch.lost), bool(why) and watch.index > 0 and watch.words(0) == said)
 
 
-def leave_at_once(words: str) -> None:
-    """The end of this process, from any thread."""
-    sys.stdout.flush()
-    os.write(2, f"{words}\n".encode())
-    os._exit(STATUS)
+def leave_at_once(words: str = "", status: int = STATUS) -> None:
+    """The end of this process, from any thread: in JAX's orderly end it would wait for those who are gone."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os.write(2, f"{words}\n".encode() if words else b"")
+    os._exit(status)
