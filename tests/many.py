@@ -245,9 +245,9 @@ def four() -> dict[str, Any]:
 ROUNDS, EVERY = 400, 10  # of the run that is killed again and again
 
 
-def killed(folder: Path, port: int, i: int, victim: int, at: int, lost_after: float) -> None:
-    """One of two processes of a run that saves itself after every chunk; the victim is killed when it has read round `at`, the other ends
-    by itself. For processes that were forked: the function does not return."""
+def killed(folder: Path, port: int, i: int, victim: int, at: int, by: int, lost_after: float) -> None:
+    """One of two processes of a run that saves itself after every chunk; the victim gets a signal when it has read round `at`, the other
+    ends by itself. For processes that were forked: the function does not return."""
     with (folder / f"{i}.log").open("a") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
@@ -261,7 +261,7 @@ def killed(folder: Path, port: int, i: int, victim: int, at: int, lost_after: fl
         def noticed(self, done, loss):
             update(self, done, loss)
             if i == victim and done >= at:
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), by)
 
         progress.Progress.update = noticed
         options = {"key": jax.random.key(0), "record_every": EVERY, "checkpoint": folder / "run"}
@@ -278,10 +278,10 @@ def killed(folder: Path, port: int, i: int, victim: int, at: int, lost_after: fl
 def nursery(folder: Path, lost_after: float) -> None:
     """Forks pairs of them, one after the other, until none is killed: what they have imported, they need not import again.
 
-    Each line of input has the victim, and the round; the statuses of both, and the seconds that they took, are each line of output.
+    A line of input has the victim, the round and the signal; a line of output the statuses of both, and the seconds that they took.
     """
     for line in sys.stdin:
-        victim, at = map(int, line.split())
+        victim, at, by = map(int, line.split())
         with socket.socket() as held:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             held.bind(("127.0.0.1", 0))
@@ -289,7 +289,11 @@ def nursery(folder: Path, lost_after: float) -> None:
             children = {}
             for i in range(2):
                 if (child := os.fork()) == 0:
-                    killed(folder, held.getsockname()[1], i, victim, at, lost_after)
+                    killed(folder, held.getsockname()[1], i, victim, at, by, lost_after)
                 children[i] = child
-            statuses = [os.waitstatus_to_exitcode(os.waitpid(children[i], 0)[1]) for i in range(2)]
-        print(json.dumps([*statuses, time.monotonic() - began]), flush=True)
+            statuses = {}
+            for i in sorted(children, key=lambda i: i == victim):
+                if i == victim and by == signal.SIGSTOP:
+                    os.kill(children[i], signal.SIGKILL)
+                statuses[i] = os.waitstatus_to_exitcode(os.waitpid(children[i], 0)[1])
+        print(json.dumps([statuses[0], statuses[1], time.monotonic() - began]), flush=True)
