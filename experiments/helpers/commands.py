@@ -112,9 +112,9 @@ def launch(main: Callable[[Any], Any], args: Any, machines: Machines = Machines(
 
 
 def _end(words: str, status: int, error: BaseException) -> None:
-    """The script's end, for people, and for the other processes; what process 0 says, the others need not say again."""
-    if not runtime.leave(words):
-        print(words, file=sys.stderr)
+    """The script's end, for people and for other processes."""
+    runtime.leave(words, status)
+    print(words, file=sys.stderr)
     raise SystemExit(status) from error
 
 
