@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[1]
         "docs/cannikin.md",
         "docs/calibrate.md",
         "docs/clock.md",
+        "docs/machines.md",
         "docs/runs.md",
         "docs/theory.md",
     ],

@@ -49,7 +49,7 @@ COUNTS = ("workers", "batch_size", "steps", "exact_steps", "rounds", "seeds", "r
 COUNTS += ("fixed_steps", "longest_run", "run_workers", "micro_batches", "layers", "choices", "resolutions", "worker_counts", "epochs")
 COUNTS += ("iterations", "processes", "nodes", "candidates", "width", "context")
 COUNTS += ("corrected_workers", "local_workers", "local_batch_size", "local_steps", "server")
-COUNTS += ("simulated_workers", "trained_workers", "accumulations", "widths")
+COUNTS += ("simulated_workers", "trained_workers", "accumulations", "servers", "widths")
 POSITIVE = ("learning_rates", "exact_learning_rate", "target", "bandwidth", "seconds", "alpha", "alphas", "factor")
 POSITIVE += ("communication_times", "learning_rate", "round_times", "period", "periods", "interval", "mean")
 POSITIVE += ("sgd_learning_rate", "local_step", "micro_batch", "longest")
@@ -144,9 +144,9 @@ def on_cluster(args: Any) -> Any:
 
 
 def _end(words: str, status: int, error: BaseException) -> None:
-    """The script's end, for people, and for the other processes; what process 0 says, the others need not say again."""
-    if not runtime.leave(words):
-        print(words, file=sys.stderr)
+    """The script's end, for people and for other processes."""
+    runtime.leave(words, status)
+    print(words, file=sys.stderr)
     raise SystemExit(status) from error
 
 
