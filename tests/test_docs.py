@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
         "docs/compression.md",
         "docs/decentralized.md",
         "docs/cannikin.md",
+        "docs/asynchrony_on_ray.md",
         "docs/clock.md",
         "docs/runs.md",
         "docs/theory.md",
