@@ -19,7 +19,10 @@ from dsgd.base import (
 from dsgd.contract.check import check
 from dsgd.engine import cache
 from dsgd.graphs.topology import Topology
+from dsgd.machines.agreement import Elsewhere
 from dsgd.machines.family import loopback
+from dsgd.machines.runtime import join
+from dsgd.machines.watch import Lost
 from dsgd.runs.driver import compile_round, run
 from dsgd.runs.feed import Batches
 from dsgd.runs.history import Diverged, evaluated
@@ -35,9 +38,11 @@ __all__ = [
     "Compressor",
     "Constants",
     "Diverged",
+    "Elsewhere",
     "Gradients",
     "Info",
     "Interrupted",
+    "Lost",
     "Measured",
     "Pattern",
     "Problem",
@@ -56,6 +61,7 @@ __all__ = [
     "compressors",
     "counts",
     "evaluated",
+    "join",
     "loopback",
     "network",
     "problems",

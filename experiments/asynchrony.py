@@ -18,7 +18,6 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import optax
-import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
@@ -286,4 +285,4 @@ def draw_saturation(panels: np.ndarray, full: Saturation, point: float) -> None:
 
 
 if __name__ == "__main__":
-    commands.launch(main, tyro.cli(Args))
+    commands.run(main, Args)

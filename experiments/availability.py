@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import optax
-import tyro
 from matplotlib.figure import Figure
 from rich.table import Table
 
@@ -225,4 +224,4 @@ def draw(args: Args, histories: dict[Case, dict[str, np.ndarray]]) -> Figure:
 
 
 if __name__ == "__main__":
-    commands.launch(main, tyro.cli(Args))
+    commands.run(main, Args)

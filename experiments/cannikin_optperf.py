@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import tyro
 
 from algorithms import cannikin, minibatch_sgd
 from dsgd import problems, records
@@ -176,4 +175,4 @@ def write_epochs(path: Path, epochs: dict[str, np.ndarray]) -> None:
 
 
 if __name__ == "__main__":
-    commands.launch(main, tyro.cli(Args))
+    commands.run(main, Args)

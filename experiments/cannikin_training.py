@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Literal
 
 import jax
-import tyro
 
 from dsgd import records
 from experiments.helpers import cannikin_race, cannikin_race_panels, cannikin_race_tables, commands, common, figures
@@ -95,4 +94,4 @@ def write(path: Path, found: dict[str, tuple[Setting, Runs]]) -> None:
 
 
 if __name__ == "__main__":
-    commands.launch(main, tyro.cli(Args))
+    commands.run(main, Args)

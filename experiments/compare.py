@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import numpy as np
 import optax
-import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -235,4 +234,4 @@ def name_ends(axes: Axes) -> None:
 
 
 if __name__ == "__main__":
-    commands.launch(main, tyro.cli(Args))
+    commands.run(main, Args)

@@ -16,7 +16,6 @@ from typing import Literal, NamedTuple
 import jax
 import numpy as np
 import optax
-import tyro
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from rich.table import Table
@@ -283,4 +282,4 @@ def curve(outcome: common.Tuned | None, what: str) -> tuple[np.ndarray, np.ndarr
 
 
 if __name__ == "__main__":
-    commands.launch(main, tyro.cli(Args))
+    commands.run(main, Args)

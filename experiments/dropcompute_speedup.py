@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import tyro
 from matplotlib.figure import Figure
 
 from algorithms import dropcompute
@@ -211,4 +210,4 @@ def growing(setting: Setting, of: Sampled) -> tuple[dict[str, np.ndarray], dict[
 
 
 if __name__ == "__main__":
-    commands.launch(main, tyro.cli(Args))
+    commands.run(main, Args)

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
-import tyro
 from matplotlib.figure import Figure
 
 from dsgd import problems, records
@@ -221,4 +220,4 @@ def save(args: Args, sheet: Figure, name: str) -> None:
 
 
 if __name__ == "__main__":
-    commands.launch(main, tyro.cli(Args))
+    commands.run(main, Args)

@@ -16,7 +16,6 @@ from typing import Any, Literal
 import jax
 import numpy as np
 import optax
-import tyro
 from matplotlib.figure import Figure
 from rich.table import Table
 
@@ -224,4 +223,4 @@ def draw(
 
 
 if __name__ == "__main__":
-    commands.launch(main, tyro.cli(Args))
+    commands.run(main, Args)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
-import tyro
 
 from dsgd import records
 from experiments.helpers import commands, common, figures, kimad_panels, kimad_tables
@@ -127,4 +126,4 @@ def train(args: Args, setting: Setting, others: list[Setting]) -> Iterator[tuple
 
 
 if __name__ == "__main__":
-    commands.launch(main, tyro.cli(Args))
+    commands.run(main, Args)

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import optax
-import tyro
 from matplotlib.figure import Figure
 from rich.table import Table
 
@@ -257,4 +256,4 @@ def draw(args: Args, tuned: Histories) -> Figure:
 
 
 if __name__ == "__main__":
-    commands.launch(main, tyro.cli(Args))
+    commands.run(main, Args)

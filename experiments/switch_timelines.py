@@ -16,7 +16,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple, get_args
 
-import tyro
 from matplotlib.figure import Figure
 from rich.table import Table
 
@@ -239,4 +238,4 @@ def draw(args: Args, pictures: Sequence[Panel]) -> Figure:
 
 
 if __name__ == "__main__":
-    commands.launch(main, tyro.cli(Args))
+    commands.run(main, Args)

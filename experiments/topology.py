@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 import optax
-import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Group
@@ -219,4 +218,4 @@ def curves(row: Iterable[Axes], runs: dict[str, dict[str, np.ndarray]], what: st
 
 
 if __name__ == "__main__":
-    commands.launch(main, tyro.cli(Args))
+    commands.run(main, Args)

@@ -8,9 +8,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dsgd import checks, workers
@@ -19,6 +18,7 @@ from dsgd.clusters import Cluster
 from dsgd.contract import elsewhere
 from dsgd.engine import loop, programs, protocol
 from dsgd.findings import Finding, Findings
+from dsgd.machines import agreement, arrays
 from dsgd.runs import driver, plans
 from dsgd.wire import counts
 
@@ -36,7 +36,8 @@ def check(algorithm: Algorithm, problem: Problem, *, key: Key | None = None, clu
     one device and several give the same, and every device the same `State.server`; and that the bits that it tells are those that its
     compiled round sends where each worker has a device of its own.
 
-    Several devices are those of the process; where it has too few, another process simulates them on the CPU (seconds).
+    Several devices are those of the process, or of all processes of a run, which then all call it; where there are too few, another process
+    simulates them on the CPU (seconds).
 
     Args:
         algorithm: any, registered or not.
@@ -50,7 +51,13 @@ def check(algorithm: Algorithm, problem: Problem, *, key: Key | None = None, clu
     Raises:
         ValueError: no method, no problem, or the two do not fit.
     """
-    key = jax.random.key(0) if key is None else key
+    with agreement.together("check"):
+        return _findings(algorithm, problem, jax.random.key(0) if key is None else key, cluster)
+
+
+def _findings(algorithm: Algorithm, problem: Problem, key: jax.Array, cluster: Cluster | None) -> Findings:
+    """As `check`; what is looked at on one device, each process looks at."""
+    problem = problem._replace(data=jax.tree.map(arrays.on_host, problem.data)) if agreement.count() > 1 else problem
     plans.check_runnable(algorithm, problem, key, cluster)
     steps = min(max(STEPS[0], 2 * period(algorithm)), STEPS[1])
     findings, case = [_parameters(algorithm)], Case(algorithm, problem, cluster)
@@ -74,9 +81,14 @@ class Case(NamedTuple):
         """As `dsgd.run`."""
         return driver.run(self.algorithm, self.problem, cluster=self.cluster, **options)
 
-    def plan(self, devices: int) -> loop.Plan:
-        """Of rounds on so many devices."""
-        return plans.make_plan(plans.Always(self.algorithm), self.problem, devices, runs=0, size=1, record_every=1, cluster=self.cluster)
+    def plan(self, mesh: Mesh | int) -> loop.Plan:
+        """Of rounds there."""
+        return plans.make_plan(plans.Always(self.algorithm), self.problem, mesh, runs=0, size=1, record_every=1, cluster=self.cluster)
+
+
+def one() -> Mesh:
+    """A device of this process."""
+    return workers.mesh(jax.local_devices()[:1])
 
 
 def period(algorithm: Algorithm) -> int:
@@ -109,11 +121,11 @@ def _alone(case: Case, key: jax.Array, steps: int) -> list[Finding]:
     """What `run` refuses, it names: the shapes and types of all that members return. Then a run of the method made anew, as by a cell of a
     notebook that runs twice: it is traced again, must lower to the same programs, and give the same bits."""
     algorithm = case.algorithm
-    first = case.run(steps=steps, key=key, mesh=1)
+    first = case.run(steps=steps, key=key, mesh=one())
     protocol.need_counted(algorithm.name, first.state.step, steps)
     before = programs.compiled()
     anew = algorithm._replace(update=partial(algorithm.update))  # another object
-    second = case._replace(algorithm=anew).run(steps=steps, key=key, mesh=1)
+    second = case._replace(algorithm=anew).run(steps=steps, key=key, mesh=one())
     compiled = programs.compiled() - before
     differ = _different(first, second, 0, 0)
     more = f"made anew it is another: {compiled} programs compiled" if compiled else "made anew, it compiles nothing"
@@ -125,8 +137,8 @@ def _alone(case: Case, key: jax.Array, steps: int) -> list[Finding]:
 
 
 def _seeds(case: Case, key: jax.Array, steps: int) -> Finding:
-    together = case.run(steps=steps, key=key, seeds=2, mesh=1)
-    alone = case.run(steps=steps, key=jax.random.split(key, 2)[1], mesh=1)
+    together = case.run(steps=steps, key=key, seeds=2, mesh=one())
+    alone = case.run(steps=steps, key=jax.random.split(key, 2)[1], mesh=one())
     last = jax.tree.map(lambda leaf: leaf[1], together.state)
     history = {name: values if name == "step" else values[1] for name, values in together.history.items()}
     differ = _different(alone, Result(last, history, together.params))
@@ -136,7 +148,7 @@ def _seeds(case: Case, key: jax.Array, steps: int) -> Finding:
 
 def _types(case: Case, key: jax.Array) -> Finding:
     """Traced only: members that leave float32 behind are refused by the protocol."""
-    problem, plan = case.problem, case.plan(1)
+    problem, plan = case.problem, case.plan(one())
     state = jax.eval_shape(lambda: protocol.held(case.algorithm, problem, plan.N).init(problem.init(key), plan.N))
     with jax.enable_x64(True):
         jax.eval_shape(lambda state: loop.one_round(plan, state, key, problem.data), state)
@@ -148,7 +160,7 @@ def _everywhere(case: Case, key: jax.Array, steps: int) -> list[Finding]:
     wanted = max(devices_of(case.problem.workers))
     if wanted == 1:
         return [Finding("devices", None, f"{case.problem.workers} workers cannot be spread evenly over 2 to {DEVICES} devices")]
-    if len(jax.devices()) >= wanted:
+    if len(jax.devices()) >= wanted and all(D % jax.process_count() == 0 for D in devices_of(case.problem.workers) if D > 1):
         return on_devices(case, key, steps)
     try:
         return elsewhere.call(wanted, on_devices, case, key, steps)
@@ -163,8 +175,8 @@ def devices_of(N: int) -> list[int]:
 
 
 def on_devices(case: Case, key: jax.Array, steps: int) -> list[Finding]:
-    """What is to be found on several devices, all of which this process has."""
-    alone = case.run(steps=steps, key=key, mesh=1)
+    """What is to be found on several devices, of this process or of all of a run."""
+    alone = case.run(steps=steps, key=key, mesh=one())
     N = case.problem.workers
     several = [D for D in devices_of(N) if D > 1]
     findings: list[Finding] = []
@@ -188,6 +200,8 @@ def _as_alone(case: Case, key: jax.Array, steps: int, D: int, alone: Result) -> 
 
 def _equal_everywhere(leaf: jax.Array) -> bool:
     first, *others = (np.asarray(shard.data) for shard in leaf.addressable_shards)
+    if not leaf.is_fully_addressable and len({*agreement.exchange(arrays.row_digest(first))}) > 1:
+        return False
     return all(np.array_equal(first, other, equal_nan=np.issubdtype(first.dtype, np.inexact)) for other in others)
 
 
@@ -217,12 +231,12 @@ def _told(case: Case, key: jax.Array) -> tuple[jax.stages.Compiled, np.ndarray]:
         return state, info.bits_up
 
     carry = programs.call(loop.start, plan, {}, key)
-    arguments = key, jax.device_put(problem.data, NamedSharding(plan.mesh, P(workers.AXIS)))
+    arguments = key, arrays.place(problem.data, NamedSharding(plan.mesh, P(workers.AXIS)))
     program = jax.jit(one_round).lower(carry.state, *arguments).compile()
     state, told = carry.state, []
     for _ in range(min(period(case.algorithm), STEPS[1])):
         state, bits = program(state, *arguments)
-        told.append(counts.to_int(np.asarray(bits)))
+        told.append(counts.to_int(arrays.on_host(bits)))
     return program, np.array(told, float)
 
 
@@ -243,8 +257,6 @@ def _differences(one: Result, other: Result, relative: float, absolute: float) -
 
 
 def _close(one: Any, other: Any, relative: float, absolute: float) -> bool:
-    if jnp.issubdtype(jnp.result_type(one), jax.dtypes.prng_key):
-        one, other = jax.random.key_data(one), jax.random.key_data(other)
-    a, b = (np.asarray(x).astype(float) for x in (one, other))
+    a, b = (arrays.on_host(x).astype(float) for x in (one, other))
     scale = max(1.0, float(np.max(np.abs(a), initial=0, where=np.isfinite(a))))
     return a.shape == b.shape and np.allclose(a, b, rtol=relative, atol=absolute * scale, equal_nan=True)

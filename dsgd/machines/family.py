@@ -5,7 +5,6 @@ They live and die together: where one fails, or the one that started them ends, 
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import socket
@@ -17,17 +16,16 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from dsgd import checks
 from dsgd.contract import elsewhere
+from dsgd.machines import agreement, runtime
 
 HOST = "127.0.0.1"
 _LOOK = 0.02  # seconds between two looks at the processes
+_TOGETHER = 600.0  # seconds in which all have joined: on a busy machine they begin far apart
 _JOIN = f"import sys; from {__name__} import join; join(*sys.argv[1:])"
 
 
@@ -44,7 +42,7 @@ def loopback(processes: int, function: Callable[[], Any], *, timeout: float = 60
         What each gives, in the order of their indices; it is pickled, too. What they print is only looked at where one fails.
 
     Raises:
-        ValueError: no processes, or no time; what cannot be pickled.
+        ValueError: no processes, or no time; what cannot be pickled; this process is itself one of many.
         ChildProcessError: one failed or was killed, or time is over; it says which and why. The others are killed.
     """
     import cloudpickle  # noqa: PLC0415 (only who starts processes needs it)
@@ -52,6 +50,8 @@ def loopback(processes: int, function: Callable[[], Any], *, timeout: float = 60
     count = checks.positive_int("loopback: processes", processes)
     if not timeout > 0:
         raise ValueError(f"loopback: timeout = {timeout:g}: need seconds > 0")
+    if not agreement.alone():
+        raise ValueError(f"loopback: this is process {agreement.index()} of {agreement.count()}: need one process, which starts the others")
     try:
         sent = cloudpickle.dumps(function)
     except Exception as error:  # anything may be what cannot be pickled
@@ -123,26 +123,16 @@ def join(where: str, *numbers: str) -> None:
     import cloudpickle  # noqa: PLC0415
 
     folder, (index, count, port) = Path(where), map(int, numbers)
-    address = f"{HOST}:{port}"
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    _listen_on_loopback()
     try:
-        jax.distributed.initialize(address, count, index, coordinator_bind_address=address)
+        runtime.join(f"{HOST}:{port}", count, index, timeout=_TOGETHER)
         result = cloudpickle.dumps(cloudpickle.loads((folder / "function").read_bytes())())
     except Exception as error:
         traceback.print_exc()
         print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         os._exit(1)  # at once: an orderly end would wait for the others
     (folder / f"{index}.result").write_bytes(result)
-    jax.distributed.shutdown()
 
 
 def _end_with_parent() -> None:
     os.read(sys.stdin.fileno(), 1)  # until it ends: nothing is ever written
     os._exit(1)
-
-
-def _listen_on_loopback() -> None:
-    """gloo listens where the machine's name leads to, which may be another address, or none; JAX has no option for it."""
-    made: Any = importlib.import_module("jaxlib._jax")
-    made.make_gloo_tcp_collectives = partial(made.make_gloo_tcp_collectives, hostname=HOST)

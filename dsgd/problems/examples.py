@@ -13,6 +13,7 @@ from jax.tree_util import keystr, tree_leaves_with_path
 
 from dsgd import checks
 from dsgd.base import PyTree
+from dsgd.machines.arrays import by_worker
 
 
 class Examples(NamedTuple):
@@ -80,19 +81,24 @@ def pad(inputs: PyTree, targets: PyTree, parts: list[np.ndarray]) -> Examples:
     longest = max(len(part) for part in parts)
     index = np.stack([np.pad(part, (0, longest - len(part)), mode="edge") for part in parts])
     real = np.arange(longest)[None, :] < np.array([len(part) for part in parts])[:, None]
-    inputs, targets = jax.tree.map(lambda leaf: leaf[index], (inputs, targets))
-    return on_device(inputs, targets, real)
+
+    def stacked(leaf: np.ndarray) -> jax.Array:
+        return by_worker(lambda some: converted(leaf[index[some]]), len(parts))
+
+    weights = by_worker(lambda some: real[some].astype(jnp.result_type(float)), len(parts))
+    inputs, targets = jax.tree.map(stacked, (inputs, targets))
+    return Examples(inputs, targets, weights)
 
 
-def on_device(inputs: PyTree, targets: PyTree, weights: np.ndarray) -> Examples:
-    """Of numpy arrays: real numbers in JAX's default type, integers as they are."""
-    kind = jnp.result_type(float)
+def on_device(inputs: PyTree, targets: PyTree) -> Examples:
+    """Samples that everybody has, `[m, ...]`, of numpy arrays."""
+    weights = np.ones(len(jax.tree.leaves(inputs)[0]))
+    return Examples(*jax.tree.map(lambda leaf: jnp.asarray(converted(leaf)), (inputs, targets, weights)))
 
-    # Types are converted by numpy: each conversion on the device would be a program to compile.
-    def convert(leaf: np.ndarray) -> jax.Array:
-        return jnp.asarray(leaf.astype(kind) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf)
 
-    return Examples(jax.tree.map(convert, inputs), jax.tree.map(convert, targets), jnp.asarray(weights.astype(kind)))
+def converted(leaf: np.ndarray) -> np.ndarray:
+    """Real numbers in JAX's default type, integers as they are. By numpy: each conversion on the device would be a program to compile."""
+    return leaf.astype(jnp.result_type(float)) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
 
 def arrays(what: str, pair: tuple[Any, Any]) -> tuple[PyTree, PyTree]:

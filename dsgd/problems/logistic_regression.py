@@ -14,6 +14,7 @@ from scipy.sparse.linalg import svds
 
 from dsgd import checks
 from dsgd.base import Problem
+from dsgd.machines import agreement, arrays
 from dsgd.problems.adapters import Model
 from dsgd.problems.data import DataSource, load
 from dsgd.problems.examples import Examples
@@ -97,11 +98,11 @@ def _logits(params: Linear, inputs: jax.Array) -> jax.Array:
 
 def _smoothness(data: Examples, l2: float) -> float:
     largest = 0.0
-    for inputs, weights in zip(np.asarray(data.inputs, np.float64), np.asarray(data.weights), strict=True):
+    for inputs, weights in zip(arrays.own(data.inputs).astype(np.float64), arrays.own(data.weights), strict=True):
         rows = inputs[weights > 0]
         features = np.concatenate([rows.reshape(len(rows), -1), np.ones((len(rows), 1))], axis=1)
         largest = max(largest, _spectral_norm(features) ** 2 / (2 * len(rows)))
-    return largest + l2
+    return agreement.largest("smoothness of logistic_regression", largest) + l2
 
 
 def _spectral_norm(matrix: np.ndarray) -> float:

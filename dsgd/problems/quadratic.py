@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 
 from dsgd import checks
 from dsgd.base import Constants, Problem
+from dsgd.machines import arrays
 
 _SYMMETRY = 1e-6
 
@@ -79,7 +80,7 @@ def quadratic(A: ArrayLike, b: ArrayLike, *, noise: float = 0.0, start: ArrayLik
         gradient=_gradient,
         sample=_sample if noise > 0 else _sample_exact,
         evaluate=_evaluate,
-        data=Quadratic(jnp.asarray(A, float), jnp.asarray(b, float), jnp.full(workers, noise / np.sqrt(d))),
+        data=Quadratic(arrays.known(A), arrays.known(b), arrays.known(np.full(workers, noise / np.sqrt(d)))),
         shared=Average(jnp.asarray(mean_A, float), jnp.asarray(minimizer, float), jnp.asarray(minimum, float)),
         constants=Constants(
             smoothness=float(np.abs(A if diagonal else np.linalg.eigvalsh(A)).max()),

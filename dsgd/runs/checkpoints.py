@@ -7,6 +7,7 @@ import json
 import os
 import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,11 +18,13 @@ import numpy as np
 
 from dsgd.base import PyTree
 from dsgd.engine.loop import Carry
+from dsgd.machines import agreement, arrays
 from dsgd.records import replacing
 from dsgd.runs import identity
 
 _SECONDS = 30.0  # between two checkpoints: what an interruption costs at most
 _FILE, _LOCK = "dsgd-run.npz", "dsgd-run.lock"
+_RECORDS = "records/"  # before their names in the file
 _DIGEST = hashlib.sha256().digest_size  # bytes at the file's end, which a reader of .npz ignores
 
 
@@ -33,25 +36,22 @@ class Checkpoint:
     Args:
         folder: made where it is not there; one run each.
         about: what the run is, by name (`identity.of`).
+        several: whether it is a run of several processes, all of which call all members: process 0 has the folder, and only it.
 
     Raises:
         ValueError: a folder that cannot be made or written to, that another process is using, or that holds another run or a damaged one.
     """
 
-    def __init__(self, folder: str | Path, about: dict[str, str]) -> None:
+    def __init__(self, folder: str | Path, about: dict[str, str], several: bool = False) -> None:
         if not str(folder).strip():
             raise ValueError(f"checkpoint = {folder!r}: need a folder; '.' is the current one")
         self._folder = Path(folder).expanduser().absolute()
         self._path = self._folder / _FILE
         self._about = about
+        self._several = several
         self._lock = filelock.FileLock(self._folder / _LOCK, timeout=0)
-        self._open()
-        try:
-            self._leave_no_halves()
-            self._found = self._read()
-        except BaseException:
-            self._lock.release()
-            raise
+        self._found: dict[str, np.ndarray] | None = None
+        self._there = bool(self._in_first(self._begin))
         self._written = time.monotonic()
 
     def __enter__(self) -> Checkpoint:
@@ -66,15 +66,16 @@ class Checkpoint:
         Raises:
             ValueError: its leaves are not this run's.
         """
-        if self._found is None:
+        if not self._there:
             return None
-        arrays, self._found = self._found, None
-        records = {name.removeprefix("records/"): array for name, array in arrays.items() if name.startswith("records/")}
+        found, self._found = self._found or {}, None
+        there = json.loads(self._in_first(lambda: json.dumps(list(found))))
+        records = {name.removeprefix(_RECORDS): self._from_first(found.get(name)) for name in there if name.startswith(_RECORDS)}
         paths, structure = jax.tree_util.tree_flatten_with_path(like)
         names = [_name(path) for path, _ in paths]
-        if set(names) != set(arrays) - {f"records/{name}" for name in records}:
+        if set(names) != {name for name in there if not name.startswith(_RECORDS)}:
             raise ValueError(f"checkpoint {self._folder}: the state has other leaves than this run's; need another folder")
-        leaves = [self._placed(name, arrays[name], leaf) for name, (_, leaf) in zip(names, paths, strict=True)]
+        leaves = [self._placed(name, self._from_first(found.get(name)), leaf) for name, (_, leaf) in zip(names, paths, strict=True)]
         return jax.tree.unflatten(structure, leaves), records
 
     def due(self) -> bool:
@@ -87,11 +88,46 @@ class Checkpoint:
         Raises:
             OSError: it cannot be written, on a full disk say; the one before is as it was.
         """
-        arrays = {_name(path): identity.on_host(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(carry)}
-        arrays |= {f"records/{name}": values for name, values in records.items()}
-        with replacing(self._path) as temporary, temporary.open("r+b") as file:
-            _write(file, self._about, arrays)
+        kept = {}
+        for path, leaf in jax.tree_util.tree_leaves_with_path(carry):
+            whole = arrays.on_host(leaf)
+            if self._mine:
+                kept[_name(path)] = whole
+        kept |= {f"{_RECORDS}{name}": values for name, values in records.items()}
+
+        def write() -> str:
+            with replacing(self._path) as temporary, temporary.open("r+b") as file:
+                _write(file, self._about, kept)
+            return ""
+
+        self._in_first(write)
         self._written = time.monotonic()
+
+    @property
+    def _mine(self) -> bool:
+        """Whether the folder is this process's."""
+        return not self._several or agreement.index() == 0
+
+    def _in_first(self, act: Callable[[], str]) -> str:
+        """What it gives in the process that has the folder, and what it raises, in all."""
+        return agreement.first(act) if self._several else act()
+
+    def _from_first(self, array: np.ndarray | None) -> np.ndarray:
+        if self._several:
+            return arrays.from_first(array)
+        assert array is not None
+        return array
+
+    def _begin(self) -> str:
+        """Takes the folder, and reads what is there; gives a text where there is something."""
+        self._open()
+        try:
+            self._leave_no_halves()
+            self._found = self._read()
+        except BaseException:
+            self._lock.release()
+            raise
+        return "" if self._found is None else "there"
 
     def _open(self) -> None:
         try:
@@ -113,14 +149,14 @@ class Checkpoint:
             return None
         try:
             with self._path.open("rb") as file:
-                there, arrays = _contents(file)
+                there, found = _contents(file)
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise ValueError(
                 f"checkpoint {self._path} is damaged ({error}); need it as it was written, or without it a run from the beginning"
             ) from error
         if other := identity.differences(there, self._about):
             raise ValueError(f"checkpoint {self._folder} holds another run ({other}); need another folder")
-        return arrays
+        return found
 
     def _placed(self, name: str, array: np.ndarray, like: jax.ShapeDtypeStruct) -> jax.Array:
         """On devices like `like`, of which it needs shape and type."""
@@ -133,17 +169,17 @@ class Checkpoint:
             raise ValueError(f"checkpoint {self._folder}: {name} is {there}, this run's {here}; need another folder")
         if keys:
             impl = jax.random.key_impl(jnp.zeros((), like.dtype))
-            return jax.device_put(jax.random.wrap_key_data(jnp.asarray(array), impl=impl), like.sharding)
-        return jax.device_put(array, like.sharding, may_alias=False)  # it will be donated
+            return arrays.put(jax.random.wrap_key_data(jnp.asarray(array), impl=impl), like.sharding)
+        return arrays.put(array, like.sharding)  # a copy: it will be donated
 
 
 def _name(path: PyTree) -> str:
     return f"carry{jax.tree_util.keystr(path)}"
 
 
-def _write(file: BinaryIO, about: dict[str, str], arrays: dict[str, np.ndarray]) -> None:
+def _write(file: BinaryIO, about: dict[str, str], kept: dict[str, np.ndarray]) -> None:
     """Arrays by name as an .npz, then the SHA-256 of all that."""
-    np.savez(file, about=np.array(json.dumps(about)), allow_pickle=False, **arrays)
+    np.savez(file, about=np.array(json.dumps(about)), allow_pickle=False, **kept)
     digest = _digest(file, file.seek(0, os.SEEK_END))
     file.write(digest)
     file.flush()
@@ -160,8 +196,8 @@ def _contents(file: BinaryIO) -> tuple[dict[str, str], dict[str, np.ndarray]]:
         raise ValueError("its checksum is another")
     file.seek(0)
     with np.load(file, allow_pickle=False) as saved:
-        arrays = dict(saved)
-    return json.loads(str(arrays.pop("about"))), arrays
+        kept = dict(saved)
+    return json.loads(str(kept.pop("about"))), kept
 
 
 def _digest(file: BinaryIO, size: int) -> bytes:

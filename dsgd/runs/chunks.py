@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import deque
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -16,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 from dsgd import workers
 from dsgd.base import PyTree, Result
 from dsgd.engine import loop, programs, protocol
+from dsgd.machines import agreement, arrays
 from dsgd.runs import identity, plans, starts, suspects
 from dsgd.runs.checkpoints import Checkpoint
 from dsgd.runs.history import Log
@@ -31,15 +34,36 @@ def execute(job: Job, watch: Watch, folder: str | Path | None) -> Result:
     """Does the job, with a checkpoint in that folder, if there is one.
 
     Raises:
-        ValueError, Diverged, Interrupted: as `dsgd.run`.
+        ValueError, Diverged, Interrupted, Lost, Elsewhere: as `dsgd.run`.
     """
-    with Stop() as stop, nullcontext() if folder is None else Checkpoint(folder, identity.of(job)) as checkpoint:
-        drive = _Drive(job, watch, checkpoint, stop)
-        drive.run()
-        result = None if stop.asked else drive.result()
-        if result is None or stop.asked:
-            raise drive.interrupted()
-        return result
+    several = job.plan.mesh.is_multi_process
+    with Stop() as stop, agreement.together(watch.name, several):
+        about = identity.of(job, folder is not None) if several or folder is not None else {}
+        if several:
+            also = {"steps": job.steps, "first round": job.before, "devices": job.plan.mesh.size, "capacity": job.plan.capacity}
+            asked = {"checkpoint": folder is not None, "until": watch.until is not None}
+            identity.need_same(about | {name: str(value) for name, value in (also | asked).items()})
+        with nullcontext() if folder is None else Checkpoint(folder, about, several) as checkpoint:
+            drive = _Drive(job, watch, checkpoint, stop)
+            drive.run()
+            result = None if drive.turn.stop else drive.result()
+            if result is None or drive.agree().stop:
+                raise drive.interrupted()
+            return result
+
+
+class _Turn(NamedTuple):
+    """What is decided before a chunk: by any process whether to stop, by process 0 the rest, where the clocks may differ.
+
+    Args:
+        stop: a signal came.
+        records: that the next chunk has.
+        due: whether it is time for a checkpoint.
+    """
+
+    stop: bool
+    records: int
+    due: bool
 
 
 class _Drive:
@@ -48,8 +72,9 @@ class _Drive:
     def __init__(self, job: Job, watch: Watch, checkpoint: Checkpoint | None, stop: Stop) -> None:
         plan, everywhere = job.plan, NamedSharding(job.plan.mesh, P())
         self.job, self.watch, self.checkpoint, self.stop = job, watch, checkpoint, stop
-        self.data = jax.device_put(job.problem.data, NamedSharding(plan.mesh, P(workers.AXIS)))
-        self.shared, self.points, self.keys = jax.device_put((job.problem.shared, job.points, job.keys), everywhere)
+        self.several = plan.mesh.is_multi_process
+        self.data = arrays.place(job.problem.data, NamedSharding(plan.mesh, P(workers.AXIS)))
+        self.shared, self.points, self.keys = arrays.place((job.problem.shared, job.points, job.keys), everywhere)
         self.log = Log(runs=plan.runs, N=plan.N, record_every=plan.record_every, first=job.before)
         self.last = job.before + job.steps
         self.carry = self._begin()
@@ -63,14 +88,26 @@ class _Drive:
     def run(self) -> None:
         """To the last round, or to where it is stopped."""
         self._ask()
-        with Progress(self.watch.name, self.sent, self.last, self.watch.progress) as bar:
-            while self.waiting or (self.sent < self.last and not self.stop.asked):
+        with Progress(self.watch.name, self.sent, self.last, self.watch.progress and agreement.index() == 0) as bar:
+            while self._goes_on():
                 self._send()
                 if self.waiting:
                     self._read(bar)
                 if not self.waiting:
                     self._ask()
                     self._save()
+
+    def agree(self) -> _Turn:
+        """The same in all processes: collectives that some begin and others do not are never done."""
+        mine = _Turn(self.stop.asked, self.pace.records, bool(self.checkpoint and self.checkpoint.due()))
+        if self.several:
+            everybody = [_Turn(*json.loads(words)) for words in agreement.exchange(json.dumps(mine))]
+            mine = everybody[0]._replace(stop=any(turn.stop for turn in everybody))
+        self.turn = mine
+        return mine
+
+    def _goes_on(self) -> bool:
+        return (not self.agree().stop and self.sent < self.last) or bool(self.waiting)
 
     def result(self) -> Result:
         return Result(self.carry.state, self.log.history(), programs.call(loop.models, self.job.plan, self.carry.state, self.points))
@@ -104,14 +141,14 @@ class _Drive:
 
     def _send(self) -> None:
         """Queues the next chunk before the last one is read, so that the devices never wait for the host."""
-        ahead = 1 if self.watch.until or (self.checkpoint and self.checkpoint.due()) else _AHEAD
-        while self.sent < self.last and len(self.waiting) < ahead and not self.stop.asked:
+        ahead = 1 if self.watch.until or self.turn.due else _AHEAD
+        while self.sent < self.last and len(self.waiting) < ahead and not self.turn.stop:
             count, rounds = self._next_chunk()
             batch: PyTree = None
             if self.job.feed:
                 with self.stop.users_code():
                     batch = self.job.feed.take(rounds)
-                if self.stop.asked:
+                if self.agree().stop:
                     return
             chunk = loop.Chunk(*map(np.int32, (self.sent, rounds, self.sent == self.job.before, self.last)))
             arguments = (self.carry, self.points, self.keys, self.data, self.shared, batch, chunk)
@@ -125,7 +162,7 @@ class _Drive:
         """Its records and rounds."""
         every, left = self.job.plan.record_every, self.last - self.sent
         since = self.sent % every  # not 0 where a run goes on that ended between two records
-        most = min(self.pace.records, -(-left // every), max(1, plans.MOST_IN_CHUNK // every))
+        most = min(self.turn.records, -(-left // every), max(1, plans.MOST_IN_CHUNK // every))
         if self.job.feed:
             most = min(most, self.job.feed.records)
         count = 1 if since else most
@@ -153,13 +190,17 @@ class _Drive:
     def _ask(self) -> None:
         """The run ends here if the user says so. Nothing is on its way."""
         if self.watch.until and self.log.steps:
+            enough = False
             with self.stop.users_code():
-                if self.watch.until(self.log.history()):
-                    self.last = self.sent
+                enough = bool(self.watch.until(self.log.history()))
+            if self.several:
+                enough = json.loads(agreement.exchange(json.dumps(enough))[0])
+            if enough:
+                self.last = self.sent
 
     def _save(self) -> None:
         """What there is, where it is time to. Nothing is on its way."""
-        if self.checkpoint and self.log.steps and (self.checkpoint.due() or self.sent >= self.last):
+        if self.checkpoint and self.log.steps and (self.turn.due or self.sent >= self.last):
             self.checkpoint.save(self.carry, self.log.records())
 
 

@@ -124,4 +124,5 @@ def compile_round(
     check_runnable(algorithm, problem, key, cluster)
     plan = make_plan(Always(algorithm), problem, mesh, runs=0, size=1, record_every=1, cluster=cluster)
     state = jax.eval_shape(lambda: protocol.held(algorithm, problem, plan.N).init(problem.init(key), plan.N))
-    return programs.traceable(loop.one_round, plan).lower(state, key, problem.data).compile()
+    data = jax.eval_shape(lambda: problem.data)
+    return programs.traceable(loop.one_round, plan).lower(state, key, data).compile()

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 from dsgd import checks, workers
 from dsgd.base import PyTree
 from dsgd.engine.loop import Plan
+from dsgd.machines import arrays
 
 _ROUNDS = 16  # whose batches are on the devices at a time
 
@@ -91,7 +92,7 @@ class Feed:
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *taken)
         if self.not_finite is None:
             self.not_finite = _first_not_finite(stacked, self._taken - rounds)
-        return jax.device_put(stacked, NamedSharding(self._plan.mesh, P(None, workers.AXIS)))
+        return arrays.place(stacked, NamedSharding(self._plan.mesh, P(None, workers.AXIS)))
 
     def _next(self, rounds: int) -> list[PyTree]:
         taken = list(itertools.islice(self._batches, rounds))

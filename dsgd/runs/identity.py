@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,17 +14,22 @@ from jax.sharding import Mesh
 from dsgd import workers
 from dsgd.base import PyTree
 from dsgd.engine import loop, programs
+from dsgd.machines import agreement, arrays
 from dsgd.runs.jobs import Job
 
 PROGRAM = "program"
 _TOOLS = {"platform", "jax"}  # which matter where they lower to another program
 
 
-def of(job: Job) -> dict[str, str]:
+def of(job: Job, kept: bool) -> dict[str, str]:
     """What the run is, by name: equal where it is the same run, whatever its rounds, its devices' number and the chunks it is cut into.
 
+    Args:
+        job: the run.
+        kept: whether it is to be found again on disk.
+
     Raises:
-        ValueError: batches from outside that do not tell who they are.
+        ValueError: batches from outside that do not tell who they are, of a run that is kept.
     """
     plan = job.plan
     return {
@@ -33,30 +38,38 @@ def of(job: Job) -> dict[str, str]:
         "problem": job.problem.name,
         "workers": str(plan.N),
         "batch_size": str(job.problem.batch_size),
-        "data": _digest((job.problem.data, job.problem.shared)),
-        "batches": _batches(job),
+        "data": digest(job.problem.shared, _rows_digest(job.problem.data)),
+        "batches": _batches(job, kept),
         "seeds": str(job.keys.shape[0] if plan.runs else None),
         "record_every": str(plan.record_every),
         "train_loss": str(plan.train_loss),
         "evaluate_every": str(plan.evaluate_every),
         "cluster": plan.cluster.name if plan.cluster else "None",
-        "key": _digest(job.keys),
-        "start": "None" if job.start is None else _digest(job.start),
+        "key": digest(job.keys),
+        "start": "None" if job.start is None else digest(job.start),
         "platform": plan.mesh.devices.flat[0].platform,
         "jax": jax.__version__,
         PROGRAM: _program(job),
     }
 
 
-def differences(there: dict[str, str], here: dict[str, str]) -> str:
+def differences(there: dict[str, str], here: dict[str, str], where: tuple[str, str] = ("there", "here")) -> str:
     """What differs, for people; empty where nothing does, or only what the program shows to be of no effect."""
     differ = [name for name in here if there.get(name) != here[name]]
     if PROGRAM not in differ:
         differ = [name for name in differ if name not in _TOOLS]
-    named = [f"{name} = {there.get(name)} there, {here[name]} here" for name in differ if name != PROGRAM]
+    named = [f"{name} = {there.get(name)} {where[0]}, {here[name]} {where[1]}" for name in differ if name != PROGRAM]
     if named or not differ:
         return "; ".join(named)
     return "it computes something else: another hyperparameter, schedule, topology, loss or version of the code"
+
+
+def need_same(about: dict[str, str]) -> None:
+    """Raises a ValueError where the processes do not all run the same; it says what differs, in all of them."""
+    first, *others = [json.loads(words) for words in agreement.exchange(json.dumps(about))]
+    for i, other in enumerate(others, start=1):
+        if told := differences(first, other, ("in process 0", f"in process {i}")):
+            raise ValueError(f"the processes run different configurations ({told}): need the same call in all")
 
 
 def _hyperparameters(job: Job) -> dict[str, str]:
@@ -65,9 +78,11 @@ def _hyperparameters(job: Job) -> dict[str, str]:
     return {"step size": f"{job.algorithm.learning_rate:.9g}"}
 
 
-def _batches(job: Job) -> str:
+def _batches(job: Job, kept: bool) -> str:
     if job.feed is None:
         return "None"
+    if job.feed.identity is None and not kept:
+        return "unnamed"
     if job.feed.identity is None:
         raise ValueError(
             "a checkpoint of a run with batches that do not tell who they are, and so might be others the next time;"
@@ -78,7 +93,7 @@ def _batches(job: Job) -> str:
 
 def _program(job: Job) -> str:
     """The start and the loop, lowered for one device and chunks of one record."""
-    one = Mesh(job.plan.mesh.devices.ravel()[:1], (workers.AXIS,))
+    one = Mesh(job.plan.mesh.local_devices[:1], (workers.AXIS,))
     plan = job.plan._replace(mesh=one, capacity=1)
     points, keys, data, shared = jax.eval_shape(lambda *arrays: arrays, job.points, job.keys, job.problem.data, job.problem.shared)
     batches = None if job.feed is None else jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), job.feed.first)
@@ -89,15 +104,15 @@ def _program(job: Job) -> str:
     return hashlib.sha256((start + advance).encode()).hexdigest()[:16]
 
 
-def on_host(leaf: Any) -> np.ndarray:
-    """The array, of keys their data."""
-    return np.asarray(jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf)
+def _rows_digest(data: PyTree) -> str:
+    """Of arrays `[N, ...]`, each worker's row by itself: whoever has it, in whichever process."""
+    named = jax.tree_util.tree_leaves_with_path(data)
+    return " ".join(f"{jax.tree_util.keystr(path)} {' '.join(arrays.row_digests(leaf))}" for path, leaf in named)
 
 
-def _digest(tree: PyTree) -> str:
-    sha = hashlib.sha256()
+def digest(tree: PyTree, more: str = "") -> str:
+    """Of all leaves, with their names, types and shapes, and of more words."""
+    sha = hashlib.sha256(more.encode())
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        array = on_host(leaf)
-        sha.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
-        sha.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        sha.update(f"{jax.tree_util.keystr(path)} {arrays.row_digest(arrays.on_host(leaf))}".encode())
     return sha.hexdigest()[:16]

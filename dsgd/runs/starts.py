@@ -8,6 +8,7 @@ import numpy as np
 from dsgd.base import State
 from dsgd.engine import loop, protocol
 from dsgd.engine.clock import Clock
+from dsgd.machines import arrays
 
 
 def rounds_of(state: State) -> int:
@@ -33,12 +34,12 @@ def placed(state: State, like: loop.Carry) -> loop.Carry:
         ValueError: a leaf that one of them has not, or of another shape or type; it is named.
     """
     protocol.same("start: state", state, like.state, types=True)
-    copies = jax.tree.map(lambda there, here: jax.device_put(there, here.sharding, may_alias=False), state, like.state)
+    copies = jax.tree.map(lambda there, here: arrays.put(there, here.sharding), state, like.state)
     if not isinstance(like.clock, Clock):
         return loop.Carry(copies, ())
 
     def filled(value, part):
-        return jax.tree.map(lambda leaf: jax.device_put(np.full(leaf.shape, value, leaf.dtype), leaf.sharding), part)
+        return jax.tree.map(lambda leaf: arrays.put(np.full(leaf.shape, value, leaf.dtype), leaf.sharding), part)
 
     measured = filled(np.nan, like.clock.measured)
     return loop.Carry(copies, filled(0, like.clock._replace(measured=()))._replace(measured=measured))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from dsgd.base import PyTree
 from dsgd.engine import loop
-from dsgd.runs import identity
+from dsgd.machines import arrays
 from dsgd.runs.jobs import Job
 
 
@@ -34,7 +34,7 @@ def _named(where: str, tree: PyTree) -> list[str]:
 
 
 def _bad(leaf: Any) -> bool:
-    array = identity.on_host(leaf)
+    array = arrays.on_host(leaf)
     return jnp.issubdtype(array.dtype, jnp.inexact) and not bool(jnp.isfinite(array).all())
 
 

@@ -28,19 +28,24 @@ _MANY, _LONG, _TALL = 4096, 64, 2048
 
 @checks.arguments
 def mesh(devices: int | Sequence[Any] | None = None) -> Mesh:
-    """A one-dimensional mesh of devices, whose axis is `"workers"`.
+    """A one-dimensional mesh of devices, whose axis is `"workers"`; of several processes, in their order.
 
     Args:
-        devices: the devices; or how many of `jax.devices()` to take from the front; None for all.
+        devices: the devices; or how many, the first of those that JAX sees, and of several processes as many of each; None for all.
 
     Raises:
-        ValueError: no device, or more than there are.
+        ValueError: no device, more than there are, or a number that the processes do not divide.
     """
-    available = jax.devices()
+    available = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     if isinstance(devices, int | np.integer):
         if not 1 <= devices <= len(available):
             raise ValueError(f"mesh of {devices} devices: need between 1 and the {len(available)} that JAX sees")
-        devices = available[:devices]
+        each, more = divmod(int(devices), jax.process_count())
+        if more:
+            told = f"mesh of {devices} devices in {jax.process_count()} processes"
+            raise ValueError(f"{told}: need as many of each, or only this process's, dsgd.workers.mesh(jax.local_devices()[:1]), say")
+        owners = [device.process_index for device in available]
+        devices = [device for i, device in enumerate(available) if i - owners.index(owners[i]) < each]
     chosen = available if devices is None else list(devices)
     if not chosen:
         raise ValueError("mesh of no devices: need at least one")

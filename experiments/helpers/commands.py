@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import platform
 import shlex
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sized
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +23,7 @@ import tyro
 
 import dsgd
 from dsgd import cache, records
+from dsgd.machines import agreement, runtime, watch
 
 DataDir = Annotated[Path | None, tyro.conf.arg(help="Folder with the files of mnist or cifar-10 as published.")]
 Cache = Annotated[
@@ -36,7 +40,7 @@ COUNTS = ("workers", "batch_size", "steps", "exact_steps", "rounds", "seeds", "r
 COUNTS += ("fixed_steps", "longest_run", "run_workers", "micro_batches", "layers", "choices", "resolutions", "worker_counts", "epochs")
 COUNTS += ("iterations", "processes", "nodes", "candidates", "width", "context")
 COUNTS += ("corrected_workers", "local_workers", "local_batch_size", "local_steps", "server")
-COUNTS += ("simulated_workers", "trained_workers", "accumulations")
+COUNTS += ("simulated_workers", "trained_workers", "accumulations", "servers")
 POSITIVE = ("learning_rates", "exact_learning_rate", "target", "bandwidth", "seconds", "alpha", "alphas", "factor")
 POSITIVE += ("communication_times", "learning_rate", "round_times", "period", "periods", "interval", "mean")
 POSITIVE += ("sgd_learning_rate", "local_step", "micro_batch")
@@ -44,31 +48,90 @@ NOT_NEGATIVE = ("communications", "seed", "latency", "compute", "delay", "l2", "
 NOT_NEGATIVE += ("first_noises",)
 
 
-def launch(main: Callable[[Any], Any], args: Any) -> None:
-    """Runs a script from its command line: what the user got wrong is one line and status 2, an interruption one line and status 130.
+@dataclass(frozen=True)
+class Machines:
+    """Where this process stands among those of a run; Slurm's tasks, mpirun's processes and an indexed Job's pods need no flags."""
+
+    coordinator: str | None = None
+    """Of a run of many processes: host:port of process 0, for all to reach; auto: what JAX detects, as on TPU pods."""
+    processes: int | None = None
+    """How many processes there are."""
+    process_id: int | None = None
+    """Which one this is, from 0, which alone prints and writes."""
+    lost_after: float = 30.0
+    """Seconds without a sign of life after which a process is lost, and the others end."""
+
+
+def run(main: Callable[[Any], Any], kind: Any) -> None:
+    """Runs a script from its command line, which has the flags of `Machines`, too: as one of many processes, or alone.
+
+    Args:
+        main: as in `launch`.
+        kind: the dataclass of the script's arguments.
+    """
+    own = [field.name for field in dataclasses.fields(kind)]
+    if "processes" in own:  # it starts processes itself, on this machine
+        return launch(main, tyro.cli(kind))
+    flags = ("machines", Annotated[Machines, tyro.conf.arg(name="")], dataclasses.field(default=Machines()))
+    both = dataclasses.make_dataclass(kind.__name__, [flags], bases=(kind,), frozen=True)
+    both.__doc__ = kind.__doc__
+    parsed = tyro.cli(both)
+    return launch(main, kind(**{name: getattr(parsed, name) for name in own}), parsed.machines)
+
+
+def launch(main: Callable[[Any], Any], args: Any, machines: Machines = Machines()) -> None:
+    """Runs a script: what the user got wrong is one line and status 2, an interruption one line and status 130, another process that was
+    lost one line and status 75: the same command goes on from the last checkpoint, where there is one.
 
     Programs that other runs have compiled are at hand, where there is a flag `cache`.
 
     Args:
         main: of the script. It writes what it has when it is interrupted.
         args: its arguments, with `out`.
+        machines: where this process stands among others.
     """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     try:
-        check_flags(args)
-        if hasattr(args, "cache"):
-            cache.enable(args.cache)
-        main(args)
-    except KeyboardInterrupt:
-        print(f"Interrupted: what was done until then is in {args.out}.", file=sys.stderr)
-        sys.exit(130)
+        with ExitStack() as silence:
+            check_flags(args)
+            runtime.join(machines.coordinator, machines.processes, machines.process_id, lost_after=machines.lost_after)
+            mine = args if agreement.index() == 0 else silence.enter_context(_silent(args))
+            if hasattr(args, "cache"):
+                cache.enable(args.cache)
+            main(mine)
+    except KeyboardInterrupt as stopped:
+        _end(f"Interrupted: what was done until then is in {args.out}.", 130, stopped)
+    except (watch.Lost, agreement.Elsewhere) as error:
+        _end(f"Error: {error}", watch.STATUS, error)
     except (ValueError, OSError, dsgd.Diverged) as error:
         if not is_refusal(error):
             raise
-        print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+        _end(f"Error: {' '.join(str(error).split())}", 2, error)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _end(words: str, status: int, error: BaseException) -> None:
+    """The script's end, for people and for other processes."""
+    runtime.leave(words, status)
+    print(words, file=sys.stderr)
+    raise SystemExit(status) from error
+
+
+@contextmanager
+def _silent(args: Any) -> Iterator[Any]:
+    """Arguments with which a script computes as in process 0, but for nobody to see: nothing is printed, and files are soon gone."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    unseen = {"progress": False} if hasattr(args, "progress") else {}
+    try:
+        with tempfile.TemporaryDirectory() as folder, Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+            yield dataclasses.replace(args, out=Path(folder), **unseen)
+            sys.stdout.flush()
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def check_flags(args: Any) -> None:

@@ -1,0 +1,161 @@
+"""Runs of several processes: what one process finds on as many devices, and what becomes of mistakes, signals and differences."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import many
+import numpy as np
+import pytest
+
+import dsgd
+from dsgd.runs.checkpoints import Checkpoint
+
+SECONDS = 580.0  # that a family may take on a busy machine
+
+
+def assert_equal(found, expected, **tolerance) -> None:
+    """To the bit, unless a tolerance is given."""
+    if not tolerance:
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+    else:
+        jax.tree.map(partial(np.testing.assert_allclose, **tolerance), found, expected)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """With the checkpoint of a run that one process began on two devices."""
+    there = tmp_path_factory.mktemp("many")
+    many.saved(there / "one", 6, 2)
+    return there
+
+
+@pytest.fixture(scope="module")
+def family(folder):
+    """What two processes give back."""
+    with Checkpoint(folder / "in use", {}):
+        return dsgd.loopback(2, partial(many.two, folder), timeout=SECONDS)
+
+
+@pytest.mark.parametrize("exchange", many.METHODS)
+def test_two_processes_are_one_with_two_devices_to_the_bit(exchange, family):
+    expected = many.iterates(exchange, 2)
+    for found in family:
+        assert_equal(found[exchange], expected)
+
+
+@pytest.fixture(scope="module")
+def four():
+    return dsgd.loopback(4, many.four, timeout=SECONDS)
+
+
+@pytest.mark.parametrize("exchange", many.OF_FOUR)
+def test_four_processes_are_one_with_four_devices(exchange, four):
+    """To the bit in all processes, and beside one process where no all-reduce adds up in another order."""
+    expected = many.iterates(exchange, 4)
+    for found in four:
+        assert_equal(found[exchange]["history"], expected["history"], rtol=1e-5, atol=1e-6)
+        assert_equal(found[exchange]["state"], expected["state"], **({} if exchange != "all-reduce" else {"rtol": 1e-5, "atol": 1e-6}))
+        assert_equal(found[exchange], four[0][exchange])
+
+
+def test_a_sweep_of_two_processes_too(family):
+    for found in family:
+        assert_equal(found["sweep"], many.swept(2))
+
+
+def test_each_process_has_its_own_workers_data_only(family):
+    whole = np.asarray(many.digits().data.inputs)
+    for i, found in enumerate(family):
+        everything, ((rows, values),) = found["own rows"]
+        assert not everything
+        assert rows == slice(2 * i, 2 * i + 2)
+        np.testing.assert_array_equal(values, whole[rows])
+
+
+def test_data_are_loaded_where_they_are_needed(family):
+    expected, loaded = many.by_worker(2)
+    assert loaded == [0, 1, 2, 3]
+    for i, found in enumerate(family):
+        result, mine = found["by worker"]
+        assert mine == [2 * i, 2 * i + 1]
+        assert_equal(result, expected)
+
+
+def test_checkpoints_go_on_in_other_numbers_of_processes(family, folder):
+    """Two processes from what one left, and one from what two left."""
+    straight = many.saved(folder / "straight", 12, 2)
+    assert_equal([found["resumed"] for found in family], [straight, straight])
+    assert_equal(many.saved(folder / "two", 12, 2), straight)
+    assert_equal(many.saved(folder / "two", 12, 4), straight, rtol=1e-5, atol=1e-7)  # the mean over four devices
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("method", "method = decentralized_sgd(ring(4)) in process 0, decentralized_sgd(complete(4)) in process 1"),
+        ("hyperparameter", "it computes something else: another hyperparameter"),
+        ("step size", "step size = 0.100000001 in process 0, 0.200000003 in process 1"),
+        ("data", "data = "),
+        ("key", "key = "),
+        ("steps", "steps = 3 in process 0, 4 in process 1"),
+        ("seeds", "seeds = 1 in process 0, 2 in process 1"),
+    ],
+)
+def test_processes_that_run_different_things_are_told_what_differs(what, told, family):
+    first, second = (found["differently"][what] for found in family)
+    assert first == second
+    assert first.startswith("ValueError: the processes run different configurations (")
+    assert told in first
+
+
+def test_a_signal_to_one_process_stops_all_after_the_same_round(family):
+    (told, _, steps), (again, _, others) = (found["interrupted"] for found in family)
+    assert told == again
+    assert "interrupted after round" in told
+    assert steps == others
+
+
+def test_what_fails_in_one_process_is_told_in_the_others(family):
+    ended = "ValueError: batches ended after round 20"
+    for fails in (0, 1):
+        there, elsewhere = family[fails]["batches"][fails], family[1 - fails]["batches"][fails]
+        assert there.startswith(ended)
+        assert elsewhere.startswith(f"Elsewhere: process {fails} of 2 left the run: {ended}")
+
+
+def test_process_0_says_when_it_is_enough(family):
+    assert family[0]["until"] == family[1]["until"]
+
+
+def test_processes_that_do_not_divide_the_workers_are_refused(family):
+    for found in family:
+        assert found["workers"] == "ValueError: 3 workers on 2 devices: need a number of devices that divides 3: mesh=1, say"
+        assert found["rows"] == "ValueError: 3 workers in 2 processes: need a number of processes that divides 3"
+        assert found["mesh"].startswith("ValueError: mesh of 1 devices in 2 processes: need as many of each")
+
+
+def test_folders_that_cannot_be_are_told_in_all_processes(family, folder):
+    """A full disk leaves the checkpoint before, from which the same call goes on."""
+    for found in family:
+        assert "another run is using it; need another folder" in found["folders"]["in use"]
+        assert "need a folder that can be written to" in found["folders"]["nowhere"]
+        assert found["folders"]["full"].startswith("OSError: ")
+        assert "File too large" in found["folders"]["full"]
+        assert found["folders"]["then"] == "no error"
+    assert not list((folder / "full").glob(".dsgd-run-*"))
+
+
+def test_a_method_is_checked_on_the_devices_of_both(family):
+    for found in family:
+        good, bad = found["checked"]
+        assert good.holds
+        by_name = {finding.what: finding for finding in bad.findings}
+        assert not by_name["2 devices"].holds
+        assert "is not the same on every device" in by_name["2 devices"].found
+
+
+def test_after_all_mistakes_they_still_run(family):
+    for found in family:
+        assert_equal(found["again"], found["permutes"])

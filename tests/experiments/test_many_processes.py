@@ -1,0 +1,102 @@
+"""Experiments as several processes, from their command lines: what Slurm tells, or flags; process 0 alone prints and writes."""
+
+from __future__ import annotations
+
+import csv
+import random
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dsgd.contract import elsewhere
+from experiments import compare
+from experiments.helpers import commands
+
+SECONDS = 300  # on a busy machine
+SMALL = ["--methods", "mb-sgd", "dsgd", "--workers", "2", "--steps", "6", "--seeds", "2", "--learning-rates", "0.1"]
+
+
+def free_port() -> int:
+    """One of those of which JAX takes one for a Slurm job."""
+    for port in random.sample(range(61440, 65536), 100):
+        with socket.socket() as held:
+            try:
+                held.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise OSError("no free port")
+
+
+def slurm(port: int, i: int) -> tuple[list[str], dict[str, str]]:
+    step = {"SLURM_JOB_ID": port - 61440, "SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_NTASKS": 2, "SLURM_PROCID": i, "SLURM_LOCALID": i}
+    return [], {name: str(value) for name, value in step.items()}
+
+
+def flags(port: int, i: int) -> tuple[list[str], dict[str, str]]:
+    return ["--coordinator", f"127.0.0.1:{port}", "--processes", "2", "--process-id", str(i)], {}
+
+
+def started(told, out: Path, *more: str, each=lambda i: []) -> list[tuple[int, str, str]]:
+    """Status, standard output and error of both processes of the experiment."""
+    port, there = free_port(), []
+    try:
+        for i in range(2):
+            arguments, variables = told(port, i)
+            command = [sys.executable, "-m", "experiments.compare", *SMALL, "--out", str(out), "--no-progress", *more, *arguments, *each(i)]
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+            there.append(subprocess.Popen(command, env={**elsewhere.environment(1), **variables}, **pipes))
+        said = [process.communicate(timeout=SECONDS) for process in there]
+        return [(process.returncode, *words) for process, words in zip(there, said, strict=True)]
+    finally:
+        for process in there:
+            process.kill()
+            process.communicate()
+
+
+def rows(out: Path) -> list[dict[str, str]]:
+    with (out / "history.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("told", [slurm, flags])
+def test_two_processes_find_what_one_finds_and_the_first_alone_says_it(told, tmp_path):
+    options = ("--cache", str(tmp_path / "programs"))
+    (status, said, _), (other, nothing, _) = started(told, tmp_path / "two", *options)
+    assert (status, other) == (0, 0)
+    assert "mb-sgd" in said
+    assert f"Written: {tmp_path}/two/config.json, history.csv, figure.png" in said.replace("\n", "")
+    assert nothing == ""
+    assert {path.name for path in (tmp_path / "two").iterdir()} == {"config.json", "history.csv", "figure.png"}
+    alone = {"methods": ("mb-sgd", "dsgd"), "workers": 2, "steps": 6, "seeds": 2, "learning_rates": (0.1,), "out": tmp_path / "one"}
+    commands.launch(compare.main, compare.Args(**alone, cache="off", progress=False))
+    for mine, theirs in zip(rows(tmp_path / "two"), rows(tmp_path / "one"), strict=True):
+        for name in ("method", "seed", "step", "bits"):
+            assert mine[name] == theirs[name]
+        np.testing.assert_allclose(float(mine["loss"]), float(theirs["loss"]), rtol=1e-5)
+
+
+def test_a_mistake_is_said_once_and_processes_that_differ_are_told(tmp_path):
+    (status, _, said), (other, _, nothing) = started(flags, tmp_path / "out", "--cache", "off", each=lambda i: ["--seed", str(i)])
+    assert (status, other) == (2, 2)
+    last = said.strip().splitlines()[-1]
+    assert last.startswith("Error: the processes run different configurations (")
+    assert last not in nothing
+
+
+def test_flags_that_make_no_place_are_refused(tmp_path, monkeypatch, capsys):
+    for machines, told in [
+        (commands.Machines("127.0.0.1:1", 2), "process_id = None: need all three"),
+        (commands.Machines("127.0.0.1", 2, 0), "coordinator = '127.0.0.1': need host:port"),
+        (commands.Machines("127.0.0.1:1", 2, 2), "process_id = 2 of 2 processes: need 0 to 1"),
+        (commands.Machines("127.0.0.1:1", 0, 0), "join: processes = 0"),
+        (commands.Machines(lost_after=0.0), "lost_after = 0: need seconds > 0"),
+    ]:
+        with pytest.raises(SystemExit) as end:
+            commands.launch(print, compare.Args(out=tmp_path, cache="off"), machines)
+        assert end.value.code == 2
+        assert told in capsys.readouterr().err

@@ -1,0 +1,299 @@
+"""What processes of one run do in tests: by themselves in a module, which each of them imports. All are started as `dsgd.loopback` does."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import haste
+import jax
+import numpy as np
+import optax
+
+import algorithms
+import dsgd
+import topologies
+from dsgd import clusters, problems
+from dsgd.machines import agreement, arrays, runtime, watch
+from dsgd.runs import checkpoints, progress
+
+N, STEPS, FOREVER = 4, 5, 2_000_000_000
+SGD = optax.sgd(0.1, momentum=0.5)
+CLUSTER = clusters.Cluster(clusters.constant([1.0, 1.5, 2.25, 0.7]), up=clusters.constant(1e6), latency=1e-3)
+# One method of each exchange.
+METHODS = {
+    "all-reduce": "mb-sgd",
+    "servers": "ec-sgd",
+    "ring": "csgd-ring",
+    "permutes": "dsgd",
+    "gather": "dsgd-complete",
+    "schedule": "sgp",
+    "one at a time": "asgd",
+    "pairs": "ad-psgd",
+}
+OF_FOUR = ("all-reduce", "servers", "permutes", "gather")
+ASYNCHRONOUS = {"one at a time", "pairs"}
+
+
+def as_tests_do() -> None:
+    """Programs are compiled as in the test's own process, to the same bits."""
+    jax.config.update("jax_disable_most_optimizations", haste.HASTE)
+
+
+def quadratic() -> dsgd.Problem:
+    return problems.random_quadratic(N, 5, noise=0.3, seed=0)
+
+
+def method(exchange: str) -> dsgd.Algorithm:
+    return algorithms.make(METHODS[exchange], SGD, N)
+
+
+def held(result: Any) -> dict[str, Any]:
+    """Of a result, all that is in all processes, on the host."""
+    state = [arrays.on_host(leaf) for leaf in jax.tree.leaves(result.state)]
+    return {"state": state, "params": jax.tree.map(np.asarray, result.params), "history": result.history}
+
+
+def iterates(exchange: str, devices: int | None = None) -> dict[str, Any]:
+    """A run of one of them, as long as it takes to go once round."""
+    options = {"cluster": CLUSTER} if exchange in ASYNCHRONOUS else {}
+    mesh = dsgd.workers.mesh(devices)
+    return held(dsgd.run(method(exchange), quadratic(), steps=STEPS, key=jax.random.key(0), mesh=mesh, record_every=2, **options))
+
+
+def digits() -> dsgd.Problem:
+    inputs, classes = np.linspace(-1, 1, 40 * 3).reshape(40, 3), np.arange(40) % 3
+    return problems.logistic_regression((inputs, classes), N, "by-label", batch_size=4)
+
+
+def by_worker(devices: int | None = None) -> tuple[dict[str, Any], list[int]]:
+    """A run on data that are loaded by worker, and which workers' were."""
+    loaded = []
+
+    def load(n: int):
+        loaded.append(n)
+        rng = np.random.default_rng(n)
+        return rng.normal(size=(4 + n, 3)), rng.normal(size=4 + n)
+
+    model = problems.Model(lambda key: jax.numpy.zeros(3), lambda params, inputs: inputs @ params)
+    problem = problems.finite_sum(model, optax.l2_loss, problems.ByWorker(load), N, batch_size=2)
+    options = {"key": jax.random.key(3), "mesh": dsgd.workers.mesh(devices)}
+    return held(dsgd.run(method("permutes"), problem, steps=3, **options)), loaded
+
+
+def swept(devices: int | None = None) -> dict[str, Any]:
+    """On a problem of whose data each process has its own rows."""
+    return held(
+        dsgd.sweep(
+            lambda learning_rate: algorithms.decentralized_sgd(optax.sgd(learning_rate), topologies.ring(N)),
+            digits(),
+            steps=3,
+            key=jax.random.key(1),
+            seeds=2,
+            mesh=dsgd.workers.mesh(devices),
+            learning_rate=[0.1, 0.2],
+        )
+    )
+
+
+def saved(folder: Path, steps: int, devices: int | None = None) -> dict[str, Any]:
+    """A run with a checkpoint, as far as that."""
+    options = {"key": jax.random.key(2), "mesh": dsgd.workers.mesh(devices), "seeds": 2}
+    return held(dsgd.run(method("permutes"), digits(), steps=steps, checkpoint=folder, **options))
+
+
+def refused(act) -> str:
+    """What is told, of an error that another process may have made."""
+    try:
+        act()
+    except (ValueError, OSError, agreement.Elsewhere) as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def differently() -> dict[str, str]:
+    """Runs that differ between the processes, by what does."""
+    i = jax.process_index()
+    problem, key = quadratic(), jax.random.key(0)
+
+    def run(chosen=None, problem=problem, steps=3, key=key, **options):
+        return lambda: dsgd.run(chosen or method("permutes"), problem, steps=steps, key=key, **options)
+
+    found = {
+        "method": run(method("gather" if i else "permutes")),
+        "hyperparameter": run(algorithms.minibatch_sgd(optax.sgd(0.1, momentum=0.5 + 0.1 * i))),
+        "step size": run(algorithms.minibatch_sgd(optax.sgd(0.1 + 0.1 * i))),
+        "data": run(problem=problem._replace(data=problem.data._replace(b=problem.data.b + np.float32(i)))),
+        "key": run(key=jax.random.key(i)),
+        "steps": run(steps=3 + i),
+        "seeds": run(seeds=1 + i),
+    }
+    return {name: refused(act) for name, act in found.items()}
+
+
+def own_rows() -> tuple[Any, ...]:
+    """Of the data of a problem: the rows that this process has on its devices, and what they are."""
+    inputs = digits().data.inputs
+    return inputs.is_fully_addressable, [(shard.index[0], np.asarray(shard.data)) for shard in inputs.addressable_shards]
+
+
+def interrupted(folder: Path) -> tuple[str, int, list[int]]:
+    """Only process 1 gets the signal, while process 0 would go on for ever."""
+    update, read = progress.Progress.update, itertools.count(1)
+
+    def signalled(self, *args):
+        update(self, *args)
+        if next(read) == 2 and jax.process_index() == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    progress.Progress.update = signalled
+    try:
+        dsgd.run(method("permutes"), quadratic(), steps=FOREVER, key=jax.random.key(0), record_every=20, checkpoint=folder)
+    except dsgd.Interrupted as stopped:
+        return str(stopped), signal.SIGINT, stopped.history["step"].tolist()
+    finally:
+        progress.Progress.update = update
+    return "no error", 0, []
+
+
+def batches(fails: int) -> str:
+    """They end, in one process only, in the middle of a run."""
+
+    def items():
+        everybody = jax.tree.map(np.asarray, quadratic().data._replace(noise=np.zeros((N, 5), np.float32)))
+        yield from itertools.repeat(everybody, 20 if jax.process_index() == fails else 1000)
+
+    return refused(lambda: dsgd.run(method("permutes"), quadratic(), steps=1000, key=jax.random.key(0), batches=items()))
+
+
+def until() -> int:
+    """Process 0 says when it is enough, whatever the other one thinks."""
+    enough = itertools.count(1)
+
+    def asked(history):
+        return next(enough) == 3 if jax.process_index() == 0 else next(enough) == 2
+
+    result = dsgd.run(method("permutes"), quadratic(), steps=FOREVER, key=jax.random.key(0), record_every=10, until=asked)
+    return int(result.history["step"][-1])
+
+
+def folders(folder: Path) -> dict[str, str]:
+    """Checkpoints that cannot be: a disk that is full for process 0, a folder that another run has, one that cannot be made."""
+    found = {"in use": refused(lambda: saved(folder / "in use", 1)), "nowhere": refused(lambda: saved(Path("/proc/nowhere"), 1))}
+    saved(folder / "full", 2)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if jax.process_index() == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 10, hard))
+    try:
+        found["full"] = refused(lambda: saved(folder / "full", 4))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    found["then"] = refused(lambda: saved(folder / "full", 4))
+    return found
+
+
+def checked() -> list[Any]:
+    """`dsgd.check` of a method that holds, and of one whose server has what only this device's workers had."""
+    good = method("all-reduce")
+
+    def update(key, state, gradients, round):
+        after, info = good.update(key, state, gradients, round)
+        own = jax.tree.map(lambda x, g: x - 0.1 * g.mean(axis=0), state.server.params, gradients)
+        return after._replace(server=after.server._replace(params=own)), info
+
+    return [dsgd.check(each, quadratic()) for each in (good, good._replace(update=update))]
+
+
+def two(folder: Path) -> dict[str, Any]:
+    """All that two processes do."""
+    as_tests_do()
+    found: dict[str, Any] = {exchange: iterates(exchange) for exchange in METHODS}
+    found["sweep"] = swept()
+    found["by worker"] = by_worker()
+    found["own rows"] = own_rows()
+    found["saved"] = saved(folder / "two", 6)
+    found["resumed"] = saved(folder / "one", 12)
+    found["differently"] = differently()
+    found["interrupted"] = interrupted(folder / "interrupted")
+    found["batches"] = [batches(fails) for fails in (0, 1)]
+    found["until"] = until()
+    found["workers"] = refused(lambda: dsgd.run(method("all-reduce"), problems.random_quadratic(3, 2), steps=1, key=jax.random.key(0)))
+    found["rows"] = refused(lambda: problems.logistic_regression("digits", 3))
+    found["mesh"] = refused(lambda: dsgd.workers.mesh(1))
+    found["folders"] = folders(folder)
+    found["checked"] = checked()
+    found["again"] = iterates("permutes")
+    return found
+
+
+def four() -> dict[str, Any]:
+    """What four processes do."""
+    as_tests_do()
+    return {exchange: iterates(exchange) for exchange in OF_FOUR}
+
+
+ROUNDS, EVERY = 400, 10  # of the run that is killed again and again
+
+
+def killed(folder: Path, port: int, i: int, victim: int, at: int, by: int, lost_after: float) -> None:
+    """One of two processes of a run that saves itself after every chunk; the victim gets a signal when it has read round `at`, the other
+    ends by itself. For processes that were forked: the function does not return."""
+    with (folder / f"{i}.log").open("a") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    try:
+        dsgd.join(f"127.0.0.1:{port}", 2, i, lost_after=lost_after)
+        as_tests_do()
+        dsgd.cache.enable(folder / "programs")
+        checkpoints._SECONDS = 0.0
+        update = progress.Progress.update
+
+        def noticed(self, done, loss):
+            update(self, done, loss)
+            if i == victim and done >= at:
+                os.kill(os.getpid(), by)
+
+        progress.Progress.update = noticed
+        options = {"key": jax.random.key(0), "record_every": EVERY, "checkpoint": folder / "run"}
+        result = held(dsgd.run(method("permutes"), quadratic(), steps=ROUNDS, **options))
+        (folder / f"{i}.result").write_bytes(cloudpickle.dumps(result))
+        watch.end()
+    except watch.Lost as error:
+        runtime.leave(f"Lost: {error}", watch.STATUS)
+    except BaseException:
+        watch.leave_at_once(traceback.format_exc(), 1)
+    os._exit(0)
+
+
+def nursery(folder: Path, lost_after: float) -> None:
+    """Forks pairs of them, one after the other, until none is killed: what they have imported, they need not import again.
+
+    A line of input has the victim, the round and the signal; a line of output the statuses of both, and the seconds that they took.
+    """
+    for line in sys.stdin:
+        victim, at, by = map(int, line.split())
+        with socket.socket() as held:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            held.bind(("127.0.0.1", 0))
+            began = time.monotonic()
+            children = {}
+            for i in range(2):
+                if (child := os.fork()) == 0:
+                    killed(folder, held.getsockname()[1], i, victim, at, by, lost_after)
+                children[i] = child
+            statuses = {}
+            for i in sorted(children, key=lambda i: i == victim):
+                if i == victim and by == signal.SIGSTOP:
+                    os.kill(children[i], signal.SIGKILL)
+                statuses[i] = os.waitstatus_to_exitcode(os.waitpid(children[i], 0)[1])
+        print(json.dumps([statuses[0], statuses[1], time.monotonic() - began]), flush=True)
