@@ -18,7 +18,7 @@ QUICK = {
         " --compute 2e-4"
     ),
     "availability": "--shares 1 0.7 --workers 4 --steps 60 --seeds 1 --learning-rates 1 3",
-    "benchmark": "rounds --methods mb-sgd dsgd ec-sgd --workers 16 64 --dimensions 100 10000 --seconds 0.1 --repeats 3",
+    "benchmark": "rounds --methods mb-sgd dsgd --workers 16 64 --dimensions 100 10000 --seconds 0.05 --repeats 3",
     "cannikin_optperf": "--worker-counts 3 16 100 --seeds 2",
     "cannikin_processes": "--shares 0.4 0.6 0.8 --total 480 --rounds 5 --passes 2 --width 500",
     "cannikin_training": "--problem mlp --epochs 30 --seeds 2 --choices 4",
