@@ -8,7 +8,7 @@ import optax
 
 import topologies
 from algorithms import dropcompute, kimad
-from algorithms.asynchronous import delays
+from algorithms.asynchronous import delays, on_ray
 from algorithms.asynchronous.asynchronous_gossip_sgd import asynchronous_gossip_sgd
 from algorithms.asynchronous.asynchronous_sgd import asynchronous_sgd
 from algorithms.compressed.compressed_sgd import compressed_sgd
@@ -108,6 +108,7 @@ __all__ = [
     "minibatch_sgd",
     "model_averaging_sgd",
     "observed",
+    "on_ray",
     "parameter_server_sgd",
     "scaffold",
     "sgd",

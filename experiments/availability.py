@@ -35,7 +35,7 @@ COSTS: dict[str, Callable[[dict[str, np.ndarray]], np.ndarray]] = {
 
 @dataclass(frozen=True)
 class Args:
-    """Compares methods where workers are away, and where messages are lost."""
+    """Compares methods where workers or messages are missing."""
 
     shares: tuple[float, ...] = (1.0, 0.9, 0.7, 0.5, 0.3)
     """Shares of workers that are present, and of messages that are delivered."""

@@ -32,7 +32,7 @@ from experiments.helpers.theorems import Method
 
 @dataclass(frozen=True)
 class Args:
-    """Reproduces the survey's table of iterations and communication."""
+    """Reproduces the survey's iterations and communication."""
 
     epsilons: tuple[float, ...] = (0.3, 0.1, 0.03, 0.01)
     """Averages of |f'(x_t)|^2 to reach, falling; |f'(x_1)|^2 = 1."""

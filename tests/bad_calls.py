@@ -23,6 +23,8 @@ import algorithms
 import dsgd
 import topologies
 from algorithms import cannikin, delays, dropcompute, kimad
+from algorithms.cannikin import epochs
+from algorithms.cannikin import processes as nodes
 from algorithms.dropcompute import processes
 from dsgd import clusters, compressors, network, problems, work, workers
 from dsgd.machines import family
@@ -335,6 +337,20 @@ GOOD: dict[Callable, dict[str, Any]] = {
         "until": None,
         "mesh": 1,
     },
+    cannikin.train_processes: {
+        "problem": problems.logistic_regression("digits", workers=1, batch_size=2),
+        **_OPTIMIZER,
+        "system": cannikin.equal_split(4),
+        "epochs": 1,
+        "key": KEY,
+        "micro_batches": 2,
+        "samples": 8,
+        "limits": [4],
+        "scaling": cannikin.constant,
+        "initial_batch": 4,
+        "smoothing": 0.3,
+        "until": None,
+    },
     delays.constant: {"bound": 4},
     delays.given: {"D": [0, 0, 1], "bound": 4},
     delays.uniform: {"bound": 4},
@@ -458,6 +474,7 @@ def main() -> None:
     chunks.execute = lambda job, *args: dsgd.Result(job.start or (), seen if job.start else {}, ())  # a stage's, or nothing's
     driver.programs = mock.MagicMock()
     family._called = processes._run = lambda *args: []
+    nodes._Node.epoch = lambda *args: epochs.Ran(1.0, *4 * [np.ones((2, 1))], np.ones((2, 1)), np.ones(2), {})
     warnings.simplefilter("error")
     good = {function.__qualname__: outcome(function, arguments, "") for function, arguments in GOOD.items()}
     missing = [function.__qualname__ for function in public() if function not in GOOD]

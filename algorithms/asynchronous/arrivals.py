@@ -96,8 +96,8 @@ def following(events: Events, round: Round, bits: float, bound: int | None) -> A
         bound: tau of bounded staleness; None: there is none.
     """
     events = _begin(events, round)
-    allowed = _allowed(events.version, round.step, bound)
-    worker = jnp.argmin(jnp.where(allowed, events.ready, jnp.inf)).astype(jnp.int32)
+    may = allowed(events.version, round.step, bound)
+    worker = jnp.argmin(jnp.where(may, events.ready, jnp.inf)).astype(jnp.int32)
     applied, read, received, out = _trip(events, worker, round, bits)
     # Another key than in the first round, where everybody's first gradient is drawn.
     computing = round._replace(key=jax.random.fold_in(round.key, 1), clock=round.clock + received)
@@ -107,7 +107,7 @@ def following(events: Events, round: Round, bits: float, bound: int | None) -> A
     write = _unused(events.slot, fresh)
     slot, version = jnp.where(fresh, write[None], events.slot), jnp.where(fresh, round.step + 1, events.version)
     elapsed = applied[-1]
-    held = jnp.where(allowed, events.held, applied[0])
+    held = jnp.where(may, events.held, applied[0])
     after = Events(ready - elapsed, held - elapsed, reads - elapsed, version, slot, applied - elapsed, out - elapsed)
     return Arrival(worker, round.step - events.version[worker], events.slot[worker], write, elapsed, after)
 
@@ -134,7 +134,7 @@ def _trip(events: Events, worker: jax.Array, round: Round, bits: float) -> tuple
     return jnp.stack(applied), jnp.stack(read), received, jnp.stack(free)
 
 
-def _allowed(version: jax.Array, t: jax.Array, bound: int | None) -> jax.Array:
+def allowed(version: jax.Array, t: jax.Array, bound: int | None) -> jax.Array:
     """Whose gradient the server may take as update t, so that no staleness will ever exceed the bound, bool `[N]`.
 
     A gradient computed at version v must be one of the updates up to v + tau. Sorted by these deadlines, the k-th must not be before t + k,

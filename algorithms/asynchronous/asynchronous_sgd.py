@@ -74,7 +74,7 @@ def asynchronous_sgd(
         if bound is not None and bound < N - 1:
             raise ValueError(f"asynchronous_sgd: bound = {bound} with {N} workers, who all read the first model: need at least {N - 1}")
         models = N if delays is None else delays.bound + 1
-        buffer = jnp.repeat(_cut(params, servers)[:, None], models, axis=1)
+        buffer = jnp.repeat(cut(params, servers)[:, None], models, axis=1)
         events = arrivals.start(N, servers) if delays is None else ()
         return State(jnp.int32(0), server=Server(optimizers.start(optimizer, params), buffer, events))
 
@@ -88,15 +88,13 @@ def asynchronous_sgd(
     def query(state, round):
         now = arrival(state, round)
         parts = state.server.buffer[jnp.arange(servers), now.slots]
-        return Query(_join(parts, state.server.model.params), workers=now.worker[None])
+        return Query(join(parts, state.server.model.params), workers=now.worker[None])
 
     def update(key, state, gradients, round):
         now = arrival(state, round)
         gradient = jax.tree.map(lambda leaf: leaf[0], gradients)
-        model = optimizers.step(optimizer, state.server.model, gradient)
-        if staleness_aware:
-            model = model._replace(params=_shortened(state.server.model.params, model.params, now.staleness))
-        buffer = state.server.buffer.at[jnp.arange(servers), now.write].set(_cut(model.params, servers))
+        model = stale_step(optimizer, state.server.model, gradient, now.staleness, staleness_aware)
+        buffer = state.server.buffer.at[jnp.arange(servers), now.write].set(cut(model.params, servers))
         bits = jnp.where(workers.ids(round.workers)[:, None] == now.worker, counts.of(told.bits_of(gradients), 1), jnp.uint32(0))
         metrics = {"staleness": jnp.max(now.staleness), "worker": now.worker}
         return State(state.step + 1, server=Server(model, buffer, now.events)), Info(bits, bits, metrics, elapsed=now.elapsed)
@@ -129,20 +127,28 @@ def _given(delays: delays_.Delays, server: Server, round: Round) -> Arrival:
     return Arrival(worker, staleness, places[staleness], jnp.full(parts, (t + 1) % models), None, ())
 
 
+def stale_step(
+    optimizer: optax.GradientTransformation, model: optimizers.Model, gradient: Params, staleness: jax.Array, aware: bool
+) -> optimizers.Model:
+    """The server's step with a gradient whose parts are so stale, int32 `[P]`; where it is `aware` of that, each part's step is divided."""
+    after = optimizers.step(optimizer, model, gradient)
+    return after._replace(params=_shortened(model.params, after.params, staleness)) if aware else after
+
+
 def _shortened(before: Params, after: Params, staleness: jax.Array) -> Params:
     """The step divided by the staleness of each part, where it is more than 1."""
-    old, new = (_cut(params, staleness.shape[0]) for params in (before, after))
+    old, new = (cut(params, staleness.shape[0]) for params in (before, after))
     times = staleness[:, None]
-    return _join(jnp.where(times > 1, old + (new - old) / jnp.maximum(1, times), new), after)
+    return join(jnp.where(times > 1, old + (new - old) / jnp.maximum(1, times), new), after)
 
 
-def _cut(params: Params, parts: int) -> jax.Array:
+def cut(params: Params, parts: int) -> jax.Array:
     """The model as equal parts of one vector, the last filled up with zeros, `[P, part]`."""
     flat = ravel_pytree(params)[0]
     return jnp.pad(flat, (0, -flat.size % parts)).reshape(parts, -1)
 
 
-def _join(parts: jax.Array, like: Params) -> Params:
+def join(parts: jax.Array, like: Params) -> Params:
     """The model of which these are the parts, with the shapes and types of `like`."""
     flat, unravel = ravel_pytree(like)
     return unravel(parts.ravel()[: flat.size])

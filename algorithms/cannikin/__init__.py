@@ -1,14 +1,16 @@
 """Cannikin: the best local batch sizes on unequal machines."""
 
 from algorithms.cannikin.candidates import efficiency, goodput
+from algorithms.cannikin.epochs import Epoch, Training
 from algorithms.cannikin.learning import Learner, learner
 from algorithms.cannikin.model import ClusterModel, OptPerf
 from algorithms.cannikin.noise_scale import NoiseScale, gradient_noise_scale, smoothed
 from algorithms.cannikin.paper import published_optperf
 from algorithms.cannikin.policies import Observation, System, adaptdl, cannikin, equal_split, lb_bsp
+from algorithms.cannikin.processes import train_processes
 from algorithms.cannikin.scalings import adascale, constant, square_root
 from algorithms.cannikin.stages import scalable
-from algorithms.cannikin.training import Epoch, Training, train
+from algorithms.cannikin.training import train
 
 __all__ = [
     "ClusterModel",
@@ -34,4 +36,5 @@ __all__ = [
     "smoothed",
     "square_root",
     "train",
+    "train_processes",
 ]

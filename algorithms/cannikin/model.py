@@ -85,16 +85,28 @@ class ClusterModel:
         return len(self.q)
 
     def node_times(self, batches: ArrayLike) -> np.ndarray:
-        """When the messages of each node could be through, were it alone: seconds `[..., n]` for samples `[..., n]`."""
-        return self._lines.seconds(np.asarray(batches, float)) + self.t_last
+        """When the messages of each node could be through, were it alone: seconds `[..., n]` for samples `[..., n]`.
+
+        Raises:
+            ValueError: samples of another number of nodes, infinite or NaN. (Less than none are what the paper's algorithm may give.)
+        """
+        return self._lines.seconds(self._need_batches("node_times", batches)) + self.t_last
 
     def batch_time(self, batches: ArrayLike) -> Any:
-        """T, equation 7: seconds `[...]` for samples `[..., n]`."""
-        return self.node_times(batches).max(axis=-1)
+        """T, equation 7: seconds `[...]` for samples `[..., n]`.
+
+        Raises:
+            ValueError: as of `node_times`.
+        """
+        return (self._lines.seconds(self._need_batches("batch_time", batches)) + self.t_last).max(axis=-1)
 
     def computes_longer(self, batches: ArrayLike) -> np.ndarray:
-        r"""Whether each node's bottleneck is its computation, $(1 - \gamma) P_i \ge T_o$, or else communication; bool `[..., n]`."""
-        return (1 - self.gamma) * (np.multiply(self.k, batches) + self.m) >= self.t_overlap
+        r"""Whether each node's bottleneck is its computation, $(1 - \gamma) P_i \ge T_o$, or else communication; bool `[..., n]`.
+
+        Raises:
+            ValueError: as of `node_times`.
+        """
+        return (1 - self.gamma) * (self.k * self._need_batches("computes_longer", batches) + self.m) >= self.t_overlap
 
     @checks.arguments
     def optperf(self, total_batch: ArrayLike) -> OptPerf:
@@ -159,6 +171,14 @@ class ClusterModel:
         q, s, k, m = (np.asarray(each) for each in (self.q, self.s, self.k, self.m))
         most = np.full(len(q), np.inf) if self.limits is None else np.asarray(self.limits)
         return Lines(q + k, s + m, q + self.gamma * k, s + self.gamma * m + self.t_overlap, most)
+
+    def _need_batches(self, name: str, batches: ArrayLike) -> np.ndarray:
+        given = np.asarray(batches, float)
+        if given.ndim < 1 or given.shape[-1] != self.nodes:
+            raise ValueError(f"ClusterModel.{name}: batches of shape {list(given.shape)}: need [..., {self.nodes}], a number for each node")
+        if not np.isfinite(given).all():
+            raise ValueError(f"ClusterModel.{name}: batches = {checks.shown(given.tolist())}: need finite numbers of samples")
+        return given
 
     def _need_room(self, B: np.ndarray, most: np.ndarray) -> None:
         wrong = B[~(np.isfinite(B) & (B >= 0))]

@@ -103,6 +103,16 @@ def decided(state: State, sizes: np.ndarray, factor: float) -> State:
         factor: of the step size.
 
     Raises:
+        ValueError: as of `rescaled`.
+    """
+    state = rescaled("cannikin.train", state, factor)
+    return state._replace(server=state.server._replace(sizes=jnp.asarray(sizes, jnp.int32)))
+
+
+def rescaled(name: str, state: PyTree, factor: float) -> PyTree:
+    """With another factor wherever there is one.
+
+    Raises:
         ValueError: a factor that is no number above 0, or not 1 where no optimiser was made `scalable`.
     """
 
@@ -110,9 +120,8 @@ def decided(state: State, sizes: np.ndarray, factor: float) -> State:
         return Scale(jnp.full_like(node.factor, factor)) if isinstance(node, Scale) else node
 
     if not (checks.is_number(factor) and 0 < factor < np.inf):
-        raise ValueError(f"cannikin.train: scaling gives {checks.shown(factor)}: need a finite number above 0")
+        raise ValueError(f"{name}: scaling gives {checks.shown(factor)}: need a finite number above 0")
     leaves = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Scale))
     if factor != 1 and not any(isinstance(leaf, Scale) for leaf in leaves):
-        raise ValueError(f"cannikin.train: a step size times {factor:g}, but its optimiser's is fixed: need cannikin.scalable(optimizer)")
-    state = jax.tree.map(put, state, is_leaf=lambda node: isinstance(node, Scale))
-    return state._replace(server=state.server._replace(sizes=jnp.asarray(sizes, jnp.int32)))
+        raise ValueError(f"{name}: a step size times {factor:g}, but its optimiser's is fixed: need cannikin.scalable(optimizer)")
+    return jax.tree.map(put, state, is_leaf=lambda node: isinstance(node, Scale))

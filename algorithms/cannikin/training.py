@@ -1,74 +1,23 @@
-"""Training in epochs, before each of which a system decides how much every node computes."""
+"""Training in epochs on a simulated cluster, before each of which a system decides how much every node computes."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Callable
 
 import jax
 import numpy as np
 
 import dsgd
-from algorithms.cannikin import policies, scalings, stages
-from algorithms.cannikin.noise_scale import NoiseScale, gradient_noise_scale, smoothed
-from algorithms.cannikin.policies import Observation, System
+from algorithms.cannikin import epochs as own
+from algorithms.cannikin import scalings, stages
+from algorithms.cannikin.epochs import Epoch, Limits, Ran, Training
+from algorithms.cannikin.policies import System
 from dsgd import checks
-from dsgd.base import Algorithm, Key, Params, Problem, State
+from dsgd.base import Algorithm, Key, Problem
 from dsgd.clusters import Cluster
 from dsgd.engine.oracle import RESERVED
 
-Limits = Annotated[Sequence[int] | np.ndarray, "a number of samples for each node"]
 _AT_THE_END = 1 << 30  # rounds between evaluations: one number for all stages, however long, since each other one is another program
-_MEASURED_FROM = 2  # rounds of a stage, before which no node has measured anything
-
-
-class Epoch(NamedTuple):
-    """What was decided for an epoch, and what came of it.
-
-    Args:
-        batches: samples of each node, int `[N]`; 0 of those that were not there.
-        rounds: how many.
-        seconds: of all of them.
-        factor: what the step size was multiplied by.
-        noise_scale: S / G in samples, smoothed, after it; infinite where no gradient is seen in the noise.
-        scalars: the problem's, after it: "loss", and what else it evaluates.
-    """
-
-    batches: np.ndarray
-    rounds: int
-    seconds: float
-    factor: float
-    noise_scale: float
-    scalars: dict[str, float]
-
-    @property
-    def total(self) -> int:
-        """B."""
-        return int(self.batches.sum())
-
-    @property
-    def batch_time(self) -> float:
-        """Seconds of a round."""
-        return self.seconds / self.rounds
-
-
-class Training(NamedTuple):
-    """What `train` gives back.
-
-    Args:
-        epochs: one after the other.
-        state: the last one, of the method.
-        params: the model to take home.
-    """
-
-    epochs: list[Epoch]
-    state: State
-    params: Params
-
-    def clock(self) -> np.ndarray:
-        """Seconds at the end of each epoch."""
-        return np.cumsum([epoch.seconds for epoch in self.epochs])
 
 
 @checks.arguments
@@ -93,7 +42,7 @@ def train(
     r"""Epochs whose local batches a system decides, from what nodes have measured in those before.
 
     The samples of all nodes count the same (equation 9); the step size is the optimiser's times what `scaling` says of the noise scale. All
-    epochs are stages of one compiled run.
+    epochs are stages of one compiled run. Each epoch's `scalars` are the problem's, after it: "loss", and what else it evaluates.
 
     Args:
         method: any that takes the mean over workers, its optimiser made `cannikin.scalable` where there is a `scaling`.
@@ -118,95 +67,30 @@ def train(
             cannot cut its batches, a cluster without an overlap, or that takes micro-batches for batches of their own; limits for another
             N. When it runs: a system's batches that do not fit, a scaling of steps that are not `scalable`, nobody present.
     """
-    N, B = problem.workers, _need_cut(problem)
-    M = checks.positive_int("cannikin.train: micro_batches", micro_batches)
-    room, share = _need_limits(limits, N, M * B), _need_overlap(cluster, M)
-    each_epoch = N * (problem.samples or B) if samples is None else checks.positive_int("cannikin.train: samples", samples)
-    first_batch = None if initial_batch is None else checks.positive_int("cannikin.train: initial_batch", initial_batch)
-    if not 0 < smoothing <= 1:
-        raise ValueError(f"cannikin.train: smoothing = {smoothing}: need a number in (0, 1]")
-    checks.positive_int("cannikin.train: epochs", epochs)
-    ids = _there(present, 0, N)
-    memory = system.start(policies.Cluster(len(ids), share, room[ids]))
-    running = stages.sized(method, B, M)
-    params, noise, found = problem.init(jax.random.split(key)[0]), NoiseScale(0.0, 0.0, 0.0), []
-    state = running.init(params, N)
-    for epoch in range(epochs):
-        ids, memory = _attending(system, memory, ids, _there(present, epoch, N), room)
-        decided, memory = system.decide(memory)
-        sizes = _need_batches(system, decided, ids, room)
-        total = int(sizes.sum())
-        first_batch = first_batch or total
-        factor = scaling(noise, total, first_batch)
-        rounds = max(_MEASURED_FROM, math.ceil(each_epoch / total))
+    decides = {"scaling": scaling, "initial_batch": initial_batch, "smoothing": smoothing, "present": present, "until": until}
+    lengths = {"epochs": epochs, "micro_batches": micro_batches, "samples": samples, "limits": limits}
+    plan = own.plan("cannikin.train", problem, system, _need_overlap(cluster, micro_batches), **lengths, **decides)
+    running = stages.sized(method, problem.batch_size, micro_batches)
+    state = running.init(problem.init(jax.random.split(key)[0]), problem.workers)
+    params = None
+
+    def run(sizes: np.ndarray, factor: float, rounds: int) -> Ran:
+        nonlocal state, params
         stage = {"steps": rounds, "evaluate_every": _AT_THE_END, "key": key, "cluster": cluster, "mesh": mesh}
-        run = dsgd.run(running, problem, start=stages.decided(state, sizes, factor), **stage)
-        state, params, history = run.state, run.params, run.history
-        noise = smoothed(noise, _noise_of(history, sizes), smoothing)
-        memory = system.observe(memory, _seen(history, ids, sizes[ids], noise))
-        found.append(Epoch(sizes, rounds, float(history["clock"][-1]), factor, policies.samples_of(noise), _scalars(history)))
-        if until is not None and until(found):
-            break
+        state, history, params = dsgd.run(running, problem, start=stages.decided(state, sizes, factor), **stage)
+        return _ran(history)
+
+    found = own.follow(plan, run)
     return Training(found, state._replace(server=state.server.method), params)
 
 
-def _there(present: Callable[[int], np.ndarray] | None, epoch: int, N: int) -> np.ndarray:
-    """The nodes of an epoch, in order."""
-    if present is None:
-        return np.arange(N)
-    said = np.asarray(present(epoch))
-    if said.shape != (N,) or said.dtype != bool or not said.any():
-        raise ValueError(f"cannikin.train: present({epoch}) = {checks.shown(said)}: need bool [{N}], of which one is true")
-    return np.flatnonzero(said)
-
-
-def _attending(system: System, memory: Any, ids: np.ndarray, now: np.ndarray, room: np.ndarray) -> tuple[np.ndarray, Any]:
-    """The nodes of an epoch, those of the last one first, and what the system remembers of them."""
-    if set(ids) == set(now):
-        return ids, memory
-    stay = np.flatnonzero(np.isin(ids, now))
-    order = np.concatenate([ids[stay], np.setdiff1d(now, ids)])
-    return order, system.resize(memory, stay, len(order) - len(stay), room[order])
-
-
-def _noise_of(history: dict[str, np.ndarray], sizes: np.ndarray) -> NoiseScale:
-    """The mean over an epoch's rounds; NaN where one node has all samples."""
-    there = sizes > 0
-    if there.sum() < 2:
-        return NoiseScale(np.nan, np.nan)
-    each = gradient_noise_scale(history["local_sqnorms"][1:, there], history["global_sqnorm"][1:], sizes[there])
-    return NoiseScale(np.mean(each.noise), np.mean(each.sqnorm))  # of one epoch, whatever its number of rounds
-
-
-def _seen(history: dict[str, np.ndarray], ids: np.ndarray, batches: np.ndarray, noise: NoiseScale) -> Observation:
+def _ran(history: dict[str, np.ndarray]) -> Ran:
     """A record has the times of the round before; the first one has none."""
-    compute, backward, first, up = (history[f"measured_{name}"][_MEASURED_FROM:, ids] for name in ("compute", "backward", "first", "up"))
-    return Observation(batches, compute, backward, first, up, noise)
-
-
-def _scalars(history: dict[str, np.ndarray]) -> dict[str, float]:
-    """What the problem evaluates, at the end."""
-    own = {"global_sqnorm", *RESERVED}
-    return {name: float(values[-1]) for name, values in history.items() if values.ndim == 1 and name not in own}
-
-
-def _need_batches(system: System, decided: Any, ids: np.ndarray, room: np.ndarray) -> np.ndarray:
-    """Those of all workers, `[N]`: 0 of who is not there."""
-    batches, most = np.asarray(decided), room[ids]
-    if batches.shape != ids.shape or not np.issubdtype(batches.dtype, np.integer) or ((batches < 0) | (batches > most)).any():
-        given, limits = checks.shown(decided), checks.shown(most.tolist())
-        raise ValueError(f"cannikin.train: {system.name} gives batches {given}: need whole numbers, one a node, from 0 to {limits}")
-    if not batches.any():
-        raise ValueError(f"cannikin.train: {system.name} gives batches of 0 samples in all: need somebody who computes something")
-    sizes = np.zeros(len(room), int)
-    sizes[ids] = batches
-    return sizes
-
-
-def _need_cut(problem: Problem) -> int:
-    if problem.batch_size is None or problem.take is None:
-        raise ValueError(f"cannikin.train: {problem.name} cannot cut its batches (batch_size, take): need a problem that can")
-    return problem.batch_size
+    compute, backward, first, up = (history[f"measured_{name}"][own.LEAST :] for name in ("compute", "backward", "first", "up"))
+    names = history.keys() - {"global_sqnorm", *RESERVED}
+    scalars = {name: float(history[name][-1]) for name in sorted(names) if history[name].ndim == 1}
+    sqnorms = history["local_sqnorms"][1:], history["global_sqnorm"][1:]
+    return Ran(float(history["clock"][-1]), compute, backward, first, up, *sqnorms, scalars)
 
 
 def _need_overlap(cluster: Cluster, micro_batches: int) -> float:
@@ -215,12 +99,3 @@ def _need_overlap(cluster: Cluster, micro_batches: int) -> float:
     if micro_batches > 1 and not cluster.at_once:
         raise ValueError(f"cannikin.train: {micro_batches} micro-batches as batches of their own: need a cluster with at_once=True")
     return cluster.overlap.last
-
-
-def _need_limits(limits: Any, N: int, most: int) -> np.ndarray:
-    if limits is None:
-        return np.full(N, most)
-    given = np.asarray(limits)
-    if given.shape != (N,) or not np.issubdtype(given.dtype, np.integer) or (given < 0).any():
-        raise ValueError(f"cannikin.train: limits = {checks.shown(limits)}: need whole numbers of samples, one for each of {N} nodes")
-    return np.minimum(given, most)

@@ -323,7 +323,7 @@ def _gradients_and_update(
     with workers.attended(there):
         query = absence.query(algorithm.query(carry.state, this), this)
     if query.draws is not None:
-        sample_key = jax.random.fold_in(key, _STREAM)
+        sample_key = stream(key)
     this = this._replace(work=query.work)
     asked = (plan.problem, query, sample_key, data, plan.N, batches)
     done = {} if query.work is None else {_SAMPLES: oracle.samples(query)}
@@ -339,6 +339,11 @@ def _gradients_and_update(
 def round_keys(key: jax.Array, step: jax.Array) -> jax.Array:
     """Of a round: the query's, the samples' and the update's."""
     return jax.random.split(jax.random.fold_in(key, step), 3)
+
+
+def stream(key: jax.Array) -> jax.Array:
+    """The key of numbered draws, of a run's rounds' key."""
+    return jax.random.fold_in(key, _STREAM)
 
 
 def _this_round(plan: Plan, key: jax.Array, carry: Carry, step: jax.Array) -> Round:

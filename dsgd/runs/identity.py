@@ -38,15 +38,15 @@ def of(job: Job, kept: bool) -> dict[str, str]:
         "problem": job.problem.name,
         "workers": str(plan.N),
         "batch_size": str(job.problem.batch_size),
-        "data": _digest(job.problem.shared, _rows_digest(job.problem.data)),
+        "data": digest(job.problem.shared, _rows_digest(job.problem.data)),
         "batches": _batches(job, kept),
         "seeds": str(job.keys.shape[0] if plan.runs else None),
         "record_every": str(plan.record_every),
         "train_loss": str(plan.train_loss),
         "evaluate_every": str(plan.evaluate_every),
         "cluster": plan.cluster.name if plan.cluster else "None",
-        "key": _digest(job.keys),
-        "start": "None" if job.start is None else _digest(job.start),
+        "key": digest(job.keys),
+        "start": "None" if job.start is None else digest(job.start),
         "platform": plan.mesh.devices.flat[0].platform,
         "jax": jax.__version__,
         PROGRAM: _program(job),
@@ -110,7 +110,8 @@ def _rows_digest(data: PyTree) -> str:
     return " ".join(f"{jax.tree_util.keystr(path)} {' '.join(arrays.row_digests(leaf))}" for path, leaf in named)
 
 
-def _digest(tree: PyTree, more: str = "") -> str:
+def digest(tree: PyTree, more: str = "") -> str:
+    """Of all leaves, with their names, types and shapes, and of more words."""
     sha = hashlib.sha256(more.encode())
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         sha.update(f"{jax.tree_util.keystr(path)} {arrays.row_digest(arrays.on_host(leaf))}".encode())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
+import re
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
+import loops
 import numpy as np
 import optax
 import pytest
@@ -13,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import algorithms
 import dsgd
-from dsgd import problems, work
+from dsgd import clusters, problems, work
 from dsgd.engine import programs
 
 N, D, STEPS, SEEDS = 8, 19, 12, 2
@@ -22,6 +24,9 @@ OPTIMIZERS = {"sgd": optax.sgd(0.1), "momentum": optax.sgd(0.05, momentum=0.9), 
 SGD = list(OPTIMIZERS).index("sgd")
 SHARES = {"kimad": (6 * 32 + 32 + 8) / (32 * D)}  # of a vector, that messages are: 6 values, their places, and which of the set it is
 CONTRACT = {"parameters", "returns", "again", "compiled once", "seeds", "64 bits", "4 devices", "8 devices", "bits"}
+
+ELSEWHERE = re.compile(r"stablehlo\.(?:custom_call @\w+|send|recv|infeed|outfeed)")  # what only some platforms have, or the host does
+CLUSTER = clusters.Cluster(clusters.exponential(1e-3), up=clusters.constant(1e8))
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -137,6 +142,16 @@ def test_bits_grow_by_the_same_amount_every_period_and_fit_the_pattern(name):
         assert sent.mean() / 2 / 32 / D == pytest.approx(SHARES.get(name, 1) * pattern.vectors(N), rel=1e-6)  # up and down, on average
 
 
+@pytest.mark.parametrize("devices", [1, 8])
+def test_its_loop_lowers_for_gpus_and_tpus(name, devices):
+    """On a machine that has neither, the whole loop: none of it is of CPUs only, or asks the host. On several devices with the clock."""
+    lowered = loops.traced(method(name), problem(), devices, CLUSTER if devices > 1 else None).lower(lowering_platforms=("cuda", "tpu"))
+    text = lowered.as_text()
+    assert f"mhlo.num_partitions = {devices} " in text
+    assert "stablehlo.while" in text
+    assert not ELSEWHERE.findall(text)
+
+
 TOO_FAST = {("asgd", "momentum")}  # steps ten times as long once the memory is full, along gradients of seven updates ago
 
 
@@ -147,6 +162,26 @@ def test_any_optax_optimiser_works(name):
     assert programs.compiled() == compiled
     progress = dict(zip(OPTIMIZERS, (loss[..., -10:].mean(axis=(1, 2)) < loss[..., 0].mean(axis=1)).tolist(), strict=True))
     assert all(made for optimizer, made in progress.items() if (name, optimizer) not in TOO_FAST), progress
+
+
+def broken(how) -> dsgd.Algorithm:
+    """Mini-batch SGD that does this to its gradients."""
+    plain = algorithms.minibatch_sgd(optax.sgd(0.1))
+    return plain._replace(update=lambda key, state, gradients, round: plain.update(key, state, how(gradients), round))
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_what_is_of_cpus_only_does_not_lower(devices):
+    """So the test of all methods sees it: a callback, an operation that only CPUs have, and a call of a library by its name."""
+    same = partial(jax.tree.map, lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+    called = broken(lambda gradients: jax.pure_callback(lambda gradients: gradients, same(gradients), gradients))
+    library = broken(lambda gradients: jax.ffi.ffi_call("lapack_sgetrf_ffi", same(gradients))(gradients))
+    on_cpus = broken(lambda gradients: gradients + jax.scipy.linalg.schur(gradients[0, 0] * jnp.eye(2))[0][0, 0])
+    for method in (called, on_cpus):
+        with pytest.raises(NotImplementedError):
+            loops.traced(method, problem(), devices).lower(lowering_platforms=("cuda", "tpu"))
+    text = loops.traced(library, problem(), devices).lower(lowering_platforms=("cuda", "tpu")).as_text()
+    assert ELSEWHERE.findall(text) == ["stablehlo.custom_call @lapack_sgetrf_ffi"]
 
 
 def test_an_unknown_method_is_refused_with_the_known_names():

@@ -119,3 +119,13 @@ def test_bad_totals_are_refused():
         limited.optperf_integer(6)
     with pytest.raises(ValueError, match=r"a total batch of -1\.0 samples: need a finite number"):
         limited.optperf(-1.0)
+
+
+@pytest.mark.parametrize("name", ["node_times", "batch_time", "computes_longer"])
+def test_bad_batches_are_refused(name):
+    ask = getattr(ClusterModel(**GOOD), name)
+    with pytest.raises(ValueError, match=rf"{name}: batches of shape \[3\]: need \[\.\.\., 2\], a number for each node"):
+        ask([1.0, 2.0, 3.0])
+    for wrong in (np.nan, np.inf):
+        with pytest.raises(ValueError, match=f"{name}: batches = .*{wrong}.*: need finite numbers of samples"):
+            ask([[1.0, 2.0], [wrong, 2.0]])

@@ -1,0 +1,199 @@
+"""AD-PSGD in real processes: pairs of workers average, and nobody waits for a round."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from algorithms import gossip
+from algorithms.asynchronous.on_ray.crew import Crew, Patience
+from algorithms.asynchronous.on_ray.peer import Exchange, News, Peer
+from algorithms.asynchronous.on_ray.session import actor, session
+from algorithms.asynchronous.on_ray.trained import Trained, evaluated, start
+from algorithms.asynchronous.on_ray.with_servers import need_patience, tasks
+from algorithms.asynchronous.on_ray.worker import Delay
+from dsgd import checks
+from dsgd.base import Key, Params, Problem, PyTree
+from dsgd.graphs.topology import Topology
+from dsgd.network import told
+
+
+@checks.arguments
+def asynchronous_gossip_sgd(
+    problem: Problem,
+    optimizer: optax.GradientTransformation,
+    topology: Topology,
+    *,
+    steps: int,
+    key: Key,
+    record_every: int = 1,
+    delay: Delay | None = None,
+    address: str = "local",
+    restarts: int = 3,
+    patience: float = 120.0,
+) -> Trained:
+    r"""AD-PSGD in real processes: who has a gradient averages with one neighbour, and makes its step; nobody waits for a round.
+
+    $$ X_{t+1} = X_t W_t - \gamma\, g_{i_t}(\hat x_t^{(i_t)})\, e_{i_t}^\top $$
+
+    The update is that of `algorithms.asynchronous_gossip_sgd`: exchanges are atomic, on any connected graph, and without a deadlock (see
+    `on_ray.peer`). A worker that dies is left out by its neighbours; it comes back with the model of one of them.
+
+    Args:
+        problem, optimizer, key, delay, address, restarts, patience: as of `on_ray.asynchronous_sgd`.
+        topology: whose neighbours; its weights do not matter.
+        steps: updates after which the workers are stopped; they make a few more until they hear of it.
+        record_every: updates between two records, about: it is by Lamport's clock, which every worker has.
+
+    Returns:
+        As of `on_ray.asynchronous_sgd`; the model is the workers' mean, and `consensus` (1/N) sum |x_n - x|^2.
+
+    Raises:
+        ValueError: as `algorithms.asynchronous_gossip_sgd`; another number of workers; numbers out of range; no Ray.
+        ChildProcessError, TimeoutError, Diverged: as of `on_ray.asynchronous_sgd`.
+
+    Source: Lian et al., "Asynchronous decentralized parallel stochastic gradient descent", 2018, algorithm 1.
+    """
+    name = f"asynchronous_gossip_sgd(on_ray, {topology.name})"
+    gossip.need(name, topology, symmetric=True, fixed=True)
+    N = problem.workers
+    if topology.n != N:
+        raise ValueError(f"{name}: a topology of {topology.n} workers for a problem of {N}: need the same number")
+    checks.positive_int(f"{name}: steps", steps)
+    every = max(1, checks.positive_int(f"{name}: record_every", record_every) // N)
+    need_patience(name, restarts, patience)
+    params = start(problem, key)
+    task = tasks(problem, key, params, delay)
+    with session(N, address) as ray:
+        run = _Run(ray, name, topology, steps, patience)
+        crew = Crew(ray, lambda worker: actor(ray, Peer, worker, optimizer, task(worker), params, every, patience), run.begin, N, restarts)
+        try:
+            last = run.until_done(crew)
+        finally:
+            crew.end()
+    return _trained(name, problem, params, run, last, every)
+
+
+class _Run:
+    """What the driver knows of a run.
+
+    Args:
+        ray: the module.
+        name: of the method.
+        topology: whose neighbours.
+        steps: updates that are wanted.
+        patience: seconds without one.
+    """
+
+    def __init__(self, ray: Any, name: str, topology: Topology, steps: int, patience: float) -> None:
+        self.ray, self.name, self.steps, self.patience = ray, name, steps, patience
+        self.neighbours = {n: {int(other) for one, other in topology.links[0] if one == n} for n in range(topology.n)}
+        self.exchanges: list[Exchange] = []
+        self.records: dict[int, dict[int, PyTree]] = {}  # by stamp and worker
+        self.asked: dict[Any, tuple[int, int]] = {}  # news under way: of whom, in which life
+        self.ready: set[int] = set()
+        self.began: float | None = None
+
+    def begin(self, worker: int, peer: Any, life: int) -> Any:
+        """A worker's run, for the crew."""
+        self.began = self.began or time.monotonic()
+        draw = 1 + max((each.draw for each in self.exchanges if each.worker == worker), default=-1)
+        return peer.run.remote(life, draw, time.monotonic() - self.began)
+
+    def until_done(self, crew: Crew) -> dict[int, tuple[PyTree, int]]:
+        """The workers' last models with their stamps, when there were enough updates."""
+        self.ready = set(crew.actors)
+        self._introduce(crew)
+        crew.start(self.patience)
+        waiting = Patience(self.patience)
+        while len(self.exchanges) < self.steps:
+            if gone := crew.look():
+                self.ready -= set(gone)
+                self._introduce(crew)
+            self._hear(crew)
+            waiting.need(len(self.exchanges), f"{self.name}: no update")
+        there = {worker: crew.actors[worker] for worker in sorted(self.ready)}
+        self.ray.get([peer.stop.remote() for peer in there.values()], timeout=self.patience)
+        last = dict(zip(there, self.ray.get([peer.look.remote() for peer in there.values()], timeout=self.patience), strict=True))
+        for worker, news in zip(there, self.ray.get([peer.news.remote() for peer in there.values()], timeout=self.patience), strict=True):
+            self._keep(worker, news)
+        return last
+
+    def _introduce(self, crew: Crew) -> None:
+        """To each worker its neighbours that are ready."""
+        for worker, peer in crew.actors.items():
+            peer.meet.remote({other: crew.actors[other] for other in sorted(self.neighbours[worker] & self.ready)})
+
+    def _hear(self, crew: Crew) -> None:
+        """What there is to hear; who does not answer is asked no more, until it does."""
+        silent = set(crew.actors) - {worker for worker, life in self.asked.values() if life == crew.lives[worker]}
+        for worker in silent:
+            if crew.lives[worker] <= crew.restarts:
+                self.asked[crew.actors[worker].news.remote()] = (worker, crew.lives[worker])
+        done, _ = self.ray.wait(list(self.asked), num_returns=len(self.asked), timeout=0.02)
+        for answer in done:
+            worker, life = self.asked.pop(answer)
+            try:
+                news: News = self.ray.get(answer)
+            except self.ray.exceptions.RayActorError:  # the crew will see to it
+                continue
+            self._keep(worker, news)
+            if news.ready and worker not in self.ready and life == crew.lives[worker]:
+                self.ready.add(worker)
+                crew.there.add(worker)
+                self._introduce(crew)
+
+    def _keep(self, worker: int, news: News) -> None:
+        self.exchanges.extend(news.exchanges)
+        for stamp, model in news.records:
+            self.records.setdefault(stamp, {})[worker] = model
+
+
+def _trained(name: str, problem: Problem, params: Params, run: _Run, last: dict[int, tuple[PyTree, int]], every: int) -> Trained:
+    """What all workers say, put in order."""
+    order = sorted(run.exchanges, key=lambda each: (each.stamp, each.partner))
+    columns = {field: np.array([getattr(each, field) for each in order]) for field in Exchange._fields}
+    updates = {field: columns[field] for field in ("worker", "partner", "draw")}
+    updates |= {"staleness": _staleness(columns["worker"]), "clock": np.maximum.accumulate(columns["at"])}
+    updates |= {"computed": columns["computed"], "trip": columns["trip"]}
+    stamps = np.arange(every, columns["stamp"][-1], every)
+    step = np.concatenate([[0], np.searchsorted(columns["stamp"], stamps, side="right"), [len(order)]])
+    states = [dict.fromkeys(range(problem.workers), params)]
+    for stamp in stamps.tolist():
+        ended = {worker: model for worker, (model, at) in last.items() if at <= stamp}
+        states.append({**run.records.get(stamp, {}), **ended})
+    states.append({worker: model for worker, (model, _) in last.items()})
+    kept = [i for i, state in enumerate(states) if state and (i == 0 or step[i] > step[i - 1])]
+    states, step = [states[i] for i in kept], step[kept]
+    stacked = [jax.tree.map(lambda *leaves: np.stack(leaves), *state.values()) for state in states]
+    means = [jax.tree.map(lambda leaf: leaf.mean(axis=0), rows) for rows in stacked]
+    bits = told.bits_of(jax.tree.map(lambda leaf: leaf[None], params))
+    at = step - 1
+    history = {
+        "step": step,
+        "bits": 4.0 * bits * step / problem.workers,
+        "consensus": np.array([_apart(rows, mean) for rows, mean in zip(stacked, means, strict=True)]),
+        "clock": np.where(step > 0, updates["clock"][at], 0.0),
+        "staleness": np.where(step > 0, updates["staleness"][at].astype(float), np.nan),
+        "worker": np.where(step > 0, updates["worker"][at].astype(float), np.nan),
+    }
+    return Trained(means[-1], evaluated(name, problem, means, history), updates, problem.workers, int(bits))
+
+
+def _staleness(worker: np.ndarray) -> np.ndarray:
+    """Of each update, the updates since its worker's last one, at whose model its gradient was computed, `[T]`."""
+    before: dict[int, int] = {}
+    found = np.zeros(len(worker), int)
+    for t, one in enumerate(worker.tolist()):
+        found[t] = t - before.get(one, 0)
+        before[one] = t + 1
+    return found
+
+
+def _apart(rows: PyTree, mean: PyTree) -> float:
+    each = jax.tree.map(lambda many, one: float(((many - one) ** 2).sum()) / len(many), rows, mean)
+    return sum(jax.tree.leaves(each))

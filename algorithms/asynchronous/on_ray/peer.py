@@ -1,0 +1,209 @@
+"""A worker of AD-PSGD: a process with a model of its own, which averages with one neighbour at a time.
+
+An exchange is atomic: who begins one holds its own model until it has the answer, and whom it asks answers at once, between two of its own.
+Two that hold theirs and ask each other would wait for ever. So a worker with a smaller number may wait for one with a larger one, which is
+refused instead, and asks again: no circle of workers ever waits, on any graph. (The paper's way is a bipartite one.)
+
+Exchanges have Lamport's stamps: sorted by them, they are in an order that every worker has seen. What all workers' models were after all
+exchanges up to a stamp is a state that the run could have been in, though nobody waited to look at it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from algorithms import optimizers
+from algorithms.asynchronous.on_ray.session import need_ray
+from algorithms.asynchronous.on_ray.worker import Gradients, Task
+from algorithms.optimizers import Model
+from dsgd.base import Params, PyTree
+
+_REFUSED = 0.002  # seconds, about, until one who was refused asks again
+
+
+class Exchange(NamedTuple):
+    """An update, as the partner has seen it.
+
+    Args:
+        stamp: Lamport's.
+        worker: whose gradient, and who asked.
+        partner: who was asked; the worker itself, where there was nobody.
+        draw: the number of its batch in the worker's stream.
+        computed: seconds of the gradient.
+        trip: of the worker's last exchange; NaN before the first.
+        at: seconds of the run.
+    """
+
+    stamp: int
+    worker: int
+    partner: int
+    draw: int
+    computed: float
+    trip: float
+    at: float
+
+
+class News(NamedTuple):
+    """What has happened since it was asked last: exchanges in which it was the partner, and models by their stamps. And whether it is ready
+    to be asked by others."""
+
+    exchanges: list[Exchange]
+    records: list[tuple[int, PyTree]]
+    ready: bool
+
+
+class Peer:
+    """An actor.
+
+    Args:
+        worker: its number.
+        optimizer: of its step.
+        task: what it computes.
+        params: the start.
+        every: stamps between two models that it keeps for the history.
+        patience: seconds that an exchange may take.
+    """
+
+    def __init__(
+        self, worker: int, optimizer: optax.GradientTransformation, task: Task, params: Params, every: int, patience: float
+    ) -> None:
+        self.worker, self.every, self.patience = worker, every, patience
+        self.gradients = Gradients(worker, task)
+        self.model: Model = optimizers.start(optimizer, params)
+        self.step = jax.jit(partial(_stepped, optimizer))
+        self.peers: dict[int, Any] = {}
+        self.stamp, self.next = 0, every
+        self.exchanges: list[Exchange] = []
+        self.records: list[tuple[int, PyTree]] = []
+        self.ready = self.stopped = False
+        self.lock = asyncio.Lock()
+        self.zero = time.monotonic()
+        self.trip = float("nan")
+        self.chance = random.Random(worker)
+
+    async def rehearse(self) -> None:
+        """Compiles, while others may ask how it is."""
+        await asyncio.get_running_loop().run_in_executor(None, self._rehearse)
+
+    async def meet(self, peers: dict[int, Any]) -> None:
+        """The neighbours that are there."""
+        self.peers = peers
+
+    async def run(self, life: int, draw: int, elapsed: float) -> None:
+        """Computes, averages with a neighbour, steps, and begins again, until it is stopped.
+
+        Args:
+            life: how often this worker has died: who has, begins with a neighbour's model.
+            draw: its first batch.
+            elapsed: seconds of the run so far.
+        """
+        self.zero = time.monotonic() - elapsed
+        if life:
+            await self.rehearse()
+            await self._take_over()
+        self.ready = True
+        while not self.stopped:
+            computing = asyncio.get_running_loop().run_in_executor(None, self.gradients, self.model.params, draw)
+            slope, computed = await computing
+            await self._exchange(slope, draw, computed)
+            draw += 1
+
+    async def average(self, stamp: int, params: Params, about: Exchange) -> tuple[PyTree, int] | None:
+        """The mean of both models, which is now this one's, and the exchange's stamp; None: this one is asking somebody itself."""
+        if self.lock.locked() and about.worker > self.worker:
+            return None
+        async with self.lock:
+            stamp = self._at(max(self.stamp, stamp) + 1)
+            mean = jax.tree.map(lambda mine, theirs: (mine + theirs) / 2, _numpy(self.model.params), params)
+            self.model = self.model._replace(params=mean)
+            self.exchanges.append(about._replace(stamp=stamp, at=time.monotonic() - self.zero))
+            return mean, stamp
+
+    async def look(self) -> tuple[PyTree, int]:
+        """The model, and its stamp."""
+        async with self.lock:
+            return _numpy(self.model.params), self.stamp
+
+    async def stop(self) -> None:
+        """It asks nobody any more, once what is under way has ended."""
+        self.stopped = True
+        async with self.lock:
+            pass
+
+    async def news(self) -> News:
+        told = News(self.exchanges, self.records, self.ready)
+        self.exchanges, self.records = [], []
+        return told
+
+    async def _take_over(self) -> None:
+        ray = need_ray()
+
+        for peer in self.peers.values():
+            try:
+                params, stamp = await peer.look.remote()
+            except ray.exceptions.RayActorError:
+                continue
+            self.model = self.model._replace(params=params)
+            self.stamp, self.next = stamp, stamp - stamp % self.every + self.every
+            return
+
+    async def _exchange(self, slope: PyTree, draw: int, computed: float) -> None:
+        """With a neighbour, drawn uniformly; then the step. Alone, where none is there."""
+        ray = need_ray()
+
+        partner = self.chance.choice([*self.peers]) if self.peers else self.worker
+        while not self.stopped:
+            async with self.lock:
+                about = Exchange(0, self.worker, partner, draw, computed, self.trip, time.monotonic() - self.zero)
+                began = time.monotonic()
+                try:
+                    answer = await self._asked(partner, about)
+                except ray.exceptions.RayActorError:
+                    self.peers = {worker: peer for worker, peer in self.peers.items() if worker != partner}
+                    partner = self.chance.choice([*self.peers]) if self.peers else self.worker
+                    continue
+                if answer is not None:
+                    middle, stamp = answer
+                    self._at(stamp)
+                    self.model = jax.block_until_ready(self.step(self.model, middle, slope))
+                    self.trip = time.monotonic() - began
+                    return
+            await asyncio.sleep(_REFUSED * (0.5 + self.chance.random()))
+
+    async def _asked(self, partner: int, about: Exchange) -> tuple[PyTree, int] | None:
+        """What the partner answers."""
+        if partner == self.worker:
+            self.exchanges.append(about._replace(stamp=self.stamp + 1))
+            return self.model.params, self.stamp + 1
+        sent = self.peers[partner].average.remote(self.stamp, _numpy(self.model.params), about)
+        return await asyncio.wait_for(sent, self.patience)
+
+    def _at(self, stamp: int) -> int:
+        """Before an exchange of this stamp: keeps the model that was there at the stamps of records."""
+        while self.next < stamp:
+            self.records.append((self.next, _numpy(self.model.params)))
+            self.next += self.every
+        self.stamp = stamp
+        return stamp
+
+    def _rehearse(self) -> None:
+        self.gradients.rehearse()
+        jax.block_until_ready(self.step(self.model, self.model.params, self.model.params))
+
+
+def _stepped(optimizer: optax.GradientTransformation, model: Model, middle: Params, slope: PyTree) -> Model:
+    """As in `algorithms.asynchronous_gossip_sgd`: the optimiser sees its own model, and steps from the mean."""
+    change, memory = optimizer.update(slope, model.optimizer, model.params)
+    return Model(optax.apply_updates(middle, change), memory)
+
+
+def _numpy(tree: Params) -> PyTree:
+    return jax.tree.map(np.asarray, tree)

@@ -1,0 +1,320 @@
+"""A parameter server: a process that has a part of the model, makes a step with each gradient that comes, and waits for none."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from algorithms import optimizers
+from algorithms.asynchronous import arrivals
+from algorithms.asynchronous.asynchronous_sgd import stale_step
+from algorithms.asynchronous.on_ray.session import need_ray
+from algorithms.optimizers import Model
+from dsgd.base import Params, PyTree, State
+from dsgd.engine.loop import Carry
+from dsgd.runs.checkpoints import Checkpoint
+
+
+class Rules(NamedTuple):
+    """What a server does.
+
+    Args:
+        optimizer: of its step.
+        steps: T, updates until it is done.
+        record_every: updates between two models that it keeps for the history.
+        together: whether a step is made with the mean of everybody's gradients.
+        bound: tau of bounded staleness, or None.
+        staleness_aware: whether steps are divided by the staleness.
+        folder: of its checkpoint, or None.
+        about: what the run is, for the checkpoint.
+        seconds: between two checkpoints.
+    """
+
+    optimizer: optax.GradientTransformation
+    steps: int
+    record_every: int
+    together: bool
+    bound: int | None
+    staleness_aware: bool
+    folder: str | None
+    about: dict[str, str]
+    seconds: float
+
+
+class Pushed(NamedTuple):
+    """What a worker says of its gradient.
+
+    Args:
+        worker: whose.
+        life: how often this worker has died.
+        version: of the part that it was computed at.
+        era: how often the server had died when it was read.
+        draw: the number of its batch in the worker's stream.
+        computed: seconds.
+        trip: of the last exchange with the server, less those that the server had; NaN before the first.
+    """
+
+    worker: int
+    life: int
+    version: int
+    era: int
+    draw: int
+    computed: float
+    trip: float
+
+
+class Reply(NamedTuple):
+    """The part as it is now.
+
+    Args:
+        part: of the model, numpy's.
+        version: updates made to it.
+        era: how often the server has died.
+        draw: batches that the worker is known to have drawn.
+        served: seconds that the worker's message was here.
+        done: whether no more gradients are wanted.
+    """
+
+    part: PyTree
+    version: int
+    era: int
+    draw: int
+    served: float
+    done: bool
+
+
+class Update(NamedTuple):
+    """A gradient that was taken.
+
+    Args:
+        step: the update that it was a part of, from 0.
+        worker, version, draw, computed, trip: as pushed.
+        at: seconds of the run when the update had been made.
+        busy: seconds that the server worked on it.
+    """
+
+    step: int
+    worker: int
+    version: int
+    draw: int
+    computed: float
+    trip: float
+    at: float
+    busy: float
+
+
+class News(NamedTuple):
+    """How far a server is: updates made, how often it has died, whether its part is finite; how long ago the last update was, seconds."""
+
+    version: int
+    era: int
+    finite: bool
+    idle: float
+
+
+class Server:
+    """An actor. One thread: what is between two `await`s is atomic.
+
+    Args:
+        part: the start, a tree of numpy's.
+        rules: what it does.
+        workers: who is to be waited for.
+    """
+
+    def __init__(self, part: PyTree, rules: Rules, workers: int) -> None:
+        self.rules = rules
+        self.step = jax.jit(partial(stale_step, rules.optimizer), static_argnames="aware")
+        self.allowed = jax.jit(arrivals.allowed, static_argnames="bound")
+        self.model: Model = optimizers.start(rules.optimizer, part)
+        self.version = self.era = 0
+        self.updates: list[Update] = []
+        self.records: list[PyTree] = [part]
+        self.expected: set[int] | None = set(range(workers))  # who is waited for; None: it was not yet told
+        self.lives = dict.fromkeys(range(workers), 0)  # of those who may push
+        self.reads: dict[int, tuple[int, int]] = dict.fromkeys(range(workers), (0, 0))  # the life and the version of who may push
+        self.waiting: dict[int, tuple[Pushed, PyTree, asyncio.Future]] = {}
+        self.finite = True
+        self.zero = self.last = time.monotonic()
+        self.checkpoint: Checkpoint | None = None
+        self.saved = -np.inf
+        self._rehearse(part)
+        if _reconstructed():
+            self._restore(anew=True)
+
+    async def restore(self) -> News:
+        """Goes on from its checkpoint, if there is one."""
+        self._restore(anew=False)
+        return self._news()
+
+    async def begin(self) -> None:
+        """The run's clock begins."""
+        self.zero = time.monotonic() - self._elapsed()
+        self.last = time.monotonic()
+        self._save()
+
+    async def expect(self, there: set[int], lives: dict[int, int]) -> None:
+        """Who is there, and whose messages count: who is not there is not waited for, and what its process has left is not taken."""
+        self.expected, self.lives = set(there), dict(lives)
+        self.reads = {worker: read for worker, read in self.reads.items() if worker in there and read[0] == lives[worker]}
+        for gone in self.waiting.keys() - self.reads.keys():
+            _resolve(self.waiting.pop(gone)[2])
+        self._advance()
+
+    async def pull(self, worker: int, life: int) -> Reply:
+        """The part, for a worker that begins: from now on it is waited for."""
+        if self.expected is not None and self.lives[worker] == life:
+            self.expected.add(worker)
+        return self._reply(worker, life, time.monotonic())
+
+    async def push(self, gradient: PyTree, about: Pushed) -> Reply:
+        """Takes a gradient when it may, and answers with the part as it then is. One that was computed before a death is not taken."""
+        arrived = time.monotonic()
+        current = about.era == self.era and self.reads.get(about.worker) == (about.life, about.version)
+        if current and not self._done():
+            taken = asyncio.get_running_loop().create_future()
+            self.waiting[about.worker] = (about, gradient, taken)
+            self._advance()
+            await taken
+        return self._reply(about.worker, about.life, arrived)
+
+    async def news(self) -> News:
+        return self._news()
+
+    async def history(self) -> tuple[list[Update], list[PyTree], PyTree, float]:
+        """All updates, the models of the records, the last one, and the seconds of the run."""
+        return self.updates, self.records, _numpy(self.model.params), self._elapsed()
+
+    def _news(self) -> News:
+        return News(self.version, self.era, self.finite, time.monotonic() - self.last)
+
+    def _done(self) -> bool:
+        return self.version >= self.rules.steps or not self.finite
+
+    def _elapsed(self) -> float:
+        """Seconds of the run at the last update."""
+        return self.updates[-1].at if self.updates else 0.0
+
+    def _reply(self, worker: int, life: int, arrived: float) -> Reply:
+        if self.lives.get(worker, life) == life:
+            self.reads[worker] = (life, self.version)
+        drawn = max((update.draw for update in self.updates if update.worker == worker), default=-1) + 1 if life else 0
+        return Reply(_numpy(self.model.params), self.version, self.era, drawn, time.monotonic() - arrived, self._done())
+
+    def _advance(self) -> None:
+        """Makes all updates that can be made now."""
+        while not self._done() and (chosen := self._chosen()):
+            began = time.monotonic()
+            taken = [self.waiting.pop(worker) for worker in chosen]
+            self._update([about for about, _, _ in taken], [gradient for _, gradient, _ in taken], began)
+            for worker, (about, _, future) in zip(chosen, taken, strict=True):
+                self.reads[worker] = (about.life, self.version)
+                _resolve(future)
+        if self._done():
+            for _, _, future in self.waiting.values():
+                _resolve(future)
+            self.waiting.clear()
+
+    def _chosen(self) -> list[int]:
+        """Whose gradients make the next update."""
+        if not self.waiting:
+            return []
+        if self.rules.together:
+            return sorted(self.waiting) if self.expected and self.expected <= self.waiting.keys() else []
+        if self.rules.bound is None:
+            return [next(iter(self.waiting))]  # in the order in which they came
+        readers = sorted(self.reads)
+        versions = np.array([[self.reads[worker][1]] for worker in readers], np.int32)
+        may = dict(zip(readers, np.asarray(self.allowed(versions, np.int32(self.version), bound=self.rules.bound)), strict=True))
+        return next(([worker] for worker in self.waiting if may[worker]), [])
+
+    def _update(self, about: list[Pushed], gradients: list[PyTree], began: float) -> None:
+        """One update, with the mean of these."""
+        mean = gradients[0] if len(gradients) == 1 else jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *gradients)
+        staleness = np.array([self.version - min(each.version for each in about)], np.int32)
+        self.model = jax.block_until_ready(self.step(self.model, mean, staleness, aware=self.rules.staleness_aware))
+        self.last = time.monotonic()
+        for each in about:
+            busy = (self.last - began) / len(about)
+            row = (each.worker, each.version, each.draw, each.computed, each.trip)
+            self.updates.append(Update(self.version, *row, at=self.last - self.zero, busy=busy))
+        self.version += 1
+        if self.version % self.rules.record_every == 0 or self.version == self.rules.steps:
+            self.records.append(_numpy(self.model.params))
+            self.finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(self.records[-1]))
+            if time.monotonic() - self.saved > self.rules.seconds or self._done():
+                self._save()
+
+    def _rehearse(self, part: PyTree) -> None:
+        """Its programs are compiled before the first gradient comes."""
+        jax.block_until_ready(self.step(self.model, part, np.zeros(1, np.int32), aware=self.rules.staleness_aware))
+        if self.rules.bound is not None:
+            self.allowed(np.zeros((len(self.reads), 1), np.int32), np.int32(0), bound=self.rules.bound)
+
+    def _restore(self, *, anew: bool) -> None:
+        """From the checkpoint, where it has one: `anew` after a death, whose seconds count."""
+        if self.rules.folder is None:
+            return
+        self.checkpoint = Checkpoint(self.rules.folder, self.rules.about)
+        found = self.checkpoint.restore(jax.tree.map(_placed, self._carry()))
+        if found is None:
+            return
+        carry, records = found
+        kept, wall = dict(records), float(records["wall"])
+        self.model, self.version = Model(*carry.state.server), int(carry.state.step)
+        columns = [kept[name].tolist() for name in Update._fields]
+        self.updates = [Update(*row) for row in zip(*columns, strict=True)]
+        self.records = _unstacked([kept[f"model{i}"] for i in range(len(jax.tree.leaves(self.model.params)))], self.model.params)
+        self.era = int(kept["era"]) + 1
+        self.reads, self.lives, self.expected = {}, {}, None  # who is there is told again
+        self.zero = time.monotonic() - (float(kept["elapsed"]) + (time.time() - wall if anew else 0.0))
+        self.last = self.saved = time.monotonic()
+
+    def _carry(self) -> Carry:
+        return Carry(State(np.int32(self.version), tuple(self.model)), ())  # type: ignore[arg-type]
+
+    def _save(self) -> None:
+        if self.checkpoint is None:
+            return
+        rows = {name: np.array([getattr(update, name) for update in self.updates], _TYPES.get(name, float)) for name in Update._fields}
+        clock = {"elapsed": time.monotonic() - self.zero, "wall": time.time(), "era": self.era}
+        leaves = [jax.tree.leaves(record) for record in self.records]
+        models = {f"model{i}": np.stack(each) for i, each in enumerate(zip(*leaves, strict=True))}
+        self.checkpoint.save(self._carry(), {**rows, **models, **{name: np.array(value) for name, value in clock.items()}})
+        self.saved = time.monotonic()
+
+
+_TYPES: Mapping[str, type] = {"step": int, "worker": int, "version": int, "draw": int}
+
+
+def _reconstructed() -> bool:
+    """Whether this process takes the place of one that has died."""
+    ray = need_ray()
+
+    return ray.get_runtime_context().was_current_actor_reconstructed
+
+
+def _resolve(future: asyncio.Future) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _numpy(tree: Params) -> PyTree:
+    return jax.tree.map(np.asarray, tree)
+
+
+def _placed(leaf: Any) -> jax.ShapeDtypeStruct:
+    leaf = jax.numpy.asarray(leaf)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+
+
+def _unstacked(leaves: list[np.ndarray], like: PyTree) -> list[PyTree]:
+    """Leaves `[records, ...]` as a list of trees."""
+    structure = jax.tree.structure(like)
+    return [jax.tree.unflatten(structure, row) for row in zip(*leaves, strict=True)]

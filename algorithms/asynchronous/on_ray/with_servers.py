@@ -1,0 +1,303 @@
+"""Asynchronous SGD, and synchronous SGD beside it, on parameter servers: real processes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from algorithms import optimizers
+from algorithms.asynchronous.on_ray.crew import Crew, Patience
+from algorithms.asynchronous.on_ray.server import News, Rules, Server, Update
+from algorithms.asynchronous.on_ray.session import actor, ended, session
+from algorithms.asynchronous.on_ray.trained import Trained, evaluated, start
+from algorithms.asynchronous.on_ray.worker import Delay, Task, Worker, joined, parted
+from dsgd import checks
+from dsgd.base import Constants, Key, Params, Problem
+from dsgd.engine import loop
+from dsgd.network import told
+from dsgd.runs import identity
+
+
+@checks.arguments
+def asynchronous_sgd(
+    problem: Problem,
+    optimizer: optax.GradientTransformation,
+    *,
+    steps: int,
+    key: Key,
+    servers: int = 1,
+    bound: int | None = None,
+    staleness_aware: bool = False,
+    record_every: int = 1,
+    delay: Delay | None = None,
+    address: str = "local",
+    checkpoint: str | Path | None = None,
+    checkpoint_seconds: float = 30.0,
+    restarts: int = 3,
+    patience: float = 120.0,
+) -> Trained:
+    r"""Asynchronous SGD in real processes: a server makes a step with every gradient that arrives, whatever model it was computed at.
+
+    $$ x_{t+1} = x_t - \gamma\, g_t(x_{D(t)}), \qquad 0 \le t - D(t) \le \tau $$
+
+    The step is that of `algorithms.asynchronous_sgd`, and so are the bound and the division by the staleness; but nothing is simulated:
+    each worker is an actor of Ray's, has its own data only, sends its gradient when it has one, and begins again at the model that comes
+    back. Gradient k of a worker is of batch k of its stream (`Query.draws`), so that only the order of updates is the machines': with
+    `Trained.updates` a run can be computed once more, and gives the same.
+
+    Args:
+        problem: of N workers.
+        optimizer: the server's step; `optax.sgd(gamma)` is the equation. With several servers, each has its own, of its part.
+        steps: T, updates of each part.
+        key: of the start and the batches.
+        servers: P actors, each of one part of the model, with an order and a staleness of its own: parts do not wait for each other.
+        bound: tau of bounded staleness: a server does not take a gradient while another one would grow too old; None: it takes any.
+        staleness_aware: divide the step by $\max(1, t - D(t))$, part by part.
+        record_every: updates between two records. The servers keep a model of each; it is evaluated when the run is over.
+        delay: (worker, gradient) -> seconds that it sleeps in it, which count as its computing: to try stragglers. None: none.
+        address: "local": processes of this machine; else of a cluster of Ray's, "10.0.0.1:6379" or "auto". Where Ray is initialised, it
+            is used as it is.
+        checkpoint: a folder that all servers' machines see. A server whose process dies goes on from there; so does the same call. None: a
+            server's death ends the run.
+        checkpoint_seconds: between two of them. A server writes it between two updates.
+        restarts: how often each worker and server may die. A worker that dies is left out until it is there again.
+        patience: seconds without an update, or of a start, after which the run ends with an error.
+
+    Returns:
+        The model, the history (`clock`: real seconds), and every update; see `Trained`.
+
+    Raises:
+        ValueError: numbers out of range; a bound below N - 1; Ray is not installed or cannot be reached; a checkpoint of another run.
+        ChildProcessError: all workers have died too often, or a server that has no checkpoint.
+        TimeoutError: nothing has happened for too long.
+        Diverged: the loss became infinite or NaN.
+
+    Source: Liu and Zhang, section 4.1; Li et al., "Scaling distributed machine learning with the parameter server", 2014; for the bound and
+    the division see `algorithms.asynchronous_sgd`.
+    """
+    N = problem.workers
+    if bound is not None and checks.natural("asynchronous_sgd: bound", bound) < N - 1:
+        raise ValueError(f"asynchronous_sgd: bound = {bound} with {N} workers, who all read the first model: need at least {N - 1}")
+    how = ["on_ray", f"servers={servers}" * (servers > 1), "" if bound is None else f"bound={bound}", "staleness_aware" * staleness_aware]
+    name = f"asynchronous_sgd({', '.join(filter(None, how))})"
+    rules = _rules(name, optimizer, steps, record_every, False, bound, staleness_aware, checkpoint_seconds)
+    return _train(name, problem, rules, key, servers, delay, address, checkpoint, restarts, patience)
+
+
+@checks.arguments
+def minibatch_sgd(
+    problem: Problem,
+    optimizer: optax.GradientTransformation,
+    *,
+    steps: int,
+    key: Key,
+    record_every: int = 1,
+    delay: Delay | None = None,
+    address: str = "local",
+    checkpoint: str | Path | None = None,
+    checkpoint_seconds: float = 30.0,
+    restarts: int = 3,
+    patience: float = 120.0,
+) -> Trained:
+    r"""Mini-batch SGD in the same processes: the server waits for everybody's gradient.
+
+    $$ x_{t+1} = x_t - \frac{\gamma}{N} \sum_n g_n(x_t) $$
+
+    A worker that has died is not waited for: then the mean is over the others.
+
+    Args:
+        problem, optimizer, key, record_every, delay, address, checkpoint, checkpoint_seconds, restarts, patience: as of `asynchronous_sgd`.
+        steps: T, rounds.
+
+    Returns, Raises: as of `asynchronous_sgd`; in `updates` each round has N gradients.
+
+    Source: Liu and Zhang, section 2.2, with one server.
+    """
+    name = "minibatch_sgd(on_ray)"
+    rules = _rules(name, optimizer, steps, record_every, True, None, False, checkpoint_seconds)
+    return _train(name, problem, rules, key, 1, delay, address, checkpoint, restarts, patience)
+
+
+def _rules(
+    name: str, optimizer: Any, steps: int, record_every: int, together: bool, bound: int | None, aware: bool, seconds: float
+) -> Rules:
+    checks.positive_int(f"{name}: steps", steps)
+    checks.positive_int(f"{name}: record_every", record_every)
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"{name}: checkpoint_seconds = {seconds:g}: need finite seconds >= 0")
+    return Rules(optimizer, steps, record_every, together, bound, aware, None, {}, seconds)
+
+
+def tasks(problem: Problem, key: jax.Array, like: Params, delay: Delay | None) -> Callable[[int], Task]:
+    """Of each worker, what it computes, with its own data."""
+    functions = problem._replace(data=(), shared=(), constants=Constants(), evaluate=None)
+    stream = loop.stream(loop.split(key)[1])
+    sent = np.asarray(jax.random.key_data(stream)), str(jax.random.key_impl(stream))
+    shapes = jax.tree.map(lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape), like)
+
+    def task(worker: int) -> Task:
+        mine = jax.tree.map(lambda leaf: np.asarray(leaf[worker]), problem.data)
+        return Task(functions._replace(data=mine), sent, shapes, delay)
+
+    return task
+
+
+def need_patience(name: str, restarts: int, patience: float) -> None:
+    """Raises a ValueError where they make no sense."""
+    checks.natural(f"{name}: restarts", restarts)
+    if not 0 < patience < math.inf:
+        raise ValueError(f"{name}: patience = {patience:g}: need finite seconds > 0")
+
+
+def _train(
+    name: str,
+    problem: Problem,
+    rules: Rules,
+    key: jax.Array,
+    servers: int,
+    delay: Delay | None,
+    address: str,
+    checkpoint: str | Path | None,
+    restarts: int,
+    patience: float,
+) -> Trained:
+    N, P = problem.workers, checks.positive_int(f"{name}: servers", servers)
+    need_patience(name, restarts, patience)
+    params = start(problem, key)
+    task = tasks(problem, key, params, delay)
+    with session(N + P, address) as ray:
+        actors: list[Any] = []
+        crew = None
+        try:
+            for p, part in enumerate(parted(params, P)):
+                own = rules._replace(folder=_folder(checkpoint, p), about=_about(name, problem, rules, key, p))
+                actors.append(actor(ray, Server, part, own, N, restarts=restarts if checkpoint else 0))
+            there = _restored(ray, actors, patience) if checkpoint else [_NOTHING] * P
+            if any(news.version < rules.steps for news in there):
+                crew = Crew(
+                    ray,
+                    lambda worker: actor(ray, Worker, worker, task(worker), patience),
+                    lambda worker, made, life: made.run.remote(actors, life),
+                    N,
+                    restarts,
+                )
+                _run(ray, name, actors, crew, [news.era for news in there], patience)
+            parts = ray.get([each.history.remote() for each in actors], timeout=patience)
+        finally:
+            ended(ray, actors)
+            if crew:
+                crew.end()
+    return _trained(name, problem, rules, params, parts)
+
+
+def _folder(checkpoint: str | Path | None, p: int) -> str | None:
+    return None if checkpoint is None else str(Path(checkpoint).expanduser().absolute() / f"server{p}")
+
+
+def _about(name: str, problem: Problem, rules: Rules, key: jax.Array, p: int) -> dict[str, str]:
+    """What the run is, by name."""
+    return {
+        "method": name,
+        "step size": f"{optimizers.learning_rate(rules.optimizer):.9g}",
+        "problem": problem.name,
+        "workers": str(problem.workers),
+        "batch_size": str(problem.batch_size),
+        "data": identity.digest((problem.data, problem.shared)),
+        "record_every": str(rules.record_every),
+        "steps": str(rules.steps),
+        "key": identity.digest(key),
+        "server": str(p),
+        "jax": jax.__version__,
+    }
+
+
+_NOTHING = News(0, 0, True, 0.0)  # of a server without a checkpoint
+
+
+def _restored(ray: Any, servers: list[Any], patience: float) -> list[News]:
+    """How far their checkpoints are.
+
+    Raises:
+        ValueError: they are of another run.
+    """
+    try:
+        return ray.get([server.restore.remote() for server in servers], timeout=patience)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from error
+
+
+def _run(ray: Any, name: str, servers: list[Any], crew: Crew, eras: list[int], patience: float) -> None:
+    """Until all servers have enough."""
+    crew.start(patience)
+    _tell(ray, servers, crew, patience)
+    ray.get([server.begin.remote() for server in servers], timeout=patience)
+    waiting = Patience(patience)
+    while crew.runs:
+        gone = crew.look()
+        found = [_news(ray, name, p, server, patience) for p, server in enumerate(servers)]
+        if all(news is not None and not news.finite for news in found):
+            return
+        now = [era if news is None else news.era for era, news in zip(eras, found, strict=True)]
+        if gone or now != eras:
+            eras = now
+            _tell(ray, servers, crew, patience)
+        waiting.need([news and (news.era, news.version) for news in found], f"{name}: no update")
+
+
+def _tell(ray: Any, servers: list[Any], crew: Crew, patience: float) -> None:
+    """The servers who is there."""
+    for server in servers:
+        try:
+            ray.get(server.expect.remote(crew.there, crew.lives), timeout=patience)
+        except ray.exceptions.ActorUnavailableError:  # it will be told in its next life
+            continue
+
+
+def _news(ray: Any, name: str, p: int, server: Any, patience: float) -> News | None:
+    """Of a server; None while it is on its way back.
+
+    Raises:
+        ChildProcessError: it will not come back.
+    """
+    try:
+        return ray.get(server.news.remote(), timeout=patience)
+    except ray.exceptions.ActorUnavailableError:
+        return None
+    except ray.exceptions.ActorDiedError as error:
+        why = f"server {p} has died, and does not come back: need checkpoint=, or more restarts"
+        raise ChildProcessError(f"{name}: {why} ({str(error).splitlines()[0]})") from error
+
+
+def _trained(name: str, problem: Problem, rules: Rules, params: Params, parts: list[Any]) -> Trained:
+    """What all servers say, put together."""
+    P, N = len(parts), problem.workers
+    rows = [np.array([tuple(update) for update in updates], float).reshape(-1, len(Update._fields)) for updates, *_ in parts]
+    least = min(map(len, rows))  # of servers that have seen something that is not finite, or have lost it with a worker
+    columns = {field: np.stack([each[:least, i] for each in rows], axis=1) for i, field in enumerate(Update._fields)}
+    updates = {field: columns[field].astype(int) for field in ("worker", "draw")}
+    updates["staleness"] = (columns["step"] - columns["version"]).astype(int)
+    updates |= {"clock": columns["at"], **{field: columns[field] for field in ("computed", "trip", "busy")}}
+    count = min(len(records) for _, records, *_ in parts)
+    models = [joined([records[i] for _, records, *_ in parts], params) for i in range(count)]
+    done = min(max((int(update.step) + 1 for update in taken), default=0) for taken, *_ in parts)
+    step = np.append(np.arange(count - 1) * rules.record_every, done) if count > 1 else np.zeros(1, int)
+    bits = told.bits_of(jax.tree.map(lambda leaf: leaf[None], params))
+    # Of each record its last update, the last of its gradients.
+    last = np.searchsorted(columns["step"][:, 0], step - 1, side="right") - 1
+    history = {
+        "step": step,
+        "bits": 2.0 * bits * (last + 1) / N,
+        "consensus": np.zeros(count),
+        "clock": np.where(step > 0, updates["clock"].max(axis=1)[last], 0.0),
+        "staleness": np.where(step > 0, updates["staleness"].max(axis=1)[last].astype(float), np.nan),
+        "worker": np.where(step > 0, updates["worker"][:, 0][last].astype(float), np.nan),
+    }
+    last_model = joined([model for *_, model, _ in parts], params)
+    flat = updates if P > 1 else {field: values[:, 0] for field, values in updates.items()}
+    return Trained(last_model, evaluated(name, problem, models, history), flat, N, int(bits))

@@ -1,0 +1,145 @@
+"""A worker: a process that has its own data only, computes gradients at the model that it was given last, and waits for no other worker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from algorithms.asynchronous.asynchronous_sgd import cut, join
+from algorithms.asynchronous.on_ray.server import Pushed, Reply
+from algorithms.asynchronous.on_ray.session import need_ray
+from dsgd.base import Params, Problem, PyTree
+from dsgd.engine import oracle
+
+Delay = Callable[[int, int], float]  # (worker, gradient) -> seconds
+_cut, _join = jax.jit(cut, static_argnums=1), jax.jit(join)
+_AGAIN = 0.05  # seconds until a server that has died is asked again
+
+
+class Task(NamedTuple):
+    """What a worker computes.
+
+    Args:
+        problem: its functions, and the data of this worker alone.
+        stream: the key of its batches, as its data and its kind: keys themselves cannot be sent.
+        like: the model's shapes.
+        delay: seconds that it sleeps in each gradient, or None.
+    """
+
+    problem: Problem
+    stream: tuple[np.ndarray, str]
+    like: PyTree
+    delay: Delay | None
+
+
+class Gradients:
+    """Those of one worker. Gradient k is of batch k of its stream: the one that a query with `draws` of k gives in `dsgd.run`."""
+
+    def __init__(self, worker: int, task: Task) -> None:
+        self.worker, self.task = worker, task
+        self.stream, kind = task.stream
+        self.function = jax.jit(partial(_gradient, task.problem._replace(data=()), worker, kind))
+        self.data = jax.device_put(task.problem.data)
+
+    def rehearse(self) -> None:
+        """Compiles."""
+        zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), self.task.like)
+        jax.block_until_ready(self.function(zeros, self.data, self.stream, np.int32(0)))
+
+    def __call__(self, params: Params, k: int) -> tuple[PyTree, float]:
+        """The k-th, leaves of numpy's, and the seconds that it took."""
+        began = time.monotonic()
+        if self.task.delay is not None:
+            time.sleep(self.task.delay(self.worker, k))
+        slope = jax.tree.map(np.asarray, self.function(params, self.data, self.stream, np.int32(k)))
+        return slope, time.monotonic() - began
+
+
+def _gradient(problem: Problem, worker: int, kind: str, params: Params, data: PyTree, stream: jax.Array, k: jax.Array) -> Params:
+    key = jax.random.fold_in(jax.random.wrap_key_data(stream, impl=kind), k)
+    batch = problem.sample(jax.random.fold_in(key, worker), data)
+    return oracle.with_loss(problem)(params, batch)[1]
+
+
+class Worker:
+    """An actor.
+
+    Args:
+        worker: its number.
+        task: what it computes.
+        patience: seconds for which it waits for a server that has died.
+    """
+
+    def __init__(self, worker: int, task: Task, patience: float) -> None:
+        self.worker, self.patience = worker, patience
+        self.gradients = Gradients(worker, task)
+        self.like = task.like
+
+    def rehearse(self) -> None:
+        self.gradients.rehearse()
+
+    def run(self, servers: Sequence[Any], life: int) -> int:
+        """Reads the model, computes, sends the gradient, and begins again with what comes back, until all servers have enough.
+
+        Args:
+            servers: of the parts, in their order.
+            life: how often this worker has died.
+
+        Returns:
+            How many gradients it has sent.
+        """
+        self.gradients.rehearse()
+        replies = [self._pull(server, life) for server in servers]
+        first = k = max(reply.draw for reply in replies)
+        trip = float("nan")
+        while not all(reply.done for reply in replies):
+            slope, computed = self.gradients(joined([reply.part for reply in replies], self.like), k)
+            about = [Pushed(self.worker, life, reply.version, reply.era, k, computed, trip) for reply in replies]
+            began = time.monotonic()
+            replies = self._push(servers, parted(slope, len(servers)), about)
+            trip = time.monotonic() - began - max(reply.served for reply in replies)
+            k += 1
+        return k - first
+
+    def _push(self, servers: Sequence[Any], parts: list[PyTree], about: list[Pushed]) -> list[Reply]:
+        """To all at once. Where a server has died, the gradient is lost, and its part is read when it is there again."""
+        ray = need_ray()
+
+        waiting = [server.push.remote(*sent) for server, *sent in zip(servers, parts, about, strict=True)]
+        replies = []
+        for server, sent, one in zip(servers, waiting, about, strict=True):
+            try:
+                replies.append(ray.get(sent))
+            except ray.exceptions.RayActorError:
+                replies.append(self._pull(server, one.life))
+        return replies
+
+    def _pull(self, server: Any, life: int) -> Reply:
+        """Waits for a server that has died, as long as it has patience."""
+        ray = need_ray()
+
+        end = time.monotonic() + self.patience
+        while True:
+            try:
+                return ray.get(server.pull.remote(self.worker, life), timeout=self.patience)
+            except ray.exceptions.RayActorError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(_AGAIN)
+
+
+def parted(params: Params, servers: int) -> list[PyTree]:
+    """A model as the parts of so many servers: of one, as it is; of several, vectors as long as each other."""
+    return [params] if servers == 1 else list(np.asarray(_cut(params, servers)))
+
+
+def joined(parts: Sequence[PyTree], like: Params) -> Params:
+    """The model of which these are the parts."""
+    if len(parts) == 1:
+        return parts[0]
+    return jax.tree.map(np.asarray, _join(np.stack(parts), like))

@@ -1,0 +1,185 @@
+"""Cannikin on the real clock: one node a process, which measures what it does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from jax.tree_util import Partial
+
+from algorithms import optimizers
+from algorithms.cannikin import epochs as own
+from algorithms.cannikin import scalings, stages
+from algorithms.cannikin.epochs import Epoch, Limits, Ran, Training
+from algorithms.cannikin.policies import System
+from algorithms.optimizers import Model
+from dsgd import checks, workers
+from dsgd.base import Constants, Key, Params, Problem, PyTree
+from dsgd.engine import loop, oracle
+from dsgd.machines import nodes
+
+Pull = Callable[[jax.Array], tuple[Params]]  # 1 -> (the gradient,); a pytree
+_ONE_BUCKET = 1.0  # T_u / T_comm: all of the gradient goes once all of it is there
+
+
+@checks.arguments
+def train_processes(
+    problem: Problem,
+    optimizer: optax.GradientTransformation,
+    system: System,
+    *,
+    epochs: int,
+    key: Key,
+    micro_batches: int,
+    samples: int | None = None,
+    limits: Limits | None = None,
+    scaling: scalings.Scaling = scalings.constant,
+    initial_batch: int | None = None,
+    smoothing: float = 0.3,
+    until: Callable[[list[Epoch]], bool] | None = None,
+) -> Training:
+    r"""Mini-batch SGD in real time: each process is a node, whose local batch a system decides from what all have measured.
+
+    $$ x_{t+1} = x_t - \eta \sum_i \frac{b_i}{B} \bar g_i(x_t) \quad (9) $$
+
+    Every process of an initialised `jax.distributed` calls it with the same arguments; `dsgd.loopback` starts some on one machine. A node
+    measures its forward pass with the draw of its batch and the optimiser's step (a), its backward pass (P), and the all-reduce, in which
+    it also waits for others: who comes last does not, so each round's least time is $T_{comm}$, of all of them. The gradient goes in one
+    bucket: $\gamma = 1$, $T_o = 0$. Times are exchanged after an epoch; programs are compiled, and called once, before its clock begins.
+    Draws are those of `cannikin.train`: the same local batches give its iterates of `minibatch_sgd`, up to the order of sums.
+
+    Args:
+        problem: with as many workers as there are processes; process n has the data of worker n.
+        optimizer: the step, `cannikin.scalable` where there is a `scaling`.
+        system, epochs, key, samples, limits, scaling, initial_batch, smoothing, until: as of `cannikin.train`. They see the same numbers
+            in every process, and must decide the same.
+        micro_batches: M: M batch_size samples are the most that any node may have. A node computes its batch at once, in whole pieces of
+            batch_size, of which the last may count in part.
+
+    Returns:
+        As `cannikin.train`, the same in all processes; each epoch's `scalars` have its "train_loss", the mean over all samples computed.
+
+    Raises:
+        ValueError: as of `cannikin.train`; another number of workers than of processes.
+
+    Source: Nie et al., "Cannikin", sections 4.2 and 4.5.
+    """
+    decides = {"scaling": scaling, "initial_batch": initial_batch, "smoothing": smoothing, "until": until}
+    lengths = {"epochs": epochs, "micro_batches": micro_batches, "samples": samples, "limits": limits}
+    plan = own.plan("train_processes", problem, system, _ONE_BUCKET, **lengths, **decides)
+    node = _Node(problem, optimizer, micro_batches, key, nodes.mesh("train_processes", problem.workers))
+    found = own.follow(plan, node.epoch)
+    return Training(found, node.model, node.model.params)
+
+
+class _Node:
+    """This process: its data, and the model as all have it."""
+
+    def __init__(self, problem: Problem, optimizer: optax.GradientTransformation, M: int, key: Key, mesh: Mesh) -> None:
+        self.mesh, self.here, self.n = mesh, mesh.local_devices[0], jax.process_index()
+        self.data = jax.device_put(jax.tree.map(lambda leaf: leaf[self.n], problem.data), self.here)
+        self.functions = problem._replace(data=(), shared=(), constants=Constants(), evaluate=None)
+        self.M, (first, self.key), self.optimizer, self.rounds = M, loop.split(key), optimizer, 0
+        self.model: Model = jax.device_put(_begin(problem.init, optimizer, first), self.here)  # or its first step compiles again
+
+    def epoch(self, sizes: np.ndarray, factor: float, rounds: int) -> Ran:
+        """So many rounds, and what all nodes measured in them."""
+        self.model = stages.rescaled("train_processes", self.model, factor)
+        self.round(sizes)  # compiled now, and all begin together; what comes of it is forgotten
+        rows, began = [], time.monotonic()
+        for _ in range(rounds):
+            self.model, row = self.round(sizes)
+            rows.append(row)
+            self.rounds += 1
+        whole = time.monotonic() - began
+        seen = nodes.gathered([[*row, whole] for row in rows])
+        forward, backward, communication, update, sqnorm, loss, global_sqnorm, wholes = np.moveaxis(seen, 2, 0)
+        least = np.broadcast_to(communication.min(axis=1, keepdims=True), communication.shape)
+        scalars = {"train_loss": float(loss[:, 0].mean())}
+        compute = forward + backward + update
+        return Ran(float(wholes.max()), compute, backward, backward, least, sqnorm, global_sqnorm[:, 0], scalars)
+
+    def round(self, sizes: np.ndarray) -> tuple[Model, list[float]]:
+        """The next model, and the seconds of each part, with |g_n|^2, the loss and |g|^2."""
+        began = time.monotonic()
+        loss, pull = jax.block_until_ready(self._forward(int(sizes[self.n])))
+        forward = time.monotonic()
+        message, sqnorm = jax.block_until_ready(_backward(pull, loss, np.float32(sizes[self.n] / sizes.sum())))
+        backward = time.monotonic()
+        mean = nodes.own(jax.block_until_ready(_all_reduced(self.mesh, nodes.rows(message, self.mesh))))
+        received = time.monotonic()
+        model, loss, global_sqnorm = jax.block_until_ready(_updated(self.optimizer, self.model, mean))
+        ended = time.monotonic()
+        seconds = [forward - began, backward - forward, received - backward, ended - received]
+        return model, [*seconds, float(sqnorm), float(loss), float(global_sqnorm)]
+
+    def _forward(self, samples: int) -> tuple[jax.Array, Pull]:
+        """The loss of its batch, and what gives its gradient; of no samples both are 0."""
+        if not samples:
+            return jnp.float32(0), Partial(_as_it_is, jax.tree.map(jnp.zeros_like, self.model.params))
+        pieces = -(-samples // (self.functions.batch_size or 1))
+        at = np.int32(self.rounds), np.int32(samples)
+        return _forward(self.functions, self.M, pieces, self.n, self.model.params, self.data, self.key, *at)
+
+
+# Programs are found again where problem and optimiser are the same: their functions are static arguments.
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _begin(init: Callable, optimizer: optax.GradientTransformation, key: jax.Array) -> Model:
+    return optimizers.start(optimizer, init(key))
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _forward(
+    problem: Problem, M: int, pieces: int, n: int, params: Params, data: PyTree, key: jax.Array, step: jax.Array, samples: jax.Array
+) -> tuple[jax.Array, Pull]:
+    """The loss of the samples, drawn as the compiled loop draws its micro-batches, and 1 -> (its gradient,)."""
+    assert problem.batch_size is not None
+    assert problem.take is not None
+    size, take = problem.batch_size, problem.take
+    turns = oracle.of_turns(loop.round_keys(key, step)[1], M)[:pieces]
+    drawn = jax.vmap(lambda turn: problem.sample(jax.random.fold_in(turn, n), data))(turns)
+    counts = jnp.clip(samples - size * jnp.arange(pieces), 1, size)
+
+    def mean(function, params):
+        each = jax.vmap(lambda piece, count: function(params, take(piece, count)))(drawn, counts)
+        return jax.tree.map(lambda leaf: jnp.tensordot((counts / samples).astype(leaf.dtype), leaf, 1), each)
+
+    if problem.gradient is not None:
+        return mean(problem.loss, params), Partial(_as_it_is, mean(problem.gradient, params))
+    return jax.vjp(partial(mean, problem.loss), params)
+
+
+def _as_it_is(slope: Params, _: jax.Array) -> tuple[Params]:
+    return (slope,)
+
+
+@jax.jit
+def _backward(pull: Pull, loss: jax.Array, share: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """What goes to the others, `[1, d + 1]`: the share of the gradient and of the loss; and |g_n|^2."""
+    (slope,) = pull(jnp.ones_like(loss))
+    flat, _ = ravel_pytree(slope)
+    return share * jnp.append(flat, loss)[None], jnp.sum(flat**2)
+
+
+@partial(jax.jit, static_argnums=0)
+def _all_reduced(mesh: Mesh, messages: jax.Array) -> jax.Array:
+    """The sum over nodes, `[d + 1]`."""
+    return jax.shard_map(lambda each: lax.psum(each[0], workers.AXIS), mesh=mesh, in_specs=P(workers.AXIS), out_specs=P())(messages)
+
+
+@partial(jax.jit, static_argnums=0)
+def _updated(optimizer: optax.GradientTransformation, model: Model, mean: jax.Array) -> tuple[Model, jax.Array, jax.Array]:
+    """The optimiser's step, the loss and |g|^2."""
+    slope, loss = ravel_pytree(model.params)[1](mean[:-1]), mean[-1]
+    return optimizers.step(optimizer, model, slope), loss, jnp.sum(mean[:-1] ** 2)

@@ -1,0 +1,256 @@
+"""What not waiting does on real machines: synchronous, asynchronous and bounded SGD, and AD-PSGD, in processes of which one is slowed down.
+
+    python -m experiments.real_asynchrony --workers 4 --slow 1 --factor 8
+
+Needs Ray: pip install 'dsgd[ray]'. Logistic regression; each process computes its gradients, and sleeps besides, one of them for longer.
+Loss over real seconds, updates a second, and the staleness: as measured, and as the simulation has it on a cluster that is made of the
+measured seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import optax
+import tyro
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.table import Table
+
+import algorithms
+import dsgd
+import topologies
+from algorithms import on_ray
+from dsgd import problems, records
+from experiments.helpers import commands, common, figures
+
+WARM = 0.1  # of the updates, at the start, whose staleness does not count: all have read the first model
+
+
+@dataclass(frozen=True)
+class Args:
+    """Measures asynchronous SGD in real processes, beside its simulation."""
+
+    workers: int = 4
+    """N, a process each; more than the machine has cores slow each other down."""
+    servers: int = 2
+    """Of the method with several servers, each a process."""
+    data: str = "digits"
+    """digits or breast-cancer, for logistic regression."""
+    batch_size: int = 16
+    """Samples of one gradient."""
+    learning_rate: float = 0.2
+    """Of a server's step with one gradient; of synchronous SGD (a step of N gradients) and AD-PSGD (of one of N models) N times it."""
+    seconds: float = 10.0
+    """Of each method, about: updates are as many as workers that only sleep make."""
+    delay: float = 0.02
+    """Seconds that a process sleeps in each gradient."""
+    slow: int = 1
+    """How many processes sleep for longer."""
+    factor: float = 8.0
+    """How many times as long."""
+    bound: int = 8
+    """The largest staleness of the bounded method, at least N - 1."""
+    methods: tuple[str, ...] = ("synchronous", "asynchronous", "bounded", "staleness-aware", "2 servers", "AD-PSGD")
+    """Which methods."""
+    address: str = "local"
+    """Of a cluster of Ray's; local: processes of this machine."""
+    seed: int = 0
+    """Of the data's partition and of the batches; what the clock says is not repeated."""
+    out: Path = field(default=Path("results/real_asynchrony"))
+    """Folder for config.json, history.csv, staleness.csv and figure.png."""
+    progress: bool = True
+    """Show that it works."""
+
+
+class Method(NamedTuple):
+    """How it is run, how it is simulated (None: nothing is stale), and the gradients of an update."""
+
+    run: Callable[..., on_ray.Trained]
+    simulated: dsgd.Algorithm | None
+    gradients: int = 1
+
+
+class Measured(NamedTuple):
+    """A real run; the staleness in it and in its simulation, `[updates]`, both after the first ones; updates a simulated second."""
+
+    trained: on_ray.Trained
+    measured: np.ndarray
+    predicted: np.ndarray
+    rate: float
+
+
+def main(args: Args) -> None:
+    if not 0 <= args.slow < args.workers:
+        raise ValueError(f"--slow {args.slow} of {args.workers} workers: need at least 0, and one that is not slow")
+    if not args.factor >= 1:
+        raise ValueError(f"--factor {args.factor:g}: need at least 1, how many times as long the slow ones sleep")
+    chosen = methods(args)
+    problem = problems.logistic_regression(args.data, args.workers, "iid", batch_size=args.batch_size, seed=args.seed)
+    with on_ray.session(args.workers + args.servers, args.address):
+        commands.begin(args)
+        found: dict[str, Measured] = {}
+        with commands.kept(write, args.out, found):
+            for name, method in chosen.items():
+                waiting = common.console().status(f"{name}, {args.workers} processes")
+                with waiting if args.progress else nullcontext():
+                    found[name] = measure(args, problem, method)
+    figures.save_figure(draw(args, found), args.out / "figure.png")
+    screen = common.console()
+    screen.print(tabulate(args, found))
+    screen.print(f"Written: {args.out}/config.json, history.csv, staleness.csv, figure.png", soft_wrap=True)
+
+
+def methods(args: Args) -> dict[str, Method]:
+    """By name."""
+    step, bound, graph = optax.sgd(args.learning_rate), args.bound, topologies.ring(args.workers)
+    together = optax.sgd(args.learning_rate * args.workers)
+    several = f"{args.servers} servers"
+    asynchronous, simulated = on_ray.asynchronous_sgd, algorithms.asynchronous_sgd
+    known = {
+        "synchronous": Method(partial(on_ray.minibatch_sgd, optimizer=together), None, args.workers),
+        "asynchronous": Method(partial(asynchronous, optimizer=step), simulated(step)),
+        "bounded": Method(partial(asynchronous, optimizer=step, bound=bound), simulated(step, bound=bound)),
+        "staleness-aware": Method(partial(asynchronous, optimizer=step, staleness_aware=True), simulated(step)),
+        several: Method(partial(asynchronous, optimizer=step, servers=args.servers), simulated(step, servers=args.servers)),
+        "AD-PSGD": Method(
+            partial(on_ray.asynchronous_gossip_sgd, optimizer=together, topology=graph),
+            algorithms.asynchronous_gossip_sgd(together, graph),
+        ),
+    }
+    if args.bound < args.workers - 1:
+        raise ValueError(
+            f"--bound {args.bound} of {args.workers} workers: need at least {args.workers - 1}, since all read the first model"
+        )
+    unknown = [name for name in args.methods if name not in known]
+    if unknown or not args.methods:
+        raise ValueError(f"methods = {args.methods}: need some of {', '.join(known)}")
+    return {name: known[name] for name in args.methods}
+
+
+def sleep(delay: float, slow: int, factor: float, worker: int, gradient: int) -> float:
+    """Seconds; the first workers are the slow ones."""
+    return delay * (factor if worker < slow else 1.0)
+
+
+def updates(args: Args, method: Method) -> int:
+    """As many as workers who only sleep make in the time."""
+    if method.gradients > 1:
+        return max(2, round(args.seconds / (args.delay * (args.factor if args.slow else 1.0))))
+    return max(20, round(args.seconds / args.delay * (args.workers - args.slow + args.slow / args.factor)))
+
+
+def measure(args: Args, problem: dsgd.Problem, method: Method) -> Measured:
+    """Runs it, and simulates it on what was measured."""
+    steps = updates(args, method)
+    delay = partial(sleep, args.delay, args.slow, args.factor)
+    trained = method.run(problem, steps=steps, key=jax.random.key(args.seed), record_every=max(1, steps // 100), delay=delay)
+    if method.simulated is None:
+        return Measured(trained, np.zeros(0), np.zeros(0), float("nan"))
+    stale = trained.updates["staleness"].reshape(len(trained.updates["staleness"]), -1).max(axis=1)
+    history = simulate(args, method.simulated, trained, len(stale))
+    warm = int(WARM * len(stale))
+    rate = (len(stale) - warm) / (history["clock"][-1] - history["clock"][warm])
+    return Measured(trained, stale[warm:], history["staleness"][1 + warm :], rate)
+
+
+def simulate(args: Args, method: dsgd.Algorithm, trained: on_ray.Trained, steps: int) -> dict[str, np.ndarray]:
+    """The history of every update. It does not depend on what is computed: the model is a number for each server."""
+    cluster = on_ray.measured_cluster(trained, bits=32 * args.servers)
+    problem = problems.random_quadratic(args.workers, args.servers, strong_convexity=1.0, heterogeneity=0.0)
+    return dsgd.run(method, problem, steps=steps, key=jax.random.key(args.seed), cluster=cluster, mesh=1).history
+
+
+def write(out: Path, found: dict[str, Measured]) -> None:
+    """The histories, and the staleness of each update after the first ones."""
+    histories = {
+        name: {column: values if column == "step" else values[None] for column, values in one.trained.history.items()}
+        for name, one in found.items()
+    }
+    records.write_histories(out / "history.csv", histories)
+    rows = (
+        [name, what, int(value)]
+        for name, one in found.items()
+        for what, values in (("measured", one.measured), ("predicted", one.predicted))
+        for value in values
+    )
+    records.write_rows(out / "staleness.csv", ["method", "what", "staleness"], rows)
+
+
+def rate(one: Measured) -> float:
+    """Updates a real second."""
+    return one.trained.history["step"][-1] / one.trained.history["clock"][-1]
+
+
+def target(found: dict[str, Measured]) -> float:
+    """The loss that all methods reach."""
+    return 1.02 * max(one.trained.history["loss"].min() for one in found.values())
+
+
+def tabulate(args: Args, found: dict[str, Measured]) -> Table:
+    """One row a method."""
+    loss = target(found)
+    slower = f"{args.slow} of {args.workers} processes sleep {args.factor:g} times as long" if args.slow else f"{args.workers} processes"
+    table = Table(
+        title=f"{slower}; to loss {loss:.2g}",
+        caption="Real seconds; staleness in updates, after the first tenth of them.\nsim.: simulated on a cluster of the measured seconds.",
+    )
+    table.add_column("method", no_wrap=True)
+    for heading in ("s to loss", "updates/s", "sim.", "staleness", "sim.", "max", "sim."):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, one in found.items():
+        history = one.trained.history
+        at = common.first_reaching(history["loss"][None], loss)
+        seconds = "-" if at is None else f"{history['clock'][at]:.2f}"
+        if not one.measured.size:
+            table.add_row(name, seconds, f"{rate(one):.0f}", "-", "0", "-", "0", "-")
+            continue
+        means, most = ([values.mean(), values.max()] for values in (one.measured, one.predicted))
+        stale = (f"{means[0]:.1f}", f"{most[0]:.1f}", f"{means[1]:.0f}", f"{most[1]:.0f}")
+        table.add_row(name, seconds, f"{rate(one):.0f}", f"{one.rate:.0f}", *stale)
+    return table
+
+
+def draw(args: Args, found: dict[str, Measured]) -> Figure:
+    """Loss over seconds and over updates, and the staleness, measured and predicted, a panel for each method."""
+    late = {name: one for name, one in found.items() if one.measured.size}
+    sheet = Figure(figsize=(14, 4.2 + 3.2 * bool(late)), layout="constrained")
+    above, below = sheet.subfigures(2, 1, squeeze=False, height_ratios=(1.3, 1))[:, 0] if late else (sheet, None)
+    for axes, cost, label in zip(figures.panels(above, 2), ("clock", "step"), ("real seconds", "updates"), strict=True):
+        axes.set(yscale="log", xlabel=label, ylabel="loss f(x)")
+        figures.draw_lines(axes, {name: (one.trained.history[cost], one.trained.history["loss"][None]) for name, one in found.items()})
+        figures.plain_log(axes.yaxis)
+    handles, labels = above.axes[0].get_legend_handles_labels()
+    above.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False)
+    if below is not None:
+        for axes, (name, one) in zip(figures.panels(below, len(late)), late.items(), strict=True):
+            histogram(axes, one, name)
+        below.axes[0].set_ylabel("share of updates")
+        below.axes[0].legend(frameon=False)
+    slower = f"{args.slow} of {args.workers} processes sleep {args.factor:g} x {1e3 * args.delay:g} ms in a gradient, the others once"
+    figures.title(sheet, f"logistic regression, {args.data}, on real processes; {slower}; bounded by {args.bound}")
+    return sheet
+
+
+def histogram(axes: Axes, one: Measured, name: str) -> None:
+    """The share of updates by their staleness: bars as measured, a line as predicted."""
+    most = int(max(one.measured.max(), one.predicted.max()))
+    edges = np.unique(np.round(np.linspace(0, most + 1, min(most + 2, 30)))) - 0.5
+    for what, values, style in (
+        ("measured", one.measured, {"fill": True, "alpha": 0.35, "color": figures.COLOURS[0]}),
+        ("predicted", one.predicted, {"color": figures.COLOURS[1], "linewidth": 1.8}),
+    ):
+        share, _ = np.histogram(values, edges, weights=np.full(values.shape, 1 / values.size))
+        axes.stairs(share, edges, label=what, **style)
+    axes.set(yscale="log", ylim=(5e-4, 1), xlabel="staleness, updates", title=name)
+
+
+if __name__ == "__main__":
+    commands.launch(main, tyro.cli(Args))

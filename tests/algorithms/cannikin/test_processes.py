@@ -1,0 +1,136 @@
+"""Cannikin on the real clock: one node a process, whose iterates are the simulation's and whose times are its own."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import algorithms
+import dsgd
+from algorithms import cannikin
+from dsgd import clusters, problems
+
+B, M, RATE, ROUNDS = 4, 5, 0.2, 3
+SIZES = ((11, 5), (0, 16), (20, 3), (8, 8))  # cut and whole pieces, nobody's, all that there is room for
+SECONDS = clusters.constant(0.1)
+CLUSTER = clusters.Cluster(
+    SECONDS, per_sample=SECONDS, overlap=clusters.Overlap(SECONDS, SECONDS, 0.5, 0.1), up=clusters.constant(1e6), at_once=True
+)
+ONE_NODE = {"epochs": 2, "key": jax.random.key(3), "micro_batches": M, "samples": 2 * 11}
+
+
+def make(workers: int) -> dsgd.Problem:
+    return problems.logistic_regression("digits", workers=workers, partition="iid", batch_size=B)
+
+
+def given(sizes: Any, log: list[cannikin.Observation]) -> cannikin.System:
+    """These, epoch by epoch; what is seen is kept."""
+
+    def observe(epoch, seen):
+        log.append(seen)
+        return epoch + 1
+
+    decide = lambda epoch: (np.asarray(sizes[epoch % len(sizes)]), epoch)  # noqa: E731
+    return cannikin.System(lambda cluster: 0, decide, observe, lambda *args: 0, "given")
+
+
+def half(noise, total, first):
+    return 1.0 if total == first else 0.5
+
+
+def close(one: Any, other: Any) -> None:
+    for ours, theirs in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)
+
+
+def test_two_processes_are_the_simulation_and_learn_from_what_they_measure():
+    """All that needs real processes, which are started once."""
+    make_, given_, half_, sizes, rate, options = (
+        make,
+        given,
+        half,
+        SIZES,
+        RATE,
+        {"epochs": len(SIZES), "key": jax.random.key_data(jax.random.key(3)), "micro_batches": M, "samples": ROUNDS * 16},
+    )
+
+    def both():
+        log, told = [], {**options, "key": jax.random.wrap_key_data(options["key"])}
+        optimizer = cannikin.scalable(optax.sgd(rate))
+        fixed = cannikin.train_processes(make_(2), optimizer, given_(sizes, log), scaling=half_, **told)
+        adapted = cannikin.train_processes(make_(2), optax.sgd(rate), cannikin.cannikin([12, 24], 12), **{**told, "epochs": 3})
+        return fixed, log, adapted
+
+    (one, log, adapted), (other, its_log, its_adapted) = dsgd.loopback(2, both, timeout=300)
+    method, key = algorithms.minibatch_sgd(cannikin.scalable(optax.sgd(RATE))), {"key": jax.random.key(3)}
+    expected = cannikin.train(method, make(2), given(SIZES, []), cluster=CLUSTER, scaling=half, **{**options, **key})
+    close(one.params, expected.params)
+    np.testing.assert_allclose([e.noise_scale for e in one.epochs], [e.noise_scale for e in expected.epochs], rtol=1e-3)
+    assert [epoch.factor for epoch in one.epochs] == [1.0, 1.0, 0.5, 1.0]
+
+    for mine, its in ((one, other), (adapted, its_adapted)):
+        jax.tree.map(np.testing.assert_array_equal, (mine.params, mine.epochs), (its.params, its.epochs))
+    for seen, same, epoch, sizes in zip(log, its_log, one.epochs, SIZES, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, seen, same)
+        assert epoch.batches.tolist() == list(sizes)
+        assert seen.compute.shape == (epoch.rounds, 2)
+        assert (seen.compute > seen.backward).all()
+        assert (seen.backward == seen.first).all()
+        assert (seen.communication[:, 0] == seen.communication[:, 1]).all()
+        slowest = seen.compute.max(axis=1) + seen.communication[:, 0]
+        assert epoch.seconds > 0.9 * slowest.sum(), "who comes last waits for nobody"
+        assert epoch.scalars["train_loss"] < 3
+    assert {epoch.total for epoch in adapted.epochs[:2]} == {12}
+    assert {epoch.total for epoch in adapted.epochs} <= {12, 24}
+
+
+@pytest.mark.parametrize("own_gradient", [False, True])
+def test_one_process_is_the_simulation(own_gradient):
+    """Also where the problem has a gradient of its own."""
+    problem = make(1)
+    if own_gradient:
+        problem = problem._replace(gradient=jax.grad(problem.loss))
+    heavy = optax.sgd(RATE, momentum=0.9)
+    found = cannikin.train_processes(problem, heavy, given([[11], [8]], []), **ONE_NODE)
+    expected = cannikin.train(algorithms.minibatch_sgd(heavy), problem, given([[11], [8]], []), cluster=CLUSTER, **ONE_NODE)
+    close(found.params, expected.params)
+    assert [epoch.rounds for epoch in found.epochs] == [2, 3]
+
+
+def test_the_loss_is_that_of_the_samples(key):
+    """Of full batches and of a cut one, before anything is learned."""
+    problem = make(1)
+    losses = cannikin.train_processes(problem, optax.sgd(0.0), given([[20], [3]], []), **ONE_NODE)
+    assert all(epoch.scalars["train_loss"] == pytest.approx(np.log(10), rel=0.2) for epoch in losses.epochs)
+
+
+def test_until_ends_it():
+    found = cannikin.train_processes(make(1), optax.sgd(RATE), given([[4]], []), **{**ONE_NODE, "epochs": 9}, until=lambda e: len(e) == 3)
+    assert len(found.epochs) == 3
+
+
+REFUSED = {
+    "two workers": ({"problem": make(2)}, "a problem of 2 workers in 1 process: need one worker a process (dsgd.loopback starts 2)"),
+    "whole batches": ({"problem": make(1)._replace(take=None)}, "cannot cut its batches (batch_size, take): need a problem that can"),
+    "epochs": ({"epochs": 0}, "train_processes: epochs = 0"),
+    "limits": ({"limits": [1, 2]}, "limits = [1, 2]: need whole numbers of samples, one for each of 1 nodes"),
+    "no room": ({"limits": [3]}, "given gives batches array([4]): need whole numbers, one a node, from 0 to [3]"),
+    "scaling": (
+        {"scaling": lambda *args: 2.0},
+        "train_processes: a step size times 2, but its optimiser's is fixed",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", REFUSED)
+def test_what_cannot_be_trained_is_refused(mistake):
+    wrong, words = REFUSED[mistake]
+    arguments = {"problem": make(1), "optimizer": optax.sgd(jnp.float32(RATE)), "system": given([[4]], []), **ONE_NODE, **wrong}
+    with pytest.raises(ValueError, match=re.escape(words)):
+        cannikin.train_processes(**arguments)

@@ -1,0 +1,412 @@
+"""Real asynchrony: what the machines did, in the order in which they did it, computed once more by loops; and processes that are killed.
+
+Which gradient is taken when is up to the machine. All else is not: each run is held to the recursion on its own order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from functools import cache, partial
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.flatten_util import ravel_pytree
+
+import dsgd
+import topologies
+from algorithms import on_ray
+from algorithms.asynchronous.on_ray import server
+from algorithms.asynchronous.on_ray.server import Pushed
+from dsgd import problems
+from theory_checks.recursions.compressed import cut, join
+
+N, GAMMA = 3, 0.3
+KEY = jax.random.key(3)
+STEP = optax.sgd(GAMMA)
+
+
+@cache
+def problem() -> dsgd.Problem:
+    return problems.logistic_regression("breast-cancer", N, "blocks", batch_size=4, seed=1)
+
+
+@pytest.fixture(scope="module")
+def ray():
+    """One Ray for the module, in a folder of its own: names of sockets are short."""
+    pytest.importorskip("ray")
+    folder = tempfile.mkdtemp(prefix="r", dir="/tmp")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", folder)
+        try:
+            with on_ray.session(N + 3) as module:
+                yield module
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+# --- The oracles.
+
+
+@cache
+def _slope():
+    each = problem()
+    stream = jax.random.fold_in(jax.random.split(KEY)[1], np.uint32(2**32 - 1))
+
+    def of(worker, draw, x):
+        mine = jax.tree.map(lambda leaf: leaf[worker], each.data)
+        batch = each.sample(jax.random.fold_in(jax.random.fold_in(stream, draw), worker), mine)
+        return ravel_pytree(jax.grad(each.loss)(unravel(x), batch))[0]
+
+    first, unravel = ravel_pytree(each.init(jax.random.split(KEY)[0]))
+    return np.asarray(first, float), jax.jit(of)
+
+
+def start() -> np.ndarray:
+    return _slope()[0]
+
+
+def g(worker: int, draw: int, x: np.ndarray) -> np.ndarray:
+    return np.asarray(_slope()[1](worker, draw, x.astype(np.float32)), float)
+
+
+def flat(params) -> np.ndarray:
+    return np.asarray(ravel_pytree(params)[0], float)
+
+
+def by_servers(updates, P: int, aware: bool) -> np.ndarray:
+    """Each server's steps in its own order, with the parts that each gradient was computed at, `[T, d]` to the last model."""
+    rows = {name: values.reshape(len(values), P) for name, values in updates.items()}
+    parts = [[part] for part in cut(start(), P)]
+    reads = {}
+    for t, p in np.ndindex(rows["worker"].shape):
+        reads.setdefault((rows["worker"][t, p], rows["draw"][t, p]), [0] * P)[p] = t - rows["staleness"][t, p]
+    gradients = {}
+
+    def one(p):
+        """The next step of a server, if what it is computed at is there."""
+        t = len(parts[p]) - 1
+        if t == len(rows["worker"]):
+            return False
+        who = rows["worker"][t, p], rows["draw"][t, p]
+        if any(version >= len(parts[q]) for q, version in enumerate(reads[who])):
+            return False
+        if who not in gradients:
+            gradients[who] = cut(g(*who, join(np.stack([parts[q][v] for q, v in enumerate(reads[who])]), len(start()))), P)
+        factor = max(1, rows["staleness"][t, p]) if aware else 1
+        parts[p].append(parts[p][-1] - GAMMA * gradients[who][p] / factor)
+        return True
+
+    while any(one(p) for p in range(P)):
+        pass
+    assert [len(each) - 1 for each in parts] == [len(rows["worker"])] * P, "an order in which gradients follow what they are of"
+    return join(np.stack([each[-1] for each in parts]), len(start()))
+
+
+def slow(worker: int, draw: int) -> float:
+    """Worker 0 is slower."""
+    return 0.03 if worker == 0 else 0.005
+
+
+def assert_history(trained, steps) -> None:
+    """As `dsgd.run` would have it."""
+    history = trained.history
+    assert history["step"].tolist() == steps
+    assert all(len(values) == len(steps) for values in history.values())
+    assert {"loss", "grad_sqnorm", "consensus", "bits", "clock", "staleness", "worker", "step"} <= set(history)
+    assert history["clock"][0] == 0
+    assert (np.diff(history["clock"]) >= 0).all()
+    assert history["loss"][-1] < history["loss"][0]
+    exact = dsgd.run(dsgd_sgd(), problem(), steps=1, key=KEY, mesh=1).history
+    np.testing.assert_allclose(history["loss"][0], exact["loss"][0], rtol=1e-6)
+    np.testing.assert_allclose(history["grad_sqnorm"][0], exact["grad_sqnorm"][0], rtol=1e-5)
+
+
+@cache
+def dsgd_sgd() -> dsgd.Algorithm:
+    import algorithms
+
+    return algorithms.sgd(STEP)
+
+
+# --- Real runs.
+
+
+def test_two_servers_make_the_steps_of_their_orders(ray):
+    run = {"steps": 40, "key": KEY, "record_every": 15, "delay": slow, "patience": 120.0}
+    trained = on_ray.asynchronous_sgd(problem(), STEP, servers=2, staleness_aware=True, **run)
+    assert_history(trained, [0, 15, 30, 40])
+    assert trained.updates["worker"].shape == (40, 2)
+    assert trained.updates["staleness"].max() > 1
+    np.testing.assert_allclose(flat(trained.params), by_servers(trained.updates, 2, aware=True), rtol=1e-4, atol=1e-6)
+    bits = 32 * len(start())
+    np.testing.assert_allclose(trained.history["bits"], 2 * bits * np.array([0, 15, 30, 40]) / N)
+    assert not ray.util.list_named_actors()
+
+
+def kill_server(pattern: str) -> None:
+    """As a machine that fails would: SIGKILL to the processes of that name, beside this one."""
+    own = Path(f"/proc/{os.getpid()}/stat").read_text().rsplit(")", 1)[1].split()[1]
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            name, parent = path.read_bytes().decode(), (path.parent / "stat").read_text().rsplit(")", 1)[1].split()[1]
+        except OSError:
+            continue
+        if name.startswith(pattern) and parent == own:
+            os.kill(int(path.parent.name), signal.SIGKILL)
+
+
+def deadly(folder: str, worker: int, draw: int) -> float:
+    """Worker 1 kills itself once, and later worker 2 the server."""
+    for who, when, kill in ((1, 4, lambda: os.kill(os.getpid(), signal.SIGKILL)), (2, 12, lambda: kill_server("ray::Server"))):
+        marker = Path(folder, str(who))
+        if (worker, draw) == (who, when) and not marker.exists():
+            marker.touch()
+            kill()
+    return 0.02
+
+
+def test_who_dies_is_left_out_and_comes_back_and_a_server_goes_on(ray, tmp_path):
+    folder = tmp_path / "run"
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    run = {"key": KEY, "record_every": 50, "bound": 3, "checkpoint": folder, "checkpoint_seconds": 0.0, "patience": 120.0}
+    trained = on_ray.asynchronous_sgd(problem(), STEP, steps=400, delay=partial(deadly, str(marks)), **run | {"record_every": 5})
+    assert {path.name for path in marks.iterdir()} == {"1", "2"}, "both were killed"
+    updates = trained.updates
+    assert updates["staleness"].max() <= 3
+    mine = updates["draw"][updates["worker"] == 1]
+    assert mine.max() > 6, "worker 1 is there again"
+    assert len(updates["worker"]) == 400
+    assert (np.diff(updates["clock"]) > 0).all(), "the seconds of the server's absence count"
+    np.testing.assert_allclose(flat(trained.params), by_servers(updates, 1, aware=False), rtol=1e-4, atol=1e-6)
+    again = on_ray.asynchronous_sgd(problem(), STEP, steps=400, **run | {"record_every": 5})
+    np.testing.assert_array_equal(flat(again.params), flat(trained.params))
+    np.testing.assert_array_equal(again.updates["clock"], updates["clock"])
+    with pytest.raises(ValueError, match=r"holds another run \(step size = 0.3.* there, 0.2.* here\)"):
+        on_ray.asynchronous_sgd(problem(), optax.sgd(0.2), steps=400, **run | {"record_every": 5})
+
+
+def by_pairs(updates) -> np.ndarray:
+    """The recursion of AD-PSGD on an order of exchanges: the models in the end, `[N, d]`."""
+    X = np.tile(start(), (N, 1))
+    read = X.copy()
+    for i, j, draw in zip(*(updates[name] for name in ("worker", "partner", "draw")), strict=True):
+        slope = g(i, draw, read[i])
+        X[[i, j]] = (X[i] + X[j]) / 2
+        X[i] -= GAMMA * slope
+        read[i] = X[i]
+    return X
+
+
+def test_pairs_average_in_an_order_that_all_have_seen(ray):
+    graph = topologies.ring(N)
+    trained = on_ray.asynchronous_gossip_sgd(problem(), STEP, graph, steps=60, key=KEY, record_every=9, delay=slow, patience=120.0)
+    assert_history(trained, trained.history["step"].tolist())
+    assert 60 <= trained.history["step"][-1] == len(trained.updates["worker"])
+    assert set(trained.updates["partner"]) == set(range(N))
+    assert (trained.updates["worker"] != trained.updates["partner"]).all()
+    for records in (len(trained.history["step"]) - 1, 2):
+        models = by_pairs({name: values[: trained.history["step"][records]] for name, values in trained.updates.items()})
+        apart = np.mean(np.sum((models - models.mean(axis=0)) ** 2, axis=1))
+        np.testing.assert_allclose(trained.history["consensus"][records], apart, rtol=1e-3, atol=1e-9)
+    np.testing.assert_allclose(flat(trained.params), models_mean(trained.updates), rtol=1e-4, atol=1e-6)
+
+
+def models_mean(updates) -> np.ndarray:
+    return by_pairs(updates).mean(axis=0)
+
+
+def dies_once(folder: str, worker: int, draw: int) -> float:
+    marker = Path(folder, "gone")
+    if (worker, draw) == (1, 5) and not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 0.02
+
+
+def test_neighbours_go_on_without_one_that_dies_and_it_comes_back(ray, tmp_path):
+    delay = partial(dies_once, str(tmp_path))
+    trained = on_ray.asynchronous_gossip_sgd(problem(), STEP, topologies.ring(N), steps=500, key=KEY, delay=delay, record_every=60)
+    assert (tmp_path / "gone").exists()
+    assert trained.updates["draw"][trained.updates["worker"] == 1].max() > 8, "worker 1 is there again"
+    assert trained.history["loss"][-1] < 0.5 * trained.history["loss"][0]
+
+
+# --- A server on its own, in this process: whose gradients it takes when.
+
+PART = {"w": np.array([1.0, -2.0], np.float32)}
+
+
+def rules(**options) -> server.Rules:
+    given = {"together": False, "bound": None, "staleness_aware": False, "folder": None, "about": {"method": "test"}, "seconds": 0.0}
+    return server.Rules(STEP, 100, 1, **given | options)
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """Makes servers that are no actors."""
+    monkeypatch.setattr(server, "_reconstructed", lambda: False)
+    return lambda workers=2, **options: server.Server(PART, rules(**options), workers)
+
+
+def gradient(value: float) -> dict[str, np.ndarray]:
+    return {"w": np.full(2, value, np.float32)}
+
+
+async def pushed(to: server.Server, worker: int, reply, life: int = 0, value: float = 1.0) -> server.Reply:
+    """A gradient at the model of that reply; None: the first one."""
+    version, era = (0, 0) if reply is None else (reply.version, reply.era)
+    return await to.push(gradient(value), Pushed(worker, life, version, era, 0, 0.0, math.nan))
+
+
+async def held(waiting) -> bool:
+    """Whether it waits, when all others have had their turns."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return not waiting.done()
+
+
+def test_a_bounded_server_holds_who_would_make_another_too_old(alone):
+    async def story():
+        to = alone(bound=2)
+        fast = await pushed(to, 0, None)
+        fast = await pushed(to, 0, fast)
+        assert fast.version == 2
+        third = asyncio.ensure_future(pushed(to, 0, fast))
+        assert await held(third), "worker 1's gradient of model 0 is to be update 2"
+        late = await pushed(to, 1, None)
+        assert (late.version, (await third).version) == (4, 4)
+        assert [(update.worker, update.step - update.version) for update in to.updates] == [(0, 0), (0, 0), (1, 2), (0, 1)]
+        fast = await pushed(to, 0, await third)
+        fast = await pushed(to, 0, fast)
+        stuck = asyncio.ensure_future(pushed(to, 0, fast))
+        assert await held(stuck)
+        await to.expect({0}, {0: 0, 1: 1})
+        assert (await stuck).version == 7, "worker 1 has died, and is not waited for"
+
+    asyncio.run(story())
+
+
+def test_what_a_dead_worker_has_left_is_not_taken(alone):
+    async def story():
+        to = alone(bound=3)
+        await to.expect({0}, {0: 0, 1: 1})
+        assert (await pushed(to, 1, None)).version == 0
+        back = await to.pull(1, 1)
+        assert (back.version, back.draw) == (0, 0)
+        assert (await pushed(to, 1, back, life=1)).version == 1
+        assert (await pushed(to, 1, None)).version == 1, "its first life again"
+        assert (await pushed(to, 0, None)).version == 2
+        assert (await to.pull(1, 1)).draw == 1, "batches that it has drawn are not drawn again"
+
+    asyncio.run(story())
+
+
+def test_a_synchronous_server_takes_the_mean_of_all_who_are_there(alone):
+    async def story():
+        to = alone(3, together=True)
+        first = [asyncio.ensure_future(pushed(to, worker, None, value=float(worker))) for worker in (2, 0)]
+        assert await held(first[0])
+        reply = await pushed(to, 1, None, value=1.0)
+        assert (reply.version, [each.done() for each in first]) == (1, [False, False])
+        np.testing.assert_allclose(reply.part["w"], PART["w"] - GAMMA * 1.0)
+        two = [asyncio.ensure_future(pushed(to, worker, reply, value=3.0)) for worker in (0, 2)]
+        assert await held(two[0])
+        await to.expect({0, 2}, {0: 0, 1: 1, 2: 0})
+        np.testing.assert_allclose((await two[0]).part["w"], PART["w"] - GAMMA * 4.0, rtol=1e-6)
+
+    asyncio.run(story())
+
+
+def test_a_server_goes_on_from_its_checkpoint_and_refuses_what_was_computed_before(alone, tmp_path):
+    async def story():
+        first = alone(folder=str(tmp_path))
+        await first.restore()
+        await first.begin()
+        reply = await pushed(first, 0, None)
+        reply = await pushed(first, 1, None)
+        first.checkpoint.__exit__()
+        second = alone(folder=str(tmp_path))
+        assert tuple(await second.restore())[:3] == (2, 1, True)
+        await second.begin()
+        np.testing.assert_array_equal(second.model.params["w"], reply.part["w"])
+        np.testing.assert_array_equal(np.array(second.updates), np.array(first.updates))
+        assert (await pushed(second, 1, reply)).version == 2, "of the life before"
+        again = await pushed(second, 1, await second.pull(1, 0))
+        assert again.version == 3
+        assert second.updates[-1].at > second.updates[-2].at
+        assert len((await second.history())[1]) == 4
+        second.checkpoint.__exit__()
+
+    asyncio.run(story())
+
+
+# --- Refusals.
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: on_ray.asynchronous_sgd(problem(), STEP, steps=5, key=KEY, bound=1), "bound = 1 with 3 workers, who all read"),
+        (lambda: on_ray.asynchronous_sgd(problem(), STEP, steps=0, key=KEY), "steps = 0: need an integer, at least 1"),
+        (lambda: on_ray.asynchronous_sgd(problem(), STEP, steps=5, key=KEY, servers=0), "servers = 0: need an integer, at least 1"),
+        (lambda: on_ray.asynchronous_sgd(problem(), STEP, steps=5, key=KEY, patience=0.0), "patience = 0: need finite seconds > 0"),
+        (lambda: on_ray.minibatch_sgd(problem(), STEP, steps=5, key=KEY, restarts=-1), "restarts = -1: need an integer"),
+        (lambda: on_ray.minibatch_sgd(problem(), STEP, steps=5, key=KEY, checkpoint_seconds=-1.0), "checkpoint_seconds = -1"),
+        (
+            lambda: on_ray.asynchronous_gossip_sgd(problem(), STEP, topologies.ring(4), steps=5, key=KEY),
+            "a topology of 4 workers for a problem of 3",
+        ),
+        (lambda: on_ray.asynchronous_gossip_sgd(problem(), STEP, topologies.one_peer_exponential(4), steps=5, key=KEY), "schedule"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_a_process_starts(call, message, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_without_ray_it_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ValueError, match=r"Ray is not installed; need it: pip install 'dsgd\[ray\]'"):
+        on_ray.asynchronous_sgd(problem(), STEP, steps=5, key=KEY)
+
+
+# --- What was measured, as a cluster.
+
+
+def test_a_measured_cluster_has_each_workers_seconds_and_the_servers_port():
+    import algorithms
+
+    rng = np.random.default_rng(0)
+    worker = np.arange(300) % 3
+    updates = {
+        "worker": worker,
+        "staleness": np.zeros(300, int),
+        "computed": (1 + worker) * rng.uniform(0.9, 1.1, 300),
+        "trip": np.where(np.arange(300) < 3, np.nan, 0.25),
+        "busy": np.full(300, 0.125),
+    }
+    trained = on_ray.Trained((), {}, updates, 3, 64)
+    cluster = on_ray.measured_cluster(trained)
+    assert (cluster.latency, cluster.convention) == (0.125, "pipelined")
+    this = dsgd.Round(0, 3, jax.random.key(0), cluster)
+    draws = np.array([cluster.seconds(this._replace(key=key), np.arange(3)) for key in jax.random.split(KEY, 40)])
+    np.testing.assert_allclose(draws.mean(axis=0), [1, 2, 3], rtol=0.05)
+    assert cluster.sending(this, np.arange(1), 64)[0] == 0.125
+    assert on_ray.measured_cluster(trained, bits=32).sending(this, np.arange(1), 32)[0] == 0.125
+    tiny = problems.random_quadratic(3, 2, strong_convexity=1.0, heterogeneity=0.0)
+    history = dsgd.run(algorithms.asynchronous_sgd(STEP), tiny, steps=60, key=KEY, cluster=cluster, mesh=1).history
+    laps = np.array([1, 2, 3]) + 0.25 + 0.125
+    np.testing.assert_allclose(60 / history["clock"][-1], np.sum(1 / laps), rtol=0.1)
+    with pytest.raises(ValueError, match="no gradient of worker 3 was taken"):
+        on_ray.measured_cluster(trained._replace(workers=4))

@@ -1,0 +1,128 @@
+"""The script about Cannikin in real processes: two of them, started once, with a tiny budget; and what it makes of times that are exact."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+
+import numpy as np
+import pytest
+
+from algorithms import cannikin
+from experiments import cannikin_processes
+from experiments.helpers import common, competitors, real_cluster
+
+SHARES, PASSES = (0.25, 0.75), 2
+MODEL = cannikin.ClusterModel([2e-3, 4e-3], [0.1, 0.2], [3e-3, 8e-3], [0.0, 0.1], 1.0, 0.0, 0.05)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    args = cannikin_processes.Args(
+        total=64, shares=SHARES, piece=8, rounds=2, passes=PASSES, width=8, out=tmp_path_factory.mktemp("cannikin"), progress=False
+    )
+    screen = common.console()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(common, "console", lambda: screen)
+        with screen.capture() as captured:
+            cannikin_processes.main(args)
+    with (args.out / "epochs.csv").open() as file:
+        return args, captured.get().splitlines(), list(csv.DictReader(file))
+
+
+def test_it_tries_all_splits_in_real_processes(ran):
+    args, _, rows = ran
+    assert len(rows) == 2 + PASSES * 4
+    sizes = [(int(row["batches[0]"]), int(row["batches[1]"])) for row in rows]
+    assert all(sum(each) == 64 for each in sizes)
+    assert sizes[0] == (32, 32) != sizes[1]
+    for some in (sizes[2:6], sizes[6:]):
+        assert {(16, 48), (48, 16), (32, 32)} <= set(some), "each pass has all"
+    for row in rows:
+        slowest = max(float(row["compute[0]"]), float(row["compute[1]"]))
+        assert float(row["batch_time"]) > 0.9 * slowest
+    assert (args.out / "figure.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_its_tables_have_80_columns(ran):
+    _, lines, _ = ran
+    assert all(len(line) <= 80 for line in lines if not line.startswith("Written"))
+    assert not any("…" in line for line in lines)
+    assert any("mean |error|" in line for line in lines)
+    assert any("OptPerf beside equal parts" in line for line in lines)
+
+
+def trial(batches, slower=1.0):
+    """An epoch of three rounds that take what the model says, all times longer by a factor."""
+    b = np.array(batches)
+    backward = slower * np.tile(MODEL.k * b + MODEL.m, (3, 1))
+    compute = backward + slower * np.tile(MODEL.q * b + MODEL.s, (3, 1))
+    communication = np.full((3, 2), slower * MODEL.t_last)
+    seen = cannikin.Observation(b, compute, backward, backward, communication, cannikin.NoiseScale(0.0, 0.0))
+    return real_cluster.Trial(seen, slower * float(MODEL.batch_time(b)))
+
+
+def test_exact_times_are_predicted_exactly():
+    trials = [trial(b) for b in ((32, 32), (44, 20), (16, 48), (48, 16), (16, 48))]
+    judged = real_cluster.judge(trials)
+    assert [each.batches.tolist() for each in judged] == [[16, 48], [48, 16]]
+    assert [len(each.measured) for each in judged] == [2, 1]
+    for each in judged:
+        assert each.errors() == pytest.approx((0, 0), abs=1e-9)
+        assert each.measured == pytest.approx(MODEL.batch_time(each.batches))
+
+
+def test_a_split_is_not_predicted_from_itself():
+    """One split takes twice as long as the model says: the others know nothing of it."""
+    trials = [trial((32, 32)), trial((44, 20)), trial((16, 48), slower=2.0), trial((48, 16))]
+    odd, even = real_cluster.judge(trials)
+    assert odd.errors() == pytest.approx((-0.5, -0.5))
+    assert even.errors()[0] == pytest.approx(0)
+    assert abs(even.errors()[1]) > 0.01
+
+
+def test_the_family_of_splits():
+    shares, seconds = real_cluster.family(MODEL, 64)
+    i = 57
+    assert seconds[i] == pytest.approx(MODEL.batch_time([64 * shares[i], 64 * (1 - shares[i])]))
+    assert real_cluster.split(0.3, 3, 100).tolist() == [30, 35, 35]
+
+
+def fails_among(started):
+    """In the block."""
+    with competitors.competing((0, 2), nice=19) as cores:
+        assert len(cores) == len(started) == 2
+        assert set(cores) <= os.sched_getaffinity(0)
+        raise KeyError
+
+
+def test_competitors_end_with_the_block(monkeypatch):
+    """Whatever ends it."""
+    started, really = [], subprocess.Popen
+
+    def start(*args, **options):
+        started.append(really(*args, **options))
+        return started[-1]
+
+    monkeypatch.setattr(competitors.subprocess, "Popen", start)
+    with pytest.raises(KeyError):
+        fails_among(started)
+    assert all(other.returncode is not None for other in started)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"competitors": (1,)}, "--competitors"),
+        ({"competitors": (0, -1)}, "--competitors"),
+        ({"shares": (0.5, 1.0)}, "--shares"),
+        ({"nice": 20}, "--nice"),
+        ({"total": 63}, "--total 63: need 64"),
+    ],
+)
+def test_flags_that_make_no_sense(flags, words, tmp_path):
+    given = {"piece": 16, "out": tmp_path / "out", **flags}
+    with pytest.raises(ValueError, match=words):
+        cannikin_processes.main(cannikin_processes.Args(**given))
+    assert not (tmp_path / "out").exists()

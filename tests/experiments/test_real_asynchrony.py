@@ -1,0 +1,84 @@
+"""The script about real asynchrony: two processes and their server, started once for each of three methods, with a tiny budget."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import tempfile
+
+import numpy as np
+import pytest
+
+from experiments import real_asynchrony
+from experiments.helpers import common
+
+METHODS = ("synchronous", "bounded", "AD-PSGD")
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    pytest.importorskip("ray")
+    sizes = {"workers": 2, "servers": 1, "seconds": 0.8, "delay": 0.01, "factor": 6.0, "bound": 3, "methods": METHODS}
+    args = real_asynchrony.Args(**sizes, out=tmp_path_factory.mktemp("real"), progress=False)
+    screen, folder = common.console(), tempfile.mkdtemp(prefix="r", dir="/tmp")  # names of sockets are short
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", folder)
+        patch.setattr(common, "console", lambda: screen)
+        with screen.capture() as captured:
+            real_asynchrony.main(args)
+    shutil.rmtree(folder, ignore_errors=True)
+    return args, captured.get().splitlines()
+
+
+def test_it_trains_and_measures_in_real_processes(ran):
+    args, _ = ran
+    with (args.out / "history.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["method"] for row in rows} == set(METHODS)
+    for method in METHODS:
+        mine = [row for row in rows if row["method"] == method]
+        assert float(mine[-1]["loss"]) < float(mine[0]["loss"])
+        assert float(mine[0]["clock"]) == 0
+    synchronous = [row for row in rows if row["method"] == "synchronous"]
+    assert float(synchronous[-1]["clock"]) > 0.06 * int(synchronous[-1]["step"]), "all wait for the slow one"
+    assert (args.out / "figure.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert (args.out / "config.json").exists()
+
+
+def test_staleness_is_measured_and_predicted(ran):
+    args, _ = ran
+    with (args.out / "staleness.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    stale = {key: [] for key in ((method, what) for method in METHODS[1:] for what in ("measured", "predicted"))}
+    for row in rows:
+        stale[row["method"], row["what"]].append(int(row["staleness"]))
+    bounded = [np.array(stale["bounded", what]) for what in ("measured", "predicted")]
+    assert all(values.max() <= args.bound for values in bounded)
+    for method in METHODS[1:]:
+        measured, predicted = (np.mean(stale[method, what]) for what in ("measured", "predicted"))
+        assert measured == pytest.approx(1, abs=0.5), "of two workers each has made one update since the other's last, on average"
+        assert predicted == pytest.approx(1, abs=0.5)
+
+
+def test_its_table_has_80_columns(ran):
+    _, lines = ran
+    assert all(len(line) <= 80 for line in lines if not line.startswith("Written"))
+    assert not any("…" in line for line in lines)
+    rows = [[cell.strip() for cell in line.strip("│ ").split("│")] for line in lines if line.startswith("│")]
+    assert [row[0] for row in rows] == list(METHODS)
+    assert all(float(row[2]) > 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"slow": 4}, "--slow 4 of 4 workers"),
+        ({"factor": 0.5}, "--factor 0.5: need at least 1"),
+        ({"bound": 2}, "--bound 2 of 4 workers: need at least 3, since all read the first model"),
+        ({"methods": ("async",)}, "need some of synchronous, asynchronous, bounded"),
+    ],
+)
+def test_it_refuses_what_makes_no_sense_before_a_process_starts(options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        real_asynchrony.main(real_asynchrony.Args(**options, out=tmp_path, progress=False))
+    assert not list(tmp_path.iterdir())
