@@ -18,26 +18,31 @@ QUICK = {
         " --compute 2e-4"
     ),
     "availability": "--shares 1 0.7 --workers 4 --steps 60 --seeds 1 --learning-rates 1 3",
-    "benchmark": "rounds --methods mb-sgd dsgd ec-sgd --workers 16 64 --dimensions 100 10000 --seconds 0.1 --repeats 3",
+    "benchmark": "rounds --methods mb-sgd dsgd --workers 16 64 --dimensions 100 10000 --seconds 0.05 --repeats 3",
     "cannikin_optperf": "--worker-counts 3 16 100 --seeds 2",
+    "cannikin_processes": "--shares 0.4 0.6 0.8 --total 480 --rounds 5 --passes 2 --width 500",
     "cannikin_training": "--problem mlp --epochs 30 --seeds 2 --choices 4",
-    "compare": "--steps 200 --seeds 2 --learning-rates 0.3 1 3",
+    "compare": "--methods mb-sgd local-sgd ec-sgd dsgd --steps 200 --seeds 2 --learning-rates 1 3",
     "complexity_table": "--epsilons 0.3 0.1",
-    "compression": "--models logistic --partitions by-label --workers 4 --steps 100 --seeds 2 --learning-rates 0.3 1 3 --sizes 65536",
-    "convergence_rates": "--steps 32 64 128 256 512 --longest-run 128 --run-workers 4 --staleness 0 3 15 --fixed-steps 256 --seeds 8",
+    "compression": (
+        "--models logistic --partitions by-label --compressors identity sign --workers 4 --steps 100 --seeds 1 --learning-rates 1 3"
+        " --sizes 65536"
+    ),
+    "convergence_rates": "--steps 32 64 128 256 --longest-run 64 --run-workers 4 --staleness 0 3 15 --fixed-steps 128 --seeds 8",
     "dropcompute_processes": "--batch-size 64 --steps 30 --rounds 8 --width 512",
     "dropcompute_speedup": "--worker-counts 8 32 64 --run-workers 16 --iterations 20 --seeds 2",
     "dropcompute_training": (
         "--workers 16 --steps 60 --seeds 2 --communications 0 --drop-rates 0 0.06 0.2 --corrected-workers 32 --corrected-rates 0 0.2"
         " --local-workers 16 --local-steps 64 --periods 1 4 16"
     ),
-    "heterogeneity": "--alphas 0.05 1 100 --steps 200 --exact-steps 1000 --seeds 2 --learning-rates 0.1 1",
-    "kimad_deep": "--worker-counts 2 4 --communication-times 2 1 --epochs 10 --seeds 2",
+    "heterogeneity": "--workers 8 --alphas 0.1 100 --steps 100 --exact-steps 500 --seeds 1 --learning-rates 0.3 1",
+    "kimad_deep": "--worker-counts 2 4 --communication-times 2 1 --epochs 6 --seeds 2",
     "kimad_quadratic": "--problems 4 --learning-rates 0.3 1 --round-times 1.5 2 3 --warm-ups 1",
     "kimad_variability": "--ratios 1 10 --periods 5 50 --problems 4 --learning-rates 0.3 1 --round-times 1.5 2 3",
-    "stragglers": "--workers 8 --rounds 30 --seeds 2 --learning-rates 0.4 1.6 --server 2 --backups 2",
+    "real_asynchrony": "--workers 3 --methods synchronous asynchronous --seconds 3",
+    "stragglers": "--workers 4 --rounds 20 --seeds 1 --learning-rates 0.4 1.6 --micro-batches 4 --server 2 --backups 1 --bound 8",
     "switch_timelines": "",
-    "topology": "--workers 16 --steps 200 --seeds 2 --learning-rates 1 3",
+    "topology": "--workers 8 --steps 100 --seeds 1 --learning-rates 1 3",
 }
 
 

@@ -40,6 +40,7 @@ section { border-top: 1px solid var(--line); margin-top: 2.5rem; padding-top: 1.
 figure { margin: 1.25rem 0; }
 img { display: block; height: auto; max-width: 100%; }
 figcaption { color: var(--grey); font-size: .85rem; }
+.command { max-width: none; overflow-x: auto; white-space: nowrap; }
 .scroll { overflow-x: auto; margin: 1.25rem 0; }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .2rem .6rem; text-align: right; vertical-align: bottom; white-space: pre; }
@@ -52,7 +53,7 @@ h3 { font-size: 1rem; margin: 1.75rem 0 -.5rem; max-width: 46rem; }
 .scroll + .cost { margin-top: -.75rem; }
 pre.text { max-width: 60rem; white-space: pre-wrap; }
 .failed { color: var(--red); }
-@media (max-width: 45rem) { figure { overflow-x: auto; } img { max-width: none; } figcaption { position: sticky; left: 0; } }
+@media (max-width: 45rem) { figure { overflow-x: auto; } img { max-width: 44rem; } figcaption { position: sticky; left: 0; } }
 pre.failed { border-left: 3px solid var(--red); overflow-x: auto; padding: .25rem .75rem; white-space: pre-wrap; }
 </style>
 </head>
@@ -71,7 +72,8 @@ SECTION = Template("""\
 <section id="$name">
 <h2>$name</h2>
 $paragraphs
-<p class="cost"><code>$command</code><br>$cost</p>
+<p class="cost command"><code>$command</code></p>
+<p class="cost">$cost</p>
 $failure
 $figures
 $printed
