@@ -35,7 +35,7 @@ COSTS: dict[str, Callable[[dict[str, np.ndarray]], np.ndarray]] = {
 
 @dataclass(frozen=True)
 class Args:
-    """Compares methods where workers are away, and where messages are lost."""
+    """Compares methods where workers or messages are missing."""
 
     shares: tuple[float, ...] = (1.0, 0.9, 0.7, 0.5, 0.3)
     """Shares of workers that are present, and of messages that are delivered."""
@@ -62,7 +62,8 @@ class Args:
     """Seconds that a message takes besides its transfer."""
     bandwidth: float = 1e8
     """Bits per second of a worker's port."""
-    compute: float = 1e-4
+    cluster: commands.ClusterFile = None
+    compute: commands.SampleSeconds = 1e-4
     """Seconds that a worker computes for one sample."""
     delay: float = 1e-3
     """Mean of a random delay of each worker's batch, in seconds (exponentially distributed)."""

@@ -32,7 +32,7 @@ CANDIDATES = 100  # total batches, of the overhead
 
 @dataclass(frozen=True)
 class Args:
-    """Says how fast batches are on unequal machines, and how soon."""
+    """Says how fast batches are on unequal machines, how soon."""
 
     epochs: int = 20
     """Of figure 9."""

@@ -26,7 +26,7 @@ from experiments.helpers.real_cluster import LEARNED, WARM, Judged, Setting, Tri
 
 @dataclass(frozen=True)
 class Args:
-    """Measures how well a model learned on the real clock predicts, in real processes, which are started and ended here."""
+    """Measures what a model of the real clock predicts."""
 
     competitors: tuple[int, ...] = (0, 2)
     """On the core of each process, how many others always compute there; as many processes as numbers. With more processes than cores

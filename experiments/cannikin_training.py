@@ -22,7 +22,7 @@ from experiments.helpers.cannikin_race import SYSTEMS, Runs, Setting
 
 @dataclass(frozen=True)
 class Args:
-    """Compares four systems that divide a batch among unequal machines."""
+    """Compares systems that divide a batch among machines."""
 
     problem: tuple[cannikin_race.Name, ...] = ("cnn", "mlp", "mlp-adam")
     """What is trained: digits by a CNN, or by an MLP with SGD or Adam; a text; cifar-10 by a ResNet-18, for a GPU, with --data-dir."""

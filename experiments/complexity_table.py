@@ -32,7 +32,7 @@ from experiments.helpers.theorems import Method
 
 @dataclass(frozen=True)
 class Args:
-    """Reproduces the survey's table of iterations and communication."""
+    """Reproduces the survey's iterations and communication."""
 
     epsilons: tuple[float, ...] = (0.3, 0.1, 0.03, 0.01)
     """Averages of |f'(x_t)|^2 to reach, falling; |f'(x_1)|^2 = 1."""
@@ -42,6 +42,7 @@ class Args:
     """Seconds of a message."""
     bandwidth: float = 1e9
     """Bits per second of a port."""
+    cluster: commands.ClusterFile = None
     out: Path = field(default=Path("results/complexity_table"))
     """Folder for config.json, iterations.csv, communication.csv and figure.png."""
     progress: bool = True

@@ -51,7 +51,7 @@ UNBIASED, BIASED = figures.COLOURS[:2]
 
 @dataclass(frozen=True)
 class Args:
-    """Trains with every compressor, with and without error memory, and says when each pays."""
+    """Compares compressors, with and without error memory."""
 
     models: tuple[Literal["logistic", "mlp"], ...] = ("logistic", "mlp")
     """What is trained."""

@@ -25,7 +25,7 @@ from experiments.helpers.real_clock import Found, Pair, Race, Setting
 
 @dataclass(frozen=True)
 class Args:
-    """Measures DropCompute in real processes, which are started and ended here."""
+    """Measures DropCompute in real processes of this machine."""
 
     processes: int = 2
     """N, one worker each; more than the machine has cores slow each other down."""

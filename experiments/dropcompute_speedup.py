@@ -54,7 +54,7 @@ PRINTED: dict[str, tuple[Noise, float]] = {
 
 @dataclass(frozen=True)
 class Args:
-    """Says how much is gained by dropping stragglers' last micro-batches."""
+    """Says what is gained by dropping last micro-batches."""
 
     worker_counts: tuple[int, ...] = (8, 16, 32, 64, 112, 160, 200)
     """Numbers of workers that are simulated."""

@@ -45,7 +45,7 @@ GRAPHS: dict[str, Callable[[int], dsgd.Topology]] = {
 
 @dataclass(frozen=True)
 class Args:
-    """Compares corrections of decentralized SGD under heterogeneous data."""
+    """Compares decentralized methods on heterogeneous data."""
 
     topology: Literal["ring", "chain", "star", "random-regular"] = "ring"
     """The graph, with Metropolis weights; where an eigenvalue is too small for D2, it keeps a tenth more of its own."""

@@ -42,7 +42,7 @@ STARTS = ("from 0", "from f'(x_0)")
 
 @dataclass(frozen=True)
 class Args:
-    """Races Kimad against EF21 on a quadratic, in four regimes of bandwidth."""
+    """Races Kimad against EF21 on a quadratic."""
 
     extremely_small: tuple[float, float] = (0.1, 3.0)
     """Least and most elements (32 bits, of 30) a second that the link carries in figure 3: B_max << d."""

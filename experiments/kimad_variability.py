@@ -36,7 +36,7 @@ TRACE = "trace"
 
 @dataclass(frozen=True)
 class Args:
-    """Says where adapting to the bandwidth pays, and where it does not."""
+    """Says where adapting to the bandwidth pays."""
 
     ratios: tuple[float, ...] = (1.0, 3.0, 10.0, 30.0)
     """Largest bandwidths over smallest ones; 1 is no variability."""

@@ -36,7 +36,7 @@ WARM = 0.1  # of the updates, at the start, whose staleness does not count: all 
 
 @dataclass(frozen=True)
 class Args:
-    """Measures asynchronous SGD in real processes, beside its simulation."""
+    """Measures asynchronous SGD in real processes."""
 
     workers: int = 4
     """N, a process each; more than the machine has cores slow each other down."""

@@ -35,7 +35,7 @@ TIMES = ("computing", "ready", "start", "sent", "receiving", "arrived")  # of a 
 
 @dataclass(frozen=True)
 class Args:
-    """Draws the survey's timelines, and compares its costs with them."""
+    """Draws the survey's timelines, and checks its costs."""
 
     workers: int = 4
     """Number of workers of the patterns; pictures show 6 at most."""

@@ -409,6 +409,7 @@ GOOD: dict[Callable, dict[str, Any]] = {
         "key": KEY,
         "batch_size": 2,
     },
+    dsgd.join: {"coordinator": None, "processes": None, "process_id": None, "timeout": 1.0, "lost_after": 10.0},
     dsgd.loopback: {"processes": 2, "function": jax.process_index, "timeout": 10.0},
     dropcompute.simulated: {
         "cluster": clusters.Cluster(SECONDS),

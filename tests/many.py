@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
@@ -31,7 +30,7 @@ from dsgd.runs import checkpoints, progress
 N, STEPS, FOREVER = 4, 5, 2_000_000_000
 SGD = optax.sgd(0.1, momentum=0.5)
 CLUSTER = clusters.Cluster(clusters.constant([1.0, 1.5, 2.25, 0.7]), up=clusters.constant(1e6), latency=1e-3)
-# One method of each exchange; `exact`: no sum over more than two devices is rounded in another order.
+# One method of each exchange.
 METHODS = {
     "all-reduce": "mb-sgd",
     "servers": "ec-sgd",
@@ -42,6 +41,7 @@ METHODS = {
     "one at a time": "asgd",
     "pairs": "ad-psgd",
 }
+OF_FOUR = ("all-reduce", "servers", "permutes", "gather")
 ASYNCHRONOUS = {"one at a time", "pairs"}
 
 
@@ -74,6 +74,21 @@ def iterates(exchange: str, devices: int | None = None) -> dict[str, Any]:
 def digits() -> dsgd.Problem:
     inputs, classes = np.linspace(-1, 1, 40 * 3).reshape(40, 3), np.arange(40) % 3
     return problems.logistic_regression((inputs, classes), N, "by-label", batch_size=4)
+
+
+def by_worker(devices: int | None = None) -> tuple[dict[str, Any], list[int]]:
+    """A run on data that are loaded by worker, and which workers' were."""
+    loaded = []
+
+    def load(n: int):
+        loaded.append(n)
+        rng = np.random.default_rng(n)
+        return rng.normal(size=(4 + n, 3)), rng.normal(size=4 + n)
+
+    model = problems.Model(lambda key: jax.numpy.zeros(3), lambda params, inputs: inputs @ params)
+    problem = problems.finite_sum(model, optax.l2_loss, problems.ByWorker(load), N, batch_size=2)
+    options = {"key": jax.random.key(3), "mesh": dsgd.workers.mesh(devices)}
+    return held(dsgd.run(method("permutes"), problem, steps=3, **options)), loaded
 
 
 def swept(devices: int | None = None) -> dict[str, Any]:
@@ -187,11 +202,24 @@ def folders(folder: Path) -> dict[str, str]:
     return found
 
 
+def checked() -> list[Any]:
+    """`dsgd.check` of a method that holds, and of one whose server has what only this device's workers had."""
+    good = method("all-reduce")
+
+    def update(key, state, gradients, round):
+        after, info = good.update(key, state, gradients, round)
+        own = jax.tree.map(lambda x, g: x - 0.1 * g.mean(axis=0), state.server.params, gradients)
+        return after._replace(server=after.server._replace(params=own)), info
+
+    return [dsgd.check(each, quadratic()) for each in (good, good._replace(update=update))]
+
+
 def two(folder: Path) -> dict[str, Any]:
     """All that two processes do."""
     as_tests_do()
     found: dict[str, Any] = {exchange: iterates(exchange) for exchange in METHODS}
     found["sweep"] = swept()
+    found["by worker"] = by_worker()
     found["own rows"] = own_rows()
     found["saved"] = saved(folder / "two", 6)
     found["resumed"] = saved(folder / "one", 12)
@@ -201,58 +229,59 @@ def two(folder: Path) -> dict[str, Any]:
     found["until"] = until()
     found["workers"] = refused(lambda: dsgd.run(method("all-reduce"), problems.random_quadratic(3, 2), steps=1, key=jax.random.key(0)))
     found["rows"] = refused(lambda: problems.logistic_regression("digits", 3))
-    found["mesh"] = refused(lambda: dsgd.workers.mesh(1))
+    found["mesh"] = refused(lambda: dsgd.run(method("all-reduce"), digits(), steps=1, key=jax.random.key(0), mesh=1))
     found["folders"] = folders(folder)
+    found["checked"] = checked()
     found["again"] = iterates("permutes")
     return found
+
+
+def four() -> dict[str, Any]:
+    """What four processes do."""
+    as_tests_do()
+    return {exchange: iterates(exchange) for exchange in OF_FOUR} | {"mesh": refused(lambda: dsgd.workers.mesh(2))}
 
 
 ROUNDS, EVERY = 400, 10  # of the run that is killed again and again
 
 
-def killed(folder: Path, port: int, i: int, victim: int, at: int, lost_after: float) -> None:
-    """One of two processes of a run that saves itself after every chunk; the victim is killed when it has read round `at`, the other ends
-    by itself. For processes that were forked: the function does not return."""
-    status = 1
+def killed(folder: Path, port: int, i: int, victim: int, at: int, by: int, lost_after: float) -> None:
+    """One of two processes of a run that saves itself after every chunk; the victim gets a signal when it has read round `at`, the other
+    ends by itself. For processes that were forked: the function does not return."""
     with (folder / f"{i}.log").open("a") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-        try:
-            dsgd.join(f"127.0.0.1:{port}", 2, i, lost_after=lost_after)
-            as_tests_do()
-            dsgd.cache.enable(folder / "programs")
-            checkpoints._SECONDS = 0.0
-            update = progress.Progress.update
+    try:
+        dsgd.join(f"127.0.0.1:{port}", 2, i, lost_after=lost_after)
+        as_tests_do()
+        dsgd.cache.enable(folder / "programs")
+        checkpoints._SECONDS = 0.0
+        update = progress.Progress.update
 
-            def noticed(self, done, loss):
-                update(self, done, loss)
-                if i == victim and done >= at:
-                    os.kill(os.getpid(), signal.SIGKILL)
+        def noticed(self, done, loss):
+            update(self, done, loss)
+            if i == victim and done >= at:
+                os.kill(os.getpid(), by)
 
-            progress.Progress.update = noticed
-            options = {"key": jax.random.key(0), "record_every": EVERY, "checkpoint": folder / "run"}
-            result = held(dsgd.run(method("permutes"), quadratic(), steps=ROUNDS, **options))
-            (folder / f"{i}.result").write_bytes(cloudpickle.dumps(result))
-            status = 0
-        except watch.Lost as error:
-            print(f"Lost: {error}", flush=True)
-            status = watch.STATUS
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            with contextlib.suppress(Exception):
-                runtime.leave("" if status == 0 else "lost")
-            sys.stdout.flush()
-            os._exit(status)
+        progress.Progress.update = noticed
+        options = {"key": jax.random.key(0), "record_every": EVERY, "checkpoint": folder / "run"}
+        result = held(dsgd.run(method("permutes"), quadratic(), steps=ROUNDS, **options))
+        (folder / f"{i}.result").write_bytes(cloudpickle.dumps(result))
+        watch.end()
+    except watch.Lost as error:
+        runtime.leave(f"Lost: {error}", watch.STATUS)
+    except BaseException:
+        watch.leave_at_once(traceback.format_exc(), 1)
+    os._exit(0)
 
 
 def nursery(folder: Path, lost_after: float) -> None:
     """Forks pairs of them, one after the other, until none is killed: what they have imported, they need not import again.
 
-    Each line of input has the victim, and the round; the statuses of both, and the seconds that they took, are each line of output.
+    A line of input has the victim, the round and the signal; a line of output the statuses of both, and the seconds that they took.
     """
     for line in sys.stdin:
-        victim, at = map(int, line.split())
+        victim, at, by = map(int, line.split())
         with socket.socket() as held:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             held.bind(("127.0.0.1", 0))
@@ -260,7 +289,11 @@ def nursery(folder: Path, lost_after: float) -> None:
             children = {}
             for i in range(2):
                 if (child := os.fork()) == 0:
-                    killed(folder, held.getsockname()[1], i, victim, at, lost_after)
+                    killed(folder, held.getsockname()[1], i, victim, at, by, lost_after)
                 children[i] = child
-            statuses = [os.waitstatus_to_exitcode(os.waitpid(children[i], 0)[1]) for i in range(2)]
-        print(json.dumps([*statuses, time.monotonic() - began]), flush=True)
+            statuses = {}
+            for i in sorted(children, key=lambda i: i == victim):
+                if i == victim and by == signal.SIGSTOP:
+                    os.kill(children[i], signal.SIGKILL)
+                statuses[i] = os.waitstatus_to_exitcode(os.waitpid(children[i], 0)[1])
+        print(json.dumps([statuses[0], statuses[1], time.monotonic() - began]), flush=True)

@@ -27,7 +27,7 @@ from algorithms.optimizers import Model
 from dsgd import checks, workers
 from dsgd.base import Constants, Key, Params, Problem, PyTree
 from dsgd.engine import loop, oracle
-from dsgd.machines import nodes
+from dsgd.machines import arrays, nodes
 
 Delay = Callable[[int, int], float]  # (step, micro-batch) -> seconds
 Turn = Callable[[int, Delay | None, Params, int], PyTree]  # (step, delay, params, micro-batch) -> its loss and gradient, leaves [1, ...]
@@ -165,7 +165,7 @@ def _begin(init: Callable, optimizer: optax.GradientTransformation, key: jax.Arr
 def _turn(problem: Problem, key: jax.Array, M: int, mesh: Mesh) -> Turn:
     """Micro-batches of the worker that this process is."""
     n, here = jax.process_index(), mesh.local_devices[0]
-    data = jax.device_put(jax.tree.map(lambda leaf: leaf[n], problem.data), here)
+    data = jax.device_put(jax.tree.map(lambda leaf: arrays.row(leaf, n), problem.data), here)
     functions = problem._replace(data=(), shared=(), constants=Constants(), evaluate=None)
 
     def turn(step: int, delay: Delay | None, params: Params, m: int) -> PyTree:

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -19,6 +18,7 @@ from dsgd.clusters import Cluster
 from dsgd.contract import elsewhere
 from dsgd.engine import loop, programs, protocol
 from dsgd.findings import Finding, Findings
+from dsgd.machines import agreement, arrays
 from dsgd.runs import driver, plans
 from dsgd.wire import counts
 
@@ -36,7 +36,8 @@ def check(algorithm: Algorithm, problem: Problem, *, key: Key | None = None, clu
     one device and several give the same, and every device the same `State.server`; and that the bits that it tells are those that its
     compiled round sends where each worker has a device of its own.
 
-    Several devices are those of the process; where it has too few, another process simulates them on the CPU (seconds).
+    Several devices are those of the process, or of all processes of a run, which then all call it; where there are too few, another process
+    simulates them on the CPU (seconds).
 
     Args:
         algorithm: any, registered or not.
@@ -50,7 +51,13 @@ def check(algorithm: Algorithm, problem: Problem, *, key: Key | None = None, clu
     Raises:
         ValueError: no method, no problem, or the two do not fit.
     """
-    key = jax.random.key(0) if key is None else key
+    with agreement.together("check"):
+        return _findings(algorithm, problem, jax.random.key(0) if key is None else key, cluster)
+
+
+def _findings(algorithm: Algorithm, problem: Problem, key: jax.Array, cluster: Cluster | None) -> Findings:
+    """As `check`; what is looked at on one device, each process looks at."""
+    problem = problem._replace(data=jax.tree.map(arrays.on_host, problem.data)) if agreement.count() > 1 else problem
     plans.check_runnable(algorithm, problem, key, cluster)
     steps = min(max(STEPS[0], 2 * period(algorithm)), STEPS[1])
     findings, case = [_parameters(algorithm)], Case(algorithm, problem, cluster)
@@ -148,7 +155,7 @@ def _everywhere(case: Case, key: jax.Array, steps: int) -> list[Finding]:
     wanted = max(devices_of(case.problem.workers))
     if wanted == 1:
         return [Finding("devices", None, f"{case.problem.workers} workers cannot be spread evenly over 2 to {DEVICES} devices")]
-    if len(jax.devices()) >= wanted:
+    if len(jax.devices()) >= wanted and all(D % jax.process_count() == 0 for D in devices_of(case.problem.workers) if D > 1):
         return on_devices(case, key, steps)
     try:
         return elsewhere.call(wanted, on_devices, case, key, steps)
@@ -163,7 +170,7 @@ def devices_of(N: int) -> list[int]:
 
 
 def on_devices(case: Case, key: jax.Array, steps: int) -> list[Finding]:
-    """What is to be found on several devices, all of which this process has."""
+    """What is to be found on several devices, of this process or of all of a run."""
     alone = case.run(steps=steps, key=key, mesh=1)
     N = case.problem.workers
     several = [D for D in devices_of(N) if D > 1]
@@ -188,6 +195,8 @@ def _as_alone(case: Case, key: jax.Array, steps: int, D: int, alone: Result) -> 
 
 def _equal_everywhere(leaf: jax.Array) -> bool:
     first, *others = (np.asarray(shard.data) for shard in leaf.addressable_shards)
+    if not leaf.is_fully_addressable and len({*agreement.exchange(arrays.row_digest(first))}) > 1:
+        return False
     return all(np.array_equal(first, other, equal_nan=np.issubdtype(first.dtype, np.inexact)) for other in others)
 
 
@@ -217,12 +226,12 @@ def _told(case: Case, key: jax.Array) -> tuple[jax.stages.Compiled, np.ndarray]:
         return state, info.bits_up
 
     carry = programs.call(loop.start, plan, {}, key)
-    arguments = key, jax.device_put(problem.data, NamedSharding(plan.mesh, P(workers.AXIS)))
+    arguments = key, arrays.place(problem.data, NamedSharding(plan.mesh, P(workers.AXIS)))
     program = jax.jit(one_round).lower(carry.state, *arguments).compile()
     state, told = carry.state, []
     for _ in range(min(period(case.algorithm), STEPS[1])):
         state, bits = program(state, *arguments)
-        told.append(counts.to_int(np.asarray(bits)))
+        told.append(counts.to_int(arrays.on_host(bits)))
     return program, np.array(told, float)
 
 
@@ -243,8 +252,6 @@ def _differences(one: Result, other: Result, relative: float, absolute: float) -
 
 
 def _close(one: Any, other: Any, relative: float, absolute: float) -> bool:
-    if jnp.issubdtype(jnp.result_type(one), jax.dtypes.prng_key):
-        one, other = jax.random.key_data(one), jax.random.key_data(other)
-    a, b = (np.asarray(x).astype(float) for x in (one, other))
+    a, b = (arrays.on_host(x).astype(float) for x in (one, other))
     scale = max(1.0, float(np.max(np.abs(a), initial=0, where=np.isfinite(a))))
     return a.shape == b.shape and np.allclose(a, b, rtol=relative, atol=absolute * scale, equal_nan=True)

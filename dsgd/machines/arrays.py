@@ -32,6 +32,8 @@ def put(tree: PyTree, sharding: Sharding) -> PyTree:
 def place(tree: PyTree, sharding: Sharding) -> PyTree:
     """As `put`, but what is already there is used as it is."""
     if sharding.is_fully_addressable:
+        if any(map(_elsewhere, jax.tree.leaves(tree))):
+            raise ValueError("data of which other processes have a part, on this process's devices alone: need a mesh over all processes")
         return jax.device_put(tree, sharding)
 
     def there(leaf: Any) -> bool:
@@ -40,12 +42,14 @@ def place(tree: PyTree, sharding: Sharding) -> PyTree:
     return jax.tree.map(lambda leaf: leaf if there(leaf) else _put(leaf, sharding), tree)
 
 
-def by_worker(rows: Callable[[slice], np.ndarray], N: int) -> jax.Array:
+def by_worker(rows: Callable[[slice], np.ndarray], N: int, everybody: bool = True) -> jax.Array:
     """An array `[N, ...]` of which each process keeps the rows of its own workers only.
 
     Args:
-        rows: of some of the workers; each process could make all of them, and does, one by one, for what tells them from others.
+        rows: of some of the workers.
         N: workers.
+        everybody: whether each process could make all of them; it then does, one by one, for what tells them from others. Else only its
+            own are asked for.
 
     Raises:
         ValueError: the processes do not divide the workers.
@@ -53,11 +57,25 @@ def by_worker(rows: Callable[[slice], np.ndarray], N: int) -> jax.Array:
     if agreement.alone():
         return jnp.asarray(rows(slice(N)))
     sharding = NamedSharding(own_mesh(N), P(workers.AXIS))
-    first = rows(slice(1))
-    array = jax.make_array_from_callback((N, *first.shape[1:]), sharding, lambda index: rows((index or (slice(N),))[0]), dtype=first.dtype)
-    _digests[id(array)] = [row_digest(rows(slice(n, n + 1))[0]) for n in range(N)]
-    weakref.finalize(array, _digests.pop, id(array), None)
+    first = own_workers(N)[0]
+    kind = rows(slice(first, first + 1))
+    array = jax.make_array_from_callback((N, *kind.shape[1:]), sharding, lambda index: rows((index or (slice(N),))[0]), dtype=kind.dtype)
+    if everybody:
+        _digests[id(array)] = [row_digest(rows(slice(n, n + 1))[0]) for n in range(N)]
+        weakref.finalize(array, _digests.pop, id(array), None)
     return array
+
+
+def own_workers(N: int) -> range:
+    """Those of this process, by its data.
+
+    Raises:
+        ValueError: the processes do not divide the workers.
+    """
+    processes = agreement.count()
+    if N % processes:
+        raise ValueError(f"{N} workers in {processes} processes: need a number of processes that divides {N}")
+    return range(N)[agreement.index() * (N // processes) :][: N // processes]
 
 
 def known(values: np.ndarray) -> Any:
@@ -71,16 +89,19 @@ def own_mesh(N: int) -> Mesh:
     Raises:
         ValueError: the processes do not divide them.
     """
-    processes = agreement.count()
-    if N % processes:
-        raise ValueError(f"{N} workers in {processes} processes: need a number of processes that divides {N}")
-    most = jax.local_device_count()
-    return workers.mesh(processes * max(d for d in range(1, most + 1) if N % (processes * d) == 0))
+    own = len(own_workers(N))
+    return workers.mesh(agreement.count() * max(d for d in range(1, jax.local_device_count() + 1) if own % d == 0))
 
 
 def own(leaf: Any) -> np.ndarray:
     """What this process has of an array `[N, ...]`, on the host: its workers' rows, or all."""
     return _own_part(leaf)[1] if _elsewhere(leaf) else np.asarray(leaf)
+
+
+def row(leaf: Any, n: int) -> np.ndarray:
+    """The row of worker n, one of this process's, of an array `[N, ...]`."""
+    first, rows = _own_part(leaf) if _elsewhere(leaf) else (0, np.asarray(leaf))
+    return rows[n - first]
 
 
 def on_host(leaf: Any) -> np.ndarray:

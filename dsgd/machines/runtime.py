@@ -203,20 +203,25 @@ def _begin_watch(place: Place, lost_after: float) -> None:
         )
     else:
         _last_words("Error: JAX ended this process, for the reason above")
-    atexit.register(leave)
+    atexit.register(_at_exit)
 
 
-def leave(why: str = "") -> bool:
-    """The end of this process's part; at its exit by itself.
+def leave(words: str, status: int) -> None:
+    """The end of this process with an error, which the others are told; it does not return where there are others.
 
     Args:
-        why: it fails, for the others; empty: it ends in order, unless an error was not caught.
-
-    Returns:
-        Whether process 0 has failed with the same words, and this is another one.
+        words: for people; what process 0 says, the others do not say again.
+        status: of the process.
     """
+    if not agreement.alone():
+        watch.leave_at_once("" if watch.end(words).said else words, status)
+
+
+def _at_exit() -> None:
+    """In order, it waits for the others; after an error it tells them."""
     error = getattr(sys, "last_value", None)
-    return watch.end(why or (f"{type(error).__name__}: {error}" if error else ""))
+    if watch.end(f"{type(error).__name__}: {error}" if error else "").broken:
+        watch.leave_at_once(status=1 if error else watch.STATUS)
 
 
 def _towards(host: str) -> str | None:

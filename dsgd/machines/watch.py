@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
 
 import jax
-from jax._src import distributed  # as in `agreement`
 
 _ALIVE, _ENDED = "dsgd/alive/", "ended"
 _HEARD = 3.0  # seconds in which a process that fails is heard by the others: with process 0, all that was said is gone
@@ -36,8 +36,11 @@ class _Watch:
         self.noticed = False
         self.ended = threading.Event()
         self._seen = {i: ("", time.monotonic()) for i in range(len(names)) if i != index}
-        self.thread = threading.Thread(target=self._look, daemon=True, name="dsgd-watch")
-        self.thread.start()
+        self._answered = time.monotonic()
+        # Two: who asks the coordinator may wait for it without end.
+        self.threads = [threading.Thread(target=work, daemon=True, name="dsgd-watch") for work in (self._ask, self._guard)]
+        for thread in self.threads:
+            thread.start()
 
     def who(self, i: int) -> str:
         """A process, for people."""
@@ -56,6 +59,7 @@ class _Watch:
             if words != before:
                 self._seen[i] = (words, now)
             self._judge(i, words, now - (now if words != before else since))
+        self._answered = now
 
     def words(self, i: int) -> str:
         """What another process last said."""
@@ -83,15 +87,19 @@ class _Watch:
         elif silence > self.lost_after and self.doing:
             self.lost = self.lost or f"{self.who(i)} has ended, without its part of {self.doing}"
 
-    def _look(self) -> None:
-        beats, since_lost = 0, 0
-        while not self.ended.wait(self.lost_after / _LOOKS):
-            beats += 1
-            try:
-                self.say(str(beats))
+    def _ask(self) -> None:
+        for beat in itertools.count(1):
+            if self.ended.wait(self.lost_after / _LOOKS):
+                return
+            with suppress(jax.errors.JaxRuntimeError):  # for the guard to see
+                self.say(str(beat))
                 self.look()
-            except jax.errors.JaxRuntimeError:
-                self.lost = self.lost or f"{self.who(0)}, which coordinates, cannot be reached"
+
+    def _guard(self) -> None:
+        since_lost = 0
+        while not self.ended.wait(self.lost_after / _LOOKS):
+            if time.monotonic() - self._answered > self.lost_after:
+                self.lost = self.lost or f"{self.who(0)}, which coordinates, did not answer for {self.lost_after:g} s"
             since_lost = since_lost + 1 if self.lost and self.doing and not self.noticed else 0
             if since_lost > _GRACE:  # in a collective, which nothing ends
                 leave_at_once(f"Error: {self.lost} (in {self.doing})")
@@ -119,7 +127,7 @@ def within(name: str) -> Iterator[None]:
     if _watch is None:
         yield
         return
-    before, _watch.doing = _watch.doing, name
+    before, _watch.doing, _watch.noticed = _watch.doing, name, False
     try:
         yield
     finally:
@@ -138,23 +146,28 @@ def who_broke(what: str) -> Lost:
     if _watch is None:
         return Lost(f"{what}: another process was lost")
     _watch.noticed = True
-    while not _watch.lost and _watch.silence() < _watch.lost_after / _SOONER and _watch.running():
+    end = time.monotonic() + _watch.lost_after
+    while not _watch.lost and _watch.silence() < _watch.lost_after / _SOONER and time.monotonic() < end:
         time.sleep(0.02)
     return Lost(_watch.lost or _watch.silent())
 
 
-def end(why: str = "") -> bool:
-    """Tells the others that this process ends: in order, or why; and waits for them: where it is in order, until they have ended, too.
+class Ended(NamedTuple):
+    """How a process leaves the others: whether it must not wait for them, and whether process 0, another one, has said the same."""
 
-    Returns:
-        Whether process 0 has said the same, and this is another one.
-    """
+    broken: bool = False
+    said: bool = False
+
+
+def end(why: str = "") -> Ended:
+    """Tells the others that this process ends: in order, or why; and waits for them: where it is in order, until they have ended, too."""
     global _watch
     watch, _watch = _watch, None
     if watch is None:
-        return False
+        return Ended()
     watch.ended.set()
-    watch.thread.join()
+    for thread in watch.threads:
+        thread.join(watch.lost_after)
     limit = time.monotonic() + min(watch.lost_after, _HEARD)
     said = f"{_ENDED}: {why}" if why else _ENDED
     try:
@@ -164,13 +177,12 @@ def end(why: str = "") -> bool:
             time.sleep(watch.lost_after / _LOOKS / 5)
     except jax.errors.JaxRuntimeError:
         watch.lost = watch.lost or "the coordinator is gone"
-    if why or watch.lost:
-        distributed.global_state.client = None  # its orderly end would wait for those who are gone
-    return bool(why) and watch.index > 0 and watch.words(0) == said
+    return Ended(bool(why or watch.lost), bool(why) and watch.index > 0 and watch.words(0) == said)
 
 
-def leave_at_once(words: str) -> None:
-    """The end of this process, from any thread."""
-    sys.stdout.flush()
-    os.write(2, f"{words}\n".encode())
-    os._exit(STATUS)
+def leave_at_once(words: str = "", status: int = STATUS) -> None:
+    """The end of this process, from any thread: in JAX's orderly end it would wait for those who are gone."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os.write(2, f"{words}\n".encode() if words else b"")
+    os._exit(status)

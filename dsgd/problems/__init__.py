@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dsgd.problems.adapters import Model
+from dsgd.problems.blocks import ByWorker
 from dsgd.problems.data import Dataset, load
 from dsgd.problems.examples import Examples, minibatch
 from dsgd.problems.finite_sum import finite_sum
@@ -22,6 +23,7 @@ __all__ = [
     "CNN",
     "MLP",
     "PARTITIONS",
+    "ByWorker",
     "Dataset",
     "Examples",
     "Model",

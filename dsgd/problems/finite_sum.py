@@ -15,6 +15,7 @@ from dsgd import checks, workers
 from dsgd.base import Problem, PyTree
 from dsgd.engine import accumulate, oracle, protocol
 from dsgd.problems.adapters import adapt
+from dsgd.problems.blocks import ByWorker
 from dsgd.problems.examples import Examples, arrays, first, minibatch, on_device, pad
 from dsgd.problems.partition import BY_CLASS, need_parts, split
 
@@ -111,7 +112,7 @@ def _means(values: jax.Array) -> jax.Array:
 def finite_sum(
     model: Any,
     loss: Callable[[PyTree, PyTree], jax.Array],
-    data: Annotated[tuple[Any, Any], "a pair (inputs, targets)"],
+    data: Annotated[tuple[Any, Any] | ByWorker, "a pair (inputs, targets), or problems.ByWorker"],
     workers: int = 16,
     partition: str | Sequence[Any] = "iid",
     *,
@@ -132,7 +133,8 @@ def finite_sum(
             function from `nnx.Rngs` to an nnx module, of which each seed makes its own; or a `problems.Model(init, apply)`.
         loss: (outputs, targets) -> losses of the samples, `[m, ...]`, as optax's are; further axes, of a sequence, are averaged.
         data: (inputs, targets), each a pytree of arrays `[M, ...]`; targets are () where the loss needs none. Real numbers become JAX's
-            default type, integers stay as they are.
+            default type, integers stay as they are. Or `problems.ByWorker(load)`: each worker's come from a function, which is called where
+            they are needed only; there is no partition then.
         workers: N.
         partition: "iid", "blocks", "by-label" or "dirichlet" (the last two of classes `[M]`), see `dsgd.problems.split`; or the indices
             of each worker's samples, N arrays.
@@ -156,11 +158,16 @@ def finite_sum(
         checks.positive_int(what, number)
     if not 0 <= l2 < np.inf:
         raise ValueError(f"l2 = {l2}: need a finite number >= 0")
-    inputs, targets = arrays("data", data)
-    parts = _parts(targets, len(jax.tree.leaves(inputs)[0]), workers, partition, alpha, seed)
-    _need_whole_batches(batch_size, parts, partition)
-    stacked = pad(inputs, targets, parts)
-    shared = _held_out(test, metrics, (inputs, targets))
+    if isinstance(data, ByWorker):
+        stacked, sizes, some = data.loaded(workers)
+        _need_whole_batches(batch_size, sizes, "by worker")
+    else:
+        some = inputs, targets = arrays("data", data)
+        parts = _parts(targets, len(jax.tree.leaves(inputs)[0]), workers, partition, alpha, seed)
+        sizes = list(map(len, parts))
+        _need_whole_batches(batch_size, sizes, partition)
+        stacked = pad(inputs, targets, parts)
+    shared = _held_out(test, metrics, some)
     rows = jax.eval_shape(_rows, stacked)
     functions, measured = adapt(model, rows.inputs), tuple((metrics or {}).items())
     params = jax.eval_shape(functions.init, jax.eval_shape(lambda: jax.random.key(0)))
@@ -177,7 +184,7 @@ def finite_sum(
         shared=shared,
         name=name,
         batch_size=batch_size,
-        samples=max(map(len, parts)),
+        samples=max(sizes),
         take=first,
     )
 
@@ -192,12 +199,12 @@ def _parts(targets: PyTree, M: int, workers: int, partition: str | Sequence[Any]
     return split(targets if classes else np.zeros(M, int), workers, partition, alpha=alpha, seed=seed)
 
 
-def _need_whole_batches(batch_size: int, parts: list[np.ndarray], partition: str | Sequence[Any]) -> None:
-    smallest = int(np.argmin([len(part) for part in parts]))
-    if batch_size > len(parts[smallest]):
-        named = f" (partition {partition!r}, {len(parts)} workers)" if isinstance(partition, str) else ""
+def _need_whole_batches(batch_size: int, sizes: list[int], partition: str | Sequence[Any]) -> None:
+    smallest = int(np.argmin(sizes))
+    if batch_size > sizes[smallest]:
+        named = f" (partition {partition!r}, {len(sizes)} workers)" if isinstance(partition, str) else ""
         raise ValueError(
-            f"batch_size = {batch_size}, but worker {smallest} has {len(parts[smallest])} samples{named};"
+            f"batch_size = {batch_size}, but worker {smallest} has {sizes[smallest]} samples{named};"
             " need a batch no larger than any worker's data"
         )
 

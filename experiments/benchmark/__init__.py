@@ -1,1 +1,1 @@
-"""What things cost, beside the least that they can: rounds, and compressors."""
+"""What things cost, beside the least that they can."""

@@ -1,5 +1,5 @@
 """The benchmarks: `python -m experiments.benchmark rounds`, which is the default, `start`, `compression`, `mixing`, `methods`,
-`work`, `kimad`, `cannikin` and `dropcompute`."""
+`work`, `kimad`, `cannikin`, `dropcompute` and `loop`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from experiments.benchmark import cannikin, compression, dropcompute, kimad, methods, mixing, rounds, start, work
+from experiments.benchmark import cannikin, compression, dropcompute, kimad, loop, methods, mixing, rounds, start, work
 from experiments.helpers import commands
 
 Choice = (
@@ -20,8 +20,9 @@ Choice = (
     | Annotated[kimad.Args, tyro.conf.subcommand("kimad")]
     | Annotated[cannikin.Args, tyro.conf.subcommand("cannikin")]
     | Annotated[dropcompute.Args, tyro.conf.subcommand("dropcompute")]
+    | Annotated[loop.Args, tyro.conf.subcommand("loop")]
 )
-MAIN = {module.Args: module.main for module in (rounds, start, compression, mixing, methods, work, kimad, cannikin, dropcompute)}
+MAIN = {module.Args: module.main for module in (rounds, start, compression, mixing, methods, work, kimad, cannikin, dropcompute, loop)}
 
 if __name__ == "__main__":
     args = tyro.cli(Choice, default=rounds.Args())

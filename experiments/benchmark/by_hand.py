@@ -38,6 +38,32 @@ def multiplied(x: jax.Array) -> jax.Array:
 
 def scan(name: str, problem: dsgd.Problem, mean: Mean = reduced) -> Run:
     """The method of that name, one of `SCANS`: rounds -> (state, history)."""
+    first, one_round = _parts_of(name, problem, mean)
+
+    @jax.jit(static_argnames="rounds")
+    def run(state, data, average, rounds):
+        keys = jax.random.split(jax.random.key(0), rounds)
+        return lax.scan(lambda state, key: one_round(state, key, data, average), state, keys)
+
+    return lambda rounds: jax.block_until_ready(run(first, problem.data, problem.shared, rounds))
+
+
+def counted(name: str, problem: dsgd.Problem) -> Run:
+    """The same, in a loop whose number of turns is an argument of the program, as the framework's is: rounds -> (state, last record)."""
+    first, one_round = _parts_of(name, problem, reduced)
+    key = jax.random.key(0)
+
+    @jax.jit
+    def run(state, data, average, rounds):
+        record = jax.eval_shape(one_round, state, key, data, average)[1]
+        start = state, jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), record)
+        return lax.fori_loop(0, rounds, lambda i, carry: one_round(carry[0], jax.random.fold_in(key, i), data, average), start)
+
+    return lambda rounds: jax.block_until_ready(run(first, problem.data, problem.shared, rounds))
+
+
+def _parts_of(name: str, problem: dsgd.Problem, mean: Mean) -> tuple[Any, Callable[..., Any]]:
+    """The first state, and (state, key, data, average) -> state, record."""
     start, step, model = SCANS[name](*problem.data.b.shape, mean)
 
     def one_round(state, key, data, average):
@@ -49,13 +75,7 @@ def scan(name: str, problem: dsgd.Problem, mean: Mean = reduced) -> Run:
         spread = jnp.sum((x - middle[None]) ** 2) / len(x) if x.ndim == 2 else jnp.zeros(())
         return state, (average.minimum + away @ slope / 2, slope @ slope, spread)
 
-    @jax.jit(static_argnames="rounds")
-    def run(state, data, average, rounds):
-        keys = jax.random.split(jax.random.key(0), rounds)
-        return lax.scan(lambda state, key: one_round(state, key, data, average), state, keys)
-
-    first = start()
-    return lambda rounds: jax.block_until_ready(run(first, problem.data, problem.shared, rounds))
+    return start(), one_round
 
 
 def _minibatch_sgd(N: int, d: int, mean: Mean):
@@ -182,7 +202,10 @@ def loop(name: str, problem: dsgd.Problem) -> Run | None:
 
 
 def copies(arrays: int, N: int, d: int) -> Run:
-    """Copies that read and write together as many bytes as so many arrays `[N, d]` of float32 have."""
+    """Copies that read and write together as many bytes as so many arrays `[N, d]` of float32 have: numpy's where the device is a CPU,
+    elsewhere the device's own."""
+    if jax.default_backend() != "cpu":
+        return _copies_on_device(jnp.ones(arrays * N * d // 2, jnp.float32))
     source, target = np.ones(arrays * N * d // 2, np.float32), np.empty(arrays * N * d // 2, np.float32)
 
     def run(rounds):
@@ -190,3 +213,9 @@ def copies(arrays: int, N: int, d: int) -> Run:
             np.copyto(target, source)
 
     return run
+
+
+def _copies_on_device(x: jax.Array) -> Run:
+    """Each reads and writes the array once: its negative takes its place."""
+    negated = jax.jit(lambda rounds, x: lax.fori_loop(0, rounds, lambda _, x: -x, x))
+    return lambda rounds: jax.block_until_ready(negated(rounds, x))

@@ -5,7 +5,7 @@
 All do the same mathematics on a heterogeneous quadratic with diagonal Hessians and exact gradients, and record f, |f'|^2 and the consensus
 distance in every round. By hand it is a JAX scan for this one method, the better of two forms: XLA's reduction over workers is slow on CPUs
 where models are large, a product with ones is not. The limit is the least that a round must move (A and b; the models of DSGD; the
-memories of EC-SGD and EF21) at the rate at which numpy copies as many bytes.
+memories of EC-SGD and EF21) at the rate of a copy of as many bytes: numpy's, and where the device is no CPU the device's own.
 
 All versions take turns, on fresh arrays for each problem, and medians are reported: where an array happens to lie in memory changes the
 speed of a small round by tens of per cent.
@@ -59,6 +59,7 @@ class Row(NamedTuple):
     Args:
         speedup: of the framework, against the faster scan.
         of_limit: share of the limit's rate.
+        bytes_per_second: of what a round must move, in the framework's seconds.
     """
 
     method: str
@@ -71,6 +72,7 @@ class Row(NamedTuple):
     limit: float
     speedup: float
     of_limit: float
+    bytes_per_second: float
 
 
 def main(args: Args) -> None:
@@ -110,7 +112,7 @@ def compare(args: Args, name: str, N: int, d: int) -> Row:
     framework = np.array(taken["framework"])
     best = min(FORMS, key=lambda form: seconds[form])
     ratios = (float(np.median(np.array(taken[other]) / framework)) for other in (best, "limit"))
-    return Row(name, N, d, *seconds.values(), *ratios)
+    return Row(name, N, d, *seconds.values(), *ratios, 4 * by_hand.MOVED[name] * N * d / seconds["framework"])
 
 
 def versions(method: dsgd.Algorithm, name: str, problem: dsgd.Problem) -> dict[str, Callable[[int], object] | None]:
@@ -140,6 +142,8 @@ def clock(version: Callable[[int], object], rounds: int) -> float:
 def in_turn(versions: dict[str, Callable[[int], object]], seconds: float, repeats: int) -> dict[str, np.ndarray]:
     """Seconds of one go of each, so many times, in timings that last about that long and take turns."""
     counts = {version: calibrate(run, seconds) for version, run in versions.items()}
+    for version, run in versions.items():
+        run(counts[version])  # compiled for this length
     taken: dict[str, list[float]] = {version: [] for version in versions}
     for _ in range(repeats):
         for version, run in versions.items():
@@ -155,11 +159,11 @@ def framework(method: dsgd.Algorithm, problem: dsgd.Problem, cluster: dsgd.clust
 
 def tabulate(rows: list[Row]) -> Table:
     """One row a method and size."""
-    first = "scan, numpy: their seconds over the framework's (of the faster scan)."
-    caption = f"{first}\nof limit: share of the rate of a copy that moves what a round must."
+    first = "GB/s: of what a round must move; of limit: over a copy's.\nscan, numpy: their seconds over the framework's"
+    caption = f"{first} (of the faster scan)."
     table = Table(title="a round with metrics (medians)", caption=caption)
     table.add_column("method", no_wrap=True)
-    for heading in ("N x d", "µs", "ns/element", "scan", "numpy", "of limit"):
+    for heading in ("N x d", "µs", "GB/s", "scan", "numpy", "of limit"):
         table.add_column(heading, justify="right", no_wrap=True)
     last = rows[0].method
     for row in rows:
@@ -167,6 +171,6 @@ def tabulate(rows: list[Row]) -> Table:
             table.add_section()
         last = row.method
         numpy = "" if np.isnan(row.numpy) else f"{row.numpy / row.framework:.2f}"
-        cells = (f"{row.framework * 1e6:,.1f}", f"{row.framework / row.N / row.d * 1e9:.3g}", f"{row.speedup:.2f}", numpy)
+        cells = (f"{row.framework * 1e6:,.1f}", f"{row.bytes_per_second / 1e9:.3g}", f"{row.speedup:.2f}", numpy)
         table.add_row(row.method, f"{row.N:,} x {row.d:,}", *cells, f"{row.of_limit:.2f}")
     return table

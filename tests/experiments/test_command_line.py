@@ -36,7 +36,7 @@ from experiments import (
     switch_timelines,
     topology,
 )
-from experiments.benchmark import cannikin, dropcompute, kimad, methods, mixing, rounds, start
+from experiments.benchmark import cannikin, dropcompute, kimad, loop, methods, mixing, rounds, start
 from experiments.benchmark import compression as throughput
 from experiments.helpers import commands, common
 
@@ -60,7 +60,7 @@ SCRIPTS = (
     switch_timelines,
     topology,
 )
-BENCHMARKS = (cannikin, dropcompute, kimad, throughput, methods, mixing, rounds, start)
+BENCHMARKS = (cannikin, dropcompute, kimad, loop, throughput, methods, mixing, rounds, start)
 
 
 @dataclasses.dataclass(frozen=True)

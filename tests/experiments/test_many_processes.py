@@ -72,23 +72,11 @@ def test_two_processes_find_what_one_finds_and_the_first_alone_says_it(told, tmp
     assert f"Written: {tmp_path}/two/config.json, history.csv, figure.png" in said.replace("\n", "")
     assert nothing == ""
     assert {path.name for path in (tmp_path / "two").iterdir()} == {"config.json", "history.csv", "figure.png"}
-    commands.launch(
-        compare.main,
-        compare.Args(
-            methods=("mb-sgd", "dsgd"),
-            workers=2,
-            steps=6,
-            seeds=2,
-            learning_rates=(0.1,),
-            out=tmp_path / "one",
-            cache="off",
-            progress=False,
-        ),
-    )
+    alone = {"methods": ("mb-sgd", "dsgd"), "workers": 2, "steps": 6, "seeds": 2, "learning_rates": (0.1,), "out": tmp_path / "one"}
+    commands.launch(compare.main, compare.Args(**alone, cache="off", progress=False))
     for mine, theirs in zip(rows(tmp_path / "two"), rows(tmp_path / "one"), strict=True):
-        assert {name: mine[name] for name in ("method", "seed", "step", "bits")} == {
-            name: theirs[name] for name in ("method", "seed", "step", "bits")
-        }
+        for name in ("method", "seed", "step", "bits"):
+            assert mine[name] == theirs[name]
         np.testing.assert_allclose(float(mine["loss"]), float(theirs["loss"]), rtol=1e-5)
 
 

@@ -45,6 +45,22 @@ def test_two_processes_are_one_with_two_devices_to_the_bit(exchange, family):
         assert_equal(found[exchange], expected)
 
 
+@pytest.fixture(scope="module")
+def four():
+    return dsgd.loopback(4, many.four, timeout=SECONDS)
+
+
+@pytest.mark.parametrize("exchange", many.OF_FOUR)
+def test_four_processes_are_one_with_four_devices(exchange, four):
+    """To the bit in all processes, and beside one process where no all-reduce adds up in another order."""
+    expected = many.iterates(exchange, 4)
+    for found in four:
+        assert_equal(found[exchange]["history"], expected["history"], rtol=1e-5, atol=1e-6)
+        assert_equal(found[exchange]["state"], expected["state"], **({} if exchange != "all-reduce" else {"rtol": 1e-5, "atol": 1e-6}))
+        assert_equal(found[exchange], four[0][exchange])
+        assert found["mesh"] == "ValueError: mesh of 2 devices in 4 processes: need as many of each, or one device"
+
+
 def test_a_sweep_of_two_processes_too(family):
     for found in family:
         assert_equal(found["sweep"], many.swept(2))
@@ -57,6 +73,15 @@ def test_each_process_has_its_own_workers_data_only(family):
         assert not everything
         assert rows == slice(2 * i, 2 * i + 2)
         np.testing.assert_array_equal(values, whole[rows])
+
+
+def test_data_are_loaded_where_they_are_needed(family):
+    expected, loaded = many.by_worker(2)
+    assert loaded == [0, 1, 2, 3]
+    for i, found in enumerate(family):
+        result, mine = found["by worker"]
+        assert mine == [2 * i, 2 * i + 1]
+        assert_equal(result, expected)
 
 
 def test_checkpoints_go_on_in_other_numbers_of_processes(family, folder):
@@ -109,7 +134,7 @@ def test_processes_that_do_not_divide_the_workers_are_refused(family):
     for found in family:
         assert found["workers"] == "ValueError: 3 workers on 2 devices: need a number of devices that divides 3: mesh=1, say"
         assert found["rows"] == "ValueError: 3 workers in 2 processes: need a number of processes that divides 3"
-        assert found["mesh"].startswith("ValueError: mesh of 1 devices in 2 processes: need as many of each")
+        assert found["mesh"].startswith("ValueError: data of which other processes have a part, on this process's devices alone")
 
 
 def test_folders_that_cannot_be_are_told_in_all_processes(family, folder):
@@ -121,6 +146,15 @@ def test_folders_that_cannot_be_are_told_in_all_processes(family, folder):
         assert "File too large" in found["folders"]["full"]
         assert found["folders"]["then"] == "no error"
     assert not list((folder / "full").glob(".dsgd-run-*"))
+
+
+def test_a_method_is_checked_on_the_devices_of_both(family):
+    for found in family:
+        good, bad = found["checked"]
+        assert good.holds
+        by_name = {finding.what: finding for finding in bad.findings}
+        assert not by_name["2 devices"].holds
+        assert "is not the same on every device" in by_name["2 devices"].found
 
 
 def test_after_all_mistakes_they_still_run(family):

@@ -1,0 +1,78 @@
+"""Data that come worker by worker: each process loads its own workers' only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dsgd import checks
+from dsgd.base import PyTree
+from dsgd.machines import agreement
+from dsgd.machines.arrays import by_worker, own_workers
+from dsgd.problems.examples import Examples, arrays, converted
+
+
+class Loaded(NamedTuple):
+    """The workers' samples, and how many each has; and the first that this process has, (inputs, targets), leaves `[m, ...]`."""
+
+    examples: Examples
+    sizes: list[int]
+    some: tuple[PyTree, PyTree]
+
+
+@checks.arguments
+@dataclass(frozen=True)
+class ByWorker:
+    """The data of a problem as a function of the worker, which is called for this process's workers only: no process needs the others'.
+
+    Args:
+        load: worker -> its (inputs, targets), pytrees of arrays `[m, ...]`, of one kind for all workers; m may differ.
+    """
+
+    load: Callable[[int], tuple[Any, Any]]
+
+    def loaded(self, N: int) -> Loaded:
+        """Of N workers. All processes call it together.
+
+        Raises:
+            ValueError: samples of different kinds, or as `arrays`; the processes do not divide the workers.
+        """
+        with agreement.together("the data of the workers"):
+            mine = own_workers(N)
+            pairs = {n: jax.tree.map(converted, arrays(f"data of worker {n}", self.load(n))) for n in mine}
+            told = {n: (len(jax.tree.leaves(pair)[0]), _kind(pair)) for n, pair in pairs.items()}
+            everybody = {int(n): each for words in agreement.exchange(json.dumps(told)) for n, each in json.loads(words).items()}
+        kinds = [everybody[n][1] for n in range(N)]
+        if other := next((n for n in range(N) if kinds[n] != kinds[0]), 0):
+            raise ValueError(f"data of worker {other} are {kinds[other]}, those of worker 0 {kinds[0]}: need one kind of samples")
+        sizes = [everybody[n][0] for n in range(N)]
+        longest = max(sizes)
+
+        def stacked(at: int) -> jax.Array:
+            def rows(some: slice) -> np.ndarray:
+                return np.stack([_padded(jax.tree.leaves(pairs[n])[at], longest) for n in range(N)[some]])
+
+            return by_worker(rows, N, everybody=False)
+
+        some = pairs[mine[0]]
+        inputs, targets = jax.tree.unflatten(jax.tree.structure(some), [stacked(at) for at in range(len(jax.tree.leaves(some)))])
+        real = np.arange(longest)[None, :] < np.array(sizes)[:, None]
+        weights = by_worker(lambda some: real[some].astype(jnp.result_type(float)), N)
+        return Loaded(Examples(inputs, targets, weights), sizes, some)
+
+
+def _kind(pair: PyTree) -> str:
+    """Of a sample."""
+    return ", ".join(
+        f"{jax.tree_util.keystr(path)} {leaf.dtype}{list(leaf.shape[1:])}" for path, leaf in jax.tree_util.tree_leaves_with_path(pair)
+    )
+
+
+def _padded(leaf: np.ndarray, longest: int) -> np.ndarray:
+    return np.pad(leaf, [(0, longest - len(leaf)), *[(0, 0)] * (leaf.ndim - 1)], mode="edge")
