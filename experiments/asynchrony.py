@@ -69,6 +69,7 @@ class Args:
     """Seconds that a message takes besides its transfer."""
     bandwidth: float = 1e8
     """Bits per second of a port."""
+    cluster: commands.ClusterFile = None
     out: Path = field(default=Path("results/asynchrony"))
     """Folder for config.json, history.csv, saturation.csv and figure.png."""
     progress: bool = True

@@ -62,7 +62,8 @@ class Args:
     """Seconds that a message takes besides its transfer."""
     bandwidth: float = 1e8
     """Bits per second of a worker's port."""
-    compute: float = 1e-4
+    cluster: commands.ClusterFile = None
+    compute: commands.SampleSeconds = 1e-4
     """Seconds that a worker computes for one sample."""
     delay: float = 1e-3
     """Mean of a random delay of each worker's batch, in seconds (exponentially distributed)."""

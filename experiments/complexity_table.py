@@ -42,6 +42,7 @@ class Args:
     """Seconds of a message."""
     bandwidth: float = 1e9
     """Bits per second of a port."""
+    cluster: commands.ClusterFile = None
     out: Path = field(default=Path("results/complexity_table"))
     """Folder for config.json, iterations.csv, communication.csv and figure.png."""
     progress: bool = True

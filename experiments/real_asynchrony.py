@@ -200,10 +200,11 @@ def tabulate(args: Args, found: dict[str, Measured]) -> Table:
     slower = f"{args.slow} of {args.workers} processes sleep {args.factor:g} times as long" if args.slow else f"{args.workers} processes"
     table = Table(
         title=f"{slower}; to loss {loss:.2g}",
-        caption="Real seconds; staleness in updates, after the first tenth of them.\nsim.: simulated on a cluster of the measured seconds.",
+        caption="Real seconds to that loss; mean and largest staleness after the first tenth."
+        "\nsim.: simulated on a cluster of the measured seconds.",
     )
     table.add_column("method", no_wrap=True)
-    for heading in ("s to loss", "updates/s", "sim.", "staleness", "sim.", "max", "sim."):
+    for heading in ("seconds", "updates/s", "sim.", "stale", "sim.", "max", "sim."):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, one in found.items():
         history = one.trained.history

@@ -69,6 +69,7 @@ class Args:
     """Seconds that a message takes besides its transfer."""
     bandwidth: float = 2e6
     """Bits per second of a port."""
+    cluster: commands.ClusterFile = None
     seeds: int = 4
     """Independent runs of each method."""
     seed: int = 0

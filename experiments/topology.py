@@ -62,7 +62,8 @@ class Args:
     """Seconds that a message takes besides its transfer."""
     bandwidth: float = 1e8
     """Bits per second of a worker's port."""
-    compute: float = 1e-4
+    cluster: commands.ClusterFile = None
+    compute: commands.SampleSeconds = 1e-4
     """Seconds that a worker computes for one sample."""
     out: Path = field(default=Path("results/topology"))
     """Folder for config.json, graphs.csv, and for each N history-N.csv and figure-N.png."""

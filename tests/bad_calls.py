@@ -22,7 +22,8 @@ import optax
 import algorithms
 import dsgd
 import topologies
-from algorithms import cannikin, delays, dropcompute, kimad
+from algorithms import cannikin, delays, dropcompute, kimad, on_ray
+from algorithms.asynchronous.on_ray import gossip, with_servers
 from algorithms.cannikin import epochs
 from algorithms.cannikin import processes as nodes
 from algorithms.dropcompute import processes
@@ -30,7 +31,7 @@ from dsgd import clusters, compressors, network, problems, work, workers
 from dsgd.machines import family
 from dsgd.runs import chunks, driver
 
-PACKAGES = (dsgd, problems, compressors, network, clusters, topologies, algorithms, delays, cannikin, dropcompute, kimad, work)
+PACKAGES = (dsgd, problems, compressors, network, clusters, topologies, algorithms, delays, cannikin, dropcompute, kimad, on_ray, work)
 SGD, RING, SIGN, KEY = optax.sgd(0.1), topologies.ring(4), compressors.sign, jax.random.key(0)
 QUADRATIC, METHOD = problems.random_quadratic(4, 2), algorithms.minibatch_sgd(SGD)
 ARRAYS = (np.arange(120.0).reshape(60, 2) % 7, np.arange(60) % 3)
@@ -86,6 +87,10 @@ _RUN = {"problem": QUADRATIC, "steps": 1, "key": KEY, "batches": None, "cluster"
 _GOSSIP = {"optimizer": SGD, "topology": RING}
 _SQUEEZED = {**_GOSSIP, "compressor": SIGN, "consensus_step": 0.5}
 _OPTIMIZER = {"optimizer": SGD}
+_ON_RAY = {"problem": QUADRATIC, **_OPTIMIZER, "steps": 5, "key": KEY, "record_every": 2, "delay": lambda worker, gradient: 0.0}
+_ON_RAY |= {"address": "local", "restarts": 1, "patience": 5.0}
+_SAVED = {"checkpoint": "there", "checkpoint_seconds": 1.0}
+_UPDATES = {"worker": np.zeros(3, int), **dict.fromkeys(("computed", "trip", "busy"), np.ones(3))}
 _N = {"n": 4}
 _NORMAL = {"mean": 1.0, "std": 0.2, "micro_batches": 4}
 _CANNIKIN = cannikin.ClusterModel([0.1, 0.2], [0.5, 0.5], [0.3, 0.4], [0.1, 0.2], 0.2, 1.0, 0.1)
@@ -404,6 +409,7 @@ GOOD: dict[Callable, dict[str, Any]] = {
         "key": KEY,
         "batch_size": 2,
     },
+    dsgd.join: {"coordinator": None, "processes": None, "process_id": None, "timeout": 1.0, "lost_after": 10.0},
     dsgd.loopback: {"processes": 2, "function": jax.process_index, "timeout": 10.0},
     dropcompute.simulated: {
         "cluster": clusters.Cluster(SECONDS),
@@ -437,6 +443,11 @@ GOOD: dict[Callable, dict[str, Any]] = {
     kimad.one_for_all: _TABLES,
     kimad.top_k: {"ratios": [0.1, 0.5]},
     kimad.whole_model: {"choices": kimad.top_k([0.1])},
+    on_ray.asynchronous_gossip_sgd: {**_ON_RAY, "topology": RING},
+    on_ray.asynchronous_sgd: {**_ON_RAY, **_SAVED, "servers": 2, "bound": 5, "staleness_aware": True},
+    on_ray.measured_cluster: {"trained": on_ray.Trained((), {}, _UPDATES, 1, 32), "bits": 64},
+    on_ray.minibatch_sgd: {**_ON_RAY, **_SAVED},
+    on_ray.session: {"processes": 2, "address": "local"},
 }
 
 
@@ -472,7 +483,7 @@ def main() -> None:
     seen |= dict.fromkeys(("loss", "global_sqnorm", "clock"), np.ones(3))
     chunks.execute = lambda job, *args: dsgd.Result(job.start or (), seen if job.start else {}, ())  # a stage's, or nothing's
     driver.programs = mock.MagicMock()
-    family._called = processes._run = lambda *args: []
+    family._called = processes._run = gossip._train = with_servers._train = lambda *args: []
     nodes._Node.epoch = lambda *args: epochs.Ran(1.0, *4 * [np.ones((2, 1))], np.ones((2, 1)), np.ones(2), {})
     warnings.simplefilter("error")
     good = {function.__qualname__: outcome(function, arguments, "") for function, arguments in GOOD.items()}

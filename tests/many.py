@@ -229,7 +229,7 @@ def two(folder: Path) -> dict[str, Any]:
     found["until"] = until()
     found["workers"] = refused(lambda: dsgd.run(method("all-reduce"), problems.random_quadratic(3, 2), steps=1, key=jax.random.key(0)))
     found["rows"] = refused(lambda: problems.logistic_regression("digits", 3))
-    found["mesh"] = refused(lambda: dsgd.workers.mesh(1))
+    found["mesh"] = refused(lambda: dsgd.run(method("all-reduce"), digits(), steps=1, key=jax.random.key(0), mesh=1))
     found["folders"] = folders(folder)
     found["checked"] = checked()
     found["again"] = iterates("permutes")
@@ -239,7 +239,7 @@ def two(folder: Path) -> dict[str, Any]:
 def four() -> dict[str, Any]:
     """What four processes do."""
     as_tests_do()
-    return {exchange: iterates(exchange) for exchange in OF_FOUR}
+    return {exchange: iterates(exchange) for exchange in OF_FOUR} | {"mesh": refused(lambda: dsgd.workers.mesh(2))}
 
 
 ROUNDS, EVERY = 400, 10  # of the run that is killed again and again

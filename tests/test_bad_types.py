@@ -87,6 +87,8 @@ CASES = {
     "kimad.top_k(0.1)": "top_k: ratios = 0.1: need a list",
     "kimad.budget('fast', 1.0)": "budget: up = 'fast': need a number, or a list or an array of numbers",
     "dropcompute.chosen_after(2.5)": "chosen_after: rounds = 2.5: need an integer",
+    "dsgd.join('node1:12345', '2', 0)": "join: processes = '2': need an integer",
+    "dsgd.join(timeout='soon')": "join: timeout = 'soon': need a number",
     "dsgd.loopback(2, 'train')": "loopback: function = 'train': need a function",
     "dropcompute.train_processes(problem, optax.sgd(0.1), 'fast', 4, steps=2, key=key)": "threshold = 'fast': need a number or a Chosen",
     "dropcompute.train_processes(problem, optax.sgd(0.1), 1, 4, steps=2, key=key, correction='all')": "correction = 'all': need 'none', 's",

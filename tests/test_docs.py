@@ -22,6 +22,8 @@ ROOT = Path(__file__).parents[1]
         "docs/compression.md",
         "docs/decentralized.md",
         "docs/cannikin.md",
+        "docs/calibrate.md",
+        "docs/asynchrony_on_ray.md",
         "docs/clock.md",
         "docs/machines.md",
         "docs/runs.md",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dsgd import checks, workers
@@ -81,14 +81,9 @@ class Case(NamedTuple):
         """As `dsgd.run`."""
         return driver.run(self.algorithm, self.problem, cluster=self.cluster, **options)
 
-    def plan(self, mesh: Mesh | int) -> loop.Plan:
-        """Of rounds there."""
-        return plans.make_plan(plans.Always(self.algorithm), self.problem, mesh, runs=0, size=1, record_every=1, cluster=self.cluster)
-
-
-def one() -> Mesh:
-    """A device of this process."""
-    return workers.mesh(jax.local_devices()[:1])
+    def plan(self, devices: int) -> loop.Plan:
+        """Of rounds on so many devices."""
+        return plans.make_plan(plans.Always(self.algorithm), self.problem, devices, runs=0, size=1, record_every=1, cluster=self.cluster)
 
 
 def period(algorithm: Algorithm) -> int:
@@ -121,11 +116,11 @@ def _alone(case: Case, key: jax.Array, steps: int) -> list[Finding]:
     """What `run` refuses, it names: the shapes and types of all that members return. Then a run of the method made anew, as by a cell of a
     notebook that runs twice: it is traced again, must lower to the same programs, and give the same bits."""
     algorithm = case.algorithm
-    first = case.run(steps=steps, key=key, mesh=one())
+    first = case.run(steps=steps, key=key, mesh=1)
     protocol.need_counted(algorithm.name, first.state.step, steps)
     before = programs.compiled()
     anew = algorithm._replace(update=partial(algorithm.update))  # another object
-    second = case._replace(algorithm=anew).run(steps=steps, key=key, mesh=one())
+    second = case._replace(algorithm=anew).run(steps=steps, key=key, mesh=1)
     compiled = programs.compiled() - before
     differ = _different(first, second, 0, 0)
     more = f"made anew it is another: {compiled} programs compiled" if compiled else "made anew, it compiles nothing"
@@ -137,8 +132,8 @@ def _alone(case: Case, key: jax.Array, steps: int) -> list[Finding]:
 
 
 def _seeds(case: Case, key: jax.Array, steps: int) -> Finding:
-    together = case.run(steps=steps, key=key, seeds=2, mesh=one())
-    alone = case.run(steps=steps, key=jax.random.split(key, 2)[1], mesh=one())
+    together = case.run(steps=steps, key=key, seeds=2, mesh=1)
+    alone = case.run(steps=steps, key=jax.random.split(key, 2)[1], mesh=1)
     last = jax.tree.map(lambda leaf: leaf[1], together.state)
     history = {name: values if name == "step" else values[1] for name, values in together.history.items()}
     differ = _different(alone, Result(last, history, together.params))
@@ -148,7 +143,7 @@ def _seeds(case: Case, key: jax.Array, steps: int) -> Finding:
 
 def _types(case: Case, key: jax.Array) -> Finding:
     """Traced only: members that leave float32 behind are refused by the protocol."""
-    problem, plan = case.problem, case.plan(one())
+    problem, plan = case.problem, case.plan(1)
     state = jax.eval_shape(lambda: protocol.held(case.algorithm, problem, plan.N).init(problem.init(key), plan.N))
     with jax.enable_x64(True):
         jax.eval_shape(lambda state: loop.one_round(plan, state, key, problem.data), state)
@@ -176,7 +171,7 @@ def devices_of(N: int) -> list[int]:
 
 def on_devices(case: Case, key: jax.Array, steps: int) -> list[Finding]:
     """What is to be found on several devices, of this process or of all of a run."""
-    alone = case.run(steps=steps, key=key, mesh=one())
+    alone = case.run(steps=steps, key=key, mesh=1)
     N = case.problem.workers
     several = [D for D in devices_of(N) if D > 1]
     findings: list[Finding] = []

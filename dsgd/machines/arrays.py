@@ -32,6 +32,8 @@ def put(tree: PyTree, sharding: Sharding) -> PyTree:
 def place(tree: PyTree, sharding: Sharding) -> PyTree:
     """As `put`, but what is already there is used as it is."""
     if sharding.is_fully_addressable:
+        if any(map(_elsewhere, jax.tree.leaves(tree))):
+            raise ValueError("data of which other processes have a part, on this process's devices alone: need a mesh over all processes")
         return jax.device_put(tree, sharding)
 
     def there(leaf: Any) -> bool:

@@ -17,16 +17,29 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dsgd import checks
 from dsgd.contract import elsewhere
 from dsgd.machines import agreement, runtime
 
 HOST = "127.0.0.1"
+_here = HOST  # of a process in a namespace of its own, another one
 _LOOK = 0.02  # seconds between two looks at the processes
 _TOGETHER = 600.0  # seconds in which all have joined: on a busy machine they begin far apart
 _JOIN = f"import sys; from {__name__} import join; join(*sys.argv[1:])"
+
+
+class Site(NamedTuple):
+    """Where a process runs.
+
+    Args:
+        address: where it listens, and the others find it.
+        enter: words before its command, which lead there.
+    """
+
+    address: str = HOST
+    enter: tuple[str, ...] = ()
 
 
 @checks.arguments
@@ -45,40 +58,53 @@ def loopback(processes: int, function: Callable[[], Any], *, timeout: float = 60
         ValueError: no processes, or no time; what cannot be pickled; this process is itself one of many.
         ChildProcessError: one failed or was killed, or time is over; it says which and why. The others are killed.
     """
+    return called("loopback", [Site()] * checks.positive_int("loopback: processes", processes), function, timeout)
+
+
+def called(name: str, sites: Sequence[Site], function: Callable[[], Any], timeout: float) -> list[Any]:
+    """What `function()` gives in a process at each of these sites, of which the first is the coordinator's.
+
+    Args:
+        name: of the function that asks, for its messages.
+        sites: one a process.
+        function, timeout: as of `loopback`.
+
+    Raises:
+        ValueError, ChildProcessError: as `loopback`.
+    """
     import cloudpickle  # noqa: PLC0415 (only who starts processes needs it)
 
-    count = checks.positive_int("loopback: processes", processes)
     if not timeout > 0:
-        raise ValueError(f"loopback: timeout = {timeout:g}: need seconds > 0")
+        raise ValueError(f"{name}: timeout = {timeout:g}: need seconds > 0")
     if not agreement.alone():
-        raise ValueError(f"loopback: this is process {agreement.index()} of {agreement.count()}: need one process, which starts the others")
+        raise ValueError(f"{name}: this is process {agreement.index()} of {agreement.count()}: need one process, which starts the others")
     try:
         sent = cloudpickle.dumps(function)
     except Exception as error:  # anything may be what cannot be pickled
-        raise ValueError(f"loopback: {checks.shown(function)} cannot be sent to other processes ({error})") from error
-    return [cloudpickle.loads(result) for result in _called(sent, count, timeout)]
+        raise ValueError(f"{name}: {checks.shown(function)} cannot be sent to other processes ({error})") from error
+    return [cloudpickle.loads(result) for result in _results(name, sent, sites, timeout)]
 
 
-def _called(function: bytes, count: int, timeout: float) -> list[bytes]:
-    """The results of processes that call it; pickled, as it is."""
-    with tempfile.TemporaryDirectory() as name, socket.socket() as held:
-        folder = Path(name)
+def _results(name: str, function: bytes, sites: Sequence[Site], timeout: float) -> list[bytes]:
+    """Of processes that call it; pickled, as it is."""
+    with tempfile.TemporaryDirectory() as where, socket.socket() as held:
+        folder = Path(where)
         (folder / "function").write_bytes(function)
         # Nobody else gets the port until the coordinator, the first of the processes, listens there.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         held.bind((HOST, 0))
-        with _family(folder, count, held.getsockname()[1]) as family:
-            _wait(folder, family, timeout)
-        return [(folder / f"{i}.result").read_bytes() for i in range(count)]
+        with _family(folder, sites, held.getsockname()[1]) as family:
+            _wait(name, folder, family, timeout)
+        return [(folder / f"{i}.result").read_bytes() for i in range(len(sites))]
 
 
 @contextmanager
-def _family(folder: Path, count: int, port: int) -> Iterator[Sequence[subprocess.Popen]]:
+def _family(folder: Path, sites: Sequence[Site], port: int) -> Iterator[Sequence[subprocess.Popen]]:
     """The processes, none of which outlives the block."""
-    family = []
+    family, coordinator = [], f"{sites[0].address}:{port}"
     try:
-        for i in range(count):
-            command = [sys.executable, "-c", _JOIN, str(folder), str(i), str(count), str(port)]
+        for i, site in enumerate(sites):
+            command = [*site.enter, sys.executable, "-c", _JOIN, str(folder), str(i), str(len(sites)), coordinator, site.address]
             with (folder / f"{i}.log").open("wb") as log:
                 # stdin is the lifeline: it ends when this process does.
                 family.append(subprocess.Popen(command, env=elsewhere.environment(1), stdin=subprocess.PIPE, stdout=log, stderr=log))
@@ -90,7 +116,7 @@ def _family(folder: Path, count: int, port: int) -> Iterator[Sequence[subprocess
             each.communicate()
 
 
-def _wait(folder: Path, family: Sequence[subprocess.Popen], timeout: float) -> None:
+def _wait(name: str, folder: Path, family: Sequence[subprocess.Popen], timeout: float) -> None:
     """Until all have ended well."""
     end = time.monotonic() + timeout
     while True:
@@ -102,7 +128,7 @@ def _wait(folder: Path, family: Sequence[subprocess.Popen], timeout: float) -> N
             return
         if time.monotonic() > end:
             still = f"of {len(family)} processes these still run: {', '.join(running)}"
-            raise ChildProcessError(f"loopback: after {timeout:g} s, {still}; they were killed")
+            raise ChildProcessError(f"{name}: after {timeout:g} s, {still}; they were killed")
         time.sleep(_LOOK)
 
 
@@ -117,20 +143,27 @@ def _why(folder: Path, statuses: Sequence[int | None]) -> str:
     return f"{who} ended with status {status}: {last}"
 
 
-def join(where: str, *numbers: str) -> None:
+def join(where: str, number: str, of: str, coordinator: str, address: str) -> None:
     """What each of the processes does."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     import cloudpickle  # noqa: PLC0415
 
-    folder, (index, count, port) = Path(where), map(int, numbers)
+    global _here  # noqa: PLW0603 (a process has one)
+    _here = address
+    folder, index, count = Path(where), int(number), int(of)
     try:
-        runtime.join(f"{HOST}:{port}", count, index, timeout=_TOGETHER)
+        runtime.join(coordinator, count, index, timeout=_TOGETHER)
         result = cloudpickle.dumps(cloudpickle.loads((folder / "function").read_bytes())())
     except Exception as error:
         traceback.print_exc()
         print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         os._exit(1)  # at once: an orderly end would wait for the others
     (folder / f"{index}.result").write_bytes(result)
+
+
+def here() -> str:
+    """The address at which this process listens."""
+    return _here
 
 
 def _end_with_parent() -> None:

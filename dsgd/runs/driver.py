@@ -41,6 +41,9 @@ def run(
 ) -> Result:
     """Runs a method on a problem for `steps` rounds, on every device of the mesh.
 
+    In several processes (`dsgd.join`) all make the same call, and the mesh is by default over the devices of all. Each process puts its own
+    workers' data on its devices; the history and the model are in all of them, the leaves of `state.workers` where their workers are.
+
     Args:
         algorithm: from `algorithms`, or your own.
         problem: from `dsgd.problems`, or your own.
@@ -57,10 +60,11 @@ def run(
             and those after a multiple of record_every x evaluate_every rounds are evaluated; in all others the loss, `grad_sqnorm` and
             the problem's own scalars are NaN, and not computed. Where it is not 1, the history has `evaluated`, whether a record was, and
             `dsgd.evaluated(history)` are those that were. A run that `until` ends may end between two of them.
-        mesh: from `dsgd.workers.mesh`, or a number of devices; None: all devices.
+        mesh: from `dsgd.workers.mesh`, or a number of devices as there; None: all devices.
         checkpoint: a folder in which the run saves itself every half minute, when it is interrupted, and at its end. The same call goes on
-            from there, with the same result as if it had not stopped, also on another number of devices; with more `steps`, a finished run
-            goes on. It is the same if it computes the same (the hash of the lowered program) from the same data, keys and hyperparameters.
+            from there, with the same result as if it had not stopped, also on another number of devices and processes, of which process 0
+            has the folder; with more `steps`, a finished run goes on. It is the same if it computes the same (the hash of the lowered
+            program) from the same data, keys and hyperparameters.
             Batches from outside are skipped up to there, and must tell who they are by an attribute `identity` (`dsgd.Batches`).
         start: where another run ended, from which this one goes on with its own hyperparameters, batches or topology; None: the method's
             own start. Rounds count on from its `state.step`, for schedules and for draws: with the same key, two stages are the
@@ -87,10 +91,12 @@ def run(
         ValueError: steps, seeds, record_every or evaluate_every < 1, 2^31 rounds or more, N that the devices do not divide, a method built
             for another N, parameters that are not floating point, batches that end early or do not fit, a checkpoint's folder that cannot
             be written to or is in use, a checkpoint of another run or of more rounds, or a damaged one, a cluster for another N, or whose
-            clock stops being finite or goes back, a start of other shapes.
+            clock stops being finite or goes back, a start of other shapes, or processes that do not all run the same.
         Diverged: the loss became infinite or NaN; it says where data, batches or the start were not finite.
         Interrupted: Ctrl-C, or SIGTERM, with the history so far. It waits for the chunk in progress, about half a second or one record.
         OSError: a checkpoint cannot be written, on a full disk say; the one before is as it was.
+        Lost: another process of the run was killed, or is not heard of; it says which.
+        Elsewhere: another process left the run, by an error of its own; it says which.
     """
     check_runnable(algorithm, problem, key, cluster)
     state = start.state if isinstance(start, Result) else start

@@ -133,7 +133,7 @@ def sweep(
 
     Raises:
         ValueError: no grid, a grid that is empty or not of finite numbers, a value that the factory refuses, or as `dsgd.run`.
-        Interrupted, OSError: as `dsgd.run`.
+        Interrupted, OSError, Lost, Elsewhere: as `dsgd.run`.
     """
     grid = {name: _values(name, values) for name, values in grids.items()}
     if not grid:

@@ -31,7 +31,8 @@ def mesh(devices: int | Sequence[Any] | None = None) -> Mesh:
     """A one-dimensional mesh of devices, whose axis is `"workers"`; of several processes, in their order.
 
     Args:
-        devices: the devices; or how many, the first of those that JAX sees, and of several processes as many of each; None for all.
+        devices: the devices; or how many, the first of those that JAX sees; None for all. In several processes it is as many of each; 1
+            is a device of this process, on which it runs by itself.
 
     Raises:
         ValueError: no device, more than there are, or a number that the processes do not divide.
@@ -41,9 +42,10 @@ def mesh(devices: int | Sequence[Any] | None = None) -> Mesh:
         if not 1 <= devices <= len(available):
             raise ValueError(f"mesh of {devices} devices: need between 1 and the {len(available)} that JAX sees")
         each, more = divmod(int(devices), jax.process_count())
+        if devices == 1:
+            each, more, available = 1, 0, jax.local_devices()
         if more:
-            told = f"mesh of {devices} devices in {jax.process_count()} processes"
-            raise ValueError(f"{told}: need as many of each, or only this process's, dsgd.workers.mesh(jax.local_devices()[:1]), say")
+            raise ValueError(f"mesh of {devices} devices in {jax.process_count()} processes: need as many of each, or one device")
         owners = [device.process_index for device in available]
         devices = [device for i, device in enumerate(available) if i - owners.index(owners[i]) < each]
     chosen = available if devices is None else list(devices)

@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator, Sized
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import jax
 import tyro
 
 import dsgd
-from dsgd import cache, records
+from dsgd import cache, clusters, records
 from dsgd.machines import agreement, runtime, watch
 
 DataDir = Annotated[Path | None, tyro.conf.arg(help="Folder with the files of mnist or cifar-10 as published.")]
@@ -33,6 +33,15 @@ Cache = Annotated[
         help=f"Folder of compiled programs, for the next run to find; by default {cache.VARIABLE} in the environment, or the user's cache.",
     ),
 ]
+ClusterFile = Annotated[
+    Path | None,
+    tyro.conf.arg(
+        metavar="{None}|PATH",
+        help="File of a measured cluster (experiments.calibrate): its latency, bandwidth and seconds of computing take the place of these.",
+    ),
+]
+OF_SAMPLE = "seconds of a sample"  # what marks a number as such
+SampleSeconds = Annotated[float, OF_SAMPLE]
 
 
 # What numbers on command lines need to be, by flag; what depends on other flags, scripts check themselves.
@@ -40,10 +49,10 @@ COUNTS = ("workers", "batch_size", "steps", "exact_steps", "rounds", "seeds", "r
 COUNTS += ("fixed_steps", "longest_run", "run_workers", "micro_batches", "layers", "choices", "resolutions", "worker_counts", "epochs")
 COUNTS += ("iterations", "processes", "nodes", "candidates", "width", "context")
 COUNTS += ("corrected_workers", "local_workers", "local_batch_size", "local_steps", "server")
-COUNTS += ("simulated_workers", "trained_workers", "accumulations", "servers")
+COUNTS += ("simulated_workers", "trained_workers", "accumulations", "servers", "widths")
 POSITIVE = ("learning_rates", "exact_learning_rate", "target", "bandwidth", "seconds", "alpha", "alphas", "factor")
 POSITIVE += ("communication_times", "learning_rate", "round_times", "period", "periods", "interval", "mean")
-POSITIVE += ("sgd_learning_rate", "local_step", "micro_batch")
+POSITIVE += ("sgd_learning_rate", "local_step", "micro_batch", "longest")
 NOT_NEGATIVE = ("communications", "seed", "latency", "compute", "delay", "l2", "exact_l2", "noise", "communication")
 NOT_NEGATIVE += ("first_noises",)
 
@@ -87,12 +96,13 @@ def launch(main: Callable[[Any], Any], args: Any, machines: Machines = Machines(
 
     Args:
         main: of the script. It writes what it has when it is interrupted.
-        args: its arguments, with `out`.
+        args: its arguments, with `out`; with the numbers of the cluster in its file, where there is a flag `cluster`.
         machines: where this process stands among others.
     """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     try:
         with ExitStack() as silence:
+            args = on_cluster(args)
             check_flags(args)
             runtime.join(machines.coordinator, machines.processes, machines.process_id, lost_after=machines.lost_after)
             mine = args if agreement.index() == 0 else silence.enter_context(_silent(args))
@@ -109,6 +119,28 @@ def launch(main: Callable[[Any], Any], args: Any, machines: Machines = Machines(
         _end(f"Error: {' '.join(str(error).split())}", 2, error)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def on_cluster(args: Any) -> Any:
+    """The arguments with the numbers of the file `cluster`, where there is one; else they as they are.
+
+    Raises:
+        ValueError: no cluster in the file; a number that is given twice, there and by its flag.
+    """
+    path = getattr(args, "cluster", None)
+    if path is None:
+        return args
+    found = clusters.load(path)
+    numbers = {"latency": found.latency, "bandwidth": found.bandwidth}
+    flags = {field.name: field.default for field in dataclasses.fields(args)}
+    if "compute" in flags and (found.compute or found.per_sample):
+        of_sample = OF_SAMPLE in getattr(get_type_hints(type(args), include_extras=True)["compute"], "__metadata__", ())
+        gradient = found.compute + args.batch_size * found.per_sample
+        numbers["compute"] = gradient / args.batch_size if of_sample else gradient
+    for name in numbers:
+        if getattr(args, name) != flags[name]:
+            raise ValueError(f"--{name} {getattr(args, name):g} and --cluster {path}, which has it, too: need one of the two")
+    return dataclasses.replace(args, **numbers)
 
 
 def _end(words: str, status: int, error: BaseException) -> None:

@@ -15,6 +15,7 @@ from rich.progress import track
 
 import dsgd
 from dsgd import clusters
+from dsgd.machines.arrays import own_mesh
 
 SHARE = 0.5  # of a run, from its end, that decides between step sizes
 
@@ -75,7 +76,7 @@ def tune(
 
 def devices_for(workers: int) -> jax.sharding.Mesh:
     """As many of the devices as divide the workers."""
-    return dsgd.workers.mesh(max(d for d in range(1, len(jax.devices()) + 1) if workers % d == 0))
+    return own_mesh(workers)
 
 
 def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -66,6 +66,24 @@ def asynchronous_gossip_sgd(
     checks.positive_int(f"{name}: steps", steps)
     every = max(1, checks.positive_int(f"{name}: record_every", record_every) // N)
     need_patience(name, restarts, patience)
+    return _train(name, problem, optimizer, topology, key, steps, every, delay, address, restarts, patience)
+
+
+def _train(
+    name: str,
+    problem: Problem,
+    optimizer: optax.GradientTransformation,
+    topology: Topology,
+    key: jax.Array,
+    steps: int,
+    every: int,
+    delay: Delay | None,
+    address: str,
+    restarts: int,
+    patience: float,
+) -> Trained:
+    """With a record at every so many stamps."""
+    N = problem.workers
     params = start(problem, key)
     task = tasks(problem, key, params, delay)
     with session(N, address) as ray:

@@ -84,6 +84,8 @@ def asynchronous_sgd(
     N = problem.workers
     if bound is not None and checks.natural("asynchronous_sgd: bound", bound) < N - 1:
         raise ValueError(f"asynchronous_sgd: bound = {bound} with {N} workers, who all read the first model: need at least {N - 1}")
+    checks.positive_int("asynchronous_sgd: servers", servers)
+    need_patience("asynchronous_sgd", restarts, patience)
     how = ["on_ray", f"servers={servers}" * (servers > 1), "" if bound is None else f"bound={bound}", "staleness_aware" * staleness_aware]
     name = f"asynchronous_sgd({', '.join(filter(None, how))})"
     rules = _rules(name, optimizer, steps, record_every, False, bound, staleness_aware, checkpoint_seconds)
@@ -119,6 +121,7 @@ def minibatch_sgd(
 
     Source: Liu and Zhang, section 2.2, with one server.
     """
+    need_patience("minibatch_sgd", restarts, patience)
     name = "minibatch_sgd(on_ray)"
     rules = _rules(name, optimizer, steps, record_every, True, None, False, checkpoint_seconds)
     return _train(name, problem, rules, key, 1, delay, address, checkpoint, restarts, patience)
@@ -167,8 +170,7 @@ def _train(
     restarts: int,
     patience: float,
 ) -> Trained:
-    N, P = problem.workers, checks.positive_int(f"{name}: servers", servers)
-    need_patience(name, restarts, patience)
+    N, P = problem.workers, servers
     params = start(problem, key)
     task = tasks(problem, key, params, delay)
     with session(N + P, address) as ray:

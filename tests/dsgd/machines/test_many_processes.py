@@ -58,6 +58,7 @@ def test_four_processes_are_one_with_four_devices(exchange, four):
         assert_equal(found[exchange]["history"], expected["history"], rtol=1e-5, atol=1e-6)
         assert_equal(found[exchange]["state"], expected["state"], **({} if exchange != "all-reduce" else {"rtol": 1e-5, "atol": 1e-6}))
         assert_equal(found[exchange], four[0][exchange])
+        assert found["mesh"] == "ValueError: mesh of 2 devices in 4 processes: need as many of each, or one device"
 
 
 def test_a_sweep_of_two_processes_too(family):
@@ -133,7 +134,7 @@ def test_processes_that_do_not_divide_the_workers_are_refused(family):
     for found in family:
         assert found["workers"] == "ValueError: 3 workers on 2 devices: need a number of devices that divides 3: mesh=1, say"
         assert found["rows"] == "ValueError: 3 workers in 2 processes: need a number of processes that divides 3"
-        assert found["mesh"].startswith("ValueError: mesh of 1 devices in 2 processes: need as many of each")
+        assert found["mesh"].startswith("ValueError: data of which other processes have a part, on this process's devices alone")
 
 
 def test_folders_that_cannot_be_are_told_in_all_processes(family, folder):

@@ -1,0 +1,126 @@
+"""Messages as bytes on a connection: a vector's k largest elements, packed, for any k of a list."""
+
+from __future__ import annotations
+
+import math
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from algorithms.kimad import choices
+from dsgd import compressors
+
+_HEADER = struct.Struct("!H?ddI")  # choice, last, computing, heard, bytes
+_BYTE = 8
+
+
+class Frame(NamedTuple):
+    """What is said with each message.
+
+    Args:
+        choice: which of the compressors it has.
+        last: whether it is the last.
+        computing: seconds that its sender computed, and compressed, before.
+        heard: bits per second of the last message from its receiver; NaN: there was none.
+    """
+
+    choice: int
+    last: bool
+    computing: float
+    heard: float
+
+
+class Message(NamedTuple):
+    """A vector's: which compressor, its bytes, and what the receiver makes of them."""
+
+    choice: int
+    packed: bytes
+    seen: jax.Array
+
+
+class Wire:
+    """Packs vectors of d elements, float32, by each of some compressors; the sizes of their messages rise."""
+
+    def __init__(self, ratios: Sequence[float], d: int) -> None:
+        sizes = choices.top_k(ratios).sizes(d, np.float32)
+        whole = _BYTE * 4 * d
+        order = sorted(range(len(sizes)), key=sizes.__getitem__)
+        self.d, self.sizes = d, [sizes[i] for i in order]
+        self.compressors = [compressors.identity if sizes[i] >= whole else compressors.top_k(ratios[i]) for i in order]
+        key = jax.random.key(0)  # of which nothing is drawn
+        self._shapes = [jax.eval_shape(lambda x, one=one: one.compress(key, x), jnp.zeros(d)) for one in self.compressors]
+        self._pack = [jax.jit(lambda x, one=one: one.compress(key, x)) for one in self.compressors]
+        self._seen = [jax.jit(lambda message, one=one: one.decompress(message, d)) for one in self.compressors]
+
+    @classmethod
+    def of(cls, ratios: Sequence[float] | np.ndarray, d: int) -> Wire:
+        """Of k / d of each; a ValueError as of `kimad.top_k`."""
+        return cls([float(ratio) for ratio in ratios], d)
+
+    def bits(self, choice: int) -> int:
+        """Of such a message."""
+        return self.sizes[choice]
+
+    def choice(self, budget: float) -> int:
+        """The largest message within so many bits, or the smallest: the more elements, the less the error."""
+        return max(0, int(np.searchsorted(self.sizes, budget, side="right")) - 1)
+
+    def message(self, x: jax.Array, choice: int) -> Message:
+        """The vector's."""
+        packed = self._pack[choice](x)
+        seen = jax.block_until_ready(self._seen[choice](packed))
+        return Message(choice, b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(packed)), seen)
+
+    def seen(self, choice: int, packed: bytes) -> jax.Array:
+        """What the bytes say."""
+        leaves, treedef = jax.tree.flatten(self._shapes[choice])
+        ends = np.cumsum([leaf.size * leaf.dtype.itemsize for leaf in leaves])
+        parts = [
+            np.frombuffer(packed[end - leaf.size * leaf.dtype.itemsize : end], leaf.dtype).reshape(leaf.shape)
+            for leaf, end in zip(leaves, ends, strict=True)
+        ]
+        return self._seen[choice](treedef.unflatten(parts))
+
+    def rehearse(self) -> None:
+        """Compiles all."""
+        for choice in range(len(self.sizes)):
+            message = self.message(jnp.zeros(self.d), choice)
+            assert _BYTE * len(message.packed) == self.sizes[choice], "a message is as long as it says"
+            jax.block_until_ready(self.seen(choice, message.packed))
+
+
+def send(to: socket.socket, frame: Frame, packed: bytes) -> None:
+    """A message on its way; an OSError where nobody takes it."""
+    to.sendall(_HEADER.pack(*frame, len(packed)) + packed)
+
+
+def receive(origin: socket.socket, wire: Wire) -> tuple[Frame, bytes, float]:
+    """A message, and the bits per second at which it came, from its first byte to its last.
+
+    Raises:
+        OSError: the other end is gone, or sends something else.
+    """
+    *said, length = _HEADER.unpack(_read(origin, _HEADER.size))
+    frame, began = Frame(*said), time.monotonic()
+    if frame.choice >= len(wire.sizes) or _BYTE * length != wire.sizes[frame.choice]:
+        raise OSError(f"a message of {length} bytes with compressor {frame.choice}: its sender has other ratios, or another model")
+    packed = _read(origin, length)
+    taken = time.monotonic() - began
+    return frame, packed, _BYTE * length / taken if taken > 0 else math.inf
+
+
+def _read(origin: socket.socket, length: int) -> bytes:
+    buffer = bytearray(length)
+    view = memoryview(buffer)
+    while view:
+        count = origin.recv_into(view)
+        if not count:
+            raise OSError("the other end of a connection is gone")
+        view = view[count:]
+    return bytes(buffer)

@@ -1,0 +1,191 @@
+"""The cost model meets reality: this machine's collectives, the switch that explains them, and rounds predicted and measured.
+
+    python -m experiments.calibrate
+    python -m experiments.calibrate --shape 30mbit --sizes 1024 16384 262144 1048576
+    python -m experiments.calibrate --shape 30mbit:10mbit --period 5
+
+Over real processes of this machine, each a worker. The fitted latency and bandwidth, and what a gradient takes, are written as a cluster
+that other experiments take (`--cluster results/calibrate/cluster.json`). With `--shape` (Linux, as root) the processes are in network
+namespaces of their own, over links with this rate. Where it changes, Kimad is trained over them instead, beside fixed ratios: loss over
+real seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import dsgd
+from dsgd import clusters, records
+from dsgd.machines import links
+from experiments.helpers import (
+    calibration_panels,
+    calibration_tables,
+    collectives,
+    commands,
+    common,
+    figures,
+    kimad_links,
+    link_fits,
+    real_rounds,
+)
+from experiments.helpers.kimad_links import Setting
+from experiments.helpers.link_fits import BITS
+from experiments.helpers.real_rounds import Calibration
+
+UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+
+
+@dataclass(frozen=True)
+class Args:
+    """Measures this machine's collectives and rounds, beside what the cost model says of them."""
+
+    processes: int = 2
+    """N, one worker each; more than the machine has cores slow each other down."""
+    shape: str | None = None
+    """Rate of every process's link, both ways: 30mbit, say (kbit, mbit, gbit); several, which take turns: 30mbit:10mbit."""
+    period: float = 5.0
+    """Seconds in which each of several rates had its turn."""
+    sizes: tuple[int, ...] = tuple(4**k for k in range(5, 14))
+    """Bytes of the vectors, rising, at least two."""
+    widths: tuple[int, ...] = (16, 128, 1024, 8192, 65536)
+    """Of the hidden layer of the networks whose rounds are measured, rising: 75 float32 each."""
+    batch_size: int = 16
+    """Samples that each worker draws in a round."""
+    repeats: int = 25
+    """Of every measurement, at most."""
+    longest: float = 3.0
+    """Seconds for the repeats of one measurement; collectives of sizes of which three take longer are left out."""
+    width: int = 1024
+    """Of the network that Kimad trains."""
+    ratios: tuple[float, ...] = (0.01, 0.1, 1.0)
+    """Shares of elements that fixed compressors send, beside Kimad."""
+    round_times: tuple[float, ...] = (0.03, 0.06, 0.15)
+    """Seconds that Kimad's rounds are to take, one training for each."""
+    learning_rates: tuple[float, ...] = (0.1, 0.3)
+    """Step sizes to choose from, of Kimad and of the fixed ratios."""
+    seconds: float = 20.0
+    """Of each training over links whose rate changes."""
+    seed: int = 0
+    """Of everything random, but for what the clock says."""
+    out: Path = field(default=Path("results/calibrate"))
+    """Folder for config.json, cluster.json, collectives.csv, rounds.csv and figure.png; of Kimad, kimad.csv and kimad.png."""
+    progress: bool = True
+    """Show that it works."""
+
+
+def main(args: Args) -> None:
+    check(args)
+    rate = None if args.shape is None else parse(args.shape, args.period)
+    if rate is not None:
+        links.need_allowed()
+    commands.begin(args)
+    if rate is not None and len(rate.bits) > 1:
+        train(args, rate)
+    else:
+        calibrate(args, rate)
+
+
+def check(args: Args) -> None:
+    """Raises a ValueError for fewer than two processes, and for sizes or widths of which there are too few, or that do not rise."""
+    if args.processes < 2:
+        raise ValueError(f"--processes {args.processes}: need at least 2, one alone sends nothing")
+    for name, least in (("sizes", 2), ("widths", 1)):
+        given = getattr(args, name)
+        if len(given) < least or sorted(set(given)) != list(given) or min(given) < 1:
+            raise ValueError(f"--{name} {' '.join(map(str, given))}: need at least {least} whole number{'s' * (least > 1)} > 0, rising")
+    for ratio in args.ratios:
+        if not 0 < ratio <= 1:
+            raise ValueError(f"--ratios {ratio:g}: need shares of all elements, above 0 and at most 1")
+
+
+def parse(shape: str, period: float) -> links.Rate:
+    """`30mbit`, or `30mbit:10mbit`; a ValueError for anything else."""
+
+    def one(text: str) -> float:
+        for unit, bits in UNITS.items():
+            number = text.removesuffix(unit)
+            if number != text and number.replace(".", "", 1).isdecimal() and float(number) > 0:
+                return bits * float(number)
+        raise ValueError(f"--shape {shape}: {text!r} is no rate; need a number and one of {', '.join(UNITS)}, as 30mbit or 30mbit:10mbit")
+
+    return links.Rate(tuple(one(text) for text in shape.lower().split(":")), period)
+
+
+def over_processes(args: Args, rate: links.Rate | None, count: int, function: Any, free: tuple[int, ...] = ()) -> list[Any]:
+    """In so many processes, with links of this rate where there is one; nothing is left of either after it."""
+    if rate is None:
+        return dsgd.loopback(count, function, timeout=math.inf)
+    return links.shaped(count, function, rate, free=free, timeout=math.inf)
+
+
+def calibrate(args: Args, rate: links.Rate | None) -> None:
+    """Collectives and rounds."""
+    screen = common.console()
+    waiting = screen.status(f"{args.processes} processes: collectives, and rounds of {len(real_rounds.METHODS)} methods")
+    work = real_rounds.tasks(args.widths, args.processes, args.batch_size)
+    function = partial(real_rounds.measure_all, work, args.sizes, args.repeats, args.longest)
+    with waiting if args.progress else nullcontext():
+        found = over_processes(args, rate, args.processes, function)[0]
+    result = real_rounds.explain(found, args.processes, args.seed)
+    write(args, result)
+    figures.save_figure(calibration_panels.draw(result, where(args)), args.out / "figure.png")
+    for table in calibration_tables.tables(result, where(args)):
+        screen.print(table)
+    screen.print(f"Written: {args.out}/config.json, cluster.json, collectives.csv, rounds.csv, figure.png", soft_wrap=True)
+
+
+def where(args: Args) -> str:
+    """Over what, for titles."""
+    return f"{args.processes} processes of one machine" + (f", links of {args.shape}" if args.shape else "")
+
+
+def write(args: Args, result: Calibration) -> None:
+    """The cluster, and every time that was measured."""
+    link = result.switch
+    about = {
+        "what": where(args),
+        "latency, 95 %": link.alpha[1:],
+        "bandwidth, 95 %": link.beta.inverse(BITS)[1:],
+        "compute": f"a gradient of logistic regression on digits; seconds = compute + samples x per_sample, batches of {args.batch_size}",
+    }
+    clusters.save(args.out / "cluster.json", result.cluster, about)
+    rows = [
+        (name, f"{size:.0f}", i, f"{seconds:.6g}")
+        for name, by_size in result.found.collectives.items()
+        for size, repeats in by_size.items()
+        for i, seconds in enumerate(repeats)
+    ]
+    records.write_rows(args.out / "collectives.csv", ("collective", "bytes", "repeat", "seconds"), rows)
+    heading = ("method", "bytes", "compute", "codec", "bits", "predicted", "measured", "low", "high")
+    lines = []
+    for (name, _), parts in result.found.rounds.items():
+        measured = link_fits.median(parts.seconds)
+        numbers = (parts.compute, parts.codec, parts.bits, real_rounds.predicted(name, parts, result.N, link), *measured)
+        lines.append((name, collectives.ELEMENT * parts.elements, *(f"{number:.6g}" for number in numbers)))
+    records.write_rows(args.out / "rounds.csv", heading, lines)
+
+
+def train(args: Args, rate: links.Rate) -> None:
+    """Kimad, and fixed ratios, over links whose rate changes."""
+    setting = Setting(
+        args.processes, args.width, args.batch_size, args.ratios, args.round_times, args.learning_rates, args.seconds, args.seed
+    )
+    screen, problem = common.console(), kimad_links.task(setting)
+    seconds = len(kimad_links.methods(setting)) * len(args.learning_rates) * args.seconds
+    waiting = screen.status(f"a server and {args.processes} workers, {seconds:.0f} s of training")
+    with waiting if args.progress else nullcontext():
+        runs = over_processes(args, rate, args.processes + 1, partial(kimad_links.train, setting, problem, rate), free=(0,))[0]
+    kimad_links.write(args.out / "kimad.csv", runs)
+    best = kimad_links.best(runs)
+    figures.save_figure(kimad_links.draw(setting, rate, best), args.out / "kimad.png")
+    screen.print(kimad_links.tabulate(setting, best, f"links of {args.shape}, a turn of all in {args.period:g} s"))
+    screen.print(f"Written: {args.out}/config.json, kimad.csv, kimad.png", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    commands.run(main, Args)

@@ -1,0 +1,128 @@
+r"""Latency and bandwidth from measured seconds: $t = \alpha + \beta b$ of each collective, and one switch for all of them.
+
+Fitted to the medians over repeats by robust least squares of $\log((\alpha + \beta b) / t)$: a kilobyte counts as much as a megabyte, and a
+size at which the machine was busy with something else does not move the line far. Intervals are percentiles of a bootstrap over sizes and
+repeats: a line that sizes do not lie on is less sure than its repeats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from scipy import optimize
+
+DRAWS = 200  # of the bootstrap
+LEVEL = 0.95
+BITS = 8  # of a byte
+USUAL = 0.1  # errors up to this, relative ones, count by their squares
+LEAST = 1e-4  # with which a part begins that would be 0: of the shortest or the longest time
+
+
+class Estimate(NamedTuple):
+    """A number, and the ends of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def times(self, factor: float) -> Estimate:
+        """So many times it."""
+        return Estimate(*(factor * number for number in self))
+
+    def inverse(self, factor: float) -> Estimate:
+        """So much over it."""
+        value, high, low = (factor / number if number > 0 else np.inf for number in self)
+        return Estimate(value, low, high)
+
+
+class Line(NamedTuple):
+    """alpha, seconds, and beta, seconds of a byte."""
+
+    alpha: Estimate
+    beta: Estimate
+
+
+class Cost(NamedTuple):
+    """What a collective takes on the survey's switch: so many latencies, and the transfers of so many whole vectors on a port."""
+
+    latencies: float
+    vectors: float
+
+
+Times = Mapping[float, np.ndarray]  # seconds of every repeat, by bytes of the vector
+
+
+def line(times: Times, seed: int = 0) -> Line:
+    """Of one collective.
+
+    Args:
+        times: of at least two sizes.
+        seed: of the bootstrap.
+
+    Raises:
+        ValueError: fewer sizes; times that are not positive.
+    """
+    return switch({"": times}, {"": Cost(1.0, 1.0)}, seed)
+
+
+def switch(times: Mapping[str, Times], costs: Mapping[str, Cost], seed: int = 0) -> Line:
+    r"""One latency l (`alpha`) and one byte's transfer (`beta`) for all: a collective of b bytes takes $c\, l + v\, b\, \beta$.
+
+    Args:
+        times: by collective; each of at least two sizes.
+        costs: likewise.
+        seed: of the bootstrap.
+
+    Raises:
+        ValueError: fewer sizes; times that are not positive.
+    """
+    for name, by_size in times.items():
+        if len(by_size) < 2:
+            raise ValueError(f"a line through the times of {len(by_size)} size{'s' * (len(by_size) != 1)} ({name}): need at least two")
+        if not all((np.asarray(repeats) > 0).all() for repeats in by_size.values()):
+            raise ValueError(f"times of {name}: need seconds > 0")
+    rows = [
+        (costs[name].latencies, costs[name].vectors * size, np.asarray(repeats))
+        for name, by_size in times.items()
+        for size, repeats in by_size.items()
+    ]
+    whole = _solve(rows)
+    rng = np.random.default_rng(seed)
+    drawn = np.array([_solve(_resampled(rows, rng)) for _ in range(DRAWS)])
+    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+    alpha, beta = (Estimate(*map(float, numbers)) for numbers in zip(whole, low, high, strict=True))
+    return Line(alpha, beta)
+
+
+def median(seconds: np.ndarray, seed: int = 0) -> Estimate:
+    """Of repeats."""
+    drawn = np.random.default_rng(seed).choice(seconds, (DRAWS, len(seconds)))
+    low, high = np.quantile(np.median(drawn, axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Estimate(float(np.median(seconds)), float(low), float(high))
+
+
+Row = tuple[float, float, np.ndarray]
+
+
+def _resampled(rows: list[Row], rng: np.random.Generator) -> list[Row]:
+    """As many rows, drawn with replacement, of at least two sizes; and so their repeats."""
+    while True:
+        chosen = rng.integers(len(rows), size=len(rows))
+        if len({rows[i][1] for i in chosen}) > 1:
+            return [(*rows[i][:2], rng.choice(rows[i][2], len(rows[i][2]))) for i in chosen]
+
+
+def _solve(rows: list[Row]) -> np.ndarray:
+    """alpha and beta through the medians; no less than 0."""
+    medians = np.array([np.median(repeats) for *_, repeats in rows])
+    matrix = np.array([row[:2] for row in rows])
+    scale = (matrix / medians[:, None]).max(axis=0)
+    first = optimize.nnls(matrix / scale / medians[:, None], np.ones(len(rows)))[0]
+
+    def residuals(x):
+        return np.log(matrix @ (np.exp(x) / scale) / medians)
+
+    start = np.log(np.maximum(first, LEAST))
+    return np.exp(optimize.least_squares(residuals, start, loss="soft_l1", f_scale=USUAL).x) / scale

@@ -1,0 +1,161 @@
+"""Shaped links between processes in network namespaces: they carry what they are told to, and nothing is left of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import jax
+import pytest
+from jax.experimental import multihost_utils
+
+from dsgd.machines import family, links
+from dsgd.machines.links import Rate
+
+RATE = Rate((40e6, 8e6), period=4.0)
+BYTES = 300_000
+
+
+def _why_not() -> str:
+    try:
+        links.need_allowed()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+allowed = pytest.mark.skipif(bool(_why_not()), reason=_why_not() or "it is allowed")
+
+
+def transfers(rate: Rate, cross) -> dict[float, float]:
+    """Called in two processes: the median of three messages in each turn of the rate, bits per second."""
+    first = jax.process_index() == 0
+    with socket.create_server((family.here(), 5000 if first else 0)) as listening:
+        multihost_utils.sync_global_devices("listening")
+        one = listening.accept()[0] if first else socket.create_connection((cross, 5000), timeout=20)
+    one.settimeout(20)
+    found: dict[float, list[float]] = {bits: [] for bits in rate.bits}
+    turn = rate.period / len(rate.bits)
+    for i, bits in enumerate(rate.bits):
+        for _ in range(3):
+            if first:
+                time.sleep(((i + 0.3) * turn - time.monotonic()) % rate.period)
+                one.sendall(b"go")
+                one.recv(1)
+                began, left = time.monotonic(), BYTES - 1
+                while left:
+                    left -= len(one.recv(min(left, 1 << 16)))
+                found[bits].append(8 * BYTES / (time.monotonic() - began))
+            else:
+                one.recv(2)
+                one.sendall(bytes(BYTES))
+    one.close()
+    return {bits: sorted(rates)[1] if rates else 0.0 for bits, rates in found.items()}
+
+
+def alive(space: str) -> bool:
+    """Whether some process is in this network namespace."""
+    for each in Path("/proc").glob("[0-9]*/ns/net"):
+        try:
+            if str(each.readlink()) == space:
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def gone(spaces: list[str], seconds: float = 20.0) -> bool:
+    end = time.monotonic() + seconds
+    while any(map(alive, spaces)):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def space_and_transfers(rate: Rate):
+    return str(Path("/proc/self/ns/net").readlink()), transfers(rate, "10.0.0.1")
+
+
+@allowed
+def test_links_carry_what_they_are_told_to_and_follow_its_changes():
+    (here, found), (there, _) = links.shaped(2, partial(space_and_transfers, RATE), RATE, timeout=120)
+    assert len({here, there, str(Path("/proc/self/ns/net").readlink())}) == 3
+    assert found == {bits: pytest.approx(bits, rel=0.2) for bits in RATE.bits}
+    assert gone([here, there])
+
+
+@allowed
+def test_nothing_is_left_after_an_error(monkeypatch):
+    spaces = []
+
+    def fail(name, sites, function, timeout):
+        for site in sites:
+            inside = subprocess.run([*site.enter, "readlink", "/proc/self/ns/net"], capture_output=True, text=True, check=True)
+            spaces.append(inside.stdout.strip())
+        raise RuntimeError("on the way")
+
+    monkeypatch.setattr(family, "called", fail)
+    with pytest.raises(RuntimeError, match="on the way"):
+        links.shaped(2, print, Rate((1e6,)))
+    assert len(set(spaces)) == 2
+    assert gone(spaces)
+
+
+@allowed
+def test_nothing_is_left_after_a_kill():
+    script = """
+import subprocess, time
+from dsgd.machines import family, links
+def wait(name, sites, function, timeout):
+    for site in sites:
+        print(subprocess.run([*site.enter, "readlink", "/proc/self/ns/net"], capture_output=True, text=True).stdout.strip(), flush=True)
+    time.sleep(60)
+family.called = wait
+links.shaped(2, print, links.Rate((1e6, 2e6), 1.0))
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        spaces = [process.stdout.readline().strip() for _ in range(2)]
+        assert all(map(alive, spaces))
+        os.kill(process.pid, signal.SIGKILL)
+    assert gone(spaces)
+
+
+def test_rates_take_turns_by_the_clock():
+    assert [RATE.at(clock) for clock in (0.0, 1.9, 2.1, 3.9, 4.1)] == [40e6, 40e6, 8e6, 8e6, 40e6]
+    assert RATE.next_turn(1.9) == 2.0
+    assert RATE.next_turn(2.1) == 4.0
+
+
+@pytest.mark.parametrize(
+    ("rate", "message"),
+    [
+        (Rate(()), "a rate with bits = none: need numbers > 0"),
+        (Rate((1e6, 0.0)), "a rate with bits = 1e\\+06, 0: need numbers > 0"),
+        (Rate((1e6,), float("inf")), "a rate with period = inf: need numbers > 0"),
+    ],
+)
+def test_what_is_no_rate_is_refused(rate, message):
+    with pytest.raises(ValueError, match=message):
+        links.shaped(2, print, rate)
+
+
+def test_where_it_is_not_allowed_it_says_why(monkeypatch):
+    monkeypatch.setattr(links.sys, "platform", "linux")
+    monkeypatch.setattr(links.os, "geteuid", lambda: 1000)
+    with pytest.raises(ValueError, match="shaped links as user 1000: need root"):
+        links.need_allowed()
+    monkeypatch.setattr(links.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(links.shutil, "which", lambda tool: None if tool == "tc" else tool)
+    with pytest.raises(ValueError, match=r"shaped links without tc: need these commands \(util-linux, iproute2\)"):
+        links.need_allowed()
+    monkeypatch.setattr(links.sys, "platform", "darwin")
+    with pytest.raises(ValueError, match="shaped links on darwin: need Linux"):
+        links.need_allowed()

@@ -1,0 +1,61 @@
+"""Clusters in files: what is saved is loaded, and what is no cluster is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from dsgd import clusters
+from dsgd.clusters import Equal
+
+MEASURED = Equal(latency=1.25e-4, bandwidth=3.1e9, compute=2.0e-4, per_sample=7.3e-7)
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    path = tmp_path / "cluster.json"
+    clusters.save(path, MEASURED, {"what": "2 processes", "interval": (1.0, math.inf)})
+    assert clusters.load(path) == MEASURED
+    assert json.loads(path.read_text())["about"] == {"what": "2 processes", "interval": [1.0, None]}
+    made = clusters.load(str(path)).cluster
+    like = clusters.Cluster(clusters.constant(2.0e-4), up=clusters.constant(3.1e9), latency=1.25e-4, per_sample=clusters.constant(7.3e-7))
+    assert made.name == like.name
+    assert made.workers is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, r"it cannot be read \(No such file"),
+        ('{"kind": ,}', "it is no JSON, in line 1, column 10"),
+        ("[1, 2]", "kind = .*: need 'dsgd cluster of equal workers'"),
+        ('{"latency": 1, "bandwidth": 1}', "kind = None: need"),
+        ({"bandwidth": None}, "bandwidth = None: need a number"),
+        ({"bandwidth": 0}, "bandwidth = 0.0: need a finite number > 0"),
+        ({"latency": -1e-3}, "latency = -0.001: need a finite number >= 0"),
+        ({"latency": "1 ms"}, "latency = '1 ms': need a number"),
+        ({"compute": True}, "compute = True: need a number"),
+        ({"down": 1e6}, "down: unknown; need some of latency, bandwidth, compute, per_sample"),
+        ("missing", "latency: missing; need a number"),
+    ],
+)
+def test_what_is_no_cluster_is_refused(text, message, tmp_path):
+    path = tmp_path / "cluster.json"
+    clusters.save(path, MEASURED)
+    found = json.loads(path.read_text())
+    if text is None:
+        path.unlink()
+    elif text == "missing":
+        del found["latency"]
+        path.write_text(json.dumps(found))
+    else:
+        path.write_text(text if isinstance(text, str) else json.dumps({**found, **text}))
+    with pytest.raises(ValueError, match=f"cluster of {path}: {message}"):
+        clusters.load(path)
+
+
+def test_no_cluster_is_saved_of_numbers_that_are_none(tmp_path):
+    with pytest.raises(ValueError, match=r"clusters.save: bandwidth = inf: need a finite number > 0"):
+        clusters.save(tmp_path / "cluster.json", MEASURED._replace(bandwidth=math.inf))
+    assert not list(tmp_path.iterdir())

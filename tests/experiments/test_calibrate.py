@@ -1,0 +1,233 @@
+"""The script that measures this machine: fits of known switches, what they predict, and a calibration of two processes."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dsgd import clusters, network
+from dsgd.machines.links import Rate
+from experiments import asynchrony, calibrate, compare, complexity_table
+from experiments.helpers import collectives, commands, common, kimad_links, link_fits, real_rounds
+
+LATENCY, BANDWIDTH, N = 2e-4, 1e9, 3
+SIZES = [float(4**k) for k in range(5, 12)]
+COSTS = {name: each.cost(N) for name, each in collectives.COLLECTIVES.items()}
+
+
+def times(name, noise, seed, repeats=15):
+    """Of a switch with this latency and bandwidth."""
+    rng, cost = np.random.default_rng(seed), COSTS[name]
+    return {
+        size: (cost.latencies * LATENCY + cost.vectors * 8 * size / BANDWIDTH) * np.exp(noise * rng.normal(size=repeats)) for size in SIZES
+    }
+
+
+@pytest.mark.parametrize("name", list(COSTS))
+def test_a_fit_recovers_latency_and_bandwidth_within_its_interval(name):
+    exact = link_fits.switch({name: times(name, 0.0, 0)}, COSTS)
+    np.testing.assert_allclose(exact.alpha, LATENCY, rtol=1e-3)
+    np.testing.assert_allclose(exact.beta, 8 / BANDWIDTH, rtol=1e-3)
+    inside = []
+    for seed in range(6):
+        fit = link_fits.switch({name: times(name, 0.1, seed)}, COSTS, seed)
+        inside.append([fit.alpha.low <= LATENCY <= fit.alpha.high, fit.beta.low <= 8 / BANDWIDTH <= fit.beta.high])
+        assert fit.alpha.high - fit.alpha.low < LATENCY
+    assert np.mean(inside) > 0.7
+
+
+def test_one_switch_explains_all_collectives_where_one_does_and_a_busy_moment_does_not_move_it():
+    measured = {name: times(name, 0.05, 1) for name in COSTS}
+    fit = link_fits.switch(measured, COSTS)
+    assert fit.alpha.value == pytest.approx(LATENCY, rel=0.1)
+    assert fit.beta.inverse(8).value == pytest.approx(BANDWIDTH, rel=0.1)
+    assert fit.beta.inverse(8).low < BANDWIDTH < fit.beta.inverse(8).high
+    measured["all-gather"][SIZES[0]] *= 20
+    assert link_fits.switch(measured, COSTS).alpha.value == pytest.approx(LATENCY, rel=0.15)
+
+
+def test_costs_are_those_of_the_patterns():
+    """An all-reduce is the ring's; all-to-all and all-gather together are a round of N servers; on a ring, a permute is half of a round."""
+    for latency, transfer in ((1.0, 0.0), (0.0, 1.0)):
+
+        def of(name, latency=latency, transfer=transfer):
+            return COSTS[name].latencies * latency + COSTS[name].vectors * transfer
+
+        assert of("all-reduce") == pytest.approx(network.cost(network.ring_all_reduce, N, latency, transfer))
+        assert of("all-gather") + of("all-to-all") == pytest.approx(network.cost(network.multi_server, N, latency, transfer))
+        assert of("collective-permute") == latency + transfer
+
+
+def test_fits_need_two_sizes_and_positive_times():
+    with pytest.raises(ValueError, match=r"a line through the times of 1 size \(all-reduce\): need at least two"):
+        link_fits.switch({"all-reduce": {1.0: np.ones(3)}}, COSTS)
+    with pytest.raises(ValueError, match="times of all-reduce: need seconds > 0"):
+        link_fits.switch({"all-reduce": {1.0: np.ones(3), 2.0: np.zeros(3)}}, COSTS)
+
+
+def test_predictions_are_gradient_and_codec_and_messages():
+    link = link_fits.Line(link_fits.Estimate(LATENCY, 0, 1), link_fits.Estimate(8 / BANDWIDTH, 0, 1))
+    d = 1000
+    parts = real_rounds.Parts(d, 0.25, 0.5, 2 * (N - 1) / N * 32 * d, np.ones(3))
+    messages = 2 * (N - 1) * (LATENCY + 32 * d / N / BANDWIDTH)
+    assert real_rounds.predicted("mb-sgd", parts, N, link) == pytest.approx(0.75 + messages)
+    assert real_rounds.predicted("csgd", parts, N, link) == pytest.approx(0.75 + messages)
+    assert real_rounds.predicted("dsgd", parts._replace(bits=2 * 32 * d), N, link) == pytest.approx(
+        0.75 + 2 * (LATENCY + 32 * d / BANDWIDTH)
+    )
+
+
+def test_crossovers_lie_where_lines_meet():
+    sizes = [1.0, 10.0, 100.0, 1000.0]
+    assert real_rounds.crossovers(sizes, sizes, [3.0, 3.0, 3.0, 3.0]) == [pytest.approx(3.0)]
+    assert real_rounds.crossovers(sizes, [1, 1, 1, 1], [2, 0.5, 0.5, 2]) == [pytest.approx(10**0.5), pytest.approx(10**2.5)]
+    assert real_rounds.crossovers(sizes, sizes, [2, 20, 200, 2000]) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "bits"), [("30mbit", (30e6,)), ("30mbit:10mbit", (30e6, 10e6)), ("1.5gbit", (1.5e9,)), ("200Kbit", (200e3,))]
+)
+def test_shapes(text, bits):
+    assert calibrate.parse(text, 4.0) == Rate(pytest.approx(bits), 4.0)
+
+
+@pytest.mark.parametrize("text", ["30", "mbit", "30mbit:", "-3mbit", "0mbit", "3e1mbit", "fast"])
+def test_what_is_no_shape_is_refused(text):
+    with pytest.raises(ValueError, match=f"--shape {text}: .* is no rate; need a number and one of kbit, mbit, gbit"):
+        calibrate.parse(text, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"processes": 1}, "--processes 1: need at least 2, one alone sends nothing"),
+        ({"sizes": (1024,)}, "--sizes 1024: need at least 2 whole numbers > 0, rising"),
+        ({"sizes": (1024, 512)}, "--sizes 1024 512: need at least 2 whole numbers > 0, rising"),
+        ({"widths": (8, 8)}, "--widths 8 8: need at least 1 whole number > 0, rising"),
+        ({"ratios": (0.1, 2.0)}, "--ratios 2: need shares of all elements"),
+    ],
+)
+def test_refusals_come_before_any_process(changes, message, tmp_path):
+    args = calibrate.Args(out=tmp_path / "out", **changes)
+    with pytest.raises(ValueError, match=message):
+        calibrate.main(args)
+    assert not args.out.exists()
+
+
+@pytest.fixture
+def measured(tmp_path):
+    path = tmp_path / "cluster.json"
+    clusters.save(path, clusters.Equal(2e-3, 5e7, compute=1e-3, per_sample=1e-5))
+    return path
+
+
+def test_experiments_take_the_numbers_of_a_cluster(measured):
+    args = commands.on_cluster(compare.Args(cluster=measured, batch_size=50))
+    assert (args.latency, args.bandwidth, args.compute) == (2e-3, 5e7, pytest.approx((1e-3 + 50e-5) / 50))
+    made, like = compare.make_cluster(args), clusters.load(measured)
+    assert made.latency == like.latency
+    assert commands.on_cluster(asynchrony.Args(cluster=measured, batch_size=50)).compute == pytest.approx(1.5e-3), "of a gradient there"
+    args = commands.on_cluster(complexity_table.Args(cluster=measured))
+    assert (args.latency, args.bandwidth) == (2e-3, 5e7)
+    without = compare.Args()
+    assert commands.on_cluster(without) is without
+
+
+def test_numbers_are_not_given_twice(measured):
+    with pytest.raises(ValueError, match=r"--latency 1 and --cluster .*, which has it, too: need one of the two"):
+        commands.on_cluster(compare.Args(cluster=measured, latency=1.0))
+
+
+def test_every_experiment_with_a_switch_takes_a_cluster():
+    scripts = Path(compare.__file__).parent.glob("*.py")
+    with_switch = {
+        path.stem for path in scripts if "    latency: float =" in (text := path.read_text()) and "    bandwidth: float =" in text
+    }
+    with_flag = {path.stem for path in Path(compare.__file__).parent.glob("*.py") if "cluster: commands.ClusterFile" in path.read_text()}
+    assert with_switch == with_flag == {"asynchrony", "availability", "compare", "complexity_table", "stragglers", "topology"}
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """A calibration of two processes with a tiny budget."""
+    args = calibrate.Args(
+        sizes=(1024, 65536),
+        widths=(4,),
+        batch_size=4,
+        repeats=3,
+        longest=0.2,
+        out=tmp_path_factory.mktemp("calibrate"),
+        progress=False,
+    )
+    screen = common.console()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(common, "console", lambda: screen)
+        with screen.capture() as captured:
+            calibrate.main(args)
+    return args, captured.get().splitlines()
+
+
+def test_a_calibration_has_all_rows_in_80_columns(ran):
+    args, lines = ran
+    assert all(len(line) <= 80 for line in lines if not line.startswith("Written"))
+    assert not any("…" in line for line in lines)
+    cells = [[cell.strip() for cell in line.strip()[1:-1].split("│")] for line in lines if line.startswith("│")]
+    assert [row[0] for row in cells[:5]] == [*collectives.COLLECTIVES, "all of them"]
+    assert [row[1] for row in cells[5:7]] == ["predicted", "measured"]
+    assert [row[0] for row in cells[7:]] == ["csgd", "ec-sgd", "ef21", "dsgd"]
+    for name, heading in (("collectives", 2 * 4 * 3), ("rounds", len(real_rounds.METHODS))):
+        with (args.out / f"{name}.csv").open() as file:
+            assert len(list(csv.DictReader(file))) == heading
+    assert (args.out / "figure.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_what_a_calibration_predicts_is_of_its_cluster(ran):
+    args, _ = ran
+    cluster = clusters.load(args.out / "cluster.json")
+    assert cluster.latency > 0
+    with (args.out / "rounds.csv").open() as file:
+        rows = {row["method"]: {name: float(row[name]) for name in row if name != "method"} for row in csv.DictReader(file)}
+    plain = rows["mb-sgd"]
+    expected = plain["compute"] + network.round_seconds(
+        network.ring_all_reduce, 2, plain["bits"], latency=cluster.latency, bandwidth=cluster.bandwidth
+    )
+    assert plain["predicted"] == pytest.approx(expected, rel=1e-4)
+    assert plain["bits"] == 8 * plain["bytes"] == rows["dsgd"]["bits"]
+    assert rows["ec-sgd"]["bits"] < rows["ef21"]["bits"] < plain["bits"]
+    assert all(row["low"] <= row["measured"] <= row["high"] for row in rows.values())
+
+
+def history(seconds, loss, bits=1e6):
+    rounds = len(seconds)
+    columns = ("bits_up", "bits_down", "rate_up", "rate_down")
+    return {"seconds": np.asarray(seconds, float), "loss": np.asarray(loss, float), **dict.fromkeys(columns, np.full(rounds, bits))}
+
+
+def test_kimads_table_and_figure(tmp_path):
+    setting = kimad_links.Setting(2, 8, 4, (0.1,), (0.05, 0.1), (0.1, 0.3), 40.0, 0)
+    assert list(kimad_links.methods(setting)) == ["Kimad, 50 ms", "Kimad, 100 ms", "top 10 %"]
+    seconds = np.arange(1, 41.0)
+    runs = {("Kimad, 50 ms", 0.1): history(seconds, 41 - seconds), ("Kimad, 50 ms", 0.3): history(seconds, 82 - 2 * seconds)}
+    runs["top 10 %", 0.1] = history(seconds[:20] * 2, 21 - seconds[:20] / 2)
+    best = kimad_links.best(runs)
+    assert best["Kimad, 50 ms"][0] == 0.1
+    assert kimad_links.reached(best["Kimad, 50 ms"][1], 10.5) == 31, "the mean of two rounds"
+    screen = common.console()
+    with screen.capture() as captured:
+        screen.print(kimad_links.tabulate(setting, best, "links of 30mbit:10mbit, a turn of all in 5 s"))
+    lines = captured.get().splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert not any("…" in line for line in lines)
+    kimad_links.write(tmp_path / "kimad.csv", runs)
+    with (tmp_path / "kimad.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 100
+    assert len(kimad_links.draw(setting, Rate((3e7, 1e7), 5.0), best).axes) == 2
+
+
+def test_arguments_of_kimad_reach_it():
+    fields = {field.name for field in dataclasses.fields(calibrate.Args)}
+    assert set(kimad_links.Setting._fields) <= fields
