@@ -1,4 +1,4 @@
-"""The loop that a run compiles, traced for shapes alone: nothing is compiled, and no array is made."""
+"""The loop that a run compiles, traced for shapes alone: nothing is compiled, and no state is made."""
 
 from __future__ import annotations
 
