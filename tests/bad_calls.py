@@ -234,6 +234,8 @@ GOOD: dict[Callable, dict[str, Any]] = {
     clusters.bernoulli: {"probability": 0.5, "value": 1.0},
     clusters.bounded: {"quantity": SECONDS, "most": 2.0},
     clusters.constant: {"value": [1.0, 2.0]},
+    clusters.save: {"path": "measured.json", "cluster": clusters.Equal(1e-3, 1e8), "about": {"what": "two processes"}},
+    clusters.load: {"path": "measured.json"},  # which has just been saved
     clusters.exponential: {"mean": 1.0},
     clusters.gamma: {"shape": 1.0, "scale": 1.0},
     clusters.lognormal: {"mu": 0.0, "sigma": 1.0},
@@ -483,7 +485,7 @@ def main() -> None:
     seen |= dict.fromkeys(("loss", "global_sqnorm", "clock"), np.ones(3))
     chunks.execute = lambda job, *args: dsgd.Result(job.start or (), seen if job.start else {}, ())  # a stage's, or nothing's
     driver.programs = mock.MagicMock()
-    family._called = processes._run = gossip._train = with_servers._train = lambda *args: []
+    family._results = processes._run = gossip._train = with_servers._train = lambda *args: []
     nodes._Node.epoch = lambda *args: epochs.Ran(1.0, *4 * [np.ones((2, 1))], np.ones((2, 1)), np.ones(2), {})
     warnings.simplefilter("error")
     good = {function.__qualname__: outcome(function, arguments, "") for function, arguments in GOOD.items()}

@@ -47,10 +47,13 @@ def save(path: str | Path, cluster: Equal, about: Mapping[str, Any] | None = Non
         about: what else is worth keeping, as JSON; nobody reads it.
 
     Raises:
-        ValueError: numbers that make no cluster.
+        ValueError: numbers that make no cluster; a file that cannot be written.
     """
     _need("clusters.save", cluster)
-    records.write_json(Path(path), {"kind": _KIND, **cluster._asdict(), "about": dict(about or {})})
+    try:
+        records.write_json(Path(path), {"kind": _KIND, **cluster._asdict(), "about": dict(about or {})})
+    except OSError as error:
+        raise ValueError(f"clusters.save: path = {path}: it cannot be written ({error.strerror})") from error
 
 
 @checks.arguments
@@ -66,12 +69,12 @@ def load(path: str | Path) -> Equal:
     try:
         found = json.loads(Path(path).read_text())
     except OSError as error:
-        raise ValueError(f"cluster of {path}: it cannot be read ({error.strerror})") from error
+        raise ValueError(f"clusters.load: {path}: it cannot be read ({error.strerror})") from error
     except json.JSONDecodeError as error:
-        raise ValueError(f"cluster of {path}: it is no JSON, in line {error.lineno}, column {error.colno}: {error.msg}") from error
+        raise ValueError(f"clusters.load: {path}: it is no JSON, in line {error.lineno}, column {error.colno}: {error.msg}") from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"cluster of {path}: it is no text (byte {error.start})") from error
-    where = f"cluster of {path}"
+        raise ValueError(f"clusters.load: {path}: it is no text (byte {error.start})") from error
+    where = f"clusters.load: {path}"
     if not isinstance(found, dict) or found.get("kind") != _KIND:
         given = found.get("kind") if isinstance(found, dict) else checks.shown(found)
         raise ValueError(f"{where}: kind = {given!r}: need {_KIND!r}, as python -m experiments.calibrate writes it")

@@ -88,7 +88,7 @@ def run(main: Callable[[Any], Any], kind: Any) -> None:
     return launch(main, kind(**{name: getattr(parsed, name) for name in own}), parsed.machines)
 
 
-def launch(main: Callable[[Any], Any], args: Any, machines: Machines = Machines()) -> None:
+def launch(main: Callable[[Any], Any], args: Any, machines: Machines | None = None) -> None:
     """Runs a script: what the user got wrong is one line and status 2, an interruption one line and status 130, another process that was
     lost one line and status 75: the same command goes on from the last checkpoint, where there is one.
 
@@ -97,14 +97,15 @@ def launch(main: Callable[[Any], Any], args: Any, machines: Machines = Machines(
     Args:
         main: of the script. It writes what it has when it is interrupted.
         args: its arguments, with `out`; with the numbers of the cluster in its file, where there is a flag `cluster`.
-        machines: where this process stands among others.
+        machines: where this process stands among others; None: it is alone, whatever started it.
     """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     try:
         with ExitStack() as silence:
             args = on_cluster(args)
             check_flags(args)
-            runtime.join(machines.coordinator, machines.processes, machines.process_id, lost_after=machines.lost_after)
+            if machines:
+                runtime.join(machines.coordinator, machines.processes, machines.process_id, lost_after=machines.lost_after)
             mine = args if agreement.index() == 0 else silence.enter_context(_silent(args))
             if hasattr(args, "cache"):
                 cache.enable(args.cache)

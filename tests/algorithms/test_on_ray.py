@@ -268,6 +268,11 @@ async def pushed(to: server.Server, worker: int, reply, life: int = 0, value: fl
     return await to.push(gradient(value), Pushed(worker, life, version, era, 0, 0.0, math.nan))
 
 
+def told(story) -> None:
+    """Runs it, not for ever."""
+    asyncio.run(asyncio.wait_for(story(), 30))
+
+
 async def held(waiting) -> bool:
     """Whether it waits, when all others have had their turns."""
     for _ in range(5):
@@ -293,7 +298,7 @@ def test_a_bounded_server_holds_who_would_make_another_too_old(alone):
         await to.expect({0}, {0: 0, 1: 1})
         assert (await stuck).version == 7, "worker 1 has died, and is not waited for"
 
-    asyncio.run(story())
+    told(story)
 
 
 def test_what_a_dead_worker_has_left_is_not_taken(alone):
@@ -308,7 +313,7 @@ def test_what_a_dead_worker_has_left_is_not_taken(alone):
         assert (await pushed(to, 0, None)).version == 2
         assert (await to.pull(1, 1)).draw == 1, "batches that it has drawn are not drawn again"
 
-    asyncio.run(story())
+    told(story)
 
 
 def test_a_synchronous_server_takes_the_mean_of_all_who_are_there(alone):
@@ -324,7 +329,7 @@ def test_a_synchronous_server_takes_the_mean_of_all_who_are_there(alone):
         await to.expect({0, 2}, {0: 0, 1: 1, 2: 0})
         np.testing.assert_allclose((await two[0]).part["w"], PART["w"] - GAMMA * 4.0, rtol=1e-6)
 
-    asyncio.run(story())
+    told(story)
 
 
 def test_a_server_goes_on_from_its_checkpoint_and_refuses_what_was_computed_before(alone, tmp_path):
@@ -347,7 +352,7 @@ def test_a_server_goes_on_from_its_checkpoint_and_refuses_what_was_computed_befo
         assert len((await second.history())[1]) == 4
         second.checkpoint.__exit__()
 
-    asyncio.run(story())
+    told(story)
 
 
 # --- Refusals.

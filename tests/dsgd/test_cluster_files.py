@@ -51,7 +51,7 @@ def test_what_is_no_cluster_is_refused(text, message, tmp_path):
         path.write_text(json.dumps(found))
     else:
         path.write_text(text if isinstance(text, str) else json.dumps({**found, **text}))
-    with pytest.raises(ValueError, match=f"cluster of {path}: {message}"):
+    with pytest.raises(ValueError, match=f"clusters.load: {path}: {message}"):
         clusters.load(path)
 
 

@@ -27,6 +27,11 @@ from algorithms.optimizers import Model
 from dsgd.base import Params, PyTree
 
 _REFUSED = 0.002  # seconds, about, until one who was refused asks again
+_LOOK = 0.2  # seconds until one who waits for an answer looks whether the partner is still there
+
+
+class _Gone(Exception):
+    """The driver says that the partner has died."""
 
 
 class Exchange(NamedTuple):
@@ -148,7 +153,7 @@ class Peer:
 
         for peer in self.peers.values():
             try:
-                params, stamp = await peer.look.remote()
+                params, stamp = await asyncio.wait_for(peer.look.remote(), self.patience)
             except ray.exceptions.RayActorError:
                 continue
             self.model = self.model._replace(params=params)
@@ -166,7 +171,7 @@ class Peer:
                 began = time.monotonic()
                 try:
                     answer = await self._asked(partner, about)
-                except ray.exceptions.RayActorError:
+                except (ray.exceptions.RayActorError, _Gone):
                     self.peers = {worker: peer for worker, peer in self.peers.items() if worker != partner}
                     partner = self.chance.choice([*self.peers]) if self.peers else self.worker
                     continue
@@ -183,8 +188,14 @@ class Peer:
         if partner == self.worker:
             self.exchanges.append(about._replace(stamp=self.stamp + 1))
             return self.model.params, self.stamp + 1
-        sent = self.peers[partner].average.remote(self.stamp, _numpy(self.model.params), about)
-        return await asyncio.wait_for(sent, self.patience)
+        sent = asyncio.wrap_future(self.peers[partner].average.remote(self.stamp, _numpy(self.model.params), about).future())
+        end = time.monotonic() + self.patience
+        while not (await asyncio.wait([sent], timeout=_LOOK))[0]:
+            if partner not in self.peers:
+                raise _Gone
+            if time.monotonic() > end:
+                raise TimeoutError(f"on_ray: worker {partner} has not answered worker {self.worker} for {self.patience:g} s")
+        return sent.result()
 
     def _at(self, stamp: int) -> int:
         """Before an exchange of this stamp: keeps the model that was there at the stamps of records."""

@@ -1,0 +1,99 @@
+"""Where a process stands among others, as what started it says; and a coordinator that nobody reaches, or too few."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import optax
+import pytest
+
+import dsgd
+from dsgd import problems
+from dsgd.contract import elsewhere
+from dsgd.machines import runtime, watch
+
+SLURM = {"SLURM_JOB_ID": "4097", "SLURM_STEP_NODELIST": "node[07-09],far", "SLURM_NTASKS": "8", "SLURM_PROCID": "5", "SLURM_LOCALID": "1"}
+MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
+FOUR = {"OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911"}  # as version 4 has it
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """Sets variables, in an environment that says nothing of other processes."""
+    for name in list(os.environ):
+        if name.startswith(("SLURM_", "OMPI_", "PMIX_", "JOB_COMPLETION", "KUBERNETES_")):
+            monkeypatch.delenv(name)
+
+    def put(variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("variables", "given", "place"),
+    [
+        ({}, (None, None, None), None),
+        ({}, ("host:1", 2, 1), ("host:1", 2, 1, None)),
+        (SLURM, (None, None, None), ("node07:61441", 8, 5, 1)),
+        (SLURM, ("other:99", None, None), ("other:99", 8, 5, 1)),
+        (SLURM, ("other:99", 2, 0), ("other:99", 2, 0, None)),
+        ({**SLURM, "SLURM_NTASKS": "1"}, (None, None, None), None),
+        (MPI | FOUR, (None, None, None), ("10.96.0.1:62624", 4, 3, 3)),
+        (MPI | {"PMIX_NAMESPACE": "prterun-vm-1@1"}, (None, None, None), ("127.0.0.1:61453", 4, 3, 3)),
+        ({**MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, ("node1:99", None, None), ("node1:99", 4, 3, 3)),
+    ],
+)
+def test_where_a_process_stands(variables, given, place, environment):
+    environment(variables)
+    found = runtime._place(*given, timeout=1.0)
+    assert (found and tuple(found)) == place
+
+
+def test_open_mpi_on_several_machines_needs_an_address(environment, monkeypatch):
+    environment({**MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    monkeypatch.setattr("jax._src.clusters.mpi4py_cluster.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="4 processes of mpirun on several machines: need --coordinator host:port of rank 0, or mpi4py"):
+        runtime._place(None, None, None, timeout=1.0)
+
+
+def test_a_coordinator_that_cannot_be_reached_is_told_within_the_time():
+    began = time.monotonic()
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # where nobody listens
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        with pytest.raises(dsgd.Lost, match=rf"the coordinator {address} cannot be reached within 0.3 s \(.*\): need process 0 there"):
+            dsgd.join(address, 2, 1, timeout=0.3)
+    assert time.monotonic() - began < 20
+
+
+def test_processes_that_do_not_come_are_told_of_by_the_first():
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        command = [sys.executable, "-c", f"import dsgd; dsgd.join('{address}', 2, 0, timeout=1)"]
+        done = subprocess.run(command, env=elsewhere.environment(1), capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == watch.STATUS
+    assert done.stderr.splitlines()[-1].startswith(f"Error: of 2 processes, not all came to {address} within 1 s")
+
+
+def by_worker(load, **options):
+    model = problems.Model(lambda key: np.zeros(3, np.float32), lambda params, inputs: inputs @ params)
+    return problems.finite_sum(model, optax.l2_loss, problems.ByWorker(load), 2, **options)
+
+
+def test_data_by_worker_must_be_of_one_kind():
+    with pytest.raises(ValueError, match=r"data of worker 1 are .*\[4\].*, those of worker 0 .*\[3\].*: need one kind of samples"):
+        by_worker(lambda n: (np.ones((5, 3 + n)), np.ones(5)))
+    with pytest.raises(ValueError, match="data of worker 0: inputs has entries that are not finite"):
+        by_worker(lambda n: (np.full((5, 3), np.nan), np.ones(5)))
+    with pytest.raises(ValueError, match="batch_size = 6, but worker 1 has 5 samples"):
+        by_worker(lambda n: (np.ones((7 - 2 * n, 3)), np.ones(7 - 2 * n)), batch_size=6)
