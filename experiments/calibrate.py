@@ -42,7 +42,7 @@ UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 @dataclass(frozen=True)
 class Args:
-    """Measures this machine's collectives and rounds, beside what the cost model says of them."""
+    """Measures this machine's collectives and rounds."""
 
     processes: int = 2
     """N, one worker each; more than the machine has cores slow each other down."""

@@ -19,6 +19,7 @@ QUICK = {
     ),
     "availability": "--shares 1 0.7 --workers 4 --steps 60 --seeds 1 --learning-rates 1 3",
     "benchmark": "rounds --methods mb-sgd dsgd --workers 16 64 --dimensions 100 10000 --seconds 0.05 --repeats 3",
+    "calibrate": "--sizes 1024 16384 262144 --widths 16 1024 --repeats 5 --longest 0.5",
     "cannikin_optperf": "--worker-counts 3 16 100 --seeds 2",
     "cannikin_processes": "--shares 0.4 0.6 0.8 --total 480 --rounds 5 --passes 2 --width 500",
     "cannikin_training": "--problem mlp --epochs 30 --seeds 2 --choices 4",
