@@ -36,7 +36,7 @@ METHODS = {
     "servers": "ec-sgd",
     "ring": "csgd-ring",
     "permutes": "dsgd",
-    "gather": "dsgd-complete",
+    "gather": "",  # on a star, which is not registered
     "schedule": "sgp",
     "one at a time": "asgd",
     "pairs": "ad-psgd",
@@ -55,7 +55,7 @@ def quadratic() -> dsgd.Problem:
 
 
 def method(exchange: str) -> dsgd.Algorithm:
-    return algorithms.make(METHODS[exchange], SGD, N)
+    return algorithms.make(METHODS[exchange], SGD, N) if METHODS[exchange] else algorithms.decentralized_sgd(SGD, topologies.star(N))
 
 
 def held(result: Any) -> dict[str, Any]:

@@ -54,6 +54,9 @@ def four():
 def test_four_processes_are_one_with_four_devices(exchange, four):
     """To the bit in all processes, and beside one process where no all-reduce adds up in another order."""
     expected = many.iterates(exchange, 4)
+    if exchange in ("permutes", "gather"):
+        crossing = dsgd.workers.traffic(dsgd.compile_round(many.method(exchange), many.quadratic(), 4))
+        assert set(crossing) == {"collective-permute" if exchange == "permutes" else "all-gather"}
     for found in four:
         assert_equal(found[exchange]["history"], expected["history"], rtol=1e-5, atol=1e-6)
         assert_equal(found[exchange]["state"], expected["state"], **({} if exchange != "all-reduce" else {"rtol": 1e-5, "atol": 1e-6}))
@@ -95,7 +98,7 @@ def test_checkpoints_go_on_in_other_numbers_of_processes(family, folder):
 @pytest.mark.parametrize(
     ("what", "told"),
     [
-        ("method", "method = decentralized_sgd(ring(4)) in process 0, decentralized_sgd(complete(4)) in process 1"),
+        ("method", "method = decentralized_sgd(ring(4)) in process 0, decentralized_sgd(star(4)) in process 1"),
         ("hyperparameter", "it computes something else: another hyperparameter"),
         ("step size", "step size = 0.100000001 in process 0, 0.200000003 in process 1"),
         ("data", "data = "),
