@@ -111,8 +111,9 @@ def compare(args: Args, name: str, N: int, d: int) -> Row:
     seconds = {version: float(np.median(times)) for version, times in taken.items()}
     framework = np.array(taken["framework"])
     best = min(FORMS, key=lambda form: seconds[form])
-    ratios = (float(np.median(np.array(taken[other]) / framework)) for other in (best, "limit"))
-    return Row(name, N, d, *seconds.values(), *ratios, 4 * by_hand.MOVED[name] * N * d / seconds["framework"])
+    speedup, of_limit = (float(np.median(np.array(taken[other]) / framework)) for other in (best, "limit"))
+    rate = 4 * by_hand.MOVED[name] * N * d / seconds["framework"]
+    return Row(name, N, d, **seconds, speedup=speedup, of_limit=of_limit, bytes_per_second=rate)
 
 
 def versions(method: dsgd.Algorithm, name: str, problem: dsgd.Problem) -> dict[str, Callable[[int], object] | None]:
