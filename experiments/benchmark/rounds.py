@@ -113,7 +113,8 @@ def compare(args: Args, name: str, N: int, d: int) -> Row:
     best = min(FORMS, key=lambda form: seconds[form])
     speedup, of_limit = (float(np.median(np.array(taken[other]) / framework)) for other in (best, "limit"))
     rate = 4 * by_hand.MOVED[name] * N * d / seconds["framework"]
-    return Row(name, N, d, **seconds, speedup=speedup, of_limit=of_limit, bytes_per_second=rate)
+    columns = dict(zip(("framework", "scan", "product", "numpy", "limit"), seconds.values(), strict=True))
+    return Row(name, N, d, **columns, speedup=speedup, of_limit=of_limit, bytes_per_second=rate)
 
 
 def versions(method: dsgd.Algorithm, name: str, problem: dsgd.Problem) -> dict[str, Callable[[int], object] | None]:
