@@ -25,7 +25,7 @@ from algorithms.optimizers import Model
 from dsgd import checks, workers
 from dsgd.base import Constants, Key, Params, Problem, PyTree
 from dsgd.engine import loop, oracle
-from dsgd.machines import nodes
+from dsgd.machines import arrays, nodes
 
 Pull = Callable[[jax.Array], tuple[Params]]  # 1 -> (the gradient,); a pytree
 _ONE_BUCKET = 1.0  # T_u / T_comm: all of the gradient goes once all of it is there
@@ -86,7 +86,7 @@ class _Node:
 
     def __init__(self, problem: Problem, optimizer: optax.GradientTransformation, M: int, key: Key, mesh: Mesh) -> None:
         self.mesh, self.here, self.n = mesh, mesh.local_devices[0], jax.process_index()
-        self.data = jax.device_put(jax.tree.map(lambda leaf: leaf[self.n], problem.data), self.here)
+        self.data = jax.device_put(jax.tree.map(lambda leaf: arrays.row(leaf, self.n), problem.data), self.here)
         self.functions = problem._replace(data=(), shared=(), constants=Constants(), evaluate=None)
         self.M, (first, self.key), self.optimizer, self.rounds = M, loop.split(key), optimizer, 0
         self.model: Model = jax.device_put(_begin(problem.init, optimizer, first), self.here)  # or its first step compiles again

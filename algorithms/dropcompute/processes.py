@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from jax import lax
 from jax.flatten_util import ravel_pytree
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from algorithms import optimizers
@@ -154,7 +154,7 @@ class _Times(NamedTuple):
 
 def _start(problem: Problem, optimizer: optax.GradientTransformation, key: jax.Array, mesh: Mesh) -> Model:
     """The model before the first step, on every process."""
-    return nodes.shared(_begin(problem.init, optimizer, key), mesh)
+    return arrays.put(_begin(problem.init, optimizer, key), NamedSharding(mesh, P()))
 
 
 @partial(jax.jit, static_argnums=(0, 1))

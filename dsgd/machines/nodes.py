@@ -28,16 +28,6 @@ def mesh(name: str, N: int) -> Mesh:
     return workers.mesh([first[n] for n in range(N)])
 
 
-def shared(tree: PyTree, mesh: Mesh) -> PyTree:
-    """What every process has alike, as arrays of all processes."""
-    here, everywhere = mesh.local_devices[0], NamedSharding(mesh, P())
-
-    def share(leaf):
-        return jax.make_array_from_single_device_arrays(leaf.shape, everywhere, [jax.device_put(leaf, here)])
-
-    return jax.tree.map(share, tree)
-
-
 def rows(tree: PyTree, mesh: Mesh) -> PyTree:
     """Each process's own, leaves `[1, ...]`, as the rows of arrays `[N, ...]`."""
     here, own = mesh.local_devices[0], NamedSharding(mesh, P(workers.AXIS))
