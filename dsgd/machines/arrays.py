@@ -101,7 +101,7 @@ def own(leaf: Any) -> np.ndarray:
 def row(leaf: Any, n: int) -> np.ndarray:
     """The row of worker n, one of this process's, of an array `[N, ...]`."""
     first, rows = _own_part(leaf) if _elsewhere(leaf) else (0, np.asarray(leaf))
-    return rows[n - first]
+    return np.asarray(rows[n - first])
 
 
 def on_host(leaf: Any) -> np.ndarray:

@@ -129,7 +129,7 @@ def on_cluster(args: Any) -> Any:
         ValueError: no cluster in the file; a number that is given twice, there and by its flag.
     """
     path = getattr(args, "cluster", None)
-    if path is None:
+    if not isinstance(path, Path):  # none; or a cluster's name, in a script that has some of its own
         return args
     found = clusters.load(path)
     numbers = {"latency": found.latency, "bandwidth": found.bandwidth}

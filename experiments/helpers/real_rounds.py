@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import algorithms
 import dsgd
@@ -18,7 +19,7 @@ import topologies
 from dsgd import clusters, compressors, counts, network, problems, workers
 from dsgd.base import Compressor, State
 from dsgd.engine import loop
-from dsgd.machines import nodes
+from dsgd.machines import arrays, nodes
 from dsgd.runs.plans import Always, make_plan
 from experiments.helpers import break_even, collectives, link_fits
 from experiments.helpers.link_fits import BITS, Line
@@ -227,8 +228,8 @@ def _placed(algorithm: dsgd.Algorithm, problem: dsgd.Problem, mesh: Mesh, key: j
         return jax.tree.map(lambda leaf: leaf[mine : mine + 1], tree)
 
     step, server, each = state
-    placed = State(nodes.shared(step, mesh), nodes.shared(server, mesh), nodes.rows(row(each), mesh))
-    return placed, nodes.rows(row(problem.data), mesh), nodes.shared(key, mesh)
+    step, server, key = arrays.put((step, server, key), NamedSharding(mesh, P()))
+    return State(step, server, nodes.rows(row(each), mesh)), nodes.rows(row(problem.data), mesh), key
 
 
 def predicted(name: str, parts: Parts, N: int, link: Line) -> float:

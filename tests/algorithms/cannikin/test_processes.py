@@ -116,8 +116,14 @@ def test_until_ends_it():
 
 
 REFUSED = {
-    "two workers": ({"problem": make(2)}, "a problem of 2 workers in 1 process: need one worker a process (dsgd.loopback starts 2)"),
-    "whole batches": ({"problem": make(1)._replace(take=None)}, "cannot cut its batches (batch_size, take): need a problem that can"),
+    "two workers": (
+        {"problem": lambda: make(2)},
+        "a problem of 2 workers in 1 process: need one worker a process",
+    ),
+    "whole batches": (
+        {"problem": lambda: make(1)._replace(take=None)},
+        "cannot cut its batches (batch_size, take)",
+    ),
     "epochs": ({"epochs": 0}, "train_processes: epochs = 0"),
     "limits": ({"limits": [1, 2]}, "limits = [1, 2]: need whole numbers of samples, one for each of 1 nodes"),
     "no room": ({"limits": [3]}, "given gives batches array([4]): need whole numbers, one a node, from 0 to [3]"),
@@ -131,6 +137,7 @@ REFUSED = {
 @pytest.mark.parametrize("mistake", REFUSED)
 def test_what_cannot_be_trained_is_refused(mistake):
     wrong, words = REFUSED[mistake]
-    arguments = {"problem": make(1), "optimizer": optax.sgd(jnp.float32(RATE)), "system": given([[4]], []), **ONE_NODE, **wrong}
+    problem = wrong.get("problem", lambda: make(1))()
+    arguments = {"optimizer": optax.sgd(jnp.float32(RATE)), "system": given([[4]], []), **ONE_NODE, **wrong, "problem": problem}
     with pytest.raises(ValueError, match=re.escape(words)):
         cannikin.train_processes(**arguments)
