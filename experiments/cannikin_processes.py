@@ -186,7 +186,7 @@ def draw_splits(args: Args, axes: Axes, trials: list[Trial], judged: list[Judged
     for line, words, of in (("--", "two", trials[:LEARNED]), ("-", "all", trials)):
         shares, seconds = real_cluster.family(real_cluster.learned(of), args.total)
         axes.plot(100 * shares, 1e3 * seconds, color="black", linewidth=1.2, linestyle=line, label=f"model of {words} epochs")
-    for each in judged:
+    for each in sorted(judged, key=lambda each: name_of(each, trials)):  # those with a name are on top
         name = name_of(each, trials)
         colour = {"equal parts": figures.COLOURS[1], "OptPerf": figures.COLOURS[2]}.get(name, figures.COLOURS[0])
         at, values = 100 * each.batches[0] / args.total, 1e3 * each.measured
