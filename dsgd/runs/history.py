@@ -73,7 +73,8 @@ class Log:
     def last_loss(self) -> float:
         """Of the last evaluation, the mean over seeds; of a sweep, that of the best point."""
         piece = next(piece for piece in reversed(self.pieces) if _mask(piece).any())
-        means = np.atleast_1d(piece["loss"][..., _mask(piece)][..., -1].mean(axis=-1 if self.axis else None))
+        last = piece["loss"][..., _mask(piece)][..., -1]
+        means = np.atleast_1d(last.mean(axis=-1 if self.axis else None, dtype=np.float64))  # losses may be as large as float32 goes
         finite = means[np.isfinite(means)]
         return float(finite.min()) if finite.size else float("nan")
 

@@ -10,6 +10,7 @@ import pytest
 
 import dsgd
 from dsgd import problems, records, workers
+from dsgd.runs.history import Log
 from tests.dsgd.by_hand import method
 
 N, SEEDS, STEPS = 4, 2, 5
@@ -82,3 +83,10 @@ def test_files_have_a_column_for_each_worker(problem, key, mesh, tmp_path):
     assert [float(rows[2][f"told[{worker}]"]) for worker in range(N)] == [2, 20, 200, 2000]
     assert rows[-1]["told[3]"] == ""
     assert "told" not in rows[0]
+
+
+def test_the_mean_of_losses_near_the_largest_number_is_no_overflow():
+    """As they are just before a run diverges, if a chunk ends there."""
+    log = Log(runs=1, N=3, record_every=1)
+    log.extend({"loss": np.full((2, 1), 3e38, np.float32)}, 0)
+    assert log.last_loss() == pytest.approx(3e38)
