@@ -156,7 +156,7 @@ def learned(trials: Sequence[Trial]) -> cannikin.ClusterModel:
         known = known.observed(seen.batches, seen.compute, seen.backward, seen.first, seen.communication)
     model = known.model()
     if model is None:
-        raise ValueError("real_cluster: the processes were not all seen at two sizes: need more samples, or more epochs")
+        raise ValueError("processes that were not all seen at two sizes: need more samples (--total), or other splits (--shares)")
     return model
 
 

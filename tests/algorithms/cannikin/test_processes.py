@@ -83,8 +83,7 @@ def test_two_processes_are_the_simulation_and_learn_from_what_they_measure():
         assert (seen.compute > seen.backward).all()
         assert (seen.backward == seen.first).all()
         assert (seen.communication[:, 0] == seen.communication[:, 1]).all()
-        slowest = seen.compute.max(axis=1) + seen.communication[:, 0]
-        assert epoch.seconds > 0.9 * slowest.sum(), "who comes last waits for nobody"
+        assert (epoch.seconds >= (seen.compute + seen.communication).sum(axis=0)).all(), "each node's parts follow each other"
         assert epoch.scalars["train_loss"] < 3
     assert {epoch.total for epoch in adapted.epochs[:2]} == {12}
     assert {epoch.total for epoch in adapted.epochs} <= {12, 24}
