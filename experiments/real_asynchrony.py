@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -42,8 +42,8 @@ class Args:
     """N, a process each; more than the machine has cores slow each other down."""
     servers: int = 2
     """Of the method with several servers, each a process."""
-    data: str = "digits"
-    """digits or breast-cancer, for logistic regression."""
+    data: Literal["digits", "breast-cancer"] = "digits"
+    """For logistic regression."""
     batch_size: int = 16
     """Samples of one gradient."""
     learning_rate: float = 0.2

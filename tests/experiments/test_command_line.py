@@ -19,6 +19,7 @@ import dsgd
 from experiments import (
     asynchrony,
     availability,
+    calibrate,
     cannikin_optperf,
     cannikin_processes,
     cannikin_training,
@@ -26,12 +27,14 @@ from experiments import (
     complexity_table,
     compression,
     convergence_rates,
+    dropcompute_processes,
     dropcompute_speedup,
     dropcompute_training,
     heterogeneity,
     kimad_deep,
     kimad_quadratic,
     kimad_variability,
+    real_asynchrony,
     stragglers,
     switch_timelines,
     topology,
@@ -43,6 +46,7 @@ from experiments.helpers import commands, common
 SCRIPTS = (
     asynchrony,
     availability,
+    calibrate,
     cannikin_optperf,
     cannikin_processes,
     cannikin_training,
@@ -50,12 +54,14 @@ SCRIPTS = (
     complexity_table,
     compression,
     convergence_rates,
+    dropcompute_processes,
     dropcompute_speedup,
     dropcompute_training,
     heterogeneity,
     kimad_deep,
     kimad_quadratic,
     kimad_variability,
+    real_asynchrony,
     stragglers,
     switch_timelines,
     topology,
@@ -118,7 +124,7 @@ def test_a_librarys_error_keeps_its_traceback(tmp_path):
         commands.launch(lambda args: np.broadcast_to(np.ones(3), 2) and np.ones(2) + np.ones(3), Args(tmp_path))
 
 
-WITH_DATA = [script for script in SCRIPTS if hasattr(script.Args, "data")]
+WITH_DATA = [script for script in SCRIPTS if hasattr(script.Args, "data") and hasattr(script.Args, "data_dir")]
 
 
 @pytest.mark.parametrize("script", WITH_DATA, ids=lambda script: script.__name__)
