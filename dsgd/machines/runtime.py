@@ -22,7 +22,7 @@ from dsgd.machines import agreement, watch
 
 _DETECTED = ("slurm", "ompi")  # of JAX's kinds of clusters, those that are told by the environment of a process alone
 _FIRST_PORT, _PORTS = 61440, 4096  # where JAX's own detection takes its ports from
-_words = ""  # what to say if JAX ends this process, as it does where the coordinator is lost
+_words, _status = "", watch.STATUS  # what to say, and how to end, if JAX ends this process, as it does where the coordinator is lost
 
 
 class Place(NamedTuple):
@@ -214,6 +214,7 @@ def leave(words: str, status: int) -> None:
         status: of the process.
     """
     if not agreement.alone():
+        _last_words(words, status)
         watch.leave_at_once("" if watch.end(words).said else words, status)
 
 
@@ -235,14 +236,14 @@ def _towards(host: str) -> str | None:
         return None
 
 
-def _last_words(words: str) -> None:
-    """What this process says where JAX's runtime ends it from a thread of its own, which Python does not see coming."""
-    global _words  # noqa: PLW0603 (of the process, as the signal's handler)
+def _last_words(words: str, status: int = watch.STATUS) -> None:
+    """What this process says where JAX's runtime ends it from a thread of its own, unseen by Python; and with which status."""
+    global _words, _status
     if not _words:
         ctypes.CDLL(None).signal(signal.SIGABRT, _at_abort)
-    _words = words
+    _words, _status = words, status
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int)
 def _at_abort(number: int) -> None:
-    watch.leave_at_once(_words)
+    watch.leave_at_once(_words, _status)

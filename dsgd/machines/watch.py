@@ -8,14 +8,15 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import jax
 
-_ALIVE, _ENDED = "dsgd/alive/", "ended"
-_HEARD = 3.0  # seconds in which a process that fails is heard by the others: with process 0, all that was said is gone
+_ALIVE, _ENDED, _LEFT = "dsgd/alive/", "ended", "left"  # left: it asks for nothing more
+_OVER = (_ENDED, _LEFT)
+_HEARD = 10.0  # seconds, at most, in which a process that fails is heard by the others: with process 0, all that was said is gone
 _LOOKS = 20  # in the time after which a silent process is lost
 _SOONER = 4  # of it, the part after which one is, where a connection broke
 _GRACE = 3  # looks, after which a process that does not notice by itself that another is lost is ended
@@ -65,24 +66,29 @@ class _Watch:
         """What another process last said."""
         return self._seen[i][0]
 
-    def running(self) -> bool:
-        """Whether any other process has not said that it ends."""
-        return not all(words.startswith(_ENDED) for words, _ in self._seen.values())
+    def wait(self, states: tuple[str, ...], until: Callable[[float], bool]) -> None:
+        """For all others to say that they are in one of these states; until(seconds of silence of one that has not)."""
+        while waited_for := [since for words, since in self._seen.values() if not words.startswith(states)]:
+            if until(time.monotonic() - max(waited_for)):
+                return
+            self.look()
+            time.sleep(self.lost_after / _LOOKS / 5)
 
     def silence(self) -> float:
         """Seconds since one of the others was heard of, of whom that is longest."""
-        return max((time.monotonic() - since for words, since in self._seen.values() if not words.startswith(_ENDED)), default=0.0)
+        return max((time.monotonic() - since for words, since in self._seen.values() if not words.startswith(_OVER)), default=0.0)
 
     def silent(self) -> str:
         """Who that is, for people."""
-        i = min(self._seen, key=lambda i: self._seen[i][1] if not self.words(i).startswith(_ENDED) else math.inf)
+        i = min(self._seen, key=lambda i: self._seen[i][1] if not self.words(i).startswith(_OVER) else math.inf)
         return f"{self.who(i)} is lost: the connection broke, and it was last heard of {self.silence():.1f} s ago"
 
     def _judge(self, i: int, words: str, silence: float) -> None:
-        ended, _, why = words.partition(": ")
-        if ended == _ENDED and why:
+        state, _, why = words.partition(": ")
+        ended = state in _OVER
+        if ended and why:
             self.lost = self.lost or f"{self.who(i)} ended: {why}"
-        elif silence > self.lost_after and ended != _ENDED:
+        elif silence > self.lost_after and not ended:
             self.lost = self.lost or f"{self.who(i)} was not heard of for {self.lost_after:g} s: it was killed, or cannot be reached"
         elif silence > self.lost_after and self.doing:
             self.lost = self.lost or f"{self.who(i)} has ended, without its part of {self.doing}"
@@ -134,6 +140,11 @@ def within(name: str) -> Iterator[None]:
         _watch.doing = before
 
 
+def any_lost() -> bool:
+    """Whether another process is."""
+    return bool(_watch and _watch.lost)
+
+
 def need_all() -> None:
     """Raises `Lost` where another process is."""
     if _watch and _watch.lost:
@@ -168,16 +179,17 @@ def end(why: str = "") -> Ended:
     watch.ended.set()
     for thread in watch.threads:
         thread.join(watch.lost_after)
-    limit = time.monotonic() + min(watch.lost_after, _HEARD)
-    said = f"{_ENDED}: {why}" if why else _ENDED
+    soon, limit = watch.lost_after / _SOONER, time.monotonic() + min(watch.lost_after, _HEARD)
+    ended, left = (f"{state}: {why}" if why else state for state in _OVER)
     try:
-        watch.say(said)
-        while not (why and time.monotonic() > limit) and (why or not watch.lost) and watch.running():
-            watch.look()
-            time.sleep(watch.lost_after / _LOOKS / 5)
+        watch.say(ended)
+        watch.wait(_OVER, lambda silent: silent > soon or time.monotonic() > limit if why else bool(watch.lost))
+        watch.say(left)
+        if watch.index == 0:  # with it goes what the others may still be reading
+            watch.wait((_LEFT,), lambda silent: silent > soon)
     except jax.errors.JaxRuntimeError:
         watch.lost = watch.lost or "the coordinator is gone"
-    return Ended(bool(why or watch.lost), bool(why) and watch.index > 0 and watch.words(0) == said)
+    return Ended(bool(why or watch.lost), bool(why) and watch.index > 0 and watch.words(0) == ended)
 
 
 def leave_at_once(words: str = "", status: int = STATUS) -> None:

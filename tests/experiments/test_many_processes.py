@@ -82,7 +82,7 @@ def test_two_processes_find_what_one_finds_and_the_first_alone_says_it(told, tmp
 
 def test_a_mistake_is_said_once_and_processes_that_differ_are_told(tmp_path):
     (status, _, said), (other, _, nothing) = started(flags, tmp_path / "out", "--cache", "off", each=lambda i: ["--seed", str(i)])
-    assert (status, other) == (2, 2)
+    assert (status, other) == (2, 2), said + nothing
     last = said.strip().splitlines()[-1]
     assert last.startswith("Error: the processes run different configurations (")
     assert last not in nothing
