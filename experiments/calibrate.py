@@ -161,11 +161,11 @@ def write(args: Args, result: Calibration) -> None:
         for i, seconds in enumerate(repeats)
     ]
     records.write_rows(args.out / "collectives.csv", ("collective", "bytes", "repeat", "seconds"), rows)
-    heading = ("method", "bytes", "compute", "codec", "bits", "predicted", "measured", "low", "high")
+    heading = ("method", "bytes", "compute", "codec", "bits", "arrays", "predicted", "measured", "low", "high")
     lines = []
     for (name, _), parts in result.found.rounds.items():
         measured = link_fits.median(parts.seconds)
-        numbers = (parts.compute, parts.codec, parts.bits, real_rounds.predicted(name, parts, result.N, link), *measured)
+        numbers = (parts.compute, parts.codec, parts.bits, parts.arrays, real_rounds.predicted(name, parts, result.N, link), *measured)
         lines.append((name, collectives.ELEMENT * parts.elements, *(f"{number:.6g}" for number in numbers)))
     records.write_rows(args.out / "rounds.csv", heading, lines)
 

@@ -80,7 +80,8 @@ def tabulate_rounds(result: Calibration, where: str) -> Table:
     """Predicted and measured milliseconds of a round, one model size after the other."""
     table = Table(
         title=f"{where}: ms of a round",
-        caption="predicted: gradient and codec as measured, messages on the switch that\nexplains all collectives. measured: medians.",
+        caption="predicted: gradient and codec as measured, messages on the switch that\n"
+        "explains all, a latency for each of their arrays. measured: medians.",
     )
     table.add_column("model", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)

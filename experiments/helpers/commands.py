@@ -55,6 +55,7 @@ POSITIVE += ("communication_times", "learning_rate", "round_times", "period", "p
 POSITIVE += ("sgd_learning_rate", "local_step", "micro_batch", "longest")
 NOT_NEGATIVE = ("communications", "seed", "latency", "compute", "delay", "l2", "exact_l2", "noise", "communication")
 NOT_NEGATIVE += ("first_noises",)
+MAYBE_NONE = ("sizes", "only")  # without larger models there is less to time; of all experiments none is left out
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ def check_flags(args: Any) -> None:
     for name, value in vars(args).items():
         values = value if isinstance(value, tuple) else (value,)
         flag = f"--{name.replace('_', '-')}"
-        if not values and name != "sizes":  # without larger models there is less to time
+        if not values and name not in MAYBE_NONE:
             raise ValueError(f"{flag}: need at least one")
         if name in COUNTS and not all(number is None or number >= 1 for number in values):
             raise ValueError(f"{flag} {value}: need whole numbers, at least 1")

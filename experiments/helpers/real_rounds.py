@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
@@ -59,6 +60,7 @@ class Parts(NamedTuple):
         compute: seconds of one worker's gradient and step, without anybody else.
         codec: seconds that compressing and decompressing take, 0 where nothing is compressed.
         bits: that a worker sends in a round.
+        arrays: of which a message consists; each is sent by itself.
         seconds: of every round, measured.
     """
 
@@ -66,6 +68,7 @@ class Parts(NamedTuple):
     compute: float
     codec: float
     bits: float
+    arrays: int
     seconds: np.ndarray
 
     @property
@@ -183,16 +186,24 @@ def measure(work: Tasks, repeats: int, longest: float) -> Rounds:
     everybody = nodes.mesh("calibrate", N)
     found: Rounds = {}
     for width, (own, whole) in work.networks.items():
-        d = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(own.init, jax.random.key(0))))
+        leaves = jax.tree.leaves(jax.eval_shape(own.init, jax.random.key(0)))
+        d = sum(leaf.size for leaf in leaves)
         one = _alone(own, repeats, longest)
         for name, method in METHODS.items():
-            codec = 0.0
+            codec, arrays = 0.0, len(leaves)
             if method.compressor is not None:
+                arrays = _arrays(method.compressor, d)
                 mine = break_even.codec_seconds(method.compressor, N, d, max(collectives.FEWEST, repeats // 3))
                 codec = max(0.0, float(nodes.gathered([[mine]]).mean()))
             bits, seconds = _round(method, whole, everybody, repeats, longest)
-            found[name, width] = Parts(d, one, codec, bits, seconds)
+            found[name, width] = Parts(d, one, codec, bits, arrays, seconds)
     return found
+
+
+def _arrays(compressor: Compressor, d: int) -> int:
+    """Of which a message is made."""
+    key, x = jax.eval_shape(lambda: (jax.random.key(0), jnp.zeros(d)))
+    return len(jax.tree.leaves(jax.eval_shape(compressor.compress, key, x)))
 
 
 def _alone(problem: dsgd.Problem, repeats: int, longest: float) -> float:
@@ -233,7 +244,7 @@ def _placed(algorithm: dsgd.Algorithm, problem: dsgd.Problem, mesh: Mesh, key: j
 
 
 def predicted(name: str, parts: Parts, N: int, link: Line) -> float:
-    """Seconds of a round on the switch: the gradient, the codec, and the messages in the method's pattern.
+    """Seconds of a round on the switch: the gradient, the codec, and the messages in the method's pattern, a latency for each array.
 
     Args:
         name: of the method.
@@ -243,7 +254,8 @@ def predicted(name: str, parts: Parts, N: int, link: Line) -> float:
     """
     pattern = METHODS[name].build(N).pattern
     bandwidth = BITS / max(link.beta.value, TINY)
-    return parts.compute + parts.codec + network.round_seconds(pattern, N, parts.bits, latency=link.alpha.value, bandwidth=bandwidth)
+    latency = parts.arrays * link.alpha.value
+    return parts.compute + parts.codec + network.round_seconds(pattern, N, parts.bits, latency=latency, bandwidth=bandwidth)
 
 
 def crossovers(sizes: Sequence[float], first: Sequence[float], second: Sequence[float]) -> list[float]:

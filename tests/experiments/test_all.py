@@ -46,6 +46,13 @@ def test_each_has_a_small_budget_that_its_flags_take():
         assert everything.flags_of(name, quick=False) == []
 
 
+def test_all_of_them_are_run_where_none_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(everything, "run", lambda args, name: page.Outcome(name, "", tmp_path, 0.0, "", ""))
+    commands.launch(everything.main, tyro.cli(everything.Args, args=["--quick", "--out", str(tmp_path)]))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:-1]] == sorted(NAMES - {"all"})
+
+
 class Page(HTMLParser):
     """What is on a page: its elements with their attributes, the text of each, and what is not closed."""
 

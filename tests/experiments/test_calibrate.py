@@ -72,12 +72,12 @@ def test_fits_need_two_sizes_and_positive_times():
 def test_predictions_are_gradient_and_codec_and_messages():
     link = link_fits.Line(link_fits.Estimate(LATENCY, 0, 1), link_fits.Estimate(8 / BANDWIDTH, 0, 1))
     d = 1000
-    parts = real_rounds.Parts(d, 0.25, 0.5, 2 * (N - 1) / N * 32 * d, np.ones(3))
-    messages = 2 * (N - 1) * (LATENCY + 32 * d / N / BANDWIDTH)
+    parts = real_rounds.Parts(d, 0.25, 0.5, 2 * (N - 1) / N * 32 * d, 3, np.ones(3))
+    messages = 2 * (N - 1) * (3 * LATENCY + 32 * d / N / BANDWIDTH)
     assert real_rounds.predicted("mb-sgd", parts, N, link) == pytest.approx(0.75 + messages)
     assert real_rounds.predicted("csgd", parts, N, link) == pytest.approx(0.75 + messages)
     assert real_rounds.predicted("dsgd", parts._replace(bits=2 * 32 * d), N, link) == pytest.approx(
-        0.75 + 2 * (LATENCY + 32 * d / BANDWIDTH)
+        0.75 + 2 * (3 * LATENCY + 32 * d / BANDWIDTH)
     )
 
 
