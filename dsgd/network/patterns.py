@@ -93,6 +93,7 @@ parameter_server = Pattern(
     clock=through_server,
     stands_in=True,
 )
+r"""One server with one port: N messages come in one after the other, N go out. Blocking $2N(l + r)$ seconds, pipelined $2(l + Nr)$."""
 star = Pattern(
     "star",
     blocking=lambda N, latency, transfer: 2 * (latency + transfer),
@@ -102,6 +103,7 @@ star = Pattern(
     clock=over_links,
     stands_in=True,
 )
+r"""One server with a link to each worker: all send side by side, then the server to all. $2(l + r)$ seconds."""
 multi_server = Pattern(
     "multi_server",
     blocking=lambda N, latency, transfer: 2 * (N - 1) * (latency + transfer / N),
@@ -109,6 +111,7 @@ multi_server = Pattern(
     vectors=lambda N: 2 * (N - 1) / N,
     messages=_multi_server_messages,
 )
+r"""N servers, each of one part of the vector, on the workers. Blocking $2(N - 1)(l + r/N)$ seconds, pipelined $2l + 2(N - 1) r/N$."""
 ring_all_reduce = Pattern(
     "ring_all_reduce",
     blocking=lambda N, latency, transfer: 2 * (N - 1) * (latency + transfer / N),
@@ -116,6 +119,7 @@ ring_all_reduce = Pattern(
     vectors=lambda N: 2 * (N - 1) / N,
     messages=_ring_messages,
 )
+r"""The parts of the vector go round the ring, once to be summed and once to be told: $2(N - 1)(l + r/N)$ seconds."""
 ring_all_reduce_unpartitioned = Pattern(
     "ring_all_reduce_unpartitioned",
     blocking=lambda N, latency, transfer: 2 * (N - 1) * (latency + transfer),
@@ -123,6 +127,7 @@ ring_all_reduce_unpartitioned = Pattern(
     vectors=lambda N: 2 * (N - 1) / N,
     messages=_whole_ring_messages,
 )
+r"""The whole vector goes round the ring twice, from worker to worker: $2(N - 1)(l + r)$ seconds."""
 local = Pattern(
     "local",
     blocking=lambda N, latency, transfer: 0 * (latency + transfer),
@@ -131,6 +136,7 @@ local = Pattern(
     messages=lambda N: [],
     clock=apart,
 )
+"""Nobody sends anything, and nobody waits."""
 asynchronous_server = Pattern(
     "asynchronous_server",
     blocking=lambda N, latency, transfer: (latency + transfer) * 2 / min(N, 2),
@@ -138,6 +144,7 @@ asynchronous_server = Pattern(
     vectors=lambda N: 1 / N,
     stands_in=True,
 )
+r"""One worker at a time sends to the server and hears from it. An update takes blocking $l + r$ seconds, pipelined $\max(r, 2(l + r)/N)$."""
 asynchronous_gossip = Pattern(
     "asynchronous_gossip",
     blocking=lambda N, latency, transfer: (latency + transfer) / max(1, N // 2) * (N > 1),
@@ -145,7 +152,9 @@ asynchronous_gossip = Pattern(
     vectors=lambda N: 2 / N * (N > 1),
     stands_in=True,
 )
+r"""Two workers at a time exchange their vectors, as many pairs side by side as there are: $(l + r) / \lfloor N/2 \rfloor$ seconds an update."""
 one_machine = local._replace(name="one_machine", stands_in=True)
+"""As `local`, of methods that are on one machine: what crosses devices in a simulation is not counted."""
 
 
 @checks.arguments

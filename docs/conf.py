@@ -1,0 +1,60 @@
+"""How Sphinx makes the site: `sphinx-build -W --keep-going -n -b html docs <folder>`, with the extra `docs` installed."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("agg")
+DOCS = Path(__file__).parent
+sys.path[:0] = [str(DOCS.parent), str(DOCS / "extensions")]
+
+project = "dsgd"
+author = "the authors of dsgd"
+html_title = "dsgd"
+
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "sphinx-mathjax-offline", "myst_nb", "docstrings", "links"]
+exclude_patterns = ["_build", "extensions"]
+
+html_theme = "furo"  # 46 em of text beside two columns that fold away; formulas and tables scroll by themselves; light and dark
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_show_sphinx = False
+html_copy_source = False
+pygments_style = "tango"
+
+myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]
+myst_heading_anchors = 3
+
+nb_execution_mode = "cache"  # a notebook that has not changed is not run again
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300  # seconds, of each notebook
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"  # beside each argument's words, not in the signature
+autodoc_typehints_description_target = "documented_params"
+autodoc_preserve_defaults = True
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 90
+
+OTHERS = "jax jaxlib jaxtyping numpy np scipy optax flax networkx nx matplotlib collections concurrent fractions pathlib"
+nitpick_ignore_regex = [  # what is documented elsewhere, where CI cannot look; names that only type checkers import; letters of shapes
+    ("py:.*", rf"({OTHERS.replace(' ', '|')})\..*"),
+    ("py:class", "History|Weights|Axes|Figure|'d'|'bytes'"),
+]
+
+
+def copy_notebooks() -> None:
+    """Sphinx reads what lies below its own folder: the notebooks are copied there before each build, with a list of them."""
+    there = DOCS / "notebooks"
+    shutil.rmtree(there, ignore_errors=True)
+    there.mkdir()
+    notebooks = sorted((DOCS.parent / "experiments" / "notebooks").glob("[0-9]*.md"))
+    for notebook in notebooks:
+        shutil.copy2(notebook, there)
+    names = "\n".join(notebook.stem for notebook in notebooks)
+    (there / "index.md").write_text(f"# Notebooks\n\nRun when these pages were built.\n\n```{{toctree}}\n:maxdepth: 1\n\n{names}\n```\n")
+
+
+copy_notebooks()
