@@ -21,8 +21,10 @@ html_theme = "furo"  # 46 em of text beside two columns that fold away; formulas
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_show_sphinx = False
+html_show_copyright = False
 html_copy_source = False
 pygments_style = "tango"
+pygments_dark_style = "github-dark"
 
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]
 myst_heading_anchors = 3
