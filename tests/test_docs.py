@@ -28,6 +28,12 @@ ROOT = Path(__file__).parents[1]
         "docs/machines.md",
         "docs/runs.md",
         "docs/theory.md",
+        "docs/tutorial.md",
+        "docs/diverged.md",
+        "docs/numerics.md",
+        "docs/papers/kimad.md",
+        "docs/papers/dropcompute.md",
+        "docs/papers/cannikin.md",
     ],
 )
 def test_python_blocks_run(page, request):
@@ -38,7 +44,17 @@ def test_python_blocks_run(page, request):
     exec(compile("\n".join(blocks), page, "exec"), {"__name__": page})
 
 
-@pytest.mark.parametrize("page", sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))))
+PAGES = [
+    path.relative_to(ROOT).as_posix() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/papers").glob("*.md"))
+]
+
+
+def test_every_page_with_python_blocks_is_run():
+    (run,) = (mark.args[1] for mark in test_python_blocks_run.pytestmark)
+    assert sorted(run) == sorted(page for page in PAGES if "```python\n" in (ROOT / page).read_text())
+
+
+@pytest.mark.parametrize("page", sorted(PAGES))
 def test_files_that_pages_link_to_are_there(page):
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", (ROOT / page).read_text())
     missing = [link for link in links if not (ROOT / page).parent.joinpath(link).exists()]

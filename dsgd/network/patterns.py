@@ -144,7 +144,7 @@ asynchronous_server = Pattern(
     vectors=lambda N: 1 / N,
     stands_in=True,
 )
-r"""One worker at a time sends to the server and hears from it. An update takes blocking $l + r$ seconds, pipelined $\max(r, 2(l + r)/N)$."""
+r"""One worker at a time sends to the server and hears from it: $l + r$ seconds an update, pipelined $\max(r, 2(l + r)/N)$."""
 asynchronous_gossip = Pattern(
     "asynchronous_gossip",
     blocking=lambda N, latency, transfer: (latency + transfer) / max(1, N // 2) * (N > 1),
@@ -152,7 +152,7 @@ asynchronous_gossip = Pattern(
     vectors=lambda N: 2 / N * (N > 1),
     stands_in=True,
 )
-r"""Two workers at a time exchange their vectors, as many pairs side by side as there are: $(l + r) / \lfloor N/2 \rfloor$ seconds an update."""
+r"""Pairs of workers exchange their vectors, as many side by side as there are: $(l + r) / \lfloor N/2 \rfloor$ seconds an update."""
 one_machine = local._replace(name="one_machine", stands_in=True)
 """As `local`, of methods that are on one machine: what crosses devices in a simulation is not counted."""
 
