@@ -29,11 +29,11 @@ QUICK = {
         "--models logistic --partitions by-label --compressors identity sign --workers 4 --steps 100 --seeds 1 --learning-rates 1 3"
         " --sizes 65536"
     ),
-    "convergence_rates": "--steps 32 64 128 256 --longest-run 64 --run-workers 4 --staleness 0 3 15 --fixed-steps 128 --seeds 8",
+    "convergence_rates": "--steps 32 64 128 256 --longest-run 64 --run-workers 4 8 --staleness 0 3 15 31 --fixed-steps 128 --seeds 8",
     "dropcompute_processes": "--batch-size 64 --steps 30 --rounds 8 --width 512",
     "dropcompute_speedup": "--worker-counts 8 32 64 --run-workers 16 --iterations 20 --seeds 2",
     "dropcompute_training": (
-        "--workers 16 --steps 60 --seeds 2 --communications 0 --drop-rates 0 0.06 0.2 --corrected-workers 32 --corrected-rates 0 0.2"
+        "--workers 16 --steps 60 --seeds 2 --communications 0 --drop-rates 0 0.1 0.2 --corrected-workers 32 --corrected-rates 0 0.2"
         " --local-workers 16 --local-steps 64 --periods 1 4 16"
     ),
     "heterogeneity": "--workers 8 --alphas 0.1 100 --steps 100 --exact-steps 500 --seeds 1 --learning-rates 0.3 1",
