@@ -30,7 +30,7 @@ class Args:
     """Runs all experiments, and puts their results on one page."""
 
     quick: bool = False
-    """With small budgets: minutes in all instead of an hour."""
+    """With small budgets: a quarter of an hour in all, on two cores, instead of hours."""
     only: tuple[str, ...] = ()
     """Some of them, by name; if nothing is said, all."""
     out: Path = field(default=Path("results"))

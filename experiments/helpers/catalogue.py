@@ -1,4 +1,4 @@
-"""All experiments: their names, what each says of itself, and a budget with which it takes seconds to a minute."""
+"""All experiments: their names, what each says of itself, and a budget with which it takes seconds to two minutes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ FOLDER = Path(__file__).parents[1]
 ALL = "all"  # which runs the others
 _SHARED = {"__main__", "helpers"}
 
-# What each is called with by `python -m experiments.all --quick`: a sketch of its figures and tables, in all some minutes on two cores.
+# What each is called with by `python -m experiments.all --quick`: a sketch of its figures and tables, in all a quarter of an hour
+# on two cores.
 QUICK = {
     "asynchrony": (
         "--methods synchronous asynchronous bounded --workers 4 --slow 1 --bound 8 --rounds 40 --seeds 1 --learning-rates 0.3 1"
