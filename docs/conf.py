@@ -1,5 +1,6 @@
 """How Sphinx makes the site: `sphinx-build -W --keep-going -n -b html docs <folder>`, with the extra `docs` installed."""
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import matplotlib as mpl
 mpl.use("agg")
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS.parent), str(DOCS / "extensions")]
+os.environ["PYTHONPATH"] = str(DOCS.parent)  # of the notebooks' kernels
 
 project = "dsgd"
 author = "the authors of dsgd"
@@ -31,6 +33,7 @@ myst_heading_anchors = 3
 
 nb_execution_mode = "cache"  # a notebook that has not changed is not run again
 nb_execution_raise_on_error = True
+nb_execution_show_tb = True
 nb_execution_timeout = 300  # seconds, of each notebook
 
 autodoc_member_order = "bysource"
