@@ -6,12 +6,16 @@ import re
 import sys
 from typing import Any
 
+import jax.typing
+import numpy.typing
 import rst
 from sphinx.pycode import ModuleAnalyzer
 from sphinx.util import logging
+from sphinx.util.typing import stringify_annotation
 
 PACKAGES = ("dsgd", "algorithms", "topologies", "theory_checks")
 WORDS = re.compile(r"""~?(?:\w+\.)*Annotated\[(.+?), (['"]).*?\2\]""")
+LONG = {stringify_annotation(each, "smart"): "~numpy.typing.ArrayLike" for each in (numpy.typing.ArrayLike, jax.typing.ArrayLike)}
 
 _kept: dict[str, list[str]] = {}  # of data and properties: napoleon would take the words before a colon for a type
 
@@ -42,9 +46,13 @@ def _of_data(name: str, thing: Any) -> list[str]:
 
 
 def _plain_types(app: Any, domain: str, kind: str, content: Any) -> None:
-    """`Annotated[int, "an integer"]` has its words for refusals; the reference shows the type."""
+    """`Annotated[int, "an integer"]` has its words for refusals, and an `ArrayLike` is a union of many: the reference shows their names."""
     for types in app.env.current_document.autodoc_annotations.values():
-        types.update({argument: WORDS.sub(r"\1", annotation) for argument, annotation in types.items()})
+        for argument, annotation in types.items():
+            plain = WORDS.sub(r"\1", annotation)
+            for union, name in LONG.items():
+                plain = plain.replace(union, name)
+            types[argument] = plain
 
 
 def _skip(app: Any, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool | None:
