@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 
@@ -50,16 +51,26 @@ nitpick_ignore_regex = [  # what is documented elsewhere, where CI cannot look; 
 ]
 
 
+NOTEBOOKS = sorted((DOCS.parent / "experiments" / "notebooks").glob("[0-9]*.md"))
+
+
 def copy_notebooks() -> None:
-    """Sphinx reads what lies below its own folder: the notebooks are copied there before each build, with a list of them."""
+    """Sphinx reads what lies below its own folder: the notebooks are copied there before each build."""
     there = DOCS / "notebooks"
     shutil.rmtree(there, ignore_errors=True)
     there.mkdir()
-    notebooks = sorted((DOCS.parent / "experiments" / "notebooks").glob("[0-9]*.md"))
-    for notebook in notebooks:
-        shutil.copy2(notebook, there)
-    names = "\n".join(notebook.stem for notebook in notebooks)
-    (there / "index.md").write_text(f"# Notebooks\n\nRun when these pages were built.\n\n```{{toctree}}\n:maxdepth: 1\n\n{names}\n```\n")
+    for notebook in NOTEBOOKS:
+        (there / notebook.name).write_text(notebook.read_text().replace("](../../docs/", "](../"))
 
 
-copy_notebooks()
+def link_notebooks(app: Any, page: str, source: list[str]) -> None:
+    """Links to notebooks lead to their copies, which come below the page about them."""
+    source[0] = source[0].replace("](../experiments/notebooks/", "](notebooks/")
+    if page == "notebooks" and NOTEBOOKS:
+        names = "\n".join(f"notebooks/{notebook.stem}" for notebook in NOTEBOOKS)
+        source[0] += f"\n```{{toctree}}\n:hidden:\n\n{names}\n```\n"
+
+
+def setup(app: Any) -> None:
+    copy_notebooks()
+    app.connect("source-read", link_notebooks)

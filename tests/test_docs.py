@@ -61,6 +61,14 @@ def test_files_that_pages_link_to_are_there(page):
     assert not missing
 
 
+def test_every_page_is_in_the_contents():
+    contents = (ROOT / "docs/index.md").read_text().splitlines()
+    pages = [Path(page).relative_to("docs").with_suffix("").as_posix() for page in PAGES if page != "README.md"]
+    assert [page for page in pages if page not in contents] == ["index"]
+    room = (ROOT / "docs/reference/index.rst").read_text().split()
+    assert [path.stem for path in (ROOT / "docs/reference").glob("*.rst") if path.stem not in room] == ["index"]
+
+
 def test_every_figure_is_shown():
     pages = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
     assert [path.name for path in (ROOT / "docs").glob("*.png") if f"]({path.name})" not in pages] == []
