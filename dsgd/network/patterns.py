@@ -84,7 +84,7 @@ def _whole_ring_messages(N: int) -> list[Message]:
     return [Message(i % N, (i + 1) % N, after=(i - 1,) if i else ()) for i in range(2 * (N - 1))]
 
 
-parameter_server = Pattern(
+parameter_server: Pattern = Pattern(
     "parameter_server",
     blocking=lambda N, latency, transfer: 2 * N * (latency + transfer),
     pipelined=lambda N, latency, transfer: 2 * (latency + N * transfer),
@@ -93,7 +93,7 @@ parameter_server = Pattern(
     clock=through_server,
     stands_in=True,
 )
-star = Pattern(
+star: Pattern = Pattern(
     "star",
     blocking=lambda N, latency, transfer: 2 * (latency + transfer),
     pipelined=lambda N, latency, transfer: 2 * (latency + transfer),
@@ -102,28 +102,28 @@ star = Pattern(
     clock=over_links,
     stands_in=True,
 )
-multi_server = Pattern(
+multi_server: Pattern = Pattern(
     "multi_server",
     blocking=lambda N, latency, transfer: 2 * (N - 1) * (latency + transfer / N),
     pipelined=lambda N, latency, transfer: 2 * latency * (N > 1) + 2 * (N - 1) * transfer / N,
     vectors=lambda N: 2 * (N - 1) / N,
     messages=_multi_server_messages,
 )
-ring_all_reduce = Pattern(
+ring_all_reduce: Pattern = Pattern(
     "ring_all_reduce",
     blocking=lambda N, latency, transfer: 2 * (N - 1) * (latency + transfer / N),
     pipelined=lambda N, latency, transfer: 2 * (N - 1) * (latency + transfer / N),
     vectors=lambda N: 2 * (N - 1) / N,
     messages=_ring_messages,
 )
-ring_all_reduce_unpartitioned = Pattern(
+ring_all_reduce_unpartitioned: Pattern = Pattern(
     "ring_all_reduce_unpartitioned",
     blocking=lambda N, latency, transfer: 2 * (N - 1) * (latency + transfer),
     pipelined=lambda N, latency, transfer: 2 * (N - 1) * (latency + transfer),
     vectors=lambda N: 2 * (N - 1) / N,
     messages=_whole_ring_messages,
 )
-local = Pattern(
+local: Pattern = Pattern(
     "local",
     blocking=lambda N, latency, transfer: 0 * (latency + transfer),
     pipelined=lambda N, latency, transfer: 0 * (latency + transfer),
@@ -131,21 +131,21 @@ local = Pattern(
     messages=lambda N: [],
     clock=apart,
 )
-asynchronous_server = Pattern(
+asynchronous_server: Pattern = Pattern(
     "asynchronous_server",
     blocking=lambda N, latency, transfer: (latency + transfer) * 2 / min(N, 2),
     pipelined=lambda N, latency, transfer: np.maximum(transfer, 2 * (latency + transfer) / N),
     vectors=lambda N: 1 / N,
     stands_in=True,
 )
-asynchronous_gossip = Pattern(
+asynchronous_gossip: Pattern = Pattern(
     "asynchronous_gossip",
     blocking=lambda N, latency, transfer: (latency + transfer) / max(1, N // 2) * (N > 1),
     pipelined=lambda N, latency, transfer: (latency + transfer) / max(1, N // 2) * (N > 1),
     vectors=lambda N: 2 / N * (N > 1),
     stands_in=True,
 )
-one_machine = local._replace(name="one_machine", stands_in=True)
+one_machine: Pattern = local._replace(name="one_machine", stands_in=True)
 
 
 @checks.arguments

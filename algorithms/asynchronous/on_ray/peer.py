@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -80,19 +81,23 @@ class Peer:
     def __init__(
         self, worker: int, optimizer: optax.GradientTransformation, task: Task, params: Params, every: int, patience: float
     ) -> None:
-        self.worker, self.every, self.patience = worker, every, patience
-        self.gradients = Gradients(worker, task)
+        self.worker: int = worker
+        self.every: int = every
+        self.patience: float = patience
+        self.gradients: Gradients = Gradients(worker, task)
         self.model: Model = optimizers.start(optimizer, params)
-        self.step = jax.jit(partial(_stepped, optimizer))
+        self.step: Callable[[Model, Params, PyTree], Model] = jax.jit(partial(_stepped, optimizer))
         self.peers: dict[int, Any] = {}
-        self.stamp, self.next = 0, every
+        self.stamp: int = 0
+        self.next: int = every
         self.exchanges: list[Exchange] = []
         self.records: list[tuple[int, PyTree]] = []
-        self.ready = self.stopped = False
-        self.lock = asyncio.Lock()
-        self.zero = time.monotonic()
-        self.trip = float("nan")
-        self.chance = random.Random(worker)
+        self.ready: bool = False
+        self.stopped: bool = False
+        self.lock: asyncio.Lock = asyncio.Lock()
+        self.zero: float = time.monotonic()
+        self.trip: float = float("nan")
+        self.chance: random.Random = random.Random(worker)
 
     async def rehearse(self) -> None:
         """Compiles, while others may ask how it is."""

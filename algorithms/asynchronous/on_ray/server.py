@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -130,20 +130,22 @@ class Server:
 
     def __init__(self, part: PyTree, rules: Rules, workers: int) -> None:
         self.rules = rules
-        self.step = jax.jit(partial(stale_step, rules.optimizer), static_argnames="aware")
-        self.allowed = jax.jit(arrivals.allowed, static_argnames="bound")
+        self.step: Callable[..., Model] = jax.jit(partial(stale_step, rules.optimizer), static_argnames="aware")
+        self.allowed: Callable[..., jax.Array] = jax.jit(arrivals.allowed, static_argnames="bound")
         self.model: Model = optimizers.start(rules.optimizer, part)
-        self.version = self.era = 0
+        self.version: int = 0
+        self.era: int = 0
         self.updates: list[Update] = []
         self.records: list[PyTree] = [part]
         self.expected: set[int] | None = set(range(workers))  # who is waited for; None: it was not yet told
-        self.lives = dict.fromkeys(range(workers), 0)  # of those who may push
+        self.lives: dict[int, int] = dict.fromkeys(range(workers), 0)  # of those who may push
         self.reads: dict[int, tuple[int, int]] = dict.fromkeys(range(workers), (0, 0))  # the life and the version of who may push
-        self.waiting: dict[int, tuple[Pushed, PyTree, asyncio.Future]] = {}
-        self.finite = True
-        self.zero = self.last = time.monotonic()
+        self.waiting: dict[int, tuple[Pushed, PyTree, asyncio.Future[None]]] = {}
+        self.finite: bool = True
+        self.zero: float = time.monotonic()
+        self.last: float = self.zero
         self.checkpoint: Checkpoint | None = None
-        self.saved = -np.inf
+        self.saved: float = -np.inf
         self._rehearse(part)
         if _reconstructed():
             self._restore(anew=True)
@@ -300,7 +302,7 @@ def _reconstructed() -> bool:
     return ray.get_runtime_context().was_current_actor_reconstructed
 
 
-def _resolve(future: asyncio.Future) -> None:
+def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
 
