@@ -16,8 +16,6 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import tyro
-
 from dsgd import records
 from experiments.helpers import catalogue, commands, common, page
 
@@ -99,4 +97,4 @@ def _ended(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 if __name__ == "__main__":
-    commands.launch(main, tyro.cli(Args))
+    commands.launch(main, commands.parsed(Args))

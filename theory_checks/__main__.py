@@ -41,7 +41,7 @@ LOOKS: dict[str, Any] = {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0), "caption_j
 
 @dataclass(frozen=True)
 class Args:
-    """Holds every theorem and lemma against the code; shows the misprints of the papers with counterexamples."""
+    """Holds every theorem and lemma against the code, and shows misprints."""
 
     quick: bool = False
     """Ten random trials of each statement, of programs that are compiled in haste."""
@@ -233,6 +233,6 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    given: Args = tyro.cli(Args)
+    given: Args = tyro.cli(Args, prog="python -m theory_checks")
     processes.prepare(given.cache, given.quick)
     sys.exit(main(given))

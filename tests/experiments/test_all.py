@@ -46,6 +46,20 @@ def test_each_has_a_small_budget_that_its_flags_take():
         assert everything.flags_of(name, quick=False) == []
 
 
+def test_help_reads_well_in_80_columns(monkeypatch, capsys):
+    """But for the usage of a few, which tyro does not break."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "argv", ["", "--help"])
+    for name in NAMES - {"benchmark"}:
+        with pytest.raises(SystemExit) as end:
+            commands.parsed(importlib.import_module(f"experiments.{name}").Args)
+        usage, *lines = capsys.readouterr().out.splitlines()
+        assert end.value.code == 0
+        assert usage.startswith(f"usage: python -m experiments.{name} [-h]")
+        assert max(map(len, lines)) <= 80, name
+        assert any("--out PATH" in line for line in lines)
+
+
 def test_all_of_them_are_run_where_none_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(everything, "run", lambda args, name: page.Outcome(name, "", tmp_path, 0.0, "", ""))
     commands.launch(everything.main, tyro.cli(everything.Args, args=["--quick", "--out", str(tmp_path)]))
