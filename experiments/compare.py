@@ -40,7 +40,7 @@ class Args:
     model: Literal["logistic", "mlp", "cnn", "resnet-18", "language-model"] = "logistic"
     """What is trained."""
     data: str | None = None
-    """digits, breast-cancer, mnist or cifar-10 (these two from --data-dir); of the language model docstrings, grammar, a file or folder."""
+    """digits (the default), breast-cancer, mnist or cifar-10 (from --data-dir); for a language model docstrings (likewise), grammar, a path."""
     data_dir: commands.DataDir = None
     partition: str | None = None
     """Who gets which samples: iid, by-label (if nothing is said) or dirichlet; for the language model blocks (likewise) or files."""
