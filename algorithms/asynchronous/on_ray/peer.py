@@ -18,10 +18,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 import optax
 
 from algorithms import optimizers
+from algorithms.asynchronous.on_ray.server import in_numpy
 from algorithms.asynchronous.on_ray.session import need_ray
 from algorithms.asynchronous.on_ray.worker import Gradients, Task
 from algorithms.optimizers import Model
@@ -132,7 +132,7 @@ class Peer:
             return None
         async with self.lock:
             stamp = self._at(max(self.stamp, stamp) + 1)
-            mean = jax.tree.map(lambda mine, theirs: (mine + theirs) / 2, _numpy(self.model.params), params)
+            mean = jax.tree.map(lambda mine, theirs: (mine + theirs) / 2, in_numpy(self.model.params), params)
             self.model = self.model._replace(params=mean)
             self.exchanges.append(about._replace(stamp=stamp, at=time.monotonic() - self.zero))
             return mean, stamp
@@ -140,7 +140,7 @@ class Peer:
     async def look(self) -> tuple[PyTree, int]:
         """The model, and its stamp."""
         async with self.lock:
-            return _numpy(self.model.params), self.stamp
+            return in_numpy(self.model.params), self.stamp
 
     async def stop(self) -> None:
         """It asks nobody any more, once what is under way has ended."""
@@ -193,7 +193,7 @@ class Peer:
         if partner == self.worker:
             self.exchanges.append(about._replace(stamp=self.stamp + 1))
             return self.model.params, self.stamp + 1
-        sent = asyncio.wrap_future(self.peers[partner].average.remote(self.stamp, _numpy(self.model.params), about).future())
+        sent = asyncio.wrap_future(self.peers[partner].average.remote(self.stamp, in_numpy(self.model.params), about).future())
         end = time.monotonic() + self.patience
         while not (await asyncio.wait([sent], timeout=_LOOK))[0]:
             if partner not in self.peers:
@@ -205,7 +205,7 @@ class Peer:
     def _at(self, stamp: int) -> int:
         """Before an exchange of this stamp: keeps the model that was there at the stamps of records."""
         while self.next < stamp:
-            self.records.append((self.next, _numpy(self.model.params)))
+            self.records.append((self.next, in_numpy(self.model.params)))
             self.next += self.every
         self.stamp = stamp
         return stamp
@@ -219,7 +219,3 @@ def _stepped(optimizer: optax.GradientTransformation, model: Model, middle: Para
     """As in `algorithms.asynchronous_gossip_sgd`: the optimiser sees its own model, and steps from the mean."""
     change, memory = optimizer.update(slope, model.optimizer, model.params)
     return Model(optax.apply_updates(middle, change), memory)
-
-
-def _numpy(tree: Params) -> PyTree:
-    return jax.tree.map(np.asarray, tree)

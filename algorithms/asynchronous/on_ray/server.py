@@ -191,7 +191,7 @@ class Server:
 
     async def history(self) -> tuple[list[Update], list[PyTree], PyTree, float]:
         """All updates, the models of the records, the last one, and the seconds of the run."""
-        return self.updates, self.records, _numpy(self.model.params), self._elapsed()
+        return self.updates, self.records, in_numpy(self.model.params), self._elapsed()
 
     def _news(self) -> News:
         return News(self.version, self.era, self.finite, time.monotonic() - self.last)
@@ -207,7 +207,7 @@ class Server:
         if self.lives.get(worker, life) == life:
             self.reads[worker] = (life, self.version)
         drawn = max((update.draw for update in self.updates if update.worker == worker), default=-1) + 1 if life else 0
-        return Reply(_numpy(self.model.params), self.version, self.era, drawn, time.monotonic() - arrived, self._done())
+        return Reply(in_numpy(self.model.params), self.version, self.era, drawn, time.monotonic() - arrived, self._done())
 
     def _advance(self) -> None:
         """Makes all updates that can be made now."""
@@ -248,7 +248,7 @@ class Server:
             self.updates.append(Update(self.version, *row, at=self.last - self.zero, busy=busy))
         self.version += 1
         if self.version % self.rules.record_every == 0 or self.version == self.rules.steps:
-            self.records.append(_numpy(self.model.params))
+            self.records.append(in_numpy(self.model.params))
             self.finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(self.records[-1]))
             if time.monotonic() - self.saved > self.rules.seconds or self._done():
                 self._save()
@@ -307,7 +307,8 @@ def _resolve(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def _numpy(tree: Params) -> PyTree:
+def in_numpy(tree: Params) -> PyTree:
+    """Of numpy's arrays, which can be sent."""
     return jax.tree.map(np.asarray, tree)
 
 
