@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,16 @@ def test_importing_dsgd_leaves_slow_packages_alone():
     slow = ["sklearn", "matplotlib", "networkx", "orbax", "tyro", "IPython"]
     code = f"import jax, optax, flax, sys; before = set(sys.modules); import dsgd; print(set({slow}) & (set(sys.modules) - before))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"
+
+
+def test_citation_and_changelog_are_of_this_version():
+    root = Path(dsgd.__file__).parents[1]
+    cited = re.search(r"^version: (.*)\ndate-released: (.*)$", (root / "CITATION.cff").read_text(), re.MULTILINE)
+    latest = re.search(r"^## (.*) \((.*)\)$", (root / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert cited
+    assert latest
+    assert cited.groups() == latest.groups()
+    assert cited.group(1) == dsgd.__version__
 
 
 def test_arrows_point_down():
