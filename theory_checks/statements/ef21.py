@@ -323,6 +323,7 @@ def quadratic(draws: Draws) -> Layered:
 
 
 def wells(draws: Draws) -> Layered:
+    """One worker's random wells, every layer with the constant of all."""
     problem = instances.random_wells(draws, 1, sum(SIZES))
     return layered(problem, SIZES, [float(problem.constants.smoothness or 0)] * len(SIZES))
 

@@ -149,6 +149,7 @@ class Peer:
             pass
 
     async def news(self) -> News:
+        """What has happened since this was last asked."""
         told = News(self.exchanges, self.records, self.ready)
         self.exchanges, self.records = [], []
         return told

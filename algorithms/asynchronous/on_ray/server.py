@@ -187,6 +187,7 @@ class Server:
         return self._reply(about.worker, about.life, arrived)
 
     async def news(self) -> News:
+        """How far it is."""
         return self._news()
 
     async def history(self) -> tuple[list[Update], list[PyTree], PyTree, float]:

@@ -84,6 +84,7 @@ class Worker:
         self.like: PyTree = task.like
 
     def rehearse(self) -> None:
+        """Compiles."""
         self.gradients.rehearse()
 
     def run(self, servers: Sequence[Any], life: int) -> int:
