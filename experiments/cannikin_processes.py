@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
@@ -29,8 +28,7 @@ class Args:
     """Measures what a model of the real clock predicts."""
 
     competitors: tuple[int, ...] = (0, 2)
-    """On the core of each process, how many others always compute there; as many processes as numbers. With more processes than cores
-    some share one, and are faster while the others wait: which no model here knows."""
+    """On the core of each process, how many others always compute there; as many processes as numbers, and no more than cores."""
     nice: int = 0
     """How nice those are, 0 to 19: 0, and a process has as much of its core as each of them; 5, three times as much."""
     total: int = 1920
@@ -203,4 +201,4 @@ def draw_splits(args: Args, axes: Axes, trials: list[Trial], judged: list[Judged
 
 
 if __name__ == "__main__":
-    commands.launch(main, tyro.cli(Args))
+    commands.launch(main, commands.parsed(Args))

@@ -40,8 +40,7 @@ class Args:
     model: Literal["logistic", "mlp", "cnn", "resnet-18", "language-model"] = "logistic"
     """What is trained."""
     data: str | None = None
-    """digits (if nothing is said), breast-cancer, mnist or cifar-10 (the last two are read from --data-dir); for the language model
-    docstrings (if nothing is said), grammar, or a file or folder."""
+    """digits (the default), breast-cancer, mnist, cifar-10 (from --data-dir); of a language model docstrings (likewise), grammar, path."""
     data_dir: commands.DataDir = None
     partition: str | None = None
     """Who gets which samples: iid, by-label (if nothing is said) or dirichlet; for the language model blocks (likewise) or files."""

@@ -19,7 +19,6 @@ from typing import Literal, NamedTuple
 import jax
 import numpy as np
 import optax
-import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
@@ -254,4 +253,4 @@ def histogram(axes: Axes, one: Measured, name: str) -> None:
 
 
 if __name__ == "__main__":
-    commands.launch(main, tyro.cli(Args))
+    commands.launch(main, commands.parsed(Args))

@@ -25,5 +25,5 @@ Choice = (
 MAIN = {module.Args: module.main for module in (rounds, start, compression, mixing, methods, work, kimad, cannikin, dropcompute, loop)}
 
 if __name__ == "__main__":
-    args = tyro.cli(Choice, default=rounds.Args())
+    args = tyro.cli(Choice, prog="python -m experiments.benchmark", default=rounds.Args())
     commands.launch(MAIN[type(args)], args)
