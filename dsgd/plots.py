@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -106,15 +107,23 @@ def _label(name: str) -> str:
 
 
 def _legend(sheet: Figure, panel: Axes, seeds: int) -> None:
-    """Below all panels: the lines' names, and what the bands are."""
+    """The lines' names, and what the bands are: below all panels, or beside them where there are many; panels keep their size."""
     handles, labels = panel.get_legend_handles_labels()  # without those that have no name
     bands = f"bands: standard error over {seeds} seeds" if seeds > 1 else None
-    if labels:
-        widest = max(map(len, labels))
-        columns = max(1, min(len(labels), int(14 * sheet.get_figwidth() / (widest + 8))))
+    if not labels and not bands:
+        return
+    if not labels:
+        handles, labels = panel.lines, [f"mean of {seeds} seeds"]
+    width, height = sheet.get_size_inches()
+    widest = max(map(len, labels))
+    columns = max(1, min(len(labels), int(12 * width / (widest + 7))))
+    rows = math.ceil(len(labels) / columns)
+    if rows > 2:
+        sheet.set_size_inches(width + 0.8 + 0.08 * max(widest, len(bands or "") - 5), height)
+        sheet.legend(handles, labels, loc="outside right upper", frameon=False, title=bands)
+    else:
+        sheet.set_size_inches(width, height + 0.25 * rows + 0.3 * (seeds > 1))
         sheet.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, title=bands)
-    elif bands:
-        sheet.legend(panel.lines, [f"mean of {seeds} seeds"], loc="outside lower center", frameon=False, title=bands)
 
 
 @checks.arguments

@@ -100,8 +100,8 @@ def tail_mean(values: np.ndarray, share: float = 0.1) -> np.ndarray:
 
 
 @checks.arguments
-def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean over seeds and its standard error, `[seeds, ...]` to two `[...]`; the error of one seed is 0.
+def mean_and_error(values: np.ndarray) -> tuple[Any, Any]:
+    """Mean over seeds and its standard error, `[seeds, ...]` to two `[...]`, of `[seeds]` to two numbers; the error of one seed is 0.
 
     Raises:
         ValueError: no seeds.
