@@ -69,6 +69,14 @@ def test_it_is_short_and_its_links_lead_somewhere(path):
         assert (path.parent / link).exists(), link
 
 
+def test_the_page_of_notebooks_has_all_of_them_with_their_titles():
+    page = (notebooks.FOLDER.parents[1] / "docs/notebooks.md").read_text()
+    for path in TEXTS:
+        (title,) = re.findall(r"^# (.*)$", path.read_text(), re.MULTILINE)
+        assert f"[{title}](../experiments/notebooks/{path.name})" in page
+        assert notebooks.address(path.stem) in page
+
+
 def test_a_cells_name_changes_with_the_cell_only():
     cell = "```{code-cell} ipython3\nx = 1\n```\n"
     text = notebooks.with_header(f"\n# A title\n\n{cell}\nWords.\n\n{cell}", "one")
