@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[1]
         "docs/asynchrony_on_ray.md",
         "docs/clock.md",
         "docs/machines.md",
+        "docs/notebooks.md",
         "docs/runs.md",
         "docs/theory.md",
         "docs/tutorial.md",
