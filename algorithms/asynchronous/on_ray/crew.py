@@ -26,7 +26,7 @@ class Crew:
         self.ray, self.made, self.begin, self.restarts = ray, made, begin, restarts
         self.actors = {worker: made(worker) for worker in range(workers)}
         self.lives = dict.fromkeys(range(workers), 0)
-        self.there = set(range(workers))  # who has not died, or is there again
+        self.there = set(range(workers))  # who has not died, or is known to be there again
         self.runs: dict[Any, int] = {}
         self.died: list[int] = []
 
