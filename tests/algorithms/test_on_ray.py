@@ -237,9 +237,7 @@ def dies_once(folder: str, worker: int, draw: int) -> float:
 
 def test_neighbours_go_on_without_one_that_dies_and_it_comes_back(ray, tmp_path):
     run = {"delay": partial(dies_once, str(tmp_path)), "record_every": 60, "patience": 300.0}
-    trained = on_ray.asynchronous_gossip_sgd(
-        problem(), STEP, topologies.ring(N), steps=500, key=KEY, delay=delay, record_every=60, patience=300.0
-    )
+    trained = on_ray.asynchronous_gossip_sgd(problem(), STEP, topologies.ring(N), steps=500, key=KEY, **run)
     assert (tmp_path / "gone").exists()
     assert trained.updates["draw"][trained.updates["worker"] == 1].max() > 8, "worker 1 is there again"
     assert trained.history["loss"][-1] < 0.5 * trained.history["loss"][0]
