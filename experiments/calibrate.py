@@ -98,6 +98,11 @@ def check(args: Args) -> None:
         given = getattr(args, name)
         if len(given) < least or sorted(set(given)) != list(given) or min(given) < 1:
             raise ValueError(f"--{name} {' '.join(map(str, given))}: need at least {least} whole number{'s' * (least > 1)} > 0, rising")
+    for name, collective in collectives.COLLECTIVES.items():
+        if len({collective.columns(size, args.processes) for size in args.sizes}) < 2:
+            least = collectives.ELEMENT * args.processes / collective.own(args.processes)
+            given = " ".join(map(str, args.sizes))
+            raise ValueError(f"--sizes {given}: all the same to {name}, whose vectors are multiples of {least:g} bytes; need others")
     for ratio in args.ratios:
         if not 0 < ratio <= 1:
             raise ValueError(f"--ratios {ratio:g}: need shares of all elements, above 0 and at most 1")

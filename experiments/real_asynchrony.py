@@ -30,6 +30,7 @@ from algorithms import on_ray
 from dsgd import plots, problems, records
 from experiments.helpers import commands, common, figures
 
+STILL = optax.sgd(1e-6)  # of what is simulated for its clock only: it is not to diverge where the real problem does not
 WARM = 0.1  # of the updates, at the start, whose staleness does not count: all have read the first model
 
 
@@ -57,7 +58,7 @@ class Args:
     """How many times as long."""
     bound: int = 8
     """The largest staleness of the bounded method, at least N - 1."""
-    methods: tuple[str, ...] = ("synchronous", "asynchronous", "bounded", "staleness-aware", "2 servers", "AD-PSGD")
+    methods: tuple[str, ...] = ("synchronous", "asynchronous", "bounded", "staleness-aware", "servers", "AD-PSGD")
     """Which methods."""
     address: str = "local"
     """Of a cluster of Ray's; local: processes of this machine."""
@@ -91,6 +92,8 @@ def main(args: Args) -> None:
         raise ValueError(f"--slow {args.slow} of {args.workers} workers: need at least 0, and one that is not slow")
     if not args.factor >= 1:
         raise ValueError(f"--factor {args.factor:g}: need at least 1, how many times as long the slow ones sleep")
+    if not args.delay > 0:
+        raise ValueError(f"--delay {args.delay:g}: need seconds > 0: they say how many updates there are")
     chosen = methods(args)
     problem = problems.logistic_regression(args.data, args.workers, "iid", batch_size=args.batch_size, seed=args.seed)
     with on_ray.session(args.workers + args.servers, args.address):
@@ -111,17 +114,16 @@ def methods(args: Args) -> dict[str, Method]:
     """By name."""
     step, bound, graph = optax.sgd(args.learning_rate), args.bound, topologies.ring(args.workers)
     together = optax.sgd(args.learning_rate * args.workers)
-    several = f"{args.servers} servers"
     asynchronous, simulated = on_ray.asynchronous_sgd, algorithms.asynchronous_sgd
     known = {
         "synchronous": Method(partial(on_ray.minibatch_sgd, optimizer=together), None, args.workers),
-        "asynchronous": Method(partial(asynchronous, optimizer=step), simulated(step)),
-        "bounded": Method(partial(asynchronous, optimizer=step, bound=bound), simulated(step, bound=bound)),
-        "staleness-aware": Method(partial(asynchronous, optimizer=step, staleness_aware=True), simulated(step)),
-        several: Method(partial(asynchronous, optimizer=step, servers=args.servers), simulated(step, servers=args.servers)),
+        "asynchronous": Method(partial(asynchronous, optimizer=step), simulated(STILL)),
+        "bounded": Method(partial(asynchronous, optimizer=step, bound=bound), simulated(STILL, bound=bound)),
+        "staleness-aware": Method(partial(asynchronous, optimizer=step, staleness_aware=True), simulated(STILL)),
+        "servers": Method(partial(asynchronous, optimizer=step, servers=args.servers), simulated(STILL, servers=args.servers)),
         "AD-PSGD": Method(
             partial(on_ray.asynchronous_gossip_sgd, optimizer=together, topology=graph),
-            algorithms.asynchronous_gossip_sgd(together, graph),
+            algorithms.asynchronous_gossip_sgd(STILL, graph),
         ),
     }
     if args.bound < args.workers - 1:
@@ -131,7 +133,7 @@ def methods(args: Args) -> dict[str, Method]:
     unknown = [name for name in args.methods if name not in known]
     if unknown or not args.methods:
         raise ValueError(f"methods = {args.methods}: need some of {', '.join(known)}")
-    return {name: known[name] for name in args.methods}
+    return {f"{args.servers} servers" if name == "servers" else name: known[name] for name in args.methods}
 
 
 def sleep(delay: float, slow: int, factor: float, worker: int, gradient: int) -> float:
@@ -161,7 +163,7 @@ def measure(args: Args, problem: dsgd.Problem, method: Method) -> Measured:
 
 
 def simulate(args: Args, method: dsgd.Algorithm, trained: on_ray.Trained, steps: int) -> dict[str, np.ndarray]:
-    """The history of every update. It does not depend on what is computed: the model is a number for each server."""
+    """The history of every update; its clock and staleness do not depend on what is computed: the model is a number for each server."""
     cluster = on_ray.measured_cluster(trained, bits=32 * args.servers)
     problem = problems.random_quadratic(args.workers, args.servers, strong_convexity=1.0, heterogeneity=0.0)
     return dsgd.run(method, problem, steps=steps, key=jax.random.key(args.seed), cluster=cluster, mesh=1).history

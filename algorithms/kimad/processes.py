@@ -157,8 +157,10 @@ class _Worker:
         jax.block_until_ready(self.update(self.model, self.known, np.int32(0)) + self.known)
         with _connected(plan.N)[0] as server:
             step, computing, heard = 0, 0.0, math.nan
+            server.settimeout(None)  # what the server waits for before it starts is the caller's
             if server.recv(1) != _START:
                 raise OSError("the server is gone")
+            server.settimeout(_BOUND)
             while True:
                 began = time.monotonic()
                 news = jax.block_until_ready(self.update(self.model, self.known, np.int32(step)))

@@ -98,8 +98,10 @@ class Wire:
 
 
 def send(to: socket.socket, frame: Frame, packed: bytes) -> None:
-    """A message on its way; an OSError where nobody takes it."""
-    to.sendall(_HEADER.pack(*frame, len(packed)) + packed)
+    """A message on its way; an OSError where nobody takes a byte of it for the connection's time limit."""
+    view = memoryview(_HEADER.pack(*frame, len(packed)) + packed)
+    while view:  # the limit of `sendall` would be for the whole message, which on a slow link takes longer
+        view = view[to.send(view) :]
 
 
 def receive(origin: socket.socket, wire: Wire) -> tuple[Frame, bytes, float]:

@@ -95,7 +95,12 @@ def _results(name: str, function: bytes, sites: Sequence[Site], timeout: float) 
         held.bind((HOST, 0))
         with _family(folder, sites, held.getsockname()[1]) as family:
             _wait(name, folder, family, timeout)
-        return [(folder / f"{i}.result").read_bytes() for i in range(len(sites))]
+        return [_result(folder, i).read_bytes() for i in range(len(sites))]
+
+
+def _result(folder: Path, i: int) -> Path:
+    """Where a process leaves it."""
+    return folder / f"{i}.result"
 
 
 @contextmanager
@@ -125,6 +130,8 @@ def _wait(name: str, folder: Path, family: Sequence[subprocess.Popen], timeout: 
             raise ChildProcessError(_why(folder, statuses))
         running = [str(i) for i, status in enumerate(statuses) if status is None]
         if not running:
+            if missing := [i for i in range(len(family)) if not _result(folder, i).exists()]:
+                raise ChildProcessError(f"{name}: process {missing[0]} of {len(family)} ended, with status 0, before the function did")
             return
         if time.monotonic() > end:
             still = f"of {len(family)} processes these still run: {', '.join(running)}"
@@ -158,7 +165,7 @@ def join(where: str, number: str, of: str, coordinator: str, address: str) -> No
         traceback.print_exc()
         print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         os._exit(1)  # at once: an orderly end would wait for the others
-    (folder / f"{index}.result").write_bytes(result)
+    _result(folder, index).write_bytes(result)
 
 
 def here() -> str:

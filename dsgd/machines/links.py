@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -145,7 +145,7 @@ def _namespace() -> Iterator[subprocess.Popen]:
 
 @contextmanager
 def _kept_at(ends: Sequence[tuple[subprocess.Popen, str]], rate: Rate) -> Iterator[None]:
-    """In the block the ends of links have this rate, also where it changes."""
+    """In the block the ends of links have this rate, also where it changes; a ValueError at its end where they could not have it."""
 
     def shape(verb: str) -> None:
         bits = rate.at(time.monotonic() + 1e-3)
@@ -154,12 +154,14 @@ def _kept_at(ends: Sequence[tuple[subprocess.Popen, str]], rate: Rate) -> Iterat
             _called([*_enter(node), "tc", "-batch", "-"], "\n".join([*lines, ""]))
 
     shape("add")
-    over = threading.Event()
+    over, failed = threading.Event(), list[ValueError]()
 
     def follow() -> None:
-        with suppress(ValueError):  # the namespaces may be gone
+        try:
             while not over.wait(max(0.0, rate.next_turn(time.monotonic()) - time.monotonic())):
                 shape("change")
+        except ValueError as error:
+            failed.append(error)
 
     following = threading.Thread(target=follow, daemon=True)
     if len(set(rate.bits)) > 1:
@@ -170,6 +172,8 @@ def _kept_at(ends: Sequence[tuple[subprocess.Popen, str]], rate: Rate) -> Iterat
         over.set()
         if following.is_alive():
             following.join()
+    if failed:  # what was measured since then was at another rate
+        raise failed[0]
 
 
 def _bucket(bits: float) -> str:

@@ -195,15 +195,17 @@ _JAX_WAITS = 3600  # seconds: that a process is lost is for `watch` to find, lon
 
 def _begin_watch(place: Place, lost_after: float) -> None:
     client: Any = distributed.global_state.client
+    # Watched from here on: who is killed before it has said its name is missed, too.
+    watch.begin(client, place.process_id, ["which had just joined"] * place.processes, lost_after)
+    atexit.register(_at_exit)
     names = agreement.exchange(f"{socket.gethostname()}, pid {os.getpid()}")
-    watch.begin(client, place.process_id, names, lost_after)
+    watch.introduce(names)
     if place.process_id:
         _last_words(
             f"Error: process 0 of {place.processes} ({names[0]}), the coordinator at {place.coordinator}, ended or cannot be reached"
         )
     else:
         _last_words("Error: JAX ended this process, for the reason above")
-    atexit.register(_at_exit)
 
 
 def leave(words: str, status: int) -> None:

@@ -35,7 +35,7 @@ class _Watch:
         self.lost: str | None = None  # why the run cannot go on
         self.doing: str | None = None  # of which all others are a part
         self.noticed = False
-        self.ended = threading.Event()
+        self.ended, self.gone = threading.Event(), threading.Event()  # it asks others no more; it is looked after no more
         self._seen = {i: ("", time.monotonic()) for i in range(len(names)) if i != index}
         self._answered = time.monotonic()
         # Two: who asks the coordinator may wait for it without end.
@@ -103,9 +103,11 @@ class _Watch:
 
     def _guard(self) -> None:
         since_lost = 0
-        while not self.ended.wait(self.lost_after / _LOOKS):
+        while not self.gone.wait(self.lost_after / _LOOKS):
             if time.monotonic() - self._answered > self.lost_after:
                 self.lost = self.lost or f"{self.who(0)}, which coordinates, did not answer for {self.lost_after:g} s"
+                if self.ended.is_set():  # it waits for the others, and for the coordinator's answer without end
+                    leave_at_once(f"Error: {self.lost}")
             since_lost = since_lost + 1 if self.lost and self.doing and not self.noticed else 0
             if since_lost > _GRACE:  # in a collective, which nothing ends
                 leave_at_once(f"Error: {self.lost} (in {self.doing})")
@@ -125,6 +127,12 @@ def begin(client: Any, index: int, names: list[str], lost_after: float) -> None:
     """
     global _watch  # noqa: PLW0603 (of the process, as JAX's own runtime)
     _watch = _Watch(client, index, names, lost_after)
+
+
+def introduce(names: list[str]) -> None:
+    """The names of all, for people."""
+    if _watch is not None:
+        _watch.names = names
 
 
 @contextmanager
@@ -177,8 +185,7 @@ def end(why: str = "") -> Ended:
     if watch is None:
         return Ended()
     watch.ended.set()
-    for thread in watch.threads:
-        thread.join(watch.lost_after)
+    watch.threads[0].join(watch.lost_after)
     soon, limit = watch.lost_after / _SOONER, time.monotonic() + min(watch.lost_after, _HEARD)
     ended, left = (f"{state}: {why}" if why else state for state in _OVER)
     try:
@@ -189,6 +196,8 @@ def end(why: str = "") -> Ended:
             watch.wait((_LEFT,), lambda silent: silent > soon)
     except jax.errors.JaxRuntimeError:
         watch.lost = watch.lost or "the coordinator is gone"
+    finally:
+        watch.gone.set()
     return Ended(bool(why or watch.lost), bool(why) and watch.index > 0 and watch.words(0) == ended)
 
 

@@ -36,6 +36,10 @@ class Collective(NamedTuple):
     cost: Callable[[int], Cost]
     formula: str
 
+    def columns(self, size: float, N: int) -> int:
+        """Of the vector as a worker has it, where it has about so many bytes in all."""
+        return max(1, round(size * self.own(N) / (ELEMENT * N)))
+
 
 def _shift(x: jax.Array) -> jax.Array:
     D = lax.axis_size(workers.AXIS)
@@ -77,7 +81,7 @@ def _one(collective: Collective, mesh: Mesh, sizes: Sequence[int], repeats: int,
     program = jax.jit(jax.shard_map(lambda x: collective.run(x[0])[None], mesh=mesh, in_specs=own, out_specs=own, check_vma=False))
     found: dict[float, np.ndarray] = {}
     for size in sizes:
-        columns = max(1, round(size * collective.own(N) / (ELEMENT * N)))
+        columns = collective.columns(size, N)
         x = nodes.rows(jnp.ones((1, N, columns), jnp.float32), mesh)
         seconds = timed(lambda x=x: program(x), repeats, longest, None if len(found) < 2 else longest)
         if seconds is None:

@@ -12,8 +12,10 @@ import shutil
 import signal
 import sys
 import tempfile
+from concurrent.futures import Future
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -24,7 +26,7 @@ from jax.flatten_util import ravel_pytree
 import dsgd
 import topologies
 from algorithms import on_ray
-from algorithms.asynchronous.on_ray import server
+from algorithms.asynchronous.on_ray import gossip, peer, server, with_servers
 from algorithms.asynchronous.on_ray.server import Pushed
 from dsgd import problems
 from theory_checks.recursions.compressed import cut, join
@@ -141,7 +143,7 @@ def dsgd_sgd() -> dsgd.Algorithm:
 
 
 def test_two_servers_make_the_steps_of_their_orders(ray):
-    run = {"steps": 40, "key": KEY, "record_every": 15, "delay": slow, "patience": 120.0}
+    run = {"steps": 40, "key": KEY, "record_every": 15, "delay": slow, "patience": 300.0}
     trained = on_ray.asynchronous_sgd(problem(), STEP, servers=2, staleness_aware=True, **run)
     assert_history(trained, [0, 15, 30, 40])
     assert trained.updates["worker"].shape == (40, 2)
@@ -178,7 +180,7 @@ def test_who_dies_is_left_out_and_comes_back_and_a_server_goes_on(ray, tmp_path)
     folder = tmp_path / "run"
     marks = tmp_path / "marks"
     marks.mkdir()
-    run = {"key": KEY, "record_every": 50, "bound": 3, "checkpoint": folder, "checkpoint_seconds": 0.0, "patience": 120.0}
+    run = {"key": KEY, "record_every": 50, "bound": 3, "checkpoint": folder, "checkpoint_seconds": 0.0, "patience": 300.0}
     trained = on_ray.asynchronous_sgd(problem(), STEP, steps=400, delay=partial(deadly, str(marks)), **run | {"record_every": 5})
     assert {path.name for path in marks.iterdir()} == {"1", "2"}, "both were killed"
     updates = trained.updates
@@ -209,7 +211,7 @@ def by_pairs(updates) -> np.ndarray:
 
 def test_pairs_average_in_an_order_that_all_have_seen(ray):
     graph = topologies.ring(N)
-    trained = on_ray.asynchronous_gossip_sgd(problem(), STEP, graph, steps=60, key=KEY, record_every=9, delay=slow, patience=120.0)
+    trained = on_ray.asynchronous_gossip_sgd(problem(), STEP, graph, steps=60, key=KEY, record_every=9, delay=slow, patience=300.0)
     assert_history(trained, trained.history["step"].tolist())
     assert 60 <= trained.history["step"][-1] == len(trained.updates["worker"])
     assert set(trained.updates["partner"]) == set(range(N))
@@ -234,8 +236,8 @@ def dies_once(folder: str, worker: int, draw: int) -> float:
 
 
 def test_neighbours_go_on_without_one_that_dies_and_it_comes_back(ray, tmp_path):
-    delay = partial(dies_once, str(tmp_path))
-    trained = on_ray.asynchronous_gossip_sgd(problem(), STEP, topologies.ring(N), steps=500, key=KEY, delay=delay, record_every=60)
+    run = {"delay": partial(dies_once, str(tmp_path)), "record_every": 60, "patience": 300.0}
+    trained = on_ray.asynchronous_gossip_sgd(problem(), STEP, topologies.ring(N), steps=500, key=KEY, **run)
     assert (tmp_path / "gone").exists()
     assert trained.updates["draw"][trained.updates["worker"] == 1].max() > 8, "worker 1 is there again"
     assert trained.history["loss"][-1] < 0.5 * trained.history["loss"][0]
@@ -332,6 +334,36 @@ def test_a_synchronous_server_takes_the_mean_of_all_who_are_there(alone):
     told(story)
 
 
+def test_who_has_died_and_come_back_is_waited_for_also_when_another_dies(alone):
+    async def story():
+        to = alone(3, together=True)
+        await to.expect({0, 2}, {0: 0, 1: 1, 2: 0})
+        back = await to.pull(1, 1)
+        await to.expect({0}, {0: 0, 1: 1, 2: 1})
+        first = asyncio.ensure_future(pushed(to, 0, None))
+        assert await held(first), "worker 1 is there"
+        assert (await pushed(to, 1, back, life=1)).version == (await first).version == 1
+
+    told(story)
+
+
+def test_each_death_of_a_server_is_an_era_of_its_own(alone, tmp_path, monkeypatch):
+    """The driver tells a server who is there when its era changes."""
+
+    async def story():
+        first = alone(folder=str(tmp_path), seconds=60.0)
+        await first.restore()
+        await first.begin()
+        first.checkpoint.__exit__()
+        monkeypatch.setattr(server, "_reconstructed", lambda: True)
+        for era in (1, 2):
+            anew = server.Server(PART, first.rules, 2)
+            assert (await anew.news()).era == era
+            anew.checkpoint.__exit__()  # it dies before it has made an update
+
+    told(story)
+
+
 def test_a_server_goes_on_from_its_checkpoint_and_refuses_what_was_computed_before(alone, tmp_path):
     async def story():
         first = alone(folder=str(tmp_path))
@@ -346,13 +378,83 @@ def test_a_server_goes_on_from_its_checkpoint_and_refuses_what_was_computed_befo
         np.testing.assert_array_equal(second.model.params["w"], reply.part["w"])
         np.testing.assert_array_equal(np.array(second.updates), np.array(first.updates))
         assert (await pushed(second, 1, reply)).version == 2, "of the life before"
-        again = await pushed(second, 1, await second.pull(1, 0))
+        back = await second.pull(1, 0)
+        assert back.draw == 1, "batches that were drawn before are not drawn again"
+        again = await pushed(second, 1, back)
         assert again.version == 3
         assert second.updates[-1].at > second.updates[-2].at
         assert len((await second.history())[1]) == 4
         second.checkpoint.__exit__()
 
     told(story)
+
+
+# --- A worker of AD-PSGD on its own, in this process.
+
+
+class Named:
+    """Of an actor, what a peer calls: each member answers with what a function gives."""
+
+    def __init__(self, **members) -> None:
+        for name, answer in members.items():
+            setattr(self, name, SimpleNamespace(remote=answer))
+
+
+@pytest.fixture
+def lonely():
+    """Makes workers that are no actors."""
+    pytest.importorskip("ray")
+    first = jax.tree.map(np.asarray, problem().init(KEY))
+    task = with_servers.tasks(problem(), KEY, first, None)
+    return lambda worker, patience=30.0: peer.Peer(worker, STEP, task(worker), first, 10, patience)
+
+
+def test_no_two_workers_of_a_pair_wait_for_each_other(lonely):
+    """Worker 2 asks while worker 1 is about to ask it, and worker 0, which was first, has not yet been answered."""
+
+    async def story():
+        one, asked = lonely(1), Future()
+        one.peers = {2: Named(average=lambda *_: SimpleNamespace(future=lambda: asked))}
+        model, about = one.model.params, peer.Exchange(0, 0, 1, 0, 0.0, 0.0, 0.0)
+        await one.lock.acquire()
+        earlier = asyncio.ensure_future(one.average(0, model, about))
+        await asyncio.sleep(0)
+        own = asyncio.ensure_future(one._exchange(model, 0, 0.0))
+        await asyncio.sleep(0)
+        one.lock.release()
+        assert await asyncio.wait_for(one.average(0, model, about._replace(worker=2)), 5) is None, "it is to ask again"
+        assert (await earlier)[1] == 1
+        asked.set_result((model, 7))
+        await own
+        assert one.stamp == 7
+        assert (await one.average(7, model, about._replace(worker=2)))[1] == 8
+
+    told(story)
+
+
+def test_who_comes_back_waits_for_a_model_to_go_on_with(lonely):
+    async def story():
+        one = lonely(1)
+        taking = asyncio.ensure_future(one._take_over())
+        assert await held(taking), "no neighbour is there"
+
+        async def look():
+            return jax.tree.map(lambda leaf: leaf + 1, one.model.params), 14
+
+        await one.meet({0: Named(look=look)})
+        await taking
+        assert (one.stamp, one.next, one.read) == (14, 20, 14)
+        np.testing.assert_array_equal(flat(one.model.params), flat(lonely(1).model.params) + 1)
+        with pytest.raises(TimeoutError, match=r"worker 1 has died, and for 0\.01 s no neighbour was there to go on with"):
+            await lonely(1, patience=0.01)._take_over()
+
+    told(story)
+
+
+def test_staleness_counts_from_the_model_that_was_read():
+    """Worker 1 died after its update of stamp 2, and came back with a model of stamp 5: two updates were made since."""
+    worker, read = np.array([0, 1, 0, 2, 0, 2, 0, 1, 1]), np.array([0] * 7 + [5, 0])
+    assert gossip._staleness(worker, np.arange(1, 10), read).tolist() == [0, 1, 1, 3, 1, 1, 1, 2, 0]
 
 
 # --- Refusals.

@@ -107,6 +107,8 @@ def test_what_is_no_shape_is_refused(text):
         ({"processes": 1}, "--processes 1: need at least 2, one alone sends nothing"),
         ({"sizes": (1024,)}, "--sizes 1024: need at least 2 whole numbers > 0, rising"),
         ({"sizes": (1024, 512)}, "--sizes 1024 512: need at least 2 whole numbers > 0, rising"),
+        ({"sizes": (1, 2)}, "--sizes 1 2: all the same to all-reduce, whose vectors are multiples of 8 bytes"),
+        ({"sizes": (8, 16)}, "--sizes 8 16: all the same to all-gather, whose vectors are multiples of 16 bytes"),
         ({"widths": (8, 8)}, "--widths 8 8: need at least 1 whole number > 0, rising"),
         ({"ratios": (0.1, 2.0)}, "--ratios 2: need shares of all elements"),
     ],

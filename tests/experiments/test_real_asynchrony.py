@@ -9,6 +9,7 @@ import tempfile
 import numpy as np
 import pytest
 
+from algorithms import on_ray
 from experiments import real_asynchrony
 from experiments.helpers import common
 
@@ -69,10 +70,31 @@ def test_its_table_has_80_columns(ran):
     assert all(float(row[2]) > 0 for row in rows)
 
 
+def test_an_address_that_is_none_is_refused(tmp_path):
+    pytest.importorskip("ray")
+    with pytest.raises(ValueError, match="Ray cannot be reached at address = 'nonsense'"):
+        real_asynchrony.main(real_asynchrony.Args(address="nonsense", out=tmp_path, progress=False))
+
+
+def test_any_number_of_servers_goes_with_all_methods():
+    assert "3 servers" in real_asynchrony.methods(real_asynchrony.Args(servers=3))
+
+
+def test_what_is_simulated_for_its_clock_does_not_diverge():
+    """At the largest steps with which the real problem still converges."""
+    args = real_asynchrony.Args(workers=3, learning_rate=2.0)
+    worker = np.arange(300) % 3
+    updates = {"worker": worker, "computed": 0.01 * (1 + worker), "trip": np.full(300, 1e-3), "busy": np.full(300, 1e-3)}
+    trained = on_ray.Trained((), {}, updates, 3, 64)
+    method = real_asynchrony.methods(args)["asynchronous"].simulated
+    assert np.nanmean(real_asynchrony.simulate(args, method, trained, 600)["staleness"]) == pytest.approx(2, abs=0.1)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"slow": 4}, "--slow 4 of 4 workers"),
+        ({"delay": 0.0}, "--delay 0: need seconds > 0"),
         ({"factor": 0.5}, "--factor 0.5: need at least 1"),
         ({"bound": 2}, "--bound 2 of 4 workers: need at least 3, since all read the first model"),
         ({"methods": ("async",)}, "need some of synchronous, asynchronous, bounded"),

@@ -29,7 +29,7 @@ class Crew:
         self.restarts: int = restarts
         self.actors: dict[int, Any] = {worker: made(worker) for worker in range(workers)}
         self.lives: dict[int, int] = dict.fromkeys(range(workers), 0)
-        self.there: set[int] = set(range(workers))  # who has not died, or is there again
+        self.there: set[int] = set(range(workers))  # who has not died, or is known to be there again
         self.runs: dict[Any, int] = {}
         self.died: list[int] = []
 

@@ -131,6 +131,8 @@ class _Run:
         while len(self.exchanges) < self.steps:
             if gone := crew.look():
                 self.ready -= set(gone)
+                if not self.ready:
+                    raise ChildProcessError(f"{self.name}: all workers have died: there is no model left to go on with")
                 self._introduce(crew)
             self._hear(crew)
             waiting.need(len(self.exchanges), f"{self.name}: no update")
@@ -176,7 +178,10 @@ def _trained(name: str, problem: Problem, params: Params, run: _Run, last: dict[
     order = sorted(run.exchanges, key=lambda each: (each.stamp, each.partner))
     columns = {field: np.array([getattr(each, field) for each in order]) for field in Exchange._fields}
     updates = {field: columns[field] for field in ("worker", "partner", "draw")}
-    updates |= {"staleness": _staleness(columns["worker"]), "clock": np.maximum.accumulate(columns["at"])}
+    updates |= {
+        "staleness": _staleness(columns["worker"], columns["stamp"], columns["read"]),
+        "clock": np.maximum.accumulate(columns["at"]),
+    }
     updates |= {"computed": columns["computed"], "trip": columns["trip"]}
     stamps = np.arange(every, columns["stamp"][-1], every)
     step = np.concatenate([[0], np.searchsorted(columns["stamp"], stamps, side="right"), [len(order)]])
@@ -202,12 +207,14 @@ def _trained(name: str, problem: Problem, params: Params, run: _Run, last: dict[
     return Trained(means[-1], evaluated(name, problem, means, history), updates, problem.workers, int(bits))
 
 
-def _staleness(worker: np.ndarray) -> np.ndarray:
-    """Of each update, the updates since its worker's last one, at whose model its gradient was computed, `[T]`."""
+def _staleness(worker: np.ndarray, stamp: np.ndarray, read: np.ndarray) -> np.ndarray:
+    """Of each update, the updates since the model at which its gradient was computed, `[T]`: that of its worker's last one, or, where the
+    worker had died, the one that it took over, of so large a stamp."""
     before: dict[int, int] = {}
     found = np.zeros(len(worker), int)
+    taken_over = np.searchsorted(stamp, read, side="right")
     for t, one in enumerate(worker.tolist()):
-        found[t] = t - before.get(one, 0)
+        found[t] = t - (taken_over[t] if read[t] else before.get(one, 0))
         before[one] = t + 1
     return found
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -46,6 +47,7 @@ class Exchange(NamedTuple):
         computed: seconds of the gradient.
         trip: of the worker's last exchange; NaN before the first.
         at: seconds of the run.
+        read: the stamp at which a worker that has died took over the model that the gradient is of; 0: it is that of its last update.
     """
 
     stamp: int
@@ -55,6 +57,7 @@ class Exchange(NamedTuple):
     computed: float
     trip: float
     at: float
+    read: int = 0
 
 
 class News(NamedTuple):
@@ -90,9 +93,11 @@ class Peer:
         self.peers: dict[int, Any] = {}
         self.stamp: int = 0
         self.next: int = every
+        self.read: int = 0  # of a model that was taken over, until there is an update of its own
         self.exchanges: list[Exchange] = []
         self.records: list[tuple[int, PyTree]] = []
         self.ready: bool = False
+        self.asking: bool = False
         self.stopped: bool = False
         self.lock: asyncio.Lock = asyncio.Lock()
         self.zero: float = time.monotonic()
@@ -127,8 +132,8 @@ class Peer:
             draw += 1
 
     async def average(self, stamp: int, params: Params, about: Exchange) -> tuple[PyTree, int] | None:
-        """The mean of both models, which is now this one's, and the exchange's stamp; None: this one is asking somebody itself."""
-        if self.lock.locked() and about.worker > self.worker:
+        """The mean of both models, which is now this one's, and the exchange's stamp; None: this one is asking somebody, or about to."""
+        if self.asking and about.worker > self.worker:
             return None
         async with self.lock:
             stamp = self._at(max(self.stamp, stamp) + 1)
@@ -155,16 +160,22 @@ class Peer:
         return told
 
     async def _take_over(self) -> None:
+        """A neighbour's model. Where none is there, it waits for one: to begin anew would undo what the others have done."""
         ray = need_ray()
 
-        for peer in self.peers.values():
-            try:
-                params, stamp = await asyncio.wait_for(peer.look.remote(), self.patience)
-            except ray.exceptions.RayActorError:
-                continue
-            self.model = self.model._replace(params=params)
-            self.stamp, self.next = stamp, stamp - stamp % self.every + self.every
-            return
+        end = time.monotonic() + self.patience
+        while time.monotonic() < end:
+            for peer in list(self.peers.values()):
+                try:
+                    params, stamp = await asyncio.wait_for(peer.look.remote(), self.patience)
+                except ray.exceptions.RayActorError:
+                    continue
+                self.model = self.model._replace(params=params)
+                self.read = self.stamp = stamp
+                self.next = stamp - stamp % self.every + self.every
+                return
+            await asyncio.sleep(_LOOK)
+        raise TimeoutError(f"on_ray: worker {self.worker} has died, and for {self.patience:g} s no neighbour was there to go on with")
 
     async def _exchange(self, slope: PyTree, draw: int, computed: float) -> None:
         """With a neighbour, drawn uniformly; then the step. Alone, where none is there."""
@@ -172,8 +183,8 @@ class Peer:
 
         partner = self.chance.choice([*self.peers]) if self.peers else self.worker
         while not self.stopped:
-            async with self.lock:
-                about = Exchange(0, self.worker, partner, draw, computed, self.trip, time.monotonic() - self.zero)
+            async with self._holding():
+                about = Exchange(0, self.worker, partner, draw, computed, self.trip, time.monotonic() - self.zero, self.read)
                 began = time.monotonic()
                 try:
                     answer = await self._asked(partner, about)
@@ -185,9 +196,20 @@ class Peer:
                     middle, stamp = answer
                     self._at(stamp)
                     self.model = jax.block_until_ready(self.step(self.model, middle, slope))
-                    self.trip = time.monotonic() - began
+                    self.trip, self.read = time.monotonic() - began, 0
                     return
             await asyncio.sleep(_REFUSED * (0.5 + self.chance.random()))
+
+    @asynccontextmanager
+    async def _holding(self) -> AsyncIterator[None]:
+        """Holds its own model, to ask for another. It says so before it waits for the lock: who was there before only answers, and is soon
+        done; one with a larger number who came later would wait for it while it asks."""
+        self.asking = True
+        try:
+            async with self.lock:
+                yield
+        finally:
+            self.asking = False
 
     async def _asked(self, partner: int, about: Exchange) -> tuple[PyTree, int] | None:
         """What the partner answers."""

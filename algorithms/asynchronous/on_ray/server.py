@@ -77,7 +77,7 @@ class Reply(NamedTuple):
         part: of the model, numpy's.
         version: updates made to it.
         era: how often the server has died.
-        draw: batches that the worker is known to have drawn.
+        draw: batches that the worker is known to have drawn, for one that begins.
         served: seconds that the worker's message was here.
         done: whether no more gradients are wanted.
     """
@@ -163,17 +163,17 @@ class Server:
 
     async def expect(self, there: set[int], lives: dict[int, int]) -> None:
         """Who is there, and whose messages count: who is not there is not waited for, and what its process has left is not taken."""
-        self.expected, self.lives = set(there), dict(lives)
-        self.reads = {worker: read for worker, read in self.reads.items() if worker in there and read[0] == lives[worker]}
+        self.lives = dict(lives)
+        self.reads = {worker: read for worker, read in self.reads.items() if read[0] == lives[worker]}
+        self.expected = there | self.reads.keys()  # of those who have died, who has read since then is there again
         for gone in self.waiting.keys() - self.reads.keys():
             _resolve(self.waiting.pop(gone)[2])
         self._advance()
 
     async def pull(self, worker: int, life: int) -> Reply:
-        """The part, for a worker that begins: from now on it is waited for."""
-        if self.expected is not None and self.lives[worker] == life:
-            self.expected.add(worker)
-        return self._reply(worker, life, time.monotonic())
+        """The part, for a worker that begins; it also hears which batches it has drawn before, in another life or before a checkpoint."""
+        drawn = max((update.draw for update in self.updates if update.worker == worker), default=-1) + 1
+        return self._reply(worker, life, time.monotonic(), drawn)
 
     async def push(self, gradient: PyTree, about: Pushed) -> Reply:
         """Takes a gradient when it may, and answers with the part as it then is. One that was computed before a death is not taken."""
@@ -204,10 +204,12 @@ class Server:
         """Seconds of the run at the last update."""
         return self.updates[-1].at if self.updates else 0.0
 
-    def _reply(self, worker: int, life: int, arrived: float) -> Reply:
+    def _reply(self, worker: int, life: int, arrived: float, drawn: int = 0) -> Reply:
+        """The part; who has it is waited for."""
         if self.lives.get(worker, life) == life:
             self.reads[worker] = (life, self.version)
-        drawn = max((update.draw for update in self.updates if update.worker == worker), default=-1) + 1 if life else 0
+            if self.expected is not None:
+                self.expected.add(worker)
         return Reply(in_numpy(self.model.params), self.version, self.era, drawn, time.monotonic() - arrived, self._done())
 
     def _advance(self) -> None:
@@ -278,6 +280,8 @@ class Server:
         self.reads, self.lives, self.expected = {}, {}, None  # who is there is told again
         self.zero = time.monotonic() - (float(kept["elapsed"]) + (time.time() - wall if anew else 0.0))
         self.last = self.saved = time.monotonic()
+        if anew:
+            self._save()  # another death before the next checkpoint is to be of another era
 
     def _carry(self) -> Carry:
         return Carry(State(np.int32(self.version), tuple(self.model)), ())  # type: ignore[arg-type]

@@ -57,7 +57,7 @@ def session(processes: int, address: str = "local") -> Iterator[Any]:
                 # JAX has threads, which a fork does not copy; Ray's processes are other programs at once.
                 warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
                 ray.init(address, log_to_driver=False, logging_level="ERROR", configure_logging=False, **local)
-        except (ConnectionError, RuntimeError) as error:
+        except (ConnectionError, RuntimeError, ValueError) as error:
             raise ValueError(f"on_ray: Ray cannot be reached at address = {address!r} ({error})") from error
         try:
             _need_room(ray, processes)

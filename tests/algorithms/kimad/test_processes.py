@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import jax
@@ -15,7 +17,7 @@ import algorithms
 import dsgd
 from algorithms import kimad
 from algorithms.kimad import monitors, processes
-from algorithms.kimad.wire import Wire, receive
+from algorithms.kimad.wire import Frame, Wire, receive, send
 from dsgd import compressors, problems
 
 ROUNDS, RATIO, STEP = 8, 0.1, 0.5
@@ -72,6 +74,23 @@ def test_a_message_is_as_long_as_it_says_and_says_what_it_is():
         whole = compressors.top_k(ratio) if ratio < 1 else compressors.identity
         np.testing.assert_array_equal(message.seen, whole.decompress(whole.compress(jax.random.key(0), x), 1000))
         np.testing.assert_array_equal(wire.seen(choice, message.packed), message.seen)
+
+
+def test_a_message_may_take_longer_than_one_may_wait_for_a_byte():
+    here, there = socket.socketpair()
+    with here, there, ThreadPoolExecutor(1) as thread:
+        here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the least that there is
+        here.settimeout(0.5)
+        there.settimeout(20)
+        packed = bytes(range(256)) * 100
+        sending = thread.submit(send, here, Frame(0, False, 0.0, 0.0), packed)
+        read = b""
+        while not read.endswith(packed):
+            time.sleep(0.1)
+            read += there.recv(3000)
+        sending.result()
+        with pytest.raises(OSError, match="timed out"):
+            send(here, Frame(0, False, 0.0, 0.0), packed)
 
 
 def test_the_choice_is_the_largest_that_fits():

@@ -46,6 +46,7 @@ def runs(script, monkeypatch):
     [
         ("if index: sys.exit('boom')\ntime.sleep(60)", 30.0, "process 1 of 2 ended with status 1: boom"),
         ("if not index: os.kill(os.getpid(), 9)\ntime.sleep(60)", 30.0, "process 0 of 2 was ended by SIGKILL"),
+        ("sys.exit(0)", 30.0, "process 0 of 2 ended, with status 0, before the function did"),
         ("if index: time.sleep(60)", 1.0, "after 1 s, of 2 processes these still run: 1"),
     ],
 )

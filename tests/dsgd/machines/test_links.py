@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -126,6 +127,24 @@ links.shaped(2, print, links.Rate((1e6, 2e6), 1.0))
         assert all(map(alive, spaces))
         os.kill(process.pid, signal.SIGKILL)
     assert gone(spaces)
+
+
+def test_a_rate_that_could_not_follow_its_turns_is_told(monkeypatch):
+    """By a tool that takes too long on a busy machine, say: what was measured since was measured at another rate."""
+    failed = threading.Event()
+
+    def called(command, lines=""):
+        if " change " in lines:
+            failed.set()
+            raise ValueError("shaped links: tc took more than 30 s")
+
+    monkeypatch.setattr(links, "_called", called)
+    with subprocess.Popen(["true"]) as nobody:
+        ends = [(nobody, "eth0")]
+    with pytest.raises(ValueError, match="tc took more than 30 s"), links._kept_at(ends, Rate((1e6, 2e6), 0.05)):
+        assert failed.wait(20)
+    with pytest.raises(KeyError), links._kept_at(ends, Rate((1e6, 2e6), 0.05)):
+        raise KeyError  # an error of the block comes first
 
 
 def test_rates_take_turns_by_the_clock():
