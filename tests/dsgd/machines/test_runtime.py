@@ -97,3 +97,48 @@ def test_data_by_worker_must_be_of_one_kind():
         by_worker(lambda n: (np.full((5, 3), np.nan), np.ones(5)))
     with pytest.raises(ValueError, match="batch_size = 6, but worker 1 has 5 samples"):
         by_worker(lambda n: (np.ones((7 - 2 * n, 3)), np.ones(7 - 2 * n)), batch_size=6)
+
+
+JUST_JOINED = """
+if index:
+    agreement.exchange = lambda words: os.kill(os.getpid(), signal.SIGKILL)
+try:
+    dsgd.join(address, 2, index, lost_after=3.0)
+except dsgd.Lost as error:
+    print(error, flush=True)
+    os._exit(watch.STATUS)
+"""
+HOST_HANGS = """
+dsgd.join(address, 2, index, lost_after=3.0)
+if not index:
+    time.sleep(1)
+    os.kill(os.getpid(), signal.SIGSTOP)
+time.sleep(3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "asked", "told"),
+    [
+        (JUST_JOINED, 0, "process 1 of 2 (which had just joined) was not heard of for 3 s"),
+        (HOST_HANGS, 1, "which coordinates, did not answer for 3 s"),
+    ],
+)
+def test_at_the_edges_of_a_run_who_is_gone_is_missed_too(script, asked, told):
+    """Killed before it has said its name; a coordinator that stands still while another process ends in order."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        begin = "import os, signal, sys, time\nimport dsgd\nfrom dsgd.machines import agreement, watch\n"
+        commands = [[sys.executable, "-c", f"{begin}address, index = {address!r}, {i}\n{script}"] for i in range(2)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        there = [subprocess.Popen(command, env=elsewhere.environment(1), **pipes) for command in commands]
+        try:
+            said, _ = there[asked].communicate(timeout=240)
+        finally:
+            for process in there:
+                process.kill()
+                process.communicate()
+    assert there[asked].returncode == watch.STATUS
+    assert told in said
