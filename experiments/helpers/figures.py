@@ -40,8 +40,10 @@ def draw_lines(axes: Axes, lines: Mapping[str, tuple[np.ndarray, np.ndarray]]) -
         axes.fill_between(x, middle - error, middle + error, color=colour, alpha=0.2, linewidth=0)
 
 
-def figure(columns: int, rows: int = 1, *, width: float = 4.2, height: float = 3.6, sharey: bool = True) -> tuple[Figure, np.ndarray]:
-    """Panels in the house style, with one y axis unless each has its own, row by row."""
+def figure(
+    columns: int, rows: int = 1, *, width: float = 4.2, height: float = 3.6, sharey: bool | Literal["row"] = True
+) -> tuple[Figure, np.ndarray]:
+    """Panels in the house style, with one y axis unless each, or each row, has its own, row by row."""
     sheet = Figure(figsize=(width * columns, height * rows), layout="constrained")
     return sheet, panels(sheet, columns, rows, sharey=sharey)
 
