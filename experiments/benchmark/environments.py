@@ -30,7 +30,7 @@ class Peer(NamedTuple):
 
 
 PEERS = {
-    "torch": Peer("torch", ("torch",)),
+    "torch": Peer("torch", ("torch", "numpy")),
     "decent-bench": Peer("decent_bench", ("decent-bench>=0.3,<0.4",), (3, 13)),
     "fedjax": Peer("fedjax", ("fedjax==0.0.17", "jax==0.4.30", "jaxlib==0.4.30", "dm-haiku==0.0.12")),  # it calls what newer JAX has not
 }

@@ -35,7 +35,7 @@ from experiments.helpers import commands, common, figures
 SAMPLES = 8  # of a worker
 MOST = 16_000_000  # elements of all models
 AGREE = 1e-13  # at most between two versions' models, over the largest element
-TITLES = {"dsgd": "DSGD on a ring", "mb-sgd": "mini-batch SGD (fedjax has a server, no ring)"}
+TITLES = {"dsgd": "DSGD on a ring", "mb-sgd": "mini-batch SGD"}
 # By method, its versions: modules of `jobs.peers`, and whose Python they need.
 VERSIONS: dict[str, dict[str, tuple[str, str | None]]] = {
     "dsgd": {
@@ -62,8 +62,8 @@ class Args:
     """Numbers of workers N, at least 3."""
     dimensions: tuple[int, ...] = (100, 10_000, 100_000)
     """Elements d of a model; every N runs with every d."""
-    rounds: int = 50
-    """Rounds to the first result."""
+    rounds: int = 20
+    """Rounds to the first result, and at least so many in a timing."""
     seconds: float = 0.5
     """Length of the timing of rounds, about."""
     repeats: int = 3
@@ -161,7 +161,7 @@ def find(args: Args) -> dict[str, Path]:
 
 def versions(args: Args, method: str, pythons: dict[str, Path], path: Path) -> dict[str, Version]:
     """By name, what is run of a method."""
-    on_cpu = start.COLD | {"JAX_PLATFORMS": "cpu"}
+    on_cpu = start.COLD | {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "true"}
     chosen = {}
     for name, (module, peer) in VERSIONS[method].items():
         python = pythons.get(peer) if peer else Path(sys.executable)
@@ -264,9 +264,8 @@ def number(row: Row, what: str) -> float:
 def tabulate(args: Args, method: str, what: str, rows: list[Row]) -> Table:
     """One row a size, one column a version."""
     mine = [row for row in rows if row.method == method]
-    caption = f"medians of {args.repeats} processes; the result: after {args.rounds} rounds."
     left_out = len(args.workers) * len(args.dimensions) - len(sizes(args))
-    caption += f"\n{left_out} larger sizes are left out." if left_out else ""
+    caption = f"medians; result: after {args.rounds} rounds" + (f"\nlarger sizes left out: {left_out}" if left_out else "")
     table = Table(title=f"{TITLES[method]}: {SHOWN[what]}", caption=caption)
     table.add_column("N x d", justify="right", no_wrap=True)
     names = ordered(row.version for row in mine)

@@ -13,7 +13,6 @@ def build(what: job.Job) -> job.Run:
     import jax.numpy as jnp
     from fedjax.algorithms import fed_avg  # pyright: ignore[reportMissingImports]
 
-    jax.config.update("jax_enable_x64", True)
     inputs, targets = what.load()
 
     def loss(x, batch, key):

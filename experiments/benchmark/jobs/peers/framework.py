@@ -15,7 +15,6 @@ def build(what: job.Job) -> job.Run:
     import algorithms
     import dsgd
 
-    jax.config.update("jax_enable_x64", True)
     dsgd.cache.enable()
     inputs, targets = what.load()
 
@@ -30,7 +29,7 @@ def build(what: job.Job) -> job.Run:
 
     def run(rounds: int) -> jax.Array:
         result = dsgd.run(method, problem, steps=rounds, key=key, record_every=RARELY, mesh=mesh)
-        return jax.block_until_ready((method.local or method.model)(result.state))
+        return jax.block_until_ready(result.state.workers.params if what.method != "mb-sgd" else result.params)
 
     return run
 

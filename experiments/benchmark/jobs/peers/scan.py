@@ -9,7 +9,6 @@ def build(what: job.Job) -> job.Run:
     import jax
     import jax.numpy as jnp
 
-    jax.config.update("jax_enable_x64", True)
     inputs, targets = map(jnp.asarray, what.load())
     N, m, d = inputs.shape
     rate = what.learning_rate / m
