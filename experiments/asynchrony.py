@@ -26,7 +26,7 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import clusters, problems, records
-from experiments.helpers import commands, common, figures
+from experiments.helpers import commands, common, figures, resuming
 
 CLUSTERS = ("equal workers", "stragglers")
 FULL = 0.99  # of the highest rate: the server is saturated
@@ -184,7 +184,7 @@ def timed(args: Args, method: Method, N: int, compute: clusters.Quantity, bits: 
     cluster = clusters.Cluster(compute, up=clusters.constant(args.bandwidth * 32 / bits), latency=args.latency)
     problem = problems.random_quadratic(N, 1, strong_convexity=1.0, heterogeneity=0.0, seed=args.seed)
     run = {"steps": gradients * N, "key": jax.random.key(args.seed), "cluster": cluster, "mesh": 1}
-    history = dsgd.run(method.build(optax.sgd(0.0)), problem, **run).history
+    history = resuming.run(method.build(optax.sgd(0.0)), problem, **run).history
     return {name: history[name][1:] for name in ("clock", "staleness")}
 
 

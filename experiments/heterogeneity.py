@@ -23,7 +23,7 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import problems, records
-from experiments.helpers import commands, common, figures
+from experiments.helpers import commands, common, figures, resuming
 
 Build = Callable[[Any, dsgd.Topology], dsgd.Algorithm]
 
@@ -172,7 +172,7 @@ def without_noise(args: Args, problem: dsgd.Problem, build: Build, graph: dsgd.T
 
     record_every = max(1, args.exact_steps // 200)
     mesh = common.devices_for(args.workers)
-    return dsgd.run(
+    return resuming.run(
         method._replace(query=query),
         problem,
         steps=args.exact_steps,

@@ -26,7 +26,7 @@ import algorithms
 import dsgd
 from algorithms import dropcompute
 from dsgd import clusters, network, problems, records
-from experiments.helpers import commands, common, dropcompute_local, dropcompute_noises, figures, intervals
+from experiments.helpers import commands, common, dropcompute_local, dropcompute_noises, figures, intervals, resuming
 from experiments.helpers.dropcompute_training import JUST_AFTER, MEASURED, latencies
 
 PILOT = 20  # rounds, in which every worker computes as many gradients, from which the seconds of one are taken
@@ -175,14 +175,14 @@ def pilot(args: Args, cluster: clusters.Cluster, both: dict[bool, dsgd.Problem],
     """Seconds of one of its rounds, on average over a short run of steps of no length."""
     rounds = PILOT * method.updates
     run: dict[str, Any] = {"steps": rounds, "record_every": rounds, "key": jax.random.key(args.seed), "cluster": cluster}
-    history = dsgd.run(method.build(optax.sgd(0.0)), both[method.whole], mesh=common.devices_for(args.workers), **run).history
+    history = resuming.run(method.build(optax.sgd(0.0)), both[method.whole], mesh=common.devices_for(args.workers), **run).history
     return float(history["clock"][-1]) / rounds
 
 
 def train(args: Args, cluster: clusters.Cluster, both: dict[bool, dsgd.Problem], name: str, method: Method, horizon: float) -> common.Tuned:
     """The method at its best step size, for so many seconds, about."""
     steps = math.ceil(horizon / pilot(args, cluster, both, method))
-    sweep = dsgd.sweep(
+    sweep = resuming.sweep(
         lambda learning_rate: method.build(optax.sgd(learning_rate)),
         both[method.whole],
         steps=steps,

@@ -96,8 +96,12 @@ class Checkpoint:
         kept |= {f"{_RECORDS}{name}": values for name, values in records.items()}
 
         def write() -> str:
-            with replacing(self._path) as temporary, temporary.open("r+b") as file:
-                _write(file, self._about, kept)
+            try:
+                with replacing(self._path) as temporary, temporary.open("r+b") as file:
+                    _write(file, self._about, kept)
+            except OSError as error:
+                reason = error.strerror or error
+                raise OSError(f"checkpoint {self._folder} cannot be written ({reason}); the one before is as it was") from error
             return ""
 
         self._in_first(write)

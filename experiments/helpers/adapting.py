@@ -16,7 +16,7 @@ import algorithms
 import dsgd
 from algorithms import kimad
 from dsgd import clusters, compressors, problems
-from experiments.helpers import common, figures, intervals
+from experiments.helpers import common, figures, intervals, resuming
 
 DIMENSION = 30  # as in section 4.1 of Kimad
 ELEMENT = 32  # bits
@@ -186,7 +186,7 @@ def race(
     for i, task in enumerate(tasks):
         key = jax.random.fold_in(jax.random.key(seed), i)
         options: dict[str, Any] = {"steps": math.ceil(seconds / compute), "cluster": cluster, "mesh": common.devices_for(1)}
-        history = dsgd.sweep(build, task, key=key, **options, **grid).history
+        history = resuming.sweep(build, task, key=key, **options, **grid).history
         losses.append(at_times(history["loss"], history["clock"], times(seconds))[..., 0, :])
         if i == 0:
             first = {name: history[name][..., 0, :] for name in ("clock", "loss")}

@@ -24,6 +24,7 @@ import tyro
 import dsgd
 from dsgd import cache, clusters, records
 from dsgd.machines import agreement, runtime, watch
+from experiments.helpers import resuming
 
 DataDir = Annotated[Path | None, tyro.conf.arg(help="Folder with the files of mnist or cifar-10 as published.")]
 Cache = Annotated[
@@ -70,6 +71,9 @@ class Machines:
     """Which one this is, from 0, which alone prints and writes."""
     lost_after: float = 30.0
     """Seconds without a sign of life after which a process is lost, and the others end."""
+    resume: bool | None = None
+    """Keep checkpoints while it runs, from which the same command goes on if it was ended before its time; None: where there are several
+    processes. (It costs about half a second for each run of a script.)"""
 
 
 def run(main: Callable[[Any], Any], kind: Any) -> None:
@@ -110,7 +114,8 @@ def launch(main: Callable[[Any], Any], args: Any, machines: Machines | None = No
             mine = args if agreement.index() == 0 else silence.enter_context(_silent(args))
             if hasattr(args, "cache"):
                 cache.enable(args.cache)
-            main(mine)
+            with resuming.under(mine.out, resumes(machines)):
+                main(mine)
     except KeyboardInterrupt as stopped:
         _end(f"Interrupted: what was done until then is in {args.out}.", 130, stopped)
     except (watch.Lost, agreement.Elsewhere) as error:
@@ -121,6 +126,13 @@ def launch(main: Callable[[Any], Any], args: Any, machines: Machines | None = No
         _end(f"Error: {' '.join(str(error).split())}", 2, error)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def resumes(machines: Machines | None) -> bool:
+    """Whether runs keep checkpoints."""
+    if machines is None or machines.resume is None:
+        return agreement.count() > 1
+    return machines.resume
 
 
 def on_cluster(args: Any) -> Any:

@@ -16,6 +16,7 @@ from rich.progress import track
 import dsgd
 from dsgd import clusters
 from dsgd.machines.arrays import own_mesh
+from experiments.helpers import resuming
 
 SHARE = 0.5  # of a run, from its end, that decides between step sizes
 
@@ -56,7 +57,7 @@ def tune(
         cluster: whose clock is in the history.
         records: of a run, about; each evaluates the whole objective.
     """
-    sweep = dsgd.sweep(
+    sweep = resuming.sweep(
         build,
         problem,
         steps=steps,

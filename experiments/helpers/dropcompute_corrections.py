@@ -13,7 +13,7 @@ from rich.table import Table
 import algorithms
 import dsgd
 from dsgd import clusters
-from experiments.helpers import common, figures, intervals
+from experiments.helpers import common, figures, intervals, resuming
 from experiments.helpers.dropcompute_quality import final, signed
 from experiments.helpers.dropcompute_training import Histories, Setting, falling, kept, options
 
@@ -49,10 +49,10 @@ def across_rates(setting: Setting, optimizer: str, rates: Sequence[float]) -> It
         return method(rate, "stochastic")
 
     choices = {"cluster": UNIFORM, "rate": rates, **options(setting, setting.steps)}
-    numbers = dsgd.sweep(by_number, setting.problem, **choices, constant=[0, 1])
+    numbers = resuming.sweep(by_number, setting.problem, **choices, constant=[0, 1])
     yield CORRECTIONS[0], lambda i: numbers.at((i, 0))
     yield CORRECTIONS[1], lambda i: numbers.at((i, 1))
-    counts = dsgd.sweep(by_count, setting.problem, **choices)
+    counts = resuming.sweep(by_count, setting.problem, **choices)
     yield CORRECTIONS[2], lambda i: counts.at((i,))
 
 

@@ -16,7 +16,7 @@ from scipy import stats
 import algorithms
 import dsgd
 from dsgd import clusters
-from experiments.helpers import common, figures
+from experiments.helpers import common, figures, resuming
 from experiments.helpers.dropcompute_quality import final
 from experiments.helpers.dropcompute_training import SGD, Histories, Setting, dropping, falling, kept, latencies, options, pick
 
@@ -83,7 +83,7 @@ def runs(setting: Setting, both: Sequence[Stragglers], periods: Sequence[int], r
             local = algorithms.local_sgd(falling(SGD, learning_rate, setting.steps), period)
             return algorithms.drop_compute(local, pick(thresholds, case), 1, period=period)
 
-        sweep = dsgd.sweep(
+        sweep = resuming.sweep(
             method, setting.problem, cluster=stragglers.cluster, case=np.arange(len(cases)), **options(setting, setting.steps)
         )
         for i, case in enumerate(cases):

@@ -11,10 +11,10 @@ import numpy as np
 import optax
 
 import algorithms
-import dsgd
 from algorithms import dropcompute
 from algorithms.dropcompute.stopping import Stop
 from dsgd import clusters, network, problems
+from experiments.helpers import resuming
 from experiments.helpers.dropcompute_noises import Noise
 from experiments.helpers.dropcompute_sums import Sums
 
@@ -163,7 +163,7 @@ def by_clock(setting: Setting, seconds: clusters.Quantity, workers: int, thresho
     """
     plain, T_c = algorithms.minibatch_sgd(optax.sgd(0.1)), setting.communication
     latency = T_c / network.cost(plain.pattern, workers, 1.0, 0.0)
-    history = dsgd.sweep(
+    history = resuming.sweep(
         lambda threshold: algorithms.drop_compute(plain, threshold, setting.micro_batches, stop=setting.stop),
         problems.random_quadratic(workers, 2),
         steps=setting.iterations,

@@ -17,7 +17,7 @@ import dsgd
 from algorithms import dropcompute
 from algorithms.dropcompute.stopping import Stop
 from dsgd import clusters, network
-from experiments.helpers import common, dropcompute_noises
+from experiments.helpers import common, dropcompute_noises, resuming
 
 JUST_AFTER = 1 + 1e-4  # times what a time is: of float32, it is later, whatever order it was summed in
 MEASURED = 200  # rounds, from which thresholds for given drop rates are taken
@@ -147,7 +147,7 @@ def together(
 
     N = setting.problem.workers
     assert N is not None
-    sweep = dsgd.sweep(method, setting.problem, cluster=delayed(N), case=np.arange(len(points)), **options(setting, setting.rounds))
+    sweep = resuming.sweep(method, setting.problem, cluster=delayed(N), case=np.arange(len(points)), **options(setting, setting.rounds))
     for i, point in enumerate(points):
         yield point.name, kept(sweep.at((i,)), setting, learning_rate)
 
@@ -159,7 +159,7 @@ def by_itself(setting: Setting, optimizer: str, measured: int, communication: fl
     steps = falling(optimizer, learning_rate, math.inf)
     chosen = dropcompute.chosen_after(measured)
     method = algorithms.drop_compute(algorithms.minibatch_sgd(steps), chosen, setting.micro_batches, stop=stop)
-    result = dsgd.run(method, setting.problem, cluster=delayed(N, communication), **options(setting, setting.rounds))
+    result = resuming.run(method, setting.problem, cluster=delayed(N, communication), **options(setting, setting.rounds))
     return kept(result.history, setting, learning_rate)
 
 

@@ -151,11 +151,10 @@ def draw(setting: Setting, rate: Rate, found: dict[str, tuple[float, History]]) 
         messages.plot(history["seconds"], history["bits_up"] / 1e6, color=colour, linestyle=style, drawstyle="steps-post")
     clock = np.linspace(0, setting.seconds, 1000, endpoint=False)
     level = [rate.at(second) / 1e6 for second in clock]
-    messages.plot(clock, level, color="black", linewidth=0.8, linestyle=":", label="Mbit/s of the links")
+    messages.plot(clock, level, color="black", linewidth=0.8, linestyle=":")
     losses.set(xlabel="seconds", ylabel="loss", yscale="log")
-    messages.set(xlabel="seconds", ylabel="Mbit of a worker's message", yscale="log")
-    for axes in (losses, messages):
-        axes.legend(frameon=False, fontsize=9)
+    messages.set(xlabel="seconds", ylabel="Mbit of a worker's message\n(dotted, black: Mbit/s of its link)", yscale="log")
+    losses.legend(frameon=False, fontsize=9)
     shape = ":".join(f"{bits / 1e6:g}" for bits in rate.bits)
     figures.title(sheet, f"{setting.processes} workers, links of {shape} Mbit/s in turns, {rate.period:g} s: Kimad and fixed ratios")
     return sheet

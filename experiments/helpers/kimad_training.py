@@ -21,7 +21,7 @@ from algorithms import kimad, kimad_sgd
 from algorithms.kimad.messages import header_bits
 from dsgd import clusters, problems
 from dsgd.problems.finite_sum import right
-from experiments.helpers import adapting, common
+from experiments.helpers import adapting, common, resuming
 
 RESNET_18 = 32 * 11_173_962  # bits
 SLOWEST, FASTEST = 30e6, 330e6  # bits per second of a link to a ResNet-18
@@ -226,7 +226,7 @@ def _method(
 
 def _sweep(setting: Setting, factory: Callable[..., dsgd.Algorithm], **grids: Any) -> Iterator[dict[str, np.ndarray]]:
     """The history of each point, of what is said of each worker the first one's and the mean."""
-    sweep = dsgd.sweep(
+    sweep = resuming.sweep(
         factory,
         setting.problem,
         steps=setting.steps,

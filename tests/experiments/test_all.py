@@ -42,6 +42,7 @@ def test_each_has_a_small_budget_that_its_flags_take():
         flags = [*everything.flags_of(name, quick=True), "--out", "there"]
         args = tyro.cli(module.Choice if name == "benchmark" else module.Args, args=flags)
         commands.check_flags(args)
+        getattr(module, "check", bool)(args)
         assert args.out == Path("there")
         assert everything.flags_of(name, quick=False) == []
 

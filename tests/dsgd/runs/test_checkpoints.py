@@ -19,7 +19,7 @@ import pytest
 import algorithms
 import dsgd
 import topologies
-from dsgd import compressors
+from dsgd import compressors, records
 from dsgd.runs import checkpoints
 
 N = 4
@@ -209,13 +209,28 @@ def test_killed_at_any_moment_it_goes_on_also_on_another_number_of_devices(metho
     assert (tmp_path / "12" / "own.txt").read_text() == (tmp_path / "notes.npz").read_text() == "mine"
 
 
-def test_a_full_disk_leaves_the_checkpoint_before(method, problem, mesh, key, tmp_path, monkeypatch):
+def half_written(file, **arrays):
+    file.write(b"PK half of it")
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def read_only(**place):
+    raise OSError(errno.EROFS, "Read-only file system", f"{place['dir']}")
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "fails", "told"),
+    [(checkpoints.np, "savez", half_written, "No space left"), (records.tempfile, "mkstemp", read_only, "Read-only file system")],
+)
+def test_a_disk_that_takes_no_more_leaves_the_checkpoint_before(
+    where, name, fails, told, method, problem, mesh, key, tmp_path, monkeypatch
+):
     options = {"key": key, "mesh": mesh, "checkpoint": tmp_path}
     dsgd.run(method, problem, steps=20, **options)
     before = (tmp_path / "dsgd-run.npz").read_bytes()
     with monkeypatch.context() as full:
-        full.setattr(checkpoints.np, "savez", half_written)
-        with pytest.raises(OSError, match="No space left"):
+        full.setattr(where, name, fails)
+        with pytest.raises(OSError, match=told):
             dsgd.run(method, problem, steps=30, **options)
     assert (tmp_path / "dsgd-run.npz").read_bytes() == before
     assert_equal(dsgd.run(method, problem, steps=30, **options), dsgd.run(method, problem, steps=30, key=key, mesh=mesh))
@@ -231,11 +246,6 @@ def test_a_full_disk_does_not_take_the_history_of_an_interrupted_run(problem, me
         dsgd.run(method, problem, steps=99, key=key, mesh=mesh, checkpoint=tmp_path, batches=dsgd.Batches(batches(), "five"))
     assert stopped.value.history["step"][-1] > 0
     assert not (tmp_path / "dsgd-run.npz").exists()
-
-
-def half_written(file, **arrays):
-    file.write(b"PK half of it")
-    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_one_flipped_bit_anywhere_is_noticed(one_run, key, tmp_path):

@@ -1,0 +1,61 @@
+"""A script that was ended before its time goes on, when the same command is given again, from what its runs have kept."""
+
+from __future__ import annotations
+
+import pytest
+
+import dsgd
+from experiments import compare
+from experiments.helpers import commands, resuming
+
+SMALL = {"methods": ("mb-sgd", "dsgd"), "workers": 2, "steps": 6, "seeds": 2, "learning_rates": (0.1,), "cache": "off", "progress": False}
+KEPT = commands.Machines(resume=True)
+
+
+def launched(out, machines=KEPT):
+    commands.launch(compare.main, compare.Args(**SMALL, out=out), machines)
+
+
+def test_the_same_command_goes_on_and_finds_the_same(tmp_path, monkeypatch):
+    launched(tmp_path / "whole", commands.Machines())
+    assert not (tmp_path / "whole" / resuming.FOLDER).exists()
+    real, calls = dsgd.sweep, []
+
+    def interrupted(*args, **options):
+        calls.append(options["checkpoint"])
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(*args, **options)
+
+    out = tmp_path / "out"
+    monkeypatch.setattr(dsgd, "sweep", interrupted)
+    with pytest.raises(SystemExit) as end:
+        launched(out)
+    assert end.value.code == 130
+    first = out / resuming.FOLDER / "0" / "dsgd-run.npz"
+    assert calls == [first.parent, out / resuming.FOLDER / "1"]
+    written = first.stat().st_mtime_ns
+    seen = []
+
+    def watched(*args, **options):
+        result = real(*args, **options)
+        seen.append(first.stat().st_mtime_ns)
+        return result
+
+    monkeypatch.setattr(dsgd, "sweep", watched)
+    launched(out)
+    assert seen == [written] * 2, "what was done is not done again"
+    assert not (out / resuming.FOLDER).exists()
+    assert (out / "history.csv").read_bytes() == (tmp_path / "whole" / "history.csv").read_bytes()
+
+
+def test_another_configuration_does_not_take_them_up(tmp_path, monkeypatch, capsys):
+    def interrupted(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(dsgd, "sweep", interrupted)
+    (tmp_path / resuming.FOLDER).mkdir()
+    for steps, told in ((6, "Interrupted"), (7, "has results of another configuration (steps = 6, not 7)")):
+        with pytest.raises(SystemExit):
+            commands.launch(compare.main, compare.Args(**SMALL | {"steps": steps}, out=tmp_path), KEPT)
+        assert told in capsys.readouterr().err
