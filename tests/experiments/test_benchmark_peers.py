@@ -38,13 +38,11 @@ def test_versions_make_the_same_iterates(method, versions, data):
 def test_processes_are_timed_and_shown(tmp_path, capsys, monkeypatch):
     """Numpy's, twice: the others are processes like it."""
     monkeypatch.setitem(peers.VERSIONS, "dsgd", {"dsgd": ("loop", None), "numpy": ("loop", None)})
-    monkeypatch.setattr(peers, "MOST", 99)
-    peers.main(peers.Args(methods=("dsgd",), workers=(3, 4), dimensions=(5, 30), rounds=2, seconds=1e-3, repeats=1, out=tmp_path))
+    monkeypatch.setattr(peers, "MOST", 80)
+    peers.main(peers.Args(methods=("dsgd",), workers=(3,), dimensions=(5, 30), rounds=2, seconds=1e-3, repeats=1, out=tmp_path))
     with (tmp_path / "peers.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [(row["version"], row["workers"], row["dimension"]) for row in rows] == [
-        (version, N, d) for N, d in (("3", "5"), ("4", "5"), ("3", "30")) for version in ("dsgd", "numpy")
-    ]
+    assert [(row["version"], row["workers"], row["dimension"]) for row in rows] == [("dsgd", "3", "5"), ("numpy", "3", "5")]
     assert all(float(row["rounds_per_second"]) > 0 and float(row["seconds"]) > 0 and float(row["apart"]) == 0 for row in rows)
     assert all(1e6 < float(row["memory"]) < 2e8 for row in rows)  # numpy alone, whatever this process has
     assert json.loads((tmp_path / "versions.json").read_text())["numpy"]["numpy"] == np.__version__
@@ -117,6 +115,7 @@ def test_another_python_finds_the_jobs_and_nothing_else(tmp_path, data, monkeypa
     args = peers.Args(versions=("torch",), out=tmp_path)
     version = peers.versions(args, "dsgd", {"torch": other}, environments.path_for(path))["torch"]
     assert version.command[0] == str(other)
+    (tmp_path / "json.py").write_text("raise ImportError('of the folder that one is in')")
     monkeypatch.chdir(tmp_path)
     look = "import importlib.util; print([importlib.util.find_spec(name) is None for name in ('experiments', 'dsgd', 'numpy')])"
     ended = processes.timed([sys.executable, "-S", "-c", look], version.environment)
