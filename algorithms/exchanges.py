@@ -206,13 +206,19 @@ class Contracting(Protocol):
     """A compressor, or a set of them: the contraction that it states for d elements, None where it states none."""
 
     @property
-    def delta(self) -> Callable: ...
+    def delta(self) -> Callable:
+        """d -> the contraction, None where none is stated."""
+        ...
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """For tables and errors."""
+        ...
 
     @property
-    def layer_wise(self) -> bool: ...
+    def layer_wise(self) -> bool:
+        """Whether every leaf is compressed on its own."""
+        ...
 
 
 def need_two(method: str, up: Contracting, down: Contracting) -> None:

@@ -31,6 +31,12 @@ def start(optimizer: optax.GradientTransformation, params: Params) -> Model:
     return Model(params, optimizer.init(params))
 
 
+@partial(jax.jit, static_argnums=(0, 1))
+def drawn(init: Callable[[jax.Array], Params], optimizer: optax.GradientTransformation, key: jax.Array) -> Model:
+    """The same from a problem's `init`, compiled; found again where both functions are the same."""
+    return start(optimizer, init(key))
+
+
 def step(optimizer: optax.GradientTransformation, model: Model, gradient: Params) -> Model:
     r"""One step, $x \leftarrow x - \gamma g$ for `optax.sgd`."""
     change, memory = optimizer.update(gradient, model.optimizer, model.params)

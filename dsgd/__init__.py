@@ -18,6 +18,7 @@ from dsgd.base import (
 )
 from dsgd.contract.check import check
 from dsgd.engine import cache
+from dsgd.frames import frame
 from dsgd.graphs.topology import Topology
 from dsgd.machines.agreement import Elsewhere
 from dsgd.machines.family import loopback
@@ -27,10 +28,10 @@ from dsgd.runs.driver import compile_round, run
 from dsgd.runs.feed import Batches
 from dsgd.runs.history import Diverged, evaluated
 from dsgd.runs.interrupts import Interrupted
-from dsgd.runs.sweeps import Sweep, sweep, tail_mean
+from dsgd.runs.sweeps import Sweep, mean_and_error, sweep, tail_mean
 from dsgd.wire import codecs, counts
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Algorithm",
@@ -61,8 +62,10 @@ __all__ = [
     "compressors",
     "counts",
     "evaluated",
+    "frame",
     "join",
     "loopback",
+    "mean_and_error",
     "network",
     "problems",
     "run",

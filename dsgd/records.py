@@ -64,7 +64,7 @@ def write_histories(path: Path, histories: Mapping[str, Mapping[str, np.ndarray]
         histories: by method; each as in `dsgd.Result` with seeds: `step` `[records]`, all else `[seeds, records]`. A column that a method
             lacks is empty there. What has one number a worker, `[seeds, records, N]`, has N columns, `samples[0]` and so on.
     """
-    histories = {method: dict(_columns(history)) for method, history in histories.items()}
+    histories = {method: dict(by_worker(history)) for method, history in histories.items()}
     columns = list(dict.fromkeys(name for history in histories.values() for name in history if name != "step"))
 
     def rows() -> Iterator[list[Any]]:
@@ -77,7 +77,8 @@ def write_histories(path: Path, histories: Mapping[str, Mapping[str, np.ndarray]
     write_rows(path, ["method", "seed", "step", *columns], rows())
 
 
-def _columns(history: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+def by_worker(history: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    """The series of a history with seeds, those of one number a worker, `[seeds, records, N]`, as N of `[seeds, records]`."""
     for name, values in history.items():
         if np.ndim(values) < 3:
             yield name, values

@@ -1,6 +1,7 @@
 """Every experiment, one after the other, each in a process of its own; all figures and tables on one page.
 
     python -m experiments.all --quick
+    python -m experiments.all --docs
 
 The page is written anew after each, so that an interruption, or an experiment that fails, costs nothing of the others. It stands alone as a
 file: figures are inside it.
@@ -16,10 +17,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import tyro
-
 from dsgd import records
-from experiments.helpers import catalogue, commands, common, page
+from experiments.helpers import catalogue, commands, common, documented, page
 
 LIMITS = {True: 900.0, False: 6 * 3600.0}  # seconds that one experiment may take, quick or not
 LAST_WORDS = 60.0  # seconds that one has to write what it has when it is to end
@@ -31,14 +30,20 @@ class Args:
 
     quick: bool = False
     """With small budgets: a quarter of an hour in all, on two cores, instead of hours."""
+    docs: bool = False
+    """The runs that docs/ shows, with their flags; their figures are put there. On a machine where nothing else runs, in its sources."""
     only: tuple[str, ...] = ()
     """Some of them, by name; if nothing is said, all."""
     out: Path = field(default=Path("results"))
-    """Folder for index.html, and a folder for each experiment; those of quick ones are in its folder quick."""
+    """Folder for index.html, and a folder for each experiment; those of quick ones are in its folder quick, of docs/ in docs."""
 
 
 def main(args: Args) -> None:
-    known = [name for name in catalogue.names() if name != catalogue.ALL]
+    if args.quick and args.docs:
+        raise ValueError("--quick and --docs: docs/ shows no sketches; need one of the two")
+    if args.docs and not documented.DOCS.is_dir():
+        raise ValueError(f"--docs: {Path.cwd()} has no docs/; need the sources' folder")
+    known = list(documented.RUNS) if args.docs else [name for name in catalogue.names() if name != catalogue.ALL]
     if unknown := set(args.only) - set(known):
         raise ValueError(f"--only {' '.join(sorted(unknown))}: need some of {', '.join(known)}")
     outcomes: list[page.Outcome] = []
@@ -50,6 +55,8 @@ def main(args: Args) -> None:
         said = (
             f"{outcomes[-1].seconds:6.1f} s" if outcomes[-1].ended_well else f"failed: {'; '.join(outcomes[-1].failure.splitlines()[-2:])}"
         )
+        if args.docs and outcomes[-1].ended_well:
+            documented.place(name, outcomes[-1].folder)
         screen.print(f"{name:<24}{said}", soft_wrap=True, highlight=False)
     screen.print(f"Written: {args.out}/index.html", soft_wrap=True)
     if failed := [outcome.name for outcome in outcomes if not outcome.ended_well]:
@@ -64,16 +71,16 @@ def flags_of(name: str, quick: bool) -> list[str]:
 
 def run(args: Args, name: str) -> page.Outcome:
     """One experiment, from its start to its end, which may be a bad one."""
-    folder = (args.out / "quick" if args.quick else args.out) / name
-    flags, limit = flags_of(name, args.quick), LIMITS[args.quick]
-    command = [sys.executable, "-m", f"experiments.{name}", *flags, "--out", str(folder)]
+    folder, limit = args.out / ("quick" if args.quick else "docs" if args.docs else "") / name, LIMITS[args.quick]
+    experiment, *flags = shlex.split(documented.RUNS[name].command) if args.docs else (name, *flags_of(name, args.quick))
+    command = [sys.executable, "-m", f"experiments.{experiment}", *flags, "--out", str(folder)]
     path = os.pathsep.join([str(Path.cwd()), *filter(None, sys.path)])
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"}
     began = time.perf_counter()
     printed, complaints, status = call(command, environment, limit)
     ended = {0: "", None: f"it took more than {limit:g} s"}.get(status, f"it ended with status {status}")
     failure = f"{complaints.strip()}\n{ended}".strip() if ended else ""
-    return page.Outcome(name, shlex.join(["python", *command[1:]]), folder, time.perf_counter() - began, printed, failure)
+    return page.Outcome(name, shlex.join(["python", *command[1:]]), folder, time.perf_counter() - began, printed, failure, experiment)
 
 
 def call(command: list[str], environment: dict[str, str], limit: float) -> tuple[str, str, int | None]:
@@ -101,4 +108,4 @@ def _ended(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 if __name__ == "__main__":
-    commands.launch(main, tyro.cli(Args))
+    commands.launch(main, commands.parsed(Args))

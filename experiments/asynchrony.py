@@ -25,7 +25,7 @@ from rich.table import Table
 import algorithms
 import dsgd
 import topologies
-from dsgd import clusters, problems, records
+from dsgd import clusters, plots, problems, records
 from experiments.helpers import commands, common, figures, resuming
 
 CLUSTERS = ("equal workers", "stragglers")
@@ -241,18 +241,18 @@ def draw(
     """Loss against updates and seconds, and the staleness, for each cluster; below, the server's saturation."""
     sheet = Figure(figsize=(14, 12), layout="constrained")
     above, below = sheet.subfigures(2, 1, height_ratios=(2, 1), squeeze=False)[:, 0]
-    rows = figures.panels(above, 3, 2, sharey=False).reshape(2, 3)
+    rows = plots.panels(above, 3, 2, sharey=False).reshape(2, 3)
     for row, where in zip(rows, CLUSTERS, strict=True):
         runs = {name: one.history for name, one in tuned[where].items()}
         for axes, cost, label in zip(row, ("step", "clock"), ("updates", "simulated seconds"), strict=False):
             axes.set(xscale="log", yscale="log", xlabel=label, ylabel=f"{where}: loss f(x)")
-            figures.draw_lines(axes, {name: (np.atleast_2d(history[cost]).mean(axis=0), history["loss"]) for name, history in runs.items()})
+            plots.draw_lines(axes, {name: (np.atleast_2d(history[cost]).mean(axis=0), history["loss"]) for name, history in runs.items()})
             axes.axhline(target, color="0.4", linewidth=0.8)
-            figures.plain_log(axes.yaxis)
+            plots.plain_log(axes.yaxis)
         histogram(row[2], list(runs), stale[where])
     handles, labels = rows[0, 0].get_legend_handles_labels()
     above.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-    draw_saturation(figures.panels(below, 2, sharey=False), full, saturation_point(args, bits))
+    draw_saturation(plots.panels(below, 2, sharey=False), full, saturation_point(args, bits))
     switch = f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s, gradients of {args.compute * 1e3:g} ms"
     bands = f"{common.errors('bands', args.seeds)}; grey: target"
     slower = f"stragglers: {args.slow} of {args.workers} workers are {args.factor:g} times slower"
@@ -268,18 +268,18 @@ def histogram(axes: Axes, names: list[str], stale: dict[str, np.ndarray]) -> Non
     for i, name in enumerate(names):
         if name in stale:
             share, _ = np.histogram(np.maximum(stale[name], 1), edges, weights=np.full(stale[name].shape, 1 / stale[name].size))
-            axes.stairs(share, edges, color=figures.COLOURS[i], linestyle=figures.STYLES[i], linewidth=1.8)
+            axes.stairs(share, edges, color=plots.COLOURS[i], linestyle=plots.STYLES[i], linewidth=1.8)
     axes.set(xscale="log", yscale="log", ylim=(1e-4, 1), xlabel="staleness t - D(t) (0 is shown as 1)", ylabel="share of updates")
-    figures.plain_log(axes.xaxis)
+    plots.plain_log(axes.xaxis)
 
 
 def draw_saturation(panels: np.ndarray, full: Saturation, point: float) -> None:
     """Updates a second and staleness against the number of workers, with the point where the server is saturated."""
     knee = knee_of(full)
     for axes, values, label in zip(panels, (full.rate, full.staleness), ("updates per second", "mean staleness, in updates"), strict=True):
-        axes.plot(full.workers, values, "o-", color=figures.COLOURS[0], linewidth=1.8)
-        axes.axvline(point, color=figures.COLOURS[1], linestyle="--", label=f"(2(l + r) + C) / (l + r) = {point:.1f} workers")
-        axes.plot(knee, values[full.workers == knee], "*", color=figures.COLOURS[1], markersize=16, label=f"saturated from {knee} on")
+        axes.plot(full.workers, values, "o-", color=plots.COLOURS[0], linewidth=1.8)
+        axes.axvline(point, color=plots.COLOURS[1], linestyle="--", label=f"(2(l + r) + C) / (l + r) = {point:.1f} workers")
+        axes.plot(knee, values[full.workers == knee], "*", color=plots.COLOURS[1], markersize=16, label=f"saturated from {knee} on")
         axes.set(xlabel="workers of one server", ylabel=label, ylim=(0, None))
         axes.legend(frameon=False, loc="lower right")
     panels[0].set_xlim(0, math.ceil(full.workers.max() * 1.05))

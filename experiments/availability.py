@@ -22,7 +22,7 @@ from rich.table import Table
 import algorithms
 import dsgd
 import topologies
-from dsgd import clusters, problems, records
+from dsgd import clusters, plots, problems, records
 from experiments.helpers import commands, common, figures
 
 WHAT = {"present": "workers present", "delivered": "messages delivered"}
@@ -206,17 +206,17 @@ def draw(args: Args, histories: dict[Case, dict[str, np.ndarray]]) -> Figure:
     methods = list(dict.fromkeys(case.method for case in histories))
     shares = sorted({case.share for case in histories}, reverse=True)
     sheet = Figure(figsize=(3 * len(methods), 11), layout="constrained")
-    panels = figures.panels(sheet, len(methods), len(WHAT) * len(COSTS)).reshape(len(WHAT), len(COSTS), len(methods))
+    panels = plots.panels(sheet, len(methods), len(WHAT) * len(COSTS)).reshape(len(WHAT), len(COSTS), len(methods))
     for (what, words), rows in zip(WHAT.items(), panels, strict=True):
         for (label, cost), row in zip(COSTS.items(), rows, strict=True):
             row[0].set_ylabel(f"share of {words}:\nloss f(mean x)")
             for name, axes in zip(methods, row, strict=True):
                 axes.set(yscale="log", xlabel=label)
                 shown = {share: histories[case] for share in shares if (case := Case(name, what, share)) in histories}
-                figures.draw_lines(axes, {f"{share:.0%}": (cost(history), history["loss"]) for share, history in shown.items()})
+                plots.draw_lines(axes, {f"{share:.0%}": (cost(history), history["loss"]) for share, history in shown.items()})
     for name, axes in zip(methods, panels[0, 0], strict=True):
         axes.set_title(name)
-    figures.plain_log(panels[0, 0, 0].yaxis)
+    plots.plain_log(panels[0, 0, 0].yaxis)
     handles, labels = panels[0, 0, 0].get_legend_handles_labels()
     sheet.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     what = f"{args.data}, {args.partition}, {args.workers} workers, each share at its best step size"

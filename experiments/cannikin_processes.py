@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from dsgd import records
+from dsgd import plots, records
 from experiments.helpers import commands, common, figures, intervals, real_cluster
 from experiments.helpers.real_cluster import LEARNED, WARM, Judged, Setting, Trial
 
@@ -29,8 +28,7 @@ class Args:
     """Measures what a model of the real clock predicts."""
 
     competitors: tuple[int, ...] = (0, 2)
-    """On the core of each process, how many others always compute there; as many processes as numbers. With more processes than cores
-    some share one, and are faster while the others wait: which no model here knows."""
+    """On the core of each process, how many others always compute there; as many processes as numbers, and no more than cores."""
     nice: int = 0
     """How nice those are, 0 to 19: 0, and a process has as much of its core as each of them; 5, three times as much."""
     total: int = 1920
@@ -162,11 +160,11 @@ def tabulate_model(args: Args, trials: list[Trial]) -> Table:
 def draw(args: Args, trials: list[Trial], judged: list[Judged]) -> Figure:
     """Seconds of a round over the split, and of each process over its samples."""
     sheet = Figure(figsize=(11, 4.2), layout="constrained")
-    splits, each = figures.panels(sheet, 2, sharey=False)
+    splits, each = plots.panels(sheet, 2, sharey=False)
     draw_splits(args, splits, trials, judged)
     model = real_cluster.learned(trials[:LEARNED])
     for n, count in enumerate(args.competitors):
-        colour = figures.COLOURS[n]
+        colour = plots.COLOURS[n]
         label = f"process {n}, {count} other{'s' * (count != 1)} on its core"
         sizes = np.array([trial.seen.batches[n] for trial in trials])
         seconds = np.array([trial.seen.compute[:, n].mean() for trial in trials])
@@ -188,7 +186,7 @@ def draw_splits(args: Args, axes: Axes, trials: list[Trial], judged: list[Judged
         axes.plot(100 * shares, 1e3 * seconds, color="black", linewidth=1.2, linestyle=line, label=f"model of {words} epochs")
     for each in sorted(judged, key=lambda each: name_of(each, trials)):  # those with a name are on top
         name = name_of(each, trials)
-        colour = {"equal parts": figures.COLOURS[1], "OptPerf": figures.COLOURS[2]}.get(name, figures.COLOURS[0])
+        colour = {"equal parts": plots.COLOURS[1], "OptPerf": plots.COLOURS[2]}.get(name, plots.COLOURS[0])
         at, values = 100 * each.batches[0] / args.total, 1e3 * each.measured
         axes.plot(np.full(len(values), at), values, ".", color=colour, markersize=4, alpha=0.5)
         half = intervals.half_interval(values)
@@ -203,4 +201,4 @@ def draw_splits(args: Args, axes: Axes, trials: list[Trial], judged: list[Judged
 
 
 if __name__ == "__main__":
-    commands.launch(main, tyro.cli(Args))
+    commands.launch(main, commands.parsed(Args))

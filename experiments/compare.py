@@ -23,11 +23,11 @@ from rich.table import Table
 
 import algorithms
 import dsgd
-from dsgd import clusters, problems, records
+from dsgd import clusters, plots, problems, records
 from experiments.helpers import commands, common, figures
 
 METHODS = ("mb-sgd", "local-sgd", "asgd", "csgd", "ec-sgd", "dsgd", "exact-diffusion", "choco-sgd")  # a few of each family
-BLUE, RED, GREEN = figures.COLOURS[:3]
+BLUE, RED, GREEN = plots.COLOURS[:3]
 FAMILIES = {"synchronous": "black", "asynchronous": RED, "compressed": GREEN, "decentralized": BLUE}
 LABEL_HEIGHT = 0.07  # of a panel: as near to each other as names may be
 USUAL = (("digits", "by-label"), ("docstrings", "blocks"))  # data and partition, where nothing is said; of the language model
@@ -40,8 +40,7 @@ class Args:
     model: Literal["logistic", "mlp", "cnn", "resnet-18", "language-model"] = "logistic"
     """What is trained."""
     data: str | None = None
-    """digits (if nothing is said), breast-cancer, mnist or cifar-10 (the last two are read from --data-dir); for the language model
-    docstrings (if nothing is said), grammar, or a file or folder."""
+    """digits (the default), breast-cancer, mnist, cifar-10 (from --data-dir); of a language model docstrings (likewise), grammar, path."""
     data_dir: commands.DataDir = None
     partition: str | None = None
     """Who gets which samples: iid, by-label (if nothing is said) or dirichlet; for the language model blocks (likewise) or files."""
@@ -184,7 +183,7 @@ def held_out(history: dict[str, np.ndarray]) -> str:
 
 def draw(args: Args, problem: dsgd.Problem, histories: dict[str, dict[str, np.ndarray]], target: float) -> Figure:
     """Loss against rounds, bits and seconds, in the colours of the families; no wider than a page shows it."""
-    sheet, panels = figures.figure(3, width=3.0, height=4.2)
+    sheet, panels = plots.figure(3, width=3.0, height=4.2)
     families = {name: family(name, args.workers) for name in histories}
     xs = (
         ("rounds", lambda history: history["step"].astype(float)),
@@ -195,13 +194,13 @@ def draw(args: Args, problem: dsgd.Problem, histories: dict[str, dict[str, np.nd
         axes.set(xlabel=label, xscale="log", yscale="log")
         axes.axhline(target, color="0.4", linewidth=0.8)
         for name, history in histories.items():
-            style = [other for other in histories if families[other] == families[name]].index(name) % len(figures.STYLES)
-            draw_best(axes, name, x(history), history["loss"], FAMILIES[families[name]], figures.STYLES[style])
+            style = [other for other in histories if families[other] == families[name]].index(name) % len(plots.STYLES)
+            draw_best(axes, name, x(history), history["loss"], FAMILIES[families[name]], plots.STYLES[style])
     silent = [name for name, history in histories.items() if not history["bits"].any()]
     if silent:
         panels[1].set_title(f"{', '.join(silent)} sends nothing", fontsize=9, color="0.4")
     panels[0].set_ylabel("loss f(x), best so far")
-    figures.plain_log(panels[0].yaxis)
+    plots.plain_log(panels[0].yaxis)
     for axes in panels:  # only now their scales are known
         name_ends(axes)
     handles = [Line2D([], [], color=FAMILIES[name], linewidth=2.5, label=name) for name in dict.fromkeys(families.values())]

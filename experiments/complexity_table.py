@@ -25,7 +25,7 @@ from matplotlib.ticker import NullLocator
 from rich.table import Table
 
 import topologies
-from dsgd import problems, records
+from dsgd import plots, problems, records
 from experiments.helpers import commands, common, communication, figures, theorems
 from experiments.helpers.theorems import Method
 
@@ -198,10 +198,10 @@ def iterations(args: Args, predicted: dict[str, list[int]], measured: dict[str, 
 def draw(args: Args, predicted: dict[str, list[int]], measured: dict[str, list[int]]) -> Figure:
     """Iterations against 1 / epsilon: measured solid, predicted dashed."""
     sheet = Figure(figsize=(9.6, 5.8), layout="constrained")
-    axes = figures.panels(sheet, 1)[0]
+    axes = plots.panels(sheet, 1)[0]
     x = 1 / np.array(args.epsilons)
     axes.set(xscale="log", yscale="log", xlabel="1/ε", ylabel="iterations T")
-    for name, colour, marker in zip(measured, figures.COLOURS, theorems.MARKERS, strict=False):
+    for name, colour, marker in zip(measured, plots.COLOURS, theorems.MARKERS, strict=False):
         axes.plot(x, measured[name], color=colour, marker=marker, markersize=6, linewidth=1.8, label=name)
         axes.plot(x, predicted[name], color=colour, linewidth=1.2, linestyle="--")
     ends, middle = x[-1] * np.array([1.15, 2.3]), float(np.median([steps[-1] for steps in measured.values()]))

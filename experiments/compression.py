@@ -22,7 +22,7 @@ from rich.table import Table
 
 import algorithms
 import dsgd
-from dsgd import compressors, problems, records
+from dsgd import compressors, plots, problems, records
 from dsgd.base import Compressor
 from experiments.helpers import break_even, commands, common, figures
 
@@ -46,7 +46,7 @@ COMPRESSORS: dict[str, Compressor] = {
     )
 }
 WITHOUT, WITH = MEMORIES = ("without memory", "with memory")
-UNBIASED, BIASED = figures.COLOURS[:2]
+UNBIASED, BIASED = plots.COLOURS[:2]
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def scaled(compressor: Compressor, part: int) -> bool:
 
 def final_loss(outcome: common.Tuned) -> tuple[float, float]:
     """Over the last tenth of the run: mean over seeds, and its standard error."""
-    middle, error = common.mean_and_error(dsgd.tail_mean(outcome.history["loss"]))
+    middle, error = dsgd.mean_and_error(dsgd.tail_mean(outcome.history["loss"]))
     return float(middle), float(error)
 
 
@@ -222,10 +222,10 @@ def draw_losses(args: Args, outcomes: Outcomes, parts: dict[str, int]) -> Figure
     """
     tasks = tasks_of(outcomes)
     losses = [final_loss(outcome)[0] for outcome in outcomes.values() if outcome] or [1.0]
-    sheet, panels = figures.figure(len(tasks), width=max(3.2, 9.6 / len(tasks)), height=2.2 + 0.3 * len(args.compressors))
+    sheet, panels = plots.figure(len(tasks), width=max(3.2, 9.6 / len(tasks)), height=2.2 + 0.3 * len(args.compressors))
     for axes, task in zip(panels, tasks, strict=True):
         axes.set(title=", ".join(task), xlabel="loss f(x), last tenth", xscale="log", xlim=(min(losses) / 1.5, max(losses) * 1.5))
-        figures.plain_log(axes.xaxis)
+        plots.plain_log(axes.xaxis)
         for row, name in enumerate(args.compressors):
             colour = UNBIASED if COMPRESSORS[name].unbiased else BIASED
             for memory, place, fill in ((WITHOUT, row - 0.15, "white"), (WITH, row + 0.15, colour)):
@@ -259,15 +259,15 @@ def draw_losses(args: Args, outcomes: Outcomes, parts: dict[str, int]) -> Figure
 
 def draw_curves(args: Args, outcomes: Outcomes, task: tuple[str, str]) -> Figure:
     """Loss against rounds and against bits, without memory above, with memory below."""
-    sheet, panels = figures.figure(2, 2)
+    sheet, panels = plots.figure(2, 2)
     xs = (("rounds", "linear"), ("megabits sent and received per worker", "log"))
     for memory, row in ((WITHOUT, panels[:2]), (WITH, panels[2:])):
         for axes, (xlabel, scale) in zip(row, xs, strict=True):
             axes.set(title=memory, xlabel=xlabel, xscale=scale, yscale="log")
             lines = {name: curve(outcomes[Case(*task, name, memory)], xlabel) for name in args.compressors}
-            figures.draw_lines(axes, lines)
+            plots.draw_lines(axes, lines)
         row[0].set_ylabel("loss f(x)")
-        figures.plain_log(row[0].yaxis)
+        plots.plain_log(row[0].yaxis)
     sheet.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     figures.title(sheet, f"{', '.join(task)}: {args.workers} workers; {common.errors('bands', args.seeds)}")
     return sheet

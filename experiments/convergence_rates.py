@@ -20,7 +20,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 from rich.table import Table
 
-from dsgd import records
+import dsgd
+from dsgd import plots, records
 from experiments.helpers import commands, common, figures
 from experiments.helpers.rate_terms import Budget, Term, everything
 from experiments.helpers.theorems import MARKERS, METHODS
@@ -126,7 +127,7 @@ def write_terms(path: Path, terms: Sequence[Term]) -> None:
     for term in terms:
         if term.exact is not None:
             found += [[term.panel, term.method, *point, "", "", ""] for point in zip(term.x, term.exact, term.bounds, strict=True)]
-        points = zip(term.sampled_x, *common.mean_and_error(term.sampled), strict=True)
+        points = zip(term.sampled_x, *dsgd.mean_and_error(term.sampled), strict=True)
         found += [[term.panel, term.method, "", "", "", *point] for point in points]
     records.write_rows(path, ["panel", "method", "x", "measured", "bound", "run x", "run mean", "run error"], found)
 
@@ -157,7 +158,7 @@ def describe(term: Term, seed: int) -> dict[str, float | str]:
         zip(("runs", "low", "high"), interval(term.sampled_x[at], term.sampled[:, at], seed) if several else ("",) * 3, strict=True)
     )
     worst = int(np.argmax(term.measured / term.bounds))
-    error = common.mean_and_error(term.sampled)[1][worst] if term.exact is None else 0.0
+    error = dsgd.mean_and_error(term.sampled)[1][worst] if term.exact is None else 0.0
     return row | {"worst": float(term.measured[worst] / term.bounds[worst]), "error": float(error / term.bounds[worst])}
 
 
@@ -188,7 +189,7 @@ def tabulate(args: Args, slopes: Sequence[dict[str, float | str]]) -> Table:
 def draw(args: Args, terms: Sequence[Term]) -> Figure:
     """One panel a term of the rates; the legend has the place of the sixth."""
     sheet = Figure(figsize=(13.2, 8), layout="constrained")
-    panels = figures.panels(sheet, 3, 2, sharey=False)
+    panels = plots.panels(sheet, 3, 2, sharey=False)
     for axes, (name, panel) in zip(panels, PANELS.items(), strict=False):
         shown = [term for term in terms if term.panel == name]
         axes.set(xscale="log", yscale="log", xlabel=panel.label, title=panel.title.format(T=args.fixed_steps))
@@ -206,10 +207,10 @@ def draw(args: Args, terms: Sequence[Term]) -> Figure:
 def draw_term(axes: Axes, term: Term) -> None:
     """Measured: a line, with runs as points and their errors; the bound: a thin dashed line."""
     i = METHODS.index(term.method)
-    look = {"color": figures.COLOURS[i], "marker": MARKERS[i], "markersize": 5}
-    mean, error = common.mean_and_error(term.sampled)
-    axes.plot(term.x, term.measured, color=figures.COLOURS[i], linewidth=1.6)
-    axes.plot(term.x, term.bounds, color=figures.COLOURS[i], linewidth=0.9, linestyle="--")
+    look = {"color": plots.COLOURS[i], "marker": MARKERS[i], "markersize": 5}
+    mean, error = dsgd.mean_and_error(term.sampled)
+    axes.plot(term.x, term.measured, color=plots.COLOURS[i], linewidth=1.6)
+    axes.plot(term.x, term.bounds, color=plots.COLOURS[i], linewidth=0.9, linestyle="--")
     if len(term.sampled_x):
         axes.errorbar(term.sampled_x, mean, 2 * error, linestyle="none", capsize=3, **look)
     else:
@@ -231,7 +232,7 @@ def draw_guide(axes: Axes, panel: Panel, shown: Sequence[Term]) -> None:
 
 def draw_legend(axes: Axes, args: Args) -> None:
     axes.set_axis_off()
-    handles = [Line2D([], [], color=c, marker=m, label=name) for name, c, m in zip(METHODS, figures.COLOURS, MARKERS, strict=True)]
+    handles = [Line2D([], [], color=c, marker=m, label=name) for name, c, m in zip(METHODS, plots.COLOURS, MARKERS, strict=True)]
     handles += [
         Line2D([], [], color="black", linewidth=1.6, label="measured, exact"),
         Line2D([], [], color="black", linewidth=0.9, linestyle="--", label="the theorem's bound"),

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from dsgd import records
+from dsgd import plots, records
 from experiments.helpers import commands, common, figures, real_clock
 from experiments.helpers.real_clock import Found, Pair, Race, Setting
 
@@ -134,20 +134,20 @@ def tabulate_race(race: Race) -> Table:
 def draw(args: Args, pair: Pair, found: dict[str, Found]) -> Figure:
     """Seconds of steps, one after the other and in order of length, and the loss over seconds."""
     sheet = Figure(figsize=(14, 4), layout="constrained")
-    over_steps, ordered, losses = figures.panels(sheet, 3, sharey=False)
+    over_steps, ordered, losses = plots.panels(sheet, 3, sharey=False)
     for line, (name, run) in enumerate(pair.histories().items()):
-        colour = figures.COLOURS[line]
+        colour = plots.COLOURS[line]
         after = np.sort(run["seconds"][args.rounds :])
         over_steps.plot(run["step"], 1e3 * run["seconds"], color=colour, linewidth=1, marker=".", markersize=3, label=f"{name} DropCompute")
         ordered.ecdf(1e3 * after, color=colour)
         losses.plot(np.cumsum(run["seconds"]), real_clock.smoothed(run["loss"], args.steps), color=colour)
     for line, name in enumerate(("without", "with")):
-        draw_planned(over_steps, ordered, 1e3 * found[name].planned, figures.COLOURS[line], "planned" if line == 0 else None)
+        draw_planned(over_steps, ordered, 1e3 * found[name].planned, plots.COLOURS[line], "planned" if line == 0 else None)
     over_steps.axvline(args.rounds + 0.5, color="black", linewidth=0.8, linestyle=":", label="threshold chosen")
     over_steps.set(xlabel="step", ylabel="ms of a step", ylim=(0, None))
     ordered.set(xlabel="ms of a step, after the threshold was chosen", ylabel="share of steps")
     losses.set(xlabel="seconds", ylabel="loss on the micro-batches computed", yscale="log")
-    figures.plain_log(losses.yaxis)
+    plots.plain_log(losses.yaxis)
     sheet.legend(*over_steps.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     speedup = found["speedup"]
     measured = f"S_eff {speedup.measured:.2f} measured, {speedup.planned:.2f} planned"

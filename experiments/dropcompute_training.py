@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from dsgd import problems, records
+from dsgd import plots, problems, records
 from experiments.helpers import (
     commands,
     common,
@@ -194,7 +194,7 @@ def train(args: Args, setting: Setting) -> Iterator[tuple[str, dict[str, np.ndar
 
 def draw(args: Args, setting: Setting, histories: Histories) -> Figure:
     """Figure 5 and table 1."""
-    sheet, (losses, seconds, table) = figures.figure(3, width=4.4, height=4.0, sharey=False)
+    sheet, (losses, seconds, table) = plots.figure(3, width=4.4, height=4.0, sharey=False)
     dropcompute_convergence.draw(losses, seconds, setting, histories, args.communications)
     dropcompute_quality.draw(table, setting, histories, args.drop_rates)
     what = f"{setting.name}, {setting.problem.workers} workers x {setting.micro_batches} micro-batches, {LAMB}"

@@ -22,7 +22,7 @@ from rich.table import Table
 import algorithms
 import dsgd
 import topologies
-from dsgd import problems, records
+from dsgd import plots, problems, records
 from experiments.helpers import commands, common, figures, resuming
 
 Build = Callable[[Any, dsgd.Topology], dsgd.Algorithm]
@@ -203,14 +203,14 @@ def draw(
 ) -> Figure:
     """Final loss, and what is left of f' without noise, against alpha; and how it gets there at the smallest alpha."""
     sheet = Figure(figsize=(14, 4.6), layout="constrained")
-    panels = figures.panels(sheet, 3, sharey=False)
+    panels = plots.panels(sheet, 3, sharey=False)
     alphas = np.array(sorted(args.alphas))
     for axes, values, scale in zip(panels, (losses, slopes), ("linear", "log"), strict=False):
         axes.set(xscale="log", yscale=scale, xlabel="Dirichlet alpha (left: heterogeneous)")
-        figures.draw_lines(axes, {name: (alphas, np.stack([values[alpha, name] for alpha in alphas], axis=1)) for name in METHODS})
+        plots.draw_lines(axes, {name: (alphas, np.stack([values[alpha, name] for alpha in alphas], axis=1)) for name in METHODS})
     worst = alphas[0]
     shown = {name: exact[worst, name] for name in METHODS}
-    figures.draw_lines(panels[2], {name: (history["step"].astype(float), history["grad_sqnorm"]) for name, history in shown.items()})
+    plots.draw_lines(panels[2], {name: (history["step"].astype(float), history["grad_sqnorm"]) for name, history in shown.items()})
     panels[0].set(ylabel="loss f(mean x)", title=f"random batches, best step size, l2 = {args.l2:g}\nlast tenth of {args.steps:,} rounds")
     step = f"exact gradients, step size {args.exact_learning_rate:g}, l2 = {args.exact_l2:g}"
     panels[1].set(ylabel="|f'(mean x)|²", title=f"{step}\nafter {args.exact_steps:,} rounds")

@@ -26,7 +26,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from rich.table import Table
 
 import dsgd
-from dsgd import clusters, records
+from dsgd import clusters, plots, records
 from experiments.helpers import adapting, commands, common, figures
 from experiments.helpers.adapting import DIMENSION, ELEMENT, Best
 
@@ -223,13 +223,13 @@ def draw(args: Args, outcomes: Outcomes) -> Figure:
     """A column for each regime; losses for each start, and below what is sent."""
     rows = len(args.warm_ups) + 1
     sheet = Figure(figsize=(14, 3.1 * rows), layout="constrained")
-    panels = figures.panels(sheet, len(REGIMES), rows, sharey=False).reshape(rows, len(REGIMES))
+    panels = plots.panels(sheet, len(REGIMES), rows, sharey=False).reshape(rows, len(REGIMES))
     seconds = adapting.times(args.seconds)
     for warm_up, row in zip(args.warm_ups, panels, strict=False):
         row[0].set_ylabel(f"{STARTS[warm_up]}:\nf(x) / f(x_0)")
         for regime, axes in zip(REGIMES, row, strict=True):
             best = outcomes.get(Case(warm_up, regime), {})
-            figures.draw_lines(axes, {name: (seconds, each.losses) for name, each in best.items()})
+            plots.draw_lines(axes, {name: (seconds, each.losses) for name, each in best.items()})
             axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
             axes.yaxis.set_major_formatter(FuncFormatter(lambda power, _: f"$10^{{{power:.0f}}}$"))
     for regime, axes in zip(REGIMES, panels[-1], strict=True):
@@ -252,7 +252,7 @@ def draw_messages(args: Args, axes: Axes, regime: str, best: dict[str, Best]) ->
     least, most = ends(args, regime)
     seconds = np.linspace(0, args.seconds, 1000)
     level = ELEMENT * (least + (most - least) * np.sin(np.pi * seconds / args.period) ** 2)
-    shown = {f"messages of {name}": (best[name], figures.COLOURS[METHODS.index(name)]) for name in (EF21, KIMAD) if best}
+    shown = {f"messages of {name}": (best[name], plots.COLOURS[METHODS.index(name)]) for name in (EF21, KIMAD) if best}
     adapting.draw_messages(axes, seconds, level, shown)
 
 

@@ -21,7 +21,7 @@ from rich.table import Table
 
 import dsgd
 from algorithms import kimad
-from dsgd import clusters, compressors, records
+from dsgd import clusters, compressors, plots, records
 from experiments.helpers import adapting, commands, common, figures
 from experiments.helpers.adapting import DIMENSION, ELEMENT, Best
 
@@ -204,7 +204,7 @@ def tabulate(args: Args, outcomes: Outcomes) -> Table:
 def draw(args: Args, outcomes: Outcomes) -> Figure:
     """Speedups against range and period of the bandwidth, and what is sent over the recorded one."""
     sheet = Figure(figsize=(14, 4.2), layout="constrained")
-    by_ratio, by_period, over_time = figures.panels(sheet, 3, sharey=False)
+    by_ratio, by_period, over_time = plots.panels(sheet, 3, sharey=False)
     by_period.sharey(by_ratio)
     ranges = {ratio: label(ratio, args.period) for ratio in sorted(args.ratios)}
     periods = {period: label(max(args.ratios), period) for period in sorted(args.periods)}
@@ -226,7 +226,7 @@ def draw_speedups(axes: Axes, outcomes: Outcomes, family: str, words: str, by_x:
     """Of Kimad, and of Kimad that knows the bandwidth, a little beside each other."""
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xscale("log")
-    figures.plain_log(axes.xaxis)
+    plots.plain_log(axes.xaxis)
     there = {x: ratios_of(outcomes[case]) for x, name in by_x.items() if (case := Case(family, name)) in outcomes}
     for method, words_of, fill in ((KIMAD, words, None), (ORACLE, f"{words}, oracle", "white")):
         line = 2 * (family == "bits") + (method == ORACLE)
@@ -236,8 +236,8 @@ def draw_speedups(axes: Axes, outcomes: Outcomes, family: str, words: str, by_x:
             1.03 ** (line - 1.5) * np.array(list(there)),
             found[:, 0],
             yerr=bars,
-            color=figures.COLOURS[line],
-            linestyle=figures.STYLES[line],
+            color=plots.COLOURS[line],
+            linestyle=plots.STYLES[line],
             marker="os"[family == "bits"],
             markerfacecolor=fill,
             capsize=3,
@@ -250,7 +250,7 @@ def draw_trace(args: Args, axes: Axes, best: dict[str, Best]) -> None:
     recorded = recording(args)
     seconds = np.linspace(0, args.seconds, 2000, endpoint=False)
     level = ELEMENT * args.mean * (recorded / recorded.mean())[(seconds / args.interval).astype(int) % len(recorded)]
-    shown = {f"messages of {name}": (best[name], figures.COLOURS[line]) for name, line in ((FIXED, 6), (KIMAD, 0))}
+    shown = {f"messages of {name}": (best[name], plots.COLOURS[line]) for name, line in ((FIXED, 6), (KIMAD, 0))}
     adapting.draw_messages(axes, seconds, level, shown)
     middle = adapting.shown(ratios_of(best)[KIMAD])
     axes.set(title=f"a recording: {middle} times as fast", xlabel="seconds", ylabel="bits of a message, bits/s")

@@ -19,7 +19,6 @@ from typing import Literal, NamedTuple
 import jax
 import numpy as np
 import optax
-import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
@@ -28,7 +27,7 @@ import algorithms
 import dsgd
 import topologies
 from algorithms import on_ray
-from dsgd import problems, records
+from dsgd import plots, problems, records
 from experiments.helpers import commands, common, figures
 
 WARM = 0.1  # of the updates, at the start, whose staleness does not count: all have read the first model
@@ -224,14 +223,14 @@ def draw(args: Args, found: dict[str, Measured]) -> Figure:
     late = {name: one for name, one in found.items() if one.measured.size}
     sheet = Figure(figsize=(14, 4.2 + 3.2 * bool(late)), layout="constrained")
     above, below = sheet.subfigures(2, 1, squeeze=False, height_ratios=(1.3, 1))[:, 0] if late else (sheet, None)
-    for axes, cost, label in zip(figures.panels(above, 2), ("clock", "step"), ("real seconds", "updates"), strict=True):
+    for axes, cost, label in zip(plots.panels(above, 2), ("clock", "step"), ("real seconds", "updates"), strict=True):
         axes.set(yscale="log", xlabel=label, ylabel="loss f(x)")
-        figures.draw_lines(axes, {name: (one.trained.history[cost], one.trained.history["loss"][None]) for name, one in found.items()})
-        figures.plain_log(axes.yaxis)
+        plots.draw_lines(axes, {name: (one.trained.history[cost], one.trained.history["loss"][None]) for name, one in found.items()})
+        plots.plain_log(axes.yaxis)
     handles, labels = above.axes[0].get_legend_handles_labels()
     above.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False)
     if below is not None:
-        for axes, (name, one) in zip(figures.panels(below, len(late)), late.items(), strict=True):
+        for axes, (name, one) in zip(plots.panels(below, len(late)), late.items(), strict=True):
             histogram(axes, one, name)
         below.axes[0].set_ylabel("share of updates")
         below.axes[0].legend(frameon=False)
@@ -245,8 +244,8 @@ def histogram(axes: Axes, one: Measured, name: str) -> None:
     most = int(max(one.measured.max(), one.predicted.max()))
     edges = np.unique(np.round(np.linspace(0, most + 1, min(most + 2, 30)))) - 0.5
     for what, values, style in (
-        ("measured", one.measured, {"fill": True, "alpha": 0.35, "color": figures.COLOURS[0]}),
-        ("predicted", one.predicted, {"color": figures.COLOURS[1], "linewidth": 1.8}),
+        ("measured", one.measured, {"fill": True, "alpha": 0.35, "color": plots.COLOURS[0]}),
+        ("predicted", one.predicted, {"color": plots.COLOURS[1], "linewidth": 1.8}),
     ):
         share, _ = np.histogram(values, edges, weights=np.full(values.shape, 1 / values.size))
         axes.stairs(share, edges, label=what, **style)
@@ -254,4 +253,4 @@ def histogram(axes: Axes, one: Measured, name: str) -> None:
 
 
 if __name__ == "__main__":
-    commands.launch(main, tyro.cli(Args))
+    commands.launch(main, commands.parsed(Args))

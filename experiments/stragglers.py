@@ -25,7 +25,7 @@ from rich.table import Table
 import algorithms
 import dsgd
 from algorithms import dropcompute
-from dsgd import clusters, network, problems, records
+from dsgd import clusters, network, plots, problems, records
 from experiments.helpers import commands, common, dropcompute_local, dropcompute_noises, figures, intervals, resuming
 from experiments.helpers.dropcompute_training import JUST_AFTER, MEASURED, latencies
 
@@ -241,12 +241,12 @@ def tabulate(args: Args, where: str, chosen: dict[str, Method], tuned: dict[str,
 
 def draw(args: Args, tuned: Histories) -> Figure:
     """A panel for each kind of stragglers."""
-    sheet, panels = figures.figure(len(tuned), width=6.0, height=4.6)
+    sheet, panels = plots.figure(len(tuned), width=6.0, height=4.6)
     for axes, (where, runs) in zip(panels, tuned.items(), strict=True):
         axes.set(yscale="log", xlabel="simulated seconds", title=where)
-        figures.draw_lines(axes, {name: (one.history["clock"].mean(axis=0), one.history["loss"]) for name, one in runs.items()})
+        plots.draw_lines(axes, {name: (one.history["clock"].mean(axis=0), one.history["loss"]) for name, one in runs.items()})
         axes.axhline(args.target, color="0.4", linewidth=0.8)
-        figures.plain_log(axes.yaxis)
+        plots.plain_log(axes.yaxis)
     panels[0].set_ylabel("loss f(x)")
     handles, labels = panels[0].get_legend_handles_labels()
     sheet.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 import topologies
-from dsgd import network, records
+from dsgd import network, plots, records
 from dsgd.base import Pattern
 from dsgd.network import Message, Passage
 from experiments.helpers import commands, common, figures, gantt
@@ -227,7 +227,7 @@ def draw(args: Args, pictures: Sequence[Panel]) -> Figure:
     parts = sheet.subfigures(len(pairs), 1, height_ratios=heights, squeeze=False)[:, 0]
     for pair, part in zip(pairs, parts, strict=True):
         longest = max(float(panel.end - panel.begin) for panel in pair)
-        for panel, axes in zip(pair, figures.panels(part, 2, sharey=False), strict=True):
+        for panel, axes in zip(pair, plots.panels(part, 2, sharey=False), strict=True):
             gantt.chart(axes, panel, longest)
     sheet.legend(handles=gantt.legend(), loc="outside lower center", ncols=len(gantt.LOOKS), frameon=False)
     holds = "holds both ports" if args.convention == "blocking" else "holds no port"

@@ -25,7 +25,7 @@ from rich.table import Table
 import algorithms
 import dsgd
 import topologies
-from dsgd import clusters, problems, records
+from dsgd import clusters, plots, problems, records
 from experiments.helpers import commands, common, figures, gossip_decay
 from experiments.helpers.gossip_decay import short
 
@@ -193,14 +193,14 @@ def draw(args: Args, N: int, of_N: list[dsgd.Topology], histories: dict[str, dic
         topologies.draw(graph, axes)
     for axes in strip[len(of_N) :]:
         axes.set_axis_off()
-    panels = figures.panels(below, 3, 4, sharey="row").reshape(4, 3)
+    panels = plots.panels(below, 3, 4, sharey="row").reshape(4, 3)
     for row, (partition, what) in zip(panels, itertools.product(PARTITIONS, ("loss", "consensus")), strict=True):
         curves(row, histories[partition], what)
         row[0].set_ylabel(f"{partition}: {'loss f(mean x)' if what == 'loss' else 'consensus distance'}")
         if what == "loss":
             for axes in row:
                 axes.axhline(target(histories[partition]), color="0.4", linewidth=0.8)
-            figures.plain_log(row[0].yaxis)
+            plots.plain_log(row[0].yaxis)
     for axes, label in zip(panels[-1], COSTS, strict=True):
         axes.set_xlabel(label)
     handles, labels = panels[0, 0].get_legend_handles_labels()
@@ -215,7 +215,7 @@ def curves(row: Iterable[Axes], runs: dict[str, dict[str, np.ndarray]], what: st
     shown = {name: history for name, history in runs.items() if what == "loss" or history[what].max() > 1e-9}
     for axes, (label, cost) in zip(row, COSTS.items(), strict=True):
         axes.set(xscale="linear" if label == "rounds" else "log", yscale="log")
-        figures.draw_lines(axes, {name: (cost(history)[1:], history[what][:, 1:]) for name, history in shown.items()})
+        plots.draw_lines(axes, {name: (cost(history)[1:], history[what][:, 1:]) for name, history in shown.items()})
 
 
 if __name__ == "__main__":

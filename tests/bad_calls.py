@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import networkx as nx
 import numpy as np
 import optax
+from matplotlib.figure import Figure
 
 import algorithms
 import dsgd
@@ -27,11 +28,26 @@ from algorithms.asynchronous.on_ray import gossip, with_servers
 from algorithms.cannikin import epochs
 from algorithms.cannikin import processes as nodes
 from algorithms.dropcompute import processes
-from dsgd import clusters, compressors, network, problems, work, workers
+from dsgd import clusters, compressors, network, plots, problems, work, workers
 from dsgd.machines import family
 from dsgd.runs import chunks, driver
 
-PACKAGES = (dsgd, problems, compressors, network, clusters, topologies, algorithms, delays, cannikin, dropcompute, kimad, on_ray, work)
+PACKAGES = (
+    dsgd,
+    problems,
+    compressors,
+    network,
+    clusters,
+    topologies,
+    algorithms,
+    delays,
+    cannikin,
+    dropcompute,
+    kimad,
+    on_ray,
+    work,
+    plots,
+)
 SGD, RING, SIGN, KEY = optax.sgd(0.1), topologies.ring(4), compressors.sign, jax.random.key(0)
 QUADRATIC, METHOD = problems.random_quadratic(4, 2), algorithms.minibatch_sgd(SGD)
 ARRAYS = (np.arange(120.0).reshape(60, 2) % 7, np.arange(60) % 3)
@@ -39,6 +55,9 @@ MODEL = problems.Model(lambda key: jnp.zeros(2), lambda params, inputs: inputs @
 ADJACENCY = topologies.graphs._one_way(4, np.arange(4), (np.arange(4) + 1) % 4)
 SECONDS = clusters.constant(1.0)
 SWEEP = dsgd.Sweep({"x": np.ones(2)}, {"loss": np.ones((2, 1, 5)), "step": np.arange(5)}, dsgd.State(jnp.int32(0)), ())
+
+
+SHEET = Figure()
 
 
 class AnyClass:
@@ -109,6 +128,13 @@ GOOD: dict[Callable, dict[str, Any]] = {
     dsgd.Sweep.point: {"self": SWEEP, "index": (1,)},
     dsgd.Sweep.at: {"self": SWEEP, "index": (1,)},
     dsgd.evaluated: {"history": SWEEP.history},
+    dsgd.mean_and_error: {"values": np.ones((2, 5))},
+    dsgd.frame: {"runs": {"one": SWEEP}},
+    plots.curves: {"runs": {"one": SWEEP}, "x": ["step", "loss"], "y": "loss", "xscale": "log", "yscale": "linear"},
+    plots.draw_lines: {"axes": SHEET.subplots(), "lines": {"one": (np.ones(5), np.ones((2, 5)))}},
+    plots.figure: {"columns": 1, "rows": 1, "width": 4.2, "height": 3.6, "sharey": "row"},
+    plots.panels: {"sheet": Figure(), "columns": 1, "rows": 1, "sharey": True},
+    plots.plain_log: {"axis": SHEET.axes[0].xaxis},
     dsgd.tail_mean: {"values": np.ones((2, 5)), "share": 0.5},
     problems.language_model: {
         "text": __file__,

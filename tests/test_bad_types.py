@@ -127,6 +127,8 @@ CASES = {
     "problems.load(digits._replace(train_targets=digits.train_targets + 0.9))": "digits: train targets have the entry",
     "dsgd.sweep(algorithms.delays.constant, problem, steps=1, key=key, bound=[1, -1])": "bound = -1: need an integer, at least 0",
     "dsgd.sweep(tuned, problem, steps=1, key=key, step=[0.5, 1.5])": "choco_sgd: consensus_step = 1.5: need a number in (0, 1]",
+    "plots.curves(swept, yscale='cubic')": "curves: yscale = 'cubic': need 'linear' or 'log'",
+    "dsgd.frame(problem)": "need a dsgd.Result, a dsgd.Sweep, a history, or a dictionary of these by the names of their methods",
     "swept.best(share=-1)": "share = -1: need a part of the records, in (0, 1]",
 }
 SCRIPT = """
@@ -134,7 +136,7 @@ import json, sys
 import jax, networkx as nx, numpy as np, optax
 import algorithms, dsgd, topologies
 from algorithms import dropcompute, kimad
-from dsgd import problems, run
+from dsgd import plots, problems, run
 key, problem, method = jax.random.key(0), problems.random_quadratic(2, 2), algorithms.minibatch_sgd(optax.sgd(0.1))
 cluster = dsgd.clusters.Cluster(dsgd.clusters.constant(1.0))
 ring = topologies.ring(2)

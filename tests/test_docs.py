@@ -26,8 +26,15 @@ ROOT = Path(__file__).parents[1]
         "docs/asynchrony_on_ray.md",
         "docs/clock.md",
         "docs/machines.md",
+        "docs/notebooks.md",
         "docs/runs.md",
         "docs/theory.md",
+        "docs/tutorial.md",
+        "docs/diverged.md",
+        "docs/numerics.md",
+        "docs/papers/kimad.md",
+        "docs/papers/dropcompute.md",
+        "docs/papers/cannikin.md",
     ],
 )
 def test_python_blocks_run(page, request):
@@ -38,11 +45,29 @@ def test_python_blocks_run(page, request):
     exec(compile("\n".join(blocks), page, "exec"), {"__name__": page})
 
 
-@pytest.mark.parametrize("page", sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))))
+PAGES = [
+    path.relative_to(ROOT).as_posix() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/papers").glob("*.md"))
+]
+
+
+def test_every_page_with_python_blocks_is_run():
+    (run,) = (mark.args[1] for mark in test_python_blocks_run.pytestmark)
+    assert sorted(run) == sorted(page for page in PAGES if "```python\n" in (ROOT / page).read_text())
+
+
+@pytest.mark.parametrize("page", sorted(PAGES))
 def test_files_that_pages_link_to_are_there(page):
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", (ROOT / page).read_text())
     missing = [link for link in links if not (ROOT / page).parent.joinpath(link).exists()]
     assert not missing
+
+
+def test_every_page_is_in_the_contents():
+    contents = (ROOT / "docs/index.md").read_text().splitlines()
+    pages = [Path(page).relative_to("docs").with_suffix("").as_posix() for page in PAGES if page != "README.md"]
+    assert [page for page in pages if page not in contents] == ["index"]
+    room = (ROOT / "docs/reference/index.rst").read_text().split()
+    assert [path.stem for path in (ROOT / "docs/reference").glob("*.rst") if path.stem not in room] == ["index"]
 
 
 def test_every_figure_is_shown():

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -35,12 +36,12 @@ TEXT = (
     "J. Liu and C. Zhang, Distributed Learning Systems with First-order Methods (2020), its misprints corrected, and against the other"
     " papers that rows name"
 )
-LOOKS = {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0), "caption_justify": "left"}
+LOOKS: dict[str, Any] = {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0), "caption_justify": "left"}
 
 
 @dataclass(frozen=True)
 class Args:
-    """Holds every theorem and lemma against the code; shows the misprints of the papers with counterexamples."""
+    """Holds every theorem and lemma against the code, and shows misprints."""
 
     quick: bool = False
     """Ten random trials of each statement, of programs that are compiled in haste."""
@@ -193,7 +194,7 @@ def tabulate_misprints(compared: Sequence[tuple[Misprint, Outcome, Outcome]]) ->
     return table
 
 
-def as_data(findings: Sequence[Finding], compared: Sequence[tuple[Misprint, Outcome, Outcome]]) -> dict:
+def as_data(findings: Sequence[Finding], compared: Sequence[tuple[Misprint, Outcome, Outcome]]) -> dict[str, Any]:
     """All of it for `json`."""
     return {
         "statements": [
@@ -226,12 +227,12 @@ def as_data(findings: Sequence[Finding], compared: Sequence[tuple[Misprint, Outc
     }
 
 
-def _outcome(outcome: Outcome) -> dict:
+def _outcome(outcome: Outcome) -> dict[str, Any]:
     numbers = {name: float(getattr(outcome, name)) for name in ("measured", "bound", "error", "ratio")}
     return {**numbers, "case": outcome.case, "equality": outcome.equality, "holds": bool(outcome.holds)}
 
 
 if __name__ == "__main__":
-    args = tyro.cli(Args)
-    processes.prepare(args.cache, args.quick)
-    sys.exit(main(args))
+    given: Args = tyro.cli(Args, prog="python -m theory_checks")
+    processes.prepare(given.cache, given.quick)
+    sys.exit(main(given))

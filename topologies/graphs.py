@@ -176,7 +176,7 @@ def random_regular(n: int, degree: int, seed: int = 0, weights: Weights = metrop
 
 
 @checks.arguments
-def from_graph(graph: nx.Graph, weights: Weights | None = None, name: str = "from_graph") -> Topology:
+def from_graph(graph: nx.Graph[Any], weights: Weights | None = None, name: str = "from_graph") -> Topology:
     """Any graph of networkx: its nodes, in their order, are the workers; loops, multiple edges and attributes do not matter.
 
     Args:
@@ -256,7 +256,7 @@ def _on_edges(name: str, W: Any, adjacency: csr_array) -> csr_array:
     return W
 
 
-def _drawn(name: str, graph: nx.Graph, weights: Weights, hint: str) -> Topology:
+def _drawn(name: str, graph: nx.Graph[Any], weights: Weights, hint: str) -> Topology:
     import networkx as nx  # noqa: PLC0415
 
     if not nx.is_connected(graph):

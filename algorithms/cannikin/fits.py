@@ -51,6 +51,7 @@ class Line(NamedTuple):
 
     @classmethod
     def of(cls, points: Moments, column: int) -> Line:
+        """That column of the points over the first, b."""
         return cls(points.number, points.mean[:, 0], points.mean[:, column], points.products[:, 0, 0], points.products[:, 0, column])
 
     def fitted(self) -> np.ndarray:

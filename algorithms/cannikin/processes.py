@@ -89,7 +89,7 @@ class _Node:
         self.data = jax.device_put(jax.tree.map(lambda leaf: arrays.row(leaf, self.n), problem.data), self.here)
         self.functions = problem._replace(data=(), shared=(), constants=Constants(), evaluate=None)
         self.M, (first, self.key), self.optimizer, self.rounds = M, loop.split(key), optimizer, 0
-        self.model: Model = jax.device_put(_begin(problem.init, optimizer, first), self.here)  # or its first step compiles again
+        self.model: Model = jax.device_put(optimizers.drawn(problem.init, optimizer, first), self.here)  # or its first step compiles again
 
     def epoch(self, sizes: np.ndarray, factor: float, rounds: int) -> Ran:
         """So many rounds, and what all nodes measured in them."""
@@ -132,11 +132,6 @@ class _Node:
 
 
 # Programs are found again where problem and optimiser are the same: their functions are static arguments.
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _begin(init: Callable, optimizer: optax.GradientTransformation, key: jax.Array) -> Model:
-    return optimizers.start(optimizer, init(key))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))

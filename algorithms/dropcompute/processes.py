@@ -154,12 +154,7 @@ class _Times(NamedTuple):
 
 def _start(problem: Problem, optimizer: optax.GradientTransformation, key: jax.Array, mesh: Mesh) -> Model:
     """The model before the first step, on every process."""
-    return arrays.put(_begin(problem.init, optimizer, key), NamedSharding(mesh, P()))
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _begin(init: Callable, optimizer: optax.GradientTransformation, key: jax.Array) -> Model:
-    return optimizers.start(optimizer, init(key))
+    return arrays.put(optimizers.drawn(problem.init, optimizer, key), NamedSharding(mesh, P()))
 
 
 def _turn(problem: Problem, key: jax.Array, M: int, mesh: Mesh) -> Turn:

@@ -160,6 +160,7 @@ class Iteration(NamedTuple):
 
 
 def speedup(iteration: Iteration) -> Any:
+    r"""$S_\text{eff}$: micro-batches a second with the threshold over those without; the share itself where no time passes."""
     xp = jnp if isinstance(iteration.step, jax.Array) else np
     seconds = iteration.step + iteration.communication
     some = xp.where(seconds > 0, seconds, 1)

@@ -32,7 +32,7 @@ def _unknown(N: int) -> jax.Array:
     return jnp.full(N, jnp.nan, jnp.float32)
 
 
-last = Monitor(
+last: Monitor = Monitor(
     start=_unknown,
     observe=lambda memory, rates: jnp.where(jnp.isnan(rates), memory, rates),
     estimate=lambda memory, true: memory,
@@ -40,7 +40,7 @@ last = Monitor(
 )
 r"""The last message's rate, $\hat B_{k+1} = c_k / T_k$ of $c_k$ bits that took $T_k$ seconds."""
 
-oracle = Monitor(start=lambda N: (), observe=lambda memory, rates: memory, estimate=lambda memory, true: true, name="oracle")
+oracle: Monitor = Monitor(start=lambda N: (), observe=lambda memory, rates: memory, estimate=lambda memory, true: true, name="oracle")
 """What nobody knows: the mean bandwidth that the link will have in the seconds that are planned for the message."""
 
 

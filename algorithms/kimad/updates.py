@@ -34,7 +34,7 @@ class Update(NamedTuple):
     name: str
 
 
-gradient = Update(
+gradient: Update = Update(
     start=lambda params, N: (),
     begin=lambda memory, estimate: memory,
     query=lambda memory, estimate: Query(estimate),

@@ -15,6 +15,7 @@ import numpy as np
 
 from algorithms.kimad import choices
 from dsgd import compressors
+from dsgd.base import Compressor
 
 _HEADER = struct.Struct("!H?ddI")  # choice, last, computing, heard, bytes
 _BYTE = 8
@@ -51,8 +52,9 @@ class Wire:
         sizes = choices.top_k(ratios).sizes(d, np.float32)
         whole = _BYTE * 4 * d
         order = sorted(range(len(sizes)), key=sizes.__getitem__)
-        self.d, self.sizes = d, [sizes[i] for i in order]
-        self.compressors = [compressors.identity if sizes[i] >= whole else compressors.top_k(ratios[i]) for i in order]
+        self.d: int = d
+        self.sizes: list[int] = [sizes[i] for i in order]
+        self.compressors: list[Compressor] = [compressors.identity if sizes[i] >= whole else compressors.top_k(ratios[i]) for i in order]
         key = jax.random.key(0)  # of which nothing is drawn
         self._shapes = [jax.eval_shape(lambda x, one=one: one.compress(key, x), jnp.zeros(d)) for one in self.compressors]
         self._pack = [jax.jit(lambda x, one=one: one.compress(key, x)) for one in self.compressors]

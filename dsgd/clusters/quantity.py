@@ -100,6 +100,7 @@ def need_number(what: str, value: Any, *, least: float, more: bool = False) -> N
 
 
 def need_probability(what: str, value: Any) -> None:
+    """Raises a ValueError unless it is a number from 0 to 1; `what` names it."""
     need_number(what, value, least=0)
     if value > 1:
         raise ValueError(f"{what} = {value!r}: need a number from 0 to 1")

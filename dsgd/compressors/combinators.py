@@ -14,7 +14,7 @@ from dsgd import checks
 from dsgd.base import Compressor, Key, PyTree
 from dsgd.compressors.sizes import fixed_size
 
-identity = fixed_size(
+identity: Compressor = fixed_size(
     compress=lambda key, x: x,
     decompress=lambda message, d: message,
     name="identity",

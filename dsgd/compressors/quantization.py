@@ -148,7 +148,7 @@ def _ternary() -> Compressor:
     return fixed_size(compress, decompress, "ternary", unbiased=True, omega=lambda d: (math.sqrt(d) - 1) / 2)
 
 
-ternary = _ternary()
+ternary: Compressor = _ternary()
 r"""Signs of elements drawn in proportion to their size, times the largest magnitude, unbiased.
 
 $$ Q(x_i) = |x|_\infty\, \mathrm{sign}(x_i) \text{ with probability } \frac{|x_i|}{|x|_\infty}, \text{ else } 0 $$
@@ -178,7 +178,7 @@ def _natural() -> Compressor:
     return fixed_size(compress, decompress, "natural", unbiased=True, omega=lambda d: 1 / 8)
 
 
-natural = _natural()
+natural: Compressor = _natural()
 r"""Randomised rounding to a neighbouring power of two, unbiased: sign and exponent are sent, the mantissa is the probability.
 
 $$ Q(x_i) = \mathrm{sign}(x_i)\, 2^{e+1} \text{ with probability } \frac{|x_i|}{2^e} - 1, \text{ else } \mathrm{sign}(x_i)\, 2^e,
@@ -204,7 +204,7 @@ def _sign() -> Compressor:
     return fixed_size(compress, decompress, "sign", unbiased=False, delta=lambda d: 1 / d)
 
 
-sign = _sign()
+sign: Compressor = _sign()
 r"""Signs times the mean magnitude, biased, one bit an element.
 
 $$ C(x) = \frac{|x|_1}{d}\, \mathrm{sign}(x), \qquad |C(x) - x|^2 = |x|^2 - \frac{|x|_1^2}{d} \le \Big(1 - \frac1d\Big) |x|^2 $$

@@ -39,6 +39,7 @@ class Topology:
 
     def __init__(self, name: str, W: Any) -> None:
         self.name = name
+        self.matrices: tuple[csr_array, ...]
         self.matrices, self._tolerance = _validated(name, W)
         """The mixing matrices of a period, in scipy's compressed rows."""
         _check_connected(name, self.matrices)

@@ -84,7 +84,7 @@ def _whole_ring_messages(N: int) -> list[Message]:
     return [Message(i % N, (i + 1) % N, after=(i - 1,) if i else ()) for i in range(2 * (N - 1))]
 
 
-parameter_server = Pattern(
+parameter_server: Pattern = Pattern(
     "parameter_server",
     blocking=lambda N, latency, transfer: 2 * N * (latency + transfer),
     pipelined=lambda N, latency, transfer: 2 * (latency + N * transfer),
@@ -93,7 +93,8 @@ parameter_server = Pattern(
     clock=through_server,
     stands_in=True,
 )
-star = Pattern(
+r"""One server with one port: N messages come in one after the other, N go out. Blocking $2N(l + r)$ seconds, pipelined $2(l + Nr)$."""
+star: Pattern = Pattern(
     "star",
     blocking=lambda N, latency, transfer: 2 * (latency + transfer),
     pipelined=lambda N, latency, transfer: 2 * (latency + transfer),
@@ -102,28 +103,32 @@ star = Pattern(
     clock=over_links,
     stands_in=True,
 )
-multi_server = Pattern(
+r"""One server with a link to each worker: all send side by side, then the server to all. $2(l + r)$ seconds."""
+multi_server: Pattern = Pattern(
     "multi_server",
     blocking=lambda N, latency, transfer: 2 * (N - 1) * (latency + transfer / N),
     pipelined=lambda N, latency, transfer: 2 * latency * (N > 1) + 2 * (N - 1) * transfer / N,
     vectors=lambda N: 2 * (N - 1) / N,
     messages=_multi_server_messages,
 )
-ring_all_reduce = Pattern(
+r"""N servers, each of one part of the vector, on the workers. Blocking $2(N - 1)(l + r/N)$ seconds, pipelined $2l + 2(N - 1) r/N$."""
+ring_all_reduce: Pattern = Pattern(
     "ring_all_reduce",
     blocking=lambda N, latency, transfer: 2 * (N - 1) * (latency + transfer / N),
     pipelined=lambda N, latency, transfer: 2 * (N - 1) * (latency + transfer / N),
     vectors=lambda N: 2 * (N - 1) / N,
     messages=_ring_messages,
 )
-ring_all_reduce_unpartitioned = Pattern(
+r"""The parts of the vector go round the ring, once to be summed and once to be told: $2(N - 1)(l + r/N)$ seconds."""
+ring_all_reduce_unpartitioned: Pattern = Pattern(
     "ring_all_reduce_unpartitioned",
     blocking=lambda N, latency, transfer: 2 * (N - 1) * (latency + transfer),
     pipelined=lambda N, latency, transfer: 2 * (N - 1) * (latency + transfer),
     vectors=lambda N: 2 * (N - 1) / N,
     messages=_whole_ring_messages,
 )
-local = Pattern(
+r"""The whole vector goes round the ring twice, from worker to worker: $2(N - 1)(l + r)$ seconds."""
+local: Pattern = Pattern(
     "local",
     blocking=lambda N, latency, transfer: 0 * (latency + transfer),
     pipelined=lambda N, latency, transfer: 0 * (latency + transfer),
@@ -131,21 +136,25 @@ local = Pattern(
     messages=lambda N: [],
     clock=apart,
 )
-asynchronous_server = Pattern(
+"""Nobody sends anything, and nobody waits."""
+asynchronous_server: Pattern = Pattern(
     "asynchronous_server",
     blocking=lambda N, latency, transfer: (latency + transfer) * 2 / min(N, 2),
     pipelined=lambda N, latency, transfer: np.maximum(transfer, 2 * (latency + transfer) / N),
     vectors=lambda N: 1 / N,
     stands_in=True,
 )
-asynchronous_gossip = Pattern(
+r"""One worker at a time sends to the server and hears from it: $l + r$ seconds an update, pipelined $\max(r, 2(l + r)/N)$."""
+asynchronous_gossip: Pattern = Pattern(
     "asynchronous_gossip",
     blocking=lambda N, latency, transfer: (latency + transfer) / max(1, N // 2) * (N > 1),
     pipelined=lambda N, latency, transfer: (latency + transfer) / max(1, N // 2) * (N > 1),
     vectors=lambda N: 2 / N * (N > 1),
     stands_in=True,
 )
-one_machine = local._replace(name="one_machine", stands_in=True)
+r"""Pairs of workers exchange their vectors, as many side by side as there are: $(l + r) / \lfloor N/2 \rfloor$ seconds an update."""
+one_machine: Pattern = local._replace(name="one_machine", stands_in=True)
+"""As `local`, of methods that are on one machine: what crosses devices in a simulation is not counted."""
 
 
 @checks.arguments

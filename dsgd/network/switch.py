@@ -22,6 +22,7 @@ from dsgd import checks
 
 Number = Any  # int, float or fractions.Fraction
 Convention = Literal["blocking", "pipelined"]
+"""Whether a message holds both ports for latency and transfer, or for the transfer alone."""
 CONVENTIONS = ("blocking", "pipelined")
 _Port = tuple[str, int]  # "out" or "in", and whose
 

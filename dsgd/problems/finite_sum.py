@@ -122,7 +122,7 @@ def finite_sum(
     l2: float = 0.0,
     seed: int = 0,
     test: Annotated[tuple[Any, Any] | None, "a pair (inputs, targets), or None"] = None,
-    metrics: dict[str, Callable] | None = None,
+    metrics: dict[str, Callable[..., Any]] | None = None,
     chunk: int | None = None,
     name: str = "finite_sum",
 ) -> Problem:
@@ -209,7 +209,9 @@ def _need_whole_batches(batch_size: int, sizes: list[int], partition: str | Sequ
         )
 
 
-def _held_out(test: tuple[Any, Any] | None, metrics: dict[str, Callable] | None, data: tuple[PyTree, PyTree]) -> Examples | tuple[()]:
+def _held_out(
+    test: tuple[Any, Any] | None, metrics: dict[str, Callable[..., Any]] | None, data: tuple[PyTree, PyTree]
+) -> Examples | tuple[()]:
     """What the metrics are measured on."""
     if (test is None) != (not metrics):
         raise ValueError(f"test = {checks.shown(test)}, metrics = {checks.shown(metrics)}: need both, or neither")

@@ -3,7 +3,9 @@ worker, and are no part of the model that is averaged."""
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 
@@ -19,7 +21,7 @@ class MLP(nn.Module):
     hidden: tuple[int, ...] = (64,)
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x: jax.Array | np.ndarray) -> jax.Array:
         x = x.reshape(x.shape[0], -1)
         for width in self.hidden:
             x = nn.relu(nn.Dense(width)(x))
@@ -44,7 +46,7 @@ class Convolution(nn.Module):
     bias: bool = True
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x: jax.Array | np.ndarray) -> jax.Array:
         _, height, width, channels = x.shape
         around = self.size // 2
         padded = jnp.pad(x, ((0, 0), (around, around), (around, around), (0, 0)))
@@ -71,7 +73,7 @@ class CNN(nn.Module):
     groups: int = 4
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x: jax.Array | np.ndarray) -> jax.Array:
         for i, width in enumerate(self.channels):
             x = Convolution(width, stride=1 if i == 0 else 2)(x)
             x = nn.relu(nn.GroupNorm(num_groups=self.groups)(x))
@@ -86,7 +88,7 @@ class ResidualBlock(nn.Module):
     groups: int
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x: jax.Array | np.ndarray) -> jax.Array:
         y = Convolution(self.features, self.stride, bias=False)(x)
         y = nn.relu(nn.GroupNorm(num_groups=self.groups)(y))
         y = Convolution(self.features, bias=False)(y)
@@ -113,7 +115,7 @@ class ResNet18(nn.Module):
     groups: int = 32
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x: jax.Array | np.ndarray) -> jax.Array:
         x = Convolution(self.width, bias=False)(x)
         x = nn.relu(nn.GroupNorm(num_groups=self.groups)(x))
         for stage in range(4):
@@ -144,7 +146,7 @@ class Transformer(nn.Module):
     heads: int = 4
 
     @nn.compact
-    def __call__(self, tokens):
+    def __call__(self, tokens: jax.Array | np.ndarray) -> jax.Array:
         length = tokens.shape[-1]
         if length > self.context:
             raise ValueError(f"Transformer: sequences of {length} tokens, context = {self.context}: need sequences that are no longer")
@@ -158,4 +160,4 @@ class Transformer(nn.Module):
         return nn.Dense(self.vocabulary, kernel_init=small)(nn.LayerNorm()(x))  # a start that knows nothing: equal probabilities
 
 
-MODELS = {"mlp": MLP, "cnn": CNN, "resnet-18": ResNet18}
+MODELS: dict[str, type[nn.Module]] = {"mlp": MLP, "cnn": CNN, "resnet-18": ResNet18}

@@ -37,6 +37,7 @@ def _dirichlet(labels: np.ndarray, workers: int, alpha: float, rng: np.random.Ge
 
 BY_CLASS = {"by-label", "dirichlet"}
 PARTITIONS = {"iid": _iid, "blocks": _blocks, "by-label": _by_label, "dirichlet": _dirichlet}
+"""The rules of `split` by name, each a function (labels, N, alpha, numpy generator) -> each worker's samples."""
 
 
 @checks.arguments

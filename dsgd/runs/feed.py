@@ -65,7 +65,7 @@ class Feed:
 
     def __init__(self, plan: Plan, batches: Iterable[PyTree], rounds: int) -> None:
         self.identity: str | None = getattr(batches, "identity", None)
-        self.records = max(1, _ROUNDS // plan.record_every)
+        self.records: int = max(1, _ROUNDS // plan.record_every)
         self._plan = plan
         self._rounds = rounds
         self._taken = 0
@@ -74,7 +74,7 @@ class Feed:
         first = self._next(1)
         self._kind: Any = None
         self._check(0, first[0])
-        self.first = jax.eval_shape(lambda batch: batch, first[0])
+        self.first: PyTree = jax.eval_shape(lambda batch: batch, first[0])
         self._batches = itertools.chain(first, self._batches)
 
     def skip(self, rounds: int) -> None:

@@ -44,7 +44,7 @@ class Stop:
     """Whether Ctrl-C or SIGTERM came since the `with` block began: a state that has just been donated must not be torn from its owner."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.asked: bool = False
         self._count = 0
         self._at_once = False
 

@@ -100,6 +100,20 @@ def tail_mean(values: np.ndarray, share: float = 0.1) -> np.ndarray:
 
 
 @checks.arguments
+def mean_and_error(values: np.ndarray) -> tuple[Any, Any]:
+    """Mean over seeds and its standard error, `[seeds, ...]` to two `[...]`, of `[seeds]` to two numbers; the error of one seed is 0.
+
+    Raises:
+        ValueError: no seeds.
+    """
+    if not np.ndim(values) or not len(values):
+        raise ValueError(f"mean_and_error: values of shape {np.shape(values)}: need [seeds, ...]")
+    seeds = values.shape[0]
+    error = values.std(axis=0, ddof=1) / np.sqrt(seeds) if seeds > 1 else np.zeros(values.shape[1:])
+    return values.mean(axis=0), error
+
+
+@checks.arguments
 def sweep(
     factory: Callable[..., Algorithm],
     problem: Problem,

@@ -22,6 +22,7 @@ from dsgd.base import Gradients, PyTree
 from dsgd.workers.attendance import attendance
 
 AXIS = "workers"
+"""The name of the mesh axis over which workers are spread."""
 # Where sums over workers are products on CPUs: from so many elements of all runs on, in rows of at least so many, at most so many rows.
 _MANY, _LONG, _TALL = 4096, 64, 2048
 

@@ -207,7 +207,9 @@ def _pulled(tree: PyTree, table: PyTree, topology: Topology, step: jax.Array | N
     return jax.tree.map(partial(summed, routes, at, onto=onto, arrives=_arrives(routes, at, topology)), tree, table)
 
 
-def summed(routes: Routes, at: tuple, own: jax.Array, table: jax.Array, *, onto: bool, arrives: jax.Array | None = None) -> jax.Array:
+def summed(
+    routes: Routes, at: tuple[int | jax.Array, ...], own: jax.Array, table: jax.Array, *, onto: bool, arrives: jax.Array | None = None
+) -> jax.Array:
     """What gossip adds to a leaf `[n, ...]`, or with `onto` what comes of adding it, from a table `[m, ...]`, as the routes have it.
 
     Args:
@@ -230,7 +232,7 @@ def _check(tree: PyTree, topology: Topology) -> None:
             raise ValueError(f"gossip over {topology.name}: {given}; need floating-point leaves of {topology.n} workers")
 
 
-def _here(topology: Topology, step: jax.Array | None):
+def _here(topology: Topology, step: jax.Array | None) -> tuple[int | jax.Array, int | jax.Array]:
     """Where this round and this device are in the arrays of a plan."""
     return _turn(topology, step), 0 if axis.devices() == 1 else lax.axis_index(axis.AXIS)
 

@@ -27,5 +27,5 @@ MODULES = (rounds, start, compression, mixing, methods, work, kimad, cannikin, d
 MAIN = {module.Args: module.main for module in MODULES}
 
 if __name__ == "__main__":
-    args = tyro.cli(Choice, default=rounds.Args())
+    args = tyro.cli(Choice, prog="python -m experiments.benchmark", default=rounds.Args())
     commands.launch(MAIN[type(args)], args)

@@ -27,7 +27,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from dsgd import records
+from dsgd import plots, records
 from experiments.benchmark import environments, processes, start
 from experiments.benchmark.jobs.peers import job
 from experiments.helpers import commands, common, figures
@@ -229,7 +229,8 @@ def row(method: str, name: str, N: int, d: int, ends: list[tuple[float, dict[str
 def draw(rows: list[Row]) -> Figure:
     """A panel for each dimension and number that is shown, over the workers."""
     dimensions, names = ordered(row.dimension for row in rows), ordered(row.version for row in rows)
-    sheet, panels = figures.figure(len(dimensions), len(SHOWN), height=2.6, sharey="row")
+    sheet = Figure(figsize=(4.2 * len(dimensions), 2.6 * len(SHOWN)), layout="constrained")
+    panels = plots.panels(sheet, len(dimensions), len(SHOWN), sharey="row")
     for panel, (what, d) in zip(panels, [(what, d) for what in SHOWN for d in dimensions], strict=True):
         panel.set_xscale("log", base=2)
         panel.set_yscale("log")
@@ -237,7 +238,7 @@ def draw(rows: list[Row]) -> Figure:
         for name in names:
             mine = [row for row in rows if (row.version, row.dimension) == (name, d)]
             lines[name] = np.array([row.workers for row in mine], float), np.array([[number(row, what) for row in mine]])
-        figures.draw_lines(panel, lines)
+        plots.draw_lines(panel, lines)
         for line in panel.lines:
             line.set_marker("o")
         panel.set_xlabel("workers")

@@ -15,8 +15,8 @@ from matplotlib.axes import Axes
 import algorithms
 import dsgd
 from algorithms import kimad
-from dsgd import clusters, compressors, problems
-from experiments.helpers import common, figures, intervals, resuming
+from dsgd import clusters, compressors, plots, problems
+from experiments.helpers import common, intervals, resuming
 
 DIMENSION = 30  # as in section 4.1 of Kimad
 ELEMENT = 32  # bits
@@ -220,7 +220,7 @@ def draw_messages(axes: Axes, seconds: np.ndarray, level: np.ndarray, shown: dic
     for label, (best, colour) in shown.items():
         axes.step(best.history["clock"], best.history["message_up"], where="pre", color=colour, linewidth=1.2, label=label)
     axes.set(yscale="log", xlim=(0, seconds[-1]))
-    figures.plain_log(axes.yaxis)
+    plots.plain_log(axes.yaxis)
 
 
 def speedups(slow: Best, fast: Best) -> np.ndarray:

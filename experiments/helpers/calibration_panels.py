@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dsgd import plots
 from experiments.helpers import figures, link_fits
 from experiments.helpers.calibration_tables import seconds_of, short
 from experiments.helpers.real_rounds import METHODS, Calibration
@@ -14,7 +15,7 @@ from experiments.helpers.real_rounds import METHODS, Calibration
 def draw(result: Calibration, where: str) -> Figure:
     """Collectives and rounds: lines are what the switch says, points what was measured."""
     sheet = Figure(figsize=(12, 5), layout="constrained")
-    left, right = figures.panels(sheet, 2, sharey=False)
+    left, right = plots.panels(sheet, 2, sharey=False)
     for i, (name, by_size) in enumerate(result.found.collectives.items()):
         sizes = list(by_size)
         said = [result.explained(name, size) for size in sizes]
@@ -38,7 +39,7 @@ def draw_one(axes: Axes, i: int, name: str, said: tuple[list[float], list[float]
     sizes = np.array(said[0]) * 1.04 ** (i - 2)
     found = np.array([link_fits.median(seconds) for seconds in measured])
     bars = np.maximum(0, np.stack([found[:, 0] - found[:, 1], found[:, 2] - found[:, 0]]))
-    axes.plot(*said, color=figures.COLOURS[i], linestyle=figures.STYLES[i], linewidth=1.5)
+    axes.plot(*said, color=plots.COLOURS[i], linestyle=plots.STYLES[i], linewidth=1.5)
     axes.errorbar(
-        sizes, found[:, 0], bars, color=figures.COLOURS[i], linestyle="none", marker="osD^v"[i], markersize=5, capsize=2, label=name
+        sizes, found[:, 0], bars, color=plots.COLOURS[i], linestyle="none", marker="osD^v"[i], markersize=5, capsize=2, label=name
     )

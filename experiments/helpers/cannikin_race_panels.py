@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dsgd import plots
 from experiments.helpers import common, figures, intervals
 from experiments.helpers.cannikin_race import ACCURACY, ADAPTDL, CANNIKIN, DDP, SYSTEMS, Runs, Setting
 from experiments.helpers.cannikin_race_tables import seconds
@@ -23,7 +24,7 @@ def draw(cluster: str, found: Mapping[str, tuple[Setting, Runs]]) -> Figure:
         cluster: its name.
         found: by task.
     """
-    sheet, panels = figures.figure(4, len(found), width=4.0, height=3.3, sharey=False)
+    sheet, panels = plots.figure(4, len(found), width=4.0, height=3.3, sharey=False)
     for row, (setting, runs) in zip(panels.reshape(-1, 4), found.values(), strict=True):
         batches, by_epoch, by_second, bars = row
         draw_batches(batches, setting, runs)
@@ -49,7 +50,7 @@ def draw_batches(axes: Axes, setting: Setting, runs: Runs) -> None:
     ticks = np.unique(setting.totals[np.linspace(0, len(setting.totals) - 1, 4).round().astype(int)])
     axes.set_yticks(ticks, labels=[f"{total}" for total in ticks])
     axes.minorticks_off()
-    figures.plain_log(axes.xaxis)
+    plots.plain_log(axes.xaxis)
 
 
 def draw_qualities(axes: Axes, setting: Setting, runs: Runs, *, over_seconds: bool) -> None:
@@ -65,7 +66,7 @@ def draw_qualities(axes: Axes, setting: Setting, runs: Runs, *, over_seconds: bo
                 axes.plot(x[-1], factor * run.qualities[-1], marker="o", markersize=5, color=COLOURS[system], linestyle="none")
     axes.set(xscale="log", xlabel="simulated seconds" if over_seconds else "epoch")
     axes.set_ylabel("test accuracy, %" if setting.task.quality == ACCURACY else "test bits per byte")
-    figures.plain_log(axes.xaxis)
+    plots.plain_log(axes.xaxis)
     qualities = factor * np.concatenate([run.qualities for each in runs.values() for run in each])
     low, high = np.quantile(qualities, (0.05, 1) if setting.task.quality == ACCURACY else (0, 0.95))
     axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))

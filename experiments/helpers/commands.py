@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sized
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import jax
 import tyro
@@ -26,6 +26,7 @@ from dsgd import cache, clusters, records
 from dsgd.machines import agreement, runtime, watch
 from experiments.helpers import resuming
 
+T = TypeVar("T")
 DataDir = Annotated[Path | None, tyro.conf.arg(help="Folder with the files of mnist or cifar-10 as published.")]
 Cache = Annotated[
     str | None,
@@ -85,12 +86,23 @@ def run(main: Callable[[Any], Any], kind: Any) -> None:
     """
     own = [field.name for field in dataclasses.fields(kind)]
     if "processes" in own:  # it starts processes itself, on this machine
-        return launch(main, tyro.cli(kind))
+        return launch(main, parsed(kind))
     flags = ("machines", Annotated[Machines, tyro.conf.arg(name="")], dataclasses.field(default=Machines()))
     both = dataclasses.make_dataclass(kind.__name__, [flags], bases=(kind,), frozen=True)
     both.__doc__ = kind.__doc__
-    parsed = tyro.cli(both)
-    return launch(main, kind(**{name: getattr(parsed, name) for name in own}), parsed.machines)
+    given = tyro.cli(both, prog=program(kind))
+    return launch(main, kind(**{name: getattr(given, name) for name in own}), given.machines)
+
+
+def parsed(kind: type[T]) -> T:
+    """A script's arguments from its command line, for `launch`."""
+    return tyro.cli(kind, prog=program(kind))
+
+
+def program(kind: type) -> str | None:
+    """How the script of these arguments is called, `python -m experiments.compare`; None: by its path."""
+    spec = sys.modules[kind.__module__].__spec__
+    return f"python -m {spec.name}" if spec else None
 
 
 def launch(main: Callable[[Any], Any], args: Any, machines: Machines | None = None) -> None:

@@ -80,16 +80,9 @@ def devices_for(workers: int) -> jax.sharding.Mesh:
     return own_mesh(workers)
 
 
-def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean over seeds and its standard error, `[seeds, ...]` to two `[...]`; the error of one seed is 0."""
-    seeds = values.shape[0]
-    error = values.std(axis=0, ddof=1) / np.sqrt(seeds) if seeds > 1 else np.zeros(values.shape[1:])
-    return values.mean(axis=0), error
-
-
 def with_error(values: np.ndarray, digits: int = 1) -> str:
     """The mean over seeds, `[seeds]`, and its standard error where there are several."""
-    middle, error = mean_and_error(values)
+    middle, error = dsgd.mean_and_error(values)
     return f"{middle:.{digits}f} ± {error:.{digits}f}" if len(values) > 1 else f"{middle:.{digits}f}"
 
 

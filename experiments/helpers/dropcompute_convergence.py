@@ -12,7 +12,8 @@ from rich.table import Table
 
 from algorithms import dropcompute
 from algorithms.dropcompute.stopping import Stop
-from experiments.helpers import common, figures, intervals
+from dsgd import plots
+from experiments.helpers import common, intervals
 from experiments.helpers.dropcompute_training import LAMB, Histories, Point, Setting, by_itself, delayed, latencies
 
 PAPER = {"steps": 3.0, "time": 13.0}  # %: more, less
@@ -187,11 +188,11 @@ def draw(losses: Axes, seconds: Axes, setting: Setting, histories: Histories, co
         for label, history in both.items():
             x = history["step"] if cost == "step" else history["clock"].mean(axis=0)
             lines[label] = (x[WINDOW:].astype(float), smooth(history["train_loss"][:, 1:]))
-        figures.draw_lines(axes, lines)
+        plots.draw_lines(axes, lines)
         axes.set(yscale="log", ylabel="training loss")
         for goal in goals(without):
             axes.axhline(goal, color="0.4", linewidth=0.8)
-        figures.plain_log(axes.yaxis)
+        plots.plain_log(axes.yaxis)
         axes.legend(frameon=False, fontsize=9)
     losses.set(xlabel="steps", title="Figure 5: loss over steps")
     seconds.set(xlabel="simulated seconds", title=f"and over seconds, $T^c$ = {communication:g} s")

@@ -12,7 +12,7 @@ from rich.table import Table
 
 import algorithms
 import dsgd
-from dsgd import clusters
+from dsgd import clusters, plots
 from experiments.helpers import common, figures, intervals, resuming
 from experiments.helpers.dropcompute_quality import final, signed
 from experiments.helpers.dropcompute_training import Histories, Setting, falling, kept, options
@@ -80,13 +80,13 @@ def table(setting: Setting, histories: Histories, rates: Sequence[float]) -> Tab
 def draw(setting: Setting, histories: Histories, rates: Sequence[float]) -> Figure:
     """A panel for each optimiser."""
     optimizers = list(setting.learning_rates)
-    sheet, panels = figures.figure(len(optimizers), width=5.0, height=4.0)
+    sheet, panels = plots.figure(len(optimizers), width=5.0, height=4.0)
     for axes, optimizer in zip(panels, optimizers, strict=True):
         lines = {}
         for correction in CORRECTIONS:
             each = [final(setting, histories[named(optimizer, correction, rate)]) for rate in rates]
             lines[correction] = (100 * np.array(rates), np.stack(each, axis=1))
-        figures.draw_lines(axes, lines)
+        plots.draw_lines(axes, lines)
         baseline = float(final(setting, histories[named(optimizer, CORRECTIONS[0], 0.0)]).mean())
         axes.axhline(baseline, color="0.4", linewidth=0.8, linestyle="--")
         axes.set(xlabel="batches dropped, %", title=optimizer)

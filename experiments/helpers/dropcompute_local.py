@@ -15,7 +15,7 @@ from scipy import stats
 
 import algorithms
 import dsgd
-from dsgd import clusters
+from dsgd import clusters, plots
 from experiments.helpers import common, figures, resuming
 from experiments.helpers.dropcompute_quality import final
 from experiments.helpers.dropcompute_training import SGD, Histories, Setting, dropping, falling, kept, latencies, options, pick
@@ -135,7 +135,7 @@ def qualities(setting: Setting, histories: Histories, both: Sequence[Stragglers]
 
 def draw(setting: Setting, histories: Histories, both: Sequence[Stragglers], periods: Sequence[int]) -> Figure:
     """A panel for each kind of stragglers; below, how good the models are."""
-    sheet, panels = figures.figure(2, 2, width=5.0, height=3.2, sharey=False)
+    sheet, panels = plots.figure(2, 2, width=5.0, height=3.2, sharey=False)
     for column, stragglers in enumerate(both):
         speed, ends = panels[column], panels[2 + column]
         x = np.array(periods, float)
@@ -146,8 +146,8 @@ def draw(setting: Setting, histories: Histories, both: Sequence[Stragglers], per
         for label, drops in (("local SGD", False), ("local SGD with DropCompute", True)):
             lines[label] = (x, np.stack([speedup(histories, stragglers, period, drops) for period in periods], axis=1))
             accuracies[label] = (x, np.stack([final(setting, histories[named(stragglers, period, drops)]) for period in periods], axis=1))
-        figures.draw_lines(speed, lines)
-        figures.draw_lines(ends, accuracies)
+        plots.draw_lines(speed, lines)
+        plots.draw_lines(ends, accuracies)
         exact = [stragglers.expected(1) / stragglers.expected(period) for period in periods]
         speed.plot(x, exact, linestyle="", marker="o", markersize=4, color="0.3", label="local SGD, expected")
         who = f"{stragglers.workers} of {setting.problem.workers} workers, {100 * stragglers.chance:g}% each"

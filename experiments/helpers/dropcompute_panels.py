@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from algorithms.dropcompute.stopping import Stop
+from dsgd import plots
 from experiments.helpers import figures, intervals
 from experiments.helpers.dropcompute_noises import Noise
 from experiments.helpers.dropcompute_scaling import Curves, Measured, Sampled, Setting, predicted, rates
@@ -60,7 +61,7 @@ def by_the_normal_model(axes: Axes, setting: Setting, noise: Noise, most: int) -
 
 def figure_1(setting: Setting, of: Sampled, most: int, counts: Sequence[int]) -> Figure:
     """To as many workers as were simulated, to `most` by theory, and the speedup over them; `counts` is where its lines have points."""
-    sheet, (left, right, gains) = figures.figure(3, width=4.8, height=4.0, sharey=False)
+    sheet, (left, right, gains) = plots.figure(3, width=4.8, height=4.0, sharey=False)
     for axes, last in ((left, max(of.found)), (right, most)):
         scale(axes, setting, of, last)
         by_the_normal_model(axes, setting, of.noise, last)
@@ -73,7 +74,7 @@ def figure_1(setting: Setting, of: Sampled, most: int, counts: Sequence[int]) ->
     speedups = np.stack([each.speedup for each in of.found.values()], axis=-1)
     with_bars(gains, list(of.found), speedups, color=LINEAR, marker="o", markersize=4, label=f"{STOPS[setting.stop]}, simulated")
     gains.set(xscale="log", xlabel="workers N", ylabel="effective speedup", title="at the best threshold")
-    figures.plain_log(gains.xaxis)
+    plots.plain_log(gains.xaxis)
     gains.legend(frameon=False, fontsize=9)
     below(sheet, left, 4)
     figures.title(sheet, heading(setting, "B.1's delays (figure 1)"))
@@ -89,7 +90,7 @@ def figure_3(setting: Setting, simulated: Mapping[str, tuple[Curves, np.ndarray,
         best: what Algorithm 2 finds in the last panel's setting.
         workers: N.
     """
-    sheet, axes = figures.figure(3, width=4.8, height=4.0, sharey=False)
+    sheet, axes = plots.figure(3, width=4.8, height=4.0, sharey=False)
     for panel, (name, (curves, analytical, given)) in zip(axes, simulated.items(), strict=False):
         with_band(panel, curves.thresholds, curves.speedup, color=DROPPING, label="simulation")
         panel.plot(curves.thresholds, analytical, color=BASELINE, linestyle="--", label="analytical")
@@ -112,11 +113,11 @@ def figure_3(setting: Setting, simulated: Mapping[str, tuple[Curves, np.ndarray,
 
 def figure_4(setting: Setting, shares: np.ndarray, panels: Mapping[str, Mapping[str, np.ndarray]], title: str) -> Figure:
     """Speedups over the drop rate, `[seeds, K]` by line, by panel."""
-    sheet, axes = figures.figure(len(panels), width=4.8, height=4.0)
+    sheet, axes = plots.figure(len(panels), width=4.8, height=4.0)
     for panel, (name, lines) in zip(axes, panels.items(), strict=True):
         panel.axhline(1, color=LINEAR, linewidth=0.8)
         for i, (label, values) in enumerate(lines.items()):
-            with_band(panel, 100 * shares, values, color=figures.COLOURS[i], linestyle=figures.STYLES[i], label=label)
+            with_band(panel, 100 * shares, values, color=plots.COLOURS[i], linestyle=plots.STYLES[i], label=label)
         panel.set(xlabel="drop rate, %", title=name)
         panel.legend(frameon=False, fontsize=9)
     axes[0].set_ylabel("effective speedup")
@@ -126,7 +127,7 @@ def figure_4(setting: Setting, shares: np.ndarray, panels: Mapping[str, Mapping[
 
 def scale_graphs(setting: Setting, panels: Mapping[str, Sampled], most: int, what: str, approximated: str | None = None) -> Figure:
     """Figures 13 and 14: a scale graph for each noise; where `approximated` is its title, one more by equations 4, 5 and 11."""
-    sheet, axes = figures.figure(3, 2, width=4.6, height=3.4, sharey=False)
+    sheet, axes = plots.figure(3, 2, width=4.6, height=3.4, sharey=False)
     for panel, (name, of) in zip(axes, panels.items(), strict=False):
         scale(panel, setting, of, most)
         panel.set_title(name, fontsize=10)
@@ -152,15 +153,15 @@ def scale_graphs(setting: Setting, panels: Mapping[str, Sampled], most: int, wha
 
 def growth(setting: Setting, lines: Mapping[str, np.ndarray], limits: Mapping[str, float], counts: np.ndarray) -> Figure:
     """Speedups over very many workers, and what those with bounded noise do not pass."""
-    sheet, (axes,) = figures.figure(1, width=9.0, height=4.4)
+    sheet, (axes,) = plots.figure(1, width=9.0, height=4.4)
     for i, (name, values) in enumerate(lines.items()):
-        style, words = {"color": figures.COLOURS[i], "linestyle": figures.STYLES[i]}, name
+        style, words = {"color": plots.COLOURS[i], "linestyle": plots.STYLES[i]}, name
         if name in limits:
             words = f"{name}: never above {limits[name]:.2f}"
             axes.axhline(limits[name], linewidth=0.9, **style)
         axes.plot(counts, values, linewidth=1.8, label=words, **style)
     axes.set(xscale="log", yscale="log", xlabel="workers N", ylabel="effective speedup at the best threshold", xlim=(1, counts[-1]))
-    figures.plain_log(axes.yaxis)
+    plots.plain_log(axes.yaxis)
     axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     T_c = setting.communication
     figures.title(sheet, f"Bounded and unbounded latencies, exact: {setting.micro_batches} micro-batches, T^c = {T_c:g} s, preempting")

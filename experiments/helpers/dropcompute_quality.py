@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 from rich.table import Table
 
 from algorithms import dropcompute
-from experiments.helpers import common, figures, intervals
+from dsgd import plots
+from experiments.helpers import common, intervals
 from experiments.helpers.dropcompute_convergence import whole
 from experiments.helpers.dropcompute_training import (
     COMPENSATED,
@@ -116,11 +117,11 @@ def draw(axes: Axes, setting: Setting, histories: Histories, rates: Sequence[flo
     places = np.arange(len(names))
     ours = [difference(setting, histories, name) for name in names]
     bars = [intervals.half_interval(each) if setting.seeds > 1 else 0.0 for each in ours]
-    axes.errorbar(places, [each.mean() for each in ours], bars, color=figures.COLOURS[0], linestyle="", marker="o", capsize=3, label="ours")
+    axes.errorbar(places, [each.mean() for each in ours], bars, color=plots.COLOURS[0], linestyle="", marker="o", capsize=3, label="ours")
     known = [i for i, value in enumerate(theirs) if value is not None]
     if setting.quality.factor == 100:
         paper = [theirs[i] - PAPER[0.0] for i in known]  # pyright: ignore[reportOptionalOperand]
-        axes.plot(np.array(known) + 0.2, paper, linestyle="", marker="s", fillstyle="none", color=figures.COLOURS[1], label="paper (F1, %)")
+        axes.plot(np.array(known) + 0.2, paper, linestyle="", marker="s", fillstyle="none", color=plots.COLOURS[1], label="paper (F1, %)")
     axes.axhline(0, color="0.4", linewidth=0.8)
     axes.axvline(len(names) - 3.5, color="0.4", linewidth=0.8, linestyle=":")
     axes.set_xticks(places, labels, fontsize=9)

@@ -9,15 +9,15 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
+from dsgd import plots
 from dsgd.network import Passage
-from experiments.helpers import figures
 
 LOOKS = {  # colour and hatch of each kind of block
-    "compute": (figures.COLOURS[2], ""),
+    "compute": (plots.COLOURS[2], ""),
     "wait": ("white", "/////"),
-    "send": (figures.COLOURS[0], ""),
+    "send": (plots.COLOURS[0], ""),
     "latency": ("#F0E442", "...."),  # Okabe and Ito's yellow, too pale for lines and so not among COLOURS
-    "receive": (figures.COLOURS[1], ""),
+    "receive": (plots.COLOURS[1], ""),
 }
 
 

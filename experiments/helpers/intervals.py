@@ -7,14 +7,14 @@ import math
 import numpy as np
 from scipy import stats
 
-from experiments.helpers import common
+import dsgd
 
 
 def half_interval(values: np.ndarray) -> float:
     """Half of the mean's 95 % interval, by Student's t, of one number a run; infinite of a single one."""
     if len(values) < 2:
         return math.inf
-    return float(stats.t.ppf(0.975, len(values) - 1) * common.mean_and_error(values)[1])
+    return float(stats.t.ppf(0.975, len(values) - 1) * dsgd.mean_and_error(values)[1])
 
 
 def within(values: np.ndarray, digits: int = 2) -> str:

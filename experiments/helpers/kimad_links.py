@@ -15,7 +15,7 @@ from rich.table import Table
 import dsgd
 from algorithms import kimad
 from algorithms.kimad import processes
-from dsgd import problems, records
+from dsgd import plots, problems, records
 from dsgd.machines.links import Rate
 from experiments.helpers import figures
 
@@ -144,9 +144,9 @@ def reached(history: History, target: float) -> float:
 def draw(setting: Setting, rate: Rate, found: dict[str, tuple[float, History]]) -> Figure:
     """Loss over seconds, and messages over the rate of the links."""
     sheet = Figure(figsize=(12, 4.5), layout="constrained")
-    losses, messages = figures.panels(sheet, 2, sharey=False)
+    losses, messages = plots.panels(sheet, 2, sharey=False)
     for i, (name, (learning_rate, history)) in enumerate(found.items()):
-        colour, style = figures.COLOURS[i], figures.STYLES[i]
+        colour, style = plots.COLOURS[i], plots.STYLES[i]
         losses.plot(history["seconds"], history["loss"], color=colour, linestyle=style, label=f"{name}, step {learning_rate:g}")
         messages.plot(history["seconds"], history["bits_up"] / 1e6, color=colour, linestyle=style, drawstyle="steps-post")
     clock = np.linspace(0, setting.seconds, 1000, endpoint=False)

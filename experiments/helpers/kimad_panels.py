@@ -10,12 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import dsgd
+from dsgd import plots
 from experiments.helpers import common, figures
 from experiments.helpers.kimad_tables import STEPS, times_of
 from experiments.helpers.kimad_training import COMPUTATION, EF21, KIMAD, PLUS, TOLD, WHOLE, Case, Histories, Setting, pattern, step_time
 
 PERIODS = 3  # of the bandwidth, in the panels over time
-LINES = (figures.STYLES[0], figures.STYLES[4])  # in turn, so that those beneath others are seen
+LINES = (plots.STYLES[0], plots.STYLES[4])  # in turn, so that those beneath others are seen
 LEAST = 1e-5  # of the largest compression error: what is less, nobody sees; sent as it is, all is 0
 
 
@@ -23,7 +24,7 @@ def draw(setting: Setting, histories: Histories, seconds: float, period: float, 
     """Messages, losses and compression errors over time, and seconds of a step."""
     N = setting.problem.workers
     times = times_of(setting, histories)
-    sheet, (sizes, losses, errors, steps) = figures.figure(2, 2, width=5.6, height=4.0, sharey=False)
+    sheet, (sizes, losses, errors, steps) = plots.figure(2, 2, width=5.6, height=4.0, sharey=False)
     of = {method: histories[Case(method, N, seconds)] for method in (EF21, KIMAD, PLUS, WHOLE)}
 
     by_time = {f"T_comm = {time:g} s": histories[Case(KIMAD, N, time)] for time in times}
@@ -33,9 +34,9 @@ def draw(setting: Setting, histories: Histories, seconds: float, period: float, 
     sizes.set_title("Kimad's messages of one worker (figure 7)")
 
     evaluated = {name: dsgd.evaluated(of[name]) for name in (EF21, KIMAD, PLUS)}
-    figures.draw_lines(losses, {name: (history["clock"].mean(axis=0), history["loss"]) for name, history in evaluated.items()})
+    plots.draw_lines(losses, {name: (history["clock"].mean(axis=0), history["loss"]) for name, history in evaluated.items()})
     losses.set(yscale="log", xlabel="simulated seconds", ylabel="loss f(x)", title=f"T_comm = {seconds:g} s (figure 8)")
-    figures.plain_log(losses.yaxis)
+    plots.plain_log(losses.yaxis)
     losses.legend(frameon=False, fontsize=9)
 
     over_time(errors, setting, of, "error", 1, period)
@@ -58,7 +59,7 @@ def over_time(
         begins = history["clock"][0, :-1] - began
         rounds = np.flatnonzero((begins >= 0) & (begins <= PERIODS * period))
         values = factor * history[name][0, rounds + 1]
-        line: dict[str, Any] = {"color": figures.COLOURS[i], "linestyle": LINES[i % 2], "linewidth": 1.4}
+        line: dict[str, Any] = {"color": plots.COLOURS[i], "linestyle": LINES[i % 2], "linewidth": 1.4}
         axes.plot(begins[rounds], np.where(values > 0, values, np.nan), label=label, **line)
         last = max(last, begins[rounds[-1]])
     x = np.linspace(0, last, 500)
@@ -75,18 +76,16 @@ def draw_steps(axes: Axes, setting: Setting, histories: Histories, times: Sequen
     """Table 1: seconds of a step, ours and the paper's."""
     N = setting.problem.workers
     for i, method in enumerate((EF21, KIMAD, TOLD)):
-        middle, error = zip(*(common.mean_and_error(step_time(setting, histories[Case(method, N, time)])) for time in times), strict=True)
+        middle, error = zip(*(dsgd.mean_and_error(step_time(setting, histories[Case(method, N, time)])) for time in times), strict=True)
         label = f"{method} the bandwidths" if method == TOLD else method
-        colour = figures.COLOURS[i if method != TOLD else 4]
-        axes.errorbar(times, middle, error, color=colour, linestyle=figures.STYLES[i], marker="o", markersize=4, label=label)
+        colour = plots.COLOURS[i if method != TOLD else 4]
+        axes.errorbar(times, middle, error, color=colour, linestyle=plots.STYLES[i], marker="o", markersize=4, label=label)
     theirs = [time for time in times if time in STEPS]
     for i, method in enumerate((EF21, KIMAD)):
         marks = [STEPS[time][i] for time in theirs]
-        axes.plot(
-            theirs, marks, linestyle="", marker="s", markersize=7, fillstyle="none", color=figures.COLOURS[i], label=f"{method}, paper"
-        )
+        axes.plot(theirs, marks, linestyle="", marker="s", markersize=7, fillstyle="none", color=plots.COLOURS[i], label=f"{method}, paper")
     axes.axhline(COMPUTATION, color="0.4", linewidth=0.8)
     axes.set(xscale="log", yscale="log", xlabel="T_comm, seconds", ylabel="seconds of a step", title="Table 1; grey: T_comp")
-    figures.plain_log(axes.yaxis)
-    figures.plain_log(axes.xaxis)
+    plots.plain_log(axes.yaxis)
+    plots.plain_log(axes.xaxis)
     axes.legend(frameon=False, fontsize=9)

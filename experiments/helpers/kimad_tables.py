@@ -8,6 +8,7 @@ import numpy as np
 from rich.table import Table
 from scipy import stats
 
+import dsgd
 from dsgd import codecs
 from experiments.helpers import common, intervals
 from experiments.helpers.kimad_training import (
@@ -56,7 +57,7 @@ def interval(values: np.ndarray) -> Interval:
     """Of one number a seed; of differences it is that of the paired test."""
     if len(values) < 2:
         return Interval(float(values.mean()), float("nan"), float("nan"))
-    middle, error = common.mean_and_error(values)
+    middle, error = dsgd.mean_and_error(values)
     p = 2 * stats.t.sf(abs(middle) / error, len(values) - 1) if error > 0 else float(middle == 0)
     return Interval(float(middle), intervals.half_interval(values), float(p))
 

@@ -6,11 +6,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+import dsgd
+from dsgd import plots
 from experiments.helpers import common, figures
 from experiments.helpers.optperf_driving import Overhead, Settled
 
 CANNIKIN, LB_BSP, DDP, ADAPTED = "Cannikin", "LB-BSP", "DDP", "LB-BSP, adapted"
-LOOK = {name: (figures.COLOURS[i], figures.STYLES[i]) for i, name in enumerate((CANNIKIN, LB_BSP, DDP, ADAPTED))}
+LOOK = {name: (plots.COLOURS[i], plots.STYLES[i]) for i, name in enumerate((CANNIKIN, LB_BSP, DDP, ADAPTED))}
 MARKS = "osD^v"
 
 
@@ -22,10 +24,10 @@ def figure_9(epochs: dict[str, np.ndarray], optperf: float, noise: float) -> Fig
         optperf: the least seconds.
         noise: nu.
     """
-    sheet, (axes,) = figures.figure(1, width=7, height=3.8)
+    sheet, (axes,) = plots.figure(1, width=7, height=3.8)
     for name, times in epochs.items():
         colour, style = LOOK[name]
-        middle, error = common.mean_and_error(1e3 * times)
+        middle, error = dsgd.mean_and_error(1e3 * times)
         x = np.arange(1, times.shape[1] + 1)
         axes.errorbar(x, middle, yerr=error, color=colour, linestyle=style, marker=".", capsize=2, label=name)
     axes.axhline(1e3 * optperf, color="black", linewidth=0.8, label="OptPerf")
@@ -46,7 +48,7 @@ def figure_10(found: dict[tuple[str, str], Settled]) -> Figure:
     """
     rows, columns = len({cluster for cluster, _ in found}), len({workload for _, workload in found})
     sheet = Figure(figsize=(3 * columns, 2.7 * rows), layout="constrained")
-    for axes, ((cluster, workload), of) in zip(figures.panels(sheet, columns, rows, sharey="row"), found.items(), strict=True):
+    for axes, ((cluster, workload), of) in zip(plots.panels(sheet, columns, rows, sharey="row"), found.items(), strict=True):
         for name, times in ((CANNIKIN, of.cannikin), (LB_BSP, of.lb_bsp), (ADAPTED, of.adapted), (DDP, of.ddp)):
             colour, style = LOOK[name]
             axes.plot(of.totals, times / of.optperf, color=colour, linestyle=style, marker=".", label=name)
@@ -80,19 +82,19 @@ def studies(
         workload: of the latter two.
     """
     sheet = Figure(figsize=(14, 4.6), layout="constrained")
-    by_noise, by_nodes, by_ratio = figures.panels(sheet, 3, sharey=False)
+    by_noise, by_nodes, by_ratio = plots.panels(sheet, 3, sharey=False)
     draw_errors(by_noise, errors, noise)
     n = np.array(list(overheads))
     for i, (words, times) in enumerate(
         {"all candidates": [o.first for o in overheads.values()], "one": [o.then for o in overheads.values()]}.items()
     ):
-        by_nodes.plot(n, 1e3 * np.array(times), color=figures.COLOURS[i], linestyle=figures.STYLES[i], marker="o", label=words)
+        by_nodes.plot(n, 1e3 * np.array(times), color=plots.COLOURS[i], linestyle=plots.STYLES[i], marker="o", label=words)
     by_nodes.set(
         xscale="log", yscale="log", xlabel="nodes", ylabel="milliseconds of an epoch", title="learning and deciding, 100 candidates"
     )
     by_nodes.set_xticks(n, [f"{each:,}" for each in n])
     by_nodes.set_xticks([], minor=True)
-    figures.plain_log(by_nodes.yaxis)
+    plots.plain_log(by_nodes.yaxis)
     by_nodes.legend(frameon=False)
     ratios = np.array(list(gains))
     for name, key in ((DDP, "ddp"), (LB_BSP, "lb_bsp")):
@@ -120,12 +122,12 @@ def draw_errors(axes: Axes, errors: dict[tuple[str, float], dict[str, np.ndarray
     for i, workload in enumerate(dict.fromkeys(workload for workload, _ in errors)):
         levels = [level for name, level in errors if name == workload]
         for weighting, fill, style in (("inverse-variance", None, "-"), ("plain", "white", ":")):
-            middle, error = common.mean_and_error(np.array([errors[workload, level][weighting] for level in levels]).T)
-            bars = {"yerr": 100 * error, "capsize": 2, "color": figures.COLOURS[i], "linestyle": style}
+            middle, error = dsgd.mean_and_error(np.array([errors[workload, level][weighting] for level in levels]).T)
+            bars = {"yerr": 100 * error, "capsize": 2, "color": plots.COLOURS[i], "linestyle": style}
             label = workload if weighting == "inverse-variance" else None
             axes.errorbar(levels, 100 * middle, **bars, marker=MARKS[i], markerfacecolor=fill, label=label)
     axes.set(xscale="log", yscale="log", ylabel="% error of OptPerf", title="cluster A; solid: inverse variances, dotted: plain")
     axes.set_xlabel(f"noise of the P4000's first bucket ({noise:g} elsewhere)")
-    figures.plain_log(axes.xaxis)
-    figures.plain_log(axes.yaxis)
+    plots.plain_log(axes.xaxis)
+    plots.plain_log(axes.yaxis)
     axes.legend(frameon=False, fontsize=8)

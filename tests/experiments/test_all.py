@@ -6,6 +6,7 @@ import base64
 import importlib
 import os
 import runpy
+import shlex
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 import tyro
 
-from experiments.helpers import catalogue, commands, page, printout
+from experiments.helpers import catalogue, commands, documented, page, printout
 
 everything = importlib.import_module("experiments.all")
 FOLDER = Path(everything.__file__).parent
@@ -45,6 +46,20 @@ def test_each_has_a_small_budget_that_its_flags_take():
         getattr(module, "check", bool)(args)
         assert args.out == Path("there")
         assert everything.flags_of(name, quick=False) == []
+
+
+def test_help_reads_well_in_80_columns(monkeypatch, capsys):
+    """But for the usage of a few, which tyro does not break."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "argv", ["", "--help"])
+    for name in NAMES - {"benchmark"}:
+        with pytest.raises(SystemExit) as end:
+            commands.parsed(importlib.import_module(f"experiments.{name}").Args)
+        usage, *lines = capsys.readouterr().out.splitlines()
+        assert end.value.code == 0
+        assert usage.startswith(f"usage: python -m experiments.{name} [-h]")
+        assert max(map(len, lines)) <= 80, name
+        assert any("--out PATH" in line for line in lines)
 
 
 def test_all_of_them_are_run_where_none_is_named(tmp_path, monkeypatch, capsys):
@@ -122,6 +137,46 @@ def test_the_page_stands_alone_with_every_figure_and_table(ran):
     assert "1 failed" in about
     assert f"python {sys.version.split()[0]}" in about
     assert "cpu" in about
+
+
+def test_docs_shows_what_its_runs_draw():
+    """Each figure is of one run; and flags of runs are flags of their experiments."""
+    shown = [name for run in documented.RUNS.values() for name in run.figures.values()]
+    assert sorted(shown) == sorted(path.stem for path in (FOLDER.parent / "docs").glob("*.png"))
+    for run in documented.RUNS.values():
+        name, *flags = shlex.split(run.command)
+        module = importlib.import_module(f"experiments.{name}.__main__" if name == "benchmark" else f"experiments.{name}")
+        commands.check_flags(tyro.cli(module.Choice if name == "benchmark" else module.Args, args=flags))
+
+
+def test_figures_go_to_docs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"--docs: .* has no docs/; need the sources' folder"):
+        everything.main(everything.Args(docs=True))
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/dropcompute_text.png").write_bytes(b"old")
+    ran = []
+
+    def call(command, environment, limit):
+        ran.append(command[1:])
+        folder = Path(command[-1])
+        folder.mkdir(parents=True)
+        (folder / "training.png").write_bytes(PNG + bytes(16))
+        return "", "", 0
+
+    monkeypatch.setattr(everything, "call", call)
+    everything.main(everything.Args(docs=True, only=("dropcompute_text",)))
+    folder = "results/docs/dropcompute_text"
+    assert ran == [["-m", "experiments.dropcompute_training", "--problem", "text", "--out", folder]]
+    assert [(path.name, path.read_bytes()) for path in Path("docs").iterdir()] == [("dropcompute_text.png", PNG + bytes(16))]
+    text = Path("results/index.html").read_text(encoding="utf-8")
+    assert Page(text).values("section", "id") == ["dropcompute_text"]
+    assert "Trains with DropCompute." in text
+
+
+def test_sketches_are_not_for_docs(tmp_path):
+    with pytest.raises(ValueError, match=r"--quick and --docs: .* need one of the two"):
+        everything.main(everything.Args(quick=True, docs=True, out=tmp_path))
 
 
 def test_other_names_are_refused(tmp_path):

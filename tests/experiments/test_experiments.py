@@ -506,14 +506,10 @@ def test_help_names_every_flag(script, fields, monkeypatch, capsys):
         assert f"--{field.replace('_', '-')}" in shown
 
 
-def test_statistics_over_seeds():
+def test_the_first_record_that_reaches_a_target():
     values = np.array([[4.0, 2.0, 1.0], [6.0, 2.0, 3.0]])
-    middle, error = common.mean_and_error(values)
-    np.testing.assert_allclose(middle, [5, 2, 2])
-    np.testing.assert_allclose(error, [1, 0, 1])
     assert common.first_reaching(values, 2.0) == 1
     assert common.first_reaching(values, 1.0) is None
-    np.testing.assert_array_equal(common.mean_and_error(values[:1])[1], 0)
 
 
 def test_default_target_is_reached_by_every_method():

@@ -9,7 +9,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-import tyro
 
 import topologies
 from dsgd import network
@@ -203,11 +202,3 @@ def test_table_is_printed_and_drawn(table):
 def test_table_refuses_what_cannot_be(epsilons, tmp_path):
     with pytest.raises(ValueError, match=r"epsilons = .*: need at least 2 positive numbers, falling"):
         complexity_table.main(complexity_table.Args(epsilons=epsilons, out=tmp_path, progress=False))
-
-
-@pytest.mark.parametrize("script", [convergence_rates, complexity_table])
-def test_scripts_have_help(script, capsys):
-    with pytest.raises(SystemExit) as end:
-        tyro.cli(script.Args, args=["--help"])
-    assert end.value.code == 0
-    assert "--out" in capsys.readouterr().out

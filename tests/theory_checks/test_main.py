@@ -7,6 +7,7 @@ import subprocess
 import sys
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -35,6 +36,16 @@ def test_prints_both_tables_and_succeeds(capsys, tmp_path):
     assert found["statements"][0]["worst"]["ratio"] <= 1 + 1e-9
     assert len(found["misprints"]) == len(MISPRINTS)
     assert all(row["told_apart"] for row in found["misprints"])
+    pages = "".join((Path(__file__).parents[2] / f"docs/papers/{paper}.md").read_text() for paper in ("survey", "dropcompute"))
+    assert [row["reference"] for row in found["misprints"] if documented(row) not in pages] == []
+
+
+def documented(row):
+    """A misprint's row on the page of its paper."""
+    formulas = (f"`{row[name]}`".replace("|", "\\|") for name in ("printed", "corrected", "example"))
+    left, printed, corrected = row["printed_outcome"]["measured"], row["printed_outcome"]["bound"], row["corrected_outcome"]["bound"]
+    cells = (row["reference"].removeprefix("DropCompute, "), *formulas, *(f"{number:.3g}" for number in (left, printed, corrected)))
+    return f"| {' | '.join(cells)} |"
 
 
 def test_only_some(capsys):

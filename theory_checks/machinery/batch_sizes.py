@@ -24,9 +24,9 @@ from dsgd import clusters
 from dsgd.base import Algorithm, Problem
 from theory_checks.machinery import moments
 from theory_checks.machinery.rounds import Build, Rounds, Timetable, on_one_device
+from theory_checks.machinery.statement import Method
 from theory_checks.recursions.dropcompute import Rule, until
 
-Method = Callable[..., Algorithm]  # as `algorithms.drop_compute`
 _TABLES = 512  # of a program: one size for all
 
 

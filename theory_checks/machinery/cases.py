@@ -13,11 +13,10 @@ import optax
 from dsgd.base import Algorithm
 from theory_checks.machinery import trajectories
 from theory_checks.machinery.rounds import Instance
-from theory_checks.machinery.statement import Draws, Outcome
+from theory_checks.machinery.statement import Draws, Method, Outcome
 from theory_checks.machinery.trajectories import ROUNDS, N, Trajectory
 from theory_checks.recursions.shared import Gradients, Step, Steps, adam, momentum, plain, quadratic
 
-Method = Callable[..., Algorithm]
 Symbols = dict[str, Any]  # arrays of one round, or `[T, ...]` of all
 
 

@@ -8,6 +8,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from dsgd.base import Algorithm
+
+Method = Callable[..., Algorithm]  # as a user calls it: `algorithms.sgd`
+
 STANDARD_ERRORS = 5.0  # that a measurement with sampling noise may be above its bound
 ROUNDING = 1e-9  # that any measurement may be, relative to the bound
 

@@ -34,7 +34,8 @@ class Parts:
     """
 
     def __init__(self, layers: Sequence[int], N: int) -> None:
-        self.layers, self.N = tuple(layers), N
+        self.layers: tuple[int, ...] = tuple(layers)
+        self.N: int = N
         self._ends = np.cumsum(self.layers)[:-1]
         self._part_ends = np.cumsum([-(-size // N) for size in self.layers])[:-1]
 

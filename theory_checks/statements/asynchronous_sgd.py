@@ -31,7 +31,7 @@ from algorithms import delays
 from dsgd.base import Algorithm, Problem
 from theory_checks.machinery import instances, moments, ranges, runs
 from theory_checks.machinery.rates import Rate
-from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
+from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
 from theory_checks.statements.sgd import total_noise
 
 OLDEST = 12  # the largest tau that is tried; one size of the buffer for all, so that they share a program
@@ -86,7 +86,7 @@ def rate(*, gap: float, smoothness: float, noise: float, staleness: int) -> Rate
     return Rate(4 * smoothness * gap * (staleness + 1), 4 * noise * math.sqrt(smoothness * gap))
 
 
-def stale(optimizer: optax.GradientTransformation, bound: int, table: jax.Array, method=algorithms.asynchronous_sgd) -> Algorithm:
+def stale(optimizer: optax.GradientTransformation, bound: int, table: jax.Array, method: Method = algorithms.asynchronous_sgd) -> Algorithm:
     """The method whose staleness is a table, over and over: an array of the trace, so that all tables share one program."""
 
     def staleness(key, t, parts, moved):
@@ -96,7 +96,7 @@ def stale(optimizer: optax.GradientTransformation, bound: int, table: jax.Array,
 
 
 @cache
-def with_table(bound: int, method=algorithms.asynchronous_sgd) -> moments.Build:
+def with_table(bound: int, method: Method = algorithms.asynchronous_sgd) -> moments.Build:
     """The method with the instance's `more` as its table of staleness, of at most `bound`."""
     return lambda of, compressor: stale(optax.sgd(of.learning_rate), bound, of.more, method)
 
@@ -109,7 +109,7 @@ def check(
     learning_rate: float | None = None,
     seeds: int = runs.SEEDS,
     seed: int = 0,
-    method=algorithms.asynchronous_sgd,
+    method: Method = algorithms.asynchronous_sgd,
 ) -> Outcome:
     """Holds the bound to the exact moments on a quadratic with a given staleness, to runs on another problem or with random delays.
 
@@ -164,7 +164,7 @@ def table(draws: Draws, taus: Sequence[int] = TAUS) -> np.ndarray:
     return drawn
 
 
-def trial_exact(draws: Draws, taus: Sequence[int] = TAUS, method=algorithms.asynchronous_sgd) -> list[Outcome]:
+def trial_exact(draws: Draws, taus: Sequence[int] = TAUS, method: Method = algorithms.asynchronous_sgd) -> list[Outcome]:
     """One quadratic, one sequence of staleness."""
     problem = instances.quadratic(draws, 3, 2, hessians=("isotropic", "equal"))
     staleness, steps = table(draws, taus), draws.choice((1, 10, 250))
@@ -178,7 +178,7 @@ def _rules() -> tuple[delays.Delays, ...]:
     return delays.constant(0), delays.uniform(6)
 
 
-def trial_runs(draws: Draws, method=algorithms.asynchronous_sgd) -> list[Outcome]:
+def trial_runs(draws: Draws, method: Method = algorithms.asynchronous_sgd) -> list[Outcome]:
     """Wells and hills, without delays or with random ones."""
     problem = instances.random_wells(draws, 3, 3)
     rule, steps = draws.choice(_rules()), draws.choice((10, 100, 300))
@@ -187,7 +187,7 @@ def trial_runs(draws: Draws, method=algorithms.asynchronous_sgd) -> list[Outcome
     return [check(problem, rule, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6), method=method)]
 
 
-def bowls(taus: Sequence[int] = (0,), method=algorithms.asynchronous_sgd) -> list[Outcome]:
+def bowls(taus: Sequence[int] = (0,), method: Method = algorithms.asynchronous_sgd) -> list[Outcome]:
     """Without staleness the bound is met at the largest step, by the start, noise or heterogeneity alone; with it, half or more of it."""
     found = []
     for tau in taus:
@@ -198,7 +198,7 @@ def bowls(taus: Sequence[int] = (0,), method=algorithms.asynchronous_sgd) -> lis
     return found
 
 
-def wells(method=algorithms.asynchronous_sgd) -> list[Outcome]:
+def wells(method: Method = algorithms.asynchronous_sgd) -> list[Outcome]:
     """In a well, with little noise of both kinds or none, and from near a hilltop, each without staleness, where the bound is met at the
     largest step, and with it."""
     found = []

@@ -28,7 +28,6 @@ et al., "DeepSqueeze", 2019. The matrices are derived here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache, partial
 
 import numpy as np
@@ -37,17 +36,16 @@ import optax
 import algorithms
 import topologies
 from dsgd import compressors, problems
-from dsgd.base import Algorithm, Problem, State
+from dsgd.base import Problem, State
 from dsgd.graphs.topology import Topology
 from theory_checks.machinery import paths
 from theory_checks.machinery.rounds import Build
-from theory_checks.machinery.statement import Draws, Outcome, Statement
+from theory_checks.machinery.statement import Draws, Method, Outcome, Statement
 from theory_checks.recursions import decentralized
 from theory_checks.statements.decentralized_sgd import one_rho
 
 _STEPS = 60
 _ROUNDED = 1e-4  # times the largest z: what its rounding, of 1e-9, is relative to where z is nearly 0
-Method = Callable[..., Algorithm]
 
 
 _LARGEST = compressors.top_k(1e-6)  # one element

@@ -38,7 +38,7 @@ from dsgd import compressors
 from dsgd.base import Compressor, Problem
 from theory_checks.machinery import instances, moments, ranges, runs
 from theory_checks.machinery.rates import Rate
-from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
+from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
 
 Via = Literal["server", "ring"]
 
@@ -159,7 +159,7 @@ def check(
     learning_rate: float | None = None,
     seeds: int = runs.SEEDS,
     seed: int = 0,
-    method=algorithms.compressed_sgd,
+    method: Method = algorithms.compressed_sgd,
 ) -> Outcome:
     """Holds the bound to runs with a compressor; or, without one, to the exact moments on a quadratic with errors of one size.
 
@@ -201,7 +201,7 @@ def check(
     return Outcome(measured, right, error, case)
 
 
-def trial_exact(draws: Draws, via: Via, method=algorithms.compressed_sgd) -> list[Outcome]:
+def trial_exact(draws: Draws, via: Via, method: Method = algorithms.compressed_sgd) -> list[Outcome]:
     """One quadratic, with errors of one size."""
     problem = instances.quadratic(draws, 4, 4)
     steps, compression = draws.choice((1, 10, 300)), draws.real(0.0, 3.0)
@@ -213,7 +213,7 @@ _TIGHT = compressors.random_k(0.5)
 UNBIASED = {"server": (compressors.random_quantization(2), _TIGHT), "ring": (compressors.qsgd(2), _TIGHT)}
 
 
-def trial_runs(draws: Draws, via: Via, method=algorithms.compressed_sgd) -> list[Outcome]:
+def trial_runs(draws: Draws, via: Via, method: Method = algorithms.compressed_sgd) -> list[Outcome]:
     """One compressor, on wells and hills; random-k, whose bound is tight, on a bowl."""
     compressor = draws.choice(UNBIASED[via])
     problem = (
@@ -228,7 +228,7 @@ def _bowl(away: float, noise: float, heterogeneity: float, *, workers: int = 2, 
     return instances.uneven(instances.bowl(workers, dimension, away=away / 16, noise=noise + 1e-9, heterogeneity=heterogeneity))
 
 
-def _relative(problem: Problem, compressor: Compressor, via: Via, steps: int, share: float | None, seed: int, method) -> Outcome:
+def _relative(problem: Problem, compressor: Compressor, via: Via, steps: int, share: float | None, seed: int, method: Method) -> Outcome:
     """At a share of the largest step size, or at the recommended one."""
     omega = omega_of(compressor, problem) or 0.0
     inflation = effect(noise=0.0, workers=problem.workers, omega=omega, via=via).inflation
@@ -236,7 +236,7 @@ def _relative(problem: Problem, compressor: Compressor, via: Via, steps: int, sh
     return check(problem, compressor, steps=steps, via=via, learning_rate=gamma, seed=seed, method=method)
 
 
-def bowls(via: Via, method=algorithms.compressed_sgd) -> list[Outcome]:
+def bowls(via: Via, method: Method = algorithms.compressed_sgd) -> list[Outcome]:
     """Absolute errors: the bound is met once the start is forgotten; by the start, by noise and by errors alone."""
     return [
         check(
@@ -251,7 +251,7 @@ def bowls(via: Via, method=algorithms.compressed_sgd) -> list[Outcome]:
     ]
 
 
-def wide_bowls(via: Via, method=algorithms.compressed_sgd) -> list[Outcome]:
+def wide_bowls(via: Via, method: Method = algorithms.compressed_sgd) -> list[Outcome]:
     """Relative errors of random-k, which are as large as its omega: by the start, by noise and by what workers differ in alone."""
     cases = [(1.0, 0.0, 0.0, 0.1, 100), (1.0, 0.0, 0.0, 1.0, 50), (0.1, 1.0, 0.0, 1.0, 300), (0.1, 0.0, 1.0, 1.0, 200)]
     cases += [(0.1, 1.0, 0.0, 0.2, 200)] if via == "ring" else []  # where its inflation, which is not reached, matters less
@@ -261,18 +261,18 @@ def wide_bowls(via: Via, method=algorithms.compressed_sgd) -> list[Outcome]:
 _FOUR = {"workers": 4, "dimension": 64}  # fewer elements do where the bound is not reached
 
 
-def _around_four(away: float, noise: float, heterogeneity: float, steps: int, seed: int, method) -> Outcome:
+def _around_four(away: float, noise: float, heterogeneity: float, steps: int, seed: int, method: Method) -> Outcome:
     """At the largest step size: at smaller ones the start alone reaches the bound, and hides how loose r and c^2 are."""
     return _relative(_bowl(away, noise, heterogeneity, **_FOUR), _TIGHT, "ring", steps, 1.0, seed, method)
 
 
-def trial_of_four(draws: Draws, method=algorithms.compressed_sgd) -> list[Outcome]:
+def trial_of_four(draws: Draws, method: Method = algorithms.compressed_sgd) -> list[Outcome]:
     """Random-k around a ring of four workers."""
     away, noise, heterogeneity = 10 ** draws.real(-2, 1), draws.real(0, 3), draws.real(0, 3)
     return [_around_four(away, noise, heterogeneity, draws.choice((10, 100)), draws.integer(0, 10**6), method)]
 
 
-def four(method=algorithms.compressed_sgd) -> list[Outcome]:
+def four(method: Method = algorithms.compressed_sgd) -> list[Outcome]:
     """By the start, by noise and by what workers differ in alone."""
     return [_around_four(*kinds, 100, 0, method) for kinds in ((1.0, 0.0, 0.0), (0.1, 1.0, 0.0), (0.1, 0.0, 1.0))]
 

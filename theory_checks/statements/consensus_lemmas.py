@@ -30,7 +30,7 @@ from dsgd import problems
 from dsgd.base import Problem
 from dsgd.graphs.topology import Topology
 from theory_checks.machinery import instances, moments, paths
-from theory_checks.machinery.statement import Draws, Outcome, Statement
+from theory_checks.machinery.statement import Draws, Method, Outcome, Statement
 from theory_checks.statements.decentralized_sgd import LONG, balanced, diverging, one_rho
 
 _STEPS = 120
@@ -49,7 +49,7 @@ class Path(NamedTuple):
     case: str
 
 
-def _drawn(draws: Draws, method, *, small: bool = False) -> Path:
+def _drawn(draws: Draws, method: Method, *, small: bool = False) -> Path:
     """One instance with gamma <= 1/L; where `small`, gamma rho <= (1 - rho) / (4 L) too."""
     topology = draws.choice(instances.graphs())
     problem = instances.quadratic(draws, topology.n, 2)
@@ -58,7 +58,7 @@ def _drawn(draws: Draws, method, *, small: bool = False) -> Path:
     return _measured(problem, topology, draws.real(0.01, 1.0) * limit, method, _STEPS)
 
 
-def _measured(problem: Problem, topology: Topology, gamma: float, method, steps: int) -> Path:
+def _measured(problem: Problem, topology: Topology, gamma: float, method: Method, steps: int) -> Path:
     known = instances.known(problem)
     found = moments.second_moments(moments.with_step(method, topology), problem, gamma, steps=steps)
     return Path(found, gamma, known.smoothness, known.noise**2, topology.n, topology.rho, f"{problem.name}, {topology.name}")
@@ -164,10 +164,10 @@ def half_as_far() -> tuple[Problem, Topology, float]:
 def _statement(name: str, reference: str, hypotheses: str, sides: Sides, hardest: Instance, *, small: bool = False) -> Statement:
     """Of instances that are drawn, and of one that is built."""
 
-    def trial(draws: Draws, method=algorithms.decentralized_sgd) -> list[Outcome]:
+    def trial(draws: Draws, method: Method = algorithms.decentralized_sgd) -> list[Outcome]:
         return sides(_drawn(draws, method, small=small))
 
-    def extreme(method=algorithms.decentralized_sgd) -> list[Outcome]:
+    def extreme(method: Method = algorithms.decentralized_sgd) -> list[Outcome]:
         return sides(_measured(*hardest(), method, LONG))
 
     return Statement(name, reference, hypotheses, trial, (extreme,))

@@ -47,16 +47,15 @@ import numpy as np
 import algorithms
 import topologies
 from dsgd import problems
-from dsgd.base import Algorithm, Problem
+from dsgd.base import Problem
 from dsgd.graphs.topology import Topology
 from theory_checks.machinery import instances, moments, paths
-from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
+from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
 from theory_checks.statements.decentralized_sgd import one_rho
 
 _STEPS, _LONG = 60, 400
 _ROUNDED = 1e-4  # times the largest energy: what its rounding, of 1e-9, is relative to where it is nearly 0
 _CONVEX = ("isotropic", "equal", "different")
-Method = Callable[..., Algorithm]
 
 
 class Path(NamedTuple):

@@ -45,12 +45,11 @@ from theory_checks.machinery.statement import Condition, Draws, Outcome, Stateme
 from theory_checks.statements import sgd
 
 N, M = 2, 3
-known = instances.known
 
 
 def hypotheses(problem: Problem, batch_size: int, learning_rate: float) -> list[Condition]:
     """eta < 2 / (L b), and workers that have the same data."""
-    return [alike(problem), _short(known(problem).smoothness, batch_size, learning_rate)]
+    return [alike(problem), _short(instances.known(problem).smoothness, batch_size, learning_rate)]
 
 
 def _short(smoothness: float, batch_size: int, learning_rate: float) -> Condition:
@@ -59,7 +58,7 @@ def _short(smoothness: float, batch_size: int, learning_rate: float) -> Conditio
 
 def alike(problem: Problem) -> Condition:
     """That workers do not differ."""
-    of = known(problem)
+    of = instances.known(problem)
     equal = of.heterogeneity is not None and of.heterogeneity <= 1e-9 * math.sqrt(of.smoothness * of.gap)  # of rounding
     return Condition("workers with the same data", equal, f"{problem.name} has workers that differ")
 
@@ -107,13 +106,13 @@ def rate(*, gap: float, smoothness: float, noise: float, batch_size: int, stoppi
 
 def sigma_of(problem: Problem) -> dict[str, Any]:
     """What the bound needs of a problem."""
-    of = known(problem)
+    of = instances.known(problem)
     return {"gap": of.gap, "smoothness": of.smoothness, "noise": of.noise}
 
 
 def told(problem: Problem, stop: str, threshold: float, sums: Sums, learning_rate: float) -> str:
     """The instance in words."""
-    share = learning_rate * known(problem).smoothness * sums.largest
+    share = learning_rate * instances.known(problem).smoothness * sums.largest
     return f"{problem.name}, {stop}, tau = {threshold:.4g}, eta L b = {share:.3g}, b = {sums.largest}, K = {sums.total:.6g}"
 
 

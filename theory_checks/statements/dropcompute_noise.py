@@ -114,7 +114,7 @@ def noise(method: Method, threshold: float, seed: int) -> dict[tuple[str, str], 
 
 
 @partial(jax.jit, static_argnames=("method",))
-def _noise(keys, threshold, *, method):
+def _noise(keys, threshold, *, method: Method):
     def one(key):
         own, other = jax.random.split(key)
         this = Round(jnp.int32(0), N, own, CLUSTER)
@@ -263,7 +263,7 @@ ROUNDS = 12
 
 
 @partial(jax.jit, static_argnames=("method",))
-def _redrawn(keys, threshold, *, method):
+def _redrawn(keys, threshold, *, method: Method):
     """The noise of all that is computed in some rounds, and that of the next draw, sums over workers, `[keys]`."""
 
     def everything(keys, threshold):

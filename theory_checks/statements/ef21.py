@@ -39,7 +39,7 @@ from dsgd.base import Compressor, Problem
 from dsgd.compressors.sizes import fixed_size
 from theory_checks.machinery import instances, ranges, runs
 from theory_checks.machinery.rates import Rate
-from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
+from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
 
 _LARGEST = "the largest step of (9)"
 
@@ -216,7 +216,7 @@ def stepping(learning_rate: Any, weights: Sequence[float]) -> optax.GradientTran
 
 
 @cache
-def _weighted(method, up: Compressor, weights: tuple[float, ...]):
+def _weighted(method: Method, up: Compressor, weights: tuple[float, ...]):
     """learning_rate -> EF21 whose layers step by gamma w_i."""
     return lambda learning_rate: method(stepping(learning_rate, weights), up, compressors.identity)
 
@@ -230,7 +230,7 @@ def check(
     learning_rate: float | None = None,
     seeds: int = 1,
     seed: int = 0,
-    method=algorithms.ef21,
+    method: Method = algorithms.ef21,
 ) -> Outcome:
     """Holds the bound to a run.
 
@@ -295,7 +295,7 @@ def held(
 SIZES = (2, 6, 4)
 
 
-def trial(draws: Draws, method=algorithms.ef21) -> list[Outcome]:
+def trial(draws: Draws, method: Method = algorithms.ef21) -> list[Outcome]:
     """A quadratic, whose layers' constants differ, or wells and hills."""
     up, weights, problem = draws.choice(TRIED)
     made, steps = problem(draws), draws.choice((1, 10, 1000))
@@ -323,6 +323,7 @@ def quadratic(draws: Draws) -> Layered:
 
 
 def wells(draws: Draws) -> Layered:
+    """One worker's random wells, every layer with the constant of all."""
     problem = instances.random_wells(draws, 1, sum(SIZES))
     return layered(problem, SIZES, [float(problem.constants.smoothness or 0)] * len(SIZES))
 
@@ -351,7 +352,7 @@ def bowl() -> Layered:
     return layered(problem, SIZES, [1 / w for w in UNEQUAL])
 
 
-def bowls(method=algorithms.ef21) -> list[Outcome]:
+def bowls(method: Method = algorithms.ef21) -> list[Outcome]:
     """The bound is met where compression leaves out little; and one that leaves out much."""
     return [check(bowl(), up, steps=steps, weights=UNEQUAL, method=method) for up, steps in ((SHRINKING, 20), (_TOP, 1000))]
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import optax
@@ -34,7 +34,7 @@ from dsgd.base import Algorithm, Compressor, Problem
 from dsgd.compressors.sizes import fixed_size
 from theory_checks.machinery import instances, moments, ranges, runs
 from theory_checks.machinery.rates import Rate
-from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
+from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
 
 
 def any_compressor(optimizer: optax.GradientTransformation, up: Compressor, down: Compressor) -> Algorithm:
@@ -94,7 +94,7 @@ def check(
     learning_rate: float | None = None,
     seeds: int = runs.SEEDS,
     seed: int = 0,
-    method=any_compressor,
+    method: Method = any_compressor,
 ) -> Outcome:
     """Holds the bound to runs with compressors; or, without them, to the exact moments on a quadratic with errors of one size.
 
@@ -128,7 +128,7 @@ def check(
     return Outcome(measured, right, error, f"{case}, {up.name}, {down.name}")
 
 
-def trial_exact(draws: Draws, method=any_compressor) -> list[Outcome]:
+def trial_exact(draws: Draws, method: Method = any_compressor) -> list[Outcome]:
     """One quadratic, with errors of one size."""
     problem = instances.quadratic(draws, 4, 4)
     steps, compression = draws.choice((1, 10, 500)), draws.real(0.0, 3.0)
@@ -152,13 +152,13 @@ BIASED = (_plain("overshoot", lambda x: x + jnp.sign(x), 1.0), _plain("whole num
 """What is out of proportion, and what vanishes."""
 
 
-def biased(problem: Problem, of: Biased, **options) -> Outcome:
+def biased(problem: Problem, of: Biased, **options: Any) -> Outcome:
     """`check` with one compressor both ways, whose sigma' is known beforehand."""
     d = problem.data.inputs.shape[-1]
     return check(problem, of.compressor, of.compressor, compression=of.most * math.sqrt(d), **options)
 
 
-def trial_runs(draws: Draws, method=any_compressor) -> list[Outcome]:
+def trial_runs(draws: Draws, method: Method = any_compressor) -> list[Outcome]:
     """A biased compressor both ways, on wells and hills."""
     of, problem = draws.choice(BIASED), instances.random_wells(draws, 2, 4)
     steps, share = draws.choice((10, 100, 300)), draws.choice((draws.real(0.01, 0.98), 0.01))
@@ -166,7 +166,7 @@ def trial_runs(draws: Draws, method=any_compressor) -> list[Outcome]:
     return [biased(problem, of, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6), method=method)]
 
 
-def bowls(method=any_compressor) -> list[Outcome]:
+def bowls(method: Method = any_compressor) -> list[Outcome]:
     """Each term alone: the way from the start, noise, and errors, which matter by the square of a small step if nothing is lost."""
     cases = ((1.0, 0.0, 0.0, 0.05), (0.0, 1.0, 0.0, 0.05), (0.0, 0.0, 1.0, 0.01), (0.0, 0.0, 1.0, 0.5))
     return [
@@ -181,19 +181,19 @@ def bowls(method=any_compressor) -> list[Outcome]:
     ]
 
 
-def pulling(method=any_compressor) -> list[Outcome]:
+def pulling(method: Method = any_compressor) -> list[Outcome]:
     """The errors of all workers and of the server are equal and push the model the same way."""
     return [biased(instances.wells(2, 4, start=0.005), BIASED[0], steps=4000, learning_rate=0.01, method=method)]
 
 
-def vanishing(method=any_compressor) -> list[Outcome]:
+def vanishing(method: Method = any_compressor) -> list[Outcome]:
     """Gradients of workers, and of the mean, that round to nothing: only memories bring them on."""
     start = [0.4, 0.35, 0.3, 0.25]
     problems = (instances.wells(2, 4, start=start, heterogeneity=z) for z in (0.0, 1.0))
     return [biased(problem, BIASED[1], steps=1000, learning_rate=0.05, method=method) for problem in problems]
 
 
-def falling(method=any_compressor) -> list[Outcome]:
+def falling(method: Method = any_compressor) -> list[Outcome]:
     """From near a hilltop in small steps; and in steps of nearly the largest size."""
     problem = instances.wells(2, 4, start=3.0, smoothness=20.0)
     return [biased(problem, BIASED[1], steps=1000, learning_rate=share / 20, method=method) for share in (0.02, 0.9)]

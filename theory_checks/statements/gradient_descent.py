@@ -17,7 +17,7 @@ import algorithms
 from dsgd.base import Problem
 from theory_checks.machinery import instances, ranges, runs
 from theory_checks.machinery.rates import Rate
-from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
+from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
 
 
 def hypotheses(problem: Problem, learning_rate: float) -> list[Condition]:
@@ -54,7 +54,7 @@ def rate(*, gap: float, smoothness: float) -> Rate:
     return Rate(2 * smoothness * gap)
 
 
-def check(problem: Problem, *, steps: int, learning_rate: float | None = None, method=algorithms.gradient_descent) -> Outcome:
+def check(problem: Problem, *, steps: int, learning_rate: float | None = None, method: Method = algorithms.gradient_descent) -> Outcome:
     """Holds the bound to a run.
 
     Args:
@@ -75,7 +75,7 @@ def check(problem: Problem, *, steps: int, learning_rate: float | None = None, m
     return Outcome(measured, right, case=f"{problem.name}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}")
 
 
-def trial(draws: Draws, method=algorithms.gradient_descent) -> list[Outcome]:
+def trial(draws: Draws, method: Method = algorithms.gradient_descent) -> list[Outcome]:
     """One quadratic, or wells and hills, at the recommended step size or another."""
     convex = draws.choice((True, False))
     problem = instances.quadratic(draws, 3, 4, at_zero=True) if convex else instances.random_wells(draws, 3, 4)
@@ -86,13 +86,13 @@ def trial(draws: Draws, method=algorithms.gradient_descent) -> list[Outcome]:
     return [outcome]
 
 
-def bowls(method=algorithms.gradient_descent) -> list[Outcome]:
+def bowls(method: Method = algorithms.gradient_descent) -> list[Outcome]:
     """The bound is met at every step size, as soon as the minimum is."""
     problem = instances.bowl(3, 4, away=1.0, smoothness=2.0)
     return [check(problem, steps=300, learning_rate=share / 2.0, method=method) for share in (0.05, 1.0, 1.9)]
 
 
-def hilltops(method=algorithms.gradient_descent) -> list[Outcome]:
+def hilltops(method: Method = algorithms.gradient_descent) -> list[Outcome]:
     """From near a hilltop to the well in small steps: all that f falls is gradient."""
     return [check(instances.wells(3, 4, start=3.0), steps=1000, learning_rate=0.02, method=method)]
 

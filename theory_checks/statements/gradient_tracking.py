@@ -37,7 +37,7 @@ from dsgd import problems
 from dsgd.base import Problem
 from dsgd.graphs.topology import Topology
 from theory_checks.machinery import instances, moments, paths
-from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
+from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
 from theory_checks.recursions import decentralized
 from theory_checks.statements import local_sgd
 from theory_checks.statements.decentralized_sgd import one_rho
@@ -85,7 +85,7 @@ def hypotheses(problem: Problem, topology: Topology, learning_rate: float) -> li
 
 
 def check(
-    problem: Problem, topology: Topology, *, learning_rate: float, steps: int = _STEPS, method=algorithms.gradient_tracking
+    problem: Problem, topology: Topology, *, learning_rate: float, steps: int = _STEPS, method: Method = algorithms.gradient_tracking
 ) -> list[Outcome]:
     """Holds every round to z_{t+1} <= M z_t, and the path to z_t <= M^t z_0.
 
@@ -131,7 +131,7 @@ def graphs() -> tuple[Topology, ...]:
     return topologies.chain(3), topologies.from_matrix((np.eye(5) + around + across) / 3, "crossing(5)")
 
 
-def trial(draws: Draws, method=algorithms.gradient_tracking) -> list[Outcome]:
+def trial(draws: Draws, method: Method = algorithms.gradient_tracking) -> list[Outcome]:
     """One quadratic on one graph."""
     topology = draws.choice(graphs())
     problem = instances.quadratic(draws, topology.n, 2, noisy=False)
@@ -140,13 +140,13 @@ def trial(draws: Draws, method=algorithms.gradient_tracking) -> list[Outcome]:
     return check(problem, topology, learning_rate=draws.choice((converging, draws.real(0.01, 1.0) / L)), method=method)
 
 
-def alternating(method=algorithms.gradient_tracking) -> list[Outcome]:
+def alternating(method: Method = algorithms.gradient_tracking) -> list[Outcome]:
     """Eigenvalues of W that are negative, and equal Hessians: disagreement changes its sign in each round, and everything adds up."""
     problem = problems.quadratic(np.ones((4, 1)), np.array([[1.0], [-1.0], [2.0], [-2.0]]), start=[1e-9])
     return check(problem, one_rho(4, -0.3), learning_rate=0.01, method=method)
 
 
-def as_printed(method=algorithms.gradient_tracking) -> list[Outcome]:
+def as_printed(method: Method = algorithms.gradient_tracking) -> list[Outcome]:
     """The equations, on a schedule of directed rounds that do not commute, with Hessians that differ."""
     topology = local_sgd.schedules()[1]
     problem, gamma = problems.random_quadratic(topology.n, 2, smoothness=2.0, seed=1), 0.05

@@ -19,11 +19,9 @@ from algorithms.kimad import Choices, allocate, any_of, one_for_all, oracle, top
 from dsgd import clusters, compressors
 from dsgd.base import Algorithm
 from theory_checks.machinery.search import Tape
-from theory_checks.machinery.statement import Draws, Outcome, Statement
+from theory_checks.machinery.statement import Draws, Method, Outcome, Statement
 from theory_checks.statements import ef21
 from theory_checks.statements.ef21 import Layered
-
-Method = Callable[..., Algorithm]
 
 _BITS = 64.0 * sum(ef21.SIZES)  # of a model
 _LINK = clusters.sinusoid(eta=_BITS, theta=0.7, delta=0.1 * _BITS)

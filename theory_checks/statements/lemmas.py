@@ -26,7 +26,7 @@ from dsgd import compressors, problems, workers
 from dsgd.base import Algorithm, Compressor, Problem
 from dsgd.problems import Examples
 from theory_checks.machinery import instances, moments, runs
-from theory_checks.machinery.statement import Draws, Outcome, Statement
+from theory_checks.machinery.statement import Draws, Method, Outcome, Statement
 from theory_checks.statements import asynchronous_sgd, error_compensated_sgd, minibatch_sgd
 from theory_checks.statements.sgd import total_noise
 
@@ -123,7 +123,7 @@ def _sqnorm(tree: Any) -> jax.Array:
 _PAIRS = ((compressors.sign, compressors.top_k(0.5)), (compressors.random_quantization(2), compressors.sign))
 
 
-def errors_are_kept(draws: Draws, method=error_compensated_sgd.any_compressor) -> list[Outcome]:
+def errors_are_kept(draws: Draws, method: Method = error_compensated_sgd.any_compressor) -> list[Outcome]:
     """Lemma 3.4.1 in every round of a few runs; whatever the step size, so long as nothing overflows."""
     up, down = draws.choice(_PAIRS)
     problem = instances.quadratic(draws, 2, 8, at_zero=True)
@@ -134,13 +134,13 @@ def errors_are_kept(draws: Draws, method=error_compensated_sgd.any_compressor) -
     return [Outcome(float(missed), 0.0, case=f"{problem.name}, {up.name}, {down.name}", equality=True, scale=float(size))]
 
 
-def staleness(draws: Draws, method=algorithms.asynchronous_sgd) -> list[Outcome]:
+def staleness(draws: Draws, method: Method = algorithms.asynchronous_sgd) -> list[Outcome]:
     """Lemma 4.2.1 at every t of one quadratic and one sequence of staleness: the worst t."""
     problem = instances.quadratic(draws, 3, 2, hessians=("isotropic", "equal"))
     return [_worst_staleness(problem, asynchronous_sgd.table(draws), draws.real(0.01, 1.0), method)]
 
 
-def staleness_of_bowls(method=algorithms.asynchronous_sgd) -> list[Outcome]:
+def staleness_of_bowls(method: Method = algorithms.asynchronous_sgd) -> list[Outcome]:
     """Gradients that stay nearly the same, or noise: each alone reaches half."""
     cases = ((1.0, 0.0, 12, 0.01), (0.0, 1.0, 1, 0.01), (0.0, 1.0, 12, 1.0))
     return [
@@ -149,7 +149,7 @@ def staleness_of_bowls(method=algorithms.asynchronous_sgd) -> list[Outcome]:
     ]
 
 
-def _worst_staleness(problem: Problem, table: np.ndarray, share: float, method) -> Outcome:
+def _worst_staleness(problem: Problem, table: np.ndarray, share: float, method: Method) -> Outcome:
     steps, L, tau = 100, instances.known(problem).smoothness, int(table.max())
     gamma = share * asynchronous_sgd.largest_step(smoothness=L, staleness=tau)
     build = asynchronous_sgd.with_table(asynchronous_sgd.OLDEST, method)

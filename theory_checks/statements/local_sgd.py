@@ -45,7 +45,7 @@ from dsgd.graphs.topology import Topology
 from dsgd.problems.quadratic import Quadratic
 from theory_checks.machinery import instances, moments, paths, ranges
 from theory_checks.machinery.rates import Rate
-from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
+from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
 from theory_checks.statements.decentralized_sgd import balanced, diverging
 
 _REMAINDER = 1e-4  # of a product of whole periods, after which a geometric series stands for the rest
@@ -221,7 +221,7 @@ def check(
     *,
     steps: int,
     learning_rate: float | None = None,
-    method=algorithms.local_sgd,
+    method: Method = algorithms.local_sgd,
 ) -> tuple[Outcome, Outcome]:
     """Holds the bounds of the gradient and of the consensus to the exact moments on a quadratic.
 
@@ -280,36 +280,36 @@ def local() -> tuple[tuple[int, Topology], ...]:
     return (4, topologies.complete(10)), (2, topologies.one_peer_exponential(4))
 
 
-def _drawn(draws: Draws, topology: Topology, period: int, method) -> tuple[Outcome, Outcome]:
+def _drawn(draws: Draws, topology: Topology, period: int, method: Method) -> tuple[Outcome, Outcome]:
     problem = instances.quadratic(draws, topology.n, 2)
     L, radius = instances.known(problem).smoothness, memory(topology, period).radius
     gamma = draws.choice((None, draws.real(0.01, 1.0) * min(1.0, 0.99 / max(radius, 1e-12)) / L))
     return check(problem, topology, period, steps=draws.choice((1, 10, 300)), learning_rate=gamma, method=method)
 
 
-def trial_schedule(draws: Draws, method=algorithms.decentralized_sgd) -> list[Outcome]:
+def trial_schedule(draws: Draws, method: Method = algorithms.decentralized_sgd) -> list[Outcome]:
     """One quadratic on one schedule: the gradient."""
     return [_drawn(draws, draws.choice(schedules()), 1, every_round(method))[0]]
 
 
-def trial_schedule_consensus(draws: Draws, method=algorithms.decentralized_sgd) -> list[Outcome]:
+def trial_schedule_consensus(draws: Draws, method: Method = algorithms.decentralized_sgd) -> list[Outcome]:
     """One quadratic on one schedule: the consensus distance."""
     return [_drawn(draws, draws.choice(schedules()), 1, every_round(method))[1]]
 
 
-def trial(draws: Draws, method=algorithms.local_sgd) -> list[Outcome]:
+def trial(draws: Draws, method: Method = algorithms.local_sgd) -> list[Outcome]:
     """One quadratic with local steps: the gradient."""
     period, topology = draws.choice(local())
     return [_drawn(draws, topology, period, method)[0]]
 
 
-def trial_consensus(draws: Draws, method=algorithms.local_sgd) -> list[Outcome]:
+def trial_consensus(draws: Draws, method: Method = algorithms.local_sgd) -> list[Outcome]:
     """One quadratic with local steps: the consensus distance."""
     period, topology = draws.choice(local())
     return [_drawn(draws, topology, period, method)[1]]
 
 
-def equal_curvatures(period: int, topology: Topology, method) -> list[Outcome]:
+def equal_curvatures(period: int, topology: Topology, method: Method) -> list[Outcome]:
     r"""Where all Hessians are h I, the mean m and the covariance of (I - J) X are closed: with P = W_t - J,
     $m \leftarrow P((1 - \gamma h) m + \gamma b)$, $S \leftarrow P((1 - \gamma h)^2 S + \gamma^2 I) P^T$, and the disagreement is
     $\frac1N (|m|^2 + \sigma^2 tr S)$, neither more nor less."""
@@ -327,12 +327,12 @@ def equal_curvatures(period: int, topology: Topology, method) -> list[Outcome]:
     return paths.worst(found[:steps], np.array(expected), case=case, equality=True, scale=max(expected))
 
 
-def schedules_exactly(method=algorithms.decentralized_sgd) -> list[Outcome]:
+def schedules_exactly(method: Method = algorithms.decentralized_sgd) -> list[Outcome]:
     """DSGD of equal Hessians on all schedules."""
     return [outcome for topology in schedules() for outcome in equal_curvatures(1, topology, every_round(method))]
 
 
-def local_exactly(method=algorithms.local_sgd) -> list[Outcome]:
+def local_exactly(method: Method = algorithms.local_sgd) -> list[Outcome]:
     """Local SGD of equal Hessians on all graphs."""
     return [outcome for period, topology in local() for outcome in equal_curvatures(period, topology, method)]
 
@@ -340,37 +340,37 @@ def local_exactly(method=algorithms.local_sgd) -> list[Outcome]:
 _LAST = 511  # rounds; more would be another program
 
 
-def balanced_pulls(method=algorithms.decentralized_sgd) -> list[Outcome]:
+def balanced_pulls(method: Method = algorithms.decentralized_sgd) -> list[Outcome]:
     """The term L^2 C on a directed schedule: curvatures of nearly opposite sign, whose pulls balance although f' is not 0."""
     problem = balanced(8, epsilon=0.06)
     return [check(problem, turning(), steps=_LAST, learning_rate=1.0, method=every_round(method))[0]]
 
 
-def away_from_the_minimum(method=algorithms.decentralized_sgd) -> list[Outcome]:
+def away_from_the_minimum(method: Method = algorithms.decentralized_sgd) -> list[Outcome]:
     """The term 2 D / (gamma T): from far away at gamma = 1 / L, one step, and nothing is left to do."""
     problem = problems.quadratic(np.ones((8, 2)), np.zeros((8, 2)), start=[1.0, 0.0])
     return [check(problem, turning(), steps=_LAST, learning_rate=1.0, method=every_round(method))[0]]
 
 
-def noise_over_rounds(method=algorithms.decentralized_sgd) -> list[Outcome]:
+def noise_over_rounds(method: Method = algorithms.decentralized_sgd) -> list[Outcome]:
     """The term of the noise in a, at a small step size."""
     problem, topology = problems.quadratic(np.ones((5, 2)), np.zeros((5, 2)), noise=1.0, start=[1e-3, 0.0]), schedules()[1]
     return [check(problem, topology, steps=_LAST, learning_rate=1e-3, method=every_round(method))[1]]
 
 
-def diverging_workers(method=algorithms.local_sgd) -> list[Outcome]:
+def diverging_workers(method: Method = algorithms.local_sgd) -> list[Outcome]:
     """a_k = varsigma ((1 + gamma L)^k - 1) / L: disagreement that feeds itself between two averagings."""
     period, mean = local()[0]
     return [check(diverging(), mean, period, steps=_LAST, learning_rate=gamma, method=method)[1] for gamma in (0.3, 0.03)]
 
 
-def noise_between_averagings(method=algorithms.local_sgd) -> list[Outcome]:
+def noise_between_averagings(method: Method = algorithms.local_sgd) -> list[Outcome]:
     """a_k = gamma sigma sqrt(k (1 - 1/N)), at a small step size."""
     problem, (period, mean) = problems.quadratic(np.ones((10, 2)), np.zeros((10, 2)), noise=1.0, start=[1e-3, 0.0]), local()[0]
     return [check(problem, mean, period, steps=_LAST, learning_rate=1e-3, method=method)[1]]
 
 
-def without_detours(method=algorithms.local_sgd) -> list[Outcome]:
+def without_detours(method: Method = algorithms.local_sgd) -> list[Outcome]:
     """The term 2 D / (gamma T): from far away at gamma = 1 / L, one step, and nothing is left to do."""
     problem, (period, mean) = problems.quadratic(np.ones((10, 2)), np.zeros((10, 2)), start=[1.0, 0.0]), local()[0]
     return [check(problem, mean, period, steps=_LAST, learning_rate=1.0, method=method)[0]]

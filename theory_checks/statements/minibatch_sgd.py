@@ -16,7 +16,7 @@ import algorithms
 from dsgd.base import Problem
 from theory_checks.machinery import instances, measure, ranges, runs
 from theory_checks.machinery.rates import Rate
-from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
+from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
 from theory_checks.statements import sgd
 
 
@@ -99,7 +99,7 @@ def check(
     seeds: int = runs.SEEDS,
     seed: int = 0,
     batches: Mapping[str, Any] | None = None,
-    method=algorithms.minibatch_sgd,
+    method: Method = algorithms.minibatch_sgd,
 ) -> Outcome:
     """Holds the bound to the exact moments on a quadratic, to runs on another problem.
 
@@ -124,7 +124,7 @@ def check(
     return Outcome(measured, bound(**numbers, learning_rate=gamma), error, case)
 
 
-def trial_exact(draws: Draws, method=algorithms.minibatch_sgd) -> list[Outcome]:
+def trial_exact(draws: Draws, method: Method = algorithms.minibatch_sgd) -> list[Outcome]:
     """One quadratic."""
     N, d = draws.choice(((2, 1), (4, 3)))
     problem = instances.quadratic(draws, N, d)
@@ -133,7 +133,7 @@ def trial_exact(draws: Draws, method=algorithms.minibatch_sgd) -> list[Outcome]:
     return [check(problem, steps=steps, learning_rate=gamma, method=method) for gamma in (None, share / L)]
 
 
-def trial_runs(draws: Draws, method=algorithms.minibatch_sgd) -> list[Outcome]:
+def trial_runs(draws: Draws, method: Method = algorithms.minibatch_sgd) -> list[Outcome]:
     """Wells and hills, with batches drawn with or without replacement."""
     B, replacement = draws.choice(((4, True), (4, False)))
     problem = instances.random_wells(draws, 4, 3, batches=((B, replacement),))
@@ -150,7 +150,7 @@ def of_batches(problem: Problem, **options: Any) -> Outcome:
     return check(problem, batches=batches, **options)
 
 
-def bowls(method=algorithms.minibatch_sgd) -> list[Outcome]:
+def bowls(method: Method = algorithms.minibatch_sgd) -> list[Outcome]:
     """The bound is met once the start is forgotten; what workers differ in does not matter."""
     return [
         check(
@@ -163,7 +163,7 @@ def bowls(method=algorithms.minibatch_sgd) -> list[Outcome]:
     ]
 
 
-def wells(replacement: bool, method=algorithms.minibatch_sgd) -> list[Outcome]:
+def wells(replacement: bool, method: Method = algorithms.minibatch_sgd) -> list[Outcome]:
     """In a well, with little noise; from near a hilltop in small steps, without."""
     batches = {"batch_size": 4, "replacement": replacement}
     well = instances.wells(4, 3, start=0.01, noise=0.3, heterogeneity=1.0, **batches)

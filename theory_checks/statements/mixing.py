@@ -149,7 +149,7 @@ def weights(draws: Draws) -> list[Outcome]:
     return of_graph(draws.choice(graphs.WEIGHTS), A + A.T, topologies.WEIGHTS)
 
 
-def of_graph(name: str, A: np.ndarray, all_weights: dict[str, Callable] = topologies.WEIGHTS) -> list[Outcome]:
+def of_graph(name: str, A: np.ndarray, all_weights: dict[str, Callable[[Any], Any]] = topologies.WEIGHTS) -> list[Outcome]:
     """The matrix that the project makes of it."""
     off = float(np.abs(topologies.from_graph(nx.Graph(A), all_weights[name]).W - graphs.weighted(name, A)).max())
     return [Outcome(off, 0.0, case=f"{name}, {len(A)} workers", equality=True, scale=1.0)]

@@ -30,7 +30,7 @@ from dsgd import problems
 from dsgd.base import State
 from dsgd.graphs.topology import Topology
 from theory_checks.machinery import moments, paths
-from theory_checks.machinery.statement import Draws, Outcome, Statement
+from theory_checks.machinery.statement import Draws, Method, Outcome, Statement
 from theory_checks.recursions import decentralized
 
 _STEPS = 60
@@ -42,12 +42,12 @@ def dobrushin(P: np.ndarray) -> float:
     return float(np.abs(P[:, None] - P[None]).sum(axis=2).max()) / 2
 
 
-def _follow(topology: Topology, models: np.ndarray, method) -> State:
+def _follow(topology: Topology, models: np.ndarray, method: Method) -> State:
     still = problems.quadratic(np.ones_like(models), np.zeros_like(models))
     return paths.follow(moments.with_step(method, topology), still, 0.0, steps=_STEPS, models=models)
 
 
-def check(topology: Topology, models: np.ndarray, *, method=algorithms.stochastic_gradient_push) -> list[Outcome]:
+def check(topology: Topology, models: np.ndarray, *, method: Method = algorithms.stochastic_gradient_push) -> list[Outcome]:
     """Holds the spread of the de-biased values to the coefficients: of every round, and of all rounds since the start.
 
     Args:
@@ -79,20 +79,20 @@ def graphs() -> tuple[Topology, ...]:
     return topologies.from_matrix(one, "unequal(4)"), topologies.from_matrix([one, other], "alternating(4)")
 
 
-def trial(draws: Draws, method=algorithms.stochastic_gradient_push) -> list[Outcome]:
+def trial(draws: Draws, method: Method = algorithms.stochastic_gradient_push) -> list[Outcome]:
     """One start on one directed graph: of two values, or any."""
     rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
     models = rng.choice([rng.normal(size=(4, 2)), rng.integers(0, 2, (4, 2)).astype(float)]) + draws.real(-3.0, 3.0)
     return check(draws.choice(graphs()), models, method=method)
 
 
-def two_values(method=algorithms.stochastic_gradient_push) -> list[Outcome]:
+def two_values(method: Method = algorithms.stochastic_gradient_push) -> list[Outcome]:
     """0 and 1: of all such starts some reach the coefficient of the first round, and others that of many."""
     starts = [np.stack([(np.arange(4) == k).astype(float), np.arange(4) >= k], axis=1) for k in range(1, 4)]
     return [outcome for topology in graphs() for models in starts for outcome in check(topology, models, method=method)]
 
 
-def sums_are_kept(method=algorithms.stochastic_gradient_push) -> list[Outcome]:
+def sums_are_kept(method: Method = algorithms.stochastic_gradient_push) -> list[Outcome]:
     """Of models and of masses; so that the mean of the start is always between the values, which agree in the end."""
     models, found = np.random.default_rng(3).normal(size=(4, 2)), []
     for topology in graphs():
@@ -108,7 +108,7 @@ def sums_are_kept(method=algorithms.stochastic_gradient_push) -> list[Outcome]:
     return found
 
 
-def as_printed(method=algorithms.stochastic_gradient_push) -> list[Outcome]:
+def as_printed(method: Method = algorithms.stochastic_gradient_push) -> list[Outcome]:
     """The equations with gradients, taken at z, on a quadratic with Hessians that differ."""
     problem, gamma, topology = problems.random_quadratic(4, 2, seed=4), 0.1, graphs()[1]
     path = paths.follow(moments.with_step(method, topology), problem, gamma, steps=_STEPS)

@@ -21,7 +21,7 @@ import algorithms
 from dsgd.base import Problem
 from theory_checks.machinery import instances, measure, ranges, runs
 from theory_checks.machinery.rates import Rate
-from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
+from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
 
 
 def hypotheses(problem: Problem, learning_rate: float) -> list[Condition]:
@@ -67,7 +67,13 @@ def total_noise(problem: Problem) -> float:
 
 
 def check(
-    problem: Problem, *, steps: int, learning_rate: float | None = None, seeds: int = runs.SEEDS, seed: int = 0, method=algorithms.sgd
+    problem: Problem,
+    *,
+    steps: int,
+    learning_rate: float | None = None,
+    seeds: int = runs.SEEDS,
+    seed: int = 0,
+    method: Method = algorithms.sgd,
 ) -> Outcome:
     """Holds the bound to the exact moments on a quadratic, to runs on another problem.
 
@@ -90,7 +96,7 @@ def check(
     return Outcome(measured, bound(**numbers, learning_rate=gamma), error, case)
 
 
-def trial_exact(draws: Draws, method=algorithms.sgd) -> list[Outcome]:
+def trial_exact(draws: Draws, method: Method = algorithms.sgd) -> list[Outcome]:
     """One quadratic."""
     N, d = draws.choice(((1, 1), (4, 3)))
     problem = instances.quadratic(draws, N, d, hessians=("isotropic", "equal"))
@@ -99,7 +105,7 @@ def trial_exact(draws: Draws, method=algorithms.sgd) -> list[Outcome]:
     return [check(problem, steps=steps, learning_rate=gamma, method=method) for gamma in (None, share / L)]
 
 
-def trial_runs(draws: Draws, method=algorithms.sgd) -> list[Outcome]:
+def trial_runs(draws: Draws, method: Method = algorithms.sgd) -> list[Outcome]:
     """Wells and hills, which are not convex."""
     problem = instances.random_wells(draws, 3, 4)
     steps, share = draws.choice((10, 100, 300)), draws.real(0.01, 1.0)
@@ -111,7 +117,7 @@ HARD = ((1.0, 0.0, 0.05), (0.0, 1.0, 1.0), (0.0, 1.0, 0.3), (20.0, 1.0, 1.0))
 """How far the start is, how much noise there is, gamma L: each term of the bound alone, and both."""
 
 
-def bowls(method=algorithms.sgd) -> list[Outcome]:
+def bowls(method: Method = algorithms.sgd) -> list[Outcome]:
     """The bound is met once the start is forgotten, whether what varies is noise or the worker."""
     found = []
     for away, noise, share in HARD:
@@ -121,7 +127,7 @@ def bowls(method=algorithms.sgd) -> list[Outcome]:
     return found
 
 
-def wells(method=algorithms.sgd) -> list[Outcome]:
+def wells(method: Method = algorithms.sgd) -> list[Outcome]:
     """In a well, with little noise of both kinds; from near a hilltop in small steps, without."""
     well = instances.wells(3, 4, start=0.01, noise=0.1, heterogeneity=0.05)
     hilltop = instances.wells(3, 4, start=3.0)

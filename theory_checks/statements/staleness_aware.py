@@ -32,7 +32,7 @@ import algorithms
 from dsgd import problems
 from dsgd.base import Problem
 from theory_checks.machinery import instances, moments, ranges
-from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
+from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
 from theory_checks.statements.asynchronous_sgd import stale
 from theory_checks.statements.sgd import total_noise
 
@@ -109,7 +109,7 @@ def largest_step(smoothness: float, staleness: np.ndarray) -> float:
 
 
 @cache
-def _with_table(method=algorithms.asynchronous_sgd) -> moments.Build:
+def _with_table(method: Method = algorithms.asynchronous_sgd) -> moments.Build:
     """The staleness-aware method with the instance's `more` as its table of staleness."""
     aware = partial(method, staleness_aware=True)
     return lambda of, compressor: stale(optax.sgd(of.learning_rate), OLDEST, of.more, aware)
@@ -118,7 +118,7 @@ def _with_table(method=algorithms.asynchronous_sgd) -> moments.Build:
 _LENGTH = 500  # of tables: one size, so that all share a program
 
 
-def check(problem: Problem, staleness: np.ndarray, *, learning_rate: float, method=algorithms.asynchronous_sgd) -> Outcome:
+def check(problem: Problem, staleness: np.ndarray, *, learning_rate: float, method: Method = algorithms.asynchronous_sgd) -> Outcome:
     """Holds the bound to the exact moments.
 
     Args:
@@ -142,7 +142,7 @@ def check(problem: Problem, staleness: np.ndarray, *, learning_rate: float, meth
     return Outcome(float(steps @ found["slope"][:T] / steps.sum()), right, case=case)
 
 
-def trial(draws: Draws, method=algorithms.asynchronous_sgd) -> list[Outcome]:
+def trial(draws: Draws, method: Method = algorithms.asynchronous_sgd) -> list[Outcome]:
     """One quadratic, one sequence of staleness."""
     problem = instances.quadratic(draws, 3, 2, hessians=("isotropic", "equal"))
     T, tau = draws.choice((1, 5, _LENGTH)), draws.integer(0, OLDEST)
@@ -158,12 +158,12 @@ def _bowl() -> Problem:
     return problems.quadratic(np.ones((3, 2)), np.zeros((3, 2)), start=np.ones(2))
 
 
-def one_step(method=algorithms.asynchronous_sgd) -> list[Outcome]:
+def one_step(method: Method = algorithms.asynchronous_sgd) -> list[Outcome]:
     r"""$\gamma = 1/L$: one step takes all of the gap, $|f'|^2 = 2LD$, and the bound is met."""
     return [check(_bowl(), np.zeros(1, int), learning_rate=1.0, method=method)]
 
 
-def later_and_later(method=algorithms.asynchronous_sgd) -> list[Outcome]:
+def later_and_later(method: Method = algorithms.asynchronous_sgd) -> list[Outcome]:
     """Long steps are in few of the later ones' delays: gamma is large, and without the division models would grow without bound."""
     staleness = np.minimum(OLDEST, np.arange(_LENGTH) // 4)
     return [check(_bowl(), staleness, learning_rate=largest_step(1.0, staleness), method=method)]

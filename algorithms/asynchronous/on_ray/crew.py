@@ -23,10 +23,13 @@ class Crew:
     """
 
     def __init__(self, ray: Any, made: Callable[[int], Any], begin: Callable[[int, Any, int], Any], workers: int, restarts: int) -> None:
-        self.ray, self.made, self.begin, self.restarts = ray, made, begin, restarts
-        self.actors = {worker: made(worker) for worker in range(workers)}
-        self.lives = dict.fromkeys(range(workers), 0)
-        self.there = set(range(workers))  # who has not died, or is there again
+        self.ray: Any = ray
+        self.made: Callable[[int], Any] = made
+        self.begin: Callable[[int, Any, int], Any] = begin
+        self.restarts: int = restarts
+        self.actors: dict[int, Any] = {worker: made(worker) for worker in range(workers)}
+        self.lives: dict[int, int] = dict.fromkeys(range(workers), 0)
+        self.there: set[int] = set(range(workers))  # who has not died, or is there again
         self.runs: dict[Any, int] = {}
         self.died: list[int] = []
 
@@ -80,7 +83,9 @@ class Patience:
     """
 
     def __init__(self, seconds: float) -> None:
-        self.seconds, self.seen, self.since = seconds, None, time.monotonic()
+        self.seconds: float = seconds
+        self.seen: Any = None
+        self.since: float = time.monotonic()
 
     def need(self, progress: Any, what: str) -> None:
         """Raises a TimeoutError where the progress has been the same for too long."""

@@ -13,14 +13,15 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 import optax
 
 from algorithms import optimizers
+from algorithms.asynchronous.on_ray.server import in_numpy
 from algorithms.asynchronous.on_ray.session import need_ray
 from algorithms.asynchronous.on_ray.worker import Gradients, Task
 from algorithms.optimizers import Model
@@ -80,19 +81,23 @@ class Peer:
     def __init__(
         self, worker: int, optimizer: optax.GradientTransformation, task: Task, params: Params, every: int, patience: float
     ) -> None:
-        self.worker, self.every, self.patience = worker, every, patience
-        self.gradients = Gradients(worker, task)
+        self.worker: int = worker
+        self.every: int = every
+        self.patience: float = patience
+        self.gradients: Gradients = Gradients(worker, task)
         self.model: Model = optimizers.start(optimizer, params)
-        self.step = jax.jit(partial(_stepped, optimizer))
+        self.step: Callable[[Model, Params, PyTree], Model] = jax.jit(partial(_stepped, optimizer))
         self.peers: dict[int, Any] = {}
-        self.stamp, self.next = 0, every
+        self.stamp: int = 0
+        self.next: int = every
         self.exchanges: list[Exchange] = []
         self.records: list[tuple[int, PyTree]] = []
-        self.ready = self.stopped = False
-        self.lock = asyncio.Lock()
-        self.zero = time.monotonic()
-        self.trip = float("nan")
-        self.chance = random.Random(worker)
+        self.ready: bool = False
+        self.stopped: bool = False
+        self.lock: asyncio.Lock = asyncio.Lock()
+        self.zero: float = time.monotonic()
+        self.trip: float = float("nan")
+        self.chance: random.Random = random.Random(worker)
 
     async def rehearse(self) -> None:
         """Compiles, while others may ask how it is."""
@@ -127,7 +132,7 @@ class Peer:
             return None
         async with self.lock:
             stamp = self._at(max(self.stamp, stamp) + 1)
-            mean = jax.tree.map(lambda mine, theirs: (mine + theirs) / 2, _numpy(self.model.params), params)
+            mean = jax.tree.map(lambda mine, theirs: (mine + theirs) / 2, in_numpy(self.model.params), params)
             self.model = self.model._replace(params=mean)
             self.exchanges.append(about._replace(stamp=stamp, at=time.monotonic() - self.zero))
             return mean, stamp
@@ -135,7 +140,7 @@ class Peer:
     async def look(self) -> tuple[PyTree, int]:
         """The model, and its stamp."""
         async with self.lock:
-            return _numpy(self.model.params), self.stamp
+            return in_numpy(self.model.params), self.stamp
 
     async def stop(self) -> None:
         """It asks nobody any more, once what is under way has ended."""
@@ -144,6 +149,7 @@ class Peer:
             pass
 
     async def news(self) -> News:
+        """What has happened since this was last asked."""
         told = News(self.exchanges, self.records, self.ready)
         self.exchanges, self.records = [], []
         return told
@@ -188,7 +194,7 @@ class Peer:
         if partner == self.worker:
             self.exchanges.append(about._replace(stamp=self.stamp + 1))
             return self.model.params, self.stamp + 1
-        sent = asyncio.wrap_future(self.peers[partner].average.remote(self.stamp, _numpy(self.model.params), about).future())
+        sent = asyncio.wrap_future(self.peers[partner].average.remote(self.stamp, in_numpy(self.model.params), about).future())
         end = time.monotonic() + self.patience
         while not (await asyncio.wait([sent], timeout=_LOOK))[0]:
             if partner not in self.peers:
@@ -200,7 +206,7 @@ class Peer:
     def _at(self, stamp: int) -> int:
         """Before an exchange of this stamp: keeps the model that was there at the stamps of records."""
         while self.next < stamp:
-            self.records.append((self.next, _numpy(self.model.params)))
+            self.records.append((self.next, in_numpy(self.model.params)))
             self.next += self.every
         self.stamp = stamp
         return stamp
@@ -214,7 +220,3 @@ def _stepped(optimizer: optax.GradientTransformation, model: Model, middle: Para
     """As in `algorithms.asynchronous_gossip_sgd`: the optimiser sees its own model, and steps from the mean."""
     change, memory = optimizer.update(slope, model.optimizer, model.params)
     return Model(optax.apply_updates(middle, change), memory)
-
-
-def _numpy(tree: Params) -> PyTree:
-    return jax.tree.map(np.asarray, tree)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -130,20 +130,22 @@ class Server:
 
     def __init__(self, part: PyTree, rules: Rules, workers: int) -> None:
         self.rules = rules
-        self.step = jax.jit(partial(stale_step, rules.optimizer), static_argnames="aware")
-        self.allowed = jax.jit(arrivals.allowed, static_argnames="bound")
+        self.step: Callable[..., Model] = jax.jit(partial(stale_step, rules.optimizer), static_argnames="aware")
+        self.allowed: Callable[..., jax.Array] = jax.jit(arrivals.allowed, static_argnames="bound")
         self.model: Model = optimizers.start(rules.optimizer, part)
-        self.version = self.era = 0
+        self.version: int = 0
+        self.era: int = 0
         self.updates: list[Update] = []
         self.records: list[PyTree] = [part]
         self.expected: set[int] | None = set(range(workers))  # who is waited for; None: it was not yet told
-        self.lives = dict.fromkeys(range(workers), 0)  # of those who may push
+        self.lives: dict[int, int] = dict.fromkeys(range(workers), 0)  # of those who may push
         self.reads: dict[int, tuple[int, int]] = dict.fromkeys(range(workers), (0, 0))  # the life and the version of who may push
-        self.waiting: dict[int, tuple[Pushed, PyTree, asyncio.Future]] = {}
-        self.finite = True
-        self.zero = self.last = time.monotonic()
+        self.waiting: dict[int, tuple[Pushed, PyTree, asyncio.Future[None]]] = {}
+        self.finite: bool = True
+        self.zero: float = time.monotonic()
+        self.last: float = self.zero
         self.checkpoint: Checkpoint | None = None
-        self.saved = -np.inf
+        self.saved: float = -np.inf
         self._rehearse(part)
         if _reconstructed():
             self._restore(anew=True)
@@ -185,11 +187,12 @@ class Server:
         return self._reply(about.worker, about.life, arrived)
 
     async def news(self) -> News:
+        """How far it is."""
         return self._news()
 
     async def history(self) -> tuple[list[Update], list[PyTree], PyTree, float]:
         """All updates, the models of the records, the last one, and the seconds of the run."""
-        return self.updates, self.records, _numpy(self.model.params), self._elapsed()
+        return self.updates, self.records, in_numpy(self.model.params), self._elapsed()
 
     def _news(self) -> News:
         return News(self.version, self.era, self.finite, time.monotonic() - self.last)
@@ -205,7 +208,7 @@ class Server:
         if self.lives.get(worker, life) == life:
             self.reads[worker] = (life, self.version)
         drawn = max((update.draw for update in self.updates if update.worker == worker), default=-1) + 1 if life else 0
-        return Reply(_numpy(self.model.params), self.version, self.era, drawn, time.monotonic() - arrived, self._done())
+        return Reply(in_numpy(self.model.params), self.version, self.era, drawn, time.monotonic() - arrived, self._done())
 
     def _advance(self) -> None:
         """Makes all updates that can be made now."""
@@ -246,7 +249,7 @@ class Server:
             self.updates.append(Update(self.version, *row, at=self.last - self.zero, busy=busy))
         self.version += 1
         if self.version % self.rules.record_every == 0 or self.version == self.rules.steps:
-            self.records.append(_numpy(self.model.params))
+            self.records.append(in_numpy(self.model.params))
             self.finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(self.records[-1]))
             if time.monotonic() - self.saved > self.rules.seconds or self._done():
                 self._save()
@@ -300,12 +303,13 @@ def _reconstructed() -> bool:
     return ray.get_runtime_context().was_current_actor_reconstructed
 
 
-def _resolve(future: asyncio.Future) -> None:
+def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
 
 
-def _numpy(tree: Params) -> PyTree:
+def in_numpy(tree: Params) -> PyTree:
+    """Of numpy's arrays, which can be sent."""
     return jax.tree.map(np.asarray, tree)
 
 

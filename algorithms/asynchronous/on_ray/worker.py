@@ -41,10 +41,12 @@ class Gradients:
     """Those of one worker. Gradient k is of batch k of its stream: the one that a query with `draws` of k gives in `dsgd.run`."""
 
     def __init__(self, worker: int, task: Task) -> None:
-        self.worker, self.task = worker, task
+        self.worker: int = worker
+        self.task: Task = task
+        self.stream: np.ndarray
         self.stream, kind = task.stream
-        self.function = jax.jit(partial(_gradient, task.problem._replace(data=()), worker, kind))
-        self.data = jax.device_put(task.problem.data)
+        self.function: Callable[..., Params] = jax.jit(partial(_gradient, task.problem._replace(data=()), worker, kind))
+        self.data: PyTree = jax.device_put(task.problem.data)
 
     def rehearse(self) -> None:
         """Compiles."""
@@ -76,11 +78,13 @@ class Worker:
     """
 
     def __init__(self, worker: int, task: Task, patience: float) -> None:
-        self.worker, self.patience = worker, patience
-        self.gradients = Gradients(worker, task)
-        self.like = task.like
+        self.worker: int = worker
+        self.patience: float = patience
+        self.gradients: Gradients = Gradients(worker, task)
+        self.like: PyTree = task.like
 
     def rehearse(self) -> None:
+        """Compiles."""
         self.gradients.rehearse()
 
     def run(self, servers: Sequence[Any], life: int) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 
 import topologies
 from dsgd import clusters, compressors
+from dsgd.base import Compressor
 from dsgd.graphs.topology import Topology
 from theory_checks.machinery.rounds import Instance
 from theory_checks.machinery.statement import Draws
@@ -21,7 +22,8 @@ from theory_checks.recursions.shared import Matrices
 
 DOUBLE = 64  # bits of a number
 BITS = DOUBLE * D  # of a model
-HALF, SHORT, SIGN = compressors.top_k(0.5), compressors.clipping(3), compressors.sign
+HALF, SHORT = compressors.top_k(0.5), compressors.clipping(3)
+SIGN: Compressor = compressors.sign
 HALF_OF_ALL, SHORT_OF_ALL = compressors.whole_model(HALF), compressors.whole_model(SHORT)
 
 

@@ -1,0 +1,76 @@
+"""How Sphinx makes the site: `sphinx-build -W --keep-going -n -b html docs <folder>`, with the extra `docs` installed."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("agg")
+DOCS = Path(__file__).parent
+sys.path[:0] = [str(DOCS.parent), str(DOCS / "extensions")]
+os.environ["PYTHONPATH"] = str(DOCS.parent)  # of the notebooks' kernels
+
+project = "dsgd"
+author = "the authors of dsgd"
+html_title = "dsgd"
+
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "sphinx-mathjax-offline", "myst_nb", "docstrings", "links"]
+exclude_patterns = ["_build", "extensions"]
+
+html_theme = "furo"  # 46 em of text beside two columns that fold away; formulas and tables scroll by themselves; light and dark
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_show_sphinx = False
+html_show_copyright = False
+html_copy_source = False
+pygments_style = "tango"
+pygments_dark_style = "github-dark"
+
+myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]
+myst_heading_anchors = 3
+
+nb_execution_mode = "cache"  # a notebook that has not changed is not run again
+nb_execution_raise_on_error = True
+nb_execution_show_tb = True
+nb_execution_timeout = 300  # seconds, of each notebook
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"  # beside each argument's words, not in the signature
+autodoc_typehints_description_target = "documented_params"
+autodoc_preserve_defaults = True
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 90
+
+OTHERS = "jax jaxlib jaxtyping numpy np scipy optax flax networkx nx matplotlib collections concurrent fractions pathlib"
+nitpick_ignore_regex = [  # what is documented elsewhere, where CI cannot look; names that only type checkers import; letters of shapes
+    ("py:.*", rf"({OTHERS.replace(' ', '|')})\..*"),
+    ("py:class", "History|Weights|Axes|Figure|'d'|'bytes'"),
+]
+
+
+NOTEBOOKS = sorted((DOCS.parent / "experiments" / "notebooks").glob("[0-9]*.md"))
+
+
+def copy_notebooks() -> None:
+    """Sphinx reads what lies below its own folder: the notebooks are copied there before each build."""
+    there = DOCS / "notebooks"
+    shutil.rmtree(there, ignore_errors=True)
+    there.mkdir()
+    for notebook in NOTEBOOKS:
+        (there / notebook.name).write_text(notebook.read_text().replace("](../../docs/", "](../"))
+
+
+def link_notebooks(app: Any, page: str, source: list[str]) -> None:
+    """Links to notebooks lead to their copies, which come below the page about them."""
+    source[0] = source[0].replace("](../experiments/notebooks/", "](notebooks/")
+    if page == "notebooks" and NOTEBOOKS:
+        names = "\n".join(f"notebooks/{notebook.stem}" for notebook in NOTEBOOKS)
+        source[0] += f"\n```{{toctree}}\n:hidden:\n\n{names}\n```\n"
+
+
+def setup(app: Any) -> None:
+    copy_notebooks()
+    app.connect("source-read", link_notebooks)

@@ -1,0 +1,68 @@
+"""What autodoc shows: docstrings in reStructuredText, those of data where they are assigned, types without their words."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+import jax.typing
+import numpy.typing
+import rst
+from sphinx.pycode import ModuleAnalyzer
+from sphinx.util import logging
+from sphinx.util.typing import stringify_annotation
+
+PACKAGES = ("dsgd", "algorithms", "topologies", "theory_checks")
+WORDS = re.compile(r"""~?(?:\w+\.)*Annotated\[(.+?), (['"]).*?\2\]""")
+LONG = {stringify_annotation(each, "smart"): "~numpy.typing.ArrayLike" for each in (numpy.typing.ArrayLike, jax.typing.ArrayLike)}
+
+_kept: dict[str, list[str]] = {}  # of data and properties: napoleon would take the words before a colon for a type
+
+
+def _before_napoleon(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    found = _of_data(name, thing) if what == "data" else lines
+    if not any(found):
+        logging.getLogger(__name__).warning("%s has no docstring", name)
+    lines[:] = rst.from_markdown("\n".join(found)).split("\n")
+    if what in ("attribute", "data", "property"):
+        _kept[name] = lines[:]
+        lines.clear()
+
+
+def _after_napoleon(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    lines[:] = _kept.pop(name, lines)
+
+
+def _of_data(name: str, thing: Any) -> list[str]:
+    """The docstring below an assignment, in whichever of the packages' modules the value has been made."""
+    last = name.rpartition(".")[2]
+    for module_name, module in sorted(sys.modules.items()):
+        if module_name.split(".")[0] in PACKAGES and getattr(module, last, None) is thing:
+            found = ModuleAnalyzer.for_module(module_name).find_attr_docs().get(("", last))
+            if found:
+                return found
+    return []
+
+
+def _plain_types(app: Any, domain: str, kind: str, content: Any) -> None:
+    """`Annotated[int, "an integer"]` has its words for refusals, and an `ArrayLike` is a union of many: the reference shows their names."""
+    for types in app.env.current_document.autodoc_annotations.values():
+        for argument, annotation in types.items():
+            plain = WORDS.sub(r"\1", annotation)
+            for union, name in LONG.items():
+                plain = plain.replace(union, name)
+            types[argument] = plain
+
+
+def _skip(app: Any, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool | None:
+    """Fields of named tuples are told in `Args` of their class."""
+    return True if type(thing).__name__ == "_tuplegetter" else None
+
+
+def setup(app: Any) -> dict[str, bool]:
+    app.connect("autodoc-process-docstring", _before_napoleon, priority=400)
+    app.connect("autodoc-process-docstring", _after_napoleon, priority=600)
+    app.connect("autodoc-skip-member", _skip)
+    app.connect("object-description-transform", _plain_types, priority=400)  # before autodoc merges types and arguments
+    return {"parallel_read_safe": True}

@@ -1,0 +1,99 @@
+"""Frames have every number of a history, once, in its own row."""
+
+from __future__ import annotations
+
+import sys
+
+import jax
+import numpy as np
+import optax
+import pandas as pd
+import pytest
+
+import algorithms
+import dsgd
+from dsgd import problems, work
+
+
+@pytest.fixture(scope="module")
+def swept() -> dsgd.Sweep:
+    problem = problems.random_quadratic(4, 3, noise=0.3)
+    return dsgd.sweep(
+        lambda learning_rate, period: algorithms.local_sgd(optax.sgd(learning_rate), period),
+        problem,
+        steps=6,
+        record_every=3,
+        key=jax.random.key(0),
+        seeds=2,
+        mesh=1,
+        learning_rate=[0.1, 0.2],
+        period=[1, 2, 3],
+    )
+
+
+def history(seeds: int | None = None, records: int = 4) -> dict[str, np.ndarray]:
+    shape = (records,) if seeds is None else (seeds, records)
+    rng = np.random.default_rng(0)
+    return {"step": 5 * np.arange(records), "loss": rng.normal(size=shape), "samples": rng.integers(9, size=(*shape, 3))}
+
+
+def test_a_sweep_has_a_row_for_each_point_seed_and_record(swept):
+    found = dsgd.frame(swept)
+    assert found.shape[0] == 2 * 3 * 2 * 3
+    assert list(found.columns[:4]) == ["learning_rate", "period", "seed", "step"]
+    assert set(found.columns[4:]) == swept.history.keys() - {"step"}
+    for row in found.itertuples():
+        at = ([0.1, 0.2].index(row.learning_rate), [1, 2, 3].index(row.period), row.seed, row.step // 3)
+        for name in ("loss", "bits", "consensus", "grad_sqnorm"):
+            assert getattr(row, name) == swept.history[name][at]
+    means = found[found.step == 6].groupby(["learning_rate", "period"]).loss.mean().to_numpy().reshape(2, 3)
+    np.testing.assert_allclose(means, swept.history["loss"][..., -1].mean(axis=-1), rtol=1e-6)
+
+
+def test_a_run_without_seeds_is_seed_0():
+    alone = dsgd.frame(history())
+    assert (alone.seed == 0).all()
+    pd.testing.assert_frame_equal(
+        alone, dsgd.frame({name: values if name == "step" else values[None] for name, values in history().items()})
+    )
+
+
+def test_one_number_a_worker_is_a_column_a_worker():
+    given = history(seeds=2)
+    found = dsgd.frame(given)
+    assert list(found.columns) == ["seed", "step", "loss", "samples[0]", "samples[1]", "samples[2]"]
+    assert found.step.tolist() == 2 * [0, 5, 10, 15]
+    assert found.seed.tolist() == 4 * [0] + 4 * [1]
+    np.testing.assert_array_equal(found[["samples[0]", "samples[1]", "samples[2]"]], given["samples"].reshape(-1, 3))
+    sizes = work.local_batches([2, 1], batch_size=2)
+    method = algorithms.unequal_work(algorithms.minibatch_sgd(optax.sgd(0.1)), sizes)
+    problem = problems.logistic_regression((np.eye(20), np.arange(20) % 2), workers=2, batch_size=2)
+    result = dsgd.run(method, problem, steps=2, key=jax.random.key(0), mesh=1)
+    assert dsgd.frame(result)[["samples[0]", "samples[1]"]].iloc[-1].tolist() == [2, 1]
+
+
+def test_methods_are_below_each_other_with_gaps_where_they_have_nothing(swept):
+    short = {name: values for name, values in history(seeds=3).items() if name != "samples"}
+    found = dsgd.frame({"swept": swept, "short": short})
+    assert found.method.tolist() == 36 * ["swept"] + 12 * ["short"]
+    assert found.learning_rate.isna().sum() == found.bits.isna().sum() == 12
+    assert not found.loss.isna().any()
+
+
+def test_what_diverged_has_a_frame():
+    with pytest.raises(dsgd.Diverged) as diverged:
+        dsgd.run(algorithms.sgd(optax.sgd(1e9)), problems.random_quadratic(1, 3, heterogeneity=0.0), steps=9, key=jax.random.key(0), mesh=1)
+    assert not np.isfinite(dsgd.frame(diverged.value.history).loss.iloc[-1])
+
+
+def test_refusals(swept, monkeypatch):
+    for runs in ({}, {"a": 3}, {"a": {}}, {"loss": np.ones(3)}, {"step": 3, "loss": 4}):
+        with pytest.raises(ValueError, match=r"frame: runs.*need a dsgd\.Result, a dsgd\.Sweep, a history"):
+            dsgd.frame(runs)
+    with pytest.raises(ValueError, match=r"loss of shape \[2, 3, 2, 3\]: need the dsgd.Sweep"):
+        dsgd.frame(swept.history)
+    with pytest.raises(ValueError, match="the sweep's loss is a column of the history"):
+        dsgd.frame(swept._replace(grid={"loss": swept.grid["learning_rate"], "period": swept.grid["period"]}))
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match="pip install pandas"):
+        dsgd.frame(swept)
