@@ -1,5 +1,5 @@
 """The benchmarks: `python -m experiments.benchmark rounds`, which is the default, `start`, `compression`, `mixing`, `methods`,
-`work`, `kimad`, `cannikin`, `dropcompute` and `loop`."""
+`work`, `kimad`, `cannikin`, `dropcompute`, `loop` and `peers`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from experiments.benchmark import cannikin, compression, dropcompute, kimad, loop, methods, mixing, rounds, start, work
+from experiments.benchmark import cannikin, compression, dropcompute, kimad, loop, methods, mixing, peers, rounds, start, work
 from experiments.helpers import commands
 
 Choice = (
@@ -21,8 +21,10 @@ Choice = (
     | Annotated[cannikin.Args, tyro.conf.subcommand("cannikin")]
     | Annotated[dropcompute.Args, tyro.conf.subcommand("dropcompute")]
     | Annotated[loop.Args, tyro.conf.subcommand("loop")]
+    | Annotated[peers.Args, tyro.conf.subcommand("peers")]
 )
-MAIN = {module.Args: module.main for module in (rounds, start, compression, mixing, methods, work, kimad, cannikin, dropcompute, loop)}
+MODULES = (rounds, start, compression, mixing, methods, work, kimad, cannikin, dropcompute, loop, peers)
+MAIN = {module.Args: module.main for module in MODULES}
 
 if __name__ == "__main__":
     args = tyro.cli(Choice, prog="python -m experiments.benchmark", default=rounds.Args())

@@ -17,7 +17,7 @@ from rich.table import Table
 
 import algorithms
 from dsgd import problems, records
-from experiments.benchmark import by_hand, rounds
+from experiments.benchmark import by_hand, pace, rounds
 from experiments.helpers import commands, common
 
 METHODS = ("dsgd", "local-sgd", "d2", "extra", "exact-diffusion", "gradient-tracking", "sgp", "choco-sgd", "deepsqueeze")
@@ -62,5 +62,5 @@ def speed(args: Args, name: str, N: int) -> float:
     """Median rounds a second."""
     problem = problems.random_quadratic(N, args.dimension, diagonal=True, seed=0)
     run = rounds.framework(algorithms.make(name, optax.sgd(by_hand.LEARNING_RATE), N), problem)
-    count = rounds.calibrate(run, args.seconds)
-    return count / float(np.median([rounds.clock(run, count) for _ in range(args.repeats)]))
+    count = pace.calibrate(run, args.seconds)
+    return count / float(np.median([pace.clock(run, count) for _ in range(args.repeats)]))

@@ -13,7 +13,6 @@ speed of a small round by tens of per cent.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +27,7 @@ import algorithms
 import dsgd
 from dsgd import problems, records
 from experiments.benchmark import by_hand
+from experiments.benchmark.pace import calibrate, clock
 from experiments.helpers import commands, common
 
 FORMS = {"scan": by_hand.reduced, "scan, product": by_hand.multiplied}
@@ -122,23 +122,6 @@ def versions(method: dsgd.Algorithm, name: str, problem: dsgd.Problem) -> dict[s
     scans = {form: by_hand.scan(name, problem, mean) for form, mean in FORMS.items()}
     copies = by_hand.copies(by_hand.MOVED[name], *problem.data.b.shape)
     return {"framework": framework(method, problem), **scans, "numpy": by_hand.loop(name, problem), "limit": copies}
-
-
-def calibrate(version: Callable[[int], object], seconds: float) -> int:
-    """Rounds that last about that long."""
-    rounds = 1
-    while True:
-        version(rounds)
-        once = min(clock(version, rounds) for _ in range(2))  # one may be held up by the machine
-        if once >= seconds / 4:
-            return max(1, round(rounds * seconds / once))
-        rounds *= 4
-
-
-def clock(version: Callable[[int], object], rounds: int) -> float:
-    began = time.perf_counter()
-    version(rounds)
-    return time.perf_counter() - began
 
 
 def in_turn(versions: dict[str, Callable[[int], object]], seconds: float, repeats: int) -> dict[str, np.ndarray]:

@@ -10,11 +10,8 @@ finds the compiled programs on disk, where `dsgd.cache.enable` (or for the scan 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -23,8 +20,10 @@ import numpy as np
 from rich.table import Table
 
 from dsgd import records
+from experiments.benchmark import processes
 from experiments.helpers import commands, common
 
+COLD = {"DSGD_CACHE": "off", "JAX_ENABLE_COMPILATION_CACHE": "false"}  # everything is compiled
 STAGES = ("imports", "problem", "trace", "compile", "rounds")
 
 
@@ -73,11 +72,10 @@ def main(args: Args) -> None:
 
 def make_versions(job: str, folder: Path) -> dict[str, Version]:
     """By name, what is timed."""
-    cold = {"DSGD_CACHE": "off", "JAX_ENABLE_COMPILATION_CACHE": "false"}
     jax_cache = {"JAX_COMPILATION_CACHE_DIR": str(folder / "scan"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     versions = {
-        "dsgd": Version("framework", cold),
-        "scan": Version("scan", cold),
+        "dsgd": Version("framework", COLD),
+        "scan": Version("scan", COLD),
         "dsgd, warm": Version("framework", {"DSGD_CACHE": str(folder / "dsgd")}),
         "scan, warm": Version("scan", jax_cache),
     }
@@ -86,18 +84,9 @@ def make_versions(job: str, folder: Path) -> dict[str, Version]:
 
 def timed(version: Version, job: str) -> Taken:
     """One process, from its start to its end."""
-    command = [sys.executable, "-m", f"experiments.benchmark.jobs.{version.module}", job]
-    began = time.perf_counter()
-    process = subprocess.Popen(command, env=os.environ | version.environment, stdout=subprocess.PIPE, text=True)
-    with process:
-        assert process.stdout is not None
-        printed = process.stdout.read()
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    wall = time.perf_counter() - began
-    if process.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with status {process.returncode}")
-    return Taken(json.loads(printed), wall, usage.ru_utime + usage.ru_stime)
+    ended = processes.timed([sys.executable, "-m", f"experiments.benchmark.jobs.{version.module}", job], version.environment)
+    assert ended is not None
+    return Taken(json.loads(ended.lines[-1]), ended.wall, ended.cpu)
 
 
 def row(name: str, taken: list[Taken], scan: list[Taken]) -> tuple:

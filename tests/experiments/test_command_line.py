@@ -39,7 +39,7 @@ from experiments import (
     switch_timelines,
     topology,
 )
-from experiments.benchmark import cannikin, dropcompute, kimad, loop, methods, mixing, rounds, start
+from experiments.benchmark import cannikin, dropcompute, kimad, loop, methods, mixing, peers, rounds, start
 from experiments.benchmark import compression as throughput
 from experiments.helpers import commands, common
 
@@ -66,7 +66,7 @@ SCRIPTS = (
     switch_timelines,
     topology,
 )
-BENCHMARKS = (cannikin, dropcompute, kimad, loop, throughput, methods, mixing, rounds, start)
+BENCHMARKS = (cannikin, dropcompute, kimad, loop, throughput, methods, mixing, peers, rounds, start)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ import dsgd
 from algorithms import dropcompute
 from dsgd import compressors, problems
 from experiments import compare, compression
-from experiments.benchmark import by_hand, cannikin, kimad, rounds, start
+from experiments.benchmark import by_hand, cannikin, kimad, peers, rounds, start
 from experiments.benchmark import compression as throughput
 from experiments.benchmark import dropcompute as dropping
 from experiments.benchmark import work as unequal
@@ -490,6 +490,7 @@ def test_benchmark_of_dropcompute_refuses_what_it_cannot_time(tmp_path):
         ("experiments/benchmark/__main__.py kimad", kimad.Args),
         ("experiments/benchmark/__main__.py cannikin", cannikin.Args),
         ("experiments/benchmark/__main__.py dropcompute", dropping.Args),
+        ("experiments/benchmark/__main__.py peers", peers.Args),
     ],
 )
 def test_help_names_every_flag(script, fields, monkeypatch, capsys):

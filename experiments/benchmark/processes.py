@@ -1,0 +1,64 @@
+"""Processes of their own, timed from outside."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+
+class Ended(NamedTuple):
+    """A process that has ended well.
+
+    Args:
+        lines: what it printed.
+        at: seconds from its start to each line.
+        wall: to its end.
+        cpu: of all its threads, as the operating system counts them.
+    """
+
+    lines: list[str]
+    at: list[float]
+    wall: float
+    cpu: float
+
+
+def timed(command: Sequence[str], environment: Mapping[str, str], longest: float = threading.TIMEOUT_MAX) -> Ended | None:
+    """One process, from its start to its end.
+
+    Args:
+        command: what is run.
+        environment: variables beside those of this process.
+        longest: seconds after which it is ended.
+
+    Returns:
+        What came of it; None where it took longer.
+
+    Raises:
+        RuntimeError: it ended with another status than 0.
+    """
+    began = time.perf_counter()
+    process = subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.PIPE, text=True)
+    late = threading.Event()
+    watch = threading.Timer(longest, lambda: (late.set(), process.kill()))
+    with process:
+        watch.start()
+        try:
+            assert process.stdout is not None
+            lines, at = [], []
+            for line in process.stdout:
+                at.append(time.perf_counter() - began)
+                lines.append(line.rstrip("\n"))
+            _, status, usage = os.wait4(process.pid, 0)
+        finally:
+            watch.cancel()
+        process.returncode = os.waitstatus_to_exitcode(status)
+    wall = time.perf_counter() - began
+    if late.is_set():
+        return None
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with status {process.returncode}")
+    return Ended(lines, at, wall, usage.ru_utime + usage.ru_stime)

@@ -1,0 +1,46 @@
+"""Iterates beside those of decent-bench, which others wrote: where its environment has been made.
+
+`python -m experiments.benchmark peers` makes it, with a Python 3.13.
+"""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.benchmark import environments, peers, processes
+from experiments.benchmark.jobs.peers import framework, job
+
+ROUNDS = 30
+
+
+@pytest.fixture(scope="module")
+def decent(tmp_path_factory):
+    """Method -> its models after 30 rounds, `[5, 7]`, of logistic regression on a ring."""
+    folder = environments.default_folder()
+    python = environments.found("decent-bench", folder)
+    if python is None:
+        pytest.skip(f"decent-bench is neither installed here nor in {folder}: python -m experiments.benchmark peers makes an environment")
+    data = tmp_path_factory.mktemp("data")
+    peers.write_data(data, 5, 7)
+    (path := data / "path").mkdir()
+    environment = {"PYTHONPATH": str(environments.path_for(path)), "PYTHONSAFEPATH": "1"}
+
+    def run(method: str) -> tuple[job.Job, np.ndarray]:
+        what = {"data": str(data), "rounds": ROUNDS, "method": method, "save": str(data / f"{method}.npy")}
+        processes.timed([str(python), "-m", "experiments.benchmark.jobs.peers.decent", json.dumps(what)], environment, longest=120)
+        return job.Job(**what), np.load(what["save"])
+
+    return run
+
+
+@pytest.mark.parametrize("method", ["dsgd", "extra", "exact-diffusion"])
+def test_iterates_are_those_of_decent_bench(method, decent):
+    what, theirs = decent(method)
+    with jax.enable_x64(True):
+        ours = np.asarray(framework.build(what)(ROUNDS))
+    assert np.abs(theirs).max() > 0.1
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-13)
