@@ -229,8 +229,7 @@ def row(method: str, name: str, N: int, d: int, ends: list[tuple[float, dict[str
 def draw(rows: list[Row]) -> Figure:
     """A panel for each dimension and number that is shown, over the workers."""
     dimensions, names = ordered(row.dimension for row in rows), ordered(row.version for row in rows)
-    sheet = Figure(figsize=(4.2 * len(dimensions), 2.6 * len(SHOWN)), layout="constrained")
-    panels = plots.panels(sheet, len(dimensions), len(SHOWN), sharey="row")
+    sheet, panels = plots.figure(len(dimensions), len(SHOWN), height=2.6, sharey="row")
     for panel, (what, d) in zip(panels, [(what, d) for what in SHOWN for d in dimensions], strict=True):
         panel.set_xscale("log", base=2)
         panel.set_yscale("log")
