@@ -33,6 +33,7 @@ BENCHMARKS = ("compression", "dropcompute", "kimad", "methods", "mixing", "start
 RUNS: dict[str, Shown] = {
     **{name: Shown(name, {"figure": name}) for name in ALONE},
     **{f"benchmark_{name}": Shown(f"benchmark {name}") for name in BENCHMARKS},
+    "benchmark_peers": Shown("benchmark peers --repeats 2 --seconds 0.3", {"peers": "peers"}),
     "benchmark_rounds": Shown("benchmark rounds --seconds 0.3"),
     "calibrate": Shown(
         f"calibrate --shape 30mbit --sizes {SIZES} --widths 16 64 256 1024 4096 --repeats 15 --longest 2", {"figure": "calibrate"}
