@@ -137,6 +137,7 @@ def differently() -> dict[str, str]:
         "key": run(key=jax.random.key(i)),
         "steps": run(steps=3 + i),
         "seeds": run(seeds=1 + i),
+        "calls": by_worker if i else run(),
     }
     return {name: refused(act) for name, act in found.items()}
 

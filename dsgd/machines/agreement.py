@@ -40,16 +40,21 @@ def count() -> int:
     return 1 if alone() else distributed.global_state.num_processes
 
 
-def exchange(words: str) -> list[str]:
+def exchange(about: str, words: str) -> list[str]:
     """What every process says, in their order, the same list in all.
 
+    Args:
+        about: what it is about, the same in all.
+        words: of this process.
+
     Raises:
+        ValueError: the processes speak about different things.
         Elsewhere: another process failed instead of saying something.
         Lost: another process is no longer there.
     """
     if alone():
         return [words]
-    return _exchange({"said": words})
+    return _exchange(about, {"said": words})
 
 
 def first(act: Callable[[], str]) -> str:
@@ -67,7 +72,7 @@ def first(act: Callable[[], str]) -> str:
             words = {"gave": act()}
         except _COMMON as error:
             failed, words = error, {"error": isinstance(error, OSError), "message": str(error)}
-    told = json.loads(_exchange({"said": json.dumps(words)})[0])
+    told = json.loads(_exchange("files of process 0", {"said": json.dumps(words)})[0])
     if failed:
         raise failed
     if "error" in told:
@@ -78,7 +83,7 @@ def first(act: Callable[[], str]) -> str:
 def largest(name: str, value: float) -> float:
     """The largest of the processes' numbers; `name` as in `together`."""
     with together(name):
-        return max(float.fromhex(words) for words in exchange(value.hex()))
+        return max(float.fromhex(words) for words in exchange(name, value.hex()))
 
 
 @contextmanager
@@ -113,11 +118,15 @@ def _client() -> Any:
     return distributed.global_state.client
 
 
-def _exchange(words: dict[str, Any]) -> list[str]:
-    everybody: list[dict[str, Any]] = json.loads(_answer(_speak(words)))
+def _exchange(about: str, words: dict[str, Any]) -> list[str]:
+    everybody: list[dict[str, Any]] = json.loads(_answer(_speak({"about": about, **words})))
     for i, each in enumerate(everybody):
         if "failed" in each:
             raise Elsewhere(f"process {i} of {count()} left the run: {each['failed']}")
+    for i, each in enumerate(everybody):
+        if each["about"] != everybody[0]["about"]:
+            told = f"process 0 asks for {everybody[0]['about']}, process {i} for {each['about']}"
+            raise ValueError(f"the processes run different configurations ({told}): need the same calls in all")
     return [each["said"] for each in everybody]
 
 

@@ -120,7 +120,7 @@ def from_first(array: np.ndarray | None) -> np.ndarray:
     from jax.experimental import multihost_utils  # noqa: PLC0415
 
     kind = "" if array is None else json.dumps([array.dtype.str, array.shape])
-    dtype, shape = json.loads(agreement.exchange(kind)[0])
+    dtype, shape = json.loads(agreement.exchange("an array of process 0", kind)[0])
     whole = np.empty(shape, dtype)
     if array is not None:
         whole[...] = array
@@ -137,7 +137,7 @@ def row_digests(leaf: Any) -> list[str]:
     if not _elsewhere(leaf):
         return [row_digest(row) for row in np.asarray(leaf)]
     begin, host = _own_part(leaf)
-    told = agreement.exchange(json.dumps({begin + i: row_digest(row) for i, row in enumerate(host)}))
+    told = agreement.exchange("rows of the data", json.dumps({begin + i: row_digest(row) for i, row in enumerate(host)}))
     found = {int(n): digest for each in told for n, digest in json.loads(each).items()}
     return [found[n] for n in range(len(leaf))]
 

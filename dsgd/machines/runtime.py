@@ -198,7 +198,7 @@ def _begin_watch(place: Place, lost_after: float) -> None:
     # Watched from here on: who is killed before it has said its name is missed, too.
     watch.begin(client, place.process_id, ["which had just joined"] * place.processes, lost_after)
     atexit.register(_at_exit)
-    names = agreement.exchange(f"{socket.gethostname()}, pid {os.getpid()}")
+    names = agreement.exchange("names of the processes", f"{socket.gethostname()}, pid {os.getpid()}")
     watch.introduce(names)
     if place.process_id:
         _last_words(

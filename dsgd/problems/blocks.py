@@ -47,7 +47,8 @@ class ByWorker:
             mine = own_workers(N)
             pairs = {n: jax.tree.map(converted, arrays(f"data of worker {n}", self.load(n))) for n in mine}
             told = {n: (len(jax.tree.leaves(pair)[0]), _kind(pair)) for n, pair in pairs.items()}
-            everybody = {int(n): each for words in agreement.exchange(json.dumps(told)) for n, each in json.loads(words).items()}
+            said = agreement.exchange("data by worker", json.dumps(told))
+            everybody = {int(n): each for words in said for n, each in json.loads(words).items()}
         kinds = [everybody[n][1] for n in range(N)]
         if other := next((n for n in range(N) if kinds[n] != kinds[0]), 0):
             raise ValueError(f"data of worker {other} are {kinds[other]}, those of worker 0 {kinds[0]}: need one kind of samples")

@@ -101,7 +101,7 @@ class _Drive:
         """The same in all processes: collectives that some begin and others do not are never done."""
         mine = _Turn(self.stop.asked, self.pace.records, bool(self.checkpoint and self.checkpoint.due()))
         if self.several:
-            everybody = [_Turn(*json.loads(words)) for words in agreement.exchange(json.dumps(mine))]
+            everybody = [_Turn(*json.loads(words)) for words in agreement.exchange("the next chunk", json.dumps(mine))]
             mine = everybody[0]._replace(stop=any(turn.stop for turn in everybody))
         self.turn = mine
         return mine
@@ -194,7 +194,7 @@ class _Drive:
             with self.stop.users_code():
                 enough = bool(self.watch.until(self.log.history()))
             if self.several:
-                enough = json.loads(agreement.exchange(json.dumps(enough))[0])
+                enough = json.loads(agreement.exchange("until", json.dumps(enough))[0])
             if enough:
                 self.last = self.sent
 

@@ -66,7 +66,7 @@ def differences(there: dict[str, str], here: dict[str, str], where: tuple[str, s
 
 def need_same(about: dict[str, str]) -> None:
     """Raises a ValueError where the processes do not all run the same; it says what differs, in all of them."""
-    first, *others = [json.loads(words) for words in agreement.exchange(json.dumps(about))]
+    first, *others = [json.loads(words) for words in agreement.exchange("what is run", json.dumps(about))]
     for i, other in enumerate(others, start=1):
         if told := differences(first, other, ("in process 0", f"in process {i}")):
             raise ValueError(f"the processes run different configurations ({told}): need the same call in all")

@@ -105,6 +105,7 @@ def test_checkpoints_go_on_in_other_numbers_of_processes(family, folder):
         ("key", "key = "),
         ("steps", "steps = 3 in process 0, 4 in process 1"),
         ("seeds", "seeds = 1 in process 0, 2 in process 1"),
+        ("calls", "process 0 asks for what is run, process 1 for data by worker"),
     ],
 )
 def test_processes_that_run_different_things_are_told_what_differs(what, told, family):
