@@ -44,10 +44,10 @@ autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 90
 
-OTHERS = "jax jaxlib jaxtyping numpy np scipy optax flax networkx nx matplotlib collections concurrent fractions pathlib"
+OTHERS = "jax jaxlib jaxtyping numpy np pd scipy optax flax networkx nx matplotlib collections concurrent fractions pathlib"
 nitpick_ignore_regex = [  # what is documented elsewhere, where CI cannot look; names that only type checkers import; letters of shapes
     ("py:.*", rf"({OTHERS.replace(' ', '|')})\..*"),
-    ("py:class", "History|Weights|Axes|Figure|'d'|'bytes'"),
+    ("py:class", "History|Runs|Weights|Axes|Figure|'d'|'bytes'"),
 ]
 
 
