@@ -101,7 +101,7 @@ def test_data_by_worker_must_be_of_one_kind():
 
 JUST_JOINED = """
 if index:
-    agreement.exchange = lambda words: os.kill(os.getpid(), signal.SIGKILL)
+    agreement.exchange = lambda about, words: os.kill(os.getpid(), signal.SIGKILL)
 try:
     dsgd.join(address, 2, index, lost_after=3.0)
 except dsgd.Lost as error:
