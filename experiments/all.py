@@ -80,7 +80,7 @@ def run(args: Args, name: str) -> page.Outcome:
     printed, complaints, status = call(command, environment, limit)
     ended = {0: "", None: f"it took more than {limit:g} s"}.get(status, f"it ended with status {status}")
     failure = f"{complaints.strip()}\n{ended}".strip() if ended else ""
-    return page.Outcome(name, shlex.join(["python", *command[1:]]), folder, time.perf_counter() - began, printed, failure, experiment)
+    return page.Outcome(name, experiment, shlex.join(["python", *command[1:]]), folder, time.perf_counter() - began, printed, failure)
 
 
 def call(command: list[str], environment: dict[str, str], limit: float) -> tuple[str, str, int | None]:

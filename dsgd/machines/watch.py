@@ -39,8 +39,8 @@ class _Watch:
         self._seen = {i: ("", time.monotonic()) for i in range(len(names)) if i != index}
         self._answered = time.monotonic()
         # Two: who asks the coordinator may wait for it without end.
-        self.threads = [threading.Thread(target=work, daemon=True, name="dsgd-watch") for work in (self._ask, self._guard)]
-        for thread in self.threads:
+        self.asks, guards = (threading.Thread(target=work, daemon=True, name="dsgd-watch") for work in (self._ask, self._guard))
+        for thread in (self.asks, guards):
             thread.start()
 
     def who(self, i: int) -> str:
@@ -185,7 +185,7 @@ def end(why: str = "") -> Ended:
     if watch is None:
         return Ended()
     watch.ended.set()
-    watch.threads[0].join(watch.lost_after)
+    watch.asks.join(watch.lost_after)
     soon, limit = watch.lost_after / _SOONER, time.monotonic() + min(watch.lost_after, _HEARD)
     ended, left = (f"{state}: {why}" if why else state for state in _OVER)
     try:

@@ -194,7 +194,7 @@ class _Drive:
             with self.stop.users_code():
                 enough = bool(self.watch.until(self.log.history()))
             if self.several:
-                enough = json.loads(agreement.exchange("until", json.dumps(enough))[0])
+                enough = json.loads(agreement.exchange("whether it is enough", json.dumps(enough))[0])
             if enough:
                 self.last = self.sent
 

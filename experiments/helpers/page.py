@@ -93,21 +93,21 @@ class Outcome(NamedTuple):
 
     Args:
         name: of the run.
+        experiment: its module.
         command: that ran it.
         folder: of its results.
         seconds: that it took.
         printed: on the console.
         failure: what it said, and how it ended; empty where that was well.
-        experiment: its module, where that is not the name.
     """
 
     name: str
+    experiment: str
     command: str
     folder: Path
     seconds: float
     printed: str
     failure: str
-    experiment: str = ""
 
     @property
     def ended_well(self) -> bool:
@@ -153,14 +153,14 @@ def _of_run(outcome: Outcome) -> dict[str, str]:
 
 def _entry(outcome: Outcome) -> str:
     mark = "" if outcome.ended_well else ' <b class="failed">failed</b>'
-    return ENTRY.substitute(name=escape(outcome.name), mark=mark, line=escape(catalogue.line(outcome.experiment or outcome.name)))
+    return ENTRY.substitute(name=escape(outcome.name), mark=mark, line=escape(catalogue.line(outcome.experiment)))
 
 
 def _section(outcome: Outcome) -> str:
     said = outcome.failure.splitlines()[-LAST_LINES:]
     return SECTION.substitute(
         name=escape(outcome.name),
-        paragraphs="\n".join(map(_paragraph, catalogue.paragraphs(outcome.experiment or outcome.name))),
+        paragraphs="\n".join(map(_paragraph, catalogue.paragraphs(outcome.experiment))),
         command=escape(outcome.command),
         cost=_time(outcome.seconds),
         failure="" if outcome.ended_well else FAILURE.substitute(text=escape("\n".join(said))),

@@ -36,15 +36,15 @@ def under(out: Path, kept: bool) -> Iterator[None]:
 
 
 def run(*args: Any, **options: Any) -> dsgd.Result:
-    """`dsgd.run`."""
+    """As `dsgd.run`, which goes on from the checkpoint of this number, where checkpoints are kept."""
     return dsgd.run(*args, **options, checkpoint=_next())
 
 
 def sweep(*args: Any, **options: Any) -> dsgd.Sweep:
-    """`dsgd.sweep`."""
+    """Likewise `dsgd.sweep`."""
     return dsgd.sweep(*args, **options, checkpoint=_next())
 
 
 def _next() -> Path | None:
-    """All calls of a command make the same runs in the same order."""
+    """The next run's folder: all calls of a command make the same runs in the same order."""
     return None if _folders is None else next(_folders)

@@ -63,7 +63,7 @@ def test_help_reads_well_in_80_columns(monkeypatch, capsys):
 
 
 def test_all_of_them_are_run_where_none_is_named(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(everything, "run", lambda args, name: page.Outcome(name, "", tmp_path, 0.0, "", ""))
+    monkeypatch.setattr(everything, "run", lambda args, name: page.Outcome(name, name, "", tmp_path, 0.0, "", ""))
     commands.launch(everything.main, tyro.cli(everything.Args, args=["--quick", "--out", str(tmp_path)]))
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[:-1]] == sorted(NAMES - {"all"})
@@ -234,7 +234,7 @@ def test_what_was_done_is_on_the_page_before_all_is_done(tmp_path, monkeypatch):
     def run(args, name):
         if name == "compare":
             raise KeyboardInterrupt
-        return page.Outcome(name, f"python -m experiments.{name}", tmp_path / name, 1.0, "said", "")
+        return page.Outcome(name, name, f"python -m experiments.{name}", tmp_path / name, 1.0, "said", "")
 
     monkeypatch.setattr(everything, "run", run)
     with pytest.raises(KeyboardInterrupt):
