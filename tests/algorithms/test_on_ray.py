@@ -176,6 +176,7 @@ def deadly(folder: str, worker: int, draw: int) -> float:
     return 0.02
 
 
+@pytest.mark.long
 def test_who_dies_is_left_out_and_comes_back_and_a_server_goes_on(ray, tmp_path):
     folder = tmp_path / "run"
     marks = tmp_path / "marks"
@@ -235,6 +236,7 @@ def dies_once(folder: str, worker: int, draw: int) -> float:
     return 0.02
 
 
+@pytest.mark.long
 def test_neighbours_go_on_without_one_that_dies_and_it_comes_back(ray, tmp_path):
     run = {"delay": partial(dies_once, str(tmp_path)), "record_every": 60, "patience": 300.0}
     trained = on_ray.asynchronous_gossip_sgd(problem(), STEP, topologies.ring(N), steps=500, key=KEY, **run)

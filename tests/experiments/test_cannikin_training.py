@@ -21,7 +21,7 @@ PER_EPOCH = 3 * 479  # what three workers have: 1,437 samples, and the smallest 
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory):
+def ran(tmp_path_factory, long):
     """A linear model on the three nodes of cluster A; rows by system and seed, and the printed lines."""
     out = tmp_path_factory.mktemp("cannikin_training")
     options = {"cluster": "A", "target": 0.91, "epochs": 12, "choices": 3, "seeds": 2, "progress": False}
