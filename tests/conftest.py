@@ -31,9 +31,7 @@ settings.load_profile("ci")
 
 
 def pytest_addoption(parser):
-    parser.addoption(
-        "--long", action="store_true", help="whole experiments, too, all code in docs/, many deaths"
-    )
+    parser.addoption("--long", action="store_true", help="whole experiments, too, all code in docs/, many deaths")
 
 
 def pytest_collection_modifyitems(config, items):
