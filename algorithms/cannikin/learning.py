@@ -153,7 +153,7 @@ class Learner:
             total: B, samples.
 
         Raises:
-            ValueError: B that is negative, infinite or NaN, or more than the limits allow.
+            ValueError: B that is not above 0, infinite or NaN, or more than the limits allow.
         """
         model = self.model()
         if model is not None:

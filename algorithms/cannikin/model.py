@@ -122,10 +122,10 @@ class ClusterModel:
             total_batch: B, samples; or several, `[...]`, for which times are sorted once.
 
         Raises:
-            ValueError: B that is negative, infinite or NaN, or more than the limits allow.
+            ValueError: B that is not above 0, infinite or NaN, or more than the limits allow.
         """
         B = np.asarray(total_batch, float)
-        self._need_room(B, self._lines.most)
+        self._need_room("optperf", B, self._lines.most)
         T = self._lines.until(B.reshape(-1))
         batches = self._lines.shared(T, B.reshape(-1))
         seconds = np.maximum(T + self.t_last, self.batch_time(np.zeros(self.nodes)))
@@ -141,11 +141,11 @@ class ClusterModel:
             total_batch: B.
 
         Raises:
-            ValueError: B < 0, or more than the limits, rounded down, allow.
+            ValueError: B < 1, or more than the limits, rounded down, allow.
         """
-        total = checks.natural("ClusterModel.optperf_integer: total_batch", total_batch)
+        total = checks.positive_int("ClusterModel.optperf_integer: total_batch", total_batch)
         most = np.floor(self._lines.most)
-        self._need_room(np.asarray(total), most)
+        self._need_room("optperf_integer", np.asarray(total), most)
         seconds, real = self.optperf(total)
         batches = np.minimum(np.floor(real * (1 + 1e-12)), most)  # whole numbers stay so
         batches = np.maximum(batches - (self.node_times(batches) > seconds * (1 + 1e-12)), 0)
@@ -180,12 +180,14 @@ class ClusterModel:
             raise ValueError(f"ClusterModel.{name}: batches = {checks.shown(given.tolist())}: need finite numbers of samples")
         return given
 
-    def _need_room(self, B: np.ndarray, most: np.ndarray) -> None:
-        wrong = B[~(np.isfinite(B) & (B >= 0))]
+    def _need_room(self, name: str, B: np.ndarray, most: np.ndarray) -> None:
+        wrong = B[~(np.isfinite(B) & (B > 0))]
         if wrong.size:
-            raise ValueError(f"ClusterModel.optperf: a total batch of {wrong.flat[0]} samples: need a finite number, at least 0")
+            raise ValueError(f"ClusterModel.{name}: a total batch of {wrong.flat[0]:g} samples: need a finite number above 0")
         if B.size and B.max() > most.sum():
-            raise ValueError(f"ClusterModel.optperf: a total batch of {B.max():g} samples, but limits of {most.sum():g} in all: need fewer")
+            raise ValueError(
+                f"ClusterModel.{name}: a total batch of {B.max():.12g} samples, but limits of {most.sum():.12g} in all: need fewer"
+            )
 
 
 def _need_numbers(name: str, values: Any, n: int, *, finite: bool = True) -> np.ndarray:
