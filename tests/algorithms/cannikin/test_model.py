@@ -96,7 +96,7 @@ def test_many_whole_samples_are_nearly_as_fast_as_real_ones():
         if model.limits is None:
             real, whole = model.optperf(1000.0), model.optperf_integer(1000)
             assert real.seconds * (1 - 1e-12) <= whole.seconds <= real.seconds + np.add(model.q, model.k).max()
-            assert np.abs(whole.batches.sum() - 1000) == 0
+            assert whole.batches.sum() == 1000
 
 
 def test_candidates_together_are_those_alone():
@@ -107,6 +107,17 @@ def test_candidates_together_are_those_alone():
             alone = model.optperf([total / 7, total / 3, total / 2, total][2 * i + j])
             assert together.seconds[i, j] == alone.seconds
             np.testing.assert_array_equal(together.batches[i, j], alone.batches)
+
+
+def test_candidates_of_whole_samples_together_are_those_alone():
+    for model, _ in clusters(30):
+        if model.limits is None:
+            together = model.optperf_integer([[1, 17], [40, 5]])
+            assert together.batches.dtype.kind == "i"
+            for i, j in np.ndindex(2, 2):
+                alone = model.optperf_integer([1, 17, 40, 5][2 * i + j])
+                assert together.seconds[i, j] == alone.seconds
+                np.testing.assert_array_equal(together.batches[i, j], alone.batches)
 
 
 def test_bottlenecks():
@@ -145,8 +156,8 @@ def test_bad_totals_are_refused():
     for wrong in (0, -1.0, np.nan, np.inf, [4.0, 0.0]):
         with pytest.raises(ValueError, match=r"optperf: a total batch of (0|-1|nan|inf) samples: need a finite number above 0"):
             limited.optperf(wrong)
-    for wrong in (0, -1, 2.5):
-        with pytest.raises(ValueError, match=rf"optperf_integer: total_batch = {wrong}: need an integer"):
+    for wrong in (0, -1, 2.5, True):
+        with pytest.raises(ValueError, match=rf"optperf_integer: total_batch = {wrong}: need an integer, at least 1, or several"):
             limited.optperf_integer(wrong)
     with pytest.raises(ValueError, match="a total batch of 1 samples, but limits of 0 in all"):
         ClusterModel(**GOOD, limits=[0, 0]).optperf_integer(1)
