@@ -116,6 +116,20 @@ def test_only_seeds_that_reach_the_target_with_both_are_compared():
     assert cannikin_race_tables.with_interval(np.array([1.0, 3.0]), 1) == "2.0 ± 12.7"
 
 
+def test_the_wide_intervals_of_two_seeds_fit_into_the_table(ran):
+    _, setting, *_ = ran
+    seeds = {DDP: (33.0, 33.1), LB_BSP: (33.0, 49.4), ADAPTDL: (22.4, 25.0), CANNIKIN: (33.3, 33.3)}
+    screen = common.console()
+    with screen.capture() as captured:
+        screen.print(
+            cannikin_race_tables.tabulate(setting, "B", {name: [a_run(each, reached=True) for each in of] for name, of in seeds.items()})
+        )
+    shown = captured.get()
+    assert "…" not in shown
+    assert "41 ± 104" in shown
+    assert "33.0 ± 0.6" in shown
+
+
 def test_bits_are_to_be_few_and_accuracies_large():
     tasks = cannikin_race.TASKS
     assert (tasks["text"].good(0.9, 1.0), tasks["text"].good(1.1, 1.0)) == (True, False)

@@ -428,8 +428,14 @@ def test_benchmark_of_kimad_refuses_sizes_that_do_not_match(tmp_path):
 
 
 def test_benchmark_of_cannikin_times_decisions(tmp_path, capsys):
-    cannikin.main(cannikin.Args((3, 5), 4, seconds=1e-3, repeats=1, out=tmp_path))
-    assert all(len(line) <= 80 for line in capsys.readouterr().out.splitlines())
+    cannikin.main(cannikin.Args((3, 5), 4, ("logistic",), seconds=1e-3, repeats=1, out=tmp_path))
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert any("OptPerf, ms" in line for line in lines)
+    assert any("sizes that differ by 4" in line for line in lines)
+    with (tmp_path / "work.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert float(row["unequal_over_equal"]) > 0
     with (tmp_path / "optperf.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["nodes"] for row in rows] == ["3", "5"]
