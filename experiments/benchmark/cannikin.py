@@ -25,7 +25,6 @@ import scipy.sparse
 from rich.table import Table
 
 from algorithms.cannikin import ClusterModel, published_optperf
-from dsgd import records
 from experiments.benchmark import rounds
 from experiments.helpers import commands, common
 
@@ -67,7 +66,7 @@ class Row(NamedTuple):
 def main(args: Args) -> None:
     commands.begin(args)
     rows: list[Row] = []
-    with commands.kept(lambda path, rows: records.write_rows(path, Row._fields, rows), args.out / "optperf.csv", rows):
+    with commands.kept_rows(args.out / "optperf.csv", Row._fields, rows):
         rows.extend(compare(args, n) for n in args.nodes)
     common.console().print(tabulate(args, rows))
 
