@@ -147,11 +147,11 @@ def codec(compressor: Compressor, key: jax.Array, x: jax.Array) -> tuple[Program
 
 def tabulate(d: int, references: dict[str, float], speeds: dict[str, Speed]) -> Table:
     """One row a program."""
-    what = "cost: an encode over what it cannot do without (random numbers or selection,"
-    caption = f"{what}\none read, one packed write), the median over pairs"
+    what = "cost: an encode over what it cannot do without (random numbers or"
+    caption = f"{what}\nselection, one read, one packed write), the median over pairs"
     table = Table(title=f"throughput in GB of float32 a second, d = {d:,} (medians)", caption=caption)
     table.add_column("program", no_wrap=True)
-    for heading in ("bits/element", "encode", "decode", "cost"):
+    for heading in ("bits/\nelement", "encode", "decode", "cost"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, rate in references.items():
         table.add_row(name, "", f"{rate / 1e9:.3g}", "", "")
