@@ -30,6 +30,24 @@ settings.register_profile("thorough", deadline=None, max_examples=2_000)  # --hy
 settings.load_profile("ci")
 
 
+def pytest_addoption(parser):
+    parser.addoption("--long", action="store_true", help="whole experiments, too, all code in docs/, many deaths")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Without --long, what is marked so is left out, and what needs a fixture that takes `long`."""
+    if config.getoption("--long"):
+        return
+    out = [item for item in items if item.get_closest_marker("long") or "long" in item.fixturenames]
+    config.hook.pytest_deselected(items=out)
+    items[:] = [item for item in items if item not in set(out)]
+
+
+@pytest.fixture(scope="session")
+def long() -> None:
+    """Who takes it has a long budget."""
+
+
 @pytest.fixture(scope="module", autouse=True)
 def forget_programs():
     """Each compiled program holds maps of memory, of which a process may have 65,530 on Linux: all tests' programs together have more."""
@@ -60,7 +78,7 @@ def key() -> jax.Array:
     return jax.random.key(0)
 
 
-@pytest.fixture(params=[1, 2, 8], ids=lambda devices: f"D={devices}")
+@pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.long), 8], ids=lambda devices: f"D={devices}")
 def any_mesh(request) -> jax.sharding.Mesh:
-    """One device, two, eight."""
+    """One device, two (with --long), eight."""
     return dsgd.workers.mesh(request.param)

@@ -56,7 +56,7 @@ class Line(NamedTuple):
 
     def fitted(self) -> np.ndarray:
         """Least squares with slope and fixed part of at least 0, `[2, n]`: where the free line has a negative one, one of the two is 0."""
-        slope = self.bt / self.bb
+        slope = _quotient(self.bt, self.bb)
         free = np.array([slope, self.t - slope * self.b])
         flat, through = np.array([np.zeros_like(self.t), np.maximum(self.t, 0)]), self.through_zero()
         edge = np.where(self._loss(flat) <= self._loss(through), flat, through)
@@ -64,13 +64,18 @@ class Line(NamedTuple):
 
     def through_zero(self) -> np.ndarray:
         """The same with a fixed part of 0."""
-        slope = (self.bt + self.number * self.b * self.t) / (self.bb + self.number * self.b**2)
+        slope = _quotient(self.bt + self.number * self.b * self.t, self.bb + self.number * self.b**2)
         return np.array([np.maximum(slope, 0), np.zeros_like(slope)])
 
     def _loss(self, line: np.ndarray) -> np.ndarray:
         """Squares, but for a constant."""
         slope, fixed = line
         return self.bb * slope**2 - 2 * self.bt * slope + self.number * (self.t - slope * self.b - fixed) ** 2
+
+
+def _quotient(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """0 of nodes whose points show no slope."""
+    return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
 
 
 def shared_mean(measured: Moments, weighting: Weighting) -> float:

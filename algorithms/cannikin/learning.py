@@ -61,9 +61,16 @@ class Learner:
         return len(self.limits)
 
     @property
+    def unknown(self) -> np.ndarray:
+        """Nodes that must be seen at another size before there is a model, bool `[n]`: who has memory for one sample has no other size,
+        and who has none need not be known."""
+        seen = ~np.isnan(self.seen.smallest)
+        return ~((self.seen.largest > self.seen.smallest) | (self.limits < 1) | ((self.limits < 2) & seen))
+
+    @property
     def seen_at(self) -> np.ndarray:
-        """The only size that each node was seen at, `[n]`; NaN of all others."""
-        return np.where(self.seen.smallest == self.seen.largest, self.seen.smallest, np.nan)
+        """The only size that nodes were seen at that need another one, `[n]`; NaN of all others."""
+        return np.where(self.unknown, self.seen.smallest, np.nan)
 
     @checks.arguments
     def observed(self, batches: Each, compute: ArrayLike, backward: ArrayLike, first: ArrayLike, communication: ArrayLike) -> Learner:
@@ -114,7 +121,8 @@ class Learner:
         $\gamma_i$ is the mean of node i's measurements and $V_i$ the variance of that mean: the sample variance over their number, where
         (12) has the sample variance alone, which is worse where nodes have not measured equally often. Nodes with a single one do not count
         where others have two. $T_i$ is a mean over all rounds, too: the minimum of single times would be too small by their noise.
-        A node whose times do not grow with its samples is taken to compute in proportion to them, as in (8). A quotient of noisy times is
+        A node whose times do not grow with its samples, or that has memory for one only, is taken to compute in proportion to them, as in
+        (8). A quotient of noisy times is
         too large on average, by the share that the variance of P is of its square.
 
         Args:
@@ -128,12 +136,13 @@ class Learner:
         if weighting not in get_args(Weighting):
             raise ValueError(f"Learner.model: weighting = {weighting!r}: need {' or '.join(map(repr, get_args(Weighting)))}")
         seen, heard = self.seen, self.seen.communication.number > 0
-        if not (seen.largest > seen.smallest).all() or not heard.any() or not seen.first.number.any():
+        if self.unknown.any() or not heard.any() or not seen.first.number.any():
             return None
         lines = Line.of(seen.computed, 1), Line.of(seen.computed, 2)
         (q, s), (k, m) = (line.fitted() for line in lines)
         still = q + k == 0
         (q, s), (k, m) = (np.where(still, line.through_zero(), each) for line, each in zip(lines, ((q, s), (k, m)), strict=True))
+        q = np.where(self.limits < 1, 1.0, q)  # anything will do
         T = seen.communication.mean[heard].min()
         gamma = float(np.clip(shared_mean(seen.first, weighting), 0, 1))
         return ClusterModel(q, s, k, m, gamma, (1 - self.last_share) * T, self.last_share * T, self.limits)
@@ -153,12 +162,12 @@ class Learner:
             total: B, samples.
 
         Raises:
-            ValueError: B that is negative, infinite or NaN, or more than the limits allow.
+            ValueError: B that is not above 0, infinite or NaN, or more than the limits allow.
         """
         model = self.model()
         if model is not None:
             return model.optperf(total).batches
-        size, once = self.seen.smallest, self.seen.smallest == self.seen.largest
+        size, once = self.seen_at, ~np.isnan(self.seen_at)
         first = found = self._in_proportion(self._speeds(), total)
         again = np.zeros(self.nodes, bool)
         while (more := once & ~again & (np.abs(found - size) < np.maximum(1, _APART * size))).any():

@@ -24,6 +24,7 @@ from dsgd import checks
 from dsgd.clusters.quantity import need_number, need_probability
 
 Coefficients = Annotated[Sequence[float] | np.ndarray, "a number for each node"]
+Wholes = Annotated[ArrayLike, "an integer, or several"]
 
 
 class OptPerf(NamedTuple):
@@ -122,35 +123,44 @@ class ClusterModel:
             total_batch: B, samples; or several, `[...]`, for which times are sorted once.
 
         Raises:
-            ValueError: B that is negative, infinite or NaN, or more than the limits allow.
+            ValueError: B that is not above 0, infinite or NaN, or more than the limits allow.
         """
         B = np.asarray(total_batch, float)
-        self._need_room(B, self._lines.most)
+        self._need_room("optperf", B, self._lines.most)
         T = self._lines.until(B.reshape(-1))
         batches = self._lines.shared(T, B.reshape(-1))
         seconds = np.maximum(T + self.t_last, self.batch_time(np.zeros(self.nodes)))
         return OptPerf(seconds.reshape(B.shape)[()], batches.reshape(*B.shape, self.nodes))
 
     @checks.arguments
-    def optperf_integer(self, total_batch: int) -> OptPerf:
+    def optperf_integer(self, total_batch: Wholes) -> OptPerf:
         """The same of whole samples: those of `optperf` rounded down, and one by one the rest to whoever is then done first; exact.
 
         No batches of whole samples have a smaller T: by then no node can have fewer than these.
 
         Args:
-            total_batch: B.
+            total_batch: B, an integer; or several, `[...]`.
 
         Raises:
-            ValueError: B < 0, or more than the limits, rounded down, allow.
+            ValueError: B that is no integer of at least 1, or more than the limits, rounded down, allow.
         """
-        total = checks.natural("ClusterModel.optperf_integer: total_batch", total_batch)
+        B = np.asarray(total_batch)
+        if not np.issubdtype(B.dtype, np.integer) or (B < 1).any():
+            given = f"total_batch = {checks.shown(total_batch)}"
+            raise ValueError(f"ClusterModel.optperf_integer: {given}: need an integer, at least 1, or several")
+        self._need_room("optperf_integer", B, np.floor(self._lines.most))
+        seconds, real = self.optperf(B)
+        each = zip(B.ravel().tolist(), np.ravel(seconds).tolist(), real.reshape(-1, self.nodes), strict=True)
+        batches = np.array([self._whole(*one) for one in each], int).reshape(*B.shape, self.nodes)
+        return OptPerf(self.batch_time(batches)[()], batches)
+
+    def _whole(self, total: int, seconds: float, real: np.ndarray) -> list[int]:
+        """Whole samples of each node, so many in all, from the real ones of OptPerf."""
         most = np.floor(self._lines.most)
-        self._need_room(np.asarray(total), most)
-        seconds, real = self.optperf(total)
         batches = np.minimum(np.floor(real * (1 + 1e-12)), most)  # whole numbers stay so
         batches = np.maximum(batches - (self.node_times(batches) > seconds * (1 + 1e-12)), 0)
         lines = self._lines
-        c, u, d, v, limits, each = (array.tolist() for array in (lines.c, lines.u, lines.d, lines.v, most, batches))
+        c, u, d, v, limits, each = (array.tolist() for array in (lines.c, lines.u, lines.d, lines.v, most, batches.astype(int)))
 
         def next_of(i: int) -> tuple[float, int]:
             b = each[i] + 1
@@ -158,12 +168,11 @@ class ClusterModel:
 
         heap = [next_of(i) for i in range(self.nodes)]
         heapq.heapify(heap)
-        for _ in range(total - int(batches.sum())):
+        for _ in range(total - sum(each)):
             i = heap[0][1]
             each[i] += 1
             heapq.heapreplace(heap, next_of(i))
-        found = np.array(each, int)
-        return OptPerf(float(self.batch_time(found)), found)
+        return each
 
     @cached_property
     def _lines(self) -> Lines:
@@ -180,12 +189,13 @@ class ClusterModel:
             raise ValueError(f"ClusterModel.{name}: batches = {checks.shown(given.tolist())}: need finite numbers of samples")
         return given
 
-    def _need_room(self, B: np.ndarray, most: np.ndarray) -> None:
-        wrong = B[~(np.isfinite(B) & (B >= 0))]
+    def _need_room(self, name: str, B: np.ndarray, most: np.ndarray) -> None:
+        wrong = B[~(np.isfinite(B) & (B > 0))]
         if wrong.size:
-            raise ValueError(f"ClusterModel.optperf: a total batch of {wrong.flat[0]} samples: need a finite number, at least 0")
+            raise ValueError(f"ClusterModel.{name}: a total batch of {wrong.flat[0]:g} samples: need a finite number above 0")
         if B.size and B.max() > most.sum():
-            raise ValueError(f"ClusterModel.optperf: a total batch of {B.max():g} samples, but limits of {most.sum():g} in all: need fewer")
+            given = f"a total batch of {B.max():.12g} samples, but limits of {most.sum():.12g} in all"
+            raise ValueError(f"ClusterModel.{name}: {given}: need fewer")
 
 
 def _need_numbers(name: str, values: Any, n: int, *, finite: bool = True) -> np.ndarray:

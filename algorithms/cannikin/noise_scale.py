@@ -56,7 +56,8 @@ def gradient_noise_scale(local_sqnorms: ArrayLike, global_sqnorm: ArrayLike, bat
         S and G, `[...]`; numpy's, unless something is of JAX.
 
     Raises:
-        ValueError: other shapes, batches that are negative, infinite or NaN, fewer than two nodes with samples, unknown weights.
+        ValueError: other shapes, batches or squared norms that are negative, infinite or NaN batches, fewer than two nodes with samples,
+            unknown weights.
 
     Source: Nie et al., "Cannikin", section 4.4; McCandlish et al., "An empirical model of large-batch training", appendix A.
     """
@@ -134,6 +135,9 @@ def _need_batches(batches: ArrayLike, local: Any, whole: Any) -> Any:
     if b.ndim != 1 or local.ndim < 1 or local.shape[-1:] != b.shape or whole.shape != local.shape[:-1]:
         shapes = f"local_sqnorms {list(local.shape)}, global_sqnorm {list(whole.shape)}, batches {list(b.shape)}"
         raise ValueError(f"gradient_noise_scale: {shapes}: need [..., n], [...] and [n]")
+    for name, sqnorms in (("local_sqnorms", local), ("global_sqnorm", whole)):
+        if not isinstance(sqnorms, Tracer) and (np.asarray(sqnorms) < 0).any():
+            raise ValueError(f"gradient_noise_scale: {name} down to {np.nanmin(np.asarray(sqnorms)):g}: need squares, at least 0")
     if not isinstance(b, Tracer):
         each = np.asarray(b)
         if not (np.isfinite(each) & (each >= 0)).all():

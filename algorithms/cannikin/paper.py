@@ -33,12 +33,12 @@ def published_optperf(model: ClusterModel, total: float) -> OptPerf:
         The seconds that it tells, and batches, `[n]`; what these take is `model.batch_time`.
 
     Raises:
-        ValueError: B that is negative, infinite or NaN; a node with q + gamma k = 0, for which check 2's equations have no solution.
+        ValueError: B that is not above 0, infinite or NaN; a node with q + gamma k = 0, for which check 2's equations have no solution.
 
     Source: Nie et al., "Cannikin", section 4.2, algorithm 1.
     """
-    if not (np.isfinite(total) and total >= 0):
-        raise ValueError(f"published_optperf: total = {total}: need a finite number, at least 0")
+    if not (np.isfinite(total) and total > 0):
+        raise ValueError(f"published_optperf: total = {total}: need a finite number above 0")
     q, s, k, m = (np.asarray(each) for each in (model.q, model.s, model.k, model.m))
     computing, sending = np.array([q + k, s + m]), np.array([q + model.gamma * k, s + model.gamma * m + model.t_overlap])
     if (flat := np.flatnonzero(sending[0] == 0)).size:

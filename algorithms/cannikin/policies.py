@@ -157,7 +157,7 @@ def adaptdl(total_batches: Totals, initial_batch: int) -> System:
     second epoch has about twice the first one's batch, so that there is something to learn from.
 
     Args:
-        total_batches: to choose from.
+        total_batches: to choose from, as far as nodes have memory for equal parts.
         initial_batch: B_0, of the first epochs, and that which others are compared with.
 
     Raises:
@@ -172,8 +172,9 @@ def cannikin(total_batches: Totals, initial_batch: int | None = None) -> System:
     """Cannikin: of some total batches the one of the largest goodput at OptPerf, in its parts.
 
     Args:
-        total_batches: to choose from; or one number, which stays.
-        initial_batch: B_0, of the first epochs, and that which others are compared with; None: the smallest.
+        total_batches: to choose from, as far as nodes have memory; or one number, which stays.
+        initial_batch: B_0, of the first epochs, and that which others are compared with; None: the smallest. (Where it has too few samples
+            for a second size of every node, the second epoch has the next larger one that has enough.)
 
     Raises:
         ValueError: as of `adaptdl`.
@@ -203,8 +204,7 @@ def _adaptive(name: str, total_batches: Totals, initial_batch: int, *, together:
         model = memory.learner.model()
         if model is None:
             if together:
-                batches = whole(memory.learner.next_batches(initial_batch), initial_batch, memory.cluster.limits)
-                return unlike(batches, memory.learner.seen_at, memory.cluster.limits), memory
+                return _other_sizes(memory, initial_batch), memory
             return equal_parts(_to_learn_from(memory, initial_batch), memory.cluster.limits), memory
         total, candidates = memory.candidates.chosen(model if together else EqualParts(model), samples_of(memory.noise), initial_batch)
         batches = model.optperf_integer(total).batches if together else equal_parts(total, memory.cluster.limits)
@@ -216,12 +216,31 @@ def _adaptive(name: str, total_batches: Totals, initial_batch: int, *, together:
 
     def resize(memory, stay, joined, limits):
         fresh = start(Cluster(len(limits), memory.cluster.last_share, limits))
+        if not len(stay):
+            return fresh._replace(noise=memory.noise)
         gone = np.setdiff1d(np.arange(memory.cluster.nodes), stay)
         known = memory.learner.without(gone.tolist()) if gone.size else memory.learner
         known = known.joined(joined, limits[len(stay) :]) if joined else known
         return fresh._replace(learner=known, noise=memory.noise)
 
     return System(start, decide, observe, resize, name)
+
+
+def _other_sizes(memory: _Modelled, initial_batch: int) -> np.ndarray:
+    """Cannikin's batches before there is a model: of B_0; in later epochs, where it has too few samples for a new size of each node that
+    needs one, of the next larger total batch that has enough."""
+    known, limits = memory.learner, memory.cluster.limits
+
+    def parts(total: int) -> np.ndarray:
+        return unlike(whole(known.next_batches(total), total, limits), known.seen_at, limits)
+
+    def tells(batches: np.ndarray) -> bool:
+        return bool(((batches > 0) & (batches != known.seen_at))[known.unknown].all())
+
+    if np.isnan(known.seen.smallest).all():
+        return parts(initial_batch)
+    larger = (total for total in memory.candidates.totals.tolist() if total > initial_batch)
+    return next(filter(tells, map(parts, (initial_batch, *larger))), parts(initial_batch))
 
 
 def _to_learn_from(memory: _Modelled, initial_batch: int) -> int:

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+_ROUNDING = 4 * np.finfo(float).eps  # of a time, relative to it
+
 
 class Events(NamedTuple):
     """Times in order at which some node's rate changes.
@@ -51,19 +53,24 @@ class Lines:
         j = np.maximum(np.searchsorted(before, total) - 1, 0)
         left = np.maximum(total - after[j], 0)
         T = times[j] + np.where(left > 0, left / np.where(rates[j] > 0, rates[j], np.inf), 0)
-        low, high = self._computed(T, False), self._computed(T, True)
+        low, high = self._computed(T * (1 - _ROUNDING)), self._computed(T * (1 + _ROUNDING))
         missing = total - np.clip(total, low.sum(axis=-1), high.sum(axis=-1))  # what sums of many numbers have lost to rounding
         rate = self._rate(high)
         return T + np.where(rate > 0, missing / np.where(rate > 0, rate, 1), 0)
 
     def shared(self, T: np.ndarray, total: np.ndarray) -> np.ndarray:
         """So many samples that are computed by then, `[K]`, of each node, `[K, n]`."""
-        low, high = self._computed(T, False), self._computed(T, True)
-        room = (high - low).sum(axis=-1)
-        share = np.where(room > 0, (total - low.sum(axis=-1)) / np.where(room > 0, room, 1), 0)
-        found = low + share[:, None] * (high - low)
+        at = self._computed(T)
+        left = total - at.sum(axis=-1)
+        near = self._computed(T * (1 + np.copysign(2 * _ROUNDING, left)))
+        less = (left < 0)[:, None]  # wanted than there is by then: a flat line has many at once, and a nearly flat one, nearly
+        low, high = np.where(less, near, at), np.where(less, at, near)
+        room, more = (high - low).sum(axis=-1), total - low.sum(axis=-1)
+        share = np.clip(np.divide(more, room, out=np.zeros_like(room), where=room > 0), 0, 1)
+        between = np.abs(left) > _ROUNDING * total
+        found = np.where(between[:, None], low + share[:, None] * (high - low), at)
         computed = found.sum(axis=-1)
-        exact = np.divide(total, computed, out=np.ones_like(computed), where=computed > 0)  # again what rounding has lost
+        exact = np.divide(total, computed, out=np.ones_like(computed), where=computed > 0)  # what rounding has lost
         return np.minimum(exact[:, None] * found, self.most)
 
     @cached_property
@@ -78,7 +85,7 @@ class Lines:
         sudden = np.where(first & (d == 0), knee, 0.0)
         turns, ends = (np.where(np.isfinite(b), self.seconds(np.where(np.isfinite(b), b, 0)), np.inf) for b in (knee, most))
         times = np.concatenate([np.maximum(u, v), turns, ends])
-        changes = np.concatenate([np.where(first, early, late), np.where(first, late * goes_on - early, 0), -late * goes_on])
+        changes = np.concatenate([np.where(first, early, late * goes_on), np.where(first, late * goes_on - early, 0), -late * goes_on])
         jumps = np.concatenate([sudden, np.zeros(2 * len(c))])
         order = np.argsort(times, kind="stable")[: np.isfinite(times).sum()]
         times, rates, jumps = times[order], np.cumsum(changes[order]), np.cumsum(jumps[order])
@@ -86,10 +93,10 @@ class Lines:
         grown = np.concatenate([[0.0], np.cumsum(rates[:-1] * np.diff(times))])
         return Events(times, grown + np.concatenate([[0.0], jumps[:-1]]), grown + jumps, rates)
 
-    def _computed(self, T: np.ndarray, at_once: bool) -> np.ndarray:
-        """Samples of each node by then, `[K]` to `[K, n]`; also those that a flat line has at that very time, or not."""
+    def _computed(self, T: np.ndarray) -> np.ndarray:
+        """Samples of each node by then, `[K]` to `[K, n]`."""
         T = T[:, None]
-        flat = np.where((self.v <= T) if at_once else (self.v < T), np.inf, -np.inf)
+        flat = np.where(self.v <= T, np.inf, -np.inf)
         sloped = np.divide(T - self.v, self.d, out=flat, where=self.d > 0)
         return np.clip(np.minimum((T - self.u) / self.c, sloped), 0, self.most)
 

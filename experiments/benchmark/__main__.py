@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from experiments import benchmark
 from experiments.benchmark import cannikin, compression, dropcompute, kimad, loop, methods, mixing, peers, rounds, start, work
 from experiments.helpers import commands
 
@@ -27,5 +28,5 @@ MODULES = (rounds, start, compression, mixing, methods, work, kimad, cannikin, d
 MAIN = {module.Args: module.main for module in MODULES}
 
 if __name__ == "__main__":
-    args = tyro.cli(Choice, prog="python -m experiments.benchmark", default=rounds.Args())
+    args = tyro.cli(Choice, prog="python -m experiments.benchmark", description=benchmark.__doc__, default=rounds.Args())
     commands.launch(MAIN[type(args)], args)

@@ -1,4 +1,5 @@
-"""What it takes to decide on batches: milliseconds of OptPerf, for real batches, whole ones, and many candidates at once.
+"""What it takes to decide on batches: milliseconds of OptPerf, for real batches, whole ones, and many candidates at once; and what a round
+of training costs whose batches differ by four, beside equal ones of the same total.
 
     python -m experiments.benchmark cannikin
 
@@ -6,7 +7,7 @@ Beside it Algorithm 1 of the paper (`cannikin.published_optperf`), which finds i
 HiGHS. Each goes from the coefficients of a cluster whose nodes differ in speed by up to four, half of them bound by communication; checks
 of the coefficients and sorting are part of it.
 
-What a round of training costs whose batches differ by four is in `python -m experiments.benchmark work`.
+The rounds are those of `python -m experiments.benchmark work`, which says more of them.
 
 All versions take turns; medians and minima are reported. One core does all: `taskset -c 0`, say. With 10,000 nodes HiGHS takes seconds, and
 so all of it minutes.
@@ -25,7 +26,7 @@ import scipy.sparse
 from rich.table import Table
 
 from algorithms.cannikin import ClusterModel, published_optperf
-from experiments.benchmark import rounds
+from experiments.benchmark import rounds, work
 from experiments.helpers import commands, common
 
 BATCH = 64  # samples of a node, on average
@@ -39,12 +40,14 @@ class Args:
     """Sizes of clusters."""
     candidates: int = 100
     """Total batches that are looked at together."""
+    models: tuple[str, ...] = tuple(work.MODELS)
+    """Whose rounds are timed: logistic regression, the MLP, the CNN."""
     seconds: float = 0.2
     """Length of one timing, about; a decision at least."""
     repeats: int = 7
     """Timings of each version."""
     out: Path = field(default=Path("results/benchmark/cannikin"))
-    """Folder for config.json and optperf.csv."""
+    """Folder for config.json, optperf.csv and work.csv."""
 
 
 class Row(NamedTuple):
@@ -64,11 +67,14 @@ class Row(NamedTuple):
 
 
 def main(args: Args) -> None:
+    trained = work.Args(args.models, seconds=args.seconds, repeats=args.repeats, out=args.out)
+    work.check(trained)
     commands.begin(args)
     rows: list[Row] = []
     with commands.kept_rows(args.out / "optperf.csv", Row._fields, rows):
         rows.extend(compare(args, n) for n in args.nodes)
     common.console().print(tabulate(args, rows))
+    work.timed(trained)
 
 
 def compare(args: Args, nodes: int) -> Row:

@@ -99,16 +99,11 @@ def compare(args: Args, name: str, N: int, d: int) -> Row:
     """Times all versions in turn."""
     method = algorithms.make(name, optax.sgd(by_hand.LEARNING_RATE), N)
     taken: dict[str, list[float]] = {version: [] for version in ("framework", *FORMS, "numpy", "limit")}
-    rounds: dict[str, int] = {}
     for seed in range(args.problems):
-        for version, run in versions(method, name, problems.random_quadratic(N, d, diagonal=True, seed=seed)).items():
-            if run is None:
-                taken[version] = [float("nan")]
-                continue
-            rounds[version] = rounds.get(version) or calibrate(run, args.seconds)
-            run(rounds[version])  # compiled for this length
-            taken[version] += [clock(run, rounds[version]) / rounds[version] for _ in range(args.repeats)]
-    seconds = {version: float(np.median(times)) for version, times in taken.items()}
+        programs = versions(method, name, problems.random_quadratic(N, d, diagonal=True, seed=seed))
+        for version, times in in_turn(programs, args.seconds, args.repeats).items():
+            taken[version].extend(times)
+    seconds = {version: float(np.median(times)) if times else float("nan") for version, times in taken.items()}
     framework = np.array(taken["framework"])
     best = min(FORMS, key=lambda form: seconds[form])
     speedup, of_limit = (float(np.median(np.array(taken[other]) / framework)) for other in (best, "limit"))
@@ -117,11 +112,12 @@ def compare(args: Args, name: str, N: int, d: int) -> Row:
     return Row(name, N, d, **columns, speedup=speedup, of_limit=of_limit, bytes_per_second=rate)
 
 
-def versions(method: dsgd.Algorithm, name: str, problem: dsgd.Problem) -> dict[str, Callable[[int], object] | None]:
+def versions(method: dsgd.Algorithm, name: str, problem: dsgd.Problem) -> dict[str, Callable[[int], object]]:
     """By name, functions that run so many rounds."""
     scans = {form: by_hand.scan(name, problem, mean) for form, mean in FORMS.items()}
+    loop = by_hand.loop(name, problem)
     copies = by_hand.copies(by_hand.MOVED[name], *problem.data.b.shape)
-    return {"framework": framework(method, problem), **scans, "numpy": by_hand.loop(name, problem), "limit": copies}
+    return {"framework": framework(method, problem), **scans, **({"numpy": loop} if loop else {}), "limit": copies}
 
 
 def in_turn(versions: dict[str, Callable[[int], object]], seconds: float, repeats: int) -> dict[str, np.ndarray]:

@@ -77,6 +77,11 @@ class Row(NamedTuple):
 def main(args: Args) -> None:
     check(args)
     commands.begin(args)
+    timed(args)
+
+
+def timed(args: Args) -> None:
+    """Times, writes and prints."""
     rows: list[Row] = []
     with commands.kept_rows(args.out / "work.csv", Row._fields, rows):
         rows.extend(compare(args, name, args.batch_size or MODELS[name]) for name in args.models)

@@ -42,6 +42,13 @@ ClusterFile = Annotated[
         help="File of a measured cluster (experiments.calibrate): its latency, bandwidth and seconds of computing take the place of these.",
     ),
 ]
+Resume = Annotated[
+    bool | None,
+    tyro.conf.arg(
+        help="Keep checkpoints while it runs, from which the same command goes on if it was ended before its time; None: where there are"
+        " several processes. (It costs about half a second for each run of a script.)",
+    ),
+]
 OF_SAMPLE = "seconds of a sample"  # what marks a number as such
 SampleSeconds = Annotated[float, OF_SAMPLE]
 
@@ -72,9 +79,7 @@ class Machines:
     """Which one this is, from 0, which alone prints and writes."""
     lost_after: float = 30.0
     """Seconds without a sign of life after which a process is lost, and the others end."""
-    resume: bool | None = None
-    """Keep checkpoints while it runs, from which the same command goes on if it was ended before its time; None: where there are several
-    processes. (It costs about half a second for each run of a script.)"""
+    resume: Resume = None
 
 
 def run(main: Callable[[Any], Any], kind: Any) -> None:

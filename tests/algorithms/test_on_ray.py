@@ -86,11 +86,11 @@ def flat(params) -> np.ndarray:
 
 def by_servers(updates, P: int, aware: bool) -> np.ndarray:
     """Each server's steps in its own order, with the parts that each gradient was computed at, `[T, d]` to the last model."""
-    rows = {name: values.reshape(len(values), P) for name, values in updates.items()}
+    rows = {name: values.reshape(len(values), P) for name, values in updates.items() if name != "read"}
+    own = np.arange(len(rows["staleness"]))[:, None] - rows["staleness"]
+    reads = updates["read"] if P > 1 else own[:, :, None]
+    np.testing.assert_array_equal(np.diagonal(reads, axis1=1, axis2=2), own)
     parts = [[part] for part in cut(start(), P)]
-    reads = {}
-    for t, p in np.ndindex(rows["worker"].shape):
-        reads.setdefault((rows["worker"][t, p], rows["draw"][t, p]), [0] * P)[p] = t - rows["staleness"][t, p]
     gradients = {}
 
     def one(p):
@@ -99,10 +99,10 @@ def by_servers(updates, P: int, aware: bool) -> np.ndarray:
         if t == len(rows["worker"]):
             return False
         who = rows["worker"][t, p], rows["draw"][t, p]
-        if any(version >= len(parts[q]) for q, version in enumerate(reads[who])):
+        if any(version >= len(parts[q]) for q, version in enumerate(reads[t, p])):
             return False
         if who not in gradients:
-            gradients[who] = cut(g(*who, join(np.stack([parts[q][v] for q, v in enumerate(reads[who])]), len(start()))), P)
+            gradients[who] = cut(g(*who, join(np.stack([parts[q][v] for q, v in enumerate(reads[t, p])]), len(start()))), P)
         factor = max(1, rows["staleness"][t, p]) if aware else 1
         parts[p].append(parts[p][-1] - GAMMA * gradients[who][p] / factor)
         return True
@@ -176,6 +176,7 @@ def deadly(folder: str, worker: int, draw: int) -> float:
     return 0.02
 
 
+@pytest.mark.long
 def test_who_dies_is_left_out_and_comes_back_and_a_server_goes_on(ray, tmp_path):
     folder = tmp_path / "run"
     marks = tmp_path / "marks"
@@ -235,6 +236,7 @@ def dies_once(folder: str, worker: int, draw: int) -> float:
     return 0.02
 
 
+@pytest.mark.long
 def test_neighbours_go_on_without_one_that_dies_and_it_comes_back(ray, tmp_path):
     run = {"delay": partial(dies_once, str(tmp_path)), "record_every": 60, "patience": 300.0}
     trained = on_ray.asynchronous_gossip_sgd(problem(), STEP, topologies.ring(N), steps=500, key=KEY, **run)
@@ -267,7 +269,7 @@ def gradient(value: float) -> dict[str, np.ndarray]:
 async def pushed(to: server.Server, worker: int, reply, life: int = 0, value: float = 1.0) -> server.Reply:
     """A gradient at the model of that reply; None: the first one."""
     version, era = (0, 0) if reply is None else (reply.version, reply.era)
-    return await to.push(gradient(value), Pushed(worker, life, version, era, 0, 0.0, math.nan))
+    return await to.push(gradient(value), Pushed(worker, life, version, (version,), era, 0, 0.0, math.nan))
 
 
 def told(story) -> None:

@@ -96,7 +96,7 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory):
+def ran(tmp_path_factory, long):
     """Two that end well, and one that does not, in processes of their own."""
     out = tmp_path_factory.mktemp("all")
     with pytest.MonkeyPatch.context() as patch:

@@ -41,7 +41,7 @@ STALE: list[dict[str, np.ndarray]] = []  # of the fixture's run, on each cluster
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory):
+def ran(tmp_path_factory, long):
     args = Args(
         workers=4,
         slow=1,

@@ -12,7 +12,7 @@ METHODS = ("local-sgd", "sgp")
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory):
+def ran(tmp_path_factory, long):
     """Two of the methods, so that few programs are compiled; printed lines too."""
     out = tmp_path_factory.mktemp("availability")
     args = availability.Args(shares=(0.5, 1.0), workers=4, steps=24, seeds=2, learning_rates=(0.1, 0.3), out=out, progress=False)

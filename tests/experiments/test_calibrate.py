@@ -154,7 +154,7 @@ def test_every_experiment_with_a_switch_takes_a_cluster():
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory):
+def ran(tmp_path_factory, long):
     """A calibration of two processes with a tiny budget."""
     args = calibrate.Args(
         sizes=(1024, 65536),

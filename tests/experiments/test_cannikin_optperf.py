@@ -20,7 +20,7 @@ FEW = ("ResNet-50", "BERT")
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory):
+def ran(tmp_path_factory, long):
     """Its arguments, and the lines that it printed, of two workloads."""
     args = script.Args(out=tmp_path_factory.mktemp("optperf"), repeats=1, progress=False, cache="off", **SMALL)
     with pytest.MonkeyPatch.context() as patch:

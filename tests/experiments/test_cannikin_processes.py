@@ -18,7 +18,7 @@ MODEL = cannikin.ClusterModel([2e-3, 4e-3], [0.1, 0.2], [3e-3, 8e-3], [0.0, 0.1]
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory):
+def ran(tmp_path_factory, long):
     args = cannikin_processes.Args(
         total=64, shares=SHARES, piece=8, rounds=2, passes=PASSES, width=8, out=tmp_path_factory.mktemp("cannikin"), progress=False
     )

@@ -13,7 +13,7 @@ import scripts
 import dsgd
 from dsgd.problems import models
 from experiments import cannikin_training
-from experiments.helpers import cannikin_race, cannikin_race_tables, devices
+from experiments.helpers import cannikin_race, cannikin_race_tables, common, devices
 from experiments.helpers.cannikin_race import ADAPTDL, CANNIKIN, DDP, LB_BSP, SYSTEMS, Run
 
 TOTALS = (32, 181, 1024)
@@ -21,7 +21,7 @@ PER_EPOCH = 3 * 479  # what three workers have: 1,437 samples, and the smallest 
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory):
+def ran(tmp_path_factory, long):
     """A linear model on the three nodes of cluster A; rows by system and seed, and the printed lines."""
     out = tmp_path_factory.mktemp("cannikin_training")
     options = {"cluster": "A", "target": 0.91, "epochs": 12, "choices": 3, "seeds": 2, "progress": False}
@@ -110,6 +110,20 @@ def test_only_seeds_that_reach_the_target_with_both_are_compared():
     assert cannikin_race_tables.with_interval(np.array([50.0]), 0) == "50"
     assert cannikin_race_tables.with_interval(np.array([]), 0) == "-"
     assert cannikin_race_tables.with_interval(np.array([1.0, 3.0]), 1) == "2.0 ± 12.7"
+
+
+def test_the_wide_intervals_of_two_seeds_fit_into_the_table(ran):
+    _, setting, *_ = ran
+    seeds = {DDP: (33.0, 33.1), LB_BSP: (33.0, 49.4), ADAPTDL: (22.4, 25.0), CANNIKIN: (33.3, 33.3)}
+    screen = common.console()
+    with screen.capture() as captured:
+        screen.print(
+            cannikin_race_tables.tabulate(setting, "B", {name: [a_run(each, reached=True) for each in of] for name, of in seeds.items()})
+        )
+    shown = captured.get()
+    assert "…" not in shown
+    assert "41 ± 104" in shown
+    assert "33.0 ± 0.6" in shown
 
 
 def test_bits_are_to_be_few_and_accuracies_large():

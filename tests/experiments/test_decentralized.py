@@ -23,7 +23,7 @@ def table(lines: list[str], columns: int) -> dict[str, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def on_graphs(tmp_path_factory):
+def on_graphs(tmp_path_factory, long):
     """Two of the graphs, so that few programs are compiled; printed lines too."""
     out = tmp_path_factory.mktemp("topology")
     args = topology.Args(workers=(8,), steps=60, seeds=2, learning_rates=(0.3, 1.0), out=out, progress=False)
@@ -82,7 +82,7 @@ def test_the_measured_decay_is_rho(graph):
 
 
 @pytest.fixture(scope="module")
-def under_heterogeneity(tmp_path_factory):
+def under_heterogeneity(tmp_path_factory, long):
     out = tmp_path_factory.mktemp("heterogeneity")
     args = heterogeneity.Args(
         workers=8, alphas=(0.1,), steps=40, exact_steps=1_000, exact_learning_rate=0.5, seeds=2, learning_rates=(0.3, 1.0), out=out,
@@ -132,6 +132,7 @@ def test_heterogeneity_refuses_an_alpha_that_leaves_somebody_without_a_batch(tmp
 MANY = mixing.MOST  # elements of a model, of which eight are too many
 
 
+@pytest.mark.long
 def test_benchmark_of_mixing_times_every_graph(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(mixing, "graphs_of_all_degrees", lambda: [topologies.ring(8), topologies.random_regular(12, 9)])
     mixing.main(mixing.Args(workers=8, dimension=5, repeats=2, dimensions=(3, MANY), out=tmp_path))
@@ -152,6 +153,7 @@ def test_what_the_benchmark_of_mixing_times_is_the_same(key):
         np.testing.assert_allclose(jax.jit(mixing.mixing(graph))(x), mixing.dense(graph)(x), atol=1e-6)
 
 
+@pytest.mark.long
 def test_benchmark_of_methods_times_every_method(tmp_path, capsys):
     methods.main(methods.Args(methods=("dsgd", "sgp"), workers=(4,), dimension=3, seconds=0.001, repeats=1, out=tmp_path))
     assert {row["method"]: float(row["rounds/s"]) > 0 for row in scripts.rows(tmp_path / "methods.csv")} == {"dsgd": True, "sgp": True}

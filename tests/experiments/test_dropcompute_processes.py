@@ -16,7 +16,7 @@ SETTING = real_clock.Setting(2, 1, 2.0, 4, 16, 40, 10, 0.1, 8, 0)
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory):
+def ran(tmp_path_factory, long):
     args = dropcompute_processes.Args(
         factor=6.0, micro_batches=3, batch_size=8, steps=9, rounds=3, width=8, out=tmp_path_factory.mktemp("processes"), progress=False
     )

@@ -36,7 +36,7 @@ def few_programs():
 
 
 @pytest.fixture(scope="module")
-def ran(few_programs, tmp_path_factory):
+def ran(few_programs, tmp_path_factory, long):
     """Its arguments, and the lines that it printed."""
     args = script.Args(out=tmp_path_factory.mktemp("speedup"), **SMALL)
     with pytest.MonkeyPatch.context() as patch:

@@ -39,7 +39,7 @@ ARGS = dropcompute_training.Args(
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory):
+def ran(tmp_path_factory, long):
     """A linear model, with one optimiser for each part, one way to stop, and the same stragglers twice: half as many programs; its
     histories, and the printed lines."""
     out = tmp_path_factory.mktemp("dropcompute_training")

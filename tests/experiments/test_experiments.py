@@ -220,6 +220,7 @@ def test_benchmark_of_rounds_refuses_what_it_cannot_time(arguments, message, tmp
         rounds.main(rounds.Args(**{"workers": (4,), "dimensions": (5,), **arguments}, out=tmp_path))
 
 
+@pytest.mark.long
 def test_benchmark_of_starts_times_processes_cold_and_warm(tmp_path, capsys, monkeypatch):
     """The framework's alone: the others are processes like it."""
     make = start.make_versions
@@ -332,6 +333,7 @@ def test_megabits_have_three_digits():
     assert list(shown.values()) == ["-", "1.23", "999", "1,230", "47,100", "0.0123", "any"]
 
 
+@pytest.mark.long
 def test_benchmark_of_compressors_times_each(tmp_path, capsys, monkeypatch):
     """Of all that need the same, one."""
     monkeypatch.setattr(throughput, "CANDIDATES", list({candidate.needs: candidate for candidate in throughput.CANDIDATES}.values()))
@@ -345,6 +347,7 @@ def test_benchmark_of_compressors_times_each(tmp_path, capsys, monkeypatch):
         assert all(float(row[name]) > 0 for name in ("bits_per_element", "encode_bytes_per_second", "decode_bytes_per_second", "cost"))
 
 
+@pytest.mark.long
 def test_benchmark_of_work_times_equal_and_unequal_rounds(tmp_path, capsys):
     unequal.main(unequal.Args(("logistic",), 2, workers=4, micro_batches=4, seconds=1e-3, repeats=1, out=tmp_path))
     assert not scripts.too_wide(capsys.readouterr().out.splitlines())
@@ -374,6 +377,7 @@ def test_benchmark_of_work_refuses_what_it_cannot_time(arguments, message, tmp_p
         unequal.main(unequal.Args(**arguments, out=tmp_path))
 
 
+@pytest.mark.long
 def test_benchmark_of_kimad_times_decisions_and_rounds(tmp_path, capsys):
     sizes = {"layers": (3,), "choices": (2,), "resolutions": (10,), "workers": 2, "models": ("logistic",)}
     kimad.main(kimad.Args(**sizes, seconds=1e-3, repeats=1, out=tmp_path))
@@ -402,8 +406,13 @@ def test_benchmark_of_kimad_refuses_sizes_that_do_not_match(tmp_path):
 
 
 def test_benchmark_of_cannikin_times_decisions(tmp_path, capsys):
-    cannikin.main(cannikin.Args((3, 5), 4, seconds=1e-3, repeats=1, out=tmp_path))
-    assert not scripts.too_wide(capsys.readouterr().out.splitlines())
+    cannikin.main(cannikin.Args((3, 5), 4, ("logistic",), seconds=1e-3, repeats=1, out=tmp_path))
+    lines = capsys.readouterr().out.splitlines()
+    assert not scripts.too_wide(lines)
+    assert any("OptPerf, ms" in line for line in lines)
+    assert any("sizes that differ by 4" in line for line in lines)
+    (row,) = scripts.rows(tmp_path / "work.csv")
+    assert float(row["unequal_over_equal"]) > 0
     rows = scripts.rows(tmp_path / "optperf.csv")
     assert [row["nodes"] for row in rows] == ["3", "5"]
     assert all(float(row[name]) > 0 for row in rows for name in cannikin.Row._fields)
@@ -417,6 +426,7 @@ def test_what_the_benchmark_of_cannikin_times_is_optperf():
     assert (many.seconds.shape, whole.batches.sum()) == ((7,), real.batches.sum())
 
 
+@pytest.mark.long
 def test_benchmark_of_dropcompute_times_planning_simulation_and_training(tmp_path, capsys):
     sizes = {"iterations": (2,), "workers": (3,), "micro_batches": (4,), "simulated_workers": 3, "trained_workers": 2, "accumulations": 3}
     training = {"models": ("logistic",), "batch_size": 2}

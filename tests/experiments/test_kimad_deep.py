@@ -24,7 +24,7 @@ LINEAR = 32 * 650  # bits of the model that these tests train
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory):
+def ran(tmp_path_factory, long):
     """A linear model on two workers, so that few and small programs are compiled; the rows of its last seed, and the printed lines."""
     out = tmp_path_factory.mktemp("kimad_deep")
     args = kimad_deep.Args(
@@ -158,6 +158,7 @@ def test_top_5_counts_a_class_among_the_five_largest_logits():
     assert found.tolist() == [True, True, False]
 
 
+@pytest.mark.long
 def test_a_resnet_18_has_the_papers_links(monkeypatch):
     rng = np.random.default_rng(0)
     images, classes = rng.normal(size=(40, 32, 32, 3)).astype(np.float32), np.arange(40) % 10

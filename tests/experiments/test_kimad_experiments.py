@@ -32,7 +32,7 @@ def ran(module, args) -> Ran:
 
 
 @pytest.fixture(scope="module")
-def quadratic(tmp_path_factory):
+def quadratic(tmp_path_factory, long):
     """Two of the regimes, from the gradient."""
     args = kimad_quadratic.Args(warm_ups=(1,), noise=0.0, out=tmp_path_factory.mktemp("quadratic"), **TINY)
     with pytest.MonkeyPatch.context() as patch:
@@ -41,7 +41,7 @@ def quadratic(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def variability(tmp_path_factory):
+def variability(tmp_path_factory, long):
     """No variability, and a recording; bits that are fast to compile."""
     out = tmp_path_factory.mktemp("variability")
     (out / "recorded.csv").write_text("1, 4\n10\n2\n")

@@ -16,7 +16,7 @@ METHODS = ("synchronous", "bounded", "AD-PSGD")
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory):
+def ran(tmp_path_factory, long):
     pytest.importorskip("ray")
     sizes = {"workers": 2, "servers": 1, "seconds": 0.8, "delay": 0.01, "factor": 6.0, "bound": 3, "methods": METHODS}
     args = real_asynchrony.Args(**sizes, out=tmp_path_factory.mktemp("real"), progress=False)

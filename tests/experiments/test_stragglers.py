@@ -35,7 +35,7 @@ def least_squares(data, workers, partition, *, batch_size, seed, data_dir):
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory):
+def ran(tmp_path_factory, long):
     """With one kind of stragglers and three of the methods: fewer programs; what was found, and the printed lines."""
     args = Args(
         workers=4,

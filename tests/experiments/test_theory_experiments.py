@@ -28,7 +28,7 @@ BUDGET = Budget(
 
 
 @pytest.fixture(scope="module")
-def slopes(tmp_path_factory):
+def slopes(tmp_path_factory, long):
     """One measure of each kind."""
     args = convergence_rates.Args(**BUDGET._asdict(), out=tmp_path_factory.mktemp("rates"), progress=False)
 
@@ -133,7 +133,7 @@ def test_rates_refuse_what_cannot_be(options, message, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory):
+def table(tmp_path_factory, long):
     """Three of the methods."""
     args = complexity_table.Args(epsilons=(0.1, 0.05), dimension=256, out=tmp_path_factory.mktemp("table"), progress=False)
     chosen = ("GD", "CSGD", "DSGD")

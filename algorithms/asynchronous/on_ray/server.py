@@ -55,6 +55,7 @@ class Pushed(NamedTuple):
         worker: whose.
         life: how often this worker has died.
         version: of the part that it was computed at.
+        read: of all parts that it was computed at, their versions.
         era: how often the server had died when it was read.
         draw: the number of its batch in the worker's stream.
         computed: seconds.
@@ -64,6 +65,7 @@ class Pushed(NamedTuple):
     worker: int
     life: int
     version: int
+    read: tuple[int, ...]
     era: int
     draw: int
     computed: float
@@ -95,7 +97,7 @@ class Update(NamedTuple):
 
     Args:
         step: the update that it was a part of, from 0.
-        worker, version, draw, computed, trip: as pushed.
+        worker, version, read, draw, computed, trip: as pushed.
         at: seconds of the run when the update had been made.
         busy: seconds that the server worked on it.
     """
@@ -103,6 +105,7 @@ class Update(NamedTuple):
     step: int
     worker: int
     version: int
+    read: tuple[int, ...]
     draw: int
     computed: float
     trip: float
@@ -247,7 +250,7 @@ class Server:
         self.last = time.monotonic()
         for each in about:
             busy = (self.last - began) / len(about)
-            row = (each.worker, each.version, each.draw, each.computed, each.trip)
+            row = (each.worker, each.version, each.read, each.draw, each.computed, each.trip)
             self.updates.append(Update(self.version, *row, at=self.last - self.zero, busy=busy))
         self.version += 1
         if self.version % self.rules.record_every == 0 or self.version == self.rules.steps:
@@ -297,7 +300,7 @@ class Server:
         self.saved = time.monotonic()
 
 
-_TYPES: Mapping[str, type] = {"step": int, "worker": int, "version": int, "draw": int}
+_TYPES: Mapping[str, type] = {"step": int, "worker": int, "version": int, "read": int, "draw": int}
 
 
 def _reconstructed() -> bool:

@@ -29,7 +29,8 @@ class Trained(NamedTuple):
         updates: of every gradient that was taken, in their order, numpy arrays `[gradients]`, or, of P servers, `[gradients, P]`, each in
             its own order: `worker`; `draw`, the number of its batch in the worker's stream; `staleness`; `clock`, real seconds; `computed`,
             seconds of the gradient; `trip`, those of the worker's messages before it, without the seconds that others were waited for (NaN
-            before the first); `busy`, those of the update itself. Of gossip also `partner`.
+            before the first); `busy`, those of the update itself. Of several servers also `read` `[gradients, P, P]`: how many updates each
+            part had when the gradient's worker read it; of gossip `partner`.
         workers: N.
         bits: of one message, a model's or a gradient's.
     """

@@ -279,10 +279,15 @@ def _news(ray: Any, name: str, p: int, server: Any, patience: float) -> News | N
 def _trained(name: str, problem: Problem, rules: Rules, params: Params, parts: list[Any]) -> Trained:
     """What all servers say, put together."""
     P, N = len(parts), problem.workers
-    rows = [np.array([tuple(update) for update in updates], float).reshape(-1, len(Update._fields)) for updates, *_ in parts]
-    least = min(map(len, rows))  # of servers that have seen something that is not finite, or have lost it with a worker
-    columns = {field: np.stack([each[:least, i] for each in rows], axis=1) for i, field in enumerate(Update._fields)}
-    updates = {field: columns[field].astype(int) for field in ("worker", "draw")}
+    least = min(len(updates) for updates, *_ in parts)  # a server may have seen what is not finite, or lost a gradient with a worker
+    shape = {"read": (least, P)}
+
+    def column(field: str) -> np.ndarray:
+        each = [np.array([getattr(update, field) for update in updates[:least]]) for updates, *_ in parts]
+        return np.stack([values.reshape(shape.get(field, least)) for values in each], axis=1)
+
+    columns = {field: column(field) for field in Update._fields}
+    updates = {field: columns[field].astype(int) for field in ("worker", "draw", "read")}
     updates["staleness"] = (columns["step"] - columns["version"]).astype(int)
     updates |= {"clock": columns["at"], **{field: columns[field] for field in ("computed", "trip", "busy")}}
     count = min(len(records) for _, records, *_ in parts)
@@ -301,5 +306,5 @@ def _trained(name: str, problem: Problem, rules: Rules, params: Params, parts: l
         "worker": np.where(step > 0, updates["worker"][:, 0][last].astype(float), np.nan),
     }
     last_model = joined([model for *_, model, _ in parts], params)
-    flat = updates if P > 1 else {field: values[:, 0] for field, values in updates.items()}
+    flat = updates if P > 1 else {field: values[:, 0] for field, values in updates.items() if field != "read"}
     return Trained(last_model, evaluated(name, problem, models, history), flat, N, int(bits))

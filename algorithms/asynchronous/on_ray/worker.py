@@ -103,7 +103,8 @@ class Worker:
         trip = float("nan")
         while not all(reply.done for reply in replies):
             slope, computed = self.gradients(joined([reply.part for reply in replies], self.like), k)
-            about = [Pushed(self.worker, life, reply.version, reply.era, k, computed, trip) for reply in replies]
+            read = tuple(reply.version for reply in replies)
+            about = [Pushed(self.worker, life, reply.version, read, reply.era, k, computed, trip) for reply in replies]
             began = time.monotonic()
             replies = self._push(servers, parted(slope, len(servers)), about)
             trip = time.monotonic() - began - max(reply.served for reply in replies)

@@ -14,16 +14,19 @@ from algorithms.cannikin import ClusterModel
 
 
 def clusters(number: int) -> Iterator[tuple[ClusterModel, float]]:
-    """Of one to seven nodes, over six orders of magnitude, some without one coefficient or another, and a total batch that fits."""
+    """Of one to seven nodes, over six orders of magnitude, some without one coefficient or another, or memory; and a batch that fits."""
     draw = np.random.default_rng(0)
     for _ in range(number):
         n = draw.integers(1, 8)
         q, s, k, m = (10.0 ** draw.integers(-3, 3) * draw.uniform(0, 1, n) * (draw.random(n) >= draw.choice([0, 0.3])) for _ in range(4))
-        limits = np.where(draw.random(n) < 0.3, np.inf, draw.uniform(0, 50, n)) if draw.random() < 0.5 else None
+        limits = None
+        if draw.random() < 0.5:
+            limits = np.where(draw.random(n) < 0.3, np.inf, draw.uniform(0, 50, n))
+            limits[(draw.random(n) < 0.2) & (np.arange(n) > 0)] = 0
         gamma, share = draw.choice([0, 1, draw.random()]), draw.uniform(0, 10) * draw.choice([0, 1])
         model = ClusterModel(q, s, np.where(q + k == 0, 1.0, k), m, gamma, share, draw.random(), limits)
         room = np.inf if limits is None else limits.sum()
-        yield model, min(draw.choice([0, 1, draw.uniform(0, 200), room if np.isfinite(room) else 7]), room)
+        yield model, min(draw.choice([1e-3, 1, draw.uniform(0, 200), room if np.isfinite(room) else 7]), room)
 
 
 def solved(model: ClusterModel, total: float) -> float:
@@ -53,9 +56,31 @@ def test_optperf_is_the_linear_program_s():
         assert model.batch_time(batches) == pytest.approx(seconds, rel=1e-12)
 
 
+def test_nodes_without_memory_have_no_samples_and_take_no_time_from_others():
+    """Their computation is the longer one from the first sample on; it has no place in anybody's rate."""
+    q, limits = [0.0, 1.0, 0.0], [0.0, np.inf, 4.0]
+    model = ClusterModel(q, np.ones(3), np.ones(3), np.ones(3), 0.0, 0.0, 0.0, limits)
+    seconds, batches = model.optperf(7.0)
+    assert (seconds, batches.tolist()) == (8.0, [0.0, 3.0, 4.0])
+    assert model.optperf_integer(7).batches.tolist() == [0, 3, 4]
+
+
+def test_lines_that_are_nearly_flat_are_shared_as_flat_ones():
+    """Where a sample takes less than the last digit of the seconds, seconds do not tell how many there are."""
+    for gamma in (0.0, 1e-14, 1e-12, 1e-9, 1e-6):
+        model = ClusterModel([0.0, 0.0], [5e7, 5e7], [1e-4, 3e-4], [90.0, 80.0], gamma, 7e5, 1.0, [200.0, 300.0])
+        for total in (1.0, 242.0, 499.0):
+            seconds, batches = model.optperf(total)
+            assert seconds == pytest.approx(solved(model, total), rel=1e-9)
+            assert batches.sum() == pytest.approx(total, rel=1e-12), gamma
+            assert (batches >= 0).all()
+            assert (batches <= [200, 300]).all()
+            assert model.batch_time(batches) == pytest.approx(seconds, rel=1e-12)
+
+
 def test_whole_samples_are_the_best_of_all_there_are():
     for model, total in clusters(300):
-        whole = int(min(total, 9))
+        whole = int(min(max(total, 1), 9))
         limits = np.full(model.nodes, np.inf) if model.limits is None else np.asarray(model.limits)
         if model.nodes > 4 or whole > np.floor(limits).sum():
             continue
@@ -71,17 +96,28 @@ def test_many_whole_samples_are_nearly_as_fast_as_real_ones():
         if model.limits is None:
             real, whole = model.optperf(1000.0), model.optperf_integer(1000)
             assert real.seconds * (1 - 1e-12) <= whole.seconds <= real.seconds + np.add(model.q, model.k).max()
-            assert np.abs(whole.batches.sum() - 1000) == 0
+            assert whole.batches.sum() == 1000
 
 
 def test_candidates_together_are_those_alone():
     for model, total in clusters(30):
-        together = model.optperf(np.array([[0.0, total / 3], [total / 2, total]]))
+        together = model.optperf(np.array([[total / 7, total / 3], [total / 2, total]]))
         assert together.batches.shape == (2, 2, model.nodes)
         for i, j in np.ndindex(2, 2):
-            alone = model.optperf([0.0, total / 3, total / 2, total][2 * i + j])
+            alone = model.optperf([total / 7, total / 3, total / 2, total][2 * i + j])
             assert together.seconds[i, j] == alone.seconds
             np.testing.assert_array_equal(together.batches[i, j], alone.batches)
+
+
+def test_candidates_of_whole_samples_together_are_those_alone():
+    for model, _ in clusters(30):
+        if model.limits is None:
+            together = model.optperf_integer([[1, 17], [40, 5]])
+            assert together.batches.dtype.kind == "i"
+            for i, j in np.ndindex(2, 2):
+                alone = model.optperf_integer([1, 17, 40, 5][2 * i + j])
+                assert together.seconds[i, j] == alone.seconds
+                np.testing.assert_array_equal(together.batches[i, j], alone.batches)
 
 
 def test_bottlenecks():
@@ -117,8 +153,14 @@ def test_bad_totals_are_refused():
         limited.optperf([1.0, 6.5])
     with pytest.raises(ValueError, match="a total batch of 6 samples, but limits of 5 in all"):
         limited.optperf_integer(6)
-    with pytest.raises(ValueError, match=r"a total batch of -1\.0 samples: need a finite number"):
-        limited.optperf(-1.0)
+    for wrong in (0, -1.0, np.nan, np.inf, [4.0, 0.0]):
+        with pytest.raises(ValueError, match=r"optperf: a total batch of (0|-1|nan|inf) samples: need a finite number above 0"):
+            limited.optperf(wrong)
+    for wrong in (0, -1, 2.5, True):
+        with pytest.raises(ValueError, match=rf"optperf_integer: total_batch = {wrong}: need an integer, at least 1, or several"):
+            limited.optperf_integer(wrong)
+    with pytest.raises(ValueError, match="a total batch of 1 samples, but limits of 0 in all"):
+        ClusterModel(**GOOD, limits=[0, 0]).optperf_integer(1)
 
 
 @pytest.mark.parametrize("name", ["node_times", "batch_time", "computes_longer"])

@@ -135,6 +135,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "one with samples": ({"batches": [4, 0]}, r"batches = \[4, 0\]: need two nodes that have samples"),
     "negative": ({"batches": [4, -1]}, r"batches = \[4, -1\]: need finite numbers, at least 0"),
     "of three": ({"batches": [4, 1, 1]}, r"local_sqnorms \[2\], global_sqnorm \[\], batches \[3\]: need \[..., n\], \[...\] and \[n\]"),
+    "negative squares": ({"local_sqnorms": [1.0, -2.0]}, "local_sqnorms down to -2: need squares, at least 0"),
+    "a negative square": ({"global_sqnorm": -1.0}, "global_sqnorm down to -1: need squares"),
     "rounds": ({"global_sqnorm": [1.0]}, r"local_sqnorms \[2\], global_sqnorm \[1\], batches \[2\]: need"),
 }
 

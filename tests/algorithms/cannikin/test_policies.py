@@ -179,6 +179,19 @@ def test_of_nodes_that_leave_the_others_models_stay():
         assert memory.candidates.patterns.shape == (2, 2)
 
 
+def test_where_all_nodes_are_others_everything_is_learned_anew():
+    for system in (cannikin.cannikin([30, 60], 30), cannikin.adaptdl([30, 60], 30), cannikin.lb_bsp(30), cannikin.equal_split(30)):
+        _, memory = epochs(system, 3)
+        memory = system.resize(memory, np.arange(0), 2, np.array([40, 40]))
+        batches, memory = system.decide(memory)
+        np.testing.assert_array_equal(batches, [15, 15])
+    system = cannikin.cannikin([30, 60], 30)
+    _, memory = epochs(system, 3)
+    after = system.resize(memory, np.arange(0), 2, np.array([40, 40]))
+    assert after.learner.model() is None
+    assert after.noise == memory.noise  # the gradient's is that of the model, whoever computes it
+
+
 def test_candidates_that_memory_does_not_allow_are_left_out():
     start = policies.Cluster(3, 0.25, np.array([40, 20, 10]))
     assert cannikin.cannikin([30, 60, 71]).start(start).candidates.totals.tolist() == [30, 60]
