@@ -222,11 +222,10 @@ def tabulate(args: Args, where: str, tuned: dict[str, common.Tuned], stale: dict
         table.add_column(heading, justify="right", no_wrap=True)
     for name, (learning_rate, history) in tuned.items():
         at = common.first_reaching(history["loss"], target)
-        edge = "*" * (learning_rate in (min(args.learning_rates), max(args.learning_rates)))
         cost = ["-", "-"] if at is None else [f"{history['step'][at]:,}", f"{history['clock'].mean(axis=0)[at]:.3g}"]
         rate = history["step"][-1] / history["clock"][:, -1].mean()
         late = [f"{stale[name].mean():.1f}", f"{stale[name].max():.0f}"] if name in stale else ["0", "0"]
-        table.add_row(name, f"{edge}{learning_rate:g}", *cost, f"{rate:,.0f}", *late)
+        table.add_row(name, f"{common.edge(learning_rate, args.learning_rates)}{learning_rate:g}", *cost, f"{rate:,.0f}", *late)
     return table
 
 

@@ -151,8 +151,7 @@ def train(
         if (case.method, cluster.name) not in done:
             done[case.method, cluster.name] = common.tune(methods[case.method], problem, args.learning_rates, cluster=cluster, **options)
         if tuned := done[case.method, cluster.name]:
-            kept = {name: values for name, values in tuned.history.items() if name != "present"}  # the same columns for all
-            yield case, {**kept, "learning_rate": np.full_like(tuned.history["loss"], tuned.learning_rate)}
+            yield case, {name: values for name, values in tuned.with_step_size.items() if name != "present"}  # the same columns for all
 
 
 def target(histories: dict[Case, dict[str, np.ndarray]]) -> float:
@@ -165,8 +164,8 @@ def losses(args: Args, histories: dict[Case, dict[str, np.ndarray]]) -> Table:
     """Where each method ends."""
 
     def cell(history: dict[str, np.ndarray]) -> str:
-        edge = history["learning_rate"][0, 0] in (min(args.learning_rates), max(args.learning_rates))
-        return f"{'*' * edge}{dsgd.tail_mean(history['loss']).mean():.3g}"
+        edge = common.edge(history["learning_rate"][0, 0], args.learning_rates)
+        return f"{edge}{dsgd.tail_mean(history['loss']).mean():.3g}"
 
     what = f"{args.data}, {args.partition}, {args.workers} workers, {common.runs(args.seeds)}"
     title = f"{what}:\nloss over the last tenth of {args.steps:,} rounds"

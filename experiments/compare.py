@@ -169,8 +169,7 @@ def tabulate(args: Args, problem: dsgd.Problem, outcomes: dict[str, common.Tuned
         at = common.first_reaching(history["loss"], target)
         costs = (history["step"], history["bits"].mean(axis=0) / 1e6, history["clock"].mean(axis=0))
         cells = ["-" if at is None else f"{cost[at]:{form}}" for cost, form in zip(costs, (",.0f", ",.3g", ".3g"), strict=True)]
-        edge = "*" * (learning_rate in (min(args.learning_rates), max(args.learning_rates)))
-        table.add_row(name, f"{edge}{learning_rate:g}", *cells, held_out(history))
+        table.add_row(name, f"{common.edge(learning_rate, args.learning_rates)}{learning_rate:g}", *cells, held_out(history))
     return table
 
 

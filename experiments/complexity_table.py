@@ -87,7 +87,7 @@ def main(args: Args) -> None:
     predicted = {method.name: [method.rate.iterations(epsilon) for epsilon in args.epsilons] for method in methods}
     measured: dict[str, list[int]] = {}
     columns, found = ("method", "epsilon", "predicted", "measured", "ratio"), []
-    with commands.kept(lambda path, found: records.write_rows(path, columns, found), args.out / "iterations.csv", found):
+    with commands.kept_rows(args.out / "iterations.csv", columns, found):
         for method in common.bar(methods, "iterations", args.progress):
             measured[method.name] = least_steps(method, args.epsilons)
             found += rows(args, predicted, {method.name: measured[method.name]})

@@ -9,6 +9,9 @@ down to one before it gets a memory, which would grow. Each runs at the step siz
 
 from __future__ import annotations
 
+if __name__ == "compression":  # a script that was run by its path: beside it, JAX looks for Python 3.14's module of this name
+    raise ImportError("experiments/compression.py is no module of Python's: run scripts as python -m experiments.<name>")
+
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -210,8 +213,7 @@ def shown(args: Args, outcome: common.Tuned | None, is_scaled: bool) -> str:
     """The final loss with its marks."""
     if outcome is None:
         return "-"
-    at_edge = outcome.learning_rate in (min(args.learning_rates), max(args.learning_rates))
-    return f"{final_loss(outcome)[0]:.3f}" + "†" * is_scaled + "*" * at_edge
+    return f"{final_loss(outcome)[0]:.3f}" + "†" * is_scaled + common.edge(outcome.learning_rate, args.learning_rates)
 
 
 def draw_losses(args: Args, outcomes: Outcomes, parts: dict[str, int]) -> Figure:

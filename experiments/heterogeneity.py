@@ -150,12 +150,7 @@ def tune(args: Args, problem: dsgd.Problem, build: Build, graph: dsgd.Topology) 
 
 def write_tuned(path: Path, tuned: dict[tuple[float, str], common.Tuned | None]) -> None:
     """Histories with a column that says which step size was chosen."""
-    with_step_size = {
-        f"{name}, {alpha:g}": {**one.history, "learning_rate": np.full_like(one.history["loss"], one.learning_rate)}
-        for (alpha, name), one in tuned.items()
-        if one
-    }
-    records.write_histories(path, with_step_size)
+    records.write_histories(path, {f"{name}, {alpha:g}": one.with_step_size for (alpha, name), one in tuned.items() if one})
 
 
 def write_exact(path: Path, exact: dict[tuple[float, str], dict[str, np.ndarray]]) -> None:

@@ -186,8 +186,8 @@ def losses(args: Args, outcomes: Outcomes) -> Table:
 
 def time_of(args: Args, best: Best) -> str:
     """Of the best rounds."""
-    edge = best.point["round_time"] in (min(args.round_times), max(args.round_times))
-    return f"{'*' * edge}{best.point['round_time']:g}"
+    seconds = best.point["round_time"]
+    return f"{common.edge(seconds, args.round_times)}{seconds:g}"
 
 
 def gains(args: Args, outcomes: Outcomes) -> Table:

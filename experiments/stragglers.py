@@ -229,13 +229,14 @@ def tabulate(args: Args, where: str, chosen: dict[str, Method], tuned: dict[str,
         table.add_column(heading, justify="right", no_wrap=True)
     waiting = reached(tuned[WAITING].history, args.target)
     for name, (learning_rate, history) in tuned.items():
-        edge = "*" * (learning_rate in (min(args.learning_rates), max(args.learning_rates)))
         seconds = reached(history, args.target)
         costs = [intervals.within(seconds, 0), intervals.within(waiting / seconds)] if np.isfinite(seconds + waiting).all() else ["-", "-"]
         each = history["clock"][:, -1].mean() / history["step"][-1]
         known = chosen[name].wasted
         wasted = history["dropped"][:, 1:].mean() if known is None else known
-        table.add_row(name, f"{edge}{learning_rate:g}", f"{each:.2f}", f"{100 * wasted:.1f}", *costs)
+        table.add_row(
+            name, f"{common.edge(learning_rate, args.learning_rates)}{learning_rate:g}", f"{each:.2f}", f"{100 * wasted:.1f}", *costs
+        )
     return table
 
 

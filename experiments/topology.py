@@ -146,8 +146,7 @@ def train(args: Args, N: int, partition: str, of_N: list[dsgd.Topology]) -> Iter
             cluster=cluster,
         )
         if tuned:
-            rate = np.full_like(tuned.history["clock"], tuned.learning_rate)
-            yield short(graph), {**tuned.history, "learning_rate": rate}
+            yield short(graph), tuned.with_step_size
         elif graph is of_N[-1]:  # the complete one, which sets the target
             raise ValueError(f"on the complete graph every step size of {args.learning_rates} diverged: need smaller ones")
 
@@ -178,7 +177,7 @@ def costs(args: Args, history: dict[str, np.ndarray] | None, goal: float) -> lis
     if history is None:
         return ["diverged", *["-"] * 3]
     rate, at = float(history["learning_rate"][0, 0]), common.first_reaching(history["loss"], goal)
-    step = "*" * (rate in (min(args.learning_rates), max(args.learning_rates))) + f"{rate:g}"
+    step = f"{common.edge(rate, args.learning_rates)}{rate:g}"
     if at is None:
         return [step, *["-"] * 3]
     return [step, f"{history['step'][at]:,}", f"{history['bits'][:, at].mean() / 1e6:.3g}", f"{history['clock'][:, at].mean():.3g}"]

@@ -26,7 +26,6 @@ import scipy.sparse
 from rich.table import Table
 
 from algorithms.cannikin import ClusterModel, published_optperf
-from dsgd import records
 from experiments.benchmark import rounds, work
 from experiments.helpers import commands, common
 
@@ -72,7 +71,7 @@ def main(args: Args) -> None:
     work.check(trained)
     commands.begin(args)
     rows: list[Row] = []
-    with commands.kept(lambda path, rows: records.write_rows(path, Row._fields, rows), args.out / "optperf.csv", rows):
+    with commands.kept_rows(args.out / "optperf.csv", Row._fields, rows):
         rows.extend(compare(args, n) for n in args.nodes)
     common.console().print(tabulate(args, rows))
     work.timed(trained)

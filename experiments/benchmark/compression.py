@@ -9,6 +9,9 @@ over their sum, the median over pairs of timings. Throughput is in bytes of the 
 
 from __future__ import annotations
 
+if __name__ == "compression":  # a script that was run by its path: beside it, JAX looks for Python 3.14's module of this name
+    raise ImportError("experiments/benchmark/compression.py is no module of Python's: run scripts as python -m experiments.<name>")
+
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from rich.table import Table
 
-from dsgd import compressors, records
+from dsgd import compressors
 from dsgd.base import Compressor
 from dsgd.compressors.sizes import FLOAT_BITS
 from experiments.helpers import commands, common
@@ -84,7 +87,7 @@ def main(args: Args) -> None:
     commands.begin(args)
     columns = ("dimension", "program", "bits_per_element", "encode_bytes_per_second", "decode_bytes_per_second", "cost")
     rows: list[tuple] = []
-    with commands.kept(lambda path, rows: records.write_rows(path, columns, rows), args.out / "throughput.csv", rows):
+    with commands.kept_rows(args.out / "throughput.csv", columns, rows):
         for d in args.dimensions:
             references, speeds = measure(args, d)
             rows += [(d, name, "", rate, "", "") for name, rate in references.items()]
@@ -144,11 +147,11 @@ def codec(compressor: Compressor, key: jax.Array, x: jax.Array) -> tuple[Program
 
 def tabulate(d: int, references: dict[str, float], speeds: dict[str, Speed]) -> Table:
     """One row a program."""
-    what = "cost: an encode over what it cannot do without (random numbers or selection,"
-    caption = f"{what}\none read, one packed write), the median over pairs"
+    what = "cost: an encode over what it cannot do without (random numbers or"
+    caption = f"{what}\nselection, one read, one packed write), the median over pairs"
     table = Table(title=f"throughput in GB of float32 a second, d = {d:,} (medians)", caption=caption)
     table.add_column("program", no_wrap=True)
-    for heading in ("bits/element", "encode", "decode", "cost"):
+    for heading in ("bits/\nelement", "encode", "decode", "cost"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, rate in references.items():
         table.add_row(name, "", f"{rate / 1e9:.3g}", "", "")

@@ -139,7 +139,7 @@ def main(args: Args) -> None:
     commands.begin(args)
     screen = common.console()
     planned: list[Planning] = []
-    with commands.kept(lambda path, rows: records.write_rows(path, Planning._fields, rows), args.out / "planning.csv", planned):
+    with commands.kept_rows(args.out / "planning.csv", Planning._fields, planned):
         planned.extend(
             plan(args, *size, stop) for size in zip(args.iterations, args.workers, args.micro_batches, strict=True) for stop in STOPS
         )
@@ -148,7 +148,7 @@ def main(args: Args) -> None:
     records.write_rows(args.out / "simulation.csv", Simulation._fields, [simulated])
     screen.print(tabulate_simulation(simulated))
     trained: list[Training] = []
-    with commands.kept(lambda path, rows: records.write_rows(path, Training._fields, rows), args.out / "training.csv", trained):
+    with commands.kept_rows(args.out / "training.csv", Training._fields, trained):
         trained.extend(train(args, name, args.batch_size or work.MODELS[name]) for name in args.models)
     screen.print(tabulate_training(args, trained))
 
@@ -158,8 +158,7 @@ def check(args: Args) -> None:
     numbers = [len(sizes) for sizes in (args.iterations, args.workers, args.micro_batches)]
     if len(set(numbers)) > 1:
         raise ValueError(f"--iterations, --workers, --micro-batches: {numbers} numbers: need as many of each")
-    if unknown := [name for name in args.models if name not in work.MODELS]:
-        raise ValueError(f"--models {' '.join(unknown)}: need some of {', '.join(work.MODELS)}")
+    work.need_models(args.models)
 
 
 def plan(args: Args, iterations: int, workers: int, micro_batches: int, stop: Stop) -> Planning:

@@ -27,7 +27,7 @@ from rich.table import Table
 import algorithms
 from algorithms import kimad
 from algorithms.kimad import allocation
-from dsgd import clusters, compressors, records
+from dsgd import clusters, compressors
 from experiments.benchmark import rounds, work
 from experiments.helpers import commands, common
 from theory_checks.recursions.allocation import knapsack
@@ -92,11 +92,11 @@ def main(args: Args) -> None:
     check(args)
     commands.begin(args)
     rows: list[Decision] = []
-    with commands.kept(lambda path, rows: records.write_rows(path, Decision._fields, rows), args.out / "deciding.csv", rows):
+    with commands.kept_rows(args.out / "deciding.csv", Decision._fields, rows):
         rows.extend(decide(args, *size) for size in zip(args.layers, args.choices, args.resolutions, strict=True))
     common.console().print(tabulate(args, rows))
     trained: list[Training] = []
-    with commands.kept(lambda path, rows: records.write_rows(path, Training._fields, rows), args.out / "training.csv", trained):
+    with commands.kept_rows(args.out / "training.csv", Training._fields, trained):
         trained.extend(train(args, name) for name in args.models)
     common.console().print(tabulate_training(args, trained))
 
@@ -106,8 +106,7 @@ def check(args: Args) -> None:
     numbers = [len(sizes) for sizes in (args.layers, args.choices, args.resolutions)]
     if len(set(numbers)) > 1:
         raise ValueError(f"--layers, --choices, --resolutions: {numbers} numbers: need as many of each")
-    if unknown := [name for name in args.models if name not in work.MODELS]:
-        raise ValueError(f"--models {' '.join(unknown)}: need some of {', '.join(work.MODELS)}")
+    work.need_models(args.models)
 
 
 def decide(args: Args, layers: int, choices: int, resolution: int) -> Decision:

@@ -27,7 +27,7 @@ from rich.table import Table
 
 import algorithms
 import dsgd
-from dsgd import problems, records
+from dsgd import problems
 from experiments.benchmark import by_hand, rounds
 from experiments.helpers import commands, common
 
@@ -57,7 +57,7 @@ def main(args: Args) -> None:
         raise ValueError(f"--methods {' '.join(sorted(unknown))}: need some of {', '.join(by_hand.SCANS)}, which are written by hand")
     commands.begin(args)
     rows: list[tuple[str, str, float]] = []
-    with commands.kept(lambda path, rows: records.write_rows(path, ("method", "version", "seconds"), rows), args.out / "loop.csv", rows):
+    with commands.kept_rows(args.out / "loop.csv", ("method", "version", "seconds"), rows):
         for name, versions in {"nothing": of_nothing(), **{name: of_method(args, name) for name in args.methods}}.items():
             taken = rounds.in_turn(versions, args.seconds, args.repeats)
             rows += [(name, version, float(np.median(times))) for version, times in taken.items()]

@@ -16,7 +16,7 @@ import optax
 from rich.table import Table
 
 import algorithms
-from dsgd import problems, records
+from dsgd import problems
 from experiments.benchmark import by_hand, pace, rounds
 from experiments.helpers import commands, common
 
@@ -45,7 +45,7 @@ def main(args: Args) -> None:
     commands.begin(args)
     speeds: dict[str, list[float]] = {}
     columns, rows = ("method", "workers", "rounds/s"), []
-    with commands.kept(lambda path, rows: records.write_rows(path, columns, rows), args.out / "methods.csv", rows):
+    with commands.kept_rows(args.out / "methods.csv", columns, rows):
         for name in args.methods:
             speeds[name] = [speed(args, name, N) for N in args.workers]
             rows += [(name, N, value) for N, value in zip(args.workers, speeds[name], strict=True)]

@@ -25,7 +25,7 @@ from rich.table import Table
 
 import algorithms
 import dsgd
-from dsgd import problems, records
+from dsgd import problems
 from experiments.benchmark import by_hand
 from experiments.benchmark.pace import calibrate, clock
 from experiments.helpers import commands, common
@@ -79,7 +79,7 @@ def main(args: Args) -> None:
     check(args)
     commands.begin(args)
     rows: list[Row] = []
-    with commands.kept(lambda path, rows: records.write_rows(path, Row._fields, rows), args.out / "rounds.csv", rows):
+    with commands.kept_rows(args.out / "rounds.csv", Row._fields, rows):
         for name in args.methods:
             for N, d in zip(args.workers, args.dimensions, strict=True):
                 rows.append(compare(args, name, N, d))

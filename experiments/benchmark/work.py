@@ -11,7 +11,7 @@ All versions take turns; medians are reported, of ratios over pairs of timings.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec as P
 from rich.table import Table
 
 import dsgd
-from dsgd import Query, problems, records, workers
+from dsgd import Query, problems, workers
 from dsgd import work as works
 from dsgd.engine import oracle
 from experiments.benchmark import rounds
@@ -83,19 +83,24 @@ def main(args: Args) -> None:
 def timed(args: Args) -> None:
     """Times, writes and prints."""
     rows: list[Row] = []
-    with commands.kept(lambda path, rows: records.write_rows(path, Row._fields, rows), args.out / "work.csv", rows):
+    with commands.kept_rows(args.out / "work.csv", Row._fields, rows):
         rows.extend(compare(args, name, args.batch_size or MODELS[name]) for name in args.models)
     common.console().print(tabulate(args, rows))
 
 
 def check(args: Args) -> None:
     """Raises a ValueError where the arguments do not fit."""
-    if unknown := [name for name in args.models if name not in MODELS]:
-        raise ValueError(f"--models {' '.join(unknown)}: need some of {', '.join(MODELS)}")
+    need_models(args.models)
     if args.micro_batches < 4 or args.micro_batches % 4:
         raise ValueError(f"micro_batches = {args.micro_batches}: need a multiple of 4, so that the smallest worker has whole ones")
     if args.workers < 2 or args.workers % 2:
         raise ValueError(f"workers = {args.workers}: need an even number, half of them below the mean")
+
+
+def need_models(models: Sequence[str]) -> None:
+    """Raises a ValueError where one of them is not there."""
+    if unknown := [name for name in models if name not in MODELS]:
+        raise ValueError(f"--models {' '.join(unknown)}: need some of {', '.join(MODELS)}")
 
 
 def sizes(workers: int, largest: int) -> np.ndarray:

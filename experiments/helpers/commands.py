@@ -12,8 +12,8 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sized
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence, Sized
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -267,3 +267,8 @@ def kept(write: Callable[[Path, Any], None], path: Path, found: Sized) -> Iterat
     finally:
         if len(found):
             write(path, found)
+
+
+def kept_rows(path: Path, heading: Sequence[str], rows: Collection[Sequence[Any]]) -> AbstractContextManager[None]:
+    """The same of a CSV file with a heading, by the rows that the block fills."""
+    return kept(lambda path, rows: records.write_rows(path, heading, rows), path, rows)

@@ -32,6 +32,11 @@ class Tuned(NamedTuple):
     learning_rate: float
     history: dict[str, np.ndarray]
 
+    @property
+    def with_step_size(self) -> dict[str, np.ndarray]:
+        """The history, with a column that says which step size was chosen."""
+        return {**self.history, "learning_rate": np.full(self.history["loss"].shape, self.learning_rate)}
+
 
 def tune(
     build: Callable[..., dsgd.Algorithm],
@@ -78,6 +83,11 @@ def tune(
 def devices_for(workers: int) -> jax.sharding.Mesh:
     """As many of the devices as divide the workers."""
     return own_mesh(workers)
+
+
+def edge(value: float, grid: Sequence[float]) -> str:
+    """A star where the best value is the smallest or largest of its grid: one outside may be better."""
+    return "*" * (value in (min(grid), max(grid)))
 
 
 def with_error(values: np.ndarray, digits: int = 1) -> str:

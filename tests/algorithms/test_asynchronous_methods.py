@@ -18,7 +18,6 @@ import networkx as nx
 import numpy as np
 import optax
 import pytest
-from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 
 import algorithms
@@ -26,48 +25,28 @@ import dsgd
 import topologies
 from algorithms import asynchronous_gossip_sgd, asynchronous_sgd, backup_workers_sgd, delays, minibatch_sgd, sgd
 from dsgd import clusters, network, problems
+from tests.algorithms import layers
+from theory_checks.machinery.trajectories import rows
 from theory_checks.recursions import shared
 from theory_checks.recursions.asynchronous import Numbers, Schedule, gossip_schedule, pairwise_steps, server_schedule, stale_steps
 from theory_checks.recursions.compressed import cut
+from theory_checks.statements.recursions.shared import cluster_of
 
 N, D, GAMMA, STEPS = 5, 8, 0.1, 60
-BIASES, WEIGHTS = 2, (2, 3)
 STEP = optax.sgd(GAMMA)
 MOMENTUM = optax.sgd(GAMMA, momentum=0.5)
 UNIT = clusters.Cluster(clusters.constant(1.0))
 
 
-# --- The problem: two leaves, in float64, exact gradients, a start that is not 0, and workers that do not agree.
+# --- The problem.
 
 
-class Data(NamedTuple):
-    A: jax.Array
-    b: jax.Array
-
-
-@cache
 def numbers(N: int = N) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of f_n(x) = x^T A_n x / 2 - b_n^T x: A `[N, d, d]`, b `[N, d]`, and the start."""
-    with jax.enable_x64(True):
-        data = problems.random_quadratic(N, D, heterogeneity=2.0 * (N > 1), seed=1).data
-    return np.asarray(data.A), np.asarray(data.b), np.random.default_rng(7).normal(size=D)
+    return layers.numbers(N, D, heterogeneity=2.0 * (N > 1))
 
 
-@cache
 def quadratic(N: int = N) -> dsgd.Problem:
-    A, b, start = numbers(N)
-
-    def loss(params, batch):
-        x = ravel_pytree(params)[0]
-        return x @ batch.A @ x / 2 - batch.b @ x
-
-    def init(key):
-        x = jnp.asarray(start)
-        return {"biases": x[:BIASES], "weights": x[BIASES:].reshape(WEIGHTS)}
-
-    with jax.enable_x64(True):
-        data = Data(jnp.asarray(A), jnp.asarray(b))
-    return dsgd.Problem(init=init, loss=loss, sample=lambda key, mine: mine, data=data)
+    return layers.quadratic(N, D, heterogeneity=2.0 * (N > 1))
 
 
 def g(worker: int, x: np.ndarray, N: int = N) -> np.ndarray:
@@ -111,26 +90,6 @@ class Trajectory(NamedTuple):
     def models(self) -> np.ndarray:
         """Of methods without, `[B, steps + 1, N, d]`."""
         return rows(self.states.workers.params, 3)
-
-
-def rows(tree: Any, leading: int) -> np.ndarray:
-    """Leaves `[..., *shape]` as vectors `[..., d]`."""
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
-    return np.concatenate([leaf.reshape(*leaf.shape[:leading], -1) for leaf in leaves], axis=-1)
-
-
-def cluster_of(numbers: Numbers, **options: Any) -> clusters.Cluster:
-    """One of the B clusters that one program runs on. Who begins to compute at a time takes one of its laps by that time."""
-
-    def bandwidth(values):
-        return clusters.Quantity(lambda key, clock, worker: values[worker], "bandwidth", positive=True, steady=True)
-
-    def seconds(key, clock, worker):
-        return numbers.compute[worker, jnp.floor(8 * clock).astype(jnp.int32) % numbers.compute.shape[1]]
-
-    return clusters.Cluster(
-        clusters.Quantity(seconds, "seconds", positive=False), bandwidth(numbers.up), bandwidth(numbers.down), **options
-    )
 
 
 def drive(

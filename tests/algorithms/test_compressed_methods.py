@@ -21,6 +21,7 @@ import dsgd
 from algorithms import compressed_sgd, ef21, error_compensated_sgd
 from dsgd import compressors, problems
 from dsgd.compressors.low_rank import Factors
+from theory_checks.machinery.trajectories import rows
 from theory_checks.recursions.compressed import (
     Parts,
     Q,
@@ -271,12 +272,7 @@ def layers(problem: dsgd.Problem) -> dsgd.Problem:
     )
 
 
-def whole(tree: dsgd.Params, axes: int) -> np.ndarray:
-    """The leaves `[*axes, ...]` one after another, `[*axes, 25]`."""
-    return np.concatenate([np.reshape(leaf, (*np.shape(leaf)[:axes], -1)) for leaf in jax.tree.leaves(tree)], axis=-1)
-
-
-def whole_of_parts(parts: dsgd.Params) -> np.ndarray:
+def whole_of_parts(parts: dsgd.base.Params) -> np.ndarray:
     """Leaves `[*axes, N, part]` without what they were padded with, one after another."""
     leaves = jax.tree.leaves(parts)
     sizes = [7, 18] if len(leaves) == 2 else [25]
@@ -311,9 +307,9 @@ def test_lemma_3_4_1_holds_for_every_compressor(compressor, layered):
         problem = layers(problem) if layered else problem
         run = drive(error_compensated_sgd(optax.sgd(gamma), compressor, compressor, allow_expanding=True), problem, steps=4)
     memory = whole_of_parts(run.states.workers.server) + whole_of_parts(run.states.workers.worker).mean(axis=1)
-    ahead = whole(run.states.server.params, 1) - gamma * memory
+    ahead = rows(run.states.server.params, 1) - gamma * memory
     scale = max(1.0, np.abs(memory).max())
-    np.testing.assert_allclose(np.diff(ahead, axis=0), -gamma * whole(run.gradients, 2).mean(axis=1), rtol=0, atol=1e-13 * scale)
+    np.testing.assert_allclose(np.diff(ahead, axis=0), -gamma * rows(run.gradients, 2).mean(axis=1), rtol=0, atol=1e-13 * scale)
     assert (np.abs(memory[-1]).max() > 1e-9 * scale) == (compressor is not compressors.identity)
     assert run.sent.sum() == run.received.sum()
 
@@ -349,7 +345,7 @@ def test_the_identity_compressor_is_minibatch_sgd(method, whole_model):
         states = drive(METHODS[method](optimizer, compressor), problem).states
         plain = drive(algorithms.minibatch_sgd(optimizer), problem).states
     got = states.server if method == "ef21" else states.server.params
-    np.testing.assert_allclose(whole(got, 1), whole(plain.server.params, 1), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(rows(got, 1), rows(plain.server.params, 1), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -481,7 +477,7 @@ def test_any_number_of_devices_runs_the_same_rounds(method, devices):
     np.testing.assert_array_equal(many.sent, one.sent)
     np.testing.assert_array_equal(many.received, one.received)
     np.testing.assert_array_equal(one.sent.sum(axis=1), one.received.sum(axis=1))
-    assert np.abs(whole(one.gradients, 2)).max() > 1e-2
+    assert np.abs(rows(one.gradients, 2)).max() > 1e-2
 
 
 # --- Layers.

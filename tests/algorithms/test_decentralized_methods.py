@@ -15,7 +15,6 @@ import networkx as nx
 import numpy as np
 import optax
 import pytest
-from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 from scipy.linalg import block_diag
 
@@ -36,6 +35,8 @@ from algorithms import (
     stochastic_gradient_push,
 )
 from dsgd import compressors, problems
+from tests.algorithms import layers
+from theory_checks.machinery.trajectories import rows
 from theory_checks.recursions import shared
 from theory_checks.recursions.compressed import Q, largest_half, mean_size_times_sign
 from theory_checks.recursions.decentralized import by_layers, choco, d_squared, decentralized, nids, push, shi, squeeze, tracking
@@ -43,47 +44,18 @@ from theory_checks.recursions.shared import Matrices, Rounds, Step, Steps, adam,
 from theory_checks.recursions.synchronous import local
 
 N, GAMMA, LONG, SHORT = 6, 0.2, 1_500, 12  # rounds: until exact methods have converged; where small differences would grow
-BIASES, WEIGHTS = 2, (2, 2)
 D = 6
 
 
-# --- The problem: two leaves, in float64, exact gradients, a start that is not 0, and workers that do not agree.
+# --- The problem.
 
 
-class Data(NamedTuple):
-    A: jax.Array
-    b: jax.Array
-
-
-@cache
 def numbers(equal_hessians: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of f_n(x) = x^T A_n x / 2 - b_n^T x: A `[N, d, d]`, b `[N, d]`, and the start."""
-    with jax.enable_x64(True):
-        data = problems.random_quadratic(N, D, heterogeneity=2.0, equal_hessians=equal_hessians, seed=1).data
-    return np.asarray(data.A), np.asarray(data.b), np.random.default_rng(7).normal(size=D)
+    return layers.numbers(N, D, heterogeneity=2.0, equal_hessians=equal_hessians)
 
 
-def as_tree(x: Any) -> dict[str, Any]:
-    return {"biases": x[:BIASES], "weights": x[BIASES:].reshape(WEIGHTS)}
-
-
-@cache
 def quadratic(equal_hessians: bool = False) -> dsgd.Problem:
-    A, b, start = numbers(equal_hessians)
-
-    def loss(params, batch):
-        x = ravel_pytree(params)[0]
-        return x @ batch.A @ x / 2 - batch.b @ x
-
-    with jax.enable_x64(True):
-        data = Data(jnp.asarray(A), jnp.asarray(b))
-    return dsgd.Problem(init=lambda key: as_tree(jnp.asarray(start)), loss=loss, sample=lambda key, mine: mine, data=data)
-
-
-def rows(tree: Any, leading: int = 2) -> np.ndarray:
-    """Leaves `[..., *shape]` as vectors `[..., d]`."""
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
-    return np.concatenate([leaf.reshape(*leaf.shape[:leading], -1) for leaf in leaves], axis=-1)
+    return layers.quadratic(N, D, heterogeneity=2.0, equal_hessians=equal_hessians)
 
 
 class Trajectory(NamedTuple):
@@ -159,7 +131,7 @@ OPTIMIZERS: dict[str, tuple[optax.GradientTransformation, Steps]] = {
 
 
 def in_layers(q: Q) -> Q:
-    return by_layers(q, (BIASES, D - BIASES))
+    return by_layers(q, (layers.BIASES, D - layers.BIASES))
 
 
 LOSSY: dict[str, tuple[dsgd.Compressor, Q]] = {

@@ -163,7 +163,7 @@ def test_what_is_no_work_for_a_method_is_refused(mistake):
         wrong()
 
 
-def test_square_norms_of_half_precision_are_summed_in_float32(mesh):
+def test_square_norms_of_half_precision_are_summed_in_float32():
     rows = {"a": jnp.full((2, 3000), 0.1, jnp.bfloat16), "b": jnp.ones((2, 2, 2), jnp.bfloat16)}
     exact = 3000 * float(jnp.bfloat16(0.1)) ** 2 + 4
     np.testing.assert_allclose(workers.sqnorm_rows(rows), exact, rtol=1e-5)

@@ -149,7 +149,7 @@ def test_docs_shows_what_its_runs_draw():
         commands.check_flags(tyro.cli(module.Choice if name == "benchmark" else module.Args, args=flags))
 
 
-def test_figures_go_to_docs(tmp_path, monkeypatch, capsys):
+def test_figures_go_to_docs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=r"--docs: .* has no docs/; need the sources' folder"):
         everything.main(everything.Args(docs=True))

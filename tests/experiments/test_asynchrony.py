@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from dataclasses import replace
@@ -10,6 +9,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scripts
 
 import dsgd
 from dsgd import problems
@@ -65,20 +65,15 @@ def ran(tmp_path_factory, long):
     return args
 
 
-def rows_of(path) -> list[dict[str, str]]:
-    with path.open() as file:
-        return list(csv.DictReader(file))
-
-
 def test_it_writes_its_files(ran):
     assert json.loads((ran.out / "config.json").read_text())["bound"] == 6
-    assert (ran.out / "figure.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    names = {row["method"] for row in rows_of(ran.out / "history.csv")}
+    assert scripts.is_figure(ran.out / "figure.png")
+    names = {row["method"] for row in scripts.rows(ran.out / "history.csv")}
     assert names == {f"{where}: {name}" for where in asynchrony.CLUSTERS for name in asynchrony.methods(ran)}
 
 
 def test_stragglers_cost_synchronous_methods_and_not_those_that_do_not_wait(ran):
-    last = {row["method"]: float(row["clock"]) for row in rows_of(ran.out / "history.csv")}
+    last = {row["method"]: float(row["clock"]) for row in scripts.rows(ran.out / "history.csv")}
     slower = {name: last[f"stragglers: {name}"] / last[f"equal workers: {name}"] for name in asynchrony.methods(ran)}
     assert slower["synchronous"] > 3
     assert slower["drop slowest"] < 1.2
@@ -101,15 +96,14 @@ def test_tables_fit_80_columns(ran, capsys):
     stale = {name: np.full((2, 5), 1234.0) for name in tuned}
     asynchrony.common.console().print(asynchrony.tabulate(ran, "stragglers", tuned, stale, 1.0))
     lines = capsys.readouterr().out.splitlines()
-    assert all(len(line) <= 80 for line in lines)
-    assert "…" not in "".join(lines)
+    assert not scripts.too_wide(lines)
 
 
 def test_the_server_is_saturated_where_its_ports_say(ran):
     """Until then each worker adds its own rate; from then on the staleness is all that grows."""
     bits, args = 650 * 32, quick(ran)
     message = args.latency + bits / args.bandwidth
-    table = rows_of(ran.out / "saturation.csv")
+    table = scripts.rows(ran.out / "saturation.csv")
     full = asynchrony.Saturation(*(np.array([float(row[name]) for row in table]) for name in asynchrony.Saturation._fields))
     assert len(full.workers) == 5
     lap = 2 * message + args.compute

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-
 import pytest
+import scripts
 
 import dsgd
 from experiments import availability
@@ -21,18 +20,13 @@ def ran(tmp_path_factory, long):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(availability, "build", lambda args: {name: build(args)[name] for name in METHODS})
         patch.setattr(availability.common, "devices_for", lambda workers: dsgd.workers.mesh(1))
-        screen = availability.common.console()
-        patch.setattr(availability.common, "console", lambda: screen)
-        with screen.capture() as captured:
-            availability.main(args)
-    return args, captured.get().splitlines()
+        return args, scripts.printed(availability.main, args)
 
 
 def test_it_writes_a_history_for_each_share_and_a_figure(ran):
     args, _ = ran
-    assert (args.out / "figure.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    with (args.out / "history.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    assert scripts.is_figure(args.out / "figure.png")
+    rows = scripts.rows(args.out / "history.csv")
     last = {(row["method"], row["seed"]): row for row in rows if row["step"] == "24"}
     assert len(last) == 2 * 2 * 2 * 2
     for name in METHODS:
@@ -51,8 +45,8 @@ def test_it_writes_a_history_for_each_share_and_a_figure(ran):
 
 def test_it_prints_tables_of_80_columns(ran):
     _, lines = ran
-    assert all(len(line) <= 80 for line in lines if not line.startswith("Written"))
-    rows = [[cell.strip() for cell in line.strip("│ ").split("│")] for line in lines if line.startswith("│")]
+    assert not scripts.too_wide(lines)
+    rows = scripts.cells(lines)
     shares = ["workers present", "100%", "50%", "messages delivered", "100%", "50%"]
     assert [row[0] for row in rows] == 2 * shares
     whole = rows[7]

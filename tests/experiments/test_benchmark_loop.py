@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scripts
 
 from dsgd import problems
 from experiments.benchmark import by_hand, loop
@@ -24,8 +23,7 @@ def test_the_loop_whose_turns_are_an_argument_does_what_the_scan_does(name):
 
 def test_it_times_turns_of_nothing_and_of_methods(tmp_path, capsys):
     loop.main(loop.Args(methods=("mb-sgd",), workers=2, dimension=3, seconds=1e-4, repeats=1, out=tmp_path))
-    with (tmp_path / "loop.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = scripts.rows(tmp_path / "loop.csv")
     assert [row["method"] for row in rows] == ["nothing"] * 2 + ["mb-sgd"] * 4
     assert all(float(row["seconds"]) > 0 for row in rows)
     lines = capsys.readouterr().out.splitlines()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import scripts
 
 from experiments.benchmark import environments, peers, processes
 from experiments.benchmark.jobs.peers import framework, job, loop, scan
@@ -40,8 +40,7 @@ def test_processes_are_timed_and_shown(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(peers.VERSIONS, "dsgd", {"dsgd": ("loop", None), "numpy": ("loop", None)})
     monkeypatch.setattr(peers, "MOST", 80)
     peers.main(peers.Args(methods=("dsgd",), workers=(3,), dimensions=(5, 30), rounds=2, seconds=1e-3, repeats=1, out=tmp_path))
-    with (tmp_path / "peers.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = scripts.rows(tmp_path / "peers.csv")
     assert [(row["version"], row["workers"], row["dimension"]) for row in rows] == [("dsgd", "3", "5"), ("numpy", "3", "5")]
     assert all(float(row["rounds_per_second"]) > 0 and float(row["seconds"]) > 0 and float(row["apart"]) == 0 for row in rows)
     assert all(1e6 < float(row["memory"]) < 2e8 for row in rows)  # numpy alone, whatever this process has
@@ -89,8 +88,7 @@ def test_what_takes_too_long_or_cannot_be_had_is_told(tmp_path, monkeypatch, cap
     said = capsys.readouterr().out
     assert "Left out: torch needs more" in said
     assert said.count("> 7 s") == 3
-    with (tmp_path / "peers.csv").open() as file:
-        assert [row["version"] for row in csv.DictReader(file)] == ["dsgd", "scan", "numpy"]
+    assert [row["version"] for row in scripts.rows(tmp_path / "peers.csv")] == ["dsgd", "scan", "numpy"]
 
 
 @pytest.mark.parametrize(

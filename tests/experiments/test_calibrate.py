@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
+import scripts
 
 from dsgd import clusters, network
 from dsgd.machines.links import Rate
@@ -165,34 +165,26 @@ def ran(tmp_path_factory, long):
         out=tmp_path_factory.mktemp("calibrate"),
         progress=False,
     )
-    screen = common.console()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(common, "console", lambda: screen)
-        with screen.capture() as captured:
-            calibrate.main(args)
-    return args, captured.get().splitlines()
+    return args, scripts.printed(calibrate.main, args)
 
 
 def test_a_calibration_has_all_rows_in_80_columns(ran):
     args, lines = ran
-    assert all(len(line) <= 80 for line in lines if not line.startswith("Written"))
-    assert not any("…" in line for line in lines)
-    cells = [[cell.strip() for cell in line.strip()[1:-1].split("│")] for line in lines if line.startswith("│")]
+    assert not scripts.too_wide(lines)
+    cells = scripts.cells(lines)
     assert [row[0] for row in cells[:5]] == [*collectives.COLLECTIVES, "all of them"]
     assert [row[1] for row in cells[5:7]] == ["predicted", "measured"]
     assert [row[0] for row in cells[7:]] == ["csgd", "ec-sgd", "ef21", "dsgd"]
     for name, heading in (("collectives", 2 * 4 * 3), ("rounds", len(real_rounds.METHODS))):
-        with (args.out / f"{name}.csv").open() as file:
-            assert len(list(csv.DictReader(file))) == heading
-    assert (args.out / "figure.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+        assert len(scripts.rows(args.out / f"{name}.csv")) == heading
+    assert scripts.is_figure(args.out / "figure.png")
 
 
 def test_what_a_calibration_predicts_is_of_its_cluster(ran):
     args, _ = ran
     cluster = clusters.load(args.out / "cluster.json")
     assert cluster.latency > 0
-    with (args.out / "rounds.csv").open() as file:
-        rows = {row["method"]: {name: float(row[name]) for name in row if name != "method"} for row in csv.DictReader(file)}
+    rows = {row["method"]: {name: float(row[name]) for name in row if name != "method"} for row in scripts.rows(args.out / "rounds.csv")}
     plain = rows["mb-sgd"]
     expected = plain["compute"] + network.round_seconds(
         network.ring_all_reduce, 2, plain["bits"], latency=4 * cluster.latency, bandwidth=cluster.bandwidth
@@ -223,11 +215,9 @@ def test_kimads_table_and_figure(tmp_path):
     with screen.capture() as captured:
         screen.print(kimad_links.tabulate(setting, best, "links of 30mbit:10mbit, a turn of all in 5 s"))
     lines = captured.get().splitlines()
-    assert all(len(line) <= 80 for line in lines)
-    assert not any("…" in line for line in lines)
+    assert not scripts.too_wide(lines)
     kimad_links.write(tmp_path / "kimad.csv", runs)
-    with (tmp_path / "kimad.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == 100
+    assert len(scripts.rows(tmp_path / "kimad.csv")) == 100
     assert len(kimad_links.draw(setting, Rate((3e7, 1e7), 5.0), best).axes) == 2
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import scripts
 
 from algorithms import cannikin
 from experiments import cannikin_optperf as script
-from experiments.helpers import common, devices
+from experiments.helpers import devices
 from experiments.helpers import optperf_driving as driving
 from experiments.helpers import optperf_tables as tables
 from experiments.helpers.optperf_driving import Noise
@@ -23,27 +23,17 @@ FEW = ("ResNet-50", "BERT")
 def ran(tmp_path_factory, long):
     """Its arguments, and the lines that it printed, of two workloads."""
     args = script.Args(out=tmp_path_factory.mktemp("optperf"), repeats=1, progress=False, cache="off", **SMALL)
-    screen = common.console()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(common, "console", lambda: screen)
         patch.setattr(devices, "WORKLOADS", {name: devices.WORKLOADS[name] for name in FEW})
-        with screen.capture() as captured:
-            script.main(args)
-    return args, captured.get().splitlines()
-
-
-def rows_of(args, name):
-    with (args.out / name).open() as file:
-        return list(csv.DictReader(file))
+        return args, scripts.printed(script.main, args)
 
 
 def test_files_and_tables_of_80_columns_with_the_papers_numbers(ran):
     args, lines = ran
     for name in ("epochs", "batch_time", "studies"):
-        assert (args.out / f"{name}.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    assert max(len(line) for line in lines if not line.startswith("Written")) <= 80
-    assert not any("…" in line for line in lines)
-    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
+        assert scripts.is_figure(args.out / f"{name}.png")
+    assert not scripts.too_wide(lines)
+    cells = scripts.cells(lines)
     paper = {row[0]: row[1] for row in cells if len(row) == 3}
     assert paper["LB-BSP's epoch when tuned"] == "> 10"
     assert [row[1] for row in cells if row[0] in ("than LB-BSP", "than DDP")] == ["-", "-", "18", "53", "-", "-"]
@@ -53,7 +43,7 @@ def test_trained_epochs_take_what_the_model_says_and_cannikin_needs_the_fewest(r
     args, _ = ran
     model = devices.make_model("A", "ResNet-50")
     times = {}
-    for row in rows_of(args, "epochs.csv"):
+    for row in scripts.rows(args.out / "epochs.csv"):
         times.setdefault((row["system"], row["seed"]), []).append(float(row["seconds"]))
     optperf = model.optperf_integer(script.TOTAL).seconds
     for seed in "01":
@@ -67,7 +57,7 @@ def test_trained_epochs_take_what_the_model_says_and_cannikin_needs_the_fewest(r
 
 def test_cannikin_settles_at_optperf_and_the_others_above_it(ran):
     args, _ = ran
-    rows = rows_of(args, "batch_time.csv")
+    rows = scripts.rows(args.out / "batch_time.csv")
     assert {(row["cluster"], row["workload"]) for row in rows} == {(cluster, name) for cluster in "ABC" for name in FEW}
     for row in rows:
         seconds = {name: float(row[name]) for name in ("optperf", "cannikin", "ddp", "lb_bsp", "adapted", "together")}

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import subprocess
 
 import numpy as np
 import pytest
+import scripts
 
 from algorithms import cannikin
 from experiments import cannikin_processes
-from experiments.helpers import common, competitors, real_cluster
+from experiments.helpers import competitors, real_cluster
 
 SHARES, PASSES = (0.25, 0.75), 2
 MODEL = cannikin.ClusterModel([2e-3, 4e-3], [0.1, 0.2], [3e-3, 8e-3], [0.0, 0.1], 1.0, 0.0, 0.05)
@@ -22,13 +22,7 @@ def ran(tmp_path_factory, long):
     args = cannikin_processes.Args(
         total=64, shares=SHARES, piece=8, rounds=2, passes=PASSES, width=8, out=tmp_path_factory.mktemp("cannikin"), progress=False
     )
-    screen = common.console()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(common, "console", lambda: screen)
-        with screen.capture() as captured:
-            cannikin_processes.main(args)
-    with (args.out / "epochs.csv").open() as file:
-        return args, captured.get().splitlines(), list(csv.DictReader(file))
+    return args, scripts.printed(cannikin_processes.main, args), scripts.rows(args.out / "epochs.csv")
 
 
 def test_it_tries_all_splits_in_real_processes(ran):
@@ -42,13 +36,12 @@ def test_it_tries_all_splits_in_real_processes(ran):
     for row in rows:
         slowest = max(float(row["compute[0]"]), float(row["compute[1]"]))
         assert float(row["batch_time"]) > 0.9 * slowest
-    assert (args.out / "figure.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert scripts.is_figure(args.out / "figure.png")
 
 
 def test_its_tables_have_80_columns(ran):
     _, lines, _ = ran
-    assert all(len(line) <= 80 for line in lines if not line.startswith("Written"))
-    assert not any("…" in line for line in lines)
+    assert not scripts.too_wide(lines)
     assert any("mean |error|" in line for line in lines)
     assert any("OptPerf beside equal parts" in line for line in lines)
 

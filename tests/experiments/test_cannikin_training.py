@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scripts
 
 import dsgd
 from dsgd.problems import models
@@ -29,14 +29,10 @@ def ran(tmp_path_factory, long):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(models.MODELS, "mlp", partial(models.MLP, hidden=()))
         setting = cannikin_training.setting_of(args, "mlp")
-        screen = common.console()
-        patch.setattr(common, "console", lambda: screen)
-        with screen.capture() as captured:
-            cannikin_training.main(args)
-    with (out / "epochs.csv").open() as file:
-        rows = list(csv.DictReader(file))
+        lines = scripts.printed(cannikin_training.main, args)
+    rows = scripts.rows(out / "epochs.csv")
     of = {(system, seed): [row for row in rows if (row["system"], row["seed"]) == (system, seed)] for system in SYSTEMS for seed in "01"}
-    return args, setting, of, captured.get().splitlines()
+    return args, setting, of, lines
 
 
 def test_files(ran):
@@ -85,7 +81,7 @@ def test_who_keeps_the_first_batch_and_who_does_not(ran):
 
 def test_the_table_is_of_the_rows(ran):
     *_, rows, lines = ran
-    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
+    cells = scripts.cells(lines)
     assert [row[0] for row in cells] == list(SYSTEMS)
     ended = {system: np.array([float(rows[system, seed][-1]["seconds"]) for seed in "01"]) for system in SYSTEMS}
     reached = {system: np.array([float(rows[system, seed][-1]["quality"]) >= 0.91 for seed in "01"]) for system in SYSTEMS}

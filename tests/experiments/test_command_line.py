@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
 import os
 import platform
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import numpy as np
 import pytest
+import scripts
 
 import dsgd
 from experiments import (
@@ -239,8 +241,7 @@ def test_an_interrupted_script_keeps_what_it_has(sent, launch, tmp_path, monkeyp
         methods=("gd", "mb-sgd"), workers=2, steps=2, seeds=1, learning_rates=(0.1,), out=tmp_path, cache="off", progress=False
     )
     assert launch(compare.main, args) == (130, [f"Interrupted: what was done until then is in {tmp_path}."])
-    with (tmp_path / "history.csv").open() as file:
-        assert {row["method"] for row in csv.DictReader(file)} == {"gd"}
+    assert {row["method"] for row in scripts.rows(tmp_path / "history.csv")} == {"gd"}
     assert not (tmp_path / "figure.png").exists()
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -249,3 +250,11 @@ def test_nothing_is_written_where_nothing_was_found(tmp_path):
     with pytest.raises(KeyboardInterrupt), commands.kept(lambda path, found: path.write_text("new"), tmp_path / "rows.csv", []):
         raise KeyboardInterrupt
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("folder", [Path(compare.__file__).parent, Path(throughput.__file__).parent], ids=lambda folder: folder.name)
+def test_no_file_beside_a_script_is_taken_for_a_module_that_jax_looks_for(folder):
+    """As where a script is run by its path."""
+    command = [sys.executable, "-c", "import sys; sys.path.insert(0, sys.argv[1]); import jax.numpy, tyro", str(folder)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import math
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+import scripts
 
 import dsgd
 import topologies
@@ -17,18 +16,10 @@ from experiments import heterogeneity, topology
 from experiments.benchmark import methods, mixing
 from experiments.helpers import gossip_decay
 
-PNG = b"\x89PNG\r\n\x1a\n"
-
-
-def read(path: Path) -> list[dict[str, str]]:
-    with path.open() as file:
-        return list(csv.DictReader(file))
-
 
 def table(lines: list[str], columns: int) -> dict[str, list[str]]:
     """Rows by their first cell."""
-    rows = [[cell.strip() for cell in line.strip("│ ").split("│")] for line in lines if line.startswith("│")]
-    return {row[0]: row[1:] for row in rows if len(row) == columns}
+    return {row[0]: row[1:] for row in scripts.cells(lines) if len(row) == columns}
 
 
 @pytest.fixture(scope="module")
@@ -41,29 +32,25 @@ def on_graphs(tmp_path_factory, long):
         patch.setattr(topology, "graphs", lambda N, seed: chosen)
         patch.setattr(topology, "RINGS", (8, 16))
         patch.setattr(topology.common, "devices_for", lambda workers: dsgd.workers.mesh(1))
-        screen = topology.common.console()
-        patch.setattr(topology.common, "console", lambda: screen)
-        with screen.capture() as captured:
-            topology.main(args)
-    return args, captured.get().splitlines()
+        return args, scripts.printed(topology.main, args)
 
 
 def test_topology_writes_its_histories_graphs_and_figure(on_graphs):
     args, _ = on_graphs
-    assert (args.out / "figure-8.png").read_bytes()[:8] == PNG
-    rows = read(args.out / "history-8.csv")
+    assert scripts.is_figure(args.out / "figure-8.png")
+    rows = scripts.rows(args.out / "history-8.csv")
     assert {row["method"] for row in rows} == {
         f"{partition} {graph}" for partition in topology.PARTITIONS for graph in ("one_peer_exponential", "ring", "complete")
     }
     assert all(float(row["clock"]) > 0 for row in rows if row["step"] != "0")
-    by_name = {row["graph"]: row for row in read(args.out / "graphs.csv")}
+    by_name = {row["graph"]: row for row in scripts.rows(args.out / "graphs.csv")}
     assert float(by_name["ring(8)"]["measured"]) == pytest.approx((1 + math.sqrt(2)) / 3, abs=1e-4)
     assert float(by_name["one_peer_exponential(8)"]["measured"]) < 1e-2
 
 
 def test_topology_prints_tables_of_80_columns(on_graphs):
     _, lines = on_graphs
-    assert all(len(line) <= 80 for line in lines if not line.startswith("Written"))
+    assert not scripts.too_wide(lines)
     graphs = table(lines, 6)
     assert graphs["ring"][:2] == ["2", "8"]
     assert graphs["ring"][2] == f"{(1 + math.sqrt(2)) / 3:.5f}"
@@ -104,24 +91,20 @@ def under_heterogeneity(tmp_path_factory, long):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(heterogeneity, "METHODS", {name: heterogeneity.METHODS[name] for name in ("dsgd", "exact-diffusion")})
         patch.setattr(heterogeneity.common, "devices_for", lambda workers: dsgd.workers.mesh(1))
-        screen = heterogeneity.common.console()
-        patch.setattr(heterogeneity.common, "console", lambda: screen)
-        with screen.capture() as captured:
-            heterogeneity.main(args)
-    return args, captured.get().splitlines()
+        return args, scripts.printed(heterogeneity.main, args)
 
 
 def test_without_noise_only_decentralized_sgd_stalls(under_heterogeneity):
     args, _ = under_heterogeneity
-    slopes = {row["method"]: float(row["grad_sqnorm"]) for row in read(args.out / "exact.csv")}
+    slopes = {row["method"]: float(row["grad_sqnorm"]) for row in scripts.rows(args.out / "exact.csv")}
     assert slopes["dsgd, 0.1"] > 1e3 * slopes["exact-diffusion, 0.1"]
-    assert (args.out / "figure.png").read_bytes()[:8] == PNG
-    assert {row["method"] for row in read(args.out / "history.csv")} == {"dsgd, 0.1", "exact-diffusion, 0.1"}
+    assert scripts.is_figure(args.out / "figure.png")
+    assert {row["method"] for row in scripts.rows(args.out / "history.csv")} == {"dsgd, 0.1", "exact-diffusion, 0.1"}
 
 
 def test_heterogeneity_prints_tables_of_80_columns(under_heterogeneity):
     _, lines = under_heterogeneity
-    assert all(len(line) <= 80 for line in lines if not line.startswith("Written"))
+    assert not scripts.too_wide(lines)
     assert sum(line.startswith("│   0.1 │") for line in lines) == 2
 
 
@@ -153,15 +136,15 @@ MANY = mixing.MOST  # elements of a model, of which eight are too many
 def test_benchmark_of_mixing_times_every_graph(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(mixing, "graphs_of_all_degrees", lambda: [topologies.ring(8), topologies.random_regular(12, 9)])
     mixing.main(mixing.Args(workers=8, dimension=5, repeats=2, dimensions=(3, MANY), out=tmp_path))
-    rows = read(tmp_path / "mixing.csv")
+    rows = scripts.rows(tmp_path / "mixing.csv")
     assert [row["graph"] for row in rows] == ["ring(8)", "exponential(8)", "random_regular(8, 4, 0)"]
     assert all(float(row[name]) > 0 for row in rows for name in ("seconds", "dense", "times faster", "of copy"))
-    few, many = read(tmp_path / "sums.csv")
+    few, many = scripts.rows(tmp_path / "sums.csv")
     assert (few["chosen"], many["chosen"]) == ("rows", "product")
     assert float(few["3"]) > 0
     assert float(many["3"]) > 0
     assert few[str(MANY)] == "nan"  # too large to time
-    assert all(len(line) <= 80 for line in capsys.readouterr().out.splitlines())
+    assert not scripts.too_wide(capsys.readouterr().out.splitlines())
 
 
 def test_what_the_benchmark_of_mixing_times_is_the_same(key):
@@ -173,5 +156,5 @@ def test_what_the_benchmark_of_mixing_times_is_the_same(key):
 @pytest.mark.long
 def test_benchmark_of_methods_times_every_method(tmp_path, capsys):
     methods.main(methods.Args(methods=("dsgd", "sgp"), workers=(4,), dimension=3, seconds=0.001, repeats=1, out=tmp_path))
-    assert {row["method"]: float(row["rounds/s"]) > 0 for row in read(tmp_path / "methods.csv")} == {"dsgd": True, "sgp": True}
+    assert {row["method"]: float(row["rounds/s"]) > 0 for row in scripts.rows(tmp_path / "methods.csv")} == {"dsgd": True, "sgp": True}
     assert "4 x 3" in capsys.readouterr().out

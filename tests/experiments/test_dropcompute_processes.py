@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import math
 
 import numpy as np
 import pytest
+import scripts
 
 from algorithms import dropcompute
 from experiments import dropcompute_processes
-from experiments.helpers import common, real_clock
+from experiments.helpers import real_clock
 
 SETTING = real_clock.Setting(2, 1, 2.0, 4, 16, 40, 10, 0.1, 8, 0)
 
@@ -20,13 +20,7 @@ def ran(tmp_path_factory, long):
     args = dropcompute_processes.Args(
         factor=6.0, micro_batches=3, batch_size=8, steps=9, rounds=3, width=8, out=tmp_path_factory.mktemp("processes"), progress=False
     )
-    screen = common.console()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(common, "console", lambda: screen)
-        with screen.capture() as captured:
-            dropcompute_processes.main(args)
-    with (args.out / "steps.csv").open() as file:
-        return args, captured.get().splitlines(), list(csv.DictReader(file))
+    return args, scripts.printed(dropcompute_processes.main, args), scripts.rows(args.out / "steps.csv")
 
 
 def test_it_measures_both_runs_in_real_processes(ran):
@@ -43,15 +37,14 @@ def test_it_measures_both_runs_in_real_processes(ran):
     for row in rows:
         slowest = max(float(row["computing[0]"]), float(row["computing[1]"]))
         assert float(row["seconds"]) >= slowest + float(row["communication"]) - 1e-5
-    assert (args.out / "figure.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert scripts.is_figure(args.out / "figure.png")
     assert (args.out / "config.json").exists()
 
 
 def test_its_tables_have_80_columns(ran):
     _, lines, _ = ran
-    assert all(len(line) <= 80 for line in lines if not line.startswith("Written"))
-    assert not any("…" in line for line in lines)
-    cells = [[cell.strip() for cell in line.strip("│ ").split("│")] for line in lines if line.startswith("│")]
+    assert not scripts.too_wide(lines)
+    cells = scripts.cells(lines)
     names = ["step without, ms", "step with, ms", "dropped, %", "by process 0", "by process 1, the slow one", "S_eff"]
     assert [row[0] for row in cells[:6]] == names
     assert [row[0].split()[0] for row in cells[6:]] == ["steps", "seconds", "loss"]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scripts
 from scipy import stats
 
 from algorithms import dropcompute
 from experiments import dropcompute_speedup as script
-from experiments.helpers import common
 from experiments.helpers import dropcompute_noises as noises
 from experiments.helpers import dropcompute_scaling as scaling
 from experiments.helpers import dropcompute_sums as exact
@@ -40,16 +39,12 @@ def few_programs():
 def ran(few_programs, tmp_path_factory, long):
     """Its arguments, and the lines that it printed."""
     args = script.Args(out=tmp_path_factory.mktemp("speedup"), **SMALL)
-    screen = common.console()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(common, "console", lambda: screen)
         patch.setattr(script, "DRAWN", (2, 64))
         patch.setattr(exact, "BETWEEN", 20)
         patch.setattr(script, "BY_WORKERS", (16, (8, 32)))
         patch.setattr(script, "BY_MICRO_BATCHES", (32, (4, 16)))
-        with screen.capture() as captured:
-            script.main(args)
-    return args, captured.get().splitlines()
+        return args, scripts.printed(script.main, args)
 
 
 @pytest.fixture(scope="module")
@@ -67,15 +62,10 @@ def delays():
     return exact.sums(noises.delays(), 12, 10_000)
 
 
-def cells(lines: list[str]) -> list[list[str]]:
-    return [[cell.strip() for cell in line.strip("│ ").split("│")] for line in lines if line.startswith("│")]
-
-
 def test_tables_have_80_columns_and_the_papers_figures(ran):
     _, lines = ran
-    assert all(len(line) <= 80 for line in lines if not line.startswith("Written"))
-    assert not any("…" in line for line in lines)
-    rows = {row[0]: row[1:] for row in cells(lines)}
+    assert not scripts.too_wide(lines)
+    rows = {row[0]: row[1:] for row in scripts.cells(lines)}
     assert rows["seconds of a micro-batch / 0.45, mean"] == ["1.5", "1.496 *"]
     assert rows["most"] == ["6", "6.5 *"]
     assert rows["N of E[T] / E[T_i]"] == ["-", "747 (within 1.7 %)"]
@@ -92,9 +82,8 @@ def test_tables_have_80_columns_and_the_papers_figures(ran):
 def test_its_files(ran):
     args, _ = ran
     for name in ("scale", "threshold", "drop_rate", "noise", "variance", "growth"):
-        assert (args.out / f"{name}.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    with (args.out / "scale.csv").open() as file:
-        rows = list(csv.DictReader(file))
+        assert scripts.is_figure(args.out / f"{name}.png")
+    rows = scripts.rows(args.out / "scale.csv")
     assert len(rows) == (2 + 10 * 3) * 3, "numbers of workers of B.1 and of C.3, seeds"
     assert {row["panel"] for row in rows} == {"B.1", *PRINTED}
     for row in rows:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import math
 from functools import partial
 
 import numpy as np
 import pytest
+import scripts
 
 import dsgd
 from dsgd.problems import models
@@ -44,7 +44,7 @@ def ran(tmp_path_factory, long):
     histories, and the printed lines."""
     out = tmp_path_factory.mktemp("dropcompute_training")
     args = dataclasses.replace(ARGS, out=out)
-    screen, found = common.console(), {}
+    found = {}
     train = dropcompute_training.train
 
     def watched(args, setting):
@@ -60,11 +60,9 @@ def ran(tmp_path_factory, long):
         patch.setattr(dropcompute_convergence, "ways", preempting)
         patch.setattr(dropcompute_training, "train", watched)
         patch.setattr(common, "devices_for", lambda workers: dsgd.workers.mesh(1))
-        patch.setattr(common, "console", lambda: screen)
-        with screen.capture() as captured:
-            dropcompute_training.main(args)
+        lines = scripts.printed(dropcompute_training.main, args)
         setting = dropcompute_training.setting_of(args)
-    return args, setting, found, captured.get().splitlines()
+    return args, setting, found, lines
 
 
 def only(function, optimizer, args):
@@ -84,9 +82,8 @@ def alike(args):
 def test_it_writes_figures_and_all_histories(ran):
     args, _, found, _ = ran
     for name in ("training", "corrections", "local_sgd"):
-        assert (args.out / f"{name}.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    with (args.out / "history.csv").open() as file:
-        rows = list(csv.DictReader(file))
+        assert scripts.is_figure(args.out / f"{name}.png")
+    rows = scripts.rows(args.out / "history.csv")
     assert {row["method"] for row in rows} == set(found)
     assert len(found) == (3 + 3) + 2 + 2 * 3 + 2 * 2 * 2
 
@@ -95,7 +92,7 @@ def test_it_prints_tables_of_80_columns_with_the_papers_numbers(ran):
     _, _, _, lines = ran
     assert all(len(line) <= 80 for line in lines if line.startswith(("│", "┏")))
     assert not any("…" in line for line in lines)
-    cells = [[cell.strip() for cell in line.strip("│ ").split("│")] for line in lines if line.startswith("│")]
+    cells = scripts.cells(lines)
     assert [row[3] for row in cells if row[0] == "paper"] == ["0.845"]
     papers = {
         row[0]: row[5:] for row in cells if len(row) == 7 and row[0] in ("0%", "10%", f"+{EXTRA} steps", "larger batch", "drawn again")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import runpy
@@ -14,6 +13,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+import scripts
 from flax import linen as nn
 
 import algorithms
@@ -34,16 +34,6 @@ from experiments.helpers import break_even, common
 ROOT = Path(__file__).parents[2]
 
 
-def printed(module, args) -> list[str]:
-    """The lines that the script prints."""
-    with pytest.MonkeyPatch.context() as patch:
-        screen = common.console()
-        patch.setattr(common, "console", lambda: screen)
-        with screen.capture() as captured:
-            module.main(args)
-    return captured.get().splitlines()
-
-
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
     out = tmp_path_factory.mktemp("compare")
@@ -52,7 +42,7 @@ def compared(tmp_path_factory):
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(common, "devices_for", lambda workers: dsgd.workers.mesh(1))
-        return args, printed(compare, args)
+        return args, scripts.printed(compare.main, args)
 
 
 def test_compare_writes_its_config_history_and_figure(compared):
@@ -60,9 +50,8 @@ def test_compare_writes_its_config_history_and_figure(compared):
     config = json.loads((args.out / "config.json").read_text())
     assert config["workers"] == 4
     assert config["learning_rates"] == [0.1, 1.0]
-    assert (args.out / "figure.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    with (args.out / "history.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    assert scripts.is_figure(args.out / "figure.png")
+    rows = scripts.rows(args.out / "history.csv")
     assert {row["method"] for row in rows} == set(args.methods)
     assert {row["seed"] for row in rows} == {"0", "1"}
     assert len(rows) == 3 * 2 * 41
@@ -72,7 +61,7 @@ def test_compare_writes_its_config_history_and_figure(compared):
 
 def test_compare_prints_one_row_a_method_in_80_columns(compared):
     args, lines = compared
-    assert all(len(line) <= 80 for line in lines if not line.startswith("Written"))
+    assert not scripts.too_wide(lines)
     rows = {cells[0].strip(): [cell.strip() for cell in cells[1:]] for line in lines if len(cells := line.strip("│ ").split("│")) == 6}
     assert set(args.methods) <= set(rows)
     for name in args.methods:
@@ -83,8 +72,7 @@ def test_compare_prints_one_row_a_method_in_80_columns(compared):
 def test_compare_counts_seconds_by_the_networks_closed_form(compared):
     """mb-sgd: 2(N-1)(l + r/N) a round, with r the model over the bandwidth, besides the compute."""
     args, _ = compared
-    with (args.out / "history.csv").open() as file:
-        last = [row for row in csv.DictReader(file) if row["method"] == "mb-sgd"][-1]
+    last = [row for row in scripts.rows(args.out / "history.csv") if row["method"] == "mb-sgd"][-1]
     transfer = 650 * 32 / args.bandwidth
     each = 2 * 3 * (args.latency + transfer / 4) + args.batch_size * args.compute
     assert float(last["clock"]) == pytest.approx(args.steps * each, rel=1e-4)
@@ -132,10 +120,9 @@ def test_compare_trains_a_language_model_on_a_text(tmp_path, monkeypatch):
         out=tmp_path / "out",
         progress=False,
     )
-    lines = printed(compare, args)
+    lines = scripts.printed(compare.main, args)
     assert "bits per byte" in "".join(lines)
-    with (args.out / "history.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = scripts.rows(args.out / "history.csv")
     first, last = (float(rows[at]["test_bits_per_byte"]) for at in (0, -1))
     assert first == pytest.approx(8, abs=0.1)
     assert last < 5
@@ -176,7 +163,7 @@ def test_compare_marks_a_target_that_no_method_reaches(tmp_path, capsys):
     assert row.split("│")[3:6] == [cell for cell in row.split("│")[3:6] if cell.strip() == "-"]
 
 
-def test_compare_leaves_out_a_method_that_diverges_at_every_step_size(tmp_path, capsys):
+def test_compare_leaves_out_a_method_that_diverges_at_every_step_size(tmp_path):
     args = compare.Args(workers=2, steps=30, seeds=1, methods=("gd",), learning_rates=(1e38,), out=tmp_path, progress=False)
     with pytest.raises(ValueError, match="every method diverged at every step size"):
         compare.main(args)
@@ -185,9 +172,8 @@ def test_compare_leaves_out_a_method_that_diverges_at_every_step_size(tmp_path, 
 def test_benchmark_times_all_versions(tmp_path, capsys):
     methods = ("mb-sgd", "ec-sgd")
     rounds.main(rounds.Args(methods=methods, workers=(4,), dimensions=(5,), seconds=0.001, repeats=1, problems=1, out=tmp_path))
-    assert all(len(line) <= 80 for line in capsys.readouterr().out.splitlines())
-    with (tmp_path / "rounds.csv").open() as file:
-        rows = {row["method"]: row for row in csv.DictReader(file)}
+    assert not scripts.too_wide(capsys.readouterr().out.splitlines())
+    rows = {row["method"]: row for row in scripts.rows(tmp_path / "rounds.csv")}
     assert set(rows) == set(methods)
     for row in rows.values():
         assert all(float(row[name]) > 0 for name in ("framework", "scan", "product", "limit", "speedup", "of_limit"))
@@ -240,20 +226,19 @@ def test_benchmark_of_starts_times_processes_cold_and_warm(tmp_path, capsys, mon
     make = start.make_versions
     monkeypatch.setattr(start, "make_versions", lambda *args: {"scan": make(*args)["dsgd"], "dsgd, warm": make(*args)["dsgd, warm"]})
     start.main(start.Args(repeats=1, out=tmp_path))
-    assert all(len(line) <= 80 for line in capsys.readouterr().out.splitlines())
-    with (tmp_path / "start.csv").open() as file:
-        cold, warm = csv.DictReader(file)
+    assert not scripts.too_wide(capsys.readouterr().out.splitlines())
+    cold, warm = scripts.rows(tmp_path / "start.csv")
     assert float(cold["ratio"]) == 1
     assert 0 < float(warm["compile"]) < float(cold["compile"]) < float(cold["wall"])
     assert all(float(row[stage]) > 0 for row in (cold, warm) for stage in start.STAGES)
 
 
-def test_a_job_that_fails_is_told(tmp_path):
+def test_a_job_that_fails_is_told():
     with pytest.raises(RuntimeError, match=r"jobs\.framework nonsense ended with status 1"):
         start.timed(start.Version("framework", {}), "nonsense")
 
 
-def test_jobs_by_hand_do_what_the_framework_does(capsys):
+def test_jobs_by_hand_do_what_the_framework_does():
     """The same problem, another partition and other draws: after 1,000 rounds, losses within 5 % of each other."""
     with jax.numpy_rank_promotion("allow"):
         ends = [job(Laps()) for job in (framework_job.logistic, scan_job.logistic, loop_job.logistic)]
@@ -270,18 +255,16 @@ def compressed(tmp_path_factory):
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(common, "devices_for", lambda workers: dsgd.workers.mesh(1))
-        return args, printed(compression, args)
+        return args, scripts.printed(compression.main, args)
 
 
 def test_compression_writes_its_histories_break_even_and_figures(compressed):
     args, _ = compressed
     for figure in ("figure.png", "logistic-by-label.png"):
-        assert (args.out / figure).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    with (args.out / "history.csv").open() as file:
-        rows = list(csv.DictReader(file))
+        assert scripts.is_figure(args.out / figure)
+    rows = scripts.rows(args.out / "history.csv")
     assert len({row["method"] for row in rows}) == 2 * len(args.compressors)
-    with (args.out / "break_even.csv").open() as file:
-        pays = {(row["compressor"], int(row["dimension"])): float(row["bits_per_second"]) for row in csv.DictReader(file)}
+    pays = {(row["compressor"], int(row["dimension"])): float(row["bits_per_second"]) for row in scripts.rows(args.out / "break_even.csv")}
     assert set(pays) == {(name, d) for name in args.compressors for d in (650, 1000)}
     assert pays["identity", 650] == 0
     assert all(value > 0 for (name, _), value in pays.items() if name != "identity")
@@ -290,16 +273,15 @@ def test_compression_writes_its_histories_break_even_and_figures(compressed):
 def test_memory_makes_sign_learn(compressed):
     """By label the loss of sign without memory stays near ln 10 where all else falls."""
     args, _ = compressed
-    with (args.out / "history.csv").open() as file:
-        last = {row["method"]: float(row["loss"]) for row in csv.DictReader(file)}
+    last = {row["method"]: float(row["loss"]) for row in scripts.rows(args.out / "history.csv")}
     with_memory, without = (last[f"logistic, by-label, sign, {memory}"] for memory in (compression.WITH, compression.WITHOUT))
     assert with_memory < 0.5 * without
 
 
 def test_compression_prints_tables_of_80_columns(compressed):
     _, lines = compressed
-    assert all(len(line) <= 80 for line in lines if not line.startswith("Written"))
-    rows = [[cell.strip() for cell in line.strip("│ ").split("│")] for line in lines if line.startswith("│")]
+    assert not scripts.too_wide(lines)
+    rows = scripts.cells(lines)
     table = {row[0]: row[1:] for row in rows if len(row) == 6}
     assert table["identity"][:2] == ["32", "1.0"]
     part = -(-650 // 4)
@@ -358,9 +340,8 @@ def test_benchmark_of_compressors_times_each(tmp_path, capsys, monkeypatch):
     throughput.main(throughput.Args(dimensions=(4096,), repeats=1, out=tmp_path))
     shown = capsys.readouterr().out
     assert "d = 4,096" in shown
-    assert all(len(line) <= 80 for line in shown.splitlines())
-    with (tmp_path / "throughput.csv").open() as file:
-        rows = {row["program"]: row for row in csv.DictReader(file)}
+    assert not scripts.too_wide(shown.splitlines())
+    rows = {row["program"]: row for row in scripts.rows(tmp_path / "throughput.csv")}
     for candidate in throughput.CANDIDATES:
         row = rows[candidate.compressor.name]
         assert all(float(row[name]) > 0 for name in ("bits_per_element", "encode_bytes_per_second", "decode_bytes_per_second", "cost"))
@@ -369,9 +350,8 @@ def test_benchmark_of_compressors_times_each(tmp_path, capsys, monkeypatch):
 @pytest.mark.long
 def test_benchmark_of_work_times_equal_and_unequal_rounds(tmp_path, capsys):
     unequal.main(unequal.Args(("logistic",), 2, workers=4, micro_batches=4, seconds=1e-3, repeats=1, out=tmp_path))
-    assert all(len(line) <= 80 for line in capsys.readouterr().out.splitlines())
-    with (tmp_path / "work.csv").open() as file:
-        (row,) = csv.DictReader(file)
+    assert not scripts.too_wide(capsys.readouterr().out.splitlines())
+    (row,) = scripts.rows(tmp_path / "work.csv")
     assert row["samples"] == "20"  # 2 to 8, 5 on average, of 4 workers
     for name, one, other in (("unequal_over_equal", "unequal", "equal"), ("padded_over_whole", "padded", "whole")):
         assert float(row[name]) == pytest.approx(float(row[one]) / float(row[other]))
@@ -401,13 +381,11 @@ def test_benchmark_of_work_refuses_what_it_cannot_time(arguments, message, tmp_p
 def test_benchmark_of_kimad_times_decisions_and_rounds(tmp_path, capsys):
     sizes = {"layers": (3,), "choices": (2,), "resolutions": (10,), "workers": 2, "models": ("logistic",)}
     kimad.main(kimad.Args(**sizes, seconds=1e-3, repeats=1, out=tmp_path))
-    assert all(len(line) <= 80 for line in capsys.readouterr().out.splitlines())
-    with (tmp_path / "deciding.csv").open() as file:
-        (row,) = csv.DictReader(file)
+    assert not scripts.too_wide(capsys.readouterr().out.splitlines())
+    (row,) = scripts.rows(tmp_path / "deciding.csv")
     assert (row["layers"], row["choices"], row["resolution"]) == ("3", "2", "10")
     assert all(float(row[name]) > 0 for name in ("alone", "together", "numpy"))
-    with (tmp_path / "training.csv").open() as file:
-        (row,) = csv.DictReader(file)
+    (row,) = scripts.rows(tmp_path / "training.csv")
     assert (row["model"], row["layers"], row["elements"]) == ("logistic", "2", "650")
     assert all(float(row[name]) > 0 for name in ("ef21", "kimad", "kimad_plus", "whole_model"))
 
@@ -430,14 +408,12 @@ def test_benchmark_of_kimad_refuses_sizes_that_do_not_match(tmp_path):
 def test_benchmark_of_cannikin_times_decisions(tmp_path, capsys):
     cannikin.main(cannikin.Args((3, 5), 4, ("logistic",), seconds=1e-3, repeats=1, out=tmp_path))
     lines = capsys.readouterr().out.splitlines()
-    assert all(len(line) <= 80 for line in lines)
+    assert not scripts.too_wide(lines)
     assert any("OptPerf, ms" in line for line in lines)
     assert any("sizes that differ by 4" in line for line in lines)
-    with (tmp_path / "work.csv").open() as file:
-        (row,) = csv.DictReader(file)
+    (row,) = scripts.rows(tmp_path / "work.csv")
     assert float(row["unequal_over_equal"]) > 0
-    with (tmp_path / "optperf.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = scripts.rows(tmp_path / "optperf.csv")
     assert [row["nodes"] for row in rows] == ["3", "5"]
     assert all(float(row[name]) > 0 for row in rows for name in cannikin.Row._fields)
 
@@ -455,11 +431,10 @@ def test_benchmark_of_dropcompute_times_planning_simulation_and_training(tmp_pat
     sizes = {"iterations": (2,), "workers": (3,), "micro_batches": (4,), "simulated_workers": 3, "trained_workers": 2, "accumulations": 3}
     training = {"models": ("logistic",), "batch_size": 2}
     dropping.main(dropping.Args(**sizes, **training, rounds=5, seconds=1e-3, repeats=1, out=tmp_path))
-    assert all(len(line) <= 80 for line in capsys.readouterr().out.splitlines())
+    assert not scripts.too_wide(capsys.readouterr().out.splitlines())
     found = {}
     for name in ("planning", "simulation", "training"):
-        with (tmp_path / f"{name}.csv").open() as file:
-            found[name] = list(csv.DictReader(file))
+        found[name] = scripts.rows(tmp_path / f"{name}.csv")
     assert [row["stop"] for row in found["planning"]] == ["preempt", "between"]
     assert all(float(row[name]) > 0 for row in found["planning"] for name in ("searched", "compiled", "grid", "loops"))
     (row,) = found["simulation"]

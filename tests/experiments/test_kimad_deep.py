@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scripts
 from scipy import stats
 
 import dsgd
@@ -42,19 +42,14 @@ def ran(tmp_path_factory, long):
         patch.setitem(models.MODELS, "mlp", partial(models.MLP, hidden=()))
         patch.setattr(kimad_training, "RESOLUTION", 100)
         patch.setattr(common, "devices_for", lambda workers: dsgd.workers.mesh(1))
-        screen = common.console()
-        patch.setattr(common, "console", lambda: screen)
-        with screen.capture() as captured:
-            kimad_deep.main(args)
-    return args, captured.get().splitlines()
+        return args, scripts.printed(kimad_deep.main, args)
 
 
 @pytest.fixture(scope="module")
 def series(ran):
     """Numbers of each case's first seed, by name, after the warm-up's 4 of 90 rounds."""
     args, _ = ran
-    with (args.out / "history.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = scripts.rows(args.out / "history.csv")
     assert {(row["method"].split("; ")[0]) for row in rows} == METHODS
     assert {row["seed"] for row in rows} == {"0", "1"}
     found: dict[tuple[str, str], dict[str, np.ndarray]] = {}
@@ -67,13 +62,9 @@ def series(ran):
     return found
 
 
-def cells(lines: list[str]) -> list[list[str]]:
-    return [[cell.strip() for cell in line.strip("│ ").split("│")] for line in lines if line.startswith("│")]
-
-
 def test_it_writes_a_figure_and_a_history_of_each_method(ran, series):
     args, _ = ran
-    assert (args.out / "figure.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert scripts.is_figure(args.out / "figure.png")
     both = {(method, seconds) for method in ("Kimad", "Kimad, told", "EF21") for seconds in ("1 s", "0.2 s")}
     assert set(series) == both | {(method, "1 s") for method in ("Kimad, coarse", "Kimad+", "whole model")}
 
@@ -110,11 +101,10 @@ def test_ef21_has_one_size_and_kimads_traffic(series):
         assert sent[0] == pytest.approx(sent[1], rel=0.03)
 
 
-def test_it_prints_tables_of_80_columns_with_the_papers_numbers(ran, series):
+def test_it_prints_tables_of_80_columns_with_the_papers_numbers(ran):
     _, lines = ran
-    assert all(len(line) <= 80 for line in lines if not line.startswith("Written"))
-    assert not any("…" in line for line in lines)
-    steps, others, errors = ([row for row in cells(lines) if len(row) == width] for width in (9, 8, 7))
+    assert not scripts.too_wide(lines)
+    steps, others, errors = ([row for row in scripts.cells(lines) if len(row) == width] for width in (9, 8, 7))
     sent, accuracies = others[:2], others[2:]
     assert [row[:2] + row[3:4] + row[6:7] for row in steps] == [["1", "4.86", "3.85", "20.8"], ["0.2", "2.84", "2.25", "20.8"]]
     assert [float(row[4]) for row in sent] == pytest.approx([1.5045, 2.475], abs=0.006)
@@ -126,7 +116,7 @@ def test_it_prints_tables_of_80_columns_with_the_papers_numbers(ran, series):
 def test_table_1_is_the_mean_over_steps(ran, series):
     """Of two seeds, of which one is here: links' noise is all that they differ by."""
     _, lines = ran
-    first = next(row for row in cells(lines) if len(row) == 9 and row[0] == "0.2")
+    first = next(row for row in scripts.cells(lines) if len(row) == 9 and row[0] == "0.2")
     for column, method in ((2, "EF21"), (4, "Kimad"), (5, "Kimad, told")):
         clock = series[method, "0.2 s"]["clock"]
         assert float(first[column]) == pytest.approx((clock[-1] - clock[4]) / (len(clock) - 5), abs=0.05)

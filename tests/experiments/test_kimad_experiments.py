@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 from typing import NamedTuple
 
 import jax
 import numpy as np
 import pytest
+import scripts
 from scipy import stats
 
 from algorithms import kimad
 from dsgd import clusters, codecs, compressors
 from experiments import kimad_quadratic, kimad_variability
-from experiments.helpers import adapting, common
+from experiments.helpers import adapting
 from experiments.helpers.adapting import DIMENSION, ELEMENT
 
 TINY = {"problems": 2, "seconds": 20.0, "learning_rates": (0.5, 1.0), "round_times": (1.5, 2.5), "progress": False}
@@ -25,19 +25,10 @@ class Ran(NamedTuple):
     rows: list[list[str]]
 
 
-def ran(module, patch, args) -> Ran:
+def ran(module, args) -> Ran:
     """What it printed, line by line, and its tables' cells."""
-    screen = common.console()
-    patch.setattr(common, "console", lambda: screen)
-    with screen.capture() as captured:
-        module.main(args)
-    lines = captured.get().splitlines()
-    return Ran(args, lines, [[cell.strip() for cell in line.strip("│ ").split("│")] for line in lines if line.startswith("│")])
-
-
-def csv_rows(path) -> list[dict[str, str]]:
-    with path.open() as file:
-        return list(csv.DictReader(file))
+    lines = scripts.printed(module.main, args)
+    return Ran(args, lines, scripts.cells(lines))
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +37,7 @@ def quadratic(tmp_path_factory, long):
     args = kimad_quadratic.Args(warm_ups=(1,), noise=0.0, out=tmp_path_factory.mktemp("quadratic"), **TINY)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kimad_quadratic, "REGIMES", {"small": "faster", "high": "no gain"})
-        return ran(kimad_quadratic, patch, args)
+        return ran(kimad_quadratic, args)
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +48,13 @@ def variability(tmp_path_factory, long):
     args = kimad_variability.Args(ratios=(1.0,), periods=(50.0,), trace=out / "recorded.csv", interval=3.0, out=out / "results", **TINY)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(kimad_variability.FAMILIES, "bits", kimad.any_of([compressors.clipping(bits) for bits in (1, 8)]))
-        return ran(kimad_variability, patch, args)
+        return ran(kimad_variability, args)
 
 
 def test_the_quadratics_losses_fall_and_messages_follow_the_bandwidth(quadratic):
     args = quadratic.args
-    assert (args.out / "figure.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    curves = csv_rows(args.out / "curves.csv")
+    assert scripts.is_figure(args.out / "figure.png")
+    curves = scripts.rows(args.out / "curves.csv")
     assert len(curves) == 2 * 4 * 2 * adapting.TIMES
     ends = {(row["regime"], row["method"], row["problem"]): float(row["log10_loss"]) for row in curves}
     for regime in ("small", "high"):
@@ -71,7 +62,7 @@ def test_the_quadratics_losses_fall_and_messages_follow_the_bandwidth(quadratic)
             loss = {name: ends[regime, name, problem] for name in kimad_quadratic.METHODS}
             assert max(loss.values()) < -0.5
     sent = {}
-    for row in csv_rows(args.out / "messages.csv"):
+    for row in scripts.rows(args.out / "messages.csv"):
         sent.setdefault((row["regime"], row["method"]), []).append(float(row["bits"]))
     for (_, method), bits in sent.items():
         assert bits[0] == ELEMENT * DIMENSION, "all begin from the gradient"
@@ -80,7 +71,9 @@ def test_the_quadratics_losses_fall_and_messages_follow_the_bandwidth(quadratic)
     assert len(set(sent["small", "Kimad"])) > 3
     assert sent["small", "Kimad"] != sent["small", "Kimad, oracle"]
     clocks = [
-        float(row["seconds"]) for row in csv_rows(args.out / "messages.csv") if (row["regime"], row["method"]) == ("small", "Kimad, oracle")
+        float(row["seconds"])
+        for row in scripts.rows(args.out / "messages.csv")
+        if (row["regime"], row["method"]) == ("small", "Kimad, oracle")
     ]
     smallest = min(sent["small", "Kimad, oracle"])
     lengths = [length for length, bits in zip(np.diff(clocks), sent["small", "Kimad, oracle"][1:], strict=True) if bits > smallest]
@@ -105,13 +98,12 @@ def test_an_interruption_keeps_what_was_done(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         kimad_quadratic.main(args)
     for file in ("curves.csv", "messages.csv"):
-        assert {(row["regime"], row["warm_up"]) for row in csv_rows(tmp_path / file)} == {("extremely small", "0")}
+        assert {(row["regime"], row["warm_up"]) for row in scripts.rows(tmp_path / file)} == {("extremely small", "0")}
     assert not (tmp_path / "figure.png").exists()
 
 
 def test_the_quadratics_tables_have_80_columns_and_judge_by_their_numbers(quadratic):
-    assert all(len(line) <= 80 for line in quadratic.lines if not line.startswith("Written"))
-    assert not any("…" in line for line in quadratic.lines)
+    assert not scripts.too_wide(quadratic.lines)
     losses, gains = quadratic.rows[1:3], quadratic.rows[4:6]
     assert [row[0] for row in (*losses, *gains)] == 2 * ["small", "high"]
     for (_, gd, ef21, *_), (_, gain, _, claim, holds) in zip(losses, gains, strict=True):
@@ -123,7 +115,7 @@ def test_the_quadratics_tables_have_80_columns_and_judge_by_their_numbers(quadra
 
 
 def test_nothing_is_gained_without_variability(variability):
-    rows = csv_rows(variability.args.out / "speedups.csv")
+    rows = scripts.rows(variability.args.out / "speedups.csv")
     assert {(row["bandwidth"], row["chosen"]) for row in rows} == {("1 : 1, 50 s", "K"), ("1 : 1, 50 s", "bits"), ("trace", "K")}
     assert len(rows) == 3 * 2 * 2
     still = [float(row["speedup"]) for row in rows if row["bandwidth"] != "trace"]
@@ -131,9 +123,8 @@ def test_nothing_is_gained_without_variability(variability):
 
 
 def test_the_variabilitys_table_has_80_columns(variability):
-    assert (variability.args.out / "figure.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    assert all(len(line) <= 80 for line in variability.lines if not line.startswith("Written"))
-    assert not any("…" in line for line in variability.lines)
+    assert scripts.is_figure(variability.args.out / "figure.png")
+    assert not scripts.too_wide(variability.lines)
     assert [row[0] for row in variability.rows] == [
         *("Top-K", "1 : 1, 50 s", "its period", "1 : 1, 50 s"),
         *("a recording", "trace", "quantization", "1 : 1, 50 s"),

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import shutil
 import tempfile
 
 import numpy as np
 import pytest
+import scripts
 
 from algorithms import on_ray
 from experiments import real_asynchrony
-from experiments.helpers import common
 
 METHODS = ("synchronous", "bounded", "AD-PSGD")
 
@@ -21,20 +20,17 @@ def ran(tmp_path_factory, long):
     pytest.importorskip("ray")
     sizes = {"workers": 2, "servers": 1, "seconds": 0.8, "delay": 0.01, "factor": 6.0, "bound": 3, "methods": METHODS}
     args = real_asynchrony.Args(**sizes, out=tmp_path_factory.mktemp("real"), progress=False)
-    screen, folder = common.console(), tempfile.mkdtemp(prefix="r", dir="/tmp")  # names of sockets are short
+    folder = tempfile.mkdtemp(prefix="r", dir="/tmp")  # names of sockets are short
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TMPDIR", folder)
-        patch.setattr(common, "console", lambda: screen)
-        with screen.capture() as captured:
-            real_asynchrony.main(args)
+        lines = scripts.printed(real_asynchrony.main, args)
     shutil.rmtree(folder, ignore_errors=True)
-    return args, captured.get().splitlines()
+    return args, lines
 
 
 def test_it_trains_and_measures_in_real_processes(ran):
     args, _ = ran
-    with (args.out / "history.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = scripts.rows(args.out / "history.csv")
     assert {row["method"] for row in rows} == set(METHODS)
     for method in METHODS:
         mine = [row for row in rows if row["method"] == method]
@@ -42,14 +38,13 @@ def test_it_trains_and_measures_in_real_processes(ran):
         assert float(mine[0]["clock"]) == 0
     synchronous = [row for row in rows if row["method"] == "synchronous"]
     assert float(synchronous[-1]["clock"]) > 0.06 * int(synchronous[-1]["step"]), "all wait for the slow one"
-    assert (args.out / "figure.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert scripts.is_figure(args.out / "figure.png")
     assert (args.out / "config.json").exists()
 
 
 def test_staleness_is_measured_and_predicted(ran):
     args, _ = ran
-    with (args.out / "staleness.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = scripts.rows(args.out / "staleness.csv")
     stale = {key: [] for key in ((method, what) for method in METHODS[1:] for what in ("measured", "predicted"))}
     for row in rows:
         stale[row["method"], row["what"]].append(int(row["staleness"]))
@@ -63,9 +58,8 @@ def test_staleness_is_measured_and_predicted(ran):
 
 def test_its_table_has_80_columns(ran):
     _, lines = ran
-    assert all(len(line) <= 80 for line in lines if not line.startswith("Written"))
-    assert not any("…" in line for line in lines)
-    rows = [[cell.strip() for cell in line.strip("│ ").split("│")] for line in lines if line.startswith("│")]
+    assert not scripts.too_wide(lines)
+    rows = scripts.cells(lines)
     assert [row[0] for row in rows] == list(METHODS)
     assert all(float(row[2]) > 0 for row in rows)
 

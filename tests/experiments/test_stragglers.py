@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scripts
 
 import dsgd
 from dsgd import problems
@@ -51,7 +51,7 @@ def ran(tmp_path_factory, long):
         out=tmp_path_factory.mktemp("stragglers"),
         progress=False,
     )
-    screen, kinds, known, found = common.console(), stragglers.stragglers, stragglers.methods, {}
+    kinds, known, found = stragglers.stragglers, stragglers.methods, {}
     draw = stragglers.draw
 
     def drawn(args, tuned):
@@ -65,18 +65,15 @@ def ran(tmp_path_factory, long):
         patch.setattr(stragglers, "draw", drawn)
         patch.setattr(stragglers, "MEASURED", 20)
         patch.setattr(common, "devices_for", lambda workers: dsgd.workers.mesh(1))
-        patch.setattr(common, "console", lambda: screen)
-        with screen.capture() as captured:
-            stragglers.main(args)
-    return args, found["single server"], captured.get().splitlines()
+        lines = scripts.printed(stragglers.main, args)
+    return args, found["single server"], lines
 
 
 def test_it_writes_its_files(ran):
     args, _, _ = ran
     assert json.loads((args.out / "config.json").read_text())["backups"] == 1
-    assert (args.out / "figure.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    with (args.out / "history.csv").open() as file:
-        assert {row["method"] for row in csv.DictReader(file)} == {f"single server: {name}" for name in SHOWN}
+    assert scripts.is_figure(args.out / "figure.png")
+    assert {row["method"] for row in scripts.rows(args.out / "history.csv")} == {f"single server: {name}" for name in SHOWN}
 
 
 def test_tables_fit_80_columns(ran):

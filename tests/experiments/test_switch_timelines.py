@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import json
 import runpy
@@ -10,6 +9,7 @@ import sys
 from fractions import Fraction
 
 import pytest
+import scripts
 
 from dsgd import network
 from experiments import switch_timelines
@@ -30,12 +30,7 @@ SETTINGS = [
 def written(tmp_path_factory):
     """Of a run, its arguments and printed lines."""
     args = Args(workers=3, out=tmp_path_factory.mktemp("timelines"))
-    with pytest.MonkeyPatch.context() as patch:
-        screen = switch_timelines.common.console()
-        patch.setattr(switch_timelines.common, "console", lambda: screen)
-        with screen.capture() as captured:
-            switch_timelines.main(args)
-    return args, captured.get().splitlines()
+    return args, scripts.printed(switch_timelines.main, args)
 
 
 def by_figure(args: Args) -> dict[str, switch_timelines.Panel]:
@@ -45,9 +40,8 @@ def by_figure(args: Args) -> dict[str, switch_timelines.Panel]:
 def test_it_writes_its_config_timeline_and_figure(written):
     args, _ = written
     assert json.loads((args.out / "config.json").read_text())["workers"] == 3
-    assert (args.out / "figure.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    with (args.out / "timeline.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    assert scripts.is_figure(args.out / "figure.png")
+    rows = scripts.rows(args.out / "timeline.csv")
     assert {row["figure"] for row in rows} == {"1.3", "1.4", "1.6", "1.7", "3.4", "3.5", "4.1", "4.2", "5.2", "5.3"}
     third = [row for row in rows if row["figure"] == "1.3"][-1]
     assert third == {
@@ -60,8 +54,8 @@ def test_it_writes_its_config_timeline_and_figure(written):
 
 def test_it_prints_what_the_survey_prints_in_80_columns(written):
     _, lines = written
-    assert all(len(line) <= 80 for line in lines if not line.startswith("Written"))
-    rows = [[cell.strip() for cell in line.strip("│ ").split("│")] for line in lines if line.startswith("│")]
+    assert not scripts.too_wide(lines)
+    rows = scripts.cells(lines)
     cells = {tuple(row[:2]): row[2:] for row in rows}
     assert cells["1.3", "three messages"] == ["1 + 2(l + r)", "14", "14", "12.5"]
     assert cells["1.4", "2x compressed"] == ["1 + 2(l + r/2)", "9", "9", "7.5"]

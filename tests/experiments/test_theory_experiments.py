@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import math
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+import scripts
 
 import topologies
 from dsgd import network
@@ -16,7 +15,6 @@ from experiments import complexity_table, convergence_rates
 from experiments.helpers import communication, rate_terms, theorems
 from experiments.helpers.rate_terms import Budget, bowl
 
-PNG = b"\x89PNG\r\n\x1a\n"
 BUDGET = Budget(
     steps=(64, 128, 256, 511),
     longest_run=256,
@@ -27,21 +25,6 @@ BUDGET = Budget(
     seeds=16,
     seed=0,
 )
-
-
-def read(path: Path) -> list[dict[str, str]]:
-    with path.open() as file:
-        return list(csv.DictReader(file))
-
-
-def captured(module, args) -> list[str]:
-    """What the script prints."""
-    with pytest.MonkeyPatch.context() as patch:
-        screen = module.common.console()
-        patch.setattr(module.common, "console", lambda: screen)
-        with screen.capture() as printed:
-            module.main(args)
-    return printed.get().splitlines()
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +45,8 @@ def slopes(tmp_path_factory, long):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(convergence_rates, "everything", some)
-        lines = captured(convergence_rates, args)
-    return args, lines, {(row["panel"], row["method"]): row for row in read(args.out / "slopes.csv")}
+        lines = scripts.printed(convergence_rates.main, args)
+    return args, lines, {(row["panel"], row["method"]): row for row in scripts.rows(args.out / "slopes.csv")}
 
 
 def test_without_noise_averages_fall_as_1_over_T(slopes):
@@ -99,13 +82,12 @@ def test_staleness_costs_in_proportion(slopes):
 
 def test_rates_are_written_and_printed(slopes):
     args, lines, rows = slopes
-    assert (args.out / "figure.png").read_bytes()[:8] == PNG
+    assert scripts.is_figure(args.out / "figure.png")
     assert (args.out / "config.json").exists()
-    points = read(args.out / "rates.csv")
+    points = scripts.rows(args.out / "rates.csv")
     assert {row["panel"] for row in points} == set(convergence_rates.PANELS) == {panel for panel, _ in rows}
     assert all(float(row["measured"]) <= float(row["bound"]) * (1 + 1e-9) for row in points if row["x"])
-    assert all(len(line) <= 80 for line in lines if not line.startswith("Written"))
-    assert not any("…" in line for line in lines)
+    assert not scripts.too_wide(lines)
     assert sum("mb-SGD" in line for line in lines) == 2
 
 
@@ -160,12 +142,12 @@ def table(tmp_path_factory, long):
         patch.setattr(complexity_table, "on_one_problem", lambda: methods)
         patch.setattr(complexity_table, "SURVEY", {name: complexity_table.SURVEY[name] for name in chosen})
         patch.setattr(communication, "REGISTERED", {name: communication.REGISTERED[name] for name in chosen})
-        return args, captured(complexity_table, args)
+        return args, scripts.printed(complexity_table.main, args)
 
 
 def test_fewer_iterations_are_needed_than_predicted(table):
     args, _ = table
-    rows = {(row["method"], float(row["epsilon"])): row for row in read(args.out / "iterations.csv")}
+    rows = {(row["method"], float(row["epsilon"])): row for row in scripts.rows(args.out / "iterations.csv")}
     assert len(rows) == 6
     assert all(0 < int(row["measured"]) <= int(row["predicted"]) for row in rows.values())
     # On |x|^2 / 2 the first step of GD ends all: 1 / T is reached exactly.
@@ -182,7 +164,7 @@ def test_iterations_are_the_least(table):
 
 def test_communication_is_what_the_patterns_cost(table):
     args, _ = table
-    rows = {row["method"]: row for row in read(args.out / "communication.csv")}
+    rows = {row["method"]: row for row in scripts.rows(args.out / "communication.csv")}
     assert float(rows["DSGD"]["bits"]) == 2 * 2 * 32 * 256, "two neighbours, both ways"
     assert float(rows["DSGD"]["seconds"]) == pytest.approx(2 * (args.latency + 32 * 256 / args.bandwidth))
     assert rows["GD"]["transfers"] == str(network.cost(network.ring_all_reduce, 4, 0.0, 1.0).as_integer_ratio()[0]) + "/2"
@@ -191,7 +173,7 @@ def test_communication_is_what_the_patterns_cost(table):
 
 def test_table_is_printed_and_drawn(table):
     args, lines = table
-    assert (args.out / "figure.png").read_bytes()[:8] == PNG
+    assert scripts.is_figure(args.out / "figure.png")
     assert (args.out / "config.json").exists()
     assert all(len(line) <= 80 for line in lines if not line.startswith("Written"))
     assert sum(line.startswith("│ DSGD") for line in lines) == 3

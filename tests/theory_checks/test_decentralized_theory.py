@@ -14,16 +14,13 @@ import pytest
 import algorithms
 import topologies
 from dsgd import problems
-from dsgd.base import Algorithm
+from tests.theory_checks.mistakes import Edit, Method, forgotten, in_workers, scaled
 from theory_checks import bounds, decentralized_sgd, local_sgd
 from theory_checks.machinery import moments, paths
 from theory_checks.machinery.registry import STATEMENTS
 from theory_checks.machinery.search import Tape
 from theory_checks.machinery.statement import Outcome
 from theory_checks.statements import compressed_gossip, corrected_gossip, gradient_tracking, push_sum, scaffold
-
-Method = Callable[..., Algorithm]
-
 
 # --- The memory of products of mixing matrices.
 
@@ -138,16 +135,15 @@ def test_the_largest_step_of_gradient_tracking_is_where_the_spectral_radius_is_1
 
 
 def test_compressed_gossip_converges_at_larger_steps_than_its_paper_has():
+    """Below the step that the module's docstring derives."""
     for topology in compressed_gossip.graphs():
-        of = {"delta": 1 - topology.rho, "beta": 1 - topology.smallest_eigenvalue, "omega": 1 / 4}
-        largest, recommended = (
-            step(**of) for step in (compressed_gossip.largest_consensus_step, compressed_gossip.recommended_consensus_step)
-        )
-        assert 0 < recommended < largest < 1
+        delta, beta, omega = 1 - topology.rho, 1 - topology.smallest_eigenvalue, 1 / 4
+        s = math.sqrt(1 - omega)
+        largest = delta * (1 - s) / (s * beta * (delta + beta))
+        assert 0 < compressed_gossip.recommended_consensus_step(delta=delta, beta=beta, omega=omega) < largest < 1
         below, above = (np.abs(np.linalg.eigvals(compressed_gossip.choco_matrix(topology, eta, 4))).max() for eta in (largest, 2 * largest))
         assert below <= 1 + 1e-9
         assert above > 1
-    assert compressed_gossip.largest_consensus_step(delta=0.5, beta=1.0, omega=1.0) == 1.0
 
 
 def test_the_rate_of_exact_diffusion_is_that_of_its_slowest_part():
@@ -214,20 +210,6 @@ def test_the_worst_of_arrays_is_found_with_its_place():
 # --- Methods with a mistake.
 
 
-def scaled(method: Method, factor: float) -> Method:
-    """Whose gradients are so many times as large."""
-
-    def build(*arguments):
-        inner = method(*arguments)
-
-        def update(key, state, gradients, round):
-            return inner.update(key, state, jax.tree.map(lambda leaf: factor * leaf, gradients), round)
-
-        return inner._replace(update=update)
-
-    return build
-
-
 def on_other_graph(method: Method, other: Callable) -> Method:
     """Which takes another topology than it is given."""
     return lambda optimizer, *rest: method(optimizer, *rest[:-1], other(rest[-1]))
@@ -258,20 +240,9 @@ def without_gossip(optimizer, topology):
     return algorithms.local_sgd(optimizer, 10**6, topology)
 
 
-def kept_back(method: Method, part: str, share: float) -> Method:
-    """Which keeps only a share of what its workers remember."""
-
-    def build(*arguments):
-        inner = method(*arguments)
-
-        def update(key, state, gradients, round):
-            after, info = inner.update(key, state, gradients, round)
-            less = jax.tree.map(lambda leaf: share * leaf, getattr(after.workers, part))
-            return after._replace(workers=after.workers._replace(**{part: less})), info
-
-        return inner._replace(update=update)
-
-    return build
+def kept(share: float) -> Edit:
+    """Only a share is."""
+    return lambda before, after: jax.tree.map(lambda leaf: share * leaf, after)
 
 
 def eager(method: Method) -> Method:
@@ -305,32 +276,32 @@ GT, EXTRA, ED, D2 = algorithms.gradient_tracking, algorithms.extra, algorithms.e
 CHOCO, SQUEEZE, PUSH, SCAFFOLD = algorithms.choco_sgd, algorithms.deepsqueeze, algorithms.stochastic_gradient_push, algorithms.scaffold
 MUTANTS |= {
     "gradient tracking, uphill": (gradient_tracking.alternating, scaled(GT, -1.0), GT),
-    "gradient tracking, the last gradient is forgotten": (gradient_tracking.alternating, kept_back(GT, "gradient", 0.0), GT),
+    "gradient tracking, the last gradient is forgotten": (gradient_tracking.alternating, in_workers(GT, gradient=forgotten), GT),
     "gradient tracking, transposed": (gradient_tracking.as_printed, on_other_graph(GT, transposed), GT),
     "gradient tracking, a gradient 0.99 times as large": (gradient_tracking.as_printed, scaled(GT, 0.99), GT),
-    "CHOCO-gossip, no estimates of others": (compressed_gossip.equal_parameters, kept_back(CHOCO, "apart", 0.0), CHOCO),
-    "CHOCO-gossip, own estimate too small": (compressed_gossip.choco_as_printed, kept_back(CHOCO, "own", 0.9), CHOCO),
+    "CHOCO-gossip, no estimates of others": (compressed_gossip.equal_parameters, in_workers(CHOCO, apart=forgotten), CHOCO),
+    "CHOCO-gossip, own estimate too small": (compressed_gossip.choco_as_printed, in_workers(CHOCO, own=kept(0.9)), CHOCO),
     "CHOCO-gossip, another consensus step": (compressed_gossip.choco_as_printed, eager(CHOCO), CHOCO),
-    "DeepSqueeze, errors are lost": (compressed_gossip.deepsqueeze_as_printed, kept_back(SQUEEZE, "error", 0.0), SQUEEZE),
+    "DeepSqueeze, errors are lost": (compressed_gossip.deepsqueeze_as_printed, in_workers(SQUEEZE, error=forgotten), SQUEEZE),
     "DeepSqueeze, another consensus step": (compressed_gossip.deepsqueeze_as_printed, eager(SQUEEZE), SQUEEZE),
-    "push-sum, mass is lost": (push_sum.sums_are_kept, kept_back(PUSH, "mass", 0.9), PUSH),
+    "push-sum, mass is lost": (push_sum.sums_are_kept, in_workers(PUSH, mass=kept(0.9)), PUSH),
     "push-sum, another graph": (push_sum.two_values, on_other_graph(PUSH, slow), PUSH),
     "push-sum, a gradient 0.99 times as large": (push_sum.as_printed, scaled(PUSH, 0.99), PUSH),
-    "SCAFFOLD, no control": (scaffold.optimum, kept_back(SCAFFOLD, "control", 0.0), SCAFFOLD),
-    "SCAFFOLD, control too small": (scaffold.optimum, kept_back(SCAFFOLD, "control", 0.9), SCAFFOLD),
+    "SCAFFOLD, no control": (scaffold.optimum, in_workers(SCAFFOLD, control=forgotten), SCAFFOLD),
+    "SCAFFOLD, control too small": (scaffold.optimum, in_workers(SCAFFOLD, control=kept(0.9)), SCAFFOLD),
 }
 for name, sound, others, share in (("exact diffusion", ED, EXTRA, 0.5), ("D2", D2, ED, 1.0)):
     MUTANTS |= {
-        f"{name}, no correction": (partial(corrected_gossip.slow_duals, share), kept_back(sound, "correction", 0.0), sound),
-        f"{name}, no correction, equation": (partial(corrected_gossip.energy, share), kept_back(sound, "correction", 0.0), sound),
-        f"{name}, no correction, optimum": (corrected_gossip.optimum, kept_back(sound, "correction", 0.0), sound),
+        f"{name}, no correction": (partial(corrected_gossip.slow_duals, share), in_workers(sound, correction=forgotten), sound),
+        f"{name}, no correction, equation": (partial(corrected_gossip.energy, share), in_workers(sound, correction=forgotten), sound),
+        f"{name}, no correction, optimum": (corrected_gossip.optimum, in_workers(sound, correction=forgotten), sound),
         f"{name}, a gradient 0.9 times as large": (partial(corrected_gossip.mean_alone, share), scaled(sound, 0.9), sound),
         f"{name}, another method": (partial(corrected_gossip.along_eigenvectors, sound.__name__), others, sound),
     }
 MUTANTS |= {
     "EXTRA, uphill": (corrected_gossip.to_and_fro, scaled(EXTRA, -1.0), EXTRA),
     "EXTRA, a gradient 3 times as large": (corrected_gossip.to_and_fro, scaled(EXTRA, 3.0), EXTRA),
-    "EXTRA, no correction": (corrected_gossip.identity_of_extra, kept_back(EXTRA, "correction", 0.0), EXTRA),
+    "EXTRA, no correction": (corrected_gossip.identity_of_extra, in_workers(EXTRA, correction=forgotten), EXTRA),
     "EXTRA, another method": (partial(corrected_gossip.along_eigenvectors, "extra"), ED, EXTRA),
 }
 
@@ -372,14 +343,14 @@ def test_bounds_are_reached(extreme):
 
 
 DRAWN = {
-    "gradient tracking, linear": kept_back(GT, "gradient", 0.0),
-    "exact diffusion, linear": kept_back(ED, "correction", 0.0),
-    "D2, linear": kept_back(D2, "correction", 0.0),
+    "gradient tracking, linear": in_workers(GT, gradient=forgotten),
+    "exact diffusion, linear": in_workers(ED, correction=forgotten),
+    "D2, linear": in_workers(D2, correction=forgotten),
     "EXTRA, monotone": scaled(EXTRA, 3.0),
-    "CHOCO-gossip, round by round": kept_back(CHOCO, "apart", 0.0),
-    "CHOCO-gossip, linear": kept_back(CHOCO, "own", 0.9),
-    "push-sum, spread": kept_back(PUSH, "mass", 0.9),
-    "SCAFFOLD, closed form": kept_back(SCAFFOLD, "control", 0.9),
+    "CHOCO-gossip, round by round": in_workers(CHOCO, apart=forgotten),
+    "CHOCO-gossip, linear": in_workers(CHOCO, own=kept(0.9)),
+    "push-sum, spread": in_workers(PUSH, mass=kept(0.9)),
+    "SCAFFOLD, closed form": in_workers(SCAFFOLD, control=kept(0.9)),
 }
 
 

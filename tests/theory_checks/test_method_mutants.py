@@ -14,13 +14,13 @@ import algorithms
 import topologies
 from algorithms import optimizers
 from dsgd import workers
-from dsgd.base import Algorithm, Compressor, Query
+from dsgd.base import Query
 from dsgd.graphs.topology import Topology
+from tests.theory_checks.mistakes import Method, edited, forgotten, in_server, in_workers, of_one_key, ruled, scaled, stays
 from theory_checks.machinery import registry
 from theory_checks.machinery.trajectories import N
 from theory_checks.statements import bits, dropcompute_noise, events, loop, recursions, staleness_aware
 
-Method = Callable[..., Algorithm]
 FAMILIES = (recursions, events, loop, staleness_aware, dropcompute_noise)
 ROWS = {statement.name: statement for family in FAMILIES for statement in family.STATEMENTS}
 # What holds of several methods, of the one that is spoilt.
@@ -31,39 +31,6 @@ TRIALS = 3
 
 
 # --- How they are spoilt.
-
-
-def edited(method: Method, edit: Callable) -> Method:
-    """Whose state is edited after each round: (before, after, arguments) -> after."""
-
-    def build(*arguments, **options):
-        inner = method(*arguments, **options)
-
-        def update(key, state, gradients, round):
-            after, info = inner.update(key, state, gradients, round)
-            return edit(state, after, arguments), info
-
-        return inner._replace(update=update)
-
-    return build
-
-
-def in_workers(method: Method, **edits: Callable) -> Method:
-    """Edits of parts of the workers' state: name -> (before, after) -> after."""
-
-    def edit(before, after, arguments):
-        parts = {name: one(getattr(before.workers, name), getattr(after.workers, name)) for name, one in edits.items()}
-        return after._replace(workers=after.workers._replace(**parts))
-
-    return edited(method, edit)
-
-
-def stays(before, after):
-    return before
-
-
-def forgotten(before, after):
-    return jax.tree.map(jnp.zeros_like, after)
 
 
 def averaged(before, after):
@@ -77,20 +44,6 @@ def asking(method: Method, query: Callable) -> Method:
     def build(*arguments, **options):
         inner = method(*arguments, **options)
         return inner._replace(query=lambda state, round: query(inner, state, inner.query(state, round)))
-
-    return build
-
-
-def scaled(method: Method, factor: float) -> Method:
-    """Whose gradients are so many times as large as they should be."""
-
-    def build(*arguments, **options):
-        inner = method(*arguments, **options)
-
-        def update(key, state, gradients, round):
-            return inner.update(key, state, jax.tree.map(lambda leaf: leaf * factor, gradients), round)
-
-        return inner._replace(update=update)
 
     return build
 
@@ -157,7 +110,7 @@ def momentum_by_gossip(optimizer, topology):
 def last_rounds_mean(optimizer, up, down):
     """EF21 whose servers step on the mean that they had before this round's messages."""
 
-    def edit(before, after, arguments):
+    def edit(before, after):
         model = optimizers.step_local(optimizer, before.workers.model, before.workers.mean)
         return after._replace(workers=after.workers._replace(model=model))
 
@@ -192,7 +145,7 @@ def alone(optimizer, topology):
     return inner._replace(update=update)
 
 
-def without_control(before, after, arguments):
+def without_control(before, after):
     return after._replace(server=jax.tree.map(jnp.zeros_like, after.server))
 
 
@@ -216,9 +169,8 @@ def at_x(inner, state, query):
     return Query(state.workers.params, axis=0)
 
 
-def on_kimad(edit: Callable) -> Method:
-    """Kimad, what of whose server's state is edited after each round: (before, after) -> after."""
-    return edited(algorithms.kimad_sgd, lambda before, after, arguments: after._replace(server=edit(before.server, after.server)))
+def no_estimate_of_the_model(before, after):
+    return after._replace(server=after.server._replace(estimate=after.server.model.params))
 
 
 def without_weights(optimizer, compressors, round_time, *, weights, **options):
@@ -254,24 +206,9 @@ def each_on_its_own(inner, arguments, state, round):
     return work._replace(samples=round.cluster.latencies(round._replace(work=whole), jnp.arange(round.workers)) < threshold)
 
 
-def in_drop_compute(**edits: Callable) -> Method:
-    """DropCompute, of whose server's state parts are edited: name -> (before, after) -> after."""
-
-    def edit(before, after, arguments):
-        parts = {name: one(getattr(before.server, name), getattr(after.server, name)) for name, one in edits.items()}
-        return after._replace(server=after.server._replace(**parts))
-
-    return edited(algorithms.drop_compute, edit)
-
-
 def of_all(before, after):
     """As many as if nothing had been dropped."""
     return before + dropcompute_noise.M
-
-
-def ruled(**other) -> Method:
-    """DropCompute by another rule."""
-    return lambda *arguments, **rule: algorithms.drop_compute(*arguments, **{**rule, **other})
 
 
 def never_shortened(optimizer, rule, *, staleness_aware=True, **options):
@@ -281,11 +218,6 @@ def never_shortened(optimizer, rule, *, staleness_aware=True, **options):
 def in_turns(optimizer):
     """Emergent asynchrony that holds who is fast."""
     return algorithms.asynchronous_sgd(optimizer, bound=N - 1)
-
-
-def of_one_key(compressor: Compressor) -> Compressor:
-    """All of whose messages draw the same."""
-    return compressor._replace(compress=lambda key, x: compressor.compress(jax.random.key(0), x))
 
 
 _EC, _EF, _ASGD, _SGP = (
@@ -317,10 +249,10 @@ MUTANTS: dict[str, tuple[str, Method]] = {
     "DropCompute counts what is cut short": ("DropCompute, every round", dropping(with_what_is_cut_short)),
     "DropCompute drops the first": ("DropCompute, every round", dropping(the_last_first)),
     "DropCompute, each micro-batch has tau": ("DropCompute, every round", dropping(each_on_its_own)),
-    "DropCompute forgets the period's time": ("DropCompute, local SGD, every round", in_drop_compute(spent=forgotten)),
+    "DropCompute forgets the period's time": ("DropCompute, local SGD, every round", in_server(algorithms.drop_compute, spent=forgotten)),
     "DropCompute's constant is forgotten": ("DropCompute, local SGD, redrawn, every round", ruled(correction="none")),
-    "DropCompute draws the same again": ("DropCompute, local SGD, redrawn, every round", in_drop_compute(drawn=stays)),
-    "DropCompute never draws again": ("no bias of what is drawn again", in_drop_compute(drawn=of_all)),
+    "DropCompute draws the same again": ("DropCompute, local SGD, redrawn, every round", in_server(algorithms.drop_compute, drawn=stays)),
+    "DropCompute never draws again": ("no bias of what is drawn again", in_server(algorithms.drop_compute, drawn=of_all)),
     "DropCompute, no stopping times": ("noise of stopping times", ruled(stop="preempt")),
     "DropCompute without preemption": ("bias of preemption, and of means", ruled(stop="between")),
     "DropCompute ends without a bias": ("where biased SGD ends", ruled(stop="between")),
@@ -334,7 +266,7 @@ MUTANTS: dict[str, tuple[str, Method]] = {
     "Kimad's estimates of updates stay": ("Kimad, every round", in_workers(algorithms.kimad_sgd, estimate=stays)),
     "Kimad's estimate of the model is the model": (
         "Kimad, every round",
-        on_kimad(lambda before, after: after._replace(estimate=after.model.params)),
+        edited(algorithms.kimad_sgd, no_estimate_of_the_model),
     ),
     "Kimad's weights are forgotten": ("Kimad, every round", without_weights),
     "Kimad for Kimad+": (

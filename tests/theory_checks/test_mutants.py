@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -18,6 +17,7 @@ from algorithms.asynchronous.delays import Delays
 from dsgd import problems
 from dsgd.base import Algorithm, Compressor
 from dsgd.graphs.topology import Topology
+from tests.theory_checks.mistakes import Method, forgotten, in_server, in_workers, ruled, scaled, stays
 from theory_checks import (
     asynchronous_sgd,
     compressed_sgd,
@@ -35,7 +35,6 @@ from theory_checks.machinery.statement import Outcome
 from theory_checks.statements import kimad
 
 TRIALS = 40
-Method = Callable[..., Algorithm]
 
 
 def first_failure(trial: Callable, mutant: Method, sound: Method) -> tuple[int, Outcome] | None:
@@ -49,20 +48,6 @@ def first_failure(trial: Callable, mutant: Method, sound: Method) -> tuple[int, 
             if not outcome.holds:
                 return number, outcome
     return None
-
-
-def scaled(method: Method, factor: Callable[[int], float]) -> Method:
-    """Whose gradients are so many times as large as they should be."""
-
-    def build(*arguments):
-        inner = method(*arguments)
-
-        def update(key, state, gradients, round):
-            return inner.update(key, state, jax.tree.map(lambda leaf: leaf * factor(round.workers), gradients), round)
-
-        return inner._replace(update=update)
-
-    return build
 
 
 def stretched(method: Method, factor: Callable[[int], float]) -> Method:
@@ -81,25 +66,6 @@ def stretched(method: Method, factor: Callable[[int], float]) -> Method:
     return build
 
 
-def edited(method: Method, edit: Callable) -> Method:
-    """Whose state is edited after each round: (before, after) -> after."""
-
-    def build(*arguments):
-        inner = method(*arguments)
-
-        def update(key, state, gradients, round):
-            after, info = inner.update(key, state, gradients, round)
-            return edit(state, after), info
-
-        return inner._replace(update=update)
-
-    return build
-
-
-def zeros(tree):
-    return jax.tree.map(jnp.zeros_like, tree)
-
-
 # --- SGD and mini-batch SGD.
 
 
@@ -115,14 +81,6 @@ def biased(optimizer, compressor: Compressor, via: str) -> Algorithm:
     return algorithms.compressed_sgd(
         optimizer, compressor._replace(decompress=lambda message, d: compressor.decompress(message, d) + 2.0), via
     )
-
-
-def forgetful(*parts: str) -> Method:
-    def forget(before, after):
-        memory = after.workers
-        return after._replace(workers=memory._replace(**{part: zeros(getattr(memory, part)) for part in parts}))
-
-    return edited(error_compensated_sgd.any_compressor, forget)
 
 
 # --- Staleness.
@@ -166,49 +124,7 @@ def deaf(W: np.ndarray) -> np.ndarray:
     return P
 
 
-def without_step(optimizer, topology):
-    return scaled(algorithms.decentralized_sgd, lambda N: 0.0)(optimizer, topology)
-
-
-# --- EF21.
-
-
-def without_estimates(before, after):
-    """Workers send the compressed gradient, servers add it up as if it were the difference."""
-    return after._replace(workers=after.workers._replace(gradient=zeros(after.workers.gradient)))
-
-
-def same_estimates(before, after):
-    """Servers do not add what they receive to the mean of the estimates that they have."""
-    return after._replace(workers=after.workers._replace(mean=before.workers.mean))
-
-
-# --- Kimad: one server, N = 1.
-
-
-def on_kimad(edit: Callable) -> Method:
-    """Whose state is edited after each round: (before, after) -> after."""
-
-    def build(*arguments, **options):
-        inner = algorithms.kimad_sgd(*arguments, **options)
-
-        def update(key, state, gradients, round):
-            after, info = inner.update(key, state, gradients, round)
-            return edit(state, after), info
-
-        return inner._replace(update=update)
-
-    return build
-
-
-def kimads_gradients_for_differences(before, after):
-    """Workers send the compressed gradient, the server adds it up as if it were the difference."""
-    return after._replace(workers=after.workers._replace(estimate=zeros(after.workers.estimate)))
-
-
-def kimads_server_does_not_add(before, after):
-    """What the server receives changes nothing."""
-    return after._replace(server=after.server._replace(updates=before.server.updates))
+# --- Kimad.
 
 
 def below_the_set(optimizer, choices, round_time, **options):
@@ -216,12 +132,7 @@ def below_the_set(optimizer, choices, round_time, **options):
     return algorithms.kimad_sgd(optimizer, algorithms.kimad.top_k([0.01]), round_time, **options)
 
 
-# --- DropCompute.
-
-
-def by_rule(**other) -> Method:
-    """By another one."""
-    return lambda *arguments, **rule: algorithms.drop_compute(*arguments, **{**rule, **other})
+# --- Where it is found.
 
 
 def of(trial: Callable, via: str) -> Callable:
@@ -229,11 +140,11 @@ def of(trial: Callable, via: str) -> Callable:
 
 
 MUTANTS = {
-    "GD, a step twice as large": (gradient_descent.trial, scaled(algorithms.gradient_descent, lambda N: 2.0), algorithms.gradient_descent),
-    "GD, no step": (gradient_descent.trial, scaled(algorithms.gradient_descent, lambda N: 0.0), algorithms.gradient_descent),
-    "GD, uphill": (gradient_descent.trial, scaled(algorithms.gradient_descent, lambda N: -1.0), algorithms.gradient_descent),
+    "GD, a step twice as large": (gradient_descent.trial, scaled(algorithms.gradient_descent, 2.0), algorithms.gradient_descent),
+    "GD, no step": (gradient_descent.trial, scaled(algorithms.gradient_descent, 0.0), algorithms.gradient_descent),
+    "GD, uphill": (gradient_descent.trial, scaled(algorithms.gradient_descent, -1.0), algorithms.gradient_descent),
     "SGD, momentum": (sgd.trial_exact, with_momentum, algorithms.sgd),
-    "SGD, a gradient twice as large": (sgd.trial_exact, scaled(algorithms.sgd, lambda N: 2.0), algorithms.sgd),
+    "SGD, a gradient twice as large": (sgd.trial_exact, scaled(algorithms.sgd, 2.0), algorithms.sgd),
     "mb-SGD, 1/(N - 1)": (
         minibatch_sgd.trial_exact,
         scaled(algorithms.minibatch_sgd, lambda N: N / (N - 1)),
@@ -295,7 +206,7 @@ DIRECTED = {
             steps=300,
             learning_rate=0.2,
         ),
-        without_step,
+        scaled(algorithms.decentralized_sgd, 0.0),
         algorithms.decentralized_sgd,
     ),
 }
@@ -312,7 +223,10 @@ def test_a_directed_instance_finds_the_mistake(name):
 
 BUILT = {
     **{
-        f"EC-SGD, lost: {', '.join(parts)}, {name}": (extreme, forgetful(*parts))
+        f"EC-SGD, lost: {', '.join(parts)}, {name}": (
+            extreme,
+            in_workers(error_compensated_sgd.any_compressor, **dict.fromkeys(parts, forgotten)),
+        )
         for parts, name, extreme in (
             (("worker",), "exact", error_compensated_sgd.bowls),
             (("server",), "biased Q", error_compensated_sgd.vanishing),
@@ -321,13 +235,15 @@ BUILT = {
     },
     "ASGD, staler than it says": (partial(asynchronous_sgd.bowls, (1, 2, 4)), staler),
     "DSGD, gossip before the step": (decentralized_sgd.random_disagreement, mixing(lambda W: W, step_first=False)),
-    "EF21, gradients for differences": (ef21.bowls, edited(algorithms.ef21, without_estimates)),
-    "EF21, estimates that stay": (ef21.bowls, edited(algorithms.ef21, same_estimates)),
-    "DropCompute divides by what was computed": (dropcompute.bowls, by_rule(correction="stochastic")),
-    "DropCompute, no stopping times": (dropcompute.stopping_bowls, by_rule(stop="preempt")),
-    "DropCompute, no stopping times, convex": (dropcompute_convex.stopping_bowls, by_rule(stop="preempt")),
-    "Kimad, gradients for differences": (kimad.ratios, on_kimad(kimads_gradients_for_differences)),
-    "Kimad, an estimate that stays": (kimad.ratios, on_kimad(kimads_server_does_not_add)),
+    # Workers send the compressed gradient, servers add it up as if it were the difference.
+    "EF21, gradients for differences": (ef21.bowls, in_workers(algorithms.ef21, gradient=forgotten)),
+    # Servers do not add what they receive to the mean of the estimates that they have.
+    "EF21, estimates that stay": (ef21.bowls, in_workers(algorithms.ef21, mean=stays)),
+    "DropCompute divides by what was computed": (dropcompute.bowls, ruled(correction="stochastic")),
+    "DropCompute, no stopping times": (dropcompute.stopping_bowls, ruled(stop="preempt")),
+    "DropCompute, no stopping times, convex": (dropcompute_convex.stopping_bowls, ruled(stop="preempt")),
+    "Kimad, gradients for differences": (kimad.ratios, in_workers(algorithms.kimad_sgd, estimate=forgotten)),
+    "Kimad, an estimate that stays": (kimad.ratios, in_server(algorithms.kimad_sgd, updates=stays)),
     "Kimad, a compressor outside alpha": (kimad.mantissas, below_the_set),
 }
 

@@ -9,6 +9,7 @@ import networkx as nx
 import numpy as np
 import pytest
 import scipy.sparse
+from matrices import second_largest
 
 import topologies
 
@@ -23,10 +24,6 @@ def edges(topology) -> set[tuple[int, int]]:
 
 def ordered(pairs) -> set[tuple[int, int]]:
     return {(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]}
-
-
-def second_largest(W: np.ndarray) -> float:
-    return np.sort(np.abs(np.linalg.eigvals(W)))[-2]
 
 
 @pytest.mark.parametrize("n", [4, 5, 6, 7, 16, 33, 64])

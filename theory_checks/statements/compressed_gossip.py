@@ -83,12 +83,6 @@ def deepsqueeze_matrix(topology: Topology, eta: float, dimension: int) -> np.nda
     return np.array([[r + pull * s, pull * (1 + s), pull * s], [s, s, s], [0.0, 0.0, 1.0]])
 
 
-def largest_consensus_step(*, delta: float, beta: float, omega: float) -> float:
-    """The eta below which CHOCO-gossip converges whatever C leaves out. Arguments as in the module's docstring."""
-    s = float(np.sqrt(1 - omega))
-    return min(1.0, delta * (1 - s) / (s * beta * (delta + beta))) if s > 0 else 1.0
-
-
 def recommended_consensus_step(*, delta: float, beta: float, omega: float) -> float:
     """That of Koloskova, Stich and Jaggi's Theorem 2."""
     return delta**2 * omega / (16 * delta + delta**2 + 4 * beta**2 + 2 * delta * beta**2 - 8 * delta * omega)

@@ -26,13 +26,10 @@ import topologies
 from dsgd import network
 from dsgd.base import Pattern
 from theory_checks.machinery.statement import Draws, Outcome, Statement
+from theory_checks.statements import bits
 
 CONVENTIONS: tuple[network.Convention, ...] = ("blocking", "pipelined")
 _Cost = Callable[[int, Fraction, Fraction], Fraction]
-
-
-def _neighbours(N: int) -> int:
-    return min(2, N - 1)
 
 
 class Known(NamedTuple):
@@ -71,8 +68,8 @@ PATTERNS: dict[str, Known] = {
     ),
     "gossip on a ring": Known(
         lambda N: network.gossip(topologies.ring(N)),
-        lambda N, latency, transfer: _neighbours(N) * (latency + transfer),
-        lambda N, latency, transfer: latency + _neighbours(N) * transfer,
+        lambda N, latency, transfer: bits.degree(N) * (latency + transfer),
+        lambda N, latency, transfer: latency + bits.degree(N) * transfer,
     ),
 }
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from functools import cache
+from functools import cache, partial
+from typing import Any
 from unittest import mock
 
 import jax
@@ -55,6 +56,18 @@ def seen_where(compressor: Compressor):
 
     where = jax.jit(jax.vmap(one, in_axes=(None, 0)), compiler_options=UNOPTIMIZED)
     return lambda x, **drawn: np.asarray(where(x, drawn), np.float64)
+
+
+def sent(compressor: Compressor, keys: jax.Array, d: int) -> tuple[Any, np.ndarray]:
+    """The messages of a vector of d ones, and the bits that each says it has."""
+
+    @partial(jax.jit, compiler_options=UNOPTIMIZED)
+    def send(keys):
+        messages = jax.vmap(lambda key: compressor.compress(key, jnp.ones(d)))(keys)
+        return messages, jax.vmap(compressor.bits)(messages)
+
+    messages, bits = send(keys)
+    return messages, np.asarray(bits)
 
 
 def midpoints(n: int) -> np.ndarray:

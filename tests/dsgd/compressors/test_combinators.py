@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import cache, partial
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from tests.dsgd.compressors.shared import (
     seen,
     seen_often,
     seen_where,
+    sent,
     sqnorm,
     standard_error,
     vectors,
@@ -107,21 +108,14 @@ def test_random_quantization_takes_a_bucket(key):
 
 def test_buckets_of_messages_of_random_size_count_what_is_used(key):
     compressor, d = buckets(random_sparsification(0.3), 16), 41
-
-    @partial(jax.jit, static_argnums=1, compiler_options=UNOPTIMIZED)
-    def send(keys, d):
-        messages = jax.vmap(lambda key: compressor.compress(key, jnp.ones(d)))(keys)
-        return messages, jax.vmap(compressor.bits)(messages)
-
-    messages, bits = send(jax.random.split(key, 2000), d)
-    bits = np.asarray(bits)
+    messages, bits = sent(compressor, jax.random.split(key, 2000), d)
     full, rest = (np.asarray(part.values != 0) for part in messages)
     kept = full.sum(axis=(1, 2)), rest.sum(axis=1)
     np.testing.assert_array_equal(bits, 3 * 32 + kept[0] * (32 + 4) + kept[1] * (32 + 4))
     assert compressor.mean_bits(d) == pytest.approx(3 * 32 + 0.3 * d * (32 + 4))
     assert abs(bits.mean() - compressor.mean_bits(d)) <= STANDARD_ERRORS * standard_error(bits)
     for short in (10, 32):  # of one kind of bucket only
-        messages, bits = send(jax.random.split(key, 5), short)
+        messages, bits = sent(compressor, jax.random.split(key, 5), short)
         used = sum((np.asarray(part.values) != 0).reshape(5, -1).sum(axis=1) for part in messages if part is not None)
         np.testing.assert_array_equal(bits, -(-short // 16) * 32 + used * (32 + 4))
 

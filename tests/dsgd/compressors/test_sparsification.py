@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from functools import cache, partial
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,6 @@ from tests.dsgd.compressors.shared import (
     HUGE,
     STANDARD_ERRORS,
     TINY,
-    UNOPTIMIZED,
     as_bits,
     midpoints,
     normal,
@@ -30,6 +29,7 @@ from tests.dsgd.compressors.shared import (
     seen,
     seen_often,
     seen_where,
+    sent,
     sqnorm,
     standard_error,
     vectors,
@@ -245,14 +245,7 @@ def test_the_capacity_is_exceeded_with_probability_1e12_by_bernstein_and_is_the_
 @pytest.mark.parametrize(("p", "d"), [(0.1, 333), (1.0, 5), (0.3, 1)])
 def test_bits_count_what_is_used_and_its_number(p, d):
     compressor = random_sparsification(p)
-
-    @partial(jax.jit, compiler_options=UNOPTIMIZED)
-    def send(keys):
-        messages = jax.vmap(lambda key: compressor.compress(key, jnp.ones(d)))(keys)
-        return messages, jax.vmap(compressor.bits)(messages)
-
-    messages, bits = send(jax.random.split(jax.random.key(0), DRAWS // 10))
-    bits = np.asarray(bits)
+    messages, bits = sent(compressor, jax.random.split(jax.random.key(0), DRAWS // 10), d)
     kept = (np.asarray(messages.values) != 0).sum(axis=1)
     each = 32 + math.ceil(math.log2(d))
     np.testing.assert_array_equal(bits, 32 + kept * each)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import optax
 
 import algorithms
+import dsgd
 import topologies
 from dsgd import clusters, network
 
@@ -31,6 +33,10 @@ UNEQUAL = clusters.Cluster(
 HETEROGENEOUS = clusters.Cluster(UNEQUAL.compute, UNEQUAL.up, UNEQUAL.down, latency=0.375)
 CLUSTERS = {"equal": EQUAL, "unequal": UNEQUAL, "unequal, blocking": HETEROGENEOUS}
 COMPUTE = {"equal": np.full(N, 0.5), "unequal": np.array([1.0, 3.5, 0.5, 6.0]), "unequal, blocking": np.array([0.5, 1.75, 0.25, 3.0])}
+
+
+def run(method, problem, cluster, *, steps, **options):
+    return dsgd.run(method, problem, steps=steps, cluster=cluster, **({"key": jax.random.key(0), "mesh": 1} | options))
 
 
 def bandwidths(cluster: clusters.Cluster) -> tuple[np.ndarray, np.ndarray]:

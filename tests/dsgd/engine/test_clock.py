@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,10 @@ import dsgd
 import topologies
 from dsgd import clusters, problems
 from dsgd.engine import clock
+from tests.dsgd.engine import clocks
 from tests.dsgd.engine.clocks import CLUSTERS, COMPUTE, EQUAL, HETEROGENEOUS, METHODS, OPTIMIZER, UNEQUAL, VECTOR, N, exchange
+
+run = partial(clocks.run, steps=24)
 
 
 def expected(name, of, steps):
@@ -23,10 +28,6 @@ def expected(name, of, steps):
         done = exchange(name, done + COMPUTE[of], CLUSTERS[of], t)
         clocks.append(done.max())
     return np.array(clocks)
-
-
-def run(method, problem, cluster, *, steps=24, **options):
-    return dsgd.run(method, problem, steps=steps, cluster=cluster, **({"key": jax.random.key(0), "mesh": 1} | options))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,22 +14,20 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import Work, clusters, problems
+from tests.dsgd.engine import clocks
 from tests.dsgd.engine.clocks import EQUAL, OPTIMIZER, UNEQUAL, VECTOR, N
 
 WORKERS = 8
 RANDOM = clusters.Cluster(clusters.lognormal(0.0, 0.5), up=clusters.lognormal(4.0, 1.0), latency=0.1, micro_batches=2, noise=0.2)
 SILENT = replace(RANDOM, noise=0.0)
 RING = algorithms.decentralized_sgd(OPTIMIZER, topologies.ring(WORKERS))
+run = partial(clocks.run, steps=12)
 NAMES = [f"measured_{what}" for what in ("compute", "up", "down", "bits_up", "bits_down")]
 
 
 @pytest.fixture(scope="module")
 def eight() -> dsgd.Problem:
     return problems.random_quadratic(WORKERS, 3, noise=0.3, seed=0)
-
-
-def run(method, problem, cluster, *, steps=12, **options):
-    return dsgd.run(method, problem, steps=steps, cluster=cluster, **({"key": jax.random.key(0), "mesh": 1} | options))
 
 
 def test_workers_measure_the_round_before(problem):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import Round, Work, clusters, network, problems
+from tests.dsgd.engine import clocks
 from tests.dsgd.engine.clocks import EQUAL, METHODS, OPTIMIZER, UNEQUAL, VECTOR, N, exchange
 
 # By round, worker and micro-batch, of at most 8 samples: some micro-batches have none, and some workers have none.
@@ -21,6 +23,7 @@ PER_SAMPLE = np.array([0.25, 0.125, 1.0, 0.5])
 FIXED = np.array([0.5, 1.75, 0.25, 3.0])
 WORKING = replace(UNEQUAL, per_sample=clusters.constant(PER_SAMPLE), micro_batches=1)
 STEPS = 12
+run = partial(clocks.run, steps=STEPS)
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +46,6 @@ def working(method: dsgd.Algorithm, samples: np.ndarray) -> dsgd.Algorithm:
 def seconds_of(samples: np.ndarray) -> np.ndarray:
     """`[..., N, M]` to seconds of each micro-batch."""
     return np.where(samples > 0, FIXED[:, None] + PER_SAMPLE[:, None] * samples, 0)
-
-
-def run(method, problem, cluster, *, steps=STEPS, **options):
-    return dsgd.run(method, problem, steps=steps, cluster=cluster, **({"key": jax.random.key(0), "mesh": 1} | options))
 
 
 def round_of(samples: np.ndarray | None = None, **options) -> Round:

@@ -10,18 +10,10 @@ import pytest
 import scipy.sparse
 from hypothesis import given
 from hypothesis import strategies as st
+from matrices import circulant, second_largest
 
 import topologies
 from dsgd import Topology
-
-
-def circulant(n: int, weights: dict[int, float]) -> np.ndarray:
-    """The weights by shift, both ways; what is left of 1 stays on the diagonal."""
-    W = np.zeros((n, n))
-    for shift, weight in weights.items():
-        for s in {shift % n, -shift % n}:
-            W += weight * np.roll(np.eye(n), s, axis=0)
-    return W + np.eye(n) * (1 - W[0].sum())
 
 
 def metropolis(edges: list[tuple[int, int]], n: int) -> np.ndarray:
@@ -47,11 +39,6 @@ def arcs(pairs: list[tuple[int, int]], n: int) -> np.ndarray:
 def cycle(n: int, by: int = 1) -> np.ndarray:
     """Everybody keeps half and sends half to the one `by` further. Doubly stochastic."""
     return (np.eye(n) + np.roll(np.eye(n), by, axis=0)) / 2
-
-
-def second_largest(W: np.ndarray) -> float:
-    """By numpy's general solver, which does not know that W is symmetric."""
-    return np.sort(np.abs(np.linalg.eigvals(W)))[-2]
 
 
 def far_from_average(P: np.ndarray) -> float:

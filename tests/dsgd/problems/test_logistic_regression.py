@@ -68,7 +68,7 @@ def test_smoothness_is_the_steepest_curvature_of_the_steepest_worker(problem, un
     assert largest == pytest.approx(problem.constants.smoothness, rel=1e-4)
 
 
-def test_objective_is_strongly_convex_as_told(problem, slopes, unravel):
+def test_objective_is_strongly_convex_as_told(problem, slopes):
     r"""$\langle f_n'(x) - f_n'(y), x - y \rangle \ge \mu |x - y|^2$ for every worker."""
     assert problem.constants.strong_convexity == L2
     x, y = points_of_many_sizes(problem, 2), points_of_many_sizes(problem, 3)

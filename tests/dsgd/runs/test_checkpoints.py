@@ -287,7 +287,7 @@ def test_a_folder_without_the_right_to_write_is_refused(tmp_path, monkeypatch):
         checkpoints.Checkpoint(tmp_path, {})
 
 
-def test_two_runs_do_not_share_a_folder(one_run, key, tmp_path):
+def test_two_runs_do_not_share_a_folder(key, tmp_path):
     with checkpoints.Checkpoint(tmp_path, {}), pytest.raises(ValueError, match="another run is using it; need another folder"):
         dsgd.run(momentum(0.5), l2(0.1), steps=3, key=key, mesh=1, checkpoint=tmp_path)
     with checkpoints.Checkpoint(tmp_path, {}):

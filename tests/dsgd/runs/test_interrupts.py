@@ -129,7 +129,7 @@ def test_the_third_signal_does_not_wait():
             signal.raise_signal(signal.SIGINT)
 
 
-def test_what_is_ignored_stays_ignored(monkeypatch):
+def test_what_is_ignored_stays_ignored():
     """As nohup would have it."""
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
@@ -140,7 +140,7 @@ def test_what_is_ignored_stays_ignored(monkeypatch):
         signal.signal(signal.SIGTERM, before)
 
 
-def test_other_threads_leave_signals_alone(problem, mesh, key):
+def test_other_threads_leave_signals_alone():
     ends, before = [], signal.getsignal(signal.SIGINT)
 
     def work():

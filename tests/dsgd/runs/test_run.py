@@ -252,17 +252,10 @@ def test_batches_from_outside_are_used_one_a_round(mesh, key):
         np.testing.assert_allclose(fed.history["loss"], exact.history["loss"][fed.history["step"]], rtol=1e-4, atol=1e-10)
 
 
-def test_batches_come_in_order_and_none_is_lost(mesh, key):
+def test_batches_come_in_order_and_none_is_lost(gradient_is_batch, mesh, key):
     """The gradient of batch t is t: after T rounds x = -sum of 0 .. T-1."""
-    problem = dsgd.Problem(
-        init=lambda key: jnp.zeros(()),
-        loss=lambda params, batch: params * batch,
-        data=jnp.zeros(N),
-        sample=lambda key, mine: mine,
-        evaluate=lambda params, data, shared: ({"loss": params}, params),
-    )
     batches = (np.full(N, float(t), np.float32) for t in itertools.count())
-    result = dsgd.run(algorithms.minibatch_sgd(optax.sgd(1.0)), problem, steps=50, key=key, mesh=mesh, batches=batches)
+    result = dsgd.run(algorithms.minibatch_sgd(optax.sgd(1.0)), gradient_is_batch, steps=50, key=key, mesh=mesh, batches=batches)
     np.testing.assert_array_equal(result.history["loss"], -np.cumsum([0, *range(50)]))
 
 

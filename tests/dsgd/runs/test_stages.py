@@ -71,18 +71,11 @@ def test_a_stage_has_checkpoints_of_its_own(problem, mesh, key, tmp_path):
         dsgd.run(METHOD, problem, steps=20, checkpoint=tmp_path, **(stage | {"start": other}))
 
 
-def test_the_batches_of_a_stage_begin_with_the_first_given(mesh, key):
-    problem = dsgd.Problem(
-        init=lambda key: jnp.zeros(()),
-        loss=lambda params, batch: params * batch,
-        data=jnp.zeros(N),
-        sample=lambda key, mine: mine,
-        evaluate=lambda params, data, shared: ({"loss": params}, params),
-    )
+def test_the_batches_of_a_stage_begin_with_the_first_given(gradient_is_batch, mesh, key):
     method = algorithms.minibatch_sgd(optax.sgd(1.0))
     batches = [np.full(N, float(t), np.float32) for t in range(30)]
-    one = dsgd.run(method, problem, steps=20, key=key, mesh=mesh, batches=batches)
-    two = dsgd.run(method, problem, steps=10, key=key, mesh=mesh, batches=batches[20:], start=one)
+    one = dsgd.run(method, gradient_is_batch, steps=20, key=key, mesh=mesh, batches=batches)
+    two = dsgd.run(method, gradient_is_batch, steps=10, key=key, mesh=mesh, batches=batches[20:], start=one)
     np.testing.assert_array_equal(two.history["loss"], -np.cumsum([0, *range(30)])[20:])
 
 

@@ -42,9 +42,8 @@ def cluster(draws: Draws) -> asynchronous.Numbers:
     return asynchronous.Numbers((rng.integers(1, 41, size=(N, 3)) % most + 1) / 8.0, up, down)
 
 
-def placed(of: Instance, **options: Any) -> clusters.Cluster:
-    """The cluster of these numbers. Who begins to compute at a time takes one of its laps by that time."""
-    numbers: Any = of.more
+def cluster_of(numbers: Any, **options: Any) -> clusters.Cluster:
+    """Of these numbers, as `cluster` has them. Who begins to compute at a time takes one of its laps by that time."""
 
     def bandwidth(values):
         return clusters.Quantity(lambda key, clock, worker: values[worker], "bandwidth", positive=True, steady=True)
@@ -54,6 +53,11 @@ def placed(of: Instance, **options: Any) -> clusters.Cluster:
 
     computing = clusters.Quantity(seconds, "seconds", positive=False)
     return clusters.Cluster(computing, bandwidth(numbers.up), bandwidth(numbers.down), **options)
+
+
+def placed(of: Instance, **options: Any) -> clusters.Cluster:
+    """The cluster of an instance's numbers."""
+    return cluster_of(of.more, **options)
 
 
 _RING = [(n, (n + 1) % N) for n in range(N)]
