@@ -122,8 +122,7 @@ class Learner:
         (12) has the sample variance alone, which is worse where nodes have not measured equally often. Nodes with a single one do not count
         where others have two. $T_i$ is a mean over all rounds, too: the minimum of single times would be too small by their noise.
         A node whose times do not grow with its samples, or that has memory for one only, is taken to compute in proportion to them, as in
-        (8). A quotient of noisy times is
-        too large on average, by the share that the variance of P is of its square.
+        (8). A quotient of noisy times is too large on average, by the share that the variance of P is of its square.
 
         Args:
             weighting: "inverse-variance", or "plain", the average of the $\gamma_i$.

@@ -56,7 +56,7 @@ def gradient_noise_scale(local_sqnorms: ArrayLike, global_sqnorm: ArrayLike, bat
         S and G, `[...]`; numpy's, unless something is of JAX.
 
     Raises:
-        ValueError: other shapes, batches or squared norms that are negative, infinite or NaN batches, fewer than two nodes with samples,
+        ValueError: other shapes, squared norms below 0, batches that are negative, infinite or NaN, fewer than two nodes with samples,
             unknown weights.
 
     Source: Nie et al., "Cannikin", section 4.4; McCandlish et al., "An empirical model of large-batch training", appendix A.
