@@ -246,7 +246,7 @@ def test_jobs_by_hand_do_what_the_framework_does():
 
 
 @pytest.fixture(scope="module")
-def compressed(tmp_path_factory):
+def compressed(tmp_path_factory, long):
     out = tmp_path_factory.mktemp("compression")
     names = ("identity", "sign", "random_sparsification(0.1)")
     args = compression.Args(

@@ -63,7 +63,8 @@ def rows(out: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("told", [slurm, pytest.param(flags, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("told", [slurm, flags])
 def test_two_processes_find_what_one_finds_and_the_first_alone_says_it(told, tmp_path):
     options = ("--cache", str(tmp_path / "programs"))
     (status, said, _), (other, nothing, _) = started(told, tmp_path / "two", *options)

@@ -16,6 +16,7 @@ def launched(out, machines=KEPT):
     commands.launch(compare.main, compare.Args(**SMALL, out=out), machines)
 
 
+@pytest.mark.long
 def test_the_same_command_goes_on_and_finds_the_same(tmp_path, monkeypatch):
     launched(tmp_path / "whole", commands.Machines())
     assert not (tmp_path / "whole" / resuming.FOLDER).exists()

@@ -276,8 +276,9 @@ class Server:
         carry, records = found
         kept, wall = dict(records), float(records["wall"])
         self.model, self.version = Model(*carry.state.server), int(carry.state.step)
-        columns = [kept[name].tolist() for name in Update._fields]
-        self.updates = [Update(*row) for row in zip(*columns, strict=True)]
+        columns = {name: kept[name].tolist() for name in Update._fields}
+        columns["read"] = [tuple(versions) for versions in columns["read"]]
+        self.updates = [Update(*row) for row in zip(*columns.values(), strict=True)]
         self.records = _unstacked([kept[f"model{i}"] for i in range(len(jax.tree.leaves(self.model.params)))], self.model.params)
         self.era = int(kept["era"]) + 1
         self.reads, self.lives, self.expected = {}, {}, None  # who is there is told again

@@ -84,6 +84,7 @@ def space_and_transfers(rate: Rate):
     return str(Path("/proc/self/ns/net").readlink()), transfers(rate, "10.0.0.1")
 
 
+@pytest.mark.long
 @allowed
 def test_links_carry_what_they_are_told_to_and_follow_its_changes():
     (here, found), (there, _) = links.shaped(2, partial(space_and_transfers, RATE), RATE, timeout=120)

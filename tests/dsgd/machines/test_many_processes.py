@@ -50,6 +50,7 @@ def four():
     return dsgd.loopback(4, many.four, timeout=SECONDS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("exchange", many.OF_FOUR)
 def test_four_processes_are_one_with_four_devices(exchange, four):
     """To the bit in all processes, and beside one process where no all-reduce adds up in another order."""
