@@ -38,9 +38,9 @@ def pytest_collection_modifyitems(config, items):
     """Without --long, what is marked so is left out, and what needs a fixture that takes `long`."""
     if config.getoption("--long"):
         return
-    out = [item for item in items if item.get_closest_marker("long") or "long" in item.fixturenames]
-    config.hook.pytest_deselected(items=out)
-    items[:] = [item for item in items if item not in set(out)]
+    out = {item for item in items if item.get_closest_marker("long") or "long" in item.fixturenames}
+    config.hook.pytest_deselected(items=list(out))
+    items[:] = [item for item in items if item not in out]
 
 
 @pytest.fixture(scope="session")

@@ -280,11 +280,11 @@ def _trained(name: str, problem: Problem, rules: Rules, params: Params, parts: l
     """What all servers say, put together."""
     P, N = len(parts), problem.workers
     least = min(len(updates) for updates, *_ in parts)  # a server may have seen what is not finite, or lost a gradient with a worker
-    shape = {"read": (least, P)}
 
     def column(field: str) -> np.ndarray:
-        each = [np.array([getattr(update, field) for update in updates[:least]]) for updates, *_ in parts]
-        return np.stack([values.reshape(shape.get(field, least)) for values in each], axis=1)
+        """`[least, P]`, of what was read `[least, P, P]`; also where nothing was taken."""
+        each = np.array([[getattr(update, field) for update in updates[:least]] for updates, *_ in parts])
+        return each.reshape(P, least, *[P] * (field == "read")).swapaxes(0, 1)
 
     columns = {field: column(field) for field in Update._fields}
     updates = {field: columns[field].astype(int) for field in ("worker", "draw", "read")}
