@@ -34,6 +34,12 @@ def pytest_addoption(parser):
     parser.addoption("--long", action="store_true", help="whole experiments, too, all code in docs/, many deaths")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than processors: a tenth of the time a test waits for processes that it started, or for the clock."""
+    return 1 + (os.cpu_count() or 1)
+
+
 def pytest_collection_modifyitems(config, items):
     """Without --long, what is marked so is left out, and what needs a fixture that takes `long`."""
     if config.getoption("--long"):

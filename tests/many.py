@@ -43,6 +43,7 @@ METHODS = {
 }
 OF_FOUR = ("all-reduce", "servers", "permutes", "gather")
 ASYNCHRONOUS = {"one at a time", "pairs"}
+BRIEFLY = {"all-reduce", "servers", "permutes", "one at a time"}  # without --long
 
 
 def as_tests_do() -> None:
@@ -215,10 +216,10 @@ def checked() -> list[Any]:
     return [dsgd.check(each, quadratic()) for each in (good, good._replace(update=update))]
 
 
-def two(folder: Path) -> dict[str, Any]:
-    """All that two processes do."""
+def two(folder: Path, exchanges: list[str]) -> dict[str, Any]:
+    """All that two processes do, with methods of these exchanges."""
     as_tests_do()
-    found: dict[str, Any] = {exchange: iterates(exchange) for exchange in METHODS}
+    found: dict[str, Any] = {exchange: iterates(exchange) for exchange in exchanges}
     found["sweep"] = swept()
     found["by worker"] = by_worker()
     found["own rows"] = own_rows()

@@ -142,7 +142,7 @@ def test_bits_grow_by_the_same_amount_every_period_and_fit_the_pattern(name):
         assert sent.mean() / 2 / 32 / D == pytest.approx(SHARES.get(name, 1) * pattern.vectors(N), rel=1e-6)  # up and down, on average
 
 
-@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.long), 8])
 def test_its_loop_lowers_for_gpus_and_tpus(name, devices):
     """On a machine that has neither, the whole loop: none of it is of CPUs only, or asks the host. On several devices with the clock."""
     lowered = loops.traced(method(name), problem(), devices, CLUSTER if devices > 1 else None).lower(lowering_platforms=("cuda", "tpu"))

@@ -210,6 +210,7 @@ def by_pairs(updates) -> np.ndarray:
     return X
 
 
+@pytest.mark.long
 def test_pairs_average_in_an_order_that_all_have_seen(ray):
     graph = topologies.ring(N)
     trained = on_ray.asynchronous_gossip_sgd(problem(), STEP, graph, steps=60, key=KEY, record_every=9, delay=slow, patience=300.0)

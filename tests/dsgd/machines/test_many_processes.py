@@ -32,13 +32,17 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def family(folder):
+def family(folder, request):
     """What two processes give back."""
+    exchanges = [exchange for exchange in many.METHODS if exchange in many.BRIEFLY or request.config.getoption("--long")]
     with Checkpoint(folder / "in use", {}):
-        return dsgd.loopback(2, partial(many.two, folder), timeout=SECONDS)
+        return dsgd.loopback(2, partial(many.two, folder, exchanges), timeout=SECONDS)
 
 
-@pytest.mark.parametrize("exchange", many.METHODS)
+EXCHANGES = [pytest.param(exchange, marks=[] if exchange in many.BRIEFLY else pytest.mark.long) for exchange in many.METHODS]
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
 def test_two_processes_are_one_with_two_devices_to_the_bit(exchange, family):
     expected = many.iterates(exchange, 2)
     for found in family:
