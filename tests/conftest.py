@@ -35,9 +35,10 @@ def pytest_addoption(parser):
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than processors: a tenth of the time a test waits for processes that it started, or for the clock."""
-    return 1 + (os.cpu_count() or 1)
+def pytest_xdist_auto_num_workers(config) -> int:
+    """One more than processors: a tenth of the time a test waits for processes that it started, or for the clock. With --long, where many
+    have a clock to keep, as many as there are."""
+    return (os.cpu_count() or 1) + (not config.getoption("--long"))
 
 
 def pytest_collection_modifyitems(config, items):
