@@ -34,13 +34,6 @@ def pytest_addoption(parser):
     parser.addoption("--long", action="store_true", help="whole experiments, too, all code in docs/, many deaths")
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers(config) -> int:
-    """One more than processors: a tenth of the time a test waits for processes that it started, or for the clock. With --long, where many
-    have a clock to keep, as many as there are."""
-    return (os.cpu_count() or 1) + (not config.getoption("--long"))
-
-
 def pytest_collection_modifyitems(config, items):
     """Without --long, what is marked so is left out, and what needs a fixture that takes `long`."""
     if config.getoption("--long"):

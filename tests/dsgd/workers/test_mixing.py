@@ -172,7 +172,8 @@ def product(W: np.ndarray, leaf: np.ndarray) -> np.ndarray:
     return np.einsum("ij,j...->i...", W, np.asarray(leaf, np.float64))
 
 
-every_n = pytest.mark.parametrize(("any_mesh", "n"), [(1, N), (2, N), (8, 8), (8, N)], indirect=["any_mesh"], ids=str)
+SIZES = [(1, N), pytest.param(2, N, marks=pytest.mark.long), (8, 8), (8, N)]
+every_n = pytest.mark.parametrize(("any_mesh", "n"), SIZES, indirect=["any_mesh"], ids=str)
 
 
 @every_n
