@@ -18,10 +18,11 @@ import jax
 import jax.numpy as jnp
 
 _SECONDS = 600.0
+_SCRIPT = "import sys; from dsgd.contract.elsewhere import _main; _main(*sys.argv[1:])"
 
 
 class Unreachable(RuntimeError):
-    """The other process could not be given what it needs, or did not come back; it says why."""
+    """The other process could not be given what it needs, or did not come back; it says why, and a note has all that the process said."""
 
 
 def call(devices: int, function: Callable, *args: Any) -> Any:
@@ -43,14 +44,16 @@ def call(devices: int, function: Callable, *args: Any) -> Any:
             there.write_bytes(cloudpickle.dumps((function, [_without_keys(arg) for arg in args])))
         except Exception as error:  # anything may be what cannot be pickled
             raise Unreachable(f"the method or the problem cannot be sent to another process ({error})") from error
-        command = [sys.executable, "-m", "dsgd.contract.elsewhere", str(there), str(back)]
+        command = [sys.executable, "-c", _SCRIPT, str(there), str(back)]
         try:
             done = subprocess.run(command, env=environment(devices), capture_output=True, text=True, timeout=_SECONDS, check=False)
         except subprocess.TimeoutExpired as error:
             raise Unreachable(f"a process with {devices} devices took more than {_SECONDS:g} s") from error
         if done.returncode or not back.exists():
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise Unreachable(f"a process with {devices} devices ended with status {done.returncode}: {last}")
+            ended = Unreachable(f"a process with {devices} devices ended with status {done.returncode}: {last}")
+            ended.add_note(done.stderr)  # where XLA ends a process, the last line is of its stack
+            raise ended
         return cloudpickle.loads(back.read_bytes())
 
 
@@ -81,9 +84,3 @@ def _main(there: str, back: str) -> None:
 
     function, args = cloudpickle.loads(Path(there).read_bytes())
     Path(back).write_bytes(cloudpickle.dumps(function(*(arg.key() if isinstance(arg, _Key) else arg for arg in args))))
-
-
-if __name__ == "__main__":
-    from dsgd.contract.elsewhere import _main as main  # the classes of the module, not of a script
-
-    main(*sys.argv[1:])

@@ -191,7 +191,7 @@ def test_who_dies_is_left_out_and_comes_back_and_a_server_goes_on(ray, tmp_path)
     marks.mkdir()
     run = {"key": KEY, "record_every": 50, "bound": 3, "checkpoint": folder, "checkpoint_seconds": 0.0, "patience": 300.0}
     trained = on_ray.asynchronous_sgd(problem(), STEP, steps=400, delay=partial(deadly, str(marks)), **run | {"record_every": 5})
-    assert {path.name for path in marks.iterdir()} == {"1", "2", "back"}, "both were killed"
+    assert {path.name for path in marks.iterdir()} == {"1", "2", "back"}, "both were killed, and worker 1 came back"
     updates = trained.updates
     assert updates["staleness"].max() <= 3
     mine = updates["draw"][updates["worker"] == 1]

@@ -132,5 +132,6 @@ def test_what_cannot_be_sent_is_said():
 
 
 def test_a_process_that_fails_says_why():
-    with pytest.raises(elsewhere.Unreachable, match="ended with status 1: ZeroDivisionError"):
+    with pytest.raises(elsewhere.Unreachable, match="ended with status 1: ZeroDivisionError") as caught:
         elsewhere.call(1, lambda: 1 // 0)
+    assert caught.value.__notes__[0].startswith("Traceback"), "all that it said"
