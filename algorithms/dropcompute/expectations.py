@@ -12,7 +12,6 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import ndtr, ndtri
 
 from algorithms.dropcompute import quadratures
 from algorithms.dropcompute.stopping import Stop, need_seconds, need_stop
@@ -228,6 +227,8 @@ def _added(model: _Model, tau: np.ndarray, N: np.ndarray) -> Any:
 
 
 def _approximate(where: str, model: _Model, N: np.ndarray) -> Any:
+    from scipy.special import ndtri  # noqa: PLC0415 (as in `quadratures`)
+
     if (N < 2).any():
         raise ValueError(f"{where}: workers = {N[N < 2][0]}: need at least 2: of one, equation 4 is infinite")
     mean, std = model.whole
@@ -235,6 +236,8 @@ def _approximate(where: str, model: _Model, N: np.ndarray) -> Any:
 
 
 def _micro_batches(model: _Model, tau: np.ndarray) -> Any:
+    from scipy.special import ndtr  # noqa: PLC0415 (as in `quadratures`)
+
     counted = range(1, model.micro_batches + (model.stop == "preempt"))
     ready = sum((ndtr((tau - m * model.mean) / (np.sqrt(m) * model.std)) for m in counted), np.zeros(tau.shape))
     return ready + (model.stop == "between")

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from scipy.special import log_ndtr, ndtr
 
 FAR = 12.0  # standard deviations: what is beyond has a probability below 1e-32
 FURTHEST = 40.0  # not even the largest of as many as float64 has numbers for is beyond
@@ -21,6 +20,8 @@ def capped(cap: Any, N: np.ndarray) -> Any:
         cap: z, any shape; where it is infinite, the mean of the largest of N.
         N: of the same shape.
     """
+    from scipy.special import log_ndtr  # noqa: PLC0415 (training is spared its import)
+
     top = np.clip(cap, -FAR, FURTHEST)
     below = _integral(lambda share: np.exp(N * log_ndtr(share * (top + FAR) - FAR)), top + FAR)
     return top - below + np.minimum(cap + FAR, 0)
@@ -42,6 +43,8 @@ def overshoot(tau: np.ndarray, mean: float, std: float, micro_batches: int, N: n
         micro_batches: M.
         N: workers, of tau's shape.
     """
+    from scipy.special import ndtr  # noqa: PLC0415 (likewise)
+
     longest = mean + FAR * std
     pieces = int(np.ceil(longest / std))
     width = longest / pieces

@@ -9,14 +9,18 @@ Only the latest are kept. A compiled program holds some 150 maps of memory, of w
 
 from __future__ import annotations
 
+import gc
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import jax
+
+from dsgd.engine import threefry
 
 MOST = 64  # that are kept, of programs and of traced functions
 
@@ -50,12 +54,14 @@ def call(function: Callable, plan: Any, *args: Any, donate: tuple[int, ...] = ()
         args: arrays.
         donate: which of the arrays' places are donated.
     """
-    traced = traceable(function, plan, donate).trace(*args)
-    lowered = None
-    if traced.jaxpr not in _contents:
-        lowered = traced.lower()
-        _contents[traced.jaxpr] = _content(lowered, plan.mesh)
-    return _programs.find(_contents[traced.jaxpr], lambda: _compile(lowered or traced.lower()))(*args)
+    platform = plan.mesh.devices.flat[0].platform
+    with _no_garbage():
+        traced = traceable(function, plan, donate).trace(*args)
+        lowered = None
+        if traced.jaxpr not in _contents:
+            lowered = threefry.lower(traced, platform)
+            _contents[traced.jaxpr] = _content(lowered, plan.mesh)
+    return _programs.find(_contents[traced.jaxpr], lambda: _compile(lowered or threefry.lower(traced, platform)))(*args)
 
 
 def traceable(function: Callable, plan: Any, donate: tuple[int, ...] = ()) -> Any:
@@ -92,6 +98,18 @@ def clear() -> None:
     """Forgets them all."""
     for memory in (_functions, _contents, _programs):
         memory.clear()
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Python's collector waits: what is traced lives on, and to look through it again and again takes as long as to lower it."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _compile(lowered: Any) -> Callable:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from scipy.sparse import csr_array
-from scipy.sparse.csgraph import maximum_bipartite_matching
 
 
 def matchings(pairs: list[tuple[int, int]], size: int) -> list[list[tuple[int, int]]]:
@@ -13,6 +12,10 @@ def matchings(pairs: list[tuple[int, int]], size: int) -> list[list[tuple[int, i
 
     Dummy pairs make everybody be in as many; then there is a perfect matching of firsts with seconds, and when it is taken out, again.
     """
+    if not pairs:
+        return []
+    from scipy.sparse.csgraph import maximum_bipartite_matching  # noqa: PLC0415 (a tenth of a second that one device is spared)
+
     real = np.zeros((size, size), int)
     for first, second in pairs:
         real[first, second] = 1

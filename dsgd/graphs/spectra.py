@@ -8,7 +8,6 @@ from functools import reduce
 
 import numpy as np
 from scipy.sparse import csr_array
-from scipy.sparse.linalg import LinearOperator, eigs, eigsh
 
 _DENSE = 2048  # the largest n whose eigenvalues are taken from the dense matrix
 
@@ -37,13 +36,15 @@ def second_largest(matrices: Sequence[csr_array]) -> float:
     n = size(matrices[0])
     if n == 1:
         return 0.0
-    if all(_circulant(W) for W in matrices):
+    if all(circulant(W) for W in matrices):
         return float(np.abs(_circulant_eigenvalues(matrices)[1:]).max())
     one = len(matrices) == 1 and symmetric(matrices[0])
     if n <= _DENSE:
         without_mean = product(matrices)
         without_mean -= without_mean.mean(axis=1, keepdims=True)  # W (I - 11^T/n)
         return float(np.abs(np.linalg.eigvalsh(without_mean) if one else np.linalg.eigvals(without_mean)).max())
+
+    from scipy.sparse.linalg import LinearOperator, eigs, eigsh  # noqa: PLC0415 (a tenth of a second that smaller graphs are spared)
 
     def apply(x):
         x = x.ravel() - x.mean()
@@ -61,10 +62,12 @@ def second_largest(matrices: Sequence[csr_array]) -> float:
 def smallest(W: csr_array) -> float:
     """The smallest eigenvalue of a symmetric W."""
     n = size(W)
-    if _circulant(W):
+    if circulant(W):
         return float(np.real(_circulant_eigenvalues([W])).min())
     if n <= _DENSE:
         return float(np.linalg.eigvalsh(W.toarray()).min())
+    from scipy.sparse.linalg import eigsh  # noqa: PLC0415 (likewise)
+
     return float(eigsh(W, k=1, which="SA", v0=np.random.default_rng(0).normal(size=n), ncv=min(n - 1, 128), return_eigenvectors=False)[0])
 
 
@@ -95,7 +98,7 @@ def _distance(P: np.ndarray) -> float:
     return float(np.linalg.norm(P / P.sum(axis=1, keepdims=True) - 1 / len(P), 2))
 
 
-def _circulant(W: csr_array) -> bool:
+def circulant(W: csr_array) -> bool:
     """Whether every row is the one above, shifted by one."""
     n, per_row = size(W), W.nnz // size(W)
     if (np.diff(W.indptr) != per_row).any():

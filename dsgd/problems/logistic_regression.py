@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from scipy.sparse.linalg import svds
 
 from dsgd import checks
 from dsgd.base import Problem
@@ -108,5 +107,7 @@ def _smoothness(data: Examples, l2: float) -> float:
 def _spectral_norm(matrix: np.ndarray) -> float:
     if min(matrix.shape) <= _DENSE:
         return float(np.linalg.norm(matrix, 2))
+    from scipy.sparse.linalg import svds  # noqa: PLC0415 (a tenth of a second that small data is spared)
+
     largest: Any = svds(matrix, k=1, return_singular_vectors=False, rng=np.random.default_rng(0))
     return float(largest[0])

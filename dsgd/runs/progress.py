@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
-import rich.progress as rich
-from rich.table import Column
+from typing import Any
 
 
 class Progress:
     """A bar with rounds, rounds a second, time left and the current loss; nothing where it is off."""
 
     def __init__(self, name: str, first: int, steps: int, shown: bool) -> None:
-        self._bar = rich.Progress(
-            rich.TextColumn("{task.description}", table_column=Column(width=22, no_wrap=True, overflow="ellipsis")),
-            rich.BarColumn(bar_width=8),
-            rich.MofNCompleteColumn(),
-            rich.TextColumn("{task.fields[speed]} rounds/s", table_column=Column(no_wrap=True)),
-            rich.TextColumn("loss {task.fields[loss]}", table_column=Column(no_wrap=True)),
-            rich.TimeRemainingColumn(),
-            disable=not shown,
-        )
         self._first = first  # rounds that an earlier session did
-        self._task = self._bar.add_task(name, total=steps, completed=first, loss="-", speed="-")
+        self._bar: Any = _bar() if shown else None
+        if shown:
+            self._task = self._bar.add_task(name, total=steps, completed=first, loss="-", speed="-")
 
     def __enter__(self) -> Progress:
-        self._bar.start()
+        if self._bar:
+            self._bar.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._bar.stop()
+        if self._bar:
+            self._bar.stop()
 
     def update(self, done: int, loss: float) -> None:
         """After `done` rounds."""
+        if not self._bar:
+            return
         task = self._bar.tasks[0]
         speed = f"{(done - self._first) / task.elapsed:,.0f}" if task.elapsed else "-"
         self._bar.update(self._task, completed=done, loss=f"{loss:.4g}", speed=speed)
+
+
+def _bar() -> Any:
+    import rich.progress as rich  # noqa: PLC0415 (only who looks at a bar pays for it)
+    from rich.table import Column  # noqa: PLC0415
+
+    return rich.Progress(
+        rich.TextColumn("{task.description}", table_column=Column(width=22, no_wrap=True, overflow="ellipsis")),
+        rich.BarColumn(bar_width=8),
+        rich.MofNCompleteColumn(),
+        rich.TextColumn("{task.fields[speed]} rounds/s", table_column=Column(no_wrap=True)),
+        rich.TextColumn("loss {task.fields[loss]}", table_column=Column(no_wrap=True)),
+        rich.TimeRemainingColumn(),
+    )

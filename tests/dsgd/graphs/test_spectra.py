@@ -80,7 +80,7 @@ def test_lanczos_finds_the_smallest_eigenvalue(name, monkeypatch):
     ids=lambda topology: topology.name,
 )
 def test_fourier_finds_what_the_dense_matrix_has(topology):
-    assert all(spectra._circulant(W) for W in topology.matrices)
+    assert all(spectra.circulant(W) for W in topology.matrices)
     other = renamed(dense(topology))
     assert topology.rho == pytest.approx(other.rho, abs=1e-7)  # a product of many rounds may be defective
     if topology.symmetric:
@@ -93,9 +93,9 @@ def test_only_a_matrix_whose_rows_are_shifts_of_one_is_circulant():
     weights, places = ring.copy(), ring.copy()
     weights[0, 0] += 0.1
     places[0] = np.roll(places[0], 1)
-    assert spectra._circulant(scipy.sparse.csr_array(ring))
+    assert spectra.circulant(scipy.sparse.csr_array(ring))
     for W in (weights, places, topologies.star(5).W):
-        assert not spectra._circulant(scipy.sparse.csr_array(W))
+        assert not spectra.circulant(scipy.sparse.csr_array(W))
 
 
 def test_one_round_that_is_not_circulant_takes_a_schedule_off_fourier():
