@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import add
 from typing import Any, NoReturn
 
 import numpy as np
@@ -248,7 +249,7 @@ def _refuse_sums(name: str, W: csr_array, off: np.ndarray, asymmetry: coo_array 
 
 
 def _check_connected(name: str, matrices: Sequence[csr_array]) -> None:
-    links = sum((abs(W) for W in matrices[1:]), abs(matrices[0]))
+    links: Any = reduce(add, map(abs, matrices))
     if spectra.circulant(links) and np.gcd.reduce(links[[0]].indices, initial=links.shape[0]) == 1:
         return  # around the ring in steps of which 1 is a sum
     from scipy.sparse.csgraph import connected_components  # noqa: PLC0415 (a tenth of a second that rings are spared)
