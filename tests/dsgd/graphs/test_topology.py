@@ -496,6 +496,18 @@ def test_a_large_component_is_named_by_its_first_workers():
             Topology("mine", np.kron(np.eye(2), np.full((size, size), 1 / size)))
 
 
+def test_steps_around_a_ring_connect_it_or_it_is_refused():
+    """Everybody sends the same few steps ahead: whether all are reached is seen in the n-th power."""
+    for n in range(2, 13):
+        for steps in [(s, t) for s in range(1, n) for t in range(s, n)]:
+            W = np.eye(n) / 2 + sum(np.roll(np.eye(n), s, axis=0) for s in steps) / 4
+            if (np.linalg.matrix_power(W, n) > 0).all():
+                assert Topology("mine", W).n == n
+            else:
+                with pytest.raises(ValueError, match=rf"falls into {np.gcd.reduce([n, *steps])} components"):
+                    Topology("mine", W)
+
+
 def test_rounds_need_to_connect_only_together():
     pairs, others = np.kron(np.eye(2), np.full((2, 2), 0.5)), np.eye(4)[[0, 2, 1, 3]]
     for W in (pairs, others):
