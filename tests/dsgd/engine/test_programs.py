@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,3 +79,13 @@ def test_a_text_that_would_lack_its_constants_is_refused(mesh):
         jax.config.update("jax_use_simplified_jaxpr_constants", False)
     one, other = (programs.text(add, Plan(number, mesh), jax.ShapeDtypeStruct((), np.int32)) for number in (1, 2))
     assert one != other
+
+
+def test_the_collector_is_as_it_was_after_a_program_that_fails(mesh):
+    def fails(plan, x):
+        assert not gc.isenabled()
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        programs.call(fails, type("Plan", (), {"mesh": mesh})(), 1)
+    assert gc.isenabled()
