@@ -20,6 +20,8 @@ from weakref import WeakKeyDictionary
 
 import jax
 
+from dsgd.engine import threefry
+
 MOST = 64  # that are kept, of programs and of traced functions
 
 
@@ -52,13 +54,14 @@ def call(function: Callable, plan: Any, *args: Any, donate: tuple[int, ...] = ()
         args: arrays.
         donate: which of the arrays' places are donated.
     """
+    platform = plan.mesh.devices.flat[0].platform
     with _no_garbage():
         traced = traceable(function, plan, donate).trace(*args)
         lowered = None
         if traced.jaxpr not in _contents:
-            lowered = traced.lower()
+            lowered = threefry.lower(traced, platform)
             _contents[traced.jaxpr] = _content(lowered, plan.mesh)
-    return _programs.find(_contents[traced.jaxpr], lambda: _compile(lowered or traced.lower()))(*args)
+    return _programs.find(_contents[traced.jaxpr], lambda: _compile(lowered or threefry.lower(traced, platform)))(*args)
 
 
 def traceable(function: Callable, plan: Any, donate: tuple[int, ...] = ()) -> Any:
