@@ -2,7 +2,7 @@
 
 `jax.random` hashes counters with Threefry. On CPUs JAX writes its 20 rounds as a loop of five turns, each of which goes through memory; in
 programs that are lowered here they are straight code, one pass over the counters, fused with what uses them: many short draws take a fifth
-of the time or less, and compiling takes as long. The bits are the same, and other programs of the process are as they were.
+of the time or less, and such programs a sixth longer to compile. The bits are the same, and other programs of the process are as they were.
 """
 
 from __future__ import annotations
@@ -44,10 +44,9 @@ def threefry2x32(key0: jax.Array, key1: jax.Array, x0: jax.Array, x1: jax.Array)
 
 
 def _of_known_keys(key0: jax.Array, key1: jax.Array, x0: jax.Array, x1: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The same, of keys that are known before: they come out of a loop of one turn, which XLA takes for one of any number.
+    """The same, but the keys come out of a loop of one turn, which XLA takes for one of any number: they are not fused with their uses.
 
-    Keys of keys that are all fused into the uses of the last are code that LLVM does not come to an end with, and barriers of optimisation
-    are gone by the time of fusion.
+    Keys of keys, each fused with the next, can be code that LLVM does not come to an end with. A barrier of optimisation is gone by then.
     """
 
     def turn(so_far):

@@ -89,3 +89,19 @@ def test_the_collector_is_as_it_was_after_a_program_that_fails(mesh):
     with pytest.raises(RuntimeError, match="no"):
         programs.call(fails, type("Plan", (), {"mesh": mesh})(), 1)
     assert gc.isenabled()
+
+
+@pytest.mark.usefixtures("optimised")
+def test_random_bits_are_drawn_without_jaxs_loop(monkeypatch, mesh, key):
+    """Threefry's 20 rounds have an exclusive or each; a loop of five turns has those of four."""
+    texts, compiled = [], programs._compile
+
+    def seen(lowered):
+        texts.append(lowered.as_text())
+        return compiled(lowered)
+
+    monkeypatch.setattr(programs, "_compile", seen)
+    bits = programs.call(lambda plan, key: jax.random.bits(key, (5,)), Plan(0, mesh), key)
+    np.testing.assert_array_equal(bits, jax.random.bits(key, (5,)))
+    (text,) = texts
+    assert text.count("stablehlo.xor") >= 20 > jax.jit(lambda key: jax.random.bits(key, (5,))).lower(key).as_text().count("stablehlo.xor")

@@ -18,11 +18,12 @@ KNOWN = {  # of Random123's known answers: counters and keys, and the words
 
 
 def draws(key: jax.Array) -> tuple[jax.Array, ...]:
-    """Of one key and of many, of several widths and shapes: counters and keys broadcast in all ways."""
+    """Of one key, of many and of none, of several widths and shapes: counters and keys broadcast in all ways."""
     many = jax.random.split(jax.random.fold_in(key, 7), (5, 3))
     each = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (7,))))(many)
     bits = [jax.random.bits(key, shape, dtype) for shape in ((), (1,), (129,), (4, 3)) for dtype in (jnp.uint8, jnp.uint16, jnp.uint32)]
-    return jax.random.key_data(many), each, jax.random.normal(key, (1_000,)), jax.random.poisson(key, 3.0, (9,)), *bits
+    none = jax.vmap(jax.random.bits)(many[:0, 0])
+    return none, jax.random.key_data(many), each, jax.random.normal(key, (1_000,)), jax.random.poisson(key, 3.0, (9,)), *bits
 
 
 def lowered(platform: str = "cpu"):
