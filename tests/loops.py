@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import jax
@@ -9,7 +11,7 @@ import jax.numpy as jnp
 
 import dsgd
 from dsgd.engine import loop, programs
-from dsgd.runs import plans
+from dsgd.runs import plans, sweeps
 
 
 def traced(algorithm: dsgd.Algorithm, problem: dsgd.Problem, devices: int, cluster: dsgd.clusters.Cluster | None = None) -> Any:
@@ -20,7 +22,25 @@ def traced(algorithm: dsgd.Algorithm, problem: dsgd.Problem, devices: int, clust
         devices: how many.
     """
     plan = plans.make_plan(plans.Always(algorithm), problem, devices, runs=0, size=1, record_every=1, cluster=cluster)
-    key, number = jax.random.key(0), jax.ShapeDtypeStruct((), jnp.int32)
-    carry = loop.shapes(plan, {}, key)
+    return _traced(plan, problem, {}, jax.random.key(0))
+
+
+def swept(
+    factory: Callable[..., dsgd.Algorithm], problem: dsgd.Problem, devices: int, cluster: dsgd.clusters.Cluster | None = None, **grid: Any
+) -> Any:
+    """What `dsgd.sweep` does, with two seeds.
+
+    Args:
+        factory, problem, cluster, grid: as in `dsgd.sweep`.
+        devices: how many.
+    """
+    points = {name: jnp.asarray(values) for name, values in grid.items()}
+    size = 2 * prod(map(len, grid.values()))
+    plan = plans.make_plan(sweeps._FromPoint(factory), problem, devices, runs=2, size=size, record_every=1, cluster=cluster)
+    return _traced(plan, problem, points, jax.random.split(jax.random.key(0), 2))
+
+
+def _traced(plan: loop.Plan, problem: dsgd.Problem, points: dict[str, jax.Array], keys: jax.Array) -> Any:
+    carry, number = loop.shapes(plan, points, keys), jax.ShapeDtypeStruct((), jnp.int32)
     advance = programs.traceable(loop.advance, plan, (0,))
-    return advance.trace(carry, {}, key, problem.data, problem.shared, None, loop.Chunk(*[number] * 4))
+    return advance.trace(carry, points, keys, problem.data, problem.shared, None, loop.Chunk(*[number] * 4))

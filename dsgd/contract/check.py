@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dsgd import checks, workers
-from dsgd.base import Algorithm, Key, Problem, Result
+from dsgd.base import Algorithm, Info, Key, Problem, Result, State
 from dsgd.clusters import Cluster
 from dsgd.contract import elsewhere
 from dsgd.engine import loop, programs, protocol
@@ -136,7 +136,7 @@ def _seeds(case: Case, key: jax.Array, steps: int) -> Finding:
     alone = case.run(steps=steps, key=jax.random.split(key, 2)[1], mesh=1)
     last = jax.tree.map(lambda leaf: leaf[1], together.state)
     history = {name: values if name == "step" else values[1] for name, values in together.history.items()}
-    differ = _different(alone, Result(last, history, together.params))
+    differ = _different(alone, Result(last, history, jax.tree.map(lambda leaf: leaf[1], together.params)))
     found = f"a run among seeds is not the run alone in {differ}" if differ else "a run among seeds is the run alone"
     return Finding("seeds", not differ, found)
 
@@ -172,24 +172,37 @@ def devices_of(N: int) -> list[int]:
 def on_devices(case: Case, key: jax.Array, steps: int) -> list[Finding]:
     """What is to be found on several devices, of this process or of all of a run."""
     alone = case.run(steps=steps, key=key, mesh=1)
-    N = case.problem.workers
-    several = [D for D in devices_of(N) if D > 1]
-    findings: list[Finding] = []
-    for D in several:
-        findings += _attempt(f"{D} devices", lambda D=D: [_as_alone(case, key, steps, D, alone)])
-    if N in several:
-        return findings + _attempt("bits", lambda: [_bits(case, key)])
-    return [*findings, Finding("bits", None, f"not looked at: {N} workers, need a problem of at most {DEVICES}")]
+    N, findings = case.problem.workers, list[Finding]()
+    for D in devices_of(N):
+        if D == N and not case.cluster:
+            findings += _attempt(f"{D} devices", lambda: _each_on_its_own(case, key, steps, alone))
+        elif D > 1:
+            spread = partial(case.run, steps=steps, key=key, mesh=D)
+            findings += _attempt(f"{D} devices", lambda D=D, spread=spread: [_as_alone(D, spread(), alone)])
+    if N > DEVICES:
+        return [*findings, Finding("bits", None, f"not looked at: {N} workers, need a problem of at most {DEVICES}")]
+    if case.cluster:
+        findings += _attempt("bits", lambda: [_bits(case, _rounds(case, key, min(period(case.algorithm), STEPS[1])))])
+    return findings
 
 
-def _as_alone(case: Case, key: jax.Array, steps: int, D: int, alone: Result) -> Finding:
-    spread = case.run(steps=steps, key=key, mesh=D)
+def _each_on_its_own(case: Case, key: jax.Array, steps: int, alone: Result) -> list[Finding]:
+    """One worker a device, round by round: the program in which bits are counted runs them all, and no other is compiled."""
+    rounds = _rounds(case, key, steps)
+    history = {name: np.array([alone.history[name][0], *(info.metrics[name] for info in rounds.told)]) for name in rounds.told[0].metrics}
+    sent = [int(counts.to_int(info.bits_up + info.bits_down).sum()) for info in rounds.told]
+    history["bits"] = np.cumsum([0, *sent]) / case.problem.workers
+    spread = Result(rounds.state, history, programs.call(loop.models, rounds.plan, rounds.state, {}))
+    return [_as_alone(case.problem.workers, spread, alone), _bits(case, rounds)]
+
+
+def _as_alone(D: int, spread: Result, alone: Result) -> Finding:
     server = jax.tree_util.tree_leaves_with_path(spread.state.server)
     apart = [jax.tree_util.keystr(path) for path, leaf in server if not _equal_everywhere(leaf)]
     if apart:
         wrong = f"State.server{apart[0]} is not the same on every device; need collectives of dsgd.workers: workers.mean(g) for g.mean(0)"
         return Finding(f"{D} devices", False, wrong)
-    differ = _different(alone, spread)
+    differ = _different(spread, alone)
     return Finding(f"{D} devices", not differ, f"not the results of one device in {differ}" if differ else "the results of one device")
 
 
@@ -200,13 +213,28 @@ def _equal_everywhere(leaf: jax.Array) -> bool:
     return all(np.array_equal(first, other, equal_nan=np.issubdtype(first.dtype, np.inexact)) for other in others)
 
 
-def _bits(case: Case, key: jax.Array) -> Finding:
-    """Each worker has a device of its own, so that whatever it sends another crosses devices."""
+class Rounds(NamedTuple):
+    """Some rounds with each worker on a device of its own, so that whatever it sends another crosses devices.
+
+    Args:
+        plan: of them.
+        program: of one, without its metrics.
+        state: after them.
+        told: what each of them told, on the host.
+    """
+
+    plan: loop.Plan
+    program: jax.stages.Compiled
+    state: State
+    told: list[Info]
+
+
+def _bits(case: Case, rounds: Rounds) -> Finding:
     pattern = case.algorithm.pattern
     if pattern.stands_in:
         return Finding("bits", None, f"told for {pattern.name}, which other collectives stand for")
-    program, up = _told(case, key)
-    crossing = 8 * sum(workers.traffic(program).values())
+    up = np.array([counts.to_int(info.bits_up) for info in rounds.told], float)
+    crossing = 8 * sum(workers.traffic(rounds.program).values())
     told = up.mean(axis=1).max()
     ways = f"{told:,.10g} bits told a worker, {crossing:,.10g} cross"
     if told > crossing * (1 + 1e-9):
@@ -217,22 +245,15 @@ def _bits(case: Case, key: jax.Array) -> Finding:
     return Finding("bits", True, ways if equal else f"{ways} (in room for the largest messages)")
 
 
-def _told(case: Case, key: jax.Array) -> tuple[jax.stages.Compiled, np.ndarray]:
-    """A round as a program, without its metrics, and what it tells each worker to have sent in every round of a period, `[rounds, N]`."""
-    problem, plan = case.problem, case.plan(case.problem.workers)
-
-    def one_round(state, key, data):
-        state, info = loop.one_round(plan, state, key, data)
-        return state, info.bits_up
-
-    carry = programs.call(loop.start, plan, {}, key)
-    arguments = key, arrays.place(problem.data, NamedSharding(plan.mesh, P(workers.AXIS)))
-    program = jax.jit(one_round).lower(carry.state, *arguments).compile()
-    state, told = carry.state, []
-    for _ in range(min(period(case.algorithm), STEPS[1])):
-        state, bits = program(state, *arguments)
-        told.append(counts.to_int(arrays.on_host(bits)))
-    return program, np.array(told, float)
+def _rounds(case: Case, key: jax.Array, steps: int) -> Rounds:
+    plan = case.plan(case.problem.workers)
+    state, told = programs.call(loop.start, plan, {}, key).state, []
+    arguments = loop.split(key)[1], arrays.place(case.problem.data, NamedSharding(plan.mesh, P(workers.AXIS)))
+    program = jax.jit(partial(loop.one_round, plan)).lower(state, *arguments).compile()
+    for _ in range(steps):
+        state, info = program(state, *arguments)
+        told.append(jax.tree.map(arrays.on_host, info))
+    return Rounds(plan, program, state, told)
 
 
 def _different(one: Result, other: Result, relative: float = RELATIVE, absolute: float = ABSOLUTE) -> str:
@@ -241,10 +262,10 @@ def _different(one: Result, other: Result, relative: float = RELATIVE, absolute:
 
 
 def _differences(one: Result, other: Result, relative: float, absolute: float) -> Iterator[str]:
-    leaves = zip(jax.tree_util.tree_leaves_with_path(one.state), jax.tree.leaves(other.state), strict=True)
-    for (path, mine), others in leaves:
-        if not _close(mine, others, relative, absolute):
-            yield f"State{jax.tree_util.keystr(path)}"
+    for name, mine, others in (("State", one.state, other.state), ("params", one.params, other.params)):
+        for (path, leaf), leaf_of_other in zip(jax.tree_util.tree_leaves_with_path(mine), jax.tree.leaves(others), strict=True):
+            if not _close(leaf, leaf_of_other, relative, absolute):
+                yield f"{name}{jax.tree_util.keystr(path)}"
     for name, values in one.history.items():
         exact = name == "bits"
         if name != "step" and not _close(values, other.history[name], 0 if exact else relative, 0 if exact else absolute):

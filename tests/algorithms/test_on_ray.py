@@ -46,8 +46,11 @@ def ray():
     """One Ray for the module, in a folder of its own: names of sockets are short."""
     pytest.importorskip("ray")
     folder = tempfile.mkdtemp(prefix="r", dir="/tmp")
+    # Each of its some twenty processes imports jsonschema, which makes a parser of addresses for a second where Jupyter has brought one.
+    Path(folder, "rfc3987_syntax.py").write_text("raise ImportError('not needed')")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TMPDIR", folder)
+        patch.setenv("PYTHONPATH", folder, prepend=os.pathsep)
         try:
             with on_ray.session(N + 3) as module:
                 yield module

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from budgets import briefly
 
 import algorithms
 import dsgd
@@ -148,7 +149,7 @@ def robust() -> dsgd.Problem:
     return problems.robust_regression(N, D, batch_size=3)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", briefly(METHODS, {"error-compensated", "local"}))
 def test_any_method_goes_on_with_what_there_is(name):
     """As where it is told beforehand what each worker computes."""
     counts = jnp.asarray(one_by_one(latencies(), "preempt")[0])
@@ -277,7 +278,7 @@ def test_thresholds_are_swept():
 
 
 def test_it_is_under_the_contract():
-    method = drop_compute(METHODS["EF21"], dropcompute.chosen_after(2), M, redraw=True)
+    method = drop_compute(METHODS["local"], dropcompute.chosen_after(2), M, redraw=True)
     dsgd.check(method, robust(), cluster=CLUSTER).require()
 
 

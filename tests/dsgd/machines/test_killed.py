@@ -18,7 +18,7 @@ import pytest
 from dsgd.contract import elsewhere
 from dsgd.machines import watch
 
-KILLS, LONG, LOST_AFTER, SECONDS = 4, 20, 3.0, 60  # kills, and with --long; the last: in which the other process ends, on a busy machine
+KILLS, LONG, LOST_AFTER, SECONDS = 1, 20, 3.0, 60  # kills, and with --long; the last: in which the other process ends, on a busy machine
 
 
 @pytest.fixture(scope="module")

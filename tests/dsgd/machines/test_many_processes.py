@@ -8,6 +8,7 @@ import jax
 import many
 import numpy as np
 import pytest
+from budgets import briefly
 
 import dsgd
 from dsgd.runs.checkpoints import Checkpoint
@@ -39,10 +40,7 @@ def family(folder, request):
         return dsgd.loopback(2, partial(many.two, folder, exchanges), timeout=SECONDS)
 
 
-EXCHANGES = [pytest.param(exchange, marks=[] if exchange in many.BRIEFLY else pytest.mark.long) for exchange in many.METHODS]
-
-
-@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("exchange", briefly(many.METHODS, many.BRIEFLY))
 def test_two_processes_are_one_with_two_devices_to_the_bit(exchange, family):
     expected = many.iterates(exchange, 2)
     for found in family:
