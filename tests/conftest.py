@@ -25,6 +25,8 @@ MAPS = 20_000  # of a process, from where on its programs are forgotten
 gc.set_threshold(100_000, 20, 100)  # tracing makes many objects that live: to look through them 700 objects apart takes a tenth of the time
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_disable_most_optimizations", haste.HASTE)
+jax.config.update("jax_enable_compilation_cache", False)  # without it no keys are made for a cache that nobody has
+jax.config.update("jax_traceback_in_locations_limit", 0)  # nor lines of code written into programs
 # Draws are derandomized: a failure here fails everywhere. The first example compiles, so no deadline.
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50)
 settings.register_profile("thorough", deadline=None, max_examples=2_000)  # --hypothesis-profile=thorough
