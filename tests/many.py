@@ -204,8 +204,8 @@ def folders(folder: Path) -> dict[str, str]:
     return found
 
 
-def checked() -> list[Any]:
-    """`dsgd.check` of a method that holds, and of one whose server has what only this device's workers had."""
+def checked(whole: bool) -> list[Any]:
+    """`dsgd.check` of a method whose server has what only this device's workers had; and if asked, of one that holds."""
     good = method("all-reduce")
 
     def update(key, state, gradients, round):
@@ -213,11 +213,15 @@ def checked() -> list[Any]:
         own = jax.tree.map(lambda x, g: x - 0.1 * g.mean(axis=0), state.server.params, gradients)
         return after._replace(server=after.server._replace(params=own)), info
 
-    return [dsgd.check(each, quadratic()) for each in (good, good._replace(update=update))]
+    return [dsgd.check(each, quadratic()) for each in (good._replace(update=update), good)[: 1 + whole]]
 
 
-def two(folder: Path, exchanges: list[str]) -> dict[str, Any]:
-    """All that two processes do, with methods of these exchanges."""
+def two(folder: Path, exchanges: list[str], whole: bool) -> dict[str, Any]:
+    """All that two processes do, with methods of these exchanges.
+
+    Args:
+        whole: with a check that finds nothing wrong, which takes long.
+    """
     as_tests_do()
     found: dict[str, Any] = {exchange: iterates(exchange) for exchange in exchanges}
     found["sweep"] = swept()
@@ -233,7 +237,7 @@ def two(folder: Path, exchanges: list[str]) -> dict[str, Any]:
     found["rows"] = refused(lambda: problems.logistic_regression("digits", 3))
     found["mesh"] = refused(lambda: dsgd.run(method("all-reduce"), digits(), steps=1, key=jax.random.key(0), mesh=1))
     found["folders"] = folders(folder)
-    found["checked"] = checked()
+    found["checked"] = checked(whole)
     found["again"] = iterates("permutes")
     return found
 

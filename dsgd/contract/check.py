@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dsgd import checks, workers
-from dsgd.base import Algorithm, Info, Key, Problem, Result, State
+from dsgd.base import Algorithm, Key, Problem, Result, State
 from dsgd.clusters import Cluster
 from dsgd.contract import elsewhere
 from dsgd.engine import loop, programs, protocol
@@ -173,27 +173,24 @@ def on_devices(case: Case, key: jax.Array, steps: int) -> list[Finding]:
     """What is to be found on several devices, of this process or of all of a run."""
     alone = case.run(steps=steps, key=key, mesh=1)
     N, findings = case.problem.workers, list[Finding]()
-    for D in devices_of(N):
-        if D == N and not case.cluster:
-            findings += _attempt(f"{D} devices", lambda: _each_on_its_own(case, key, steps, alone))
-        elif D > 1:
-            spread = partial(case.run, steps=steps, key=key, mesh=D)
-            findings += _attempt(f"{D} devices", lambda D=D, spread=spread: [_as_alone(D, spread(), alone)])
+    several = [D for D in devices_of(N) if D > 1]
+    brief = several[1:] == [N] and not case.cluster  # a run's clock and metrics are looked at on fewer devices
+    for D in several[:1] if brief else several:
+        spread = partial(case.run, steps=steps, key=key, mesh=D)
+        findings += _attempt(f"{D} devices", lambda D=D, spread=spread: [_as_alone(D, spread(), alone)])
+    if brief:
+        return findings + _attempt(f"{N} devices", lambda: _each_on_its_own(case, key, steps, alone))
     if N > DEVICES:
         return [*findings, Finding("bits", None, f"not looked at: {N} workers, need a problem of at most {DEVICES}")]
-    if case.cluster:
-        findings += _attempt("bits", lambda: [_bits(case, _rounds(case, key, min(period(case.algorithm), STEPS[1])))])
-    return findings
+    return findings + _attempt("bits", lambda: [_bits(case, _rounds(case, key, min(period(case.algorithm), STEPS[1])))])
 
 
 def _each_on_its_own(case: Case, key: jax.Array, steps: int, alone: Result) -> list[Finding]:
-    """One worker a device, round by round: the program in which bits are counted runs them all, and no other is compiled."""
-    rounds = _rounds(case, key, steps)
-    history = {name: np.array([alone.history[name][0], *(info.metrics[name] for info in rounds.told)]) for name in rounds.told[0].metrics}
-    sent = [int(counts.to_int(info.bits_up + info.bits_down).sum()) for info in rounds.told]
-    history["bits"] = np.cumsum([0, *sent]) / case.problem.workers
-    spread = Result(rounds.state, history, programs.call(loop.models, rounds.plan, rounds.state, {}))
-    return [_as_alone(case.problem.workers, spread, alone), _bits(case, rounds)]
+    """One worker a device: the program in which bits are counted runs all rounds, and no other is compiled."""
+    rounds, N = _rounds(case, key, steps), case.problem.workers
+    bits = np.cumsum([0, *(rounds.up + rounds.down).sum(axis=1)]) / N
+    spread = Result(rounds.state, {"bits": bits}, programs.call(loop.models, rounds.plan, rounds.state, {}))
+    return [_as_alone(N, spread, alone), _bits(case, rounds)]
 
 
 def _as_alone(D: int, spread: Result, alone: Result) -> Finding:
@@ -220,20 +217,21 @@ class Rounds(NamedTuple):
         plan: of them.
         program: of one, without its metrics.
         state: after them.
-        told: what each of them told, on the host.
+        up, down: the bits that each of them told, `[rounds, N]`.
     """
 
     plan: loop.Plan
     program: jax.stages.Compiled
     state: State
-    told: list[Info]
+    up: np.ndarray
+    down: np.ndarray
 
 
 def _bits(case: Case, rounds: Rounds) -> Finding:
     pattern = case.algorithm.pattern
     if pattern.stands_in:
         return Finding("bits", None, f"told for {pattern.name}, which other collectives stand for")
-    up = np.array([counts.to_int(info.bits_up) for info in rounds.told], float)
+    up = rounds.up.astype(float)
     crossing = 8 * sum(workers.traffic(rounds.program).values())
     told = up.mean(axis=1).max()
     ways = f"{told:,.10g} bits told a worker, {crossing:,.10g} cross"
@@ -247,13 +245,19 @@ def _bits(case: Case, rounds: Rounds) -> Finding:
 
 def _rounds(case: Case, key: jax.Array, steps: int) -> Rounds:
     plan = case.plan(case.problem.workers)
+
+    def one_round(state, key, data):
+        state, info = loop.one_round(plan, state, key, data)
+        return state, (info.bits_up, info.bits_down)
+
     state, told = programs.call(loop.start, plan, {}, key).state, []
     arguments = loop.split(key)[1], arrays.place(case.problem.data, NamedSharding(plan.mesh, P(workers.AXIS)))
-    program = jax.jit(partial(loop.one_round, plan)).lower(state, *arguments).compile()
+    program = jax.jit(one_round).lower(state, *arguments).compile()
     for _ in range(steps):
-        state, info = program(state, *arguments)
-        told.append(jax.tree.map(arrays.on_host, info))
-    return Rounds(plan, program, state, told)
+        state, bits = program(state, *arguments)
+        told.append([counts.to_int(arrays.on_host(each)) for each in bits])
+    up, down = np.array(told).swapaxes(0, 1)
+    return Rounds(plan, program, state, up, down)
 
 
 def _different(one: Result, other: Result, relative: float = RELATIVE, absolute: float = ABSOLUTE) -> str:

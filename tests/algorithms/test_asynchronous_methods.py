@@ -318,7 +318,7 @@ def test_unequal_work_arrives_when_it_is_done(servers, convention, latency):
         np.testing.assert_array_equal(found.staleness[b], schedule.staleness.max(axis=1))
 
 
-@pytest.mark.parametrize("devices", [2, 8])
+@pytest.mark.parametrize("devices", [pytest.param(2, marks=pytest.mark.long), 8])
 def test_the_schedule_does_not_depend_on_the_number_of_devices(devices):
     alone, many = (
         drive(
@@ -474,7 +474,7 @@ def plain(optimizer: str, N: int, devices: int) -> dsgd.Result:
     ("rule", "optimizer", "devices"),
     [
         ("constant", "sgd", 1),
-        ("constant", "sgd", 2),
+        pytest.param("constant", "sgd", 2, marks=pytest.mark.long),
         ("constant", "sgd", 8),
         ("constant", "adam", 1),
         ("worst-case", "momentum", 1),
@@ -585,7 +585,7 @@ def partners_of(found: Trajectory, b: int) -> np.ndarray:
     return np.array([next(int(n) for n in np.flatnonzero(sent) if n != i) for i, sent in zip(found.worker[b], found.sent[b], strict=True)])
 
 
-@pytest.mark.parametrize("devices", [1, 2, 8])
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.long), 8])
 def test_gossip_takes_the_exchange_that_can_begin_first(devices):
     """Whose partners are whose is read from who sends; order, clock, staleness and iterates follow."""
     many, found = random_clusters(N=8, B=8, laps=3), gossiping(devices)

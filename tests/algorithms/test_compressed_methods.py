@@ -467,7 +467,8 @@ def spread(method: str, devices: int) -> Trajectory:
     return drive(SPREAD[method], kernel_and_bias(), steps=6, devices=devices)
 
 
-@pytest.mark.parametrize("devices", [2])  # on 4 and 8 registered ones are under `test_contract`
+@pytest.mark.long  # on 4 and 8 registered ones are under `test_contract`
+@pytest.mark.parametrize("devices", [2])
 @pytest.mark.parametrize("method", SPREAD)
 def test_any_number_of_devices_runs_the_same_rounds(method, devices):
     """Weights and biases layer by layer; rounding errors of sums may be others, drawn numbers and bits not."""

@@ -700,7 +700,7 @@ def side_by_side(many: list[dsgd.Problem]) -> dsgd.Problem:
     return problems.quadratic(np.stack(A), np.concatenate([problem.data.b for problem in many], axis=1))
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_corrected_methods_do_not_drift_on_the_complete_graph_in_float32(devices):
     """Twelve workers: the mean of equal models is rounded, and what a round changes is added up for ever."""
     three = side_by_side([problems.random_quadratic(12, 10, heterogeneity=1.0, seed=seed) for seed in range(3)])

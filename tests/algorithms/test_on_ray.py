@@ -145,6 +145,7 @@ def dsgd_sgd() -> dsgd.Algorithm:
 # --- Real runs.
 
 
+@pytest.mark.long
 def test_two_servers_make_the_steps_of_their_orders(ray):
     run = {"steps": 40, "key": KEY, "record_every": 15, "delay": slow, "patience": 300.0}
     trained = on_ray.asynchronous_sgd(problem(), STEP, servers=2, staleness_aware=True, **run)

@@ -18,19 +18,18 @@ import pytest
 from dsgd.contract import elsewhere
 from dsgd.machines import watch
 
-KILLS, LONG, LOST_AFTER, SECONDS = 1, 20, 3.0, 60  # kills, and with --long; the last: in which the other process ends, on a busy machine
+KILLS, LOST_AFTER, SECONDS = 20, 3.0, 60  # the last: in which the other process ends, on a busy machine
 
 
 @pytest.fixture(scope="module")
-def killed(request, tmp_path_factory):
+def killed(long, tmp_path_factory):
     """The folder of a run that was killed so often at random rounds, and then came to its end; and what was seen at each kill. Before,
     each of its processes is stopped once: its connections stay."""
     folder, draw, seen = tmp_path_factory.mktemp("killed"), random.Random(0), []
-    kills = LONG if request.config.getoption("--long") else KILLS
     command = [sys.executable, "-c", f"import many, pathlib; many.nursery(pathlib.Path({str(folder)!r}), {LOST_AFTER})"]
     with subprocess.Popen(command, env=elsewhere.environment(1), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as nursery:
         try:
-            rounds = sorted(draw.sample(range(many.EVERY, many.ROUNDS), kills))
+            rounds = sorted(draw.sample(range(many.EVERY, many.ROUNDS), KILLS))
             stopped = [(victim, many.EVERY, signal.SIGSTOP) for victim in range(2)]
             for victim, at, by in [*stopped, *((draw.randrange(2), at, signal.SIGKILL) for at in rounds), (-1, 0, 0)]:
                 print(victim, at, int(by), file=nursery.stdin, flush=True)

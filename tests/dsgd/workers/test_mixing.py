@@ -172,7 +172,7 @@ def product(W: np.ndarray, leaf: np.ndarray) -> np.ndarray:
     return np.einsum("ij,j...->i...", W, np.asarray(leaf, np.float64))
 
 
-SIZES = [(1, N), pytest.param(2, N, marks=pytest.mark.long), (8, 8), (8, N)]
+SIZES = [(1, N), pytest.param(2, N, marks=pytest.mark.long), pytest.param(8, 8, marks=pytest.mark.long), (8, N)]
 every_n = pytest.mark.parametrize(("any_mesh", "n"), SIZES, indirect=["any_mesh"], ids=str)
 
 
