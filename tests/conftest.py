@@ -34,7 +34,7 @@ settings.load_profile("ci")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--long", action="store_true", help="whole experiments, too, all code in docs/, many deaths")
+    parser.addoption("--long", action="store_true", help="whole experiments, too, all code in docs/, Ray, deaths, all spoilt methods")
 
 
 def pytest_collection_modifyitems(config, items):

@@ -72,6 +72,11 @@ WRONG = {
         {"bits"},
         "tells more than it sends",
     ),
+    "a model that hangs on the devices": (
+        {"model": lambda state: state.server * workers.devices()},
+        {"2 devices", "4 devices"},
+        "4 devices: not the results of one device in params",
+    ),
     "bits of the block": ({"info": halves}, {"2 devices", "4 devices", "bits"}, "history['bits']"),
     "doubles where it may": ({"mean": lambda g: workers.mean(g) + jnp.zeros(D)}, {"64 bits"}, "need float32[3]"),
     "parameters": ({"query": lambda state: dsgd.Query(state.server)}, {"parameters", "returns"}, "query is called as query(state, round)"),
