@@ -213,7 +213,8 @@ def checked(whole: bool) -> list[Any]:
         own = jax.tree.map(lambda x, g: x - 0.1 * g.mean(axis=0), state.server.params, gradients)
         return after._replace(server=after.server._replace(params=own)), info
 
-    return [dsgd.check(each, quadratic()) for each in (good._replace(update=update), good)[: 1 + whole]]
+    wrong = good._replace(update=update)
+    return [dsgd.check(each, quadratic()) for each in ((wrong, good) if whole else (wrong,))]
 
 
 def two(folder: Path, exchanges: list[str], whole: bool) -> dict[str, Any]:

@@ -278,7 +278,7 @@ def test_thresholds_are_swept():
 
 
 def test_it_is_under_the_contract():
-    method = drop_compute(METHODS["local"], dropcompute.chosen_after(2), M, redraw=True)
+    method = drop_compute(METHODS["EF21"], dropcompute.chosen_after(2), M, redraw=True)
     dsgd.check(method, robust(), cluster=CLUSTER).require()
 
 
