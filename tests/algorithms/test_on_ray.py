@@ -27,6 +27,7 @@ import dsgd
 import topologies
 from algorithms import on_ray
 from algorithms.asynchronous.on_ray import gossip, peer, server, with_servers
+from algorithms.asynchronous.on_ray.crew import Crew
 from algorithms.asynchronous.on_ray.server import Pushed
 from dsgd import problems
 from theory_checks.recursions.compressed import cut, join
@@ -429,6 +430,7 @@ def test_no_two_workers_of_a_pair_wait_for_each_other(lonely):
 
     async def story():
         one, asked = lonely(1), Future()
+        one.ready = True
         one.peers = {2: Named(average=lambda *_: SimpleNamespace(future=lambda: asked))}
         model, about = one.model.params, peer.Exchange(0, 0, 1, 0, 0.0, 0.0, 0.0)
         await one.lock.acquire()
@@ -464,6 +466,46 @@ def test_who_comes_back_waits_for_a_model_to_go_on_with(lonely):
             await lonely(1, patience=0.01)._take_over()
 
     told(story)
+
+
+def test_who_has_not_begun_is_not_averaged_with(lonely):
+    """Its first gradient would be of another model than its start."""
+
+    async def story():
+        one, about = lonely(1), peer.Exchange(0, 0, 1, 0, 0.0, 0.0, 0.0)
+        assert await one.average(0, one.model.params, about) is None
+        one.ready = True
+        assert (await one.average(0, one.model.params, about))[1] == 1
+
+    told(story)
+
+
+class Answer:
+    """A future of Ray's, which is there when it is asked for; before that, if it is not late."""
+
+    def __init__(self, value=None, late: bool = False) -> None:
+        self.value, self.late = value, late
+
+
+LATE_RAY = SimpleNamespace(
+    exceptions=SimpleNamespace(RayActorError=ConnectionError),
+    wait=lambda answers, **_: ([each for each in answers if not each.late], [each for each in answers if each.late]),
+    get=lambda answers, timeout=None: [each.value for each in answers] if isinstance(answers, list) else answers.value,
+)
+
+
+def test_what_is_heard_last_is_not_lost():
+    """The run has its updates while one worker's answer, with an exchange that it tells once, is under way."""
+
+    def worker(number: int) -> Named:
+        exchanges = [peer.Exchange(stamp, number, 1 - number, 0, 0.0, 0.0, 0.0) for stamp in (1 + number, 3 + number)]
+        nothing = dict.fromkeys(("rehearse", "meet", "stop"), lambda *_: Answer())
+        run, look = lambda *_: Answer(late=True), lambda: Answer((number, 4))
+        return Named(**nothing, run=run, look=look, news=lambda: Answer(peer.News([exchanges.pop(0)], [], True), late=number == 1))
+
+    run = gossip._Run(LATE_RAY, "gossip", topologies.ring(2), 1, 5.0)
+    assert run.until_done(Crew(LATE_RAY, worker, run.begin, 2, 0)) == {0: (0, 4), 1: (1, 4)}
+    assert sorted(each.stamp for each in run.exchanges) == [1, 2, 3, 4]
 
 
 def test_staleness_counts_from_the_model_that_was_read():

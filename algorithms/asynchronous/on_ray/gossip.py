@@ -139,8 +139,11 @@ class _Run:
         there = {worker: crew.actors[worker] for worker in sorted(self.ready)}
         self.ray.get([peer.stop.remote() for peer in there.values()], timeout=self.patience)
         last = dict(zip(there, self.ray.get([peer.look.remote() for peer in there.values()], timeout=self.patience), strict=True))
-        for worker, news in zip(there, self.ray.get([peer.news.remote() for peer in there.values()], timeout=self.patience), strict=True):
-            self._keep(worker, news)
+        # Who was still to answer has told it what it will not tell again.
+        asked = [(worker, answer) for answer, (worker, life) in self.asked.items() if worker in there and life == crew.lives[worker]]
+        asked += [(worker, peer.news.remote()) for worker, peer in there.items()]
+        for worker, answer in asked:
+            self._keep(worker, self.ray.get(answer, timeout=self.patience))
         return last
 
     def _introduce(self, crew: Crew) -> None:

@@ -132,8 +132,9 @@ class Peer:
             draw += 1
 
     async def average(self, stamp: int, params: Params, about: Exchange) -> tuple[PyTree, int] | None:
-        """The mean of both models, which is now this one's, and the exchange's stamp; None: this one is asking somebody, or about to."""
-        if self.asking and about.worker > self.worker:
+        """The mean of both models, which is now this one's, and the exchange's stamp; None: this one is asking somebody, or about to,
+        or has not begun (its first gradient is of its own start)."""
+        if not self.ready or (self.asking and about.worker > self.worker):
             return None
         async with self.lock:
             stamp = self._at(max(self.stamp, stamp) + 1)
