@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 from pathlib import Path
 
 import haste
@@ -11,7 +12,7 @@ import typecheck  # noqa: F401 (before what it wraps)
 
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 {haste.FLAGS}"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("DSGD_CACHE", "off")  # nobody comes for the programs, and to write them takes time
+os.environ.setdefault("DSGD_CACHE", "off")  # of processes that tests start
 
 import jax
 import pytest
@@ -21,12 +22,12 @@ import dsgd
 from dsgd.engine import programs
 
 MAPS = 20_000  # of a process, from where on its programs are forgotten
+KEPT = 1 << 30  # bytes of programs on disk, from where on they are compiled anew
 
 gc.set_threshold(100_000, 20, 100)  # tracing makes many objects that live: to look through them 700 objects apart takes a tenth of the time
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_disable_most_optimizations", haste.HASTE)
-jax.config.update("jax_enable_compilation_cache", False)  # without it no keys are made for a cache that nobody has
-jax.config.update("jax_traceback_in_locations_limit", 0)  # nor lines of code written into programs
+jax.config.update("jax_traceback_in_locations_limit", 0)  # no lines of code in programs: they are the same wherever they are written
 # Draws are derandomized: a failure here fails everywhere. The first example compiles, so no deadline.
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50)
 settings.register_profile("thorough", deadline=None, max_examples=2_000)  # --hypothesis-profile=thorough
@@ -35,6 +36,21 @@ settings.load_profile("ci")
 
 def pytest_addoption(parser):
     parser.addoption("--long", action="store_true", help="whole experiments, too, all code in docs/, Ray, deaths, all spoilt methods")
+
+
+def pytest_configure(config):
+    """What tests compile is kept in pytest's cache (`--cache-clear` empties it): to compile is a third of what they do."""
+    folder = config.cache.mkdir("programs")
+    if not hasattr(config, "workerinput") and sum(path.stat().st_size for path in folder.rglob("*")) > KEPT:
+        shutil.rmtree(folder)
+    dsgd.cache.enable(folder)
+    jax.config.update("jax_compilation_cache_max_size", -1)  # else JAX looks through all of them at each that it writes
+
+
+def pytest_sessionfinish():
+    """Pytest collects garbage five times to find what was not closed. Once is enough: what is then there is not looked through again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config, items):

@@ -8,7 +8,8 @@ from collections import deque
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import jax
 import numpy as np
@@ -28,6 +29,7 @@ from dsgd.runs.progress import Progress
 
 _CHUNK_SECONDS = 0.5  # between two looks at the loss
 _AHEAD = 2  # chunks on the devices
+_DONATED = (0,)  # of `advance`'s arguments: what is carried
 
 
 def execute(job: Job, watch: Watch, folder: str | Path | None) -> Result:
@@ -82,12 +84,14 @@ class _Drive:
         if job.feed:
             with stop.users_code():
                 job.feed.skip(self.sent - job.before)
-        self.pace = _Pace(plan.capacity - 1)  # the first chunk has the start's record, too
+        # The first chunk has the start's record, too.
+        self.pace = _paces.setdefault(programs.traceable(loop.advance, plan, _DONATED), _Pace(plan.capacity - 1))
         self.waiting: deque[tuple[loop.Records, int, int]] = deque()  # records, how many, the round after them
 
     def run(self) -> None:
         """To the last round, or to where it is stopped."""
         self._ask()
+        self.pace.begin()
         with Progress(self.watch.name, self.sent, self.last, self.watch.progress and agreement.index() == 0) as bar:
             while self._goes_on():
                 self._send()
@@ -152,7 +156,7 @@ class _Drive:
                     return
             chunk = loop.Chunk(*map(np.int32, (self.sent, rounds, self.sent == self.job.before, self.last)))
             arguments = (self.carry, self.points, self.keys, self.data, self.shared, batch, chunk)
-            self.carry, news = programs.call(loop.advance, self.job.plan, *arguments, donate=(0,))
+            self.carry, news = programs.call(loop.advance, self.job.plan, *arguments, donate=_DONATED)
             if self.sent == self.job.before:
                 protocol.need_counted(self.watch.name, self.carry.state.step, self.sent + rounds)
             self.sent += rounds
@@ -210,10 +214,17 @@ class _Pace:
     def __init__(self, most: int) -> None:
         self.most = most
         self.records = 1
+        self.at = 0.0
+
+    def begin(self) -> None:
         self.at = time.perf_counter()
 
     def finished(self, count: int) -> None:
         now = time.perf_counter()
         wanted = count * _CHUNK_SECONDS / max(now - self.at, 1e-9)
-        self.records = max(1, min(self.most, 8 * count, int(wanted)))
+        self.records = max(1, min(self.most, max(self.records, 8 * count), int(wanted)))
         self.at = now
+
+
+# By program, as long as it is kept: each chunk pays for memory that is taken anew, so that a run begins at the pace of the one before.
+_paces: WeakKeyDictionary[Any, _Pace] = WeakKeyDictionary()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ import dsgd
 import topologies
 from dsgd import problems
 from dsgd.engine import loop, programs
-from dsgd.runs import plans
+from dsgd.runs import chunks, plans
 
 N = 4
 
@@ -124,10 +125,30 @@ def test_classification_problems_built_twice_share_one_program(mesh, key):
     assert programs.compiled() == compiled
 
 
-def test_chunks_leave_no_seam(method, problem, mesh, key):
-    """A run of several chunks passes through the state of a shorter run."""
+@pytest.fixture
+def advances(monkeypatch) -> list[int]:
+    """The rounds of each chunk, of runs that know no pace yet, and whose chunks may take as long as they like."""
+    call, found = programs.call, []
+
+    def told(function, plan, *args, **options):
+        if function is loop.advance:
+            found.append(int(args[-1].rounds))
+        return call(function, plan, *args, **options)
+
+    monkeypatch.setattr(programs, "call", told)
+    monkeypatch.setattr(chunks, "_CHUNK_SECONDS", 1e6)
+    monkeypatch.setattr(chunks, "_paces", WeakKeyDictionary())
+    return found
+
+
+def test_chunks_leave_no_seam(method, problem, mesh, key, advances):
+    """A run of several chunks passes through the state of a shorter run, of one: a run begins at the pace of the one before."""
     long = dsgd.run(method, problem, steps=150, key=key, mesh=mesh)
+    assert (advances[0], sum(advances)) == (1, 150)
+    assert len(advances) > 2
+    advances.clear()
     short = dsgd.run(method, problem, steps=100, key=key, mesh=mesh)
+    assert advances == [100]
     np.testing.assert_array_equal(long.history["loss"][:101], short.history["loss"])
     np.testing.assert_array_equal(long.history["step"], np.arange(151))
 
