@@ -39,8 +39,11 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """What tests compile is kept in pytest's cache (`--cache-clear` empties it): to compile is a third of what they do."""
-    folder = config.cache.mkdir("programs")
+    """What tests compile, a third of their time, is kept in pytest's cache, where there is one; `--cache-clear` empties it."""
+    try:
+        folder = config.cache.mkdir("programs")
+    except (AttributeError, OSError):  # -p no:cacheprovider; a checkout that cannot be written to
+        return
     if not hasattr(config, "workerinput") and sum(path.stat().st_size for path in folder.rglob("*")) > KEPT:
         shutil.rmtree(folder)
     dsgd.cache.enable(folder)
