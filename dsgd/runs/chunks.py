@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
+from collections.abc import Hashable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -84,8 +85,7 @@ class _Drive:
         if job.feed:
             with stop.users_code():
                 job.feed.skip(self.sent - job.before)
-        # The first chunk has the start's record, too.
-        self.pace = _paces.setdefault(programs.traceable(loop.advance, plan, _DONATED), _Pace(plan.capacity - 1))
+        self.pace = _pace(plan, (self.carry, self.points, self.keys, self.data, self.shared, job.feed and job.feed.first))
         self.waiting: deque[tuple[loop.Records, int, int]] = deque()  # records, how many, the round after them
 
     def run(self) -> None:
@@ -226,5 +226,12 @@ class _Pace:
         self.at = now
 
 
-# By program, as long as it is kept: each chunk pays for memory that is taken anew, so that a run begins at the pace of the one before.
-_paces: WeakKeyDictionary[Any, _Pace] = WeakKeyDictionary()
+# By traced function, as long as it is kept, and by shapes.
+_paces: WeakKeyDictionary[Any, dict[Hashable, _Pace]] = WeakKeyDictionary()
+
+
+def _pace(plan: loop.Plan, arrays: PyTree) -> _Pace:
+    """That of the last run of this plan on such arrays: each chunk pays for memory that is taken anew, so that fewer are better."""
+    known = _paces.setdefault(programs.traceable(loop.advance, plan, _DONATED), {})
+    shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(arrays))
+    return known.setdefault(shapes, _Pace(plan.capacity - 1))  # the first chunk has the start's record, too

@@ -254,6 +254,15 @@ def test_a_users_own_problem(any_mesh, key):
     assert result.history["loss"][-1] < 1e-4
 
 
+def test_a_run_on_more_data_does_not_begin_at_the_pace_of_a_shorter_one(mesh, key, advances):
+    few, method = own_problem(), algorithms.minibatch_sgd(optax.sgd(0.1))
+    more = few._replace(data=jax.tree.map(lambda leaf: np.tile(leaf, (1, 2, 1)[: leaf.ndim]), few.data))
+    for problem, first in ((few, 1), (few, 20), (more, 1), (more, 20), (few, 20)):
+        advances.clear()
+        dsgd.run(method, problem, steps=20, key=key, mesh=mesh)
+        assert advances[0] == first
+
+
 def test_batches_from_outside_are_used_one_a_round(mesh, key):
     """With the whole data as every batch, mini-batch SGD is gradient descent; also on several devices and with sparse records."""
     problem = own_problem()
