@@ -12,7 +12,7 @@ import typecheck  # noqa: F401 (before what it wraps)
 
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 {haste.FLAGS}"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("DSGD_CACHE", "off")  # of processes that tests start
+os.environ.setdefault("DSGD_CACHE", "off")  # processes that tests start leave nothing in the user's cache
 
 import jax
 import pytest

@@ -217,6 +217,7 @@ class _Pace:
         self.at = 0.0
 
     def begin(self) -> None:
+        """Of a run: what went before it does not count."""
         self.at = time.perf_counter()
 
     def finished(self, count: int) -> None:

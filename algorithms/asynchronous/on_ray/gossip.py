@@ -139,7 +139,7 @@ class _Run:
         there = {worker: crew.actors[worker] for worker in sorted(self.ready)}
         self.ray.get([peer.stop.remote() for peer in there.values()], timeout=self.patience)
         last = dict(zip(there, self.ray.get([peer.look.remote() for peer in there.values()], timeout=self.patience), strict=True))
-        # Who was still to answer has told it what it will not tell again.
+        # An answer that is still under way has what its worker will not tell again.
         asked = [(worker, answer) for answer, (worker, life) in self.asked.items() if worker in there and life == crew.lives[worker]]
         asked += [(worker, peer.news.remote()) for worker, peer in there.items()]
         for worker, answer in asked:
