@@ -13,6 +13,7 @@ import typecheck  # noqa: F401 (before what it wraps)
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 {haste.FLAGS}"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("DSGD_CACHE", "off")  # processes that tests start leave nothing in the user's cache
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(haste.HASTE))  # and compile as this one
 
 import jax
 import pytest
@@ -24,9 +25,10 @@ from dsgd.engine import programs
 MAPS = 20_000  # of a process, from where on its programs are forgotten
 KEPT = 1 << 30  # bytes of programs on disk, from where on they are compiled anew
 
+if haste.HASTE:
+    haste.lower_in_one_context()
 gc.set_threshold(100_000, 20, 100)  # tracing makes many objects that live: to look through them 700 objects apart takes a tenth of the time
 jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update("jax_disable_most_optimizations", haste.HASTE)
 jax.config.update("jax_traceback_in_locations_limit", 0)  # no lines of code in programs: they are the same wherever they are written
 # Draws are derandomized: a failure here fails everywhere. The first example compiles, so no deadline.
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50)

@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 import os
+import threading
 from importlib.metadata import version
 
 HASTE = "DSGD_TEST_OPTIMISED" not in os.environ
 # A program's code is one piece: split for several threads, it costs more in all, and the other processor has tests of its own.
 # XLA's older way to write loops compiles in half the time; the versions of JAX 0.11 do not have it.
 _OLDER = tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11)
-FLAGS = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1" if HASTE and _OLDER else ""
+_QUICK = "--xla_cpu_opt_preset=CPU_OPT_PRESET_FAST_COMPILE --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+FLAGS = _QUICK if HASTE and _OLDER else ""
 # Eight devices on two busy cores: XLA ends the process where one of them comes 40 s after the others.
 FLAGS += " --xla_cpu_collective_call_terminate_timeout_seconds=300"
+
+_LOWERED = 500  # programs in one context, which keeps their constants
+
+
+def lower_in_one_context() -> None:
+    """JAX makes a context of MLIR anew for each program, which takes as long as to lower a small one: here several hundred share one."""
+    from jax._src.interpreters import mlir  # noqa: PLC0415 (which flags JAX sees is to be settled before)
+
+    if (make := getattr(mlir, "make_ir_context", None)) is None:  # it is not public: tests pass without
+        return
+    mine = threading.local()
+
+    def context():
+        mine.lowered = getattr(mine, "lowered", -1) + 1
+        if mine.lowered % _LOWERED == 0:
+            mine.context = make()
+        return mine.context
+
+    mlir.make_ir_context = context

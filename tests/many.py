@@ -11,11 +11,11 @@ import socket
 import sys
 import time
 import traceback
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
-import haste
 import jax
 import numpy as np
 import optax
@@ -46,16 +46,14 @@ ASYNCHRONOUS = {"one at a time", "pairs"}
 BRIEFLY = {"all-reduce", "servers", "permutes", "one at a time"}  # without --long
 
 
-def as_tests_do() -> None:
-    """Programs are compiled as in the test's own process, to the same bits."""
-    jax.config.update("jax_disable_most_optimizations", haste.HASTE)
-
-
+@cache
 def quadratic() -> dsgd.Problem:
     return problems.random_quadratic(N, 5, noise=0.3, seed=0)
 
 
+@cache
 def method(exchange: str) -> dsgd.Algorithm:
+    """The same object each time, and so are the problems: who runs it again traces nothing anew."""
     return algorithms.make(METHODS[exchange], SGD, N) if METHODS[exchange] else algorithms.decentralized_sgd(SGD, topologies.star(N))
 
 
@@ -72,6 +70,7 @@ def iterates(exchange: str, devices: int | None = None) -> dict[str, Any]:
     return held(dsgd.run(method(exchange), quadratic(), steps=STEPS, key=jax.random.key(0), mesh=mesh, record_every=2, **options))
 
 
+@cache
 def digits() -> dsgd.Problem:
     inputs, classes = np.linspace(-1, 1, 40 * 3).reshape(40, 3), np.arange(40) % 3
     return problems.logistic_regression((inputs, classes), N, "by-label", batch_size=4)
@@ -223,7 +222,6 @@ def two(folder: Path, exchanges: list[str], whole: bool) -> dict[str, Any]:
     Args:
         whole: with a check that finds nothing wrong, which takes long.
     """
-    as_tests_do()
     found: dict[str, Any] = {exchange: iterates(exchange) for exchange in exchanges}
     found["sweep"] = swept()
     found["by worker"] = by_worker()
@@ -245,7 +243,6 @@ def two(folder: Path, exchanges: list[str], whole: bool) -> dict[str, Any]:
 
 def four() -> dict[str, Any]:
     """What four processes do."""
-    as_tests_do()
     return {exchange: iterates(exchange) for exchange in OF_FOUR} | {"mesh": refused(lambda: dsgd.workers.mesh(2))}
 
 
@@ -260,7 +257,6 @@ def killed(folder: Path, port: int, i: int, victim: int, at: int, by: int, lost_
         os.dup2(log.fileno(), 2)
     try:
         dsgd.join(f"127.0.0.1:{port}", 2, i, lost_after=lost_after)
-        as_tests_do()
         dsgd.cache.enable(folder / "programs")
         checkpoints._SECONDS = 0.0
         update = progress.Progress.update

@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import many
 import networkx as nx
 import numpy as np
 import pytest
@@ -139,7 +138,6 @@ def arguments(n: int, step: int):
 
 def rounds(devices: int, n: int) -> tuple[list[Any], str]:
     """What `on_every_graph` gives in each round, by one program for all graphs, and its text."""
-    many.as_tests_do()
     across = P(None, workers.AXIS)
     places = {"in_specs": (BLOCKS, across, BLOCKS, BLOCKS, SAME, BLOCKS, BLOCKS), "out_specs": (BLOCKS, across)}
     spread = jax.shard_map(on_every_graph, mesh=workers.mesh(devices), check_vma=False, **places)
