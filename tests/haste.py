@@ -20,7 +20,7 @@ _LOWERED = 500  # programs in one context, which keeps their constants
 
 def lower_in_one_context() -> None:
     """JAX makes a context of MLIR anew for each program, which takes as long as to lower a small one: here several hundred share one."""
-    from jax._src.interpreters import mlir  # noqa: PLC0415 (which flags JAX sees is to be settled before)
+    from jax._src.interpreters import mlir  # which flags JAX sees is to be settled before
 
     if (make := getattr(mlir, "make_ir_context", None)) is None:  # it is not public: tests pass without
         return

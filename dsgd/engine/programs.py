@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 import jax
 
-from dsgd.engine import threefry
+from dsgd.engine import small_loops, threefry
 
 MOST = 64  # that are kept, of programs and of traced functions
 
@@ -61,7 +61,7 @@ def call(function: Callable, plan: Any, *args: Any, donate: tuple[int, ...] = ()
         if traced.jaxpr not in _contents:
             lowered = threefry.lower(traced, platform)
             _contents[traced.jaxpr] = _content(lowered, plan.mesh)
-    return _programs.find(_contents[traced.jaxpr], lambda: _compile(lowered or threefry.lower(traced, platform)))(*args)
+    return _programs.find(_contents[traced.jaxpr], lambda: _compile(lowered or threefry.lower(traced, platform), platform))(*args)
 
 
 def traceable(function: Callable, plan: Any, donate: tuple[int, ...] = ()) -> Any:
@@ -112,10 +112,11 @@ def _no_garbage() -> Iterator[None]:
             gc.enable()
 
 
-def _compile(lowered: Any) -> Callable:
+def _compile(lowered: Any, platform: str) -> Callable:
     global _compiled  # noqa: PLW0603 (a count for tests, beside the programs, which are global, too)
     _compiled += 1
-    return lowered.compile()
+    with small_loops.in_one_function(platform):
+        return lowered.compile()
 
 
 def _content(lowered: Any, mesh: Any) -> Hashable:

@@ -96,9 +96,9 @@ def test_random_bits_are_drawn_without_jaxs_loop(monkeypatch, mesh, key):
     """Threefry's 20 rounds have an exclusive or each; a loop of five turns has those of four."""
     texts, compiled = [], programs._compile
 
-    def seen(lowered):
+    def seen(lowered, platform):
         texts.append(lowered.as_text())
-        return compiled(lowered)
+        return compiled(lowered, platform)
 
     monkeypatch.setattr(programs, "_compile", seen)
     bits = programs.call(lambda plan, key: jax.random.bits(key, (5,)), Plan(0, mesh), key)
