@@ -52,7 +52,7 @@ def top_k(fraction: float, values: Compressor = identity) -> Compressor:
     """
 
     def choose(key, x, k):
-        return jax.lax.top_k(jnp.abs(wide(x)), k)[1]
+        return _largest(jnp.abs(wide(x)), k)
 
     def delta(d):
         k = kept(fraction, d)
@@ -84,7 +84,7 @@ def random_k(fraction: float, values: Compressor = identity) -> Compressor:
     def choose(key, x, k):
         # 30 random bits each, as positive normal floats in the same order: XLA selects the largest floats quickest.
         drawn = (draws.words(key, x.shape[0]) >> 2) + jnp.uint32(1 << 23)
-        return jax.lax.top_k(jax.lax.bitcast_convert_type(drawn, jnp.float32), k)[1]
+        return _largest(jax.lax.bitcast_convert_type(drawn, jnp.float32), k)
 
     def omega(d):
         k = kept(fraction, d)
@@ -107,14 +107,15 @@ def _sparse(kind: str, fraction: float, values: Compressor, choose: Callable, sc
     def compress(key, x):
         d = x.shape[0]
         choose_key, values_key = jax.random.split(key)
-        places = choose(choose_key, x, kept(fraction, d))
+        k = kept(fraction, d)
+        places = choose(choose_key, x, k) if k < d else jnp.arange(d)
         packed = codecs.pack(places.astype(jnp.uint32), codecs.index_bits(d))
         return Sparse(packed, values.compress(values_key, x[places]))
 
     def decompress(message, d):
         k = kept(fraction, d)
         elements = wide(values.decompress(message.values, k)) * scale(d)
-        return _scatter(message.places, elements, k, d)
+        return _scatter(message.places, elements, k, d) if k < d else elements
 
     def mean_bits(d):
         return array_bits(message_shape(compress, d).places) + values.mean_bits(kept(fraction, d))
@@ -193,9 +194,17 @@ def _bernoulli_places(key: jax.Array, p: float, d: int, size: int) -> jax.Array:
     return jax.lax.associative_scan(lambda a, b: jnp.minimum(a + b, end), gaps) - 1
 
 
+def _largest(x: jax.Array, k: int) -> jax.Array:
+    """The indices of the k largest elements; of equal ones the first."""
+    return jnp.argmax(x)[None] if k == 1 else jax.lax.top_k(x, k)[1]  # one of many short rows: no sort, and no call out of XLA's code
+
+
 def _scatter(places: tuple[jax.Array, ...], values: jax.Array, k: int, d: int) -> jax.Array:
     """The vector with these elements; padding adds 0 to the first."""
-    return jnp.zeros(d, values.dtype).at[codecs.unpack(places, codecs.index_bits(d), k)].add(values)
+    indices = codecs.unpack(places, codecs.index_bits(d), k)
+    if k == 1:
+        return jnp.where(jnp.arange(d, dtype=indices.dtype) == indices, values, 0)
+    return jnp.zeros(d, values.dtype).at[indices].add(values)
 
 
 def _need_share(name: str, what: str, value: float) -> None:

@@ -22,6 +22,7 @@ RANDOM = clusters.Cluster(clusters.lognormal(0.0, 0.5), up=clusters.lognormal(4.
 SILENT = replace(RANDOM, noise=0.0)
 RING = algorithms.decentralized_sgd(OPTIMIZER, topologies.ring(WORKERS))
 run = partial(clocks.run, steps=12)
+ROUNDING = 10 * 2.0**-24  # of a round's seconds, some ten operations: in two programs XLA joins other products with sums
 NAMES = [f"measured_{what}" for what in ("compute", "up", "down", "bits_up", "bits_down")]
 
 
@@ -51,9 +52,9 @@ def test_clocks_that_are_not_exact_change_nothing_but_what_they_show(eight):
     noisy, exact = (run(algorithms.observed(RING), eight, cluster, steps=300).history for cluster in (RANDOM, SILENT))
     for name in exact:
         if name not in NAMES or "bits" in name:
-            np.testing.assert_array_equal(noisy[name], exact[name])
+            np.testing.assert_allclose(noisy[name], exact[name], rtol=ROUNDING if name == "clock" else 0)
     plain = run(RING._replace(query=query), eight, RANDOM, steps=300).history
-    np.testing.assert_array_equal(plain["clock"], noisy["clock"])
+    np.testing.assert_allclose(plain["clock"], noisy["clock"], rtol=ROUNDING)
     logs = {name: np.log(noisy[name][2:] / exact[name][2:]).ravel() for name in ("measured_up", "measured_down")}
     for values in logs.values():
         assert abs(values.mean()) < 5 * 0.2 / np.sqrt(values.size)
