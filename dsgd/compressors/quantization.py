@@ -195,8 +195,9 @@ def _sign() -> Compressor:
     def compress(key, x):
         x = wide(x)
         # Divided first, since the sum may be out of range; then only its rounding can be. On CPUs XLA has fast code for
-        # sums over magnitudes, and none for sums over quotients of them.
-        mean = jnp.minimum(jnp.sum(jnp.abs(x / x.shape[0])), jnp.finfo(x.dtype).max)
+        # sums over magnitudes, and none for sums over quotients of them. Two elements are one addition among others, not a call.
+        parts = jnp.abs(x / x.shape[0])
+        mean = jnp.minimum(sum(parts) if x.shape[0] <= 2 else jnp.sum(parts), jnp.finfo(x.dtype).max)
         return Scaled(codecs.pack((x < 0).astype(jnp.uint8), 1), mean)
 
     def decompress(message, d):
