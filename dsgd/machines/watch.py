@@ -198,7 +198,7 @@ def end(why: str = "") -> Ended:
         watch.lost = watch.lost or "the coordinator is gone"
     finally:
         watch.gone.set()
-    return Ended(bool(why or watch.lost), bool(why) and watch.index > 0 and watch.words(0) == ended)
+    return Ended(bool(why or watch.lost), bool(why) and watch.index > 0 and watch.words(0) in (ended, left))
 
 
 def leave_at_once(words: str = "", status: int = STATUS) -> None:

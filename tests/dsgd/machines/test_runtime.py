@@ -142,3 +142,22 @@ def test_at_the_edges_of_a_run_who_is_gone_is_missed_too(script, asked, told):
                 process.communicate()
     assert there[asked].returncode == watch.STATUS
     assert told in said
+
+
+class Store(dict):
+    """The coordinator's, of one process."""
+
+    def key_value_set(self, key, words, allow_overwrite):
+        self[key] = words
+
+    def key_value_dir_get(self, _):
+        return list(self.items())
+
+
+@pytest.mark.parametrize("state", ["ended", "left"])
+@pytest.mark.parametrize(("words", "same"), [("why", True), ("another why", False)])
+def test_what_process_0_has_said_is_not_said_again(monkeypatch, state, words, same):
+    """Also by who looks only when process 0 has left."""
+    monkeypatch.setattr(watch, "leave_at_once", lambda *_: None)
+    monkeypatch.setattr(watch, "_watch", watch._Watch(Store({"dsgd/alive/0": f"{state}: {words}"}), 1, ["first", "second"], 3.0))
+    assert watch.end("why") == (True, same)
