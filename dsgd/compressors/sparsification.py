@@ -115,7 +115,7 @@ def _sparse(kind: str, fraction: float, values: Compressor, choose: Callable, sc
     def decompress(message, d):
         k = kept(fraction, d)
         elements = wide(values.decompress(message.values, k)) * scale(d)
-        return _scatter(message.places, elements, k, d) if k < d else elements
+        return _scatter(message.places, elements, k, d) if k < d else elements  # all of them are in order
 
     def mean_bits(d):
         return array_bits(message_shape(compress, d).places) + values.mean_bits(kept(fraction, d))
@@ -195,14 +195,15 @@ def _bernoulli_places(key: jax.Array, p: float, d: int, size: int) -> jax.Array:
 
 
 def _largest(x: jax.Array, k: int) -> jax.Array:
-    """The indices of the k largest elements; of equal ones the first."""
-    return jnp.argmax(x)[None] if k == 1 else jax.lax.top_k(x, k)[1]  # one of many short rows: no sort, and no call out of XLA's code
+    """The indices of the k largest elements, `[k]`; of equal ones the first."""
+    # Small models have very many short vectors: one element is found without a sort, and in a loop that stays one function.
+    return jnp.argmax(x)[None] if k == 1 else jax.lax.top_k(x, k)[1]
 
 
 def _scatter(places: tuple[jax.Array, ...], values: jax.Array, k: int, d: int) -> jax.Array:
     """The vector with these elements; padding adds 0 to the first."""
     indices = codecs.unpack(places, codecs.index_bits(d), k)
-    if k == 1:
+    if k == 1:  # a scatter would not be in one function, either
         return jnp.where(jnp.arange(d, dtype=indices.dtype) == indices, values, 0)
     return jnp.zeros(d, values.dtype).at[indices].add(values)
 

@@ -22,7 +22,7 @@ RANDOM = clusters.Cluster(clusters.lognormal(0.0, 0.5), up=clusters.lognormal(4.
 SILENT = replace(RANDOM, noise=0.0)
 RING = algorithms.decentralized_sgd(OPTIMIZER, topologies.ring(WORKERS))
 run = partial(clocks.run, steps=12)
-ROUNDING = 10 * 2.0**-24  # of a round's seconds, some ten operations: in two programs XLA joins other products with sums
+ROUNDING = 10 * 2.0**-24  # of a round's seconds, some ten operations, which two programs need not round alike
 NAMES = [f"measured_{what}" for what in ("compute", "up", "down", "bits_up", "bits_down")]
 
 

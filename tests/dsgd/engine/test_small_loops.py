@@ -16,8 +16,6 @@ import dsgd
 from dsgd import problems
 from dsgd.engine import programs, small_loops
 
-MANY = small_loops.BYTES // 4
-
 
 def lowered(elements: int):
     """A loop whose number of turns is an argument, on so many float32."""
