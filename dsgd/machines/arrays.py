@@ -22,6 +22,12 @@ _PIECE = 1 << 26  # bytes that go from process 0 to all at a time
 _digests: dict[int, list[str]] = {}  # of all workers' rows, by array, where its maker had them all
 
 
+def from_host(values: Any, dtype: Any = None) -> jax.Array:
+    """Its copy on JAX's default device, of that type. (`jnp.asarray` compiles a program for each shape; without a copy, it may be the same
+    memory.)"""
+    return jax.device_put(np.array(values, dtype))
+
+
 def put(tree: PyTree, sharding: Sharding) -> PyTree:
     """A copy on the devices: of what every process has whole, or of its own part of what lies elsewhere on the same processes."""
     if sharding.is_fully_addressable:
@@ -55,7 +61,7 @@ def by_worker(rows: Callable[[slice], np.ndarray], N: int, everybody: bool = Tru
         ValueError: the processes do not divide the workers.
     """
     if agreement.alone():
-        return jnp.asarray(rows(slice(N)))
+        return from_host(rows(slice(N)))
     sharding = NamedSharding(own_mesh(N), P(workers.AXIS))
     first = own_workers(N)[0]
     kind = rows(slice(first, first + 1))
@@ -80,7 +86,8 @@ def own_workers(N: int) -> range:
 
 def known(values: np.ndarray) -> Any:
     """Real numbers of all workers that every process makes for itself, in JAX's default type: on no device where there are several."""
-    return jnp.asarray(values, float) if agreement.alone() else np.asarray(values, jnp.result_type(float))
+    kind = jnp.result_type(float)
+    return from_host(values, kind) if agreement.alone() else np.asarray(values, kind)
 
 
 def own_mesh(N: int) -> Mesh:

@@ -13,7 +13,7 @@ from jax.tree_util import keystr, tree_leaves_with_path
 
 from dsgd import checks
 from dsgd.base import PyTree
-from dsgd.machines.arrays import by_worker
+from dsgd.machines.arrays import by_worker, from_host
 
 
 class Examples(NamedTuple):
@@ -93,12 +93,12 @@ def pad(inputs: PyTree, targets: PyTree, parts: list[np.ndarray]) -> Examples:
 def on_device(inputs: PyTree, targets: PyTree) -> Examples:
     """Samples that everybody has, `[m, ...]`, of numpy arrays."""
     weights = np.ones(len(jax.tree.leaves(inputs)[0]))
-    return Examples(*jax.tree.map(lambda leaf: jnp.asarray(converted(leaf)), (inputs, targets, weights)))
+    return Examples(*jax.tree.map(lambda leaf: from_host(converted(leaf)), (inputs, targets, weights)))
 
 
 def converted(leaf: np.ndarray) -> np.ndarray:
     """Real numbers in JAX's default type, integers as they are. By numpy: each conversion on the device would be a program to compile."""
-    return leaf.astype(jnp.result_type(float)) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+    return leaf.astype(jnp.result_type(float), copy=False) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
 
 def arrays(what: str, pair: tuple[Any, Any]) -> tuple[PyTree, PyTree]:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from dsgd import checks
 from dsgd.base import Algorithm, Key, Params, Problem, PyTree, State
 from dsgd.clusters import Cluster
+from dsgd.machines import arrays
 from dsgd.runs import chunks
 from dsgd.runs.feed import Feed
 from dsgd.runs.history import History, evaluated
@@ -156,7 +156,7 @@ def sweep(
     example = _built(factory, grid)
     check_runnable(example, problem, key, cluster)
     shape = tuple(len(values) for values in grid.values())
-    points = {name: jnp.asarray(axis.ravel()) for name, axis in zip(grid, np.meshgrid(*grid.values(), indexing="ij"), strict=True)}
+    points = {name: arrays.from_host(axis.ravel()) for name, axis in zip(grid, np.meshgrid(*grid.values(), indexing="ij"), strict=True)}
     size = int(np.prod(shape)) * seeds
     options: dict[str, Any] = {"record_every": record_every, "cluster": cluster, "train_loss": train_loss, "evaluate_every": evaluate_every}
     plan = make_plan(_FromPoint(factory), problem, mesh, runs=2, size=size, **options)
