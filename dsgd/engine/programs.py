@@ -41,6 +41,7 @@ class _Latest(OrderedDict[Hashable, Any]):
 # JAX keeps what it has compiled as long as the function that it traced: so each plan has its own, which can be forgotten.
 _functions = _Latest()  # by function and plan
 _contents: WeakKeyDictionary[Any, Hashable] = WeakKeyDictionary()  # by trace
+_texts: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # by trace
 _programs = _Latest()  # by content
 _compiled = 0
 
@@ -81,7 +82,11 @@ def text(function: Callable, plan: Any, *shapes: Any) -> str:
     """
     if _constants_are_left_out():
         raise ValueError("with jax_use_simplified_jaxpr_constants, a program's text lacks its constants: need the flag off for checkpoints")
-    return traceable(function, plan).lower(*shapes).as_text()
+    with _no_garbage():
+        traced = traceable(function, plan).trace(*shapes)
+        if traced.jaxpr not in _texts:
+            _texts[traced.jaxpr] = traced.lower().as_text()
+    return _texts[traced.jaxpr]
 
 
 def compiled() -> int:
@@ -96,7 +101,7 @@ def kept() -> int:
 
 def clear() -> None:
     """Forgets them all."""
-    for memory in (_functions, _contents, _programs):
+    for memory in (_functions, _contents, _texts, _programs):
         memory.clear()
 
 
