@@ -23,15 +23,18 @@ _digests: dict[int, list[str]] = {}  # of all workers' rows, by array, where its
 
 
 def from_host(values: Any, dtype: Any = None) -> jax.Array:
-    """Its copy on JAX's default device, of that type. (`jnp.asarray` compiles a program for each shape; without a copy, it may be the same
-    memory.)"""
-    return jax.device_put(np.array(values, dtype))
+    """A copy on JAX's default device, of that type. (`jnp.asarray` compiles a program for each shape.)"""
+    return jax.device_put(_own_memory(values, dtype))
 
 
 def put(tree: PyTree, sharding: Sharding) -> PyTree:
     """A copy on the devices: of what every process has whole, or of its own part of what lies elsewhere on the same processes."""
     if sharding.is_fully_addressable:
-        return jax.tree.map(lambda leaf: jax.device_put(leaf, sharding, may_alias=False), tree)
+
+        def copied(leaf: Any) -> jax.Array:
+            return jax.device_put(leaf if isinstance(leaf, jax.Array) else _own_memory(leaf), sharding, may_alias=False)
+
+        return jax.tree.map(copied, tree)
     return jax.tree.map(lambda leaf: _put(leaf, sharding), tree)
 
 
@@ -155,6 +158,11 @@ def row_digest(row: np.ndarray | np.generic) -> str:
     sha = hashlib.sha256(f"{row.dtype} {row.shape}".encode())
     sha.update(np.ascontiguousarray(row).reshape(-1).view(np.uint8).data)
     return sha.hexdigest()
+
+
+def _own_memory(values: Any, dtype: Any = None) -> np.ndarray:
+    """JAX's arrays on CPUs may lie where numpy's do, also where it is asked for a copy."""
+    return np.array(values, dtype)
 
 
 def _put(leaf: Any, sharding: Sharding) -> jax.Array:
