@@ -46,8 +46,9 @@ def random_quantization(bits: int, bucket: int | None = None) -> Compressor:
     $$ Q(x_i) = c_{k+1} \text{ with probability } \frac{x_i - c_k}{c_{k+1} - c_k}, \text{ else } c_k,
        \qquad c_k \le x_i \le c_{k+1} \tag{3.3} $$
 
-    A message is d codes of b bits and the two ends, elements of x. The variance is $\sum_i (x_i - c_k)(c_{k+1} - x_i)$, at most
-    $(d-2) |x|^2 / (2 (2^b - 1)^2)$ for d >= 2: the two extreme elements are knobs, and $(\max - \min)^2 \le 2|x|^2$.
+    A message is d codes of b bits and the two ends, elements of x; one or two elements are ends, and arrive as they are. The variance is
+    $\sum_i (x_i - c_k)(c_{k+1} - x_i)$, at most $(d-2) |x|^2 / (2 (2^b - 1)^2)$ for d >= 2: the two extreme elements are knobs, and
+    $(\max - \min)^2 \le 2|x|^2$.
 
     Args:
         bits: b, 1 to 8.
@@ -63,6 +64,9 @@ def random_quantization(bits: int, bucket: int | None = None) -> Compressor:
     steps = 2**bits - 1
 
     def compress(key, x):
+        if 0 < x.shape[0] <= 2:  # both are ends: nothing is drawn
+            low, high = jnp.minimum(x[0], x[-1]), jnp.maximum(x[0], x[-1])
+            return Quantized(codecs.pack(jnp.where(x == high, steps, 0).astype(jnp.uint8), bits), low, high)
         low, high = jnp.min(x), jnp.max(x)
         x, least, most = wide(x), wide(low), wide(high)
         # An eighth of the range: neither it nor its reciprocal, which XLA multiplies by, leaves float32.
@@ -75,6 +79,8 @@ def random_quantization(bits: int, bucket: int | None = None) -> Compressor:
     def decompress(message, d):
         codes = codecs.unpack(message.codes, bits, d)
         low, high = wide(message.low), wide(message.high)
+        if d <= 2:  # no code lies between
+            return jnp.where(codes == steps, high, low)
         share = codes.astype(low.dtype) / steps
         # XLA divides by multiplying with a rounded reciprocal: the last share may not be 1.
         return jnp.where(codes == steps, high, low * (1 - share) + high * share)

@@ -104,9 +104,11 @@ def _parts(N: int, d: int):
 
 
 def _compressed_sgd(N: int, d: int, mean: Mean):
-    _, cut, join = _parts(N, d)
+    part, cut, join = _parts(N, d)
 
     def quantize(key, x):
+        if part <= 2:  # both are ends: they arrive as they are
+            return x
         low, high = x.min(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
         place = STEPS * jnp.where(high > low, (x - low) / (high - low), 0)
         floor = jnp.floor(place)

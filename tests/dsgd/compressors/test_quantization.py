@@ -229,8 +229,11 @@ def test_random_quantization_sends_constants_exactly(key, bits, value):
 
 
 @pytest.mark.parametrize("bits", [1, 8])
-@pytest.mark.parametrize("x", [[2.5], [0.0], [-1.0, 3.0], [7.0, 7.0], [1.0, -1e-3], [3e38, -3e38]], ids=str)
+@pytest.mark.parametrize("x", [[2.5], [0.0], [-1.0, 3.0], [7.0, 7.0], [1.0, -1e-3], [3e38, -3e38], [np.inf, 1.0]], ids=str)
 def test_random_quantization_sends_one_and_two_elements_exactly(key, bits, x):
+    """Both are ends, and nothing is drawn for them."""
+    assert "random_bits" not in str(jax.make_jaxpr(quantization(bits).compress)(key, jnp.array(x)))
+    assert "random_bits" in str(jax.make_jaxpr(quantization(bits).compress)(key, jnp.zeros(3)))
     np.testing.assert_array_equal(seen(quantization(bits))(key, np.array(x, np.float32)), np.array(x, np.float32))
     assert quantization(bits).omega(len(x)) == 0
 
