@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dsgd import checks
+from dsgd import checks, sums
 from dsgd.base import Compressor
 from dsgd.compressors import draws
 from dsgd.compressors.combinators import buckets
@@ -203,7 +203,7 @@ def _sign() -> Compressor:
         # Divided first, since the sum may be out of range; then only its rounding can be. On CPUs XLA has fast code for
         # sums over magnitudes, and none for sums over quotients of them. Two elements are one addition among others, not a call.
         parts = jnp.abs(x / x.shape[0])
-        mean = jnp.minimum(sum(parts) if x.shape[0] <= 2 else jnp.sum(parts), jnp.finfo(x.dtype).max)
+        mean = jnp.minimum(sum(parts) if x.shape[0] <= 2 else sums.of_elements(parts), jnp.finfo(x.dtype).max)
         return Scaled(codecs.pack((x < 0).astype(jnp.uint8), 1), mean)
 
     def decompress(message, d):

@@ -18,14 +18,12 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
-from dsgd import checks
+from dsgd import checks, sums
 from dsgd.base import Gradients, PyTree
 from dsgd.workers.attendance import attendance
 
 AXIS = "workers"
 """The name of the mesh axis over which workers are spread."""
-# Where sums over workers are products on CPUs: from so many elements of all runs on, in rows of at least so many, at most so many rows.
-_MANY, _LONG, _TALL = 4096, 64, 2048
 # Leaves of two axes or more besides the workers' are summed in their shape where their rows are shorter than this.
 _FLAT = 4096
 
@@ -176,44 +174,7 @@ def _total(leaf: jax.Array) -> jax.Array:
     if leaf.ndim > 2 and math.prod(leaf.shape[1:]) < _FLAT:
         return jnp.sum(leaf, axis=0, dtype=jnp.promote_types(leaf.dtype, jnp.float32))
     rows = leaf.reshape(1, leaf.shape[0], -1)
-    return _sums(rows)[0].reshape(leaf.shape[1:])
-
-
-def _reduction(rows: jax.Array) -> jax.Array:
-    return jnp.sum(rows, axis=1, dtype=jnp.promote_types(rows.dtype, jnp.float32))
-
-
-def _product(rows: jax.Array) -> jax.Array:
-    ones = jnp.ones((rows.shape[0], 1, rows.shape[1]), rows.dtype)
-    wide = jnp.promote_types(rows.dtype, jnp.float32)
-    return jnp.matmul(ones, rows, precision=lax.Precision.HIGHEST, preferred_element_type=wide)[:, 0]
-
-
-@jax.custom_jvp
-@jax.custom_batching.custom_vmap
-def _sums(rows: jax.Array) -> jax.Array:
-    """The sums of each run's rows, `[runs, n, elements]` to `[runs, elements]`: all runs in one product, where it is long enough.
-
-    On CPUs XLA's reduction takes 1.2 to 30 times as long as a product with ones, but where there is little to add up
-    (`experiments.benchmark mixing` has both). All runs at once: a product mapped over runs is slower than either.
-    """
-    if rows.size < _MANY or rows.shape[2] < _LONG or rows.shape[1] > _TALL:
-        return _reduction(rows)
-    return lax.platform_dependent(rows, cpu=_product, default=_reduction)
-
-
-@_sums.def_vmap
-def _(runs: int, mapped: list[bool], rows: jax.Array) -> tuple[jax.Array, bool]:
-    """Mapped once more: only more runs."""
-    del mapped  # it is: there is no other argument
-    together = _sums(rows.reshape(-1, *rows.shape[2:]))
-    return together.reshape(*rows.shape[:2], -1), True
-
-
-@_sums.defjvp
-def _(rows, changes):
-    """Linear: this form has a transpose, too."""
-    return _sums(*rows), _reduction(*changes)
+    return sums.over_rows(rows)[0].reshape(leaf.shape[1:])
 
 
 def mean_over_devices(tree: PyTree) -> PyTree:

@@ -1,0 +1,53 @@
+"""Sums over elements that are products on CPUs where there are many; those over workers' rows are in `workers/test_rows.py`."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dsgd import sums
+
+
+def values(*shape: int, dtype="float32") -> jax.Array:
+    return (1e3 + jax.random.normal(jax.random.key(0), shape)).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(1,), (4095,), (4096,), (100_000,), (2, 3), (16, 256), (5, 7, 120)], ids=str)
+def test_sums_of_elements_are_those_of_numpy_and_products_where_there_are_many(shape, dtype):
+    """Mapped over leading axes they count all elements, and mix none."""
+    with jax.enable_x64(dtype == "float64"):
+        x, total = values(*shape, dtype=dtype), sums.of_elements
+        for _ in shape[1:]:
+            total = jax.vmap(total)
+        total = jax.jit(total)
+        assert total(x).dtype == x.dtype
+        np.testing.assert_allclose(total(x), np.asarray(x, np.float64).sum(axis=-1), rtol=8 * float(jnp.finfo(dtype).eps))
+        assert ("dot_general" in total.lower(x).as_text()) == (x.size >= 4096)
+
+
+@pytest.mark.parametrize("edge", [np.inf, -np.inf, np.nan])
+def test_a_sum_with_what_is_not_finite_is_not_and_its_neighbours_are(edge):
+    x = values(64, 64).at[3, 5].set(edge)
+    total = np.array(jax.jit(jax.vmap(sums.of_elements))(x))
+    np.testing.assert_equal(total[3], np.float32(edge))
+    assert np.isfinite(np.delete(total, 3)).all()
+
+
+def test_sums_of_elements_can_be_differentiated():
+    """Forwards and backwards: the derivative of a linear function is the function."""
+    x, change = values(16, 256), jax.random.normal(jax.random.key(1), (16,))
+    total = jax.vmap(sums.of_elements)
+    value, derivative = jax.jit(lambda x: jax.jvp(total, (x,), (x,)))(x)
+    np.testing.assert_allclose(derivative, value, rtol=1e-6)
+    (back,) = jax.jit(lambda x: jax.vjp(total, x)[1](change))(x)
+    np.testing.assert_array_equal(back, np.broadcast_to(change[:, None], x.shape))
+
+
+@pytest.mark.parametrize(("platform", "products"), [("cpu", 1), ("cuda", 0), ("tpu", 0)])
+def test_only_on_cpus_sums_of_elements_are_products(platform, products):
+    text = jax.jit(jax.vmap(sums.of_elements)).trace(values(16, 256)).lower(lowering_platforms=(platform,)).as_text()
+    assert text.count("dot_general") == products
+    assert text.count("stablehlo.reduce") == 1 - products
