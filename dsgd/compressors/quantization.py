@@ -25,7 +25,8 @@ LARGEST = np.float32(np.finfo(np.float32).max)
 
 
 class Quantized(NamedTuple):
-    """A message of `random_quantization`: `codes` of `codecs.pack`, `low` and `high` scalars of the vector's type."""
+    """A message of `random_quantization`: `codes` of `codecs.pack`, `low` and `high` scalars of the vector's type; of two elements, the
+    first and the second."""
 
     codes: tuple[jax.Array, ...]
     low: jax.Array
@@ -64,9 +65,8 @@ def random_quantization(bits: int, bucket: int | None = None) -> Compressor:
     steps = 2**bits - 1
 
     def compress(key, x):
-        if 0 < x.shape[0] <= 2:  # both are ends: nothing is drawn
-            low, high = jnp.minimum(x[0], x[-1]), jnp.maximum(x[0], x[-1])
-            return Quantized(codecs.pack(jnp.where(x == high, steps, 0).astype(jnp.uint8), bits), low, high)
+        if 0 < x.shape[0] <= 2:  # both are ends, here in their order: nothing is drawn
+            return Quantized(codecs.pack(jnp.array([0, steps], jnp.uint8)[: x.shape[0]], bits), x[0], x[-1])
         low, high = jnp.min(x), jnp.max(x)
         x, least, most = wide(x), wide(low), wide(high)
         # An eighth of the range: neither it nor its reciprocal, which XLA multiplies by, leaves float32.
@@ -77,10 +77,10 @@ def random_quantization(bits: int, bucket: int | None = None) -> Compressor:
         return Quantized(codecs.pack(codes.astype(jnp.uint8), bits), low, high)
 
     def decompress(message, d):
-        codes = codecs.unpack(message.codes, bits, d)
         low, high = wide(message.low), wide(message.high)
-        if d <= 2:  # no code lies between
-            return jnp.where(codes == steps, high, low)
+        if d <= 2:  # the codes say nothing more
+            return jnp.stack([low, high])[:d]
+        codes = codecs.unpack(message.codes, bits, d)
         share = codes.astype(low.dtype) / steps
         # XLA divides by multiplying with a rounded reciprocal: the last share may not be 1.
         return jnp.where(codes == steps, high, low * (1 - share) + high * share)

@@ -24,7 +24,7 @@ from dsgd.workers.attendance import attendance
 
 AXIS = "workers"
 """The name of the mesh axis over which workers are spread."""
-# Leaves of two axes or more besides the workers' are summed in their shape where their rows are shorter than this.
+# Rows of two axes or more that are longer than 1 are summed in their shape where they have fewer elements than this.
 _FLAT = 4096
 
 
@@ -171,7 +171,8 @@ def _total(leaf: jax.Array) -> jax.Array:
     XLA on CPUs fuses what makes a leaf with its reshaping for a product, and the indices of that loop keep it from vector instructions:
     messages with random bits take up to four times as long. From `_FLAT` on, what needs little arithmetic loses more without the product.
     """
-    if leaf.ndim > 2 and math.prod(leaf.shape[1:]) < _FLAT:
+    row = leaf.shape[1:]
+    if max(row, default=1) < math.prod(row) < _FLAT:
         return jnp.sum(leaf, axis=0, dtype=jnp.promote_types(leaf.dtype, jnp.float32))
     rows = leaf.reshape(1, leaf.shape[0], -1)
     return sums.over_rows(rows)[0].reshape(leaf.shape[1:])
