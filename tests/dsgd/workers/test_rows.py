@@ -41,15 +41,17 @@ def test_the_same_bits_twice(mesh):
     np.testing.assert_array_equal(mean(x), mean(x))
 
 
-@pytest.mark.parametrize(("shape", "grid", "seeds"), [(LONG, 2, 3), ((100,), 1, 6), ((100,), 1, 1), ((3,), 2, 2), ((50, 20), 2, 3)])
+@pytest.mark.parametrize(
+    ("shape", "grid", "seeds"), [(LONG, 2, 3), ((100,), 1, 6), ((100,), 1, 1), ((3,), 2, 2), ((50, 20), 2, 3), ((100, 1), 1, 6)]
+)
 def test_independent_runs_do_not_mix(shape, grid, seeds, mesh):
-    """Runs that are mapped over, twice, are added up each for itself: in one product where they are long enough, and of one axis where they
-    are shorter than 4,096."""
+    """Runs that are mapped over, twice, are added up each for itself: in one product where they are long enough, and of one axis (longer
+    than 1) where they are shorter than 4,096."""
     x = 1e3 + jax.random.normal(jax.random.key(0), (grid, seeds, 8, *shape))
     mean = over_workers(jax.vmap(jax.vmap(workers.mean, 1), 1), mesh)
     rows = jnp.moveaxis(x, 2, 0)
     np.testing.assert_allclose(mean(rows), np.asarray(x, np.float64).mean(axis=2), rtol=1e-6)
-    long_enough = x.size / mesh.size >= 4096 and np.prod(shape) >= (64 if len(shape) == 1 else 4096)
+    long_enough = x.size / mesh.size >= 4096 and np.prod(shape) >= (64 if max(shape) == np.prod(shape) else 4096)
     assert ("dot_general" in mean.lower(rows).as_text()) == long_enough
 
 
