@@ -25,8 +25,7 @@ LARGEST = np.float32(np.finfo(np.float32).max)
 
 
 class Quantized(NamedTuple):
-    """A message of `random_quantization`: `codes` of `codecs.pack`, `low` and `high` scalars of the vector's type; of two elements, the
-    first and the second."""
+    """A message of `random_quantization`: `codes` of `codecs.pack`, `low` and `high` scalars of the vector's type."""
 
     codes: tuple[jax.Array, ...]
     low: jax.Array
@@ -47,7 +46,7 @@ def random_quantization(bits: int, bucket: int | None = None) -> Compressor:
     $$ Q(x_i) = c_{k+1} \text{ with probability } \frac{x_i - c_k}{c_{k+1} - c_k}, \text{ else } c_k,
        \qquad c_k \le x_i \le c_{k+1} \tag{3.3} $$
 
-    A message is d codes of b bits and the two ends, elements of x; one or two elements are ends, and arrive as they are. The variance is
+    A message is d codes of b bits and the two ends, elements of x; of one or two elements, which are all ends, it is these. The variance is
     $\sum_i (x_i - c_k)(c_{k+1} - x_i)$, at most $(d-2) |x|^2 / (2 (2^b - 1)^2)$ for d >= 2: the two extreme elements are knobs, and
     $(\max - \min)^2 \le 2|x|^2$.
 
@@ -65,8 +64,8 @@ def random_quantization(bits: int, bucket: int | None = None) -> Compressor:
     steps = 2**bits - 1
 
     def compress(key, x):
-        if 0 < x.shape[0] <= 2:  # both are ends, here in their order: nothing is drawn
-            return Quantized(codecs.pack(jnp.array([0, steps], jnp.uint8)[: x.shape[0]], bits), x[0], x[-1])
+        if x.shape[0] <= 2:  # all are ends
+            return x
         low, high = jnp.min(x), jnp.max(x)
         x, least, most = wide(x), wide(low), wide(high)
         # An eighth of the range: neither it nor its reciprocal, which XLA multiplies by, leaves float32.
@@ -77,10 +76,10 @@ def random_quantization(bits: int, bucket: int | None = None) -> Compressor:
         return Quantized(codecs.pack(codes.astype(jnp.uint8), bits), low, high)
 
     def decompress(message, d):
-        low, high = wide(message.low), wide(message.high)
-        if d <= 2:  # the codes say nothing more
-            return jnp.stack([low, high])[:d]
+        if d <= 2:
+            return wide(message)
         codes = codecs.unpack(message.codes, bits, d)
+        low, high = wide(message.low), wide(message.high)
         share = codes.astype(low.dtype) / steps
         # XLA divides by multiplying with a rounded reciprocal: the last share may not be 1.
         return jnp.where(codes == steps, high, low * (1 - share) + high * share)

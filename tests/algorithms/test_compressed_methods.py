@@ -501,8 +501,9 @@ def test_a_small_layer_keeps_its_precision_unless_the_model_is_one_vector():
     assert errors[True]["large"] < rounded
     assert errors[True]["small"] < 1e-4 * rounded
     assert errors[False]["small"] > 10 * 1e-4 * rounded
-    # To the other server and to the other worker. Parts of 5 and 2, or of 6: codes in planes of four and two bits, and two ends.
-    np.testing.assert_array_equal(sent[True], 2 * 8 * ((3 + 2 + 8) + (1 + 1 + 8)))
+    # To the other server and to the other worker. Parts of 5 and 2, or of 6: codes in planes of four and two bits, and two ends; of two
+    # elements, these.
+    np.testing.assert_array_equal(sent[True], 2 * 8 * ((3 + 2 + 8) + 8))
     np.testing.assert_array_equal(sent[False], 2 * 8 * (3 + 2 + 8))
 
 

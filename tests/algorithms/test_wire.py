@@ -51,10 +51,10 @@ def message_bytes(p: int) -> dict[str, tuple[dsgd.Compressor, int]]:
     return {
         "identity": (compressors.identity, p * FLOAT),
         "sign": (compressors.sign, ceil(p / 8) + FLOAT),  # a bit each, one scale
-        "quantization-1": (compressors.random_quantization(1), ceil(p / 8) + 2 * FLOAT),  # b bits each, two ends
+        "quantization-1": (compressors.random_quantization(1), ceil(p / 8) + 2 * FLOAT),  # b bits each, two ends; two are sent as they are
         "quantization-3": (compressors.random_quantization(3), code_bytes(p, 3) + 2 * FLOAT),
         "quantization-8": (compressors.random_quantization(8), p + 2 * FLOAT),
-        "buckets": (compressors.random_quantization(3, bucket=4), 2 * code_bytes(4, 3) + code_bytes(2, 3) + 3 * 2 * FLOAT),  # 4 + 4 + 2
+        "buckets": (compressors.random_quantization(3, bucket=4), 2 * code_bytes(4, 3) + 3 * 2 * FLOAT),  # 4 + 4 + 2
         "qsgd": (compressors.qsgd(3), code_bytes(p, 3) + FLOAT),  # 7 levels from -3 to 3
         "ternary": (compressors.ternary, ceil(p / 5) + FLOAT),  # five trits in a byte
         "natural": (compressors.natural, code_bytes(p, 1 + 8)),  # sign and exponent
@@ -126,6 +126,16 @@ def test_bits_told_are_the_bytes_that_cross_devices(method, compressor):
     assert set(traffic) == COLLECTIVES[method]
     np.testing.assert_array_equal(8 * sum(traffic.values()), up)
     np.testing.assert_array_equal(up, MESSAGES * 8 * size)
+    np.testing.assert_array_equal(down, up)
+
+
+@pytest.mark.parametrize("part", [1, 2])
+@pytest.mark.parametrize("method", ["csgd-ring", "ec-sgd"])
+def test_bits_told_of_the_shortest_parts_are_the_bytes_that_cross_devices(method, part):
+    """Nothing is told that the compiler finds twice, or constant, and leaves out."""
+    traffic, _, up, down = sent_and_told(METHODS[method](compressors.random_quantization(3)), vector()[:, : N * part])
+    np.testing.assert_array_equal(8 * sum(traffic.values()), up)
+    np.testing.assert_array_equal(up, MESSAGES * 8 * part * FLOAT)
     np.testing.assert_array_equal(down, up)
 
 

@@ -2,8 +2,9 @@ r"""Bits of a round, up and down, of every worker: closed forms of every registe
 
 Of float32 models with d elements. An all-reduce sends each of N parts N - 1 times, twice. What compresses through servers or around a ring
 has $p = \lceil d/N \rceil$ elements in each message, and sends 2 (N - 1) of them: to the servers and from one's own, or in N - 1 hops and
-N - 1 forwards. Messages: 4-bit codes and two ends, $8\lceil p/2 \rceil + 64$; signs and a scale, $8 \lceil p/8 \rceil + 32$; k of p
-elements with their places, 32 k and those of k indices of $\lceil \log_2 p \rceil$ bits, in planes of whole bytes.
+N - 1 forwards. Messages: 4-bit codes and two ends, $8\lceil p/2 \rceil + 64$, or up to two elements, 32 p; signs and a scale,
+$8 \lceil p/8 \rceil + 32$; k of p elements with their places, 32 k and those of k indices of $\lceil \log_2 p \rceil$ bits, in planes of
+whole bytes.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def _models(number: float = 1) -> Form:
 
 def quantized(p: int) -> int:
     """Of `random_quantization(4)`."""
-    return codes(p, 4) + 2 * FLOAT
+    return codes(p, 4) + 2 * FLOAT if p > 2 else p * FLOAT
 
 
 def signs(p: int, value: int = FLOAT) -> int:

@@ -95,6 +95,11 @@ def packed_bytes(d: int, bits: int) -> int:
     return bits // 8 * d + sum(-(-d * width // 8) for width in (4, 2, 1) if bits % 8 & width)
 
 
+def quantized_bits(d: int, bits: int) -> int:
+    """Of a message of `random_quantization`: codes and two ends, or up to two elements."""
+    return 8 * packed_bytes(d, bits) + 64 if d > 2 else 32 * d
+
+
 def standard_error(samples: np.ndarray) -> np.ndarray:
     return samples.std(axis=0) / np.sqrt(len(samples))
 

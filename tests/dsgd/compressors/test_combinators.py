@@ -20,7 +20,7 @@ from tests.dsgd.compressors.shared import (
     UNOPTIMIZED,
     midpoints,
     normal,
-    packed_bytes,
+    quantized_bits,
     rounding,
     seen,
     seen_often,
@@ -120,10 +120,10 @@ def test_buckets_of_messages_of_random_size_count_what_is_used(key):
         np.testing.assert_array_equal(bits, -(-short // 16) * 32 + used * (32 + 4))
 
 
-@pytest.mark.parametrize(("d", "full", "rest"), [(5, 0, 5), (8, 1, 0), (16, 2, 0), (21, 2, 5)])
+@pytest.mark.parametrize(("d", "full", "rest"), [(5, 0, 5), (8, 1, 0), (10, 1, 2), (16, 2, 0), (21, 2, 5)])
 def test_buckets_of_fixed_size_weigh_the_sum(d, full, rest):
     compressor = buckets(random_quantization(3), 8)
-    bits = full * (8 * 3 + 64) + (8 * packed_bytes(rest, 3) + 64 if rest else 0)
+    bits = full * (8 * 3 + 64) + quantized_bits(rest, 3)
     assert compressor.mean_bits(d) == bits
     assert jax.jit(lambda x: compressor.bits(compressor.compress(jax.random.key(0), x)), compiler_options=UNOPTIMIZED)(jnp.zeros(d)) == bits
 

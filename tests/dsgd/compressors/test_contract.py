@@ -34,6 +34,7 @@ from tests.dsgd.compressors.shared import (
     UNOPTIMIZED,
     normal,
     packed_bytes,
+    quantized_bits,
     see,
     seen_often,
     sqnorm,
@@ -58,9 +59,9 @@ def root(d: int) -> int:
 # Each with the bits of its message for d elements; None where they are random.
 COMPRESSORS = {
     identity: lambda d: 32 * d,
-    random_quantization(1): lambda d: 8 * packed_bytes(d, 1) + 64,
-    random_quantization(3): lambda d: 8 * packed_bytes(d, 3) + 64,
-    random_quantization(8, 16): lambda d: 8 * d + 64 * -(-d // 16),
+    random_quantization(1): lambda d: quantized_bits(d, 1),
+    random_quantization(3): lambda d: quantized_bits(d, 3),
+    random_quantization(8, 16): lambda d: d // 16 * quantized_bits(16, 8) + quantized_bits(d % 16, 8),
     qsgd(1): lambda d: 8 * packed_bytes(d, 2) + 32,
     qsgd(8): lambda d: 8 * packed_bytes(d, 5) + 32,
     qsgd(127): lambda d: 8 * d + 32,
