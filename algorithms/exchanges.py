@@ -62,9 +62,9 @@ def to_servers(compressor: Compressor, key: jax.Array, parts: Parts, N: int, las
     messages, seen = _compress(compressor, keys, parts, last)
     arrived = workers.all_to_all(messages)
     if workers.devices() == 1:
-        mean = workers.mean(seen)  # what arrives is what was sent, and need not be decoded twice
+        mean = jax.tree.map(_mean_as_seen, seen, jax.tree.unflatten(jax.tree.structure(seen), messages))
     else:
-        mean = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=1), _decompress(compressor, arrived, parts))
+        mean = jax.tree.map(jax.vmap(workers.mean_rows), _decompress(compressor, arrived, parts))
     sent = _to_others(_sizes(compressor, messages, 2), N)
     received = _to_others(_sizes(compressor, arrived, 2), N)
     return Delivery(mean, seen, _remember(compressor, messages), Info(sent, received))
@@ -260,6 +260,17 @@ def _compress(compressor: Compressor, keys: jax.Array, vectors: Parts, last: Any
 
     sent = [_over(keys.ndim, one)(of_leaf(i), vector, *memory) for i, (vector, memory) in enumerate(zip(leaves, memories, strict=True))]
     return [message for message, _ in sent], treedef.unflatten(seen for _, seen in sent)
+
+
+def _mean_as_seen(seen: jax.Array, message: PyTree) -> jax.Array:
+    """The mean over workers of what they see of their messages, `[n, N, part]`, to `[N, part]`.
+
+    A message that is the vector itself takes no arithmetic to make: on one long axis it is added up as it is made.
+    """
+    as_it_is = [sent.shape for sent in jax.tree.leaves(message)] == [seen.shape]
+    if as_it_is and seen.shape[-1] > 1:
+        return workers.mean(seen.reshape(len(seen), -1)).reshape(seen.shape[1:])
+    return workers.mean(seen)
 
 
 def _decompress(compressor: Compressor, messages: Messages, like: Parts) -> Parts:

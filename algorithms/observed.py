@@ -52,7 +52,7 @@ def _sqnorms(query: Query, gradients: Gradients, round: Round) -> dict[str, jax.
     else:
         some = workers.sqnorm_rows(gradients)
         local = jnp.full(round.workers, jnp.nan, some.dtype).at[query.workers].set(some)
-        whole = workers.sqnorm_rows(jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0, keepdims=True), gradients))[0]
+        whole = workers.sqnorm_rows(jax.tree.map(lambda leaf: workers.mean_rows(leaf)[None], gradients))[0]
     if round.present is not None:
         local = jnp.where(round.present, local, jnp.nan)
     if round.work is not None:

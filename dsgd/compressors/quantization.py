@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dsgd import checks, sums
+from dsgd.barriers import stored
 from dsgd.base import Compressor
 from dsgd.compressors import draws
 from dsgd.compressors.combinators import buckets
@@ -73,7 +74,7 @@ def random_quantization(bits: int, bucket: int | None = None) -> Compressor:
         place = steps * jnp.where(eighth > 0, (x / 8 - least / 8) / jnp.where(eighth > 0, eighth, 1), 0)
         codes = jnp.clip(_round_randomly(key, place), 0, steps)
         codes = jnp.where(x == most, steps, codes)  # the ends are knobs, whatever the rounding of `place`
-        return Quantized(codecs.pack(codes.astype(jnp.uint8), bits), low, high)
+        return Quantized(codecs.pack(stored(codes.astype(jnp.uint8)), bits), low, high)
 
     def decompress(message, d):
         if d <= 2:
@@ -124,7 +125,7 @@ def qsgd(levels: int) -> Compressor:
         norm = jnp.maximum(jnp.sqrt(jnp.sum(relative**2)), 1)
         level = jnp.minimum(_round_randomly(key, levels * jnp.abs(relative) / norm), levels)
         codes = jnp.where(relative < 0, levels - level, levels + level)
-        return Scaled(codecs.pack(codes.astype(jnp.uint8), bits), largest * norm)
+        return Scaled(codecs.pack(stored(codes.astype(jnp.uint8)), bits), largest * norm)
 
     def decompress(message, d):
         level = codecs.unpack(message.codes, bits, d).astype(message.scale.dtype) - levels
@@ -144,7 +145,7 @@ def _ternary() -> Compressor:
         relative, largest = unit(wide(x))
         sent = _round_randomly(key, jnp.abs(relative))
         codes = jnp.where(relative < 0, 1 - sent, 1 + sent)
-        return Scaled(codecs.pack_trits(codes.astype(jnp.uint8)), largest.astype(x.dtype))
+        return Scaled(codecs.pack_trits(stored(codes.astype(jnp.uint8))), largest.astype(x.dtype))
 
     def decompress(message, d):
         scale = wide(message.scale)
@@ -172,7 +173,7 @@ def _natural() -> Compressor:
         exponent, mantissa = (word >> MANTISSA) & ones, word & ((1 << MANTISSA) - 1)
         up = (draws.words(key, x.shape[0]) >> (32 - MANTISSA)) < mantissa
         sign = word >> (MANTISSA + EXPONENT)
-        return codecs.pack(jnp.minimum(exponent + up, ones) | (sign << EXPONENT), 1 + EXPONENT)
+        return codecs.pack(stored(jnp.minimum(exponent + up, ones) | (sign << EXPONENT)), 1 + EXPONENT)
 
     def decompress(message, d):
         codes = codecs.unpack(message, 1 + EXPONENT, d)

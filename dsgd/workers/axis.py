@@ -7,7 +7,6 @@ block, then one over devices. On one device nothing is sent: the collective over
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial, reduce
 from typing import Any
@@ -24,8 +23,6 @@ from dsgd.workers.attendance import attendance
 
 AXIS = "workers"
 """The name of the mesh axis over which workers are spread."""
-# Rows of two axes or more that are longer than 1 are summed in their shape where they have fewer elements than this.
-_FLAT = 4096
 
 
 @checks.arguments
@@ -166,16 +163,8 @@ def mean_rows(leaf: jax.Array) -> jax.Array:
 
 
 def _total(leaf: jax.Array) -> jax.Array:
-    """The sum over the leading axis, in float32 at least: of half precision, it is for the caller to round, once.
-
-    XLA on CPUs fuses what makes a leaf with its reshaping for a product, and the indices of that loop keep it from vector instructions:
-    messages with random bits take up to four times as long. From `_FLAT` on, what needs little arithmetic loses more without the product.
-    """
-    row = leaf.shape[1:]
-    if max(row, default=1) < math.prod(row) < _FLAT:
-        return jnp.sum(leaf, axis=0, dtype=jnp.promote_types(leaf.dtype, jnp.float32))
-    rows = leaf.reshape(1, leaf.shape[0], -1)
-    return sums.over_rows(rows)[0].reshape(leaf.shape[1:])
+    """The sum over the leading axis, in float32 at least: of half precision, it is for the caller to round, once."""
+    return sums.over_rows(leaf[None])[0]
 
 
 def mean_over_devices(tree: PyTree) -> PyTree:
@@ -190,7 +179,11 @@ def mean_sqdist(tree: PyTree, center: PyTree) -> jax.Array:
         tree: leaves `[n, ...]`.
         center: leaves `[...]`.
     """
-    leaves = jax.tree.leaves(jax.tree.map(lambda leaf, middle: jnp.sum((leaf - middle[None]) ** 2) / leaf.shape[0], tree, center))
+
+    def of(leaf, middle):
+        return sums.of_all(((leaf - middle[None]) ** 2)[None])[0] / leaf.shape[0]
+
+    leaves = jax.tree.leaves(jax.tree.map(of, tree, center))
     return mean_over_devices(reduce(jnp.add, leaves))
 
 

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from dsgd.barriers import stored
 from dsgd.base import PyTree
 from dsgd.graphs.neighbours import neighbours
 from dsgd.graphs.topology import Topology
@@ -48,7 +49,7 @@ def mix(tree: PyTree, topology: Topology, step: jax.Array | None = None, *, keep
         ValueError: leaves of another number of workers, or not floating point (weights would be rounded to 0); a schedule without a step.
     """
     _check(tree, topology)
-    tree = _once(tree, step)
+    tree = stored(tree)  # by itself, XLA would compute a row again for each of its neighbours
     some_lost = attendance() is not None
     if topology.uniform and not some_lost:
         return jax.tree.map(lambda mean, leaf: jnp.broadcast_to(mean, leaf.shape), axis.mean(tree), tree)
@@ -72,7 +73,7 @@ def pull(tree: PyTree, topology: Topology, step: jax.Array | None = None, *, tab
         ValueError: as `mix`.
     """
     _check(tree, topology)
-    tree, table = _once((tree, table), step)
+    tree, table = stored((tree, table))
     if topology.uniform and table is None and attendance() is None:
         rough = jax.tree.map(lambda mean, leaf: _common(mean)[None] - leaf, axis.mean(tree), tree)
         return jax.tree.map(lambda leaf, off: leaf - off[None], rough, axis.mean(rough))  # the mean was rounded, like the models
@@ -178,27 +179,6 @@ def _common(mean: jax.Array) -> jax.Array:
     """
     kind = jnp.finfo(mean.dtype)
     return lax.reduce_precision(mean, kind.nexp, kind.nmant - 1)
-
-
-def _once(tree: PyTree, step: jax.Array | None) -> PyTree:
-    """The tree, computed once: by itself, XLA would compute a row again for each of its neighbours on CPUs, from all that it is made of.
-
-    A loop's operands are there before it begins, even if it never turns, as this one: no round is negative, which compilers do not know.
-    """
-    return tree if step is None else _computed(tree, jnp.asarray(step, jnp.int32))
-
-
-@jax.custom_jvp
-def _computed(tree: PyTree, step: jax.Array) -> PyTree:
-    def loop(tree, step):
-        return lax.while_loop(lambda carry: carry[0] < 0, lambda carry: (carry[0], jax.tree.map(jnp.negative, carry[1])), (step, tree))[1]
-
-    return lax.platform_dependent(tree, step, cpu=loop, default=lambda tree, step: tree)
-
-
-@_computed.defjvp
-def _derivative(primals, tangents):
-    return _computed(*primals), tangents[0]
 
 
 def _pulled(tree: PyTree, table: PyTree, topology: Topology, step: jax.Array | None, onto: bool) -> PyTree:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import reduce
 from typing import Any, Protocol
 
 import jax
@@ -42,6 +43,13 @@ def multiplied(x: jax.Array, axis: int = 0) -> jax.Array:
         return jnp.matmul(x, jnp.ones(n), precision=lax.Precision.HIGHEST) / n if n >= 10_000 else reduced(x, axis)
     rows = x.reshape(n, -1)
     return (jnp.matmul(jnp.ones((1, n)), rows, precision=lax.Precision.HIGHEST) / n).reshape(x.shape[1:])
+
+
+def added(x: jax.Array, axis: int = 0) -> jax.Array:
+    """An eighth by additions, which XLA fuses with what makes x, and the rest as a product."""
+    if x.shape[axis] % 8:
+        return multiplied(x, axis)
+    return multiplied(reduce(jnp.add, jnp.split(x, 8, axis)), axis) / 8
 
 
 def scan(name: str, problem: dsgd.Problem, mean: Mean = reduced) -> Run:
@@ -80,7 +88,7 @@ def _parts_of(name: str, problem: dsgd.Problem, mean: Mean) -> tuple[Any, Callab
         middle = mean(x) if x.ndim == 2 else x
         away = middle - average.minimizer
         slope = average.A * away
-        spread = jnp.sum((x - middle[None]) ** 2) / len(x) if x.ndim == 2 else jnp.zeros(())
+        spread = jnp.sum(mean((x - middle[None]) ** 2)) if x.ndim == 2 else jnp.zeros(())
         return state, (average.minimum + away @ slope / 2, slope @ slope, spread)
 
     return start(), one_round

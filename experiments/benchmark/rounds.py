@@ -3,9 +3,10 @@
     python -m experiments.benchmark rounds
 
 All do the same mathematics on a heterogeneous quadratic with diagonal Hessians and exact gradients, and record f, |f'|^2 and the consensus
-distance in every round. By hand it is a JAX scan for this one method, the better of two forms: XLA's reduction over workers is slow on CPUs
-where models are large, a product with ones is not. The limit is the least that a round must move (A and b; the models of DSGD; the
-memories of EC-SGD and EF21) at the rate of a copy of as many bytes: numpy's, and where the device is no CPU the device's own.
+distance in every round. By hand it is a JAX scan for this one method, the best of three forms: XLA's reduction over workers is slow on CPUs
+where models are large, a product with ones is not, and additions are fused with what makes their terms. The limit is the least that a round
+must move (A and b; the models of DSGD; the memories of EC-SGD and EF21) at the rate of a copy of as many bytes: numpy's, and where the
+device is no CPU the device's own.
 
 All versions take turns, on fresh arrays for each problem, and medians are reported: where an array happens to lie in memory changes the
 speed of a small round by tens of per cent.
@@ -30,7 +31,7 @@ from experiments.benchmark import by_hand
 from experiments.benchmark.pace import calibrate, clock
 from experiments.helpers import commands, common
 
-FORMS = {"scan": by_hand.reduced, "scan, product": by_hand.multiplied}
+FORMS = {"scan": by_hand.reduced, "scan, product": by_hand.multiplied, "scan, additions": by_hand.added}
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Args:
     """Numbers of workers N."""
     dimensions: tuple[int, ...] = (100, 100, 100, 100, 10_000, 100_000, 10_000, 1_000_000)
     """Dimensions d, one for each N."""
-    seconds: float = 0.5
+    seconds: float = 1.5
     """Length of one timing, about; a round at least. In short ones, large models pay for the memory that a run begins with."""
     repeats: int = 3
     """Timings of each version on each problem."""
@@ -57,7 +58,7 @@ class Row(NamedTuple):
     """Medians for one method and size: seconds of a round of each version (NaN where there is none), and ratios over pairs of timings.
 
     Args:
-        speedup: of the framework, against the faster scan.
+        speedup: of the framework, against the fastest scan.
         of_limit: share of the limit's rate.
         bytes_per_second: of what a round must move, in the framework's seconds.
     """
@@ -68,6 +69,7 @@ class Row(NamedTuple):
     framework: float
     scan: float
     product: float
+    additions: float
     numpy: float
     limit: float
     speedup: float
@@ -108,7 +110,7 @@ def compare(args: Args, name: str, N: int, d: int) -> Row:
     best = min(FORMS, key=lambda form: seconds[form])
     speedup, of_limit = (float(np.median(np.array(taken[other]) / framework)) for other in (best, "limit"))
     rate = 4 * by_hand.MOVED[name] * N * d / seconds["framework"]
-    columns = dict(zip(("framework", "scan", "product", "numpy", "limit"), seconds.values(), strict=True))
+    columns = dict(zip(("framework", "scan", "product", "additions", "numpy", "limit"), seconds.values(), strict=True))
     return Row(name, N, d, **columns, speedup=speedup, of_limit=of_limit, bytes_per_second=rate)
 
 
@@ -141,7 +143,7 @@ def framework(method: dsgd.Algorithm, problem: dsgd.Problem, cluster: dsgd.clust
 def tabulate(rows: list[Row]) -> Table:
     """One row a method and size."""
     first = "GB/s: of what a round must move; of limit: over a copy's.\nscan, numpy: their seconds over the framework's"
-    caption = f"{first} (of the faster scan)."
+    caption = f"{first} (of the fastest scan)."
     table = Table(title="a round with metrics (medians)", caption=caption)
     table.add_column("method", no_wrap=True)
     for heading in ("N x d", "µs", "GB/s", "scan", "numpy", "of limit"):

@@ -1,4 +1,4 @@
-"""Sums over elements that are products on CPUs where there are many; those over workers' rows are in `workers/test_rows.py`."""
+"""Sums of many numbers, which go other ways on CPUs; those over workers are in `workers/test_rows.py`, too."""
 
 from __future__ import annotations
 
@@ -51,3 +51,29 @@ def test_only_on_cpus_sums_of_elements_are_products(platform, products):
     text = jax.jit(jax.vmap(sums.of_elements)).trace(values(16, 256)).lower(lowering_platforms=(platform,)).as_text()
     assert text.count("dot_general") == products
     assert text.count("stablehlo.reduce") == 1 - products
+
+
+@pytest.mark.parametrize("row", [(512,), (8, 64), (256, 2), (512, 1)], ids=str)
+@pytest.mark.parametrize("n", [1, 7, 9, 17, 64, 513])
+def test_sums_of_any_number_of_rows(n, row):
+    """Of whole numbers they are exact: none is left out, none counted twice."""
+    x = np.random.default_rng(0).integers(-10, 10, (8, n, *row)).astype(np.float32)
+    by_row, all_of_them = jax.jit(lambda x: (sums.over_rows(x), sums.of_all(x)))(x)
+    np.testing.assert_array_equal(by_row, x.sum(axis=1))
+    np.testing.assert_array_equal(all_of_them, x.reshape(8, -1).sum(axis=1))
+
+
+@pytest.mark.parametrize("edge", [np.inf, np.nan])
+def test_rows_that_are_counted_once_spoil_their_sum_only(edge):
+    """Of 17 rows the last block has some of another block's, which do not count."""
+    x = values(1, 17, 256).at[0, 15, 3].set(edge)
+    total = np.array(jax.jit(sums.over_rows)(x))
+    np.testing.assert_equal(total[0, 3], np.float32(edge))
+    assert np.isfinite(np.delete(total, 3)).all()
+
+
+def test_what_makes_rows_does_not_go_through_memory():
+    """A sixth of them at the most: the sums of eights."""
+    A, b, x = jnp.ones((128, 4096)), jnp.ones((128, 4096)), jnp.ones((1, 4096))
+    program = jax.jit(lambda A, b, x: sums.over_rows((A * x - b)[None])).lower(A, b, x).compile()
+    assert program.memory_analysis().temp_size_in_bytes < A.nbytes / 6
