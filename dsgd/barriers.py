@@ -17,7 +17,7 @@ def stored(tree: PyTree) -> PyTree:
     A loop's operands are there before it begins, even if it never turns, as this one: no number of bits is negative, which XLA does not
     know. It drops optimization barriers before it fuses.
     """
-    if not jax.tree.leaves(tree):
+    if not any(leaf.size for leaf in jax.tree.leaves(tree)):
         return tree
     return lax.platform_dependent(tree, cpu=_through_a_loop, default=lambda tree: tree)
 
@@ -36,7 +36,7 @@ def _(primals, tangents):
 
 def _through_a_loop(tree: PyTree) -> PyTree:
     def turns(carry):
-        first = jax.tree.leaves(carry)[0].ravel()[0].astype(jnp.float32)
+        first = next(leaf for leaf in jax.tree.leaves(carry) if leaf.size).ravel()[0].astype(jnp.float32)
         return lax.population_count(lax.bitcast_convert_type(first, jnp.int32)) < 0
 
     # XLA's loops of small rounds must carry more than one array (jaxlib 0.10.2 compiles wrong code for one).

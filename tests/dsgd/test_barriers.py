@@ -47,6 +47,8 @@ def test_it_is_the_identity_for_derivatives_and_of_nothing():
     x = jnp.arange(3.0)
     np.testing.assert_array_equal(jax.grad(lambda x: jnp.sum(stored(x) ** 2))(x), 2 * x)
     assert stored((None, ())) == (None, ())
+    assert [x.shape for x in stored((jnp.ones((0, 3)), jnp.ones(2)))] == [(0, 3), (2,)]
+    assert stored(jnp.ones((0, 3))).shape == (0, 3)
 
 
 def roughly(x: jax.Array) -> jax.Array:

@@ -330,3 +330,9 @@ def test_bits_outside_1_to_8(bits):
 def test_levels_outside_1_to_127(levels):
     with pytest.raises(ValueError, match=rf"^qsgd\({levels}\): need levels between 1 and 127, an integer$"):
         qsgd(levels)
+
+
+@pytest.mark.parametrize("compressor", [quantization(4), qsgd(7), compressors.ternary, compressors.natural], ids=lambda given: given.name)
+def test_codes_are_drawn_once_whoever_uses_them(compressor, key):
+    """Their random bits are the dearest part of a round: what is added up over workers reads the codes."""
+    assert "stored" in str(jax.make_jaxpr(compressor.compress)(key, jnp.ones(3)))
