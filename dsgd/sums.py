@@ -78,7 +78,7 @@ def _plain_over_rows(rows: jax.Array) -> jax.Array:
     return jnp.sum(rows, axis=1, dtype=_wide(rows))
 
 
-over_rows = _of_each_run(_plain_over_rows, _added_up)
+over_rows: Callable[[jax.Array], jax.Array] = _of_each_run(_plain_over_rows, _added_up)
 """The sums of each run's rows, `[runs, n, ...]` to `[runs, ...]`, in float32 at least."""
 
 
@@ -86,7 +86,7 @@ def _plain_of_all(rows: jax.Array) -> jax.Array:
     return jnp.sum(rows, axis=range(1, rows.ndim), dtype=_wide(rows))
 
 
-of_all = _of_each_run(_plain_of_all, lambda rows: _plain_of_all(stored(_added_up(rows))))
+of_all: Callable[[jax.Array], jax.Array] = _of_each_run(_plain_of_all, lambda rows: _plain_of_all(stored(_added_up(rows))))
 """The sums of all elements of each run's rows, `[runs, n, ...]` to `[runs]`, in float32 at least."""
 
 

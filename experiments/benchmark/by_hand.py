@@ -46,7 +46,7 @@ def multiplied(x: jax.Array, axis: int = 0) -> jax.Array:
 
 
 def added(x: jax.Array, axis: int = 0) -> jax.Array:
-    """An eighth by additions, which XLA fuses with what makes x, and the rest as a product."""
+    """Eight blocks by additions, which XLA fuses with what makes x, and the block that is left as a product."""
     if x.shape[axis] % 8:
         return multiplied(x, axis)
     return multiplied(reduce(jnp.add, jnp.split(x, 8, axis)), axis) / 8
