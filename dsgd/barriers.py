@@ -36,7 +36,7 @@ def _(primals, tangents):
 
 def _through_a_loop(tree: PyTree) -> PyTree:
     def turns(carry):
-        first = next(leaf for leaf in jax.tree.leaves(carry) if leaf.size).ravel()[0].astype(jnp.float32)
+        first = next(leaf for leaf in jax.tree.leaves(carry) if leaf.size).ravel()[0].real.astype(jnp.float32)
         return lax.population_count(lax.bitcast_convert_type(first, jnp.int32)) < 0
 
     # XLA's loops of small rounds must carry more than one array (jaxlib 0.10.2 compiles wrong code for one).

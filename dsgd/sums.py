@@ -1,12 +1,13 @@
 """Sums at the speed of memory on CPUs, where XLA's reductions take up to 30 times as long (`experiments.benchmark mixing` and `rounds`).
 
-Over rows they are additions of up to eight rows at a time, which XLA fuses with what makes the rows: these never go through memory. Over
-elements they are products with ones.
+Over rows they are additions of a few rows at a time: of eight, which XLA fuses with what makes the rows, so that these never go through
+memory, or of sixteen, which read rows that are there and give two sums in one pass. Over elements they are products with ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,27 +17,29 @@ from dsgd.barriers import stored
 
 _MANY = 4096  # elements of all runs, from which on sums go another way than XLA's
 _AT_ONCE = 8  # that are added up in one expression: XLA does not fuse what is used at 16 places
+_STORED_AT_ONCE = 16  # where nothing is to be fused
+_PAGE = 4096  # bytes
 _LONG = 64  # elements of an axis, from which on a loop over it is vector code
 
 
-def _of_each_run(plain: Callable[[jax.Array], jax.Array], on_cpus: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
-    """A linear function of `[runs, ...]` in two forms, of which the first has a transpose, too."""
+def _of_each_run(plain: Callable[[jax.Array], Any], on_cpus: Callable[[jax.Array], Any]) -> Callable[[jax.Array], Any]:
+    """A function of `[runs, ...]` in two forms, of which the first has a transpose, too."""
 
     @jax.custom_jvp
     @jax.custom_batching.custom_vmap
-    def total(x: jax.Array) -> jax.Array:
+    def total(x: jax.Array) -> Any:
         return plain(x) if x.size < _MANY else lax.platform_dependent(x, cpu=on_cpus, default=plain)
 
     @total.def_vmap
-    def _(runs: int, mapped: list[bool], x: jax.Array) -> tuple[jax.Array, bool]:
+    def _(runs: int, mapped: list[bool], x: jax.Array) -> tuple[Any, Any]:
         """Mapped once more: only more runs."""
         del mapped  # it is: there is no other argument
         together = total(x.reshape(-1, *x.shape[2:]))
-        return together.reshape(*x.shape[:2], *together.shape[1:]), True
+        return jax.tree.map(lambda part: part.reshape(*x.shape[:2], *part.shape[1:]), together), jax.tree.map(lambda _: True, together)
 
     @total.defjvp
     def _(x, changes):
-        return total(*x), plain(*changes)
+        return total(*x), jax.jvp(plain, x, changes)[1]
 
     return total
 
@@ -54,20 +57,21 @@ def _added_up(rows: jax.Array) -> jax.Array:
     if len(row) > 1 and row[-1] < _LONG:  # as one axis, whose indices would keep what makes them from vector code
         several = stored(several).reshape(*rows.shape[:2], -1)
     while several.shape[1] > 1:
-        several = _eights(several, axis=1)
+        several = _blocks_added_up(several, 1, _AT_ONCE)
         if several.shape[1] > 1:
             several = stored(several)
     return several.reshape(rows.shape[0], *row)
 
 
-def _eights(x: jax.Array, axis: int) -> jax.Array:
-    """As long an axis as there are eights in its length n, rounded up, with the same sum: consecutive blocks of that length, added up."""
+def _blocks_added_up(x: jax.Array, axis: int, most: int, of: Callable[[jax.Array], jax.Array] = lambda block: block) -> jax.Array:
+    """Of an axis of length n, at most so many consecutive blocks of one length m, or what a function makes of each, added up."""
     n = x.shape[axis]
-    m = -(-n // _AT_ONCE)
-    blocks = [lax.slice_in_dim(x, first, first + m, axis=axis) for first in range(0, n - m + 1, m)]
+    m = -(-n // most)
+    blocks = [of(lax.slice_in_dim(x, first, first + m, axis=axis)) for first in range(0, n - m + 1, m)]
     if left := n % m:  # the last m, of which other blocks have the first
         new = jnp.arange(m) >= m - left
-        blocks.append(jnp.where(new.reshape(m, *[1] * (x.ndim - 1 - axis)), lax.slice_in_dim(x, n - m, n, axis=axis), 0))
+        last = of(lax.slice_in_dim(x, n - m, n, axis=axis))
+        blocks.append(jnp.where(new.reshape(m, *[1] * (x.ndim - 1 - axis)), last, 0))
     while len(blocks) > 1:
         odd = blocks[len(blocks) // 2 * 2 :]
         blocks = [*map(jnp.add, blocks[::2], blocks[1::2]), *odd]
@@ -82,16 +86,42 @@ over_rows: Callable[[jax.Array], jax.Array] = _of_each_run(_plain_over_rows, _ad
 """The sums of each run's rows, `[runs, n, ...]` to `[runs, ...]`, in float32 at least."""
 
 
-def _plain_of_all(rows: jax.Array) -> jax.Array:
-    return jnp.sum(rows, axis=range(1, rows.ndim), dtype=_wide(rows))
+def _plain_moments(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+    wide = rows.astype(_wide(rows))
+    apart = wide - wide[:, :1]
+    return jnp.sum(apart, axis=1), jnp.sum(apart**2, axis=1)
 
 
-of_all: Callable[[jax.Array], jax.Array] = _of_each_run(_plain_of_all, lambda rows: _plain_of_all(stored(_added_up(rows))))
-"""The sums of all elements of each run's rows, `[runs, n, ...]` to `[runs]`, in float32 at least."""
+def _moments_added_up(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Two sums in one pass over the rows: XLA fuses no two results on CPUs, but it adds complex numbers."""
+    wide = _wide(rows)
+    several = rows.reshape(*rows.shape[:2], -1)
+    first = several[:, :1].astype(wide)
+
+    def pairs(block):
+        apart = block.astype(wide) - first
+        return lax.complex(apart, apart**2)
+
+    several = stored(_blocks_added_up(several, 1, _few(several), pairs))
+    while several.shape[1] > 1:
+        several = stored(_blocks_added_up(several, 1, _few(several)))
+    both = several.reshape(rows.shape[0], *rows.shape[2:])
+    return both.real, both.imag
+
+
+def _few(rows: jax.Array) -> int:
+    """How many rows `[runs, n, elements]` are read at once: what lies a page apart has few places in a cache."""
+    apart = -(-rows.shape[1] // _STORED_AT_ONCE) * rows.shape[2] * rows.dtype.itemsize
+    return _STORED_AT_ONCE if apart % _PAGE else _AT_ONCE
+
+
+moments: Callable[[jax.Array], tuple[jax.Array, jax.Array]] = _of_each_run(_plain_moments, _moments_added_up)
+"""The sums of $x_i - x_0$ and of their squares, over each run's rows x, which lie in memory: `[runs, n, ...]` to two `[runs, ...]`, in
+float32 at least. Of rows that agree they are 0, and their errors are as small as the disagreement."""
 
 
 def _product_of_elements(x: jax.Array) -> jax.Array:
-    few = _eights(x, axis=x.ndim - 1) if x.shape[-1] >= _AT_ONCE * _LONG else x
+    few = _blocks_added_up(x, x.ndim - 1, _AT_ONCE) if x.shape[-1] >= _AT_ONCE * _LONG else x
     return jnp.matmul(few, jnp.ones(few.shape[-1], x.dtype), precision=lax.Precision.HIGHEST)
 
 

@@ -357,7 +357,10 @@ def _this_round(plan: Plan, key: jax.Array, carry: Carry, step: jax.Array) -> Ro
 
 def _measure(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shared, step, due) -> Records:
     """The scalars of one record: never counted as traffic. Those of the evaluation are NaN where none is `due`."""
-    params = algorithm.model(carry.state)
+    local = _local_models(algorithm, carry.state, _this_round(plan, key, carry, step))
+    with workers.in_one_pass(local):
+        params = algorithm.model(carry.state)
+        apart = jnp.zeros(()) if local is None else workers.mean_sqdist(local, params)
 
     def evaluated():
         scalars, slope = oracle.evaluate(plan.problem, params, data, shared)
@@ -369,13 +372,12 @@ def _measure(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shared, 
         return jax.tree.map(lambda scalar: jnp.full((), np.nan, scalar.dtype), jax.eval_shape(evaluated))
 
     scalars = evaluated() if plan.evaluate_every == 1 else {**lax.cond(due, evaluated, not_evaluated), _EVALUATED: due}
-    apart = _consensus(algorithm, carry.state, params, _this_round(plan, key, carry, step))
     return {**scalars, "consensus": apart.astype(scalars["loss"].dtype)}
 
 
-def _consensus(algorithm: Algorithm, state: State, params: Params, round: Round) -> jax.Array:
-    """The consensus distance of the local models; 0 where there is one model."""
+def _local_models(algorithm: Algorithm, state: State, round: Round) -> PyTree | None:
+    """Those whose consensus distance is recorded; None: there is one model."""
     if algorithm.local:
-        return workers.mean_sqdist(algorithm.local(state), params)
+        return algorithm.local(state)
     query = algorithm.query(state, round)
-    return jnp.zeros(()) if query.axis is None else workers.mean_sqdist(query.params, params)
+    return None if query.axis is None else query.params

@@ -7,9 +7,11 @@ block, then one over devices. On one device nothing is sent: the collective over
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial, reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -159,12 +161,49 @@ def sum_rows(leaf: jax.Array) -> jax.Array:
 
 def mean_rows(leaf: jax.Array) -> jax.Array:
     """The mean over the leading axis, `[n, ...]` to `[...]` of the same type, at the speed of memory."""
+    if known := _known(leaf):
+        return (known.first + known.total / leaf.shape[0]).astype(leaf.dtype)
     return (_total(leaf) / leaf.shape[0]).astype(leaf.dtype)
 
 
 def _total(leaf: jax.Array) -> jax.Array:
     """The sum over the leading axis, in float32 at least: of half precision, it is for the caller to round, once."""
     return sums.over_rows(leaf[None])[0]
+
+
+class _Moments(NamedTuple):
+    """Of a leaf's rows `[n, ...]`, in float32 at least: the first, and sums over all of what they are apart from it, and of its square."""
+
+    leaf: jax.Array
+    first: jax.Array
+    total: jax.Array
+    squares: jax.Array
+
+
+def _moments(leaf: jax.Array) -> _Moments:
+    total, squares = sums.moments(leaf[None])
+    return _Moments(leaf, leaf[0].astype(total.dtype), total[0], squares[0])
+
+
+_of_leaves: ContextVar[tuple[_Moments, ...]] = ContextVar("of_leaves", default=())
+
+
+@contextmanager
+def in_one_pass(tree: PyTree) -> Iterator[None]:
+    """In here, means of these very leaves and their distances from a center (`mean_sqdist`) come of one pass over them.
+
+    Args:
+        tree: leaves `[n, ...]`, which lie in memory.
+    """
+    before = _of_leaves.set(tuple(_moments(leaf) for leaf in jax.tree.leaves(tree)))
+    try:
+        yield
+    finally:
+        _of_leaves.reset(before)
+
+
+def _known(leaf: jax.Array) -> _Moments | None:
+    return next((moments for moments in _of_leaves.get() if moments.leaf is leaf), None)
 
 
 def mean_over_devices(tree: PyTree) -> PyTree:
@@ -175,13 +214,19 @@ def mean_over_devices(tree: PyTree) -> PyTree:
 def mean_sqdist(tree: PyTree, center: PyTree) -> jax.Array:
     r"""The consensus distance $\frac1N \sum_n |x_n - \bar x|^2$, the same on every device.
 
+    $$ \sum_n |x_n - c|^2 = \sum_n |x_n - x_0|^2 - 2 \langle c - x_0, \sum_n (x_n - x_0) \rangle + N |c - x_0|^2 $$
+
     Args:
         tree: leaves `[n, ...]`.
         center: leaves `[...]`.
     """
 
     def of(leaf, middle):
-        return sums.of_all(((leaf - middle[None]) ** 2)[None])[0] / leaf.shape[0]
+        moments = _known(leaf) or _moments(leaf)
+        away = middle.astype(moments.first.dtype) - moments.first
+        # What is left is at least away^2, as x_0 is one of them: little cancels.
+        each = moments.squares - 2 * away * moments.total + leaf.shape[0] * away**2
+        return sums.of_elements(each.ravel()) / leaf.shape[0]
 
     leaves = jax.tree.leaves(jax.tree.map(of, tree, center))
     return mean_over_devices(reduce(jnp.add, leaves))

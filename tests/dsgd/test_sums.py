@@ -53,23 +53,59 @@ def test_only_on_cpus_sums_of_elements_are_products(platform, products):
     assert text.count("stablehlo.reduce") == 1 - products
 
 
-@pytest.mark.parametrize("row", [(512,), (8, 64), (256, 2), (512, 1)], ids=str)
+ROWS = [(512,), (8, 64), (256, 2), (512, 1), (1024,)]  # blocks of 1,024 float32 lie whole pages apart
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
 @pytest.mark.parametrize("n", [1, 7, 9, 17, 64, 513])
 def test_sums_of_any_number_of_rows(n, row):
     """Of whole numbers they are exact: none is left out, none counted twice."""
     x = np.random.default_rng(0).integers(-10, 10, (8, n, *row)).astype(np.float32)
-    by_row, all_of_them = jax.jit(lambda x: (sums.over_rows(x), sums.of_all(x)))(x)
-    np.testing.assert_array_equal(by_row, x.sum(axis=1))
-    np.testing.assert_array_equal(all_of_them, x.reshape(8, -1).sum(axis=1))
+    total, (apart, squares) = jax.jit(lambda x: (sums.over_rows(x), sums.moments(x)))(x)
+    np.testing.assert_array_equal(total, x.sum(axis=1))
+    np.testing.assert_array_equal(apart, (x - x[:, :1]).sum(axis=1))
+    np.testing.assert_array_equal(squares, ((x - x[:, :1]) ** 2).sum(axis=1))
 
 
 @pytest.mark.parametrize("edge", [np.inf, np.nan])
 def test_rows_that_are_counted_once_spoil_their_sum_only(edge):
     """Of 17 rows the last block has number 14 of another block's, too, which does not count there."""
     x = values(1, 17, 256).at[0, 14, 3].set(edge)
-    total = np.array(jax.jit(sums.over_rows)(x))
-    np.testing.assert_equal(total[0, 3], np.float32(edge))
-    assert np.isfinite(np.delete(total, 3)).all()
+    for total in map(np.array, jax.jit(lambda x: (sums.over_rows(x), *sums.moments(x)))(x)):
+        np.testing.assert_equal(total[0, 3], np.float32(edge))
+        assert np.isfinite(np.delete(total, 3)).all()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("n", [3, 40])
+def test_moments_of_rows_that_agree_but_for_little_are_as_small(n, dtype):
+    """What all rows have in common is not rounded with it."""
+    with jax.enable_x64(dtype == "float64"):
+        step = float(jnp.finfo(dtype).eps)
+        x = np.float64(step) * np.random.default_rng(0).integers(0, 2, (2, n, 2048)) + 1
+        apart, squares = jax.jit(sums.moments)(jnp.asarray(x, dtype))
+        assert apart.dtype == squares.dtype == ("float64" if dtype == "float64" else "float32")
+        np.testing.assert_array_equal(apart, (x - x[:, :1]).sum(axis=1))
+        np.testing.assert_array_equal(squares, ((x - x[:, :1]) ** 2).sum(axis=1))
+
+
+def test_moments_can_be_differentiated():
+    """Forwards, as finite differences say; and backwards, as forwards says."""
+    x, change = (jax.random.normal(jax.random.key(i), (1, 16, 256)) for i in (0, 1))
+    values, changes = jax.jit(lambda x: jax.jvp(sums.moments, (x,), (change,)))(x)
+    for at, (value, derivative) in enumerate(zip(values, changes, strict=True)):
+        there, here = (sums.moments(x + sign * change)[at] for sign in (0.5, -0.5))
+        np.testing.assert_allclose(derivative, there - here, rtol=1e-4, atol=1e-4)
+        (back,) = jax.jit(lambda x, at=at: jax.vjp(lambda x: sums.moments(x)[at], x)[1](jnp.ones((1, 256))))(x)
+        np.testing.assert_allclose(jnp.vdot(back, change), derivative.sum(), rtol=1e-3, atol=1e-3)
+        assert value.shape == (1, 256)
+
+
+@pytest.mark.parametrize(("platform", "reductions"), [("cpu", 0), ("cuda", 2), ("tpu", 2)])
+def test_only_on_cpus_moments_are_complex_numbers(platform, reductions):
+    text = jax.jit(sums.moments).trace(values(1, 16, 256)).lower(lowering_platforms=(platform,)).as_text()
+    assert text.count("stablehlo.reduce") == reductions
+    assert ("complex" in text) == (platform == "cpu")
 
 
 def test_what_makes_rows_does_not_go_through_memory():

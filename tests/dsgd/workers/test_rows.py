@@ -87,3 +87,36 @@ def test_only_on_cpus_they_are_additions(platform, reductions, mesh):
     text = lowered.as_text()
     assert text.count("stablehlo.reduce(") == reductions
     assert text.count("stablehlo.slice") == (0 if reductions else 8 // mesh.size)
+
+
+def test_in_one_pass_a_mean_and_the_distances_from_it_are_those_of_numpy(any_mesh):
+    """Of the leaf that is told, and of another one as ever."""
+
+    def both(x, other):
+        with workers.in_one_pass(x):
+            means = workers.mean((x, other))
+            return *means, workers.mean_sqdist(x, means[0])
+
+    x = rows("float32")
+    together = jax.jit(jax.shard_map(both, mesh=any_mesh, in_specs=P(workers.AXIS), out_specs=P(), check_vma=False))
+    mean, of_other, apart = together(x, 2 * x)
+    exact = np.asarray(x, np.float64)
+    np.testing.assert_allclose(mean, exact.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(of_other, 2 * exact.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(apart, ((exact - exact.mean(axis=0)) ** 2).sum() / 8, rtol=1e-5)
+    sums_in_the_program = together.lower(x, 2 * x).as_text().count("stablehlo.complex")
+    assert sums_in_the_program == together.lower(x, x).as_text().count("stablehlo.complex") == 8 // any_mesh.size
+
+
+@pytest.mark.parametrize("shape", [LONG, (5,)])
+def test_on_one_device_models_that_agree_are_their_mean_and_are_nowhere_apart(shape):
+    """Bit for bit, though their sum is rounded."""
+
+    def both(x):
+        with workers.in_one_pass(x):
+            return (mean := workers.mean(x)), workers.mean_sqdist(x, mean)
+
+    one = (1 / 3 + jax.random.normal(jax.random.key(0), shape)).astype("float32")
+    mean, apart = over_workers(both, workers.mesh(1))(jnp.broadcast_to(one, (7, *shape)))
+    np.testing.assert_array_equal(mean, one)
+    assert apart == 0
