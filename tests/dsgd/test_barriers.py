@@ -22,7 +22,7 @@ def test_all_bits_stay_as_they_are(edge):
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(as_bits(x), as_bits(y)), out, tree)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "uint8", "uint32", "int32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "uint8", "uint32", "int32", "complex64"])
 def test_numbers_of_all_types(dtype):
     with jax.enable_x64(dtype == "float64"):
         x = jnp.array([255, 3, 7]).astype(dtype)
