@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.extend.random import threefry2x32_p
 from jax.interpreters import mlir
+
+from dsgd.barriers import stored
 
 _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
 _PARITY = np.uint32(0x1BD11BDA)
@@ -44,18 +44,9 @@ def threefry2x32(key0: jax.Array, key1: jax.Array, x0: jax.Array, x1: jax.Array)
 
 
 def _of_known_keys(key0: jax.Array, key1: jax.Array, x0: jax.Array, x1: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The same, but the keys come out of a loop of one turn, which XLA takes for one of any number: they are not fused with their uses.
-
-    Keys of keys, each fused with the next, can be code that LLVM does not come to an end with. A barrier of optimisation is gone by then.
-    """
-
-    def turn(so_far):
-        i, key0, key1 = so_far
-        return i + np.uint32(1), key0 ^ i, key1 ^ i
-
-    if key0.size:
-        once = jnp.minimum(key0.ravel()[0] | np.uint32(1), np.uint32(1))
-        _, key0, key1 = lax.while_loop(lambda so_far: so_far[0] < once, turn, (np.uint32(0), key0, key1))
+    """The same, but the keys are not fused with their uses: keys of keys, each fused with the next, can be code that LLVM does not come to
+    an end with."""
+    key0, key1 = stored((key0, key1))
     return threefry2x32(key0, key1, x0, x1)
 
 

@@ -217,8 +217,8 @@ def mean_sqdist(tree: PyTree, center: PyTree) -> jax.Array:
     $$ \sum_n |x_n - c|^2 = \sum_n |x_n - x_0|^2 - 2 \langle c - x_0, \sum_n (x_n - x_0) \rangle + N |c - x_0|^2 $$
 
     Args:
-        tree: leaves `[n, ...]`.
-        center: leaves `[...]`.
+        tree: leaves `[n, ...]`; $x_0$ is the block's first row.
+        center: c, leaves `[...]`.
     """
 
     def of(leaf, middle):
