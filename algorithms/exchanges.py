@@ -1,9 +1,10 @@
 """What workers send each other: compressed messages through N servers, around a ring, and to neighbours on a graph.
 
 For servers and rings, a gradient is cut into N parts, and worker n is the server of part n. Whatever stands for a gradient is a tree of
-parts: leaves `[n, N, part]` for what each worker has of every part, `[n, part]` for the part that it serves, `[N, part]` for the whole,
-the same on every device. The tree has the model's leaves, or one leaf, the model as one vector, where the compressor is of
-`compressors.whole_model`.
+parts: leaves `[n, M, part]` for what each worker has of every part, `[n, part]` for the part that it serves, `[N, part]` for the whole,
+the same on every device. M <= N of the parts have elements: of 10 elements in 1,024 workers ten. Servers of the others are sent padding,
+which is told; what workers hold, and what one device computes, is without it. The tree has the model's leaves, or one leaf, the model as
+one vector, where the compressor is of `compressors.whole_model`.
 
 All that crosses devices are messages: packed arrays.
 """
@@ -51,7 +52,7 @@ def to_servers(compressor: Compressor, key: jax.Array, parts: Parts, N: int, las
     Args:
         compressor: Q.
         key: the same on every device.
-        parts: leaves `[n, N, part]`.
+        parts: leaves `[n, M, part]`.
         N: number of workers.
         last: `messages` of the last time, or ().
 
@@ -59,15 +60,21 @@ def to_servers(compressor: Compressor, key: jax.Array, parts: Parts, N: int, las
         `received` has leaves `[n, part]`.
     """
     keys = jax.vmap(lambda own: jax.random.split(own, N))(workers.keys(key, N))
-    messages, seen = _compress(compressor, keys, parts, last)
+    # What servers without elements are sent need not be made where it stays on its device and is as long as what others are sent.
+    if workers.devices() == 1 and all(_equally_long(compressor, leaf) for leaf in jax.tree.leaves(parts) if leaf.shape[1] < N):
+        messages, seen = _compress(compressor, keys, parts, last)
+    else:
+        messages, seen = _compress(compressor, keys, for_all(parts, N, axis=1), for_all(last, N, axis=1))
     arrived = workers.all_to_all(messages)
     if workers.devices() == 1:
-        mean = jax.tree.map(_mean_as_seen, seen, jax.tree.unflatten(jax.tree.structure(seen), messages))
+        mean = for_all(jax.tree.map(_mean_as_seen, seen, jax.tree.unflatten(jax.tree.structure(seen), messages)), N)
     else:
-        mean = jax.tree.map(jax.vmap(workers.mean_rows), _decompress(compressor, arrived, parts))
-    sent = _to_others(_sizes(compressor, messages, 2), N)
-    received = _to_others(_sizes(compressor, arrived, 2), N)
-    return Delivery(mean, seen, _remember(compressor, messages), Info(sent, received))
+        mean = jax.tree.map(jax.vmap(workers.mean_rows), _decompress(compressor, arrived, seen))
+    info = Info(_to_others(_sizes(compressor, messages, 2), N), _to_others(_sizes(compressor, arrived, 2), N))
+    held = [leaf.shape[1] for leaf in jax.tree.leaves(parts)]
+    messages = [jax.tree.map(lambda x, M=M: x[:, :M], message) for message, M in zip(messages, held, strict=True)]
+    seen = jax.tree.map(lambda leaf, own: leaf[:, : own.shape[1]], seen, parts)
+    return Delivery(mean, seen, _remember(compressor, messages), info)
 
 
 def from_servers(compressor: Compressor, key: jax.Array, vectors: Parts, N: int, last: Any = ()) -> Delivery:
@@ -97,13 +104,13 @@ def around_ring(compressor: Compressor, key: jax.Array, parts: Parts, N: int) ->
     $$ \frac1N Q(\cdots Q(Q(g_1) + g_2) + \cdots + g_N) \tag{3.5} $$
 
     Args:
-        parts: leaves `[n, N, part]`.
+        parts: leaves `[n, M, part]`.
         others: as in `to_servers`.
 
     Returns:
         Leaves `[N, part]`, the same on every device; bits.
     """
-    ids = workers.ids(N)
+    ids, parts = workers.ids(N), for_all(parts, N, axis=1)
 
     def own(hop):
         """Of each worker, the part that has made `hop` hops to it."""
@@ -172,17 +179,29 @@ def shaped(vectors: PyTree, like: PyTree, layer_wise: bool) -> PyTree:
 
 
 def cut(tree: Gradients, N: int, compressor: Compressor) -> Parts:
-    """Leaves `[n, ...]` cut into N equal parts, `[n, N, part]`. The last are padded with zeros: they do not change a vector's norm, so
-    that omega and delta of the padded part bound the error of what is not padding."""
+    """Leaves `[n, ...]` cut into parts for N servers, `[n, M, part]`, the last padded with zeros: they do not change a vector's norm, so
+    that omega and delta of the padded part bound the error of what is not padding. The N - M that would be padding only are left out."""
 
     def cut_vector(x):
-        return jnp.pad(x, ((0, 0), (0, -x.shape[1] % N))).reshape(x.shape[0], N, -1)
+        part = -(-x.shape[1] // N)
+        held = -(-x.shape[1] // part) if part else 1
+        return jnp.pad(x, ((0, 0), (0, held * part - x.shape[1]))).reshape(x.shape[0], held, part)
 
     return jax.tree.map(cut_vector, flat(tree, compressor.layer_wise))
 
 
+def for_all(parts: PyTree, N: int, axis: int = 0) -> PyTree:
+    """Along this axis zeros for the servers whose parts are padding only: leaves `[M, ...]` to `[N, ...]`."""
+
+    def pad(leaf):
+        short = N - leaf.shape[axis]
+        return jnp.pad(leaf, [(0, short * (i == axis)) for i in range(leaf.ndim)]) if short else leaf
+
+    return jax.tree.map(pad, parts)
+
+
 def join(parts: Parts, like: Params, compressor: Compressor) -> Params:
-    """The tree of which these are the parts `[N, part]`.
+    """The tree of which these are the parts, `[M, part]` or `[N, part]`.
 
     Args:
         like: a tree of its shapes and types.
@@ -244,7 +263,8 @@ def need_contraction(method: str, compressor: Contracting, vectors: PyTree, insi
 
 
 def _compress(compressor: Compressor, keys: jax.Array, vectors: Parts, last: Any) -> tuple[Messages, Parts]:
-    """One message for each vector `[*axes, d]`, from one key for each, `[*axes]`; and what their sender sees of them, like the vectors."""
+    """One message for each vector `[*axes, d]`, from the first of the keys along each axis; and what their sender sees of them, like the
+    vectors."""
     function = compressor.resume if compressor.resume and last else compressor.compress
     leaves, treedef = jax.tree.flatten(vectors)
     memories = [(message,) for message in last] if last else [()] * len(leaves)
@@ -255,20 +275,21 @@ def _compress(compressor: Compressor, keys: jax.Array, vectors: Parts, last: Any
             return message, need_vector(compressor, compressor.decompress(message, x.shape[0]), x.shape[0]).astype(x.dtype)
 
     def of_leaf(i):
+        mine = keys[tuple(map(slice, leaves[i].shape[:-1]))]
         # Where there is one leaf, the keys are its own: where messages are short, to make keys takes longer than to draw from them.
-        return keys if len(leaves) == 1 else _over(keys.ndim, lambda key: jax.random.fold_in(key, i))(keys)
+        return mine if len(leaves) == 1 else _over(keys.ndim, lambda key: jax.random.fold_in(key, i))(mine)
 
     sent = [_over(keys.ndim, one)(of_leaf(i), vector, *memory) for i, (vector, memory) in enumerate(zip(leaves, memories, strict=True))]
     return [message for message, _ in sent], treedef.unflatten(seen for _, seen in sent)
 
 
 def _mean_as_seen(seen: jax.Array, message: PyTree) -> jax.Array:
-    """The mean over workers of what they see of their messages, `[n, N, part]`, to `[N, part]`.
+    """The mean over workers of what they see of their messages, `[n, M, part]`, to `[M, part]`.
 
     A message that is the vector itself takes no arithmetic to make: on one long axis it is added up as it is made.
     """
     as_it_is = [sent.shape for sent in jax.tree.leaves(message)] == [seen.shape]
-    if as_it_is and seen.shape[-1] > 1:
+    if as_it_is:
         return workers.mean(seen.reshape(len(seen), -1)).reshape(seen.shape[1:])
     return workers.mean(seen)
 
@@ -290,6 +311,17 @@ def _over(axes: int, function):
 
 def _remember(compressor: Compressor, messages: Messages) -> Any:
     return () if compressor.resume is None else messages
+
+
+def _equally_long(compressor: Compressor, vectors: jax.Array) -> bool:
+    """Whether messages of vectors `[..., d]` have always as many bits."""
+    told = []
+
+    def tell(key, x):
+        told.append(need_bits(compressor, compressor.bits(compressor.compress(key, x))))
+
+    jax.eval_shape(tell, jax.eval_shape(jax.random.key, 0), jax.ShapeDtypeStruct(vectors.shape[-1:], vectors.dtype))
+    return isinstance(told[0], int)
 
 
 def _sizes(compressor: Compressor, messages: Messages, axes: int) -> int | jax.Array:

@@ -6,6 +6,7 @@ memory, or of sixteen, which read rows that are there and give two sums in one p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,9 +17,11 @@ from jax import lax
 from dsgd.barriers import stored
 
 _MANY = 4096  # elements of all runs, from which on sums go another way than XLA's
-_AT_ONCE = 8  # that are added up in one expression: XLA does not fuse what is used at 16 places
-_STORED_AT_ONCE = 16  # where nothing is to be fused
+_AT_ONCE = 8  # that are added up in one expression
+_FUSED_AT_ONCE = _AT_ONCE, 12  # the first that suits: XLA does not fuse what is used at 16 places
+_STORED_AT_ONCE = 16, _AT_ONCE  # where nothing is to be fused
 _PAGE = 4096  # bytes
+_FEW = 16  # elements of an axis, below which additions are faster than a product
 _LONG = 64  # elements of an axis, from which on a loop over it is vector code
 
 
@@ -49,17 +52,15 @@ def _wide(x: jax.Array) -> jnp.dtype:
 
 
 def _added_up(rows: jax.Array) -> jax.Array:
-    """By eights of rows, each time through memory, but for what makes the first."""
+    """A few rows at a time, each time through memory, but for what makes the first."""
     row = rows.shape[2:]
-    if len(row) > 1 and row[-1] == 1:  # messages of one element, most of which may be padding, which XLA adds without making it
-        return _plain_over_rows(rows)
     several = rows.astype(_wide(rows))
-    if len(row) > 1 and row[-1] < _LONG:  # as one axis, whose indices would keep what makes them from vector code
-        several = stored(several).reshape(*rows.shape[:2], -1)
+    if len(row) > 1 and row[-1] < _LONG:  # as one axis, whose indices would keep what makes them from vector code, but for those of ones
+        several = (stored(several) if row[-1] > 1 else several).reshape(*rows.shape[:2], -1)
+    several = _blocks_added_up(several, 1, _few(several, _FUSED_AT_ONCE))
     while several.shape[1] > 1:
-        several = _blocks_added_up(several, 1, _AT_ONCE)
-        if several.shape[1] > 1:
-            several = stored(several)
+        several = stored(several)
+        several = _blocks_added_up(several, 1, _few(several, _STORED_AT_ONCE))
     return several.reshape(rows.shape[0], *row)
 
 
@@ -102,17 +103,17 @@ def _moments_added_up(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
         apart = block.astype(wide) - first
         return lax.complex(apart, apart**2)
 
-    several = stored(_blocks_added_up(several, 1, _few(several), pairs))
+    several = stored(_blocks_added_up(several, 1, _few(several, _STORED_AT_ONCE), pairs))
     while several.shape[1] > 1:
-        several = stored(_blocks_added_up(several, 1, _few(several)))
+        several = stored(_blocks_added_up(several, 1, _few(several, _STORED_AT_ONCE)))
     both = several.reshape(rows.shape[0], *rows.shape[2:])
     return both.real, both.imag
 
 
-def _few(rows: jax.Array) -> int:
-    """How many rows `[runs, n, elements]` are read at once: what lies a page apart has few places in a cache."""
-    apart = -(-rows.shape[1] // _STORED_AT_ONCE) * rows.shape[2] * rows.dtype.itemsize
-    return _STORED_AT_ONCE if apart % _PAGE else _AT_ONCE
+def _few(rows: jax.Array, numbers: tuple[int, ...]) -> int:
+    """How many rows `[runs, n, ...]` are read at once, one of these numbers: what lies whole pages apart has few places in a cache."""
+    row = math.prod(rows.shape[2:]) * rows.dtype.itemsize
+    return next((number for number in numbers if -(-rows.shape[1] // number) * row % _PAGE), _AT_ONCE)
 
 
 moments: Callable[[jax.Array], tuple[jax.Array, jax.Array]] = _of_each_run(_plain_moments, _moments_added_up)
@@ -120,12 +121,17 @@ moments: Callable[[jax.Array], tuple[jax.Array, jax.Array]] = _of_each_run(_plai
 float32 at least. Of rows that agree they are 0, and their errors are as small as the disagreement."""
 
 
-def _product_of_elements(x: jax.Array) -> jax.Array:
-    few = _blocks_added_up(x, x.ndim - 1, _AT_ONCE) if x.shape[-1] >= _AT_ONCE * _LONG else x
+def _elements_added_up(x: jax.Array) -> jax.Array:
+    """As products with ones; few as they are, once, which XLA would do again for everything that uses the sum."""
+    n = x.shape[-1]
+    if n < _FEW:
+        total = _blocks_added_up(x, x.ndim - 1, n)[..., 0]
+        return stored(total) if n > 1 else total
+    few = _blocks_added_up(x, x.ndim - 1, _AT_ONCE) if n >= _AT_ONCE * _LONG else x
     return jnp.matmul(few, jnp.ones(few.shape[-1], x.dtype), precision=lax.Precision.HIGHEST)
 
 
-_of_elements = _of_each_run(lambda x: jnp.sum(x, axis=-1), _product_of_elements)
+_of_elements = _of_each_run(lambda x: jnp.sum(x, axis=-1), _elements_added_up)
 
 
 def of_elements(x: jax.Array) -> jax.Array:

@@ -18,7 +18,7 @@ class Estimators(NamedTuple):
     """What workers and servers know. The estimate of the model, which everybody knows, is `State.server`.
 
     Args:
-        gradient: u^(n), what the servers know of each worker's gradient, leaves `[n, N, part]`.
+        gradient: u^(n), what the servers know of each worker's gradient, leaves `[n, M, part]`.
         mean: of the workers' u^(n), the part that one serves, leaves `[n, part]`.
         model: the part that one serves of x, and its optimiser's state, leaves `[n, part]`.
         estimate: of that part of x, what the workers know, with its padding, leaves `[n, part]`.
@@ -59,9 +59,9 @@ def ef21(optimizer: optax.GradientTransformation, up: Compressor, down: Compress
     exchanges.need_two("ef21", up, down)
 
     def init(params, N):
-        parts = exchanges.cut(workers.stack(params, 1), N, up)
-        served = jax.tree.map(lambda leaf: leaf[0], parts)  # [N, part]
-        nothing = jax.tree.map(lambda leaf: jnp.zeros((N, *leaf.shape), leaf.dtype), served)
+        parts = jax.tree.map(lambda leaf: leaf[0], exchanges.cut(workers.stack(params, 1), N, up))
+        nothing = workers.stack(jax.tree.map(jnp.zeros_like, parts), N)
+        served = exchanges.for_all(parts, N)
         for compressor in (up, down):
             exchanges.need_contraction("ef21", compressor, served)
         estimators = Estimators(

@@ -18,7 +18,7 @@ class Memory(NamedTuple):
     """What compression has left out so far.
 
     Args:
-        worker: delta^(n) of each worker, leaves `[n, N, part]`.
+        worker: delta^(n) of each worker, leaves `[n, M, part]`.
         server: delta of the part that one serves, leaves `[n, part]`.
         up, down: last messages, of compressors that start warm.
     """

@@ -110,20 +110,22 @@ def _ring_sgd(N: int, d: int, mean: Mean):
 
 
 def _parts(N: int, d: int):
-    """Vectors `[..., d]` cut into N parts, `[..., N, part]`, and put together again."""
+    """The shape of the parts of a vector for N servers, those that have elements; vectors `[..., d]` cut into them, and put together
+    again."""
     part = math.ceil(d / N)
+    servers = math.ceil(d / part)
 
     def cut(g):
-        return jnp.pad(g, [*[(0, 0)] * (g.ndim - 1), (0, N * part - d)]).reshape(*g.shape[:-1], N, part)
+        return jnp.pad(g, [*[(0, 0)] * (g.ndim - 1), (0, servers * part - d)]).reshape(*g.shape[:-1], servers, part)
 
-    return part, cut, lambda parts: parts.ravel()[:d]
+    return (servers, part), cut, lambda parts: parts.ravel()[:d]
 
 
 def _compressed_sgd(N: int, d: int, mean: Mean):
-    part, cut, join = _parts(N, d)
+    shape, cut, join = _parts(N, d)
 
     def quantize(key, x):
-        if part <= 2:  # both are ends: they arrive as they are
+        if shape[1] <= 2:  # both are ends: they arrive as they are
             return x
         low, high = x.min(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
         place = STEPS * jnp.where(high > low, (x - low) / (high - low), 0)
@@ -139,7 +141,7 @@ def _compressed_sgd(N: int, d: int, mean: Mean):
 
 
 def _error_compensated_sgd(N: int, d: int, mean: Mean):
-    part, cut, join = _parts(N, d)
+    shape, cut, join = _parts(N, d)
 
     def sign(v):
         scale = mean(jnp.abs(v), axis=-1)[..., None]
@@ -153,15 +155,15 @@ def _error_compensated_sgd(N: int, d: int, mean: Mean):
         answer = sign(w)
         return x - LEARNING_RATE * join(answer), v - sent, w - answer
 
-    return lambda: (jnp.zeros(d), jnp.zeros((N, N, part)), jnp.zeros((N, part))), step, lambda state: state[0]
+    return lambda: (jnp.zeros(d), jnp.zeros((N, *shape)), jnp.zeros(shape)), step, lambda state: state[0]
 
 
 def _ef21(N: int, d: int, mean: Mean):
-    part, cut, join = _parts(N, d)
-    k = math.ceil(FRACTION * part)
+    shape, cut, join = _parts(N, d)
+    k = math.ceil(FRACTION * shape[1])
 
     def largest(x):
-        rows = x.reshape(-1, part)
+        rows = x.reshape(-1, shape[1])
         _, places = lax.top_k(jnp.abs(rows), k)
         at = jnp.arange(len(rows))[:, None]
         return jnp.zeros_like(rows).at[at, places].set(rows[at, places]).reshape(x.shape)
@@ -175,7 +177,7 @@ def _ef21(N: int, d: int, mean: Mean):
         return x, estimate, gradients + news, total
 
     def start():
-        return jnp.zeros(d), jnp.zeros(d), jnp.zeros((N, N, part)), jnp.zeros((N, part))
+        return jnp.zeros(d), jnp.zeros(d), jnp.zeros((N, *shape)), jnp.zeros(shape)
 
     return start, step, lambda state: state[0]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -255,6 +255,30 @@ def test_every_message_has_numbers_of_its_own():
     for noise in (left_out, collected):
         numbers = np.sort(np.concatenate([np.ravel(leaf) for leaf in noise]))
         assert np.diff(numbers).min() > 1e-9
+
+
+FEW = {  # gradients of fewer elements than workers, which draw for each, or send as many as they draw, or start warm
+    "csgd": compressors.natural,
+    "csgd-ring": compressors.natural,
+    "ec-sgd": compressors.random_sparsification(0.4),
+    "ef21": compressors.low_rank(1),
+}
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_servers_without_elements_are_sent_padding_which_nobody_holds(name):
+    """One device computes no more than elements, eight send each other padding: the numbers, and the bits of every worker, are the same."""
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        problem = fixed({"biases": jnp.asarray(rng.normal(size=(8, 3))), "weights": jnp.asarray(rng.normal(size=(8, 4, 5)))})
+        here, apart = (drive(METHODS[name](STEP, FEW[name]), problem, steps=3, devices=devices) for devices in (1, 8))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=0, atol=1e-12), here.states, apart.states)
+    np.testing.assert_array_equal(here.sent, apart.sent)
+    np.testing.assert_array_equal(here.received, apart.received)
+    if name in ("ec-sgd", "ef21"):
+        held = here.states.workers.worker if name == "ec-sgd" else here.states.workers.gradient
+        assert {layer: leaf.shape[2:] for layer, leaf in held.items()} == {"biases": (3, 1), "weights": (7, 3)}
+        assert all(np.abs(leaf[1:]).max() > 0 for leaf in held.values())
 
 
 # --- Lemma 3.4.1.

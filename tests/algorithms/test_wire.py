@@ -139,6 +139,19 @@ def test_bits_told_of_the_shortest_parts_are_the_bytes_that_cross_devices(method
     np.testing.assert_array_equal(down, up)
 
 
+@pytest.mark.parametrize("method", ["csgd", "ec-sgd", "ef21"])
+def test_messages_of_padding_are_told_and_not_made_on_one_device(method):
+    """Of 100 workers with 9 elements 91 serve nothing: all send them headers, and a round's cost is that of the elements."""
+    workers, elements = 100, 9
+    gradients = jax.random.normal(jax.random.key(5), (workers, elements))
+    program, (state, *rest) = compiled_round(METHODS[method](compressors.sign), gradients, devices=1)
+    text = program.as_text()
+    assert f"[{workers},{elements}" in text
+    assert f"[{workers},{workers}" not in text
+    told = dsgd.counts.to_int(np.asarray(program(state, *rest)[1].bits_up))
+    np.testing.assert_array_equal(told, 2 * (workers - 1) * 8 * (1 + FLOAT))
+
+
 @pytest.mark.parametrize("whole", [False, True], ids=["layer-wise", "whole-model"])
 @pytest.mark.parametrize("method", METHODS)
 def test_layers_have_their_own_headers_unless_the_model_is_one_vector(method, whole):

@@ -34,7 +34,7 @@ from theory_checks.machinery.trajectories import D, N
 from theory_checks.recursions import asynchronous
 from theory_checks.statements.recursions import CASES
 from theory_checks.statements.recursions.asynchronous import LONG, partners
-from theory_checks.statements.recursions.compressed import IN_LAYERS
+from theory_checks.statements.recursions.compressed import IN_LAYERS, beside
 from theory_checks.statements.recursions.decentralized import ETA
 from theory_checks.statements.recursions.shared import cluster, graph, matrices, placed
 
@@ -201,10 +201,9 @@ def _left_out(told: Told) -> list[Any]:
 
 def _beyond_estimates(told: Told) -> list[Any]:
     """By EF21: how far estimates are from what they are of."""
-    known, parts = told.found.states.workers, IN_LAYERS
-    u_hat = np.concatenate([known.gradient[name] for name in sorted(known.gradient)], axis=-1)[1:]
-    cut = np.stack([[parts.cut(g) for g in each] for each in told.found.gradients])
-    return [u_hat - cut, jax.tree.map(np.subtract, known.estimate, known.model.params)]
+    known = told.found.states.workers
+    u_hat = IN_LAYERS.join(beside(known.gradient))[1:]
+    return [u_hat - told.found.gradients, jax.tree.map(np.subtract, known.estimate, known.model.params)]
 
 
 def _beyond_models(told: Told) -> list[Any]:

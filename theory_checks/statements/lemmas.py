@@ -97,10 +97,9 @@ def _telling(method: Callable[..., Algorithm], up: Compressor, down: Compressor)
 
         def virtual(state):
             memory = state.workers
-            left = jax.tree.map(lambda own, served: jnp.mean(own, axis=0) + served, memory.worker, memory.server)
-            return jax.tree.map(
-                lambda x, rest: x - learning_rate * rest, state.server.params, exchanges.join(left, state.server.params, up)
-            )
+            left = workers.mean(memory.worker), memory.server
+            kept, served = (exchanges.join(parts, state.server.params, up) for parts in left)
+            return jax.tree.map(lambda x, own, rest: x - learning_rate * (own + rest), state.server.params, kept, served)
 
         def update(key, state, gradients, round):
             after, info = inner.update(key, state, gradients, round)

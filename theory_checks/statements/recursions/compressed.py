@@ -24,24 +24,25 @@ def _with_errors(cutting: Parts, found: Trajectory, papers: Symbols) -> Symbols:
     memory = found.states.workers
     return {
         **on_server(found, papers),
-        "delta_worker": cutting.join(_beside(memory.worker)),
-        "delta_server": cutting.join(_beside(memory.server)),
+        "delta_worker": cutting.join(beside(memory.worker)),
+        "delta_server": cutting.join(beside(memory.server)),
     }
 
 
 def _with_estimates(cutting: Parts, found: Trajectory, papers: Symbols) -> Symbols:
     known = found.states.workers
     return {
-        "x": cutting.join(_beside(known.model.params)),
+        "x": cutting.join(beside(known.model.params)),
         "x_hat": trajectories.rows(found.states.server, 1),
-        "u_hat": cutting.join(_beside(known.gradient)),
-        "mean of u_hat": cutting.join(_beside(known.mean)),
+        "u_hat": cutting.join(beside(known.gradient)),
+        "mean of u_hat": cutting.join(beside(known.mean)),
     }
 
 
-def _beside(parts: Any) -> np.ndarray:
-    """The parts of all layers, one beside the other, `[..., N, part]`."""
-    return np.concatenate([np.asarray(leaf) for leaf in (parts.values() if isinstance(parts, dict) else [parts])], axis=-1)
+def beside(parts: Any) -> np.ndarray:
+    """The parts of all layers, one beside the other, `[..., N, part]`; of those that are padding only, which are not held, zeros."""
+    each = [np.asarray(leaf) for leaf in (parts.values() if isinstance(parts, dict) else [parts])]
+    return np.concatenate([np.pad(leaf, [*[(0, 0)] * (leaf.ndim - 2), (0, N - leaf.shape[-2]), (0, 0)]) for leaf in each], axis=-1)
 
 
 def _estimated(told: Told, up: compressed.Q, down: compressed.Q, cutting: Parts) -> Iterator[Symbols]:
