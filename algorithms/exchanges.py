@@ -12,6 +12,7 @@ All that crosses devices are messages: packed arrays.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -59,12 +60,14 @@ def to_servers(compressor: Compressor, key: jax.Array, parts: Parts, N: int, las
     Returns:
         `received` has leaves `[n, part]`.
     """
-    keys = jax.vmap(lambda own: jax.random.split(own, N))(workers.keys(key, N))
     # What servers without elements are sent need not be made where it stays on its device and is as long as what others are sent.
     if workers.devices() == 1 and all(_equally_long(compressor, leaf) for leaf in jax.tree.leaves(parts) if leaf.shape[1] < N):
-        messages, seen = _compress(compressor, keys, parts, last)
+        vectors = parts
     else:
-        messages, seen = _compress(compressor, keys, for_all(parts, N, axis=1), for_all(last, N, axis=1))
+        vectors, last = for_all((parts, last), N, axis=1)
+    most = jnp.arange(max(leaf.shape[1] for leaf in jax.tree.leaves(vectors)))
+    keys = jax.vmap(lambda own: jax.vmap(partial(jax.random.fold_in, own))(most))(workers.keys(key, N))
+    messages, seen = _compress(compressor, keys, vectors, last)
     arrived = workers.all_to_all(messages)
     if workers.devices() == 1:
         mean = for_all(jax.tree.map(_mean_as_seen, seen, jax.tree.unflatten(jax.tree.structure(seen), messages)), N)
