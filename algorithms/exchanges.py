@@ -64,13 +64,13 @@ def to_servers(compressor: Compressor, key: jax.Array, parts: Parts, N: int, las
     if workers.devices() == 1 and all(_equally_long(compressor, leaf) for leaf in jax.tree.leaves(parts) if leaf.shape[1] < N):
         vectors = parts
     else:
-        vectors, last = for_all((parts, last), N, axis=1)
+        vectors, last = padded((parts, last), N, axis=1)
     most = jnp.arange(max(leaf.shape[1] for leaf in jax.tree.leaves(vectors)))
     keys = jax.vmap(lambda own: jax.vmap(partial(jax.random.fold_in, own))(most))(workers.keys(key, N))
     messages, seen = _compress(compressor, keys, vectors, last)
     arrived = workers.all_to_all(messages)
     if workers.devices() == 1:
-        mean = for_all(jax.tree.map(_mean_as_seen, seen, jax.tree.unflatten(jax.tree.structure(seen), messages)), N)
+        mean = padded(jax.tree.map(_mean_as_seen, seen, jax.tree.unflatten(jax.tree.structure(seen), messages)), N)
     else:
         mean = jax.tree.map(jax.vmap(workers.mean_rows), _decompress(compressor, arrived, seen))
     info = Info(_to_others(_sizes(compressor, messages, 2), N), _to_others(_sizes(compressor, arrived, 2), N))
@@ -113,7 +113,7 @@ def around_ring(compressor: Compressor, key: jax.Array, parts: Parts, N: int) ->
     Returns:
         Leaves `[N, part]`, the same on every device; bits.
     """
-    ids, parts = workers.ids(N), for_all(parts, N, axis=1)
+    ids, parts = workers.ids(N), padded(parts, N, axis=1)
 
     def own(hop):
         """Of each worker, the part that has made `hop` hops to it."""
@@ -193,7 +193,7 @@ def cut(tree: Gradients, N: int, compressor: Compressor) -> Parts:
     return jax.tree.map(cut_vector, flat(tree, compressor.layer_wise))
 
 
-def for_all(parts: PyTree, N: int, axis: int = 0) -> PyTree:
+def padded(parts: PyTree, N: int, axis: int = 0) -> PyTree:
     """Along this axis zeros for the servers whose parts are padding only: leaves `[M, ...]` to `[N, ...]`."""
 
     def pad(leaf):

@@ -21,7 +21,7 @@ _AT_ONCE = 8  # that are added up in one expression
 _FUSED_AT_ONCE = _AT_ONCE, 12  # the first that suits: XLA does not fuse what is used at 16 places
 _STORED_AT_ONCE = 16, _AT_ONCE  # where nothing is to be fused
 _PAGE = 4096  # bytes
-_FEW = 16  # elements of an axis, below which additions are faster than a product
+_SHORT = 16  # elements of an axis, below which additions are faster than a product
 _LONG = 64  # elements of an axis, from which on a loop over it is vector code
 
 
@@ -124,7 +124,7 @@ float32 at least. Of rows that agree they are 0, and their errors are as small a
 def _elements_added_up(x: jax.Array) -> jax.Array:
     """As products with ones; few as they are, once, which XLA would do again for everything that uses the sum."""
     n = x.shape[-1]
-    if n < _FEW:
+    if n < _SHORT:
         total = _blocks_added_up(x, x.ndim - 1, n)[..., 0]
         return stored(total) if n > 1 else total
     few = _blocks_added_up(x, x.ndim - 1, _AT_ONCE) if n >= _AT_ONCE * _LONG else x

@@ -61,7 +61,7 @@ def ef21(optimizer: optax.GradientTransformation, up: Compressor, down: Compress
     def init(params, N):
         parts = jax.tree.map(lambda leaf: leaf[0], exchanges.cut(workers.stack(params, 1), N, up))
         nothing = workers.stack(jax.tree.map(jnp.zeros_like, parts), N)
-        served = exchanges.for_all(parts, N)
+        served = exchanges.padded(parts, N)
         for compressor in (up, down):
             exchanges.need_contraction("ef21", compressor, served)
         estimators = Estimators(
