@@ -65,6 +65,7 @@ def to_servers(compressor: Compressor, key: jax.Array, parts: Parts, N: int, las
         vectors = parts
     else:
         vectors, last = padded((parts, last), N, axis=1)
+    # A key is folded in for each part, not split off for all: then what a part draws does not depend on how many of them are made here.
     most = jnp.arange(max(leaf.shape[1] for leaf in jax.tree.leaves(vectors)))
     keys = jax.vmap(lambda own: jax.vmap(partial(jax.random.fold_in, own))(most))(workers.keys(key, N))
     messages, seen = _compress(compressor, keys, vectors, last)
