@@ -61,12 +61,14 @@ def _findings(algorithm: Algorithm, problem: Problem, key: jax.Array, cluster: C
     plans.check_runnable(algorithm, problem, key, cluster)
     steps = min(max(STEPS[0], 2 * period(algorithm)), STEPS[1])
     findings, case = [_parameters(algorithm)], Case(algorithm, problem, cluster)
-    alone = _attempt("returns", lambda: _alone(case, key, steps))
-    findings += alone
-    if alone[0].holds:
-        findings += _attempt("seeds", lambda: [_seeds(case, key, steps)])
-        findings += _attempt("64 bits", lambda: [_types(case, key)])
-        findings += _everywhere(case, key, steps)
+    twice = _attempt("returns", lambda: _twice(case, key, steps))
+    findings += twice
+    if twice[0].holds:
+        several = _everywhere(case, key, steps, _among_seeds)
+        seeds = _attempt("seeds", lambda: [_seeds(case, key, steps, several)])
+        if not seeds[0].holds:
+            several = _everywhere(case, key, steps, _alone)
+        findings += [*seeds, *_attempt("64 bits", lambda: [_types(case, key)]), *several]
     return Findings(f"{algorithm.name} on {problem.name}", tuple(findings))
 
 
@@ -112,15 +114,15 @@ def _parameters(algorithm: Algorithm) -> Finding:
     return Finding("parameters", True, ", ".join(expected))
 
 
-def _alone(case: Case, key: jax.Array, steps: int) -> list[Finding]:
-    """What `run` refuses, it names: the shapes and types of all that members return. Then a run of the method made anew, as by a cell of a
+def _twice(case: Case, key: jax.Array, steps: int) -> list[Finding]:
+    """What `run` refuses, it names: the shapes and types of all that members return. Then runs of the method made anew, as by a cell of a
     notebook that runs twice: it is traced again, must lower to the same programs, and give the same bits."""
     algorithm = case.algorithm
-    first = case.run(steps=steps, key=key, mesh=1)
+    first = case.run(steps=steps, key=key, seeds=2, mesh=1)
     protocol.need_counted(algorithm.name, first.state.step, steps)
     before = programs.compiled()
     anew = algorithm._replace(update=partial(algorithm.update))  # another object
-    second = case._replace(algorithm=anew).run(steps=steps, key=key, mesh=1)
+    second = case._replace(algorithm=anew).run(steps=steps, key=key, seeds=2, mesh=1)
     compiled = programs.compiled() - before
     differ = _different(first, second, 0, 0)
     more = f"made anew it is another: {compiled} programs compiled" if compiled else "made anew, it compiles nothing"
@@ -131,12 +133,29 @@ def _alone(case: Case, key: jax.Array, steps: int) -> list[Finding]:
     ]
 
 
-def _seeds(case: Case, key: jax.Array, steps: int) -> Finding:
-    together = case.run(steps=steps, key=key, seeds=2, mesh=1)
-    alone = case.run(steps=steps, key=jax.random.split(key, 2)[1], mesh=1)
-    last = jax.tree.map(lambda leaf: leaf[1], together.state)
-    history = {name: values if name == "step" else values[1] for name, values in together.history.items()}
-    differ = _different(alone, Result(last, history, jax.tree.map(lambda leaf: leaf[1], together.params)))
+def _among_seeds(case: Case, key: jax.Array, steps: int) -> Result:
+    """On one device, the second of two runs."""
+    both = case.run(steps=steps, key=key, seeds=2, mesh=1)
+    state, params = jax.tree.map(lambda leaf: arrays.on_host(leaf)[1], (both.state, both.params))
+    return Result(state, {name: values if name == "step" else values[1] for name, values in both.history.items()}, params)
+
+
+def _second(key: jax.Array) -> jax.Array:
+    """The key of that run."""
+    return jax.random.split(key, 2)[1]
+
+
+def _alone(case: Case, key: jax.Array, steps: int) -> Result:
+    """The same run by itself."""
+    return case.run(steps=steps, key=_second(key), mesh=1)
+
+
+def _seeds(case: Case, key: jax.Array, steps: int, several: list[Finding]) -> Finding:
+    """Where a run alone on several devices has been that among seeds, it is on one device, too, and no program is compiled for it."""
+    if all(finding.holds for finding in several if finding.what != "bits"):
+        differ = ""
+    else:
+        differ = _different(_alone(case, key, steps), _among_seeds(case, key, steps))
     found = f"a run among seeds is not the run alone in {differ}" if differ else "a run among seeds is the run alone"
     return Finding("seeds", not differ, found)
 
@@ -150,15 +169,15 @@ def _types(case: Case, key: jax.Array) -> Finding:
     return Finding("64 bits", True, "types stay where JAX has 64 bits enabled")
 
 
-def _everywhere(case: Case, key: jax.Array, steps: int) -> list[Finding]:
-    """On several devices, here or in another process."""
+def _everywhere(case: Case, key: jax.Array, steps: int, one: Callable[[Case, jax.Array, int], Result]) -> list[Finding]:
+    """On several devices, here or in another process, beside that run on one."""
     wanted = max(devices_of(case.problem.workers))
     if wanted == 1:
         return [Finding("devices", None, f"{case.problem.workers} workers cannot be spread evenly over 2 to {DEVICES} devices")]
     if len(jax.devices()) >= wanted and all(D % jax.process_count() == 0 for D in devices_of(case.problem.workers) if D > 1):
-        return on_devices(case, key, steps)
+        return on_devices(case, key, steps, one)
     try:
-        return elsewhere.call(wanted, on_devices, case, key, steps)
+        return elsewhere.call(wanted, on_devices, case, key, steps, one)
     except elsewhere.Unreachable as error:
         return [Finding("devices", None, f"not looked at, {error}")]
 
@@ -169,9 +188,9 @@ def devices_of(N: int) -> list[int]:
     return divisors[-2:]
 
 
-def on_devices(case: Case, key: jax.Array, steps: int) -> list[Finding]:
+def on_devices(case: Case, key: jax.Array, steps: int, one: Callable[[Case, jax.Array, int], Result]) -> list[Finding]:
     """What is to be found on several devices, of this process or of all of a run."""
-    alone = case.run(steps=steps, key=key, mesh=1)
+    alone, key = one(case, key, steps), _second(key)
     N, findings = case.problem.workers, list[Finding]()
     several = [D for D in devices_of(N) if D > 1]
     brief = several[1:] == [N] and not case.cluster  # a run's clock and metrics are looked at on fewer devices

@@ -11,6 +11,7 @@ import loops
 import numpy as np
 import optax
 import pytest
+from budgets import briefly
 from jax.sharding import PartitionSpec as P
 
 import algorithms
@@ -25,6 +26,7 @@ SHARES = {"kimad": (6 * 32 + 32 + 8) / (32 * D)}  # of a vector, that messages a
 CONTRACT = {"parameters", "returns", "again", "compiled once", "seeds", "64 bits", "4 devices", "8 devices", "bits"}
 
 ELSEWHERE = re.compile(r"stablehlo\.(?:custom_call @\w+|send|recv|infeed|outfeed)")  # what only some platforms have, or the host does
+ONE_OF_EACH_EXCHANGE = {"mb-sgd", "ec-sgd", "csgd-ring", "dsgd", "asgd", "kimad"}
 CLUSTER = clusters.Cluster(clusters.exponential(1e-3), up=clusters.constant(1e8))
 
 
@@ -84,7 +86,9 @@ def result(algorithm: dsgd.Algorithm) -> dsgd.Result:
     return dsgd.run(algorithm, problem(), steps=STEPS, key=jax.random.key(1), seeds=SEEDS, mesh=1)
 
 
-def test_it_holds_the_contract(name):
+def test_it_holds_the_contract(name, monkeypatch):
+    lowered, content = [], programs._content
+    monkeypatch.setattr(programs, "_content", lambda each, mesh: lowered.append(each) or content(each, mesh))
     findings = dsgd.check(unequal(name), problem(), key=jax.random.key(1))
     findings.require()
     looked_at = {finding.what for finding in findings.findings if finding.holds}
@@ -93,6 +97,9 @@ def test_it_holds_the_contract(name):
     compiled = programs.compiled()
     result(unequal(name))
     assert programs.compiled() == compiled, "for another number of steps"
+    texts = [each.as_text() for each in lowered[:2]]  # start and advance
+    assert "stablehlo.while" in texts[1]
+    assert not ELSEWHERE.findall("".join(texts))
 
 
 def test_it_makes_progress_and_counts_its_rounds(name):
@@ -134,9 +141,10 @@ def test_bits_grow_by_the_same_amount_every_period_and_fit_the_pattern(name):
 
 
 @pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.long), 8])
+@pytest.mark.parametrize("name", briefly(NAMES, ONE_OF_EACH_EXCHANGE))
 def test_its_loop_lowers_for_gpus_and_tpus(name, devices):
-    """On a machine that has neither, the whole loop of a sweep: none of it is of CPUs only, or asks the host. On several devices with the
-    clock."""
+    """On a machine that has neither, the whole loop of a sweep: none of it is of CPUs only, or asks the host (which of no method the
+    contract's programs do). On several devices with the clock."""
     cluster = CLUSTER if devices > 1 else None
     traced = loops.swept(lambda learning_rate: made(name, optax.sgd(learning_rate)), problem(), devices, cluster, learning_rate=(0.1, 0.2))
     lowered = traced.lower(lowering_platforms=("cuda", "tpu"))
@@ -166,14 +174,16 @@ def broken(how) -> dsgd.Algorithm:
 
 @pytest.mark.parametrize("devices", [1, 8])
 def test_what_is_of_cpus_only_does_not_lower(devices):
-    """So the test of all methods sees it: a callback, an operation that only CPUs have, and a call of a library by its name."""
+    """So the tests of all methods see it: a callback, an operation that only CPUs have, and a call of a library by its name."""
     same = partial(jax.tree.map, lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
     called = broken(lambda gradients: jax.pure_callback(lambda gradients: gradients, same(gradients), gradients))
     library = broken(lambda gradients: jax.ffi.ffi_call("lapack_sgetrf_ffi", same(gradients))(gradients))
     on_cpus = broken(lambda gradients: gradients + jax.scipy.linalg.schur(gradients[0, 0] * jnp.eye(2))[0][0, 0])
     for method in (called, on_cpus):
+        traced = loops.traced(method, problem(), devices)
+        assert ELSEWHERE.search(traced.lower().as_text())
         with pytest.raises(NotImplementedError):
-            loops.traced(method, problem(), devices).lower(lowering_platforms=("cuda", "tpu"))
+            traced.lower(lowering_platforms=("cuda", "tpu"))
     text = loops.traced(library, problem(), devices).lower(lowering_platforms=("cuda", "tpu")).as_text()
     assert ELSEWHERE.findall(text) == ["stablehlo.custom_call @lapack_sgetrf_ffi"]
 

@@ -49,6 +49,16 @@ def own_draws(gradients):
 COUNT = itertools.count()
 
 
+@jax.custom_batching.custom_vmap
+def twice_among_seeds(x):
+    return x
+
+
+@twice_among_seeds.def_vmap
+def _(size, batched, x):
+    return 2 * x, batched[0]
+
+
 def halves(gradients, round):
     """What one device's rows make of the bits: right for all of them only."""
     every = gradients if gradients.shape[0] == N else jnp.concatenate([gradients, gradients], axis=1)
@@ -77,6 +87,7 @@ WRONG = {
         {"2 devices", "4 devices"},
         "4 devices: not the results of one device in params",
     ),
+    "another rule for seeds": ({"mean": lambda g: twice_among_seeds(workers.mean(g))}, {"seeds"}, "is not the run alone in State.server"),
     "bits of the block": ({"info": halves}, {"2 devices", "4 devices", "bits"}, "history['bits']"),
     "doubles where it may": ({"mean": lambda g: workers.mean(g) + jnp.zeros(D)}, {"64 bits"}, "need float32[3]"),
     "parameters": ({"query": lambda state: dsgd.Query(state.server)}, {"parameters", "returns"}, "query is called as query(state, round)"),
@@ -127,6 +138,7 @@ def test_where_devices_are_too_few_another_process_has_them(problem, monkeypatch
         check.Case(method(mean=lambda g: g.mean(axis=0)), problem._replace(data=jax.tree.map(lambda x: x[:2], problem.data)), None),
         jax.random.key(0),
         2,
+        check._among_seeds,
     )
     assert [(f.what, f.holds) for f in findings] == [("2 devices", False), ("bits", False)]
 
