@@ -121,8 +121,14 @@ def _solve(rows: list[Row]) -> np.ndarray:
     scale = (matrix / medians[:, None]).max(axis=0)
     first = optimize.nnls(matrix / scale / medians[:, None], np.ones(len(rows)))[0]
 
+    def parts(x):
+        return matrix * (np.exp(x) / scale)
+
     def residuals(x):
-        return np.log(matrix @ (np.exp(x) / scale) / medians)
+        return np.log(parts(x).sum(axis=1) / medians)
+
+    def slopes(x):
+        return parts(x) / parts(x).sum(axis=1, keepdims=True)
 
     start = np.log(np.maximum(first, LEAST))
-    return np.exp(optimize.least_squares(residuals, start, loss="soft_l1", f_scale=USUAL).x) / scale
+    return np.exp(optimize.least_squares(residuals, start, slopes, loss="soft_l1", f_scale=USUAL).x) / scale
