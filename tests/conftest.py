@@ -25,9 +25,7 @@ from dsgd.engine import programs
 MAPS = 20_000  # of a process, from where on its programs are forgotten
 KEPT = 1 << 30  # bytes of programs on disk, from where on they are compiled anew
 
-if haste.HASTE:
-    haste.lower_in_one_context()
-gc.set_threshold(100_000, 20, 100)  # tracing makes many objects that live: to look through them 700 objects apart takes a tenth of the time
+haste.trace_quickly()
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_traceback_in_locations_limit", 0)  # no lines of code in programs: they are the same wherever they are written
 # Draws are derandomized: a failure here fails everywhere. The first example compiles, so no deadline.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from importlib.metadata import version
@@ -18,7 +19,14 @@ FLAGS += " --xla_cpu_collective_call_terminate_timeout_seconds=300"
 _LOWERED = 500  # programs in one context, which keeps their constants
 
 
-def lower_in_one_context() -> None:
+def trace_quickly() -> None:
+    """What is traced lives on, and to look through it 700 objects apart takes a tenth of the time."""
+    gc.set_threshold(100_000, 20, 100)
+    if HASTE:
+        _lower_in_one_context()
+
+
+def _lower_in_one_context() -> None:
     """JAX makes a context of MLIR anew for each program, which takes as long as to lower a small one: here several hundred share one."""
     from jax._src.interpreters import mlir  # which flags JAX sees is to be settled before
 

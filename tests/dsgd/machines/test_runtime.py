@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import optax
@@ -74,17 +76,6 @@ def test_a_coordinator_that_cannot_be_reached_is_told_within_the_time():
     assert time.monotonic() - began < 20
 
 
-def test_processes_that_do_not_come_are_told_of_by_the_first():
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{held.getsockname()[1]}"
-        command = [sys.executable, "-c", f"import dsgd; dsgd.join('{address}', 2, 0, timeout=1)"]
-        done = subprocess.run(command, env=elsewhere.environment(1), capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == watch.STATUS
-    assert done.stderr.splitlines()[-1].startswith(f"Error: of 2 processes, not all came to {address} within 1 s")
-
-
 def by_worker(load, **options):
     model = problems.Model(lambda key: np.zeros(3, np.float32), lambda params, inputs: inputs @ params)
     return problems.finite_sum(model, optax.l2_loss, problems.ByWorker(load), 2, **options)
@@ -99,6 +90,7 @@ def test_data_by_worker_must_be_of_one_kind():
         by_worker(lambda n: (np.ones((7 - 2 * n, 3)), np.ones(7 - 2 * n)), batch_size=6)
 
 
+ALONE = "dsgd.join(address, 2, index, timeout=1)"
 JUST_JOINED = """
 if index:
     agreement.exchange = lambda about, words: os.kill(os.getpid(), signal.SIGKILL)
@@ -117,21 +109,14 @@ time.sleep(3)
 """
 
 
-@pytest.mark.parametrize(
-    ("script", "asked", "told"),
-    [
-        (JUST_JOINED, 0, "process 1 of 2 (which had just joined) was not heard of for 3 s"),
-        (HOST_HANGS, 1, "which coordinates, did not answer for 3 s"),
-    ],
-)
-def test_at_the_edges_of_a_run_who_is_gone_is_missed_too(script, asked, told):
-    """Killed before it has said its name; a coordinator that stands still while another process ends in order."""
+def run(script: str, processes: int, asked: int) -> tuple[int, str]:
+    """How that one of so many processes ends, and what it says."""
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         held.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{held.getsockname()[1]}"
         begin = "import os, signal, sys, time\nimport dsgd\nfrom dsgd.machines import agreement, watch\n"
-        commands = [[sys.executable, "-c", f"{begin}address, index = {address!r}, {i}\n{script}"] for i in range(2)]
+        commands = [[sys.executable, "-c", f"{begin}address, index = {address!r}, {i}\n{script}"] for i in range(processes)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         there = [subprocess.Popen(command, env=elsewhere.environment(1), **pipes) for command in commands]
         try:
@@ -140,8 +125,29 @@ def test_at_the_edges_of_a_run_who_is_gone_is_missed_too(script, asked, told):
             for process in there:
                 process.kill()
                 process.communicate()
-    assert there[asked].returncode == watch.STATUS
-    assert told in said
+    return there[asked].returncode, said
+
+
+@pytest.fixture(scope="module")
+def ended():
+    """All of them side by side: they mostly wait."""
+    with ThreadPoolExecutor() as pool:
+        alone, *others = (pool.submit(run, *each) for each in ((ALONE, 1, 0), (JUST_JOINED, 2, 0), (HOST_HANGS, 2, 1)))
+        return alone.result(), [other.result() for other in others]
+
+
+def test_processes_that_do_not_come_are_told_of_by_the_first(ended):
+    (status, said), _ = ended
+    assert status == watch.STATUS
+    assert re.match(r"Error: of 2 processes, not all came to 127\.0\.0\.1:\d+ within 1 s", said.splitlines()[-1])
+
+
+def test_at_the_edges_of_a_run_who_is_gone_is_missed_too(ended):
+    """Killed before it has said its name; a coordinator that stands still while another process ends in order."""
+    _, ((joined, said_first), (hung, said_other)) = ended
+    assert (joined, hung) == (watch.STATUS, watch.STATUS)
+    assert "process 1 of 2 (which had just joined) was not heard of for 3 s" in said_first
+    assert "which coordinates, did not answer for 3 s" in said_other
 
 
 class Store(dict):
