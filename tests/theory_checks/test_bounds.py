@@ -647,7 +647,7 @@ def test_gradient_descent_needs_no_noise():
 
 
 @pytest.mark.parametrize("via", ["server", "ring"])
-@pytest.mark.parametrize("d", [2, 5])
+@pytest.mark.parametrize("d", [pytest.param(2, marks=pytest.mark.long), 5])
 def test_servers_that_have_padding_only_send_nothing(via, d):
     outcome = compressed_sgd.check(quadratic(4, d), steps=20, compression=1.0, via=via)
     assert outcome.holds

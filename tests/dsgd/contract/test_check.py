@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from jax.custom_batching import custom_vmap
 
 import algorithms
 import dsgd
@@ -49,7 +50,7 @@ def own_draws(gradients):
 COUNT = itertools.count()
 
 
-@jax.custom_batching.custom_vmap
+@custom_vmap
 def twice_among_seeds(x):
     return x
 
