@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from budgets import briefly
 from jax import lax
 
 import topologies
@@ -116,7 +117,13 @@ BIASED |= {
 }
 
 
-@pytest.mark.parametrize("mistake", BIASED)
+# Of those that round, one each way; all others.
+FEWER = {"random_quantization(3), 1 % too large", "qsgd(2), probabilities 1 % too large", "natural, probabilities 1 % too large"}
+FEWER |= {"random_k(0.25), 1 % too large", "random_sparsification, probability 1 % too large", "random_k, the same places for all keys"}
+FEWER |= {"random_quantization, knobs one step off"}
+
+
+@pytest.mark.parametrize("mistake", briefly(BIASED, FEWER))
 def test_a_bias_is_found(mistake):
     assert caught("E Q(x) = x", BIASED[mistake])
 

@@ -252,7 +252,7 @@ BUILT = {
 }
 
 
-BRIEFLY = {"EF21, estimates that stay", "DropCompute, no stopping times", "Kimad, an estimate that stays"}
+BRIEFLY = {"EF21, estimates that stay", "DropCompute, no stopping times"}
 
 
 @pytest.mark.parametrize("name", briefly(BUILT, BRIEFLY))

@@ -324,7 +324,7 @@ def stretched(statement: Statement, factor: float, patch: pytest.MonkeyPatch) ->
     return [outcome for extreme in statement.extremes for outcome in extreme()]
 
 
-@pytest.mark.parametrize("factor", [0.3, 0.9, 3.0])
+@pytest.mark.parametrize("factor", [pytest.param(0.3, marks=pytest.mark.long), 0.9, 3.0])
 @pytest.mark.parametrize("name", ROWS)
 def test_steps_of_another_size_are_found_where_f_is_not_convex(name, factor, monkeypatch):
     """By those that measure something; EC-SGD's bound is twice what is reached where errors are small, and too weak for 0.9."""
