@@ -67,7 +67,7 @@ def _findings(algorithm: Algorithm, problem: Problem, key: jax.Array, cluster: C
         several = _everywhere(case, key, steps, _among_seeds)
         seeds = _attempt("seeds", lambda: [_seeds(case, key, steps, several)])
         if not seeds[0].holds:
-            several = _everywhere(case, key, steps, _alone)
+            several = _attempt("devices", lambda: _everywhere(case, key, steps, _alone))
         findings += [*seeds, *_attempt("64 bits", lambda: [_types(case, key)]), *several]
     return Findings(f"{algorithm.name} on {problem.name}", tuple(findings))
 

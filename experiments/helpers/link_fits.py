@@ -131,4 +131,5 @@ def _solve(rows: list[Row]) -> np.ndarray:
         return parts(x) / parts(x).sum(axis=1, keepdims=True)
 
     start = np.log(np.maximum(first, LEAST))
-    return np.exp(optimize.least_squares(residuals, start, slopes, loss="soft_l1", f_scale=USUAL).x) / scale
+    found = optimize.least_squares(residuals, start, slopes, loss="soft_l1", f_scale=USUAL)  # pyright: ignore[reportArgumentType]
+    return np.exp(found.x) / scale

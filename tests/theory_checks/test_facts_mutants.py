@@ -117,13 +117,13 @@ BIASED |= {
 }
 
 
-# Of those that round, one each way; all others.
-FEWER = {"random_quantization(3), 1 % too large", "qsgd(2), probabilities 1 % too large", "natural, probabilities 1 % too large"}
-FEWER |= {"random_k(0.25), 1 % too large", "random_sparsification, probability 1 % too large", "random_k, the same places for all keys"}
-FEWER |= {"random_quantization, knobs one step off"}
+# Of those that round, some each way; all others.
+BRIEFLY = {"random_quantization(3), 1 % too large", "qsgd(2), probabilities 1 % too large", "natural, probabilities 1 % too large"}
+BRIEFLY |= {"random_k(0.25), 1 % too large", "random_sparsification, probability 1 % too large", "random_k, the same places for all keys"}
+BRIEFLY |= {"random_quantization, knobs one step off"}
 
 
-@pytest.mark.parametrize("mistake", briefly(BIASED, FEWER))
+@pytest.mark.parametrize("mistake", briefly(BIASED, BRIEFLY))
 def test_a_bias_is_found(mistake):
     assert caught("E Q(x) = x", BIASED[mistake])
 
