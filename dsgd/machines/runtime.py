@@ -109,6 +109,8 @@ def _found(coordinator: str | None, timeout: float) -> Place | None:
     for kind in clusters.ClusterEnv._cluster_types:
         # A pod of Kubernetes is not always one of many.
         pod = kind.__name__ == "K8sCluster" and "JOB_COMPLETION_INDEX" in os.environ
+        if kind.name == "ompi" and "OMPI_MCA_orte_hnp_uri" not in os.environ:
+            continue  # Open MPI 5, see below
         if (pod or kind.name in _DETECTED) and kind.is_env_present() and kind.get_process_count() > 1:
             address = coordinator or kind.get_coordinator_address(int(timeout), os.environ.get("JAX_COORDINATOR_PORT"))
             return Place(address, kind.get_process_count(), kind.get_process_id(), kind.get_local_process_id())
@@ -116,7 +118,7 @@ def _found(coordinator: str | None, timeout: float) -> Place | None:
 
 
 def _open_mpi(coordinator: str | None, timeout: float) -> Place | None:
-    """Open MPI 5 no longer has the variable in which JAX looks for the coordinator."""
+    """Open MPI 5 no longer has the variable in which JAX looks for the coordinator: JAX 0.10 does not see it, 0.11 wants mpi4py for it."""
     size = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
     if size == 1:
         return None
