@@ -66,7 +66,7 @@ def _findings(algorithm: Algorithm, problem: Problem, key: jax.Array, cluster: C
     if twice[0].holds:
         several = _everywhere(case, key, steps, _among_seeds)
         seeds = _attempt("seeds", lambda: [_seeds(case, key, steps, several)])
-        if not seeds[0].holds:
+        if not seeds[0].holds:  # several devices were held to what is itself wrong
             several = _attempt("devices", lambda: _everywhere(case, key, steps, _alone))
         findings += [*seeds, *_attempt("64 bits", lambda: [_types(case, key)]), *several]
     return Findings(f"{algorithm.name} on {problem.name}", tuple(findings))
@@ -189,7 +189,7 @@ def devices_of(N: int) -> list[int]:
 
 
 def on_devices(case: Case, key: jax.Array, steps: int, one: Callable[[Case, jax.Array, int], Result]) -> list[Finding]:
-    """What is to be found on several devices, of this process or of all of a run."""
+    """What is to be found on several devices, of this process or of all of a run, beside the run on `one`."""
     alone, key = one(case, key, steps), _second(key)
     N, findings = case.problem.workers, list[Finding]()
     several = [D for D in devices_of(N) if D > 1]

@@ -107,10 +107,10 @@ def _place(coordinator: str | None, processes: int | None, process_id: int | Non
 def _found(coordinator: str | None, timeout: float) -> Place | None:
     """What the environment says, where it is of more than one process."""
     for kind in clusters.ClusterEnv._cluster_types:
-        # A pod of Kubernetes is not always one of many.
-        pod = kind.__name__ == "K8sCluster" and "JOB_COMPLETION_INDEX" in os.environ
         if kind.name == "ompi" and "OMPI_MCA_orte_hnp_uri" not in os.environ:
             continue  # Open MPI 5, see below
+        # A pod of Kubernetes is not always one of many.
+        pod = kind.__name__ == "K8sCluster" and "JOB_COMPLETION_INDEX" in os.environ
         if (pod or kind.name in _DETECTED) and kind.is_env_present() and kind.get_process_count() > 1:
             address = coordinator or kind.get_coordinator_address(int(timeout), os.environ.get("JAX_COORDINATOR_PORT"))
             return Place(address, kind.get_process_count(), kind.get_process_id(), kind.get_local_process_id())

@@ -8,6 +8,7 @@ from functools import cache, partial
 import jax
 import jax.numpy as jnp
 import loops
+import many
 import numpy as np
 import optax
 import pytest
@@ -26,7 +27,7 @@ SHARES = {"kimad": (6 * 32 + 32 + 8) / (32 * D)}  # of a vector, that messages a
 CONTRACT = {"parameters", "returns", "again", "compiled once", "seeds", "64 bits", "4 devices", "8 devices", "bits"}
 
 ELSEWHERE = re.compile(r"stablehlo\.(?:custom_call @\w+|send|recv|infeed|outfeed)")  # what only some platforms have, or the host does
-ONE_OF_EACH_EXCHANGE = {"mb-sgd", "ec-sgd", "csgd-ring", "dsgd", "asgd", "kimad"}
+ONE_OF_EACH_EXCHANGE = {*filter(None, many.METHODS.values()), "kimad"}
 CLUSTER = clusters.Cluster(clusters.exponential(1e-3), up=clusters.constant(1e8))
 
 

@@ -252,7 +252,7 @@ BUILT = {
 }
 
 
-BRIEFLY = {"EF21, estimates that stay", "DropCompute, no stopping times"}
+BRIEFLY = {"EF21, estimates that stay", "DropCompute, no stopping times", "Kimad, an estimate that stays"}
 
 
 @pytest.mark.parametrize("name", briefly(BUILT, BRIEFLY))

@@ -44,8 +44,7 @@ FAMILIES = {
     "DropCompute-convex": dropcompute_convex,
 }
 THEOREMS = {statement.name for family in (*FAMILIES.values(), decentralized_sgd, local_sgd, kimad) for statement in family.STATEMENTS}
-FEWER = 10  # instances that are built reach the bounds: of drawn ones a tenth of what other properties are tried on is enough
-FEWER_WITH_LONG = 5
+FEWER = 5  # instances that are built reach the bounds: of drawn ones a fifth of what other properties are tried on is enough
 
 
 class Drawn:
@@ -82,11 +81,11 @@ def outcomes(name: str) -> tuple[list[Outcome], list[Numbers]]:
 
 
 @pytest.mark.parametrize("name", STATEMENTS)
-def test_statement_holds(name, pytestconfig):
+def test_statement_holds(name):
     for outcome in outcomes(name)[0]:
         assert outcome.holds, outcome
     statement, seen = STATEMENTS[name], list[Outcome]()
-    cases = settings.default.max_examples // (FEWER_WITH_LONG if pytestconfig.getoption("--long") else FEWER)
+    cases = settings.default.max_examples // FEWER
 
     @settings(
         max_examples=cases,

@@ -132,19 +132,18 @@ def run(script: str, processes: int, asked: int) -> tuple[int, str]:
 def ended():
     """All of them side by side: they mostly wait."""
     with ThreadPoolExecutor() as pool:
-        alone, *others = (pool.submit(run, *each) for each in ((ALONE, 1, 0), (JUST_JOINED, 2, 0), (HOST_HANGS, 2, 1)))
-        return alone.result(), [other.result() for other in others]
+        return [*pool.map(run, (ALONE, JUST_JOINED, HOST_HANGS), (1, 2, 2), (0, 0, 1))]
 
 
 def test_processes_that_do_not_come_are_told_of_by_the_first(ended):
-    (status, said), _ = ended
+    status, said = ended[0]
     assert status == watch.STATUS
     assert re.match(r"Error: of 2 processes, not all came to 127\.0\.0\.1:\d+ within 1 s", said.splitlines()[-1])
 
 
 def test_at_the_edges_of_a_run_who_is_gone_is_missed_too(ended):
     """Killed before it has said its name; a coordinator that stands still while another process ends in order."""
-    _, ((joined, said_first), (hung, said_other)) = ended
+    (joined, said_first), (hung, said_other) = ended[1:]
     assert (joined, hung) == (watch.STATUS, watch.STATUS)
     assert "process 1 of 2 (which had just joined) was not heard of for 3 s" in said_first
     assert "which coordinates, did not answer for 3 s" in said_other
