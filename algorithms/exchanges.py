@@ -274,7 +274,7 @@ def _compress(compressor: Compressor, keys: jax.Array, vectors: Parts, last: Any
     memories = [(message,) for message in last] if last else [()] * len(leaves)
 
     def one(key, x, *memory):
-        with codecs.remembered():
+        with codecs.remembered(sent=workers.devices() > 1):
             message = function(key, x, *memory)
             return message, need_vector(compressor, compressor.decompress(message, x.shape[0]), x.shape[0]).astype(x.dtype)
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from dsgd.barriers import stored
+from dsgd.two_forms import of_each_run
 
 _MANY = 4096  # elements of all runs, from which on sums go another way than XLA's
 _AT_ONCE = 8  # that are added up in one expression
@@ -23,28 +23,6 @@ _STORED_AT_ONCE = 16, _AT_ONCE  # where nothing is to be fused
 _PAGE = 4096  # bytes
 _SHORT = 16  # elements of an axis, below which additions are faster than a product
 _LONG = 64  # elements of an axis, from which on a loop over it is vector code
-
-
-def _of_each_run(plain: Callable[[jax.Array], Any], on_cpus: Callable[[jax.Array], Any]) -> Callable[[jax.Array], Any]:
-    """A function of `[runs, ...]` in two forms, of which the first has a transpose, too."""
-
-    @jax.custom_jvp
-    @jax.custom_batching.custom_vmap
-    def total(x: jax.Array) -> Any:
-        return plain(x) if x.size < _MANY else lax.platform_dependent(x, cpu=on_cpus, default=plain)
-
-    @total.def_vmap
-    def _(runs: int, mapped: list[bool], x: jax.Array) -> tuple[Any, Any]:
-        """Mapped once more: only more runs."""
-        del mapped  # it is: there is no other argument
-        together = total(x.reshape(-1, *x.shape[2:]))
-        return jax.tree.map(lambda part: part.reshape(*x.shape[:2], *part.shape[1:]), together), jax.tree.map(lambda _: True, together)
-
-    @total.defjvp
-    def _(x, changes):
-        return total(*x), jax.jvp(plain, x, changes)[1]
-
-    return total
 
 
 def _wide(x: jax.Array) -> jnp.dtype:
@@ -57,14 +35,14 @@ def _added_up(rows: jax.Array) -> jax.Array:
     several = rows.astype(_wide(rows))
     if len(row) > 1 and row[-1] < _LONG:  # as one axis, whose indices would keep what makes them from vector code, but for those of ones
         several = (stored(several) if row[-1] > 1 else several).reshape(*rows.shape[:2], -1)
-    several = _blocks_added_up(several, 1, _few(several, _FUSED_AT_ONCE))
+    several = blocks_added_up(several, 1, _few(several, _FUSED_AT_ONCE))
     while several.shape[1] > 1:
         several = stored(several)
-        several = _blocks_added_up(several, 1, _few(several, _STORED_AT_ONCE))
+        several = blocks_added_up(several, 1, _few(several, _STORED_AT_ONCE))
     return several.reshape(rows.shape[0], *row)
 
 
-def _blocks_added_up(x: jax.Array, axis: int, most: int, of: Callable[[jax.Array], jax.Array] = lambda block: block) -> jax.Array:
+def blocks_added_up(x: jax.Array, axis: int, most: int, of: Callable[[jax.Array], jax.Array] = lambda block: block) -> jax.Array:
     """Of an axis of length n, at most so many consecutive blocks of one length m, or what a function makes of each, added up."""
     n = x.shape[axis]
     m = -(-n // most)
@@ -83,7 +61,7 @@ def _plain_over_rows(rows: jax.Array) -> jax.Array:
     return jnp.sum(rows, axis=1, dtype=_wide(rows))
 
 
-over_rows: Callable[[jax.Array], jax.Array] = _of_each_run(_plain_over_rows, _added_up)
+over_rows: Callable[[jax.Array], jax.Array] = of_each_run(_plain_over_rows, _added_up, _MANY)
 """The sums of each run's rows, `[runs, n, ...]` to `[runs, ...]`, in float32 at least."""
 
 
@@ -103,9 +81,9 @@ def _moments_added_up(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
         apart = block.astype(wide) - first
         return lax.complex(apart, apart**2)
 
-    several = stored(_blocks_added_up(several, 1, _few(several, _STORED_AT_ONCE), pairs))
+    several = stored(blocks_added_up(several, 1, _few(several, _STORED_AT_ONCE), pairs))
     while several.shape[1] > 1:
-        several = stored(_blocks_added_up(several, 1, _few(several, _STORED_AT_ONCE)))
+        several = stored(blocks_added_up(several, 1, _few(several, _STORED_AT_ONCE)))
     both = several.reshape(rows.shape[0], *rows.shape[2:])
     return both.real, both.imag
 
@@ -116,24 +94,33 @@ def _few(rows: jax.Array, numbers: tuple[int, ...]) -> int:
     return next((number for number in numbers if -(-rows.shape[1] // number) * row % _PAGE), _AT_ONCE)
 
 
-moments: Callable[[jax.Array], tuple[jax.Array, jax.Array]] = _of_each_run(_plain_moments, _moments_added_up)
+moments: Callable[[jax.Array], tuple[jax.Array, jax.Array]] = of_each_run(_plain_moments, _moments_added_up, _MANY)
 """The sums of $x_i - x_0$ and of their squares, over each run's rows x, which lie in memory: `[runs, n, ...]` to two `[runs, ...]`, in
 float32 at least. Of rows that agree they are 0, and their errors are as small as the disagreement."""
 
 
 def _elements_added_up(x: jax.Array) -> jax.Array:
-    """As products with ones; few as they are, once, which XLA would do again for everything that uses the sum."""
+    """As products with ones; few as they are, once, which XLA would do again for everything that uses the sum.
+
+    What the product reads is stored, or XLA would take what makes it apart, a loop for every block.
+    """
     n = x.shape[-1]
     if n < _SHORT:
-        total = _blocks_added_up(x, x.ndim - 1, n)[..., 0]
+        total = blocks_added_up(x, x.ndim - 1, n)[..., 0]
         return stored(total) if n > 1 else total
-    few = _blocks_added_up(x, x.ndim - 1, _AT_ONCE) if n >= _AT_ONCE * _LONG else x
+    few = stored(blocks_added_up(x, x.ndim - 1, _AT_ONCE)) if n >= _AT_ONCE * _LONG else x
     return jnp.matmul(few, jnp.ones(few.shape[-1], x.dtype), precision=lax.Precision.HIGHEST)
 
 
-_of_elements = _of_each_run(lambda x: jnp.sum(x, axis=-1), _elements_added_up)
+_of_elements = of_each_run(lambda x: jnp.sum(x, axis=-1), _elements_added_up, _MANY)
 
 
 def of_elements(x: jax.Array) -> jax.Array:
     """The sum of a vector's elements, `[d]`, of float32 or float64. Mapped over, it knows how many there are."""
     return _of_elements(x[None])[0]
+
+
+def inner(x: jax.Array, y: jax.Array) -> jax.Array:
+    """The inner product of real arrays of one shape, in float32 at least."""
+    products = x.astype(_wide(x)) * y.astype(_wide(y))
+    return of_elements(products.ravel()) if x.size >= _MANY else jnp.sum(products)  # what is short is not worth a function of two forms

@@ -116,7 +116,7 @@ def any_of(compressors: Sequence[Compressor]) -> Choices:
 
     def look(key, x):
         def one(compressor, key):
-            with codecs.remembered():
+            with codecs.remembered(sent=False):
                 return need_vector(compressor, compressor.decompress(compressor.compress(key, x), x.shape[0]), x.shape[0]).astype(x.dtype)
 
         keys = jax.random.split(key, len(compressors))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dsgd import checks
+from dsgd import checks, selection
 from dsgd.base import Compressor, PyTree
 from dsgd.compressors import draws
 from dsgd.compressors.combinators import identity
@@ -51,15 +51,15 @@ def top_k(fraction: float, values: Compressor = identity) -> Compressor:
     Source: Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", 2018; Liu and Zhang, section 3.1.1, caveat 3.
     """
 
-    def choose(key, x, k):
-        return _largest(jnp.abs(wide(x)), k)
+    def score(key, x):
+        return wide(x)
 
     def delta(d):
         k = kept(fraction, d)
         inner = values.delta(k)
         return None if inner is None else inner * k / d
 
-    return _sparse("top_k", fraction, values, choose, lambda d: 1.0, unbiased=False, omega=lambda d: None, delta=delta)
+    return _sparse("top_k", fraction, values, score, lambda d: 1.0, unbiased=False, omega=lambda d: None, delta=delta)
 
 
 @checks.arguments
@@ -81,17 +81,17 @@ def random_k(fraction: float, values: Compressor = identity) -> Compressor:
     Source: Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", 2018.
     """
 
-    def choose(key, x, k):
+    def score(key, x):
         # 30 random bits each, as positive normal floats in the same order: XLA selects the largest floats quickest.
         drawn = (draws.words(key, x.shape[0]) >> 2) + jnp.uint32(1 << 23)
-        return _largest(jax.lax.bitcast_convert_type(drawn, jnp.float32), k)
+        return jax.lax.bitcast_convert_type(drawn, jnp.float32)
 
     def omega(d):
         k = kept(fraction, d)
         inner = values.omega(k)
         return None if inner is None else d / k * (1 + inner) - 1
 
-    return _sparse("random_k", fraction, values, choose, lambda d: d / kept(fraction, d), unbiased=values.unbiased, omega=omega)
+    return _sparse("random_k", fraction, values, score, lambda d: d / kept(fraction, d), unbiased=values.unbiased, omega=omega)
 
 
 def kept(fraction: float, d: int) -> int:
@@ -99,21 +99,27 @@ def kept(fraction: float, d: int) -> int:
     return max(1, math.ceil(fraction * d - 1e-9 * d))
 
 
-def _sparse(kind: str, fraction: float, values: Compressor, choose: Callable, scale: Callable, **constants: Any) -> Compressor:
-    """The k elements that `choose` (key, x, k) -> indices takes, times scale(d)."""
+def _sparse(kind: str, fraction: float, values: Compressor, score: Callable, scale: Callable, **constants: Any) -> Compressor:
+    """The k elements with the largest magnitudes of what `score` (key, x) gives, times scale(d)."""
     _need_share(kind, "fraction", fraction)
     name = f"{kind}({fraction:g})" if values is identity else f"{kind}({fraction:g}, {values.name})"
 
     def compress(key, x):
         d = x.shape[0]
-        choose_key, values_key = jax.random.split(key)
+        score_key, values_key = jax.random.split(key)
         k = kept(fraction, d)
-        places = choose(choose_key, x, k) if k < d else jnp.arange(d)
+        scores = score(score_key, x)
+        places = _largest(scores, k) if k < d else jnp.arange(d)
         packed = codecs.pack(places.astype(jnp.uint32), codecs.index_bits(d))
-        return Sparse(packed, values.compress(values_key, x[places]))
+        elements = values.compress(values_key, x[places])
+        if values is identity and 1 < k < d:
+            codecs.instead(elements, d, lambda: jnp.where(selection.among_largest(scores, k), x, 0))
+        return Sparse(packed, elements)
 
     def decompress(message, d):
         k = kept(fraction, d)
+        if values is identity and (seen := codecs.recall(message.values, d)) is not None:
+            return wide(seen) * scale(d)
         elements = wide(values.decompress(message.values, k)) * scale(d)
         return _scatter(message.places, elements, k, d) if k < d else elements  # all of them are in order
 
@@ -195,9 +201,9 @@ def _bernoulli_places(key: jax.Array, p: float, d: int, size: int) -> jax.Array:
 
 
 def _largest(x: jax.Array, k: int) -> jax.Array:
-    """The indices of the k largest elements, `[k]`; of equal ones the first."""
+    """The indices of the k largest elements by magnitude, `[k]`; of equal ones the first."""
     # Small models have very many short vectors: one element is found without a sort, and in a loop that stays one function.
-    return jnp.argmax(x)[None] if k == 1 else jax.lax.top_k(x, k)[1]
+    return jnp.argmax(jnp.abs(x))[None] if k == 1 else jax.lax.top_k(jnp.abs(x), k)[1]
 
 
 def _scatter(places: tuple[jax.Array, ...], values: jax.Array, k: int, d: int) -> jax.Array:

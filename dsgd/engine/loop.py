@@ -14,13 +14,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dsgd import workers
+from dsgd import sums, workers
 from dsgd.base import Algorithm, Constants, Info, Measured, Params, Problem, PyTree, Query, Round, State
 from dsgd.clusters import Cluster, presence
 from dsgd.engine import absence, clock, measurements, oracle, protocol
@@ -365,7 +364,7 @@ def _measure(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shared, 
     def evaluated():
         scalars, slope = oracle.evaluate(plan.problem, params, data, shared)
         unknown = jnp.full((), np.nan, jnp.result_type(scalars["loss"]))
-        sqnorm = unknown if slope is None else optax.tree.norm(slope, squared=True)
+        sqnorm = unknown if slope is None else sum(sums.inner(leaf, leaf) for leaf in jax.tree.leaves(slope))
         return jax.tree.map(lambda scalar: _as_float(jnp.asarray(scalar)), {**scalars, "grad_sqnorm": sqnorm})
 
     def not_evaluated():

@@ -7,7 +7,7 @@ not divide a byte are split into planes that do, each an array: joined into one,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import jax
@@ -18,29 +18,51 @@ BYTE = 8
 TRITS = 5  # ternary digits in a byte: 3^5 = 243
 
 
-_packed: list[list[tuple[jax.Array, jax.Array]]] = []  # of each `remembered` that is open: (an array that holds codes, the codes)
+# Of each `remembered` that is open: whether messages are sent, and what was told of them (a part, number of elements, what makes them).
+_told: list[tuple[bool, list[tuple[jax.Array, int, Callable[[], jax.Array]]]]] = []
 
 
 @contextmanager
-def remembered() -> Iterator[None]:
+def remembered(sent: bool = True) -> Iterator[None]:
     """In here, `unpack` of what `pack` gave is the codes themselves: whoever packs, need not unpack to see what others will.
 
     It is for the trace of one function. Packing that nobody then reads is no part of its program.
+
+    Args:
+        sent: whether others read the messages, too. If not, what `instead` tells is taken.
     """
-    _packed.append([])
+    _told.append((sent, []))
     try:
         yield
     finally:
-        _packed.pop()
+        _told.pop()
 
 
-def _remember(packed: jax.Array, codes: jax.Array) -> None:
-    if _packed:
-        _packed[-1].append((packed, codes))
+def instead(part: jax.Array, d: int, see: Callable[[], jax.Array]) -> None:
+    """Tells how to make what a message decompresses to without the message, for `recall` where nobody else reads it; else nothing.
+
+    Args:
+        part: an array of the message.
+        d: number of elements that it decompresses to.
+        see: () -> these, `[d]`.
+    """
+    if _told and not _told[-1][0]:
+        _remember(part, d, see)
 
 
-def _recall(packed: jax.Array, d: int) -> jax.Array | None:
-    return next((codes for known, codes in _packed[-1] if known is packed and codes.shape == (d,)), None) if _packed else None
+def recall(part: jax.Array, d: int) -> jax.Array | None:
+    """What was told of a message in the innermost `remembered`, `[d]`; else None.
+
+    Args:
+        part: an array of the message.
+        d: number of elements, or codes.
+    """
+    return next((see() for known, size, see in _told[-1][1] if known is part and size == d), None) if _told else None
+
+
+def _remember(part: jax.Array, d: int, see: Callable[[], jax.Array]) -> None:
+    if _told:
+        _told[-1][1].append((part, d, see))
 
 
 def index_bits(d: int) -> int:
@@ -62,7 +84,7 @@ def pack(codes: UInt8[Array, " d"] | UInt32[Array, " d"], bits: int) -> tuple[ja
     """
     planes = tuple(_pack_plane((codes >> shift).astype(jnp.uint8), width) for shift, width in _planes(bits))
     if planes:
-        _remember(planes[0], codes)
+        _remember(planes[0], codes.shape[0], lambda: codes)
     return planes
 
 
@@ -75,7 +97,7 @@ def unpack(planes: tuple[jax.Array, ...], bits: int, d: int) -> UInt8[Array, " d
         d: number of codes.
     """
     kind = jnp.uint8 if bits <= BYTE else jnp.uint32
-    known = _recall(planes[0], d) if planes else None
+    known = recall(planes[0], d) if planes else None
     if known is not None:
         return known.astype(kind) & kind((1 << bits) - 1)
     codes = jnp.zeros(d, kind)
@@ -101,13 +123,13 @@ def pack_trits(codes: UInt8[Array, " d"]) -> UInt8[Array, " bytes"]:
     packed = codes[:size]
     for k in range(1, TRITS):
         packed += codes[k * size : (k + 1) * size] * jnp.uint8(3**k)
-    _remember(packed, original)
+    _remember(packed, original.shape[0], lambda: original)
     return packed
 
 
 def unpack_trits(packed: UInt8[Array, " bytes"], d: int) -> UInt8[Array, " d"]:
     """The d codes that `pack_trits` packed."""
-    known = _recall(packed, d)
+    known = recall(packed, d)
     if known is not None:
         return known
     return jnp.concatenate([packed // jnp.uint8(3**k) % jnp.uint8(3) for k in range(TRITS)])[:d]

@@ -244,10 +244,7 @@ def sqnorms(gradients: Gradients) -> tuple[jax.Array, jax.Array]:
 def sqnorm_rows(tree: PyTree) -> jax.Array:
     """The squared norm of each row of all leaves, `[n, ...]` to `[n]`, in float32 at least."""
 
-    def of(leaf):
-        return jnp.sum(leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) ** 2, axis=tuple(range(1, leaf.ndim)))
-
-    return reduce(jnp.add, map(of, jax.tree.leaves(tree)))
+    return reduce(jnp.add, (jax.vmap(lambda row: sums.inner(row, row))(leaf) for leaf in jax.tree.leaves(tree)))
 
 
 def find(chosen: jax.Array, workers: int) -> tuple[jax.Array, jax.Array]:

@@ -33,6 +33,19 @@ def test_sums_of_elements_are_those_of_numpy_and_products_where_there_are_many(s
         assert ("dot_general" in text) == (x.size >= 4096 and shape[-1] >= 16)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("shape", [(), (30,), (63, 65), (64, 64)], ids=str)
+def test_inner_products_are_those_of_numpy_in_float32_at_least(shape, dtype):
+    with jax.enable_x64(dtype == "float64"):
+        x, y = values(*shape, dtype=dtype), jax.random.normal(jax.random.key(1), shape).astype(dtype)
+        inner = jax.jit(sums.inner)
+        found = inner(x, y)
+        exact = np.asarray(x, np.float64) * np.asarray(y, np.float64)
+        assert found.dtype == jnp.promote_types(dtype, "float32")
+        assert abs(found - exact.sum()) <= 8 * float(jnp.finfo(found.dtype).eps) * np.abs(exact).sum()
+        assert ("dot_general" in inner.lower(x, y).as_text()) == (x.size >= 4096)
+
+
 @pytest.mark.parametrize("edge", [np.inf, -np.inf, np.nan])
 def test_a_sum_with_what_is_not_finite_is_not_and_its_neighbours_are(edge):
     x = values(64, 64).at[3, 5].set(edge)

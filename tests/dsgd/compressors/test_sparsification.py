@@ -90,6 +90,28 @@ def test_top_k_of_values_without_a_contraction_has_none():
     assert top_k(0.25, TERNARY).delta(16) == pytest.approx((1 - TERNARY.omega(4)) / 4)
 
 
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+@every_selection
+def test_what_is_seen_of_messages_that_nobody_reads_is_made_without_them(key, select, kind):
+    """As much, and the same, as from messages that are sent."""
+    compressor, d = select(0.1), 33
+    x = jnp.asarray([normal(d, seed) for seed in range(500)], kind)
+
+    def see(sent):
+        def one(key, x):
+            with codecs.remembered(sent):
+                return compressor.decompress(compressor.compress(key, x), d)
+
+        return jax.jit(jax.vmap(one)).lower(jax.random.split(key, len(x)), x).compile()
+
+    read, unread = see(True), see(False)
+    for program, selects in ((read, True), (unread, False)):
+        assert ("TopK" in program.as_text()) == selects
+    keys = jax.random.split(key, len(x))
+    np.testing.assert_array_equal(unread(keys, x), read(keys, x))
+    assert (np.count_nonzero(unread(keys, x), axis=1) == 4).all()
+
+
 # 32 random bits: they differ in the 30 that are used, and are the smallest and the largest ones.
 DISTINCT_BITS = np.array([0, 4, 2**32 - 8, 2**32 - 1], np.uint32)
 PERMUTATIONS = np.array(list(itertools.permutations(DISTINCT_BITS)))
