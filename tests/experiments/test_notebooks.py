@@ -6,8 +6,6 @@ import ast
 import json
 import re
 
-import jupytext
-import nbformat
 import pytest
 
 from experiments.helpers import notebooks
@@ -36,6 +34,8 @@ def test_the_notebook_is_what_the_text_gives(path):
 
 @pytest.mark.parametrize("path", TEXTS, ids=NAMES)
 def test_its_metadata_are_whole(path):
+    import nbformat  # takes a second, which each process of tests would wait before its first test
+
     notebook = nbformat.read(path.with_suffix(".ipynb"), as_version=4)
     nbformat.validate(notebook)
     assert notebook.metadata.kernelspec.name == "python3"
@@ -60,6 +60,8 @@ def test_it_begins_with_its_badge_and_a_cell_that_installs_on_colab_only(path):
 
 @pytest.mark.parametrize("path", TEXTS, ids=NAMES)
 def test_it_is_short_and_its_links_lead_somewhere(path):
+    import jupytext  # likewise
+
     notebook = jupytext.read(path)
     cells = code(notebook)
     assert len(cells) <= 16  # with the one that installs
