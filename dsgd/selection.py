@@ -21,7 +21,19 @@ from dsgd.two_forms import of_each_run
 _MANY = 1 << 14  # elements of all vectors, from which on this saves more in some thousand rounds than it takes longer to compile
 _LONG = 100  # elements of a vector, from which on counting along it is vector code; shorter ones lie side by side
 _BYTE = 8
-_AT_ONCE = 12  # bytes that are added up in one expression: two times so many ones are no more than a byte holds
+_AT_ONCE = 12  # bytes that are added up in one expression: so many times so many ones are no more than a byte holds
+
+
+def largest(x: jax.Array, k: int) -> jax.Array:
+    """The places of a vector's k largest elements by magnitude, `[k]`; of equal ones the first."""
+    # Small models have very many short vectors: one element is found without a sort, and in a loop that stays one function.
+    return jnp.argmax(jnp.abs(x))[None] if k == 1 else lax.top_k(jnp.abs(x), k)[1]
+
+
+def ranks(x: jax.Array) -> jax.Array:
+    """Unsigned integers of as many bits as the floats, in the order of their magnitudes, NaN last."""
+    bits = 8 * x.dtype.itemsize
+    return lax.bitcast_convert_type(x, f"uint{bits}") & (1 << bits - 1) - 1
 
 
 def among_largest(x: jax.Array, k: int) -> jax.Array:
@@ -32,41 +44,35 @@ def among_largest(x: jax.Array, k: int) -> jax.Array:
 @cache
 def _of_each_vector(k: int) -> Callable[[jax.Array], jax.Array]:
     def sorted_out(x):
-        return jnp.zeros(x.shape, bool).at[lax.top_k(jnp.abs(x), k)[1]].set(True, unique_indices=True)
+        return jnp.zeros(x.shape, bool).at[largest(x, k)].set(True, unique_indices=True)
 
     return of_each_run(jax.vmap(sorted_out), partial(_counted_out, k), _MANY)
 
 
 def _counted_out(k: int, x: jax.Array) -> jax.Array:
     """Of vectors `[n, d]`."""
-    ranks = _ranks(x)
-    kth = jnp.maximum(_kth_largest(k, ranks), 1)  # which of the zeros, needs no choice
-    larger, enough = _reach(ranks, kth + 1, axis=1), _reach(ranks, kth, axis=1)
+    kth = jnp.maximum(_kth_largest(k, ranks(x)), 1)  # if it is 0, all others are larger: zeros need no choice
+    larger, enough = _reach(ranks(x), kth + 1, axis=1), _reach(ranks(x), kth, axis=1)
 
+    # Both branches rank x anew: what comes into one goes through memory.
     def first_of_equals():
-        ranks, d = _ranks(x), x.shape[1]  # anew: what comes into a branch goes through memory
+        d = x.shape[1]
         place = lax.broadcasted_iota(np.min_scalar_type(d), x.shape, 1)
-        to_the_end = jnp.where(ranks == kth[:, None], d - place, 0)  # of equals, the first have the largest
+        to_the_end = jnp.where(ranks(x) == kth[:, None], d - place, 0)  # of equals, the first have the largest
         last = _kth_largest(k - larger, to_the_end)
-        return (ranks > kth[:, None]) | (to_the_end >= last[:, None])
+        return (ranks(x) > kth[:, None]) | (to_the_end >= last[:, None])
 
-    return lax.cond(jnp.any(enough > k), first_of_equals, lambda: _ranks(x) >= kth[:, None])
-
-
-def _ranks(x: jax.Array) -> jax.Array:
-    """Integers in the order of the magnitudes, NaN last."""
-    bits = 8 * x.dtype.itemsize
-    return lax.bitcast_convert_type(x, f"uint{bits}") & (1 << bits - 1) - 1
+    return lax.cond(jnp.any(enough > k), first_of_equals, lambda: ranks(x) >= kth[:, None])
 
 
-def _kth_largest(k: int | jax.Array, ranks: jax.Array) -> jax.Array:
-    """Of integers `[n, d]`, the largest `[n]` that k reach."""
-    ranks, axis = (ranks, 1) if ranks.shape[1] >= _LONG else (ranks.T, 0)
-    known = jnp.zeros(ranks.shape[1 - axis], ranks.dtype)
-    for shift in range(_BYTE * (ranks.dtype.itemsize - 1), -1, -_BYTE):
+def _kth_largest(k: int | jax.Array, x: jax.Array) -> jax.Array:
+    """Of unsigned integers `[n, d]`, the largest `[n]` that k reach."""
+    x, axis = (x, 1) if x.shape[1] >= _LONG else (x.T, 0)
+    known = jnp.zeros(x.shape[1 - axis], x.dtype)
+    for shift in range(_BYTE * (x.dtype.itemsize - 1), -1, -_BYTE):
         start = jnp.expand_dims(known, axis)
-        digits = jnp.where(ranks < start, 0, jnp.minimum(ranks - start >> shift, 255)).astype(jnp.uint8)
-        known |= _kth_largest_byte(k, digits, axis).astype(ranks.dtype) << shift
+        digits = jnp.where(x < start, 0, jnp.minimum(x - start >> shift, 255)).astype(jnp.uint8)
+        known |= _kth_largest_byte(k, digits, axis).astype(x.dtype) << shift
     return known
 
 

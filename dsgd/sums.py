@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import reduce
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from dsgd.barriers import stored
+from dsgd.base import PyTree
 from dsgd.two_forms import of_each_run
 
 _MANY = 4096  # elements of all runs, from which on sums go another way than XLA's
@@ -124,3 +126,8 @@ def inner(x: jax.Array, y: jax.Array) -> jax.Array:
     """The inner product of real arrays of one shape, in float32 at least."""
     products = x.astype(_wide(x)) * y.astype(_wide(y))
     return of_elements(products.ravel()) if x.size >= _MANY else jnp.sum(products)  # what is short is not worth a function of two forms
+
+
+def sqnorm(tree: PyTree) -> jax.Array:
+    """The squared norm of all leaves together, real arrays, in float32 at least."""
+    return reduce(jnp.add, (inner(leaf, leaf) for leaf in jax.tree.leaves(tree)))

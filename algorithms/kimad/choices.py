@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dsgd import checks
+from dsgd import checks, selection
 from dsgd.base import Compressor, PyTree
 from dsgd.compressors import sparsification
 from dsgd.compressors.check import need_vector
@@ -73,13 +73,13 @@ def top_k(ratios: Sequence[float] | np.ndarray) -> Choices:
         return [d if bits == whole else sparsification.kept(ratio, d) for ratio, bits in zip(ratios, sizes(d, dtype), strict=True)]
 
     def look(key, x):
-        order = lax.sort(_ranked(x))  # of integers: XLA sorts floats five times as slowly
+        order = lax.sort(selection.ranks(wide(x)))  # of integers: XLA sorts floats five times as slowly
         squares = lax.cumsum(_magnitudes(order, x.dtype) ** 2)  # of the smallest so many
         left_out = x.shape[0] - np.array(kept(x.shape[0], x.dtype))
         return jnp.concatenate([jnp.zeros(1, squares.dtype), squares])[left_out].astype(jnp.float32), order
 
     def send(x, order, choice):
-        d, ranks = x.shape[0], _ranked(x)
+        d, ranks = x.shape[0], selection.ranks(wide(x))
         k = jnp.array(kept(d, x.dtype), jnp.int32)[choice]
         least = order[d - k]
         ties = ranks == least  # of equals, the first
@@ -146,12 +146,6 @@ def whole_model(choices: Choices) -> Choices:
         choices: any.
     """
     return choices._replace(layer_wise=False, name=f"whole_model({choices.name})") if choices.layer_wise else choices
-
-
-def _ranked(x: jax.Array) -> jax.Array:
-    """Integers in the order of the elements' magnitudes: the bits of floats that are not negative."""
-    x = jnp.abs(wide(x))
-    return lax.bitcast_convert_type(x, jnp.int64 if x.dtype == jnp.float64 else jnp.int32)
 
 
 def _magnitudes(ranks: jax.Array, dtype: Any) -> jax.Array:

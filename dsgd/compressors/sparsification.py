@@ -109,7 +109,7 @@ def _sparse(kind: str, fraction: float, values: Compressor, score: Callable, sca
         score_key, values_key = jax.random.split(key)
         k = kept(fraction, d)
         scores = score(score_key, x)
-        places = _largest(scores, k) if k < d else jnp.arange(d)
+        places = selection.largest(scores, k) if k < d else jnp.arange(d)
         packed = codecs.pack(places.astype(jnp.uint32), codecs.index_bits(d))
         elements = values.compress(values_key, x[places])
         if values is identity and 1 < k < d:
@@ -198,12 +198,6 @@ def _bernoulli_places(key: jax.Array, p: float, d: int, size: int) -> jax.Array:
     end = jnp.uint32(d + 1)  # where all sums end, so that none overflows; in integers, since float32 may round d down
     gaps = jnp.where(dropped < d, dropped.astype(jnp.uint32) + 1, end)
     return jax.lax.associative_scan(lambda a, b: jnp.minimum(a + b, end), gaps) - 1
-
-
-def _largest(x: jax.Array, k: int) -> jax.Array:
-    """The indices of the k largest elements by magnitude, `[k]`; of equal ones the first."""
-    # Small models have very many short vectors: one element is found without a sort, and in a loop that stays one function.
-    return jnp.argmax(jnp.abs(x))[None] if k == 1 else jax.lax.top_k(jnp.abs(x), k)[1]
 
 
 def _scatter(places: tuple[jax.Array, ...], values: jax.Array, k: int, d: int) -> jax.Array:

@@ -364,7 +364,7 @@ def _measure(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shared, 
     def evaluated():
         scalars, slope = oracle.evaluate(plan.problem, params, data, shared)
         unknown = jnp.full((), np.nan, jnp.result_type(scalars["loss"]))
-        sqnorm = unknown if slope is None else sum(sums.inner(leaf, leaf) for leaf in jax.tree.leaves(slope))
+        sqnorm = unknown if slope is None else sums.sqnorm(slope)
         return jax.tree.map(lambda scalar: _as_float(jnp.asarray(scalar)), {**scalars, "grad_sqnorm": sqnorm})
 
     def not_evaluated():

@@ -244,7 +244,7 @@ def sqnorms(gradients: Gradients) -> tuple[jax.Array, jax.Array]:
 def sqnorm_rows(tree: PyTree) -> jax.Array:
     """The squared norm of each row of all leaves, `[n, ...]` to `[n]`, in float32 at least."""
 
-    return reduce(jnp.add, (jax.vmap(lambda row: sums.inner(row, row))(leaf) for leaf in jax.tree.leaves(tree)))
+    return jax.vmap(sums.sqnorm)(tree)
 
 
 def find(chosen: jax.Array, workers: int) -> tuple[jax.Array, jax.Array]:

@@ -189,7 +189,7 @@ def _counted_out(rows: jax.Array, k: int) -> jax.Array:
 def _ef21(N: int, d: int, mean: Mean):
     shape, cut, join = _parts(N, d)
     k = math.ceil(FRACTION * shape[1])
-    best = _sorted_out if mean is reduced else _counted_out
+    best = _sorted_out if mean is reduced else _counted_out  # the first form is XLA's own throughout
 
     def largest(x):
         return best(x.reshape(-1, shape[1]), k).reshape(x.shape)

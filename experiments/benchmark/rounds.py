@@ -4,7 +4,8 @@
 
 All do the same mathematics on a heterogeneous quadratic with diagonal Hessians and exact gradients, and record f, |f'|^2 and the consensus
 distance in every round. By hand it is a JAX scan for this one method, the best of three forms: XLA's reduction over workers is slow on CPUs
-where models are large, a product with ones is not, and additions are fused with what makes their terms. The limit is the least that a round
+where models are large, a product with ones is not, and additions are fused with what makes their terms. XLA's selection of EF21's largest
+elements is slow there, too: in the last two forms it is by counts. The limit is the least that a round
 must move (A and b; the models of DSGD; the memories of EC-SGD and EF21) at the rate of a copy of as many bytes: numpy's, and where the
 device is no CPU the device's own.
 

@@ -154,6 +154,14 @@ def test_messages_of_padding_are_told_and_not_made_on_one_device(method, compres
     np.testing.assert_array_equal(told, 2 * (workers - 1) * 8 * size)
 
 
+@pytest.mark.parametrize("devices", [1, N])
+def test_places_are_found_only_where_they_are_sent(devices):
+    """On one device the largest of 16,384 elements are counted out, and never named."""
+    gradients = jax.random.normal(jax.random.key(5), (N, 1 << 14))
+    program, _ = compiled_round(METHODS["csgd"](compressors.top_k(0.1)), gradients, devices=devices)
+    assert ("TopK" in program.as_text()) == (devices > 1)
+
+
 @pytest.mark.parametrize("whole", [False, True], ids=["layer-wise", "whole-model"])
 @pytest.mark.parametrize("method", METHODS)
 def test_layers_have_their_own_headers_unless_the_model_is_one_vector(method, whole):

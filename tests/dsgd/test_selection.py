@@ -8,21 +8,13 @@ import numpy as np
 import pytest
 
 from dsgd import selection
+from tests.dsgd.compressors.shared import largest
 
 MANY = 1 << 14  # elements
 
 # Runs, vectors, elements, k: side by side and one after the other; places of 8, 16 and 32 bits.
 SIDE_BY_SIDE, LONG, ONE = (3, 60, 99, 7), (160, 157, 16), (1, 70_000, 69_000)
 CASES = [(SIDE_BY_SIDE, "float32"), (LONG, "float32"), (ONE, "float32"), (LONG, "float64")]
-
-
-def largest(x: np.ndarray, k: int) -> np.ndarray:
-    """x with its k largest elements only, the first ones of equal ones; NaN is the largest."""
-    size = np.where(np.isnan(x), np.inf, np.abs(x)), np.isnan(x)
-    order = np.lexsort((np.broadcast_to(np.arange(x.shape[-1]), x.shape), -size[0], ~size[1]), axis=-1)[..., :k]
-    kept = np.zeros(x.shape, bool)
-    np.put_along_axis(kept, order, True, axis=-1)
-    return np.where(kept, x, 0)
 
 
 def kept(x: jax.Array, k: int) -> jax.Array:

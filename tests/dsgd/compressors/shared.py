@@ -85,6 +85,14 @@ def sqnorm(x: np.ndarray) -> np.ndarray:
     return (np.asarray(x, np.float64) ** 2).sum(axis=-1)
 
 
+def largest(x: np.ndarray, k: int) -> np.ndarray:
+    """Vectors `[..., d]` with their k largest elements only, the first ones of equal ones; NaN is the largest."""
+    order = np.lexsort((-np.abs(x), ~np.isnan(x)))  # by the last first, and stable
+    kept = np.zeros(x.shape, bool)
+    np.put_along_axis(kept, order[..., :k], True, axis=-1)
+    return np.where(kept, x, 0)
+
+
 def rounding(x: np.ndarray) -> float:
     """What float32 adds to a squared error: a few last digits of the largest element, and denormals, which XLA may flush, for each."""
     return float(x.size * ((8 * EPS * np.abs(x.astype(np.float64)).max()) ** 2 + TINY**2))

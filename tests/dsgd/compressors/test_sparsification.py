@@ -22,6 +22,7 @@ from tests.dsgd.compressors.shared import (
     STANDARD_ERRORS,
     TINY,
     as_bits,
+    largest,
     midpoints,
     normal,
     packed_bytes,
@@ -41,12 +42,6 @@ top_k, random_k, random_sparsification = (
     cache(make) for make in (compressors.top_k, compressors.random_k, compressors.random_sparsification)
 )
 every_selection = pytest.mark.parametrize("select", [compressors.top_k, compressors.random_k], ids=["top_k", "random_k"])
-
-
-def largest(x: np.ndarray, k: int) -> np.ndarray:
-    """x with its k largest elements only, the first ones of equal ones."""
-    kept = np.argsort(-np.abs(x), kind="stable")[:k]
-    return np.where(np.isin(np.arange(x.size), kept), x, 0)
 
 
 @pytest.mark.parametrize(("fraction", "d", "k"), [(0.1, 33, 4), (0.5, 8, 4), (1.0, 7, 7), (0.01, 9, 1), (0.3, 10, 3), (0.7, 1, 1)])
