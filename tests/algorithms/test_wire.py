@@ -156,10 +156,11 @@ def test_messages_of_padding_are_told_and_not_made_on_one_device(method, compres
 
 @pytest.mark.parametrize("devices", [1, N])
 def test_places_are_found_only_where_they_are_sent(devices):
-    """On one device the largest of 16,384 elements are counted out, and never named."""
+    """On one device the largest of 16,384 elements are counted out, by their bits, and never named; on several they are not found twice."""
     gradients = jax.random.normal(jax.random.key(5), (N, 1 << 14))
     program, _ = compiled_round(METHODS["csgd"](compressors.top_k(0.1)), gradients, devices=devices)
     assert ("TopK" in program.as_text()) == (devices > 1)
+    assert ("bitcast-convert" in program.as_text()) == (devices == 1)
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["layer-wise", "whole-model"])
