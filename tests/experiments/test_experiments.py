@@ -233,9 +233,10 @@ def test_benchmark_of_starts_times_processes_cold_and_warm(tmp_path, capsys, mon
     assert all(float(row[stage]) > 0 for row in (cold, warm) for stage in start.STAGES)
 
 
-def test_a_job_that_fails_is_told():
+def test_a_job_that_fails_is_told(capfd):
     with pytest.raises(RuntimeError, match=r"jobs\.framework nonsense ended with status 1"):
         start.timed(start.Version("framework", {}), "nonsense")
+    assert "KeyError: 'nonsense'" in capfd.readouterr().err
 
 
 def test_jobs_by_hand_do_what_the_framework_does():
