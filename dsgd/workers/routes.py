@@ -12,7 +12,7 @@ from dsgd.graphs.matchings import matchings
 from dsgd.graphs.topology import Topology
 
 _MOST = 32  # neighbours that are summed one by one; the program grows with them
-_FEW, _SHARE = 8, 5  # they are summed so up to 8, or a fifth of the table: `python -m experiments.benchmark mixing` measures it
+_FEW, _SHARE = 8, 4  # they are summed so up to 8, or a quarter of the table: `python -m experiments.benchmark mixing` measures it
 
 
 class Permute(NamedTuple):

@@ -143,11 +143,11 @@ def framework(method: dsgd.Algorithm, problem: dsgd.Problem, cluster: dsgd.clust
 
 def tabulate(rows: list[Row]) -> Table:
     """One row a method and size."""
-    first = "GB/s: of what a round must move; of limit: over a copy's.\nscan, numpy: their seconds over the framework's"
-    caption = f"{first} (of the fastest scan)."
+    elements = "ns/el.: nanoseconds for each of the N d elements. GB/s: of what a round must move; of limit: over a copy's."
+    caption = f"{elements}\nscan, numpy: their seconds over the framework's (of the fastest scan)."
     table = Table(title="a round with metrics (medians)", caption=caption)
     table.add_column("method", no_wrap=True)
-    for heading in ("N x d", "µs", "GB/s", "scan", "numpy", "of limit"):
+    for heading in ("N x d", "µs", "ns/el.", "GB/s", "scan", "numpy", "of limit"):
         table.add_column(heading, justify="right", no_wrap=True)
     last = rows[0].method
     for row in rows:
@@ -155,6 +155,7 @@ def tabulate(rows: list[Row]) -> Table:
             table.add_section()
         last = row.method
         numpy = "" if np.isnan(row.numpy) else f"{row.numpy / row.framework:.2f}"
-        cells = (f"{row.framework * 1e6:,.1f}", f"{row.bytes_per_second / 1e9:.3g}", f"{row.speedup:.2f}", numpy)
+        rates = (f"{row.framework * 1e9 / (row.N * row.d):.3f}", f"{row.bytes_per_second / 1e9:.3g}")
+        cells = (f"{row.framework * 1e6:,.1f}", *rates, f"{row.speedup:.2f}", numpy)
         table.add_row(row.method, f"{row.N:,} x {row.d:,}", *cells, f"{row.of_limit:.2f}")
     return table
