@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from math import sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from dsgd.graphs.matchings import matchings
 from dsgd.graphs.topology import Topology
 
 _MOST = 32  # neighbours that are summed one by one; the program grows with them
-_FEW, _SHARE = 8, 4  # they are summed so up to 8, or a quarter of the table: `python -m experiments.benchmark mixing` measures it
+_ROOTS = 2.5  # times the root of the table's length: up to so many are summed so. `python -m experiments.benchmark mixing` measures it
 
 
 class Permute(NamedTuple):
@@ -66,7 +67,7 @@ def plan(topology: Topology, devices: int, rows: bool | None = None) -> Routes:
         _find(W[device * n : (device + 1) * n], table, device * n, topology.n) for (W, _, device), table in zip(turns, tables, strict=True)
     ]
     most = max(int(np.bincount(row, minlength=1).max()) for row, *_ in found)
-    few = most <= min(_MOST, max(_FEW, length // _SHARE)) if rows is None else rows
+    few = most <= min(_MOST, _ROOTS * sqrt(length)) if rows is None else rows
     arrays = [_few(*entries, n, most) if few else _all(*entries, n, length) for entries in found]
     weights, places = (np.stack(kind).reshape(topology.period, devices, n, -1) for kind in zip(*arrays, strict=True))
     whose = np.stack([np.pad(table, (0, length - len(table)), constant_values=-1) for table in tables]).astype(np.int32)

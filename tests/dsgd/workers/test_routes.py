@@ -129,8 +129,8 @@ def test_graphs_that_fit_the_blocks_take_few_permutes(topology, devices, permute
 
 
 def test_sums_are_lists_where_neighbours_are_few():
-    """Up to eight, or a quarter of the table, but never more than 32."""
-    for n, degree, few in [(16, 8, True), (16, 9, False), (64, 16, True), (64, 17, False), (400, 32, True), (400, 33, False)]:
+    """Up to 2.5 times the root of the table, but never more than 32."""
+    for n, degree, few in [(16, 10, True), (16, 11, False), (64, 20, True), (64, 21, False), (400, 32, True), (400, 33, False)]:
         plan = routes.plan(topologies.random_regular(n, degree), 1)
         assert (plan.places is not None) == few
         assert plan.weights.shape == (1, 1, n, degree if few else n)
