@@ -6,7 +6,8 @@ A round must read the models once and write them once: what a copy does. The den
 the graph. Rounds are those of a loop, as in a run; copies are written into memory which is there already. All take turns; medians are
 reported.
 
-A second table holds the choice between two kinds of sums to what they take: a worker's neighbours row by row, or a product with all rows.
+A second table holds the choice between two kinds of sums to what a round takes with them, gradients and all: a worker's neighbours row by
+row, or a product with all rows.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ TURNS = 5  # of two rounds, in one timing of many models
 
 def graphs_of_all_degrees() -> list[dsgd.Topology]:
     """From few to many neighbours."""
-    regular = [(16, 8), (32, 16), (64, 10), (64, 16), (64, 32), (256, 16), (256, 32), (1024, 4), (1024, 32)]
+    regular = [(16, 10), (32, 14), (32, 18), (64, 10), (64, 20), (64, 32), (256, 16), (256, 32), (1024, 4), (1024, 32)]
     others = [graph(n) for n in (16, 64, 256) for graph in (topologies.ring, topologies.exponential)]
     return [*others, topologies.hypercube(6), *(topologies.random_regular(n, degree) for n, degree in regular)]
 
@@ -97,20 +98,22 @@ def kind(graph: dsgd.Topology) -> str:
 
 
 def rows_over_product(graph: dsgd.Topology, d: int, repeats: int) -> float:
-    """How long sums row by row take, over the product; NaN where the models are too large."""
+    """How long rounds with sums row by row take, over those with the product; NaN where the models are too large."""
     if graph.n * d > MOST:
         return float("nan")
-    x, turns = jax.random.normal(jax.random.key(0), (graph.n, d)), max(1, LOOP // (2 * graph.n * d))
+    x, A, b = jax.random.uniform(jax.random.key(0), (3, graph.n, d))
+    turns = max(1, LOOP // (2 * graph.n * d))
     programs = {}
     for name, rows in (("rows", True), ("product", False)):
-        programs[name] = common.program(looped(partial(summed, routes.plan(graph, 1, rows)), turns), x)
+        plan = routes.plan(graph, 1, rows)
+        programs[name] = common.program(lambda x, A, b, plan=plan: looped(partial(step_and_mix, plan, A, b), turns)(x), x, A, b)
     taken = in_turn(programs, repeats)
     return float(np.median(taken["rows"] / taken["product"]))
 
 
-def summed(plan: routes.Routes, x: jax.Array) -> jax.Array:
-    """One kind of sums, of models in memory, as `mix` has them."""
-    x = stored(x)
+def step_and_mix(plan: routes.Routes, A: jax.Array, b: jax.Array, x: jax.Array) -> jax.Array:
+    """A round of DSGD on quadratics, with one kind of sums."""
+    x = stored(x - 0.1 * (A * x - b))
     return gossip.summed(plan, (0, 0), x, x, onto=True)
 
 
@@ -150,7 +153,8 @@ def tabulate_sums(args: Args, sums: list[tuple[dsgd.Topology, list[float]]]) -> 
     """One row a graph."""
     meaning = "below 1, sums row by row are faster. sums: of which rows a round makes them,"
     caption = f"{meaning}\nits neighbours', or all in a product, whatever the size of the model."
-    table = Table(title="sums row by row over a product with all rows, by elements of a model\n(seconds, medians)", caption=caption)
+    title = "a round of DSGD with sums row by row over one with a product,\nby elements of a model (seconds, medians)"
+    table = Table(title=title, caption=caption)
     table.add_column("graph", no_wrap=True)
     for heading in ("deg", "sums", *(f"{d:,}" for d in args.dimensions)):
         table.add_column(heading, justify="right", no_wrap=True)
