@@ -29,6 +29,7 @@ from dsgd import records, workers
 from dsgd.barriers import stored
 from dsgd.workers import mixing as gossip
 from dsgd.workers import routes
+from experiments.benchmark import by_hand
 from experiments.helpers import commands, common
 
 
@@ -50,7 +51,7 @@ class Args:
 
 MOST = 8_000_000  # elements of all models
 LOOP = 10_000_000  # elements that are mixed in one timing of a kind of sum
-TURNS = 5  # of two rounds, in one timing of many models
+ROUNDS = 10  # in one timing of the models of `Args`
 
 
 def graphs_of_all_degrees() -> list[dsgd.Topology]:
@@ -66,8 +67,8 @@ def main(args: Args) -> None:
     x = jax.random.normal(jax.random.key(0), (args.workers, args.dimension))
     programs = {"copy": common.program(lambda x: x * np.float32(1.5), x)}
     for graph in graphs:
-        programs[f"{graph.name} dense"] = common.program(looped(dense(graph), TURNS), x)
-        programs[graph.name] = common.program(looped(mixing(graph), TURNS), x)
+        programs[f"{graph.name} dense"] = common.program(looped(dense(graph), ROUNDS), x)
+        programs[graph.name] = common.program(looped(mixing(graph), ROUNDS), x)
     taken = in_turn(programs, args.repeats)
     rows = [measured(graph, taken) for graph in graphs]
     sums = [(graph, [rows_over_product(graph, d, args.repeats) for d in args.dimensions]) for graph in graphs_of_all_degrees()]
@@ -87,9 +88,10 @@ def in_turn(programs: dict[str, Callable[[], object]], repeats: int) -> dict[str
     return {name: np.array(values) for name, values in taken.items()}
 
 
-def looped(once: Callable[[jax.Array], jax.Array], turns: int) -> Callable[[jax.Array], jax.Array]:
-    """Twice in each turn: after two, a loop's state is where it was. After one, XLA would copy it, which it does in no run."""
-    return lambda x: jax.lax.fori_loop(0, turns, lambda _, x: once(once(x)), x)
+def looped(once: Callable[[jax.Array], jax.Array], rounds: int) -> Callable[[jax.Array], jax.Array]:
+    """So many rounds, an even number, two in each turn of a loop: after two, its state is where it was in memory. After one, XLA would copy
+    it, which it does in no run."""
+    return lambda x: jax.lax.fori_loop(0, rounds // 2, lambda _, x: once(once(x)), x)
 
 
 def kind(graph: dsgd.Topology) -> str:
@@ -102,18 +104,18 @@ def rows_over_product(graph: dsgd.Topology, d: int, repeats: int) -> float:
     if graph.n * d > MOST:
         return float("nan")
     x, A, b = jax.random.uniform(jax.random.key(0), (3, graph.n, d))
-    turns = max(1, LOOP // (2 * graph.n * d))
+    rounds = 2 * max(1, LOOP // (2 * graph.n * d))
     programs = {}
     for name, rows in (("rows", True), ("product", False)):
         plan = routes.plan(graph, 1, rows)
-        programs[name] = common.program(lambda x, A, b, plan=plan: looped(partial(step_and_mix, plan, A, b), turns)(x), x, A, b)
+        programs[name] = common.program(lambda x, A, b, plan=plan: looped(partial(step_and_mix, plan, A, b), rounds)(x), x, A, b)
     taken = in_turn(programs, repeats)
     return float(np.median(taken["rows"] / taken["product"]))
 
 
 def step_and_mix(plan: routes.Routes, A: jax.Array, b: jax.Array, x: jax.Array) -> jax.Array:
     """A round of DSGD on quadratics, with one kind of sums."""
-    x = stored(x - 0.1 * (A * x - b))
+    x = stored(x - by_hand.LEARNING_RATE * (A * x - b))  # in memory, as `mix` has it
     return gossip.summed(plan, (0, 0), x, x, onto=True)
 
 
@@ -132,8 +134,7 @@ def dense(graph: dsgd.Topology) -> Callable[[jax.Array], jax.Array]:
 
 def measured(graph: dsgd.Topology, taken: dict[str, np.ndarray]) -> tuple[str, int, float, float, float, float]:
     """A row: medians, of ratios over pairs of timings."""
-    mix, product = (taken[name] / (2 * TURNS) for name in (graph.name, f"{graph.name} dense"))
-    copy = taken["copy"]
+    mix, product, copy = taken[graph.name] / ROUNDS, taken[f"{graph.name} dense"] / ROUNDS, taken["copy"]
     seconds, dense, faster, share = (float(np.median(values)) for values in (mix, product, product / mix, copy / mix))
     return graph.name, graph.degree, seconds, dense, faster, share
 

@@ -5,9 +5,8 @@
 All do the same mathematics on a heterogeneous quadratic with diagonal Hessians and exact gradients, and record f, |f'|^2 and the consensus
 distance in every round. By hand it is a JAX scan for this one method, the best of three forms: XLA's reduction over workers is slow on CPUs
 where models are large, a product with ones is not, and additions are fused with what makes their terms. XLA's selection of EF21's largest
-elements is slow there, too: in the last two forms it is by counts. The limit is the least that a round
-must move (A and b; the models of DSGD; the memories of EC-SGD and EF21) at the rate of a copy of as many bytes: numpy's, and where the
-device is no CPU the device's own.
+elements is slow there, too: in the last two forms it is by counts. The limit is the least that a round must move (A and b; the models of
+DSGD; the memories of EC-SGD and EF21) at the rate of a copy of as many bytes: numpy's, and where the device is no CPU the device's own.
 
 All versions take turns, on fresh arrays for each problem, and medians are reported: where an array happens to lie in memory changes the
 speed of a small round by tens of per cent.
@@ -143,8 +142,8 @@ def framework(method: dsgd.Algorithm, problem: dsgd.Problem, cluster: dsgd.clust
 
 def tabulate(rows: list[Row]) -> Table:
     """One row a method and size."""
-    elements = "ns/el.: nanoseconds for each of the N d elements. GB/s: of what a round must move; of limit: over a copy's."
-    caption = f"{elements}\nscan, numpy: their seconds over the framework's (of the fastest scan)."
+    rates = "ns/el.: nanoseconds for each of the N d elements.\nGB/s: of what a round must move; of limit: over a copy's."
+    caption = f"{rates}\nscan, numpy: their seconds over the framework's (of the fastest scan)."
     table = Table(title="a round with metrics (medians)", caption=caption)
     table.add_column("method", no_wrap=True)
     for heading in ("N x d", "µs", "ns/el.", "GB/s", "scan", "numpy", "of limit"):
@@ -155,7 +154,7 @@ def tabulate(rows: list[Row]) -> Table:
             table.add_section()
         last = row.method
         numpy = "" if np.isnan(row.numpy) else f"{row.numpy / row.framework:.2f}"
-        rates = (f"{row.framework * 1e9 / (row.N * row.d):.3f}", f"{row.bytes_per_second / 1e9:.3g}")
-        cells = (f"{row.framework * 1e6:,.1f}", *rates, f"{row.speedup:.2f}", numpy)
+        seconds = (f"{row.framework * 1e6:,.1f}", f"{row.framework * 1e9 / (row.N * row.d):.3f}")
+        cells = (*seconds, f"{row.bytes_per_second / 1e9:.3g}", f"{row.speedup:.2f}", numpy)
         table.add_row(row.method, f"{row.N:,} x {row.d:,}", *cells, f"{row.of_limit:.2f}")
     return table

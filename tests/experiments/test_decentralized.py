@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 
 import jax
 import numpy as np
@@ -12,8 +13,9 @@ import scripts
 
 import dsgd
 import topologies
+from dsgd.workers import routes
 from experiments import heterogeneity, topology
-from experiments.benchmark import methods, mixing
+from experiments.benchmark import by_hand, methods, mixing
 from experiments.helpers import gossip_decay
 
 
@@ -151,6 +153,22 @@ def test_what_the_benchmark_of_mixing_times_is_the_same(key):
     x = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
     for graph in (topologies.ring(16), topologies.exponential(16), topologies.random_regular(16, 4)):
         np.testing.assert_allclose(jax.jit(mixing.mixing(graph))(x), mixing.dense(graph)(x), atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [True, False])
+def test_the_benchmark_of_mixing_times_so_many_rounds_of_dsgd(rows):
+    graph, rounds = topologies.random_regular(16, 4), 4
+    A, b, x = np.random.default_rng(1).uniform(size=(3, 16, 3)).astype(np.float32)
+    many = jax.jit(mixing.looped(partial(mixing.step_and_mix, routes.plan(graph, 1, rows), A, b), rounds))(x)
+    for _ in range(rounds):
+        x = mixing.dense(graph)(x - by_hand.LEARNING_RATE * (A * x - b))
+    np.testing.assert_allclose(many, x, atol=1e-6)
+
+
+def test_the_benchmark_of_mixing_tells_seconds_of_one_round():
+    ring = topologies.ring(8)
+    taken = {"copy": np.array([0.5]), "ring(8)": np.full(1, 2.0 * mixing.ROUNDS), "ring(8) dense": np.full(1, 6.0 * mixing.ROUNDS)}
+    assert mixing.measured(ring, taken) == ("ring(8)", 2, 2.0, 6.0, 3.0, 0.25)
 
 
 @pytest.mark.long

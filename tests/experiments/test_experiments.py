@@ -181,6 +181,12 @@ def test_benchmark_times_all_versions(tmp_path, capsys):
     assert math.isnan(float(rows["ec-sgd"]["numpy"]))
 
 
+def test_benchmark_of_rounds_tells_each_number_in_its_unit():
+    row = rounds.Row("dsgd", 16, 1_000, 8e-6, 2e-5, 2e-5, 2e-5, 4e-5, 4e-6, speedup=2.5, of_limit=0.5, bytes_per_second=32e9)
+    cells = [next(iter(column.cells)) for column in rounds.tabulate([row]).columns]
+    assert cells == ["dsgd", "16 x 1,000", "8.0", "0.500", "32", "2.50", "5.00", "0.50"]
+
+
 @pytest.mark.parametrize("name", [name for name in by_hand.SCANS if name != "csgd"])
 @pytest.mark.parametrize("mean", rounds.FORMS.values())
 def test_the_benchmarks_versions_do_the_same_mathematics(name, mean, mesh, key):
