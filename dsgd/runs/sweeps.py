@@ -200,7 +200,7 @@ class _FromPoint:
 
 
 def _values(name: str, values: Any) -> np.ndarray:
-    array = np.asarray(values) if checks.is_numeric(values) else np.empty(0)
+    array = np.array(values) if checks.is_numeric(values) else np.empty(0)
     if array.ndim != 1 or array.size == 0 or array.dtype.kind == "b" or not np.isfinite(array).all():
         raise ValueError(f"grid {name} = {checks.shown(values)}: need a non-empty sequence of finite numbers")
     return array
