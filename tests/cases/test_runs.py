@@ -161,3 +161,113 @@ def test_rbg_as_jax_s_default_is_refused_and_our_own_keys_are_not_of_it():
             dsgd.run(minibatch_sgd(optax.sgd(0.1)), linear(), steps=1, key=jax.random.key(0))
         assert compressors.check(compressors.sign, 8).holds
         assert str(jax.random.key_impl(checks.default_key())) == "threefry2x32"
+
+
+def swept(metric: str, ends: np.ndarray, loss: np.ndarray | None = None, **grid: list[float]) -> dsgd.Sweep:
+    """A sweep whose metric has these values at its points, with one seed and one record."""
+    loss = np.zeros_like(ends) if loss is None else loss
+    history = {"step": np.arange(1), "loss": loss[..., None, None], metric: ends[..., None, None]}
+    return dsgd.Sweep({name: np.asarray(values) for name, values in grid.items()}, history, dsgd.State(jnp.zeros((), jnp.int32)), ())
+
+
+@pytest.mark.parametrize(
+    ("metric", "options", "index"),
+    [
+        ("test_accuracy", {}, 2),
+        ("accuracy", {}, 2),
+        ("test_accuracy", {"largest": False}, 1),
+        ("grad_sqnorm", {}, 1),
+        ("bits", {}, 1),
+        ("clock", {}, 1),
+        ("test_error", {}, 1),
+        ("f1", {"largest": True}, 2),
+        ("f1", {"largest": False}, 1),
+    ],
+)
+def test_the_best_point_is_in_the_metric_s_direction(metric, options, index):
+    found = swept(metric, np.array([0.5, 0.1, 0.9, 0.6]), rate=[1.0, 2.0, 3.0, 4.0])
+    assert found.best(metric, **options) == (index,)
+
+
+def test_a_metric_of_unknown_direction_needs_it():
+    with pytest.raises(ValueError, match=r"best: metric = 'f1' .*; pass largest=False or largest=True"):
+        swept("f1", np.array([0.5, 0.1, 0.9, 0.6]), rate=[1.0, 2.0, 3.0, 4.0]).best("f1")
+
+
+def test_points_that_diverged_are_not_best_in_any_metric():
+    loss = np.array([np.nan, 1.0, 1.0, 1.0, np.inf])
+    found = swept("test_accuracy", np.array([1.0, 0.1, 0.4, 0.2, 1.0]), loss, rate=[1.0, 2.0, 3.0, 4.0, 5.0])
+    assert found.best("test_accuracy") == (2,)
+    assert swept("bits", np.array([1.0, 6.0, 4.0, 5.0, 1.0]), loss, rate=[1.0, 2.0, 3.0, 4.0, 5.0]).best("bits") == (2,)
+
+
+@pytest.mark.parametrize(
+    ("rates", "told"),
+    [
+        ([1.0, 2.0, 3.0], "best: rate = 3 has the best loss and is the largest of its grid; a larger one"),
+        ([3.0, 2.0, 1.0], "best: rate = 1 has the best loss and is the smallest of its grid; a smaller one"),
+    ],
+)
+def test_a_best_value_at_the_edge_of_its_grid_is_warned_of(rates, told):
+    ends = np.array([[9.0, 8.0], [3.0, 2.0], [2.0, 1.0]])
+    with pytest.warns(UserWarning, match=told) as caught:
+        assert swept("loss", ends, ends, rate=rates, of_two=[0.0, 1.0]).best() == (2, 1)
+    assert len(caught) == 1  # both values of a grid of two are at its edge
+    assert swept("loss", ends[[0, 2, 1]], ends[[0, 2, 1]], rate=[1.0, 2.0, 3.0], of_two=[0.0, 1.0]).best() == (1, 1)
+
+
+def test_a_sweep_of_a_real_problem_finds_the_best_accuracy():
+    problem = problems.logistic_regression("breast-cancer", workers=4)
+    found = dsgd.sweep(lambda rate: minibatch_sgd(optax.sgd(rate)), problem, steps=20, key=KEY, mesh=1, rate=[1e-6, 0.1])
+    ends = dsgd.tail_mean(found.history["test_accuracy"]).mean(axis=-1)
+    assert found.best("test_accuracy") == (int(np.argmax(ends)),)
+    assert ends[0] != ends[1]
+
+
+USES = {
+    "if": lambda factor: minibatch_sgd(optax.sgd(0.1 if factor > 1 else 0.2)),
+    "flag": lambda factor: minibatch_sgd(optax.sgd(0.1, momentum=0.9, nesterov=factor)),
+    "loop": lambda factor: minibatch_sgd(optax.chain(*[optax.scale(0.5) for _ in range(factor)], optax.sgd(0.1))),
+    "int": lambda factor: minibatch_sgd(optax.sgd(0.1 * int(factor))),
+    "shape": lambda factor: minibatch_sgd(optax.sgd(jnp.sum(jnp.ones(factor)))),
+    "key of a dictionary": lambda factor: minibatch_sgd(optax.sgd({0: 0.1, 1: 0.2}[factor])),
+    "our own refusal": lambda factor: minibatch_sgd(optax.sgd(0.1 * checks.natural("factor", factor))),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_hyperparameter_that_is_used_as_a_python_value_is_named(use):
+    with pytest.raises(ValueError, match=r"sweep: factor is used as a Python value.*one sweep for each value of factor"):
+        dsgd.sweep(
+            lambda scale, factor: scaled(USES[use](factor), scale), linear(), steps=1, key=KEY, mesh=1, scale=[1.0, 2.0], factor=[0, 1]
+        )
+
+
+def scaled(method: dsgd.Algorithm, scale) -> dsgd.Algorithm:
+    def update(key, state, gradients, round):
+        return method.update(key, state, jax.tree.map(lambda leaf: scale * leaf, gradients), round)
+
+    return method._replace(update=update)
+
+
+def test_a_mistake_that_is_not_a_hyperparameter_s_stays_as_it_is():
+    def factory(rate):
+        method = minibatch_sgd(optax.sgd(rate))
+        return method._replace(update=lambda key, state, gradients, round: len(3))
+
+    with pytest.raises(TypeError, match="has no len"):
+        dsgd.sweep(factory, linear(), steps=1, key=KEY, mesh=1, rate=[0.1, 0.2])
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ([True, False], "need numbers, or one sweep for each value of rate"),
+        ([1, 3_000_000_000], "3000000000 does not fit int32"),
+        ([1.0, 1e300], "does not fit float32"),
+        ([1.0, 1e-300], "does not fit float32"),
+    ],
+)
+def test_values_of_a_grid_that_would_be_changed_are_refused(values, told):
+    with pytest.raises(ValueError, match=f"grid rate = .*{told}"):
+        dsgd.sweep(lambda rate: minibatch_sgd(optax.sgd(rate)), linear(), steps=1, key=KEY, mesh=1, rate=values)
