@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -15,12 +16,24 @@ History = dict[str, np.ndarray]
 _EVALUATED = "evaluated"
 
 
-class Diverged(FloatingPointError):
-    """The loss of a run became infinite or NaN. `history` ends with the first record that shows it, `[seeds?, records]`."""
+class WithHistory(BaseException):
+    """An exception with the history of a run, also after it was pickled, as between processes.
+
+    Args:
+        message: what happened.
+        history: as in `Result`.
+    """
 
     def __init__(self, message: str, history: History) -> None:
         super().__init__(message)
         self.history = history
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (*self.args, self.history), self.__dict__
+
+
+class Diverged(WithHistory, FloatingPointError):
+    """The loss of a run became infinite or NaN. `history` ends with the first record that shows it, `[seeds?, records]`."""
 
 
 @checks.arguments

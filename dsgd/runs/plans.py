@@ -14,6 +14,7 @@ from dsgd import checks, workers
 from dsgd.base import Algorithm, Problem
 from dsgd.clusters import Cluster
 from dsgd.engine import loop, protocol
+from dsgd.machines import forks
 
 _ROOM = 1 << 14  # records of all runs in one chunk
 MOST_ROUNDS = (1 << 31) - 1  # `State.step` is an int32
@@ -79,7 +80,8 @@ def check_steps(steps: Any, before: int = 0) -> int:
 
 def check_runnable(algorithm: Algorithm, problem: Problem, key: jax.Array, cluster: Cluster | None = None) -> None:
     """Raises a ValueError where they do not fit together: the method or the cluster is for another N, the method cannot go on without those
-    that are away, leaves of the data differ in N, or parameters are not floating point."""
+    that are away, leaves of the data differ in N, or parameters are not floating point; a RuntimeError where JAX cannot compute."""
+    forks.need_threads()
     N = problem.workers
     if algorithm.workers not in (None, N):
         raise ValueError(f"{algorithm.name} is built for {algorithm.workers} workers, {problem.name} has {N}; need the same number")

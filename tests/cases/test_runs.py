@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
+import os
+import pickle
+import re
+import signal
+import time
+import warnings
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -271,3 +281,65 @@ def test_a_mistake_that_is_not_a_hyperparameter_s_stays_as_it_is():
 def test_values_of_a_grid_that_would_be_changed_are_refused(values, told):
     with pytest.raises(ValueError, match=f"grid rate = .*{told}"):
         dsgd.sweep(lambda rate: minibatch_sgd(optax.sgd(rate)), linear(), steps=1, key=KEY, mesh=1, rate=values)
+
+
+EXCEPTION = re.compile(r"^class (\w+)\(.*(Error|Exception|Interrupt|Warning|WithHistory)\b.*\):", re.MULTILINE)
+
+
+def exceptions() -> list[tuple[str, str]]:
+    """Module and name of each exception that the packages define."""
+    root = Path(__file__).parents[2]
+    sources = [
+        path for package in ("dsgd", "algorithms", "topologies", "theory_checks", "experiments") for path in (root / package).rglob("*.py")
+    ]
+    return [
+        (".".join(path.relative_to(root).with_suffix("").parts), name)
+        for path in sorted(sources)
+        for name, _ in EXCEPTION.findall(path.read_text())
+    ]
+
+
+@pytest.mark.parametrize(("module", "name"), exceptions())
+def test_exceptions_survive_pickling_and_copying(module, name):
+    kind = getattr(pytest.importorskip(module), name)
+    history = {"step": np.arange(3), "loss": np.arange(6.0).reshape(2, 3)}
+    error = kind("what happened", history) if "history" in inspect.signature(kind.__init__).parameters else kind("what happened")
+    error.add_note("a note")
+    error.more = 7
+    for again in (*(pickle.loads(pickle.dumps(error, protocol)) for protocol in range(2, 6)), copy.copy(error), copy.deepcopy(error)):
+        assert type(again) is kind
+        assert (str(again), again.args, again.__notes__, again.more) == ("what happened", ("what happened",), ["a note"], 7)
+        assert again.__dict__.keys() == error.__dict__.keys()
+        for series in history if hasattr(error, "history") else ():
+            np.testing.assert_array_equal(again.history[series], history[series])
+
+
+def test_the_exceptions_of_runs_are_among_those_that_are_pickled():
+    assert {"Diverged", "Interrupted", "Lost", "Elsewhere"} <= {name for _, name in exceptions()}
+
+
+def test_a_process_that_was_forked_after_jax_started_is_told_so():
+    problem, method = linear(), minibatch_sgd(optax.sgd(0.1))
+    jax.block_until_ready(jnp.ones(3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # JAX warns, too
+        child = os.fork()
+    if not child:
+        refused = 0
+        for call in (lambda: dsgd.run(method, problem, steps=1, key=KEY), lambda: problems.quadratic(np.ones((2, 2)), np.ones((2, 2)))):
+            try:
+                call()
+            except RuntimeError as error:
+                refused += "forked after JAX had started" in str(error) and "get_context('spawn')" in str(error)
+        os._exit(10 + refused)
+    for _ in range(100):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            break
+        time.sleep(0.05)
+    else:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        pytest.fail("the child waits for threads that it does not have")
+    assert os.waitstatus_to_exitcode(status) == 12
+    dsgd.run(method, problem, steps=1, key=KEY, mesh=1)
