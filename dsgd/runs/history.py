@@ -13,7 +13,7 @@ from dsgd.engine.clock import to_seconds
 from dsgd.wire import counts
 
 History = dict[str, np.ndarray]
-_EVALUATED = "evaluated"
+_EVALUATED, _ARRIVED = "evaluated", "arrived"
 
 
 class WithHistory(BaseException):
@@ -92,8 +92,8 @@ class Log:
         return float(finite.min()) if finite.size else float("nan")
 
     def records(self) -> dict[str, np.ndarray]:
-        """All of it by name, for `resume`: `step` `[records]`, bits of each interval as counts, the clock as two numbers, the
-        rest as in `history`."""
+        """All of it by name, for `resume`: `step` `[records]`, bits, and messages that were sent and that arrived, of each interval as
+        counts, the clock as two numbers, the rest as in `history`."""
         joined = {name: np.concatenate([piece[name] for piece in self.pieces], axis=self.axis) for name in self.pieces[-1]}
         return {"step": np.asarray(self.steps), **joined}
 
@@ -110,6 +110,9 @@ class Log:
             return {}
         records = self.records()
         total = np.cumsum(counts.to_int(records.pop("bits")), axis=self.axis, dtype=np.uint64)
+        if _ARRIVED in records:
+            sent, came = np.moveaxis(counts.to_int(records[_ARRIVED]), -1, 0)
+            records[_ARRIVED] = np.divide(came, sent, out=np.full(sent.shape, np.nan), where=sent > 0)
         if "clock" in records:
             records["clock"] = to_seconds(records["clock"])
         if _EVALUATED in records:

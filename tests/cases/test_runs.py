@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 import os
 import pickle
 import re
@@ -19,8 +20,17 @@ import optax
 import pytest
 
 import dsgd
-from algorithms import ef21, minibatch_sgd, unequal_work
+from algorithms import (
+    decentralized_sgd,
+    deepsqueeze,
+    ef21,
+    local_sgd,
+    minibatch_sgd,
+    parameter_server_sgd,
+    unequal_work,
+)
 from dsgd import checks, clusters, compressors, problems, work
+from topologies import ring
 
 N, D, T = 4, 3, 5
 KEY = jax.random.key(0)
@@ -343,3 +353,71 @@ def test_a_process_that_was_forked_after_jax_started_is_told_so():
         pytest.fail("the child waits for threads that it does not have")
     assert os.waitstatus_to_exitcode(status) == 12
     dsgd.run(method, problem, steps=1, key=KEY, mesh=1)
+
+
+LINKS = np.array([[(5 * number + 3 * t) % 4 > 0 for number in range(N * N)] for t in range(8)])  # which links, or parts, are up in a round
+HERE = np.array([[(n + t) % 5 > 0 for n in range(N)] for t in range(8)])  # which workers take part
+
+
+def by_round(table: np.ndarray) -> clusters.Quantity:
+    """The table's numbers, `[rounds, numbers]`, where a round takes a second."""
+    values = np.asarray(table, np.float32)
+    return clusters.Quantity(lambda key, clock, number: jnp.asarray(values)[jnp.round(clock).astype(jnp.int32), number], "table", False)
+
+
+def of_gossip(t: int, away: bool) -> tuple[int, int]:
+    """Messages on the ring in round t: sent, and arrived."""
+    here = HERE[t] if away else np.ones(N, bool)
+    pairs = [(i, j) for i in range(N) for j in ((i - 1) % N, (i + 1) % N) if here[i] and here[j]]
+    return len(pairs), sum(LINKS[t, min(pair) * N + max(pair)] for pair in pairs)
+
+
+def of_parts(t: int, away: bool) -> tuple[int, int]:
+    """Parts of a sum over all in round t."""
+    here = HERE[t] if away else np.ones(N, bool)
+    return here.sum(), (here & LINKS[t, :N]).sum()
+
+
+METHODS = {
+    "gossip": (decentralized_sgd(optax.sgd(0.1), ring(N)), of_gossip, 1),
+    "compressed": (deepsqueeze(optax.sgd(0.1), ring(N), compressors.sign, 0.5), of_gossip, 1),
+    "all-reduce": (minibatch_sgd(optax.sgd(0.1)), of_parts, 1),
+    "one server": (parameter_server_sgd(optax.sgd(0.1)), of_parts, 1),
+    "local steps": (local_sgd(optax.sgd(0.1), 2), of_parts, 2),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "every"),
+    [*((name, 1, 3) for name in METHODS if name != "local steps"), ("gossip", 4, 1), ("all-reduce", 4, 1), ("local steps", 1, 1)],
+)
+def test_the_history_has_the_share_of_messages_that_arrived(name, devices, every):
+    method, counted, period = METHODS[name]
+    away = devices == 1 and period == 1
+    cluster = clusters.Cluster(clusters.constant(1.0), present=by_round(HERE) if away else None, delivered=by_round(LINKS))
+    history = dsgd.run(method, linear(), steps=7, key=KEY, mesh=devices, cluster=cluster, record_every=every).history
+    numbers = [counted(t, away) if (t + 1) % period == 0 else (0, 0) for t in range(7)]
+    of_records = [np.sum(numbers[a:b], axis=0) for a, b in itertools.pairwise(history["step"])]
+    expected = [np.nan, *(came / sent if sent else np.nan for sent, came in of_records)]
+    np.testing.assert_array_equal(history["arrived"], expected)
+    assert 0 < np.nanmean(history["arrived"]) < 1
+
+
+def test_the_share_of_messages_is_of_each_seed_and_goes_on_from_a_checkpoint(tmp_path):
+    cluster = clusters.Cluster(clusters.constant(1.0), delivered=clusters.bernoulli(0.5, 1.0))
+
+    def arrived(steps, **options):
+        method = minibatch_sgd(optax.sgd(0.1))
+        return dsgd.run(method, linear(), steps=steps, key=KEY, seeds=2, mesh=1, cluster=cluster, **options).history["arrived"]
+
+    arrived(3, checkpoint=tmp_path)
+    whole, found = arrived(6), arrived(6, checkpoint=tmp_path)
+    np.testing.assert_array_equal(found, whole)
+    assert whole.shape == (2, 7)
+    assert not np.array_equal(whole[0, 1:], whole[1, 1:])
+
+
+def test_without_losses_or_absence_nothing_is_said_of_messages():
+    cluster = clusters.Cluster(clusters.constant(1.0))
+    history = dsgd.run(decentralized_sgd(optax.sgd(0.1), ring(N)), linear(), steps=1, key=KEY, mesh=1, cluster=cluster).history
+    assert "arrived" not in history
