@@ -17,7 +17,7 @@ from dsgd.runs import chunks, starts
 from dsgd.runs.feed import Feed
 from dsgd.runs.history import History
 from dsgd.runs.jobs import Job, Watch
-from dsgd.runs.plans import Always, check_runnable, check_steps, make_plan
+from dsgd.runs.plans import Always, check_runnable, check_steps, make_plan, warn_of_periods
 
 
 @checks.arguments
@@ -108,6 +108,7 @@ def run(
     state = start.state if isinstance(start, Result) else start
     before = 0 if state is None else starts.rounds_of(state)
     steps, size = check_steps(steps, before), 1 if seeds is None else checks.positive_int("seeds", seeds)
+    warn_of_periods([algorithm], problem.workers, steps, before, cluster)
     runs = 0 if seeds is None else 1
     options: dict[str, Any] = {"record_every": record_every, "cluster": cluster, "train_loss": train_loss, "evaluate_every": evaluate_every}
     plan = make_plan(Always(algorithm), problem, mesh, runs=runs, size=size, **options)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +14,7 @@ from jax.sharding import Mesh
 
 from dsgd import checks, workers
 from dsgd.base import Algorithm, Problem
-from dsgd.clusters import Cluster
+from dsgd.clusters import Cluster, presence
 from dsgd.engine import loop, protocol
 from dsgd.machines import forks
 
@@ -97,6 +99,27 @@ def check_runnable(algorithm: Algorithm, problem: Problem, key: jax.Array, clust
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             where = jax.tree_util.keystr(path) or "they"
             raise ValueError(f"{problem.name}: parameters must be floating point, but {where} has dtype {leaf.dtype}")
+
+
+def warn_of_periods(methods: Iterable[Algorithm], N: int, steps: int, before: int, cluster: Cluster | None) -> None:
+    """Warns where nothing is sent in the whole run, or workers are drawn again between two rounds with messages.
+
+    Args:
+        methods: that run, with periods that are not traced.
+        N: number of workers.
+        steps: of the run.
+        before: rounds that it goes on from.
+        cluster: on which it runs.
+    """
+    for period, name in {method.pattern.period: method.name for method in methods}.items():
+        sends = f"{name} sends messages in the last of every {period} rounds"
+        if not before and steps < period:
+            warnings.warn(f"{sends}, but the run has steps = {steps}, so that nothing is sent; pass steps >= {period}", stacklevel=4)
+        if period == 1 or cluster is None or cluster.present is None or cluster.present_for == period:
+            continue
+        if presence.drawn(cluster.present, N):
+            remedy = f"so that others take part in the rounds between; pass Cluster(..., present_for={period})"
+            warnings.warn(f"{sends}, but workers are drawn for present_for = {cluster.present_for}, {remedy}", stacklevel=4)
 
 
 def _need_away(algorithm: Algorithm, cluster: Cluster) -> None:

@@ -27,9 +27,11 @@ from algorithms import (
     local_sgd,
     minibatch_sgd,
     parameter_server_sgd,
+    scaffold,
     unequal_work,
 )
 from dsgd import checks, clusters, compressors, problems, work
+from dsgd.runs.plans import warn_of_periods
 from topologies import ring
 
 N, D, T = 4, 3, 5
@@ -421,3 +423,44 @@ def test_without_losses_or_absence_nothing_is_said_of_messages():
     cluster = clusters.Cluster(clusters.constant(1.0))
     history = dsgd.run(decentralized_sgd(optax.sgd(0.1), ring(N)), linear(), steps=1, key=KEY, mesh=1, cluster=cluster).history
     assert "arrived" not in history
+
+
+PERIODIC = {
+    "local SGD": lambda period: local_sgd(optax.sgd(0.1), period),
+    "local SGD on a graph": lambda period: local_sgd(optax.sgd(0.1), period, ring(N)),
+    "SCAFFOLD": lambda period: scaffold(optax.sgd(0.1), period),
+}
+
+
+def clients(present_for: int) -> clusters.Cluster:
+    return clusters.Cluster(clusters.constant(1.0), present=clusters.sampled(2, of=N), present_for=present_for)
+
+
+@pytest.mark.parametrize("name", PERIODIC)
+@pytest.mark.parametrize("present_for", [1, 4])
+def test_workers_that_come_and_go_between_two_averagings_are_warned_of(name, present_for):
+    told = rf"last of every 2 rounds, but workers are drawn for present_for = {present_for}, .*pass Cluster\(..., present_for=2\)"
+    with pytest.warns(UserWarning, match=told) as caught:
+        warn_of_periods([PERIODIC[name](2)], N, 2, 0, clients(present_for))
+    assert len(caught) == 1
+
+
+def test_a_period_longer_than_the_run_is_warned_of():
+    with pytest.warns(UserWarning, match=r"last of every 3 rounds, but the run has steps = 2.*pass steps >= 3"):
+        first = dsgd.run(local_sgd(optax.sgd(0.1), 3), linear(), steps=2, key=KEY, mesh=1)
+    dsgd.run(local_sgd(optax.sgd(0.1), 3), linear(), steps=2, key=KEY, mesh=1, start=first)
+    with pytest.warns(UserWarning, match=r"last of every 3 rounds"):
+        dsgd.sweep(lambda period: local_sgd(optax.sgd(0.1), period), linear(), steps=2, key=KEY, mesh=1, period=[1, 3])
+
+
+def test_periods_that_fit_are_not_warned_of():
+    for method in (*(make(2) for make in PERIODIC.values()), *(make(1) for make in PERIODIC.values()), minibatch_sgd(optax.sgd(0.1))):
+        warn_of_periods([method], N, 2, 0, clients(2))
+        warn_of_periods([method], N, 2, 0, clusters.Cluster(clusters.constant(1.0)))
+        warn_of_periods([method], N, 2, 0, None)
+
+
+def test_workers_that_come_and_go_by_the_clock_are_not_drawn():
+    present = clusters.trace(np.array([[1.0, 0.0]] * N), 2.0)
+    for quantity in (present, clusters.constant([1.0, 1.0, 1.0, 0.0]), clusters.bernoulli(1.0, 1.0)):
+        warn_of_periods([local_sgd(optax.sgd(0.1), 2)], N, 2, 0, clusters.Cluster(clusters.constant(1.0), present=quantity))
