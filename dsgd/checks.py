@@ -43,6 +43,22 @@ def natural(name: str, value: Any) -> int:
     return int(value)
 
 
+def truth(where: str, given: Any, example: str) -> bool:
+    """What a user's function answers with yes or no.
+
+    Args:
+        where: names the function.
+        given: what it returned.
+        example: of what it may return.
+
+    Raises:
+        ValueError: not one truth value.
+    """
+    if not isinstance(given, bool) and (getattr(given, "dtype", None) != np.bool_ or np.shape(given)):
+        raise ValueError(f"{where} returned {typed(given)}; expected True or False, as {example}")
+    return bool(given)
+
+
 def shown(value: Any) -> str:
     """A value in an error message: one line, not a long one."""
     if inspect.isclass(value) or inspect.isfunction(value):

@@ -464,3 +464,31 @@ def test_workers_that_come_and_go_by_the_clock_are_not_drawn():
     present = clusters.trace(np.array([[1.0, 0.0]] * N), 2.0)
     for quantity in (present, clusters.constant([1.0, 1.0, 1.0, 0.0]), clusters.bernoulli(1.0, 1.0)):
         warn_of_periods([local_sgd(optax.sgd(0.1), 2)], N, 2, 0, clusters.Cluster(clusters.constant(1.0), present=quantity))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (None, "None"),
+        (1, "1"),
+        ("yes", "'yes'"),
+        (np.array([True, False]), r"bool\[2\]"),
+        (np.float32(0.5), r"float32\[\]"),
+        ([True], "a list"),
+    ],
+)
+def test_until_has_to_return_one_truth_value(given, told):
+    with pytest.raises(ValueError, match=rf"run: until returned {told}; expected True or False"):
+        dsgd.run(minibatch_sgd(optax.sgd(0.1)), linear(), steps=2, key=KEY, mesh=1, until=lambda history: given)
+
+
+@pytest.mark.parametrize("given", [True, np.True_, np.array(True), jnp.array(True)])
+def test_until_may_return_any_truth_value(given):
+    history = dsgd.run(minibatch_sgd(optax.sgd(0.1)), linear(), steps=10**6, key=KEY, mesh=1, until=lambda history: given).history
+    assert history["step"][-1] < 10**6
+
+
+def test_an_error_in_until_says_where_it_comes_from():
+    with pytest.raises(KeyError) as caught:
+        dsgd.run(minibatch_sgd(optax.sgd(0.1)), linear(), steps=2, key=KEY, mesh=1, until=lambda history: history["accuracy"] > 1)
+    assert "(in until, of a run of minibatch_sgd)" in caught.value.__notes__
