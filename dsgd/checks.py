@@ -63,6 +63,7 @@ def arguments(function: F) -> F:
 
     What is of another type is a ValueError that names the function, the argument, and what is needed. Ranges are the function's own
     business, and so are missing and unknown arguments. Traced values pass. `Annotated[T, "a pair"]` says in words what is needed.
+    Keys become typed ones, and arrays without axes numbers, which their owner cannot change afterwards.
 
     Args:
         function: whose annotations name what is there when it is first called; one that names what only type checkers import is not held.
@@ -86,20 +87,27 @@ def _held(function: Any, name: str) -> Any:
     @functools.wraps(function)
     def holds(*args: Any, **kwargs: Any) -> Any:
         wanted = needs()
-        for argument, value in (*zip(order, args, strict=False), *kwargs.items()):
+
+        def taken(argument: str, value: Any) -> Any:
             need = wanted.get(argument)
-            if need and not need.met(value) and not isinstance(value, Tracer):
+            if need and need.met(value):
+                return need.taken(f"{name}: {argument}", value)
+            if need and not isinstance(value, Tracer):
                 raise ValueError(f"{name}: {argument} = {shown(value)}: need {need.words}")
-        return function(*args, **kwargs)
+            return value
+
+        positional = [taken(argument, value) for argument, value in zip(order, args, strict=False)]
+        return function(*positional, *args[len(order) :], **{argument: taken(argument, value) for argument, value in kwargs.items()})
 
     return holds
 
 
 class _Need(NamedTuple):
-    """What an argument must be, and how that is said."""
+    """What an argument must be, how that is said, and what the function gets: of ("run: key", value), the value as a rule."""
 
     met: Callable[[Any], bool]
     words: str
+    taken: Callable[[str, Any], Any] = lambda where, value: value
 
 
 def _read(annotation: Any, scope: dict[str, Any]) -> _Need | None:
@@ -121,7 +129,7 @@ def _need(annotation: Any) -> _Need | None:
             return need
     if origin is Annotated:
         need = _need(inner[0])
-        return need and _Need(need.met, next((words for words in inner[1:] if isinstance(words, str)), need.words))
+        return need and need._replace(words=next((words for words in inner[1:] if isinstance(words, str)), need.words))
     if origin in (Union, types.UnionType):
         arrays = get_args(numpy.typing.ArrayLike)  # itself a union in older numpy, which falls apart in another
         apart = arrays and set(arrays) <= set(inner)
@@ -144,7 +152,11 @@ def _any_of(needs: Sequence[_Need | None]) -> _Need | None:
         return None
     *first, last = dict.fromkeys(need.words for need in some)
     words = f"{', '.join(first)}{',' * any(',' in one for one in first)} or {last}" if first else last
-    return _Need(lambda value: any(need.met(value) for need in some), words)
+
+    def taken(where: str, value: Any) -> Any:
+        return next(need for need in some if need.met(value)).taken(where, value)
+
+    return _Need(lambda value: any(need.met(value) for need in some), words, taken)
 
 
 def _list_of(each: _Need | None) -> _Need:
@@ -157,16 +169,48 @@ def _list_of(each: _Need | None) -> _Need:
     return _Need(met, "a list" if each is None else f"a list, each {each.words}")
 
 
+def default_key() -> jax.Array:
+    """Key 0, of the implementation that runs need, whatever JAX's default is."""
+    return jax.random.key(0, impl=_THREEFRY)
+
+
 def is_integer(value: Any) -> bool:
     """Whether it is one, of Python or numpy; True is none."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _is_key(value: Any) -> bool:
-    """One key of JAX, of the new type or the old."""
-    if not isinstance(value, jax.Array):
-        return False
-    return value.ndim == 0 if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) else value.dtype == jnp.uint32 and value.ndim == 1
+    """Keys of JAX, of the new type or the old."""
+    return isinstance(value, jax.Array | np.ndarray) and (_is_typed_key(value) or value.dtype == jnp.uint32)
+
+
+def _is_typed_key(value: Any) -> bool:
+    return jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+def _one_key(where: str, value: Any) -> jax.Array:
+    """A typed key, also of the uint32[2] that `jax.random.PRNGKey` returns: the draws are the same.
+
+    Raises:
+        ValueError: several keys, data of no key, or a key whose random bits under `jax.vmap` depend on what else is in the batch: results
+            would depend on the number of devices, and two computations of one draw could disagree.
+    """
+    typed_key = _is_typed_key(value)
+    implementation = str(jax.random.key_impl(value)) if typed_key else "rbg" if value.shape[-1:] == (4,) else _THREEFRY
+    if implementation in _OF_BATCHES:
+        raise ValueError(
+            f"{where} is of implementation {implementation!r}, whose random bits depend on the number of devices; expected"
+            f" {_THREEFRY!r}; pass jax.random.key(0, impl={_THREEFRY!r})"
+        )
+    if value.shape != (() if typed_key else (2,)):
+        several = "; pass one of these keys, keys[0]" if typed_key or value.shape[1:] == (2,) else ""
+        expected = "one key, jax.random.key(0), or the uint32[2] of jax.random.PRNGKey(0)"
+        raise ValueError(f"{where} = {typed(value)}: expected {expected}{several}")
+    return value if typed_key else jax.random.wrap_key_data(jnp.array(value), impl=_THREEFRY)
+
+
+_THREEFRY = "threefry2x32"
+_OF_BATCHES = ("rbg", "unsafe_rbg")
 
 
 def is_number(value: Any) -> bool:
@@ -188,7 +232,7 @@ def is_numeric(value: Any) -> bool:
 _LISTS = (Sequence, list, tuple)
 _ARRAY = _Need(lambda value: isinstance(value, np.ndarray | jax.Array) and is_numeric(value), "an array of numbers")
 _NUMBERS = _Need(is_numeric, "numbers")
-_NUMBER = _Need(is_number, "a number")
+_NUMBER = _Need(is_number, "a number", lambda where, value: value.item() if isinstance(value, np.ndarray) else value)
 _NEEDS = (
     (int, _Need(is_integer, "an integer")),
     (float, _NUMBER),
@@ -199,7 +243,7 @@ _NEEDS = (
     (types.NoneType, _Need(lambda value: value is None, "None")),
     (np.ndarray, _ARRAY),
     (jax.Array, _ARRAY),
-    (Key, _Need(_is_key, get_args(Key)[1])),
+    (Key, _Need(_is_key, get_args(Key)[1], _one_key)),
     (numpy.typing.ArrayLike, _NUMBERS),
     (Iterable, _Need(lambda value: isinstance(value, Iterable) and getattr(value, "shape", None) != (), "an iterator")),
 )
