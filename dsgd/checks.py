@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing
 from jax.core import Tracer
 
+from dsgd import array_likes
 from dsgd.base import Key
 
 F = TypeVar("F", bound=Callable)
@@ -89,7 +90,7 @@ def _held(function: Any, name: str) -> Any:
         for argument, value in (*zip(order, args, strict=False), *kwargs.items()):
             need = wanted.get(argument)
             if need and not need.met(value) and not isinstance(value, Tracer):
-                raise ValueError(f"{name}: {argument} = {shown(value)}: need {need.words}")
+                raise ValueError(f"{name}: {argument} = {shown(value)}: need {need.words}{array_likes.hint(value)}")
         return function(*args, **kwargs)
 
     return holds
@@ -177,12 +178,8 @@ def is_number(value: Any) -> bool:
 
 
 def is_numeric(value: Any) -> bool:
-    """Whether numpy makes an array of real numbers of it."""
-    try:
-        kind = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
-    except Exception:  # ragged lists, and whatever an object's own conversion raises
-        return False
-    return jnp.issubdtype(kind, np.integer) or jnp.issubdtype(kind, np.floating) or kind == np.bool_
+    """Whether `array_likes.numbers` converts it to an array of real numbers."""
+    return array_likes.refusal(value) is None
 
 
 _LISTS = (Sequence, list, tuple)
