@@ -147,7 +147,7 @@ def erdos_renyi(n: int, probability: float, seed: int = 0, weights: Weights = me
         ValueError: n < 1, another probability, or a draw that is not connected.
     """
     name = f"erdos_renyi({n}, {probability:.3g}, {seed})"
-    checks.natural(f"{name}: seed", seed)
+    checks.natural(f"{name}: seed", seed, most=None)
     if not 0 < probability <= 1:
         raise ValueError(f"{name}: need a probability in (0, 1]")
     import networkx as nx  # noqa: PLC0415 (a quarter of a second that other graphs are spared)
@@ -169,7 +169,7 @@ def random_regular(n: int, degree: int, seed: int = 0, weights: Weights = metrop
         ValueError: no such graph, or a draw that is not connected (unlikely from degree 3 on).
     """
     name = f"random_regular({n}, {degree}, {seed})"
-    checks.natural(f"{name}: seed", seed)
+    checks.natural(f"{name}: seed", seed, most=None)
     if not checks.natural(f"{name}: degree", degree) < _at_least("random_regular", n) or n * degree % 2:
         raise ValueError(f"{name}: need 0 <= degree < n, and an even n * degree, or there is no such graph")
     import networkx as nx  # noqa: PLC0415
