@@ -181,7 +181,8 @@ def _any_of(needs: Sequence[_Need | None]) -> _Need | None:
     def taken(where: str, value: Any) -> Any:
         if isinstance(value, jax.Array) and any(need in (_ARRAY, _NUMBERS) for need in some):
             return value
-        return next(need for need in some if need.met(value)).taken(where, value)
+        ordered = [_FRACTION, *some] if _FRACTION in some else some  # exact numbers stay so
+        return next(need for need in ordered if need.met(value)).taken(where, value)
 
     return _Need(lambda value: any(need.met(value) for need in some), words, taken, next((need.call for need in some if need.call), ""))
 
@@ -206,10 +207,53 @@ def _function_of(count: int | None) -> _Need:
     def met(value: Any) -> bool:
         return callable(value) and not inspect.isclass(value) and (count is None or _takes(value, count))
 
-    return _Need(met, "a function", call="" if count is None else f"{count} argument{'s' * (count != 1)}")
+    return _Need(met, "a function", call="" if count is None else _count(count))
 
 
-def _takes(function: Any, count: int) -> bool:
+def need_call(where: str, function: Any, *arguments: str, keywords: Sequence[str] = ()) -> None:
+    """Raises a ValueError unless it is a function that can be called with these arguments.
+
+    Args:
+        where: names the function in the message.
+        function: what may be anything.
+        arguments: what the positional ones are called in the message.
+        keywords: names of further ones, which are passed by keyword.
+    """
+    named = [*arguments, *(f"{name}=..." for name in keywords)]
+    if not callable(function):
+        raise ValueError(f"{where} = {shown(function)}: need a function ({', '.join(named)})")
+    if not _takes(function, len(arguments), keywords):
+        given = f"{shown(function)}, which takes {_signature(function)}"
+        raise ValueError(f"{where} = {given}: need a function of {_count(len(named))} ({', '.join(named)})")
+
+
+def need_answer(where: str, value: Any) -> bool:
+    """What a user's function of a question returned.
+
+    Raises:
+        ValueError: unless it is one truth value: None, say, of a function without a `return`.
+    """
+    if not isinstance(python_number(value), bool):
+        raise ValueError(f"{where} returned {shown(value)}: need True or False")
+    return python_number(value)
+
+
+def need_delay(where: str, value: Any) -> float:
+    """Seconds to wait that a user's function returned.
+
+    Raises:
+        ValueError: unless they are a finite number, at least 0.
+    """
+    if not is_number(value) or not 0 <= value < float("inf"):
+        raise ValueError(f"{where} = {shown(value)}: need finite seconds >= 0")
+    return float(value)
+
+
+def _count(arguments: int) -> str:
+    return f"{arguments} argument{'s' * (arguments != 1)}"
+
+
+def _takes(function: Any, count: int, keywords: Sequence[str] = ()) -> bool:
     """Whether it can be called with so many arguments, as far as its signature, or that of what it wraps, tells."""
     for wrapped in (True, False):
         try:
@@ -217,7 +261,7 @@ def _takes(function: Any, count: int) -> bool:
         except (ValueError, TypeError):  # written in C
             return True
         try:
-            signature.bind(*range(count))
+            signature.bind(*range(count), **dict.fromkeys(keywords))
             return True
         except TypeError:
             pass
@@ -293,6 +337,13 @@ def is_number(value: Any) -> bool:
     return isinstance(number, float) or abs(number) <= sys.float_info.max
 
 
+def _float(value: Any) -> Any:
+    """A number as one that JAX computes with: fractions, and integers that int32 does not hold, become floating-point numbers."""
+    number = python_number(value)
+    exact = isinstance(number, Fraction) or (isinstance(number, int) and not -(2**31) <= number < 2**31)
+    return float(number) if exact else number
+
+
 def _is_long(value: Any) -> bool:
     """Whether it is an integer that int64 does not hold."""
     return is_integer(value) and not -(2**63) <= value < 2**63
@@ -306,15 +357,18 @@ def is_numeric(value: Any) -> bool:
 _LISTS = (Sequence, list, tuple)
 _ARRAY = _Need(lambda value: isinstance(value, np.ndarray | jax.Array) and is_numeric(value), "an array of numbers")
 _NUMBERS = _Need(is_numeric, "numbers")
-_NUMBER = _Need(is_number, "a number", lambda where, value: python_number(value))
+_NUMBER = _Need(is_number, "a number", lambda where, value: _float(value))
+_FRACTION = _Need(is_number, "a number", lambda where, value: python_number(value))
 _INTEGER = _Need(
     lambda value: is_integer(python_number(value)) and not _is_long(value), "an integer", lambda where, value: python_number(value)
 )
-_SEED = _Need(lambda value: is_integer(python_number(value)), "an integer", _INTEGER.taken)  # numpy's are of any length
+_SEED = _Need(  # numpy's seeds are longer
+    lambda value: is_integer(python_number(value)) and int(value).bit_length() <= 128, "an integer", _INTEGER.taken
+)
 _NEEDS = (
     (int, _INTEGER),
     (float, _NUMBER),
-    (Fraction, _NUMBER),
+    (Fraction, _FRACTION),
     (bool, _Need(lambda value: isinstance(python_number(value), bool), "True or False", lambda where, value: python_number(value))),
     (str, _Need(lambda value: isinstance(value, str), "a string")),
     (Path, _Need(lambda value: isinstance(value, Path), "a path")),

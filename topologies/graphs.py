@@ -91,6 +91,7 @@ def torus(rows: int, columns: int, weights: Weights = metropolis) -> Topology:
     """
     checks.positive_int(f"torus({rows}, {columns}): rows", rows)
     checks.positive_int(f"torus({rows}, {columns}): columns", columns)
+    checks.positive_int(f"torus({rows}, {columns}): rows * columns", rows * columns)
     row, column = np.divmod(np.arange(rows * columns), columns)
     right, below = row * columns + (column + 1) % columns, (row + 1) % rows * columns + column
     adjacency = _both_ways(rows * columns, np.tile(row * columns + column, 2), np.concatenate([right, below]))
@@ -108,7 +109,7 @@ def hypercube(dimension: int, weights: Weights = metropolis) -> Topology:
     Raises:
         ValueError: dimension < 0.
     """
-    checks.natural("hypercube: dimension", dimension)
+    checks.natural("hypercube: dimension", dimension, most=30)
     n, bits = 1 << dimension, 1 << np.arange(dimension)
     ids = np.repeat(np.arange(n), dimension)
     return _named(f"hypercube({dimension})", _one_way(n, ids, ids ^ np.tile(bits, n)), weights)
@@ -272,7 +273,10 @@ def _weighted(name: str, graph: nx.Graph, nodes: list[Any], attribute: str) -> c
         if not checks.is_number(value) or not math.isfinite(value):
             what = f"no attribute {attribute!r}" if value is None else f"{attribute} = {checks.shown(value)}"
             known = f"; topologies.{attribute} is a function: pass it" if attribute in WEIGHTS else ""
-            raise ValueError(f"{name}: the edge ({sender!r}, {receiver!r}) has {what}; need a finite number for every edge{known}")
+            raise ValueError(
+                f"{name}: weights = {attribute!r}, but the edge ({sender!r}, {receiver!r}) has {what}; need a finite number for every"
+                f" edge{known}"
+            )
         entries.append((number[receiver], number[sender], float(value)))
         if not graph.is_directed() and sender != receiver:
             entries.append((number[sender], number[receiver], float(value)))
@@ -332,7 +336,7 @@ def _named(name: str, adjacency: csr_array, weights: Weights, usual: Weights = m
 
 def _on_edges(name: str, W: Any, adjacency: csr_array) -> csr_array:
     """W, if it is one of this graph."""
-    if not issparse(W) and not checks.is_numeric(W):
+    if not issparse(W) and (not checks.is_numeric(W) or np.ndim(W) != 2):
         raise ValueError(f"{name}: the weights function gave {checks.shown(W)}; need a matrix {adjacency.shape}")
     W = csr_array(W)
     if W.shape != adjacency.shape:
@@ -360,4 +364,4 @@ def _drawn(name: str, graph: nx.Graph[Any], weights: Weights, hint: str) -> Topo
 def _at_least(graph: str, n: int) -> int:
     if n < 1:
         raise ValueError(f"{graph}({n}): need at least 1 worker, an integer")
-    return int(n)
+    return checks.positive_int(f"{graph}: n", n)

@@ -157,13 +157,15 @@ def follow(plan: Plan, run: Rounds) -> list[Epoch]:
         total = int(sizes.sum())
         first_batch = first_batch or total
         factor = plan.scaling(noise, total, first_batch)
+        if not checks.is_number(factor) or not 0 <= factor < math.inf:
+            raise ValueError(f"{plan.name}: scaling returned {checks.shown(factor)}: need a finite factor of the step size, at least 0")
         rounds = max(LEAST, math.ceil(plan.samples / total))
         ran = run(sizes, factor, rounds)
         noise = smoothed(noise, _noise_of(ran, sizes), plan.smoothing)
         times = {name: getattr(ran, name)[:, ids] for name in ("compute", "backward", "first", "communication")}
         memory = system.observe(memory, Observation(sizes[ids], noise=noise, **times))
         found.append(Epoch(sizes, rounds, ran.seconds, factor, policies.samples_of(noise), ran.scalars))
-        if plan.until is not None and plan.until(found):
+        if plan.until is not None and checks.need_answer(f"{plan.name}: until", plan.until(found)):
             break
     return found
 

@@ -172,6 +172,7 @@ def random_quadratic(
     """
     if workers < 1 or dimension < 1:
         raise ValueError(f"random_quadratic({workers} workers, dimension {dimension}): need at least 1 of each")
+    checks.positive_int("random_quadratic: workers * dimension", workers * dimension)
     if not 0 < strong_convexity <= smoothness < np.inf:
         given = f"strong_convexity = {strong_convexity}, smoothness = {smoothness}"
         raise ValueError(f"{given}: need 0 < strong_convexity <= smoothness, both finite")

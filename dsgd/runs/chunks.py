@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dsgd import workers
+from dsgd import checks, workers
 from dsgd.base import PyTree, Result
 from dsgd.engine import loop, programs, protocol
 from dsgd.machines import agreement, arrays
@@ -186,7 +186,10 @@ class _Drive:
 
     def _check(self) -> None:
         """Raises `Diverged` where a run that may not diverge did, and a ValueError where the method refuses to go on."""
-        if self.job.algorithm.refuses and (why := self.job.algorithm.refuses(self.log.pieces[-1])):
+        why = self.job.algorithm.refuses(self.log.pieces[-1]) if self.job.algorithm.refuses else ""
+        if not isinstance(why, str):
+            raise ValueError(f"{self.watch.name}: refuses returned {checks.shown(why)}: need why the run must end, in words, or ''")
+        if why:
             raise ValueError(f"{self.watch.name}: by round {self.log.steps[-1]}, {why}")
         if self.watch.learning_rate is not None:
             self.log.check(self.watch.name, self.watch.learning_rate, partial(suspects.of, self.job))
@@ -196,7 +199,7 @@ class _Drive:
         if self.watch.until and self.log.steps:
             enough = False
             with self.stop.users_code():
-                enough = bool(self.watch.until(self.log.history()))
+                enough = checks.need_answer("run: until", self.watch.until(self.log.history()))
             if self.several:
                 enough = json.loads(agreement.exchange("whether it is enough", json.dumps(enough))[0])
             if enough:

@@ -80,6 +80,7 @@ def check_steps(steps: Any, before: int = 0) -> int:
 def check_runnable(algorithm: Algorithm, problem: Problem, key: jax.Array, cluster: Cluster | None = None) -> None:
     """Raises a ValueError where they do not fit together: the method or the cluster is for another N, the method cannot go on without those
     that are away, leaves of the data differ in N, or parameters are not floating point."""
+    protocol.need_functions(algorithm, problem)
     N = problem.workers
     if algorithm.workers not in (None, N):
         raise ValueError(f"{algorithm.name} is built for {algorithm.workers} workers, {problem.name} has {N}; need the same number")

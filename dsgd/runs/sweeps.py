@@ -215,6 +215,7 @@ def sweep(
 def _built(factory: Callable[..., Algorithm], grid: dict[str, np.ndarray]) -> Algorithm:
     """The method of the first point. Those of all other values, one changed at a time, are made, too: in the trace, where values are not
     known, none could be refused."""
+    checks.need_call("sweep: factory", factory, keywords=list(grid))
     first = {name: values[0].item() for name, values in grid.items()}
     others = [{**first, name: value} for name, values in grid.items() for value in values[1:].tolist()]
     methods = [factory(**point) for point in (first, *others)]
