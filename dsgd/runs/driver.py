@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 from jax.sharding import Mesh
@@ -35,7 +35,7 @@ def run(
     mesh: Mesh | int | None = None,
     checkpoint: str | Path | None = None,
     start: Result | State | None = None,
-    until: Callable[[History], bool] | None = None,
+    until: Annotated[Callable[[History], bool], "(history)"] | None = None,
     train_loss: bool = False,
     progress: bool = False,
 ) -> Result:

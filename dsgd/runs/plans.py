@@ -84,6 +84,7 @@ def check_runnable(algorithm: Algorithm, problem: Problem, key: jax.Array, clust
     """Raises a ValueError where they do not fit together: the method or the cluster is for another N, the method cannot go on without those
     that are away, leaves of the data differ in N, or parameters are not floating point; a RuntimeError where JAX cannot compute."""
     forks.need_threads()
+    protocol.need_functions(algorithm, problem)
     N = problem.workers
     if algorithm.workers not in (None, N):
         raise ValueError(f"{algorithm.name} is built for {algorithm.workers} workers, {problem.name} has {N}; need the same number")

@@ -217,6 +217,7 @@ def sweep(
 def _built(factory: Callable[..., Algorithm], grid: dict[str, np.ndarray]) -> list[Algorithm]:
     """The method of the first point, and those of all other values, one changed at a time: in the trace, where values are not known, none
     could be refused."""
+    checks.need_call("sweep: factory", factory, keywords=list(grid))
     first = {name: values[0].item() for name, values in grid.items()}
     others = [{**first, name: value} for name, values in grid.items() for value in values[1:].tolist()]
     methods = [factory(**point) for point in (first, *others)]
