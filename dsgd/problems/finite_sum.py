@@ -16,7 +16,7 @@ from dsgd.base import Problem, PyTree
 from dsgd.engine import accumulate, oracle, protocol
 from dsgd.problems.adapters import adapt
 from dsgd.problems.blocks import ByWorker
-from dsgd.problems.examples import Examples, arrays, first, minibatch, on_device, pad
+from dsgd.problems.examples import Examples, arrays, first, minibatch, on_device, one, pad
 from dsgd.problems.partition import BY_CLASS, need_parts, split
 
 PerSample = Callable[[PyTree, PyTree], jax.Array]  # (outputs, targets) -> [m, ...]
@@ -133,8 +133,9 @@ def finite_sum(
             function from `nnx.Rngs` to an nnx module, of which each seed makes its own; or a `problems.Model(init, apply)`.
         loss: (outputs, targets) -> losses of the samples, `[m, ...]`, as optax's are; further axes, of a sequence, are averaged.
         data: (inputs, targets), each a pytree of arrays `[M, ...]`; targets are () where the loss needs none. Real numbers become JAX's
-            default type, integers stay as they are. Or `problems.ByWorker(load)`: each worker's come from a function, which is called where
-            they are needed only; there is no partition then.
+            default type, integers stay as they are. Inputs that are sparse matrices of scipy's reach the model as `problems.SparseRows`, or
+            as dense arrays if these are smaller: `inputs @ kernel` takes both. Or `problems.ByWorker(load)`: each worker's come from a
+            function, which is called where they are needed only; there is no partition then.
         workers: N.
         partition: "iid", "blocks", "by-label" or "dirichlet" (the last two of classes `[M]`), see `dsgd.problems.split`; or the indices
             of each worker's samples, N arrays.
@@ -223,8 +224,7 @@ def _held_out(
             raise ValueError(f"metrics: {metric!r} = {checks.shown(function)}: need functions, by other names than {taken}")
     held_out = arrays("test", test)
     for what, mine, theirs in zip(("inputs", "targets"), held_out, data, strict=True):
-        one, other = (jax.tree.map(lambda leaf: leaf[0], leaves) for leaves in (mine, theirs))
-        protocol.same(f"test: {what} of a sample", one, other)
+        protocol.same(f"test: {what} of a sample", one(mine), one(theirs))
     return on_device(*held_out)
 
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from scipy.sparse import hstack, issparse
 
 from dsgd import checks
 from dsgd.base import Problem
@@ -18,6 +19,7 @@ from dsgd.problems.adapters import Model
 from dsgd.problems.data import DataSource, load
 from dsgd.problems.examples import Examples
 from dsgd.problems.finite_sum import finite_sum, right
+from dsgd.problems.sparse import SparseRows
 
 _DENSE = 256  # smaller side of a matrix up to which a whole SVD costs nothing
 
@@ -91,22 +93,36 @@ class _Zeros:
         return Linear(jnp.zeros((self.features, self.classes)), jnp.zeros(self.classes))
 
 
-def _logits(params: Linear, inputs: jax.Array) -> jax.Array:
-    return inputs.reshape(inputs.shape[0], -1) @ params.kernel + params.bias[None, :]
+def _logits(params: Linear, inputs: Any) -> jax.Array:
+    return _flat(inputs) @ params.kernel + params.bias[None, :]
+
+
+def _flat(inputs: Any) -> Any:
+    """`[m, ...]` to `[m, features]`."""
+    return inputs if isinstance(inputs, SparseRows) else inputs.reshape(len(inputs), -1)
 
 
 def _smoothness(data: Examples, l2: float) -> float:
     largest = 0.0
-    for inputs, weights in zip(arrays.own(data.inputs).astype(np.float64), arrays.own(data.weights), strict=True):
-        rows = inputs[weights > 0]
-        features = np.concatenate([rows.reshape(len(rows), -1), np.ones((len(rows), 1))], axis=1)
-        largest = max(largest, _spectral_norm(features) ** 2 / (2 * len(rows)))
+    inputs = jax.tree.map(arrays.own, data.inputs)
+    for n, weights in enumerate(arrays.own(data.weights)):
+        rows = _flat(jax.tree.map(lambda leaf, n=n, real=weights > 0: leaf[n][real], inputs))
+        largest = max(largest, _spectral_norm(_with_ones(rows)) ** 2 / (2 * len(rows)))
     return agreement.largest("smoothness of logistic_regression", largest) + l2
 
 
-def _spectral_norm(matrix: np.ndarray) -> float:
+def _with_ones(rows: Any) -> Any:
+    """The matrix in float64, with the bias's column."""
+    ones = np.ones((len(rows), 1))
+    return hstack([rows.tocsr(), ones], format="csr") if isinstance(rows, SparseRows) else np.concatenate([rows, ones], axis=1)
+
+
+def _spectral_norm(matrix: Any) -> float:
     if min(matrix.shape) <= _DENSE:
-        return float(np.linalg.norm(matrix, 2))
+        if not issparse(matrix):
+            return float(np.linalg.norm(matrix, 2))
+        wide = matrix.shape[0] <= matrix.shape[1]
+        return float(np.sqrt(np.linalg.norm((matrix @ matrix.T if wide else matrix.T @ matrix).toarray(), 2)))
     from scipy.sparse.linalg import svds  # noqa: PLC0415 (a tenth of a second that small data is spared)
 
     largest: Any = svds(matrix, k=1, return_singular_vectors=False, rng=np.random.default_rng(0))
