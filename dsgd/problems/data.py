@@ -17,6 +17,7 @@ from dsgd.problems import files, sparse, svmlight, tables
 from dsgd.problems.sparse import SparseRows
 
 _TEST_SHARE = 0.2
+_WHOLE = 2**53  # up to which floating-point numbers are as fine as integers
 _SPLIT_SEED = 0  # everybody's test set is the same, whatever the seed of a run
 
 
@@ -80,15 +81,21 @@ def load(data: DataSource, data_dir: str | Path | None = None, *, target: str | 
     return _from_file(Path(data_dir or "").expanduser() / Path(data).expanduser(), str(data), target)
 
 
+def dense(dataset: Dataset) -> Dataset:
+    """The data set with arrays for `SparseRows`, as the layers of neural networks take them."""
+    train, test = (rows.toarray() if isinstance(rows, SparseRows) else rows for rows in (dataset.train_inputs, dataset.test_inputs))
+    return dataset if train is dataset.train_inputs else dataset._replace(train_inputs=train, test_inputs=test)
+
+
 def _pair(data: Any) -> tuple[Any, Any]:
     if len(data) != 2:
-        raise ValueError(f"data of {len(data)} arrays: need a name, a Dataset, or a pair (inputs, classes)")
+        raise ValueError(f"data of {len(data)} arrays: need a name, a file's path, a Dataset, or a pair (inputs, classes)")
     return data[0], data[1]
 
 
 def _from_file(path: Path, data: str, target: str | None) -> Dataset:
     """Of a file in LIBSVM's format or of CSV."""
-    if path.name.endswith(tables.ENDS) and path.is_file():
+    if path.name.endswith(tables.ENDS) and files.is_file(path):
         return _from_arrays(path.name, *tables.read(path, target), f"{path}")
     found = svmlight.find(path)
     if found is None:
@@ -146,6 +153,8 @@ def _classes(where: str, targets: Any) -> np.ndarray:
         if not np.isfinite(targets).all():
             raise ValueError(f"{where} have entries that are not finite")
         _need_whole(where, targets)
+        if np.abs(targets).max(initial=0) < _WHOLE:
+            return targets.astype(np.int64)
     return targets
 
 

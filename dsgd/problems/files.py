@@ -287,9 +287,18 @@ class _Inert(pickle.Unpickler):
         return self._ALLOWED[module, name]
 
 
+def is_file(path: Path) -> bool:
+    """Whether it is a file that can be found; also of names too long, or with null bytes, or in folders that are closed."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
 def _first_there(paths: Sequence[Path]) -> Path:
     for path in paths:
-        if path.is_file():
+        if is_file(path):
             return path
     others = f", nor {len(paths) - 2} like them" if len(paths) > 2 else ""
-    raise FileNotFoundError(f"no file {paths[0]} or {paths[1]}{others}: need it as published (--data-dir names its folder)")
+    first = repr(str(paths[0]))[1:-1]  # null bytes as they are written
+    raise FileNotFoundError(f"no file {first} or {paths[1].name}{others}: need it as published (--data-dir names its folder)")

@@ -13,7 +13,7 @@ import optax
 from dsgd import checks
 from dsgd.base import Problem
 from dsgd.problems.adapters import Model, adapt
-from dsgd.problems.data import DataSource, load
+from dsgd.problems.data import DataSource, dense, load
 from dsgd.problems.finite_sum import finite_sum, right
 
 
@@ -45,7 +45,7 @@ def neural_network(
     """
     from dsgd.problems.models import MODELS  # noqa: PLC0415 (flax takes a quarter of a second)
 
-    dataset = load(data, data_dir)
+    dataset = dense(load(data, data_dir))
     if isinstance(model, str):
         if model not in MODELS:
             raise ValueError(f"unknown model {model!r}: need one of {', '.join(MODELS)}, or a flax module")

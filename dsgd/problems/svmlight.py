@@ -14,9 +14,13 @@ from typing import IO, Any
 import numpy as np
 from scipy.sparse import csr_array
 
+from dsgd.problems import files
+
 _NAMES = ("", ".txt", ".libsvm", ".svm", ".svmlight", ".binary", ".libsvm.binary", "_train.binary", ".tr")
 _OPENED: dict[str, Any] = {".bz2": bz2.open, ".gz": gzip.open, ".xz": lzma.open}
-_LINE = re.compile(rb"\s*(#.*|[^\s,:#]+(\s+qid:\d+)?(\s+\d+:[^\s:#]+)*\s*(#.*)?)?")
+_NUMBER = rb"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_LINE = re.compile(rb"\s*(?:%b(?:\s+qid:\d+)?((?:\s+\d+:%b)*)\s*)?(?:#.*)?" % (_NUMBER, _NUMBER), re.DOTALL)
+_MOST_FEATURES = np.iinfo(np.int32).max
 
 
 def find(path: Path) -> tuple[Path, Path | None] | None:
@@ -36,7 +40,7 @@ def find(path: Path) -> tuple[Path, Path | None] | None:
 
 
 def _existing(folder: Path, names: list[str]) -> Iterator[Path]:
-    return (there for name in names for packed in ("", *_OPENED) if (there := folder / f"{name}{packed}").is_file())
+    return (there for name in names for packed in ("", *_OPENED) if files.is_file(there := folder / f"{name}{packed}"))
 
 
 def read(*paths: Path) -> list[tuple[csr_array, np.ndarray]]:
@@ -68,8 +72,8 @@ def _read(path: Path) -> tuple[csr_array, np.ndarray]:
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise ValueError(f"{path}: cannot be read ({error}); expected a LIBSVM file, plain or whole .bz2, .gz or .xz") from error
     except (ValueError, OverflowError) as error:
-        need = "expected a label, then index:value with rising indices, as in LIBSVM files"
-        raise ValueError(f"{path}{_where(path)}: {error}; {need}") from error
+        need = "expected one label, then index:value with rising indices, as in LIBSVM files (CSV files end in .csv)"
+        raise ValueError(f"{path}{_where(path)} ({error}); {need}") from error
     return csr_array(matrix), labels
 
 
@@ -81,7 +85,8 @@ def _where(path: Path) -> str:
     """The first line that is none of the format, for a message."""
     with _open(path) as file:
         for number, line in enumerate(file, start=1):
-            if not _LINE.fullmatch(line.rstrip(b"\r\n")):
-                several = " (several labels)" if b"," in line.split(b" ")[0] else ""
-                return f", line {number} = {line[:60].decode(errors='replace')!r}{several}"
+            matched = _LINE.fullmatch(line)
+            places = [int(pair.split(b":")[0]) for pair in (matched[1] or b"").split()] if matched else []
+            if not matched or any(np.diff([*places, _MOST_FEATURES]) <= 0):
+                return f", line {number}: {line[:60].decode(errors='replace')!r}"
     return ""
