@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from dsgd import checks
 from dsgd.base import Algorithm, Round, State, Work
+from dsgd.machines.arrays import owned
 from dsgd.work import in_samples, need_arrays
 
 
@@ -31,6 +32,7 @@ def unequal_work(method: Algorithm, work: Work | Callable[[State, Round], Work])
     N, what = method.workers, getattr(work, "__name__", "a function")
     if isinstance(work, Work):
         need_arrays(f"unequal_work: {method.name} with work", work, N)
+        work = owned(work)
         N, what = work.samples.shape[0], f"{work.samples.shape[1]} micro-batches"
 
     def given(state: State, round: Round) -> Work:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
+import sys
 import types
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
@@ -22,25 +24,29 @@ from dsgd.base import Key
 F = TypeVar("F", bound=Callable)
 
 
-def positive_int(name: str, value: Any) -> int:
-    """The value, if it is an integer of at least 1.
+def positive_int(name: str, value: Any, most: int | None = 2**31 - 1) -> int:
+    """The value as Python's integer, if it is one from 1 to `most`, by default what int32 holds: compiled programs count in it.
 
     Raises:
         ValueError: it is not.
     """
-    if not is_integer(value) or value < 1:
-        raise ValueError(f"{name} = {shown(value)}: need an integer, at least 1")
-    return int(value)
+    return _whole(name, value, 1, most)
 
 
-def natural(name: str, value: Any) -> int:
-    """The value, if it is an integer of at least 0.
+def natural(name: str, value: Any, most: int | None = 2**31 - 1) -> int:
+    """The value as Python's integer, if it is one from 0 to `most` (None: any), by default what int32 holds.
 
     Raises:
         ValueError: it is not.
     """
-    if not is_integer(value) or value < 0:
-        raise ValueError(f"{name} = {shown(value)}: need an integer, at least 0")
+    return _whole(name, value, 0, most)
+
+
+def _whole(name: str, value: Any, least: int, most: int | None) -> int:
+    if not is_integer(value) or value < least:
+        raise ValueError(f"{name} = {shown(value)}: need an integer, at least {least}")
+    if most is not None and value > most:
+        raise ValueError(f"{name} = {shown(value)}: need an integer, at most {most}")
     return int(value)
 
 
@@ -48,7 +54,12 @@ def shown(value: Any) -> str:
     """A value in an error message: one line, not a long one."""
     if inspect.isclass(value) or inspect.isfunction(value):
         return f"the {'class' if inspect.isclass(value) else 'function'} {value.__name__}"
-    text = " ".join(repr(value).split())
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"an integer of {value.bit_length()} bits"
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # a class of the user's whose repr fails, a list of integers that are too long to print
+        return f"a {type(value).__name__}"
     return text if len(text) <= 120 else f"{text[:100]} ..."
 
 
@@ -56,14 +67,17 @@ def typed(value: Any) -> str:
     """A value in an error message: an array by its type and shape, numbers and text as they are, all else by its type."""
     if isinstance(value, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic):
         return f"{value.dtype}{list(value.shape)}"
-    return repr(value) if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"
+    return shown(value) if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"
 
 
 def arguments(function: F) -> F:
     """The same function (or the class, of its constructor), which first holds its arguments against its annotations.
 
     What is of another type is a ValueError that names the function, the argument, and what is needed. Ranges are the function's own
-    business, and so are missing and unknown arguments. Traced values pass. `Annotated[T, "a pair"]` says in words what is needed.
+    business, and so are missing and unknown arguments. Traced values pass. `Annotated[T, "a pair"]` says in words what is needed, and
+    `Annotated[Callable[[A, B], C], "(x, y)"]` what a function is called with: one that does not take so many arguments is refused.
+    Keys become typed ones. Numbers of numpy, and arrays without axes, become Python's, which do not overflow and which their owner cannot
+    change afterwards. Integers of more than 64 bits are refused, except for a `seed`.
 
     Args:
         function: whose annotations name what is there when it is first called; one that names what only type checkers import is not held.
@@ -82,25 +96,41 @@ def _held(function: Any, name: str) -> Any:
     def needs() -> dict[str, _Need]:
         scope = inspect.unwrap(function).__globals__
         read = {argument: _read(text, scope) for argument, text in function.__annotations__.items() if argument != "return"}
-        return {argument: need for argument, need in read.items() if need}
+        return {argument: _SEED if argument == "seed" and need is _INTEGER else need for argument, need in read.items() if need}
 
     @functools.wraps(function)
     def holds(*args: Any, **kwargs: Any) -> Any:
         wanted = needs()
-        for argument, value in (*zip(order, args, strict=False), *kwargs.items()):
+
+        def taken(argument: str, value: Any) -> Any:
             need = wanted.get(argument)
-            if need and not need.met(value) and not isinstance(value, Tracer):
-                raise ValueError(f"{name}: {argument} = {shown(value)}: need {need.words}{array_likes.hint(value)}")
-        return function(*args, **kwargs)
+            if need and need.met(value):
+                return need.taken(f"{name}: {argument}", value)
+            if need and not isinstance(value, Tracer):
+                raise ValueError(f"{name}: {argument} = {_refused(value, need)}{array_likes.hint(value)}")
+            return value
+
+        positional = [taken(argument, value) for argument, value in zip(order, args, strict=False)]
+        return function(*positional, *args[len(order) :], **{argument: taken(argument, value) for argument, value in kwargs.items()})
 
     return holds
 
 
 class _Need(NamedTuple):
-    """What an argument must be, and how that is said."""
+    """What an argument must be, how that is said, and what the function gets: of ("run: key", value), the value as a rule."""
 
     met: Callable[[Any], bool]
     words: str
+    taken: Callable[[str, Any], Any] = lambda where, value: value
+    call: str = ""  # of a function: how many arguments it is called with
+
+
+def _refused(value: Any, need: _Need) -> str:
+    """What was given, and what is needed instead."""
+    if need.call and callable(value) and not inspect.isclass(value):
+        return f"{shown(value)}, which takes {_signature(value)}: need a function of {need.call}"
+    long = _is_long(value) and need.words.startswith(("an integer", "a number"))
+    return f"{shown(value)}: need {need.words}{' of at most 64 bits' if long else ''}"
 
 
 def _read(annotation: Any, scope: dict[str, Any]) -> _Need | None:
@@ -121,8 +151,10 @@ def _need(annotation: Any) -> _Need | None:
         if known in (annotation, origin):
             return need
     if origin is Annotated:
-        need = _need(inner[0])
-        return need and _Need(need.met, next((words for words in inner[1:] if isinstance(words, str)), need.words))
+        need, words = _need(inner[0]), next((words for words in inner[1:] if isinstance(words, str)), None)
+        if need is None or words is None:
+            return need
+        return need._replace(call=f"{need.call} {words}") if words.startswith("(") else need._replace(words=words)
     if origin in (Union, types.UnionType):
         arrays = get_args(numpy.typing.ArrayLike)  # itself a union in older numpy, which falls apart in another
         apart = arrays and set(arrays) <= set(inner)
@@ -135,7 +167,7 @@ def _need(annotation: Any) -> _Need | None:
         return _list_of(_need(inner[0]) if inner and origin is not tuple else None)
     kind = origin or annotation
     if kind is Callable:
-        return _Need(lambda value: callable(value) and not inspect.isclass(value), "a function")
+        return _function_of(len(inner[0]) if inner and isinstance(inner[0], list) else None)
     return _Need(lambda value: isinstance(value, kind), _WORDS.get(kind.__name__, f"a {kind.__name__}"))
 
 
@@ -145,7 +177,13 @@ def _any_of(needs: Sequence[_Need | None]) -> _Need | None:
         return None
     *first, last = dict.fromkeys(need.words for need in some)
     words = f"{', '.join(first)}{',' * any(',' in one for one in first)} or {last}" if first else last
-    return _Need(lambda value: any(need.met(value) for need in some), words)
+
+    def taken(where: str, value: Any) -> Any:
+        if isinstance(value, jax.Array) and any(need in (_ARRAY, _NUMBERS) for need in some):
+            return value
+        return next(need for need in some if need.met(value)).taken(where, value)
+
+    return _Need(lambda value: any(need.met(value) for need in some), words, taken, next((need.call for need in some if need.call), ""))
 
 
 def _list_of(each: _Need | None) -> _Need:
@@ -155,7 +193,55 @@ def _list_of(each: _Need | None) -> _Need:
         listed = isinstance(value, Sequence) and not isinstance(value, str | bytes) and not hasattr(value, "_fields")
         return listed and (each is None or all(map(each.met, value)))
 
-    return _Need(met, "a list" if each is None else f"a list, each {each.words}")
+    def taken(where: str, value: Any) -> Any:
+        made = [] if each is None else [each.taken(where, one) for one in value]
+        return value if all(one is other for one, other in zip(made, value, strict=False)) else made
+
+    return _Need(met, "a list" if each is None else f"a list, each {each.words}", taken)
+
+
+def _function_of(count: int | None) -> _Need:
+    """A function that can be called with so many arguments (None: any number), and is no class."""
+
+    def met(value: Any) -> bool:
+        return callable(value) and not inspect.isclass(value) and (count is None or _takes(value, count))
+
+    return _Need(met, "a function", call="" if count is None else f"{count} argument{'s' * (count != 1)}")
+
+
+def _takes(function: Any, count: int) -> bool:
+    """Whether it can be called with so many arguments, as far as its signature, or that of what it wraps, tells."""
+    for wrapped in (True, False):
+        try:
+            signature = inspect.signature(function, follow_wrapped=wrapped)
+        except (ValueError, TypeError):  # written in C
+            return True
+        try:
+            signature.bind(*range(count))
+            return True
+        except TypeError:
+            pass
+    return False
+
+
+def _signature(function: Any) -> str:
+    """Its arguments in an error message."""
+    return re.sub(r"(?s)\s*->.*", "", str(inspect.signature(function).replace(return_annotation=inspect.Signature.empty)))
+
+
+def python_number(value: Any) -> Any:
+    """A number or truth value of numpy, or an array without axes, as Python's, which does not overflow; all else as it is."""
+    single = isinstance(value, np.generic | np.ndarray | jax.Array) and value.ndim == 0
+    if single and not isinstance(value, Tracer) and not np.ma.is_masked(value):
+        for kind, python in ((np.bool_, bool), (np.integer, int), (np.floating, float)):
+            if jnp.issubdtype(value.dtype, kind):
+                return python(value)
+    return value
+
+
+def default_key() -> jax.Array:
+    """Key 0, of the implementation that runs need, whatever JAX's default is."""
+    return jax.random.key(0, impl=_THREEFRY)
 
 
 def is_integer(value: Any) -> bool:
@@ -164,17 +250,52 @@ def is_integer(value: Any) -> bool:
 
 
 def _is_key(value: Any) -> bool:
-    """One key of JAX, of the new type or the old."""
-    if not isinstance(value, jax.Array):
-        return False
-    return value.ndim == 0 if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) else value.dtype == jnp.uint32 and value.ndim == 1
+    """Keys of JAX, of the new type or the old."""
+    return isinstance(value, jax.Array | np.ndarray) and (_is_typed_key(value) or value.dtype == jnp.uint32)
+
+
+def _is_typed_key(value: Any) -> bool:
+    return jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+def _one_key(where: str, value: Any) -> jax.Array:
+    """A typed key, also of the uint32[2] that `jax.random.PRNGKey` returns: the draws are the same.
+
+    Raises:
+        ValueError: several keys, data of no key, or a key whose random bits under `jax.vmap` depend on what else is in the batch: results
+            would depend on the number of devices, and two computations of one draw could disagree.
+    """
+    typed_key = _is_typed_key(value)
+    implementation = str(jax.random.key_impl(value)) if typed_key else "rbg" if value.shape[-1:] == (4,) else _THREEFRY
+    if implementation in _OF_BATCHES:
+        raise ValueError(
+            f"{where} is of implementation {implementation!r}, whose random bits depend on the number of devices; expected"
+            f" {_THREEFRY!r}; pass jax.random.key(0, impl={_THREEFRY!r})"
+        )
+    if value.shape != (() if typed_key else (2,)):
+        several = "; pass one of these keys, keys[0]" if typed_key or value.shape[1:] == (2,) else ""
+        expected = "one key, jax.random.key(0), or the uint32[2] of jax.random.PRNGKey(0)"
+        raise ValueError(f"{where} = {typed(value)}: expected {expected}{several}")
+    return value if typed_key else jax.random.wrap_key_data(jnp.array(value), impl=_THREEFRY)
+
+
+_THREEFRY = "threefry2x32"
+_OF_BATCHES = ("rbg", "unsafe_rbg")
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is one real number, of Python, a Fraction, or of an array without axes."""
-    if isinstance(value, np.ndarray | jax.Array):
+    """Whether it is one real number that float64 holds, of Python, a Fraction, or of an array without axes."""
+    if isinstance(value, Tracer):
         return value.ndim == 0 and is_numeric(value)
-    return isinstance(value, int | float | np.integer | np.floating | Fraction) and not isinstance(value, bool)
+    number = python_number(value)
+    if isinstance(number, bool) or not isinstance(number, int | float | Fraction):
+        return False
+    return isinstance(number, float) or abs(number) <= sys.float_info.max
+
+
+def _is_long(value: Any) -> bool:
+    """Whether it is an integer that int64 does not hold."""
+    return is_integer(value) and not -(2**63) <= value < 2**63
 
 
 def is_numeric(value: Any) -> bool:
@@ -185,18 +306,22 @@ def is_numeric(value: Any) -> bool:
 _LISTS = (Sequence, list, tuple)
 _ARRAY = _Need(lambda value: isinstance(value, np.ndarray | jax.Array) and is_numeric(value), "an array of numbers")
 _NUMBERS = _Need(is_numeric, "numbers")
-_NUMBER = _Need(is_number, "a number")
+_NUMBER = _Need(is_number, "a number", lambda where, value: python_number(value))
+_INTEGER = _Need(
+    lambda value: is_integer(python_number(value)) and not _is_long(value), "an integer", lambda where, value: python_number(value)
+)
+_SEED = _Need(lambda value: is_integer(python_number(value)), "an integer", _INTEGER.taken)  # numpy's are of any length
 _NEEDS = (
-    (int, _Need(is_integer, "an integer")),
+    (int, _INTEGER),
     (float, _NUMBER),
     (Fraction, _NUMBER),
-    (bool, _Need(lambda value: isinstance(value, bool | np.bool_), "True or False")),
+    (bool, _Need(lambda value: isinstance(python_number(value), bool), "True or False", lambda where, value: python_number(value))),
     (str, _Need(lambda value: isinstance(value, str), "a string")),
     (Path, _Need(lambda value: isinstance(value, Path), "a path")),
     (types.NoneType, _Need(lambda value: value is None, "None")),
     (np.ndarray, _ARRAY),
     (jax.Array, _ARRAY),
-    (Key, _Need(_is_key, get_args(Key)[1])),
+    (Key, _Need(_is_key, get_args(Key)[1], _one_key)),
     (numpy.typing.ArrayLike, _NUMBERS),
     (Iterable, _Need(lambda value: isinstance(value, Iterable) and getattr(value, "shape", None) != (), "an iterator")),
 )

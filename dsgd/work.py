@@ -187,8 +187,8 @@ def _averaged(function: str, samples: Any, average: str, present: Any) -> Work:
 
 
 def _array(values: Any) -> Any:
-    """As it is where it is traced, else numpy's."""
-    return values if isinstance(values, Tracer) else np.asarray(values)
+    """As it is where it is traced, else a copy of numpy's: a caller may refill its arrays."""
+    return values if isinstance(values, Tracer) else np.array(values)
 
 
 def _library(*arrays: Any) -> Any:

@@ -11,6 +11,7 @@ import re
 import unittest.mock as mock
 import warnings
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from typing import Any
 
 import haste
@@ -70,7 +71,18 @@ POOL: dict[str, Any] = {
     "True": True,
     "'x'": "x",
     "''": "",
+    "b'x'": b"x",
     "-1": -1,
+    "-2": np.int8(-2),
+    "10**400": 10**400,
+    "10**5000": 10**5000,
+    "10**19": 10**19,
+    "2**31": 2**31,
+    "[10**400]": [10**400],
+    "1e300": 1e300,
+    "1e39": 1e39,
+    "1e400": 1e400,
+    "a Fraction": Fraction(1, 3),
     "0": 0,
     "3": 3,
     "0.5": 0.5,
@@ -86,6 +98,11 @@ POOL: dict[str, Any] = {
     "object()": object(),
     "a class": AnyClass,
     "a lambda": lambda *args, **kwargs: None,
+    "no arguments": lambda: None,
+    "nine arguments": lambda a, b, c, d, e, f, g, h, i: None,
+    "a string's": lambda *args, **kwargs: "x",
+    "an array's": lambda *args, **kwargs: np.zeros((2, 7)),
+    "an integer's": lambda *args, **kwargs: 1,
     "zeros(())": np.zeros(()),
     "zeros(0)": np.zeros(0),
     "zeros((3, 3))": np.zeros((3, 3)),
@@ -93,6 +110,13 @@ POOL: dict[str, Any] = {
     "strings": np.array(["a", "b"]),
     "objects": np.array([None, {}]),
     "complex": np.ones((4, 4)) * 1j,
+    "masked": np.ma.masked_equal(np.eye(4), 0),
+    "a mask": np.ma.masked,
+    "nans": np.full((2, 2), np.nan),
+    "infinite": np.full(4, np.inf),
+    "negative": -np.ones(2),
+    "int8": np.full(2, 100, np.int8),
+    "a bool": np.array(True),
     "jnp.ones(5)": jnp.ones(5),
     "a key": jax.random.key(1),
     "keys": jax.random.split(KEY, 2),

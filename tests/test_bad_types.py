@@ -11,7 +11,7 @@ import pytest
 
 CASES = {
     "run(method, problem, steps=1, key=0)": "key = 0: need one key of JAX, jax.random.key(0), say",
-    "run(method, problem, steps=1, key=jax.random.split(key))": "need one key of JAX",
+    "run(method, problem, steps=1, key=jax.random.split(key))": "key = key<fry>[2]: expected one key",
     "run(method, problem, steps=1e2, key=key)": "run: steps = 100.0: need an integer",
     "run(method, problem, steps=1, key=key, seeds=1.5)": "seeds = 1.5: need an integer",
     "run(method, problem, steps=1, key=key, record_every=2.0)": "record_every = 2.0: need an integer",

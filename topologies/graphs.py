@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import numpy as np
-from scipy.sparse import coo_array, csr_array, issparse
+from scipy.sparse import coo_array, csr_array, dia_array, issparse
 
 from dsgd import checks
-from dsgd.graphs.topology import Topology
-from topologies.weights import metropolis, uniform
+from dsgd.graphs.topology import TOLERANCE, Topology
+from topologies.weights import WEIGHTS, metropolis, uniform
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -145,7 +147,7 @@ def erdos_renyi(n: int, probability: float, seed: int = 0, weights: Weights = me
         ValueError: n < 1, another probability, or a draw that is not connected.
     """
     name = f"erdos_renyi({n}, {probability:.3g}, {seed})"
-    checks.natural(f"{name}: seed", seed)
+    checks.natural(f"{name}: seed", seed, most=None)
     if not 0 < probability <= 1:
         raise ValueError(f"{name}: need a probability in (0, 1]")
     import networkx as nx  # noqa: PLC0415 (a quarter of a second that other graphs are spared)
@@ -167,7 +169,7 @@ def random_regular(n: int, degree: int, seed: int = 0, weights: Weights = metrop
         ValueError: no such graph, or a draw that is not connected (unlikely from degree 3 on).
     """
     name = f"random_regular({n}, {degree}, {seed})"
-    checks.natural(f"{name}: seed", seed)
+    checks.natural(f"{name}: seed", seed, most=None)
     if not checks.natural(f"{name}: degree", degree) < _at_least("random_regular", n) or n * degree % 2:
         raise ValueError(f"{name}: need 0 <= degree < n, and an even n * degree, or there is no such graph")
     import networkx as nx  # noqa: PLC0415
@@ -176,26 +178,48 @@ def random_regular(n: int, degree: int, seed: int = 0, weights: Weights = metrop
 
 
 @checks.arguments
-def from_graph(graph: nx.Graph[Any], weights: Weights | None = None, name: str = "from_graph") -> Topology:
-    """Any graph of networkx: its nodes, in their order, are the workers; loops, multiple edges and attributes do not matter.
+def from_graph(graph: nx.Graph[Any], weights: Weights | str | None = None, name: str = "from_graph") -> Topology:
+    """Returns the topology of a graph of networkx, with an edge from sender to receiver if it is directed.
+
+    If the nodes are exactly 0, ..., n - 1, worker i is node i. Other nodes are workers in the order of the graph, and `Topology.names` has
+    their names: `data=[data[node] for node in topology.names]`.
 
     Args:
-        graph: undirected, or directed with edges from sender to receiver.
-        weights: as of `ring`; None: `metropolis`, of a directed graph `uniform`, which is for push-sum methods.
+        graph: undirected or directed. Loops and multiple edges do not matter unless `weights` is an attribute.
+        weights: as of `ring`; or the name of an attribute of the edges: an edge (i, j) of an undirected graph has the weight
+            $W_{ij} = W_{ji}$, an edge from i to j $W_{ji}$, and a loop $W_{ii}$. A node without a loop keeps what is left to 1.
+            Multiple edges add up. None: `metropolis` if every edge goes both ways, else `uniform`, which is for push-sum methods.
         name: what tables and errors call it.
 
     Raises:
-        ValueError: not a graph, one without nodes, one that is not connected (a directed one strongly), or weights that are only for
-            undirected graphs.
+        ValueError: if `graph` is not a graph, has no nodes, or is not connected (a directed one strongly); if the weights are only for
+            undirected graphs; or if an edge lacks the attribute, its value is not a finite number, or the weights of a node with its
+            loop do not sum to 1 (without a loop: exceed 1).
+
+    Warns:
+        UserWarning: if edges have an attribute `weight`, other than 1, and `weights` is None.
     """
     import networkx as nx  # noqa: PLC0415
 
     if not isinstance(graph, nx.Graph):
-        raise ValueError(f"{name}: given {graph!r}; need a graph of networkx")
+        raise ValueError(f"{name}: given {checks.shown(graph)}; need a graph of networkx{_how_to_make(graph)}")
     if len(graph) == 0:
         raise ValueError(f"{name}: a graph without nodes; need at least one worker")
+    numbered = set(graph) == set(range(len(graph)))
+    nodes = list(range(len(graph))) if numbered else list(graph)
+    names = None if numbered else nodes
+    if isinstance(weights, str):
+        return Topology(f"{name}, {weights}", _weighted(name, graph, nodes, weights), names)
+    if weights is None and any(_informative(value) for _, _, value in graph.edges(data="weight")):  # pyright: ignore[reportCallIssue]
+        warnings.warn(
+            f"{name}: the edges have an attribute 'weight', which is not used; pass weights='weight' for W of these numbers, or"
+            " weights=topologies.metropolis (topologies.uniform if edges go one way) for weights of the edges alone",
+            stacklevel=3,
+        )
+    adjacency = _adjacency(graph, nodes)
     usual = uniform if graph.is_directed() else metropolis
-    return _named(name, _adjacency(graph), weights or usual, usual)
+    default = metropolis if (adjacency != adjacency.T).nnz == 0 else usual
+    return _named(name, adjacency, weights or default, usual if weights else default, names)
 
 
 @checks.arguments
@@ -203,13 +227,73 @@ def from_matrix(W: Any, name: str = "from_matrix") -> Topology:
     """Any mixing matrix: columns that sum to 1, connected; for most methods symmetric, or with rows that sum to 1, too.
 
     Args:
-        W: `[n, n]`, dense or of scipy.sparse; `[period, n, n]` or a sequence of matrices is a schedule.
+        W: `[n, n]`, dense, of scipy.sparse, or a DataFrame, whose columns then name the workers; `[period, n, n]` or a sequence of
+            matrices is a schedule. Errors of at most 1e-6, as of float32, are corrected.
         name: what tables and errors call it.
 
     Raises:
-        ValueError: as `dsgd.Topology` says.
+        ValueError: as `dsgd.Topology` says; or a DataFrame whose rows are in another order than its columns.
     """
-    return Topology(name, W)
+    return Topology(name, W, _frame_names(name, W))
+
+
+def _frame_names(name: str, W: Any) -> list[Any] | None:
+    """What a DataFrame calls the workers; None of other matrices, and if they are numbers in order."""
+    if not (hasattr(W, "columns") and hasattr(W, "index")):
+        return None
+    columns, index, numbers = list(W.columns), list(W.index), list(range(len(W.columns)))
+    if index not in (columns, numbers) or (index == numbers and set(columns) == set(numbers) and columns != numbers):
+        raise ValueError(
+            f"{name}: W has rows {checks.shown(index)} and columns {checks.shown(columns)}; need the same order: W.loc[W.columns]"
+        )
+    return None if columns == numbers else columns
+
+
+def _how_to_make(graph: Any) -> str:
+    """A graph of networkx from what else describes one."""
+    if issparse(graph):
+        return ": networkx.from_scipy_sparse_array(A), or topologies.from_matrix(W) of a mixing matrix"
+    if hasattr(graph, "columns"):
+        return ": networkx.from_pandas_edgelist(edges, 'source', 'target')"
+    if getattr(graph, "ndim", 0) == 2:
+        return ": networkx.from_numpy_array(A), or topologies.from_matrix(W) of a mixing matrix"
+    return ": networkx.Graph(edges)" if isinstance(graph, list | tuple | set | dict) else ""
+
+
+def _informative(weight: Any) -> bool:
+    """Whether an edge's `weight` is more than the 1 that networkx gives edges of adjacency matrices."""
+    return weight is not None and not (checks.is_number(weight) and weight == 1)
+
+
+def _weighted(name: str, graph: nx.Graph, nodes: list[Any], attribute: str) -> csr_array:
+    """W of an attribute of the edges, and what is left to 1 for nodes without a loop."""
+    number, entries = {node: i for i, node in enumerate(nodes)}, []
+    for sender, receiver, value in graph.edges(data=attribute):  # pyright: ignore[reportCallIssue]
+        if not checks.is_number(value) or not math.isfinite(value):
+            what = f"no attribute {attribute!r}" if value is None else f"{attribute} = {checks.shown(value)}"
+            known = f"; topologies.{attribute} is a function: pass it" if attribute in WEIGHTS else ""
+            raise ValueError(f"{name}: the edge ({sender!r}, {receiver!r}) has {what}; need a finite number for every edge{known}")
+        entries.append((number[receiver], number[sender], float(value)))
+        if not graph.is_directed() and sender != receiver:
+            entries.append((number[sender], number[receiver], float(value)))
+    rows, columns, values = zip(*entries, strict=True) if entries else ((), (), ())
+    W = csr_array((np.array(values, float), (np.array(rows, int), np.array(columns, int))), shape=(len(nodes),) * 2)
+    looped = np.isin(np.arange(len(nodes)), [number[node] for node in nodes if graph.has_edge(node, node)])
+    left = 1 - W.sum(axis=0)
+    wrong = np.where(looped, np.abs(left) > TOLERANCE, left < -TOLERANCE)
+    if wrong.any():
+        _refuse_node(name, nodes, W, left, int(np.argmax(wrong * np.abs(left))), looped)
+    return csr_array(W + dia_array((np.where(looped, 0, left)[None, :], [0]), shape=W.shape))
+
+
+def _refuse_node(name: str, nodes: list[Any], W: csr_array, left: np.ndarray, worst: int, looped: np.ndarray) -> NoReturn:
+    symmetric = (W != W.T).nnz == 0
+    what = f"the weights of {'' if symmetric else 'edges out of '}node {nodes[worst]!r}{' with its loop' if looped[worst] else ''}"
+    remedy = "without loops, nodes keep what is left to 1" if looped[worst] else "a node without a loop keeps what is left, at least 0"
+    if not symmetric and np.abs(W.sum(axis=1) - 1).max() <= TOLERANCE:
+        remedy = "those into each node do: if edges go from receiver to sender, pass graph.reverse()"
+    far = f"sum to {1 - left[worst]:.10g}, {abs(left[worst]):.3g} {'less' if left[worst] > 0 else 'more'} than 1"
+    raise ValueError(f"{name}: {what} {far}; need {'a sum of 1' if looped[worst] else 'at most 1'} ({remedy})")
 
 
 def _both_ways(n: int, first: np.ndarray, second: np.ndarray) -> csr_array:
@@ -225,19 +309,25 @@ def _one_way(n: int, sender: np.ndarray, receiver: np.ndarray) -> csr_array:
     return adjacency
 
 
-def _adjacency(graph: nx.Graph) -> csr_array:
-    """That of a networkx graph, whose nodes, in their order, are the workers."""
+def _adjacency(graph: nx.Graph, nodes: list[Any]) -> csr_array:
+    """That of a networkx graph, of which these nodes are the workers."""
     import networkx as nx  # noqa: PLC0415
 
-    links = coo_array(nx.to_scipy_sparse_array(graph, weight="", dtype=float))
+    links = coo_array(nx.to_scipy_sparse_array(graph, nodelist=nodes, weight="", dtype=float))
     return _one_way(len(graph), links.row, links.col)
 
 
-def _named(name: str, adjacency: csr_array, weights: Weights, usual: Weights = metropolis) -> Topology:
+def _named(name: str, adjacency: csr_array, weights: Weights, usual: Weights = metropolis, names: Sequence[Any] | None = None) -> Topology:
     """The topology with these weights on these edges. Its name tells weights that are not the usual ones."""
     how = "" if weights is usual else f", {getattr(weights, '__name__', 'own weights')}"
     name = f"{name[:-1]}{how})" if name.endswith(")") else f"{name}{how}"
-    return Topology(name, _on_edges(name, weights(adjacency), adjacency))
+    try:
+        W = weights(adjacency)
+    except ValueError as error:
+        if names is None:
+            raise
+        raise ValueError(f"{error} (the workers are, in order, the nodes {checks.shown(names)})") from error
+    return Topology(name, _on_edges(name, W, adjacency), names)
 
 
 def _on_edges(name: str, W: Any, adjacency: csr_array) -> csr_array:
@@ -264,7 +354,7 @@ def _drawn(name: str, graph: nx.Graph[Any], weights: Weights, hint: str) -> Topo
         raise ValueError(
             f"{name}: the draw falls into {len(parts)} components, the smallest of workers {parts[0][:8]}; need {hint}, or another seed"
         )
-    return _named(name, _adjacency(graph), weights)
+    return _named(name, _adjacency(graph, list(range(len(graph)))), weights)
 
 
 def _at_least(graph: str, n: int) -> int:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 @checks.arguments
 def draw(topology: Topology, axes: Axes | None = None) -> Figure:
-    """The graph with its name, degree and rho: arrows where it is directed; of a schedule, the edges of all rounds.
+    """The graph with its name, degree and rho: arrows where it is directed; of a schedule, the edges of all rounds. Workers that have names
+    are labelled with them.
 
     Workers stand on a circle, those of a tree (a star, a chain) and of what has no symmetry where forces put them.
 
@@ -43,6 +44,9 @@ def draw(topology: Topology, axes: Axes | None = None) -> Figure:
     nx.draw_networkx_nodes(graph, places, ax=axes, node_size=size, node_color="#0072B2", linewidths=0)
     arrows = {} if topology.symmetric else {"arrowsize": 6, "node_size": size, "connectionstyle": "arc3,rad=0.08"}
     nx.draw_networkx_edges(graph, places, ax=axes, width=60 / max(60, len(topology.edges)), edge_color="0.35", **arrows)
+    if topology.names is not None:
+        labels = dict(enumerate(map(str, topology.names)))
+        nx.draw_networkx_labels(graph, places, labels, ax=axes, font_size=7, verticalalignment="bottom", clip_on=False)
     rounds = "" if topology.period == 1 else f"\nin {topology.period} rounds"
     axes.set_title(f"{topology.name}\ndegree {topology.degree}, " + rf"$\rho$ = {topology.rho:.3g}{rounds}", fontsize=9)
     axes.set_axis_off()

@@ -47,7 +47,7 @@ def random_matchings(n: int, period: int = 32, seed: int = 0) -> Topology:
     if checks.positive_int(f"{name}: n", n) < 2:
         raise ValueError(f"{name}: need at least 2 workers")
     checks.positive_int(f"{name}: period", period)
-    checks.natural(f"{name}: seed", seed)
+    checks.natural(f"{name}: seed", seed, most=None)
     draw = np.random.default_rng(seed)
     return Topology(name, [_halves(np.arange(n), _partners(draw.permutation(n))) for _ in range(period)])
 

@@ -175,7 +175,7 @@ def _need_times(round_time: Number, computation: Numbers | None, congestion: Num
     budgets.need_times("kimad_sgd", round_time, congestion)
     if computation is None or isinstance(computation, Tracer):
         return computation
-    seconds = np.asarray(computation, float)
+    seconds = np.array(computation, float)
     if seconds.ndim > 1 or not seconds.size or not (seconds >= 0).all():
         raise ValueError(f"kimad_sgd: computation = {checks.shown(computation)}; need seconds >= 0, of all workers or one for each")
     if not isinstance(round_time, Tracer) and not seconds.max() < round_time:
@@ -184,7 +184,7 @@ def _need_times(round_time: Number, computation: Numbers | None, congestion: Num
 
 
 def _need_weights(weights: Sequence[float] | np.ndarray) -> np.ndarray:
-    given = np.asarray(weights, float)
+    given = np.array(weights, float)
     if given.ndim != 1 or not np.isfinite(given).all() or (given < 0).any() or not given.sum() > 0:
         raise ValueError(f"kimad_sgd: weights = {checks.shown(weights)}: need finite numbers >= 0, one for each worker, not all 0")
     return given

@@ -316,7 +316,7 @@ def _table(what: str, values: Any) -> tuple[np.ndarray, int | None]:
 
 
 def _numbers(what: str, values: Any, *, least: float) -> np.ndarray:
-    array = np.asarray(values) if checks.is_numeric(values) else np.empty(0, object)
+    array = np.array(values) if checks.is_numeric(values) else np.empty(0, object)
     if array.dtype.kind not in "fiu":
         raise ValueError(f"{what}: given {checks.shown(values)}; need numbers")
     with np.errstate(over="ignore"):

@@ -51,7 +51,7 @@ def check(compressor: Compressor, d: int, *, key: Key | None = None) -> Findings
         ValueError: no compressor, or d < 1.
     """
     d = checks.positive_int("compressors.check: d", d)
-    key = jax.random.key(0) if key is None else key
+    key = checks.default_key() if key is None else key
     title = f"{compressor.name} of {d} elements"
     try:
         wire = _wire(compressor, d, key)

@@ -52,7 +52,7 @@ def check(algorithm: Algorithm, problem: Problem, *, key: Key | None = None, clu
         ValueError: no method, no problem, or the two do not fit.
     """
     with agreement.together("check"):
-        return _findings(algorithm, problem, jax.random.key(0) if key is None else key, cluster)
+        return _findings(algorithm, problem, checks.default_key() if key is None else key, cluster)
 
 
 def _findings(algorithm: Algorithm, problem: Problem, key: jax.Array, cluster: Cluster | None) -> Findings:

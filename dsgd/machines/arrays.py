@@ -39,7 +39,7 @@ def put(tree: PyTree, sharding: Sharding) -> PyTree:
 
 
 def place(tree: PyTree, sharding: Sharding) -> PyTree:
-    """As `put`, but what is already there is used as it is."""
+    """As `put`, but what is already there is used as it is, also the memory of numpy's arrays, which must not change while it is used."""
     if sharding.is_fully_addressable:
         if any(map(_elsewhere, jax.tree.leaves(tree))):
             raise ValueError("data of which other processes have a part, on this process's devices alone: need a mesh over all processes")
@@ -90,7 +90,7 @@ def own_workers(N: int) -> range:
 def known(values: np.ndarray) -> Any:
     """Real numbers of all workers that every process makes for itself, in JAX's default type: on no device where there are several."""
     kind = jnp.result_type(float)
-    return from_host(values, kind) if agreement.alone() else np.asarray(values, kind)
+    return from_host(values, kind) if agreement.alone() else _own_memory(values, kind)
 
 
 def own_mesh(N: int) -> Mesh:
@@ -158,6 +158,11 @@ def row_digest(row: np.ndarray | np.generic) -> str:
     sha = hashlib.sha256(f"{row.dtype} {row.shape}".encode())
     sha.update(np.ascontiguousarray(row).reshape(-1).view(np.uint8).data)
     return sha.hexdigest()
+
+
+def owned(tree: PyTree) -> PyTree:
+    """The same leaves, numpy's arrays as copies: their owner may refill them."""
+    return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else _own_memory(leaf), tree)
 
 
 def _own_memory(values: Any, dtype: Any = None) -> np.ndarray:

@@ -14,7 +14,7 @@ import numpy as np
 from dsgd import checks
 from dsgd.base import PyTree
 from dsgd.machines import agreement
-from dsgd.machines.arrays import by_worker, own_workers
+from dsgd.machines.arrays import by_worker, own_workers, owned
 from dsgd.problems.examples import Examples, arrays, converted
 
 
@@ -45,7 +45,8 @@ class ByWorker:
         """
         with agreement.together("the data of the workers"):
             mine = own_workers(N)
-            pairs = {n: jax.tree.map(converted, arrays(f"data of worker {n}", self.load(n))) for n in mine}
+            # Copied, as `load` may refill its arrays for the next worker.
+            pairs = {n: owned(jax.tree.map(converted, arrays(f"data of worker {n}", self.load(n)))) for n in mine}
             told = {n: (len(jax.tree.leaves(pair)[0]), _kind(pair)) for n, pair in pairs.items()}
             said = agreement.exchange("data by worker", json.dumps(told))
             everybody = {int(n): each for words in said for n, each in json.loads(words).items()}

@@ -63,7 +63,7 @@ def language_model(
     """
     for what, value in (("workers", workers), ("context", context), ("width", width), ("layers", layers), ("heads", heads)):
         checks.positive_int(f"language_model: {what}", value)
-    checks.natural("language_model: seed", seed)
+    checks.natural("language_model: seed", seed, most=None)
     if width % heads:
         raise ValueError(f"language_model: width = {width}, heads = {heads}: need a width that is a multiple of heads")
     if not 0 < test_share < 1:

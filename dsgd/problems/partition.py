@@ -65,7 +65,7 @@ def split(labels: np.ndarray, workers: int, partition: str = "iid", *, alpha: fl
         raise ValueError(f"unknown partition {partition!r}: need one of {', '.join(PARTITIONS)}")
     if workers < 1:
         raise ValueError(f"{workers} workers: need at least 1")
-    checks.natural("split: seed", seed)
+    checks.natural("split: seed", seed, most=None)
     if np.ndim(labels) != 1 or not len(labels):
         raise ValueError(f"labels of shape {np.shape(labels)}: need [M], at least one")
     parts = PARTITIONS[partition](np.asarray(labels), workers, alpha, np.random.default_rng(seed))

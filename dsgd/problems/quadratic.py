@@ -181,7 +181,7 @@ def random_quadratic(
         raise ValueError(f"{given} in dimension 1: need them equal, there is one eigenvalue")
     if not 0 <= heterogeneity < np.inf or (heterogeneity > 0 and workers == 1):
         raise ValueError(f"heterogeneity = {heterogeneity} with {workers} workers: need >= 0 and finite, and 0 for one worker")
-    rng = np.random.default_rng(checks.natural("random_quadratic: seed", seed))
+    rng = np.random.default_rng(checks.natural("random_quadratic: seed", seed, most=None))
     different = 1 if equal_hessians else workers
     eigenvalues = rng.uniform(strong_convexity, smoothness, (different, dimension))
     eigenvalues[:, 0] = strong_convexity

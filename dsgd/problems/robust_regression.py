@@ -57,7 +57,7 @@ def robust_regression(
         raise ValueError(f"robust_regression: batch_size = {batch_size}, samples = {samples}: need a batch no larger than the data")
     if not 0 <= residual < np.inf:
         raise ValueError(f"robust_regression: residual = {residual}: need a finite number, at least 0")
-    rng = np.random.default_rng(checks.natural("robust_regression: seed", seed))
+    rng = np.random.default_rng(checks.natural("robust_regression: seed", seed, most=None))
     scale = rng.uniform(0.3, 1.0, (workers, 1, dimension))
     a = scale * rng.normal(size=(workers, samples, dimension))
     minimizer = rng.normal(size=dimension)

@@ -76,8 +76,8 @@ class _Drive:
         plan, everywhere = job.plan, NamedSharding(job.plan.mesh, P())
         self.job, self.watch, self.checkpoint, self.stop = job, watch, checkpoint, stop
         self.several = plan.mesh.is_multi_process
-        self.data = arrays.place(job.problem.data, NamedSharding(plan.mesh, P(workers.AXIS)))
-        self.shared, self.points, self.keys = arrays.place((job.problem.shared, job.points, job.keys), everywhere)
+        self.data = arrays.place(arrays.owned(job.problem.data), NamedSharding(plan.mesh, P(workers.AXIS)))
+        self.shared, self.points, self.keys = arrays.place((arrays.owned(job.problem.shared), job.points, job.keys), everywhere)
         self.log = Log(runs=plan.runs, N=plan.N, record_every=plan.record_every, first=job.before)
         self.last = job.before + job.steps
         self.carry = self._begin()

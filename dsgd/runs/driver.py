@@ -48,11 +48,13 @@ def run(
         algorithm: from `algorithms`, or your own.
         problem: from `dsgd.problems`, or your own.
         steps: rounds.
-        key: of everything random: the start, the samples, the compression.
+        key: of everything random: the start, the samples, the compression. Also of the old type, `jax.random.PRNGKey(0)`, with the same
+            draws. Random bits of the implementations "rbg" and "unsafe_rbg" depend on the number of devices: they are refused.
         seeds: R independent runs as one compiled program, with the keys `jax.random.split(key, R)`; None: one run with `key`.
         batches: for data that do not fit on the device: an iterator whose items are worker-stacked batches, leaves `[N, ...]`, one a
             round and the same for all seeds. The problem's own data then serve only the history's loss. Batches of the built-in data sets
             are `problems.Examples`. The batches between two records, at least 16, are on the devices at a time, and as many ahead.
+            Each is copied before the next is asked for, so that an iterator may refill its arrays.
         cluster: from `dsgd.clusters`, whose clock the history then shows, and whose events drive asynchronous methods (which take one
             worker's gradient in a round, of batches from outside one worker's row).
         record_every: rounds between two records.
@@ -88,10 +90,11 @@ def run(
         The first record is the start, the last is after the last round.
 
     Raises:
-        ValueError: steps, seeds, record_every or evaluate_every < 1, 2^31 rounds or more, N that the devices do not divide, a method built
-            for another N, parameters that are not floating point, batches that end early or do not fit, a checkpoint's folder that cannot
-            be written to or is in use, a checkpoint of another run or of more rounds, or a damaged one, a cluster for another N, or whose
-            clock stops being finite or goes back, a start of other shapes, or processes that do not all run the same.
+        ValueError: several keys, or one whose draws depend on the number of devices, steps, seeds, record_every or evaluate_every < 1, 2^31
+            rounds or more, N that the devices do not divide, a method built for another N, parameters that are not floating point, batches
+            that end early or do not fit, a checkpoint's folder that cannot be written to or is in use, a checkpoint of another run or of
+            more rounds, or a damaged one, a cluster for another N, or whose clock stops being finite or goes back, a start of other shapes,
+            or processes that do not all run the same.
         Diverged: the loss became infinite or NaN; it says where data, batches or the start were not finite.
         Interrupted: Ctrl-C, or SIGTERM, with the history so far. It waits for the chunk in progress, about half a second or one record.
         OSError: a checkpoint cannot be written, on a full disk say; the one before is as it was.
@@ -126,7 +129,7 @@ def compile_round(
     Raises:
         ValueError: as `run`.
     """
-    key = jax.random.key(0)
+    key = checks.default_key()
     check_runnable(algorithm, problem, key, cluster)
     plan = make_plan(Always(algorithm), problem, mesh, runs=0, size=1, record_every=1, cluster=cluster)
     state = jax.eval_shape(lambda: protocol.held(algorithm, problem, plan.N).init(problem.init(key), plan.N))

@@ -71,38 +71,42 @@ class Feed:
         self._taken = 0
         self.not_finite: int | None = None
         self._batches = iter(batches)
-        first = self._next(1)
         self._kind: Any = None
-        self._check(0, first[0])
-        self.first: PyTree = jax.eval_shape(lambda batch: batch, first[0])
-        self._batches = itertools.chain(first, self._batches)
+        first = jax.tree.map(np.array, self._next(0))  # copied, as it is used after the next batch is asked for
+        self.first: PyTree = jax.eval_shape(lambda batch: batch, first)
+        self._batches = itertools.chain([first], self._batches)
 
     def skip(self, rounds: int) -> None:
         """Leaves out the next ones, of rounds that are done."""
         skipped = sum(1 for _ in itertools.islice(self._batches, rounds))
-        self._taken += self._enough(skipped, rounds)
+        if skipped < rounds:
+            raise self._ended(skipped)
+        self._taken += rounds
 
     def take(self, rounds: int) -> PyTree:
         """The next `rounds` batches, padded to the chunk's fixed length, on the devices."""
-        taken = self._next(rounds)
-        for i, batch in enumerate(taken, start=self._taken):
-            self._check(i, batch)
+        length = self.records * self._plan.record_every
+        stacked = jax.tree.map(lambda like: np.empty((length, *like.shape), like.dtype), self.first)
+        for row in range(rounds):
+            batch = self._next(row)
+            for rows, leaf in zip(jax.tree.leaves(stacked), jax.tree.leaves(batch), strict=True):
+                rows[row] = leaf
+        for rows in jax.tree.leaves(stacked):
+            rows[rounds:] = rows[rounds - 1]
         self._taken += rounds
-        taken += [taken[-1]] * (self.records * self._plan.record_every - rounds)
-        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *taken)
         if self.not_finite is None:
             self.not_finite = _first_not_finite(stacked, self._taken - rounds)
         return arrays.place(stacked, NamedSharding(self._plan.mesh, P(None, workers.AXIS)))
 
-    def _next(self, rounds: int) -> list[PyTree]:
-        taken = list(itertools.islice(self._batches, rounds))
-        self._enough(len(taken), rounds)
-        return taken
+    def _next(self, after: int) -> PyTree:
+        """The next batch, checked, the one `after` those that are counted. The caller may refill its arrays for the one after it."""
+        for batch in self._batches:
+            self._check(self._taken + after, batch)
+            return batch
+        raise self._ended(after)
 
-    def _enough(self, there: int, needed: int) -> int:
-        if there < needed:
-            raise ValueError(f"batches ended after round {self._taken + there}: need one for each of the {self._rounds} rounds")
-        return needed
+    def _ended(self, after: int) -> ValueError:
+        return ValueError(f"batches ended after round {self._taken + after}: need one for each of the {self._rounds} rounds")
 
     def _check(self, i: int, batch: PyTree) -> None:
         if not jax.tree.leaves(batch):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -15,7 +17,7 @@ from dsgd import checks
 from dsgd.base import Algorithm, Key, Params, Problem, PyTree, State
 from dsgd.clusters import Cluster
 from dsgd.machines import arrays
-from dsgd.runs import chunks
+from dsgd.runs import chunks, traced
 from dsgd.runs.feed import Feed
 from dsgd.runs.history import History, evaluated
 from dsgd.runs.interrupts import Interrupted
@@ -39,27 +41,34 @@ class Sweep(NamedTuple):
     params: Params
 
     @checks.arguments
-    def best(self, metric: str = "loss", share: float = 0.1) -> tuple[int, ...]:
-        """Index of the grid point whose `metric`, averaged over seeds and over the last records that were evaluated, is smallest.
+    def best(self, metric: str = "loss", share: float = 0.1, *, largest: bool | None = None) -> tuple[int, ...]:
+        """Index of the grid point whose `metric`, averaged over seeds and over the last records that were evaluated, is best.
 
-        One record would favour a lucky step on the verge of divergence. Points that diverged do not count.
+        One record would favour a lucky step on the verge of divergence. Points that diverged do not count. A warning says where the best
+        value is the smallest or the largest of its grid, of three or more values: one outside may be better.
 
         Args:
             metric: a name in the history.
             share: of the records to average over, from the end.
+            largest: whether the largest is best, else the smallest; None: the largest of accuracies ("accuracy", "test_accuracy"), the
+                smallest of losses, errors, "grad_sqnorm", "consensus", "bits" and "clock". Of other metrics it has to be given.
 
         Raises:
-            ValueError: an unknown metric, a share outside (0, 1], or every point diverged.
+            ValueError: an unknown metric, one of unknown direction, a share outside (0, 1], or every point diverged.
         """
         if metric not in self.history:
             raise ValueError(f"unknown metric {metric!r}: need one of {', '.join(self.history)}")
         values = evaluated(self.history)[metric]
         if values.ndim != self.history["loss"].ndim:
             raise ValueError(f"best: metric = {metric!r} is no series of each run: need one number a record, as the loss has")
-        score = tail_mean(values, share).mean(axis=-1)
-        if not np.isfinite(score).any():
+        sign = -1 if _largest(metric, largest) else 1
+        score, loss = (tail_mean(each, share).mean(axis=-1) for each in (values, evaluated(self.history)["loss"]))
+        counts = np.isfinite(score) & np.isfinite(loss)
+        if not counts.any():
             raise ValueError(f"every point of the grid {self._shown()} diverged; need smaller step sizes, say")
-        return tuple(int(i) for i in np.unravel_index(np.argmin(np.where(np.isfinite(score), score, np.inf)), score.shape))
+        best = tuple(int(i) for i in np.unravel_index(np.argmin(np.where(counts, sign * score, np.inf)), score.shape))
+        self._warn_at_edges(metric, best)
+        return best
 
     @checks.arguments
     def point(self, index: tuple[int, ...]) -> dict[str, float]:
@@ -79,8 +88,26 @@ class Sweep(NamedTuple):
         if not fits:
             raise ValueError(f"index = {checks.shown(index)}: need a point of the grid of shape {shape}")
 
+    def _warn_at_edges(self, metric: str, best: tuple[int, ...]) -> None:
+        for (name, values), i in zip(self.grid.items(), best, strict=True):
+            for side, edge in (("smallest", values.min()), ("largest", values.max())):
+                if len(values) > 2 and values[i] == edge:
+                    beyond = f"a {'smaller' if side == 'smallest' else 'larger'} one may be better; extend the grid on this side"
+                    warnings.warn(f"best: {name} = {edge:g} has the best {metric} and is the {side} of its grid; {beyond}", stacklevel=4)
+
     def _shown(self) -> str:
         return ", ".join(f"{name} = {values.tolist()}" for name, values in self.grid.items())
+
+
+_SMALLEST = {"loss", "train_loss", "test_loss", "error", "test_error", "test_bits_per_byte", "grad_sqnorm", "consensus", "bits", "clock"}
+_LARGEST = {"accuracy", "test_accuracy"}
+
+
+def _largest(metric: str, given: bool | None) -> bool:
+    """Whether the largest value of a metric is best."""
+    if given is None and metric not in _SMALLEST | _LARGEST:
+        raise ValueError(f"best: metric = {metric!r} may be best where it is smallest or largest; pass largest=False or largest=True")
+    return metric in _LARGEST if given is None else given
 
 
 @checks.arguments
@@ -146,7 +173,8 @@ def sweep(
         grids: values by argument name, each a sequence of numbers.
 
     Raises:
-        ValueError: no grid, a grid that is empty or not of finite numbers, a value that the factory refuses, or as `dsgd.run`.
+        ValueError: no grid, a grid that is empty or not of finite numbers, a value that the factory refuses, a hyperparameter that is used
+            as a Python value, or as `dsgd.run`.
         Interrupted, OSError, Lost, Elsewhere: as `dsgd.run`.
     """
     grid = {name: _values(name, values) for name, values in grids.items()}
@@ -174,6 +202,13 @@ def sweep(
         result = chunks.execute(job, watch, checkpoint)
     except Interrupted as stopped:
         raise Interrupted(str(stopped), unfolded(stopped.history)) from None
+    except (TypeError, ValueError) as error:
+        for name in traced.used_as_python_values(job, factory, grid, error):
+            raise ValueError(
+                f"sweep: {name} is used as a Python value (in an if, a loop, an index or a shape), but all values of a grid are traced"
+                f" in one program; expected arithmetic on {name}, jnp.where for an if; or make one sweep for each value of {name}"
+            ) from error
+        raise
     return Sweep(grid, unfolded(result.history), jax.tree.map(unfold, result.state), jax.tree.map(unfold, result.params))
 
 
@@ -200,7 +235,15 @@ class _FromPoint:
 
 
 def _values(name: str, values: Any) -> np.ndarray:
-    array = np.asarray(values) if checks.is_numeric(values) else np.empty(0)
-    if array.ndim != 1 or array.size == 0 or array.dtype.kind == "b" or not np.isfinite(array).all():
+    array = np.array(values) if checks.is_numeric(values) else np.empty(0)
+    if array.dtype.kind == "b":
+        need = f"numbers, or one sweep for each value of {name}"
+        raise ValueError(f"grid {name} = {checks.shown(values)}: all values are traced in one program, where no if sees them; need {need}")
+    if array.ndim != 1 or array.size == 0 or not np.isfinite(array).all():
         raise ValueError(f"grid {name} = {checks.shown(values)}: need a non-empty sequence of finite numbers")
+    with np.errstate(over="ignore", under="ignore"):
+        kept = array.astype(jnp.result_type(array))
+    rounded = np.isfinite(kept) & ((kept != 0) == (array != 0)) if kept.dtype.kind == "f" else kept == array
+    if not rounded.all():
+        raise ValueError(f"grid {name} = {checks.shown(values)}: {array[~rounded][0]} does not fit {kept.dtype}; need numbers that do")
     return array

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -76,7 +77,9 @@ def tune(
     )
     if not np.isfinite(dsgd.tail_mean(sweep.history["loss"], SHARE)).all(axis=-1).any():
         return None
-    best = sweep.best(share=SHARE)
+    with warnings.catch_warnings():  # of the grid's edges: tables have a star there
+        warnings.simplefilter("ignore", UserWarning)
+        best = sweep.best(share=SHARE)
     return Tuned(sweep.point(best)["learning_rate"], sweep.at(best))
 
 

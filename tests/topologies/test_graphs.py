@@ -229,15 +229,17 @@ def test_from_graph_takes_nodes_in_their_order():
 
 
 def test_from_graph_takes_edges_only():
-    """Not loops, multiples, attributes, nor edges of weight 0."""
+    """Not loops, multiples, attributes, nor edges of weight 0; it warns of attributes that look like weights."""
     graph = nx.MultiGraph([(0, 1), (0, 1), (1, 1), (1, 2)])
     for _, _, attributes in graph.edges(data=True):
         attributes["weight"] = 7.5
     graph[1][2][0]["weight"] = 0
-    np.testing.assert_allclose(topologies.from_graph(graph, name="mine").W, topologies.chain(3).W, rtol=0, atol=1e-15)
+    with pytest.warns(UserWarning, match="mine: the edges have an attribute 'weight', which is not used"):
+        np.testing.assert_allclose(topologies.from_graph(graph, name="mine").W, topologies.chain(3).W, rtol=0, atol=1e-15)
     weighted = nx.Graph()
     weighted.add_weighted_edges_from([(0, 1, 5.0), (1, 2, 0.0), (2, 3, math.nan)])
-    np.testing.assert_allclose(topologies.from_graph(weighted).W, topologies.chain(4).W, rtol=0, atol=1e-15)
+    with pytest.warns(UserWarning, match="pass weights='weight'"):
+        np.testing.assert_allclose(topologies.from_graph(weighted).W, topologies.chain(4).W, rtol=0, atol=1e-15)
 
 
 def test_an_edge_of_a_directed_graph_is_from_sender_to_receiver():

@@ -58,7 +58,7 @@ def measured_cluster(trained: Trained, bits: int | None = None) -> clusters.Clus
         ValueError: bits < 1; there is a worker of which no gradient was taken.
     """
     updates, N = trained.updates, trained.workers
-    bits = trained.bits if bits is None else checks.positive_int("measured_cluster: bits", bits)
+    bits = trained.bits if bits is None else checks.positive_int("measured_cluster: bits", bits, most=2**63 - 1)
     last = {name: values if values.ndim == 1 else values[:, 0] for name, values in updates.items()}
     tables = []
     for worker in range(N):

@@ -1,0 +1,50 @@
+"""Hyperparameters of a sweep that are used as Python values, which traced values are not: for the error message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dsgd.base import Algorithm
+from dsgd.engine import loop
+from dsgd.runs.jobs import Job
+from dsgd.runs.plans import Always
+
+
+def used_as_python_values(job: Job, factory: Callable[..., Algorithm], grid: dict[str, np.ndarray], error: Exception) -> list[str]:
+    """The hyperparameters with which alone the run cannot be traced, if it can be traced without any; by name.
+
+    Args:
+        job: the sweep that failed.
+        factory, grid: of the sweep.
+        error: with which it failed.
+    """
+    if not (isinstance(error, TypeError) or "Tracer" in str(error)):  # our own refusals show the value that they were given
+        return []
+    if not _traces(job._replace(plan=job.plan._replace(build=Always(job.algorithm), runs=1), points={})):
+        return []
+    first = {name: values[0].item() for name, values in grid.items()}
+
+    def alone(name: str) -> Job:
+        others = {other: value for other, value in first.items() if other != name}
+        plan = job.plan._replace(build=lambda point: factory(**others, **point))
+        return job._replace(plan=plan, points={name: job.points[name]})
+
+    return [name for name in grid if not _traces(alone(name))]
+
+
+def _traces(job: Job) -> bool:
+    plan, points, keys = job.plan, job.points, job.keys
+    batches = None if job.feed is None else jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), job.feed.first)
+    chunk: Any = loop.Chunk(*[jax.ShapeDtypeStruct((), jnp.int32)] * 4)
+    try:
+        carry = jax.eval_shape(partial(loop.start, plan), points, keys)
+        jax.eval_shape(partial(loop.advance, plan), carry, points, keys, job.problem.data, job.problem.shared, batches, chunk)
+    except (TypeError, ValueError):
+        return False
+    return True
