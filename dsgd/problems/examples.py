@@ -41,7 +41,8 @@ class minibatch:  # noqa: N801 (made and called like the functions that it stand
 
     Args:
         batch_size: B.
-        replacement: whether one sample may be drawn twice in a batch.
+        replacement: whether one sample may be drawn twice in a batch. Without, the batch of a worker with m < B samples has all m, in
+            random order; the weights of the other B - m are 0, so that means are over the m.
 
     Raises:
         ValueError: batch_size < 1.
@@ -60,12 +61,15 @@ class minibatch:  # noqa: N801 (made and called like the functions that it stand
             # One draw of bits a sample, where randint draws two: the remainder favours some by size / 2^32.
             size = jnp.sum(mine.weights).astype(jnp.uint32)
             chosen = jax.random.bits(key, (self.batch_size,), jnp.uint32) % size
+            counted = jnp.ones(self.batch_size, mine.weights.dtype)
         else:
-            # The B largest of one random number a sample: a uniform draw without replacement. Padding never wins.
+            # The B largest of one random number a sample: a uniform draw without replacement. Padding comes last, and does not count.
             lots = jax.random.uniform(key, mine.weights.shape)
-            _, chosen = lax.top_k(jnp.where(mine.weights > 0, lots, -1), self.batch_size)
+            _, chosen = lax.top_k(jnp.where(mine.weights > 0, lots, -1), min(self.batch_size, lots.size))
+            chosen = jnp.pad(chosen, (0, self.batch_size - chosen.size))
+            counted = (jnp.arange(self.batch_size) < jnp.sum(mine.weights)).astype(mine.weights.dtype)
         inputs, targets = jax.tree.map(lambda leaf: leaf[chosen], (mine.inputs, mine.targets))
-        return Examples(inputs, targets, jnp.ones(self.batch_size, mine.weights.dtype))
+        return Examples(inputs, targets, counted)
 
 
 def first(batch: Examples, samples: jax.Array) -> Examples:
