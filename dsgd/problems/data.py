@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import operator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -42,7 +43,7 @@ class Dataset(NamedTuple):
     labels: np.ndarray | None = None
 
 
-DataSource = Annotated[str | Path | Dataset | tuple[Any, Any], "a name, a file's path, a Dataset, or a pair (inputs, classes)"]
+DataSource = Annotated[str | Path | Dataset | Sequence[Any], "a name, a file's path, a Dataset, or a pair (inputs, classes)"]
 
 
 @checks.arguments
@@ -95,7 +96,7 @@ def _pair(data: Any) -> tuple[Any, Any]:
 
 def _from_file(path: Path, data: str, target: str | None) -> Dataset:
     """Of a file in LIBSVM's format or of CSV."""
-    if path.name.endswith(tables.ENDS) and files.is_file(path):
+    if path.name.endswith(tables.ENDS) and files.is_there(path):
         return _from_arrays(path.name, *tables.read(path, target), f"{path}")
     found = svmlight.find(path)
     if found is None:

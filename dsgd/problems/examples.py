@@ -117,7 +117,7 @@ def one(samples: PyTree) -> PyTree:
     return jax.tree.map(kind, samples, is_leaf=lambda node: isinstance(node, sparse.SparseRows))
 
 
-def arrays(what: str, pair: tuple[Any, Any]) -> tuple[PyTree, PyTree]:
+def arrays(what: str, pair: Any) -> tuple[PyTree, PyTree]:
     """Inputs and targets as numpy arrays.
 
     Args:

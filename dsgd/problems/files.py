@@ -13,7 +13,7 @@ import pickletools
 import string
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -180,7 +180,7 @@ def _idx_file(images: _Images, folder: Path, name: str, dimensions: int) -> Path
 
 def _read_cifar(cifar: _Cifar, folder: Path) -> Arrays:
     """The batches, binary (`data_batch_1.bin`, ...) or pickled (`data_batch_1`, ...)."""
-    folder = next((folder / inner for inner in cifar.folders if (folder / inner).is_dir()), folder)
+    folder = next((folder / inner for inner in cifar.folders if is_there(folder / inner, Path.is_dir)), folder)
     train = [_read_batch(cifar, folder, name) for name in cifar.train]
     test = _read_batch(cifar, folder, cifar.test)
     inputs, targets = (np.concatenate(arrays) for arrays in zip(*train, strict=True))
@@ -287,17 +287,17 @@ class _Inert(pickle.Unpickler):
         return self._ALLOWED[module, name]
 
 
-def is_file(path: Path) -> bool:
-    """Whether it is a file that can be found; also of names too long, or with null bytes, or in folders that are closed."""
+def is_there(path: Path, kind: Callable[[Path], bool] = Path.is_file) -> bool:
+    """Whether there is such a file, or folder; also of names too long, or with null bytes, or in folders that are closed."""
     try:
-        return path.is_file()
+        return kind(path)
     except (OSError, ValueError):
         return False
 
 
 def _first_there(paths: Sequence[Path]) -> Path:
     for path in paths:
-        if is_file(path):
+        if is_there(path):
             return path
     others = f", nor {len(paths) - 2} like them" if len(paths) > 2 else ""
     first = repr(str(paths[0]))[1:-1]  # null bytes as they are written

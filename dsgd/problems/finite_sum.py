@@ -115,7 +115,7 @@ def _means(values: jax.Array) -> jax.Array:
 def finite_sum(
     model: Any,
     loss: Callable[[PyTree, PyTree], jax.Array],
-    data: Annotated[tuple[Any, Any] | ByWorker, "a pair (inputs, targets), or problems.ByWorker"],
+    data: Annotated[Sequence[Any] | ByWorker, "a pair (inputs, targets), or problems.ByWorker"],
     workers: int = 16,
     partition: str | Sequence[Any] = "iid",
     *,

@@ -9,7 +9,7 @@ import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -40,7 +40,7 @@ def find(path: Path) -> tuple[Path, Path | None] | None:
 
 
 def _existing(folder: Path, names: list[str]) -> Iterator[Path]:
-    return (there for name in names for packed in ("", *_OPENED) if files.is_file(there := folder / f"{name}{packed}"))
+    return (there for name in names for packed in ("", *_OPENED) if files.is_there(there := folder / f"{name}{packed}"))
 
 
 def read(*paths: Path) -> list[tuple[csr_array, np.ndarray]]:
@@ -77,7 +77,7 @@ def _read(path: Path) -> tuple[csr_array, np.ndarray]:
     return csr_array(matrix), labels
 
 
-def _open(path: Path) -> IO[bytes]:
+def _open(path: Path) -> Any:
     return _OPENED[path.suffix](path, "rb") if path.suffix in _OPENED else path.open("rb")
 
 

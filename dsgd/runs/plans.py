@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from dsgd import checks, workers
+from dsgd import array_likes, checks, workers
 from dsgd.base import Algorithm, Problem
 from dsgd.clusters import Cluster
 from dsgd.engine import loop, protocol
@@ -91,12 +91,24 @@ def check_runnable(algorithm: Algorithm, problem: Problem, key: jax.Array, clust
         if np.ndim(leaf) < 1 or np.shape(leaf)[0] != N:
             where = jax.tree_util.keystr(path)
             raise ValueError(f"{problem.name}: data{where} has shape {np.shape(leaf)}; need the leading axis of the {N} workers")
+    _need_kept(problem)
     _need_weights(problem, N)
     params = protocol.parameters(problem)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             where = jax.tree_util.keystr(path) or "they"
             raise ValueError(f"{problem.name}: parameters must be floating point, but {where} has dtype {leaf.dtype}")
+
+
+def _need_kept(problem: Problem) -> None:
+    """Raises a ValueError where JAX would change values of the data on their way to the devices, or cannot take them."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path({"data": problem.data, "shared": problem.shared}):
+        where = f"{problem.name}: {path[0].key}{jax.tree_util.keystr(path[1:])}"
+        if isinstance(leaf, jax.Array):
+            continue
+        array_likes.kept(where, array_likes.numbers(where, leaf))
+        if not isinstance(leaf, np.ndarray | np.generic | bool | int | float):
+            raise ValueError(f"{where} is a {type(leaf).__name__}; expected an array of numpy or JAX: pass numpy.asarray(...)")
 
 
 def _need_weights(problem: Problem, N: int) -> None:
