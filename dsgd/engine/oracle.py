@@ -105,6 +105,8 @@ def _asked(function: Callable, problem: Problem, query: Query, key: jax.Array, d
         raise ValueError("a method that asks for exact gradients, with batches from outside: need a method on batches")
     if query.draws is not None and batches is not None:
         raise ValueError("a method that draws batches once more, with batches from outside: need those that the problem draws")
+    if problem.numbered and query.draws is None and batches is None and not query.exact:
+        raise ValueError(f"{problem.name}: its batches are numbered, but the query has no draws; expected Query(draws=int32 [N])")
     ids = workers.ids(N) if query.workers is None else query.workers
     here, places = (None, None) if query.workers is None else workers.find(ids, N)
 
@@ -119,6 +121,9 @@ def _asked(function: Callable, problem: Problem, query: Query, key: jax.Array, d
         if batches is not None:
             return block(batches, rows) if m is None else jax.tree.map(lambda leaf: leaf[jnp.arange(len(m)), m], block(parts, rows))
         mine = ids if rows is None else ids[rows]
+        if problem.numbered:
+            numbers = jnp.asarray(query.draws)[mine] + (0 if m is None else turns[mine, m])
+            return jax.vmap(problem.sample)(jax.vmap(partial(jax.random.fold_in, key))(mine), block(data, rows), numbers)
         if query.draws is not None:
             of_draws = jax.vmap(partial(jax.random.fold_in, key))(jnp.asarray(query.draws)[mine] + (0 if m is None else m))
             own = jax.vmap(jax.random.fold_in)(of_draws, mine)
@@ -145,6 +150,7 @@ def _asked(function: Callable, problem: Problem, query: Query, key: jax.Array, d
         else:
             M = samples.shape[1]
             parts, keys = _split(problem, batches, M), of_turns(key, M)
+            turns = jnp.cumsum(query.work.samples > 0, axis=1, dtype=jnp.int32) - 1  # of a worker's draws in this round
             computed = units.summed(compute, samples, tuple(factors))
     return computed if here is None else workers.select(here, computed)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from dsgd.base import Problem, PyTree
 from dsgd.engine import accumulate, oracle, protocol
 from dsgd.problems.adapters import adapt
 from dsgd.problems.blocks import ByWorker
-from dsgd.problems.examples import Examples, arrays, first, minibatch, on_device, pad
+from dsgd.problems.examples import EPOCH, Examples, arrays, first, minibatch, on_device, pad
 from dsgd.problems.partition import BY_CLASS, need_parts, split
 
 PerSample = Callable[[PyTree, PyTree], jax.Array]  # (outputs, targets) -> [m, ...]
@@ -123,7 +123,7 @@ def finite_sum(
     min_samples: int = 1,
     weights: str | Sequence[float] | np.ndarray = "equal",
     batch_size: int = 16,
-    replacement: bool = True,
+    replacement: bool | Literal["epoch"] = True,
     l2: float = 0.0,
     seed: int = 0,
     test: Annotated[tuple[Any, Any] | None, "a pair (inputs, targets), or None"] = None,
@@ -149,7 +149,8 @@ def finite_sum(
             least 0, which are divided by their mean. The objective, gradients and averages of models have them (`dsgd.Problem`).
         batch_size: B, samples that each worker draws in a round.
         replacement: whether a batch is drawn with replacement. Without, the batch of a worker with m < B samples has all m, and its mean
-            is over those.
+            is over those. "epoch": each worker goes through its samples in a random order, then in another one, and so on, in batches of
+            min(B, m); see `dsgd.problems.minibatch`.
         l2: weight of the squared norm.
         seed: of the partition.
         test: (inputs, targets) that no worker has.
@@ -176,6 +177,8 @@ def finite_sum(
         sizes = list(map(len, parts))
         stacked = pad(inputs, targets, parts)
     _need_samples(name, sizes, min_samples)
+    if replacement == EPOCH and max(sizes) * batch_size >= 1 << 32:
+        raise ValueError(f"{name}: epochs of {max(sizes)} samples in batches of {batch_size}; expected a product below 2^32")
     shared = _held_out(test, metrics, some)
     rows = jax.eval_shape(_rows, stacked)
     functions, measured = adapt(model, rows.inputs), tuple((metrics or {}).items())
@@ -196,7 +199,8 @@ def finite_sum(
         samples=max(sizes),
         take=first,
         weights=_weights(name, weights, sizes),
-        batch_sizes=None if replacement or min(sizes) >= batch_size else tuple(min(batch_size, size) for size in sizes),
+        numbered=replacement == EPOCH,
+        batch_sizes=None if replacement is True or min(sizes) >= batch_size else tuple(min(batch_size, size) for size in sizes),
     )
 
 

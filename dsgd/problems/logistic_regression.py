@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ def logistic_regression(
     min_samples: int = 1,
     weights: str | Sequence[float] | np.ndarray = "equal",
     batch_size: int = 16,
-    replacement: bool = True,
+    replacement: bool | Literal["epoch"] = True,
     l2: float = 1e-4,
     seed: int = 0,
     data_dir: str | Path | None = None,

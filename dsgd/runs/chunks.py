@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dsgd import workers
-from dsgd.base import PyTree, Result
+from dsgd.base import PyTree, Result, State
 from dsgd.engine import loop, programs, protocol
 from dsgd.machines import agreement, arrays
 from dsgd.runs import identity, plans, starts, suspects
@@ -134,7 +134,7 @@ class _Drive:
         like = loop.shapes(plan, self.points, self.keys)
         found = self.checkpoint.restore(like) if self.checkpoint else None
         if found is None:
-            return starts.placed(start, like) if start else programs.call(loop.start, plan, self.points, self.keys)
+            return self._placed(start, like) if start else programs.call(loop.start, plan, self.points, self.keys)
         carry, records = found
         self.log.resume(records)
         if self.log.steps[-1] > self.last:
@@ -142,6 +142,12 @@ class _Drive:
             raise ValueError(f"steps = {self.job.steps}, but the checkpoint has {done} rounds: need at least as many steps")
         self._check()
         return carry
+
+    def _placed(self, start: State, like: loop.Carry) -> loop.Carry:
+        """Where another run ended. Draws that are numbered go on as if all micro-batches of its rounds had been drawn."""
+        plan, before = self.job.plan, self.job.before
+        drawn = before * loop.micro_batches(plan, self.points, self.keys, like) if plan.problem.numbered else 0
+        return starts.placed(start, like, drawn)
 
     def _send(self) -> None:
         """Queues the next chunk before the last one is read, so that the devices never wait for the host."""

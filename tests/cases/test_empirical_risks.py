@@ -255,3 +255,119 @@ def test_a_minimum_that_is_not_found_says_what_the_best_draw_had():
         problems.split(labels, 20, "dirichlet", alpha=0.1, min_samples=70)
     with pytest.raises(ValueError, match="worker 0 has 1 samples; expected at least min_samples = 2"):
         numbered(min_samples=2)
+
+
+# Epochs by reshuffling.
+
+
+def _entry(params: jax.Array, inputs: jax.Array) -> jax.Array:
+    return params[inputs]
+
+
+def _minus(outputs: jax.Array, targets: tuple[()]) -> jax.Array:
+    return -outputs
+
+
+def _entries(key: jax.Array) -> jax.Array:
+    return jnp.zeros(M)
+
+
+@cache
+def counting(batch_size: int = 3) -> dsgd.Problem:
+    """The gradient of a batch is -1/b at the numbers of its samples: a method's step counts them."""
+    model = problems.Model(_entries, _entry)
+    return problems.finite_sum(model, _minus, (np.arange(M), ()), N, PARTS, batch_size=batch_size, replacement="epoch")
+
+
+def visits(params: jax.Array, batch_size: int = 3) -> list[np.ndarray]:
+    """How often each worker has drawn each of its samples, after steps of size N along the mean."""
+    return [np.asarray(params)[part] * min(batch_size, len(part)) for part in PARTS]
+
+
+COUNTING = algorithms.minibatch_sgd(optax.sgd(float(N)))
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 6, 7, 12, 36])
+def test_each_epoch_visits_each_sample_once(steps):
+    found = dsgd.run(COUNTING, counting(), steps=steps, key=KEY, mesh=1).params
+    for times, size in zip(visits(found), SIZES, strict=True):
+        whole, more = divmod(steps * min(3, size), size)
+        np.testing.assert_allclose(np.sort(times), [whole] * (size - more) + [whole + 1] * more, rtol=1e-5)
+
+
+def order(n: int, key: jax.Array, batches: range, batch_size: int = 3) -> list[int]:
+    """The samples in worker n's batches of a run."""
+    problem = counting(batch_size)
+    data = jax.tree.map(lambda leaf: leaf[n], problem.data)
+    drawn = [problem.sample(key, data, jnp.int32(k)) for k in batches]
+    return [int(sample) for batch in drawn for sample in batch.inputs[batch.weights > 0]]
+
+
+def test_orders_differ_by_epoch_worker_and_seed():
+    nine = order(3, KEY, range(3))
+    assert sorted(nine) == list(PARTS[3])
+    assert order(3, KEY, range(3, 6)) != nine
+    assert order(3, jax.random.key(1), range(3)) != nine
+    runs = [dsgd.run(COUNTING, counting(), steps=1, key=jax.random.key(seed), mesh=1).params for seed in range(5)]
+    assert len({tuple(np.flatnonzero(run)) for run in map(np.asarray, runs)}) > 1
+
+
+def test_all_orders_of_an_epoch_are_equally_likely():
+    problem, M = counting(4), 4
+    data = jax.tree.map(lambda leaf: leaf[2], problem.data)
+    keys = jax.random.split(KEY, 24 * 400)
+    drawn = np.asarray(jax.jit(jax.vmap(lambda key: problem.sample(key, data, jnp.int32(7)).inputs))(keys))
+    _, times = np.unique(drawn @ (10 ** np.arange(M)), return_counts=True)
+    assert len(times) == 24
+    assert ((times - 400) ** 2 / 400).sum() < 60  # chi^2 with 23 degrees of freedom: 1 in 30,000 is above
+
+
+def test_epochs_do_not_depend_on_devices_chunks_or_interruptions(tmp_path):
+    whole = dsgd.run(COUNTING, counting(), steps=7, key=KEY, mesh=1)
+    np.testing.assert_array_equal(dsgd.run(COUNTING, counting(), steps=7, key=KEY, mesh=4).params, whole.params)
+    for steps in (2, 5, 7):
+        resumed = dsgd.run(COUNTING, counting(), steps=steps, key=KEY, mesh=1, checkpoint=tmp_path)
+    np.testing.assert_array_equal(resumed.params, whole.params)
+    first = dsgd.run(COUNTING, counting(), steps=3, key=KEY, mesh=1)
+    np.testing.assert_array_equal(dsgd.run(COUNTING, counting(), steps=4, key=KEY, mesh=1, start=first).params, whole.params)
+
+
+def test_micro_batches_that_are_not_computed_wait_for_the_next_round():
+    """In 6 rounds each worker computes 9 batches, in places that change: worker 3 three epochs of its 9 samples."""
+
+    def places(state, round):
+        counted = jnp.stack([jnp.full(N, round.step % 2 == 1), jnp.ones(N, bool)], axis=1)
+        return dsgd.Work(counted, jnp.ones((N, 2)))
+
+    found = dsgd.run(algorithms.unequal_work(COUNTING, places), counting(), steps=6, key=KEY, mesh=1).params
+    np.testing.assert_allclose(visits(found)[3], 3, rtol=1e-5)
+
+
+def test_a_stage_goes_on_after_all_micro_batches_of_the_rounds_before():
+    method = algorithms.unequal_work(COUNTING, dsgd.Work(np.ones((N, 3), bool), np.ones((N, 3), np.float32)))
+    first = dsgd.run(method, counting(), steps=1, key=KEY, mesh=1)
+    np.testing.assert_allclose(visits(first.params)[3], 1, rtol=1e-5)
+    second = dsgd.run(method, counting(), steps=1, key=KEY, mesh=1, start=first)
+    np.testing.assert_allclose(visits(second.params)[3], 2, rtol=1e-5)
+
+
+def test_a_worker_that_was_away_goes_on_in_its_epoch():
+    there = np.array([[True] * N, [False] * N, [True] * N, [True] * N])
+    cluster = clusters.Cluster(clusters.constant(1.0), present=clusters.trace(there.T.astype(float), 1.0))
+    found = dsgd.run(COUNTING, counting(), steps=4, key=KEY, mesh=1, cluster=cluster).params
+    np.testing.assert_allclose(visits(found)[3], 1, rtol=1e-5)
+
+
+def test_a_worker_that_is_asked_goes_on_in_its_own_epoch():
+    """Of SGD, which asks one worker a round: each has drawn its samples equally often, or once more."""
+    found = dsgd.run(algorithms.sgd(optax.sgd(1.0)), counting(), steps=20, key=KEY, mesh=1)
+    for times in visits(found.params):
+        assert np.ptp(np.round(times)) <= 1
+    assert sum(round(times.sum() / min(3, size)) for times, size in zip(visits(found.params), SIZES, strict=True)) == 20
+
+
+def test_every_method_takes_batches_of_epochs():
+    for name in ("asgd", "local-sgd"):
+        method = algorithms.make(name, optax.sgd(0.1), N)
+        assert np.isfinite(dsgd.run(method, means(replacement="epoch"), steps=2, key=KEY, mesh=1).params).all()
+    dsgd.compile_round(COUNTING, counting(), 1)
