@@ -266,7 +266,8 @@ class Problem(NamedTuple):
     Args:
         init: key -> params.
         loss: (params, batch) -> scalar, the mean loss of worker n's batch; of its whole data it is f_n.
-        data: a pytree, every leaf `[N, ...]`; `data[n]` is all that worker n has.
+        data: a pytree, every leaf `[N, ...]`; `data[n]` is all that worker n has. Or a pool of the samples of workers that have very
+            different numbers of them (`dsgd.engine.pooled`).
         sample: (key, data[n]) -> a batch of worker n. `dsgd.problems.minibatch(...)` makes one.
         gradient: (params, batch) -> gradient; None: `jax.grad(loss)`.
         evaluate: (params, data block, shared) -> (scalars by name, with "loss" = f(x); f'(x), or None: it is not computed, and

@@ -13,9 +13,13 @@ from jax.tree_util import keystr, tree_leaves_with_path
 
 from dsgd import checks
 from dsgd.base import PyTree
+from dsgd.engine.pooled import Pooled, pool
+from dsgd.machines import agreement
 from dsgd.machines.arrays import by_worker, from_host
 
 EPOCH = "epoch"
+_LONG = 1 << 16  # samples of a worker up to which a draw without replacement has a random number for each
+_WASTE = 1 << 20  # bytes of padding that are not worth another layout
 _TURNS = 32  # of an order: after so many, the chance that a sample has never been moved is 2^-32
 
 
@@ -64,25 +68,42 @@ class minibatch:  # noqa: N801 (made and called like the functions that it stand
         if not isinstance(self.replacement, bool) and self.replacement != EPOCH:
             raise ValueError(f"minibatch: replacement = {self.replacement!r}; expected True, False or {EPOCH!r}")
 
-    def __call__(self, key: jax.Array, mine: Examples, number: jax.Array | None = None) -> Examples:
+    def __call__(self, key: jax.Array, mine: Examples | Pooled, number: jax.Array | None = None) -> Examples:
+        if isinstance(mine, Pooled):
+            chosen, counted = self._chosen(key, mine.size.astype(jnp.uint32), mine.longest, number, mine.longest > _LONG)
+            return mine.batch(mine.offset + chosen.astype(jnp.int32), counted.astype(jnp.result_type(float)))
+        size = jnp.sum(mine.weights).astype(jnp.uint32)
+        chosen, counted = self._chosen(key, size, mine.weights.shape[0], number)
+        inputs, targets = jax.tree.map(lambda leaf: leaf[chosen], (mine.inputs, mine.targets))
+        return Examples(inputs, targets, counted.astype(mine.weights.dtype))
+
+    def _chosen(
+        self, key: jax.Array, size: jax.Array, longest: int, number: jax.Array | None, many: bool = False
+    ) -> tuple[jax.Array, jax.Array]:
+        """Rows of a worker with so many samples, `[B]`, and which of them count.
+
+        Args:
+            key: of the draw.
+            size: m, uint32.
+            longest: at least m, of all workers.
+            number: of the batch, if it is of epochs.
+            many: whether a random number for each of the longest worker's samples is too much.
+        """
+        B = self.batch_size
         if self.replacement == EPOCH:
             if number is None:
                 raise ValueError("minibatch: batches of epochs are numbered; pass numbered=True to the Problem")
-            chosen, counted = _of_epoch(key, number, self.batch_size, jnp.sum(mine.weights).astype(jnp.uint32))
-            counted = counted.astype(mine.weights.dtype)
-        elif self.replacement:
+            return _of_epoch(key, number, B, size)
+        if self.replacement:
             # One draw of bits a sample, where randint draws two: the remainder favours some by size / 2^32.
-            size = jnp.sum(mine.weights).astype(jnp.uint32)
-            chosen = jax.random.bits(key, (self.batch_size,), jnp.uint32) % size
-            counted = jnp.ones(self.batch_size, mine.weights.dtype)
-        else:
-            # The B largest of one random number a sample: a uniform draw without replacement. Padding comes last, and does not count.
-            lots = jax.random.uniform(key, mine.weights.shape)
-            _, chosen = lax.top_k(jnp.where(mine.weights > 0, lots, -1), min(self.batch_size, lots.size))
-            chosen = jnp.pad(chosen, (0, self.batch_size - chosen.size))
-            counted = (jnp.arange(self.batch_size) < jnp.sum(mine.weights)).astype(mine.weights.dtype)
-        inputs, targets = jax.tree.map(lambda leaf: leaf[chosen], (mine.inputs, mine.targets))
-        return Examples(inputs, targets, counted)
+            return jax.random.bits(key, (B,), jnp.uint32) % size, jnp.ones(B, bool)
+        counted = jnp.arange(B) < size
+        if many:
+            return _Order.drawn(key, size).of(jnp.arange(B, dtype=jnp.uint32) % size, size), counted
+        # The B largest of one random number a sample: a uniform draw without replacement. Padding comes last, and does not count.
+        lots = jax.random.uniform(key, (longest,))
+        _, chosen = lax.top_k(jnp.where(jnp.arange(longest) < size, lots, -1), min(B, longest))
+        return jnp.pad(chosen, (0, B - chosen.size)), counted
 
 
 def _of_epoch(key: jax.Array, number: jax.Array, batch_size: int, m: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -93,7 +114,7 @@ def _of_epoch(key: jax.Array, number: jax.Array, batch_size: int, m: jax.Array) 
     place = offset + jnp.arange(batch_size, dtype=jnp.uint32)
     later = place >= m
     orders = [_Order.drawn(jax.random.fold_in(key, epoch + i), m) for i in range(2)]
-    order = jax.tree.map(lambda now, next: jnp.where(later, next[:, None], now[:, None]), *orders)
+    order = jax.tree.map(lambda now, next: jnp.where(later[None], next[:, None], now[:, None]), *orders)
     return order.of(jnp.where(later, place - m, place) % m, m), jnp.arange(batch_size) < size
 
 
@@ -158,6 +179,19 @@ def pad(inputs: PyTree, targets: PyTree, parts: list[np.ndarray]) -> Examples:
     weights = by_worker(lambda some: real[some].astype(jnp.result_type(float)), len(parts))
     inputs, targets = jax.tree.map(stacked, (inputs, targets))
     return Examples(inputs, targets, weights)
+
+
+def stacked(inputs: PyTree, targets: PyTree, parts: list[np.ndarray]) -> Examples | Pooled:
+    """The workers' samples as `pad` has them; or in one pool, if padding would more than double the memory, by more than a megabyte.
+
+    In runs of several processes they are padded.
+    """
+    N, sizes = len(parts), [len(part) for part in parts]
+    row = sum(leaf[:1].nbytes for leaf in jax.tree.leaves((inputs, targets)))
+    more = N * max(sizes) - sum(sizes)
+    if agreement.alone() and more > sum(sizes) and more * row > _WASTE:
+        return pool(*jax.tree.map(converted, (inputs, targets)), parts, Examples)
+    return pad(inputs, targets, parts)
 
 
 def on_device(inputs: PyTree, targets: PyTree) -> Examples:

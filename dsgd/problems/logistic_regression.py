@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -14,9 +14,12 @@ import optax
 
 from dsgd import checks
 from dsgd.base import Problem
+from dsgd.engine import pooled
+from dsgd.engine.pooled import Pooled
 from dsgd.machines import agreement, arrays
 from dsgd.problems.adapters import Model
 from dsgd.problems.data import DataSource, load
+from dsgd.problems.examples import Examples
 from dsgd.problems.finite_sum import finite_sum, right
 
 _DENSE = 256  # smaller side of a matrix up to which a whole SVD costs nothing
@@ -101,13 +104,22 @@ def _logits(params: Linear, inputs: jax.Array) -> jax.Array:
 
 
 def _smoothness(problem: Problem, l2: float) -> float:
-    largest, data = 0.0, problem.data
-    for n, inputs, weights in zip(arrays.own_workers(problem.workers), arrays.own(data.inputs), arrays.own(data.weights), strict=True):
-        rows = inputs[weights > 0].astype(np.float64)
+    largest = 0.0
+    for n, inputs in zip(arrays.own_workers(problem.workers), _own_inputs(problem.data), strict=True):
+        rows = inputs.astype(np.float64)
         features = np.concatenate([rows.reshape(len(rows), -1), np.ones((len(rows), 1))], axis=1)
         factor = 1.0 if problem.weights is None else max(1.0, problem.weights[n])
         largest = max(largest, factor * (_spectral_norm(features) ** 2 / (2 * len(rows)) + l2))
     return agreement.largest("smoothness of logistic_regression", largest)
+
+
+def _own_inputs(data: Examples | Pooled) -> Iterator[np.ndarray]:
+    """The inputs of each of this process's workers, `[m, ...]`."""
+    if isinstance(data, Pooled):
+        host = jax.tree.map(np.asarray, data)
+        yield from (pooled.of_worker(host, n).inputs for n in range(len(host.size)))
+    else:
+        yield from (inputs[weights > 0] for inputs, weights in zip(arrays.own(data.inputs), arrays.own(data.weights), strict=True))
 
 
 def _spectral_norm(matrix: np.ndarray) -> float:

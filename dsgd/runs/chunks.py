@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from dsgd import workers
 from dsgd.base import PyTree, Result, State
-from dsgd.engine import loop, programs, protocol
+from dsgd.engine import loop, pooled, programs, protocol
 from dsgd.machines import agreement, arrays
 from dsgd.runs import identity, plans, starts, suspects
 from dsgd.runs.checkpoints import Checkpoint
@@ -76,7 +76,7 @@ class _Drive:
         plan, everywhere = job.plan, NamedSharding(job.plan.mesh, P())
         self.job, self.watch, self.checkpoint, self.stop = job, watch, checkpoint, stop
         self.several = plan.mesh.is_multi_process
-        self.data = arrays.place(job.problem.data, NamedSharding(plan.mesh, P(workers.AXIS)))
+        self.data = arrays.place(pooled.laid_out(job.problem.data, plan.mesh.size), NamedSharding(plan.mesh, P(workers.AXIS)))
         self.shared, self.points, self.keys = arrays.place((job.problem.shared, job.points, job.keys), everywhere)
         self.log = Log(runs=plan.runs, N=plan.N, record_every=plan.record_every, first=job.before)
         self.last = job.before + job.steps

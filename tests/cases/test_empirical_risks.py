@@ -14,7 +14,10 @@ import pytest
 
 import algorithms
 import dsgd
+import topologies
 from dsgd import clusters, problems
+from dsgd.engine import pooled
+from dsgd.problems.examples import pad
 
 SIZES = [1, 2, 4, 9]
 N, M = len(SIZES), sum(SIZES)
@@ -371,3 +374,109 @@ def test_every_method_takes_batches_of_epochs():
         method = algorithms.make(name, optax.sgd(0.1), N)
         assert np.isfinite(dsgd.run(method, means(replacement="epoch"), steps=2, key=KEY, mesh=1).params).all()
     dsgd.compile_round(COUNTING, counting(), 1)
+
+
+# Very unequal clients.
+
+UNEQUAL = [3, 5, 2, 4000, 7, 1, 10, 6]
+ROWS = np.random.default_rng(0).normal(size=(sum(UNEQUAL), 20)).astype(np.float32)
+VALUES = (ROWS @ np.ones(20) + np.arange(len(ROWS)) % 7).astype(np.float32)
+
+
+def _linear(params: jax.Array, inputs: jax.Array) -> jax.Array:
+    return inputs @ params
+
+
+def _start(key: jax.Array) -> jax.Array:
+    return jnp.zeros(20)
+
+
+@cache
+def unequal(**options: Any) -> dsgd.Problem:
+    parts = np.split(np.random.default_rng(1).permutation(len(ROWS)), np.cumsum(UNEQUAL)[:-1])
+    options = {"batch_size": 4, **options}
+    return problems.finite_sum(problems.Model(_start, _linear), optax.squared_error, (ROWS, VALUES), 8, parts, **options)
+
+
+@cache
+def with_padding(**options: Any) -> dsgd.Problem:
+    """The same problem with the arrays `[N, longest, ...]`."""
+    problem = unequal(**options)
+    rows = [pooled.of_worker(problem.data, n) for n in range(8)]
+    inputs, targets = (np.concatenate([leaf[which] for leaf in rows]) for which in range(2))
+    return problem._replace(data=pad(inputs, targets, np.split(np.arange(len(ROWS)), np.cumsum(UNEQUAL)[:-1])))
+
+
+def bytes_of(data: Any) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(data))
+
+
+def test_memory_is_that_of_the_samples():
+    samples = ROWS.nbytes + VALUES.nbytes
+    assert bytes_of(unequal().data) < 1.01 * samples
+    assert bytes_of(with_padding().data) > 7 * samples
+    data = problems.ByWorker(lambda n: (ROWS[: UNEQUAL[n]], VALUES[: UNEQUAL[n]]))
+    by_worker = problems.finite_sum(problems.Model(_start, _linear), optax.squared_error, data, 8)
+    assert bytes_of(by_worker.data) < 1.01 * samples
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_each_device_has_at_most_the_rows_of_the_one_with_the_most(devices):
+    sizes = np.array(UNEQUAL).reshape(devices, -1)
+    data = pooled.laid_out(unequal().data, devices)
+    n = 8 // devices
+    assert data.inputs.shape[1] == -(-sizes.sum(axis=1).max() // n)
+    for n_th, size in enumerate(UNEQUAL):
+        device = n_th // n
+        flat = np.asarray(data.inputs)[device * n : (device + 1) * n].reshape(-1, 20)
+        begin = int(data.offset[n_th])
+        np.testing.assert_array_equal(flat[begin : begin + size], pooled.of_worker(unequal().data, n_th).inputs)
+
+
+MB = algorithms.minibatch_sgd(optax.sgd(0.01))
+GOSSIP = algorithms.decentralized_sgd(optax.sgd(0.01), topologies.ring(8))
+RUNS = {
+    "batches": (MB, {}),
+    "without replacement": (algorithms.local_sgd(optax.sgd(0.01), 2), {"replacement": False}),
+    "epochs": (MB, {"replacement": "epoch"}),
+    "exact": (algorithms.gradient_descent(optax.sgd(0.01)), {"weights": "samples", "l2": 0.1}),
+    "exact at local models": (GOSSIP._replace(query=lambda state, round: GOSSIP.query(state, round)._replace(exact=True)), {"chunk": 64}),
+    "one worker": (algorithms.sgd(optax.sgd(0.01)), {"weights": "samples"}),
+    "micro-batches": (algorithms.unequal_work(MB, dsgd.work.micro_batches(np.arange(24).reshape(8, 3) % 2 == 0)), {}),
+}
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("name", RUNS)
+def test_runs_are_those_of_padded_arrays(name, devices):
+    method, options = RUNS[name]
+    train_loss = name != "one worker"
+    one, other = (
+        dsgd.run(method, problem(**options), steps=3, key=KEY, mesh=devices, train_loss=train_loss)
+        for problem, devices in ((unequal, devices), (with_padding, 1))
+    )
+    np.testing.assert_allclose(one.params, other.params, rtol=2e-5, atol=1e-6)
+    for scalar in ("loss", "grad_sqnorm", *["train_loss"] * train_loss):
+        np.testing.assert_allclose(one.history[scalar], other.history[scalar], rtol=2e-5)
+
+
+def test_the_objective_of_a_pool_without_an_evaluation_of_its_own():
+    for devices in (1, 2):
+        one, other = (
+            dsgd.run(COUNTING, problem._replace(evaluate=None), steps=1, key=KEY, mesh=devices).history["loss"][0]
+            for problem in (unequal(weights="samples"), with_padding(weights="samples"))
+        )
+        assert one == pytest.approx(other, rel=1e-5)
+        assert one == pytest.approx(np.mean(VALUES.astype(float) ** 2), rel=1e-5)
+
+
+def test_a_pool_resumes_on_another_number_of_devices(tmp_path):
+    method = algorithms.minibatch_sgd(optax.sgd(0.01))
+    dsgd.run(method, unequal(), steps=1, key=KEY, mesh=1, checkpoint=tmp_path)
+    resumed = dsgd.run(method, unequal(), steps=2, key=KEY, mesh=4, checkpoint=tmp_path)
+    np.testing.assert_allclose(resumed.params, dsgd.run(method, unequal(), steps=2, key=KEY, mesh=1).params, rtol=1e-5, atol=1e-7)
+
+
+def test_a_pool_laid_out_for_other_devices_is_refused():
+    with pytest.raises(ValueError, match="data laid out for 2 devices"):
+        dsgd.run(COUNTING, unequal()._replace(data=pooled.laid_out(unequal().data, 2)), steps=1, key=KEY, mesh=1)
