@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from dsgd import checks
 from dsgd.base import Algorithm, Key, Problem, PyTree, Result, State
 from dsgd.clusters import Cluster
-from dsgd.engine import loop, programs, protocol
+from dsgd.engine import loop, pooled, programs, protocol
 from dsgd.runs import chunks, starts
 from dsgd.runs.feed import Feed
 from dsgd.runs.history import History
@@ -137,5 +137,5 @@ def compile_round(
     check_runnable(algorithm, problem, key, cluster)
     plan = make_plan(Always(algorithm), problem, mesh, runs=0, size=1, record_every=1, cluster=cluster)
     state = jax.eval_shape(lambda: protocol.held(algorithm, problem, plan.N).init(problem.init(key), plan.N))
-    data = jax.eval_shape(lambda: problem.data)
+    data = jax.eval_shape(lambda: pooled.laid_out(problem.data, plan.mesh.size))
     return programs.traceable(loop.one_round, plan).lower(state, key, data).compile()
