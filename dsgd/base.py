@@ -275,6 +275,8 @@ class Problem(NamedTuple):
         samples: how many the worker with the most has, of which an exact gradient is; None where the word has no meaning.
         take: (batch, int32 b) -> the batch, of which only the first b samples count in `loss` and `gradient`, 1 <= b <= batch_size;
             None: batches are whole.
+        refuses: batches from outside, on the host, leaves `[rounds, N, ...]` -> in words why the loss has no meaning on them, or ""; None:
+            they are not looked at.
     """
 
     init: Callable
@@ -289,6 +291,7 @@ class Problem(NamedTuple):
     batch_size: int | None = None
     samples: int | None = None
     take: Callable | None = None
+    refuses: Callable | None = None
 
     @property
     def workers(self) -> int:

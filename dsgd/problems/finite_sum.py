@@ -14,6 +14,9 @@ import optax
 from dsgd import checks, workers
 from dsgd.base import Problem, PyTree
 from dsgd.engine import accumulate, oracle, protocol
+from dsgd.machines import agreement
+from dsgd.machines.arrays import own
+from dsgd.problems import targets as meaning
 from dsgd.problems.adapters import adapt
 from dsgd.problems.blocks import ByWorker
 from dsgd.problems.examples import Examples, arrays, first, minibatch, on_device, pad
@@ -151,7 +154,8 @@ def finite_sum(
 
     Raises:
         ValueError: data that do not fit together or are not finite, a model that is none of these or keeps more than parameters, losses
-            or metrics that are not of the samples, a batch larger than a worker's data, a worker without data, an index outside the
+            or metrics that are not of the samples, targets outside the classes or
+            probabilities that the loss takes them for, a batch larger than a worker's data, a worker without data, an index outside the
             data, l2 < 0, metrics without a test set and a test set without metrics.
     """
     for what, number in (("batch_size", batch_size), ("workers", workers), ("chunk", 1 if chunk is None else chunk)):
@@ -173,6 +177,8 @@ def finite_sum(
     params = jax.eval_shape(functions.init, jax.eval_shape(lambda: jax.random.key(0)))
     mean = MeanLoss(functions.apply, loss, l2)
     _need_per_sample(name, mean, measured, params, rows)
+    outputs = jax.eval_shape(functions.apply, params, accumulate.of_length(rows.inputs, 1))
+    _need_meaning(name, loss, measured, outputs, stacked, shared)
     at_once = chunk or accumulate.fitting(jax.value_and_grad(mean.total), params, rows)
     mean = replace(mean, at_once=max(batch_size, at_once // workers))
     return Problem(
@@ -186,6 +192,7 @@ def finite_sum(
         batch_size=batch_size,
         samples=max(sizes),
         take=first,
+        refuses=meaning.OfBatches(loss, outputs) if isinstance(outputs, jax.ShapeDtypeStruct) else None,
     )
 
 
@@ -245,3 +252,15 @@ def _need_per_sample(name: str, loss: MeanLoss, metrics: Metrics, params: PyTree
         if not fits or not (what != "loss" or jnp.issubdtype(two.dtype, jnp.floating)):
             given = f"{checks.typed(two)} for 2 samples, {checks.typed(three)} for 3"
             raise ValueError(f"{name}: {what} gives {given}; need floating point [m, ...], each sample's own")
+
+
+def _need_meaning(name: str, loss: PerSample, metrics: Metrics, outputs: PyTree, data: Examples, test: Examples | tuple[()]) -> None:
+    """Raises a ValueError, in all processes, if targets have no meaning for the loss or a metric."""
+    on_host = jax.tree.map(own, _rows(data).targets)
+    why = next(filter(None, agreement.exchange(f"targets of {name}", meaning.refusal(loss, outputs, on_host))), "")
+    if why:
+        raise ValueError(f"{name}: {why}")
+    held_out = jax.tree.map(np.asarray, test.targets) if isinstance(test, Examples) else ()
+    for what, function in (("loss", loss), *metrics):
+        if why := meaning.refusal(function, outputs, held_out):
+            raise ValueError(f"{name}: test set, {what}: {why}")

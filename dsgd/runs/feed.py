@@ -90,6 +90,9 @@ class Feed:
         self._taken += rounds
         taken += [taken[-1]] * (self.records * self._plan.record_every - rounds)
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *taken)
+        problem = self._plan.problem
+        if problem.refuses and (why := problem.refuses(stacked)):
+            raise ValueError(f"batches of rounds {self._taken - rounds} to {self._taken - 1}: {problem.name}: {why}")
         if self.not_finite is None:
             self.not_finite = _first_not_finite(stacked, self._taken - rounds)
         return arrays.place(stacked, NamedSharding(self._plan.mesh, P(None, workers.AXIS)))
