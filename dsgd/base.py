@@ -30,11 +30,13 @@ class State(NamedTuple):
         step: int32 scalar, rounds done.
         server: held once, the same on every device (a global model, the server's error memory, its optimiser state).
         workers: every leaf has a leading worker axis (local models, error memories, local optimiser states).
+        fixed: the leaves of the parameters that are not trained (`Problem.trainable`); a run puts them here, methods leave it ().
     """
 
     step: jax.Array
     server: PyTree = ()
     workers: PyTree = ()
+    fixed: PyTree = ()
 
 
 class Work(NamedTuple):
@@ -277,6 +279,12 @@ class Problem(NamedTuple):
             None: batches are whole.
         refuses: batches from outside, on the host, leaves `[rounds, N, ...]` -> in words why the loss has no meaning on them, or ""; None:
             they are not looked at.
+        keyed: (key, batch from outside) -> the batch, with the key of what its loss draws at random, as `sample` makes it; None: nothing is.
+        trainable: which leaves of the parameters are trained, a tree of bools that is a prefix of them, or a function from the parameters
+            (their shapes and types) to it; None: all. Methods see only leaves that are trainable and floating point, as a tree with None in
+            place of the others, which stay as they are: they are neither differentiated nor sent, and cost no bits.
+        statistics: (params, data block) -> params, of which leaves that are not trained are estimated from the data: running averages of
+            batch norm. For `evaluate` and for the model to take home; None: there are none.
     """
 
     init: Callable
@@ -292,6 +300,9 @@ class Problem(NamedTuple):
     samples: int | None = None
     take: Callable | None = None
     refuses: Callable | None = None
+    keyed: Callable | None = None
+    trainable: Any = None
+    statistics: Callable | None = None
 
     @property
     def workers(self) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 
 from dsgd import checks, workers
 from dsgd.base import Gradients, Params, Problem, PyTree, Query, Work
-from dsgd.engine import absence, accumulate, protocol, units
+from dsgd.engine import absence, accumulate, leaves, protocol, units
 
 RESERVED = {"step", "clock", "bits", "grad_sqnorm", "consensus", "train_loss", "evaluated", "samples", "present"}  # the history's own names
 _LATER = 1 << 31  # with m, what a round's key is folded with for micro-batch m > 0: workers' ids are below
@@ -95,14 +95,16 @@ def _asked(function: Callable, problem: Problem, query: Query, key: jax.Array, d
         if query.exact:
             return block(data, rows)
         if batches is not None:
-            return block(batches, rows) if m is None else jax.tree.map(lambda leaf: leaf[jnp.arange(len(m)), m], block(parts, rows))
+            given = block(batches, rows) if m is None else jax.tree.map(lambda leaf: leaf[jnp.arange(len(m)), m], block(parts, rows))
+            return jax.vmap(problem.keyed)(own_keys(rows, m), given) if problem.keyed else given
+        return jax.vmap(problem.sample)(own_keys(rows, m), block(data, rows))
+
+    def own_keys(rows, m):
         mine = ids if rows is None else ids[rows]
         if query.draws is not None:
             of_draws = jax.vmap(partial(jax.random.fold_in, key))(jnp.asarray(query.draws)[mine] + (0 if m is None else m))
-            own = jax.vmap(jax.random.fold_in)(of_draws, mine)
-        else:
-            own = jax.vmap(partial(jax.random.fold_in, key))(mine) if m is None else jax.vmap(jax.random.fold_in)(keys[m], mine)
-        return jax.vmap(problem.sample)(own, block(data, rows))
+            return jax.vmap(jax.random.fold_in)(of_draws, mine)
+        return jax.vmap(partial(jax.random.fold_in, key))(mine) if m is None else jax.vmap(jax.random.fold_in)(keys[m], mine)
 
     def compute(rows, m, samples):
         """For `units.summed`; samples None: a whole batch."""
@@ -183,7 +185,10 @@ def mean_loss(loss: Callable, params: Params, data: PyTree) -> tuple[jax.Array, 
 
 
 def evaluate(problem: Problem, params: Params, data: PyTree, shared: PyTree) -> tuple[dict[str, jax.Array], Params | None]:
-    """Scalars by name, with "loss" = f(params), and f'(params) or None, the same on every device."""
+    """Scalars by name, with "loss" = f(params), and f' in what is trained, or None, the same on every device; params are all of them."""
+    if problem.statistics is not None:
+        params = problem.statistics(params, data)
+    trained, fixed = leaves.split(leaves.flags(problem), params)
     if problem.evaluate is not None:
         given = problem.evaluate(params, data, shared)
         if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Mapping)):
@@ -194,7 +199,8 @@ def evaluate(problem: Problem, params: Params, data: PyTree, shared: PyTree) -> 
         for name, value in scalars.items():
             protocol.need_scalar(f"{problem.name}: evaluate gives {name!r}", value)
         if slope is not None:
-            protocol.same(f"{problem.name}: evaluate gives a slope", slope, params)
+            slope = leaves.trained_part(problem, slope)
+            protocol.same(f"{problem.name}: evaluate gives a slope", slope, trained)
         return scalars, slope
-    value, slope = mean_loss(problem.loss, params, data)
+    value, slope = mean_loss(leaves.bound(problem, fixed).loss, trained, data)
     return {"loss": value}, slope

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,9 +12,11 @@ import numpy as np
 from jax import lax
 from jax.tree_util import keystr, tree_leaves_with_path
 
-from dsgd import checks
+from dsgd import checks, sameness
 from dsgd.base import PyTree
 from dsgd.machines.arrays import by_worker, from_host
+
+_OWN_KEY = np.uint32(2**32 - 1)
 
 
 class Examples(NamedTuple):
@@ -23,11 +26,13 @@ class Examples(NamedTuple):
         inputs: a pytree, leaves `[m, ...]`.
         targets: likewise; classes are int32 `[m]`.
         weights: float `[m]`: 1 for a sample, 0 for one that does not count, as the padding that makes all workers' arrays equally long.
+        key: of a batch, for what its loss draws at random, as dropout does; () if it draws nothing.
     """
 
     inputs: PyTree
     targets: PyTree
     weights: jax.Array
+    key: Any = ()
 
 
 @checks.arguments
@@ -64,6 +69,25 @@ class minibatch:  # noqa: N801 (made and called like the functions that it stand
             _, chosen = lax.top_k(jnp.where(mine.weights > 0, lots, -1), self.batch_size)
         inputs, targets = jax.tree.map(lambda leaf: leaf[chosen], (mine.inputs, mine.targets))
         return Examples(inputs, targets, jnp.ones(self.batch_size, mine.weights.dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class Keyed(sameness.Compared):
+    """(key, worker's `Examples`) -> a batch with a key of its own, for losses that draw random numbers.
+
+    Args:
+        sample: draws the batch, as it does without.
+    """
+
+    sample: Callable[[jax.Array, Examples], Examples]
+
+    def __call__(self, key: jax.Array, mine: Examples) -> Examples:
+        return keyed(key, self.sample(key, mine))
+
+
+def keyed(key: jax.Array, batch: Examples) -> Examples:
+    """The batch with a key of its own, made of the one with which it is drawn."""
+    return batch._replace(key=jax.random.fold_in(key, _OWN_KEY))
 
 
 def first(batch: Examples, samples: jax.Array) -> Examples:

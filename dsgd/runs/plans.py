@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from dsgd import checks, workers
+from dsgd import checks, sameness, workers
 from dsgd.base import Algorithm, Problem
 from dsgd.clusters import Cluster
-from dsgd.engine import loop, protocol
+from dsgd.engine import leaves, loop
 
 _ROOM = 1 << 14  # records of all runs in one chunk
 MOST_ROUNDS = (1 << 31) - 1  # `State.step` is an int32
@@ -24,8 +23,8 @@ GOING_ON = (
 )
 
 
-@dataclass(frozen=True)
-class Always:
+@dataclass(frozen=True, eq=False)
+class Always(sameness.Compared):
     """A factory without hyperparameters. Equal where the algorithm is the same, so that a second run does not compile again."""
 
     algorithm: Algorithm
@@ -79,7 +78,7 @@ def check_steps(steps: Any, before: int = 0) -> int:
 
 def check_runnable(algorithm: Algorithm, problem: Problem, key: jax.Array, cluster: Cluster | None = None) -> None:
     """Raises a ValueError where they do not fit together: the method or the cluster is for another N, the method cannot go on without those
-    that are away, leaves of the data differ in N, or parameters are not floating point."""
+    that are away, leaves of the data differ in N, or no parameter can be trained."""
     N = problem.workers
     if algorithm.workers not in (None, N):
         raise ValueError(f"{algorithm.name} is built for {algorithm.workers} workers, {problem.name} has {N}; need the same number")
@@ -90,11 +89,7 @@ def check_runnable(algorithm: Algorithm, problem: Problem, key: jax.Array, clust
         if np.ndim(leaf) < 1 or np.shape(leaf)[0] != N:
             where = jax.tree_util.keystr(path)
             raise ValueError(f"{problem.name}: data{where} has shape {np.shape(leaf)}; need the leading axis of the {N} workers")
-    params = protocol.parameters(problem)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            where = jax.tree_util.keystr(path) or "they"
-            raise ValueError(f"{problem.name}: parameters must be floating point, but {where} has dtype {leaf.dtype}")
+    leaves.flags(problem)
 
 
 def _need_away(algorithm: Algorithm, cluster: Cluster) -> None:

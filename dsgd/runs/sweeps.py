@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from dsgd import checks
+from dsgd import checks, sameness
 from dsgd.base import Algorithm, Key, Params, Problem, PyTree, State
 from dsgd.clusters import Cluster
 from dsgd.machines import arrays
@@ -189,8 +189,8 @@ def _built(factory: Callable[..., Algorithm], grid: dict[str, np.ndarray]) -> Al
     return methods[0]
 
 
-@dataclass(frozen=True)
-class _FromPoint:
+@dataclass(frozen=True, eq=False)
+class _FromPoint(sameness.Compared):
     """Calls the factory with a point's values as keyword arguments."""
 
     factory: Callable[..., Algorithm]
