@@ -30,11 +30,13 @@ class State(NamedTuple):
         step: int32 scalar, rounds done.
         server: held once, the same on every device (a global model, the server's error memory, its optimiser state).
         workers: every leaf has a leading worker axis (local models, error memories, local optimiser states).
+        fixed: the leaves of the parameters that are not trained (`Problem.trainable`); a run puts them here, methods leave it ().
     """
 
     step: jax.Array
     server: PyTree = ()
     workers: PyTree = ()
+    fixed: PyTree = ()
 
 
 class Work(NamedTuple):
@@ -292,6 +294,14 @@ class Problem(NamedTuple):
             not count; None: all have `batch_size`.
         numbered: whether `sample` is (key, data[n], int32 k) -> batch k of worker n's stream, counted from 0 through the run, with a key
             that is the run's and the worker's, the same for all k: so that a batch may depend on those before, as in epochs.
+        refuses: batches from outside, on the host, leaves `[rounds, N, ...]` -> in words why the loss has no meaning on them, or ""; None:
+            they are not looked at.
+        keyed: (key, batch from outside) -> the batch, with the key of what its loss draws at random, as `sample` makes it; None: nothing is.
+        trainable: which leaves of the parameters are trained, a tree of bools that is a prefix of them, or a function from the parameters
+            (their shapes and types) to it; None: all. Methods see only leaves that are trainable and floating point, as a tree with None in
+            place of the others, which stay as they are: they are neither differentiated nor sent, and cost no bits.
+        statistics: (params, data block) -> params, of which leaves that are not trained are estimated from the data: running averages of
+            batch norm. For `evaluate` and for the model to take home; None: there are none.
     """
 
     init: Callable
@@ -309,6 +319,10 @@ class Problem(NamedTuple):
     weights: Any = None
     batch_sizes: tuple[int, ...] | None = None
     numbered: bool = False
+    refuses: Callable | None = None
+    keyed: Callable | None = None
+    trainable: Any = None
+    statistics: Callable | None = None
 
     @property
     def workers(self) -> int:

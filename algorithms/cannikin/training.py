@@ -16,6 +16,7 @@ from algorithms.cannikin.policies import System
 from dsgd import checks
 from dsgd.base import Algorithm, Key, Problem
 from dsgd.clusters import Cluster
+from dsgd.engine import protocol
 from dsgd.engine.oracle import RESERVED
 
 _AT_THE_END = 1 << 30  # rounds between evaluations: one number for all stages, however long, since each other one is another program
@@ -72,7 +73,7 @@ def train(
     lengths = {"epochs": epochs, "micro_batches": micro_batches, "samples": samples, "limits": limits}
     plan = own.plan("cannikin.train", problem, system, _need_overlap(cluster, micro_batches), **lengths, **decides)
     running = stages.sized(method, problem.batch_size, micro_batches)
-    state = running.init(problem.init(jax.random.split(key)[0]), problem.workers)
+    state = protocol.held(running, problem, problem.workers).init(problem.init(jax.random.split(key)[0]), problem.workers)
     params = None
 
     def run(sizes: np.ndarray, factor: float, rounds: int) -> Ran:

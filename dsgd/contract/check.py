@@ -209,7 +209,8 @@ def _each_on_its_own(case: Case, key: jax.Array, steps: int, alone: Result) -> l
     """One worker a device: the program in which bits are counted runs all rounds, and no other is compiled."""
     rounds, N = _rounds(case, key, steps), case.problem.workers
     bits = np.cumsum([0, *(rounds.up + rounds.down).sum(axis=1)]) / N
-    spread = Result(rounds.state, {"bits": bits}, programs.call(loop.models, rounds.plan, rounds.state, {}))
+    data = case.problem.data if case.problem.statistics else ()
+    spread = Result(rounds.state, {"bits": bits}, programs.call(loop.models, rounds.plan, rounds.state, {}, data))
     return [_as_alone(N, spread, alone), _bits(case, rounds)]
 
 

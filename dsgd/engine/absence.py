@@ -18,7 +18,7 @@ def state(algorithm: Algorithm, before: State, after: State, round: Round) -> St
     assert callable(algorithm.away)
     rows = workers.where_rows(round.present, after.workers, algorithm.away(before.workers, after.workers, round))
     server = jax.tree.map(partial(jnp.where, jnp.any(round.present)), after.server, before.server)
-    return State(after.step, server, rows)
+    return after._replace(server=server, workers=rows)
 
 
 def query(asked: Query, round: Round) -> Query:

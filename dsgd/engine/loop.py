@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 from dsgd import sums, workers
 from dsgd.base import Algorithm, Constants, Info, Measured, Params, Problem, PyTree, Query, Round, State
 from dsgd.clusters import Cluster, presence
-from dsgd.engine import absence, clock, measurements, oracle, protocol
+from dsgd.engine import absence, clock, leaves, measurements, oracle, protocol
 from dsgd.engine.clock import Clock
 from dsgd.wire import counts
 
@@ -94,7 +94,8 @@ class Plan(NamedTuple):
 def without_arrays(problem: Problem) -> Problem:
     """The problem's functions and its workers' weights, hashable."""
     weights = None if problem.weights is None else tuple(map(float, problem.weights))
-    return problem._replace(data=(), shared=(), constants=Constants(), weights=weights)
+    flags = leaves.Flags(leaves.flags(problem))  # a tree of bools may have no hash
+    return problem._replace(data=(), shared=(), constants=Constants(), weights=weights, trainable=flags)
 
 
 def start(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
@@ -188,13 +189,17 @@ def advance(
     return _sharded(plan, run, specs, (_carry_spec(plan), P()))(points, keys, carry, data, shared, batches, chunk)
 
 
-def models(plan: Plan, state: State, points: PyTree) -> Params:
-    """The model that each run would take home, leaves `[grid?, seeds?, ...]`."""
+def models(plan: Plan, state: State, points: PyTree, data: PyTree) -> Params:
+    """The model that each run would take home, with what it estimates from the data, leaves `[grid?, seeds?, ...]`."""
 
-    def take_home(points, state):
-        return _over_runs(plan, lambda point, state: _method(plan, point).model(state), (0, 0), (None, 0))(points, state)
+    def take_home(points, state, data):
+        def one(point, state):
+            params = leaves.joined(plan.problem, _method(plan, point).model(state), state.fixed)
+            return plan.problem.statistics(params, data) if plan.problem.statistics else params
 
-    return _sharded(plan, take_home, (P(), _state_spec(plan)), P())(points, state)
+        return _over_runs(plan, one, (0, 0), (None, 0))(points, state)
+
+    return _sharded(plan, take_home, (P(), _state_spec(plan), P(workers.AXIS)), P())(points, state, data)
 
 
 def one_round(plan: Plan, state: State, key: jax.Array, data: PyTree) -> tuple[State, Info]:
@@ -250,7 +255,7 @@ def _method(plan: Plan, point: dict[str, jax.Array]) -> Algorithm:
 
 def _state_spec(plan: Plan) -> Any:
     replicated: Any = P()
-    return State(replicated, replicated, P(*[None] * plan.runs, workers.AXIS))
+    return State(replicated, replicated, P(*[None] * plan.runs, workers.AXIS), replicated)
 
 
 def _carry_spec(plan: Plan) -> Any:
@@ -375,7 +380,8 @@ def _gradients_and_update(
     if numbered.draws is not None:
         sample_key = stream(key)
     this = this._replace(work=query.work)
-    asked, weigh = (plan.problem, numbered, sample_key, data, plan.N, batches), not algorithm.averages_models
+    problem = leaves.bound(plan.problem, carry.state.fixed)
+    asked, weigh = (problem, numbered, sample_key, data, plan.N, batches), not algorithm.averages_models
     done = {} if query.work is None else {_SAMPLES: oracle.samples(query)}
     if plan.train_loss:
         done[_TRAIN_LOSS], gradients = oracle.loss_and_gradients(*asked, this.present, weigh=weigh)
@@ -429,7 +435,8 @@ def _measure(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shared, 
         apart = jnp.zeros(()) if local is None else workers.mean_sqdist(local, params)
 
     def evaluated():
-        scalars, slope = oracle.evaluate(plan.problem, params, data, shared)
+        whole = leaves.joined(plan.problem, params, carry.state.fixed)
+        scalars, slope = oracle.evaluate(plan.problem, whole, data, shared)
         unknown = jnp.full((), np.nan, jnp.result_type(scalars["loss"]))
         sqnorm = unknown if slope is None else sums.sqnorm(slope)
         return jax.tree.map(lambda scalar: _as_float(jnp.asarray(scalar)), {**scalars, "grad_sqnorm": sqnorm})

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dsgd import checks, workers
+from dsgd import checks, sameness, workers
 from dsgd.base import Constants, Gradients, Params, Problem, PyTree, Query, Work
-from dsgd.engine import absence, accumulate, pooled, protocol, units
+from dsgd.engine import absence, accumulate, leaves, pooled, protocol, units
 
 # The history's own names.
 RESERVED = {"step", "clock", "bits", "grad_sqnorm", "consensus", "train_loss", "evaluated", "samples", "present", "arrived"}
@@ -121,18 +121,22 @@ def _asked(function: Callable, problem: Problem, query: Query, key: jax.Array, d
         if query.exact:
             return block(data, rows)
         if batches is not None:
-            return block(batches, rows) if m is None else jax.tree.map(lambda leaf: leaf[jnp.arange(len(m)), m], block(parts, rows))
+            given = block(batches, rows) if m is None else jax.tree.map(lambda leaf: leaf[jnp.arange(len(m)), m], block(parts, rows))
+            return jax.vmap(problem.keyed)(own_keys(rows, m), given) if problem.keyed else given
+        mine = block(data, rows)
+        if not problem.numbered:
+            return jax.vmap(problem.sample, (0, pooled.axes(data)))(own_keys(rows, m), mine)
+        asked = ids if rows is None else ids[rows]
+        numbers = jnp.asarray(query.draws)[asked] + (0 if m is None else turns[asked, m])
+        streams = jax.vmap(partial(jax.random.fold_in, key))(asked)
+        return jax.vmap(problem.sample, (0, pooled.axes(data), 0))(streams, mine, numbers)
+
+    def own_keys(rows, m):
         mine = ids if rows is None else ids[rows]
-        if problem.numbered:
-            numbers = jnp.asarray(query.draws)[mine] + (0 if m is None else turns[mine, m])
-            own = jax.vmap(partial(jax.random.fold_in, key))(mine)
-            return jax.vmap(problem.sample, (0, pooled.axes(data), 0))(own, block(data, rows), numbers)
         if query.draws is not None:
             of_draws = jax.vmap(partial(jax.random.fold_in, key))(jnp.asarray(query.draws)[mine] + (0 if m is None else m))
-            own = jax.vmap(jax.random.fold_in)(of_draws, mine)
-        else:
-            own = jax.vmap(partial(jax.random.fold_in, key))(mine) if m is None else jax.vmap(jax.random.fold_in)(keys[m], mine)
-        return jax.vmap(problem.sample, (0, pooled.axes(data)))(own, block(data, rows))
+            return jax.vmap(jax.random.fold_in)(of_draws, mine)
+        return jax.vmap(partial(jax.random.fold_in, key))(mine) if m is None else jax.vmap(jax.random.fold_in)(keys[m], mine)
 
     def at_models(rows, drawn):
         params = query.params if query.axis is None else block(query.params, rows)
@@ -257,7 +261,10 @@ def mean_loss(loss: Callable, params: Params, data: PyTree, weights: Sequence[fl
 
 
 def evaluate(problem: Problem, params: Params, data: PyTree, shared: PyTree) -> tuple[dict[str, jax.Array], Params | None]:
-    """Scalars by name, with "loss" = f(params), and f'(params) or None, the same on every device."""
+    """Scalars by name, with "loss" = f(params), and f' in what is trained, or None, the same on every device; params are all of them."""
+    if problem.statistics is not None:
+        params = problem.statistics(params, data)
+    trained, fixed = leaves.split(leaves.flags(problem), params)
     if problem.evaluate is not None:
         given = _evaluated(problem, params, data, shared)
         if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Mapping)):
@@ -268,12 +275,13 @@ def evaluate(problem: Problem, params: Params, data: PyTree, shared: PyTree) -> 
         for name, value in scalars.items():
             protocol.need_scalar(f"{problem.name}: evaluate gives {name!r}", value)
         if slope is not None:
-            protocol.same(f"{problem.name}: evaluate gives a slope", slope, params)
+            slope = leaves.trained_part(problem, slope)
+            protocol.same(f"{problem.name}: evaluate gives a slope", slope, trained)
         return scalars, slope
     if isinstance(data, pooled.Pooled):
-        value, slope = _mean_of_pool(problem, params, data)
+        value, slope = _mean_of_pool(leaves.bound(problem, fixed), trained, data)
     else:
-        value, slope = mean_loss(problem.loss, params, data, problem.weights)
+        value, slope = mean_loss(leaves.bound(problem, fixed).loss, trained, data, problem.weights)
     return {"loss": value}, slope
 
 
@@ -287,8 +295,8 @@ def _mean_of_pool(problem: Problem, params: Params, data: pooled.Pooled) -> tupl
     return workers.mean_over_devices(jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0) / n, rows))
 
 
-@lru_cache(maxsize=64)
-def _reads_weights(evaluate: Callable, weights: tuple[float, ...]) -> list[bool]:
+@sameness.remembered
+def _reads_weights(evaluate_and_weights: tuple[Callable, tuple[float, ...]]) -> list[bool]:
     """Empty until it has read them: a function that is jitted itself is not traced again."""
     return []
 
@@ -299,7 +307,7 @@ def _evaluated(problem: Problem, params: Params, data: PyTree, shared: PyTree) -
         given = problem.evaluate(params, data, shared)
     if weights is None:
         return given
-    known = _reads_weights(problem.evaluate, weights.numbers)
+    known = _reads_weights(sameness.Key((problem.evaluate, weights.numbers)))
     if weights.read:
         known.append(True)
     if not known:

@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 
 import jax
 
+from dsgd import sameness
 from dsgd.engine import small_loops, threefry
 
 MOST = 64  # that are kept, of programs and of traced functions
@@ -67,7 +68,7 @@ def call(function: Callable, plan: Any, *args: Any, donate: tuple[int, ...] = ()
 
 def traceable(function: Callable, plan: Any, donate: tuple[int, ...] = ()) -> Any:
     """The function of arrays alone that `call` traces, of `jax.jit`. Arguments as there."""
-    return _functions.find((function, plan), lambda: jax.jit(partial(function, plan), donate_argnums=donate))
+    return _functions.find(sameness.Key((function, plan)), lambda: jax.jit(partial(function, plan), donate_argnums=donate))
 
 
 def text(function: Callable, plan: Any, *shapes: Any) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any
 
 import jax
@@ -14,6 +13,7 @@ from jax.tree_util import keystr, tree_leaves_with_path
 
 from dsgd import checks, work, workers
 from dsgd.base import Algorithm, Info, Params, Problem, PyTree, Query, State
+from dsgd.engine import leaves
 from dsgd.wire import counts
 
 _SHOWN = 6  # names of leaves in a message
@@ -30,14 +30,15 @@ def held(algorithm: Algorithm, problem: Problem, N: int) -> Algorithm:
     name, weights = algorithm.name, problem.weights if algorithm.averages_models else None
 
     def init(params, N):
+        trained, fixed = leaves.split(leaves.flags(problem), params)
         with noted(f"init of {name}"):
-            state = algorithm.init(params, N)
+            state = algorithm.init(trained, N)
         _need_state(f"{name}: init", state)
         for path, leaf in tree_leaves_with_path(state.workers):
             if jnp.shape(leaf)[:1] != (N,):
                 where = f"{name}: init gives State.workers{keystr(path)} of shape {jnp.shape(leaf)}"
                 raise ValueError(f"{where}; need the leading axis of the {N} workers (what all share is State.server)")
-        return state
+        return state._replace(fixed=fixed)
 
     def query(state, round):
         with noted(f"query of {name}"):
@@ -55,10 +56,10 @@ def held(algorithm: Algorithm, problem: Problem, N: int) -> Algorithm:
             raise ValueError(f"{name}: update gives {checks.typed(result)}; need a pair (State, Info)")
         after, info = result
         _need_state(f"{name}: update", after)
-        for part in State._fields:
+        for part in ("step", "server", "workers"):
             same(f"{name}: update gives State.{part}", getattr(after, part), getattr(state, part), types=True)
         _need_info(name, info, N, _block(N))
-        return after, info
+        return after._replace(fixed=state.fixed), info
 
     def model(state):
         with noted(f"model of {name}"), workers.weighted(weights):
@@ -132,13 +133,8 @@ def need_counted(name: str, counted: jax.Array, done: int) -> None:
 
 
 def parameters(problem: Problem) -> Params:
-    """The shapes and types of its parameters."""
-    return _parameters(problem.init)
-
-
-@lru_cache(maxsize=64)
-def _parameters(init: Callable) -> Params:
-    return jax.eval_shape(init, jax.eval_shape(lambda: jax.random.key(0)))
+    """The shapes and types of its parameters that are trained, which are all that a method sees."""
+    return leaves.split(leaves.flags(problem), leaves.shapes(problem))[0]
 
 
 @contextmanager

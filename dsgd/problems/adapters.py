@@ -1,27 +1,36 @@
-"""Models from elsewhere as two functions: flax's linen and nnx."""
+"""Models from elsewhere as functions: flax's linen and nnx, in training and in evaluation."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
+from jax.tree_util import tree_leaves_with_path
 
-from dsgd import checks
+from dsgd import checks, sameness
 from dsgd.base import PyTree
+from dsgd.engine.leaves import Flags
+from dsgd.problems.averages import Training, need_supported
 
 _MODULE = "a flax module with its fields, problems.MLP(classes=10), say"
 _NEED = f"{_MODULE}, a function from nnx.Rngs to an nnx module, or problems.Model(init, apply)"
+# Arguments of `__call__`, or fields, that switch between training and evaluation, and their value in training.
+_SWITCHES = {"train": True, "training": True, "is_training": True} | dict.fromkeys(
+    ("deterministic", "use_running_average", "eval", "is_eval", "evaluate", "inference"), False
+)
+_SWITCH = "an argument of its __call__, or a field, that switches between training and evaluation, named train or deterministic"
 
 
 @checks.arguments
 @dataclass(frozen=True)
 class Model:
-    """A model as two functions of its parameters, a pytree of floating-point arrays.
+    """A model as two functions of its parameters, a pytree of arrays, of which those that are floating point are trained.
 
     Args:
         init: key -> parameters.
@@ -32,101 +41,250 @@ class Model:
     apply: Annotated[Callable[[PyTree, PyTree], PyTree], "(parameters, inputs)"]
 
 
-def adapt(model: Any, inputs: PyTree) -> Model:
+class Network(NamedTuple):
+    """A model as `finite_sum` needs it.
+
+    Args:
+        init: as of a `Model`.
+        apply: as of a `Model`; outputs are those of the evaluation.
+        trainable: parameters -> which leaves are trained, a tree of bools; None: all.
+        training: how the model differs in training; None: it does not.
+    """
+
+    init: Callable[[jax.Array], PyTree]
+    apply: Callable[[PyTree, PyTree], PyTree]
+    trainable: Callable[[PyTree], PyTree] | None = None
+    training: Training | None = None
+
+
+def adapt(model: Any, inputs: PyTree) -> Network:
     """The model as functions: equal where the modules are, so that the same problem built twice compiles once.
 
     Args:
         model: a flax linen module, whose parameters each key draws; an nnx module, which every key starts from; a function from `nnx.Rngs`
-            to an nnx module; or a `Model`.
+            to an nnx module; or a `Model`. A linen module that differs in training has an argument of its `__call__`, or a field, named
+            train or deterministic, say; one of nnx may have the argument, and is switched by its methods `train` and `eval`.
         inputs: their shapes and types, leaves `[m, ...]`.
 
     Raises:
-        ValueError: it is none of these, or keeps more than parameters; it is named.
+        ValueError: it is none of these, has no parameters, cannot be switched between training and evaluation, or has other state that
+            changes in training than running averages; it is named.
     """
-    if isinstance(model, Model):
+    if isinstance(model, Network):
         return model
+    if isinstance(model, Model):
+        return Network(model.init, model.apply)
     from flax import linen, nnx  # noqa: PLC0415 (a quarter of a second)
 
     if isinstance(model, linen.Module):
-        return _of_linen(model, inputs)
+        return _of_linen(model, _samples(inputs))
     if isinstance(model, nnx.Module):
-        return _of_nnx(model)
+        parts = _split(model)
+        return _of_nnx(type(model).__name__, parts, _Given(jax.tree.map(_copied, parts.params)), _samples(inputs))
     if callable(model) and (not inspect.isclass(model) or issubclass(model, nnx.Module)):
-        return _of_factory(model)
+        parts = _made(model)
+        return _of_nnx(parts.graph.nodes[0].type.__name__, parts, _NnxInit(model), _samples(inputs))
     raise ValueError(f"model = {checks.shown(model)}: need {_NEED}")
 
 
-def _refusal(name: str, kept: list[str]) -> ValueError:
-    return ValueError(
-        f"model {name} keeps {', '.join(kept)}; need a module that keeps only parameters (GroupNorm, not BatchNorm; no dropout)"
-    )
+def _samples(inputs: PyTree) -> PyTree:
+    """Shapes of two of them."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), leaf.dtype), inputs)
 
 
-# Equal for equal modules; one with a list among its fields has no hash itself.
+def _arguments(kind: type, training: bool) -> dict[str, bool]:
+    """Those of its `__call__` that switch it to training, or to evaluation."""
+    known = inspect.signature(kind.__call__).parameters
+    return {name: value == training for name, value in _SWITCHES.items() if name in known}
 
 
-@dataclass(frozen=True)
-class _LinenApply:
+def _fields(module: Any, training: bool) -> dict[str, bool]:
+    """Those of a linen module that do."""
+    return {name: value == training for name, value in _SWITCHES.items() if isinstance(getattr(module, name, ()), bool | np.bool_ | None)}
+
+
+@dataclass(frozen=True, eq=False)
+class _Linen(sameness.Compared):
+    """What a linen module computes.
+
+    Args:
+        module: in which mode.
+        arguments: of its `__call__`, besides the inputs.
+        others: collections besides "params"; if there are none, parameters are those of "params" only.
+    """
+
     module: Any
+    arguments: tuple[tuple[str, bool], ...]
+    others: tuple[str, ...] = ()
 
+    def variables(self, params: PyTree) -> PyTree:
+        return params if self.others else {"params": params}
+
+
+class _LinenApply(_Linen):
     def __call__(self, params: PyTree, inputs: PyTree) -> PyTree:
-        return self.module.apply({"params": params}, inputs)
-
-    def __hash__(self) -> int:
-        return hash(type(self.module))
+        return self.module.apply(self.variables(params), inputs, **dict(self.arguments))
 
 
-@dataclass(frozen=True)
-class _LinenInit:
-    module: Any
+class _LinenTrain(_Linen):
+    def __call__(self, params: PyTree, inputs: PyTree, key: jax.Array | None) -> tuple[PyTree, PyTree]:
+        streams = None if key is None else {"params": key}  # all streams' keys are made of it
+        variables, mutable = self.variables(params), list(self.others)
+        outputs, changed = self.module.apply(variables, inputs, rngs=streams, mutable=mutable, **dict(self.arguments))
+        return outputs, {**params, **changed} if self.others else params
+
+
+@dataclass(frozen=True, eq=False)
+class _LinenInit(sameness.Compared):
+    apply: _LinenApply
     structure: Any
     shapes: tuple[jax.ShapeDtypeStruct, ...]  # of one sample
 
     def __call__(self, key: jax.Array) -> PyTree:
+        variables = self.all_variables(key)
+        return dict(variables) if self.apply.others else variables["params"]
+
+    def all_variables(self, key: jax.Array) -> PyTree:
         zeros = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in self.shapes]
-        return self.module.init(key, jax.tree.unflatten(self.structure, zeros))["params"]
-
-    def __hash__(self) -> int:
-        return hash((type(self.module), self.structure, self.shapes))
+        return self.apply.module.init(key, jax.tree.unflatten(self.structure, zeros), **dict(self.apply.arguments))
 
 
-def _of_linen(module: Any, inputs: PyTree) -> Model:
-    from flax.errors import InvalidRngError  # noqa: PLC0415
+def _of_linen(module: Any, inputs: PyTree) -> Network:
+    from flax.errors import InvalidRngError, ModifyScopeVariableError  # noqa: PLC0415
 
-    leaves, structure = jax.tree.flatten(inputs)
-    init = _LinenInit(module, structure, tuple(jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype) for leaf in leaves))
-    sample = jax.tree.unflatten(structure, init.shapes)
-    variables = jax.eval_shape(module.init, jax.eval_shape(lambda: jax.random.key(0)), sample)
-    if set(variables) != {"params"}:
-        raise _refusal(type(module).__name__, sorted(set(variables) - {"params"}) or ["no parameters"])
+    name, leaves, structure = type(module).__name__, *jax.tree.flatten(inputs)
+    modes = [(module.clone(**_fields(module, mode)), tuple(_arguments(type(module), mode).items())) for mode in (False, True)]
+    shapes = tuple(jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype) for leaf in leaves)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    variables = jax.eval_shape(lambda key: _LinenInit(_LinenApply(*modes[0]), structure, shapes).all_variables(key), key)
+    if "params" not in variables:
+        raise _refusal(name, "no parameters", "a module with parameters")
+    others = tuple(sorted(set(variables) - {"params"}))
+    evaluated, trained = _LinenApply(*modes[0], others), _LinenTrain(*modes[1], others)
+    init = _LinenInit(evaluated, structure, shapes)
+    params = jax.eval_shape(lambda key: init(key), key)
     try:
-        jax.eval_shape(module.apply, variables, sample)
+        jax.eval_shape(lambda *given: evaluated(*given), params, inputs)
+    except (InvalidRngError, ModifyScopeVariableError) as error:
+        raise _refusal(name, "dropout or batch norm that is always in training mode", _SWITCH) from error
+    switched = _arguments(type(module), True) or _fields(module, True)
+    if "batch_stats" in others and not switched:
+        raise _refusal(name, "batch_stats that no training updates", _SWITCH)
+    flags = Flags(tuple(path[0].key == "params" for path, _ in tree_leaves_with_path(params))) if others else None
+    if not switched:
+        return Network(init, evaluated, flags)
+    random = False
+    try:
+        jax.eval_shape(lambda *given: trained(*given, None), params, inputs)
     except InvalidRngError:
-        raise _refusal(type(module).__name__, ["random numbers besides those of its start"]) from None
-    return Model(init, _LinenApply(module))
+        random = True
+    averages = tuple(bool(others) and path[0].key == "batch_stats" for path, _ in tree_leaves_with_path(params))
+    training = Training(trained, averages, random)
+    need_supported(name, training, params, inputs, flags.flags if flags else (True,) * len(averages))
+    return Network(init, evaluated, flags, training)
 
 
-@dataclass(frozen=True)
-class _NnxApply:
+def _refusal(name: str, kept: str, expected: str) -> ValueError:
+    return ValueError(f"model {name} keeps {kept}; expected {expected}")
+
+
+class _Parts(NamedTuple):
+    """An nnx module: what it is without its arrays, these in nested dictionaries, its streams of random numbers, and kinds of leaves."""
+
     graph: Any
+    params: PyTree
+    streams: tuple[tuple[tuple[Any, ...], Any], ...]
+    trained: tuple[bool, ...]
+    averages: tuple[bool, ...]
 
-    def __call__(self, params: PyTree, inputs: PyTree) -> PyTree:
+
+def _split(module: Any) -> _Parts:
+    from flax import nnx  # noqa: PLC0415
+
+    graph, random, rest = nnx.split(module, nnx.RngState, ...)
+    streams = tuple(
+        (path, variable.get_value().shape if isinstance(variable, nnx.RngKey) else None) for path, variable in nnx.to_flat_state(random)
+    )
+    params, kinds = nnx.to_pure_dict(rest), dict(nnx.to_flat_state(rest))
+
+    def of(kind: Any) -> tuple[bool, ...]:
+        paths = [tuple(getattr(entry, "key", entry) for entry in path) for path, _ in tree_leaves_with_path(params)]
+        return tuple(any(isinstance(kinds.get(path[:length]), kind) for length in range(len(path) + 1)) for path in paths)
+
+    return _Parts(graph, params, streams, of(nnx.Param), of(nnx.BatchStat))
+
+
+@dataclass(frozen=True, eq=False)
+class _Nnx(sameness.Compared):
+    """What an nnx module computes, with the arguments of its `__call__` in each mode."""
+
+    graph: Any
+    streams: tuple[tuple[tuple[Any, ...], Any], ...]
+    arguments: tuple[tuple[str, bool], ...]
+
+    def module(self, params: PyTree, key: jax.Array | None) -> Any:
         from flax import nnx  # noqa: PLC0415
 
-        return nnx.merge(self.graph, nnx.State(params))(inputs)
+        whole = jax.tree.map(lambda leaf: leaf, params)  # other dictionaries, into which the streams go
+        for number, (path, shape) in enumerate(self.streams):
+            *folders, name = path
+            place = whole
+            for folder in folders:
+                place = place.setdefault(folder, {})
+            own = jax.random.fold_in(jax.random.key(0) if key is None else key, number)
+            count = jnp.zeros((), jnp.uint32)
+            place[name] = count if shape is None else jax.random.split(own, shape) if shape else own
+        return nnx.merge(self.graph, nnx.State(whole))
 
-    def __hash__(self) -> int:
-        return hash(self.graph.nodes[0].type)
+
+class _NnxApply(_Nnx):
+    def __call__(self, params: PyTree, inputs: PyTree) -> PyTree:
+        module = self.module(params, None)
+        module.eval()
+        return module(inputs, **dict(self.arguments))
 
 
-@dataclass(frozen=True)
-class _NnxInit:
+class _NnxTrain(_Nnx):
+    def __call__(self, params: PyTree, inputs: PyTree, key: jax.Array | None) -> tuple[PyTree, PyTree]:
+        module = self.module(params, key)
+        module.train()
+        outputs = module(inputs, **dict(self.arguments))
+        after = _split(module).params
+        kept = [_at(after, path) for path, _ in tree_leaves_with_path(params)]
+        return outputs, jax.tree.unflatten(jax.tree.structure(params), kept)
+
+
+def _at(tree: PyTree, path: tuple[Any, ...]) -> Any:
+    for entry in path:
+        tree = tree[entry.key]
+    return tree
+
+
+@dataclass(frozen=True, eq=False)
+class _NnxInit(sameness.Compared):
     factory: Callable
 
     def __call__(self, key: jax.Array) -> PyTree:
         from flax import nnx  # noqa: PLC0415
 
-        return _split(self.factory(nnx.Rngs(key)))[1]
+        return _split(_with_arrays(self.factory(nnx.Rngs(key)))).params
+
+
+def _with_arrays(module: Any) -> Any:
+    """The module, made inside a trace, whose attributes that are arrays are part of its state: flax finds those outside of traces only."""
+    from flax import nnx  # noqa: PLC0415
+
+    for path, node in list(nnx.iter_graph(module)):
+        for name, value in list(vars(node).items()) if isinstance(node, nnx.Module) else ():
+            if isinstance(value, Tracer):
+                setattr(node, name, nnx.data(value))
+            elif not nnx.is_data(value) and any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value)):
+                where = ".".join(map(str, (*path, name)))
+                raise ValueError(
+                    f"model {type(module).__name__}: its attribute {where} is a {type(value).__name__} with arrays; expected nnx.List or"
+                    " nnx.Dict of nnx.Variable, which flax counts to the module's state"
+                )
+    return module
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,32 +305,42 @@ class _Given:
         return hash(jax.tree.structure(self.params))
 
 
-def _of_nnx(module: Any) -> Model:
-    graph, params = _split(module)
-    return Model(_Given(jax.tree.map(np.array, params)), _NnxApply(graph))
-
-
-def _of_factory(factory: Callable) -> Model:
+def _made(factory: Callable) -> _Parts:
+    """What the factory makes, of which no array is computed."""
     from flax import nnx  # noqa: PLC0415
 
     checks.need_call("model", factory, "rngs")
-    try:
-        module = nnx.eval_shape(lambda: factory(nnx.Rngs(0)))
-    except TypeError as error:
-        if "not a valid JAX type" not in str(error):
-            raise
+    made: list[_Parts] = []
+    others: list[Any] = []
+
+    def make() -> PyTree:
         module = factory(nnx.Rngs(0))
-    if not isinstance(module, nnx.Module):
-        raise ValueError(f"model = {checks.shown(factory)} gives {checks.typed(module)}: need {_NEED}")
-    return Model(_NnxInit(factory), _NnxApply(_split(module)[0]))
+        if not isinstance(module, nnx.Module):
+            others.append(module)
+            return None
+        parts = _split(_with_arrays(module))
+        made.append(parts._replace(params=None))
+        return parts.params
+
+    params = jax.eval_shape(make)
+    if others:
+        raise ValueError(f"model = {checks.shown(factory)} gives {checks.typed(others[0])}: need {_NEED}")
+    return made[0]._replace(params=params)
 
 
-def _split(module: Any) -> tuple[Any, PyTree]:
-    """What the module is without its parameters, and these: arrays in nested dictionaries."""
-    from flax import nnx  # noqa: PLC0415
+def _copied(leaf: Any) -> Any:
+    """On the host; keys stay what they are."""
+    return leaf if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key) else np.array(leaf)
 
-    graph, params, rest = nnx.split(module, nnx.Param, ...)
-    kept = {type(variable).__name__ for _, variable in nnx.to_flat_state(rest)}
-    if kept or not jax.tree.leaves(params):
-        raise _refusal(type(module).__name__, sorted(kept) or ["no parameters"])
-    return graph, nnx.to_pure_dict(params)
+
+def _of_nnx(name: str, parts: _Parts, init: Callable[[jax.Array], PyTree], inputs: PyTree) -> Network:
+    if not any(parts.trained):
+        raise _refusal(name, "no parameters", "a module with parameters, nnx.Param")
+    arguments = [tuple(_arguments(parts.graph.nodes[0].type, mode).items()) for mode in (False, True)]
+    trainable = None if all(parts.trained) else Flags(parts.trained)
+    train = _NnxTrain(parts.graph, parts.streams, arguments[1])
+    training = Training(train, parts.averages, bool(parts.streams))
+    params = jax.eval_shape(lambda key: init(key), jax.eval_shape(lambda: jax.random.key(0)))
+    need_supported(name, training, params, inputs, parts.trained)
+    differs = bool(parts.streams or any(parts.averages) or arguments[1])
+    return Network(init, _NnxApply(parts.graph, parts.streams, arguments[0]), trainable, training if differs else None)

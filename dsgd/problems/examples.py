@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -12,7 +13,7 @@ from jax import lax
 from jax.tree_util import keystr, tree_leaves_with_path
 from scipy.sparse import issparse
 
-from dsgd import array_likes, checks
+from dsgd import array_likes, checks, sameness
 from dsgd.base import PyTree
 from dsgd.engine.pooled import Pooled, pool
 from dsgd.machines import agreement
@@ -24,6 +25,8 @@ _LONG = 1 << 16  # samples of a worker up to which a draw without replacement ha
 _WASTE = 1 << 20  # bytes of padding that are not worth another layout
 _TURNS = 32  # of an order: after so many, the chance that a sample has never been moved is 2^-32
 
+_OWN_KEY = np.uint32(2**32 - 1)
+
 
 class Examples(NamedTuple):
     """Samples of one worker, of a batch, or with a leading worker axis.
@@ -32,11 +35,13 @@ class Examples(NamedTuple):
         inputs: a pytree, leaves `[m, ...]`.
         targets: likewise; classes are int32 `[m]`.
         weights: float `[m]`: 1 for a sample, 0 for one that does not count, as the padding that makes all workers' arrays equally long.
+        key: of a batch, for what its loss draws at random, as dropout does; () if it draws nothing.
     """
 
     inputs: PyTree
     targets: PyTree
     weights: jax.Array
+    key: Any = ()
 
 
 @checks.arguments
@@ -157,6 +162,27 @@ def _bit(x: jax.Array, salt: jax.Array) -> jax.Array:
     x = (x ^ x >> 16) * np.uint32(0x85EBCA6B)
     x = (x ^ x >> 13) * np.uint32(0xC2B2AE35)
     return x >> 31 == 1
+
+
+@dataclass(frozen=True, eq=False)
+class Keyed(sameness.Compared):
+    """(key, worker's `Examples`, of epochs the batch's number) -> a batch with a key of its own, for losses that draw random numbers.
+
+    Args:
+        sample: draws the batch, as it does without.
+    """
+
+    sample: Callable[..., Examples]
+
+    def __call__(self, key: jax.Array, mine: Examples | Pooled, number: jax.Array | None = None) -> Examples:
+        if number is None:
+            return keyed(key, self.sample(key, mine))
+        return keyed(jax.random.fold_in(key, number), self.sample(key, mine, number))
+
+
+def keyed(key: jax.Array, batch: Examples) -> Examples:
+    """The batch with a key of its own, made of the one with which it is drawn."""
+    return batch._replace(key=jax.random.fold_in(key, _OWN_KEY))
 
 
 def first(batch: Examples, samples: jax.Array) -> Examples:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import jax
@@ -11,13 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dsgd import checks, workers
+from dsgd import checks, sameness, workers
 from dsgd.base import Problem, PyTree
-from dsgd.engine import accumulate, oracle, pooled, protocol
+from dsgd.engine import accumulate, leaves, oracle, pooled, protocol
 from dsgd.engine.pooled import Pooled
+from dsgd.machines import agreement
+from dsgd.machines.arrays import own
+from dsgd.problems import targets as meaning
 from dsgd.problems.adapters import adapt
+from dsgd.problems.averages import Statistics, Training, counted_rows
 from dsgd.problems.blocks import ByWorker
-from dsgd.problems.examples import EPOCH, Examples, arrays, first, minibatch, on_device, one, stacked
+from dsgd.problems.examples import EPOCH, Examples, Keyed, arrays, first, keyed, minibatch, on_device, one, stacked
 from dsgd.problems.partition import BY_CLASS, need_parts, split
 
 PerSample = Callable[[PyTree, PyTree], jax.Array]  # (outputs, targets) -> [m, ...]
@@ -27,8 +32,8 @@ Metrics = tuple[tuple[str, PerSample], ...]
 # A problem's functions are frozen dataclasses with `__call__`, equal where their fields are: the same problem built twice compiles once.
 
 
-@dataclass(frozen=True)
-class MeanLoss:
+@dataclass(frozen=True, eq=False)
+class MeanLoss(sameness.Compared):
     r"""(params, batch) -> $\sum_i w_i \ell_i / \sum_i w_i + \frac{l_2}{2} |x|^2$ over the batch's samples, of weights w.
 
     Args:
@@ -36,29 +41,69 @@ class MeanLoss:
         per_sample: (outputs, targets) -> losses `[m, ...]`; further axes are averaged.
         l2: weight of the squared norm.
         at_once: samples whose losses are computed at a time, so that a gradient's memory is bounded; None: all.
+        training: how the model differs in training, where batches are drawn and have a key; None: it does not. Without a key, of an exact
+            gradient, dropout is off, and batch norm has the statistics of the samples that are computed at a time.
+        trained: which leaves of the parameters are trained, and so in the norm; None: all.
     """
 
     apply: Callable[[PyTree, PyTree], PyTree]
     per_sample: PerSample
     l2: float = 0.0
     at_once: int | None = None
+    training: Training | None = None
+    trained: tuple[bool, ...] | None = None
 
     def __call__(self, params: PyTree, batch: Examples) -> jax.Array:
-        losses = accumulate.total(self.total, params, batch, self.at_once)
-        return losses / jnp.sum(batch.weights) + self.penalty(params)
+        return self.of_samples(params, batch) + self.penalty(self.split(params)[0])
 
-    def total(self, params: PyTree, batch: Examples, counted: jax.Array) -> jax.Array:
-        """The weighted sum of the losses of those samples that are `counted`, bool `[m]`."""
-        losses = _means(self.per_sample(self.apply(params, batch.inputs), batch.targets))
+    def of_samples(self, params: PyTree, batch: Examples) -> jax.Array:
+        """The mean over the batch, in training, without the norm."""
+        if self.training is None:
+            losses = accumulate.total(self.total, params, batch, self.at_once)
+        else:
+            whole = isinstance(batch.key, jax.Array)  # batch norm has the statistics of the whole batch
+            in_training = partial(self.total, key=batch.key)
+            losses = accumulate.total(in_training, params, batch._replace(key=()), None if whole else self.at_once)
+        return losses / jnp.sum(batch.weights)
+
+    def total(self, params: PyTree, batch: Examples, counted: jax.Array, key: Any = None) -> jax.Array:
+        """The weighted sum of the losses of those samples that are `counted`, bool `[m]`; with a key, or (), in training."""
+        outputs = self.apply(params, batch.inputs) if key is None else self._in_training(params, batch, key)
+        losses = _means(self.per_sample(outputs, batch.targets))
         return jnp.sum(losses * jnp.where(counted, batch.weights, 0))
 
-    def penalty(self, params: PyTree) -> jax.Array | float:
+    def _in_training(self, params: PyTree, batch: Examples, key: Any) -> PyTree:
+        assert self.training is not None
+        if self.training.random and not isinstance(key, jax.Array):
+            if any(self.training.averages):
+                raise ValueError(
+                    "an exact gradient of a model with batch norm and dropout, which is no mean over the samples; use a method that draws"
+                    " batches, minibatch_sgd"
+                )
+            return self.apply(params, batch.inputs)
+        inputs = counted_rows(batch) if any(self.training.averages) else batch.inputs
+        return self.training.apply(params, inputs, key if self.training.random else None)[0]
+
+    def with_slope(self, params: PyTree, batch: Examples, counted: jax.Array) -> tuple[jax.Array, PyTree]:
+        """`total` and its gradient with respect to what is trained."""
+        trained, fixed = self.split(params)
+
+        def of(trained: PyTree) -> jax.Array:
+            return self.total(leaves.merged(self.trained or (), params, trained, fixed), batch, counted)
+
+        return jax.value_and_grad(of)(trained)
+
+    def split(self, params: PyTree) -> tuple[PyTree, tuple[Any, ...]]:
+        """What is trained, and the other leaves."""
+        return leaves.split(self.trained, params) if self.trained else (params, ())
+
+    def penalty(self, trained: PyTree) -> jax.Array | float:
         """That of the norm."""
-        return 0.5 * self.l2 * optax.tree.norm(params, squared=True) if self.l2 else 0.0
+        return 0.5 * self.l2 * optax.tree.norm(trained, squared=True) if self.l2 else 0.0
 
 
-@dataclass(frozen=True)
-class Evaluation:
+@dataclass(frozen=True, eq=False)
+class Evaluation(sameness.Compared):
     """(params, data block, test set) -> loss, and the metrics' means over the test set; the gradient. In pieces of so many samples.
 
     Args:
@@ -73,10 +118,10 @@ class Evaluation:
 
     def __call__(self, params: PyTree, data: Examples | Pooled, test: Examples | tuple[()]) -> tuple[dict[str, jax.Array], PyTree]:
         rows = _rows(pooled.of_block(data), _shares)
-        summed = accumulate.total(jax.value_and_grad(self.loss.total), params, rows, self.at_once)
+        summed = accumulate.total(self.loss.with_slope, params, rows, self.at_once)
         value, slope = workers.mean_over_devices(summed)
         if self.loss.l2:
-            own = jax.value_and_grad(self.loss.penalty)(params)
+            own = jax.value_and_grad(self.loss.penalty)(self.loss.split(params)[0])
             value, slope = jax.tree.map(jnp.add, (value, slope), own)
         return {"loss": value, **self._tested(params, test)}, slope
 
@@ -139,6 +184,7 @@ def finite_sum(
     seed: int = 0,
     test: Annotated[tuple[Any, Any] | None, "a pair (inputs, targets), or None"] = None,
     metrics: dict[str, Callable[..., Any]] | None = None,
+    trainable: Any = None,
     chunk: int | None = None,
     name: str = "finite_sum",
 ) -> Problem:
@@ -167,14 +213,17 @@ def finite_sum(
         seed: of the partition.
         test: (inputs, targets) that no worker has.
         metrics: by name, (outputs, targets) -> numbers of the samples, `[m, ...]`, whose means over `test` the history has.
+        trainable: which leaves of the parameters are trained, a tree of bools that is a prefix of the parameters' tree, as optax's masks are,
+            or a function from the parameters to it; None: all. Only those are in gradients, in messages and their bits, and in the norm;
+            the others stay as `init` makes them, as integers do in any case.
         chunk: samples that are evaluated at a time, on each device and of each run; None: as many as need about a quarter of a gigabyte.
             An exact gradient takes chunk / N of each worker's samples at a time, a batch is always whole.
         name: for tables and errors.
 
     Raises:
         ValueError: data that do not fit together or are not finite, a model that is none of these or keeps more than parameters, losses
-            or metrics that are not of the samples, a worker with fewer than `min_samples`, an index outside the data, weights that are
-            none of these, l2 < 0, metrics without a test set and a test set without metrics.
+            or metrics that are not of the samples, targets outside the classes or probabilities that the loss
+            takes them for, a worker with fewer than `min_samples`, an index outside the data, weights that are none of these, l2 < 0, metrics without a test set and a test set without metrics.
     """
     numbers = {"batch_size": batch_size, "workers": workers, "min_samples": min_samples, "chunk": 1 if chunk is None else chunk}
     for what, number in numbers.items():
@@ -195,16 +244,22 @@ def finite_sum(
     rows = jax.eval_shape(lambda data: _rows(pooled.flat(data) if isinstance(data, Pooled) else data), examples)
     functions, measured = adapt(model, rows.inputs), tuple((metrics or {}).items())
     params = jax.eval_shape(functions.init, jax.eval_shape(lambda: jax.random.key(0)))
-    mean = MeanLoss(functions.apply, loss, l2)
+    trained = leaves.of(name, params, functions.trainable)
+    if trainable is not None:
+        trained = tuple(map(bool, np.logical_and(trained, leaves.of(name, params, trainable))))
+    mean = MeanLoss(functions.apply, loss, l2, training=functions.training, trained=trained)
     _need_per_sample(name, mean, measured, params, rows)
-    at_once = chunk or accumulate.fitting(jax.value_and_grad(mean.total), params, rows)
+    outputs = jax.eval_shape(functions.apply, params, accumulate.of_length(rows.inputs, 1))
+    _need_meaning(name, loss, measured, outputs, examples, shared)
+    at_once = chunk or accumulate.fitting(mean.with_slope, params, rows)
     mean = replace(mean, at_once=max(batch_size, at_once // workers))
     if isinstance(examples, Pooled):
         examples = replace(examples, piece=min(-(-sum(sizes) // workers), mean.at_once))
+    draw = minibatch(batch_size, replacement)
     return Problem(
         init=functions.init,
         loss=mean,
-        sample=minibatch(batch_size, replacement),
+        sample=Keyed(draw) if functions.training else draw,
         evaluate=Evaluation(mean, measured, at_once),
         data=examples,
         shared=shared,
@@ -215,7 +270,18 @@ def finite_sum(
         weights=_weights(name, weights, sizes),
         numbered=replacement == EPOCH,
         batch_sizes=None if replacement is True or min(sizes) >= batch_size else tuple(min(batch_size, size) for size in sizes),
+        refuses=meaning.OfBatches(loss, outputs) if isinstance(outputs, jax.ShapeDtypeStruct) else None,
+        keyed=keyed if functions.training else None,
+        trainable=leaves.Flags(trained),
+        statistics=_statistics(functions.training, draw),
     )
+
+
+def _statistics(training: Training | None, draw: minibatch) -> Statistics | None:
+    """How running averages are estimated, if the model has some: from batches like those of the training, which no epoch numbers."""
+    if training is None or not any(training.averages):
+        return None
+    return Statistics(training, Keyed(replace(draw, replacement=False) if draw.replacement == EPOCH else draw))
 
 
 def _parts(targets: PyTree, M: int, workers: int, partition: str | Sequence[Any], alpha: float, seed: int, least: int) -> list[np.ndarray]:
@@ -286,3 +352,18 @@ def _need_per_sample(name: str, loss: MeanLoss, metrics: Metrics, params: PyTree
         if not fits or not (what != "loss" or jnp.issubdtype(two.dtype, jnp.floating)):
             given = f"{checks.typed(two)} for 2 samples, {checks.typed(three)} for 3"
             raise ValueError(f"{name}: {what} gives {given}; need floating point [m, ...], each sample's own")
+
+
+def _need_meaning(
+    name: str, loss: PerSample, metrics: Metrics, outputs: PyTree, data: Examples | Pooled, test: Examples | tuple[()]
+) -> None:
+    """Raises a ValueError, in all processes, if targets have no meaning for the loss or a metric."""
+    targets = pooled.flat(data).targets if isinstance(data, Pooled) else _rows(data).targets
+    on_host = jax.tree.map(own, targets)
+    why = next(filter(None, agreement.exchange(f"targets of {name}", meaning.refusal(loss, outputs, on_host))), "")
+    if why:
+        raise ValueError(f"{name}: {why}")
+    held_out = jax.tree.map(np.asarray, test.targets) if isinstance(test, Examples) else ()
+    for what, function in (("loss", loss), *metrics):
+        if why := meaning.refusal(function, outputs, held_out):
+            raise ValueError(f"{name}: test set, {what}: {why}")

@@ -13,7 +13,7 @@ import optax
 
 from dsgd import checks
 from dsgd.base import Problem
-from dsgd.problems.adapters import Model, adapt
+from dsgd.problems.adapters import Network, adapt
 from dsgd.problems.data import DataSource, dense, load
 from dsgd.problems.finite_sum import finite_sum, right
 
@@ -79,7 +79,7 @@ def neural_network(
     )
 
 
-def _need_logits(name: str, model: Model, shape: tuple[int, ...], classes: int) -> None:
+def _need_logits(name: str, model: Network, shape: tuple[int, ...], classes: int) -> None:
     inputs = jax.ShapeDtypeStruct((1, *shape), jnp.result_type(float))
     params = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
     logits = jax.eval_shape(model.apply, params, inputs)

@@ -114,7 +114,12 @@ class _Drive:
         return (not self.agree().stop and self.sent < self.last) or bool(self.waiting)
 
     def result(self) -> Result:
-        return Result(self.carry.state, self.log.history(), programs.call(loop.models, self.job.plan, self.carry.state, self.points))
+        return Result(self.carry.state, self.log.history(), self._models())
+
+    def _models(self) -> PyTree:
+        """The data are for what the model estimates from them; without that, they are no part of the program."""
+        plan = self.job.plan
+        return programs.call(loop.models, plan, self.carry.state, self.points, self.data if plan.problem.statistics else ())
 
     def interrupted(self) -> Interrupted:
         """What to raise. The checkpoint is written before; where it cannot be, the history is not lost for that."""

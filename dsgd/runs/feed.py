@@ -94,6 +94,9 @@ class Feed:
         for rows in jax.tree.leaves(stacked):
             rows[rounds:] = rows[rounds - 1]
         self._taken += rounds
+        problem = self._plan.problem
+        if problem.refuses and (why := problem.refuses(jax.tree.map(lambda leaf: leaf[:rounds], stacked))):
+            raise ValueError(f"batches of rounds {self._taken - rounds} to {self._taken - 1}: {problem.name}: {why}")
         if self.not_finite is None:
             self.not_finite = _first_not_finite(stacked, self._taken - rounds)
         return arrays.place(stacked, NamedSharding(self._plan.mesh, P(None, workers.AXIS)))

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from dsgd import array_likes, checks, workers
+from dsgd import array_likes, checks, sameness, workers
 from dsgd.base import Algorithm, Problem
 from dsgd.clusters import Cluster, presence
-from dsgd.engine import loop, protocol
+from dsgd.engine import leaves, loop, protocol
 from dsgd.machines import forks
 
 _ROOM = 1 << 14  # records of all runs in one chunk
@@ -28,8 +27,8 @@ GOING_ON = (
 )
 
 
-@dataclass(frozen=True)
-class Always:
+@dataclass(frozen=True, eq=False)
+class Always(sameness.Compared):
     """A factory without hyperparameters. Equal where the algorithm is the same, so that a second run does not compile again."""
 
     algorithm: Algorithm
@@ -83,7 +82,7 @@ def check_steps(steps: Any, before: int = 0) -> int:
 
 def check_runnable(algorithm: Algorithm, problem: Problem, key: jax.Array, cluster: Cluster | None = None) -> None:
     """Raises a ValueError where they do not fit together: the method or the cluster is for another N, the method cannot go on without those
-    that are away, leaves of the data differ in N, weights that are not those of its workers, or parameters are not floating point; a
+    that are away, leaves of the data differ in N, weights that are not those of its workers, or no parameter can be trained; a
     RuntimeError where JAX cannot compute."""
     forks.need_threads()
     protocol.need_functions(algorithm, problem)
@@ -99,11 +98,7 @@ def check_runnable(algorithm: Algorithm, problem: Problem, key: jax.Array, clust
             raise ValueError(f"{problem.name}: data{where} has shape {np.shape(leaf)}; need the leading axis of the {N} workers")
     _need_kept(problem)
     _need_weights(problem, N)
-    params = protocol.parameters(problem)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            where = jax.tree_util.keystr(path) or "they"
-            raise ValueError(f"{problem.name}: parameters must be floating point, but {where} has dtype {leaf.dtype}")
+    leaves.flags(problem)
 
 
 def warn_of_periods(methods: Iterable[Algorithm], N: int, steps: int, before: int, cluster: Cluster | None) -> None:

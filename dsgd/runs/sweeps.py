@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from dsgd import array_likes, checks
+from dsgd import array_likes, checks, sameness
 from dsgd.base import Algorithm, Key, Params, Problem, PyTree, State
 from dsgd.clusters import Cluster
 from dsgd.machines import arrays
@@ -227,8 +227,8 @@ def _built(factory: Callable[..., Algorithm], grid: dict[str, np.ndarray]) -> li
     return methods
 
 
-@dataclass(frozen=True)
-class _FromPoint:
+@dataclass(frozen=True, eq=False)
+class _FromPoint(sameness.Compared):
     """Calls the factory with a point's values as keyword arguments."""
 
     factory: Callable[..., Algorithm]

@@ -216,12 +216,13 @@ class Keeps(nn.Module):
         return nn.Dense(1)(x)[:, 0]
 
 
-class KeepsToo(nnx.Module):
+class Counts(nnx.Module):
     def __init__(self, rngs):
-        self.norm, self.drop = nnx.BatchNorm(FEATURES, rngs=rngs), nnx.Dropout(0.1, rngs=rngs)
+        self.layer, self.calls = nnx.Linear(FEATURES, 1, rngs=rngs), nnx.Variable(jnp.zeros(()))
 
     def __call__(self, x):
-        return self.drop(self.norm(x))[:, 0]
+        self.calls[...] += 1
+        return self.layer(x)[:, 0]
 
 
 class Flatten(nn.Module):
@@ -233,12 +234,12 @@ class Flatten(nn.Module):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (Keeps("norm"), "model Keeps keeps batch_stats; need a module that keeps only parameters"),
-        (Keeps("drop"), "model Keeps keeps random numbers besides those of its start; need"),
-        (KeepsToo, "model KeepsToo keeps BatchStat, RngCount, RngKey; need"),
-        (Flatten(), "model Flatten keeps no parameters; need"),
+        (Keeps("norm"), "model Keeps keeps batch_stats that no training updates; expected an argument of its __call__"),
+        (Keeps("drop"), "model Keeps keeps dropout or batch norm that is always in training mode; expected an argument"),
+        (Counts, r"model Counts: \['calls'\] changes in training; expected parameters, constants, and running averages"),
+        (Flatten(), "model Flatten keeps no parameters; expected a module with parameters"),
         (Linen, "model = the class Linen: need a flax module"),
-        (lambda rngs: 3, r"gives int32\[\]: need a flax module"),
+        (lambda rngs: 3, "gives 3: need a flax module"),
         ("mlp", "model = 'mlp': need a flax module with its fields.*, a function from nnx.Rngs"),
     ],
 )

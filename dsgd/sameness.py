@@ -1,0 +1,79 @@
+"""Whether objects are the same, for what is kept by them: users' objects need neither be hashable nor comparable."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable)
+_KEPT = 64  # values that `remembered` keeps
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two objects are equal; if comparing them fails, or gives no bool (as of arrays), whether they are one object."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, tuple | list):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, Mapping):
+        return len(one) == len(other) and all(key in other and same(one[key], other[key]) for key in one)
+    if isinstance(one, functools.partial):
+        return same((one.func, one.args, one.keywords), (other.func, other.args, other.keywords))
+    try:
+        equal = one == other
+        return bool(equal) if isinstance(equal, bool) else False
+    except Exception:  # whatever an object's own comparison raises
+        return False
+
+
+def hashed(value: Any) -> int:
+    """A hash that is equal for objects that are the `same`; of what has none, that of its type."""
+    if isinstance(value, tuple | list):
+        return hash((type(value), *map(hashed, value)))
+    if isinstance(value, Mapping):
+        return hash((type(value), len(value)))
+    if isinstance(value, functools.partial):
+        return hashed((value.func, value.args))
+    try:
+        return hash(value)
+    except Exception:
+        return hash(type(value))
+
+
+class Key:
+    """An object as a key of a dictionary, equal to another where the objects are the `same`."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value: Any = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Key) and same(self.value, other.value)
+
+    def __hash__(self) -> int:
+        return hashed(self.value)
+
+
+class Compared:
+    """A frozen dataclass (with eq=False) whose fields are compared as `same` does: JAX, too, keeps traces by the functions' equality."""
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and same(_fields(self), _fields(other))
+
+    def __hash__(self) -> int:
+        return hash((type(self), hashed(_fields(self))))
+
+
+def _fields(value: Any) -> tuple[Any, ...]:
+    return tuple(getattr(value, field.name) for field in dataclasses.fields(value))
+
+
+def remembered(function: F) -> F:
+    """The function of one `Key`, called with its value once for each, of those used last."""
+    made: Any = functools.lru_cache(maxsize=_KEPT)(lambda key: function(key.value))
+    return made

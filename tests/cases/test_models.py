@@ -1,0 +1,221 @@
+"""What users' models, targets and losses must be taken for."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+
+import algorithms
+import dsgd
+from dsgd import problems
+from dsgd.engine import loop, oracle
+
+X = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
+INTEGER_LABELS = optax.softmax_cross_entropy_with_integer_labels
+HINGE = jax.vmap(optax.losses.multiclass_hinge_loss)
+
+
+def linear(outputs: int) -> problems.Model:
+    return problems.Model(lambda key: jnp.zeros((3, outputs)), lambda W, x: x @ W)
+
+
+SGD = algorithms.minibatch_sgd(optax.sgd(0.1))
+
+
+def classifier(targets, loss=INTEGER_LABELS, outputs=2, model=None, **options):
+    targets = np.asarray(targets) if len(targets) else ()
+    return problems.finite_sum(model or linear(outputs), loss, (X, targets), **{"workers": 2, "batch_size": 2, **options})
+
+
+def one_hot_loss(logits, targets):
+    return -jnp.sum(jax.nn.one_hot(targets, logits.shape[-1]) * jax.nn.log_softmax(logits), axis=-1)
+
+
+def weighted_loss(logits, targets):
+    return jnp.array([1.0, 2.0])[targets] * INTEGER_LABELS(logits, targets)
+
+
+def smoothed_loss(logits, targets):
+    return optax.softmax_cross_entropy(logits, optax.smooth_labels(jax.nn.one_hot(targets, logits.shape[-1]), 0.1))
+
+
+CYCLE = np.arange(24)
+
+
+@pytest.mark.parametrize("loss", [INTEGER_LABELS, one_hot_loss, weighted_loss, smoothed_loss, HINGE])
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        (2 * (CYCLE % 2) - 1, r"targets from -1 to 1, .* indices of the model's 2 outputs; expected .* 0 to 1; .*\(targets \+ 1\) // 2"),
+        (CYCLE % 2 + 1, "targets from 1 to 2.*relabel them with targets - 1"),
+        (CYCLE % 3, "targets from 0 to 2.*or pass a model with 3 outputs"),
+        ((CYCLE % 2 * 7).astype(np.uint8), r"targets from 0 to 7.*np.unique\(targets, return_inverse=True\)"),
+    ],
+)
+def test_labels_outside_the_classes_are_refused(loss, targets, message):
+    if loss is not INTEGER_LABELS and targets.dtype == np.uint8:
+        return  # a label far from the classes, for which the loss is 0, may be a marker
+    with pytest.raises(ValueError, match=message):
+        classifier(targets, loss)
+
+
+def test_labels_of_the_classes_and_a_marker_of_samples_that_do_not_count_are_accepted():
+    def ignoring(logits, targets):
+        return jnp.where(targets == -100, 0, INTEGER_LABELS(logits, jnp.maximum(targets, 0)))
+
+    classifier(CYCLE % 2)
+    classifier(np.where(CYCLE < 3, -100, CYCLE % 2), ignoring)
+
+
+def test_integer_targets_that_are_no_classes_are_accepted():
+    table = jnp.asarray(np.random.default_rng(1).normal(size=(24, 2)))
+    classifier(CYCLE, lambda outputs, targets: jnp.sum((outputs - table[targets]) ** 2, axis=-1))
+    classifier(CYCLE, lambda outputs, targets: (outputs[:, 0] - targets) ** 2)
+    classifier(2 * (CYCLE % 2) - 1, lambda outputs, targets: optax.hinge_loss(outputs[:, 0], targets), outputs=1)
+
+
+@pytest.mark.parametrize("loss", [optax.sigmoid_binary_cross_entropy, optax.sigmoid_focal_loss])
+@pytest.mark.parametrize("dtype", [int, float])
+def test_binary_labels_outside_0_and_1_are_refused(loss, dtype):
+    model = problems.Model(lambda key: jnp.zeros(3), lambda w, x: x @ w)
+    labels = (2 * (CYCLE % 2) - 1).astype(dtype)
+    with pytest.raises(ValueError, match=r"targets from -1.* to 1.*expected targets in \[0, 1\]; relabel them with \(targets \+ 1\) / 2"):
+        problems.finite_sum(model, loss, (X, labels), workers=2, batch_size=2)
+    problems.finite_sum(model, loss, (X, (labels + 1) // 2), workers=2, batch_size=2)
+
+
+@pytest.mark.parametrize("loss", [optax.squared_error, optax.hinge_loss, optax.huber_loss, lambda f, y: jnp.logaddexp(0, -f * y)])
+def test_targets_of_regressions_and_margins_are_accepted(loss):
+    model = problems.Model(lambda key: jnp.zeros(3), lambda w, x: x @ w)
+    problems.finite_sum(model, loss, (X, 2.0 * (CYCLE % 2) - 1), workers=2, batch_size=2)
+
+
+def test_labels_of_a_test_set_are_checked_for_loss_and_metrics():
+    from dsgd.problems.finite_sum import right
+
+    def accuracy(logits, targets):
+        return jnp.argmax(logits, axis=-1) == targets
+
+    good, bad = CYCLE % 2, CYCLE % 2 + 1
+    for metric in (right, accuracy):
+        with pytest.raises(ValueError, match=r"test set, .*: targets from 1 to 2"):
+            classifier(good, HINGE, test=(X, bad), metrics={"accuracy": metric})
+        classifier(good, test=(X, good), metrics={"accuracy": metric})
+
+
+def test_labels_of_workers_data_and_of_batches_from_outside_are_checked(mesh, key):
+    with pytest.raises(ValueError, match="targets from 0 to 2"):
+        problems.finite_sum(linear(2), INTEGER_LABELS, problems.ByWorker(lambda n: (X, CYCLE % (2 + n))), workers=2, batch_size=2)
+    inputs, weights = np.stack([X[:2]] * 2), np.ones((2, 2), np.float32)
+    batches = [problems.Examples(inputs, np.full((2, 2), label, np.int32), weights) for label in (1, 2)]
+    with pytest.raises(ValueError, match=r"batches of rounds 1 to 1: finite_sum: targets from 2 to 2.*classes 0 to 1"):
+        dsgd.run(algorithms.minibatch_sgd(optax.sgd(0.1)), classifier(CYCLE % 2), steps=2, key=key, mesh=mesh, batches=batches)
+
+
+# Batch norm and dropout
+
+
+class Linen(nn.Module):
+    rate: float = 0.5
+    norm: bool = True
+    outputs: int = 2
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        x = nn.BatchNorm(use_running_average=not train, momentum=0.9)(x) if self.norm else x
+        return nn.Dropout(self.rate, deterministic=not train)(nn.Dense(self.outputs)(x))
+
+
+class Nnx(nnx.Module):
+    def __init__(self, rngs):
+        self.norm, self.layer = nnx.BatchNorm(3, rngs=rngs), nnx.Linear(3, 2, rngs=rngs)
+        self.drop, self.scale = nnx.Dropout(0.5, rngs=rngs), jnp.ones(2)
+
+    def __call__(self, x):
+        return self.drop(self.layer(self.norm(x))) * self.scale[None]
+
+
+def flax_outputs(model, params, x):
+    if isinstance(model, nn.Module):
+        return model.apply(params if "params" in params else {"params": params}, x, train=False)
+    module = Nnx(nnx.Rngs(7))
+    nnx.update(module, params)
+    module.eval()
+    return module(x)
+
+
+@pytest.mark.parametrize("model", [Linen(), Nnx(nnx.Rngs(0)), Nnx], ids=["linen", "nnx", "nnx class"])
+def test_evaluation_is_that_of_flax_with_the_statistics_that_are_taken_home(model, mesh, key):
+    problem = classifier(CYCLE % 2, outputs=2, model=model, test=(X, CYCLE % 2), metrics={"test_loss": INTEGER_LABELS})
+    result = dsgd.run(SGD, problem, steps=2, key=key, mesh=mesh, record_every=2)
+    losses = INTEGER_LABELS(flax_outputs(model, result.params, X), CYCLE % 2)
+    for name in ("loss", "test_loss"):
+        np.testing.assert_allclose(result.history[name][-1], losses.mean(), rtol=1e-5)
+    assert result.history["loss"][-1] != result.history["loss"][0]
+    assert (result.state.fixed != ()) == (len(jax.tree.leaves(result.params)) > len(jax.tree.leaves(result.state.server)))
+
+
+def test_running_averages_are_the_means_over_batches_of_the_workers(mesh, key):
+    """The norm is on the inputs, so they do not depend on what is trained."""
+    problem = classifier(CYCLE % 2, model=Linen(), batch_size=4)
+    statistics = dsgd.run(SGD, problem, steps=1, key=key, mesh=mesh).params["batch_stats"]["BatchNorm_0"]
+    batches = []
+    for n in range(2):
+        mine = jax.tree.map(lambda leaf: leaf[n], problem.data)  # noqa: B023 (called at once)
+        keys = [jax.random.fold_in(jax.random.fold_in(jax.random.key(0), k), n) for k in range(16)]
+        batches += [np.asarray(problem.sample(own, mine).inputs) for own in keys]
+    np.testing.assert_allclose(statistics["mean"], np.mean([batch.mean(axis=0) for batch in batches], axis=0), atol=1e-5)
+    np.testing.assert_allclose(statistics["var"], np.mean([batch.var(axis=0) for batch in batches], axis=0), rtol=1e-4)
+
+
+def test_a_training_step_is_that_of_flax_in_training(mesh, key):
+    model = Linen(rate=0.0)
+    problem = classifier(CYCLE % 2, model=model, batch_size=12, replacement=False)  # all that a worker has
+    start = problem.init(loop.split(key)[0])
+
+    def loss(params, x, y):
+        outputs, _ = model.apply({**start, "params": params}, x, train=True, mutable=["batch_stats"])
+        return INTEGER_LABELS(outputs, y).mean()
+
+    slopes = [jax.grad(loss)(start["params"], problem.data.inputs[n], problem.data.targets[n]) for n in range(2)]
+    expected = jax.tree.map(lambda x, *slopes: x - 0.1 * sum(slopes) / 2, start["params"], *slopes)
+    found = dsgd.run(SGD, problem, steps=1, key=key, mesh=mesh).params["params"]
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-6), found, expected)
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_dropout_masks_differ_by_worker_round_and_seed_and_not_by_devices(outside, key):
+    """The gradient of the sum of the outputs with respect to the bias is the number of those that are not dropped."""
+    model = Linen(norm=False, outputs=9)
+    problem = classifier((), model=model, loss=lambda outputs, targets: outputs.sum(axis=-1), batch_size=12)
+    batches = problems.Examples(np.zeros((2, 12, 3), np.float32), (), np.ones((2, 12), np.float32))
+
+    def masks(rounds, devices):
+        def ask(key, data, batches):
+            query = dsgd.Query(problem.init(jax.random.key(0)))
+            return oracle.gradients(problem, query, key, data, 2, batches if outside else None)["Dense_0"]["bias"]
+
+        specs = (P(), P("workers"), P("workers"))
+        mapped = jax.shard_map(ask, mesh=dsgd.workers.mesh(devices), in_specs=specs, out_specs=P("workers"), check_vma=False)
+        return [np.asarray(jax.jit(mapped)(jax.random.key(i), problem.data, batches)) for i in rounds]
+
+    one, two = masks([0, 1], 1), masks([0, 1], 2)
+    np.testing.assert_allclose(one, two)
+    rows = np.concatenate(one)
+    assert len(np.unique(rows, axis=0)) == len(rows)
+
+
+def test_what_only_training_draws_is_off_in_exact_gradients_and_in_the_evaluation(mesh, key):
+    problem = classifier(CYCLE % 2, model=Linen(norm=False))
+    result = dsgd.run(algorithms.gradient_descent(optax.sgd(0.1)), problem, steps=1, key=key, mesh=mesh)
+    start = problem.init(loop.split(key)[0])
+    slope = jax.grad(lambda params: INTEGER_LABELS(flax_outputs(Linen(norm=False), params, X), CYCLE % 2).mean())(start)
+    jax.tree.map(lambda x, x0, g: np.testing.assert_allclose(x, x0 - 0.1 * g, atol=1e-6), result.params, start, slope)
+    with pytest.raises(ValueError, match="exact gradient of a model with batch norm and dropout"):
+        dsgd.run(algorithms.gradient_descent(optax.sgd(0.1)), classifier(CYCLE % 2, model=Linen()), steps=1, key=key, mesh=mesh)
