@@ -241,5 +241,5 @@ class Peer:
 
 def _stepped(optimizer: optax.GradientTransformation, model: Model, middle: Params, slope: PyTree) -> Model:
     """As in `algorithms.asynchronous_gossip_sgd`: the optimiser sees its own model, and steps from the mean."""
-    change, memory = optimizer.update(slope, model.optimizer, model.params)
+    change, memory = optimizers.change(optimizer, slope, model.optimizer, model.params)
     return Model(optax.apply_updates(middle, change), memory)
