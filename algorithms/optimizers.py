@@ -1,7 +1,7 @@
 """What methods share: one optax step on one model or on stacked ones.
 
-Every call of an optimizer's `init` and `update` goes through `start` and `change`, which name the optimizer if it fails or if what it returns
-does not fit the parameters, and which hold the random keys of its state in `StateKey`s, so that the engine can make them differ.
+Every call of an optimizer's `init` and `update` goes through `start` and `change`, which name the optimizer if it fails or if its updates
+do not fit the parameters, and which hold the random keys of its state in `StateKey`s, so that the engine can make them differ.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def start(optimizer: optax.GradientTransformation, params: Params) -> Model:
     """The model before the first step.
 
     Raises:
-        ValueError: the optimizer fails on these parameters, returns updates of another shape, or draws random numbers from a key that is not
-            in its state.
+        ValueError: the optimizer fails on these parameters, returns updates of another shape, or draws random numbers from a key that is
+            not in its state.
     """
     with _named(optimizer):
         memory = optimizer.init(params)
@@ -147,8 +147,8 @@ def learning_rate(optimizer: optax.GradientTransformation) -> Any:
     except Exception as error:  # it is only a probe: what fails on a scalar may work on the model
         if "required keyword-only argument" in str(error):
             raise ValueError(
-                f"optimizer {called(optimizer)}: its update needs more than gradients ({error}); expected one that steps on gradients alone,"
-                " optax.sgd(0.1), say"
+                f"optimizer {called(optimizer)}: its update needs more than gradients ({error}); expected one that steps on gradients"
+                " alone, optax.sgd(0.1), say"
             ) from error
         return float("nan")
     if isinstance(step, Tracer):
@@ -162,14 +162,14 @@ def learning_rate(optimizer: optax.GradientTransformation) -> Any:
         raise ValueError(f"{first} is {step}; expected a finite number: pass finite hyperparameters")
     if step > 0 and _ascends(optimizer, memory, one):
         raise ValueError(
-            f"{first} is +{float(step):g}, up the gradient; expected a step down: pass a positive step size, optax.sgd(0.1), say, or end the"
-            " chain with optax.scale_by_learning_rate(0.1)"
+            f"{first} is +{float(step):g}, up the gradient; expected a step down: pass a positive step size, optax.sgd(0.1), say, or end"
+            " the chain with optax.scale_by_learning_rate(0.1)"
         )
     return abs(float(step))
 
 
 def _ascends(optimizer: optax.GradientTransformation, memory: PyTree, one: Any) -> bool:
-    """Whether all of the first steps lead up a gradient of 1. Random ones may by chance, and some of those of sharpness-aware methods do."""
+    """Whether all of the first steps lead up a gradient of 1. Random ones may by chance, and every other one of sharpness-aware methods."""
     if any(map(randomness.may_be_key, jax.tree.leaves(memory))):
         return False
     for _ in range(_FIRST):
@@ -222,7 +222,9 @@ def _need_updates(optimizer: optax.GradientTransformation, updates: PyTree, para
                 " clips or sums per-sample gradients needs a problem whose gradients are per sample"
             )
         if jnp.issubdtype(jnp.result_type(x), jnp.floating) and not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
-            raise ValueError(f"{name} are {checks.typed(leaf)} for parameters {checks.typed(x)}; expected real numbers: pass real step sizes")
+            raise ValueError(
+                f"{name} are {checks.typed(leaf)} for parameters {checks.typed(x)}; expected real numbers: pass real step sizes"
+            )
 
 
 def _given(leaf: Any) -> Any:

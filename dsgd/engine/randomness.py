@@ -1,7 +1,7 @@
 """Random keys that an optimizer keeps in its state: which leaves they are, and how they are made to differ by run and worker.
 
 `optax.add_noise(..., key)` puts the user's key into the state that its `init` returns. Copied to N workers, it would add the same noise in
-all workers, seeds and runs. So the key is held in a `StateKey`, and the engine folds the run's key and the worker's id into it at the start.
+all workers, seeds and runs. So the key is held in a `StateKey`, into which the engine folds the run's key and the worker's id at the start.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import optax
 
 from algorithms import optimizers
@@ -27,6 +28,7 @@ from algorithms.asynchronous.on_ray.session import need_ray
 from algorithms.asynchronous.on_ray.worker import Gradients, Task
 from algorithms.optimizers import Model
 from dsgd.base import Params, PyTree
+from dsgd.engine import randomness
 
 _REFUSED = 0.002  # seconds, about, until one who was refused asks again
 _LOOK = 0.2  # seconds until one who waits for an answer looks whether the partner is still there
@@ -88,7 +90,9 @@ class Peer:
         self.every: int = every
         self.patience: float = patience
         self.gradients: Gradients = Gradients(worker, task)
-        self.model: Model = optimizers.start(optimizer, params)
+        numbers, kind = task.stream
+        key = jax.random.wrap_key_data(numbers, impl=kind)
+        self.model: Model = randomness.of_owner(optimizers.start(optimizer, params), key, np.uint32(worker))
         self.step: Callable[[Model, Params, PyTree], Model] = jax.jit(partial(_stepped, optimizer))
         self.peers: dict[int, Any] = {}
         self.stamp: int = 0
