@@ -22,7 +22,7 @@ import jax
 import numpy as np
 import optax
 
-from algorithms import optimizers
+from algorithms import gossip, optimizers
 from algorithms.asynchronous.on_ray.server import in_numpy
 from algorithms.asynchronous.on_ray.session import need_ray
 from algorithms.asynchronous.on_ray.worker import Gradients, Task
@@ -142,7 +142,7 @@ class Peer:
             return None
         async with self.lock:
             stamp = self._at(max(self.stamp, stamp) + 1)
-            mean = jax.tree.map(lambda mine, theirs: (mine + theirs) / 2, in_numpy(self.model.params), params)
+            mean = jax.tree.map(gossip.midpoint, in_numpy(self.model.params), params)
             self.model = self.model._replace(params=mean)
             self.exchanges.append(about._replace(stamp=stamp, at=time.monotonic() - self.zero))
             return mean, stamp
