@@ -107,6 +107,8 @@ def around_ring(compressor: Compressor, key: jax.Array, parts: Parts, N: int) ->
 
     $$ \frac1N Q(\cdots Q(Q(g_1) + g_2) + \cdots + g_N) \tag{3.5} $$
 
+    Partial sums of half precision are added up, compressed and sent as float32: they may be N times as large as what is summed.
+
     Args:
         parts: leaves `[n, M, part]`.
         others: as in `to_servers`.
@@ -114,7 +116,8 @@ def around_ring(compressor: Compressor, key: jax.Array, parts: Parts, N: int) ->
     Returns:
         Leaves `[N, part]`, the same on every device; bits.
     """
-    ids, parts = workers.ids(N), padded(parts, N, axis=1)
+    given, ids = parts, workers.ids(N)
+    parts = workers.widened(padded(parts, N, axis=1))
 
     def own(hop):
         """Of each worker, the part that has made `hop` hops to it."""
@@ -139,7 +142,7 @@ def around_ring(compressor: Compressor, key: jax.Array, parts: Parts, N: int) ->
     mean = jax.tree.map(lambda leaf: jnp.roll(leaf, 1, axis=0) / N, _decompress(compressor, gathered, shapes))
     # A worker forwards all but the part that its successor ends with, and receives all but its own.
     sizes = _sizes(compressor, gathered, 1)
-    return mean, told.both(info, Info(_to_others(sizes, N, but=(ids + 1) % N), _to_others(sizes, N)))
+    return workers.narrowed(mean, given), told.both(info, Info(_to_others(sizes, N, but=(ids + 1) % N), _to_others(sizes, N)))
 
 
 def to_neighbours(compressor: Compressor, key: jax.Array, vectors: PyTree, topology: Topology, round: Round, last: Any = ()) -> Delivery:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.core import Tracer
@@ -48,6 +49,12 @@ def need_step(method: str, value: Any) -> None:
         return
     if np.ndim(value) or not 0 < value <= 1:
         raise ValueError(f"{method}: consensus_step = {checks.shown(value)}: need a number in (0, 1]")
+
+
+def midpoint(one: Any, other: Any) -> Any:
+    """The mean of two arrays of one type, of numpy or JAX; of half precision it is computed in float32."""
+    wide = jnp.promote_types(one.dtype, jnp.float32)
+    return ((one.astype(wide) + other.astype(wide)) / 2).astype(one.dtype)
 
 
 def algorithm(

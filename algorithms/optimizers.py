@@ -1,8 +1,14 @@
-"""What methods share: one optax step on one model or on stacked ones."""
+"""What methods share: one optax step on one model or on stacked ones.
+
+Every call of an optimizer's `init` and `update` goes through `start` and `change`, which name the optimizer if it fails or if its updates
+do not fit the parameters, and which hold the random keys of its state in `StateKey`s, so that the engine can make them differ.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,10 +19,13 @@ import optax
 from jax import lax
 from jax.core import Tracer
 
-from dsgd import workers
+from dsgd import checks, workers
 from dsgd.base import Gradients, Params, PyTree, Round, State
+from dsgd.engine import protocol, randomness
+from dsgd.engine.randomness import StateKey, is_state_key
 
 _LARGE = 1 << 24  # elements of all workers' models: from where on memory counts, and a loop around a step does not
+_FIRST = 8  # steps that tell whether an optimizer ascends
 
 
 class Model(NamedTuple):
@@ -27,20 +36,41 @@ class Model(NamedTuple):
 
 
 def start(optimizer: optax.GradientTransformation, params: Params) -> Model:
-    """The model before the first step."""
-    return Model(params, optimizer.init(params))
+    """The model before the first step.
+
+    Raises:
+        ValueError: the optimizer fails on these parameters, returns updates of another shape, or draws random numbers from a key that is
+            not in its state.
+    """
+    with _named(optimizer):
+        memory = optimizer.init(params)
+    return Model(params, _with_state_keys(optimizer, params, memory))
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def drawn(init: Callable[[jax.Array], Params], optimizer: optax.GradientTransformation, key: jax.Array) -> Model:
-    """The same from a problem's `init`, compiled; found again where both functions are the same."""
-    return start(optimizer, init(key))
+    """The model that all workers of a run with this key start from, compiled; it is compiled once while both functions are the same."""
+    return randomness.of_owner(start(optimizer, init(key)), key)
 
 
 def step(optimizer: optax.GradientTransformation, model: Model, gradient: Params) -> Model:
     r"""One step, $x \leftarrow x - \gamma g$ for `optax.sgd`."""
-    change, memory = optimizer.update(gradient, model.optimizer, model.params)
-    return Model(optax.apply_updates(model.params, change), memory)
+    updates, memory = change(optimizer, gradient, model.optimizer, model.params)
+    return Model(optax.apply_updates(model.params, updates), memory)
+
+
+def change(optimizer: optax.GradientTransformation, gradient: Params, memory: PyTree, params: Params) -> tuple[Params, PyTree]:
+    r"""The optimizer's updates, $-\gamma g$ for `optax.sgd`, and its state after them.
+
+    Raises:
+        ValueError: the optimizer fails, or its updates do not have the structure, the shapes and real types of the parameters.
+    """
+    with _named(optimizer):
+        updates, after = optimizer.update(gradient, jax.tree.map(_given, memory, is_leaf=is_state_key), params)
+        if any(map(is_state_key, jax.tree.leaves(memory, is_leaf=is_state_key))):
+            after = jax.tree.map(lambda old, new: old.replaced(new) if is_state_key(old) else new, memory, after, is_leaf=is_state_key)
+    _need_updates(optimizer, updates, params)
+    return updates, after
 
 
 def start_local(optimizer: optax.GradientTransformation, params: Params, N: int) -> Model:
@@ -87,8 +117,8 @@ def change_local(optimizer: optax.GradientTransformation, models: Any, gradients
         models: with `params` and `optimizer`, leaves `[n, ...]`.
         gradients: likewise, or what stands for them.
     """
-    change, memory = jax.vmap(optimizer.update)(gradients, models.optimizer, models.params)
-    return jax.tree.map(lambda change, x: change.astype(x.dtype), change, models.params), memory
+    updates, memory = jax.vmap(partial(change, optimizer))(gradients, models.optimizer, models.params)
+    return jax.tree.map(lambda update, x: update.astype(x.dtype), updates, models.params), memory
 
 
 def server_params(state: State) -> Params:
@@ -107,15 +137,110 @@ def learning_rate(optimizer: optax.GradientTransformation) -> Any:
     A schedule is read at its start. NaN where the optimiser only works on the model's own tree (labels, masks).
 
     Raises:
-        ValueError: one whose update needs more than gradients (a line search).
+        ValueError: one whose update needs more than gradients (a line search), or whose first step is not a finite real number or leads
+            up the gradient.
     """
     one: Any = np.float32(1)
     try:
-        change: Any = optimizer.update(one, optimizer.init(one), one)[0]
+        memory = optimizer.init(one)
+        step: Any = optimizer.update(one, memory, one)[0]
     except Exception as error:  # it is only a probe: what fails on a scalar may work on the model
         if "required keyword-only argument" in str(error):
             raise ValueError(
-                f"the optimiser's update needs more than gradients ({error}); need one that steps on gradients alone"
+                f"optimizer {called(optimizer)}: its update needs more than gradients ({error}); expected one that steps on gradients"
+                " alone, optax.sgd(0.1), say"
             ) from error
         return float("nan")
-    return change if isinstance(change, Tracer) else abs(float(change))
+    if isinstance(step, Tracer):
+        return step
+    if np.ndim(step):  # step sizes by coordinate: `start` sees whether they fit the model
+        return float("nan")
+    first = f"optimizer {called(optimizer)}: its first step for a gradient of 1"
+    if not checks.is_numeric(step):
+        raise ValueError(f"{first} is {checks.typed(step)}; expected a real number: pass a real step size, and schedules that return one")
+    if not np.isfinite(step):
+        raise ValueError(f"{first} is {step}; expected a finite number: pass finite hyperparameters")
+    if step > 0 and _ascends(optimizer, memory, one):
+        raise ValueError(
+            f"{first} is +{float(step):g}, up the gradient; expected a step down: pass a positive step size, optax.sgd(0.1), say, or end"
+            " the chain with optax.scale_by_learning_rate(0.1)"
+        )
+    return abs(float(step))
+
+
+def _ascends(optimizer: optax.GradientTransformation, memory: PyTree, one: Any) -> bool:
+    """Whether all of the first steps lead up a gradient of 1. Random ones may by chance, and every other one of sharpness-aware methods."""
+    if any(map(randomness.may_be_key, jax.tree.leaves(memory))):
+        return False
+    for _ in range(_FIRST):
+        step, memory = optimizer.update(one, memory, one)
+        if not step > 0:
+            return False
+    return True
+
+
+def called(optimizer: optax.GradientTransformation) -> str:
+    """The optimizer's name for error messages: the function that made it, of a chain with its parts."""
+    return _maker(optimizer.update)
+
+
+def _maker(update: Callable) -> str:
+    name = getattr(update, "__qualname__", type(update).__name__).partition(".<locals>")[0]
+    try:
+        kept = inspect.getclosurevars(update).nonlocals
+    except TypeError:  # no Python function
+        return name
+    if "tx" in kept:  # optax.with_extra_args_support
+        return called(kept["tx"])
+    return f"{name}({', '.join(map(_maker, kept['update_fns']))})" if "update_fns" in kept else name
+
+
+@contextmanager
+def _named(optimizer: optax.GradientTransformation) -> Iterator[None]:
+    """An optimizer's own errors become a ValueError of one line that names it."""
+    try:
+        yield
+    except Exception as error:
+        said = " ".join(str(error).split())
+        said = said if len(said) <= 200 else f"{said[:180]} ..."
+        raise ValueError(
+            f"optimizer {called(optimizer)} fails on these parameters ({type(error).__name__}: {said}); expected an optimizer that steps on"
+            " gradients alone, with masks, labels and schedules that fit the parameters"
+        ) from error
+
+
+def _need_updates(optimizer: optax.GradientTransformation, updates: PyTree, params: Params) -> None:
+    """Raises a ValueError if the updates would be broadcast or cast to fit the parameters."""
+    where = f"optimizer {called(optimizer)}: its updates"
+    if jax.tree.structure(updates) != jax.tree.structure(params):
+        protocol.same(where, updates, params)
+    for (path, leaf), x in zip(jax.tree_util.tree_leaves_with_path(updates), jax.tree.leaves(params), strict=True):
+        name = f"{where}{jax.tree_util.keystr(path)}"
+        if jnp.shape(leaf) != jnp.shape(x):
+            raise ValueError(
+                f"{name} are {checks.typed(leaf)} for parameters {checks.typed(x)}; expected the parameters' shape: an optimizer that"
+                " clips or sums per-sample gradients needs a problem whose gradients are per sample"
+            )
+        if jnp.issubdtype(jnp.result_type(x), jnp.floating) and not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            raise ValueError(
+                f"{name} are {checks.typed(leaf)} for parameters {checks.typed(x)}; expected real numbers: pass real step sizes"
+            )
+
+
+def _given(leaf: Any) -> Any:
+    """A leaf as the optimizer itself keeps it."""
+    return leaf.key() if is_state_key(leaf) else leaf
+
+
+def _with_state_keys(optimizer: optax.GradientTransformation, params: Params, memory: PyTree) -> PyTree:
+    """The optimizer's state, in which random keys are `StateKey`s."""
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), (memory, params))
+    used = randomness.uses(lambda memory, params: change(optimizer, params, memory, params), *shapes)
+    if used.constant:
+        raise ValueError(
+            f"optimizer {called(optimizer)}: its update draws random numbers from a key that is not in its state, which are the same in all"
+            " workers, seeds and runs; keep the key in the state that init returns, as optax.add_noise does"
+        )
+    leaves, treedef = jax.tree.flatten(memory)
+    keys = used.keys[: len(leaves)]
+    return treedef.unflatten(StateKey.of(leaf) if is_key else leaf for leaf, is_key in zip(leaves, keys, strict=True))

@@ -400,7 +400,7 @@ _WORDS = {
     "Cluster": "a dsgd.clusters.Cluster, clusters.Cluster(clusters.constant(1.0)), say",
     "Compressor": "a dsgd.Compressor, compressors.sign or compressors.top_k(0.1), say",
     "Delays": "one of algorithms.delays, delays.constant(4), say",
-    "GradientTransformation": "an optax optimiser, optax.sgd(0.1), say",
+    "GradientTransformation": "an optax optimiser, optax.sgd(0.1), say (of an optax.MultiSteps, its gradient_transformation())",
     "Mesh": "a mesh, dsgd.workers.mesh(4), say",
     "Pattern": "a pattern of dsgd.network, network.multi_server or network.gossip(topologies.ring(16)), say",
     "Result": "a dsgd.Result, of dsgd.run",

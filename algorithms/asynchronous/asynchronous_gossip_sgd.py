@@ -99,9 +99,9 @@ def asynchronous_gossip_sgd(optimizer: optax.GradientTransformation, topology: T
         pair = jnp.stack([now.worker, now.partner])
         here, rows = workers.find(pair, round.workers)
         models, memories = workers.select(here, jax.tree.map(lambda leaf: leaf[rows], (local.params, local.optimizer)))
-        middle = jax.tree.map(lambda leaf: (leaf[0] + leaf[1]) / 2, models)
+        middle = jax.tree.map(lambda leaf: gossip.midpoint(leaf[0], leaf[1]), models)
         first = jax.tree.map(lambda leaf: leaf[0], (gradients, models, memories))
-        change, memory = optimizer.update(first[0], first[2], first[1])
+        change, memory = optimizers.change(optimizer, first[0], first[2], first[1])
         stepped = optax.apply_updates(middle, change)
         own, partners = jnp.where(here, rows, workers.ids(round.workers).shape[0])  # past the end on devices that do not have the row
         params = _put(own, stepped, _put(partners, middle, local.params))  # in this order: who has no neighbour is its own partner

@@ -120,7 +120,8 @@ def _given(delays: delays_.Delays, server: Server, round: Round) -> Arrival:
     places = (t - jnp.arange(models)) % models
 
     def moved():
-        return jnp.sum((server.buffer[:, places] - server.buffer[:, t % models][:, None]) ** 2, axis=2)
+        buffer = workers.widened(server.buffer)
+        return jnp.sum((buffer[:, places] - buffer[:, t % models][:, None]) ** 2, axis=2)
 
     staleness = delays.staleness(jax.random.fold_in(round.key, 1), t, parts, moved)
     worker = jax.random.randint(round.key, (1,), 0, round.workers)[0]

@@ -68,8 +68,8 @@ def stochastic_gradient_push(optimizer: optax.GradientTransformation, topology: 
         return State(state.step + 1, workers=Pushed(params, memory, mass)), told.to_neighbours(both, topology, round.step)
 
     def model(state):
-        x, mass = workers.sum((state.workers.params, state.workers.mass))
-        return jax.tree.map(lambda x: x / mass.astype(x.dtype), x)
+        x, mass = workers.sum(workers.widened((state.workers.params, state.workers.mass)))
+        return workers.narrowed(jax.tree.map(lambda x: x / mass.astype(x.dtype), x), state.workers.params)
 
     return Algorithm(
         init,

@@ -107,4 +107,8 @@ def _weighted_sum(seen: Gradients, shares: np.ndarray | None, N: int) -> Params:
     if shares is None:
         return workers.mean(seen)
     mine = workers.own(jnp.asarray(shares, float), N)
-    return workers.sum(jax.tree.map(lambda leaf: jnp.expand_dims(mine, tuple(range(1, leaf.ndim))).astype(leaf.dtype) * leaf, seen))
+
+    def weighted(leaf):
+        return jnp.expand_dims(mine, tuple(range(1, leaf.ndim))).astype(leaf.dtype) * leaf
+
+    return workers.narrowed(workers.sum(jax.tree.map(weighted, workers.widened(seen))), seen)

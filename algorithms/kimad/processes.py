@@ -22,7 +22,7 @@ from algorithms.kimad.monitors import Monitor
 from algorithms.kimad.wire import Frame, Wire, receive, send
 from dsgd import checks
 from dsgd.base import Key, Params, Problem
-from dsgd.engine import loop, oracle
+from dsgd.engine import loop, oracle, randomness
 from dsgd.machines import family, nodes
 
 _START = b"s"
@@ -99,7 +99,7 @@ def train_processes(
     if jax.process_index():
         x = _Worker(plan, problem, rounds_key, flat, unravel).run()
         return Trained(unravel(x), None)
-    return _Server(plan, problem, optimizer, flat, unravel).run(seconds, most, wait)
+    return _Server(plan, problem, optimizer, start_key, flat, unravel).run(seconds, most, wait)
 
 
 class _Plan(NamedTuple):
@@ -179,9 +179,11 @@ class _Worker:
 class _Server:
     """Who knows the model, its estimate, and the mean of the estimates of all updates."""
 
-    def __init__(self, plan: _Plan, problem: Problem, optimizer: optax.GradientTransformation, flat: jax.Array, unravel) -> None:
+    def __init__(
+        self, plan: _Plan, problem: Problem, optimizer: optax.GradientTransformation, key: jax.Array, flat: jax.Array, unravel
+    ) -> None:
         self.plan, self.problem, self.unravel = plan, problem, unravel
-        self.model, self.total, self.estimate = optimizers.start(optimizer, flat), jnp.zeros_like(flat), flat
+        self.model, self.total, self.estimate = randomness.of_owner(optimizers.start(optimizer, flat), key), jnp.zeros_like(flat), flat
         self.step = jax.jit(partial(optimizers.step, optimizer))
 
     def run(self, seconds: float, rounds: float, wait: Callable[[], Any] | None) -> Trained:

@@ -52,8 +52,9 @@ def backup_workers_sgd(optimizer: optax.GradientTransformation, backups: int) ->
         def kept(leaf):
             return jnp.where(mine.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, jnp.zeros((), leaf.dtype))
 
-        total = workers.sum(jax.tree.map(kept, gradients))
-        server = optimizers.step(optimizer, state.server, jax.tree.map(lambda leaf: leaf / counted, total))
+        total = workers.sum(workers.widened(jax.tree.map(kept, gradients)))
+        mean = workers.narrowed(jax.tree.map(lambda leaf: leaf / counted, total), gradients)
+        server = optimizers.step(optimizer, state.server, mean)
         info = _sent(told.bits_of(gradients), N, mine, counted)
         return State(state.step + 1, server=server), info._replace(compute=jnp.minimum(seconds, seconds[order[counted - 1]]))
 

@@ -23,7 +23,7 @@ class Controlled(NamedTuple):
         params: y, its model.
         optimizer: its optimiser's state.
         control: c^(n), what it expects of its own gradient.
-        total: the sum of its gradients since the last averaging.
+        total: the sum of its gradients since the last averaging, in float32 at least.
     """
 
     params: Params
@@ -71,7 +71,7 @@ def scaffold(optimizer: optax.GradientTransformation, period: Period) -> Algorit
     def init(params, N):
         models = optimizers.start_local(optimizer, params, N)
         zeros = jax.tree.map(jnp.zeros_like, models.params)
-        return State(jnp.int32(0), jax.tree.map(jnp.zeros_like, params), Controlled(*models, zeros, zeros))
+        return State(jnp.int32(0), jax.tree.map(jnp.zeros_like, params), Controlled(*models, zeros, workers.widened(zeros)))
 
     def query(state, round):
         return Query(state.workers.params, axis=0)
@@ -79,11 +79,12 @@ def scaffold(optimizer: optax.GradientTransformation, period: Period) -> Algorit
     def average(c, known, N):
         """Everybody has x; what the steps since the last time have shown is the new control."""
         control = jax.tree.map(lambda total: total / jnp.asarray(period, total.dtype), known.total)
+        control = workers.narrowed(control, known.control)
         x, c_mean = workers.mean((known.params, control))
         if workers.attendance():
             control = workers.where_counted(control, known.control)
-            change = workers.weighted_sum(jax.tree.map(jnp.subtract, control, known.control))
-            c_mean = jax.tree.map(lambda c, change: c + change / N, c, change)
+            change = workers.weighted_sum(jax.tree.map(jnp.subtract, *workers.widened((control, known.control))))
+            c_mean = workers.narrowed(jax.tree.map(lambda c, change: c + change / N, c, change), c)
         models = jax.tree.map(lambda mean, leaf: jnp.broadcast_to(mean, leaf.shape), x, known.params)
         models = workers.if_any(models, known.params)
         return c_mean, Controlled(models, known.optimizer, control, jax.tree.map(jnp.zeros_like, known.total))

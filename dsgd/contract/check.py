@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -16,7 +17,7 @@ from dsgd import checks, workers
 from dsgd.base import Algorithm, Key, Problem, Result, State
 from dsgd.clusters import Cluster
 from dsgd.contract import elsewhere
-from dsgd.engine import loop, pooled, programs, protocol
+from dsgd.engine import loop, pooled, programs, protocol, randomness
 from dsgd.findings import Finding, Findings
 from dsgd.machines import agreement, arrays
 from dsgd.runs import driver, plans
@@ -33,8 +34,9 @@ def check(algorithm: Algorithm, problem: Problem, *, key: Key | None = None, clu
 
     Looked at are: the members' parameters; what they return (as every run does); that a run is the same when the method is made anew, and
     is not compiled again; that a run among several seeds is the run alone; that types stay as they are where JAX has 64 bits enabled; that
-    one device and several give the same, and every device the same `State.server`; and that the bits that it tells are those that its
-    compiled round sends where each worker has a device of its own.
+    random numbers depend on the run's key, and random keys in `State.workers` differ by worker; that one device and several give the same,
+    and every device the same `State.server`; and that the bits that it tells are those that its compiled round sends where each worker has
+    a device of its own.
 
     Several devices are those of the process, or of all processes of a run, which then all call it; where there are too few, another process
     simulates them on the CPU (seconds).
@@ -68,7 +70,8 @@ def _findings(algorithm: Algorithm, problem: Problem, key: jax.Array, cluster: C
         seeds = _attempt("seeds", lambda: [_seeds(case, key, steps, several)])
         if not seeds[0].holds:  # several devices were held to what is itself wrong
             several = _attempt("devices", lambda: _everywhere(case, key, steps, _alone))
-        findings += [*seeds, *_attempt("64 bits", lambda: [_types(case, key)]), *several]
+        traced = _attempt("64 bits", lambda: [_types(case, key)]) + _attempt("random keys", lambda: [_random_keys(case, key)])
+        findings += [*seeds, *traced, *several]
     return Findings(f"{algorithm.name} on {problem.name}", tuple(findings))
 
 
@@ -168,6 +171,28 @@ def _types(case: Case, key: jax.Array) -> Finding:
         data = pooled.laid_out(problem.data, plan.mesh.size)
         jax.eval_shape(lambda state: loop.one_round(plan, state, key, data), state)
     return Finding("64 bits", True, "types stay where JAX has 64 bits enabled")
+
+
+def _random_keys(case: Case, key: jax.Array) -> Finding:
+    """Keys in the state of two runs at their start, and where a round, which is only traced, has its random numbers from."""
+    alone, N = case.plan(1), case.problem.workers
+    both = plans.make_plan(plans.Always(case.algorithm), case.problem, 1, runs=1, size=2, record_every=1, cluster=case.cluster)
+    state = jax.tree.map(arrays.on_host, programs.call(loop.start, both, {}, jax.random.split(key, 2)).state)
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), state)
+    used = randomness.uses(lambda state, key: loop.one_round(alone, state, key, case.problem.data), one, key)
+    for (path, leaf), is_key in zip(jax.tree_util.tree_leaves_with_path(state), used.keys, strict=False):
+        if is_key:
+            name = f"State{jax.tree_util.keystr(path)}"
+            first, second = (jax.random.key_data(run) if jnp.issubdtype(run.dtype, jax.dtypes.prng_key) else run for run in leaf)
+            if path[0] == jax.tree_util.GetAttrKey("workers") and N > 1 and (first == first[0]).all():
+                fix = "fold the worker's id into each row"
+                return Finding("random keys", False, f"{name} is the same random key in all workers, which draw the same numbers; {fix}")
+            if (first == second).all():
+                fix = "use the key that update gets, or an optimizer of algorithms.optimizers.start"
+                return Finding("random keys", False, f"{name} is the same random key in all runs; {fix}")
+    if used.constant:
+        return Finding("random keys", False, "a round draws random numbers from a constant key, the same in all workers, seeds and runs")
+    return Finding("random keys", True, "random numbers depend on the run's key")
 
 
 def _everywhere(case: Case, key: jax.Array, steps: int, one: Callable[[Case, jax.Array, int], Result]) -> list[Finding]:

@@ -33,4 +33,5 @@ def mean(losses: jax.Array, present: jax.Array | None) -> jax.Array:
     """The mean over those that take part in the round, bool `[N]`; NaN where nobody does."""
     if present is None:
         return workers.mean(losses)
-    return workers.sum(workers.where_rows(present, losses, jnp.zeros_like(losses))) / jnp.sum(present)
+    counted = workers.where_rows(present, workers.widened(losses), jnp.zeros_like(losses))
+    return workers.sum(counted) / jnp.sum(present)

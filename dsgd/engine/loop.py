@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 from dsgd import sums, workers
 from dsgd.base import Algorithm, Constants, Info, Measured, Params, Problem, PyTree, Query, Round, State
 from dsgd.clusters import Cluster, presence
-from dsgd.engine import absence, clock, leaves, measurements, oracle, protocol
+from dsgd.engine import absence, clock, leaves, measurements, oracle, protocol, randomness
 from dsgd.engine.clock import Clock
 from dsgd.wire import counts
 
@@ -108,8 +108,8 @@ def start(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
     """
 
     def init(point, key):
-        params, method = plan.problem.init(split(key)[0]), _method(plan, point)
-        state = method.init(params, plan.N)
+        first, method = split(key)[0], _method(plan, point)
+        state = randomness.of_run(method.init(plan.problem.init(first), plan.N), first, plan.N)
         begun = clock.start(plan.N, _measured(plan, method, state, key)) if plan.cluster else ()
         return Carry(state, begun, _none_drawn(plan))
 

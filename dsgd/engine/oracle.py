@@ -75,6 +75,7 @@ def loss_and_gradients(
     if query.work is None:
         return absence.mean(losses, present) if everybody else jnp.mean(losses), slopes
     counted = _counted(query.work) if everybody else _counted(query.work)[query.workers]
+    losses = workers.widened(losses)
     total = workers.sum(losses) if everybody else jnp.sum(losses)
     return total / jnp.sum(counted).astype(losses.dtype), slopes
 

@@ -17,6 +17,7 @@ from dsgd.workers.axis import (
     mean_rows,
     mean_sqdist,
     mesh,
+    narrowed,
     own,
     select,
     shift,
@@ -28,6 +29,7 @@ from dsgd.workers.axis import (
     where_counted,
     where_present,
     where_rows,
+    widened,
 )
 from dsgd.workers.mixing import fetch, mix, of_round, pull, receivers, sum_of_others, table_rows
 from dsgd.workers.weights import weighted, weights
@@ -52,6 +54,7 @@ __all__ = [
     "mean_sqdist",
     "mesh",
     "mix",
+    "narrowed",
     "of_round",
     "own",
     "pull",
@@ -71,4 +74,5 @@ __all__ = [
     "where_counted",
     "where_present",
     "where_rows",
+    "widened",
 ]

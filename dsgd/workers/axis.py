@@ -102,9 +102,12 @@ def stack(tree: PyTree, workers: int) -> PyTree:
 def sum(tree: PyTree) -> PyTree:
     """The sum over all workers: leaves `[n, ...]` become `[...]` of the same type (flags are counted), the same on every device.
 
-    In a round with an `attendance` it is over those that are there and whose part arrives.
+    In a round with an `attendance` it is over those that are there and whose part arrives. Half precision is summed in float32, also
+    across devices, and rounded once; a sum above its range is infinite: sum `widened` rows if it is to be divided.
     """
-    return _across(lax.psum, jax.tree.map(sum_rows, _of_counted(tree)))
+    counted = _of_counted(tree)
+    totals = _across(lax.psum, jax.tree.map(sum_rows, widened(counted)))
+    return jax.tree.map(lambda total, leaf: total.astype(total.dtype if leaf.dtype == bool else leaf.dtype), totals, counted)
 
 
 def weighted_sum(tree: PyTree) -> PyTree:
@@ -124,7 +127,7 @@ def mean(tree: PyTree) -> PyTree:
     if by := weights():
         return _weighted_mean(tree, by)
     if there is None:
-        return mean_over_devices(jax.tree.map(mean_rows, tree))
+        return narrowed(_across(lax.pmean, jax.tree.map(_wide_mean, tree)), tree)
     number = jnp.maximum(1, jnp.sum(there.counted))
     totals = _across(lax.psum, jax.tree.map(_total, _of_counted(tree)))
     return jax.tree.map(lambda total, leaf: (total / number.astype(total.dtype)).astype(leaf.dtype), totals, tree)
@@ -194,9 +197,14 @@ def sum_rows(leaf: jax.Array) -> jax.Array:
 
 def mean_rows(leaf: jax.Array) -> jax.Array:
     """The mean over the leading axis, `[n, ...]` to `[...]` of the same type, at the speed of memory."""
+    return _wide_mean(leaf).astype(leaf.dtype)
+
+
+def _wide_mean(leaf: jax.Array) -> jax.Array:
+    """As `mean_rows`, in float32 at least."""
     if known := _known(leaf):
-        return (known.first + known.total / leaf.shape[0]).astype(leaf.dtype)
-    return (_total(leaf) / leaf.shape[0]).astype(leaf.dtype)
+        return known.first + known.total / leaf.shape[0]
+    return _total(leaf) / leaf.shape[0]
 
 
 def _total(leaf: jax.Array) -> jax.Array:
@@ -241,7 +249,22 @@ def _known(leaf: jax.Array) -> _Moments | None:
 
 def mean_over_devices(tree: PyTree) -> PyTree:
     """The mean over devices of what each computed from its own block: leaves `[...]`, the same on every device."""
-    return _across(lax.pmean, tree)
+    return narrowed(_across(lax.pmean, widened(tree)), tree)
+
+
+def widened(tree: PyTree) -> PyTree:
+    """The tree with leaves of half precision as float32, in which sums over workers are computed."""
+
+    def widen(leaf):
+        floating = jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+        return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) if floating else leaf
+
+    return jax.tree.map(widen, tree)
+
+
+def narrowed(tree: PyTree, like: PyTree) -> PyTree:
+    """The tree with leaves rounded to the types of another tree."""
+    return jax.tree.map(lambda leaf, to: leaf.astype(jnp.result_type(to)), tree, like)
 
 
 def mean_sqdist(tree: PyTree, center: PyTree) -> jax.Array:

@@ -56,7 +56,10 @@ def mix(tree: PyTree, topology: Topology, step: jax.Array | None = None, *, keep
     if topology.doubly_stochastic and not (some_lost and keep_sums):
         return _pulled(tree, fetch(tree, topology, step), topology, step, onto=True)
     kept = _kept(topology, step) if some_lost else of_round(np.stack([W.sum(axis=1) for W in topology.matrices]), topology, step)
-    return jax.tree.map(lambda x, more: kept.astype(x.dtype).reshape(-1, *[1] * (x.ndim - 1)) * x + more, tree, pull(tree, topology, step))
+    wide = axis.widened(tree)
+    moved = _pulled(wide, axis.widened(fetch(tree, topology, step)), topology, step, onto=False)
+    mixed = jax.tree.map(lambda x, more: kept.astype(x.dtype).reshape(-1, *[1] * (x.ndim - 1)) * x + more, wide, moved)
+    return axis.narrowed(mixed, tree)
 
 
 def pull(tree: PyTree, topology: Topology, step: jax.Array | None = None, *, table: PyTree | None = None) -> PyTree:
@@ -192,16 +195,20 @@ def summed(
 ) -> jax.Array:
     """What gossip adds to a leaf `[n, ...]`, or with `onto` what comes of adding it, from a table `[m, ...]`, as the routes have it.
 
+    Leaves of half precision are summed in float32, and rounded once.
+
     Args:
         at: this round and this device in the routes' arrays.
         arrives: which of the weights count; None: all.
     """
+    kind = own.dtype
+    own, table = axis.widened((own, table))
     weights = jnp.asarray(routes.weights, own.dtype)[at]
     if arrives is not None:
         weights = jnp.where(arrives, weights, 0)
     if routes.places is None:
-        return _by_product(own, table, weights, onto)
-    return _by_rows(own, table, jnp.asarray(routes.places)[at], weights, onto)
+        return _by_product(own, table, weights, onto).astype(kind)
+    return _by_rows(own, table, jnp.asarray(routes.places)[at], weights, onto).astype(kind)
 
 
 def _check(tree: PyTree, topology: Topology) -> None:

@@ -24,7 +24,7 @@ N, D, STEPS, SEEDS = 8, 19, 12, 2
 NAMES = [*algorithms.ALGORITHMS, "kimad"]
 OPTIMIZERS = {"sgd": optax.sgd(0.1), "momentum": optax.sgd(0.05, momentum=0.9), "adam": optax.adam(0.05)}
 SHARES = {"kimad": (6 * 32 + 32 + 8) / (32 * D)}  # of a vector, that messages are: 6 values, their places, and which of the set it is
-CONTRACT = {"parameters", "returns", "again", "compiled once", "seeds", "64 bits", "4 devices", "8 devices", "bits"}
+CONTRACT = {"parameters", "returns", "again", "compiled once", "seeds", "64 bits", "random keys", "4 devices", "8 devices", "bits"}
 
 ELSEWHERE = re.compile(r"stablehlo\.(?:custom_call @\w+|send|recv|infeed|outfeed)")  # what only some platforms have, or the host does
 ONE_OF_EACH_EXCHANGE = {*filter(None, many.METHODS.values()), "kimad"}

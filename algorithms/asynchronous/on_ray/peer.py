@@ -19,14 +19,16 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import optax
 
-from algorithms import optimizers
+from algorithms import gossip, optimizers
 from algorithms.asynchronous.on_ray.server import in_numpy
 from algorithms.asynchronous.on_ray.session import need_ray
 from algorithms.asynchronous.on_ray.worker import Gradients, Task
 from algorithms.optimizers import Model
 from dsgd.base import Params, PyTree
+from dsgd.engine import randomness
 
 _REFUSED = 0.002  # seconds, about, until one who was refused asks again
 _LOOK = 0.2  # seconds until one who waits for an answer looks whether the partner is still there
@@ -88,7 +90,9 @@ class Peer:
         self.every: int = every
         self.patience: float = patience
         self.gradients: Gradients = Gradients(worker, task)
-        self.model: Model = optimizers.start(optimizer, params)
+        numbers, kind = task.stream
+        key = jax.random.wrap_key_data(numbers, impl=kind)
+        self.model: Model = randomness.of_owner(optimizers.start(optimizer, params), key, np.uint32(worker))
         self.step: Callable[[Model, Params, PyTree], Model] = jax.jit(partial(_stepped, optimizer))
         self.peers: dict[int, Any] = {}
         self.stamp: int = 0
@@ -138,7 +142,7 @@ class Peer:
             return None
         async with self.lock:
             stamp = self._at(max(self.stamp, stamp) + 1)
-            mean = jax.tree.map(lambda mine, theirs: (mine + theirs) / 2, in_numpy(self.model.params), params)
+            mean = jax.tree.map(gossip.midpoint, in_numpy(self.model.params), params)
             self.model = self.model._replace(params=mean)
             self.exchanges.append(about._replace(stamp=stamp, at=time.monotonic() - self.zero))
             return mean, stamp
@@ -241,5 +245,5 @@ class Peer:
 
 def _stepped(optimizer: optax.GradientTransformation, model: Model, middle: Params, slope: PyTree) -> Model:
     """As in `algorithms.asynchronous_gossip_sgd`: the optimiser sees its own model, and steps from the mean."""
-    change, memory = optimizer.update(slope, model.optimizer, model.params)
+    change, memory = optimizers.change(optimizer, slope, model.optimizer, model.params)
     return Model(optax.apply_updates(middle, change), memory)

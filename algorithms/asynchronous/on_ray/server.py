@@ -18,6 +18,7 @@ from algorithms.asynchronous.asynchronous_sgd import stale_step
 from algorithms.asynchronous.on_ray.session import need_ray
 from algorithms.optimizers import Model
 from dsgd.base import Params, PyTree, State
+from dsgd.engine import randomness
 from dsgd.engine.loop import Carry
 from dsgd.runs.checkpoints import Checkpoint
 
@@ -35,6 +36,7 @@ class Rules(NamedTuple):
         folder: of its checkpoint, or None.
         about: what the run is, for the checkpoint.
         seconds: between two checkpoints.
+        key: of the run's start and of this server's part, as its data and its kind, for random keys in the optimizer's state.
     """
 
     optimizer: optax.GradientTransformation
@@ -46,6 +48,7 @@ class Rules(NamedTuple):
     folder: str | None
     about: dict[str, str]
     seconds: float
+    key: tuple[np.ndarray, str] = (np.zeros(2, np.uint32), "threefry2x32")
 
 
 class Pushed(NamedTuple):
@@ -135,7 +138,8 @@ class Server:
         self.rules = rules
         self.step: Callable[..., Model] = jax.jit(partial(stale_step, rules.optimizer), static_argnames="aware")
         self.allowed: Callable[..., jax.Array] = jax.jit(arrivals.allowed, static_argnames="bound")
-        self.model: Model = optimizers.start(rules.optimizer, part)
+        numbers, kind = rules.key
+        self.model: Model = randomness.of_owner(optimizers.start(rules.optimizer, part), jax.random.wrap_key_data(numbers, impl=kind))
         self.version: int = 0
         self.era: int = 0
         self.updates: list[Update] = []

@@ -139,14 +139,18 @@ def _rules(
 
 def tasks(problem: Problem, key: jax.Array, like: Params, delay: Delay | None) -> Callable[[int], Task]:
     """Of each worker, what it computes, with its own data."""
-    stream = loop.stream(loop.split(key)[1])
-    sent = np.asarray(jax.random.key_data(stream)), str(jax.random.key_impl(stream))
+    sent = in_numbers(loop.stream(loop.split(key)[1]))
     shapes = jax.tree.map(lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape), like)
 
     def task(worker: int) -> Task:
         return Task(oracle.of_worker(problem, worker)._replace(data=pooled.of_worker(problem.data, worker)), sent, shapes, delay)
 
     return task
+
+
+def in_numbers(key: jax.Array) -> tuple[np.ndarray, str]:
+    """A key as its data and its kind, for other processes."""
+    return np.asarray(jax.random.key_data(key)), str(jax.random.key_impl(key))
 
 
 def need_patience(name: str, restarts: int, patience: float) -> None:
@@ -177,6 +181,7 @@ def _train(
         try:
             for p, part in enumerate(parted(params, P)):
                 own = rules._replace(folder=_folder(checkpoint, p), about=_about(name, problem, rules, key, p))
+                own = own._replace(key=in_numbers(jax.random.fold_in(loop.split(key)[0], p)))
                 actors.append(actor(ray, Server, part, own, N, restarts=restarts if checkpoint else 0))
             there = _restored(ray, actors, patience) if checkpoint else [_NOTHING] * P
             if any(news.version < rules.steps for news in there):

@@ -1,0 +1,173 @@
+"""Random keys that an optimizer keeps in its state: which leaves they are, and how they are made to differ by run and worker.
+
+`optax.add_noise(..., key)` puts the user's key into the state that its `init` returns. Copied to N workers, it would add the same noise in
+all workers, seeds and runs. So the key is held in a `StateKey`, into which the engine folds the run's key and the worker's id at the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Jaxpr, Literal, jaxprs_in_params
+
+from dsgd.base import PyTree, State
+
+_START = np.uint32(2**32 - 2)  # with which the key of a run's start is folded for the keys in its state
+_DRAWS = {"random_bits", "random_gamma", "threefry2x32", "rng_bit_generator"}
+_LOOPS = {"scan", "while"}
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["data"], meta_fields=["impl"])
+@dataclass(frozen=True)
+class StateKey:
+    """A random key in a method's state, as numbers, which are stored, selected and sent like all others.
+
+    Args:
+        data: uint32 `[..., k]`.
+        impl: of a typed key its implementation; None: the key was given as numbers, of JAX's default implementation.
+    """
+
+    data: Any
+    impl: Hashable
+
+    @classmethod
+    def of(cls, key: Any) -> StateKey:
+        """A key, typed or as numbers."""
+        if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+            return cls(jax.random.key_data(key), jax.random.key_impl(key))
+        return cls(jnp.asarray(key), None)
+
+    def key(self) -> jax.Array:
+        """The key as its owner keeps it, `[...]` if it is typed, else `[..., k]`."""
+        return self.data if self.impl is None else jax.random.wrap_key_data(self.data, impl=self.impl)
+
+    def replaced(self, key: jax.Array) -> StateKey:
+        """Another key of the same kind."""
+        return StateKey(key if self.impl is None else jax.random.key_data(key), self.impl)
+
+    def folded(self, *numbers: Any) -> StateKey:
+        """The key into which these uint32 scalars have been folded one after the other."""
+
+        def fold(data):
+            key = jax.random.wrap_key_data(data, impl=self.impl)
+            return jax.random.key_data(reduce(jax.random.fold_in, numbers, key))
+
+        rows = self.data.reshape(-1, self.data.shape[-1])
+        return StateKey(jax.vmap(fold)(rows).reshape(self.data.shape), self.impl)
+
+
+def is_state_key(leaf: Any) -> bool:
+    """Whether it is a `StateKey`."""
+    return isinstance(leaf, StateKey)
+
+
+def of_run(state: State, key: jax.Array, N: int) -> State:
+    """The state in which every `StateKey` differs by run, and those of `State.workers` also by worker.
+
+    Args:
+        state: in the global view, leaves of `State.workers` are `[N, ...]`.
+        key: of the run's start.
+        N: number of workers.
+    """
+
+    def of_row(row, i):
+        return of_owner(row, key, i)
+
+    keyed = any(map(is_state_key, jax.tree.leaves(state.workers, is_leaf=is_state_key)))
+    rows = jax.vmap(of_row)(state.workers, jnp.arange(N, dtype=jnp.uint32)) if keyed else state.workers
+    return State(state.step, of_owner(state.server, key), rows)
+
+
+def of_owner(tree: PyTree, key: jax.Array, owner: Any = None) -> PyTree:
+    """The tree in which every `StateKey` has been folded with 64 random bits of the run's key, and with its owner's id.
+
+    It still depends on the user's key: two runs with the same key and other optimizers draw other numbers.
+
+    Args:
+        tree: leaves `[...]`, of one owner.
+        key: of the run's start.
+        owner: a worker's id; None: all workers hold the same tree.
+    """
+
+    def of_leaf(leaf):
+        if not is_state_key(leaf):
+            return leaf
+        bits = jax.random.bits(jax.random.fold_in(key, _START), (2,), jnp.uint32)
+        return leaf.folded(bits[0], bits[1], *([] if owner is None else [owner]))
+
+    return jax.tree.map(of_leaf, tree, is_leaf=is_state_key)
+
+
+def may_be_key(leaf: Any) -> bool:
+    """Whether a leaf is a typed key, or may be one as numbers."""
+    dtype = jnp.result_type(leaf)
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return True
+    return dtype == jnp.uint32 and jnp.shape(leaf)[-1:] == jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))).shape
+
+
+class Uses(NamedTuple):
+    """How a function uses random keys.
+
+    Args:
+        keys: of each leaf of its arguments, whether it is a key.
+        constant: whether random numbers are drawn from a key that depends on none of these.
+    """
+
+    keys: list[bool]
+    constant: bool
+
+
+def uses(function: Callable, *args: PyTree) -> Uses:
+    """Finds the keys among a function's arguments: typed ones, and arrays of numbers that become a key inside.
+
+    Args:
+        function: of pytrees; it is traced.
+        args: arrays, or their shapes and types.
+    """
+    leaves = jax.tree.leaves(args)
+    found = _Found(set(), [])
+    closed = jax.make_jaxpr(function)(*args)
+    none = frozenset[int]()
+    sources = [frozenset([i]) if may_be_key(leaf) else none for i, leaf in enumerate(leaves)]
+    _follow(closed.jaxpr, sources, found)
+    typed = [jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key) for leaf in leaves]
+    return Uses([is_typed or i in found.wrapped for i, is_typed in enumerate(typed)], bool(found.constant))
+
+
+class _Found(NamedTuple):
+    """Arguments that become keys, and draws that depend on no argument that may be a key."""
+
+    wrapped: set[int]
+    constant: list[str]
+
+
+def _follow(jaxpr: Jaxpr, sources: Sequence[frozenset[int]], found: _Found) -> list[frozenset[int]]:
+    """On which arguments the outputs of a program depend, where its inputs depend on these."""
+    of = dict(zip(jaxpr.invars, sources, strict=True))
+
+    def read(variables) -> list[frozenset[int]]:
+        return [frozenset() if isinstance(one, Literal) else of.get(one, frozenset()) for one in variables]
+
+    for equation in jaxpr.eqns:
+        given, name = read(equation.invars), equation.primitive.name
+        everything = frozenset[int]().union(*given)
+        if name == "random_wrap":
+            found.wrapped.update(everything)
+        if name in _DRAWS and not everything:
+            found.constant.append(name)
+        results = [everything] * len(equation.outvars)
+        for inner in jaxprs_in_params(equation.params):
+            # A branch lacks the index in front. What a loop carries is taken to depend on all that goes into it.
+            exact = name not in _LOOPS and len(inner.invars) <= len(given)
+            below = _follow(inner, given[len(given) - len(inner.invars) :] if exact else [everything] * len(inner.invars), found)
+            if exact and name != "cond" and len(below) == len(results):
+                results = below
+        of.update(zip(equation.outvars, results, strict=True))
+    return read(jaxpr.outvars)
