@@ -108,9 +108,10 @@ def test_messages_of_2_to_the_32_bits_are_refused():
 def test_layers_of_equal_shapes_are_not_mixed_up():
     """They are compressed together; each comes back as its own."""
     layers = {"a": jnp.arange(3.0), "b": jnp.arange(4.0) + 10, "c": jnp.arange(3.0) - 5, "d": jnp.arange(4.0) * 2}
-    sending = jax.jit(
-        lambda layers: compress(toy(), lambda *_: jnp.ones(4, jnp.int32), KEY, layers, jnp.float32(jnp.inf), jnp.bool_(False))
-    )
-    message = sending(layers)
+
+    def sending(layers):
+        return compress(toy(), lambda *_: jnp.ones(4, jnp.int32), KEY, layers, jnp.float32(jnp.inf), jnp.bool_(False))
+
+    message = jax.jit(sending)(layers)
     for name, x in layers.items():
         np.testing.assert_array_equal(message.seen[name], x)

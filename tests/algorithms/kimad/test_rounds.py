@@ -67,6 +67,11 @@ class Script:
         return self.now
 
 
+def fitting(budget: float) -> int:
+    """The largest message that fits, or the smallest."""
+    return max(0, sum(size <= budget for size in SIZES.tolist()) - 1)
+
+
 def plan(congestion: float = CONGESTION) -> processes._Plan:
     return processes._Plan(N, WIRE, TIME, congestion, kimad.last)
 
@@ -90,10 +95,10 @@ def whole_loss(x: np.ndarray) -> float:
 
 def server(monkeypatch, seconds: float, rounds: float):
     sent = [messages(each) for each in CHOICES]
-    arrivals = {
-        n: [(Frame(m[n].choice, False, COMPUTING[k, n], HEARD[k, n]), m[n].packed, RATES[k, n]) for k, m in enumerate(sent)]
-        for n in range(N)
-    }
+    arrivals = {n: [] for n in range(N)}
+    for k, n in np.ndindex(len(sent), N):
+        one = sent[k][n]
+        arrivals[n].append((Frame(one.choice, False, COMPUTING[k, n], HEARD[k, n]), one.packed, RATES[k, n]))
     connections = [Connection(n) for n in range(N)]
     script = Script(monkeypatch, connections, arrivals)
     trained = processes._Server(plan(), PROBLEM, optax.sgd(STEP), FLAT, lambda x: x).run(seconds, rounds, None)
@@ -110,7 +115,7 @@ def test_the_server_is_algorithm_1_and_follows_the_slowest_of_each(monkeypatch):
         total = total + seen[k].mean(axis=0)
         x = x - STEP * total
         budget = HEARD[k].min() * CONGESTION * (TIME - COMPUTING[k].max()) / (1 + CONGESTION) if k else np.inf
-        chosen.append(int(np.flatnonzero(SIZES <= budget)[-1]) if (SIZES <= budget).any() else 0)
+        chosen.append(fitting(budget))
         kept = np.argsort(-np.abs(x - x_hat), kind="stable")[: round((0.1, 0.2, 0.4, 1.0)[chosen[-1]] * D)]
         x_hat = x_hat + np.where(np.isin(np.arange(D), kept), x - x_hat, 0)
         losses.append(whole_loss(x))
@@ -151,7 +156,7 @@ def test_a_worker_tells_what_it_measured_and_follows_what_it_is_told(monkeypatch
     assert len(script.sent[0]) == 3
     for k, (frame, packed) in enumerate(script.sent[0]):
         budget = heard[k - 1] * (TIME - 1.0) / (1 + CONGESTION) if k else np.inf
-        choice = int(np.flatnonzero(SIZES <= budget)[-1])
+        choice = fitting(budget)
         assert frame.choice == choice
         assert (frame.last, frame.computing) == (False, 1.0)
         np.testing.assert_equal(frame.heard, rates[k - 1] if k else math.nan)
