@@ -91,9 +91,9 @@ def test_workers_that_do_not_participate_are_charged_no_seconds(period):
     params = jnp.zeros(2)
 
     def update(present):
-        state, round = method.init(params, N), a_round(present=[True] * N)._replace(present=present)
-        query = method.query(state, round)
-        return method.update(KEY, state, jnp.ones((N, 2)), round._replace(work=query.work))
+        state, now = method.init(params, N), a_round(present=[True] * N)._replace(present=present)
+        query = method.query(state, now)
+        return method.update(KEY, state, jnp.ones((N, 2)), now._replace(work=query.work))
 
     on_one = jax.jit(jax.shard_map(update, mesh=workers.mesh(1), in_specs=P(), out_specs=P()))
     for present in ([True, False, True], [True] * N, [False] * N):
