@@ -97,7 +97,7 @@ def train_processes(
     plan = _Plan(N, Wire.of(ratios, flat.shape[0]), float(round_time), float(congestion), monitor)
     most = math.inf if rounds is None else checks.positive_int("train_processes: rounds", rounds)
     if jax.process_index():
-        x = _Worker(plan, problem, rounds_key, flat, unravel).run()
+        x = _Worker(plan, jax.process_index() - 1, problem, rounds_key, flat, unravel).run()
         return Trained(unravel(x), None)
     return _Server(plan, problem, optimizer, start_key, flat, unravel).run(seconds, most, wait)
 
@@ -137,8 +137,8 @@ class _Link:
 class _Worker:
     """Worker n, who knows the estimate of the model, and that of its own update."""
 
-    def __init__(self, plan: _Plan, problem: Problem, key: jax.Array, flat: jax.Array, unravel) -> None:
-        self.plan, self.n = plan, jax.process_index() - 1
+    def __init__(self, plan: _Plan, n: int, problem: Problem, key: jax.Array, flat: jax.Array, unravel) -> None:
+        self.plan, self.n = plan, n
         self.model, self.known = flat, jnp.zeros_like(flat)
         data = jax.tree.map(lambda leaf: leaf[self.n], problem.data)
         functions = oracle.of_worker(problem, self.n)

@@ -265,8 +265,8 @@ PART = {"w": np.array([1.0, -2.0], np.float32)}
 
 
 def rules(**options) -> server.Rules:
-    given = {"together": False, "bound": None, "staleness_aware": False, "folder": None, "about": {"method": "test"}, "seconds": 0.0}
-    return server.Rules(STEP, 100, 1, **given | options)
+    given = {"steps": 100, "record_every": 1, "together": False, "bound": None, "staleness_aware": False}
+    return server.Rules(STEP, **given | {"folder": None, "about": {"method": "test"}, "seconds": 0.0} | options)
 
 
 @pytest.fixture
@@ -574,3 +574,255 @@ def test_a_measured_cluster_has_each_workers_seconds_and_the_servers_port():
     np.testing.assert_allclose(60 / history["clock"][-1], np.sum(1 / laps), rtol=0.1)
     with pytest.raises(ValueError, match="no gradient of worker 3 was taken"):
         on_ray.measured_cluster(trained._replace(workers=4))
+
+
+# --- What is told, counted and recorded, message by message.
+
+
+def test_a_gradient_from_before_a_servers_death_is_not_taken_though_its_version_has_come_again(alone, tmp_path):
+    """The worker has read the part anew, of the same version, when what it sent before arrives."""
+
+    async def story():
+        first = alone(folder=str(tmp_path))
+        await first.restore()
+        await first.begin()
+        reply = await pushed(first, 0, None)
+        first.checkpoint.__exit__()
+        second = alone(folder=str(tmp_path))
+        await second.restore()
+        await second.begin()
+        back = await second.pull(0, 0)
+        assert (back.version, back.era) == (reply.version, reply.era + 1) == (1, 1)
+        assert (await pushed(second, 0, reply)).version == 1, "of the era before"
+        assert (await pushed(second, 0, back)).version == 2
+        second.checkpoint.__exit__()
+
+    told(story)
+
+
+def test_a_gradient_of_another_version_or_life_is_not_taken(alone):
+    async def story():
+        to = alone()
+        one = await pushed(to, 0, None)
+        assert (one.version, one.done) == (1, False)
+        assert (await pushed(to, 0, None)).version == 1, "of the version before"
+        assert (await pushed(to, 0, one._replace(version=2))).version == 1
+        assert (await pushed(to, 0, one, life=1)).version == 1
+        assert (await pushed(to, 0, one)).version == 2
+
+    told(story)
+
+
+@pytest.mark.parametrize("aware", [False, True])
+def test_a_step_with_several_gradients_is_as_stale_as_the_oldest(alone, aware):
+    to = alone(3, staleness_aware=aware)
+    to.version = 5
+    abouts = [Pushed(worker, 0, version, (version,), 0, 7 + worker, 0.5, 0.25) for worker, version in enumerate((4, 1, 3))]
+    began = to.last
+    to._update(abouts, [gradient(value) for value in (1.0, 2.0, 6.0)], began)
+    np.testing.assert_allclose(to.model.params["w"], PART["w"] - GAMMA * 3.0 / (4 if aware else 1), rtol=1e-6)
+    assert to.version == 6
+    rows = [(each.step, each.worker, each.version, each.read, each.draw, each.computed, each.trip) for each in to.updates]
+    assert rows == [(5, 0, 4, (4,), 7, 0.5, 0.25), (5, 1, 1, (1,), 8, 0.5, 0.25), (5, 2, 3, (3,), 9, 0.5, 0.25)]
+    assert {each.at for each in to.updates} == {to.last - to.zero}
+    assert sum(each.busy for each in to.updates) == pytest.approx(to.last - began)
+
+
+def test_a_server_keeps_records_until_it_is_done_or_not_finite(alone):
+    async def story():
+        to = alone(1, record_every=3, steps=7)
+        reply = None
+        for version in range(1, 8):
+            reply = await pushed(to, 0, reply)
+            assert (reply.version, reply.done) == (version, version == 7)
+        assert (await pushed(to, 0, reply)).version == 7, "it takes no more"
+        np.testing.assert_allclose([record["w"][0] for record in to.records], PART["w"][0] - GAMMA * np.array([0, 3, 6, 7]), rtol=1e-5)
+        broken = alone(1, record_every=2)
+        reply = await pushed(broken, 0, None, value=math.nan)
+        assert not reply.done
+        assert (await pushed(broken, 0, reply)).done
+        assert not (await broken.news()).finite
+
+    told(story)
+
+
+def update(step: int, worker: int, version: int, at: float, draw: int = 0, read: tuple[int, ...] = (0, 0)) -> server.Update:
+    return server.Update(step, worker, version, read, draw, 0.5 * worker, 0.25, at, 0.125)
+
+
+def models(count: int, size: int) -> list[np.ndarray]:
+    """Parts `[size]` of the records, which differ."""
+    return [np.full(size, 0.1 * i, np.float32) for i in range(count)]
+
+
+def put_together(P: int, parts, steps: int, record_every: int, is_together: bool = False) -> on_ray.Trained:
+    told_of = rules(steps=steps, record_every=record_every, together=is_together)
+    return with_servers._trained("a method", problem(), told_of, with_servers.start(problem(), KEY), parts)
+
+
+def test_bits_count_gradients_and_not_steps():
+    """A step with everybody's mean is N messages up and N down; of N - 1 where one has died."""
+    d, params = flat(with_servers.start(problem(), KEY)).size, with_servers.start(problem(), KEY)
+    taken = [(step, worker) for step in range(5) for worker in range(N) if (step, worker) != (1, 2)]
+    rows = [update(step, worker, step, at=1.0 + step, read=(step,)) for step, worker in taken]
+    records = [jax.tree.map(lambda leaf, i=i: leaf + np.float32(0.1 * i), params) for i in range(4)]
+    found = put_together(1, [(rows, records, records[-1], 0.0)], 5, 2, True)
+    gradients = np.array([0, N + N - 1, 4 * N - 1, 5 * N - 1])
+    np.testing.assert_array_equal(found.history["step"], [0, 2, 4, 5])
+    np.testing.assert_array_equal(found.history["bits"], 2 * 32 * d * gradients / N)
+    np.testing.assert_array_equal(found.history["clock"], [0.0, 2.0, 4.0, 5.0])
+    np.testing.assert_array_equal(found.history["staleness"], [np.nan, 0.0, 0.0, 0.0])
+    np.testing.assert_array_equal(found.history["worker"], [np.nan, 1.0, 2.0, 2.0])
+    assert found.bits == 32 * d
+    assert "read" not in found.updates
+    np.testing.assert_array_equal(found.updates["worker"], [worker for _, worker in taken])
+
+
+def test_of_several_servers_the_oldest_part_and_the_last_count():
+    """One has seen an update more than the other."""
+    size = -(-flat(with_servers.start(problem(), KEY)).size // 2)
+    one = [update(0, 0, 0, 1.0), update(1, 1, 0, 2.5, 3), update(2, 0, 1, 3.0, read=(1, 0)), update(3, 1, 1, 9.0)]
+    other = [update(0, 1, 0, 1.5, 3), update(1, 0, 0, 2.0), update(2, 2, 2, 3.5, 4, read=(0, 2))]
+    found = put_together(2, [(one, models(5, size), models(5, size)[4], 9.0), (other, models(4, size), models(4, size)[3], 3.5)], 3, 1)
+    np.testing.assert_array_equal(found.history["step"], [0, 1, 2, 3])
+    np.testing.assert_array_equal(found.history["staleness"], [np.nan, 0, 1, 1])
+    np.testing.assert_array_equal(found.history["clock"], [0.0, 1.5, 2.5, 3.5])
+    np.testing.assert_array_equal(found.history["worker"], [np.nan, 0, 1, 0])
+    np.testing.assert_array_equal(found.updates["staleness"], [[0, 0], [1, 1], [1, 0]])
+    np.testing.assert_array_equal(found.updates["worker"], [[0, 1], [1, 0], [0, 2]])
+    np.testing.assert_array_equal(found.updates["draw"], [[0, 3], [3, 0], [0, 4]])
+    np.testing.assert_array_equal(found.updates["computed"], 0.5 * found.updates["worker"])
+    np.testing.assert_array_equal(found.updates["read"][2], [[1, 0], [0, 2]])
+    d = flat(with_servers.start(problem(), KEY)).size
+    np.testing.assert_array_equal(found.history["bits"], 2 * 32 * d * np.arange(4) / N)
+
+
+def test_a_peers_stamp_is_above_both(lonely):
+    """Who is asked gives the exchange a stamp that is one more than the larger of both; who asks takes it over."""
+
+    async def story():
+        one = lonely(1)
+        one.ready, model = True, one.model.params
+        other = jax.tree.map(lambda leaf: leaf + 2, model)
+        about = peer.Exchange(0, 2, 1, 4, 0.5, 0.25, 0.0, 3)
+        stamps = []
+        for own, theirs in ((0, 0), (1, 7), (9, 3)):
+            one.stamp = own
+            mean, stamp = await one.average(theirs, other, about)
+            stamps.append(stamp)
+            assert one.stamp == stamp
+        assert stamps == [1, 8, 10]
+        np.testing.assert_allclose(flat(mean), flat(model) + 2 - 0.25, rtol=1e-5)
+        np.testing.assert_array_equal(flat(mean), flat(one.model.params))
+        news = await one.news()
+        assert [each.stamp for each in news.exchanges] == [1, 8, 10]
+        assert all(each[1:6] == (2, 1, 4, 0.5, 0.25) and each.read == 3 for each in news.exchanges)
+        assert (await one.news()).exchanges == []
+        assert (await one.look())[1] == 10
+
+    told(story)
+
+
+def test_a_peer_that_asks_takes_over_the_stamp_and_steps_from_the_mean(lonely):
+    async def story():
+        one = lonely(0)
+        model, slope, asked = one.model.params, jax.tree.map(np.ones_like, one.model.params), []
+        middle = jax.tree.map(lambda leaf: leaf + 3, model)
+
+        def answer(stamp, params, about):
+            asked.append((stamp, about))
+            there = Future()
+            there.set_result((middle, 15))
+            return SimpleNamespace(future=lambda: there)
+
+        one.stamp, one.read, one.next = 4, 2, 10
+        await one.meet({2: Named(average=answer)})
+        await one._exchange(slope, 6, 0.5)
+        stamp, about = asked[0]
+        assert (stamp, about[:5], about.read) == (4, (0, 0, 2, 6, 0.5), 2)
+        assert math.isnan(about.trip)
+        assert (one.stamp, one.read, one.next) == (15, 0, 20)
+        np.testing.assert_allclose(flat(one.model.params), flat(model) + 3 - GAMMA, rtol=1e-5)
+        assert [at for at, _ in one.records] == [10], "what it had before the exchange"
+        np.testing.assert_array_equal(flat(one.records[0][1]), flat(model))
+        await one._exchange(slope, 7, 0.5)
+        assert asked[1][0] == 15
+        assert asked[1][1].trip >= 0
+        assert asked[1][1].read == 0
+
+    told(story)
+
+
+def test_a_peer_alone_gives_itself_the_next_stamp(lonely):
+    async def story():
+        one = lonely(1)
+        one.stamp, before = 4, flat(one.model.params)
+        await one._exchange(jax.tree.map(np.ones_like, one.model.params), 2, 0.5)
+        assert [(each.stamp, each.worker, each.partner, each.draw) for each in one.exchanges] == [(5, 1, 1, 2)]
+        assert one.stamp == 5
+        np.testing.assert_allclose(flat(one.model.params), before - GAMMA, rtol=1e-5)
+
+    told(story)
+
+
+def test_models_are_kept_at_the_stamps_of_records_before_what_comes_after(lonely):
+    one = lonely(0)
+    for stamp, kept in ((9, []), (10, []), (11, [10]), (31, [10, 20, 30]), (40, [10, 20, 30]), (41, [10, 20, 30, 40])):
+        assert one._at(stamp) == one.stamp == stamp
+        assert [at for at, _ in one.records] == kept
+
+
+def test_gossip_is_put_in_the_order_of_stamps():
+    """Three workers, records at every second stamp; one has ended before the last of them."""
+    params, d = with_servers.start(problem(), KEY), flat(with_servers.start(problem(), KEY)).size
+
+    def moved(by: float):
+        return jax.tree.map(lambda leaf: leaf + np.float32(by), params)
+
+    run = gossip._Run(None, "gossip", topologies.ring(3), 5, 1.0)
+    told_of = [(2, 1, 0, 2.5), (1, 0, 1, 1.0), (3, 2, 1, 2.0), (2, 0, 2, 3.0), (5, 1, 2, 4.0)]  # stamp, worker, partner, seconds
+    run.exchanges = [peer.Exchange(stamp, worker, partner, 7, 0.5, 0.25, at) for stamp, worker, partner, at in told_of]
+    run.records = {2: {0: moved(1), 1: moved(2), 2: moved(6)}, 4: {1: moved(3), 2: moved(5)}}
+    found = gossip._trained("gossip", problem(), params, run, {0: (moved(4), 3), 1: (moved(2), 5), 2: (moved(0), 5)}, 2)
+    assert found.updates["worker"].tolist() == [0, 1, 0, 2, 1]
+    assert found.updates["partner"].tolist() == [1, 0, 2, 1, 2]
+    np.testing.assert_array_equal(found.updates["clock"], [1.0, 2.5, 3.0, 3.0, 4.0])
+    history = found.history
+    assert history["step"].tolist() == [0, 3, 4, 5]
+    np.testing.assert_array_equal(history["bits"], 4 * 32 * d * np.array([0, 3, 4, 5]) / N)
+    np.testing.assert_array_equal(history["clock"], [0.0, 3.0, 3.0, 4.0])
+    np.testing.assert_array_equal(history["worker"], [np.nan, 0, 2, 1])
+    np.testing.assert_array_equal(history["staleness"], [np.nan, 1, 3, 2])
+    spread = [np.var(each) * d for each in ([0, 0, 0], [1, 2, 6], [4, 3, 5], [4, 2, 0])]
+    np.testing.assert_allclose(history["consensus"], spread, rtol=1e-4)
+    np.testing.assert_allclose(flat(found.params), flat(params) + 2, rtol=1e-5)
+
+
+def test_a_workers_messages_tell_of_every_part_what_it_read(monkeypatch):
+    """Of two servers; its stream goes on after the batches that either knows of."""
+    from algorithms.asynchronous.on_ray import worker as workers
+
+    monkeypatch.setattr(workers, "need_ray", lambda: SimpleNamespace(get=lambda value, timeout=None: value, exceptions=LATE_RAY.exceptions))
+    params = with_servers.start(problem(), KEY)
+    asked, parts = {0: [], 1: []}, workers.parted(params, 2)
+
+    def served(p: int, draw: int, version: int, era: int, served_seconds: float, last: int) -> Named:
+        def push(part, about):
+            asked[p].append((part, about))
+            return server.Reply(parts[p], version + len(asked[p]), era, 0, served_seconds, len(asked[p]) >= last)
+
+        return Named(pull=lambda worker, life: server.Reply(parts[p], version, era, draw, 0.0, False), push=push)
+
+    one = workers.Worker(1, with_servers.tasks(problem(), KEY, params, None)(1), 1.0)
+    assert one.run([served(0, 4, 10, 2, -5.0, 2), served(1, 6, 20, 3, -7.0, 3)], 8) == 3
+    for p, version, era in ((0, 10, 2), (1, 20, 3)):
+        abouts = [about for _, about in asked[p]]
+        assert [about.draw for about in abouts] == [6, 7, 8]
+        assert [about.version for about in abouts] == [version, version + 1, version + 2]
+        assert [about.read for about in abouts] == [(10 + i, 20 + i) for i in range(3)]
+        assert {(about.worker, about.life, about.era) for about in abouts} == {(1, 8, era)}
+        assert math.isnan(abouts[0].trip)
+        assert all(5.0 < about.trip < 6.0 for about in abouts[1:]), "less what the slower server had"
+    slope, _ = one.gradients(params, 6)
+    for p, part in enumerate(workers.parted(slope, 2)):
+        np.testing.assert_array_equal(asked[p][0][0], part)

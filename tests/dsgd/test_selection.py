@@ -67,3 +67,61 @@ def test_only_on_cpus_and_only_where_there_are_many_are_they_counted(platform, s
 
     assert text(MANY // 64).count("chlo.top_k") == sorts
     assert text(MANY // 64 - 1).count("chlo.top_k") == 1
+
+
+def chosen(x: np.ndarray, k: int) -> np.ndarray:
+    """Which elements of each vector, `[n, d]`, by counting."""
+    assert x.size >= MANY
+    return np.asarray(jax.jit(jax.vmap(lambda x: selection.among_largest(x, k)))(jnp.asarray(x)))
+
+
+def those_to_send(x: np.ndarray, k: int) -> np.ndarray:
+    """The k largest that are not 0, of equal ones the first."""
+    place = np.argsort(-np.abs(x), axis=1, kind="stable")[:, :k]
+    among = np.zeros(x.shape, bool)
+    np.put_along_axis(among, place, True, axis=1)
+    return among & (x != 0)
+
+
+@pytest.mark.parametrize("shape", [(200, 99), (160, 157)], ids=str)
+@pytest.mark.parametrize("k", [1, 2, 7])
+def test_of_vectors_with_fewer_than_k_that_are_not_0_those_are_chosen(shape, k):
+    """Down to the smallest number that there is; zeros, of either sign, need no choice."""
+    rng, (n, d) = np.random.default_rng(1), shape
+    x = np.where(rng.random(shape) < 0.5, 0.0, -0.0).astype(np.float32)
+    assert not chosen(x, k).any(), "of zeros alone none"
+    least = np.uint32(1).view(np.float32)
+    for i in range(n):
+        places = rng.choice(d, rng.integers(0, 2 * k), replace=False)
+        x[i, places] = np.where(rng.random(len(places)) < 0.5, least, rng.normal(size=len(places)))
+    bits = x.view(np.uint32) & 0x7FFFFFFF
+    expected = those_to_send(bits.astype(np.float64), k)
+    np.testing.assert_array_equal(chosen(x, k) & (bits != 0), expected)
+
+
+@pytest.mark.parametrize("shape", [(200, 99), (160, 157)], ids=str)
+def test_where_no_vector_has_more_than_one_too_many_the_first_of_equals_are_chosen(shape):
+    """Two are equal in the place of the k-th, in all vectors or in one of them."""
+    rng, k = np.random.default_rng(2), 16
+    for tied in (slice(None), slice(3, 4), slice(0, 0)):
+        x = rng.permuted(np.tile(np.arange(1.0, shape[1] + 1), (shape[0], 1)), axis=1).astype(np.float32)
+        kth = shape[1] + 1 - k
+        some = x[tied]
+        some[some == kth - 1] = kth
+        x *= rng.choice([-1, 1], shape)
+        found = chosen(x, k)
+        np.testing.assert_array_equal(found.sum(axis=1), k)
+        np.testing.assert_array_equal(found, those_to_send(x, k))
+
+
+def test_ranks_are_in_the_order_of_magnitudes():
+    x = np.array([0.0, -0.0, 1e-45, -1.0, 1.0, 3.0, -np.inf, np.nan], np.float32)
+    ranks = np.asarray(selection.ranks(jnp.asarray(x))).astype(np.int64)
+    assert ranks.tolist()[:2] == [0, 0]
+    assert ranks[2] == 1
+    assert ranks[3] == ranks[4] < ranks[5] < ranks[6] < ranks[7]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_places_of_the_largest_are_in_order_and_of_equal_ones_the_first(k):
+    np.testing.assert_array_equal(selection.largest(jnp.array([1.0, -3.0, 2.0, 3.0]), k), [1, 3, 2][:k])

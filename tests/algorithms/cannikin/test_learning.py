@@ -214,6 +214,49 @@ def test_only_those_change_that_would_compute_the_same_again():
     assert learner.next_batches(50) == pytest.approx(50 * np.array([0.5, 2, 0.5, 1.5]) / 4.5)
 
 
+def next_sizes(sizes: list[float], speeds: list[float], total: float, limits: list[float] | None = None) -> np.ndarray:
+    """After one epoch in which nodes had these sizes, and computed so many samples a second."""
+    b, one = np.array(sizes), np.ones((2, len(sizes)))
+    seconds = one * b / speeds
+    learner = cannikin.learner(len(b), 0.1, limits).observed(b, seconds, seconds / 2, seconds / 4, one)
+    return learner.next_batches(total)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "factors"),
+    [
+        ([8, 8], [0.5, 1.5]),
+        ([8, 8, 8], [0.5, 1.5, 1.5]),
+        ([8, 8, 8, 8], [0.5, 1.5, 1.5, 0.5]),
+        ([8] * 6, [0.5, 1.5, 1.5, 0.5, 0.5, 1.5]),
+        ([8, 16, 12], [1.5, 0.5, 1.5]),  # in the order of size, from the largest on
+        ([16, 8, 12], [0.5, 1.5, 1.5]),
+    ],
+)
+def test_sizes_that_would_come_again_are_half_and_one_and_a_half_in_turn(sizes, factors):
+    found = next_sizes(sizes, sizes, sum(sizes))
+    expected = np.multiply(sizes, factors)
+    np.testing.assert_allclose(found, expected * sum(sizes) / expected.sum())
+
+
+def test_a_node_without_room_for_more_has_fewer_and_the_others_begin_with_more():
+    found = next_sizes([8, 8, 8], [8, 8, 8], 24, [8.9, 99, 99])
+    np.testing.assert_allclose(found, 24 * np.array([0.5, 1.5, 0.5]) / 2.5)
+    found = next_sizes([8, 8, 8], [8, 8, 8], 24, [9.1, 99, 99])
+    np.testing.assert_allclose(found, 24 * np.array([0.5, 1.5, 1.5]) / 3.5)
+
+
+@pytest.mark.parametrize(
+    ("size", "apart", "again"), [(16.0, 1.99, True), (16.0, 2.01, False), (4.0, 0.99, True), (4.0, 1.01, False), (8.0, 1.01, False)]
+)
+def test_sizes_count_as_the_same_up_to_an_eighth_of_them_or_one_sample(size, apart, again):
+    """Of two nodes, whose speeds would give one so many more."""
+    found = next_sizes([size, size], [size + apart, size - apart], 2 * size)
+    plain = np.array([size + apart, size - apart])
+    turned = plain * [0.5, 1.5]
+    np.testing.assert_allclose(found, turned * 2 * size / turned.sum() if again else plain)
+
+
 def test_one_node_learns_from_another_total():
     true = cluster(1)
     learner = cannikin.learner(1, 0.1).observed(**epoch(true, np.array([8.0])))

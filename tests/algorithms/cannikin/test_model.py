@@ -171,3 +171,40 @@ def test_bad_batches_are_refused(name):
     for wrong in (np.nan, np.inf):
         with pytest.raises(ValueError, match=f"{name}: batches = .*{wrong}.*: need finite numbers of samples"):
             ask([[1.0, 2.0], [wrong, 2.0]])
+
+
+def one_by_one(model: ClusterModel, total: int) -> list[int]:
+    """From no samples on, each to the node that is done first with it."""
+    limits = np.full(model.nodes, np.inf) if model.limits is None else np.floor(np.asarray(model.limits))
+    batches = np.zeros(model.nodes, int)
+    for _ in range(total):
+        with_one_more = model.node_times(batches + 1)
+        batches[np.argmin(np.where(batches < limits, with_one_more, np.inf))] += 1
+    return batches.tolist()
+
+
+def test_many_whole_samples_are_those_given_one_by_one():
+    for model, _ in clusters(60):
+        limits = np.full(model.nodes, np.inf) if model.limits is None else np.floor(np.asarray(model.limits))
+        total = int(min(60, limits.sum()))
+        if total:
+            seconds, batches = model.optperf_integer(total)
+            assert batches.sum() == total
+            assert (batches <= limits).all()
+            assert seconds == pytest.approx(model.batch_time(one_by_one(model, total)), rel=1e-12)
+
+
+@pytest.mark.parametrize("total", [6, 7, 30, 31, 299, 300])
+def test_whole_real_parts_stay_whole(total):
+    """Where parts come out whole but for rounding, and limits just below or above whole numbers."""
+    for q, limits in (
+        ([0.1, 0.1, 0.1], None),
+        ([0.1, 0.2, 0.3], None),
+        ([0.1, 0.1, 0.1], [3 - 1e-13, 500, 500]),
+        ([0.3, 0.3, 0.3], [3 + 1e-13, 500.5, 500]),
+    ):
+        model = ClusterModel(q, [0.7, 0.7, 0.7], [0.0, 0.1, 0.2], [0.1] * 3, 0.2, 0.3, 0.1, limits)
+        seconds, batches = model.optperf_integer(total)
+        assert batches.sum() == total
+        assert limits is None or (batches <= np.floor(limits)).all()
+        assert seconds == pytest.approx(model.batch_time(one_by_one(model, total)), rel=1e-12)

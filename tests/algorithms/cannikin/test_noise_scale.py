@@ -151,3 +151,17 @@ def test_bad_norms_are_refused(name):
 def test_a_bad_weight_is_refused():
     with pytest.raises(ValueError, match=r"smoothed: weight = 0\.0: need a number in \(0, 1\]"):
         cannikin.smoothed(NoiseScale(1.0, 1.0), NoiseScale(1.0, 1.0), 0.0)
+
+
+@pytest.mark.parametrize("before", [NoiseScale(0.0, 0.0, 0.0), NoiseScale(3.0, -2.0, 1.0), NoiseScale(3.0, 2.0, 2.19)])
+@pytest.mark.parametrize("xp", [np, jnp])
+def test_what_is_nan_changes_no_average(before, xp):
+    """Nor how much it counts beside the next one. A NaN may be of either."""
+    given = NoiseScale(*map(xp.float32, before))
+    for wrong in ((np.nan, 1.0), (1.0, np.nan), (np.nan, np.nan)):
+        kept = smoothed(given, NoiseScale(*map(xp.float32, wrong)), 0.3)
+        np.testing.assert_allclose(kept, before, rtol=1e-6)
+        next_one = smoothed(kept, NoiseScale(xp.float32(5.0), xp.float32(7.0), xp.float32(2.0)), 0.3)
+        left = 0.7 * before.seen
+        noise, sqnorm = ((left * old + 2.0 * new) / (left + 2.0) for old, new in ((before.noise, 5.0), (before.sqnorm, 7.0)))
+        np.testing.assert_allclose(next_one, (noise, sqnorm, left + 2.0), rtol=1e-6)

@@ -97,6 +97,53 @@ def test_a_node_gives_no_more_than_it_has():
     assert [each.tolist() for each in found] == [[3, 3], [6, 0], [1, 5], [6, 0]]
 
 
+def after(
+    batches: list[int], limits: list[int], seconds: Any, *, before: float = np.inf, step: int = 5, going: bool = True
+) -> tuple[list[int], policies._Tuned]:
+    """What LB-BSP decides next, where nodes took these seconds, `[n]` or `[rounds, n]`, and the slowest so many in the epoch before."""
+    system, b = cannikin.lb_bsp(sum(batches), step), np.array(batches)
+    memory = policies._Tuned(policies.Cluster(len(b), 0.1, np.array(limits)), b, b - 100, before, going)
+    times = np.atleast_2d(np.array(seconds, float))
+    memory = system.observe(memory, policies.Observation(b, times, *[np.zeros(times.shape)] * 3, NOISE))
+    return system.decide(memory)[0].tolist(), memory
+
+
+@pytest.mark.parametrize(
+    ("batches", "limits", "seconds", "expected"),
+    [
+        ([20, 20, 20], [40, 40, 40], [1.0, 2.0, 3.0], [25, 20, 15]),
+        ([20, 20, 20], [20, 40, 40], [1.0, 2.0, 3.0], [20, 25, 15]),  # the fastest is at its limit: the next one
+        ([20, 20, 20], [22, 40, 40], [1.0, 2.0, 3.0], [22, 20, 18]),  # it has room for two
+        ([20, 20, 20], [19, 40, 40], [1.0, 2.0, 3.0], [20, 25, 15]),
+        ([20, 38, 20], [20, 40, 40], [1.0, 2.0, 3.0], [20, 40, 18]),
+        ([20, 20, 20], [20, 20, 40], [1.0, 2.0, 3.0], [20, 20, 20]),  # only the slowest has room
+        ([20, 20, 20], [20, 20, 20], [1.0, 2.0, 3.0], [20, 20, 20]),
+        ([57, 0, 3], [90, 90, 90], [1.0, 0.0, 3.0], [57, 3, 0]),  # the slowest has three
+        ([20, 20, 20], [40, 40, 40], [2.0, 2.0, 2.0], [20, 20, 20]),
+    ],
+)
+def test_lb_bsp_moves_samples_from_the_slowest_to_the_fastest_with_room(batches, limits, seconds, expected):
+    found, memory = after(batches, limits, seconds)
+    assert found == expected
+    assert memory.going
+    assert memory.seconds == max(seconds)
+    np.testing.assert_array_equal(memory.before, batches)
+
+
+def test_lb_bsp_takes_the_last_change_back_only_if_the_slowest_became_slower():
+    for seconds, going in (([1.0, 2.5], True), ([1.0, 2.6], False)):
+        found, memory = after([20, 20], [40, 40], seconds, before=2.5)
+        assert memory.going is going
+        assert found == ([25, 15] if going else [-80, -80])
+    assert after([20, 20], [40, 40], [9.0, 1.0], going=False)[0] == [20, 20]
+
+
+def test_lb_bsp_s_seconds_are_means_over_rounds_in_which_something_was_measured():
+    found, memory = after([10, 10, 10], [40] * 3, [[3.0, 1.0, np.nan], [1.0, np.nan, np.nan], [2.0, 4.0, np.nan]])
+    assert memory.seconds == 2.5
+    assert found == [10, 5, 15], "who has measured nothing was not busy"
+
+
 # --- Goodput.
 
 
@@ -109,6 +156,12 @@ def test_goodput_is_throughput_times_efficiency():
     totals, seconds = np.array([[25, 50], [100, 400]]), np.array([[1.0, 1.5], [2.0, 6.0]])
     expected = [[25 * 1, 50 / 1.5 * 75 / 100], [50 * 75 / 150, 400 / 6 * 75 / 450]]
     np.testing.assert_allclose(cannikin.goodput(seconds, totals, 50.0, 25), expected)
+
+
+def test_the_noise_scale_in_samples():
+    """What is negative of the noise counts as 0; where no gradient is seen it is infinite."""
+    for noise, sqnorm, samples in ((0.125, 2.0, 0.0625), (-1.0, 2.0, 0.0), (1.0, 0.0, np.inf), (1.0, -1.0, np.inf), (-1.0, -1.0, np.inf)):
+        assert policies.samples_of(cannikin.NoiseScale(noise, sqnorm)) == samples
 
 
 def by_hand(totals: np.ndarray, seconds: list[float], phi: float, first: int) -> int:
@@ -190,6 +243,28 @@ def test_where_all_nodes_are_others_everything_is_learned_anew():
     after = system.resize(memory, np.arange(0), 2, np.array([40, 40]))
     assert after.learner.model() is None
     assert after.noise == memory.noise  # the gradient's is that of the model, whoever computes it
+
+
+def test_before_the_first_epoch_nothing_is_known_of_the_noise():
+    for system in (cannikin.cannikin([30, 60]), cannikin.adaptdl([30, 60], 30)):
+        assert system.start(policies.Cluster(3, 0.25, ROOM)).noise == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("first", "seen", "total"), [(12, [4, 4, 4], 12), (6, [2, 2, 2], 30), (5, [2, 2, 1], 30), (3, [1, 1, 1], 30), (2, [1, 1, 0], 30)]
+)
+def test_a_larger_total_is_taken_where_a_node_would_have_its_only_size_again_or_none(first, seen, total):
+    """Then all that must be seen at another size are."""
+    system = cannikin.cannikin([first, 30, 60], first)
+    memory = system.start(policies.Cluster(3, 0.25, ROOM))
+    b = np.array(seen)
+    times = observation(b)
+    nothing = [np.where(b > 0, each, np.nan) for each in (times.compute, times.backward, times.first)]
+    memory = system.observe(memory, times._replace(compute=nothing[0], backward=nothing[1], first=nothing[2]))
+    batches, _ = system.decide(memory)
+    assert batches.sum() == total
+    assert (batches > 0).all()
+    assert (batches != b).all()
 
 
 def test_candidates_that_memory_does_not_allow_are_left_out():

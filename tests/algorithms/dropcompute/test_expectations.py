@@ -166,6 +166,26 @@ def test_the_best_threshold_is_the_best_of_a_fine_grid(std, communication):
     assert tau == pytest.approx(grid[rates[:-1].argmax()], abs=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("mean", "std", "M", "communication"),
+    [(1.0, 0.3, 4, 0.5), (1.0, 0.3, 4, 2.0), (0.45, 0.2, 12, 0.3), (0.45, 0.1, 3, 0.05), (2.0, 0.5, 8, 1.0), (1.0, 0.05, 2, 3.0)],
+)
+def test_the_planned_threshold_is_that_of_a_search_ten_thousand_times_as_fine(mean, std, M, communication):
+    """It may lie on either side of the best of the planner's grid, whose points are a quarter of a standard deviation apart."""
+
+    def rate(tau):
+        m = np.arange(1, M + 1)[:, None]
+        return ndtr((tau - m * mean) / (np.sqrt(m) * std)).sum(axis=0) / (tau + communication)
+
+    low, high = M * mean / 2, M * mean + 10 * np.sqrt(M) * std
+    for _ in range(8):
+        taus = np.linspace(low, high, 2001)
+        best = int(np.argmax(rate(taus)))
+        low, high = taus[max(best - 1, 0)], taus[min(best + 1, 2000)]
+    found = dropcompute.expected_threshold(mean, std, M, communication)
+    assert found == pytest.approx(taus[best], abs=1e-5 * std)
+
+
 def test_of_unbounded_latencies_the_speedup_grows_without_bound():
     """At any threshold, with E T: as the root of log N does."""
     workers, tau, T_c = 10 ** np.arange(2, 19, 2), 12.0, 0.5

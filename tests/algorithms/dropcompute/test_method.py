@@ -11,11 +11,14 @@ import numpy as np
 import optax
 import pytest
 from budgets import briefly
+from jax.sharding import PartitionSpec as P
 
 import algorithms
 import dsgd
 import topologies
 from algorithms import drop_compute, dropcompute, unequal_work
+from algorithms.dropcompute import method as own
+from algorithms.dropcompute import thresholds
 from algorithms.dropcompute.stopping import completions, stopped
 from dsgd import clusters, compressors, problems, work
 from dsgd.engine import loop
@@ -264,6 +267,135 @@ def test_of_a_period_all_rounds_are_measured():
     np.testing.assert_allclose(measuring.seconds, np.diff(found.history["clock"][:7:2]), rtol=1e-4)
     communication = measuring.seconds - times.sum(axis=2).max(axis=1)
     np.testing.assert_allclose(measuring.threshold, dropcompute.threshold(times, np.asarray(communication)), rtol=1e-5)
+
+
+# --- A rule and a threshold round by round, of three workers whose micro-batches take half a second, one and two; two in a round.
+
+FEW, PAIR, SHORT = 3, 2, 1.25
+EACH = np.array([0.5, 1.0, 2.0])
+CONSTANT = clusters.Cluster(clusters.constant(EACH))
+NOBODY = np.zeros((FEW, PAIR), bool)
+
+
+def a_round(done: np.ndarray = NOBODY, step: int = 0, present: list[bool] | None = None) -> dsgd.Round:
+    there = None if present is None else jnp.array(present)
+    return dsgd.Round(
+        jnp.int32(step), FEW, KEY, CONSTANT, present=there, work=dsgd.Work(jnp.asarray(done, jnp.int32), jnp.ones((FEW, PAIR)))
+    )
+
+
+def rule(period: int = 1, threshold: float = SHORT, stop: str = "preempt") -> own.Rule:
+    return own.Rule(threshold, PAIR, stop, period)
+
+
+def one(n: int) -> np.ndarray:
+    """Only the first micro-batch of worker n is computed."""
+    done = NOBODY.copy()
+    done[n, 0] = True
+    return done
+
+
+def test_idle_rounds_are_counted_until_anybody_has_computed_anything():
+    """Rounds from which all workers are away do not count; after the first micro-batch nothing does."""
+    everybody, nobody, last = [True] * FEW, [False] * FEW, [False, False, True]
+    rounds = [(NOBODY, None, 1), (NOBODY, everybody, 2), (NOBODY, nobody, 2), (NOBODY, last, 3), (one(2), None, -1), (NOBODY, None, -1)]
+    server = rule().start((), FEW, redraw=False)
+    assert server.idle == 0
+    for done, present, idle in rounds:
+        server = rule().after(server, a_round(done, present=present), jnp.zeros(FEW))
+        assert server.idle == idle
+
+
+def test_a_run_is_refused_from_ten_idle_rounds_on():
+    def records(*idle):
+        return {"idle": np.array(idle), "threshold": np.array([0.5, 0.25, 0.125][: len(idle)])}
+
+    assert own.nothing_done(records(9, 0, 9)) == ""
+    assert "in 10 rounds or more" in own.nothing_done(records(10))
+    assert "within 0.25 s" in own.nothing_done(records(10, 11, 9)), "of the runs that are idle, the smallest threshold"
+
+
+def test_seconds_of_a_period_add_up_until_its_last_round():
+    server, in_rounds = rule(period=3).start((), FEW, redraw=True), np.array([0.5, 0.25, 0.0])
+    np.testing.assert_array_equal(server.spent, np.zeros(FEW))
+    for step, times in enumerate((1, 2, 0, 1, 2, 0)):
+        server = rule(period=3).after(server, a_round(one(step % FEW), step), jnp.asarray(in_rounds))
+        np.testing.assert_array_equal(server.spent, times * in_rounds)
+        np.testing.assert_array_equal(server.drawn, np.bincount(np.arange(step + 1) % FEW, minlength=FEW))
+    assert rule().start((), FEW, redraw=False).spent == ()
+    assert rule().start((), FEW, redraw=False).drawn == ()
+
+
+def test_seconds_that_are_spent_count_in_a_period_only():
+    spent = jnp.array([0.5, 1.0, 1.5])
+    server = rule(period=2).start((), FEW, redraw=False)._replace(spent=spent)
+    within = rule(period=2).computed(server, a_round())
+    expected = stopped(np.repeat(EACH[:, None], PAIR, axis=1), SHORT, "preempt", np.asarray(spent))
+    np.testing.assert_array_equal(within.done, expected.done)
+    np.testing.assert_allclose(within.seconds, [0.75, 0.25, 0.0])
+    alone = rule().computed(rule().start((), FEW, redraw=False), a_round())
+    np.testing.assert_allclose(alone.seconds, [1.0, 1.25, 1.25])
+    np.testing.assert_array_equal(alone.done, [[True, True], [True, False], [False, False]])
+
+
+@pytest.mark.parametrize("period", [1, 4])
+def test_workers_that_do_not_participate_are_charged_no_seconds(period):
+    """The others as long as they compute."""
+    base = algorithms.minibatch_sgd(optax.sgd(0.1)) if period == 1 else algorithms.local_sgd(optax.sgd(0.1), period)
+    method = drop_compute(base, SHORT, PAIR, period=period)
+    params = jnp.zeros(2)
+
+    def update(present):
+        state, now = method.init(params, FEW), a_round(present=[True] * FEW)._replace(present=present)
+        query = method.query(state, now)
+        return method.update(KEY, state, jnp.ones((FEW, 2)), now._replace(work=query.work))
+
+    on_one = jax.jit(jax.shard_map(update, mesh=dsgd.workers.mesh(1), in_specs=P(), out_specs=P()))
+    for present in ([True, False, True], [True] * FEW, [False] * FEW):
+        state, info = on_one(jnp.array(present))
+        seconds = np.where(present, [1.0, 1.25, 1.25], 0)
+        np.testing.assert_allclose(info.compute, seconds)
+        if period > 1:
+            np.testing.assert_allclose(state.server.spent, seconds)
+        assert info.metrics["idle"] == 0
+        assert info.metrics["threshold"] == np.float32(SHORT)
+
+
+def test_the_share_that_is_dropped_is_of_those_who_are_there():
+    done = np.array([[True, True], [True, False], [False, False]])
+    assert own.dropped(a_round(done), PAIR) == pytest.approx(3 / 6)
+    assert own.dropped(a_round(done * np.array([[1], [0], [1]], bool), present=[True, False, True]), PAIR) == pytest.approx(2 / 4)
+    assert own.dropped(a_round(present=[False] * FEW), PAIR) == 0
+
+
+# --- A threshold that is chosen.
+
+
+@pytest.mark.parametrize("period", [1, 2])
+def test_a_threshold_is_chosen_after_the_last_round_that_is_measured(period):
+    """Of I periods, each as one row of its rounds' micro-batches, whose seconds are those from its beginning to its end."""
+    rounds, rng = 3, np.random.default_rng(period)
+    times = rng.integers(1, 9, (rounds * period, FEW, PAIR)) / 8
+    ends = np.cumsum(times.sum(axis=2).max(axis=1) + rng.integers(1, 5, rounds * period) / 4)
+    known = thresholds.start(rounds, FEW, period * PAIR)
+    none = jnp.zeros(FEW)
+
+    @jax.jit
+    def observed(known, step, clock, compute):
+        seen = dsgd.Measured(compute, none, none, none, none)
+        return thresholds.observed(known, dsgd.Round(step, FEW, KEY, CONSTANT, clock, seen), period, "between")
+
+    for step in range(rounds * period + 3):
+        last = min(max(step - 1, 0), rounds * period - 1)
+        known = observed(known, jnp.int32(step), jnp.float32(ends[last]), jnp.asarray(times[last], jnp.float32))
+        if step < rounds * period:
+            assert known.threshold == np.inf
+    rows = times.reshape(rounds, period, FEW, PAIR).transpose(0, 2, 1, 3).reshape(rounds, FEW, period * PAIR)
+    seconds = np.diff(ends[period - 1 :: period], prepend=0)
+    np.testing.assert_array_equal(known.latencies, rows)
+    np.testing.assert_allclose(known.seconds, seconds)
+    expected = dropcompute.threshold(rows, seconds - rows.sum(axis=2).max(axis=1), "between")
+    assert known.threshold == pytest.approx(expected, rel=1e-6)
 
 
 # --- Thresholds as an axis, the contract, refusals.

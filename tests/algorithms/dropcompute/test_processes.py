@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 import algorithms
 import dsgd
-from algorithms import dropcompute
-from algorithms.dropcompute import stopping
-from dsgd import problems, work
+from algorithms import dropcompute, optimizers
+from algorithms.dropcompute import processes, stopping
+from dsgd import problems, work, workers
 
 RATE = 0.1
 SLOW, FAST, M, ROUNDS, STEPS = 0.03, 0.005, 4, 3, 9  # seconds of a micro-batch in each of two processes
@@ -88,6 +89,28 @@ def test_the_correction_says_what_the_computed_ones_count(correction, factor, ta
     np.testing.assert_allclose(found.params, x, rtol=1e-6)
     np.testing.assert_array_equal(found.history["dropped"], 1 - computed / M)
     np.testing.assert_array_equal(np.isnan(found.history["latencies"]), [[computed * [False] + (M - computed) * [True]]] * 2)
+
+
+def test_what_a_step_takes_besides_is_the_least_of_what_workers_waited():
+    """And a step is as long as on the process where it is longest."""
+    rows = np.array([[[1.0, 2.0, 4.5], [0.5, np.nan, 4.0]], [[1.0, np.nan, 3.0], [2.0, 0.25, 2.5]]])
+    times = processes._Times.of(rows, 2)
+    np.testing.assert_array_equal(times.latencies, rows[..., :2])
+    np.testing.assert_array_equal(times.communication, [1.5, 0.25])
+    np.testing.assert_array_equal(times.seconds, [4.5, 3.0])
+
+
+@pytest.mark.parametrize("correction", ["none", "stochastic", "local", 0.75])
+def test_corrections_of_unequal_workers(correction):
+    """On a mesh of two devices in the place of two processes; the loss is the mean over micro-batches."""
+    computed, slopes, losses = np.array([3.0, 1.0]), np.array([[6.0, 2.0], [1.0, -4.0]]), np.array([9.0, 5.0])
+    weights = {"none": [1 / 8] * 2, "stochastic": [1 / 4] * 2, "local": [1 / 6, 1 / 2], 0.75: [0.75 / 8] * 2}[correction]
+    sgd = optax.sgd(0.5)
+    model = optimizers.start(sgd, jnp.array([1.0, 2.0]))
+    total = jnp.float32(losses), jnp.float32(slopes)
+    after, loss = processes._combine(sgd, correction, 4, workers.mesh(2), model, total, jnp.float32(computed))
+    np.testing.assert_allclose(after.params, [1.0, 2.0] - 0.5 * np.array(weights) @ slopes, rtol=1e-6)
+    assert loss == pytest.approx(14 / 4)
 
 
 @pytest.mark.parametrize(

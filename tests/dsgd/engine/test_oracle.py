@@ -307,3 +307,88 @@ def test_batches_from_outside_that_do_not_divide_are_refused(name, length, messa
     batches = ((batch.inputs, batch.targets) if name == "own" else batch for batch in batches_of(length))
     with pytest.raises(ValueError, match=message):
         dsgd.run(unequal(some_work(problem)), problem, steps=1, key=KEY, mesh=mesh, batches=batches)
+
+
+# --- Numbers that can be followed by eye: of worker n's batch of b samples the loss and the gradient are 1 + n + 10 b.
+
+
+def told_apart() -> dsgd.Problem:
+    return dsgd.Problem(
+        init=lambda key: jnp.ones(()),
+        loss=lambda x, batch: x * (batch[0] + 10 * batch[1]),
+        data=jnp.arange(1.0, N + 1),
+        sample=lambda key, mine: (mine, jnp.float32(B)),
+        batch_size=B,
+        take=lambda batch, b: (batch[0], b.astype(jnp.float32)),
+    )
+
+
+SOME_SAMPLES = np.array([[4, 2], [0, 0], [1, 4], [4, 4], [0, 3], [2, 0], [4, 1], [3, 3]])
+SOME_WEIGHTS = np.where(np.arange(2 * N).reshape(N, 2) % 5 == 0, 0.0, 0.5 + np.arange(2 * N).reshape(N, 2) / 8)
+
+
+def losses_and_gradients(chosen: list[int] | None, given: Work | None, present: list[bool] | None = None, D: int = 2) -> tuple[float, Any]:
+    problem, all_, own = told_apart(), P(), P(workers.AXIS)
+
+    def block(data):
+        query = Query(jnp.ones(()), None, None if chosen is None else jnp.array(chosen), work=given)
+        there = None if present is None else jnp.array(present)
+        return oracle.loss_and_gradients(problem, query, KEY, data, N, None, there)
+
+    specs = {"in_specs": own, "out_specs": (all_, own if chosen is None else all_), "check_vma": False}
+    loss, gradients = jax.jit(jax.shard_map(block, mesh=workers.mesh(D), **specs))(problem.data)
+    return float(loss), np.asarray(gradients)
+
+
+@pytest.mark.parametrize("chosen", [None, [3, 0, 3], [1, 2], [7]])
+@pytest.mark.parametrize("D", [1, 2])
+def test_the_loss_of_those_who_are_asked_is_over_their_samples_that_count(chosen, D):
+    """Without work it is the mean over workers; who is asked twice counts twice."""
+    who = list(range(N)) if chosen is None else chosen
+    each = 1.0 + np.arange(N)
+    whole = (each + 10 * B)[who]
+    loss, gradients = losses_and_gradients(chosen, None, D=D)
+    assert loss == pytest.approx(whole.mean())
+    np.testing.assert_allclose(gradients, whole)
+    of_samples = each[:, None] + 10 * SOME_SAMPLES
+    counted = np.where(SOME_WEIGHTS > 0, SOME_SAMPLES, 0)
+    loss, gradients = losses_and_gradients(chosen, Work(SOME_SAMPLES, SOME_WEIGHTS.astype(np.float32)), D=D)
+    total = counted[who].sum()
+    assert loss == pytest.approx((counted * of_samples)[who].sum() / total if total else np.nan, rel=1e-6, nan_ok=True)
+    np.testing.assert_allclose(gradients, np.sum(np.where(SOME_SAMPLES > 0, SOME_WEIGHTS, 0) * of_samples, axis=1)[who], rtol=1e-6)
+
+
+def test_without_work_the_loss_is_over_those_who_are_there():
+    present = [True, False, True, True, False, False, False, True]
+    whole = 1.0 + np.arange(N) + 10 * B
+    loss, _ = losses_and_gradients(None, None, present)
+    assert loss == pytest.approx(whole[present].mean())
+    assert np.isnan(losses_and_gradients(None, None, [False] * N)[0])
+
+
+@pytest.mark.parametrize(("chosen", "asked_for"), [(None, range(N)), ([3, 0, 3], [0, 3]), ([1], [1]), ([6, 5], [5, 6])])
+def test_samples_are_those_of_who_is_asked(chosen, asked_for):
+    query = Query((), workers=None if chosen is None else jnp.array(chosen), work=Work(jnp.asarray(SOME_SAMPLES), SOME_WEIGHTS))
+    np.testing.assert_array_equal(oracle.samples(query), np.where(np.isin(np.arange(N), asked_for), SOME_SAMPLES.sum(axis=1), 0))
+
+
+def test_the_mean_loss_of_all_is_in_pieces_what_it_is_at_once():
+    """And its gradient."""
+    data = jnp.arange(1.0, N + 1)
+
+    def found(D):
+        def block(data):
+            return oracle.mean_loss(lambda x, mine: x**2 * mine, jnp.float32(3.0), data)
+
+        return jax.jit(jax.shard_map(block, mesh=workers.mesh(D), in_specs=P(workers.AXIS), out_specs=P(), check_vma=False))(data)
+
+    for D in (1, 4):
+        value, slope = found(D)
+        assert (value, slope) == (pytest.approx(9 * 4.5), pytest.approx(6 * 4.5))
+
+
+def test_keys_of_micro_batches_are_the_rounds_and_then_folded():
+    found = jax.random.key_data(oracle.of_turns(KEY, 3))
+    keys = [KEY, jax.random.fold_in(KEY, np.uint32(2**31 + 1)), jax.random.fold_in(KEY, np.uint32(2**31 + 2))]
+    np.testing.assert_array_equal(found, [jax.random.key_data(key) for key in keys])
+    assert oracle.of_turns(KEY, 1).shape == (1,)

@@ -163,3 +163,44 @@ def test_same_problem_built_twice_is_one_compiled_program(folder):
 def test_what_cannot_be_is_refused(folder, options, message):
     with pytest.raises(ValueError, match=message):
         small(**{"text": folder, **options})
+
+
+def handed_out(sizes: list[int], workers: int) -> list[list[int]]:
+    """Files by worker: the largest first, of equal ones the first, to who has least, of those the first; in their order in the end."""
+    files, has = [[] for _ in range(workers)], [0] * workers
+    left = [file for file in range(len(sizes)) if sizes[file]]
+    while left:
+        file = max(left, key=lambda each: (sizes[each], -each))
+        worker = has.index(min(has))
+        left.remove(file)
+        files[worker].append(file)
+        has[worker] += sizes[file]
+    return [sorted(mine) for mine in files]
+
+
+@pytest.mark.parametrize(
+    "sizes", [[4, 7, 0, 3, 5, 4, 1], [2, 2, 2, 2, 2], [1, 2, 3, 4, 5, 6], [9, 1, 1, 1, 1, 1], [3, 0, 3, 3], [5, 5, 4, 3, 3, 3, 1]]
+)
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_each_worker_has_its_files_in_their_order(sizes, workers):
+    begins = np.cumsum([0, *sizes])
+    for part, files in zip(spread(sizes, workers), handed_out(sizes, workers), strict=True):
+        np.testing.assert_array_equal(part, np.concatenate([np.arange(begins[file], begins[file + 1]) for file in files]))
+
+
+def test_windows_of_files_are_handed_out_in_the_order_of_the_files(folder):
+    """Each worker's own, one file after the other, as the folder is sorted."""
+    texts = [path.read_bytes() for path in sorted(folder.iterdir())]
+    train = [by_hand(text[: len(text) - math.ceil(0.1 * len(text))]) for text in texts]
+    parts = [[(a.tobytes(), b.tobytes()) for a, b in zip(*part, strict=True)] for part in held(small(folder, "files"))]
+    for part, files in zip(parts, handed_out(list(map(len, train)), WORKERS), strict=True):
+        assert part == list(chain(*(train[file] for file in files)))
+
+
+def test_held_out_windows_are_in_the_order_of_the_files(folder):
+    texts = [path.read_bytes() for path in sorted(folder.iterdir())]
+    test = list(chain(*(by_hand(text[len(text) - math.ceil(0.1 * len(text)) :]) for text in texts)))
+    shared = small(folder, "files").shared
+    real = np.asarray(shared.weights) > 0
+    rows = zip(np.asarray(shared.inputs)[real], np.asarray(shared.targets)[real], strict=True)
+    assert [(a.tobytes(), b.tobytes()) for a, b in rows] == test

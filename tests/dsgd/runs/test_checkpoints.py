@@ -20,6 +20,7 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import compressors, records
+from dsgd.engine import loop
 from dsgd.runs import checkpoints
 
 N = 4
@@ -317,3 +318,80 @@ def test_states_of_keys_and_of_types_that_numpy_lacks_are_kept(mesh, key, tmp_pa
     resumed = dsgd.run(method, l2(0.1), steps=6, key=key, mesh=mesh, checkpoint=tmp_path)
     np.testing.assert_array_equal(resumed.state.server[2].view(jnp.uint16), straight.state.server[2].view(jnp.uint16))
     np.testing.assert_array_equal(jax.random.key_data(resumed.state.server[1]), jax.random.key_data(straight.state.server[1]))
+
+
+ABOUT = {"method": "one", "program": "a"}
+
+
+def carried(**server: jax.Array) -> loop.Carry:
+    return loop.Carry(dsgd.State(jnp.int32(3), server), ())
+
+
+def opened(folder: Path) -> None:
+    """A run that has the folder, for as long as it takes to open it."""
+    with checkpoints.Checkpoint(folder, ABOUT):
+        pass
+
+
+def test_after_an_error_the_folder_is_free_while_the_error_is_still_looked_at(tmp_path):
+    """Damaged files, another run's, what cannot be taken away, and errors of a run: each keeps what it was raised in."""
+    path, kept = tmp_path / "dsgd-run.npz", []
+    with checkpoints.Checkpoint(tmp_path, ABOUT) as mine:
+        mine.save(carried(x=jnp.zeros(2)), {"step": np.zeros(1)})
+    path.with_name("whole").write_bytes(path.read_bytes())
+    path.write_bytes(b"damaged")
+    with pytest.raises(ValueError, match="is damaged") as error:
+        opened(tmp_path)
+    kept.append(error)
+    path.write_bytes(path.with_name("whole").read_bytes())
+    with pytest.raises(ValueError, match="holds another run") as error:
+        checkpoints.Checkpoint(tmp_path, {"method": "other", "program": "b"})
+    kept.append(error)
+    half = tmp_path / ".dsgd-run-abcdefgh.npz"
+    half.mkdir()
+    with pytest.raises(OSError, match="abcdefgh") as error:
+        opened(tmp_path)
+    kept.append(error)
+    half.rmdir()
+    with pytest.raises(ZeroDivisionError) as error, checkpoints.Checkpoint(tmp_path, ABOUT):
+        raise ZeroDivisionError
+    kept.append(error)
+    opened(tmp_path)
+    assert len(kept) == 4
+
+
+def test_what_is_restored_is_what_was_saved_and_once(tmp_path):
+    """And a state with other leaves, shapes or types is refused by name."""
+    carry = carried(x=jnp.arange(3.0), n=jnp.int32(7))
+    records = {"step": np.arange(2), "loss": np.array([2.0, 1.0])}
+    with checkpoints.Checkpoint(tmp_path, ABOUT) as first:
+        assert first.restore(jax.eval_shape(lambda: carry)) is None
+        first.save(carry, records)
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), carry)
+    with checkpoints.Checkpoint(tmp_path, ABOUT) as second:
+        found = second.restore(like)
+    assert found is not None
+    jax.tree.map(np.testing.assert_array_equal, found, (carry, records))
+    x, n = like.state.server["x"], like.state.server["n"]
+    for wrong, words in (
+        ({"x": x}, "the state has other leaves"),
+        ({"x": x, "n": n, "y": n}, "the state has other leaves"),
+        ({"x": n, "n": n}, r"x.* is float32\[3\], this run's int32\[\]"),
+        ({"x": x, "n": n.update(dtype=jnp.float32)}, r"n.* is int32\[\], this run's float32\[\]"),
+    ):
+        with checkpoints.Checkpoint(tmp_path, ABOUT) as again, pytest.raises(ValueError, match=words):
+            again.restore(like._replace(state=like.state._replace(server=wrong)))
+
+
+def test_a_checkpoint_is_due_after_as_long_as_an_interruption_may_cost(tmp_path, monkeypatch):
+    """Since the last one, or since the run began."""
+    now = [100.0]
+    monkeypatch.setattr(checkpoints.time, "monotonic", lambda: now[0])
+    with checkpoints.Checkpoint(tmp_path, ABOUT) as mine:
+        for after, due in ((0.0, False), (30.0, False), (30.5, True)):
+            now[0] = 100.0 + after
+            assert mine.due() is due
+        mine.save(carried(x=jnp.zeros(2)), {})
+        assert not mine.due()
+        now[0] += 31.0
+        assert mine.due()
