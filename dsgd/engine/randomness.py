@@ -81,7 +81,7 @@ def of_run(state: State, key: jax.Array, N: int) -> State:
 
     keyed = any(map(is_state_key, jax.tree.leaves(state.workers, is_leaf=is_state_key)))
     rows = jax.vmap(of_row)(state.workers, jnp.arange(N, dtype=jnp.uint32)) if keyed else state.workers
-    return State(state.step, of_owner(state.server, key), rows)
+    return state._replace(server=of_owner(state.server, key), workers=rows)
 
 
 def of_owner(tree: PyTree, key: jax.Array, owner: Any = None) -> PyTree:
