@@ -21,6 +21,7 @@ from dsgd.engine.loop import Carry
 from dsgd.machines import agreement, arrays
 from dsgd.records import replacing
 from dsgd.runs import identity
+from dsgd.runs.starts import FROM_MODEL
 
 _SECONDS = 30.0  # between two checkpoints: what an interruption costs at most
 _FILE, _LOCK = "dsgd-run.npz", "dsgd-run.lock"
@@ -158,6 +159,11 @@ class Checkpoint:
             raise ValueError(
                 f"checkpoint {self._path} is damaged ({error}); need it as it was written, or without it a run from the beginning"
             ) from error
+        before, now = there.get("workers"), self._about.get("workers")
+        if before != now:
+            raise ValueError(
+                f"checkpoint {self._folder} holds a run of {before} workers, this one has {now}; need another folder, and {FROM_MODEL}"
+            )
         if other := identity.differences(there, self._about):
             raise ValueError(f"checkpoint {self._folder} holds another run ({other}); need another folder")
         return found

@@ -492,3 +492,31 @@ def test_an_error_in_until_says_where_it_comes_from():
     with pytest.raises(KeyError) as caught:
         dsgd.run(minibatch_sgd(optax.sgd(0.1)), linear(), steps=2, key=KEY, mesh=1, until=lambda history: history["accuracy"] > 1)
     assert "(in until, of a run of minibatch_sgd)" in caught.value.__notes__
+
+
+def of_workers(workers: int) -> dsgd.Problem:
+    return linear(np.ones((workers, 2, D), np.float32))
+
+
+@pytest.mark.parametrize("seeds", [None, 2])
+def test_a_start_with_another_number_of_workers_is_refused_with_both_numbers(seeds):
+    options = {"steps": 2, "key": KEY, "seeds": seeds, "mesh": 1}
+    first = dsgd.run(local_sgd(optax.sgd(0.1), 2), of_workers(2), **options)
+    with pytest.raises(ValueError, match=r"start: a state of 2 workers, but the problem has 4; .*problem._replace\(init="):
+        dsgd.run(local_sgd(optax.sgd(0.1), 2), of_workers(4), start=first, **options)
+
+
+def test_a_checkpoint_of_another_number_of_workers_is_refused_with_both_numbers(tmp_path):
+    options = {"steps": 2, "key": KEY, "mesh": 1, "checkpoint": tmp_path}
+    dsgd.run(local_sgd(optax.sgd(0.1), 2), of_workers(2), **options)
+    with pytest.raises(ValueError, match=r"holds a run of 2 workers, this one has 4; .*problem._replace\(init="):
+        dsgd.run(local_sgd(optax.sgd(0.1), 2), of_workers(4), **options)
+
+
+def test_a_model_is_a_start_for_any_number_of_workers():
+    options = {"key": KEY, "mesh": 1}
+    first = dsgd.run(local_sgd(optax.sgd(0.1), 2), of_workers(2), steps=2, **options)
+    problem = of_workers(4)._replace(init=lambda key: first.params)
+    second = dsgd.run(local_sgd(optax.sgd(0.1), 2), problem, steps=4, **options)
+    assert second.history["loss"][0] == pytest.approx(first.history["loss"][-1])
+    np.testing.assert_allclose(second.params, np.full(D, -0.6), rtol=1e-6)
