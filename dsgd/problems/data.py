@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from dsgd import checks
+from dsgd import checks, records
 from dsgd.problems import files
 
 _TEST_SHARE = 0.2
@@ -60,7 +60,7 @@ def load(data: DataSource, data_dir: str | Path | None = None) -> Dataset:
         if data in FILES:
             if data_dir is None:
                 raise ValueError(f"data {data!r} is read from files: need data_dir (--data-dir), the folder that holds them")
-            return FILES[data](Path(data_dir))
+            return FILES[data](records.expanded("data_dir", data_dir))
         raise ValueError(f"unknown data {data!r}: need one of {', '.join([*BUNDLED, *FILES])}, or arrays")
     if len(data) != 2:
         raise ValueError(f"data of {len(data)} arrays: need a name, a Dataset, or a pair (inputs, classes)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 import itertools
 import os
@@ -31,7 +32,11 @@ from algorithms import (
     unequal_work,
 )
 from dsgd import checks, clusters, compressors, problems, work
+from dsgd.problems import texts
+from dsgd.runs import identity
+from dsgd.runs.checkpoints import Checkpoint
 from dsgd.runs.plans import warn_of_periods
+from experiments.helpers import commands
 from topologies import ring
 
 N, D, T = 4, 3, 5
@@ -520,3 +525,140 @@ def test_a_model_is_a_start_for_any_number_of_workers():
     second = dsgd.run(local_sgd(optax.sgd(0.1), 2), problem, steps=4, **options)
     assert second.history["loss"][0] == pytest.approx(first.history["loss"][-1])
     np.testing.assert_allclose(second.params, np.full(D, -0.6), rtol=1e-6)
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_the_home_folder_is_known_wherever_a_path_is_taken(home):
+    equal = clusters.Equal(latency=1e-4, bandwidth=1e9)
+    clusters.save("~/cluster.json", equal)
+    assert clusters.load(Path("~/cluster.json")) == equal
+    assert (home / "cluster.json").exists()
+    dsgd.run(minibatch_sgd(optax.sgd(0.1)), linear(), steps=1, key=KEY, mesh=1, checkpoint="~/run")
+    assert (home / "run" / "dsgd-run.npz").exists()
+    (home / "book.txt").write_text("to be or not to be")
+    assert texts.documents("~/book.txt", 0) == [b"to be or not to be"]
+    with pytest.raises(FileNotFoundError, match=str(home / "files")):
+        problems.load("mnist", "~/files")
+    assert not Path("~").exists()
+
+
+def test_scripts_know_the_home_folder(home):
+    @dataclasses.dataclass(frozen=True)
+    class Args:
+        out: Path = Path("~/results")
+        data_dir: Path | None = Path("~/files")
+        steps: int = 1
+
+    found = []
+    commands.launch(found.append, Args())
+    assert found == [Args(home / "results", home / "files", 1)]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda path: clusters.save(path, clusters.Equal(1e-4, 1e9)),
+        clusters.load,
+        lambda path: dsgd.run(minibatch_sgd(optax.sgd(0.1)), linear(), steps=1, key=KEY, mesh=1, checkpoint=path),
+        lambda path: problems.load("mnist", path),
+        lambda path: problems.language_model(text=path),
+    ],
+    ids=["save", "load", "checkpoint", "data", "text"],
+)
+def test_paths_that_cannot_be_are_refused_in_one_line(call):
+    with pytest.raises(ValueError, match=r"= 'a\\x00b': expected a path without null bytes"):
+        call("a\0b")
+    with pytest.raises(ValueError, match=r"= '~nobody-there/x': the home folder of '~' is not known; pass the whole path"):
+        call("~nobody-there/x")
+
+
+def in_a_circle() -> dict:
+    about: dict = {"what": []}
+    about["what"].append(about)
+    return about
+
+
+def nested() -> dict:
+    about: dict = {}
+    for _ in range(10_000):
+        about = {"what": about}
+    return about
+
+
+@pytest.mark.parametrize(
+    ("about", "told"),
+    [
+        ({(1, 2): 3}, "keys must be str, int.*; expected keys that are texts"),
+        ({"a": {(1, 2): 3}}, "keys must be str, int"),
+        (in_a_circle(), "nothing that contains itself"),
+        (nested(), "recursion"),
+        ({float("nan"): 1}, "expected keys that are texts or finite numbers"),
+    ],
+    ids=["pairs", "pairs inside", "circle", "deep", "nan"],
+)
+def test_what_has_no_form_in_json_is_refused_in_one_line_and_leaves_nothing(about, told, tmp_path):
+    path = tmp_path / "cluster.json"
+    with pytest.raises(ValueError, match=rf"cluster.json: not written, as it has no form in JSON .*{told}") as caught:
+        clusters.save(path, clusters.Equal(1e-4, 1e9), about)
+    assert len(str(caught.value)) < 400
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("latency", ["1 ms", None, True, 1j, np.ones(2)])
+def test_a_cluster_of_no_numbers_is_not_saved(latency, tmp_path):
+    with pytest.raises(ValueError, match=r"clusters.save: latency = .*: need a number"):
+        clusters.save(tmp_path / "cluster.json", clusters.Equal(1e-4, 1e9)._replace(latency=latency))
+
+
+def test_a_checkpoint_that_is_refused_gives_its_folder_back_at_once(tmp_path):
+    file = tmp_path / "dsgd-run.npz"
+    file.write_bytes(b"damaged")
+    with pytest.raises(ValueError, match="is damaged") as caught:
+        Checkpoint(tmp_path, {})
+    file.unlink()
+    with Checkpoint(tmp_path, {}):
+        assert caught.tb, "with the traceback, the first one lives on"
+
+
+def test_a_run_that_fails_gives_its_folder_back_at_once(tmp_path):
+    def fails(history):
+        raise OSError("no network")
+
+    options = {"steps": 2, "key": KEY, "mesh": 1, "checkpoint": tmp_path}
+    with pytest.raises(OSError, match="no network") as caught:
+        dsgd.run(minibatch_sgd(optax.sgd(0.1)), linear(), until=fails, **options)
+    dsgd.run(minibatch_sgd(optax.sgd(0.1)), linear(), **options)
+    assert caught.tb
+
+
+LEAVES = {"a": np.arange(4, dtype=np.int32), "b": np.zeros(2, np.float32)}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {**LEAVES, "a": np.array([0, 1, 2, 4], np.int32)},
+        {**LEAVES, "a": np.arange(4, dtype=np.uint32)},
+        {**LEAVES, "a": np.arange(4, dtype=np.int32).reshape(2, 2)},
+        {"c": LEAVES["a"], "b": LEAVES["b"]},
+        {"a": LEAVES["a"]},
+    ],
+    ids=["value", "type", "shape", "name", "fewer"],
+)
+def test_a_digest_is_of_names_types_shapes_and_values(other):
+    assert identity.digest(LEAVES) == identity.digest({name: leaf.copy() for name, leaf in LEAVES.items()})
+    assert identity.digest(other) != identity.digest(LEAVES)
+    assert identity.digest(LEAVES, "more") != identity.digest(LEAVES)
+
+
+def test_a_checkpoint_is_of_the_values_that_everybody_has(tmp_path):
+    problem = linear()._replace(evaluate=lambda x, data, shared: ({"loss": jnp.sum(x) + jnp.sum(shared)}, None))
+    options = {"steps": 1, "key": KEY, "mesh": 1, "checkpoint": tmp_path}
+    dsgd.run(minibatch_sgd(optax.sgd(0.1)), problem._replace(shared=np.zeros(2, np.float32)), **options)
+    with pytest.raises(ValueError, match=r"holds another run \(data = "):
+        dsgd.run(minibatch_sgd(optax.sgd(0.1)), problem._replace(shared=np.ones(2, np.float32)), **options)
