@@ -154,6 +154,12 @@ def test_a_sweep_keeps_its_grid():
     assert found.grid["rate"].tolist() == [0.1, 0.2]
 
 
+def test_the_history_of_a_point_may_be_changed():
+    found = swept("loss", np.ones(3), np.ones(3), rate=[1.0, 2.0, 3.0])
+    found.at((1,))["loss"][:] = 0
+    assert (found.history["loss"] == 1).all()
+
+
 @pytest.mark.parametrize("raw", [jax.random.PRNGKey, lambda seed: np.asarray(jax.random.PRNGKey(seed))], ids=["jax", "numpy"])
 def test_raw_keys_draw_what_typed_keys_draw(raw):
     method, problem = ef21(optax.sgd(0.1), compressors.top_k(0.5), compressors.identity), linear(filled((N, 2, D), 1))
@@ -444,18 +450,24 @@ def clients(present_for: int) -> clusters.Cluster:
 @pytest.mark.parametrize("name", PERIODIC)
 @pytest.mark.parametrize("present_for", [1, 4])
 def test_workers_that_come_and_go_between_two_averagings_are_warned_of(name, present_for):
-    told = rf"last of every 2 rounds, but workers are drawn for present_for = {present_for}, .*pass Cluster\(..., present_for=2\)"
+    told = rf"every 2 rounds, but workers are drawn for present_for = {present_for} rounds: .*pass Cluster\(..., present_for=2\)"
     with pytest.warns(UserWarning, match=told) as caught:
         warn_of_periods([PERIODIC[name](2)], N, 2, 0, clients(present_for))
     assert len(caught) == 1
 
 
 def test_a_period_longer_than_the_run_is_warned_of():
-    with pytest.warns(UserWarning, match=r"last of every 3 rounds, but the run has steps = 2.*pass steps >= 3"):
+    with pytest.warns(UserWarning, match=r"messages every 3 rounds, but the run has steps = 2: nothing is sent; pass steps >= 3"):
         first = dsgd.run(local_sgd(optax.sgd(0.1), 3), linear(), steps=2, key=KEY, mesh=1)
     dsgd.run(local_sgd(optax.sgd(0.1), 3), linear(), steps=2, key=KEY, mesh=1, start=first)
-    with pytest.warns(UserWarning, match=r"last of every 3 rounds"):
+    with pytest.warns(UserWarning, match="messages every 3 rounds"):
         dsgd.sweep(lambda period: local_sgd(optax.sgd(0.1), period), linear(), steps=2, key=KEY, mesh=1, period=[1, 3])
+
+
+def test_workers_that_are_drawn_once_for_the_whole_run_are_warned_of():
+    with pytest.warns(UserWarning, match="present_for = 4 rounds: the same take part in all steps = 3"):
+        warn_of_periods([minibatch_sgd(optax.sgd(0.1))], N, 3, 0, clients(4))
+    warn_of_periods([minibatch_sgd(optax.sgd(0.1))], N, 4, 0, clients(4))
 
 
 def test_periods_that_fit_are_not_warned_of():
