@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from dsgd import checks
 from dsgd.base import Algorithm, Key, Params, Problem, PyTree, State
 from dsgd.clusters import Cluster
-from dsgd.machines import arrays
+from dsgd.machines import arrays, forks
 from dsgd.runs import chunks, traced
 from dsgd.runs.feed import Feed
 from dsgd.runs.history import History, evaluated
@@ -177,6 +177,7 @@ def sweep(
             as a Python value, or as `dsgd.run`.
         Interrupted, OSError, Lost, Elsewhere: as `dsgd.run`.
     """
+    forks.need_threads()
     grid = {name: _values(name, values) for name, values in grids.items()}
     if not grid:
         raise ValueError("a sweep without a grid: need at least one, learning_rate=[0.1, 0.01], say")
