@@ -248,6 +248,10 @@ def test_a_best_value_at_the_edge_of_its_grid_is_warned_of(rates, told):
     assert swept("loss", ends[[0, 2, 1]], ends[[0, 2, 1]], rate=[1.0, 2.0, 3.0], of_two=[0.0, 1.0]).best() == (1, 1)
 
 
+def test_a_metric_that_does_not_depend_on_a_grid_has_no_edge():
+    assert swept("bits", np.ones(3), rate=[1.0, 2.0, 3.0]).best("bits") == (0,)
+
+
 def test_a_sweep_of_a_real_problem_finds_the_best_accuracy():
     problem = problems.logistic_regression("breast-cancer", workers=4)
     found = dsgd.sweep(lambda rate: minibatch_sgd(optax.sgd(rate)), problem, steps=20, key=KEY, mesh=1, rate=[1e-6, 0.1])
