@@ -15,6 +15,7 @@ from dsgd.base import PyTree
 
 _SCALARS = (bool, int, float, complex, str, bytes, np.generic, np.number, Fraction)
 _DEEPEST = 32  # lists in lists
+_RECTANGULAR = "expected equal shapes: pad the rows, or pass several arrays as a tuple or a dictionary"
 
 
 def numbers(where: str, values: Any) -> np.ndarray:
@@ -70,7 +71,9 @@ def tree(where: str, values: PyTree, convert: Callable[[str, Any], Any] = number
     Raises:
         ValueError: as `numbers`.
     """
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: convert(f"{where}{jax.tree_util.keystr(path)}", leaf), values, is_leaf=is_leaf)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: convert(f"{where}{jax.tree_util.keystr(path)}", leaf), values, is_leaf=is_leaf
+    )
 
 
 def is_leaf(node: Any) -> bool:
@@ -125,7 +128,7 @@ def _stored(dtype: np.dtype) -> np.dtype:
     return np.dtype(jnp.result_type(float if dtype.kind == "f" and dtype.itemsize > 8 else np.empty(0, dtype)))
 
 
-class _Refused(Exception):  # noqa: N818 (it never leaves this module)
+class _Refused(Exception):
     """A reason and a remedy, to follow "got "."""
 
 
@@ -180,11 +183,8 @@ def _read_list(values: list | tuple, depth: int) -> np.ndarray:
         return _stack([_read(each, depth + 1) for each in values], axis=0)
     try:
         array = np.asarray(values)
-    except ValueError as error:  # rows of different lengths
-        raise _Refused(
-            f"rows of different lengths ({str(error).partition('.')[0]}); expected a rectangular array: pad the rows, or pass several arrays"
-            " as a tuple or a dictionary"
-        ) from None
+    except ValueError:
+        raise _Refused(f"rows of different lengths; {_RECTANGULAR}") from None
     except OverflowError:
         raise _Refused("an integer beyond 64 bits; expected smaller integers or floating-point numbers") from None
     if array.dtype.kind == "f" and array.size and all(isinstance(each, int | np.integer) for each in _flat(values)):
@@ -200,7 +200,7 @@ def _stack(rows: list[np.ndarray], axis: int) -> np.ndarray:
         return np.empty(0)
     if len({row.shape for row in rows}) > 1:
         shapes = " and ".join(map(str, sorted({row.shape for row in rows})[:2]))
-        raise _Refused(f"rows of shapes {shapes}; expected equal shapes: pad the rows, or pass several arrays as a tuple or a dictionary")
+        raise _Refused(f"rows of shapes {shapes}; {_RECTANGULAR}")
     stacked = np.stack(rows, axis=axis)
     if stacked.dtype.kind == "f" and all(row.dtype.kind in "iub" for row in rows):
         raise _Refused("signed and unsigned 64-bit integers together; expected one integer type")
@@ -286,7 +286,7 @@ def _reason(array: Any) -> str:
         return "integers as Python objects; expected integers of at most 64 bits: pass .astype(numpy.int64) if they fit"
     if odd is None and not any(each is None for each in array.flat):
         return "an array of Python objects; expected numbers: pass .astype(float)"
-    return f"an array of Python objects with a {type(odd).__name__}; expected numbers: fill or drop what is missing, then pass .astype(float)"
+    return f"Python objects with a {type(odd).__name__}; expected numbers: fill or drop what is missing, then pass .astype(float)"
 
 
 def _example(array: Any) -> str:

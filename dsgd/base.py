@@ -45,7 +45,7 @@ class Work(NamedTuple):
     Args:
         samples: b, int32 `[N, M]`, the same on every device: the samples of each micro-batch, at most `Problem.batch_size`; 0: it is not
             computed. Problems without that word have 0 or 1, for a whole draw. Or bool, of any problem: whether it is computed, whole
-            (`Round.work` has it in samples).
+            (`Round.work` has it in samples). A worker whose batches are smaller (`Problem.batch_sizes`) computes at most so many.
         weights: w, float `[N, M]`, likewise, at least 0; where nothing is computed, they do not matter. Of a method that takes the mean
             over workers, its estimate is $\frac1N \sum_{nm} w_{nm} \bar g_{nm}$.
 
@@ -191,6 +191,8 @@ class Algorithm(NamedTuple):
         measures: whether it wants `Round.measured`, which is carried for those that do; or M, where its query looks at the seconds of
             micro-batches and asks for another number of them than the cluster's `micro_batches`.
         refuses: the newest records of the history, by name -> in words why the run must end there, or ""; None: nothing in them ends it.
+        averages_models: on problems with weights, whether `workers.mean` in `update` and `model` has them, as FedAvg's averages of models
+            after local steps do; gradients are then those of f_n. False: gradients are those of w_n f_n, and means have equal weights.
     """
 
     init: Callable
@@ -205,6 +207,7 @@ class Algorithm(NamedTuple):
     away: Callable | str = "it does not say what becomes of a worker that is away (Algorithm.away)"
     measures: bool | int = False
     refuses: Callable | None = None
+    averages_models: bool = False
 
 
 class Compressor(NamedTuple):
@@ -239,7 +242,7 @@ class Constants(NamedTuple):
     """What a problem knows of itself; None where it does not know.
 
     Args:
-        smoothness: L, a Lipschitz constant of f' and of every f_n'.
+        smoothness: L, a Lipschitz constant of f', of every f_n' and of every w_n f_n'.
         strong_convexity: mu.
         minimum: f*; where f is not convex, a lower bound of f.
         minimizer: x*, a pytree like the parameters.
@@ -257,7 +260,7 @@ class Constants(NamedTuple):
 
 
 class Problem(NamedTuple):
-    r"""min_x f(x) = (1/N) sum_n f_n(x) (5.1), where worker n sees only its own data.
+    r"""$\min_x f(x) = \frac1N \sum_n w_n f_n(x)$, where worker n sees only its own data; with all $w_n = 1$ it is (5.1).
 
     Args:
         init: key -> params.
@@ -275,6 +278,11 @@ class Problem(NamedTuple):
         samples: how many the worker with the most has, of which an exact gradient is; None where the word has no meaning.
         take: (batch, int32 b) -> the batch, of which only the first b samples count in `loss` and `gradient`, 1 <= b <= batch_size;
             None: batches are whole.
+        weights: w, at least 0 and of mean 1, `[N]`; None: all are 1. What workers compute is scaled, gradients are those of $w_n f_n$; of
+            methods that average models (`Algorithm.averages_models`) the averages have the weights instead. `evaluate` reads them with
+            `workers.weights()`, or takes `workers.mean` over the workers, which has them.
+        batch_sizes: samples in each worker's batch, `[N]`, where those of some have fewer than `batch_size`, and the rest of the batch does
+            not count; None: all have `batch_size`.
     """
 
     init: Callable
@@ -289,6 +297,8 @@ class Problem(NamedTuple):
     batch_size: int | None = None
     samples: int | None = None
     take: Callable | None = None
+    weights: Any = None
+    batch_sizes: tuple[int, ...] | None = None
 
     @property
     def workers(self) -> int:

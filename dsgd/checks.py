@@ -354,9 +354,20 @@ def is_numeric(value: Any) -> bool:
     return array_likes.refusal(value) is None
 
 
+def _is_array(value: Any) -> bool:
+    """Whether it is an array of numpy, JAX or another library, also a column or table."""
+    return not isinstance(value, np.generic) and (hasattr(value, "__array__") or hasattr(value, "__dlpack__"))
+
+
+def _as_array(where: str, value: Any) -> Any:
+    """Arrays of numpy and JAX and numbers as they are, lists and what other libraries make as numpy's arrays."""
+    plain = isinstance(value, np.ndarray | jax.Array | np.generic | int | float) and not isinstance(value, np.ma.MaskedArray)
+    return value if plain else array_likes.numbers(where, value)
+
+
 _LISTS = (Sequence, list, tuple)
-_ARRAY = _Need(lambda value: isinstance(value, np.ndarray | jax.Array) and is_numeric(value), "an array of numbers")
-_NUMBERS = _Need(is_numeric, "numbers")
+_ARRAY = _Need(lambda value: _is_array(value) and is_numeric(value), "an array of numbers", _as_array)
+_NUMBERS = _Need(is_numeric, "numbers", _as_array)
 _NUMBER = _Need(is_number, "a number", lambda where, value: _float(value))
 _FRACTION = _Need(is_number, "a number", lambda where, value: python_number(value))
 _INTEGER = _Need(

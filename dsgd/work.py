@@ -8,6 +8,7 @@ range are cut to it, and where nobody computes anything, gradients are 0.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -113,9 +114,14 @@ def weighted(weights: ArrayLike | jax.Array) -> Work:
     return Work(each != 0, each)
 
 
-def in_samples(work: Work, batch_size: int | None) -> Work:
-    """The same work with `samples` as int32, within what there is; that of problems without a batch size in whole draws."""
-    most = batch_size or 1
+def in_samples(work: Work, batch_size: int | None, batch_sizes: Sequence[int] | None = None) -> Work:
+    """The same work with `samples` as int32, within what there is; that of problems without a batch size in whole draws.
+
+    Args:
+        work: of N workers.
+        batch_size, batch_sizes: of the problem.
+    """
+    most = (batch_size or 1) if batch_sizes is None else np.asarray(batch_sizes, np.int32)[:, None]
     if work.samples.dtype == bool:
         return work._replace(samples=jnp.where(work.samples, most, 0).astype(jnp.int32))
     return work._replace(samples=jnp.clip(work.samples, 0, most).astype(jnp.int32))
@@ -139,12 +145,20 @@ def need(where: str, work: Any, N: int, problem: Problem) -> None:
     samples = _array(work.samples)
     most, cut = problem.batch_size or 1, problem.take is not None
     whole = f"{where} in samples, but {problem.name} cannot cut its batches (it has no take); need"
+    sizes = np.full(N, most) if problem.batch_sizes is None else np.asarray(problem.batch_sizes)
     if isinstance(samples, Tracer):
         if samples.dtype != bool and most > 1 and not cut:
             raise ValueError(f"{whole} bool samples, for whole micro-batches")
     elif samples.dtype != bool:
         if samples.max() > most:
             raise ValueError(f"{where} of {samples.min()} to {samples.max()} samples in a micro-batch; need 0 to {most} ({problem.name})")
+        if (over := samples.max(axis=1) > sizes).any():
+            n = int(over.argmax())
+            few = f"worker {n} has {sizes[n]} samples, fewer than a batch ({problem.name}), and draws without replacement"
+            fix = (
+                "give it at most as many in each micro-batch, bool samples for whole micro-batches, or pass replacement=True to the problem"
+            )
+            raise ValueError(f"{where} of {samples[n].max()} samples in a micro-batch of worker {n}; {few}: {fix}")
         if not cut and not np.isin(samples, (0, most)).all():
             raise ValueError(f"{whole} 0 or {most}")
 

@@ -24,7 +24,7 @@ from algorithms.cannikin.epochs import Epoch, Limits, Ran, Training
 from algorithms.cannikin.policies import System
 from algorithms.optimizers import Model
 from dsgd import checks, workers
-from dsgd.base import Constants, Key, Params, Problem, PyTree
+from dsgd.base import Key, Params, Problem, PyTree
 from dsgd.engine import loop, oracle
 from dsgd.machines import arrays, nodes
 
@@ -88,7 +88,7 @@ class _Node:
     def __init__(self, problem: Problem, optimizer: optax.GradientTransformation, M: int, key: Key, mesh: Mesh) -> None:
         self.mesh, self.here, self.n = mesh, mesh.local_devices[0], jax.process_index()
         self.data = jax.device_put(jax.tree.map(lambda leaf: arrays.row(leaf, self.n), problem.data), self.here)
-        self.functions = problem._replace(data=(), shared=(), constants=Constants(), evaluate=None)
+        self.functions = oracle.of_worker(problem, self.n)
         self.M, (first, self.key), self.optimizer, self.rounds = M, loop.split(key), optimizer, 0
         self.model: Model = jax.device_put(optimizers.drawn(problem.init, optimizer, first), self.here)  # or its first step compiles again
 

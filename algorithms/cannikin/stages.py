@@ -119,6 +119,8 @@ def rescaled(name: str, state: PyTree, factor: float) -> PyTree:
     def put(node):
         return Scale(jnp.full_like(node.factor, factor)) if isinstance(node, Scale) else node
 
+    if not (checks.is_number(factor) and 0 < factor < np.inf):
+        raise ValueError(f"{name}: scaling gives {checks.shown(factor)}: need a finite number above 0")
     leaves = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Scale))
     if factor != 1 and not any(isinstance(leaf, Scale) for leaf in leaves):
         raise ValueError(f"{name}: a step size times {factor:g}, but its optimiser's is fixed: need cannikin.scalable(optimizer)")

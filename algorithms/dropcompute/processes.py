@@ -25,7 +25,7 @@ from algorithms.dropcompute.stopwatch import accumulate
 from algorithms.dropcompute.thresholds import ChosenAfter
 from algorithms.optimizers import Model
 from dsgd import checks, workers
-from dsgd.base import Constants, Key, Params, Problem, PyTree
+from dsgd.base import Key, Params, Problem, PyTree
 from dsgd.engine import loop, oracle
 from dsgd.machines import arrays, nodes
 
@@ -161,7 +161,7 @@ def _turn(problem: Problem, key: jax.Array, M: int, mesh: Mesh) -> Turn:
     """Micro-batches of the worker that this process is."""
     n, here = jax.process_index(), mesh.local_devices[0]
     data = jax.device_put(jax.tree.map(lambda leaf: arrays.row(leaf, n), problem.data), here)
-    functions = problem._replace(data=(), shared=(), constants=Constants(), evaluate=None)
+    functions = oracle.of_worker(problem, n)
 
     def turn(step: int, delay: Delay | None, params: Params, m: int) -> PyTree:
         if delay is not None:

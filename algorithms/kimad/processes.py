@@ -21,8 +21,8 @@ from algorithms.kimad import budgets, monitors
 from algorithms.kimad.monitors import Monitor
 from algorithms.kimad.wire import Frame, Wire, receive, send
 from dsgd import checks
-from dsgd.base import Constants, Key, Params, Problem
-from dsgd.engine import loop
+from dsgd.base import Key, Params, Problem
+from dsgd.engine import loop, oracle
 from dsgd.machines import family, nodes
 
 _START = b"s"
@@ -141,7 +141,7 @@ class _Worker:
         self.plan, self.n = plan, jax.process_index() - 1
         self.model, self.known = flat, jnp.zeros_like(flat)
         data = jax.tree.map(lambda leaf: leaf[self.n], problem.data)
-        functions = problem._replace(data=(), shared=(), constants=Constants(), evaluate=None)
+        functions = oracle.of_worker(problem, self.n)
         gradient = functions.gradient or jax.grad(functions.loss)
 
         def update(x, known, step, data):
@@ -226,7 +226,8 @@ class _Server:
 
     def _losses(self, models: list[np.ndarray]) -> np.ndarray:
         """f at these models."""
-        whole = jax.jit(lambda x: jnp.mean(jax.vmap(self.problem.loss, (None, 0))(self.unravel(x), self.problem.data)))
+        weights = np.ones(self.plan.N) if self.problem.weights is None else np.asarray(self.problem.weights)
+        whole = jax.jit(lambda x: jnp.mean(weights * jax.vmap(self.problem.loss, (None, 0))(self.unravel(x), self.problem.data)))
         return np.array([float(whole(x)) for x in models])
 
 

@@ -25,6 +25,9 @@ def local_sgd(optimizer: optax.GradientTransformation, period: Period, topology:
     A round is one gradient; nothing is sent in the others. Who computes nothing in a round (`Query.work`) makes no step in it. Who is
     away when models are averaged gets the average when it comes back: with clients that are drawn once for every averaging it is FedAvg.
 
+    On problems with weights the mean over all is $\sum_n w_n x^{(n)} / \sum_n w_n$ over those that take part, as in FedAvg, and local steps
+    are as long as without. On a topology W stays as it is, and worker n steps along $w_n g_n$.
+
     Args:
         optimizer: each worker's step; `optax.sgd(gamma)` is the equation. Momentum and Adam keep their memories locally.
         period: H. With 1 it is model averaging, or decentralized SGD. It may be swept.
@@ -73,4 +76,5 @@ def local_sgd(optimizer: optax.GradientTransformation, period: Period, topology:
         optimizers.learning_rate(optimizer),
         None if topology is None else topology.n,
         away=away,
+        averages_models=topology is None,
     )

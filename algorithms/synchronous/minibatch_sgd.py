@@ -48,7 +48,8 @@ def model_averaging_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
 
     $$ x_{t+1/2}^{(n)} = x_t - \gamma g_n(x_t), \qquad x_{t+1} = \frac1N \sum_n x_{t+1/2}^{(n)} $$
 
-    With an optimiser that is linear in the gradient (SGD, momentum) this is `minibatch_sgd`; Adam keeps its memory locally.
+    With an optimiser that is linear in the gradient (SGD, momentum) this is `minibatch_sgd`; Adam keeps its memory locally. On problems
+    with weights the mean is $\sum_n w_n x_{t+1/2}^{(n)} / \sum_n w_n$.
 
     Args:
         optimizer: each worker's step; `optax.sgd(gamma)` is the equation.
@@ -77,6 +78,7 @@ def model_averaging_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
         "model_averaging_sgd",
         optimizers.learning_rate(optimizer),
         away=absence.takes_average,
+        averages_models=True,
     )
 
 

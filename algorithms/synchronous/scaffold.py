@@ -51,6 +51,9 @@ def scaffold(optimizer: optax.GradientTransformation, period: Period) -> Algorit
     For the gradients of a round that a worker of S has missed, $c^{(n)}$ stands in $c_+^{(n)}$; so it does of rounds in which a worker
     computes nothing (`Query.work`), and makes no step.
 
+    On problems with weights all means and sums over workers have them, as in FedAvg: $x = \frac1N \sum_n w_n y^{(n)}$, and those over S
+    are divided by $\sum_{n \in S} w_n$ instead of $|S|$.
+
     Args:
         optimizer: each worker's step; `optax.sgd(gamma)` is the equation.
         period: H. It may be swept: `dsgd.sweep(lambda period: scaffold(optax.sgd(0.1), period), ..., period=[1, 2, 5])`.
@@ -79,7 +82,7 @@ def scaffold(optimizer: optax.GradientTransformation, period: Period) -> Algorit
         x, c_mean = workers.mean((known.params, control))
         if workers.attendance():
             control = workers.where_counted(control, known.control)
-            change = workers.sum(jax.tree.map(jnp.subtract, control, known.control))
+            change = workers.weighted_sum(jax.tree.map(jnp.subtract, control, known.control))
             c_mean = jax.tree.map(lambda c, change: c + change / N, c, change)
         models = jax.tree.map(lambda mean, leaf: jnp.broadcast_to(mean, leaf.shape), x, known.params)
         models = workers.if_any(models, known.params)
@@ -101,4 +104,4 @@ def scaffold(optimizer: optax.GradientTransformation, period: Period) -> Algorit
         return before._replace(params=after.params, total=after.total)
 
     rate = optimizers.learning_rate(optimizer)
-    return Algorithm(init, query, update, optimizers.mean_params, pattern, f"scaffold({period})", rate, away=away)
+    return Algorithm(init, query, update, optimizers.mean_params, pattern, f"scaffold({period})", rate, away=away, averages_models=True)

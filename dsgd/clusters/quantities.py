@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dsgd import checks
+from dsgd import array_likes, checks
 from dsgd.clusters import integrals
 from dsgd.clusters.quantity import Quantity, need_number, need_probability
 
@@ -316,8 +316,8 @@ def _table(what: str, values: Any) -> tuple[np.ndarray, int | None]:
 
 
 def _numbers(what: str, values: Any, *, least: float) -> np.ndarray:
-    array = np.array(values) if checks.is_numeric(values) else np.empty(0, object)
-    if array.dtype.kind not in "fiu":
+    array = np.array(array_likes.numbers(what, values))
+    if array.dtype == bool:
         raise ValueError(f"{what}: given {checks.shown(values)}; need numbers")
     with np.errstate(over="ignore"):
         wrong = ~(np.isfinite(array.astype(np.float32)) & (array >= least))  # draws are in float32

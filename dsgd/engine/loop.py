@@ -83,8 +83,9 @@ class Plan(NamedTuple):
 
 
 def without_arrays(problem: Problem) -> Problem:
-    """The problem's functions, hashable."""
-    return problem._replace(data=(), shared=(), constants=Constants())
+    """The problem's functions and its workers' weights, hashable."""
+    weights = None if problem.weights is None else tuple(map(float, problem.weights))
+    return problem._replace(data=(), shared=(), constants=Constants(), weights=weights)
 
 
 def start(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
@@ -324,12 +325,12 @@ def _gradients_and_update(
     if query.draws is not None:
         sample_key = stream(key)
     this = this._replace(work=query.work)
-    asked = (plan.problem, query, sample_key, data, plan.N, batches)
+    asked, weigh = (plan.problem, query, sample_key, data, plan.N, batches), not algorithm.averages_models
     done = {} if query.work is None else {_SAMPLES: oracle.samples(query)}
     if plan.train_loss:
-        done[_TRAIN_LOSS], gradients = oracle.loss_and_gradients(*asked, this.present)
+        done[_TRAIN_LOSS], gradients = oracle.loss_and_gradients(*asked, this.present, weigh=weigh)
     else:
-        gradients = oracle.gradients(*asked)
+        gradients = oracle.gradients(*asked, weigh=weigh)
     with workers.attended(there):
         state, info = algorithm.update(update_key, carry.state, gradients, this)
     return absence.state(algorithm, carry.state, state, this), info, this, query, done

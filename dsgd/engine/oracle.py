@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -11,15 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from dsgd import checks, workers
-from dsgd.base import Gradients, Params, Problem, PyTree, Query, Work
+from dsgd.base import Constants, Gradients, Params, Problem, PyTree, Query, Work
 from dsgd.engine import absence, accumulate, protocol, units
 
 RESERVED = {"step", "clock", "bits", "grad_sqnorm", "consensus", "train_loss", "evaluated", "samples", "present"}  # the history's own names
 _LATER = 1 << 31  # with m, what a round's key is folded with for micro-batch m > 0: workers' ids are below
 
 
-def gradients(problem: Problem, query: Query, key: jax.Array, data: PyTree, N: int, batches: PyTree = None) -> Gradients:
-    """One gradient for each worker that the query names, at the models that it names: of a batch, or of all the work that it says.
+def gradients(
+    problem: Problem, query: Query, key: jax.Array, data: PyTree, N: int, batches: PyTree = None, *, weigh: bool = True
+) -> Gradients:
+    """One gradient for each worker that the query names, at the models that it names: of a batch, or of all the work that it says. It is
+    multiplied by the worker's weight in the problem.
 
     Args:
         problem: whose oracle it is.
@@ -30,6 +34,7 @@ def gradients(problem: Problem, query: Query, key: jax.Array, data: PyTree, N: i
         N: number of workers.
         batches: the block's batches where they come from outside, leaves `[n, ...]`, of M micro-batches one after the other; None: drawn
             from the data.
+        weigh: False: gradients are those of f_n, whatever its weight.
 
     Returns:
         Leaves `[n, ...]`; or `[k, ...]`, the same on every device, where the query names k workers.
@@ -42,20 +47,29 @@ def gradients(problem: Problem, query: Query, key: jax.Array, data: PyTree, N: i
         return None, slope(params, batch)
 
     slope = _gradient(problem)
-    return _asked(unmeasured, problem, query, key, data, N, batches)[1]
+    _, slopes = _asked(unmeasured, problem, query, key, data, N, batches)
+    return _weighed(problem, query, slopes, N) if weigh else slopes
 
 
 def loss_and_gradients(
-    problem: Problem, query: Query, key: jax.Array, data: PyTree, N: int, batches: PyTree = None, present: jax.Array | None = None
+    problem: Problem,
+    query: Query,
+    key: jax.Array,
+    data: PyTree,
+    N: int,
+    batches: PyTree = None,
+    present: jax.Array | None = None,
+    *,
+    weigh: bool = True,
 ) -> tuple[jax.Array, Gradients]:
     """As `gradients`, and before them the mean loss on the same batches, a scalar. The gradients' own forward pass, where the problem has
     no gradient function of its own.
 
     The mean is over the workers that are `present`, bool `[N]`; where the query says of work, over the samples that count (NaN: there are
-    none).
+    none). Losses have the workers' weights, whether gradients do or not.
     """
-
     losses, slopes = _asked(with_loss(problem), problem, query, key, data, N, batches)
+    losses, slopes = _weighed(problem, query, losses, N), _weighed(problem, query, slopes, N) if weigh else slopes
     everybody = query.workers is None
     if query.work is None:
         return absence.mean(losses, present) if everybody else jnp.mean(losses), slopes
@@ -69,6 +83,14 @@ def samples(query: Query) -> jax.Array:
     assert query.work is not None
     each = jnp.sum(query.work.samples, axis=1)
     return each if query.workers is None else jnp.zeros_like(each).at[query.workers].set(each[query.workers])
+
+
+def _weighed(problem: Problem, query: Query, tree: PyTree, N: int) -> PyTree:
+    """Rows of those that the query names, times their weights."""
+    if problem.weights is None:
+        return tree
+    weights = jnp.asarray(problem.weights, jnp.result_type(float))
+    return units.scaled(workers.own(weights, N) if query.workers is None else weights[query.workers], tree)
 
 
 def _counted(work: Work) -> jax.Array:
@@ -157,6 +179,27 @@ def with_loss(problem: Problem) -> Callable:
     return both if problem.gradient else jax.value_and_grad(loss)
 
 
+@dataclass(frozen=True)
+class _Scaled:
+    """A loss or gradient of (params, batch), times a worker's weight."""
+
+    function: Callable
+    weight: float
+
+    def __call__(self, params: Params, batch: PyTree) -> PyTree:
+        return jax.tree.map(lambda leaf: leaf * jnp.asarray(self.weight, leaf.dtype), self.function(params, batch))
+
+
+def of_worker(problem: Problem, n: int) -> Problem:
+    """What worker n computes alone, on a device of its own: the functions of $w_n f_n$, hashable, without arrays."""
+    functions = problem._replace(data=(), shared=(), constants=Constants(), evaluate=None, weights=None)
+    if problem.weights is None:
+        return functions
+    weight = float(problem.weights[n])
+    gradient = problem.gradient and _Scaled(problem.gradient, weight)
+    return functions._replace(loss=_Scaled(problem.loss, weight), gradient=gradient)
+
+
 def _gradient(problem: Problem) -> Callable:
     """(params, batch) -> a tree like the parameters: the problem's own, or that of its loss."""
 
@@ -170,22 +213,26 @@ def _gradient(problem: Problem) -> Callable:
     return its_own if problem.gradient else jax.grad(protocol.loss(problem))
 
 
-def mean_loss(loss: Callable, params: Params, data: PyTree) -> tuple[jax.Array, Params]:
-    """f(params), f'(params) with f = (1/N) sum_n loss(., data[n]), the same on every device: of as many workers at a time as fit."""
+def mean_loss(loss: Callable, params: Params, data: PyTree, weights: Sequence[float] | None = None) -> tuple[jax.Array, Params]:
+    """f(params), f'(params) with f = (1/N) sum_n w_n loss(., data[n]), the same on every device: of as many workers at a time as fit."""
 
-    def block(params, data, counted):
+    def block(params, rows, counted):
+        data, factors = rows
         losses = jax.vmap(loss, (None, 0))(params, data)
+        losses = losses if factors is None else units.scaled(factors, losses)
         return jnp.sum(jnp.where(counted, losses, 0)) / n
 
     n = jax.tree.leaves(data)[0].shape[0]
+    factors = None if weights is None else workers.own(jnp.asarray(weights, jnp.result_type(float)), len(weights))
+    rows = (data, factors)
     both = jax.jit(jax.value_and_grad(block), inline=True)  # traced once where all fit
-    return workers.mean_over_devices(accumulate.total(both, params, data, accumulate.fitting(both, params, data)))
+    return workers.mean_over_devices(accumulate.total(both, params, rows, accumulate.fitting(both, params, rows)))
 
 
 def evaluate(problem: Problem, params: Params, data: PyTree, shared: PyTree) -> tuple[dict[str, jax.Array], Params | None]:
     """Scalars by name, with "loss" = f(params), and f'(params) or None, the same on every device."""
     if problem.evaluate is not None:
-        given = problem.evaluate(params, data, shared)
+        given = _evaluated(problem, params, data, shared)
         if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Mapping)):
             raise ValueError(f"{problem.name}: evaluate gives {checks.typed(given)}; need a pair (scalars by name, gradient or None)")
         scalars, slope = given
@@ -196,5 +243,28 @@ def evaluate(problem: Problem, params: Params, data: PyTree, shared: PyTree) -> 
         if slope is not None:
             protocol.same(f"{problem.name}: evaluate gives a slope", slope, params)
         return scalars, slope
-    value, slope = mean_loss(problem.loss, params, data)
+    value, slope = mean_loss(problem.loss, params, data, problem.weights)
     return {"loss": value}, slope
+
+
+@lru_cache(maxsize=64)
+def _reads_weights(evaluate: Callable, weights: tuple[float, ...]) -> list[bool]:
+    """Empty until it has read them: a function that is jitted itself is not traced again."""
+    return []
+
+
+def _evaluated(problem: Problem, params: Params, data: PyTree, shared: PyTree) -> Any:
+    assert problem.evaluate is not None
+    with workers.weighted(problem.weights) as weights:
+        given = problem.evaluate(params, data, shared)
+    if weights is None:
+        return given
+    known = _reads_weights(problem.evaluate, weights.numbers)
+    if weights.read:
+        known.append(True)
+    if not known:
+        raise ValueError(
+            f"{problem.name}: the problem has weights, but its evaluate gives f without them; take workers.mean over the workers' losses in"
+            " evaluate, or read workers.weights(); or pass evaluate=None, which evaluates the weighted mean of loss"
+        )
+    return given

@@ -27,7 +27,7 @@ def held(algorithm: Algorithm, problem: Problem, N: int) -> Algorithm:
         problem: that it runs on.
         N: number of workers.
     """
-    name = algorithm.name
+    name, weights = algorithm.name, problem.weights if algorithm.averages_models else None
 
     def init(params, N):
         with noted(f"init of {name}"):
@@ -46,10 +46,10 @@ def held(algorithm: Algorithm, problem: Problem, N: int) -> Algorithm:
         if asked.work is None:
             return asked
         work.need(f"{name}: query gives work", asked.work, N, problem)
-        return asked._replace(work=work.in_samples(asked.work, problem.batch_size))
+        return asked._replace(work=work.in_samples(asked.work, problem.batch_size, problem.batch_sizes))
 
     def update(key, state, gradients, round):
-        with noted(f"update of {name}"):
+        with noted(f"update of {name}"), workers.weighted(weights):
             result = algorithm.update(key, state, gradients, round)
         if isinstance(result, State) or not isinstance(result, tuple) or len(result) != 2:
             raise ValueError(f"{name}: update gives {checks.typed(result)}; need a pair (State, Info)")
@@ -61,7 +61,7 @@ def held(algorithm: Algorithm, problem: Problem, N: int) -> Algorithm:
         return after, info
 
     def model(state):
-        with noted(f"model of {name}"):
+        with noted(f"model of {name}"), workers.weighted(weights):
             params = algorithm.model(state)
         same(f"{name}: model gives params", params, parameters(problem))
         return params

@@ -15,6 +15,7 @@ from dsgd.problems.neural_network import neural_network
 from dsgd.problems.partition import PARTITIONS, split
 from dsgd.problems.quadratic import quadratic, random_quadratic
 from dsgd.problems.robust_regression import robust_regression
+from dsgd.problems.sparse import SparseRows, sparse_rows
 
 if TYPE_CHECKING:
     from dsgd.problems.models import CNN, MLP, ResNet18, Transformer
@@ -28,6 +29,7 @@ __all__ = [
     "Examples",
     "Model",
     "ResNet18",
+    "SparseRows",
     "Transformer",
     "finite_sum",
     "language_model",
@@ -38,6 +40,7 @@ __all__ = [
     "quadratic",
     "random_quadratic",
     "robust_regression",
+    "sparse_rows",
     "split",
 ]
 

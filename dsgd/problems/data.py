@@ -1,18 +1,24 @@
-"""Data sets: scikit-learn's bundled ones, arrays, and MNIST and CIFAR-10 files in their published formats. Nothing is downloaded."""
+"""Data sets: scikit-learn's bundled ones, arrays, and files: images as published, LIBSVM's, CSV. Nothing is downloaded."""
 
 from __future__ import annotations
 
 import importlib.util
 import math
+import operator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
+from scipy.sparse import csr_array, issparse
 
-from dsgd import checks
-from dsgd.problems import files
+from dsgd import array_likes, checks
+from dsgd.problems import files, sparse, svmlight, tables
+from dsgd.problems.sparse import SparseRows
 
 _TEST_SHARE = 0.2
+_WHOLE = 2**53  # up to which floating-point numbers are as fine as integers
 _SPLIT_SEED = 0  # everybody's test set is the same, whatever the seed of a run
 
 
@@ -21,72 +27,151 @@ class Dataset(NamedTuple):
 
     Args:
         name: for tables.
-        train_inputs: float `[M, ...]`; images are `[M, height, width, channels]`.
+        train_inputs: float `[M, ...]`; images are `[M, height, width, channels]`; `SparseRows` of sparse data.
         train_targets: int `[M]`, classes from 0.
         test_inputs, test_targets: likewise.
         classes: number of classes.
+        labels: what the classes were called where they come from, `[classes]`; None: 0, 1, ...
     """
 
     name: str
-    train_inputs: np.ndarray
+    train_inputs: Any
     train_targets: np.ndarray
-    test_inputs: np.ndarray
+    test_inputs: Any
     test_targets: np.ndarray
     classes: int
+    labels: np.ndarray | None = None
 
 
-DataSource = Annotated[str | Dataset | tuple[Any, Any], "a name, a Dataset, or a pair (inputs, classes)"]
+DataSource = Annotated[str | Path | Dataset | Sequence[Any], "a name, a file's path, a Dataset, or a pair (inputs, classes)"]
 
 
 @checks.arguments
-def load(data: DataSource, data_dir: str | Path | None = None) -> Dataset:
-    """The data set of that name, or the given arrays.
+def load(data: DataSource, data_dir: str | Path | None = None, *, target: str | None = None) -> Dataset:
+    """The data set of that name, of a file, or of the given arrays.
+
+    Classes count from 0 in the order of their labels, which `Dataset.labels` keeps. Where there is no test set, a fifth, stratified, is
+    held out for testing.
 
     Args:
-        data: "digits" (1,797 images 8x8), "breast-cancer" (569 x 30), "mnist", "cifar-10", a `Dataset`, or (inputs `[M, ...]`,
-            classes `[M]`), of which a fifth, stratified, is held out for testing, as it is of the two bundled sets.
-        data_dir: the folder with the files of "mnist" (`train-images-idx3-ubyte`, ..., plain or `.gz`) or "cifar-10"
-            (`data_batch_1.bin`, ..., or `data_batch_1`, ..., or the folder above them as the archives unpack).
+        data: "digits" (1,797 images 8x8), "breast-cancer" (569 x 30), images in files as published ("mnist", "fashion-mnist", "kmnist",
+            "emnist-letters" and EMNIST's other splits, "cifar-10", "cifar-100", "cifar-100-coarse"), a file in LIBSVM's format, as "a9a",
+            "rcv1" or a path, a CSV file (`.csv`, `.csv.gz`), a `Dataset`, or (inputs `[M, ...]`, classes `[M]`).
+        data_dir: the folder with the files: of images (`train-images-idx3-ubyte`, `train-images.idx3-ubyte`, ..., plain or `.gz`;
+            `data_batch_1.bin`, `train.bin`, ..., or pickled; or the folder above them as archives unpack, or torchvision's root); of LIBSVM
+            (`a9a`, and `a9a.t` for testing if it is there, plain, `.bz2`, `.gz` or `.xz`); of a CSV file. None: the current one, for LIBSVM
+            and CSV files.
+        target: the column of a CSV file with the classes.
 
     Raises:
-        ValueError: an unknown name, no data_dir where one is needed, a malformed file, arrays that do not fit.
+        ValueError: an unknown name, no data_dir for images, a malformed file, arrays that do not fit.
         FileNotFoundError: a file that is not there, by its path.
     """
+    if target is not None and not (isinstance(data, str | Path) and str(data).endswith(tables.ENDS)):
+        raise ValueError(f"load: target = {target!r} for data = {checks.shown(data)}: need it for CSV files only")
     if isinstance(data, Dataset):
         return _checked(data)
-    if isinstance(data, str):
-        if data in BUNDLED:
-            return BUNDLED[data]()
-        if data in FILES:
-            if data_dir is None:
-                raise ValueError(f"data {data!r} is read from files: need data_dir (--data-dir), the folder that holds them")
-            return FILES[data](Path(data_dir))
-        raise ValueError(f"unknown data {data!r}: need one of {', '.join([*BUNDLED, *FILES])}, or arrays")
+    if not isinstance(data, str | Path):
+        return _from_arrays("arrays", *_pair(data))
+    if data in BUNDLED:
+        return BUNDLED[data]()
+    if data in FILES:
+        if data_dir is None:
+            raise ValueError(f"data {data!r} is read from files: need data_dir (--data-dir), the folder that holds them")
+        return _checked(Dataset(name=str(data), **files.read(str(data), Path(data_dir).expanduser())))
+    return _from_file(Path(data_dir or "").expanduser() / Path(data).expanduser(), str(data), target)
+
+
+def dense(dataset: Dataset) -> Dataset:
+    """The data set with arrays for `SparseRows`, as the layers of neural networks take them."""
+    train, test = (rows.toarray() if isinstance(rows, SparseRows) else rows for rows in (dataset.train_inputs, dataset.test_inputs))
+    return dataset if train is dataset.train_inputs else dataset._replace(train_inputs=train, test_inputs=test)
+
+
+def _pair(data: Any) -> tuple[Any, Any]:
     if len(data) != 2:
-        raise ValueError(f"data of {len(data)} arrays: need a name, a Dataset, or a pair (inputs, classes)")
-    return _from_arrays("arrays", *data)
+        raise ValueError(f"data of {len(data)} arrays: need a name, a file's path, a Dataset, or a pair (inputs, classes)")
+    return data[0], data[1]
 
 
-def _from_arrays(name: str, inputs: Any, targets: Any) -> Dataset:
-    if not checks.is_numeric(inputs):
-        raise ValueError(f"data: inputs = {checks.shown(inputs)}: need numbers [M, ...]")
-    inputs, targets = np.asarray(inputs, np.float32), np.asarray(targets)
+def _from_file(path: Path, data: str, target: str | None) -> Dataset:
+    """Of a file in LIBSVM's format or of CSV."""
+    if path.name.endswith(tables.ENDS) and files.is_there(path):
+        return _from_arrays(path.name, *tables.read(path, target), f"{path}")
+    found = svmlight.find(path)
+    if found is None:
+        known = f"{', '.join([*BUNDLED, *FILES])}, a LIBSVM or CSV file (there is no {checks.shown(str(path))}), or arrays"
+        raise ValueError(f"unknown data {checks.shown(data)}: need one of {known}")
+    train, test = found
+    (inputs, targets), *held_out = svmlight.read(*(each for each in found if each))
+    if test is None:
+        return _from_arrays(train.name, inputs, targets, f"{train}")
+    labels, classes = np.unique(_classes(f"{train}: labels", np.concatenate([targets, held_out[0][1]])), return_inverse=True)
+    _need_two(f"{train}: labels", labels)
+    inputs = sparse.smaller(f"{train}", inputs, held_out[0][0])
+    targets = np.split(classes, [len(targets)])
+    return Dataset(train.name, inputs[0], targets[0], inputs[1], targets[1], len(labels), labels)
+
+
+def _from_arrays(name: str, inputs: Any, targets: Any, where: str = "data") -> Dataset:
+    if not issparse(inputs):
+        inputs = array_likes.numbers(f"{where}: inputs", inputs)
+    targets = _classes(f"{where}: targets", targets)
     if inputs.ndim < 2 or targets.shape != inputs.shape[:1]:
-        raise ValueError(f"data: inputs have shape {inputs.shape}, targets {targets.shape}; need [M, ...] and [M]")
-    if not np.isfinite(inputs).all():
-        raise ValueError("data: inputs have entries that are not finite")
-    if np.issubdtype(targets.dtype, np.floating) and not np.isfinite(targets).all():
-        raise ValueError("data: targets have entries that are not finite")
-    _need_whole("data: targets", targets)
+        raise ValueError(f"{where}: inputs have shape {inputs.shape}, targets {targets.shape}; need [M, ...] and [M]")
     labels, classes = np.unique(targets, return_inverse=True)
-    if len(labels) < 2:
-        raise ValueError(f"data: targets have {len(labels)} class; need at least 2")
+    _need_two(f"{where}: targets", labels)
     sizes = np.bincount(classes)
     if sizes.min() < 2 or len(classes) * _TEST_SHARE < len(labels):
         shown = f"{len(labels)} classes in {len(classes)} samples, the smallest ({labels[sizes.argmin()]}) with {sizes.min()}"
-        raise ValueError(f"data: targets have {shown}; need classes with at least 2 samples, and one in the held-out fifth")
-    train, test = _split(classes, sizes)
-    return Dataset(name, inputs[train], classes[train], inputs[test], classes[test], len(labels))
+        raise ValueError(f"{where}: targets have {shown}; need classes with at least 2 samples, and one in the held-out fifth")
+    parts = _split(classes, sizes)
+    if issparse(inputs):
+        train, test = sparse.smaller(f"{where}: inputs", *(csr_array(inputs)[part] for part in parts))
+    else:
+        train, test = (_real(f"{where}: inputs", inputs)[part] for part in parts)
+    return Dataset(name, train, classes[parts[0]], test, classes[parts[1]], len(labels), labels)
+
+
+def _real(where: str, inputs: np.ndarray) -> np.ndarray:
+    """Inputs in JAX's default type."""
+    if 0 in inputs.shape[1:]:
+        raise ValueError(f"{where} have shape {inputs.shape}; need at least one element a sample")
+    if not np.isfinite(inputs).all():
+        raise ValueError(f"{where} have entries that are not finite")
+    kind = jnp.result_type(float)
+    return (inputs if inputs.dtype.kind in "iub" else array_likes.kept(where, inputs)).astype(kind, copy=False)
+
+
+def _classes(where: str, targets: Any) -> np.ndarray:
+    """Labels as they are: numbers or texts."""
+    texts = _texts(targets)
+    if texts is not None:
+        return texts
+    targets = array_likes.numbers(where, targets)
+    if jnp.issubdtype(targets.dtype, jnp.floating):
+        targets = targets.astype(np.float64)
+        if not np.isfinite(targets).all():
+            raise ValueError(f"{where} have entries that are not finite")
+        _need_whole(where, targets)
+        if np.abs(targets).max(initial=0) < _WHOLE:
+            return targets.astype(np.int64)
+    return targets
+
+
+def _texts(targets: Any) -> np.ndarray | None:
+    """The labels as numpy's texts, if all are; categories by their names."""
+    try:
+        texts = np.asarray(targets)
+    except Exception:  # an object's own conversion may raise anything; `array_likes.numbers` says what
+        return None
+    all_text = texts.dtype.kind in "UT" or (texts.dtype == object and all(isinstance(each, str) for each in texts.flat))
+    return texts.astype(str) if all_text and texts.size and not np.ma.isMaskedArray(targets) else None
+
+
+def _need_two(where: str, labels: np.ndarray) -> None:
+    if len(labels) < 2:
+        raise ValueError(f"{where} have {len(labels)} class; need at least 2")
 
 
 def _need_whole(what: str, targets: np.ndarray) -> None:
@@ -128,23 +213,47 @@ def _apportion(sizes: np.ndarray, seats: int, rng: np.random.RandomState) -> np.
 
 
 def _checked(dataset: Dataset) -> Dataset:
-    for part, inputs, targets in (
-        ("train", dataset.train_inputs, dataset.train_targets),
-        ("test", dataset.test_inputs, dataset.test_targets),
-    ):
-        for what, values, least in (("inputs", inputs, 2), ("targets", targets, 1)):
-            if not checks.is_numeric(values) or np.ndim(values) < least:
-                shape = "[M, ...]" if least > 1 else "[M]"
-                raise ValueError(f"{dataset.name}: {part} {what} = {checks.shown(values)}: need an array of numbers {shape}")
-            if not np.isfinite(values).all():
-                raise ValueError(f"{dataset.name}: {part} {what} have entries that are not finite")
-        if len(inputs) != len(targets):
-            raise ValueError(f"{dataset.name}: {len(inputs)} {part} inputs, but {len(targets)} labels; need as many")
-        _need_whole(f"{dataset.name}: {part} targets", targets)
-        if targets.size and not 0 <= targets.min() <= targets.max() < dataset.classes:
-            shown = f"{targets.min()} to {targets.max()}"
-            raise ValueError(f"{dataset.name}: {part} targets from {shown}, but {dataset.classes} classes; need 0 to {dataset.classes - 1}")
-    return dataset
+    """The same, with arrays for what is like them."""
+    name = dataset.name
+    if not isinstance(name, str) or not checks.is_integer(dataset.classes) or dataset.classes < 1:
+        given = f"name = {checks.shown(name)}, classes = {checks.shown(dataset.classes)}"
+        raise ValueError(f"Dataset: {given}; need a text, and a number of classes, an integer, at least 1")
+    if dataset.labels is not None and len(dataset.labels) != dataset.classes:
+        raise ValueError(f"{name}: {len(dataset.labels)} labels, but {dataset.classes} classes; need as many")
+    inputs = _checked_inputs(name, dataset.train_inputs, dataset.test_inputs)
+    targets = [array_likes.numbers(f"{name}: {part} targets", getattr(dataset, f"{part}_targets")) for part in ("train", "test")]
+    for part, rows, classes in zip(("train", "test"), inputs, targets, strict=True):
+        _need_classes(f"{name}: {part} targets", classes, len(rows), dataset.classes)
+    mine = (inputs[0], targets[0], inputs[1], targets[1])
+    return dataset if all(map(operator.is_, mine, dataset[1:5])) else Dataset(name, *mine, dataset.classes, dataset.labels)
+
+
+def _checked_inputs(name: str, *given: Any) -> tuple[Any, Any]:
+    """Of training and test."""
+    what = [f"{name}: {part} inputs" for part in ("train", "test")]
+    if all(map(issparse, given)):
+        train, test = sparse.smaller(f"{name}: inputs", *given)
+    else:
+        pairs = zip(what, given, strict=True)
+        train, test = (rows if isinstance(rows, SparseRows) else array_likes.numbers(where, rows) for where, rows in pairs)
+    for where, rows in zip(what, (train, test), strict=True):
+        if rows.ndim < 2 or 0 in rows.shape[1:]:
+            raise ValueError(f"{where} have shape {rows.shape}; need an array of numbers [M, ...] with at least one element a sample")
+        if not np.isfinite(rows.values if isinstance(rows, SparseRows) else rows).all():
+            raise ValueError(f"{where} have entries that are not finite")
+    if train.shape[1:] != test.shape[1:]:
+        raise ValueError(f"{name}: train inputs have shape {train.shape}, test inputs {test.shape}; need samples of one shape")
+    return train, test
+
+
+def _need_classes(where: str, targets: np.ndarray, samples: int, classes: int) -> None:
+    if targets.ndim != 1 or len(targets) != samples:
+        raise ValueError(f"{where} have shape {targets.shape}, but there are {samples} inputs; need labels [{samples}], as many")
+    if not np.isfinite(targets).all():
+        raise ValueError(f"{where} have entries that are not finite")
+    _need_whole(where, targets)
+    if targets.size and not 0 <= targets.min() <= targets.max() < classes:
+        raise ValueError(f"{where} from {targets.min()} to {targets.max()}, but {classes} classes; need 0 to {classes - 1}")
 
 
 def _digits() -> Dataset:
@@ -167,13 +276,5 @@ def _bundled(name: str) -> Path:
     return Path(spec.origin).parent / "datasets" / "data" / name
 
 
-def _mnist(folder: Path) -> Dataset:
-    return _checked(Dataset(name="mnist", classes=10, **files.mnist(folder)))
-
-
-def _cifar_10(folder: Path) -> Dataset:
-    return _checked(Dataset(name="cifar-10", classes=10, **files.cifar_10(folder)))
-
-
 BUNDLED = {"digits": _digits, "breast-cancer": _breast_cancer}
-FILES = {"mnist": _mnist, "cifar-10": _cifar_10}
+FILES = files.NAMES

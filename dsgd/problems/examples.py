@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.tree_util import keystr, tree_leaves_with_path
+from scipy.sparse import issparse
 
-from dsgd import checks
+from dsgd import array_likes, checks
 from dsgd.base import PyTree
 from dsgd.machines.arrays import by_worker, from_host
+from dsgd.problems import sparse
 
 
 class Examples(NamedTuple):
@@ -39,7 +41,8 @@ class minibatch:  # noqa: N801 (made and called like the functions that it stand
 
     Args:
         batch_size: B.
-        replacement: whether one sample may be drawn twice in a batch.
+        replacement: whether one sample may be drawn twice in a batch. Without, the batch of a worker with m < B samples has all m, in
+            random order; the weights of the other B - m are 0, so that means are over the m.
 
     Raises:
         ValueError: batch_size < 1.
@@ -58,12 +61,15 @@ class minibatch:  # noqa: N801 (made and called like the functions that it stand
             # One draw of bits a sample, where randint draws two: the remainder favours some by size / 2^32.
             size = jnp.sum(mine.weights).astype(jnp.uint32)
             chosen = jax.random.bits(key, (self.batch_size,), jnp.uint32) % size
+            counted = jnp.ones(self.batch_size, mine.weights.dtype)
         else:
-            # The B largest of one random number a sample: a uniform draw without replacement. Padding never wins.
+            # The B largest of one random number a sample: a uniform draw without replacement. Padding comes last, and does not count.
             lots = jax.random.uniform(key, mine.weights.shape)
-            _, chosen = lax.top_k(jnp.where(mine.weights > 0, lots, -1), self.batch_size)
+            _, chosen = lax.top_k(jnp.where(mine.weights > 0, lots, -1), min(self.batch_size, lots.size))
+            chosen = jnp.pad(chosen, (0, self.batch_size - chosen.size))
+            counted = (jnp.arange(self.batch_size) < jnp.sum(mine.weights)).astype(mine.weights.dtype)
         inputs, targets = jax.tree.map(lambda leaf: leaf[chosen], (mine.inputs, mine.targets))
-        return Examples(inputs, targets, jnp.ones(self.batch_size, mine.weights.dtype))
+        return Examples(inputs, targets, counted)
 
 
 def first(batch: Examples, samples: jax.Array) -> Examples:
@@ -101,29 +107,57 @@ def converted(leaf: np.ndarray) -> np.ndarray:
     return leaf.astype(jnp.result_type(float), copy=False) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
 
-def arrays(what: str, pair: tuple[Any, Any]) -> tuple[PyTree, PyTree]:
+def one(samples: PyTree) -> PyTree:
+    """The shapes and types of a single sample: of `SparseRows` those of the dense row, whatever their k."""
+
+    def kind(leaf: Any) -> jax.ShapeDtypeStruct:
+        values = leaf.values if isinstance(leaf, sparse.SparseRows) else leaf
+        return jax.ShapeDtypeStruct(leaf.shape[1:], values.dtype)
+
+    return jax.tree.map(kind, samples, is_leaf=lambda node: isinstance(node, sparse.SparseRows))
+
+
+def arrays(what: str, pair: Any) -> tuple[PyTree, PyTree]:
     """Inputs and targets as numpy arrays.
 
     Args:
         what: they are, for messages.
-        pair: (inputs, targets), pytrees of arrays `[M, ...]`; targets may be ().
+        pair: (inputs, targets), pytrees of arrays `[M, ...]`, see `array_likes.tree`; targets may be (). Inputs may be sparse matrices of
+            scipy's, which become `SparseRows`, or dense arrays if these are smaller.
 
     Raises:
-        ValueError: no pair, no samples, leaves of different length, or that are not numbers or not finite.
+        ValueError: no pair, no samples, leaves of different length, or without elements, or that are not numbers, not finite, or beyond
+            what JAX's types hold.
     """
-    if len(pair) != 2:
-        raise ValueError(f"{what} = {checks.shown(pair)}: need a pair (inputs, targets)")
-    length = None
-    for path, leaf in tree_leaves_with_path(tuple(pair)):
-        where = f"{what}: {('inputs', 'targets')[path[0].idx]}{keystr(path[1:])}"
-        if not checks.is_numeric(leaf) or np.ndim(leaf) < 1:
-            raise ValueError(f"{where} = {checks.shown(leaf)}: need an array of numbers [M, ...]")
-        length = length or np.shape(leaf)[0]
-        if np.shape(leaf)[0] != length or not length:
-            raise ValueError(f"{where} has shape {np.shape(leaf)}; need [M, ...] with one M, at least 1, for all arrays")
-        if jnp.issubdtype(leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype, jnp.floating) and not np.isfinite(leaf).all():
-            raise ValueError(f"{where} has entries that are not finite")
-    if not jax.tree.leaves(pair[0]):
+    if not isinstance(pair, tuple | list) or len(pair) != 2 or (isinstance(pair, list) and _of_workers(pair)):
+        several = f"; for {len(pair)} workers' own data pass problems.ByWorker(lambda n: data[n])" if _of_workers(pair) else ""
+        raise ValueError(f"{what} = {checks.shown(pair)}: need a pair (inputs, targets){several}")
+    inputs = array_likes.tree(f"{what}: inputs", pair[0], _inputs)
+    targets = array_likes.tree(f"{what}: targets", pair[1], _samples)
+    if not jax.tree.leaves(inputs):
         raise ValueError(f"{what}: inputs = {checks.shown(pair[0])} has no arrays; need leaves [M, ...]")
-    inputs, targets = jax.tree.map(np.asarray, tuple(pair))
+    length = len(jax.tree.leaves(inputs)[0])
+    for path, leaf in tree_leaves_with_path((inputs, targets)):
+        if len(leaf) != length or not length:
+            where = f"{what}: {('inputs', 'targets')[path[0].idx]}{keystr(path[1:])} has shape {leaf.shape}"
+            several = "; or, for workers' own data, problems.ByWorker(lambda n: data[n])" if _of_workers(pair) else ""
+            raise ValueError(f"{where}; need [M, ...] with one M, at least 1, for all arrays{several}")
     return inputs, targets
+
+
+def _of_workers(pairs: Any) -> bool:
+    """Whether it looks like a list of the workers' (inputs, targets)."""
+    return isinstance(pairs, tuple | list) and len(pairs) > 1 and all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs)
+
+
+def _inputs(where: str, leaf: Any) -> PyTree:
+    return sparse.smaller(where, leaf)[0] if issparse(leaf) else _samples(where, leaf)
+
+
+def _samples(where: str, leaf: Any) -> np.ndarray:
+    array = array_likes.numbers(where, leaf)
+    if array.ndim < 1 or 0 in array.shape[1:]:
+        raise ValueError(f"{where} has shape {array.shape}; need an array of numbers [M, ...] with at least one element a sample")
+    if jnp.issubdtype(array.dtype, jnp.floating) and not np.isfinite(array).all():
+        raise ValueError(f"{where} has entries that are not finite")
+    return array_likes.kept(where, array)

@@ -16,10 +16,11 @@ from dsgd.base import Problem, PyTree
 from dsgd.engine import accumulate, oracle, protocol
 from dsgd.problems.adapters import adapt
 from dsgd.problems.blocks import ByWorker
-from dsgd.problems.examples import Examples, arrays, first, minibatch, on_device, pad
+from dsgd.problems.examples import Examples, arrays, first, minibatch, on_device, one, pad
 from dsgd.problems.partition import BY_CLASS, need_parts, split
 
 PerSample = Callable[[PyTree, PyTree], jax.Array]  # (outputs, targets) -> [m, ...]
+WEIGHTS = ("equal", "samples")
 Metrics = tuple[tuple[str, PerSample], ...]
 
 # A problem's functions are frozen dataclasses with `__call__`, equal where their fields are: the same problem built twice compiles once.
@@ -71,6 +72,8 @@ class Evaluation:
 
     def __call__(self, params: PyTree, data: Examples, test: Examples | tuple[()]) -> tuple[dict[str, jax.Array], PyTree]:
         each = data.weights / (len(data.weights) * jnp.sum(data.weights, axis=1, keepdims=True))
+        if by := workers.weights():
+            each = each * workers.own(jnp.asarray(by, each.dtype), len(by))[:, None]
         rows = _rows(data._replace(weights=each))
         summed = accumulate.total(jax.value_and_grad(self.loss.total), params, rows, self.at_once)
         value, slope = workers.mean_over_devices(summed)
@@ -112,11 +115,13 @@ def _means(values: jax.Array) -> jax.Array:
 def finite_sum(
     model: Any,
     loss: Callable[[PyTree, PyTree], jax.Array],
-    data: Annotated[tuple[Any, Any] | ByWorker, "a pair (inputs, targets), or problems.ByWorker"],
+    data: Annotated[Sequence[Any] | ByWorker, "a pair (inputs, targets), or problems.ByWorker"],
     workers: int = 16,
     partition: str | Sequence[Any] = "iid",
     *,
     alpha: float = 0.5,
+    min_samples: int = 1,
+    weights: str | Sequence[float] | np.ndarray = "equal",
     batch_size: int = 16,
     replacement: bool = True,
     l2: float = 0.0,
@@ -126,21 +131,26 @@ def finite_sum(
     chunk: int | None = None,
     name: str = "finite_sum",
 ) -> Problem:
-    r"""$f_n(x) = \frac1{m_n} \sum_i \ell(h_x(a_i), y_i) + \frac{l_2}{2} |x|^2$ over worker n's samples; their number does not weigh (5.1).
+    r"""$f = \frac1N \sum_n w_n f_n$ with $f_n(x) = \frac1{m_n} \sum_i \ell(h_x(a_i), y_i) + \frac{l_2}{2} |x|^2$ over worker n's samples.
 
     Args:
         model: h, a flax linen module, whose parameters each seed of a run draws; an nnx module, whose parameters all seeds start from; a
             function from `nnx.Rngs` to an nnx module, of which each seed makes its own; or a `problems.Model(init, apply)`.
         loss: (outputs, targets) -> losses of the samples, `[m, ...]`, as optax's are; further axes, of a sequence, are averaged.
         data: (inputs, targets), each a pytree of arrays `[M, ...]`; targets are () where the loss needs none. Real numbers become JAX's
-            default type, integers stay as they are. Or `problems.ByWorker(load)`: each worker's come from a function, which is called where
-            they are needed only; there is no partition then.
+            default type, integers stay as they are. Inputs that are sparse matrices of scipy's reach the model as `problems.SparseRows`, or
+            as dense arrays if these are smaller: `inputs @ kernel` takes both. Or `problems.ByWorker(load)`: each worker's come from a
+            function, which is called where they are needed only; there is no partition then.
         workers: N.
         partition: "iid", "blocks", "by-label" or "dirichlet" (the last two of classes `[M]`), see `dsgd.problems.split`; or the indices
             of each worker's samples, N arrays.
         alpha: concentration of "dirichlet".
+        min_samples: that every worker has, at least 1: "dirichlet" is drawn until it has, see `dsgd.problems.split`.
+        weights: w, "equal", all 1 as in (5.1); "samples", $w_n = N m_n / M$, so that f is the mean over all M samples; or N numbers, at
+            least 0, which are divided by their mean. The objective, gradients and averages of models have them (`dsgd.Problem`).
         batch_size: B, samples that each worker draws in a round.
-        replacement: whether a batch is drawn with replacement.
+        replacement: whether a batch is drawn with replacement. Without, the batch of a worker with m < B samples has all m, and its mean
+            is over those.
         l2: weight of the squared norm.
         seed: of the partition.
         test: (inputs, targets) that no worker has.
@@ -151,22 +161,22 @@ def finite_sum(
 
     Raises:
         ValueError: data that do not fit together or are not finite, a model that is none of these or keeps more than parameters, losses
-            or metrics that are not of the samples, a batch larger than a worker's data, a worker without data, an index outside the
-            data, l2 < 0, metrics without a test set and a test set without metrics.
+            or metrics that are not of the samples, a worker with fewer than `min_samples`, an index outside the data, weights that are
+            none of these, l2 < 0, metrics without a test set and a test set without metrics.
     """
-    for what, number in (("batch_size", batch_size), ("workers", workers), ("chunk", 1 if chunk is None else chunk)):
+    numbers = {"batch_size": batch_size, "workers": workers, "min_samples": min_samples, "chunk": 1 if chunk is None else chunk}
+    for what, number in numbers.items():
         checks.positive_int(what, number)
     if not 0 <= l2 < np.inf:
         raise ValueError(f"l2 = {l2}: need a finite number >= 0")
     if isinstance(data, ByWorker):
         stacked, sizes, some = data.loaded(workers)
-        _need_whole_batches(batch_size, sizes, "by worker")
     else:
         some = inputs, targets = arrays("data", data)
-        parts = _parts(targets, len(jax.tree.leaves(inputs)[0]), workers, partition, alpha, seed)
+        parts = _parts(targets, len(jax.tree.leaves(inputs)[0]), workers, partition, alpha, seed, min_samples)
         sizes = list(map(len, parts))
-        _need_whole_batches(batch_size, sizes, partition)
         stacked = pad(inputs, targets, parts)
+    _need_samples(name, sizes, min_samples)
     shared = _held_out(test, metrics, some)
     rows = jax.eval_shape(_rows, stacked)
     functions, measured = adapt(model, rows.inputs), tuple((metrics or {}).items())
@@ -186,27 +196,42 @@ def finite_sum(
         batch_size=batch_size,
         samples=max(sizes),
         take=first,
+        weights=_weights(name, weights, sizes),
+        batch_sizes=None if replacement or min(sizes) >= batch_size else tuple(min(batch_size, size) for size in sizes),
     )
 
 
-def _parts(targets: PyTree, M: int, workers: int, partition: str | Sequence[Any], alpha: float, seed: int) -> list[np.ndarray]:
+def _parts(targets: PyTree, M: int, workers: int, partition: str | Sequence[Any], alpha: float, seed: int, least: int) -> list[np.ndarray]:
     """The indices of each worker's samples."""
     if not isinstance(partition, str):
         return need_parts(partition, M, workers)
     classes = isinstance(targets, np.ndarray) and targets.ndim == 1 and np.issubdtype(targets.dtype, np.integer)
     if partition in BY_CLASS and not classes:
         raise ValueError(f"partition {partition!r} of targets that are no classes: need integers [{M}], or iid, or blocks")
-    return split(targets if classes else np.zeros(M, int), workers, partition, alpha=alpha, seed=seed)
+    return split(targets if classes else np.zeros(M, int), workers, partition, alpha=alpha, seed=seed, min_samples=least)
 
 
-def _need_whole_batches(batch_size: int, sizes: list[int], partition: str | Sequence[Any]) -> None:
+def _need_samples(name: str, sizes: list[int], least: int) -> None:
     smallest = int(np.argmin(sizes))
-    if batch_size > sizes[smallest]:
-        named = f" (partition {partition!r}, {len(sizes)} workers)" if isinstance(partition, str) else ""
+    if sizes[smallest] < least:
         raise ValueError(
-            f"batch_size = {batch_size}, but worker {smallest} has {sizes[smallest]} samples{named};"
-            " need a batch no larger than any worker's data"
+            f"{name}: worker {smallest} has {sizes[smallest]} samples; expected at least min_samples = {least} for every worker"
         )
+
+
+def _weights(name: str, weights: str | Sequence[float] | np.ndarray, sizes: list[int]) -> tuple[float, ...] | None:
+    """One for each worker, of mean 1; None: all are equal."""
+    if isinstance(weights, str):
+        if weights not in WEIGHTS:
+            raise ValueError(f"{name}: weights = {weights!r}; expected {', '.join(map(repr, WEIGHTS))}, or {len(sizes)} numbers")
+        numbers = np.array(sizes, float) if weights == "samples" else np.ones(len(sizes))
+    else:
+        given = np.asarray(weights) if checks.is_numeric(weights) else np.empty(0)
+        numbers = given.astype(float) if given.dtype.kind in "iuf" else np.empty(0)
+        if numbers.shape != (len(sizes),) or not np.isfinite(numbers).all() or (numbers < 0).any() or not numbers.any():
+            need = f"expected {len(sizes)} finite numbers, one for each worker, at least 0 and not all 0"
+            raise ValueError(f"{name}: weights = {checks.shown(weights)}; {need}, or one of {', '.join(map(repr, WEIGHTS))}")
+    return None if np.ptp(numbers) == 0 else tuple((numbers / numbers.mean()).tolist())
 
 
 def _held_out(
@@ -223,8 +248,7 @@ def _held_out(
             raise ValueError(f"metrics: {metric!r} = {checks.shown(function)}: need functions, by other names than {taken}")
     held_out = arrays("test", test)
     for what, mine, theirs in zip(("inputs", "targets"), held_out, data, strict=True):
-        one, other = (jax.tree.map(lambda leaf: leaf[0], leaves) for leaves in (mine, theirs))
-        protocol.same(f"test: {what} of a sample", one, other)
+        protocol.same(f"test: {what} of a sample", one(mine), one(theirs))
     return on_device(*held_out)
 
 

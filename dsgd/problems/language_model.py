@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ def language_model(
     width: int = 64,
     layers: int = 2,
     heads: int = 4,
+    weights: str | Sequence[float] | np.ndarray = "equal",
     batch_size: int = 8,
     test_share: float = 0.1,
     seed: int = 0,
@@ -52,6 +54,7 @@ def language_model(
         model: as `finite_sum` takes it, from bytes, uint8 `[m, T]`, to logits `[m, T, 256]`; None: a `problems.Transformer`.
         context: T. Windows share one byte with the next: each byte is predicted once, but for those left at the end.
         width, layers, heads: of the transformer.
+        weights: as in `finite_sum`; "samples" are windows.
         batch_size: B, windows that each worker draws in a round.
         test_share: of the text with "blocks", of each file with "files", from its end.
         seed: of the grammar's sentences.
@@ -87,6 +90,7 @@ def language_model(
         _joined(train),
         workers,
         spread([len(inputs) for inputs, _ in train], workers) if partition == "files" else "blocks",
+        weights=weights,
         batch_size=batch_size,
         test=_joined(test),
         metrics={"test_bits_per_byte": bits},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,14 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from scipy.sparse import hstack, issparse
 
 from dsgd import checks
 from dsgd.base import Problem
 from dsgd.machines import agreement, arrays
 from dsgd.problems.adapters import Model
 from dsgd.problems.data import DataSource, load
-from dsgd.problems.examples import Examples
 from dsgd.problems.finite_sum import finite_sum, right
+from dsgd.problems.sparse import SparseRows
 
 _DENSE = 256  # smaller side of a matrix up to which a whole SVD costs nothing
 
@@ -36,6 +38,8 @@ def logistic_regression(
     partition: str = "iid",
     *,
     alpha: float = 0.5,
+    min_samples: int = 1,
+    weights: str | Sequence[float] | np.ndarray = "equal",
     batch_size: int = 16,
     replacement: bool = True,
     l2: float = 1e-4,
@@ -49,17 +53,17 @@ def logistic_regression(
         workers: N.
         partition: "iid", "by-label" or "dirichlet", see `dsgd.problems.split`.
         alpha: concentration of "dirichlet".
-        batch_size: B, samples that each worker draws in a round.
-        replacement: whether a batch is drawn with replacement.
+        min_samples, weights, batch_size, replacement: as in `finite_sum`.
         l2: weight of the squared norm.
         seed: of the partition.
         data_dir: folder of the "mnist" and "cifar-10" files.
 
     Returns:
-        A problem that knows L (the softmax's Hessian is at most 1/2, so $L = \max_n |X_n|^2 / (2 m_n) + l_2$) and $\mu \ge l_2$.
+        A problem that knows L (the softmax's Hessian is at most 1/2, so $L = \max_n \max(1, w_n) (|X_n|^2 / (2 m_n) + l_2)$) and
+        $\mu \ge l_2$.
 
     Raises:
-        ValueError: unknown names, a batch larger than a worker's data, a worker without data.
+        ValueError: unknown names, a worker with fewer samples than `min_samples`, or as `finite_sum`.
         FileNotFoundError: data files that are not there.
     """
     dataset = load(data, data_dir)
@@ -71,6 +75,8 @@ def logistic_regression(
         workers,
         partition,
         alpha=alpha,
+        min_samples=min_samples,
+        weights=weights,
         batch_size=batch_size,
         replacement=replacement,
         l2=l2,
@@ -79,7 +85,8 @@ def logistic_regression(
         metrics={"test_accuracy": right},
         name=f"logistic_regression({dataset.name}, {partition})",
     )
-    return problem._replace(constants=problem.constants._replace(smoothness=_smoothness(problem.data, l2), strong_convexity=l2 or None))
+    smoothness = _smoothness(problem, l2)
+    return problem._replace(constants=problem.constants._replace(smoothness=smoothness, strong_convexity=l2 or None))
 
 
 @dataclass(frozen=True)
@@ -91,22 +98,37 @@ class _Zeros:
         return Linear(jnp.zeros((self.features, self.classes)), jnp.zeros(self.classes))
 
 
-def _logits(params: Linear, inputs: jax.Array) -> jax.Array:
-    return inputs.reshape(inputs.shape[0], -1) @ params.kernel + params.bias[None, :]
+def _logits(params: Linear, inputs: Any) -> jax.Array:
+    return _flat(inputs) @ params.kernel + params.bias[None, :]
 
 
-def _smoothness(data: Examples, l2: float) -> float:
-    largest = 0.0
-    for inputs, weights in zip(arrays.own(data.inputs).astype(np.float64), arrays.own(data.weights), strict=True):
-        rows = inputs[weights > 0]
-        features = np.concatenate([rows.reshape(len(rows), -1), np.ones((len(rows), 1))], axis=1)
-        largest = max(largest, _spectral_norm(features) ** 2 / (2 * len(rows)))
-    return agreement.largest("smoothness of logistic_regression", largest) + l2
+def _flat(inputs: Any) -> Any:
+    """`[m, ...]` to `[m, features]`."""
+    return inputs if isinstance(inputs, SparseRows) else inputs.reshape(len(inputs), -1)
 
 
-def _spectral_norm(matrix: np.ndarray) -> float:
+def _smoothness(problem: Problem, l2: float) -> float:
+    largest, data = 0.0, problem.data
+    inputs = jax.tree.map(arrays.own, data.inputs)
+    for i, (n, weights) in enumerate(zip(arrays.own_workers(problem.workers), arrays.own(data.weights), strict=True)):
+        rows = _flat(jax.tree.map(lambda leaf, i=i, real=weights > 0: leaf[i][real], inputs))
+        factor = 1.0 if problem.weights is None else max(1.0, problem.weights[n])
+        largest = max(largest, factor * (_spectral_norm(_with_ones(rows)) ** 2 / (2 * len(rows)) + l2))
+    return agreement.largest("smoothness of logistic_regression", largest)
+
+
+def _with_ones(rows: Any) -> Any:
+    """The matrix in float64, with the bias's column."""
+    ones = np.ones((len(rows), 1))
+    return hstack([rows.tocsr(), ones], format="csr") if isinstance(rows, SparseRows) else np.concatenate([rows, ones], axis=1)
+
+
+def _spectral_norm(matrix: Any) -> float:
     if min(matrix.shape) <= _DENSE:
-        return float(np.linalg.norm(matrix, 2))
+        if not issparse(matrix):
+            return float(np.linalg.norm(matrix, 2))
+        wide = matrix.shape[0] <= matrix.shape[1]
+        return float(np.sqrt(np.linalg.norm((matrix @ matrix.T if wide else matrix.T @ matrix).toarray(), 2)))
     from scipy.sparse.linalg import svds  # noqa: PLC0415 (a tenth of a second that small data is spared)
 
     largest: Any = svds(matrix, k=1, return_singular_vectors=False, rng=np.random.default_rng(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import optax
 from dsgd import checks
 from dsgd.base import Problem
 from dsgd.problems.adapters import Model, adapt
-from dsgd.problems.data import DataSource, load
+from dsgd.problems.data import DataSource, dense, load
 from dsgd.problems.finite_sum import finite_sum, right
 
 
@@ -25,6 +26,8 @@ def neural_network(
     partition: str = "iid",
     *,
     alpha: float = 0.5,
+    min_samples: int = 1,
+    weights: str | Sequence[float] | np.ndarray = "equal",
     batch_size: int = 16,
     replacement: bool = True,
     l2: float = 0.0,
@@ -36,7 +39,7 @@ def neural_network(
     Args:
         model: "mlp"; "cnn" or "resnet-18" (images only); or a model as `finite_sum` takes it, that maps `[m, ...]` to logits
             `[m, classes]`.
-        data, workers, partition, alpha, batch_size, replacement, l2, seed, data_dir: as in `logistic_regression`.
+        data, workers, partition, alpha, min_samples, weights, batch_size, replacement, l2, seed, data_dir: as in `logistic_regression`.
 
     Raises:
         ValueError: an unknown model, a model of images on data that are no images, a module with other collections than "params" or
@@ -45,7 +48,7 @@ def neural_network(
     """
     from dsgd.problems.models import MODELS  # noqa: PLC0415 (flax takes a quarter of a second)
 
-    dataset = load(data, data_dir)
+    dataset = dense(load(data, data_dir))
     if isinstance(model, str):
         if model not in MODELS:
             raise ValueError(f"unknown model {model!r}: need one of {', '.join(MODELS)}, or a flax module")
@@ -64,6 +67,8 @@ def neural_network(
         workers,
         partition,
         alpha=alpha,
+        min_samples=min_samples,
+        weights=weights,
         batch_size=batch_size,
         replacement=replacement,
         l2=l2,

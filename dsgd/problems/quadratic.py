@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from numpy.typing import ArrayLike
 
-from dsgd import checks, sums
+from dsgd import array_likes, checks, sums
 from dsgd.base import Constants, Problem
 from dsgd.machines import arrays
 
@@ -63,7 +63,8 @@ def quadratic(A: ArrayLike, b: ArrayLike, *, noise: float = 0.0, start: ArrayLik
         ValueError: shapes that do not fit, an A_n that is not symmetric, a mean that is not positive definite, sigma
             that is negative, or anything that is not finite.
     """
-    A, b = np.asarray(A, np.float64), np.asarray(b, np.float64)
+    A, b = (_real(name, values) for name, values in (("A", A), ("b", b)))
+    start = None if start is None else _real("start", start)
     _check(A, b, noise, start)
     workers, d = b.shape
     diagonal = A.ndim == 2
@@ -75,7 +76,7 @@ def quadratic(A: ArrayLike, b: ArrayLike, *, noise: float = 0.0, start: ArrayLik
     minimum = -0.5 * float(mean_b @ minimizer)
     local = (A * minimizer if diagonal else A @ minimizer) - b
     return Problem(
-        init=FromZero(d) if start is None else _start_at(np.array(start, np.float64)),
+        init=FromZero(d) if start is None else _start_at(start.copy()),
         loss=_loss,
         gradient=_gradient,
         sample=_sample if noise > 0 else _sample_exact,
@@ -203,7 +204,14 @@ def random_quadratic(
     return quadratic(A, b, noise=noise)
 
 
-def _check(A: np.ndarray, b: np.ndarray, noise: float, start: ArrayLike | None) -> None:
+def _real(name: str, values: ArrayLike) -> np.ndarray:
+    """In float64, of which JAX's default type may keep fewer digits, but no less."""
+    real = array_likes.numbers(f"quadratic: {name}", values).astype(np.float64, copy=False)
+    array_likes.kept(f"quadratic: {name}", real)
+    return real
+
+
+def _check(A: np.ndarray, b: np.ndarray, noise: float, start: np.ndarray | None) -> None:
     if b.ndim != 2 or A.shape not in (b.shape, (*b.shape, b.shape[-1])):
         raise ValueError(f"A has shape {A.shape}, b {b.shape}; need A [N, d, d] or [N, d] and b [N, d]")
     if b.size == 0:

@@ -39,7 +39,7 @@ def robust_regression(
         dimension: d.
         samples: M of each worker. The a are Gaussian, with a covariance of the worker's own; y = a^T x* + residual z.
         batch_size: B.
-        replacement: whether one sample may be drawn twice in a batch.
+        replacement: whether one sample may be drawn twice in a batch. Without, a batch has at most M samples.
         residual: size of what the model cannot explain, 0 or more.
         seed: of the data.
 
@@ -47,14 +47,12 @@ def robust_regression(
         A problem that starts at 0, with L, sigma, varsigma, and 0 as a lower bound of f (its minimum where residual = 0, at x*).
 
     Raises:
-        ValueError: a number below 1, a batch larger than the data, residual < 0.
+        ValueError: a number below 1, residual < 0.
 
     Source: Geman and McClure, "Statistical methods for tomographic image reconstruction", 1987.
     """
     for name, value in (("workers", workers), ("dimension", dimension), ("samples", samples), ("batch_size", batch_size)):
         checks.positive_int(f"robust_regression: {name}", value)
-    if batch_size > samples:
-        raise ValueError(f"robust_regression: batch_size = {batch_size}, samples = {samples}: need a batch no larger than the data")
     if not 0 <= residual < np.inf:
         raise ValueError(f"robust_regression: residual = {residual}: need a finite number, at least 0")
     rng = np.random.default_rng(checks.natural("robust_regression: seed", seed, most=None))
@@ -63,7 +61,7 @@ def robust_regression(
     minimizer = rng.normal(size=dimension)
     y = a @ minimizer + residual * rng.normal(size=(workers, samples))
     lengths = np.linalg.norm(a, axis=2)
-    fewer = 1.0 if replacement or samples == 1 else (samples - batch_size) / (samples - 1)
+    fewer = 1.0 if replacement or samples == 1 else max(samples - batch_size, 0) / (samples - 1)
     problem = finite_sum(
         Model(FromZero(dimension), _predict),
         _geman_mcclure,

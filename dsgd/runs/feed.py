@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dsgd import checks, workers
+from dsgd import array_likes, checks, workers
 from dsgd.base import PyTree
 from dsgd.engine.loop import Plan
 from dsgd.machines import arrays
@@ -100,7 +100,8 @@ class Feed:
 
     def _next(self, after: int) -> PyTree:
         """The next batch, checked, the one `after` those that are counted. The caller may refill its arrays for the one after it."""
-        for batch in self._batches:
+        for given in self._batches:
+            batch = array_likes.tree(f"batches: batch {self._taken + after}", given, _stored)
             self._check(self._taken + after, batch)
             return batch
         raise self._ended(after)
@@ -112,8 +113,6 @@ class Feed:
         if not jax.tree.leaves(batch):
             raise ValueError(f"batches: batch {i} = {checks.shown(batch)} has no arrays; need leaves [N, ...]")
         for leaf in jax.tree.leaves(batch):
-            if not checks.is_numeric(leaf):
-                raise ValueError(f"batches: batch {i} has the leaf {checks.shown(leaf)}; need arrays of numbers [N, ...]")
             if np.ndim(leaf) < 1 or np.shape(leaf)[0] != self._plan.N:
                 where = f"batches: batch {i} has a leaf of shape {np.shape(leaf)}"
                 raise ValueError(f"{where}; need the leading axis of the {self._plan.N} workers")
@@ -121,6 +120,10 @@ class Feed:
         self._kind = self._kind or kind
         if kind != self._kind:
             raise ValueError(f"batches: batch {i} is {kind}, the first was {self._kind}; need equal structures, shapes and types")
+
+
+def _stored(where: str, leaf: Any) -> np.ndarray:
+    return array_likes.kept(where, array_likes.numbers(where, leaf))
 
 
 def _first_not_finite(stacked: PyTree, first: int) -> int | None:

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from dsgd import workers
-from dsgd.base import PyTree
+from dsgd.base import Problem, PyTree
 from dsgd.engine import loop, programs
 from dsgd.machines import agreement, arrays
 from dsgd.runs.jobs import Job
@@ -38,7 +38,7 @@ def of(job: Job, kept: bool) -> dict[str, str]:
         "problem": job.problem.name,
         "workers": str(plan.N),
         "batch_size": str(job.problem.batch_size),
-        "data": digest(job.problem.shared, _rows_digest(job.problem.data)),
+        "data": digest(job.problem.shared, _rows_digest(job.problem.data) + of_weights(job.problem)),
         "batches": _batches(job, kept),
         "seeds": str(job.keys.shape[0] if plan.runs else None),
         "record_every": str(plan.record_every),
@@ -102,6 +102,11 @@ def _program(job: Job) -> str:
     start = programs.text(loop.start, plan, points, keys)
     advance = programs.text(loop.advance, plan, carry, points, keys, data, shared, batches, loop.Chunk(*[number] * 4))
     return hashlib.sha256((start + advance).encode()).hexdigest()[:16]
+
+
+def of_weights(problem: Problem) -> str:
+    """The workers' weights, for `digest`; "" if all are equal."""
+    return "" if problem.weights is None else f" weights {list(map(float, problem.weights))}"
 
 
 def _rows_digest(data: PyTree) -> str:

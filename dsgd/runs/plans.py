@@ -10,13 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from dsgd import checks, workers
+from dsgd import array_likes, checks, workers
 from dsgd.base import Algorithm, Problem
 from dsgd.clusters import Cluster
 from dsgd.engine import loop, protocol
 
 _ROOM = 1 << 14  # records of all runs in one chunk
 MOST_ROUNDS = (1 << 31) - 1  # `State.step` is an int32
+_MEAN = 1e-5  # what the weights' mean may differ from 1: rounding of float32
 MOST_IN_CHUNK = 1 << 30  # rounds, so that sums of two such numbers are int32, too
 GOING_ON = (
     "gradient_descent, minibatch_sgd, model_averaging_sgd, parameter_server_sgd, local_sgd, scaffold, stochastic_gradient_push,"
@@ -79,7 +80,7 @@ def check_steps(steps: Any, before: int = 0) -> int:
 
 def check_runnable(algorithm: Algorithm, problem: Problem, key: jax.Array, cluster: Cluster | None = None) -> None:
     """Raises a ValueError where they do not fit together: the method or the cluster is for another N, the method cannot go on without those
-    that are away, leaves of the data differ in N, or parameters are not floating point."""
+    that are away, leaves of the data differ in N, weights that are not those of its workers, or parameters are not floating point."""
     protocol.need_functions(algorithm, problem)
     N = problem.workers
     if algorithm.workers not in (None, N):
@@ -91,11 +92,35 @@ def check_runnable(algorithm: Algorithm, problem: Problem, key: jax.Array, clust
         if np.ndim(leaf) < 1 or np.shape(leaf)[0] != N:
             where = jax.tree_util.keystr(path)
             raise ValueError(f"{problem.name}: data{where} has shape {np.shape(leaf)}; need the leading axis of the {N} workers")
+    _need_kept(problem)
+    _need_weights(problem, N)
     params = protocol.parameters(problem)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             where = jax.tree_util.keystr(path) or "they"
             raise ValueError(f"{problem.name}: parameters must be floating point, but {where} has dtype {leaf.dtype}")
+
+
+def _need_kept(problem: Problem) -> None:
+    """Raises a ValueError where JAX would change values of the data on their way to the devices, or cannot take them."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path({"data": problem.data, "shared": problem.shared}):
+        where = f"{problem.name}: {path[0].key}{jax.tree_util.keystr(path[1:])}"
+        if isinstance(leaf, jax.Array):
+            continue
+        array_likes.kept(where, array_likes.numbers(where, leaf))
+        if not isinstance(leaf, np.ndarray | np.generic | bool | int | float):
+            raise ValueError(f"{where} is a {type(leaf).__name__}; expected an array of numpy or JAX: pass numpy.asarray(...)")
+
+
+def _need_weights(problem: Problem, N: int) -> None:
+    """Raises a ValueError where the workers' weights are not N numbers, at least 0 and of mean 1."""
+    if problem.weights is None:
+        return
+    given = np.asarray(problem.weights) if checks.is_numeric(problem.weights) else np.empty(0)
+    numbers = given.astype(float) if given.dtype.kind in "iuf" else np.empty(0)
+    if numbers.shape != (N,) or not np.isfinite(numbers).all() or (numbers < 0).any() or abs(numbers.mean() - 1) > _MEAN:
+        shown = checks.shown(problem.weights)
+        raise ValueError(f"{problem.name}: weights = {shown}; expected {N} finite numbers, at least 0, of mean 1: w / w.mean()")
 
 
 def _need_away(algorithm: Algorithm, cluster: Cluster) -> None:

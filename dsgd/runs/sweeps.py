@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from dsgd import checks
+from dsgd import array_likes, checks
 from dsgd.base import Algorithm, Key, Params, Problem, PyTree, State
 from dsgd.clusters import Cluster
 from dsgd.machines import arrays
@@ -236,7 +236,7 @@ class _FromPoint:
 
 
 def _values(name: str, values: Any) -> np.ndarray:
-    array = np.array(values) if checks.is_numeric(values) else np.empty(0)
+    array = np.array(array_likes.numbers(f"grid {name}", values))
     if array.dtype.kind == "b":
         need = f"numbers, or one sweep for each value of {name}"
         raise ValueError(f"grid {name} = {checks.shown(values)}: all values are traced in one program, where no if sees them; need {need}")

@@ -24,11 +24,13 @@ from dsgd.workers.axis import (
     sqnorms,
     stack,
     sum,
+    weighted_sum,
     where_counted,
     where_present,
     where_rows,
 )
 from dsgd.workers.mixing import fetch, mix, of_round, pull, receivers, sum_of_others, table_rows
+from dsgd.workers.weights import weighted, weights
 
 __all__ = [
     "AXIS",
@@ -63,6 +65,9 @@ __all__ = [
     "sum_of_others",
     "table_rows",
     "traffic",
+    "weighted",
+    "weighted_sum",
+    "weights",
     "where_counted",
     "where_present",
     "where_rows",

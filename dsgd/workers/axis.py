@@ -22,6 +22,7 @@ from jax.sharding import Mesh
 from dsgd import checks, sums
 from dsgd.base import Gradients, PyTree
 from dsgd.workers.attendance import attendance
+from dsgd.workers.weights import weights
 
 AXIS = "workers"
 """The name of the mesh axis over which workers are spread."""
@@ -106,17 +107,48 @@ def sum(tree: PyTree) -> PyTree:
     return _across(lax.psum, jax.tree.map(sum_rows, _of_counted(tree)))
 
 
-def mean(tree: PyTree) -> PyTree:
-    """The mean over all workers: leaves `[n, ...]` become `[...]`, the same on every device.
+def weighted_sum(tree: PyTree) -> PyTree:
+    """As `sum`; where workers have `weights`, each row times its worker's."""
+    if by := weights():
+        tree = _times(own(jnp.asarray(by, jnp.result_type(float)), len(by)), tree)
+    return sum(tree)
 
-    In a round with an `attendance` it is over those that are there and whose part arrives; of nobody it is 0 (see `if_any`).
+
+def mean(tree: PyTree) -> PyTree:
+    r"""The mean over all workers: leaves `[n, ...]` become `[...]`, the same on every device.
+
+    In a round with an `attendance` it is over those that are there and whose part arrives; of nobody it is 0 (see `if_any`). Where workers
+    have `weights`, it is $\sum_n w_n x_n / \sum_n w_n$ over the same workers.
     """
     there = attendance()
+    if by := weights():
+        return _weighted_mean(tree, by)
     if there is None:
         return mean_over_devices(jax.tree.map(mean_rows, tree))
     number = jnp.maximum(1, jnp.sum(there.counted))
     totals = _across(lax.psum, jax.tree.map(_total, _of_counted(tree)))
     return jax.tree.map(lambda total, leaf: (total / number.astype(total.dtype)).astype(leaf.dtype), totals, tree)
+
+
+def _weighted_mean(tree: PyTree, by: tuple[float, ...]) -> PyTree:
+    there, N = attendance(), len(by)
+    numbers = jnp.asarray(by, jnp.result_type(float))
+    numbers = numbers if there is None else jnp.where(there.counted, numbers, 0)
+    total = jnp.sum(numbers)
+    parts = _times(own(numbers / jnp.where(total > 0, total, 1), N), tree)
+    totals = _across(lax.psum, jax.tree.map(_total, parts))
+    return jax.tree.map(lambda total, leaf: total.astype(leaf.dtype), totals, tree)
+
+
+def _times(factors: jax.Array, tree: PyTree) -> PyTree:
+    """Rows times their factors `[n]`, in float32 at least; 0 where that is 0, whatever the row is."""
+
+    def times(leaf):
+        wide = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+        each = jnp.expand_dims(factors, tuple(range(1, leaf.ndim))).astype(wide.dtype)
+        return jnp.where(each == 0, 0, each * wide)
+
+    return jax.tree.map(times, tree)
 
 
 def where_present(tree: PyTree, otherwise: PyTree) -> PyTree:
@@ -135,11 +167,12 @@ def where_counted(tree: PyTree, otherwise: PyTree) -> PyTree:
 
 
 def if_any(tree: PyTree, otherwise: PyTree) -> PyTree:
-    """The tree, or another one where nobody's part of sums and means over all arrives in this round."""
+    """The tree, or another one if no part of sums and means over all arrives in this round; with `weights`, none of a weight above 0."""
     there = attendance()
     if there is None:
         return tree
-    return jax.tree.map(partial(jnp.where, jnp.any(there.counted)), tree, otherwise)
+    counted = there.counted & (np.asarray(by) > 0) if (by := weights()) else there.counted
+    return jax.tree.map(partial(jnp.where, jnp.any(counted)), tree, otherwise)
 
 
 def where_rows(chosen: jax.Array, tree: PyTree, otherwise: PyTree) -> PyTree:

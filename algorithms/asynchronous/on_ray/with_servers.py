@@ -18,8 +18,8 @@ from algorithms.asynchronous.on_ray.session import actor, ended, session
 from algorithms.asynchronous.on_ray.trained import Trained, evaluated, start
 from algorithms.asynchronous.on_ray.worker import Delay, Task, Worker, joined, parted
 from dsgd import checks
-from dsgd.base import Constants, Key, Params, Problem
-from dsgd.engine import loop
+from dsgd.base import Key, Params, Problem
+from dsgd.engine import loop, oracle
 from dsgd.network import told
 from dsgd.runs import identity
 
@@ -139,14 +139,13 @@ def _rules(
 
 def tasks(problem: Problem, key: jax.Array, like: Params, delay: Delay | None) -> Callable[[int], Task]:
     """Of each worker, what it computes, with its own data."""
-    functions = problem._replace(data=(), shared=(), constants=Constants(), evaluate=None)
     stream = loop.stream(loop.split(key)[1])
     sent = np.asarray(jax.random.key_data(stream)), str(jax.random.key_impl(stream))
     shapes = jax.tree.map(lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape), like)
 
     def task(worker: int) -> Task:
         mine = jax.tree.map(lambda leaf: np.asarray(leaf[worker]), problem.data)
-        return Task(functions._replace(data=mine), sent, shapes, delay)
+        return Task(oracle.of_worker(problem, worker)._replace(data=mine), sent, shapes, delay)
 
     return task
 
@@ -210,7 +209,7 @@ def _about(name: str, problem: Problem, rules: Rules, key: jax.Array, p: int) ->
         "problem": problem.name,
         "workers": str(problem.workers),
         "batch_size": str(problem.batch_size),
-        "data": identity.digest((problem.data, problem.shared)),
+        "data": identity.digest((problem.data, problem.shared), identity.of_weights(problem)),
         "record_every": str(rules.record_every),
         "steps": str(rules.steps),
         "key": identity.digest(key),

@@ -271,7 +271,7 @@ METRIC = {"test_loss": optax.squared_error}
         ({"data": (INPUTS["left"], TARGETS[:-1])}, r"data: targets has shape \(60,\); need \[M, ...\] with one M"),
         ({"data": ((), TARGETS)}, r"inputs = \(\) has no arrays"),
         ({"data": (INPUTS["left"], np.where(TARGETS > 0, np.nan, 0))}, "data: targets has entries that are not finite"),
-        ({"data": ({"a": [["x"]]}, TARGETS)}, r"data: inputs\['a'\].* need an array of numbers"),
+        ({"data": ({"a": [["x"]]}, TARGETS)}, r"data: inputs\['a'\]: got text .*; expected numbers"),
         ({"partition": "by-label"}, r"partition 'by-label' of targets that are no classes: need integers \[61\]"),
         ({"partition": "random"}, "unknown partition 'random'"),
         ({"partition": [[0, 1]]}, "partition of 1 parts, workers = 3: need as many"),
@@ -283,7 +283,7 @@ METRIC = {"test_loss": optax.squared_error}
         ({"chunk": 0}, "chunk = 0: need an integer, at least 1"),
         ({"test": (INPUTS["left"], TARGETS)}, "metrics = None: need both, or neither"),
         ({"metrics": METRIC}, "test = None, metrics = .*: need both, or neither"),
-        ({"test": (INPUTS["right"], TARGETS), "metrics": METRIC}, r"test: inputs of a sample as float64\[\d\]; need"),
+        ({"test": (INPUTS["right"], TARGETS), "metrics": METRIC}, r"test: inputs of a sample as float32\[\d\]; need"),
         ({"test": (INPUTS["left"], TARGETS), "metrics": {"bits": optax.squared_error}}, "metrics: 'bits' = .* by other names than bits"),
         (
             {"test": (INPUTS["left"], TARGETS), "metrics": {"mean": lambda outputs, targets: jnp.mean(outputs)}},

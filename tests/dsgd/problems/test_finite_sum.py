@@ -169,14 +169,6 @@ def test_loss_of_a_batch_is_its_plain_mean(l2, key):
     np.testing.assert_allclose(jax.jit(problem.loss)(params, batch), expected, rtol=1e-5)
 
 
-def test_batch_may_be_as_large_as_the_smallest_part_and_no_larger():
-    sizes = [len(part) for part in problems.split(DATASET.train_targets, WORKERS, "dirichlet", alpha=1.0)]
-    smallest = int(np.argmin(sizes))
-    assert logistic_regression(batch_size=sizes[smallest]).batch_size == sizes[smallest]
-    with pytest.raises(ValueError, match=f"batch_size = {sizes[smallest] + 1}, but worker {smallest} has {sizes[smallest]} samples"):
-        logistic_regression(batch_size=sizes[smallest] + 1)
-
-
 @pytest.mark.parametrize("batch_size", [0, -3])
 def test_batch_without_samples_is_refused(batch_size):
     with pytest.raises(ValueError, match=f"batch_size = {batch_size}: need an integer, at least 1"):

@@ -1,0 +1,644 @@
+"""Data that people have: each case keeps every value, or is refused with the reason and the remedy."""
+
+from __future__ import annotations
+
+import array
+import bz2
+import gzip
+import lzma
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+from jax.experimental.sparse import BCOO
+
+import algorithms
+import dsgd
+import topologies
+from dsgd import array_likes, clusters, problems
+
+KEY = jax.random.key(0)
+X = np.arange(12.0).reshape(6, 2)
+LINEAR = problems.Model(lambda key: jnp.zeros(2), lambda x, inputs: inputs @ x)
+
+
+def risk(inputs: Any, targets: Any = X[:, 0]) -> dsgd.Problem:
+    return problems.finite_sum(LINEAR, optax.squared_error, (inputs, targets), 2, batch_size=1)
+
+
+# Values that do not fit
+
+BEYOND = {
+    "int64": (np.array([0, 3_000_000_000]), r"got the entry 3000000000 in int64; expected int32"),
+    "negative int64": (np.array([-(2**31) - 1, 0]), r"got the entry -2147483649 in int64; expected int32"),
+    "uint64": (np.array([0, 2**32], np.uint64), r"got the entry 4294967296 in uint64; expected uint32"),
+    "float64": (np.array([1.0, -1e300]), r"got the entry -1e\+300 in float64; expected sizes between"),
+    "all of float64 too small": (np.array([0.0, 1e-300]), r"got the entry 1e-300 in float64; expected sizes between"),
+    "long double": (np.array([1, 2.0**130], np.longdouble), r"got the entry 1\.36.*e\+39 in .*; expected sizes between"),
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_values_that_jax_cannot_store_are_refused(name):
+    values, message = BEYOND[name]
+    with pytest.raises(ValueError, match=rf"here: {message}.*jax_enable_x64"):
+        array_likes.kept("here", values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array([-(2**31), 2**31 - 1]),
+        np.array([2**32 - 1], np.uint64),
+        np.array([1.0, 1e-300]),
+        np.array([np.inf, np.nan, 3e38]),
+        np.array([0.0, -0.0]),
+        np.ones(2, np.longdouble),
+        np.zeros(0, np.int64),
+        np.array([True]),
+        np.ones(2, np.float16),
+        np.ones(2, jnp.bfloat16),
+        np.arange(3, dtype=np.uint8),
+    ],
+)
+def test_values_that_jax_stores_are_kept_up_to_rounding(values):
+    kept = array_likes.kept("here", values)
+    np.testing.assert_allclose(kept.astype(float), values.astype(float), rtol=1e-6, atol=1e-37)
+    assert kept.dtype == jax.device_put(kept).dtype
+
+
+def test_x64_keeps_what_float32_cannot_hold():
+    with jax.enable_x64(True):
+        np.testing.assert_array_equal(array_likes.kept("here", np.array([3_000_000_000])), [3_000_000_000])
+        np.testing.assert_array_equal(array_likes.kept("here", np.array([1e300])), [1e300])
+
+
+def test_x64_keeps_the_inputs_of_classes_in_float64():
+    inputs = np.random.default_rng(0).normal(size=(20, 3))
+    with jax.enable_x64(True):
+        dataset = problems.load((inputs, np.arange(20) % 2))
+        assert dataset.train_inputs.dtype == np.float64
+        assert set(dataset.train_inputs.ravel()) <= set(inputs.ravel())
+
+
+BIG = np.array([0, 3_000_000_000, 2, 3, 4, 5])
+MASKED = np.ma.array(X, mask=X == 3)
+DOORS = {
+    "targets": lambda: risk(X, BIG),
+    "inputs": lambda: risk(X * 1e300),
+    "masked inputs": lambda: risk(MASKED),
+    "masked targets": lambda: risk(X, MASKED[:, 1]),
+    "test": lambda: problems.finite_sum(
+        LINEAR, optax.squared_error, (X, X[:, 0]), 2, batch_size=1, test=(X, BIG), metrics={"m": optax.l2_loss}
+    ),
+    "by worker": lambda: problems.finite_sum(LINEAR, optax.squared_error, problems.ByWorker(lambda n: (X, BIG)), 2, batch_size=1),
+    "masked by worker": lambda: problems.finite_sum(
+        LINEAR, optax.squared_error, problems.ByWorker(lambda n: (MASKED, X[:, 0])), 2, batch_size=1
+    ),
+    "classes of masked inputs": lambda: problems.load((np.ma.array(np.ones((20, 2)), mask=np.eye(20, 2)), np.arange(20) % 2)),
+    "masked classes": lambda: problems.load((np.ones((20, 2)), np.ma.array(np.arange(20) % 2, mask=np.arange(20) == 3))),
+    "inputs of classes": lambda: problems.load((np.full((20, 2), 1e300), np.arange(20) % 2)),
+    "quadratic": lambda: problems.quadratic(np.ones((2, 3)), np.full((2, 3), 1e300)),
+    "masked quadratic": lambda: problems.quadratic(np.ma.array(np.ones((2, 3)), mask=np.eye(2, 3)), np.ones((2, 3))),
+    "start": lambda: problems.quadratic(np.ones((2, 3)), np.ones((2, 3)), start=np.full(3, 1e300)),
+    "seconds": lambda: clusters.constant(np.ma.array([1.0, 2.0], mask=[0, 1])),
+    "seconds of float64": lambda: clusters.constant([1.0, 1e300]),
+    "grid": lambda: sweep([1e300]),
+    "masked grid": lambda: sweep(np.ma.array([0.1, 0.2], mask=[0, 1])),
+    "matrix": lambda: topologies.from_matrix(np.ma.array(np.full((2, 2), 0.5), mask=np.eye(2))),
+    "labels": lambda: problems.split(np.ma.array([0, 1, 0, 1], mask=[0, 0, 0, 1]), 2),
+    "partition": lambda: problems.finite_sum(
+        LINEAR, optax.squared_error, (X, X[:, 0]), 2, [np.ma.array([0, 1], mask=[0, 1]), np.array([2])], batch_size=1
+    ),
+}
+
+
+def sweep(rates: Any) -> Any:
+    return dsgd.sweep(lambda rate: algorithms.minibatch_sgd(optax.sgd(rate)), risk(X), steps=1, key=KEY, rate=rates)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_values_that_do_not_fit_are_refused_at_every_door(door):
+    with pytest.raises(ValueError, match=r"mask|got the entry|1e\+300"):
+        DOORS[door]()
+
+
+def fed(batch: Any) -> Any:
+    def loss(x: jax.Array, batch: Any) -> jax.Array:
+        return jnp.mean((batch["x"] @ x - batch["y"]) ** 2)
+
+    whole = {"x": np.ones((2, 1, 2)), "y": np.ones((2, 1))}
+    problem = dsgd.Problem(lambda key: jnp.zeros(2), loss, whole, lambda key, own: own)
+    return dsgd.run(algorithms.minibatch_sgd(optax.sgd(0.1)), problem, steps=2, key=KEY, mesh=1, batches=[batch] * 2)
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (np.array([[3_000_000_000], [0]]), r"batches: batch 0\['y'\]: got the entry 3000000000"),
+        (np.array([[1e300], [0]]), r"batches: batch 0\['y'\]: got the entry 1e\+300"),
+        (np.ma.array([[1.0], [2.0]], mask=[[0], [1]]), r"batches: batch 0\['y'\]: got a masked array"),
+        (sp.csr_array(np.ones((2, 1))), r"batches: batch 0\['y'\]: got a sparse csr_array.*\.toarray\(\)"),
+        (["a", "b"], r"batches: batch 0\['y'\]: got text"),
+        ([[1.0], [2.0, 3.0]], r"batches: batch 0\['y'\]: got rows of different lengths"),
+    ],
+)
+def test_batches_that_do_not_fit_are_refused(y, message):
+    with pytest.raises(ValueError, match=message):
+        fed({"x": np.ones((2, 1, 2)), "y": y})
+
+
+def test_batches_may_be_dictionaries_of_json_lists():
+    rows, y = [[[1.0, 2.0]], [[3, 4]]], [[1], [0]]
+    assert fed({"x": rows, "y": y}).history["step"][-1] == 2
+    with pytest.raises(ValueError, match=r"batch 0\['x'\]: got rows"):
+        fed({"x": [[[1.0, 2.0]], [[3.0]]], "y": y})
+
+
+@pytest.mark.parametrize(("part", "values"), [("data", BIG), ("data", MASKED), ("shared", X * 1e300), ("data", pd.DataFrame(X))])
+def test_a_problem_s_own_arrays_that_do_not_fit_are_refused(part, values):
+    problem = dsgd.Problem(lambda key: jnp.zeros(2), lambda x, batch: jnp.sum(x), X, lambda key, own: own)
+    with pytest.raises(ValueError, match=rf"problem: {part}.*(got the entry|masked|pass numpy\.asarray)"):
+        dsgd.run(algorithms.minibatch_sgd(optax.sgd(0.1)), problem._replace(**{part: {"a": values}}), steps=1, key=KEY)
+
+
+# One conversion of all array-likes
+
+
+class OnlyDLPack:
+    def __init__(self, values: np.ndarray):
+        self.values = values
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.values.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.values.__dlpack_device__()
+
+
+class Tensor:
+    """As PyTorch's, which is not converted while it takes part in gradients, or lies on a GPU."""
+
+    dtype = "torch.float32"
+
+    def detach(self) -> None:
+        """Marks a tensor."""
+
+    def __array__(self, *options: Any, **more: Any) -> np.ndarray:
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
+
+
+ALIKE = {
+    "jax": jnp.array([1.0, 2.0]),
+    "list": [1, 2],
+    "list of arrays": [np.array(1.0), jnp.array(2.0)],
+    "tuple": (1.0, 2.0),
+    "range": range(1, 3),
+    "buffer": array.array("d", [1, 2]),
+    "memoryview": memoryview(b"\x01\x02"),
+    "dlpack": OnlyDLPack(np.array([1.0, 2.0])),
+    "series": pd.Series([1, 2], index=[5, 3]),
+    "nullable series": pd.Series([1, 2], dtype="Int64"),
+    "sparse series": pd.Series(pd.arrays.SparseArray([1, 2])),
+    "index": pd.Index([1, 2]),
+    "mask without masked entries": np.ma.array([1.0, 2.0], mask=[False, False]),
+    "matrix": np.array([1.0, 2.0], np.longdouble),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_what_holds_numbers_is_converted(name):
+    found = array_likes.numbers(name, ALIKE[name])
+    assert type(found) is np.ndarray
+    np.testing.assert_array_equal(found, [1, 2])
+
+
+def test_tables_become_matrices():
+    table = pd.DataFrame({"a": pd.array([1, 2], "Int64"), "b": [0.5, 1.5], "c": [True, False]})
+    np.testing.assert_array_equal(array_likes.numbers("table", table), [[1, 0.5, 1], [2, 1.5, 0]])
+    np.testing.assert_array_equal(risk(pd.DataFrame(X)).data.inputs, risk(X).data.inputs)
+    np.testing.assert_array_equal(problems.quadratic(pd.DataFrame(X + 1), X).data.A, problems.quadratic(X + 1, X).data.A)
+
+
+def test_other_libraries_are_converted():
+    polars = pytest.importorskip("polars")
+    np.testing.assert_array_equal(array_likes.numbers("table", polars.DataFrame({"a": [1, 2], "b": [3, 4]})), [[1, 3], [2, 4]])
+    for wrong, message in (
+        (polars.Series([1, None]), "1 missing entries"),
+        (polars.Series(["a", "b"], dtype=polars.Categorical), r"to_physical\(\)"),
+        (polars.DataFrame({"a": [1]}).lazy(), r"\.collect\(\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            array_likes.numbers("table", wrong)
+
+
+def test_tensors_are_converted():
+    torch = pytest.importorskip("torch")
+    np.testing.assert_array_equal(array_likes.numbers("tensor", [torch.ones(2), torch.zeros(2)]), [[1, 1], [0, 0]])
+    for wrong in (torch.ones(2, requires_grad=True), torch.ones(2, dtype=torch.bfloat16), torch.ones(2, device="meta")):
+        with pytest.raises(ValueError, match=r"\.detach\(\)\.cpu\(\)\.numpy\(\)"):
+            array_likes.numbers("tensor", wrong)
+
+
+circular: list[Any] = []
+circular.append(circular)
+REFUSED = {
+    "masked": (np.ma.array([1, 2], mask=[0, 1]), r"masked array with 1 of 2 entries masked.*\.filled"),
+    "masked rows": ([np.ma.array([1, 2], mask=[0, 1])], "masked array"),
+    "a masked entry": ([1.0, np.ma.masked], "masked array"),
+    "csr": (sp.csr_matrix(np.eye(2)), r"sparse csr_matrix; .*\.toarray\(\)"),
+    "bcoo": (BCOO.fromdense(jnp.eye(2)), r"sparse BCOO; .*\.todense\(\)"),
+    "tensor": (Tensor(), r"Tensor that numpy does not convert.*\.detach\(\)\.cpu\(\)\.numpy\(\)"),
+    "missing": (pd.Series([1, None], dtype="Int64"), "1 missing entries; .*fill"),
+    "missing in a column": (pd.DataFrame({"a": [1], "b": pd.array([None], "Float64")}), "column 'b', 1 missing"),
+    "categories": (pd.Series(["a"], dtype="category"), r"categories; .*\.cat\.codes, or pandas\.get_dummies"),
+    "categorical column": (pd.DataFrame({"c": pd.Categorical([1, 2])}), r"column 'c', categories"),
+    "text": (["a", "b"], r"text \(a\); expected numbers.*numpy\.unique"),
+    "text column": (pd.DataFrame({"s": ["a"]}), r"column 's', text"),
+    "bytes": (b"abc", "text"),
+    "complex": (np.ones(2, complex), r"complex numbers; .*\.real and \.imag"),
+    "complex list": ([1j], "complex numbers"),
+    "dates": (np.array(["2020-01-01"], "M8[D]"), "dates or times"),
+    "seconds": (np.ones(2, "m8[s]"), "dates or times"),
+    "objects": (np.array([1, 2.5], object), r"Python objects; .*\.astype\(float\)"),
+    "None": ([1, None], "NoneType"),
+    "dict": ({"a": 1}, "a dict"),
+    "set": ({1}, "a set"),
+    "generator": ((i for i in range(2)), "a generator"),
+    "fields": (np.ones(2, [("a", float)]), "structured_to_unstructured"),
+    "ragged": ([[1, 2], [3]], "rows of different lengths; .*pad"),
+    "ragged arrays": ([np.ones(2), np.ones(3)], r"rows of shapes \(2,\) and \(3,\)"),
+    "huge": ([2**70], "at most 64 bits"),
+    "huge and negative": ([2**63, -1], "beyond 64 bits"),
+    "int64 and uint64": (pd.DataFrame({"a": [-1], "b": np.array([2**63], np.uint64)}), "signed and unsigned"),
+    "circular": (circular, "nested more than 32 deep"),
+    "key": (jax.random.key(0), "PRNGKey"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_holds_no_numbers_is_refused_with_the_remedy(name):
+    values, message = REFUSED[name]
+    with pytest.raises(ValueError, match=f"here: got .*{message}"):
+        array_likes.numbers("here", values)
+    assert array_likes.refusal(values) is not None
+
+
+def test_lists_of_numbers_are_arrays_and_other_containers_structure():
+    found = array_likes.tree("here", {"a": [[1, 2], [3, 4]], "b": ([1, 2], np.ones(3)), "c": [np.ones(2), np.zeros(1)]})
+    assert jax.tree.map(np.shape, found) == {"a": (2, 2), "b": ((2,), (3,)), "c": [(2,), (1,)]}
+    assert risk([[1, 2]] * 6, [0.5] * 6).data.inputs.shape[-1] == 2
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ((X, np.arange(6) * 1j), "data: targets: got complex numbers"),
+        ((np.ones((6, 0)), np.ones(6)), r"data: inputs has shape \(6, 0\); need .* at least one element a sample"),
+        (([["a"]] * 6, np.ones(6)), "data: inputs: got text"),
+        (({"x": X, "w": sp.csr_array(X)}, sp.csr_array(X)), r"data: targets: got a sparse csr_array"),
+        ([(X, X[:, 0]), (X[:4], X[:4, 0])], r"for 2 workers' own data pass problems\.ByWorker"),
+        (((X, X[:, 0]), (X[:4], X[:4, 0])), r"need .* for all arrays; or, for workers' own data, problems\.ByWorker"),
+        ([(X, X[:, 0])] * 3, r"for 3 workers' own data pass problems\.ByWorker"),
+        ((BCOO.fromdense(jnp.eye(6)), np.ones(6)), r"data: inputs: got a sparse BCOO"),
+    ],
+)
+def test_data_that_do_not_fit_are_refused(data, message):
+    with pytest.raises(ValueError, match=message):
+        problems.finite_sum(LINEAR, optax.squared_error, data, 2, batch_size=1)
+
+
+def dataset(**changes: Any) -> problems.Dataset:
+    inputs, classes = np.ones((6, 2), np.float32), np.arange(6) % 2
+    return problems.Dataset("mine", inputs, classes, inputs, classes, 2)._replace(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"classes": 2.5}, "classes = 2.5; need .* an integer"),
+        ({"classes": 0}, "classes = 0; need .* at least 1"),
+        ({"name": 3}, "name = 3"),
+        ({"classes": 1}, "targets from 0 to 1, but 1 classes; need 0 to 0"),
+        ({"train_targets": np.arange(6) - 3}, "targets from -3 to 2"),
+        ({"train_targets": np.ones((6, 1))}, r"targets have shape \(6, 1\)"),
+        ({"train_targets": np.arange(6) / 2}, "train targets have the entry 0.5: need classes, whole numbers"),
+        ({"test_inputs": np.ones((6, 3))}, "need samples of one shape"),
+        ({"train_inputs": np.ones((6, 0))}, "at least one element a sample"),
+        ({"train_inputs": np.ones((5, 2))}, "there are 5 inputs"),
+        ({"train_inputs": sp.csr_array(np.ones((6, 2)))}, r"train inputs: got a sparse csr_array.*\.toarray\(\)"),
+        ({"test_inputs": MASKED}, "test inputs: got a masked array"),
+        ({"labels": np.array(["a"])}, "1 labels, but 2 classes"),
+    ],
+)
+def test_data_sets_that_do_not_fit_are_refused(changes, message):
+    with pytest.raises(ValueError, match=f"mine: .*{message}|Dataset: .*{message}"):
+        problems.load(dataset(**changes))
+
+
+def test_labels_of_classes_are_kept():
+    inputs = np.random.default_rng(0).normal(size=(20, 2))
+    thirds = np.arange(20) % 3
+    for labels in (np.where(thirds, 1, -1), np.where(thirds, "cat", "ant"), pd.Series(["b", "a"] * 10, dtype="category")):
+        found = problems.load((inputs, labels))
+        np.testing.assert_array_equal(found.labels, np.unique(np.asarray(labels)))
+        rows = {tuple(row.tolist()): label for row, label in zip(inputs.astype(np.float32), labels, strict=True)}
+        assert all(rows[tuple(row.tolist())] == found.labels[c] for row, c in zip(found.test_inputs, found.test_targets, strict=True))
+
+
+# Sparse features
+
+SPARSE = sp.random_array((40, 30), density=0.1, rng=np.random.default_rng(1), format="csr")
+CLASSES = np.arange(40) % 3
+
+
+@pytest.mark.parametrize("layout", [sp.csr_array, sp.csr_matrix, sp.coo_array, sp.csc_matrix, sp.lil_array])
+def test_sparse_features_give_the_losses_and_gradients_of_dense_ones(layout):
+    sparse, dense = (problems.logistic_regression((inputs, CLASSES), 3, batch_size=4) for inputs in (layout(SPARSE), SPARSE.toarray()))
+    assert isinstance(sparse.data.inputs, problems.SparseRows)
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(sparse.data.inputs)) < dense.data.inputs.nbytes
+    assert sparse.constants.smoothness == pytest.approx(dense.constants.smoothness)
+    params = jax.tree.map(lambda leaf: jax.random.normal(KEY, leaf.shape), dense.init(KEY))
+    for one, other in zip(of(sparse, params), of(dense, params), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def of(problem: dsgd.Problem, params: Any) -> list[jax.Array]:
+    """Worker 1's batch loss and gradient."""
+    mine = jax.tree.map(lambda leaf: leaf[1], problem.data)
+    return jax.tree.leaves(jax.value_and_grad(problem.loss)(params, problem.sample(KEY, mine)))
+
+
+def test_sparse_rows_are_the_matrix():
+    matrix = sp.coo_array(([1.0, 2, 3, 0], ([0, 0, 2, 1], [4, 4, 0, 2])), (3, 5))  # two entries at one place, and a zero
+    rows = problems.sparse_rows(matrix, longest=2)
+    assert rows.shape == (3, 5)
+    assert rows.columns.shape == (3, 2)
+    np.testing.assert_array_equal(rows.toarray(), [[0, 0, 0, 0, 3], [0] * 5, [3, 0, 0, 0, 0]])
+    kernel = jnp.arange(10.0).reshape(5, 2)
+    np.testing.assert_array_equal(rows @ kernel, rows.toarray() @ kernel)
+    np.testing.assert_array_equal(rows @ kernel[:, 0], rows.toarray() @ kernel[:, 0])
+    with pytest.raises(ValueError, match=r"kernel has shape \(4, 2\); expected \(5,\) or \(5, classes\)"):
+        rows @ kernel[:4]
+    with pytest.raises(ValueError, match="a row with 2 entries; expected at most longest = 1"):
+        problems.sparse_rows(sp.csr_array(np.ones((2, 2))), longest=1)
+
+
+def test_sparse_features_go_through_finite_sum_with_a_test_set_whose_rows_are_longer():
+    def made(inputs: Any, test: Any) -> dsgd.Problem:
+        model = problems.Model(lambda key: jnp.ones(30), lambda x, inputs: inputs @ x)
+        metrics = {"error": optax.squared_error}
+        return problems.finite_sum(
+            model, optax.squared_error, (inputs, CLASSES * 1.0), 4, batch_size=2, test=(test, np.ones(2)), metrics=metrics
+        )
+
+    longer = sp.csr_array(np.pad(np.ones((2, 9)), ((0, 0), (0, 21))))
+    sparse, dense = made(SPARSE, longer), made(SPARSE.toarray(), longer.toarray())
+    assert isinstance(sparse.shared.inputs, problems.SparseRows)
+    np.testing.assert_allclose(sparse.shared.inputs @ jnp.arange(30.0), dense.shared.inputs @ jnp.arange(30.0))
+    assert jax.tree.map(jnp.shape, sparse.shared) != jax.tree.map(jnp.shape, dense.shared)
+
+
+def test_sparse_features_are_dense_where_that_is_smaller():
+    assert isinstance(risk(sp.csr_array(X)).data.inputs, jax.Array)
+
+
+@pytest.mark.parametrize(("entry", "message"), [(np.nan, "not finite"), (1e300, r"1e\+300"), (1j, "complex"), (np.inf, "not finite")])
+def test_sparse_entries_that_do_not_fit_are_refused(entry, message):
+    with pytest.raises(ValueError, match=f"data: inputs.*{message}"):
+        problems.logistic_regression((sp.csr_array(([entry], ([0], [0])), (40, 30)), CLASSES), 2, batch_size=2)
+
+
+def test_neural_networks_take_sparse_features_as_dense_ones():
+    problem = problems.neural_network("mlp", (SPARSE, CLASSES), 2, batch_size=2)
+    assert problem.data.inputs.shape[-1] == 30
+
+
+# LIBSVM's files
+
+
+def svmlight(matrix: sp.csr_array, labels: Any, first: int = 1) -> bytes:
+    rows = []
+    for i, label in enumerate(labels):
+        begin, end = matrix.indptr[i : i + 2]
+        pairs = (f"{place + first}:{value:.9g}" for place, value in zip(matrix.indices[begin:end], matrix.data[begin:end], strict=True))
+        rows.append(" ".join([str(label), *pairs]))
+    return ("\n".join(rows) + "\n").encode()
+
+
+@pytest.mark.parametrize(("labels", "kept"), [(["-1", "+1"], [-1, 1]), (["1", "2"], [1, 2]), (["0", "1"], [0, 1]), (["3.0", "7"], [3, 7])])
+def test_libsvm_files_are_read_with_the_test_file_of_fewer_features(tmp_path, labels, kept):
+    classes = np.arange(40) % 2
+    narrow = SPARSE[:10, :20]
+    (tmp_path / "a9a").write_bytes(svmlight(SPARSE, [labels[c] for c in classes]))
+    (tmp_path / "a9a.t").write_bytes(svmlight(sp.csr_array(narrow), [labels[c] for c in classes[:10]]))
+    found = problems.load("a9a", tmp_path)
+    np.testing.assert_array_equal(found.labels, kept)
+    np.testing.assert_array_equal(found.train_targets, classes)
+    np.testing.assert_allclose(found.train_inputs.toarray(), SPARSE.toarray(), rtol=1e-6)
+    np.testing.assert_allclose(found.test_inputs.toarray(), np.pad(narrow.toarray(), ((0, 0), (0, 10))), rtol=1e-6)
+    assert problems.logistic_regression("a9a", 2, data_dir=tmp_path).name == "logistic_regression(a9a, iid)"
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("w8a.bz2", "w8a"),
+        ("w8a.txt.gz", "w8a"),
+        ("w8a.xz", "w8a.xz"),
+        ("w8a.libsvm", "w8a.libsvm"),
+        ("rcv1_train.binary.bz2", "rcv1"),
+        ("real.svm", "real"),
+    ],
+)
+@pytest.mark.parametrize("first", [0, 1])
+def test_libsvm_files_are_found_by_their_published_names(tmp_path, name, data, first):
+    packed = {".bz2": bz2, ".gz": gzip, ".xz": lzma}
+    raw = svmlight(SPARSE, CLASSES, first)
+    path = tmp_path / name
+    path.write_bytes(packed[path.suffix].compress(raw) if path.suffix in packed else raw)
+    for found in (problems.load(data, tmp_path), problems.load(str(path)), problems.load(path)):
+        assert found.train_inputs.shape == (32, 30)
+        assert found.classes == 3
+
+
+def test_libsvm_test_files_are_found_by_their_published_names(tmp_path):
+    for train, test in (("rcv1_train.binary.bz2", "rcv1_test.binary.bz2"), ("ijcnn1.tr.bz2", "ijcnn1.t.bz2"), ("w1a.txt", "w1a.t.txt")):
+        for name, rows in ((train, 40), (test, 7)):
+            raw = svmlight(SPARSE[:rows], CLASSES[:rows])
+            (tmp_path / name).write_bytes(bz2.compress(raw) if name.endswith("bz2") else raw)
+        assert problems.load(train.split("_")[0].split(".")[0], tmp_path).test_inputs.shape[0] == 7
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"", "no samples"),
+        (b"1 1:2\n1,2 3:1\n", r"line 2: '1,2 3:1"),
+        (b"1 1:2\n2 3:x\n", "line 2: '2 3:x"),
+        (b"1 1:2\n2 3\n", "line 2: '2 3"),
+        (b"1 3:2 2:1\n", "line 1: '1 3:2 2:1.*rising indices"),
+        (b"1 99999999999:1\n", "line 1: '1 99999999999:1"),
+        (b"\x00\xff\n", "line 1"),
+        (b"1,2,3\n4,5,6\n", r"CSV files end in \.csv"),
+        (b"1 1:nan\n2 1:1\n", "not finite"),
+        (b"nan 1:1\n2 1:1\n", "not finite"),
+        (b"0.5 1:1\n0.7 1:1\n", "the entry 0.5: need classes, whole numbers"),
+        (b"1 1:1\n1 2:1\n", "1 class; need at least 2"),
+    ],
+)
+def test_damaged_libsvm_files_are_named(tmp_path, raw, message):
+    path = tmp_path / "damaged.libsvm"
+    path.write_bytes(raw)
+    with pytest.raises(ValueError, match=rf"damaged\.libsvm.*{message}") as error:
+        problems.load(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("end", "library"), [(".bz2", bz2), (".gz", gzip), (".xz", lzma)])
+def test_truncated_libsvm_archives_are_named(tmp_path, end, library):
+    path = tmp_path / f"cut{end}"
+    for raw in (library.compress(svmlight(SPARSE, CLASSES))[:-30], b"not compressed"):
+        path.write_bytes(raw)
+        with pytest.raises(ValueError, match=rf"cut\{end}: cannot be read"):
+            problems.load("cut", tmp_path)
+
+
+# CSV files
+
+
+def test_csv_files_are_read_by_the_column_of_the_classes(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text('\ufeffa,kind,"b, quoted"\n' + "".join(f"{i},{'xyz'[i % 3]},{i / 2}\n" for i in range(30)), encoding="utf-8")
+    for found in (problems.load("table.csv", tmp_path, target="kind"), problems.load(path, target="kind")):
+        assert list(found.labels) == ["x", "y", "z"]
+        np.testing.assert_array_equal(found.train_inputs[:, 0], 2 * found.train_inputs[:, 1])
+        np.testing.assert_array_equal(found.train_inputs[:, 0] % 3, found.train_targets)
+
+
+@pytest.mark.parametrize(
+    ("raw", "target", "message"),
+    [
+        (b"a,y\n1,0\n2,1\n", "z", r"has the columns \['a', 'y'\]; expected target"),
+        (b"a,y\n1,0\n2,1\n", None, "expected target"),
+        (b"a,y\nred,0\n2,1\n", "y", r"column 'a' has 'red' in row 1.*pandas\.get_dummies"),
+        (b"a,y\n1,0\n,1\n", "y", "column 'a' has '' in row 2.*fill it"),
+        (b"a,y\n1,\n2,1\n", "y", "column 'y' has empty entries"),
+        (b"a,y\n1,0.5\n2,1\n", "y", "need classes, whole numbers"),
+        (b"a,y\n1,0,5\n", "y", "row 1 below the heading has 3 entries"),
+        (b"a;y\n1;0\n", "y", "at least two different names"),
+        (b"", "y", "at least two different names"),
+        (b"\xff\xfe\x00", "y", "expected a CSV file in UTF-8"),
+    ],
+)
+def test_damaged_csv_files_are_named(tmp_path, raw, target, message):
+    (tmp_path / "table.csv").write_bytes(raw)
+    with pytest.raises(ValueError, match=rf"table\.csv.*{message}"):
+        problems.load("table.csv", tmp_path, target=target)
+
+
+def test_target_is_for_csv_files_only():
+    with pytest.raises(ValueError, match="target = 'y' for data = 'digits'"):
+        problems.load("digits", target="y")
+
+
+# Variants of image files
+
+
+def idx(values: np.ndarray) -> bytes:
+    return struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape) + values.astype(np.uint8).tobytes()
+
+
+def write_images(folder: Path, name: str, gz: bool, prefix: str = "", test: str = "t10k", first: int = 0) -> np.ndarray:
+    """Writes the four files, and returns the training images."""
+    folder.mkdir(parents=True, exist_ok=True)
+    images = np.random.default_rng(0).integers(0, 256, (4, 28, 28))
+    for part in ("train", test):
+        for kind, values in (("images", images), ("labels", np.arange(4) + first)):
+            file = f"{prefix}{part}-{kind}{name.format(values.ndim)}"
+            (folder / f"{file}{'.gz' if gz else ''}").write_bytes(gzip.compress(idx(values)) if gz else idx(values))
+    return images
+
+
+@pytest.mark.parametrize(
+    ("data", "inner"),
+    [
+        ("mnist", ""),
+        ("mnist", "MNIST/raw"),
+        ("mnist", "raw"),
+        ("fashion-mnist", "FashionMNIST/raw"),
+        ("kmnist", "KMNIST/raw"),
+        ("kmnist", ""),
+    ],
+)
+@pytest.mark.parametrize(("name", "gz"), [("-idx{}-ubyte", True), (".idx{}-ubyte", False)])
+def test_variants_of_mnist_files_are_read(tmp_path, data, inner, name, gz):
+    images = write_images(tmp_path / inner, name, gz)
+    found = problems.load(data, tmp_path)
+    np.testing.assert_allclose(found.train_inputs[..., 0] * 255, images, rtol=1e-6)
+    assert found.classes == len(found.labels) == 10
+
+
+@pytest.mark.parametrize(
+    ("split", "first", "classes", "label"),
+    [
+        ("letters", 1, 26, "C"),
+        ("balanced", 0, 47, "2"),
+        ("byclass", 0, 62, "2"),
+        ("bymerge", 0, 47, "2"),
+        ("digits", 0, 10, "2"),
+        ("mnist", 0, 10, "2"),
+    ],
+)
+def test_emnist_images_are_upright_and_classes_count_from_zero(tmp_path, split, first, classes, label):
+    images = write_images(tmp_path / "gzip", "-idx{}-ubyte", True, f"emnist-{split}-", "test", first)
+    found = problems.load(f"emnist-{split}", tmp_path)
+    np.testing.assert_allclose(found.train_inputs[..., 0] * 255, images.swapaxes(1, 2), rtol=1e-6)
+    np.testing.assert_array_equal(found.test_targets, np.arange(4))
+    assert found.classes == len(found.labels) == classes
+    assert found.labels[2] == label
+
+
+def test_emnist_letters_with_a_label_of_zero_are_refused(tmp_path):
+    write_images(tmp_path, "-idx{}-ubyte", False, "emnist-letters-", "test", 0)
+    with pytest.raises(ValueError, match="labels from 0 to 3; need 1 to 26"):
+        problems.load("emnist-letters", tmp_path)
+
+
+@pytest.mark.parametrize(("data", "classes", "label"), [("cifar-100", 100, "fine_labels"), ("cifar-100-coarse", 20, "coarse_labels")])
+@pytest.mark.parametrize("binary", [True, False])
+def test_cifar_100_is_read_binary_and_pickled(tmp_path, data, classes, label, binary):
+    rng = np.random.default_rng(0)
+    pixels, labels = rng.integers(0, 256, (3, 3072), np.uint8), {"coarse_labels": [19, 0, 3], "fine_labels": [99, 1, 2]}
+    folder = tmp_path / ("cifar-100-binary" if binary else "cifar-100-python")
+    folder.mkdir()
+    for part in ("train", "test"):
+        if binary:
+            (folder / f"{part}.bin").write_bytes(np.column_stack([*labels.values(), pixels]).astype(np.uint8).tobytes())
+        else:
+            content = {b"data": pixels, **{name.encode(): each for name, each in labels.items()}}
+            (folder / part).write_bytes(pickle.dumps(content, 2))
+    found = problems.load(data, tmp_path)
+    assert found.classes == classes
+    np.testing.assert_array_equal(found.train_targets, labels[label])
+    np.testing.assert_allclose(found.train_inputs.transpose(0, 3, 1, 2).reshape(3, -1) * 255, pixels, rtol=1e-6)
+    damaged = next(folder.iterdir())
+    damaged.write_bytes(damaged.read_bytes()[:-7])
+    with pytest.raises(ValueError, match=f"{damaged.name}.*(need a multiple of 3074|not a pickled CIFAR-100 batch)"):
+        problems.load(data, tmp_path)
+
+
+@pytest.mark.parametrize("folder", ["nul\0byte", "x" * 5000])
+@pytest.mark.parametrize("data", ["mnist", "cifar-10", "a9a", "table.csv", "nul\0byte"])
+def test_paths_that_cannot_be_are_one_line(data, folder):
+    with pytest.raises((ValueError, FileNotFoundError), match=r"no file|there is no") as error:
+        problems.load(data, folder)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,257 @@
+"""What must hold for the data of empirical risks: weights, small clients, partitions, epochs and very unequal clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import algorithms
+import dsgd
+from dsgd import clusters, problems
+
+SIZES = [1, 2, 4, 9]
+N, M = len(SIZES), sum(SIZES)
+KEY = jax.random.key(0)
+PARTS = np.split(np.arange(M), np.cumsum(SIZES)[:-1])
+CENTERS = np.array([-8.0, -4.0, 2.0, 4.0])
+TARGETS = np.repeat(CENTERS, SIZES)
+W = np.array(SIZES) * N / M
+
+
+def _zeros(key: jax.Array) -> jax.Array:
+    return jnp.zeros(2)
+
+
+def _constant(params: jax.Array, inputs: jax.Array) -> jax.Array:
+    return jnp.broadcast_to(params, (len(inputs), 2))
+
+
+def _squared(outputs: jax.Array, targets: jax.Array) -> jax.Array:
+    return (outputs - targets[:, None]) ** 2
+
+
+@cache
+def means(weights: str | tuple[float, ...] = "samples", **options: Any) -> dsgd.Problem:
+    """f_n(x) = |x - c_n|^2 / 2 for x in R^2 and worker n's center c_n, with exact gradients: each batch is all that a worker has."""
+    data = (np.zeros((M, 1)), TARGETS)
+    options = {"batch_size": max(SIZES), "replacement": False, **options}
+    return problems.finite_sum(problems.Model(_zeros, _constant), _squared, data, N, PARTS, weights=weights, **options)
+
+
+def minimizer(weights: Sequence[float] | np.ndarray) -> float:
+    return float(np.average(CENTERS, weights=weights))
+
+
+# Weights.
+
+
+@pytest.mark.parametrize("name", sorted(algorithms.ALGORITHMS))
+def test_every_method_converges_to_the_weighted_minimizer(name):
+    rate = optax.exponential_decay(0.15, 100, 0.5)
+    method = algorithms.make(name, optax.sgd(rate), N)
+    found = dsgd.run(method, means(), steps=1000, key=KEY, mesh=1, record_every=500).params
+    wanted, unweighted = minimizer(W), minimizer(np.ones(N))
+    assert abs(wanted - unweighted) > 1
+    np.testing.assert_allclose(found, wanted, atol=0.1 * abs(wanted - unweighted))
+
+
+def objective(x: np.ndarray, weights: Sequence[float] | np.ndarray) -> float:
+    return float(np.average([np.mean((x - center) ** 2) for center in CENTERS], weights=weights))
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize(
+    ("weights", "numbers"), [("samples", W), ("equal", np.ones(N)), ((0.0, 3.0, 2.0, 1.0), np.array([0.0, 3.0, 2.0, 1.0]))]
+)
+def test_the_history_has_the_weighted_objective_and_its_gradient(weights, numbers, devices):
+    """The batches are all data, so that the loss on them is the objective at the model before."""
+    method = algorithms.minibatch_sgd(optax.sgd(0.1))
+    history = dsgd.run(method, means(weights), steps=2, key=KEY, mesh=devices, train_loss=True).history
+    x, slope = np.zeros(2), -2 * minimizer(numbers) / 2 * np.ones(2)
+    assert history["loss"][0] == pytest.approx(objective(x, numbers), rel=1e-5)
+    assert history["train_loss"][1] == pytest.approx(objective(x, numbers), rel=1e-5)
+    assert history["grad_sqnorm"][0] == pytest.approx(np.sum(slope**2), rel=1e-5)
+    assert history["loss"][1] == pytest.approx(objective(x - 0.1 * slope, numbers), rel=1e-5)
+    assert history["train_loss"][2] == pytest.approx(history["loss"][1], rel=1e-5)
+
+
+def test_weights_by_samples_make_the_objective_the_mean_over_all_samples():
+    history = dsgd.run(algorithms.minibatch_sgd(optax.sgd(0.1)), means(), steps=1, key=KEY, mesh=1).history
+    assert history["loss"][0] == pytest.approx(np.mean(TARGETS**2), rel=1e-5)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_local_sgd_averages_models_with_weights_after_plain_local_steps(devices):
+    """FedAvg: (1/N) sum_n w_n x_n, where each x_n has made two steps with the step size that was given."""
+    found = dsgd.run(algorithms.local_sgd(optax.sgd(0.1), 2), means(), steps=2, key=KEY, mesh=devices).params
+    local = CENTERS * (1 - (1 - 0.1) ** 2)
+    np.testing.assert_allclose(found, np.average(local, weights=W), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["local", "mean", "scaffold"])
+def test_of_those_who_take_part_the_average_of_models_has_their_weights(name):
+    step = optax.sgd(0.1)
+    method = {
+        "local": algorithms.local_sgd(step, 1),
+        "mean": algorithms.model_averaging_sgd(step),
+        "scaffold": algorithms.scaffold(step, 1),
+    }[name]
+    there = np.array([True, False, False, True])
+    cluster = clusters.Cluster(clusters.constant(1.0), present=clusters.trace(there[:, None].astype(float), 1.0))
+    result = dsgd.run(method, means(), steps=1, key=KEY, mesh=1, cluster=cluster)
+    np.testing.assert_allclose(result.state.workers.params[3], np.average(0.1 * CENTERS[there], weights=W[there]), rtol=1e-5)
+    if name == "scaffold":
+        np.testing.assert_allclose(result.state.server, -np.sum((W * CENTERS)[there]) / N, rtol=1e-5)
+
+
+def test_wrapped_methods_have_the_weights_of_what_they_wrap():
+    given = dsgd.work.micro_batches(np.ones((N, 2), bool), average="workers")
+    for method in (algorithms.local_sgd(optax.sgd(0.1), 1), algorithms.minibatch_sgd(optax.sgd(0.1))):
+        wrapped = algorithms.observed(algorithms.unequal_work(method, given))
+        found = dsgd.run(wrapped, means(), steps=1, key=KEY, mesh=1).params
+        np.testing.assert_allclose(found, 0.1 * minimizer(W), rtol=1e-5)
+
+
+def test_a_problem_without_an_evaluation_of_its_own_has_weights_by_one_field():
+    quadratic = problems.quadratic(np.ones((N, 1)), CENTERS[:, None])
+    weighted = quadratic._replace(evaluate=None, weights=W)
+    result = dsgd.run(algorithms.gradient_descent(optax.sgd(1.0)), weighted, steps=1, key=KEY, mesh=4)
+    np.testing.assert_allclose(result.params, minimizer(W), rtol=1e-5)
+    np.testing.assert_allclose(result.history["loss"][1], -0.5 * minimizer(W) ** 2, rtol=1e-5)
+    with pytest.raises(ValueError, match="has weights, but its evaluate gives f without them"):
+        dsgd.run(algorithms.gradient_descent(optax.sgd(1.0)), quadratic._replace(weights=W), steps=1, key=KEY, mesh=1)
+
+
+@pytest.mark.parametrize("weights", ["sizes", [1.0, 2.0], [1.0, -1.0, 1.0, 1.0], [0.0] * N, [np.nan, 1, 1, 1], [True] * N, [1j] * N])
+def test_weights_that_are_none_are_refused(weights):
+    with pytest.raises(ValueError, match=r"finite_sum: weights = .*(expected 4|expected 'equal'|need a string, a list)"):
+        means.__wrapped__(weights)
+    if not isinstance(weights, str):
+        wrong = problems.random_quadratic(N, 2)._replace(weights=weights, evaluate=None)
+        with pytest.raises(ValueError, match=r"weights = .*expected 4 finite numbers, at least 0, of mean 1"):
+            dsgd.run(algorithms.gradient_descent(optax.sgd(1.0)), wrong, steps=1, key=KEY, mesh=1)
+
+
+def test_a_checkpoint_knows_the_weights(tmp_path):
+    method = algorithms.minibatch_sgd(optax.sgd(0.1))
+    dsgd.run(method, means(), steps=1, key=KEY, mesh=1, checkpoint=tmp_path)
+    with pytest.raises(ValueError, match=r"holds another run.*data = "):
+        dsgd.run(method, means("equal"), steps=1, key=KEY, mesh=1, checkpoint=tmp_path)
+
+
+def test_the_smoothness_is_that_of_the_weighted_functions():
+    data = np.random.default_rng(0).normal(size=(M, 2)), np.arange(M) % 2
+    options: dict[str, Any] = {"partition": "dirichlet", "alpha": 0.3, "seed": 3}
+    plain = problems.logistic_regression(data, N, **options)
+    heavy = problems.logistic_regression(data, N, weights=[4.0, 0.0, 0.0, 0.0], **options)
+    rows = np.asarray(plain.data.inputs[0])[np.asarray(plain.data.weights[0]) > 0]
+    features = np.concatenate([rows, np.ones((len(rows), 1))], axis=1)
+    first = np.linalg.norm(features, 2) ** 2 / (2 * len(rows)) + 1e-4
+    assert heavy.constants.smoothness == pytest.approx(max(4 * first, plain.constants.smoothness), rel=1e-5)
+
+
+# Clients with fewer samples than the batch.
+
+
+def one_batch(problem: dsgd.Problem, n: int, seed: int = 0) -> problems.Examples:
+    return problem.sample(jax.random.key(seed), jax.tree.map(lambda leaf: leaf[n], problem.data))
+
+
+@pytest.mark.parametrize("n", range(N))
+def test_without_replacement_a_small_client_has_each_sample_once(n):
+    batch = one_batch(numbered(batch_size=4), n)
+    counted = np.asarray(batch.weights) > 0
+    assert batch.weights.shape == (4,)
+    drawn = np.asarray(batch.targets)[counted]
+    assert len(set(drawn)) == len(drawn) == min(4, SIZES[n])
+    assert set(drawn) <= set(PARTS[n])
+
+
+def test_with_replacement_a_small_client_draws_whole_batches():
+    batch = one_batch(numbered(batch_size=20, replacement=True), 1)
+    np.testing.assert_array_equal(batch.weights, np.ones(20))
+    assert set(np.asarray(batch.targets)) == set(PARTS[1])
+
+
+def numbered(**options: Any) -> dsgd.Problem:
+    """Worker n's samples are the numbers in `PARTS[n]`."""
+    data = np.zeros((M, 1)), np.arange(float(M))
+    return problems.finite_sum(problems.Model(_zeros, _constant), _squared, data, N, PARTS, **{"replacement": False, **options})
+
+
+def test_a_small_client_steps_along_the_mean_over_its_own_samples():
+    found = dsgd.run(algorithms.minibatch_sgd(optax.sgd(0.5)), numbered(batch_size=50), steps=1, key=KEY, mesh=1, train_loss=True)
+    means_of = [part.mean() for part in PARTS]
+    np.testing.assert_allclose(found.params, 0.5 * np.mean(means_of), rtol=1e-5)
+    assert found.history["train_loss"][1] == pytest.approx(np.mean([np.mean(part**2.0) for part in PARTS]), rel=1e-5)
+
+
+def test_take_counts_the_samples_that_there_are():
+    problem = numbered(batch_size=4)
+    assert problem.take is not None
+    for n, size in enumerate(SIZES):
+        for count in (1, 3, 4):
+            assert np.sum(problem.take(one_batch(problem, n), jnp.int32(count)).weights) == min(count, size, 4)
+
+
+def test_the_history_counts_the_samples_of_small_clients():
+    whole = dsgd.work.micro_batches(np.ones((N, 2), bool), average="workers")
+    method = algorithms.unequal_work(algorithms.minibatch_sgd(optax.sgd(0.1)), whole)
+    history = dsgd.run(method, numbered(batch_size=4), steps=1, key=KEY, mesh=1).history
+    np.testing.assert_array_equal(history["samples"][1], 2 * np.minimum(SIZES, 4))
+
+
+def test_work_of_more_samples_than_a_small_client_has_is_refused():
+    given = dsgd.work.local_batches([4] * N, batch_size=4)
+    method = algorithms.unequal_work(algorithms.minibatch_sgd(optax.sgd(0.1)), given)
+    with pytest.raises(ValueError, match=r"4 samples in a micro-batch of worker 0; worker 0 has 1 samples.*replacement=True"):
+        dsgd.run(method, numbered(batch_size=4), steps=1, key=KEY, mesh=1)
+
+
+def test_robust_regression_takes_batches_larger_than_its_data():
+    with_replacement = problems.robust_regression(2, 3, samples=4, batch_size=8)
+    assert one_batch(with_replacement, 0).weights.sum() == 8
+    without = problems.robust_regression(2, 3, samples=4, batch_size=8, replacement=False)
+    assert one_batch(without, 0).weights.sum() == 4
+    assert without.constants.noise == 0
+
+
+# Partitions with a minimum.
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_dirichlet_partitions_of_digits_work_with_defaults(seed):
+    problem = problems.logistic_regression("digits", 20, "dirichlet", alpha=0.1, seed=seed, batch_size=16)
+    assert (np.asarray(problem.data.weights).sum(axis=1) >= 1).all()
+
+
+@pytest.mark.parametrize("least", [1, 10, 16])
+def test_every_part_has_at_least_min_samples(least):
+    labels = np.repeat(np.arange(10), 144)
+    for seed in range(5):
+        parts = problems.split(labels, 20, "dirichlet", alpha=0.1, seed=seed, min_samples=least)
+        assert min(map(len, parts)) >= least
+        np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(1440))
+        again = problems.split(labels, 20, "dirichlet", alpha=0.1, seed=seed, min_samples=least)
+        assert all(np.array_equal(one, other) for one, other in zip(parts, again, strict=True))
+
+
+def test_a_partition_that_has_enough_is_the_one_without_a_minimum():
+    labels = np.repeat(np.arange(10), 144)
+    for one, other in zip(*(problems.split(labels, 5, "dirichlet", alpha=5.0, min_samples=least) for least in (1, 50)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_minimum_that_is_not_found_says_what_the_best_draw_had():
+    labels = np.repeat(np.arange(10), 144)
+    with pytest.raises(ValueError, match=r"worker \d+ with \d+ samples in the best of 10000 draws; expected at least 70"):
+        problems.split(labels, 20, "dirichlet", alpha=0.1, min_samples=70)
+    with pytest.raises(ValueError, match="worker 0 has 1 samples; expected at least min_samples = 2"):
+        numbered(min_samples=2)
