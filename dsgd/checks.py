@@ -50,6 +50,22 @@ def _whole(name: str, value: Any, least: int, most: int | None) -> int:
     return int(value)
 
 
+def truth(where: str, given: Any, example: str) -> bool:
+    """What a user's function answers with yes or no.
+
+    Args:
+        where: names the function.
+        given: what it returned.
+        example: of what it may return.
+
+    Raises:
+        ValueError: not one truth value.
+    """
+    if not isinstance(given, bool) and (getattr(given, "dtype", None) != np.bool_ or np.shape(given)):
+        raise ValueError(f"{where} returned {typed(given)}; expected True or False, as {example}")
+    return bool(given)
+
+
 def shown(value: Any) -> str:
     """A value in an error message: one line, not a long one."""
     if inspect.isclass(value) or inspect.isfunction(value):
@@ -225,17 +241,6 @@ def need_call(where: str, function: Any, *arguments: str, keywords: Sequence[str
     if not _takes(function, len(arguments), keywords):
         given = f"{shown(function)}, which takes {_signature(function)}"
         raise ValueError(f"{where} = {given}: need a function of {_count(len(named))} ({', '.join(named)})")
-
-
-def need_answer(where: str, value: Any) -> bool:
-    """What a user's function of a question returned.
-
-    Raises:
-        ValueError: unless it is one truth value: None, say, of a function without a `return`.
-    """
-    if not isinstance(python_number(value), bool):
-        raise ValueError(f"{where} returned {shown(value)}: need True or False")
-    return python_number(value)
 
 
 def need_delay(where: str, value: Any) -> float:

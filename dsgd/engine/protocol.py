@@ -202,6 +202,8 @@ def _need_info(name: str, info: Any, N: int, n: int) -> None:
                 f"{name}: update gives Info.{end} as {checks.typed(bits)}; need uint32 [{n}, {counts.DIGITS}] of dsgd.counts:"
                 " dsgd.network.told makes the Info of what was all-reduced, went to neighbours, or of nothing"
             )
+    if info.messages is not None and (jnp.shape(info.messages) != (n, 2) or info.messages.dtype != jnp.uint32):
+        raise ValueError(f"{name}: update gives Info.messages as {checks.typed(info.messages)}; need uint32 [{n}, 2], or None")
     if not isinstance(info.metrics, Mapping):
         raise ValueError(f"{name}: update gives Info.metrics as {checks.typed(info.metrics)}; need scalars, or [{N}], by name")
     for metric, value in info.metrics.items():

@@ -214,9 +214,9 @@ def every(period: Period, pattern: Pattern) -> Pattern:
 
     if isinstance(period, Tracer):
         costs = (_shared(cost, period) for cost in (pattern.blocking, pattern.pipelined, pattern.vectors))
-        return Pattern("every few rounds", *costs, clock=clock, stands_in=pattern.stands_in)
+        return Pattern("every few rounds", *costs, clock=clock, stands_in=pattern.stands_in, period=period)
     rounds = [turn for last in pattern.rounds or (pattern,) for turn in (*[local] * (period - 1), last)]
-    return _by_turns(f"every {period} rounds {pattern.name}", rounds, clock)._replace(stands_in=pattern.stands_in)
+    return _by_turns(f"every {period} rounds {pattern.name}", rounds, clock)._replace(stands_in=pattern.stands_in, period=period)
 
 
 def _shared(cost: Callable, period: jax.Array) -> Callable:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +14,9 @@ from jax.sharding import Mesh
 
 from dsgd import array_likes, checks, workers
 from dsgd.base import Algorithm, Problem
-from dsgd.clusters import Cluster
+from dsgd.clusters import Cluster, presence
 from dsgd.engine import loop, protocol
+from dsgd.machines import forks
 
 _ROOM = 1 << 14  # records of all runs in one chunk
 MOST_ROUNDS = (1 << 31) - 1  # `State.step` is an int32
@@ -80,7 +83,9 @@ def check_steps(steps: Any, before: int = 0) -> int:
 
 def check_runnable(algorithm: Algorithm, problem: Problem, key: jax.Array, cluster: Cluster | None = None) -> None:
     """Raises a ValueError where they do not fit together: the method or the cluster is for another N, the method cannot go on without those
-    that are away, leaves of the data differ in N, weights that are not those of its workers, or parameters are not floating point."""
+    that are away, leaves of the data differ in N, weights that are not those of its workers, or parameters are not floating point; a
+    RuntimeError where JAX cannot compute."""
+    forks.need_threads()
     protocol.need_functions(algorithm, problem)
     N = problem.workers
     if algorithm.workers not in (None, N):
@@ -121,6 +126,27 @@ def _need_weights(problem: Problem, N: int) -> None:
     if numbers.shape != (N,) or not np.isfinite(numbers).all() or (numbers < 0).any() or abs(numbers.mean() - 1) > _MEAN:
         shown = checks.shown(problem.weights)
         raise ValueError(f"{problem.name}: weights = {shown}; expected {N} finite numbers, at least 0, of mean 1: w / w.mean()")
+
+
+def warn_of_periods(methods: Iterable[Algorithm], N: int, steps: int, before: int, cluster: Cluster | None) -> None:
+    """Warns where nothing is sent in the whole run, or workers are drawn again between two rounds with messages.
+
+    Args:
+        methods: that run, with periods that are not traced.
+        N: number of workers.
+        steps: of the run.
+        before: rounds that it goes on from.
+        cluster: on which it runs.
+    """
+    for period, name in {method.pattern.period: method.name for method in methods}.items():
+        sends = f"{name} sends messages in the last of every {period} rounds"
+        if not before and steps < period:
+            warnings.warn(f"{sends}, but the run has steps = {steps}, so that nothing is sent; pass steps >= {period}", stacklevel=4)
+        if period == 1 or cluster is None or cluster.present is None or cluster.present_for == period:
+            continue
+        if presence.drawn(cluster.present, N):
+            remedy = f"so that others take part in the rounds between; pass Cluster(..., present_for={period})"
+            warnings.warn(f"{sends}, but workers are drawn for present_for = {cluster.present_for}, {remedy}", stacklevel=4)
 
 
 def _need_away(algorithm: Algorithm, cluster: Cluster) -> None:
