@@ -84,34 +84,6 @@ def held(algorithm: Algorithm, problem: Problem, N: int) -> Algorithm:
     return algorithm._replace(init=init, query=query, update=update, model=model, **members)
 
 
-def need_functions(algorithm: Algorithm, problem: Problem) -> None:
-    """Raises a ValueError where a member of a method or a problem is no function of the arguments that it is called with."""
-    for of, members in ((algorithm, _OF_ALGORITHM), (problem, _OF_PROBLEM)):
-        for member, (arguments, optional) in members.items():
-            function = getattr(of, member)
-            if not (optional and (function is None or isinstance(function, str))):
-                checks.need_call(f"{of.name}: {member}", function, *arguments.split())
-
-
-_OF_ALGORITHM = {
-    "init": ("params N", False),
-    "query": ("state round", False),
-    "update": ("key state gradients round", False),
-    "model": ("state", False),
-    "local": ("state", True),
-    "away": ("before after round", True),
-    "refuses": ("records", True),
-}
-_OF_PROBLEM = {
-    "init": ("key", False),
-    "loss": ("params batch", False),
-    "sample": ("key data", False),
-    "gradient": ("params batch", True),
-    "evaluate": ("params data shared", True),
-    "take": ("batch b", True),
-}
-
-
 def need_arrays(where: str, tree: PyTree) -> PyTree:
     """The tree that a user's function returned.
 
@@ -138,7 +110,19 @@ def parameters(problem: Problem) -> Params:
 
 @lru_cache(maxsize=64)
 def _parameters(init: Callable) -> Params:
-    return jax.eval_shape(init, jax.eval_shape(lambda: jax.random.key(0)))
+    return started("init of the problem", init)
+
+
+def started(where: str, init: Callable) -> Params:
+    """The shapes and types of the parameters that `init` makes of a key.
+
+    Args:
+        where: names it in the message.
+
+    Raises:
+        ValueError: they are not arrays.
+    """
+    return jax.eval_shape(lambda key: need_arrays(where, init(key)), jax.eval_shape(lambda: jax.random.key(0)))
 
 
 @contextmanager

@@ -180,7 +180,7 @@ def finite_sum(
     shared = _held_out(test, metrics, some)
     rows = jax.eval_shape(_rows, stacked)
     functions, measured = adapt(model, rows.inputs), tuple((metrics or {}).items())
-    params = jax.eval_shape(functions.init, jax.eval_shape(lambda: jax.random.key(0)))
+    params = protocol.started(f"{name}: init of the model", functions.init)
     mean = MeanLoss(functions.apply, loss, l2)
     _need_per_sample(name, mean, measured, params, rows)
     at_once = chunk or accumulate.fitting(jax.value_and_grad(mean.total), params, rows)

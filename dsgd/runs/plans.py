@@ -86,7 +86,6 @@ def check_runnable(algorithm: Algorithm, problem: Problem, key: jax.Array, clust
     that are away, leaves of the data differ in N, weights that are not those of its workers, or parameters are not floating point; a
     RuntimeError where JAX cannot compute."""
     forks.need_threads()
-    protocol.need_functions(algorithm, problem)
     N = problem.workers
     if algorithm.workers not in (None, N):
         raise ValueError(f"{algorithm.name} is built for {algorithm.workers} workers, {problem.name} has {N}; need the same number")
