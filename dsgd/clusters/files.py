@@ -38,7 +38,7 @@ class Equal(NamedTuple):
 
 
 @checks.arguments
-def save(path: str | Path, cluster: Equal, about: Mapping[str, Any] | None = None) -> None:
+def save(path: str | Path, cluster: Equal, about: Mapping[Any, Any] | None = None) -> None:
     """Writes a cluster for `load`.
 
     Args:
@@ -47,11 +47,12 @@ def save(path: str | Path, cluster: Equal, about: Mapping[str, Any] | None = Non
         about: what else is worth keeping, as JSON; nobody reads it.
 
     Raises:
-        ValueError: numbers that make no cluster; a file that cannot be written.
+        ValueError: numbers that make no cluster; a file that cannot be written; an `about` that has no form in JSON.
     """
     _need("clusters.save", cluster)
+    file = records.expanded("clusters.save: path", path)
     try:
-        records.write_json(Path(path), {"kind": _KIND, **cluster._asdict(), "about": dict(about or {})})
+        records.write_json(file, {"kind": _KIND, **cluster._asdict(), "about": dict(about or {})})
     except OSError as error:
         raise ValueError(f"clusters.save: path = {path}: it cannot be written ({error.strerror})") from error
 
@@ -66,8 +67,9 @@ def load(path: str | Path) -> Equal:
     Raises:
         ValueError: no such file, or one that is no cluster of equal workers: it says what is wrong, and where.
     """
+    file = records.expanded("clusters.load: path", path)
     try:
-        found = json.loads(Path(path).read_text())
+        found = json.loads(file.read_text())
     except OSError as error:
         raise ValueError(f"clusters.load: {path}: it cannot be read ({error.strerror})") from error
     except json.JSONDecodeError as error:
@@ -83,14 +85,12 @@ def load(path: str | Path) -> Equal:
     if unknown := found.keys() - {"kind", "about", *Equal._fields}:
         raise ValueError(f"{where}: {', '.join(sorted(unknown))}: unknown; need some of {', '.join(Equal._fields)}")
     numbers = {name: found[name] for name in Equal._fields if name in found}
-    for name, value in numbers.items():
-        if not checks.is_number(value):
-            raise ValueError(f"{where}: {name} = {value!r}: need a number")
-    cluster = Equal(**{name: float(value) for name, value in numbers.items()})
-    _need(where, cluster)
-    return cluster
+    _need(where, Equal(**numbers))
+    return Equal(**{name: float(value) for name, value in numbers.items()})
 
 
 def _need(where: str, cluster: Equal) -> None:
     for name, value in cluster._asdict().items():
+        if not checks.is_number(value):
+            raise ValueError(f"{where}: {name} = {checks.shown(value)}: need a number")
         need_number(f"{where}: {name}", value, least=0, more=name == "bandwidth")

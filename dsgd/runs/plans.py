@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,7 +128,7 @@ def _need_weights(problem: Problem, N: int) -> None:
 
 
 def warn_of_periods(methods: Iterable[Algorithm], N: int, steps: int, before: int, cluster: Cluster | None) -> None:
-    """Warns where nothing is sent in the whole run, or workers are drawn again between two rounds with messages.
+    """Warns where nothing is sent in the whole run, where workers are drawn again between two rounds with messages, or only once.
 
     Args:
         methods: that run, with periods that are not traced.
@@ -137,15 +137,30 @@ def warn_of_periods(methods: Iterable[Algorithm], N: int, steps: int, before: in
         before: rounds that it goes on from.
         cluster: on which it runs.
     """
-    for period, name in {method.pattern.period: method.name for method in methods}.items():
-        sends = f"{name} sends messages in the last of every {period} rounds"
+    periods = {method.pattern.period: method.name for method in methods}
+    for words in (*_silent(periods, steps, before), *_drawn_again(periods, N, steps, before, cluster)):
+        warnings.warn(words, stacklevel=4)  # of the caller of `run` or `sweep`
+
+
+def _silent(periods: dict[int, str], steps: int, before: int) -> Iterator[str]:
+    for period, name in periods.items():
         if not before and steps < period:
-            warnings.warn(f"{sends}, but the run has steps = {steps}, so that nothing is sent; pass steps >= {period}", stacklevel=4)
-        if period == 1 or cluster is None or cluster.present is None or cluster.present_for == period:
-            continue
-        if presence.drawn(cluster.present, N):
-            remedy = f"so that others take part in the rounds between; pass Cluster(..., present_for={period})"
-            warnings.warn(f"{sends}, but workers are drawn for present_for = {cluster.present_for}, {remedy}", stacklevel=4)
+            yield f"{name} sends messages every {period} rounds, but the run has steps = {steps}: nothing is sent; pass steps >= {period}"
+
+
+def _drawn_again(periods: dict[int, str], N: int, steps: int, before: int, cluster: Cluster | None) -> Iterator[str]:
+    if cluster is None or cluster.present is None:
+        return
+    rounds = cluster.present_for
+    others = {period: name for period, name in periods.items() if period not in (1, rounds)}
+    once = not before and steps < rounds
+    if not (others or once) or not presence.drawn(cluster.present, N):
+        return
+    for period, name in others.items():
+        remedy = f"others take part in the rounds between; pass Cluster(..., present_for={period})"
+        yield f"{name} sends messages every {period} rounds, but workers are drawn for present_for = {rounds} rounds: {remedy}"
+    if once and not others:
+        yield f"workers are drawn for present_for = {rounds} rounds: the same take part in all steps = {steps}; pass a smaller present_for"
 
 
 def _need_away(algorithm: Algorithm, cluster: Cluster) -> None:

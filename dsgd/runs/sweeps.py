@@ -80,7 +80,7 @@ class Sweep(NamedTuple):
     def at(self, index: tuple[int, ...]) -> History:
         """The history of that grid point, as in `Result`; a ValueError where it is none."""
         self._check(index)
-        return {name: values if name == "step" else values[index] for name, values in self.history.items()}
+        return {name: np.array(values if name == "step" else values[index]) for name, values in self.history.items()}
 
     def _check(self, index: tuple[int, ...]) -> None:
         shape = tuple(map(len, self.grid.values()))

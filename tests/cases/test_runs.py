@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 import itertools
 import os
@@ -31,7 +32,11 @@ from algorithms import (
     unequal_work,
 )
 from dsgd import checks, clusters, compressors, problems, work
+from dsgd.problems import texts
+from dsgd.runs import identity
+from dsgd.runs.checkpoints import Checkpoint
 from dsgd.runs.plans import warn_of_periods
+from experiments.helpers import commands
 from topologies import ring
 
 N, D, T = 4, 3, 5
@@ -147,6 +152,12 @@ def test_a_sweep_keeps_its_grid():
     found = dsgd.sweep(lambda rate: minibatch_sgd(optax.sgd(rate)), linear(), steps=1, key=KEY, mesh=1, rate=rates)
     rates[:] = 7
     assert found.grid["rate"].tolist() == [0.1, 0.2]
+
+
+def test_the_history_of_a_point_may_be_changed():
+    found = swept("loss", np.ones(3), np.ones(3), rate=[1.0, 2.0, 3.0])
+    found.at((1,))["loss"][:] = 0
+    assert (found.history["loss"] == 1).all()
 
 
 @pytest.mark.parametrize("raw", [jax.random.PRNGKey, lambda seed: np.asarray(jax.random.PRNGKey(seed))], ids=["jax", "numpy"])
@@ -439,18 +450,24 @@ def clients(present_for: int) -> clusters.Cluster:
 @pytest.mark.parametrize("name", PERIODIC)
 @pytest.mark.parametrize("present_for", [1, 4])
 def test_workers_that_come_and_go_between_two_averagings_are_warned_of(name, present_for):
-    told = rf"last of every 2 rounds, but workers are drawn for present_for = {present_for}, .*pass Cluster\(..., present_for=2\)"
+    told = rf"every 2 rounds, but workers are drawn for present_for = {present_for} rounds: .*pass Cluster\(..., present_for=2\)"
     with pytest.warns(UserWarning, match=told) as caught:
         warn_of_periods([PERIODIC[name](2)], N, 2, 0, clients(present_for))
     assert len(caught) == 1
 
 
 def test_a_period_longer_than_the_run_is_warned_of():
-    with pytest.warns(UserWarning, match=r"last of every 3 rounds, but the run has steps = 2.*pass steps >= 3"):
+    with pytest.warns(UserWarning, match=r"messages every 3 rounds, but the run has steps = 2: nothing is sent; pass steps >= 3"):
         first = dsgd.run(local_sgd(optax.sgd(0.1), 3), linear(), steps=2, key=KEY, mesh=1)
     dsgd.run(local_sgd(optax.sgd(0.1), 3), linear(), steps=2, key=KEY, mesh=1, start=first)
-    with pytest.warns(UserWarning, match=r"last of every 3 rounds"):
+    with pytest.warns(UserWarning, match="messages every 3 rounds"):
         dsgd.sweep(lambda period: local_sgd(optax.sgd(0.1), period), linear(), steps=2, key=KEY, mesh=1, period=[1, 3])
+
+
+def test_workers_that_are_drawn_once_for_the_whole_run_are_warned_of():
+    with pytest.warns(UserWarning, match="present_for = 4 rounds: the same take part in all steps = 3"):
+        warn_of_periods([minibatch_sgd(optax.sgd(0.1))], N, 3, 0, clients(4))
+    warn_of_periods([minibatch_sgd(optax.sgd(0.1))], N, 4, 0, clients(4))
 
 
 def test_periods_that_fit_are_not_warned_of():
@@ -492,3 +509,168 @@ def test_an_error_in_until_says_where_it_comes_from():
     with pytest.raises(KeyError) as caught:
         dsgd.run(minibatch_sgd(optax.sgd(0.1)), linear(), steps=2, key=KEY, mesh=1, until=lambda history: history["accuracy"] > 1)
     assert "(in until, of a run of minibatch_sgd)" in caught.value.__notes__
+
+
+def of_workers(workers: int) -> dsgd.Problem:
+    return linear(np.ones((workers, 2, D), np.float32))
+
+
+@pytest.mark.parametrize("seeds", [None, 2])
+def test_a_start_with_another_number_of_workers_is_refused_with_both_numbers(seeds):
+    options = {"steps": 2, "key": KEY, "seeds": seeds, "mesh": 1}
+    first = dsgd.run(local_sgd(optax.sgd(0.1), 2), of_workers(2), **options)
+    with pytest.raises(ValueError, match=r"start: a state of 2 workers, but the problem has 4; .*problem._replace\(init="):
+        dsgd.run(local_sgd(optax.sgd(0.1), 2), of_workers(4), start=first, **options)
+
+
+def test_a_checkpoint_of_another_number_of_workers_is_refused_with_both_numbers(tmp_path):
+    options = {"steps": 2, "key": KEY, "mesh": 1, "checkpoint": tmp_path}
+    dsgd.run(local_sgd(optax.sgd(0.1), 2), of_workers(2), **options)
+    with pytest.raises(ValueError, match=r"holds a run of 2 workers, this one has 4; .*problem._replace\(init="):
+        dsgd.run(local_sgd(optax.sgd(0.1), 2), of_workers(4), **options)
+
+
+def test_a_model_is_a_start_for_any_number_of_workers():
+    options = {"key": KEY, "mesh": 1}
+    first = dsgd.run(local_sgd(optax.sgd(0.1), 2), of_workers(2), steps=2, **options)
+    problem = of_workers(4)._replace(init=lambda key: first.params)
+    second = dsgd.run(local_sgd(optax.sgd(0.1), 2), problem, steps=4, **options)
+    assert second.history["loss"][0] == pytest.approx(first.history["loss"][-1])
+    np.testing.assert_allclose(second.params, np.full(D, -0.6), rtol=1e-6)
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_the_home_folder_is_known_wherever_a_path_is_taken(home):
+    equal = clusters.Equal(latency=1e-4, bandwidth=1e9)
+    clusters.save("~/cluster.json", equal)
+    assert clusters.load(Path("~/cluster.json")) == equal
+    assert (home / "cluster.json").exists()
+    dsgd.run(minibatch_sgd(optax.sgd(0.1)), linear(), steps=1, key=KEY, mesh=1, checkpoint="~/run")
+    assert (home / "run" / "dsgd-run.npz").exists()
+    (home / "book.txt").write_text("to be or not to be")
+    assert texts.documents("~/book.txt", 0) == [b"to be or not to be"]
+    with pytest.raises(FileNotFoundError, match=str(home / "files")):
+        problems.load("mnist", "~/files")
+    assert not Path("~").exists()
+
+
+def test_scripts_know_the_home_folder(home):
+    @dataclasses.dataclass(frozen=True)
+    class Args:
+        out: Path = Path("~/results")
+        data_dir: Path | None = Path("~/files")
+        steps: int = 1
+
+    found = []
+    commands.launch(found.append, Args())
+    assert found == [Args(home / "results", home / "files", 1)]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda path: clusters.save(path, clusters.Equal(1e-4, 1e9)),
+        clusters.load,
+        lambda path: dsgd.run(minibatch_sgd(optax.sgd(0.1)), linear(), steps=1, key=KEY, mesh=1, checkpoint=path),
+        lambda path: problems.load("mnist", path),
+        lambda path: problems.language_model(text=path),
+    ],
+    ids=["save", "load", "checkpoint", "data", "text"],
+)
+def test_paths_that_cannot_be_are_refused_in_one_line(call):
+    with pytest.raises(ValueError, match=r"= 'a\\x00b': expected a path without null bytes"):
+        call("a\0b")
+    with pytest.raises(ValueError, match=r"= '~nobody-there/x': the home folder of '~' is not known; pass the whole path"):
+        call("~nobody-there/x")
+
+
+def in_a_circle() -> dict:
+    about: dict = {"what": []}
+    about["what"].append(about)
+    return about
+
+
+def nested() -> dict:
+    about: dict = {}
+    for _ in range(10_000):
+        about = {"what": about}
+    return about
+
+
+@pytest.mark.parametrize(
+    ("about", "told"),
+    [
+        ({(1, 2): 3}, "keys must be str, int.*; expected keys that are texts"),
+        ({"a": {(1, 2): 3}}, "keys must be str, int"),
+        (in_a_circle(), "nothing that contains itself"),
+        (nested(), "recursion"),
+        ({float("nan"): 1}, "expected keys that are texts or finite numbers"),
+    ],
+    ids=["pairs", "pairs inside", "circle", "deep", "nan"],
+)
+def test_what_has_no_form_in_json_is_refused_in_one_line_and_leaves_nothing(about, told, tmp_path):
+    path = tmp_path / "cluster.json"
+    with pytest.raises(ValueError, match=rf"cluster.json: not written, as it has no form in JSON .*{told}") as caught:
+        clusters.save(path, clusters.Equal(1e-4, 1e9), about)
+    assert len(str(caught.value)) < 400
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("latency", ["1 ms", None, True, 1j, np.ones(2)])
+def test_a_cluster_of_no_numbers_is_not_saved(latency, tmp_path):
+    with pytest.raises(ValueError, match=r"clusters.save: latency = .*: need a number"):
+        clusters.save(tmp_path / "cluster.json", clusters.Equal(1e-4, 1e9)._replace(latency=latency))
+
+
+def test_a_checkpoint_that_is_refused_gives_its_folder_back_at_once(tmp_path):
+    file = tmp_path / "dsgd-run.npz"
+    file.write_bytes(b"damaged")
+    with pytest.raises(ValueError, match="is damaged") as caught:
+        Checkpoint(tmp_path, {})
+    file.unlink()
+    with Checkpoint(tmp_path, {}):
+        assert caught.tb, "with the traceback, the first one lives on"
+
+
+def test_a_run_that_fails_gives_its_folder_back_at_once(tmp_path):
+    def fails(history):
+        raise OSError("no network")
+
+    options = {"steps": 2, "key": KEY, "mesh": 1, "checkpoint": tmp_path}
+    with pytest.raises(OSError, match="no network") as caught:
+        dsgd.run(minibatch_sgd(optax.sgd(0.1)), linear(), until=fails, **options)
+    dsgd.run(minibatch_sgd(optax.sgd(0.1)), linear(), **options)
+    assert caught.tb
+
+
+LEAVES = {"a": np.arange(4, dtype=np.int32), "b": np.zeros(2, np.float32)}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {**LEAVES, "a": np.array([0, 1, 2, 4], np.int32)},
+        {**LEAVES, "a": np.arange(4, dtype=np.uint32)},
+        {**LEAVES, "a": np.arange(4, dtype=np.int32).reshape(2, 2)},
+        {"c": LEAVES["a"], "b": LEAVES["b"]},
+        {"a": LEAVES["a"]},
+    ],
+    ids=["value", "type", "shape", "name", "fewer"],
+)
+def test_a_digest_is_of_names_types_shapes_and_values(other):
+    assert identity.digest(LEAVES) == identity.digest({name: leaf.copy() for name, leaf in LEAVES.items()})
+    assert identity.digest(other) != identity.digest(LEAVES)
+    assert identity.digest(LEAVES, "more") != identity.digest(LEAVES)
+
+
+def test_a_checkpoint_is_of_the_values_that_everybody_has(tmp_path):
+    problem = linear()._replace(evaluate=lambda x, data, shared: ({"loss": jnp.sum(x) + jnp.sum(shared)}, None))
+    options = {"steps": 1, "key": KEY, "mesh": 1, "checkpoint": tmp_path}
+    dsgd.run(minibatch_sgd(optax.sgd(0.1)), problem._replace(shared=np.zeros(2, np.float32)), **options)
+    with pytest.raises(ValueError, match=r"holds another run \(data = "):
+        dsgd.run(minibatch_sgd(optax.sgd(0.1)), problem._replace(shared=np.ones(2, np.float32)), **options)
