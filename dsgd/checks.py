@@ -132,12 +132,16 @@ def _held(function: Any, name: str) -> Any:
     return holds
 
 
+def _unchanged(where: str, value: Any) -> Any:
+    return value
+
+
 class _Need(NamedTuple):
     """What an argument must be, how that is said, and what the function gets: of ("run: key", value), the value as a rule."""
 
     met: Callable[[Any], bool]
     words: str
-    taken: Callable[[str, Any], Any] = lambda where, value: value
+    taken: Callable[[str, Any], Any] = _unchanged
     call: str = ""  # of a function: how many arguments it is called with
 
 
@@ -184,7 +188,8 @@ def _need(annotation: Any) -> _Need | None:
     kind = origin or annotation
     if kind is Callable:
         return _function_of(len(inner[0]) if inner and isinstance(inner[0], list) else None)
-    return _Need(lambda value: isinstance(value, kind), _WORDS.get(kind.__name__, f"a {kind.__name__}"))
+    words = _WORDS.get(kind.__name__, f"a {kind.__name__}")
+    return _Need(lambda value: isinstance(value, kind), words, _with_members if kind.__name__ in _MEMBERS else _unchanged)
 
 
 def _any_of(needs: Sequence[_Need | None]) -> _Need | None:
@@ -241,6 +246,20 @@ def need_call(where: str, function: Any, *arguments: str, keywords: Sequence[str
     if not _takes(function, len(arguments), keywords):
         given = f"{shown(function)}, which takes {_signature(function)}"
         raise ValueError(f"{where} = {given}: need a function of {_count(len(named))} ({', '.join(named)})")
+
+
+def _with_members(where: str, value: Any) -> Any:
+    """A method, a problem or a compressor, whose members are functions of what they are called with.
+
+    Raises:
+        ValueError: they are not.
+    """
+    for member, arguments in _MEMBERS[type(value).__name__].items():
+        function = getattr(value, member)
+        arguments += " k" * (member == "sample" and value.numbered)
+        if member not in _OPTIONAL or not (function is None or isinstance(function, str)):
+            need_call(f"{where} = {value.name}: {member}", function, *arguments.split())
+    return value
 
 
 def need_delay(where: str, value: Any) -> float:
@@ -395,6 +414,46 @@ _NEEDS = (
     (numpy.typing.ArrayLike, _NUMBERS),
     (Iterable, _Need(lambda value: isinstance(value, Iterable) and getattr(value, "shape", None) != (), "an iterator")),
 )
+_MEMBERS = {  # what members of tuples of functions are called with, see `dsgd.base`
+    "Algorithm": {
+        "init": "params N",
+        "query": "state round",
+        "update": "key state gradients round",
+        "model": "state",
+        "local": "state",
+        "away": "before after round",
+        "refuses": "records",
+    },
+    "Problem": {
+        "init": "key",
+        "loss": "params batch",
+        "sample": "key data",
+        "gradient": "params batch",
+        "evaluate": "params data shared",
+        "take": "batch b",
+        "refuses": "batches",
+        "keyed": "key batch",
+        "statistics": "params data",
+    },
+    "Compressor": {
+        "compress": "key x",
+        "decompress": "message d",
+        "bits": "message",
+        "mean_bits": "d",
+        "omega": "d",
+        "delta": "d",
+        "resume": "key x message",
+    },
+    "Delays": {"staleness": "key t parts moved"},
+    "Pattern": {
+        "blocking": "N latency transfer",
+        "pipelined": "N latency transfer",
+        "vectors": "N",
+        "messages": "N",
+        "clock": "finish ports convention step",
+    },
+}
+_OPTIONAL = {"local", "away", "refuses", "gradient", "evaluate", "take", "keyed", "statistics", "resume", "messages", "clock"}
 _WORDS = {
     "Algorithm": "a dsgd.Algorithm, algorithms.minibatch_sgd(optax.sgd(0.1)), say",
     "Cluster": "a dsgd.clusters.Cluster, clusters.Cluster(clusters.constant(1.0)), say",

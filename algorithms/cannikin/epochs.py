@@ -157,8 +157,6 @@ def follow(plan: Plan, run: Rounds) -> list[Epoch]:
         total = int(sizes.sum())
         first_batch = first_batch or total
         factor = plan.scaling(noise, total, first_batch)
-        if not checks.is_number(factor) or not 0 <= factor < math.inf:
-            raise ValueError(f"{plan.name}: scaling returned {checks.shown(factor)}: need a finite factor of the step size, at least 0")
         rounds = max(LEAST, math.ceil(plan.samples / total))
         ran = run(sizes, factor, rounds)
         noise = smoothed(noise, _noise_of(ran, sizes), plan.smoothing)

@@ -62,6 +62,18 @@ def check(compressor: Compressor, d: int, *, key: Key | None = None) -> Findings
     return Findings(title, (*wire, _mean_bits(compressor, d, seen), _unbiased(compressor, seen), *_constants(compressor, d, seen)))
 
 
+def need_message(compressor: Compressor, message: Any) -> Any:
+    """What `compress` gave, if it is a tree of arrays.
+
+    Raises:
+        ValueError: it is not.
+    """
+    leaves = jax.tree.leaves(message)
+    if not leaves or not all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves):
+        raise ValueError(f"{compressor.name}: compress gives {checks.typed(message)}; need a message, a pytree of arrays")
+    return message
+
+
 def need_vector(compressor: Compressor, x: Any, d: int) -> jax.Array:
     """What `decompress` gave, if it is d floating-point elements.
 

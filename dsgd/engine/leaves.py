@@ -39,7 +39,31 @@ def shapes(problem: Problem) -> Params:
 
 @sameness.remembered
 def _shapes(init: Callable) -> Params:
-    return jax.eval_shape(lambda key: init(key), jax.eval_shape(lambda: jax.random.key(0)))
+    return started("init of the problem", init)
+
+
+def started(where: str, init: Callable) -> Params:
+    """The shapes and types of the parameters that `init` makes of a key.
+
+    Args:
+        where: names it in the message.
+
+    Raises:
+        ValueError: they are not arrays.
+    """
+    return jax.eval_shape(lambda key: need_arrays(where, init(key)), jax.eval_shape(lambda: jax.random.key(0)))
+
+
+def need_arrays(where: str, tree: PyTree) -> PyTree:
+    """The tree that a user's function returned.
+
+    Raises:
+        ValueError: unless it has leaves, and all of them are arrays or numbers.
+    """
+    found = jax.tree.leaves(tree)
+    if not found or not all(isinstance(leaf, jax.Array | np.ndarray | np.generic | float | int) for leaf in found):
+        raise ValueError(f"{where} returned {checks.typed(tree) if found else checks.shown(tree)}; need a pytree of arrays")
+    return tree
 
 
 def flags(problem: Problem) -> tuple[bool, ...]:

@@ -85,46 +85,6 @@ def held(algorithm: Algorithm, problem: Problem, N: int) -> Algorithm:
     return algorithm._replace(init=init, query=query, update=update, model=model, **members)
 
 
-def need_functions(algorithm: Algorithm, problem: Problem) -> None:
-    """Raises a ValueError where a member of a method or a problem is no function of the arguments that it is called with."""
-    for of, members in ((algorithm, _OF_ALGORITHM), (problem, _OF_PROBLEM)):
-        for member, (arguments, optional) in members.items():
-            function = getattr(of, member)
-            if not (optional and (function is None or isinstance(function, str))):
-                checks.need_call(f"{of.name}: {member}", function, *arguments.split())
-
-
-_OF_ALGORITHM = {
-    "init": ("params N", False),
-    "query": ("state round", False),
-    "update": ("key state gradients round", False),
-    "model": ("state", False),
-    "local": ("state", True),
-    "away": ("before after round", True),
-    "refuses": ("records", True),
-}
-_OF_PROBLEM = {
-    "init": ("key", False),
-    "loss": ("params batch", False),
-    "sample": ("key data", False),
-    "gradient": ("params batch", True),
-    "evaluate": ("params data shared", True),
-    "take": ("batch b", True),
-}
-
-
-def need_arrays(where: str, tree: PyTree) -> PyTree:
-    """The tree that a user's function returned.
-
-    Raises:
-        ValueError: unless it has leaves, and all of them are arrays or numbers.
-    """
-    leaves = jax.tree.leaves(tree)
-    if not leaves or not all(isinstance(leaf, jax.Array | np.ndarray | np.generic | float | int) for leaf in leaves):
-        raise ValueError(f"{where} returned {checks.shown(tree) if not leaves else checks.typed(tree)}; need a pytree of arrays")
-    return tree
-
-
 def need_counted(name: str, counted: jax.Array, done: int) -> None:
     """Raises a ValueError where a method's State.step, of all runs, is not the number of rounds done."""
     steps = np.asarray(counted)

@@ -263,7 +263,10 @@ def cost(pattern: Pattern, workers: int, latency: Seconds, transfer: Seconds, co
         if not np.all((value >= 0) & (value < np.inf)):  # also catches NaN
             raise ValueError(f"cost with {what} = {value}: need seconds >= 0, finite")
     check_convention(convention)
-    return getattr(pattern, convention)(workers, latency, transfer)
+    seconds = getattr(pattern, convention)(workers, latency, transfer)
+    if not checks.is_numeric(seconds):
+        raise ValueError(f"cost: {convention} of {pattern.name} gives {checks.typed(seconds)}; need seconds")
+    return seconds
 
 
 @checks.arguments

@@ -244,7 +244,7 @@ def finite_sum(
     shared = _held_out(test, metrics, some)
     rows = jax.eval_shape(lambda data: _rows(pooled.flat(data) if isinstance(data, Pooled) else data), examples)
     functions, measured = adapt(model, rows.inputs), tuple((metrics or {}).items())
-    params = jax.eval_shape(functions.init, jax.eval_shape(lambda: jax.random.key(0)))
+    params = leaves.started(f"{name}: init of the model", functions.init)
     trained = leaves.of(name, params, functions.trainable)
     if trainable is not None:
         trained = tuple(map(bool, np.logical_and(trained, leaves.of(name, params, trainable))))
@@ -338,12 +338,15 @@ def _held_out(
 
 def _need_per_sample(name: str, loss: MeanLoss, metrics: Metrics, params: PyTree, rows: Examples) -> None:
     """Raises a ValueError where losses or metrics are not of the samples, each on its own."""
+    for what, function in metrics:
+        checks.need_call(f"{name}: metric {what!r}", function, "outputs", "targets")
 
     def values(params, piece):
         with protocol.noted(f"model of {name}"):
-            outputs = loss.apply(params, piece.inputs)
+            outputs = leaves.need_arrays(f"{name}: model", loss.apply(params, piece.inputs))
         with protocol.noted(f"loss and metrics of {name}"):
-            return {what: function(outputs, piece.targets) for what, function in (("loss", loss.per_sample), *metrics)}
+            functions = (("loss", loss.per_sample), *metrics)
+            return {what: leaves.need_arrays(f"{name}: {what}", function(outputs, piece.targets)) for what, function in functions}
 
     # Two numbers of samples: [m, 1] beside [m] becomes [m, m], which for one number alone might be a sequence's [m, T].
     found = [jax.eval_shape(values, params, accumulate.of_length(rows, m)) for m in (2, 3)]

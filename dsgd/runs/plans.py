@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from dsgd import array_likes, checks, sameness, workers
 from dsgd.base import Algorithm, Problem
 from dsgd.clusters import Cluster, presence
-from dsgd.engine import leaves, loop, protocol
+from dsgd.engine import leaves, loop
 from dsgd.machines import forks
 
 _ROOM = 1 << 14  # records of all runs in one chunk
@@ -85,7 +85,6 @@ def check_runnable(algorithm: Algorithm, problem: Problem, key: jax.Array, clust
     that are away, leaves of the data differ in N, weights that are not those of its workers, or no parameter can be trained; a
     RuntimeError where JAX cannot compute."""
     forks.need_threads()
-    protocol.need_functions(algorithm, problem)
     N = problem.workers
     if algorithm.workers not in (None, N):
         raise ValueError(f"{algorithm.name} is built for {algorithm.workers} workers, {problem.name} has {N}; need the same number")

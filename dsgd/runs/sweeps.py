@@ -139,7 +139,8 @@ def mean_and_error(values: np.ndarray) -> tuple[Any, Any]:
     if not np.ndim(values) or not len(values):
         raise ValueError(f"mean_and_error: values of shape {np.shape(values)}: need [seeds, ...]")
     seeds = values.shape[0]
-    error = values.std(axis=0, ddof=1) / np.sqrt(seeds) if seeds > 1 else np.zeros(values.shape[1:])
+    with np.errstate(invalid="ignore"):  # of infinite values, it is not a number
+        error = values.std(axis=0, ddof=1) / np.sqrt(seeds) if seeds > 1 else np.zeros(values.shape[1:])
     return values.mean(axis=0), error
 
 
