@@ -225,7 +225,7 @@ def _missing(values: Any) -> int:
     if _library(values) == "pandas":
         nullable = not isinstance(getattr(values, "dtype", None), np.dtype)
         return int(values.isna().sum()) if nullable and hasattr(values, "isna") else 0
-    count = getattr(values, "null_count", 0)
+    count: Any = getattr(values, "null_count", 0)
     return int(count() if callable(count) else count) if _library(values) in ("polars", "pyarrow") else 0
 
 

@@ -73,9 +73,9 @@ def load(data: DataSource, data_dir: str | Path | None = None, *, target: str | 
         return _checked(data)
     if not isinstance(data, str | Path):
         return _from_arrays("arrays", *_pair(data))
-    if data in BUNDLED:
-        return BUNDLED[data]()
-    if data in FILES:
+    if str(data) in BUNDLED:
+        return BUNDLED[str(data)]()
+    if str(data) in FILES:
         if data_dir is None:
             raise ValueError(f"data {data!r} is read from files: need data_dir (--data-dir), the folder that holds them")
         return _checked(Dataset(name=str(data), **files.read(str(data), records.expanded("data_dir", data_dir))))

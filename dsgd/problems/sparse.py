@@ -107,7 +107,7 @@ def smaller(where: str, *matrices: Any) -> tuple[SparseRows | np.ndarray, ...]:
     return tuple(_padded(where, matrix, longest) for matrix in rows)
 
 
-def _canonical(where: str, matrix: Any) -> csr_array:
+def _canonical(where: str, matrix: Any) -> Any:
     """Without zeros or duplicates, in JAX's default type."""
     if not issparse(matrix) or matrix.ndim != 2:
         raise ValueError(f"{where} = {checks.typed(matrix)}: expected a sparse matrix [M, features] of scipy's, scipy.sparse.csr_array(X)")
@@ -123,12 +123,12 @@ def _canonical(where: str, matrix: Any) -> csr_array:
     return rows
 
 
-def _longest(rows: csr_array) -> int:
+def _longest(rows: Any) -> int:
     """How many entries the longest row has, and at least 1."""
     return max(1, int(np.diff(rows.indptr).max(initial=0)))
 
 
-def _padded(where: str, rows: csr_array, longest: int | None) -> SparseRows:
+def _padded(where: str, rows: Any, longest: int | None) -> SparseRows:
     k = _longest(rows) if longest is None else checks.positive_int("sparse_rows: longest", longest)
     if k < _longest(rows):
         raise ValueError(f"{where} has a row with {_longest(rows)} entries; expected at most longest = {k}")

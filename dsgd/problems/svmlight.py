@@ -63,12 +63,14 @@ def read(*paths: Path) -> list[tuple[csr_array, np.ndarray]]:
     return [(csr_array(matrix[:, first:]), labels) for matrix, labels in tables]
 
 
-def _read(path: Path) -> tuple[csr_array, np.ndarray]:
+def _read(path: Path) -> tuple[Any, np.ndarray]:
     from sklearn.datasets import load_svmlight_file  # noqa: PLC0415 (takes a second)
+
+    read: Any = load_svmlight_file
 
     try:
         with _open(path) as file:
-            matrix, labels, *_ = load_svmlight_file(file, zero_based=True)
+            matrix, labels = read(file, zero_based=True)
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise ValueError(f"{path}: cannot be read ({error}); expected a LIBSVM file, plain or whole .bz2, .gz or .xz") from error
     except (ValueError, OverflowError) as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dsgd import checks, records
 from dsgd.problems import grammar
+from dsgd.problems.files import is_there
 
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -29,19 +30,19 @@ def documents(text: str | Path, seed: int) -> list[bytes]:
     if text == "grammar":
         return grammar.documents(seed)
     path, given = records.expanded("language_model: text", text), f"language_model: text = {checks.shown(str(text))}"
-    if text == "" or not _is_there(path):
+    if text == "" or not is_there(path, Path.exists):  # False for a text itself, as a name too long
         raise ValueError(f"{given}, and no such file is there: need 'docstrings', 'grammar', a file or a folder")
-    read = [file.read_bytes() for file in (_below(path) if path.is_dir() else [path])]
+    read = [_read(file, given) for file in (_below(path) if path.is_dir() else [path])]
     if not any(read):
         raise ValueError(f"{given}: all of its files ({len(read)} that are not hidden) are empty; need some text")
     return [raw for raw in read if raw]
 
 
-def _is_there(path: Path) -> bool:
+def _read(file: Path, given: str) -> bytes:
     try:
-        return path.exists()
-    except OSError:  # a name that is too long: the text itself, say
-        return False
+        return file.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{given}: {str(file)!r} cannot be read ({error.strerror}); expected files of text that can be read") from error
 
 
 def _below(folder: Path) -> list[Path]:

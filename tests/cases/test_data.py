@@ -636,6 +636,20 @@ def test_cifar_100_is_read_binary_and_pickled(tmp_path, data, classes, label, bi
         problems.load(data, tmp_path)
 
 
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs a file that no one can read from its beginning")
+@pytest.mark.parametrize("load", [problems.load, problems.language_model], ids=["data", "text"])
+def test_files_that_cannot_be_read_are_named(load, tmp_path):
+    for name, inner in (("closed.csv", ""), ("closed", ""), ("folder/a.txt", "folder")):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.symlink_to("/proc/self/mem")
+        given = tmp_path / inner if inner and load is problems.language_model else path
+        options = {"target": "y"} if name.endswith(".csv") and load is problems.load else {}
+        with pytest.raises(ValueError, match=rf"{name}.*cannot be read .*; expected") as error:
+            load(given, **options)
+        assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("folder", ["nul\0byte", "x" * 5000])
 @pytest.mark.parametrize("data", ["mnist", "cifar-10", "a9a", "table.csv", "nul\0byte"])
 def test_paths_that_cannot_be_are_one_line(data, folder):
