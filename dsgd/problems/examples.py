@@ -65,7 +65,7 @@ class minibatch:  # noqa: N801 (made and called like the functions that it stand
 
     def __post_init__(self) -> None:
         checks.positive_int("minibatch: batch_size", self.batch_size)
-        if not isinstance(self.replacement, bool) and self.replacement != EPOCH:
+        if not isinstance(self.replacement, bool | np.bool_) and self.replacement != EPOCH:
             raise ValueError(f"minibatch: replacement = {self.replacement!r}; expected True, False or {EPOCH!r}")
 
     def __call__(self, key: jax.Array, mine: Examples | Pooled, number: jax.Array | None = None) -> Examples:
@@ -190,7 +190,8 @@ def stacked(inputs: PyTree, targets: PyTree, parts: list[np.ndarray]) -> Example
     row = sum(leaf[:1].nbytes for leaf in jax.tree.leaves((inputs, targets)))
     more = N * max(sizes) - sum(sizes)
     if agreement.alone() and more > sum(sizes) and more * row > _WASTE:
-        return pool(*jax.tree.map(converted, (inputs, targets)), parts, Examples)
+        inputs, targets = jax.tree.map(converted, (inputs, targets))
+        return pool(inputs, targets, parts, Examples)
     return pad(inputs, targets, parts)
 
 

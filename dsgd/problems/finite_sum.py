@@ -188,6 +188,7 @@ def finite_sum(
         sizes = list(map(len, parts))
         examples = stacked(inputs, targets, parts)
     _need_samples(name, sizes, min_samples)
+    whole = replacement != EPOCH and bool(replacement)  # batches, whatever a worker has
     if replacement == EPOCH and max(sizes) * batch_size >= 1 << 32:
         raise ValueError(f"{name}: epochs of {max(sizes)} samples in batches of {batch_size}; expected a product below 2^32")
     shared = _held_out(test, metrics, some)
@@ -197,9 +198,10 @@ def finite_sum(
     mean = MeanLoss(functions.apply, loss, l2)
     _need_per_sample(name, mean, measured, params, rows)
     at_once = chunk or accumulate.fitting(jax.value_and_grad(mean.total), params, rows)
-    mean = replace(mean, at_once=max(batch_size, at_once // workers))
+    of_worker = max(batch_size, at_once // workers)
+    mean = replace(mean, at_once=of_worker)
     if isinstance(examples, Pooled):
-        examples = replace(examples, piece=min(-(-sum(sizes) // workers), mean.at_once))
+        examples = replace(examples, piece=min(-(-sum(sizes) // workers), of_worker))
     return Problem(
         init=functions.init,
         loss=mean,
@@ -213,7 +215,7 @@ def finite_sum(
         take=first,
         weights=_weights(name, weights, sizes),
         numbered=replacement == EPOCH,
-        batch_sizes=None if replacement is True or min(sizes) >= batch_size else tuple(min(batch_size, size) for size in sizes),
+        batch_sizes=None if whole or min(sizes) >= batch_size else tuple(min(batch_size, size) for size in sizes),
     )
 
 

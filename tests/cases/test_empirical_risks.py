@@ -157,6 +157,7 @@ def test_the_smoothness_is_that_of_the_weighted_functions():
     rows = np.asarray(plain.data.inputs[0])[np.asarray(plain.data.weights[0]) > 0]
     features = np.concatenate([rows, np.ones((len(rows), 1))], axis=1)
     first = np.linalg.norm(features, 2) ** 2 / (2 * len(rows)) + 1e-4
+    assert plain.constants.smoothness is not None
     assert heavy.constants.smoothness == pytest.approx(max(4 * first, plain.constants.smoothness), rel=1e-5)
 
 
