@@ -91,7 +91,7 @@ def laid_out(data: PyTree, devices: int) -> PyTree:
     S = -(-int(totals.max()) // n)
     index = np.minimum(begins[:, None] + np.arange(n * S), begins[:, None] + totals[:, None] - 1)
 
-    def rows(leaf: jax.Array) -> np.ndarray:
+    def rows(leaf: jax.Array | np.ndarray) -> np.ndarray:
         host = np.asarray(leaf)
         flat = host.reshape(-1, *host.shape[2:])
         return flat[index].reshape(devices * n, S, *flat.shape[1:])
@@ -163,7 +163,7 @@ def of_worker(data: PyTree, n: int) -> PyTree:
         return jax.tree.map(lambda leaf: np.asarray(leaf[n]), data)
     begin, size = int(data.offset[n]), int(data.size[n])
 
-    def rows(leaf: jax.Array) -> np.ndarray:
+    def rows(leaf: jax.Array | np.ndarray) -> np.ndarray:
         host = np.asarray(leaf)
         return host.reshape(-1, *host.shape[2:])[begin : begin + size]
 

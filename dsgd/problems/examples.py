@@ -19,7 +19,7 @@ from dsgd.machines.arrays import by_worker, from_host
 
 EPOCH = "epoch"
 _LONG = 1 << 16  # samples of a worker up to which a draw without replacement has a random number for each
-_WASTE = 1 << 20  # bytes of padding that are not worth another layout
+_WASTE = 1 << 23  # bytes of padding that are not worth another layout: arrays `[N, longest, ...]` are easier to look at
 _TURNS = 32  # of an order: after so many, the chance that a sample has never been moved is 2^-32
 
 
@@ -182,7 +182,7 @@ def pad(inputs: PyTree, targets: PyTree, parts: list[np.ndarray]) -> Examples:
 
 
 def stacked(inputs: PyTree, targets: PyTree, parts: list[np.ndarray]) -> Examples | Pooled:
-    """The workers' samples as `pad` has them; or in one pool, if padding would more than double the memory, by more than a megabyte.
+    """The workers' samples as `pad` has them; or in one pool, if padding would more than double the memory, by more than 8 MB.
 
     In runs of several processes they are padded.
     """
