@@ -16,7 +16,7 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import clusters, problems
-from dsgd.engine import pooled
+from dsgd.engine import loop, oracle, pooled
 from dsgd.problems.examples import pad
 
 SIZES = [1, 2, 4, 9]
@@ -479,3 +479,28 @@ def test_a_pool_resumes_on_another_number_of_devices(tmp_path):
 def test_a_pool_laid_out_for_other_devices_is_refused():
     with pytest.raises(ValueError, match="data laid out for 2 devices"):
         dsgd.run(COUNTING, unequal()._replace(data=pooled.laid_out(unequal().data, 2)), steps=1, key=KEY, mesh=1)
+
+
+# Real processes.
+
+
+def test_a_worker_alone_computes_its_weighted_loss():
+    """As processes and actors do."""
+    problem = means()
+    x = jnp.ones(2)
+    for n in range(N):
+        alone, data = oracle.of_worker(problem, n), pooled.of_worker(problem.data, n)
+        loss, slope = oracle.with_loss(alone)(x, alone.sample(KEY, data))
+        assert float(loss) == pytest.approx(W[n] * (1 - CENTERS[n]) ** 2, rel=1e-5)
+        np.testing.assert_allclose(slope, W[n] * (1 - CENTERS[n]), rtol=1e-5)
+
+
+def test_a_worker_alone_draws_the_batches_of_the_loop():
+    """The third round's batch of epochs, which one step along the mean shows."""
+    stage = dsgd.run(COUNTING, counting(), steps=2, key=KEY, mesh=1)
+    third = dsgd.run(COUNTING, counting(), steps=1, key=KEY, mesh=1, start=stage)
+    seen = np.flatnonzero(np.asarray(third.params - stage.params))
+    key = loop.split(KEY)[1]
+    for n, part in enumerate(PARTS):
+        batch = loop.batch_of(counting(), key, 2, n, pooled.of_worker(counting().data, n))
+        assert set(np.asarray(batch.inputs)[np.asarray(batch.weights) > 0]) == set(seen) & set(part)
