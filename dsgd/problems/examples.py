@@ -22,7 +22,7 @@ from dsgd.problems import sparse
 
 EPOCH = "epoch"
 _LONG = 1 << 16  # samples of a worker up to which a draw without replacement has a random number for each
-_WASTE = 1 << 20  # bytes of padding that are not worth another layout
+_WASTE = 1 << 23  # bytes of padding that are not worth another layout: arrays `[N, longest, ...]` are easier to look at
 _TURNS = 32  # of an order: after so many, the chance that a sample has never been moved is 2^-32
 
 _OWN_KEY = np.uint32(2**32 - 1)
@@ -72,7 +72,7 @@ class minibatch:  # noqa: N801 (made and called like the functions that it stand
 
     def __post_init__(self) -> None:
         checks.positive_int("minibatch: batch_size", self.batch_size)
-        if not isinstance(self.replacement, bool) and self.replacement != EPOCH:
+        if not isinstance(self.replacement, bool | np.bool_) and self.replacement != EPOCH:
             raise ValueError(f"minibatch: replacement = {self.replacement!r}; expected True, False or {EPOCH!r}")
 
     def __call__(self, key: jax.Array, mine: Examples | Pooled, number: jax.Array | None = None) -> Examples:
@@ -210,7 +210,7 @@ def pad(inputs: PyTree, targets: PyTree, parts: list[np.ndarray]) -> Examples:
 
 
 def stacked(inputs: PyTree, targets: PyTree, parts: list[np.ndarray]) -> Examples | Pooled:
-    """The workers' samples as `pad` has them; or in one pool, if padding would more than double the memory, by more than a megabyte.
+    """The workers' samples as `pad` has them; or in one pool, if padding would more than double the memory, by more than 8 MB.
 
     In runs of several processes they are padded.
     """
@@ -218,7 +218,8 @@ def stacked(inputs: PyTree, targets: PyTree, parts: list[np.ndarray]) -> Example
     row = sum(leaf[:1].nbytes for leaf in jax.tree.leaves((inputs, targets)))
     more = N * max(sizes) - sum(sizes)
     if agreement.alone() and more > sum(sizes) and more * row > _WASTE:
-        return pool(*jax.tree.map(converted, (inputs, targets)), parts, Examples)
+        inputs, targets = jax.tree.map(converted, (inputs, targets))
+        return pool(inputs, targets, parts, Examples)
     return pad(inputs, targets, parts)
 
 

@@ -204,7 +204,8 @@ def finite_sum(
         alpha: concentration of "dirichlet".
         min_samples: that every worker has, at least 1: "dirichlet" is drawn until it has, see `dsgd.problems.split`.
         weights: w, "equal", all 1 as in (5.1); "samples", $w_n = N m_n / M$, so that f is the mean over all M samples; or N numbers, at
-            least 0, which are divided by their mean. The objective, gradients and averages of models have them (`dsgd.Problem`).
+            least 0, which are divided by their mean. The objective, gradients and averages of models have them (`dsgd.Problem`). An
+            optimizer that divides by the gradient's size in each worker of a decentralized method (Adam) cancels them.
         batch_size: B, samples that each worker draws in a round.
         replacement: whether a batch is drawn with replacement. Without, the batch of a worker with m < B samples has all m, and its mean
             is over those. "epoch": each worker goes through its samples in a random order, then in another one, and so on, in batches of
@@ -239,6 +240,7 @@ def finite_sum(
         sizes = list(map(len, parts))
         examples = stacked(inputs, targets, parts)
     _need_samples(name, sizes, min_samples)
+    whole = replacement != EPOCH and bool(replacement)  # batches, whatever a worker has
     if replacement == EPOCH and max(sizes) * batch_size >= 1 << 32:
         raise ValueError(f"{name}: epochs of {max(sizes)} samples in batches of {batch_size}; expected a product below 2^32")
     shared = _held_out(test, metrics, some)
@@ -253,9 +255,10 @@ def finite_sum(
     outputs = jax.eval_shape(functions.apply, params, accumulate.of_length(rows.inputs, 1))
     _need_meaning(name, loss, measured, outputs, examples, shared)
     at_once = chunk or accumulate.fitting(mean.with_slope, params, rows)
-    mean = replace(mean, at_once=max(batch_size, at_once // workers))
+    of_worker = max(batch_size, at_once // workers)
+    mean = replace(mean, at_once=of_worker)
     if isinstance(examples, Pooled):
-        examples = replace(examples, piece=min(-(-sum(sizes) // workers), mean.at_once))
+        examples = replace(examples, piece=min(-(-sum(sizes) // workers), of_worker))
     draw = minibatch(batch_size, replacement)
     return Problem(
         init=functions.init,
@@ -270,7 +273,7 @@ def finite_sum(
         take=first,
         weights=_weights(name, weights, sizes),
         numbered=replacement == EPOCH,
-        batch_sizes=None if replacement is True or min(sizes) >= batch_size else tuple(min(batch_size, size) for size in sizes),
+        batch_sizes=None if whole or min(sizes) >= batch_size else tuple(min(batch_size, size) for size in sizes),
         refuses=meaning.OfBatches(loss, outputs) if isinstance(outputs, jax.ShapeDtypeStruct) else None,
         keyed=keyed if functions.training else None,
         trainable=leaves.Flags(trained),

@@ -76,7 +76,8 @@ def run(
             never within; one that comes to an evaluated record ends with such a one. So how far a run goes depends on the machine. The
             history, the state and the checkpoint are of where it ended.
         train_loss: have the loss on the drawn batches in the history, too: the mean over the workers that computed, each at its own model,
-            or, where the method says how much each computes, over the samples that count.
+            or, where the method says how much each computes, over the samples that count. Losses are multiplied by the
+            workers' weights, if the problem has any.
             It is the gradients' own forward pass, and costs little; where the problem has its own `gradient`, a loss a round.
         progress: show a bar with rounds a second and the current loss.
 

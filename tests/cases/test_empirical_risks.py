@@ -16,7 +16,7 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import clusters, problems
-from dsgd.engine import pooled
+from dsgd.engine import loop, oracle, pooled
 from dsgd.problems.examples import pad
 
 SIZES = [1, 2, 4, 9]
@@ -116,10 +116,9 @@ def test_of_those_who_take_part_the_average_of_models_has_their_weights(name):
 
 def test_wrapped_methods_have_the_weights_of_what_they_wrap():
     given = dsgd.work.micro_batches(np.ones((N, 2), bool), average="workers")
-    for method in (algorithms.local_sgd(optax.sgd(0.1), 1), algorithms.minibatch_sgd(optax.sgd(0.1))):
-        wrapped = algorithms.observed(algorithms.unequal_work(method, given))
-        found = dsgd.run(wrapped, means(), steps=1, key=KEY, mesh=1).params
-        np.testing.assert_allclose(found, 0.1 * minimizer(W), rtol=1e-5)
+    wrapped = algorithms.observed(algorithms.unequal_work(algorithms.local_sgd(optax.sgd(0.1), 1), given))
+    found = dsgd.run(wrapped, means(), steps=1, key=KEY, mesh=1).params
+    np.testing.assert_allclose(found, 0.1 * minimizer(W), rtol=1e-5)
 
 
 def test_a_problem_without_an_evaluation_of_its_own_has_weights_by_one_field():
@@ -157,6 +156,7 @@ def test_the_smoothness_is_that_of_the_weighted_functions():
     rows = np.asarray(plain.data.inputs[0])[np.asarray(plain.data.weights[0]) > 0]
     features = np.concatenate([rows, np.ones((len(rows), 1))], axis=1)
     first = np.linalg.norm(features, 2) ** 2 / (2 * len(rows)) + 1e-4
+    assert plain.constants.smoothness is not None
     assert heavy.constants.smoothness == pytest.approx(max(4 * first, plain.constants.smoothness), rel=1e-5)
 
 
@@ -229,10 +229,15 @@ def test_robust_regression_takes_batches_larger_than_its_data():
 # Partitions with a minimum.
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_dirichlet_partitions_of_digits_work_with_defaults(seed):
+def test_dirichlet_partitions_of_digits_work_with_defaults():
+    labels = problems.load("digits").train_targets
+    for seed in range(20):
+        assert min(map(len, problems.split(labels, 20, "dirichlet", alpha=0.1, seed=seed))) >= 1
+    seed = next(seed for seed in range(20) if min(map(len, problems.split(labels, 20, "dirichlet", alpha=0.1, seed=seed))) < 16)
     problem = problems.logistic_regression("digits", 20, "dirichlet", alpha=0.1, seed=seed, batch_size=16)
-    assert (np.asarray(problem.data.weights).sum(axis=1) >= 1).all()
+    assert problem.workers == 20
+    problem = problems.logistic_regression("digits", 20, "dirichlet", alpha=0.1, seed=seed, batch_size=16, min_samples=16)
+    assert problem.batch_sizes is None
 
 
 @pytest.mark.parametrize("least", [1, 10, 16])
@@ -369,18 +374,17 @@ def test_a_worker_that_is_asked_goes_on_in_its_own_epoch():
     assert sum(round(times.sum() / min(3, size)) for times, size in zip(visits(found.params), SIZES, strict=True)) == 20
 
 
-def test_every_method_takes_batches_of_epochs():
-    for name in ("asgd", "local-sgd"):
-        method = algorithms.make(name, optax.sgd(0.1), N)
-        assert np.isfinite(dsgd.run(method, means(replacement="epoch"), steps=2, key=KEY, mesh=1).params).all()
+def test_seeds_and_single_rounds_take_batches_of_epochs():
+    dsgd.run(algorithms.local_sgd(optax.sgd(0.1), 2), means(replacement="epoch"), steps=2, key=KEY, mesh=1, seeds=2)
     dsgd.compile_round(COUNTING, counting(), 1)
 
 
 # Very unequal clients.
 
 UNEQUAL = [3, 5, 2, 4000, 7, 1, 10, 6]
-ROWS = np.random.default_rng(0).normal(size=(sum(UNEQUAL), 20)).astype(np.float32)
-VALUES = (ROWS @ np.ones(20) + np.arange(len(ROWS)) % 7).astype(np.float32)
+FEATURES = 100
+ROWS = np.random.default_rng(0).normal(size=(sum(UNEQUAL), FEATURES)).astype(np.float32)
+VALUES = (ROWS[:, :9] @ np.ones(9) + np.arange(len(ROWS)) % 7).astype(np.float32)
 
 
 def _linear(params: jax.Array, inputs: jax.Array) -> jax.Array:
@@ -388,7 +392,7 @@ def _linear(params: jax.Array, inputs: jax.Array) -> jax.Array:
 
 
 def _start(key: jax.Array) -> jax.Array:
-    return jnp.zeros(20)
+    return jnp.zeros(FEATURES)
 
 
 @cache
@@ -428,7 +432,7 @@ def test_each_device_has_at_most_the_rows_of_the_one_with_the_most(devices):
     assert data.inputs.shape[1] == -(-sizes.sum(axis=1).max() // n)
     for n_th, size in enumerate(UNEQUAL):
         device = n_th // n
-        flat = np.asarray(data.inputs)[device * n : (device + 1) * n].reshape(-1, 20)
+        flat = np.asarray(data.inputs)[device * n : (device + 1) * n].reshape(-1, FEATURES)
         begin = int(data.offset[n_th])
         np.testing.assert_array_equal(flat[begin : begin + size], pooled.of_worker(unequal().data, n_th).inputs)
 
@@ -446,8 +450,7 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("devices", [1, 4])
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(("name", "devices"), [("batches", 1), ("exact", 1), *((name, 4) for name in RUNS)])
 def test_runs_are_those_of_padded_arrays(name, devices):
     method, options = RUNS[name]
     train_loss = name != "one worker"
@@ -461,13 +464,9 @@ def test_runs_are_those_of_padded_arrays(name, devices):
 
 
 def test_the_objective_of_a_pool_without_an_evaluation_of_its_own():
-    for devices in (1, 2):
-        one, other = (
-            dsgd.run(COUNTING, problem._replace(evaluate=None), steps=1, key=KEY, mesh=devices).history["loss"][0]
-            for problem in (unequal(weights="samples"), with_padding(weights="samples"))
-        )
-        assert one == pytest.approx(other, rel=1e-5)
-        assert one == pytest.approx(np.mean(VALUES.astype(float) ** 2), rel=1e-5)
+    problem = unequal(weights="samples")._replace(evaluate=None)
+    history = dsgd.run(COUNTING, problem, steps=1, key=KEY, mesh=2).history
+    assert history["loss"][0] == pytest.approx(np.mean(VALUES.astype(float) ** 2), rel=1e-5)
 
 
 def test_a_pool_resumes_on_another_number_of_devices(tmp_path):
@@ -480,3 +479,28 @@ def test_a_pool_resumes_on_another_number_of_devices(tmp_path):
 def test_a_pool_laid_out_for_other_devices_is_refused():
     with pytest.raises(ValueError, match="data laid out for 2 devices"):
         dsgd.run(COUNTING, unequal()._replace(data=pooled.laid_out(unequal().data, 2)), steps=1, key=KEY, mesh=1)
+
+
+# Real processes.
+
+
+def test_a_worker_alone_computes_its_weighted_loss():
+    """As processes and actors do."""
+    problem = means()
+    x = jnp.ones(2)
+    for n in range(N):
+        alone, data = oracle.of_worker(problem, n), pooled.of_worker(problem.data, n)
+        loss, slope = oracle.with_loss(alone)(x, alone.sample(KEY, data))
+        assert float(loss) == pytest.approx(W[n] * (1 - CENTERS[n]) ** 2, rel=1e-5)
+        np.testing.assert_allclose(slope, W[n] * (1 - CENTERS[n]), rtol=1e-5)
+
+
+def test_a_worker_alone_draws_the_batches_of_the_loop():
+    """The third round's batch of epochs, which one step along the mean shows."""
+    stage = dsgd.run(COUNTING, counting(), steps=2, key=KEY, mesh=1)
+    third = dsgd.run(COUNTING, counting(), steps=1, key=KEY, mesh=1, start=stage)
+    seen = np.flatnonzero(np.asarray(third.params - stage.params))
+    key = loop.split(KEY)[1]
+    for n, part in enumerate(PARTS):
+        batch = loop.batch_of(counting(), key, 2, n, pooled.of_worker(counting().data, n))
+        assert set(np.asarray(batch.inputs)[np.asarray(batch.weights) > 0]) == set(seen) & set(part)
