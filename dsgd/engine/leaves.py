@@ -39,7 +39,7 @@ def shapes(problem: Problem) -> Params:
 
 @sameness.remembered
 def _shapes(init: Callable) -> Params:
-    return jax.eval_shape(lambda key: init(key), jax.eval_shape(lambda: jax.random.key(0)))
+    return jax.eval_shape(partial(init), jax.eval_shape(lambda: jax.random.key(0)))
 
 
 def flags(problem: Problem) -> tuple[bool, ...]:
@@ -57,9 +57,7 @@ def of(name: str, params: Params, trainable: Any) -> tuple[bool, ...]:
     for path, leaf in tree_leaves_with_path(params):
         if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
             where = keystr(path) or "they"
-            raise ValueError(
-                f"{name}: parameters must be floating point, but {where} has dtype {leaf.dtype}; pass real and imaginary parts"
-            )
+            raise ValueError(f"{name}: parameters must be floating point, but {where} has dtype {leaf.dtype}; pass its two parts")
     chosen = tuple(map(bool, np.logical_and(floating, _bools(name, params, trainable))))
     if not any(chosen):
         given = "no floating-point leaf" if not any(floating) else "no floating-point leaf that is trainable"

@@ -191,8 +191,8 @@ def finite_sum(
         seed: of the partition.
         test: (inputs, targets) that no worker has.
         metrics: by name, (outputs, targets) -> numbers of the samples, `[m, ...]`, whose means over `test` the history has.
-        trainable: which leaves of the parameters are trained, a tree of bools that is a prefix of the parameters' tree, as optax's masks are,
-            or a function from the parameters to it; None: all. Only those are in gradients, in messages and their bits, and in the norm;
+        trainable: which leaves of the parameters are trained, a tree of bools that is a prefix of theirs, as optax's masks are, or a
+            function from the parameters to it; None: all. Only those are in gradients, in messages and their bits, and in the norm;
             the others stay as `init` makes them, as integers do in any case.
         chunk: samples that are evaluated at a time, on each device and of each run; None: as many as need about a quarter of a gigabyte.
             An exact gradient takes chunk / N of each worker's samples at a time, a batch is always whole.
@@ -220,13 +220,13 @@ def finite_sum(
     shared = _held_out(test, metrics, some)
     rows = jax.eval_shape(_rows, stacked)
     functions, measured = adapt(model, rows.inputs), tuple((metrics or {}).items())
-    params = jax.eval_shape(functions.init, jax.eval_shape(lambda: jax.random.key(0)))
+    params = jax.eval_shape(partial(functions.init), jax.eval_shape(lambda: jax.random.key(0)))
     trained = leaves.of(name, params, functions.trainable)
     if trainable is not None:
         trained = tuple(map(bool, np.logical_and(trained, leaves.of(name, params, trainable))))
     mean = MeanLoss(functions.apply, loss, l2, training=functions.training, trained=trained)
     _need_per_sample(name, mean, measured, params, rows)
-    outputs = jax.eval_shape(functions.apply, params, accumulate.of_length(rows.inputs, 1))
+    outputs = jax.eval_shape(partial(functions.apply), params, accumulate.of_length(rows.inputs, 1))
     _need_meaning(name, loss, measured, outputs, stacked, shared)
     at_once = chunk or accumulate.fitting(mean.with_slope, params, rows)
     mean = replace(mean, at_once=max(batch_size, at_once // workers))

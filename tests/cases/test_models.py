@@ -219,3 +219,99 @@ def test_what_only_training_draws_is_off_in_exact_gradients_and_in_the_evaluatio
     jax.tree.map(lambda x, x0, g: np.testing.assert_allclose(x, x0 - 0.1 * g, atol=1e-6), result.params, start, slope)
     with pytest.raises(ValueError, match="exact gradient of a model with batch norm and dropout"):
         dsgd.run(algorithms.gradient_descent(optax.sgd(0.1)), classifier(CYCLE % 2, model=Linen()), steps=1, key=key, mesh=mesh)
+
+
+# Parameters that are not trained
+
+
+Y = X @ np.array([1, 2, 3], np.float32)
+
+
+def with_fixed(key):
+    return {"w": jnp.zeros(3), "frozen": jax.random.normal(key, (3,)), "table": jnp.arange(3), "key": jax.random.fold_in(key, 1)}
+
+
+def predict(params, x):
+    return x @ params["w"] + 0.1 * x @ params["frozen"] + params["table"].sum() + jax.random.normal(params["key"])
+
+
+def only(start):
+    """The same problem of the trained leaf alone."""
+    return problems.Model(lambda key: {"w": jnp.zeros(3)}, lambda params, x: predict({**start, **params}, x))
+
+
+FIXED = {"workers": 3, "batch_size": 4, "l2": 0.1, "loss": optax.squared_error}
+
+
+@pytest.mark.parametrize("name", ["ec-sgd", "dsgd", "local-sgd", "asgd"])
+def test_frozen_and_integer_leaves_stay_and_the_rest_runs_as_without_them(name, mesh, key):
+    model = problems.Model(with_fixed, predict)
+    problem = classifier(Y, model=model, trainable={"w": True, "frozen": False, "table": True, "key": True}, **FIXED)
+    start = problem.init(loop.split(key)[0])
+    found, alone = (
+        dsgd.run(algorithms.make(name, optax.sgd(0.05), 3), each, steps=3, key=key, mesh=mesh)
+        for each in (problem, classifier(Y, model=only(start), **FIXED))
+    )
+    for leaf in ("frozen", "table"):
+        np.testing.assert_array_equal(found.params[leaf], start[leaf])
+    assert jnp.array_equal(jax.random.key_data(found.params["key"]), jax.random.key_data(start["key"]))
+    np.testing.assert_allclose(found.params["w"], alone.params["w"], rtol=1e-6)
+    for column in ("bits", "loss", "grad_sqnorm", "consensus"):
+        np.testing.assert_allclose(found.history[column], alone.history[column], rtol=1e-5)
+
+
+def test_runs_with_fixed_leaves_go_on_from_results_and_checkpoints(tmp_path, mesh, key):
+    problem = classifier(Y, model=problems.Model(with_fixed, predict), trainable=lambda params: {**dict.fromkeys(params, True)}, **FIXED)
+    options = {"key": key, "mesh": mesh, "seeds": 2, "record_every": 4}
+    whole = dsgd.run(SGD, problem, steps=4, **options)
+    first = dsgd.run(SGD, problem, steps=2, checkpoint=tmp_path, **options)
+    resumed = dsgd.run(SGD, problem, steps=4, checkpoint=tmp_path, **options)
+    second = dsgd.run(SGD, problem, steps=2, start=first, **options)
+    for other in (resumed, second):
+        for leaf in ("w", "frozen", "table"):
+            np.testing.assert_array_equal(other.params[leaf], whole.params[leaf])
+
+
+def test_a_problem_of_ones_own_may_have_integer_leaves_with_its_own_gradient_and_evaluation(mesh, key):
+    def slope(params, batch):
+        return {"w": params["w"] - batch, "n": np.zeros((), jax.dtypes.float0)}
+
+    def evaluate(params, data, shared):
+        return {"loss": jnp.sum(params["w"] ** 2) + params["n"]}, None
+
+    problem = dsgd.Problem(
+        init=lambda key: {"w": jnp.ones(2), "n": jnp.int32(3)},
+        loss=lambda params, batch: 0.5 * jnp.sum((params["w"] - batch) ** 2) + params["n"],
+        data=jnp.ones((2, 2)),
+        sample=lambda key, mine: 2 * mine,
+    )
+    for gradient in (None, slope):
+        for evaluation in (None, evaluate):
+            changed = problem._replace(gradient=gradient, evaluate=evaluation)
+            params = dsgd.run(SGD, changed, steps=1, key=key, mesh=mesh).params
+            np.testing.assert_allclose(params["w"], 1.1, rtol=1e-6)
+            assert params["n"] == 3
+
+
+def test_leaves_that_an_optimizer_masks_stay_bit_by_bit_where_models_are_averaged(mesh, key):
+    model = problems.Model(lambda key: {"w": jnp.zeros(3), "frozen": jax.random.normal(key, (3,))}, lambda p, x: x @ (p["w"] + p["frozen"]))
+    problem = classifier(Y, model=model, **FIXED)
+    start = problem.init(loop.split(key)[0])
+    frozen = optax.chain(optax.adam(0.1), optax.masked(optax.set_to_zero(), {"w": False, "frozen": True}))
+    for name in ("local-sgd", "gradient-tracking", "sgp"):
+        found = dsgd.run(algorithms.make(name, frozen, 3), problem, steps=3, key=key, mesh=mesh).params
+        np.testing.assert_array_equal(found["frozen"], start["frozen"])
+        assert np.abs(found["w"]).min() > 0.05
+
+
+@pytest.mark.parametrize(
+    ("trainable", "message"),
+    [
+        ({"w": 1, "frozen": False, "table": True, "key": True}, r"trainable = .*; expected a tree of True and False"),
+        ({"w": True}, "trainable = {'w': True}; expected a prefix of the parameters' tree"),
+        (False, "parameters have no floating-point leaf that is trainable; expected at least one"),
+    ],
+)
+def test_a_choice_of_leaves_that_does_not_fit_is_refused(trainable, message):
+    with pytest.raises(ValueError, match=message):
+        classifier(Y, model=problems.Model(with_fixed, predict), trainable=trainable, **FIXED)
