@@ -79,6 +79,16 @@ def _bools(name: str, params: Params, trainable: Any) -> Sequence[bool]:
         raise ValueError(f"{name}: trainable = {checks.shown(mask)}; expected {expected} ({error})") from None
 
 
+def need_all(name: str, problem: Problem) -> None:
+    """Raises a ValueError if some leaves of the parameters are not trained."""
+    paths = [keystr(path) or "they" for path, _ in tree_leaves_with_path(shapes(problem))]
+    fixed = [path for path, flag in zip(paths, flags(problem), strict=True) if not flag]
+    if fixed:
+        raise ValueError(
+            f"{name}: parameters of {problem.name} that are not trained ({', '.join(fixed)}); real processes expect that all are trained"
+        )
+
+
 def split(chosen: tuple[bool, ...], params: Params) -> tuple[Params, Fixed]:
     """The parameters with None in place of what is not trained, and what is not. Leaves may have leading axes."""
     if all(chosen):

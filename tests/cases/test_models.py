@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import algorithms
 import dsgd
 from dsgd import problems
-from dsgd.engine import loop, oracle
+from dsgd.engine import accumulate, loop, oracle
 
 X = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
 INTEGER_LABELS = optax.softmax_cross_entropy_with_integer_labels
@@ -315,3 +315,63 @@ def test_leaves_that_an_optimizer_masks_stay_bit_by_bit_where_models_are_average
 def test_a_choice_of_leaves_that_does_not_fit_is_refused(trainable, message):
     with pytest.raises(ValueError, match=message):
         classifier(Y, model=problems.Model(with_fixed, predict), trainable=trainable, **FIXED)
+
+
+# Gradients of single samples
+
+
+def least_squares(**options):
+    model = problems.Model(lambda key: {"w": jnp.array([1.0, 0, -1])}, lambda params, x: x @ params["w"])
+    return classifier(Y, model=model, loss=optax.squared_error, **{"workers": 3, "batch_size": 8, "replacement": False, **options})
+
+
+def clipped_mean(x, y, w, C, l2=0.0):
+    slopes = 2 * (x @ w - y)[:, None] * x
+    return np.mean(slopes / np.maximum(1, np.linalg.norm(slopes, axis=1, keepdims=True) / C), axis=0) + l2 * w
+
+
+@pytest.mark.parametrize("l2", [0.0, 0.3])
+def test_gradients_are_clipped_sample_by_sample_before_their_mean(l2, mesh, key):
+    problem = problems.per_sample(least_squares(l2=l2), problems.clipped(0.7))
+    found = dsgd.run(SGD, problem, steps=1, key=key, mesh=mesh).params["w"]
+    w, (x, y) = np.array([1.0, 0, -1]), map(np.asarray, problem.data[:2])
+    np.testing.assert_allclose(found, w - 0.1 * np.mean([clipped_mean(x[n], y[n], w, 0.7, l2) for n in range(3)], axis=0), rtol=1e-5)
+    exact = dsgd.run(algorithms.gradient_descent(optax.sgd(0.1)), problem, steps=1, key=key, mesh=mesh).params["w"]
+    np.testing.assert_allclose(exact, found, rtol=1e-5)
+
+
+def test_clipping_is_that_of_optax_and_in_pieces_as_in_one(monkeypatch):
+    problem, batch = least_squares(), jax.tree.map(lambda leaf: leaf[0], least_squares().data)
+    params = problem.init(jax.random.key(0))
+    each = jax.vmap(jax.grad(lambda params, x, y: jnp.mean(optax.squared_error(x @ params["w"], y))), (None, 0, 0))(params, *batch[:2])
+    dp = optax.contrib.differentially_private_aggregate(0.5, 0.0, key=0)
+    expected = dp.update(each, dp.init(params))[0]["w"]
+    for budget in (1 << 28, 200):
+        monkeypatch.setattr(accumulate, "BUDGET", budget)
+        private = problems.per_sample(problem, problems.clipped(0.5))
+        assert (private.gradient.at_once < 8) == (budget == 200)
+        np.testing.assert_allclose(private.gradient(params, batch)["w"], expected, rtol=1e-5)
+        few = private.gradient(params, problem.take(batch, 3))["w"]
+        np.testing.assert_allclose(few, clipped_mean(*(leaf[:3] for leaf in batch[:2]), np.array([1.0, 0, -1]), 0.5), rtol=1e-5)
+
+
+def test_noise_differs_by_worker_round_and_seed_and_has_its_size(mesh, key):
+    problem = problems.per_sample(
+        least_squares()._replace(loss=lambda params, batch: 0 * params["w"].sum()), problems.clipped(1.0), noise=2.0
+    )
+    step = jax.jit(lambda key, data: oracle.gradients(problem, dsgd.Query(problem.init(key)), key, data, 3)["w"])
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=(P(), P("workers")), out_specs=P("workers"), check_vma=False)
+    rows = np.concatenate([mapped(jax.random.key(i), problem.data) for i in range(60)])
+    assert len(np.unique(rows)) == rows.size
+    assert np.std(rows) == pytest.approx(2 / 8, rel=0.1)
+    with pytest.raises(ValueError, match="noise in exact gradients"):
+        dsgd.run(algorithms.gradient_descent(optax.sgd(0.1)), problem, steps=1, key=key, mesh=mesh)
+
+
+def test_what_has_no_gradients_of_samples_is_refused():
+    with pytest.raises(ValueError, match=r"quadratic.* has a gradient of its own|draws batches of type"):
+        problems.per_sample(problems.random_quadratic(2, 2), problems.clipped(1.0))
+    with pytest.raises(ValueError, match="has batch norm, whose losses are not of single samples"):
+        problems.per_sample(classifier(CYCLE % 2, model=Linen()), problems.clipped(1.0))
+    with pytest.raises(ValueError, match=r"clipped: norm = 0; expected a finite number > 0"):
+        problems.clipped(0)
