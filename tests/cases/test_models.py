@@ -351,16 +351,18 @@ def test_clipping_is_that_of_optax_and_in_pieces_as_in_one(monkeypatch):
         private = problems.per_sample(problem, problems.clipped(0.5))
         assert (private.gradient.at_once < 8) == (budget == 200)
         np.testing.assert_allclose(private.gradient(params, batch)["w"], expected, rtol=1e-5)
-        few = private.gradient(params, problem.take(batch, 3))["w"]
+        few = private.gradient(params, problem.take(batch, jnp.int32(3)))["w"]
         np.testing.assert_allclose(few, clipped_mean(*(leaf[:3] for leaf in batch[:2]), np.array([1.0, 0, -1]), 0.5), rtol=1e-5)
 
 
 def test_noise_differs_by_worker_round_and_seed_and_has_its_size(mesh, key):
-    problem = problems.per_sample(
-        least_squares()._replace(loss=lambda params, batch: 0 * params["w"].sum()), problems.clipped(1.0), noise=2.0
-    )
-    step = jax.jit(lambda key, data: oracle.gradients(problem, dsgd.Query(problem.init(key)), key, data, 3)["w"])
-    mapped = jax.shard_map(step, mesh=mesh, in_specs=(P(), P("workers")), out_specs=P("workers"), check_vma=False)
+    flat = least_squares()._replace(loss=lambda params, batch: 0 * params["w"].sum())
+    problem = problems.per_sample(flat, problems.clipped(1.0), noise=2.0)
+
+    def ask(key, data):
+        return oracle.gradients(problem, dsgd.Query(problem.init(key)), key, data, 3)["w"]
+
+    mapped = jax.jit(jax.shard_map(ask, mesh=mesh, in_specs=(P(), P("workers")), out_specs=P("workers"), check_vma=False))
     rows = np.concatenate([mapped(jax.random.key(i), problem.data) for i in range(60)])
     assert len(np.unique(rows)) == rows.size
     assert np.std(rows) == pytest.approx(2 / 8, rel=0.1)
