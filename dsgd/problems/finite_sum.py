@@ -70,6 +70,10 @@ class MeanLoss(sameness.Compared):
         losses = _means(self.per_sample(outputs, batch.targets))
         return jnp.sum(losses * jnp.where(counted, batch.weights, 0))
 
+    def outputs(self, params: PyTree, batch: Examples) -> PyTree:
+        """The model's, in evaluation, for messages."""
+        return self.apply(params, batch.inputs)
+
     def _in_training(self, params: PyTree, batch: Examples, key: Any) -> PyTree:
         assert self.training is not None
         if self.training.random and not isinstance(key, jax.Array):

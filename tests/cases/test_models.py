@@ -377,3 +377,56 @@ def test_what_has_no_gradients_of_samples_is_refused():
         problems.per_sample(classifier(CYCLE % 2, model=Linen()), problems.clipped(1.0))
     with pytest.raises(ValueError, match=r"clipped: norm = 0; expected a finite number > 0"):
         problems.clipped(0)
+
+
+# Losses that are not finite
+
+
+def test_a_loss_that_is_not_finite_from_finite_data_shows_ranges(mesh, key):
+    """A user's own loss, of which no check knows that its targets are indices."""
+    problem = classifier(CYCLE % 2)._replace(loss=Labels(), evaluate=None)
+    shown = r"data.inputs from -2.\d+ to 1.\d+, data.targets from 0 to 1, .*start from 0 to 0, outputs from 0 to 0"
+    with pytest.raises(dsgd.Diverged, match=f"before the first round, from finite data and a finite start .*{shown}"):
+        dsgd.run(SGD, problem, steps=1, key=key, mesh=mesh)
+
+
+class Labels:
+    def __call__(self, params, batch):
+        return jnp.log(-1.0 - jnp.sum(batch.targets)) + jnp.sum(params)
+
+    def outputs(self, params, batch):
+        return batch.inputs @ params
+
+
+@pytest.mark.parametrize("record_every", [1, 5])
+def test_a_gradient_that_is_nan_where_the_loss_is_finite_is_named(record_every, mesh, key):
+    def apply(params, x):
+        return x @ params["w"] + jnp.sqrt(jnp.sum(params["v"] ** 2)) * x[:, 0]
+
+    model = problems.Model(lambda key: {"w": jnp.ones(3), "v": jnp.zeros(2)}, apply)
+    problem = classifier(Y, model=model, **FIXED)
+    named = r"the gradient in \['v'\] of worker 0 is not finite at the start, where its loss is \(as of sqrt"
+    with pytest.raises(dsgd.Diverged, match=named):
+        dsgd.run(SGD, problem, steps=5, key=key, mesh=mesh, record_every=record_every)
+
+
+def test_a_gradient_that_becomes_nan_later_is_named(mesh, key):
+    problem = dsgd.Problem(
+        init=lambda key: jnp.array(2.0),
+        loss=lambda x, batch: x + jnp.where(x > 0.5, 0.0, jnp.sqrt(jnp.abs(x)) + batch),
+        data=jnp.zeros(2),
+        sample=lambda key, mine: mine,
+    )
+    with pytest.raises(dsgd.Diverged, match=r"the gradient is NaN after round 2, where the loss is 0 \(as of sqrt"):
+        dsgd.run(algorithms.minibatch_sgd(optax.sgd(1.0)), problem, steps=9, key=key, mesh=mesh)
+
+
+def test_a_step_size_that_is_too_large_is_still_blamed(mesh, key):
+    with pytest.raises(dsgd.Diverged, match=r"with step size 1000 .*need a smaller one"):
+        dsgd.run(
+            algorithms.minibatch_sgd(optax.sgd(1e3)),
+            classifier(Y, model=linear(1), loss=lambda o, y: (o[:, 0] - y) ** 2),
+            steps=90,
+            key=key,
+            mesh=mesh,
+        )
