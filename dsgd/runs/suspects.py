@@ -40,10 +40,10 @@ def of(job: Job, history: dict[str, np.ndarray], before: int, run: int) -> str:
 
 
 def _gradient(history: dict[str, np.ndarray], run: int, at: int) -> list[str]:
-    """That the gradient was NaN at the last record with a finite loss, which was not much larger than at the start."""
+    """That the gradient was not finite at the last record with a finite loss, which was not much larger than at the start."""
     loss, sqnorm = (history[name].reshape(-1, history["loss"].shape[-1])[run] for name in ("loss", "grad_sqnorm"))
-    if np.isnan(sqnorm[at]) and not np.isnan(sqnorm[0]) and abs(loss[at]) <= 1e3 * max(1, abs(loss[0])):
-        return [f"the gradient is NaN after round {history['step'][at]}, where the loss is {loss[at]:g} ({_CAUSES})"]
+    if not np.isfinite(sqnorm[at]) and np.isfinite(sqnorm[0]) and abs(loss[at]) <= 1e3 * max(1, abs(loss[0])):
+        return [f"the gradient is not finite after round {history['step'][at]}, where the loss is {loss[at]:g} ({_CAUSES})"]
     return []
 
 
