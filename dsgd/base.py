@@ -296,7 +296,8 @@ class Problem(NamedTuple):
             that is the run's and the worker's, the same for all k: so that a batch may depend on those before, as in epochs.
         refuses: batches from outside, on the host, leaves `[rounds, N, ...]` -> in words why the loss has no meaning on them, or ""; None:
             they are not looked at.
-        keyed: (key, batch from outside) -> the batch, with the key of what its loss draws at random, as `sample` makes it; None: nothing is.
+        keyed: (key, batch from outside) -> the batch, with the key of what its loss draws at random, as `sample` makes it; None: it draws
+            nothing.
         trainable: which leaves of the parameters are trained, a tree of bools that is a prefix of them, or a function from the parameters
             (their shapes and types) to it; None: all. Methods see only leaves that are trainable and floating point, as a tree with None in
             place of the others, which stay as they are: they are neither differentiated nor sent, and cost no bits.

@@ -256,9 +256,9 @@ def _with_members(where: str, value: Any) -> Any:
     """
     for member, arguments in _MEMBERS[type(value).__name__].items():
         function = getattr(value, member)
-        arguments += " k" * (member == "sample" and value.numbered)
         if member not in _OPTIONAL or not (function is None or isinstance(function, str)):
-            need_call(f"{where} = {value.name}: {member}", function, *arguments.split())
+            numbered = member == "sample" and value.numbered
+            need_call(f"{where} = {value.name}: {member}", function, *arguments.split(), *["k"] * numbered)
     return value
 
 

@@ -25,7 +25,7 @@ from algorithms.cannikin.policies import System
 from algorithms.optimizers import Model
 from dsgd import checks, workers
 from dsgd.base import Key, Params, Problem, PyTree
-from dsgd.engine import loop, oracle
+from dsgd.engine import leaves, loop, oracle
 from dsgd.machines import arrays, nodes
 
 Pull = Callable[[jax.Array], tuple[Params]]  # 1 -> (the gradient,); a pytree
@@ -77,6 +77,7 @@ def train_processes(
     decides = {"scaling": scaling, "initial_batch": initial_batch, "smoothing": smoothing, "until": until}
     lengths = {"epochs": epochs, "micro_batches": micro_batches, "samples": samples, "limits": limits}
     plan = own.plan("train_processes", problem, system, _ONE_BUCKET, **lengths, **decides)
+    leaves.need_all("train_processes", problem)
     node = _Node(problem, optimizer, micro_batches, key, nodes.mesh("train_processes", problem.workers))
     found = own.follow(plan, node.epoch)
     return Training(found, node.model, node.model.params)

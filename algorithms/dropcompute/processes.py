@@ -26,7 +26,7 @@ from algorithms.dropcompute.thresholds import ChosenAfter
 from algorithms.optimizers import Model
 from dsgd import checks, workers
 from dsgd.base import Key, Params, Problem, PyTree
-from dsgd.engine import loop, oracle
+from dsgd.engine import leaves, loop, oracle
 from dsgd.machines import arrays, nodes
 
 Delay = Callable[[int, int], float]  # (step, micro-batch) -> seconds
@@ -97,6 +97,7 @@ def train_processes(
     M, steps = checks.positive_int("train_processes: micro_batches", micro_batches), checks.positive_int("train_processes: steps", steps)
     measured = _need_threshold(threshold, steps)
     need_correction("train_processes", correction)
+    leaves.need_all("train_processes", problem)
     mesh = nodes.mesh("train_processes", problem.workers)
     turn = _turn(problem, loop.split(key)[1], M, mesh)
     finish = _finish(optimizer, correction if isinstance(correction, str) else float(correction), M, mesh)

@@ -22,7 +22,7 @@ from algorithms.kimad.monitors import Monitor
 from algorithms.kimad.wire import Frame, Wire, receive, send
 from dsgd import checks
 from dsgd.base import Key, Params, Problem
-from dsgd.engine import loop, oracle, randomness
+from dsgd.engine import leaves, loop, oracle, randomness
 from dsgd.machines import family, nodes
 
 _START = b"s"
@@ -89,6 +89,7 @@ def train_processes(
     N, processes = problem.workers, jax.process_count()
     if processes != N + 1:
         raise ValueError(f"train_processes: {N} workers in {processes} processes: need {N + 1}, of which the first is the server")
+    leaves.need_all("train_processes", problem)
     budgets.need_times("train_processes", round_time, congestion)
     if not 0 < seconds < math.inf:
         raise ValueError(f"train_processes: seconds = {seconds:g}: need finite seconds > 0")

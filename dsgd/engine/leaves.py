@@ -81,9 +81,7 @@ def of(name: str, params: Params, trainable: Any) -> tuple[bool, ...]:
     for path, leaf in tree_leaves_with_path(params):
         if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
             where = keystr(path) or "they"
-            raise ValueError(
-                f"{name}: parameters must be floating point, but {where} has dtype {leaf.dtype}; pass real and imaginary parts"
-            )
+            raise ValueError(f"{name}: parameters must be floating point, but {where} has dtype {leaf.dtype}; pass its two parts")
     chosen = tuple(map(bool, np.logical_and(floating, _bools(name, params, trainable))))
     if not any(chosen):
         given = "no floating-point leaf" if not any(floating) else "no floating-point leaf that is trainable"
@@ -103,6 +101,16 @@ def _bools(name: str, params: Params, trainable: Any) -> Sequence[bool]:
     except ValueError as error:
         expected = f"a prefix of the parameters' tree {checks.shown(jax.tree.map(checks.typed, params))}"
         raise ValueError(f"{name}: trainable = {checks.shown(mask)}; expected {expected} ({error})") from None
+
+
+def need_all(name: str, problem: Problem) -> None:
+    """Raises a ValueError if some leaves of the parameters are not trained."""
+    paths = [keystr(path) or "they" for path, _ in tree_leaves_with_path(shapes(problem))]
+    fixed = [path for path, flag in zip(paths, flags(problem), strict=True) if not flag]
+    if fixed:
+        raise ValueError(
+            f"{name}: parameters of {problem.name} that are not trained ({', '.join(fixed)}); real processes expect that all are trained"
+        )
 
 
 def split(chosen: tuple[bool, ...], params: Params) -> tuple[Params, Fixed]:

@@ -13,6 +13,7 @@ from dsgd.problems.language_model import language_model
 from dsgd.problems.logistic_regression import logistic_regression
 from dsgd.problems.neural_network import neural_network
 from dsgd.problems.partition import PARTITIONS, split
+from dsgd.problems.per_sample import clipped, per_sample
 from dsgd.problems.quadratic import quadratic, random_quadratic
 from dsgd.problems.robust_regression import robust_regression
 from dsgd.problems.sparse import SparseRows, sparse_rows
@@ -31,12 +32,14 @@ __all__ = [
     "ResNet18",
     "SparseRows",
     "Transformer",
+    "clipped",
     "finite_sum",
     "language_model",
     "load",
     "logistic_regression",
     "minibatch",
     "neural_network",
+    "per_sample",
     "quadratic",
     "random_quadratic",
     "robust_regression",

@@ -162,9 +162,9 @@ def _of_linen(module: Any, inputs: PyTree) -> Network:
     others = tuple(sorted(set(variables) - {"params"}))
     evaluated, trained = _LinenApply(*modes[0], others), _LinenTrain(*modes[1], others)
     init = _LinenInit(evaluated, structure, shapes)
-    params = jax.eval_shape(lambda key: init(key), key)
+    params = jax.eval_shape(init, key)
     try:
-        jax.eval_shape(lambda *given: evaluated(*given), params, inputs)
+        jax.eval_shape(evaluated, params, inputs)
     except (InvalidRngError, ModifyScopeVariableError) as error:
         raise _refusal(name, "dropout or batch norm that is always in training mode", _SWITCH) from error
     switched = _arguments(type(module), True) or _fields(module, True)
@@ -340,7 +340,7 @@ def _of_nnx(name: str, parts: _Parts, init: Callable[[jax.Array], PyTree], input
     trainable = None if all(parts.trained) else Flags(parts.trained)
     train = _NnxTrain(parts.graph, parts.streams, arguments[1])
     training = Training(train, parts.averages, bool(parts.streams))
-    params = jax.eval_shape(lambda key: init(key), jax.eval_shape(lambda: jax.random.key(0)))
+    params = jax.eval_shape(init, jax.eval_shape(lambda: jax.random.key(0)))
     need_supported(name, training, params, inputs, parts.trained)
     differs = bool(parts.streams or any(parts.averages) or arguments[1])
     return Network(init, _NnxApply(parts.graph, parts.streams, arguments[0]), trainable, training if differs else None)

@@ -110,8 +110,8 @@ def need_supported(name: str, training: Training, params: PyTree, inputs: PyTree
             )
     if any(training.averages) and _depends(training, params, inputs, key):
         raise ValueError(
-            f"model {name}: its outputs in training depend on its running averages (batch_stats); expected a module whose averages serve the"
-            " evaluation only, as of BatchNorm, since they are not carried from round to round"
+            f"model {name}: its outputs in training depend on its running averages (batch_stats); expected a module whose averages serve"
+            " the evaluation only, as of BatchNorm, since they are not carried from round to round"
         )
 
 

@@ -72,6 +72,10 @@ class MeanLoss(sameness.Compared):
         losses = _means(self.per_sample(outputs, batch.targets))
         return jnp.sum(losses * jnp.where(counted, batch.weights, 0))
 
+    def outputs(self, params: PyTree, batch: Examples) -> PyTree:
+        """The model's, in evaluation, for messages."""
+        return self.apply(params, batch.inputs)
+
     def _in_training(self, params: PyTree, batch: Examples, key: Any) -> PyTree:
         assert self.training is not None
         if self.training.random and not isinstance(key, jax.Array):
@@ -214,8 +218,8 @@ def finite_sum(
         seed: of the partition.
         test: (inputs, targets) that no worker has.
         metrics: by name, (outputs, targets) -> numbers of the samples, `[m, ...]`, whose means over `test` the history has.
-        trainable: which leaves of the parameters are trained, a tree of bools that is a prefix of the parameters' tree, as optax's masks are,
-            or a function from the parameters to it; None: all. Only those are in gradients, in messages and their bits, and in the norm;
+        trainable: which leaves of the parameters are trained, a tree of bools that is a prefix of theirs, as optax's masks are, or a
+            function from the parameters to it; None: all. Only those are in gradients, in messages and their bits, and in the norm;
             the others stay as `init` makes them, as integers do in any case.
         chunk: samples that are evaluated at a time, on each device and of each run; None: as many as need about a quarter of a gigabyte.
             An exact gradient takes chunk / N of each worker's samples at a time, a batch is always whole.
@@ -252,7 +256,7 @@ def finite_sum(
         trained = tuple(map(bool, np.logical_and(trained, leaves.of(name, params, trainable))))
     mean = MeanLoss(functions.apply, loss, l2, training=functions.training, trained=trained)
     _need_per_sample(name, mean, measured, params, rows)
-    outputs = jax.eval_shape(functions.apply, params, accumulate.of_length(rows.inputs, 1))
+    outputs = jax.eval_shape(partial(functions.apply), params, accumulate.of_length(rows.inputs, 1))
     _need_meaning(name, loss, measured, outputs, examples, shared)
     at_once = chunk or accumulate.fitting(mean.with_slope, params, rows)
     of_worker = max(batch_size, at_once // workers)

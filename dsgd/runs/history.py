@@ -119,8 +119,9 @@ class Log:
             records[_EVALUATED] = records[_EVALUATED].astype(bool)
         return {"step": records.pop("step"), "bits": total / self.N, **records}
 
-    def check(self, method: str, learning_rate: float, suspects: Callable[[bool], str]) -> None:
-        """Raises `Diverged` where a loss of the last piece is not finite: for the reason of `suspects` (whether it was so at the start)."""
+    def check(self, method: str, learning_rate: float, suspects: Callable[[History, int, int], str]) -> None:
+        """Raises `Diverged` where a loss of the last piece is not finite: for the reason of `suspects` (the history's evaluated records,
+        how many of them are before the first bad one, and its run)."""
         if np.isfinite(self.pieces[-1]["loss"][..., _mask(self.pieces[-1])]).all():
             return
         history = self.history()
@@ -135,7 +136,7 @@ class Log:
         until = (*[slice(None)] * self.axis, slice(at + 1))
         record = {name: values[: at + 1] if name == "step" else values[until] for name, values in history.items()}
         told = f"{method}: the loss{seed} is {loss.reshape(-1, loss.shape[-1])[run, at]} after round {self.steps[at]}{finite}"
-        if reason := suspects(at == 0):
+        if reason := suspects(evaluated(record), first, run):
             raise Diverged(f"{told}: {reason}; need finite numbers (the error's .history has what went before)", record)
         size = "" if np.isnan(learning_rate) else f", with step size {learning_rate:.6g} (the first step for a gradient of 1)"
         insisted = "".join(f", or a method without {allowed}" for allowed in re.findall(r"\ballow_\w+", method))

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import algorithms
 import dsgd
 from dsgd import problems
-from dsgd.engine import loop, oracle
+from dsgd.engine import accumulate, loop, oracle
 
 X = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
 INTEGER_LABELS = optax.softmax_cross_entropy_with_integer_labels
@@ -219,3 +219,214 @@ def test_what_only_training_draws_is_off_in_exact_gradients_and_in_the_evaluatio
     jax.tree.map(lambda x, x0, g: np.testing.assert_allclose(x, x0 - 0.1 * g, atol=1e-6), result.params, start, slope)
     with pytest.raises(ValueError, match="exact gradient of a model with batch norm and dropout"):
         dsgd.run(algorithms.gradient_descent(optax.sgd(0.1)), classifier(CYCLE % 2, model=Linen()), steps=1, key=key, mesh=mesh)
+
+
+# Parameters that are not trained
+
+
+Y = X @ np.array([1, 2, 3], np.float32)
+
+
+def with_fixed(key):
+    return {"w": jnp.zeros(3), "frozen": jax.random.normal(key, (3,)), "table": jnp.arange(3), "key": jax.random.fold_in(key, 1)}
+
+
+def predict(params, x):
+    return x @ params["w"] + 0.1 * x @ params["frozen"] + params["table"].sum() + jax.random.normal(params["key"])
+
+
+def only(start):
+    """The same problem of the trained leaf alone."""
+    return problems.Model(lambda key: {"w": jnp.zeros(3)}, lambda params, x: predict({**start, **params}, x))
+
+
+FIXED = {"workers": 3, "batch_size": 4, "l2": 0.1, "loss": optax.squared_error}
+
+
+@pytest.mark.parametrize("name", ["ec-sgd", "dsgd", "local-sgd", "asgd"])
+def test_frozen_and_integer_leaves_stay_and_the_rest_runs_as_without_them(name, mesh, key):
+    model = problems.Model(with_fixed, predict)
+    problem = classifier(Y, model=model, trainable={"w": True, "frozen": False, "table": True, "key": True}, **FIXED)
+    start = problem.init(loop.split(key)[0])
+    found, alone = (
+        dsgd.run(algorithms.make(name, optax.sgd(0.05), 3), each, steps=3, key=key, mesh=mesh)
+        for each in (problem, classifier(Y, model=only(start), **FIXED))
+    )
+    for leaf in ("frozen", "table"):
+        np.testing.assert_array_equal(found.params[leaf], start[leaf])
+    assert jnp.array_equal(jax.random.key_data(found.params["key"]), jax.random.key_data(start["key"]))
+    np.testing.assert_allclose(found.params["w"], alone.params["w"], rtol=1e-6)
+    for column in ("bits", "loss", "grad_sqnorm", "consensus"):
+        np.testing.assert_allclose(found.history[column], alone.history[column], rtol=1e-5)
+
+
+def test_runs_with_fixed_leaves_go_on_from_results_and_checkpoints(tmp_path, mesh, key):
+    problem = classifier(Y, model=problems.Model(with_fixed, predict), trainable=lambda params: {**dict.fromkeys(params, True)}, **FIXED)
+    options = {"key": key, "mesh": mesh, "seeds": 2, "record_every": 4}
+    whole = dsgd.run(SGD, problem, steps=4, **options)
+    first = dsgd.run(SGD, problem, steps=2, checkpoint=tmp_path, **options)
+    resumed = dsgd.run(SGD, problem, steps=4, checkpoint=tmp_path, **options)
+    second = dsgd.run(SGD, problem, steps=2, start=first, **options)
+    for other in (resumed, second):
+        for leaf in ("w", "frozen", "table"):
+            np.testing.assert_array_equal(other.params[leaf], whole.params[leaf])
+
+
+def test_a_problem_of_ones_own_may_have_integer_leaves_with_its_own_gradient_and_evaluation(mesh, key):
+    def slope(params, batch):
+        return {"w": params["w"] - batch, "n": np.zeros((), jax.dtypes.float0)}
+
+    def evaluate(params, data, shared):
+        return {"loss": jnp.sum(params["w"] ** 2) + params["n"]}, None
+
+    problem = dsgd.Problem(
+        init=lambda key: {"w": jnp.ones(2), "n": jnp.int32(3)},
+        loss=lambda params, batch: 0.5 * jnp.sum((params["w"] - batch) ** 2) + params["n"],
+        data=jnp.ones((2, 2)),
+        sample=lambda key, mine: 2 * mine,
+    )
+    for gradient in (None, slope):
+        for evaluation in (None, evaluate):
+            changed = problem._replace(gradient=gradient, evaluate=evaluation)
+            params = dsgd.run(SGD, changed, steps=1, key=key, mesh=mesh).params
+            np.testing.assert_allclose(params["w"], 1.1, rtol=1e-6)
+            assert params["n"] == 3
+
+
+def test_leaves_that_an_optimizer_masks_stay_bit_by_bit_where_models_are_averaged(mesh, key):
+    model = problems.Model(lambda key: {"w": jnp.zeros(3), "frozen": jax.random.normal(key, (3,))}, lambda p, x: x @ (p["w"] + p["frozen"]))
+    problem = classifier(Y, model=model, **FIXED)
+    start = problem.init(loop.split(key)[0])
+    frozen = optax.chain(optax.adam(0.1), optax.masked(optax.set_to_zero(), {"w": False, "frozen": True}))
+    for name in ("local-sgd", "gradient-tracking", "sgp"):
+        found = dsgd.run(algorithms.make(name, frozen, 3), problem, steps=3, key=key, mesh=mesh).params
+        np.testing.assert_array_equal(found["frozen"], start["frozen"])
+        assert np.abs(found["w"]).min() > 0.05
+
+
+@pytest.mark.parametrize(
+    ("trainable", "message"),
+    [
+        ({"w": 1, "frozen": False, "table": True, "key": True}, r"trainable = .*; expected a tree of True and False"),
+        ({"w": True}, "trainable = {'w': True}; expected a prefix of the parameters' tree"),
+        (False, "parameters have no floating-point leaf that is trainable; expected at least one"),
+    ],
+)
+def test_a_choice_of_leaves_that_does_not_fit_is_refused(trainable, message):
+    with pytest.raises(ValueError, match=message):
+        classifier(Y, model=problems.Model(with_fixed, predict), trainable=trainable, **FIXED)
+
+
+# Gradients of single samples
+
+
+def least_squares(**options):
+    model = problems.Model(lambda key: {"w": jnp.array([1.0, 0, -1])}, lambda params, x: x @ params["w"])
+    return classifier(Y, model=model, loss=optax.squared_error, **{"workers": 3, "batch_size": 8, "replacement": False, **options})
+
+
+def clipped_mean(x, y, w, C, l2=0.0):
+    slopes = 2 * (x @ w - y)[:, None] * x
+    return np.mean(slopes / np.maximum(1, np.linalg.norm(slopes, axis=1, keepdims=True) / C), axis=0) + l2 * w
+
+
+@pytest.mark.parametrize("l2", [0.0, 0.3])
+def test_gradients_are_clipped_sample_by_sample_before_their_mean(l2, mesh, key):
+    problem = problems.per_sample(least_squares(l2=l2), problems.clipped(0.7))
+    found = dsgd.run(SGD, problem, steps=1, key=key, mesh=mesh).params["w"]
+    w, (x, y) = np.array([1.0, 0, -1]), map(np.asarray, problem.data[:2])
+    np.testing.assert_allclose(found, w - 0.1 * np.mean([clipped_mean(x[n], y[n], w, 0.7, l2) for n in range(3)], axis=0), rtol=1e-5)
+    exact = dsgd.run(algorithms.gradient_descent(optax.sgd(0.1)), problem, steps=1, key=key, mesh=mesh).params["w"]
+    np.testing.assert_allclose(exact, found, rtol=1e-5)
+
+
+def test_clipping_is_that_of_optax_and_in_pieces_as_in_one(monkeypatch):
+    problem, batch = least_squares(), jax.tree.map(lambda leaf: leaf[0], least_squares().data)
+    params = problem.init(jax.random.key(0))
+    each = jax.vmap(jax.grad(lambda params, x, y: jnp.mean(optax.squared_error(x @ params["w"], y))), (None, 0, 0))(params, *batch[:2])
+    dp = optax.contrib.differentially_private_aggregate(0.5, 0.0, key=0)
+    expected = dp.update(each, dp.init(params))[0]["w"]
+    for budget in (1 << 28, 200):
+        monkeypatch.setattr(accumulate, "BUDGET", budget)
+        private = problems.per_sample(problem, problems.clipped(0.5))
+        assert (private.gradient.at_once < 8) == (budget == 200)
+        np.testing.assert_allclose(private.gradient(params, batch)["w"], expected, rtol=1e-5)
+        few = private.gradient(params, problem.take(batch, jnp.int32(3)))["w"]
+        np.testing.assert_allclose(few, clipped_mean(*(leaf[:3] for leaf in batch[:2]), np.array([1.0, 0, -1]), 0.5), rtol=1e-5)
+
+
+def test_noise_differs_by_worker_round_and_seed_and_has_its_size(mesh, key):
+    flat = least_squares()._replace(loss=lambda params, batch: 0 * params["w"].sum())
+    problem = problems.per_sample(flat, problems.clipped(1.0), noise=2.0)
+
+    def ask(key, data):
+        return oracle.gradients(problem, dsgd.Query(problem.init(key)), key, data, 3)["w"]
+
+    mapped = jax.jit(jax.shard_map(ask, mesh=mesh, in_specs=(P(), P("workers")), out_specs=P("workers"), check_vma=False))
+    rows = np.concatenate([mapped(jax.random.key(i), problem.data) for i in range(60)])
+    assert len(np.unique(rows)) == rows.size
+    assert np.std(rows) == pytest.approx(2 / 8, rel=0.1)
+    with pytest.raises(ValueError, match="noise in exact gradients"):
+        dsgd.run(algorithms.gradient_descent(optax.sgd(0.1)), problem, steps=1, key=key, mesh=mesh)
+
+
+def test_what_has_no_gradients_of_samples_is_refused():
+    with pytest.raises(ValueError, match=r"quadratic.* has a gradient of its own|draws batches of type"):
+        problems.per_sample(problems.random_quadratic(2, 2), problems.clipped(1.0))
+    with pytest.raises(ValueError, match="has batch norm, whose losses are not of single samples"):
+        problems.per_sample(classifier(CYCLE % 2, model=Linen()), problems.clipped(1.0))
+    with pytest.raises(ValueError, match=r"clipped: norm = 0; expected a finite number > 0"):
+        problems.clipped(0)
+
+
+# Losses that are not finite
+
+
+def test_a_loss_that_is_not_finite_from_finite_data_shows_ranges(mesh, key):
+    """A user's own loss, of which no check knows that its targets are indices."""
+    problem = classifier(CYCLE % 2)._replace(loss=Labels(), evaluate=None)
+    shown = r"data.inputs from -2.\d+ to 1.\d+, data.targets from 0 to 1, .*start from 0 to 0, outputs from 0 to 0"
+    with pytest.raises(dsgd.Diverged, match=f"before the first round, from finite data and a finite start .*{shown}"):
+        dsgd.run(SGD, problem, steps=1, key=key, mesh=mesh)
+
+
+class Labels:
+    def __call__(self, params, batch):
+        return jnp.log(-1.0 - jnp.sum(batch.targets)) + jnp.sum(params)
+
+    def outputs(self, params, batch):
+        return batch.inputs @ params
+
+
+@pytest.mark.parametrize("record_every", [1, 5])
+def test_a_gradient_that_is_nan_where_the_loss_is_finite_is_named(record_every, mesh, key):
+    def apply(params, x):
+        return x @ params["w"] + jnp.sqrt(jnp.sum(params["v"] ** 2)) * x[:, 0]
+
+    model = problems.Model(lambda key: {"w": jnp.ones(3), "v": jnp.zeros(2)}, apply)
+    problem = classifier(Y, model=model, **FIXED)
+    named = r"the gradient in \['v'\] of worker 0 is not finite at the start, where its loss is \(as of sqrt"
+    with pytest.raises(dsgd.Diverged, match=named):
+        dsgd.run(SGD, problem, steps=5, key=key, mesh=mesh, record_every=record_every)
+
+
+def test_a_gradient_that_becomes_nan_later_is_named(mesh, key):
+    problem = dsgd.Problem(
+        init=lambda key: jnp.array(2.0),
+        loss=lambda x, batch: x + jnp.where(x > 0.5, 0.0, jnp.sqrt(jnp.abs(x)) + batch),
+        data=jnp.zeros(2),
+        sample=lambda key, mine: mine,
+    )
+    with pytest.raises(dsgd.Diverged, match=r"the gradient is not finite after round 2, where the loss is 0 \(as of sqrt"):
+        dsgd.run(algorithms.minibatch_sgd(optax.sgd(1.0)), problem, steps=9, key=key, mesh=mesh)
+
+
+def test_a_step_size_that_is_too_large_is_still_blamed(mesh, key):
+    with pytest.raises(dsgd.Diverged, match=r"with step size 1000 .*need a smaller one"):
+        dsgd.run(
+            algorithms.minibatch_sgd(optax.sgd(1e3)),
+            classifier(Y, model=linear(1), loss=lambda o, y: (o[:, 0] - y) ** 2),
+            steps=90,
+            key=key,
+            mesh=mesh,
+        )

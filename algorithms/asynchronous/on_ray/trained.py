@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from dsgd import checks, clusters, workers
 from dsgd.base import Params, Problem, PyTree
-from dsgd.engine import loop, oracle
+from dsgd.engine import leaves, loop, oracle
 from dsgd.runs.history import Diverged
 
 _MOST = 4096  # seconds that are kept of each worker, by their quantiles
@@ -116,4 +116,5 @@ def _measure(problem: Problem, params: Params, data: PyTree, shared: PyTree) -> 
 
 def start(problem: Problem, key: jax.Array) -> Params:
     """The model before the first update, that of `dsgd.run` with this key; leaves of numpy's."""
+    leaves.need_all("on_ray", problem)
     return jax.tree.map(np.asarray, problem.init(loop.split(key)[0]))

@@ -455,9 +455,12 @@ def test_a_method_for_another_number_of_workers_is_refused(problem, mesh, key):
         dsgd.run(algorithms.decentralized_sgd(optax.sgd(0.1), topologies.ring(5)), problem, steps=1, key=key, mesh=mesh)
 
 
-def test_parameters_that_are_not_floating_point_are_refused(mesh, key):
-    problem = own_problem()._replace(init=lambda key: {"weights": jnp.zeros(3), "count": jnp.zeros(3, jnp.int32)})
-    with pytest.raises(ValueError, match=r"must be floating point, but \['count'\] has dtype int32"):
+def test_parameters_that_cannot_be_trained_are_refused(mesh, key):
+    problem = own_problem()._replace(init=lambda key: {"weights": jnp.zeros(3), "phases": jnp.zeros(3, jnp.complex64)})
+    with pytest.raises(ValueError, match=r"must be floating point, but \['phases'\] has dtype complex64; pass its two parts"):
+        dsgd.run(algorithms.minibatch_sgd(optax.sgd(0.1)), problem, steps=1, key=key, mesh=mesh)
+    problem = own_problem()._replace(init=lambda key: jnp.zeros(3, jnp.int32))
+    with pytest.raises(ValueError, match="parameters have no floating-point leaf; expected at least one to be trained"):
         dsgd.run(algorithms.minibatch_sgd(optax.sgd(0.1)), problem, steps=1, key=key, mesh=mesh)
 
 

@@ -1,0 +1,166 @@
+"""Gradients that are changed sample by sample before their mean is taken, as differential privacy needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dsgd import checks, sameness
+from dsgd.base import Params, Problem, PyTree
+from dsgd.engine import accumulate, leaves, protocol
+from dsgd.problems.examples import Examples, Keyed, keyed
+from dsgd.problems.finite_sum import MeanLoss
+
+_NOISE = np.uint32(2**32 - 2)  # with which a batch's key is folded for the noise
+
+
+@checks.arguments
+@dataclass(frozen=True)
+class clipped:  # noqa: N801 (made and called like the functions that it stands beside)
+    r"""A gradient $g$ -> $g \min(1, C / |g|)$, of the norm over all leaves.
+
+    Args:
+        norm: C.
+
+    Raises:
+        ValueError: if C is not positive and finite.
+    """
+
+    norm: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.norm < math.inf:
+            raise ValueError(f"clipped: norm = {self.norm}; expected a finite number > 0")
+
+    def __call__(self, gradient: PyTree) -> PyTree:
+        factor = 1 / jnp.maximum(1, optax.tree.norm(gradient) / self.norm)
+        return jax.tree.map(lambda leaf: leaf * factor.astype(leaf.dtype), gradient)
+
+
+@checks.arguments
+def per_sample(problem: Problem, transform: Callable[[PyTree], PyTree], *, noise: float = 0.0) -> Problem:
+    r"""The problem whose stochastic gradients are $\frac1B \left( \sum_i T(\nabla \ell_i(x)) + s z \right) + l_2 x$, z standard normal.
+
+    With `clipped(C)` and s = C times the noise multiplier it is the gradient of DP-SGD, which every worker makes of its own batch; so any
+    method is differentially private on samples, as far as its messages depend on gradients only. Batches are drawn as those of the problem,
+    with a fixed number of samples.
+
+        problems.per_sample(problems.logistic_regression(), problems.clipped(1.0), noise=1.1)
+
+    Args:
+        problem: a finite sum, or one whose batches are `problems.Examples`. Its loss and its evaluation stay as they are.
+        transform: T, the gradient of one sample (without the norm's) -> a tree like it.
+        noise: s, the standard deviation of the noise on the sum. It differs by worker, micro-batch, round and key of the run.
+
+    Raises:
+        ValueError: if batches are not `Examples`, the problem has a gradient of its own, its model has batch norm, whose losses are not of
+            single samples, T changes the tree, or noise is negative or not finite.
+
+    Source: Abadi et al., Deep learning with differential privacy, 2016, Algorithm 1; `optax.contrib.differentially_private_aggregate`.
+    """
+    if not 0 <= noise < math.inf:
+        raise ValueError(f"per_sample: noise = {noise}; expected a finite number >= 0")
+    if problem.gradient is not None:
+        raise ValueError(f"per_sample: {problem.name} has a gradient of its own; expected a problem whose gradient is that of its loss")
+    if problem.statistics is not None:
+        raise ValueError(f"per_sample: {problem.name} has batch norm, whose losses are not of single samples; expected a model without it")
+    own = jax.eval_shape(lambda data: jax.tree.map(lambda leaf: leaf[0], data), problem.data)
+    batch = jax.eval_shape(partial(problem.sample), jax.eval_shape(lambda: jax.random.key(0)), own)
+    if not isinstance(batch, Examples):
+        raise ValueError(f"per_sample: {problem.name} draws batches of type {type(batch).__name__}; expected problems.Examples")
+    has_key = isinstance(batch.key, jax.ShapeDtypeStruct)
+    gradient = PerSample(problem.name, problem.loss, transform, float(noise), leaves.flags(problem))
+    rows = accumulate.of_length(gradient.rows(batch), problem.workers * batch.weights.shape[0])
+    at_once = accumulate.fitting(gradient.total, leaves.shapes(problem), rows) // problem.workers
+    return problem._replace(
+        gradient=replace(gradient, at_once=max(1, at_once)),
+        sample=Keyed(problem.sample) if noise and not has_key else problem.sample,
+        keyed=keyed if noise else problem.keyed,
+        constants=problem.constants._replace(noise=None, heterogeneity=None),
+        name=f"{problem.name}, per sample",
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class PerSample(sameness.Compared):
+    """(params, batch) -> the gradient with respect to what is trained, see `per_sample`.
+
+    Args:
+        name: of the problem.
+        loss: of the problem.
+        transform: T.
+        noise: s.
+        trained: which leaves of the parameters are trained.
+        at_once: samples whose gradients are in memory at a time; None: all.
+    """
+
+    name: str
+    loss: Callable[[Params, Examples], jax.Array]
+    transform: Callable[[PyTree], PyTree]
+    noise: float
+    trained: tuple[bool, ...]
+    at_once: int | None = None
+
+    def __call__(self, params: Params, batch: Examples) -> PyTree:
+        total = accumulate.total(self.total, params, self.rows(batch), self.at_once)
+        if self.noise:
+            total = self._noisy(total, batch)
+        count, penalty = jnp.sum(batch.weights), self._penalty(leaves.split(self.trained, params)[0])
+        return jax.tree.map(lambda leaf, more: leaf / count.astype(leaf.dtype) + more, total, penalty)
+
+    def rows(self, batch: Examples) -> Examples:
+        """The batch with a key for each sample, if it has one."""
+        if isinstance(batch.key, jax.Array):
+            return batch._replace(key=jax.random.split(batch.key, len(batch.weights)))
+        if isinstance(batch.key, jax.ShapeDtypeStruct):
+            return batch._replace(key=jax.eval_shape(partial(jax.random.split, num=batch.weights.shape[0]), batch.key))
+        return batch
+
+    def total(self, params: Params, rows: Examples, counted: jax.Array) -> PyTree:
+        """The sum over the samples that are `counted`, bool `[m]`."""
+        trained, fixed = leaves.split(self.trained, params)
+
+        def of_one(one):
+            single = Examples(*jax.tree.map(lambda leaf: leaf[None], (one.inputs, one.targets, jnp.ones_like(one.weights))), one.key)
+
+            def loss(trained):
+                whole = leaves.merged(self.trained, params, trained, fixed)
+                return self.loss.of_samples(whole, single) if isinstance(self.loss, MeanLoss) else self.loss(whole, single)
+
+            with protocol.noted(f"loss of {self.name}"):
+                slope = jax.grad(loss)(trained)
+            with protocol.noted(f"transform of per_sample({self.name})"):
+                changed = self.transform(slope)
+            protocol.same(f"per_sample({self.name}): transform gives a tree", changed, slope)
+            return changed
+
+        weights = jnp.where(counted, rows.weights, 0)
+
+        def weighed(leaf):
+            factors = jnp.expand_dims(weights, tuple(range(1, leaf.ndim))).astype(leaf.dtype)
+            return jnp.sum(jnp.where(factors > 0, factors * leaf, 0), axis=0)
+
+        return jax.tree.map(weighed, jax.vmap(of_one)(rows))
+
+    def _noisy(self, total: PyTree, batch: Examples) -> PyTree:
+        if not isinstance(batch.key, jax.Array):
+            raise ValueError(
+                f"per_sample({self.name}): noise in exact gradients, which are not drawn; use a method that draws batches, minibatch_sgd"
+            )
+        each, structure = jax.tree.flatten(total)
+        keys = jax.random.split(jax.random.fold_in(batch.key, _NOISE), len(each))
+        noisy = [leaf + self.noise * jax.random.normal(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, each, strict=True)]
+        return jax.tree.unflatten(structure, noisy)
+
+    def _penalty(self, trained: Params) -> Any:
+        """The gradient of the norm, which depends on no sample."""
+        l2 = self.loss.l2 if isinstance(self.loss, MeanLoss) else 0.0
+        return jax.tree.map(lambda leaf: l2 * leaf, trained)

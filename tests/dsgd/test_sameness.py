@@ -1,0 +1,107 @@
+"""Users' objects that can be neither compared nor hashed: runs on them work, and the same ones compile once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+
+import algorithms
+import dsgd
+from dsgd import clusters, problems, sameness
+from dsgd.engine import programs
+
+X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+
+
+class Scaled(nn.Module):
+    scale: Any
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(1)(x * self.scale[None])[:, 0]
+
+
+@dataclass
+class Weighted:
+    """A function of a user's: its comparison gives an array, and it has no hash."""
+
+    weights: Any
+    function: Callable[..., Any]
+
+    def __call__(self, *args):
+        return self.function(*args, self.weights)
+
+
+@dataclass(eq=False)
+class Broken:
+    """Whose comparison and hash fail."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, *args):
+        return self.function(*args)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Broken):
+            raise RuntimeError("not comparable")
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        raise RuntimeError("not hashable")
+
+
+def squared(outputs, targets, weights):
+    return weights[0] * (outputs - targets) ** 2
+
+
+def make(wrap):
+    """A problem of such objects, as a cell of a notebook makes it each time that it is run."""
+    scale = np.arange(1, 4, dtype=np.float32)
+    if wrap == "module":
+        return problems.finite_sum(Scaled(jnp.asarray(scale)), optax.squared_error, (X, X[:, 0]), 2, batch_size=2)
+    model = problems.Model(Broken(lambda key: jnp.zeros(3)), Broken(lambda w, x: x @ w))
+    return problems.finite_sum(model, Weighted(scale, squared), (X, X[:, 0]), 2, batch_size=2)
+
+
+@pytest.mark.parametrize("wrap", ["module", "functions"])
+def test_runs_on_objects_that_cannot_be_compared_work_again_and_compile_once(wrap, mesh, key):
+    method, results = algorithms.minibatch_sgd(optax.sgd(0.1)), []
+    problem = make(wrap)
+    cluster = clusters.Cluster(clusters.constant(np.array([1.0, 2.0])))
+    for each in (problem, problem, make(wrap)):
+        results.append(dsgd.run(method, each, steps=2, key=key, mesh=mesh, cluster=cluster).history["loss"])
+        before = programs.compiled()
+        dsgd.run(method, each, steps=2, key=key, mesh=mesh, cluster=cluster)
+        assert programs.compiled() == before
+    np.testing.assert_array_equal(results[0], results[1])
+    np.testing.assert_array_equal(results[0], results[2])
+
+
+def test_what_cannot_be_compared_is_the_same_only_if_it_is_one_object():
+    arrays = np.zeros(2), np.zeros(2)
+    broken = Broken(abs), Broken(abs)
+    for one, other in (arrays, broken, (Weighted(arrays[0], abs), Weighted(arrays[1], abs))):
+        assert sameness.same((one, 1), (one, 1))
+        assert not sameness.same((one, 1), (other, 1))
+        assert {sameness.Key((one,)): 1}[sameness.Key((one,))] == 1
+
+
+def test_what_can_be_compared_is_the_same_if_it_is_equal_and_of_one_type():
+    assert sameness.same((1, [2, {"a": (3,)}]), (1, [2, {"a": (3,)}]))
+    assert sameness.Key(("a", 2)) == sameness.Key(("a", 2))
+    assert not sameness.same(1, True)
+    assert not sameness.same({"a": 1}, {"b": 1})
+
+
+def test_a_function_is_called_once_for_each_key():
+    calls = []
+    known = sameness.remembered(lambda value: calls.append(value) or len(calls))
+    one = Broken(abs)
+    assert [known(sameness.Key(one)), known(sameness.Key(one)), known(sameness.Key(Broken(abs)))] == [1, 1, 2]
