@@ -137,6 +137,8 @@ class Info(NamedTuple):
         elapsed: seconds that this round took, of methods that are driven by events and so keep their own time; None: as long as
             the run's cluster needs for it.
         lost: bits of messages to each worker that were sent and did not arrive, likewise; None: none. Its port was busy as long.
+        outside: indices from users' functions that are outside their range, by what is wrong in words with {} for the index: codes of
+            `dsgd.engine.indices.outside`, the same on every device. The run ends with a ValueError.
     """
 
     bits_up: jax.Array
@@ -145,6 +147,7 @@ class Info(NamedTuple):
     compute: jax.Array | None = None
     elapsed: jax.Array | None = None
     lost: jax.Array | None = None
+    outside: dict[str, jax.Array] = {}  # noqa: RUF012 (a NamedTuple default; never mutated)
 
 
 class Pattern(NamedTuple):
