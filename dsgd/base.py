@@ -142,6 +142,8 @@ class Info(NamedTuple):
         lost: bits of messages to each worker that were sent and did not arrive, likewise; None: none. Its port was busy as long.
         messages: how many messages each worker sent, and how many arrived at it, uint32 `[n, 2]`: of all-reduces and of servers, its part
             of the sum. The history then has `arrived`. None: they are not counted, as on clusters where all arrive.
+        outside: indices from users' functions that are outside their range, by what is wrong in words with {} for the index: codes of
+            `dsgd.engine.indices.outside`, the same on every device. The run ends with a ValueError.
     """
 
     bits_up: jax.Array
@@ -151,6 +153,7 @@ class Info(NamedTuple):
     elapsed: jax.Array | None = None
     lost: jax.Array | None = None
     messages: jax.Array | None = None
+    outside: dict[str, jax.Array] = {}  # noqa: RUF012 (a NamedTuple default; never mutated)
 
 
 class Pattern(NamedTuple):

@@ -23,6 +23,8 @@ from dsgd.base import Round
 
 UNIT = clusters.Cluster(clusters.constant(1.0))  # where a run has no cluster: everybody computes for a second, and messages take no time
 
+_UNROLLED = 8  # servers up to which the trip is one expression, whose loop would cost more than it does
+
 
 class Events(NamedTuple):
     """What the servers and workers are about to do.
@@ -120,18 +122,20 @@ def _trip(events: Events, worker: jax.Array, round: Round, bits: float) -> tuple
     """
     cluster, latency = round.cluster, jnp.float32(round.cluster.latency)
     pipelined = cluster.convention == "pipelined"
-    applied, read, free = [], [], []
-    sent, received = jnp.maximum(events.ready[worker], events.held[worker]), jnp.float32(-jnp.inf)
-    for part in range(events.into.shape[0]):
-        leaving = jnp.maximum(sent, events.into[part] - (latency if pipelined else 0))
+
+    def trip_of_part(busy, part):
+        (sent, received), (into, out) = busy, part
+        leaving = jnp.maximum(sent, into - (latency if pipelined else 0))
         sent = leaving + latency + cluster.sending(round, worker[None], bits, leaving)[0]
-        reading = jnp.maximum(jnp.maximum(sent, received), events.out[part])
+        reading = jnp.maximum(jnp.maximum(sent, received), out)
         down = cluster.receiving(round, worker[None], bits, reading + latency)[0]
         received = reading + latency + down
-        applied.append(sent)
-        read.append(reading)
-        free.append(reading + down if pipelined else received)
-    return jnp.stack(applied), jnp.stack(read), received, jnp.stack(free)
+        return (sent, received), (sent, reading, reading + down if pipelined else received)
+
+    begun = jnp.maximum(events.ready[worker], events.held[worker]), jnp.float32(-jnp.inf)
+    few = events.into.shape[0] <= _UNROLLED
+    (_, received), (applied, read, free) = lax.scan(trip_of_part, begun, (events.into, events.out), unroll=few or 1)
+    return applied, read, received, free
 
 
 def allowed(version: jax.Array, t: jax.Array, bound: int | None) -> jax.Array:

@@ -16,6 +16,7 @@ from algorithms.asynchronous import delays as delays_
 from algorithms.asynchronous.arrivals import Arrival
 from dsgd import checks, counts, network, workers
 from dsgd.base import Algorithm, Info, Params, Query, Round, State
+from dsgd.engine import indices
 from dsgd.network import told
 
 
@@ -86,6 +87,12 @@ def asynchronous_sgd(
         bits = told.bits_of(workers.stack(server.model.params, 1)) / servers
         return arrivals.following(server.events, arrivals.on_cluster(round), bits, bound)
 
+    def outside(staleness, t):
+        if delays is None:
+            return {}
+        words = f"delays.{delays.name} gives a staleness of {{}}; expected 0 to {delays.bound}, and at most t in update t"
+        return {words: indices.outside(staleness, jnp.minimum(t, delays.bound))}
+
     def query(state, round):
         now = arrival(state, round)
         parts = state.server.buffer[jnp.arange(servers), now.slots]
@@ -98,7 +105,8 @@ def asynchronous_sgd(
         buffer = state.server.buffer.at[jnp.arange(servers), now.write].set(cut(model.params, servers))
         bits = jnp.where(workers.ids(round.workers)[:, None] == now.worker, counts.of(told.bits_of(gradients), 1), jnp.uint32(0))
         metrics = {"staleness": jnp.max(now.staleness), "worker": now.worker}
-        return State(state.step + 1, server=Server(model, buffer, now.events)), Info(bits, bits, metrics, elapsed=now.elapsed)
+        info = Info(bits, bits, metrics, elapsed=now.elapsed, outside=outside(now.staleness, round.step))
+        return State(state.step + 1, server=Server(model, buffer, now.events)), info
 
     how = [delays.name if delays else "", f"servers={servers}" * (servers > 1), "" if bound is None else f"bound={bound}"]
     how = list(filter(None, [*how, "staleness_aware" * staleness_aware]))

@@ -18,6 +18,11 @@ from algorithms.dropcompute.stopping import Stop, need_seconds, need_stop
 from dsgd import checks
 
 Thresholds = Annotated[ArrayLike | jax.Array, "seconds, at least 0"]
+_MOST = 10**5  # micro-batches among which a threshold is looked for
+_APART = 1 / 8  # of a standard deviation, between two points at which thresholds are looked for
+_REACH = 10.0  # standard deviations from where on a micro-batch is ready, or is not, to all digits
+_AT_ONCE = 1 << 20  # numbers
+
 Workers = Annotated[ArrayLike, "an integer, at least 1, or an array of them"]
 
 
@@ -180,7 +185,7 @@ def expected_threshold(mean: float, std: float, micro_batches: int, communicatio
         tau, seconds.
 
     Raises:
-        ValueError: as of `expected_step_time`; communication that is negative or not finite.
+        ValueError: as of `expected_step_time`; more than 10^5 micro-batches; communication that is negative or not finite.
 
     Source: Giladi et al., "DropCompute", the last equation of appendix C.2.
     """
@@ -189,17 +194,37 @@ def expected_threshold(mean: float, std: float, micro_batches: int, communicatio
     where = "dropcompute.expected_threshold"
     model = _model(where, mean, std, micro_batches, "preempt")
     need_seconds(where, "communication", communication)
+    if micro_batches > _MOST:
+        raise ValueError(f"{where}: micro_batches = {micro_batches}; expected at most {_MOST:,}: each has a maximum of its own")
 
     def rate(tau: Any) -> Any:
         return _micro_batches(model, np.asarray(tau)) / (tau + communication)
 
-    m, least = np.arange(1, micro_batches + 1), micro_batches * mean / 2
-    near = m * mean + np.sqrt(m) * std * np.linspace(-8, 9, 69)[:, None]  # where the m-th is ready: elsewhere no more are
-    grid = np.unique(np.maximum(near, least))
+    grid = _where_ready(model)
     best = int(np.argmax(rate(grid)))
     beside = grid[max(best - 1, 0)], grid[min(best + 1, grid.size - 1)]
     refined = minimize_scalar(lambda tau: -rate(tau), bounds=beside, method="bounded", options={"xatol": 1e-9 * std}).x
     return float(max(grid[best], refined, key=rate))
+
+
+def _where_ready(model: _Model) -> np.ndarray:
+    """Seconds from M mu / 2 on, in order and a fraction of a standard deviation apart, where some micro-batch may become ready.
+
+    Those that become ready at times of their own have points around each; where their times overlap, all have the same points.
+    """
+    m = np.arange(1, model.micro_batches + 1)
+    mean, std, least = model.mean, np.sqrt(m) * model.std, model.micro_batches * model.mean / 2
+    alone = (17 * std < mean) & (m * mean + 9 * std >= least)
+    near = m[alone] * mean + std[alone] * np.linspace(-8, 9, 69)[:, None]
+    together = m[17 * std >= mean]
+    common = np.zeros(0)
+    if together.size:
+        first = max(least, together[0] * mean - 8 * std[together[0] - 1])
+        # Of m micro-batches the standard deviation is sqrt(m) std: in the root of time, points are equally far apart.
+        ends = np.sqrt(first), np.sqrt(m[-1] * mean + 9 * std[-1])
+        steps = int((ends[1] - ends[0]) * 2 * np.sqrt(mean) / model.std / _APART) + 2
+        common = np.linspace(*ends, steps) ** 2
+    return np.unique(np.maximum(np.concatenate([near.ravel(), common]), least))
 
 
 class _Model(NamedTuple):
@@ -238,9 +263,22 @@ def _approximate(where: str, model: _Model, N: np.ndarray) -> Any:
 def _micro_batches(model: _Model, tau: np.ndarray) -> Any:
     from scipy.special import ndtr  # noqa: PLC0415 (as in `quadratures`)
 
-    counted = range(1, model.micro_batches + (model.stop == "preempt"))
-    ready = sum((ndtr((tau - m * model.mean) / (np.sqrt(m) * model.std)) for m in counted), np.zeros(tau.shape))
-    return ready + (model.stop == "between")
+    most = model.micro_batches - (model.stop == "between")
+    times, reach = np.ravel(tau), _REACH * model.std / model.mean
+    # Those that are ready for certain, and those that may be: within so many standard deviations of tau.
+    middle = np.minimum(times / model.mean, most + reach**2 + reach * np.sqrt(most) + 1)
+    width = np.ceil(reach**2 / 2 + reach * np.sqrt(reach**2 / 4 + middle)) + 1
+    before = np.clip(np.floor(middle - width), 0, most)
+    last = np.clip(np.ceil(middle + width), 0, most)
+    counted = before.copy()
+    longest = int((last - before).max(initial=0))
+    rows = max(1, _AT_ONCE // max(1, longest))
+    for first in range(0, times.size, rows):
+        some = slice(first, first + rows)
+        m = before[some, None] + np.arange(1, int((last - before)[some].max(initial=0)) + 1)
+        ready = ndtr((times[some, None] - m * model.mean) / (np.sqrt(m) * model.std))
+        counted[some] += np.where(m <= last[some, None], ready, 0).sum(axis=1)
+    return counted.reshape(np.shape(tau)) + (model.stop == "between")
 
 
 def _model(where: str, mean: float, std: float, micro_batches: int, stop: Stop) -> _Model:

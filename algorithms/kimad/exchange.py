@@ -16,6 +16,7 @@ from algorithms.kimad.choices import Choices
 from algorithms.kimad.monitors import Monitor
 from dsgd import counts, workers
 from dsgd.base import Gradients, Info, Params, PyTree, Round
+from dsgd.engine import indices
 
 
 class Server(NamedTuple):
@@ -93,14 +94,19 @@ def exchange(terms: Terms, server: Server, known: PyTree, own: Gradients, round:
     moved = exchanges.shaped(workers.stack(answer.seen, 1), lag, terms.down.layer_wise)
     estimate = jax.tree.map(lambda x, change: x + change[0], server.estimate, moved)
 
-    bits, errors, missing = workers.gather((sent.bits, sent.error, sent.missing))
+    bits, errors, missing, wrong = workers.gather((sent.bits, sent.error, sent.missing, sent.outside))
     most = jnp.maximum(server.missing, jnp.maximum(jnp.max(missing), answer.missing))
     after = server._replace(model=model, updates=total, estimate=estimate, missing=most)
     sizes = {"message_up": bits.astype(jnp.float32), "message_down": answer.bits.astype(jnp.float32)}
     metrics = {**plan.shown, **sizes, "error_up": errors, "error_down": answer.error}
     n = sent.bits.shape[0]
-    info = Info(counts.of(sent.bits, n), counts.of(jnp.broadcast_to(answer.bits, (n,)), n), metrics)
+    outside = {_words("to", terms.up): indices.first(wrong), _words("from", terms.down): answer.outside}
+    info = Info(counts.of(sent.bits, n), counts.of(jnp.broadcast_to(answer.bits, (n,)), n), metrics, outside=outside)
     return after, jax.tree.map(jnp.add, known, seen), info
+
+
+def _words(way: str, choices: Choices) -> str:
+    return f"the rule gives the choice {{}} for messages {way} the server; expected 0 to {choices.number - 1} of {choices.name}"
 
 
 def _weighted_sum(seen: Gradients, shares: np.ndarray | None, N: int) -> Params:

@@ -13,6 +13,7 @@ from algorithms.kimad import budgets
 from algorithms.kimad.choices import Choices
 from dsgd import checks, codecs
 from dsgd.base import PyTree
+from dsgd.engine import indices
 
 
 class Message(NamedTuple):
@@ -23,12 +24,14 @@ class Message(NamedTuple):
         bits: uint32.
         error: |seen - sent|^2.
         missing: bits by which it is longer than the budget, 0 where it is not.
+        outside: code of a choice of the rule's that there is not, 0 if all are (`dsgd.engine.indices`).
     """
 
     seen: PyTree
     bits: jax.Array
     error: jax.Array
     missing: jax.Array
+    outside: jax.Array
 
 
 def compress(choices: Choices, rule: Callable, key: jax.Array, tree: PyTree, budget: jax.Array, everything: jax.Array) -> Message:
@@ -56,6 +59,7 @@ def compress(choices: Choices, rule: Callable, key: jax.Array, tree: PyTree, bud
         jnp.where(everything, jnp.uint32(whole), bits),
         jnp.where(everything, 0, jnp.sum(errors[one])),
         jnp.where(everything, 0, missing),
+        indices.outside(chosen, choices.number - 1),
     )
 
 

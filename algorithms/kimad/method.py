@@ -127,8 +127,10 @@ def kimad_sgd(
             return after, Worker(estimates, update.begin(memory, after.estimate)), info
 
         def be_silent():
-            unknown = jax.tree.map(lambda leaf: jnp.full(leaf.shape, jnp.nan, leaf.dtype), jax.eval_shape(speak)[2].metrics)
-            return server, Worker(known, memory), told.nothing(round.workers)._replace(metrics=unknown)
+            info = jax.eval_shape(speak)[2]
+            unknown = jax.tree.map(lambda leaf: jnp.full(leaf.shape, jnp.nan, leaf.dtype), info.metrics)
+            none = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), info.outside)
+            return server, Worker(known, memory), told.nothing(round.workers)._replace(metrics=unknown, outside=none)
 
         result = speak() if update.period == 1 else lax.cond((round.step + 1) % update.period == 0, speak, be_silent)
         server, own, info = result

@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 from dsgd import sums, workers
 from dsgd.base import Algorithm, Constants, Info, Measured, Params, Problem, PyTree, Query, Round, State
 from dsgd.clusters import Cluster, presence
-from dsgd.engine import absence, clock, leaves, measurements, oracle, protocol, randomness
+from dsgd.engine import absence, clock, indices, leaves, measurements, oracle, protocol, randomness
 from dsgd.engine.clock import Clock
 from dsgd.wire import counts
 
@@ -218,7 +218,7 @@ def one_round(plan: Plan, state: State, key: jax.Array, data: PyTree) -> tuple[S
 
     everywhere: Any = P()
     own: Any = P(workers.AXIS)
-    info = Info(own, own, everywhere, everywhere, everywhere, own, own)
+    info = Info(own, own, everywhere, everywhere, everywhere, own, own, everywhere)
     return _sharded(plan, body, (_state_spec(plan), everywhere, own), (_state_spec(plan), info))(state, key, data)
 
 
@@ -294,7 +294,9 @@ def _advance_one(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shar
         carry, sums = so_far
         batch = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, i, keepdims=False), batches)
         carry, news = run_round(key, carry, data, batch, done + i)
-        return carry, {**news, **{name: counts.carry(sums[name] + news[name]) for name in _COUNTED if name in news}}
+        kept = {name: indices.earlier(sums[name], news[name]) for name in news if name.startswith(indices.PREFIX)}
+        counted = {name: counts.carry(sums[name] + news[name]) for name in _COUNTED if name in news}
+        return carry, {**news, **kept, **counted}
 
     def record(carry, i):
         """The i-th record, and the rounds before it: of record -1, the start, none."""
@@ -309,7 +311,8 @@ def _advance_one(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shar
 
     # Before a round, nothing is sent, no time has passed, and a method's own scalars are not known.
     _, news = jax.eval_shape(run_round, key, carry, data, _first(batches), done)
-    nothing = {name: jnp.full(leaf.shape, 0 if name in (_CLOCK, *_COUNTED) else np.nan, leaf.dtype) for name, leaf in news.items()}
+    zeros = {_CLOCK, *_COUNTED, *(name for name in news if name.startswith(indices.PREFIX))}
+    nothing = {name: jnp.full(leaf.shape, 0 if name in zeros else np.nan, leaf.dtype) for name, leaf in news.items()}
     # A record is one row of one buffer: one write a record, whatever its number of scalars. Digits of counts are exact as floats.
     shapes = jax.eval_shape(record, carry, rounds)[1]
     empty, unravel = ravel_pytree(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes))
@@ -341,6 +344,10 @@ def _round(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, batches, s
     news = jax.tree.map(_as_float, {**info.metrics, **done})
     if this.present is not None:
         news[_PRESENT] = jnp.mean(this.present.astype(jnp.float32))
+    news |= {f"{indices.PREFIX}{words}": code for words, code in info.outside.items()}
+    if query.workers is not None:
+        words = f"query asks worker {{}}; expected ids from 0 to {plan.N - 1} of the {plan.N} workers"
+        news[f"{indices.PREFIX}{words}"] = indices.outside(query.workers, plan.N - 1)
     news |= {_BITS: counts.carry(workers.sum(counts.carry(info.bits_up + info.bits_down)))}
     if info.messages is not None:
         news[_ARRIVED] = counts.of(workers.sum(info.messages), 2)

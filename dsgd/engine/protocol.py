@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from dsgd import checks, work, workers
@@ -43,7 +44,7 @@ def held(algorithm: Algorithm, problem: Problem, N: int) -> Algorithm:
     def query(state, round):
         with noted(f"query of {name}"):
             asked = algorithm.query(state, round)
-        _need_query(name, asked, parameters(problem), N)
+        asked = _queried(name, asked, parameters(problem), N)
         if asked.work is None:
             return asked
         work.need(f"{name}: query gives work", asked.work, N, problem)
@@ -133,19 +134,41 @@ def _need_state(where: str, state: Any) -> None:
         raise ValueError(f"{where} gives State.step as {checks.typed(state.step)}; need an int32 scalar, jnp.int32(0) at the start")
 
 
-def _need_query(name: str, asked: Any, params: Params, N: int) -> None:
+def _queried(name: str, asked: Any, params: Params, N: int) -> Query:
+    """The query, whose `exact` is Python's and whose `workers` are int32, if it is one."""
     if not isinstance(asked, Query):
         raise ValueError(f"{name}: query gives {checks.typed(asked)}; need a dsgd.Query")
-    if asked.axis not in (None, 0):
-        raise ValueError(f"{name}: query gives axis = {asked.axis!r}; need None (one model for all) or 0 (stacked models)")
+    if not (asked.axis is None or (checks.is_integer(asked.axis) and asked.axis == 0)):
+        raise ValueError(f"{name}: query gives axis = {_static(asked.axis)}; need None (one model for all) or 0 (stacked models)")
+    exact = asked.exact
+    if isinstance(exact, Tracer) or not (
+        isinstance(exact, bool | np.bool_) or (_is_array(exact) and exact.shape == () and exact.dtype == bool)
+    ):
+        raise ValueError(
+            f"{name}: query gives exact = {_static(exact)}; need True or False, the same in all rounds: it decides what is compiled."
+            " For other gradients in some rounds, run two methods one after the other, run(..., start=result)"
+        )
     same(f"{name}: query (axis={asked.axis}) gives params", asked.params, params, () if asked.axis is None else (_block(N),))
-    if asked.workers is not None and (jnp.ndim(asked.workers) != 1 or not jnp.issubdtype(jnp.result_type(asked.workers), jnp.integer)):
-        raise ValueError(f"{name}: query gives workers as {checks.typed(asked.workers)}; need None, or int32 [k]")
+    chosen = asked.workers
+    if chosen is not None and not (_is_array(chosen) and chosen.ndim == 1 and chosen.size and jnp.issubdtype(chosen.dtype, jnp.integer)):
+        raise ValueError(f"{name}: query gives workers as {checks.typed(chosen)}; need None, or int32 [k], k >= 1")
     if asked.draws is not None:
         if jnp.shape(asked.draws) != (N,) or not jnp.issubdtype(jnp.result_type(asked.draws), jnp.integer):
             raise ValueError(f"{name}: query gives draws as {checks.typed(asked.draws)}; need None, or int32 [{N}]")
         if asked.work is None or asked.exact:
-            raise ValueError(f"{name}: query gives draws {'of exact gradients' if asked.exact else 'without work'}; need work in batches")
+            raise ValueError(f"{name}: query gives draws {'of exact gradients' if exact else 'without work'}; need work in batches")
+    return asked._replace(
+        axis=None if asked.axis is None else 0, exact=bool(exact), workers=None if chosen is None else jnp.asarray(chosen, jnp.int32)
+    )
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, jax.Array | np.ndarray)
+
+
+def _static(value: Any) -> str:
+    """A value that must be known while tracing, in an error message."""
+    return f"a traced {checks.typed(value)}" if isinstance(value, Tracer) else checks.shown(value)
 
 
 def _need_info(name: str, info: Any, N: int, n: int) -> None:
@@ -169,6 +192,10 @@ def _need_info(name: str, info: Any, N: int, n: int) -> None:
         raise ValueError(f"{name}: update gives Info.compute as {checks.typed(info.compute)}; need seconds [{N}], or None")
     if info.elapsed is not None:
         need_scalar(f"{name}: update gives Info.elapsed", info.elapsed)
+    if not isinstance(info.outside, Mapping) or any(jnp.shape(code) != () for code in info.outside.values()):
+        raise ValueError(
+            f"{name}: update gives Info.outside as {checks.typed(info.outside)}; need scalars of indices.outside by what is wrong"
+        )
 
 
 def need_scalar(where: str, value: Any, needed: str = "a scalar,") -> None:

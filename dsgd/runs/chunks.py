@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from dsgd import checks, workers
 from dsgd.base import PyTree, Result, State
-from dsgd.engine import loop, pooled, programs, protocol
+from dsgd.engine import indices, loop, pooled, programs, protocol
 from dsgd.machines import agreement, arrays
 from dsgd.runs import identity, plans, starts, suspects
 from dsgd.runs.checkpoints import Checkpoint
@@ -196,7 +196,10 @@ class _Drive:
         self._check()
 
     def _check(self) -> None:
-        """Raises `Diverged` where a run that may not diverge did, and a ValueError where the method refuses to go on."""
+        """Raises `Diverged` where a run that may not diverge did, and a ValueError where the method refuses to go on or got an index that
+        is outside its range."""
+        if wrong := indices.found(self.log.pieces[-1]):
+            raise ValueError(f"{self.watch.name}: by round {self.log.steps[-1]}, {wrong}")
         why = self.job.algorithm.refuses(self.log.pieces[-1]) if self.job.algorithm.refuses else ""
         if not isinstance(why, str):
             raise ValueError(f"{self.watch.name}: refuses returned {checks.typed(why)}; expected words, or ''")

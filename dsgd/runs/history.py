@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dsgd import checks
+from dsgd.engine import indices
 from dsgd.engine.clock import to_seconds
 from dsgd.wire import counts
 
@@ -108,7 +109,7 @@ class Log:
         method's own numbers are NaN at the start. {} before it."""
         if not self.pieces:
             return {}
-        records = self.records()
+        records = {name: values for name, values in self.records().items() if not name.startswith(indices.PREFIX)}
         total = np.cumsum(counts.to_int(records.pop("bits")), axis=self.axis, dtype=np.uint64)
         if _ARRIVED in records:
             sent, came = np.moveaxis(counts.to_int(records[_ARRIVED]), -1, 0)

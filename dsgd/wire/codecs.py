@@ -12,6 +12,8 @@ from contextlib import contextmanager
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, UInt8, UInt32
 
 BYTE = 8
@@ -77,11 +79,17 @@ def pack(codes: UInt8[Array, " d"] | UInt32[Array, " d"], bits: int) -> tuple[ja
 
     Args:
         codes: `[d]`.
-        bits: bits of a code, 0 to 32.
+        bits: bits of a code, 0 to 32; of uint8 codes, 0 to 8. With 0 all codes are 0.
 
     Returns:
         uint8 arrays, `[ceil(d * width / 8)]` for each plane's width.
+
+    Raises:
+        ValueError: another number of bits, or codes that need more; traced codes are not looked at.
     """
+    bits = _need_bits("pack", bits, BYTE * codes.dtype.itemsize)
+    if not isinstance(codes, Tracer) and codes.size and int(codes.max()) >> bits:
+        raise ValueError(f"codecs.pack: a code of {int(codes.max())} in {bits} bits; expected codes below 2^{bits}: pass more bits")
     planes = tuple(_pack_plane((codes >> shift).astype(jnp.uint8), width) for shift, width in _planes(bits))
     if planes:
         _remember(planes[0], codes.shape[0], lambda: codes)
@@ -95,7 +103,11 @@ def unpack(planes: tuple[jax.Array, ...], bits: int, d: int) -> UInt8[Array, " d
         planes: of `pack`.
         bits: bits of a code, 0 to 32.
         d: number of codes.
+
+    Raises:
+        ValueError: another number of bits.
     """
+    bits = _need_bits("unpack", bits, 32)
     kind = jnp.uint8 if bits <= BYTE else jnp.uint32
     known = recall(planes[0], d) if planes else None
     if known is not None:
@@ -112,7 +124,11 @@ def packed_bits(bits: int, d: int) -> int:
     Args:
         bits: bits of a code, 0 to 32.
         d: number of codes.
+
+    Raises:
+        ValueError: another number of bits.
     """
+    bits = _need_bits("packed_bits", bits, 32)
     return sum(BYTE * -(-d * width // BYTE) for _, width in _planes(bits))
 
 
@@ -133,6 +149,12 @@ def unpack_trits(packed: UInt8[Array, " bytes"], d: int) -> UInt8[Array, " d"]:
     if known is not None:
         return known
     return jnp.concatenate([packed // jnp.uint8(3**k) % jnp.uint8(3) for k in range(TRITS)])[:d]
+
+
+def _need_bits(function: str, bits: int, most: int) -> int:
+    if not isinstance(bits, int | np.integer) or isinstance(bits, bool) or not 0 <= bits <= most:
+        raise ValueError(f"codecs.{function}: bits = {bits!r}; expected an integer from 0 to {most}")
+    return int(bits)
 
 
 def _planes(bits: int) -> list[tuple[int, int]]:
