@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing
 from jax.core import Tracer
 
+from dsgd import modes
 from dsgd.base import Key
 
 F = TypeVar("F", bound=Callable)
@@ -90,7 +91,8 @@ def _held(function: Any, name: str) -> Any:
             need = wanted.get(argument)
             if need and not need.met(value) and not isinstance(value, Tracer):
                 raise ValueError(f"{name}: {argument} = {shown(value)}: need {need.words}")
-        return function(*args, **kwargs)
+        with modes.ours():
+            return function(*args, **kwargs)
 
     return holds
 

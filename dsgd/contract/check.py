@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dsgd import checks, workers
+from dsgd import checks, modes, workers
 from dsgd.base import Algorithm, Key, Problem, Result, State
 from dsgd.clusters import Cluster
 from dsgd.contract import elsewhere
@@ -28,6 +28,7 @@ RELATIVE, ABSOLUTE = 2e-4, 2e-5  # what results on other numbers of devices may 
 
 
 @checks.arguments
+@modes.outermost
 def check(algorithm: Algorithm, problem: Problem, *, key: Key | None = None, cluster: Cluster | None = None) -> Findings:
     """Holds a method to the whole contract: it runs it a few rounds, alone, twice, with seeds, and on several devices.
 

@@ -14,6 +14,7 @@ from dsgd import checks, workers
 from dsgd.base import Algorithm, Problem
 from dsgd.clusters import Cluster
 from dsgd.engine import loop, protocol
+from dsgd.workers.axis import automatic
 
 _ROOM = 1 << 14  # records of all runs in one chunk
 MOST_ROUNDS = (1 << 31) - 1  # `State.step` is an int32
@@ -53,7 +54,9 @@ def make_plan(
     evaluate_every = checks.positive_int("evaluate_every", evaluate_every)
     if record_every * evaluate_every > MOST_IN_CHUNK:
         raise ValueError(f"evaluate_every = {evaluate_every}, record_every = {record_every}: need at most 2^30 rounds between evaluations")
-    if not isinstance(mesh, Mesh):
+    if isinstance(mesh, Mesh):
+        mesh = automatic(mesh)
+    else:
         mesh = workers.mesh(None if mesh is None else checks.positive_int("mesh", mesh))
     N = problem.workers
     if N % mesh.size:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from dsgd import checks
+from dsgd import checks, modes
 from dsgd.base import Algorithm, Key, Params, Problem, PyTree, State
 from dsgd.clusters import Cluster
 from dsgd.machines import arrays
@@ -114,6 +114,7 @@ def mean_and_error(values: np.ndarray) -> tuple[Any, Any]:
 
 
 @checks.arguments
+@modes.outermost
 def sweep(
     factory: Callable[..., Algorithm],
     problem: Problem,
