@@ -1,7 +1,7 @@
 """JAX's modes in which this package works, whatever the user sets for their own code.
 
-Some of JAX's flags change what is an error: NaN (here a record's placeholder before the first round), a promotion of types (which optax makes),
-a transfer to a device. Others change what a compiled program is: `jax_disable_jit`, and the mesh of `jax.set_mesh`.
+Some of JAX's flags change what is an error: NaN (here a record's placeholder before the first round), a promotion of types (which optax
+makes), a transfer to a device. Others change what a compiled program is: `jax_disable_jit`, and the mesh of `jax.set_mesh`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh
+
+from dsgd import causes
 
 F = TypeVar("F", bound=Callable)
 
@@ -36,12 +38,16 @@ _CHANGED: tuple[tuple[str, tuple[Any, ...], Callable[[], Any]], ...] = (
 
 @contextmanager
 def ours() -> Iterator[None]:
-    """JAX's default checks of NaN, infinity, type promotion and transfers."""
+    """JAX's default checks of NaN, infinity, type promotion and transfers; errors end with what `causes` says of them."""
     with ExitStack() as stack:
         for flag, values, context in _CHANGED:
             if getattr(jax.config, flag) in values:
                 stack.enter_context(context())
-        yield
+        try:
+            yield
+        except Exception as error:
+            causes.put_last(error)
+            raise
 
 
 def outermost(function: F) -> F:

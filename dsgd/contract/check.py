@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dsgd import checks, modes, workers
+from dsgd import causes, checks, modes, workers
 from dsgd.base import Algorithm, Key, Problem, Result, State
 from dsgd.clusters import Cluster
 from dsgd.contract import elsewhere
@@ -99,9 +99,9 @@ def _attempt(what: str, look: Callable[[], list[Finding]]) -> list[Finding]:
     try:
         return look()
     except Exception as error:
-        notes = " ".join(getattr(error, "__notes__", []))
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        return [Finding(what, False, f"{kind}{error} {notes}".strip())]
+        where = f" ({cause})" if (cause := causes.of(error)) else ""
+        return [Finding(what, False, f"{kind}{error}{where}")]
 
 
 def _parameters(algorithm: Algorithm) -> Finding:

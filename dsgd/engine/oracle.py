@@ -102,13 +102,15 @@ def _asked(function: Callable, problem: Problem, query: Query, key: jax.Array, d
             own = jax.vmap(jax.random.fold_in)(of_draws, mine)
         else:
             own = jax.vmap(partial(jax.random.fold_in, key))(mine) if m is None else jax.vmap(jax.random.fold_in)(keys[m], mine)
-        return jax.vmap(problem.sample)(own, block(data, rows))
+        with protocol.noted(f"sample of {problem.name}"):
+            return jax.vmap(problem.sample)(own, block(data, rows))
 
     def compute(rows, m, samples):
         """For `units.summed`; samples None: a whole batch."""
         drawn = batch(rows, m)
         if samples is not None and problem.take is not None:
-            drawn = jax.vmap(problem.take)(drawn, samples)
+            with protocol.noted(f"take of {problem.name}"):
+                drawn = jax.vmap(problem.take)(drawn, samples)
         params = query.params if query.axis is None else block(query.params, rows)
         return jax.vmap(function, (query.axis, 0))(params, drawn)
 
@@ -185,7 +187,8 @@ def mean_loss(loss: Callable, params: Params, data: PyTree) -> tuple[jax.Array, 
 def evaluate(problem: Problem, params: Params, data: PyTree, shared: PyTree) -> tuple[dict[str, jax.Array], Params | None]:
     """Scalars by name, with "loss" = f(params), and f'(params) or None, the same on every device."""
     if problem.evaluate is not None:
-        given = problem.evaluate(params, data, shared)
+        with protocol.noted(f"evaluate of {problem.name}"):
+            given = problem.evaluate(params, data, shared)
         if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Mapping)):
             raise ValueError(f"{problem.name}: evaluate gives {checks.typed(given)}; need a pair (scalars by name, gradient or None)")
         scalars, slope = given
@@ -196,5 +199,5 @@ def evaluate(problem: Problem, params: Params, data: PyTree, shared: PyTree) -> 
         if slope is not None:
             protocol.same(f"{problem.name}: evaluate gives a slope", slope, params)
         return scalars, slope
-    value, slope = mean_loss(problem.loss, params, data)
+    value, slope = mean_loss(protocol.loss(problem), params, data)
     return {"loss": value}, slope

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -14,6 +13,7 @@ from jax.tree_util import keystr, tree_leaves_with_path
 
 from dsgd import checks, work, workers
 from dsgd.base import Algorithm, Info, Params, Problem, PyTree, Query, State
+from dsgd.causes import noted
 from dsgd.wire import counts
 
 _SHOWN = 6  # names of leaves in a message
@@ -101,16 +101,6 @@ def _parameters(init: Callable) -> Params:
     return jax.eval_shape(init, jax.eval_shape(lambda: jax.random.key(0)))
 
 
-@contextmanager
-def noted(where: str) -> Iterator[None]:
-    """Errors that come out of here say where they come from."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(f"(in {where})")
-        raise
-
-
 def same(where: str, given: PyTree, needed: PyTree, leading: Sequence[int] = (), *, types: bool = False) -> None:
     """Raises a ValueError where two trees differ in structure or shapes.
 
@@ -140,8 +130,10 @@ def _need_state(where: str, state: Any) -> None:
 def _need_query(name: str, asked: Any, params: Params, N: int) -> None:
     if not isinstance(asked, Query):
         raise ValueError(f"{name}: query gives {checks.typed(asked)}; need a dsgd.Query")
-    if asked.axis not in (None, 0):
+    if asked.axis is not None and (isinstance(asked.axis, jax.Array) or asked.axis != 0):
         raise ValueError(f"{name}: query gives axis = {asked.axis!r}; need None (one model for all) or 0 (stacked models)")
+    if not isinstance(asked.exact, bool | np.bool_):
+        raise ValueError(f"{name}: query gives exact as {checks.typed(asked.exact)}; need True or False, the same in all rounds of a run")
     same(f"{name}: query (axis={asked.axis}) gives params", asked.params, params, () if asked.axis is None else (_block(N),))
     if asked.workers is not None and (jnp.ndim(asked.workers) != 1 or not jnp.issubdtype(jnp.result_type(asked.workers), jnp.integer)):
         raise ValueError(f"{name}: query gives workers as {checks.typed(asked.workers)}; need None, or int32 [k]")

@@ -54,10 +54,7 @@ def make_plan(
     evaluate_every = checks.positive_int("evaluate_every", evaluate_every)
     if record_every * evaluate_every > MOST_IN_CHUNK:
         raise ValueError(f"evaluate_every = {evaluate_every}, record_every = {record_every}: need at most 2^30 rounds between evaluations")
-    if isinstance(mesh, Mesh):
-        mesh = automatic(mesh)
-    else:
-        mesh = workers.mesh(None if mesh is None else checks.positive_int("mesh", mesh))
+    mesh = automatic(mesh) if isinstance(mesh, Mesh) else workers.mesh(None if mesh is None else checks.positive_int("mesh", mesh))
     N = problem.workers
     if N % mesh.size:
         divisors = [d for d in range(1, mesh.size + 1) if N % d == 0]
@@ -93,7 +90,8 @@ def check_runnable(algorithm: Algorithm, problem: Problem, key: jax.Array, clust
         if np.ndim(leaf) < 1 or np.shape(leaf)[0] != N:
             where = jax.tree_util.keystr(path)
             raise ValueError(f"{problem.name}: data{where} has shape {np.shape(leaf)}; need the leading axis of the {N} workers")
-    params = protocol.parameters(problem)
+    with protocol.noted(f"init of {problem.name}"):
+        params = protocol.parameters(problem)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             where = jax.tree_util.keystr(path) or "they"
