@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from dsgd import checks, codecs, counts, workers
+from dsgd import causes, checks, codecs, counts, workers
 from dsgd.base import Compressor, Gradients, Info, Params, PyTree, Round
 from dsgd.compressors.check import need_bits, need_message, need_vector
 from dsgd.compressors.sizes import message_shape
@@ -281,8 +281,15 @@ def _compress(compressor: Compressor, keys: jax.Array, vectors: Parts, last: Any
 
     def one(key, x, *memory):
         with codecs.remembered(sent=workers.devices() > 1):
-            message = need_message(compressor, function(key, x, *memory))
-            return message, need_vector(compressor, compressor.decompress(message, x.shape[0]), x.shape[0]).astype(x.dtype)
+            with causes.noted(f"compress of {compressor.name}"):
+                message = function(key, x, *memory)
+            message = need_message(compressor, message)
+            return message, decompressed(message, x.shape[0]).astype(x.dtype)
+
+    def decompressed(message, d):
+        with causes.noted(f"decompress of {compressor.name}"):
+            vector = compressor.decompress(message, d)
+        return need_vector(compressor, vector, d)
 
     def of_leaf(i):
         mine = keys[tuple(map(slice, leaves[i].shape[:-1]))]
@@ -328,7 +335,8 @@ def _equally_long(compressor: Compressor, vectors: jax.Array) -> bool:
     told = []
 
     def tell(key, x):
-        told.append(need_bits(compressor, compressor.bits(compressor.compress(key, x))))
+        with causes.noted(f"compress or bits of {compressor.name}"):
+            told.append(need_bits(compressor, compressor.bits(compressor.compress(key, x))))
 
     jax.eval_shape(tell, jax.eval_shape(jax.random.key, 0), jax.ShapeDtypeStruct(vectors.shape[-1:], vectors.dtype))
     return isinstance(told[0], int)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing
 from jax.core import Tracer
 
-from dsgd import array_likes
+from dsgd import array_likes, modes
 from dsgd.base import Key
 
 F = TypeVar("F", bound=Callable)
@@ -127,7 +127,9 @@ def _held(function: Any, name: str) -> Any:
             return value
 
         positional = [taken(argument, value) for argument, value in zip(order, args, strict=False)]
-        return function(*positional, *args[len(order) :], **{argument: taken(argument, value) for argument, value in kwargs.items()})
+        named = {argument: taken(argument, value) for argument, value in kwargs.items()}
+        with modes.ours():
+            return function(*positional, *args[len(order) :], **named)
 
     return holds
 

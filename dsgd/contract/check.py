@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dsgd import checks, workers
+from dsgd import causes, checks, modes, workers
 from dsgd.base import Algorithm, Key, Problem, Result, State
 from dsgd.clusters import Cluster
 from dsgd.contract import elsewhere
@@ -29,6 +29,7 @@ RELATIVE, ABSOLUTE = 2e-4, 2e-5  # what results on other numbers of devices may 
 
 
 @checks.arguments
+@modes.outermost
 def check(algorithm: Algorithm, problem: Problem, *, key: Key | None = None, cluster: Cluster | None = None) -> Findings:
     """Holds a method to the whole contract: it runs it a few rounds, alone, twice, with seeds, and on several devices.
 
@@ -101,9 +102,9 @@ def _attempt(what: str, look: Callable[[], list[Finding]]) -> list[Finding]:
     try:
         return look()
     except Exception as error:
-        notes = " ".join(getattr(error, "__notes__", []))
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        return [Finding(what, False, f"{kind}{error} {notes}".strip())]
+        where = f" ({cause})" if (cause := causes.of(error)) else ""
+        return [Finding(what, False, f"{kind}{error}{where}")]
 
 
 def _parameters(algorithm: Algorithm) -> Finding:

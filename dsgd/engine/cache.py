@@ -6,6 +6,8 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from dsgd import records
 
 VARIABLE = "DSGD_CACHE"  # in the environment: a folder, or "off"
 _OFF = "off"
+_PROBE = 1 << 16  # bytes, as small programs have
 _BYTES = 1 << 29  # at most in the folder; what was not used for longest goes first
 
 
@@ -30,10 +33,11 @@ def enable(folder: str | Path | None = None) -> Path | None:
         folder: None: the environment variable `DSGD_CACHE`, or if there is none the user's cache directory; "off": nothing is kept.
 
     Returns:
-        The folder in use, which has at most 512 MB; None where there is none, also where the user's cache directory cannot be written to.
+        The folder in use, which has at most 512 MB; None if the cache is off. It is off, with a warning, if the folder of the environment
+        variable or the user's cache directory cannot be written to, or if the user has no home directory.
 
     Raises:
-        ValueError: a given folder that cannot be written to.
+        ValueError: if the argument `folder` cannot be written to.
     """
     chosen = folder or os.environ.get(VARIABLE)
     if str(chosen) == _OFF:
@@ -42,20 +46,44 @@ def enable(folder: str | Path | None = None) -> Path | None:
     own = config.jax_compilation_cache_dir
     if own:
         return Path(own)
-    place = records.expanded("cache", chosen) if chosen else platformdirs.user_cache_path("dsgd")
-    place = place / f"jaxlib-{importlib.metadata.version('jaxlib')}-{_processor()}"
     try:
-        place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        writable = os.access(place, os.W_OK)
-    except OSError:
-        writable = False
-    if not writable:
-        if chosen:
-            raise ValueError(f"cache {chosen}: it cannot be written to; need a folder of yours, or {_OFF!r}")
+        place = _writable(_absolute(chosen) / f"jaxlib-{importlib.metadata.version('jaxlib')}-{_processor()}")
+    except (OSError, ValueError) as error:
+        if folder:
+            raise ValueError(f"cache {chosen}: it cannot be written to ({error}); need a folder of yours, or {_OFF!r}") from None
+        given = f"{VARIABLE} = {chosen}" if chosen else "the user's cache directory"
+        remedy = f"set {VARIABLE} to a folder that can be written to, or to {_OFF!r}"
+        warnings.warn(f"cache: compiled programs are not kept, since {given} cannot be written to ({error}); {remedy}", stacklevel=2)
         return None
     jax.config.update("jax_compilation_cache_dir", str(place))
     jax.config.update("jax_compilation_cache_max_size", _BYTES)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    return place
+
+
+def _absolute(chosen: str | Path | None) -> Path:
+    """The chosen folder, or the user's cache directory.
+
+    Raises:
+        OSError, ValueError: if the user has no home directory, or the path is none.
+    """
+    if chosen:
+        return records.expanded("cache", chosen).absolute()
+    place = platformdirs.user_cache_path("dsgd")
+    if not place.is_absolute():  # "~/.cache" if no home directory is known
+        raise OSError(f"{place} is not an absolute path: there is no home directory")
+    return place
+
+
+def _writable(place: Path) -> Path:
+    """The folder, which is made if it is not there.
+
+    Raises:
+        OSError: if nothing can be written to it, also because the disk is full.
+    """
+    place.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.TemporaryFile(dir=place) as probe:
+        probe.write(bytes(_PROBE))
     return place
 
 

@@ -354,7 +354,8 @@ def _round(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, batches, s
     drawn = _drawn(carry.drawn, query, this)
     if not isinstance(carry.clock, Clock):
         return Carry(state, (), drawn), news
-    after = clock.tick(carry.clock, algorithm, plan.problem, this, query, info)
+    with protocol.noted(f"clock of the cluster ({this.cluster.name})"):
+        after = clock.tick(carry.clock, algorithm, plan.problem, this, query, info)
     return Carry(state, after, drawn), {**news, _CLOCK: clock.digits(after)}
 
 
@@ -379,7 +380,7 @@ def _gradients_and_update(
     """The method in this round, and the round as its update saw it; last what the oracle did, by name: the mean loss on the batches, where
     it is wanted, and each worker's samples, where the query says how many."""
     this = _this_round(plan, key, carry, step)
-    there = presence.attendance(plan.cluster, this) if plan.cluster else None
+    there = _there(plan.cluster, this) if plan.cluster else None
     _, sample_key, update_key = round_keys(key, step)
     with workers.attended(there):
         query = absence.query(algorithm.query(carry.state, this), this)
@@ -397,6 +398,11 @@ def _gradients_and_update(
     with workers.attended(there):
         state, info = algorithm.update(update_key, carry.state, gradients, this)
     return absence.state(algorithm, carry.state, state, this), info, this, query, done
+
+
+def _there(cluster: Cluster, this: Round) -> workers.Attendance | None:
+    with protocol.noted(f"delivered of the cluster ({cluster.name})"):
+        return presence.attendance(cluster, this)
 
 
 def round_keys(key: jax.Array, step: jax.Array) -> jax.Array:
@@ -431,7 +437,8 @@ def _this_round(plan: Plan, key: jax.Array, carry: Carry, step: jax.Array) -> Ro
     if plan.cluster is None or plan.cluster.present is None:
         return this
     first = step - step % plan.cluster.present_for
-    return this._replace(present=presence.present(plan.cluster, this, round_keys(key, first)[0]))
+    with protocol.noted(f"present of the cluster ({plan.cluster.name})"):
+        return this._replace(present=presence.present(plan.cluster, this, round_keys(key, first)[0]))
 
 
 def _measure(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shared, step, due) -> Records:

@@ -126,11 +126,13 @@ def _asked(function: Callable, problem: Problem, query: Query, key: jax.Array, d
             return jax.vmap(problem.keyed)(own_keys(rows, m), given) if problem.keyed else given
         mine = block(data, rows)
         if not problem.numbered:
-            return jax.vmap(problem.sample, (0, pooled.axes(data)))(own_keys(rows, m), mine)
+            with protocol.noted(f"sample of {problem.name}"):
+                return jax.vmap(problem.sample, (0, pooled.axes(data)))(own_keys(rows, m), mine)
         asked = ids if rows is None else ids[rows]
         numbers = jnp.asarray(query.draws)[asked] + (0 if m is None else turns[asked, m])
         streams = jax.vmap(partial(jax.random.fold_in, key))(asked)
-        return jax.vmap(problem.sample, (0, pooled.axes(data), 0))(streams, mine, numbers)
+        with protocol.noted(f"sample of {problem.name}"):
+            return jax.vmap(problem.sample, (0, pooled.axes(data), 0))(streams, mine, numbers)
 
     def own_keys(rows, m):
         mine = ids if rows is None else ids[rows]
@@ -147,7 +149,8 @@ def _asked(function: Callable, problem: Problem, query: Query, key: jax.Array, d
         """For `units.summed`; samples None: a whole batch."""
         drawn = batch(rows, m)
         if samples is not None and problem.take is not None:
-            drawn = jax.vmap(problem.take)(drawn, samples)
+            with protocol.noted(f"take of {problem.name}"):
+                drawn = jax.vmap(problem.take)(drawn, samples)
         return at_models(rows, drawn)
 
     def exact():
@@ -282,7 +285,7 @@ def evaluate(problem: Problem, params: Params, data: PyTree, shared: PyTree) -> 
     if isinstance(data, pooled.Pooled):
         value, slope = _mean_of_pool(leaves.bound(problem, fixed), trained, data)
     else:
-        value, slope = mean_loss(leaves.bound(problem, fixed).loss, trained, data, problem.weights)
+        value, slope = mean_loss(protocol.loss(leaves.bound(problem, fixed)), trained, data, problem.weights)
     return {"loss": value}, slope
 
 
@@ -304,7 +307,7 @@ def _reads_weights(evaluate_and_weights: tuple[Callable, tuple[float, ...]]) -> 
 
 def _evaluated(problem: Problem, params: Params, data: PyTree, shared: PyTree) -> Any:
     assert problem.evaluate is not None
-    with workers.weighted(problem.weights) as weights:
+    with workers.weighted(problem.weights) as weights, protocol.noted(f"evaluate of {problem.name}"):
         given = problem.evaluate(params, data, shared)
     if weights is None:
         return given

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 import jax
 
-from dsgd import sameness
+from dsgd import modes, sameness
 from dsgd.engine import small_loops, threefry
 
 MOST = 64  # that are kept, of programs and of traced functions
@@ -61,6 +61,8 @@ def call(function: Callable, plan: Any, *args: Any, donate: tuple[int, ...] = ()
         traced = traceable(function, plan, donate).trace(*args)
         lowered = None
         if traced.jaxpr not in _contents:
+            if len(traced.jaxpr.in_avals) > len(jax.tree.leaves(args)) and not _constants_are_left_out():
+                modes.refuse_tracing("run", "a value that the method or the problem uses is")
             lowered = threefry.lower(traced, platform)
             _contents[traced.jaxpr] = _content(lowered, plan.mesh)
     return _programs.find(_contents[traced.jaxpr], lambda: _compile(lowered or threefry.lower(traced, platform), platform))(*args)

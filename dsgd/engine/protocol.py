@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +13,7 @@ from jax.tree_util import keystr, tree_leaves_with_path
 
 from dsgd import checks, work, workers
 from dsgd.base import Algorithm, Info, Params, Problem, PyTree, Query, State
+from dsgd.causes import noted
 from dsgd.engine import leaves
 from dsgd.wire import counts
 
@@ -96,16 +96,6 @@ def need_counted(name: str, counted: jax.Array, done: int) -> None:
 def parameters(problem: Problem) -> Params:
     """The shapes and types of its parameters that are trained, which are all that a method sees."""
     return leaves.split(leaves.flags(problem), leaves.shapes(problem))[0]
-
-
-@contextmanager
-def noted(where: str) -> Iterator[None]:
-    """Errors that come out of here say where they come from."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(f"(in {where})")
-        raise
 
 
 def same(where: str, given: PyTree, needed: PyTree, leading: Sequence[int] = (), *, types: bool = False) -> None:

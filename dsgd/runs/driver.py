@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import jax
 from jax.sharding import Mesh
 
-from dsgd import checks
+from dsgd import checks, modes
 from dsgd.base import Algorithm, Key, Problem, PyTree, Result, State
 from dsgd.clusters import Cluster
 from dsgd.engine import loop, pooled, programs, protocol
@@ -21,6 +21,7 @@ from dsgd.runs.plans import Always, check_runnable, check_steps, make_plan, warn
 
 
 @checks.arguments
+@modes.outermost
 def run(
     algorithm: Algorithm,
     problem: Problem,
@@ -120,6 +121,7 @@ def run(
 
 
 @checks.arguments
+@modes.outermost
 def compile_round(
     algorithm: Algorithm, problem: Problem, mesh: Mesh | int | None = None, cluster: Cluster | None = None
 ) -> jax.stages.Compiled:

@@ -11,11 +11,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from dsgd import array_likes, checks, sameness, workers
+from dsgd import array_likes, causes, checks, sameness, workers
 from dsgd.base import Algorithm, Problem
 from dsgd.clusters import Cluster, presence
 from dsgd.engine import leaves, loop
 from dsgd.machines import forks
+from dsgd.workers.axis import automatic
 
 _ROOM = 1 << 14  # records of all runs in one chunk
 MOST_ROUNDS = (1 << 31) - 1  # `State.step` is an int32
@@ -56,8 +57,7 @@ def make_plan(
     evaluate_every = checks.positive_int("evaluate_every", evaluate_every)
     if record_every * evaluate_every > MOST_IN_CHUNK:
         raise ValueError(f"evaluate_every = {evaluate_every}, record_every = {record_every}: need at most 2^30 rounds between evaluations")
-    if not isinstance(mesh, Mesh):
-        mesh = workers.mesh(None if mesh is None else checks.positive_int("mesh", mesh))
+    mesh = automatic(mesh) if isinstance(mesh, Mesh) else workers.mesh(None if mesh is None else checks.positive_int("mesh", mesh))
     N = problem.workers
     if N % mesh.size:
         divisors = [d for d in range(1, mesh.size + 1) if N % d == 0]
@@ -97,7 +97,8 @@ def check_runnable(algorithm: Algorithm, problem: Problem, key: jax.Array, clust
             raise ValueError(f"{problem.name}: data{where} has shape {np.shape(leaf)}; need the leading axis of the {N} workers")
     _need_kept(problem)
     _need_weights(problem, N)
-    leaves.flags(problem)
+    with causes.noted(f"init of {problem.name}"):
+        leaves.flags(problem)
 
 
 def warn_of_periods(methods: Iterable[Algorithm], N: int, steps: int, before: int, cluster: Cluster | None) -> None:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from dsgd import array_likes, checks, sameness
+from dsgd import array_likes, checks, modes, sameness
 from dsgd.base import Algorithm, Key, Params, Problem, PyTree, State
 from dsgd.clusters import Cluster
 from dsgd.machines import arrays, forks
@@ -145,6 +145,7 @@ def mean_and_error(values: np.ndarray) -> tuple[Any, Any]:
 
 
 @checks.arguments
+@modes.outermost
 def sweep(
     factory: Callable[..., Algorithm],
     problem: Problem,

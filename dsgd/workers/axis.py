@@ -60,6 +60,21 @@ def mesh(devices: int | Sequence[Any] | None = None) -> Mesh:
     return Mesh(np.asarray(chosen), (AXIS,))
 
 
+def automatic(given: Mesh) -> Mesh:
+    """The mesh of the same devices whose axis has JAX's automatic type: collectives say themselves how arrays lie.
+
+    Args:
+        given: a mesh of any axis type; `jax.make_mesh` makes explicit ones.
+
+    Raises:
+        ValueError: its only axis is not `"workers"`, or it has no devices.
+    """
+    if given.axis_names != (AXIS,):
+        remedy = f"dsgd.workers.mesh({given.size})" if given.size else "dsgd.workers.mesh()"
+        raise ValueError(f"mesh: axes {given.axis_names} of shape {given.devices.shape}, but expected one axis {AXIS!r}; pass {remedy}")
+    return Mesh(given.devices, (AXIS,))
+
+
 def devices() -> int:
     """D, a Python int."""
     return lax.axis_size(AXIS)

@@ -94,11 +94,36 @@ def test_a_cache_that_the_user_gave_jax_stays(home, tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_refused(home, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=r"cache .*file/inside: it cannot be written to; need a folder of yours, or 'off'"):
+    with pytest.raises(ValueError, match=r"cache .*file/inside: it cannot be written to .*; need a folder of yours, or 'off'"):
         cache.enable(tmp_path / "file" / "inside")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="where the user's cache directory is, depends on the system")
-def test_no_home_to_write_to_is_no_error(home):
+def test_a_home_that_cannot_be_written_to_is_a_warning(home):
     home.touch()
-    assert cache.enable() is None
+    with pytest.warns(UserWarning, match="programs are not kept, since the user's cache directory cannot be written to"):
+        assert cache.enable() is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="where the user's cache directory is, depends on the system")
+def test_no_home_directory_is_a_warning(home, tmp_path, monkeypatch):
+    def unknown(uid):
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    with pytest.warns(UserWarning, match=r"are not kept, .* home directory"):
+        assert cache.enable() is None
+    monkeypatch.setenv("DSGD_CACHE", "~/programs")
+    with pytest.warns(UserWarning, match="DSGD_CACHE = ~/programs cannot be written to"):
+        assert cache.enable() is None
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("given", ["/dev/null/programs", "/proc", "/dev/full", "null\0byte"])
+def test_a_folder_of_the_environment_that_cannot_be_used_is_a_warning(home, monkeypatch, given):
+    monkeypatch.setattr("os.environ", {**os.environ, "DSGD_CACHE": given})
+    with pytest.warns(UserWarning, match="set DSGD_CACHE to a folder that can be written to, or to 'off'"):
+        assert cache.enable() is None

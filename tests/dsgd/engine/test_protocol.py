@@ -126,7 +126,7 @@ def test_an_error_inside_a_member_says_in_which(problem, key, mesh):
 
     with pytest.raises(TypeError) as caught:
         dsgd.run(method(update=update), problem, steps=1, key=key, mesh=mesh)
-    assert "(in update of mine)" in caught.value.__notes__
+    assert caught.value.__notes__[-1].startswith("dsgd: update of mine raised TypeError: ")
 
 
 PROBLEMS = {
