@@ -24,8 +24,8 @@ def a_round(present: np.ndarray | None) -> Round:
     return Round(jnp.int32(0), N, jax.random.key(0), present=None if present is None else jnp.asarray(present))
 
 
-def on_devices(function: Any, *rows: Any, D: int = 2, out: Any = P()) -> Any:
-    return jax.jit(jax.shard_map(function, mesh=workers.mesh(D), in_specs=P(workers.AXIS), out_specs=out, check_vma=False))(*rows)
+def on_devices(function: Any, *rows: Any, D: int, out: Any = None) -> Any:
+    return jax.jit(jax.shard_map(function, mesh=workers.mesh(D), in_specs=P(workers.AXIS), out_specs=out or P(), check_vma=False))(*rows)
 
 
 @pytest.mark.parametrize("present", [SOME, ~SOME, np.ones(N, bool), np.zeros(N, bool), None])
