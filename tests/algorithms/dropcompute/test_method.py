@@ -373,8 +373,8 @@ def test_the_share_that_is_dropped_is_of_those_who_are_there():
 
 @pytest.mark.parametrize(("period", "seed"), [(1, 63), (2, 8)])
 def test_a_threshold_is_chosen_after_the_last_round_that_is_measured(period, seed):
-    """Of I periods, each as one row of its rounds' micro-batches, whose seconds are those from its beginning to its end. With these seeds it
-    is another one where communication is what a round takes besides a worker that is not the slowest, or is 0, or workers preempt."""
+    """Of I periods, each as one row of its rounds' micro-batches, whose seconds are those from its beginning to its end. With these seeds
+    it is another one where communication is what a round takes besides a worker that is not the slowest, or is 0, or workers preempt."""
     rounds, rng = 3, np.random.default_rng(seed)
     times = rng.integers(1, 9, (rounds * period, FEW, PAIR)) / 8
     ends = np.cumsum(times.sum(axis=2).max(axis=1) + rng.integers(1, 5, rounds * period) / 4)
