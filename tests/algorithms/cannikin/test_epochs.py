@@ -79,7 +79,7 @@ def test_an_epoch_has_as_many_rounds_as_its_samples_need_and_two_at_least():
 
 def test_noise_is_the_mean_of_an_epoch_and_smoothed_over_all():
     """An epoch in which one node has all samples tells nothing, and changes nothing."""
-    decisions = [[10, 10, 5, 0], [12, 0, 0, 0], [4, 4, 4, 4]]
+    decisions = [[10, 10, 5, 0], [12, 0, 0, 0], [0, 8, 0, 4]]
     system, told = scripted(decisions)
     rounds = Rounds()
     found = epochs.follow(plan(system), rounds)

@@ -220,6 +220,7 @@ def test_nodes_that_join_are_learned_in_two_epochs():
             memory = system.observe(memory, observation(batches, more))
             totals.append(batches.sum())
         np.testing.assert_allclose(memory.learner.model().q, more.q, rtol=1e-6)
+        assert totals[0] == 30, "the first batch, as at the start"
 
 
 def test_of_nodes_that_leave_the_others_models_stay():

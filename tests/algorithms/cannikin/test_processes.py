@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -14,7 +15,9 @@ import pytest
 import algorithms
 import dsgd
 from algorithms import cannikin
+from algorithms.cannikin import processes
 from dsgd import clusters, problems
+from dsgd.engine import loop
 
 B, M, RATE, ROUNDS = 4, 5, 0.2, 3
 SIZES = ((11, 5), (0, 16), (20, 3), (8, 8))  # cut and whole pieces, nobody's, all that there is room for
@@ -87,6 +90,64 @@ def test_two_processes_are_the_simulation_and_learn_from_what_they_measure():
         assert epoch.scalars["train_loss"] < 3
     assert {epoch.total for epoch in adapted.epochs[:2]} == {12}
     assert {epoch.total for epoch in adapted.epochs} <= {12, 24}
+
+
+def test_an_epoch_tells_what_all_nodes_measured(monkeypatch):
+    """Of two nodes and three rounds, made up: computation is all but the exchange, of which each round's least time counts; the epoch takes
+    as long as on the slower node; the loss is the mean over rounds."""
+    rng = np.random.default_rng(0)
+    seen = rng.uniform(1, 2, (3, 2, 8))
+    told, sizes = [], np.array([3, 5])
+
+    class Scripted(processes._Node):
+        def __init__(self):
+            self.model, self.rounds = "start", 0
+
+        def round(self, sizes):
+            told.append((self.model, self.rounds))
+            return f"model {len(told)}", [float(len(told))] * 7
+
+    def gathered(rows):
+        assert [row[:7] for row in rows] == [[2.0] * 7, [3.0] * 7, [4.0] * 7]
+        assert len({row[7] for row in rows}) == 1
+        return seen
+
+    monkeypatch.setattr(processes.stages, "rescaled", lambda name, model, factor: f"{model} times {factor}")
+    monkeypatch.setattr(processes.nodes, "gathered", gathered)
+    node = Scripted()
+    ran = node.epoch(sizes, 0.5, 3)
+    assert told == [("start times 0.5", 0), ("start times 0.5", 0), ("model 2", 1), ("model 3", 2)], "the first is a rehearsal"
+    assert (node.model, node.rounds) == ("model 4", 3)
+    forward, backward, communication, update, sqnorm, loss, global_sqnorm, whole = np.moveaxis(seen, 2, 0)
+    np.testing.assert_allclose(ran.compute, forward + backward + update)
+    np.testing.assert_array_equal(ran.backward, backward)
+    np.testing.assert_array_equal(ran.first, backward)
+    np.testing.assert_array_equal(ran.communication, [[min(row)] * 2 for row in communication.tolist()])
+    np.testing.assert_array_equal(ran.local_sqnorms, sqnorm)
+    np.testing.assert_array_equal(ran.global_sqnorm, global_sqnorm[:, 0])
+    assert ran.seconds == whole.max()
+    assert ran.scalars == {"train_loss": pytest.approx(loss[:, 0].mean())}
+
+
+def test_a_nodes_round_is_timed_part_by_part(key, monkeypatch):
+    """By a clock that tells 1, 3, 6, 10 and 15 s. Alone, a node has the mean gradient."""
+    looks = iter([1.0, 3.0, 6.0, 10.0, 15.0])
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: next(looks)))
+    problem = make(1)
+    node = processes._Node(problem, optax.sgd(RATE), M, key, dsgd.workers.mesh(1))
+    before = node.model.params
+    after, row = node.round(np.array([B]))
+    assert row[:4] == [2.0, 3.0, 4.0, 5.0]
+
+    @jax.jit
+    def expected(params, data):
+        batch = problem.sample(jax.random.fold_in(loop.round_keys(loop.split(key)[1], jnp.int32(0))[1], 0), data)
+        loss, slope = jax.value_and_grad(problem.loss)(params, batch)
+        return loss, optax.tree.norm(slope, squared=True), jax.tree.map(lambda x, g: x - RATE * g, params, slope)
+
+    loss, sqnorm, moved = expected(before, node.data)
+    np.testing.assert_allclose(row[4:], [sqnorm, loss, sqnorm], rtol=1e-4)
+    close(after.params, moved)
 
 
 @pytest.mark.parametrize("own_gradient", [False, True])

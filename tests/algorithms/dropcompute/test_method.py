@@ -371,10 +371,11 @@ def test_the_share_that_is_dropped_is_of_those_who_are_there():
 # --- A threshold that is chosen.
 
 
-@pytest.mark.parametrize("period", [1, 2])
-def test_a_threshold_is_chosen_after_the_last_round_that_is_measured(period):
-    """Of I periods, each as one row of its rounds' micro-batches, whose seconds are those from its beginning to its end."""
-    rounds, rng = 3, np.random.default_rng(period)
+@pytest.mark.parametrize(("period", "seed"), [(1, 63), (2, 8)])
+def test_a_threshold_is_chosen_after_the_last_round_that_is_measured(period, seed):
+    """Of I periods, each as one row of its rounds' micro-batches, whose seconds are those from its beginning to its end. With these seeds
+    it is another one where communication is what a round takes besides a worker that is not the slowest, or is 0, or workers preempt."""
+    rounds, rng = 3, np.random.default_rng(seed)
     times = rng.integers(1, 9, (rounds * period, FEW, PAIR)) / 8
     ends = np.cumsum(times.sum(axis=2).max(axis=1) + rng.integers(1, 5, rounds * period) / 4)
     known = thresholds.start(rounds, FEW, period * PAIR)

@@ -20,6 +20,7 @@ import algorithms
 import dsgd
 from algorithms import kimad
 from algorithms.kimad import monitors, processes
+from algorithms.kimad import wire as wires
 from algorithms.kimad.wire import Frame, Wire, receive, send
 from dsgd import compressors, problems
 
@@ -294,3 +295,42 @@ def test_a_link_of_each_direction_has_its_share_of_the_time():
             link.told(300.0)
             share = (congestion if down else 1.0) / (1 + congestion)
             assert link.budget(0.5) == (math.inf if down and not congestion else pytest.approx(300.0 * 1.5 * share))
+
+
+@pytest.fixture
+def pair():
+    here, there = socket.socketpair()
+    with here, there:
+        yield here, there
+
+
+@pytest.mark.parametrize("choice", [0, 1, 3])
+def test_what_is_sent_is_received_with_the_rate_from_its_first_byte_to_its_last(pair, monkeypatch, choice):
+    looks = iter([10.0, 10.25])
+    monkeypatch.setattr(wires, "time", SimpleNamespace(monotonic=lambda: next(looks)))
+    message = WIRE.message(FLAT, choice)
+    for last in (True, False):
+        send(pair[0], Frame(choice, last, 0.5, 123.0), message.packed)
+    frame, packed, rate = receive(pair[1], WIRE)
+    assert frame == Frame(choice, True, 0.5, 123.0)
+    assert packed == message.packed
+    assert rate == SIZES[choice] / 0.25
+    looks = iter([11.0, 11.0])
+    assert receive(pair[1], WIRE) == (Frame(choice, False, 0.5, 123.0), packed, math.inf), "no time"
+
+
+@pytest.mark.parametrize(("choice", "length"), [(4, SIZES[3] // 8), (0, SIZES[1] // 8), (3, SIZES[3] // 8 - 1)])
+def test_a_message_of_another_length_or_compressor_is_refused(pair, choice, length):
+    send(pair[0], Frame(choice, False, 0.0, 0.0), bytes(int(length)))
+    with pytest.raises(OSError, match=f"a message of {length} bytes with compressor {choice}: its sender has other ratios"):
+        receive(pair[1], WIRE)
+
+
+def test_messages_are_in_the_order_of_their_sizes_and_the_whole_vector_as_it_is():
+    """Where the largest elements with their places would be longer than all, all are sent."""
+    unordered = Wire([1.0, 0.1, 0.95, 0.3], D)
+    assert unordered.sizes == sorted(unordered.sizes)
+    x = jnp.arange(1.0, D + 1)
+    kept = [int((np.asarray(unordered.message(x, choice).seen) != 0).sum()) for choice in range(4)]
+    assert kept == [4, 12, D, D]
+    assert unordered.sizes[2:] == [32 * D, 32 * D]

@@ -14,6 +14,8 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import Work, clusters, problems
+from dsgd.engine import measurements
+from dsgd.network import Exchange
 from tests.dsgd.engine import clocks
 from tests.dsgd.engine.clocks import EQUAL, OPTIMIZER, UNEQUAL, VECTOR, N
 
@@ -154,3 +156,47 @@ def test_who_tells_the_seconds_of_all_has_measured_all(eight):
 
     history = run(method._replace(update=update), eight, replace(RANDOM, micro_batches=7), steps=100).history
     assert (history["measured"][2:] == 7 * WORKERS).all()
+
+
+def went(up: list[float], down: list[float]) -> Exchange:
+    return Exchange(jnp.zeros(N), jnp.array(up), jnp.array(down))
+
+
+OVERLAP = clusters.Overlap(clusters.constant(0.5), clusters.constant(0.0), 0.25, 0.125)
+
+
+@pytest.mark.parametrize("overlap", [None, OVERLAP])
+def test_what_is_measured_of_a_round_is_in_its_place(overlap):
+    """Without noise, what happened; of who computed nothing, no backward pass. Before the first round all is NaN, of the same shapes."""
+    cluster = replace(UNEQUAL, overlap=overlap)
+    latencies = jnp.array([[1.0, 2.0], [3.0, jnp.nan], [jnp.nan, jnp.nan], [jnp.nan, 4.0]])
+    ports = went([5.0, 6.0, 7.0, 8.0], [9.0, 10.0, 11.0, 12.0])
+    now = dsgd.Round(jnp.int32(0), N, jax.random.key(0), cluster)
+    found = measurements.of_round(now, latencies, jnp.array([0.5, 1.0, 1.5, 2.0]), ports, 2 * ports.up, 3 * ports.down)
+    np.testing.assert_array_equal(found.compute, latencies)
+    for values, expected in (
+        (found.up, ports.up),
+        (found.down, ports.down),
+        (found.bits_up, 2 * ports.up),
+        (found.bits_down, 3 * ports.down),
+    ):
+        np.testing.assert_array_equal(values, expected)
+    if overlap:
+        np.testing.assert_array_equal(found.backward, [0.5, 1.0, np.nan, 2.0])
+        np.testing.assert_array_equal(found.first, [0.125, 0.25, np.nan, 0.5])
+    else:
+        assert found.backward is found.first is None
+    before = measurements.nothing(N, 2, cluster)
+    assert jax.tree.map(jnp.shape, before) == jax.tree.map(jnp.shape, found)
+    assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(before))
+
+
+def test_times_have_noise_of_their_own_and_bits_have_none():
+    cluster = replace(UNEQUAL, noise=0.5, overlap=OVERLAP)
+    now, ones = dsgd.Round(jnp.int32(0), N, jax.random.key(0), cluster), jnp.ones(N)
+    found = measurements.of_round(now, jnp.ones((N, 3)), ones, went([1.0] * N, [1.0] * N), ones, ones)
+    times = [found.compute, found.up, found.down, found.backward, 4 * found.first]
+    values = np.concatenate([np.ravel(each) for each in times])
+    assert len(np.unique(values)) == N * (3 + 4)
+    for bits in (found.bits_up, found.bits_down):
+        np.testing.assert_array_equal(bits, 1)

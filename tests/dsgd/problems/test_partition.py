@@ -6,6 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dsgd.problems import PARTITIONS, split
+from dsgd.problems.partition import need_parts
 
 BALANCED = np.repeat(np.arange(10), 40)
 
@@ -160,3 +161,41 @@ def test_dirichlet_that_leaves_a_worker_without_samples_is_refused():
 def test_fewer_workers_than_one_are_refused(partition, workers):
     with pytest.raises(ValueError, match=f"{workers} workers"):
         split(BALANCED, workers, partition)
+
+
+def test_dirichlet_cuts_each_class_where_the_drawn_shares_end():
+    """Class by class: its members in random order, in pieces whose ends are rounded; then each worker's own, in random order."""
+    labels, workers, alpha = np.random.default_rng(5).integers(0, 3, 60), 4, 2.0
+    draw, shares = np.random.default_rng(8), [[] for _ in range(workers)]
+    for label in range(3):
+        members = draw.permutation([i for i in range(60) if labels[i] == label])
+        drawn, begin, share = draw.dirichlet([alpha] * workers), 0, 0.0
+        for n in range(workers):
+            share += drawn[n]
+            end = len(members) if n == workers - 1 else int(np.round(share * len(members)))
+            shares[n] += members[begin:end].tolist()
+            begin = end
+    expected = [draw.permutation(share) for share in shares]
+    for part, own in zip(split(labels, workers, "dirichlet", alpha=alpha, seed=8), expected, strict=True):
+        np.testing.assert_array_equal(part, own)
+
+
+def test_iid_and_by_label_are_of_one_permutation():
+    labels = np.random.default_rng(5).integers(0, 3, 10)
+    shuffled = np.random.default_rng(8).permutation(10).tolist()
+    by_label = sorted(shuffled, key=lambda i: labels[i])
+    for partition, order in (("iid", shuffled), ("by-label", by_label)):
+        parts = split(labels, 3, partition, seed=8)
+        assert [part.tolist() for part in parts] == [order[:4], order[4:7], order[7:]]
+
+
+def test_indices_that_are_given_are_those_of_samples():
+    """From the first to the last; of each worker one at least, and as many lists as workers."""
+    found = need_parts([[0, 9], np.array([9], np.uint8), (3,)], 10, 3)
+    assert [part.tolist() for part in found] == [[0, 9], [9], [3]]
+    for wrong in ([10], [-1], [], [1.0], [[1]], ["1"]):
+        with pytest.raises(ValueError, match=r"partition: worker 1 has .*; need indices from 0 to 9, at least one"):
+            need_parts([[0], wrong, [1]], 10, 3)
+    for parts in ([[0], [1]], [[0]] * 4):
+        with pytest.raises(ValueError, match=rf"partition of {len(parts)} parts, workers = 3"):
+            need_parts(parts, 10, 3)

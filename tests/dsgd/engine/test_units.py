@@ -1,0 +1,63 @@
+"""Micro-batches as a list of units of work, of which each is told apart by its row, its place and its samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dsgd.engine import units
+
+RNG = np.random.default_rng(0)
+
+
+def numbers(rows: Any, m: Any, samples: Any) -> Any:
+    """100 times the row, 10 times the place, and the samples."""
+    return 100.0 * rows + 10.0 * m + samples
+
+
+def summed(samples: np.ndarray, weights: tuple[np.ndarray, np.ndarray], dtype: Any = jnp.float32) -> tuple[Any, list[tuple[int, ...]]]:
+    n, asked = len(samples), []
+
+    def compute(rows, m, samples):
+        asked.append(samples.shape)
+        if rows is None:
+            rows, m = jnp.arange(n), jnp.zeros(n, jnp.int32)
+        one = numbers(rows, m, samples).astype(dtype)
+        return one, {"tree": jnp.stack([one, 2 * one], axis=1)}
+
+    of_arrays = jax.jit(lambda samples, weights: units.summed(compute, samples, weights))
+    found = of_arrays(jnp.asarray(samples, jnp.int32), tuple(map(jnp.asarray, weights)))
+    return found, asked
+
+
+@pytest.mark.parametrize(("n", "M"), [(1, 1), (4, 1), (1, 3), (3, 2), (5, 4), (2, 7)])
+@pytest.mark.parametrize("some", [0.0, 0.4, 1.0])
+def test_each_unit_with_samples_counts_once_with_its_weight(n, M, some):
+    """Weights of what has none do not matter, and groups are of half as many as there are rows."""
+    samples = np.where(RNG.random((n, M)) < some, RNG.integers(1, 9, (n, M)), 0)
+    weights = tuple(RNG.integers(0, 5, (n, M)).astype(np.float32) for _ in range(2))
+    (plain, tree), asked = summed(samples, weights)
+    each = np.where(samples > 0, numbers(np.arange(n)[:, None], np.arange(M)[None], samples), 0)
+    np.testing.assert_allclose(plain, (weights[0] * each).sum(axis=1))
+    doubled = (weights[1] * each).sum(axis=1)
+    np.testing.assert_allclose(tree["tree"], np.stack([doubled, 2 * doubled], axis=1))
+    assert set(asked) == {(n,) if M == 1 else (-(-n // 2),)}
+
+
+def test_half_precision_is_added_up_in_single_and_given_back_as_it_was():
+    """Of 8 terms of 300 float16 alone would lose the last ones."""
+    samples, ones = np.full((2, 8), 1), np.ones((2, 8), np.float32)
+    (plain, _), _ = summed(samples, (ones, ones), jnp.float16)
+    assert plain.dtype == jnp.float16
+    np.testing.assert_array_equal(plain, np.float16([10 * 28 + 8, 100 * 8 + 10 * 28 + 8]))
+
+
+def test_rows_of_weight_0_are_0_whatever_they_are():
+    rows = {"a": jnp.array([jnp.nan, 2.0, jnp.inf]), "b": jnp.array([[1.0, jnp.nan], [3.0, 4.0], [5.0, 6.0]])}
+    found = units.scaled(jnp.array([0.0, 0.5, 0.0]), rows)
+    np.testing.assert_array_equal(found["a"], [0, 1, 0])
+    np.testing.assert_array_equal(found["b"], [[0, 0], [1.5, 2], [0, 0]])
