@@ -43,7 +43,7 @@ def unequal_work(method: Algorithm, work: Work | Callable[[State, Round], Work])
     def query(state, round):
         own = given(state, round)
         # Who keeps its own time asks the cluster how long this work takes.
-        asked = method.query(state, round._replace(work=in_samples(own, round.batch_size)))
+        asked = method.query(state, round._replace(work=in_samples(own, round.batch_size, round.batch_sizes)))
         if asked.work is not None:
             raise ValueError(f"unequal_work: {method.name} says itself what its workers compute; need a method that does not")
         return asked._replace(work=own)

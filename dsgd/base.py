@@ -92,6 +92,7 @@ class Round(NamedTuple):
         present: who takes part in this round, bool `[N]`, the same on every device; None: everybody.
         work: in the update, what the query said of it; None: a batch each.
         batch_size: of the problem, a Python int; None where the word has no meaning.
+        batch_sizes: of the problem, if some workers' batches are smaller.
     """
 
     step: jax.Array
@@ -103,6 +104,7 @@ class Round(NamedTuple):
     present: jax.Array | None = None
     work: Work | None = None
     batch_size: int | None = None
+    batch_sizes: tuple[int, ...] | None = None
 
 
 class Query(NamedTuple):

@@ -159,7 +159,7 @@ class Cluster:
 
         Args:
             round: whose `work` says how many samples they have, in M micro-batches; without it, these are `micro_batches` of
-                `round.batch_size`, of one sample where the word has no meaning.
+                `round.batch_size` (of each worker's `round.batch_sizes`, if given), of one sample where the word has no meaning.
             workers: which.
         """
         workers = jnp.asarray(workers)
@@ -197,7 +197,9 @@ class Cluster:
         """
         workers = jnp.asarray(workers)
         if round.work is None:
-            each = jnp.full((workers.shape[0], self.micro_batches), round.batch_size or 1, jnp.int32)
+            most = round.batch_size or 1
+            whole = most if round.batch_sizes is None else jnp.asarray(round.batch_sizes, jnp.int32)[workers, None]
+            each = jnp.full((workers.shape[0], self.micro_batches), whole, jnp.int32)
         else:
             each = jnp.asarray(round.work.samples)[workers]
         if not self.at_once:

@@ -65,7 +65,8 @@ def tick(clock: Clock, algorithm: Algorithm, problem: Problem, round: Round, que
         if cluster.overlap:
             raise ValueError(f"{algorithm.name} keeps its own time, on a cluster with {cluster.overlap.name}: need one without an overlap")
         return _moved(clock, info.elapsed, clock.lead, measured)
-    this = round._replace(work=_whole(work, round.batch_size or 1)) if query.exact and work is not None else round
+    # An exact gradient is of all samples: as long for every worker as for the one with the most.
+    this = round._replace(work=work and _whole(work, round.batch_size or 1), batch_sizes=None) if query.exact else round
     finish = _finish(clock, problem, this, query, info)
     up, down, lost = workers.gather(tuple(counts.to_float(bits) for bits in (info.bits_up, info.bits_down, _lost(info))))
 

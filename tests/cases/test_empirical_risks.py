@@ -211,6 +211,16 @@ def test_the_history_counts_the_samples_of_small_clients():
     np.testing.assert_array_equal(history["samples"][1], 2 * np.minimum(SIZES, 4))
 
 
+def test_a_cluster_charges_small_clients_for_their_own_samples():
+    """Without work, and with it: 2 seconds a batch and 1 a sample."""
+    cluster = clusters.Cluster(clusters.constant(2.0), per_sample=clusters.constant(1.0))
+    plain = algorithms.minibatch_sgd(optax.sgd(0.1))
+    whole = algorithms.unequal_work(plain, dsgd.work.micro_batches(np.ones((N, 1), bool), average="workers"))
+    for method in (plain, whole):
+        measured = dsgd.run(algorithms.observed(method), numbered(batch_size=4), steps=2, key=KEY, mesh=1, cluster=cluster).history
+        np.testing.assert_allclose(measured["measured_compute"][2], 2 + np.minimum(SIZES, 4), rtol=1e-5)
+
+
 def test_work_of_more_samples_than_a_small_client_has_is_refused():
     given = dsgd.work.local_batches([4] * N, batch_size=4)
     method = algorithms.unequal_work(algorithms.minibatch_sgd(optax.sgd(0.1)), given)
