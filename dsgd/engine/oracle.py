@@ -164,7 +164,7 @@ def _gradient(problem: Problem) -> Callable:
 
     def its_own(params, batch):
         assert problem.gradient is not None
-        with protocol.noted(f"gradient of {problem.name}"):
+        with protocol.explained(f"gradient of {problem.name}"):
             slope = problem.gradient(params, batch)
         protocol.same(f"{problem.name}: gradient gives a tree", slope, params)
         return slope

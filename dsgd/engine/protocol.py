@@ -107,6 +107,18 @@ def noted(where: str) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def explained(where: str) -> Iterator[None]:
+    """Errors from a user's function become ValueErrors that begin with where and why, and do not end in JAX's note on tracebacks."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+    except Exception as error:
+        reason = next(iter(str(error).splitlines()), "")
+        raise ValueError(f"{where}: {type(error).__name__}: {reason}") from error
+
+
 def same(where: str, given: PyTree, needed: PyTree, leading: Sequence[int] = (), *, types: bool = False) -> None:
     """Raises a ValueError where two trees differ in structure or shapes.
 
@@ -179,7 +191,7 @@ def loss(problem: Problem) -> Callable:
     """The problem's loss, which raises a ValueError where it is no floating-point scalar."""
 
     def of_batch(params, batch):
-        with noted(f"loss of {problem.name}"):
+        with explained(f"loss of {problem.name}"):
             value = problem.loss(params, batch)
         if not isinstance(value, jax.Array) or value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
             raise ValueError(f"{problem.name}: loss gives {checks.typed(value)}; need one floating-point scalar, the mean over the batch")

@@ -51,7 +51,9 @@ class MeanLoss(sameness.Compared):
     training: Training | None = None
     trained: tuple[bool, ...] | None = None
 
-    def __call__(self, params: PyTree, batch: Examples) -> jax.Array:
+    def __call__(self, params: PyTree, batch: Examples | PyTree) -> jax.Array:
+        if not isinstance(batch, Examples):
+            raise ValueError(f"a batch is a {type(batch).__name__}; expected problems.Examples(inputs, targets, weights)")
         return self.of_samples(params, batch) + self.penalty(self.split(params)[0])
 
     def of_samples(self, params: PyTree, batch: Examples) -> jax.Array:
@@ -224,7 +226,8 @@ def finite_sum(
     shared = _held_out(test, metrics, some)
     rows = jax.eval_shape(_rows, stacked)
     functions, measured = adapt(model, rows.inputs), tuple((metrics or {}).items())
-    params = jax.eval_shape(partial(functions.init), jax.eval_shape(lambda: jax.random.key(0)))
+    with protocol.explained(f"{name}: init of the model"):
+        params = jax.eval_shape(partial(functions.init), jax.eval_shape(lambda: jax.random.key(0)))
     trained = leaves.of(name, params, functions.trainable)
     if trainable is not None:
         trained = tuple(map(bool, np.logical_and(trained, leaves.of(name, params, trainable))))
@@ -295,14 +298,18 @@ def _held_out(
 def _need_per_sample(name: str, loss: MeanLoss, metrics: Metrics, params: PyTree, rows: Examples) -> None:
     """Raises a ValueError where losses or metrics are not of the samples, each on its own."""
 
-    def values(params, piece):
-        with protocol.noted(f"model of {name}"):
-            outputs = loss.apply(params, piece.inputs)
-        with protocol.noted(f"loss and metrics of {name}"):
-            return {what: function(outputs, piece.targets) for what, function in (("loss", loss.per_sample), *metrics)}
+    def values(m):
+        piece = accumulate.of_length(rows, m)
+        with protocol.explained(f"{name}: model"):
+            outputs = jax.eval_shape(partial(loss.apply), params, piece.inputs)
+        given = {}
+        for what, function in (("loss", loss.per_sample), *metrics):
+            with protocol.explained(f"{name}: {what}"):
+                given[what] = jax.eval_shape(partial(function), outputs, piece.targets)
+        return given
 
     # Two numbers of samples: [m, 1] beside [m] becomes [m, m], which for one number alone might be a sequence's [m, T].
-    found = [jax.eval_shape(values, params, accumulate.of_length(rows, m)) for m in (2, 3)]
+    found = [values(m) for m in (2, 3)]
     for what in found[0]:
         two, three = (value[what] for value in found)
         fits = isinstance(two, jax.ShapeDtypeStruct) and two.shape[:1] == (2,) and three.shape == (3, *two.shape[1:])

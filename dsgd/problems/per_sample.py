@@ -135,9 +135,9 @@ class PerSample(sameness.Compared):
                 whole = leaves.merged(self.trained, params, trained, fixed)
                 return self.loss.of_samples(whole, single) if isinstance(self.loss, MeanLoss) else self.loss(whole, single)
 
-            with protocol.noted(f"loss of {self.name}"):
+            with protocol.explained(f"loss of {self.name}"):
                 slope = jax.grad(loss)(trained)
-            with protocol.noted(f"transform of per_sample({self.name})"):
+            with protocol.explained(f"transform of per_sample({self.name})"):
                 changed = self.transform(slope)
             protocol.same(f"per_sample({self.name}): transform gives a tree", changed, slope)
             return changed
