@@ -19,7 +19,7 @@ import optax
 from jax import lax
 from jax.core import Tracer
 
-from dsgd import checks, workers
+from dsgd import causes, checks, workers
 from dsgd.base import Gradients, Params, PyTree, Round, State
 from dsgd.engine import protocol, randomness
 from dsgd.engine.randomness import StateKey, is_state_key
@@ -201,7 +201,7 @@ def _named(optimizer: optax.GradientTransformation) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        said = " ".join(str(error).split())
+        said = causes.remedy(error)
         said = said if len(said) <= 200 else f"{said[:180]} ..."
         raise ValueError(
             f"optimizer {called(optimizer)} fails on these parameters ({type(error).__name__}: {said}); expected an optimizer that steps on"

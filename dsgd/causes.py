@@ -38,6 +38,21 @@ def noted(where: str) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def explained(where: str) -> Iterator[None]:
+    """Errors from a user's function become ValueErrors that begin with where and why, and do not end in JAX's note on tracebacks.
+
+    Args:
+        where: the function, "finite_sum: loss".
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+    except Exception as error:
+        raise ValueError(f"{where}: {type(error).__name__}: {remedy(error)}") from error
+
+
 def put_last(error: Exception) -> None:
     """Our note, if there is one, comes after those of JAX. If there is none, the error is ours, and ends with its message: JAX's note that
     it leaves out frames is dropped."""
@@ -57,12 +72,17 @@ def _ours(error: Exception) -> list[str]:
 
 
 def _cause(where: str, error: Exception) -> str:
-    remedy = next((words for kind, words in _REMEDIES.items() if isinstance(error, kind)), "")
-    if not remedy:
-        remedy = " ".join((str(error).splitlines() or [""])[0].split())
-        if isinstance(error, AttributeError):
-            if fields := getattr(error.obj, "_fields", None):
-                remedy += f"; {type(error.obj).__name__} has {', '.join(fields)}"
-            elif remedy.startswith("can't set attribute"):
-                remedy += "; named tuples are changed by ._replace(name=value), which returns a new one"
-    return f"{where} raised {type(error).__name__}: {remedy}"
+    return f"{where} raised {type(error).__name__}: {remedy(error)}"
+
+
+def remedy(error: Exception) -> str:
+    """The first line of an error's message, with a remedy if one is known; of JAX's errors on traced values the cause and the remedy."""
+    if words := next((words for kind, words in _REMEDIES.items() if isinstance(error, kind)), ""):
+        return words
+    said = " ".join((str(error).splitlines() or [""])[0].split())
+    if isinstance(error, AttributeError):
+        if fields := getattr(error.obj, "_fields", None):
+            return f"{said}; {type(error.obj).__name__} has {', '.join(fields)}"
+        if said.startswith("can't set attribute"):
+            return f"{said}; named tuples are changed by ._replace(name=value), which returns a new one"
+    return said

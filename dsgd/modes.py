@@ -87,9 +87,14 @@ def refuse_tracing(name: str, what: str) -> None:
     )
 
 
+def _is_iterator(value: Any) -> bool:
+    """Batches that are made one by one are no pytree."""
+    return isinstance(value, Iterator)
+
+
 def _need_values(name: str, arguments: dict[str, Any]) -> None:
     for argument, value in arguments.items():
-        for path, leaf in jax.tree_util.tree_leaves_with_path(value):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(value, is_leaf=_is_iterator):
             if isinstance(leaf, Tracer):
                 refuse_tracing(name, f"{argument}{jax.tree_util.keystr(path)} is")
     if isinstance(jnp.zeros(()), Tracer):  # in a transformation that traces all operations

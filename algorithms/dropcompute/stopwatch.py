@@ -14,7 +14,7 @@ import numpy as np
 from algorithms.dropcompute.stopping import need_seconds
 from dsgd import checks
 from dsgd.base import Params, PyTree
-from dsgd.engine import protocol
+from dsgd.engine import leaves
 
 
 class Accumulated(NamedTuple):
@@ -67,7 +67,7 @@ def accumulate(
     for m, batch in enumerate(batches):
         if spent > threshold:
             return Accumulated(total, m, seconds)
-        part = protocol.need_arrays("accumulate: gradient", gradient(params, batch))
+        part = leaves.need_arrays("accumulate: gradient", gradient(params, batch))
         total = jax.block_until_ready(part if m == 0 else _add(total, part))
         now = _read(clock)
         seconds[m], before = now - before, now

@@ -13,10 +13,10 @@ import numpy as np
 from jax.core import Tracer
 from jax.tree_util import tree_leaves_with_path
 
-from dsgd import checks, sameness
+from dsgd import causes, checks, sameness
 from dsgd.base import PyTree
 from dsgd.engine.leaves import Flags
-from dsgd.problems.averages import Training, need_supported
+from dsgd.problems.averages import Training, depends, need_supported
 
 _MODULE = "a flax module with its fields, problems.MLP(classes=10), say"
 _NEED = f"{_MODULE}, a function from nnx.Rngs to an nnx module, or problems.Model(init, apply)"
@@ -128,7 +128,8 @@ class _LinenApply(_Linen):
 
 class _LinenTrain(_Linen):
     def __call__(self, params: PyTree, inputs: PyTree, key: jax.Array | None) -> tuple[PyTree, PyTree]:
-        streams = None if key is None else {"params": key}  # all streams' keys are made of it
+        # All streams' keys are made of the first one's. A module may ask whether it has one for dropout.
+        streams = None if key is None else {"params": key, "dropout": jax.random.fold_in(key, 1)}
         variables, mutable = self.variables(params), list(self.others)
         outputs, changed = self.module.apply(variables, inputs, rngs=streams, mutable=mutable, **dict(self.arguments))
         return outputs, {**params, **changed} if self.others else params
@@ -156,7 +157,8 @@ def _of_linen(module: Any, inputs: PyTree) -> Network:
     modes = [(module.clone(**_fields(module, mode)), tuple(_arguments(type(module), mode).items())) for mode in (False, True)]
     shapes = tuple(jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype) for leaf in leaves)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    variables = jax.eval_shape(lambda key: _LinenInit(_LinenApply(*modes[0]), structure, shapes).all_variables(key), key)
+    with causes.explained(f"model {name}: init"):
+        variables = jax.eval_shape(_LinenInit(_LinenApply(*modes[0]), structure, shapes).all_variables, key)
     if "params" not in variables:
         raise _refusal(name, "no parameters", "a module with parameters")
     others = tuple(sorted(set(variables) - {"params"}))
@@ -166,18 +168,16 @@ def _of_linen(module: Any, inputs: PyTree) -> Network:
     try:
         jax.eval_shape(evaluated, params, inputs)
     except (InvalidRngError, ModifyScopeVariableError) as error:
-        raise _refusal(name, "dropout or batch norm that is always in training mode", _SWITCH) from error
+        reason = str(error).splitlines()[0]
+        raise _refusal(name, f"dropout or batch norm that is always in training mode ({reason})", _SWITCH) from error
     switched = _arguments(type(module), True) or _fields(module, True)
     if "batch_stats" in others and not switched:
         raise _refusal(name, "batch_stats that no training updates", _SWITCH)
     flags = Flags(tuple(path[0].key == "params" for path, _ in tree_leaves_with_path(params))) if others else None
-    if not switched:
+    with causes.explained(f"model {name} in training"):
+        random = depends(lambda key, params, inputs: trained(params, inputs, key)[0], key, params, inputs)
+    if not (switched or random):
         return Network(init, evaluated, flags)
-    random = False
-    try:
-        jax.eval_shape(lambda *given: trained(*given, None), params, inputs)
-    except InvalidRngError:
-        random = True
     averages = tuple(bool(others) and path[0].key == "batch_stats" for path, _ in tree_leaves_with_path(params))
     training = Training(trained, averages, random)
     need_supported(name, training, params, inputs, flags.flags if flags else (True,) * len(averages))
@@ -274,11 +274,12 @@ def _with_arrays(module: Any) -> Any:
     """The module, made inside a trace, whose attributes that are arrays are part of its state: flax finds those outside of traces only."""
     from flax import nnx  # noqa: PLC0415
 
+    known = set(map(id, jax.tree.leaves(nnx.state(module))))
     for path, node in list(nnx.iter_graph(module)):
         for name, value in list(vars(node).items()) if isinstance(node, nnx.Module) else ():
             if isinstance(value, Tracer):
                 setattr(node, name, nnx.data(value))
-            elif not nnx.is_data(value) and any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value)):
+            elif not nnx.is_data(value) and any(isinstance(leaf, Tracer) and id(leaf) not in known for leaf in jax.tree.leaves(value)):
                 where = ".".join(map(str, (*path, name)))
                 raise ValueError(
                     f"model {type(module).__name__}: its attribute {where} is a {type(value).__name__} with arrays; expected nnx.List or"
@@ -322,7 +323,8 @@ def _made(factory: Callable) -> _Parts:
         made.append(parts._replace(params=None))
         return parts.params
 
-    params = jax.eval_shape(make)
+    with causes.explained(f"model = {checks.shown(factory)}"):
+        params = jax.eval_shape(make)
     if others:
         raise ValueError(f"model = {checks.shown(factory)} gives {checks.typed(others[0])}: need {_NEED}")
     return made[0]._replace(params=params)

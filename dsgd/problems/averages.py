@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import jaxprs_in_params
 from jax.tree_util import keystr, tree_leaves_with_path
 
-from dsgd import sameness, workers
+from dsgd import causes, sameness, workers
 from dsgd.base import Params, PyTree
 from dsgd.engine import leaves, pooled
 from dsgd.engine.pooled import Pooled
 from dsgd.problems.examples import Examples
 
+_LOOPS = ("scan", "while")  # what one turn computes, the next one reads
 _BATCHES = 16  # of each worker, from which running averages are estimated
 
 
@@ -100,7 +103,8 @@ def need_supported(name: str, training: Training, params: PyTree, inputs: PyTree
         trained: which leaves of the parameters are trained.
     """
     key = jax.eval_shape(lambda: jax.random.key(0)) if training.random else None
-    jaxpr: Any = jax.make_jaxpr(lambda params: training.apply(params, *_zeros((inputs, key)))[1])(params).jaxpr
+    with causes.explained(f"model {name} in training"):
+        jaxpr: Any = jax.make_jaxpr(lambda params: training.apply(params, *_zeros((inputs, key)))[1])(params).jaxpr
     paths = [keystr(path) for path, _ in tree_leaves_with_path(params)]
     for path, before, after, one, other in zip(paths, jaxpr.invars, jaxpr.outvars, trained, training.averages, strict=True):
         if after is not before and not (one or other):
@@ -108,29 +112,33 @@ def need_supported(name: str, training: Training, params: PyTree, inputs: PyTree
                 f"model {name}: {path} changes in training; expected parameters, constants, and running averages as of BatchNorm"
                 " (collection batch_stats, nnx.BatchStat), which are estimated from the data when the model is evaluated"
             )
-    if any(training.averages) and _depends(training, params, inputs, key):
+    if any(training.averages) and depends(partial(_outputs, training, params), *leaves.split(training.averages, params), inputs, key):
         raise ValueError(
             f"model {name}: its outputs in training depend on its running averages (batch_stats); expected a module whose averages serve"
             " the evaluation only, as of BatchNorm, since they are not carried from round to round"
         )
 
 
-def _depends(training: Training, params: PyTree, inputs: PyTree, key: Any) -> bool:
-    """Whether the derivative of the outputs with respect to the averages is not identically 0."""
-    averages, rest = leaves.split(training.averages, params)
+def _outputs(training: Training, like: PyTree, averages: PyTree, rest: PyTree, inputs: PyTree, key: Any) -> PyTree:
+    return training.apply(leaves.merged(training.averages, like, averages, rest), inputs, key)[0]
 
-    def change(tangents, averages, rest, inputs, key):
-        def outputs(averages):
-            return training.apply(leaves.merged(training.averages, params, averages, rest), inputs, key)[0]
 
-        return jax.jvp(outputs, (averages,), (tangents,))[1]
+def depends(function: Callable[..., PyTree], first: PyTree, *rest: PyTree) -> bool:
+    """Whether what the function computes depends on its first argument; of all arguments, shapes and types."""
+    jaxpr = jax.make_jaxpr(function)(first, *rest).jaxpr
+    return any(_reached(jaxpr, [at < len(jax.tree.leaves(first)) for at in range(len(jaxpr.invars))]))
 
-    jaxpr: Any = jax.make_jaxpr(change)(averages, averages, rest, inputs, key).jaxpr
-    reached = {id(variable) for variable in jaxpr.invars[: len(jax.tree.leaves(averages))]}
+
+def _reached(jaxpr: Any, known: list[bool]) -> list[bool]:
+    """Which results depend on the known ones among the arguments."""
+    found = {id(variable) for variable, is_known in zip(jaxpr.invars, known, strict=True) if is_known}
     for equation in jaxpr.eqns:
-        if any(id(variable) in reached for variable in equation.invars):
-            reached.update(map(id, equation.outvars))
-    return any(id(variable) in reached for variable in jaxpr.outvars)
+        given = [id(variable) in found for variable in equation.invars]
+        inner = list(jaxprs_in_params(equation.params))
+        same = len(inner) == 1 and len(inner[0].invars) == len(given) and equation.primitive.name not in _LOOPS
+        results = _reached(inner[0], given) if same and any(given) else [any(given)] * len(equation.outvars)
+        found.update(id(variable) for variable, reached in zip(equation.outvars, results, strict=True) if reached)
+    return [id(variable) in found for variable in jaxpr.outvars]
 
 
 def _zeros(shapes: PyTree) -> PyTree:

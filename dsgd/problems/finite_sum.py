@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dsgd import checks, sameness, workers
+from dsgd import causes, checks, sameness, workers
 from dsgd.base import Problem, PyTree
 from dsgd.engine import accumulate, leaves, oracle, pooled, protocol
 from dsgd.engine.pooled import Pooled
@@ -53,7 +53,9 @@ class MeanLoss(sameness.Compared):
     training: Training | None = None
     trained: tuple[bool, ...] | None = None
 
-    def __call__(self, params: PyTree, batch: Examples) -> jax.Array:
+    def __call__(self, params: PyTree, batch: Examples | PyTree) -> jax.Array:
+        if not isinstance(batch, Examples):
+            raise ValueError(f"a batch is a {type(batch).__name__}; expected problems.Examples(inputs, targets, weights)")
         return self.of_samples(params, batch) + self.penalty(self.split(params)[0])
 
     def of_samples(self, params: PyTree, batch: Examples) -> jax.Array:
@@ -250,7 +252,8 @@ def finite_sum(
     shared = _held_out(test, metrics, some)
     rows = jax.eval_shape(lambda data: _rows(pooled.flat(data) if isinstance(data, Pooled) else data), examples)
     functions, measured = adapt(model, rows.inputs), tuple((metrics or {}).items())
-    params = leaves.started(f"{name}: init of the model", functions.init)
+    with causes.explained(name):
+        params = leaves.started("init of the model", functions.init)
     trained = leaves.of(name, params, functions.trainable)
     if trainable is not None:
         trained = tuple(map(bool, np.logical_and(trained, leaves.of(name, params, trainable))))
@@ -348,15 +351,18 @@ def _need_per_sample(name: str, loss: MeanLoss, metrics: Metrics, params: PyTree
     for what, function in metrics:
         checks.need_call(f"{name}: metric {what!r}", function, "outputs", "targets")
 
-    def values(params, piece):
-        with protocol.noted(f"model of {name}"):
-            outputs = leaves.need_arrays(f"{name}: model", loss.apply(params, piece.inputs))
-        with protocol.noted(f"loss and metrics of {name}"):
-            functions = (("loss", loss.per_sample), *metrics)
-            return {what: leaves.need_arrays(f"{name}: {what}", function(outputs, piece.targets)) for what, function in functions}
+    def values(m):
+        piece = accumulate.of_length(rows, m)
+        with causes.explained(f"{name}: model"):
+            outputs = leaves.need_arrays(f"{name}: model", jax.eval_shape(partial(loss.apply), params, piece.inputs))
+        given = {}
+        for what, function in (("loss", loss.per_sample), *metrics):
+            with causes.explained(f"{name}: {what}"):
+                given[what] = jax.eval_shape(partial(function), outputs, piece.targets)
+        return given
 
     # Two numbers of samples: [m, 1] beside [m] becomes [m, m], which for one number alone might be a sequence's [m, T].
-    found = [jax.eval_shape(values, params, accumulate.of_length(rows, m)) for m in (2, 3)]
+    found = [values(m) for m in (2, 3)]
     for what in found[0]:
         two, three = (value[what] for value in found)
         fits = isinstance(two, jax.ShapeDtypeStruct) and two.shape[:1] == (2,) and three.shape == (3, *two.shape[1:])

@@ -430,3 +430,76 @@ def test_a_step_size_that_is_too_large_is_still_blamed(mesh, key):
             key=key,
             mesh=mesh,
         )
+
+
+# Models that do not fit: the real cause is named
+
+
+class Constants(nnx.Module):
+    def __init__(self, rngs):
+        self.layer, self.number = nnx.Linear(3, 2, rngs=rngs), 2.0
+        self.array, self.numpy, self.count = jnp.ones((1, 2)), np.ones((1, 2)), jnp.arange(1)
+        self.variable, self.cache, self.key = nnx.Variable(jnp.ones((1, 2))), nnx.Cache(jnp.zeros(2)), jax.random.key(3)
+        self.arrays = nnx.List([jnp.ones((1, 2))])
+
+    def __call__(self, x):
+        noise = 0 * jax.random.normal(self.key)
+        return self.layer(x) * self.array * self.numpy * self.variable[...] * self.arrays[0] + self.count[None] + noise
+
+
+@pytest.mark.parametrize("model", [Constants(nnx.Rngs(0)), Constants], ids=["module", "class"])
+def test_constants_of_an_nnx_module_stay_as_they_are(model, mesh, key):
+    params = dsgd.run(SGD, classifier(CYCLE % 2, model=model), steps=2, key=key, mesh=mesh).params
+    np.testing.assert_array_equal(params["array"], np.ones((1, 2)))
+    np.testing.assert_array_equal(params["variable"], np.ones((1, 2)))
+    assert np.abs(params["layer"]["bias"]).min() > 0
+
+
+class Broken(nn.Module):
+    what: str
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        if self.what == "attribute":
+            return nn.Dense(self.width)(x)
+        if self.what == "counter":
+            counter = self.variable("counter", "n", lambda: jnp.zeros(()))
+            if train:
+                counter.value += 1
+        if self.what == "spectral":
+            return nn.SpectralNorm(nn.Dense(2))(x, update_stats=train)
+        return nn.Dense(2)(x)
+
+
+class Missing(nnx.Module):
+    def __init__(self, rngs):
+        self.layer, self.drop = nnx.Linear(3, 2, rngs=rngs), nnx.Dropout(0.5)
+
+    def __call__(self, x):
+        return self.drop(self.layer(x))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Broken("attribute"), r'^model Broken: init: AttributeError: "Broken" object has no attribute "width".$'),
+        (
+            Broken("counter"),
+            r"^model Broken: \['counter'\]\['n'\] changes in training; expected parameters, constants, and running averages",
+        ),
+        (Broken("spectral"), "^model Broken: its outputs in training depend on its running averages .batch_stats.; expected"),
+        (Missing, r"^model Missing in training: `deterministic` is False, but no `rngs` argument was provided to Dropout\s+as either .*$"),
+        (lambda: Missing(nnx.Rngs(0)), r"^model = the function <lambda>: TypeError: .*takes 0 positional arguments but 1 was given$"),
+        (problems.Model(lambda key: 1.0, lambda x: x), r"^finite_sum: model: TypeError: .*takes 1 positional argument but 2 were given$"),
+    ],
+)
+def test_errors_of_models_name_the_cause_and_the_model(model, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        classifier(CYCLE % 2, model=model)
+    assert not getattr(caught.value, "__notes__", [])
+
+
+def test_batches_of_another_structure_are_named(mesh, key):
+    pairs = [(np.zeros((2, 2, 3), np.float32), np.zeros((2, 2), np.int32))]
+    with pytest.raises(ValueError, match=r"loss of finite_sum: a batch is a tuple; expected problems.Examples"):
+        dsgd.run(SGD, classifier(CYCLE % 2), steps=1, key=key, mesh=mesh, batches=pairs)

@@ -235,7 +235,7 @@ class Flatten(nn.Module):
     ("model", "message"),
     [
         (Keeps("norm"), "model Keeps keeps batch_stats that no training updates; expected an argument of its __call__"),
-        (Keeps("drop"), "model Keeps keeps dropout or batch norm that is always in training mode; expected an argument"),
+        (Keeps("drop"), "model Keeps keeps dropout or batch norm that is always in training mode .*; expected an argument"),
         (Counts, r"model Counts: \['calls'\] changes in training; expected parameters, constants, and running averages"),
         (Flatten(), "model Flatten keeps no parameters; expected a module with parameters"),
         (Linen, "model = the class Linen: need a flax module"),
