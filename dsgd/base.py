@@ -114,7 +114,8 @@ class Query(NamedTuple):
         exact: ask for the exact gradients f_n'(x) instead of stochastic ones.
         work: how much each worker computes; None: one batch, which counts once.
         draws: with work, the number of each worker's first micro-batch of this round, int32 `[N]`, the same on every device, in a stream of
-            its own that goes on through the run: whoever asks for a number again gets that batch again; None: draws of this round only.
+            its own that goes on through the run: whoever asks for a number again gets that batch again; None: draws of this round only, or
+            of `Problem.numbered` the next ones, which the run counts.
     """
 
     params: PyTree
@@ -265,7 +266,8 @@ class Problem(NamedTuple):
     Args:
         init: key -> params.
         loss: (params, batch) -> scalar, the mean loss of worker n's batch; of its whole data it is f_n.
-        data: a pytree, every leaf `[N, ...]`; `data[n]` is all that worker n has.
+        data: a pytree, every leaf `[N, ...]`; `data[n]` is all that worker n has. Or a pool of the samples of workers that have very
+            different numbers of them (`dsgd.engine.pooled`).
         sample: (key, data[n]) -> a batch of worker n. `dsgd.problems.minibatch(...)` makes one.
         gradient: (params, batch) -> gradient; None: `jax.grad(loss)`.
         evaluate: (params, data block, shared) -> (scalars by name, with "loss" = f(x); f'(x), or None: it is not computed, and
@@ -283,6 +285,8 @@ class Problem(NamedTuple):
             `workers.weights()`, or takes `workers.mean` over the workers, which has them.
         batch_sizes: samples in each worker's batch, `[N]`, where those of some have fewer than `batch_size`, and the rest of the batch does
             not count; None: all have `batch_size`.
+        numbered: whether `sample` is (key, data[n], int32 k) -> batch k of worker n's stream, counted from 0 through the run, with a key
+            that is the run's and the worker's, the same for all k: so that a batch may depend on those before, as in epochs.
     """
 
     init: Callable
@@ -299,6 +303,7 @@ class Problem(NamedTuple):
     take: Callable | None = None
     weights: Any = None
     batch_sizes: tuple[int, ...] | None = None
+    numbered: bool = False
 
     @property
     def workers(self) -> int:

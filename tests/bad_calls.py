@@ -126,6 +126,7 @@ POOL: dict[str, Any] = {
 }
 
 _DATA = {"data": ARRAYS, "workers": 3, "partition": "dirichlet", "alpha": 10.0, "batch_size": 2, "replacement": True, "l2": 0.1, "seed": 0}
+_DATA |= {"min_samples": 1, "weights": "samples"}
 _EVERY = {"record_every": 1, "evaluate_every": 1}
 _RUN = {"problem": QUADRATIC, "steps": 1, "key": KEY, "batches": None, "cluster": clusters.Cluster(SECONDS), **_EVERY, "mesh": 1}
 _GOSSIP = {"optimizer": SGD, "topology": RING}
@@ -170,6 +171,7 @@ GOOD: dict[Callable, dict[str, Any]] = {
         "width": 4,
         "layers": 1,
         "heads": 2,
+        "weights": "samples",
         "batch_size": 2,
         "test_share": 0.2,
         "seed": 0,
@@ -211,7 +213,7 @@ GOOD: dict[Callable, dict[str, Any]] = {
         "residual": 0.1,
         "seed": 0,
     },
-    problems.split: {"labels": ARRAYS[1], "workers": 3, "partition": "dirichlet", "alpha": 10.0, "seed": 0},
+    problems.split: {"labels": ARRAYS[1], "workers": 3, "partition": "dirichlet", "alpha": 10.0, "seed": 0, "min_samples": 1},
     compressors.apply: {"compressor": SIGN, "key": KEY, "x": np.ones(3)},
     compressors.buckets: {"compressor": SIGN, "size": 8},
     compressors.check: {"compressor": SIGN, "d": 8, "key": KEY},

@@ -119,7 +119,7 @@ CASES = {
     "dsgd.network.cost(dsgd.network.gossip(topologies.exponential(16)), 4, 1.0, 1.0)": "of 16 workers, for 4 workers: need the same number",
     "dsgd.compressors.top_k(True)": "top_k: fraction = True: need a number",
     "problems.minibatch(0)": "minibatch: batch_size = 0: need an integer, at least 1",
-    "problems.minibatch(4, 'no')": "minibatch: replacement = 'no': need True or False",
+    "problems.minibatch(4, 'no')": "minibatch: replacement = 'no'; expected True, False or 'epoch'",
     "problems.random_quadratic(2, 2, seed=None)": "random_quadratic: seed = None: need an integer",
     "run(method, problem, steps=2, key=key, mesh=1, batches=[None] * 2)": "batch 0 = None has no arrays; need leaves [N, ...]",
     "problems.load((np.zeros((20, 3)), np.arange(20) % 2 + 0.9))": "data: targets have the entry 0.9: need classes, whole numbers",

@@ -213,6 +213,10 @@ def _need_batches(plan: Plan, decided: Any, ids: np.ndarray) -> np.ndarray:
 def _need_cut(name: str, problem: Problem) -> int:
     if problem.batch_size is None or problem.take is None:
         raise ValueError(f"{name}: {problem.name} cannot cut its batches (batch_size, take): need a problem that can")
+    if problem.batch_sizes is not None:
+        smallest = min(problem.batch_sizes)
+        given = f"{problem.name} draws without replacement, and some workers have {smallest} samples of a batch of {problem.batch_size}"
+        raise ValueError(f"{name}: {given}; pass replacement=True to the problem")
     return problem.batch_size
 
 

@@ -142,8 +142,7 @@ def _forward(
     assert problem.batch_size is not None
     assert problem.take is not None
     size, take = problem.batch_size, problem.take
-    turns = oracle.of_turns(loop.round_keys(key, step)[1], M)[:pieces]
-    drawn = jax.vmap(lambda turn: problem.sample(jax.random.fold_in(turn, n), data))(turns)
+    drawn = jax.vmap(lambda m: loop.batch_of(problem, key, step, n, data, M, m))(jnp.arange(pieces))
     counts = jnp.clip(samples - size * jnp.arange(pieces), 1, size)
 
     def mean(function, params):

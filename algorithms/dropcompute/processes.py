@@ -175,8 +175,7 @@ def _turn(problem: Problem, key: jax.Array, M: int, mesh: Mesh) -> Turn:
 def _compute(
     problem: Problem, M: int, n: int, params: Params, data: PyTree, key: jax.Array, step: jax.Array, m: jax.Array
 ) -> tuple[jax.Array, Params]:
-    of_step = oracle.of_turns(loop.round_keys(key, step)[1], M)
-    batch = problem.sample(jax.random.fold_in(of_step[m], n), data)
+    batch = loop.batch_of(problem, key, step, n, data, M, m)
     return jax.tree.map(lambda leaf: leaf[None], oracle.with_loss(problem)(params, batch))
 
 

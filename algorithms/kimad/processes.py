@@ -145,7 +145,7 @@ class _Worker:
         gradient = functions.gradient or jax.grad(functions.loss)
 
         def update(x, known, step, data):
-            batch = functions.sample(jax.random.fold_in(loop.round_keys(key, step)[1], self.n), data)
+            batch = loop.batch_of(functions, key, step, self.n, data)
             return ravel_pytree(gradient(unravel(x), batch))[0] - known
 
         self.update = partial(jax.jit(update), data=data)

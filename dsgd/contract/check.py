@@ -16,7 +16,7 @@ from dsgd import checks, workers
 from dsgd.base import Algorithm, Key, Problem, Result, State
 from dsgd.clusters import Cluster
 from dsgd.contract import elsewhere
-from dsgd.engine import loop, programs, protocol
+from dsgd.engine import loop, pooled, programs, protocol
 from dsgd.findings import Finding, Findings
 from dsgd.machines import agreement, arrays
 from dsgd.runs import driver, plans
@@ -165,7 +165,8 @@ def _types(case: Case, key: jax.Array) -> Finding:
     problem, plan = case.problem, case.plan(1)
     state = jax.eval_shape(lambda: protocol.held(case.algorithm, problem, plan.N).init(problem.init(key), plan.N))
     with jax.enable_x64(True):
-        jax.eval_shape(lambda state: loop.one_round(plan, state, key, problem.data), state)
+        data = pooled.laid_out(problem.data, plan.mesh.size)
+        jax.eval_shape(lambda state: loop.one_round(plan, state, key, data), state)
     return Finding("64 bits", True, "types stay where JAX has 64 bits enabled")
 
 
@@ -270,7 +271,10 @@ def _rounds(case: Case, key: jax.Array, steps: int) -> Rounds:
         return state, (info.bits_up, info.bits_down)
 
     state, told = programs.call(loop.start, plan, {}, key).state, []
-    arguments = loop.split(key)[1], arrays.place(case.problem.data, NamedSharding(plan.mesh, P(workers.AXIS)))
+    arguments = (
+        loop.split(key)[1],
+        arrays.place(pooled.laid_out(case.problem.data, plan.mesh.size), NamedSharding(plan.mesh, P(workers.AXIS))),
+    )
     program = jax.jit(one_round).lower(state, *arguments).compile()
     for _ in range(steps):
         state, bits = program(state, *arguments)

@@ -32,10 +32,17 @@ _BITS, _CLOCK, _TRAIN_LOSS, _EVALUATED, _SAMPLES, _PRESENT = "bits", "clock", "t
 
 
 class Carry(NamedTuple):
-    """What goes round the loop: the method's state, and the clock, () where the run has no cluster."""
+    """What goes round the loop.
+
+    Args:
+        state: of the method.
+        clock: () if the run has no cluster.
+        drawn: batches that each worker has drawn, int32 `[N]`, of problems whose draws are numbered; () of others.
+    """
 
     state: State
     clock: Clock | tuple[()]
+    drawn: Any = ()
 
 
 class Chunk(NamedTuple):
@@ -100,13 +107,14 @@ def start(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
     def init(point, key):
         params, method = plan.problem.init(split(key)[0]), _method(plan, point)
         state = method.init(params, plan.N)
-        return Carry(state, clock.start(plan.N, _measured(plan, method, state, key)) if plan.cluster else ())
+        begun = clock.start(plan.N, _measured(plan, method, state, key)) if plan.cluster else ()
+        return Carry(state, begun, _none_drawn(plan))
 
     def place(part, spec):
         return jax.tree.map(lambda leaf: lax.with_sharding_constraint(leaf, NamedSharding(plan.mesh, spec)), part)
 
     carry, spec = _over_runs(plan, init, (0, None), (None, 0))(points, keys), _carry_spec(plan)
-    return Carry(State(*map(place, carry.state, spec.state)), place(carry.clock, spec.clock))
+    return Carry(State(*map(place, carry.state, spec.state)), place(carry.clock, spec.clock), place(carry.drawn, spec.drawn))
 
 
 def shapes(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
@@ -117,7 +125,28 @@ def shapes(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), part)
 
     carry, spec = jax.eval_shape(partial(start, plan), points, keys), _carry_spec(plan)
-    return Carry(State(*map(placed, carry.state, spec.state)), placed(carry.clock, spec.clock))
+    return Carry(State(*map(placed, carry.state, spec.state)), placed(carry.clock, spec.clock), placed(carry.drawn, spec.drawn))
+
+
+def micro_batches(plan: Plan, points: PyTree, keys: jax.Array, carry: Carry) -> int:
+    """M, the micro-batches of a round's work, 1 without any; nothing is compiled.
+
+    Args:
+        plan, points, keys: as in `start`.
+        carry: `shapes`.
+    """
+    found = []
+
+    def one(point, key, carry):
+        work = _method(plan, point).query(carry.state, _this_round(plan, split(key)[1], carry, carry.state.step)).work
+        found.append(1 if work is None else work.samples.shape[1])
+        return carry.state.step
+
+    def run(points, keys, carry):
+        return _over_runs(plan, one, (0, None, 0), (None, 0, 0))(points, keys, carry)
+
+    jax.eval_shape(_sharded(plan, run, (P(), P(), _carry_spec(plan)), P()), points, keys, carry)
+    return found[0]
 
 
 def advance(
@@ -178,7 +207,7 @@ def one_round(plan: Plan, state: State, key: jax.Array, data: PyTree) -> tuple[S
     def body(state, key, data):
         method = _method(plan, {})
         begun = clock.start(plan.N, _nothing_measured(plan, method, state, key)) if plan.cluster and method.measures else ()
-        return _gradients_and_update(plan, method, key, Carry(state, begun), data, None, state.step)[:2]
+        return _gradients_and_update(plan, method, key, Carry(state, begun, _none_drawn(plan)), data, None, state.step)[:2]
 
     everywhere: Any = P()
     own: Any = P(workers.AXIS)
@@ -224,7 +253,7 @@ def _state_spec(plan: Plan) -> Any:
 
 def _carry_spec(plan: Plan) -> Any:
     replicated: Any = P()
-    return Carry(_state_spec(plan), replicated)
+    return Carry(_state_spec(plan), replicated, replicated)
 
 
 def _sharded(plan: Plan, f, in_specs, out_specs):
@@ -306,10 +335,26 @@ def _round(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, batches, s
     if this.present is not None:
         news[_PRESENT] = jnp.mean(this.present.astype(jnp.float32))
     news |= {_BITS: counts.carry(workers.sum(counts.carry(info.bits_up + info.bits_down)))}
+    drawn = _drawn(carry.drawn, query, this)
     if not isinstance(carry.clock, Clock):
-        return Carry(state, ()), news
+        return Carry(state, (), drawn), news
     after = clock.tick(carry.clock, algorithm, plan.problem, this, query, info)
-    return Carry(state, after), {**news, _CLOCK: clock.digits(after)}
+    return Carry(state, after, drawn), {**news, _CLOCK: clock.digits(after)}
+
+
+def _none_drawn(plan: Plan) -> Any:
+    return jnp.zeros(plan.N, jnp.int32) if plan.problem.numbered else ()
+
+
+def _drawn(before: Any, query: Query, round: Round) -> Any:
+    """How many batches each worker has drawn after the round: one, or those micro-batches of its work that have samples."""
+    if isinstance(before, tuple) or query.exact:
+        return before
+    if query.work is not None:
+        each = jnp.sum(query.work.samples > 0, axis=1, dtype=jnp.int32)
+    else:
+        each = jnp.ones_like(before) if round.present is None else round.present.astype(jnp.int32)
+    return before + (each if query.workers is None else jnp.zeros_like(each).at[query.workers].set(each[query.workers]))
 
 
 def _gradients_and_update(
@@ -322,10 +367,11 @@ def _gradients_and_update(
     _, sample_key, update_key = round_keys(key, step)
     with workers.attended(there):
         query = absence.query(algorithm.query(carry.state, this), this)
-    if query.draws is not None:
+    numbered = query._replace(draws=carry.drawn) if plan.problem.numbered and query.draws is None and batches is None else query
+    if numbered.draws is not None:
         sample_key = stream(key)
     this = this._replace(work=query.work)
-    asked, weigh = (plan.problem, query, sample_key, data, plan.N, batches), not algorithm.averages_models
+    asked, weigh = (plan.problem, numbered, sample_key, data, plan.N, batches), not algorithm.averages_models
     done = {} if query.work is None else {_SAMPLES: oracle.samples(query)}
     if plan.train_loss:
         done[_TRAIN_LOSS], gradients = oracle.loss_and_gradients(*asked, this.present, weigh=weigh)
@@ -344,6 +390,22 @@ def round_keys(key: jax.Array, step: jax.Array) -> jax.Array:
 def stream(key: jax.Array) -> jax.Array:
     """The key of numbered draws, of a run's rounds' key."""
     return jax.random.fold_in(key, _STREAM)
+
+
+def batch_of(problem: Problem, key: jax.Array, step: Any, n: int, data: PyTree, M: int = 1, m: Any = 0) -> PyTree:
+    """What one worker alone draws in a round, as all workers together do in the loop.
+
+    Args:
+        problem: whose batches.
+        key: of the run's rounds.
+        step: of the round.
+        n: the worker.
+        data: its own.
+        M, m: number of micro-batches of a round, and which one. Draws that are numbered count all M of each round.
+    """
+    if problem.numbered:
+        return problem.sample(jax.random.fold_in(stream(key), n), data, jnp.int32(step * M + m))
+    return problem.sample(jax.random.fold_in(oracle.of_turns(round_keys(key, step)[1], M)[m], n), data)
 
 
 def _this_round(plan: Plan, key: jax.Array, carry: Carry, step: jax.Array) -> Round:

@@ -13,7 +13,7 @@ import numpy as np
 
 from dsgd import checks, workers
 from dsgd.base import Constants, Gradients, Params, Problem, PyTree, Query, Work
-from dsgd.engine import absence, accumulate, protocol, units
+from dsgd.engine import absence, accumulate, pooled, protocol, units
 
 RESERVED = {"step", "clock", "bits", "grad_sqnorm", "consensus", "train_loss", "evaluated", "samples", "present"}  # the history's own names
 _LATER = 1 << 31  # with m, what a round's key is folded with for micro-batch m > 0: workers' ids are below
@@ -105,13 +105,16 @@ def _asked(function: Callable, problem: Problem, query: Query, key: jax.Array, d
         raise ValueError("a method that asks for exact gradients, with batches from outside: need a method on batches")
     if query.draws is not None and batches is not None:
         raise ValueError("a method that draws batches once more, with batches from outside: need those that the problem draws")
+    if problem.numbered and query.draws is None and batches is None and not query.exact:
+        raise ValueError(f"{problem.name}: its batches are numbered, but the query has no draws; expected Query(draws=int32 [N])")
+    data = pooled.of_block(data) if batches is None else data
     ids = workers.ids(N) if query.workers is None else query.workers
     here, places = (None, None) if query.workers is None else workers.find(ids, N)
 
     def block(tree, rows):
         """Of the block's leaves, those of these rows of the workers who are asked; None: of all of them."""
         at = places if rows is None else (rows if places is None else places[rows])
-        return tree if at is None else jax.tree.map(lambda leaf: leaf[at], tree)
+        return pooled.of_rows(tree, at)
 
     def batch(rows, m):
         if query.exact:
@@ -119,32 +122,55 @@ def _asked(function: Callable, problem: Problem, query: Query, key: jax.Array, d
         if batches is not None:
             return block(batches, rows) if m is None else jax.tree.map(lambda leaf: leaf[jnp.arange(len(m)), m], block(parts, rows))
         mine = ids if rows is None else ids[rows]
+        if problem.numbered:
+            numbers = jnp.asarray(query.draws)[mine] + (0 if m is None else turns[mine, m])
+            own = jax.vmap(partial(jax.random.fold_in, key))(mine)
+            return jax.vmap(problem.sample, (0, pooled.axes(data), 0))(own, block(data, rows), numbers)
         if query.draws is not None:
             of_draws = jax.vmap(partial(jax.random.fold_in, key))(jnp.asarray(query.draws)[mine] + (0 if m is None else m))
             own = jax.vmap(jax.random.fold_in)(of_draws, mine)
         else:
             own = jax.vmap(partial(jax.random.fold_in, key))(mine) if m is None else jax.vmap(jax.random.fold_in)(keys[m], mine)
-        return jax.vmap(problem.sample)(own, block(data, rows))
+        return jax.vmap(problem.sample, (0, pooled.axes(data)))(own, block(data, rows))
+
+    def at_models(rows, drawn):
+        params = query.params if query.axis is None else block(query.params, rows)
+        return jax.vmap(function, (query.axis, 0))(params, drawn)
 
     def compute(rows, m, samples):
         """For `units.summed`; samples None: a whole batch."""
         drawn = batch(rows, m)
         if samples is not None and problem.take is not None:
             drawn = jax.vmap(problem.take)(drawn, samples)
-        params = query.params if query.axis is None else block(query.params, rows)
-        return jax.vmap(function, (query.axis, 0))(params, drawn)
+        return at_models(rows, drawn)
+
+    def exact():
+        """Of pools piece by piece, so that nobody computes as many rows as the worker with the most."""
+        if not isinstance(data, pooled.Pooled):
+            return compute(None, None, None)
+
+        def of_piece(rows, m, samples):
+            mine = block(data, rows)
+            m = jnp.zeros_like(samples) if m is None else m
+            return at_models(rows, jax.vmap(pooled.piece_of, (pooled.axes(data), 0, 0))(mine, m, samples))
+
+        mine = block(data, None)
+        samples = pooled.pieces(mine)
+        shares = samples / mine.size[:, None].astype(jnp.result_type(float))
+        return units.summed(of_piece, samples, (shares, shares))
 
     if query.work is None:
-        computed = compute(None, None, None)
+        computed = exact() if query.exact else compute(None, None, None)
     else:
         factors = tuple(map(jnp.asarray, (query.work.samples, _counted(query.work), query.work.weights)))  # numpy's take no traced index
         samples, *factors = (workers.own(each, N) if places is None else each[ids] for each in factors)
         if query.exact:
             totals = tuple(jnp.sum(jnp.where(samples > 0, each, 0), axis=1) for each in factors)
-            computed = jax.tree.map(units.scaled, totals, compute(None, None, None))
+            computed = jax.tree.map(units.scaled, totals, exact())
         else:
             M = samples.shape[1]
             parts, keys = _split(problem, batches, M), of_turns(key, M)
+            turns = jnp.cumsum(query.work.samples > 0, axis=1, dtype=jnp.int32) - 1  # of a worker's draws in this round
             computed = units.summed(compute, samples, tuple(factors))
     return computed if here is None else workers.select(here, computed)
 
@@ -243,8 +269,21 @@ def evaluate(problem: Problem, params: Params, data: PyTree, shared: PyTree) -> 
         if slope is not None:
             protocol.same(f"{problem.name}: evaluate gives a slope", slope, params)
         return scalars, slope
-    value, slope = mean_loss(problem.loss, params, data, problem.weights)
+    if isinstance(data, pooled.Pooled):
+        value, slope = _mean_of_pool(problem, params, data)
+    else:
+        value, slope = mean_loss(problem.loss, params, data, problem.weights)
     return {"loss": value}, slope
+
+
+def _mean_of_pool(problem: Problem, params: Params, data: pooled.Pooled) -> tuple[jax.Array, Params]:
+    """f(params), f'(params) of a pool, the same on every device."""
+    n = data.size.shape[0]
+    N = n * workers.devices()
+    query, problem = Query(params, exact=True), problem._replace(gradient=None)
+    both = _asked(with_loss(problem), problem, query, jax.random.key(0), data, N, None)
+    rows = _weighed(problem, query, both, N)
+    return workers.mean_over_devices(jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0) / n, rows))
 
 
 @lru_cache(maxsize=64)

@@ -13,15 +13,16 @@ import numpy as np
 
 from dsgd import checks
 from dsgd.base import PyTree
+from dsgd.engine.pooled import Pooled
 from dsgd.machines import agreement
 from dsgd.machines.arrays import by_worker, own_workers, owned
-from dsgd.problems.examples import Examples, arrays, converted
+from dsgd.problems.examples import Examples, arrays, converted, stacked
 
 
 class Loaded(NamedTuple):
     """The workers' samples, and how many each has; and the first that this process has, (inputs, targets), leaves `[m, ...]`."""
 
-    examples: Examples
+    examples: Examples | Pooled
     sizes: list[int]
     some: tuple[PyTree, PyTree]
 
@@ -54,16 +55,20 @@ class ByWorker:
         if other := next((n for n in range(N) if kinds[n] != kinds[0]), 0):
             raise ValueError(f"data of worker {other} are {kinds[other]}, those of worker 0 {kinds[0]}: need one kind of samples")
         sizes = [everybody[n][0] for n in range(N)]
+        if agreement.alone():
+            inputs, targets = jax.tree.map(lambda *of_workers: np.concatenate(of_workers), *(pairs[n] for n in range(N)))
+            parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+            return Loaded(stacked(inputs, targets, parts), sizes, pairs[0])
         longest = max(sizes)
 
-        def stacked(at: int) -> jax.Array:
+        def padded(at: int) -> jax.Array:
             def rows(some: slice) -> np.ndarray:
                 return np.stack([_padded(jax.tree.leaves(pairs[n])[at], longest) for n in range(N)[some]])
 
             return by_worker(rows, N, everybody=False)
 
         some = pairs[mine[0]]
-        inputs, targets = jax.tree.unflatten(jax.tree.structure(some), [stacked(at) for at in range(len(jax.tree.leaves(some)))])
+        inputs, targets = jax.tree.unflatten(jax.tree.structure(some), [padded(at) for at in range(len(jax.tree.leaves(some)))])
         real = np.arange(longest)[None, :] < np.array(sizes)[:, None]
         weights = by_worker(lambda some: real[some].astype(jnp.result_type(float)), N)
         return Loaded(Examples(inputs, targets, weights), sizes, some)

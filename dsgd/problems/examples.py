@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,15 @@ from scipy.sparse import issparse
 
 from dsgd import array_likes, checks
 from dsgd.base import PyTree
+from dsgd.engine.pooled import Pooled, pool
+from dsgd.machines import agreement
 from dsgd.machines.arrays import by_worker, from_host
 from dsgd.problems import sparse
+
+EPOCH = "epoch"
+_LONG = 1 << 16  # samples of a worker up to which a draw without replacement has a random number for each
+_WASTE = 1 << 23  # bytes of padding that are not worth another layout: arrays `[N, longest, ...]` are easier to look at
+_TURNS = 32  # of an order: after so many, the chance that a sample has never been moved is 2^-32
 
 
 class Examples(NamedTuple):
@@ -35,14 +42,19 @@ class Examples(NamedTuple):
 @checks.arguments
 @dataclass(frozen=True)
 class minibatch:  # noqa: N801 (made and called like the functions that it stands beside)
-    """Draws a batch of one worker's samples, uniformly and afresh in every round, on the device.
+    """Draws a batch of one worker's samples on the device, uniformly.
 
-    Called as (key, worker's `Examples`), it returns a batch, `Examples` `[B, ...]`.
+    Called as (key, worker's `Examples`), it returns a batch, `Examples` `[B, ...]`, drawn afresh in every round. With replacement="epoch"
+    it is called as (key, worker's `Examples`, int32 k), with one key for all k (`Problem.numbered`), and returns batch k of the worker's
+    stream: all its samples in random order, then all of them in another order, and so on.
 
     Args:
         batch_size: B.
         replacement: whether one sample may be drawn twice in a batch. Without, the batch of a worker with m < B samples has all m, in
-            random order; the weights of the other B - m are 0, so that means are over the m.
+            random order; the weights of the other B - m are 0, so that means are over the m. "epoch": batches of b = min(B, m) samples
+            of the stream, one after the other: batch k has those from k b to k b + b - 1, of which those before the next multiple of m
+            belong to one epoch, and the others to the next one. So each epoch has each sample once, no batch is cut at its end, and
+            workers with fewer samples begin their next epoch sooner.
 
     Raises:
         ValueError: batch_size < 1.
@@ -51,25 +63,100 @@ class minibatch:  # noqa: N801 (made and called like the functions that it stand
     """
 
     batch_size: int
-    replacement: bool = True
+    replacement: bool | Literal["epoch"] = True
 
     def __post_init__(self) -> None:
         checks.positive_int("minibatch: batch_size", self.batch_size)
+        if not isinstance(self.replacement, bool | np.bool_) and self.replacement != EPOCH:
+            raise ValueError(f"minibatch: replacement = {self.replacement!r}; expected True, False or {EPOCH!r}")
 
-    def __call__(self, key: jax.Array, mine: Examples) -> Examples:
+    def __call__(self, key: jax.Array, mine: Examples | Pooled, number: jax.Array | None = None) -> Examples:
+        if isinstance(mine, Pooled):
+            chosen, counted = self._chosen(key, mine.size.astype(jnp.uint32), mine.longest, number, mine.longest > _LONG)
+            return mine.batch(mine.offset + chosen.astype(jnp.int32), counted.astype(jnp.result_type(float)))
+        size = jnp.sum(mine.weights).astype(jnp.uint32)
+        chosen, counted = self._chosen(key, size, mine.weights.shape[0], number)
+        inputs, targets = jax.tree.map(lambda leaf: leaf[chosen], (mine.inputs, mine.targets))
+        return Examples(inputs, targets, counted.astype(mine.weights.dtype))
+
+    def _chosen(
+        self, key: jax.Array, size: jax.Array, longest: int, number: jax.Array | None, many: bool = False
+    ) -> tuple[jax.Array, jax.Array]:
+        """Rows of a worker with so many samples, `[B]`, and which of them count.
+
+        Args:
+            key: of the draw.
+            size: m, uint32.
+            longest: at least m, of all workers.
+            number: of the batch, if it is of epochs.
+            many: whether a random number for each of the longest worker's samples is too much.
+        """
+        B = self.batch_size
+        if self.replacement == EPOCH:
+            if number is None:
+                raise ValueError("minibatch: batches of epochs are numbered; pass numbered=True to the Problem")
+            return _of_epoch(key, number, B, size)
         if self.replacement:
             # One draw of bits a sample, where randint draws two: the remainder favours some by size / 2^32.
-            size = jnp.sum(mine.weights).astype(jnp.uint32)
-            chosen = jax.random.bits(key, (self.batch_size,), jnp.uint32) % size
-            counted = jnp.ones(self.batch_size, mine.weights.dtype)
-        else:
-            # The B largest of one random number a sample: a uniform draw without replacement. Padding comes last, and does not count.
-            lots = jax.random.uniform(key, mine.weights.shape)
-            _, chosen = lax.top_k(jnp.where(mine.weights > 0, lots, -1), min(self.batch_size, lots.size))
-            chosen = jnp.pad(chosen, (0, self.batch_size - chosen.size))
-            counted = (jnp.arange(self.batch_size) < jnp.sum(mine.weights)).astype(mine.weights.dtype)
-        inputs, targets = jax.tree.map(lambda leaf: leaf[chosen], (mine.inputs, mine.targets))
-        return Examples(inputs, targets, counted)
+            return jax.random.bits(key, (B,), jnp.uint32) % size, jnp.ones(B, bool)
+        counted = jnp.arange(B) < size
+        if many:
+            return _Order.drawn(key, size).of(jnp.arange(B, dtype=jnp.uint32) % size, size), counted
+        # The B largest of one random number a sample: a uniform draw without replacement. Padding comes last, and does not count.
+        lots = jax.random.uniform(key, (longest,))
+        _, chosen = lax.top_k(jnp.where(jnp.arange(longest) < size, lots, -1), min(B, longest))
+        return jnp.pad(chosen, (0, B - chosen.size)), counted
+
+
+def _of_epoch(key: jax.Array, number: jax.Array, batch_size: int, m: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Rows of batch `number` of m samples in epochs, uint32 `[B]`, and which of them count."""
+    size, k = jnp.minimum(batch_size, m), number.astype(jnp.uint32)
+    # k size = (k // m) m size + (k % m) size, without products that do not fit in 32 bits.
+    epoch, offset = k // m * size + k % m * size // m, k % m * size % m
+    place = offset + jnp.arange(batch_size, dtype=jnp.uint32)
+    later = place >= m
+    orders = [_Order.drawn(jax.random.fold_in(key, epoch + i), m) for i in range(2)]
+    order = jax.tree.map(lambda now, next: jnp.where(later[None], next[:, None], now[:, None]), *orders)
+    return order.of(jnp.where(later, place - m, place) % m, m), jnp.arange(batch_size) < size
+
+
+class _Order(NamedTuple):
+    """A random permutation of 0 to m - 1 of which any place is computed without the others: swap-or-not, `_TURNS` times.
+
+    In each turn x and (pivot - x) mod m are swapped, or not, by a random bit of the pair.
+
+    Args:
+        pivots: below m, uint32 `[turns]`, or `[turns, B]` for B places.
+        salts: likewise.
+
+    Source: Hoang, Morris and Rogaway, "An enciphering scheme based on a card shuffle", 2012.
+    """
+
+    pivots: jax.Array
+    salts: jax.Array
+
+    @classmethod
+    def drawn(cls, key: jax.Array, m: jax.Array) -> _Order:
+        pivots, salts = jax.random.bits(key, (2, _TURNS), jnp.uint32)
+        return cls(pivots % m, salts)
+
+    def of(self, places: jax.Array, m: jax.Array) -> jax.Array:
+        """What is at these places, uint32 `[B]`."""
+
+        def turn(x, drawn):
+            pivot, salt = drawn
+            other = jnp.where(pivot >= x, pivot - x, pivot + (m - x))
+            return jnp.where(_bit(jnp.maximum(x, other), salt), other, x), None
+
+        return lax.scan(turn, places, self)[0]
+
+
+def _bit(x: jax.Array, salt: jax.Array) -> jax.Array:
+    """A bit that looks random for each x, by the mixer of MurmurHash3 (Appleby, 2011)."""
+    x = x * np.uint32(0x9E3779B1) ^ salt
+    x = (x ^ x >> 16) * np.uint32(0x85EBCA6B)
+    x = (x ^ x >> 13) * np.uint32(0xC2B2AE35)
+    return x >> 31 == 1
 
 
 def first(batch: Examples, samples: jax.Array) -> Examples:
@@ -94,6 +181,20 @@ def pad(inputs: PyTree, targets: PyTree, parts: list[np.ndarray]) -> Examples:
     weights = by_worker(lambda some: real[some].astype(jnp.result_type(float)), len(parts))
     inputs, targets = jax.tree.map(stacked, (inputs, targets))
     return Examples(inputs, targets, weights)
+
+
+def stacked(inputs: PyTree, targets: PyTree, parts: list[np.ndarray]) -> Examples | Pooled:
+    """The workers' samples as `pad` has them; or in one pool, if padding would more than double the memory, by more than 8 MB.
+
+    In runs of several processes they are padded.
+    """
+    N, sizes = len(parts), [len(part) for part in parts]
+    row = sum(leaf[:1].nbytes for leaf in jax.tree.leaves((inputs, targets)))
+    more = N * max(sizes) - sum(sizes)
+    if agreement.alone() and more > sum(sizes) and more * row > _WASTE:
+        inputs, targets = jax.tree.map(converted, (inputs, targets))
+        return pool(inputs, targets, parts, Examples)
+    return pad(inputs, targets, parts)
 
 
 def on_device(inputs: PyTree, targets: PyTree) -> Examples:

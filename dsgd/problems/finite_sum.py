@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,11 @@ import optax
 
 from dsgd import checks, workers
 from dsgd.base import Problem, PyTree
-from dsgd.engine import accumulate, oracle, protocol
+from dsgd.engine import accumulate, oracle, pooled, protocol
+from dsgd.engine.pooled import Pooled
 from dsgd.problems.adapters import adapt
 from dsgd.problems.blocks import ByWorker
-from dsgd.problems.examples import Examples, arrays, first, minibatch, on_device, one, pad
+from dsgd.problems.examples import EPOCH, Examples, arrays, first, minibatch, on_device, one, stacked
 from dsgd.problems.partition import BY_CLASS, need_parts, split
 
 PerSample = Callable[[PyTree, PyTree], jax.Array]  # (outputs, targets) -> [m, ...]
@@ -70,11 +71,8 @@ class Evaluation:
     metrics: Metrics
     at_once: int
 
-    def __call__(self, params: PyTree, data: Examples, test: Examples | tuple[()]) -> tuple[dict[str, jax.Array], PyTree]:
-        each = data.weights / (len(data.weights) * jnp.sum(data.weights, axis=1, keepdims=True))
-        if by := workers.weights():
-            each = each * workers.own(jnp.asarray(by, each.dtype), len(by))[:, None]
-        rows = _rows(data._replace(weights=each))
+    def __call__(self, params: PyTree, data: Examples | Pooled, test: Examples | tuple[()]) -> tuple[dict[str, jax.Array], PyTree]:
+        rows = _rows(pooled.of_block(data), _shares)
         summed = accumulate.total(jax.value_and_grad(self.loss.total), params, rows, self.at_once)
         value, slope = workers.mean_over_devices(summed)
         if self.loss.l2:
@@ -95,9 +93,22 @@ class Evaluation:
         return jax.tree.map(lambda value: value / len(test.weights), summed)
 
 
-def _rows(data: Examples) -> Examples:
-    """All workers' samples: leaves `[n, m, ...]` to `[n m, ...]`."""
-    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), data)
+def _shares(sizes: jax.Array) -> jax.Array:
+    """What a sample of each of the block's workers counts in f, of its number of samples, `[n]`."""
+    shares = 1 / (len(sizes) * sizes)
+    if by := workers.weights():
+        shares = shares * workers.own(jnp.asarray(by, shares.dtype), len(by))
+    return shares
+
+
+def _rows(data: Examples | Pooled, shares: Callable[[jax.Array], jax.Array] = jnp.ones_like) -> Examples:
+    """All workers' samples, leaves `[rows, ...]`, with weights of what their workers' numbers of samples make of them; of padding 0."""
+    if isinstance(data, Pooled):
+        owner, real = pooled.owners(data)
+        weights = jnp.where(real, shares(data.size.astype(jnp.result_type(float)))[owner], 0)
+        return Examples(data.inputs, data.targets, weights)
+    each = data.weights * shares(jnp.sum(data.weights, axis=1))[:, None]
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), data._replace(weights=each))
 
 
 def right(logits: jax.Array, targets: jax.Array) -> jax.Array:
@@ -123,7 +134,7 @@ def finite_sum(
     min_samples: int = 1,
     weights: str | Sequence[float] | np.ndarray = "equal",
     batch_size: int = 16,
-    replacement: bool = True,
+    replacement: bool | Literal["epoch"] = True,
     l2: float = 0.0,
     seed: int = 0,
     test: Annotated[tuple[Any, Any] | None, "a pair (inputs, targets), or None"] = None,
@@ -147,10 +158,12 @@ def finite_sum(
         alpha: concentration of "dirichlet".
         min_samples: that every worker has, at least 1: "dirichlet" is drawn until it has, see `dsgd.problems.split`.
         weights: w, "equal", all 1 as in (5.1); "samples", $w_n = N m_n / M$, so that f is the mean over all M samples; or N numbers, at
-            least 0, which are divided by their mean. The objective, gradients and averages of models have them (`dsgd.Problem`).
+            least 0, which are divided by their mean. The objective, gradients and averages of models have them (`dsgd.Problem`). An
+            optimizer that divides by the gradient's size in each worker of a decentralized method (Adam) cancels them.
         batch_size: B, samples that each worker draws in a round.
         replacement: whether a batch is drawn with replacement. Without, the batch of a worker with m < B samples has all m, and its mean
-            is over those.
+            is over those. "epoch": each worker goes through its samples in a random order, then in another one, and so on, in batches of
+            min(B, m); see `dsgd.problems.minibatch`.
         l2: weight of the squared norm.
         seed: of the partition.
         test: (inputs, targets) that no worker has.
@@ -170,34 +183,41 @@ def finite_sum(
     if not 0 <= l2 < np.inf:
         raise ValueError(f"l2 = {l2}: need a finite number >= 0")
     if isinstance(data, ByWorker):
-        stacked, sizes, some = data.loaded(workers)
+        examples, sizes, some = data.loaded(workers)
     else:
         some = inputs, targets = arrays("data", data)
         parts = _parts(targets, len(jax.tree.leaves(inputs)[0]), workers, partition, alpha, seed, min_samples)
         sizes = list(map(len, parts))
-        stacked = pad(inputs, targets, parts)
+        examples = stacked(inputs, targets, parts)
     _need_samples(name, sizes, min_samples)
+    whole = replacement != EPOCH and bool(replacement)  # batches, whatever a worker has
+    if replacement == EPOCH and max(sizes) * batch_size >= 1 << 32:
+        raise ValueError(f"{name}: epochs of {max(sizes)} samples in batches of {batch_size}; expected a product below 2^32")
     shared = _held_out(test, metrics, some)
-    rows = jax.eval_shape(_rows, stacked)
+    rows = jax.eval_shape(lambda data: _rows(pooled.flat(data) if isinstance(data, Pooled) else data), examples)
     functions, measured = adapt(model, rows.inputs), tuple((metrics or {}).items())
     params = jax.eval_shape(functions.init, jax.eval_shape(lambda: jax.random.key(0)))
     mean = MeanLoss(functions.apply, loss, l2)
     _need_per_sample(name, mean, measured, params, rows)
     at_once = chunk or accumulate.fitting(jax.value_and_grad(mean.total), params, rows)
-    mean = replace(mean, at_once=max(batch_size, at_once // workers))
+    of_worker = max(batch_size, at_once // workers)
+    mean = replace(mean, at_once=of_worker)
+    if isinstance(examples, Pooled):
+        examples = replace(examples, piece=min(-(-sum(sizes) // workers), of_worker))
     return Problem(
         init=functions.init,
         loss=mean,
         sample=minibatch(batch_size, replacement),
         evaluate=Evaluation(mean, measured, at_once),
-        data=stacked,
+        data=examples,
         shared=shared,
         name=name,
         batch_size=batch_size,
         samples=max(sizes),
         take=first,
         weights=_weights(name, weights, sizes),
-        batch_sizes=None if replacement or min(sizes) >= batch_size else tuple(min(batch_size, size) for size in sizes),
+        numbered=replacement == EPOCH,
+        batch_sizes=None if whole or min(sizes) >= batch_size else tuple(min(batch_size, size) for size in sizes),
     )
 
 

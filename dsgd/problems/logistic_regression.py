@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,12 @@ from scipy.sparse import hstack, issparse
 
 from dsgd import checks
 from dsgd.base import Problem
+from dsgd.engine import pooled
+from dsgd.engine.pooled import Pooled
 from dsgd.machines import agreement, arrays
 from dsgd.problems.adapters import Model
 from dsgd.problems.data import DataSource, load
+from dsgd.problems.examples import Examples
 from dsgd.problems.finite_sum import finite_sum, right
 from dsgd.problems.sparse import SparseRows
 
@@ -41,7 +44,7 @@ def logistic_regression(
     min_samples: int = 1,
     weights: str | Sequence[float] | np.ndarray = "equal",
     batch_size: int = 16,
-    replacement: bool = True,
+    replacement: bool | Literal["epoch"] = True,
     l2: float = 1e-4,
     seed: int = 0,
     data_dir: str | Path | None = None,
@@ -108,13 +111,23 @@ def _flat(inputs: Any) -> Any:
 
 
 def _smoothness(problem: Problem, l2: float) -> float:
-    largest, data = 0.0, problem.data
-    inputs = jax.tree.map(arrays.own, data.inputs)
-    for i, (n, weights) in enumerate(zip(arrays.own_workers(problem.workers), arrays.own(data.weights), strict=True)):
-        rows = _flat(jax.tree.map(lambda leaf, i=i, real=weights > 0: leaf[i][real], inputs))
+    largest = 0.0
+    for n, inputs in zip(arrays.own_workers(problem.workers), _own_inputs(problem.data), strict=True):
+        rows = _flat(inputs)
         factor = 1.0 if problem.weights is None else max(1.0, problem.weights[n])
         largest = max(largest, factor * (_spectral_norm(_with_ones(rows)) ** 2 / (2 * len(rows)) + l2))
     return agreement.largest("smoothness of logistic_regression", largest)
+
+
+def _own_inputs(data: Examples | Pooled) -> Iterator[Any]:
+    """The inputs of each of this process's workers, `[m, ...]`."""
+    if isinstance(data, Pooled):
+        host = jax.tree.map(np.asarray, data)
+        yield from (pooled.of_worker(host, n).inputs for n in range(len(host.size)))
+    else:
+        inputs = jax.tree.map(arrays.own, data.inputs)
+        for n, weights in enumerate(arrays.own(data.weights)):
+            yield jax.tree.map(lambda leaf, n=n, real=weights > 0: leaf[n][real], inputs)
 
 
 def _with_ones(rows: Any) -> Any:

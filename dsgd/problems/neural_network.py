@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ def neural_network(
     min_samples: int = 1,
     weights: str | Sequence[float] | np.ndarray = "equal",
     batch_size: int = 16,
-    replacement: bool = True,
+    replacement: bool | Literal["epoch"] = True,
     l2: float = 0.0,
     seed: int = 0,
     data_dir: str | Path | None = None,

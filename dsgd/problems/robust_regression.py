@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import sqrt
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ def robust_regression(
     *,
     samples: int = 32,
     batch_size: int = 1,
-    replacement: bool = True,
+    replacement: bool | Literal["epoch"] = True,
     residual: float = 0.3,
     seed: int = 0,
 ) -> Problem:

@@ -18,8 +18,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dsgd import workers
-from dsgd.base import PyTree, Result
-from dsgd.engine import loop, programs, protocol
+from dsgd.base import PyTree, Result, State
+from dsgd.engine import loop, pooled, programs, protocol
 from dsgd.machines import agreement, arrays
 from dsgd.runs import identity, plans, starts, suspects
 from dsgd.runs.checkpoints import Checkpoint
@@ -76,7 +76,7 @@ class _Drive:
         plan, everywhere = job.plan, NamedSharding(job.plan.mesh, P())
         self.job, self.watch, self.checkpoint, self.stop = job, watch, checkpoint, stop
         self.several = plan.mesh.is_multi_process
-        self.data = arrays.place(arrays.owned(job.problem.data), NamedSharding(plan.mesh, P(workers.AXIS)))
+        self.data = arrays.place(arrays.owned(pooled.laid_out(job.problem.data, plan.mesh.size)), NamedSharding(plan.mesh, P(workers.AXIS)))
         self.shared, self.points, self.keys = arrays.place((arrays.owned(job.problem.shared), job.points, job.keys), everywhere)
         self.log = Log(runs=plan.runs, N=plan.N, record_every=plan.record_every, first=job.before)
         self.last = job.before + job.steps
@@ -134,7 +134,7 @@ class _Drive:
         like = loop.shapes(plan, self.points, self.keys)
         found = self.checkpoint.restore(like) if self.checkpoint else None
         if found is None:
-            return starts.placed(start, like) if start else programs.call(loop.start, plan, self.points, self.keys)
+            return self._placed(start, like) if start else programs.call(loop.start, plan, self.points, self.keys)
         carry, records = found
         self.log.resume(records)
         if self.log.steps[-1] > self.last:
@@ -142,6 +142,12 @@ class _Drive:
             raise ValueError(f"steps = {self.job.steps}, but the checkpoint has {done} rounds: need at least as many steps")
         self._check()
         return carry
+
+    def _placed(self, start: State, like: loop.Carry) -> loop.Carry:
+        """Where another run ended. Draws that are numbered go on as if all micro-batches of its rounds had been drawn."""
+        plan, before = self.job.plan, self.job.before
+        drawn = before * loop.micro_batches(plan, self.points, self.keys, like) if plan.problem.numbered else 0
+        return starts.placed(start, like, drawn)
 
     def _send(self) -> None:
         """Queues the next chunk before the last one is read, so that the devices never wait for the host."""

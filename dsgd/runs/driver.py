@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from dsgd import checks
 from dsgd.base import Algorithm, Key, Problem, PyTree, Result, State
 from dsgd.clusters import Cluster
-from dsgd.engine import loop, programs, protocol
+from dsgd.engine import loop, pooled, programs, protocol
 from dsgd.runs import chunks, starts
 from dsgd.runs.feed import Feed
 from dsgd.runs.history import History
@@ -76,7 +76,8 @@ def run(
             never within; one that comes to an evaluated record ends with such a one. So how far a run goes depends on the machine. The
             history, the state and the checkpoint are of where it ended.
         train_loss: have the loss on the drawn batches in the history, too: the mean over the workers that computed, each at its own model,
-            or, where the method says how much each computes, over the samples that count.
+            or, where the method says how much each computes, over the samples that count. Losses are multiplied by the
+            workers' weights, if the problem has any.
             It is the gradients' own forward pass, and costs little; where the problem has its own `gradient`, a loss a round.
         progress: show a bar with rounds a second and the current loss.
 
@@ -133,5 +134,5 @@ def compile_round(
     check_runnable(algorithm, problem, key, cluster)
     plan = make_plan(Always(algorithm), problem, mesh, runs=0, size=1, record_every=1, cluster=cluster)
     state = jax.eval_shape(lambda: protocol.held(algorithm, problem, plan.N).init(problem.init(key), plan.N))
-    data = jax.eval_shape(lambda: problem.data)
+    data = jax.eval_shape(lambda: pooled.laid_out(problem.data, plan.mesh.size))
     return programs.traceable(loop.one_round, plan).lower(state, key, data).compile()

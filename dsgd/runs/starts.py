@@ -23,23 +23,25 @@ def rounds_of(state: State) -> int:
     return int(steps[0])
 
 
-def placed(state: State, like: loop.Carry) -> loop.Carry:
+def placed(state: State, like: loop.Carry, drawn: int = 0) -> loop.Carry:
     """A copy on the devices, which will be donated, with a clock at 0 and nothing measured.
 
     Args:
         state: of the other run.
         like: what this run carries (`loop.shapes`).
+        drawn: batches that each worker is taken to have drawn before, if draws are numbered.
 
     Raises:
         ValueError: a leaf that one of them has not, or of another shape or type; it is named.
     """
     protocol.same("start: state", state, like.state, types=True)
     copies = jax.tree.map(lambda there, here: arrays.put(there, here.sharding), state, like.state)
-    if not isinstance(like.clock, Clock):
-        return loop.Carry(copies, ())
 
     def filled(value, part):
         return jax.tree.map(lambda leaf: arrays.put(np.full(leaf.shape, value, leaf.dtype), leaf.sharding), part)
 
+    drawn = filled(drawn, like.drawn)
+    if not isinstance(like.clock, Clock):
+        return loop.Carry(copies, (), drawn)
     measured = filled(np.nan, like.clock.measured)
-    return loop.Carry(copies, filled(0, like.clock._replace(measured=()))._replace(measured=measured))
+    return loop.Carry(copies, filled(0, like.clock._replace(measured=()))._replace(measured=measured), drawn)

@@ -14,7 +14,10 @@ import pytest
 
 import algorithms
 import dsgd
+import topologies
 from dsgd import clusters, problems
+from dsgd.engine import loop, oracle, pooled
+from dsgd.problems.examples import pad
 
 SIZES = [1, 2, 4, 9]
 N, M = len(SIZES), sum(SIZES)
@@ -113,10 +116,9 @@ def test_of_those_who_take_part_the_average_of_models_has_their_weights(name):
 
 def test_wrapped_methods_have_the_weights_of_what_they_wrap():
     given = dsgd.work.micro_batches(np.ones((N, 2), bool), average="workers")
-    for method in (algorithms.local_sgd(optax.sgd(0.1), 1), algorithms.minibatch_sgd(optax.sgd(0.1))):
-        wrapped = algorithms.observed(algorithms.unequal_work(method, given))
-        found = dsgd.run(wrapped, means(), steps=1, key=KEY, mesh=1).params
-        np.testing.assert_allclose(found, 0.1 * minimizer(W), rtol=1e-5)
+    wrapped = algorithms.observed(algorithms.unequal_work(algorithms.local_sgd(optax.sgd(0.1), 1), given))
+    found = dsgd.run(wrapped, means(), steps=1, key=KEY, mesh=1).params
+    np.testing.assert_allclose(found, 0.1 * minimizer(W), rtol=1e-5)
 
 
 def test_a_problem_without_an_evaluation_of_its_own_has_weights_by_one_field():
@@ -154,6 +156,7 @@ def test_the_smoothness_is_that_of_the_weighted_functions():
     rows = np.asarray(plain.data.inputs[0])[np.asarray(plain.data.weights[0]) > 0]
     features = np.concatenate([rows, np.ones((len(rows), 1))], axis=1)
     first = np.linalg.norm(features, 2) ** 2 / (2 * len(rows)) + 1e-4
+    assert plain.constants.smoothness is not None
     assert heavy.constants.smoothness == pytest.approx(max(4 * first, plain.constants.smoothness), rel=1e-5)
 
 
@@ -226,10 +229,15 @@ def test_robust_regression_takes_batches_larger_than_its_data():
 # Partitions with a minimum.
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_dirichlet_partitions_of_digits_work_with_defaults(seed):
+def test_dirichlet_partitions_of_digits_work_with_defaults():
+    labels = problems.load("digits").train_targets
+    for seed in range(20):
+        assert min(map(len, problems.split(labels, 20, "dirichlet", alpha=0.1, seed=seed))) >= 1
+    seed = next(seed for seed in range(20) if min(map(len, problems.split(labels, 20, "dirichlet", alpha=0.1, seed=seed))) < 16)
     problem = problems.logistic_regression("digits", 20, "dirichlet", alpha=0.1, seed=seed, batch_size=16)
-    assert (np.asarray(problem.data.weights).sum(axis=1) >= 1).all()
+    assert problem.workers == 20
+    problem = problems.logistic_regression("digits", 20, "dirichlet", alpha=0.1, seed=seed, batch_size=16, min_samples=16)
+    assert problem.batch_sizes is None
 
 
 @pytest.mark.parametrize("least", [1, 10, 16])
@@ -255,3 +263,244 @@ def test_a_minimum_that_is_not_found_says_what_the_best_draw_had():
         problems.split(labels, 20, "dirichlet", alpha=0.1, min_samples=70)
     with pytest.raises(ValueError, match="worker 0 has 1 samples; expected at least min_samples = 2"):
         numbered(min_samples=2)
+
+
+# Epochs by reshuffling.
+
+
+def _entry(params: jax.Array, inputs: jax.Array) -> jax.Array:
+    return params[inputs]
+
+
+def _minus(outputs: jax.Array, targets: tuple[()]) -> jax.Array:
+    return -outputs
+
+
+def _entries(key: jax.Array) -> jax.Array:
+    return jnp.zeros(M)
+
+
+@cache
+def counting(batch_size: int = 3) -> dsgd.Problem:
+    """The gradient of a batch is -1/b at the numbers of its samples: a method's step counts them."""
+    model = problems.Model(_entries, _entry)
+    return problems.finite_sum(model, _minus, (np.arange(M), ()), N, PARTS, batch_size=batch_size, replacement="epoch")
+
+
+def visits(params: jax.Array, batch_size: int = 3) -> list[np.ndarray]:
+    """How often each worker has drawn each of its samples, after steps of size N along the mean."""
+    return [np.asarray(params)[part] * min(batch_size, len(part)) for part in PARTS]
+
+
+COUNTING = algorithms.minibatch_sgd(optax.sgd(float(N)))
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 6, 7, 12, 36])
+def test_each_epoch_visits_each_sample_once(steps):
+    found = dsgd.run(COUNTING, counting(), steps=steps, key=KEY, mesh=1).params
+    for times, size in zip(visits(found), SIZES, strict=True):
+        whole, more = divmod(steps * min(3, size), size)
+        np.testing.assert_allclose(np.sort(times), [whole] * (size - more) + [whole + 1] * more, rtol=1e-5)
+
+
+def order(n: int, key: jax.Array, batches: range, batch_size: int = 3) -> list[int]:
+    """The samples in worker n's batches of a run."""
+    problem = counting(batch_size)
+    data = jax.tree.map(lambda leaf: leaf[n], problem.data)
+    drawn = [problem.sample(key, data, jnp.int32(k)) for k in batches]
+    return [int(sample) for batch in drawn for sample in batch.inputs[batch.weights > 0]]
+
+
+def test_orders_differ_by_epoch_worker_and_seed():
+    nine = order(3, KEY, range(3))
+    assert sorted(nine) == list(PARTS[3])
+    assert order(3, KEY, range(3, 6)) != nine
+    assert order(3, jax.random.key(1), range(3)) != nine
+    runs = [dsgd.run(COUNTING, counting(), steps=1, key=jax.random.key(seed), mesh=1).params for seed in range(5)]
+    assert len({tuple(np.flatnonzero(run)) for run in map(np.asarray, runs)}) > 1
+
+
+def test_all_orders_of_an_epoch_are_equally_likely():
+    problem, M = counting(4), 4
+    data = jax.tree.map(lambda leaf: leaf[2], problem.data)
+    keys = jax.random.split(KEY, 24 * 400)
+    drawn = np.asarray(jax.jit(jax.vmap(lambda key: problem.sample(key, data, jnp.int32(7)).inputs))(keys))
+    _, times = np.unique(drawn @ (10 ** np.arange(M)), return_counts=True)
+    assert len(times) == 24
+    assert ((times - 400) ** 2 / 400).sum() < 60  # chi^2 with 23 degrees of freedom: 1 in 30,000 is above
+
+
+def test_epochs_do_not_depend_on_devices_chunks_or_interruptions(tmp_path):
+    whole = dsgd.run(COUNTING, counting(), steps=7, key=KEY, mesh=1)
+    np.testing.assert_array_equal(dsgd.run(COUNTING, counting(), steps=7, key=KEY, mesh=4).params, whole.params)
+    for steps in (2, 5, 7):
+        resumed = dsgd.run(COUNTING, counting(), steps=steps, key=KEY, mesh=1, checkpoint=tmp_path)
+    np.testing.assert_array_equal(resumed.params, whole.params)
+    first = dsgd.run(COUNTING, counting(), steps=3, key=KEY, mesh=1)
+    np.testing.assert_array_equal(dsgd.run(COUNTING, counting(), steps=4, key=KEY, mesh=1, start=first).params, whole.params)
+
+
+def test_micro_batches_that_are_not_computed_wait_for_the_next_round():
+    """In 6 rounds each worker computes 9 batches, in places that change: worker 3 three epochs of its 9 samples."""
+
+    def places(state, round):
+        counted = jnp.stack([jnp.full(N, round.step % 2 == 1), jnp.ones(N, bool)], axis=1)
+        return dsgd.Work(counted, jnp.ones((N, 2)))
+
+    found = dsgd.run(algorithms.unequal_work(COUNTING, places), counting(), steps=6, key=KEY, mesh=1).params
+    np.testing.assert_allclose(visits(found)[3], 3, rtol=1e-5)
+
+
+def test_a_stage_goes_on_after_all_micro_batches_of_the_rounds_before():
+    method = algorithms.unequal_work(COUNTING, dsgd.Work(np.ones((N, 3), bool), np.ones((N, 3), np.float32)))
+    first = dsgd.run(method, counting(), steps=1, key=KEY, mesh=1)
+    np.testing.assert_allclose(visits(first.params)[3], 1, rtol=1e-5)
+    second = dsgd.run(method, counting(), steps=1, key=KEY, mesh=1, start=first)
+    np.testing.assert_allclose(visits(second.params)[3], 2, rtol=1e-5)
+
+
+def test_a_worker_that_was_away_goes_on_in_its_epoch():
+    there = np.array([[True] * N, [False] * N, [True] * N, [True] * N])
+    cluster = clusters.Cluster(clusters.constant(1.0), present=clusters.trace(there.T.astype(float), 1.0))
+    found = dsgd.run(COUNTING, counting(), steps=4, key=KEY, mesh=1, cluster=cluster).params
+    np.testing.assert_allclose(visits(found)[3], 1, rtol=1e-5)
+
+
+def test_a_worker_that_is_asked_goes_on_in_its_own_epoch():
+    """Of SGD, which asks one worker a round: each has drawn its samples equally often, or once more."""
+    found = dsgd.run(algorithms.sgd(optax.sgd(1.0)), counting(), steps=20, key=KEY, mesh=1)
+    for times in visits(found.params):
+        assert np.ptp(np.round(times)) <= 1
+    assert sum(round(times.sum() / min(3, size)) for times, size in zip(visits(found.params), SIZES, strict=True)) == 20
+
+
+def test_seeds_and_single_rounds_take_batches_of_epochs():
+    dsgd.run(algorithms.local_sgd(optax.sgd(0.1), 2), means(replacement="epoch"), steps=2, key=KEY, mesh=1, seeds=2)
+    dsgd.compile_round(COUNTING, counting(), 1)
+
+
+# Very unequal clients.
+
+UNEQUAL = [3, 5, 2, 4000, 7, 1, 10, 6]
+FEATURES = 100
+ROWS = np.random.default_rng(0).normal(size=(sum(UNEQUAL), FEATURES)).astype(np.float32)
+VALUES = (ROWS[:, :9] @ np.ones(9) + np.arange(len(ROWS)) % 7).astype(np.float32)
+
+
+def _linear(params: jax.Array, inputs: jax.Array) -> jax.Array:
+    return inputs @ params
+
+
+def _start(key: jax.Array) -> jax.Array:
+    return jnp.zeros(FEATURES)
+
+
+@cache
+def unequal(**options: Any) -> dsgd.Problem:
+    parts = np.split(np.random.default_rng(1).permutation(len(ROWS)), np.cumsum(UNEQUAL)[:-1])
+    options = {"batch_size": 4, **options}
+    return problems.finite_sum(problems.Model(_start, _linear), optax.squared_error, (ROWS, VALUES), 8, parts, **options)
+
+
+@cache
+def with_padding(**options: Any) -> dsgd.Problem:
+    """The same problem with the arrays `[N, longest, ...]`."""
+    problem = unequal(**options)
+    rows = [pooled.of_worker(problem.data, n) for n in range(8)]
+    inputs, targets = (np.concatenate([leaf[which] for leaf in rows]) for which in range(2))
+    return problem._replace(data=pad(inputs, targets, np.split(np.arange(len(ROWS)), np.cumsum(UNEQUAL)[:-1])))
+
+
+def bytes_of(data: Any) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(data))
+
+
+def test_memory_is_that_of_the_samples():
+    samples = ROWS.nbytes + VALUES.nbytes
+    assert bytes_of(unequal().data) < 1.01 * samples
+    assert bytes_of(with_padding().data) > 7 * samples
+    data = problems.ByWorker(lambda n: (ROWS[: UNEQUAL[n]], VALUES[: UNEQUAL[n]]))
+    by_worker = problems.finite_sum(problems.Model(_start, _linear), optax.squared_error, data, 8)
+    assert bytes_of(by_worker.data) < 1.01 * samples
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_each_device_has_at_most_the_rows_of_the_one_with_the_most(devices):
+    sizes = np.array(UNEQUAL).reshape(devices, -1)
+    data = pooled.laid_out(unequal().data, devices)
+    n = 8 // devices
+    assert data.inputs.shape[1] == -(-sizes.sum(axis=1).max() // n)
+    for n_th, size in enumerate(UNEQUAL):
+        device = n_th // n
+        flat = np.asarray(data.inputs)[device * n : (device + 1) * n].reshape(-1, FEATURES)
+        begin = int(data.offset[n_th])
+        np.testing.assert_array_equal(flat[begin : begin + size], pooled.of_worker(unequal().data, n_th).inputs)
+
+
+MB = algorithms.minibatch_sgd(optax.sgd(0.01))
+GOSSIP = algorithms.decentralized_sgd(optax.sgd(0.01), topologies.ring(8))
+RUNS = {
+    "batches": (MB, {}),
+    "without replacement": (algorithms.local_sgd(optax.sgd(0.01), 2), {"replacement": False}),
+    "epochs": (MB, {"replacement": "epoch"}),
+    "exact": (algorithms.gradient_descent(optax.sgd(0.01)), {"weights": "samples", "l2": 0.1}),
+    "exact at local models": (GOSSIP._replace(query=lambda state, round: GOSSIP.query(state, round)._replace(exact=True)), {"chunk": 64}),
+    "one worker": (algorithms.sgd(optax.sgd(0.01)), {"weights": "samples"}),
+    "micro-batches": (algorithms.unequal_work(MB, dsgd.work.micro_batches(np.arange(24).reshape(8, 3) % 2 == 0)), {}),
+}
+
+
+@pytest.mark.parametrize(("name", "devices"), [("batches", 1), ("exact", 1), *((name, 4) for name in RUNS)])
+def test_runs_are_those_of_padded_arrays(name, devices):
+    method, options = RUNS[name]
+    train_loss = name != "one worker"
+    one, other = (
+        dsgd.run(method, problem(**options), steps=3, key=KEY, mesh=devices, train_loss=train_loss)
+        for problem, devices in ((unequal, devices), (with_padding, 1))
+    )
+    np.testing.assert_allclose(one.params, other.params, rtol=2e-5, atol=1e-6)
+    for scalar in ("loss", "grad_sqnorm", *["train_loss"] * train_loss):
+        np.testing.assert_allclose(one.history[scalar], other.history[scalar], rtol=2e-5)
+
+
+def test_the_objective_of_a_pool_without_an_evaluation_of_its_own():
+    problem = unequal(weights="samples")._replace(evaluate=None)
+    history = dsgd.run(COUNTING, problem, steps=1, key=KEY, mesh=2).history
+    assert history["loss"][0] == pytest.approx(np.mean(VALUES.astype(float) ** 2), rel=1e-5)
+
+
+def test_a_pool_resumes_on_another_number_of_devices(tmp_path):
+    method = algorithms.minibatch_sgd(optax.sgd(0.01))
+    dsgd.run(method, unequal(), steps=1, key=KEY, mesh=1, checkpoint=tmp_path)
+    resumed = dsgd.run(method, unequal(), steps=2, key=KEY, mesh=4, checkpoint=tmp_path)
+    np.testing.assert_allclose(resumed.params, dsgd.run(method, unequal(), steps=2, key=KEY, mesh=1).params, rtol=1e-5, atol=1e-7)
+
+
+def test_a_pool_laid_out_for_other_devices_is_refused():
+    with pytest.raises(ValueError, match="data laid out for 2 devices"):
+        dsgd.run(COUNTING, unequal()._replace(data=pooled.laid_out(unequal().data, 2)), steps=1, key=KEY, mesh=1)
+
+
+# Real processes.
+
+
+def test_a_worker_alone_computes_its_weighted_loss():
+    """As processes and actors do."""
+    problem = means()
+    x = jnp.ones(2)
+    for n in range(N):
+        alone, data = oracle.of_worker(problem, n), pooled.of_worker(problem.data, n)
+        loss, slope = oracle.with_loss(alone)(x, alone.sample(KEY, data))
+        assert float(loss) == pytest.approx(W[n] * (1 - CENTERS[n]) ** 2, rel=1e-5)
+        np.testing.assert_allclose(slope, W[n] * (1 - CENTERS[n]), rtol=1e-5)
+
+
+def test_a_worker_alone_draws_the_batches_of_the_loop():
+    """The third round's batch of epochs, which one step along the mean shows."""
+    stage = dsgd.run(COUNTING, counting(), steps=2, key=KEY, mesh=1)
+    third = dsgd.run(COUNTING, counting(), steps=1, key=KEY, mesh=1, start=stage)
+    seen = np.flatnonzero(np.asarray(third.params - stage.params))
+    key = loop.split(KEY)[1]
+    for n, part in enumerate(PARTS):
+        batch = loop.batch_of(counting(), key, 2, n, pooled.of_worker(counting().data, n))
+        assert set(np.asarray(batch.inputs)[np.asarray(batch.weights) > 0]) == set(seen) & set(part)

@@ -137,7 +137,6 @@ def test_compare_trains_a_language_model_on_a_text(tmp_path, monkeypatch):
         ({"data": "mnist"}, "need data_dir"),
         ({"partition": "random"}, "unknown partition 'random': need one of iid, blocks, by-label, dirichlet"),
         ({"model": "language-model", "data": "digits"}, "text = 'digits', and no such file is there: need 'docstrings', 'grammar'"),
-        ({"batch_size": 1000}, "batch_size = 1000, but worker"),
         ({"bandwidth": 0.0}, "need a bandwidth > 0"),
         ({"latency": -1.0}, "latency = -1"),
         ({"compute": float("nan")}, "need finite numbers"),

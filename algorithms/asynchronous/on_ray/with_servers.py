@@ -19,7 +19,7 @@ from algorithms.asynchronous.on_ray.trained import Trained, evaluated, start
 from algorithms.asynchronous.on_ray.worker import Delay, Task, Worker, joined, parted
 from dsgd import checks
 from dsgd.base import Key, Params, Problem
-from dsgd.engine import loop, oracle
+from dsgd.engine import loop, oracle, pooled
 from dsgd.network import told
 from dsgd.runs import identity
 
@@ -144,8 +144,7 @@ def tasks(problem: Problem, key: jax.Array, like: Params, delay: Delay | None) -
     shapes = jax.tree.map(lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape), like)
 
     def task(worker: int) -> Task:
-        mine = jax.tree.map(lambda leaf: np.asarray(leaf[worker]), problem.data)
-        return Task(oracle.of_worker(problem, worker)._replace(data=mine), sent, shapes, delay)
+        return Task(oracle.of_worker(problem, worker)._replace(data=pooled.of_worker(problem.data, worker)), sent, shapes, delay)
 
     return task
 

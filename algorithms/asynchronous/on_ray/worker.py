@@ -63,8 +63,11 @@ class Gradients:
 
 
 def _gradient(problem: Problem, worker: int, kind: str, params: Params, data: PyTree, stream: jax.Array, k: jax.Array) -> Params:
-    key = jax.random.fold_in(jax.random.wrap_key_data(stream, impl=kind), k)
-    batch = problem.sample(jax.random.fold_in(key, worker), data)
+    key = jax.random.wrap_key_data(stream, impl=kind)
+    if problem.numbered:
+        batch = problem.sample(jax.random.fold_in(key, worker), data, k)
+    else:
+        batch = problem.sample(jax.random.fold_in(jax.random.fold_in(key, k), worker), data)
     return oracle.with_loss(problem)(params, batch)[1]
 
 

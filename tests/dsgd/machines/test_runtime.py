@@ -86,8 +86,8 @@ def test_data_by_worker_must_be_of_one_kind():
         by_worker(lambda n: (np.ones((5, 3 + n)), np.ones(5)))
     with pytest.raises(ValueError, match="data of worker 0: inputs has entries that are not finite"):
         by_worker(lambda n: (np.full((5, 3), np.nan), np.ones(5)))
-    with pytest.raises(ValueError, match="batch_size = 6, but worker 1 has 5 samples"):
-        by_worker(lambda n: (np.ones((7 - 2 * n, 3)), np.ones(7 - 2 * n)), batch_size=6)
+    with pytest.raises(ValueError, match="worker 1 has 5 samples; expected at least min_samples = 6"):
+        by_worker(lambda n: (np.ones((7 - 2 * n, 3)), np.ones(7 - 2 * n)), min_samples=6)
 
 
 ALONE = "dsgd.join(address, 2, index, timeout=1)"

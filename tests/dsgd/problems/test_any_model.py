@@ -279,7 +279,7 @@ METRIC = {"test_loss": optax.squared_error}
         ({"partition": [[0, 1], [2], [61]]}, "partition: worker 2 has"),
         ({"partition": [[0, 1], [2], [-1]]}, "partition: worker 2 has"),
         ({"partition": [[0, 1], [2], [1.5]]}, "partition: worker 2 has"),
-        ({"partition": [[*range(16)], [2], [3]]}, "batch_size = 16, but worker 1 has 1 samples; need"),
+        ({"partition": [[*range(16)], [2], [3]], "min_samples": 2}, "worker 1 has 1 samples; expected at least min_samples = 2"),
         ({"chunk": 0}, "chunk = 0: need an integer, at least 1"),
         ({"test": (INPUTS["left"], TARGETS)}, "metrics = None: need both, or neither"),
         ({"metrics": METRIC}, "test = None, metrics = .*: need both, or neither"),

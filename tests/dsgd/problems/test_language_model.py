@@ -156,7 +156,6 @@ def test_same_problem_built_twice_is_one_compiled_program(folder):
         ({"text": "nowhere"}, "text = 'nowhere', and no such file"),
         ({"context": 250}, r"text with 2 windows of context \+ 1 = 251 bytes to train on, workers = 3"),
         ({"context": 100, "partition": "files"}, r"text of 7 files, 2 of them with windows of context \+ 1 = 101 bytes .*workers = 3"),
-        ({"batch_size": 40}, "batch_size = 40, but worker"),
         ({"model": nn.Embed(256, 255)}, r"model gives .*255.*; need logits \[m, T, 256\]"),
     ],
 )

@@ -197,8 +197,6 @@ def test_regressions_of_one_shape_are_one_compiled_program():
         ((N, 0), {}, "dimension"),
         ((N, D), {"samples": 0}, "samples"),
         ((N, D), {"batch_size": 0}, "batch_size"),
-        ((N, D), {"samples": 4, "batch_size": 5}, "batch_size = 5, samples = 4"),
-        ((N, D), {"samples": 4, "batch_size": 5, "replacement": False}, "batch_size = 5, samples = 4"),
         ((N, D), {"residual": -0.1}, r"residual = -0\.1"),
         ((N, D), {"residual": float("nan")}, "residual = nan"),
         ((N, D), {"residual": float("inf")}, "residual = inf"),
