@@ -15,6 +15,24 @@ from typing import Any
 import numpy as np
 
 
+def expanded(where: str, path: str | Path) -> Path:
+    """The path that a user gave, with the home folder in the place of `~`.
+
+    Args:
+        where: names the argument.
+        path: as it was given.
+
+    Raises:
+        ValueError: a path with a null byte, or of the home of a user that is not known.
+    """
+    if "\0" in str(path):
+        raise ValueError(f"{where} = {str(path)!r}: expected a path without null bytes")
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"{where} = {str(path)!r}: the home folder of '~' is not known; pass the whole path") from error
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary file beside `path`, which takes its place when the block ends well and vanishes when it does not."""
@@ -34,9 +52,18 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def write_json(path: Path, data: Any) -> None:
     """Numbers, texts, lists and dictionaries as JSON; numbers that are not finite, which JSON does not have, as null; anything else as its
-    text."""
+    text.
+
+    Raises:
+        ValueError: keys that JSON does not have, or lists and dictionaries that contain themselves, or are nested too deep.
+    """
+    try:
+        text = json.dumps(finite(data), indent=2, default=str, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        needed = "keys that are texts or finite numbers, and nothing that contains itself"
+        raise ValueError(f"{path}: not written, as it has no form in JSON ({error}); expected {needed}") from error
     with replacing(path) as temporary:
-        temporary.write_text(json.dumps(finite(data), indent=2, default=str, allow_nan=False) + "\n")
+        temporary.write_text(f"{text}\n")
 
 
 def finite(data: Any) -> Any:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.sparse import csr_array, issparse
 
-from dsgd import array_likes, checks
+from dsgd import array_likes, checks, records
 from dsgd.problems import files, sparse, svmlight, tables
 from dsgd.problems.sparse import SparseRows
 
@@ -78,8 +78,8 @@ def load(data: DataSource, data_dir: str | Path | None = None, *, target: str | 
     if str(data) in FILES:
         if data_dir is None:
             raise ValueError(f"data {data!r} is read from files: need data_dir (--data-dir), the folder that holds them")
-        return _checked(Dataset(name=str(data), **files.read(str(data), Path(data_dir).expanduser())))
-    return _from_file(Path(data_dir or "").expanduser() / Path(data).expanduser(), str(data), target)
+        return _checked(Dataset(name=str(data), **files.read(str(data), records.expanded("data_dir", data_dir))))
+    return _from_file(records.expanded("data_dir", data_dir or "") / records.expanded("data", data), str(data), target)
 
 
 def dense(dataset: Dataset) -> Dataset:

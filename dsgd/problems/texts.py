@@ -8,7 +8,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from dsgd import checks
+from dsgd import checks, records
 from dsgd.problems import grammar
 from dsgd.problems.files import is_there
 
@@ -29,7 +29,7 @@ def documents(text: str | Path, seed: int) -> list[bytes]:
         return docstrings(Path(sysconfig.get_path("stdlib")))
     if text == "grammar":
         return grammar.documents(seed)
-    path, given = Path(text), f"language_model: text = {checks.shown(str(text))}"
+    path, given = records.expanded("language_model: text", text), f"language_model: text = {checks.shown(str(text))}"
     if text == "" or not is_there(path, Path.exists):  # False for a text itself, as a name too long
         raise ValueError(f"{given}, and no such file is there: need 'docstrings', 'grammar', a file or a folder")
     read = [_read(file, given) for file in (_below(path) if path.is_dir() else [path])]
