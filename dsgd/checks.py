@@ -386,9 +386,9 @@ def _is_array(value: Any) -> bool:
 
 
 def _as_array(where: str, value: Any) -> Any:
-    """Arrays of numpy and JAX and numbers as they are, lists and what other libraries make as numpy's arrays."""
+    """Arrays of numpy and JAX, numbers and lists of numbers as they are; what other libraries make, and lists of it, as numpy's arrays."""
     plain = isinstance(value, np.ndarray | jax.Array | np.generic | int | float) and not isinstance(value, np.ma.MaskedArray)
-    return value if plain else array_likes.numbers(where, value)
+    return value if plain or array_likes.is_leaf(value) else array_likes.numbers(where, value)
 
 
 _LISTS = (Sequence, list, tuple)

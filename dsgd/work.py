@@ -17,7 +17,7 @@ import numpy as np
 from jax.core import Tracer
 from numpy.typing import ArrayLike
 
-from dsgd import checks
+from dsgd import array_likes, checks
 from dsgd.base import Problem, Work
 
 __all__ = ["local_batches", "micro_batches", "weighted"]
@@ -110,6 +110,7 @@ def weighted(weights: ArrayLike | jax.Array) -> Work:
         raise ValueError(f"weighted: weights = {checks.typed(each)}: need floating-point numbers [N, M]")
     if isinstance(each, np.ndarray):
         _need_weights("weighted: weights", each)
+        array_likes.kept("weighted: weights", each)
         _need_some("weighted: weights", each)
     return Work(each != 0, each)
 

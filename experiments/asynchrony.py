@@ -39,7 +39,7 @@ class Args:
     workers: int = 16
     """Number of workers N."""
     data: str = "digits"
-    """digits, breast-cancer, mnist or cifar-10 (the last two are read from --data-dir), for logistic regression."""
+    """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see `problems.load`), for logistic regression."""
     data_dir: commands.DataDir = None
     partition: str = "iid"
     """Who gets which samples: iid, blocks, by-label or dirichlet."""

@@ -42,7 +42,7 @@ class Args:
     workers: int = 16
     """Number of workers."""
     data: str = "digits"
-    """digits, breast-cancer, mnist or cifar-10 (the last two are read from --data-dir), for logistic regression."""
+    """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see `problems.load`), for logistic regression."""
     data_dir: commands.DataDir = None
     partition: str = "by-label"
     """Who gets which samples: iid or by-label."""

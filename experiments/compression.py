@@ -59,7 +59,7 @@ class Args:
     models: tuple[Literal["logistic", "mlp"], ...] = ("logistic", "mlp")
     """What is trained."""
     data: str = "digits"
-    """digits, breast-cancer, mnist or cifar-10 (the last two are read from --data-dir)."""
+    """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see `problems.load`)."""
     data_dir: commands.DataDir = None
     partitions: tuple[str, ...] = ("iid", "by-label")
     """Who gets which samples: iid, blocks, by-label or dirichlet."""

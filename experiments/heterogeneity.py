@@ -54,7 +54,7 @@ class Args:
     alphas: tuple[float, ...] = (0.05, 0.1, 0.3, 1.0, 10.0, 100.0)
     """Concentrations of the Dirichlet partition: small is heterogeneous."""
     data: str = "digits"
-    """digits, breast-cancer, mnist or cifar-10 (the last two are read from --data-dir), for logistic regression."""
+    """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see `problems.load`), for logistic regression."""
     data_dir: commands.DataDir = None
     batch_size: int = 16
     """Samples that each worker draws in a round; the partition is drawn again until everybody has as many."""

@@ -41,7 +41,7 @@ class Args:
     workers: int = 16
     """N."""
     data: str = "digits"
-    """digits, breast-cancer, mnist or cifar-10 (the last two are read from --data-dir), for logistic regression; iid."""
+    """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see `problems.load`), for logistic regression; iid."""
     data_dir: commands.DataDir = None
     micro_batches: int = 12
     """M, of every gradient."""

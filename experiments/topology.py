@@ -46,7 +46,7 @@ class Args:
     workers: tuple[int, ...] = (16, 64)
     """Numbers of workers N."""
     data: str = "digits"
-    """digits, breast-cancer, mnist or cifar-10 (the last two are read from --data-dir), for logistic regression."""
+    """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see `problems.load`), for logistic regression."""
     data_dir: commands.DataDir = None
     batch_size: int = 16
     """Samples that each worker draws in a round."""

@@ -107,7 +107,7 @@ CASES = {
     "topologies.erdos_renyi(8, 0.9, None)": "erdos_renyi: seed = None: need an integer",
     "topologies.ring(4, lambda adjacency: np.full((3, 3), 1 / 3))": "the weights function gave (3, 3) for an adjacency of (4, 4)",
     "topologies.ring(6, lambda adjacency: np.full((6, 6), 1 / 6))": "where 2 does not send to 0; need weights on edges",
-    "dsgd.Topology('mine', None)": "mine: W has type object; need real numbers",
+    "dsgd.Topology('mine', None)": "mine: W: got a NoneType; expected an array of numbers",
     "topologies.exponential(8).smallest_eigenvalue": "smallest_eigenvalue is of one symmetric W; this is not symmetric",
     "topologies.exponential(6).mixing_time(1e-17)": "need at least 1e-12, below which float64 cannot tell",
     "dsgd.sweep(lambda x: method, problem, steps=1, key=key, seeds=2.0, x=[1.0])": "seeds = 2.0: need an integer",

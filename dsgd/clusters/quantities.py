@@ -320,9 +320,10 @@ def _numbers(what: str, values: Any, *, least: float) -> np.ndarray:
     if array.dtype == bool:
         raise ValueError(f"{what}: given {checks.shown(values)}; need numbers")
     with np.errstate(over="ignore"):
-        wrong = ~(np.isfinite(array.astype(np.float32)) & (array >= least))  # draws are in float32
+        drawn = array.astype(np.float32)  # as draws are
+        wrong = ~(np.isfinite(drawn) & ((drawn != 0) == (array != 0)) & (array >= least))
     if wrong.any():
-        raise ValueError(f"{what}: given {array[wrong].ravel()[0]}; need finite numbers >= {least:.9g}")
+        raise ValueError(f"{what}: given {array[wrong].ravel()[0]}; need finite numbers >= {least:.9g} that float32 holds")
     return array
 
 

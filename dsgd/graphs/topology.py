@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.sparse import block_array, coo_array, csr_array, dia_array, issparse
 
-from dsgd import checks
+from dsgd import array_likes, checks
 from dsgd.graphs import spectra
 
 TOLERANCE = 1e-6 * (1 + 1e-6)  # errors that are corrected: of float32 computations, of six printed digits; of coarser types, 16 epsilons
@@ -198,10 +198,7 @@ def _dense(name: str, W: Any) -> np.ndarray:
             raise ValueError(f"{name}: W is a {type(W).__name__}; need a matrix [n, n]: pass {remedy}")
     if isinstance(W, np.ma.MaskedArray) and np.ma.is_masked(W):
         raise ValueError(f"{name}: W has masked entries; need numbers only: W.filled(0), if these pairs do not communicate")
-    try:
-        return np.asarray(W)
-    except (ValueError, TypeError, RuntimeError) as error:  # rows of different lengths; JAX's keys; a tensor that has a gradient
-        raise ValueError(f"{name}: W is no matrix of numbers ({error}); need a square matrix [n, n]") from error
+    return array_likes.numbers(f"{name}: W", W)
 
 
 def _read(name: str, W: Any, label: Label) -> tuple[csr_array, float]:

@@ -53,7 +53,9 @@ class ByWorker:
             everybody = {int(n): each for words in said for n, each in json.loads(words).items()}
         kinds = [everybody[n][1] for n in range(N)]
         if other := next((n for n in range(N) if kinds[n] != kinds[0]), 0):
-            raise ValueError(f"data of worker {other} are {kinds[other]}, those of worker 0 {kinds[0]}: need one kind of samples")
+            sparse = any("columns" in kind for kind in kinds)
+            remedy = "; of sparse matrices pass problems.sparse_rows(matrix, longest), of one longest" if sparse else ""
+            raise ValueError(f"data of worker {other} are {kinds[other]}, those of worker 0 {kinds[0]}: need one kind of samples{remedy}")
         sizes = [everybody[n][0] for n in range(N)]
         if agreement.alone():
             inputs, targets = jax.tree.map(lambda *of_workers: np.concatenate(of_workers), *(pairs[n] for n in range(N)))

@@ -219,8 +219,9 @@ def _check(A: np.ndarray, b: np.ndarray, noise: float, start: np.ndarray | None)
         raise ValueError(f"A has shape {A.shape}, b {b.shape}; need A [N, d, d] or [N, d] and b [N, d]")
     if b.size == 0:
         raise ValueError(f"b has shape {b.shape}; need at least one worker and one dimension")
-    if not 0 <= noise <= _LARGEST:
-        raise ValueError(f"noise = {noise}; need a finite sigma >= 0, at most {_LARGEST:.3g}")
+    if not 0 <= noise < np.inf:
+        raise ValueError(f"noise = {noise}; need a finite sigma >= 0")
+    array_likes.kept("quadratic: noise", np.array(noise, np.float64))
     if start is not None and np.shape(start) != b.shape[1:]:
         raise ValueError(f"start has shape {np.shape(start)}; need {b.shape[1:]}, as b has")
     if start is not None and not np.isfinite(start).all():

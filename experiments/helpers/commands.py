@@ -27,7 +27,7 @@ from dsgd.machines import agreement, runtime, watch
 from experiments.helpers import resuming
 
 T = TypeVar("T")
-DataDir = Annotated[Path | None, tyro.conf.arg(help="Folder with the files of mnist or cifar-10 as published.")]
+DataDir = Annotated[Path | None, tyro.conf.arg(help="Folder with the files of --data: images as published, LIBSVM or CSV.")]
 Cache = Annotated[
     str | None,
     tyro.conf.arg(

@@ -41,7 +41,7 @@ from experiments import (
     switch_timelines,
     topology,
 )
-from experiments.benchmark import cannikin, dropcompute, kimad, loop, methods, mixing, peers, rounds, start
+from experiments.benchmark import cannikin, dropcompute, kimad, loop, methods, mixing, peers, rounds, sparse, start
 from experiments.benchmark import compression as throughput
 from experiments.helpers import commands, common
 
@@ -68,7 +68,7 @@ SCRIPTS = (
     switch_timelines,
     topology,
 )
-BENCHMARKS = (cannikin, dropcompute, kimad, loop, throughput, methods, mixing, peers, rounds, start)
+BENCHMARKS = (cannikin, dropcompute, kimad, loop, throughput, methods, mixing, peers, rounds, sparse, start)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ import dsgd
 from algorithms import dropcompute
 from dsgd import compressors, problems
 from experiments import compare, compression
-from experiments.benchmark import by_hand, cannikin, kimad, peers, rounds, start
+from experiments.benchmark import by_hand, cannikin, kimad, peers, rounds, sparse, start
 from experiments.benchmark import compression as throughput
 from experiments.benchmark import dropcompute as dropping
 from experiments.benchmark import work as unequal
@@ -133,7 +133,7 @@ def test_compare_trains_a_language_model_on_a_text(tmp_path, monkeypatch):
     ("options", "message"),
     [
         ({"methods": ("sgd", "adagrad")}, "unknown method 'adagrad'"),
-        ({"data": "iris"}, "unknown data 'iris': need one of digits, breast-cancer, mnist, cifar-10"),
+        ({"data": "iris"}, "unknown data 'iris': need one of digits, breast-cancer, mnist, .*cifar-10"),
         ({"data": "mnist"}, "need data_dir"),
         ({"partition": "random"}, "unknown partition 'random': need one of iid, blocks, by-label, dirichlet"),
         ({"model": "language-model", "data": "digits"}, "text = 'digits', and no such file is there: need 'docstrings', 'grammar'"),
@@ -384,6 +384,24 @@ def test_benchmark_of_work_refuses_what_it_cannot_time(arguments, message, tmp_p
 
 
 @pytest.mark.long
+def test_benchmark_of_sparse_features_times_both_kinds(tmp_path, capsys):
+    sparse.main(sparse.Args(("w8a",), samples=40, workers=4, batch_size=2, seconds=1e-3, repeats=1, out=tmp_path))
+    assert not scripts.too_wide(capsys.readouterr().out.splitlines())
+    (row,) = scripts.rows(tmp_path / "sparse.csv")
+    assert all(float(row[name]) > 0 for name in ("round_sparse", "round_dense", "exact_sparse", "exact_dense"))
+    assert (int(row["bytes_sparse"]), int(row["bytes_dense"])) == (40 * 12 * 8, 40 * 300 * 4)
+    with pytest.raises(ValueError, match="--shapes a1a: need some of mushrooms, a9a, w8a, rcv1"):
+        sparse.main(sparse.Args(("a1a",), out=tmp_path))
+
+
+def test_scripts_take_libsvm_files(tmp_path):
+    (tmp_path / "a9a").write_text("".join(f"{(-1) ** i} {1 + i % 3}:1 {5 + i % 7}:0.5\n" for i in range(80)))
+    for model, kind in (("logistic", problems.SparseRows), ("mlp", jax.Array)):
+        problem = compare.make_problem(compare.Args(model=model, data="a9a", data_dir=tmp_path, workers=4, batch_size=2))
+        assert isinstance(problem.data.inputs, kind)
+
+
+@pytest.mark.long
 def test_benchmark_of_kimad_times_decisions_and_rounds(tmp_path, capsys):
     sizes = {"layers": (3,), "choices": (2,), "resolutions": (10,), "workers": 2, "models": ("logistic",)}
     kimad.main(kimad.Args(**sizes, seconds=1e-3, repeats=1, out=tmp_path))
@@ -480,6 +498,7 @@ def test_benchmark_of_dropcompute_refuses_what_it_cannot_time(tmp_path):
         ("experiments/benchmark/__main__.py compression", throughput.Args),
         ("experiments/benchmark/__main__.py work", unequal.Args),
         ("experiments/benchmark/__main__.py kimad", kimad.Args),
+        ("experiments/benchmark/__main__.py sparse", sparse.Args),
         ("experiments/benchmark/__main__.py cannikin", cannikin.Args),
         ("experiments/benchmark/__main__.py dropcompute", dropping.Args),
         ("experiments/benchmark/__main__.py peers", peers.Args),

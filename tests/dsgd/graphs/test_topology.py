@@ -408,7 +408,7 @@ def test_refuses_what_is_not_square(W):
 
 @pytest.mark.parametrize("W", [np.eye(2) * 1j, np.array([["a"]]), np.array([[None]])], ids=["complex", "text", "objects"])
 def test_refuses_what_is_no_real_number(W):
-    with pytest.raises(ValueError, match=r"mine: W has type .*; need real numbers"):
+    with pytest.raises(ValueError, match=r"mine: W: got .*; expected (real )?numbers"):
         Topology("mine", W)
 
 
@@ -605,5 +605,5 @@ def test_roundings_of_float64_are_no_asymmetry():
 
 
 def test_a_ragged_matrix_is_refused():
-    with pytest.raises(ValueError, match="W is no matrix of numbers"):
+    with pytest.raises(ValueError, match="W: got rows of different lengths"):
         topologies.from_matrix([[1.0], [0.5, 0.5]])
