@@ -43,6 +43,20 @@ def natural(name: str, value: Any) -> int:
     return int(value)
 
 
+def counted(name: str, value: Any, *, least: int = 1, most: int = 2**31 - 1) -> int:
+    """The value, if it is an integer from `least` to `most`: what compiled programs count in int32, or keep as many of.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not is_integer(value) or value < least:
+        raise ValueError(f"{name} = {shown(value)}: need an integer, at least {least}")
+    if value > most:
+        given = value if value < 10**30 else "an integer above 10^30"
+        raise ValueError(f"{name} = {given}: need an integer, at most {most:,}")
+    return int(value)
+
+
 def shown(value: Any) -> str:
     """A value in an error message: one line, not a long one."""
     if inspect.isclass(value) or inspect.isfunction(value):

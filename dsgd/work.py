@@ -56,7 +56,8 @@ def local_batches(
     """
     B, M = checks.positive_int("local_batches: batch_size", batch_size), checks.positive_int("local_batches: micro_batches", micro_batches)
     if np.iinfo(np.int32).max < M * B:
-        raise ValueError(f"local_batches: {M} micro-batches of {B}: need fewer than 2^31 samples, which are counted in int32")
+        numbers = f"{checks.shown(M)[:30]} micro-batches of {checks.shown(B)[:30]}"
+        raise ValueError(f"local_batches: {numbers}: need fewer than 2^31 samples, which are counted in int32")
     each = _array(sizes)
     if each.ndim != 1 or not jnp.issubdtype(each.dtype, jnp.integer):
         raise ValueError(f"local_batches: sizes = {checks.typed(each)}: need integers [N]")

@@ -285,7 +285,7 @@ def _model(where: str, mean: float, std: float, micro_batches: int, stop: Stop) 
     need_stop(where, stop)
     for what, seconds in (("mean", mean), ("std", std)):
         need_seconds(where, what, seconds, positive=True)
-    return _Model(float(mean), float(std), checks.positive_int(f"{where}: micro_batches", micro_batches), stop)
+    return _Model(float(mean), float(std), checks.counted(f"{where}: micro_batches", micro_batches), stop)
 
 
 def _together(where: str, thresholds: Any, workers: Any) -> tuple[np.ndarray, np.ndarray]:

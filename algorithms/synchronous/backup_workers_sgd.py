@@ -30,7 +30,7 @@ def backup_workers_sgd(optimizer: optax.GradientTransformation, backups: int) ->
 
     Source: Chen et al., "Revisiting distributed synchronous SGD", 2016; the survey's section 4.1, "Straggler".
     """
-    backups = checks.natural("backup_workers_sgd: backups", backups)
+    backups = checks.counted("backup_workers_sgd: backups", backups, least=0)
 
     def init(params, N):
         if backups >= N:
