@@ -118,7 +118,10 @@ def in_samples(work: Work, batch_size: int | None) -> Work:
     most = batch_size or 1
     if work.samples.dtype == bool:
         return work._replace(samples=jnp.where(work.samples, most, 0).astype(jnp.int32))
-    return work._replace(samples=jnp.clip(work.samples, 0, most).astype(jnp.int32))
+    samples = jnp.asarray(work.samples)
+    if samples.dtype.itemsize < 4:  # int8 has no room for the batch size, to which they are cut
+        samples = samples.astype(jnp.int32)
+    return work._replace(samples=jnp.clip(samples, 0, most).astype(jnp.int32))
 
 
 def of_each(work: Work) -> jax.Array:

@@ -54,7 +54,7 @@ def overshoot(tau: np.ndarray, mean: float, std: float, micro_batches: int, N: n
     pieces = int(np.ceil(longest / std))
     if pieces * NODES.size * max(1, tau.size) * max(_LEAST, micro_batches) > _MOST:
         raise ValueError(
-            f"dropcompute: std = {std:g} s for mean = {mean:g} s, {micro_batches} micro-batches and {tau.size} thresholds would take minutes"
+            f"dropcompute: std = {std:g} s for mean = {mean:g} s, {micro_batches} micro-batches and {tau.size} thresholds takes minutes"
             ' between micro-batches; expected a larger std, fewer micro-batches or thresholds, or stop="preempt"'
         )
     width = longest / pieces
