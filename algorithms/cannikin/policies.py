@@ -190,6 +190,7 @@ def _adaptive(name: str, total_batches: Totals, initial_batch: int, *, together:
     totals = np.unique(np.atleast_1d(np.asarray(total_batches)))
     if not totals.size or not np.issubdtype(totals.dtype, np.integer) or totals[0] < 1:
         raise ValueError(f"cannikin.{name.lower()}: total_batches = {checks.shown(total_batches)}: need whole numbers, at least 1")
+    totals = totals.astype(np.int64)  # products of small types would overflow
     checks.positive_int(f"cannikin.{name.lower()}: initial_batch", initial_batch)
 
     def start(cluster):

@@ -13,7 +13,7 @@ import pytest
 import algorithms
 import dsgd
 import topologies
-from algorithms import delays, dropcompute, kimad
+from algorithms import cannikin, delays, dropcompute, kimad
 from dsgd import clusters, codecs, compressors, network, problems, work, workers
 
 N, D = 4, 8
@@ -230,3 +230,16 @@ def test_work_of_small_numpy_types_is_cut_as_all_other_is():
 
     for one, other in zip(jax.tree.leaves(params(np.int8)), jax.tree.leaves(params(np.int32)), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_budgets_of_small_types_do_not_overflow():
+    """1 s less 2 s of computation is no time, in uint8, too; and 60,000 bits a second for 100 s are more than float16 goes to."""
+    assert kimad.budget(np.array([100], np.uint8), np.array([1], np.uint8), np.array([2], np.uint8)).up[0] == 0
+    np.testing.assert_allclose(kimad.budget(np.array([60000.0], np.float16), 100.0).up, 3e6, rtol=1e-3)
+
+
+def test_noise_scales_of_small_types_do_not_overflow():
+    local, whole, batches = [[100, 10, 120]], [10], [100, 120, 3]
+    small = cannikin.gradient_noise_scale(np.array(local, np.uint8), np.array(whole, np.uint8), np.array(batches, np.uint8))
+    plain = cannikin.gradient_noise_scale(np.array(local, float), np.array(whole, float), np.array(batches))
+    np.testing.assert_allclose([small.noise, small.sqnorm], [plain.noise, plain.sqnorm], rtol=1e-5)
