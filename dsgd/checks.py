@@ -46,7 +46,7 @@ def _whole(name: str, value: Any, least: int, most: int | None) -> int:
     if not is_integer(value) or value < least:
         raise ValueError(f"{name} = {shown(value)}: need an integer, at least {least}")
     if most is not None and value > most:
-        raise ValueError(f"{name} = {shown(value)}: need an integer, at most {most}")
+        raise ValueError(f"{name} = {shown(value)}: need an integer, at most {most:,}")
     return int(value)
 
 

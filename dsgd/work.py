@@ -58,7 +58,8 @@ def local_batches(
     B = checks.positive_int("local_batches: batch_size", batch_size, most=None)
     M = checks.positive_int("local_batches: micro_batches", micro_batches, most=None)
     if np.iinfo(np.int32).max < M * B:
-        raise ValueError(f"local_batches: {M} micro-batches of {B}: need fewer than 2^31 samples, which are counted in int32")
+        numbers = f"{checks.shown(M)[:30]} micro-batches of {checks.shown(B)[:30]}"
+        raise ValueError(f"local_batches: {numbers}: need fewer than 2^31 samples, which are counted in int32")
     each = _array(sizes)
     if each.ndim != 1 or not jnp.issubdtype(each.dtype, jnp.integer):
         raise ValueError(f"local_batches: sizes = {checks.typed(each)}: need integers [N]")
@@ -125,7 +126,10 @@ def in_samples(work: Work, batch_size: int | None, batch_sizes: Sequence[int] | 
     most = (batch_size or 1) if batch_sizes is None else np.asarray(batch_sizes, np.int32)[:, None]
     if work.samples.dtype == bool:
         return work._replace(samples=jnp.where(work.samples, most, 0).astype(jnp.int32))
-    return work._replace(samples=jnp.clip(work.samples, 0, most).astype(jnp.int32))
+    samples = jnp.asarray(work.samples)
+    if samples.dtype.itemsize < 4:  # int8 has no room for the batch size, to which they are cut
+        samples = samples.astype(jnp.int32)
+    return work._replace(samples=jnp.clip(samples, 0, most).astype(jnp.int32))
 
 
 def of_each(work: Work) -> jax.Array:

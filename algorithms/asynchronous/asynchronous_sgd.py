@@ -19,6 +19,8 @@ from dsgd.base import Algorithm, Info, Params, Query, Round, State
 from dsgd.engine import indices
 from dsgd.network import told
 
+_MOST_SERVERS = 10**5
+
 
 class Server(NamedTuple):
     """The servers' part of the state.
@@ -60,17 +62,21 @@ def asynchronous_sgd(
         staleness_aware: divide the step by $\max(1, t - D(t))$, part by part.
 
     Raises:
-        ValueError: servers < 1, not a rule for D(t), a bound beside given delays. When it runs: a bound below N - 1, since N workers read
-            the first model; a cluster beside given delays.
+        ValueError: servers < 1 or above 10^5, not a rule for D(t), one whose bound is above 10^6, a bound beside given delays. When it
+            runs: a bound below N - 1, since N workers read the first model; a cluster beside given delays; a staleness outside the bound.
 
     Source: Liu and Zhang, section 4.1; bounded staleness: Ho et al., "More effective distributed ML via a stale synchronous parallel
     parameter server", 2013; staleness-aware steps: Zhang et al., "Staleness-aware async-SGD for distributed deep learning", 2016.
     """
-    servers = checks.positive_int("asynchronous_sgd: servers", servers)
+    servers = checks.positive_int("asynchronous_sgd: servers", servers, most=_MOST_SERVERS)
     if delays is not None and bound is not None:
         raise ValueError(f"asynchronous_sgd: bound = {bound} with delays.{delays.name}, which has its own: need one of the two")
     if bound is not None:
-        bound = checks.natural("asynchronous_sgd: bound", bound)
+        bound = checks.natural("asynchronous_sgd: bound", bound, most=2**30)
+    if delays is not None:
+        delays = delays._replace(
+            bound=checks.natural(f"asynchronous_sgd: bound of {delays.name}", delays.bound, most=delays_.MOST)
+        )
 
     def init(params, N):
         if bound is not None and bound < N - 1:

@@ -11,6 +11,9 @@ import numpy as np
 
 from dsgd import checks
 
+MOST = 10**6
+"""The largest bound: the server keeps one model more."""
+
 
 class Delays(NamedTuple):
     r"""A rule for D(t).
@@ -36,9 +39,9 @@ def constant(bound: int) -> Delays:
         bound: tau. With 0 it is SGD.
 
     Raises:
-        ValueError: bound < 0.
+        ValueError: bound < 0 or above 10^6.
     """
-    bound = checks.natural("delays.constant: bound", bound)
+    bound = checks.natural("delays.constant: bound", bound, most=MOST)
     return Delays(bound, lambda key, t, parts, moved: jnp.full(parts, jnp.minimum(t, bound), jnp.int32), f"constant({bound})")
 
 
@@ -50,9 +53,9 @@ def uniform(bound: int) -> Delays:
         bound: tau.
 
     Raises:
-        ValueError: bound < 0.
+        ValueError: bound < 0 or above 10^6.
     """
-    bound = checks.natural("delays.uniform: bound", bound)
+    bound = checks.natural("delays.uniform: bound", bound, most=MOST)
     return Delays(bound, lambda key, t, parts, moved: jax.random.randint(key, (parts,), 0, jnp.minimum(t, bound) + 1), f"uniform({bound})")
 
 
@@ -67,9 +70,9 @@ def worst_case(bound: int) -> Delays:
         bound: tau.
 
     Raises:
-        ValueError: bound < 0.
+        ValueError: bound < 0 or above 10^6.
     """
-    bound = checks.natural("delays.worst_case: bound", bound)
+    bound = checks.natural("delays.worst_case: bound", bound, most=MOST)
 
     def staleness(key, t, parts, moved):
         possible = jnp.arange(bound + 1) <= t

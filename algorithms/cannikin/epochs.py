@@ -226,4 +226,5 @@ def _need_limits(name: str, limits: Any, N: int, most: int) -> np.ndarray:
     given = np.asarray(limits)
     if given.shape != (N,) or not np.issubdtype(given.dtype, np.integer) or (given < 0).any():
         raise ValueError(f"{name}: limits = {checks.shown(limits)}: need whole numbers of samples, one for each of {N} nodes")
-    return np.minimum(given, most)
+    wide = given if given.dtype.itemsize == 8 else given.astype(np.int64)  # int8 has no room for the most
+    return np.minimum(wide, most).astype(np.int64)

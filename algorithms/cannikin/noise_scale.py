@@ -64,7 +64,8 @@ def gradient_noise_scale(local_sqnorms: ArrayLike, global_sqnorm: ArrayLike, bat
     if weights not in get_args(Weights):
         raise ValueError(f"gradient_noise_scale: weights = {weights!r}: need {' or '.join(map(repr, get_args(Weights)))}")
     xp = jnp if any(isinstance(array, jax.Array) for array in (local_sqnorms, global_sqnorm, batches)) else np
-    local, whole = xp.asarray(local_sqnorms), xp.asarray(global_sqnorm)
+    # Differences of integers of small types, and of half precision, would overflow.
+    local, whole = (each.astype(jnp.promote_types(each.dtype, jnp.float32)) for each in map(xp.asarray, (local_sqnorms, global_sqnorm)))
     b = _need_batches(batches, local, whole)
     there, rows = b > 0, (1,) * (local.ndim - 1) + (-1,)
     b = xp.where(there, b, 0) * xp.ones((), local.dtype)

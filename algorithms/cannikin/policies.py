@@ -189,6 +189,7 @@ def _adaptive(name: str, total_batches: Totals, initial_batch: int | None, *, to
     totals = np.unique(np.atleast_1d(np.asarray(total_batches)))
     if not totals.size or not np.issubdtype(totals.dtype, np.integer) or totals[0] < 1:
         raise ValueError(f"cannikin.{name.lower()}: total_batches = {checks.shown(total_batches)}: need whole numbers, at least 1")
+    totals = totals.astype(np.int64)  # products of small types would overflow
     initial_batch = checks.positive_int(f"cannikin.{name.lower()}: initial_batch", totals[0] if initial_batch is None else initial_batch)
 
     def start(cluster):

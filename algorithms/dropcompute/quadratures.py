@@ -10,6 +10,8 @@ import numpy as np
 FAR = 12.0  # standard deviations: what is beyond has a probability below 1e-32
 FURTHEST = 40.0  # not even the largest of as many as float64 has numbers for is beyond
 ACCURACY = 1e-12  # of an integral in standard deviations
+_MOST = 2 * 10**8  # nodes of all micro-batches, some seconds' worth
+_LEAST = 100  # micro-batches that take as long as what is done besides
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(8)
 
 
@@ -42,11 +44,19 @@ def overshoot(tau: np.ndarray, mean: float, std: float, micro_batches: int, N: n
         mean, std: of a micro-batch, seconds.
         micro_batches: M.
         N: workers, of tau's shape.
+
+    Raises:
+        ValueError: a standard deviation so small, or so many micro-batches and thresholds, that it would take minutes.
     """
     from scipy.special import ndtr  # noqa: PLC0415 (likewise)
 
     longest = mean + FAR * std
     pieces = int(np.ceil(longest / std))
+    if pieces * NODES.size * max(1, tau.size) * max(_LEAST, micro_batches) > _MOST:
+        raise ValueError(
+            f"dropcompute: std = {std:g} s for mean = {mean:g} s, {micro_batches} micro-batches and {tau.size} thresholds takes minutes"
+            ' between micro-batches; expected a larger std, fewer micro-batches or thresholds, or stop="preempt"'
+        )
     width = longest / pieces
     before = ((np.arange(pieces)[:, None] + (NODES + 1) / 2) * width).ravel()  # tau - u: who begins earlier is not beyond it
     started = np.zeros((*tau.shape, before.size))

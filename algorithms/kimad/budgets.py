@@ -69,13 +69,20 @@ def seconds(round_time: Numbers, computation: Numbers, congestion: Numbers) -> B
     Args:
         round_time, computation, congestion: as of `budget`.
     """
-    up = jnp.maximum(0, jnp.asarray(round_time) - jnp.asarray(computation)) / (1 + jnp.asarray(congestion))
-    return Budget(up, jnp.asarray(congestion) * up)
+    t, computing, a = map(_real, (round_time, computation, congestion))
+    up = jnp.maximum(0, t - computing) / (1 + a)
+    return Budget(up, a * up)
 
 
 def bits(bandwidth: Numbers, seconds: jax.Array) -> jax.Array:
     """What fits into them, 0 into no time whatever the bandwidth."""
-    return jnp.where(seconds > 0, jnp.asarray(bandwidth) * seconds, 0)
+    return jnp.where(seconds > 0, _real(bandwidth) * seconds, 0)
+
+
+def _real(values: Numbers) -> jax.Array:
+    """In float32 at least: differences of small integers, and products of half precision, would overflow."""
+    array = jnp.asarray(values)
+    return array.astype(jnp.promote_types(array.dtype, jnp.float32)) if array.dtype.itemsize < 4 else array
 
 
 def need_times(caller: str, round_time: Numbers, congestion: Numbers) -> None:

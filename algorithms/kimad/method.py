@@ -96,7 +96,7 @@ def kimad_sgd(
     exchanges.need_two("kimad_sgd", up_set, down_set)
     seconds = _need_times(round_time, computation, congestion)
     shares = None if weights is None else _need_weights(weights)
-    checks.natural("kimad_sgd: warm_up", warm_up)
+    warm_up = min(checks.natural("kimad_sgd: warm_up", warm_up), 2**31 - 1)  # rounds are fewer
     if too_small not in ("wait", "error"):
         raise ValueError(f"kimad_sgd: too_small = {too_small!r}; need 'wait' or 'error'")
 

@@ -58,11 +58,11 @@ def local_steps(optimizer: optax.GradientTransformation, period: int) -> Update:
         period: H.
 
     Raises:
-        ValueError: a period < 1.
+        ValueError: a period < 1 or above 2^31 - 1.
 
     Source: Xin et al., "Kimad", appendix A.
     """
-    checks.positive_int("kimad.local_steps: period", period)
+    period = checks.positive_int("kimad.local_steps: period", period)
 
     def begin(memory, estimate):
         return memory._replace(params=jax.tree.map(lambda x, y: jnp.broadcast_to(x, y.shape), estimate, memory.params))

@@ -34,7 +34,7 @@ def local_sgd(optimizer: optax.GradientTransformation, period: Period, topology:
         topology: W, doubly stochastic; None: the mean over all, by an all-reduce. The averagings go through a schedule one by one.
 
     Raises:
-        ValueError: a period < 1, not a topology, or not a doubly stochastic one.
+        ValueError: a period < 1 or above 2^31 - 1, not a topology, or not a doubly stochastic one.
 
     Source: Stich, "Local SGD converges fast and communicates little", 2019; on graphs, Koloskova et al., "A unified theory of
     decentralized SGD with changing topology and local updates", 2020.

@@ -59,7 +59,7 @@ def scaffold(optimizer: optax.GradientTransformation, period: Period) -> Algorit
         period: H. It may be swept: `dsgd.sweep(lambda period: scaffold(optax.sgd(0.1), period), ..., period=[1, 2, 5])`.
 
     Raises:
-        ValueError: a period < 1.
+        ValueError: a period < 1 or above 2^31 - 1.
 
     Source: Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning", 2020, Algorithm 1 with
     a global step of 1. There $c^{(n)} \leftarrow c^{(n)} - c + (x - y^{(n)}) / (H \gamma)$, which for `optax.sgd` is the mean above.

@@ -190,19 +190,22 @@ def _gossip_round(name: str, links: np.ndarray, degree: int, n: int) -> Pattern:
     )
 
 
+_LISTED = 10_000  # rounds of a period
+
+
 @checks.arguments
 def every(period: Period, pattern: Pattern) -> Pattern:
     """The pattern in the last round of every `period`, nothing in the others: its costs are means over rounds.
 
     Args:
-        period: rounds; a traced one, of a sweep, has a clock, and its rounds are not listed.
+        period: rounds; of a traced one, of a sweep, and of more than 10,000, rounds are not listed.
         pattern: of that round.
 
     Raises:
-        ValueError: period < 1.
+        ValueError: period < 1 or above 2^31 - 1.
     """
     if not isinstance(period, Tracer):
-        checks.positive_int("every: period", period)
+        period = checks.positive_int("every: period", period)
 
     def clock(finish, ports, convention, step):
         def silent(finish):
@@ -212,14 +215,15 @@ def every(period: Period, pattern: Pattern) -> Pattern:
             (step + 1) % period == 0, lambda finish: exchange(pattern, finish, ports, convention, step // period), silent, finish
         )
 
-    if isinstance(period, Tracer):
+    if isinstance(period, Tracer) or period * len(pattern.rounds or (pattern,)) > _LISTED:
         costs = (_shared(cost, period) for cost in (pattern.blocking, pattern.pipelined, pattern.vectors))
-        return Pattern("every few rounds", *costs, clock=clock, stands_in=pattern.stands_in, period=period)
+        name = "every few rounds" if isinstance(period, Tracer) else f"every {period} rounds {pattern.name}"
+        return Pattern(name, *costs, clock=clock, stands_in=pattern.stands_in, period=period)
     rounds = [turn for last in pattern.rounds or (pattern,) for turn in (*[local] * (period - 1), last)]
     return _by_turns(f"every {period} rounds {pattern.name}", rounds, clock)._replace(stands_in=pattern.stands_in, period=period)
 
 
-def _shared(cost: Callable, period: jax.Array) -> Callable:
+def _shared(cost: Callable, period: Period) -> Callable:
     return lambda *arguments: cost(*arguments) / period
 
 

@@ -117,7 +117,7 @@ def drive(
         return jax.lax.scan(one_round, (state, jnp.float32(0)), (jnp.arange(steps, dtype=jnp.int32), keys))[1]
 
     before, each_step = dsgd.State(P(), P(), P("workers")), P(None, None, "workers")
-    out = (dsgd.State(P(), P(), each_step), dsgd.Info(each_step, each_step, P(), P(), P()), P())  # type: ignore[arg-type]
+    out = (dsgd.State(P(), P(), each_step), dsgd.Info(each_step, each_step, P(), P(), P(), outside=P()), P())  # type: ignore[arg-type]
     with jax.enable_x64(True):
         mapped = jax.vmap(run, (None, None, None, 0))
         spread = jax.shard_map(

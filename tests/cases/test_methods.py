@@ -13,8 +13,8 @@ import pytest
 import algorithms
 import dsgd
 import topologies
-from algorithms import delays, kimad
-from dsgd import clusters, codecs, compressors, problems, workers
+from algorithms import cannikin, delays, dropcompute, kimad
+from dsgd import clusters, codecs, compressors, network, problems, work, workers
 
 N, D = 4, 8
 KEY = jax.random.key(0)
@@ -151,3 +151,95 @@ def test_a_choice_that_is_none_of_the_compressors_is_refused(wrong, update):
 def test_codes_that_do_not_fit_into_their_bits_are_refused(codes, bits, words):
     with pytest.raises(ValueError, match=words):
         codecs.pack(codes, bits)
+
+
+def test_as_many_servers_as_anybody_asks_for_are_compiled_once():
+    """One loop over the parts of 2,000 servers: an expression of that length takes minutes to compile."""
+    few, many = (algorithms.asynchronous_sgd(optax.sgd(0.01), servers=servers) for servers in (8, 2000))
+    cluster = clusters.Cluster(clusters.constant(0.1), up=clusters.constant(1e9), down=clusters.constant(1e9))
+    runs = [dsgd.run(method, quadratic(), steps=8, key=KEY, mesh=1, cluster=cluster) for method in (few, many)]
+    np.testing.assert_array_equal(runs[0].history["worker"], runs[1].history["worker"])
+    np.testing.assert_allclose(runs[0].params, runs[1].params, rtol=1e-5)
+
+
+def test_the_threshold_of_many_micro_batches_is_found_in_seconds():
+    """Where times overlap, the sum over m is nearly an integral: with c = tau - M mu, the best c is where the rate's derivative is 0."""
+    M, std = 10**5, 0.1
+    tau = dropcompute.expected_threshold(1.0, std, M)
+    counted = dropcompute.expected_micro_batches(np.array([tau - 5.0, tau, tau + 5.0]), 1.0, std, M) / np.array([tau - 5.0, tau, tau + 5.0])
+    assert counted[1] > counted[0]
+    assert counted[1] > counted[2]
+    assert M / 2 < tau < M
+
+
+def test_thresholds_are_those_of_all_terms_of_the_sum():
+    from scipy.special import ndtr
+
+    tau, M = np.linspace(0.0, 70.0, 300), 60
+    terms = [ndtr((tau - m) / (np.sqrt(m) * 0.3)) for m in range(1, M + 1)]
+    np.testing.assert_allclose(dropcompute.expected_micro_batches(tau, 1.0, 0.3, M), sum(terms), rtol=1e-12, atol=1e-12)
+    best = dropcompute.expected_threshold(1.0, 0.3, M, 2.0)
+    assert dropcompute.expected_micro_batches(best, 1.0, 0.3, M) / (best + 2.0) >= (sum(terms) / (tau + 2.0))[tau >= M / 2].max()
+
+
+HUGE = {
+    "period": (lambda n: algorithms.local_sgd(optax.sgd(0.1), n), "local_sgd: period = "),
+    "controls": (lambda n: algorithms.scaffold(optax.sgd(0.1), n), "scaffold: period = "),
+    "local steps": (lambda n: kimad.local_steps(optax.sgd(0.1), n), "kimad.local_steps: period = "),
+    "pattern": (lambda n: network.every(n, network.ring_all_reduce), "every: period = "),
+    "servers": (lambda n: algorithms.asynchronous_sgd(optax.sgd(0.1), servers=n), "asynchronous_sgd: servers = "),
+    "bound": (lambda n: algorithms.asynchronous_sgd(optax.sgd(0.1), bound=n), "asynchronous_sgd: bound = "),
+    "delays": (delays.constant, "delays.constant: bound = "),
+    "backups": (lambda n: algorithms.backup_workers_sgd(optax.sgd(0.1), n), "backup_workers_sgd: backups = "),
+    "micro-batches": (lambda n: dropcompute.expected_threshold(1.0, 0.1, n), "dropcompute.expected_threshold: micro_batches = "),
+    "batch": (lambda n: work.local_batches([1, 2], batch_size=n), "local_batches: 1 micro-batches of "),
+}
+
+
+@pytest.mark.parametrize("number", [2**31, 10**400], ids=["2^31", "10^400"])
+@pytest.mark.parametrize("what", HUGE)
+def test_huge_numbers_are_refused_by_name(what, number):
+    call, words = HUGE[what]
+    with pytest.raises(ValueError, match=words) as refused:
+        call(number)
+    assert len(str(refused.value)) < 200
+
+
+def test_a_period_of_millions_of_rounds_costs_nothing():
+    pattern = network.every(10**6, network.ring_all_reduce)
+    assert pattern.vectors(N) == pytest.approx(network.ring_all_reduce.vectors(N) / 10**6)
+    method = algorithms.local_sgd(optax.sgd(0.1), 10**6)
+    assert dsgd.run(method, quadratic(), steps=2, key=KEY, mesh=1).history["bits"][-1] == 0
+
+
+def test_counts_of_small_numpy_types_do_not_overflow():
+    small = work.local_batches(np.array([100, 127, 90, 3], np.int8), batch_size=100, micro_batches=2)
+    plain = work.local_batches([100, 127, 90, 3], batch_size=100, micro_batches=2)
+    np.testing.assert_array_equal(small.samples, plain.samples)
+    np.testing.assert_array_equal(small.weights, plain.weights)
+    assert small.samples.dtype == np.int32
+
+
+def test_work_of_small_numpy_types_is_cut_as_all_other_is():
+    problem = problems.logistic_regression("breast-cancer", workers=2, batch_size=200)
+    samples = np.array([[100], [127]])
+
+    def params(kind):
+        asked = dsgd.Work(samples.astype(kind), np.ones((2, 1), np.float32))
+        return dsgd.run(algorithms.unequal_work(algorithms.minibatch_sgd(optax.sgd(0.1)), asked), problem, steps=1, key=KEY, mesh=1).params
+
+    for one, other in zip(jax.tree.leaves(params(np.int8)), jax.tree.leaves(params(np.int32)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_budgets_of_small_types_do_not_overflow():
+    """1 s less 2 s of computation is no time, in uint8, too; and 60,000 bits a second for 100 s are more than float16 goes to."""
+    assert kimad.budget(np.array([100], np.uint8), np.array([1], np.uint8), np.array([2], np.uint8)).up[0] == 0
+    np.testing.assert_allclose(kimad.budget(np.array([60000.0], np.float16), 100.0).up, 3e6, rtol=1e-3)
+
+
+def test_noise_scales_of_small_types_do_not_overflow():
+    local, whole, batches = [[100, 10, 120]], [10], [100, 120, 3]
+    small = cannikin.gradient_noise_scale(np.array(local, np.uint8), np.array(whole, np.uint8), np.array(batches, np.uint8))
+    plain = cannikin.gradient_noise_scale(np.array(local, float), np.array(whole, float), np.array(batches))
+    np.testing.assert_allclose([small.noise, small.sqnorm], [plain.noise, plain.sqnorm], rtol=1e-5)

@@ -107,7 +107,7 @@ def test_an_index_takes_the_fewest_bits_that_tell_all_elements_apart():
 def test_what_one_has_packed_need_not_be_unpacked(bits):
     """Inside `remembered` the codes come back as they would from the bytes, and nothing of the packing is left in the program."""
     kind = np.uint8 if bits <= 8 else np.uint32
-    codes = jnp.asarray(np.random.default_rng(bits).integers(0, 1 << 32, 37, dtype=np.uint32).astype(kind))
+    codes = jnp.asarray(np.random.default_rng(bits).integers(0, 1 << bits, 37, dtype=np.uint64).astype(kind))
 
     def there_and_back(codes):
         with codecs.remembered():
