@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dsgd import checks
+
 DIGITS = 4
 BASE_BITS = 16
 _MASK = np.uint32((1 << BASE_BITS) - 1)
@@ -25,10 +27,13 @@ def of(bits: int | jax.Array, workers: int) -> jax.Array:
         workers: n, the workers of the block.
 
     Raises:
-        ValueError: an int that is negative or too large.
+        ValueError: an int that is negative or too large, or what is neither an int nor integers `[workers]`.
     """
-    if isinstance(bits, int):
+    bits = checks.python_number(bits)
+    if not isinstance(bits, jax.Array | np.ndarray):
         return jnp.broadcast_to(jnp.asarray(_digits(bits), jnp.uint32), (workers, DIGITS))
+    if bits.shape != (workers,) or not jnp.issubdtype(bits.dtype, jnp.integer):
+        raise ValueError(f"counts.of: bits = {checks.typed(bits)}: need an integer, or uint32 [{workers}]")
     low, high = bits & _MASK, bits >> BASE_BITS
     return jnp.stack([low, high, jnp.zeros_like(low), jnp.zeros_like(low)], axis=-1)
 
@@ -39,8 +44,9 @@ def table(bits: Sequence[int]) -> np.ndarray:
 
 
 def _digits(bits: int) -> list[int]:
-    if not 0 <= bits < 1 << (BASE_BITS * DIGITS):
-        raise ValueError(f"a count of {bits} bits: need between 0 and 2^{BASE_BITS * DIGITS} - 1")
+    bits = checks.python_number(bits)
+    if not checks.is_integer(bits) or not 0 <= bits < 1 << (BASE_BITS * DIGITS):
+        raise ValueError(f"a count of {checks.shown(bits)} bits: need an integer between 0 and 2^{BASE_BITS * DIGITS} - 1")
     return [(bits >> (BASE_BITS * i)) & int(_MASK) for i in range(DIGITS)]
 
 

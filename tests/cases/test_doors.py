@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Annotated, Any
@@ -17,7 +18,7 @@ import algorithms
 import dsgd
 import topologies
 from algorithms import cannikin, delays, dropcompute, kimad
-from dsgd import checks, clusters, compressors, network, problems, work
+from dsgd import checks, clusters, codecs, compressors, counts, network, problems, work
 
 KEY = jax.random.key(0)
 PROBLEM, METHOD = problems.random_quadratic(2, 2), algorithms.minibatch_sgd(optax.sgd(0.1))
@@ -294,3 +295,23 @@ def test_a_repr_that_fails_does_not_hide_the_error():
 
     with pytest.raises(ValueError, match="door: whole = a Broken: need an integer"):
         door(whole=Broken())
+
+
+BITS = {
+    r"pack: bits = 33: need an integer from 0 to 32": lambda: codecs.pack(jnp.zeros(3, jnp.uint32), 33),
+    r"unpack: bits = -1: need an integer from 0 to 32": lambda: codecs.unpack((), -1, 3),
+    r"pack: codes = uint8\[5\] for bits = 9: need uint32 \[d\]": lambda: codecs.pack(jnp.arange(5, dtype=jnp.uint8), 9),
+    r"a count of an integer of 1329 bits": lambda: counts.of(10**400, 2),
+    r"counts.of: bits = uint32\[3\]: need an integer, or uint32 \[2\]": lambda: counts.of(jnp.ones(3, jnp.uint32), 2),
+}
+
+
+@pytest.mark.parametrize("message", BITS)
+def test_codes_and_counts_that_would_lose_bits_are_refused(message):
+    with pytest.raises(ValueError, match=message):
+        BITS[message]()
+
+
+def test_counts_take_small_integers():
+    assert inspect.unwrap(codecs.packed_bits)(3, np.int8(100)) == codecs.packed_bits(3, 100)
+    assert counts.to_int(inspect.unwrap(counts.table)([np.int8(100), 1])).tolist() == [100, 1]
