@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import networkx as nx
 import numpy as np
 import optax
+import scipy.sparse
 from matplotlib.figure import Figure
 
 import algorithms
@@ -214,6 +215,7 @@ GOOD: dict[Callable, dict[str, Any]] = {
         "seed": 0,
     },
     problems.split: {"labels": ARRAYS[1], "workers": 3, "partition": "dirichlet", "alpha": 10.0, "seed": 0, "min_samples": 1},
+    problems.sparse_rows: {"matrix": scipy.sparse.csr_array(np.eye(3)), "longest": 2},
     compressors.apply: {"compressor": SIGN, "key": KEY, "x": np.ones(3)},
     compressors.buckets: {"compressor": SIGN, "size": 8},
     compressors.check: {"compressor": SIGN, "d": 8, "key": KEY},

@@ -293,7 +293,9 @@ def _weighted(name: str, graph: nx.Graph, nodes: list[Any], attribute: str) -> c
 def _refuse_node(name: str, nodes: list[Any], W: csr_array, left: np.ndarray, worst: int, looped: np.ndarray) -> NoReturn:
     symmetric = (W != W.T).nnz == 0
     what = f"the weights of {'' if symmetric else 'edges out of '}node {nodes[worst]!r}{' with its loop' if looped[worst] else ''}"
-    remedy = "without loops, nodes keep what is left to 1" if looped[worst] else "a node without a loop keeps what is left, at least 0"
+    remedy = f"a node without a loop keeps what is left, at least 0: divide all weights by {1 - left.min():.6g}"
+    if looped[worst]:
+        remedy = "without loops, nodes keep what is left to 1"
     if not symmetric and np.abs(W.sum(axis=1) - 1).max() <= TOLERANCE:
         remedy = "those into each node do: if edges go from receiver to sender, pass graph.reverse()"
     far = f"sum to {1 - left[worst]:.10g}, {abs(left[worst]):.3g} {'less' if left[worst] > 0 else 'more'} than 1"

@@ -51,10 +51,10 @@ def make_plan(
     evaluate_every: int = 1,
 ) -> loop.Plan:
     """The static side of a run of `size` independent runs."""
-    record_every = checks.positive_int("record_every", record_every)
+    record_every = checks.positive_int("record_every", record_every, most=None)
     if record_every > MOST_IN_CHUNK:
         raise ValueError(f"record_every = {record_every}: need at most 2^30")
-    evaluate_every = checks.positive_int("evaluate_every", evaluate_every)
+    evaluate_every = checks.positive_int("evaluate_every", evaluate_every, most=None)
     if record_every * evaluate_every > MOST_IN_CHUNK:
         raise ValueError(f"evaluate_every = {evaluate_every}, record_every = {record_every}: need at most 2^30 rounds between evaluations")
     mesh = automatic(mesh) if isinstance(mesh, Mesh) else workers.mesh(None if mesh is None else checks.positive_int("mesh", mesh))
@@ -73,7 +73,7 @@ def check_steps(steps: Any, before: int = 0) -> int:
     Raises:
         ValueError: it is no positive integer, or `State.step` could not count so many.
     """
-    steps = checks.positive_int("steps", steps)
+    steps = checks.positive_int("steps", steps, most=None)
     if before + steps > MOST_ROUNDS:
         after = f" after round {before}" if before else ""
         raise ValueError(f"steps = {steps}{after}: need fewer than 2^31 rounds in all, which are counted in int32")

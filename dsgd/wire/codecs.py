@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, UInt8, UInt32
 
+from dsgd import checks
+
 BYTE = 8
+_WIDEST = 32  # bits of a code
 TRITS = 5  # ternary digits in a byte: 3^5 = 243
 
 
@@ -85,9 +88,12 @@ def pack(codes: UInt8[Array, " d"] | UInt32[Array, " d"], bits: int) -> tuple[ja
         uint8 arrays, `[ceil(d * width / 8)]` for each plane's width.
 
     Raises:
-        ValueError: another number of bits, or codes that need more; traced codes are not looked at.
+        ValueError: another number of bits, more of them than the codes' type has, or codes that need more; traced codes are not looked at.
     """
-    bits = _need_bits("pack", bits, BYTE * codes.dtype.itemsize)
+    bits = _need_bits("pack", bits)
+    if jnp.ndim(codes) != 1 or codes.dtype not in (jnp.uint8, jnp.uint32) or bits > BYTE * codes.dtype.itemsize:
+        need = "uint32 [d]" if bits > BYTE else "uint8 or uint32 [d]"
+        raise ValueError(f"codecs.pack: codes = {checks.typed(codes)} for bits = {bits}: need {need}")
     if not isinstance(codes, Tracer) and codes.size and int(codes.max()) >> bits:
         raise ValueError(f"codecs.pack: a code of {int(codes.max())} in {bits} bits; expected codes below 2^{bits}: pass more bits")
     planes = tuple(_pack_plane((codes >> shift).astype(jnp.uint8), width) for shift, width in _planes(bits))
@@ -107,7 +113,7 @@ def unpack(planes: tuple[jax.Array, ...], bits: int, d: int) -> UInt8[Array, " d
     Raises:
         ValueError: another number of bits.
     """
-    bits = _need_bits("unpack", bits, 32)
+    bits = _need_bits("unpack", bits)
     kind = jnp.uint8 if bits <= BYTE else jnp.uint32
     known = recall(planes[0], d) if planes else None
     if known is not None:
@@ -128,8 +134,8 @@ def packed_bits(bits: int, d: int) -> int:
     Raises:
         ValueError: another number of bits.
     """
-    bits = _need_bits("packed_bits", bits, 32)
-    return sum(BYTE * -(-d * width // BYTE) for _, width in _planes(bits))
+    d = checks.natural("codecs.packed_bits: d", d, most=None)
+    return sum(BYTE * -(-d * width // BYTE) for _, width in _planes(_need_bits("packed_bits", bits)))
 
 
 def pack_trits(codes: UInt8[Array, " d"]) -> UInt8[Array, " bytes"]:
@@ -151,9 +157,9 @@ def unpack_trits(packed: UInt8[Array, " bytes"], d: int) -> UInt8[Array, " d"]:
     return jnp.concatenate([packed // jnp.uint8(3**k) % jnp.uint8(3) for k in range(TRITS)])[:d]
 
 
-def _need_bits(function: str, bits: int, most: int) -> int:
-    if not isinstance(bits, int | np.integer) or isinstance(bits, bool) or not 0 <= bits <= most:
-        raise ValueError(f"codecs.{function}: bits = {bits!r}; expected an integer from 0 to {most}")
+def _need_bits(function: str, bits: Any) -> int:
+    if not checks.is_integer(bits) or not 0 <= bits <= _WIDEST:
+        raise ValueError(f"codecs.{function}: bits = {checks.shown(bits)}: need an integer from 0 to {_WIDEST}")
     return int(bits)
 
 

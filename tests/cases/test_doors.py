@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Annotated, Any
@@ -17,7 +18,8 @@ import algorithms
 import dsgd
 import topologies
 from algorithms import cannikin, delays, dropcompute, kimad
-from dsgd import checks, clusters, compressors, network, problems, work
+from dsgd import checks, clusters, codecs, compressors, counts, network, problems, work
+from theory_checks import Rate, bounds
 
 KEY = jax.random.key(0)
 PROBLEM, METHOD = problems.random_quadratic(2, 2), algorithms.minibatch_sgd(optax.sgd(0.1))
@@ -294,3 +296,46 @@ def test_a_repr_that_fails_does_not_hide_the_error():
 
     with pytest.raises(ValueError, match="door: whole = a Broken: need an integer"):
         door(whole=Broken())
+
+
+BITS = {
+    r"pack: bits = 33: need an integer from 0 to 32": lambda: codecs.pack(jnp.zeros(3, jnp.uint32), 33),
+    r"unpack: bits = -1: need an integer from 0 to 32": lambda: codecs.unpack((), -1, 3),
+    r"pack: codes = uint8\[5\] for bits = 9: need uint32 \[d\]": lambda: codecs.pack(jnp.arange(5, dtype=jnp.uint8), 9),
+    r"a count of an integer of 1329 bits": lambda: counts.of(10**400, 2),
+    r"counts.of: bits = uint32\[3\]: need an integer, or uint32 \[2\]": lambda: counts.of(jnp.ones(3, jnp.uint32), 2),
+}
+
+
+@pytest.mark.parametrize("message", BITS)
+def test_codes_and_counts_that_would_lose_bits_are_refused(message):
+    with pytest.raises(ValueError, match=message):
+        BITS[message]()
+
+
+def test_counts_take_small_integers():
+    assert inspect.unwrap(codecs.packed_bits)(3, np.int8(100)) == codecs.packed_bits(3, 100)
+    assert counts.to_int(inspect.unwrap(counts.table)([np.int8(100), 1])).tolist() == [100, 1]
+
+
+def test_bounds_of_small_integers_are_those_of_any():
+    given = {"gap": 1.0, "smoothness": 1.0, "noise": 0.5, "learning_rate": 0.001}
+    assert bounds.asynchronous_sgd(**given, steps=np.int8(100), staleness=np.int8(100)) == bounds.asynchronous_sgd(
+        **given, steps=100, staleness=100
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"steps": 10**400}, "bounds.sgd: steps = an integer of 1329 bits: need an integer"),
+        ({"gap": 1e300, "learning_rate": 1e-320}, "bounds.sgd: .*: expected numbers whose products float64 holds"),
+        ({"noise": "large"}, "bounds.sgd: noise = 'large': need a finite number"),
+    ],
+    ids=["steps", "overflow", "text"],
+)
+def test_bounds_beyond_float64_are_refused(changed, message):
+    with pytest.raises(ValueError, match=message):
+        bounds.sgd(**{"gap": 1.0, "smoothness": 1.0, "noise": 1e200, "steps": 100, "learning_rate": 0.001} | changed)
+    with pytest.raises(ValueError, match=r"epsilon = 1e-320: need one that .* reaches"):
+        Rate(1.0, 1.0).iterations(1e-320)
