@@ -206,7 +206,7 @@ def test_problems_that_compute_differently_are_different_programs(change):
 def test_samples_are_those_of_the_worker_with_the_most(sizes):
     """Whichever it is, and however the data come."""
     inputs, ends = np.arange(12.0)[:, None], np.cumsum(sizes)
-    parts = np.split(np.arange(12), ends[:-1])
+    parts = np.split(np.arange(sum(sizes)), ends[:-1])
     by_worker = problems.ByWorker(lambda n: (inputs[parts[n]], inputs[parts[n], 0]))
     model = problems.Model(lambda key: jnp.zeros(()), lambda x, rows: x * rows[:, 0])
     for given, partition in (((inputs, inputs[:, 0]), parts), (by_worker, "iid")):
