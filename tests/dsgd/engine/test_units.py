@@ -49,11 +49,12 @@ def test_each_unit_with_samples_counts_once_with_its_weight(n, M, some):
 
 
 def test_half_precision_is_added_up_in_single_and_given_back_as_it_was():
-    """Of 8 terms of 300 float16 alone would lose the last ones."""
-    samples, ones = np.full((2, 8), 1), np.ones((2, 8), np.float32)
+    """Of odd terms up to 401 float16 would lose what is below its last digit."""
+    samples, ones = np.full((2, 40), 1), np.ones((2, 40), np.float32)
     (plain, _), _ = summed(samples, (ones, ones), jnp.float16)
     assert plain.dtype == jnp.float16
-    np.testing.assert_array_equal(plain, np.float16([10 * 28 + 8, 100 * 8 + 10 * 28 + 8]))
+    terms = 100 * np.arange(2)[:, None] + 10 * np.arange(40) + 1
+    np.testing.assert_array_equal(plain, np.float16(terms.sum(axis=1)))
 
 
 def test_rows_of_weight_0_are_0_whatever_they_are():
