@@ -54,7 +54,7 @@ def test_half_precision_is_added_up_in_single_and_given_back_as_it_was():
     def ones(rows, m, samples):
         return jnp.ones(samples.shape, jnp.float16)
 
-    weights = jnp.where(jnp.arange(41) == 0, 2048.0, 1.0) * jnp.ones((2, 1))
+    weights = jnp.array([[2048.0] + [1.0] * 40] * 2)
     found = units.summed(ones, jnp.ones((2, 41), jnp.int32), weights)
     assert found.dtype == jnp.float16
     np.testing.assert_array_equal(found, 2088)
