@@ -257,6 +257,14 @@ def test_sizes_count_as_the_same_up_to_an_eighth_of_them_or_one_sample(size, apa
     np.testing.assert_allclose(found, turned * 2 * size / turned.sum() if again else plain)
 
 
+def test_speeds_are_means_over_what_was_measured_in_the_last_epoch():
+    """Of two rounds one node measured one; one that was not seen counts as of average speed."""
+    seconds = np.array([[2.0, np.nan, np.nan], [np.nan, 1.0, np.nan]])
+    learner = cannikin.learner(3, 0.1).observed([4.0, 6.0, 0.0], seconds, seconds / 2, seconds / 4, seconds)
+    speeds = np.array([4 / 2, 6 / 1, (4 / 2 + 6 / 1) / 2])
+    np.testing.assert_allclose(learner.next_batches(48), 48 * speeds / speeds.sum())
+
+
 def test_one_node_learns_from_another_total():
     true = cluster(1)
     learner = cannikin.learner(1, 0.1).observed(**epoch(true, np.array([8.0])))
