@@ -257,6 +257,31 @@ def test_sizes_count_as_the_same_up_to_an_eighth_of_them_or_one_sample(size, apa
     np.testing.assert_allclose(found, turned * 2 * size / turned.sum() if again else plain)
 
 
+def test_speeds_are_means_over_what_was_measured_in_the_last_epoch():
+    """Of two rounds one node measured one only; one that was not seen counts as of average speed."""
+    seconds = np.array([[1.5, np.nan, np.nan], [2.5, 1.0, np.nan]])
+    learner = cannikin.learner(3, 0.1).observed([4.0, 6.0, 0.0], seconds, seconds / 2, seconds / 4, seconds)
+    speeds = np.array([4 / 2, 6 / 1, (4 / 2 + 6 / 1) / 2])
+    np.testing.assert_allclose(learner.next_batches(48), 48 * speeds / speeds.sum())
+
+
+def test_one_node_s_first_bucket_and_messages_are_enough_for_all():
+    true = cluster(3)
+    learner = cannikin.learner(3, 0.1)
+    for b in ([2.0, 4.0, 6.0], [3.0, 5.0, 7.0]):
+        measured = epoch(true, np.array(b))
+        measured["first"][:, [0, 2]] = np.nan
+        measured["communication"][:, [0, 1]] = np.nan
+        learner = learner.observed(**measured)
+    alike(known(learner), true)
+    for name in ("first", "communication"):
+        without = cannikin.learner(3, 0.1)
+        for b in ([2.0, 4.0, 6.0], [3.0, 5.0, 7.0]):
+            measured = epoch(true, np.array(b))
+            without = without.observed(**{**measured, name: np.full((3, 3), np.nan)})
+        assert without.model() is None
+
+
 def test_one_node_learns_from_another_total():
     true = cluster(1)
     learner = cannikin.learner(1, 0.1).observed(**epoch(true, np.array([8.0])))

@@ -252,7 +252,8 @@ def test_before_the_first_epoch_nothing_is_known_of_the_noise():
 
 
 @pytest.mark.parametrize(
-    ("first", "seen", "total"), [(12, [4, 4, 4], 12), (6, [2, 2, 2], 30), (5, [2, 2, 1], 30), (3, [1, 1, 1], 30), (2, [1, 1, 0], 30)]
+    ("first", "seen", "total"),
+    [(12, [4, 4, 4], 12), (6, [2, 2, 2], 30), (5, [2, 2, 1], 30), (3, [1, 1, 1], 30), (2, [0, 2, 0], 30), (5, [1, 1, 3], 30)],
 )
 def test_a_larger_total_is_taken_where_a_node_would_have_its_only_size_again_or_none(first, seen, total):
     """Then all that must be seen at another size are."""

@@ -19,14 +19,14 @@ def numbers(rows: Any, m: Any, samples: Any) -> Any:
     return 100.0 * rows + 10.0 * m + samples
 
 
-def summed(samples: np.ndarray, weights: tuple[np.ndarray, np.ndarray], dtype: Any = jnp.float32) -> tuple[Any, list[tuple[int, ...]]]:
+def summed(samples: np.ndarray, weights: tuple[np.ndarray, np.ndarray]) -> tuple[Any, list[tuple[int, ...]]]:
     n, asked = len(samples), []
 
     def compute(rows, m, samples):
         asked.append(samples.shape)
         if rows is None:
             rows, m = jnp.arange(n), jnp.zeros(n, jnp.int32)
-        one = numbers(rows, m, samples).astype(dtype)
+        one = numbers(rows, m, samples)
         return one, {"tree": jnp.stack([one, 2 * one], axis=1)}
 
     of_arrays = jax.jit(lambda samples, weights: units.summed(compute, samples, weights))
@@ -49,11 +49,15 @@ def test_each_unit_with_samples_counts_once_with_its_weight(n, M, some):
 
 
 def test_half_precision_is_added_up_in_single_and_given_back_as_it_was():
-    """Of 8 terms of 300 float16 alone would lose the last ones."""
-    samples, ones = np.full((2, 8), 1), np.ones((2, 8), np.float32)
-    (plain, _), _ = summed(samples, (ones, ones), jnp.float16)
-    assert plain.dtype == jnp.float16
-    np.testing.assert_array_equal(plain, np.float16([10 * 28 + 8, 100 * 8 + 10 * 28 + 8]))
+    """To 2048 float16 alone adds no 1, however often."""
+
+    def ones(rows, m, samples):
+        return jnp.ones(samples.shape, jnp.float16)
+
+    weights = jnp.array([[2048.0] + [1.0] * 40] * 2)
+    found = units.summed(ones, jnp.ones((2, 41), jnp.int32), weights)
+    assert found.dtype == jnp.float16
+    np.testing.assert_array_equal(found, 2088)
 
 
 def test_rows_of_weight_0_are_0_whatever_they_are():

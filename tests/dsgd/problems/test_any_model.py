@@ -295,13 +295,3 @@ METRIC = {"test_loss": optax.squared_error}
 def test_what_does_not_fit_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         problems.finite_sum(**{**GOOD, **change})
-
-
-def test_samples_are_those_of_the_worker_with_the_most():
-    """Whichever it is, and however the data come."""
-    sizes = [len(part) for part in PARTS]
-    assert sizes[0] < max(sizes) != sizes[-1]
-    assert regression().samples == max(sizes)
-    by_worker = problems.ByWorker(lambda n: (jax.tree.map(lambda leaf: leaf[PARTS[n]], INPUTS), TARGETS[PARTS[n]]))
-    loaded = problems.finite_sum(LINEAR, optax.squared_error, by_worker, N, batch_size=1)
-    assert loaded.samples == max(sizes)

@@ -3,7 +3,9 @@ from __future__ import annotations
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 from scipy import stats
@@ -190,3 +192,15 @@ def test_same_problem_built_twice_is_one_compiled_program():
 @pytest.mark.parametrize("change", [{"l2": 0.5}, {"batch_size": 2}, {"replacement": False}])
 def test_problems_that_compute_differently_are_different_programs(change):
     assert loop.without_arrays(logistic_regression()) != loop.without_arrays(logistic_regression(**change))
+
+
+@pytest.mark.parametrize("sizes", [[2, 5, 3], [5, 2, 3], [2, 3, 5], [4, 4, 4]])
+def test_samples_are_those_of_the_worker_with_the_most(sizes):
+    """Whichever it is, and however the data come."""
+    inputs, ends = np.arange(12.0)[:, None], np.cumsum(sizes)
+    parts = np.split(np.arange(sum(sizes)), ends[:-1])
+    by_worker = problems.ByWorker(lambda n: (inputs[parts[n]], inputs[parts[n], 0]))
+    model = problems.Model(lambda key: jnp.zeros(()), lambda x, rows: x * rows[:, 0])
+    for given, partition in (((inputs, inputs[:, 0]), parts), (by_worker, "iid")):
+        problem = problems.finite_sum(model, optax.squared_error, given, 3, partition, batch_size=2)
+        assert (problem.samples, problem.batch_size) == (max(sizes), 2)
