@@ -56,13 +56,14 @@ def outermost(function: F) -> F:
     Raises:
         ValueError: JAX traces the call.
     """
+    config: Any = jax.config
     name, order = function.__name__, tuple(inspect.signature(function).parameters)
 
     @functools.wraps(function)
     def compiles(*args: Any, **kwargs: Any) -> Any:
         _need_values(name, {**dict(zip(order, args, strict=False)), **kwargs})
         with ExitStack() as stack:
-            if jax.config.jax_disable_jit:
+            if config.jax_disable_jit:
                 remedy = "jax.debug.print shows values inside of one, and init, query and update of a method can be called by themselves"
                 warnings.warn(f"{name}: jax_disable_jit does not apply, since rounds are compiled programs; {remedy}", stacklevel=4)
                 stack.enter_context(jax.disable_jit(False))

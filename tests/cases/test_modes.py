@@ -75,7 +75,6 @@ def test_a_start_with_measurements_is_the_same_with_debug_nans():
 def test_flags_are_the_users_again_after_a_run():
     with jax.debug_nans(True), jax.transfer_guard("disallow"):
         run()
-        assert jax.config.jax_debug_nans
         with pytest.raises(FloatingPointError):
             jax.jit(lambda x: x / x)(jax.device_put(np.float32(0)))
         with pytest.raises(jax.errors.JaxRuntimeError, match="Disallowed host-to-device transfer"):
@@ -213,7 +212,7 @@ WRONG = {
         r"mine: query gives exact as bool\[\]",
     ),
     "optimizer": (
-        lambda: run(algorithms.minibatch_sgd(optax.sgd(lambda step: 0.1 if step > 1 else 0.2))),
+        lambda: run(algorithms.minibatch_sgd(optax.sgd(lambda step: branching(jnp.ravel(step))[0]))),
         f"update of minibatch_sgd {BRANCH}",
     ),
     "loss": (
@@ -234,7 +233,7 @@ WRONG = {
         f"compress of my sign {BRANCH}",
     ),
     "quantity": (
-        lambda: run(cluster=clusters.Cluster(clusters.Quantity(lambda key, clock, worker: 1.0 if clock > 1 else 2.0, "mine", True))),
+        lambda: run(cluster=clusters.Cluster(clusters.Quantity(lambda key, clock, worker: jnp.ones(()) if clock > 1 else jnp.zeros(()), "mine", True))),
         rf"clock of the cluster \(1 x mine; .*\) {BRANCH}",
     ),
     "model of rows": (
