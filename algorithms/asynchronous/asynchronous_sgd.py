@@ -74,9 +74,7 @@ def asynchronous_sgd(
     if bound is not None:
         bound = checks.natural("asynchronous_sgd: bound", bound, most=2**30)
     if delays is not None:
-        delays = delays._replace(
-            bound=checks.natural(f"asynchronous_sgd: bound of {delays.name}", delays.bound, most=delays_.MOST)
-        )
+        delays = delays._replace(bound=checks.natural(f"asynchronous_sgd: bound of {delays.name}", delays.bound, most=delays_.MOST))
 
     def init(params, N):
         if bound is not None and bound < N - 1:

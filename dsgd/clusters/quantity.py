@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dsgd import checks
+from dsgd import causes, checks
 from dsgd.clusters import integrals
 
 
@@ -104,7 +104,8 @@ def _need_scalar(where: str, function: Callable, *arguments: Any) -> None:
     """Raises a ValueError unless the function returns one real number."""
 
     def called(*arguments: Any) -> Any:
-        value = function(*arguments)
+        with causes.explained(where):
+            value = function(*arguments)
         if not isinstance(value, jax.Array | np.ndarray | np.generic | float | int) or np.shape(value) or not checks.is_numeric(value):
             raise ValueError(f"{where} = {checks.shown(function)} returned {checks.typed(value)}: need a float scalar")
         return value

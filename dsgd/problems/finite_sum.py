@@ -354,11 +354,13 @@ def _need_per_sample(name: str, loss: MeanLoss, metrics: Metrics, params: PyTree
     def values(m):
         piece = accumulate.of_length(rows, m)
         with causes.explained(f"{name}: model"):
-            outputs = leaves.need_arrays(f"{name}: model", jax.eval_shape(partial(loss.apply), params, piece.inputs))
+            outputs = jax.eval_shape(lambda params, inputs: leaves.need_arrays("it", loss.apply(params, inputs)), params, piece.inputs)
         given = {}
         for what, function in (("loss", loss.per_sample), *metrics):
             with causes.explained(f"{name}: {what}"):
-                given[what] = jax.eval_shape(partial(function), outputs, piece.targets)
+                given[what] = jax.eval_shape(
+                    lambda outputs, targets, of=function: leaves.need_arrays("it", of(outputs, targets)), outputs, piece.targets
+                )
         return given
 
     # Two numbers of samples: [m, 1] beside [m] becomes [m, m], which for one number alone might be a sequence's [m, T].

@@ -251,9 +251,9 @@ RESULTS = {
     "data of worker 0 = None: need a pair": lambda: problems.finite_sum(
         LINEAR, optax.squared_error, problems.ByWorker(lambda worker: None), 2, batch_size=1
     ),
-    "finite_sum: loss returned None": lambda: finite_sum(loss=lambda outputs, targets: None, metrics={"close": optax.squared_error}),
-    "finite_sum: close returned 'x'": lambda: finite_sum(metrics={"close": lambda outputs, targets: "x"}),
-    "finite_sum: model returned None": lambda: finite_sum(
+    "finite_sum: loss: it returned None": lambda: finite_sum(loss=lambda outputs, targets: None, metrics={"close": optax.squared_error}),
+    "finite_sum: close: it returned 'x'": lambda: finite_sum(metrics={"close": lambda outputs, targets: "x"}),
+    "finite_sum: model: it returned None": lambda: finite_sum(
         model=problems.Model(lambda key: jnp.zeros(3), lambda params, inputs: None), metrics={"close": optax.squared_error}
     ),
     "init of the model returned 'x'": lambda: finite_sum(

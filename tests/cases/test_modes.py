@@ -88,8 +88,8 @@ def test_a_diverging_run_is_said_to_diverge(flag):
 
 
 def test_a_clock_with_workers_that_do_not_participate_stays_single_precision_with_x64():
-    away = clusters.Cluster(clusters.constant(1e-3), present=clusters.sampled(2, N))
-    local = algorithms.make("local-sgd", optax.sgd(0.1), N)
+    away = clusters.Cluster(clusters.constant(1e-3), present=clusters.sampled(2, N), present_for=2)
+    local = algorithms.local_sgd(optax.sgd(0.1), 2)
     with jax.enable_x64(True):
         seconds = [run(method, cluster=away).history["clock"] for method in (SGD, local)]
     assert all(np.isfinite(each).all() and each[-1] > 0 for each in seconds)
@@ -209,11 +209,11 @@ WRONG = {
     "model": (lambda: run(mine(model=lambda state: np.asarray(state.server[0]))), "model of mine raised TracerArrayConversionError"),
     "exact": (
         lambda: run(mine(query=lambda state, round: dsgd.Query(state.server[0], exact=state.step > 1))),
-        r"mine: query gives exact as bool\[\]",
+        r"mine: query gives exact = a traced bool\[\]",
     ),
     "optimizer": (
         lambda: run(algorithms.minibatch_sgd(optax.sgd(lambda step: branching(jnp.ravel(step))[0]))),
-        f"update of minibatch_sgd {BRANCH}",
+        r"optimizer chain.* fails on these parameters \(TracerBoolConversionError: a traced value in if",
     ),
     "loss": (
         lambda: run(problem=PROBLEM._replace(gradient=None, loss=lambda params, batch: params.w)),
@@ -233,14 +233,18 @@ WRONG = {
         f"compress of my sign {BRANCH}",
     ),
     "quantity": (
-        lambda: run(cluster=clusters.Cluster(clusters.Quantity(lambda key, clock, worker: jnp.ones(()) if clock > 1 else jnp.zeros(()), "mine", True))),
-        rf"clock of the cluster \(1 x mine; .*\) {BRANCH}",
+        lambda: run(
+            cluster=clusters.Cluster(
+                clusters.Quantity(lambda key, clock, worker: jnp.ones(()) if clock > 1 else jnp.zeros(()), "mine", True)
+            )
+        ),
+        "quantity 'mine': sample: TracerBoolConversionError: a traced value in if",
     ),
     "model of rows": (
         lambda: problems.finite_sum(
             problems.Model(lambda key: jnp.zeros(3), lambda x, rows: branching(rows @ x)), optax.l2_loss, ROWS, 4, batch_size=2
         ),
-        f"model of finite_sum {BRANCH}",
+        "finite_sum: model: TracerBoolConversionError: a traced value in if",
     ),
 }
 

@@ -514,7 +514,7 @@ def test_an_error_in_until_says_where_it_comes_from():
 
     with pytest.raises(KeyError) as caught:
         dsgd.run(minibatch_sgd(optax.sgd(0.1)), linear(), steps=2, key=KEY, mesh=1, until=until)
-    assert "(in until, of a run of minibatch_sgd)" in caught.value.__notes__
+    assert caught.value.__notes__[-1] == "dsgd: until, of a run of minibatch_sgd raised KeyError: 'accuracy'"
 
 
 def of_workers(workers: int) -> dsgd.Problem:
