@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
-from algorithms import optimizers
+from algorithms import optimizers, weights
 from dsgd import checks, network
 from dsgd.base import Algorithm, Query
 from dsgd.graphs.topology import Topology
@@ -58,7 +58,13 @@ def midpoint(one: Any, other: Any) -> Any:
 
 
 def algorithm(
-    name: str, init: Callable, update: Callable, optimizer: optax.GradientTransformation, topology: Topology, away: Callable | str
+    name: str,
+    init: Callable,
+    update: Callable,
+    optimizer: optax.GradientTransformation,
+    topology: Topology,
+    away: Callable | str,
+    tracked: bool = False,
 ) -> Algorithm:
     """The method with these members whose workers ask for gradients at their own models, `State.workers.params`; their mean is taken home.
 
@@ -68,9 +74,12 @@ def algorithm(
         optimizer: the local step.
         topology: on which a round sends one message to each neighbour.
         away: as in `dsgd.Algorithm`.
+        tracked: whether the optimizers get estimates of the mean gradient instead of the workers' own gradients.
     """
 
     def query(state, round):
+        if not tracked:
+            weights.warn_if_cancelled(name, optimizer, round)
         return Query(state.workers.params, axis=0)
 
     learning_rate = optimizers.learning_rate(optimizer)

@@ -93,6 +93,7 @@ class Round(NamedTuple):
         work: in the update, what the query said of it; None: a batch each.
         batch_size: of the problem, a Python int; None where the word has no meaning.
         batch_sizes: of the problem, if some workers' batches are smaller.
+        weights: of the problem's workers, if they have any.
     """
 
     step: jax.Array
@@ -105,6 +106,7 @@ class Round(NamedTuple):
     work: Work | None = None
     batch_size: int | None = None
     batch_sizes: tuple[int, ...] | None = None
+    weights: tuple[float, ...] | None = None
 
 
 class Query(NamedTuple):

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from algorithms import absence, gossip, optimizers
+from algorithms import absence, gossip, optimizers, weights
 from algorithms.asynchronous.arrivals import on_cluster
 from dsgd import checks, counts, network, workers
 from dsgd.base import Algorithm, Info, Params, PyTree, Query, Round, State
@@ -91,6 +91,7 @@ def asynchronous_gossip_sgd(optimizer: optax.GradientTransformation, topology: T
         return _following(state.server, on_cluster(round), neighbours, told.bits_of(state.workers.params))
 
     def query(state, round):
+        weights.warn_if_cancelled("asynchronous_gossip_sgd", optimizer, round)
         return Query(state.workers.read, axis=0, workers=following(state, round).worker[None])
 
     def update(key, state, gradients, round):

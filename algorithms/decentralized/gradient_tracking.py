@@ -66,5 +66,11 @@ def gradient_tracking(optimizer: optax.GradientTransformation, topology: Topolog
         return State(state.step + 1, workers=models), told.to_neighbours(both, topology, round.step)
 
     return gossip.algorithm(
-        f"gradient_tracking({topology.name})", init, update, optimizer, topology, absence.where_symmetric(topology, absence.stay)
+        f"gradient_tracking({topology.name})",
+        init,
+        update,
+        optimizer,
+        topology,
+        absence.where_symmetric(topology, absence.stay),
+        tracked=True,
     )

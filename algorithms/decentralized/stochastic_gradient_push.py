@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms import absence, gossip, optimizers
+from algorithms import absence, gossip, optimizers, weights
 from dsgd import checks, network, workers
 from dsgd.base import Algorithm, Params, PyTree, Query, State
 from dsgd.graphs.topology import Topology
@@ -57,6 +57,7 @@ def stochastic_gradient_push(optimizer: optax.GradientTransformation, topology: 
         return State(jnp.int32(0), workers=Pushed(models.params, models.optimizer, mass))
 
     def query(state, round):
+        weights.warn_if_cancelled("stochastic_gradient_push", optimizer, round)
         mass = state.workers.mass
         z = jax.tree.map(lambda x: x / mass.astype(x.dtype).reshape(-1, *[1] * (x.ndim - 1)), state.workers.params)
         return Query(z, axis=0)

@@ -8,7 +8,7 @@ import optax
 from jax import lax
 from jax.core import Tracer
 
-from algorithms import absence, gossip, optimizers
+from algorithms import absence, gossip, optimizers, weights
 from dsgd import checks, network, workers
 from dsgd.base import Algorithm, Period, Query, State
 from dsgd.graphs.topology import Topology
@@ -49,6 +49,8 @@ def local_sgd(optimizer: optax.GradientTransformation, period: Period, topology:
         return State(jnp.int32(0), workers=optimizers.start_local(optimizer, params, N))
 
     def query(state, round):
+        if topology is not None:
+            weights.warn_if_cancelled("local_sgd", optimizer, round)
         return Query(state.workers.params, axis=0)
 
     def average(params, turn):

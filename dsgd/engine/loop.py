@@ -433,8 +433,8 @@ def batch_of(problem: Problem, key: jax.Array, step: Any, n: int, data: PyTree, 
 
 def _this_round(plan: Plan, key: jax.Array, carry: Carry, step: jax.Array) -> Round:
     now, measured = (carry.clock.now, carry.clock.measured or None) if isinstance(carry.clock, Clock) else (0.0, None)
-    sizes = {"batch_size": plan.problem.batch_size, "batch_sizes": plan.problem.batch_sizes}
-    this = Round(step, plan.N, round_keys(key, step)[0], plan.cluster, now, measured, **sizes)
+    of_problem = {name: getattr(plan.problem, name) for name in ("batch_size", "batch_sizes", "weights")}
+    this = Round(step, plan.N, round_keys(key, step)[0], plan.cluster, now, measured, **of_problem)
     if plan.cluster is None or plan.cluster.present is None:
         return this
     first = step - step % plan.cluster.present_for

@@ -211,7 +211,7 @@ def finite_sum(
         min_samples: that every worker has, at least 1: "dirichlet" is drawn until it has, see `dsgd.problems.split`.
         weights: w, "equal", all 1 as in (5.1); "samples", $w_n = N m_n / M$, so that f is the mean over all M samples; or N numbers, at
             least 0, which are divided by their mean. The objective, gradients and averages of models have them (`dsgd.Problem`). An
-            optimizer that divides by the gradient's size in each worker of a decentralized method (Adam) cancels them.
+            optimizer that divides by the gradient's size in each worker of a decentralized method (Adam) cancels them; runs warn of it.
         batch_size: B, samples that each worker draws in a round.
         replacement: whether a batch is drawn with replacement. Without, the batch of a worker with m < B samples has all m, and its mean
             is over those. "epoch": each worker goes through its samples in a random order, then in another one, and so on, in batches of

@@ -131,6 +131,20 @@ def test_a_problem_without_an_evaluation_of_its_own_has_weights_by_one_field():
         dsgd.run(algorithms.gradient_descent(optax.sgd(1.0)), quadratic._replace(weights=W), steps=1, key=KEY, mesh=1)
 
 
+@pytest.mark.parametrize("name", ["dsgd", "sgp", "ad-psgd", "exact-diffusion"])
+def test_a_run_warns_if_the_optimizers_of_the_workers_cancel_their_weights(name):
+    with pytest.warns(UserWarning, match="the weights have no effect; pass optax.sgd"):
+        dsgd.compile_round(algorithms.make(name, optax.adam(0.1), N), means(), 1)
+
+
+def test_a_run_does_not_warn_if_weights_have_an_effect():
+    momentum, adam = optax.sgd(0.1, momentum=0.9), optax.adam(0.1)
+    dsgd.compile_round(algorithms.make("dsgd", momentum, N), means(), 1)
+    dsgd.compile_round(algorithms.make("dsgd", adam, N), means("equal"), 1)
+    dsgd.compile_round(algorithms.make("local-sgd", adam, N), means(), 1)
+    dsgd.compile_round(algorithms.make("gradient-tracking", adam, N), means(), 1)
+
+
 @pytest.mark.parametrize("weights", ["sizes", [1.0, 2.0], [1.0, -1.0, 1.0, 1.0], [0.0] * N, [np.nan, 1, 1, 1], [True] * N, [1j] * N])
 def test_weights_that_are_none_are_refused(weights):
     with pytest.raises(ValueError, match=r"finite_sum: weights = .*(expected 4|expected 'equal'|need a string, a list)"):
