@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import networkx as nx
 import numpy as np
 import optax
+import scipy.sparse
 from matplotlib.figure import Figure
 
 import algorithms
@@ -177,7 +178,8 @@ GOOD: dict[Callable, dict[str, Any]] = {
         "seed": 0,
         "chunk": 8,
     },
-    problems.load: {"data": ARRAYS, "data_dir": None},
+    problems.load: {"data": ARRAYS, "data_dir": None, "target": None},
+    problems.sparse_rows: {"matrix": scipy.sparse.eye_array(3), "longest": 2},
     problems.finite_sum: {
         "model": MODEL,
         "loss": optax.squared_error,
