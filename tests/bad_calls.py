@@ -178,7 +178,8 @@ GOOD: dict[Callable, dict[str, Any]] = {
         "seed": 0,
         "chunk": 8,
     },
-    problems.load: {"data": ARRAYS, "data_dir": None},
+    problems.load: {"data": ARRAYS, "data_dir": None, "target": None},
+    problems.sparse_rows: {"matrix": scipy.sparse.eye_array(3), "longest": 2},
     problems.finite_sum: {
         "model": MODEL,
         "loss": optax.squared_error,

@@ -57,7 +57,7 @@ class SparseRows:
             raise ValueError(
                 f"SparseRows @ kernel: kernel has shape {kernel.shape}; expected ({self.features},) or ({self.features}, classes)"
             )
-        gathered = kernel.at[self.columns].get(mode="promise_in_bounds")
+        gathered = kernel.at[self.columns].get(mode="fill")  # NaN for a column that is not there
         return jnp.einsum("...kc,...k->...c" if kernel.ndim == 2 else "...k,...k->...", gathered, self.values)
 
     def tocsr(self) -> csr_array:
@@ -130,8 +130,9 @@ def _longest(rows: Any) -> int:
 
 def _padded(where: str, rows: Any, longest: int | None) -> SparseRows:
     k = _longest(rows) if longest is None else checks.positive_int("sparse_rows: longest", longest)
-    if k < _longest(rows):
-        raise ValueError(f"{where} has a row with {_longest(rows)} entries; expected at most longest = {k}")
+    if not _longest(rows) <= k <= rows.shape[1]:
+        given = f"a row with {_longest(rows)} entries and {rows.shape[1]} features"
+        raise ValueError(f"{where} has {given}, but longest = {k}; expected a number from the entries to the features")
     counts = np.diff(rows.indptr)
     row = np.repeat(np.arange(rows.shape[0]), counts)
     place = np.arange(rows.nnz) - np.repeat(rows.indptr[:-1], counts)

@@ -392,7 +392,8 @@ def test_sparse_rows_are_the_matrix():
     np.testing.assert_array_equal(rows @ kernel[:, 0], rows.toarray() @ kernel[:, 0])
     with pytest.raises(ValueError, match=r"kernel has shape \(4, 2\); expected \(5,\) or \(5, classes\)"):
         rows @ kernel[:4]
-    with pytest.raises(ValueError, match="a row with 2 entries; expected at most longest = 1"):
+    assert jnp.isnan(problems.SparseRows(np.array([[5]]), np.ones((1, 1)), 5) @ kernel).all()  # a column that is not there
+    with pytest.raises(ValueError, match="a row with 2 entries and 2 features, but longest = 1; expected"):
         problems.sparse_rows(sp.csr_array(np.ones((2, 2))), longest=1)
 
 
