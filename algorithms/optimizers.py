@@ -173,6 +173,7 @@ def _ascends(optimizer: optax.GradientTransformation, memory: PyTree, one: Any) 
     if any(map(randomness.may_be_key, jax.tree.leaves(memory))):
         return False
     for _ in range(_FIRST):
+        step: Any
         step, memory = optimizer.update(one, memory, one)
         if not step > 0:
             return False

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -91,7 +92,7 @@ class Peer:
         self.patience: float = patience
         self.gradients: Gradients = Gradients(worker, task)
         numbers, kind = task.stream
-        key = jax.random.wrap_key_data(numbers, impl=kind)
+        key = jax.random.wrap_key_data(jnp.asarray(numbers), impl=kind)
         self.model: Model = randomness.of_owner(optimizers.start(optimizer, params), key, np.uint32(worker))
         self.step: Callable[[Model, Params, PyTree], Model] = jax.jit(partial(_stepped, optimizer))
         self.peers: dict[int, Any] = {}

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -139,7 +140,8 @@ class Server:
         self.step: Callable[..., Model] = jax.jit(partial(stale_step, rules.optimizer), static_argnames="aware")
         self.allowed: Callable[..., jax.Array] = jax.jit(arrivals.allowed, static_argnames="bound")
         numbers, kind = rules.key
-        self.model: Model = randomness.of_owner(optimizers.start(rules.optimizer, part), jax.random.wrap_key_data(numbers, impl=kind))
+        key = jax.random.wrap_key_data(jnp.asarray(numbers), impl=kind)
+        self.model: Model = randomness.of_owner(optimizers.start(rules.optimizer, part), key)
         self.version: int = 0
         self.era: int = 0
         self.updates: list[Update] = []
