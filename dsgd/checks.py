@@ -22,6 +22,7 @@ from dsgd import array_likes, modes
 from dsgd.base import Key
 
 F = TypeVar("F", bound=Callable)
+AS_IT_IS = object()  # in an Annotated: the function looks at the members of what it is given, and reports what is wrong
 
 
 def positive_int(name: str, value: Any, most: int | None = 2**31 - 1) -> int:
@@ -174,6 +175,8 @@ def _need(annotation: Any) -> _Need | None:
             return need
     if origin is Annotated:
         need, words = _need(inner[0]), next((words for words in inner[1:] if isinstance(words, str)), None)
+        if need and any(one is AS_IT_IS for one in inner[1:]):
+            need = need._replace(taken=_unchanged)
         if need is None or words is None:
             return need
         return need._replace(call=f"{need.call} {words}") if words.startswith("(") else need._replace(words=words)
