@@ -81,6 +81,8 @@ def check_runnable(algorithm: Algorithm, problem: Problem, key: jax.Array, clust
     """Raises a ValueError where they do not fit together: the method or the cluster is for another N, the method cannot go on without those
     that are away, leaves of the data differ in N, or parameters are not floating point."""
     N = problem.workers
+    if N == 0:
+        raise ValueError(f"{problem.name}: data of 0 workers, but expected arrays [N, ...] with N >= 1")
     if algorithm.workers not in (None, N):
         raise ValueError(f"{algorithm.name} is built for {algorithm.workers} workers, {problem.name} has {N}; need the same number")
     if cluster is not None:
@@ -92,6 +94,8 @@ def check_runnable(algorithm: Algorithm, problem: Problem, key: jax.Array, clust
             raise ValueError(f"{problem.name}: data{where} has shape {np.shape(leaf)}; need the leading axis of the {N} workers")
     with protocol.noted(f"init of {problem.name}"):
         params = protocol.parameters(problem)
+    if not jax.tree.leaves(params):
+        raise ValueError(f"{problem.name}: init gives parameters without an array, but expected at least one floating-point array")
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             where = jax.tree_util.keystr(path) or "they"
