@@ -86,6 +86,8 @@ def check_runnable(algorithm: Algorithm, problem: Problem, key: jax.Array, clust
     RuntimeError where JAX cannot compute."""
     forks.need_threads()
     N = problem.workers
+    if N == 0:
+        raise ValueError(f"{problem.name}: data of 0 workers, but expected arrays [N, ...] with N >= 1")
     if algorithm.workers not in (None, N):
         raise ValueError(f"{algorithm.name} is built for {algorithm.workers} workers, {problem.name} has {N}; need the same number")
     if cluster is not None:
