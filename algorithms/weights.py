@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import jax
 import numpy as np
@@ -33,7 +34,8 @@ def _cancels(optimizer: optax.GradientTransformation) -> bool:
     zero = np.float32(0)
     try:
         with jax.ensure_compile_time_eval():
-            one, two = (float(optimizer.update(np.float32(g), optimizer.init(zero), zero)[0]) for g in (1e-3, 2e-3))
+            steps: Any = [optimizer.update(np.float32(g), optimizer.init(zero), zero)[0] for g in (1e-3, 2e-3)]
+            one, two = map(float, steps)
     except Exception:  # it is only a probe: what fails on a scalar may work on the model
         return False
     return one != 0 and abs(two - one) <= 1e-3 * abs(one)

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-F = TypeVar("F", bound=Callable)
+T = TypeVar("T")
 _KEPT = 64  # values that `remembered` keeps
 
 
@@ -73,7 +73,7 @@ def _fields(value: Any) -> tuple[Any, ...]:
     return tuple(getattr(value, field.name) for field in dataclasses.fields(value))
 
 
-def remembered(function: F) -> F:
+def remembered(function: Callable[[Any], T]) -> Callable[[Key], T]:
     """The function of one `Key`, called with its value once for each, of those used last."""
     made: Any = functools.lru_cache(maxsize=_KEPT)(lambda key: function(key.value))
     return made

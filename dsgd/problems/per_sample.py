@@ -129,7 +129,8 @@ class PerSample(sameness.Compared):
         trained, fixed = leaves.split(self.trained, params)
 
         def of_one(one):
-            single = Examples(*jax.tree.map(lambda leaf: leaf[None], (one.inputs, one.targets, jnp.ones_like(one.weights))), one.key)
+            inputs, targets, weights = jax.tree.map(lambda leaf: leaf[None], (one.inputs, one.targets, jnp.ones_like(one.weights)))
+            single = Examples(inputs, targets, weights, one.key)
 
             def loss(trained):
                 whole = leaves.merged(self.trained, params, trained, fixed)

@@ -91,7 +91,7 @@ def compare(args: Args, name: str) -> Row:
         for kind, run in whole.items():
             by_pass[kind].append(common.seconds(run))
     times = (float(np.median(taken[kind])) for taken in (by_round, by_pass) for kind in ("sparse", "dense"))
-    sizes = (sum(leaf.nbytes for leaf in jax.tree.leaves(versions[kind].data.inputs)) for kind in ("sparse", "dense"))
+    sizes: Any = (sum(leaf.nbytes for leaf in jax.tree.leaves(versions[kind].data.inputs)) for kind in ("sparse", "dense"))
     return Row(name, features, entries, *times, *sizes)
 
 
