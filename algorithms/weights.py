@@ -31,11 +31,15 @@ def warn_if_cancelled(name: str, optimizer: optax.GradientTransformation, round:
 
 def _cancels(optimizer: optax.GradientTransformation) -> bool:
     """Whether twice the gradient gives the same first step; False if one number does not tell."""
-    zero = np.float32(0)
+    zero: Any = np.float32(0)
+
+    def step(gradient: Any) -> float:
+        change: Any = optimizer.update(gradient, optimizer.init(zero), zero)[0]
+        return float(change)
+
     try:
         with jax.ensure_compile_time_eval():
-            steps: Any = [optimizer.update(np.float32(g), optimizer.init(zero), zero)[0] for g in (1e-3, 2e-3)]
-            one, two = map(float, steps)
+            one, two = step(np.float32(1e-3)), step(np.float32(2e-3))
     except Exception:  # it is only a probe: what fails on a scalar may work on the model
         return False
     return one != 0 and abs(two - one) <= 1e-3 * abs(one)

@@ -91,8 +91,9 @@ def compare(args: Args, name: str) -> Row:
         for kind, run in whole.items():
             by_pass[kind].append(common.seconds(run))
     times = (float(np.median(taken[kind])) for taken in (by_round, by_pass) for kind in ("sparse", "dense"))
-    sizes: Any = (sum(leaf.nbytes for leaf in jax.tree.leaves(versions[kind].data.inputs)) for kind in ("sparse", "dense"))
-    return Row(name, features, entries, *times, *sizes)
+    sizes = (sum(leaf.nbytes for leaf in jax.tree.leaves(versions[kind].data.inputs)) for kind in ("sparse", "dense"))
+    found: Any = (*times, *sizes)
+    return Row(name, features, entries, *found)
 
 
 def drawn(samples: int, features: int, entries: int) -> tuple[csr_array, np.ndarray]:
