@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -37,9 +37,9 @@ def shapes(problem: Problem) -> Params:
     return _shapes(sameness.Key(problem.init))
 
 
-@sameness.remembered
-def _shapes(init: Callable) -> Params:
-    return jax.eval_shape(partial(init), jax.eval_shape(lambda: jax.random.key(0)))
+@lru_cache(maxsize=64)
+def _shapes(init: sameness.Key) -> Params:
+    return jax.eval_shape(partial(init.value), jax.eval_shape(lambda: jax.random.key(0)))
 
 
 def flags(problem: Problem) -> tuple[bool, ...]:
