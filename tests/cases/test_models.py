@@ -474,6 +474,9 @@ class Broken(nn.Module):
         return nn.Dense(2)(x)
 
 
+one_argument: Any = lambda x: x  # noqa: E731
+
+
 class Missing(nnx.Module):
     def __init__(self, rngs):
         self.layer, self.drop = nnx.Linear(3, 2, rngs=rngs), nnx.Dropout(0.5)
@@ -494,7 +497,7 @@ class Missing(nnx.Module):
         (Missing, r"^model Missing in training: `deterministic` is False, but no `rngs` argument was provided to Dropout\s+as either .*$"),
         (lambda: Missing(nnx.Rngs(0)), r"^model = the function <lambda>: TypeError: .*takes 0 positional arguments but 1 was given$"),
         (
-            problems.Model(lambda key: 1.0, *[lambda x: x]),
+            problems.Model(lambda key: 1.0, one_argument),
             r"^finite_sum: model: TypeError: .*takes 1 positional argument but 2 were given$",
         ),
     ],
