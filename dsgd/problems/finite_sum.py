@@ -206,8 +206,9 @@ def finite_sum(
 
     Raises:
         ValueError: data that do not fit together or are not finite, a model that is none of these or that `adapters.adapt` refuses, losses
-            or metrics that are not of the samples, targets outside the classes or probabilities that the loss takes them for, a batch larger than a worker's data, a worker without data, an index outside the
-            data, l2 < 0, metrics without a test set and a test set without metrics.
+            or metrics that are not of the samples, targets outside the classes or probabilities that the loss takes them for, a batch
+            larger than a worker's data, a worker without data, an index outside the data, l2 < 0, metrics without a test set and a test set
+            without metrics.
     """
     for what, number in (("batch_size", batch_size), ("workers", workers), ("chunk", 1 if chunk is None else chunk)):
         checks.positive_int(what, number)
