@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
-
-T = TypeVar("T")
-_KEPT = 64  # values that `remembered` keeps
+from collections.abc import Mapping
+from typing import Any
 
 
 def same(one: Any, other: Any) -> bool:
@@ -71,9 +68,3 @@ class Compared:
 
 def _fields(value: Any) -> tuple[Any, ...]:
     return tuple(getattr(value, field.name) for field in dataclasses.fields(value))
-
-
-def remembered(function: Callable[[Any], T]) -> Callable[[Key], T]:
-    """The function of one `Key`, called with its value once for each, of those used last."""
-    made: Any = functools.lru_cache(maxsize=_KEPT)(lambda key: function(key.value))
-    return made

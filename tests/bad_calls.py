@@ -190,6 +190,8 @@ GOOD: dict[Callable, dict[str, Any]] = {
         "chunk": 16,
         "name": "mine",
     },
+    problems.per_sample: {"problem": problems.logistic_regression("digits", workers=2, batch_size=2), "transform": SGD.init, "noise": 0.1},
+    problems.clipped: {"norm": 1.0},
     problems.Model: {"init": MODEL.init, "apply": MODEL.apply},
     problems.logistic_regression: {**_DATA, "data_dir": None},
     problems.neural_network: {"model": "mlp", **_DATA, "data_dir": None},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -37,9 +37,9 @@ def shapes(problem: Problem) -> Params:
     return _shapes(sameness.Key(problem.init))
 
 
-@sameness.remembered
-def _shapes(init: Callable) -> Params:
-    return started("init of the problem", init)
+@lru_cache(maxsize=64)
+def _shapes(init: sameness.Key) -> Params:
+    return started("init of the problem", init.value)
 
 
 def started(where: str, init: Callable) -> Params:

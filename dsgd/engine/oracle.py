@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -299,8 +299,8 @@ def _mean_of_pool(problem: Problem, params: Params, data: pooled.Pooled) -> tupl
     return workers.mean_over_devices(jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0) / n, rows))
 
 
-@sameness.remembered
-def _reads_weights(evaluate_and_weights: tuple[Callable, tuple[float, ...]]) -> list[bool]:
+@lru_cache(maxsize=64)
+def _reads_weights(evaluate_and_weights: sameness.Key) -> list[bool]:
     """Empty until it has read them: a function that is jitted itself is not traced again."""
     return []
 

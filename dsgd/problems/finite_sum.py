@@ -228,9 +228,9 @@ def finite_sum(
         name: for tables and errors.
 
     Raises:
-        ValueError: data that do not fit together or are not finite, a model that is none of these or keeps more than parameters, losses
-            or metrics that are not of the samples, targets outside the classes or probabilities that the loss
-            takes them for, a worker with fewer than `min_samples`, an index outside the data, weights that are none of these, l2 < 0,
+        ValueError: data that do not fit together or are not finite, a model that is none of these or that `adapters.adapt` refuses, losses
+            or metrics that are not of the samples, targets outside the classes or probabilities that the loss takes them for,
+            a worker with fewer than `min_samples`, an index outside the data, weights that are none of these, l2 < 0,
             metrics without a test set and a test set without metrics.
     """
     numbers = {"batch_size": batch_size, "workers": workers, "min_samples": min_samples, "chunk": 1 if chunk is None else chunk}

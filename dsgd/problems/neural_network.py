@@ -42,8 +42,8 @@ def neural_network(
         data, workers, partition, alpha, min_samples, weights, batch_size, replacement, l2, seed, data_dir: as in `logistic_regression`.
 
     Raises:
-        ValueError: an unknown model, a model of images on data that are no images, a module with other collections than "params" or
-            with another number of logits than classes, or as `logistic_regression`.
+        ValueError: an unknown model, a model of images on data that are no images, a module with another number of logits
+            than classes, or as `finite_sum` and `logistic_regression`.
         FileNotFoundError: data files that are not there.
     """
     from dsgd.problems.models import MODELS  # noqa: PLC0415 (flax takes a quarter of a second)

@@ -129,8 +129,8 @@ class PerSample(sameness.Compared):
         trained, fixed = leaves.split(self.trained, params)
 
         def of_one(one):
-            inputs, targets, weights = jax.tree.map(lambda leaf: leaf[None], (one.inputs, one.targets, jnp.ones_like(one.weights)))
-            single = Examples(inputs, targets, weights, one.key)
+            inputs, targets = jax.tree.map(lambda leaf: leaf[None], (one.inputs, one.targets))
+            single = Examples(inputs, targets, jnp.ones_like(one.weights)[None], one.key)
 
             def loss(trained):
                 whole = leaves.merged(self.trained, params, trained, fixed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -112,7 +114,7 @@ def test_labels_of_a_test_set_are_checked_for_loss_and_metrics():
 def test_labels_of_workers_data_and_of_batches_from_outside_are_checked(mesh, key):
     with pytest.raises(ValueError, match="targets from 0 to 2"):
         problems.finite_sum(linear(2), INTEGER_LABELS, problems.ByWorker(lambda n: (X, CYCLE % (2 + n))), workers=2, batch_size=2)
-    inputs, weights = np.stack([X[:2]] * 2), np.ones((2, 2), np.float32)
+    inputs, weights = np.stack([X[:2]] * 2), jnp.ones((2, 2))
     batches = [problems.Examples(inputs, np.full((2, 2), label, np.int32), weights) for label in (1, 2)]
     with pytest.raises(ValueError, match=r"batches of rounds 1 to 1: finite_sum: targets from 2 to 2.*classes 0 to 1"):
         dsgd.run(algorithms.minibatch_sgd(optax.sgd(0.1)), classifier(CYCLE % 2), steps=2, key=key, mesh=mesh, batches=batches)
@@ -141,7 +143,7 @@ class Nnx(nnx.Module):
         return self.drop(self.layer(self.norm(x))) * self.scale[None]
 
 
-def flax_outputs(model, params, x):
+def flax_outputs(model, params, x) -> Any:
     if isinstance(model, nn.Module):
         return model.apply(params if "params" in params else {"params": params}, x, train=False)
     module = Nnx(nnx.Rngs(7))
@@ -194,7 +196,7 @@ def test_dropout_masks_differ_by_worker_round_and_seed_and_not_by_devices(outsid
     """The gradient of the sum of the outputs with respect to the bias is the number of those that are not dropped."""
     model = Linen(norm=False, outputs=9)
     problem = classifier((), model=model, loss=lambda outputs, targets: outputs.sum(axis=-1), batch_size=12)
-    batches = problems.Examples(np.zeros((2, 12, 3), np.float32), (), np.ones((2, 12), np.float32))
+    batches = problems.Examples(np.zeros((2, 12, 3), np.float32), (), jnp.ones((2, 12)))
 
     def masks(rounds, devices):
         def ask(key, data, batches):
@@ -341,18 +343,19 @@ def test_gradients_are_clipped_sample_by_sample_before_their_mean(l2, mesh, key)
 
 
 def test_clipping_is_that_of_optax_and_in_pieces_as_in_one(monkeypatch):
-    problem, batch = least_squares(), jax.tree.map(lambda leaf: leaf[0], least_squares().data)
+    problem: Any = least_squares()
+    batch = jax.tree.map(lambda leaf: leaf[0], problem.data)
     params = problem.init(jax.random.key(0))
     each = jax.vmap(jax.grad(lambda params, x, y: jnp.mean(optax.squared_error(x @ params["w"], y))), (None, 0, 0))(params, *batch[:2])
     dp = optax.contrib.differentially_private_aggregate(0.5, 0.0, key=0)
-    expected = dp.update(each, dp.init(params))[0]["w"]
+    update: Any = dp.update(each, dp.init(params))[0]
     for budget in (1 << 28, 200):
         monkeypatch.setattr(accumulate, "BUDGET", budget)
-        private = problems.per_sample(problem, problems.clipped(0.5))
+        private: Any = problems.per_sample(problem, problems.clipped(0.5))
         assert (private.gradient.at_once < 8) == (budget == 200)
-        np.testing.assert_allclose(private.gradient(params, batch)["w"], expected, rtol=1e-5)
+        np.testing.assert_allclose(private.gradient(params, batch)["w"], update["w"], rtol=1e-5)
         few = private.gradient(params, problem.take(batch, jnp.int32(3)))["w"]
-        np.testing.assert_allclose(few, clipped_mean(*(leaf[:3] for leaf in batch[:2]), np.array([1.0, 0, -1]), 0.5), rtol=1e-5)
+        np.testing.assert_allclose(few, clipped_mean(batch.inputs[:3], batch.targets[:3], params["w"], 0.5), rtol=1e-5)
 
 
 def test_noise_differs_by_worker_round_and_seed_and_has_its_size(mesh, key):
@@ -469,6 +472,9 @@ class Broken(nn.Module):
         if self.what == "spectral":
             return nn.SpectralNorm(nn.Dense(2))(x, update_stats=train)
         return nn.Dense(2)(x)
+
+
+one_argument: Any = lambda x: x  # noqa: E731
 
 
 class Missing(nnx.Module):

@@ -98,10 +98,3 @@ def test_what_can_be_compared_is_the_same_if_it_is_equal_and_of_one_type():
     assert sameness.Key(("a", 2)) == sameness.Key(("a", 2))
     assert not sameness.same(1, True)
     assert not sameness.same({"a": 1}, {"b": 1})
-
-
-def test_a_function_is_called_once_for_each_key():
-    calls = []
-    known = sameness.remembered(lambda value: calls.append(value) or len(calls))
-    one = Broken(abs)
-    assert [known(sameness.Key(one)), known(sameness.Key(one)), known(sameness.Key(Broken(abs)))] == [1, 1, 2]
