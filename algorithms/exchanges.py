@@ -20,9 +20,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from dsgd import codecs, counts, workers
+from dsgd import checks, codecs, counts, workers
 from dsgd.base import Compressor, Gradients, Info, Params, PyTree, Round
-from dsgd.compressors.check import need_bits, need_vector
+from dsgd.compressors.check import need_bits, need_message, need_vector
 from dsgd.compressors.sizes import message_shape
 from dsgd.graphs.topology import Topology
 from dsgd.network import told
@@ -259,7 +259,10 @@ def need_contraction(method: str, compressor: Contracting, vectors: PyTree, insi
     for path, leaf in jax.tree_util.tree_leaves_with_path(vectors):
         if leaf.shape[-1] == 0:
             raise ValueError(f"{method}: layer {jax.tree_util.keystr(path) or 'itself'} has no elements; need at least one")
-        if compressor.delta(leaf.shape[-1]) is None:
+        delta = compressor.delta(leaf.shape[-1])
+        if delta is not None and not (checks.is_number(delta) and 0 < delta <= 1):
+            raise ValueError(f"{method}: delta of {compressor.name} gives {checks.typed(delta)}; need a number in (0, 1], or None")
+        if delta is None:
             raise ValueError(
                 f"{method} with {compressor.name}, which states no contraction for vectors of {leaf.shape[-1]} elements: "
                 f"need one that does; compressors.contraction makes one of any that is unbiased{insist and f' (or {insist})'}"
@@ -275,7 +278,7 @@ def _compress(compressor: Compressor, keys: jax.Array, vectors: Parts, last: Any
 
     def one(key, x, *memory):
         with codecs.remembered(sent=workers.devices() > 1):
-            message = function(key, x, *memory)
+            message = need_message(compressor, function(key, x, *memory))
             return message, need_vector(compressor, compressor.decompress(message, x.shape[0]), x.shape[0]).astype(x.dtype)
 
     def of_leaf(i):

@@ -138,6 +138,8 @@ class Info(NamedTuple):
         elapsed: seconds that this round took, of methods that are driven by events and so keep their own time; None: as long as
             the run's cluster needs for it.
         lost: bits of messages to each worker that were sent and did not arrive, likewise; None: none. Its port was busy as long.
+        messages: how many messages each worker sent, and how many arrived at it, uint32 `[n, 2]`: of all-reduces and of servers, its part
+            of the sum. The history then has `arrived`. None: they are not counted, as on clusters where all arrive.
     """
 
     bits_up: jax.Array
@@ -146,6 +148,7 @@ class Info(NamedTuple):
     compute: jax.Array | None = None
     elapsed: jax.Array | None = None
     lost: jax.Array | None = None
+    messages: jax.Array | None = None
 
 
 class Pattern(NamedTuple):
@@ -162,6 +165,7 @@ class Pattern(NamedTuple):
         rounds: the patterns of a period, of those that take turns.
         stands_in: on several devices its methods are simulated by other collectives than it has messages (one server, one worker after
             the other): what they tell is not what crosses.
+        period: rounds from one with messages to the next; a traced one where it is swept.
     """
 
     name: str
@@ -172,6 +176,7 @@ class Pattern(NamedTuple):
     clock: Callable | None = None
     rounds: tuple[Pattern, ...] = ()
     stands_in: bool = False
+    period: Period = 1
 
 
 class Algorithm(NamedTuple):

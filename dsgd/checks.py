@@ -22,6 +22,7 @@ from dsgd import array_likes
 from dsgd.base import Key
 
 F = TypeVar("F", bound=Callable)
+AS_IT_IS = object()  # in an Annotated: the function looks at the members of what it is given, and reports what is wrong
 
 
 def positive_int(name: str, value: Any, most: int | None = 2**31 - 1) -> int:
@@ -48,6 +49,22 @@ def _whole(name: str, value: Any, least: int, most: int | None) -> int:
     if most is not None and value > most:
         raise ValueError(f"{name} = {shown(value)}: need an integer, at most {most}")
     return int(value)
+
+
+def truth(where: str, given: Any, example: str) -> bool:
+    """What a user's function answers with yes or no.
+
+    Args:
+        where: names the function.
+        given: what it returned.
+        example: of what it may return.
+
+    Raises:
+        ValueError: not one truth value.
+    """
+    if not isinstance(given, bool) and (getattr(given, "dtype", None) != np.bool_ or np.shape(given)):
+        raise ValueError(f"{where} returned {typed(given)}; expected True or False, as {example}")
+    return bool(given)
 
 
 def shown(value: Any) -> str:
@@ -116,12 +133,16 @@ def _held(function: Any, name: str) -> Any:
     return holds
 
 
+def _unchanged(where: str, value: Any) -> Any:
+    return value
+
+
 class _Need(NamedTuple):
     """What an argument must be, how that is said, and what the function gets: of ("run: key", value), the value as a rule."""
 
     met: Callable[[Any], bool]
     words: str
-    taken: Callable[[str, Any], Any] = lambda where, value: value
+    taken: Callable[[str, Any], Any] = _unchanged
     call: str = ""  # of a function: how many arguments it is called with
 
 
@@ -152,6 +173,8 @@ def _need(annotation: Any) -> _Need | None:
             return need
     if origin is Annotated:
         need, words = _need(inner[0]), next((words for words in inner[1:] if isinstance(words, str)), None)
+        if need and any(one is AS_IT_IS for one in inner[1:]):
+            need = need._replace(taken=_unchanged)
         if need is None or words is None:
             return need
         return need._replace(call=f"{need.call} {words}") if words.startswith("(") else need._replace(words=words)
@@ -168,7 +191,8 @@ def _need(annotation: Any) -> _Need | None:
     kind = origin or annotation
     if kind is Callable:
         return _function_of(len(inner[0]) if inner and isinstance(inner[0], list) else None)
-    return _Need(lambda value: isinstance(value, kind), _WORDS.get(kind.__name__, f"a {kind.__name__}"))
+    words = _WORDS.get(kind.__name__, f"a {kind.__name__}")
+    return _Need(lambda value: isinstance(value, kind), words, _with_members if kind.__name__ in _MEMBERS else _unchanged)
 
 
 def _any_of(needs: Sequence[_Need | None]) -> _Need | None:
@@ -181,7 +205,8 @@ def _any_of(needs: Sequence[_Need | None]) -> _Need | None:
     def taken(where: str, value: Any) -> Any:
         if isinstance(value, jax.Array) and any(need in (_ARRAY, _NUMBERS) for need in some):
             return value
-        return next(need for need in some if need.met(value)).taken(where, value)
+        ordered = [_FRACTION, *some] if _FRACTION in some else some  # exact numbers stay so
+        return next(need for need in ordered if need.met(value)).taken(where, value)
 
     return _Need(lambda value: any(need.met(value) for need in some), words, taken, next((need.call for need in some if need.call), ""))
 
@@ -206,10 +231,55 @@ def _function_of(count: int | None) -> _Need:
     def met(value: Any) -> bool:
         return callable(value) and not inspect.isclass(value) and (count is None or _takes(value, count))
 
-    return _Need(met, "a function", call="" if count is None else f"{count} argument{'s' * (count != 1)}")
+    return _Need(met, "a function", call="" if count is None else _count(count))
 
 
-def _takes(function: Any, count: int) -> bool:
+def need_call(where: str, function: Any, *arguments: str, keywords: Sequence[str] = ()) -> None:
+    """Raises a ValueError unless it is a function that can be called with these arguments.
+
+    Args:
+        where: names the function in the message.
+        function: what may be anything.
+        arguments: what the positional ones are called in the message.
+        keywords: names of further ones, which are passed by keyword.
+    """
+    named = [*arguments, *(f"{name}=..." for name in keywords)]
+    if not callable(function):
+        raise ValueError(f"{where} = {shown(function)}: need a function ({', '.join(named)})")
+    if not _takes(function, len(arguments), keywords):
+        given = f"{shown(function)}, which takes {_signature(function)}"
+        raise ValueError(f"{where} = {given}: need a function of {_count(len(named))} ({', '.join(named)})")
+
+
+def _with_members(where: str, value: Any) -> Any:
+    """A method, a problem or a compressor, whose members are functions of what they are called with.
+
+    Raises:
+        ValueError: they are not.
+    """
+    for member, arguments in _MEMBERS[type(value).__name__].items():
+        function = getattr(value, member)
+        if member not in _OPTIONAL or not (function is None or isinstance(function, str)):
+            need_call(f"{where} = {value.name}: {member}", function, *arguments.split())
+    return value
+
+
+def need_delay(where: str, value: Any) -> float:
+    """Seconds to wait that a user's function returned.
+
+    Raises:
+        ValueError: unless they are a finite number, at least 0.
+    """
+    if not is_number(value) or not 0 <= value < float("inf"):
+        raise ValueError(f"{where} = {shown(value)}: need finite seconds >= 0")
+    return float(value)
+
+
+def _count(arguments: int) -> str:
+    return f"{arguments} argument{'s' * (arguments != 1)}"
+
+
+def _takes(function: Any, count: int, keywords: Sequence[str] = ()) -> bool:
     """Whether it can be called with so many arguments, as far as its signature, or that of what it wraps, tells."""
     for wrapped in (True, False):
         try:
@@ -217,7 +287,7 @@ def _takes(function: Any, count: int) -> bool:
         except (ValueError, TypeError):  # written in C
             return True
         try:
-            signature.bind(*range(count))
+            signature.bind(*range(count), **dict.fromkeys(keywords))
             return True
         except TypeError:
             pass
@@ -293,6 +363,13 @@ def is_number(value: Any) -> bool:
     return isinstance(number, float) or abs(number) <= sys.float_info.max
 
 
+def _float(value: Any) -> Any:
+    """A number as one that JAX computes with: fractions, and integers that int32 does not hold, become floating-point numbers."""
+    number = python_number(value)
+    exact = isinstance(number, Fraction) or (isinstance(number, int) and not -(2**31) <= number < 2**31)
+    return float(number) if exact else number
+
+
 def _is_long(value: Any) -> bool:
     """Whether it is an integer that int64 does not hold."""
     return is_integer(value) and not -(2**63) <= value < 2**63
@@ -317,15 +394,18 @@ def _as_array(where: str, value: Any) -> Any:
 _LISTS = (Sequence, list, tuple)
 _ARRAY = _Need(lambda value: _is_array(value) and is_numeric(value), "an array of numbers", _as_array)
 _NUMBERS = _Need(is_numeric, "numbers", _as_array)
-_NUMBER = _Need(is_number, "a number", lambda where, value: python_number(value))
+_NUMBER = _Need(is_number, "a number", lambda where, value: _float(value))
+_FRACTION = _Need(is_number, "a number", lambda where, value: python_number(value))
 _INTEGER = _Need(
     lambda value: is_integer(python_number(value)) and not _is_long(value), "an integer", lambda where, value: python_number(value)
 )
-_SEED = _Need(lambda value: is_integer(python_number(value)), "an integer", _INTEGER.taken)  # numpy's are of any length
+_SEED = _Need(  # numpy's seeds are longer
+    lambda value: is_integer(python_number(value)) and int(value).bit_length() <= 128, "an integer", _INTEGER.taken
+)
 _NEEDS = (
     (int, _INTEGER),
     (float, _NUMBER),
-    (Fraction, _NUMBER),
+    (Fraction, _FRACTION),
     (bool, _Need(lambda value: isinstance(python_number(value), bool), "True or False", lambda where, value: python_number(value))),
     (str, _Need(lambda value: isinstance(value, str), "a string")),
     (Path, _Need(lambda value: isinstance(value, Path), "a path")),
@@ -336,6 +416,43 @@ _NEEDS = (
     (numpy.typing.ArrayLike, _NUMBERS),
     (Iterable, _Need(lambda value: isinstance(value, Iterable) and getattr(value, "shape", None) != (), "an iterator")),
 )
+_MEMBERS = {  # what members of tuples of functions are called with, see `dsgd.base`
+    "Algorithm": {
+        "init": "params N",
+        "query": "state round",
+        "update": "key state gradients round",
+        "model": "state",
+        "local": "state",
+        "away": "before after round",
+        "refuses": "records",
+    },
+    "Problem": {
+        "init": "key",
+        "loss": "params batch",
+        "sample": "key data",
+        "gradient": "params batch",
+        "evaluate": "params data shared",
+        "take": "batch b",
+    },
+    "Compressor": {
+        "compress": "key x",
+        "decompress": "message d",
+        "bits": "message",
+        "mean_bits": "d",
+        "omega": "d",
+        "delta": "d",
+        "resume": "key x message",
+    },
+    "Delays": {"staleness": "key t parts moved"},
+    "Pattern": {
+        "blocking": "N latency transfer",
+        "pipelined": "N latency transfer",
+        "vectors": "N",
+        "messages": "N",
+        "clock": "finish ports convention step",
+    },
+}
+_OPTIONAL = {"local", "away", "refuses", "gradient", "evaluate", "take", "resume", "messages", "clock"}
 _WORDS = {
     "Algorithm": "a dsgd.Algorithm, algorithms.minibatch_sgd(optax.sgd(0.1)), say",
     "Cluster": "a dsgd.clusters.Cluster, clusters.Cluster(clusters.constant(1.0)), say",

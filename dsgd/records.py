@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 
@@ -67,7 +68,9 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def finite(data: Any) -> Any:
-    """The same lists and dictionaries, with None for numbers that are not finite."""
+    """The same lists and dictionaries, with numbers of numpy and arrays as Python's, and None for numbers that are not finite."""
+    if isinstance(data, np.ndarray | np.generic | jax.Array) and data.dtype.kind in "biuf":
+        data = data.tolist()
     if isinstance(data, Mapping):
         return {name: finite(value) for name, value in data.items()}
     if isinstance(data, list | tuple):

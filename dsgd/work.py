@@ -55,7 +55,8 @@ def local_batches(
 
     Source: Nie et al., "Cannikin", section 4.3; the weights are those of LB-BSP.
     """
-    B, M = checks.positive_int("local_batches: batch_size", batch_size), checks.positive_int("local_batches: micro_batches", micro_batches)
+    B = checks.positive_int("local_batches: batch_size", batch_size, most=None)
+    M = checks.positive_int("local_batches: micro_batches", micro_batches, most=None)
     if np.iinfo(np.int32).max < M * B:
         raise ValueError(f"local_batches: {M} micro-batches of {B}: need fewer than 2^31 samples, which are counted in int32")
     each = _array(sizes)

@@ -523,11 +523,13 @@ def public() -> Iterator[Callable]:
 
 
 def outcome(function: Callable, arguments: dict[str, Any], changed: str) -> str | None:
-    """What is wrong with how the call ends; None: it works, or says what is wrong in a ValueError that names the function or argument."""
+    """What is wrong with how the call ends; None: it works, or says what is wrong in a ValueError that names the function, the argument, or
+    the file."""
     try:
         function(**arguments)
     except ValueError as error:
-        named = rf"\b({function.__name__}|{changed})\b"
+        file = re.escape(given) if isinstance(given := arguments.get(changed), str) and given else changed
+        named = rf"\b({function.__name__}|{changed}|{file})\b"
         return None if type(error) is ValueError and re.search(named, str(error)) else f"{type(error).__name__}: {error}"
     except Exception as error:
         return f"{type(error).__name__}: {error}"

@@ -87,7 +87,7 @@ def main(args: Args, statements: Sequence[Statement] = registry.STATEMENTS, misp
         screen.print(Text(line, style="bold red"))
     screen.print(Text(closing(findings, compared), style="bold red" if wrong else "bold"))
     if args.json:
-        records.write_json(args.json, as_data(findings, compared))
+        records.write_json(records.expanded("--json", args.json), as_data(findings, compared))
     return 1 if wrong else 0
 
 

@@ -91,6 +91,7 @@ def torus(rows: int, columns: int, weights: Weights = metropolis) -> Topology:
     """
     checks.positive_int(f"torus({rows}, {columns}): rows", rows)
     checks.positive_int(f"torus({rows}, {columns}): columns", columns)
+    checks.positive_int(f"torus({rows}, {columns}): rows * columns", rows * columns)
     row, column = np.divmod(np.arange(rows * columns), columns)
     right, below = row * columns + (column + 1) % columns, (row + 1) % rows * columns + column
     adjacency = _both_ways(rows * columns, np.tile(row * columns + column, 2), np.concatenate([right, below]))
@@ -108,7 +109,7 @@ def hypercube(dimension: int, weights: Weights = metropolis) -> Topology:
     Raises:
         ValueError: dimension < 0.
     """
-    checks.natural("hypercube: dimension", dimension)
+    checks.natural("hypercube: dimension", dimension, most=30)
     n, bits = 1 << dimension, 1 << np.arange(dimension)
     ids = np.repeat(np.arange(n), dimension)
     return _named(f"hypercube({dimension})", _one_way(n, ids, ids ^ np.tile(bits, n)), weights)
@@ -272,7 +273,10 @@ def _weighted(name: str, graph: nx.Graph, nodes: list[Any], attribute: str) -> c
         if not checks.is_number(value) or not math.isfinite(value):
             what = f"no attribute {attribute!r}" if value is None else f"{attribute} = {checks.shown(value)}"
             known = f"; topologies.{attribute} is a function: pass it" if attribute in WEIGHTS else ""
-            raise ValueError(f"{name}: the edge ({sender!r}, {receiver!r}) has {what}; need a finite number for every edge{known}")
+            raise ValueError(
+                f"{name}: weights = {attribute!r}, but the edge ({sender!r}, {receiver!r}) has {what}; need a finite number for every"
+                f" edge{known}"
+            )
         entries.append((number[receiver], number[sender], float(value)))
         if not graph.is_directed() and sender != receiver:
             entries.append((number[sender], number[receiver], float(value)))
@@ -289,7 +293,9 @@ def _weighted(name: str, graph: nx.Graph, nodes: list[Any], attribute: str) -> c
 def _refuse_node(name: str, nodes: list[Any], W: csr_array, left: np.ndarray, worst: int, looped: np.ndarray) -> NoReturn:
     symmetric = (W != W.T).nnz == 0
     what = f"the weights of {'' if symmetric else 'edges out of '}node {nodes[worst]!r}{' with its loop' if looped[worst] else ''}"
-    remedy = "without loops, nodes keep what is left to 1" if looped[worst] else "a node without a loop keeps what is left, at least 0"
+    remedy = f"a node without a loop keeps what is left, at least 0: divide all weights by {1 - left.min():.6g}"
+    if looped[worst]:
+        remedy = "without loops, nodes keep what is left to 1"
     if not symmetric and np.abs(W.sum(axis=1) - 1).max() <= TOLERANCE:
         remedy = "those into each node do: if edges go from receiver to sender, pass graph.reverse()"
     far = f"sum to {1 - left[worst]:.10g}, {abs(left[worst]):.3g} {'less' if left[worst] > 0 else 'more'} than 1"
@@ -332,7 +338,7 @@ def _named(name: str, adjacency: csr_array, weights: Weights, usual: Weights = m
 
 def _on_edges(name: str, W: Any, adjacency: csr_array) -> csr_array:
     """W, if it is one of this graph."""
-    if not issparse(W) and not checks.is_numeric(W):
+    if not issparse(W) and (not checks.is_numeric(W) or np.ndim(W) != 2):
         raise ValueError(f"{name}: the weights function gave {checks.shown(W)}; need a matrix {adjacency.shape}")
     W = csr_array(W)
     if W.shape != adjacency.shape:
@@ -360,4 +366,4 @@ def _drawn(name: str, graph: nx.Graph[Any], weights: Weights, hint: str) -> Topo
 def _at_least(graph: str, n: int) -> int:
     if n < 1:
         raise ValueError(f"{graph}({n}): need at least 1 worker, an integer")
-    return int(n)
+    return checks.positive_int(f"{graph}: n", n)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 
@@ -123,6 +124,9 @@ def _given(delays: delays_.Delays, server: Server, round: Round) -> Arrival:
         return jnp.sum((server.buffer[:, places] - server.buffer[:, t % models][:, None]) ** 2, axis=2)
 
     staleness = delays.staleness(jax.random.fold_in(round.key, 1), t, parts, moved)
+    given = isinstance(staleness, jax.Array | np.ndarray) and staleness.shape == (parts,)
+    if not given or not jnp.issubdtype(staleness.dtype, jnp.integer):
+        raise ValueError(f"delays.{delays.name}: staleness returned {checks.typed(staleness)}; expected int32 [{parts}], one of each part")
     worker = jax.random.randint(round.key, (1,), 0, round.workers)[0]
     return Arrival(worker, staleness, places[staleness], jnp.full(parts, (t + 1) % models), None, ())
 

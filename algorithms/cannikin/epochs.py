@@ -163,7 +163,7 @@ def follow(plan: Plan, run: Rounds) -> list[Epoch]:
         times = {name: getattr(ran, name)[:, ids] for name in ("compute", "backward", "first", "communication")}
         memory = system.observe(memory, Observation(sizes[ids], noise=noise, **times))
         found.append(Epoch(sizes, rounds, ran.seconds, factor, policies.samples_of(noise), ran.scalars))
-        if plan.until is not None and plan.until(found):
+        if plan.until is not None and checks.truth(f"{plan.name}: until", plan.until(found), "epochs[-1].total > 1_000"):
             break
     return found
 

@@ -181,16 +181,15 @@ def cannikin(total_batches: Totals, initial_batch: int | None = None) -> System:
 
     Source: Nie et al., "Cannikin", section 4.
     """
-    smallest = int(np.min(total_batches)) if np.size(total_batches) else 0
-    return _adaptive("Cannikin", total_batches, smallest if initial_batch is None else initial_batch, together=True)
+    return _adaptive("Cannikin", total_batches, initial_batch, together=True)
 
 
-def _adaptive(name: str, total_batches: Totals, initial_batch: int, *, together: bool) -> System:
+def _adaptive(name: str, total_batches: Totals, initial_batch: int | None, *, together: bool) -> System:
     """Cannikin where a total batch and its parts are chosen together, AdaptDL where parts are equal."""
     totals = np.unique(np.atleast_1d(np.asarray(total_batches)))
     if not totals.size or not np.issubdtype(totals.dtype, np.integer) or totals[0] < 1:
         raise ValueError(f"cannikin.{name.lower()}: total_batches = {checks.shown(total_batches)}: need whole numbers, at least 1")
-    checks.positive_int(f"cannikin.{name.lower()}: initial_batch", initial_batch)
+    initial_batch = checks.positive_int(f"cannikin.{name.lower()}: initial_batch", totals[0] if initial_batch is None else initial_batch)
 
     def start(cluster):
         room = np.sum(cluster.limits) if together else cluster.nodes * np.min(cluster.limits)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +46,7 @@ def train_processes(
     scaling: scalings.Scaling = scalings.constant,
     initial_batch: int | None = None,
     smoothing: float = 0.3,
-    until: Callable[[list[Epoch]], bool] | None = None,
+    until: Annotated[Callable[[list[Epoch]], bool], "(epochs)"] | None = None,
 ) -> Training:
     r"""Mini-batch SGD in real time: each process is a node, whose local batch a system decides from what all have measured.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import jax
 import numpy as np
@@ -35,8 +36,8 @@ def train(
     scaling: scalings.Scaling = scalings.constant,
     initial_batch: int | None = None,
     smoothing: float = 0.3,
-    present: Callable[[int], np.ndarray] | None = None,
-    until: Callable[[list[Epoch]], bool] | None = None,
+    present: Annotated[Callable[[int], np.ndarray], "(epoch)"] | None = None,
+    until: Annotated[Callable[[list[Epoch]], bool], "(epochs)"] | None = None,
     mesh: int | None = 1,
 ) -> Training:
     r"""Epochs whose local batches a system decides, from what nodes have measured in those before.

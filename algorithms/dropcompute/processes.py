@@ -165,7 +165,7 @@ def _turn(problem: Problem, key: jax.Array, M: int, mesh: Mesh) -> Turn:
 
     def turn(step: int, delay: Delay | None, params: Params, m: int) -> PyTree:
         if delay is not None:
-            time.sleep(_need_delay(delay(step, m), step, m))
+            time.sleep(checks.need_delay(f"train_processes: delay({step}, {m})", delay(step, m)))
         return _compute(functions, M, n, params, data, key, np.int32(step), np.int32(m))
 
     return turn
@@ -227,9 +227,3 @@ def _need_threshold(threshold: float | ChosenAfter, steps: int) -> int | None:
     if threshold.rounds >= steps:
         raise ValueError(f"train_processes: a threshold chosen after {threshold.rounds} of {steps} steps: need more steps")
     return threshold.rounds
-
-
-def _need_delay(seconds: float, step: int, m: int) -> float:
-    if not checks.is_number(seconds) or not 0 <= seconds < math.inf:
-        raise ValueError(f"train_processes: delay({step}, {m}) = {seconds!r}: need finite seconds >= 0")
-    return seconds

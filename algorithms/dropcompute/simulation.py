@@ -96,7 +96,8 @@ def simulated(
     need_stop(where, stop)
     cluster.need_workers(workers)
     need_one_by_one(where, cluster)
-    taus = np.asarray(thresholds, np.float32)
+    with np.errstate(over="ignore"):  # nothing is dropped
+        taus = np.asarray(thresholds, np.float32)
     total = Moments(0, np.zeros((3, taus.size)), np.zeros((3, taus.size)))
     for first in range(0, rounds, chunk):
         many = min(chunk, rounds - first)

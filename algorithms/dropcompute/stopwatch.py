@@ -14,6 +14,7 @@ import numpy as np
 from algorithms.dropcompute.stopping import need_seconds
 from dsgd import checks
 from dsgd.base import Params, PyTree
+from dsgd.engine import protocol
 
 
 class Accumulated(NamedTuple):
@@ -62,18 +63,23 @@ def accumulate(
     if not len(batches):
         raise ValueError("accumulate: no micro-batches; need at least one")
     seconds, spent, total = np.full(len(batches), np.nan), 0.0, None
-    before = clock()
-    if not checks.is_number(before):
-        raise ValueError(f"accumulate: clock gives {checks.shown(before)}: need seconds")
+    before = _read(clock)
     for m, batch in enumerate(batches):
         if spent > threshold:
             return Accumulated(total, m, seconds)
-        part = gradient(params, batch)
+        part = protocol.need_arrays("accumulate: gradient", gradient(params, batch))
         total = jax.block_until_ready(part if m == 0 else _add(total, part))
-        now = clock()
+        now = _read(clock)
         seconds[m], before = now - before, now
         spent += seconds[m].item()
     return Accumulated(total, len(batches), seconds)
+
+
+def _read(clock: Callable[[], float]) -> float:
+    now = clock()
+    if not checks.is_number(now):
+        raise ValueError(f"accumulate: clock gives {checks.shown(now)}: need seconds")
+    return now
 
 
 _add = jax.jit(partial(jax.tree.map, jnp.add))

@@ -38,7 +38,7 @@ def kimad_sgd(
     *,
     computation: Numbers | None = None,
     congestion: Number = 1.0,
-    rule: Callable = one_for_all,
+    rule: Annotated[Callable[[Any, Any, Any], Any], "(errors, sizes, budget)"] = one_for_all,
     monitor: Monitor = monitors.last,
     down: Choices | Sequence[Compressor] | None = None,
     weights: Sequence[float] | np.ndarray | None = None,

@@ -130,12 +130,14 @@ class Cluster:
         return same_workers(*self._quantities)
 
     def need_workers(self, N: int) -> None:
-        """Raises a ValueError where it is not for N workers."""
+        """Raises a ValueError where it is not for N workers, or a function of one of its quantities returns no float scalar."""
         named = max(quantity.named for quantity in self._quantities)
         if self.workers not in (None, N):
             raise ValueError(f"a cluster of {self.workers} workers for a problem of {N}: need the same number")
         if named > N:
             raise ValueError(f"a cluster that names worker {named - 1} ({self.name}) for a problem of {N}: need one of 0 to {N - 1}")
+        for quantity in (*self._quantities, *([self.delivered] if self.delivered else [])):
+            quantity.need_scalars()
 
     @property
     def name(self) -> str:

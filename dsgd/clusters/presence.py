@@ -5,12 +5,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from dsgd import workers
+from dsgd import checks, workers
 from dsgd.base import Round
 from dsgd.clusters.cluster import Cluster
 from dsgd.clusters.quantity import Quantity
 
 _PRESENT, _DELIVERED = 0x70726573, 0x64656C69  # far from the small numbers that methods fold into a round's key
+_DRAWS = 256
 
 
 def present(cluster: Cluster, round: Round, key: jax.Array) -> jax.Array | None:
@@ -24,6 +25,16 @@ def present(cluster: Cluster, round: Round, key: jax.Array) -> jax.Array | None:
     if cluster.present is None:
         return None
     return _some(cluster.present, jax.random.fold_in(key, _PRESENT), round, jnp.arange(round.workers))
+
+
+def drawn(quantity: Quantity, N: int) -> bool:
+    """Whether who takes part depends on the key, and not only on the worker and the clock, as far as many draws show it."""
+
+    def some(key: jax.Array) -> jax.Array:
+        return jax.vmap(lambda worker: quantity.sample(key, jnp.float32(0), worker))(jnp.arange(N)) > 0
+
+    there = jax.vmap(some)(jax.random.split(checks.default_key(), _DRAWS))
+    return bool((there != there[:1]).any())
 
 
 def attendance(cluster: Cluster, round: Round) -> workers.Attendance | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dsgd import checks
 from dsgd.clusters import integrals
@@ -31,13 +32,21 @@ class Quantity:
             changes; None: it is a Gauss-Legendre sum of 64 samples.
     """
 
-    sample: Callable[[jax.Array, jax.Array, Any], jax.Array]
+    sample: Annotated[Callable[[jax.Array, jax.Array, Any], jax.Array], "(key, clock, worker)"]
     name: str
     positive: bool
     workers: int | None = None
     named: int = 0
     steady: bool = False
-    integral: Callable[[jax.Array, jax.Array, jax.Array, Any], jax.Array] | None = None
+    integral: Annotated[Callable[[jax.Array, jax.Array, jax.Array, Any], jax.Array], "(key, clock, seconds, worker)"] | None = None
+
+    def need_scalars(self) -> None:
+        """Raises a ValueError unless its functions return float scalars."""
+        key, time = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((), jnp.float32)
+        worker = jax.ShapeDtypeStruct((), jnp.int32)
+        _need_scalar(f"quantity {self.name!r}: sample", self.sample, key, time, worker)
+        if self.integral is not None:
+            _need_scalar(f"quantity {self.name!r}: integral", self.integral, key, time, time, worker)
 
     def amount(self, key: jax.Array, clock: jax.Array, seconds: jax.Array, worker: Any) -> jax.Array:
         """What a worker gets of it in so many seconds from a time on: bits, of bits per second."""
@@ -89,6 +98,18 @@ class Quantity:
         )
 
     __rmul__ = __mul__
+
+
+def _need_scalar(where: str, function: Callable, *arguments: Any) -> None:
+    """Raises a ValueError unless the function returns one real number."""
+
+    def called(*arguments: Any) -> Any:
+        value = function(*arguments)
+        if not isinstance(value, jax.Array | np.ndarray | np.generic | float | int) or np.shape(value) or not checks.is_numeric(value):
+            raise ValueError(f"{where} = {checks.shown(function)} returned {checks.typed(value)}: need a float scalar")
+        return value
+
+    jax.eval_shape(called, *arguments)
 
 
 def need_number(what: str, value: Any, *, least: float, more: bool = False) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ class Seen(NamedTuple):
 
 
 @checks.arguments
-def check(compressor: Compressor, d: int, *, key: Key | None = None) -> Findings:
+def check(compressor: Annotated[Compressor, checks.AS_IT_IS], d: int, *, key: Key | None = None) -> Findings:
     r"""Holds a compressor to what it states, on hard vectors of d elements and over many messages.
 
     Looked at are: the wire (a message is arrays, which hold the bits that it tells, where those are an int, and else at least as many);
@@ -60,6 +60,18 @@ def check(compressor: Compressor, d: int, *, key: Key | None = None) -> Findings
         return Findings(title, (Finding("wire", False, f"{kind}{error}"),))
     seen = _measure(compressor, d, key)
     return Findings(title, (*wire, _mean_bits(compressor, d, seen), _unbiased(compressor, seen), *_constants(compressor, d, seen)))
+
+
+def need_message(compressor: Compressor, message: Any) -> Any:
+    """What `compress` gave, if it is a tree of arrays.
+
+    Raises:
+        ValueError: it is not.
+    """
+    leaves = jax.tree.leaves(message)
+    if not leaves or not all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves):
+        raise ValueError(f"{compressor.name}: compress gives {checks.typed(message)}; need a message, a pytree of arrays")
+    return message
 
 
 def need_vector(compressor: Compressor, x: Any, d: int) -> jax.Array:

@@ -12,6 +12,8 @@ from typing import Any
 import jax
 import platformdirs
 
+from dsgd import records
+
 VARIABLE = "DSGD_CACHE"  # in the environment: a folder, or "off"
 _OFF = "off"
 _BYTES = 1 << 29  # at most in the folder; what was not used for longest goes first
@@ -40,7 +42,7 @@ def enable(folder: str | Path | None = None) -> Path | None:
     own = config.jax_compilation_cache_dir
     if own:
         return Path(own)
-    place = Path(chosen).expanduser() if chosen else platformdirs.user_cache_path("dsgd")
+    place = records.expanded("cache", chosen) if chosen else platformdirs.user_cache_path("dsgd")
     place = place / f"jaxlib-{importlib.metadata.version('jaxlib')}-{_processor()}"
     try:
         place.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -29,6 +29,8 @@ from dsgd.wire import counts
 Records = dict[str, jax.Array]
 _STREAM = np.uint32(2**32 - 1)  # with which a run's key is folded for numbered draws: rounds are fewer
 _BITS, _CLOCK, _TRAIN_LOSS, _EVALUATED, _SAMPLES, _PRESENT = "bits", "clock", "train_loss", "evaluated", "samples", "present"
+_ARRIVED = "arrived"
+_COUNTED = (_BITS, _ARRIVED)  # over all rounds of a record, as counts
 
 
 class Carry(NamedTuple):
@@ -211,7 +213,7 @@ def one_round(plan: Plan, state: State, key: jax.Array, data: PyTree) -> tuple[S
 
     everywhere: Any = P()
     own: Any = P(workers.AXIS)
-    info = Info(own, own, everywhere, everywhere, everywhere, own)
+    info = Info(own, own, everywhere, everywhere, everywhere, own, own)
     return _sharded(plan, body, (_state_spec(plan), everywhere, own), (_state_spec(plan), info))(state, key, data)
 
 
@@ -287,7 +289,7 @@ def _advance_one(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shar
         carry, sums = so_far
         batch = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, i, keepdims=False), batches)
         carry, news = run_round(key, carry, data, batch, done + i)
-        return carry, {**news, _BITS: counts.carry(sums[_BITS] + news[_BITS])}
+        return carry, {**news, **{name: counts.carry(sums[name] + news[name]) for name in _COUNTED if name in news}}
 
     def record(carry, i):
         """The i-th record, and the rounds before it: of record -1, the start, none."""
@@ -302,7 +304,7 @@ def _advance_one(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shar
 
     # Before a round, nothing is sent, no time has passed, and a method's own scalars are not known.
     _, news = jax.eval_shape(run_round, key, carry, data, _first(batches), done)
-    nothing = {name: jnp.full(leaf.shape, 0 if name in (_BITS, _CLOCK) else np.nan, leaf.dtype) for name, leaf in news.items()}
+    nothing = {name: jnp.full(leaf.shape, 0 if name in (_CLOCK, *_COUNTED) else np.nan, leaf.dtype) for name, leaf in news.items()}
     # A record is one row of one buffer: one write a record, whatever its number of scalars. Digits of counts are exact as floats.
     shapes = jax.eval_shape(record, carry, rounds)[1]
     empty, unravel = ravel_pytree(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes))
@@ -329,12 +331,14 @@ def _as_float(leaf: jax.Array) -> jax.Array:
 def _round(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, batches, step) -> tuple[Carry, Records]:
     """One round; what it sent (all workers' bits, up and down), the time after it, and the method's own metrics."""
     state, info, this, query, done = _gradients_and_update(plan, algorithm, key, carry, data, batches, step)
-    if taken := {_BITS, _CLOCK, _TRAIN_LOSS, _EVALUATED, _SAMPLES, _PRESENT} & set(info.metrics):
+    if taken := {_CLOCK, _TRAIN_LOSS, _EVALUATED, _SAMPLES, _PRESENT, *_COUNTED} & set(info.metrics):
         raise ValueError(f"{algorithm.name} has metrics {sorted(taken)}; need other names, these are the history's own")
     news = jax.tree.map(_as_float, {**info.metrics, **done})
     if this.present is not None:
         news[_PRESENT] = jnp.mean(this.present.astype(jnp.float32))
     news |= {_BITS: counts.carry(workers.sum(counts.carry(info.bits_up + info.bits_down)))}
+    if info.messages is not None:
+        news[_ARRIVED] = counts.of(workers.sum(info.messages), 2)
     drawn = _drawn(carry.drawn, query, this)
     if not isinstance(carry.clock, Clock):
         return Carry(state, (), drawn), news

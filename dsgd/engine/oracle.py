@@ -15,7 +15,8 @@ from dsgd import checks, workers
 from dsgd.base import Constants, Gradients, Params, Problem, PyTree, Query, Work
 from dsgd.engine import absence, accumulate, pooled, protocol, units
 
-RESERVED = {"step", "clock", "bits", "grad_sqnorm", "consensus", "train_loss", "evaluated", "samples", "present"}  # the history's own names
+# The history's own names.
+RESERVED = {"step", "clock", "bits", "grad_sqnorm", "consensus", "train_loss", "evaluated", "samples", "present", "arrived"}
 _LATER = 1 << 31  # with m, what a round's key is folded with for micro-batch m > 0: workers' ids are below
 
 

@@ -84,6 +84,18 @@ def held(algorithm: Algorithm, problem: Problem, N: int) -> Algorithm:
     return algorithm._replace(init=init, query=query, update=update, model=model, **members)
 
 
+def need_arrays(where: str, tree: PyTree) -> PyTree:
+    """The tree that a user's function returned.
+
+    Raises:
+        ValueError: unless it has leaves, and all of them are arrays or numbers.
+    """
+    leaves = jax.tree.leaves(tree)
+    if not leaves or not all(isinstance(leaf, jax.Array | np.ndarray | np.generic | float | int) for leaf in leaves):
+        raise ValueError(f"{where} returned {checks.shown(tree) if not leaves else checks.typed(tree)}; need a pytree of arrays")
+    return tree
+
+
 def need_counted(name: str, counted: jax.Array, done: int) -> None:
     """Raises a ValueError where a method's State.step, of all runs, is not the number of rounds done."""
     steps = np.asarray(counted)
@@ -98,7 +110,19 @@ def parameters(problem: Problem) -> Params:
 
 @lru_cache(maxsize=64)
 def _parameters(init: Callable) -> Params:
-    return jax.eval_shape(init, jax.eval_shape(lambda: jax.random.key(0)))
+    return started("init of the problem", init)
+
+
+def started(where: str, init: Callable) -> Params:
+    """The shapes and types of the parameters that `init` makes of a key.
+
+    Args:
+        where: names it in the message.
+
+    Raises:
+        ValueError: they are not arrays.
+    """
+    return jax.eval_shape(lambda key: need_arrays(where, init(key)), jax.eval_shape(lambda: jax.random.key(0)))
 
 
 @contextmanager
@@ -162,6 +186,8 @@ def _need_info(name: str, info: Any, N: int, n: int) -> None:
                 f"{name}: update gives Info.{end} as {checks.typed(bits)}; need uint32 [{n}, {counts.DIGITS}] of dsgd.counts:"
                 " dsgd.network.told makes the Info of what was all-reduced, went to neighbours, or of nothing"
             )
+    if info.messages is not None and (jnp.shape(info.messages) != (n, 2) or info.messages.dtype != jnp.uint32):
+        raise ValueError(f"{name}: update gives Info.messages as {checks.typed(info.messages)}; need uint32 [{n}, 2], or None")
     if not isinstance(info.metrics, Mapping):
         raise ValueError(f"{name}: update gives Info.metrics as {checks.typed(info.metrics)}; need scalars, or [{N}], by name")
     for metric, value in info.metrics.items():

@@ -205,7 +205,7 @@ def _read(name: str, W: Any, label: Label) -> tuple[csr_array, float]:
     """W in float64, and how far off its sums may be."""
     floating = jnp.issubdtype(W.dtype, jnp.floating)  # bfloat16, too
     if not floating and W.dtype.kind not in "iub":
-        raise ValueError(f"{name}: W has type {W.dtype}; need real numbers")
+        raise ValueError(f"{name}: W has type {W.dtype}; need real numbers{array_likes.hint(W)}")
     if W.ndim != 2 or W.shape[0] != W.shape[1] or W.shape[0] == 0:
         raise ValueError(f"{name}: W has shape {W.shape}; need a square matrix [n, n] with n >= 1")
     coarse = 16 * float(jnp.finfo(W.dtype).eps) if floating else 0.0
@@ -310,9 +310,16 @@ def _labels(name: str, names: tuple[Any, ...] | None, n: int) -> Label:
     """What errors call a worker."""
     if names is None:
         return str
-    if len(names) != n or len({repr(one) for one in names}) != n:
+    if len(names) != n or _repeated(names):
         raise ValueError(f"{name}: names = {checks.shown(names)}: need {n} different names, one for each worker")
     return lambda worker: repr(names[worker])
+
+
+def _repeated(names: tuple[Any, ...]) -> bool:
+    try:
+        return len(set(names)) < len(names)
+    except TypeError:  # without a hash
+        return len({repr(one) for one in names}) < len(names)
 
 
 def _check_connected(name: str, matrices: Sequence[csr_array], label: Label) -> None:

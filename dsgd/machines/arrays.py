@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from dsgd import workers
 from dsgd.base import PyTree
-from dsgd.machines import agreement
+from dsgd.machines import agreement, forks
 
 _PIECE = 1 << 26  # bytes that go from process 0 to all at a time
 _digests: dict[int, list[str]] = {}  # of all workers' rows, by array, where its maker had them all
@@ -24,6 +24,7 @@ _digests: dict[int, list[str]] = {}  # of all workers' rows, by array, where its
 
 def from_host(values: Any, dtype: Any = None) -> jax.Array:
     """A copy on JAX's default device, of that type. (`jnp.asarray` compiles a program for each shape.)"""
+    forks.need_threads()
     return jax.device_put(_own_memory(values, dtype))
 
 

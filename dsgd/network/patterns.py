@@ -214,9 +214,9 @@ def every(period: Period, pattern: Pattern) -> Pattern:
 
     if isinstance(period, Tracer):
         costs = (_shared(cost, period) for cost in (pattern.blocking, pattern.pipelined, pattern.vectors))
-        return Pattern("every few rounds", *costs, clock=clock, stands_in=pattern.stands_in)
+        return Pattern("every few rounds", *costs, clock=clock, stands_in=pattern.stands_in, period=period)
     rounds = [turn for last in pattern.rounds or (pattern,) for turn in (*[local] * (period - 1), last)]
-    return _by_turns(f"every {period} rounds {pattern.name}", rounds, clock)._replace(stands_in=pattern.stands_in)
+    return _by_turns(f"every {period} rounds {pattern.name}", rounds, clock)._replace(stands_in=pattern.stands_in, period=period)
 
 
 def _shared(cost: Callable, period: jax.Array) -> Callable:
@@ -263,7 +263,10 @@ def cost(pattern: Pattern, workers: int, latency: Seconds, transfer: Seconds, co
         if not np.all((value >= 0) & (value < np.inf)):  # also catches NaN
             raise ValueError(f"cost with {what} = {value}: need seconds >= 0, finite")
     check_convention(convention)
-    return getattr(pattern, convention)(workers, latency, transfer)
+    seconds = getattr(pattern, convention)(workers, latency, transfer)
+    if not checks.is_numeric(seconds):
+        raise ValueError(f"cost: {convention} of {pattern.name} gives {checks.typed(seconds)}; need seconds")
+    return seconds
 
 
 @checks.arguments

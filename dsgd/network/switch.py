@@ -226,11 +226,11 @@ def check_convention(convention: str) -> None:
 def need_seconds(what: str, value: Number) -> None:
     """Raises a ValueError where the value is negative, infinite or NaN."""
     if not checks.is_number(value) or not 0 <= value < math.inf:
-        raise ValueError(f"{what} = {value}: need seconds >= 0, finite")
+        raise ValueError(f"{what} = {checks.shown(value)}: need seconds >= 0, finite")
 
 
 def _ports(what: str, values: Number | Sequence[Number]) -> Number | list[Number]:
-    if not isinstance(values, Sequence) and not getattr(values, "shape", ()):
+    if isinstance(values, str | bytes) or (not isinstance(values, Sequence) and not getattr(values, "shape", ())):
         need_seconds(f"simulate: {what}", values)
         return values
     if not len(values):

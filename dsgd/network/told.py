@@ -38,8 +38,9 @@ def all_reduced(tree: PyTree, N: int, pattern: Pattern = ring_all_reduce) -> Inf
         each = counts.table([0, *(round(pattern.vectors(m) * bits_of(tree)) for m in range(1, N + 1))])
         among = jnp.asarray(each)[jnp.sum(there.present)]
         bits = workers.own(jnp.where(there.present[:, None], among, jnp.uint32(0)), N)
-    else:
-        bits = counts.of(round(pattern.vectors(N) * bits_of(tree)), workers.ids(N).shape[0])
+        parts = workers.own(jnp.stack([there.present, there.counted], axis=1).astype(jnp.uint32), N)
+        return Info(bits, bits, messages=parts)
+    bits = counts.of(round(pattern.vectors(N) * bits_of(tree)), workers.ids(N).shape[0])
     return Info(bits, bits)
 
 
@@ -69,7 +70,8 @@ def messages(bits: int | jax.Array, arrived: int | jax.Array, topology: Topology
         sent = counts.times(up, counts.of(bits, up.shape[0]))
         each = counts.of(arrived, workers.table_rows(topology) if isinstance(arrived, int) else arrived.shape[0])
         heard, lost = (counts.carry(workers.sum_of_others(each, topology, step, lost=lost)) for lost in (False, True))
-        return Info(sent, heard, lost=lost)
+        came = workers.sum_of_others(jnp.ones((each.shape[0], 1), jnp.uint32), topology, step)
+        return Info(sent, heard, lost=lost, messages=jnp.concatenate([up[:, None], came], axis=1))
     up, down = (workers.of_round(numbers.astype(np.uint32), topology, step) for numbers in (topology.sends, topology.receives))
     sent = counts.times(up, counts.of(bits, up.shape[0]))
     if isinstance(arrived, int):
@@ -80,10 +82,12 @@ def messages(bits: int | jax.Array, arrived: int | jax.Array, topology: Topology
 def both(info: Info, more: Info) -> Info:
     """What two exchanges of a round sent together. Metrics and times are the first one's."""
     lost = [bits for bits in (info.lost, more.lost) if bits is not None]
+    messages = [numbers for numbers in (info.messages, more.messages) if numbers is not None]
     return info._replace(
         bits_up=counts.carry(info.bits_up + more.bits_up),
         bits_down=counts.carry(info.bits_down + more.bits_down),
         lost=counts.carry(sum(lost[1:], lost[0])) if lost else None,
+        messages=sum(messages[1:], messages[0]) if messages else None,
     )
 
 
@@ -94,9 +98,9 @@ def only_if(now: jax.Array, info: Info) -> Info:
         now: bool scalar.
         info: what such a round sends.
     """
-    sent = info.bits_up, info.bits_down, info.lost
-    up, down, lost = jax.tree.map(lambda bits: jnp.where(now, bits, jnp.uint32(0)), sent)
-    return info._replace(bits_up=up, bits_down=down, lost=lost)
+    sent = info.bits_up, info.bits_down, info.lost, info.messages
+    up, down, lost, messages = jax.tree.map(lambda numbers: jnp.where(now, numbers, jnp.uint32(0)), sent)
+    return info._replace(bits_up=up, bits_down=down, lost=lost, messages=messages)
 
 
 def bits_of(tree: PyTree) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +28,8 @@ class Model:
         apply: (parameters, inputs, leaves `[m, ...]`) -> outputs, leaves `[m, ...]`.
     """
 
-    init: Callable[[jax.Array], PyTree]
-    apply: Callable[[PyTree, PyTree], PyTree]
+    init: Annotated[Callable[[jax.Array], PyTree], "(key)"]
+    apply: Annotated[Callable[[PyTree, PyTree], PyTree], "(parameters, inputs)"]
 
 
 def adapt(model: Any, inputs: PyTree) -> Model:
@@ -155,7 +155,13 @@ def _of_nnx(module: Any) -> Model:
 def _of_factory(factory: Callable) -> Model:
     from flax import nnx  # noqa: PLC0415
 
-    module = nnx.eval_shape(lambda: factory(nnx.Rngs(0)))
+    checks.need_call("model", factory, "rngs")
+    try:
+        module = nnx.eval_shape(lambda: factory(nnx.Rngs(0)))
+    except TypeError as error:
+        if "not a valid JAX type" not in str(error):
+            raise
+        module = factory(nnx.Rngs(0))
     if not isinstance(module, nnx.Module):
         raise ValueError(f"model = {checks.shown(factory)} gives {checks.typed(module)}: need {_NEED}")
     return Model(_NnxInit(factory), _NnxApply(_split(module)[0]))

@@ -196,7 +196,7 @@ def finite_sum(
     shared = _held_out(test, metrics, some)
     rows = jax.eval_shape(lambda data: _rows(pooled.flat(data) if isinstance(data, Pooled) else data), examples)
     functions, measured = adapt(model, rows.inputs), tuple((metrics or {}).items())
-    params = jax.eval_shape(functions.init, jax.eval_shape(lambda: jax.random.key(0)))
+    params = protocol.started(f"{name}: init of the model", functions.init)
     mean = MeanLoss(functions.apply, loss, l2)
     _need_per_sample(name, mean, measured, params, rows)
     at_once = chunk or accumulate.fitting(jax.value_and_grad(mean.total), params, rows)
@@ -274,12 +274,15 @@ def _held_out(
 
 def _need_per_sample(name: str, loss: MeanLoss, metrics: Metrics, params: PyTree, rows: Examples) -> None:
     """Raises a ValueError where losses or metrics are not of the samples, each on its own."""
+    for what, function in metrics:
+        checks.need_call(f"{name}: metric {what!r}", function, "outputs", "targets")
 
     def values(params, piece):
         with protocol.noted(f"model of {name}"):
-            outputs = loss.apply(params, piece.inputs)
+            outputs = protocol.need_arrays(f"{name}: model", loss.apply(params, piece.inputs))
         with protocol.noted(f"loss and metrics of {name}"):
-            return {what: function(outputs, piece.targets) for what, function in (("loss", loss.per_sample), *metrics)}
+            functions = (("loss", loss.per_sample), *metrics)
+            return {what: protocol.need_arrays(f"{name}: {what}", function(outputs, piece.targets)) for what, function in functions}
 
     # Two numbers of samples: [m, 1] beside [m] becomes [m, m], which for one number alone might be a sequence's [m, T].
     found = [jax.eval_shape(values, params, accumulate.of_length(rows, m)) for m in (2, 3)]

@@ -108,6 +108,7 @@ def split(
         raise ValueError(f"unknown partition {partition!r}: need one of {', '.join(PARTITIONS)}")
     if workers < 1:
         raise ValueError(f"{workers} workers: need at least 1")
+    checks.positive_int("split: workers", workers)
     checks.natural("split: seed", seed, most=None)
     least = checks.positive_int("split: min_samples", min_samples)
     if np.ndim(labels) != 1 or not len(labels):
@@ -121,7 +122,8 @@ def split(
         hint = f"pass a larger alpha than {alpha}, fewer workers" if partition == "dirichlet" else "pass fewer workers"
         hint += " or a smaller min_samples" if least > 1 else ""
         raise ValueError(
-            f"partition {partition!r} of {len(labels)} samples over {workers} workers leaves {few}; expected at least {least}; {hint}"
+            f"split: partition {partition!r} of {len(labels)} samples over {workers} workers leaves {few}; expected at least {least};"
+            f" {hint}"
         )
     return parts
 

@@ -95,6 +95,8 @@ def quadratic(A: ArrayLike, b: ArrayLike, *, noise: float = 0.0, start: ArrayLik
     )
 
 
+_LARGEST = 1e30  # of constants: what float32 holds, with room for products with the parameters
+
 # The functions below hold no numbers of their own: all quadratics of one shape with noise, or all without, share one compiled program.
 
 
@@ -173,14 +175,16 @@ def random_quadratic(
     """
     if workers < 1 or dimension < 1:
         raise ValueError(f"random_quadratic({workers} workers, dimension {dimension}): need at least 1 of each")
-    if not 0 < strong_convexity <= smoothness < np.inf:
+    checks.positive_int("random_quadratic: workers * dimension", workers * dimension)
+    if not 0 < strong_convexity <= smoothness <= _LARGEST:
         given = f"strong_convexity = {strong_convexity}, smoothness = {smoothness}"
-        raise ValueError(f"{given}: need 0 < strong_convexity <= smoothness, both finite")
+        raise ValueError(f"{given}: need 0 < strong_convexity <= smoothness, both finite, at most {_LARGEST:.3g}")
     if dimension == 1 and strong_convexity < smoothness:
         given = f"strong_convexity = {strong_convexity}, smoothness = {smoothness}"
         raise ValueError(f"{given} in dimension 1: need them equal, there is one eigenvalue")
-    if not 0 <= heterogeneity < np.inf or (heterogeneity > 0 and workers == 1):
-        raise ValueError(f"heterogeneity = {heterogeneity} with {workers} workers: need >= 0 and finite, and 0 for one worker")
+    if not 0 <= heterogeneity <= _LARGEST or (heterogeneity > 0 and workers == 1):
+        need = f"need >= 0 and finite, at most {_LARGEST:.3g}, and 0 for one worker"
+        raise ValueError(f"heterogeneity = {heterogeneity} with {workers} workers: {need}")
     rng = np.random.default_rng(checks.natural("random_quadratic: seed", seed, most=None))
     different = 1 if equal_hessians else workers
     eigenvalues = rng.uniform(strong_convexity, smoothness, (different, dimension))
@@ -215,9 +219,8 @@ def _check(A: np.ndarray, b: np.ndarray, noise: float, start: np.ndarray | None)
         raise ValueError(f"A has shape {A.shape}, b {b.shape}; need A [N, d, d] or [N, d] and b [N, d]")
     if b.size == 0:
         raise ValueError(f"b has shape {b.shape}; need at least one worker and one dimension")
-    if not 0 <= noise < np.inf:
-        raise ValueError(f"noise = {noise}; need a finite sigma >= 0")
-    array_likes.kept("quadratic: noise", np.array(noise, np.float64))
+    if not 0 <= noise <= _LARGEST:
+        raise ValueError(f"noise = {noise}; need a finite sigma >= 0, at most {_LARGEST:.3g}")
     if start is not None and np.shape(start) != b.shape[1:]:
         raise ValueError(f"start has shape {np.shape(start)}; need {b.shape[1:]}, as b has")
     if start is not None and not np.isfinite(start).all():

@@ -54,8 +54,8 @@ def robust_regression(
     """
     for name, value in (("workers", workers), ("dimension", dimension), ("samples", samples), ("batch_size", batch_size)):
         checks.positive_int(f"robust_regression: {name}", value)
-    if not 0 <= residual < np.inf:
-        raise ValueError(f"robust_regression: residual = {residual}: need a finite number, at least 0")
+    if not 0 <= residual <= 1e30:
+        raise ValueError(f"robust_regression: residual = {residual}: need a finite number, at least 0 and at most 1e30, for float32")
     rng = np.random.default_rng(checks.natural("robust_regression: seed", seed, most=None))
     scale = rng.uniform(0.3, 1.0, (workers, 1, dimension))
     a = scale * rng.normal(size=(workers, samples, dimension))

@@ -19,8 +19,9 @@ import numpy as np
 from dsgd.base import PyTree
 from dsgd.engine.loop import Carry
 from dsgd.machines import agreement, arrays
-from dsgd.records import replacing
+from dsgd.records import expanded, replacing
 from dsgd.runs import identity
+from dsgd.runs.starts import FROM_MODEL
 
 _SECONDS = 30.0  # between two checkpoints: what an interruption costs at most
 _FILE, _LOCK = "dsgd-run.npz", "dsgd-run.lock"
@@ -45,7 +46,7 @@ class Checkpoint:
     def __init__(self, folder: str | Path, about: dict[str, str], several: bool = False) -> None:
         if not str(folder).strip():
             raise ValueError(f"checkpoint = {folder!r}: need a folder; '.' is the current one")
-        self._folder = Path(folder).expanduser().absolute()
+        self._folder = expanded("checkpoint", folder).absolute()
         self._path = self._folder / _FILE
         self._about = about
         self._several = several
@@ -158,6 +159,11 @@ class Checkpoint:
             raise ValueError(
                 f"checkpoint {self._path} is damaged ({error}); need it as it was written, or without it a run from the beginning"
             ) from error
+        before, now = there.get("workers"), self._about.get("workers")
+        if before != now:
+            raise ValueError(
+                f"checkpoint {self._folder} holds a run of {before} workers, this one has {now}; need another folder, and {FROM_MODEL}"
+            )
         if other := identity.differences(there, self._about):
             raise ValueError(f"checkpoint {self._folder} holds another run ({other}); need another folder")
         return found

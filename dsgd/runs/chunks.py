@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -17,13 +17,13 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dsgd import workers
+from dsgd import checks, workers
 from dsgd.base import PyTree, Result, State
 from dsgd.engine import loop, pooled, programs, protocol
 from dsgd.machines import agreement, arrays
 from dsgd.runs import identity, plans, starts, suspects
 from dsgd.runs.checkpoints import Checkpoint
-from dsgd.runs.history import Log
+from dsgd.runs.history import History, Log
 from dsgd.runs.interrupts import Interrupted, Stop
 from dsgd.runs.jobs import Job, Watch
 from dsgd.runs.progress import Progress
@@ -192,7 +192,10 @@ class _Drive:
 
     def _check(self) -> None:
         """Raises `Diverged` where a run that may not diverge did, and a ValueError where the method refuses to go on."""
-        if self.job.algorithm.refuses and (why := self.job.algorithm.refuses(self.log.pieces[-1])):
+        why = self.job.algorithm.refuses(self.log.pieces[-1]) if self.job.algorithm.refuses else ""
+        if not isinstance(why, str):
+            raise ValueError(f"{self.watch.name}: refuses returned {checks.typed(why)}; expected words, or ''")
+        if why:
             raise ValueError(f"{self.watch.name}: by round {self.log.steps[-1]}, {why}")
         if self.watch.learning_rate is not None:
             self.log.check(self.watch.name, self.watch.learning_rate, partial(suspects.of, self.job))
@@ -202,11 +205,15 @@ class _Drive:
         if self.watch.until and self.log.steps:
             enough = False
             with self.stop.users_code():
-                enough = bool(self.watch.until(self.log.history()))
+                enough = self._asked(self.watch.until)
             if self.several:
                 enough = json.loads(agreement.exchange("whether it is enough", json.dumps(enough))[0])
             if enough:
                 self.last = self.sent
+
+    def _asked(self, until: Callable[[History], bool]) -> bool:
+        with protocol.noted(f"until, of a run of {self.watch.name}"):
+            return checks.truth("run: until", until(self.log.history()), "bool((history['loss'][..., -1] < 0.1).all())")
 
     def _save(self) -> None:
         """What there is, where it is time to. Nothing is on its way."""

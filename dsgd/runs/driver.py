@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 from jax.sharding import Mesh
@@ -17,7 +17,7 @@ from dsgd.runs import chunks, starts
 from dsgd.runs.feed import Feed
 from dsgd.runs.history import History
 from dsgd.runs.jobs import Job, Watch
-from dsgd.runs.plans import Always, check_runnable, check_steps, make_plan
+from dsgd.runs.plans import Always, check_runnable, check_steps, make_plan, warn_of_periods
 
 
 @checks.arguments
@@ -35,7 +35,7 @@ def run(
     mesh: Mesh | int | None = None,
     checkpoint: str | Path | None = None,
     start: Result | State | None = None,
-    until: Callable[[History], bool] | None = None,
+    until: Annotated[Callable[[History], bool], "(history)"] | None = None,
     train_loss: bool = False,
     progress: bool = False,
 ) -> Result:
@@ -86,8 +86,11 @@ def run(
         the whole objective, at the model to take home), `consensus` ((1/N) sum |x_n - x|^2, 0 where there is one model), `bits` (sent and
         received so far, per worker), with a cluster `clock` (simulated seconds so far, when the last worker was done, or the last
         update was), the problem's and the method's own numbers (of the record's last round, as `train_loss`; NaN before the first); and
-        `step` `[records]`. What has one number for each worker is `[seeds?, records, N]`: metrics of some methods, and `samples`, how many
-        each worker computed (in whole draws where the problem has no batch size), where the method says how much that is.
+        `step` `[records]`. Where workers are away or messages are lost, `present` is the share of workers in the record's last round, and
+        `arrived` the share of the messages that were sent since the record before which arrived (of all-reduces and servers, of the
+        workers' parts; NaN where none was sent). What has one number for each worker is `[seeds?, records, N]`: metrics of some methods,
+        and `samples`, how many each worker computed (in whole draws where the problem has no batch size), where the method says how much
+        that is.
         The first record is the start, the last is after the last round.
 
     Raises:
@@ -106,6 +109,7 @@ def run(
     state = start.state if isinstance(start, Result) else start
     before = 0 if state is None else starts.rounds_of(state)
     steps, size = check_steps(steps, before), 1 if seeds is None else checks.positive_int("seeds", seeds)
+    warn_of_periods([algorithm], problem.workers, steps, before, cluster)
     runs = 0 if seeds is None else 1
     options: dict[str, Any] = {"record_every": record_every, "cluster": cluster, "train_loss": train_loss, "evaluate_every": evaluate_every}
     plan = make_plan(Always(algorithm), problem, mesh, runs=runs, size=size, **options)

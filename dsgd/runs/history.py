@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -12,15 +13,27 @@ from dsgd.engine.clock import to_seconds
 from dsgd.wire import counts
 
 History = dict[str, np.ndarray]
-_EVALUATED = "evaluated"
+_EVALUATED, _ARRIVED = "evaluated", "arrived"
 
 
-class Diverged(FloatingPointError):
-    """The loss of a run became infinite or NaN. `history` ends with the first record that shows it, `[seeds?, records]`."""
+class WithHistory(BaseException):
+    """An exception with the history of a run, also after it was pickled, as between processes.
+
+    Args:
+        message: what happened.
+        history: as in `Result`.
+    """
 
     def __init__(self, message: str, history: History) -> None:
         super().__init__(message)
         self.history = history
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (*self.args, self.history), self.__dict__
+
+
+class Diverged(WithHistory, FloatingPointError):
+    """The loss of a run became infinite or NaN. `history` ends with the first record that shows it, `[seeds?, records]`."""
 
 
 @checks.arguments
@@ -79,8 +92,8 @@ class Log:
         return float(finite.min()) if finite.size else float("nan")
 
     def records(self) -> dict[str, np.ndarray]:
-        """All of it by name, for `resume`: `step` `[records]`, bits of each interval as counts, the clock as two numbers, the
-        rest as in `history`."""
+        """All of it by name, for `resume`: `step` `[records]`, bits, and messages that were sent and that arrived, of each interval as
+        counts, the clock as two numbers, the rest as in `history`."""
         joined = {name: np.concatenate([piece[name] for piece in self.pieces], axis=self.axis) for name in self.pieces[-1]}
         return {"step": np.asarray(self.steps), **joined}
 
@@ -97,6 +110,9 @@ class Log:
             return {}
         records = self.records()
         total = np.cumsum(counts.to_int(records.pop("bits")), axis=self.axis, dtype=np.uint64)
+        if _ARRIVED in records:
+            sent, came = np.moveaxis(counts.to_int(records[_ARRIVED]), -1, 0)
+            records[_ARRIVED] = np.divide(came, sent, out=np.full(sent.shape, np.nan), where=sent > 0)
         if "clock" in records:
             records["clock"] = to_seconds(records["clock"])
         if _EVALUATED in records:

@@ -8,22 +8,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from dsgd.runs.history import History
+from dsgd.runs.history import WithHistory
 
 _MOST = 2  # signals that wait for the chunk in progress; one more breaks it off
 
 
-class Interrupted(KeyboardInterrupt):
+class Interrupted(WithHistory, KeyboardInterrupt):
     """A run was stopped by Ctrl-C or SIGTERM, after the chunk in progress; what has a checkpoint has saved it.
 
     Args:
         message: how far it came.
         history: so far, as the run would have given it back; {} where it had no record yet.
     """
-
-    def __init__(self, message: str, history: History) -> None:
-        super().__init__(message)
-        self.history = history
 
 
 @contextmanager

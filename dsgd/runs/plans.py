@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +14,9 @@ from jax.sharding import Mesh
 
 from dsgd import array_likes, checks, workers
 from dsgd.base import Algorithm, Problem
-from dsgd.clusters import Cluster
+from dsgd.clusters import Cluster, presence
 from dsgd.engine import loop, protocol
+from dsgd.machines import forks
 
 _ROOM = 1 << 14  # records of all runs in one chunk
 MOST_ROUNDS = (1 << 31) - 1  # `State.step` is an int32
@@ -48,10 +51,10 @@ def make_plan(
     evaluate_every: int = 1,
 ) -> loop.Plan:
     """The static side of a run of `size` independent runs."""
-    record_every = checks.positive_int("record_every", record_every)
+    record_every = checks.positive_int("record_every", record_every, most=None)
     if record_every > MOST_IN_CHUNK:
         raise ValueError(f"record_every = {record_every}: need at most 2^30")
-    evaluate_every = checks.positive_int("evaluate_every", evaluate_every)
+    evaluate_every = checks.positive_int("evaluate_every", evaluate_every, most=None)
     if record_every * evaluate_every > MOST_IN_CHUNK:
         raise ValueError(f"evaluate_every = {evaluate_every}, record_every = {record_every}: need at most 2^30 rounds between evaluations")
     if not isinstance(mesh, Mesh):
@@ -71,7 +74,7 @@ def check_steps(steps: Any, before: int = 0) -> int:
     Raises:
         ValueError: it is no positive integer, or `State.step` could not count so many.
     """
-    steps = checks.positive_int("steps", steps)
+    steps = checks.positive_int("steps", steps, most=None)
     if before + steps > MOST_ROUNDS:
         after = f" after round {before}" if before else ""
         raise ValueError(f"steps = {steps}{after}: need fewer than 2^31 rounds in all, which are counted in int32")
@@ -80,7 +83,9 @@ def check_steps(steps: Any, before: int = 0) -> int:
 
 def check_runnable(algorithm: Algorithm, problem: Problem, key: jax.Array, cluster: Cluster | None = None) -> None:
     """Raises a ValueError where they do not fit together: the method or the cluster is for another N, the method cannot go on without those
-    that are away, leaves of the data differ in N, weights that are not those of its workers, or parameters are not floating point."""
+    that are away, leaves of the data differ in N, weights that are not those of its workers, or parameters are not floating point; a
+    RuntimeError where JAX cannot compute."""
+    forks.need_threads()
     N = problem.workers
     if algorithm.workers not in (None, N):
         raise ValueError(f"{algorithm.name} is built for {algorithm.workers} workers, {problem.name} has {N}; need the same number")
@@ -120,6 +125,42 @@ def _need_weights(problem: Problem, N: int) -> None:
     if numbers.shape != (N,) or not np.isfinite(numbers).all() or (numbers < 0).any() or abs(numbers.mean() - 1) > _MEAN:
         shown = checks.shown(problem.weights)
         raise ValueError(f"{problem.name}: weights = {shown}; expected {N} finite numbers, at least 0, of mean 1: w / w.mean()")
+
+
+def warn_of_periods(methods: Iterable[Algorithm], N: int, steps: int, before: int, cluster: Cluster | None) -> None:
+    """Warns where nothing is sent in the whole run, where workers are drawn again between two rounds with messages, or only once.
+
+    Args:
+        methods: that run, with periods that are not traced.
+        N: number of workers.
+        steps: of the run.
+        before: rounds that it goes on from.
+        cluster: on which it runs.
+    """
+    periods = {method.pattern.period: method.name for method in methods}
+    for words in (*_silent(periods, steps, before), *_drawn_again(periods, N, steps, before, cluster)):
+        warnings.warn(words, stacklevel=4)  # of the caller of `run` or `sweep`
+
+
+def _silent(periods: dict[int, str], steps: int, before: int) -> Iterator[str]:
+    for period, name in periods.items():
+        if not before and steps < period:
+            yield f"{name} sends messages every {period} rounds, but the run has steps = {steps}: nothing is sent; pass steps >= {period}"
+
+
+def _drawn_again(periods: dict[int, str], N: int, steps: int, before: int, cluster: Cluster | None) -> Iterator[str]:
+    if cluster is None or cluster.present is None:
+        return
+    rounds = cluster.present_for
+    others = {period: name for period, name in periods.items() if period not in (1, rounds)}
+    once = not before and steps < rounds
+    if not (others or once) or not presence.drawn(cluster.present, N):
+        return
+    for period, name in others.items():
+        remedy = f"others take part in the rounds between; pass Cluster(..., present_for={period})"
+        yield f"{name} sends messages every {period} rounds, but workers are drawn for present_for = {rounds} rounds: {remedy}"
+    if once and not others:
+        yield f"workers are drawn for present_for = {rounds} rounds: the same take part in all steps = {steps}; pass a smaller present_for"
 
 
 def _need_away(algorithm: Algorithm, cluster: Cluster) -> None:

@@ -10,6 +10,8 @@ from dsgd.engine import loop, protocol
 from dsgd.engine.clock import Clock
 from dsgd.machines import arrays
 
+FROM_MODEL = "to go on from its model alone, pass problem._replace(init=lambda key: result.params) and no start"
+
 
 def rounds_of(state: State) -> int:
     """How many rounds it has behind it, of all its runs.
@@ -23,6 +25,14 @@ def rounds_of(state: State) -> int:
     return int(steps[0])
 
 
+def _need_workers(state: State, like: State) -> None:
+    """Raises a ValueError where the state has rows of another number of workers."""
+    axis = like.step.ndim
+    there, here = ({np.shape(leaf)[axis] for leaf in jax.tree.leaves(each.workers) if np.ndim(leaf) > axis} for each in (state, like))
+    if len(there) == len(here) == 1 and there != here:
+        raise ValueError(f"start: a state of {there.pop()} workers, but the problem has {here.pop()}; {FROM_MODEL}")
+
+
 def placed(state: State, like: loop.Carry, drawn: int = 0) -> loop.Carry:
     """A copy on the devices, which will be donated, with a clock at 0 and nothing measured.
 
@@ -32,8 +42,9 @@ def placed(state: State, like: loop.Carry, drawn: int = 0) -> loop.Carry:
         drawn: batches that each worker is taken to have drawn before, if draws are numbered.
 
     Raises:
-        ValueError: a leaf that one of them has not, or of another shape or type; it is named.
+        ValueError: a state of another number of workers; a leaf that one of them has not, or of another shape or type; it is named.
     """
+    _need_workers(state, like.state)
     protocol.same("start: state", state, like.state, types=True)
     copies = jax.tree.map(lambda there, here: arrays.put(there, here.sharding), state, like.state)
 

@@ -22,7 +22,7 @@ from dsgd.runs.feed import Feed
 from dsgd.runs.history import History, evaluated
 from dsgd.runs.interrupts import Interrupted
 from dsgd.runs.jobs import Job, Watch
-from dsgd.runs.plans import check_runnable, check_steps, make_plan
+from dsgd.runs.plans import check_runnable, check_steps, make_plan, warn_of_periods
 
 
 class Sweep(NamedTuple):
@@ -80,7 +80,7 @@ class Sweep(NamedTuple):
     def at(self, index: tuple[int, ...]) -> History:
         """The history of that grid point, as in `Result`; a ValueError where it is none."""
         self._check(index)
-        return {name: values if name == "step" else values[index] for name, values in self.history.items()}
+        return {name: np.array(values if name == "step" else values[index]) for name, values in self.history.items()}
 
     def _check(self, index: tuple[int, ...]) -> None:
         shape = tuple(map(len, self.grid.values()))
@@ -136,7 +136,8 @@ def mean_and_error(values: np.ndarray) -> tuple[Any, Any]:
     if not np.ndim(values) or not len(values):
         raise ValueError(f"mean_and_error: values of shape {np.shape(values)}: need [seeds, ...]")
     seeds = values.shape[0]
-    error = values.std(axis=0, ddof=1) / np.sqrt(seeds) if seeds > 1 else np.zeros(values.shape[1:])
+    with np.errstate(invalid="ignore"):  # of infinite values, it is not a number
+        error = values.std(axis=0, ddof=1) / np.sqrt(seeds) if seeds > 1 else np.zeros(values.shape[1:])
     return values.mean(axis=0), error
 
 
@@ -181,8 +182,10 @@ def sweep(
     if not grid:
         raise ValueError("a sweep without a grid: need at least one, learning_rate=[0.1, 0.01], say")
     steps, seeds = check_steps(steps), checks.positive_int("seeds", seeds)
-    example = _built(factory, grid)
+    methods = _built(factory, grid)
+    example = methods[0]
     check_runnable(example, problem, key, cluster)
+    warn_of_periods(methods, problem.workers, steps, 0, cluster)
     shape = tuple(len(values) for values in grid.values())
     points = {name: arrays.from_host(axis.ravel()) for name, axis in zip(grid, np.meshgrid(*grid.values(), indexing="ij"), strict=True)}
     size = int(np.prod(shape)) * seeds
@@ -212,16 +215,17 @@ def sweep(
     return Sweep(grid, unfolded(result.history), jax.tree.map(unfold, result.state), jax.tree.map(unfold, result.params))
 
 
-def _built(factory: Callable[..., Algorithm], grid: dict[str, np.ndarray]) -> Algorithm:
-    """The method of the first point. Those of all other values, one changed at a time, are made, too: in the trace, where values are not
-    known, none could be refused."""
+def _built(factory: Callable[..., Algorithm], grid: dict[str, np.ndarray]) -> list[Algorithm]:
+    """The method of the first point, and those of all other values, one changed at a time: in the trace, where values are not known, none
+    could be refused."""
+    checks.need_call("sweep: factory", factory, keywords=list(grid))
     first = {name: values[0].item() for name, values in grid.items()}
     others = [{**first, name: value} for name, values in grid.items() for value in values[1:].tolist()]
     methods = [factory(**point) for point in (first, *others)]
     for method in methods:
         if not isinstance(method, Algorithm):
             raise ValueError(f"sweep: factory gave {checks.shown(method)}: need a function that returns a dsgd.Algorithm")
-    return methods[0]
+    return methods
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, UInt8, UInt32
 
+from dsgd import checks
+
 BYTE = 8
+_WIDEST = 32  # bits of a code
 TRITS = 5  # ternary digits in a byte: 3^5 = 243
 
 
@@ -76,12 +80,19 @@ def pack(codes: UInt8[Array, " d"] | UInt32[Array, " d"], bits: int) -> tuple[ja
     Where a byte has room for s codes, byte j of a plane of m bytes holds codes j, j + m, j + 2m, ... from its lowest bit on.
 
     Args:
-        codes: `[d]`.
+        codes: `[d]`; only their lowest bits count.
         bits: bits of a code, 0 to 32.
 
     Returns:
         uint8 arrays, `[ceil(d * width / 8)]` for each plane's width.
+
+    Raises:
+        ValueError: another number of bits, or more of them than the codes' type has.
     """
+    bits = _need_bits("pack", bits)
+    if jnp.ndim(codes) != 1 or codes.dtype not in (jnp.uint8, jnp.uint32) or bits > BYTE * codes.dtype.itemsize:
+        need = "uint32 [d]" if bits > BYTE else "uint8 or uint32 [d]"
+        raise ValueError(f"codecs.pack: codes = {checks.typed(codes)} for bits = {bits}: need {need}")
     planes = tuple(_pack_plane((codes >> shift).astype(jnp.uint8), width) for shift, width in _planes(bits))
     if planes:
         _remember(planes[0], codes.shape[0], lambda: codes)
@@ -96,6 +107,7 @@ def unpack(planes: tuple[jax.Array, ...], bits: int, d: int) -> UInt8[Array, " d
         bits: bits of a code, 0 to 32.
         d: number of codes.
     """
+    bits = _need_bits("unpack", bits)
     kind = jnp.uint8 if bits <= BYTE else jnp.uint32
     known = recall(planes[0], d) if planes else None
     if known is not None:
@@ -113,7 +125,8 @@ def packed_bits(bits: int, d: int) -> int:
         bits: bits of a code, 0 to 32.
         d: number of codes.
     """
-    return sum(BYTE * -(-d * width // BYTE) for _, width in _planes(bits))
+    d = checks.natural("codecs.packed_bits: d", d, most=None)
+    return sum(BYTE * -(-d * width // BYTE) for _, width in _planes(_need_bits("packed_bits", bits)))
 
 
 def pack_trits(codes: UInt8[Array, " d"]) -> UInt8[Array, " bytes"]:
@@ -133,6 +146,12 @@ def unpack_trits(packed: UInt8[Array, " bytes"], d: int) -> UInt8[Array, " d"]:
     if known is not None:
         return known
     return jnp.concatenate([packed // jnp.uint8(3**k) % jnp.uint8(3) for k in range(TRITS)])[:d]
+
+
+def _need_bits(function: str, bits: Any) -> int:
+    if not checks.is_integer(bits) or not 0 <= bits <= _WIDEST:
+        raise ValueError(f"codecs.{function}: bits = {checks.shown(bits)}: need an integer from 0 to {_WIDEST}")
+    return int(bits)
 
 
 def _planes(bits: int) -> list[tuple[int, int]]:

@@ -7,17 +7,20 @@ base-2^16 digits in uint32, `[..., 4]`, least significant first: exact below 2^6
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from dsgd import checks
 
 DIGITS = 4
 BASE_BITS = 16
 _MASK = np.uint32((1 << BASE_BITS) - 1)
 
 
-def of(bits: int | jax.Array, workers: int) -> jax.Array:
+def of(bits: int | np.integer | jax.Array, workers: int) -> jax.Array:
     """The count of `bits` for every worker of a block: uint32 `[workers, 4]`.
 
     Args:
@@ -25,22 +28,26 @@ def of(bits: int | jax.Array, workers: int) -> jax.Array:
         workers: n, the workers of the block.
 
     Raises:
-        ValueError: an int that is negative or too large.
+        ValueError: an int that is negative or too large, or what is neither an int nor integers `[workers]`.
     """
-    if isinstance(bits, int):
+    bits = checks.python_number(bits)
+    if not isinstance(bits, jax.Array | np.ndarray):
         return jnp.broadcast_to(jnp.asarray(_digits(bits), jnp.uint32), (workers, DIGITS))
+    if bits.shape != (workers,) or not jnp.issubdtype(bits.dtype, jnp.integer):
+        raise ValueError(f"counts.of: bits = {checks.typed(bits)}: need an integer, or uint32 [{workers}]")
     low, high = bits & _MASK, bits >> BASE_BITS
     return jnp.stack([low, high, jnp.zeros_like(low), jnp.zeros_like(low)], axis=-1)
 
 
-def table(bits: Sequence[int]) -> np.ndarray:
+def table(bits: Sequence[int | np.integer]) -> np.ndarray:
     """The counts of a list of numbers on the host, uint32 `[k, 4]`; a ValueError as of `of`."""
     return np.array([_digits(each) for each in bits], np.uint32)
 
 
-def _digits(bits: int) -> list[int]:
-    if not 0 <= bits < 1 << (BASE_BITS * DIGITS):
-        raise ValueError(f"a count of {bits} bits: need between 0 and 2^{BASE_BITS * DIGITS} - 1")
+def _digits(bits: Any) -> list[int]:
+    bits = checks.python_number(bits)
+    if not checks.is_integer(bits) or not 0 <= bits < 1 << (BASE_BITS * DIGITS):
+        raise ValueError(f"a count of {checks.shown(bits)} bits: need an integer between 0 and 2^{BASE_BITS * DIGITS} - 1")
     return [(bits >> (BASE_BITS * i)) & int(_MASK) for i in range(DIGITS)]
 
 

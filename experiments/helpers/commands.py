@@ -124,7 +124,7 @@ def launch(main: Callable[[Any], Any], args: Any, machines: Machines | None = No
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     try:
         with ExitStack() as silence:
-            args = on_cluster(args)
+            args = on_cluster(at_home(args))
             check_flags(args)
             if machines:
                 runtime.join(machines.coordinator, machines.processes, machines.process_id, lost_after=machines.lost_after)
@@ -150,6 +150,12 @@ def resumes(machines: Machines | None) -> bool:
     if machines is None or machines.resume is None:
         return agreement.count() > 1
     return machines.resume
+
+
+def at_home(args: Any) -> Any:
+    """The arguments with the home folder in the place of `~`, which a shell leaves in `--out=~/results`."""
+    paths = {name: value for name, value in vars(args).items() if isinstance(value, Path)}
+    return dataclasses.replace(args, **{name: records.expanded(f"--{name.replace('_', '-')}", path) for name, path in paths.items()})
 
 
 def on_cluster(args: Any) -> Any:

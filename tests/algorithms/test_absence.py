@@ -247,7 +247,7 @@ def test_where_all_are_there_and_all_arrives_it_is_the_run_without(name):
         np.testing.assert_allclose(mine, others, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(some.history["bits"], all_of.history["bits"])
     np.testing.assert_allclose(some.history["clock"], all_of.history["clock"], rtol=1e-6)
-    assert set(some.history) - set(all_of.history) == {"present"}
+    assert set(some.history) - set(all_of.history) == {"present", "arrived"}
 
 
 def test_seeds_draw_their_own_and_are_the_runs_alone():

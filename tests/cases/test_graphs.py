@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from fractions import Fraction
 
 import jax.numpy as jnp
 import networkx as nx
@@ -46,6 +47,20 @@ def test_other_nodes_keep_their_names_in_the_order_of_the_graph(nodes):
     path = from_graph(nx.path_graph(3) if nodes is None else nx.Graph([nodes[:2], nodes[1:]]))
     assert path.names == nodes
     np.testing.assert_allclose(path.W, topologies.chain(3).W, atol=1e-15)
+
+
+def test_what_is_no_number_is_refused_with_the_remedy():
+    with pytest.raises(ValueError, match=r"W has type object; need real numbers .*pass .astype\(float\)"):
+        from_matrix([[Fraction(1, 2), Fraction(1, 2)]] * 2)
+
+
+def test_nodes_of_any_type_are_names():
+    class Site:
+        def __repr__(self):
+            return "a site"
+
+    graph = nx.path_graph([Site(), Site(), Site()])
+    assert from_graph(graph).names == tuple(graph)
 
 
 def test_a_subgraph_keeps_names():
@@ -123,7 +138,7 @@ def test_weights_that_make_no_mixing_matrix_are_refused(value, message):
 def test_weights_above_1_leave_nothing():
     graph = nx.Graph()
     graph.add_weighted_edges_from([("a", "b", 0.7), ("b", "c", 5)])
-    with pytest.raises(ValueError, match=r"node 'b' sum to 5.7, 4.7 more than 1; need at most 1"):
+    with pytest.raises(ValueError, match=r"node 'b' sum to 5.7, 4.7 more than 1; need at most 1 .*: divide all weights by 5.7"):
         from_graph(graph, weights="weight")
 
 

@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import inspect
+import itertools
+import os
+import pickle
+import re
+import signal
+import time
+import warnings
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +21,23 @@ import optax
 import pytest
 
 import dsgd
-from algorithms import ef21, minibatch_sgd, unequal_work
+from algorithms import (
+    decentralized_sgd,
+    deepsqueeze,
+    ef21,
+    local_sgd,
+    minibatch_sgd,
+    parameter_server_sgd,
+    scaffold,
+    unequal_work,
+)
 from dsgd import checks, clusters, compressors, problems, work
+from dsgd.problems import texts
+from dsgd.runs import identity
+from dsgd.runs.checkpoints import Checkpoint
+from dsgd.runs.plans import warn_of_periods
+from experiments.helpers import commands
+from topologies import ring
 
 N, D, T = 4, 3, 5
 KEY = jax.random.key(0)
@@ -125,6 +152,12 @@ def test_a_sweep_keeps_its_grid():
     found = dsgd.sweep(lambda rate: minibatch_sgd(optax.sgd(rate)), linear(), steps=1, key=KEY, mesh=1, rate=rates)
     rates[:] = 7
     assert found.grid["rate"].tolist() == [0.1, 0.2]
+
+
+def test_the_history_of_a_point_may_be_changed():
+    found = swept("loss", np.ones(3), np.ones(3), rate=[1.0, 2.0, 3.0])
+    found.at((1,))["loss"][:] = 0
+    assert (found.history["loss"] == 1).all()
 
 
 @pytest.mark.parametrize("raw", [jax.random.PRNGKey, lambda seed: np.asarray(jax.random.PRNGKey(seed))], ids=["jax", "numpy"])
@@ -271,3 +304,373 @@ def test_a_mistake_that_is_not_a_hyperparameter_s_stays_as_it_is():
 def test_values_of_a_grid_that_would_be_changed_are_refused(values, told):
     with pytest.raises(ValueError, match=f"grid rate = .*{told}"):
         dsgd.sweep(lambda rate: minibatch_sgd(optax.sgd(rate)), linear(), steps=1, key=KEY, mesh=1, rate=values)
+
+
+EXCEPTION = re.compile(r"^class (\w+)\(.*(Error|Exception|Interrupt|Warning|WithHistory)\b.*\):", re.MULTILINE)
+
+
+def exceptions() -> list[tuple[str, str]]:
+    """Module and name of each exception that the packages define."""
+    root = Path(__file__).parents[2]
+    sources = [
+        path for package in ("dsgd", "algorithms", "topologies", "theory_checks", "experiments") for path in (root / package).rglob("*.py")
+    ]
+    return [
+        (".".join(path.relative_to(root).with_suffix("").parts), name)
+        for path in sorted(sources)
+        for name, _ in EXCEPTION.findall(path.read_text())
+    ]
+
+
+@pytest.mark.parametrize(("module", "name"), exceptions())
+def test_exceptions_survive_pickling_and_copying(module, name):
+    kind = getattr(pytest.importorskip(module), name)
+    history = {"step": np.arange(3), "loss": np.arange(6.0).reshape(2, 3)}
+    error = kind("what happened", history) if "history" in inspect.signature(kind.__init__).parameters else kind("what happened")
+    error.add_note("a note")
+    error.more = 7
+    for again in (*(pickle.loads(pickle.dumps(error, protocol)) for protocol in range(2, 6)), copy.copy(error), copy.deepcopy(error)):
+        assert type(again) is kind
+        assert (str(again), again.args, again.__notes__, again.more) == ("what happened", ("what happened",), ["a note"], 7)
+        assert again.__dict__.keys() == error.__dict__.keys()
+        for series in history if hasattr(error, "history") else ():
+            np.testing.assert_array_equal(again.history[series], history[series])
+
+
+def test_the_exceptions_of_runs_are_among_those_that_are_pickled():
+    assert {"Diverged", "Interrupted", "Lost", "Elsewhere"} <= {name for _, name in exceptions()}
+
+
+def test_a_process_that_was_forked_after_jax_started_is_told_so():
+    problem, method = linear(), minibatch_sgd(optax.sgd(0.1))
+    jax.block_until_ready(jnp.ones(3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # JAX warns, too
+        child = os.fork()
+    if not child:
+        refused = 0
+        for call in (lambda: dsgd.run(method, problem, steps=1, key=KEY), lambda: problems.quadratic(np.ones((2, 2)), np.ones((2, 2)))):
+            try:
+                call()
+            except RuntimeError as error:
+                refused += "forked after JAX had started" in str(error) and "get_context('spawn')" in str(error)
+        os._exit(10 + refused)
+    for _ in range(100):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            break
+        time.sleep(0.05)
+    else:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        pytest.fail("the child waits for threads that it does not have")
+    assert os.waitstatus_to_exitcode(status) == 12
+    dsgd.run(method, problem, steps=1, key=KEY, mesh=1)
+
+
+LINKS = np.array([[(5 * number + 3 * t) % 4 > 0 for number in range(N * N)] for t in range(8)])  # which links, or parts, are up in a round
+HERE = np.array([[(n + t) % 5 > 0 for n in range(N)] for t in range(8)])  # which workers take part
+
+
+def by_round(table: np.ndarray) -> clusters.Quantity:
+    """The table's numbers, `[rounds, numbers]`, where a round takes a second."""
+    values = np.asarray(table, np.float32)
+    return clusters.Quantity(lambda key, clock, number: jnp.asarray(values)[jnp.round(clock).astype(jnp.int32), number], "table", False)
+
+
+def of_gossip(t: int, away: bool) -> tuple[int, int]:
+    """Messages on the ring in round t: sent, and arrived."""
+    here = HERE[t] if away else np.ones(N, bool)
+    pairs = [(i, j) for i in range(N) for j in ((i - 1) % N, (i + 1) % N) if here[i] and here[j]]
+    return len(pairs), sum(LINKS[t, min(pair) * N + max(pair)] for pair in pairs)
+
+
+def of_parts(t: int, away: bool) -> tuple[int, int]:
+    """Parts of a sum over all in round t."""
+    here = HERE[t] if away else np.ones(N, bool)
+    return here.sum(), (here & LINKS[t, :N]).sum()
+
+
+METHODS = {
+    "gossip": (decentralized_sgd(optax.sgd(0.1), ring(N)), of_gossip, 1),
+    "compressed": (deepsqueeze(optax.sgd(0.1), ring(N), compressors.sign, 0.5), of_gossip, 1),
+    "all-reduce": (minibatch_sgd(optax.sgd(0.1)), of_parts, 1),
+    "one server": (parameter_server_sgd(optax.sgd(0.1)), of_parts, 1),
+    "local steps": (local_sgd(optax.sgd(0.1), 2), of_parts, 2),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "every"),
+    [*((name, 1, 3) for name in METHODS if name != "local steps"), ("gossip", 4, 1), ("all-reduce", 4, 1), ("local steps", 1, 1)],
+)
+def test_the_history_has_the_share_of_messages_that_arrived(name, devices, every):
+    method, counted, period = METHODS[name]
+    away = devices == 1 and period == 1
+    cluster = clusters.Cluster(clusters.constant(1.0), present=by_round(HERE) if away else None, delivered=by_round(LINKS))
+    history = dsgd.run(method, linear(), steps=7, key=KEY, mesh=devices, cluster=cluster, record_every=every).history
+    numbers = [counted(t, away) if (t + 1) % period == 0 else (0, 0) for t in range(7)]
+    of_records = [np.sum(numbers[a:b], axis=0) for a, b in itertools.pairwise(history["step"])]
+    expected = [np.nan, *(came / sent if sent else np.nan for sent, came in of_records)]
+    np.testing.assert_array_equal(history["arrived"], expected)
+    assert 0 < np.nanmean(history["arrived"]) < 1
+
+
+def test_the_share_of_messages_is_of_each_seed_and_goes_on_from_a_checkpoint(tmp_path):
+    cluster = clusters.Cluster(clusters.constant(1.0), delivered=clusters.bernoulli(0.5, 1.0))
+
+    def arrived(steps, **options):
+        method = minibatch_sgd(optax.sgd(0.1))
+        return dsgd.run(method, linear(), steps=steps, key=KEY, seeds=2, mesh=1, cluster=cluster, **options).history["arrived"]
+
+    arrived(3, checkpoint=tmp_path)
+    whole, found = arrived(6), arrived(6, checkpoint=tmp_path)
+    np.testing.assert_array_equal(found, whole)
+    assert whole.shape == (2, 7)
+    assert not np.array_equal(whole[0, 1:], whole[1, 1:])
+
+
+def test_without_losses_or_absence_nothing_is_said_of_messages():
+    cluster = clusters.Cluster(clusters.constant(1.0))
+    history = dsgd.run(decentralized_sgd(optax.sgd(0.1), ring(N)), linear(), steps=1, key=KEY, mesh=1, cluster=cluster).history
+    assert "arrived" not in history
+
+
+PERIODIC = {
+    "local SGD": lambda period: local_sgd(optax.sgd(0.1), period),
+    "local SGD on a graph": lambda period: local_sgd(optax.sgd(0.1), period, ring(N)),
+    "SCAFFOLD": lambda period: scaffold(optax.sgd(0.1), period),
+}
+
+
+def clients(present_for: int) -> clusters.Cluster:
+    return clusters.Cluster(clusters.constant(1.0), present=clusters.sampled(2, of=N), present_for=present_for)
+
+
+@pytest.mark.parametrize("name", PERIODIC)
+@pytest.mark.parametrize("present_for", [1, 4])
+def test_workers_that_come_and_go_between_two_averagings_are_warned_of(name, present_for):
+    told = rf"every 2 rounds, but workers are drawn for present_for = {present_for} rounds: .*pass Cluster\(..., present_for=2\)"
+    with pytest.warns(UserWarning, match=told) as caught:
+        warn_of_periods([PERIODIC[name](2)], N, 2, 0, clients(present_for))
+    assert len(caught) == 1
+
+
+def test_a_period_longer_than_the_run_is_warned_of():
+    with pytest.warns(UserWarning, match=r"messages every 3 rounds, but the run has steps = 2: nothing is sent; pass steps >= 3"):
+        first = dsgd.run(local_sgd(optax.sgd(0.1), 3), linear(), steps=2, key=KEY, mesh=1)
+    dsgd.run(local_sgd(optax.sgd(0.1), 3), linear(), steps=2, key=KEY, mesh=1, start=first)
+    with pytest.warns(UserWarning, match="messages every 3 rounds"):
+        dsgd.sweep(lambda period: local_sgd(optax.sgd(0.1), period), linear(), steps=2, key=KEY, mesh=1, period=[1, 3])
+
+
+def test_workers_that_are_drawn_once_for_the_whole_run_are_warned_of():
+    with pytest.warns(UserWarning, match="present_for = 4 rounds: the same take part in all steps = 3"):
+        warn_of_periods([minibatch_sgd(optax.sgd(0.1))], N, 3, 0, clients(4))
+    warn_of_periods([minibatch_sgd(optax.sgd(0.1))], N, 4, 0, clients(4))
+
+
+def test_periods_that_fit_are_not_warned_of():
+    for method in (*(make(2) for make in PERIODIC.values()), *(make(1) for make in PERIODIC.values()), minibatch_sgd(optax.sgd(0.1))):
+        warn_of_periods([method], N, 2, 0, clients(2))
+        warn_of_periods([method], N, 2, 0, clusters.Cluster(clusters.constant(1.0)))
+        warn_of_periods([method], N, 2, 0, None)
+
+
+def test_workers_that_come_and_go_by_the_clock_are_not_drawn():
+    present = clusters.trace(np.array([[1.0, 0.0]] * N), 2.0)
+    for quantity in (present, clusters.constant([1.0, 1.0, 1.0, 0.0]), clusters.bernoulli(1.0, 1.0)):
+        warn_of_periods([local_sgd(optax.sgd(0.1), 2)], N, 2, 0, clusters.Cluster(clusters.constant(1.0), present=quantity))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (None, "None"),
+        (1, "1"),
+        ("yes", "'yes'"),
+        (np.array([True, False]), r"bool\[2\]"),
+        (np.float32(0.5), r"float32\[\]"),
+        ([True], "a list"),
+    ],
+)
+def test_until_has_to_return_one_truth_value(given, told):
+    with pytest.raises(ValueError, match=rf"run: until returned {told}; expected True or False"):
+        dsgd.run(minibatch_sgd(optax.sgd(0.1)), linear(), steps=2, key=KEY, mesh=1, until=lambda history: given)
+
+
+@pytest.mark.parametrize("given", [True, np.True_, np.array(True), jnp.array(True)])
+def test_until_may_return_any_truth_value(given):
+    history = dsgd.run(minibatch_sgd(optax.sgd(0.1)), linear(), steps=10**6, key=KEY, mesh=1, until=lambda history: given).history
+    assert history["step"][-1] < 10**6
+
+
+def test_an_error_in_until_says_where_it_comes_from():
+    with pytest.raises(KeyError) as caught:
+        dsgd.run(minibatch_sgd(optax.sgd(0.1)), linear(), steps=2, key=KEY, mesh=1, until=lambda history: history["accuracy"] > 1)
+    assert "(in until, of a run of minibatch_sgd)" in caught.value.__notes__
+
+
+def of_workers(workers: int) -> dsgd.Problem:
+    return linear(np.ones((workers, 2, D), np.float32))
+
+
+@pytest.mark.parametrize("seeds", [None, 2])
+def test_a_start_with_another_number_of_workers_is_refused_with_both_numbers(seeds):
+    options = {"steps": 2, "key": KEY, "seeds": seeds, "mesh": 1}
+    first = dsgd.run(local_sgd(optax.sgd(0.1), 2), of_workers(2), **options)
+    with pytest.raises(ValueError, match=r"start: a state of 2 workers, but the problem has 4; .*problem._replace\(init="):
+        dsgd.run(local_sgd(optax.sgd(0.1), 2), of_workers(4), start=first, **options)
+
+
+def test_a_checkpoint_of_another_number_of_workers_is_refused_with_both_numbers(tmp_path):
+    options = {"steps": 2, "key": KEY, "mesh": 1, "checkpoint": tmp_path}
+    dsgd.run(local_sgd(optax.sgd(0.1), 2), of_workers(2), **options)
+    with pytest.raises(ValueError, match=r"holds a run of 2 workers, this one has 4; .*problem._replace\(init="):
+        dsgd.run(local_sgd(optax.sgd(0.1), 2), of_workers(4), **options)
+
+
+def test_a_model_is_a_start_for_any_number_of_workers():
+    options = {"key": KEY, "mesh": 1}
+    first = dsgd.run(local_sgd(optax.sgd(0.1), 2), of_workers(2), steps=2, **options)
+    problem = of_workers(4)._replace(init=lambda key: first.params)
+    second = dsgd.run(local_sgd(optax.sgd(0.1), 2), problem, steps=4, **options)
+    assert second.history["loss"][0] == pytest.approx(first.history["loss"][-1])
+    np.testing.assert_allclose(second.params, np.full(D, -0.6), rtol=1e-6)
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_the_home_folder_is_known_wherever_a_path_is_taken(home):
+    equal = clusters.Equal(latency=1e-4, bandwidth=1e9)
+    clusters.save("~/cluster.json", equal)
+    assert clusters.load(Path("~/cluster.json")) == equal
+    assert (home / "cluster.json").exists()
+    dsgd.run(minibatch_sgd(optax.sgd(0.1)), linear(), steps=1, key=KEY, mesh=1, checkpoint="~/run")
+    assert (home / "run" / "dsgd-run.npz").exists()
+    (home / "book.txt").write_text("to be or not to be")
+    assert texts.documents("~/book.txt", 0) == [b"to be or not to be"]
+    with pytest.raises(FileNotFoundError, match=str(home / "files")):
+        problems.load("mnist", "~/files")
+    assert not Path("~").exists()
+
+
+def test_scripts_know_the_home_folder(home):
+    @dataclasses.dataclass(frozen=True)
+    class Args:
+        out: Path = Path("~/results")
+        data_dir: Path | None = Path("~/files")
+        steps: int = 1
+
+    found = []
+    commands.launch(found.append, Args())
+    assert found == [Args(home / "results", home / "files", 1)]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda path: clusters.save(path, clusters.Equal(1e-4, 1e9)),
+        clusters.load,
+        lambda path: dsgd.run(minibatch_sgd(optax.sgd(0.1)), linear(), steps=1, key=KEY, mesh=1, checkpoint=path),
+        lambda path: problems.load("mnist", path),
+        lambda path: problems.language_model(text=path),
+    ],
+    ids=["save", "load", "checkpoint", "data", "text"],
+)
+def test_paths_that_cannot_be_are_refused_in_one_line(call):
+    with pytest.raises(ValueError, match=r"= 'a\\x00b': expected a path without null bytes"):
+        call("a\0b")
+    with pytest.raises(ValueError, match=r"= '~nobody-there/x': the home folder of '~' is not known; pass the whole path"):
+        call("~nobody-there/x")
+
+
+def in_a_circle() -> dict:
+    about: dict = {"what": []}
+    about["what"].append(about)
+    return about
+
+
+def nested() -> dict:
+    about: dict = {}
+    for _ in range(10_000):
+        about = {"what": about}
+    return about
+
+
+@pytest.mark.parametrize(
+    ("about", "told"),
+    [
+        ({(1, 2): 3}, "keys must be str, int.*; expected keys that are texts"),
+        ({"a": {(1, 2): 3}}, "keys must be str, int"),
+        (in_a_circle(), "nothing that contains itself"),
+        (nested(), "recursion"),
+        ({float("nan"): 1}, "expected keys that are texts or finite numbers"),
+    ],
+    ids=["pairs", "pairs inside", "circle", "deep", "nan"],
+)
+def test_what_has_no_form_in_json_is_refused_in_one_line_and_leaves_nothing(about, told, tmp_path):
+    path = tmp_path / "cluster.json"
+    with pytest.raises(ValueError, match=rf"cluster.json: not written, as it has no form in JSON .*{told}") as caught:
+        clusters.save(path, clusters.Equal(1e-4, 1e9), about)
+    assert len(str(caught.value)) < 400
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("latency", ["1 ms", None, True, 1j, np.ones(2)])
+def test_a_cluster_of_no_numbers_is_not_saved(latency, tmp_path):
+    with pytest.raises(ValueError, match=r"clusters.save: latency = .*: need a number"):
+        clusters.save(tmp_path / "cluster.json", clusters.Equal(1e-4, 1e9)._replace(latency=latency))
+
+
+def test_a_checkpoint_that_is_refused_gives_its_folder_back_at_once(tmp_path):
+    file = tmp_path / "dsgd-run.npz"
+    file.write_bytes(b"damaged")
+    with pytest.raises(ValueError, match="is damaged") as caught:
+        Checkpoint(tmp_path, {})
+    file.unlink()
+    with Checkpoint(tmp_path, {}):
+        assert caught.tb, "with the traceback, the first one lives on"
+
+
+def test_a_run_that_fails_gives_its_folder_back_at_once(tmp_path):
+    def fails(history):
+        raise OSError("no network")
+
+    options = {"steps": 2, "key": KEY, "mesh": 1, "checkpoint": tmp_path}
+    with pytest.raises(OSError, match="no network") as caught:
+        dsgd.run(minibatch_sgd(optax.sgd(0.1)), linear(), until=fails, **options)
+    dsgd.run(minibatch_sgd(optax.sgd(0.1)), linear(), **options)
+    assert caught.tb
+
+
+LEAVES = {"a": np.arange(4, dtype=np.int32), "b": np.zeros(2, np.float32)}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {**LEAVES, "a": np.array([0, 1, 2, 4], np.int32)},
+        {**LEAVES, "a": np.arange(4, dtype=np.uint32)},
+        {**LEAVES, "a": np.arange(4, dtype=np.int32).reshape(2, 2)},
+        {"c": LEAVES["a"], "b": LEAVES["b"]},
+        {"a": LEAVES["a"]},
+    ],
+    ids=["value", "type", "shape", "name", "fewer"],
+)
+def test_a_digest_is_of_names_types_shapes_and_values(other):
+    assert identity.digest(LEAVES) == identity.digest({name: leaf.copy() for name, leaf in LEAVES.items()})
+    assert identity.digest(other) != identity.digest(LEAVES)
+    assert identity.digest(LEAVES, "more") != identity.digest(LEAVES)
+
+
+def test_a_checkpoint_is_of_the_values_that_everybody_has(tmp_path):
+    problem = linear()._replace(evaluate=lambda x, data, shared: ({"loss": jnp.sum(x) + jnp.sum(shared)}, None))
+    options = {"steps": 1, "key": KEY, "mesh": 1, "checkpoint": tmp_path}
+    dsgd.run(minibatch_sgd(optax.sgd(0.1)), problem._replace(shared=np.zeros(2, np.float32)), **options)
+    with pytest.raises(ValueError, match=r"holds another run \(data = "):
+        dsgd.run(minibatch_sgd(optax.sgd(0.1)), problem._replace(shared=np.ones(2, np.float32)), **options)

@@ -32,7 +32,7 @@ def test_what_is_saved_is_loaded(tmp_path):
         ("[1, 2]", "kind = .*: need 'dsgd cluster of equal workers'"),
         ('{"latency": 1, "bandwidth": 1}', "kind = None: need"),
         ({"bandwidth": None}, "bandwidth = None: need a number"),
-        ({"bandwidth": 0}, "bandwidth = 0.0: need a finite number > 0"),
+        ({"bandwidth": 0}, "bandwidth = 0: need a finite number > 0"),
         ({"latency": -1e-3}, "latency = -0.001: need a finite number >= 0"),
         ({"latency": "1 ms"}, "latency = '1 ms': need a number"),
         ({"compute": True}, "compute = True: need a number"),

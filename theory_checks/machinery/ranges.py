@@ -35,7 +35,8 @@ def _each(one: Range) -> Range:
 
 _POSITIVE = _numbers(lambda x: 0 < x < math.inf, "a positive, finite number")
 _NOT_NEGATIVE = _numbers(lambda x: 0 <= x < math.inf, "a finite number, at least 0")
-_COUNT = Range(lambda x: checks.is_integer(x) and x >= 1, "an integer, at least 1")
+_MOST = 2**63 - 1
+_COUNT = Range(lambda x: checks.is_integer(x) and 1 <= x <= _MOST, "an integer, at least 1 and at most 2^63 - 1")
 _LISTS = {
     "contractions": _each(_numbers(lambda x: 0 < x <= 1, "in (0, 1]")),
     "layers": _each(_POSITIVE),
@@ -47,7 +48,7 @@ RANGES = {
     **dict.fromkeys(("gap", "distance", "smoothness", "total", "learning_rate"), _POSITIVE),
     **dict.fromkeys(("noise", "heterogeneity", "compression", "omega"), _NOT_NEGATIVE),
     **dict.fromkeys(("steps", "workers", "batch_size", "samples"), _COUNT),
-    "staleness": Range(lambda x: checks.is_integer(x) and x >= 0, "an integer, at least 0"),
+    "staleness": Range(lambda x: checks.is_integer(x) and 0 <= x <= _MOST, "an integer, at least 0 and at most 2^63 - 1"),
     "rho": _numbers(lambda x: 0 <= x < 1, "a number, at least 0, below 1"),
     "effect": Range(lambda effect: all(map(_NOT_NEGATIVE.holds, effect)), "finite numbers, at least 0"),
     "memory": Range(lambda memory: all(np.all((part >= 0) & (part < math.inf)) for part in memory), "finite numbers, at least 0"),
@@ -67,8 +68,18 @@ def need(where: str, given: Mapping[str, Any]) -> None:
         raise ValueError(f"{where}: {told}: need one of each for every layer")
 
 
+def _of_python(value: Any) -> Any:
+    """A number, or each of a list."""
+    return type(value)(map(checks.python_number, value)) if type(value) in (list, tuple) else checks.python_number(value)
+
+
+def _shown(given: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} = {checks.shown(value)}" for name, value in given.items() if name in RANGES)
+
+
 def held(where: str) -> Callable[[F], F]:
-    """A decorator: the same function, which refuses what `need` does. None is right where it is the default.
+    """A decorator: the same function, which refuses what `need` does. None is right where it is the default. Numbers of numpy become
+    Python's, which do not overflow.
 
     Args:
         where: what the message begins with.
@@ -80,9 +91,14 @@ def held(where: str) -> Callable[[F], F]:
 
         @functools.wraps(function)
         def refusing(*args: Any, **kwargs: Any) -> Any:
-            given: dict[str, Any] = signature.bind(*args, **kwargs).arguments
+            bound = signature.bind(*args, **kwargs)
+            given: dict[str, Any] = bound.arguments
+            given.update({name: _of_python(value) for name, value in given.items() if name in RANGES})
             need(where, {name: value for name, value in given.items() if value is not None or name not in absent})
-            return function(*args, **kwargs)
+            try:
+                return function(*bound.args, **bound.kwargs)
+            except (OverflowError, ZeroDivisionError) as error:
+                raise ValueError(f"{where}: {_shown(given)}: expected numbers whose products float64 holds ({error})") from error
 
         return refusing  # type: ignore[return-value]
 

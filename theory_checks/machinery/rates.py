@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from dsgd import checks
+
+_MOST = 10**300  # what float64 holds
+
 
 class Rate(NamedTuple):
     r"""A bound at its recommended step size, for every number of steps.
@@ -33,11 +37,13 @@ class Rate(NamedTuple):
         """
         if not all(0 <= part < math.inf for part in self):
             raise ValueError(f"{self}: need finite parts, at least 0")
-        if not 0 < epsilon < math.inf:
-            raise ValueError(f"epsilon = {epsilon}: need a positive number")
+        if not checks.is_number(epsilon) or not 0 < epsilon < math.inf:
+            raise ValueError(f"epsilon = {checks.shown(epsilon)}: need a positive number")
         high = 1
         while self(high) > epsilon:
             high *= 2
+            if high > _MOST:
+                raise ValueError(f"epsilon = {epsilon}: need one that {self} reaches within {_MOST:.0e} iterations")
         low = high // 2  # not enough, or 0
         while high - low > 1:
             middle = (low + high) // 2

@@ -21,6 +21,7 @@ from dsgd import checks
 from dsgd.base import Key, Params, Problem
 from dsgd.engine import loop, oracle, pooled
 from dsgd.network import told
+from dsgd.records import expanded
 from dsgd.runs import identity
 
 
@@ -197,7 +198,7 @@ def _train(
 
 
 def _folder(checkpoint: str | Path | None, p: int) -> str | None:
-    return None if checkpoint is None else str(Path(checkpoint).expanduser().absolute() / f"server{p}")
+    return None if checkpoint is None else str(expanded("checkpoint", checkpoint).absolute() / f"server{p}")
 
 
 def _about(name: str, problem: Problem, rules: Rules, key: jax.Array, p: int) -> dict[str, str]:

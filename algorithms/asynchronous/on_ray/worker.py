@@ -13,6 +13,7 @@ import numpy as np
 from algorithms.asynchronous.asynchronous_sgd import cut, join
 from algorithms.asynchronous.on_ray.server import Pushed, Reply
 from algorithms.asynchronous.on_ray.session import need_ray
+from dsgd import checks
 from dsgd.base import Params, Problem, PyTree
 from dsgd.engine import oracle
 
@@ -57,7 +58,7 @@ class Gradients:
         """The k-th, leaves of numpy's, and the seconds that it took."""
         began = time.monotonic()
         if self.task.delay is not None:
-            time.sleep(self.task.delay(self.worker, k))
+            time.sleep(checks.need_delay(f"delay({self.worker}, {k})", self.task.delay(self.worker, k)))
         slope = jax.tree.map(np.asarray, self.function(params, self.data, self.stream, np.int32(k)))
         return slope, time.monotonic() - began
 
