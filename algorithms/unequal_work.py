@@ -32,8 +32,8 @@ def unequal_work(method: Algorithm, work: Work | Callable[[State, Round], Work])
     N, what = method.workers, getattr(work, "__name__", "a function")
     if isinstance(work, Work):
         need_arrays(f"unequal_work: {method.name} with work", work, N)
-        work = owned(work)
         N, what = work.samples.shape[0], f"{work.samples.shape[1]} micro-batches"
+        work = Work(*owned(tuple(work)))
 
     def given(state: State, round: Round) -> Work:
         asked = work if isinstance(work, Work) else work(state, round)

@@ -6,8 +6,18 @@ import os
 
 import jax
 
-_SETTING = "jax_num_cpu_devices"  # which JAX lets nobody change after its start
+_SETTING = "jax_num_cpu_devices"  # after its start, JAX raises an error where this is changed
+_started = False  # whether JAX had, when this process was last forked
 _lacks_threads = False
+
+
+class _Unequal(int):
+    """A number that equals none, not even itself: for JAX a change, which changes nothing."""
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    __hash__ = int.__hash__
 
 
 def need_threads() -> None:
@@ -19,22 +29,22 @@ def need_threads() -> None:
         )
 
 
-def _started() -> bool:
-    """Whether JAX has."""
-    before = getattr(jax.config, _SETTING)
+def _before() -> None:
+    """In the parent, which has all threads: to ask JAX takes a lock that one of them may hold."""
+    global _started  # noqa: PLW0603 (of the whole process)
+    number = getattr(jax.config, _SETTING)
     try:
-        jax.config.update(_SETTING, before + 2)  # one that is valid, too
+        jax.config.update(_SETTING, _Unequal(number))
     except RuntimeError:
-        return True
-    jax.config.update(_SETTING, before)
-    return False
+        _started = True
+    else:
+        jax.config.update(_SETTING, number)
 
 
-def _forked() -> None:
-    """In the child."""
+def _in_child() -> None:
     global _lacks_threads  # noqa: PLW0603 (of the whole process)
-    _lacks_threads = _lacks_threads or _started()
+    _lacks_threads = _lacks_threads or _started
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(before=_before, after_in_child=_in_child)

@@ -137,7 +137,7 @@ def warn_of_periods(methods: Iterable[Algorithm], N: int, steps: int, before: in
         before: rounds that it goes on from.
         cluster: on which it runs.
     """
-    periods = {method.pattern.period: method.name for method in methods}
+    periods: dict[int, str] = {int(method.pattern.period): method.name for method in methods}
     for words in (*_silent(periods, steps, before), *_drawn_again(periods, N, steps, before, cluster)):
         warnings.warn(words, stacklevel=4)  # of the caller of `run` or `sweep`
 

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from dsgd import array_likes, checks
 from dsgd.base import Algorithm, Key, Params, Problem, PyTree, State
 from dsgd.clusters import Cluster
-from dsgd.machines import arrays
+from dsgd.machines import arrays, forks
 from dsgd.runs import chunks, traced
 from dsgd.runs.feed import Feed
 from dsgd.runs.history import History, evaluated
@@ -67,7 +67,7 @@ class Sweep(NamedTuple):
         if not counts.any():
             raise ValueError(f"every point of the grid {self._shown()} diverged; need smaller step sizes, say")
         best = tuple(int(i) for i in np.unravel_index(np.argmin(np.where(counts, sign * score, np.inf)), score.shape))
-        self._warn_at_edges(metric, best)
+        self._warn_at_edges(metric, score, best)
         return best
 
     @checks.arguments
@@ -88,8 +88,11 @@ class Sweep(NamedTuple):
         if not fits:
             raise ValueError(f"index = {checks.shown(index)}: need a point of the grid of shape {shape}")
 
-    def _warn_at_edges(self, metric: str, best: tuple[int, ...]) -> None:
-        for (name, values), i in zip(self.grid.items(), best, strict=True):
+    def _warn_at_edges(self, metric: str, score: np.ndarray, best: tuple[int, ...]) -> None:
+        for axis, ((name, values), i) in enumerate(zip(self.grid.items(), best, strict=True)):
+            along = score[(*best[:axis], slice(None), *best[axis + 1 :])]
+            if np.count_nonzero(along == score[best]) > 1:  # the metric does not depend on it
+                continue
             for side, edge in (("smallest", values.min()), ("largest", values.max())):
                 if len(values) > 2 and values[i] == edge:
                     beyond = f"a {'smaller' if side == 'smallest' else 'larger'} one may be better; extend the grid on this side"
@@ -178,6 +181,7 @@ def sweep(
             as a Python value, or as `dsgd.run`.
         Interrupted, OSError, Lost, Elsewhere: as `dsgd.run`.
     """
+    forks.need_threads()
     grid = {name: _values(name, values) for name, values in grids.items()}
     if not grid:
         raise ValueError("a sweep without a grid: need at least one, learning_rate=[0.1, 0.01], say")

@@ -13,6 +13,7 @@ import signal
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +52,7 @@ def linear(data=None) -> dsgd.Problem:
     )
 
 
-def buffer(shape, dtype=np.float32) -> np.ndarray:
+def buffer(shape, dtype: Any = np.float32) -> np.ndarray:
     """Zeros at an address that JAX uses without a copy on CPUs."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     memory = np.zeros(size + 64, np.uint8)
@@ -116,7 +117,7 @@ def test_a_problem_s_arrays_may_be_changed_while_a_run_uses_them():
     np.testing.assert_array_equal(result.params, np.full(D, -T))
 
 
-def filled(shape, value, dtype=np.float32):
+def filled(shape, value, dtype: Any = np.float32):
     array = buffer(shape, dtype)
     array[...] = value
     return array
@@ -131,7 +132,7 @@ def test_a_quantity_keeps_the_numbers_that_it_was_made_of(shape):
 
 
 def test_numbers_in_arrays_without_axes_may_be_changed_afterwards():
-    mean = np.array(2.0)
+    mean: Any = np.array(2.0)
     made = [clusters.normal(mean, 0.0), clusters.slow(clusters.constant(1.0), [0], mean)]
     mean[...] = 7
     assert [float(quantity.sample(KEY, jnp.float32(0), 0)) for quantity in made] == [2, 2]
@@ -164,9 +165,7 @@ def test_the_history_of_a_point_may_be_changed():
 def test_raw_keys_draw_what_typed_keys_draw(raw):
     method, problem = ef21(optax.sgd(0.1), compressors.top_k(0.5), compressors.identity), linear(filled((N, 2, D), 1))
     problem = problem._replace(sample=lambda key, own: own + jax.random.normal(key, own.shape))
-    options = {"steps": 3, "seeds": 2, "mesh": 1}
-    expected = dsgd.run(method, problem, key=jax.random.key(5), **options)
-    found = dsgd.run(method, problem, key=raw(5), **options)
+    found, expected = (dsgd.run(method, problem, steps=3, key=key, seeds=2, mesh=1) for key in (raw(5), jax.random.key(5)))
     np.testing.assert_array_equal(found.params, expected.params)
 
 
@@ -249,6 +248,10 @@ def test_a_best_value_at_the_edge_of_its_grid_is_warned_of(rates, told):
     assert swept("loss", ends[[0, 2, 1]], ends[[0, 2, 1]], rate=[1.0, 2.0, 3.0], of_two=[0.0, 1.0]).best() == (1, 1)
 
 
+def test_a_metric_that_does_not_depend_on_a_grid_has_no_edge():
+    assert swept("bits", np.ones(3), rate=[1.0, 2.0, 3.0]).best("bits") == (0,)
+
+
 def test_a_sweep_of_a_real_problem_finds_the_best_accuracy():
     problem = problems.logistic_regression("breast-cancer", workers=4)
     found = dsgd.sweep(lambda rate: minibatch_sgd(optax.sgd(rate)), problem, steps=20, key=KEY, mesh=1, rate=[1e-6, 0.1])
@@ -286,7 +289,7 @@ def scaled(method: dsgd.Algorithm, scale) -> dsgd.Algorithm:
 def test_a_mistake_that_is_not_a_hyperparameter_s_stays_as_it_is():
     def factory(rate):
         method = minibatch_sgd(optax.sgd(rate))
-        return method._replace(update=lambda key, state, gradients, round: len(3))
+        return method._replace(update=lambda key, state, gradients, round: len(round.workers))
 
     with pytest.raises(TypeError, match="has no len"):
         dsgd.sweep(factory, linear(), steps=1, key=KEY, mesh=1, rate=[0.1, 0.2])
@@ -506,8 +509,11 @@ def test_until_may_return_any_truth_value(given):
 
 
 def test_an_error_in_until_says_where_it_comes_from():
+    def until(history):
+        return bool(history["accuracy"][-1] > 1)
+
     with pytest.raises(KeyError) as caught:
-        dsgd.run(minibatch_sgd(optax.sgd(0.1)), linear(), steps=2, key=KEY, mesh=1, until=lambda history: history["accuracy"] > 1)
+        dsgd.run(minibatch_sgd(optax.sgd(0.1)), linear(), steps=2, key=KEY, mesh=1, until=until)
     assert "(in until, of a run of minibatch_sgd)" in caught.value.__notes__
 
 
