@@ -225,9 +225,9 @@ def _missing(values: Any) -> int:
     if _library(values) == "pandas":
         nullable = not isinstance(getattr(values, "dtype", None), np.dtype)
         return int(values.isna().sum()) if nullable and hasattr(values, "isna") else 0
-    count: Any = getattr(values, "null_count", 0)
+    count: Any = getattr(values, "null_count", 0) if _library(values) in ("polars", "pyarrow") else 0
     number: Any = count() if callable(count) else count
-    return int(number) if _library(values) in ("polars", "pyarrow") else 0
+    return int(number)
 
 
 def _library(values: Any) -> str:

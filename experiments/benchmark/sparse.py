@@ -91,9 +91,8 @@ def compare(args: Args, name: str) -> Row:
         for kind, run in whole.items():
             by_pass[kind].append(common.seconds(run))
     times = (float(np.median(taken[kind])) for taken in (by_round, by_pass) for kind in ("sparse", "dense"))
-    sizes = (sum(leaf.nbytes for leaf in jax.tree.leaves(versions[kind].data.inputs)) for kind in ("sparse", "dense"))
-    found: Any = (*times, *sizes)
-    return Row(name, features, entries, *found)
+    sparse, dense = (sum(leaf.nbytes for leaf in jax.tree.leaves(problem.data.inputs)) for problem in versions.values())
+    return Row(name, features, entries, *times, bytes_sparse=sparse, bytes_dense=dense)
 
 
 def drawn(samples: int, features: int, entries: int) -> tuple[csr_array, np.ndarray]:
