@@ -268,7 +268,11 @@ def mean_over_devices(tree: PyTree) -> PyTree:
 
 
 def widened(tree: PyTree) -> PyTree:
-    """The tree with leaves of half precision as float32, in which sums over workers are computed."""
+    """The tree with leaves of half precision as float32, in which sums over workers are computed.
+
+    Args:
+        tree: leaves of any shape; those of other types stay as they are.
+    """
 
     def widen(leaf):
         floating = jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
@@ -278,7 +282,12 @@ def widened(tree: PyTree) -> PyTree:
 
 
 def narrowed(tree: PyTree, like: PyTree) -> PyTree:
-    """The tree with leaves rounded to the types of another tree."""
+    """The tree with leaves rounded to the types of another tree.
+
+    Args:
+        tree: leaves of any shape.
+        like: a tree of the same structure; only its types count.
+    """
     return jax.tree.map(lambda leaf, to: leaf.astype(jnp.result_type(to)), tree, like)
 
 
