@@ -74,7 +74,7 @@ def shown(value: Any) -> str:
     if isinstance(value, int) and value.bit_length() > 128:
         return f"an integer of {value.bit_length()} bits"
     try:
-        text = " ".join(repr(value).split())
+        text = str(value) if isinstance(value, Fraction) else " ".join(repr(value).split())
     except Exception:  # a class of the user's whose repr fails, a list of integers that are too long to print
         return f"a {type(value).__name__}"
     return text if len(text) <= 120 else f"{text[:100]} ..."
