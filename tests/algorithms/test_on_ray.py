@@ -576,11 +576,11 @@ def test_a_measured_cluster_has_each_workers_seconds_and_the_servers_port():
         on_ray.measured_cluster(trained._replace(workers=4))
 
 
-# --- What is told, counted and recorded, message by message.
+# --- Messages, counts and records, one message at a time.
 
 
 def test_a_gradient_from_before_a_servers_death_is_not_taken_though_its_version_has_come_again(alone, tmp_path):
-    """The worker has read the part anew, of the same version, when what it sent before arrives."""
+    """The worker has read the part again, with the same version, when its earlier message arrives."""
 
     async def story():
         first = alone(folder=str(tmp_path))
@@ -656,12 +656,12 @@ def models(count: int, size: int) -> list[np.ndarray]:
 
 
 def put_together(P: int, parts, steps: int, record_every: int, is_together: bool = False) -> on_ray.Trained:
-    told_of = rules(steps=steps, record_every=record_every, together=is_together)
-    return with_servers._trained("a method", problem(), told_of, with_servers.start(problem(), KEY), parts)
+    given = rules(steps=steps, record_every=record_every, together=is_together)
+    return with_servers._trained("a method", problem(), given, with_servers.start(problem(), KEY), parts)
 
 
 def test_bits_count_gradients_and_not_steps():
-    """A step with everybody's mean is N messages up and N down; of N - 1 where one has died."""
+    """A step with the mean of N gradients is N messages up and N down; N - 1 if a worker has died."""
     d, params = flat(with_servers.start(problem(), KEY)).size, with_servers.start(problem(), KEY)
     taken = [(step, worker) for step in range(5) for worker in range(N) if (step, worker) != (1, 2)]
     rows = [update(step, worker, step, at=1.0 + step, read=(step,)) for step, worker in taken]
@@ -698,7 +698,7 @@ def test_of_several_servers_the_oldest_part_and_the_last_count():
 
 
 def test_a_peers_stamp_is_above_both(lonely):
-    """Who is asked gives the exchange a stamp that is one more than the larger of both; who asks takes it over."""
+    """The partner gives the exchange a stamp that is one more than the larger of both stamps."""
 
     async def story():
         one = lonely(1)
@@ -780,8 +780,8 @@ def test_gossip_is_put_in_the_order_of_stamps():
         return jax.tree.map(lambda leaf: leaf + np.float32(by), params)
 
     run = gossip._Run(None, "gossip", topologies.ring(3), 5, 1.0)
-    told_of = [(2, 1, 0, 2.5), (1, 0, 1, 1.0), (4, 2, 0, 2.0), (2, 0, 2, 3.0), (5, 1, 2, 4.0)]  # stamp, worker, partner, seconds
-    run.exchanges = [peer.Exchange(stamp, worker, partner, 7, 0.5, 0.25, at) for stamp, worker, partner, at in told_of]
+    exchanges = [(2, 1, 0, 2.5), (1, 0, 1, 1.0), (4, 2, 0, 2.0), (2, 0, 2, 3.0), (5, 1, 2, 4.0)]  # stamp, worker, partner, seconds
+    run.exchanges = [peer.Exchange(stamp, worker, partner, 7, 0.5, 0.25, at) for stamp, worker, partner, at in exchanges]
     run.records = {2: {0: moved(1), 1: moved(2), 2: moved(6)}, 4: {1: moved(3), 2: moved(5)}}
     found = gossip._trained("gossip", problem(), params, run, {0: (moved(4), 4), 1: (moved(2), 5), 2: (moved(0), 5)}, 2)
     assert found.updates["worker"].tolist() == [0, 1, 0, 2, 1]
@@ -798,8 +798,8 @@ def test_gossip_is_put_in_the_order_of_stamps():
     np.testing.assert_allclose(flat(found.params), flat(params) + 2, rtol=1e-5)
 
 
-def test_a_workers_messages_tell_of_every_part_what_it_read(monkeypatch):
-    """Of two servers; its stream goes on after the batches that either knows of."""
+def test_a_workers_messages_have_the_versions_of_all_parts_it_read(monkeypatch):
+    """With two servers; its stream continues after the largest number of draws that a server knows."""
     from algorithms.asynchronous.on_ray import worker as workers
 
     monkeypatch.setattr(workers, "need_ray", lambda: SimpleNamespace(get=lambda value, timeout=None: value, exceptions=LATE_RAY.exceptions))
@@ -826,3 +826,82 @@ def test_a_workers_messages_tell_of_every_part_what_it_read(monkeypatch):
     slope, _ = one.gradients(params, 6)
     for p, part in enumerate(workers.parted(slope, 2)):
         np.testing.assert_array_equal(asked[p][0][0], part)
+
+
+def test_gradients_that_are_held_are_answered_when_the_server_is_done(alone):
+    """They are not taken."""
+
+    async def story():
+        to = alone(bound=2, steps=3)
+        fast = await pushed(to, 0, await pushed(to, 0, None))
+        third = asyncio.ensure_future(pushed(to, 0, fast))
+        assert await held(third)
+        assert (await pushed(to, 1, None)).done
+        reply = await third
+        assert (reply.version, reply.done) == (3, True)
+        assert [update.worker for update in to.updates] == [0, 0, 1]
+        assert not to.waiting
+
+    told(story)
+
+
+def test_a_server_reports_the_seconds_since_its_last_update(alone, monkeypatch):
+    async def story():
+        to = alone()
+        await pushed(to, 0, None)
+        now = to.last + 7.5
+        monkeypatch.setattr(server, "time", SimpleNamespace(monotonic=lambda: now))
+        news = await to.news()
+        assert (news.version, news.era, news.finite, news.idle) == (1, 0, True, 7.5)
+
+    told(story)
+
+
+def test_a_peer_computes_one_draw_after_the_other_until_it_is_stopped(lonely):
+    """In its first life it begins with its own model; its clock continues from the seconds of the run."""
+
+    async def story():
+        one = lonely(1, patience=0.5)
+        slope = jax.tree.map(np.ones_like, one.model.params)
+
+        def gradients(params, draw):
+            one.stopped = draw == 6
+            return slope, 0.25 * draw
+
+        one.gradients, before = gradients, flat(one.model.params)
+        await one.run(0, 3, 1000.0)
+        assert one.ready
+        assert [(each.draw, each.computed) for each in one.exchanges] == [(3, 0.75), (4, 1.0), (5, 1.25)]
+        assert all(1000.0 <= each.at < 1030.0 for each in one.exchanges)
+        np.testing.assert_allclose(flat(one.model.params), before - 3 * GAMMA, rtol=1e-5)
+
+    told(story)
+
+
+def test_a_peer_leaves_out_a_partner_that_has_died_and_measures_the_last_exchange(lonely, monkeypatch):
+    """Its trip is that of the exchange that took place."""
+    monkeypatch.setattr(peer, "need_ray", lambda: LATE_RAY)
+
+    async def story():
+        one, asked = lonely(0), []
+        slope = jax.tree.map(np.ones_like, one.model.params)
+        middle, now = one.model.params, iter(np.arange(100.0, 200.0))
+
+        def answer(worker, result):
+            def average(stamp, params, about):
+                asked.append((worker, about.partner))
+                there = Future()
+                there.set_exception(result) if isinstance(result, Exception) else there.set_result(result)
+                return SimpleNamespace(future=lambda: there)
+
+            return Named(average=average)
+
+        one.chance = SimpleNamespace(choice=lambda partners: partners[0], random=lambda: 0.0)
+        await one.meet({1: answer(1, ConnectionError()), 2: answer(2, (middle, 1))})
+        monkeypatch.setattr(peer, "time", SimpleNamespace(monotonic=lambda: next(now)))
+        await one._exchange(slope, 0, 0.5)
+        assert asked == [(1, 1), (2, 2)]
+        assert set(one.peers) == {2}
+        assert one.trip == 2.0, "from one look at the clock over that of the limit to the next"
+
+    told(story)

@@ -1,4 +1,4 @@
-"""The loop of epochs, with rounds that follow a script: what the system and the training are told, and what is recorded."""
+"""The loop of epochs, with rounds that follow a script: the arguments of the system and of the training, and the records."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def plan(system: policies.System, *, limits: Any = None, samples: int | None = 1
 
 
 def scripted(decisions: list[list[int]]) -> tuple[policies.System, list[Any]]:
-    """Decides these, and writes down what it is told."""
-    told: list[Any] = []
+    """A system with these decisions, and the list of the calls that it received."""
+    calls: list[Any] = []
     left = iter(decisions)
 
     def note(what, value):
-        told.append((what, value))
-        return len(told)
+        calls.append((what, value))
+        return len(calls)
 
     return (
         policies.System(
@@ -46,12 +46,12 @@ def scripted(decisions: list[list[int]]) -> tuple[policies.System, list[Any]]:
             resize=lambda memory, stay, joined, limits: note("resize", (stay.tolist(), joined, limits.tolist())),
             name="a script",
         ),
-        told,
+        calls,
     )
 
 
 class Rounds:
-    """Numbers that tell where they come from."""
+    """Random measurements of each epoch, which are kept."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[list[int], float, int]] = []
@@ -78,12 +78,12 @@ def test_an_epoch_has_as_many_rounds_as_its_samples_need_and_two_at_least():
 
 
 def test_noise_is_the_mean_of_an_epoch_and_smoothed_over_all():
-    """An epoch in which one node has all samples tells nothing, and changes nothing."""
+    """An epoch in which one node has all samples gives no estimate and leaves the averages as they are."""
     decisions = [[10, 10, 5, 0], [12, 0, 0, 0], [0, 8, 0, 4]]
-    system, told = scripted(decisions)
+    system, calls = scripted(decisions)
     rounds = Rounds()
     found = epochs.follow(plan(system), rounds)
-    expected, seen = UNSEEN, [value.noise for what, value in told if what == "observe"]
+    expected, seen = UNSEEN, [value.noise for what, value in calls if what == "observe"]
     for i, sizes in enumerate(decisions):
         there = np.array(sizes) > 0
         if there.sum() > 1:
@@ -110,23 +110,23 @@ def test_steps_are_scaled_by_the_noise_before_the_epoch_and_the_first_batch(init
     assert [asked[1] for asked in rounds.asked] == [epoch.factor for epoch in found] == [2.0, 3.0, 4.0]
 
 
-def test_the_system_is_told_of_the_nodes_that_are_there_and_what_they_measured():
+def test_the_system_receives_the_nodes_that_participate_and_their_measurements():
     """Those of the last epoch first; those that join behind them."""
     there = [[0, 2], [0, 2], [2, 3, 1]]
-    system, told = scripted([[5, 6], [7, 8], [1, 2, 3]])
+    system, calls = scripted([[5, 6], [7, 8], [1, 2, 3]])
     rounds = Rounds()
     present = [np.isin(np.arange(N), each) for each in ([0, 2], [2, 0], [1, 2, 3])]
     found = epochs.follow(plan(system, limits=[16, 15, 14, 13], present=lambda epoch: present[epoch]), rounds)
     assert [asked[0] for asked in rounds.asked] == [[5, 0, 6, 0], [7, 0, 8, 0], [0, 2, 1, 3]]
-    words = [what for what, _ in told]
+    words = [what for what, _ in calls]
     assert words == ["start", "observe", "observe", "resize", "observe"]
-    start = told[0][1]
+    start = calls[0][1]
     assert (start.nodes, start.last_share, start.limits.tolist()) == (2, 0.25, [16, 14])
-    stay, joined, limits = told[3][1]
+    stay, joined, limits = calls[3][1]
     assert (stay, joined) == ([1], 2)
     assert limits == [14, 15, 13]
     order = [2, 1, 3]
-    observed = [value for what, value in told if what == "observe"]
+    observed = [value for what, value in calls if what == "observe"]
     for i, ids in enumerate((there[0], there[1], order)):
         for name in ("compute", "backward", "first", "communication"):
             np.testing.assert_array_equal(getattr(observed[i], name), getattr(rounds.ran[i], name)[:, ids], err_msg=name)
@@ -134,7 +134,7 @@ def test_the_system_is_told_of_the_nodes_that_are_there_and_what_they_measured()
     assert [epoch.batches.tolist() for epoch in found] == [asked[0] for asked in rounds.asked]
 
 
-def test_training_ends_when_it_is_told_so():
+def test_training_ends_when_until_returns_true():
     system, _ = scripted([[4, 4, 4, 4]] * 3)
     assert len(epochs.follow(plan(system), Rounds())) == 3
     system, _ = scripted([[4, 4, 4, 4]] * 3)

@@ -250,7 +250,7 @@ def test_a_node_without_room_for_more_has_fewer_and_the_others_begin_with_more()
     ("size", "apart", "again"), [(16.0, 1.99, True), (16.0, 2.01, False), (4.0, 0.99, True), (4.0, 1.01, False), (8.0, 1.01, False)]
 )
 def test_sizes_count_as_the_same_up_to_an_eighth_of_them_or_one_sample(size, apart, again):
-    """Of two nodes, whose speeds would give one so many more."""
+    """Of two nodes, of which one is faster: equation 8 would give it more samples by `apart`."""
     found = next_sizes([size, size], [size + apart, size - apart], 2 * size)
     plain = np.array([size + apart, size - apart])
     turned = plain * [0.5, 1.5]
@@ -265,7 +265,7 @@ def test_speeds_are_means_over_what_was_measured_in_the_last_epoch():
     np.testing.assert_allclose(learner.next_batches(48), 48 * speeds / speeds.sum())
 
 
-def test_one_node_s_first_bucket_and_messages_are_enough_for_all():
+def test_gamma_and_communication_of_one_node_are_enough_for_a_model():
     true = cluster(3)
     learner = cannikin.learner(3, 0.1)
     for b in ([2.0, 4.0, 6.0], [3.0, 5.0, 7.0]):

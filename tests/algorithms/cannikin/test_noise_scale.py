@@ -156,7 +156,7 @@ def test_a_bad_weight_is_refused():
 @pytest.mark.parametrize("before", [NoiseScale(0.0, 0.0, 0.0), NoiseScale(3.0, -2.0, 1.0), NoiseScale(3.0, 2.0, 2.19)])
 @pytest.mark.parametrize("xp", [np, jnp])
 def test_what_is_nan_changes_no_average(before, xp):
-    """Nor how much it counts beside the next one. A NaN may be of either."""
+    """It does not change the weight of the averages against the next estimate either. S or G may be NaN."""
     given = NoiseScale(*map(xp.float32, before))
     for wrong in ((np.nan, 1.0), (1.0, np.nan), (np.nan, np.nan)):
         kept = smoothed(given, NoiseScale(*map(xp.float32, wrong)), 0.3)

@@ -141,7 +141,7 @@ def test_lb_bsp_takes_the_last_change_back_only_if_the_slowest_became_slower():
 def test_lb_bsp_s_seconds_are_means_over_rounds_in_which_something_was_measured():
     found, memory = after([10, 10, 10], [40] * 3, [[3.0, 1.0, np.nan], [1.0, np.nan, np.nan], [2.0, 4.0, np.nan]])
     assert memory.seconds == 2.5
-    assert found == [10, 5, 15], "who has measured nothing was not busy"
+    assert found == [10, 5, 15], "a node without measurements counts as 0 seconds"
 
 
 # --- Goodput.
@@ -256,7 +256,7 @@ def test_before_the_first_epoch_nothing_is_known_of_the_noise():
     [(12, [4, 4, 4], 12), (6, [2, 2, 2], 30), (5, [2, 2, 1], 30), (3, [1, 1, 1], 30), (2, [0, 2, 0], 30), (5, [1, 1, 3], 30)],
 )
 def test_a_larger_total_is_taken_where_a_node_would_have_its_only_size_again_or_none(first, seen, total):
-    """Then all that must be seen at another size are."""
+    """Then every node has a new size and at least one sample."""
     system = cannikin.cannikin([first, 30, 60], first)
     memory = system.start(policies.Cluster(3, 0.25, ROOM))
     b = np.array(seen)
@@ -313,6 +313,15 @@ def test_candidates_are_known_until_bottlenecks_change():
     assert anew.patterns is not None
     np.testing.assert_allclose(anew.seconds, [1.0, 1.8, 1.0])
     assert anew.patterns.all()
+
+
+def test_candidates_of_another_number_of_nodes_are_computed_again():
+    first, three = Counted({10: 1.0, 20: 1.5}, False), Counted({10: 1.0, 20: 5.0}, False)
+    three.nodes = 3
+    _, known = Candidates(np.array([10, 20])).chosen(first, 100.0, 10)
+    best, again = known.chosen(three, 100.0, 10)
+    assert (best, three.asked) == (10, [[10, 20]])
+    np.testing.assert_allclose(again.seconds, [1.0, 5.0])
 
 
 # --- Step sizes.

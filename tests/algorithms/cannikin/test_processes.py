@@ -92,20 +92,20 @@ def test_two_processes_are_the_simulation_and_learn_from_what_they_measure():
     assert {epoch.total for epoch in adapted.epochs} <= {12, 24}
 
 
-def test_an_epoch_tells_what_all_nodes_measured(monkeypatch):
+def test_an_epoch_returns_the_measurements_of_all_nodes(monkeypatch):
     """Of two nodes and three rounds, made up: computation is all but the exchange, of which each round's least time counts; the epoch takes
     as long as on the slower node; the loss is the mean over rounds."""
     rng = np.random.default_rng(0)
     seen = rng.uniform(1, 2, (3, 2, 8))
-    told, sizes = [], np.array([3, 5])
+    calls, sizes = [], np.array([3, 5])
 
     class Scripted(processes._Node):
         def __init__(self):
             self.model, self.rounds = "start", 0
 
         def round(self, sizes):
-            told.append((self.model, self.rounds))
-            return f"model {len(told)}", [float(len(told))] * 7
+            calls.append((self.model, self.rounds))
+            return f"model {len(calls)}", [float(len(calls))] * 7
 
     def gathered(rows):
         assert [row[:7] for row in rows] == [[2.0] * 7, [3.0] * 7, [4.0] * 7]
@@ -116,7 +116,7 @@ def test_an_epoch_tells_what_all_nodes_measured(monkeypatch):
     monkeypatch.setattr(processes.nodes, "gathered", gathered)
     node = Scripted()
     ran = node.epoch(sizes, 0.5, 3)
-    assert told == [("start times 0.5", 0), ("start times 0.5", 0), ("model 2", 1), ("model 3", 2)], "the first is a rehearsal"
+    assert calls == [("start times 0.5", 0), ("start times 0.5", 0), ("model 2", 1), ("model 3", 2)], "the first is a rehearsal"
     assert (node.model, node.rounds) == ("model 4", 3)
     forward, backward, communication, update, sqnorm, loss, global_sqnorm, whole = np.moveaxis(seen, 2, 0)
     np.testing.assert_allclose(ran.compute, forward + backward + update)
@@ -130,7 +130,7 @@ def test_an_epoch_tells_what_all_nodes_measured(monkeypatch):
 
 
 def test_a_nodes_round_is_timed_part_by_part(key, monkeypatch):
-    """By a clock that tells 1, 3, 6, 10 and 15 s. Alone, a node has the mean gradient."""
+    """With a clock that returns 1, 3, 6, 10 and 15 s. The mean gradient of one node is its own."""
     looks = iter([1.0, 3.0, 6.0, 10.0, 15.0])
     monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: next(looks)))
     problem = make(1)

@@ -171,7 +171,7 @@ def test_the_best_threshold_is_the_best_of_a_fine_grid(std, communication):
     [(1.0, 0.3, 4, 0.5), (1.0, 0.3, 4, 2.0), (0.45, 0.2, 12, 0.3), (0.45, 0.1, 3, 0.05), (2.0, 0.5, 8, 1.0), (1.0, 0.05, 2, 3.0)],
 )
 def test_the_planned_threshold_is_that_of_a_search_ten_thousand_times_as_fine(mean, std, M, communication):
-    """It may lie on either side of the best of the planner's grid, whose points are a quarter of a standard deviation apart."""
+    """It may be on either side of the best of the planner's grid, whose points are a quarter of a standard deviation apart."""
 
     def rate(tau):
         m = np.arange(1, M + 1)[:, None]

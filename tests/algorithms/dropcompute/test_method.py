@@ -295,10 +295,10 @@ def one(n: int) -> np.ndarray:
     return done
 
 
-def test_idle_rounds_are_counted_until_anybody_has_computed_anything():
-    """Rounds from which all workers are away do not count; after the first micro-batch nothing does."""
-    everybody, nobody, last = [True] * FEW, [False] * FEW, [False, False, True]
-    rounds = [(NOBODY, None, 1), (NOBODY, everybody, 2), (NOBODY, nobody, 2), (NOBODY, last, 3), (one(2), None, -1), (NOBODY, None, -1)]
+def test_idle_rounds_are_counted_until_a_micro_batch_is_computed():
+    """Rounds without participation do not count; after the first micro-batch no round does."""
+    every, none, last = [True] * FEW, [False] * FEW, [False, False, True]
+    rounds = [(NOBODY, None, 1), (NOBODY, every, 2), (NOBODY, none, 2), (NOBODY, last, 3), (one(2), None, -1), (NOBODY, None, -1)]
     server = rule().start((), FEW, redraw=False)
     assert server.idle == 0
     for done, present, idle in rounds:
@@ -361,7 +361,7 @@ def test_workers_that_do_not_participate_are_charged_no_seconds(period):
         assert info.metrics["threshold"] == np.float32(SHORT)
 
 
-def test_the_share_that_is_dropped_is_of_those_who_are_there():
+def test_the_share_that_is_dropped_is_of_the_workers_that_participate():
     done = np.array([[True, True], [True, False], [False, False]])
     assert own.dropped(a_round(done), PAIR) == pytest.approx(3 / 6)
     assert own.dropped(a_round(done * np.array([[1], [0], [1]], bool), present=[True, False, True]), PAIR) == pytest.approx(2 / 4)

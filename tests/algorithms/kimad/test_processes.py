@@ -128,7 +128,7 @@ def test_refusals():
         receive(one, Wire([0.5], 10))
 
 
-# --- The server and a worker over connections that follow a script, by a clock that does: what each tells, chooses and records.
+# --- The server and a worker over connections that follow a script, with a scripted clock: frames, choices and records.
 
 N, D, TIME, CONGESTION = 3, 40, 2.0, 0.5
 WIRE = Wire([0.1, 0.2, 0.4, 1.0], D)
@@ -142,7 +142,7 @@ class Connection:
     """One that does not carry anything."""
 
     def __init__(self, n: int = 0) -> None:
-        self.n, self.told, self.closed = n, b"", False
+        self.n, self.received, self.closed = n, b"", False
 
     def __enter__(self):
         return self
@@ -151,7 +151,7 @@ class Connection:
         self.close()
 
     def sendall(self, some: bytes) -> None:
-        self.told += some
+        self.received += some
 
     def recv(self, size: int) -> bytes:
         return b"s"
@@ -215,13 +215,12 @@ def server(monkeypatch, seconds: float, rounds: float):
     connections = [Connection(n) for n in range(N)]
     script = Script(monkeypatch, connections, arrivals)
     trained = processes._Server(plan(), PROBLEM, optax.sgd(STEP), FLAT, lambda x: x).run(seconds, rounds, None)
-    assert all(one.told == b"s" and one.closed for one in connections)
+    assert all(one.received == b"s" and one.closed for one in connections)
     return trained, script, np.array([[m.seen for m in each] for each in sent])
 
 
 def test_the_server_is_algorithm_1_and_follows_the_slowest_of_each(monkeypatch):
-    """Its budget is of the slowest downlink and of the worker that computed longest; what it records is of the slowest of each, bits are
-    the mean."""
+    """Budgets use the slowest downlink and the longest computation; records have the slowest rates and the mean bits."""
     trained, script, seen = server(monkeypatch, 1e9, 3)
     x, x_hat, total, losses, chosen, answers = np.asarray(FLAT), np.asarray(FLAT), np.zeros(D), [], [], []
     for k in range(3):
@@ -257,7 +256,7 @@ def test_the_server_ends_after_so_many_rounds_or_seconds(monkeypatch, seconds, r
     assert [frame.last for frame, _ in script.sent[0]] == [False] * (length - 1) + [True]
 
 
-def test_a_worker_tells_what_it_measured_and_follows_what_it_is_told(monkeypatch):
+def test_a_worker_reports_its_measurements_and_follows_the_reported_rate(monkeypatch):
     """Its update takes a second; its messages are of what its estimate lacks."""
     heard, rates = [1800.0, 700.0, 900.0], [100.0, 200.0, 300.0]
     answers = messages([3, 1, 0])
@@ -287,7 +286,7 @@ def test_a_worker_tells_what_it_measured_and_follows_what_it_is_told(monkeypatch
 
 
 def test_a_link_of_each_direction_has_its_share_of_the_time():
-    """A downlink whose time is neglected limits nothing; an uplink then has all that computation leaves."""
+    """With congestion 0 the downlink has no limit, and the uplink has all the time that computation leaves."""
     for congestion in (0.0, 0.5, 2.0):
         for down in (False, True):
             link = processes._Link(plan(congestion), down)

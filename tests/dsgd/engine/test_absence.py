@@ -30,7 +30,7 @@ def on_devices(function: Any, *rows: Any, D: int, out: Any = None) -> Any:
 
 @pytest.mark.parametrize("present", [SOME, ~SOME, np.ones(N, bool), np.zeros(N, bool), None])
 @pytest.mark.parametrize("D", [1, 2])
-def test_who_is_away_has_what_the_method_says_and_without_anybody_the_server_stays(present, D):
+def test_absent_workers_get_the_rows_of_away_and_without_workers_the_server_stays(present, D):
     before, after = np.arange(1.0, N + 1), 10 * np.arange(1.0, N + 1)
 
     def block(before, after):
@@ -45,7 +45,7 @@ def test_who_is_away_has_what_the_method_says_and_without_anybody_the_server_sta
     np.testing.assert_array_equal(rows, np.where(there, after, 100 * before + after))
 
 
-def test_who_is_away_computes_no_samples_and_weights_stay():
+def test_absent_workers_compute_no_samples_and_weights_stay():
     work = Work(jnp.arange(8).reshape(N, 2), jnp.ones((N, 2)))
     asked = absence.query(Query((), work=work), a_round(SOME)).work
     assert asked is not None
@@ -59,8 +59,8 @@ def test_who_is_away_computes_no_samples_and_weights_stay():
     ("present", "mean"), [(SOME, 2.5), (np.arange(N) == 1, 2.0), (np.ones(N, bool), 2.5), (np.zeros(N, bool), np.nan), (None, 2.5)]
 )
 @pytest.mark.parametrize("D", [1, 2])
-def test_mean_losses_are_of_those_who_are_there(present, mean, D):
-    """Though those of the others are NaN."""
+def test_mean_losses_are_over_the_workers_that_participate(present, mean, D):
+    """The losses of the others may be NaN."""
     losses = np.arange(1.0, N + 1) if present is None else np.where(present, np.arange(1.0, N + 1), np.nan)
     there = None if present is None else jnp.asarray(present)
     found = on_devices(lambda rows: absence.mean(rows, there), jnp.asarray(losses), D=D)

@@ -183,7 +183,7 @@ def test_a_clock_starts_at_0():
     assert (now.dtype, now.tolist(), rounding.tolist(), lead.tolist(), measured) == (jnp.float32, 0, 0, [0, 0, 0], ())
 
 
-# --- One tick, of rounds that are made up here: what is charged, what workers measure, who begins when.
+# --- One tick, of rounds that are made up here: seconds, measurements, and when each worker begins.
 
 M = 2
 EACH = np.array([0.5, 1.75, 0.25, 3.0])
@@ -215,8 +215,8 @@ def ticked(before: clock.Clock, round: Round, said: Info, query: Query | None = 
     asked = Query(()) if query is None else query
 
     def one(before, present, bits, computed):
-        told = said._replace(bits_up=bits[0], bits_down=bits[1], lost=bits[2], compute=computed)
-        return clock.tick(before, GOSSIP, problem, round._replace(present=present), asked, told)
+        sent = said._replace(bits_up=bits[0], bits_down=bits[1], lost=bits[2], compute=computed)
+        return clock.tick(before, GOSSIP, problem, round._replace(present=present), asked, sent)
 
     given = before, round.present, (said.bits_up, said.bits_down, said.lost), said.compute
     return jax.jit(jax.shard_map(one, mesh=workers.mesh(1), in_specs=P(), out_specs=P()))(*given)
@@ -247,7 +247,7 @@ def test_bits_that_are_lost_keep_the_port_busy_and_are_not_measured():
     np.testing.assert_allclose(without.down, down / DOWN)
 
 
-def test_who_was_done_earlier_begins_earlier():
+def test_a_worker_that_was_done_earlier_begins_earlier():
     """On a ring without messages each waits for its neighbours; the clock is that of the last."""
     lead = np.array([0.0, 2.0, 0.5, 4.0])
     found = ticked(begun(*lead), a_round(replace(CLUSTER, latency=0.0)), info([0] * N, [0] * N))
@@ -257,20 +257,20 @@ def test_who_was_done_earlier_begins_earlier():
     np.testing.assert_allclose(found.lead, done.max() - done)
 
 
-def test_a_method_that_tells_its_seconds_is_charged_those():
+def test_seconds_that_a_method_reports_are_charged():
     found = ticked(begun(), a_round(replace(CLUSTER, latency=0.0)), info([0] * N, [0] * N, compute=jnp.array([0.5, 0.25, 0.0, 0.125])))
     np.testing.assert_allclose(found.now, 10.5)
     np.testing.assert_array_equal(np.isnan(measured(found).compute), [[False, True], [True, True], [True, True], [True, True]])
 
 
-def test_who_is_away_begins_with_the_last_and_has_measured_nothing():
+def test_a_worker_that_does_not_participate_begins_with_the_last_and_measures_nothing():
     found = ticked(begun(), a_round(replace(CLUSTER, latency=0.0), present=PRESENT), info([0] * N, [0] * N))
     np.testing.assert_allclose(found.now, 16.0)
     np.testing.assert_allclose(found.lead, [0.0, 0.0, 0.0, 0.0])
     assert np.isnan(measured(found).compute[1]).all()
     assert not np.isnan(np.asarray(measured(found).compute)[PRESENT]).any()
-    nobody = ticked(begun(0, 0, 0, 5.5), a_round(present=np.zeros(N, bool)), info([0] * N, [0] * N))
-    np.testing.assert_allclose(nobody.now, 13.5, err_msg="the slowest would have computed until then")
+    empty = ticked(begun(0, 0, 0, 5.5), a_round(present=np.zeros(N, bool)), info([0] * N, [0] * N))
+    np.testing.assert_allclose(empty.now, 13.5, err_msg="the slowest would have computed until then")
     ahead = ticked(begun(*[9.0] * N), a_round(present=np.zeros(N, bool)), info([0] * N, [0] * N))
     np.testing.assert_allclose(ahead.now, 10.0, err_msg="it does not go back")
 
@@ -295,7 +295,7 @@ def test_an_exact_gradient_is_of_all_samples_once(exact, samples, batch_size, wo
 @pytest.mark.parametrize(
     ("samples", "seconds"), [([[10, 10]] * N, 6.0), ([[3, 0], [1, 0], [0, 2], [0, 0]], 3.5), ([[0, 0]] * 3 + [[1, 1]], 6.0)]
 )
-def test_who_has_any_samples_of_an_exact_gradient_has_all(samples, seconds):
+def test_an_exact_gradient_of_any_samples_is_charged_as_all_samples(samples, seconds):
     """Of 40: four batches, which are two micro-batches twice."""
     per_sample = clusters.Cluster(clusters.constant(0.0), per_sample=clusters.constant(EACH / 10))
     given = a_round(per_sample, samples=samples, batch_size=10)
@@ -304,7 +304,7 @@ def test_who_has_any_samples_of_an_exact_gradient_has_all(samples, seconds):
 
 
 def test_of_workers_that_are_asked_alone_the_slowest_counts_and_only_they_measure():
-    """One is asked after the other; nobody is ahead of that."""
+    """They compute one after the other, and no worker is ahead."""
     query = Query((), workers=jnp.array([2, 1]))
     found = ticked(begun(*[1.0] * N), a_round(replace(CLUSTER, latency=0.0)), info([0] * N, [0] * N), query)
     np.testing.assert_allclose(found.now, 10 + M * 1.75)
@@ -312,7 +312,7 @@ def test_of_workers_that_are_asked_alone_the_slowest_counts_and_only_they_measur
 
 
 def test_latencies_are_of_what_was_computed_to_its_end():
-    """Up to rounding of what the method tells; whole micro-batches without samples, and of workers that are away, are not."""
+    """Up to rounding of the seconds that the method reports; micro-batches without samples are NaN."""
     latencies = np.tile(EACH[:, None], (1, M))
     for computed, cut in (([1.0, 3.5, 0.5, 6.0], False), (np.array([1.0, 3.5, 0.5, 6.0]) * (1 - 1e-4), True)):
         found = clock._latencies(PROBLEM, a_round(), Query(()), info([0] * N, [0] * N, compute=jnp.float32(computed)))

@@ -167,7 +167,7 @@ OVERLAP = clusters.Overlap(clusters.constant(0.5), clusters.constant(0.0), 0.25,
 
 @pytest.mark.parametrize("overlap", [None, OVERLAP])
 def test_what_is_measured_of_a_round_is_in_its_place(overlap):
-    """Without noise, what happened; of who computed nothing, no backward pass. Before the first round all is NaN, of the same shapes."""
+    """Without noise they are exact; a worker without computation has no backward pass. Before the first round all are NaN."""
     cluster = replace(UNEQUAL, overlap=overlap)
     latencies = jnp.array([[1.0, 2.0], [3.0, jnp.nan], [jnp.nan, jnp.nan], [jnp.nan, 4.0]])
     ports = went([5.0, 6.0, 7.0, 8.0], [9.0, 10.0, 11.0, 12.0])

@@ -312,7 +312,7 @@ def test_batches_from_outside_that_do_not_divide_are_refused(name, length, messa
 # --- Numbers that can be followed by eye: of worker n's batch of b samples the loss and the gradient are 1 + n + 10 b.
 
 
-def told_apart() -> dsgd.Problem:
+def distinct() -> dsgd.Problem:
     return dsgd.Problem(
         init=lambda key: jnp.ones(()),
         loss=lambda x, batch: x * (batch[0] + 10 * batch[1]),
@@ -328,7 +328,7 @@ SOME_WEIGHTS = np.where(np.arange(2 * N).reshape(N, 2) % 5 == 0, 0.0, 0.5 + np.a
 
 
 def losses_and_gradients(chosen: list[int] | None, given: Work | None, present: list[bool] | None = None, D: int = 2) -> tuple[float, Any]:
-    problem, all_, own = told_apart(), P(), P(workers.AXIS)
+    problem, all_, own = distinct(), P(), P(workers.AXIS)
 
     def block(data):
         query = Query(jnp.ones(()), None, None if chosen is None else jnp.array(chosen), work=given)
@@ -342,23 +342,23 @@ def losses_and_gradients(chosen: list[int] | None, given: Work | None, present: 
 
 @pytest.mark.parametrize("chosen", [None, [3, 0, 3], [1, 2], [7]])
 @pytest.mark.parametrize("D", [1, 2])
-def test_the_loss_of_those_who_are_asked_is_over_their_samples_that_count(chosen, D):
-    """Without work it is the mean over workers; who is asked twice counts twice."""
-    who = list(range(N)) if chosen is None else chosen
+def test_the_loss_of_the_workers_that_are_asked_is_over_their_samples_that_count(chosen, D):
+    """Without work it is the mean over workers; a worker that is asked twice counts twice."""
+    asked = list(range(N)) if chosen is None else chosen
     each = 1.0 + np.arange(N)
-    whole = (each + 10 * B)[who]
+    whole = (each + 10 * B)[asked]
     loss, gradients = losses_and_gradients(chosen, None, D=D)
     assert loss == pytest.approx(whole.mean())
     np.testing.assert_allclose(gradients, whole)
     of_samples = each[:, None] + 10 * SOME_SAMPLES
     counted = np.where(SOME_WEIGHTS > 0, SOME_SAMPLES, 0)
     loss, gradients = losses_and_gradients(chosen, Work(SOME_SAMPLES, SOME_WEIGHTS.astype(np.float32)), D=D)
-    total = counted[who].sum()
-    assert loss == pytest.approx((counted * of_samples)[who].sum() / total if total else np.nan, rel=1e-6, nan_ok=True)
-    np.testing.assert_allclose(gradients, np.sum(np.where(SOME_SAMPLES > 0, SOME_WEIGHTS, 0) * of_samples, axis=1)[who], rtol=1e-6)
+    total = counted[asked].sum()
+    assert loss == pytest.approx((counted * of_samples)[asked].sum() / total if total else np.nan, rel=1e-6, nan_ok=True)
+    np.testing.assert_allclose(gradients, np.sum(np.where(SOME_SAMPLES > 0, SOME_WEIGHTS, 0) * of_samples, axis=1)[asked], rtol=1e-6)
 
 
-def test_without_work_the_loss_is_over_those_who_are_there():
+def test_without_work_the_loss_is_over_the_workers_that_participate():
     present = [True, False, True, True, False, False, False, True]
     whole = 1.0 + np.arange(N) + 10 * B
     loss, _ = losses_and_gradients(None, None, present)
@@ -367,7 +367,7 @@ def test_without_work_the_loss_is_over_those_who_are_there():
 
 
 @pytest.mark.parametrize(("chosen", "asked_for"), [(None, range(N)), ([3, 0, 3], [0, 3]), ([1], [1]), ([6, 5], [5, 6])])
-def test_samples_are_those_of_who_is_asked(chosen, asked_for):
+def test_samples_are_those_of_the_workers_that_are_asked(chosen, asked_for):
     query = Query((), workers=None if chosen is None else jnp.array(chosen), work=Work(jnp.asarray(SOME_SAMPLES), SOME_WEIGHTS))
     np.testing.assert_array_equal(oracle.samples(query), np.where(np.isin(np.arange(N), asked_for), SOME_SAMPLES.sum(axis=1), 0))
 

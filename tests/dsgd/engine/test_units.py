@@ -1,4 +1,4 @@
-"""Micro-batches as a list of units of work, of which each is told apart by its row, its place and its samples."""
+"""Micro-batches as a list of units of work, with numbers that show the row, the place and the samples of each."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_each_unit_with_samples_counts_once_with_its_weight(n, M, some):
 
 
 def test_half_precision_is_added_up_in_single_and_given_back_as_it_was():
-    """To 2048 float16 alone adds no 1, however often."""
+    """In float16, 2048 + 1 = 2048."""
 
     def ones(rows, m, samples):
         return jnp.ones(samples.shape, jnp.float16)
@@ -60,7 +60,7 @@ def test_half_precision_is_added_up_in_single_and_given_back_as_it_was():
     np.testing.assert_array_equal(found, 2088)
 
 
-def test_rows_of_weight_0_are_0_whatever_they_are():
+def test_rows_of_weight_0_are_0_even_if_not_finite():
     rows = {"a": jnp.array([jnp.nan, 2.0, jnp.inf]), "b": jnp.array([[1.0, jnp.nan], [3.0, 4.0], [5.0, 6.0]])}
     found = units.scaled(jnp.array([0.0, 0.5, 0.0]), rows)
     np.testing.assert_array_equal(found["a"], [0, 1, 0])

@@ -196,7 +196,7 @@ def test_problems_that_compute_differently_are_different_programs(change):
 
 @pytest.mark.parametrize("sizes", [[2, 5, 3], [5, 2, 3], [2, 3, 5], [4, 4, 4]])
 def test_samples_are_those_of_the_worker_with_the_most(sizes):
-    """Whichever it is, and however the data come."""
+    """For arrays with a partition and for data by worker."""
     inputs, ends = np.arange(12.0)[:, None], np.cumsum(sizes)
     parts = np.split(np.arange(sum(sizes)), ends[:-1])
     by_worker = problems.ByWorker(lambda n: (inputs[parts[n]], inputs[parts[n], 0]))

@@ -165,7 +165,7 @@ def test_what_cannot_be_is_refused(folder, options, message):
 
 
 def handed_out(sizes: list[int], workers: int) -> list[list[int]]:
-    """Files by worker: the largest first, of equal ones the first, to who has least, of those the first; in their order in the end."""
+    """Files by worker: the largest file first, to the worker with the fewest samples; ties go to the first file and the first worker."""
     files, has = [[] for _ in range(workers)], [0] * workers
     left = [file for file in range(len(sizes)) if sizes[file]]
     while left:

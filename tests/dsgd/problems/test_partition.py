@@ -164,7 +164,7 @@ def test_fewer_workers_than_one_are_refused(partition, workers):
 
 
 def test_dirichlet_cuts_each_class_where_the_drawn_shares_end():
-    """Class by class: its members in random order, in pieces whose ends are rounded; then each worker's own, in random order."""
+    """Class by class: its members in random order, in pieces whose ends are rounded; then each worker's samples, in random order."""
     labels, workers, alpha = np.random.default_rng(5).integers(0, 3, 60), 4, 2.0
     draw, shares = np.random.default_rng(8), [[] for _ in range(workers)]
     for label in range(3):

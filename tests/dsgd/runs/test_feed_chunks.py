@@ -1,4 +1,4 @@
-"""Batches from outside, chunk by chunk: which are on the devices, how many, and which is told to be wrong."""
+"""Batches from outside, chunk by chunk: which are on the devices, how many, and the number of a wrong one."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_first_is_known_by_its_shapes():
 
 
 @pytest.mark.parametrize(("before", "rounds"), [(3, 3), (1, 5), (5, 1)])
-def test_batches_that_end_are_told_by_the_round_after_which_they_do(before, rounds):
+def test_batches_that_end_are_reported_with_the_round(before, rounds):
     feed = Feed(plan(), numbered(0, 5), 100)
     feed.take(before)
     with pytest.raises(ValueError, match="batches ended after round 5: need one for each of the 100 rounds"):
@@ -71,7 +71,7 @@ def test_batches_that_end_are_told_by_the_round_after_which_they_do(before, roun
     feed.take(3)
 
 
-def test_the_first_batch_with_what_is_not_finite_is_told_by_its_number():
+def test_the_first_batch_with_what_is_not_finite_is_reported_with_its_number():
     def batches(wrong):
         for t, batch in enumerate(numbered()):
             if t in wrong:
@@ -85,9 +85,9 @@ def test_the_first_batch_with_what_is_not_finite_is_told_by_its_number():
         ([3], (3, 4), [None, 3]),
     ):
         feed = Feed(plan(), batches(wrong), 100)
-        for rounds, told in zip(chunks, expected, strict=True):
+        for rounds, number in zip(chunks, expected, strict=True):
             feed.take(rounds)
-            assert feed.not_finite == told
+            assert feed.not_finite == number
     feed = Feed(plan(), batches([5]), 100)
     feed.skip(4)
     feed.take(3)
@@ -95,7 +95,7 @@ def test_the_first_batch_with_what_is_not_finite_is_told_by_its_number():
 
 
 @pytest.mark.parametrize("at", [1, 2, 5])
-def test_a_batch_of_another_kind_is_told_by_its_number(at):
+def test_a_batch_of_another_kind_is_reported_with_its_number(at):
     good = {"x": np.zeros((N, 3), np.float32), "n": np.zeros(N, np.int32)}
     for other in ({**good, "x": np.zeros((N, 4), np.float32)}, {**good, "n": np.zeros(N, np.float32)}, {"x": good["x"]}):
         feed = Feed(plan(), itertools.chain(numbered(0, at), [other], numbered()), 100)

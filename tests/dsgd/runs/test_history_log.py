@@ -125,7 +125,7 @@ def diverged(one: Log, name: str = "a method", rate: float = 0.5, reason: str = 
     return str(error.value), error.value.history, asked
 
 
-def test_the_first_record_that_is_not_finite_is_told_with_its_round():
+def test_the_first_record_that_is_not_finite_is_reported_with_its_round():
     one = log()
     one.extend(piece([5.0, 4.0, 3.0]), 6)
     one.check("a method", 0.5, lambda at_start: "never asked")
@@ -155,7 +155,7 @@ def test_a_start_that_is_not_finite_and_a_record_each_round():
     assert "the loss is nan after round 1, with" in diverged(one)[0]
 
 
-def test_of_seeds_the_one_that_diverges_first_is_told():
+def test_of_seeds_the_one_that_diverges_first_is_reported():
     one = log(runs=1, record_every=2)
     one.extend(piece([[1.0, 2.0, np.inf], [1.0, np.nan, np.nan]]), 4)
     words, history, _ = diverged(one)

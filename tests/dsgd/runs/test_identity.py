@@ -1,4 +1,4 @@
-"""What tells one run from another: any value, type, shape or name; and how a difference is told."""
+"""Fingerprints of runs depend on all values, types, shapes and names; differences are reported by name."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_digest_of_keys_is_of_their_data():
 
 
 @pytest.mark.parametrize("what", ["a value", "a value far in", "a name", "a type of the same bytes", "rows in another order"])
-def test_the_workers_data_are_told_apart_row_by_row(what):
+def test_digests_of_the_workers_data_are_row_by_row(what):
     """Of both workers, each by itself."""
     data = {"a": TREE["a"]}
     other = {name: leaf for name, leaf in OTHERS[what].items() if name != "b"}
@@ -70,7 +70,7 @@ RUN = {"method": "m", "workers": "4", "jax": "1", "platform": "cpu", identity.PR
 
 
 @pytest.mark.parametrize(
-    ("here", "told"),
+    ("here", "reported"),
     [
         ({}, ""),
         ({"workers": "8"}, "workers = 4 there, 8 here"),
@@ -84,14 +84,13 @@ RUN = {"method": "m", "workers": "4", "jax": "1", "platform": "cpu", identity.PR
         ({"seeds": "3"}, "seeds = None there, 3 here"),
     ],
 )
-def test_differences_are_told_by_name(here, told):
-    assert identity.differences(RUN, {**RUN, **here}) == told
-    assert identity.differences(RUN, {**RUN, **here}, ("in process 0", "in process 1")) == told.replace("there", "in process 0").replace(
-        "here", "in process 1"
-    )
+def test_differences_are_reported_by_name(here, reported):
+    assert identity.differences(RUN, {**RUN, **here}) == reported
+    elsewhere = reported.replace("there", "in process 0").replace("here", "in process 1")
+    assert identity.differences(RUN, {**RUN, **here}, ("in process 0", "in process 1")) == elsewhere
 
 
-def test_processes_that_run_something_else_are_told_which_and_what(monkeypatch):
+def test_processes_with_another_configuration_are_refused_by_what_differs(monkeypatch):
     from dsgd.runs.identity import agreement, json
 
     def others(*runs):
