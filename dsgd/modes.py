@@ -88,9 +88,14 @@ def refuse_tracing(name: str, what: str) -> None:
     )
 
 
+def _is_iterator(node: Any) -> bool:
+    """JAX warns of iterators in trees; batches may be one."""
+    return isinstance(node, Iterator)
+
+
 def _need_values(name: str, arguments: dict[str, Any]) -> None:
     for argument, value in arguments.items():
-        for path, leaf in jax.tree_util.tree_leaves_with_path(value):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(value, is_leaf=_is_iterator):
             if isinstance(leaf, Tracer):
                 refuse_tracing(name, f"{argument}{jax.tree_util.keystr(path)} is")
     if isinstance(jnp.zeros(()), Tracer):  # in a transformation that traces all operations
