@@ -233,7 +233,7 @@ WRONG = {
         f"compress of my sign {BRANCH}",
     ),
     "quantity": (
-        lambda: run(cluster=clusters.Cluster(clusters.Quantity(lambda key, clock, worker: jnp.ones(()) if clock > 1 else jnp.zeros(()), "mine", True))),
+        lambda: run(cluster=clusters.Cluster(clusters.Quantity(lambda key, clock, worker: branching(jnp.ravel(clock))[0], "mine", True))),
         rf"clock of the cluster \(1 x mine; .*\) {BRANCH}",
     ),
     "model of rows": (
