@@ -99,8 +99,9 @@ def run(
             rounds or more, N that the devices do not divide, a method built for another N, parameters of which none can be trained or one
             is complex, batches that end early or do not fit, a checkpoint's folder that cannot be written to or is in use, a checkpoint of
             another run or of more rounds, or a damaged one, a cluster for another N, or whose clock stops being finite or goes back, a
-            start of other shapes, or processes that do not all run the same.
-        Diverged: the loss became infinite or NaN; it says where data, batches or the start were not finite.
+            start of other shapes, processes that do not all run the same, or a call inside a transformation of JAX (jit, vmap, grad).
+        Diverged: the loss became infinite or NaN; it says where data, batches or the start were not finite. JAX's own checks of them
+            (jax_debug_nans, jax_debug_infs) do not apply: NaN stands for what a record has not.
         Interrupted: Ctrl-C, or SIGTERM, with the history so far. It waits for the chunk in progress, about half a second or one record.
         OSError: a checkpoint cannot be written, on a full disk say; the one before is as it was.
         Lost: another process of the run was killed, or is not heard of; it says which.
