@@ -377,8 +377,8 @@ def _need_meaning(
     name: str, loss: PerSample, metrics: Metrics, outputs: PyTree, data: Examples | Pooled, test: Examples | tuple[()]
 ) -> None:
     """Raises a ValueError, in all processes, if targets have no meaning for the loss or a metric."""
-    targets = pooled.flat(data).targets if isinstance(data, Pooled) else _rows(data).targets
-    on_host = jax.tree.map(own, targets)
+    # Of this process's workers only; on the host, since a program on arrays of several processes would need all of them.
+    on_host = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), jax.tree.map(own, data.targets))
     why = next(filter(None, agreement.exchange(f"targets of {name}", meaning.refusal(loss, outputs, on_host))), "")
     if why:
         raise ValueError(f"{name}: {why}")
