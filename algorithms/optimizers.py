@@ -7,6 +7,7 @@ do not fit the parameters, and which hold the random keys of its state in `State
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -138,7 +139,7 @@ def learning_rate(optimizer: optax.GradientTransformation) -> Any:
 
     Raises:
         ValueError: one whose update needs more than gradients (a line search), or whose first step is not a finite real number or leads
-            up the gradient.
+            up the gradient without a negative step size.
     """
     one: Any = np.float32(1)
     try:
@@ -169,8 +170,12 @@ def learning_rate(optimizer: optax.GradientTransformation) -> Any:
 
 
 def _ascends(optimizer: optax.GradientTransformation, memory: PyTree, one: Any) -> bool:
-    """Whether all of the first steps lead up a gradient of 1. Random ones may by chance, and every other one of sharpness-aware methods."""
-    if any(map(randomness.may_be_key, jax.tree.leaves(memory))):
+    """Whether all of the first steps lead up a gradient of 1, without a step size that says so.
+
+    Random steps may by chance, and every other one of sharpness-aware methods.
+    """
+    chosen = re.findall(r"\w+", called(optimizer))[-1] in ("scale", "scale_by_schedule")  # by its user, who gave a negative step size
+    if chosen or any(map(randomness.may_be_key, jax.tree.leaves(memory))):
         return False
     for _ in range(_FIRST):
         step: Any

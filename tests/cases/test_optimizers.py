@@ -243,8 +243,9 @@ def test_an_optimizer_that_fails_on_the_parameters_is_named(optimizer, words):
         (optax.MultiSteps(optax.sgd(0.5), 2).gradient_transformation(), [-0.5, -1.0, -1.5]),
         (optax.sgd(np.array([0.5, 0.25, 1.0], np.float32)), [-1.0, -1.0, -6.0]),
         (optax.sgd(lambda count: 0.5 / (1 + count)), [-0.75, -1.5, -2.25]),
+        (optax.sgd(-0.5), [1.0, 2.0, 3.0]),
     ],
-    ids=["sam", "multi steps", "preconditioner", "schedule"],
+    ids=["sam", "multi steps", "preconditioner", "schedule", "up on purpose"],
 )
 def test_unusual_optimizers_make_their_steps(optimizer, expected):
     params = dsgd.run(algorithms.minibatch_sgd(optimizer), linear_problem([1.0, 2, 3]), steps=2, key=KEY, mesh=1).params
