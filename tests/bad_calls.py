@@ -194,7 +194,7 @@ GOOD: dict[Callable, dict[str, Any]] = {
     problems.clipped: {"norm": 1.0},
     problems.Model: {"init": MODEL.init, "apply": MODEL.apply},
     problems.logistic_regression: {**_DATA, "data_dir": None},
-    problems.neural_network: {"model": "mlp", **_DATA, "data_dir": None},
+    problems.neural_network: {"model": "mlp", **_DATA, "trainable": None, "data_dir": None},
     problems.minibatch: {"batch_size": 2, "replacement": True},
     problems.quadratic: {"A": np.ones((2, 3)), "b": np.ones((2, 3)), "noise": 0.1, "start": np.zeros(3)},
     problems.random_quadratic: {

@@ -287,6 +287,8 @@ def _model(where: str, mean: float, std: float, micro_batches: int, stop: Stop) 
         need_seconds(where, what, seconds, positive=True)
     if mean > 1e6 * std:
         raise ValueError(f"{where}: mean = {mean}, std = {std}: need a std of at least a millionth of the mean: below, all take the mean")
+    if std > 1e6 * mean:
+        raise ValueError(f"{where}: mean = {mean}, std = {std}: need a std of at most a million times the mean")
     return _Model(float(mean), float(std), checks.positive_int(f"{where}: micro_batches", micro_batches), stop)
 
 

@@ -106,7 +106,7 @@ def exchange(terms: Terms, server: Server, known: PyTree, own: Gradients, round:
 
 
 def _words(way: str, choices: Choices) -> str:
-    return f"the rule gives the choice {{}} for messages {way} the server; expected 0 to {choices.number - 1} of {choices.name}"
+    return f"the rule gives the choice {{}} for messages {way} the server; expected the index of one of {choices.name}"
 
 
 def _weighted_sum(seen: Gradients, shares: np.ndarray | None, N: int) -> Params:

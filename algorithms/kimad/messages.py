@@ -59,7 +59,7 @@ def compress(choices: Choices, rule: Callable, key: jax.Array, tree: PyTree, bud
         jnp.where(everything, jnp.uint32(whole), bits),
         jnp.where(everything, 0, jnp.sum(errors[one])),
         jnp.where(everything, 0, missing),
-        indices.outside(chosen, choices.number - 1),
+        indices.outside(chosen, errors.shape[1] - 1),
     )
 
 

@@ -48,7 +48,7 @@ def enable(folder: str | Path | None = None) -> Path | None:
         return Path(own)
     try:
         place = _writable(_absolute(chosen) / f"jaxlib-{importlib.metadata.version('jaxlib')}-{_processor()}")
-    except (OSError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         if folder:
             raise ValueError(f"cache {chosen}: it cannot be written to ({error}); need a folder of yours, or {_OFF!r}") from None
         given = f"{VARIABLE} = {chosen}" if chosen else "the user's cache directory"
@@ -65,7 +65,7 @@ def _absolute(chosen: str | Path | None) -> Path:
     """The chosen folder, or the user's cache directory.
 
     Raises:
-        OSError, ValueError: if the user has no home directory, or the path is none.
+        OSError, RuntimeError, ValueError: if the user has no home directory, or the path is none.
     """
     if chosen:
         return records.expanded("cache", chosen).absolute()

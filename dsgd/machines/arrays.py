@@ -25,7 +25,8 @@ _digests: dict[int, list[str]] = {}  # of all workers' rows, by array, where its
 def from_host(values: Any, dtype: Any = None) -> jax.Array:
     """A copy on JAX's default device, of that type. (`jnp.asarray` compiles a program for each shape.)"""
     forks.need_threads()
-    return jax.device_put(_own_memory(values, dtype))
+    with jax.ensure_compile_time_eval():  # a value, also if JAX traces the call
+        return jax.device_put(_own_memory(values, dtype))
 
 
 def put(tree: PyTree, sharding: Sharding) -> PyTree:

@@ -268,7 +268,7 @@ def cost(pattern: Pattern, workers: int, latency: Seconds, transfer: Seconds, co
             raise ValueError(f"cost with {what} = {value}: need seconds >= 0, finite")
     check_convention(convention)
     seconds = getattr(pattern, convention)(workers, latency, transfer)
-    if not checks.is_numeric(seconds):
+    if not checks.is_number(seconds) and not checks.is_numeric(seconds):
         raise ValueError(f"cost: {convention} of {pattern.name} gives {checks.typed(seconds)}; need seconds")
     return seconds
 

@@ -19,9 +19,9 @@ from dsgd.engine.pooled import Pooled
 from dsgd.machines import agreement
 from dsgd.machines.arrays import own
 from dsgd.problems import targets as meaning
-from dsgd.problems.adapters import adapt
+from dsgd.problems.adapters import Network, adapt
 from dsgd.problems.averages import Statistics, Training, counted_rows
-from dsgd.problems.blocks import ByWorker
+from dsgd.problems.blocks import ByWorker, Loaded
 from dsgd.problems.examples import EPOCH, Examples, Keyed, arrays, first, keyed, minibatch, on_device, one, stacked
 from dsgd.problems.partition import BY_CLASS, need_parts, split
 
@@ -241,10 +241,7 @@ def finite_sum(
     if isinstance(data, ByWorker):
         examples, sizes, some = data.loaded(workers)
     else:
-        some = inputs, targets = arrays("data", data)
-        parts = _parts(targets, len(jax.tree.leaves(inputs)[0]), workers, partition, alpha, seed, min_samples)
-        sizes = list(map(len, parts))
-        examples = stacked(inputs, targets, parts)
+        examples, sizes, some = _loaded(data, workers, partition, alpha, seed, min_samples)
     _need_samples(name, sizes, min_samples)
     whole = replacement != EPOCH and bool(replacement)  # batches, whatever a worker has
     if replacement == EPOCH and max(sizes) * batch_size >= 1 << 32:
@@ -252,11 +249,7 @@ def finite_sum(
     shared = _held_out(test, metrics, some)
     rows = jax.eval_shape(lambda data: _rows(pooled.flat(data) if isinstance(data, Pooled) else data), examples)
     functions, measured = adapt(model, rows.inputs), tuple((metrics or {}).items())
-    with causes.explained(name):
-        params = leaves.started("init of the model", functions.init)
-    trained = leaves.of(name, params, functions.trainable)
-    if trainable is not None:
-        trained = tuple(map(bool, np.logical_and(trained, leaves.of(name, params, trainable))))
+    params, trained = _parameters(name, functions, trainable)
     mean = MeanLoss(functions.apply, loss, l2, training=functions.training, trained=trained)
     _need_per_sample(name, mean, measured, params, rows)
     outputs = jax.eval_shape(partial(functions.apply), params, accumulate.of_length(rows.inputs, 1))
@@ -288,11 +281,26 @@ def finite_sum(
     )
 
 
+def _parameters(name: str, model: Network, trainable: Any) -> tuple[PyTree, tuple[bool, ...]]:
+    """The shapes and types of a model's parameters, and which leaves are trained: those that both the model and the user name."""
+    with causes.explained(name):
+        params = leaves.started("init of the model", model.init)
+    chosen = (leaves.of(name, params, of) for of in (model.trainable, trainable))
+    return params, tuple(map(all, zip(*chosen, strict=True)))
+
+
 def _statistics(training: Training | None, draw: minibatch) -> Statistics | None:
     """How running averages are estimated, if the model has some: from batches like those of the training, which no epoch numbers."""
     if training is None or not any(training.averages):
         return None
     return Statistics(training, Keyed(replace(draw, replacement=False) if draw.replacement == EPOCH else draw))
+
+
+def _loaded(data: Any, workers: int, partition: str | Sequence[Any], alpha: float, seed: int, least: int) -> Loaded:
+    """The workers' parts of the data."""
+    inputs, targets = arrays("data", data)
+    parts = _parts(targets, len(jax.tree.leaves(inputs)[0]), workers, partition, alpha, seed, least)
+    return Loaded(stacked(inputs, targets, parts), list(map(len, parts)), (inputs, targets))
 
 
 def _parts(targets: PyTree, M: int, workers: int, partition: str | Sequence[Any], alpha: float, seed: int, least: int) -> list[np.ndarray]:

@@ -32,6 +32,7 @@ def neural_network(
     replacement: bool | Literal["epoch"] = True,
     l2: float = 0.0,
     seed: int = 0,
+    trainable: Any = None,
     data_dir: str | Path | None = None,
 ) -> Problem:
     """Softmax cross-entropy of a flax model; each seed of a run draws its own start.
@@ -40,6 +41,7 @@ def neural_network(
         model: "mlp"; "cnn" or "resnet-18" (images only); or a model as `finite_sum` takes it, that maps `[m, ...]` to logits
             `[m, classes]`.
         data, workers, partition, alpha, min_samples, weights, batch_size, replacement, l2, seed, data_dir: as in `logistic_regression`.
+        trainable: as in `finite_sum`.
 
     Raises:
         ValueError: an unknown model, a model of images on data that are no images, a module with another number of logits
@@ -75,6 +77,7 @@ def neural_network(
         seed=seed,
         test=(dataset.test_inputs, dataset.test_targets),
         metrics={"test_accuracy": right},
+        trainable=trainable,
         name=f"neural_network({name}, {dataset.name}, {partition})",
     )
 

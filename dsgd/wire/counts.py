@@ -21,20 +21,20 @@ _MASK = np.uint32((1 << BASE_BITS) - 1)
 
 
 def of(bits: int | np.integer | jax.Array, workers: int) -> jax.Array:
-    """The count of `bits` for every worker of a block: uint32 `[workers, 4]`.
+    """The count of `bits` for every worker of a block: uint32 `[..., workers, 4]`.
 
     Args:
-        bits: a Python int below 2^64, the same for everybody; or uint32 `[workers]`.
+        bits: a Python int below 2^64, the same for everybody; or uint32 `[..., workers]`.
         workers: n, the workers of the block.
 
     Raises:
-        ValueError: an int that is negative or too large, or what is neither an int nor integers `[workers]`.
+        ValueError: an int that is negative or too large, or what is neither an int nor integers `[..., workers]`.
     """
     bits = checks.python_number(bits)
     if not isinstance(bits, jax.Array | np.ndarray):
         return jnp.broadcast_to(jnp.asarray(_digits(bits), jnp.uint32), (workers, DIGITS))
-    if bits.shape != (workers,) or not jnp.issubdtype(bits.dtype, jnp.integer):
-        raise ValueError(f"counts.of: bits = {checks.typed(bits)}: need an integer, or uint32 [{workers}]")
+    if bits.shape[-1:] != (workers,) or not jnp.issubdtype(bits.dtype, jnp.integer):
+        raise ValueError(f"counts.of: bits = {checks.typed(bits)}: need an integer, or uint32 [..., {workers}]")
     low, high = bits & _MASK, bits >> BASE_BITS
     return jnp.stack([low, high, jnp.zeros_like(low), jnp.zeros_like(low)], axis=-1)
 

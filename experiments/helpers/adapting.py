@@ -76,7 +76,7 @@ def fixed(choices: kimad.Choices, warm_up: int) -> Callable[..., dsgd.Algorithm]
 
     def build(learning_rate, choice):
         def always(errors, sizes, budget):
-            return jnp.full(len(sizes), choice, jnp.int32)
+            return jnp.full(len(sizes), jnp.minimum(choice, errors.shape[1] - 1), jnp.int32)  # the server's messages have one choice
 
         one = choices._replace(number=1)
         return algorithms.kimad_sgd(optax.sgd(learning_rate), one, 1.0, computation=0.0, rule=always, warm_up=warm_up, **_uplink())

@@ -303,7 +303,7 @@ BITS = {
     r"unpack: bits = -1: need an integer from 0 to 32": lambda: codecs.unpack((), -1, 3),
     r"pack: codes = uint8\[5\] for bits = 9: need uint32 \[d\]": lambda: codecs.pack(jnp.arange(5, dtype=jnp.uint8), 9),
     r"a count of an integer of 1329 bits": lambda: counts.of(10**400, 2),
-    r"counts.of: bits = uint32\[3\]: need an integer, or uint32 \[2\]": lambda: counts.of(jnp.ones(3, jnp.uint32), 2),
+    r"counts.of: bits = uint32\[3\]: need an integer, or uint32 \[..., 2\]": lambda: counts.of(jnp.ones(3, jnp.uint32), 2),
 }
 
 

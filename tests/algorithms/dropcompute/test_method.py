@@ -202,6 +202,7 @@ def test_late_in_a_period_seconds_are_those_of_the_micro_batches(stop):
     np.testing.assert_array_equal(seconds, completions(times)[..., -1])
 
 
+@pytest.mark.filterwarnings("ignore:.*nothing is sent")
 @pytest.mark.parametrize("base", [algorithms.local_sgd, algorithms.scaffold])
 def test_who_computes_nothing_makes_no_step(base):
     """Momentum would move it, and SCAFFOLD's correction; all that it has stays."""

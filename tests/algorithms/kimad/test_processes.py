@@ -214,7 +214,7 @@ def server(monkeypatch, seconds: float, rounds: float):
         arrivals[n].append((Frame(one.choice, False, COMPUTING[k, n], HEARD[k, n]), one.packed, RATES[k, n]))
     connections = [Connection(n) for n in range(N)]
     script = Script(monkeypatch, connections, arrivals)
-    trained = processes._Server(plan(), PROBLEM, optax.sgd(STEP), FLAT, lambda x: x).run(seconds, rounds, None)
+    trained = processes._Server(plan(), PROBLEM, optax.sgd(STEP), jax.random.key(0), FLAT, lambda x: x).run(seconds, rounds, None)
     assert all(one.received == b"s" and one.closed for one in connections)
     return trained, script, np.array([[m.seen for m in each] for each in sent])
 

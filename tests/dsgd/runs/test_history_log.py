@@ -116,8 +116,8 @@ def test_evaluated_records_of_several_runs_and_workers():
 def diverged(one: Log, name: str = "a method", rate: float = 0.5, reason: str = "") -> tuple[str, dict[str, np.ndarray], list[bool]]:
     asked = []
 
-    def suspects(at_start):
-        asked.append(at_start)
+    def suspects(record, first, run):
+        asked.append(first == 0)
         return reason
 
     with pytest.raises(Diverged) as error:
