@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from dsgd import array_likes, checks
 
@@ -81,7 +82,7 @@ PARTITIONS = {"iid": _iid, "blocks": _blocks, "by-label": _by_label, "dirichlet"
 
 @checks.arguments
 def split(
-    labels: np.ndarray, workers: int, partition: str = "iid", *, alpha: float = 0.5, seed: int = 0, min_samples: int = 1
+    labels: ArrayLike, workers: int, partition: str = "iid", *, alpha: float = 0.5, seed: int = 0, min_samples: int = 1
 ) -> list[np.ndarray]:
     """Which samples each worker gets; every sample goes to one worker.
 
@@ -111,10 +112,11 @@ def split(
     checks.positive_int("split: workers", workers)
     checks.natural("split: seed", seed, most=None)
     least = checks.positive_int("split: min_samples", min_samples)
-    if np.ndim(labels) != 1 or not len(labels):
-        raise ValueError(f"labels of shape {np.shape(labels)}: need [M], at least one")
+    classes = np.asarray(labels)
+    if classes.ndim != 1 or not classes.size:
+        raise ValueError(f"labels of shape {classes.shape}: need [M], at least one")
     rule = partial(_dirichlet, least=least) if partition == "dirichlet" else PARTITIONS[partition]
-    parts = rule(np.asarray(labels), workers, alpha, np.random.default_rng(seed))
+    parts = rule(classes, workers, alpha, np.random.default_rng(seed))
     smallest = min(range(workers), key=lambda n: len(parts[n]))
     if (found := len(parts[smallest])) < least:
         few = f"worker {smallest} {f'with {found} samples' if found else 'without samples'}"
@@ -122,7 +124,7 @@ def split(
         hint = f"pass a larger alpha than {alpha}, fewer workers" if partition == "dirichlet" else "pass fewer workers"
         hint += " or a smaller min_samples" if least > 1 else ""
         raise ValueError(
-            f"split: partition {partition!r} of {len(labels)} samples over {workers} workers leaves {few}; expected at least {least};"
+            f"split: partition {partition!r} of {len(classes)} samples over {workers} workers leaves {few}; expected at least {least};"
             f" {hint}"
         )
     return parts

@@ -150,7 +150,9 @@ class Log:
         *before, latest = [to_seconds(piece["clock"]) for piece in self.pieces[-2:]]
         clock = np.concatenate([*(np.take(piece, [-1], axis=self.axis) for piece in before), latest], axis=self.axis)
         if not np.isfinite(clock).all() or (np.diff(clock, axis=self.axis) < 0).any():
+            finite = clock[np.isfinite(clock)]
+            at = f"at {finite.min():g} to {finite.max():g} s" if finite.size == clock.size else f"at {clock[~np.isfinite(clock)][0]:g} s"
             raise ValueError(
-                f"the cluster's clock is not finite or goes back, at {clock.min():g} to {clock.max():g} s by round {self.steps[-1]}:"
+                f"the cluster's clock is not finite or goes back, {at} by round {self.steps[-1]}:"
                 " need seconds >= 0 and bandwidths > 0, finite in float32"
             )

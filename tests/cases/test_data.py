@@ -661,3 +661,11 @@ def test_paths_that_cannot_be_are_one_line(data, folder):
     with pytest.raises((ValueError, FileNotFoundError), match=r"no file|there is no|without null bytes") as error:
         problems.load(data, folder)
     assert "\n" not in str(error.value)
+
+
+def test_labels_to_split_may_be_a_list():
+    labels = [0, 1, 2, 0, 1, 2]
+    for given in (labels, np.array(labels, np.int8)):
+        assert [part.tolist() for part in problems.split(given, 3, "by-label")] == [
+            part.tolist() for part in problems.split(np.array(labels), 3, "by-label")
+        ]

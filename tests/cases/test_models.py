@@ -509,3 +509,15 @@ def test_batches_of_another_structure_are_named(mesh, key):
     pairs = [(np.zeros((2, 2, 3), np.float32), np.zeros((2, 2), np.int32))]
     with pytest.raises(ValueError, match=r"a batch is a tuple; expected problems.Examples"):
         dsgd.run(SGD, classifier(CYCLE % 2), steps=1, key=key, mesh=mesh, batches=pairs)
+
+
+def test_layers_of_a_neural_network_can_be_frozen(mesh, key):
+    def last(params):
+        """Of flax's modules, whose layers' names end with their numbers."""
+        return dict.fromkeys(params, False) | {max(params): True}
+
+    problem = problems.neural_network("mlp", workers=2, batch_size=4, trainable=last)
+    start = problem.init(loop.split(key)[0])
+    found = dsgd.run(SGD, problem, steps=2, key=key, mesh=mesh).params
+    moved = jax.tree.map(lambda x, x0: bool((x != x0).any()), found, start)
+    assert sorted(jax.tree.leaves(moved)) == [False] * (len(jax.tree.leaves(moved)) - 2) + [True] * 2
