@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_leaves_with_path
 
-from dsgd import checks, sameness
+from dsgd import causes, checks, sameness
 from dsgd.base import Params, Problem, PyTree
 
 Fixed = tuple[Any, ...]  # the leaves that are not trained, in the order of the parameters' leaves
@@ -93,7 +93,11 @@ def _bools(name: str, params: Params, trainable: Any) -> Sequence[bool]:
     """One for each leaf of the parameters."""
     if trainable is None:
         return [True] * len(jax.tree.leaves(params))
-    mask = trainable(params) if callable(trainable) else trainable
+    mask = trainable
+    if callable(trainable):
+        checks.need_call(f"{name}: trainable", trainable, "parameters")
+        with causes.explained(f"{name}: trainable"):
+            mask = trainable(params)
     if not all(isinstance(leaf, bool | np.bool_) for leaf in jax.tree.leaves(mask)):
         raise ValueError(f"{name}: trainable = {checks.shown(mask)}; expected a tree of True and False")
     try:

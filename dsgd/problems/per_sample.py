@@ -15,7 +15,8 @@ import optax
 
 from dsgd import checks, sameness
 from dsgd.base import Params, Problem, PyTree
-from dsgd.engine import accumulate, leaves, protocol
+from dsgd.engine import accumulate, leaves, pooled, protocol
+from dsgd.engine.pooled import Pooled
 from dsgd.problems.examples import Examples, Keyed, keyed
 from dsgd.problems.finite_sum import MeanLoss
 
@@ -72,8 +73,7 @@ def per_sample(problem: Problem, transform: Callable[[PyTree], PyTree], *, noise
         raise ValueError(f"per_sample: {problem.name} has a gradient of its own; expected a problem whose gradient is that of its loss")
     if problem.statistics is not None:
         raise ValueError(f"per_sample: {problem.name} has batch norm, whose losses are not of single samples; expected a model without it")
-    own = jax.eval_shape(lambda data: jax.tree.map(lambda leaf: leaf[0], data), problem.data)
-    batch = jax.eval_shape(partial(problem.sample), jax.eval_shape(lambda: jax.random.key(0)), own)
+    batch = _batch(problem)
     if not isinstance(batch, Examples):
         raise ValueError(f"per_sample: {problem.name} draws batches of type {type(batch).__name__}; expected problems.Examples")
     has_key = isinstance(batch.key, jax.ShapeDtypeStruct)
@@ -87,6 +87,16 @@ def per_sample(problem: Problem, transform: Callable[[PyTree], PyTree], *, noise
         constants=problem.constants._replace(noise=None, heterogeneity=None),
         name=f"{problem.name}, per sample",
     )
+
+
+def _batch(problem: Problem) -> Any:
+    """The shapes and types of a batch of one worker."""
+
+    def drawn(data):
+        first = pooled.of_rows(pooled.flat(data) if isinstance(data, Pooled) else data, jnp.int32(0))
+        return problem.sample(jax.random.key(0), first, *[jnp.int32(0)] * problem.numbered)
+
+    return jax.eval_shape(drawn, problem.data)
 
 
 @dataclass(frozen=True, eq=False)

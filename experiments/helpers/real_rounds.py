@@ -238,9 +238,8 @@ def _placed(algorithm: dsgd.Algorithm, problem: dsgd.Problem, mesh: Mesh, key: j
     def row(tree):
         return jax.tree.map(lambda leaf: leaf[mine : mine + 1], tree)
 
-    step, server, each = state
-    step, server, key = arrays.put((step, server, key), NamedSharding(mesh, P()))
-    return State(step, server, nodes.rows(row(each), mesh)), nodes.rows(row(problem.data), mesh), key
+    shared, key = arrays.put((state._replace(workers=()), key), NamedSharding(mesh, P()))
+    return shared._replace(workers=nodes.rows(row(state.workers), mesh)), nodes.rows(row(problem.data), mesh), key
 
 
 def predicted(name: str, parts: Parts, N: int, link: Line) -> float:

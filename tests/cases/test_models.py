@@ -521,3 +521,10 @@ def test_layers_of_a_neural_network_can_be_frozen(mesh, key):
     found = dsgd.run(SGD, problem, steps=2, key=key, mesh=mesh).params
     moved = jax.tree.map(lambda x, x0: bool((x != x0).any()), found, start)
     assert sorted(jax.tree.leaves(moved)) == [False] * (len(jax.tree.leaves(moved)) - 2) + [True] * 2
+
+
+@pytest.mark.parametrize("options", [{"replacement": "epoch"}, {"partition": [[0], [1], list(range(2, len(CYCLE)))], "weights": "samples"}])
+def test_per_sample_gradients_of_epochs_and_of_weighted_clients(options, mesh, key):
+    problem = problems.per_sample(classifier(CYCLE % 2, **({"workers": 3, "batch_size": 2} | options)), problems.clipped(0.1), noise=0.1)
+    result = dsgd.run(SGD, problem, steps=2, key=key, mesh=mesh)
+    assert np.isfinite(result.history["loss"]).all()

@@ -316,6 +316,7 @@ BRIEFLY = {name for name in MUTANTS if not name.startswith(("DSGD", "schedules",
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*nothing is sent")  # of the method without gossip
 @pytest.mark.parametrize("name", briefly(MUTANTS, BRIEFLY))
 def test_a_built_instance_finds_the_mistake(name):
     extreme, mutant, sound = MUTANTS[name]
