@@ -52,6 +52,8 @@ def refusal(function: Function, outputs: PyTree, targets: PyTree) -> str:
         return ""
     low, high = targets.min(), targets.max()
     values = partial(_values, function)
+    if targets.dtype.kind in "iu" and targets.ndim < outputs.ndim and outputs.shape[-1] > 1 and 0 <= low <= high < outputs.shape[-1]:
+        return ""  # classes, one for each row of outputs
     if outputs.ndim > 1 and targets.dtype.kind in "iu" and not 0 <= low <= high < outputs.shape[-1]:
         labels = np.unique(targets)
         if _are_indices(values, outputs, targets.shape[1:], labels):
