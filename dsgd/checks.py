@@ -22,7 +22,6 @@ from dsgd import array_likes, modes
 from dsgd.base import Key
 
 F = TypeVar("F", bound=Callable)
-AS_IT_IS = object()  # in an Annotated: the function looks at the members of what it is given, and reports what is wrong
 
 
 def positive_int(name: str, value: Any, most: int | None = 2**31 - 1) -> int:
@@ -87,7 +86,7 @@ def typed(value: Any) -> str:
     return shown(value) if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"
 
 
-def arguments(function: F) -> F:
+def arguments(function: F, *, members: bool = True) -> F:
     """The same function (or the class, of its constructor), which first holds its arguments against its annotations.
 
     What is of another type is a ValueError that names the function, the argument, and what is needed. Ranges are the function's own
@@ -98,15 +97,17 @@ def arguments(function: F) -> F:
 
     Args:
         function: whose annotations name what is there when it is first called; one that names what only type checkers import is not held.
+        members: whether the functions that make a method, a problem or a compressor are looked at, too. False: the function reports
+            what is wrong with them.
     """
     made: Any = function
     if inspect.isclass(function):
-        made.__init__ = _held(made.__init__, made.__name__)
+        made.__init__ = _held(made.__init__, made.__name__, members)
         return made
-    return _held(function, function.__qualname__.rpartition("<locals>.")[2].removesuffix(".__init__"))
+    return _held(function, function.__qualname__.rpartition("<locals>.")[2].removesuffix(".__init__"), members)
 
 
-def _held(function: Any, name: str) -> Any:
+def _held(function: Any, name: str, members: bool) -> Any:
     order = tuple(inspect.signature(function).parameters)
 
     @functools.cache
@@ -122,6 +123,8 @@ def _held(function: Any, name: str) -> Any:
         def taken(argument: str, value: Any) -> Any:
             need = wanted.get(argument)
             if need and need.met(value):
+                if need.taken is _with_members and not members:
+                    return value
                 return need.taken(f"{name}: {argument}", value)
             if need and not isinstance(value, Tracer):
                 raise ValueError(f"{name}: {argument} = {_refused(value, need)}{array_likes.hint(value)}")
@@ -175,8 +178,6 @@ def _need(annotation: Any) -> _Need | None:
             return need
     if origin is Annotated:
         need, words = _need(inner[0]), next((words for words in inner[1:] if isinstance(words, str)), None)
-        if need and any(one is AS_IT_IS for one in inner[1:]):
-            need = need._replace(taken=_unchanged)
         if need is None or words is None:
             return need
         return need._replace(call=f"{need.call} {words}") if words.startswith("(") else need._replace(words=words)

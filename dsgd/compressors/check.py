@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +30,8 @@ class Seen(NamedTuple):
     along: np.ndarray
 
 
-@checks.arguments
-def check(compressor: Annotated[Compressor, checks.AS_IT_IS], d: int, *, key: Key | None = None) -> Findings:
+@partial(checks.arguments, members=False)
+def check(compressor: Compressor, d: int, *, key: Key | None = None) -> Findings:
     r"""Holds a compressor to what it states, on hard vectors of d elements and over many messages.
 
     Looked at are: the wire (a message is arrays, which hold the bits that it tells, where those are an int, and else at least as many);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,11 +28,9 @@ DEVICES = 16  # at most
 RELATIVE, ABSOLUTE = 2e-4, 2e-5  # what results on other numbers of devices may differ by: sums in another order, over some rounds
 
 
-@checks.arguments
+@partial(checks.arguments, members=False)
 @modes.outermost
-def check(
-    algorithm: Annotated[Algorithm, checks.AS_IT_IS], problem: Problem, *, key: Key | None = None, cluster: Cluster | None = None
-) -> Findings:
+def check(algorithm: Algorithm, problem: Problem, *, key: Key | None = None, cluster: Cluster | None = None) -> Findings:
     """Holds a method to the whole contract: it runs it a few rounds, alone, twice, with seeds, and on several devices.
 
     Looked at are: the members' parameters; what they return (as every run does); that a run is the same when the method is made anew, and

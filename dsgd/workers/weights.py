@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import jax
 
@@ -36,7 +37,7 @@ def weights() -> tuple[float, ...] | None:
 
 
 @contextmanager
-def weighted(by: Sequence[float] | None) -> Iterator[_Weights | None]:
+def weighted(by: Sequence[float] | None) -> Iterator[Any]:
     """In here means over workers have these weights; None: equal ones."""
     now = None if by is None else _Weights(tuple(map(float, by)))
     before = _current.set(now)
