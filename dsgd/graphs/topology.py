@@ -46,7 +46,9 @@ class Topology:
 
     def __init__(self, name: str, W: Any, names: Sequence[Any] | None = None) -> None:
         self.name = name
-        self.names = None if names is None else tuple(one.item() if isinstance(one, np.generic) else one for one in names)
+        self.names: tuple[Any, ...] | None = (
+            None if names is None else tuple(one.item() if isinstance(one, np.generic) else one for one in names)
+        )
         """What the workers are called, worker 0 first; None: by their numbers."""
         rounds = _rounds(name, W)
         label = _labels(name, self.names, max(rounds[0].shape, default=0))

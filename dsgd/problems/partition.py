@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -76,7 +76,7 @@ def _better_ends(concentration: np.ndarray, counts: np.ndarray, rng: np.random.G
 
 _TRIES = 10_000  # draws of the proportions before a Dirichlet partition is refused
 BY_CLASS = {"by-label", "dirichlet"}
-PARTITIONS = {"iid": _iid, "blocks": _blocks, "by-label": _by_label, "dirichlet": _dirichlet}
+PARTITIONS: dict[str, Callable[..., list[np.ndarray]]] = {"iid": _iid, "blocks": _blocks, "by-label": _by_label, "dirichlet": _dirichlet}
 """The rules of `split` by name, each a function (labels, N, alpha, numpy generator) -> each worker's samples."""
 
 
