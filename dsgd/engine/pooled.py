@@ -34,7 +34,7 @@ class Pooled:
     Args:
         inputs, targets: pytrees, leaves `[N, S, ...]`; in a `flat` block the pool's rows, `[n S, ...]`.
         offset: int32 `[N]`, each worker's first row in its device's pool; of one worker a scalar.
-        size: int32 `[N]`, its number of rows, at least 1; likewise.
+        size: int32 `[N]`, its number of rows, at least 1; of one worker a scalar.
         make: (inputs, targets, weights) -> a batch.
         longest: rows of the worker with the most.
         piece: rows of a worker whose exact gradient is computed at a time.
@@ -151,7 +151,7 @@ def pieces(data: Pooled) -> jax.Array:
 
 
 def piece_of(data: Pooled, m: jax.Array, samples: jax.Array) -> PyTree:
-    """A batch of one worker's m-th piece, of whose rows so many count."""
+    """A batch of one worker's m-th piece, in which only the first `samples` rows count."""
     places = jnp.arange(data.piece, dtype=jnp.int32)
     rows = data.offset + m * data.piece + jnp.minimum(places, samples - 1)
     return data.batch(rows, (places < samples).astype(jnp.result_type(float)))

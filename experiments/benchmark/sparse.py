@@ -32,7 +32,7 @@ class Args:
     """Times rounds and exact gradients on sparse and on dense features."""
 
     shapes: tuple[str, ...] = tuple(SHAPES)
-    """Whose numbers of features and entries."""
+    """Data sets to imitate, in features and in entries of a row."""
     samples: int = 2_000
     """Of all workers."""
     workers: int = 16
