@@ -1,19 +1,16 @@
-"""What decentralized methods share: which topologies they take, and where they ask for gradients."""
+"""What decentralized methods share: which topologies and step sizes they take, and compressed models at their start."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.core import Tracer
 
-from algorithms import optimizers, weights
-from dsgd import checks, network
-from dsgd.base import Algorithm, Query
+from dsgd import checks, communication
+from dsgd.base import Compressor, Params
 from dsgd.graphs.topology import Topology
 
 Step = Annotated[float | jax.Array, "a number in (0, 1]"]
@@ -57,30 +54,12 @@ def midpoint(one: Any, other: Any) -> Any:
     return ((one.astype(wide) + other.astype(wide)) / 2).astype(one.dtype)
 
 
-def algorithm(
-    name: str,
-    init: Callable,
-    update: Callable,
-    optimizer: optax.GradientTransformation,
-    topology: Topology,
-    away: Callable | str,
-    tracked: bool = False,
-) -> Algorithm:
-    """The method with these members whose workers ask for gradients at their own models, `State.workers.params`; their mean is taken home.
+def start_compressed(method: str, compressor: Compressor, params: Params) -> Any:
+    """What stands for the messages before the first one, of models `[N, ...]`.
 
-    Args:
-        name: for tables and error messages.
-        init, update: as in `dsgd.Algorithm`.
-        optimizer: the local step.
-        topology: on which a round sends one message to each neighbour.
-        away: as in `dsgd.Algorithm`.
-        tracked: whether the optimizers get estimates of the mean gradient instead of the workers' own gradients.
+    Raises:
+        ValueError: a compressor that states no contraction for them.
     """
-
-    def query(state, round):
-        if not tracked:
-            weights.warn_if_cancelled(name, optimizer, round)
-        return Query(state.workers.params, axis=0)
-
-    learning_rate = optimizers.learning_rate(optimizer)
-    return Algorithm(init, query, update, optimizers.mean_params, network.gossip(topology), name, learning_rate, topology.n, away=away)
+    vectors = communication.flat(params, compressor.layer_wise)
+    communication.need_contraction(method, compressor, vectors)
+    return communication.last_messages(compressor, vectors)

@@ -35,14 +35,14 @@ def observed(method: Algorithm) -> Algorithm:
     Source: Nie et al., "Cannikin", section 4.4, for the gradient noise scale.
     """
 
-    def update(key, state, gradients, round):
-        after, info = method.update(key, state, gradients, round)
-        seen = _sqnorms(method.query(state, round), gradients, round)
-        if round.measured is not None:
-            seen |= _by_worker(round.measured)
-        return after, info._replace(metrics={**info.metrics, **seen})
+    def update(state, gradients, round):
+        after = method.update(state, gradients, round)
+        with round.unrecorded():
+            seen = _sqnorms(method.query(state, round), gradients, round)
+        round.log(**seen, **({} if round.measured is None else _by_worker(round.measured)))
+        return after
 
-    return method._replace(update=update, name=f"observed({method.name})", measures=method.measures or True)
+    return method._replace(name=f"observed({method.name})", update=update)
 
 
 def _sqnorms(query: Query, gradients: Gradients, round: Round) -> dict[str, jax.Array]:

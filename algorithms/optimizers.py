@@ -21,8 +21,9 @@ from jax import lax
 from jax.core import Tracer
 
 from dsgd import causes, checks, workers
-from dsgd.base import Gradients, Params, PyTree, Round, State
-from dsgd.engine import protocol, randomness
+from dsgd.base import Gradients, Params, PyTree
+from dsgd.communication import Communicator
+from dsgd.engine import randomness
 from dsgd.engine.randomness import StateKey, is_state_key
 
 _LARGE = 1 << 24  # elements of all workers' models: from where on memory counts, and a loop around a step does not
@@ -79,6 +80,11 @@ def start_local(optimizer: optax.GradientTransformation, params: Params, N: int)
     return workers.stack(start(optimizer, params), N)
 
 
+def start_each(optimizer: optax.GradientTransformation, rows: Params) -> Model:
+    """A model of each row of leaves `[N, ...]`, the shards that servers have, say."""
+    return jax.vmap(lambda row: start(optimizer, row))(rows)
+
+
 def step_local(optimizer: optax.GradientTransformation, models: Model, gradients: Gradients) -> Model:
     """Every worker's own step on its own model, leaves `[n, ...]`; large models take the memory of the gradients."""
     stepped = jax.vmap(partial(step, optimizer))
@@ -104,11 +110,23 @@ def _in_place(stepped: Callable[[Model, Gradients], Model], models: Model, gradi
     return Model(params, memory)
 
 
-def if_computed(round: Round, after: PyTree, before: PyTree) -> PyTree:
-    """Rows `[n, ...]`: who computed nothing in this round, of the work that the query said, makes no step of its own."""
-    if round.work is None:
-        return after
-    return workers.where_rows(jnp.any(round.work.samples > 0, axis=1), after, before)
+def server_step(optimizer: optax.GradientTransformation, model: Model, gradient: Params) -> Model:
+    """One step of the one model; none if no worker's part of the mean gradient has arrived."""
+    return workers.if_any(step(optimizer, model, gradient), model)
+
+
+def local_step(optimizer: optax.GradientTransformation, models: Any, gradients: Gradients, round: Communicator) -> Any:
+    """Every worker's own step on its own model; a worker that does not participate, or computes nothing, makes none.
+
+    Args:
+        optimizer: of each worker.
+        models: with `params` and `optimizer`, leaves `[n, ...]`; what it has besides stays.
+        gradients: likewise.
+        round: the present one.
+    """
+    before = Model(models.params, models.optimizer)
+    after = round.if_active(step_local(optimizer, before, gradients), before)
+    return models._replace(params=after.params, optimizer=after.optimizer)
 
 
 def change_local(optimizer: optax.GradientTransformation, models: Any, gradients: Gradients) -> tuple[PyTree, PyTree]:
@@ -122,20 +140,8 @@ def change_local(optimizer: optax.GradientTransformation, models: Any, gradients
     return jax.tree.map(lambda update, x: update.astype(x.dtype), updates, models.params), memory
 
 
-def server_params(state: State) -> Params:
-    """The one model of methods whose `State.server` is a `Model`."""
-    return state.server.params
-
-
-def mean_params(state: State) -> Params:
-    """The mean of the local models of methods whose `State.workers` is a `Model`, or has such `params`."""
-    return workers.mean(state.workers.params)
-
-
-def learning_rate(optimizer: optax.GradientTransformation) -> Any:
-    """Size of the first step for a gradient of 1: gamma for `optax.sgd` and for Adam; for error messages.
-
-    A schedule is read at its start. NaN where the optimiser only works on the model's own tree (labels, masks).
+def require_descent(optimizer: optax.GradientTransformation) -> None:
+    """Refuses an optimizer whose first step for a gradient of 1 does not lead down; one that fails on a number is not looked at.
 
     Raises:
         ValueError: one whose update needs more than gradients (a line search), or whose first step is not a finite real number or leads
@@ -151,11 +157,9 @@ def learning_rate(optimizer: optax.GradientTransformation) -> Any:
                 f"optimizer {called(optimizer)}: its update needs more than gradients ({error}); expected one that steps on gradients"
                 " alone, optax.sgd(0.1), say"
             ) from error
-        return float("nan")
-    if isinstance(step, Tracer):
-        return step
-    if np.ndim(step):  # step sizes by coordinate: `start` sees whether they fit the model
-        return float("nan")
+        return
+    if isinstance(step, Tracer) or np.ndim(step):  # step sizes by coordinate: `start` sees whether they fit the model
+        return
     first = f"optimizer {called(optimizer)}: its first step for a gradient of 1"
     if not checks.is_numeric(step):
         raise ValueError(f"{first} is {checks.typed(step)}; expected a real number: pass a real step size, and schedules that return one")
@@ -166,7 +170,6 @@ def learning_rate(optimizer: optax.GradientTransformation) -> Any:
             f"{first} is +{float(step):g}, up the gradient; expected a step down: pass a positive step size, optax.sgd(0.1), say, or end"
             " the chain with optax.scale_by_learning_rate(0.1)"
         )
-    return abs(float(step))
 
 
 def _ascends(optimizer: optax.GradientTransformation, memory: PyTree, one: Any) -> bool:
@@ -219,7 +222,7 @@ def _need_updates(optimizer: optax.GradientTransformation, updates: PyTree, para
     """Raises a ValueError if the updates would be broadcast or cast to fit the parameters."""
     where = f"optimizer {called(optimizer)}: its updates"
     if jax.tree.structure(updates) != jax.tree.structure(params):
-        protocol.same(where, updates, params)
+        checks.require_same(where, updates, params)
     for (path, leaf), x in zip(jax.tree_util.tree_leaves_with_path(updates), jax.tree.leaves(params), strict=True):
         name = f"{where}{jax.tree_util.keystr(path)}"
         if jnp.shape(leaf) != jnp.shape(x):

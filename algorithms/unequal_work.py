@@ -29,23 +29,35 @@ def unequal_work(method: Algorithm, work: Work | Callable[[State, Round], Work])
         ValueError: no method, no work, or one for another number of workers than the method. When it runs: work that the problem cannot
             do, or a method that says its own.
     """
-    N, what = method.workers, getattr(work, "__name__", "a function")
+    what = getattr(work, "__name__", "a function")
     if isinstance(work, Work):
-        need_arrays(f"unequal_work: {method.name} with work", work, N)
-        N, what = work.samples.shape[0], f"{work.samples.shape[1]} micro-batches"
+        need_arrays(f"unequal_work: {method.name} with work", work, None)
+        what = f"{work.samples.shape[1]} micro-batches"
         work = Work(*owned(tuple(work)))
+    name = f"unequal_work({method.name}, {what})"
 
     def given(state: State, round: Round) -> Work:
         asked = work if isinstance(work, Work) else work(state, round)
         need_arrays(f"unequal_work({method.name}): work", asked, round.workers)
         return asked
 
+    def init(params, N):
+        if isinstance(work, Work):
+            need_arrays(f"{name}: work", work, N)
+        return method.init(params, N)
+
     def query(state, round):
         own = given(state, round)
         # Who keeps its own time asks the cluster how long this work takes.
-        asked = method.query(state, round._replace(work=in_samples(own, round.batch_size, round.batch_sizes)))
+        asked = method.query(state, round._replace(work=_in_samples(own, round)))
         if asked.work is not None:
             raise ValueError(f"unequal_work: {method.name} says itself what its workers compute; need a method that does not")
         return asked._replace(work=own)
 
-    return method._replace(query=query, name=f"unequal_work({method.name}, {what})", workers=N)
+    return method._replace(name=name, init=init, query=query)
+
+
+def _in_samples(work: Work, round: Round) -> Work:
+    if round.problem is None:
+        return in_samples(work, None)
+    return in_samples(work, round.problem.batch_size, round.problem.batch_sizes)

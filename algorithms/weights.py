@@ -20,7 +20,7 @@ def warn_if_cancelled(name: str, optimizer: optax.GradientTransformation, round:
         optimizer: each worker's, on its own gradients.
         round: the present one.
     """
-    if round.weights is not None and _cancels(optimizer):
+    if round.problem is not None and round.problem.weights is not None and _cancels(optimizer):
         warnings.warn(
             f"{name}: the workers have weights, but steps of this optimizer do not depend on the size of a worker's gradient (as Adam's),"
             " so that the weights have no effect; pass optax.sgd, with momentum if wanted, or use algorithms.local_sgd(optimizer, 1)"

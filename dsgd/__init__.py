@@ -1,13 +1,13 @@
 """Distributed first-order methods: simulation, real runs, bits, seconds and bounds from one code."""
 
-from dsgd import clusters, compressors, network, problems, work, workers
+from dsgd import clusters, communication, compressors, network, problems, work, workers
 from dsgd.base import (
     Algorithm,
     Compressor,
     Constants,
     Gradients,
-    Info,
     Measured,
+    Now,
     Pattern,
     Problem,
     Query,
@@ -16,6 +16,7 @@ from dsgd.base import (
     State,
     Work,
 )
+from dsgd.communication import Communicator
 from dsgd.contract.check import check
 from dsgd.engine import cache
 from dsgd.frames import frame
@@ -36,15 +37,16 @@ __version__ = "0.2.0"
 __all__ = [
     "Algorithm",
     "Batches",
+    "Communicator",
     "Compressor",
     "Constants",
     "Diverged",
     "Elsewhere",
     "Gradients",
-    "Info",
     "Interrupted",
     "Lost",
     "Measured",
+    "Now",
     "Pattern",
     "Problem",
     "Query",
@@ -58,6 +60,7 @@ __all__ = [
     "check",
     "clusters",
     "codecs",
+    "communication",
     "compile_round",
     "compressors",
     "counts",

@@ -27,15 +27,15 @@ class State(NamedTuple):
     """What a method carries from round to round.
 
     Args:
-        step: int32 scalar, rounds done.
         server: held once, the same on every device (a global model, the server's error memory, its optimiser state).
         workers: every leaf has a leading worker axis (local models, error memories, local optimiser states).
+        step: int32 scalar, rounds done; the engine counts them.
         fixed: the leaves of the parameters that are not trained (`Problem.trainable`); a run puts them here, methods leave it ().
     """
 
-    step: jax.Array
     server: PyTree = ()
     workers: PyTree = ()
+    step: Any = np.int32(0)
     fixed: PyTree = ()
 
 
@@ -50,12 +50,15 @@ class Work(NamedTuple):
             (`Round.work` has it in samples). A worker whose batches are smaller (`Problem.batch_sizes`) computes at most so many.
         weights: w, float `[N, M]`, likewise, at least 0; where nothing is computed, they do not matter. Of a method that takes the mean
             over workers, its estimate is $\frac1N \sum_{nm} w_{nm} \bar g_{nm}$.
+        draws: the number of each worker's first micro-batch of this round, int32 `[N]`, the same on every device, in a stream of its own
+            that goes on through the run: the same number is the same batch again; None: draws of this round only.
 
     `dsgd.work` makes them.
     """
 
     samples: jax.Array | np.ndarray
     weights: jax.Array | np.ndarray
+    draws: jax.Array | None = None
 
 
 class Measured(NamedTuple):
@@ -79,150 +82,121 @@ class Measured(NamedTuple):
     first: jax.Array | None = None
 
 
+class Now(NamedTuple):
+    """A cluster as it is in one round.
+
+    Args:
+        cluster: the `dsgd.clusters.Cluster` that the run is on.
+        clock: simulated seconds so far, a float scalar.
+        measured: what the workers measured in the last round; None before the cluster's clock is carried, and for methods that do not read
+            it.
+        present: which workers participate in this round, bool `[N]`, the same on every device; None: all.
+    """
+
+    cluster: Any
+    clock: jax.Array | float = 0.0
+    measured: Measured | None = None
+    present: jax.Array | None = None
+
+
 class Round(NamedTuple):
     """What a method may know of the present round besides its own state.
+
+    In an update it is a `dsgd.Communicator`, which can also send.
 
     Args:
         step: int32 scalar, rounds done before this one: one number for all runs that share a program, so that `lax.cond` on it is a branch.
         workers: N, a Python int.
-        key: of this round and the same for everybody, for choices that come before the gradients (who is asked).
-        cluster: the `dsgd.clusters.Cluster` that the run is on; None: it has no clock.
-        clock: simulated seconds so far, a float scalar; 0 without a cluster.
-        measured: what the workers measured in the last round; None without a cluster, and where `Algorithm.measures` is False.
-        present: who takes part in this round, bool `[N]`, the same on every device; None: everybody.
-        work: in the update, what the query said of it; None: a batch each.
-        batch_size: of the problem, a Python int; None where the word has no meaning.
-        batch_sizes: of the problem, if some workers' batches are smaller.
-        weights: of the problem's workers, if they have any.
+        key: of this round and the same for all workers, for choices that come before the gradients (which worker is asked).
+        now: the cluster, its clock and who participates; None: the run has no cluster.
+        work: in the update, what the query said of it; None: one batch each.
+        problem: that the method runs on, without its arrays; None: not known.
     """
 
     step: jax.Array
     workers: int
     key: jax.Array
-    cluster: Any = None
-    clock: jax.Array | float = 0.0
-    measured: Measured | None = None
-    present: jax.Array | None = None
+    now: Now | None = None
     work: Work | None = None
-    batch_size: int | None = None
-    batch_sizes: tuple[int, ...] | None = None
-    weights: tuple[float, ...] | None = None
+    problem: Any = None
+
+    @property
+    def cluster(self) -> Any:
+        """The cluster that the run is on, or None."""
+        return self.now and self.now.cluster
+
+    @property
+    def clock(self) -> jax.Array | float:
+        """Simulated seconds so far; 0 without a cluster."""
+        return self.now.clock if self.now else 0.0
+
+    @property
+    def measured(self) -> Measured | None:
+        """What the workers measured in the last round; None without a cluster."""
+        return self.now and self.now.measured
+
+    @property
+    def present(self) -> jax.Array | None:
+        """Which workers participate in this round, bool `[N]`; None: all."""
+        return self.now and self.now.present
 
 
 class Query(NamedTuple):
     """Where the workers ask the first-order oracle for gradients.
 
     Args:
-        params: the models, one for all (`axis=None`) or stacked `[n, ...]` (`axis=0`), as in `jax.vmap`.
-        axis: None or 0.
-        workers: None for everybody, or int32 `[k]`, the same on every device: only these workers compute, at the one model or
-            at their rows of the stacked ones, and the gradients come back as `[k, ...]`, the same on every device.
+        params: the model, one for all workers, or the workers' models stacked, leaves `[n, ...]`.
+        workers: None: all; or int32 `[k]`, the same on every device: only these workers compute, at the one model or at their rows of the
+            stacked ones, and the gradients come back as `[k, ...]`, the same on every device.
         exact: ask for the exact gradients f_n'(x) instead of stochastic ones.
         work: how much each worker computes; None: one batch, which counts once.
-        draws: with work, the number of each worker's first micro-batch of this round, int32 `[N]`, the same on every device, in a stream of
-            its own that goes on through the run: whoever asks for a number again gets that batch again; None: draws of this round only, or
-            of `Problem.numbered` the next ones, which the run counts.
     """
 
     params: PyTree
-    axis: int | None = None
     workers: jax.Array | None = None
     exact: bool = False
     work: Work | None = None
-    draws: jax.Array | None = None
-
-
-class Info(NamedTuple):
-    """What one round sent, and what the method wants recorded.
-
-    Args:
-        bits_up: bits that each worker sent, from `dsgd.counts` `[n, 4]`.
-        bits_down: bits that each worker received, likewise.
-        metrics: the method's own numbers by name, scalars or `[N]` (one a worker), the same on every device.
-        compute: seconds that each worker computed for this round, `[N]`, the same on every device, where the method cut it short;
-            None: as long as its gradient takes on the run's cluster.
-        elapsed: seconds that this round took, of methods that are driven by events and so keep their own time; None: as long as
-            the run's cluster needs for it.
-        lost: bits of messages to each worker that were sent and did not arrive, likewise; None: none. Its port was busy as long.
-        messages: how many messages each worker sent, and how many arrived at it, uint32 `[n, 2]`: of all-reduces and of servers, its part
-            of the sum. The history then has `arrived`. None: they are not counted, as on clusters where all arrive.
-        outside: indices from users' functions that are outside their range, by what is wrong in words with {} for the index: codes of
-            `dsgd.engine.indices.outside`, the same on every device. The run ends with a ValueError.
-    """
-
-    bits_up: jax.Array
-    bits_down: jax.Array
-    metrics: dict[str, jax.Array] = {}  # noqa: RUF012 (a NamedTuple default; never mutated)
-    compute: jax.Array | None = None
-    elapsed: jax.Array | None = None
-    lost: jax.Array | None = None
-    messages: jax.Array | None = None
-    outside: dict[str, jax.Array] = {}  # noqa: RUF012 (a NamedTuple default; never mutated)
 
 
 class Pattern(NamedTuple):
-    """How the messages of one round flow through the switch. `dsgd.network` has them all.
+    """How the messages of one exchange flow through the switch. `dsgd.network` has them all.
 
     Args:
         name: as a user would write it.
-        blocking: (N, latency, transfer) -> seconds, where a message holds both ports for latency + transfer.
-        pipelined: the same where latency holds no port.
-        vectors: N -> how many full vectors each worker sends in a round, on average.
-        messages: N -> the messages of one round, for `network.simulate`; None: they are not listed.
-        clock: (finish `[N]`, `network.Ports`, convention, step) -> when each worker is done `[N]`, or the `network.Exchange`; None: all
-            begin when the last one is ready, and the slowest port sets the pace.
-        rounds: the patterns of a period, of those that take turns.
-        stands_in: on several devices its methods are simulated by other collectives than it has messages (one server, one worker after
-            the other): what they tell is not what crosses.
-        period: rounds from one with messages to the next; a traced one where it is swept.
+        seconds: (N, latency, transfer, convention) -> seconds of one exchange in closed form.
+        vectors: N -> how many full vectors each worker sends in an exchange, on average.
+        messages: N -> the messages of one exchange, for `network.simulate`; None: they are not listed.
+        clock: (finish `[N]`, `network.Ports`, convention, step) -> the `network.Passing`; None: all begin when the last worker is ready,
+            and the slowest port sets the pace.
     """
 
     name: str
-    blocking: Callable
-    pipelined: Callable
+    seconds: Callable
     vectors: Callable
     messages: Callable | None = None
     clock: Callable | None = None
-    rounds: tuple[Pattern, ...] = ()
-    stands_in: bool = False
-    period: Period = 1
 
 
 class Algorithm(NamedTuple):
-    """A distributed first-order method: it asks for gradients at points of its choosing, and updates.
+    """A distributed first-order method: it asks for gradients at points of its choosing, communicates, and updates its state.
 
     Args:
+        name: for tables and error messages.
         init: (params, workers: N) -> State, in the global view: leaves of `State.workers` are `[N, ...]`.
         query: (State, Round) -> Query.
-        update: (key, State, Gradients, Round) -> (State, Info).
-        model: State -> params, what a user would take home: x, or the mean of the local models.
-        pattern: how its messages flow, for the clock.
-        name: for tables and error messages.
-        learning_rate: step size of the first update, or NaN where the optimiser does not tell (see `algorithms.optimizers`).
-        workers: N where the method is built for one N (a topology), or None for any.
-        local: State -> the local models, leaves `[n, ...]`, whose consensus distance is recorded; None: those of the query, if it has such.
-        away: (`State.workers` before a round, and after it, Round) -> what a worker has after it that was away meanwhile, leaves
-            `[n, ...]`; or, in words, why the method cannot go on without one of its workers or messages: it is refused on such clusters.
-        measures: whether it wants `Round.measured`, which is carried for those that do; or M, where its query looks at the seconds of
-            micro-batches and asks for another number of them than the cluster's `micro_batches`.
-        refuses: the newest records of the history, by name -> in words why the run must end there, or ""; None: nothing in them ends it.
-        averages_models: on problems with weights, whether `workers.mean` in `update` and `model` has them, as FedAvg's averages of models
-            after local steps do; gradients are then those of f_n. False: gradients are those of w_n f_n, and means have equal weights.
+        update: (State, Gradients, Communicator) -> State. All that is sent is sent by the communicator, which records it.
+        model: State -> params, the model that a user would take home; or the local models, leaves `[n, ...]`: their mean is taken home, and
+            their consensus distance recorded (that of the query's models, if it has such and this is one model).
+        absent: (`State.workers` before a round, and after it) -> what a worker has after it that did not participate, leaves `[n, ...]`;
+            None: what it had before.
     """
 
+    name: str
     init: Callable
     query: Callable
     update: Callable
     model: Callable
-    pattern: Pattern
-    name: str
-    learning_rate: Any = float("nan")
-    workers: int | None = None
-    local: Callable | None = None
-    away: Callable | str = "it does not say what becomes of a worker that is away (Algorithm.away)"
-    measures: bool | int = False
-    refuses: Callable | None = None
-    averages_models: bool = False
+    absent: Callable | None = None
 
 
 class Compressor(NamedTuple):

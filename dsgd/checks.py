@@ -17,11 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing
 from jax.core import Tracer
+from jax.tree_util import keystr, tree_leaves_with_path
 
 from dsgd import array_likes, modes
-from dsgd.base import Key
+from dsgd.base import Key, PyTree
 
 F = TypeVar("F", bound=Callable)
+_SHOWN = 6  # names of leaves in a message
 
 
 def positive_int(name: str, value: Any, most: int | None = 2**31 - 1) -> int:
@@ -48,6 +50,15 @@ def _whole(name: str, value: Any, least: int, most: int | None) -> int:
     if most is not None and value > most:
         raise ValueError(f"{name} = {shown(value)}: need an integer, at most {most:,}")
     return int(value)
+
+
+def period(name: str, value: Any) -> Any:
+    """A number of rounds, a positive integer of Python; a traced one, of a sweep, is not known yet.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    return value if isinstance(value, Tracer) else positive_int(name, value)
 
 
 def truth(where: str, given: Any, example: str) -> bool:
@@ -84,6 +95,30 @@ def typed(value: Any) -> str:
     if isinstance(value, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic):
         return f"{value.dtype}{list(value.shape)}"
     return shown(value) if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"
+
+
+def require_same(where: str, given: PyTree, needed: PyTree, leading: Sequence[int] = (), *, types: bool = False) -> None:
+    """Raises a ValueError if two trees differ in structure or shapes.
+
+    Args:
+        where: how the message begins.
+        given: leaves that should be `[*leading, *shape]`.
+        needed: leaves with `shape` and `dtype`.
+        leading: axes before.
+        types: they must have the same types, too.
+    """
+    if jax.tree.structure(given) != jax.tree.structure(needed):
+        raise ValueError(f"{where} with leaves {_leaves(given)}; expected the tree with leaves {_leaves(needed)}")
+    for (path, leaf), want in zip(tree_leaves_with_path(given), jax.tree.leaves(needed), strict=True):
+        shape = (*leading, *jnp.shape(want))
+        if jnp.shape(leaf) != shape or (types and jnp.result_type(leaf) != jnp.result_type(want)):
+            expected = jax.ShapeDtypeStruct(shape, jnp.result_type(want))
+            raise ValueError(f"{where}{keystr(path)} as {typed(leaf)}; expected {typed(expected)}")
+
+
+def _leaves(tree: PyTree) -> str:
+    names = [keystr(path) or "itself" for path, _ in tree_leaves_with_path(tree)]
+    return "(none)" if not names else ", ".join(names[:_SHOWN]) + (f", ... ({len(names)})" if len(names) > _SHOWN else "")
 
 
 def arguments(function: F, *, members: bool = True) -> F:
@@ -424,11 +459,9 @@ _MEMBERS = {  # what members of tuples of functions are called with, see `dsgd.b
     "Algorithm": {
         "init": "params N",
         "query": "state round",
-        "update": "key state gradients round",
+        "update": "state gradients round",
         "model": "state",
-        "local": "state",
-        "away": "before after round",
-        "refuses": "records",
+        "absent": "before after",
     },
     "Problem": {
         "init": "key",
@@ -452,14 +485,13 @@ _MEMBERS = {  # what members of tuples of functions are called with, see `dsgd.b
     },
     "Delays": {"staleness": "key t parts moved"},
     "Pattern": {
-        "blocking": "N latency transfer",
-        "pipelined": "N latency transfer",
+        "seconds": "N latency transfer convention",
         "vectors": "N",
         "messages": "N",
         "clock": "finish ports convention step",
     },
 }
-_OPTIONAL = {"local", "away", "refuses", "gradient", "evaluate", "take", "keyed", "statistics", "resume", "messages", "clock"}
+_OPTIONAL = {"absent", "refuses", "gradient", "evaluate", "take", "keyed", "statistics", "resume", "messages", "clock"}
 _WORDS = {
     "Algorithm": "a dsgd.Algorithm, algorithms.minibatch_sgd(optax.sgd(0.1)), say",
     "Cluster": "a dsgd.clusters.Cluster, clusters.Cluster(clusters.constant(1.0)), say",

@@ -173,14 +173,16 @@ def need_arrays(where: str, work: Any, N: int | None) -> None:
     nobody computes anything."""
     if not isinstance(work, Work):
         raise ValueError(f"{where} as {checks.typed(work)}; need a dsgd.Work, of dsgd.work")
-    for name, array in work._asdict().items():
+    for name, array in (("samples", work.samples), ("weights", work.weights)):
         kinds, words = ((jnp.integer, np.bool_), "integers or bool") if name == "samples" else ((jnp.floating,), "floating-point numbers")
         shape = getattr(array, "shape", ())
         fits = len(shape) == 2 and shape[0] == (shape[0] if N is None else N) and shape == work.samples.shape and all(shape)
         if not fits or not any(jnp.issubdtype(array.dtype, kind) for kind in kinds):
             rows = "N" if N is None else N
             raise ValueError(f"{where} with {name} as {checks.typed(array)}; need {words} [{rows}, M], M >= 1, samples and weights alike")
-    samples, weights = map(_array, work)
+    samples, weights, draws = *map(_array, work[:2]), work.draws
+    if draws is not None and (jnp.shape(draws) != samples.shape[:1] or not jnp.issubdtype(jnp.result_type(draws), jnp.integer)):
+        raise ValueError(f"{where} with draws as {checks.typed(draws)}; expected None, or int32 [{samples.shape[0]}]")
     if not isinstance(samples, Tracer):
         if samples.min() < 0:
             raise ValueError(f"{where} of {samples.min()} to {samples.max()} samples in a micro-batch; need at least 0")

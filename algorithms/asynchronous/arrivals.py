@@ -19,10 +19,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from dsgd import clusters
-from dsgd.base import Round
+from dsgd.base import Now, Round
 
 UNIT = clusters.Cluster(clusters.constant(1.0))  # where a run has no cluster: everybody computes for a second, and messages take no time
 
+NO_ROUNDS = "it has no rounds; a worker that does not participate is a slow one, with longer seconds of compute"
 _UNROLLED = 8  # servers up to which the trip is one expression, whose loop would cost more than it does
 
 
@@ -76,7 +77,13 @@ def start(N: int, servers: int) -> Events:
 
 def on_cluster(round: Round) -> Round:
     """The same round, on `UNIT` where the run has no cluster."""
-    return round if round.cluster else round._replace(cluster=UNIT)
+    return round if round.now else round._replace(now=Now(UNIT))
+
+
+def begun_after(round: Round, seconds: jax.Array) -> Round:
+    """The round as a gradient sees it that is begun so many seconds after it; its key is another one than in the first round."""
+    assert round.now is not None
+    return round._replace(key=jax.random.fold_in(round.key, 1), now=round.now._replace(clock=round.clock + seconds))
 
 
 def _begin(events: Events, round: Round) -> Events:
@@ -101,8 +108,7 @@ def following(events: Events, round: Round, bits: float, bound: int | None) -> A
     may = allowed(events.version, round.step, bound)
     worker = jnp.argmin(jnp.where(may, events.ready, jnp.inf)).astype(jnp.int32)
     applied, read, received, out = _trip(events, worker, round, bits)
-    # Another key than in the first round, where everybody's first gradient is drawn.
-    computing = round._replace(key=jax.random.fold_in(round.key, 1), clock=round.clock + received)
+    computing = begun_after(round, received)
     ready = events.ready.at[worker].set(received + round.cluster.seconds(computing, worker[None])[0])
     reads = events.read.at[worker].set(read)
     fresh = (reads > applied[None]).at[worker].set(True)  # who will read this update, or a later one

@@ -10,12 +10,11 @@ import numpy as np
 import optax
 from jax import lax
 
-from algorithms import absence, gossip, optimizers, weights
-from algorithms.asynchronous.arrivals import on_cluster
-from dsgd import checks, counts, network, workers
-from dsgd.base import Algorithm, Info, Params, PyTree, Query, Round, State
+from algorithms import gossip, methods, optimizers, weights
+from algorithms.asynchronous.arrivals import NO_ROUNDS, begun_after, on_cluster
+from dsgd import checks, communication, network, workers
+from dsgd.base import Algorithm, Params, PyTree, Query, Round, State
 from dsgd.graphs.topology import Topology
-from dsgd.network import told
 
 
 class Local(NamedTuple):
@@ -79,52 +78,45 @@ def asynchronous_gossip_sgd(optimizer: optax.GradientTransformation, topology: T
 
     Source: Lian et al., "Asynchronous decentralized parallel stochastic gradient descent", 2018, algorithm 1.
     """
+    name = f"asynchronous_gossip_sgd({topology.name})"
+    optimizers.require_descent(optimizer)
     gossip.need("asynchronous_gossip_sgd", topology, symmetric=True, fixed=True)
     neighbours = _neighbours(topology)
 
     def init(params, N):
+        topology.require_workers(name, N)
         local = optimizers.start_local(optimizer, params, N)
         times, numbers = jnp.zeros(N, jnp.float32), jnp.zeros(N, jnp.int32)
-        return State(jnp.int32(0), Events(times, numbers, times, numbers), Local(local.params, local.optimizer, local.params))
+        return State(Events(times, numbers, times, numbers), Local(local.params, local.optimizer, local.params))
 
     def following(state: State, round: Round) -> Exchange:
-        return _following(state.server, on_cluster(round), neighbours, told.bits_of(state.workers.params))
+        return _following(state.server, on_cluster(round), neighbours, communication.bits.of_tree(state.workers.params))
 
     def query(state, round):
         weights.warn_if_cancelled("asynchronous_gossip_sgd", optimizer, round)
-        return Query(state.workers.read, axis=0, workers=following(state, round).worker[None])
+        return Query(state.workers.read, workers=following(state, round).worker[None])
 
-    def update(key, state, gradients, round):
+    def update(state, gradients, round):
+        round.require_all(NO_ROUNDS)
         now = following(state, round)
         local: Local = state.workers
         pair = jnp.stack([now.worker, now.partner])
         here, rows = workers.find(pair, round.workers)
-        models, memories = workers.select(here, jax.tree.map(lambda leaf: leaf[rows], (local.params, local.optimizer)))
+        with round.unrecorded():
+            models, memories = workers.select(here, jax.tree.map(lambda leaf: leaf[rows], (local.params, local.optimizer)))
         middle = jax.tree.map(lambda leaf: gossip.midpoint(leaf[0], leaf[1]), models)
-        first = jax.tree.map(lambda leaf: leaf[0], (gradients, models, memories))
+        first = methods.first((gradients, models, memories))
         change, memory = optimizers.change(optimizer, first[0], first[2], first[1])
         stepped = optax.apply_updates(middle, change)
         own, partners = jnp.where(here, rows, workers.ids(round.workers).shape[0])  # past the end on devices that do not have the row
         params = _put(own, stepped, _put(partners, middle, local.params))  # in this order: who has no neighbour is its own partner
         after = Local(params, _put(own, memory, local.optimizer), _put(own, stepped, local.read))
-        exchanges = jnp.any(workers.ids(round.workers)[:, None] == pair[None], axis=1) & (now.worker != now.partner)
-        bits = jnp.where(exchanges[:, None], counts.of(told.bits_of(local.params), 1), jnp.uint32(0))
-        staleness = round.step - state.server.version[now.worker]
-        metrics = {"staleness": staleness, "worker": now.worker}
-        return State(state.step + 1, now.events, after), Info(bits, bits, metrics, elapsed=now.elapsed)
+        among = jnp.where(now.worker == now.partner, -1, pair)  # a worker without neighbours sends nothing
+        round.event(local.params, among, now.elapsed, network.asynchronous_gossip)
+        round.log(staleness=round.step - state.server.version[now.worker], worker=now.worker)
+        return State(now.events, after)
 
-    return Algorithm(
-        init,
-        query,
-        update,
-        optimizers.mean_params,
-        network.asynchronous_gossip,
-        f"asynchronous_gossip_sgd({topology.name})",
-        optimizers.learning_rate(optimizer),
-        topology.n,
-        local=lambda state: state.workers.params,
-        away=absence.ASYNCHRONOUS,
-    )
+    return Algorithm(name, init, query, update, lambda state: state.workers.params)
 
 
 class _Neighbours(NamedTuple):
@@ -173,7 +165,7 @@ def _following(events: Events, round: Round, neighbours: _Neighbours, bits: int)
     ports = (round.cluster.sending(round, pair, bits, start[worker]), round.cluster.receiving(round, pair, bits, start[worker] + latency))
     # A worker without neighbours has nobody to send to.
     end = start[worker] + jnp.where(pair[0] == pair[1], 0.0, latency + jnp.max(jnp.stack(ports)))
-    computing = round._replace(key=jax.random.fold_in(round.key, 1), clock=round.clock + end)
+    computing = begun_after(round, end)
     elapsed = jnp.maximum(end, 0)
     after = Events(
         events.ready.at[worker].set(end + round.cluster.seconds(computing, worker[None])[0]) - elapsed,

@@ -10,14 +10,13 @@ import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 
-from algorithms import absence, optimizers
+from algorithms import methods, optimizers
 from algorithms.asynchronous import arrivals
 from algorithms.asynchronous import delays as delays_
 from algorithms.asynchronous.arrivals import Arrival
-from dsgd import checks, counts, network, workers
-from dsgd.base import Algorithm, Info, Params, Query, Round, State
+from dsgd import checks, communication, network, workers
+from dsgd.base import Algorithm, Params, Query, Round, State
 from dsgd.engine import indices
-from dsgd.network import told
 
 _MOST_SERVERS = 10**5
 
@@ -68,6 +67,7 @@ def asynchronous_sgd(
     Source: Liu and Zhang, section 4.1; bounded staleness: Ho et al., "More effective distributed ML via a stale synchronous parallel
     parameter server", 2013; staleness-aware steps: Zhang et al., "Staleness-aware async-SGD for distributed deep learning", 2016.
     """
+    optimizers.require_descent(optimizer)
     servers = checks.positive_int("asynchronous_sgd: servers", servers, most=_MOST_SERVERS)
     if delays is not None and bound is not None:
         raise ValueError(f"asynchronous_sgd: bound = {bound} with delays.{delays.name}, which has its own: need one of the two")
@@ -82,43 +82,37 @@ def asynchronous_sgd(
         models = N if delays is None else delays.bound + 1
         buffer = jnp.repeat(cut(params, servers)[:, None], models, axis=1)
         events = arrivals.start(N, servers) if delays is None else ()
-        return State(jnp.int32(0), server=Server(optimizers.start(optimizer, params), buffer, events))
+        return State(Server(optimizers.start(optimizer, params), buffer, events))
 
     def arrival(state: State, round: Round) -> Arrival:
         server: Server = state.server
         if delays is not None:
             return _given(delays, server, round)
-        bits = told.bits_of(workers.stack(server.model.params, 1)) / servers
+        bits = communication.bits.of_tree(workers.stack(server.model.params, 1)) / servers
         return arrivals.following(server.events, arrivals.on_cluster(round), bits, bound)
-
-    def outside(staleness, t):
-        if delays is None:
-            return {}
-        words = f"delays.{delays.name} gives a staleness of {{}}; expected 0 to {delays.bound}, and at most t in update t"
-        return {words: indices.outside(staleness, jnp.minimum(t, delays.bound))}
 
     def query(state, round):
         now = arrival(state, round)
         parts = state.server.buffer[jnp.arange(servers), now.slots]
         return Query(join(parts, state.server.model.params), workers=now.worker[None])
 
-    def update(key, state, gradients, round):
+    def update(state, gradients, round):
+        round.require_all(arrivals.NO_ROUNDS)
         now = arrival(state, round)
-        gradient = jax.tree.map(lambda leaf: leaf[0], gradients)
-        model = stale_step(optimizer, state.server.model, gradient, now.staleness, staleness_aware)
+        if delays is not None:
+            words = f"delays.{delays.name} gives a staleness of {{}}; expected 0 to {delays.bound}, and at most t in update t"
+            wrong = indices.outside(now.staleness, jnp.minimum(round.step, delays.bound))
+            round.refuse_if(~jnp.isnan(wrong), words, wrong)
+        model = stale_step(optimizer, state.server.model, methods.first(gradients), now.staleness, staleness_aware)
         buffer = state.server.buffer.at[jnp.arange(servers), now.write].set(cut(model.params, servers))
-        bits = jnp.where(workers.ids(round.workers)[:, None] == now.worker, counts.of(told.bits_of(gradients), 1), jnp.uint32(0))
-        metrics = {"staleness": jnp.max(now.staleness), "worker": now.worker}
-        info = Info(bits, bits, metrics, elapsed=now.elapsed, outside=outside(now.staleness, round.step))
-        return State(state.step + 1, server=Server(model, buffer, now.events)), info
+        round.event(gradients, now.worker[None], now.elapsed, network.asynchronous_server)
+        round.log(staleness=jnp.max(now.staleness), worker=now.worker)
+        return State(Server(model, buffer, now.events))
 
     how = [delays.name if delays else "", f"servers={servers}" * (servers > 1), "" if bound is None else f"bound={bound}"]
     how = list(filter(None, [*how, "staleness_aware" * staleness_aware]))
     name = "asynchronous_sgd" + f"({', '.join(how)})" * bool(how)
-    rate = optimizers.learning_rate(optimizer)
-    return Algorithm(
-        init, query, update, lambda state: state.server.model.params, network.asynchronous_server, name, rate, away=absence.ASYNCHRONOUS
-    )
+    return Algorithm(name, init, query, update, lambda state: state.server.model.params)
 
 
 def _given(delays: delays_.Delays, server: Server, round: Round) -> Arrival:

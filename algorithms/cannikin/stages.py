@@ -78,20 +78,12 @@ def sized(method: Algorithm, batch_size: int, micro_batches: int) -> Algorithm:
     def query(state, round):
         return unequal_work(method, given(state, round)).query(inner(state), round)
 
-    def update(key, state, gradients, round):
-        after, info = method.update(key, inner(state), gradients, round)
-        return after._replace(server=Sized(after.server, state.server.sizes)), info
+    def update(state, gradients, round):
+        after = method.update(inner(state), gradients, round)
+        return after._replace(server=Sized(after.server, state.server.sizes))
 
-    local = method.local
-    whole = method._replace(
-        init=init,
-        query=query,
-        update=update,
-        model=lambda state: method.model(inner(state)),
-        local=None if local is None else lambda state: local(inner(state)),
-        name=f"sized({method.name})",
-    )
-    return observed(whole)
+    members = {"init": init, "query": query, "update": update, "model": lambda state: method.model(inner(state))}
+    return observed(method._replace(name=f"sized({method.name})", **members))
 
 
 def decided(state: State, sizes: np.ndarray, factor: float) -> State:

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-import jax
-import jax.numpy as jnp
 import optax
 
-from algorithms import absence, exchanges, optimizers
-from dsgd import checks, network
-from dsgd.base import Algorithm, Compressor, Info, Query, State
-from dsgd.network import told
-
-PATTERNS = {"server": network.multi_server, "ring": network.ring_all_reduce}
+from algorithms import methods, optimizers
+from dsgd import Algorithm, Compressor, checks, communication
 
 
 @checks.arguments
@@ -41,36 +35,21 @@ def compressed_sgd(
 
     Source: Liu and Zhang, section 3.1.2. Departure: (3.5) is printed without 1/N. Every part is compressed on its own.
     """
-    if via not in PATTERNS:
-        raise ValueError(f"compressed_sgd via {via!r}: need one of {', '.join(PATTERNS)}")
+    if via not in ("server", "ring"):
+        raise ValueError(f"compressed_sgd via {via!r}: need one of server, ring")
     if not compressor.unbiased and not allow_biased:
         raise ValueError(
             f"compressed_sgd with {compressor.name}, which is biased: need an unbiased compressor, "
             "error_compensated_sgd or ef21, or allow_biased=True"
         )
 
-    def init(params, N):
-        return State(jnp.int32(0), server=optimizers.start(optimizer, params))
-
-    def query(state, round):
-        return Query(state.server.params)
-
-    def update(key, state, gradients, round):
-        parts = exchanges.cut(gradients, round.workers, compressor)
-        exchange = _through_servers if via == "server" else exchanges.around_ring
-        mean, info = exchange(compressor, key, parts, round.workers)
-        step = exchanges.join(mean, state.server.params, compressor)
-        return State(state.step + 1, server=optimizers.step(optimizer, state.server, step)), info
+    def update(x, gradients, round):
+        shards = communication.shards(gradients, round.workers, compressor)
+        if via == "ring":
+            mean = round.around_ring(compressor, shards)
+        else:
+            mean = round.from_servers(compressor, round.to_servers(compressor, shards).received).received
+        return optimizers.step(optimizer, x, communication.unshard(mean, x.params, compressor))
 
     said = ", ".join([compressor.name, *[via] * (via != "server"), *["allow_biased"] * (not compressor.unbiased)])
-    rate = optimizers.learning_rate(optimizer)
-    away = absence.SERVES if via == "server" else "each worker adds its own to what the one before it sends on"
-    return Algorithm(init, query, update, optimizers.server_params, PATTERNS[via], f"compressed_sgd({said})", rate, away=away)
-
-
-def _through_servers(compressor: Compressor, key: jax.Array, parts: exchanges.Parts, N: int) -> tuple[exchanges.Parts, Info]:
-    r"""$Q(\frac1N \sum_n Q(g_n))$."""
-    up_key, down_key = jax.random.split(key)
-    up = exchanges.to_servers(compressor, up_key, parts, N)
-    down = exchanges.from_servers(compressor, down_key, up.received, N)
-    return down.received, told.both(up.info, down.info)
+    return methods.one_model(f"compressed_sgd({said})", optimizer, update)

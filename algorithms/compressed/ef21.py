@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import optax
 
-from algorithms import absence, exchanges, optimizers
-from dsgd import checks, network, workers
-from dsgd.base import Algorithm, Compressor, Query, State
-from dsgd.network import told
+from algorithms import optimizers
+from dsgd import Algorithm, Compressor, Query, State, checks, communication, workers
 
 
-class Estimators(NamedTuple):
+class Estimates(NamedTuple):
     """What workers and servers know. The estimate of the model, which everybody knows, is `State.server`.
 
     Args:
@@ -25,10 +21,10 @@ class Estimators(NamedTuple):
         up, down: last messages, of compressors that start warm.
     """
 
-    gradient: exchanges.Parts
-    mean: exchanges.Parts
+    gradient: Any
+    mean: Any
     model: optimizers.Model
-    estimate: exchanges.Parts
+    estimate: Any
     up: Any
     down: Any
 
@@ -56,51 +52,26 @@ def ef21(optimizer: optax.GradientTransformation, up: Compressor, down: Compress
     Source: Richtarik, Sokolov and Fatkhullin, "EF21", 2021; in both directions, Fatkhullin et al., "EF21 with bells and whistles", 2021,
     and Algorithm 3 of Kimad. Departure: N servers, each of one part, instead of one.
     """
-    exchanges.need_two("ef21", up, down)
+    optimizers.require_descent(optimizer)
+    communication.need_two("ef21", up, down)
 
     def init(params, N):
-        parts = jax.tree.map(lambda leaf: leaf[0], exchanges.cut(workers.stack(params, 1), N, up))
-        nothing = workers.stack(jax.tree.map(jnp.zeros_like, parts), N)
-        served = exchanges.padded(parts, N)
-        for compressor in (up, down):
-            exchanges.need_contraction("ef21", compressor, served)
-        estimators = Estimators(
-            gradient=nothing,
-            mean=jax.tree.map(jnp.zeros_like, served),
-            model=jax.vmap(lambda part: optimizers.start(optimizer, part))(served),
-            estimate=served,
-            up=exchanges.start(up, nothing),
-            down=exchanges.start(down, served),
-        )
-        return State(jnp.int32(0), server=params, workers=estimators)
+        zeros, served = communication.start_shards("ef21", params, N, up, down)
+        last = communication.last_messages(up, zeros), communication.last_messages(down, served)
+        model = optimizers.start_each(optimizer, served)
+        return State(params, Estimates(zeros, optax.tree.zeros_like(served), model, served, *last))
 
-    def query(state, round):
-        return Query(state.server)
-
-    def update(key, state, gradients, round):
-        N, known = round.workers, state.workers
-        up_key, down_key = jax.random.split(key)
-        news = jax.tree.map(jnp.subtract, exchanges.cut(gradients, N, up), known.gradient)
-        sent = exchanges.to_servers(up, up_key, news, N, known.up)
-        mean = jax.tree.map(jnp.add, known.mean, sent.received)
-        model = optimizers.step_local(optimizer, known.model, mean)
-        moved = jax.tree.map(jnp.subtract, model.params, known.estimate)
-        answer = exchanges.from_servers(down, down_key, moved, N, known.down)
-        known = Estimators(
-            gradient=jax.tree.map(jnp.add, known.gradient, sent.seen),
-            mean=mean,
-            model=model,
-            estimate=jax.tree.map(jnp.add, known.estimate, answer.seen),
-            up=sent.messages,
-            down=answer.messages,
-        )
-        change = exchanges.join(answer.received, state.server, down)
-        estimate = jax.tree.map(jnp.add, state.server, change)
-        return State(state.step + 1, estimate, known), told.both(sent.info, answer.info)
+    def update(state, gradients, round):
+        known, u = state.workers, communication.shards(gradients, round.workers, up)
+        sent = round.to_servers(up, optax.tree.sub(u, known.gradient), known.up)
+        mean = optax.tree.add(known.mean, sent.received)
+        x = optimizers.step_local(optimizer, known.model, mean)
+        answer = round.from_servers(down, optax.tree.sub(x.params, known.estimate), known.down)
+        u, x_hat = optax.tree.add((known.gradient, known.estimate), (sent.decoded, answer.decoded))
+        change = communication.unshard(answer.received, state.server, down)
+        return State(optax.tree.add(state.server, change), Estimates(u, mean, x, x_hat, sent.messages, answer.messages))
 
     def model(state):
-        """x, of which the estimate lags behind."""
-        return exchanges.join(workers.gather(state.workers.model.params), state.server, up)
+        return communication.unshard(workers.gather(state.workers.model.params), state.server, up)
 
-    name, rate = f"ef21({up.name}, {down.name})", optimizers.learning_rate(optimizer)
-    return Algorithm(init, query, update, model, network.multi_server, name, rate, away=absence.SERVES)
+    return Algorithm(f"ef21({up.name}, {down.name})", init, lambda state, round: Query(state.server), update, model)

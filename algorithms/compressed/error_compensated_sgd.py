@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import optax
 
-from algorithms import absence, exchanges, optimizers
-from dsgd import checks, network, workers
-from dsgd.base import Algorithm, Compressor, Query, State
-from dsgd.network import told
+from algorithms import optimizers
+from dsgd import Algorithm, Compressor, Query, State, checks, communication
 
 
 class Memory(NamedTuple):
@@ -23,8 +19,8 @@ class Memory(NamedTuple):
         up, down: last messages, of compressors that start warm.
     """
 
-    worker: exchanges.Parts
-    server: exchanges.Parts
+    worker: Any
+    server: Any
     up: Any
     down: Any
 
@@ -56,43 +52,24 @@ def error_compensated_sgd(
     Source: Liu and Zhang, section 3.3; Tang et al., "DoubleSqueeze", 2019. Departure: N servers, each of one part, as in section 3.1.2,
     where the equations have one.
     """
-    exchanges.need_two("error_compensated_sgd", up, down)
+    optimizers.require_descent(optimizer)
+    communication.need_two("error_compensated_sgd", up, down)
 
     def init(params, N):
-        nothing = exchanges.cut(workers.stack(jax.tree.map(jnp.zeros_like, params), N), N, up)
-        served = jax.tree.map(lambda leaf: leaf[:, 0], nothing)
-        for compressor in () if allow_expanding else (up, down):
-            exchanges.need_contraction("error_compensated_sgd", compressor, served, insist="allow_expanding=True")
-        memory = Memory(nothing, served, exchanges.start(up, nothing), exchanges.start(down, served))
-        return State(jnp.int32(0), server=optimizers.start(optimizer, params), workers=memory)
+        insist = None if allow_expanding else "allow_expanding=True"
+        zeros, served = communication.start_shards("error_compensated_sgd", optax.tree.zeros_like(params), N, up, down, insist)
+        last = communication.last_messages(up, zeros), communication.last_messages(down, served)
+        return State(optimizers.start(optimizer, params), Memory(zeros, served, *last))
 
-    def query(state, round):
-        return Query(state.server.params)
+    def update(state, gradients, round):
+        memory = state.workers
+        v = optax.tree.add(communication.shards(gradients, round.workers, up), memory.worker)  # (3.10)
+        sent = round.to_servers(up, v, memory.up)
+        v_server = optax.tree.add(sent.received, memory.server)  # (3.12)
+        answer = round.from_servers(down, v_server, memory.down)
+        errors = optax.tree.sub((v, v_server), (sent.decoded, answer.decoded))  # (3.11, 3.13)
+        step = communication.unshard(answer.received, state.server.params, down)
+        return State(optimizers.step(optimizer, state.server, step), Memory(*errors, sent.messages, answer.messages))  # (3.14)
 
-    def update(key, state, gradients, round):
-        N, memory = round.workers, state.workers
-        up_key, down_key = jax.random.split(key)
-        v_worker = jax.tree.map(jnp.add, exchanges.cut(gradients, N, up), memory.worker)  # (3.10)
-        sent = exchanges.to_servers(up, up_key, v_worker, N, memory.up)
-        v_server = jax.tree.map(jnp.add, sent.received, memory.server)  # (3.12)
-        answer = exchanges.from_servers(down, down_key, v_server, N, memory.down)
-        memory = Memory(
-            jax.tree.map(jnp.subtract, v_worker, sent.seen),  # (3.11)
-            jax.tree.map(jnp.subtract, v_server, answer.seen),  # (3.13)
-            sent.messages,
-            answer.messages,
-        )
-        step = exchanges.join(answer.received, state.server.params, down)
-        server = optimizers.step(optimizer, state.server, step)  # (3.14)
-        return State(state.step + 1, server, memory), told.both(sent.info, answer.info)
-
-    return Algorithm(
-        init,
-        query,
-        update,
-        optimizers.server_params,
-        network.multi_server,
-        f"error_compensated_sgd({up.name}, {down.name}{', allow_expanding' * allow_expanding})",
-        optimizers.learning_rate(optimizer),
-        away=absence.SERVES,
-    )
+    name = f"error_compensated_sgd({up.name}, {down.name}{', allow_expanding' * allow_expanding})"
+    return Algorithm(name, init, lambda state, round: Query(state.server.params), update, lambda state: state.server.params)

@@ -8,27 +8,25 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms import absence, exchanges, gossip, optimizers
-from dsgd import checks
-from dsgd.base import Algorithm, Compressor, Params, PyTree, State
-from dsgd.graphs.topology import Topology
+from algorithms import gossip, methods, optimizers
+from dsgd import Algorithm, Compressor, Topology, checks
 
 
 class Estimates(NamedTuple):
-    """Local models, and what is known of them. Leaves `[n, ...]`, of the estimates vectors `[n, d]`.
+    """Local models, and what is known of them, leaves `[n, ...]`.
 
     Args:
         params: x.
         optimizer: the local optimisers' states.
-        own: x-hat, what the neighbours know of one's own model.
-        apart: the weighted sum of what the neighbours' estimates differ by from it.
+        x_hat: the estimate that the neighbours keep of the worker's model.
+        laplacian: the weighted sum of the differences of the neighbours' estimates from it.
         last: the last messages, of a compressor that starts warm.
     """
 
-    params: Params
-    optimizer: PyTree
-    own: PyTree
-    apart: PyTree
+    params: Any
+    optimizer: Any
+    x_hat: Any
+    laplacian: Any
     last: Any
 
 
@@ -59,23 +57,16 @@ def choco_sgd(
     gossip.need("choco_sgd", topology, symmetric=True, fixed=True)
     gossip.need_step("choco_sgd", consensus_step)
 
-    def init(params, N):
-        models = optimizers.start_local(optimizer, params, N)
-        known = exchanges.flat(models.params, compressor.layer_wise)
-        exchanges.need_contraction("choco_sgd", compressor, known)
-        apart = jax.tree.map(jnp.zeros_like, known)
-        return State(jnp.int32(0), workers=Estimates(*models, known, apart, exchanges.start(compressor, known)))
+    def start(x):
+        last = gossip.start_compressed("choco_sgd", compressor, x.params)
+        return Estimates(*x, x.params, optax.tree.zeros_like(x.params), last)
 
-    def update(key, state, gradients, round):
-        known = state.workers
-        half = optimizers.step_local(optimizer, optimizers.Model(known.params, known.optimizer), gradients)
-        x = exchanges.flat(half.params, compressor.layer_wise)
-        news = jax.tree.map(jnp.subtract, x, known.own)
-        sent = exchanges.to_neighbours(compressor, key, news, topology, round, known.last)
-        own = jax.tree.map(jnp.add, known.own, sent.seen)
-        apart = jax.tree.map(jnp.add, known.apart, sent.received)  # X-hat (W - I)
-        x = jax.tree.map(lambda x, apart: x + jnp.asarray(consensus_step, x.dtype) * apart, x, apart)
-        params = exchanges.shaped(x, half.params, compressor.layer_wise)
-        return State(state.step + 1, workers=Estimates(params, half.optimizer, own, apart, sent.messages)), sent.info
+    def update(known, gradients, round):
+        round.require_all("neighbours add up what each has sent, and would no longer know what was lost")
+        half = optimizers.local_step(optimizer, known, gradients, round)
+        sent = round.to_neighbours(compressor, optax.tree.sub(half.params, known.x_hat), topology, known.last)
+        x_hat, laplacian = optax.tree.add((known.x_hat, known.laplacian), (sent.decoded, sent.received))  # X-hat, X-hat (W - I)
+        x = jax.tree.map(lambda x, pull: x + jnp.asarray(consensus_step, x.dtype) * pull, half.params, laplacian)
+        return Estimates(x, half.optimizer, x_hat, laplacian, sent.messages)
 
-    return gossip.algorithm(f"choco_sgd({topology.name}, {compressor.name})", init, update, optimizer, topology, absence.REMEMBERED)
+    return methods.local_models(f"choco_sgd({topology.name}, {compressor.name})", optimizer, update, start=start, topology=topology)

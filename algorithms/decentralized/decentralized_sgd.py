@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
 import optax
 
-from algorithms import absence, gossip, optimizers
-from dsgd import checks, workers
-from dsgd.base import Algorithm, State
-from dsgd.graphs.topology import Topology
-from dsgd.network import told
+from algorithms import gossip, methods, optimizers
+from dsgd import Algorithm, Topology, checks
 
 
 @checks.arguments
@@ -31,14 +27,8 @@ def decentralized_sgd(optimizer: optax.GradientTransformation, topology: Topolog
     """
     gossip.need("decentralized_sgd", topology)
 
-    def init(params, N):
-        return State(jnp.int32(0), workers=optimizers.start_local(optimizer, params, N))
+    def update(x, gradients, round):
+        half = optimizers.local_step(optimizer, x, gradients, round)  # X - gamma G
+        return half._replace(params=round.mix(half.params, topology))  # (...) W
 
-    def update(key, state, gradients, round):
-        local = optimizers.step_local(optimizer, state.workers, gradients)  # X - gamma G
-        models = local._replace(params=workers.mix(local.params, topology, round.step))  # (...) W
-        return State(state.step + 1, workers=models), told.to_neighbours(local.params, topology, round.step)
-
-    return gossip.algorithm(
-        f"decentralized_sgd({topology.name})", init, update, optimizer, topology, absence.where_symmetric(topology, absence.stay)
-    )
+    return methods.local_models(f"decentralized_sgd({topology.name})", optimizer, update, topology=topology)

@@ -8,14 +8,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms import absence, exchanges, gossip, optimizers
-from dsgd import checks
-from dsgd.base import Algorithm, Compressor, Params, PyTree, State
-from dsgd.graphs.topology import Topology
+from algorithms import gossip, methods, optimizers
+from dsgd import Algorithm, Compressor, Topology, checks
 
 
 class Compensated(NamedTuple):
-    """Local models and what compression has left out of them. Leaves `[n, ...]`, of the errors vectors `[n, d]`.
+    """Local models and what compression has left out of them, leaves `[n, ...]`.
 
     Args:
         params: x.
@@ -24,9 +22,9 @@ class Compensated(NamedTuple):
         last: the last messages, of a compressor that starts warm.
     """
 
-    params: Params
-    optimizer: PyTree
-    error: PyTree
+    params: Any
+    optimizer: Any
+    error: Any
     last: Any
 
 
@@ -56,28 +54,15 @@ def deepsqueeze(
     gossip.need("deepsqueeze", topology, symmetric=True)
     gossip.need_step("deepsqueeze", consensus_step)
 
-    def init(params, N):
-        models = optimizers.start_local(optimizer, params, N)
-        nothing = jax.tree.map(jnp.zeros_like, exchanges.flat(models.params, compressor.layer_wise))
-        exchanges.need_contraction("deepsqueeze", compressor, nothing)
-        return State(jnp.int32(0), workers=Compensated(*models, nothing, exchanges.start(compressor, nothing)))
+    def start(x):
+        last = gossip.start_compressed("deepsqueeze", compressor, x.params)
+        return Compensated(*x, optax.tree.zeros_like(x.params), last)
 
-    def update(key, state, gradients, round):
-        memory = state.workers
-        half = optimizers.step_local(optimizer, optimizers.Model(memory.params, memory.optimizer), gradients)
-        x = exchanges.flat(half.params, compressor.layer_wise)
-        v = jax.tree.map(jnp.add, x, memory.error)
-        sent = exchanges.to_neighbours(compressor, key, v, topology, round, memory.last)
-        error = jax.tree.map(jnp.subtract, v, sent.seen)
-        x = jax.tree.map(lambda x, pulled: x + jnp.asarray(consensus_step, x.dtype) * pulled, x, sent.received)
-        params = exchanges.shaped(x, half.params, compressor.layer_wise)
-        return State(state.step + 1, workers=Compensated(params, half.optimizer, error, sent.messages)), sent.info
+    def update(memory, gradients, round):
+        half = optimizers.local_step(optimizer, memory, gradients, round)
+        v = optax.tree.add(half.params, memory.error)
+        sent = round.to_neighbours(compressor, v, topology, memory.last)
+        x = jax.tree.map(lambda x, pull: x + jnp.asarray(consensus_step, x.dtype) * pull, half.params, sent.received)
+        return Compensated(x, half.optimizer, optax.tree.sub(v, sent.decoded), sent.messages)
 
-    return gossip.algorithm(
-        f"deepsqueeze({topology.name}, {compressor.name})",
-        init,
-        update,
-        optimizer,
-        topology,
-        absence.where_symmetric(topology, absence.stay),
-    )
+    return methods.local_models(f"deepsqueeze({topology.name}, {compressor.name})", optimizer, update, start=start, topology=topology)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
-from algorithms import absence, gossip, optimizers
-from dsgd import checks, workers
-from dsgd.base import Algorithm, Params, PyTree, State
-from dsgd.graphs.topology import Topology
-from dsgd.network import told
+from algorithms import gossip, methods, optimizers
+from dsgd import Algorithm, Topology, checks
+from dsgd.base import Params
+
+ONE_W = "its correction remembers what one W has changed in all rounds, and without some messages that is another W"
 
 
 class Corrected(NamedTuple):
@@ -26,23 +25,21 @@ class Corrected(NamedTuple):
             errors settle into a cycle, and would move the fixed point by as much in every round.
     """
 
-    params: Params
-    optimizer: PyTree
-    correction: Params
-    lost: Params
+    params: Any
+    optimizer: Any
+    correction: Any
+    lost: Any
 
 
-def start_corrected(optimizer: optax.GradientTransformation, params: Params, N: int) -> State:
-    """Equal models, and nothing to correct yet."""
-    models = optimizers.start_local(optimizer, params, N)
-    nothing = jax.tree.map(jnp.zeros_like, models.params)
-    return State(jnp.int32(0), workers=Corrected(*models, nothing, nothing))
+def start_corrected(models: optimizers.Model) -> Corrected:
+    """Nothing to correct yet."""
+    return Corrected(*models, *[optax.tree.zeros_like(models.params)] * 2)
 
 
 def add_up(models: Corrected, more: Params) -> tuple[Params, Params]:
     """The correction grown by `more`, leaves `[n, ...]`, and what it has lost to rounding then: Kahan's sum."""
-    step = jax.tree.map(jnp.subtract, more, models.lost)
-    total = jax.tree.map(jnp.add, models.correction, step)
+    step = optax.tree.sub(more, models.lost)
+    total = optax.tree.add(models.correction, step)
     return total, jax.tree.map(lambda after, before, step: (after - before) - step, total, models.correction, step)
 
 
@@ -75,15 +72,11 @@ def adapt_correct_combine(name: str, optimizer: optax.GradientTransformation, to
     $C_{t+1} = C_t + s\, \phi_{t+1} (W - I)$: small terms of mean 0, so that rounding errors do not become a drift of the mean.
     """
 
-    def init(params, N):
-        return start_corrected(optimizer, params, N)
+    def update(x, gradients, round):
+        round.require_all(ONE_W)
+        change, memory = optimizers.change_local(optimizer, x, gradients)
+        phi = jax.tree.map(lambda x, u, c: x + (u + c), x.params, change, x.correction)
+        moved = jax.tree.map(lambda pull: share * pull, round.laplacian(phi, topology))
+        return Corrected(optax.tree.add(phi, moved), memory, *add_up(x, moved))
 
-    def update(key, state, gradients, round):
-        x, _, correction, _ = state.workers
-        change, memory = optimizers.change_local(optimizer, state.workers, gradients)
-        corrected = jax.tree.map(lambda x, u, c: x + (u + c), x, change, correction)
-        moved = jax.tree.map(lambda pulled: share * pulled, workers.pull(corrected, topology, round.step))
-        models = Corrected(jax.tree.map(jnp.add, corrected, moved), memory, *add_up(state.workers, moved))
-        return State(state.step + 1, workers=models), told.to_neighbours(x, topology, round.step)
-
-    return gossip.algorithm(name, init, update, optimizer, topology, absence.ONE_W)
+    return methods.local_models(name, optimizer, update, start=start_corrected, topology=topology)

@@ -5,12 +5,9 @@ from __future__ import annotations
 import jax
 import optax
 
-from algorithms import absence, gossip, optimizers
-from algorithms.decentralized.exact_diffusion import Corrected, add_up, start_corrected
-from dsgd import checks, workers
-from dsgd.base import Algorithm, State
-from dsgd.graphs.topology import Topology
-from dsgd.network import told
+from algorithms import gossip, methods, optimizers
+from algorithms.decentralized.exact_diffusion import ONE_W, Corrected, add_up, start_corrected
+from dsgd import Algorithm, Topology, checks
 
 
 @checks.arguments
@@ -33,15 +30,11 @@ def extra(optimizer: optax.GradientTransformation, topology: Topology) -> Algori
     """
     gossip.need("extra", topology, symmetric=True, fixed=True)
 
-    def init(params, N):
-        return start_corrected(optimizer, params, N)
+    def update(x, gradients, round):
+        round.require_all(ONE_W)
+        change, memory = optimizers.change_local(optimizer, x, gradients)
+        pull = round.laplacian(x.params, topology)  # X (W - I)
+        new = jax.tree.map(lambda x, p, u, c: x + (p + u + c), x.params, pull, change, x.correction)
+        return Corrected(new, memory, *add_up(x, jax.tree.map(lambda pull: pull / 2, pull)))
 
-    def update(key, state, gradients, round):
-        x, _, correction, _ = state.workers
-        change, memory = optimizers.change_local(optimizer, state.workers, gradients)
-        pulled = workers.pull(x, topology)  # X (W - I)
-        new = jax.tree.map(lambda x, p, u, c: x + (p + u + c), x, pulled, change, correction)
-        models = Corrected(new, memory, *add_up(state.workers, jax.tree.map(lambda pulled: pulled / 2, pulled)))
-        return State(state.step + 1, workers=models), told.to_neighbours(x, topology, round.step)
-
-    return gossip.algorithm(f"extra({topology.name})", init, update, optimizer, topology, absence.ONE_W)
+    return methods.local_models(f"extra({topology.name})", optimizer, update, start=start_corrected, topology=topology)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import optax
 
-from algorithms import absence, gossip, optimizers
-from dsgd import checks, workers
-from dsgd.base import Algorithm, Gradients, Params, PyTree, State
-from dsgd.graphs.topology import Topology
-from dsgd.network import told
+from algorithms import gossip, methods, optimizers
+from dsgd import Algorithm, Topology, checks
 
 
 class Tracking(NamedTuple):
@@ -25,10 +20,10 @@ class Tracking(NamedTuple):
         gradient: g, the last own one.
     """
 
-    params: Params
-    optimizer: PyTree
-    tracker: Gradients
-    gradient: Gradients
+    params: Any
+    optimizer: Any
+    tracker: Any
+    gradient: Any
 
 
 @checks.arguments
@@ -52,25 +47,11 @@ def gradient_tracking(optimizer: optax.GradientTransformation, topology: Topolog
     """
     gossip.need("gradient_tracking", topology)
 
-    def init(params, N):
-        models = optimizers.start_local(optimizer, params, N)
-        nothing = jax.tree.map(jnp.zeros_like, models.params)
-        return State(jnp.int32(0), workers=Tracking(models.params, models.optimizer, nothing, nothing))
+    def update(state, gradients, round):
+        x, y = round.mix((state.params, state.tracker), topology)
+        y = optax.tree.add(y, optax.tree.sub(gradients, state.gradient))
+        change, memory = optimizers.change_local(optimizer, state, y)
+        return Tracking(optax.apply_updates(x, change), memory, y, gradients)
 
-    def update(key, state, gradients, round):
-        both = (state.workers.params, state.workers.tracker)
-        x, y = workers.mix(both, topology, round.step)
-        tracker = jax.tree.map(lambda y, new, old: y + new - old, y, gradients, state.workers.gradient)
-        change, memory = optimizers.change_local(optimizer, state.workers, tracker)
-        models = Tracking(optax.apply_updates(x, change), memory, tracker, gradients)
-        return State(state.step + 1, workers=models), told.to_neighbours(both, topology, round.step)
-
-    return gossip.algorithm(
-        f"gradient_tracking({topology.name})",
-        init,
-        update,
-        optimizer,
-        topology,
-        absence.where_symmetric(topology, absence.stay),
-        tracked=True,
-    )
+    name, start = f"gradient_tracking({topology.name})", lambda x: Tracking(*x, *[optax.tree.zeros_like(x.params)] * 2)
+    return methods.local_models(name, optimizer, update, start=start, topology=topology, tracked=True)

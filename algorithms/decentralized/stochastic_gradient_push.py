@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms import absence, gossip, optimizers, weights
-from dsgd import checks, network, workers
-from dsgd.base import Algorithm, Params, PyTree, Query, State
-from dsgd.graphs.topology import Topology
-from dsgd.network import told
+from algorithms import gossip, optimizers, weights
+from dsgd import Algorithm, Query, State, Topology, checks, workers
 
 
 class Pushed(NamedTuple):
@@ -21,12 +18,12 @@ class Pushed(NamedTuple):
     Args:
         params: x, whose sum over workers gossip keeps.
         optimizer: the local optimisers' states.
-        mass: w, what has arrived of everybody's 1, `[n]`.
+        weight: w, what has arrived of all workers' 1, `[n]`.
     """
 
-    params: Params
-    optimizer: PyTree
-    mass: jax.Array
+    params: Any
+    optimizer: Any
+    weight: jax.Array
 
 
 @checks.arguments
@@ -49,37 +46,27 @@ def stochastic_gradient_push(optimizer: optax.GradientTransformation, topology: 
     Source: Assran, Loizou, Ballas and Rabbat, "Stochastic gradient push for distributed deep learning", 2019, algorithm 1; Nedic and
     Olshevsky, "Stochastic gradient-push for strongly convex functions on time-varying directed graphs", 2016.
     """
+    name = f"stochastic_gradient_push({topology.name})"
     gossip.need("stochastic_gradient_push", topology, doubly_stochastic=False)
+    optimizers.require_descent(optimizer)
 
     def init(params, N):
-        models = optimizers.start_local(optimizer, params, N)
-        mass = jnp.ones(N, jnp.result_type(*jax.tree.leaves(params)))
-        return State(jnp.int32(0), workers=Pushed(models.params, models.optimizer, mass))
+        topology.require_workers(name, N)
+        weight = jnp.ones(N, jnp.result_type(*jax.tree.leaves(params)))
+        return State(workers=Pushed(*optimizers.start_local(optimizer, params, N), weight))
 
     def query(state, round):
         weights.warn_if_cancelled("stochastic_gradient_push", optimizer, round)
-        mass = state.workers.mass
-        z = jax.tree.map(lambda x: x / mass.astype(x.dtype).reshape(-1, *[1] * (x.ndim - 1)), state.workers.params)
-        return Query(z, axis=0)
+        x, _, w = state.workers
+        return Query(jax.tree.map(lambda x: x / w.astype(x.dtype).reshape(-1, *[1] * (x.ndim - 1)), x))  # z
 
-    def update(key, state, gradients, round):
+    def update(state, gradients, round):
         change, memory = optimizers.change_local(optimizer, state.workers, gradients)
-        both = (optax.apply_updates(state.workers.params, change), state.workers.mass)
-        params, mass = workers.mix(both, topology, round.step, keep_sums=True)
-        return State(state.step + 1, workers=Pushed(params, memory, mass)), told.to_neighbours(both, topology, round.step)
+        x, w = round.push_sum(optax.apply_updates(state.workers.params, change), state.workers.weight, topology)
+        return State(workers=Pushed(x, memory, w))
 
     def model(state):
-        x, mass = workers.sum(workers.widened((state.workers.params, state.workers.mass)))
-        return workers.narrowed(jax.tree.map(lambda x: x / mass.astype(x.dtype), x), state.workers.params)
+        x, w = workers.sum(workers.widened((state.workers.params, state.workers.weight)))
+        return workers.narrowed(jax.tree.map(lambda x: x / w.astype(x.dtype), x), state.workers.params)
 
-    return Algorithm(
-        init,
-        query,
-        update,
-        model,
-        network.gossip(topology),
-        f"stochastic_gradient_push({topology.name})",
-        optimizers.learning_rate(optimizer),
-        topology.n,
-        away=absence.where_positive(topology, absence.stay),
-    )
+    return Algorithm(name, init, query, update, model)

@@ -10,7 +10,7 @@ import numpy as np
 
 from algorithms.dropcompute.stopping import need_one_by_one
 from dsgd import checks
-from dsgd.base import Key, Round, Work
+from dsgd.base import Key, Now, Round, Work
 from dsgd.clusters import Cluster
 
 
@@ -47,10 +47,14 @@ def _drawn(cluster: Cluster, N: int, M: int, batch_size: int, iterations: int, k
 
 def iteration(cluster: Cluster, N: int, M: int, batch_size: int, key: jax.Array) -> jax.Array:
     """Seconds of one iteration's micro-batches, `[N, M]`; traced. Arguments as of `latencies`, the key of this iteration."""
-    return of_round(Round(jnp.int32(0), N, key, cluster, batch_size=batch_size), M)
+    return _seconds(Round(jnp.int32(0), N, key, Now(cluster)), M, batch_size)
 
 
 def of_round(round: Round, M: int) -> jax.Array:
     """Seconds of M whole micro-batches of every worker in a round, on its cluster, `[N, M]`."""
-    whole = jnp.full((round.workers, M), round.batch_size or 1, jnp.int32)
+    return _seconds(round, M, (round.problem and round.problem.batch_size) or 1)
+
+
+def _seconds(round: Round, M: int, batch_size: int) -> jax.Array:
+    whole = jnp.full((round.workers, M), batch_size, jnp.int32)
     return round.cluster.latencies(round._replace(work=Work(whole, whole)), jnp.arange(round.workers))

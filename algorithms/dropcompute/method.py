@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.core import Tracer
 
 from algorithms.dropcompute import thresholds
@@ -19,7 +17,8 @@ from dsgd import checks
 from dsgd import work as works
 from dsgd.base import Algorithm, Period, PyTree, Query, Round, State, Work
 
-_IDLE = 10  # rounds in which nobody has computed anything, from which on that is no chance
+_IDLE = 10  # rounds in which no worker has computed anything, from which on that is no chance
+_NOTHING_DONE = f"no worker has computed anything in {_IDLE} rounds or more: no micro-batch ends within {{:g}} s; pass a larger threshold"
 Correction = Literal["none", "stochastic", "local"]
 Seconds = Annotated[float | jax.Array, "a number of seconds"]
 Factor = Annotated[float | jax.Array, "a number"]
@@ -165,9 +164,6 @@ def drop_compute(
     def inner(state: State) -> State:
         return state._replace(server=state.server.method)
 
-    def of_inner(member):
-        return None if member is None else lambda state: member(inner(state))
-
     def init(params, N):
         state = method.init(params, N)
         return state._replace(server=rule.start(state.server, N, redraw))
@@ -177,29 +173,26 @@ def drop_compute(
         need_synchronous(name, asked)
         need_cluster(name, round, isinstance(threshold, ChosenAfter))
         done = rule.computed(state.server, round).done
-        return asked._replace(work=weighed(done, correction, round.present), draws=state.server.drawn if redraw else None)
+        return asked._replace(work=weighed(done, correction, round.present)._replace(draws=state.server.drawn if redraw else None))
 
-    def update(key, state, gradients, round):
-        after, info = method.update(key, inner(state), gradients, round)
-        if info.compute is not None or info.elapsed is not None:
+    def update(state, gradients, round):
+        after = method.update(inner(state), gradients, round)
+        if round.record.keeps_time:
             raise ValueError(f"{name}: {method.name} says itself how long workers compute; need a method that does not")
         seconds = rule.computed(state.server, round).seconds
         if round.present is not None:
             seconds = jnp.where(round.present, seconds, 0)
         server = rule.after(state.server, round, seconds)._replace(method=after.server)
-        seen = {"threshold": rule.until(state.server), "dropped": dropped(round, M), "idle": jnp.maximum(server.idle, 0)}
-        return after._replace(server=server), info._replace(metrics={**info.metrics, **seen}, compute=seconds)
+        tau, idle = rule.until(state.server), jnp.maximum(server.idle, 0)
+        if all_dropped == "error":
+            round.refuse_if(idle >= _IDLE, f'{_NOTHING_DONE}, or all_dropped="warn"', tau)
+        else:
+            round.warn_if(idle >= _IDLE, _NOTHING_DONE, tau)
+        round.computed(seconds)
+        round.log(threshold=tau, dropped=dropped(round, M), idle=idle)
+        return after._replace(server=server)
 
-    def refuses(records):
-        if why := nothing_done(records):
-            if all_dropped == "error":
-                return f'{why}, or all_dropped="warn"'
-            warnings.warn(f"{name}: {why}", stacklevel=2)
-        return method.refuses(records) if method.refuses else ""
-
-    members: dict[str, Any] = {"model": of_inner(method.model), "local": of_inner(method.local), "refuses": refuses}
-    measures = method.measures or isinstance(threshold, ChosenAfter)
-    return method._replace(init=init, query=query, update=update, name=name, measures=measures, **members)
+    return method._replace(name=name, init=init, query=query, update=update, model=lambda state: method.model(inner(state)))
 
 
 def dropped(round: Round, M: int) -> jax.Array:
@@ -208,15 +201,6 @@ def dropped(round: Round, M: int) -> jax.Array:
     asked = jnp.full(round.workers, M) if round.present is None else jnp.where(round.present, M, 0)
     left = asked - jnp.sum(round.work.samples > 0, axis=1)
     return jnp.sum(left) / jnp.maximum(jnp.sum(asked), 1)
-
-
-def nothing_done(records: dict[str, np.ndarray]) -> str:
-    """What the newest records say of it, in words; "": somebody has computed something, or might yet."""
-    idle = records["idle"] >= _IDLE
-    if not idle.any():
-        return ""
-    tau = records["threshold"][idle].min()
-    return f"nobody has computed anything in {_IDLE} rounds or more: no micro-batch ends within {tau:g} s: need a larger threshold"
 
 
 def weighed(done: jax.Array, correction: Correction | Factor, present: jax.Array | None) -> Work:

@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from algorithms import exchanges, optimizers
+from algorithms import optimizers
 from algorithms.kimad import messages, plans
 from algorithms.kimad.choices import Choices
 from algorithms.kimad.monitors import Monitor
-from dsgd import counts, workers
-from dsgd.base import Gradients, Info, Params, PyTree, Round
+from dsgd import communication, counts, network, workers
+from dsgd.base import Gradients, Params, PyTree
+from dsgd.communication import Communicator
 from dsgd.engine import indices
 
 
@@ -60,7 +61,7 @@ class Terms(NamedTuple):
     warm_up: int
 
 
-def exchange(terms: Terms, server: Server, known: PyTree, own: Gradients, round: Round, key: jax.Array) -> tuple[Server, PyTree, Info]:
+def exchange(terms: Terms, server: Server, known: PyTree, own: Gradients, round: Communicator) -> tuple[Server, PyTree]:
     """Lines 10 to 15 of Algorithm 1, and 3 to 8 of the next round.
 
     Args:
@@ -69,40 +70,42 @@ def exchange(terms: Terms, server: Server, known: PyTree, own: Gradients, round:
         known: the estimators of the workers' updates, leaves `[n, ...]`.
         own: their updates, likewise.
         round: the present one.
-        key: of the compressors.
 
     Returns:
-        What server and workers know after it; bits, and numbers for the history.
+        What server and workers know after it.
     """
     N = round.workers
     plan = plans.plan(terms.monitor, server.links, round, terms.round_time, terms.computation, terms.congestion, terms.period)
     everything = round.step // terms.period < terms.warm_up
-    up_key, down_key = jax.random.split(key)
+    up_key, down_key = jax.random.split(round.next_key())
 
     def of_worker(key, news, budget):
         return messages.compress(terms.up, terms.rule, key, news, budget, everything)
 
     difference = jax.tree.map(jnp.subtract, own, known)
-    sent = jax.vmap(of_worker)(workers.keys(up_key, N), exchanges.flat(difference, terms.up.layer_wise), workers.own(plan.up, N))
-    seen = exchanges.shaped(sent.seen, difference, terms.up.layer_wise)
-    total = jax.tree.map(jnp.add, server.updates, _weighted_sum(seen, terms.weights, N))
+    sent = jax.vmap(of_worker)(workers.keys(up_key, N), communication.flat(difference, terms.up.layer_wise), workers.own(plan.up, N))
+    seen = communication.shaped(sent.seen, difference, terms.up.layer_wise)
+    with round.unrecorded():  # the sum, which the server makes of the messages
+        news = _weighted_sum(seen, terms.weights, N)
+        bits, errors, missing, wrong = workers.gather((sent.bits, sent.error, sent.missing, sent.outside))
+    total = jax.tree.map(jnp.add, server.updates, news)
     model = optimizers.step(terms.optimizer, server.model, total)
 
     lag = workers.stack(jax.tree.map(jnp.subtract, model.params, server.estimate), 1)
-    vectors = jax.tree.map(lambda row: row[0], exchanges.flat(lag, terms.down.layer_wise))
+    vectors = jax.tree.map(lambda row: row[0], communication.flat(lag, terms.down.layer_wise))
     answer = messages.compress(terms.down, terms.rule, down_key, vectors, plan.down, everything)
-    moved = exchanges.shaped(workers.stack(answer.seen, 1), lag, terms.down.layer_wise)
+    moved = communication.shaped(workers.stack(answer.seen, 1), lag, terms.down.layer_wise)
     estimate = jax.tree.map(lambda x, change: x + change[0], server.estimate, moved)
 
-    bits, errors, missing, wrong = workers.gather((sent.bits, sent.error, sent.missing, sent.outside))
     most = jnp.maximum(server.missing, jnp.maximum(jnp.max(missing), answer.missing))
     after = server._replace(model=model, updates=total, estimate=estimate, missing=most)
     sizes = {"message_up": bits.astype(jnp.float32), "message_down": answer.bits.astype(jnp.float32)}
-    metrics = {**plan.shown, **sizes, "error_up": errors, "error_down": answer.error}
+    round.log(**plan.shown, **sizes, error_up=errors, error_down=answer.error)
+    for words, choice in ((_words("to", terms.up), indices.first(wrong)), (_words("from", terms.down), answer.outside)):
+        round.refuse_if(~jnp.isnan(choice), words, choice)
     n = sent.bits.shape[0]
-    outside = {_words("to", terms.up): indices.first(wrong), _words("from", terms.down): answer.outside}
-    info = Info(counts.of(sent.bits, n), counts.of(jnp.broadcast_to(answer.bits, (n,)), n), metrics, outside=outside)
-    return after, jax.tree.map(jnp.add, known, seen), info
+    round.sent(counts.of(sent.bits, n), counts.of(jnp.broadcast_to(answer.bits, (n,)), n), network.star, simulated=True)
+    return after, jax.tree.map(jnp.add, known, seen)
 
 
 def _words(way: str, choices: Choices) -> str:

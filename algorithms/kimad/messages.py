@@ -24,7 +24,7 @@ class Message(NamedTuple):
         bits: uint32.
         error: |seen - sent|^2.
         missing: bits by which it is longer than the budget, 0 where it is not.
-        outside: code of a choice of the rule's that there is not, 0 if all are (`dsgd.engine.indices`).
+        outside: a choice of the rule that does not exist; NaN if all do (`dsgd.engine.indices`).
     """
 
     seen: PyTree

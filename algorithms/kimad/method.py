@@ -10,10 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import lax
 from jax.core import Tracer
 
-from algorithms import exchanges, optimizers
+from algorithms import optimizers
 from algorithms.kimad import budgets, monitors, plans, updates
 from algorithms.kimad.allocation import one_for_all
 from algorithms.kimad.budgets import Numbers
@@ -21,13 +20,13 @@ from algorithms.kimad.choices import Choices, any_of
 from algorithms.kimad.exchange import Server, Terms, Worker, exchange
 from algorithms.kimad.monitors import Monitor
 from algorithms.kimad.updates import Update
-from dsgd import checks, network, workers
+from dsgd import checks, communication, workers
 from dsgd.base import Algorithm, Compressor, State
-from dsgd.network import told
 
 Number = Annotated[float | jax.Array, "a number"]
 
-AWAY = "who misses a message of the server no longer has its estimate of the model"
+AWAY = "a worker that misses a message of the server no longer has its estimate of the model"
+_TOO_LONG = 'a message has {:,.0f} bits more than round_time leaves for it: need more time, smaller ratios, or too_small="wait"'
 
 
 @checks.arguments
@@ -91,9 +90,10 @@ def kimad_sgd(
 
     Source: Xin et al., "Kimad: adaptive gradient compression with bandwidth awareness", 2023, Algorithms 1 and 3.
     """
+    optimizers.require_descent(optimizer)
     up_set = _as_choices("compressors", compressors)
     down_set = up_set if down is None else _as_choices("down", down)
-    exchanges.need_two("kimad_sgd", up_set, down_set)
+    communication.need_two("kimad_sgd", up_set, down_set)
     seconds = _need_times(round_time, computation, congestion)
     shares = None if weights is None else _need_weights(weights)
     warm_up = min(checks.natural("kimad_sgd: warm_up", warm_up), 2**31 - 1)  # rounds are fewer
@@ -106,55 +106,35 @@ def kimad_sgd(
         for what, values in (("weights", shares), ("computation", seconds)):
             if values is not None and values.shape not in ((), (N,)):
                 raise ValueError(f"kimad_sgd: {what} of {values.shape[0]} numbers for {N} workers: need one for each")
-        vectors = exchanges.flat(workers.stack(params, 1), up_set.layer_wise)
+        vectors = communication.flat(workers.stack(params, 1), up_set.layer_wise)
         for choices in (up_set, down_set):
-            exchanges.need_contraction("kimad_sgd", choices, vectors)
+            communication.need_contraction("kimad_sgd", choices, vectors)
         nothing = jax.tree.map(jnp.zeros_like, params)
         start = optimizers.start(optimizer, params)
         server = Server(start, nothing, params, plans.start(monitor, N), jnp.zeros((), jnp.float32))
-        return State(jnp.int32(0), server, Worker(workers.stack(nothing, N), update.start(params, N)))
+        return State(server, Worker(workers.stack(nothing, N), update.start(params, N)))
 
     def query(state, round):
         return update.query(state.workers.memory, state.server.estimate)
 
-    def step(key, state, gradients, round):
+    def step(state, gradients, round):
+        round.require_all(AWAY)
         links = plans.observed(monitor, state.server.links, round.measured)
         server, known = state.server._replace(links=links), state.workers.estimate
         memory, own = update.step(state.workers.memory, server.estimate, gradients)
 
-        def speak():
-            after, estimates, info = exchange(terms, server, known, own, round, key)
-            return after, Worker(estimates, update.begin(memory, after.estimate)), info
+        def send(server, worker):
+            after, estimates = exchange(terms, server, worker.estimate, own, round)
+            return after, Worker(estimates, update.begin(worker.memory, after.estimate))
 
-        def be_silent():
-            info = jax.eval_shape(speak)[2]
-            unknown = jax.tree.map(lambda leaf: jnp.full(leaf.shape, jnp.nan, leaf.dtype), info.metrics)
-            none = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), info.outside)
-            return server, Worker(known, memory), told.nothing(round.workers)._replace(metrics=unknown, outside=none)
-
-        result = speak() if update.period == 1 else lax.cond((round.step + 1) % update.period == 0, speak, be_silent)
-        server, own, info = result
-        return State(state.step + 1, server, own), info._replace(metrics={**info.metrics, "missing": server.missing})
-
-    def refuses(records):
-        missing = np.nanmax(records["missing"], initial=0.0)
-        if missing <= 0:
-            return ""
-        return f'a message has {missing:,.0f} bits more than round_time leaves for it: need more time, smaller ratios, or too_small="wait"'
+        server, worker = round.every(update.period, send, server, Worker(known, memory))
+        round.log(missing=server.missing)
+        if too_small == "error":
+            round.refuse_if(server.missing > 0, _TOO_LONG, server.missing)
+        return State(server, worker)
 
     words = [up_set.name, *([down_set.name] if down is not None else []), _name_of(rule), monitor.name, *filter(None, [update.name])]
-    return Algorithm(
-        init,
-        query,
-        step,
-        lambda state: state.server.model.params,
-        network.every(update.period, network.star) if update.period > 1 else network.star,
-        f"kimad_sgd({', '.join(words)})",
-        optimizers.learning_rate(optimizer),
-        away=AWAY,
-        measures=True,
-        refuses=refuses if too_small == "error" else None,
-    )
+    return Algorithm(f"kimad_sgd({', '.join(words)})", init, query, step, lambda state: state.server.model.params)
 
 
 def _as_choices(what: str, compressors: Choices | Sequence[Compressor]) -> Choices:

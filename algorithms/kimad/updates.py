@@ -74,7 +74,7 @@ def local_steps(optimizer: optax.GradientTransformation, period: int) -> Update:
     return Update(
         start=lambda params, N: optimizers.start_local(optimizer, params, N),
         begin=begin,
-        query=lambda memory, estimate: Query(memory.params, axis=0),
+        query=lambda memory, estimate: Query(memory.params),
         step=step,
         period=period,
         name=f"{period} local steps",

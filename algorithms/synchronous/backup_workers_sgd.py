@@ -7,10 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from algorithms import absence, optimizers
-from dsgd import checks, counts, network, workers
-from dsgd.base import Algorithm, Info, Query, State
-from dsgd.network import told
+from algorithms import methods, optimizers
+from dsgd import Algorithm, checks, communication, counts, network, workers
 
 
 @checks.arguments
@@ -32,17 +30,12 @@ def backup_workers_sgd(optimizer: optax.GradientTransformation, backups: int) ->
     """
     backups = checks.natural("backup_workers_sgd: backups", backups)
 
-    def init(params, N):
-        if backups >= N:
-            raise ValueError(f"backup_workers_sgd: backups = {backups} of {N} workers: need at most {N - 1}")
-        return State(jnp.int32(0), server=optimizers.start(optimizer, params))
-
-    def query(state, round):
-        return Query(state.server.params)
-
-    def update(key, state, gradients, round):
+    def update(x, gradients, round):
+        round.require_all("each worker is the server of a shard of the model, which no other worker has")
+        if backups >= round.workers:
+            raise ValueError(f"backup_workers_sgd: backups = {backups} of {round.workers} workers; expected at most {round.workers - 1}")
         if round.cluster is None:
-            raise ValueError("backup_workers_sgd without a cluster, where nobody is slower: need run(..., cluster=...)")
+            raise ValueError("backup_workers_sgd without a cluster, on which workers would differ; pass run(..., cluster=...)")
         N, counted = round.workers, round.workers - backups
         seconds = round.cluster.seconds(round, jnp.arange(N))
         order = jnp.argsort(seconds)  # stable: of equals, the first
@@ -52,19 +45,18 @@ def backup_workers_sgd(optimizer: optax.GradientTransformation, backups: int) ->
         def kept(leaf):
             return jnp.where(mine.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, jnp.zeros((), leaf.dtype))
 
-        total = workers.sum(workers.widened(jax.tree.map(kept, gradients)))
+        with round.unrecorded():
+            total = workers.sum(workers.widened(jax.tree.map(kept, gradients)))
+        round.sent(*_bits(communication.bits.of_tree(gradients), N, mine, counted), network.multi_server)
+        round.computed(jnp.minimum(seconds, seconds[order[counted - 1]]))
         mean = workers.narrowed(jax.tree.map(lambda leaf: leaf / counted, total), gradients)
-        server = optimizers.step(optimizer, state.server, mean)
-        info = _sent(told.bits_of(gradients), N, mine, counted)
-        return State(state.step + 1, server=server), info._replace(compute=jnp.minimum(seconds, seconds[order[counted - 1]]))
+        return optimizers.step(optimizer, x, mean)
 
-    name = f"backup_workers_sgd({backups})"
-    rate = optimizers.learning_rate(optimizer)
-    return Algorithm(init, query, update, optimizers.server_params, network.multi_server, name, rate, away=absence.SERVES)
+    return methods.one_model(f"backup_workers_sgd({backups})", optimizer, update)
 
 
-def _sent(model: int, N: int, counted: jax.Array, gradients: int) -> Info:
-    """A part of the gradient to each of the other servers from those that count, and each server's sum to all others.
+def _bits(model: int, N: int, counted: jax.Array, gradients: int) -> tuple[jax.Array, jax.Array]:
+    """A shard of the gradient to each of the other servers from the workers that count, and each server's sum to all others.
 
     Args:
         model: bits.
@@ -75,4 +67,4 @@ def _sent(model: int, N: int, counted: jax.Array, gradients: int) -> Info:
     part = counts.of(-(-model // N), counted.shape[0])
     up = (N - 1) * (1 + counted.astype(np.uint32))
     down = (gradients - counted.astype(np.uint32)) + np.uint32(N - 1)
-    return Info(counts.times(up, part), counts.times(down, part))
+    return counts.times(up, part), counts.times(down, part)

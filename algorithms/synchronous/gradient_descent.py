@@ -5,8 +5,7 @@ from __future__ import annotations
 import optax
 
 from algorithms.synchronous.minibatch_sgd import minibatch_sgd
-from dsgd import checks
-from dsgd.base import Algorithm
+from dsgd import Algorithm, checks
 
 
 @checks.arguments
@@ -25,4 +24,4 @@ def gradient_descent(optimizer: optax.GradientTransformation) -> Algorithm:
     def query(state, round):
         return method.query(state, round)._replace(exact=True)
 
-    return method._replace(query=query, name="gradient_descent")
+    return method._replace(name="gradient_descent", query=query)

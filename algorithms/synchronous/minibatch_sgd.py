@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
 import optax
 
-from algorithms import absence, optimizers
-from dsgd import checks, network, workers
-from dsgd.base import Algorithm, Pattern, Query, State
-from dsgd.network import told
+from algorithms import methods, optimizers
+from dsgd import Algorithm, Pattern, checks, network
 
 
 @checks.arguments
@@ -24,7 +20,7 @@ def minibatch_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
     Source: Liu and Zhang, section 2.1.2, "Gradient Aggregation". The replicas are equal in every round, so each device keeps one
     for all of its workers.
     """
-    return _averaged_gradients(optimizer, network.ring_all_reduce, "minibatch_sgd")
+    return _averaged_gradients("minibatch_sgd", optimizer, network.ring_all_reduce)
 
 
 @checks.arguments
@@ -39,7 +35,7 @@ def parameter_server_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
     Source: Liu and Zhang, section 2.1.2, "Global Model Replica", with one dedicated server (section 1.3.2): bits are those of a worker's
     port, the server's carries N times as many. Over N servers it costs what `minibatch_sgd` does.
     """
-    return _averaged_gradients(optimizer, network.parameter_server, "parameter_server_sgd")
+    return _averaged_gradients("parameter_server_sgd", optimizer, network.parameter_server)
 
 
 @checks.arguments
@@ -57,42 +53,15 @@ def model_averaging_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
     Source: Liu and Zhang, section 2.1.2, "Model Aggregation".
     """
 
-    def init(params, N):
-        return State(jnp.int32(0), workers=optimizers.start_local(optimizer, params, N))
+    def update(x, gradients, round):
+        half = optimizers.local_step(optimizer, x, gradients, round)
+        return half._replace(params=round.average(half.params))
 
-    def query(state, round):
-        return Query(state.workers.params, axis=0)
-
-    def update(key, state, gradients, round):
-        local = optimizers.step_local(optimizer, state.workers, gradients)
-        mean = workers.stack(workers.mean(local.params), jax.tree.leaves(gradients)[0].shape[0])
-        models = local._replace(params=workers.if_any(mean, workers.where_present(local.params, state.workers.params)))
-        return State(state.step + 1, workers=models), told.all_reduced(local.params, round.workers)
-
-    return Algorithm(
-        init,
-        query,
-        update,
-        optimizers.mean_params,
-        network.ring_all_reduce,
-        "model_averaging_sgd",
-        optimizers.learning_rate(optimizer),
-        away=absence.takes_average,
-        averages_models=True,
-    )
+    return methods.local_models("model_averaging_sgd", optimizer, update, absent=methods.gets_average)
 
 
-def _averaged_gradients(optimizer: optax.GradientTransformation, pattern: Pattern, name: str) -> Algorithm:
-    def init(params, N):
-        return State(jnp.int32(0), server=optimizers.start(optimizer, params))
+def _averaged_gradients(name: str, optimizer: optax.GradientTransformation, via: Pattern) -> Algorithm:
+    def update(x, gradients, round):
+        return optimizers.server_step(optimizer, x, round.mean(gradients, via))
 
-    def query(state, round):
-        return Query(state.server.params)
-
-    def update(key, state, gradients, round):
-        server = optimizers.step(optimizer, state.server, workers.mean(gradients))
-        server = workers.if_any(server, state.server)
-        return State(state.step + 1, server=server), told.all_reduced(gradients, round.workers, pattern)
-
-    rate = optimizers.learning_rate(optimizer)
-    return Algorithm(init, query, update, optimizers.server_params, pattern, name, rate, away=absence.stay)
+    return methods.one_model(name, optimizer, update)

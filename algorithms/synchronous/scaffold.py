@@ -5,15 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
-from jax import lax
-from jax.core import Tracer
 
 from algorithms import optimizers
-from dsgd import checks, network, workers
-from dsgd.base import Algorithm, Params, Period, PyTree, Query, State
-from dsgd.network import told
+from dsgd import Algorithm, Query, State, checks, workers
+from dsgd.base import Params, Period, PyTree
 
 
 class Controlled(NamedTuple):
@@ -64,45 +60,30 @@ def scaffold(optimizer: optax.GradientTransformation, period: Period) -> Algorit
     Source: Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning", 2020, Algorithm 1 with
     a global step of 1. There $c^{(n)} \leftarrow c^{(n)} - c + (x - y^{(n)}) / (H \gamma)$, which for `optax.sgd` is the mean above.
     """
-    if not isinstance(period, Tracer):
-        period = checks.positive_int("scaffold: period", period)
-    pattern = network.every(period, network.ring_all_reduce)
+    period = checks.period("scaffold: period", period)
+    optimizers.require_descent(optimizer)
 
     def init(params, N):
-        models = optimizers.start_local(optimizer, params, N)
-        zeros = jax.tree.map(jnp.zeros_like, models.params)
-        return State(jnp.int32(0), jax.tree.map(jnp.zeros_like, params), Controlled(*models, zeros, workers.widened(zeros)))
+        y = optimizers.start_local(optimizer, params, N)
+        zeros = optax.tree.zeros_like(y.params)
+        return State(optax.tree.zeros_like(params), Controlled(*y, zeros, workers.widened(zeros)))
 
-    def query(state, round):
-        return Query(state.workers.params, axis=0)
+    def update(state, gradients, round):
+        c, y = state.server, state.workers
+        corrected = jax.tree.map(lambda g, own, c: g - own + c[None], gradients, y.control, c)
+        seen = round.if_active(gradients, y.control)
+        y = optimizers.local_step(optimizer, y, corrected, round)._replace(total=optax.tree.add(y.total, seen))
 
-    def average(c, known, N):
-        """Everybody has x; what the steps since the last time have shown is the new control."""
-        control = jax.tree.map(lambda total: total / jnp.asarray(period, total.dtype), known.total)
-        control = workers.narrowed(control, known.control)
-        x, c_mean = workers.mean((known.params, control))
-        if workers.attendance():
-            control = workers.where_counted(control, known.control)
-            change = workers.weighted_sum(jax.tree.map(jnp.subtract, *workers.widened((control, known.control))))
-            c_mean = workers.narrowed(jax.tree.map(lambda c, change: c + change / N, c, change), c)
-        models = jax.tree.map(lambda mean, leaf: jnp.broadcast_to(mean, leaf.shape), x, known.params)
-        models = workers.if_any(models, known.params)
-        return c_mean, Controlled(models, known.optimizer, control, jax.tree.map(jnp.zeros_like, known.total))
+        def average(c, y):
+            control = workers.narrowed(jax.tree.map(lambda total: total / jax.numpy.asarray(period, total.dtype), y.total), y.control)
+            with round.joint():
+                c, control = round.aggregate(control, y.control)
+                return c, Controlled(round.average(y.params), y.optimizer, control, optax.tree.zeros_like(y.total))
 
-    def update(key, state, gradients, round):
-        known = state.workers
-        corrected = jax.tree.map(lambda g, own, c: g - own + c[None], gradients, known.control, state.server)
-        before = optimizers.Model(known.params, known.optimizer)
-        stepped = optimizers.step_local(optimizer, before, corrected), gradients
-        (params, memory), seen = optimizers.if_computed(round, stepped, (before, known.control))
-        params, seen = workers.where_present((params, seen), (known.params, known.control))
-        known = Controlled(params, memory, known.control, jax.tree.map(jnp.add, known.total, seen))
-        now = (round.step + 1) % period == 0
-        c, known = lax.cond(now, lambda known: average(state.server, known, round.workers), lambda known: (state.server, known), known)
-        return State(state.step + 1, c, known), told.only_if(now, told.all_reduced((params, known.control), round.workers))
+        return State(*round.every(period, average, c, y))
 
-    def away(before, after, round):
+    def absent(before, after):
         return before._replace(params=after.params, total=after.total)
 
-    rate = optimizers.learning_rate(optimizer)
-    return Algorithm(init, query, update, optimizers.mean_params, pattern, f"scaffold({period})", rate, away=away, averages_models=True)
+    name, query = f"scaffold({period})", lambda state, round: Query(state.workers.params)
+    return Algorithm(name, init, query, update, lambda state: state.workers.params, absent)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 import optax
 
-from algorithms import optimizers
-from dsgd import checks, network
-from dsgd.base import Algorithm, Query, State
-from dsgd.network import told
+from algorithms import methods, optimizers
+from dsgd import Algorithm, Query, checks
 
 
 @checks.arguments
@@ -24,17 +21,11 @@ def sgd(optimizer: optax.GradientTransformation) -> Algorithm:
     Source: Liu and Zhang, section 1.2. Departure: a step takes `problem.batch_size` samples; the survey's takes one.
     """
 
-    def init(params, N):
-        return State(jnp.int32(0), server=optimizers.start(optimizer, params))
+    def query(x, round):
+        return Query(x.params, workers=jax.random.randint(round.key, (1,), 0, round.workers))
 
-    def query(state, round):
-        chosen = jax.random.randint(round.key, (1,), 0, round.workers)
-        return Query(state.server.params, workers=chosen)
+    def update(x, gradients, round):
+        round.require_all("it is one machine, which asks one worker in each round")
+        return optimizers.step(optimizer, x, methods.first(gradients))
 
-    def update(key, state, gradients, round):
-        gradient = jax.tree.map(lambda leaf: leaf[0], gradients)
-        return State(state.step + 1, server=optimizers.step(optimizer, state.server, gradient)), told.nothing(round.workers)
-
-    rate = optimizers.learning_rate(optimizer)
-    away = "it is one machine, which asks one worker a round"
-    return Algorithm(init, query, update, optimizers.server_params, network.one_machine, "sgd", rate, away=away)
+    return methods.one_model("sgd", optimizer, update, query)

@@ -159,7 +159,7 @@ class Cluster:
 
         Args:
             round: whose `work` says how many samples they have, in M micro-batches; without it, these are `micro_batches` of
-                `round.batch_size` (of each worker's `round.batch_sizes`, if given), of one sample where the word has no meaning.
+                the problem's `batch_size` (of each worker's `batch_sizes`, if given), of one sample if it has none.
             workers: which.
         """
         workers = jnp.asarray(workers)
@@ -197,8 +197,8 @@ class Cluster:
         """
         workers = jnp.asarray(workers)
         if round.work is None:
-            most = round.batch_size or 1
-            whole = most if round.batch_sizes is None else jnp.asarray(round.batch_sizes, jnp.int32)[workers, None]
+            batch_size, batch_sizes = (None, None) if round.problem is None else (round.problem.batch_size, round.problem.batch_sizes)
+            whole = (batch_size or 1) if batch_sizes is None else jnp.asarray(batch_sizes, jnp.int32)[workers, None]
             each = jnp.full((workers.shape[0], self.micro_batches), whole, jnp.int32)
         else:
             each = jnp.asarray(round.work.samples)[workers]

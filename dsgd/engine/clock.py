@@ -11,15 +11,20 @@ $T = \max(\max_n (a_n + \gamma P_n) + T_{comm}, \max_n (a_n + P_n) + T_u)$ (equa
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from dsgd import network, workers
-from dsgd.base import Algorithm, Info, Measured, Problem, Query, Round, Work
+from dsgd.base import Measured, Problem, Round, Work
+from dsgd.communication import Bits, Record, Sending
 from dsgd.engine import measurements
+from dsgd.engine.queries import Asked
+from dsgd.network import Exchange
 from dsgd.wire import counts
 
 
@@ -50,44 +55,66 @@ def start(N: int, measured: Measured | tuple[()] = ()) -> Clock:
     return Clock(zero, zero, jnp.zeros(N, jnp.float32), measured)
 
 
-def tick(clock: Clock, algorithm: Algorithm, problem: Problem, round: Round, query: Query, info: Info) -> Clock:
+def tick(clock: Clock, name: str, problem: Problem, round: Round, query: Asked, record: Record) -> Clock:
     """The clock after a round.
 
     Args:
         clock: before it.
-        algorithm, problem: what ran.
+        name: of the method.
+        problem: that ran.
         round: with the cluster that it ran on.
-        query, info: what was asked for, and what was sent.
+        query, record: where gradients were asked for, and what was sent.
     """
-    cluster, measured, work = round.cluster, clock.measured, round.work
+    cluster, measured, noted = round.cluster, clock.measured, record.statistics(round.workers)
     assert cluster is not None
-    if info.elapsed is not None:
+    if noted.elapsed is not None:
         if cluster.overlap:
-            raise ValueError(f"{algorithm.name} keeps its own time, on a cluster with {cluster.overlap.name}: need one without an overlap")
-        return _moved(clock, info.elapsed, clock.lead, measured)
+            raise ValueError(f"{name} keeps its own time, on a cluster with {cluster.overlap.name}: need one without an overlap")
+        return _moved(clock, noted.elapsed, clock.lead, measured)
     # An exact gradient is of all samples: as long for every worker as for the one with the most.
-    this = round._replace(work=work and _whole(work, round.batch_size or 1), batch_sizes=None) if query.exact else round
-    finish = _finish(clock, problem, this, query, info)
-    up, down, lost = workers.gather(tuple(counts.to_float(bits) for bits in (info.bits_up, info.bits_down, _lost(info))))
-
-    def exchange(begin, share=1.0):
-        ports = _ports(this, begin, *(bits if share == 1 else share * bits for bits in (up, down + lost)))
-        return network.exchange(algorithm.pattern, begin, ports, cluster.convention, this.step)
-
-    if cluster.overlap is None:
-        went = exchange(finish)
-        done = went.done
-    else:
-        went = exchange(finish - (1 - cluster.overlap.first) * _backward(this, query, info))
-        done = jnp.maximum(went.done, exchange(finish, cluster.overlap.last).done)
+    this = _of_all_samples(problem, round) if query.exact else round
+    finish = _finish(clock, problem, this, query, noted.compute)
+    sendings = [(sending, _bits_of_all(sending.bits)) for sending in record.sendings()]
+    went = _in_turn(this, sendings, finish if cluster.overlap is None else _first_buckets(this, query, finish, noted.compute))
+    done = went.done
+    if cluster.overlap is not None:
+        done = jnp.maximum(done, _in_turn(this, sendings, finish, cluster.overlap.last).done)
     if isinstance(measured, Measured):
-        measured = measurements.of_round(this, _latencies(problem, this, query, info), _backward(this, query, info), went, up, down)
+        bits = workers.gather(tuple(counts.to_float(each) for each in (noted.bits.up, noted.bits.down)))
+        times = _latencies(problem, this, query, noted.compute), _backward(this, query, noted.compute)
+        measured = measurements.of_round(this, *times, went, *bits)
     seconds = jnp.max(done)
     if round.present is not None:
-        # The last worker of before may be away now. Where nobody is there, that is seen when the slowest should have computed.
+        # The last worker of before may not participate now. If none does, that is seen when the slowest should have computed.
         seconds = jnp.maximum(jnp.where(jnp.any(round.present), seconds, jnp.max(finish)), 0)
         done = jnp.where(round.present, done, seconds)
     return _moved(clock, seconds, seconds - done, measured)
+
+
+def _bits_of_all(bits: Bits) -> tuple[jax.Array, jax.Array]:
+    """What each worker's ports carry, `[N]`: lost messages are received in vain."""
+    lost = jnp.zeros_like(bits.down) if bits.lost is None else bits.lost
+    up, down, lost = workers.gather(tuple(counts.to_float(each) for each in (bits.up, bits.down, lost)))
+    return up, down + lost
+
+
+def _in_turn(round: Round, sendings: list[tuple[Sending, tuple[jax.Array, jax.Array]]], begin: jax.Array, share: float = 1.0) -> Exchange:
+    """A round's exchanges, one after the other, of this share of their bits each."""
+    nothing = jnp.zeros_like(begin)
+
+    def exchange(sending, bits, begin):
+        ports = _ports(round, begin, *(bits if share == 1 else (share * each for each in bits)))
+        return network.exchange(sending.pattern, begin, ports, round.cluster.convention, sending.turn)
+
+    def silent(begin):
+        return network.exchange(network.local, begin, _ports(round, begin, nothing, nothing), round.cluster.convention, round.step)
+
+    so_far = Exchange(begin, nothing, nothing) if sendings else silent(begin)
+    for sending, bits in sendings:
+        sent = partial(exchange, sending, bits)
+        went = sent(so_far.done) if sending.now is None else lax.cond(sending.now, sent, silent, so_far.done)
+        so_far = went if len(sendings) == 1 else Exchange(went.done, so_far.up + went.up, so_far.down + went.down)
+    return so_far
 
 
 def digits(clock: Clock) -> jax.Array:
@@ -100,19 +127,27 @@ def to_seconds(digits: np.ndarray) -> np.ndarray:
     return np.asarray(digits[..., 0], np.float64) - digits[..., 1]
 
 
-def _finish(clock: Clock, problem: Problem, round: Round, query: Query, info: Info) -> jax.Array:
+def _finish(clock: Clock, problem: Problem, round: Round, query: Asked, compute: jax.Array | None) -> jax.Array:
     """When each worker has computed its gradient, after the last round's end, `[N]`."""
     ids, passes = jnp.arange(round.workers), _passes(problem, round, query)
     if query.workers is not None:  # the others wait: it is one after the other
         seconds = passes * round.cluster.seconds(round, query.workers)
         return jnp.broadcast_to(jnp.max(seconds), ids.shape)
-    seconds = passes * round.cluster.seconds(round, ids) if info.compute is None else info.compute
+    seconds = passes * round.cluster.seconds(round, ids) if compute is None else compute
     return seconds - clock.lead
 
 
-def _lost(info: Info) -> jax.Array:
-    """Bits that did not come."""
-    return jnp.zeros_like(info.bits_down) if info.lost is None else info.lost
+def _of_all_samples(problem: Problem, round: Round) -> Round:
+    work, batch_size = round.work, problem.batch_size or 1
+    if work is None and problem.batch_sizes is not None:
+        shape = round.workers, round.cluster.micro_batches
+        work = Work(jnp.full(shape, batch_size, jnp.int32), jnp.ones(shape))
+    return round._replace(work=work and _whole(work, batch_size))
+
+
+def _first_buckets(round: Round, query: Asked, finish: jax.Array, compute: jax.Array | None) -> jax.Array:
+    """When the first part of each worker's gradient is ready, `[N]`."""
+    return finish - (1 - round.cluster.overlap.first) * _backward(round, query, compute)
 
 
 def _whole(work: Work, batch_size: int) -> Work:
@@ -121,7 +156,7 @@ def _whole(work: Work, batch_size: int) -> Work:
     return work._replace(samples=jnp.broadcast_to(jnp.where(anything, batch_size, 0), work.samples.shape))
 
 
-def _passes(problem: Problem, round: Round, query: Query) -> float:
+def _passes(problem: Problem, round: Round, query: Asked) -> float:
     """How many times as long as all micro-batches an exact gradient takes: it is of all samples, once."""
     if not (query.exact and problem.samples and problem.batch_size):
         return 1.0
@@ -129,22 +164,22 @@ def _passes(problem: Problem, round: Round, query: Query) -> float:
     return problem.samples / (M * problem.batch_size)
 
 
-def _backward(round: Round, query: Query, info: Info) -> jax.Array:
+def _backward(round: Round, query: Asked, compute: jax.Array | None) -> jax.Array:
     """How long each worker's backward pass was, `[N]`, with which its messages may overlap: 0 where one worker is asked after the other,
     and without an overlap."""
     if round.cluster.overlap is None or query.workers is not None:
         return jnp.zeros(round.workers, jnp.float32)
     backward = round.cluster.backward(round, jnp.arange(round.workers))
-    return backward if info.compute is None else jnp.minimum(backward, info.compute)
+    return backward if compute is None else jnp.minimum(backward, compute)
 
 
-def _latencies(problem: Problem, round: Round, query: Query, info: Info) -> jax.Array:
+def _latencies(problem: Problem, round: Round, query: Asked, compute: jax.Array | None) -> jax.Array:
     """Seconds of each worker's micro-batches, `[N, M]`; NaN of those that it did not compute, or not to the end."""
     ids = jnp.arange(round.workers)
     latencies = _passes(problem, round, query) * round.cluster.latencies(round, ids)
     computed = round.cluster.samples(round, ids) > 0
-    if info.compute is not None:
-        computed &= jnp.cumsum(latencies, axis=1) <= (1 + 1e-6) * info.compute[:, None]  # sums in another order round otherwise
+    if compute is not None:
+        computed &= jnp.cumsum(latencies, axis=1) <= (1 + 1e-6) * compute[:, None]  # sums in another order round otherwise
     if round.present is not None:
         computed &= round.present[:, None]
     if query.workers is not None:

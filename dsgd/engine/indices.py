@@ -1,51 +1,66 @@
-"""Indices that users' functions return while a run is traced: their values are known only when it runs, where JAX would clamp them.
+"""What a method refuses or warns of while it runs: numbers that are known only then, as indices that users' functions return, where JAX
+would clamp them.
 
-A round's `Info.outside` has, by what is wrong, a code of the first index outside its range. The loop keeps the first code of each record,
-and the host ends the run with a ValueError after the chunk that has one.
+A round's numbers are NaN if nothing is wrong. The loop keeps the first one of each record, and the host ends the run with a ValueError, or
+warns, after the chunk that has one.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-PREFIX = "outside: "
+REFUSED, WARNED = "refused: ", "warned: "
 """How the names of such records begin; they are no part of the history."""
 
-_LARGEST = np.int32(2**31 - 2)
+_FIELD = re.compile(r"\{(:[^{}]*)?\}")
 
 
 def outside(indices: jax.Array | np.ndarray, most: Any) -> jax.Array:
-    """The code of the first index that is not in 0, ..., most, an int32 scalar: 0 if there is none.
+    """The first index that is not in 0, ..., most, a float scalar; NaN if there is none.
 
     Args:
         indices: integers of any shape.
         most: the largest index, or an array of them.
     """
     given = jnp.asarray(indices).ravel()
-    wrong = (given < 0) | (given > most)
-    code = jnp.where(given < 0, given, jnp.minimum(given, _LARGEST) + 1).astype(jnp.int32)
-    return first(jnp.where(wrong, code, 0))
+    return first(jnp.where((given < 0) | (given > most), given.astype(float), jnp.nan))
 
 
-def first(codes: jax.Array) -> jax.Array:
-    """The first code that is not 0, of codes `[k]`."""
-    return codes[jnp.argmax(codes != 0)]
+def first(numbers: jax.Array) -> jax.Array:
+    """The first number that is not NaN, of numbers `[k]`."""
+    return numbers[jnp.argmax(~jnp.isnan(numbers))]
 
 
 def earlier(before: jax.Array, now: jax.Array) -> jax.Array:
-    """The code of two rounds: that of the first, unless it is 0."""
-    return jnp.where(before != 0, before, now.astype(before.dtype))
+    """The number of two rounds: that of the first, unless it is NaN."""
+    return jnp.where(jnp.isnan(before), now.astype(before.dtype), before)
 
 
-def found(records: Mapping[str, np.ndarray]) -> str:
-    """What is wrong in these records, in words; "" if nothing is."""
-    for name, codes in records.items():
-        if name.startswith(PREFIX) and (wrong := np.asarray(codes)[np.asarray(codes) != 0]).size:
-            code = int(wrong.flat[0])
-            return name.removeprefix(PREFIX).replace("{}", str(code if code < 0 else code - 1), 1)
+def is_kept(name: str) -> bool:
+    """Whether the records of this name are such numbers."""
+    return name.startswith((REFUSED, WARNED))
+
+
+def found(records: Mapping[str, np.ndarray], kind: str) -> str:
+    """What is wrong in these records, in words; "" if nothing is.
+
+    Args:
+        records: by name.
+        kind: `REFUSED` or `WARNED`.
+    """
+    for name, values in records.items():
+        if name.startswith(kind) and (wrong := np.asarray(values)[~np.isnan(values)]).size:
+            number = float(wrong.flat[0])
+            return _FIELD.sub(partial(_shown, number), name.removeprefix(kind), count=1)
     return ""
+
+
+def _shown(number: float, field: re.Match[str]) -> str:
+    return format(int(number) if number.is_integer() else number, (field[1] or ":")[1:])

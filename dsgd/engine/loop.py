@@ -20,10 +20,13 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dsgd import sums, workers
-from dsgd.base import Algorithm, Constants, Info, Measured, Params, Problem, PyTree, Query, Round, State
+from dsgd.base import Algorithm, Constants, Measured, Now, Params, Problem, PyTree, Round, State
 from dsgd.clusters import Cluster, presence
-from dsgd.engine import absence, clock, indices, leaves, measurements, oracle, protocol, randomness
+from dsgd.communication import Bits, Record, Sending, Statistics
+from dsgd.engine import clock, indices, leaves, measurements, oracle, participation, protocol, randomness
 from dsgd.engine.clock import Clock
+from dsgd.engine.protocol import Method
+from dsgd.engine.queries import Asked
 from dsgd.wire import counts
 
 Records = dict[str, jax.Array]
@@ -77,6 +80,8 @@ class Plan(NamedTuple):
         cluster: on which the run is simulated; None: it has no clock.
         train_loss: whether the records have the loss on the drawn batches.
         evaluate_every: records between evaluations of the problem.
+        measures: whether the method reads what the workers measured, which is then carried.
+        weighs: whether the method's means have the workers' weights; else its gradients have them.
     """
 
     build: Callable[[dict[str, jax.Array]], Algorithm]
@@ -89,6 +94,23 @@ class Plan(NamedTuple):
     cluster: Cluster | None = None
     train_loss: bool = False
     evaluate_every: int = 1
+    measures: bool = False
+    weighs: bool = False
+
+
+class Description(NamedTuple):
+    """What an update does, as its trace shows it.
+
+    Args:
+        sendings: its exchanges; their arrays are of the trace.
+        measures, weighs: as in `Plan`.
+        asks_some: whether only some workers are asked for gradients, which then cross devices in the simulation.
+    """
+
+    sendings: tuple[Sending, ...]
+    measures: bool
+    weighs: bool
+    asks_some: bool
 
 
 def without_arrays(problem: Problem) -> Problem:
@@ -109,7 +131,7 @@ def start(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
 
     def init(point, key):
         first, method = split(key)[0], _method(plan, point)
-        state = randomness.of_run(method.init(plan.problem.init(first), plan.N), first, plan.N)
+        state = randomness.of_run(method.init(plan.problem.init(first)), first, plan.N)
         begun = clock.start(plan.N, _measured(plan, method, state, key)) if plan.cluster else ()
         return Carry(state, begun, _none_drawn(plan))
 
@@ -194,7 +216,7 @@ def models(plan: Plan, state: State, points: PyTree, data: PyTree) -> Params:
 
     def take_home(points, state, data):
         def one(point, state):
-            params = leaves.joined(plan.problem, _method(plan, point).model(state), state.fixed)
+            params = leaves.joined(plan.problem, taken_home(plan, _method(plan, point), state), state.fixed)
             return plan.problem.statistics(params, data) if plan.problem.statistics else params
 
         return _over_runs(plan, one, (0, 0), (None, 0))(points, state)
@@ -202,7 +224,14 @@ def models(plan: Plan, state: State, points: PyTree, data: PyTree) -> Params:
     return _sharded(plan, take_home, (P(), _state_spec(plan), P(workers.AXIS)), P())(points, state, data)
 
 
-def one_round(plan: Plan, state: State, key: jax.Array, data: PyTree) -> tuple[State, Info]:
+def taken_home(plan: Plan, method: Method, state: State) -> Params:
+    """The model that the method gives, or the mean of its local models."""
+    params, stacked = method.models(state)
+    with workers.weighted(_weights(plan)):
+        return workers.mean(params) if stacked else params
+
+
+def one_round(plan: Plan, state: State, key: jax.Array, data: PyTree) -> tuple[State, Statistics]:
     """One round on its own: query, gradients, update, and what it sent.
 
     Args:
@@ -213,49 +242,101 @@ def one_round(plan: Plan, state: State, key: jax.Array, data: PyTree) -> tuple[S
 
     def body(state, key, data):
         method = _method(plan, {})
-        begun = clock.start(plan.N, _nothing_measured(plan, method, state, key)) if plan.cluster and method.measures else ()
-        return _gradients_and_update(plan, method, key, Carry(state, begun, _none_drawn(plan)), data, None, state.step)[:2]
+        begun = clock.start(plan.N, _nothing_measured(plan, method, state, key)) if plan.cluster and plan.measures else ()
+        state, record, *_ = _gradients_and_update(plan, method, key, Carry(state, begun, _none_drawn(plan)), data, None, state.step)
+        return state, record.statistics(plan.N)
 
     everywhere: Any = P()
     own: Any = P(workers.AXIS)
-    info = Info(own, own, everywhere, everywhere, everywhere, own, own, everywhere)
-    return _sharded(plan, body, (_state_spec(plan), everywhere, own), (_state_spec(plan), info))(state, key, data)
+    statistics = Statistics(Bits(own, own, own, own), *[everywhere] * 5)
+    return _sharded(plan, body, (_state_spec(plan), everywhere, own), (_state_spec(plan), statistics))(state, key, data)
 
 
-def _measured(plan: Plan, algorithm: Algorithm, state: State, key: jax.Array) -> Measured | tuple[()]:
-    """What is carried of the workers' measurements by a method that wants them; `state` is of one run, of all workers."""
-    if not algorithm.measures:
+def describe(plan: Plan, algorithm: Algorithm) -> Description:
+    """What one update of the method does, of a trace of which nothing is compiled.
+
+    Args:
+        plan: of the run.
+        algorithm: the method with its hyperparameters.
+
+    Raises:
+        ValueError: the method cannot go on without workers that do not participate on the plan's cluster, or messages that are lost; or
+            as a run of it.
+    """
+    alone, method = plan._replace(runs=0, measures=False), protocol.Method(algorithm, plan.problem, plan.N)
+    described: list[Description] = []
+
+    def look(state, key):
+        begun = clock.start(plan.N, _nothing_measured(alone, method, state, key)) if plan.cluster else ()
+        seen: list[tuple[Record, Asked]] = []
+
+        def one_round(measured):
+            now = begun._replace(measured=measured) if isinstance(begun, Clock) else ()
+            this = _this_round(alone, key, Carry(state, now), state.step)
+            asked = _query(alone, method, state, this)
+            rows = (_block(plan) if asked.workers is None else len(asked.workers),)
+            gradients = jax.tree.map(lambda leaf: jnp.zeros((*rows, *leaf.shape), leaf.dtype), protocol.parameters(plan.problem))
+            after, record = _update(alone, method, state, gradients, this._replace(work=asked.work), key)
+            seen[:] = [(record, asked)]
+            return after, record.statistics(plan.N), asked.work
+
+        measured = begun.measured if isinstance(begun, Clock) else ()
+        program = jax.make_jaxpr(one_round)(measured).jaxpr
+        read = {id(atom) for equation in program.eqns for atom in equation.invars} | {id(atom) for atom in program.outvars}
+        measures = any(id(variable) in read for variable in program.invars)
+        record, asked = seen[0]
+        described.append(Description(record.sendings(), measures, record.weighs, asked.workers is not None))
+        return state.step
+
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    state = jax.eval_shape(lambda key: method.init(plan.problem.init(key)), key)
+    jax.eval_shape(_sharded(alone, look, (_state_spec(alone), P()), P()), state, key)
+    return described[0]
+
+
+def _measured(plan: Plan, method: Method, state: State, key: jax.Array) -> Measured | tuple[()]:
+    """What is carried of the workers' measurements for a method that reads them; `state` is of one run, of all workers."""
+    if not plan.measures:
         return ()
     alone = plan._replace(runs=0)
-    blocks = _sharded(alone, partial(_nothing_measured, alone, algorithm), (_state_spec(alone), P()), P())
+    blocks = _sharded(alone, partial(_nothing_measured, alone, method), (_state_spec(alone), P()), P())
     return jax.tree.map(lambda leaf: jnp.full(leaf.shape, np.nan, leaf.dtype), jax.eval_shape(blocks, state, key))
 
 
-def _nothing_measured(plan: Plan, algorithm: Algorithm, state: State, key: jax.Array) -> Measured:
+def _nothing_measured(plan: Plan, method: Method, state: State, key: jax.Array) -> Measured:
     """Of as many micro-batches as the method asks for; its query may look at what was measured."""
     assert plan.cluster is not None
     cluster, usual = plan.cluster, plan.cluster.micro_batches
 
-    def asked(seen: int) -> int:
-        begun = Carry(state, clock.start(plan.N, measurements.nothing(plan.N, seen, cluster)))
-        work = jax.eval_shape(lambda: algorithm.query(state, _this_round(plan, key, begun, state.step)).work)
+    def asked(measured: int) -> int:
+        begun = Carry(state, clock.start(plan.N, measurements.nothing(plan.N, measured, cluster)))
+        work = jax.eval_shape(lambda: method.query(state, _this_round(plan, key, begun, state.step)).work)
         return usual if work is None else work.samples.shape[1]
 
-    M = asked(usual if algorithm.measures is True else int(algorithm.measures))
+    M = asked(usual)
     if (again := asked(M)) != M:
-        told = f"query gives work in {M} micro-batches, and in {again} where it sees those measured"
-        raise ValueError(f"{algorithm.name}: {told}: need one number of them")
+        found = f"query gives work in {M} micro-batches, and in {again} if it sees those measured"
+        raise ValueError(f"{method.name}: {found}; expected one number of them")
     return measurements.nothing(plan.N, M, cluster)
 
 
-def _method(plan: Plan, point: dict[str, jax.Array]) -> Algorithm:
-    """The method with these hyperparameters, held to the protocol."""
-    return protocol.held(plan.build(point), plan.problem, plan.N)
+def _method(plan: Plan, point: dict[str, jax.Array]) -> Method:
+    """The method with these hyperparameters."""
+    return Method(plan.build(point), plan.problem, plan.N)
+
+
+def _block(plan: Plan) -> int:
+    return plan.N // plan.mesh.size
+
+
+def _weights(plan: Plan) -> tuple[float, ...] | None:
+    """Of the means of local models."""
+    return plan.problem.weights if plan.weighs else None
 
 
 def _state_spec(plan: Plan) -> Any:
     replicated: Any = P()
-    return State(replicated, replicated, P(*[None] * plan.runs, workers.AXIS), replicated)
+    return State(server=replicated, workers=P(*[None] * plan.runs, workers.AXIS), step=replicated, fixed=replicated)
 
 
 def _carry_spec(plan: Plan) -> Any:
@@ -283,18 +364,18 @@ def split(key: jax.Array) -> tuple[jax.Array, jax.Array]:
     return first, rounds
 
 
-def _advance_one(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shared, batches, chunk: Chunk):
+def _advance_one(plan: Plan, method: Method, key, carry: Carry, data, shared, batches, chunk: Chunk):
     key, every = split(key)[1], plan.record_every
     done, rounds, fresh, end = chunk
     # Both are asked for their shapes first: traced once, and inlined.
-    run_round, measure = (jax.jit(partial(function, plan, algorithm), inline=True) for function in (_round, _measure))
+    run_round, measure = (jax.jit(partial(function, plan, method), inline=True) for function in (_round, _measure))
 
     def one_round(i, so_far):
         # The index is the chunk's, not the state's: the same for all runs, so that `vmap` keeps the loops' conditions scalar.
         carry, sums = so_far
         batch = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, i, keepdims=False), batches)
         carry, news = run_round(key, carry, data, batch, done + i)
-        kept = {name: indices.earlier(sums[name], news[name]) for name in news if name.startswith(indices.PREFIX)}
+        kept = {name: indices.earlier(sums[name], news[name]) for name in news if indices.is_kept(name)}
         counted = {name: counts.carry(sums[name] + news[name]) for name in _COUNTED if name in news}
         return carry, {**news, **kept, **counted}
 
@@ -306,12 +387,12 @@ def _advance_one(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shar
         due = (i < 0) | (at % (every * plan.evaluate_every) == 0) | (at == end)
         measured = measure(key, carry, data, shared, at, due)
         if set(measured) & set(news) or "step" in news:
-            raise ValueError(f"{algorithm.name} has metrics {sorted(news)}; need other names than step, {', '.join(measured)}")
+            raise ValueError(f"{method.name} has metrics {sorted(news)}; need other names than step, {', '.join(measured)}")
         return carry, jax.tree.map(_as_float, {**measured, **news})
 
     # Before a round, nothing is sent, no time has passed, and a method's own scalars are not known.
     _, news = jax.eval_shape(run_round, key, carry, data, _first(batches), done)
-    zeros = {_CLOCK, *_COUNTED, *(name for name in news if name.startswith(indices.PREFIX))}
+    zeros = {_CLOCK, *_COUNTED}
     nothing = {name: jnp.full(leaf.shape, 0 if name in zeros else np.nan, leaf.dtype) for name, leaf in news.items()}
     # A record is one row of one buffer: one write a record, whatever its number of scalars. Digits of counts are exact as floats.
     shapes = jax.eval_shape(record, carry, rounds)[1]
@@ -336,26 +417,28 @@ def _as_float(leaf: jax.Array) -> jax.Array:
     return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
 
 
-def _round(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, batches, step) -> tuple[Carry, Records]:
+def _round(plan: Plan, method: Method, key, carry: Carry, data, batches, step) -> tuple[Carry, Records]:
     """One round; what it sent (all workers' bits, up and down), the time after it, and the method's own metrics."""
-    state, info, this, query, done = _gradients_and_update(plan, algorithm, key, carry, data, batches, step)
-    if taken := {_CLOCK, _TRAIN_LOSS, _EVALUATED, _SAMPLES, _PRESENT, *_COUNTED} & set(info.metrics):
-        raise ValueError(f"{algorithm.name} has metrics {sorted(taken)}; need other names, these are the history's own")
-    news = jax.tree.map(_as_float, {**info.metrics, **done})
+    state, record, this, asked, done = _gradients_and_update(plan, method, key, carry, data, batches, step)
+    noted = record.statistics(plan.N)
+    if taken := {_CLOCK, _TRAIN_LOSS, _EVALUATED, _SAMPLES, _PRESENT, *_COUNTED} & set(noted.metrics):
+        raise ValueError(f"{method.name} has metrics {sorted(taken)}; need other names, these are the history's own")
+    news = jax.tree.map(_as_float, {**noted.metrics, **done})
     if this.present is not None:
         news[_PRESENT] = jnp.mean(this.present.astype(jnp.float32))
-    news |= {f"{indices.PREFIX}{words}": code for words, code in info.outside.items()}
-    if query.workers is not None:
+    for kind, numbers in ((indices.REFUSED, noted.refusals), (indices.WARNED, noted.warnings)):
+        news |= {f"{kind}{words}": number for words, number in numbers.items()}
+    if asked.workers is not None:
         words = f"query asks worker {{}}; expected ids from 0 to {plan.N - 1} of the {plan.N} workers"
-        news[f"{indices.PREFIX}{words}"] = indices.outside(query.workers, plan.N - 1)
-    news |= {_BITS: counts.carry(workers.sum(counts.carry(info.bits_up + info.bits_down)))}
-    if info.messages is not None:
-        news[_ARRIVED] = counts.of(workers.sum(info.messages), 2)
-    drawn = _drawn(carry.drawn, query, this)
+        news[f"{indices.REFUSED}{words}"] = indices.outside(asked.workers, plan.N - 1)
+    news |= {_BITS: counts.carry(workers.sum(counts.carry(noted.bits.up + noted.bits.down)))}
+    if noted.bits.messages is not None:
+        news[_ARRIVED] = counts.of(workers.sum(noted.bits.messages), 2)
+    drawn = _drawn(carry.drawn, asked, this)
     if not isinstance(carry.clock, Clock):
         return Carry(state, (), drawn), news
     with protocol.noted(f"clock of the cluster ({this.cluster.name})"):
-        after = clock.tick(carry.clock, algorithm, plan.problem, this, query, info)
+        after = clock.tick(carry.clock, method.name, plan.problem, this, asked, record)
     return Carry(state, after, drawn), {**news, _CLOCK: clock.digits(after)}
 
 
@@ -363,7 +446,7 @@ def _none_drawn(plan: Plan) -> Any:
     return jnp.zeros(plan.N, jnp.int32) if plan.problem.numbered else ()
 
 
-def _drawn(before: Any, query: Query, round: Round) -> Any:
+def _drawn(before: Any, query: Asked, round: Round) -> Any:
     """How many batches each worker has drawn after the round: one, or those micro-batches of its work that have samples."""
     if isinstance(before, tuple) or query.exact:
         return before
@@ -375,34 +458,41 @@ def _drawn(before: Any, query: Query, round: Round) -> Any:
 
 
 def _gradients_and_update(
-    plan: Plan, algorithm: Algorithm, key, carry: Carry, data, batches, step
-) -> tuple[State, Info, Round, Query, Records]:
-    """The method in this round, and the round as its update saw it; last what the oracle did, by name: the mean loss on the batches, where
-    it is wanted, and each worker's samples, where the query says how many."""
+    plan: Plan, method: Method, key, carry: Carry, data, batches, step
+) -> tuple[State, Record, Round, Asked, Records]:
+    """The method in this round, and the round as its update saw it; last what the oracle did, by name: the mean loss on the batches, if it
+    is wanted, and each worker's samples, if the query says how many."""
     this = _this_round(plan, key, carry, step)
-    there = _there(plan.cluster, this) if plan.cluster else None
-    _, sample_key, update_key = round_keys(key, step)
-    with workers.attended(there):
-        query = absence.query(algorithm.query(carry.state, this), this)
-    numbered = query._replace(draws=carry.drawn) if plan.problem.numbered and query.draws is None and batches is None else query
-    if numbered.draws is not None:
-        sample_key = stream(key)
-    this = this._replace(work=query.work)
+    asked = _query(plan, method, carry.state, this)
+    numbered = asked._replace(draws=carry.drawn) if plan.problem.numbered and asked.draws is None and batches is None else asked
+    sample_key = round_keys(key, step)[1] if numbered.draws is None else stream(key)
+    this = this._replace(work=asked.work)
     problem = leaves.bound(plan.problem, carry.state.fixed)
-    asked, weigh = (problem, numbered, sample_key, data, plan.N, batches), not algorithm.averages_models
-    done = {} if query.work is None else {_SAMPLES: oracle.samples(query)}
+    of_oracle, weigh = (problem, numbered, sample_key, data, plan.N, batches), not plan.weighs
+    done = {} if asked.work is None else {_SAMPLES: oracle.samples(asked)}
     if plan.train_loss:
-        done[_TRAIN_LOSS], gradients = oracle.loss_and_gradients(*asked, this.present, weigh=weigh)
+        done[_TRAIN_LOSS], gradients = oracle.loss_and_gradients(*of_oracle, this.present, weigh=weigh)
     else:
-        gradients = oracle.gradients(*asked, weigh=weigh)
-    with workers.attended(there):
-        state, info = algorithm.update(update_key, carry.state, gradients, this)
-    return absence.state(algorithm, carry.state, state, this), info, this, query, done
+        gradients = oracle.gradients(*of_oracle, weigh=weigh)
+    state, record = _update(plan, method, carry.state, gradients, this, key)
+    return participation.state(method, carry.state, state, this), record, this, asked, done
 
 
-def _there(cluster: Cluster, this: Round) -> workers.Attendance | None:
-    with protocol.noted(f"delivered of the cluster ({cluster.name})"):
-        return presence.attendance(cluster, this)
+def _query(plan: Plan, method: Method, state: State, this: Round) -> Asked:
+    with workers.attended(_there(plan, this)):
+        return participation.query(method.query(state, this), this)
+
+
+def _update(plan: Plan, method: Method, state: State, gradients: PyTree, this: Round, key: jax.Array) -> tuple[State, Record]:
+    with workers.attended(_there(plan, this)):
+        return method.update(state, gradients, this, round_keys(key, this.step)[2])
+
+
+def _there(plan: Plan, this: Round) -> workers.Attendance | None:
+    if plan.cluster is None:
+        return None
+    with protocol.noted(f"delivered of the cluster ({plan.cluster.name})"):
+        return presence.attendance(plan.cluster, this)
 
 
 def round_keys(key: jax.Array, step: jax.Array) -> jax.Array:
@@ -432,22 +522,23 @@ def batch_of(problem: Problem, key: jax.Array, step: Any, n: int, data: PyTree, 
 
 
 def _this_round(plan: Plan, key: jax.Array, carry: Carry, step: jax.Array) -> Round:
-    now, measured = (carry.clock.now, carry.clock.measured or None) if isinstance(carry.clock, Clock) else (0.0, None)
-    of_problem = {name: getattr(plan.problem, name) for name in ("batch_size", "batch_sizes", "weights")}
-    this = Round(step, plan.N, round_keys(key, step)[0], plan.cluster, now, measured, **of_problem)
-    if plan.cluster is None or plan.cluster.present is None:
+    this = Round(step, plan.N, round_keys(key, step)[0], problem=plan.problem)
+    if plan.cluster is None:
+        return this
+    clock, measured = (carry.clock.now, carry.clock.measured or None) if isinstance(carry.clock, Clock) else (0.0, None)
+    now = Now(plan.cluster, clock, measured)
+    this = this._replace(now=now)
+    if plan.cluster.present is None:
         return this
     first = step - step % plan.cluster.present_for
     with protocol.noted(f"present of the cluster ({plan.cluster.name})"):
-        return this._replace(present=presence.present(plan.cluster, this, round_keys(key, first)[0]))
+        present = presence.present(plan.cluster, this, round_keys(key, first)[0])
+    return this._replace(now=now._replace(present=present))
 
 
-def _measure(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shared, step, due) -> Records:
+def _measure(plan: Plan, method: Method, key, carry: Carry, data, shared, step, due) -> Records:
     """The scalars of one record: never counted as traffic. Those of the evaluation are NaN where none is `due`."""
-    local = _local_models(algorithm, carry.state, _this_round(plan, key, carry, step))
-    with workers.in_one_pass(local):
-        params = algorithm.model(carry.state)
-        apart = jnp.zeros(()) if local is None else workers.mean_sqdist(local, params)
+    params, apart = _model_and_consensus(plan, method, key, carry, step)
 
     def evaluated():
         whole = leaves.joined(plan.problem, params, carry.state.fixed)
@@ -463,9 +554,11 @@ def _measure(plan: Plan, algorithm: Algorithm, key, carry: Carry, data, shared, 
     return {**scalars, "consensus": apart.astype(scalars["loss"].dtype)}
 
 
-def _local_models(algorithm: Algorithm, state: State, round: Round) -> PyTree | None:
-    """Those whose consensus distance is recorded; None: there is one model."""
-    if algorithm.local:
-        return algorithm.local(state)
-    query = algorithm.query(state, round)
-    return None if query.axis is None else query.params
+def _model_and_consensus(plan: Plan, method: Method, key, carry: Carry, step) -> tuple[Params, jax.Array]:
+    """The model to take home, and the mean squared distance of the local models from it; 0 if there is one model."""
+    params, stacked = method.models(carry.state)
+    with workers.weighted(_weights(plan)):
+        if stacked:
+            return workers.mean_and_sqdist(params)
+        asked = method.query(carry.state, _this_round(plan, key, carry, step))
+        return params, jnp.zeros(()) if asked.axis is None else workers.mean_sqdist(asked.params, params)

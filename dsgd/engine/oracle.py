@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dsgd import checks, sameness, workers
-from dsgd.base import Constants, Gradients, Params, Problem, PyTree, Query, Work
-from dsgd.engine import absence, accumulate, leaves, pooled, protocol, units
+from dsgd.base import Constants, Gradients, Params, Problem, PyTree, Work
+from dsgd.engine import accumulate, leaves, pooled, protocol, units
+from dsgd.engine.queries import Asked
 
 # The history's own names.
 RESERVED = {"step", "clock", "bits", "grad_sqnorm", "consensus", "train_loss", "evaluated", "samples", "present", "arrived"}
@@ -21,14 +22,14 @@ _LATER = 1 << 31  # with m, what a round's key is folded with for micro-batch m 
 
 
 def gradients(
-    problem: Problem, query: Query, key: jax.Array, data: PyTree, N: int, batches: PyTree = None, *, weigh: bool = True
+    problem: Problem, query: Asked, key: jax.Array, data: PyTree, N: int, batches: PyTree = None, *, weigh: bool = True
 ) -> Gradients:
     """One gradient for each worker that the query names, at the models that it names: of a batch, or of all the work that it says. It is
     multiplied by the worker's weight in the problem.
 
     Args:
         problem: whose oracle it is.
-        query: see `Query`; its work in samples.
+        query: of `queries.asked`; its work in samples.
         key: of this round; worker i draws with `fold_in(key, i)`, micro-batch m > 0 with `fold_in(fold_in(key, 2^31 + m), i)`. Where the
             query numbers its draws, of the run: number k is drawn with `fold_in(fold_in(key, k), i)`.
         data: the block's data, leaves `[n, ...]`.
@@ -54,7 +55,7 @@ def gradients(
 
 def loss_and_gradients(
     problem: Problem,
-    query: Query,
+    query: Asked,
     key: jax.Array,
     data: PyTree,
     N: int,
@@ -73,21 +74,29 @@ def loss_and_gradients(
     losses, slopes = _weighed(problem, query, losses, N), _weighed(problem, query, slopes, N) if weigh else slopes
     everybody = query.workers is None
     if query.work is None:
-        return absence.mean(losses, present) if everybody else jnp.mean(losses), slopes
+        return _mean(losses, present) if everybody else jnp.mean(losses), slopes
     counted = _counted(query.work) if everybody else _counted(query.work)[query.workers]
     losses = workers.widened(losses)
     total = workers.sum(losses) if everybody else jnp.sum(losses)
     return total / jnp.sum(counted).astype(losses.dtype), slopes
 
 
-def samples(query: Query) -> jax.Array:
+def _mean(losses: jax.Array, present: jax.Array | None) -> jax.Array:
+    """The mean over the workers that participate in the round, bool `[N]`; NaN if none does."""
+    if present is None:
+        return workers.mean(losses)
+    counted = workers.where_rows(present, workers.widened(losses), jnp.zeros_like(losses))
+    return workers.sum(counted) / jnp.sum(present)
+
+
+def samples(query: Asked) -> jax.Array:
     """How many each worker computes, int32 `[N]`, where the query says it."""
     assert query.work is not None
     each = jnp.sum(query.work.samples, axis=1)
     return each if query.workers is None else jnp.zeros_like(each).at[query.workers].set(each[query.workers])
 
 
-def _weighed(problem: Problem, query: Query, tree: PyTree, N: int) -> PyTree:
+def _weighed(problem: Problem, query: Asked, tree: PyTree, N: int) -> PyTree:
     """Rows of those that the query names, times their weights."""
     if problem.weights is None:
         return tree
@@ -100,7 +109,7 @@ def _counted(work: Work) -> jax.Array:
     return jnp.where(work.weights > 0, work.samples, 0)
 
 
-def _asked(function: Callable, problem: Problem, query: Query, key: jax.Array, data: PyTree, N: int, batches: PyTree) -> tuple[Any, PyTree]:
+def _asked(function: Callable, problem: Problem, query: Asked, key: jax.Array, data: PyTree, N: int, batches: PyTree) -> tuple[Any, PyTree]:
     """`function`, which gives a pair (loss or None, gradient), of each worker's model and batch. With work, gradients are summed with their
     weights, and losses over the samples that count."""
     if query.exact and batches is not None:
@@ -108,7 +117,7 @@ def _asked(function: Callable, problem: Problem, query: Query, key: jax.Array, d
     if query.draws is not None and batches is not None:
         raise ValueError("a method that draws batches once more, with batches from outside: need those that the problem draws")
     if problem.numbered and query.draws is None and batches is None and not query.exact:
-        raise ValueError(f"{problem.name}: its batches are numbered, but the query has no draws; expected Query(draws=int32 [N])")
+        raise ValueError(f"{problem.name}: its batches are numbered, but the query has no draws; expected Asked(draws=int32 [N])")
     data = pooled.of_block(data) if batches is None else data
     ids = workers.ids(N) if query.workers is None else query.workers
     here, places = (None, None) if query.workers is None else workers.find(ids, N)
@@ -242,7 +251,7 @@ def _gradient(problem: Problem) -> Callable:
         assert problem.gradient is not None
         with protocol.noted(f"gradient of {problem.name}"):
             slope = problem.gradient(params, batch)
-        protocol.same(f"{problem.name}: gradient gives a tree", slope, params)
+        checks.require_same(f"{problem.name}: gradient gives a tree", slope, params)
         return slope
 
     return its_own if problem.gradient else jax.grad(protocol.loss(problem))
@@ -280,7 +289,7 @@ def evaluate(problem: Problem, params: Params, data: PyTree, shared: PyTree) -> 
             protocol.need_scalar(f"{problem.name}: evaluate gives {name!r}", value)
         if slope is not None:
             slope = leaves.trained_part(problem, slope)
-            protocol.same(f"{problem.name}: evaluate gives a slope", slope, trained)
+            checks.require_same(f"{problem.name}: evaluate gives a slope", slope, trained)
         return scalars, slope
     if isinstance(data, pooled.Pooled):
         value, slope = _mean_of_pool(leaves.bound(problem, fixed), trained, data)
@@ -293,7 +302,7 @@ def _mean_of_pool(problem: Problem, params: Params, data: pooled.Pooled) -> tupl
     """f(params), f'(params) of a pool, the same on every device."""
     n = data.size.shape[0]
     N = n * workers.devices()
-    query, problem = Query(params, exact=True), problem._replace(gradient=None)
+    query, problem = Asked(params, exact=True), problem._replace(gradient=None)
     both = _asked(with_loss(problem), problem, query, jax.random.key(0), data, N, None)
     rows = _weighed(problem, query, both, N)
     return workers.mean_over_devices(jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0) / n, rows))

@@ -1,9 +1,9 @@
-"""What a method's and a problem's functions must return, looked at while they are traced: a mistake is told where it is made, by name."""
+"""What a method's and a problem's functions must return, validated while they are traced: an error names the function that made it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,85 +12,86 @@ from jax.core import Tracer
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from dsgd import checks, work, workers
-from dsgd.base import Algorithm, Info, Params, Problem, PyTree, Query, State
+from dsgd.base import Algorithm, Gradients, Params, Problem, PyTree, Query, Round, State
 from dsgd.causes import noted
-from dsgd.engine import leaves
-from dsgd.wire import counts
+from dsgd.communication import Communicator, Record, communicate
+from dsgd.engine import leaves, queries
+from dsgd.engine.queries import Asked
 
-_SHOWN = 6  # names of leaves in a message
 
-
-def held(algorithm: Algorithm, problem: Problem, N: int) -> Algorithm:
-    """The method, whose members raise a ValueError where they return what the protocol has no use for (see `dsgd.Algorithm`).
+class Method(NamedTuple):
+    """A method on a problem, whose members raise a ValueError if they return something that the protocol has no use for.
 
     Args:
         algorithm: of which nothing is known.
         problem: that it runs on.
         N: number of workers.
     """
-    name, weights = algorithm.name, problem.weights if algorithm.averages_models else None
 
-    def init(params, N):
-        trained, fixed = leaves.split(leaves.flags(problem), params)
-        with noted(f"init of {name}"):
-            state = algorithm.init(trained, N)
-        _need_state(f"{name}: init", state)
+    algorithm: Algorithm
+    problem: Problem
+    N: int
+
+    @property
+    def name(self) -> str:
+        """Of the algorithm."""
+        return self.algorithm.name
+
+    def init(self, params: Params) -> State:
+        """The first state, in the global view; params are all leaves of the parameters."""
+        trained, fixed = leaves.split(leaves.flags(self.problem), params)
+        with noted(f"init of {self.name}"):
+            state = self.algorithm.init(trained, self.N)
+        _require_state(f"{self.name}: init", state)
         for path, leaf in tree_leaves_with_path(state.workers):
-            if jnp.shape(leaf)[:1] != (N,):
-                where = f"{name}: init gives State.workers{keystr(path)} of shape {jnp.shape(leaf)}"
-                raise ValueError(f"{where}; need the leading axis of the {N} workers (what all share is State.server)")
-        return state._replace(fixed=fixed)
+            if jnp.shape(leaf)[:1] != (self.N,):
+                where = f"{self.name}: init gives State.workers{keystr(path)} of shape {jnp.shape(leaf)}"
+                raise ValueError(f"{where}; expected the leading axis of the {self.N} workers (what all share is State.server)")
+        return state._replace(step=jnp.int32(0), fixed=fixed)
 
-    def query(state, round):
-        with noted(f"query of {name}"):
-            asked = algorithm.query(state, round)
-        asked = _queried(name, asked, parameters(problem), N)
-        if asked.work is None:
-            return asked
-        work.need(f"{name}: query gives work", asked.work, N, problem)
-        return asked._replace(work=work.in_samples(asked.work, problem.batch_size, problem.batch_sizes))
+    def query(self, state: State, round: Round) -> Asked:
+        """What the method asks the oracle for."""
+        with noted(f"query of {self.name}"):
+            query = self._query(state, round)
+        return _asked(self.name, query, self.problem, self.N)
 
-    def update(key, state, gradients, round):
-        with noted(f"update of {name}"), workers.weighted(weights):
-            result = algorithm.update(key, state, gradients, round)
-        if isinstance(result, State) or not isinstance(result, tuple) or len(result) != 2:
-            raise ValueError(f"{name}: update gives {checks.typed(result)}; need a pair (State, Info)")
-        after, info = result
-        _need_state(f"{name}: update", after)
-        for part in ("step", "server", "workers"):
-            same(f"{name}: update gives State.{part}", getattr(after, part), getattr(state, part), types=True)
-        _need_info(name, info, N, _block(N))
-        return after._replace(fixed=state.fixed), info
+    def _query(self, state: State, round: Round) -> Any:
+        try:
+            return self.algorithm.query(state, round)
+        except AttributeError as error:
+            if isinstance(error.obj, Round) and hasattr(Communicator, error.name or ""):
+                raise ValueError(f"{self.name}: query calls round.{error.name}; only update can send") from error
+            raise
 
-    def model(state):
-        with noted(f"model of {name}"), workers.weighted(weights):
-            params = algorithm.model(state)
-        same(f"{name}: model gives params", params, parameters(problem))
-        return params
+    def update(self, state: State, gradients: Gradients, round: Round, key: jax.Array) -> tuple[State, Record]:
+        """The state after a round, and the record of what it sent."""
+        with noted(f"update of {self.name}"):
+            after, record = communicate(self.algorithm, state, gradients, round, key)
+        _require_state(f"{self.name}: update", after)
+        for part in ("server", "workers"):
+            checks.require_same(f"{self.name}: update gives State.{part}", getattr(after, part), getattr(state, part), types=True)
+        _require_recorded(record, self.N)
+        return after, record
 
-    def local(state):
-        assert algorithm.local is not None
-        with noted(f"local of {name}"):
-            models = algorithm.local(state)
-        same(f"{name}: local gives models", models, parameters(problem), (_block(N),))
-        return models
-
-    def away(before, after, round):
-        assert callable(algorithm.away)
-        with noted(f"away of {name}"):
-            rows = algorithm.away(before, after, round)
-        same(f"{name}: away gives State.workers", rows, before, types=True)
+    def absent(self, before: PyTree, after: PyTree) -> PyTree:
+        """What workers have that did not participate."""
+        if self.algorithm.absent is None:
+            return before
+        with noted(f"absent of {self.name}"):
+            rows = self.algorithm.absent(before, after)
+        checks.require_same(f"{self.name}: absent gives State.workers", rows, before, types=True)
         return rows
 
-    members: dict[str, Any] = {"local": local if algorithm.local else None, "away": away if callable(algorithm.away) else algorithm.away}
-    return algorithm._replace(init=init, query=query, update=update, model=model, **members)
-
-
-def need_counted(name: str, counted: jax.Array, done: int) -> None:
-    """Raises a ValueError where a method's State.step, of all runs, is not the number of rounds done."""
-    steps = np.asarray(counted)
-    if (steps != done).any():
-        raise ValueError(f"{name}: State.step is {steps.flat[0]} after {done} rounds; need state.step + 1 in what update gives")
+    def models(self, state: State) -> tuple[Params, bool]:
+        """The model to take home, or the local models, leaves `[n, ...]`, of which True says that they are those."""
+        with noted(f"model of {self.name}"):
+            params = self.algorithm.model(state)
+        like = parameters(self.problem)
+        if stacked := queries.is_stacked(params, like):
+            checks.require_same(f"{self.name}: model gives local models", params, like, (_block(self.N),))
+        else:
+            checks.require_same(f"{self.name}: model gives params", params, like)
+        return params, stacked
 
 
 def parameters(problem: Problem) -> Params:
@@ -98,58 +99,36 @@ def parameters(problem: Problem) -> Params:
     return leaves.split(leaves.flags(problem), leaves.shapes(problem))[0]
 
 
-def same(where: str, given: PyTree, needed: PyTree, leading: Sequence[int] = (), *, types: bool = False) -> None:
-    """Raises a ValueError where two trees differ in structure or shapes.
-
-    Args:
-        where: how the message begins.
-        given: leaves that should be `[*leading, *shape]`.
-        needed: leaves with `shape` and `dtype`.
-        leading: axes before.
-        types: they must have the same types, too.
-    """
-    if jax.tree.structure(given) != jax.tree.structure(needed):
-        raise ValueError(f"{where} with leaves {_leaves(given)}; need the tree with leaves {_leaves(needed)}")
-    for (path, leaf), want in zip(tree_leaves_with_path(given), jax.tree.leaves(needed), strict=True):
-        shape = (*leading, *jnp.shape(want))
-        if jnp.shape(leaf) != shape or (types and jnp.result_type(leaf) != jnp.result_type(want)):
-            need = jax.ShapeDtypeStruct(shape, jnp.result_type(want))
-            raise ValueError(f"{where}{keystr(path)} as {checks.typed(leaf)}; need {checks.typed(need)}")
-
-
-def _need_state(where: str, state: Any) -> None:
+def _require_state(where: str, state: Any) -> None:
     if not isinstance(state, State):
-        raise ValueError(f"{where} gives {checks.typed(state)}; need a dsgd.State")
-    if not isinstance(state.step, jax.Array | jax.ShapeDtypeStruct) or state.step.shape != () or state.step.dtype != jnp.int32:
-        raise ValueError(f"{where} gives State.step as {checks.typed(state.step)}; need an int32 scalar, jnp.int32(0) at the start")
+        raise ValueError(f"{where} gives {checks.typed(state)}; expected a dsgd.State")
 
 
-def _queried(name: str, asked: Any, params: Params, N: int) -> Query:
-    """The query, whose `exact` is Python's and whose `workers` are int32, if it is one."""
-    if not isinstance(asked, Query):
-        raise ValueError(f"{name}: query gives {checks.typed(asked)}; need a dsgd.Query")
-    if not (asked.axis is None or (checks.is_integer(asked.axis) and asked.axis == 0)):
-        raise ValueError(f"{name}: query gives axis = {_static(asked.axis)}; need None (one model for all) or 0 (stacked models)")
-    exact = asked.exact
+def _asked(name: str, query: Any, problem: Problem, N: int) -> Asked:
+    """The query, with `exact` a bool of Python and `workers` int32."""
+    if not isinstance(query, Query):
+        raise ValueError(f"{name}: query gives {checks.typed(query)}; expected a dsgd.Query")
+    exact = query.exact
     if isinstance(exact, Tracer) or not (
         isinstance(exact, bool | np.bool_) or (_is_array(exact) and exact.shape == () and exact.dtype == bool)
     ):
         raise ValueError(
-            f"{name}: query gives exact = {_static(exact)}; need True or False, the same in all rounds: it decides what is compiled."
+            f"{name}: query gives exact = {_static(exact)}; expected True or False, the same in all rounds: it decides what is compiled."
             " For other gradients in some rounds, run two methods one after the other, run(..., start=result)"
         )
-    same(f"{name}: query (axis={asked.axis}) gives params", asked.params, params, () if asked.axis is None else (_block(N),))
-    chosen = asked.workers
+    like = parameters(problem)
+    leading = (_block(N),) if queries.is_stacked(query.params, like) else ()
+    checks.require_same(f"{name}: query gives params", query.params, like, leading)
+    chosen, given = query.workers, query.work
     if chosen is not None and not (_is_array(chosen) and chosen.ndim == 1 and chosen.size and jnp.issubdtype(chosen.dtype, jnp.integer)):
-        raise ValueError(f"{name}: query gives workers as {checks.typed(chosen)}; need None, or int32 [k], k >= 1")
-    if asked.draws is not None:
-        if jnp.shape(asked.draws) != (N,) or not jnp.issubdtype(jnp.result_type(asked.draws), jnp.integer):
-            raise ValueError(f"{name}: query gives draws as {checks.typed(asked.draws)}; need None, or int32 [{N}]")
-        if asked.work is None or asked.exact:
-            raise ValueError(f"{name}: query gives draws {'of exact gradients' if exact else 'without work'}; need work in batches")
-    return asked._replace(
-        axis=None if asked.axis is None else 0, exact=bool(exact), workers=None if chosen is None else jnp.asarray(chosen, jnp.int32)
-    )
+        raise ValueError(f"{name}: query gives workers as {checks.typed(chosen)}; expected None, or int32 [k], k >= 1")
+    if given is not None:
+        work.need(f"{name}: query gives work", given, N, problem)
+        given = work.in_samples(given, problem.batch_size, problem.batch_sizes)
+        if given.draws is not None and exact:
+            raise ValueError(f"{name}: query gives work with draws and exact = True; expected draws of batches")
+    chosen = None if chosen is None else jnp.asarray(chosen, jnp.int32)
+    return queries.asked(query._replace(exact=bool(exact), workers=chosen, work=given), like)
 
 
 def _is_array(value: Any) -> bool:
@@ -161,41 +140,29 @@ def _static(value: Any) -> str:
     return f"a traced {checks.typed(value)}" if isinstance(value, Tracer) else checks.shown(value)
 
 
-def _need_info(name: str, info: Any, N: int, n: int) -> None:
-    if not isinstance(info, Info):
-        raise ValueError(f"{name}: update gives {checks.typed(info)} beside the state; need a dsgd.Info")
-    for end in ("bits_up", "bits_down", *(["lost"] if info.lost is not None else [])):
-        bits = getattr(info, end)
-        if not isinstance(bits, jax.Array) or bits.shape != (n, counts.DIGITS) or bits.dtype != jnp.uint32:
-            raise ValueError(
-                f"{name}: update gives Info.{end} as {checks.typed(bits)}; need uint32 [{n}, {counts.DIGITS}] of dsgd.counts:"
-                " dsgd.network.told makes the Info of what was all-reduced, went to neighbours, or of nothing"
-            )
-    if info.messages is not None and (jnp.shape(info.messages) != (n, 2) or info.messages.dtype != jnp.uint32):
-        raise ValueError(f"{name}: update gives Info.messages as {checks.typed(info.messages)}; need uint32 [{n}, 2], or None")
-    if not isinstance(info.metrics, Mapping):
-        raise ValueError(f"{name}: update gives Info.metrics as {checks.typed(info.metrics)}; need scalars, or [{N}], by name")
-    for metric, value in info.metrics.items():
+def _require_recorded(record: Record, N: int) -> None:
+    """Raises a ValueError if what the update recorded besides its messages has other shapes than the history has room for."""
+    name, noted = record.method, record.statistics(N)
+    for metric, value in noted.metrics.items():
         if not isinstance(value, jax.Array) or value.shape != (N,):
-            need_scalar(f"{name}: update gives the metric {metric!r}", value, f"a scalar, or [{N}],")
-    if info.compute is not None and jnp.shape(info.compute) != (N,):
-        raise ValueError(f"{name}: update gives Info.compute as {checks.typed(info.compute)}; need seconds [{N}], or None")
-    if info.elapsed is not None:
-        need_scalar(f"{name}: update gives Info.elapsed", info.elapsed)
-    if not isinstance(info.outside, Mapping) or any(jnp.shape(code) != () for code in info.outside.values()):
-        raise ValueError(
-            f"{name}: update gives Info.outside as {checks.typed(info.outside)}; need scalars of indices.outside by what is wrong"
-        )
+            need_scalar(f"{name}: round.log gets {metric!r}", value, f"a scalar, or [{N}],")
+    if noted.compute is not None and jnp.shape(noted.compute) != (N,):
+        raise ValueError(f"{name}: round.computed gets {checks.typed(noted.compute)}; expected seconds [{N}]")
+    if noted.elapsed is not None:
+        need_scalar(f"{name}: round.event gets elapsed", noted.elapsed)
+    for call, numbers in (("refuse_if", noted.refusals), ("warn_if", noted.warnings)):
+        for words, number in numbers.items():
+            need_scalar(f"{name}: round.{call} gets, for {words!r}, a number", number)
 
 
 def need_scalar(where: str, value: Any, needed: str = "a scalar,") -> None:
-    """Raises a ValueError where the value is no scalar; it says what is needed."""
+    """Raises a ValueError if the value is no scalar; it says what is expected."""
     if not isinstance(value, jax.Array | int | float) or jnp.ndim(value) != 0:
-        raise ValueError(f"{where} as {checks.typed(value)}; need {needed} the same on every device")
+        raise ValueError(f"{where} as {checks.typed(value)}; expected {needed} the same on every device")
 
 
 def loss(problem: Problem) -> Callable:
-    """The problem's loss, which raises a ValueError where it is no floating-point scalar."""
+    """The problem's loss, which raises a ValueError if it is no floating-point scalar."""
 
     def of_batch(params, batch):
         with noted(f"loss of {problem.name}"):
@@ -209,8 +176,3 @@ def loss(problem: Problem) -> Callable:
 
 def _block(N: int) -> int:
     return N // workers.devices()
-
-
-def _leaves(tree: PyTree) -> str:
-    names = [keystr(path) or "itself" for path, _ in tree_leaves_with_path(tree)]
-    return "(none)" if not names else ", ".join(names[:_SHOWN]) + (f", ... ({len(names)})" if len(names) > _SHOWN else "")

@@ -69,6 +69,18 @@ class Topology:
         """Number of workers."""
         return spectra.size(self.matrices[0])
 
+    def require_workers(self, name: str, workers: int) -> None:
+        """Raises a ValueError if the topology is one of another number of workers.
+
+        Args:
+            name: of the method, for the message.
+            workers: N.
+        """
+        if self.n != workers:
+            raise ValueError(
+                f"{name} on {self.name}: the topology has {self.n} nodes but the problem has {workers} workers; need the same number"
+            )
+
     @property
     def period(self) -> int:
         """Rounds after which the schedule begins again; 1 for one matrix."""

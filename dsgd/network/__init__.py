@@ -1,20 +1,19 @@
-"""The survey's logical switch: what a round of messages costs, in closed form, and event by event; `told`, what a round sent."""
+"""The survey's logical switch: what a round of messages costs, in closed form, and event by event."""
 
-from dsgd.network import told
 from dsgd.network.asynchronous import asynchronous_server_messages
 from dsgd.network.clocks import Exchange, Ports, elapse, exchange
 from dsgd.network.patterns import (
+    all_gather,
     asynchronous_gossip,
     asynchronous_server,
     cost,
-    every,
     gossip,
     local,
     multi_server,
-    one_machine,
     parameter_server,
     ring_all_reduce,
     ring_all_reduce_unpartitioned,
+    ring_shift,
     round_seconds,
     star,
 )
@@ -27,22 +26,21 @@ __all__ = [
     "Passage",
     "Ports",
     "Timeline",
+    "all_gather",
     "asynchronous_gossip",
     "asynchronous_server",
     "asynchronous_server_messages",
     "cost",
     "elapse",
-    "every",
     "exchange",
     "gossip",
     "local",
     "multi_server",
-    "one_machine",
     "parameter_server",
     "ring_all_reduce",
     "ring_all_reduce_unpartitioned",
+    "ring_shift",
     "round_seconds",
     "simulate",
     "star",
-    "told",
 ]

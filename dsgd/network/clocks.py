@@ -135,7 +135,7 @@ def _together(pattern: Pattern) -> Callable:
             N = jnp.maximum(1, jnp.sum(ports.present))
             vectors = pattern.vectors(N)
             transfer = jnp.where(vectors > 0, busiest / jnp.where(vectors > 0, vectors, 1), 0)
-        seconds = getattr(pattern, convention)(N, ports.latency, transfer)
+        seconds = pattern.seconds(N, ports.latency, transfer, convention)
         return Exchange(last + jnp.asarray(seconds).astype(last.dtype), up, down)  # a quotient of a traced N is float64 with jax_enable_x64
 
     return clock

@@ -15,6 +15,8 @@ For N workers (the survey's chapter 1 writes N for N + 1 workers in places):
 | ring all-reduce               | 2(N-1)(l + r/N)        | the same             |
 | ring all-reduce, one piece    | 2(N-1)(l + r)          | the same             |
 | N servers                     | 2(N-1)(l + r/N)        | 2l + 2(N-1) r/N      |
+| all-gather                    | (N-1)(l + r)           | l + (N-1) r          |
+| ring shift                    | l + r                  | the same             |
 | gossip, degree k              | k(l + r)               | l + k r              |
 | asynchronous server           | max(1, 2/N)(l + r)     | max(r, 2(l + r)/N)   |
 | asynchronous gossip           | (l + r)/floor(N/2)     | the same             |
@@ -34,21 +36,18 @@ What a round of a pattern does to workers that are not ready at once is in `cloc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jax.core import Tracer
 
 from dsgd import checks
-from dsgd.base import Pattern, Period
+from dsgd.base import Pattern
 from dsgd.graphs.matchings import matchings
 from dsgd.graphs.topology import Topology
-from dsgd.network.clocks import Exchange, among_neighbours, apart, exchange, over_links, through_server
+from dsgd.network.clocks import among_neighbours, apart, over_links, through_server
 from dsgd.network.switch import Convention, Message, check_convention
 
 Seconds = float | Fraction | np.ndarray | jax.Array
@@ -84,77 +83,94 @@ def _whole_ring_messages(N: int) -> list[Message]:
     return [Message(i % N, (i + 1) % N, after=(i - 1,) if i else ()) for i in range(2 * (N - 1))]
 
 
+def _either(blocking: Callable, pipelined: Callable | None = None) -> Callable:
+    """Seconds by convention; one formula for both if there is no second one."""
+
+    def seconds(N, latency, transfer, convention="blocking"):
+        return (blocking if pipelined is None or convention == "blocking" else pipelined)(N, latency, transfer)
+
+    return seconds
+
+
 parameter_server: Pattern = Pattern(
     "parameter_server",
-    blocking=lambda N, latency, transfer: 2 * N * (latency + transfer),
-    pipelined=lambda N, latency, transfer: 2 * (latency + N * transfer),
+    _either(lambda N, latency, transfer: 2 * N * (latency + transfer), lambda N, latency, transfer: 2 * (latency + N * transfer)),
     vectors=lambda N: 1,
     messages=_server_messages,
     clock=through_server,
-    stands_in=True,
 )
 r"""One server with one port: N messages come in one after the other, N go out. Blocking $2N(l + r)$ seconds, pipelined $2(l + Nr)$."""
 star: Pattern = Pattern(
     "star",
-    blocking=lambda N, latency, transfer: 2 * (latency + transfer),
-    pipelined=lambda N, latency, transfer: 2 * (latency + transfer),
+    _either(lambda N, latency, transfer: 2 * (latency + transfer)),
     vectors=lambda N: 1,
     messages=_star_messages,
     clock=over_links,
-    stands_in=True,
 )
 r"""One server with a link to each worker: all send side by side, then the server to all. $2(l + r)$ seconds."""
 multi_server: Pattern = Pattern(
     "multi_server",
-    blocking=lambda N, latency, transfer: 2 * (N - 1) * (latency + transfer / N),
-    pipelined=lambda N, latency, transfer: 2 * latency * (N > 1) + 2 * (N - 1) * transfer / N,
+    _either(
+        lambda N, latency, transfer: 2 * (N - 1) * (latency + transfer / N),
+        lambda N, latency, transfer: 2 * latency * (N > 1) + 2 * (N - 1) * transfer / N,
+    ),
     vectors=lambda N: 2 * (N - 1) / N,
     messages=_multi_server_messages,
 )
 r"""N servers, each of one part of the vector, on the workers. Blocking $2(N - 1)(l + r/N)$ seconds, pipelined $2l + 2(N - 1) r/N$."""
 ring_all_reduce: Pattern = Pattern(
     "ring_all_reduce",
-    blocking=lambda N, latency, transfer: 2 * (N - 1) * (latency + transfer / N),
-    pipelined=lambda N, latency, transfer: 2 * (N - 1) * (latency + transfer / N),
+    _either(lambda N, latency, transfer: 2 * (N - 1) * (latency + transfer / N)),
     vectors=lambda N: 2 * (N - 1) / N,
     messages=_ring_messages,
 )
-r"""The parts of the vector go round the ring, once to be summed and once to be told: $2(N - 1)(l + r/N)$ seconds."""
+r"""The parts of the vector go round the ring, once to be summed and once to be sent to all: $2(N - 1)(l + r/N)$ seconds."""
 ring_all_reduce_unpartitioned: Pattern = Pattern(
     "ring_all_reduce_unpartitioned",
-    blocking=lambda N, latency, transfer: 2 * (N - 1) * (latency + transfer),
-    pipelined=lambda N, latency, transfer: 2 * (N - 1) * (latency + transfer),
+    _either(lambda N, latency, transfer: 2 * (N - 1) * (latency + transfer)),
     vectors=lambda N: 2 * (N - 1) / N,
     messages=_whole_ring_messages,
 )
 r"""The whole vector goes round the ring twice, from worker to worker: $2(N - 1)(l + r)$ seconds."""
+all_gather: Pattern = Pattern(
+    "all_gather",
+    _either(
+        lambda N, latency, transfer: (N - 1) * (latency + transfer), lambda N, latency, transfer: latency * (N > 1) + (N - 1) * transfer
+    ),
+    vectors=lambda N: N - 1,
+    messages=lambda N: [Message(n, (n + k) % N) for k in range(1, N) for n in range(N)],
+)
+r"""Each worker sends its vector to all others. Blocking $(N - 1)(l + r)$ seconds, pipelined $l + (N - 1) r$."""
+ring_shift: Pattern = Pattern(
+    "ring_shift",
+    _either(lambda N, latency, transfer: (latency + transfer) * (N > 1)),
+    vectors=lambda N: 1 * (N > 1),
+    messages=lambda N: [Message(n, (n + 1) % N) for n in range(N)] if N > 1 else [],
+)
+r"""Each worker sends its vector to one other, and receives that of one other: $l + r$ seconds."""
 local: Pattern = Pattern(
     "local",
-    blocking=lambda N, latency, transfer: 0 * (latency + transfer),
-    pipelined=lambda N, latency, transfer: 0 * (latency + transfer),
+    _either(lambda N, latency, transfer: 0 * (latency + transfer)),
     vectors=lambda N: 0,
     messages=lambda N: [],
     clock=apart,
 )
-"""Nobody sends anything, and nobody waits."""
+"""No worker sends anything, and none waits."""
 asynchronous_server: Pattern = Pattern(
     "asynchronous_server",
-    blocking=lambda N, latency, transfer: (latency + transfer) * 2 / min(N, 2),
-    pipelined=lambda N, latency, transfer: np.maximum(transfer, 2 * (latency + transfer) / N),
+    _either(
+        lambda N, latency, transfer: (latency + transfer) * 2 / min(N, 2),
+        lambda N, latency, transfer: np.maximum(transfer, 2 * (latency + transfer) / N),
+    ),
     vectors=lambda N: 1 / N,
-    stands_in=True,
 )
 r"""One worker at a time sends to the server and hears from it: $l + r$ seconds an update, pipelined $\max(r, 2(l + r)/N)$."""
 asynchronous_gossip: Pattern = Pattern(
     "asynchronous_gossip",
-    blocking=lambda N, latency, transfer: (latency + transfer) / max(1, N // 2) * (N > 1),
-    pipelined=lambda N, latency, transfer: (latency + transfer) / max(1, N // 2) * (N > 1),
+    _either(lambda N, latency, transfer: (latency + transfer) / max(1, N // 2) * (N > 1)),
     vectors=lambda N: 2 / N * (N > 1),
-    stands_in=True,
 )
-r"""Pairs of workers exchange their vectors, as many side by side as there are: $(l + r) / \lfloor N/2 \rfloor$ seconds an update."""
-one_machine: Pattern = local._replace(name="one_machine", stands_in=True)
-"""As `local`, of methods that are on one machine: what crosses devices in a simulation is not counted."""
+r"""Pairs of workers exchange their vectors, as many side by side as possible: $(l + r) / \lfloor N/2 \rfloor$ seconds an update."""
 
 
 @checks.arguments
@@ -164,83 +180,33 @@ def gossip(topology: Topology) -> Pattern:
     Args:
         topology: whose neighbours; the rounds of a schedule take turns, and its costs are their means.
     """
-    name = f"gossip({topology.name})"
-    busiest = np.maximum(topology.sends, topology.receives).max(axis=1)
-    rounds = [_gossip_round(name, links, int(most), topology.n) for links, most in zip(topology.links, busiest, strict=True)]
-    clock = among_neighbours(topology)
-    pattern = rounds[0]._replace(clock=clock) if topology.period == 1 else _by_turns(name, rounds, clock)
-    return pattern._replace(stands_in=topology.uniform)  # an all-reduce
+    name, n = f"gossip({topology.name})", topology.n
+    busiest = [int(most) for most in np.maximum(topology.sends, topology.receives).max(axis=1)]
+    turns = len(busiest)
 
+    def need(N):
+        if n != N:
+            raise ValueError(f"{name}, of {n} workers, for {N} workers: need the same number")
 
-def _gossip_round(name: str, links: np.ndarray, degree: int, n: int) -> Pattern:
-    def of_all(value: Callable) -> Callable:
-        def of(N, *seconds):
-            if n != N:
-                raise ValueError(f"{name}, of {n} workers, for {N} workers: need the same number")
-            return value(*seconds)
+    def blocking(N, latency, transfer):
+        need(N)
+        return sum(degree * (latency + transfer) for degree in busiest) / turns if turns > 1 else busiest[0] * (latency + transfer)
 
-        return of
+    def pipelined(N, latency, transfer):
+        need(N)
+        each = [latency * (degree > 0) + degree * transfer for degree in busiest]
+        return sum(each) / turns if turns > 1 else each[0]
 
-    return Pattern(
-        name,
-        blocking=of_all(lambda latency, transfer: degree * (latency + transfer)),
-        pipelined=of_all(lambda latency, transfer: latency * (degree > 0) + degree * transfer),
-        vectors=of_all(lambda: len(links) / n),
-        messages=of_all(lambda: [Message(*pair) for group in matchings([(int(i), int(j)) for i, j in links], n) for pair in group]),
-    )
+    def vectors(N):
+        need(N)
+        return sum(len(links) for links in topology.links) / n / turns
 
+    def messages(N):
+        need(N)
+        pairs = [(int(i), int(j)) for i, j in topology.links[0]]
+        return [Message(*pair) for group in matchings(pairs, n) for pair in group]
 
-_LISTED = 10_000  # rounds of a period
-
-
-@checks.arguments
-def every(period: Period, pattern: Pattern) -> Pattern:
-    """The pattern in the last round of every `period`, nothing in the others: its costs are means over rounds.
-
-    Args:
-        period: rounds; of a traced one, of a sweep, and of more than 10,000, rounds are not listed.
-        pattern: of that round.
-
-    Raises:
-        ValueError: period < 1 or above 2^31 - 1.
-    """
-    if not isinstance(period, Tracer):
-        period = checks.positive_int("every: period", period)
-
-    def clock(finish, ports, convention, step):
-        def silent(finish):
-            return Exchange(finish, jnp.zeros_like(finish), jnp.zeros_like(finish))
-
-        return lax.cond(
-            (step + 1) % period == 0, lambda finish: exchange(pattern, finish, ports, convention, step // period), silent, finish
-        )
-
-    if isinstance(period, Tracer) or period * len(pattern.rounds or (pattern,)) > _LISTED:
-        costs = (_shared(cost, period) for cost in (pattern.blocking, pattern.pipelined, pattern.vectors))
-        name = "every few rounds" if isinstance(period, Tracer) else f"every {period} rounds {pattern.name}"
-        return Pattern(name, *costs, clock=clock, stands_in=pattern.stands_in, period=period)
-    rounds = [turn for last in pattern.rounds or (pattern,) for turn in (*[local] * (period - 1), last)]
-    return _by_turns(f"every {period} rounds {pattern.name}", rounds, clock)._replace(stands_in=pattern.stands_in, period=period)
-
-
-def _shared(cost: Callable, period: Period) -> Callable:
-    return lambda *arguments: cost(*arguments) / period
-
-
-def _by_turns(name: str, rounds: Sequence[Pattern], clock: Callable) -> Pattern:
-    """Patterns that take turns."""
-
-    def mean(cost):
-        return lambda *arguments: sum(cost(pattern)(*arguments) for pattern in rounds) / len(rounds)
-
-    return Pattern(
-        name,
-        blocking=mean(lambda pattern: pattern.blocking),
-        pipelined=mean(lambda pattern: pattern.pipelined),
-        vectors=mean(lambda pattern: pattern.vectors),
-        clock=clock,
-        rounds=tuple(rounds),
-    )
+    return Pattern(name, _either(blocking, pipelined), vectors, messages if turns == 1 else None, among_neighbours(topology))
 
 
 @checks.arguments
@@ -267,9 +233,9 @@ def cost(pattern: Pattern, workers: int, latency: Seconds, transfer: Seconds, co
         if not np.all((value >= 0) & (value < np.inf)):  # also catches NaN
             raise ValueError(f"cost with {what} = {value}: need seconds >= 0, finite")
     check_convention(convention)
-    seconds = getattr(pattern, convention)(workers, latency, transfer)
+    seconds = pattern.seconds(workers, latency, transfer, convention)
     if not checks.is_number(seconds) and not checks.is_numeric(seconds):
-        raise ValueError(f"cost: {convention} of {pattern.name} gives {checks.typed(seconds)}; need seconds")
+        raise ValueError(f"cost: seconds of {pattern.name}, {convention}, gives {checks.typed(seconds)}; need seconds")
     return seconds
 
 

@@ -14,7 +14,7 @@ import optax
 
 from dsgd import causes, checks, sameness, workers
 from dsgd.base import Problem, PyTree
-from dsgd.engine import accumulate, leaves, oracle, pooled, protocol
+from dsgd.engine import accumulate, leaves, oracle, pooled
 from dsgd.engine.pooled import Pooled
 from dsgd.machines import agreement
 from dsgd.machines.arrays import own
@@ -350,7 +350,7 @@ def _held_out(
             raise ValueError(f"metrics: {metric!r} = {checks.shown(function)}: need functions, by other names than {taken}")
     held_out = arrays("test", test)
     for what, mine, theirs in zip(("inputs", "targets"), held_out, data, strict=True):
-        protocol.same(f"test: {what} of a sample", one(mine), one(theirs))
+        checks.require_same(f"test: {what} of a sample", one(mine), one(theirs))
     return on_device(*held_out)
 
 

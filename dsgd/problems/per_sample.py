@@ -150,7 +150,7 @@ class PerSample(sameness.Compared):
                 slope = jax.grad(loss)(trained)
             with protocol.noted(f"transform of per_sample({self.name})"):
                 changed = self.transform(slope)
-            protocol.same(f"per_sample({self.name}): transform gives a tree", changed, slope)
+            checks.require_same(f"per_sample({self.name}): transform gives a tree", changed, slope)
             return changed
 
         weights = jnp.where(counted, rows.weights, 0)

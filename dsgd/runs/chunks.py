@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Hashable
 from contextlib import nullcontext
@@ -168,8 +169,6 @@ class _Drive:
             chunk = loop.Chunk(*map(np.int32, (self.sent, rounds, self.sent == self.job.before, self.last)))
             arguments = (self.carry, self.points, self.keys, self.data, self.shared, batch, chunk)
             self.carry, news = programs.call(loop.advance, self.job.plan, *arguments, donate=_DONATED)
-            if self.sent == self.job.before:
-                protocol.need_counted(self.watch.name, self.carry.state.step, self.sent + rounds)
             self.sent += rounds
             self.waiting.append((news, count, self.sent))
 
@@ -196,17 +195,13 @@ class _Drive:
         self._check()
 
     def _check(self) -> None:
-        """Raises `Diverged` where a run that may not diverge did, and a ValueError where the method refuses to go on or got an index that
-        is outside its range."""
-        if wrong := indices.found(self.log.pieces[-1]):
+        """Raises `Diverged` if a run diverged that may not, and a ValueError if the method refuses to go on."""
+        if wrong := indices.found(self.log.pieces[-1], indices.REFUSED):
             raise ValueError(f"{self.watch.name}: by round {self.log.steps[-1]}, {wrong}")
-        why = self.job.algorithm.refuses(self.log.pieces[-1]) if self.job.algorithm.refuses else ""
-        if not isinstance(why, str):
-            raise ValueError(f"{self.watch.name}: refuses returned {checks.typed(why)}; expected words, or ''")
-        if why:
-            raise ValueError(f"{self.watch.name}: by round {self.log.steps[-1]}, {why}")
-        if self.watch.learning_rate is not None:
-            self.log.check(self.watch.name, self.watch.learning_rate, partial(suspects.of, self.job))
+        if doubtful := indices.found(self.log.pieces[-1], indices.WARNED):
+            warnings.warn(f"{self.watch.name}: {doubtful}", stacklevel=2)
+        if not self.watch.may_diverge:
+            self.log.check(self.watch.name, partial(suspects.of, self.job))
 
     def _ask(self) -> None:
         """The run ends here if the user says so. Nothing is on its way."""

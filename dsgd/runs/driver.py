@@ -17,7 +17,7 @@ from dsgd.runs import chunks, starts
 from dsgd.runs.feed import Feed
 from dsgd.runs.history import History
 from dsgd.runs.jobs import Job, Watch
-from dsgd.runs.plans import Always, check_runnable, check_steps, make_plan, warn_of_periods
+from dsgd.runs.plans import Always, check_runnable, check_steps, make_plan, warn_if_drawn_again, warn_if_silent
 
 
 @checks.arguments
@@ -107,18 +107,20 @@ def run(
         Lost: another process of the run was killed, or is not heard of; it says which.
         Elsewhere: another process left the run, by an error of its own; it says which.
     """
-    check_runnable(algorithm, problem, key, cluster)
+    check_runnable(problem, cluster)
     state = start.state if isinstance(start, Result) else start
     before = 0 if state is None else starts.rounds_of(state)
     steps, size = check_steps(steps, before), 1 if seeds is None else checks.positive_int("seeds", seeds)
-    warn_of_periods([algorithm], problem.workers, steps, before, cluster)
     runs = 0 if seeds is None else 1
     options: dict[str, Any] = {"record_every": record_every, "cluster": cluster, "train_loss": train_loss, "evaluate_every": evaluate_every}
-    plan = make_plan(Always(algorithm), problem, mesh, runs=runs, size=size, **options)
+    plan = make_plan(Always(algorithm), algorithm, problem, mesh, runs=runs, size=size, **options)
+    warn_if_drawn_again(plan, [algorithm], steps, before)
     keys = jax.random.split(key, size) if runs else key
     feed = None if batches is None else Feed(plan, batches, steps)
-    watch = Watch(algorithm.name, progress, algorithm.learning_rate, until)
-    return chunks.execute(Job(plan, algorithm, problem, {}, keys, steps, feed, state, before), watch, checkpoint)
+    watch = Watch(algorithm.name, progress, may_diverge=False, until=until)
+    result = chunks.execute(Job(plan, algorithm, problem, {}, keys, steps, feed, state, before), watch, checkpoint)
+    warn_if_silent(plan, [algorithm], result.history["bits"], steps, before)
+    return result
 
 
 @checks.arguments
@@ -132,14 +134,14 @@ def compile_round(
         algorithm, problem, mesh, cluster: as in `run`; the clock is at 0.
 
     Returns:
-        The program of (state, key, data) -> (state, info).
+        The program of (state, key, data) -> (state, statistics of the communication).
 
     Raises:
         ValueError: as `run`.
     """
     key = checks.default_key()
-    check_runnable(algorithm, problem, key, cluster)
-    plan = make_plan(Always(algorithm), problem, mesh, runs=0, size=1, record_every=1, cluster=cluster)
-    state = jax.eval_shape(lambda: protocol.held(algorithm, problem, plan.N).init(problem.init(key), plan.N))
+    check_runnable(problem, cluster)
+    plan = make_plan(Always(algorithm), algorithm, problem, mesh, runs=0, size=1, record_every=1, cluster=cluster)
+    state = jax.eval_shape(lambda: protocol.Method(algorithm, problem, plan.N).init(problem.init(key)))
     data = jax.eval_shape(lambda: pooled.laid_out(problem.data, plan.mesh.size))
     return programs.traceable(loop.one_round, plan).lower(state, key, data).compile()

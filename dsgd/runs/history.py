@@ -109,7 +109,7 @@ class Log:
         method's own numbers are NaN at the start. {} before it."""
         if not self.pieces:
             return {}
-        records = {name: values for name, values in self.records().items() if not name.startswith(indices.PREFIX)}
+        records = {name: values for name, values in self.records().items() if not indices.is_kept(name)}
         total = np.cumsum(counts.to_int(records.pop("bits")), axis=self.axis, dtype=np.uint64)
         if _ARRIVED in records:
             sent, came = np.moveaxis(counts.to_int(records[_ARRIVED]), -1, 0)
@@ -120,7 +120,7 @@ class Log:
             records[_EVALUATED] = records[_EVALUATED].astype(bool)
         return {"step": records.pop("step"), "bits": total / self.N, **records}
 
-    def check(self, method: str, learning_rate: float, suspects: Callable[[History, int, int], str]) -> None:
+    def check(self, method: str, suspects: Callable[[History, int, int], str]) -> None:
         """Raises `Diverged` where a loss of the last piece is not finite: for the reason of `suspects` (the history's evaluated records,
         how many of them are before the first bad one, and its run)."""
         if np.isfinite(self.pieces[-1]["loss"][..., _mask(self.pieces[-1])]).all():
@@ -139,9 +139,8 @@ class Log:
         told = f"{method}: the loss{seed} is {loss.reshape(-1, loss.shape[-1])[run, at]} after round {self.steps[at]}{finite}"
         if reason := suspects(evaluated(record), first, run):
             raise Diverged(f"{told}: {reason}; need finite numbers (the error's .history has what went before)", record)
-        size = "" if np.isnan(learning_rate) else f", with step size {learning_rate:.6g} (the first step for a gradient of 1)"
         insisted = "".join(f", or a method without {allowed}" for allowed in re.findall(r"\ballow_\w+", method))
-        raise Diverged(f"{told}{size}; need a smaller one{insisted} (the error's .history has what went before)", record)
+        raise Diverged(f"{told}; try a smaller step size{insisted} (the error's .history has what went before)", record)
 
     def _check_clock(self) -> None:
         """Raises a ValueError where the clock is not finite, or goes back."""

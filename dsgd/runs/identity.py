@@ -73,9 +73,7 @@ def need_same(about: dict[str, str]) -> None:
 
 
 def _hyperparameters(job: Job) -> dict[str, str]:
-    if job.points:
-        return {f"grid {name}": f"{np.asarray(values).tolist()}" for name, values in job.points.items()}
-    return {"step size": f"{job.algorithm.learning_rate:.9g}"}
+    return {f"grid {name}": f"{np.asarray(values).tolist()}" for name, values in job.points.items()}
 
 
 def _batches(job: Job, kept: bool) -> str:

@@ -45,11 +45,11 @@ class Watch(NamedTuple):
     Args:
         name: of the method.
         progress: show a bar.
-        learning_rate: for the error message; None: runs may diverge (a sweep goes on).
+        may_diverge: go on with a loss that is not finite, as a sweep does.
         until: of the history so far, whether it is enough.
     """
 
     name: str
     progress: bool
-    learning_rate: float | None
+    may_diverge: bool
     until: Callable[[History], bool] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +22,6 @@ _ROOM = 1 << 14  # records of all runs in one chunk
 MOST_ROUNDS = (1 << 31) - 1  # `State.step` is an int32
 _MEAN = 1e-5  # what the weights' mean may differ from 1: rounding of float32
 MOST_IN_CHUNK = 1 << 30  # rounds, so that sums of two such numbers are int32, too
-GOING_ON = (
-    "gradient_descent, minibatch_sgd, model_averaging_sgd, parameter_server_sgd, local_sgd, scaffold, stochastic_gradient_push,"
-    " or decentralized_sgd, gradient_tracking, deepsqueeze on a symmetric topology"
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +36,7 @@ class Always(sameness.Compared):
 
 def make_plan(
     build: Any,
+    example: Algorithm,
     problem: Problem,
     mesh: Mesh | int | None,
     *,
@@ -50,7 +47,16 @@ def make_plan(
     train_loss: bool = False,
     evaluate_every: int = 1,
 ) -> loop.Plan:
-    """The static side of a run of `size` independent runs."""
+    """The static side of a run of `size` independent runs.
+
+    Args:
+        build: hyperparameters -> Algorithm.
+        example: the method with some of them.
+        others: as of `run`.
+
+    Raises:
+        ValueError: as of `run`; on a cluster or with weights, also what the method's update refuses.
+    """
     record_every = checks.positive_int("record_every", record_every, most=None)
     if record_every > MOST_IN_CHUNK:
         raise ValueError(f"record_every = {record_every}: need at most 2^30")
@@ -64,7 +70,12 @@ def make_plan(
         hint = f"mesh={divisors[-1]}, say"
         raise ValueError(f"{N} workers on {mesh.size} devices: need a number of devices that divides {N}: {hint}")
     capacity = max(1 << 8, _ROOM // (1 << (size - 1).bit_length()))
-    return loop.Plan(build, loop.without_arrays(problem), mesh, N, runs, record_every, capacity, cluster, bool(train_loss), evaluate_every)
+    functions = loop.without_arrays(problem)
+    plan = loop.Plan(build, functions, mesh, N, runs, record_every, capacity, cluster, bool(train_loss), evaluate_every)
+    if cluster is None and problem.weights is None:
+        return plan
+    description = loop.describe(plan, example)
+    return plan._replace(measures=description.measures, weighs=description.weighs)
 
 
 def check_steps(steps: Any, before: int = 0) -> int:
@@ -80,19 +91,15 @@ def check_steps(steps: Any, before: int = 0) -> int:
     return steps
 
 
-def check_runnable(algorithm: Algorithm, problem: Problem, key: jax.Array, cluster: Cluster | None = None) -> None:
-    """Raises a ValueError where they do not fit together: the method or the cluster is for another N, the method cannot go on without those
-    that are away, leaves of the data differ in N, weights that are not those of its workers, or no parameter can be trained; a
-    RuntimeError where JAX cannot compute."""
+def check_runnable(problem: Problem, cluster: Cluster | None = None) -> None:
+    """Raises a ValueError if they do not fit together: the cluster is for another N, leaves of the data differ in N, weights that are not
+    those of its workers, or no parameter can be trained; a RuntimeError if JAX cannot compute."""
     forks.need_threads()
     N = problem.workers
     if N == 0:
         raise ValueError(f"{problem.name}: data of 0 workers, but expected arrays [N, ...] with N >= 1")
-    if algorithm.workers not in (None, N):
-        raise ValueError(f"{algorithm.name} is built for {algorithm.workers} workers, {problem.name} has {N}; need the same number")
     if cluster is not None:
         cluster.need_workers(N)
-        _need_away(algorithm, cluster)
     for path, leaf in jax.tree_util.tree_leaves_with_path(problem.data):
         if np.ndim(leaf) < 1 or np.shape(leaf)[0] != N:
             where = jax.tree_util.keystr(path)
@@ -103,40 +110,49 @@ def check_runnable(algorithm: Algorithm, problem: Problem, key: jax.Array, clust
         leaves.flags(problem)
 
 
-def warn_of_periods(methods: Iterable[Algorithm], N: int, steps: int, before: int, cluster: Cluster | None) -> None:
-    """Warns where nothing is sent in the whole run, where workers are drawn again between two rounds with messages, or only once.
+def warn_if_drawn_again(plan: loop.Plan, methods: Iterable[Algorithm], steps: int, before: int) -> None:
+    """Warns if workers are drawn again between two rounds with messages, or only once.
 
     Args:
+        plan: of the run.
         methods: that run, with periods that are not traced.
-        N: number of workers.
         steps: of the run.
         before: rounds that it goes on from.
-        cluster: on which it runs.
     """
-    periods: dict[int, str] = {int(method.pattern.period): method.name for method in methods}
-    for words in (*_silent(periods, steps, before), *_drawn_again(periods, N, steps, before, cluster)):
-        warnings.warn(words, stacklevel=4)  # of the caller of `run` or `sweep`
-
-
-def _silent(periods: dict[int, str], steps: int, before: int) -> Iterator[str]:
-    for period, name in periods.items():
-        if not before and steps < period:
-            yield f"{name} sends messages every {period} rounds, but the run has steps = {steps}: nothing is sent; pass steps >= {period}"
-
-
-def _drawn_again(periods: dict[int, str], N: int, steps: int, before: int, cluster: Cluster | None) -> Iterator[str]:
-    if cluster is None or cluster.present is None:
+    cluster = plan.cluster
+    if cluster is None or cluster.present is None or not presence.drawn(cluster.present, plan.N):
         return
-    rounds = cluster.present_for
-    others = {period: name for period, name in periods.items() if period not in (1, rounds)}
-    once = not before and steps < rounds
-    if not (others or once) or not presence.drawn(cluster.present, N):
-        return
+    rounds, others = cluster.present_for, {}
+    for method in methods:
+        others |= {period: method.name for period in _periods(plan, method) if period not in (1, rounds)}
     for period, name in others.items():
         remedy = f"others take part in the rounds between; pass Cluster(..., present_for={period})"
-        yield f"{name} sends messages every {period} rounds, but workers are drawn for present_for = {rounds} rounds: {remedy}"
-    if once and not others:
-        yield f"workers are drawn for present_for = {rounds} rounds: the same take part in all steps = {steps}; pass a smaller present_for"
+        _warn(f"{name} sends messages every {period} rounds, but workers are drawn for present_for = {rounds} rounds: {remedy}")
+    if not before and steps < rounds and not others:
+        _warn(f"workers are drawn for present_for = {rounds} rounds: the same take part in all steps = {steps}; pass a smaller present_for")
+
+
+def warn_if_silent(plan: loop.Plan, methods: Iterable[Algorithm], bits: np.ndarray, steps: int, before: int) -> None:
+    """Warns if nothing was sent in a run of methods that send messages every few rounds.
+
+    Args:
+        plan, methods, steps, before: as of `warn_if_drawn_again`.
+        bits: of the history, whose last axis are records.
+    """
+    if before or not bits.size or (bits[..., -1] > 0).all():
+        return
+    periods = {period: method.name for method in methods for period in _periods(plan, method) if period > steps}
+    for period, name in periods.items():
+        _warn(f"{name} sends messages every {period} rounds, but the run has steps = {steps}: nothing is sent; pass steps >= {period}")
+
+
+def _periods(plan: loop.Plan, method: Algorithm) -> set[int]:
+    """Rounds from one exchange to the next, of exchanges with a fixed number of them."""
+    return {int(sending.period) for sending in loop.describe(plan, method).sendings} - {0}
+
+
+def _warn(words: str) -> None:
+    warnings.warn(words, stacklevel=5)  # of the caller of `run` or `sweep`
 
 
 def _need_kept(problem: Problem) -> None:
@@ -159,11 +175,3 @@ def _need_weights(problem: Problem, N: int) -> None:
     if numbers.shape != (N,) or not np.isfinite(numbers).all() or (numbers < 0).any() or abs(numbers.mean() - 1) > _MEAN:
         shown = checks.shown(problem.weights)
         raise ValueError(f"{problem.name}: weights = {shown}; expected {N} finite numbers, at least 0, of mean 1: w / w.mean()")
-
-
-def _need_away(algorithm: Algorithm, cluster: Cluster) -> None:
-    """Raises a ValueError where workers can be away, or messages lost, and the method cannot go on without them."""
-    if callable(algorithm.away) or (cluster.present is None and cluster.delivered is None):
-        return
-    where = "workers are away" if cluster.present else "messages are lost"
-    raise ValueError(f"{algorithm.name} on a cluster where {where}: {algorithm.away}; need a method that goes on: {GOING_ON}")

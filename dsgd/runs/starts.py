@@ -5,8 +5,9 @@ from __future__ import annotations
 import jax
 import numpy as np
 
+from dsgd import checks
 from dsgd.base import State
-from dsgd.engine import loop, protocol
+from dsgd.engine import loop
 from dsgd.engine.clock import Clock
 from dsgd.machines import arrays
 
@@ -27,7 +28,7 @@ def rounds_of(state: State) -> int:
 
 def _need_workers(state: State, like: State) -> None:
     """Raises a ValueError where the state has rows of another number of workers."""
-    if np.shape(state.step) != np.shape(like.step):  # of other runs, which `protocol.same` refuses
+    if np.shape(state.step) != np.shape(like.step):  # of other runs, which `checks.require_same` refuses
         return
     axis = like.step.ndim
     there, here = ({np.shape(leaf)[axis] for leaf in jax.tree.leaves(each.workers) if np.ndim(leaf) > axis} for each in (state, like))
@@ -47,7 +48,7 @@ def placed(state: State, like: loop.Carry, drawn: int = 0) -> loop.Carry:
         ValueError: a state of another number of workers; a leaf that one of them has not, or of another shape or type; it is named.
     """
     _need_workers(state, like.state)
-    protocol.same("start: state", state, like.state, types=True)
+    checks.require_same("start: state", state, like.state, types=True)
     copies = jax.tree.map(lambda there, here: arrays.put(there, here.sharding), state, like.state)
 
     def filled(value, part):

@@ -22,7 +22,7 @@ from dsgd.runs.feed import Feed
 from dsgd.runs.history import History, evaluated
 from dsgd.runs.interrupts import Interrupted
 from dsgd.runs.jobs import Job, Watch
-from dsgd.runs.plans import check_runnable, check_steps, make_plan, warn_of_periods
+from dsgd.runs.plans import check_runnable, check_steps, make_plan, warn_if_drawn_again, warn_if_silent
 
 
 class Sweep(NamedTuple):
@@ -189,15 +189,15 @@ def sweep(
     steps, seeds = check_steps(steps), checks.positive_int("seeds", seeds)
     methods = _built(factory, grid)
     example = methods[0]
-    check_runnable(example, problem, key, cluster)
-    warn_of_periods(methods, problem.workers, steps, 0, cluster)
+    check_runnable(problem, cluster)
     shape = tuple(len(values) for values in grid.values())
     points = {name: arrays.from_host(axis.ravel()) for name, axis in zip(grid, np.meshgrid(*grid.values(), indexing="ij"), strict=True)}
     size = int(np.prod(shape)) * seeds
     options: dict[str, Any] = {"record_every": record_every, "cluster": cluster, "train_loss": train_loss, "evaluate_every": evaluate_every}
-    plan = make_plan(_FromPoint(factory), problem, mesh, runs=2, size=size, **options)
+    plan = make_plan(_FromPoint(factory), example, problem, mesh, runs=2, size=size, **options)
+    warn_if_drawn_again(plan, methods, steps, 0)
     feed = None if batches is None else Feed(plan, batches, steps)
-    watch = Watch(example.name, progress, learning_rate=None)
+    watch = Watch(example.name, progress, may_diverge=True)
     job = Job(plan, example, problem, points, jax.random.split(key, seeds), steps, feed)
 
     def unfold(leaf):
@@ -217,6 +217,7 @@ def sweep(
                 f" in one program; expected arithmetic on {name}, jnp.where for an if; or make one sweep for each value of {name}"
             ) from error
         raise
+    warn_if_silent(plan, methods, result.history["bits"], steps, 0)
     return Sweep(grid, unfolded(result.history), jax.tree.map(unfold, result.state), jax.tree.map(unfold, result.params))
 
 

@@ -10,15 +10,16 @@ from dsgd.workers.axis import (
     gather,
     ids,
     if_any,
-    in_one_pass,
     keys,
     mean,
+    mean_and_sqdist,
     mean_over_devices,
     mean_rows,
     mean_sqdist,
     mesh,
     narrowed,
     own,
+    permuted,
     select,
     shift,
     sqnorm_rows,
@@ -31,7 +32,7 @@ from dsgd.workers.axis import (
     where_rows,
     widened,
 )
-from dsgd.workers.mixing import fetch, mix, of_round, pull, receivers, sum_of_others, table_rows
+from dsgd.workers.mixing import fetch, mix, neighbours, of_round, pull, receivers, sum_of_others, table_rows
 from dsgd.workers.weights import weighted, weights
 
 __all__ = [
@@ -46,17 +47,19 @@ __all__ = [
     "gather",
     "ids",
     "if_any",
-    "in_one_pass",
     "keys",
     "mean",
+    "mean_and_sqdist",
     "mean_over_devices",
     "mean_rows",
     "mean_sqdist",
     "mesh",
     "mix",
     "narrowed",
+    "neighbours",
     "of_round",
     "own",
+    "permuted",
     "pull",
     "receivers",
     "select",

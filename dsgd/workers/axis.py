@@ -7,9 +7,7 @@ block, then one over devices. On one device nothing is sent: the collective over
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
@@ -217,8 +215,6 @@ def mean_rows(leaf: jax.Array) -> jax.Array:
 
 def _wide_mean(leaf: jax.Array) -> jax.Array:
     """As `mean_rows`, in float32 at least."""
-    if known := _known(leaf):
-        return known.first + known.total / leaf.shape[0]
     return _total(leaf) / leaf.shape[0]
 
 
@@ -239,27 +235,6 @@ class _Moments(NamedTuple):
 def _moments(leaf: jax.Array) -> _Moments:
     total, squares = sums.moments(leaf[None])
     return _Moments(leaf, leaf[0].astype(total.dtype), total[0], squares[0])
-
-
-_of_leaves: ContextVar[tuple[_Moments, ...]] = ContextVar("of_leaves", default=())
-
-
-@contextmanager
-def in_one_pass(tree: PyTree) -> Iterator[None]:
-    """In here, means of these very leaves and their distances from a center (`mean_sqdist`) come of one pass over them.
-
-    Args:
-        tree: leaves `[n, ...]`, which lie in memory.
-    """
-    before = _of_leaves.set(tuple(_moments(leaf) for leaf in jax.tree.leaves(tree)))
-    try:
-        yield
-    finally:
-        _of_leaves.reset(before)
-
-
-def _known(leaf: jax.Array) -> _Moments | None:
-    return next((moments for moments in _of_leaves.get() if moments.leaf is leaf), None)
 
 
 def mean_over_devices(tree: PyTree) -> PyTree:
@@ -300,16 +275,33 @@ def mean_sqdist(tree: PyTree, center: PyTree) -> jax.Array:
         tree: leaves `[n, ...]`; $x_0$ is the block's first row.
         center: c, leaves `[...]`.
     """
+    return _sqdist([_moments(leaf) for leaf in jax.tree.leaves(tree)], jax.tree.leaves(center))
 
-    def of(leaf, middle):
-        moments = _known(leaf) or _moments(leaf)
-        away = middle.astype(moments.first.dtype) - moments.first
+
+def mean_and_sqdist(tree: PyTree) -> tuple[PyTree, jax.Array]:
+    """The mean over all workers, as of `mean`, and the rows' `mean_sqdist` from it, in one pass over them.
+
+    Args:
+        tree: leaves `[n, ...]`, which are stored in memory.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    moments = [_moments(leaf) for leaf in leaves]
+    if weights() or attendance():
+        center = jax.tree.leaves(mean(tree))
+    else:
+        means = [each.first + each.total / leaf.shape[0] for each, leaf in zip(moments, leaves, strict=True)]
+        center = narrowed(_across(lax.pmean, means), leaves)
+    return structure.unflatten(center), _sqdist(moments, center)
+
+
+def _sqdist(moments: list[_Moments], center: list[jax.Array]) -> jax.Array:
+    def of(moments, middle):
+        away, n = middle.astype(moments.first.dtype) - moments.first, moments.leaf.shape[0]
         # What is left is at least away^2, as x_0 is one of them: little cancels.
-        each = moments.squares - 2 * away * moments.total + leaf.shape[0] * away**2
-        return sums.of_elements(each.ravel()) / leaf.shape[0]
+        each = moments.squares - 2 * away * moments.total + n * away**2
+        return sums.of_elements(each.ravel()) / n
 
-    leaves = jax.tree.leaves(jax.tree.map(of, tree, center))
-    return mean_over_devices(reduce(jnp.add, leaves))
+    return mean_over_devices(reduce(jnp.add, map(of, moments, center)))
 
 
 def sqnorms(gradients: Gradients) -> tuple[jax.Array, jax.Array]:
@@ -370,6 +362,24 @@ def shift(tree: PyTree, by: int) -> PyTree:
     Only rows that change device are sent: |by| of them for each device where |by| <= n.
     """
     return jax.tree.map(partial(_shift_leaf, by=by), tree)
+
+
+def permuted(tree: PyTree, origin: np.ndarray) -> PyTree:
+    """Worker i receives the row of worker `origin[i]`: leaves `[n, ...]` to `[n, ...]`.
+
+    If each device has one worker, a row is sent once; otherwise all rows are gathered.
+
+    Args:
+        tree: leaves `[n, ...]`.
+        origin: int `[N]`, a permutation.
+    """
+    N = len(origin)
+    if devices() == N > 1:
+        pairs = [(int(sender), receiver) for receiver, sender in enumerate(origin) if sender != receiver]
+        own_place = jnp.asarray(origin == np.arange(N))[lax.axis_index(AXIS)]
+        return jax.tree.map(lambda leaf: jnp.where(own_place, leaf, lax.ppermute(leaf, AXIS, pairs)), tree)
+    places = own(jnp.asarray(origin), N)
+    return jax.tree.map(lambda leaf: leaf[places], gather(tree))
 
 
 def _shift_leaf(x: jax.Array, by: int) -> jax.Array:

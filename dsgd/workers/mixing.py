@@ -23,7 +23,7 @@ from jax import lax
 
 from dsgd.barriers import stored
 from dsgd.base import PyTree
-from dsgd.graphs.neighbours import neighbours
+from dsgd.graphs.neighbours import neighbours as lists_of
 from dsgd.graphs.topology import Topology
 from dsgd.workers import axis
 from dsgd.workers.attendance import attendance
@@ -99,6 +99,22 @@ def fetch(tree: PyTree, topology: Topology, step: jax.Array | None = None) -> Py
     return bring[0](tree) if len(bring) == 1 else lax.switch(jnp.asarray(branch)[_turn(topology, step)], bring, tree)
 
 
+def neighbours(tree: PyTree, topology: Topology, step: jax.Array | None = None) -> tuple[PyTree, jax.Array]:
+    """The rows of those that a worker receives from, one by one, and W's weights of them.
+
+    Args:
+        tree, topology, step: as of `mix`, with leaves of any type.
+
+    Returns:
+        Leaves `[n, K, ...]`, K the most that a worker receives; weights `[n, K]`: 0 where there is no such message, or it does not arrive.
+    """
+    routes, at = plan(topology, axis.devices(), rows=True), _here(topology, step)
+    places, weights = jnp.asarray(routes.places)[at], jnp.asarray(routes.weights, float)[at]
+    arrives = _arrives(routes, at, topology)
+    weights = weights if arrives is None else jnp.where(arrives, weights, 0)
+    return jax.tree.map(lambda table: table[places], fetch(tree, topology, step)), weights
+
+
 def table_rows(topology: Topology) -> int:
     """m, the rows of the table that `fetch` brings."""
     return plan(topology, axis.devices()).length
@@ -145,7 +161,7 @@ def receivers(topology: Topology, step: jax.Array | None = None) -> jax.Array:
     """To how many others each of the block's workers sends in a round with an `attendance`, uint32 `[n]`: to those that are there."""
     there = attendance()
     assert there is not None
-    lists = of_round(neighbours(topology, 0).workers, topology, step)
+    lists = of_round(lists_of(topology, 0).workers, topology, step)
     together = (lists >= 0) & there.present[lists] & axis.own(there.present, topology.n)[:, None]
     return jnp.sum(together, axis=1, dtype=jnp.uint32)
 
@@ -166,7 +182,7 @@ def _kept(topology: Topology, step: jax.Array | None) -> jax.Array:
     """The sums of rows of W, where what does not arrive stays with its sender, `[n]`: 1 less what leaves, and what comes."""
     there, turn = attendance(), _turn(topology, step)
     assert there is not None
-    to = neighbours(topology, 0)
+    to = lists_of(topology, 0)
     own, lists = axis.ids(topology.n)[:, None], of_round(to.workers, topology, step)
     leaves = jnp.where(there.arrives(own, lists), axis.own(jnp.asarray(to.weights)[turn], topology.n), 0)
     routes, at = plan(topology, axis.devices()), _here(topology, step)

@@ -16,10 +16,9 @@ from algorithms.asynchronous.on_ray.session import actor, session
 from algorithms.asynchronous.on_ray.trained import Trained, evaluated, start
 from algorithms.asynchronous.on_ray.with_servers import need_patience, tasks
 from algorithms.asynchronous.on_ray.worker import Delay
-from dsgd import checks
+from dsgd import checks, communication
 from dsgd.base import Key, Params, Problem, PyTree
 from dsgd.graphs.topology import Topology
-from dsgd.network import told
 
 
 @checks.arguments
@@ -197,7 +196,7 @@ def _trained(name: str, problem: Problem, params: Params, run: _Run, last: dict[
     states, step = [states[i] for i in kept], step[kept]
     stacked = [jax.tree.map(lambda *leaves: np.stack(leaves), *state.values()) for state in states]
     means = [jax.tree.map(lambda leaf: leaf.mean(axis=0), rows) for rows in stacked]
-    bits = told.bits_of(jax.tree.map(lambda leaf: leaf[None], params))
+    bits = communication.bits.of_tree(jax.tree.map(lambda leaf: leaf[None], params))
     at = step - 1
     history = {
         "step": step,

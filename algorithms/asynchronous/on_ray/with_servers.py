@@ -17,10 +17,9 @@ from algorithms.asynchronous.on_ray.server import News, Rules, Server, Update
 from algorithms.asynchronous.on_ray.session import actor, ended, session
 from algorithms.asynchronous.on_ray.trained import Trained, evaluated, start
 from algorithms.asynchronous.on_ray.worker import Delay, Task, Worker, joined, parted
-from dsgd import checks
+from dsgd import checks, communication
 from dsgd.base import Key, Params, Problem
 from dsgd.engine import loop, oracle, pooled
-from dsgd.network import told
 from dsgd.records import expanded
 from dsgd.runs import identity
 
@@ -298,7 +297,7 @@ def _trained(name: str, problem: Problem, rules: Rules, params: Params, parts: l
     models = [joined([records[i] for _, records, *_ in parts], params) for i in range(count)]
     done = min(max((int(update.step) + 1 for update in taken), default=0) for taken, *_ in parts)
     step = np.append(np.arange(count - 1) * rules.record_every, done) if count > 1 else np.zeros(1, int)
-    bits = told.bits_of(jax.tree.map(lambda leaf: leaf[None], params))
+    bits = communication.bits.of_tree(jax.tree.map(lambda leaf: leaf[None], params))
     # Of each record its last update, the last of its gradients.
     last = np.searchsorted(columns["step"][:, 0], step - 1, side="right") - 1
     history = {

@@ -1,12 +1,12 @@
-"""What workers send each other: compressed messages through N servers, around a ring, and to neighbours on a graph.
+"""Compressed messages: through N servers, around a ring, to neighbours on a graph, and to all.
 
-For servers and rings, a gradient is cut into N parts, and worker n is the server of part n. Whatever stands for a gradient is a tree of
-parts: leaves `[n, M, part]` for what each worker has of every part, `[n, part]` for the part that it serves, `[N, part]` for the whole,
-the same on every device. M <= N of the parts have elements: of 10 elements in 1,024 workers ten. Servers of the others are sent padding,
-which is told; what workers hold, and what one device computes, is without it. The tree has the model's leaves, or one leaf, the model as
-one vector, where the compressor is of `compressors.whole_model`.
+For servers and rings, a vector is cut into N shards, and worker n is the server of shard n. A gradient is then a tree of shards: leaves
+`[n, M, part]` for what each worker has of every shard, `[n, part]` for the shard that it serves, `[N, part]` for the whole, the same on
+every device. M <= N of the shards have elements: of 10 elements in 1,024 workers ten. The servers of the others are sent padding, which
+counts as bits; what workers keep, and what one device computes, is without it. The tree has the model's leaves, or one leaf, the model as
+one vector, if the compressor is one of `compressors.whole_model`.
 
-All that crosses devices are messages: packed arrays.
+The only traffic between devices are messages: packed arrays.
 """
 
 from __future__ import annotations
@@ -20,31 +20,33 @@ import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from dsgd import causes, checks, codecs, counts, workers
-from dsgd.base import Compressor, Gradients, Info, Params, PyTree, Round
+from dsgd import causes, checks, workers
+from dsgd.base import Compressor, Gradients, Params, PyTree
+from dsgd.communication import bits
+from dsgd.communication.bits import Bits
 from dsgd.compressors.check import need_bits, need_message, need_vector
 from dsgd.compressors.sizes import message_shape
 from dsgd.graphs.topology import Topology
-from dsgd.network import told
+from dsgd.wire import codecs
 
 Parts = PyTree
 Messages = list[PyTree]  # one for each leaf, with the leading axes of its vectors
 
 
 class Delivery(NamedTuple):
-    """What came of an exchange.
+    """The result of a compressed exchange.
 
     Args:
-        received: what the receivers make of it.
-        seen: what they see of one's own vectors, the shape of what was sent.
-        messages: what was sent, where the compressor starts warm from it next time, else ().
-        info: its bits.
+        received: the receivers' sum, mean or table of what they decode.
+        decoded: what they decode of the worker's own vectors, of the shape of what was sent.
+        messages: what was sent, if the compressor starts warm from it next time, else ().
+        bits: of the exchange.
     """
 
     received: Parts
-    seen: Parts
+    decoded: Parts
     messages: Any
-    info: Info
+    bits: Bits
 
 
 def to_servers(compressor: Compressor, key: jax.Array, parts: Parts, N: int, last: Any = ()) -> Delivery:
@@ -68,41 +70,41 @@ def to_servers(compressor: Compressor, key: jax.Array, parts: Parts, N: int, las
     # A key is folded in for each part, not split off for all: then what a part draws does not depend on how many of them are made here.
     most = jnp.arange(max(leaf.shape[1] for leaf in jax.tree.leaves(vectors)))
     keys = jax.vmap(lambda own: jax.vmap(partial(jax.random.fold_in, own))(most))(workers.keys(key, N))
-    messages, seen = _compress(compressor, keys, vectors, last)
+    messages, decoded = _compress(compressor, keys, vectors, last)
     arrived = workers.all_to_all(messages)
     if workers.devices() == 1:
-        mean = padded(jax.tree.map(_mean_as_seen, seen, jax.tree.unflatten(jax.tree.structure(seen), messages)), N)
+        mean = padded(jax.tree.map(_mean_decoded, decoded, jax.tree.unflatten(jax.tree.structure(decoded), messages)), N)
     else:
-        mean = jax.tree.map(jax.vmap(workers.mean_rows), _decompress(compressor, arrived, seen))
-    info = Info(_to_others(_sizes(compressor, messages, 2), N), _to_others(_sizes(compressor, arrived, 2), N))
+        mean = jax.tree.map(jax.vmap(workers.mean_rows), _decompress(compressor, arrived, decoded))
+    sent = Bits(bits.to_others(_sizes(compressor, messages, 2), N), bits.to_others(_sizes(compressor, arrived, 2), N))
     held = [leaf.shape[1] for leaf in jax.tree.leaves(parts)]
     messages = [jax.tree.map(lambda x, M=M: x[:, :M], message) for message, M in zip(messages, held, strict=True)]
-    seen = jax.tree.map(lambda leaf, own: leaf[:, : own.shape[1]], seen, parts)
-    return Delivery(mean, seen, _remember(compressor, messages), info)
+    decoded = jax.tree.map(lambda leaf, own: leaf[:, : own.shape[1]], decoded, parts)
+    return Delivery(mean, decoded, _remember(compressor, messages), sent)
 
 
-def from_servers(compressor: Compressor, key: jax.Array, vectors: Parts, N: int, last: Any = ()) -> Delivery:
-    """Every server sends every worker its part.
+def to_all(compressor: Compressor, key: jax.Array, vectors: Parts, N: int, last: Any = ()) -> Delivery:
+    """Every worker, as a server of its shard say, sends all others one message.
 
     Args:
-        vectors: of the parts that one serves, leaves `[n, part]`.
+        vectors: leaves `[n, d]`.
         others: as in `to_servers`.
 
     Returns:
-        `received` has leaves `[N, part]`, the same on every device.
+        `received` has leaves `[N, d]`, the same on every device.
     """
-    messages, seen = _compress(compressor, workers.keys(key, N), vectors, last)
+    messages, decoded = _compress(compressor, workers.keys(key, N), vectors, last)
     gathered = workers.gather(messages)
     if workers.devices() == 1:
-        received = seen
+        received = decoded
     else:
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((N, *leaf.shape[1:]), leaf.dtype), vectors)
         received = _decompress(compressor, gathered, shapes)
-    info = Info(_to_all(_sizes(compressor, messages, 1), N), _to_others(_sizes(compressor, gathered, 1), N))
-    return Delivery(received, seen, _remember(compressor, messages), info)
+    sent = Bits(bits.to_all(_sizes(compressor, messages, 1), N), bits.to_others(_sizes(compressor, gathered, 1), N))
+    return Delivery(received, decoded, _remember(compressor, messages), sent)
 
 
-def around_ring(compressor: Compressor, key: jax.Array, parts: Parts, N: int) -> tuple[Parts, Info]:
+def around_ring(compressor: Compressor, key: jax.Array, parts: Parts, N: int) -> Delivery:
     r"""The ring all-reduce: part n starts at worker n, and every worker adds its own on the way. N - 1 hops, then N - 1 forwards.
 
     $$ \frac1N Q(\cdots Q(Q(g_1) + g_2) + \cdots + g_N) \tag{3.5} $$
@@ -114,7 +116,7 @@ def around_ring(compressor: Compressor, key: jax.Array, parts: Parts, N: int) ->
         others: as in `to_servers`.
 
     Returns:
-        Leaves `[N, part]`, the same on every device; bits.
+        `received` has leaves `[N, part]`, the same on every device; no worker sees what becomes of its own vectors.
     """
     given, ids = parts, workers.ids(N)
     parts = workers.widened(padded(parts, N, axis=1))
@@ -128,43 +130,44 @@ def around_ring(compressor: Compressor, key: jax.Array, parts: Parts, N: int) ->
         return _compress(compressor, workers.keys(jax.random.fold_in(key, hop), N), vectors, ())[0]
 
     def hop(i, carry):
-        messages, info = carry
+        messages, so_far = carry
         arrived = workers.shift(messages, 1)
-        info = told.both(info, Info(_to_one(_sizes(compressor, messages, 1), N), _to_one(_sizes(compressor, arrived, 1), N)))
+        so_far += Bits(bits.to_one(_sizes(compressor, messages, 1), N), bits.to_one(_sizes(compressor, arrived, 1), N))
         mine = own(i)
         total = jax.tree.map(jnp.add, _decompress(compressor, arrived, mine), mine)
-        return compress(i, total), info
+        return compress(i, total), so_far
 
-    nothing = counts.of(0, ids.shape[0])
-    messages, info = lax.fori_loop(1, N, hop, (compress(0, own(0)), Info(nothing, nothing)))
+    messages, sent = lax.fori_loop(1, N, hop, (compress(0, own(0)), bits.none(N)))
     gathered = workers.gather(messages)  # worker i ends with part i + 1
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), parts)
     mean = jax.tree.map(lambda leaf: jnp.roll(leaf, 1, axis=0) / N, _decompress(compressor, gathered, shapes))
     # A worker forwards all but the part that its successor ends with, and receives all but its own.
     sizes = _sizes(compressor, gathered, 1)
-    return workers.narrowed(mean, given), told.both(info, Info(_to_others(sizes, N, but=(ids + 1) % N), _to_others(sizes, N)))
+    sent += Bits(bits.to_others(sizes, N, but=(ids + 1) % N), bits.to_others(sizes, N))
+    return Delivery(workers.narrowed(mean, given), (), (), sent)
 
 
-def to_neighbours(compressor: Compressor, key: jax.Array, vectors: PyTree, topology: Topology, round: Round, last: Any = ()) -> Delivery:
+def to_neighbours(compressor: Compressor, key: jax.Array, vectors: PyTree, topology: Topology, step: jax.Array, last: Any = ()) -> Delivery:
     r"""Every worker sends its neighbours one message, and worker n receives $\sum_m W_{nm} (Q(x_m) - Q(x_n))$.
 
     Args:
         vectors: leaves `[n, d]`, of `flat`.
         topology: W.
+        step: of a schedule.
         others: as in `to_servers`.
 
     Returns:
         `received` has leaves `[n, d]`.
     """
-    messages, seen = _compress(compressor, workers.keys(key, topology.n), vectors, last)
-    arrived, table = workers.fetch(messages, topology, round.step), seen
+    messages, decoded = _compress(compressor, workers.keys(key, topology.n), vectors, last)
+    arrived, table = workers.fetch(messages, topology, step), decoded
     if workers.devices() > 1:
         length = jax.tree.leaves(arrived)[0].shape[0]
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((length, *leaf.shape[1:]), leaf.dtype), vectors)
         table = _decompress(compressor, arrived, shapes)
-    pulled = workers.pull(seen, topology, round.step, table=table)
-    info = told.messages(_sizes(compressor, messages, 1), _sizes(compressor, arrived, 1), topology, round.step)
-    return Delivery(pulled, seen, _remember(compressor, messages), info)
+    pulled = workers.pull(decoded, topology, step, table=table)
+    sent = bits.to_neighbours(_sizes(compressor, messages, 1), _sizes(compressor, arrived, 1), topology, step)
+    return Delivery(pulled, decoded, _remember(compressor, messages), sent)
 
 
 def flat(tree: PyTree, layer_wise: bool) -> PyTree:
@@ -181,11 +184,11 @@ def shaped(vectors: PyTree, like: PyTree, layer_wise: bool) -> PyTree:
         like: a tree of its shapes and types.
     """
     if layer_wise:
-        return jax.tree.map(lambda vector, leaf: vector.reshape(leaf.shape), vectors, like)
+        return jax.tree.map(lambda vector, leaf: vector.reshape(vector.shape[0], *leaf.shape[1:]), vectors, like)
     return jax.vmap(ravel_pytree(jax.tree.map(lambda leaf: leaf[0], like))[1])(vectors)
 
 
-def cut(tree: Gradients, N: int, compressor: Compressor) -> Parts:
+def shards(tree: Gradients, N: int, compressor: Compressor) -> Parts:
     """Leaves `[n, ...]` cut into parts for N servers, `[n, M, part]`, the last padded with zeros: they do not change a vector's norm, so
     that omega and delta of the padded part bound the error of what is not padding. The N - M that would be padding only are left out."""
 
@@ -195,6 +198,29 @@ def cut(tree: Gradients, N: int, compressor: Compressor) -> Parts:
         return jnp.pad(x, ((0, 0), (0, held * part - x.shape[1]))).reshape(x.shape[0], held, part)
 
     return jax.tree.map(cut_vector, flat(tree, compressor.layer_wise))
+
+
+def start_shards(method: str, params: Params, N: int, up: Compressor, down: Compressor, insist: str | None = "") -> tuple[Parts, Parts]:
+    """What workers and servers have before the first round.
+
+    Args:
+        method: for the error message.
+        params: a model.
+        N: number of workers.
+        up, down: compressors of workers and servers, contractions.
+        insist: the argument that lets others be taken; None: others are.
+
+    Returns:
+        Zeros of every worker's shards, leaves `[N, M, part]`; and of the model the shard that each serves, leaves `[N, part]`.
+
+    Raises:
+        ValueError: a compressor that states no contraction for a shard.
+    """
+    whole = shards(workers.stack(params, 1), N, up)
+    served = padded(jax.tree.map(lambda leaf: leaf[0], whole), N)
+    for compressor in () if insist is None else (up, down):
+        need_contraction(method, compressor, served, insist)
+    return workers.stack(jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), whole), N), served
 
 
 def padded(parts: PyTree, N: int, axis: int = 0) -> PyTree:
@@ -207,7 +233,7 @@ def padded(parts: PyTree, N: int, axis: int = 0) -> PyTree:
     return jax.tree.map(pad, parts)
 
 
-def join(parts: Parts, like: Params, compressor: Compressor) -> Params:
+def unshard(parts: Parts, like: Params, compressor: Compressor) -> Params:
     """The tree of which these are the parts, `[M, part]` or `[N, part]`.
 
     Args:
@@ -219,7 +245,7 @@ def join(parts: Parts, like: Params, compressor: Compressor) -> Params:
     return unravel(parts.ravel()[: flat.size])
 
 
-def start(compressor: Compressor, vectors: Parts) -> Any:
+def last_messages(compressor: Compressor, vectors: Parts) -> Any:
     """What stands for the messages before the first, for vectors `[..., d]`: zeros where the compressor starts warm, else ()."""
     if compressor.resume is None:
         return ()
@@ -297,18 +323,18 @@ def _compress(compressor: Compressor, keys: jax.Array, vectors: Parts, last: Any
         return mine if len(leaves) == 1 else _over(keys.ndim, lambda key: jax.random.fold_in(key, i))(mine)
 
     sent = [_over(keys.ndim, one)(of_leaf(i), vector, *memory) for i, (vector, memory) in enumerate(zip(leaves, memories, strict=True))]
-    return [message for message, _ in sent], treedef.unflatten(seen for _, seen in sent)
+    return [message for message, _ in sent], treedef.unflatten(decoded for _, decoded in sent)
 
 
-def _mean_as_seen(seen: jax.Array, message: PyTree) -> jax.Array:
+def _mean_decoded(decoded: jax.Array, message: PyTree) -> jax.Array:
     """The mean over workers of what they see of their messages, `[n, M, part]`, to `[M, part]`.
 
     A message that is the vector itself takes no arithmetic to make: on one long axis it is added up as it is made.
     """
-    as_it_is = [sent.shape for sent in jax.tree.leaves(message)] == [seen.shape]
+    as_it_is = [sent.shape for sent in jax.tree.leaves(message)] == [decoded.shape]
     if as_it_is:
-        return workers.mean(seen.reshape(len(seen), -1)).reshape(seen.shape[1:])
-    return workers.mean(seen)
+        return workers.mean(decoded.reshape(len(decoded), -1)).reshape(decoded.shape[1:])
+    return workers.mean(decoded)
 
 
 def _decompress(compressor: Compressor, messages: Messages, like: Parts) -> Parts:
@@ -332,14 +358,14 @@ def _remember(compressor: Compressor, messages: Messages) -> Any:
 
 def _equally_long(compressor: Compressor, vectors: jax.Array) -> bool:
     """Whether messages of vectors `[..., d]` have always as many bits."""
-    told = []
+    sizes = []
 
-    def tell(key, x):
+    def size(key, x):
         with causes.noted(f"compress or bits of {compressor.name}"):
-            told.append(need_bits(compressor, compressor.bits(compressor.compress(key, x))))
+            sizes.append(need_bits(compressor, compressor.bits(compressor.compress(key, x))))
 
-    jax.eval_shape(tell, jax.eval_shape(jax.random.key, 0), jax.ShapeDtypeStruct(vectors.shape[-1:], vectors.dtype))
-    return isinstance(told[0], int)
+    jax.eval_shape(size, jax.eval_shape(jax.random.key, 0), jax.ShapeDtypeStruct(vectors.shape[-1:], vectors.dtype))
+    return isinstance(sizes[0], int)
 
 
 def _sizes(compressor: Compressor, messages: Messages, axes: int) -> int | jax.Array:
@@ -348,23 +374,3 @@ def _sizes(compressor: Compressor, messages: Messages, axes: int) -> int | jax.A
     if all(isinstance(bits, int) for bits in fixed):
         return sum(fixed)
     return sum(_over(axes, compressor.bits)(message) for message in messages)
-
-
-def _to_others(sizes: int | jax.Array, N: int, but: jax.Array | None = None) -> jax.Array:
-    """The sum of sizes `[n, N]` or `[N]` over all but worker `but` `[n]`; None: all but oneself."""
-    ids = workers.ids(N)
-    if isinstance(sizes, int):
-        return counts.of((N - 1) * sizes, ids.shape[0])
-    left_out = jnp.arange(N)[None, :] == (ids if but is None else but)[:, None]
-    each = jnp.where(left_out, jnp.uint32(0), jnp.broadcast_to(sizes, left_out.shape))
-    return counts.carry(jnp.sum(counts.of(each, N), axis=1, dtype=jnp.uint32))
-
-
-def _to_all(sizes: int | jax.Array, N: int) -> jax.Array:
-    """N - 1 times sizes `[n]`."""
-    n = workers.ids(N).shape[0]
-    return counts.of((N - 1) * sizes, n) if isinstance(sizes, int) else counts.times(jnp.full(n, N - 1, jnp.uint32), counts.of(sizes, n))
-
-
-def _to_one(sizes: int | jax.Array, N: int) -> jax.Array:
-    return counts.of(sizes, workers.ids(N).shape[0])

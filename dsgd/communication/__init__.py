@@ -1,0 +1,38 @@
+"""What a round sends: the communicator that an update gets, compressed messages, bits, and the record that the engine reads."""
+
+from dsgd.communication.bits import Bits
+from dsgd.communication.communicator import MESSAGE, UPDATE, Communicator, communicate
+from dsgd.communication.compressed import (
+    Delivery,
+    flat,
+    last_messages,
+    need_contraction,
+    need_two,
+    padded,
+    shaped,
+    shards,
+    start_shards,
+    unshard,
+)
+from dsgd.communication.record import Record, Sending, Statistics
+
+__all__ = [
+    "MESSAGE",
+    "UPDATE",
+    "Bits",
+    "Communicator",
+    "Delivery",
+    "Record",
+    "Sending",
+    "Statistics",
+    "communicate",
+    "flat",
+    "last_messages",
+    "need_contraction",
+    "need_two",
+    "padded",
+    "shaped",
+    "shards",
+    "start_shards",
+    "unshard",
+]

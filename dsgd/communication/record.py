@@ -1,0 +1,189 @@
+"""The record of a round: what a method's update sent, in which order, and what it wants in the history. Methods never see it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import get_opaque_trace_state
+
+from dsgd.base import Pattern, Period
+from dsgd.communication import bits
+from dsgd.communication.bits import Bits
+
+
+class Sending(NamedTuple):
+    """One exchange of a round.
+
+    Args:
+        call: the communicator's call, for people: "mix on ring(8)".
+        pattern: how its messages flow, for the clock.
+        bits: of each worker of the block.
+        simulated: on several devices other collectives stand for the messages (one server, pairs of workers chosen in the loop): their
+            traffic is not that of the messages.
+        period: rounds from one such exchange to the next; a traced one if it is swept; 0: no fixed number.
+        turn: int32 scalar, the number of this exchange, of a schedule.
+        now: bool scalar, whether it takes place in this round; None: in every round.
+    """
+
+    call: str
+    pattern: Pattern
+    bits: Bits
+    simulated: bool = False
+    period: Period = 1
+    turn: Any = None
+    now: jax.Array | None = None
+
+
+class Statistics(NamedTuple):
+    """A round's communication, and what the method wants recorded, as arrays.
+
+    Args:
+        bits: of all exchanges together.
+        metrics: the method's own numbers by name, scalars or `[N]` (one for each worker), the same on every device.
+        compute: seconds that each worker computed, `[N]`, the same on every device, if the method stops workers; None: as long as its
+            gradient takes on the run's cluster.
+        elapsed: seconds that this round took, of methods that are driven by events and keep their own time; None: as long as the run's
+            cluster needs for it.
+        refusals: by what is wrong, in words with {} for a number: that number, or NaN if nothing is wrong.
+        warnings: likewise; the run goes on.
+    """
+
+    bits: Bits
+    metrics: dict[str, jax.Array]
+    compute: jax.Array | None
+    elapsed: jax.Array | None
+    refusals: dict[str, jax.Array]
+    warnings: dict[str, jax.Array]
+
+
+class Frame:
+    """What is recorded in one trace: the update's own, or a branch that `Communicator.when` has opened."""
+
+    def __init__(self, turn: jax.Array, period: Period) -> None:
+        self.turn, self.period = turn, period
+        self.trace = get_opaque_trace_state()
+        self.sendings: list[Sending] = []
+        self.answers: list[tuple[int, jax.Array]] = []  # exchanges with servers that wait for the servers' messages
+        self.numbers: dict[str, dict[str, jax.Array]] = {"metrics": {}, "refusals": {}, "warnings": {}}
+        self.times: dict[str, jax.Array] = {}
+
+    def arrays(self) -> Any:
+        """All that is traced in it; numbers as floats, which are NaN where the branch is not taken."""
+        numbers = jax.tree.map(lambda number: number.astype(jnp.promote_types(number.dtype, jnp.float32)), self.numbers)
+        return [(sending.bits, sending.now) for sending in self.sendings], numbers
+
+    def enclosed(self, arrays: Any, now: jax.Array) -> tuple[list[Sending], dict[str, dict[str, jax.Array]]]:
+        """What the trace around it records, of the arrays that came out of the branch."""
+        sent, numbers = arrays
+        return [
+            sending._replace(bits=bits, now=now if inner is None else inner, turn=self.turn)
+            for sending, (bits, inner) in zip(self.sendings, sent, strict=True)
+        ], numbers
+
+
+class Record:
+    """The record of one update while it is traced.
+
+    Args:
+        method: its name, for error messages.
+        key: for the messages of this round.
+        step: of the round.
+    """
+
+    def __init__(self, method: str, key: jax.Array, step: jax.Array) -> None:
+        self.method = method
+        self.weighs = False  # whether a mean had the workers' weights
+        self._key, self._keys = key, 0
+        self._frames = [Frame(step, 1)]
+
+    @property
+    def frame(self) -> Frame:
+        """Where calls are recorded now."""
+        return self._frames[-1]
+
+    @property
+    def keeps_time(self) -> bool:
+        """Whether the method has said how long workers compute, or the round takes."""
+        return any(frame.times for frame in self._frames)
+
+    def require_seen(self, call: str) -> None:
+        """Raises a ValueError if the call is in a branch, a loop or a map that hides it from the record."""
+        if get_opaque_trace_state() == self.frame.trace:
+            return
+        raise ValueError(
+            f"{self.method}: round.{call} is called inside jax.lax.cond, scan, while_loop, vmap or jit of the update, where it cannot be"
+            " recorded; call it outside, or use round.when(condition, send, x) for a message in some rounds only"
+            " (round.every(period, send, x) for every few)"
+        )
+
+    def next_key(self) -> jax.Array:
+        """A key of this round that no other call has."""
+        self._keys += 1
+        return self._key if self._keys == 1 else jax.random.fold_in(self._key, self._keys)
+
+    def add(self, call: str, pattern: Pattern, sent: Bits, *, simulated: bool = False) -> None:
+        """Records an exchange."""
+        frame = self.frame
+        frame.sendings.append(Sending(call, pattern, sent, simulated, frame.period, frame.turn))
+
+    @contextmanager
+    def inside(self, frame: Frame) -> Iterator[None]:
+        """What is called in here is recorded in this frame."""
+        self._frames.append(frame)
+        try:
+            yield
+        finally:
+            self._frames.pop()
+
+    def enclose(self, frame: Frame, arrays: Any, now: jax.Array) -> None:
+        """Records what a branch has sent, of the arrays that came out of it, here where it was opened."""
+        sendings, numbers = frame.enclosed(arrays, now)
+        self.frame.sendings += sendings
+        for kind, named in numbers.items():
+            self.frame.numbers[kind].update(named)
+
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        """The exchanges in here are one: of one pattern, whose messages carry what all of them send."""
+        frame = self.frame
+        first = len(frame.sendings)
+        yield
+        if not (parts := frame.sendings[first:]):
+            return
+        names = {part.pattern.name for part in parts}
+        if len(names) > 1:
+            raise ValueError(f"{self.method}: round.joint joins {' and '.join(sorted(names))}; expected exchanges of one pattern")
+        whole = parts[0]
+        for part in parts[1:]:
+            whole = whole._replace(bits=whole.bits + part.bits, simulated=whole.simulated or part.simulated)
+        frame.sendings[first:] = [whole._replace(call=", ".join(part.call for part in parts))]
+
+    def sendings(self) -> tuple[Sending, ...]:
+        """All exchanges of the round, in order."""
+        (frame,) = self._frames
+        return tuple(frame.sendings)
+
+    def statistics(self, N: int) -> Statistics:
+        """What the engine puts into the history, of N workers."""
+        (frame,) = self._frames
+        numbers, times = frame.numbers, frame.times
+        total = None
+        for sending in frame.sendings:
+            sent = sending.bits if sending.now is None else _only_if(sending.now, sending.bits)
+            total = sent if total is None else total + sent
+        return Statistics(
+            bits.none(N) if total is None else total,
+            numbers["metrics"],
+            times.get("compute"),
+            times.get("elapsed"),
+            numbers["refusals"],
+            numbers["warnings"],
+        )
+
+
+def _only_if(now: jax.Array, sent: Bits) -> Bits:
+    return jax.tree.map(lambda numbers: jnp.where(now, numbers, jnp.uint32(0)), sent)

@@ -1,0 +1,44 @@
+"""A method's query as the engine works with it: with what follows from its shapes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dsgd.base import Params, PyTree, Query, Work
+
+
+class Asked(NamedTuple):
+    """Where the workers compute gradients, and of how much.
+
+    Args:
+        params, workers, exact, work: as in `dsgd.Query`.
+        axis: of the models in `params`, as in `jax.vmap`: 0 if they are stacked, None if it is one for all.
+        draws: the number of each worker's first micro-batch of this round, int32 `[N]`; None: draws of this round only.
+    """
+
+    params: PyTree
+    axis: int | None = None
+    workers: jax.Array | None = None
+    exact: bool = False
+    work: Work | None = None
+    draws: jax.Array | None = None
+
+
+def asked(query: Query, like: Params) -> Asked:
+    """What a query asks for, its work in samples.
+
+    Args:
+        query: of a method.
+        like: one model, or its shapes.
+    """
+    draws = None if query.work is None else query.work.draws
+    return Asked(query.params, 0 if is_stacked(query.params, like) else None, query.workers, query.exact, query.work, draws)
+
+
+def is_stacked(params: PyTree, like: Params) -> bool:
+    """Whether these are the models of a block, leaves `[n, ...]`, instead of one like that; nothing else is looked at."""
+    given, wanted = jax.tree.leaves(params), jax.tree.leaves(like)
+    return len(given) == len(wanted) and all(jnp.ndim(leaf) == jnp.ndim(want) + 1 for leaf, want in zip(given, wanted, strict=True))
