@@ -178,7 +178,9 @@ class Communicator(Round):
             key, turn = self.record.next_key(), self.record.frame.turn
             vectors = compressed.flat(tree, compressor.layer_wise)
             delivery = compressed.to_neighbours(compressor, key, vectors, topology, turn, last)
-            self.record.add(f"to_neighbours on {topology.name} of {compressor.name}", network.gossip(topology), delivery.bits)
+            self.record.add(
+                f"to_neighbours on {topology.name} of {compressor.name}", network.gossip(topology), delivery.bits, turns=topology.period
+            )
             received, decoded = (compressed.shaped(each, tree, compressor.layer_wise) for each in (delivery.received, delivery.decoded))
             return delivery._replace(received=received, decoded=decoded)
 
@@ -426,7 +428,8 @@ class Communicator(Round):
         size = bits.of_tree(tree)
         sent = bits.to_neighbours(size, size, topology, self.record.frame.turn)
         # The uniform W is a mean over all workers, for which an all-reduce stands.
-        self.record.add(f"{call} on {topology.name}", network.gossip(topology), sent, simulated=topology.uniform)
+        pattern = network.gossip(topology)
+        self.record.add(f"{call} on {topology.name}", pattern, sent, simulated=topology.uniform, turns=topology.period)
 
     def _add_rows(self, call: str, tree: PyTree, origin: np.ndarray) -> None:
         """One row from each worker's origin, which may be itself."""

@@ -25,6 +25,7 @@ class Sending(NamedTuple):
         simulated: on several devices other collectives stand for the messages (one server, pairs of workers chosen in the loop): their
             traffic is not that of the messages.
         period: rounds from one such exchange to the next; a traced one if it is swept; 0: no fixed number.
+        turns: exchanges after which a schedule of topologies repeats.
         turn: int32 scalar, the number of this exchange, of a schedule.
         now: bool scalar, whether it takes place in this round; None: in every round.
     """
@@ -34,6 +35,7 @@ class Sending(NamedTuple):
     bits: Bits
     simulated: bool = False
     period: Period = 1
+    turns: int = 1
     turn: Any = None
     now: jax.Array | None = None
 
@@ -125,10 +127,10 @@ class Record:
         self._keys += 1
         return self._key if self._keys == 1 else jax.random.fold_in(self._key, self._keys)
 
-    def add(self, call: str, pattern: Pattern, sent: Bits, *, simulated: bool = False) -> None:
+    def add(self, call: str, pattern: Pattern, sent: Bits, *, simulated: bool = False, turns: int = 1) -> None:
         """Records an exchange."""
         frame = self.frame
-        frame.sendings.append(Sending(call, pattern, sent, simulated, frame.period, frame.turn))
+        frame.sendings.append(Sending(call, pattern, sent, simulated, frame.period, turns, frame.turn))
 
     @contextmanager
     def inside(self, frame: Frame) -> Iterator[None]:

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from dsgd import causes, checks, modes, workers
 from dsgd.base import Algorithm, Key, Problem, Result, State
 from dsgd.clusters import Cluster
-from dsgd.contract import elsewhere
+from dsgd.contract import collectives, elsewhere
 from dsgd.engine import loop, pooled, programs, protocol, randomness
 from dsgd.findings import Finding, Findings
 from dsgd.machines import agreement, arrays
@@ -61,9 +61,12 @@ def check(algorithm: Algorithm, problem: Problem, *, key: Key | None = None, clu
 def _findings(algorithm: Algorithm, problem: Problem, key: jax.Array, cluster: Cluster | None) -> Findings:
     """As `check`; what is looked at on one device, each process looks at."""
     problem = problem._replace(data=jax.tree.map(arrays.on_host, problem.data)) if agreement.count() > 1 else problem
-    plans.check_runnable(algorithm, problem, key, cluster)
-    steps = min(max(STEPS[0], 2 * period(algorithm)), STEPS[1])
+    plans.check_runnable(problem, cluster)
     findings, case = [_parameters(algorithm)], Case(algorithm, problem, cluster)
+    described = _attempt("returns", lambda: [Finding("returns", True, str(period(case)))])
+    if not described[0].holds:
+        return Findings(f"{algorithm.name} on {problem.name}", (*findings, *described))
+    steps = min(max(STEPS[0], 2 * period(case)), STEPS[1])
     twice = _attempt("returns", lambda: _twice(case, key, steps))
     findings += twice
     if twice[0].holds:
@@ -89,12 +92,17 @@ class Case(NamedTuple):
 
     def plan(self, devices: int) -> loop.Plan:
         """Of rounds on so many devices."""
-        return plans.make_plan(plans.Always(self.algorithm), self.problem, devices, runs=0, size=1, record_every=1, cluster=self.cluster)
+        build, options = plans.Always(self.algorithm), {"runs": 0, "size": 1, "record_every": 1}
+        return plans.make_plan(build, self.algorithm, self.problem, devices, cluster=self.cluster, **options)
+
+    def description(self) -> loop.Description:
+        """What an update sends."""
+        return loop.describe(self.plan(1), self.algorithm)
 
 
-def period(algorithm: Algorithm) -> int:
-    """Rounds after which its messages begin anew."""
-    return max(1, len(algorithm.pattern.rounds))
+def period(case: Case) -> int:
+    """Rounds after which the method's messages repeat."""
+    return max([1, *(int(sending.period) * sending.turns for sending in case.description().sendings)])
 
 
 def _attempt(what: str, look: Callable[[], list[Finding]]) -> list[Finding]:
@@ -103,13 +111,14 @@ def _attempt(what: str, look: Callable[[], list[Finding]]) -> list[Finding]:
         return look()
     except Exception as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        where = f" ({cause})" if (cause := causes.of(error)) else ""
+        cause = causes.of(error)
+        where = f" ({cause})" if cause and str(error) not in cause else ""
         return [Finding(what, False, f"{kind}{error}{where}")]
 
 
 def _parameters(algorithm: Algorithm) -> Finding:
     expected = {"init": ("params", "workers"), "query": ("state", "round"), "model": ("state",)}
-    expected["update"] = ("key", "state", "gradients", "round")
+    expected["update"] = ("state", "gradients", "round")
     for member, names in expected.items():
         try:
             inspect.signature(getattr(algorithm, member)).bind(*names)
@@ -123,7 +132,6 @@ def _twice(case: Case, key: jax.Array, steps: int) -> list[Finding]:
     notebook that runs twice: it is traced again, must lower to the same programs, and give the same bits."""
     algorithm = case.algorithm
     first = case.run(steps=steps, key=key, seeds=2, mesh=1)
-    protocol.need_counted(algorithm.name, first.state.step, steps)
     before = programs.compiled()
     anew = algorithm._replace(update=partial(algorithm.update))  # another object
     second = case._replace(algorithm=anew).run(steps=steps, key=key, seeds=2, mesh=1)
@@ -131,7 +139,7 @@ def _twice(case: Case, key: jax.Array, steps: int) -> list[Finding]:
     differ = _different(first, second, 0, 0)
     more = f"made anew it is another: {compiled} programs compiled" if compiled else "made anew, it compiles nothing"
     return [
-        Finding("returns", True, f"shapes and types kept over {steps} rounds, which it counts"),
+        Finding("returns", True, f"shapes and types kept over {steps} rounds"),
         Finding("again", not differ, f"not the same bits in {differ}" if differ else "the same bits"),
         Finding("compiled once", not compiled, more),
     ]
@@ -167,7 +175,7 @@ def _seeds(case: Case, key: jax.Array, steps: int, several: list[Finding]) -> Fi
 def _types(case: Case, key: jax.Array) -> Finding:
     """Traced only: members that leave float32 behind are refused by the protocol."""
     problem, plan = case.problem, case.plan(1)
-    state = jax.eval_shape(lambda: protocol.held(case.algorithm, problem, plan.N).init(problem.init(key), plan.N))
+    state = jax.eval_shape(lambda: protocol.Method(case.algorithm, problem, plan.N).init(problem.init(key)))
     with jax.enable_x64(True):
         data = pooled.laid_out(problem.data, plan.mesh.size)
         jax.eval_shape(lambda state: loop.one_round(plan, state, key, data), state)
@@ -177,7 +185,7 @@ def _types(case: Case, key: jax.Array) -> Finding:
 def _random_keys(case: Case, key: jax.Array) -> Finding:
     """Keys in the state of two runs at their start, and where a round, which is only traced, has its random numbers from."""
     alone, N = case.plan(1), case.problem.workers
-    both = plans.make_plan(plans.Always(case.algorithm), case.problem, 1, runs=1, size=2, record_every=1, cluster=case.cluster)
+    both = alone._replace(runs=1)
     state = jax.tree.map(arrays.on_host, programs.call(loop.start, both, {}, jax.random.split(key, 2)).state)
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), state)
     used = randomness.uses(lambda state, key: loop.one_round(alone, state, key, case.problem.data), one, key)
@@ -189,7 +197,7 @@ def _random_keys(case: Case, key: jax.Array) -> Finding:
                 fix = "fold the worker's id into each row"
                 return Finding("random keys", False, f"{name} is the same random key in all workers, which draw the same numbers; {fix}")
             if (first == second).all():
-                fix = "use the key that update gets, or an optimizer of algorithms.optimizers.start"
+                fix = "use round.next_key(), or an optimizer of algorithms.optimizers.start"
                 return Finding("random keys", False, f"{name} is the same random key in all runs; {fix}")
     if used.constant:
         return Finding("random keys", False, "a round draws random numbers from a constant key, the same in all workers, seeds and runs")
@@ -228,7 +236,7 @@ def on_devices(case: Case, key: jax.Array, steps: int, one: Callable[[Case, jax.
         return findings + _attempt(f"{N} devices", lambda: _each_on_its_own(case, key, steps, alone))
     if N > DEVICES:
         return [*findings, Finding("bits", None, f"not looked at: {N} workers, need a problem of at most {DEVICES}")]
-    return findings + _attempt("bits", lambda: [_bits(case, _rounds(case, key, min(period(case.algorithm), STEPS[1])))])
+    return findings + _attempt("bits", lambda: [*_bits(case, _rounds(case, key, min(period(case), STEPS[1])))])
 
 
 def _each_on_its_own(case: Case, key: jax.Array, steps: int, alone: Result) -> list[Finding]:
@@ -237,14 +245,17 @@ def _each_on_its_own(case: Case, key: jax.Array, steps: int, alone: Result) -> l
     bits = np.cumsum([0, *(rounds.up + rounds.down).sum(axis=1)]) / N
     data = case.problem.data if case.problem.statistics else ()
     spread = Result(rounds.state, {"bits": bits}, programs.call(loop.models, rounds.plan, rounds.state, {}, data))
-    return [_as_alone(N, spread, alone), _bits(case, rounds)]
+    return [_as_alone(N, spread, alone), *_bits(case, rounds)]
 
 
 def _as_alone(D: int, spread: Result, alone: Result) -> Finding:
     server = jax.tree_util.tree_leaves_with_path(spread.state.server)
     apart = [jax.tree_util.keystr(path) for path, leaf in server if not _equal_everywhere(leaf)]
     if apart:
-        wrong = f"State.server{apart[0]} is not the same on every device; need collectives of dsgd.workers: workers.mean(g) for g.mean(0)"
+        wrong = (
+            f"State.server{apart[0]} is not the same on every device: a mean over a block is no mean over all workers; use round.mean(g)"
+            " for g.mean(0), round.sum(g) for g.sum(0)"
+        )
         return Finding(f"{D} devices", False, wrong)
     differ = _different(spread, alone)
     return Finding(f"{D} devices", not differ, f"not the results of one device in {differ}" if differ else "the results of one device")
@@ -263,51 +274,60 @@ class Rounds(NamedTuple):
     Args:
         plan: of them.
         program: of one, without its metrics.
+        unrecorded: collectives of the update that are no recorded messages, in words.
         state: after them.
-        up, down: the bits that each of them told, `[rounds, N]`.
+        up, down: the bits that each of them recorded, `[rounds, N]`.
     """
 
     plan: loop.Plan
     program: jax.stages.Compiled
+    unrecorded: list[str]
     state: State
     up: np.ndarray
     down: np.ndarray
 
 
-def _bits(case: Case, rounds: Rounds) -> Finding:
-    pattern = case.algorithm.pattern
-    if pattern.stands_in:
-        return Finding("bits", None, f"told for {pattern.name}, which other collectives stand for")
+def _bits(case: Case, rounds: Rounds) -> list[Finding]:
+    """Whether all that an update sends is recorded, and is what crosses devices."""
+    if rounds.unrecorded:
+        fix = "use the calls of the round (round.mean, round.mix, ...), or round.unrecorded() for numbers that are no messages"
+        return [Finding("bits", False, f"update calls {', '.join(rounds.unrecorded)}, which is not recorded; {fix}")]
+    description = case.description()
+    if stands := [sending.call for sending in description.sendings if sending.simulated]:
+        return [Finding("bits", None, f"recorded for {', '.join(stands)}, for which other collectives stand")]
+    if description.asks_some:
+        return [Finding("bits", None, "not compared: gradients of some workers cross devices in the simulation")]
     up = rounds.up.astype(float)
     crossing = 8 * sum(workers.traffic(rounds.program).values())
-    told = up.mean(axis=1).max()
-    ways = f"{told:,.10g} bits told a worker, {crossing:,.10g} cross"
-    if told > crossing * (1 + 1e-9):
-        return Finding("bits", False, f"{ways}: tells more than it sends")
+    recorded = up.mean(axis=1).max()
+    ways = f"{recorded:,.10g} bits recorded per worker, {crossing:,.10g} cross"
+    if recorded > crossing * (1 + 1e-9):
+        return [Finding("bits", False, f"{ways}: records more than it sends")]
     equal = len({*up[up.any(axis=1)].ravel().tolist()}) <= 1
-    if told < crossing * (1 - 1e-9) and equal:
-        return Finding("bits", False, f"{ways}: sends more than it tells")
-    return Finding("bits", True, ways if equal else f"{ways} (in room for the largest messages)")
+    if recorded < crossing * (1 - 1e-9) and equal:
+        return [Finding("bits", False, f"{ways}: sends more than it records")]
+    return [Finding("bits", True, ways if equal else f"{ways} (in room for the largest messages)")]
 
 
 def _rounds(case: Case, key: jax.Array, steps: int) -> Rounds:
     plan = case.plan(case.problem.workers)
 
     def one_round(state, key, data):
-        state, info = loop.one_round(plan, state, key, data)
-        return state, (info.bits_up, info.bits_down)
+        state, statistics = loop.one_round(plan, state, key, data)
+        return state, statistics.bits[:2]
 
-    state, told = programs.call(loop.start, plan, {}, key).state, []
+    state, recorded = programs.call(loop.start, plan, {}, key).state, []
     arguments = (
         loop.split(key)[1],
         arrays.place(pooled.laid_out(case.problem.data, plan.mesh.size), NamedSharding(plan.mesh, P(workers.AXIS))),
     )
-    program = jax.jit(one_round).lower(state, *arguments).compile()
+    traced = jax.jit(one_round).trace(state, *arguments)
+    program = traced.lower().compile()
     for _ in range(steps):
         state, bits = program(state, *arguments)
-        told.append([counts.to_int(arrays.on_host(each)) for each in bits])
-    up, down = np.array(told).swapaxes(0, 1)
-    return Rounds(plan, program, state, up, down)
+        recorded.append([counts.to_int(arrays.on_host(each)) for each in bits])
+    up, down = np.array(recorded).swapaxes(0, 1)
+    return Rounds(plan, program, collectives.unrecorded(traced.jaxpr), state, up, down)
 
 
 def _different(one: Result, other: Result, relative: float = RELATIVE, absolute: float = ABSOLUTE) -> str:
