@@ -62,7 +62,7 @@ def scaffold(optimizer: optax.GradientTransformation, period: Period) -> Algorit
     """
     period = checks.period("scaffold: period", period)
 
-    def start(y):
+    def start(y: optimizers.Model):
         return Controlled(*y, optax.tree.zeros_like(y.params), workers.widened(optax.tree.zeros_like(y.params)))
 
     def update(c, y, gradients, round):

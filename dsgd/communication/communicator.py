@@ -40,7 +40,7 @@ class Communicator(Round):
 
     record: Record
 
-    def _replace(self, **kwargs: Any) -> Communicator:
+    def _replace(self, **kwargs: Any) -> Communicator:  # pyright: ignore[reportIncompatibleMethodOverride] (keeps the record)
         return _with_record(Round._replace(self, **kwargs), self.record)
 
     # All to all.

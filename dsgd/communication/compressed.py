@@ -218,8 +218,9 @@ def start_shards(method: str, params: Params, N: int, up: Compressor, down: Comp
     """
     whole = shards(workers.stack(params, 1), N, up)
     served = padded(jax.tree.map(lambda leaf: leaf[0], whole), N)
-    for compressor in () if insist is None else (up, down):
-        need_contraction(method, compressor, served, insist)
+    if insist is not None:
+        for compressor in (up, down):
+            need_contraction(method, compressor, served, insist)
     return workers.stack(jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), whole), N), served
 
 
