@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import reduce
+from operator import add
 from typing import Any, NamedTuple
 
 import jax
@@ -173,12 +175,9 @@ class Record:
         """What the engine puts into the history, of N workers."""
         (frame,) = self._frames
         numbers, times = frame.numbers, frame.times
-        total = None
-        for sending in frame.sendings:
-            sent = sending.bits if sending.now is None else _only_if(sending.now, sending.bits)
-            total = sent if total is None else total + sent
+        sent = [sending.bits if sending.now is None else _only_if(sending.now, sending.bits) for sending in frame.sendings]
         return Statistics(
-            bits.none(N) if total is None else total,
+            reduce(add, sent) if sent else bits.none(N),
             numbers["metrics"],
             times.get("compute"),
             times.get("elapsed"),
