@@ -1,6 +1,6 @@
 """The types that all rooms share: what a method, a problem and a compressor are, and what flows between them.
 
-Everything here is a plain tuple of pure functions, so that a method is data: it can be built inside a trace
+Everything here is a plain tuple or frozen dataclass of pure functions, so that a method is data: it can be built inside a trace
 (`dsgd.sweep`), compared by identity (the compile cache of `dsgd.run`), and read in one screen.
 
 Shapes. N is the number of workers, D the number of devices, n = N / D the workers of one device's *block*.
