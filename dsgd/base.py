@@ -397,52 +397,52 @@ class Problem(NamedTuple):
 
     @property
     def gradient(self) -> Callable | None:
-        """That of `Loss`; None: gradients are `jax.grad(loss)`."""
+        """`Loss.gradient`; None: gradients are `jax.grad(loss)`."""
         return self.loss.gradient if isinstance(self.loss, Loss) else None
 
     @property
     def batch_size(self) -> int | None:
-        """Of `Sampler`."""
+        """`Sampler.batch_size`."""
         return self.sampler.batch_size
 
     @property
     def samples(self) -> int | None:
-        """Of `Sampler`."""
+        """`Sampler.samples`."""
         return self.sampler.samples
 
     @property
     def take(self) -> Callable | None:
-        """Of `Sampler`."""
+        """`Sampler.take`."""
         return self.sampler.take
 
     @property
     def batch_sizes(self) -> tuple[int, ...] | None:
-        """Of `Sampler`."""
+        """`Sampler.batch_sizes`."""
         return self.sampler.batch_sizes
 
     @property
     def numbered(self) -> bool:
-        """Of `Sampler`."""
+        """`Sampler.numbered`."""
         return self.sampler.numbered
 
     @property
     def keyed(self) -> Callable | None:
-        """Of `Sampler`."""
+        """`Sampler.keyed`."""
         return self.sampler.keyed
 
     @property
     def refuses(self) -> Callable | None:
-        """Of `Sampler`."""
+        """`Sampler.refuses`."""
         return self.sampler.refuses
 
     @property
     def shared(self) -> PyTree:
-        """Of `Evaluation`."""
+        """`Evaluation.shared`."""
         return self.evaluation.shared
 
     @property
     def statistics(self) -> Callable | None:
-        """Of `Evaluation`."""
+        """`Evaluation.statistics`."""
         return self.evaluation.statistics
 
 

@@ -59,8 +59,8 @@ def minibatch(batch_size: int, replacement: bool | Literal["epoch"] = True) -> S
             workers with fewer samples begin their next epoch sooner.
 
     Returns:
-        A sampler of batches `[B, ...]`, of which the first ones may count only, numbered if they are of epochs. Its `samples`, for the
-        seconds of exact gradients, and `batch_sizes` depend on the data: `dataclasses.replace(minibatch(B), samples=...)` sets them.
+        A sampler of batches `[B, ...]`, which can be cut; those of epochs are numbered. Its `samples` and `batch_sizes` depend on the data
+        and are None; `dataclasses.replace(minibatch(B), samples=...)` sets them.
 
     Raises:
         ValueError: batch_size < 1, or another replacement.

@@ -24,7 +24,6 @@ from theory_checks.machinery.statement import Draws, Outcome, Statement
 
 _ROWS, _BATCH, _DRAWS = 8, 3, 4096
 _PADDING = -1.0  # what is in the rows that are nobody's sample
-Sampler = Callable[[jax.Array, Examples], Examples]
 
 
 def table(sizes: Sequence[int]) -> Examples:
@@ -35,7 +34,7 @@ def table(sizes: Sequence[int]) -> Examples:
 
 
 @partial(jax.jit, static_argnames="sample")
-def _drawn(sample: Sampler, key: jax.Array, workers: Examples) -> jax.Array:
+def _drawn(sample: Minibatch, key: jax.Array, workers: Examples) -> jax.Array:
     """The numbers in many batches of each worker, `[workers, draws, B]`."""
 
     def of(key, mine):
