@@ -387,7 +387,7 @@ GOOD: dict[Callable, dict[str, Any]] = {
     cannikin.square_root: {"noise": _NOISE, **_TOTALS},
     cannikin.train: {
         "method": METHOD,
-        "problem": QUADRATIC._replace(batch_size=2, take=lambda batch, samples: batch),
+        "problem": QUADRATIC._replace(sample=dsgd.Sampler(QUADRATIC.sample, batch_size=2, take=lambda batch, samples: batch)),
         "system": cannikin.equal_split(8),
         "cluster": clusters.Cluster(SECONDS, at_once=True, overlap=clusters.Overlap(SECONDS, SECONDS, 0.5, 0.1)),
         "epochs": 1,

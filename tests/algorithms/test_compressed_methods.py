@@ -288,13 +288,13 @@ def test_servers_without_elements_are_sent_padding_which_nobody_holds(name):
 def layers(problem: dsgd.Problem) -> dsgd.Problem:
     """The same problem of 25 parameters as a layer's 7 biases and its 3 x 6 weights."""
     unravel = ravel_pytree({"biases": jnp.zeros(7), "weights": jnp.zeros((3, 6))})[1]
-    assert problem.gradient is not None
-    return problem._replace(
-        init=lambda key: unravel(problem.init(key)),
-        loss=lambda params, batch: problem.loss(ravel_pytree(params)[0], batch),
-        gradient=lambda params, batch: unravel(problem.gradient(ravel_pytree(params)[0], batch)),
-        evaluate=None,
+    gradient = problem.gradient
+    assert gradient is not None
+    loss = dsgd.Loss(
+        lambda params, batch: problem.loss(ravel_pytree(params)[0], batch),
+        lambda params, batch: unravel(gradient(ravel_pytree(params)[0], batch)),
     )
+    return problem._replace(init=lambda key: unravel(problem.init(key)), loss=loss, evaluate=None)
 
 
 def whole_of_parts(parts: dsgd.base.Params) -> np.ndarray:

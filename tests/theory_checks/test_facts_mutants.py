@@ -15,12 +15,12 @@ import pytest
 from budgets import briefly
 
 import topologies
-from dsgd import compressors, network, problems, workers
+from dsgd import compressors, network, workers
 from dsgd.base import Compressor, Pattern
 from dsgd.compressors import quantization, sparsification
 from dsgd.compressors.combinators import identity
 from dsgd.graphs import spectra
-from dsgd.problems.examples import Examples, pad
+from dsgd.problems.examples import Examples, Minibatch, pad
 from tests.theory_checks.mistakes import of_one_key
 from theory_checks.machinery import registry
 from theory_checks.machinery.statement import Outcome
@@ -248,7 +248,7 @@ def test_wrong_sums_are_found(mistake):
 
 
 @dataclass(frozen=True)
-class Blind(problems.minibatch):
+class Blind(Minibatch):
     """Draws from the whole table, padding and all."""
 
     def __call__(self, key, mine):
@@ -256,15 +256,15 @@ class Blind(problems.minibatch):
 
 
 @dataclass(frozen=True)
-class Twice(problems.minibatch):
+class Twice(Minibatch):
     """Draws with replacement, whatever it says."""
 
     def __call__(self, key, mine):
-        return problems.minibatch(self.batch_size)(key, mine)
+        return Minibatch(self.batch_size)(key, mine)
 
 
 @dataclass(frozen=True)
-class Partial(problems.minibatch):
+class Partial(Minibatch):
     """Never draws a worker's last sample."""
 
     def __call__(self, key, mine):

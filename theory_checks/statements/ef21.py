@@ -202,7 +202,7 @@ def layered(problem: Problem, sizes: tuple[int, ...], layers: Sequence[float]) -
     problem = instances.full_batch(problem)
     gap = instances.known(problem).gap
     init, loss, evaluate, sample = _functions(sizes, problem.loss, problem.sample)
-    made = problem._replace(init=init, loss=loss, gradient=None, evaluate=evaluate, sample=sample, shared=())
+    made = problem._replace(init=init, loss=loss, evaluate=evaluate, sample=sample)
     return Layered(made, sizes, tuple(layers), gap)
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from algorithms import kimad, kimad_sgd
-from dsgd import compressors, problems, run
+from dsgd import Loss, compressors, problems, run
 from dsgd.compressors.sizes import message_shape
 from theory_checks.recursions import kimad as papers
 
@@ -143,7 +143,7 @@ def started(choices, layers: int = 2, **options):
 
     made = problem._replace(
         init=lambda key: split(problem.init(key)),
-        gradient=lambda params, batch: split(gradient(jnp.concatenate([params["first"], params["second"]]), batch)),
+        loss=Loss(problem.loss, lambda params, batch: split(gradient(jnp.concatenate([params["first"], params["second"]]), batch))),
         evaluate=lambda params, data, shared: ({"loss": jnp.zeros(())}, None),
     )
     return run(kimad_sgd(SGD, choices, 1.0, **options), made, steps=1, key=KEY, mesh=1)

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 from algorithms import kimad, kimad_sgd
-from dsgd import Algorithm, Problem, Result, clusters, codecs, compressors, problems, run, sweep
+from dsgd import Algorithm, Loss, Problem, Result, clusters, codecs, compressors, problems, run, sweep
 from tests.algorithms.kimad.networks import Monitor, Sinusoids, Star, budgets, exponential_average, harmonic_mean, last
 from theory_checks.machinery.trajectories import LAYERS, D, rows, tree
 from theory_checks.recursions import kimad as papers
@@ -40,8 +40,7 @@ def problem() -> Problem:
 
     return made._replace(
         init=lambda key: tree(made.init(key) + 1.0),
-        loss=lambda params, batch: made.loss(whole(params), batch),
-        gradient=lambda params, batch: tree(gradient(whole(params), batch)),
+        loss=Loss(lambda params, batch: made.loss(whole(params), batch), lambda params, batch: tree(gradient(whole(params), batch))),
         evaluate=None,
     )
 
