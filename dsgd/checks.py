@@ -260,7 +260,8 @@ def _with_members(where: str, value: Any) -> Any:
     Raises:
         ValueError: they are not.
     """
-    for member, arguments in _MEMBERS[type(value).__name__].items():
+    kind = next(kind.__name__ for kind in type(value).__mro__ if kind.__name__ in _MEMBERS)
+    for member, arguments in _MEMBERS[kind].items():
         function = getattr(value, member)
         if member not in _OPTIONAL or not (function is None or isinstance(function, str)):
             numbered = member == "sample" and value.numbered
@@ -445,10 +446,8 @@ _MEMBERS = {  # what members of tuples of functions are called with, see `dsgd.b
         "compress": "key x",
         "decompress": "message d",
         "bits": "message",
-        "mean_bits": "d",
         "omega": "d",
         "delta": "d",
-        "resume": "key x message",
     },
     "Delays": {"staleness": "key t parts moved"},
     "Pattern": {
@@ -459,7 +458,7 @@ _MEMBERS = {  # what members of tuples of functions are called with, see `dsgd.b
         "clock": "finish ports convention step",
     },
 }
-_OPTIONAL = {"local", "away", "refuses", "gradient", "evaluate", "take", "keyed", "statistics", "resume", "messages", "clock"}
+_OPTIONAL = {"local", "away", "refuses", "gradient", "evaluate", "take", "keyed", "statistics", "omega", "delta", "messages", "clock"}
 _WORDS = {
     "Algorithm": "a dsgd.Algorithm, algorithms.minibatch_sgd(optax.sgd(0.1)), say",
     "Cluster": "a dsgd.clusters.Cluster, clusters.Cluster(clusters.constant(1.0)), say",
