@@ -122,7 +122,8 @@ def any_of(compressors: Sequence[Compressor]) -> Choices:
 
     def delta(d: int) -> float | None:
         each = [stated(compressor.delta, d) for compressor in compressors]
-        return None if None in each else min(each)
+        known = [delta for delta in each if delta is not None]
+        return min(known) if len(known) == len(each) else None
 
     return Choices(
         sizes=lambda d, dtype: [size(compressor, d, dtype) for compressor in compressors],

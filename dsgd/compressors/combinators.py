@@ -95,7 +95,7 @@ class WholeModel(Compressor):
 
     @property
     def layer_wise(self) -> bool:
-        """False: of all leaves together."""
+        """False: the leaves of a tree are compressed together."""
         return False
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from jax.typing import ArrayLike
 
 from dsgd import checks
 from dsgd.base import Compressor, PyTree
-from dsgd.compressors.members import count_bits, encode, stated
+from dsgd.compressors.members import count_bits, encode
 
 FLOAT_BITS = 32
 _ELEMENTS = 1 << 24  # of all vectors that `mean_bits` compresses
@@ -83,17 +84,15 @@ def fixed_size(
     """A compressor whose messages for d elements all have the same size, the bits of their arrays.
 
     Args:
-        delta: None: what omega leaves, see `remainder`.
+        delta: None: what omega leaves, 1 - omega if that is positive.
         others: as in `dsgd.Compressor`.
     """
     if delta is None and omega is not None:
-
-        def delta(d):
-            return remainder(stated(omega, d))
-
+        delta = partial(_remainder, omega)
     return Compressor(compress, decompress, array_bits, name, omega, delta)
 
 
-def remainder(omega: float | None) -> float | None:
-    """The contraction that a variance of omega |x|^2 leaves: 1 - omega, None where that is none."""
-    return None if omega is None or omega >= 1 else 1.0 - omega
+def _remainder(omega: Callable, d: int) -> float | None:
+    """The contraction that a variance of omega |x|^2 leaves: 1 - omega, None if that is none."""
+    variance = omega(d)
+    return None if variance is None or variance >= 1 else 1.0 - variance
