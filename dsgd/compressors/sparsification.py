@@ -133,7 +133,7 @@ def _sparse(
 
     def decode(places, elements, d):
         elements = wide(elements) * scale(d)
-        return _scatter(places, elements, d) if places.shape[0] < d else elements  # all of them are in order
+        return _placed(places, elements, d) if places.shape[0] < d else elements  # all of them are in order
 
     sparse = fixed_size(compress, decompress, name, omega=omega, delta=delta)
     return sparse._replace(bits=lambda message: array_bits(message.places) + values.bits(message.values))
@@ -176,7 +176,7 @@ def random_sparsification(probability: float) -> Compressor:
         return decode(codecs.unpack(message.places, codecs.index_bits(d), message.values.shape[0]), message.values, d)
 
     def decode(places, values, d):
-        return _scatter(places, wide(values) / p, d)
+        return _placed(places, wide(values) / p, d, padded=True)
 
     return Compressor(
         compress=compress,
@@ -211,11 +211,12 @@ def _bernoulli_places(key: jax.Array, p: float, d: int, size: int) -> jax.Array:
     return jax.lax.associative_scan(lambda a, b: jnp.minimum(a + b, end), gaps) - 1
 
 
-def _scatter(places: jax.Array, values: jax.Array, d: int) -> jax.Array:
-    """The vector with these elements; padding adds 0 to the first."""
+def _placed(places: jax.Array, values: jax.Array, d: int, padded: bool = False) -> jax.Array:
+    """The vector with these elements; padding adds 0 to the first. Without it they arrive as they are: a sum would flush denormal ones."""
     if places.shape[0] == 1:  # a scatter would not be in one function, either
         return jnp.where(jnp.arange(d, dtype=places.dtype) == places, values, 0)
-    return jnp.zeros(d, values.dtype).at[places].add(values)
+    at = jnp.zeros(d, values.dtype).at[places]
+    return at.add(values) if padded else at.set(values, unique_indices=True)
 
 
 def _need_share(name: str, what: str, value: float) -> None:
