@@ -29,10 +29,13 @@ def encode(compressor: Compressor, key: Key, x: jax.Array, last: PyTree = None) 
         `message`, a pytree of arrays, and `decoded`, `[d]`.
 
     Raises:
-        ValueError: x is no vector; `compress` or `decompress` return something else than a message and a vector.
+        ValueError: if x is not a vector; if last is given and the compressor does not start warm; if `compress` or `decompress` return
+            something else than a message and a vector.
     """
     if jnp.ndim(x) != 1:
         raise ValueError(f"encode: x = {checks.typed(x)}: expected a vector [d]; compressors.apply compresses trees of arrays")
+    if last is not None and not compressor.warm:
+        raise ValueError(f"encode: last = {checks.typed(last)}: {compressor.name} does not start from a previous message; pass no last")
     x = jnp.asarray(x)
     with causes.noted(f"compress of {compressor.name}"):
         encoded = compressor.compress(key, x) if last is None else compressor.compress(key, x, last=last)
@@ -67,7 +70,7 @@ def count_bits(compressor: Compressor, message: PyTree) -> int | jax.Array:
     return bits
 
 
-def stated(constant: Callable | None, d: int) -> float | None:
+def stated(constant: Callable | None, d: int) -> Any:
     """Returns what a compressor states for d elements, of its `omega` or `delta`; None if it states nothing."""
     return None if constant is None else constant(d)
 
