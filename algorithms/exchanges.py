@@ -22,7 +22,7 @@ from jax.flatten_util import ravel_pytree
 
 from dsgd import checks, counts, workers
 from dsgd.base import Compressor, Gradients, Info, Params, PyTree, Round
-from dsgd.compressors.members import count_bits, encode, stated
+from dsgd.compressors.members import count_bits, decode, encode, stated
 from dsgd.compressors.sizes import fixed_bits, message_shape
 from dsgd.graphs.topology import Topology
 from dsgd.network import told
@@ -282,6 +282,8 @@ def _compress(compressor: Compressor, keys: jax.Array, vectors: Parts, last: Any
 
     def one(key, x, *memory):
         message, decoded = encode(compressor, key, x, *memory)
+        if workers.devices() > 1:  # the message is made in any case, and top_k's places are found only once
+            decoded = decode(compressor, message, x.shape[0])
         return message, decoded.astype(x.dtype)
 
     def of_leaf(i):
@@ -308,7 +310,7 @@ def _decompress(compressor: Compressor, messages: Messages, like: Parts) -> Part
     """Vectors of the shapes and types of `like`, leaves `[*axes, d]`."""
     leaves, treedef = jax.tree.flatten(like)
     return treedef.unflatten(
-        _over(leaf.ndim - 1, lambda message, d=leaf.shape[-1]: compressor.decompress(message, d))(message).astype(leaf.dtype)
+        _over(leaf.ndim - 1, partial(decode, compressor, d=leaf.shape[-1]))(message).astype(leaf.dtype)
         for message, leaf in zip(messages, leaves, strict=True)
     )
 

@@ -227,12 +227,12 @@ class Algorithm(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """What `Compressor.compress` may return instead of the message alone, so that its sender need not decode it.
+    """What `Compressor.compress` may return instead of the message alone, so that on one device nothing is packed or unpacked.
 
     Args:
         message: what travels, a pytree of packed arrays.
-        decoded: `[d]`, exactly `decompress(message, d)`, made without the packed arrays: XLA then drops the message from programs in which
-            nobody reads it, as on one device.
+        decoded: `[d]`, exactly `decompress(message, d)`, made without the packed arrays: XLA drops the message from programs in which
+            nobody reads it, as on one device. On several devices it is made in any case, and the sender decodes it as its receivers do.
     """
 
     message: PyTree

@@ -59,7 +59,7 @@ class Wire:
         self.compressors: list[Compressor] = [compressors.identity if sizes[i] >= whole else compressors.top_k(ratios[i]) for i in order]
         key = jax.random.key(0)  # of which nothing is drawn
         self._shapes = [message_shape(one, d) for one in self.compressors]
-        self._encode = [jax.jit(lambda x, one=one: encode(one, key, x)) for one in self.compressors]
+        self._encode = [jax.jit(lambda x, one=one: encode(one, key, x).message) for one in self.compressors]
         self._decode = [jax.jit(lambda message, one=one: one.decompress(message, d)) for one in self.compressors]
 
     @classmethod
@@ -77,7 +77,8 @@ class Wire:
 
     def message(self, x: jax.Array, choice: int) -> Message:
         """The vector's."""
-        packed, decoded = jax.block_until_ready(self._encode[choice](x))
+        packed = self._encode[choice](x)
+        decoded = jax.block_until_ready(self._decode[choice](packed))
         return Message(choice, b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(packed)), decoded)
 
     def decoded(self, choice: int, packed: bytes) -> jax.Array:
