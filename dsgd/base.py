@@ -9,6 +9,7 @@ Code inside the loop sees blocks: a leaf with a worker axis is `[n, ...]`. With 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
@@ -202,32 +203,57 @@ class Algorithm(NamedTuple):
     absent: Callable | None = None
 
 
+class Encoded(NamedTuple):
+    """What `Compressor.compress` may return instead of the message alone, so that on one device nothing is packed or unpacked.
+
+    Args:
+        message: what travels, a pytree of packed arrays.
+        decoded: `[d]`, exactly `decompress(message, d)`, made without the packed arrays: XLA drops the message from programs in which
+            nobody reads it, as on one device. On several devices it is made in any case, and the sender decodes it as its receivers do.
+    """
+
+    message: PyTree
+    decoded: jax.Array
+
+
 class Compressor(NamedTuple):
     """A map to few bits and back. All members act on one flat vector.
 
     Args:
-        compress: (key, x: [d]) -> message, a pytree of packed arrays: what really travels.
-        decompress: (message, d: int) -> x_hat: [d]; where the message is lossy, float64 of float64 elements and float32 of all others.
-        bits: message -> bits of this message on the wire: an int where all messages are as long, else a uint32 scalar.
-        mean_bits: d -> expected bits of a message for d float32 elements, for planning.
-        unbiased: whether E Q(x) = x.
-        omega: d -> w with E|Q(x) - x|^2 <= w |x|^2, stated by unbiased ones, or None.
-        delta: d -> a with E|C(x) - x|^2 <= (1 - a) |x|^2, or None.
+        compress: (key, x: [d]) -> message, a pytree of packed arrays: what travels; or `Encoded`, the message and what its receivers
+            decode. A compressor that starts warm takes a third argument, `last=None`, the previous message of this vector: zeros before the
+            first one, None from methods that do not keep messages.
+        decompress: (message, d: int) -> decoded: [d]; where the message is lossy, float64 of float64 elements and float32 of all others.
+        bits: message -> bits of this message on the wire: an int if all messages for d elements have the same size, else a uint32 scalar.
         name: for tables and error messages.
-        layer_wise: whether the vectors are a tree's leaves, one by one, or the tree as one vector.
-        resume: (key, x: [d], last message) -> message, a compression that starts warm, for methods with memory; None: it has no use for it.
+        omega: d -> w with E|Q(x) - x|^2 <= w |x|^2, or None if no such constant is known; None: the compressor is biased.
+        delta: d -> a with E|C(x) - x|^2 <= (1 - a) |x|^2, or None if there is none for d; None: it states no contraction.
     """
 
     compress: Callable
     decompress: Callable
     bits: Callable
-    mean_bits: Callable
-    unbiased: bool
-    omega: Callable
-    delta: Callable
     name: str
-    layer_wise: bool = True
-    resume: Callable | None = None
+    omega: Callable | None = None
+    delta: Callable | None = None
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether E Q(x) = x."""
+        return self.omega is not None
+
+    @property
+    def layer_wise(self) -> bool:
+        """Whether each leaf of a tree is compressed as a vector, or the tree as one vector (`compressors.whole_model`)."""
+        return True
+
+    @property
+    def warm(self) -> bool:
+        """Whether it starts from the previous message: whether `compress` has a parameter `last`."""
+        try:
+            return "last" in inspect.signature(self.compress).parameters
+        except (ValueError, TypeError):  # a function written in C
+            return False
 
 
 class Constants(NamedTuple):

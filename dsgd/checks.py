@@ -302,7 +302,8 @@ def _with_members(where: str, value: Any) -> Any:
 
 def _members(value: Any) -> Iterator[tuple[str, Any, list[str]]]:
     """Its functions, by name, with the names of their arguments; those of a problem's parts as "loss.gradient"."""
-    for member, arguments in _MEMBERS[type(value).__name__].items():
+    kind = next(kind.__name__ for kind in type(value).__mro__ if kind.__name__ in _MEMBERS)
+    for member, arguments in _MEMBERS[kind].items():
         function = getattr(value, member)
         if isinstance(function, _PARTS.get(member, ())):
             yield from ((f"{member}.{inner}", its, names) for inner, its, names in _members(function))
@@ -484,10 +485,8 @@ _MEMBERS = {  # what members of tuples of functions are called with, see `dsgd.b
         "compress": "key x",
         "decompress": "message d",
         "bits": "message",
-        "mean_bits": "d",
         "omega": "d",
         "delta": "d",
-        "resume": "key x message",
     },
     "Delays": {"staleness": "key t parts moved"},
     "Pattern": {
@@ -498,7 +497,7 @@ _MEMBERS = {  # what members of tuples of functions are called with, see `dsgd.b
     },
 }
 _PARTS = {"loss": Loss, "sample": Sampler, "evaluate": Evaluation}  # of a problem, which may stand in place of a function
-_OPTIONAL = {"absent", "refuses", "evaluate", "function", "take", "keyed", "statistics", "resume", "messages", "clock"}
+_OPTIONAL = {"absent", "refuses", "evaluate", "function", "take", "keyed", "statistics", "omega", "delta", "messages", "clock"}
 _WORDS = {
     "Algorithm": "a dsgd.Algorithm, algorithms.minibatch_sgd(optax.sgd(0.1)), say",
     "Cluster": "a dsgd.clusters.Cluster, clusters.Cluster(clusters.constant(1.0)), say",

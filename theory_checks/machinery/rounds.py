@@ -67,7 +67,7 @@ def additive(rows: jax.Array) -> Compressor:
     def compress(key, x):
         return x + rows[_row(key, rows.shape[0]), : x.shape[0]]
 
-    return fixed_size(compress, lambda message, d: message, "additive", unbiased=True, omega=lambda d: None)
+    return fixed_size(compress, lambda message, d: message, "additive", omega=lambda d: None)
 
 
 def _row(key: jax.Array, rows: int) -> jax.Array:
