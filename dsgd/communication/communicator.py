@@ -40,7 +40,7 @@ class Communicator(Round):
 
     record: Record
 
-    def _replace(self, **kwargs: Any) -> Communicator:
+    def _replace(self, **kwargs: Any) -> Communicator:  # pyright: ignore[reportIncompatibleMethodOverride] (keeps the record)
         return _with_record(Round._replace(self, **kwargs), self.record)
 
     # All to all.
@@ -308,7 +308,7 @@ class Communicator(Round):
             ValueError: exchanges of different patterns.
         """
         self.record.require_seen("joint")
-        with self.record.joined():
+        with self.record.joined(self.workers):
             yield
 
     def if_active(self, tree: PyTree, otherwise: PyTree) -> PyTree:
@@ -423,7 +423,7 @@ class Communicator(Round):
 
     def _add_reduced(self, call: str, tree: PyTree, via: Pattern) -> None:
         one_server = via in (network.parameter_server, network.star)
-        self.record.add(f"{call} via {via.name}", via, bits.all_reduced(tree, self.workers, via), simulated=one_server)
+        self.record.add_reduced(f"{call} via {via.name}", via, bits.of_tree(tree), self.workers, simulated=one_server)
 
     def _add_to_neighbours(self, call: str, tree: PyTree, topology: Topology) -> None:
         size = bits.of_tree(tree)

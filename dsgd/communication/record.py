@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import reduce
+from operator import add
 from typing import Any, NamedTuple
 
 import jax
@@ -28,6 +30,7 @@ class Sending(NamedTuple):
         turns: exchanges after which a schedule of topologies repeats.
         turn: int32 scalar, the number of this exchange, of a schedule.
         now: bool scalar, whether it takes place in this round; None: in every round.
+        size: bits of each worker's vector, of an all-reduce, whose pieces are rounded once for all that it carries; 0: of others.
     """
 
     call: str
@@ -38,6 +41,7 @@ class Sending(NamedTuple):
     turns: int = 1
     turn: Any = None
     now: jax.Array | None = None
+    size: int = 0
 
 
 class Statistics(NamedTuple):
@@ -147,6 +151,11 @@ class Record:
         finally:
             self._frames.pop()
 
+    def add_reduced(self, call: str, pattern: Pattern, size: int, N: int, *, simulated: bool) -> None:
+        """Records an all-reduce of a vector of so many bits of each of N workers."""
+        self.add(call, pattern, bits.all_reduced(size, N, pattern), simulated=simulated)
+        self.frame.sendings[-1] = self.frame.sendings[-1]._replace(size=size)
+
     def enclose(self, frame: Frame, arrays: Any, now: jax.Array) -> None:
         """Records what a branch has sent, of the arrays that came out of it, here where it was opened."""
         sendings, numbers = frame.enclosed(arrays, now)
@@ -155,7 +164,7 @@ class Record:
             self.frame.numbers[kind].update(named)
 
     @contextmanager
-    def joined(self) -> Iterator[None]:
+    def joined(self, N: int) -> Iterator[None]:
         """The exchanges in here are one: of one pattern, whose messages carry what all of them send."""
         frame = self.frame
         first = len(frame.sendings)
@@ -165,10 +174,13 @@ class Record:
         names = {part.pattern.name for part in parts}
         if len(names) > 1:
             raise ValueError(f"{self.method}: round.joint joins {' and '.join(sorted(names))}; expected exchanges of one pattern")
-        whole = parts[0]
-        for part in parts[1:]:
-            whole = whole._replace(bits=whole.bits + part.bits, simulated=whole.simulated or part.simulated)
-        frame.sendings[first:] = [whole._replace(call=", ".join(part.call for part in parts))]
+        if all(part.size for part in parts):
+            size = sum(part.size for part in parts)
+            sent = bits.all_reduced(size, N, parts[0].pattern)
+        else:
+            size, sent = 0, reduce(add, [part.bits for part in parts])
+        call, simulated = ", ".join(part.call for part in parts), any(part.simulated for part in parts)
+        frame.sendings[first:] = [parts[0]._replace(call=call, bits=sent, simulated=simulated, size=size)]
 
     def sendings(self) -> tuple[Sending, ...]:
         """All exchanges of the round, in order."""
@@ -179,12 +191,9 @@ class Record:
         """What the engine puts into the history, of N workers."""
         (frame,) = self._frames
         numbers, times = frame.numbers, self._times
-        total = None
-        for sending in frame.sendings:
-            sent = sending.bits if sending.now is None else _only_if(sending.now, sending.bits)
-            total = sent if total is None else total + sent
+        sent = [sending.bits if sending.now is None else _only_if(sending.now, sending.bits) for sending in frame.sendings]
         return Statistics(
-            bits.none(N) if total is None else total,
+            reduce(add, sent) if sent else bits.none(N),
             numbers["metrics"],
             times.get("compute"),
             times.get("elapsed"),

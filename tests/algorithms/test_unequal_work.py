@@ -58,7 +58,7 @@ def items() -> tuple[np.ndarray, np.ndarray]:
 def problem(**fields: Any) -> dsgd.Problem:
     a, y = items()
     data = Batch(jnp.asarray(a[0]), jnp.asarray(y[0]), jnp.full((N, M * B), 1 / M / B))
-    return dsgd.Problem(lambda key: jnp.zeros(D), loss, data, lambda key, mine: mine, **fields)
+    return dsgd.Problem(lambda key: jnp.zeros(D), loss, data, dsgd.Sampler(lambda key, mine: mine, **fields))
 
 
 def in_turn(state: dsgd.State, round: dsgd.Round) -> Work:

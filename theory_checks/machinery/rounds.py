@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from dsgd import work, workers
-from dsgd.base import Algorithm, Compressor, Problem, PyTree, Query, Round, State
+from dsgd.base import Algorithm, Compressor, Loss, Problem, PyTree, Query, Round, State
 from dsgd.compressors.sizes import fixed_size
 from dsgd.engine import oracle
 from dsgd.problems.quadratic import Quadratic
@@ -67,7 +67,7 @@ def additive(rows: jax.Array) -> Compressor:
     def compress(key, x):
         return x + rows[_row(key, rows.shape[0]), : x.shape[0]]
 
-    return fixed_size(compress, lambda message, d: message, "additive", unbiased=True, omega=lambda d: None)
+    return fixed_size(compress, lambda message, d: message, "additive", omega=lambda d: None)
 
 
 def _row(key: jax.Array, rows: int) -> jax.Array:
@@ -161,14 +161,14 @@ def as_asked(round: Round, query: Query) -> Round:
 def _gradients(of: Instance, key: jax.Array, z: jax.Array, query: Query, gradient: Callable | None) -> PyTree:
     """The oracle's, with this noise."""
     N, noise = of.b.shape[0], None if query.exact else z @ of.root.T
-    problem = Problem(init=_nothing, loss=_nothing, data=(), sample=lambda key, mine: mine, gradient=gradient)
+    assert gradient is not None
+    problem = Problem(init=_nothing, loss=Loss(_nothing, gradient), data=(), sample=lambda key, mine: mine)
     if query.work is None:
         return oracle.gradients(problem, query, key, Quadratic(of.A, of.b, jnp.zeros(N), noise), N)
-    assert gradient is not None
     M = query.work.samples.shape[1]
     # Each micro-batch has a noise of its own: they come as batches from outside, one after the other.
     batches = jax.tree.map(lambda leaf: jnp.repeat(leaf[:, None], M, axis=1), Quadratic(of.A, of.b, jnp.zeros(N)))._replace(noise=noise)
-    one = problem._replace(gradient=lambda x, batch: gradient(x, jax.tree.map(lambda leaf: leaf[0], batch)))
+    one = problem._replace(loss=Loss(_nothing, lambda x, batch: gradient(x, jax.tree.map(lambda leaf: leaf[0], batch))))
     return oracle.gradients(one, query, key, of.b, N, batches)
 
 

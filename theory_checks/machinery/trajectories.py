@@ -17,7 +17,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from dsgd import clusters
-from dsgd.base import Algorithm, Problem, Query, Round, State
+from dsgd.base import Algorithm, Loss, Problem, Query, Round, State
 from dsgd.engine import oracle
 from dsgd.wire import counts
 from theory_checks.machinery.rounds import Instance, Timetable, as_asked, on_one_device
@@ -122,7 +122,7 @@ def run(build: Build, of: Instance, *, seed: int = 0, place: Place | None = None
 def _rounds(of: Instance, key: jax.Array, *, build: Build, place: Place | None, length: int):
     def everything(of, key):
         method, data = build(of), _Data(of.A, of.b, jnp.broadcast_to(of.root, of.A.shape), of.b)
-        problem = Problem(init=_no_loss, loss=_no_loss, data=data, sample=_sample, gradient=_gradient)
+        problem = Problem(init=_no_loss, loss=Loss(_no_loss, _gradient), data=data, sample=_sample)
 
         def one_round(carry, t):
             state, clock = carry
