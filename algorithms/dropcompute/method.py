@@ -79,7 +79,7 @@ class Rule(NamedTuple):
         return Server(server, spent, jnp.int32(0), measuring, jnp.zeros(N, jnp.int32) if redraw else ())
 
     def after(self, server: Server, round: Round, seconds: jax.Array) -> Server:
-        """After a round in which workers have computed for so many seconds, `[N]`; the method's own is put in later."""
+        """After a round in which workers have computed for so many seconds, `[N]`."""
         assert round.work is not None
         done = round.work.samples > 0
         participation = True if round.present is None else jnp.any(round.present)
@@ -180,7 +180,7 @@ def drop_compute(
         seconds = rule.computed(state.server, round).seconds
         if round.present is not None:
             seconds = jnp.where(round.present, seconds, 0)
-        server = rule.after(state.server, round, seconds)._replace(method=after.server)
+        server = rule.after(state.server._replace(method=after.server), round, seconds)
         tau, idle = rule.until(state.server), jnp.maximum(server.idle, 0)
         if all_dropped == "error":
             round.refuse_if(idle >= _IDLE, f'{_NOTHING_DONE}, or all_dropped="warn"', tau)
