@@ -308,7 +308,7 @@ class Communicator(Round):
             ValueError: exchanges of different patterns.
         """
         self.record.require_seen("joint")
-        with self.record.joined():
+        with self.record.joined(self.workers):
             yield
 
     def if_active(self, tree: PyTree, otherwise: PyTree) -> PyTree:
@@ -421,8 +421,8 @@ class Communicator(Round):
             yield
 
     def _add_reduced(self, call: str, tree: PyTree, via: Pattern) -> None:
-        one_server = via in (network.parameter_server, network.star)
-        self.record.add(f"{call} via {via.name}", via, bits.all_reduced(tree, self.workers, via), simulated=one_server)
+        one_server, size = via in (network.parameter_server, network.star), bits.of_tree(tree)
+        self.record.add(f"{call} via {via.name}", via, bits.all_reduced(size, self.workers, via), simulated=one_server, size=size)
 
     def _add_to_neighbours(self, call: str, tree: PyTree, topology: Topology) -> None:
         size = bits.of_tree(tree)

@@ -22,6 +22,7 @@ class Sending(NamedTuple):
         call: the communicator's call, for people: "mix on ring(8)".
         pattern: how its messages flow, for the clock.
         bits: of each worker of the block.
+        size: of an all-reduce, bits of one worker's rows; None: it is none.
         simulated: on several devices other collectives stand for the messages (one server, pairs of workers chosen in the loop): their
             traffic is not that of the messages.
         period: rounds from one such exchange to the next; a traced one if it is swept; 0: no fixed number.
@@ -33,6 +34,7 @@ class Sending(NamedTuple):
     call: str
     pattern: Pattern
     bits: Bits
+    size: int | None = None
     simulated: bool = False
     period: Period = 1
     turns: int = 1
@@ -127,10 +129,10 @@ class Record:
         self._keys += 1
         return self._key if self._keys == 1 else jax.random.fold_in(self._key, self._keys)
 
-    def add(self, call: str, pattern: Pattern, sent: Bits, *, simulated: bool = False, turns: int = 1) -> None:
+    def add(self, call: str, pattern: Pattern, sent: Bits, *, size: int | None = None, simulated: bool = False, turns: int = 1) -> None:
         """Records an exchange."""
         frame = self.frame
-        frame.sendings.append(Sending(call, pattern, sent, simulated, frame.period, turns, frame.turn))
+        frame.sendings.append(Sending(call, pattern, sent, size, simulated, frame.period, turns, frame.turn))
 
     @contextmanager
     def inside(self, frame: Frame) -> Iterator[None]:
@@ -149,8 +151,8 @@ class Record:
             self.frame.numbers[kind].update(named)
 
     @contextmanager
-    def joined(self) -> Iterator[None]:
-        """The exchanges in here are one: of one pattern, whose messages carry what all of them send."""
+    def joined(self, N: int) -> Iterator[None]:
+        """The exchanges in here are one: of one pattern, whose messages carry what all of them send, between N workers."""
         frame = self.frame
         first = len(frame.sendings)
         yield
@@ -162,6 +164,9 @@ class Record:
         whole = parts[0]
         for part in parts[1:]:
             whole = whole._replace(bits=whole.bits + part.bits, simulated=whole.simulated or part.simulated)
+        sizes = [part.size for part in parts if part.size is not None]
+        if len(sizes) == len(parts):  # rows of one all-reduce, whose bits are rounded once
+            whole = whole._replace(bits=bits.all_reduced(sum(sizes), N, whole.pattern), size=sum(sizes))
         frame.sendings[first:] = [whole._replace(call=", ".join(part.call for part in parts))]
 
     def sendings(self) -> tuple[Sending, ...]:

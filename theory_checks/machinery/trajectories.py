@@ -119,9 +119,7 @@ def run(build: Build, of: Instance, *, seed: int = 0, place: Place | None = None
         bits, metrics, compute, *_ = jax.tree.map(np.asarray, statistics)
     asked = None if asked is None else np.asarray(asked)
     sent, received = counts.to_int(bits.up), counts.to_int(bits.down)
-    return Trajectory(
-        states, rows(home, 1), asked, rows(gradients), np.asarray(noise), sent, received, metrics, compute, np.asarray(clock)
-    )
+    return Trajectory(states, rows(home, 1), asked, rows(gradients), np.asarray(noise), sent, received, metrics, compute, np.asarray(clock))
 
 
 @partial(jax.jit, static_argnames=("build", "place", "length"), compiler_options=_HASTE)
