@@ -339,7 +339,8 @@ class Communicator(Round):
 
     def computed(self, seconds: jax.Array) -> None:
         """States for how many seconds each worker has computed, `[N]`, of a method that stops workers; on a cluster."""
-        self._time("compute", seconds)
+        self.record.require_seen("computed")
+        self.record.time("computed", "compute", seconds)
 
     def event(self, tree: PyTree, among: jax.Array, elapsed: jax.Array | None, pattern: Pattern) -> None:
         """A message of a few workers, of a method that is driven by events and keeps its own time.
@@ -355,7 +356,7 @@ class Communicator(Round):
         sent = jnp.where(here[:, None], bits.to_one(bits.of_tree(tree), self.workers), jnp.uint32(0))
         self.record.add("event", pattern, Bits(sent, sent), simulated=True)
         if elapsed is not None:
-            self._time("elapsed", elapsed)
+            self.record.time("event", "elapsed", elapsed)
 
     def sent(self, up: jax.Array, down: jax.Array, pattern: Pattern, *, simulated: bool = False) -> None:
         """Records an exchange that the method models itself.
@@ -440,10 +441,6 @@ class Communicator(Round):
     def _note(self, kind: str, numbers: dict[str, jax.Array]) -> None:
         self.record.require_seen("log" if kind == "metrics" else kind.removesuffix("s"))
         self.record.frame.numbers[kind].update(numbers)
-
-    def _time(self, kind: str, seconds: jax.Array) -> None:
-        self.record.require_seen(kind)
-        self.record.frame.times[kind] = seconds
 
     def _sometimes(self, now: Any, turn: Any, period: Period, send: Callable, operands: tuple, otherwise: Callable | None) -> Any:
         record, opened = self.record, list[Frame]()

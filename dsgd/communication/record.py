@@ -75,7 +75,6 @@ class Frame:
         self.sendings: list[Sending] = []
         self.answers: list[tuple[int, jax.Array]] = []  # exchanges with servers that wait for the servers' messages
         self.numbers: dict[str, dict[str, jax.Array]] = {"metrics": {}, "refusals": {}, "warnings": {}}
-        self.times: dict[str, jax.Array] = {}
 
     def arrays(self) -> Any:
         """All that is traced in it; numbers as floats, which are NaN where the branch is not taken."""
@@ -105,16 +104,12 @@ class Record:
         self.weighs = False  # whether a mean had the workers' weights
         self._key, self._keys = key, 0
         self._frames = [Frame(step, 1)]
+        self._times: dict[str, jax.Array] = {}
 
     @property
     def frame(self) -> Frame:
         """Where calls are recorded now."""
         return self._frames[-1]
-
-    @property
-    def keeps_time(self) -> bool:
-        """Whether the method has said how long workers compute, or the round takes."""
-        return any(frame.times for frame in self._frames)
 
     def require_seen(self, call: str) -> None:
         """Raises a ValueError if the call is in a branch, a loop or a map that hides it from the record."""
@@ -135,6 +130,17 @@ class Record:
         """Records an exchange."""
         frame = self.frame
         frame.sendings.append(Sending(call, pattern, sent, simulated, frame.period, turns, frame.turn))
+
+    def time(self, call: str, kind: str, seconds: jax.Array) -> None:
+        """Records how long workers compute ("compute"), or the round takes ("elapsed")."""
+        if self._times:
+            raise ValueError(
+                f"{self.method}: round.{call} gives the round's seconds, which another call has given; expected one such call: a method that"
+                " stops workers or keeps its own time cannot contain another one"
+            )
+        if len(self._frames) > 1:
+            raise ValueError(f"{self.method}: round.{call} gives seconds of some rounds only, in round.when; call it in every round")
+        self._times[kind] = seconds
 
     @contextmanager
     def inside(self, frame: Frame) -> Iterator[None]:
@@ -184,7 +190,7 @@ class Record:
     def statistics(self, N: int) -> Statistics:
         """What the engine puts into the history, of N workers."""
         (frame,) = self._frames
-        numbers, times = frame.numbers, frame.times
+        numbers, times = frame.numbers, self._times
         sent = [sending.bits if sending.now is None else _only_if(sending.now, sending.bits) for sending in frame.sendings]
         return Statistics(
             reduce(add, sent) if sent else bits.none(N),

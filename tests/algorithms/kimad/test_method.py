@@ -1,4 +1,4 @@
-"""Kimad on a cluster beside its algorithm in numpy: all that it carries, what it sends, how long that takes, and what it refuses."""
+"""Kimad on a cluster compared with its algorithm in numpy: all that it carries, what it sends, how long that takes, and what it refuses."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_estimates_are_wrong_by_what_changes_meanwhile():
 
 
 def test_bits_are_those_of_real_messages():
-    """Of `compressors.top_k`, in arrays, and of which compressor each layer has; and that is what it is told to be late by."""
+    """Of `compressors.top_k`, in arrays, and of which compressor each layer has; and what exceeds the budget is recorded."""
 
     def fixed(which):
         return lambda errors, sizes, budget: jnp.full(len(sizes), which, jnp.int32)
