@@ -26,6 +26,7 @@ from dsgd.machines.family import loopback
 from dsgd.machines.runtime import join
 from dsgd.machines.watch import Lost
 from dsgd.runs.driver import compile_round, run
+from dsgd.runs.exchanges import Exchange, exchanges
 from dsgd.runs.feed import Batches
 from dsgd.runs.history import Diverged, evaluated
 from dsgd.runs.interrupts import Interrupted
@@ -42,6 +43,7 @@ __all__ = [
     "Constants",
     "Diverged",
     "Elsewhere",
+    "Exchange",
     "Gradients",
     "Interrupted",
     "Lost",
@@ -65,6 +67,7 @@ __all__ = [
     "compressors",
     "counts",
     "evaluated",
+    "exchanges",
     "frame",
     "join",
     "loopback",
