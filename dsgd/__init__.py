@@ -30,6 +30,7 @@ from dsgd.machines.family import loopback
 from dsgd.machines.runtime import join
 from dsgd.machines.watch import Lost
 from dsgd.runs.driver import compile_round, run
+from dsgd.runs.exchanges import Exchange, exchanges
 from dsgd.runs.feed import Batches
 from dsgd.runs.history import Diverged, evaluated
 from dsgd.runs.interrupts import Interrupted
@@ -48,6 +49,7 @@ __all__ = [
     "Elsewhere",
     "Encoded",
     "Evaluation",
+    "Exchange",
     "Gradients",
     "Interrupted",
     "Loss",
@@ -73,6 +75,7 @@ __all__ = [
     "compressors",
     "counts",
     "evaluated",
+    "exchanges",
     "frame",
     "join",
     "loopback",
