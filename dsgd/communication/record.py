@@ -135,8 +135,8 @@ class Record:
         """Records how long workers compute ("compute"), or the round takes ("elapsed")."""
         if self._times:
             raise ValueError(
-                f"{self.method}: round.{call} gives the round's seconds, which another call has given; expected one such call: a method that"
-                " stops workers or keeps its own time cannot contain another one"
+                f"{self.method}: round.{call} gives the round's seconds, which another call has given; expected one such call: a method"
+                " that stops workers or keeps its own time cannot contain another one"
             )
         if len(self._frames) > 1:
             raise ValueError(f"{self.method}: round.{call} gives seconds of some rounds only, in round.when; call it in every round")
