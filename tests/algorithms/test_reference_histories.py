@@ -5,7 +5,7 @@ reason in the commit message, and run `python -m tests.algorithms.test_reference
 
 Bits and other integers are equal. Real numbers differ by rounding only: a sum of eight float32 terms in another order differs by about
 5e-7 of its terms, and eight rounds of step size 0.1 add such errors up, but do not amplify them. Other
-compiler settings changed them by at most a sixth of what is allowed here.
+compiler settings, four devices and the file's six digits changed results by at most a sixth of what is allowed here.
 """
 
 from __future__ import annotations
