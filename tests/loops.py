@@ -26,9 +26,9 @@ def traced(algorithm: dsgd.Algorithm, problem: dsgd.Problem, devices: int, clust
     return _traced(plan, problem, {}, jax.random.key(0))
 
 
-def sendings(algorithm: dsgd.Algorithm, problem: dsgd.Problem) -> tuple[Sending, ...]:
-    """The exchanges that an update of the method records."""
-    plan = plans.make_plan(plans.Always(algorithm), algorithm, problem, 1, runs=0, size=1, record_every=1)
+def sendings(algorithm: dsgd.Algorithm, problem: dsgd.Problem, cluster: dsgd.clusters.Cluster | None = None) -> tuple[Sending, ...]:
+    """The exchanges that an update of the method records; arguments as of `dsgd.run`."""
+    plan = plans.make_plan(plans.Always(algorithm), algorithm, problem, 1, runs=0, size=1, record_every=1, cluster=cluster)
     return loop.describe(plan, algorithm).sendings
 
 
