@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import loops
 import numpy as np
 import optax
 import pytest
@@ -306,7 +305,7 @@ def test_a_server_has_what_it_had_after_a_round_with_nobody():
 
 NO_ROUNDS = "it has no rounds; a worker that does not participate is a slow one, with longer seconds of compute"
 SERVERS = "each worker is the server of a shard of the model, which no other worker has"
-ONE_W = "its correction needs the same W in all rounds, which changes if a message is missing"
+ONE_W = "its correction remembers what one W has changed in all rounds, and without some messages that is another W"
 REFUSED = {
     "sgd": "it is one machine, which asks one worker in each round",
     "csgd": SERVERS,
@@ -326,10 +325,10 @@ def test_all_others_are_refused_by_name_and_the_error_names_some_that_go_on():
     for name in algorithms.ALGORITHMS:
         method = algorithms.make(name, SGD, N)
         if name not in REFUSED:
-            loops.sendings(method, PROBLEM, CLUSTER)
+            dsgd.exchanges(method, PROBLEM, cluster=CLUSTER)
             continue
         with pytest.raises(ValueError) as error:
-            loops.sendings(method, PROBLEM, CLUSTER)
+            dsgd.exchanges(method, PROBLEM, cluster=CLUSTER)
         expected = f"{method.name} on a cluster where workers do not participate: {REFUSED[name]}; expected a method that goes on, such as "
         assert str(error.value).startswith(expected)
         assert str(error.value).removeprefix(expected) == GOES_ON
@@ -346,7 +345,7 @@ def test_kimad_needs_all_messages():
     certain = clusters.bernoulli(1.0, 1.0)
     for missing in ({"present": certain}, {"delivered": certain}):
         with pytest.raises(
-            ValueError, match="who misses a message of the server no longer has its estimate of the model; need a method that"
+            ValueError, match="a worker that misses a message of the server no longer has its estimate of the model; expected a method that"
         ):
             run(method, clusters.Cluster(clusters.constant(1.0), **missing))
 
@@ -355,7 +354,7 @@ def test_directed_graphs_are_for_push_sum():
     lossy = clusters.Cluster(clusters.constant(1.0), delivered=clusters.bernoulli(0.5, 1.0))
     directed = [algorithms.decentralized_sgd(SGD, PUSH), algorithms.gradient_tracking(SGD, PUSH), algorithms.local_sgd(SGD, H, PUSH)]
     for method in directed:
-        with pytest.raises(ValueError, match=r"where messages are lost: the W of one_peer_exponential\(8\) is not symmetric"):
+        with pytest.raises(ValueError, match=r"where messages are lost: W of one_peer_exponential\(8\) is not symmetric"):
             run(method, lossy)
 
 
@@ -364,7 +363,7 @@ def test_push_sum_needs_positive_weights_where_messages_are_lost():
     W = 1.1 * topologies.ring(N, topologies.lazy).W - 0.1 * COMPLETE.W
     assert W.min() < 0
     method = algorithms.stochastic_gradient_push(SGD, topologies.from_matrix(W, "mine"))
-    with pytest.raises(ValueError, match="workers are away: the W of mine has negative weights"):
+    with pytest.raises(ValueError, match="workers do not participate: W of mine has negative weights"):
         run(method)
 
 

@@ -636,7 +636,7 @@ def test_d2_at_minus_a_third_goes_on_below_it_diverges(mesh):
     """Curvature pulls the root -1 into the unit circle; below, it is outside where the curvature is small."""
     graphs = {"at": RING, "below": topologies.hypercube(3)}
     cases = {name: d2(STEP, graph, allow_unproven=True) for name, graph in graphs.items()}
-    on = {name: problems.random_quadratic(graph.workers, D, heterogeneity=2.0, seed=1) for name, graph in graphs.items()}
+    on = {name: problems.random_quadratic(graph.n, D, heterogeneity=2.0, seed=1) for name, graph in graphs.items()}
     result = dsgd.run(cases["at"], on["at"], steps=2_000, key=jax.random.key(0), mesh=mesh, record_every=500)
     np.testing.assert_allclose(result.params, on["at"].constants.minimizer, rtol=0, atol=1e-4)
     assert result.history["consensus"][-1] < 1e-6
