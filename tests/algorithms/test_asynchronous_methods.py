@@ -24,7 +24,16 @@ from jax.sharding import PartitionSpec as P
 import algorithms
 import dsgd
 import topologies
-from algorithms import asynchronous_gossip_sgd, asynchronous_sgd, backup_workers_sgd, delays, minibatch_sgd, sgd
+from algorithms import (
+    asynchronous_gossip_sgd,
+    asynchronous_server,
+    asynchronous_sgd,
+    backup_workers_sgd,
+    delays,
+    minibatch_sgd,
+    optimizers,
+    sgd,
+)
 from dsgd import clusters, network, problems
 from dsgd.communication import Statistics
 from tests.algorithms import layers
@@ -567,6 +576,91 @@ def test_staleness_aware_adam_goes_its_way_in_shorter_steps():
         np.testing.assert_allclose(x - aware[t], (plain[t + 1] - plain[t]) / max(1, t), rtol=1e-9)
 
 
+# --- Custom steps of the server.
+
+
+class Compensated(NamedTuple):
+    """A model, its optimizer's state, and the mean square of gradients."""
+
+    params: Any
+    optimizer: Any
+    mean_square: Any
+
+
+def delay_compensated_sgd(optimizer: optax.GradientTransformation, weight: float, **options: Any) -> dsgd.Algorithm:
+    """DC-ASGD-c of Zheng et al., 2017, equation 10."""
+
+    def step(model, gradient, arrival, read):
+        gradient = jax.tree.map(lambda g, x, old: g + weight * g * g * (x - old), gradient, model.params, read)
+        return optimizers.step(optimizer, model, gradient)
+
+    return asynchronous_server("delay_compensated_sgd", optimizer, step, **options)
+
+
+def adaptive_compensated_sgd(optimizer: optax.GradientTransformation, weight: float, decay: float, **options: Any) -> dsgd.Algorithm:
+    """DC-ASGD-a, equation 14, whose weight is divided by the root of the mean square."""
+
+    def start(model):
+        return Compensated(*model, optax.tree.zeros_like(model.params))
+
+    def step(model, gradient, arrival, read):
+        squares = jax.tree.map(lambda mean, g: decay * mean + (1 - decay) * g * g, model.mean_square, gradient)
+        scaled = jax.tree.map(lambda g, mean: weight * g * g / jnp.sqrt(mean + 1e-7), gradient, squares)
+        gradient = jax.tree.map(lambda g, scale, x, old: g + scale * (x - old), gradient, scaled, model.params, read)
+        return Compensated(*optimizers.step(optimizer, optimizers.Model(model.params, model.optimizer), gradient), squares)
+
+    return asynchronous_server(f"adaptive_compensated_sgd({decay})", optimizer, step, start=start, **options)
+
+
+WEIGHT, DECAY = 0.5, 0.9
+
+
+@pytest.mark.parametrize(
+    ("method", "adaptive", "servers"),
+    [(delay_compensated_sgd(STEP, WEIGHT), False, 1), (adaptive_compensated_sgd(STEP, WEIGHT, DECAY, servers=2), True, 2)],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_a_custom_step_gets_the_model_that_the_gradient_was_computed_at(method, adaptive, servers):
+    many = random_clusters(B=2, seed=2)
+    found = drive(method, quadratic(), partial(cluster_of, latency=0.25), many, steps=30)
+    for b in range(2):
+        schedule = server_schedule(each(many, b), latency=0.25, convention="blocking", servers=servers, updates=30, bits=64 * D)
+        assert (found.worker[b].tolist(), found.clock[b].tolist()) == (schedule.worker, schedule.clock)
+        x, mean, weight = [numbers()[2]], np.zeros(D), WEIGHT
+        for t, n in enumerate(schedule.worker):
+            read = np.concatenate([cut(x[t - age], servers)[part] for part, age in enumerate(schedule.staleness[t])])
+            slope = g(n, read)
+            if adaptive:
+                mean = DECAY * mean + (1 - DECAY) * slope**2
+                weight = WEIGHT / np.sqrt(mean + 1e-7)
+            x.append(x[t] - GAMMA * (slope + weight * slope**2 * (x[t] - read)))
+        np.testing.assert_allclose(found.model[b], x, rtol=1e-11, atol=1e-11)
+
+
+def test_without_compensation_it_is_asynchronous_sgd_to_the_bit():
+    cluster = clusters.Cluster(clusters.lognormal(0.0, 1.0), up=clusters.constant(256.0))
+    found, expected = (
+        dsgd.run(method, noisy(4), steps=20, key=jax.random.key(0), mesh=1, cluster=cluster)
+        for method in (delay_compensated_sgd(MOMENTUM, 0.0, servers=2, bound=5), asynchronous_sgd(MOMENTUM, servers=2, bound=5))
+    )
+    for name, values in expected.history.items():
+        np.testing.assert_array_equal(found.history[name], values, err_msg=name)
+    np.testing.assert_array_equal(found.params, expected.params)
+
+
+def test_a_custom_step_keeps_the_contract():
+    cluster = clusters.Cluster(clusters.exponential(1.0), up=clusters.constant(1e3))
+    dsgd.check(adaptive_compensated_sgd(STEP, WEIGHT, DECAY), noisy(4), key=jax.random.key(1), cluster=cluster).require()
+
+
+def test_what_a_custom_step_gives_is_checked():
+    wrong = asynchronous_server("mine", STEP, lambda model, gradient, arrival, read: model._replace(params=read[:1]))
+    with pytest.raises(ValueError, match=r"mine: step gives .*params"):
+        run(wrong)
+    with pytest.raises(ValueError, match=r"asynchronous_server: step = .*4 arguments \(model, gradient, arrival, read\)"):
+        asynchronous_server("mine", STEP, lambda model, gradient: model)
+
+
 # --- Asynchronous gossip.
 
 
@@ -808,6 +902,7 @@ def test_names_have_the_options():
         asynchronous_sgd(STEP).name,
         asynchronous_sgd(STEP, delays.constant(3), servers=2, staleness_aware=True).name,
         asynchronous_sgd(STEP, bound=7).name,
+        adaptive_compensated_sgd(STEP, WEIGHT, DECAY, servers=2).name,
         asynchronous_gossip_sgd(STEP, topologies.ring(4)).name,
         backup_workers_sgd(STEP, 2).name,
     ]
@@ -815,6 +910,7 @@ def test_names_have_the_options():
         "asynchronous_sgd",
         "asynchronous_sgd(constant(3), servers=2, staleness_aware)",
         "asynchronous_sgd(bound=7)",
+        "adaptive_compensated_sgd(servers=2, 0.9)",
         "asynchronous_gossip_sgd(ring(4))",
         "backup_workers_sgd(2)",
     ]
