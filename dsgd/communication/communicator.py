@@ -458,17 +458,19 @@ class Communicator(Round):
         return _shaped(delivery, tree, compressor)
 
     def _note(self, kind: str, numbers: dict[str, jax.Array]) -> None:
-        self.record.require_seen("log" if kind == "metrics" else kind.removesuffix("s"))
+        self.record.require_seen({"metrics": "log", "refusals": "refuse_if", "warnings": "warn_if"}[kind])
         self.record.frame.numbers[kind].update(numbers)
 
     def _sometimes(self, now: Any, turn: Any, period: Period, send: Callable, operands: tuple, otherwise: Callable | None) -> Any:
         record, opened = self.record, list[Frame]()
         record.require_seen("when")
+        outer = record.frame.period
+        rounds = period if isinstance(outer, int) and outer == 1 else outer * period
         if not isinstance(period, Tracer) and period == 1:
             return send(*operands)
 
         def branch(operands):
-            opened[:] = [Frame(turn, period)]
+            opened[:] = [Frame(turn, rounds)]
             with record.inside(opened[0]):
                 result = send(*operands)
             return result, opened[0].arrays()
