@@ -55,7 +55,7 @@ def all_reduced(size: int, N: int, pattern: Pattern) -> Bits:
     through servers are padded, and count their padding. In a round with a `workers.attendance`, it is among the workers that participate.
 
     Args:
-        size: bits of one worker's rows.
+        size: bits of one worker's vector.
         N: number of workers.
         pattern: each worker sends, and receives, `pattern.vectors(N)` times its rows.
     """

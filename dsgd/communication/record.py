@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import reduce
+from operator import add
 from typing import Any, NamedTuple
 
 import jax
@@ -22,24 +24,24 @@ class Sending(NamedTuple):
         call: the communicator's call, for people: "mix on ring(8)".
         pattern: how its messages flow, for the clock.
         bits: of each worker of the block.
-        size: of an all-reduce, bits of one worker's rows; None: it is none.
         simulated: on several devices other collectives stand for the messages (one server, pairs of workers chosen in the loop): their
             traffic is not that of the messages.
         period: rounds from one such exchange to the next; a traced one if it is swept; 0: no fixed number.
         turns: exchanges after which a schedule of topologies repeats.
         turn: int32 scalar, the number of this exchange, of a schedule.
         now: bool scalar, whether it takes place in this round; None: in every round.
+        size: bits of each worker's vector, of an all-reduce, whose pieces are rounded once for all that it carries; 0: of others.
     """
 
     call: str
     pattern: Pattern
     bits: Bits
-    size: int | None = None
     simulated: bool = False
     period: Period = 1
     turns: int = 1
     turn: Any = None
     now: jax.Array | None = None
+    size: int = 0
 
 
 class Statistics(NamedTuple):
@@ -73,19 +75,21 @@ class Frame:
         self.sendings: list[Sending] = []
         self.answers: list[tuple[int, jax.Array]] = []  # exchanges with servers that wait for the servers' messages
         self.numbers: dict[str, dict[str, jax.Array]] = {"metrics": {}, "refusals": {}, "warnings": {}}
-        self.times: dict[str, jax.Array] = {}
 
     def arrays(self) -> Any:
-        """All that is traced in it; numbers as floats, which are NaN where the branch is not taken."""
+        """All that is traced in it; numbers as floats, which are NaN where the branch is not taken.
+
+        The turn of this frame was known before its branch was opened; that of a branch in it was not.
+        """
         numbers = jax.tree.map(lambda number: number.astype(jnp.promote_types(number.dtype, jnp.float32)), self.numbers)
-        return [(sending.bits, sending.now) for sending in self.sendings], numbers
+        return [(sending.bits, sending.now, None if sending.turn is self.turn else sending.turn) for sending in self.sendings], numbers
 
     def enclosed(self, arrays: Any, now: jax.Array) -> tuple[list[Sending], dict[str, dict[str, jax.Array]]]:
         """What the trace around it records, of the arrays that came out of the branch."""
         sent, numbers = arrays
         return [
-            sending._replace(bits=bits, now=now if inner is None else inner, turn=self.turn)
-            for sending, (bits, inner) in zip(self.sendings, sent, strict=True)
+            sending._replace(bits=bits, now=now if inner is None else inner, turn=self.turn if turn is None else turn)
+            for sending, (bits, inner, turn) in zip(self.sendings, sent, strict=True)
         ], numbers
 
 
@@ -103,16 +107,12 @@ class Record:
         self.weighs = False  # whether a mean had the workers' weights
         self._key, self._keys = key, 0
         self._frames = [Frame(step, 1)]
+        self._times: dict[str, jax.Array] = {}
 
     @property
     def frame(self) -> Frame:
         """Where calls are recorded now."""
         return self._frames[-1]
-
-    @property
-    def keeps_time(self) -> bool:
-        """Whether the method has said how long workers compute, or the round takes."""
-        return any(frame.times for frame in self._frames)
 
     def require_seen(self, call: str) -> None:
         """Raises a ValueError if the call is in a branch, a loop or a map that hides it from the record."""
@@ -129,10 +129,21 @@ class Record:
         self._keys += 1
         return self._key if self._keys == 1 else jax.random.fold_in(self._key, self._keys)
 
-    def add(self, call: str, pattern: Pattern, sent: Bits, *, size: int | None = None, simulated: bool = False, turns: int = 1) -> None:
+    def add(self, call: str, pattern: Pattern, sent: Bits, *, simulated: bool = False, turns: int = 1) -> None:
         """Records an exchange."""
         frame = self.frame
-        frame.sendings.append(Sending(call, pattern, sent, size, simulated, frame.period, turns, frame.turn))
+        frame.sendings.append(Sending(call, pattern, sent, simulated, frame.period, turns, frame.turn))
+
+    def time(self, call: str, kind: str, seconds: jax.Array) -> None:
+        """Records how long workers compute ("compute"), or the round takes ("elapsed")."""
+        if self._times:
+            raise ValueError(
+                f"{self.method}: round.{call} gives the round's seconds, which another call has given; expected one such call: a method"
+                " that stops workers or keeps its own time cannot contain another one"
+            )
+        if len(self._frames) > 1:
+            raise ValueError(f"{self.method}: round.{call} gives seconds of some rounds only, in round.when; call it in every round")
+        self._times[kind] = seconds
 
     @contextmanager
     def inside(self, frame: Frame) -> Iterator[None]:
@@ -143,6 +154,11 @@ class Record:
         finally:
             self._frames.pop()
 
+    def add_reduced(self, call: str, pattern: Pattern, size: int, N: int, *, simulated: bool) -> None:
+        """Records an all-reduce of a vector of so many bits of each of N workers."""
+        self.add(call, pattern, bits.all_reduced(size, N, pattern), simulated=simulated)
+        self.frame.sendings[-1] = self.frame.sendings[-1]._replace(size=size)
+
     def enclose(self, frame: Frame, arrays: Any, now: jax.Array) -> None:
         """Records what a branch has sent, of the arrays that came out of it, here where it was opened."""
         sendings, numbers = frame.enclosed(arrays, now)
@@ -152,7 +168,7 @@ class Record:
 
     @contextmanager
     def joined(self, N: int) -> Iterator[None]:
-        """The exchanges in here are one: of one pattern, whose messages carry what all of them send, between N workers."""
+        """The exchanges in here are one: of one pattern, whose messages carry what all of them send."""
         frame = self.frame
         first = len(frame.sendings)
         yield
@@ -161,13 +177,13 @@ class Record:
         names = {part.pattern.name for part in parts}
         if len(names) > 1:
             raise ValueError(f"{self.method}: round.joint joins {' and '.join(sorted(names))}; expected exchanges of one pattern")
-        whole = parts[0]
-        for part in parts[1:]:
-            whole = whole._replace(bits=whole.bits + part.bits, simulated=whole.simulated or part.simulated)
-        sizes = [part.size for part in parts if part.size is not None]
-        if len(sizes) == len(parts):  # rows of one all-reduce, whose bits are rounded once
-            whole = whole._replace(bits=bits.all_reduced(sum(sizes), N, whole.pattern), size=sum(sizes))
-        frame.sendings[first:] = [whole._replace(call=", ".join(part.call for part in parts))]
+        if all(part.size for part in parts):
+            size = sum(part.size for part in parts)
+            sent = bits.all_reduced(size, N, parts[0].pattern)
+        else:
+            size, sent = 0, reduce(add, [part.bits for part in parts])
+        call, simulated = ", ".join(part.call for part in parts), any(part.simulated for part in parts)
+        frame.sendings[first:] = [parts[0]._replace(call=call, bits=sent, simulated=simulated, size=size)]
 
     def sendings(self) -> tuple[Sending, ...]:
         """All exchanges of the round, in order."""
@@ -177,13 +193,10 @@ class Record:
     def statistics(self, N: int) -> Statistics:
         """What the engine puts into the history, of N workers."""
         (frame,) = self._frames
-        numbers, times = frame.numbers, frame.times
-        total = None
-        for sending in frame.sendings:
-            sent = sending.bits if sending.now is None else _only_if(sending.now, sending.bits)
-            total = sent if total is None else total + sent
+        numbers, times = frame.numbers, self._times
+        sent = [sending.bits if sending.now is None else _only_if(sending.now, sending.bits) for sending in frame.sendings]
         return Statistics(
-            bits.none(N) if total is None else total,
+            reduce(add, sent) if sent else bits.none(N),
             numbers["metrics"],
             times.get("compute"),
             times.get("elapsed"),

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from dsgd import workers
-from dsgd.base import Algorithm, Compressor, Problem, PyTree, Round, State
+from dsgd.base import Algorithm, Compressor, Loss, Problem, PyTree, Round, State
 from dsgd.compressors.sizes import fixed_size
 from dsgd.engine import oracle
 from dsgd.engine.protocol import Method
@@ -69,7 +69,7 @@ def additive(rows: jax.Array) -> Compressor:
     def compress(key, x):
         return x + rows[_row(key, rows.shape[0]), : x.shape[0]]
 
-    return fixed_size(compress, lambda message, d: message, "additive", unbiased=True, omega=lambda d: None)
+    return fixed_size(compress, lambda message, d: message, "additive", omega=lambda d: None)
 
 
 def _row(key: jax.Array, rows: int) -> jax.Array:
@@ -158,7 +158,8 @@ def _round(of: Instance, key: jax.Array, t: jax.Array, s: jax.Array, z: jax.Arra
 
 def _problem(d: int, gradient: Callable | None) -> Problem:
     """Of d parameters, of which only gradients are asked for."""
-    return Problem(init=lambda key: jnp.zeros(d), loss=_nothing, data=(), sample=lambda key, mine: mine, gradient=gradient)
+    loss = _nothing if gradient is None else Loss(_nothing, gradient)
+    return Problem(init=lambda key: jnp.zeros(d), loss=loss, data=(), sample=lambda key, mine: mine)
 
 
 def _gradients(of: Instance, key: jax.Array, z: jax.Array, asked: Asked, problem: Problem) -> PyTree:
@@ -170,7 +171,7 @@ def _gradients(of: Instance, key: jax.Array, z: jax.Array, asked: Asked, problem
     M = asked.work.samples.shape[1]
     # Each micro-batch has a noise of its own: they come as batches from outside, one after the other.
     batches = jax.tree.map(lambda leaf: jnp.repeat(leaf[:, None], M, axis=1), Quadratic(of.A, of.b, jnp.zeros(N)))._replace(noise=noise)
-    one = problem._replace(gradient=lambda x, batch: gradient(x, jax.tree.map(lambda leaf: leaf[0], batch)))
+    one = problem._replace(loss=Loss(_nothing, lambda x, batch: gradient(x, jax.tree.map(lambda leaf: leaf[0], batch))))
     return oracle.gradients(one, asked, key, of.b, N, batches)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from dsgd import clusters, workers
-from dsgd.base import Algorithm, Now, Problem, Round, State
+from dsgd.base import Algorithm, Loss, Now, Problem, Round, State
 from dsgd.engine import oracle
 from dsgd.engine.protocol import Method
 from dsgd.engine.queries import Asked
@@ -126,7 +126,7 @@ def run(build: Build, of: Instance, *, seed: int = 0, place: Place | None = None
 def _rounds(of: Instance, key: jax.Array, *, build: Build, place: Place | None, length: int):
     def everything(of, key):
         data = _Data(of.A, of.b, jnp.broadcast_to(of.root, of.A.shape), of.b)
-        problem = Problem(init=_start, loss=_no_loss, data=data, sample=_sample, gradient=_gradient)
+        problem = Problem(init=_start, loss=Loss(_no_loss, _gradient), data=data, sample=_sample)
         method = Method(build(of), problem, N)
 
         def one_round(carry, t):

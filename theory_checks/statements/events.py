@@ -190,7 +190,7 @@ def _add(key: jax.Array, x: jax.Array) -> jax.Array:
     return x + jax.random.uniform(key, x.shape, x.dtype)
 
 
-SHOWN: Compressor = fixed_size(_add, lambda message, d: message, "shown", unbiased=False, delta=lambda d: 1.0)  # adds what it draws
+SHOWN: Compressor = fixed_size(_add, lambda message, d: message, "shown", delta=lambda d: 1.0)  # adds what it draws
 
 
 def _left_out(told: Told) -> list[Any]:
