@@ -40,7 +40,7 @@ class Communicator(Round):
 
     record: Record
 
-    def _replace(self, **kwargs: Any) -> Communicator:
+    def _replace(self, **kwargs: Any) -> Communicator:  # pyright: ignore[reportIncompatibleMethodOverride] (keeps the record)
         return _with_record(Round._replace(self, **kwargs), self.record)
 
     # All to all.
@@ -115,22 +115,20 @@ class Communicator(Round):
             vectors = compressed.flat(tree, compressor.layer_wise)
             delivery = compressed.to_all(compressor, self.record.next_key(), vectors, self.workers, last)
             self.record.add(f"all_gather of {compressor.name}", network.all_gather, delivery.bits)
-            received, decoded = (compressed.shaped(each, tree, compressor.layer_wise) for each in (delivery.received, delivery.decoded))
-            return delivery._replace(received=received, decoded=decoded)
+            return _shaped(delivery, tree, compressor)
 
     # To neighbours on a graph.
 
-    def mix(self, tree: PyTree, topology: Topology, *, keep_sums: bool = False) -> PyTree:
+    def mix(self, tree: PyTree, topology: Topology) -> PyTree:
         r"""One gossip round, $x_n \leftarrow \sum_m W_{nm} x_m$: leaves `[n, ...]` to `[n, ...]`.
 
         Args:
             tree: floating-point leaves `[n, ...]`.
             topology: W; of a schedule, that of the round.
-            keep_sums: for push-sum, see `push_sum`: a sender keeps what does not arrive.
         """
-        with self._to_neighbours("mix", topology, keep_sums):
+        with self._to_neighbours("mix", topology):
             self._add_to_neighbours("mix", tree, topology)
-            return workers.mix(tree, topology, self.record.frame.turn, keep_sums=keep_sums)
+            return workers.mix(tree, topology, self.record.frame.turn)
 
     def laplacian(self, tree: PyTree, topology: Topology) -> PyTree:
         r"""What one gossip round changes, $\sum_m W_{nm} (x_m - x_n)$: leaves `[n, ...]` to `[n, ...]`; its mean over workers is 0."""
@@ -139,7 +137,9 @@ class Communicator(Round):
             return workers.pull(tree, topology, self.record.frame.turn)
 
     def push_sum(self, tree: PyTree, weights: jax.Array, topology: Topology) -> tuple[PyTree, jax.Array]:
-        r"""One round of push-sum, $x_n \leftarrow \sum_m W_{nm} x_m$ and $w_n \leftarrow \sum_m W_{nm} w_m$: sums over workers are kept.
+        r"""One round of push-sum, $x_n \leftarrow \sum_m W_{nm} x_m$ and $w_n \leftarrow \sum_m W_{nm} w_m$.
+
+        Sums over workers are kept, also if messages are lost: a sender keeps what does not arrive.
 
         Args:
             tree: leaves `[n, ...]`.
@@ -181,8 +181,7 @@ class Communicator(Round):
             self.record.add(
                 f"to_neighbours on {topology.name} of {compressor.name}", network.gossip(topology), delivery.bits, turns=topology.period
             )
-            received, decoded = (compressed.shaped(each, tree, compressor.layer_wise) for each in (delivery.received, delivery.decoded))
-            return delivery._replace(received=received, decoded=decoded)
+            return _shaped(delivery, tree, compressor)
 
     # Through servers, around a ring, between pairs.
 
@@ -247,19 +246,32 @@ class Communicator(Round):
             self.record.add(f"around_ring of {compressor.name}", network.ring_all_reduce, delivery.bits)
             return delivery.received
 
-    def shift(self, tree: PyTree, by: int = 1) -> PyTree:
-        """Worker n receives the row of worker n - by (modulo N): leaves `[n, ...]` to `[n, ...]`."""
-        with self._sending("shift", network.ring_shift):
-            self._require_all("each worker needs the row of another one")
-            self._add_rows("shift", tree, np.arange(self.workers) - by)
-            return workers.shift(tree, by)
-
-    def exchange(self, tree: PyTree, partner: np.ndarray) -> PyTree:
-        """Pairs of workers exchange their rows: leaves `[n, ...]` to `[n, ...]`.
+    def shift(self, tree: PyTree, by: int = 1, compressor: Compressor | None = None, last: Any = ()) -> Any:
+        """Worker n receives the row of worker n - by (modulo N): leaves `[n, ...]` to `[n, ...]`.
 
         Args:
             tree: leaves `[n, ...]`.
+            by: how many places further.
+            compressor: of each row; None: rows are sent as they are.
+            last: the `Delivery.messages` of the last time, of a compressor that starts warm.
+
+        Returns:
+            The rows; with a compressor a `Delivery` of them.
+        """
+        with self._sending("shift", network.ring_shift):
+            self._require_all("each worker needs the row of another one")
+            origin = (np.arange(self.workers) - by) % self.workers
+            return self._moved("shift", tree, origin, lambda rows: workers.shift(rows, by), compressor, last)
+
+    def exchange(self, tree: PyTree, partner: np.ndarray, compressor: Compressor | None = None, last: Any = ()) -> Any:
+        """Pairs of workers exchange their rows: leaves `[n, ...]` to `[n, ...]`.
+
+        Args:
+            tree, compressor, last: as in `shift`.
             partner: of each worker, int `[N]`, in pairs: `partner[partner[n]] == n`; a worker without one is its own.
+
+        Returns:
+            As `shift`.
 
         Raises:
             ValueError: not in pairs.
@@ -270,8 +282,7 @@ class Communicator(Round):
                 given = checks.shown(partner)
                 raise ValueError(f"{self.record.method}: round.exchange with partner = {given}; expected {self.workers} workers in pairs")
             self._require_all("each worker needs the row of its partner")
-            self._add_rows("exchange", tree, pairs)
-            return workers.permuted(tree, pairs)
+            return self._moved("exchange", tree, pairs, lambda rows: workers.permuted(rows, pairs), compressor, last)
 
     # In some rounds only.
 
@@ -308,7 +319,7 @@ class Communicator(Round):
             ValueError: exchanges of different patterns.
         """
         self.record.require_seen("joint")
-        with self.record.joined():
+        with self.record.joined(self.workers):
             yield
 
     def if_active(self, tree: PyTree, otherwise: PyTree) -> PyTree:
@@ -339,7 +350,8 @@ class Communicator(Round):
 
     def computed(self, seconds: jax.Array) -> None:
         """States for how many seconds each worker has computed, `[N]`, of a method that stops workers; on a cluster."""
-        self._time("compute", seconds)
+        self.record.require_seen("computed")
+        self.record.time("computed", "compute", seconds)
 
     def event(self, tree: PyTree, among: jax.Array, elapsed: jax.Array | None, pattern: Pattern) -> None:
         """A message of a few workers, of a method that is driven by events and keeps its own time.
@@ -355,7 +367,7 @@ class Communicator(Round):
         sent = jnp.where(here[:, None], bits.to_one(bits.of_tree(tree), self.workers), jnp.uint32(0))
         self.record.add("event", pattern, Bits(sent, sent), simulated=True)
         if elapsed is not None:
-            self._time("elapsed", elapsed)
+            self.record.time("event", "elapsed", elapsed)
 
     def sent(self, up: jax.Array, down: jax.Array, pattern: Pattern, *, simulated: bool = False) -> None:
         """Records an exchange that the method models itself.
@@ -422,7 +434,7 @@ class Communicator(Round):
 
     def _add_reduced(self, call: str, tree: PyTree, via: Pattern) -> None:
         one_server = via in (network.parameter_server, network.star)
-        self.record.add(f"{call} via {via.name}", via, bits.all_reduced(tree, self.workers, via), simulated=one_server)
+        self.record.add_reduced(f"{call} via {via.name}", via, bits.of_tree(tree), self.workers, simulated=one_server)
 
     def _add_to_neighbours(self, call: str, tree: PyTree, topology: Topology) -> None:
         size = bits.of_tree(tree)
@@ -431,19 +443,23 @@ class Communicator(Round):
         pattern = network.gossip(topology)
         self.record.add(f"{call} on {topology.name}", pattern, sent, simulated=topology.uniform, turns=topology.period)
 
-    def _add_rows(self, call: str, tree: PyTree, origin: np.ndarray) -> None:
-        """One row from each worker's origin, which may be itself."""
-        moves = jnp.asarray(origin % self.workers != np.arange(self.workers), jnp.uint32)
-        sent = counts.times(workers.own(moves, self.workers), bits.to_one(bits.of_tree(tree), self.workers))
-        self.record.add(call, network.ring_shift, Bits(sent, sent))
+    def _moved(self, call: str, tree: PyTree, origin: np.ndarray, move: Callable, compressor: Compressor | None, last: Any) -> Any:
+        """Each worker gets the row of its origin, which may be itself."""
+        N = self.workers
+        moves = workers.own(jnp.asarray(origin != np.arange(N), jnp.uint32), N)
+        if compressor is None:
+            sent = counts.times(moves, bits.to_one(bits.of_tree(tree), N))
+            self.record.add(call, network.ring_shift, Bits(sent, sent))
+            return move(tree)
+        vectors = compressed.flat(tree, compressor.layer_wise)
+        delivery = compressed.moved(compressor, self.record.next_key(), vectors, N, move, last)
+        sent = Bits(*(counts.times(moves, each) for each in delivery.bits[:2]))
+        self.record.add(f"{call} of {compressor.name}", network.ring_shift, sent)
+        return _shaped(delivery, tree, compressor)
 
     def _note(self, kind: str, numbers: dict[str, jax.Array]) -> None:
         self.record.require_seen("log" if kind == "metrics" else kind.removesuffix("s"))
         self.record.frame.numbers[kind].update(numbers)
-
-    def _time(self, kind: str, seconds: jax.Array) -> None:
-        self.record.require_seen(kind)
-        self.record.frame.times[kind] = seconds
 
     def _sometimes(self, now: Any, turn: Any, period: Period, send: Callable, operands: tuple, otherwise: Callable | None) -> Any:
         record, opened = self.record, list[Frame]()
@@ -486,6 +502,12 @@ def communicate(method: Algorithm, state: State, gradients: Gradients, round: Ro
     if isinstance(after, State):
         after = after._replace(step=state.step + 1, fixed=state.fixed)
     return after, record
+
+
+def _shaped(delivery: Delivery, like: PyTree, compressor: Compressor) -> Delivery:
+    """Of vectors `[n, d]` or `[N, d]`, the tree that they were made of."""
+    received, decoded = (compressed.shaped(each, like, compressor.layer_wise) for each in (delivery.received, delivery.decoded))
+    return delivery._replace(received=received, decoded=decoded)
 
 
 def _with_record(round: Round, record: Record) -> Communicator:

@@ -14,7 +14,7 @@ from jax.tree_util import keystr, tree_leaves_with_path
 from dsgd import checks, work, workers
 from dsgd.base import Algorithm, Gradients, Params, Problem, PyTree, Query, Round, State
 from dsgd.causes import noted
-from dsgd.communication import Communicator, Record, communicate
+from dsgd.communication import Communicator, Record, Statistics, communicate
 from dsgd.engine import leaves, queries
 from dsgd.engine.queries import Asked
 
@@ -70,7 +70,7 @@ class Method(NamedTuple):
         _require_state(f"{self.name}: update", after)
         for part in ("server", "workers"):
             checks.require_same(f"{self.name}: update gives State.{part}", getattr(after, part), getattr(state, part), types=True)
-        _require_recorded(record, self.N)
+        _require_noted(self.name, record.statistics(self.N), self.N)
         return after, record
 
     def absent(self, before: PyTree, after: PyTree) -> PyTree:
@@ -140,9 +140,8 @@ def _static(value: Any) -> str:
     return f"a traced {checks.typed(value)}" if isinstance(value, Tracer) else checks.shown(value)
 
 
-def _require_recorded(record: Record, N: int) -> None:
-    """Raises a ValueError if what the update recorded besides its messages has other shapes than the history has room for."""
-    name, noted = record.method, record.statistics(N)
+def _require_noted(name: str, noted: Statistics, N: int) -> None:
+    """Raises a ValueError if what the update noted besides its messages has other shapes than the history has room for."""
     for metric, value in noted.metrics.items():
         if not isinstance(value, jax.Array) or value.shape != (N,):
             need_scalar(f"{name}: round.log gets {metric!r}", value, f"a scalar, or [{N}],")

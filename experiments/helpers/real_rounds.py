@@ -8,7 +8,6 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
@@ -19,6 +18,7 @@ import dsgd
 import topologies
 from dsgd import clusters, compressors, counts, network, problems, workers
 from dsgd.base import Compressor, State
+from dsgd.compressors.sizes import message_shape
 from dsgd.engine import loop
 from dsgd.machines import arrays, nodes
 from dsgd.runs.plans import Always, make_plan
@@ -202,8 +202,7 @@ def measure(work: Tasks, repeats: int, longest: float) -> Rounds:
 
 def _arrays(compressor: Compressor, d: int) -> int:
     """Of which a message is made."""
-    key, x = jax.eval_shape(lambda: (jax.random.key(0), jnp.zeros(d)))
-    return len(jax.tree.leaves(jax.eval_shape(compressor.compress, key, x)))
+    return len(jax.tree.leaves(message_shape(compressor, d)))
 
 
 def _alone(problem: dsgd.Problem, repeats: int, longest: float) -> float:

@@ -130,8 +130,11 @@ def test_an_error_inside_a_member_says_in_which(problem, key, mesh):
 
 
 PROBLEMS = {
-    "gradient": ({"gradient": lambda params, batch: jnp.zeros(())}, "gradient gives a tree as float32[]; need float32[3]"),
-    "loss": ({"loss": lambda params, batch: params, "gradient": None}, "loss gives float32[3]; need one floating-point scalar"),
+    "gradient": (
+        {"loss": dsgd.Loss(lambda params, batch: params.sum(), lambda params, batch: jnp.zeros(()))},
+        "gradient gives a tree as float32[]; need float32[3]",
+    ),
+    "loss": ({"loss": lambda params, batch: params}, "loss gives float32[3]; need one floating-point scalar"),
     "slope": (
         {"evaluate": lambda params, data, shared: ({"loss": jnp.zeros(())}, jnp.zeros((3, 1)))},
         "evaluate gives a slope as float32[3, 1]; need float32[3]",
