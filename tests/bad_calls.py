@@ -249,7 +249,6 @@ GOOD: dict[Callable, dict[str, Any]] = {
         "convention": "blocking",
         "step": jnp.int32(0),
     },
-    network.every: {"period": 2, "pattern": network.multi_server},
     network.gossip: {"topology": RING},
     network.round_seconds: {
         "pattern": network.multi_server,
@@ -330,6 +329,15 @@ GOOD: dict[Callable, dict[str, Any]] = {
     topologies.torus: {"rows": 2, "columns": 2, "weights": topologies.lazy},
     topologies.uniform: {"adjacency": ADJACENCY},
     algorithms.asynchronous_gossip_sgd: _GOSSIP,
+    algorithms.asynchronous_server: {
+        "name": "mine",
+        **_OPTIMIZER,
+        "step": lambda model, gradient, arrival, read: model,
+        "delays": None,
+        "servers": 1,
+        "bound": 4,
+        "start": lambda model: model,
+    },
     algorithms.asynchronous_sgd: {**_OPTIMIZER, "delays": None, "servers": 1, "bound": 4, "staleness_aware": False},
     algorithms.backup_workers_sgd: {**_OPTIMIZER, "backups": 1},
     algorithms.choco_sgd: _SQUEEZED,
