@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -298,6 +299,7 @@ class Communicator(Round):
             period: a positive integer; it may be swept.
             send, operands: as in `when`.
         """
+        period = _common_multiple(self.record.frame.period, period)
         return self._sometimes((self.step + 1) % period == 0, self.step // period, period, send, operands, None)
 
     @contextmanager
@@ -321,7 +323,10 @@ class Communicator(Round):
 
     def log(self, **metrics: jax.Array) -> None:
         """Numbers for the history: scalars, or `[N]` (one for each worker), the same on every device."""
-        self._note("metrics", metrics)
+        for name, value in metrics.items():
+            if np.shape(value) != (self.workers,):
+                checks.require_scalar(f"{self.record.method}: round.log gets {name!r}", value, f"a scalar, or [{self.workers}],")
+        self._note("log", "metrics", metrics)
 
     def refuse_if(self, wrong: jax.Array, words: str, number: Any = 0) -> None:
         """Ends the run with a ValueError if `wrong` holds in any round.
@@ -331,15 +336,18 @@ class Communicator(Round):
             words: what is wrong and how to fix it, with {} for the number.
             number: a real scalar, likewise.
         """
-        self._note("refusals", {words: jnp.where(wrong, jnp.asarray(number, float), jnp.nan)})
+        self._note("refuse_if", "refusals", {words: self._unless("refuse_if", wrong, number)})
 
     def warn_if(self, wrong: jax.Array, words: str, number: Any = 0) -> None:
         """Warns if `wrong` holds; arguments as of `refuse_if`."""
-        self._note("warnings", {words: jnp.where(wrong, jnp.asarray(number, float), jnp.nan)})
+        self._note("warn_if", "warnings", {words: self._unless("warn_if", wrong, number)})
 
     def computed(self, seconds: jax.Array) -> None:
         """States for how many seconds each worker has computed, `[N]`, of a method that stops workers; on a cluster."""
-        self._time("compute", seconds)
+        if np.shape(seconds) != (self.workers,):
+            given = checks.typed(seconds)
+            raise ValueError(f"{self.record.method}: round.computed gets {given}; expected seconds [{self.workers}]")
+        self._time("computed", "compute", seconds)
 
     def event(self, tree: PyTree, among: jax.Array, elapsed: jax.Array | None, pattern: Pattern) -> None:
         """A message of a few workers, of a method that is driven by events and keeps its own time.
@@ -355,7 +363,8 @@ class Communicator(Round):
         sent = jnp.where(here[:, None], bits.to_one(bits.of_tree(tree), self.workers), jnp.uint32(0))
         self.record.add("event", pattern, Bits(sent, sent), simulated=True)
         if elapsed is not None:
-            self._time("elapsed", elapsed)
+            checks.require_scalar(f"{self.record.method}: round.event gets elapsed", elapsed)
+            self._time("event", "elapsed", elapsed)
 
     def sent(self, up: jax.Array, down: jax.Array, pattern: Pattern, *, simulated: bool = False) -> None:
         """Records an exchange that the method models itself.
@@ -437,12 +446,20 @@ class Communicator(Round):
         sent = counts.times(workers.own(moves, self.workers), bits.to_one(bits.of_tree(tree), self.workers))
         self.record.add(call, network.ring_shift, Bits(sent, sent))
 
-    def _note(self, kind: str, numbers: dict[str, jax.Array]) -> None:
-        self.record.require_seen("log" if kind == "metrics" else kind.removesuffix("s"))
-        self.record.frame.numbers[kind].update(numbers)
+    def _unless(self, call: str, wrong: Any, number: Any) -> jax.Array:
+        """The number if something is wrong, else NaN."""
+        checks.require_scalar(f"{self.record.method}: round.{call} gets whether", wrong)
+        checks.require_scalar(f"{self.record.method}: round.{call} gets a number", number)
+        return jnp.where(wrong, jnp.asarray(number, float), jnp.nan)
 
-    def _time(self, kind: str, seconds: jax.Array) -> None:
-        self.record.require_seen(kind)
+    def _note(self, call: str, kind: str, numbers: dict[str, Any]) -> None:
+        self.record.require_seen(call)
+        self.record.frame.numbers[kind].update({name: jnp.asarray(number) for name, number in numbers.items()})
+
+    def _time(self, call: str, kind: str, seconds: jax.Array) -> None:
+        self.record.require_seen(call)
+        if self.record.in_branch:
+            raise ValueError(f"{self.record.method}: round.{call} is called inside round.when; call it outside, in every round")
         self.record.frame.times[kind] = seconds
 
     def _sometimes(self, now: Any, turn: Any, period: Period, send: Callable, operands: tuple, otherwise: Callable | None) -> Any:
@@ -492,6 +509,14 @@ def _with_record(round: Round, record: Record) -> Communicator:
     communicator = Communicator(*round)
     communicator.record = record
     return communicator
+
+
+def _common_multiple(outer: Period, period: Period) -> Period:
+    """Rounds from one exchange to the next of `every` inside another one (or inside `when`, whose period is 0)."""
+    if not isinstance(outer, Tracer) and outer <= 1:
+        return period
+    traced = isinstance(outer, Tracer) or isinstance(period, Tracer)
+    return jnp.lcm(outer, period) if traced else math.lcm(outer, period)
 
 
 def _is_float(leaf: Any) -> bool:

@@ -76,14 +76,14 @@ class Frame:
     def arrays(self) -> Any:
         """All that is traced in it; numbers as floats, which are NaN where the branch is not taken."""
         numbers = jax.tree.map(lambda number: number.astype(jnp.promote_types(number.dtype, jnp.float32)), self.numbers)
-        return [(sending.bits, sending.now) for sending in self.sendings], numbers
+        return [(sending.bits, sending.now, sending.turn) for sending in self.sendings], numbers
 
     def enclosed(self, arrays: Any, now: jax.Array) -> tuple[list[Sending], dict[str, dict[str, jax.Array]]]:
         """What the trace around it records, of the arrays that came out of the branch."""
         sent, numbers = arrays
         return [
-            sending._replace(bits=bits, now=now if inner is None else inner, turn=self.turn)
-            for sending, (bits, inner) in zip(self.sendings, sent, strict=True)
+            sending._replace(bits=bits, now=now if inner is None else inner, turn=turn)
+            for sending, (bits, inner, turn) in zip(self.sendings, sent, strict=True)
         ], numbers
 
 
@@ -106,6 +106,11 @@ class Record:
     def frame(self) -> Frame:
         """Where calls are recorded now."""
         return self._frames[-1]
+
+    @property
+    def in_branch(self) -> bool:
+        """Whether calls are recorded in a branch that `Communicator.when` has opened."""
+        return len(self._frames) > 1
 
     @property
     def keeps_time(self) -> bool:
@@ -159,10 +164,12 @@ class Record:
         names = {part.pattern.name for part in parts}
         if len(names) > 1:
             raise ValueError(f"{self.method}: round.joint joins {' and '.join(sorted(names))}; expected exchanges of one pattern")
-        whole = parts[0]
-        for part in parts[1:]:
-            whole = whole._replace(bits=whole.bits + part.bits, simulated=whole.simulated or part.simulated)
+        whole, *others = sorted(parts, key=lambda part: part.now is not None)  # one that takes place in every round comes first
+        for part in others:
+            now = None if whole.now is None or part.now is None else whole.now | part.now
+            whole = whole._replace(bits=whole.bits + part.bits, simulated=whole.simulated or part.simulated, now=now)
         frame.sendings[first:] = [whole._replace(call=", ".join(part.call for part in parts))]
+        frame.answers = [(min(at, first), key) for at, key in frame.answers]
 
     def sendings(self) -> tuple[Sending, ...]:
         """All exchanges of the round, in order."""
