@@ -448,7 +448,7 @@ class Communicator(Round):
 
     def _unless(self, call: str, wrong: Any, number: Any) -> jax.Array:
         """The number if something is wrong, else NaN."""
-        checks.require_scalar(f"{self.record.method}: round.{call} gets whether", wrong)
+        checks.require_scalar(f"{self.record.method}: round.{call} gets a condition", wrong)
         checks.require_scalar(f"{self.record.method}: round.{call} gets a number", number)
         return jnp.where(wrong, jnp.asarray(number, float), jnp.nan)
 

@@ -303,11 +303,11 @@ def test_states_of_keys_and_of_types_that_numpy_lacks_are_kept(mesh, key, tmp_pa
         state = sgd.init(params, N)
         return state._replace(server=(state.server, jax.random.key(5, impl="rbg"), jnp.full(2, 0.5, jnp.bfloat16)))
 
-    def update(key, state, gradients, round):
+    def update(state, gradients, round):
         inner, own, half = state.server
-        after, info = sgd.update(key, state._replace(server=inner), gradients, round)
+        after = sgd.update(state._replace(server=inner), gradients, round)
         own = jax.random.split(own)[0]
-        return after._replace(server=(after.server, own, half + jax.random.normal(own, (2,), jnp.bfloat16))), info
+        return after._replace(server=(after.server, own, half + jax.random.normal(own, (2,), jnp.bfloat16)))
 
     def bare(member):
         return lambda state, *rest: member(state._replace(server=state.server[0]), *rest)
@@ -324,7 +324,7 @@ ABOUT = {"method": "one", "program": "a"}
 
 
 def carried(**server: jax.Array) -> loop.Carry:
-    return loop.Carry(dsgd.State(jnp.int32(3), server), ())
+    return loop.Carry(dsgd.State(server, step=jnp.int32(3)), ())
 
 
 def opened(folder: Path) -> None:

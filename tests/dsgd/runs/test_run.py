@@ -166,9 +166,10 @@ def test_bits_neither_overflow_nor_round(problem, mesh, key):
     method = algorithms.sgd(optax.sgd(0.1))
     huge = 2**40 + 1
 
-    def update(key, state, gradients, round):
-        state, info = method.update(key, state, gradients, round)
-        return state, info._replace(bits_up=dsgd.counts.of(huge, round.workers))
+    def update(state, gradients, round):
+        up, nothing = (dsgd.counts.of(bits, round.workers) for bits in (huge, 0))
+        round.sent(up, nothing, dsgd.network.local)
+        return method.update(state, gradients, round)
 
     chatty = method._replace(update=update)
     for record_every in (1, 4):
@@ -179,9 +180,9 @@ def test_bits_neither_overflow_nor_round(problem, mesh, key):
 def test_a_methods_own_scalars_are_in_the_history(problem, mesh, key):
     method = algorithms.minibatch_sgd(optax.sgd(0.1))
 
-    def update(key, state, gradients, round):
-        after, info = method.update(key, state, gradients, round)
-        return after, info._replace(metrics={"squared_step": 1.0 * state.step**2})
+    def update(state, gradients, round):
+        round.log(squared_step=1.0 * state.step**2)
+        return method.update(state, gradients, round)
 
     history = dsgd.run(method._replace(update=update), problem, steps=6, key=key, seeds=2, mesh=mesh, record_every=2).history
     np.testing.assert_array_equal(history["squared_step"], [[np.nan, 1, 9, 25]] * 2)
@@ -442,9 +443,9 @@ def test_an_evaluation_that_takes_the_historys_names_or_has_no_loss_is_refused(o
 def test_a_metric_that_takes_the_historys_names_is_refused(mesh, key):
     method = algorithms.minibatch_sgd(optax.sgd(0.1))
 
-    def update(key, state, gradients, round):
-        after, info = method.update(key, state, gradients, round)
-        return after, info._replace(metrics={"loss": jnp.float32(0)})
+    def update(state, gradients, round):
+        round.log(loss=jnp.float32(0))
+        return method.update(state, gradients, round)
 
     with pytest.raises(ValueError, match=r"has metrics \['bits', 'loss'\]; need other names"):
         dsgd.run(method._replace(update=update), own_problem(), steps=2, key=key, mesh=mesh)
