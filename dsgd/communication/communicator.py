@@ -321,14 +321,14 @@ class Communicator(Round):
 
     # What is not a message.
 
-    def log(self, **metrics: jax.Array) -> None:
+    def log(self, **metrics: Any) -> None:
         """Numbers for the history: scalars, or `[N]` (one for each worker), the same on every device."""
         for name, value in metrics.items():
             if np.shape(value) != (self.workers,):
                 checks.require_scalar(f"{self.record.method}: round.log gets {name!r}", value, f"a scalar, or [{self.workers}],")
         self._note("log", "metrics", metrics)
 
-    def refuse_if(self, wrong: jax.Array, words: str, number: Any = 0) -> None:
+    def refuse_if(self, wrong: Any, words: str, number: Any = 0) -> None:
         """Ends the run with a ValueError if `wrong` holds in any round.
 
         Args:
@@ -338,18 +338,18 @@ class Communicator(Round):
         """
         self._note("refuse_if", "refusals", {words: self._unless("refuse_if", wrong, number)})
 
-    def warn_if(self, wrong: jax.Array, words: str, number: Any = 0) -> None:
+    def warn_if(self, wrong: Any, words: str, number: Any = 0) -> None:
         """Warns if `wrong` holds; arguments as of `refuse_if`."""
         self._note("warn_if", "warnings", {words: self._unless("warn_if", wrong, number)})
 
-    def computed(self, seconds: jax.Array) -> None:
+    def computed(self, seconds: Any) -> None:
         """States for how many seconds each worker has computed, `[N]`, of a method that stops workers; on a cluster."""
         if np.shape(seconds) != (self.workers,):
             given = checks.typed(seconds)
             raise ValueError(f"{self.record.method}: round.computed gets {given}; expected seconds [{self.workers}]")
         self._time("computed", "compute", seconds)
 
-    def event(self, tree: PyTree, among: jax.Array, elapsed: jax.Array | None, pattern: Pattern) -> None:
+    def event(self, tree: PyTree, among: jax.Array, elapsed: Any, pattern: Pattern) -> None:
         """A message of a few workers, of a method that is driven by events and keeps its own time.
 
         Args:
@@ -404,7 +404,7 @@ class Communicator(Round):
         raise ValueError(f"{self.record.method} on a cluster where {where}: {reason}; expected a method that goes on, such as {GOES_ON}")
 
     @contextmanager
-    def _sending(self, call: str, pattern: Pattern) -> Iterator[None]:
+    def _sending(self, call: str, pattern: Any) -> Iterator[None]:
         self.record.require_seen(call)
         if not isinstance(pattern, Pattern):
             raise ValueError(f"{self.record.method}: round.{call} via {checks.shown(pattern)}; expected a pattern of dsgd.network")
@@ -418,7 +418,7 @@ class Communicator(Round):
             yield
 
     @contextmanager
-    def _to_neighbours(self, call: str, topology: Topology, keep_sums: bool = False) -> Iterator[None]:
+    def _to_neighbours(self, call: str, topology: Any, keep_sums: bool = False) -> Iterator[None]:
         if not isinstance(topology, Topology):
             raise ValueError(f"{self.record.method}: round.{call} on {checks.shown(topology)}; expected a topology of topologies")
         topology.require_workers(self.record.method, self.workers)
@@ -456,7 +456,7 @@ class Communicator(Round):
         self.record.require_seen(call)
         self.record.frame.numbers[kind].update({name: jnp.asarray(number) for name, number in numbers.items()})
 
-    def _time(self, call: str, kind: str, seconds: jax.Array) -> None:
+    def _time(self, call: str, kind: str, seconds: Any) -> None:
         self.record.require_seen(call)
         if self.record.in_branch:
             raise ValueError(f"{self.record.method}: round.{call} is called inside round.when; call it outside, in every round")
@@ -465,6 +465,8 @@ class Communicator(Round):
     def _sometimes(self, now: Any, turn: Any, period: Period, send: Callable, operands: tuple, otherwise: Callable | None) -> Any:
         record, opened = self.record, list[Frame]()
         record.require_seen("when")
+        checks.require_scalar(f"{record.method}: round.when gets a condition", now)
+        now = jnp.asarray(now)
         if not isinstance(period, Tracer) and period == 1:
             return send(*operands)
 
@@ -488,8 +490,8 @@ class Communicator(Round):
         return result
 
 
-def communicate(method: Algorithm, state: State, gradients: Gradients, round: Round, key: jax.Array) -> tuple[State, Record]:
-    """One update, and the record of what it sent; it is counted as a round.
+def communicate(method: Algorithm, state: State, gradients: Gradients, round: Round, key: jax.Array) -> tuple[Any, Record]:
+    """The state after one update, and the record of what it sent; it is counted as a round.
 
     Args:
         method: with plain members.

@@ -35,24 +35,29 @@ def unrecorded(program: Any) -> list[str]:
     return sorted(set(_found(program.jaxpr, in_update=False)))
 
 
-def _found(jaxpr: Any, in_update: bool) -> Iterator[str]:
+def _found(jaxpr: Any, in_update: bool, around: tuple[Any, ...] = ()) -> Iterator[str]:
+    """As `unrecorded`, in one of its jaxprs; `around` are the sources of the equations that it is in, from the innermost on."""
     for equation in jaxpr.eqns:
         scopes = str(equation.source_info.name_stack)
         if MESSAGE in scopes:
             continue
         inside = in_update or UPDATE in scopes
+        sources = (equation.source_info, *around)
         name = _NAMES.get(equation.primitive.name)
         if inside and name and AXIS in str(equation.params.get("axes", equation.params.get("axis_name"))):
-            yield f"{name} {_place(equation.source_info)}".rstrip()
+            place = next(filter(None, map(_place, sources)), "")
+            yield f"{name} {place}".rstrip()
         for inner in jaxprs_in_params(equation.params):
-            yield from _found(inner, inside)
+            yield from _found(inner, inside, sources)
 
 
 def _place(source: Any) -> str:
-    """Where it is called: the innermost line that is neither JAX's nor ours."""
+    """Where it is called: the innermost line that is neither JAX's nor ours; "" if there is none, as in functions that `jax.jit` traces."""
     frames = source.traceback.frames if source.traceback else []
     for frame in frames:
         path = Path(frame.file_name)
+        if frame.file_name.startswith("<@"):  # a function that a type checker has wrapped
+            continue
         if _OURS not in path.parents and Path(jax.__file__).parent not in path.parents:
             return f"({path.name}:{frame.line_num})"
     return ""

@@ -344,3 +344,205 @@ def test_a_call_moves_data_and_records_bits_pattern_and_period(name, any_mesh):
 )
 def test_exchanges_have_names_for_people(name, said):
     assert all_calls(1).sendings[list(CALLS).index(name)].call == said
+
+
+ATTENDANCE = workers.Attendance(jnp.asarray(PRESENT), jnp.asarray(COUNTED), lambda i, j: jnp.asarray(ARRIVES)[i, j])
+SENT = (RING.W != 0) & ~np.eye(N, dtype=bool) & PRESENT & PRESENT[:, None]  # by receiver and sender
+LEFT = np.where(SENT & ARRIVES, RING.W, 0)
+
+
+def remaining(tree: Any) -> Any:
+    """What W makes of the workers' rows if a worker keeps the weight of what does not arrive."""
+    W = LEFT + np.diag(1 - LEFT.sum(axis=1))
+    return each(lambda x: np.tensordot(W, x, axes=1), tree)
+
+
+def counted(tree: Any, weights: Any = (1.0,) * N) -> Any:
+    by = np.where(COUNTED, weights, 0)
+    return each(lambda x: np.tensordot(by / by.sum(), x, axes=1), tree)
+
+
+def kept() -> Any:
+    return each(lambda new, old: np.where(np.expand_dims(COUNTED, tuple(range(1, new.ndim))), new, old), X, OLD)
+
+
+SIX = np.where(PRESENT, round(2 * 5 / 6 * VECTOR), 0)  # among the workers that participate
+LOSSES: dict[str, tuple[Callable, Any, int | None, P]] = {  # the call, what it moves, bits of a message on the ring; None: an all-reduce
+    "mean": (lambda round, x: round.mean(x), counted(X), None, EVERYWHERE),
+    "sum": (lambda round, x: round.sum(x), each(lambda x: COUNTED.sum() * x, counted(X)), None, EVERYWHERE),
+    "weighted_mean": (lambda round, x: round.weighted_mean(x), counted(X, WEIGHTS), None, EVERYWHERE),
+    "average": (lambda round, x: round.average(x), for_all(counted(X, WEIGHTS)), None, ROWS),
+    "aggregate": (lambda round, x: round.aggregate(x, old())[0], weighted(kept()), None, EVERYWHERE),
+    "what aggregate keeps": (lambda round, x: round.aggregate(x, old())[1], kept(), None, ROWS),
+    "mix": (lambda round, x: round.mix(x, RING), remaining(X), VECTOR, ROWS),
+    "laplacian": (lambda round, x: round.laplacian(x, RING), each(np.subtract, remaining(X), X), VECTOR, ROWS),
+    "push_sum": (lambda round, x: round.push_sum(x, x["a"][:, 0], RING), remaining((X, X["a"][:, 0])), VECTOR + 32, ROWS),
+    "neighbours": (lambda round, x: neighbours(round, x)[1], each(lambda x: np.tensordot(LEFT, x, axes=1), X), VECTOR, ROWS),
+    "to_neighbours": (
+        lambda round, x: round.to_neighbours(compressors.sign, x, RING).received,
+        each(lambda x: remaining(sign(x)) - sign(x), X),
+        SIGNS,
+        ROWS,
+    ),
+    "if_active": (
+        lambda round, x: round.when(True, lambda x: round.if_active(round.mix(x, RING), old()), x),
+        each(lambda x, old: np.where(np.expand_dims(PRESENT, tuple(range(1, x.ndim))), x, old), remaining(X), OLD),
+        VECTOR,
+        ROWS,
+    ),
+}
+
+
+@cache
+def all_losses(devices: int) -> Seen:
+    return communicated(devices, *[(send, spec) for send, _, _, spec in LOSSES.values()], there=ATTENDANCE)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_workers_that_do_not_participate_and_messages_that_are_lost(name, any_mesh):
+    """An all-reduce is among the workers that participate; a lost message on a link was sent, and did not arrive."""
+    seen, (_, moved, size, _), i = all_losses(any_mesh.size), LOSSES[name], list(LOSSES).index(name)
+    close(seen.results[i], moved)
+    sent = seen.bits[i]
+    if size is None:
+        expected: dict[str, Any] = {"up": SIX, "down": SIX, "messages": np.stack([PRESENT, COUNTED], axis=1)}
+        assert sent["lost"] is None
+    else:
+        expected = {"up": size * SENT.sum(axis=0), "down": size * (SENT & ARRIVES).sum(axis=1)}
+        expected |= {"lost": size * (SENT & ~ARRIVES).sum(axis=1)}
+        expected |= {"messages": np.stack([SENT.sum(axis=0), (SENT & ARRIVES).sum(axis=1)], axis=1)}
+    for what, numbers in expected.items():
+        np.testing.assert_array_equal(sent[what], numbers, err_msg=what)
+
+
+NEED_ALL = {
+    "all_gather": (lambda round, x: round.all_gather(x), "all workers know what each of them has sent"),
+    "to_servers": (send_to_servers, "each worker is the server of a shard of the model, which no other worker has"),
+    "around_ring": (send_around_ring, "each worker adds its own vector to the message of the worker before it"),
+    "shift": (lambda round, x: round.shift(x), "each worker needs the row of another one"),
+    "exchange": (lambda round, x: round.exchange(x, PARTNER), "each worker needs the row of its partner"),
+    "mix on a directed graph": (lambda round, x: round.mix(x, DIRECTED), "W of exponential(8) is not symmetric"),
+    "require_all": (lambda round, x: round.require_all("it counts them"), "it counts them"),
+}
+
+
+@pytest.mark.parametrize("name", NEED_ALL)
+def test_calls_that_need_all_workers_say_so(name):
+    send, reason = NEED_ALL[name]
+    with pytest.raises(ValueError, match="mine on a cluster where messages are lost: ") as caught:
+        communicated(1, (send, EVERYWHERE), there=ATTENDANCE)
+    assert reason in str(caught.value)
+    assert "expected a method that goes on, such as algorithms.decentralized_sgd" in str(caught.value)
+
+
+def test_two_questions_to_the_servers_and_their_answers():
+    """The last question is answered first; in one exchange they are one message."""
+
+    def two(round, x):
+        halves = [communication.shards({name: x[name]}, N, compressors.sign) for name in ("a", "b")]
+        received = [round.to_servers(compressors.sign, half).received for half in halves]
+        answers = [round.from_servers(compressors.sign, each).received for each in received[::-1]]
+        return [communication.unshard(answer, {name: mean(X)[name]}, compressors.sign) for answer, name in zip(answers, "ba", strict=True)]
+
+    def together(round, x):
+        with round.joint():
+            received = [round.to_servers(compressors.sign, communication.shards(x, N, compressors.sign)).received for _ in range(2)]
+        return [round.from_servers(compressors.sign, each).received["a"] for each in received]
+
+    seen = communicated(2, (two, EVERYWHERE), (together, EVERYWHERE))
+    expected = each(through_servers, X)
+    close(seen.results[0], [{"b": expected["b"]}, {"a": expected["a"]}])
+    assert [sending.call for sending in seen.sendings] == [
+        *["to_servers of sign, from_servers of sign"] * 2,
+        "to_servers of sign, to_servers of sign, from_servers of sign, from_servers of sign",
+    ]
+    for bits, length in zip(seen.bits, (SHARDS / 2, SHARDS / 2, 2 * SHARDS), strict=True):
+        np.testing.assert_array_equal(bits["up"], 2 * (N - 1) * length)
+        np.testing.assert_array_equal(bits["down"], 2 * (N - 1) * length)
+
+
+@pytest.mark.parametrize("step", [3, 5])
+def test_an_exchange_of_some_rounds_joins_one_of_all_rounds(step):
+    """Whichever comes first, the one of all rounds is recorded in every round."""
+
+    def first(round, x):
+        with round.joint():
+            return round.mix(round.when(round.step == 5, lambda x: round.mix(x, RING), x), RING)
+
+    def last(round, x):
+        with round.joint():
+            return round.when(round.step == 5, lambda x: round.mix(x, RING), round.mix(x, RING))
+
+    def both(round, x):
+        with round.joint():
+            return round.every(3, lambda x: round.mix(x, RING), round.every(2, lambda x: round.mix(x, RING), x))
+
+    seen = communicated(1, *[(send, ROWS) for send in (first, last, both)], step=step)
+    times = 2 if step == 5 else 1
+    for i in range(3):
+        np.testing.assert_array_equal(seen.bits[i]["up"], times * 2 * VECTOR)
+        assert seen.now[i]
+    assert not communicated(1, (both, ROWS), step=6).now[0]
+
+
+def test_numbers_of_rounds_without_the_exchange_are_unknown():
+    def update(round, x):
+        def send(x):
+            round.log(norm=jnp.sum(x["a"] ** 2), rank=3)
+            round.refuse_if(round.step == STEP, "wrong at {}", 2)
+            round.warn_if(round.step == STEP, "odd at {}", 3)
+            return x
+
+        round.log(always=jnp.arange(N))
+        return round.every(3, send, round.every(3, send, x))
+
+    for step, known in ((STEP, True), (4, False)):
+        noted = communicated(1, (update, ROWS), step=step).statistics
+        np.testing.assert_array_equal(noted.metrics["always"], np.arange(N))
+        assert noted.metrics["rank"] == 3 if known else np.isnan(noted.metrics["rank"])
+        assert np.isnan(noted.metrics["norm"]) == (not known)
+        np.testing.assert_array_equal(noted.refusals["wrong at {}"], 2 if known else np.nan)
+        np.testing.assert_array_equal(noted.warnings["odd at {}"], 3 if known else np.nan)
+
+
+def test_methods_record_what_they_model_themselves():
+    """Messages of a few workers, and bits of a message that the method makes."""
+
+    def event(round, x):
+        round.event(x, jnp.array([2, 5, N]), jnp.float32(1.5), network.asynchronous_server)
+        return x
+
+    def sent(round, x):
+        up = workers.own(counts.of(jnp.arange(N, dtype=jnp.uint32) * 10, N), N)
+        round.sent(up, counts.of(7, len(up)), network.local)
+        return x
+
+    seen = communicated(2, (event, ROWS), (sent, ROWS))
+    assert seen.statistics.elapsed == 1.5
+    np.testing.assert_array_equal(seen.bits[0]["up"], np.where(np.isin(IDS, [2, 5]), VECTOR, 0))
+    np.testing.assert_array_equal(seen.bits[0]["down"], np.where(np.isin(IDS, [2, 5]), VECTOR, 0))
+    np.testing.assert_array_equal(seen.bits[1]["up"], 10 * IDS)
+    np.testing.assert_array_equal(seen.bits[1]["down"], 7)
+    assert [sending.simulated for sending in seen.sendings] == [True, False]
+
+
+def test_each_call_has_a_key_that_no_other_has():
+    def keys(round, x):
+        first = jax.random.key_data(round.next_key())
+        round.to_neighbours(compressors.random_quantization(2), x, RING)
+        return jnp.stack([first, *(jax.random.key_data(round.next_key()) for _ in range(3))])
+
+    (found,) = communicated(1, (keys, EVERYWHERE)).results
+    assert len({tuple(each) for each in found.tolist()}) == 4
+
+
+def test_the_bits_of_messages_of_any_length_are_their_own():
+    """Each worker's message has its own length, and receivers see it."""
+
+    def gather(round, x):
+        return round.all_gather(x["b"], compressors.random_sparsification(0.3)).decoded
+
+    seen = communicated(2, (gather, ROWS))
+    lengths = seen.bits[0]["up"] / (N - 1)
+    assert len(set(lengths.tolist())) > 2
+    np.testing.assert_array_equal(seen.bits[0]["down"], lengths.sum() - lengths)

@@ -62,11 +62,11 @@ RAW: dict[str, tuple[Callable, list[str]]] = {
     "in cond": (lambda g, round: lax.cond(round.step < 0, lambda g: g[0], lambda g: lax.psum(g.sum(axis=0), AXIS) / N, g), ["lax.psum"]),
     "in scan": (lambda g, round: lax.scan(lambda c, _: (c, lax.psum(g.sum(axis=0), AXIS) / N), 0, jnp.arange(2))[1][0], ["lax.psum"]),
     "in fori_loop": (lambda g, round: round.mean(lax.fori_loop(0, 2, lambda _, g: next_device(g), g)), ["lax.ppermute"]),
-    "in vmap": (lambda g, round: jax.vmap(lambda c: workers.mean(g) * c)(jnp.ones(2))[0], ["lax.psum"]),
+    "in vmap": (lambda g, round: jax.vmap(lambda c: workers.mean(g) + 0 * c)(g)[0], ["lax.psum"]),
     "in jit": (lambda g, round: jax.jit(workers.mean)(g), ["lax.psum"]),
     "in checkpoint": (lambda g, round: jax.checkpoint(workers.mean)(g), ["lax.psum"]),
     "in round.when": (
-        lambda g, round: round.mean(round.when(round.step >= 0, lambda g: workers.gather(g)[: len(g)], g)),
+        lambda g, round: round.mean(round.when(round.step >= 0, lambda g: workers.own(workers.gather(g), N), g)),
         ["lax.all_gather"],
     ),
     "in round.every": (lambda g, round: round.mean(round.every(2, next_device, g)), ["lax.ppermute"]),
