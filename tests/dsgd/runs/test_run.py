@@ -501,11 +501,11 @@ def test_progress_shows_rounds_speed_and_loss(method, problem, mesh, key, capsys
 def test_a_round_compiled_on_its_own_is_the_first_of_a_run(problem, key):
     method = algorithms.minibatch_sgd(optax.sgd(0.1))
     first, rounds = jax.random.split(key)
-    state, info = dsgd.compile_round(method, problem, mesh=1)(method.init(problem.init(first), 4), rounds, problem.data)
+    state, statistics = dsgd.compile_round(method, problem, mesh=1)(method.init(problem.init(first), 4), rounds, problem.data)
     result = dsgd.run(method, problem, steps=1, key=key, mesh=1)
     np.testing.assert_allclose(state.server.params, result.params, rtol=1e-6)
     assert state.step == 1
-    assert dsgd.counts.to_int(np.asarray(info.bits_up)).tolist() == [2 * 3 * 32 * 3 // 4] * 4
+    assert dsgd.counts.to_int(np.asarray(statistics.bits.up)).tolist() == [2 * 3 * 32 * 3 // 4] * 4
 
 
 def test_a_compiled_round_shows_what_crosses_devices(problem):
