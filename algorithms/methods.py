@@ -57,23 +57,51 @@ def local_models(
         tracked: whether optimizers get estimates of the mean gradient instead of the workers' own gradients.
         absent: as in `dsgd.Algorithm`.
     """
+
+    def of_workers(server, models, gradients, round):
+        return server, update(models, gradients, round)
+
+    method = with_server(name, optimizer, of_workers, server=lambda params: (), start=start or (lambda models: models), absent=absent)
+    if topology is None:
+        return method
+
+    def init(params, N):
+        topology.require_workers(name, N)
+        return method.init(params, N)
+
+    def query(state, round):
+        if not tracked:
+            weights.warn_if_cancelled(name, optimizer, round)
+        return method.query(state, round)
+
+    return method._replace(init=init, query=query)
+
+
+def with_server(
+    name: str,
+    optimizer: optax.GradientTransformation,
+    update: Callable,
+    *,
+    server: Callable,
+    start: Callable,
+    absent: Callable | None = None,
+) -> Algorithm:
+    """As `local_models`, of workers that also have something in common, which a server would hold.
+
+    Args:
+        update: (what all have in common, what the workers have, gradients, Communicator) -> both.
+        server: parameters -> what all have in common.
+        others: as of `local_models`.
+    """
     optimizers.require_descent(optimizer)
 
     def init(params, N):
-        if topology is not None:
-            topology.require_workers(name, N)
-        models = optimizers.start_local(optimizer, params, N)
-        return State(workers=models if start is None else start(models))
-
-    def query(state, round):
-        if topology is not None and not tracked:
-            weights.warn_if_cancelled(name, optimizer, round)
-        return Query(state.workers.params)
+        return State(server(params), start(optimizers.start_local(optimizer, params, N)))
 
     def step(state, gradients, round):
-        return State(workers=update(state.workers, gradients, round))
+        return State(*update(state.server, state.workers, gradients, round))
 
-    return Algorithm(name, init, query, step, lambda state: state.workers.params, absent)
+    return Algorithm(name, init, lambda state, round: Query(state.workers.params), step, lambda state: state.workers.params, absent)
 
 
 def gets_average(before: Any, after: Any) -> Any:

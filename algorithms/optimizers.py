@@ -140,8 +140,11 @@ def change_local(optimizer: optax.GradientTransformation, models: Any, gradients
     return jax.tree.map(lambda update, x: update.astype(x.dtype), updates, models.params), memory
 
 
-def require_descent(optimizer: optax.GradientTransformation) -> None:
-    """Refuses an optimizer whose first step for a gradient of 1 does not lead down; one that fails on a number is not looked at.
+def require_descent(optimizer: optax.GradientTransformation) -> float:
+    r"""Refuses an optimizer whose first step for a gradient of 1 does not lead down; one that fails on a number is not looked at.
+
+    Returns:
+        The size of that step, $\gamma$ for `optax.sgd` and for Adam; NaN if it is not known here.
 
     Raises:
         ValueError: one whose update needs more than gradients (a line search), or whose first step is not a finite real number or leads
@@ -157,9 +160,9 @@ def require_descent(optimizer: optax.GradientTransformation) -> None:
                 f"optimizer {called(optimizer)}: its update needs more than gradients ({error}); expected one that steps on gradients"
                 " alone, optax.sgd(0.1), say"
             ) from error
-        return
+        return float("nan")
     if isinstance(step, Tracer) or np.ndim(step):  # step sizes by coordinate: `start` sees whether they fit the model
-        return
+        return float("nan")
     first = f"optimizer {called(optimizer)}: its first step for a gradient of 1"
     if not checks.is_numeric(step):
         raise ValueError(f"{first} is {checks.typed(step)}; expected a real number: pass a real step size, and schedules that return one")
@@ -170,6 +173,7 @@ def require_descent(optimizer: optax.GradientTransformation) -> None:
             f"{first} is +{float(step):g}, up the gradient; expected a step down: pass a positive step size, optax.sgd(0.1), say, or end"
             " the chain with optax.scale_by_learning_rate(0.1)"
         )
+    return abs(float(step))
 
 
 def _ascends(optimizer: optax.GradientTransformation, memory: PyTree, one: Any) -> bool:

@@ -5,7 +5,10 @@ from dsgd.base import (
     Algorithm,
     Compressor,
     Constants,
+    Encoded,
+    Evaluation,
     Gradients,
+    Loss,
     Measured,
     Now,
     Pattern,
@@ -13,6 +16,7 @@ from dsgd.base import (
     Query,
     Result,
     Round,
+    Sampler,
     State,
     Work,
 )
@@ -26,6 +30,7 @@ from dsgd.machines.family import loopback
 from dsgd.machines.runtime import join
 from dsgd.machines.watch import Lost
 from dsgd.runs.driver import compile_round, run
+from dsgd.runs.exchanges import Exchange, exchanges
 from dsgd.runs.feed import Batches
 from dsgd.runs.history import Diverged, evaluated
 from dsgd.runs.interrupts import Interrupted
@@ -42,8 +47,12 @@ __all__ = [
     "Constants",
     "Diverged",
     "Elsewhere",
+    "Encoded",
+    "Evaluation",
+    "Exchange",
     "Gradients",
     "Interrupted",
+    "Loss",
     "Lost",
     "Measured",
     "Now",
@@ -52,6 +61,7 @@ __all__ = [
     "Query",
     "Result",
     "Round",
+    "Sampler",
     "State",
     "Sweep",
     "Topology",
@@ -65,6 +75,7 @@ __all__ = [
     "compressors",
     "counts",
     "evaluated",
+    "exchanges",
     "frame",
     "join",
     "loopback",

@@ -1,6 +1,6 @@
 """The types that all rooms share: what a method, a problem and a compressor are, and what flows between them.
 
-Everything here is a plain tuple of pure functions, so that a method is data: it can be built inside a trace
+Everything here is a plain tuple or frozen dataclass of pure functions, so that a method is data: it can be built inside a trace
 (`dsgd.sweep`), compared by identity (the compile cache of `dsgd.run`), and read in one screen.
 
 Shapes. N is the number of workers, D the number of devices, n = N / D the workers of one device's *block*.
@@ -9,12 +9,16 @@ Code inside the loop sees blocks: a leaf with a worker axis is `[n, ...]`. With 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from dsgd import sameness
 
 PyTree = Any
 Params = PyTree
@@ -199,32 +203,57 @@ class Algorithm(NamedTuple):
     absent: Callable | None = None
 
 
+class Encoded(NamedTuple):
+    """What `Compressor.compress` may return instead of the message alone, so that on one device nothing is packed or unpacked.
+
+    Args:
+        message: what travels, a pytree of packed arrays.
+        decoded: `[d]`, exactly `decompress(message, d)`, made without the packed arrays: XLA drops the message from programs in which
+            nobody reads it, as on one device. On several devices it is made in any case, and the sender decodes it as its receivers do.
+    """
+
+    message: PyTree
+    decoded: jax.Array
+
+
 class Compressor(NamedTuple):
     """A map to few bits and back. All members act on one flat vector.
 
     Args:
-        compress: (key, x: [d]) -> message, a pytree of packed arrays: what really travels.
-        decompress: (message, d: int) -> x_hat: [d]; where the message is lossy, float64 of float64 elements and float32 of all others.
-        bits: message -> bits of this message on the wire: an int where all messages are as long, else a uint32 scalar.
-        mean_bits: d -> expected bits of a message for d float32 elements, for planning.
-        unbiased: whether E Q(x) = x.
-        omega: d -> w with E|Q(x) - x|^2 <= w |x|^2, stated by unbiased ones, or None.
-        delta: d -> a with E|C(x) - x|^2 <= (1 - a) |x|^2, or None.
+        compress: (key, x: [d]) -> message, a pytree of packed arrays: what travels; or `Encoded`, the message and what its receivers
+            decode. A compressor that starts warm takes a third argument, `last=None`, the previous message of this vector: zeros before the
+            first one, None from methods that do not keep messages.
+        decompress: (message, d: int) -> decoded: [d]; where the message is lossy, float64 of float64 elements and float32 of all others.
+        bits: message -> bits of this message on the wire: an int if all messages for d elements have the same size, else a uint32 scalar.
         name: for tables and error messages.
-        layer_wise: whether the vectors are a tree's leaves, one by one, or the tree as one vector.
-        resume: (key, x: [d], last message) -> message, a compression that starts warm, for methods with memory; None: it has no use for it.
+        omega: d -> w with E|Q(x) - x|^2 <= w |x|^2, or None if no such constant is known; None: the compressor is biased.
+        delta: d -> a with E|C(x) - x|^2 <= (1 - a) |x|^2, or None if there is none for d; None: it states no contraction.
     """
 
     compress: Callable
     decompress: Callable
     bits: Callable
-    mean_bits: Callable
-    unbiased: bool
-    omega: Callable
-    delta: Callable
     name: str
-    layer_wise: bool = True
-    resume: Callable | None = None
+    omega: Callable | None = None
+    delta: Callable | None = None
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether E Q(x) = x."""
+        return self.omega is not None
+
+    @property
+    def layer_wise(self) -> bool:
+        """Whether each leaf of a tree is compressed as a vector, or the tree as one vector (`compressors.whole_model`)."""
+        return True
+
+    @property
+    def warm(self) -> bool:
+        """Whether it starts from the previous message: whether `compress` has a parameter `last`."""
+        try:
+            return "last" in inspect.signature(self.compress).parameters
+        except (ValueError, TypeError):  # a function written in C
+            return False
 
 
 class Constants(NamedTuple):
@@ -248,63 +277,105 @@ class Constants(NamedTuple):
     heterogeneity: float | None = None
 
 
+# Sampler and Loss are called like functions, so they are no tuples: `jax.jit` keeps weak references to functions, and tuples have none.
+
+
+@dataclass(frozen=True, eq=False)
+class Sampler(sameness.Compared):
+    """How a worker draws its batches, and what is known of them. `dsgd.problems.minibatch` makes one.
+
+    Args:
+        draw: (key, data[n]) -> a batch of worker n; if `numbered`, (key, data[n], int32 k) -> batch k.
+        batch_size: samples in a batch; None: batches do not consist of samples.
+        samples: the largest number of samples of a worker, from which an exact gradient is computed; None: data do not consist of samples.
+        take: (batch, int32 b) -> the batch, of which only the first b samples count in the loss and its gradient, 1 <= b <= batch_size;
+            None: batches cannot be cut.
+        batch_sizes: samples in each worker's batch, `[N]`, if some workers have fewer than `batch_size` samples and the rest of their
+            batch does not count; None: all batches have `batch_size` samples.
+        numbered: whether batches are numbered from 0 through the run, with a key of the run and the worker that is the same for all k, so
+            that a batch may depend on the ones before, as in epochs.
+        keyed: (key, batch from outside) -> the batch with the key of the loss's random numbers, as `draw` returns it; None: the loss draws
+            none.
+        refuses: batches from outside, on the host, leaves `[rounds, N, ...]` -> in words why the loss is not defined on them, or ""; None:
+            they are not checked.
+    """
+
+    draw: Callable
+    batch_size: int | None = None
+    samples: int | None = None
+    take: Callable | None = None
+    batch_sizes: tuple[int, ...] | None = None
+    numbered: bool = False
+    keyed: Callable | None = None
+    refuses: Callable | None = None
+
+    def __call__(self, key: jax.Array, data: PyTree, *number: jax.Array) -> PyTree:
+        return self.draw(key, data, *number)
+
+
+@dataclass(frozen=True, eq=False)
+class Loss(sameness.Compared):
+    """A loss with a gradient function, which is used in place of `jax.grad(value)`.
+
+    Args:
+        value: (params, batch) -> scalar, the mean loss of the batch.
+        gradient: (params, batch) -> its gradient, a tree like the parameters.
+    """
+
+    value: Callable
+    gradient: Callable
+
+    def __call__(self, params: Params, batch: PyTree) -> jax.Array:
+        return self.value(params, batch)
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation(sameness.Compared):
+    """How the objective is evaluated for the history. What it costs is never counted as traffic.
+
+    Args:
+        function: (params, data block, shared) -> (scalars by name, with "loss" = f(x); f'(x), or None: it is not computed, and the
+            history's `grad_sqnorm` is NaN); None: the mean of the loss and of its gradient over all workers and all data. It reads the
+            workers' weights with `workers.weights()`, or takes `workers.mean` over the workers, which has them.
+        shared: arguments of `function` that all devices hold (held-out data, averages), a pytree.
+        statistics: (params, data block) -> params, in which leaves that are not trained are estimated from the data: running averages of
+            batch norm. For `function`, and for the model that a run returns; None: there are none.
+    """
+
+    function: Callable | None = None
+    shared: PyTree = ()
+    statistics: Callable | None = None
+
+
 class Problem(NamedTuple):
     r"""$\min_x f(x) = \frac1N \sum_n w_n f_n(x)$, where worker n sees only its own data; with all $w_n = 1$ it is (5.1).
 
     Args:
         init: key -> params.
-        loss: (params, batch) -> scalar, the mean loss of worker n's batch; of its whole data it is f_n.
+        loss: (params, batch) -> scalar, the mean loss of worker n's batch; of its whole data it is f_n. Or a `Loss`, with a gradient.
         data: a pytree, every leaf `[N, ...]`; `data[n]` is all that worker n has. Or a pool of the samples of workers that have very
             different numbers of them (`dsgd.engine.pooled`).
-        sample: (key, data[n]) -> a batch of worker n. `dsgd.problems.minibatch(...)` makes one.
-        gradient: (params, batch) -> gradient; None: `jax.grad(loss)`.
-        evaluate: (params, data block, shared) -> (scalars by name, with "loss" = f(x); f'(x), or None: it is not computed, and
-            the history's `grad_sqnorm` is NaN); None: the mean of `loss` and of its gradient over all workers and all data. What it
-            costs is never counted as traffic.
-        shared: a pytree that everybody holds (held-out data, averages), handed to `evaluate`.
-        constants: what is known of f.
-        name: for tables and error messages.
-        batch_size: samples in one worker's batch, None where the word has no meaning.
-        samples: how many the worker with the most has, of which an exact gradient is; None where the word has no meaning.
-        take: (batch, int32 b) -> the batch, of which only the first b samples count in `loss` and `gradient`, 1 <= b <= batch_size;
-            None: batches are whole.
-        weights: w, at least 0 and of mean 1, `[N]`; None: all are 1. What workers compute is scaled, gradients are those of $w_n f_n$; of
-            methods that average models (`Algorithm.averages_models`) the averages have the weights instead. `evaluate` reads them with
-            `workers.weights()`, or takes `workers.mean` over the workers, which has them.
-        batch_sizes: samples in each worker's batch, `[N]`, where those of some have fewer than `batch_size`, and the rest of the batch does
-            not count; None: all have `batch_size`.
-        numbered: whether `sample` is (key, data[n], int32 k) -> batch k of worker n's stream, counted from 0 through the run, with a key
-            that is the run's and the worker's, the same for all k: so that a batch may depend on those before, as in epochs.
-        refuses: batches from outside, on the host, leaves `[rounds, N, ...]` -> in words why the loss has no meaning on them, or ""; None:
-            they are not looked at.
-        keyed: (key, batch from outside) -> the batch, with the key of what its loss draws at random, as `sample` makes it; None: it draws
-            nothing.
+        sample: (key, data[n]) -> a batch of worker n. Or a `Sampler`.
+        evaluate: (params, data block, shared) -> (scalars by name, gradient or None), see `Evaluation`. Or an `Evaluation`; None: the mean
+            of the loss and of its gradient over all workers and all data.
+        weights: w, at least 0 and of mean 1, `[N]`; None: all are 1. Workers' gradients are those of $w_n f_n$; in methods that call
+            `round.weighted_mean`, `average` or `aggregate` these have the weights instead.
         trainable: which leaves of the parameters are trained, a tree of bools that is a prefix of them, or a function from the parameters
             (their shapes and types) to it; None: all. Methods see only leaves that are trainable and floating point, as a tree with None in
             place of the others, which stay as they are: they are neither differentiated nor sent, and cost no bits.
-        statistics: (params, data block) -> params, of which leaves that are not trained are estimated from the data: running averages of
-            batch norm. For `evaluate` and for the model to take home; None: there are none.
+        constants: what is known of f.
+        name: for tables and error messages.
     """
 
     init: Callable
     loss: Callable
     data: PyTree
     sample: Callable
-    gradient: Callable | None = None
-    evaluate: Callable | None = None
-    shared: PyTree = ()
+    evaluate: Callable | Evaluation | None = None
+    weights: Any = None
+    trainable: Any = None
     constants: Constants = Constants()
     name: str = "problem"
-    batch_size: int | None = None
-    samples: int | None = None
-    take: Callable | None = None
-    weights: Any = None
-    batch_sizes: tuple[int, ...] | None = None
-    numbered: bool = False
-    refuses: Callable | None = None
-    keyed: Callable | None = None
-    trainable: Any = None
-    statistics: Callable | None = None
 
     @property
     def workers(self) -> int:
@@ -313,6 +384,66 @@ class Problem(NamedTuple):
         if not leaves or jnp.ndim(leaves[0]) < 1:
             raise ValueError(f"{self.name}: data without a worker axis; need arrays [N, ...]")
         return leaves[0].shape[0]
+
+    @property
+    def sampler(self) -> Sampler:
+        """`sample` as a `Sampler`."""
+        return self.sample if isinstance(self.sample, Sampler) else Sampler(self.sample)
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """`evaluate` as an `Evaluation`."""
+        return self.evaluate if isinstance(self.evaluate, Evaluation) else Evaluation(self.evaluate)
+
+    @property
+    def gradient(self) -> Callable | None:
+        """`Loss.gradient`; None: gradients are `jax.grad(loss)`."""
+        return self.loss.gradient if isinstance(self.loss, Loss) else None
+
+    @property
+    def batch_size(self) -> int | None:
+        """`Sampler.batch_size`."""
+        return self.sampler.batch_size
+
+    @property
+    def samples(self) -> int | None:
+        """`Sampler.samples`."""
+        return self.sampler.samples
+
+    @property
+    def take(self) -> Callable | None:
+        """`Sampler.take`."""
+        return self.sampler.take
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...] | None:
+        """`Sampler.batch_sizes`."""
+        return self.sampler.batch_sizes
+
+    @property
+    def numbered(self) -> bool:
+        """`Sampler.numbered`."""
+        return self.sampler.numbered
+
+    @property
+    def keyed(self) -> Callable | None:
+        """`Sampler.keyed`."""
+        return self.sampler.keyed
+
+    @property
+    def refuses(self) -> Callable | None:
+        """`Sampler.refuses`."""
+        return self.sampler.refuses
+
+    @property
+    def shared(self) -> PyTree:
+        """`Evaluation.shared`."""
+        return self.evaluation.shared
+
+    @property
+    def statistics(self) -> Callable | None:
+        """`Evaluation.statistics`."""
+        return self.evaluation.statistics
 
 
 class Result(NamedTuple):

@@ -7,7 +7,7 @@ import inspect
 import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
@@ -20,7 +20,7 @@ from jax.core import Tracer
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from dsgd import array_likes, modes
-from dsgd.base import Key, PyTree
+from dsgd.base import Evaluation, Key, Loss, PyTree, Sampler
 
 F = TypeVar("F", bound=Callable)
 _SHOWN = 6  # names of leaves in a message
@@ -307,12 +307,21 @@ def _with_members(where: str, value: Any) -> Any:
     Raises:
         ValueError: they are not.
     """
-    for member, arguments in _MEMBERS[type(value).__name__].items():
-        function = getattr(value, member)
-        if member not in _OPTIONAL or not (function is None or isinstance(function, str)):
-            numbered = member == "sample" and value.numbered
-            need_call(f"{where} = {value.name}: {member}", function, *arguments.split(), *["k"] * numbered)
+    for member, function, arguments in _members(value):
+        need_call(f"{where} = {value.name}: {member}", function, *arguments)
     return value
+
+
+def _members(value: Any) -> Iterator[tuple[str, Any, list[str]]]:
+    """Its functions, by name, with the names of their arguments; those of a problem's parts as "loss.gradient"."""
+    kind = next(kind.__name__ for kind in type(value).__mro__ if kind.__name__ in _MEMBERS)
+    for member, arguments in _MEMBERS[kind].items():
+        function = getattr(value, member)
+        if isinstance(function, _PARTS.get(member, ())):
+            yield from ((f"{member}.{inner}", its, names) for inner, its, names in _members(function))
+        elif member not in _OPTIONAL or not (function is None or isinstance(function, str)):
+            numbered = member == "draw" and value.numbered
+            yield member, function, [*arguments.split(), *["k"] * numbered]
 
 
 def need_delay(where: str, value: Any) -> float:
@@ -479,21 +488,17 @@ _MEMBERS = {  # what members of tuples of functions are called with, see `dsgd.b
         "init": "key",
         "loss": "params batch",
         "sample": "key data",
-        "gradient": "params batch",
         "evaluate": "params data shared",
-        "take": "batch b",
-        "refuses": "batches",
-        "keyed": "key batch",
-        "statistics": "params data",
     },
+    "Sampler": {"draw": "key data", "take": "batch b", "keyed": "key batch", "refuses": "batches"},
+    "Loss": {"value": "params batch", "gradient": "params batch"},
+    "Evaluation": {"function": "params data shared", "statistics": "params data"},
     "Compressor": {
         "compress": "key x",
         "decompress": "message d",
         "bits": "message",
-        "mean_bits": "d",
         "omega": "d",
         "delta": "d",
-        "resume": "key x message",
     },
     "Delays": {"staleness": "key t parts moved"},
     "Pattern": {
@@ -503,7 +508,8 @@ _MEMBERS = {  # what members of tuples of functions are called with, see `dsgd.b
         "clock": "finish ports convention step",
     },
 }
-_OPTIONAL = {"absent", "refuses", "gradient", "evaluate", "take", "keyed", "statistics", "resume", "messages", "clock"}
+_PARTS = {"loss": Loss, "sample": Sampler, "evaluate": Evaluation}  # of a problem, which may stand in place of a function
+_OPTIONAL = {"absent", "refuses", "evaluate", "function", "take", "keyed", "statistics", "omega", "delta", "messages", "clock"}
 _WORDS = {
     "Algorithm": "a dsgd.Algorithm, algorithms.minibatch_sgd(optax.sgd(0.1)), say",
     "Cluster": "a dsgd.clusters.Cluster, clusters.Cluster(clusters.constant(1.0)), say",

@@ -27,6 +27,7 @@ import algorithms
 import dsgd
 from dsgd import compressors, plots, problems, records
 from dsgd.base import Compressor
+from dsgd.compressors.members import stated
 from experiments.helpers import break_even, commands, common, figures
 
 QUANTIZED = compressors.random_quantization(4)
@@ -159,7 +160,7 @@ def method(compressor: Compressor, memory: str, optimizer: optax.GradientTransfo
 
 def scaled(compressor: Compressor, part: int) -> bool:
     """Whether it must be scaled down to be a contraction of so many elements."""
-    return compressor.delta(part) is None
+    return stated(compressor.delta, part) is None
 
 
 def final_loss(outcome: common.Tuned) -> tuple[float, float]:
@@ -201,7 +202,7 @@ def tabulate(args: Args, outcomes: Outcomes, task: tuple[str, str], problem: dsg
     for heading in ("bits/\nelement", "ratio", "without\nmemory", "with\nmemory", "pays <\nMbit/s"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name in args.compressors:
-        bits = COMPRESSORS[name].mean_bits(part) / part
+        bits = compressors.mean_bits(COMPRESSORS[name], part) / part
         losses = [
             shown(args, outcomes[Case(*task, name, memory)], memory == WITH and scaled(COMPRESSORS[name], part)) for memory in MEMORIES
         ]

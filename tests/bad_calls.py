@@ -224,7 +224,9 @@ GOOD: dict[Callable, dict[str, Any]] = {
     compressors.check: {"compressor": SIGN, "d": 8, "key": KEY},
     compressors.clipping: {"bits": 4},
     compressors.contraction: {"compressor": compressors.natural},
+    compressors.encode: {"compressor": SIGN, "key": KEY, "x": jnp.ones(3), "last": None},
     compressors.low_rank: {"rank": 2, "columns": 4},
+    compressors.mean_bits: {"compressor": SIGN, "d": 8},
     compressors.qsgd: {"levels": 4},
     compressors.random_k: {"fraction": 0.5, "values": compressors.identity},
     compressors.random_quantization: {"bits": 4, "bucket": 8},
@@ -387,7 +389,7 @@ GOOD: dict[Callable, dict[str, Any]] = {
     cannikin.square_root: {"noise": _NOISE, **_TOTALS},
     cannikin.train: {
         "method": METHOD,
-        "problem": QUADRATIC._replace(batch_size=2, take=lambda batch, samples: batch),
+        "problem": QUADRATIC._replace(sample=dsgd.Sampler(QUADRATIC.sample, batch_size=2, take=lambda batch, samples: batch)),
         "system": cannikin.equal_split(8),
         "cluster": clusters.Cluster(SECONDS, at_once=True, overlap=clusters.Overlap(SECONDS, SECONDS, 0.5, 0.1)),
         "epochs": 1,

@@ -73,7 +73,7 @@ def train(
     lengths = {"epochs": epochs, "micro_batches": micro_batches, "samples": samples, "limits": limits}
     plan = own.plan("cannikin.train", problem, system, _need_overlap(cluster, micro_batches), **lengths, **decides)
     running = stages.sized(method, problem.batch_size, micro_batches)
-    state = protocol.held(running, problem, problem.workers).init(problem.init(jax.random.split(key)[0]), problem.workers)
+    state = protocol.Method(running, problem, problem.workers).init(problem.init(jax.random.split(key)[0]))
     params = None
 
     def run(sizes: np.ndarray, factor: float, rounds: int) -> Ran:

@@ -58,8 +58,8 @@ def error_compensated_sgd(
     def init(params, N):
         insist = None if allow_expanding else "allow_expanding=True"
         zeros, served = communication.start_shards("error_compensated_sgd", optax.tree.zeros_like(params), N, up, down, insist)
-        last = communication.last_messages(up, zeros), communication.last_messages(down, served)
-        return State(optimizers.start(optimizer, params), Memory(zeros, served, *last))
+        up_last, down_last = communication.last_messages(up, zeros), communication.last_messages(down, served)
+        return State(optimizers.start(optimizer, params), Memory(zeros, served, up_last, down_last))
 
     def update(state, gradients, round):
         memory = state.workers
@@ -67,9 +67,9 @@ def error_compensated_sgd(
         sent = round.to_servers(up, v, memory.up)
         v_server = optax.tree.add(sent.received, memory.server)  # (3.12)
         answer = round.from_servers(down, v_server, memory.down)
-        errors = optax.tree.sub((v, v_server), (sent.decoded, answer.decoded))  # (3.11, 3.13)
+        error, server_error = optax.tree.sub((v, v_server), (sent.decoded, answer.decoded))  # (3.11, 3.13)
         step = communication.unshard(answer.received, state.server.params, down)
-        return State(optimizers.step(optimizer, state.server, step), Memory(*errors, sent.messages, answer.messages))  # (3.14)
+        return State(optimizers.step(optimizer, state.server, step), Memory(error, server_error, sent.messages, answer.messages))  # (3.14)
 
     name = f"error_compensated_sgd({up.name}, {down.name}{', allow_expanding' * allow_expanding})"
     return Algorithm(name, init, lambda state, round: Query(state.server.params), update, lambda state: state.server.params)

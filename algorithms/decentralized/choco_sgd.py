@@ -57,7 +57,7 @@ def choco_sgd(
     gossip.need("choco_sgd", topology, symmetric=True, fixed=True)
     gossip.need_step("choco_sgd", consensus_step)
 
-    def start(x):
+    def start(x: optimizers.Model):
         last = gossip.start_compressed("choco_sgd", compressor, x.params)
         return Estimates(*x, x.params, optax.tree.zeros_like(x.params), last)
 

@@ -54,7 +54,7 @@ def deepsqueeze(
     gossip.need("deepsqueeze", topology, symmetric=True)
     gossip.need_step("deepsqueeze", consensus_step)
 
-    def start(x):
+    def start(x: optimizers.Model):
         last = gossip.start_compressed("deepsqueeze", compressor, x.params)
         return Compensated(*x, optax.tree.zeros_like(x.params), last)
 

@@ -177,8 +177,6 @@ def drop_compute(
 
     def update(state, gradients, round):
         after = method.update(inner(state), gradients, round)
-        if round.record.keeps_time:
-            raise ValueError(f"{name}: {method.name} says itself how long workers compute; need a method that does not")
         seconds = rule.computed(state.server, round).seconds
         if round.present is not None:
             seconds = jnp.where(round.present, seconds, 0)

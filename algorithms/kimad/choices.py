@@ -13,8 +13,8 @@ from jax import lax
 from dsgd import checks, selection
 from dsgd.base import Compressor, PyTree
 from dsgd.compressors import sparsification
-from dsgd.compressors.check import need_vector
-from dsgd.compressors.sizes import message_shape, wide
+from dsgd.compressors.members import encode, stated
+from dsgd.compressors.sizes import fixed_bits, wide
 from dsgd.wire import codecs
 
 
@@ -109,28 +109,26 @@ def any_of(compressors: Sequence[Compressor]) -> Choices:
         raise ValueError(f"kimad.any_of: compressors {names}: need all layer by layer, or all of compressors.whole_model")
 
     def size(compressor: Compressor, d: int, dtype: Any) -> int:
-        bits = compressor.bits(message_shape(compressor.compress, d, dtype))
-        if not isinstance(bits, int):
+        bits = fixed_bits(compressor, d, dtype)
+        if bits is None:
             raise ValueError(f"{compressor.name}: its messages are of random length; need one whose length is known before it is chosen")
         return bits
 
     def look(key, x):
-        def one(compressor, key):
-            with codecs.remembered(sent=False):
-                return need_vector(compressor, compressor.decompress(compressor.compress(key, x), x.shape[0]), x.shape[0]).astype(x.dtype)
-
         keys = jax.random.split(key, len(compressors))
-        seen = jnp.stack([one(compressor, key) for compressor, key in zip(compressors, keys, strict=True)])
-        return jnp.sum((wide(seen) - wide(x)[None]) ** 2, axis=1).astype(jnp.float32), seen
+        each = [encode(compressor, key, x).decoded.astype(x.dtype) for compressor, key in zip(compressors, keys, strict=True)]
+        decoded = jnp.stack(each)
+        return jnp.sum((wide(decoded) - wide(x)[None]) ** 2, axis=1).astype(jnp.float32), decoded
 
     def delta(d: int) -> float | None:
-        each = [compressor.delta(d) for compressor in compressors]
-        return None if None in each else min(each)
+        each = [stated(compressor.delta, d) for compressor in compressors]
+        known = [delta for delta in each if delta is not None]
+        return min(known) if len(known) == len(each) else None
 
     return Choices(
         sizes=lambda d, dtype: [size(compressor, d, dtype) for compressor in compressors],
         look=look,
-        send=lambda x, seen, choice: seen[choice],
+        send=lambda x, decoded, choice: decoded[choice],
         delta=delta,
         number=len(compressors),
         name=", ".join(compressor.name for compressor in compressors),

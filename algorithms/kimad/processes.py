@@ -168,10 +168,10 @@ class _Worker:
                 message = plan.wire.message(news, plan.wire.choice(link.budget(computing)))
                 computing = time.monotonic() - began
                 send(server, Frame(message.choice, False, computing, heard), message.packed)
-                self.known = self.known + message.seen
+                self.known = self.known + message.decoded
                 frame, packed, heard = receive(server, plan.wire)
                 link.told(frame.heard)
-                self.model = self.model + plan.wire.seen(frame.choice, packed)
+                self.model = self.model + plan.wire.decoded(frame.choice, packed)
                 step += 1
                 if frame.last:
                     return self.model
@@ -204,13 +204,13 @@ class _Server:
                     arrived = list(threads.map(lambda one: receive(one, plan.wire), connections))
                     frames = [frame for frame, _, _ in arrived]
                     for frame, packed, _ in arrived:
-                        self.total = self.total + plan.wire.seen(frame.choice, packed) / plan.N
+                        self.total = self.total + plan.wire.decoded(frame.choice, packed) / plan.N
                     self.model = self.step(self.model, self.total)
                     if rows:
                         link.told(min(frame.heard for frame in frames))
                     budget = link.budget(max(frame.computing for frame in frames))
                     message = plan.wire.message(self.model.params - self.estimate, plan.wire.choice(budget))
-                    self.estimate = self.estimate + message.seen
+                    self.estimate = self.estimate + message.decoded
                     last = time.monotonic() - began >= seconds or len(rows) + 1 >= rounds
                     answers = [Frame(message.choice, last, 0.0, rate) for _, _, rate in arrived]
                     list(threads.map(lambda one, frame, packed=message.packed: send(one, frame, packed), connections, answers))

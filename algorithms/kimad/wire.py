@@ -16,6 +16,8 @@ import numpy as np
 from algorithms.kimad import choices
 from dsgd import compressors
 from dsgd.base import Compressor
+from dsgd.compressors.members import encode
+from dsgd.compressors.sizes import message_shape
 
 _HEADER = struct.Struct("!H?ddI")  # choice, last, computing, heard, bytes
 _BYTE = 8
@@ -38,11 +40,11 @@ class Frame(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A vector's: which compressor, its bytes, and what the receiver makes of them."""
+    """A vector's: which compressor, its bytes, and what the receiver decodes from them."""
 
     choice: int
     packed: bytes
-    seen: jax.Array
+    decoded: jax.Array
 
 
 class Wire:
@@ -56,9 +58,9 @@ class Wire:
         self.sizes: list[int] = [sizes[i] for i in order]
         self.compressors: list[Compressor] = [compressors.identity if sizes[i] >= whole else compressors.top_k(ratios[i]) for i in order]
         key = jax.random.key(0)  # of which nothing is drawn
-        self._shapes = [jax.eval_shape(lambda x, one=one: one.compress(key, x), jnp.zeros(d)) for one in self.compressors]
-        self._pack = [jax.jit(lambda x, one=one: one.compress(key, x)) for one in self.compressors]
-        self._seen = [jax.jit(lambda message, one=one: one.decompress(message, d)) for one in self.compressors]
+        self._shapes = [message_shape(one, d) for one in self.compressors]
+        self._encode = [jax.jit(lambda x, one=one: encode(one, key, x).message) for one in self.compressors]
+        self._decode = [jax.jit(lambda message, one=one: one.decompress(message, d)) for one in self.compressors]
 
     @classmethod
     def of(cls, ratios: Sequence[float] | np.ndarray, d: int) -> Wire:
@@ -75,26 +77,26 @@ class Wire:
 
     def message(self, x: jax.Array, choice: int) -> Message:
         """The vector's."""
-        packed = self._pack[choice](x)
-        seen = jax.block_until_ready(self._seen[choice](packed))
-        return Message(choice, b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(packed)), seen)
+        packed = self._encode[choice](x)
+        decoded = jax.block_until_ready(self._decode[choice](packed))
+        return Message(choice, b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(packed)), decoded)
 
-    def seen(self, choice: int, packed: bytes) -> jax.Array:
-        """What the bytes say."""
+    def decoded(self, choice: int, packed: bytes) -> jax.Array:
+        """What the receiver decodes from the bytes."""
         leaves, treedef = jax.tree.flatten(self._shapes[choice])
         ends = np.cumsum([leaf.size * leaf.dtype.itemsize for leaf in leaves])
         parts = [
             np.frombuffer(packed[end - leaf.size * leaf.dtype.itemsize : end], leaf.dtype).reshape(leaf.shape)
             for leaf, end in zip(leaves, ends, strict=True)
         ]
-        return self._seen[choice](treedef.unflatten(parts))
+        return self._decode[choice](treedef.unflatten(parts))
 
     def rehearse(self) -> None:
         """Compiles all."""
         for choice in range(len(self.sizes)):
             message = self.message(jnp.zeros(self.d), choice)
             assert _BYTE * len(message.packed) == self.sizes[choice], "a message is as long as it says"
-            jax.block_until_ready(self.seen(choice, message.packed))
+            jax.block_until_ready(self.decoded(choice, message.packed))
 
 
 def send(to: socket.socket, frame: Frame, packed: bytes) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import optax
 
-from algorithms import optimizers
-from dsgd import Algorithm, Query, State, checks, workers
-from dsgd.base import Params, Period, PyTree
+from algorithms import methods, optimizers
+from dsgd import Algorithm, checks, workers
+from dsgd.base import Period
 
 
 class Controlled(NamedTuple):
@@ -22,10 +22,10 @@ class Controlled(NamedTuple):
         total: the sum of its gradients since the last averaging, in float32 at least.
     """
 
-    params: Params
-    optimizer: PyTree
-    control: Params
-    total: Params
+    params: Any
+    optimizer: Any
+    control: Any
+    total: Any
 
 
 @checks.arguments
@@ -61,29 +61,24 @@ def scaffold(optimizer: optax.GradientTransformation, period: Period) -> Algorit
     a global step of 1. There $c^{(n)} \leftarrow c^{(n)} - c + (x - y^{(n)}) / (H \gamma)$, which for `optax.sgd` is the mean above.
     """
     period = checks.period("scaffold: period", period)
-    optimizers.require_descent(optimizer)
 
-    def init(params, N):
-        y = optimizers.start_local(optimizer, params, N)
-        zeros = optax.tree.zeros_like(y.params)
-        return State(optax.tree.zeros_like(params), Controlled(*y, zeros, workers.widened(zeros)))
+    def start(y: optimizers.Model):
+        return Controlled(*y, optax.tree.zeros_like(y.params), workers.widened(optax.tree.zeros_like(y.params)))
 
-    def update(state, gradients, round):
-        c, y = state.server, state.workers
+    def update(c, y, gradients, round):
         corrected = jax.tree.map(lambda g, own, c: g - own + c[None], gradients, y.control, c)
-        seen = round.if_active(gradients, y.control)
-        y = optimizers.local_step(optimizer, y, corrected, round)._replace(total=optax.tree.add(y.total, seen))
+        total = optax.tree.add(y.total, round.if_active(gradients, y.control))
+        y = optimizers.local_step(optimizer, y, corrected, round)._replace(total=total)
 
         def average(c, y):
-            control = workers.narrowed(jax.tree.map(lambda total: total / jax.numpy.asarray(period, total.dtype), y.total), y.control)
+            new = jax.tree.map(lambda total, c: (total / jax.numpy.asarray(period, total.dtype)).astype(c.dtype), y.total, y.control)
             with round.joint():
-                c, control = round.aggregate(control, y.control)
+                c, control = round.aggregate(new, y.control)
                 return c, Controlled(round.average(y.params), y.optimizer, control, optax.tree.zeros_like(y.total))
 
-        return State(*round.every(period, average, c, y))
+        return round.every(period, average, c, y)
 
     def absent(before, after):
         return before._replace(params=after.params, total=after.total)
 
-    name, query = f"scaffold({period})", lambda state, round: Query(state.workers.params)
-    return Algorithm(name, init, query, update, lambda state: state.workers.params, absent)
+    return methods.with_server(f"scaffold({period})", optimizer, update, server=optax.tree.zeros_like, start=start, absent=absent)

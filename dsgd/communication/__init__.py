@@ -1,5 +1,6 @@
 """What a round sends: the communicator that an update gets, compressed messages, bits, and the record that the engine reads."""
 
+from dsgd.communication import bits
 from dsgd.communication.bits import Bits
 from dsgd.communication.communicator import MESSAGE, UPDATE, Communicator, communicate
 from dsgd.communication.compressed import (
@@ -25,6 +26,7 @@ __all__ = [
     "Record",
     "Sending",
     "Statistics",
+    "bits",
     "communicate",
     "flat",
     "last_messages",

@@ -48,24 +48,24 @@ def none(N: int) -> Bits:
     return Bits(nothing, nothing)
 
 
-def all_reduced(tree: PyTree, N: int, pattern: Pattern) -> Bits:
+def all_reduced(size: int, N: int, pattern: Pattern) -> Bits:
     r"""The workers' rows are summed, or averaged, as they are: each sends $2 \frac{N-1}{N} d$ elements round a ring, in the mean.
 
     Nothing is padded: the program has one collective over d elements, whose pieces, if N does not divide d, differ in length. Messages
     through servers are padded, and count their padding. In a round with a `workers.attendance`, it is among the workers that participate.
 
     Args:
-        tree: leaves `[n, ...]`.
+        size: bits of one worker's vector.
         N: number of workers.
         pattern: each worker sends, and receives, `pattern.vectors(N)` times its rows.
     """
     if there := workers.attendance():
-        each = counts.table([0, *(round(pattern.vectors(m) * of_tree(tree)) for m in range(1, N + 1))])
+        each = counts.table([0, *(round(pattern.vectors(m) * size) for m in range(1, N + 1))])
         among = jnp.asarray(each)[jnp.sum(there.present)]
         bits = workers.own(jnp.where(there.present[:, None], among, jnp.uint32(0)), N)
         parts = workers.own(jnp.stack([there.present, there.counted], axis=1).astype(jnp.uint32), N)
         return Bits(bits, bits, messages=parts)
-    bits = counts.of(round(pattern.vectors(N) * of_tree(tree)), workers.ids(N).shape[0])
+    bits = counts.of(round(pattern.vectors(N) * size), workers.ids(N).shape[0])
     return Bits(bits, bits)
 
 

@@ -41,7 +41,7 @@ class Communicator(Round):
 
     record: Record
 
-    def _replace(self, **kwargs: Any) -> Communicator:
+    def _replace(self, **kwargs: Any) -> Communicator:  # pyright: ignore[reportIncompatibleMethodOverride] (keeps the record)
         return _with_record(Round._replace(self, **kwargs), self.record)
 
     # All to all.
@@ -116,22 +116,20 @@ class Communicator(Round):
             vectors = compressed.flat(tree, compressor.layer_wise)
             delivery = compressed.to_all(compressor, self.record.next_key(), vectors, self.workers, last)
             self.record.add(f"all_gather of {compressor.name}", network.all_gather, delivery.bits)
-            received, decoded = (compressed.shaped(each, tree, compressor.layer_wise) for each in (delivery.received, delivery.decoded))
-            return delivery._replace(received=received, decoded=decoded)
+            return _shaped(delivery, tree, compressor)
 
     # To neighbours on a graph.
 
-    def mix(self, tree: PyTree, topology: Topology, *, keep_sums: bool = False) -> PyTree:
+    def mix(self, tree: PyTree, topology: Topology) -> PyTree:
         r"""One gossip round, $x_n \leftarrow \sum_m W_{nm} x_m$: leaves `[n, ...]` to `[n, ...]`.
 
         Args:
             tree: floating-point leaves `[n, ...]`.
             topology: W; of a schedule, that of the round.
-            keep_sums: for push-sum, see `push_sum`: a sender keeps what does not arrive.
         """
-        with self._to_neighbours("mix", topology, keep_sums):
+        with self._to_neighbours("mix", topology):
             self._add_to_neighbours("mix", tree, topology)
-            return workers.mix(tree, topology, self.record.frame.turn, keep_sums=keep_sums)
+            return workers.mix(tree, topology, self.record.frame.turn)
 
     def laplacian(self, tree: PyTree, topology: Topology) -> PyTree:
         r"""What one gossip round changes, $\sum_m W_{nm} (x_m - x_n)$: leaves `[n, ...]` to `[n, ...]`; its mean over workers is 0."""
@@ -140,7 +138,9 @@ class Communicator(Round):
             return workers.pull(tree, topology, self.record.frame.turn)
 
     def push_sum(self, tree: PyTree, weights: jax.Array, topology: Topology) -> tuple[PyTree, jax.Array]:
-        r"""One round of push-sum, $x_n \leftarrow \sum_m W_{nm} x_m$ and $w_n \leftarrow \sum_m W_{nm} w_m$: sums over workers are kept.
+        r"""One round of push-sum, $x_n \leftarrow \sum_m W_{nm} x_m$ and $w_n \leftarrow \sum_m W_{nm} w_m$.
+
+        Sums over workers are kept, also if messages are lost: a sender keeps what does not arrive.
 
         Args:
             tree: leaves `[n, ...]`.
@@ -182,8 +182,7 @@ class Communicator(Round):
             self.record.add(
                 f"to_neighbours on {topology.name} of {compressor.name}", network.gossip(topology), delivery.bits, turns=topology.period
             )
-            received, decoded = (compressed.shaped(each, tree, compressor.layer_wise) for each in (delivery.received, delivery.decoded))
-            return delivery._replace(received=received, decoded=decoded)
+            return _shaped(delivery, tree, compressor)
 
     # Through servers, around a ring, between pairs.
 
@@ -248,19 +247,32 @@ class Communicator(Round):
             self.record.add(f"around_ring of {compressor.name}", network.ring_all_reduce, delivery.bits)
             return delivery.received
 
-    def shift(self, tree: PyTree, by: int = 1) -> PyTree:
-        """Worker n receives the row of worker n - by (modulo N): leaves `[n, ...]` to `[n, ...]`."""
-        with self._sending("shift", network.ring_shift):
-            self._require_all("each worker needs the row of another one")
-            self._add_rows("shift", tree, np.arange(self.workers) - by)
-            return workers.shift(tree, by)
-
-    def exchange(self, tree: PyTree, partner: np.ndarray) -> PyTree:
-        """Pairs of workers exchange their rows: leaves `[n, ...]` to `[n, ...]`.
+    def shift(self, tree: PyTree, by: int = 1, compressor: Compressor | None = None, last: Any = ()) -> Any:
+        """Worker n receives the row of worker n - by (modulo N): leaves `[n, ...]` to `[n, ...]`.
 
         Args:
             tree: leaves `[n, ...]`.
+            by: how many places further.
+            compressor: of each row; None: rows are sent as they are.
+            last: the `Delivery.messages` of the last time, of a compressor that starts warm.
+
+        Returns:
+            The rows; with a compressor a `Delivery` of them.
+        """
+        with self._sending("shift", network.ring_shift):
+            self._require_all("each worker needs the row of another one")
+            origin = (np.arange(self.workers) - by) % self.workers
+            return self._moved("shift", tree, origin, lambda rows: workers.shift(rows, by), compressor, last)
+
+    def exchange(self, tree: PyTree, partner: np.ndarray, compressor: Compressor | None = None, last: Any = ()) -> Any:
+        """Pairs of workers exchange their rows: leaves `[n, ...]` to `[n, ...]`.
+
+        Args:
+            tree, compressor, last: as in `shift`.
             partner: of each worker, int `[N]`, in pairs: `partner[partner[n]] == n`; a worker without one is its own.
+
+        Returns:
+            As `shift`.
 
         Raises:
             ValueError: not in pairs.
@@ -271,8 +283,7 @@ class Communicator(Round):
                 given = checks.shown(partner)
                 raise ValueError(f"{self.record.method}: round.exchange with partner = {given}; expected {self.workers} workers in pairs")
             self._require_all("each worker needs the row of its partner")
-            self._add_rows("exchange", tree, pairs)
-            return workers.permuted(tree, pairs)
+            return self._moved("exchange", tree, pairs, lambda rows: workers.permuted(rows, pairs), compressor, last)
 
     # In some rounds only.
 
@@ -310,7 +321,7 @@ class Communicator(Round):
             ValueError: exchanges of different patterns.
         """
         self.record.require_seen("joint")
-        with self.record.joined():
+        with self.record.joined(self.workers):
             yield
 
     def if_active(self, tree: PyTree, otherwise: PyTree) -> PyTree:
@@ -344,10 +355,11 @@ class Communicator(Round):
 
     def computed(self, seconds: Any) -> None:
         """States for how many seconds each worker has computed, `[N]`, of a method that stops workers; on a cluster."""
+        self.record.require_seen("computed")
         if np.shape(seconds) != (self.workers,):
             given = checks.typed(seconds)
             raise ValueError(f"{self.record.method}: round.computed gets {given}; expected seconds [{self.workers}]")
-        self._time("computed", "compute", seconds)
+        self.record.time("computed", "compute", seconds)
 
     def event(self, tree: PyTree, among: jax.Array, elapsed: Any, pattern: Pattern) -> None:
         """A message of a few workers, of a method that is driven by events and keeps its own time.
@@ -364,7 +376,7 @@ class Communicator(Round):
         self.record.add("event", pattern, Bits(sent, sent), simulated=True)
         if elapsed is not None:
             checks.require_scalar(f"{self.record.method}: round.event gets elapsed", elapsed)
-            self._time("event", "elapsed", elapsed)
+            self.record.time("event", "elapsed", elapsed)
 
     def sent(self, up: jax.Array, down: jax.Array, pattern: Pattern, *, simulated: bool = False) -> None:
         """Records an exchange that the method models itself.
@@ -431,7 +443,7 @@ class Communicator(Round):
 
     def _add_reduced(self, call: str, tree: PyTree, via: Pattern) -> None:
         one_server = via in (network.parameter_server, network.star)
-        self.record.add(f"{call} via {via.name}", via, bits.all_reduced(tree, self.workers, via), simulated=one_server)
+        self.record.add_reduced(f"{call} via {via.name}", via, bits.of_tree(tree), self.workers, simulated=one_server)
 
     def _add_to_neighbours(self, call: str, tree: PyTree, topology: Topology) -> None:
         size = bits.of_tree(tree)
@@ -440,11 +452,19 @@ class Communicator(Round):
         pattern = network.gossip(topology)
         self.record.add(f"{call} on {topology.name}", pattern, sent, simulated=topology.uniform, turns=topology.period)
 
-    def _add_rows(self, call: str, tree: PyTree, origin: np.ndarray) -> None:
-        """One row from each worker's origin, which may be itself."""
-        moves = jnp.asarray(origin % self.workers != np.arange(self.workers), jnp.uint32)
-        sent = counts.times(workers.own(moves, self.workers), bits.to_one(bits.of_tree(tree), self.workers))
-        self.record.add(call, network.ring_shift, Bits(sent, sent))
+    def _moved(self, call: str, tree: PyTree, origin: np.ndarray, move: Callable, compressor: Compressor | None, last: Any) -> Any:
+        """Each worker gets the row of its origin, which may be itself."""
+        N = self.workers
+        moves = workers.own(jnp.asarray(origin != np.arange(N), jnp.uint32), N)
+        if compressor is None:
+            sent = counts.times(moves, bits.to_one(bits.of_tree(tree), N))
+            self.record.add(call, network.ring_shift, Bits(sent, sent))
+            return move(tree)
+        vectors = compressed.flat(tree, compressor.layer_wise)
+        delivery = compressed.moved(compressor, self.record.next_key(), vectors, N, move, last)
+        sent = Bits(*(counts.times(moves, each) for each in delivery.bits[:2]))
+        self.record.add(f"{call} of {compressor.name}", network.ring_shift, sent)
+        return _shaped(delivery, tree, compressor)
 
     def _unless(self, call: str, wrong: Any, number: Any) -> jax.Array:
         """The number if something is wrong, else NaN."""
@@ -455,12 +475,6 @@ class Communicator(Round):
     def _note(self, call: str, kind: str, numbers: dict[str, Any]) -> None:
         self.record.require_seen(call)
         self.record.frame.numbers[kind].update({name: jnp.asarray(number) for name, number in numbers.items()})
-
-    def _time(self, call: str, kind: str, seconds: Any) -> None:
-        self.record.require_seen(call)
-        if self.record.in_branch:
-            raise ValueError(f"{self.record.method}: round.{call} is called inside round.when; call it outside, in every round")
-        self.record.frame.times[kind] = seconds
 
     def _sometimes(self, now: Any, turn: Any, period: Period, send: Callable, operands: tuple, otherwise: Callable | None) -> Any:
         record, opened = self.record, list[Frame]()
@@ -505,6 +519,12 @@ def communicate(method: Algorithm, state: State, gradients: Gradients, round: Ro
     if isinstance(after, State):
         after = after._replace(step=state.step + 1, fixed=state.fixed)
     return after, record
+
+
+def _shaped(delivery: Delivery, like: PyTree, compressor: Compressor) -> Delivery:
+    """Of vectors `[n, d]` or `[N, d]`, the tree that they were made of."""
+    received, decoded = (compressed.shaped(each, like, compressor.layer_wise) for each in (delivery.received, delivery.decoded))
+    return delivery._replace(received=received, decoded=decoded)
 
 
 def _with_record(round: Round, record: Record) -> Communicator:

@@ -20,14 +20,13 @@ import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from dsgd import causes, checks, workers
+from dsgd import checks, workers
 from dsgd.base import Compressor, Gradients, Params, PyTree
 from dsgd.communication import bits
 from dsgd.communication.bits import Bits
-from dsgd.compressors.check import need_bits, need_message, need_vector
-from dsgd.compressors.sizes import message_shape
+from dsgd.compressors.members import count_bits, decode, encode, stated
+from dsgd.compressors.sizes import fixed_bits, message_shape
 from dsgd.graphs.topology import Topology
-from dsgd.wire import codecs
 
 Parts = PyTree
 Messages = list[PyTree]  # one for each leaf, with the leading axes of its vectors
@@ -63,7 +62,9 @@ def to_servers(compressor: Compressor, key: jax.Array, parts: Parts, N: int, las
         `received` has leaves `[n, part]`.
     """
     # What servers without elements are sent need not be made where it stays on its device and is as long as what others are sent.
-    if workers.devices() == 1 and all(_equally_long(compressor, leaf) for leaf in jax.tree.leaves(parts) if leaf.shape[1] < N):
+    if workers.devices() == 1 and all(
+        fixed_bits(compressor, leaf.shape[-1], leaf.dtype) is not None for leaf in jax.tree.leaves(parts) if leaf.shape[1] < N
+    ):
         vectors = parts
     else:
         vectors, last = padded((parts, last), N, axis=1)
@@ -101,6 +102,24 @@ def to_all(compressor: Compressor, key: jax.Array, vectors: Parts, N: int, last:
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((N, *leaf.shape[1:]), leaf.dtype), vectors)
         received = _decompress(compressor, gathered, shapes)
     sent = Bits(bits.to_all(_sizes(compressor, messages, 1), N), bits.to_others(_sizes(compressor, gathered, 1), N))
+    return Delivery(received, decoded, _remember(compressor, messages), sent)
+
+
+def moved(compressor: Compressor, key: jax.Array, vectors: PyTree, N: int, move: Callable, last: Any = ()) -> Delivery:
+    """Every worker sends one message, and receives one.
+
+    Args:
+        vectors: leaves `[n, d]`.
+        move: gives each worker the row of another one, leaves `[n, ...]` to `[n, ...]`.
+        others: as in `to_servers`.
+
+    Returns:
+        `received` has leaves `[n, d]`.
+    """
+    messages, decoded = _compress(compressor, workers.keys(key, N), vectors, last)
+    arrived = move(messages)
+    received = move(decoded) if workers.devices() == 1 else _decompress(compressor, arrived, vectors)
+    sent = Bits(bits.to_one(_sizes(compressor, messages, 1), N), bits.to_one(_sizes(compressor, arrived, 1), N))
     return Delivery(received, decoded, _remember(compressor, messages), sent)
 
 
@@ -218,8 +237,9 @@ def start_shards(method: str, params: Params, N: int, up: Compressor, down: Comp
     """
     whole = shards(workers.stack(params, 1), N, up)
     served = padded(jax.tree.map(lambda leaf: leaf[0], whole), N)
-    for compressor in () if insist is None else (up, down):
-        need_contraction(method, compressor, served, insist)
+    if insist is not None:
+        for compressor in (up, down):
+            need_contraction(method, compressor, served, insist)
     return workers.stack(jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), whole), N), served
 
 
@@ -247,9 +267,9 @@ def unshard(parts: Parts, like: Params, compressor: Compressor) -> Params:
 
 def last_messages(compressor: Compressor, vectors: Parts) -> Any:
     """What stands for the messages before the first, for vectors `[..., d]`: zeros where the compressor starts warm, else ()."""
-    if compressor.resume is None:
+    if not compressor.warm:
         return ()
-    shapes = [(leaf.shape[:-1], message_shape(compressor.compress, leaf.shape[-1], leaf.dtype)) for leaf in jax.tree.leaves(vectors)]
+    shapes = [(leaf.shape[:-1], message_shape(compressor, leaf.shape[-1], leaf.dtype)) for leaf in jax.tree.leaves(vectors)]
     return [jax.tree.map(lambda x, axes=axes: jnp.zeros((*axes, *x.shape), x.dtype), message) for axes, message in shapes]
 
 
@@ -258,8 +278,8 @@ class Contracting(Protocol):
     """A compressor, or a set of them: the contraction that it states for d elements, None where it states none."""
 
     @property
-    def delta(self) -> Callable:
-        """d -> the contraction, None where none is stated."""
+    def delta(self) -> Callable | None:
+        """d -> the contraction, None where none is stated; None: for no d."""
         ...
 
     @property
@@ -288,7 +308,7 @@ def need_contraction(method: str, compressor: Contracting, vectors: PyTree, insi
     for path, leaf in jax.tree_util.tree_leaves_with_path(vectors):
         if leaf.shape[-1] == 0:
             raise ValueError(f"{method}: layer {jax.tree_util.keystr(path) or 'itself'} has no elements; need at least one")
-        delta = compressor.delta(leaf.shape[-1])
+        delta = stated(compressor.delta, leaf.shape[-1])
         if delta is not None and not (checks.is_number(delta) and 0 < delta <= 1):
             raise ValueError(f"{method}: delta of {compressor.name} gives {checks.typed(delta)}; need a number in (0, 1], or None")
         if delta is None:
@@ -301,21 +321,14 @@ def need_contraction(method: str, compressor: Contracting, vectors: PyTree, insi
 def _compress(compressor: Compressor, keys: jax.Array, vectors: Parts, last: Any) -> tuple[Messages, Parts]:
     """One message for each vector `[*axes, d]`, from the first of the keys along each axis; and what their sender sees of them, like the
     vectors."""
-    function = compressor.resume if compressor.resume and last else compressor.compress
     leaves, treedef = jax.tree.flatten(vectors)
     memories = [(message,) for message in last] if last else [()] * len(leaves)
 
     def one(key, x, *memory):
-        with codecs.remembered(sent=workers.devices() > 1):
-            with causes.noted(f"compress of {compressor.name}"):
-                message = function(key, x, *memory)
-            message = need_message(compressor, message)
-            return message, decompressed(message, x.shape[0]).astype(x.dtype)
-
-    def decompressed(message, d):
-        with causes.noted(f"decompress of {compressor.name}"):
-            vector = compressor.decompress(message, d)
-        return need_vector(compressor, vector, d)
+        message, decoded = encode(compressor, key, x, *memory)
+        if workers.devices() > 1:  # the message is made in any case, and top_k's places are found only once
+            decoded = decode(compressor, message, x.shape[0])
+        return message, decoded.astype(x.dtype)
 
     def of_leaf(i):
         mine = keys[tuple(map(slice, leaves[i].shape[:-1]))]
@@ -341,7 +354,7 @@ def _decompress(compressor: Compressor, messages: Messages, like: Parts) -> Part
     """Vectors of the shapes and types of `like`, leaves `[*axes, d]`."""
     leaves, treedef = jax.tree.flatten(like)
     return treedef.unflatten(
-        _over(leaf.ndim - 1, lambda message, d=leaf.shape[-1]: compressor.decompress(message, d))(message).astype(leaf.dtype)
+        _over(leaf.ndim - 1, partial(decode, compressor, d=leaf.shape[-1]))(message).astype(leaf.dtype)
         for message, leaf in zip(messages, leaves, strict=True)
     )
 
@@ -353,24 +366,12 @@ def _over(axes: int, function):
 
 
 def _remember(compressor: Compressor, messages: Messages) -> Any:
-    return () if compressor.resume is None else messages
-
-
-def _equally_long(compressor: Compressor, vectors: jax.Array) -> bool:
-    """Whether messages of vectors `[..., d]` have always as many bits."""
-    sizes = []
-
-    def size(key, x):
-        with causes.noted(f"compress or bits of {compressor.name}"):
-            sizes.append(need_bits(compressor, compressor.bits(compressor.compress(key, x))))
-
-    jax.eval_shape(size, jax.eval_shape(jax.random.key, 0), jax.ShapeDtypeStruct(vectors.shape[-1:], vectors.dtype))
-    return isinstance(sizes[0], int)
+    return messages if compressor.warm else ()
 
 
 def _sizes(compressor: Compressor, messages: Messages, axes: int) -> int | jax.Array:
     """Bits of all leaves' messages together: an int where they are always as many, else uint32 `[*axes]`."""
-    fixed = [need_bits(compressor, compressor.bits(jax.tree.map(lambda leaf: leaf[(0,) * axes], message))) for message in messages]
+    fixed = [count_bits(compressor, jax.tree.map(lambda leaf: leaf[(0,) * axes], message)) for message in messages]
     if all(isinstance(bits, int) for bits in fixed):
         return sum(fixed)
     return sum(_over(axes, compressor.bits)(message) for message in messages)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import reduce
+from operator import add, or_
 from typing import Any, NamedTuple
 
 import jax
@@ -28,6 +30,7 @@ class Sending(NamedTuple):
         turns: exchanges after which a schedule of topologies repeats.
         turn: int32 scalar, the number of this exchange, of a schedule.
         now: bool scalar, whether it takes place in this round; None: in every round.
+        size: bits of each worker's vector, of an all-reduce, whose pieces are rounded once for all that it carries; 0: of others.
     """
 
     call: str
@@ -38,6 +41,7 @@ class Sending(NamedTuple):
     turns: int = 1
     turn: Any = None
     now: jax.Array | None = None
+    size: int = 0
 
 
 class Statistics(NamedTuple):
@@ -71,7 +75,6 @@ class Frame:
         self.sendings: list[Sending] = []
         self.answers: list[tuple[int, jax.Array]] = []  # exchanges with servers that wait for the servers' messages
         self.numbers: dict[str, dict[str, jax.Array]] = {"metrics": {}, "refusals": {}, "warnings": {}}
-        self.times: dict[str, jax.Array] = {}
 
     def arrays(self) -> Any:
         """All that is traced in it; numbers as floats, which are NaN where the branch is not taken."""
@@ -101,21 +104,12 @@ class Record:
         self.weighs = False  # whether a mean had the workers' weights
         self._key, self._keys = key, 0
         self._frames = [Frame(step, 1)]
+        self._times: dict[str, jax.Array] = {}
 
     @property
     def frame(self) -> Frame:
         """Where calls are recorded now."""
         return self._frames[-1]
-
-    @property
-    def in_branch(self) -> bool:
-        """Whether calls are recorded in a branch that `Communicator.when` has opened."""
-        return len(self._frames) > 1
-
-    @property
-    def keeps_time(self) -> bool:
-        """Whether the method has said how long workers compute, or the round takes."""
-        return any(frame.times for frame in self._frames)
 
     def require_seen(self, call: str) -> None:
         """Raises a ValueError if the call is in a branch, a loop or a map that hides it from the record."""
@@ -137,6 +131,17 @@ class Record:
         frame = self.frame
         frame.sendings.append(Sending(call, pattern, sent, simulated, frame.period, turns, frame.turn))
 
+    def time(self, call: str, kind: str, seconds: jax.Array) -> None:
+        """Records how long workers compute ("compute"), or the round takes ("elapsed")."""
+        if self._times:
+            raise ValueError(
+                f"{self.method}: round.{call} gives the round's seconds, which another call has given; expected one such call: a method"
+                " that stops workers or keeps its own time cannot contain another one"
+            )
+        if len(self._frames) > 1:
+            raise ValueError(f"{self.method}: round.{call} gives seconds of some rounds only, in round.when; call it in every round")
+        self._times[kind] = seconds
+
     @contextmanager
     def inside(self, frame: Frame) -> Iterator[None]:
         """What is called in here is recorded in this frame."""
@@ -146,6 +151,11 @@ class Record:
         finally:
             self._frames.pop()
 
+    def add_reduced(self, call: str, pattern: Pattern, size: int, N: int, *, simulated: bool) -> None:
+        """Records an all-reduce of a vector of so many bits of each of N workers."""
+        self.add(call, pattern, bits.all_reduced(size, N, pattern), simulated=simulated)
+        self.frame.sendings[-1] = self.frame.sendings[-1]._replace(size=size)
+
     def enclose(self, frame: Frame, arrays: Any, now: jax.Array) -> None:
         """Records what a branch has sent, of the arrays that came out of it, here where it was opened."""
         sendings, numbers = frame.enclosed(arrays, now)
@@ -154,7 +164,7 @@ class Record:
             self.frame.numbers[kind].update(named)
 
     @contextmanager
-    def joined(self) -> Iterator[None]:
+    def joined(self, N: int) -> Iterator[None]:
         """The exchanges in here are one: of one pattern, whose messages carry what all of them send."""
         frame = self.frame
         first = len(frame.sendings)
@@ -164,11 +174,15 @@ class Record:
         names = {part.pattern.name for part in parts}
         if len(names) > 1:
             raise ValueError(f"{self.method}: round.joint joins {' and '.join(sorted(names))}; expected exchanges of one pattern")
-        whole, *others = sorted(parts, key=lambda part: part.now is not None)  # one that takes place in every round comes first
-        for part in others:
-            now = None if whole.now is None or part.now is None else whole.now | part.now
-            whole = whole._replace(bits=whole.bits + part.bits, simulated=whole.simulated or part.simulated, now=now)
-        frame.sendings[first:] = [whole._replace(call=", ".join(part.call for part in parts))]
+        if all(part.size and part.now is None for part in parts):
+            size = sum(part.size for part in parts)
+            sent = bits.all_reduced(size, N, parts[0].pattern)
+        else:
+            size, sent = 0, reduce(add, [part.bits for part in parts])
+        call, simulated = ", ".join(part.call for part in parts), any(part.simulated for part in parts)
+        always = [part for part in parts if part.now is None]
+        whole = always[0] if always else parts[0]._replace(now=reduce(or_, [part.now for part in parts]))
+        frame.sendings[first:] = [whole._replace(call=call, bits=sent, simulated=simulated, size=size)]
         frame.answers = [(min(at, first), key) for at, key in frame.answers]
 
     def sendings(self) -> tuple[Sending, ...]:
@@ -179,13 +193,10 @@ class Record:
     def statistics(self, N: int) -> Statistics:
         """What the engine puts into the history, of N workers."""
         (frame,) = self._frames
-        numbers, times = frame.numbers, frame.times
-        total = None
-        for sending in frame.sendings:
-            sent = sending.bits if sending.now is None else _only_if(sending.now, sending.bits)
-            total = sent if total is None else total + sent
+        numbers, times = frame.numbers, self._times
+        sent = [sending.bits if sending.now is None else _only_if(sending.now, sending.bits) for sending in frame.sendings]
         return Statistics(
-            bits.none(N) if total is None else total,
+            reduce(add, sent) if sent else bits.none(N),
             numbers["metrics"],
             times.get("compute"),
             times.get("elapsed"),

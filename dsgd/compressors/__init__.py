@@ -3,7 +3,9 @@
 from dsgd.compressors.check import check
 from dsgd.compressors.combinators import apply, buckets, contraction, identity, whole_model
 from dsgd.compressors.low_rank import low_rank
+from dsgd.compressors.members import encode
 from dsgd.compressors.quantization import clipping, natural, qsgd, random_quantization, sign, ternary
+from dsgd.compressors.sizes import mean_bits
 from dsgd.compressors.sparsification import random_k, random_sparsification, top_k
 
 __all__ = [
@@ -12,8 +14,10 @@ __all__ = [
     "check",
     "clipping",
     "contraction",
+    "encode",
     "identity",
     "low_rank",
+    "mean_bits",
     "natural",
     "qsgd",
     "random_k",

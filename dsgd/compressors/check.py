@@ -12,6 +12,7 @@ import numpy as np
 
 from dsgd import checks
 from dsgd.base import Compressor, Key
+from dsgd.compressors.members import count_bits, decode, encode, stated
 from dsgd.compressors.sizes import array_bits
 from dsgd.findings import Finding, Findings
 
@@ -22,10 +23,9 @@ DIRECTIONS = 8
 
 
 class Seen(NamedTuple):
-    """What was measured on one vector, over draws: bits `[draws]`, |Q(x) - x|^2 / |x|^2 `[draws]`, and errors along directions
-    `[draws, directions]`, over |x|."""
+    """What was measured on one vector, over draws: |Q(x) - x|^2 / |x|^2 `[draws]`, and errors along directions `[draws, directions]`, over
+    |x|."""
 
-    bits: np.ndarray
     errors: np.ndarray
     along: np.ndarray
 
@@ -35,8 +35,8 @@ def check(compressor: Compressor, d: int, *, key: Key | None = None) -> Findings
     r"""Holds a compressor to what it states, on hard vectors of d elements and over many messages.
 
     Looked at are: the wire (a message is arrays, which hold the bits that it tells, where those are an int, and else at least as many);
-    what comes back; that equal keys give equal messages; the mean of its bits; $E\,Q(x) = x$, along x and other directions;
-    $E|Q(x) - x|^2 \le \omega |x|^2$ and $\le (1 - \delta) |x|^2$.
+    what comes back, and that it is what the sender decodes where `compress` returns that, too; that equal keys give equal messages;
+    $E\,Q(x) = x$, along x and other directions; $E|Q(x) - x|^2 \le \omega |x|^2$ and $\le (1 - \delta) |x|^2$.
 
     Args:
         compressor: any.
@@ -59,42 +59,7 @@ def check(compressor: Compressor, d: int, *, key: Key | None = None) -> Findings
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         return Findings(title, (Finding("wire", False, f"{kind}{error}"),))
     seen = _measure(compressor, d, key)
-    return Findings(title, (*wire, _mean_bits(compressor, d, seen), _unbiased(compressor, seen), *_constants(compressor, d, seen)))
-
-
-def need_message(compressor: Compressor, message: Any) -> Any:
-    """What `compress` gave, if it is a tree of arrays.
-
-    Raises:
-        ValueError: it is not.
-    """
-    leaves = jax.tree.leaves(message)
-    if not leaves or not all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves):
-        raise ValueError(f"{compressor.name}: compress gives {checks.typed(message)}; need a message, a pytree of arrays")
-    return message
-
-
-def need_vector(compressor: Compressor, x: Any, d: int) -> jax.Array:
-    """What `decompress` gave, if it is d floating-point elements.
-
-    Raises:
-        ValueError: it is not.
-    """
-    if not isinstance(x, jax.Array) or x.shape != (d,) or not jnp.issubdtype(x.dtype, jnp.floating):
-        raise ValueError(f"{compressor.name}: decompress gives {checks.typed(x)}; need the vector, floating-point [{d}]")
-    return x
-
-
-def need_bits(compressor: Compressor, bits: Any) -> int | jax.Array:
-    """What `bits` gave, if it counts.
-
-    Raises:
-        ValueError: it does not.
-    """
-    traced = isinstance(bits, jax.Array) and bits.shape == () and bits.dtype == jnp.uint32
-    if not traced and (not isinstance(bits, int) or isinstance(bits, bool) or bits < 0):
-        raise ValueError(f"{compressor.name}: bits gives {checks.typed(bits)}; need an int, or a uint32 scalar where messages differ")
-    return bits
+    return Findings(title, (*wire, _unbiased(compressor, seen), *_constants(compressor, d, seen)))
 
 
 def vectors(d: int) -> dict[str, np.ndarray]:
@@ -117,31 +82,43 @@ def _wire(compressor: Compressor, d: int, key: jax.Array) -> list[Finding]:
     told: list[Any] = []
 
     def travel(key, x):
-        message = compressor.compress(key, x)
-        told.append(need_bits(compressor, compressor.bits(message)))
-        need_vector(compressor, compressor.decompress(message, d), d)
+        message = encode(compressor, key, x).message
+        told.append(count_bits(compressor, message))
+        decode(compressor, message, d)
         return message
 
     message = jax.eval_shape(travel, key, jax.ShapeDtypeStruct((d,), jnp.float32))
     leaves = jax.tree.leaves(message)
-    if not leaves:
-        raise ValueError(f"{compressor.name}: compress gives a message without arrays; need what travels")
     held, bits = array_bits(message), told[0]
     arrays = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves)
     fits = not isinstance(bits, int) or bits == held
     found = [Finding("wire", fits, f"{arrays}: {held} bits" + ("" if fits else f", of which it tells {bits}"))]
     x = jnp.asarray(vectors(d)["normal"], jnp.float32)
-    # Each is traced anew: draws that are not the key's would differ.
-    first, again = (jax.tree.leaves(jax.jit(partial(compressor.compress))(key, x)) for _ in range(2))
+    # Each is traced on its own: draws that are not the key's would differ.
+    first, again = (jax.tree.leaves(jax.jit(partial(encode, compressor))(key, x)) for _ in range(2))
     same = all(np.array_equal(np.asarray(a), np.asarray(b), equal_nan=True) for a, b in zip(first, again, strict=True))
     more = [Finding("bits", *_within(compressor, d, key, held))] if not isinstance(bits, int) else []
-    return [*found, *more, Finding("again", same, "equal keys give equal messages" if same else "equal keys give different messages")]
+    repeated = Finding("again", same, "equal keys give equal messages" if same else "equal keys give different messages")
+    return [*found, *more, repeated, Finding("decoded", *_decoded(compressor, d, key))]
+
+
+def _decoded(compressor: Compressor, d: int, key: jax.Array) -> tuple[bool, str]:
+    """Whether the sender and the receivers decode the same."""
+
+    def two(x):
+        message, decoded = encode(compressor, key, x)
+        return decoded, compressor.decompress(message, d)
+
+    ours, theirs = map(np.asarray, jax.jit(jax.vmap(two))(jnp.asarray(np.stack([*vectors(d).values()]), jnp.float32)))
+    if np.array_equal(ours, theirs, equal_nan=True):
+        return True, "sender and receivers decode the same"
+    return False, f"compress decodes something else than decompress, by up to {np.abs(ours - theirs).max():.3g}"
 
 
 def _within(compressor: Compressor, d: int, key: jax.Array, held: int) -> tuple[bool, str]:
     """Whether messages of random size are no longer than their arrays; 32 bits that say how long they are travel in them, too."""
     stacked = jnp.asarray(np.stack([*vectors(d).values()]), jnp.float32)
-    bits = np.asarray(jax.jit(jax.vmap(lambda x: compressor.bits(compressor.compress(key, x))))(stacked))
+    bits = np.asarray(jax.jit(jax.vmap(lambda x: compressor.bits(encode(compressor, key, x).message)))(stacked))
     return bool(bits.max() <= held), f"{bits.min()} to {bits.max()} told, in room for {held}"
 
 
@@ -153,9 +130,8 @@ def _measure(compressor: Compressor, d: int, key: jax.Array) -> dict[str, Seen]:
         towards = jnp.concatenate([x[None] / jnp.linalg.norm(x), jnp.asarray(signs, jnp.float32)])
 
         def draw(key):
-            message = compressor.compress(key, x)
-            off = compressor.decompress(message, d).astype(jnp.float32) - x
-            return jnp.asarray(compressor.bits(message), jnp.uint32), jnp.sum(off**2) / jnp.sum(x**2), towards @ off / jnp.linalg.norm(x)
+            off = compressor.decompress(encode(compressor, key, x).message, d).astype(jnp.float32) - x
+            return jnp.sum(off**2) / jnp.sum(x**2), towards @ off / jnp.linalg.norm(x)
 
         return jax.vmap(draw)(jax.random.split(key, DRAWS))
 
@@ -163,14 +139,6 @@ def _measure(compressor: Compressor, d: int, key: jax.Array) -> dict[str, Seen]:
     stacked = jnp.asarray(np.stack([*named.values()]), jnp.float32)
     measured = jax.jit(lambda keys, x: jax.lax.map(lambda each: of_vector(*each), (keys, x)))(jax.random.split(key, len(named)), stacked)
     return {name: Seen(*(np.asarray(part[i], float) for part in measured)) for i, name in enumerate(named)}
-
-
-def _mean_bits(compressor: Compressor, d: int, seen: dict[str, Seen]) -> Finding:
-    stated, bits = compressor.mean_bits(d), np.concatenate([one.bits for one in seen.values()])
-    if np.isnan(stated):
-        return Finding("mean bits", None, f"none stated; {bits.mean():.6g} measured")
-    error = STANDARD_ERRORS * bits.std() / np.sqrt(bits.size) + ROUNDING * stated
-    return Finding("mean bits", bool(abs(bits.mean() - stated) <= error), f"{stated:.6g} stated, {bits.mean():.6g} measured")
 
 
 def _unbiased(compressor: Compressor, seen: dict[str, Seen]) -> Finding:
@@ -206,6 +174,6 @@ def _constants(compressor: Compressor, d: int, seen: dict[str, Seen]) -> list[Fi
         )
 
     return [
-        finding("omega", compressor.omega(d), lambda omega: omega),
-        finding("delta", compressor.delta(d), lambda delta: 1 - delta),
+        finding("omega", stated(compressor.omega, d), lambda omega: omega),
+        finding("delta", stated(compressor.delta, d), lambda delta: 1 - delta),
     ]

@@ -11,14 +11,14 @@ from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
 
 from dsgd import checks
-from dsgd.base import Compressor, Key, PyTree
+from dsgd.base import Compressor, Encoded, Key, PyTree
+from dsgd.compressors.members import encode
 from dsgd.compressors.sizes import fixed_size
 
 identity: Compressor = fixed_size(
     compress=lambda key, x: x,
     decompress=lambda message, d: message,
     name="identity",
-    unbiased=True,
     omega=lambda d: 0.0,
 )
 """Sends every element as it is."""
@@ -48,14 +48,17 @@ def buckets(compressor: Compressor, size: int) -> Compressor:
     """
     name = f"buckets({compressor.name}, {size})"
     checks.positive_int(f"{name}: size", size)
-    if compressor.resume is not None:
+    if compressor.warm:
         raise ValueError(f"{name}: need a compressor of vectors, without warm start")
 
     def compress(key, x):
         count, left = divmod(x.shape[0], size)
         full_key, rest_key = jax.random.split(key)
-        full = jax.vmap(compressor.compress)(jax.random.split(full_key, count), x[: count * size].reshape(count, size)) if count else None
-        return Bucketed(full, compressor.compress(rest_key, x[count * size :]) if left else None)
+        keys, cut = jax.random.split(full_key, count), x[: count * size].reshape(count, size)
+        full = jax.vmap(lambda key, bucket: encode(compressor, key, bucket))(keys, cut) if count else None
+        rest = encode(compressor, rest_key, x[count * size :]) if left else None
+        decoded = jnp.concatenate([one.decoded.ravel() for one in (full, rest) if one])
+        return Encoded(Bucketed(full and full.message, rest and rest.message), decoded)
 
     def decompress(message, d):
         count, left = divmod(d, size)
@@ -79,19 +82,21 @@ def buckets(compressor: Compressor, size: int) -> Compressor:
             values = [constant(part) for part in sizes(d)]
             return None if None in values else choose(values)
 
-        return of
+        return constant and of
 
-    return Compressor(
-        compress=compress,
-        decompress=decompress,
-        bits=bits,
-        mean_bits=lambda d: d // size * compressor.mean_bits(size) + (compressor.mean_bits(d % size) if d % size else 0.0),
-        unbiased=compressor.unbiased,
-        omega=all_of(max, compressor.omega),
-        delta=all_of(min, compressor.delta),
-        name=name,
-        layer_wise=compressor.layer_wise,
-    )
+    omega, delta = all_of(max, compressor.omega), all_of(min, compressor.delta)
+    return compressor._replace(compress=compress, decompress=decompress, bits=bits, name=name, omega=omega, delta=delta)
+
+
+class WholeModel(Compressor):
+    """A compressor of a tree as one vector."""
+
+    __slots__ = ()
+
+    @property
+    def layer_wise(self) -> bool:
+        """False: the leaves of a tree are compressed together."""
+        return False
 
 
 @checks.arguments
@@ -103,7 +108,7 @@ def whole_model(compressor: Compressor) -> Compressor:
     Args:
         compressor: any.
     """
-    return compressor._replace(layer_wise=False, name=f"whole_model({compressor.name})") if compressor.layer_wise else compressor
+    return WholeModel._make(compressor._replace(name=f"whole_model({compressor.name})")) if compressor.layer_wise else compressor
 
 
 @checks.arguments
@@ -121,19 +126,23 @@ def contraction(compressor: Compressor) -> Compressor:
     Source: Richtarik, Sokolov and Fatkhullin, "EF21", 2021, section 2; the same messages as Q.
     """
     name = f"contraction({compressor.name})"
-    if not compressor.unbiased or compressor.omega(1) is None:
+    omega = compressor.omega
+    if omega is None or omega(1) is None:
         raise ValueError(f"{name}: need an unbiased compressor with an omega")
+    if compressor.warm:
+        raise ValueError(f"{name}: need a compressor without warm start")
 
     def shrink(d):
-        return 1 / (1 + compressor.omega(d))
+        return 1 / (1 + omega(d))
 
-    return compressor._replace(
-        decompress=lambda message, d: compressor.decompress(message, d) * shrink(d),
-        unbiased=False,
-        omega=lambda d: None,
-        delta=shrink,
-        name=name,
-    )
+    def compress(key, x):
+        message, decoded = encode(compressor, key, x)
+        return Encoded(message, decoded * shrink(x.shape[0]))
+
+    def decompress(message, d):
+        return compressor.decompress(message, d) * shrink(d)
+
+    return compressor._replace(compress=compress, decompress=decompress, name=name, omega=None, delta=shrink)
 
 
 @checks.arguments
@@ -153,14 +162,13 @@ def apply(compressor: Compressor, key: Key, x: PyTree) -> PyTree:
     x = jax.tree.map(jnp.asarray, x)
     if not compressor.layer_wise:
         flat, unravel = ravel_pytree(x)
-        return unravel(_see(compressor, key, flat))
+        return unravel(_decoded(compressor, key, flat))
     leaves, treedef = jax.tree.flatten(x)
-    return treedef.unflatten([_see(compressor, jax.random.fold_in(key, i), leaf) for i, leaf in enumerate(leaves)])
+    return treedef.unflatten([_decoded(compressor, jax.random.fold_in(key, i), leaf) for i, leaf in enumerate(leaves)])
 
 
-def _see(compressor: Compressor, key: jax.Array, leaf: jax.Array) -> jax.Array:
-    message = compressor.compress(key, jnp.ravel(leaf))
-    return compressor.decompress(message, leaf.size).reshape(leaf.shape).astype(leaf.dtype)
+def _decoded(compressor: Compressor, key: jax.Array, leaf: jax.Array) -> jax.Array:
+    return encode(compressor, key, jnp.ravel(leaf)).decoded.reshape(leaf.shape).astype(leaf.dtype)
 
 
 def _check_finite(compressor: Compressor, path: str, leaf: Any) -> None:

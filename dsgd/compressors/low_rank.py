@@ -64,21 +64,16 @@ def low_rank(rank: int, columns: int | None = None) -> Compressor:
     def cold(key, x):
         return jax.random.normal(key, (shape(x.shape[0])[1], rank), jnp.float32).astype(wide(x).dtype)
 
-    def resume(key, x, last):
+    def compress(key, x, last=None):
+        if last is None:
+            return factor(x, cold(key, x))
         start, size = unit(last.right)
         return factor(x, jnp.where(size > 0, start, cold(key, x)))
 
     def decompress(message, d):
         return jnp.matmul(message.left, message.right.T, precision="highest").ravel()[:d]
 
-    return fixed_size(
-        lambda key, x: factor(x, cold(key, x)),
-        decompress,
-        name,
-        unbiased=False,
-        delta=lambda d: rank / shape(d)[1],
-        resume=resume,
-    )
+    return fixed_size(compress, decompress, name, delta=lambda d: rank / shape(d)[1])
 
 
 def _need_rank(name: str, rank: int, most: int, what: str) -> None:

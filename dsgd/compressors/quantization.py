@@ -14,7 +14,7 @@ import numpy as np
 
 from dsgd import checks, sums
 from dsgd.barriers import stored
-from dsgd.base import Compressor
+from dsgd.base import Compressor, Encoded
 from dsgd.compressors import draws
 from dsgd.compressors.combinators import buckets
 from dsgd.compressors.scales import unit
@@ -74,13 +74,13 @@ def random_quantization(bits: int, bucket: int | None = None) -> Compressor:
         place = steps * jnp.where(eighth > 0, (x / 8 - least / 8) / jnp.where(eighth > 0, eighth, 1), 0)
         codes = jnp.clip(_round_randomly(key, place), 0, steps)
         codes = jnp.where(x == most, steps, codes)  # the ends are knobs, whatever the rounding of `place`
-        return Quantized(codecs.pack(stored(codes.astype(jnp.uint8)), bits), low, high)
+        codes = stored(codes.astype(jnp.uint8))
+        return Encoded(Quantized(codecs.pack(codes, bits), low, high), decode(codes, least, most))
 
     def decompress(message, d):
-        if d <= 2:
-            return wide(message)
-        codes = codecs.unpack(message.codes, bits, d)
-        low, high = wide(message.low), wide(message.high)
+        return wide(message) if d <= 2 else decode(codecs.unpack(message.codes, bits, d), wide(message.low), wide(message.high))
+
+    def decode(codes, low, high):
         share = codes.astype(low.dtype) / steps
         # XLA divides by multiplying with a rounded reciprocal: the last share may not be 1.
         return jnp.where(codes == steps, high, low * (1 - share) + high * share)
@@ -89,7 +89,6 @@ def random_quantization(bits: int, bucket: int | None = None) -> Compressor:
         compress,
         decompress,
         f"random_quantization({bits})",
-        unbiased=True,
         omega=lambda d: max(d - 2, 0) / (2 * steps**2),
     )
     return quantization if bucket is None else buckets(quantization, bucket)
@@ -124,18 +123,19 @@ def qsgd(levels: int) -> Compressor:
         relative, largest = unit(wide(x))  # squares neither overflow nor vanish
         norm = jnp.maximum(jnp.sqrt(jnp.sum(relative**2)), 1)
         level = jnp.minimum(_round_randomly(key, levels * jnp.abs(relative) / norm), levels)
-        codes = jnp.where(relative < 0, levels - level, levels + level)
-        return Scaled(codecs.pack(stored(codes.astype(jnp.uint8)), bits), largest * norm)
+        codes = stored(jnp.where(relative < 0, levels - level, levels + level).astype(jnp.uint8))
+        return Encoded(Scaled(codecs.pack(codes, bits), largest * norm), decode(codes, largest * norm))
 
     def decompress(message, d):
-        level = codecs.unpack(message.codes, bits, d).astype(message.scale.dtype) - levels
-        return level / levels * message.scale
+        return decode(codecs.unpack(message.codes, bits, d), message.scale)
+
+    def decode(codes, scale):
+        return (codes.astype(scale.dtype) - levels) / levels * scale
 
     return fixed_size(
         compress,
         decompress,
         f"qsgd({levels})",
-        unbiased=True,
         omega=lambda d: min(d / (4 * levels**2), math.sqrt(d) / levels) if d > 1 else 0.0,
     )
 
@@ -144,14 +144,16 @@ def _ternary() -> Compressor:
     def compress(key, x):
         relative, largest = unit(wide(x))
         sent = _round_randomly(key, jnp.abs(relative))
-        codes = jnp.where(relative < 0, 1 - sent, 1 + sent)
-        return Scaled(codecs.pack_trits(stored(codes.astype(jnp.uint8))), largest.astype(x.dtype))
+        codes = stored(jnp.where(relative < 0, 1 - sent, 1 + sent).astype(jnp.uint8))
+        return Encoded(Scaled(codecs.pack_trits(codes), largest.astype(x.dtype)), decode(codes, largest))
 
     def decompress(message, d):
-        scale = wide(message.scale)
-        return (codecs.unpack_trits(message.codes, d).astype(scale.dtype) - 1) * scale
+        return decode(codecs.unpack_trits(message.codes, d), wide(message.scale))
 
-    return fixed_size(compress, decompress, "ternary", unbiased=True, omega=lambda d: (math.sqrt(d) - 1) / 2)
+    def decode(codes, scale):
+        return (codes.astype(scale.dtype) - 1) * scale
+
+    return fixed_size(compress, decompress, "ternary", omega=lambda d: (math.sqrt(d) - 1) / 2)
 
 
 ternary: Compressor = _ternary()
@@ -173,15 +175,18 @@ def _natural() -> Compressor:
         exponent, mantissa = (word >> MANTISSA) & ones, word & ((1 << MANTISSA) - 1)
         up = (draws.words(key, x.shape[0]) >> (32 - MANTISSA)) < mantissa
         sign = word >> (MANTISSA + EXPONENT)
-        return codecs.pack(stored(jnp.minimum(exponent + up, ones) | (sign << EXPONENT)), 1 + EXPONENT)
+        codes = stored(jnp.minimum(exponent + up, ones) | (sign << EXPONENT))
+        return Encoded(codecs.pack(codes, 1 + EXPONENT), decode(codes))
 
     def decompress(message, d):
-        codes = codecs.unpack(message, 1 + EXPONENT, d)
+        return decode(codecs.unpack(message, 1 + EXPONENT, d))
+
+    def decode(codes):
         word = (codes >> EXPONENT << (MANTISSA + EXPONENT)) | ((codes & ones) << MANTISSA)
         value = jax.lax.bitcast_convert_type(word, jnp.float32)
         return jnp.clip(value, -LARGEST, LARGEST)  # the power of two after the last is out of range
 
-    return fixed_size(compress, decompress, "natural", unbiased=True, omega=lambda d: 1 / 8)
+    return fixed_size(compress, decompress, "natural", omega=lambda d: 1 / 8)
 
 
 natural: Compressor = _natural()
@@ -204,12 +209,12 @@ def _sign() -> Compressor:
         # sums over magnitudes, and none for sums over quotients of them. Two elements are one addition among others, not a call.
         parts = jnp.abs(x / x.shape[0])
         mean = jnp.minimum(sum(parts) if x.shape[0] <= 2 else sums.of_elements(parts), jnp.finfo(x.dtype).max)
-        return Scaled(codecs.pack((x < 0).astype(jnp.uint8), 1), mean)
+        return Encoded(Scaled(codecs.pack((x < 0).astype(jnp.uint8), 1), mean), jnp.where(x < 0, -mean, mean))
 
     def decompress(message, d):
         return jnp.where(codecs.unpack(message.codes, 1, d) == 1, -message.scale, message.scale)
 
-    return fixed_size(compress, decompress, "sign", unbiased=False, delta=lambda d: 1 / d)
+    return fixed_size(compress, decompress, "sign", delta=lambda d: 1 / d)
 
 
 sign: Compressor = _sign()
@@ -244,12 +249,15 @@ def clipping(bits: int) -> Compressor:
 
     def compress(key, x):
         word = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
-        return codecs.pack(word >> cut, 32 - cut)
+        return Encoded(codecs.pack(word >> cut, 32 - cut), decode(word >> cut))
 
     def decompress(message, d):
-        return jax.lax.bitcast_convert_type(codecs.unpack(message, 32 - cut, d) << cut, jnp.float32)
+        return decode(codecs.unpack(message, 32 - cut, d))
 
-    return fixed_size(compress, decompress, f"clipping({bits})", unbiased=False, delta=lambda d: 1 - 1 / (2**bits + 1) ** 2)
+    def decode(codes):
+        return jax.lax.bitcast_convert_type(codes << cut, jnp.float32)
+
+    return fixed_size(compress, decompress, f"clipping({bits})", delta=lambda d: 1 - 1 / (2**bits + 1) ** 2)
 
 
 def _round_randomly(key: jax.Array, place: jax.Array) -> jax.Array:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from dsgd import checks, selection
-from dsgd.base import Compressor, PyTree
+from dsgd.base import Compressor, Encoded, PyTree
 from dsgd.compressors import draws
 from dsgd.compressors.combinators import identity
-from dsgd.compressors.sizes import FLOAT_BITS, array_bits, fixed_size, message_shape, wide
+from dsgd.compressors.members import encode, stated
+from dsgd.compressors.sizes import FLOAT_BITS, array_bits, fixed_size, wide
 from dsgd.wire import codecs
 
 RARE = 1e-12  # probability that a random number of elements exceeds its capacity
@@ -56,10 +57,10 @@ def top_k(fraction: float, values: Compressor = identity) -> Compressor:
 
     def delta(d):
         k = kept(fraction, d)
-        inner = values.delta(k)
+        inner = stated(values.delta, k)
         return None if inner is None else inner * k / d
 
-    return _sparse("top_k", fraction, values, score, lambda d: 1.0, unbiased=False, omega=lambda d: None, delta=delta)
+    return _sparse("top_k", fraction, values, score, lambda d: 1.0, delta=delta)
 
 
 @checks.arguments
@@ -88,10 +89,10 @@ def random_k(fraction: float, values: Compressor = identity) -> Compressor:
 
     def omega(d):
         k = kept(fraction, d)
-        inner = values.omega(k)
+        inner = stated(values.omega, k)
         return None if inner is None else d / k * (1 + inner) - 1
 
-    return _sparse("random_k", fraction, values, score, lambda d: d / kept(fraction, d), unbiased=values.unbiased, omega=omega)
+    return _sparse("random_k", fraction, values, score, lambda d: d / kept(fraction, d), omega=omega if values.unbiased else None)
 
 
 def kept(fraction: float, d: int) -> int:
@@ -99,7 +100,15 @@ def kept(fraction: float, d: int) -> int:
     return max(1, math.ceil(fraction * d - 1e-9 * d))
 
 
-def _sparse(kind: str, fraction: float, values: Compressor, score: Callable, scale: Callable, **constants: Any) -> Compressor:
+def _sparse(
+    kind: str,
+    fraction: float,
+    values: Compressor,
+    score: Callable,
+    scale: Callable,
+    omega: Callable | None = None,
+    delta: Callable | None = None,
+) -> Compressor:
     """The k elements with the largest magnitudes of what `score` (key, x) gives, times scale(d)."""
     _need_share(kind, "fraction", fraction)
     name = f"{kind}({fraction:g})" if values is identity else f"{kind}({fraction:g}, {values.name})"
@@ -110,24 +119,24 @@ def _sparse(kind: str, fraction: float, values: Compressor, score: Callable, sca
         k = kept(fraction, d)
         scores = score(score_key, x)
         places = selection.largest(scores, k) if k < d else jnp.arange(d)
-        packed = codecs.pack(places.astype(jnp.uint32), codecs.index_bits(d))
-        elements = values.compress(values_key, x[places])
-        if values is identity and 1 < k < d:
-            codecs.instead(elements, d, lambda: jnp.where(selection.among_largest(scores, k), x, 0))
-        return Sparse(packed, elements)
+        codes = places.astype(jnp.uint32)
+        sent = encode(values, values_key, x[places])
+        if values is identity and 1 < k < d:  # without the places, which are slow to find
+            decoded = jnp.where(selection.among_largest(scores, k), wide(x) * scale(d), 0)
+        else:
+            decoded = decode(codes, sent.decoded, d)
+        return Encoded(Sparse(codecs.pack(codes, codecs.index_bits(d)), sent.message), decoded)
 
     def decompress(message, d):
         k = kept(fraction, d)
-        if values is identity and (seen := codecs.recall(message.values, d)) is not None:
-            return wide(seen) * scale(d)
-        elements = wide(values.decompress(message.values, k)) * scale(d)
-        return _scatter(message.places, elements, k, d) if k < d else elements  # all of them are in order
+        return decode(codecs.unpack(message.places, codecs.index_bits(d), k), values.decompress(message.values, k), d)
 
-    def mean_bits(d):
-        return array_bits(message_shape(compress, d).places) + values.mean_bits(kept(fraction, d))
+    def decode(places, elements, d):
+        elements = wide(elements) * scale(d)
+        return _placed(places, elements, d) if places.shape[0] < d else elements  # all of them are in order
 
-    sparse = fixed_size(compress, decompress, name, **constants)
-    return sparse._replace(bits=lambda message: array_bits(message.places) + values.bits(message.values), mean_bits=mean_bits)
+    sparse = fixed_size(compress, decompress, name, omega=omega, delta=delta)
+    return sparse._replace(bits=lambda message: array_bits(message.places) + values.bits(message.values))
 
 
 @checks.arguments
@@ -159,21 +168,23 @@ def random_sparsification(probability: float) -> Compressor:
         places = _bernoulli_places(key, p, d, room)
         used = places < d
         values = jnp.where(used, x[jnp.minimum(places, d - 1)], 0)
-        packed = codecs.pack(jnp.where(used, places, 0), codecs.index_bits(d))
-        return Counted(FLOAT_BITS + jnp.uint32(each) * jnp.sum(used, dtype=jnp.uint32), packed, values)
+        codes = jnp.where(used, places, 0)
+        bits = FLOAT_BITS + jnp.uint32(each) * jnp.sum(used, dtype=jnp.uint32)
+        return Encoded(Counted(bits, codecs.pack(codes, codecs.index_bits(d)), values), decode(codes, values, d))
 
     def decompress(message, d):
-        return _scatter(message.places, wide(message.values) / p, message.values.shape[0], d)
+        return decode(codecs.unpack(message.places, codecs.index_bits(d), message.values.shape[0]), message.values, d)
+
+    def decode(places, values, d):
+        return _placed(places, wide(values) / p, d, padded=True)
 
     return Compressor(
         compress=compress,
         decompress=decompress,
         bits=lambda message: message.bits,
-        mean_bits=lambda d: FLOAT_BITS + p * d * (FLOAT_BITS + codecs.index_bits(d)),
-        unbiased=True,
+        name=name,
         omega=lambda d: 1 / p - 1,
         delta=lambda d: 2 - 1 / p if p > 0.5 else None,
-        name=name,
     )
 
 
@@ -200,12 +211,12 @@ def _bernoulli_places(key: jax.Array, p: float, d: int, size: int) -> jax.Array:
     return jax.lax.associative_scan(lambda a, b: jnp.minimum(a + b, end), gaps) - 1
 
 
-def _scatter(places: tuple[jax.Array, ...], values: jax.Array, k: int, d: int) -> jax.Array:
-    """The vector with these elements; padding adds 0 to the first."""
-    indices = codecs.unpack(places, codecs.index_bits(d), k)
-    if k == 1:  # a scatter would not be in one function, either
-        return jnp.where(jnp.arange(d, dtype=indices.dtype) == indices, values, 0)
-    return jnp.zeros(d, values.dtype).at[indices].add(values)
+def _placed(places: jax.Array, values: jax.Array, d: int, padded: bool = False) -> jax.Array:
+    """The vector with these elements; padding adds 0 to the first. Without it they arrive as they are: a sum would flush denormal ones."""
+    if places.shape[0] == 1:  # a scatter would not be in one function, either
+        return jnp.where(jnp.arange(d, dtype=places.dtype) == places, values, 0)
+    at = jnp.zeros(d, values.dtype).at[places]
+    return at.add(values) if padded else at.set(values, unique_indices=True)
 
 
 def _need_share(name: str, what: str, value: float) -> None:

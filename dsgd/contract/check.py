@@ -92,8 +92,8 @@ class Case(NamedTuple):
 
     def plan(self, devices: int) -> loop.Plan:
         """Of rounds on so many devices."""
-        build, options = plans.Always(self.algorithm), {"runs": 0, "size": 1, "record_every": 1}
-        return plans.make_plan(build, self.algorithm, self.problem, devices, cluster=self.cluster, **options)
+        build, cluster = plans.Always(self.algorithm), self.cluster
+        return plans.make_plan(build, self.algorithm, self.problem, devices, runs=0, size=1, record_every=1, cluster=cluster)
 
     def description(self) -> loop.Description:
         """What an update sends."""

@@ -13,7 +13,7 @@ import numpy as np
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from dsgd import causes, checks, sameness
-from dsgd.base import Params, Problem, PyTree
+from dsgd.base import Loss, Params, Problem, PyTree
 
 Fixed = tuple[Any, ...]  # the leaves that are not trained, in the order of the parameters' leaves
 
@@ -143,12 +143,8 @@ def bound(problem: Problem, fixed: Fixed) -> Problem:
     """The problem as a function of what is trained: its loss and its gradient."""
     if not fixed:
         return problem
-    return problem._replace(
-        loss=partial(_loss, problem, fixed),
-        gradient=problem.gradient and partial(_gradient, problem, fixed),
-        evaluate=None,
-        statistics=None,
-    )
+    loss: Callable = partial(_loss, problem, fixed)
+    return problem._replace(loss=Loss(loss, partial(_gradient, problem, fixed)) if problem.gradient else loss, evaluate=None)
 
 
 def _loss(problem: Problem, fixed: Fixed, trained: Params, batch: PyTree) -> jax.Array:

@@ -8,6 +8,7 @@ arguments too, so that they are sharded and never constants of the program; ever
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -117,7 +118,8 @@ def without_arrays(problem: Problem) -> Problem:
     """The problem's functions and its workers' weights, hashable."""
     weights = None if problem.weights is None else tuple(map(float, problem.weights))
     flags = leaves.Flags(leaves.flags(problem))  # a tree of bools may have no hash
-    return problem._replace(data=(), shared=(), constants=Constants(), weights=weights, trainable=flags)
+    evaluation = replace(problem.evaluation, shared=())
+    return problem._replace(data=(), evaluate=evaluation, constants=Constants(), weights=weights, trainable=flags)
 
 
 def start(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:

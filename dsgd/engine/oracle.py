@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dsgd import checks, sameness, workers
-from dsgd.base import Constants, Gradients, Params, Problem, PyTree, Work
+from dsgd.base import Constants, Gradients, Loss, Params, Problem, PyTree, Work
 from dsgd.engine import accumulate, leaves, pooled, protocol, units
 from dsgd.engine.queries import Asked
 
@@ -236,12 +236,12 @@ class _Scaled:
 
 def of_worker(problem: Problem, n: int) -> Problem:
     """What worker n computes alone, on a device of its own: the functions of $w_n f_n$, hashable, without arrays."""
-    functions = problem._replace(data=(), shared=(), constants=Constants(), evaluate=None, weights=None)
+    functions = problem._replace(data=(), constants=Constants(), evaluate=None, weights=None)
     if problem.weights is None:
         return functions
     weight = float(problem.weights[n])
-    gradient = problem.gradient and _Scaled(problem.gradient, weight)
-    return functions._replace(loss=_Scaled(problem.loss, weight), gradient=gradient)
+    loss = _Scaled(problem.loss, weight)
+    return functions._replace(loss=Loss(loss, _Scaled(problem.gradient, weight)) if problem.gradient else loss)
 
 
 def _gradient(problem: Problem) -> Callable:
@@ -278,7 +278,7 @@ def evaluate(problem: Problem, params: Params, data: PyTree, shared: PyTree) -> 
     if problem.statistics is not None:
         params = problem.statistics(params, data)
     trained, fixed = leaves.split(leaves.flags(problem), params)
-    if problem.evaluate is not None:
+    if problem.evaluation.function is not None:
         given = _evaluated(problem, params, data, shared)
         if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Mapping)):
             raise ValueError(f"{problem.name}: evaluate gives {checks.typed(given)}; need a pair (scalars by name, gradient or None)")
@@ -302,8 +302,8 @@ def _mean_of_pool(problem: Problem, params: Params, data: pooled.Pooled) -> tupl
     """f(params), f'(params) of a pool, the same on every device."""
     n = data.size.shape[0]
     N = n * workers.devices()
-    query, problem = Asked(params, exact=True), problem._replace(gradient=None)
-    both = _asked(with_loss(problem), problem, query, jax.random.key(0), data, N, None)
+    query, both = Asked(params, exact=True), jax.value_and_grad(protocol.loss(problem))
+    both = _asked(both, problem, query, jax.random.key(0), data, N, None)
     rows = _weighed(problem, query, both, N)
     return workers.mean_over_devices(jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0) / n, rows))
 
@@ -315,12 +315,13 @@ def _reads_weights(evaluate_and_weights: sameness.Key) -> list[bool]:
 
 
 def _evaluated(problem: Problem, params: Params, data: PyTree, shared: PyTree) -> Any:
-    assert problem.evaluate is not None
+    function = problem.evaluation.function
+    assert function is not None
     with workers.weighted(problem.weights) as weights, protocol.noted(f"evaluate of {problem.name}"):
-        given = problem.evaluate(params, data, shared)
+        given = function(params, data, shared)
     if weights is None:
         return given
-    known = _reads_weights(sameness.Key((problem.evaluate, weights.numbers)))
+    known = _reads_weights(sameness.Key((function, weights.numbers)))
     if weights.read:
         known.append(True)
     if not known:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -14,7 +14,7 @@ from jax.tree_util import keystr, tree_leaves_with_path
 from scipy.sparse import issparse
 
 from dsgd import array_likes, checks, sameness
-from dsgd.base import PyTree
+from dsgd.base import PyTree, Sampler
 from dsgd.engine.pooled import Pooled, pool
 from dsgd.machines import agreement
 from dsgd.machines.arrays import by_worker, from_host
@@ -45,13 +45,10 @@ class Examples(NamedTuple):
 
 
 @checks.arguments
-@dataclass(frozen=True)
-class minibatch:  # noqa: N801 (made and called like the functions that it stands beside)
-    """Draws a batch of one worker's samples on the device, uniformly.
+def minibatch(batch_size: int, replacement: bool | Literal["epoch"] = True) -> Sampler:
+    """Draws a batch of one worker's samples on the device, uniformly, for `Problem.sample`.
 
-    Called as (key, worker's `Examples`), it returns a batch, `Examples` `[B, ...]`, drawn afresh in every round. With replacement="epoch"
-    it is called as (key, worker's `Examples`, int32 k), with one key for all k (`Problem.numbered`), and returns batch k of the worker's
-    stream: all its samples in random order, then all of them in another order, and so on.
+    The worker's data and its batches are `Examples`. The loss is a mean with their weights, which are 0 for samples that do not count.
 
     Args:
         batch_size: B.
@@ -61,19 +58,32 @@ class minibatch:  # noqa: N801 (made and called like the functions that it stand
             belong to one epoch, and the others to the next one. So each epoch has each sample once, no batch is cut at its end, and
             workers with fewer samples begin their next epoch sooner.
 
+    Returns:
+        A sampler of batches `[B, ...]`, which can be cut; those of epochs are numbered. Its `samples` and `batch_sizes` depend on the data
+        and are None; `dataclasses.replace(minibatch(B), samples=...)` sets them.
+
     Raises:
-        ValueError: batch_size < 1.
+        ValueError: batch_size < 1, or another replacement.
 
     Source: Liu and Zhang, section 1.2.3.
+    """
+    checks.positive_int("minibatch: batch_size", batch_size)
+    if not isinstance(replacement, bool | np.bool_) and replacement != EPOCH:
+        raise ValueError(f"minibatch: replacement = {replacement!r}; expected True, False or {EPOCH!r}")
+    return Sampler(Minibatch(batch_size, replacement), batch_size=batch_size, take=first, numbered=replacement == EPOCH)
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """(key, worker's `Examples`, of epochs the batch's number) -> a batch, `Examples` `[B, ...]`, see `minibatch`.
+
+    Args:
+        batch_size: B.
+        replacement: True, False or "epoch". Batches of epochs are those of a stream, with one key for all numbers.
     """
 
     batch_size: int
     replacement: bool | Literal["epoch"] = True
-
-    def __post_init__(self) -> None:
-        checks.positive_int("minibatch: batch_size", self.batch_size)
-        if not isinstance(self.replacement, bool | np.bool_) and self.replacement != EPOCH:
-            raise ValueError(f"minibatch: replacement = {self.replacement!r}; expected True, False or {EPOCH!r}")
 
     def __call__(self, key: jax.Array, mine: Examples | Pooled, number: jax.Array | None = None) -> Examples:
         if isinstance(mine, Pooled):
@@ -99,7 +109,7 @@ class minibatch:  # noqa: N801 (made and called like the functions that it stand
         B = self.batch_size
         if self.replacement == EPOCH:
             if number is None:
-                raise ValueError("minibatch: batches of epochs are numbered; pass numbered=True to the Problem")
+                raise ValueError("minibatch: batches of epochs are numbered; pass Problem(sample=problems.minibatch(B, 'epoch'))")
             return _of_epoch(key, number, B, size)
         if self.replacement:
             # One draw of bits a sample, where randint draws two: the remainder favours some by size / 2^32.
@@ -183,6 +193,11 @@ class Keyed(sameness.Compared):
 def keyed(key: jax.Array, batch: Examples) -> Examples:
     """The batch with a key of its own, made of the one with which it is drawn."""
     return batch._replace(key=jax.random.fold_in(key, _OWN_KEY))
+
+
+def with_keys(sampler: Sampler) -> Sampler:
+    """The sampler whose batches, also those from outside, have keys of their own."""
+    return replace(sampler, draw=Keyed(sampler.draw), keyed=keyed)
 
 
 def first(batch: Examples, samples: jax.Array) -> Examples:

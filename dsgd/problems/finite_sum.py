@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from dsgd import causes, checks, sameness, workers
-from dsgd.base import Problem, PyTree
+from dsgd.base import Evaluation, Problem, PyTree
 from dsgd.engine import accumulate, leaves, oracle, pooled
 from dsgd.engine.pooled import Pooled
 from dsgd.machines import agreement
@@ -22,7 +22,7 @@ from dsgd.problems import targets as meaning
 from dsgd.problems.adapters import Network, adapt
 from dsgd.problems.averages import Statistics, Training, counted_rows
 from dsgd.problems.blocks import ByWorker, Loaded
-from dsgd.problems.examples import EPOCH, Examples, Keyed, arrays, first, keyed, minibatch, on_device, one, stacked
+from dsgd.problems.examples import EPOCH, Examples, arrays, minibatch, on_device, one, stacked, with_keys
 from dsgd.problems.partition import BY_CLASS, need_parts, split
 
 PerSample = Callable[[PyTree, PyTree], jax.Array]  # (outputs, targets) -> [m, ...]
@@ -109,7 +109,7 @@ class MeanLoss(sameness.Compared):
 
 
 @dataclass(frozen=True, eq=False)
-class Evaluation(sameness.Compared):
+class LossAndMetrics(sameness.Compared):
     """(params, data block, test set) -> loss, and the metrics' means over the test set; the gradient. In pieces of so many samples.
 
     Args:
@@ -259,25 +259,21 @@ def finite_sum(
     mean = replace(mean, at_once=of_worker)
     if isinstance(examples, Pooled):
         examples = replace(examples, piece=min(-(-sum(sizes) // workers), of_worker))
-    draw = minibatch(batch_size, replacement)
+    sampler = replace(
+        minibatch(batch_size, replacement),
+        samples=max(sizes),
+        batch_sizes=None if whole or min(sizes) >= batch_size else tuple(min(batch_size, size) for size in sizes),
+        refuses=meaning.OfBatches(loss, outputs) if isinstance(outputs, jax.ShapeDtypeStruct) else None,
+    )
     return Problem(
         init=functions.init,
         loss=mean,
-        sample=Keyed(draw) if functions.training else draw,
-        evaluate=Evaluation(mean, measured, at_once),
         data=examples,
-        shared=shared,
-        name=name,
-        batch_size=batch_size,
-        samples=max(sizes),
-        take=first,
+        sample=with_keys(sampler) if functions.training else sampler,
+        evaluate=Evaluation(LossAndMetrics(mean, measured, at_once), shared, _statistics(functions.training, batch_size, replacement)),
         weights=_weights(name, weights, sizes),
-        numbered=replacement == EPOCH,
-        batch_sizes=None if whole or min(sizes) >= batch_size else tuple(min(batch_size, size) for size in sizes),
-        refuses=meaning.OfBatches(loss, outputs) if isinstance(outputs, jax.ShapeDtypeStruct) else None,
-        keyed=keyed if functions.training else None,
         trainable=leaves.Flags(trained),
-        statistics=_statistics(functions.training, draw),
+        name=name,
     )
 
 
@@ -289,11 +285,11 @@ def _parameters(name: str, model: Network, trainable: Any) -> tuple[PyTree, tupl
     return params, tuple(map(all, zip(*chosen, strict=True)))
 
 
-def _statistics(training: Training | None, draw: minibatch) -> Statistics | None:
+def _statistics(training: Training | None, batch_size: int, replacement: bool | Literal["epoch"]) -> Statistics | None:
     """How running averages are estimated, if the model has some: from batches like those of the training, which no epoch numbers."""
     if training is None or not any(training.averages):
         return None
-    return Statistics(training, Keyed(replace(draw, replacement=False) if draw.replacement == EPOCH else draw))
+    return Statistics(training, with_keys(minibatch(batch_size, False if replacement == EPOCH else replacement)).draw)
 
 
 def _loaded(data: Any, workers: int, partition: str | Sequence[Any], alpha: float, seed: int, least: int) -> Loaded:

@@ -14,10 +14,10 @@ import numpy as np
 import optax
 
 from dsgd import checks, sameness
-from dsgd.base import Params, Problem, PyTree
+from dsgd.base import Loss, Params, Problem, PyTree
 from dsgd.engine import accumulate, leaves, pooled, protocol
 from dsgd.engine.pooled import Pooled
-from dsgd.problems.examples import Examples, Keyed, keyed
+from dsgd.problems.examples import Examples, with_keys
 from dsgd.problems.finite_sum import MeanLoss
 
 _NOISE = np.uint32(2**32 - 2)  # with which a batch's key is folded for the noise
@@ -81,9 +81,8 @@ def per_sample(problem: Problem, transform: Callable[[PyTree], PyTree], *, noise
     rows = accumulate.of_length(gradient.rows(batch), problem.workers * batch.weights.shape[0])
     at_once = accumulate.fitting(gradient.total, leaves.shapes(problem), rows) // problem.workers
     return problem._replace(
-        gradient=replace(gradient, at_once=max(1, at_once)),
-        sample=Keyed(problem.sample) if noise and not has_key else problem.sample,
-        keyed=keyed if noise else problem.keyed,
+        loss=Loss(problem.loss, replace(gradient, at_once=max(1, at_once))),
+        sample=with_keys(problem.sampler) if noise and not has_key else problem.sample,
         constants=problem.constants._replace(noise=None, heterogeneity=None),
         name=f"{problem.name}, per sample",
     )

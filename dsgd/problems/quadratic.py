@@ -13,7 +13,7 @@ from jax import lax
 from numpy.typing import ArrayLike
 
 from dsgd import array_likes, checks, sums
-from dsgd.base import Constants, Problem
+from dsgd.base import Constants, Evaluation, Loss, Problem
 from dsgd.machines import arrays
 
 _SYMMETRY = 1e-6
@@ -75,14 +75,13 @@ def quadratic(A: ArrayLike, b: ArrayLike, *, noise: float = 0.0, start: ArrayLik
     minimizer = mean_b / mean_A if diagonal else np.linalg.solve(mean_A, mean_b)
     minimum = -0.5 * float(mean_b @ minimizer)
     local = (A * minimizer if diagonal else A @ minimizer) - b
+    average = Average(*(arrays.from_host(each, jnp.result_type(float)) for each in (mean_A, minimizer, minimum)))
     return Problem(
         init=FromZero(d) if start is None else _start_at(start.copy()),
-        loss=_loss,
-        gradient=_gradient,
+        loss=Loss(_loss, _gradient),
         sample=_sample if noise > 0 else _sample_exact,
-        evaluate=_evaluate,
+        evaluate=Evaluation(_evaluate, average),
         data=Quadratic(arrays.known(A), arrays.known(b), arrays.known(np.full(workers, noise / np.sqrt(d)))),
-        shared=Average(*(arrays.from_host(each, jnp.result_type(float)) for each in (mean_A, minimizer, minimum))),
         constants=Constants(
             smoothness=float(np.abs(A if diagonal else np.linalg.eigvalsh(A)).max()),
             strong_convexity=float(curvature.min()),

@@ -7,8 +7,6 @@ not divide a byte are split into planes that do, each an array: joined into one,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -21,53 +19,6 @@ from dsgd import checks
 BYTE = 8
 _WIDEST = 32  # bits of a code
 TRITS = 5  # ternary digits in a byte: 3^5 = 243
-
-
-# Of each `remembered` that is open: whether messages are sent, and what was told of them (a part, number of elements, what makes them).
-_told: list[tuple[bool, list[tuple[jax.Array, int, Callable[[], jax.Array]]]]] = []
-
-
-@contextmanager
-def remembered(sent: bool = True) -> Iterator[None]:
-    """In here, `unpack` of what `pack` gave is the codes themselves: whoever packs, need not unpack to see what others will.
-
-    It is for the trace of one function. Packing that nobody then reads is no part of its program.
-
-    Args:
-        sent: whether others read the messages, too. If not, what `instead` tells is taken.
-    """
-    _told.append((sent, []))
-    try:
-        yield
-    finally:
-        _told.pop()
-
-
-def instead(part: jax.Array, d: int, see: Callable[[], jax.Array]) -> None:
-    """Tells how to make what a message decompresses to without the message, for `recall` where nobody else reads it; else nothing.
-
-    Args:
-        part: an array of the message.
-        d: number of elements that it decompresses to.
-        see: () -> these, `[d]`.
-    """
-    if _told and not _told[-1][0]:
-        _remember(part, d, see)
-
-
-def recall(part: jax.Array, d: int) -> jax.Array | None:
-    """What was told of a message in the innermost `remembered`, `[d]`; else None.
-
-    Args:
-        part: an array of the message.
-        d: number of elements, or codes.
-    """
-    return next((see() for known, size, see in _told[-1][1] if known is part and size == d), None) if _told else None
-
-
-def _remember(part: jax.Array, d: int, see: Callable[[], jax.Array]) -> None:
-    if _told:
-        _told[-1][1].append((part, d, see))
 
 
 def index_bits(d: int) -> int:
@@ -96,10 +47,7 @@ def pack(codes: UInt8[Array, " d"] | UInt32[Array, " d"], bits: int) -> tuple[ja
         raise ValueError(f"codecs.pack: codes = {checks.typed(codes)} for bits = {bits}: need {need}")
     if not isinstance(codes, Tracer) and codes.size and int(codes.max()) >> bits:
         raise ValueError(f"codecs.pack: a code of {int(codes.max())} in {bits} bits; expected codes below 2^{bits}: pass more bits")
-    planes = tuple(_pack_plane((codes >> shift).astype(jnp.uint8), width) for shift, width in _planes(bits))
-    if planes:
-        _remember(planes[0], codes.shape[0], lambda: codes)
-    return planes
+    return tuple(_pack_plane((codes >> shift).astype(jnp.uint8), width) for shift, width in _planes(bits))
 
 
 def unpack(planes: tuple[jax.Array, ...], bits: int, d: int) -> UInt8[Array, " d"] | UInt32[Array, " d"]:
@@ -115,9 +63,6 @@ def unpack(planes: tuple[jax.Array, ...], bits: int, d: int) -> UInt8[Array, " d
     """
     bits = _need_bits("unpack", bits)
     kind = jnp.uint8 if bits <= BYTE else jnp.uint32
-    known = recall(planes[0], d) if planes else None
-    if known is not None:
-        return known.astype(kind) & kind((1 << bits) - 1)
     codes = jnp.zeros(d, kind)
     for plane, (shift, width) in zip(planes, _planes(bits), strict=True):
         codes |= _unpack_plane(plane, width)[:d].astype(kind) << shift
@@ -140,20 +85,16 @@ def packed_bits(bits: int, d: int) -> int:
 
 def pack_trits(codes: UInt8[Array, " d"]) -> UInt8[Array, " bytes"]:
     """d codes below 3 in ceil(d / 5) bytes, 1.6 bits each: byte j is the sum of 3^k times code j + k ceil(d / 5)."""
-    size, original = -(-codes.shape[0] // TRITS), codes
+    size = -(-codes.shape[0] // TRITS)
     codes = jnp.pad(codes, (0, size * TRITS - codes.shape[0]))
     packed = codes[:size]
     for k in range(1, TRITS):
         packed += codes[k * size : (k + 1) * size] * jnp.uint8(3**k)
-    _remember(packed, original.shape[0], lambda: original)
     return packed
 
 
 def unpack_trits(packed: UInt8[Array, " bytes"], d: int) -> UInt8[Array, " d"]:
     """The d codes that `pack_trits` packed."""
-    known = recall(packed, d)
-    if known is not None:
-        return known
     return jnp.concatenate([packed // jnp.uint8(3**k) % jnp.uint8(3) for k in range(TRITS)])[:d]
 
 

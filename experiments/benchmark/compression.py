@@ -140,8 +140,8 @@ def reference_programs(key: jax.Array, x: jax.Array) -> dict[str, Program]:
 
 def codec(compressor: Compressor, key: jax.Array, x: jax.Array) -> tuple[Program, Program, float]:
     """Encode and decode, compiled, and the bits of a message."""
-    encode = common.program(compressor.compress, key, x)
-    message = compressor.compress(key, x)
+    encode = common.program(lambda key, x: compressors.encode(compressor, key, x).message, key, x)
+    message = compressors.encode(compressor, key, x).message
     return encode, common.program(lambda message: compressor.decompress(message, x.shape[0]), message), float(compressor.bits(message))
 
 

@@ -29,7 +29,7 @@ def bandwidth(compressor: Compressor, N: int, d: int, repeats: int = 9) -> float
         repeats: pairs of timings, of which the median difference counts.
     """
     part = -(-d // N)
-    saved = 2 * (N - 1) * (compressors.identity.mean_bits(part) - compressor.mean_bits(part))
+    saved = 2 * (N - 1) * (compressors.mean_bits(compressors.identity, part) - compressors.mean_bits(compressor, part))
     if saved <= 0:
         return 0.0
     taken = codec_seconds(compressor, N, d, repeats)
@@ -46,18 +46,22 @@ def codec_seconds(compressor: Compressor, N: int, d: int, repeats: int) -> float
 def exchange_loop(compressor: Compressor, N: int, d: int, rounds: int) -> Callable[[], object]:
     """So many rounds of one worker's work, compiled. Every message is carried from one iteration to the next, and so is really written."""
     part = -(-d // N)
-    compress, decompress = jax.vmap(compressor.compress), jax.vmap(lambda message: compressor.decompress(message, part))
+
+    def compress(key, x):
+        return compressors.encode(compressor, key, x).message
+
+    compress_all, decompress = jax.vmap(compress), jax.vmap(lambda message: compressor.decompress(message, part))
 
     def one_round(i, carry):
         parts, up, down, key = carry
         key, up_key, down_key = jax.random.split(key, 3)
-        answer = compressor.compress(down_key, jnp.mean(decompress(up), axis=0))
+        answer = compress(down_key, jnp.mean(decompress(up), axis=0))
         everybody = decompress(jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (N, *leaf.shape)), down))
         parts = parts + 1e-6 * everybody  # no two rounds are the same
-        return parts, compress(jax.random.split(up_key, N), parts), answer, key
+        return parts, compress_all(jax.random.split(up_key, N), parts), answer, key
 
     def loop(parts, key):
-        start = parts, compress(jax.random.split(key, N), parts), compressor.compress(key, parts[0]), key
+        start = parts, compress_all(jax.random.split(key, N), parts), compress(key, parts[0]), key
         return jax.lax.fori_loop(0, rounds, one_round, start)[:-1]
 
     return common.program(loop, jax.random.normal(jax.random.key(0), (N, part)), jax.random.key(1))

@@ -15,6 +15,7 @@ import theory_checks as theory
 from algorithms import delays
 from dsgd import compressors
 from dsgd.base import Algorithm, Compressor, Problem
+from dsgd.compressors.members import stated
 from dsgd.compressors.sizes import fixed_size
 from dsgd.graphs.topology import Topology
 from theory_checks.machinery import instances, moments, runs
@@ -199,7 +200,7 @@ def ef21(problem: Problem, up: Compressor) -> Method:
     """EF21 of one node with exact gradients, compressed on the way up; the model is one layer."""
     known = instances.known(problem)
     start = np.asarray(problem.init(jax.random.key(0)), float)
-    alpha = up.delta(start.size) or 0.0
+    alpha = stated(up.delta, start.size) or 0.0
     shape = {"contractions": [alpha], "weights": [1.0]}
     step = {"layers": [known.smoothness], "smoothness": known.smoothness}
     A, b = (np.asarray(part[0], float) for part in (problem.data.A, problem.data.b))
@@ -236,7 +237,7 @@ def _dithered(spacing: float) -> Compressor:
         code, key_data = message
         return (code - _dither(jax.random.wrap_key_data(key_data), d)) * spacing
 
-    return fixed_size(compress, decompress, f"dithered({spacing:.3g})", unbiased=True)
+    return fixed_size(compress, decompress, f"dithered({spacing:.3g})", omega=lambda d: None)
 
 
 def _dither(key: jax.Array, d: int) -> jax.Array:

@@ -166,7 +166,7 @@ def squeezed(topology: dsgd.Topology, eta: float) -> tuple[dict, float]:
         W, messages = gossip(t, topology)
         there = HERE[t][:, None]
         X, error = np.where(there, half + eta * (W @ sent - sent), X), np.where(there, half + error - sent, error)
-        bits += messages * compressors.whole_model(compressors.top_k(0.5)).mean_bits(D)
+        bits += messages * compressors.mean_bits(compressors.top_k(0.5), D)
     return {"params": X, "error": error}, bits
 
 

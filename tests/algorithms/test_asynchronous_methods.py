@@ -49,6 +49,12 @@ def quadratic(N: int = N) -> dsgd.Problem:
     return layers.quadratic(N, D, heterogeneity=2.0 * (N > 1))
 
 
+def in_samples() -> dsgd.Problem:
+    """Its batches have 4 samples, of which some may count."""
+    problem = quadratic()
+    return problem._replace(sample=dsgd.Sampler(problem.sample, batch_size=4, take=lambda batch, samples: batch))
+
+
 def g(worker: int, x: np.ndarray, N: int = N) -> np.ndarray:
     A, b, _ = numbers(N)
     return A[worker] @ x - b[worker]
@@ -306,7 +312,7 @@ def charged(numbers: Numbers) -> Numbers:
 @pytest.mark.parametrize(("servers", "convention", "latency"), COMBINATIONS[1:3])
 def test_unequal_work_arrives_when_it_is_done(servers, convention, latency):
     """Worker, second and staleness of every update are the event simulation's, with each worker's own seconds, sample by sample."""
-    many, problem = random_clusters(), quadratic()._replace(batch_size=4, take=lambda batch, samples: batch)
+    many, problem = random_clusters(), in_samples()
     method = working(asynchronous_sgd(STEP, servers=servers), UNEQUAL)
     found = drive(method, problem, partial(by_the_sample, latency=latency, convention=convention), many)
     for b in range(len(many.up)):
@@ -602,7 +608,7 @@ def test_gossip_takes_the_exchange_that_can_begin_first(devices):
 
 
 def test_gossip_with_unequal_work_exchanges_what_is_done():
-    many, problem = random_clusters(), quadratic()._replace(batch_size=4, take=lambda batch, samples: batch)
+    many, problem = random_clusters(), in_samples()
     method = working(asynchronous_gossip_sgd(STEP, topologies.ring(N)), UNEQUAL)
     found = drive(method, problem, partial(by_the_sample, latency=0.25), many)
     for b in range(len(many.up)):

@@ -128,9 +128,6 @@ def rounding_compressor() -> dsgd.Compressor:
         compress=compress,
         decompress=lambda message, d: message.astype(jnp.float32) / 16 * 0.75,
         bits=lambda message: 16 * message.size,
-        mean_bits=lambda d: 16.0 * d,
-        unbiased=False,
-        omega=lambda d: None,
         delta=lambda d: 0.5,  # of all but the smallest
         name="rounding",
     )
@@ -234,8 +231,6 @@ NOISY = dsgd.Compressor(
     compress=lambda key, x: x + jax.random.normal(key, x.shape, x.dtype),
     decompress=lambda message, d: message,
     bits=lambda message: 64 * message.size,
-    mean_bits=lambda d: 64.0 * d,
-    unbiased=True,
     omega=lambda d: 0.0,
     delta=lambda d: 1.0,
     name="noisy",
@@ -288,13 +283,13 @@ def test_servers_without_elements_are_sent_padding_which_nobody_holds(name):
 def layers(problem: dsgd.Problem) -> dsgd.Problem:
     """The same problem of 25 parameters as a layer's 7 biases and its 3 x 6 weights."""
     unravel = ravel_pytree({"biases": jnp.zeros(7), "weights": jnp.zeros((3, 6))})[1]
-    assert problem.gradient is not None
-    return problem._replace(
-        init=lambda key: unravel(problem.init(key)),
-        loss=lambda params, batch: problem.loss(ravel_pytree(params)[0], batch),
-        gradient=lambda params, batch: unravel(problem.gradient(ravel_pytree(params)[0], batch)),
-        evaluate=None,
+    gradient = problem.gradient
+    assert gradient is not None
+    loss = dsgd.Loss(
+        lambda params, batch: problem.loss(ravel_pytree(params)[0], batch),
+        lambda params, batch: unravel(gradient(ravel_pytree(params)[0], batch)),
     )
+    return problem._replace(init=lambda key: unravel(problem.init(key)), loss=loss, evaluate=None)
 
 
 def whole_of_parts(parts: dsgd.base.Params) -> np.ndarray:
@@ -347,7 +342,7 @@ def test_lemma_3_4_1_holds_for_every_compressor(compressor, layered):
 def test_messages_are_the_same_in_double_precision(compressor):
     """In which tests here run, and in which JAX draws 64 bits at a time unless told otherwise. Of float32, float32 is sent all the same."""
     x, key = jax.random.normal(jax.random.key(6), (40,), jnp.float32), jax.random.key(7)
-    compress = jax.jit(compressor.compress)
+    compress = jax.jit(lambda key, x: compressors.encode(compressor, key, x).message)
     single = jax.tree.leaves(compress(key, x))
     with jax.enable_x64(True):
         double = jax.tree.leaves(compress(key, x))
@@ -596,7 +591,7 @@ def test_on_a_constant_gradient_factors_find_the_top_singular_vector_and_memorie
 
 
 def test_a_biased_compressor_is_refused():
-    biased = compressors.identity._replace(unbiased=False, name="biased")
+    biased = compressors.identity._replace(omega=None, name="biased")
     with pytest.raises(
         ValueError, match=r"compressed_sgd with biased, .*need an unbiased .*error_compensated_sgd or ef21, or allow_biased"
     ):

@@ -58,7 +58,7 @@ def items() -> tuple[np.ndarray, np.ndarray]:
 def problem(**fields: Any) -> dsgd.Problem:
     a, y = items()
     data = Batch(jnp.asarray(a[0]), jnp.asarray(y[0]), jnp.full((N, M * B), 1 / M / B))
-    return dsgd.Problem(lambda key: jnp.zeros(D), loss, data, lambda key, mine: mine, **fields)
+    return dsgd.Problem(lambda key: jnp.zeros(D), loss, data, dsgd.Sampler(lambda key, mine: mine, **fields))
 
 
 def in_turn(state: dsgd.State, round: dsgd.Round) -> Work:
@@ -99,9 +99,9 @@ def test_who_keeps_its_own_time_is_asked_with_the_work(mesh, key):
         seen.append(round.work)
         return method.query(state, round)
 
-    def update(key, state, gradients, round):
+    def update(state, gradients, round):
         seen.append(round.work)
-        return method.update(key, state, gradients, round)
+        return method.update(state, gradients, round)
 
     method = algorithms.asynchronous_sgd(SGD)
     spy = method._replace(query=query, update=update)
@@ -137,16 +137,19 @@ def test_of_an_asynchronous_method_the_norms_are_one_worker_s(mesh, key):
     np.testing.assert_allclose(history["local_sqnorms"][1:][there], history["global_sqnorm"][1:], rtol=1e-6)
 
 
-def test_names_say_what_it_is_and_of_how_many_workers():
+def test_names_say_what_it_is():
     method = unequal_work(METHODS["mb-sgd"], work.micro_batches(np.ones((3, 2), bool)))
-    assert (method.name, method.workers) == ("unequal_work(minibatch_sgd, 2 micro-batches)", 3)
+    assert method.name == "unequal_work(minibatch_sgd, 2 micro-batches)"
     assert unequal_work(METHODS["dsgd"], in_turn).name == "unequal_work(decentralized_sgd(ring(8)), in_turn)"
     assert observed(method).name == "observed(unequal_work(minibatch_sgd, 2 micro-batches))"
 
 
 MB, THREE = METHODS["mb-sgd"], work.weighted(np.ones((3, 2)))
 REFUSED = {
-    "for others": (lambda: unequal_work(METHODS["dsgd"], THREE), r"decentralized_sgd.* with samples as bool\[3, 2\]; need .* \[8, M\]"),
+    "for others": (
+        lambda: dsgd.compile_round(unequal_work(METHODS["dsgd"], THREE), problem(), 1),
+        r"decentralized_sgd.* with samples as bool\[3, 2\]; need .* \[8, M\]",
+    ),
     "one axis": (lambda: unequal_work(MB, Work(np.ones(3, bool), np.ones(3))), r"samples as bool\[3\]; need integers or bool \[N, M\]"),
     "for nobody": (lambda: unequal_work(MB, Work(np.zeros((3, 1), int), np.ones((3, 1)))), "with samples: 0 for everybody; need"),
     "less than none": (lambda: unequal_work(MB, Work(np.full((3, 1), -1), np.ones((3, 1)))), "of -1 to -1 samples in a micro-batch; need"),

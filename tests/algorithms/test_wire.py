@@ -70,8 +70,7 @@ def compiled_round(algorithm: dsgd.Algorithm, gradients: dsgd.Gradients, devices
     """Round `step` (query, gradients, update) on these gradients `[N, ...]`, as a compiled program; and its arguments."""
     problem = dsgd.Problem(
         init=lambda key: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:]), gradients),
-        loss=lambda params, batch: jnp.zeros(()),
-        gradient=lambda params, batch: batch,  # whatever the model, a worker's gradient is its data
+        loss=dsgd.Loss(lambda params, batch: jnp.zeros(()), lambda params, batch: batch),  # any model's gradient is the worker's data
         sample=lambda key, mine: mine,
         data=gradients,
     )
@@ -286,8 +285,6 @@ TELLING = dsgd.Compressor(
     compress=lambda key, x: x.astype(jnp.float32),
     decompress=lambda message, d: message,
     bits=lambda message: message[0].astype(jnp.uint32),
-    mean_bits=lambda d: float("nan"),
-    unbiased=True,
     omega=lambda d: 0.0,
     delta=lambda d: 1.0,
     name="telling",

@@ -170,8 +170,10 @@ def test_batches_may_be_dictionaries_of_json_lists():
 @pytest.mark.parametrize(("part", "values"), [("data", BIG), ("data", MASKED), ("shared", X * 1e300), ("data", pd.DataFrame(X))])
 def test_a_problem_s_own_arrays_that_do_not_fit_are_refused(part, values):
     problem = dsgd.Problem(lambda key: jnp.zeros(2), lambda x, batch: jnp.sum(x), X, lambda key, own: own)
+    arrays = {"a": values}
+    changed = problem._replace(**{"data": arrays} if part == "data" else {"evaluate": dsgd.Evaluation(shared=arrays)})
     with pytest.raises(ValueError, match=rf"problem: {part}.*(got the entry|masked|pass numpy\.asarray)"):
-        dsgd.run(algorithms.minibatch_sgd(optax.sgd(0.1)), problem._replace(**{part: {"a": values}}), steps=1, key=KEY)
+        dsgd.run(algorithms.minibatch_sgd(optax.sgd(0.1)), changed, steps=1, key=KEY)
 
 
 # One conversion of all array-likes

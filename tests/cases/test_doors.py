@@ -221,6 +221,18 @@ ARITY = {
     r"minibatch_sgd: refuses = .*1 argument \(records\)": lambda: dsgd.run(METHOD._replace(refuses=lambda: ""), PROBLEM, **RUN),
     r"minibatch_sgd: query = .*2 arguments \(state, round\)": lambda: dsgd.run(METHOD._replace(query=lambda state: state), PROBLEM, **RUN),
     r"quadratic.*: loss = .*2 arguments \(params, batch\)": lambda: dsgd.run(METHOD, PROBLEM._replace(loss=lambda params: 0.0), **RUN),
+    r"quadratic.*: loss\.gradient = .*2 arguments \(params, batch\)": lambda: dsgd.run(
+        METHOD, PROBLEM._replace(loss=dsgd.Loss(PROBLEM.loss, lambda params: params)), **RUN
+    ),
+    r"quadratic.*: sample\.draw = .*3 arguments \(key, data, k\)": lambda: dsgd.run(
+        METHOD, PROBLEM._replace(sample=dsgd.Sampler(lambda key, data: data, numbered=True)), **RUN
+    ),
+    r"quadratic.*: sample\.take = .*2 arguments \(batch, b\)": lambda: dsgd.run(
+        METHOD, PROBLEM._replace(sample=dsgd.Sampler(PROBLEM.sample, batch_size=2, take=lambda batch: batch)), **RUN
+    ),
+    r"quadratic.*: evaluate\.function = .*3 arguments \(params, data, shared\)": lambda: dsgd.run(
+        METHOD, PROBLEM._replace(evaluate=dsgd.Evaluation(lambda params, data: params)), **RUN
+    ),
     r"sign: compress = .*2 arguments \(key, x\)": lambda: algorithms.ef21(
         optax.sgd(0.1), compressors.sign._replace(compress=lambda x: x), compressors.sign
     ),

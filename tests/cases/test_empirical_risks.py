@@ -218,6 +218,23 @@ def test_take_counts_the_samples_that_there_are():
             assert np.sum(problem.take(one_batch(problem, n), jnp.int32(count)).weights) == min(count, size, 4)
 
 
+@pytest.mark.parametrize("replacement", [True, False, "epoch"])
+def test_a_custom_problem_draws_and_cuts_the_batches_of_a_finite_sum(replacement):
+    """`problems.minibatch` has the batch size, the cut and the numbers of batches."""
+
+    def loss(x, batch):
+        losses = _squared(_constant(x, batch.inputs), batch.targets)
+        return jnp.average(jnp.mean(losses, axis=1), weights=batch.weights)
+
+    made = numbered(batch_size=4, replacement=replacement)
+    custom = dsgd.Problem(made.init, loss, made.data, problems.minibatch(4, replacement))
+    sizes = dsgd.work.local_batches([1, 2, 7, 8], batch_size=4, micro_batches=2)
+    method = algorithms.unequal_work(algorithms.minibatch_sgd(optax.sgd(0.1)), sizes)
+    one, other = (dsgd.run(method, problem, steps=5, key=KEY, mesh=1) for problem in (made, custom))
+    np.testing.assert_allclose(one.params, other.params, rtol=1e-5)
+    np.testing.assert_array_equal(one.history["samples"], other.history["samples"])
+
+
 def test_the_history_counts_the_samples_of_small_clients():
     whole = dsgd.work.micro_batches(np.ones((N, 2), bool), average="workers")
     method = algorithms.unequal_work(algorithms.minibatch_sgd(optax.sgd(0.1)), whole)

@@ -26,8 +26,7 @@ def steep_problem(dtype: Any) -> dsgd.Problem:
     slopes = jnp.repeat(jnp.asarray([20000.0, 15000, 20000, 25000], dtype)[:, None], D, axis=1)
     return dsgd.Problem(
         init=lambda key: jnp.zeros(D, dtype),
-        loss=lambda params, batch: 0.0 * jnp.sum(params.astype(jnp.float32)),
-        gradient=lambda params, batch: batch,
+        loss=dsgd.Loss(lambda params, batch: 0.0 * jnp.sum(params.astype(jnp.float32)), lambda params, batch: batch),
         data=slopes,
         sample=lambda key, data: data,
         name="steep",

@@ -287,9 +287,9 @@ def test_a_problem_of_ones_own_may_have_integer_leaves_with_its_own_gradient_and
         data=jnp.ones((2, 2)),
         sample=lambda key, mine: 2 * mine,
     )
-    for gradient in (None, slope):
+    for loss in (problem.loss, dsgd.Loss(problem.loss, slope)):
         for evaluation in (None, evaluate):
-            changed = problem._replace(gradient=gradient, evaluate=evaluation)
+            changed = problem._replace(loss=loss, evaluate=evaluation)
             params = dsgd.run(SGD, changed, steps=1, key=key, mesh=mesh).params
             np.testing.assert_allclose(params["w"], 1.1, rtol=1e-6)
             assert params["n"] == 3

@@ -216,7 +216,7 @@ WRONG = {
         r"optimizer chain.* fails on these parameters \(TracerBoolConversionError: a traced value in if",
     ),
     "loss": (
-        lambda: run(problem=PROBLEM._replace(gradient=None, loss=lambda params, batch: params.w)),
+        lambda: run(problem=PROBLEM._replace(loss=lambda params, batch: params.w)),
         "loss of quadratic.* raised AttributeError",
     ),
     "sample": (

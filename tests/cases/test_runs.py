@@ -675,8 +675,10 @@ def test_a_digest_is_of_names_types_shapes_and_values(other):
 
 
 def test_a_checkpoint_is_of_the_values_that_everybody_has(tmp_path):
-    problem = linear()._replace(evaluate=lambda x, data, shared: ({"loss": jnp.sum(x) + jnp.sum(shared)}, None))
+    def problem(shared):
+        return linear()._replace(evaluate=dsgd.Evaluation(lambda x, data, shared: ({"loss": jnp.sum(x) + jnp.sum(shared)}, None), shared))
+
     options = {"steps": 1, "key": KEY, "mesh": 1, "checkpoint": tmp_path}
-    dsgd.run(minibatch_sgd(optax.sgd(0.1)), problem._replace(shared=np.zeros(2, np.float32)), **options)
+    dsgd.run(minibatch_sgd(optax.sgd(0.1)), problem(np.zeros(2, np.float32)), **options)
     with pytest.raises(ValueError, match=r"holds another run \(data = "):
-        dsgd.run(minibatch_sgd(optax.sgd(0.1)), problem._replace(shared=np.ones(2, np.float32)), **options)
+        dsgd.run(minibatch_sgd(optax.sgd(0.1)), problem(np.ones(2, np.float32)), **options)

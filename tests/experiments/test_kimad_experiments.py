@@ -164,7 +164,7 @@ def test_gradient_descent_is_among_the_fixed_ones_and_losses_are_those_of_its_se
     np.testing.assert_allclose(best.losses[0], np.log10(np.array(sums[1:]) / sums[0]), atol=1e-4)
     three = race.best(choice=2)
     assert three is not None
-    assert set(three.history["message_up"][1:].tolist()) == {compressors.top_k(0.1).mean_bits(DIMENSION)}
+    assert set(three.history["message_up"][1:].tolist()) == {compressors.mean_bits(compressors.top_k(0.1), DIMENSION)}
 
 
 def test_free_places_cost_nothing_where_any_are_sent():

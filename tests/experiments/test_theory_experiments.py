@@ -10,7 +10,7 @@ import pytest
 import scripts
 
 import topologies
-from dsgd import network
+from dsgd import compressors, network
 from experiments import complexity_table, convergence_rates
 from experiments.helpers import communication, rate_terms, theorems
 from experiments.helpers.rate_terms import Budget, bowl
@@ -105,7 +105,7 @@ def test_runs_with_a_dithered_grid_have_the_moments_that_are_computed(key):
     problem = bowl(2, 1.0)
     compressor = theorems.dithered(problem, 2.0)
     x = np.linspace(-3, 3, 4000, dtype=np.float32)
-    error = np.asarray(jax.jit(lambda x: compressor.decompress(compressor.compress(key, x), 4000))(x)) - x
+    error = np.asarray(jax.jit(lambda x: compressors.encode(compressor, key, x).decoded)(x)) - x
     assert np.mean(error**2) * 4 == pytest.approx(4.0, rel=0.06)  # four standard errors; sigma'^2 is of four elements
     method = theorems.compressed_sgd(problem, 2.0)
     sampled = method.sampled([64], 64, 0)[:, 0]

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 import algorithms
+from dsgd import compressors
 from dsgd.base import Algorithm, Compressor
 
 Method = Callable[..., Algorithm]
@@ -75,3 +76,11 @@ def ruled(**other) -> Method:
 def of_one_key(compressor: Compressor) -> Compressor:
     """All of whose messages draw the same."""
     return compressor._replace(compress=lambda key, x: compressor.compress(jax.random.key(0), x))
+
+
+def decoding(compressor: Compressor, change: Callable[[jax.Array], jax.Array]) -> Compressor:
+    """Another decoder: sender and receivers change what they decode."""
+    return compressor._replace(
+        compress=lambda key, x: compressors.encode(compressor, key, x).message,
+        decompress=lambda message, d: change(compressor.decompress(message, d)),
+    )

@@ -15,13 +15,13 @@ import pytest
 from budgets import briefly
 
 import topologies
-from dsgd import compressors, network, problems, workers
+from dsgd import compressors, network, workers
 from dsgd.base import Compressor, Pattern
 from dsgd.compressors import quantization, sparsification
 from dsgd.compressors.combinators import identity
 from dsgd.graphs import spectra
-from dsgd.problems.examples import Examples, pad
-from tests.theory_checks.mistakes import of_one_key
+from dsgd.problems.examples import Examples, Minibatch, pad
+from tests.theory_checks.mistakes import decoding, of_one_key
 from theory_checks.machinery import registry
 from theory_checks.machinery.statement import Outcome
 from theory_checks.recursions import graphs
@@ -55,7 +55,7 @@ def test_bounds_are_reached():
 
 
 def scaled(compressor: Compressor, by: float) -> Compressor:
-    return compressor._replace(decompress=lambda message, d: by * compressor.decompress(message, d))
+    return decoding(compressor, lambda decoded: by * decoded)
 
 
 def in_float32(compressor: Compressor) -> Compressor:
@@ -109,9 +109,7 @@ BIASED |= {
     "random_k, the same places for all keys": unlike(BUILT["random_k(0.25)"], of_one_key(compressors.random_k(0.25))),
     "random_quantization, knobs one step off": unlike(
         BUILT["random_quantization(3)"],
-        BUILT["random_quantization(3)"].compressor._replace(
-            decompress=lambda message, d: BUILT["random_quantization(3)"].compressor.decompress(message, d) + 1 / 7
-        ),
+        decoding(BUILT["random_quantization(3)"].compressor, lambda decoded: decoded + 1 / 7),
     ),
 }
 
@@ -152,9 +150,7 @@ def test_an_error_that_is_larger_than_stated_is_found():
         assert caught("E|C(x) - x|^2 <= (1-delta)|x|^2", [partial(compression.worst, wrong, equality=False)]), name
 
 
-SMALLEST = sparsification._sparse(
-    "top_k", 0.25, identity, lambda key, x: jnp.abs(x).max() - jnp.abs(x), lambda d: 1.0, unbiased=False, omega=lambda d: None
-)
+SMALLEST = sparsification._sparse("top_k", 0.25, identity, lambda key, x: jnp.abs(x).max() - jnp.abs(x), lambda d: 1.0)
 ELEMENTS = {
     "top_k, the smallest": ("top_k(0.25)", SMALLEST),
     "top_k, one too few": ("top_k(0.25)", compressors.top_k(2 / 12)),
@@ -182,7 +178,7 @@ def test_a_whole_model_that_is_not_is_found():
 
 
 def test_a_warm_start_that_is_lost_is_found():
-    cold = compressors.low_rank(1)._replace(resume=lambda key, x, last: compressors.low_rank(1).compress(key, x))
+    cold = compressors.low_rank(1)._replace(compress=lambda key, x, last=None: compressors.low_rank(1).compress(key, x))
     instance = (np.eye(3), np.array([1.0, 0.5, 0.25]), np.eye(4))
     assert all(outcome.holds for outcome in deterministic_compression.best_of_rank(compressors.low_rank(1), *instance))
     assert caught("warm low rank finds the best", [partial(deterministic_compression.best_of_rank, cold, *instance)])
@@ -248,7 +244,7 @@ def test_wrong_sums_are_found(mistake):
 
 
 @dataclass(frozen=True)
-class Blind(problems.minibatch):
+class Blind(Minibatch):
     """Draws from the whole table, padding and all."""
 
     def __call__(self, key, mine):
@@ -256,15 +252,15 @@ class Blind(problems.minibatch):
 
 
 @dataclass(frozen=True)
-class Twice(problems.minibatch):
+class Twice(Minibatch):
     """Draws with replacement, whatever it says."""
 
     def __call__(self, key, mine):
-        return problems.minibatch(self.batch_size)(key, mine)
+        return Minibatch(self.batch_size)(key, mine)
 
 
 @dataclass(frozen=True)
-class Partial(problems.minibatch):
+class Partial(Minibatch):
     """Never draws a worker's last sample."""
 
     def __call__(self, key, mine):

@@ -21,7 +21,7 @@ from algorithms.asynchronous.delays import Delays
 from dsgd import problems
 from dsgd.base import Algorithm, Compressor
 from dsgd.graphs.topology import Topology
-from tests.theory_checks.mistakes import Method, forgotten, in_server, in_workers, ruled, scaled, stays
+from tests.theory_checks.mistakes import Method, decoding, forgotten, in_server, in_workers, ruled, scaled, stays
 from theory_checks import (
     asynchronous_sgd,
     compressed_sgd,
@@ -82,9 +82,7 @@ def with_momentum(optimizer):
 
 def biased(optimizer, compressor: Compressor, via: str) -> Algorithm:
     """Its messages are all a little too large."""
-    return algorithms.compressed_sgd(
-        optimizer, compressor._replace(decompress=lambda message, d: compressor.decompress(message, d) + 2.0), via
-    )
+    return algorithms.compressed_sgd(optimizer, decoding(compressor, lambda decoded: decoded + 2.0), via)
 
 
 # --- Staleness.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -111,7 +112,7 @@ def wells(
     return Problem(
         init=FromZero(dimension),
         loss=_loss_of_wells,
-        sample=problems.minibatch(batch_size, replacement),
+        sample=replace(problems.minibatch(batch_size, replacement), samples=samples, take=None),  # the loss is a mean without weights
         data=problems.Examples(jnp.asarray(inputs, float), jnp.asarray(L, float), jnp.ones(shape[:2])),
         constants=Constants(
             smoothness=smoothness,
@@ -121,8 +122,6 @@ def wells(
             heterogeneity=heterogeneity if workers > 1 else 0.0,
         ),
         name=f"wells({workers} workers, d = {dimension})",
-        batch_size=batch_size,
-        samples=samples,
     )
 
 
@@ -206,7 +205,8 @@ def random_wells(
 
 def full_batch(problem: Problem) -> Problem:
     """The same problem, whose batches are all that a worker has: without noise."""
-    return problem._replace(sample=_all, constants=problem.constants._replace(noise=0.0), batch_size=problem.samples)
+    sampler = replace(problem.sampler, draw=_all, batch_size=problem.samples)
+    return problem._replace(sample=sampler, constants=problem.constants._replace(noise=0.0))
 
 
 def _all(key: jax.Array, mine):

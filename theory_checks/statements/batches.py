@@ -18,14 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dsgd import problems
-from dsgd.problems.examples import Examples, pad
+from dsgd.problems.examples import Examples, Minibatch, pad
 from dsgd.problems.finite_sum import MeanLoss
 from theory_checks.machinery.statement import Draws, Outcome, Statement
 
 _ROWS, _BATCH, _DRAWS = 8, 3, 4096
 _PADDING = -1.0  # what is in the rows that are nobody's sample
-Sampler = Callable[[jax.Array, Examples], Examples]
 
 
 def table(sizes: Sequence[int]) -> Examples:
@@ -36,7 +34,7 @@ def table(sizes: Sequence[int]) -> Examples:
 
 
 @partial(jax.jit, static_argnames="sample")
-def _drawn(sample: Sampler, key: jax.Array, workers: Examples) -> jax.Array:
+def _drawn(sample: Minibatch, key: jax.Array, workers: Examples) -> jax.Array:
     """The numbers in many batches of each worker, `[workers, draws, B]`."""
 
     def of(key, mine):
@@ -48,10 +46,10 @@ def _drawn(sample: Sampler, key: jax.Array, workers: Examples) -> jax.Array:
 def batches(draws: Draws) -> list[Outcome]:
     """Three workers of 3 to 8 samples."""
     sizes = [draws.integer(_BATCH, _ROWS) for _ in range(3)]
-    return of_sizes(sizes, problems.minibatch(_BATCH, replacement=draws.choice((True, False))), draws.integer(0, 2**31 - 1))
+    return of_sizes(sizes, Minibatch(_BATCH, replacement=draws.choice((True, False))), draws.integer(0, 2**31 - 1))
 
 
-def of_sizes(sizes: Sequence[int], sample: problems.minibatch, seed: int = 0) -> list[Outcome]:
+def of_sizes(sizes: Sequence[int], sample: Minibatch, seed: int = 0) -> list[Outcome]:
     """Padding in batches, samples twice in a batch, and the sample that is drawn too often or too seldom."""
     drawn = np.asarray(_drawn(sample, jax.random.key(seed), table(sizes)))
     name = f"{'with' if sample.replacement else 'without'} replacement, {tuple(sizes)} samples"
@@ -107,7 +105,7 @@ STATEMENTS = [
         "section 1.2.3",
         "unequal workers, every sample equally likely",
         batches,
-        [partial(of_sizes, (_BATCH, 5, _ROWS), problems.minibatch(_BATCH, replacement)) for replacement in (True, False)],
+        [partial(of_sizes, (_BATCH, 5, _ROWS), Minibatch(_BATCH, replacement)) for replacement in (True, False)],
     ),
     Statement("padding has no loss", "(5.1)", "unequal workers", counted),
 ]

@@ -28,6 +28,7 @@ import numpy as np
 
 from dsgd import compressors
 from dsgd.base import Compressor
+from dsgd.compressors.members import encode, stated
 from theory_checks.machinery.statement import ROUNDING, Draws, Outcome, Statement
 
 _d = 12
@@ -130,8 +131,16 @@ class Worst(NamedTuple):
     @property
     def stated(self) -> float:
         """Of |x|^2."""
-        omega, delta = (constant(len(self.x)) for constant in (self.compressor.omega, self.compressor.delta))
-        return omega if self.compressor.unbiased else 1 - delta
+        return bound(self.compressor, len(self.x))
+
+
+def bound(compressor: Compressor, d: int) -> float:
+    """The mean square error is at most this times |x|^2: omega, or 1 - delta of a biased compressor."""
+    if compressor.omega is not None:
+        return compressor.omega(d)
+    delta = stated(compressor.delta, d)
+    assert delta is not None, compressor.name
+    return 1 - delta
 
 
 _TERNARY = _with(1, rest=1 / (1 + math.sqrt(_d)))
@@ -153,10 +162,11 @@ WORST = (
 )
 
 
-@partial(jax.jit, static_argnames=("compress", "decompress"), compiler_options=QUICKLY)
-def _seen(compress, decompress, key, x):
-    """What the receiver makes of one vector in many messages, `[messages, d]`."""
-    return jax.vmap(lambda key: decompress(compress(key, x), x.shape[0]))(jax.random.split(key, _MESSAGES))
+@partial(jax.jit, static_argnames="compressor", compiler_options=QUICKLY)
+def _decoded(compressor, key, x):
+    """What the receiver decodes from many messages of one vector, `[messages, d]`."""
+    keys = jax.random.split(key, _MESSAGES)
+    return jax.vmap(lambda key: compressor.decompress(encode(compressor, key, x).message, x.shape[0]))(keys)
 
 
 def seen(compressor: Compressor, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
@@ -168,7 +178,7 @@ def seen(compressor: Compressor, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
 def _sent(compressor: Compressor, x: np.ndarray, draws: Draws) -> np.ndarray:
     """What arrives of x in many messages, `[messages, d]`."""
     key = jax.random.key(draws.integer(0, 2**31 - 1))
-    return np.asarray(_seen(compressor.compress, compressor.decompress, key, jnp.asarray(x)))
+    return np.asarray(_decoded(compressor, key, jnp.asarray(x)))
 
 
 def vector(draws: Draws) -> np.ndarray:
@@ -193,7 +203,7 @@ def often(compressor: Compressor, x: np.ndarray) -> np.ndarray:
 @cache
 def _often(compressor: Compressor, x: tuple[float, ...]) -> np.ndarray:
     keys = jax.random.split(jax.random.key(0), _OFTEN)
-    return np.concatenate([_seen(compressor.compress, compressor.decompress, key, jnp.asarray(x)) for key in keys])
+    return np.concatenate([_decoded(compressor, key, jnp.asarray(x)) for key in keys])
 
 
 def _scale(x: np.ndarray) -> float:
@@ -253,7 +263,7 @@ def relative(draws: Draws) -> list[Outcome]:
     compressor, _ = draws.choice(VARIANCES)
     x, arrived = seen(compressor, draws)
     measured, error = _of_errors(x, arrived)
-    return [Outcome(measured, compressor.omega(_d) * float((x**2).sum()), error, compressor.name, scale=_scale(x))]
+    return [Outcome(measured, bound(compressor, _d) * float((x**2).sum()), error, compressor.name, scale=_scale(x))]
 
 
 def contracts(draws: Draws) -> list[Outcome]:
@@ -261,7 +271,7 @@ def contracts(draws: Draws) -> list[Outcome]:
     compressor = draws.choice(CONTRACTIONS)
     x, arrived = seen(compressor, draws)
     measured, error = _of_errors(x, arrived)
-    return [Outcome(measured, (1 - compressor.delta(_d)) * float((x**2).sum()), error, compressor.name, scale=_scale(x))]
+    return [Outcome(measured, bound(compressor, _d) * float((x**2).sum()), error, compressor.name, scale=_scale(x))]
 
 
 def worst(of: Worst, *, equality: bool) -> list[Outcome]:

@@ -20,6 +20,7 @@ from jax import lax
 
 from dsgd import compressors
 from dsgd.base import Compressor
+from dsgd.compressors.members import encode
 from theory_checks.machinery.statement import Draws, Outcome, Statement
 from theory_checks.statements.compression import COARSE, QUICKLY, vector
 
@@ -45,9 +46,9 @@ CERTAIN: tuple[tuple[Compressor, Callable[[np.ndarray], np.ndarray], bool], ...]
 """Compressors without chance, what arrives, and whether to the last digit."""
 
 
-@partial(jax.jit, static_argnames=("compress", "decompress"), compiler_options=QUICKLY)
-def _arrives(compress, decompress, x):
-    return decompress(compress(jax.random.key(0), x), x.shape[0])
+@partial(jax.jit, static_argnames="compressor", compiler_options=QUICKLY)
+def _arrives(compressor, x):
+    return compressor.decompress(encode(compressor, jax.random.key(0), x).message, x.shape[0])
 
 
 def certain(draws: Draws) -> list[Outcome]:
@@ -59,7 +60,7 @@ def elementwise(of: tuple[Compressor, Callable[[np.ndarray], np.ndarray], bool],
     """The largest distance from what is to arrive."""
     compressor, right, to_the_last = of
     x = x.astype(dtype)
-    arrived = np.asarray(_arrives(compressor.compress, compressor.decompress, jnp.asarray(x)), float)
+    arrived = np.asarray(_arrives(compressor, jnp.asarray(x)), float)
     off = float(np.abs(arrived - right(x).astype(float)).max())
     scale = 0.0 if to_the_last else COARSE * float(np.abs(x.astype(float)).max())
     return [Outcome(off, 0.0, case=f"{compressor.name} of {np.dtype(dtype).name}", equality=True, scale=scale)]
@@ -86,12 +87,12 @@ def of_tree(compressor: Compressor, x: np.ndarray) -> list[Outcome]:
 _WARM, _LOW_RANK = 40, compressors.low_rank(1)  # messages, of one object: it is compiled once
 
 
-@partial(jax.jit, static_argnames=("compress", "resume", "decompress"), compiler_options=QUICKLY)
-def _last_of_many(compress, resume, decompress, key, x):
+@partial(jax.jit, static_argnames="compressor", compiler_options=QUICKLY)
+def _last_of_many(compressor, key, x):
     def again(i, message):
-        return resume(jax.random.fold_in(key, i), x, message)
+        return encode(compressor, jax.random.fold_in(key, i), x, message).message
 
-    return decompress(lax.fori_loop(1, _WARM, again, compress(key, x)), x.shape[0])
+    return compressor.decompress(lax.fori_loop(1, _WARM, again, encode(compressor, key, x).message), x.shape[0])
 
 
 def warm(draws: Draws) -> list[Outcome]:
@@ -104,7 +105,7 @@ def warm(draws: Draws) -> list[Outcome]:
 def best_of_rank(compressor: Compressor, left: np.ndarray, values: np.ndarray, right: np.ndarray) -> list[Outcome]:
     """After many messages of one 3 x 4 matrix what is missing are all singular values but the first."""
     x = (left * values @ right[:3]).ravel()
-    arrived = _last_of_many(compressor.compress, compressor.resume, compressor.decompress, jax.random.key(0), jnp.asarray(x))
+    arrived = _last_of_many(compressor, jax.random.key(0), jnp.asarray(x))
     off = float(((np.asarray(arrived) - x) ** 2).sum())
     return [Outcome(off, float((values[1:] ** 2).sum()), case=compressor.name, equality=True, scale=1.0)]
 

@@ -36,6 +36,7 @@ import optax
 import algorithms
 from dsgd import compressors, problems
 from dsgd.base import Compressor, Problem
+from dsgd.compressors.members import stated
 from dsgd.compressors.sizes import fixed_size
 from theory_checks.machinery import instances, ranges, runs
 from theory_checks.machinery.rates import Rate
@@ -202,7 +203,7 @@ def layered(problem: Problem, sizes: tuple[int, ...], layers: Sequence[float]) -
     problem = instances.full_batch(problem)
     gap = instances.known(problem).gap
     init, loss, evaluate, sample = _functions(sizes, problem.loss, problem.sample)
-    made = problem._replace(init=init, loss=loss, gradient=None, evaluate=evaluate, sample=sample, shared=())
+    made = problem._replace(init=init, loss=loss, evaluate=evaluate, sample=sample)
     return Layered(made, sizes, tuple(layers), gap)
 
 
@@ -253,7 +254,7 @@ def check(
         history = runs.histories(factory, problem, steps=steps, learning_rates=[gamma], seeds=seeds, seed=seed)
         return {name: values if name == "step" else values[0] for name, values in history.items()}
 
-    alphas = [up.delta(size) or 0.0 for size in layered.sizes]
+    alphas = [stated(up.delta, size) or 0.0 for size in layered.sizes]
     return held(layered, run, alphas, w, steps=steps, learning_rate=learning_rate, name=up.name)
 
 
@@ -299,7 +300,7 @@ def trial(draws: Draws, method: Method = algorithms.ef21) -> list[Outcome]:
     """A quadratic, whose layers' constants differ, or wells and hills."""
     up, weights, problem = draws.choice(TRIED)
     made, steps = problem(draws), draws.choice((1, 10, 1000))
-    known = {"contractions": [up.delta(size) for size in SIZES], "layers": made.layers, "weights": weights}
+    known = {"contractions": [stated(up.delta, size) for size in SIZES], "layers": made.layers, "weights": weights}
     limit = step_size(**known, smoothness=float(made.problem.constants.smoothness or 0))
     gamma = draws.choice((None, draws.real(0.01, 1.0) * limit))
     seeds = runs.SEEDS if up.name.startswith("contraction") else 1
@@ -337,9 +338,7 @@ TRIED = (
 """Contractions, weights w_i, and problems; each is a program of its own."""
 
 _LEFT = 0.02  # of each difference, that shrinking leaves out
-SHRINKING = fixed_size(
-    lambda key, x: (1 - _LEFT) * x, lambda message, d: message, f"shrinking({_LEFT})", unbiased=False, delta=lambda d: 1 - _LEFT**2
-)
+SHRINKING = fixed_size(lambda key, x: (1 - _LEFT) * x, lambda message, d: message, f"shrinking({_LEFT})", delta=lambda d: 1 - _LEFT**2)
 
 
 UNEQUAL = (0.5, 1.0, 2.0)

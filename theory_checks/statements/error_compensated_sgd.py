@@ -145,7 +145,7 @@ class Biased(NamedTuple):
 
 
 def _plain(name: str, function: Callable, most: float) -> Biased:
-    return Biased(fixed_size(lambda key, x: function(x), lambda message, d: message, name, unbiased=False), most)
+    return Biased(fixed_size(lambda key, x: function(x), lambda message, d: message, name), most)
 
 
 BIASED = (_plain("overshoot", lambda x: x + jnp.sign(x), 1.0), _plain("whole numbers", jnp.round, 0.5))

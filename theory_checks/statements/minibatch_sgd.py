@@ -144,8 +144,8 @@ def trial_runs(draws: Draws, method: Method = algorithms.minibatch_sgd) -> list[
 
 def of_batches(problem: Problem, **options: Any) -> Outcome:
     """`check` on wells, whose noise is that of the samples: (1.20) says what is left of it in a batch."""
-    drawn: Any = problem.sample
-    samples = None if drawn.replacement else problem.samples
+    draw: Any = problem.sampler.draw
+    samples = None if draw.replacement else problem.samples
     batches = {"noise": instances.sample_noise(problem), "batch_size": problem.batch_size, "samples": samples}
     return check(problem, batches=batches, **options)
 

@@ -294,7 +294,7 @@ class Server:
             self._save()  # another death before the next checkpoint is to be of another era
 
     def _carry(self) -> Carry:
-        return Carry(State(np.int32(self.version), tuple(self.model)), ())  # type: ignore[arg-type]
+        return Carry(State(tuple(self.model), step=np.int32(self.version)), ())
 
     def _save(self) -> None:
         if self.checkpoint is None:

@@ -89,7 +89,7 @@ def evaluated(name: str, problem: Problem, models: Sequence[Params], history: di
     Raises:
         Diverged: the loss became infinite or NaN.
     """
-    measure = jax.jit(partial(_measure, problem._replace(data=(), shared=())))
+    measure = jax.jit(partial(_measure, loop.without_arrays(problem)))
     rows = [measure(model, problem.data, problem.shared) for model in models]
     scalars = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     finite = np.isfinite(scalars["loss"])

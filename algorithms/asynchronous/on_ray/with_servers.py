@@ -209,7 +209,7 @@ def _about(name: str, problem: Problem, rules: Rules, key: jax.Array, p: int) ->
     """What the run is, by name."""
     return {
         "method": name,
-        "step size": f"{optimizers.learning_rate(rules.optimizer):.9g}",
+        "step size": f"{optimizers.require_descent(rules.optimizer):.9g}",
         "problem": problem.name,
         "workers": str(problem.workers),
         "batch_size": str(problem.batch_size),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from algorithms.cannikin import NoiseScale, epochs, gradient_noise_scale, policies, smoothed
-from dsgd import Problem
+from dsgd import Problem, Sampler
 
 N, B = 4, 8
 RNG = np.random.default_rng(0)
@@ -21,7 +21,7 @@ def problem(samples: int | None = 30) -> Problem:
     def never(*given):
         raise AssertionError("rounds follow a script")
 
-    return Problem(init=never, loss=never, data=np.zeros((N, 1)), sample=never, batch_size=B, samples=samples, take=never)
+    return Problem(init=never, loss=never, data=np.zeros((N, 1)), sample=Sampler(never, batch_size=B, samples=samples, take=never))
 
 
 def plan(system: policies.System, *, limits: Any = None, samples: int | None = 100, holder: Any = None, **more: Any) -> epochs.Plan:

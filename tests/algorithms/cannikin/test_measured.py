@@ -43,9 +43,11 @@ def histories() -> list[dict[str, Any]]:
         lambda key: jnp.zeros(D),
         lambda x, batch: jnp.sum(batch.weights * (batch.a @ x)),
         items,
-        lambda key, mine: mine,
-        batch_size=B,
-        take=lambda batch, samples: batch._replace(weights=jnp.where(jnp.arange(B) < samples, 1.0, 0.0) / samples),
+        dsgd.Sampler(
+            lambda key, mine: mine,
+            batch_size=B,
+            take=lambda batch, samples: batch._replace(weights=jnp.where(jnp.arange(B) < samples, 1.0, 0.0) / samples),
+        ),
     )
     method = algorithms.observed(algorithms.unequal_work(algorithms.minibatch_sgd(optax.sgd(0.1)), in_turn))
     found = []

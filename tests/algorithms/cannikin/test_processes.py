@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -155,7 +156,7 @@ def test_one_process_is_the_simulation(own_gradient):
     """Also where the problem has a gradient of its own."""
     problem = make(1)
     if own_gradient:
-        problem = problem._replace(gradient=jax.grad(problem.loss))
+        problem = problem._replace(loss=dsgd.Loss(problem.loss, jax.grad(problem.loss)))
     heavy = optax.sgd(RATE, momentum=0.9)
     found = cannikin.train_processes(problem, heavy, given([[11], [8]], []), **ONE_NODE)
     expected = cannikin.train(algorithms.minibatch_sgd(heavy), problem, given([[11], [8]], []), cluster=CLUSTER, **ONE_NODE)
@@ -181,7 +182,7 @@ REFUSED = {
         "a problem of 2 workers in 1 process: need one worker a process",
     ),
     "whole batches": (
-        {"problem": lambda: make(1)._replace(take=None)},
+        {"problem": lambda: make(1)._replace(sample=replace(make(1).sampler, take=None))},
         "cannot cut its batches (batch_size, take)",
     ),
     "epochs": ({"epochs": 0}, "train_processes: epochs = 0"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -51,9 +52,11 @@ PROBLEM = dsgd.Problem(
     lambda key: jnp.zeros(D),
     loss,
     Batch(jnp.asarray(A, jnp.float32), jnp.asarray(Y, jnp.float32), jnp.ones((N, B))),
-    lambda key, mine: mine,
-    batch_size=B,
-    take=lambda batch, samples: batch._replace(counts=jnp.where(jnp.arange(B) < samples, 1.0, 0.0)),
+    dsgd.Sampler(
+        lambda key, mine: mine,
+        batch_size=B,
+        take=lambda batch, samples: batch._replace(counts=jnp.where(jnp.arange(B) < samples, 1.0, 0.0)),
+    ),
 )
 
 
@@ -231,7 +234,7 @@ def test_one_node_alone_shows_no_noise():
 # --- Mistakes.
 
 REFUSED = {
-    "whole batches": ({}, PROBLEM._replace(take=None), "cannikin.train: .* cannot cut its batches"),
+    "whole batches": ({}, PROBLEM._replace(sample=replace(PROBLEM.sampler, take=None)), "cannikin.train: .* cannot cut its batches"),
     "no overlap": ({"cluster": clusters.Cluster(clusters.constant(1.0))}, PROBLEM, "cannikin.train: a cluster without an overlap"),
     "apart": (
         {"cluster": clusters.Cluster(clusters.constant(1.0), overlap=OVERLAP)},

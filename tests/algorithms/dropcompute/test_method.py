@@ -20,7 +20,7 @@ from algorithms import drop_compute, dropcompute, unequal_work
 from algorithms.dropcompute import method as own
 from algorithms.dropcompute import thresholds
 from algorithms.dropcompute.stopping import completions, stopped
-from dsgd import clusters, compressors, problems, work
+from dsgd import clusters, communication, compressors, problems, work
 from dsgd.engine import loop
 
 N, M, D, STEPS = 8, 4, 3, 12
@@ -279,10 +279,22 @@ NOBODY = np.zeros((FEW, PAIR), bool)
 
 
 def a_round(done: np.ndarray = NOBODY, step: int = 0, present: list[bool] | None = None) -> dsgd.Round:
-    there = None if present is None else jnp.array(present)
-    return dsgd.Round(
-        jnp.int32(step), FEW, KEY, CONSTANT, present=there, work=dsgd.Work(jnp.asarray(done, jnp.int32), jnp.ones((FEW, PAIR)))
-    )
+    now = dsgd.Now(CONSTANT, present=None if present is None else jnp.array(present))
+    return dsgd.Round(jnp.int32(step), FEW, KEY, now, dsgd.Work(jnp.asarray(done, jnp.int32), jnp.ones((FEW, PAIR))))
+
+
+def updated(method: dsgd.Algorithm, present: jax.Array | None = None, **server: Any) -> tuple[dsgd.State, communication.Statistics]:
+    """The state after one round, and what it recorded; of a server's state with these fields before it."""
+
+    def update(present):
+        state, now = method.init(jnp.zeros(2), FEW), dsgd.Now(CONSTANT, present=present)
+        state = state._replace(server=state.server._replace(**server))
+        this = a_round()._replace(now=now)
+        this = this._replace(work=method.query(state, this).work)
+        after, record = communication.communicate(method, state, jnp.ones((FEW, 2)), this, KEY)
+        return after, record.statistics(FEW)
+
+    return jax.jit(jax.shard_map(update, mesh=dsgd.workers.mesh(1), in_specs=P(), out_specs=P()))(present)
 
 
 def rule(period: int = 1, threshold: float = SHORT, stop: str = "preempt") -> own.Rule:
@@ -307,13 +319,17 @@ def test_idle_rounds_are_counted_until_a_micro_batch_is_computed():
         assert server.idle == idle
 
 
-def test_a_run_is_refused_from_ten_idle_rounds_on():
-    def records(*idle):
-        return {"idle": np.array(idle), "threshold": np.array([0.5, 0.25, 0.125][: len(idle)])}
-
-    assert own.nothing_done(records(9, 0, 9)) == ""
-    assert "in 10 rounds or more" in own.nothing_done(records(10))
-    assert "within 0.25 s" in own.nothing_done(records(10, 11, 9)), "of the runs that are idle, the smallest threshold"
+@pytest.mark.parametrize("all_dropped", ["error", "warn"])
+def test_a_run_is_refused_from_ten_idle_rounds_on(all_dropped):
+    """With the threshold, within which no micro-batch ends."""
+    method = drop_compute(METHOD, 0.25, PAIR, all_dropped=all_dropped)
+    for before, tau in ((8, np.nan), (9, 0.25), (12, 0.25), (-1, np.nan)):
+        _, found = updated(method, idle=jnp.int32(before))
+        kept, other = (found.refusals, found.warnings) if all_dropped == "error" else (found.warnings, found.refusals)
+        ((words, number),) = kept.items()
+        assert "in 10 rounds or more" in words
+        np.testing.assert_array_equal(number, tau)
+        assert not other
 
 
 def test_seconds_of_a_period_add_up_until_its_last_round():
@@ -344,22 +360,14 @@ def test_workers_that_do_not_participate_are_charged_no_seconds(period):
     """The others as long as they compute."""
     base = algorithms.minibatch_sgd(optax.sgd(0.1)) if period == 1 else algorithms.local_sgd(optax.sgd(0.1), period)
     method = drop_compute(base, SHORT, PAIR, period=period)
-    params = jnp.zeros(2)
-
-    def update(present):
-        state, now = method.init(params, FEW), a_round(present=[True] * FEW)._replace(present=present)
-        query = method.query(state, now)
-        return method.update(KEY, state, jnp.ones((FEW, 2)), now._replace(work=query.work))
-
-    on_one = jax.jit(jax.shard_map(update, mesh=dsgd.workers.mesh(1), in_specs=P(), out_specs=P()))
     for present in ([True, False, True], [True] * FEW, [False] * FEW):
-        state, info = on_one(jnp.array(present))
+        state, found = updated(method, jnp.array(present))
         seconds = np.where(present, [1.0, 1.25, 1.25], 0)
-        np.testing.assert_allclose(info.compute, seconds)
+        np.testing.assert_allclose(found.compute, seconds)
         if period > 1:
             np.testing.assert_allclose(state.server.spent, seconds)
-        assert info.metrics["idle"] == 0
-        assert info.metrics["threshold"] == np.float32(SHORT)
+        assert found.metrics["idle"] == 0
+        assert found.metrics["threshold"] == np.float32(SHORT)
 
 
 def test_the_share_that_is_dropped_is_of_the_workers_that_participate():
@@ -385,7 +393,7 @@ def test_a_threshold_is_chosen_after_the_last_round_that_is_measured(period, see
     @jax.jit
     def observed(known, step, clock, compute):
         seen = dsgd.Measured(compute, none, none, none, none)
-        return thresholds.observed(known, dsgd.Round(step, FEW, KEY, CONSTANT, clock, seen), period, "between")
+        return thresholds.observed(known, dsgd.Round(step, FEW, KEY, dsgd.Now(CONSTANT, clock, seen)), period, "between")
 
     for step in range(rounds * period + 3):
         last = min(max(step - 1, 0), rounds * period - 1)
@@ -435,9 +443,13 @@ AT_ONCE = clusters.Cluster(clusters.constant(1.0), at_once=True)
 
 def test_nobody_who_computes_anything_is_an_error_or_a_warning():
     """Below the fastest micro-batch of all; not where it comes in a round, nor while nobody is there."""
-    with pytest.raises(ValueError, match=r"by round 1\d, nobody has .* in 10 rounds or more: .* within 0\.4 s: need a larger"):
+    with pytest.raises(
+        ValueError, match=r"by round 1\d, no worker has .* in 10 rounds or more: .* within 0\.4 s; pass a larger threshold, or all_dropped"
+    ):
         run(drop_compute(METHOD, 0.4, M))
-    with pytest.warns(UserWarning, match=r"nobody has computed anything in 10 rounds or more"):
+    with pytest.warns(
+        UserWarning, match=r"no worker has computed anything in 10 rounds or more: .* within 0\.4 s; pass a larger threshold$"
+    ):
         found = run(drop_compute(METHOD, 0.4, M, all_dropped="warn"))
     assert (found.params == 0).all()
     assert (found.history["dropped"][1:] == 1).all()
@@ -456,7 +468,7 @@ REFUSED = {
         lambda: run(drop_compute(unequal_work(METHOD, work.micro_batches(np.ones((N, M), bool))), TAU, M)),
         "says itself what",
     ),
-    "cut twice": (lambda: run(drop_compute(algorithms.backup_workers_sgd(SGD, 2), TAU, M)), "says itself how long"),
+    "cut twice": (lambda: run(drop_compute(algorithms.backup_workers_sgd(SGD, 2), TAU, M)), "seconds, which another call has given"),
     "away": (lambda: run(drop_compute(METHOD, dropcompute.chosen_after(3), M), cluster=AWAY), "need a threshold in seconds"),
     "from outside": (
         lambda: run(drop_compute(METHOD, TAU, M, redraw=True), batches=[jnp.ones((N, M, N))] * STEPS),

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from algorithms import kimad, kimad_sgd
-from dsgd import compressors, problems, run
-from dsgd.compressors.sizes import message_shape
+from dsgd import Loss, compressors, problems, run
+from dsgd.compressors.sizes import fixed_bits, message_shape
 from theory_checks.recursions import kimad as papers
 
 KEY, SGD = jax.random.key(0), optax.sgd(0.1)
@@ -46,7 +46,7 @@ def test_top_k_is_the_papers_with_real_messages(name, double):
         expected = papers.top_k(RATIOS, word)
         np.testing.assert_array_equal(seen, np.array([compress(np.asarray(x)) for compress in expected.compressors]))
         np.testing.assert_allclose(errors, np.sum((np.asarray(seen) - np.asarray(x)) ** 2, axis=1), rtol=1e-5, atol=1e-6)
-        real = [message_shape(compressors.top_k(ratio).compress, x.shape[0], x.dtype) for ratio in RATIOS]
+        real = [message_shape(compressors.top_k(ratio), x.shape[0], x.dtype) for ratio in RATIOS]
         bits = [8 * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(message)) for message in real]
     sizes = choices.sizes(x.shape[0], x.dtype)
     assert sizes == np.minimum(bits, word * x.shape[0]).tolist() == expected.sizes(x.shape[0])
@@ -58,7 +58,7 @@ def test_top_k_is_the_papers_with_real_messages(name, double):
 @given(st.integers(1, 3_000), st.lists(st.floats(0.001, 1), min_size=1, max_size=4))
 def test_sizes_are_bits_of_messages_of_any_length(d, ratios):
     real = (compressors.top_k(ratio) for ratio in ratios)
-    bits = [compressor.bits(message_shape(compressor.compress, d)) for compressor in real]
+    bits = [fixed_bits(compressor, d) for compressor in real]
     assert kimad.top_k(ratios).sizes(d, jnp.float32) == np.minimum(bits, 32 * d).tolist()
 
 
@@ -73,11 +73,11 @@ def test_any_of_is_each_compressor():
     x = jnp.asarray(VECTORS["distinct"], jnp.float32)
     errors, seen = looked_at(choices, x)
     keys = list(jax.random.split(KEY, len(each)))
-    through = jax.jit(lambda x: [one.decompress(one.compress(key, x), 37) for one, key in zip(each, keys, strict=True)])
+    through = jax.jit(lambda x: [one.decompress(compressors.encode(one, key, x).message, 37) for one, key in zip(each, keys, strict=True)])
     expected = np.array(through(x))
     np.testing.assert_allclose(seen, expected, rtol=1e-6)
     np.testing.assert_allclose(errors, np.sum((expected - np.asarray(x)) ** 2, axis=1), rtol=1e-5)
-    assert choices.sizes(37, x.dtype) == [compressor.mean_bits(37) for compressor in each]
+    assert choices.sizes(37, x.dtype) == [fixed_bits(compressor, 37) for compressor in each]
     assert choices.delta(37) == min(compressor.delta(37) for compressor in each) > 0
     assert kimad.any_of([compressors.random_k(0.1), compressors.sign]).delta(37) is None
 
@@ -143,7 +143,7 @@ def started(choices, layers: int = 2, **options):
 
     made = problem._replace(
         init=lambda key: split(problem.init(key)),
-        gradient=lambda params, batch: split(gradient(jnp.concatenate([params["first"], params["second"]]), batch)),
+        loss=Loss(problem.loss, lambda params, batch: split(gradient(jnp.concatenate([params["first"], params["second"]]), batch))),
         evaluate=lambda params, data, shared: ({"loss": jnp.zeros(())}, None),
     )
     return run(kimad_sgd(SGD, choices, 1.0, **options), made, steps=1, key=KEY, mesh=1)

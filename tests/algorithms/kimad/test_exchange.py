@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from algorithms import kimad, optimizers
 from algorithms.kimad import exchange as rounds
 from algorithms.kimad import plans
-from dsgd import Round, compressors, counts, workers
+from dsgd import Algorithm, Round, State, communication, compressors, counts, workers
 from theory_checks.recursions import kimad as papers
 
 N, D, STEP, TIME = 3, 8, 0.5, 2.0
@@ -32,6 +32,10 @@ def size(choice: int) -> int:
     return min(32 * k + 8 * -(-(2 * k) // 8) + 8 * -(-k // 8), 32 * D) + 8
 
 
+def unused(*arguments: Any) -> Any:
+    raise AssertionError("only the update is called")
+
+
 @cache
 def program(up: tuple[float, ...], down: tuple[float, ...], weighted: bool, warm_up: int) -> Any:
     """(bits per second of each uplink, of each downlink, what was missing before, round) -> what comes of the round."""
@@ -42,8 +46,14 @@ def program(up: tuple[float, ...], down: tuple[float, ...], weighted: bool, warm
         terms = rounds.Terms(sgd, *choices, kimad.one_for_all, kimad.last, TIME, np.zeros(()), 1.0, shares, 2, warm_up)
         model = optimizers.start(sgd, jnp.asarray(X))
         server = rounds.Server(model, jnp.asarray(TOTAL), jnp.asarray(X_HAT), plans.Memory(rates_up, rates_down), missing)
+
+        def update(state, gradients, round):
+            return State(*rounds.exchange(terms, state.server, state.workers, gradients, round))
+
+        method, state = Algorithm("exchange", unused, unused, update, unused), State(server, jnp.asarray(KNOWN))
         now = Round(step, N, jax.random.key(0))
-        return rounds.exchange(terms, server, jnp.asarray(KNOWN), jnp.asarray(OWN), now, jax.random.key(1))
+        after, record = communication.communicate(method, state, jnp.asarray(OWN), now, jax.random.key(1))
+        return after.server, after.workers, record.statistics(N)
 
     return jax.jit(jax.shard_map(one, mesh=workers.mesh(1), in_specs=P(), out_specs=P()))
 
@@ -63,7 +73,7 @@ def largest(x: np.ndarray, choice: int) -> np.ndarray:
 @pytest.mark.parametrize("weighted", [True, False])
 def test_a_round_is_the_algorithms(weighted):
     """Budgets are of one second of each worker's uplink, and of the slowest downlink."""
-    server, known, info = exchanged([size(0), size(1), size(2)], [1e6, size(1), 1e7], weighted=weighted)
+    server, known, found = exchanged([size(0), size(1), size(2)], [1e6, size(1), 1e7], weighted=weighted)
     sent = np.array([largest(OWN[n] - KNOWN[n], n) for n in range(N)])
     shares = WEIGHTS if weighted else np.full(N, 1 / N)
     total = TOTAL + shares @ sent
@@ -71,12 +81,12 @@ def test_a_round_is_the_algorithms(weighted):
     answer = largest(x - X_HAT, 1)
     for values, expected in ((known, KNOWN + sent), (server.updates, total), (server.model.params, x), (server.estimate, X_HAT + answer)):
         np.testing.assert_allclose(values, expected, atol=1e-6)
-    np.testing.assert_array_equal(counts.to_int(np.asarray(info.bits_up)), [size(0), size(1), size(2)])
-    np.testing.assert_array_equal(counts.to_int(np.asarray(info.bits_down)), [size(1)] * N)
-    np.testing.assert_array_equal(info.metrics["message_up"], [size(0), size(1), size(2)])
-    assert info.metrics["message_down"] == size(1)
-    np.testing.assert_allclose(info.metrics["error_up"], ((OWN - KNOWN - sent) ** 2).sum(axis=1), atol=1e-5)
-    np.testing.assert_allclose(info.metrics["error_down"], ((x - X_HAT - answer) ** 2).sum(), rtol=1e-5)
+    np.testing.assert_array_equal(counts.to_int(np.asarray(found.bits.up)), [size(0), size(1), size(2)])
+    np.testing.assert_array_equal(counts.to_int(np.asarray(found.bits.down)), [size(1)] * N)
+    np.testing.assert_array_equal(found.metrics["message_up"], [size(0), size(1), size(2)])
+    assert found.metrics["message_down"] == size(1)
+    np.testing.assert_allclose(found.metrics["error_up"], ((OWN - KNOWN - sent) ** 2).sum(axis=1), atol=1e-5)
+    np.testing.assert_allclose(found.metrics["error_down"], ((x - X_HAT - answer) ** 2).sum(), rtol=1e-5)
     assert server.missing == 0
 
 
@@ -100,9 +110,9 @@ def test_what_exceeds_its_budget_is_the_most_of_all_messages_so_far(up, down, be
 def test_the_first_rounds_that_send_send_everything():
     """Of a period of two rounds, so many periods."""
     for step, everything in ((0, True), (3, True), (4, False), (5, False)):
-        _, _, info = exchanged([size(0)] * N, [size(0)] * N, step=step, warm_up=2)
-        np.testing.assert_array_equal(info.metrics["message_up"], 32 * D if everything else size(0))
-        assert info.metrics["message_down"] == (32 * D if everything else size(0))
+        _, _, found = exchanged([size(0)] * N, [size(0)] * N, step=step, warm_up=2)
+        np.testing.assert_array_equal(found.metrics["message_up"], 32 * D if everything else size(0))
+        assert found.metrics["message_down"] == (32 * D if everything else size(0))
 
 
 def test_sizes_are_as_the_papers():

@@ -1,4 +1,4 @@
-"""Kimad on a cluster beside its algorithm in numpy: all that it carries, what it sends, how long that takes, and what it refuses."""
+"""Kimad on a cluster compared with its algorithm in numpy: all that it carries, what it sends, how long that takes, and what it refuses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import optax
 import pytest
 
 from algorithms import kimad, kimad_sgd
-from dsgd import Algorithm, Problem, Result, clusters, codecs, compressors, problems, run, sweep
+from dsgd import Algorithm, Loss, Problem, Result, clusters, codecs, compressors, problems, run, sweep
 from tests.algorithms.kimad.networks import Monitor, Sinusoids, Star, budgets, exponential_average, harmonic_mean, last
 from theory_checks.machinery.trajectories import LAYERS, D, rows, tree
 from theory_checks.recursions import kimad as papers
@@ -40,8 +40,7 @@ def problem() -> Problem:
 
     return made._replace(
         init=lambda key: tree(made.init(key) + 1.0),
-        loss=lambda params, batch: made.loss(whole(params), batch),
-        gradient=lambda params, batch: tree(gradient(whole(params), batch)),
+        loss=Loss(lambda params, batch: made.loss(whole(params), batch), lambda params, batch: tree(gradient(whole(params), batch))),
         evaluate=None,
     )
 
@@ -252,7 +251,7 @@ def test_estimates_are_wrong_by_what_changes_meanwhile():
 
 
 def test_bits_are_those_of_real_messages():
-    """Of `compressors.top_k`, in arrays, and of which compressor each layer has; and that is what it is told to be late by."""
+    """Of `compressors.top_k`, in arrays, and of which compressor each layer has; and what exceeds the budget is recorded."""
 
     def fixed(which):
         return lambda errors, sizes, budget: jnp.full(len(sizes), which, jnp.int32)
@@ -263,7 +262,7 @@ def test_bits_are_those_of_real_messages():
     cluster = clusters.Cluster(clusters.constant(1.0), clusters.constant(10.0))
     found = sweep(factory, problem(), steps=3, key=KEY, cluster=cluster, mesh=1, which=np.arange(3)).history
     for which, ratio in enumerate(RATIOS[:3]):
-        messages = [compressors.top_k(ratio).compress(KEY, jnp.ones(d, jnp.float32)) for d in LAYERS]
+        messages = [compressors.encode(compressors.top_k(ratio), KEY, jnp.ones(d, jnp.float32)).message for d in LAYERS]
         header = codecs.pack(jnp.full(len(LAYERS), which, jnp.uint32), 2)
         bits = 8 * sum(leaf.nbytes for leaf in jax.tree.leaves((messages, header)))
         np.testing.assert_array_equal(found["message_up"][which, 0, 1:], bits)

@@ -9,7 +9,7 @@ import pytest
 
 from algorithms import kimad
 from algorithms.kimad import plans
-from dsgd import Measured, Round, clusters
+from dsgd import Measured, Now, Round, clusters
 from tests.algorithms.kimad.networks import Sinusoids
 
 N, LATENCY, CLOCK, TIME, CONGESTION = 3, 0.4, 1.7, 2.5, 0.5
@@ -21,7 +21,8 @@ NOWHERE = plans.Memory((), ())
 
 
 def a_round(cluster: clusters.Cluster | None = CLUSTER, measured: Measured | None = None) -> Round:
-    return Round(jnp.int32(3), N, jax.random.key(0), cluster, clock=jnp.float32(CLOCK), measured=measured)
+    now = None if cluster is None else Now(cluster, jnp.float32(CLOCK), measured)
+    return Round(jnp.int32(3), N, jax.random.key(0), now)
 
 
 def measured(**values: np.ndarray) -> Measured:

@@ -76,8 +76,8 @@ def test_a_message_is_as_long_as_it_says_and_says_what_it_is():
         message = wire.message(x, choice)
         assert 8 * len(message.packed) == wire.bits(choice)
         whole = compressors.top_k(ratio) if ratio < 1 else compressors.identity
-        np.testing.assert_array_equal(message.seen, whole.decompress(whole.compress(jax.random.key(0), x), 1000))
-        np.testing.assert_array_equal(wire.seen(choice, message.packed), message.seen)
+        np.testing.assert_array_equal(message.decoded, whole.decompress(compressors.encode(whole, jax.random.key(0), x).message, 1000))
+        np.testing.assert_array_equal(wire.decoded(choice, message.packed), message.decoded)
 
 
 def test_a_message_may_take_longer_than_one_may_wait_for_a_byte():
@@ -216,7 +216,7 @@ def server(monkeypatch, seconds: float, rounds: float):
     script = Script(monkeypatch, connections, arrivals)
     trained = processes._Server(plan(), PROBLEM, optax.sgd(STEP), jax.random.key(0), FLAT, lambda x: x).run(seconds, rounds, None)
     assert all(one.received == b"s" and one.closed for one in connections)
-    return trained, script, np.array([[m.seen for m in each] for each in sent])
+    return trained, script, np.array([[m.decoded for m in each] for each in sent])
 
 
 def test_the_server_is_algorithm_1_and_follows_the_slowest_of_each(monkeypatch):
@@ -244,7 +244,7 @@ def test_the_server_is_algorithm_1_and_follows_the_slowest_of_each(monkeypatch):
         frames = [frame for frame, _ in script.sent[n]]
         assert frames == [Frame(chosen[k], k == 2, 0.0, RATES[k, n]) for k in range(3)]
         for k, (frame, packed) in enumerate(script.sent[n]):
-            np.testing.assert_allclose(WIRE.seen(frame.choice, packed), answers[k], atol=1e-4)
+            np.testing.assert_allclose(WIRE.decoded(frame.choice, packed), answers[k], atol=1e-4)
     assert chosen == [3, 1, 0], "budgets of a mean or of the fastest would choose others"
 
 
@@ -276,10 +276,10 @@ def test_a_worker_reports_its_measurements_and_follows_the_reported_rate(monkeyp
         assert (frame.last, frame.computing) == (False, 1.0)
         np.testing.assert_equal(frame.heard, rates[k - 1] if k else math.nan)
         lacking = np.asarray(PROBLEM.gradient(jnp.asarray(x, jnp.float32), data)) - known
-        sent = np.asarray(WIRE.seen(choice, packed))
+        sent = np.asarray(WIRE.decoded(choice, packed))
         places = np.argsort(-np.abs(lacking), kind="stable")[: round((0.1, 0.2, 0.4, 1.0)[choice] * D)]
         np.testing.assert_allclose(sent, np.where(np.isin(np.arange(D), places), lacking, 0), atol=1e-4)
-        known, x = known + sent, x + np.asarray(answers[k].seen)
+        known, x = known + sent, x + np.asarray(answers[k].decoded)
     np.testing.assert_allclose(model, x, atol=1e-4)
     np.testing.assert_allclose(worker.known, known, atol=1e-4)
     assert [frame.choice for frame, _ in script.sent[0]] == [3, 2, 1]
@@ -330,6 +330,6 @@ def test_messages_are_in_the_order_of_their_sizes_and_the_whole_vector_as_it_is(
     unordered = Wire([1.0, 0.1, 0.95, 0.3], D)
     assert unordered.sizes == sorted(unordered.sizes)
     x = jnp.arange(1.0, D + 1)
-    kept = [int((np.asarray(unordered.message(x, choice).seen) != 0).sum()) for choice in range(4)]
+    kept = [int((np.asarray(unordered.message(x, choice).decoded) != 0).sum()) for choice in range(4)]
     assert kept == [4, 12, D, D]
     assert unordered.sizes[2:] == [32 * D, 32 * D]

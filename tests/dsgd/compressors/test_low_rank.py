@@ -103,7 +103,7 @@ def test_warm_starts_never_lose_and_find_the_best_matrix_of_the_rank(key, rank, 
     matrix = matrix_of(x, 8)
 
     def step(message, key):
-        return compressor.resume(key, x, message), message
+        return compressor.compress(key, x, message), message
 
     first = jax.jit(compressor.compress)(key, x)
     messages = jax.jit(lambda first: jax.lax.scan(step, first, jax.random.split(key, 100))[1])(first)
@@ -118,7 +118,7 @@ def test_a_warm_start_is_the_last_right_factor(key):
     """Subspace iteration: P = orth(M M^T P)."""
     compressor, x = low_rank(2), normal(36)
     first = compressor.compress(key, x)
-    second = compressor.resume(jax.random.key(1), x, first)
+    second = compressor.compress(jax.random.key(1), x, first)
     matrix = matrix_of(x, 6)
     basis = np.linalg.qr(matrix @ matrix.T @ np.asarray(first.left, np.float64))[0]
     np.testing.assert_allclose(compressor.decompress(second, 36), (basis @ basis.T @ matrix).ravel(), atol=1e-5)
@@ -127,16 +127,16 @@ def test_a_warm_start_is_the_last_right_factor(key):
 def test_scales_of_warm_starts_do_not_matter(key):
     compressor, x = low_rank(2), normal(36)
     first = compressor.compress(key, x)
-    expected = compressor.decompress(compressor.resume(key, x, first), 36)
+    expected = compressor.decompress(compressor.compress(key, x, first), 36)
     for scale in (1e30, 1e-30):
         scaled = first._replace(right=first.right * scale)
-        np.testing.assert_allclose(compressor.decompress(compressor.resume(key, x, scaled), 36), expected, atol=1e-5)
+        np.testing.assert_allclose(compressor.decompress(compressor.compress(key, x, scaled), 36), expected, atol=1e-5)
 
 
 def test_a_warm_start_of_large_factors_does_not_overflow(key):
     """The right factor is 16 times the elements, and its product with the matrix 256 times."""
     compressor, x = low_rank(1), np.full(256, 4e36, np.float32)
-    message = jax.jit(compressor.resume)(key, x, jax.jit(compressor.compress)(key, x))
+    message = jax.jit(compressor.compress)(key, x, jax.jit(compressor.compress)(key, x))
     np.testing.assert_allclose(compressor.decompress(message, 256), x, rtol=1e-5)
 
 
@@ -145,9 +145,9 @@ def test_after_a_message_of_zeros_it_starts_cold(key):
     nothing = jax.jit(compressor.compress)(key, np.zeros(36, np.float32))
     np.testing.assert_array_equal(compressor.decompress(nothing, 36), 0)
     for last in (nothing, jax.tree.map(jnp.zeros_like, nothing)):
-        resumed = compressor.decompress(jax.jit(compressor.resume)(key, x, last), 36)
+        resumed = compressor.decompress(jax.jit(compressor.compress)(key, x, last), 36)
         np.testing.assert_allclose(resumed, seen(compressor)(key, x), atol=1e-5)
-    again = compressor.resume(key, np.zeros(36, np.float32), compressor.compress(key, x))
+    again = compressor.compress(key, np.zeros(36, np.float32), compressor.compress(key, x))
     np.testing.assert_array_equal(compressor.decompress(again, 36), 0)
 
 
@@ -165,9 +165,9 @@ def test_the_largest_numbers_are_seen(key, share):
 
 
 def test_a_message_is_two_thin_matrices():
-    assert low_rank(2).mean_bits(1000) == 32 * 2 * (32 + 32)
-    assert low_rank(2).mean_bits(1025) == 32 * 2 * (32 + 33)
-    assert low_rank(2, 10).mean_bits(1001) == 32 * 2 * (101 + 10)
+    assert compressors.mean_bits(low_rank(2), 1000) == 32 * 2 * (32 + 32)
+    assert compressors.mean_bits(low_rank(2), 1025) == 32 * 2 * (32 + 33)
+    assert compressors.mean_bits(low_rank(2, 10), 1001) == 32 * 2 * (101 + 10)
 
 
 def test_bad_ranks_and_columns():
@@ -185,4 +185,4 @@ def test_a_rank_too_large_for_the_vector(key):
     with pytest.raises(ValueError, match=r"low_rank\(3, 5\) of 7 elements as a 2 x 5 matrix: need a rank of at most 2"):
         low_rank(3, 5).compress(key, jnp.ones(7))
     with pytest.raises(ValueError, match=r"low_rank\(3\) of 4 elements"):
-        low_rank(3).mean_bits(4)
+        compressors.mean_bits(low_rank(3), 4)

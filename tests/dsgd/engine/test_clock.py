@@ -203,7 +203,7 @@ def a_round(
 
 
 def sized(samples: int, batch_size: int) -> Problem:
-    return PROBLEM._replace(samples=samples, batch_size=batch_size)
+    return PROBLEM._replace(sample=replace(PROBLEM.sampler, samples=samples, batch_size=batch_size))
 
 
 class Sent(NamedTuple):

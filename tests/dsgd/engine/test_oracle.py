@@ -51,6 +51,11 @@ def make(name: str) -> dsgd.Problem:
     }[name]()
 
 
+def of_size(batch_size: int, name: str) -> dsgd.Problem:
+    """A custom problem that cannot cut its batches."""
+    return make("own")._replace(sample=dsgd.Sampler(make("own").sample, batch_size=batch_size), name=name)
+
+
 def some_work(problem: dsgd.Problem) -> Work:
     """Of unequal sizes; of problems that cannot cut batches, as many whole ones."""
     if problem.take is None:
@@ -281,7 +286,7 @@ REFUSED = {
 @pytest.mark.parametrize("mistake", REFUSED)
 def test_work_that_cannot_be_done_is_refused_by_name(mistake, mesh):
     name, given, message = REFUSED[mistake]
-    problem = make("own")._replace(batch_size=8, name="own8") if name == "own8" else make(name)
+    problem = of_size(8, "own8") if name == "own8" else make(name)
     method = algorithms.minibatch_sgd(optax.sgd(0.1))
     wrong = method._replace(query=lambda state, round: method.query(state, round)._replace(work=given))
     with pytest.raises(ValueError, match=f"minibatch_sgd: query gives {message}|query gives work in samples, but {message}"):
@@ -289,7 +294,7 @@ def test_work_that_cannot_be_done_is_refused_by_name(mistake, mesh):
 
 
 def test_traced_sizes_of_a_problem_that_cannot_cut_are_refused_and_whole_ones_are_not(mesh):
-    problem = make("own")._replace(batch_size=B, name="mine")
+    problem = of_size(B, "mine")
     method = algorithms.minibatch_sgd(optax.sgd(0.1))
     traced = algorithms.unequal_work(method, lambda state, round: work.local_batches(jnp.full(N, B) - state.step, batch_size=B))
     with pytest.raises(ValueError, match=r"mine cannot cut its batches .* need bool samples"):
@@ -318,9 +323,9 @@ def distinct() -> dsgd.Problem:
         init=lambda key: jnp.ones(()),
         loss=lambda x, batch: x * (batch[0] + 10 * batch[1]),
         data=jnp.arange(1.0, N + 1),
-        sample=lambda key, mine: (mine, jnp.float32(B)),
-        batch_size=B,
-        take=lambda batch, b: (batch[0], b.astype(jnp.float32)),
+        sample=dsgd.Sampler(
+            lambda key, mine: (mine, jnp.float32(B)), batch_size=B, take=lambda batch, b: (batch[0], b.astype(jnp.float32))
+        ),
     )
 
 

@@ -104,7 +104,7 @@ WRONG = {
     ),
     "computed in a branch": (
         calling(lambda round, g: round.when(round.step > 1, lambda g: (round.computed(jnp.zeros(N)), g)[1], g)),
-        "mine: round.computed is called inside round.when; call it outside, in every round",
+        "mine: round.computed gives seconds of some rounds only, in round.when; call it in every round",
     ),
     "elapsed is one each": (
         calling(lambda round, g: round.event(g, jnp.array([0]), jnp.zeros(N), network.asynchronous_server)),
@@ -209,8 +209,11 @@ def test_an_error_inside_a_member_says_in_which(problem, key, mesh):
 
 
 PROBLEMS = {
-    "gradient": ({"gradient": lambda params, batch: jnp.zeros(())}, "gradient gives a tree as float32[]; expected float32[3]"),
-    "loss": ({"loss": lambda params, batch: params, "gradient": None}, "loss gives float32[3]; need one floating-point scalar"),
+    "gradient": (
+        {"loss": dsgd.Loss(lambda params, batch: params.sum(), lambda params, batch: jnp.zeros(()))},
+        "gradient gives a tree as float32[]; expected float32[3]",
+    ),
+    "loss": ({"loss": lambda params, batch: params}, "loss gives float32[3]; need one floating-point scalar"),
     "slope": (
         {"evaluate": lambda params, data, shared: ({"loss": jnp.zeros(())}, jnp.zeros((3, 1)))},
         "evaluate gives a slope as float32[3, 1]; expected float32[3]",

@@ -29,7 +29,8 @@ run = partial(clocks.run, steps=STEPS)
 @pytest.fixture(scope="module")
 def sized() -> dsgd.Problem:
     """A problem whose batches have 8 samples, of which some may count; 96 bits."""
-    return problems.random_quadratic(N, 3, noise=0.3, seed=0)._replace(batch_size=8, take=lambda batch, samples: batch)
+    problem = problems.random_quadratic(N, 3, noise=0.3, seed=0)
+    return problem._replace(sample=dsgd.Sampler(problem.sample, batch_size=8, take=lambda batch, samples: batch))
 
 
 def working(method: dsgd.Algorithm, samples: np.ndarray) -> dsgd.Algorithm:
@@ -240,5 +241,6 @@ def test_seconds_that_a_method_states_are_those_of_its_exact_gradients_too(sized
         return method.update(state, gradients, round)
 
     cluster = clusters.Cluster(clusters.constant(FIXED))
-    clock = run(method._replace(update=update), sized._replace(samples=80), cluster, steps=1).history["clock"]
+    problem = sized._replace(sample=replace(sized.sampler, samples=80))
+    clock = run(method._replace(update=update), problem, cluster, steps=1).history["clock"]
     assert clock[-1] == 0.5

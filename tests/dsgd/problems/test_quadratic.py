@@ -201,7 +201,7 @@ def requests(draw):
         "smoothness": smoothness,
         "strong_convexity": smoothness * draw(st.floats(1e-3, 1)),
         "heterogeneity": draw(st.just(0.0) | st.floats(1e-3, 100)),
-        "noise": draw(st.floats(0, 10)),
+        "noise": draw(st.just(0.0) | st.floats(1e-3, 10)),
         "diagonal": draw(st.booleans()),
         "seed": draw(st.integers(0, 1000)),
     }

@@ -204,7 +204,7 @@ def test_train_loss_is_that_of_the_drawn_batches(mesh, key):
         errors = batch[0].astype(np.float64) @ model - batch[1]
         np.testing.assert_allclose(told, np.mean(errors**2), rtol=1e-4)
         model = model - 0.1 * np.mean([2 * errors[n] @ batch[0][n] / 5 for n in range(N)], axis=0)
-    alone = problem._replace(gradient=jax.grad(problem.loss))
+    alone = problem._replace(loss=dsgd.Loss(problem.loss, jax.grad(problem.loss)))
     for other, devices, every in ((problem, 2, 1), (problem, 1, 4), (alone, 1, 1)):
         again = dsgd.run(method, other, mesh=devices, record_every=every, **options).history
         np.testing.assert_allclose(again["train_loss"], history["train_loss"][again["step"]], rtol=1e-4)

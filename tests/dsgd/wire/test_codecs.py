@@ -101,28 +101,3 @@ def test_trits_come_back_five_from_a_byte():
 
 def test_an_index_takes_the_fewest_bits_that_tell_all_elements_apart():
     assert [codecs.index_bits(d) for d in (1, 2, 3, 4, 5, 8, 9, 1000, 1024, 1025, 2**31)] == [0, 1, 2, 2, 3, 3, 4, 10, 10, 11, 31]
-
-
-@pytest.mark.parametrize("bits", [0, 1, 3, 8, 13, 32])
-def test_what_one_has_packed_need_not_be_unpacked(bits):
-    """Inside `remembered` the codes come back as they would from the bytes, and nothing of the packing is left in the program."""
-    kind = np.uint8 if bits <= 8 else np.uint32
-    codes = jnp.asarray(np.random.default_rng(bits).integers(0, 1 << bits, 37, dtype=np.uint64).astype(kind))
-
-    def there_and_back(codes):
-        with codecs.remembered():
-            return codecs.unpack(codecs.pack(codes, bits), bits, 37)
-
-    through_bytes = codecs.unpack(codecs.pack(codes, bits), bits, 37)
-    np.testing.assert_array_equal(there_and_back(codes), through_bytes)
-    assert there_and_back(codes).dtype == through_bytes.dtype
-    assert "concatenate" not in jax.jit(there_and_back).lower(codes).compile().as_text()
-
-
-def test_trits_that_one_has_packed_need_not_be_unpacked():
-    codes = jnp.asarray(np.random.default_rng(0).integers(0, 3, 37).astype(np.uint8))
-    with codecs.remembered():
-        packed = codecs.pack_trits(codes)
-        np.testing.assert_array_equal(codecs.unpack_trits(packed, 37), codes)
-        np.testing.assert_array_equal(codecs.unpack_trits(packed + np.uint8(0), 37), codes)  # other bytes are read
-        np.testing.assert_array_equal(codecs.unpack_trits(packed, 36), codes[:36])

@@ -1,0 +1,88 @@
+"""Calls of a compressor's members, which check what they return: see `dsgd.Compressor`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dsgd import causes, checks
+from dsgd.base import Compressor, Encoded, Key, PyTree
+
+
+@checks.arguments
+def encode(compressor: Compressor, key: Key, x: jax.Array, last: PyTree = None) -> Encoded:
+    """Returns the message of a vector, and what its receivers decode from it.
+
+    The two do not depend on each other if `compress` returns both: in a compiled program XLA drops whichever is not used.
+
+    Args:
+        compressor: any.
+        key: of the random numbers.
+        x: `[d]`, floating point.
+        last: previous message of this vector, for compressors that start warm; None: there is none.
+
+    Returns:
+        `message`, a pytree of arrays, and `decoded`, `[d]`.
+
+    Raises:
+        ValueError: if x is not a vector; if last is given and the compressor does not start warm; if `compress` or `decompress` return
+            something else than a message and a vector.
+    """
+    if jnp.ndim(x) != 1:
+        raise ValueError(f"encode: x = {checks.typed(x)}: expected a vector [d]; compressors.apply compresses trees of arrays")
+    if last is not None and not compressor.warm:
+        raise ValueError(f"encode: last = {checks.typed(last)}: {compressor.name} does not start from a previous message; pass no last")
+    x = jnp.asarray(x)
+    with causes.noted(f"compress of {compressor.name}"):
+        encoded = compressor.compress(key, x) if last is None else compressor.compress(key, x, last=last)
+    if isinstance(encoded, Encoded):
+        return Encoded(_need_message(compressor, encoded.message), _need_vector(compressor, "compress", encoded.decoded, x.shape[0]))
+    message = _need_message(compressor, encoded)
+    return Encoded(message, decode(compressor, message, x.shape[0]))
+
+
+def decode(compressor: Compressor, message: PyTree, d: int) -> jax.Array:
+    """Returns what the receivers of a message decode from it, `[d]`.
+
+    Raises:
+        ValueError: `decompress` returns something else.
+    """
+    with causes.noted(f"decompress of {compressor.name}"):
+        decoded = compressor.decompress(message, d)
+    return _need_vector(compressor, "decompress", decoded, d)
+
+
+def count_bits(compressor: Compressor, message: PyTree) -> int | jax.Array:
+    """Returns the bits of a message: an int if all messages have the same size, else a uint32 scalar.
+
+    Raises:
+        ValueError: `bits` returns something else.
+    """
+    with causes.noted(f"bits of {compressor.name}"):
+        bits = compressor.bits(message)
+    traced = isinstance(bits, jax.Array) and bits.shape == () and bits.dtype == jnp.uint32
+    if not traced and (not isinstance(bits, int) or isinstance(bits, bool) or bits < 0):
+        raise ValueError(f"{compressor.name}: bits gives {checks.typed(bits)}; need an int, or a uint32 scalar where messages differ")
+    return bits
+
+
+def stated(constant: Callable | None, d: int) -> Any:
+    """Returns what a compressor states for d elements, of its `omega` or `delta`; None if it states nothing."""
+    return None if constant is None else constant(d)
+
+
+def _need_message(compressor: Compressor, message: Any) -> Any:
+    leaves = jax.tree.leaves(message)
+    if not leaves or not all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves):
+        raise ValueError(f"{compressor.name}: compress gives {checks.typed(message)}; need a message, a pytree of arrays")
+    return message
+
+
+def _need_vector(compressor: Compressor, member: str, x: Any, d: int) -> jax.Array:
+    if not isinstance(x, jax.Array) or x.shape != (d,) or not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(f"{compressor.name}: {member} gives {checks.typed(x)}; need the vector, floating-point [{d}]")
+    return x

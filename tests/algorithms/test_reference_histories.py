@@ -1,0 +1,110 @@
+"""Every method's history, on clusters and where workers do not participate, as it was when it was recorded.
+
+`reference_histories.json` has the history and the final parameters of each case in `references.py`. To replace some, delete them, give the
+reason in the commit message, and run `python -m tests.algorithms.test_reference_histories`, which records the cases that are missing.
+
+Bits and other integers are equal. Real numbers differ by rounding only: a sum of eight float32 terms in another order differs by about
+5e-7 of its terms, and eight rounds of step size 0.1 add such errors up, but do not amplify them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import algorithms
+from tests.algorithms.references import CASES
+
+FILE = Path(__file__).with_name("reference_histories.json")
+REFERENCES: dict[str, dict[str, Any]] = json.loads(FILE.read_text()) if FILE.exists() else {}
+REFUSED = {"refused": [1]}
+EXACT = ("bits", "step", "worker", "staleness", "samples", "measured_bits", "message", "missing", "refused", "batches", "rounds")
+RELATIVE, ABSOLUTE = 1e-5, 1e-9  # the latter of differences between models that agree, which are rounding errors
+BRIEFLY: set[str] = set()
+
+
+def outcome(name: str, devices: int = 1) -> dict[str, np.ndarray]:
+    """Of the case; that it was refused if it raises a ValueError."""
+    try:
+        return CASES[name](devices)
+    except ValueError:
+        return {"refused": np.array([1])}
+
+
+def brief(name: str) -> bool:
+    """Whether it runs without --long: each registered method without a cluster and on one, with partial participation if accepted."""
+    method, _, cluster = name.rpartition(", ")
+    if method not in algorithms.ALGORITHMS:
+        return name in BRIEFLY
+    refuses = REFERENCES.get(f"{method}, partly") == REFUSED
+    return cluster in ("none", "partly") or (refuses and cluster in ("pipelined", "lossy"))
+
+
+def marked(names: list[str]) -> list[Any]:
+    return [pytest.param(name, marks=() if brief(name) else pytest.mark.long) for name in names]
+
+
+def is_exact(key: str) -> bool:
+    return key.startswith(EXACT)
+
+
+def assert_same(found: Mapping[str, np.ndarray], reference: Mapping[str, Any]) -> None:
+    assert sorted(found) == sorted(reference)
+    for key, values in found.items():
+        expected = np.array(reference[key], float)
+        assert values.shape == expected.shape, key
+        if is_exact(key):
+            np.testing.assert_array_equal(values, expected, err_msg=key)
+        else:
+            largest = np.max(np.abs(expected[np.isfinite(expected)]), initial=0.0)
+            np.testing.assert_allclose(values, expected, RELATIVE, RELATIVE * largest + ABSOLUTE, err_msg=key)
+
+
+@pytest.mark.parametrize("name", marked(list(CASES)))
+def test_a_history_is_the_recorded_one(name):
+    assert_same(outcome(name), REFERENCES[name])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [name for name in CASES if REFERENCES.get(name) != REFUSED])
+def test_a_history_is_the_recorded_one_on_four_devices(name):
+    assert_same(outcome(name, 4), REFERENCES[name])
+
+
+def test_each_record_is_of_a_case():
+    assert list(REFERENCES) == list(CASES)
+
+
+# --- Recording.
+
+
+def rounded(value: float, key: str) -> float | int | None:
+    if np.isnan(value):
+        return None
+    number = float(value) if is_exact(key) else float(f"{value:.6g}")
+    return int(number) if number.is_integer() else number
+
+
+def as_lists(values: np.ndarray, key: str) -> Any:
+    return [as_lists(row, key) for row in values] if values.ndim else rounded(float(values), key)
+
+
+def record() -> None:
+    """Writes the file, in the order of the cases, one line for each array; cases that it has stay as they are."""
+    texts = []
+    for name in CASES:
+        if name not in REFERENCES:
+            print(name, flush=True)
+            REFERENCES[name] = {key: as_lists(values, key) for key, values in outcome(name).items()}
+        lines = [f"  {json.dumps(key)}: {json.dumps(values, separators=(',', ':'))}" for key, values in REFERENCES[name].items()]
+        texts.append(f" {json.dumps(name)}: {{\n" + ",\n".join(lines) + "\n }")
+    FILE.write_text("{\n" + ",\n".join(texts) + "\n}\n")
+
+
+if __name__ == "__main__":
+    record()
