@@ -104,7 +104,7 @@ OTHER_RUNS = {
         {"method": algorithms.parameter_server_sgd(optax.sgd(0.1, momentum=0.5))},
         "method = minibatch_sgd there, parameter_server_sgd here",
     ),
-    "step size": ({"method": momentum(0.5, 0.2)}, "step size = 0.1.* there, 0.2"),
+    "step size": ({"method": momentum(0.5, 0.2)}, ANYTHING_ELSE),
     "momentum": ({"method": momentum(0.9)}, ANYTHING_ELSE),
     "schedule": ({"method": momentum(0.5, optax.exponential_decay(0.1, 5, 0.5))}, ANYTHING_ELSE),
     "l2": ({"problem": l2(0.2)}, ANYTHING_ELSE),
