@@ -12,17 +12,10 @@ from jax.extend.core import jaxprs_in_params
 from dsgd.communication import MESSAGE, UPDATE
 from dsgd.workers import AXIS
 
-_NAMES = {
-    "all_gather": "lax.all_gather",
-    "all_to_all": "lax.all_to_all",
-    "pmax": "lax.pmax",
-    "pmin": "lax.pmin",
-    "ppermute": "lax.ppermute",
-    "psum": "lax.psum",
-    "psum_invariant": "lax.psum",
-    "ragged_all_to_all": "lax.ragged_all_to_all",
-    "reduce_scatter": "lax.psum_scatter",
-}
+_NAMES = {"psum_invariant": "psum", "reduce_scatter": "psum_scatter"}
+"""Of primitives that are not named as the functions of `jax.lax`."""
+_SILENT = {"axis_index", "preduced", "pvary", "reduced_vary_cast_p", "vary_unreduced_cast_p"}
+"""Primitives that name the axis of the workers and send nothing."""
 _OURS = Path(__file__).parents[1]
 
 
@@ -43,12 +36,17 @@ def _found(jaxpr: Any, in_update: bool, around: tuple[Any, ...] = ()) -> Iterato
             continue
         inside = in_update or UPDATE in scopes
         sources = (equation.source_info, *around)
-        name = _NAMES.get(equation.primitive.name)
-        if inside and name and AXIS in str(equation.params.get("axes", equation.params.get("axis_name"))):
-            place = next(filter(None, map(_place, sources)), "")
-            yield f"{name} {place}".rstrip()
+        if inside and _sends(equation):
+            name, place = equation.primitive.name, next(filter(None, map(_place, sources)), "")
+            yield f"lax.{_NAMES.get(name, name)} {place}".rstrip()
         for inner in jaxprs_in_params(equation.params):
             yield from _found(inner, inside, sources)
+
+
+def _sends(equation: Any) -> bool:
+    axes = equation.params.get("axes", equation.params.get("axis_name", ()))
+    over_workers = axes == AXIS or (isinstance(axes, tuple) and AXIS in axes)
+    return over_workers and equation.primitive.name not in _SILENT
 
 
 def _place(source: Any) -> str:

@@ -88,7 +88,7 @@ def test_the_last_loss_is_of_the_last_evaluation():
     assert one.last_loss() == 4.0
     one.extend(piece([np.nan, np.nan], evaluated=np.zeros(2, np.float32)), 4)
     assert one.last_loss() == 4.0
-    one.check("a method", 0.1, lambda at_start: "")
+    one.check("a method", lambda at_start: "")
     history = one.history()
     assert history["evaluated"].dtype == bool
     found = evaluated(history)
@@ -145,7 +145,7 @@ def test_a_start_that_is_not_finite_and_a_record_each_round():
     one = log(record_every=1)
     one.extend(piece([np.nan, 1.0]), 1)
     words, history, asked = diverged(one)
-    assert "the loss is nan after round 0, with" in words
+    assert "the loss is nan after round 0; try" in words
     assert asked == [True]
     assert len(history["loss"]) == 1
     one = log(record_every=1)
