@@ -88,6 +88,11 @@ WRONG = {
         "not the results of one device in State.server",
     ),
     "records nothing": ({"mean": unrecorded}, {"bits"}, "sends more than it records"),
+    "a query that sends": (
+        {"query": lambda state, round: dsgd.Query(workers.mean_over_devices(state.server))},
+        {"bits"},
+        "sends more than it records",
+    ),
     "records twice": ({"mean": recorded_twice}, {"bits"}, "records more than it sends"),
     "a model that depends on the devices": (
         {"model": lambda state: state.server * workers.devices()},
