@@ -116,6 +116,18 @@ def require_same(where: str, given: PyTree, needed: PyTree, leading: Sequence[in
             raise ValueError(f"{where}{keystr(path)} as {typed(leaf)}; expected {typed(expected)}")
 
 
+def require_scalar(where: str, value: Any, expected: str = "a scalar,") -> None:
+    """Raises a ValueError if the value is not a scalar.
+
+    Args:
+        where: how the message begins.
+        value: anything.
+        expected: in words, for the message.
+    """
+    if not isinstance(value, jax.Array | np.ndarray | np.generic | int | float) or np.ndim(value) != 0:
+        raise ValueError(f"{where} as {typed(value)}; expected {expected} the same on every device")
+
+
 def _leaves(tree: PyTree) -> str:
     names = [keystr(path) or "itself" for path, _ in tree_leaves_with_path(tree)]
     return "(none)" if not names else ", ".join(names[:_SHOWN]) + (f", ... ({len(names)})" if len(names) > _SHOWN else "")

@@ -286,7 +286,7 @@ def evaluate(problem: Problem, params: Params, data: PyTree, shared: PyTree) -> 
         if "loss" not in scalars or RESERVED & set(scalars):
             raise ValueError(f"{problem.name}: evaluate gives {sorted(scalars)}; need 'loss', and none of {sorted(RESERVED)}")
         for name, value in scalars.items():
-            protocol.need_scalar(f"{problem.name}: evaluate gives {name!r}", value)
+            checks.require_scalar(f"{problem.name}: evaluate gives {name!r}", value)
         if slope is not None:
             slope = leaves.trained_part(problem, slope)
             checks.require_same(f"{problem.name}: evaluate gives a slope", slope, trained)
