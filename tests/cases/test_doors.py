@@ -263,7 +263,7 @@ RESULTS = {
     "delays.mine: staleness returned None": lambda: delayed(lambda *args: None),
     r"delays.mine: staleness returned int32\[3\]; expected int32 \[1\]": lambda: delayed(lambda *args: jnp.zeros(3, jnp.int32)),
     "refuses returned None": lambda: dsgd.run(METHOD._replace(refuses=lambda records: None), PROBLEM, **RUN),
-    "sign: compress gives None": lambda: dsgd.run(
+    "sign: compress returned None": lambda: dsgd.run(
         algorithms.ef21(optax.sgd(0.1), compressors.sign._replace(compress=lambda key, x: None), compressors.sign), PROBLEM, **RUN
     ),
     "delta of sign gives 'x'": lambda: dsgd.run(
