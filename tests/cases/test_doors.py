@@ -276,7 +276,7 @@ RESULTS = {
     "minibatch_sgd: update gives None; expected a dsgd.State": lambda: dsgd.run(
         METHOD._replace(update=lambda state, gradients, round: None), PROBLEM, **RUN
     ),
-    "sign: compress gives None": lambda: dsgd.run(
+    "sign: compress returned None": lambda: dsgd.run(
         algorithms.ef21(optax.sgd(0.1), compressors.sign._replace(compress=lambda key, x: None), compressors.sign), PROBLEM, **RUN
     ),
     "delta of sign gives 'x'": lambda: dsgd.run(
