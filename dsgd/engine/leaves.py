@@ -34,11 +34,11 @@ class Flags:
 
 def shapes(problem: Problem) -> Params:
     """The shapes and types of all its parameters."""
-    return _shapes(sameness.Key(problem.init), jax.config.read("jax_enable_x64"))
+    return _shapes(sameness.Key(problem.init), jnp.result_type(float))  # types are others with jax_enable_x64
 
 
 @lru_cache(maxsize=64)
-def _shapes(init: sameness.Key, _x64: bool) -> Params:
+def _shapes(init: sameness.Key, kind: np.dtype) -> Params:
     return started("init of the problem", init.value)
 
 
