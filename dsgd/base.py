@@ -170,7 +170,7 @@ class Pattern(NamedTuple):
         seconds: (N, latency, transfer, convention) -> seconds of one exchange in closed form.
         vectors: N -> how many full vectors each worker sends in an exchange, on average.
         messages: N -> the messages of one exchange, for `network.simulate`; None: they are not listed.
-        clock: (finish `[N]`, `network.Ports`, convention, step) -> the `network.Passing`; None: all begin when the last worker is ready,
+        clock: (finish `[N]`, `network.Ports`, convention, step) -> the `network.Timing`; None: all begin when the last worker is ready,
             and the slowest port sets the pace.
     """
 
