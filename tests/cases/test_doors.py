@@ -223,6 +223,7 @@ ARITY = {
     r"quadratic.*: loss\.gradient = .*2 arguments \(params, batch\)": lambda: dsgd.run(
         METHOD, PROBLEM._replace(loss=dsgd.Loss(PROBLEM.loss, lambda params: params)), **RUN
     ),
+    r"quadratic.*: init\.init = .*1 argument \(key\)": lambda: dsgd.run(METHOD, PROBLEM._replace(init=dsgd.Parameters(lambda: 0.0)), **RUN),
     r"quadratic.*: sample\.draw = .*3 arguments \(key, data, k\)": lambda: dsgd.run(
         METHOD, PROBLEM._replace(sample=dsgd.Sampler(lambda key, data: data, numbered=True)), **RUN
     ),
