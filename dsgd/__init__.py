@@ -11,6 +11,7 @@ from dsgd.base import (
     Loss,
     Measured,
     Now,
+    Parameters,
     Pattern,
     Problem,
     Query,
@@ -30,6 +31,7 @@ from dsgd.machines.family import loopback
 from dsgd.machines.runtime import join
 from dsgd.machines.watch import Lost
 from dsgd.runs.driver import compile_round, run
+from dsgd.runs.exchanges import Exchange, exchanges
 from dsgd.runs.feed import Batches
 from dsgd.runs.history import Diverged, evaluated
 from dsgd.runs.interrupts import Interrupted
@@ -48,12 +50,14 @@ __all__ = [
     "Elsewhere",
     "Encoded",
     "Evaluation",
+    "Exchange",
     "Gradients",
     "Interrupted",
     "Loss",
     "Lost",
     "Measured",
     "Now",
+    "Parameters",
     "Pattern",
     "Problem",
     "Query",
@@ -73,6 +77,7 @@ __all__ = [
     "compressors",
     "counts",
     "evaluated",
+    "exchanges",
     "frame",
     "join",
     "loopback",

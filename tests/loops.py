@@ -21,7 +21,7 @@ def traced(algorithm: dsgd.Algorithm, problem: dsgd.Problem, devices: int, clust
         algorithm, problem, cluster: as in `dsgd.run`; shapes will do for the problem's data.
         devices: how many.
     """
-    plan = plans.make_plan(plans.Always(algorithm), problem, devices, runs=0, size=1, record_every=1, cluster=cluster)
+    plan = plans.make_plan(plans.Always(algorithm), algorithm, problem, devices, runs=0, size=1, record_every=1, cluster=cluster)
     return _traced(plan, problem, {}, jax.random.key(0))
 
 
@@ -36,7 +36,8 @@ def swept(
     """
     points = {name: jnp.asarray(values) for name, values in grid.items()}
     size = 2 * prod(map(len, grid.values()))
-    plan = plans.make_plan(sweeps._FromPoint(factory), problem, devices, runs=2, size=size, record_every=1, cluster=cluster)
+    example = factory(**{name: values[0] for name, values in grid.items()})
+    plan = plans.make_plan(sweeps._FromPoint(factory), example, problem, devices, runs=2, size=size, record_every=1, cluster=cluster)
     return _traced(plan, problem, points, jax.random.split(jax.random.key(0), 2))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -115,22 +116,20 @@ class Communicator(Round):
             vectors = compressed.flat(tree, compressor.layer_wise)
             delivery = compressed.to_all(compressor, self.record.next_key(), vectors, self.workers, last)
             self.record.add(f"all_gather of {compressor.name}", network.all_gather, delivery.bits)
-            received, decoded = (compressed.shaped(each, tree, compressor.layer_wise) for each in (delivery.received, delivery.decoded))
-            return delivery._replace(received=received, decoded=decoded)
+            return _shaped(delivery, tree, compressor)
 
     # To neighbours on a graph.
 
-    def mix(self, tree: PyTree, topology: Topology, *, keep_sums: bool = False) -> PyTree:
+    def mix(self, tree: PyTree, topology: Topology) -> PyTree:
         r"""One gossip round, $x_n \leftarrow \sum_m W_{nm} x_m$: leaves `[n, ...]` to `[n, ...]`.
 
         Args:
             tree: floating-point leaves `[n, ...]`.
             topology: W; of a schedule, that of the round.
-            keep_sums: for push-sum, see `push_sum`: a sender keeps what does not arrive.
         """
-        with self._to_neighbours("mix", topology, keep_sums):
+        with self._to_neighbours("mix", topology):
             self._add_to_neighbours("mix", tree, topology)
-            return workers.mix(tree, topology, self.record.frame.turn, keep_sums=keep_sums)
+            return workers.mix(tree, topology, self.record.frame.turn)
 
     def laplacian(self, tree: PyTree, topology: Topology) -> PyTree:
         r"""What one gossip round changes, $\sum_m W_{nm} (x_m - x_n)$: leaves `[n, ...]` to `[n, ...]`; its mean over workers is 0."""
@@ -139,7 +138,9 @@ class Communicator(Round):
             return workers.pull(tree, topology, self.record.frame.turn)
 
     def push_sum(self, tree: PyTree, weights: jax.Array, topology: Topology) -> tuple[PyTree, jax.Array]:
-        r"""One round of push-sum, $x_n \leftarrow \sum_m W_{nm} x_m$ and $w_n \leftarrow \sum_m W_{nm} w_m$: sums over workers are kept.
+        r"""One round of push-sum, $x_n \leftarrow \sum_m W_{nm} x_m$ and $w_n \leftarrow \sum_m W_{nm} w_m$.
+
+        Sums over workers are kept, also if messages are lost: a sender keeps what does not arrive.
 
         Args:
             tree: leaves `[n, ...]`.
@@ -181,8 +182,7 @@ class Communicator(Round):
             self.record.add(
                 f"to_neighbours on {topology.name} of {compressor.name}", network.gossip(topology), delivery.bits, turns=topology.period
             )
-            received, decoded = (compressed.shaped(each, tree, compressor.layer_wise) for each in (delivery.received, delivery.decoded))
-            return delivery._replace(received=received, decoded=decoded)
+            return _shaped(delivery, tree, compressor)
 
     # Through servers, around a ring, between pairs.
 
@@ -247,19 +247,32 @@ class Communicator(Round):
             self.record.add(f"around_ring of {compressor.name}", network.ring_all_reduce, delivery.bits)
             return delivery.received
 
-    def shift(self, tree: PyTree, by: int = 1) -> PyTree:
-        """Worker n receives the row of worker n - by (modulo N): leaves `[n, ...]` to `[n, ...]`."""
-        with self._sending("shift", network.ring_shift):
-            self._require_all("each worker needs the row of another one")
-            self._add_rows("shift", tree, np.arange(self.workers) - by)
-            return workers.shift(tree, by)
-
-    def exchange(self, tree: PyTree, partner: np.ndarray) -> PyTree:
-        """Pairs of workers exchange their rows: leaves `[n, ...]` to `[n, ...]`.
+    def shift(self, tree: PyTree, by: int = 1, compressor: Compressor | None = None, last: Any = ()) -> Any:
+        """Worker n receives the row of worker n - by (modulo N): leaves `[n, ...]` to `[n, ...]`.
 
         Args:
             tree: leaves `[n, ...]`.
+            by: how many places further.
+            compressor: of each row; None: rows are sent as they are.
+            last: the `Delivery.messages` of the last time, of a compressor that starts warm.
+
+        Returns:
+            The rows; with a compressor a `Delivery` of them.
+        """
+        with self._sending("shift", network.ring_shift):
+            self._require_all("each worker needs the row of another one")
+            origin = (np.arange(self.workers) - by) % self.workers
+            return self._moved("shift", tree, origin, lambda rows: workers.shift(rows, by), compressor, last)
+
+    def exchange(self, tree: PyTree, partner: np.ndarray, compressor: Compressor | None = None, last: Any = ()) -> Any:
+        """Pairs of workers exchange their rows: leaves `[n, ...]` to `[n, ...]`.
+
+        Args:
+            tree, compressor, last: as in `shift`.
             partner: of each worker, int `[N]`, in pairs: `partner[partner[n]] == n`; a worker without one is its own.
+
+        Returns:
+            As `shift`.
 
         Raises:
             ValueError: not in pairs.
@@ -270,8 +283,7 @@ class Communicator(Round):
                 given = checks.shown(partner)
                 raise ValueError(f"{self.record.method}: round.exchange with partner = {given}; expected {self.workers} workers in pairs")
             self._require_all("each worker needs the row of its partner")
-            self._add_rows("exchange", tree, pairs)
-            return workers.permuted(tree, pairs)
+            return self._moved("exchange", tree, pairs, lambda rows: workers.permuted(rows, pairs), compressor, last)
 
     # In some rounds only.
 
@@ -298,6 +310,7 @@ class Communicator(Round):
             period: a positive integer; it may be swept.
             send, operands: as in `when`.
         """
+        period = _common_multiple(self.record.frame.period, period)
         return self._sometimes((self.step + 1) % period == 0, self.step // period, period, send, operands, None)
 
     @contextmanager
@@ -319,11 +332,14 @@ class Communicator(Round):
 
     # What is not a message.
 
-    def log(self, **metrics: jax.Array) -> None:
+    def log(self, **metrics: Any) -> None:
         """Numbers for the history: scalars, or `[N]` (one for each worker), the same on every device."""
-        self._note("metrics", metrics)
+        for name, value in metrics.items():
+            if np.shape(value) != (self.workers,):
+                checks.require_scalar(f"{self.record.method}: round.log gets {name!r}", value, f"a scalar, or [{self.workers}],")
+        self._note("log", "metrics", metrics)
 
-    def refuse_if(self, wrong: jax.Array, words: str, number: Any = 0) -> None:
+    def refuse_if(self, wrong: Any, words: str, number: Any = 0) -> None:
         """Ends the run with a ValueError if `wrong` holds in any round.
 
         Args:
@@ -331,18 +347,21 @@ class Communicator(Round):
             words: what is wrong and how to fix it, with {} for the number.
             number: a real scalar, likewise.
         """
-        self._note("refusals", {words: jnp.where(wrong, jnp.asarray(number, float), jnp.nan)})
+        self._note("refuse_if", "refusals", {words: self._unless("refuse_if", wrong, number)})
 
-    def warn_if(self, wrong: jax.Array, words: str, number: Any = 0) -> None:
+    def warn_if(self, wrong: Any, words: str, number: Any = 0) -> None:
         """Warns if `wrong` holds; arguments as of `refuse_if`."""
-        self._note("warnings", {words: jnp.where(wrong, jnp.asarray(number, float), jnp.nan)})
+        self._note("warn_if", "warnings", {words: self._unless("warn_if", wrong, number)})
 
-    def computed(self, seconds: jax.Array) -> None:
+    def computed(self, seconds: Any) -> None:
         """States for how many seconds each worker has computed, `[N]`, of a method that stops workers; on a cluster."""
         self.record.require_seen("computed")
+        if np.shape(seconds) != (self.workers,):
+            given = checks.typed(seconds)
+            raise ValueError(f"{self.record.method}: round.computed gets {given}; expected seconds [{self.workers}]")
         self.record.time("computed", "compute", seconds)
 
-    def event(self, tree: PyTree, among: jax.Array, elapsed: jax.Array | None, pattern: Pattern) -> None:
+    def event(self, tree: PyTree, among: jax.Array, elapsed: Any, pattern: Pattern) -> None:
         """A message of a few workers, of a method that is driven by events and keeps its own time.
 
         Args:
@@ -356,6 +375,7 @@ class Communicator(Round):
         sent = jnp.where(here[:, None], bits.to_one(bits.of_tree(tree), self.workers), jnp.uint32(0))
         self.record.add("event", pattern, Bits(sent, sent), simulated=True)
         if elapsed is not None:
+            checks.require_scalar(f"{self.record.method}: round.event gets elapsed", elapsed)
             self.record.time("event", "elapsed", elapsed)
 
     def sent(self, up: jax.Array, down: jax.Array, pattern: Pattern, *, simulated: bool = False) -> None:
@@ -396,7 +416,7 @@ class Communicator(Round):
         raise ValueError(f"{self.record.method} on a cluster where {where}: {reason}; expected a method that goes on, such as {GOES_ON}")
 
     @contextmanager
-    def _sending(self, call: str, pattern: Pattern) -> Iterator[None]:
+    def _sending(self, call: str, pattern: Any) -> Iterator[None]:
         self.record.require_seen(call)
         if not isinstance(pattern, Pattern):
             raise ValueError(f"{self.record.method}: round.{call} via {checks.shown(pattern)}; expected a pattern of dsgd.network")
@@ -410,7 +430,7 @@ class Communicator(Round):
             yield
 
     @contextmanager
-    def _to_neighbours(self, call: str, topology: Topology, keep_sums: bool = False) -> Iterator[None]:
+    def _to_neighbours(self, call: str, topology: Any, keep_sums: bool = False) -> Iterator[None]:
         if not isinstance(topology, Topology):
             raise ValueError(f"{self.record.method}: round.{call} on {checks.shown(topology)}; expected a topology of topologies")
         topology.require_workers(self.record.method, self.workers)
@@ -432,24 +452,41 @@ class Communicator(Round):
         pattern = network.gossip(topology)
         self.record.add(f"{call} on {topology.name}", pattern, sent, simulated=topology.uniform, turns=topology.period)
 
-    def _add_rows(self, call: str, tree: PyTree, origin: np.ndarray) -> None:
-        """One row from each worker's origin, which may be itself."""
-        moves = jnp.asarray(origin % self.workers != np.arange(self.workers), jnp.uint32)
-        sent = counts.times(workers.own(moves, self.workers), bits.to_one(bits.of_tree(tree), self.workers))
-        self.record.add(call, network.ring_shift, Bits(sent, sent))
+    def _moved(self, call: str, tree: PyTree, origin: np.ndarray, move: Callable, compressor: Compressor | None, last: Any) -> Any:
+        """Each worker gets the row of its origin, which may be itself."""
+        N = self.workers
+        moves = workers.own(jnp.asarray(origin != np.arange(N), jnp.uint32), N)
+        if compressor is None:
+            sent = counts.times(moves, bits.to_one(bits.of_tree(tree), N))
+            self.record.add(call, network.ring_shift, Bits(sent, sent))
+            return move(tree)
+        vectors = compressed.flat(tree, compressor.layer_wise)
+        delivery = compressed.moved(compressor, self.record.next_key(), vectors, N, move, last)
+        sent = Bits(*(counts.times(moves, each) for each in delivery.bits[:2]))
+        self.record.add(f"{call} of {compressor.name}", network.ring_shift, sent)
+        return _shaped(delivery, tree, compressor)
 
-    def _note(self, kind: str, numbers: dict[str, jax.Array]) -> None:
-        self.record.require_seen("log" if kind == "metrics" else kind.removesuffix("s"))
-        self.record.frame.numbers[kind].update(numbers)
+    def _unless(self, call: str, wrong: Any, number: Any) -> jax.Array:
+        """The number if something is wrong, else NaN."""
+        checks.require_scalar(f"{self.record.method}: round.{call} gets a condition", wrong)
+        checks.require_scalar(f"{self.record.method}: round.{call} gets a number", number)
+        return jnp.where(wrong, jnp.asarray(number, float), jnp.nan)
+
+    def _note(self, call: str, kind: str, numbers: dict[str, Any]) -> None:
+        self.record.require_seen(call)
+        self.record.frame.numbers[kind].update({name: jnp.asarray(number) for name, number in numbers.items()})
 
     def _sometimes(self, now: Any, turn: Any, period: Period, send: Callable, operands: tuple, otherwise: Callable | None) -> Any:
         record, opened = self.record, list[Frame]()
         record.require_seen("when")
+        checks.require_scalar(f"{record.method}: round.when gets a condition", now)
+        now, outer = jnp.asarray(now), record.frame.period
+        rounds = period if isinstance(outer, int) and outer == 1 else outer * period
         if not isinstance(period, Tracer) and period == 1:
             return send(*operands)
 
         def branch(operands):
-            opened[:] = [Frame(turn, period)]
+            opened[:] = [Frame(turn, rounds)]
             with record.inside(opened[0]):
                 result = send(*operands)
             return result, opened[0].arrays()
@@ -468,8 +505,8 @@ class Communicator(Round):
         return result
 
 
-def communicate(method: Algorithm, state: State, gradients: Gradients, round: Round, key: jax.Array) -> tuple[State, Record]:
-    """One update, and the record of what it sent; it is counted as a round.
+def communicate(method: Algorithm, state: State, gradients: Gradients, round: Round, key: jax.Array) -> tuple[Any, Record]:
+    """The state after one update, and the record of what it sent; it is counted as a round.
 
     Args:
         method: with plain members.
@@ -485,10 +522,24 @@ def communicate(method: Algorithm, state: State, gradients: Gradients, round: Ro
     return after, record
 
 
+def _shaped(delivery: Delivery, like: PyTree, compressor: Compressor) -> Delivery:
+    """Of vectors `[n, d]` or `[N, d]`, the tree that they were made of."""
+    received, decoded = (compressed.shaped(each, like, compressor.layer_wise) for each in (delivery.received, delivery.decoded))
+    return delivery._replace(received=received, decoded=decoded)
+
+
 def _with_record(round: Round, record: Record) -> Communicator:
     communicator = Communicator(*round)
     communicator.record = record
     return communicator
+
+
+def _common_multiple(outer: Period, period: Period) -> Period:
+    """Rounds from one exchange to the next of `every` inside another one (or inside `when`, whose period is 0)."""
+    if not isinstance(outer, Tracer) and outer <= 1:
+        return period
+    traced = isinstance(outer, Tracer) or isinstance(period, Tracer)
+    return jnp.lcm(outer, period) if traced else math.lcm(outer, period)
 
 
 def _is_float(leaf: Any) -> bool:

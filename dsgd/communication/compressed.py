@@ -105,6 +105,24 @@ def to_all(compressor: Compressor, key: jax.Array, vectors: Parts, N: int, last:
     return Delivery(received, decoded, _remember(compressor, messages), sent)
 
 
+def moved(compressor: Compressor, key: jax.Array, vectors: PyTree, N: int, move: Callable, last: Any = ()) -> Delivery:
+    """Every worker sends one message, and receives one.
+
+    Args:
+        vectors: leaves `[n, d]`.
+        move: gives each worker the row of another one, leaves `[n, ...]` to `[n, ...]`.
+        others: as in `to_servers`.
+
+    Returns:
+        `received` has leaves `[n, d]`.
+    """
+    messages, decoded = _compress(compressor, workers.keys(key, N), vectors, last)
+    arrived = move(messages)
+    received = move(decoded) if workers.devices() == 1 else _decompress(compressor, arrived, vectors)
+    sent = Bits(bits.to_one(_sizes(compressor, messages, 1), N), bits.to_one(_sizes(compressor, arrived, 1), N))
+    return Delivery(received, decoded, _remember(compressor, messages), sent)
+
+
 def around_ring(compressor: Compressor, key: jax.Array, parts: Parts, N: int) -> Delivery:
     r"""The ring all-reduce: part n starts at worker n, and every worker adds its own on the way. N - 1 hops, then N - 1 forwards.
 

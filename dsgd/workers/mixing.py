@@ -109,7 +109,8 @@ def neighbours(tree: PyTree, topology: Topology, step: jax.Array | None = None) 
         Leaves `[n, K, ...]`, K the most that a worker receives; weights `[n, K]`: 0 where there is no such message, or it does not arrive.
     """
     routes, at = plan(topology, axis.devices(), rows=True), _here(topology, step)
-    places, weights = jnp.asarray(routes.places)[at], jnp.asarray(routes.weights, float)[at]
+    kind = jnp.result_type(*(leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)), jnp.float16)
+    places, weights = jnp.asarray(routes.places)[at], jnp.asarray(routes.weights, kind)[at]
     arrives = _arrives(routes, at, topology)
     weights = weights if arrives is None else jnp.where(arrives, weights, 0)
     return jax.tree.map(lambda table: table[places], fetch(tree, topology, step)), weights

@@ -23,9 +23,10 @@ from jax.sharding import PartitionSpec as P
 from rich.table import Table
 
 import dsgd
-from dsgd import Query, problems, workers
+from dsgd import problems, workers
 from dsgd import work as works
 from dsgd.engine import oracle
+from dsgd.engine.queries import Asked
 from experiments.benchmark import rounds
 from experiments.helpers import commands, common
 
@@ -146,7 +147,7 @@ def program(problem: dsgd.Problem, given: dsgd.Work | None) -> Callable[[int], o
 
     def several(count, x, data):
         def one_round(i, x):
-            gradients = oracle.gradients(problem, Query(x, work=said), jax.random.fold_in(key, i), data, N)
+            gradients = oracle.gradients(problem, Asked(x, work=said), jax.random.fold_in(key, i), data, N)
             return jax.tree.map(lambda x, slope: x - 1e-3 * slope, x, workers.mean(gradients))
 
         return jax.lax.fori_loop(0, count, one_round, x)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -38,7 +38,7 @@ class Cost(NamedTuple):
     """What a round costs one worker.
 
     Args:
-        pattern: how messages flow.
+        pattern: how messages flow; of several exchanges, all.
         latencies, transfers: of full vectors, one after the other: alpha's and beta's factors.
         vectors: that a worker sends, on average.
         bits: that a worker sends and receives.
@@ -67,11 +67,16 @@ def cost(name: str, workers: int, d: int, link: Link) -> Cost:
     problem = problems.quadratic(np.ones((workers, d)), np.zeros((workers, d)), start=np.linspace(-1, 1, d))
     history = dsgd.run(method, problem, steps=rounds, key=jax.random.key(0), record_every=rounds, mesh=1).history
     bits = float(np.ravel(history["bits"])[-1]) / rounds
+    exchanges = dsgd.exchanges(method, problem)
+
+    def total(latency: Any, transfer: Any) -> Any:
+        return sum((network.cost(each.pattern, workers, latency, transfer) / each.period for each in exchanges), Fraction(0))
+
+    vectors = float(sum(each.pattern.vectors(workers) / each.period for each in exchanges))
+    transfer = bits / 2 / vectors / link.bandwidth if vectors else 0.0  # as much is received as sent
+    names = ", ".join(each.pattern.name for each in exchanges) or network.local.name
     one, none = Fraction(1), Fraction(0)
-    latencies, transfers = (network.cost(method.pattern, workers, *unit) for unit in ((one, none), (none, one)))
-    sent = bits / 2  # as much is received as sent
-    seconds = network.round_seconds(method.pattern, workers, sent, latency=link.latency, bandwidth=link.bandwidth)
-    return Cost(method.pattern.name, latencies, transfers, method.pattern.vectors(workers), bits, seconds)
+    return Cost(names, total(one, none), total(none, one), vectors, bits, float(total(link.latency, transfer)))
 
 
 def tabulate(costs: Mapping[str, Cost], workers: int, d: int, link: Link) -> Table:

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 import algorithms
+import dsgd
 from algorithms import dropcompute
 from algorithms.dropcompute.stopping import Stop
 from dsgd import clusters, network, problems
@@ -162,10 +163,11 @@ def by_clock(setting: Setting, seconds: clusters.Quantity, workers: int, thresho
         threshold: tau, seconds.
     """
     plain, T_c = algorithms.minibatch_sgd(optax.sgd(0.1)), setting.communication
-    latency = T_c / network.cost(plain.pattern, workers, 1.0, 0.0)
+    problem = problems.random_quadratic(workers, 2)
+    latency = T_c / sum(network.cost(each.pattern, workers, 1.0, 0.0) for each in dsgd.exchanges(plain, problem))
     history = resuming.sweep(
         lambda threshold: algorithms.drop_compute(plain, threshold, setting.micro_batches, stop=setting.stop),
-        problems.random_quadratic(workers, 2),
+        problem,
         steps=setting.iterations,
         key=jax.random.key(setting.seeds[0]),
         seeds=len(setting.seeds),

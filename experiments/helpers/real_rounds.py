@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -214,19 +214,19 @@ def _alone(problem: dsgd.Problem, repeats: int, longest: float) -> float:
 def _round(method: Method, problem: dsgd.Problem, mesh: Mesh, repeats: int, longest: float) -> tuple[float, np.ndarray]:
     """Bits that a worker sends in a round, and the seconds of every round; state in place, as in a run."""
     algorithm, key = method.build(problem.workers), jax.random.key(0)
-    plan = make_plan(Always(algorithm), problem, mesh, runs=0, size=1, record_every=1)
+    plan = make_plan(Always(algorithm), algorithm, problem, mesh, runs=0, size=1, record_every=1)
     state, data, key = _placed(algorithm, problem, mesh, key)
     program = jax.jit(partial(loop.one_round, plan), donate_argnums=0)
-    info: Any = None
+    sent: Any = None
 
     def run():
-        nonlocal state, info
-        state, info = program(state, key, data)
+        nonlocal state, sent
+        state, sent = program(state, key, data)
         return state
 
     seconds = collectives.timed(run, repeats, longest, None)
     assert seconds is not None
-    return float(counts.to_int(nodes.own(info.bits_up))[0]), seconds
+    return float(counts.to_int(nodes.own(sent.bits.up))[0]), seconds
 
 
 def _placed(algorithm: dsgd.Algorithm, problem: dsgd.Problem, mesh: Mesh, key: jax.Array) -> tuple[State, Any, jax.Array]:
@@ -250,10 +250,18 @@ def predicted(name: str, parts: Parts, N: int, link: Line) -> float:
         N: workers.
         link: latency, and seconds of a byte.
     """
-    pattern = METHODS[name].build(N).pattern
+    pattern = _pattern(name, N)
     bandwidth = BITS / max(link.beta.value, TINY)
     latency = parts.arrays * link.alpha.value
     return parts.compute + parts.codec + network.round_seconds(pattern, N, parts.bits, latency=latency, bandwidth=bandwidth)
+
+
+@cache
+def _pattern(name: str, N: int) -> dsgd.Pattern:
+    """Of the method's one exchange in a round; it does not depend on the problem."""
+    problem = problems.quadratic(np.ones((N, N)), np.zeros((N, N)))
+    (exchange,) = dsgd.exchanges(METHODS[name].build(N), problem)
+    return exchange.pattern
 
 
 def crossovers(sizes: Sequence[float], first: Sequence[float], second: Sequence[float]) -> list[float]:

@@ -21,7 +21,7 @@ import optax
 import algorithms
 import dsgd
 from dsgd import clusters
-from dsgd.base import Algorithm, Problem
+from dsgd.base import Algorithm, Now, Problem
 from theory_checks.machinery import moments
 from theory_checks.machinery.rounds import Build, Rounds, Timetable, on_one_device
 from theory_checks.machinery.statement import Method
@@ -72,13 +72,13 @@ def of_table(method: Method, stop: str, micro_batches: int, correction: str = "n
     def build(of, compressor):
         options = {"stop": stop, "correction": correction}
         inner = method(algorithms.minibatch_sgd(optax.sgd(of.learning_rate)), of.more.threshold, micro_batches, **options)
-        place = Timetable(of.more.seconds)
+        now = Now(Timetable(of.more.seconds))
 
         def query(state, round):
-            return inner.query(state, round._replace(cluster=place))
+            return inner.query(state, round._replace(now=now))
 
-        def update(key, state, gradients, round):
-            return inner.update(key, state, gradients, round._replace(cluster=place))
+        def update(state, gradients, round):
+            return inner.update(state, gradients, round._replace(now=now))
 
         return inner._replace(query=query, update=update)
 

@@ -116,11 +116,11 @@ def trial(case: Case, draws: Draws, method: Method | None = None) -> list[Outcom
 
 
 def taken_home(papers: Symbols) -> np.ndarray:
-    """x; or the mean of the local models, of pushed ones by their mass: `[T, d]`."""
+    """x; or the mean of the local models, divided by the sum of push-sum's weights: `[T, d]`."""
     if "x" in papers:
         return papers["x"]
-    X, mass = papers["params"], papers.get("mass", np.ones(papers["params"].shape[:2]))
-    return X.sum(axis=1) / mass.sum(axis=1, keepdims=True)
+    X, weight = papers["params"], papers.get("weight", np.ones(papers["params"].shape[:2]))
+    return X.sum(axis=1) / weight.sum(axis=1, keepdims=True)
 
 
 def compare(case: str, got: np.ndarray, expected: np.ndarray) -> Outcome:

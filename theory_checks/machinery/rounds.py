@@ -10,10 +10,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from dsgd import work, workers
-from dsgd.base import Algorithm, Compressor, Loss, Problem, PyTree, Query, Round, State
+from dsgd import workers
+from dsgd.base import Algorithm, Compressor, Loss, Problem, PyTree, Round, State
 from dsgd.compressors.sizes import fixed_size
 from dsgd.engine import oracle
+from dsgd.engine.protocol import Method
+from dsgd.engine.queries import Asked
 from dsgd.problems.quadratic import Quadratic
 
 
@@ -99,13 +101,15 @@ class Rounds(NamedTuple):
         """A table of no noise."""
         return jnp.zeros((rows, self.part))
 
-    def method(self, rows: jax.Array) -> Algorithm:
-        d = self.shape[1]
-        return self.build(self.of, additive(rows * self.of.compression / jnp.sqrt(d)))
+    def method(self, rows: jax.Array) -> Method:
+        """As the engine runs it; rows are the noise of its messages, of unit variance."""
+        N, d = self.shape
+        algorithm = self.build(self.of, additive(rows * self.of.compression / jnp.sqrt(d)))
+        return Method(algorithm, _problem(d, self.gradient), N)
 
     def first(self) -> jax.Array:
         """The state at the start, as a vector."""
-        return vector(self.method(self.silence(1)).init(self.of.start, self.shape[0]))
+        return vector(self.method(self.silence(1)).init(self.of.start))
 
     def after(self, t: jax.Array, s: jax.Array, z: jax.Array, rows: jax.Array) -> jax.Array:
         """The state after round t: of s, the gradients' noise z `[N, d]`, or that of micro-batches `[N, M, d]` where the method says
@@ -117,7 +121,7 @@ class Rounds(NamedTuple):
 
     def state(self, t: jax.Array, s: jax.Array) -> State:
         """The state of round t that is this vector."""
-        return _state(self.method(self.silence(1)), s, t, self.of.start, self.shape[0])
+        return _state(self.method(self.silence(1)), s, t, self.of.start)
 
     def asks(self, s: jax.Array) -> jax.Array:
         """The one worker whose gradient the first round asks for."""
@@ -129,7 +133,7 @@ class Rounds(NamedTuple):
 
     def keeps_counters(self, silence: jax.Array) -> jax.Array:
         """Whether what is not floating point, besides the number of the round, stays as it is: nothing else may tell rounds apart."""
-        before = self.method(silence).init(self.of.start, self.shape[0])
+        before = self.method(silence).init(self.of.start)
         after = self._round(jnp.int32(0), self.first(), jnp.zeros(self.shape), silence)
         pairs = zip(*(jax.tree.leaves((state.server, state.workers)) for state in (before, after)), strict=True)
         return jnp.all(jnp.array([True, *(jnp.all(old == new) for old, new in pairs if not _floating(old))]))
@@ -146,30 +150,29 @@ class Rounds(NamedTuple):
 def _round(of: Instance, key: jax.Array, t: jax.Array, s: jax.Array, z: jax.Array, rows: jax.Array, *, build, gradient) -> State:
     """The state after it."""
     N, method = of.b.shape[0], Rounds(build, gradient, of, key, None).method(rows)
-    state = _state(method, s, t, of.start, N)
-    this = Round(t, N, key)
-    query = method.query(state, this)
-    gradients = _gradients(of, key, z, query, gradient)
-    return method.update(key, state, gradients, as_asked(this, query))[0]
+    state, this = _state(method, s, t, of.start), Round(t, N, key)
+    asked = method.query(state, this)
+    gradients = _gradients(of, key, z, asked, method.problem)
+    return method.update(state, gradients, this._replace(work=asked.work), key)[0]
 
 
-def as_asked(round: Round, query: Query) -> Round:
-    """What an update sees of a round."""
-    return round if query.work is None else round._replace(work=work.in_samples(query.work, None))
+def _problem(d: int, gradient: Callable | None) -> Problem:
+    """Of d parameters, of which only gradients are asked for."""
+    loss = _nothing if gradient is None else Loss(_nothing, gradient)
+    return Problem(init=lambda key: jnp.zeros(d), loss=loss, data=(), sample=lambda key, mine: mine)
 
 
-def _gradients(of: Instance, key: jax.Array, z: jax.Array, query: Query, gradient: Callable | None) -> PyTree:
+def _gradients(of: Instance, key: jax.Array, z: jax.Array, asked: Asked, problem: Problem) -> PyTree:
     """The oracle's, with this noise."""
-    N, noise = of.b.shape[0], None if query.exact else z @ of.root.T
+    N, noise, gradient = of.b.shape[0], None if asked.exact else z @ of.root.T, problem.gradient
+    if asked.work is None:
+        return oracle.gradients(problem, asked, key, Quadratic(of.A, of.b, jnp.zeros(N), noise), N)
     assert gradient is not None
-    problem = Problem(init=_nothing, loss=Loss(_nothing, gradient), data=(), sample=lambda key, mine: mine)
-    if query.work is None:
-        return oracle.gradients(problem, query, key, Quadratic(of.A, of.b, jnp.zeros(N), noise), N)
-    M = query.work.samples.shape[1]
+    M = asked.work.samples.shape[1]
     # Each micro-batch has a noise of its own: they come as batches from outside, one after the other.
     batches = jax.tree.map(lambda leaf: jnp.repeat(leaf[:, None], M, axis=1), Quadratic(of.A, of.b, jnp.zeros(N)))._replace(noise=noise)
     one = problem._replace(loss=Loss(_nothing, lambda x, batch: gradient(x, jax.tree.map(lambda leaf: leaf[0], batch))))
-    return oracle.gradients(one, query, key, of.b, N, batches)
+    return oracle.gradients(one, asked, key, of.b, N, batches)
 
 
 @partial(jax.jit, static_argnames=("build", "quantities"), inline=True)
@@ -179,7 +182,8 @@ def _seen(of: Instance, key: jax.Array, t: jax.Array, s: jax.Array, *, build, qu
     state = rounds.state(t, s)
     method = rounds.method(rounds.silence(1))
     query = method.query(state, Round(t, N, key))
-    x = method.model(state)
+    x, stacked = method.models(state)
+    x = workers.mean(x) if stacked else x
     asked = query.params if query.axis == 0 else jnp.broadcast_to(query.params, of.b.shape)
     mean_A, mean_b = of.A.mean(axis=0), of.b.mean(axis=0)
     slope = mean_A @ x - mean_b
@@ -215,9 +219,9 @@ def vector(state: State) -> jax.Array:
     return jnp.concatenate([jnp.ravel(leaf).astype(float) for leaf in jax.tree.leaves(state) if _floating(leaf)])
 
 
-def _state(method: Algorithm, vector: jax.Array, t: jax.Array, start: jax.Array, N: int) -> State:
+def _state(method: Method, vector: jax.Array, t: jax.Array, start: jax.Array) -> State:
     """The state of round t with this floating-point part."""
-    leaves, structure = jax.tree.flatten(method.init(start, N))
+    leaves, structure = jax.tree.flatten(method.init(start))
     at, filled = 0, []
     for leaf in leaves:
         if _floating(leaf):

@@ -16,11 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from dsgd import clusters
-from dsgd.base import Algorithm, Loss, Problem, Query, Round, State
+from dsgd import clusters, workers
+from dsgd.base import Algorithm, Loss, Now, Problem, Round, State
 from dsgd.engine import oracle
+from dsgd.engine.protocol import Method
+from dsgd.engine.queries import Asked
 from dsgd.wire import counts
-from theory_checks.machinery.rounds import Instance, Timetable, as_asked, on_one_device
+from theory_checks.machinery.rounds import Instance, Timetable, on_one_device
 from theory_checks.machinery.statement import Draws
 
 N, LAYERS = 6, (7, 15)  # parts of 2, and one worker more than has any; parts of 3, the last of padding
@@ -47,7 +49,8 @@ class Trajectory(NamedTuple):
         noise: what the oracle should have added to each worker's gradient, `[T, N, d]`, or micro-batch, `[T, N, M, d]`; of draws that are
             numbered, t M + m is that of number m in round t.
         sent, received: bits, `[T, N]`.
-        info: all that the method told.
+        metrics: the method's own numbers by name, `[T, ...]`.
+        compute: seconds that each worker computed, `[T, N]`, of methods that stop workers; else None.
         clock: seconds after each, of a second each where the method has no time, `[T]`.
     """
 
@@ -58,7 +61,8 @@ class Trajectory(NamedTuple):
     noise: np.ndarray
     sent: np.ndarray
     received: np.ndarray
-    info: Any
+    metrics: dict[str, np.ndarray]
+    compute: np.ndarray | None
     clock: np.ndarray
 
 
@@ -110,51 +114,54 @@ def run(build: Build, of: Instance, *, seed: int = 0, place: Place | None = None
     """
     with jax.enable_x64(True):
         first, rest = _rounds(of, jax.random.key(seed), build=build, place=place, length=length)
-        states, home, asked, gradients, noise, info, clock = rest
+        states, home, asked, gradients, noise, statistics, clock = rest
         states = jax.tree.map(lambda start, rest: np.concatenate([np.asarray(start)[None], rest]), first, states)
-        info = jax.tree.map(np.asarray, info)
-    sent, received = counts.to_int(info.bits_up), counts.to_int(info.bits_down)
+        bits, metrics, compute, *_ = jax.tree.map(np.asarray, statistics)
     asked = None if asked is None else np.asarray(asked)
-    return Trajectory(states, rows(home, 1), asked, rows(gradients), np.asarray(noise), sent, received, info, np.asarray(clock))
+    sent, received = counts.to_int(bits.up), counts.to_int(bits.down)
+    return Trajectory(states, rows(home, 1), asked, rows(gradients), np.asarray(noise), sent, received, metrics, compute, np.asarray(clock))
 
 
 @partial(jax.jit, static_argnames=("build", "place", "length"), compiler_options=_HASTE)
 def _rounds(of: Instance, key: jax.Array, *, build: Build, place: Place | None, length: int):
     def everything(of, key):
-        method, data = build(of), _Data(of.A, of.b, jnp.broadcast_to(of.root, of.A.shape), of.b)
-        problem = Problem(init=_no_loss, loss=Loss(_no_loss, _gradient), data=data, sample=_sample)
+        data = _Data(of.A, of.b, jnp.broadcast_to(of.root, of.A.shape), of.b)
+        problem = Problem(init=_start, loss=Loss(_no_loss, _gradient), data=data, sample=_sample)
+        method = Method(build(of), problem, N)
 
         def one_round(carry, t):
             state, clock = carry
             own, samples, update = jax.random.split(jax.random.fold_in(key, t), 3)
-            this = Round(t, N, own, place(of) if place else None, clock)
-            query = method.query(state, this)
+            this = Round(t, N, own, Now(place(of), clock) if place else None)
+            asked = method.query(state, this)
             # In what the oracle gives, exact gradients have no noise.
-            exact = data._replace(noise=jnp.zeros_like(of.b)) if query.exact else data
-            keys = jax.random.fold_in(key, _STREAM) if query.draws is not None else samples
-            gradients = oracle.gradients(problem, query, keys, exact, N)
-            noise = _noise(of, keys, query, t)
-            after, info = method.update(update, state, gradients, as_asked(this, query))
-            clock = clock + (1 if info.elapsed is None else info.elapsed)
-            home = method.model(after)
-            return (after, clock), (after, home, query.workers, gradients, noise, info, clock)
+            exact = data._replace(noise=jnp.zeros_like(of.b)) if asked.exact else data
+            keys = jax.random.fold_in(key, _STREAM) if asked.draws is not None else samples
+            gradients = oracle.gradients(problem, asked, keys, exact, N)
+            noise = _noise(of, keys, asked, t)
+            after, record = method.update(state, gradients, this._replace(work=asked.work), update)
+            statistics = record.statistics(N)
+            clock = clock + (1 if statistics.elapsed is None else statistics.elapsed)
+            home, stacked = method.models(after)
+            home = workers.mean(home) if stacked else home
+            return (after, clock), (after, home, asked.workers, gradients, noise, statistics, clock)
 
-        first = method.init(tree(of.start), N)
+        first = method.init(tree(of.start))
         return first, jax.lax.scan(one_round, (first, jnp.float32(0)), jnp.arange(length, dtype=jnp.int32))[1]
 
     return on_one_device(everything)(of, key)
 
 
-def _noise(of: Instance, key: jax.Array, query: Query, t: jax.Array) -> jax.Array:
+def _noise(of: Instance, key: jax.Array, asked: Asked, t: jax.Array) -> jax.Array:
     """Of the round's gradients, or micro-batches, as `Trajectory` has it."""
 
     def of_workers(key):
         return jax.vmap(lambda n: of.root @ jax.random.normal(jax.random.fold_in(key, n), (D,)))(jnp.arange(N))
 
-    if query.work is None:
+    if asked.work is None:
         return of_workers(key)
-    M = query.work.samples.shape[1]
-    if query.draws is not None:
+    M = asked.work.samples.shape[1]
+    if asked.draws is not None:
         turns = [jax.random.fold_in(key, t * M + m) for m in range(M)]
     else:
         turns = [key, *(jax.random.fold_in(key, np.uint32(_LATER + m)) for m in range(1, M))]
@@ -167,6 +174,11 @@ def _sample(key: jax.Array, mine: _Data) -> _Data:
 
 def _gradient(params: Any, batch: _Data) -> Any:
     return tree(batch.A @ ravel_pytree(params)[0] - batch.b + batch.noise)
+
+
+def _start(key: jax.Array) -> dict[str, jax.Array]:
+    """Of the parameters, only shapes and types are asked for."""
+    return tree(jnp.zeros(D))
 
 
 def _no_loss(*args: Any) -> None:

@@ -69,7 +69,7 @@ def push(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
         X = W(t) @ (X + step(G(t, z)))
         w = W(t) @ w
         t += 1
-        yield {"params": X, "mass": w}
+        yield {"params": X, "weight": w}
 
 
 def choco(X: np.ndarray, G: Gradients, W: Matrices, step: Step, q: Q, eta: float, known: np.ndarray | None = None) -> Rounds:
@@ -88,9 +88,9 @@ def choco(X: np.ndarray, G: Gradients, W: Matrices, step: Step, q: Q, eta: float
                 if W(0)[i, j] != 0 or i == j:
                     hat[i, j] = hat[i, j] + messages[j]
         X = np.stack([half[i] + eta * sum(W(0)[i, j] * (hat[i, j] - hat[i, i]) for j in range(N)) for i in range(N)])
-        own = np.stack([hat[i, i] for i in range(N)])
+        x_hat = np.stack([hat[i, i] for i in range(N)])
         t += 1
-        yield {"params": X, "own": own, "apart": np.einsum("ij,ijk->ik", W(0), hat - own[:, None])}
+        yield {"params": X, "x_hat": x_hat, "laplacian": np.einsum("ij,ijk->ik", W(0), hat - x_hat[:, None])}
 
 
 def squeeze(X: np.ndarray, G: Gradients, W: Matrices, step: Step, q: Q, eta: float) -> Rounds:

@@ -20,6 +20,7 @@ import optax
 
 import algorithms
 from dsgd.base import Algorithm, Round
+from dsgd.communication import communicate
 from dsgd.wire import counts
 from theory_checks.machinery.rounds import on_one_device
 from theory_checks.machinery.statement import Draws, Outcome, Statement
@@ -90,7 +91,7 @@ FORMS: dict[str, Form] = {
     "extra": _models(),
     "exact-diffusion": _models(),
     "gradient-tracking": _models(2),  # model and tracker
-    "sgp": lambda N, d: min(1, N - 1) * (d + 1) * FLOAT,  # one peer, to whom the mass goes, too
+    "sgp": lambda N, d: min(1, N - 1) * (d + 1) * FLOAT,  # one peer, which gets the weight, too
     "choco-sgd": lambda N, d: degree(N) * signs(d),
     "deepsqueeze": lambda N, d: degree(N) * signs(d),
     "ad-psgd": lambda N, d: min(1, N - 1) * d * FLOAT,
@@ -107,8 +108,8 @@ def expected(name: str, t: int, N: int, d: int) -> np.ndarray:
 
 
 @cache
-def _told(make: Make, name: str, N: int, d: int) -> Any:
-    """t -> what the method says that it sends in round t, all workers' `[N, 4]`, up and down. Nothing else is part of the program."""
+def _sent(make: Make, name: str, N: int, d: int) -> Any:
+    """t -> the recorded bits of round t, all workers' `[N, 4]`, up and down. Nothing else is part of the program."""
 
     def one_round(t):
         method = make(name, optax.sgd(0.1), N)
@@ -116,8 +117,9 @@ def _told(make: Make, name: str, N: int, d: int) -> Any:
         this = Round(t, N, jax.random.key(0))
         query = method.query(state, this)
         asked = N if query.workers is None else query.workers.shape[0]
-        info = method.update(jax.random.key(1), state, jnp.ones((asked, d), jnp.float32), this)[1]
-        return info.bits_up, info.bits_down
+        gradients = jnp.ones((asked, d), jnp.float32)
+        bits = communicate(method, state, gradients, this, jax.random.key(1))[1].statistics(N).bits
+        return bits.up, bits.down
 
     return jax.jit(on_one_device(one_round))
 
@@ -127,10 +129,10 @@ def of(name: str, N: int, d: int, make: Make = algorithms.make) -> list[Outcome]
     found = []
     for way, direction in enumerate(("up", "down")):
         rounds = range(1 if name in FEW else PERIOD)
-        told = [np.sort(counts.to_int(np.asarray(_told(make, name, N, d)(jnp.int32(t))[way])).astype(float)) for t in rounds]
-        off = [np.abs(got - expected(name, t, N, d)).max() for t, got in enumerate(told)]
+        sent = [np.sort(counts.to_int(np.asarray(_sent(make, name, N, d)(jnp.int32(t))[way])).astype(float)) for t in rounds]
+        off = [np.abs(got - expected(name, t, N, d)).max() for t, got in enumerate(sent)]
         worst = int(np.argmax(off))
-        case = f"{name}, {direction}, N = {N}, d = {d}, round {worst + 1}: {told[worst]} for {expected(name, worst, N, d)}"
+        case = f"{name}, {direction}, N = {N}, d = {d}, round {worst + 1}: {sent[worst]} for {expected(name, worst, N, d)}"
         found.append(Outcome(float(off[worst]), 0.0, case=case, equality=True, scale=1.0))
     return found
 

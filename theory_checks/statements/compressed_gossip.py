@@ -92,7 +92,7 @@ def _choco_path(models: np.ndarray, topology: Topology, eta: float, method: Meth
     """z_t, `[T, 2]`."""
     known = _follow(method, topology, models, eta).workers
     X = known.params[:-1]
-    return np.stack([paths.size(paths.apart(X)), paths.size(X - known.own[1:])], axis=1)
+    return np.stack([paths.size(paths.apart(X)), paths.size(X - known.x_hat[1:])], axis=1)
 
 
 def check_choco(models: np.ndarray, topology: Topology, *, eta: float, method: Method = algorithms.choco_sgd) -> list[Outcome]:

@@ -33,8 +33,7 @@ import jax
 import numpy as np
 
 import algorithms
-from algorithms import exchanges
-from dsgd import compressors
+from dsgd import communication, compressors
 from dsgd.base import Compressor, Problem
 from theory_checks.machinery import instances, moments, ranges, runs
 from theory_checks.machinery.rates import Rate
@@ -97,7 +96,7 @@ def omega_of(compressor: Compressor, problem: Problem) -> float | None:
     if omega is None:
         return None
     shape = jax.eval_shape(problem.init, jax.random.key(0))
-    parts = jax.eval_shape(lambda x: exchanges.cut(jax.tree.map(lambda leaf: leaf[None], x), N, compressor), shape)
+    parts = jax.eval_shape(lambda x: communication.shards(jax.tree.map(lambda leaf: leaf[None], x), N, compressor), shape)
     values = [omega(leaf.shape[-1]) for leaf in jax.tree.leaves(parts)]
     return None if None in values else max(values)
 

@@ -6,6 +6,7 @@ N workers, latency l, transfer r of a full vector; blocking, as the survey count
 - star, one server with a link to each worker (Kimad, section 3.1): a message up and one down on each, $2(l + r)$ either way.
 - ring all-reduce: $2(N-1)$ steps, in each one message of 1/N a port: $2(N-1)(l + r/N)$ either way. In one piece: $2(N-1)(l + r)$.
 - N servers: N - 1 messages of 1/N a port, twice: $2(N-1)(l + r/N)$; pipelined, $2l + 2(N-1)r/N$.
+- all-gather: N - 1 messages a port: $(N-1)(l + r)$; pipelined, $l + (N-1)r$. Ring shift: one message a port, $l + r$ either way.
 - gossip on a ring: two messages a port (one, if N = 2): $2(l + r)$; pipelined, $l + 2r$.
 - one asynchronous server, nobody computing: N trips of $2(l + r)$ a lap, or as many as its busiest port lets through: an update every
   $\max(1, 2/N)(l + r)$; pipelined, $\max(r, 2(l + r)/N)$.
@@ -65,6 +66,16 @@ PATTERNS: dict[str, Known] = {
         lambda N: network.multi_server,
         lambda N, latency, transfer: _steps(N, latency, transfer / N),
         lambda N, latency, transfer: 2 * latency + 2 * (N - 1) * transfer / N,
+    ),
+    "all-gather": Known(
+        lambda N: network.all_gather,
+        lambda N, latency, transfer: (N - 1) * (latency + transfer),
+        lambda N, latency, transfer: latency + (N - 1) * transfer,
+    ),
+    "ring shift": Known(
+        lambda N: network.ring_shift,
+        lambda N, latency, transfer: latency + transfer,
+        lambda N, latency, transfer: latency + transfer,
     ),
     "gossip on a ring": Known(
         lambda N: network.gossip(topologies.ring(N)),

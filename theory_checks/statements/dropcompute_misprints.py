@@ -8,7 +8,7 @@ import numpy as np
 import optax
 
 import algorithms
-from dsgd.base import Round
+from dsgd.base import Now, Round
 from theory_checks.machinery.rounds import Timetable
 from theory_checks.machinery.statement import Misprint, Outcome, both
 from theory_checks.statements import dropcompute
@@ -18,7 +18,7 @@ def not_stopping_times() -> tuple[Outcome, Outcome]:
     """One micro-batch of 1 or 3 seconds, equally often, xi = t - 2, tau = 2: Algorithm 1 computes those with xi = -1, and no other."""
     method, found = algorithms.drop_compute(algorithms.minibatch_sgd(optax.sgd(1.0)), 2.0, 1), []
     for t in (1.0, 3.0):
-        this = Round(jnp.int32(0), 1, jax.random.key(0), Timetable(jnp.full((1, 1, 1), t)))
+        this = Round(jnp.int32(0), 1, jax.random.key(0), Now(Timetable(jnp.full((1, 1, 1), t))))
         work = method.query(method.init(jnp.zeros(1), 1), this).work
         found.append(float(work.weights[0, 0] * work.samples[0, 0]) * (t - 2))
     return both(float(np.mean(found)), 0.0, -0.5, equality=True)

@@ -46,7 +46,8 @@ from scipy import special
 import algorithms
 import dsgd
 from dsgd import clusters, problems, work
-from dsgd.base import Algorithm, Round
+from dsgd.base import Algorithm, Now, Round
+from dsgd.communication import communicate
 from theory_checks.machinery import batch_sizes, instances
 from theory_checks.machinery.batch_sizes import Method
 from theory_checks.machinery.rounds import on_one_device
@@ -117,7 +118,7 @@ def noise(method: Method, threshold: float, seed: int) -> dict[tuple[str, str], 
 def _noise(keys, threshold, *, method: Method):
     def one(key):
         own, other = jax.random.split(key)
-        this = Round(jnp.int32(0), N, own, CLUSTER)
+        this = Round(jnp.int32(0), N, own, Now(CLUSTER))
         xi, zeta = CLUSTER.latencies(this, jnp.arange(N)) - 1, jax.random.normal(other, (N, M))
 
         def of(stop, correction):
@@ -216,10 +217,10 @@ def _slow_ones_differ(method: Method, stop: str) -> Callable[..., Algorithm]:
     def factory(learning_rate, threshold):
         inner = method(algorithms.minibatch_sgd(optax.sgd(learning_rate)), threshold, M, stop=stop)
 
-        def update(key, state, gradients, round):
+        def update(state, gradients, round):
             xi = CLUSTER.latencies(round._replace(work=None), jnp.arange(round.workers)) - 1
             own = jnp.sum(jnp.where(round.work.samples > 0, round.work.weights * xi, 0), axis=1)
-            return inner.update(key, state, gradients + own[:, None] / jnp.sqrt(gradients.shape[1]), round)
+            return inner.update(state, gradients + own[:, None] / jnp.sqrt(gradients.shape[1]), round)
 
         return inner._replace(update=update)
 
@@ -272,12 +273,13 @@ def _redrawn(keys, threshold, *, method: Method):
         def rounds(key):
             def one(carry, t):
                 state, total = carry
-                this = Round(t, N, key, OfDraws(key, state.server.drawn))
-                query = drop.query(state, this)
-                xi = OfDraws(key, query.draws).latencies(this, jnp.arange(N)) - 1
-                asked = work.in_samples(query.work, None)
+                this = Round(t, N, key, Now(OfDraws(key, state.server.drawn)))
+                asked = work.in_samples(drop.query(state, this).work, None)
+                assert asked.draws is not None
+                xi = OfDraws(key, asked.draws).latencies(this, jnp.arange(N)) - 1
                 total = total + jnp.sum(jnp.where(asked.samples > 0, xi, 0))
-                return (drop.update(key, state, jnp.zeros((N, 1)), this._replace(work=asked))[0], total), None
+                after, _ = communicate(drop, state, jnp.zeros((N, 1)), this._replace(work=asked), key)
+                return (after, total), None
 
             first = drop.init(jnp.zeros(1), N), jnp.zeros(())
             (state, total), _ = jax.lax.scan(one, first, jnp.arange(ROUNDS, dtype=jnp.int32))

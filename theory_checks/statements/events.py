@@ -69,7 +69,7 @@ def sums_vanish(case: Case, told: Told) -> list[Outcome]:
     if hasattr(workers, "control"):
         c = trajectories.rows(told.found.states.server, 1)
         return [cases.compare(f"{case.name}: mean control variate", c, trajectories.rows(workers.control).mean(axis=1))]
-    dual = trajectories.rows(workers.apart if hasattr(workers, "apart") else workers.correction)
+    dual = trajectories.rows(workers.laplacian if hasattr(workers, "laplacian") else workers.correction)
     return [cases.compare(f"{case.name}: dual sum", dual.sum(axis=1), np.zeros((len(dual), D)))]
 
 
@@ -102,7 +102,7 @@ def finishing(numbers: asynchronous.Numbers, updates: int) -> tuple[np.ndarray, 
 
 def ages(case: Case, told: Told) -> list[Outcome]:
     """Of all gradients that were applied, and of those on their way; order and seconds."""
-    worker, staleness = (told.found.info.metrics[name] for name in ("worker", "staleness"))
+    worker, staleness = (told.found.metrics[name] for name in ("worker", "staleness"))
     T = len(worker)
     last = [max((t + 1 for t in range(T) if worker[t] == n), default=0) for n in range(N)]
     on_the_way = sum(T - each for each in last)
@@ -139,7 +139,7 @@ def pairs(case: Case, told: Told) -> list[Outcome]:
     """What one exchange changes, in every round."""
     found, step = told.found, [told.steps() for _ in range(N)]
     X, read = (trajectories.rows(getattr(found.states.workers, name)) for name in ("params", "read"))
-    i, j, rounds = np.asarray(found.info.metrics["worker"]), partners(found), np.arange(len(found.home))
+    i, j, rounds = found.metrics["worker"], partners(found), np.arange(len(found.home))
     asked_at = np.stack([told.G(int(t), read[t])[i[t]] for t in rounds])
     change = np.stack([step[i[t]](found.gradients[t, 0]) for t in rounds])
     middle = (X[rounds, i] + X[rounds, j]) / 2
@@ -164,7 +164,7 @@ def partners_are_neighbours(draws: Draws, method: Method = algorithms.asynchrono
     case = CASES["AD-PSGD"]
     _, found = cases.run(case, draws, method)
     others = partners(found)
-    strangers = (others < 0) | ~_LINKED[np.asarray(found.info.metrics["worker"]), others]
+    strangers = (others < 0) | ~_LINKED[found.metrics["worker"], others]
     return [Outcome(float(strangers.sum()), 0.0, case=f"{case.name}: exchanges with others than neighbours", equality=True, scale=1.0)]
 
 
@@ -173,7 +173,7 @@ def partners_are_uniform(method: Method = algorithms.asynchronous_gossip_sgd) ->
     counts, draws = np.zeros((N, N)), Tape(np.random.default_rng(0))
     for _ in range(_RUNS):
         _, found = cases.run(CASES["AD-PSGD"], draws, method)
-        np.add.at(counts, (found.info.metrics["worker"], partners(found)), 1)
+        np.add.at(counts, (found.metrics["worker"], partners(found)), 1)
     outcomes = []
     for i, j in zip(*np.nonzero(_LINKED), strict=True):
         share, total = 1 / _LINKED[i].sum(), counts[i].sum()
@@ -209,8 +209,8 @@ def _beyond_estimates(told: Told) -> list[Any]:
 def _beyond_models(told: Told) -> list[Any]:
     """By CHOCO: how far estimates are from the models before gossip."""
     workers = told.found.states.workers
-    own, params, apart = (trajectories.rows(getattr(workers, name)) for name in ("own", "params", "apart"))
-    return [own - (params - ETA * apart)]
+    x_hat, params, laplacian = (trajectories.rows(getattr(workers, name)) for name in ("x_hat", "params", "laplacian"))
+    return [x_hat - (params - ETA * laplacian)]
 
 
 def _collected(told: Told) -> list[Any]:

@@ -21,8 +21,7 @@ import numpy as np
 import optax
 
 import algorithms
-from algorithms import exchanges
-from dsgd import compressors, problems, workers
+from dsgd import communication, compressors, problems, workers
 from dsgd.base import Algorithm, Compressor, Problem
 from dsgd.problems import Examples
 from theory_checks.machinery import instances, moments, runs
@@ -88,7 +87,7 @@ def _batch_means(sample, key, a):
 
 
 @cache
-def _telling(method: Callable[..., Algorithm], up: Compressor, down: Compressor) -> Callable[..., Algorithm]:
+def _logging(method: Callable[..., Algorithm], up: Compressor, down: Compressor) -> Callable[..., Algorithm]:
     """learning_rate -> EC-SGD whose history has how far the virtual model is from where Lemma 3.4.1 says, squared, and how far from 0 it
     is."""
 
@@ -98,17 +97,18 @@ def _telling(method: Callable[..., Algorithm], up: Compressor, down: Compressor)
         def virtual(state):
             memory = state.workers
             left = workers.mean(memory.worker), memory.server
-            kept, served = (exchanges.join(parts, state.server.params, up) for parts in left)
+            kept, served = (communication.unshard(parts, state.server.params, up) for parts in left)
             return jax.tree.map(lambda x, own, rest: x - learning_rate * (own + rest), state.server.params, kept, served)
 
-        def update(key, state, gradients, round):
-            after, info = inner.update(key, state, gradients, round)
+        def update(state, gradients, round):
+            after = inner.update(state, gradients, round)
             expected = jax.tree.map(lambda x, g: x - learning_rate * g, virtual(state), workers.mean(gradients))
-            metrics = {
-                "missed": _sqnorm(jax.tree.map(jnp.subtract, virtual(after), expected)),
-                "size": _sqnorm(expected) + _sqnorm(state.server.params) + _sqnorm(jax.tree.map(lambda g: learning_rate * g, gradients)),
-            }
-            return after, info._replace(metrics={**info.metrics, **metrics})
+            step = jax.tree.map(lambda g: learning_rate * g, gradients)
+            round.log(
+                missed=_sqnorm(jax.tree.map(jnp.subtract, virtual(after), expected)),
+                size=_sqnorm(expected) + _sqnorm(state.server.params) + _sqnorm(step),
+            )
+            return after
 
         return inner._replace(update=update)
 
@@ -127,7 +127,7 @@ def errors_are_kept(draws: Draws, method: Method = error_compensated_sgd.any_com
     up, down = draws.choice(_PAIRS)
     problem = instances.quadratic(draws, 2, 8, at_zero=True)
     gamma = draws.real(0.01, 0.5) / instances.known(problem).smoothness
-    factory, seed = _telling(method, up, down), draws.integer(0, 10**6)
+    factory, seed = _logging(method, up, down), draws.integer(0, 10**6)
     history = runs.histories(factory, problem, steps=30, learning_rates=[gamma], seeds=2, seed=seed)
     missed, size = (np.sqrt(history[name][..., 1:].max()) for name in ("missed", "size"))
     return [Outcome(float(missed), 0.0, case=f"{problem.name}, {up.name}, {down.name}", equality=True, scale=float(size))]

@@ -56,7 +56,7 @@ def check(topology: Topology, models: np.ndarray, *, method: Method = algorithms
         method: (optimiser, topology) -> method.
     """
     known = _follow(topology, models, method).workers
-    spread = np.ptp(known.params / known.mass[:, :, None], axis=1)
+    spread = np.ptp(known.params / known.weight[:, :, None], axis=1)
     w, product, every, since = np.ones(topology.n), np.eye(topology.n), [], []
     for t in range(_STEPS):
         W = topology.matrices[t % topology.period].toarray()
@@ -93,16 +93,16 @@ def two_values(method: Method = algorithms.stochastic_gradient_push) -> list[Out
 
 
 def sums_are_kept(method: Method = algorithms.stochastic_gradient_push) -> list[Outcome]:
-    """Of models and of masses; so that the mean of the start is always between the values, which agree in the end."""
+    """Of models and of weights; so that the mean of the start is always between the values, which agree in the end."""
     models, found = np.random.default_rng(3).normal(size=(4, 2)), []
     for topology in graphs():
         known = _follow(topology, models, method).workers
-        for kind, values in (("models", known.params), ("masses", known.mass[:, :, None])):
+        for kind, values in (("models", known.params), ("weights", known.weight[:, :, None])):
             total = values.sum(axis=1)
             found += paths.worst(
                 total, np.broadcast_to(total[0], total.shape), case=f"{topology.name}, sum of {kind}", equality=True, scale=1.0
             )
-        values = known.params / known.mass[:, :, None]
+        values = known.params / known.weight[:, :, None]
         away = np.abs(values - models.mean(axis=0)).max(axis=1)
         found += paths.worst(away, np.ptp(values, axis=1), case=f"{topology.name}, limit", scale=_ROUNDED)
     return found

@@ -67,7 +67,7 @@ def _emergent(told: Told, servers: int, convention: str, bound: float, aware: bo
 
 
 def _with_events(found: Trajectory, papers: Symbols) -> Symbols:
-    metrics = found.info.metrics
+    metrics = found.metrics
     return {
         "x": trajectories.rows(found.states.server.model.params, 1),
         "worker": metrics["worker"],
@@ -111,7 +111,7 @@ def _served(name: str, servers: int, convention: Any, bound: int | None = None, 
 def partners(found: Trajectory) -> np.ndarray:
     """Of each update of AD-PSGD, the other one who sends, `[T]`; -1 where that is not one other."""
     found_ = []
-    for worker, sent in zip(found.info.metrics["worker"], found.sent, strict=True):
+    for worker, sent in zip(found.metrics["worker"], found.sent, strict=True):
         others = [n for n in np.flatnonzero(sent) if n != worker]
         found_.append(others[0] if len(others) == 1 and sent[worker] else -1)
     return np.array(found_)
@@ -119,7 +119,7 @@ def partners(found: Trajectory) -> np.ndarray:
 
 def _pairs(told: Told) -> Iterator[Symbols]:
     numbers, found = told.more, told.found
-    worker, partner = found.info.metrics["worker"], partners(found)
+    worker, partner = found.metrics["worker"], partners(found)
     schedule = asynchronous.gossip_schedule(numbers, LATENCY, [partner[worker == n].tolist() for n in range(N)], LONG, BITS)
     steps = [told.steps() for _ in range(N)]
     X = asynchronous.pairwise_steps(told.X, told.G, steps, schedule.worker, schedule.partner)
@@ -136,7 +136,7 @@ def _pairs(told: Told) -> Iterator[Symbols]:
 
 
 def _with_exchanges(found: Trajectory, papers: Symbols) -> Symbols:
-    metrics = found.info.metrics
+    metrics = found.metrics
     return {
         "params": trajectories.rows(found.states.workers.params),
         "worker": metrics["worker"],

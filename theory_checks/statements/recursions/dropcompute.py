@@ -57,7 +57,7 @@ def _seen(found: Trajectory, papers: Symbols) -> Symbols:
     own = found.states.server
     models = {"x": trajectories.rows(own.method.params, 1)} if "x" in papers else {"params": trajectories.rows(found.states.workers.params)}
     carried = {symbol: np.asarray(getattr(own, symbol)) for symbol in ("spent", "drawn") if symbol in papers}
-    return {**models, **carried, "seconds": np.asarray(found.info.compute), "dropped": np.asarray(found.info.metrics["dropped"])}
+    return {**models, **carried, "seconds": found.compute, "dropped": found.metrics["dropped"]}
 
 
 def _case(name: str, optimizer: str, **rule: Any) -> Case:

@@ -41,7 +41,7 @@ def _with_control(found: Trajectory, papers: Symbols) -> Symbols:
 
 
 def _with_compute(found: Trajectory, papers: Symbols) -> Symbols:
-    return {**on_server(found, papers), "compute": np.asarray(found.info.compute)}
+    return {**on_server(found, papers), "compute": found.compute}
 
 
 def _backup(told: Told) -> Iterator[Symbols]:
