@@ -20,7 +20,7 @@ from theory_checks.recursions.shared import Gradients, Step, Steps, adam, moment
 Symbols = dict[str, Any]  # arrays of one round, or `[T, ...]` of all
 
 
-class Told(NamedTuple):
+class Inputs(NamedTuple):
     """What a recursion is made of.
 
     Args:
@@ -68,7 +68,7 @@ class Case(NamedTuple):
     reference: str
     method: Method
     make: Callable[[Method, optax.GradientTransformation, Instance], Algorithm]
-    rounds: Callable[[Told], Iterator[Symbols]]
+    rounds: Callable[[Inputs], Iterator[Symbols]]
     seen: Callable[[Trajectory, Symbols], Symbols]
     hypotheses: str = "noisy gradients; workers differ"
     optimizer: str = "plain"
@@ -97,17 +97,17 @@ def run(case: Case, draws: Draws, method: Method | None = None) -> tuple[Instanc
     return of, trajectories.run(build(case, method or case.method), of, seed=seed, place=case.place, length=case.length)
 
 
-def told(case: Case, of: Instance, found: Trajectory) -> Told:
+def inputs(case: Case, of: Instance, found: Trajectory) -> Inputs:
     """What the case's recursion is made of."""
     A, b, x, gamma = (np.asarray(leaf) for leaf in (of.A, of.b, of.start, of.learning_rate))
     steps = partial(OPTIMIZERS[case.optimizer][1], float(gamma))
-    return Told(of.more, float(gamma), x, np.tile(x, (N, 1)), quadratic(A, b, found.noise), quadratic(A, b), steps, found)
+    return Inputs(of.more, float(gamma), x, np.tile(x, (N, 1)), quadratic(A, b, found.noise), quadratic(A, b), steps, found)
 
 
 def trial(case: Case, draws: Draws, method: Method | None = None) -> list[Outcome]:
     """One instance: an outcome for each symbol, of the round in which it is farthest off."""
     of, found = run(case, draws, method)
-    expected = list(islice(case.rounds(told(case, of, found)), case.length))
+    expected = list(islice(case.rounds(inputs(case, of, found)), case.length))
     papers = {symbol: np.stack([symbols[symbol] for symbols in expected]) for symbol in expected[0]}
     got = {symbol: values[-case.length :] for symbol, values in case.seen(found, papers).items()}
     got |= {"bits up": found.sent, "bits down": found.received}

@@ -1,4 +1,4 @@
-"""Whether a method is what `moments` assumes: one affine map in every round, and messages that can be told apart."""
+"""Whether a method is what `moments` assumes: one affine map in every round, and messages that can be distinguished."""
 
 from __future__ import annotations
 

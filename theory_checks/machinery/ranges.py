@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable)
 
 
 class Range(NamedTuple):
-    """Some numbers, and how they are told."""
+    """Some numbers, and how they are described."""
 
     holds: Callable[[Any], bool]
     words: str
@@ -64,8 +64,8 @@ def need(where: str, given: Mapping[str, Any]) -> None:
             raise ValueError(f"{where}: {name} = {checks.shown(value)}: need {RANGES[name].words}")
     lengths = {name: len(given[name]) for name in _LISTS if name in given}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{length} {name}" for name, length in lengths.items())
-        raise ValueError(f"{where}: {told}: need one of each for every layer")
+        counted = ", ".join(f"{length} {name}" for name, length in lengths.items())
+        raise ValueError(f"{where}: {counted}: need one of each for every layer")
 
 
 def _of_python(value: Any) -> Any:

@@ -85,7 +85,7 @@ def minibatch(x: np.ndarray, G: Gradient, N: int, step: Step, rule: Rule, second
         worked = Worked(*map(np.array, zip(*(until(rule, each, 0.0) for each in takes), strict=True)))
         x = x + step(sums(rule, G, t, np.tile(x, (N, 1)), worked.counts, drawn).mean(axis=0))
         drawn = drawn + worked.counts
-        yield {"x": x, **_told(rule, worked, np.zeros(N), drawn)}
+        yield {"x": x, **_recorded(rule, worked, np.zeros(N), drawn)}
 
 
 def local(X: np.ndarray, G: Gradient, steps: Sequence[Step], rule: Rule, seconds: np.ndarray) -> Rounds:
@@ -106,10 +106,10 @@ def local(X: np.ndarray, G: Gradient, steps: Sequence[Step], rule: Rule, seconds
         drawn, spent = drawn + worked.counts, spent + worked.seconds
         if (t + 1) % rule.period == 0:
             X, spent = np.tile(X.mean(axis=0), (len(X), 1)), np.zeros(len(X))
-        yield {"params": X, **_told(rule, worked, spent, drawn)}
+        yield {"params": X, **_recorded(rule, worked, spent, drawn)}
 
 
-def _told(rule: Rule, worked: Worked, spent: np.ndarray, drawn: np.ndarray) -> dict[str, np.ndarray]:
+def _recorded(rule: Rule, worked: Worked, spent: np.ndarray, drawn: np.ndarray) -> dict[str, np.ndarray]:
     """What the method tells of a round, and carries to the next one."""
-    told = {"seconds": worked.seconds, "dropped": np.array(1 - worked.counts.sum() / (len(worked.counts) * rule.micro_batches))}
-    return told | ({"spent": spent} if rule.period > 1 else {}) | ({"drawn": drawn} if rule.redraw else {})
+    recorded = {"seconds": worked.seconds, "dropped": np.array(1 - worked.counts.sum() / (len(worked.counts) * rule.micro_batches))}
+    return recorded | ({"spent": spent} if rule.period > 1 else {}) | ({"drawn": drawn} if rule.redraw else {})

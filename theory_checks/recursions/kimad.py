@@ -53,22 +53,22 @@ def kimad(x: np.ndarray, updates: Updates, step: Step, up: Select, down: Select,
 
     Source: Xin et al., "Kimad", Algorithm 1 (and 3, of any compressors).
     """
-    x_hat, u_hat, told = x, np.zeros((len(weights), len(x))), list[Round]()
+    x_hat, u_hat, past = x, np.zeros((len(weights), len(x))), list[Round]()
     while True:
-        k, (to_server, from_server) = len(told), budgets(told)  # lines 3 and 10
+        k, (to_server, from_server) = len(past), budgets(past)  # lines 3 and 10
         u = updates(k, x_hat)  # line 9
         sent = [up(k, u[m] - u_hat[m], to_server[m]) for m in range(len(weights))]  # lines 10 and 11
         u_hat = u_hat + np.array([message.seen for message in sent])  # line 14
         x = x + step(weights @ u_hat)  # line 15
         answer = down(k, x - x_hat, from_server)  # line 4
         x_hat = x_hat + answer.seen  # lines 5 to 8
-        told.append(Round(np.array([message.bits for message in sent]), answer.bits))
+        past.append(Round(np.array([message.bits for message in sent]), answer.bits))
         yield {
             "x": x,
             "x_hat": x_hat,
             "u_hat": u_hat,
             "sum of w u_hat": weights @ u_hat,
-            "message_up": told[-1].up,
+            "message_up": past[-1].up,
             "message_down": np.array(answer.bits),
             "error_up": np.array([message.error for message in sent]),
             "error_down": np.array(answer.error),

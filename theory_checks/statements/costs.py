@@ -99,10 +99,10 @@ def of_pattern(name: str, N: int, latency: Fraction, transfer: Fraction, make: C
     """What the project says, what its switch takes, and how much its ports have to do."""
     found, pattern = [], make(N)
     for convention, right in zip(CONVENTIONS, PATTERNS[name][1:], strict=True):
-        told = network.cost(pattern, N, latency, transfer, convention)
+        formula = network.cost(pattern, N, latency, transfer, convention)
         takes = network.simulate(pattern.messages(N) if pattern.messages else [], latency, transfer, convention).seconds
         exact = right(N, latency, transfer)
-        for what, seconds in (("closed form", told), ("switch", takes)):
+        for what, seconds in (("closed form", formula), ("switch", takes)):
             case = f"{name}, {N} workers, {convention}, {what}"
             found.append(Outcome(float(seconds), float(exact), case=case, equality=True))
     return found
@@ -141,7 +141,7 @@ def laps(draws: Draws) -> list[Outcome]:
 
 
 def of_laps(N: int, latency: Fraction, transfer: Fraction, pattern: Pattern = network.asynchronous_server) -> list[Outcome]:
-    """Seconds from one update to the next, told and on the switch, after some laps that settle who queues behind whom."""
+    """Seconds from one update to the next, in closed form and on the switch, after some laps that settle who queues behind whom."""
     found, few, more = [], 12, 16
     for convention in CONVENTIONS:
         ends = [
@@ -150,8 +150,8 @@ def of_laps(N: int, latency: Fraction, transfer: Fraction, pattern: Pattern = ne
         ]
         each = latency + transfer
         exact = max(each, 2 * each / N) if convention == "blocking" else max(transfer, 2 * each / N)
-        told = Fraction(network.cost(pattern, N, latency, transfer, convention))
-        for what, seconds in (("closed form", told), ("switch", (ends[1] - ends[0]) / (N * (more - few)))):
+        formula = Fraction(network.cost(pattern, N, latency, transfer, convention))
+        for what, seconds in (("closed form", formula), ("switch", (ends[1] - ends[0]) / (N * (more - few)))):
             found.append(Outcome(float(seconds), float(exact), case=f"{N} workers, {convention}, {what}", equality=True))
     return found
 

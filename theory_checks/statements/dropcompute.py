@@ -110,7 +110,7 @@ def sigma_of(problem: Problem) -> dict[str, Any]:
     return {"gap": of.gap, "smoothness": of.smoothness, "noise": of.noise}
 
 
-def told(problem: Problem, stop: str, threshold: float, sums: Sums, learning_rate: float) -> str:
+def described(problem: Problem, stop: str, threshold: float, sums: Sums, learning_rate: float) -> str:
     """The instance in words."""
     share = learning_rate * instances.known(problem).smoothness * sums.largest
     return f"{problem.name}, {stop}, tau = {threshold:.4g}, eta L b = {share:.3g}, b = {sums.largest}, K = {sums.total:.6g}"
@@ -143,7 +143,7 @@ def check(
     need("dropcompute", hypotheses(problem, batch, eta))
     sums = batch_sizes.conditional(method, problem, seconds, threshold, stop, eta * seconds[0].size).sums
     right = bound(**numbers, total=sums.total, batch_size=batch, learning_rate=eta)
-    return Outcome(sums.slope / sums.total, right, case=told(problem, stop, threshold, sums, eta))
+    return Outcome(sums.slope / sums.total, right, case=described(problem, stop, threshold, sums, eta))
 
 
 def largest(seconds: np.ndarray, threshold: float, stop: str) -> int:
@@ -192,7 +192,7 @@ def check_runs(
     per_sample = eta * numbers["smoothness"] * numbers["noise"] ** 2 / 2 / (1 - share / 2)
     error = float((found.slope - per_sample * found.total).std(ddof=1)) / math.sqrt(seeds) / total
     sums = Sums(total, float(found.slope.mean()), math.nan, batch)
-    return Outcome(sums.slope / total, right, error, told(problem, stop, threshold, sums, eta))
+    return Outcome(sums.slope / total, right, error, described(problem, stop, threshold, sums, eta))
 
 
 def check_stopping(
@@ -223,7 +223,7 @@ def check_stopping(
     need("dropcompute", hypotheses(problem, batch, eta))
     sums = batch_sizes.dependent(method, problem, pairs, threshold, stop, eta * batch, steps=steps, noise=noise, M=M).sums
     right = bound(**numbers, total=sums.total, batch_size=batch, learning_rate=eta, stopping=True)
-    return Outcome(sums.slope / sums.total, right, case=told(problem, stop, threshold, sums, eta))
+    return Outcome(sums.slope / sums.total, right, case=described(problem, stop, threshold, sums, eta))
 
 
 # --- Instances.

@@ -34,7 +34,7 @@ from theory_checks.machinery.batch_sizes import Method, Pairs
 from theory_checks.machinery.rates import Rate
 from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
 from theory_checks.statements import dropcompute
-from theory_checks.statements.dropcompute import SAME, M, N, largest, pairs_of, problem_of, times, told
+from theory_checks.statements.dropcompute import SAME, M, N, described, largest, pairs_of, problem_of, times
 
 
 def hypotheses(problem: Problem, batch_size: int, learning_rate: float, *, noise: float, stopping: bool = False) -> list[Condition]:
@@ -105,7 +105,7 @@ def check(
     sums = batch_sizes.conditional(method, problem, seconds, threshold, stop, eta * seconds[0].size).sums
     numbers: dict[str, Any] = {"distance": distance_of(problem), "smoothness": of.smoothness, "noise": of.noise}
     right = bound(**numbers, total=sums.total, batch_size=batch, learning_rate=eta)
-    return Outcome(sums.gap / sums.total, right, case=told(problem, stop, threshold, sums, eta))
+    return Outcome(sums.gap / sums.total, right, case=described(problem, stop, threshold, sums, eta))
 
 
 def check_stopping(
@@ -126,7 +126,7 @@ def check_stopping(
     sums = batch_sizes.dependent(method, problem, pairs, threshold, stop, eta * batch, steps=steps, noise=noise, M=M).sums
     numbers: dict[str, Any] = {"distance": distance_of(problem), "smoothness": of.smoothness, "noise": noise}
     right = bound(**numbers, total=sums.total, batch_size=batch, learning_rate=eta, stopping=True)
-    return Outcome(sums.gap / sums.total, right, case=told(problem, stop, threshold, sums, eta))
+    return Outcome(sums.gap / sums.total, right, case=described(problem, stop, threshold, sums, eta))
 
 
 def trial_exact(draws: Draws, method: Method = algorithms.drop_compute) -> list[Outcome]:

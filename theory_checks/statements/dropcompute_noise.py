@@ -142,22 +142,22 @@ def lemmas(threshold: float, seed: int = 0, method: Method = algorithms.drop_com
     found, of = [], noise(method, threshold, seed)
     for stop, kind in (("between", "dependent"), ("preempt", "independent")):
         sums, counts = M * getattr(of[stop, "none"], kind), of[stop, "none"].counts  # Algorithm 1's weights are 1 / M
-        told = f"tau = {threshold:.4g}, {stop}, {kind} noise"
+        words = f"tau = {threshold:.4g}, {stop}, {kind} noise"
         found += [
-            _mean(counts, N * mean_count(threshold, stop), f"{told}: E b"),
-            _mean(sums, 0.0, f"{told}: E sum xi"),
-            _mean(sums**2 - counts, 0.0, f"{told}: E (sum xi)^2 - E b"),
+            _mean(counts, N * mean_count(threshold, stop), f"{words}: E b"),
+            _mean(sums, 0.0, f"{words}: E sum xi"),
+            _mean(sums**2 - counts, 0.0, f"{words}: E (sum xi)^2 - E b"),
         ]
     return found
 
 
 def biases(threshold: float, seed: int = 0, method: Method = algorithms.drop_compute) -> list[Outcome]:
     """The exact ones where they do not."""
-    of, told = noise(method, threshold, seed), f"tau = {threshold:.4g}, dependent noise"
+    of, words = noise(method, threshold, seed), f"tau = {threshold:.4g}, dependent noise"
     preempt, means = of["preempt", "none"].dependent, of["between", "local"].dependent
     return [
-        _mean(M * preempt, N * bias(threshold, "preempt"), f"{told}, preempt: E sum xi"),
-        _mean(means, N * bias_of_means(threshold), f"{told}, between: E of the workers' means, all together"),
+        _mean(M * preempt, N * bias(threshold, "preempt"), f"{words}, preempt: E sum xi"),
+        _mean(means, N * bias_of_means(threshold), f"{words}, between: E of the workers' means, all together"),
     ]
 
 
@@ -194,12 +194,12 @@ def trial_end(draws: Draws, method: Method = algorithms.drop_compute) -> list[Ou
     last = away
     for _ in range(steps):
         last = last - eta * (size * A @ last + beta * v)
-    told = f"{stop}, tau = {threshold:.4g}, slow with {pairs.chance:.3g}, {steps} rounds"
-    found = [_compared(ends.mean, last, f"{told}: E x - x*", float(np.linalg.norm(away)))]
+    words = f"{stop}, tau = {threshold:.4g}, slow with {pairs.chance:.3g}, {steps} rounds"
+    found = [_compared(ends.mean, last, f"{words}: E x - x*", float(np.linalg.norm(away)))]
     if size:
         rest = -beta / size * np.linalg.solve(A, v)
         scale = float(np.linalg.norm(v)) / np.linalg.eigvalsh(A)[0]
-        found.append(_compared(ends.rest, rest, f"{told}: in the end", scale))
+        found.append(_compared(ends.rest, rest, f"{words}: in the end", scale))
     return found
 
 
@@ -295,10 +295,10 @@ def redrawn(threshold: float, seed: int = 0, method: Method = algorithms.drop_co
     """Of 12 rounds in all, no more than of one sample; what was dropped last makes up for it."""
     keys = jax.random.split(jax.random.key(seed), _FEWER)
     total, following = map(np.asarray, _redrawn(keys, jnp.float32(threshold), method=method))
-    told = f"redrawn, tau = {threshold:.4g}, {ROUNDS} rounds"
-    mean = _mean(total, 0.0, f"{told}: |E sum xi|")._replace(equality=False)
+    words = f"redrawn, tau = {threshold:.4g}, {ROUNDS} rounds"
+    mean = _mean(total, 0.0, f"{words}: |E sum xi|")._replace(equality=False)
     return [
-        _mean(total + following, 0.0, f"{told}: E sum xi + E of the next"),
+        _mean(total + following, 0.0, f"{words}: E sum xi + E of the next"),
         mean._replace(measured=abs(mean.measured), bound=float(N)),
     ]
 

@@ -27,7 +27,7 @@ import algorithms
 from dsgd.base import Compressor
 from dsgd.compressors.sizes import fixed_size
 from theory_checks.machinery import cases, trajectories
-from theory_checks.machinery.cases import Case, Method, Told
+from theory_checks.machinery.cases import Case, Inputs, Method
 from theory_checks.machinery.search import Tape
 from theory_checks.machinery.statement import Draws, Outcome, Statement
 from theory_checks.machinery.trajectories import D, N
@@ -38,14 +38,14 @@ from theory_checks.statements.recursions.compressed import IN_LAYERS, beside
 from theory_checks.statements.recursions.decentralized import ETA
 from theory_checks.statements.recursions.shared import cluster, graph, matrices, placed
 
-Invariant = Callable[[Case, Told], list[Outcome]]
+Invariant = Callable[[Case, Inputs], list[Outcome]]
 
 
 def trial(invariant: Invariant, names: tuple[str, ...], draws: Draws, method: Method | None = None) -> list[Outcome]:
     """What must hold in every round, of one of the cases by name."""
     case = CASES[draws.choice(names)]
     of, found = cases.run(case, draws, method)
-    return invariant(case, cases.told(case, of, found))
+    return invariant(case, cases.inputs(case, of, found))
 
 
 def built(invariant: Invariant, name: str, method: Method | None = None) -> list[Outcome]:
@@ -56,27 +56,27 @@ def built(invariant: Invariant, name: str, method: Method | None = None) -> list
 # --- Means and sums over workers.
 
 
-def mean_moves(case: Case, told: Told) -> list[Outcome]:
+def mean_moves(case: Case, inputs: Inputs) -> list[Outcome]:
     """By the step that the mean gradient makes: of gradients as they came, wherever they were asked."""
-    X, step = trajectories.rows(told.found.states.workers.params), told.step
-    expected = np.cumsum([told.x, *(step(g.mean(axis=0)) for g in told.found.gradients)], axis=0)
+    X, step = trajectories.rows(inputs.found.states.workers.params), inputs.step
+    expected = np.cumsum([inputs.x, *(step(g.mean(axis=0)) for g in inputs.found.gradients)], axis=0)
     return [cases.compare(f"{case.name}: mean of the models", X.mean(axis=1), expected)]
 
 
-def sums_vanish(case: Case, told: Told) -> list[Outcome]:
+def sums_vanish(case: Case, inputs: Inputs) -> list[Outcome]:
     """Of what corrects the models."""
-    workers = told.found.states.workers
+    workers = inputs.found.states.workers
     if hasattr(workers, "control"):
-        c = trajectories.rows(told.found.states.server, 1)
+        c = trajectories.rows(inputs.found.states.server, 1)
         return [cases.compare(f"{case.name}: mean control variate", c, trajectories.rows(workers.control).mean(axis=1))]
     dual = trajectories.rows(workers.laplacian if hasattr(workers, "laplacian") else workers.correction)
     return [cases.compare(f"{case.name}: dual sum", dual.sum(axis=1), np.zeros((len(dual), D)))]
 
 
-def trackers_average(case: Case, told: Told) -> list[Outcome]:
+def trackers_average(case: Case, inputs: Inputs) -> list[Outcome]:
     """To the mean gradient of the round; each worker's own is no tracker."""
-    tracker = trajectories.rows(told.found.states.workers.tracker)[1:]
-    return [cases.compare(f"{case.name}: mean of the trackers", tracker.mean(axis=1), told.found.gradients.mean(axis=1))]
+    tracker = trajectories.rows(inputs.found.states.workers.tracker)[1:]
+    return [cases.compare(f"{case.name}: mean of the trackers", tracker.mean(axis=1), inputs.found.gradients.mean(axis=1))]
 
 
 # --- Asynchronous SGD.
@@ -84,7 +84,7 @@ def trackers_average(case: Case, told: Told) -> list[Outcome]:
 
 def _alone(name: str, reference: str, method: Method, make: Callable, **more: Any) -> Case:
     """A case without a recursion."""
-    return Case(name, reference, method, make, lambda told: iter(()), lambda found, papers: {}, **more)
+    return Case(name, reference, method, make, lambda inputs: iter(()), lambda found, papers: {}, **more)
 
 
 def finishing(numbers: asynchronous.Numbers, updates: int) -> tuple[np.ndarray, np.ndarray]:
@@ -100,18 +100,18 @@ def finishing(numbers: asynchronous.Numbers, updates: int) -> tuple[np.ndarray, 
     return np.array(workers), np.array(clock)
 
 
-def ages(case: Case, told: Told) -> list[Outcome]:
+def ages(case: Case, inputs: Inputs) -> list[Outcome]:
     """Of all gradients that were applied, and of those on their way; order and seconds."""
-    worker, staleness = (told.found.metrics[name] for name in ("worker", "staleness"))
+    worker, staleness = (inputs.found.metrics[name] for name in ("worker", "staleness"))
     T = len(worker)
     last = [max((t + 1 for t in range(T) if worker[t] == n), default=0) for n in range(N)]
     on_the_way = sum(T - each for each in last)
-    order, clock = finishing(told.more, T)
+    order, clock = finishing(inputs.more, T)
     total = Outcome(float(staleness.sum() + on_the_way), float((N - 1) * T), case=f"{case.name}: sum of ages", equality=True)
     return [
         total,
         cases.compare(f"{case.name}: who finishes", worker, order),
-        cases.compare(f"{case.name}: when", told.found.clock, clock),
+        cases.compare(f"{case.name}: when", inputs.found.clock, clock),
     ]
 
 
@@ -129,18 +129,18 @@ AT_ONCE = _alone(
 def trial_ages(draws: Draws, method: Method | None = None) -> list[Outcome]:
     """One cluster, on which messages take no time."""
     of, found = cases.run(AT_ONCE, draws, method)
-    return ages(AT_ONCE, cases.told(AT_ONCE, of, found))
+    return ages(AT_ONCE, cases.inputs(AT_ONCE, of, found))
 
 
 # --- Asynchronous gossip.
 
 
-def pairs(case: Case, told: Told) -> list[Outcome]:
+def pairs(case: Case, inputs: Inputs) -> list[Outcome]:
     """What one exchange changes, in every round."""
-    found, step = told.found, [told.steps() for _ in range(N)]
+    found, step = inputs.found, [inputs.steps() for _ in range(N)]
     X, read = (trajectories.rows(getattr(found.states.workers, name)) for name in ("params", "read"))
     i, j, rounds = found.metrics["worker"], partners(found), np.arange(len(found.home))
-    asked_at = np.stack([told.G(int(t), read[t])[i[t]] for t in rounds])
+    asked_at = np.stack([inputs.G(int(t), read[t])[i[t]] for t in rounds])
     change = np.stack([step[i[t]](found.gradients[t, 0]) for t in rounds])
     middle = (X[rounds, i] + X[rounds, j]) / 2
     others = np.array([[n not in (a, b) for n in range(N)] for a, b in zip(i, j, strict=True)])[..., None]
@@ -193,30 +193,30 @@ def _add(key: jax.Array, x: jax.Array) -> jax.Array:
 SHOWN: Compressor = fixed_size(_add, lambda message, d: message, "shown", delta=lambda d: 1.0)  # adds what it draws
 
 
-def _left_out(told: Told) -> list[Any]:
+def _left_out(inputs: Inputs) -> list[Any]:
     """By EC-SGD and DeepSqueeze: what is in the memories, but for its sign."""
-    memory = told.found.states.workers
+    memory = inputs.found.states.workers
     return [memory.worker, memory.server] if hasattr(memory, "worker") else [memory.error]
 
 
-def _beyond_estimates(told: Told) -> list[Any]:
+def _beyond_estimates(inputs: Inputs) -> list[Any]:
     """By EF21: how far estimates are from what they are of."""
-    known = told.found.states.workers
+    known = inputs.found.states.workers
     u_hat = IN_LAYERS.join(beside(known.gradient))[1:]
-    return [u_hat - told.found.gradients, jax.tree.map(np.subtract, known.estimate, known.model.params)]
+    return [u_hat - inputs.found.gradients, jax.tree.map(np.subtract, known.estimate, known.model.params)]
 
 
-def _beyond_models(told: Told) -> list[Any]:
+def _beyond_models(inputs: Inputs) -> list[Any]:
     """By CHOCO: how far estimates are from the models before gossip."""
-    workers = told.found.states.workers
+    workers = inputs.found.states.workers
     x_hat, params, laplacian = (trajectories.rows(getattr(workers, name)) for name in ("x_hat", "params", "laplacian"))
     return [x_hat - (params - ETA * laplacian)]
 
 
-def _collected(told: Told) -> list[Any]:
+def _collected(inputs: Inputs) -> list[Any]:
     """Around the ring: what all hops of a part have added. Were those of a worker the same, all parts would collect the same."""
-    x = trajectories.rows(told.found.states.server.params, 1)
-    return [np.diff(x, axis=0) / -told.gamma - told.found.gradients.mean(axis=1)]
+    x = trajectories.rows(inputs.found.states.server.params, 1)
+    return [np.diff(x, axis=0) / -inputs.gamma - inputs.found.gradients.mean(axis=1)]
 
 
 def _on_ring(method: Method, optimizer: Any, of: Any) -> Any:
@@ -227,7 +227,7 @@ def _both_ways(method: Method, optimizer: Any, of: Any) -> Any:
     return method(optimizer, SHOWN, SHOWN)
 
 
-DRAWS: dict[str, tuple[Case, Callable[[Told], list[Any]]]] = {
+DRAWS: dict[str, tuple[Case, Callable[[Inputs], list[Any]]]] = {
     "EC-SGD": (_alone("EC-SGD", "(3.10)", algorithms.error_compensated_sgd, _both_ways), _left_out),
     "EF21": (_alone("EF21", "", algorithms.ef21, _both_ways), _beyond_estimates),
     "CSGD, ring": (
@@ -243,7 +243,7 @@ def keys_differ(name: str, draws: Draws, method: Method | None = None) -> list[O
     """How many of all numbers that were added in all rounds are the same as another one."""
     case, seen = DRAWS[name]
     of, found = cases.run(case, draws, method)
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(seen(cases.told(case, of, found)))]
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(seen(cases.inputs(case, of, found)))]
     numbers = np.sort(np.concatenate([leaf[-trajectories.ROUNDS :].ravel() for leaf in leaves]))
     same = int((np.diff(numbers) < _SAME).sum())
     return [Outcome(float(same), 0.0, case=f"{name}: {len(numbers)} numbers", equality=True, scale=1.0)]

@@ -1,6 +1,6 @@
 r"""Every round is the paper's: each method beside the recursion of its paper in `theory_checks.recursions`, symbol by symbol.
 
-The recursion is told what the method draws (who is asked, with whom one averages), and what noise each gradient has follows from the
+The recursion is given what the method draws (who is asked, with whom one averages), and what noise each gradient has follows from the
 round's key and the worker's number: both sides are then equal up to rounding, models as well as what else the paper names (errors,
 estimates, trackers, masses, control variates), and the model to take home. Compressors draw nothing: half of the elements, short mantissas,
 signs.

@@ -12,7 +12,7 @@ import numpy as np
 import algorithms
 from algorithms import delays
 from theory_checks.machinery import trajectories
-from theory_checks.machinery.cases import Case, Symbols, Told
+from theory_checks.machinery.cases import Case, Inputs, Symbols
 from theory_checks.machinery.rounds import Instance
 from theory_checks.machinery.statement import Draws
 from theory_checks.machinery.trajectories import N, Trajectory
@@ -42,19 +42,19 @@ def _bits_of(*workers: int) -> Symbols:
     return {"bits up": each, "bits down": each}
 
 
-def _given(told: Told, aware: bool) -> Iterator[Symbols]:
-    staleness = np.minimum(np.asarray(told.more)[np.arange(LONG) % 7], np.arange(LONG)[:, None])
-    x = asynchronous.stale_steps(told.x, told.G, N, told.step, asked(told.found), staleness, aware=aware)
+def _given(inputs: Inputs, aware: bool) -> Iterator[Symbols]:
+    staleness = np.minimum(np.asarray(inputs.more)[np.arange(LONG) % 7], np.arange(LONG)[:, None])
+    x = asynchronous.stale_steps(inputs.x, inputs.G, N, inputs.step, asked(inputs.found), staleness, aware=aware)
     for t in range(LONG):
-        worker = asked(told.found)[t]
+        worker = asked(inputs.found)[t]
         yield {"x": x[t + 1], "worker": worker, "staleness": staleness[t].max(), **_bits_of(worker)}
 
 
-def _emergent(told: Told, servers: int, convention: str, bound: float, aware: bool) -> Iterator[Symbols]:
+def _emergent(inputs: Inputs, servers: int, convention: str, bound: float, aware: bool) -> Iterator[Symbols]:
     schedule = asynchronous.server_schedule(
-        told.more, latency=LATENCY, convention=convention, servers=servers, updates=LONG, bits=BITS, bound=bound
+        inputs.more, latency=LATENCY, convention=convention, servers=servers, updates=LONG, bits=BITS, bound=bound
     )
-    x = asynchronous.stale_steps(told.x, told.G, N, told.step, schedule.worker, schedule.staleness, aware=aware)
+    x = asynchronous.stale_steps(inputs.x, inputs.G, N, inputs.step, schedule.worker, schedule.staleness, aware=aware)
     for t, (worker, now, old) in enumerate(zip(schedule.worker, schedule.clock, schedule.staleness, strict=True)):
         yield {
             "x": x[t + 1],
@@ -83,7 +83,7 @@ def _stale(name: str, aware: bool, optimizer: str = "plain") -> Case:
         "(4.2)",
         algorithms.asynchronous_sgd,
         lambda method, optimizer, of: method(optimizer, _of_the_table(of), servers=3, staleness_aware=aware),
-        lambda told: _given(told, aware),
+        lambda inputs: _given(inputs, aware),
         _with_events,
         "given delays, three servers",
         optimizer,
@@ -98,7 +98,7 @@ def _served(name: str, servers: int, convention: Any, bound: int | None = None, 
         "section 4.1",
         algorithms.asynchronous_sgd,
         lambda method, optimizer, of: method(optimizer, servers=servers, bound=bound, staleness_aware=aware),
-        lambda told: _emergent(told, servers, convention, np.inf if bound is None else bound, aware),
+        lambda inputs: _emergent(inputs, servers, convention, np.inf if bound is None else bound, aware),
         _with_events,
         f"event by event; {servers} servers, {convention}",
         optimizer,
@@ -117,12 +117,12 @@ def partners(found: Trajectory) -> np.ndarray:
     return np.array(found_)
 
 
-def _pairs(told: Told) -> Iterator[Symbols]:
-    numbers, found = told.more, told.found
+def _pairs(inputs: Inputs) -> Iterator[Symbols]:
+    numbers, found = inputs.more, inputs.found
     worker, partner = found.metrics["worker"], partners(found)
     schedule = asynchronous.gossip_schedule(numbers, LATENCY, [partner[worker == n].tolist() for n in range(N)], LONG, BITS)
-    steps = [told.steps() for _ in range(N)]
-    X = asynchronous.pairwise_steps(told.X, told.G, steps, schedule.worker, schedule.partner)
+    steps = [inputs.steps() for _ in range(N)]
+    X = asynchronous.pairwise_steps(inputs.X, inputs.G, steps, schedule.worker, schedule.partner)
     for t, (i, now) in enumerate(zip(schedule.worker, schedule.clock, strict=True)):
         before = [s + 1 for s in range(t) if schedule.worker[s] == i]
         yield {
@@ -158,7 +158,7 @@ CASES = (
         lambda method, optimizer, of: method(optimizer, graph("irregular")),
         _pairs,
         _with_exchanges,
-        "event by event; told the partners",
+        "event by event; with these partners",
         "momentum",
         cluster,
         partial(placed, latency=LATENCY),

@@ -11,7 +11,7 @@ import numpy as np
 import algorithms
 from dsgd import compressors
 from theory_checks.machinery import trajectories
-from theory_checks.machinery.cases import Case, Method, Symbols, Told, on_server
+from theory_checks.machinery.cases import Case, Inputs, Method, Symbols, on_server
 from theory_checks.machinery.trajectories import LAYERS, D, N, Trajectory
 from theory_checks.recursions import compressed
 from theory_checks.recursions.compressed import Parts, clipped, largest_half, mean_size_times_sign
@@ -45,8 +45,8 @@ def beside(parts: Any) -> np.ndarray:
     return np.concatenate([np.pad(leaf, [*[(0, 0)] * (leaf.ndim - 2), (0, N - leaf.shape[-2]), (0, 0)]) for leaf in each], axis=-1)
 
 
-def _estimated(told: Told, up: compressed.Q, down: compressed.Q, cutting: Parts) -> Iterator[Symbols]:
-    for symbols in compressed.ef21(told.x, told.G, told.step, up, down, cutting):
+def _estimated(inputs: Inputs, up: compressed.Q, down: compressed.Q, cutting: Parts) -> Iterator[Symbols]:
+    for symbols in compressed.ef21(inputs.x, inputs.G, inputs.step, up, down, cutting):
         yield {**symbols, "mean of u_hat": symbols["u_hat"].mean(axis=0)}
 
 
@@ -56,7 +56,7 @@ def _csgd(name: str, reference: str, via: str, exchange: compressed.Exchange, Q:
         reference,
         algorithms.compressed_sgd,
         lambda method, optimizer, of: method(optimizer, Q, via, allow_biased=True),
-        lambda told: compressed.csgd(told.x, told.G, told.step, exchange, q, cutting),
+        lambda inputs: compressed.csgd(inputs.x, inputs.G, inputs.step, exchange, q, cutting),
         on_server,
         f"Q: {Q.name}",
     )
@@ -71,15 +71,15 @@ def _two(
         reference,
         method,
         lambda method, optimizer, of: method(optimizer, Up, Down),
-        lambda told: recursion(told, u, d, cutting),
+        lambda inputs: recursion(inputs, u, d, cutting),
         partial(seen, cutting),
         f"{Up.name} up, {Down.name} down",
         **more,
     )
 
 
-def _squeezed_twice(told: Told, up: compressed.Q, down: compressed.Q, cutting: Parts) -> Iterator[Symbols]:
-    return compressed.double_squeeze(told.x, told.G, told.step, up, down, cutting)
+def _squeezed_twice(inputs: Inputs, up: compressed.Q, down: compressed.Q, cutting: Parts) -> Iterator[Symbols]:
+    return compressed.double_squeeze(inputs.x, inputs.G, inputs.step, up, down, cutting)
 
 
 _EC, _EF = algorithms.error_compensated_sgd, algorithms.ef21

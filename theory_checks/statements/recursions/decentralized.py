@@ -34,7 +34,7 @@ def _gossip(
         reference,
         method,
         lambda method, optimizer, of: method(optimizer, graph(on)),
-        lambda told: _between_neighbours(recursion(told.X, told.G, matrices(on), told.step), on, message),
+        lambda inputs: _between_neighbours(recursion(inputs.X, inputs.G, matrices(on), inputs.step), on, message),
         on_workers,
         f"on {on}",
         optimizer,
@@ -49,7 +49,7 @@ def _lossy_gossip(
         reference,
         method,
         lambda method, optimizer, of: method(optimizer, graph(on), C, ETA),
-        lambda told: _between_neighbours(recursion(told.X, told.G, matrices(on), told.step, q, ETA), on, message),
+        lambda inputs: _between_neighbours(recursion(inputs.X, inputs.G, matrices(on), inputs.step, q, ETA), on, message),
         on_workers,
         f"on {on}; {C.name}",
         **more,
@@ -68,7 +68,9 @@ CASES = (
         "Koloskova et al. 2020",
         algorithms.local_sgd,
         lambda method, optimizer, of: method(optimizer, 2, graph("one peer")),
-        lambda told: _between_neighbours(synchronous.local(told.X, told.G, matrices("one peer"), told.step, 2), "one peer", BITS, 2),
+        lambda inputs: _between_neighbours(
+            synchronous.local(inputs.X, inputs.G, matrices("one peer"), inputs.step, 2), "one peer", BITS, 2
+        ),
         on_workers,
         "on one peer, every other round",
     ),

@@ -12,7 +12,7 @@ import optax
 import algorithms
 from dsgd.base import Algorithm
 from theory_checks.machinery import trajectories
-from theory_checks.machinery.cases import Case, Symbols, Told
+from theory_checks.machinery.cases import Case, Inputs, Symbols
 from theory_checks.machinery.rounds import Instance, Timetable
 from theory_checks.machinery.statement import Draws
 from theory_checks.machinery.trajectories import ROUNDS, N, Trajectory
@@ -41,16 +41,16 @@ def _make(rule: dict[str, Any], drop_compute: Callable, optimizer: optax.Gradien
     return drop_compute(method, period * more.threshold, M, **rule)
 
 
-def _rounds(rule: dict[str, Any], told: Told) -> Iterator[Symbols]:
-    more, noise = told.more, told.found.noise
+def _rounds(rule: dict[str, Any], inputs: Inputs) -> Iterator[Symbols]:
+    more, noise = inputs.more, inputs.found.noise
 
     def G(n: int, t: int, m: int, x: np.ndarray) -> np.ndarray:
-        return told.exact(t, np.tile(x, (N, 1)))[n] + noise[t, n, m]
+        return inputs.exact(t, np.tile(x, (N, 1)))[n] + noise[t, n, m]
 
     of = Rule(rule.get("period", 1) * float(more.threshold), M, **rule)
     if of.period > 1:
-        return dropcompute.local(told.X, G, [told.steps() for _ in range(N)], of, more.seconds)
-    return dropcompute.minibatch(told.x, G, N, told.step, of, more.seconds)
+        return dropcompute.local(inputs.X, G, [inputs.steps() for _ in range(N)], of, more.seconds)
+    return dropcompute.minibatch(inputs.x, G, N, inputs.step, of, more.seconds)
 
 
 def _seen(found: Trajectory, papers: Symbols) -> Symbols:
@@ -61,10 +61,10 @@ def _seen(found: Trajectory, papers: Symbols) -> Symbols:
 
 
 def _case(name: str, optimizer: str, **rule: Any) -> Case:
-    told = "; ".join(f"{word}: {value}" for word, value in rule.items())
+    hypotheses = "; ".join(f"{word}: {value}" for word, value in rule.items())
     make, rounds = partial(_make, rule), partial(_rounds, rule)
     place = lambda of: Timetable(of.more.seconds)  # noqa: E731
-    return Case(f"DropCompute{name}", "Algorithm 1", algorithms.drop_compute, make, rounds, _seen, told, optimizer, numbers, place)
+    return Case(f"DropCompute{name}", "Algorithm 1", algorithms.drop_compute, make, rounds, _seen, hypotheses, optimizer, numbers, place)
 
 
 CASES = (

@@ -14,7 +14,7 @@ from algorithms.kimad import allocate, one_for_all, oracle, top_k
 from dsgd import clusters
 from dsgd.base import Algorithm
 from theory_checks.machinery import trajectories
-from theory_checks.machinery.cases import Case, Symbols, Told
+from theory_checks.machinery.cases import Case, Inputs, Symbols
 from theory_checks.machinery.rounds import Instance
 from theory_checks.machinery.statement import Draws
 from theory_checks.machinery.trajectories import LAYERS, D, N, Trajectory
@@ -71,15 +71,15 @@ def _make(rule: Callable, method: Callable, optimizer: Any, of: Instance) -> Alg
     )
 
 
-def _rounds(rule: Rule, told: Told) -> Iterator[Symbols]:
-    table: Any = told.more
+def _rounds(rule: Rule, inputs: Inputs) -> Iterator[Symbols]:
+    table: Any = inputs.more
 
     def budgets(rounds: Sequence[Round]) -> tuple[np.ndarray, float]:
         up, down = (np.asarray(port)[len(rounds) % len(port)] for port in table)
         return up * UP_SECONDS, down.min() * DOWN_SECONDS
 
     select_up, select_down = (kimad.selecting(LAYERS, kimad.top_k(ratios, DOUBLE), rule, DOUBLE, warm_up=1) for ratios in (UP, DOWN))
-    rounds = kimad.kimad(told.x, lambda k, x: at_one(told.G, k, x, N), told.step, select_up, select_down, budgets, WEIGHTS)
+    rounds = kimad.kimad(inputs.x, lambda k, x: at_one(inputs.G, k, x, N), inputs.step, select_up, select_down, budgets, WEIGHTS)
     for symbols in rounds:
         sent = {"bits up": symbols["message_up"], "bits down": np.full(N, symbols["message_down"])}
         yield {symbol: symbols[symbol] for symbol in ("x", "x_hat", "u_hat", "sum of w u_hat")} | sent
@@ -96,9 +96,9 @@ def _seen(found: Trajectory, papers: Symbols) -> Symbols:
 
 
 def _case(name: str, rule: Callable, papers: Rule, optimizer: str) -> Case:
-    told = f"compressors by bandwidths; {rule.__name__}"
+    hypotheses = f"compressors by bandwidths; {rule.__name__}"
     make, rounds = partial(_make, rule), partial(_rounds, papers)
-    return Case(name, "Kimad, algorithm 1", algorithms.kimad_sgd, make, rounds, _seen, told, optimizer, bandwidths, placed)
+    return Case(name, "Kimad, algorithm 1", algorithms.kimad_sgd, make, rounds, _seen, hypotheses, optimizer, bandwidths, placed)
 
 
 CASES = (

@@ -10,7 +10,7 @@ import optax
 import algorithms
 from dsgd.base import Algorithm
 from theory_checks.machinery import trajectories
-from theory_checks.machinery.cases import Case, Method, Symbols, Told, on_server, on_workers
+from theory_checks.machinery.cases import Case, Inputs, Method, Symbols, on_server, on_workers
 from theory_checks.machinery.rounds import Instance
 from theory_checks.machinery.trajectories import N, Trajectory
 from theory_checks.recursions import synchronous
@@ -27,12 +27,12 @@ def _every_third(method: Method, optimizer: optax.GradientTransformation, of: In
     return method(optimizer, H)
 
 
-def _minibatch(told: Told) -> Iterator[Symbols]:
-    return synchronous.minibatch(told.x, told.G, N, told.step)
+def _minibatch(inputs: Inputs) -> Iterator[Symbols]:
+    return synchronous.minibatch(inputs.x, inputs.G, N, inputs.step)
 
 
-def _exact(told: Told) -> Iterator[Symbols]:
-    return synchronous.minibatch(told.x, told.exact, N, told.step)
+def _exact(inputs: Inputs) -> Iterator[Symbols]:
+    return synchronous.minibatch(inputs.x, inputs.exact, N, inputs.step)
 
 
 def _with_control(found: Trajectory, papers: Symbols) -> Symbols:
@@ -44,9 +44,11 @@ def _with_compute(found: Trajectory, papers: Symbols) -> Symbols:
     return {**on_server(found, papers), "compute": found.compute}
 
 
-def _backup(told: Told) -> Iterator[Symbols]:
-    numbers = told.more
-    return synchronous.backup(told.x, told.G, N, told.step, lambda t: np.array([numbers.seconds(n, float(t)) for n in range(N)]), BACKUPS)
+def _backup(inputs: Inputs) -> Iterator[Symbols]:
+    numbers = inputs.more
+    return synchronous.backup(
+        inputs.x, inputs.G, N, inputs.step, lambda t: np.array([numbers.seconds(n, float(t)) for n in range(N)]), BACKUPS
+    )
 
 
 CASES = (
@@ -56,7 +58,7 @@ CASES = (
         "(1.10)",
         algorithms.sgd,
         _plainly,
-        lambda told: synchronous.sgd(told.x, told.G, N, told.step, asked(told.found)),
+        lambda inputs: synchronous.sgd(inputs.x, inputs.G, N, inputs.step, asked(inputs.found)),
         on_server,
         "of the worker that is asked",
         "adam",
@@ -68,7 +70,7 @@ CASES = (
         "section 2.1.2",
         algorithms.model_averaging_sgd,
         _plainly,
-        lambda told: synchronous.model_averaging(told.X, told.G, told.step),
+        lambda inputs: synchronous.model_averaging(inputs.X, inputs.G, inputs.step),
         on_workers,
         "Adam's memories are local",
         "adam",
@@ -78,7 +80,7 @@ CASES = (
         "Stich 2019, algorithm 1",
         algorithms.local_sgd,
         _every_third,
-        lambda told: synchronous.local(told.X, told.G, lambda t: np.full((N, N), 1 / N), told.step, H),
+        lambda inputs: synchronous.local(inputs.X, inputs.G, lambda t: np.full((N, N), 1 / N), inputs.step, H),
         on_workers,
         optimizer="momentum",
     ),
@@ -87,7 +89,7 @@ CASES = (
         "Karimireddy et al. 2020, algorithm 1",
         algorithms.scaffold,
         _every_third,
-        lambda told: synchronous.scaffold(told.x, told.G, N, told.gamma, H),
+        lambda inputs: synchronous.scaffold(inputs.x, inputs.G, N, inputs.gamma, H),
         _with_control,
     ),
     Case(
