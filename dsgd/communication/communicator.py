@@ -489,8 +489,8 @@ class Communicator(Round):
         return result
 
 
-def communicate(method: Algorithm, state: State, gradients: Gradients, round: Round, key: jax.Array) -> tuple[State, Record]:
-    """One update, and the record of what it sent; it is counted as a round.
+def communicate(method: Algorithm, state: State, gradients: Gradients, round: Round, key: jax.Array) -> tuple[Any, Record]:
+    """The state after one update, and the record of what it sent; it is counted as a round.
 
     Args:
         method: with plain members.
