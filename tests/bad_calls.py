@@ -559,7 +559,7 @@ def main() -> None:
     def executed(job, *args):
         """A stage's, or that of no round at each point of a grid."""
         points = map(len, list(job.points.values())[:1])
-        return dsgd.Result(job.start or (), seen if job.start else {"bits": np.ones((*points, 1))}, ())
+        return dsgd.Result(job.start or (), seen if job.start else {"bits": np.ones((*points, *job.keys.shape, 1))}, ())
 
     chunks.execute = executed
     driver.programs = mock.MagicMock()
