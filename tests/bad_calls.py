@@ -151,6 +151,7 @@ GOOD: dict[Callable, dict[str, Any]] = {
     dsgd.check: {"algorithm": METHOD, "problem": QUADRATIC, "key": KEY},
     dsgd.exchanges: {"algorithm": METHOD, "problem": QUADRATIC, "cluster": clusters.Cluster(SECONDS)},
     dsgd.compile_round: {"algorithm": METHOD, "problem": QUADRATIC, "mesh": 1, "cluster": clusters.Cluster(SECONDS)},
+    dsgd.exchanges: {"algorithm": METHOD, "problem": QUADRATIC, "cluster": clusters.Cluster(SECONDS)},
     dsgd.sweep: {"factory": lambda x: METHOD, **_RUN, "seeds": 1, "progress": False, "x": [0.1, 0.2]},
     dsgd.Sweep.best: {"self": SWEEP, "metric": "loss", "share": 0.5},
     dsgd.Sweep.point: {"self": SWEEP, "index": (1,)},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import reduce
-from operator import add
+from operator import add, or_
 from typing import Any, NamedTuple
 
 import jax
@@ -177,13 +177,16 @@ class Record:
         names = {part.pattern.name for part in parts}
         if len(names) > 1:
             raise ValueError(f"{self.method}: round.joint joins {' and '.join(sorted(names))}; expected exchanges of one pattern")
-        if all(part.size for part in parts):
+        if all(part.size and part.now is None for part in parts):
             size = sum(part.size for part in parts)
             sent = bits.all_reduced(size, N, parts[0].pattern)
         else:
             size, sent = 0, reduce(add, [part.bits for part in parts])
         call, simulated = ", ".join(part.call for part in parts), any(part.simulated for part in parts)
-        frame.sendings[first:] = [parts[0]._replace(call=call, bits=sent, simulated=simulated, size=size)]
+        always = [part for part in parts if part.now is None]
+        whole = always[0] if always else parts[0]._replace(now=reduce(or_, [part.now for part in parts]))
+        frame.sendings[first:] = [whole._replace(call=call, bits=sent, simulated=simulated, size=size)]
+        frame.answers = [(min(at, first), key) for at, key in frame.answers]
 
     def sendings(self) -> tuple[Sending, ...]:
         """All exchanges of the round, in order."""
