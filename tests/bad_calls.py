@@ -149,6 +149,7 @@ GOOD: dict[Callable, dict[str, Any]] = {
     dsgd.Topology.mixing_time: {"self": RING, "eps": 0.1},
     dsgd.run: {"algorithm": METHOD, **_RUN, "seeds": 2, "checkpoint": None, "progress": False},
     dsgd.check: {"algorithm": METHOD, "problem": QUADRATIC, "key": KEY},
+    dsgd.exchanges: {"algorithm": METHOD, "problem": QUADRATIC, "cluster": clusters.Cluster(SECONDS)},
     dsgd.compile_round: {"algorithm": METHOD, "problem": QUADRATIC, "mesh": 1, "cluster": clusters.Cluster(SECONDS)},
     dsgd.exchanges: {"algorithm": METHOD, "problem": QUADRATIC, "cluster": clusters.Cluster(SECONDS)},
     dsgd.sweep: {"factory": lambda x: METHOD, **_RUN, "seeds": 1, "progress": False, "x": [0.1, 0.2]},
@@ -554,8 +555,14 @@ def main() -> None:
     haste.trace_quickly()
     # Nothing is compiled: what would run is not run.
     seen = dict.fromkeys(("local_sqnorms", *(f"measured_{name}" for name in ("compute", "backward", "first", "up"))), np.ones((3, 4)))
-    seen |= dict.fromkeys(("loss", "global_sqnorm", "clock"), np.ones(3))
-    chunks.execute = lambda job, *args: dsgd.Result(job.start or (), seen if job.start else {}, ())  # a stage's, or nothing's
+    seen |= dict.fromkeys(("loss", "global_sqnorm", "clock", "bits"), np.ones(3))
+
+    def executed(job, *args):
+        """A stage's, or that of no round at each point of a grid."""
+        points = map(len, list(job.points.values())[:1])
+        return dsgd.Result(job.start or (), seen if job.start else {"bits": np.ones((*points, *job.keys.shape, 1))}, ())
+
+    chunks.execute = executed
     driver.programs = mock.MagicMock()
     family._results = processes._run = gossip._train = with_servers._train = lambda *args: []
     nodes._Node.epoch = lambda *args: epochs.Ran(1.0, *4 * [np.ones((2, 1))], np.ones((2, 1)), np.ones(2), {})

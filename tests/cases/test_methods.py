@@ -81,7 +81,7 @@ def asking(**query: Any) -> dsgd.Algorithm:
     """SGD with another query; functions are of the round."""
 
     def asked(state, round):
-        given = {name: value(round) if callable(value) else value for name, value in query.items()}
+        given: dict[str, Any] = {name: value(round) if callable(value) else value for name, value in query.items()}
         return dsgd.Query(**({"params": state.server.params} | given))
 
     return algorithms.sgd(optax.sgd(0.1))._replace(query=asked)

@@ -205,7 +205,10 @@ WRONG = {
     ),
     "update": (lambda: run(mine(update=lambda state, gradients, round: branching(jnp.ravel(gradients)))), f"update of mine {BRANCH}"),
     "set": (lambda: run(mine(update=lambda state, gradients, round: setattr(state, "server", 0))), r"update of mine .* \._replace\("),
-    "result": (lambda: run(mine(update=lambda state, gradients, round: (state, {}))), "ValueError: mine: update gives .*; expected a dsgd.State"),
+    "result": (
+        lambda: run(mine(update=lambda state, gradients, round: (state, {}))),
+        "ValueError: mine: update gives .*; expected a dsgd.State",
+    ),
     "send": (
         lambda: run(mine(query=lambda state, round: dsgd.Query(round.mean(state.server[0])))),
         r"ValueError: mine: query calls round\.mean; only update can send",
