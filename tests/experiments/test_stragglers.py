@@ -29,8 +29,7 @@ def least_squares(data, workers, partition, *, batch_size, seed, data_dir):
         init=lambda key: jnp.zeros(4),
         loss=lambda params, batch: jnp.mean((batch[0] @ params - batch[1]) ** 2),
         data=(inputs, inputs.sum(axis=-1) + 0.1 * noise[..., 0]),
-        sample=lambda key, mine: mine,
-        batch_size=batch_size,
+        sample=dsgd.Sampler(lambda key, mine: mine, batch_size=batch_size),
     )
 
 
