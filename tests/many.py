@@ -207,10 +207,10 @@ def checked(whole: bool) -> list[Any]:
     """`dsgd.check` of a method whose server has what only this device's workers had; and if asked, of one that holds."""
     good = method("all-reduce")
 
-    def update(key, state, gradients, round):
-        after, info = good.update(key, state, gradients, round)
+    def update(state, gradients, round):
+        after = good.update(state, gradients, round)
         own = jax.tree.map(lambda x, g: x - 0.1 * g.mean(axis=0), state.server.params, gradients)
-        return after._replace(server=after.server._replace(params=own)), info
+        return after._replace(server=after.server._replace(params=own))
 
     wrong = good._replace(update=update)
     return [dsgd.check(each, quadratic()) for each in ((wrong, good) if whole else (wrong,))]

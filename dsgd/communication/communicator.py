@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -309,6 +310,7 @@ class Communicator(Round):
             period: a positive integer; it may be swept.
             send, operands: as in `when`.
         """
+        period = _common_multiple(self.record.frame.period, period)
         return self._sometimes((self.step + 1) % period == 0, self.step // period, period, send, operands, None)
 
     @contextmanager
@@ -330,11 +332,14 @@ class Communicator(Round):
 
     # What is not a message.
 
-    def log(self, **metrics: jax.Array) -> None:
+    def log(self, **metrics: Any) -> None:
         """Numbers for the history: scalars, or `[N]` (one for each worker), the same on every device."""
-        self._note("metrics", metrics)
+        for name, value in metrics.items():
+            if np.shape(value) != (self.workers,):
+                checks.require_scalar(f"{self.record.method}: round.log gets {name!r}", value, f"a scalar, or [{self.workers}],")
+        self._note("log", "metrics", metrics)
 
-    def refuse_if(self, wrong: jax.Array, words: str, number: Any = 0) -> None:
+    def refuse_if(self, wrong: Any, words: str, number: Any = 0) -> None:
         """Ends the run with a ValueError if `wrong` holds in any round.
 
         Args:
@@ -342,18 +347,21 @@ class Communicator(Round):
             words: what is wrong and how to fix it, with {} for the number.
             number: a real scalar, likewise.
         """
-        self._note("refusals", {words: jnp.where(wrong, jnp.asarray(number, float), jnp.nan)})
+        self._note("refuse_if", "refusals", {words: self._unless("refuse_if", wrong, number)})
 
-    def warn_if(self, wrong: jax.Array, words: str, number: Any = 0) -> None:
+    def warn_if(self, wrong: Any, words: str, number: Any = 0) -> None:
         """Warns if `wrong` holds; arguments as of `refuse_if`."""
-        self._note("warnings", {words: jnp.where(wrong, jnp.asarray(number, float), jnp.nan)})
+        self._note("warn_if", "warnings", {words: self._unless("warn_if", wrong, number)})
 
-    def computed(self, seconds: jax.Array) -> None:
+    def computed(self, seconds: Any) -> None:
         """States for how many seconds each worker has computed, `[N]`, of a method that stops workers; on a cluster."""
         self.record.require_seen("computed")
+        if np.shape(seconds) != (self.workers,):
+            given = checks.typed(seconds)
+            raise ValueError(f"{self.record.method}: round.computed gets {given}; expected seconds [{self.workers}]")
         self.record.time("computed", "compute", seconds)
 
-    def event(self, tree: PyTree, among: jax.Array, elapsed: jax.Array | None, pattern: Pattern) -> None:
+    def event(self, tree: PyTree, among: jax.Array, elapsed: Any, pattern: Pattern) -> None:
         """A message of a few workers, of a method that is driven by events and keeps its own time.
 
         Args:
@@ -367,6 +375,7 @@ class Communicator(Round):
         sent = jnp.where(here[:, None], bits.to_one(bits.of_tree(tree), self.workers), jnp.uint32(0))
         self.record.add("event", pattern, Bits(sent, sent), simulated=True)
         if elapsed is not None:
+            checks.require_scalar(f"{self.record.method}: round.event gets elapsed", elapsed)
             self.record.time("event", "elapsed", elapsed)
 
     def sent(self, up: jax.Array, down: jax.Array, pattern: Pattern, *, simulated: bool = False) -> None:
@@ -407,7 +416,7 @@ class Communicator(Round):
         raise ValueError(f"{self.record.method} on a cluster where {where}: {reason}; expected a method that goes on, such as {GOES_ON}")
 
     @contextmanager
-    def _sending(self, call: str, pattern: Pattern) -> Iterator[None]:
+    def _sending(self, call: str, pattern: Any) -> Iterator[None]:
         self.record.require_seen(call)
         if not isinstance(pattern, Pattern):
             raise ValueError(f"{self.record.method}: round.{call} via {checks.shown(pattern)}; expected a pattern of dsgd.network")
@@ -421,7 +430,7 @@ class Communicator(Round):
             yield
 
     @contextmanager
-    def _to_neighbours(self, call: str, topology: Topology, keep_sums: bool = False) -> Iterator[None]:
+    def _to_neighbours(self, call: str, topology: Any, keep_sums: bool = False) -> Iterator[None]:
         if not isinstance(topology, Topology):
             raise ValueError(f"{self.record.method}: round.{call} on {checks.shown(topology)}; expected a topology of topologies")
         topology.require_workers(self.record.method, self.workers)
@@ -457,18 +466,27 @@ class Communicator(Round):
         self.record.add(f"{call} of {compressor.name}", network.ring_shift, sent)
         return _shaped(delivery, tree, compressor)
 
-    def _note(self, kind: str, numbers: dict[str, jax.Array]) -> None:
-        self.record.require_seen("log" if kind == "metrics" else kind.removesuffix("s"))
-        self.record.frame.numbers[kind].update(numbers)
+    def _unless(self, call: str, wrong: Any, number: Any) -> jax.Array:
+        """The number if something is wrong, else NaN."""
+        checks.require_scalar(f"{self.record.method}: round.{call} gets a condition", wrong)
+        checks.require_scalar(f"{self.record.method}: round.{call} gets a number", number)
+        return jnp.where(wrong, jnp.asarray(number, float), jnp.nan)
+
+    def _note(self, call: str, kind: str, numbers: dict[str, Any]) -> None:
+        self.record.require_seen(call)
+        self.record.frame.numbers[kind].update({name: jnp.asarray(number) for name, number in numbers.items()})
 
     def _sometimes(self, now: Any, turn: Any, period: Period, send: Callable, operands: tuple, otherwise: Callable | None) -> Any:
         record, opened = self.record, list[Frame]()
         record.require_seen("when")
+        checks.require_scalar(f"{record.method}: round.when gets a condition", now)
+        now, outer = jnp.asarray(now), record.frame.period
+        rounds = period if isinstance(outer, int) and outer == 1 else outer * period
         if not isinstance(period, Tracer) and period == 1:
             return send(*operands)
 
         def branch(operands):
-            opened[:] = [Frame(turn, period)]
+            opened[:] = [Frame(turn, rounds)]
             with record.inside(opened[0]):
                 result = send(*operands)
             return result, opened[0].arrays()
@@ -487,8 +505,8 @@ class Communicator(Round):
         return result
 
 
-def communicate(method: Algorithm, state: State, gradients: Gradients, round: Round, key: jax.Array) -> tuple[State, Record]:
-    """One update, and the record of what it sent; it is counted as a round.
+def communicate(method: Algorithm, state: State, gradients: Gradients, round: Round, key: jax.Array) -> tuple[Any, Record]:
+    """The state after one update, and the record of what it sent; it is counted as a round.
 
     Args:
         method: with plain members.
@@ -514,6 +532,14 @@ def _with_record(round: Round, record: Record) -> Communicator:
     communicator = Communicator(*round)
     communicator.record = record
     return communicator
+
+
+def _common_multiple(outer: Period, period: Period) -> Period:
+    """Rounds from one exchange to the next of `every` inside another one (or inside `when`, whose period is 0)."""
+    if not isinstance(outer, Tracer) and outer <= 1:
+        return period
+    traced = isinstance(outer, Tracer) or isinstance(period, Tracer)
+    return jnp.lcm(outer, period) if traced else math.lcm(outer, period)
 
 
 def _is_float(leaf: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import reduce
-from operator import add
+from operator import add, or_
 from typing import Any, NamedTuple
 
 import jax
@@ -77,16 +77,19 @@ class Frame:
         self.numbers: dict[str, dict[str, jax.Array]] = {"metrics": {}, "refusals": {}, "warnings": {}}
 
     def arrays(self) -> Any:
-        """All that is traced in it; numbers as floats, which are NaN where the branch is not taken."""
+        """All that is traced in it; numbers as floats, which are NaN where the branch is not taken.
+
+        The turn of this frame was known before its branch was opened; that of a branch in it was not.
+        """
         numbers = jax.tree.map(lambda number: number.astype(jnp.promote_types(number.dtype, jnp.float32)), self.numbers)
-        return [(sending.bits, sending.now) for sending in self.sendings], numbers
+        return [(sending.bits, sending.now, None if sending.turn is self.turn else sending.turn) for sending in self.sendings], numbers
 
     def enclosed(self, arrays: Any, now: jax.Array) -> tuple[list[Sending], dict[str, dict[str, jax.Array]]]:
         """What the trace around it records, of the arrays that came out of the branch."""
         sent, numbers = arrays
         return [
-            sending._replace(bits=bits, now=now if inner is None else inner, turn=self.turn)
-            for sending, (bits, inner) in zip(self.sendings, sent, strict=True)
+            sending._replace(bits=bits, now=now if inner is None else inner, turn=self.turn if turn is None else turn)
+            for sending, (bits, inner, turn) in zip(self.sendings, sent, strict=True)
         ], numbers
 
 
@@ -174,13 +177,16 @@ class Record:
         names = {part.pattern.name for part in parts}
         if len(names) > 1:
             raise ValueError(f"{self.method}: round.joint joins {' and '.join(sorted(names))}; expected exchanges of one pattern")
-        if all(part.size for part in parts):
+        if all(part.size and part.now is None for part in parts):
             size = sum(part.size for part in parts)
             sent = bits.all_reduced(size, N, parts[0].pattern)
         else:
             size, sent = 0, reduce(add, [part.bits for part in parts])
         call, simulated = ", ".join(part.call for part in parts), any(part.simulated for part in parts)
-        frame.sendings[first:] = [parts[0]._replace(call=call, bits=sent, simulated=simulated, size=size)]
+        always = [part for part in parts if part.now is None]
+        whole = always[0] if always else parts[0]._replace(now=reduce(or_, [part.now for part in parts]))
+        frame.sendings[first:] = [whole._replace(call=call, bits=sent, simulated=simulated, size=size)]
+        frame.answers = [(min(at, first), key) for at, key in frame.answers]
 
     def sendings(self) -> tuple[Sending, ...]:
         """All exchanges of the round, in order."""

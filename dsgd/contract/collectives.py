@@ -12,17 +12,10 @@ from jax.extend.core import jaxprs_in_params
 from dsgd.communication import MESSAGE, UPDATE
 from dsgd.workers import AXIS
 
-_NAMES = {
-    "all_gather": "lax.all_gather",
-    "all_to_all": "lax.all_to_all",
-    "pmax": "lax.pmax",
-    "pmin": "lax.pmin",
-    "ppermute": "lax.ppermute",
-    "psum": "lax.psum",
-    "psum_invariant": "lax.psum",
-    "ragged_all_to_all": "lax.ragged_all_to_all",
-    "reduce_scatter": "lax.psum_scatter",
-}
+_NAMES = {"psum_invariant": "psum", "reduce_scatter": "psum_scatter"}
+"""Of primitives that are not named as the functions of `jax.lax`."""
+_SILENT = {"axis_index", "preduced", "pvary", "reduced_vary_cast_p", "vary_unreduced_cast_p"}
+"""Primitives that name the axis of the workers and send nothing."""
 _OURS = Path(__file__).parents[1]
 
 
@@ -35,24 +28,34 @@ def unrecorded(program: Any) -> list[str]:
     return sorted(set(_found(program.jaxpr, in_update=False)))
 
 
-def _found(jaxpr: Any, in_update: bool) -> Iterator[str]:
+def _found(jaxpr: Any, in_update: bool, around: tuple[Any, ...] = ()) -> Iterator[str]:
+    """As `unrecorded`, in one of its jaxprs; `around` are the sources of the equations that it is in, from the innermost on."""
     for equation in jaxpr.eqns:
         scopes = str(equation.source_info.name_stack)
         if MESSAGE in scopes:
             continue
         inside = in_update or UPDATE in scopes
-        name = _NAMES.get(equation.primitive.name)
-        if inside and name and AXIS in str(equation.params.get("axes", equation.params.get("axis_name"))):
-            yield f"{name} {_place(equation.source_info)}".rstrip()
+        sources = (equation.source_info, *around)
+        if inside and _sends(equation):
+            name, place = equation.primitive.name, next(filter(None, map(_place, sources)), "")
+            yield f"lax.{_NAMES.get(name, name)} {place}".rstrip()
         for inner in jaxprs_in_params(equation.params):
-            yield from _found(inner, inside)
+            yield from _found(inner, inside, sources)
+
+
+def _sends(equation: Any) -> bool:
+    axes = equation.params.get("axes", equation.params.get("axis_name", ()))
+    over_workers = axes == AXIS or (isinstance(axes, tuple) and AXIS in axes)
+    return over_workers and equation.primitive.name not in _SILENT
 
 
 def _place(source: Any) -> str:
-    """Where it is called: the innermost line that is neither JAX's nor ours."""
+    """Where it is called: the innermost line that is neither JAX's nor ours; "" if there is none, as in functions that `jax.jit` traces."""
     frames = source.traceback.frames if source.traceback else []
     for frame in frames:
         path = Path(frame.file_name)
+        if frame.file_name.startswith("<@"):  # a function that a type checker has wrapped
+            continue
         if _OURS not in path.parents and Path(jax.__file__).parent not in path.parents:
             return f"({path.name}:{frame.line_num})"
     return ""

@@ -14,7 +14,7 @@ from jax.tree_util import keystr, tree_leaves_with_path
 from dsgd import checks, work, workers
 from dsgd.base import Algorithm, Gradients, Params, Problem, PyTree, Query, Round, State
 from dsgd.causes import noted
-from dsgd.communication import Communicator, Record, Statistics, communicate
+from dsgd.communication import Communicator, Record, communicate
 from dsgd.engine import leaves, queries
 from dsgd.engine.queries import Asked
 
@@ -70,7 +70,6 @@ class Method(NamedTuple):
         _require_state(f"{self.name}: update", after)
         for part in ("server", "workers"):
             checks.require_same(f"{self.name}: update gives State.{part}", getattr(after, part), getattr(state, part), types=True)
-        _require_noted(self.name, record.statistics(self.N), self.N)
         return after, record
 
     def absent(self, before: PyTree, after: PyTree) -> PyTree:
@@ -138,26 +137,6 @@ def _is_array(value: Any) -> bool:
 def _static(value: Any) -> str:
     """A value that must be known while tracing, in an error message."""
     return f"a traced {checks.typed(value)}" if isinstance(value, Tracer) else checks.shown(value)
-
-
-def _require_noted(name: str, noted: Statistics, N: int) -> None:
-    """Raises a ValueError if what the update noted besides its messages has other shapes than the history has room for."""
-    for metric, value in noted.metrics.items():
-        if not isinstance(value, jax.Array) or value.shape != (N,):
-            need_scalar(f"{name}: round.log gets {metric!r}", value, f"a scalar, or [{N}],")
-    if noted.compute is not None and jnp.shape(noted.compute) != (N,):
-        raise ValueError(f"{name}: round.computed gets {checks.typed(noted.compute)}; expected seconds [{N}]")
-    if noted.elapsed is not None:
-        need_scalar(f"{name}: round.event gets elapsed", noted.elapsed)
-    for call, numbers in (("refuse_if", noted.refusals), ("warn_if", noted.warnings)):
-        for words, number in numbers.items():
-            need_scalar(f"{name}: round.{call} gets, for {words!r}, a number", number)
-
-
-def need_scalar(where: str, value: Any, needed: str = "a scalar,") -> None:
-    """Raises a ValueError if the value is no scalar; it says what is expected."""
-    if not isinstance(value, jax.Array | int | float) or jnp.ndim(value) != 0:
-        raise ValueError(f"{where} as {checks.typed(value)}; expected {needed} the same on every device")
 
 
 def loss(problem: Problem) -> Callable:

@@ -1,7 +1,7 @@
-"""Who takes part in a round, and what arrives: what collectives know of the round in which a method's update is traced.
+"""Participation in a round, and which messages arrive: what collectives know of the round in which a method's update is traced.
 
-The engine says it, and `sum`, `mean`, `mix`, `pull` and what `network.told` counts are then over those who are there, so that methods go
-on with those without a line of their own. Where nobody says anything, everybody is there, and the programs are what they always were.
+The engine sets it. `sum`, `mean`, `mix`, `pull` and the bits that `dsgd.communication` counts are then over the workers that participate,
+without a line in the methods. If it is not set, all workers participate and all messages arrive, and nothing is added to the program.
 """
 
 from __future__ import annotations

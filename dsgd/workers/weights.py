@@ -1,6 +1,6 @@
 """The workers' weights in means over all of them: what `workers.mean` knows of the problem while a method's members are traced.
 
-The engine sets them for methods that average models (`Algorithm.averages_models`) and for a problem's evaluation; elsewhere all workers
+The engine sets them for `round.weighted_mean`, `average` and `aggregate` and for a problem's evaluation; elsewhere all workers
 have equal weights, and the programs are what they are without this module.
 """
 

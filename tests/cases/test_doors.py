@@ -223,6 +223,7 @@ ARITY = {
     r"quadratic.*: loss\.gradient = .*2 arguments \(params, batch\)": lambda: dsgd.run(
         METHOD, PROBLEM._replace(loss=dsgd.Loss(PROBLEM.loss, lambda params: params)), **RUN
     ),
+    r"quadratic.*: init\.init = .*1 argument \(key\)": lambda: dsgd.run(METHOD, PROBLEM._replace(init=dsgd.Parameters(lambda: 0.0)), **RUN),
     r"quadratic.*: sample\.draw = .*3 arguments \(key, data, k\)": lambda: dsgd.run(
         METHOD, PROBLEM._replace(sample=dsgd.Sampler(lambda key, data: data, numbered=True)), **RUN
     ),
@@ -276,7 +277,7 @@ RESULTS = {
     "minibatch_sgd: update gives None; expected a dsgd.State": lambda: dsgd.run(
         METHOD._replace(update=lambda state, gradients, round: None), PROBLEM, **RUN
     ),
-    "sign: compress gives None": lambda: dsgd.run(
+    "sign: compress returned None": lambda: dsgd.run(
         algorithms.ef21(optax.sgd(0.1), compressors.sign._replace(compress=lambda key, x: None), compressors.sign), PROBLEM, **RUN
     ),
     "delta of sign gives 'x'": lambda: dsgd.run(

@@ -12,7 +12,7 @@ import pytest
 import scipy.integrate
 import scipy.stats
 
-from dsgd import Round, clusters
+from dsgd import Now, Round, clusters
 
 WORKERS, DRAWS = 8, 3000
 EXPONENTIAL = clusters.exponential(1.0)
@@ -470,7 +470,7 @@ def test_a_clusters_convention_is_a_known_one():
 
 
 def round_at(clock: float, seed: int = 0) -> Round:
-    return Round(jnp.int32(0), 4, jax.random.key(seed), clock=jnp.float32(clock))
+    return Round(jnp.int32(0), 4, jax.random.key(seed), now=Now(None, jnp.float32(clock)))
 
 
 def test_a_workers_seconds_are_those_of_its_micro_batches():

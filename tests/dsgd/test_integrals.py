@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dsgd import Round, clusters
+from dsgd import Now, Round, clusters
 
 KEY = jax.random.key(0)
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(30)
@@ -133,7 +133,7 @@ def test_what_never_comes_takes_no_finite_time():
 
 
 def round_at(clock: float) -> Round:
-    return Round(jnp.int32(0), 2, KEY, clock=jnp.float32(clock))
+    return Round(jnp.int32(0), 2, KEY, now=Now(None, jnp.float32(clock)))
 
 
 def test_messages_begin_when_they_begin():

@@ -13,10 +13,9 @@ from jax.custom_batching import custom_vmap
 
 import algorithms
 import dsgd
-from dsgd import problems, workers
+from dsgd import counts, network, problems, workers
 from dsgd.contract import check, elsewhere
 from dsgd.findings import Finding, Findings
-from dsgd.network import told
 from tests.dsgd.by_hand import method
 
 N, D = 4, 3
@@ -38,14 +37,14 @@ def test_nothing_is_wrong_with_the_right_method(problem):
     assert all(finding.holds for finding in findings.findings)
     traced = ["parameters", "returns", "again", "compiled once", "seeds", "64 bits", "random keys"]
     assert [*found(findings)] == [*traced, "2 devices", "4 devices", "bits"]
-    assert found(findings)["bits"].found == f"{2 * 3 * D * 32 // 4} bits told a worker, {2 * 3 * D * 32 // 4} cross"
+    assert found(findings)["bits"].found == f"{2 * 3 * D * 32 // 4} bits recorded per worker, {2 * 3 * D * 32 // 4} cross"
     assert max(map(len, str(findings).splitlines())) <= 80
     assert "mine on quadratic" in str(findings)
 
 
-def own_draws(gradients):
+def own_draws(gradients, round):
     """Noise that is not the key's: other in every trace."""
-    return workers.mean(gradients) + next(COUNT)
+    return round.mean(gradients) + next(COUNT)
 
 
 COUNT = itertools.count()
@@ -61,38 +60,58 @@ def _(size, batched, x):
     return 2 * x, batched[0]
 
 
-def halves(gradients, round):
-    """What one device's rows make of the bits: right for all of them only."""
-    every = gradients if gradients.shape[0] == N else jnp.concatenate([gradients, gradients], axis=1)
-    return told.all_reduced(every, round.workers)
+def unrecorded(gradients, round):
+    with round.unrecorded():
+        return workers.mean(gradients)
+
+
+def recorded_twice(gradients, round):
+    round.sent(*[counts.of(2 * 3 * D * 32 // 4, len(gradients))] * 2, network.ring_all_reduce)
+    return round.mean(gradients)
+
+
+def by_devices(gradients, round):
+    """Bits that depend on the number of devices; with one worker on each they are right."""
+    round.sent(*[counts.of(32 * (len(gradients) - 1), len(gradients))] * 2, network.local)
+    return round.mean(gradients)
 
 
 WRONG = {
     "mean over the block": (
-        {"mean": lambda g: g.mean(axis=0)},
-        {"2 devices", "4 devices", "bits"},
-        "State.server is not the same on every device",
+        {"mean": lambda g, round: g.mean(axis=0)},
+        {"2 devices", "4 devices"},
+        "State.server is not the same on every device: a mean over a block is no mean over all workers; use round.mean(g)",
     ),
     "sum over the block's size": (
-        {"mean": lambda g: workers.sum(g) / g.shape[0]},
+        {"mean": lambda g, round: round.sum(g) / g.shape[0]},
         {"2 devices", "4 devices"},
         "not the results of one device in State.server",
     ),
-    "tells nothing": ({"info": lambda g, round: told.nothing(round.workers)}, {"bits"}, "sends more than it tells"),
-    "tells twice": (
-        {"info": lambda g, round: told.both(*[told.all_reduced(g, round.workers)] * 2)},
+    "records nothing": ({"mean": unrecorded}, {"bits"}, "sends more than it records"),
+    "a query that sends": (
+        {"query": lambda state, round: dsgd.Query(workers.mean_over_devices(state.server))},
         {"bits"},
-        "tells more than it sends",
+        "sends more than it records",
     ),
-    "a model that hangs on the devices": (
+    "records twice": ({"mean": recorded_twice}, {"bits"}, "records more than it sends"),
+    "a model that depends on the devices": (
         {"model": lambda state: state.server * workers.devices()},
         {"2 devices", "4 devices"},
         "4 devices: not the results of one device in params",
     ),
-    "another rule for seeds": ({"mean": lambda g: twice_among_seeds(workers.mean(g))}, {"seeds"}, "is not the run alone in State.server"),
-    "bits of the block": ({"info": halves}, {"2 devices", "4 devices", "bits"}, "history['bits']"),
-    "doubles where it may": ({"mean": lambda g: workers.mean(g) + jnp.zeros(D)}, {"64 bits"}, "need float32[3]"),
+    "another rule for seeds": (
+        {"mean": lambda g, round: twice_among_seeds(round.mean(g))},
+        {"seeds"},
+        "is not the run alone in State.server",
+    ),
+    "bits of the block": ({"mean": by_devices}, {"2 devices", "4 devices"}, "history['bits']"),
+    "doubles where it may": ({"mean": lambda g, round: round.mean(g) + jnp.zeros(D)}, {"64 bits"}, "expected float32[3]"),
     "parameters": ({"query": lambda state: dsgd.Query(state.server)}, {"parameters", "returns"}, "query is called as query(state, round)"),
+    "parameters of the update": (
+        {"update": lambda key, state, gradients, round: state},
+        {"parameters", "returns"},
+        "update is called as update(state, gradients, round)",
+    ),
 }
 
 
@@ -117,13 +136,13 @@ def test_a_run_that_is_not_the_same_in_another_trace_is_found(problem):
 
 
 def test_a_method_that_cannot_run_is_one_finding(problem):
-    broken = method(update=lambda key, state, gradients, round: state)
+    broken = method(update=lambda state, gradients, round: state.server)
     assert [(f.what, f.holds) for f in dsgd.check(broken, problem).findings] == [("parameters", True), ("returns", False)]
 
 
 def test_patterns_that_others_stand_for_and_workers_that_are_too_many_are_said(problem):
     server = found(dsgd.check(algorithms.parameter_server_sgd(optax.sgd(0.1)), problem))
-    assert server["bits"] == Finding("bits", None, "told for parameter_server, which other collectives stand for")
+    assert server["bits"] == Finding("bits", None, "recorded for mean via parameter_server, for which other collectives stand")
     assert check.devices_of(1) == [1]
     assert check.devices_of(7) == [1, 7]
     assert check.devices_of(12) == [6, 12]
@@ -137,12 +156,12 @@ def test_where_devices_are_too_few_another_process_has_them(problem, monkeypatch
     findings = elsewhere.call(
         2,
         check.on_devices,
-        check.Case(method(mean=lambda g: g.mean(axis=0)), problem._replace(data=jax.tree.map(lambda x: x[:2], problem.data)), None),
+        check.Case(method(lambda g, round: g.mean(axis=0)), problem._replace(data=jax.tree.map(lambda x: x[:2], problem.data)), None),
         jax.random.key(0),
         2,
         check._among_seeds,
     )
-    assert [(f.what, f.holds) for f in findings] == [("2 devices", False), ("bits", False)]
+    assert [(f.what, f.holds) for f in findings] == [("2 devices", False), ("bits", True)]
 
 
 def test_what_cannot_be_sent_is_said():

@@ -12,6 +12,7 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import clusters, network
+from tests.dsgd import by_hand
 from tests.dsgd.engine.clocks import METHODS, OPTIMIZER, VECTOR, N
 
 INTERVAL, LATENCY, STEPS = 0.5, 0.375, 24
@@ -21,7 +22,7 @@ COMPUTE = np.array([0.5, 1.75, 0.25, 1.0])
 CHANGING = clusters.Cluster(
     clusters.constant(COMPUTE), up=clusters.trace(UP, INTERVAL), down=clusters.trace(DOWN, INTERVAL), latency=LATENCY
 )
-METHODS = {**METHODS, "servers": METHODS["mb-sgd"]._replace(pattern=network.multi_server)}
+METHODS = {**METHODS, "servers": by_hand.method(lambda gradient, round: round.mean(gradient, network.multi_server))}
 
 
 def takes(bits: float, begin: float, speeds: np.ndarray) -> float:
@@ -106,7 +107,7 @@ def test_messages_take_what_their_bits_take_from_their_beginning(name, conventio
 
 def test_a_stars_links_go_side_by_side(problem):
     """Up from when each worker is ready, down from when the last has arrived; so are the seconds that workers measure."""
-    method = algorithms.observed(METHODS["server"]._replace(pattern=network.star))
+    method = algorithms.observed(by_hand.method(lambda gradient, round: round.mean(gradient, network.star)))
     history = dsgd.run(method, problem, steps=STEPS, key=jax.random.key(0), mesh=1, cluster=CHANGING).history
     done = np.zeros(N)
     for t in range(STEPS):

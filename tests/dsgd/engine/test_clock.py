@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,9 @@ from jax.sharding import PartitionSpec as P
 import algorithms
 import dsgd
 import topologies
-from dsgd import Info, Measured, Problem, Query, Round, Work, clusters, counts, problems, workers
+from dsgd import Measured, Now, Problem, Round, Work, clusters, communication, counts, network, problems, workers
 from dsgd.engine import clock, measurements
+from dsgd.engine.queries import Asked
 from tests.dsgd.engine import clocks
 from tests.dsgd.engine.clocks import CLUSTERS, COMPUTE, EQUAL, HETEROGENEOUS, METHODS, OPTIMIZER, UNEQUAL, VECTOR, N, exchange
 
@@ -189,37 +190,51 @@ M = 2
 EACH = np.array([0.5, 1.75, 0.25, 3.0])
 UP, DOWN = np.array([64.0, 16.0, 128.0, 32.0]), np.array([128.0, 96.0, 24.0, 64.0])
 CLUSTER = clusters.Cluster(clusters.constant(EACH), up=clusters.constant(UP), down=clusters.constant(DOWN), latency=0.25, micro_batches=M)
-GOSSIP = algorithms.decentralized_sgd(optax.sgd(0.1), topologies.ring(N))
 PROBLEM = problems.random_quadratic(N, 3, seed=0)
 PRESENT = np.array([True, False, True, True])
 
 
 def a_round(
-    cluster: clusters.Cluster = CLUSTER, samples: Any = None, present: np.ndarray | None = None, batch_size: int | None = None
+    cluster: clusters.Cluster = CLUSTER, samples: Any = None, present: np.ndarray | None = None, problem: Problem | None = None
 ) -> Round:
     work = None if samples is None else Work(jnp.asarray(samples, jnp.int32), jnp.ones(np.shape(samples)))
-    there = None if present is None else jnp.asarray(present)
-    return Round(jnp.int32(0), N, jax.random.key(0), cluster, jnp.float32(0), None, there, work, batch_size)
+    now = Now(cluster, jnp.float32(0), present=None if present is None else jnp.asarray(present))
+    return Round(jnp.int32(0), N, jax.random.key(0), now, work, problem)
 
 
 def sized(samples: int, batch_size: int) -> Problem:
     return PROBLEM._replace(sample=replace(PROBLEM.sampler, samples=samples, batch_size=batch_size))
 
 
-def info(up: Any, down: Any, lost: Any = None, **more: Any) -> Info:
+class Sent(NamedTuple):
+    """What an update recorded: one gossip round of these bits, and how long each worker computed."""
+
+    bits: communication.Bits
+    compute: jax.Array | None = None
+
+    def record(self) -> communication.Record:
+        record = communication.Record("mine", jax.random.key(0), jnp.int32(0))
+        record.add("mix", network.gossip(topologies.ring(N)), self.bits)
+        if self.compute is not None:
+            record.frame.times["compute"] = self.compute
+        return record
+
+
+def sent(up: Any = (0,) * N, down: Any = (0,) * N, lost: Any = None, compute: Any = None) -> Sent:
     bits = [None if each is None else counts.of(jnp.asarray(each, jnp.uint32), N) for each in (up, down, lost)]
-    return Info(bits[0], bits[1], lost=bits[2], **more)
+    assert bits[0] is not None
+    assert bits[1] is not None
+    return Sent(communication.Bits(bits[0], bits[1], bits[2]), None if compute is None else jnp.asarray(compute, jnp.float32))
 
 
-def ticked(before: clock.Clock, round: Round, said: Info, query: Query | None = None, problem: Problem = PROBLEM) -> clock.Clock:
-    asked = Query(()) if query is None else query
+def ticked(before: clock.Clock, round: Round, sent: Sent, query: Asked | None = None, problem: Problem = PROBLEM) -> clock.Clock:
+    asked = Asked(()) if query is None else query
 
-    def one(before, present, bits, computed):
-        sent = said._replace(bits_up=bits[0], bits_down=bits[1], lost=bits[2], compute=computed)
-        return clock.tick(before, GOSSIP, problem, round._replace(present=present), asked, sent)
+    def one(before, present, sent):
+        now = round._replace(now=round.now._replace(present=present))
+        return clock.tick(before, "mine", problem, now, asked, sent.record())
 
-    given = before, round.present, (said.bits_up, said.bits_down, said.lost), said.compute
-    return jax.jit(jax.shard_map(one, mesh=workers.mesh(1), in_specs=P(), out_specs=P()))(*given)
+    return jax.jit(jax.shard_map(one, mesh=workers.mesh(1), in_specs=P(), out_specs=P()))(before, round.present, sent)
 
 
 def begun(*lead: float) -> clock.Clock:
@@ -236,13 +251,13 @@ def measured(of: clock.Clock) -> Measured:
 def test_bits_that_are_lost_keep_the_port_busy_and_are_not_measured():
     """What was received is what arrived."""
     up, down, lost = [100, 200, 300, 400], [50, 60, 70, 80], [10, 0, 30, 1000]
-    seen = measured(ticked(begun(), a_round(), info(up, down, lost)))
+    seen = measured(ticked(begun(), a_round(), sent(up, down, lost)))
     np.testing.assert_array_equal(seen.bits_up, up)
     np.testing.assert_array_equal(seen.bits_down, down)
     np.testing.assert_allclose(seen.up, up / UP)
     np.testing.assert_allclose(seen.down, np.add(down, lost) / DOWN)
     np.testing.assert_allclose(seen.compute, np.tile(EACH[:, None], (1, M)))
-    without = measured(ticked(begun(), a_round(), info(up, down)))
+    without = measured(ticked(begun(), a_round(), sent(up, down)))
     np.testing.assert_array_equal(without.bits_down, down)
     np.testing.assert_allclose(without.down, down / DOWN)
 
@@ -250,28 +265,28 @@ def test_bits_that_are_lost_keep_the_port_busy_and_are_not_measured():
 def test_a_worker_that_was_done_earlier_begins_earlier():
     """On a ring without messages each waits for its neighbours; the clock is that of the last."""
     lead = np.array([0.0, 2.0, 0.5, 4.0])
-    found = ticked(begun(*lead), a_round(replace(CLUSTER, latency=0.0)), info([0] * N, [0] * N))
+    found = ticked(begun(*lead), a_round(replace(CLUSTER, latency=0.0)), sent())
     finish = M * EACH - lead
     done = np.array([max(finish[n], finish[(n + 1) % N], finish[n - 1]) for n in range(N)])
     np.testing.assert_allclose(found.now, 10 + done.max())
     np.testing.assert_allclose(found.lead, done.max() - done)
 
 
-def test_seconds_that_a_method_reports_are_charged():
-    found = ticked(begun(), a_round(replace(CLUSTER, latency=0.0)), info([0] * N, [0] * N, compute=jnp.array([0.5, 0.25, 0.0, 0.125])))
+def test_seconds_that_a_method_states_are_charged():
+    found = ticked(begun(), a_round(replace(CLUSTER, latency=0.0)), sent(compute=jnp.array([0.5, 0.25, 0.0, 0.125])))
     np.testing.assert_allclose(found.now, 10.5)
     np.testing.assert_array_equal(np.isnan(measured(found).compute), [[False, True], [True, True], [True, True], [True, True]])
 
 
 def test_a_worker_that_does_not_participate_begins_with_the_last_and_measures_nothing():
-    found = ticked(begun(), a_round(replace(CLUSTER, latency=0.0), present=PRESENT), info([0] * N, [0] * N))
+    found = ticked(begun(), a_round(replace(CLUSTER, latency=0.0), present=PRESENT), sent())
     np.testing.assert_allclose(found.now, 16.0)
     np.testing.assert_allclose(found.lead, [0.0, 0.0, 0.0, 0.0])
     assert np.isnan(measured(found).compute[1]).all()
     assert not np.isnan(np.asarray(measured(found).compute)[PRESENT]).any()
-    empty = ticked(begun(0, 0, 0, 5.5), a_round(present=np.zeros(N, bool)), info([0] * N, [0] * N))
+    empty = ticked(begun(0, 0, 0, 5.5), a_round(present=np.zeros(N, bool)), sent())
     np.testing.assert_allclose(empty.now, 13.5, err_msg="the slowest would have computed until then")
-    ahead = ticked(begun(*[9.0] * N), a_round(present=np.zeros(N, bool)), info([0] * N, [0] * N))
+    ahead = ticked(begun(*[9.0] * N), a_round(present=np.zeros(N, bool)), sent())
     np.testing.assert_allclose(ahead.now, 10.0, err_msg="it does not go back")
 
 
@@ -288,8 +303,9 @@ def test_a_worker_that_does_not_participate_begins_with_the_last_and_measures_no
 )
 def test_an_exact_gradient_is_of_all_samples_once(exact, samples, batch_size, work, passes):
     """However many micro-batches a gradient has; without sizes it takes as long as they do."""
-    now = a_round(samples=None if work is None else np.ones((N, work)), batch_size=batch_size)
-    assert clock._passes(sized(samples, batch_size), now, Query((), exact=exact)) == passes
+    problem = sized(samples, batch_size)
+    now = a_round(samples=None if work is None else np.ones((N, work)), problem=problem)
+    assert clock._passes(problem, now, Asked((), exact=exact)) == passes
 
 
 @pytest.mark.parametrize(
@@ -298,27 +314,27 @@ def test_an_exact_gradient_is_of_all_samples_once(exact, samples, batch_size, wo
 def test_an_exact_gradient_of_any_samples_is_charged_as_all_samples(samples, seconds):
     """Of 40: four batches, which are two micro-batches twice."""
     per_sample = clusters.Cluster(clusters.constant(0.0), per_sample=clusters.constant(EACH / 10))
-    given = a_round(per_sample, samples=samples, batch_size=10)
-    found = ticked(begun(), given, info([0] * N, [0] * N), Query((), exact=True), sized(40, 10))
+    problem = sized(40, 10)
+    found = ticked(begun(), a_round(per_sample, samples=samples, problem=problem), sent(), Asked((), exact=True), problem)
     np.testing.assert_allclose(found.now, 10 + 2 * seconds)
 
 
 def test_of_workers_that_are_asked_alone_the_slowest_counts_and_only_they_measure():
     """They compute one after the other, and no worker is ahead."""
-    query = Query((), workers=jnp.array([2, 1]))
-    found = ticked(begun(*[1.0] * N), a_round(replace(CLUSTER, latency=0.0)), info([0] * N, [0] * N), query)
+    query = Asked((), workers=jnp.array([2, 1]))
+    found = ticked(begun(*[1.0] * N), a_round(replace(CLUSTER, latency=0.0)), sent(), query)
     np.testing.assert_allclose(found.now, 10 + M * 1.75)
     np.testing.assert_array_equal(np.isnan(measured(found).compute).all(axis=1), [True, False, False, True])
 
 
 def test_latencies_are_of_what_was_computed_to_its_end():
-    """Up to rounding of the seconds that the method reports; micro-batches without samples are NaN."""
+    """Up to rounding of the seconds that the method states; micro-batches without samples are NaN."""
     latencies = np.tile(EACH[:, None], (1, M))
     for computed, cut in (([1.0, 3.5, 0.5, 6.0], False), (np.array([1.0, 3.5, 0.5, 6.0]) * (1 - 1e-4), True)):
-        found = clock._latencies(PROBLEM, a_round(), Query(()), info([0] * N, [0] * N, compute=jnp.float32(computed)))
+        found = clock._latencies(PROBLEM, a_round(), Asked(()), jnp.float32(computed))
         np.testing.assert_array_equal(np.isnan(found[:, 1]), [cut] * N)
         np.testing.assert_allclose(found[:, 0], latencies[:, 0])
-    some = clock._latencies(PROBLEM, a_round(samples=[[1, 0], [0, 1], [1, 1], [0, 0]]), Query(()), info([0] * N, [0] * N))
+    some = clock._latencies(PROBLEM, a_round(samples=[[1, 0], [0, 1], [1, 1], [0, 0]]), Asked(()), None)
     np.testing.assert_array_equal(np.isnan(some), [[False, True], [True, False], [False, False], [True, True]])
 
 
@@ -327,11 +343,10 @@ def test_latencies_are_of_what_was_computed_to_its_end():
 )
 def test_a_backward_pass_is_no_longer_than_what_was_computed(computed, expected):
     overlap = clusters.Overlap(clusters.constant([0.25, 0.5, 0.125, 1.0]), clusters.constant(0.0), 0.25, 0.125)
-    cluster, zero = replace(CLUSTER, overlap=overlap), info([0] * N, [0] * N)
-    said = zero._replace(compute=None if computed is None else jnp.float32(computed))
-    np.testing.assert_array_equal(clock._backward(a_round(cluster), Query(()), said), expected)
-    np.testing.assert_array_equal(clock._backward(a_round(cluster), Query((), workers=jnp.array([0])), said), np.zeros(N))
-    np.testing.assert_array_equal(clock._backward(a_round(), Query(()), said), np.zeros(N))
+    cluster, said = replace(CLUSTER, overlap=overlap), None if computed is None else jnp.float32(computed)
+    np.testing.assert_array_equal(clock._backward(a_round(cluster), Asked(()), said), expected)
+    np.testing.assert_array_equal(clock._backward(a_round(cluster), Asked((), workers=jnp.array([0])), said), np.zeros(N))
+    np.testing.assert_array_equal(clock._backward(a_round(), Asked(()), said), np.zeros(N))
 
 
 def test_seconds_that_are_lost_to_rounding_come_back():

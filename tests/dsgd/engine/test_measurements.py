@@ -15,7 +15,7 @@ import dsgd
 import topologies
 from dsgd import Work, clusters, problems
 from dsgd.engine import measurements
-from dsgd.network import Exchange
+from dsgd.network import Timing
 from tests.dsgd.engine import clocks
 from tests.dsgd.engine.clocks import EQUAL, OPTIMIZER, UNEQUAL, VECTOR, N
 
@@ -45,10 +45,11 @@ def test_workers_measure_the_round_before(problem):
 
 
 def test_clocks_that_are_not_exact_change_nothing_but_what_they_show(eight):
-    """And who does not ask sees nothing."""
+    """A method that does not read what was measured gets nothing, and nothing is carried for it."""
+    seen = []
 
     def query(state, round):
-        assert round.measured is None
+        seen.append(round.measured)
         return RING.query(state, round)
 
     noisy, exact = (run(algorithms.observed(RING), eight, cluster, steps=300).history for cluster in (RANDOM, SILENT))
@@ -56,6 +57,7 @@ def test_clocks_that_are_not_exact_change_nothing_but_what_they_show(eight):
         if name not in NAMES or "bits" in name:
             np.testing.assert_allclose(noisy[name], exact[name], rtol=ROUNDING if name == "clock" else 0)
     plain = run(RING._replace(query=query), eight, RANDOM, steps=300).history
+    assert seen[-1] is None
     np.testing.assert_allclose(plain["clock"], noisy["clock"], rtol=ROUNDING)
     logs = {name: np.log(noisy[name][2:] / exact[name][2:]).ravel() for name in ("measured_up", "measured_down")}
     for values in logs.values():
@@ -91,16 +93,16 @@ def controller(M: int = 3) -> dsgd.Algorithm:
 
     def query(state, round):
         slow = round.measured.compute[:, :1] > 2.0
-        assert round.measured.compute.shape == (N, M)
         counted = jnp.where(slow & (jnp.arange(M)[None] > 0), 0, 1).astype(jnp.int32)
         return method.query(state, round)._replace(work=Work(counted, jnp.ones((N, M))))
 
-    def update(key, state, gradients, round):
-        state, info = method.update(key, state, gradients, round)
-        metrics = {f"micro_batch_{m}": round.measured.compute[:, m] for m in range(M)}
-        return state, info._replace(metrics=metrics, compute=jnp.minimum(round.cluster.seconds(round, jnp.arange(N)), 3.0))
+    def update(state, gradients, round):
+        assert round.measured.compute.shape == (N, M)
+        round.log(**{f"micro_batch_{m}": round.measured.compute[:, m] for m in range(M)})
+        round.computed(jnp.minimum(round.cluster.seconds(round, jnp.arange(N)), 3.0))
+        return method.update(state, gradients, round)
 
-    return method._replace(query=query, update=update, measures=M)
+    return method._replace(query=query, update=update)
 
 
 def test_a_method_measures_as_many_micro_batches_as_it_asks_for(problem):
@@ -120,9 +122,9 @@ def test_a_method_measures_as_many_micro_batches_as_it_asks_for(problem):
 def test_one_round_has_measured_nothing(problem):
     method, key = controller(), jax.random.key(0)
     state = method.init(problem.init(key), N)
-    state, info = dsgd.compile_round(method, problem, mesh=1, cluster=UNEQUAL)(state, key, problem.data)
+    state, statistics = dsgd.compile_round(method, problem, mesh=1, cluster=UNEQUAL)(state, key, problem.data)
     assert state.step == 1
-    assert np.isnan(info.metrics["micro_batch_0"]).all()
+    assert np.isnan(statistics.metrics["micro_batch_0"]).all()
 
 
 def test_a_method_that_changes_its_mind_when_it_sees_the_shape_is_refused(problem):
@@ -132,8 +134,8 @@ def test_a_method_that_changes_its_mind_when_it_sees_the_shape_is_refused(proble
         M = 1 + round.measured.compute.shape[1]
         return method.query(state, round)._replace(work=Work(jnp.ones((N, M), jnp.int32), jnp.ones((N, M))))
 
-    with pytest.raises(ValueError, match="query gives work in 3 micro-batches, and in 4 where it sees those measured: need one number"):
-        run(method._replace(query=query, measures=True), problem, UNEQUAL)
+    with pytest.raises(ValueError, match="query gives work in 3 micro-batches, and in 4 if it sees those measured; expected one number"):
+        run(method._replace(query=query), problem, UNEQUAL)
 
 
 def test_only_who_is_asked_measures(problem):
@@ -144,22 +146,22 @@ def test_only_who_is_asked_measures(problem):
     assert all(np.isnan(nobody[name]).all() for name in NAMES)
 
 
-def test_who_tells_the_seconds_of_all_has_measured_all(eight):
+def test_a_method_that_states_the_seconds_of_all_has_measured_all(eight):
     """Sums of the same numbers in another order differ in their last bits."""
     method = algorithms.observed(RING)
 
-    def update(key, state, gradients, round):
-        state, info = method.update(key, state, gradients, round)
-        metrics = {"measured": jnp.sum(~jnp.isnan(round.measured.compute))}
+    def update(state, gradients, round):
+        round.log(measured=jnp.sum(~jnp.isnan(round.measured.compute)))
         backwards = jnp.cumsum(round.cluster.latencies(round, jnp.arange(WORKERS))[:, ::-1], axis=1)
-        return state, info._replace(metrics=metrics, compute=backwards[:, -1])
+        round.computed(backwards[:, -1])
+        return method.update(state, gradients, round)
 
     history = run(method._replace(update=update), eight, replace(RANDOM, micro_batches=7), steps=100).history
     assert (history["measured"][2:] == 7 * WORKERS).all()
 
 
-def went(up: list[float], down: list[float]) -> Exchange:
-    return Exchange(jnp.zeros(N), jnp.array(up), jnp.array(down))
+def went(up: list[float], down: list[float]) -> Timing:
+    return Timing(jnp.zeros(N), jnp.array(up), jnp.array(down))
 
 
 OVERLAP = clusters.Overlap(clusters.constant(0.5), clusters.constant(0.0), 0.25, 0.125)
@@ -171,7 +173,7 @@ def test_what_is_measured_of_a_round_is_in_its_place(overlap):
     cluster = replace(UNEQUAL, overlap=overlap)
     latencies = jnp.array([[1.0, 2.0], [3.0, jnp.nan], [jnp.nan, jnp.nan], [jnp.nan, 4.0]])
     ports = went([5.0, 6.0, 7.0, 8.0], [9.0, 10.0, 11.0, 12.0])
-    now = dsgd.Round(jnp.int32(0), N, jax.random.key(0), cluster)
+    now = dsgd.Round(jnp.int32(0), N, jax.random.key(0), dsgd.Now(cluster))
     found = measurements.of_round(now, latencies, jnp.array([0.5, 1.0, 1.5, 2.0]), ports, 2 * ports.up, 3 * ports.down)
     np.testing.assert_array_equal(found.compute, latencies)
     for values, expected in (
@@ -193,7 +195,7 @@ def test_what_is_measured_of_a_round_is_in_its_place(overlap):
 
 def test_times_have_noise_of_their_own_and_bits_have_none():
     cluster = replace(UNEQUAL, noise=0.5, overlap=OVERLAP)
-    now, ones = dsgd.Round(jnp.int32(0), N, jax.random.key(0), cluster), jnp.ones(N)
+    now, ones = dsgd.Round(jnp.int32(0), N, jax.random.key(0), dsgd.Now(cluster)), jnp.ones(N)
     found = measurements.of_round(now, jnp.ones((N, 3)), ones, went([1.0] * N, [1.0] * N), ones, ones)
     times = [found.compute, found.up, found.down, found.backward, 4 * found.first]
     values = np.concatenate([np.ravel(each) for each in times])

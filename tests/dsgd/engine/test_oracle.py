@@ -14,8 +14,9 @@ from jax.sharding import PartitionSpec as P
 
 import algorithms
 import dsgd
-from dsgd import Query, Work, problems, work, workers
+from dsgd import Work, problems, work, workers
 from dsgd.engine import oracle, units
+from dsgd.engine.queries import Asked
 from dsgd.problems import Examples
 
 N, B, M = 8, 4, 3
@@ -75,7 +76,7 @@ def asked(problem: dsgd.Problem, given: Work, axis: int | None = 0, chosen: list
 
     def block(params, data):
         some = None if chosen is None else jnp.array(chosen)
-        query = Query(params, axis, some, work=work.in_samples(given, problem.batch_size), **fields)
+        query = Asked(params, axis, some, work=work.in_samples(given, problem.batch_size), **fields)
         return oracle.gradients(problem, query, KEY, data, N)
 
     own, all_ = P(workers.AXIS), P()
@@ -145,7 +146,7 @@ def test_exact_gradients_have_the_sum_of_the_weights():
 
 def oracle_rows(problem: dsgd.Problem, **fields: Any) -> Any:
     """Plain gradients, on one device."""
-    query = Query(models(problem), 0, **fields)
+    query = Asked(models(problem), 0, **fields)
     specs = {"in_specs": P(workers.AXIS), "out_specs": P(workers.AXIS), "check_vma": False}
 
     def block(data):
@@ -336,7 +337,7 @@ def losses_and_gradients(chosen: list[int] | None, given: Work | None, present: 
     problem, all_, own = distinct(), P(), P(workers.AXIS)
 
     def block(data):
-        query = Query(jnp.ones(()), None, None if chosen is None else jnp.array(chosen), work=given)
+        query = Asked(jnp.ones(()), None, None if chosen is None else jnp.array(chosen), work=given)
         there = None if present is None else jnp.array(present)
         return oracle.loss_and_gradients(problem, query, KEY, data, N, None, there)
 
@@ -373,7 +374,7 @@ def test_without_work_the_loss_is_over_the_workers_that_participate():
 
 @pytest.mark.parametrize(("chosen", "asked_for"), [(None, range(N)), ([3, 0, 3], [0, 3]), ([1], [1]), ([6, 5], [5, 6])])
 def test_samples_are_those_of_the_workers_that_are_asked(chosen, asked_for):
-    query = Query((), workers=None if chosen is None else jnp.array(chosen), work=Work(jnp.asarray(SOME_SAMPLES), SOME_WEIGHTS))
+    query = Asked((), workers=None if chosen is None else jnp.array(chosen), work=Work(jnp.asarray(SOME_SAMPLES), SOME_WEIGHTS))
     np.testing.assert_array_equal(oracle.samples(query), np.where(np.isin(np.arange(N), asked_for), SOME_SAMPLES.sum(axis=1), 0))
 
 

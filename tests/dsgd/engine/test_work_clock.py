@@ -51,10 +51,10 @@ def seconds_of(samples: np.ndarray) -> np.ndarray:
 
 def round_of(samples: np.ndarray | None = None, **options) -> Round:
     work = None if samples is None else Work(jnp.asarray(samples, jnp.int32), jnp.ones(samples.shape))
-    return Round(jnp.int32(0), N, jax.random.key(0), clock=jnp.float32(0), work=work, **options)
+    return Round(jnp.int32(0), N, jax.random.key(0), work=work, **options)
 
 
-def test_micro_batches_are_affine_in_their_samples():
+def test_micro_batches_are_affine_in_their_samples(sized):
     everybody = jnp.arange(N)
     for samples in SAMPLES:
         found = WORKING.latencies(round_of(samples), everybody)
@@ -62,14 +62,14 @@ def test_micro_batches_are_affine_in_their_samples():
         assert WORKING.seconds(round_of(samples), everybody).tolist() == seconds_of(samples).sum(axis=1).tolist()
         assert WORKING.latencies(round_of(samples), jnp.array([3, 1])).tolist() == seconds_of(samples)[[3, 1]].tolist()
     without = replace(WORKING, micro_batches=3)
-    assert without.latencies(round_of(batch_size=8), everybody).tolist() == seconds_of(np.full((N, 3), 8)).tolist()
+    assert without.latencies(round_of(problem=sized), everybody).tolist() == seconds_of(np.full((N, 3), 8)).tolist()
     assert without.latencies(round_of(), everybody).tolist() == seconds_of(np.full((N, 3), 1)).tolist()
 
 
-def test_whole_work_takes_what_a_batch_takes():
+def test_whole_work_takes_what_a_batch_takes(sized):
     """Draw by draw; where there are fewer micro-batches, those that are there take as long as before."""
     cluster = clusters.Cluster(clusters.exponential(1.0), micro_batches=3, per_sample=clusters.exponential(0.1))
-    plain = cluster.latencies(round_of(batch_size=8), jnp.arange(N))
+    plain = cluster.latencies(round_of(problem=sized), jnp.arange(N))
     assert len(np.unique(plain)) == 3 * N
     np.testing.assert_array_equal(cluster.latencies(round_of(np.full((N, 3), 8)), jnp.arange(N)), plain)
     some = np.array([[8, 0, 8]] * N)
@@ -233,12 +233,12 @@ def test_an_exact_gradient_of_many_micro_batches_is_of_all_samples_once(said):
     np.testing.assert_allclose(clock[-1], FIXED.max() * problem.samples / 10, rtol=1e-6)
 
 
-def test_seconds_that_a_method_tells_are_those_of_its_exact_gradients_too(sized):
+def test_seconds_that_a_method_states_are_those_of_its_exact_gradients_too(sized):
     method = algorithms.gradient_descent(OPTIMIZER)
 
-    def update(key, state, gradients, round):
-        after, info = method.update(key, state, gradients, round)
-        return after, info._replace(compute=jnp.full(N, 0.5))
+    def update(state, gradients, round):
+        round.computed(jnp.full(N, 0.5))
+        return method.update(state, gradients, round)
 
     cluster = clusters.Cluster(clusters.constant(FIXED))
     problem = sized._replace(sample=replace(sized.sampler, samples=80))

@@ -104,7 +104,7 @@ def test_checkpoints_go_on_in_other_numbers_of_processes(family, folder):
     [
         ("method", "method = decentralized_sgd(ring(4)) in process 0, decentralized_sgd(star(4)) in process 1"),
         ("hyperparameter", "it computes something else: another hyperparameter"),
-        ("step size", "step size = 0.100000001 in process 0, 0.200000003 in process 1"),
+        ("step size", "it computes something else: another hyperparameter"),
         ("data", "data = "),
         ("key", "key = "),
         ("steps", "steps = 3 in process 0, 4 in process 1"),

@@ -11,13 +11,12 @@ import jax
 import jax.numpy as jnp
 import networkx as nx
 import numpy as np
-import optax
 import pytest
 
-import algorithms
 import topologies
 from dsgd import network
 from dsgd.base import Pattern
+from dsgd.graphs.matchings import matchings
 from dsgd.network.switch import CONVENTIONS
 
 LATENCY, TRANSFER = Fraction(3, 7), Fraction(5, 11)
@@ -26,6 +25,7 @@ SIZES = (2, 3, 4, 5, 7, 8, 16, 33, 64)  # odd ones, even ones, powers of two; th
 ONE_SERVER = [network.parameter_server, network.star]
 TOGETHER = [network.multi_server, network.ring_all_reduce, network.ring_all_reduce_unpartitioned]
 ALL_REDUCES = [*ONE_SERVER, *TOGETHER]
+ROWS = [network.all_gather, network.ring_shift]  # each worker's own vector goes to others
 
 TABLE = {
     "parameter server": (network.parameter_server, lambda N, l, r: 2 * N * (l + r), lambda N, l, r: 2 * (l + N * r)),
@@ -47,6 +47,12 @@ TABLE = {
         lambda N, l, r: (N - 1) * (l + r),
         lambda N, l, r: l + (N - 1) * r if N > 1 else 0,
     ),
+    "all-gather": (
+        network.all_gather,
+        lambda N, l, r: (N - 1) * (l + r),
+        lambda N, l, r: l + (N - 1) * r if N > 1 else 0,
+    ),
+    "ring shift": (network.ring_shift, *[lambda N, l, r: l + r if N > 1 else 0] * 2),
     "local": (network.local, *[lambda N, l, r: 0] * 2),
     "asynchronous server": (
         network.asynchronous_server,
@@ -105,7 +111,7 @@ def test_costs_are_the_tables_exactly(name):
         assert network.cost(pattern, N, LATENCY, TRANSFER, "pipelined") == pipelined(N, LATENCY, TRANSFER)
 
 
-@pytest.mark.parametrize("pattern", ALL_REDUCES, ids=id_of)
+@pytest.mark.parametrize("pattern", [*ALL_REDUCES, *ROWS], ids=id_of)
 def test_costs_are_what_the_simulation_takes(simulate, pattern):
     for N in SIZES:
         messages = in_parts(pattern.messages(N), N)
@@ -131,7 +137,7 @@ def test_costs_of_gossip_are_what_the_simulation_takes(simulate, graph):
 def test_costs_of_few_workers_are_what_the_simulation_takes(simulate, convention):
     """At many latencies and transfers, 0 among them; also of one worker, who sends nothing but to a server."""
     for N in (1, 2, 3, 4, 6):
-        patterns = [*ALL_REDUCES, network.local, *[pattern_of(name, N) for name in TABLE if name.startswith("gossip")]]
+        patterns = [*ALL_REDUCES, *ROWS, network.local, *[pattern_of(name, N) for name in TABLE if name.startswith("gossip")]]
         for pattern in patterns:
             messages = pattern.messages(N)
             for latency, transfer in TIMES:
@@ -140,26 +146,18 @@ def test_costs_of_few_workers_are_what_the_simulation_takes(simulate, convention
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
-def test_costs_of_schedules_are_means_of_what_the_simulation_takes(simulate, convention):
-    patterns = [network.gossip(topology) for topology in SCHEDULES]
-    patterns += [network.every(3, pattern) for pattern in (*patterns, network.ring_all_reduce, network.parameter_server)]
-    for pattern, N in zip(patterns, [8, 7, 3, 8, 7, 3, 5, 4], strict=True):
-        seconds = [simulate(one.messages(N), LATENCY, TRANSFER, convention).seconds for one in pattern.rounds]
-        assert network.cost(pattern, N, LATENCY, TRANSFER, convention) == Fraction(sum(seconds)) / len(seconds)
-        sent = [sum(message.size for message in one.messages(N) if message.sender < N) for one in pattern.rounds]
-        assert pattern.vectors(N) == pytest.approx(float(sum(sent) / N / len(sent)))
-
-
-@pytest.mark.parametrize(("topology", "rounds"), [(topology, topology.period) for topology in SCHEDULES], ids=id_of)
-def test_rounds_of_a_schedule_are_its_graphs(topology, rounds):
-    pattern = network.gossip(topology)
-    assert len(pattern.rounds) == rounds > 1
-    for links, one in zip(topology.links, pattern.rounds, strict=True):
-        pairs = [(message.sender, message.receiver) for message in one.messages(topology.n)]
-        assert sorted(pairs) == sorted(map(tuple, links.tolist()))
-    silent = network.every(3, pattern).rounds
-    assert len(silent) == 3 * rounds
-    assert [one.name for one in silent] == [name for one in pattern.rounds for name in ("local", "local", one.name)]
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=id_of)
+def test_costs_of_schedules_are_means_of_what_the_simulation_takes(simulate, schedule, convention):
+    """Its messages are those of its turns."""
+    pattern, N = network.gossip(schedule), schedule.n
+    assert pattern.messages is None
+    messages = []
+    for links in schedule.links:
+        pairs = [(int(i), int(j)) for i, j in links]
+        messages.append([network.Message(*pair) for group in matchings(pairs, N) for pair in group])
+    seconds = [simulate(one, LATENCY, TRANSFER, convention).seconds for one in messages]
+    assert network.cost(pattern, N, LATENCY, TRANSFER, convention) == Fraction(sum(seconds)) / len(seconds)
+    assert pattern.vectors(N) == pytest.approx(sum(map(len, messages)) / N / len(messages))
 
 
 @pytest.mark.parametrize("pattern", ALL_REDUCES, ids=id_of)
@@ -192,23 +190,6 @@ def test_measured_bits_become_the_transfer_of_a_full_vector(pattern, convention)
     sent = sum(message.size for message in pattern.messages(N) if message.sender < N)
     seconds = network.round_seconds(pattern, N, float(sent * vector / N), latency=latency, bandwidth=bandwidth, convention=convention)
     assert seconds == pytest.approx(network.cost(pattern, N, latency, vector / bandwidth, convention), rel=1e-12)
-
-
-def test_what_local_sgd_on_a_graph_costs_is_what_a_schedule_does():
-    """A ring in one round of four, nothing in the others."""
-    ring = topologies.ring(6)
-    schedule = topologies.from_matrix([np.eye(6), np.eye(6), np.eye(6), ring.W])
-    pattern = algorithms.decentralized_sgd(optax.sgd(0.1), schedule).pattern
-    local = algorithms.local_sgd(optax.sgd(0.1), 4, ring).pattern
-    for convention in CONVENTIONS:
-        assert network.cost(pattern, 6, 0.5, 2.0, convention) == network.cost(local, 6, 0.5, 2.0, convention)
-    assert network.cost(pattern, 6, 0.5, 2.0) == 2 * 2.5 / 4
-    assert pattern.vectors(6) == local.vectors(6) == 2 / 4
-
-
-def test_names_tell_the_graph_and_the_period():
-    pattern = network.every(4, network.gossip(topologies.ring(6)))
-    assert pattern.name == "every 4 rounds gossip(ring(6))"
 
 
 def test_fewer_bits_take_less_time_but_the_latency_stays():
@@ -409,7 +390,7 @@ def simulated(pattern, N: int, convention, start, latency, up, down):
 
 
 CLOCKS = [
-    *[(pattern, N) for pattern in ALL_REDUCES for N in (1, 2, 5, 64)],
+    *[(pattern, N) for pattern in (*ALL_REDUCES, *ROWS) for N in (1, 2, 5, 64)],
     *[(network.gossip(topology), topology.n) for topology in (topologies.ring(2), topologies.ring(7), topologies.exponential(6))],
     *[(network.gossip(topology), topology.n) for topology in (topologies.complete(5), topologies.hypercube(3))],
     (network.local, 4),
@@ -541,26 +522,6 @@ def test_a_schedules_clock_uses_the_rounds_graph(topology, convention):
             busy = busy_ports(topology, turn, convention, latency[k], *each)
             expected = [finish[k][group].max() + busy[group].max() for group in around(topology, turn)]
             np.testing.assert_allclose(shown, expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize("period", [1, 3])
-def test_every_few_rounds_is_silent_in_the_others(period):
-    """In its turn, what is inside takes its own next turn."""
-    topology = topologies.one_peer_exponential(4)
-    inner = network.gossip(topology)
-    finish, port = jnp.asarray([0.0, 10.0, 20.0, 40.0]), jnp.full(4, 3.0)
-    ports = network.Ports(jnp.float32(1.0), port, port)
-    elapse = jax.jit(lambda pattern, step: network.elapse(pattern, finish, ports, "blocking", step), static_argnums=0)
-    outer = network.every(period, inner)
-    turns = []
-    for step in range(4 * period):
-        done = elapse(outer, jnp.int32(step))
-        if (step + 1) % period:
-            np.testing.assert_array_equal(done, finish)
-        else:
-            turns.append(done.tolist())
-    assert turns == [elapse(inner, jnp.int32(turn)).tolist() for turn in range(4)]
-    assert turns[0] == turns[2] != turns[1]
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)

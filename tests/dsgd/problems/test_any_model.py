@@ -18,6 +18,7 @@ import algorithms
 import dsgd
 from dsgd import problems
 from dsgd.engine import accumulate, loop, oracle
+from dsgd.engine.queries import Asked
 
 N, M, FEATURES, LENGTH, VOCABULARY = 8, 61, 3, 5, 7
 RNG = np.random.default_rng(0)
@@ -69,7 +70,7 @@ def evaluate_and_ask(problem: dsgd.Problem, params: Any, mesh: jax.sharding.Mesh
     """With every worker's gradient on all it has."""
 
     def both(params, data, shared):
-        each = oracle.gradients(problem, dsgd.Query(params, exact=True), jax.random.key(0), data, N)
+        each = oracle.gradients(problem, Asked(params, exact=True), jax.random.key(0), data, N)
         return *oracle.evaluate(problem, params, data, shared), each
 
     return on(mesh, problem, both, (P(), P(), P("workers")), params)
@@ -140,7 +141,7 @@ def test_a_text_of_14_megabytes_is_evaluated_in_a_few(what, mesh, optimised):
     def run(params, data, shared):
         if what == "evaluation":
             return oracle.evaluate(problem, params, data, shared)
-        return oracle.gradients(problem, dsgd.Query(params, exact=True), jax.random.key(0), data, 16)
+        return oracle.gradients(problem, Asked(params, exact=True), jax.random.key(0), data, 16)
 
     sharded = jax.shard_map(run, mesh=mesh, in_specs=(P(), P("workers"), P()), out_specs=P(), check_vma=False)
     analysis = jax.jit(sharded).lower(*shapes).compile().memory_analysis()

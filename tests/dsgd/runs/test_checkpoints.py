@@ -104,7 +104,7 @@ OTHER_RUNS = {
         {"method": algorithms.parameter_server_sgd(optax.sgd(0.1, momentum=0.5))},
         "method = minibatch_sgd there, parameter_server_sgd here",
     ),
-    "step size": ({"method": momentum(0.5, 0.2)}, "step size = 0.1.* there, 0.2"),
+    "step size": ({"method": momentum(0.5, 0.2)}, ANYTHING_ELSE),
     "momentum": ({"method": momentum(0.9)}, ANYTHING_ELSE),
     "schedule": ({"method": momentum(0.5, optax.exponential_decay(0.1, 5, 0.5))}, ANYTHING_ELSE),
     "l2": ({"problem": l2(0.2)}, ANYTHING_ELSE),
@@ -303,11 +303,11 @@ def test_states_of_keys_and_of_types_that_numpy_lacks_are_kept(mesh, key, tmp_pa
         state = sgd.init(params, N)
         return state._replace(server=(state.server, jax.random.key(5, impl="rbg"), jnp.full(2, 0.5, jnp.bfloat16)))
 
-    def update(key, state, gradients, round):
+    def update(state, gradients, round):
         inner, own, half = state.server
-        after, info = sgd.update(key, state._replace(server=inner), gradients, round)
+        after = sgd.update(state._replace(server=inner), gradients, round)
         own = jax.random.split(own)[0]
-        return after._replace(server=(after.server, own, half + jax.random.normal(own, (2,), jnp.bfloat16))), info
+        return after._replace(server=(after.server, own, half + jax.random.normal(own, (2,), jnp.bfloat16)))
 
     def bare(member):
         return lambda state, *rest: member(state._replace(server=state.server[0]), *rest)
@@ -324,7 +324,7 @@ ABOUT = {"method": "one", "program": "a"}
 
 
 def carried(**server: jax.Array) -> loop.Carry:
-    return loop.Carry(dsgd.State(jnp.int32(3), server), ())
+    return loop.Carry(dsgd.State(server, step=jnp.int32(3)), ())
 
 
 def opened(folder: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dsgd
-from dsgd import problems, records, workers
+from dsgd import problems, records
 from dsgd.runs.history import Log
 from tests.dsgd.by_hand import method
 
@@ -24,13 +24,11 @@ def problem() -> dsgd.Problem:
 def counting(size=0.1) -> dsgd.Algorithm:
     """Its metric is `[N]`: the round, a decimal further for each worker."""
 
-    def update(key, state, gradients, round):
-        after, info = once.update(key, state, gradients, round)
-        x = state.server - size * workers.mean(gradients)
-        return after._replace(server=x), info._replace(metrics={"told": (round.step + 1) * 10.0 ** jnp.arange(round.workers)})
+    def update(state, gradients, round):
+        round.log(rounds=(round.step + 1) * 10.0 ** jnp.arange(round.workers))
+        return dsgd.State(state.server - size * round.mean(gradients))
 
-    once = method()
-    return once._replace(update=update)
+    return method(update=update)
 
 
 def expected(steps: int) -> np.ndarray:
@@ -40,18 +38,18 @@ def expected(steps: int) -> np.ndarray:
 
 @pytest.mark.parametrize("devices", [1, N])
 def test_they_are_recorded_worker_by_worker(devices, problem, key):
-    told = dsgd.run(counting(), problem, steps=STEPS, key=key, seeds=SEEDS, mesh=devices).history["told"]
-    np.testing.assert_allclose(told, np.broadcast_to(expected(STEPS), (SEEDS, STEPS + 1, N)))
-    alone = dsgd.run(counting(), problem, steps=STEPS, key=key, record_every=2, mesh=devices).history["told"]
+    rounds = dsgd.run(counting(), problem, steps=STEPS, key=key, seeds=SEEDS, mesh=devices).history["rounds"]
+    np.testing.assert_allclose(rounds, np.broadcast_to(expected(STEPS), (SEEDS, STEPS + 1, N)))
+    alone = dsgd.run(counting(), problem, steps=STEPS, key=key, record_every=2, mesh=devices).history["rounds"]
     np.testing.assert_allclose(alone, expected(STEPS)[[0, 2, 4, 5]])
 
 
 def test_a_sweep_has_them_for_each_point_and_does_not_choose_by_them(problem, key, mesh):
     found = dsgd.sweep(counting, problem, steps=STEPS, key=key, seeds=SEEDS, mesh=mesh, size=[0.1, 0.2, 0.3])
-    assert found.history["told"].shape == (3, SEEDS, STEPS + 1, N)
-    np.testing.assert_allclose(found.at((2,))["told"][1], expected(STEPS))
-    with pytest.raises(ValueError, match="best: metric = 'told' is no series of each run"):
-        found.best("told")
+    assert found.history["rounds"].shape == (3, SEEDS, STEPS + 1, N)
+    np.testing.assert_allclose(found.at((2,))["rounds"][1], expected(STEPS))
+    with pytest.raises(ValueError, match="best: metric = 'rounds' is no series of each run"):
+        found.best("rounds")
 
 
 @pytest.mark.parametrize("seeds", [None, SEEDS])
@@ -62,15 +60,15 @@ def test_what_diverges_keeps_the_records_until_then(seeds, problem, key, mesh):
     history = caught.value.history
     count = len(history["step"])
     assert N < count < 100
-    assert history["told"].shape == (*np.shape(history["loss"]), N)
+    assert history["rounds"].shape == (*np.shape(history["loss"]), N)
     assert history["loss"].shape[-1] == count
-    np.testing.assert_allclose(np.reshape(history["told"], (-1, count, N))[0], expected(count - 1))
+    np.testing.assert_allclose(np.reshape(history["rounds"], (-1, count, N))[0], expected(count - 1))
 
 
 def test_a_run_that_goes_on_has_them_from_its_beginning(problem, key, mesh, tmp_path):
     for steps in (2, STEPS):
-        told = dsgd.run(counting(), problem, steps=steps, key=key, mesh=mesh, checkpoint=tmp_path).history["told"]
-    np.testing.assert_allclose(told, expected(STEPS))
+        rounds = dsgd.run(counting(), problem, steps=steps, key=key, mesh=mesh, checkpoint=tmp_path).history["rounds"]
+    np.testing.assert_allclose(rounds, expected(STEPS))
 
 
 def test_files_have_a_column_for_each_worker(problem, key, mesh, tmp_path):
@@ -80,9 +78,9 @@ def test_files_have_a_column_for_each_worker(problem, key, mesh, tmp_path):
     with (tmp_path / "history.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 * SEEDS * 3
-    assert [float(rows[2][f"told[{worker}]"]) for worker in range(N)] == [2, 20, 200, 2000]
-    assert rows[-1]["told[3]"] == ""
-    assert "told" not in rows[0]
+    assert [float(rows[2][f"rounds[{worker}]"]) for worker in range(N)] == [2, 20, 200, 2000]
+    assert rows[-1]["rounds[3]"] == ""
+    assert "rounds" not in rows[0]
 
 
 def test_the_mean_of_losses_near_the_largest_number_is_no_overflow():

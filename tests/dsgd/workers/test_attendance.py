@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import topologies
 from dsgd import counts, workers
-from dsgd.network import told
+from dsgd.communication import bits
 
 N, D = 8, 3
 DRAW = np.random.default_rng(0)
@@ -115,25 +115,25 @@ def test_gossip_goes_by_the_links_that_are_there(devices):
 @pytest.mark.parametrize("devices", [1, 8])
 @pytest.mark.parametrize("lengths", ["one for all", "by sender"])
 def test_a_lost_message_is_sent_and_not_received(devices, lengths):
-    step, each = 1, np.full(N, 96) if lengths == "one for all" else np.arange(5, 5 + N)
+    step, each = jnp.int32(1), np.full(N, 96) if lengths == "one for all" else np.arange(5, 5 + N)
 
     def function(x):
-        def told_of(graph):
+        def of(graph):
             if lengths == "one for all":
-                return told.to_neighbours(x, graph, jnp.int32(step))
+                return bits.to_neighbours(96, 96, graph, step)
             own = workers.own(jnp.asarray(each, jnp.uint32), N)
-            return told.messages(own, workers.fetch(own, graph, jnp.int32(step)), graph, jnp.int32(step))
+            return bits.to_neighbours(own, workers.fetch(own, graph, step), graph, step)
 
         with workers.attended(SOME):
-            infos = {name: told_of(graph) for name, graph in GRAPHS.items()}
-        return {name: (info.bits_up, info.bits_down, info.lost) for name, info in infos.items()}
+            return {name: of(graph) for name, graph in GRAPHS.items()}
 
-    for name, info in spread(function, devices, X).items():
-        sent = mixing(name, step, False)[1]
-        up, down, lost = (counts.to_int(np.asarray(part)) for part in info)
+    for name, found in spread(function, devices, X).items():
+        sent = mixing(name, 1, False)[1]
+        up, down, lost = (counts.to_int(np.asarray(part)) for part in found[:3])
         np.testing.assert_array_equal(up, sent.sum(axis=0) * each)
         np.testing.assert_array_equal(down, (sent & UP) @ each)
         np.testing.assert_array_equal(lost, (sent & ~UP) @ each)
+        np.testing.assert_array_equal(found.messages, np.stack([sent.sum(axis=0), (sent & UP).sum(axis=1)], axis=1))
 
 
 def test_push_sum_agrees_on_the_true_mean_although_messages_are_lost():
@@ -156,9 +156,9 @@ def test_push_sum_agrees_on_the_true_mean_although_messages_are_lost():
         return lax.fori_loop(0, 300, one_round, (x, jnp.ones(x.shape[0])))
 
     for devices in (1, 4):
-        x, mass = map(np.asarray, spread(function, devices, X))
-        assert mass.std() > 0.1, "messages were lost"
-        np.testing.assert_allclose(x / mass[:, None], np.tile(X.mean(axis=0), (N, 1)), rtol=2e-5, atol=2e-6)
+        x, weights = map(np.asarray, spread(function, devices, X))
+        assert weights.std() > 0.1, "messages were lost"
+        np.testing.assert_allclose(x / weights[:, None], np.tile(X.mean(axis=0), (N, 1)), rtol=2e-5, atol=2e-6)
 
 
 def test_functions_that_are_traced_once_see_each_rounds_attendance():

@@ -93,34 +93,42 @@ def test_only_on_cpus_they_are_additions(platform, reductions, mesh):
     assert text.count("stablehlo.slice") == (0 if reductions else 8 // mesh.size)
 
 
-def test_in_one_pass_a_mean_and_the_distances_from_it_are_those_of_numpy(any_mesh):
-    """Of the leaf that is told, and of another one as ever; the sums of pairs are in the program once."""
-
-    def both(x, other):
-        with workers.in_one_pass(x):
-            means = workers.mean((x, other))
-            return *means, workers.mean_sqdist(x, means[0])
-
+def test_a_mean_and_the_distances_from_it_are_those_of_numpy_and_take_one_pass(any_mesh):
+    """The sums of pairs are in the program once."""
     x = rows("float32")
-    together = jax.jit(jax.shard_map(both, mesh=any_mesh, in_specs=P(workers.AXIS), out_specs=P(), check_vma=False))
-    mean, of_other, apart = together(x, 2 * x)
+    both = over_workers(workers.mean_and_sqdist, any_mesh)
+    mean, apart = both(x)
     exact = np.asarray(x, np.float64)
     np.testing.assert_allclose(mean, exact.mean(axis=0), rtol=1e-6)
-    np.testing.assert_allclose(of_other, 2 * exact.mean(axis=0), rtol=1e-6)
     np.testing.assert_allclose(apart, ((exact - exact.mean(axis=0)) ** 2).sum() / 8, rtol=1e-5)
-    assert together.lower(x, 2 * x).as_text().count("stablehlo.complex") == 8 // any_mesh.size
+    assert both.lower(x).as_text().count("stablehlo.complex") == 8 // any_mesh.size
+
+
+def test_of_a_tree_distances_are_summed_and_types_are_kept(any_mesh):
+    """With workers' weights, and in half precision, which is rounded once."""
+    x = {"a": rows("float32"), "b": rows("bfloat16")[:, 0]}
+    weights = (2.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+
+    def weighted(x):
+        with workers.weighted(weights):
+            return workers.mean_and_sqdist(x)
+
+    exact = {name: np.asarray(leaf, np.float64) for name, leaf in x.items()}
+    for both, by in ((workers.mean_and_sqdist, np.ones(8)), (weighted, np.array(weights))):
+        mean, apart = over_workers(both, any_mesh)(x)
+        middle = {name: np.tensordot(by, leaf, axes=1) / 8 for name, leaf in exact.items()}
+        assert (mean["a"].dtype, mean["b"].dtype) == (jnp.float32, jnp.bfloat16)
+        np.testing.assert_allclose(mean["a"], middle["a"], rtol=1e-6)
+        np.testing.assert_allclose(np.asarray(mean["b"], np.float64), middle["b"], rtol=2.0**-8)
+        squares = sum(((leaf - np.asarray(mean[name], np.float64)) ** 2).sum() for name, leaf in exact.items()) / 8
+        np.testing.assert_allclose(apart, squares, rtol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [LONG, (5,)])
 def test_on_one_device_models_that_agree_are_their_mean_and_are_nowhere_apart(shape):
     """Bit for bit, though their sum is rounded."""
-
-    def both(x):
-        with workers.in_one_pass(x):
-            return (mean := workers.mean(x)), workers.mean_sqdist(x, mean)
-
     one = (1 / 3 + jax.random.normal(jax.random.key(0), shape)).astype("float32")
-    mean, apart = over_workers(both, workers.mesh(1))(jnp.broadcast_to(one, (7, *shape)))
+    mean, apart = over_workers(workers.mean_and_sqdist, workers.mesh(1))(jnp.broadcast_to(one, (7, *shape)))
     np.testing.assert_array_equal(mean, one)
     assert apart == 0
 

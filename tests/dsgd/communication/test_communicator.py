@@ -1,0 +1,548 @@
+"""Each call of a communicator: the data that it moves, the bits and the pattern that it records, participation and lost messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import dsgd
+import topologies
+from dsgd import Round, State, communication, compressors, counts, network, problems, workers
+from tests.dsgd.by_hand import method
+
+N, STEP = 8, 5  # round 5 is the last of every 2, of every 3 and of every 6
+ROWS, EVERYWHERE = P(workers.AXIS), P()
+DRAW = np.random.default_rng(0)
+X = {"a": DRAW.normal(size=(N, 3)).astype(np.float32), "b": DRAW.normal(size=(N, 4, 5)).astype(np.float32)}
+OLD = jax.tree.map(lambda leaf: leaf[::-1] + 1, X)
+VECTOR = 23 * 32  # bits of a worker's row of X
+SIGNS = (8 + 32) + (24 + 32)  # whole bytes of signs, and the scale, of each leaf of it
+SHARDS = 2 * (8 + 32)  # of its shard of each leaf
+REDUCED = round(2 * (N - 1) / N * VECTOR)
+WEIGHTS = (0.5, 1.0, 0.0, 0.5, 1.5, 0.5, 2.0, 2.0)
+IDS = np.arange(N)
+PARTNER = np.array([3, 1, 7, 0, 5, 4, 6, 2])
+RING, DIRECTED, COMPLETE = topologies.ring(N), topologies.exponential(N), topologies.complete(N)
+NEAR = np.stack([IDS - 1, (IDS + 1) % N], axis=1)
+SCHEDULE = topologies.one_peer_exponential(N)
+PRESENT = np.array([True, True, False, True, True, True, False, True])
+COUNTED = PRESENT & (IDS != 4)
+DOWN = {(0, 1), (3, 4), (0, 4)}
+ARRIVES = PRESENT & PRESENT[:, None] & np.array([[(min(i, j), max(i, j)) not in DOWN for j in IDS] for i in IDS])
+
+
+def each(function: Callable, *trees: Any) -> Any:
+    return jax.tree.map(function, *trees)
+
+
+def mean(tree: Any) -> Any:
+    return each(lambda x: x.mean(axis=0), tree)
+
+
+def mixed(topology: dsgd.Topology, tree: Any, turn: int = 0) -> Any:
+    W = topology.matrices[turn % topology.period].toarray()
+    return each(lambda x: np.tensordot(W, x, axes=1), tree)
+
+
+def weighted(tree: Any) -> Any:
+    return each(lambda x: np.tensordot(WEIGHTS, x, axes=1) / N, tree)
+
+
+def for_all(tree: Any) -> Any:
+    return each(lambda x: np.broadcast_to(x, (N, *x.shape)), tree)
+
+
+def sign(x: np.ndarray, first: int = 1) -> np.ndarray:
+    """Of each vector, whose elements are the axes from `first` on, the mean magnitude with each element's sign."""
+    return np.abs(x).mean(axis=tuple(range(first, x.ndim)), keepdims=True) * np.where(x < 0, -1, 1)
+
+
+def in_shards(x: np.ndarray) -> np.ndarray:
+    """`[N, ...]` to `[N, N, part]`."""
+    part = -(-x[0].size // N)
+    return np.pad(x.reshape(N, -1), ((0, 0), (0, N * part - x[0].size))).reshape(N, N, part)
+
+
+def through_servers(x: np.ndarray) -> np.ndarray:
+    """The mean of the workers' signs, of whose shards the servers send signs."""
+    return sign(sign(in_shards(x), 2).mean(axis=0)).ravel()[: x[0].size].reshape(x.shape[1:])
+
+
+def around_ring(x: np.ndarray) -> np.ndarray:
+    """Shard m starts at worker m; each worker adds its own and sends the sum's signs."""
+    shards, total = in_shards(x), np.zeros_like(in_shards(x)[0])
+    for hop in range(N):
+        total = sign(total + shards[(IDS + hop) % N, IDS])
+    return (total / N).ravel()[: x[0].size].reshape(x.shape[1:])
+
+
+def send_to_servers(round, x):
+    received = round.to_servers(compressors.sign, communication.shards(x, N, compressors.sign)).received
+    return communication.unshard(round.from_servers(compressors.sign, received).received, mean(x), compressors.sign)
+
+
+def send_around_ring(round, x):
+    shards = communication.shards(x, N, compressors.sign)
+    return communication.unshard(round.around_ring(compressors.sign, shards), mean(x), compressors.sign)
+
+
+def neighbours(round, x):
+    """Their rows, sorted, since their order has no meaning; and the sum with their weights."""
+    rows, weights = round.neighbours(x, RING)
+    return each(lambda leaf: jnp.sort(leaf, axis=1), rows), each(lambda leaf: jnp.einsum("nk,nk...->n...", weights, leaf), rows)
+
+
+def old():
+    """The block's rows of OLD."""
+    return workers.own(each(jnp.asarray, OLD), N)
+
+
+def joint(round, x):
+    with round.joint():
+        return round.mix(x, RING), round.laplacian(old(), RING)
+
+
+class Call(NamedTuple):
+    """A call in an update, and what it should do.
+
+    Args:
+        send: (Communicator, x) -> what it gives.
+        moved: the same in numpy.
+        pattern: its name.
+        bits: that each worker sends, and as many that it receives, an int or `[N]`.
+        spec: whether the result has the workers' rows, or is the same on every device.
+        simulated: whether other collectives stand for the messages.
+        turn: of a schedule.
+        period: of the exchange.
+        now: whether it takes place in this round.
+    """
+
+    send: Callable
+    moved: Any
+    pattern: str
+    bits: Any
+    spec: P = EVERYWHERE
+    simulated: bool = False
+    turn: int = STEP
+    period: int = 1
+    now: bool = True
+
+
+RING_MESSAGES, SCHEDULED = "gossip(ring(8))", "gossip(one_peer_exponential(8))"
+CALLS = {
+    "mean": Call(lambda round, x: round.mean(x), mean(X), "ring_all_reduce", REDUCED),
+    "mean via a server": Call(
+        lambda round, x: round.mean(x, network.parameter_server), mean(X), "parameter_server", VECTOR, simulated=True
+    ),
+    "sum via a star": Call(lambda round, x: round.sum(x, network.star), each(lambda x: x.sum(axis=0), X), "star", VECTOR, simulated=True),
+    "mean via servers": Call(lambda round, x: round.mean(x, network.multi_server), mean(X), "multi_server", REDUCED),
+    "weighted_mean": Call(lambda round, x: round.weighted_mean(x), weighted(X), "ring_all_reduce", REDUCED),
+    "average": Call(lambda round, x: round.average(x), for_all(weighted(X)), "ring_all_reduce", REDUCED, ROWS),
+    "aggregate": Call(lambda round, x: round.aggregate(x, old())[0], weighted(X), "ring_all_reduce", REDUCED),
+    "all_gather": Call(lambda round, x: round.all_gather(x), X, "all_gather", (N - 1) * VECTOR),
+    "all_gather of signs": Call(
+        lambda round, x: round.all_gather(x, compressors.sign).received, each(sign, X), "all_gather", (N - 1) * SIGNS
+    ),
+    "mix": Call(lambda round, x: round.mix(x, RING), mixed(RING, X), RING_MESSAGES, 2 * VECTOR, ROWS),
+    "mix on a directed graph": Call(
+        lambda round, x: round.mix(x, DIRECTED), mixed(DIRECTED, X), "gossip(exponential(8))", 3 * VECTOR, ROWS
+    ),
+    "mix on the complete graph": Call(
+        lambda round, x: round.mix(x, COMPLETE), mixed(COMPLETE, X), "gossip(complete(8))", 7 * VECTOR, ROWS, simulated=True
+    ),
+    "mix on a schedule": Call(lambda round, x: round.mix(x, SCHEDULE), mixed(SCHEDULE, X, STEP), SCHEDULED, VECTOR, ROWS),
+    "laplacian": Call(lambda round, x: round.laplacian(x, RING), each(np.subtract, mixed(RING, X), X), RING_MESSAGES, 2 * VECTOR, ROWS),
+    "push_sum": Call(
+        lambda round, x: round.push_sum(x, x["a"][:, 0], DIRECTED),
+        mixed(DIRECTED, (X, X["a"][:, 0])),
+        "gossip(exponential(8))",
+        3 * (VECTOR + 32),
+        ROWS,
+    ),
+    "neighbours": Call(
+        neighbours,
+        (
+            each(lambda x: np.sort(x[np.stack([IDS - 1, (IDS + 1) % N], axis=1)], axis=1), X),
+            each(lambda m, x: m - x / 3, mixed(RING, X), X),
+        ),
+        RING_MESSAGES,
+        2 * VECTOR,
+        ROWS,
+    ),
+    "to_neighbours": Call(
+        lambda round, x: round.to_neighbours(compressors.sign, x, RING).received,
+        each(lambda x: mixed(RING, sign(x)) - sign(x), X),
+        RING_MESSAGES,
+        2 * SIGNS,
+        ROWS,
+    ),
+    "to_servers": Call(send_to_servers, each(through_servers, X), "multi_server", 2 * (N - 1) * SHARDS),
+    "around_ring": Call(send_around_ring, each(around_ring, X), "ring_all_reduce", 2 * (N - 1) * SHARDS),
+    "shift": Call(lambda round, x: round.shift(x, 3), each(lambda x: np.roll(x, 3, axis=0), X), "ring_shift", VECTOR, ROWS),
+    "shift by all": Call(lambda round, x: round.shift(x, -N), X, "ring_shift", 0, ROWS),
+    "exchange": Call(
+        lambda round, x: round.exchange(x, PARTNER), each(lambda x: x[PARTNER], X), "ring_shift", VECTOR * (PARTNER != IDS), ROWS
+    ),
+    "joint": Call(joint, (mixed(RING, X), each(np.subtract, mixed(RING, OLD), OLD)), RING_MESSAGES, 4 * VECTOR, ROWS),
+    "when": Call(
+        lambda round, x: round.when(round.step == STEP, round.average, x), for_all(weighted(X)), "ring_all_reduce", REDUCED, ROWS, period=0
+    ),
+    "when not": Call(
+        lambda round, x: round.when(round.step != STEP, round.average, x, otherwise=lambda x: each(lambda leaf: -leaf, x)),
+        each(np.negative, X),
+        "ring_all_reduce",
+        0,
+        ROWS,
+        period=0,
+        now=False,
+    ),
+    "every second": Call(
+        lambda round, x: round.every(2, lambda x: round.mix(x, SCHEDULE), x),
+        mixed(SCHEDULE, X, 2),
+        SCHEDULED,
+        VECTOR,
+        ROWS,
+        turn=2,
+        period=2,
+    ),
+    "every fourth": Call(
+        lambda round, x: round.every(4, lambda x: round.mix(x, SCHEDULE), x), X, SCHEDULED, 0, ROWS, turn=0, period=4, now=False
+    ),
+    "every third of every second": Call(
+        lambda round, x: round.every(2, lambda x: round.every(3, lambda x: round.mix(x, SCHEDULE), x), x),
+        mixed(SCHEDULE, X, 0),
+        SCHEDULED,
+        VECTOR,
+        ROWS,
+        turn=0,
+        period=6,
+    ),
+    "every fourth of every third": Call(
+        lambda round, x: round.every(3, lambda x: round.every(4, round.average, x), x),
+        X,
+        "ring_all_reduce",
+        0,
+        ROWS,
+        turn=0,
+        period=12,
+        now=False,
+    ),
+    "when, of every third": Call(
+        lambda round, x: round.every(3, lambda x: round.when(x["a"].sum() < np.inf, round.average, x), x),
+        for_all(weighted(X)),
+        "ring_all_reduce",
+        REDUCED,
+        ROWS,
+        turn=1,
+        period=0,
+    ),
+}
+
+
+PROBLEM = problems.random_quadratic(N, 3, seed=0)._replace(weights=WEIGHTS)
+
+
+class Seen(NamedTuple):
+    """What an update did.
+
+    Args:
+        results: of its calls.
+        sendings: its exchanges, without arrays.
+        bits: of each exchange, by name, `[N]`, or `[N, 2]` of messages.
+        now: whether it took place.
+        turns: of schedules.
+        statistics: of the round, without bits.
+    """
+
+    results: tuple[Any, ...]
+    sendings: tuple[communication.Sending, ...]
+    bits: list[dict[str, np.ndarray]]
+    now: list[bool]
+    turns: list[int]
+    statistics: communication.Statistics
+
+
+def communicated(devices: int, *calls: tuple[Callable, P], there: workers.Attendance | None = None, step: int = STEP) -> Seen:
+    """These calls, (Communicator, x) -> result, in one update, one after the other.
+
+    Args:
+        devices: over which the workers are spread.
+        calls: each with the layout of its result.
+        there: which workers participate, and which messages arrive.
+        step: rounds before.
+    """
+    sendings: list[communication.Sending] = []
+
+    def block(x):
+        results = []
+
+        def update(state, gradients, round):
+            x = state.workers
+            for send, _ in calls:
+                results.append(send(round, x))
+                # The next call depends on this one: XLA may run independent collectives of a program in another order on each device.
+                x = each(lambda leaf: leaf + 0 * jax.tree.leaves(results[-1])[0].ravel()[0], x)
+            return state
+
+        this = Round(jnp.int32(step), N, jax.random.key(0), problem=PROBLEM)
+        with workers.attended(there):
+            _, record = communication.communicate(method(update=update), State(workers=x), (), this, jax.random.key(1))
+        sendings[:] = record.sendings()
+        now = [jnp.bool_(True) if sending.now is None else sending.now for sending in sendings]
+        statistics = record.statistics(N)._replace(bits=())
+        return tuple(results), [sending.bits._asdict() for sending in sendings], (now, [sending.turn for sending in sendings], statistics)
+
+    specs = tuple(spec for _, spec in calls), ROWS, EVERYWHERE
+    spread = jax.shard_map(block, mesh=workers.mesh(devices), in_specs=ROWS, out_specs=specs, check_vma=False)
+    results, bits, (now, turns, statistics) = jax.tree.map(np.asarray, jax.jit(spread)(X))
+    for sent in bits:
+        sent |= {what: counts.to_int(sent[what]) for what in ("up", "down", "lost") if sent[what] is not None}
+    return Seen(results, tuple(sendings), bits, now, turns, statistics)
+
+
+def close(found: Any, expected: Any) -> None:
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=2e-6), found, expected)
+
+
+@cache
+def all_calls(devices: int) -> Seen:
+    """In one program: compiled once for all tests."""
+    return communicated(devices, *[(call.send, call.spec) for call in CALLS.values()])
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_moves_data_and_records_bits_pattern_and_period(name, any_mesh):
+    seen, call, i = all_calls(any_mesh.size), CALLS[name], list(CALLS).index(name)
+    close(seen.results[i], call.moved)
+    assert len(seen.sendings) == len(CALLS), "one exchange each"
+    np.testing.assert_array_equal(seen.bits[i]["up"], np.broadcast_to(call.bits, N))
+    np.testing.assert_array_equal(seen.bits[i]["down"], np.broadcast_to(call.bits, N))
+    assert seen.bits[i]["lost"] is None
+    found = seen.sendings[i]
+    assert found.pattern.name == call.pattern
+    assert (found.simulated, found.period, seen.now[i]) == (call.simulated, call.period, call.now)
+    if call.now:
+        assert seen.turns[i] == call.turn
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("mean", "mean via ring_all_reduce"),
+        ("mix", "mix on ring(8)"),
+        ("to_servers", "to_servers of sign, from_servers of sign"),
+        ("joint", "mix on ring(8), laplacian on ring(8)"),
+        ("all_gather of signs", "all_gather of sign"),
+    ],
+)
+def test_exchanges_have_names_for_people(name, said):
+    assert all_calls(1).sendings[list(CALLS).index(name)].call == said
+
+
+ATTENDANCE = workers.Attendance(jnp.asarray(PRESENT), jnp.asarray(COUNTED), lambda i, j: jnp.asarray(ARRIVES)[i, j])
+SENT = (RING.W != 0) & ~np.eye(N, dtype=bool) & PRESENT & PRESENT[:, None]  # by receiver and sender
+LEFT = np.where(SENT & ARRIVES, RING.W, 0)
+
+
+def remaining(tree: Any) -> Any:
+    """What W makes of the workers' rows if a worker keeps the weight of what does not arrive."""
+    W = LEFT + np.diag(1 - LEFT.sum(axis=1))
+    return each(lambda x: np.tensordot(W, x, axes=1), tree)
+
+
+def counted(tree: Any, weights: Any = (1.0,) * N) -> Any:
+    by = np.where(COUNTED, weights, 0)
+    return each(lambda x: np.tensordot(by / by.sum(), x, axes=1), tree)
+
+
+def kept() -> Any:
+    return each(lambda new, old: np.where(np.expand_dims(COUNTED, tuple(range(1, new.ndim))), new, old), X, OLD)
+
+
+SIX = np.where(PRESENT, round(2 * 5 / 6 * VECTOR), 0)  # among the workers that participate
+LOSSES: dict[str, tuple[Callable, Any, int | None, P]] = {  # the call, what it moves, bits of a message on the ring; None: an all-reduce
+    "mean": (lambda round, x: round.mean(x), counted(X), None, EVERYWHERE),
+    "sum": (lambda round, x: round.sum(x), each(lambda x: COUNTED.sum() * x, counted(X)), None, EVERYWHERE),
+    "weighted_mean": (lambda round, x: round.weighted_mean(x), counted(X, WEIGHTS), None, EVERYWHERE),
+    "average": (lambda round, x: round.average(x), for_all(counted(X, WEIGHTS)), None, ROWS),
+    "aggregate": (lambda round, x: round.aggregate(x, old())[0], weighted(kept()), None, EVERYWHERE),
+    "what aggregate keeps": (lambda round, x: round.aggregate(x, old())[1], kept(), None, ROWS),
+    "mix": (lambda round, x: round.mix(x, RING), remaining(X), VECTOR, ROWS),
+    "laplacian": (lambda round, x: round.laplacian(x, RING), each(np.subtract, remaining(X), X), VECTOR, ROWS),
+    "push_sum": (lambda round, x: round.push_sum(x, x["a"][:, 0], RING), remaining((X, X["a"][:, 0])), VECTOR + 32, ROWS),
+    "neighbours": (lambda round, x: neighbours(round, x)[1], each(lambda x: np.tensordot(LEFT, x, axes=1), X), VECTOR, ROWS),
+    "to_neighbours": (
+        lambda round, x: round.to_neighbours(compressors.sign, x, RING).received,
+        each(lambda x: remaining(sign(x)) - sign(x), X),
+        SIGNS,
+        ROWS,
+    ),
+    "if_active": (
+        lambda round, x: round.when(True, lambda x: round.if_active(round.mix(x, RING), old()), x),
+        each(lambda x, old: np.where(np.expand_dims(PRESENT, tuple(range(1, x.ndim))), x, old), remaining(X), OLD),
+        VECTOR,
+        ROWS,
+    ),
+}
+
+
+@cache
+def all_losses(devices: int) -> Seen:
+    return communicated(devices, *[(send, spec) for send, _, _, spec in LOSSES.values()], there=ATTENDANCE)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_workers_that_do_not_participate_and_messages_that_are_lost(name, any_mesh):
+    """An all-reduce is among the workers that participate; a lost message on a link was sent, and did not arrive."""
+    seen, (_, moved, size, _), i = all_losses(any_mesh.size), LOSSES[name], list(LOSSES).index(name)
+    close(seen.results[i], moved)
+    sent = seen.bits[i]
+    if size is None:
+        expected: dict[str, Any] = {"up": SIX, "down": SIX, "messages": np.stack([PRESENT, COUNTED], axis=1)}
+        assert sent["lost"] is None
+    else:
+        expected = {"up": size * SENT.sum(axis=0), "down": size * (SENT & ARRIVES).sum(axis=1)}
+        expected |= {"lost": size * (SENT & ~ARRIVES).sum(axis=1)}
+        expected |= {"messages": np.stack([SENT.sum(axis=0), (SENT & ARRIVES).sum(axis=1)], axis=1)}
+    for what, numbers in expected.items():
+        np.testing.assert_array_equal(sent[what], numbers, err_msg=what)
+
+
+NEED_ALL = {
+    "all_gather": (lambda round, x: round.all_gather(x), "all workers know what each of them has sent"),
+    "to_servers": (send_to_servers, "each worker is the server of a shard of the model, which no other worker has"),
+    "around_ring": (send_around_ring, "each worker adds its own vector to the message of the worker before it"),
+    "shift": (lambda round, x: round.shift(x), "each worker needs the row of another one"),
+    "exchange": (lambda round, x: round.exchange(x, PARTNER), "each worker needs the row of its partner"),
+    "mix on a directed graph": (lambda round, x: round.mix(x, DIRECTED), "W of exponential(8) is not symmetric"),
+    "require_all": (lambda round, x: round.require_all("it counts them"), "it counts them"),
+}
+
+
+@pytest.mark.parametrize("name", NEED_ALL)
+def test_calls_that_need_all_workers_say_so(name):
+    send, reason = NEED_ALL[name]
+    with pytest.raises(ValueError, match="mine on a cluster where messages are lost: ") as caught:
+        communicated(1, (send, EVERYWHERE), there=ATTENDANCE)
+    assert reason in str(caught.value)
+    assert "expected a method that goes on, such as algorithms.decentralized_sgd" in str(caught.value)
+
+
+def test_two_questions_to_the_servers_and_their_answers():
+    """The last question is answered first; in one exchange they are one message."""
+
+    def two(round, x):
+        halves = [communication.shards({name: x[name]}, N, compressors.sign) for name in ("a", "b")]
+        received = [round.to_servers(compressors.sign, half).received for half in halves]
+        answers = [round.from_servers(compressors.sign, each).received for each in received[::-1]]
+        return [communication.unshard(answer, {name: mean(X)[name]}, compressors.sign) for answer, name in zip(answers, "ba", strict=True)]
+
+    def together(round, x):
+        with round.joint():
+            received = [round.to_servers(compressors.sign, communication.shards(x, N, compressors.sign)).received for _ in range(2)]
+        return [round.from_servers(compressors.sign, each).received["a"] for each in received]
+
+    seen = communicated(2, (two, EVERYWHERE), (together, EVERYWHERE))
+    expected = each(through_servers, X)
+    close(seen.results[0], [{"b": expected["b"]}, {"a": expected["a"]}])
+    assert [sending.call for sending in seen.sendings] == [
+        *["to_servers of sign, from_servers of sign"] * 2,
+        "to_servers of sign, to_servers of sign, from_servers of sign, from_servers of sign",
+    ]
+    for bits, length in zip(seen.bits, (SHARDS / 2, SHARDS / 2, 2 * SHARDS), strict=True):
+        np.testing.assert_array_equal(bits["up"], 2 * (N - 1) * length)
+        np.testing.assert_array_equal(bits["down"], 2 * (N - 1) * length)
+
+
+@pytest.mark.parametrize("step", [3, 5])
+def test_an_exchange_of_some_rounds_joins_one_of_all_rounds(step):
+    """Whichever comes first, the one of all rounds is recorded in every round."""
+
+    def first(round, x):
+        with round.joint():
+            return round.mix(round.when(round.step == 5, lambda x: round.mix(x, RING), x), RING)
+
+    def last(round, x):
+        with round.joint():
+            return round.when(round.step == 5, lambda x: round.mix(x, RING), round.mix(x, RING))
+
+    def both(round, x):
+        with round.joint():
+            return round.every(3, lambda x: round.mix(x, RING), round.every(2, lambda x: round.mix(x, RING), x))
+
+    seen = communicated(1, *[(send, ROWS) for send in (first, last, both)], step=step)
+    times = 2 if step == 5 else 1
+    for i in range(3):
+        np.testing.assert_array_equal(seen.bits[i]["up"], times * 2 * VECTOR)
+        assert seen.now[i]
+    assert not communicated(1, (both, ROWS), step=6).now[0]
+
+
+def test_numbers_of_rounds_without_the_exchange_are_unknown():
+    def update(round, x):
+        def send(x):
+            round.log(norm=jnp.sum(x["a"] ** 2), rank=3)
+            round.refuse_if(round.step == STEP, "wrong at {}", 2)
+            round.warn_if(round.step == STEP, "odd at {}", 3)
+            return x
+
+        round.log(always=jnp.arange(N))
+        return round.every(3, send, round.every(3, send, x))
+
+    for step, known in ((STEP, True), (4, False)):
+        noted = communicated(1, (update, ROWS), step=step).statistics
+        np.testing.assert_array_equal(noted.metrics["always"], np.arange(N))
+        assert noted.metrics["rank"] == 3 if known else np.isnan(noted.metrics["rank"])
+        assert np.isnan(noted.metrics["norm"]) == (not known)
+        np.testing.assert_array_equal(noted.refusals["wrong at {}"], 2 if known else np.nan)
+        np.testing.assert_array_equal(noted.warnings["odd at {}"], 3 if known else np.nan)
+
+
+def test_methods_record_what_they_model_themselves():
+    """Messages of a few workers, and bits of a message that the method makes."""
+
+    def event(round, x):
+        round.event(x, jnp.array([2, 5, N]), jnp.float32(1.5), network.asynchronous_server)
+        return x
+
+    def sent(round, x):
+        up = workers.own(counts.of(jnp.arange(N, dtype=jnp.uint32) * 10, N), N)
+        round.sent(up, counts.of(7, len(up)), network.local)
+        return x
+
+    seen = communicated(2, (event, ROWS), (sent, ROWS))
+    assert seen.statistics.elapsed == 1.5
+    np.testing.assert_array_equal(seen.bits[0]["up"], np.where(np.isin(IDS, [2, 5]), VECTOR, 0))
+    np.testing.assert_array_equal(seen.bits[0]["down"], np.where(np.isin(IDS, [2, 5]), VECTOR, 0))
+    np.testing.assert_array_equal(seen.bits[1]["up"], 10 * IDS)
+    np.testing.assert_array_equal(seen.bits[1]["down"], 7)
+    assert [sending.simulated for sending in seen.sendings] == [True, False]
+
+
+def test_each_call_has_a_key_that_no_other_has():
+    def keys(round, x):
+        first = jax.random.key_data(round.next_key())
+        round.to_neighbours(compressors.random_quantization(2), x, RING)
+        return jnp.stack([first, *(jax.random.key_data(round.next_key()) for _ in range(3))])
+
+    (found,) = communicated(1, (keys, EVERYWHERE)).results
+    assert len({tuple(each) for each in found.tolist()}) == 4
+
+
+def test_the_bits_of_messages_of_any_length_are_their_own():
+    """Each worker's message has its own length, and receivers see it."""
+
+    def gather(round, x):
+        return round.all_gather(x["b"], compressors.random_sparsification(0.3)).decoded
+
+    seen = communicated(2, (gather, ROWS))
+    lengths = seen.bits[0]["up"] / (N - 1)
+    assert len(set(lengths.tolist())) > 2
+    np.testing.assert_array_equal(seen.bits[0]["down"], lengths.sum() - lengths)

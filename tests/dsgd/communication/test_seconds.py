@@ -1,0 +1,181 @@
+"""A round's exchanges on the clock, one after the other, in some rounds only, and joint; against the event simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import algorithms
+import dsgd
+import topologies
+from dsgd import clusters, network
+from dsgd.engine import loop
+from dsgd.network.switch import CONVENTIONS
+from dsgd.runs import plans
+from tests.dsgd.engine import clocks
+from tests.dsgd.engine.clocks import CLUSTERS, COMPUTE, EQUAL, UNEQUAL, VECTOR, N, around_ring, through_server, to_neighbours
+
+RING, SCHEDULE = topologies.ring(N), topologies.one_peer_exponential(N)
+LINKS = RING.links[0]
+STEPS = 12
+
+
+def local(send: Callable) -> dsgd.Algorithm:
+    """A step of each worker, and then what `send(round, x)` makes of its models."""
+
+    def init(params, workers):
+        return dsgd.State(workers=dsgd.workers.stack(params, workers))
+
+    def update(state, gradients, round):
+        return dsgd.State(workers=send(round, state.workers - 0.05 * gradients))
+
+    return dsgd.Algorithm("mine", init, lambda state, round: dsgd.Query(state.workers), update, lambda state: state.workers)
+
+
+def server(round, x):
+    return jnp.broadcast_to(round.mean(x, network.parameter_server), x.shape)
+
+
+def joint(round, x):
+    with round.joint():
+        return round.mix(x, RING) + round.laplacian(2 * x, RING)
+
+
+def nested(round, x):
+    return round.every(2, lambda x: round.mix(round.every(3, round.average, round.mix(x, RING)), RING), x)
+
+
+def from_rounds(t, done, cluster):
+    """Round 5 of every 6 has three exchanges, rounds 1 and 3 have two."""
+    if t % 2:
+        done = to_neighbours(done, cluster, LINKS)
+        done = around_ring(done, cluster) if t % 6 == 5 else done
+        done = to_neighbours(done, cluster, LINKS)
+    return done
+
+
+def on_turns(round, x):
+    """A schedule takes its turns exchange by exchange: every third round, the next one."""
+    return round.every(3, lambda x: round.mix(x, SCHEDULE), server(round, x))
+
+
+def of_turns(t, ready, cluster):
+    done = through_server(ready, cluster)
+    return to_neighbours(done, cluster, SCHEDULE.links[t // 3 % 2]) if t % 3 == 2 else done
+
+
+METHODS: dict[str, tuple[Callable, Callable]] = {  # what a round sends; (round, when each worker is ready, cluster) -> when it is done
+    "server, then ring": (
+        lambda round, x: round.mix(server(round, x), RING),
+        lambda t, ready, cluster: to_neighbours(through_server(ready, cluster), cluster, LINKS),
+    ),
+    "ring, then server": (
+        lambda round, x: server(round, round.mix(x, RING)),
+        lambda t, ready, cluster: through_server(to_neighbours(ready, cluster, LINKS), cluster),
+    ),
+    "joint": (joint, lambda t, ready, cluster: to_neighbours(ready, cluster, LINKS, 2 * VECTOR)),
+    "server every third round": (
+        lambda round, x: round.every(3, lambda x: server(round, x), x),
+        lambda t, ready, cluster: through_server(ready, cluster) if t % 3 == 2 else ready,
+    ),
+    "server in three of four rounds": (
+        lambda round, x: round.when(round.step % 4 != 1, lambda x: server(round, x), x),
+        lambda t, ready, cluster: through_server(ready, cluster) if t % 4 != 1 else ready,
+    ),
+    "nested": (nested, from_rounds),
+    "a schedule every third round": (on_turns, of_turns),
+}
+BITS = {"server, then ring": 6, "ring, then server": 6, "joint": 8}  # up and down, in vectors a round
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("of", ["unequal", "unequal, blocking"])
+def test_exchanges_take_their_seconds_one_after_the_other(name, of, problem):
+    """Each worker begins the next exchange when it is done with the one before."""
+    send, after = METHODS[name]
+    history = clocks.run(local(send), problem, CLUSTERS[of], steps=STEPS).history
+    done, expected = np.zeros(N), [0.0]
+    for t in range(STEPS):
+        done = after(t, done + COMPUTE[of], CLUSTERS[of])
+        expected.append(done.max())
+    np.testing.assert_allclose(history["clock"], expected, rtol=2e-6)
+    if name in BITS:
+        np.testing.assert_array_equal(history["bits"], np.arange(STEPS + 1) * BITS[name] * VECTOR)
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+@pytest.mark.parametrize("period", [2, 3])
+def test_a_row_of_exchanges_among_equals_costs_the_sum_of_their_simulations(convention, period, simulate_seconds, problem):
+    """An all-reduce through servers in every round, and in every few all rows to all."""
+
+    def send(round, x):
+        x = jnp.broadcast_to(round.mean(x, network.multi_server), x.shape)
+        return round.every(period, lambda x: x + 0 * jnp.mean(round.all_gather(x)), x)
+
+    cluster = clusters.Cluster(clusters.constant(0.5), up=clusters.constant(64.0), latency=0.25, convention=convention)
+    servers, rows = (simulate_seconds(pattern, convention) for pattern in (network.multi_server, network.all_gather))
+    seconds = [0.5 + servers + (rows if (t + 1) % period == 0 else 0) for t in range(6)]
+    clock = clocks.run(local(send), problem, cluster, steps=6).history["clock"]
+    np.testing.assert_allclose(np.diff(clock), seconds, rtol=2e-6)
+
+
+@pytest.fixture
+def simulate_seconds() -> Callable:
+    def seconds(pattern: dsgd.Pattern, convention: Any) -> float:
+        return float(network.simulate(pattern.messages(N), 0.25, VECTOR / 64, convention).seconds)
+
+    return seconds
+
+
+def test_local_sgd_on_a_graph_takes_as_long_as_a_schedule_that_is_silent_in_the_other_rounds(problem):
+    """A ring in one round of four."""
+    schedule = topologies.from_matrix([np.eye(N), np.eye(N), np.eye(N), RING.W])
+    both = algorithms.decentralized_sgd(optax.sgd(0.1), schedule), algorithms.local_sgd(optax.sgd(0.1), 4, RING)
+    for cluster in (EQUAL, UNEQUAL):
+        one, other = (clocks.run(method, problem, cluster, steps=9).history for method in both)
+        np.testing.assert_allclose(one["clock"], other["clock"], rtol=1e-6)
+        np.testing.assert_array_equal(one["bits"], other["bits"])
+
+
+def test_a_description_has_the_exchanges_with_their_periods_and_turns(problem):
+    def described(send: Callable) -> list[tuple[str, str, int, int]]:
+        method = local(send)
+        plan = plans.make_plan(plans.Always(method), method, problem, 1, runs=0, size=1, record_every=1)
+        return [(each.call, each.pattern.name, each.period, each.turns) for each in loop.describe(plan, method).sendings]
+
+    assert described(on_turns) == [
+        ("mean via parameter_server", "parameter_server", 1, 1),
+        ("mix on one_peer_exponential(4)", "gossip(one_peer_exponential(4))", 3, 2),
+    ]
+    assert [period for *_, period, _ in described(nested)] == [2, 6, 2]
+
+
+def test_a_condition_is_read_in_every_round_and_a_swept_period_is_one_program(problem):
+    """Bits of the rounds in which something is sent, whose numbers are in the history, and NaN in the others."""
+
+    def send(round, x):
+        def average(x):
+            with round.unrecorded():
+                round.log(spread=dsgd.workers.mean_and_sqdist(x)[1])
+            return round.average(x)
+
+        return round.when(jnp.isin(round.step, jnp.array([1, 2, 6])), average, x)
+
+    options: dict[str, Any] = {"key": jax.random.key(0), "mesh": 1}
+    history = dsgd.run(local(send), problem, steps=8, **options).history
+    taken = np.isin(np.arange(8), [1, 2, 6])
+    np.testing.assert_array_equal(np.diff(history["bits"]) > 0, taken)
+    np.testing.assert_array_equal(np.isnan(history["spread"][1:]), ~taken)
+
+    def every(period):
+        return local(lambda round, x: round.every(period, round.average, x))
+
+    swept = dsgd.sweep(every, problem, steps=8, period=[1, 3], **options)
+    all_reduce = 2 * round(2 * (N - 1) / N * VECTOR)
+    np.testing.assert_array_equal(swept.history["bits"][:, 0], all_reduce * (np.arange(9) // np.array([[1], [3]])))

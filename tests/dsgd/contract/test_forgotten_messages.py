@@ -1,0 +1,225 @@
+"""`dsgd.check` finds each kind of message that an update sends and the record does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import algorithms
+import dsgd
+import topologies
+from dsgd import Round, State, communication, problems, workers
+from dsgd.contract import collectives
+from tests.dsgd.by_hand import method
+
+N, D = 4, 4
+PROBLEM = problems.random_quadratic(N, D, heterogeneity=1.0, noise=0.3, seed=0)
+RING = topologies.ring(N)
+AXIS = workers.AXIS
+
+
+def failed(algorithm: dsgd.Algorithm) -> dict[str, str]:
+    return {finding.what: finding.found for finding in dsgd.check(algorithm, PROBLEM).findings if finding.holds is False}
+
+
+def next_device(g):
+    size = lax.axis_size(AXIS)
+    return lax.ppermute(g, AXIS, [(i, (i + 1) % size) for i in range(size)])
+
+
+def scattered(g):
+    """Each device sums some elements and sends them to all."""
+    return lax.all_gather(lax.psum_scatter(g.sum(axis=0), AXIS, tiled=True), AXIS, tiled=True) / N
+
+
+def transposed(g):
+    """Some elements of all workers, summed, on each device."""
+    return lax.all_gather(lax.all_to_all(g, AXIS, 1, 0, tiled=True).sum(axis=0), AXIS, tiled=True) / N
+
+
+@jax.custom_vjp
+def own_derivative(g):
+    return lax.psum(g.sum(axis=0), AXIS) / N
+
+
+own_derivative.defvjp(lambda g: (own_derivative(g), None), lambda kept, slope: (slope,))
+
+
+# All give the mean: only the record is wrong.
+RAW: dict[str, tuple[Callable, list[str]]] = {
+    "psum": (lambda g, round: lax.psum(g.sum(axis=0), AXIS) / N, ["lax.psum"]),
+    "pmean": (lambda g, round: lax.pmean(g.mean(axis=0), AXIS), ["lax.psum"]),
+    "pmax": (lambda g, round: round.mean(g) + 0 * lax.pmax(g[0], AXIS), ["lax.pmax"]),
+    "pmin": (lambda g, round: round.mean(g) + 0 * lax.pmin(g[0], AXIS), ["lax.pmin"]),
+    "pbroadcast": (lambda g, round: round.mean(g) + 0 * lax.pbroadcast(g[0], (AXIS,), 0), ["lax.pbroadcast"]),
+    "ppermute": (lambda g, round: round.mean(next_device(g)), ["lax.ppermute"]),
+    "all_gather": (lambda g, round: lax.all_gather(g, AXIS, tiled=True).mean(axis=0), ["lax.all_gather"]),
+    "psum_scatter": (lambda g, round: scattered(g), ["lax.all_gather", "lax.psum_scatter"]),
+    "all_to_all": (lambda g, round: transposed(g), ["lax.all_gather", "lax.all_to_all"]),
+    "workers.mean": (lambda g, round: workers.mean(g), ["lax.psum"]),
+    "workers.sum": (lambda g, round: workers.sum(g) / N, ["lax.psum"]),
+    "workers.gather": (lambda g, round: workers.gather(g).mean(axis=0), ["lax.all_gather"]),
+    "workers.mix": (lambda g, round: round.mean(workers.mix(g, RING)), ["lax.ppermute"]),
+    "workers.shift": (lambda g, round: round.mean(workers.shift(g, 1)), ["lax.ppermute"]),
+    "in cond": (lambda g, round: lax.cond(round.step < 0, lambda g: g[0], lambda g: lax.psum(g.sum(axis=0), AXIS) / N, g), ["lax.psum"]),
+    "in scan": (lambda g, round: lax.scan(lambda c, _: (c, lax.psum(g.sum(axis=0), AXIS) / N), 0, jnp.arange(2))[1][0], ["lax.psum"]),
+    "in fori_loop": (lambda g, round: round.mean(lax.fori_loop(0, 2, lambda _, g: next_device(g), g)), ["lax.ppermute"]),
+    "in vmap": (lambda g, round: jax.vmap(lambda c: workers.mean(g) + 0 * c)(g)[0], ["lax.psum"]),
+    "in jit": (lambda g, round: jax.jit(workers.mean)(g), ["lax.psum"]),
+    "in a function with its own derivative": (lambda g, round: own_derivative(g), ["lax.psum"]),
+    "in checkpoint": (lambda g, round: jax.checkpoint(workers.mean)(g), ["lax.psum"]),
+    "in round.when": (
+        lambda g, round: round.mean(round.when(round.step >= 0, lambda g: workers.own(workers.gather(g), N), g)),
+        ["lax.all_gather"],
+    ),
+    "in round.every": (lambda g, round: round.mean(round.every(2, next_device, g)), ["lax.ppermute"]),
+    "in otherwise": (
+        lambda g, round: round.mean(round.when(round.step < 0, lambda g: g, g, otherwise=next_device)),
+        ["lax.ppermute"],
+    ),
+    "beside a message in round.when": (
+        lambda g, round: round.when(round.step >= 0, lambda g: round.average(next_device(g)), g)[0],
+        ["lax.ppermute"],
+    ),
+}
+
+
+def unrecorded(mean: Callable) -> list[str]:
+    """What `check` reads in the trace of an update with a worker on each device."""
+
+    def block(gradients):
+        this = Round(jnp.int32(0), N, jax.random.key(0), problem=PROBLEM)
+        after, _ = communication.communicate(method(mean), State(jnp.zeros(D)), gradients, this, jax.random.key(1))
+        return after.server
+
+    spread = jax.shard_map(block, mesh=workers.mesh(N), in_specs=P(AXIS), out_specs=P(), check_vma=False)
+    return collectives.unrecorded(jax.make_jaxpr(spread)(jnp.zeros((N, D))))
+
+
+@pytest.mark.parametrize("kind", RAW)
+def test_a_collective_that_is_no_call_of_the_round_is_found_by_name_and_line(kind):
+    mean, names = RAW[kind]
+    found = unrecorded(mean)
+    assert [each.split()[0] for each in found] == names
+    assert all("(test_forgotten_messages.py:" in each for each in found)
+
+
+ALLOWED = {
+    "mean": lambda g, round: round.mean(g),
+    "when": lambda g, round: round.when(round.step >= 0, round.average, g)[0],
+    "every": lambda g, round: round.every(2, lambda g: round.mix(g, RING), g)[0],
+    "ids and the number of devices": lambda g, round: round.mean(g + 0 * (lax.psum(1, AXIS) + lax.axis_index(AXIS))),
+    "collectives within a device": lambda g, round: round.mean(g) + jax.vmap(lambda x: lax.psum(x, "own"), axis_name="own")(g[None])[0, 0],
+}
+
+
+@pytest.mark.parametrize("kind", ALLOWED)
+def test_calls_of_the_round_are_recorded(kind):
+    assert unrecorded(ALLOWED[kind]) == []
+
+
+def test_check_names_all_collectives_that_are_not_recorded():
+    """In one update, also in branches, loops and functions of `round.when`."""
+    means = [mean for kind, (mean, _) in RAW.items() if kind != "pbroadcast"]  # which CPUs do not have
+    found = failed(method(lambda g, round: sum(mean(g, round) for mean in means) / len(means)))
+    assert list(found) == ["bits"]
+    assert found["bits"].startswith("update calls lax.all_gather (test_forgotten_messages.py:")
+    for name in ("all_gather", "all_to_all", "pmax", "pmin", "ppermute", "psum", "psum_scatter"):
+        assert f"lax.{name} (test_forgotten_messages.py:" in found["bits"]
+    assert "which is not recorded; use the calls of the round (round.mean, round.mix, ...), or round.unrecorded()" in found["bits"]
+
+
+def test_check_allows_unrecorded_collectives_that_are_declared():
+    """A diagnostic for the history; the bits are those of the mean alone, which `check` does not compare then."""
+
+    def update(g, round):
+        with round.unrecorded():
+            round.log(largest=lax.pmax(jnp.abs(g).max(), AXIS), spread=workers.mean(jnp.square(g)).sum())
+        return round.mean(g)
+
+    assert unrecorded(update) == []
+
+
+HIDDEN = {
+    "cond": lambda g, round: lax.cond(round.step > 2, round.mean, lambda g: g[0], g),
+    "scan": lambda g, round: lax.scan(lambda c, _: (c, round.mean(g)), 0, jnp.arange(2))[1][0],
+    "while_loop": lambda g, round: lax.while_loop(lambda c: c[1] < 1, lambda c: (round.mean(g), c[1] + 1), (g[0], 0))[0],
+    "fori_loop": lambda g, round: lax.fori_loop(0, 2, lambda _, x: round.mean(g), g[0]),
+    "vmap": lambda g, round: jax.vmap(lambda c: round.mean(g))(jnp.arange(2))[0],
+    "jit": lambda g, round: jax.jit(round.mean)(g),
+    "checkpoint": lambda g, round: jax.checkpoint(round.mean)(g),
+    "grad": lambda g, round: jax.grad(lambda g: round.mean(g).sum())(g)[0],
+    "a branch of round.when": lambda g, round: round.when(round.step > 2, lambda g: lax.cond(True, round.average, lambda g: g, g), g)[0],
+}
+CALLS = {
+    "average": lambda g, round: round.average(g)[0],
+    "mix": lambda g, round: round.mix(g, RING)[0],
+    "neighbours": lambda g, round: round.neighbours(g, RING)[0][0, 0],
+    "shift": lambda g, round: round.shift(g)[0],
+    "all_gather": lambda g, round: round.all_gather(g)[0],
+    "when": lambda g, round: round.when(True, round.average, g)[0],
+    "every": lambda g, round: round.every(2, round.average, g)[0],
+    "log": lambda g, round: (round.log(size=g[0, 0]), g[0])[1],
+    "refuse_if": lambda g, round: (round.refuse_if(g[0, 0] > 1e9, "too large"), g[0])[1],
+    "warn_if": lambda g, round: (round.warn_if(g[0, 0] > 1e9, "too large"), g[0])[1],
+    "computed": lambda g, round: (round.computed(jnp.ones(N)), g[0])[1],
+    "sent": lambda g, round: (round.sent(jnp.zeros((1, 4)), jnp.zeros((1, 4)), dsgd.network.local), g[0])[1],
+    "event": lambda g, round: (round.event(g, jnp.array([0]), None, dsgd.network.local), g[0])[1],
+}
+
+
+@pytest.mark.parametrize("where", HIDDEN)
+def test_a_call_in_a_hidden_branch_is_refused_by_name(where):
+    found = failed(method(HIDDEN[where]))
+    assert list(found) == ["returns"]
+    call = "average" if "when" in where else "mean"
+    assert f"mine: round.{call} is called inside jax.lax.cond, scan, while_loop, vmap or jit" in found["returns"]
+    assert "use round.when(condition, send, x)" in found["returns"]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_every_call_knows_that_it_is_hidden(call):
+    def hidden(g, round):
+        return lax.cond(round.step > 2, lambda g: CALLS[call](g, round), lambda g: g[0], g)
+
+    with pytest.raises(ValueError, match=rf"mine: round.{'when' if call == 'every' else call} is called inside jax.lax.cond"):
+        unrecorded(hidden)
+
+
+def test_a_mean_over_the_block_is_found_in_the_servers_state():
+    found = failed(method(lambda g, round: g.mean(axis=0)))
+    for D in (2, 4):
+        assert "State.server is not the same on every device" in found[f"{D} devices"]
+        assert "a mean over a block is no mean over all workers; use round.mean(g)" in found[f"{D} devices"]
+
+
+def test_a_mean_over_the_block_is_found_in_local_models():
+    """Each device's models agree with each other, and with no other device's."""
+    right = algorithms.local_sgd(optax.sgd(0.1), 2)
+
+    def update(state, gradients, round):
+        after = right.update(state, gradients, round)
+        return after._replace(workers=jax.tree.map(lambda x: jnp.broadcast_to(x.mean(axis=0), x.shape), after.workers))
+
+    found = failed(right._replace(update=update))
+    for D in (2, 4):
+        assert "not the results of one device in State.workers" in found[f"{D} devices"]
+
+
+def test_a_message_that_is_recorded_and_not_sent_is_found():
+    """The other way round: bits of an exchange whose result is not used do not cross."""
+
+    def twice(g, round):
+        round.sent(*[dsgd.counts.of(32 * D, len(g))] * 2, dsgd.network.local)
+        return round.mean(g)
+
+    found = failed(method(twice))
+    assert "records more than it sends" in found["bits"]
+    np.testing.assert_array_equal([*found], ["bits"])
