@@ -100,9 +100,9 @@ def main(args: Args) -> None:
     compute = {where: computing(args, where) for where in CLUSTERS}
     ports = clusters.constant(args.bandwidth)
     chosen = methods(args)
-    for method in chosen.values():  # what is wrong is refused before the first run
-        method.build(optax.sgd(1.0)).init(problem.init(jax.random.key(0)), args.workers)
     on = {where: clusters.Cluster(compute[where], up=ports, latency=args.latency) for where in CLUSTERS}
+    for method in chosen.values():  # what is wrong is refused before the first run
+        dsgd.exchanges(method.build(optax.sgd(1.0)), problem, cluster=on[CLUSTERS[0]])
     commands.begin(args)
     tuned: dict[str, dict[str, common.Tuned]] = {where: {} for where in CLUSTERS}
     histories: dict[str, dict[str, np.ndarray]] = {}

@@ -210,8 +210,9 @@ def draw(args: Args, problem: dsgd.Problem, histories: dict[str, dict[str, np.nd
 
 
 def family(name: str, workers: int) -> str:
-    """The folder of `algorithms` where a registered method is."""
-    return algorithms.make(name, optax.sgd(1.0), workers).update.__module__.split(".")[1]
+    """The folder of `algorithms` where a registered method's factory is."""
+    factory = algorithms.make(name, optax.sgd(1.0), workers).name.partition("(")[0]
+    return getattr(algorithms, factory).__module__.split(".")[1]
 
 
 def draw_best(axes: Axes, name: str, x: np.ndarray, losses: np.ndarray, colour: str, style: Any) -> None:

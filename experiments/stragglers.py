@@ -104,8 +104,9 @@ def main(args: Args) -> None:
     on = stragglers(args)
     both = {whole: problem(args, whole) for whole in (False, True)}
     chosen = {where: methods(args, cluster, both[True]) for where, cluster in on.items()}
-    for method in next(iter(chosen.values())).values():  # what is wrong is refused before the first run
-        method.build(optax.sgd(1.0)).init(both[True].init(jax.random.key(0)), args.workers)
+    for where, cluster in on.items():  # what is wrong is refused before the first run
+        for method in chosen[where].values():
+            dsgd.exchanges(method.build(optax.sgd(1.0)), both[method.whole], cluster=cluster)
     commands.begin(args)
     tuned: Histories = {where: {} for where in on}
     histories: dict[str, dict[str, np.ndarray]] = {}

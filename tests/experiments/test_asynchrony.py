@@ -117,7 +117,7 @@ def test_the_server_is_saturated_where_its_ports_say(ran):
     [
         ({"methods": ("asgd",)}, "need some of synchronous"),
         ({"slow": 16}, "slow = 16 of 16 workers"),
-        ({"backups": 16}, "backups = 16 of 16 workers: need at most 15"),
+        ({"backups": 16}, "backups = 16 of 16 workers; expected at most 15"),
         ({"bound": 3}, "bound = 3 with 16 workers"),
         ({"factor": 0.0}, "slow: factor = 0.0"),
         ({"bandwidth": -1.0}, "given -1.0"),

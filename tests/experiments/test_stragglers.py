@@ -29,8 +29,7 @@ def least_squares(data, workers, partition, *, batch_size, seed, data_dir):
         init=lambda key: jnp.zeros(4),
         loss=lambda params, batch: jnp.mean((batch[0] @ params - batch[1]) ** 2),
         data=(inputs, inputs.sum(axis=-1) + 0.1 * noise[..., 0]),
-        sample=lambda key, mine: mine,
-        batch_size=batch_size,
+        sample=dsgd.Sampler(lambda key, mine: mine, batch_size=batch_size),
     )
 
 
@@ -113,7 +112,7 @@ def test_seconds_to_a_loss_are_between_records():
     [
         ({"server": 17}, "of 16 workers with --server 17"),
         ({"straggling": 0.5}, "--straggling 0.5 of 16 workers with --server 4"),
-        ({"backups": 16}, "backups = 16 of 16 workers: need at most 15"),
+        ({"backups": 16}, "backups = 16 of 16 workers; expected at most 15"),
         ({"bound": 3}, "bound = 3 with 16 workers"),
     ],
 )
