@@ -10,6 +10,7 @@ import topologies
 from algorithms import dropcompute, kimad
 from algorithms.asynchronous import delays, on_ray
 from algorithms.asynchronous.asynchronous_gossip_sgd import asynchronous_gossip_sgd
+from algorithms.asynchronous.asynchronous_server import asynchronous_server
 from algorithms.asynchronous.asynchronous_sgd import asynchronous_sgd
 from algorithms.compressed.compressed_sgd import compressed_sgd
 from algorithms.compressed.ef21 import ef21
@@ -85,6 +86,7 @@ def make(name: str, optimizer: optax.GradientTransformation, workers: int) -> Al
 __all__ = [
     "ALGORITHMS",
     "asynchronous_gossip_sgd",
+    "asynchronous_server",
     "asynchronous_sgd",
     "backup_workers_sgd",
     "choco_sgd",

@@ -1,4 +1,4 @@
-"""Any method, with what its workers can see of themselves in the history."""
+"""Any method, with what its workers measure in the history."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from dsgd.work import of_each
 
 @checks.arguments
 def observed(method: Algorithm) -> Algorithm:
-    r"""The same method, with what controllers of the work go by in the history, `[records, N]` each but one.
+    r"""Returns the same method with the measurements that controllers of local work need in the history, `[records, N]`.
 
     $$ |\bar g_n|^2, \quad |g|^2 = \Big|\frac1N \sum_n g_n\Big|^2, \qquad \bar g_n = g_n \Big/ \sum_m w_{nm} $$
 
-    `local_sqnorms` are of the mean over each worker's own samples (NaN of who computed nothing, or was away), `global_sqnorm` (`[records]`)
-    is of the estimate that all of them make; of methods that take some workers' gradients in a round, the mean is over those. On several
-    devices that is one more all-reduce, which is not counted as traffic.
+    `local_sqnorms` are of the mean over each worker's samples (NaN of a worker that computed nothing or did not participate),
+    `global_sqnorm` (`[records]`) is of the mean over workers. Of methods that ask only some workers for gradients, the mean is over those.
+    On several devices that is one more all-reduce, which is not counted as traffic.
 
-    With a cluster, `measured_compute` are seconds of all micro-batches that were computed, `measured_up` and `measured_down` those for
-    which ports were busy, `measured_bits_up` and `measured_bits_down` what went through them, and where messages overlap with the
-    computation `measured_backward` those of the last backward pass, `measured_first` until its first bucket was ready: of the round
-    before the record's last one.
-    NaN where nothing was measured: before the second round, of workers that computed nothing, and of methods that keep their own time.
+    On a cluster, `measured_compute` is the seconds of all micro-batches that a worker computed, `measured_up` and `measured_down` are the
+    seconds for which its ports were busy, and `measured_bits_up` and `measured_bits_down` the bits that they carried. If messages overlap
+    with the computation, `measured_backward` is the seconds of the last backward pass and `measured_first` those until its first bucket
+    was ready. All of them are of the round before the record's last one; NaN if nothing was measured: before the second round, of workers
+    that computed nothing, and of methods that keep their own time.
 
     Args:
         method: any; its own metrics stay.
 
     Raises:
-        ValueError: not a method.
+        ValueError: if it is not a method.
 
     Source: Nie et al., "Cannikin", section 4.4, for the gradient noise scale.
     """
@@ -46,7 +46,7 @@ def observed(method: Algorithm) -> Algorithm:
 
 
 def _sqnorms(query: Query, gradients: Gradients, round: Round) -> dict[str, jax.Array]:
-    """By name, of the gradients that the query asked for."""
+    """Square norms, by name, of the gradients that the query asked for."""
     if query.workers is None:
         local, whole = workers.sqnorms(gradients)
     else:

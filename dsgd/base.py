@@ -34,7 +34,7 @@ class State(NamedTuple):
         server: held once, the same on every device (a global model, the server's error memory, its optimiser state).
         workers: every leaf has a leading worker axis (local models, error memories, local optimiser states).
         step: int32 scalar, rounds done; the engine counts them.
-        fixed: the leaves of the parameters that are not trained (`Problem.trainable`); a run puts them here, methods leave it ().
+        fixed: the leaves of the parameters that are not trained (`Parameters.trainable`); a run puts them here, methods leave it ().
     """
 
     server: PyTree = ()
@@ -170,7 +170,7 @@ class Pattern(NamedTuple):
         seconds: (N, latency, transfer, convention) -> seconds of one exchange in closed form.
         vectors: N -> how many full vectors each worker sends in an exchange, on average.
         messages: N -> the messages of one exchange, for `network.simulate`; None: they are not listed.
-        clock: (finish `[N]`, `network.Ports`, convention, step) -> the `network.Passing`; None: all begin when the last worker is ready,
+        clock: (finish `[N]`, `network.Ports`, convention, step) -> the `network.Timing`; None: all begin when the last worker is ready,
             and the slowest port sets the pace.
     """
 
@@ -277,7 +277,28 @@ class Constants(NamedTuple):
     heterogeneity: float | None = None
 
 
-# Sampler and Loss are called like functions, so they are no tuples: `jax.jit` keeps weak references to functions, and tuples have none.
+# Parameters, Sampler and Loss are called like functions, so they are not tuples: `jax.jit` keeps weak references to functions, which
+# tuples do not allow.
+
+
+@dataclass(frozen=True, eq=False)
+class Parameters(sameness.Compared):
+    """The parameters that a run starts from, and which of them are trained.
+
+    Methods see only leaves that are trainable and floating point, as a tree with None in place of the others. The others stay as `init`
+    makes them: they are neither differentiated nor sent, and cost no bits.
+
+    Args:
+        init: key -> params.
+        trainable: which leaves are trained, a tree of bools that is a prefix of the parameters, or a function from the parameters (their
+            shapes and types) to it; None: all.
+    """
+
+    init: Callable
+    trainable: Any = None
+
+    def __call__(self, key: jax.Array) -> Params:
+        return self.init(key)
 
 
 @dataclass(frozen=True, eq=False)
@@ -351,7 +372,7 @@ class Problem(NamedTuple):
     r"""$\min_x f(x) = \frac1N \sum_n w_n f_n(x)$, where worker n sees only its own data; with all $w_n = 1$ it is (5.1).
 
     Args:
-        init: key -> params.
+        init: key -> params, of which all floating-point leaves are trained. Or `Parameters`, which may name some of them.
         loss: (params, batch) -> scalar, the mean loss of worker n's batch; of its whole data it is f_n. Or a `Loss`, with a gradient.
         data: a pytree, every leaf `[N, ...]`; `data[n]` is all that worker n has. Or a pool of the samples of workers that have very
             different numbers of them (`dsgd.engine.pooled`).
@@ -360,9 +381,6 @@ class Problem(NamedTuple):
             of the loss and of its gradient over all workers and all data.
         weights: w, at least 0 and of mean 1, `[N]`; None: all are 1. Workers' gradients are those of $w_n f_n$; in methods that call
             `round.weighted_mean`, `average` or `aggregate` these have the weights instead.
-        trainable: which leaves of the parameters are trained, a tree of bools that is a prefix of them, or a function from the parameters
-            (their shapes and types) to it; None: all. Methods see only leaves that are trainable and floating point, as a tree with None in
-            place of the others, which stay as they are: they are neither differentiated nor sent, and cost no bits.
         constants: what is known of f.
         name: for tables and error messages.
     """
@@ -373,7 +391,6 @@ class Problem(NamedTuple):
     sample: Callable
     evaluate: Callable | Evaluation | None = None
     weights: Any = None
-    trainable: Any = None
     constants: Constants = Constants()
     name: str = "problem"
 
@@ -384,6 +401,11 @@ class Problem(NamedTuple):
         if not leaves or jnp.ndim(leaves[0]) < 1:
             raise ValueError(f"{self.name}: data without a worker axis; need arrays [N, ...]")
         return leaves[0].shape[0]
+
+    @property
+    def parameters(self) -> Parameters:
+        """`init` as `Parameters`."""
+        return self.init if isinstance(self.init, Parameters) else Parameters(self.init)
 
     @property
     def sampler(self) -> Sampler:
@@ -399,6 +421,11 @@ class Problem(NamedTuple):
     def gradient(self) -> Callable | None:
         """`Loss.gradient`; None: gradients are `jax.grad(loss)`."""
         return self.loss.gradient if isinstance(self.loss, Loss) else None
+
+    @property
+    def trainable(self) -> Any:
+        """`Parameters.trainable`."""
+        return self.parameters.trainable
 
     @property
     def batch_size(self) -> int | None:

@@ -20,7 +20,7 @@ from jax.core import Tracer
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from dsgd import array_likes, modes
-from dsgd.base import Evaluation, Key, Loss, PyTree, Sampler
+from dsgd.base import Evaluation, Key, Loss, Parameters, PyTree, Sampler
 
 F = TypeVar("F", bound=Callable)
 _SHOWN = 6  # names of leaves in a message
@@ -490,6 +490,7 @@ _MEMBERS = {  # what members of tuples of functions are called with, see `dsgd.b
         "sample": "key data",
         "evaluate": "params data shared",
     },
+    "Parameters": {"init": "key"},
     "Sampler": {"draw": "key data", "take": "batch b", "keyed": "key batch", "refuses": "batches"},
     "Loss": {"value": "params batch", "gradient": "params batch"},
     "Evaluation": {"function": "params data shared", "statistics": "params data"},
@@ -508,7 +509,7 @@ _MEMBERS = {  # what members of tuples of functions are called with, see `dsgd.b
         "clock": "finish ports convention step",
     },
 }
-_PARTS = {"loss": Loss, "sample": Sampler, "evaluate": Evaluation}  # of a problem, which may stand in place of a function
+_PARTS = {"init": Parameters, "loss": Loss, "sample": Sampler, "evaluate": Evaluation}  # of a problem, in place of functions
 _OPTIONAL = {"absent", "refuses", "evaluate", "function", "take", "keyed", "statistics", "omega", "delta", "messages", "clock"}
 _WORDS = {
     "Algorithm": "a dsgd.Algorithm, algorithms.minibatch_sgd(optax.sgd(0.1)), say",

@@ -116,7 +116,7 @@ def weighted(weights: ArrayLike | jax.Array) -> Work:
     return Work(each != 0, each)
 
 
-def in_samples(work: Work, batch_size: int | None, batch_sizes: Sequence[int] | None = None) -> Work:
+def in_samples(work: Work, batch_size: int | None = None, batch_sizes: Sequence[int] | None = None) -> Work:
     """The same work with `samples` as int32, within what there is; that of problems without a batch size in whole draws.
 
     Args:

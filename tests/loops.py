@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 import dsgd
-from dsgd.communication import Sending
 from dsgd.engine import loop, programs
 from dsgd.runs import plans, sweeps
 
@@ -24,12 +23,6 @@ def traced(algorithm: dsgd.Algorithm, problem: dsgd.Problem, devices: int, clust
     """
     plan = plans.make_plan(plans.Always(algorithm), algorithm, problem, devices, runs=0, size=1, record_every=1, cluster=cluster)
     return _traced(plan, problem, {}, jax.random.key(0))
-
-
-def sendings(algorithm: dsgd.Algorithm, problem: dsgd.Problem) -> tuple[Sending, ...]:
-    """The exchanges that an update of the method records."""
-    plan = plans.make_plan(plans.Always(algorithm), algorithm, problem, 1, runs=0, size=1, record_every=1)
-    return loop.describe(plan, algorithm).sendings
 
 
 def swept(

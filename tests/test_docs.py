@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -83,3 +84,15 @@ def test_the_own_problem_is_under_20_lines():
     block = re.search(r"def least_squares.*?(?=```)", (ROOT / "docs/own_problem.md").read_text(), re.DOTALL)
     assert block
     assert len(block.group().strip().splitlines()) < 20
+
+
+@pytest.mark.parametrize(
+    ("method", "most"),
+    [("distributed_gradient_descent", 15), ("scaffold", 25), ("choco_sgd", 25), ("delay_compensated_sgd", 12), ("asynchronous_sgd", 25)],
+)
+def test_methods_on_the_page_are_short(method, most):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/own_method.md").read_text(), re.DOTALL)
+    code = "\n".join(blocks).splitlines()
+    (found,) = (node for node in ast.parse("\n".join(code)).body if isinstance(node, ast.FunctionDef) and node.name == method)
+    lines = [line.strip() for line in code[found.lineno - 1 : found.end_lineno]]
+    assert len([line for line in lines if line and not line.startswith("#")]) <= most

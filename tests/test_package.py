@@ -22,6 +22,13 @@ def test_all_names_exist_and_have_docstrings(package):
         assert member.__doc__, name
 
 
+def test_the_protocol_has_few_fields():
+    """A user who writes a method, a problem or a compressor learns these types."""
+    fields = {kind: len(kind._fields) for kind in (dsgd.Algorithm, dsgd.Problem, dsgd.Compressor, dsgd.Round, dsgd.Pattern, dsgd.Query)}
+    assert fields[dsgd.Algorithm] <= 6
+    assert sum(fields.values()) <= 35, fields
+
+
 def test_importing_dsgd_leaves_slow_packages_alone():
     """Data sets, figures and graphs are imported where they are used."""
     slow = ["sklearn", "matplotlib", "networkx", "orbax", "tyro", "IPython"]

@@ -49,7 +49,7 @@ def gradient_tracking(optimizer: optax.GradientTransformation, topology: Topolog
 
     def update(state, gradients, round):
         x, y = round.mix((state.params, state.tracker), topology)
-        y = optax.tree.add(y, optax.tree.sub(gradients, state.gradient))
+        y = optax.tree.sub(optax.tree.add(y, gradients), state.gradient)
         change, memory = optimizers.change_local(optimizer, state, y)
         return Tracking(optax.apply_updates(x, change), memory, y, gradients)
 

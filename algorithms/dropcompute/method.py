@@ -1,4 +1,4 @@
-"""Any synchronous method, whose workers stop computing when their time is over."""
+"""Any synchronous method, with workers that stop computing at a time limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dsgd import checks
 from dsgd import work as works
 from dsgd.base import Algorithm, Period, PyTree, Query, Round, State, Work
 
-_IDLE = 10  # rounds in which no worker has computed anything, from which on that is no chance
+_IDLE = 10  # rounds in which no worker has computed anything: so many are no coincidence
 _NOTHING_DONE = f"no worker has computed anything in {_IDLE} rounds or more: no micro-batch ends within {{:g}} s; pass a larger threshold"
 Correction = Literal["none", "stochastic", "local"]
 Seconds = Annotated[float | jax.Array, "a number of seconds"]
@@ -25,14 +25,14 @@ Factor = Annotated[float | jax.Array, "a number"]
 
 
 class Server(NamedTuple):
-    """What is held once.
+    """The server's state.
 
     Args:
-        method: of the method.
-        spent: seconds for which each worker has computed in this period, `[N]`; () where a period is one round.
-        idle: rounds in which nobody has computed anything, int32, if there was no other yet, else -1.
-        measuring: where the threshold is chosen; () where it is given.
-        drawn: how many micro-batches each worker has computed, int32 `[N]`, where those that were dropped are drawn again; else ().
+        method: the method's own server state.
+        spent: seconds for which each worker has computed in this period, `[N]`; () if a period is one round.
+        idle: rounds so far, int32, if no worker has computed anything in any of them, else -1.
+        measuring: measurements of which the threshold is chosen; () if it is given.
+        drawn: how many micro-batches each worker has computed, int32 `[N]`, if those that were dropped are drawn again; else ().
     """
 
     method: PyTree
@@ -43,7 +43,7 @@ class Server(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """When a worker stops, as `drop_compute` was told.
+    """When a worker stops: arguments of `drop_compute`.
 
     Args:
         threshold: tau, or when it is chosen.
@@ -63,11 +63,11 @@ class Rule(NamedTuple):
         return not isinstance(self.period, int) or self.period > 1
 
     def until(self, server: Server) -> jax.Array:
-        """tau, as it is now."""
+        """tau in this round."""
         return server.measuring.threshold if isinstance(server.measuring, Measuring) else jnp.float32(self.threshold)
 
     def computed(self, server: Server, round: Round) -> Stopped:
-        """What all workers do in a round."""
+        """What all workers compute in a round."""
         return stopped(of_round(round, self.micro_batches), self.until(server), self.stop, server.spent if self.periodic else 0.0)
 
     def start(self, server: PyTree, N: int, redraw: bool) -> Server:
@@ -82,8 +82,8 @@ class Rule(NamedTuple):
         """After a round in which workers have computed for so many seconds, `[N]`; the method's own is put in later."""
         assert round.work is not None
         done = round.work.samples > 0
-        anybody = True if round.present is None else jnp.any(round.present)
-        idle = jnp.where(jnp.any(done) | (server.idle < 0), -1, server.idle + anybody)
+        participation = True if round.present is None else jnp.any(round.present)
+        idle = jnp.where(jnp.any(done) | (server.idle < 0), -1, server.idle + participation)
         spent, measuring, drawn = server.spent, server.measuring, server.drawn
         if not isinstance(spent, tuple):
             spent = jnp.where((round.step + 1) % self.period == 0, 0, spent + seconds)
@@ -106,41 +106,41 @@ def drop_compute(
     redraw: bool = False,
     all_dropped: Literal["error", "warn"] = "error",
 ) -> Algorithm:
-    r"""DropCompute: every worker computes micro-batches until $\tau$ seconds have passed, and the method goes on with what there is.
+    r"""DropCompute: every worker computes micro-batches until $\tau$ seconds have passed; the method uses those that are complete.
 
     $$ g_n = \frac1M \sum_{m=1}^{\tilde M_n} g_n^{(m)}, \qquad \tilde M_n = \#\{m \le M : T_n^{(m)} < \tau\}, \quad
        T_n^{(m)} = \sum_{j \le m} t_n^{(j)} $$
 
-    with $t$ from the run's cluster, one for each micro-batch. With stop="between" a worker looks at its clock only between micro-batches:
-    it computes the one in which $\tau$ passes to its end. The clock charges for what each worker has computed: $\min(\tau, T_n^{(M)})$
-    seconds, or until its own last micro-batch.
+    with seconds $t$ of each micro-batch from the run's cluster. With stop="between" a worker reads its clock only between micro-batches:
+    it completes the one in which $\tau$ passes. The simulated clock charges for what each worker has computed: $\min(\tau, T_n^{(M)})$
+    seconds, or until the end of its last micro-batch.
 
-    Local SGD: with `period=H` the time goes on through H rounds, and who has none left makes no more steps until models are averaged,
+    Local SGD: with `period=H` seconds add up over H rounds, and a worker that has none left makes no more steps until models are averaged,
     `drop_compute(local_sgd(optimizer, 8), 0.5, 1, period=8)` (appendix B.3).
 
     History: `threshold` (seconds, infinite while it is being measured), `dropped` (the share of micro-batches, of the record's round),
-    each worker's `samples`, `[records, N]`, and `idle` (rounds so far, if nobody has computed anything in any of them).
+    each worker's `samples`, `[records, N]`, and `idle` (rounds so far, if no worker has computed anything in any of them; else 0).
 
     Args:
-        method: any synchronous one on stochastic gradients, that does not say itself what its workers compute.
+        method: any synchronous one on stochastic gradients whose queries state no work.
         threshold: tau, seconds of computation in a round, or in a period; or `dropcompute.chosen_after(I)`.
         micro_batches: M, each a batch of the problem.
         stop: "preempt", Algorithm 1, at tau; or "between" micro-batches.
-        correction: of the gradients, where some are dropped: "none", the equation; "stochastic", the sum over workers is divided by all
+        correction: of the gradients if some are dropped: "none", the equation; "stochastic", the sum over workers is divided by all
             that was computed, $N / \sum_k \tilde M_k$ for $1 / M$; "local", each worker's by what it has, $1 / \tilde M_n$; or a number
             c, $c / M$: the paper's constant one is 1 less the drop rate. Steps whose size does not depend on the gradient's (Adam, LAMB)
             are not changed by numbers. Local steps keep their length with "local" only, or with "none" where M is 1.
-        period: H, rounds. It may be swept where the threshold is given.
-        redraw: what a worker has dropped is what it computes first in the next round: no sample is lost. (Were seconds those of the
-            sample, one that takes tau or longer would be begun for ever with "preempt".)
-        all_dropped: where nobody has computed anything in the first ten rounds, or more, since no micro-batch ends before tau: the run ends
+        period: H, rounds. It may be swept if the threshold is given.
+        redraw: a worker first computes in the next round what it has dropped: no sample is lost. (If seconds depended on the sample, one
+            that takes tau or longer would be begun again for ever with "preempt".)
+        all_dropped: if no worker has computed anything in the first ten rounds, or more, since no micro-batch ends before tau: the run ends
             with an error, or there is a warning.
 
     Raises:
         ValueError: a threshold or a number that is negative or NaN (an infinite threshold drops nothing), micro_batches or period < 1,
-            another word. When it runs: no cluster, or one whose micro-batches go at once; a method that keeps its own time, that cuts
-            short or says what is computed, or asks for exact gradients; a threshold to be chosen where workers are away; with redraw,
-            batches from outside; all dropped.
+            another word. When it runs: no cluster, or one whose workers compute micro-batches at once; a method that keeps its own time,
+            stops workers, states their work, or asks for exact gradients; a threshold to be chosen on a cluster with participation; with
+            redraw, batches from outside; all dropped.
 
     Source: Giladi et al., "DropCompute: simple and more robust distributed synchronous training via compute variance reduction",
     2023, Algorithms 1 and 2, sections 4.5, B.2.2 and B.3.
@@ -194,7 +194,7 @@ def drop_compute(
 
 
 def dropped(round: Round, M: int) -> jax.Array:
-    """The share of micro-batches that was not computed, of those who were there; 0 where nobody was."""
+    """The share of micro-batches that were not computed, of the workers that participate; 0 if none does."""
     assert round.work is not None
     asked = jnp.full(round.workers, M) if round.present is None else jnp.where(round.present, M, 0)
     left = asked - jnp.sum(round.work.samples > 0, axis=1)
@@ -202,7 +202,7 @@ def dropped(round: Round, M: int) -> jax.Array:
 
 
 def weighed(done: jax.Array, correction: Correction | Factor, present: jax.Array | None) -> Work:
-    """What is done, bool `[N, M]`, with its weights."""
+    """The work of these micro-batches, bool `[N, M]`, with their weights."""
     if correction == "stochastic":
         return works.micro_batches(done, present=present)
     if correction == "local":
@@ -212,9 +212,9 @@ def weighed(done: jax.Array, correction: Correction | Factor, present: jax.Array
 
 
 def need_synchronous(name: str, asked: Query) -> None:
-    """Raises a ValueError where the query is of a method that cannot be cut short."""
+    """Raises a ValueError if the query is of a method whose workers cannot be stopped."""
     if asked.work is not None:
-        raise ValueError(f"{name}: its method says itself what its workers compute; need one that does not")
+        raise ValueError(f"{name}: its method states itself what its workers compute; expected one that does not")
     if asked.workers is not None:
         raise ValueError(f"{name}: its method takes the workers' gradients one by one; need a synchronous one")
     if asked.exact:
@@ -222,16 +222,16 @@ def need_synchronous(name: str, asked: Query) -> None:
 
 
 def need_cluster(name: str, round: Round, to_be_chosen: bool) -> None:
-    """Raises a ValueError where there is none, or one on which no worker can stop, or a threshold is to be chosen of who is away."""
+    """Raises a ValueError without a cluster, on one whose workers cannot stop, or if participation keeps a threshold from being chosen."""
     if round.cluster is None:
         raise ValueError(f"{name} without a cluster, whose micro-batches take their time: need run(..., cluster=...)")
     need_one_by_one(name, round.cluster)
     if to_be_chosen and round.present is not None:
-        raise ValueError(f"{name}: on a cluster where workers are away nothing is measured of them: need a threshold in seconds")
+        raise ValueError(f"{name}: a threshold is not chosen on a cluster with participation; pass a threshold in seconds")
 
 
 def need_period(period: Any, threshold: Any) -> Any:
-    """The number of rounds, or a traced one; raises a ValueError where it is none."""
+    """Returns the number of rounds, or a traced one; raises a ValueError if it is not a positive integer."""
     if not isinstance(period, Tracer):
         return checks.positive_int("drop_compute: period", period)
     if isinstance(threshold, ChosenAfter):
@@ -240,7 +240,7 @@ def need_period(period: Any, threshold: Any) -> Any:
 
 
 def need_correction(where: str, correction: Any) -> None:
-    """Raises a ValueError where it is none."""
+    """Raises a ValueError if it is not a correction."""
     words = get_args(Correction)
     if isinstance(correction, str):
         if correction not in words:

@@ -55,7 +55,7 @@ def effective_speedup(latencies: Latencies, communication: Communication, thresh
         4.4 and algorithm 2.
     """
     measured = _measured("effective_speedup", latencies, communication, stop, thresholds)
-    return _mean(speedup, measured, _told("effective_speedup", thresholds, measured))
+    return _mean(speedup, measured, _validated("effective_speedup", thresholds, measured))
 
 
 @checks.arguments
@@ -106,7 +106,7 @@ def drop_rate(latencies: Latencies, thresholds: Thresholds, stop: Stop = "preemp
         ValueError: as of `effective_speedup`.
     """
     measured = _measured("drop_rate", latencies, 0.0, stop, thresholds)
-    return _mean(lambda iteration: 1 - iteration.share, measured, _told("drop_rate", thresholds, measured))
+    return _mean(lambda iteration: 1 - iteration.share, measured, _validated("drop_rate", thresholds, measured))
 
 
 @checks.arguments
@@ -125,7 +125,7 @@ def step_time(latencies: Latencies, thresholds: Thresholds, stop: Stop = "preemp
         ValueError: as of `effective_speedup`.
     """
     measured = _measured("step_time", latencies, 0.0, stop, thresholds)
-    return _mean(lambda iteration: iteration.step, measured, _told("step_time", thresholds, measured))
+    return _mean(lambda iteration: iteration.step, measured, _validated("step_time", thresholds, measured))
 
 
 class _Measured(NamedTuple):
@@ -248,7 +248,7 @@ def _measured(where: str, latencies: Any, communication: Any, stop: Stop, *other
     return _Measured(events, until, whole, communication, stop, xp)
 
 
-def _told(where: str, thresholds: Any, measured: _Measured) -> Any:
-    """Thresholds that have been looked at, in the precision of the times."""
+def _validated(where: str, thresholds: Any, measured: _Measured) -> Any:
+    """Validated thresholds, in the precision of the times."""
     need_seconds(f"dropcompute.{where}", "thresholds", thresholds, finite=False)
     return measured.xp.asarray(thresholds, measured.whole.dtype)

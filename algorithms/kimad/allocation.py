@@ -64,7 +64,7 @@ def allocate(errors: Table, sizes: Table, budget: Bits, resolution: int = 1000) 
     R = checks.positive_int("allocate: resolution", resolution)
     if R > FINEST:
         raise ValueError(f"allocate: resolution = {R:,}: need at most {FINEST:,}, whose square is counted in 32 bits")
-    given = _told("allocate", errors, sizes, budget)
+    given = _validated("allocate", errors, sizes, budget)
     if _known(given.sizes, given.budget):
         _need_room("allocate", given.budget, given.sizes.min(axis=1).sum(dtype=np.uint32), "the smallest choice of every layer")
     return _best(_regrets(given.errors), given.sizes, given.budget, R)
@@ -90,7 +90,7 @@ def one_for_all(errors: Table, sizes: Table, budget: Bits) -> jax.Array:
 
     Source: Xin et al., "Kimad: Adaptive gradient compression with bandwidth awareness", section 3.1.
     """
-    given = _told("one_for_all", errors, sizes, budget)
+    given = _validated("one_for_all", errors, sizes, budget)
     if _known(given.sizes, given.budget):
         _need_room("one_for_all", given.budget, given.sizes.sum(axis=0, dtype=np.uint32).min(), "the smallest choice for all layers")
     return _best_single(_regrets(given.errors), jnp.asarray(given.sizes), jnp.asarray(given.budget))
@@ -192,7 +192,7 @@ def _known(*values: Any) -> bool:
     return not any(isinstance(value, Tracer) for value in values)
 
 
-def _told(name: str, errors: Any, sizes: Any, budget: Any) -> _Given:
+def _validated(name: str, errors: Any, sizes: Any, budget: Any) -> _Given:
     errors, sizes = (values if isinstance(values, Tracer) else np.asarray(values) for values in (errors, sizes))
     for what, table in (("errors", errors), ("sizes", sizes)):
         if table.ndim != 2 or 0 in table.shape:
@@ -201,10 +201,10 @@ def _told(name: str, errors: Any, sizes: Any, budget: Any) -> _Given:
         raise ValueError(f"{name}: errors {list(errors.shape)} for sizes {list(sizes.shape)}: need the same [layers, choices]")
     if _known(errors) and not (errors >= 0).all():
         raise ValueError(f"{name}: errors with the entry {errors[~(errors >= 0)][0]}: need numbers, at least 0")
-    return _Given(errors, _told_sizes(name, sizes), _told_budget(name, budget))
+    return _Given(errors, _validated_sizes(name, sizes), _validated_budget(name, budget))
 
 
-def _told_sizes(name: str, sizes: Any) -> Any:
+def _validated_sizes(name: str, sizes: Any) -> Any:
     if isinstance(sizes, Tracer):
         if not jnp.issubdtype(sizes.dtype, jnp.integer):
             raise ValueError(f"{name}: sizes = {sizes.dtype}{list(sizes.shape)}: need integers where they are traced")
@@ -218,7 +218,7 @@ def _told_sizes(name: str, sizes: Any) -> Any:
     return sizes.astype(np.uint32)
 
 
-def _told_budget(name: str, budget: Any) -> Any:
+def _validated_budget(name: str, budget: Any) -> Any:
     if np.ndim(budget):
         raise ValueError(f"{name}: budget = {checks.typed(budget)}: need one number of bits")
     if not isinstance(budget, Tracer):

@@ -1,4 +1,4 @@
-"""A round's messages: those of all workers, the server's step, and its answer."""
+"""The messages of a round: those of all workers, the server's step, and its answer."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from dsgd.engine import indices
 
 
 class Server(NamedTuple):
-    r"""What the server knows.
+    r"""The server's state.
 
     Args:
         model: x, and its optimiser's state.
         updates: $\sum_m w_m \hat u_m$, of the estimators of the workers' updates.
         estimate: $\hat x$, which the workers have, too.
-        links: what their monitors remember.
-        missing: by how many bits a message was longer than its budget, at most so far.
+        links: the memory of their monitors.
+        missing: the largest number of bits so far by which a message exceeded its budget.
     """
 
     model: optimizers.Model
@@ -39,14 +39,14 @@ class Server(NamedTuple):
 
 
 class Worker(NamedTuple):
-    r"""What each worker knows besides $\hat x$: $\hat u_m$, and what its A^update remembers; leaves `[n, ...]`."""
+    r"""Each worker's state besides $\hat x$: $\hat u_m$ and the memory of its $A^{update}$; leaves `[n, ...]`."""
 
     estimate: PyTree
     memory: PyTree
 
 
 class Terms(NamedTuple):
-    """What all have agreed on: arguments of `kimad_sgd`, the set of compressors of each end, T_comp and w_m as arrays or None."""
+    """Arguments of `kimad_sgd`: the set of compressors of each end; T_comp and w_m as arrays, or None."""
 
     optimizer: optax.GradientTransformation
     up: Choices
@@ -66,13 +66,13 @@ def exchange(terms: Terms, server: Server, known: PyTree, own: Gradients, round:
 
     Args:
         terms: of the method.
-        server: what it knows.
+        server: its state.
         known: the estimators of the workers' updates, leaves `[n, ...]`.
         own: their updates, likewise.
         round: the present one.
 
     Returns:
-        What server and workers know after it.
+        The server's state and the estimators after it.
     """
     N = round.workers
     plan = plans.plan(terms.monitor, server.links, round, terms.round_time, terms.computation, terms.congestion, terms.period)

@@ -25,8 +25,8 @@ from dsgd.base import Algorithm, Compressor, State
 
 Number = Annotated[float | jax.Array, "a number"]
 
-AWAY = "a worker that misses a message of the server no longer has its estimate of the model"
-_TOO_LONG = 'a message has {:,.0f} bits more than round_time leaves for it: need more time, smaller ratios, or too_small="wait"'
+_NEEDS_ALL = "a worker that misses a message of the server no longer has its estimate of the model"
+_TOO_LONG = 'a message has {:,.0f} bits more than round_time leaves for it; pass more time, smaller ratios, or too_small="wait"'
 
 
 @checks.arguments
@@ -45,48 +45,49 @@ def kimad_sgd(
     warm_up: int = 0,
     too_small: Literal["wait", "error"] = "wait",
 ) -> Algorithm:
-    r"""Kimad: EF21 in both directions, where all who send choose their compressors anew in every round, layer by layer, so that the
-    message fills the time that the round has for it.
+    r"""Kimad: EF21 in both directions, in which workers and server choose a compressor for each layer in every round, so that the message
+    fills the time that the round has for it.
 
     $$ \hat u_m^k = \hat u_m^{k-1} + C_m^k(u_m^k - \hat u_m^{k-1}), \quad u_m^k = A^{update}_m(\hat x^k), \qquad
        x^{k+1} = x^k - \gamma^k \sum_m w_m \hat u_m^k $$
     $$ \hat x^{k+1} = \hat x^k + C^{k+1}(x^{k+1} - \hat x^k), \qquad C = A^{compress}(\Omega, \cdot, \hat B, t) $$
 
-    A worker's $\hat B$ is its monitor's estimate of its own uplink; the server's, whose one message goes to all, is that of the slowest
-    downlink. `kimad.budget` makes bits of it, and the rule chooses: `kimad.one_for_all` (Kimad), `kimad.allocate` (Kimad+); with
-    `kimad.whole_model(...)` there is one layer. Before a link has carried anything (and without a cluster) its messages are the best of
-    the set. Estimates of updates start at 0, that of the model at $x_0$, so that the first message of Algorithm 1 is empty, and not sent:
-    a round ends with the server's message.
+    A worker's $\hat B$ is its monitor's estimate of its own uplink. The server sends one message to all; its $\hat B$ is the estimate of
+    the slowest downlink. `kimad.budget` converts it to bits, and the rule chooses: `kimad.one_for_all` (Kimad), `kimad.allocate` (Kimad+);
+    with `kimad.whole_model(...)` there is one layer. Before a link has carried a message (and without a cluster) its messages are the
+    most accurate of the set. Estimates of updates start at 0, that of the model at $x_0$, so that the first message of Algorithm 1 is
+    empty, and not sent: a round ends with the server's message.
 
     Bits are those of the messages between each worker and the server: packed values and places, and which compressor each layer has. On
-    several devices the server is everywhere: an all-reduce of what it makes of the messages crosses them, and each worker's numbers for
-    the history.
+    several devices every device computes the server's step: the traffic between devices is an all-reduce of the decoded messages, and each
+    worker's numbers for the history.
 
     History, of the record's round: `message_up` `[N]` and `message_down` (bits), `error_up` `[N]` and `error_down` (the squared norm of
-    what compression left out), and `missing` (bits by which a message was longer than its budget, at most so far); on a cluster also
-    `estimated_up`, `estimated_down` (what monitors say, bits per second `[N]`), `bandwidth_up` and `bandwidth_down` (what was true: the
-    mean over the seconds planned for the message). NaN in rounds without messages.
+    the compression error), and `missing` (the largest number of bits so far by which a message exceeded its budget); on a cluster also
+    `estimated_up`, `estimated_down` (the monitors' estimates, bits per second `[N]`), `bandwidth_up` and `bandwidth_down` (the true mean
+    bandwidths over the seconds planned for the message). All but `missing` are NaN in rounds without messages.
 
     Args:
         optimizer: the server's step; `optax.sgd(gamma)` is the equation.
         compressors: Omega: `kimad.top_k(ratios)`, or a list of compressors; contractions.
         round_time: t, seconds, besides latencies.
         computation: T_comp, seconds, of all or `[N]`, before messages begin; None: all that each worker measured of its last update.
-        congestion: a, seconds of the downlink for each second of the uplink, as of `kimad.budget`; where it is 0, the downlink's time is
-            neglected, and the server's message is the best of the set.
+        congestion: a, seconds of the downlink for each second of the uplink, as of `kimad.budget`; if it is 0, the downlink's time is
+            neglected, and the server's message is the most accurate of the set.
         rule: (errors `[layers, choices]`, sizes likewise in bits, budget in bits) -> the choice of each layer, int32 `[layers]`.
         monitor: of the links: `kimad.last`, `kimad.exponential_average(w)`, `kimad.harmonic_mean(W)`, or `kimad.oracle`.
         down: the server's Omega; None: the same.
         weights: w_m, `[N]`, which need not add up to 1 (the paper's experiments have 1 each); None: 1/N.
         update: A^update: `kimad.gradient`, or `kimad.local_steps(optimizer, H)`, where only one round in H sends.
-        warm_up: in the first so many rounds that send, all is sent as it is.
-        too_small: where a message is longer than its budget, since not even the rule's smallest fits: "wait", it is sent all the same and
-            the round takes longer; or "error", the run ends.
+        warm_up: number of rounds, of those that send, in which messages are not compressed.
+        too_small: if a message is longer than its budget, since not even the rule's smallest fits: "wait", it is sent and the round takes
+            longer; or "error", the run ends.
 
     Raises:
-        ValueError: no compressors; one set layer by layer, the other of the whole model; times that are not positive, or leave nothing for
-            messages; negative weights; another `too_small`; weights or times for another N; at the start, a compressor that states no
-            contraction for a layer, or a layer without elements; in a run, "error".
+        ValueError: no compressors; one set layer by layer, the other of the whole model; times that are not positive, or leave no time for
+            messages; negative weights; another `too_small`. At the start: weights or times for another N, a compressor that states no
+            contraction for a layer, a layer without elements, or a cluster on which workers do not participate or messages are lost. In a
+            run: "error".
 
     Source: Xin et al., "Kimad: adaptive gradient compression with bandwidth awareness", 2023, Algorithms 1 and 3.
     """
@@ -118,7 +119,7 @@ def kimad_sgd(
         return update.query(state.workers.memory, state.server.estimate)
 
     def step(state, gradients, round):
-        round.require_all(AWAY)
+        round.require_all(_NEEDS_ALL)
         links = plans.observed(monitor, state.server.links, round.measured)
         server, known = state.server._replace(links=links), state.workers.estimate
         memory, own = update.step(state.workers.memory, server.estimate, gradients)

@@ -114,16 +114,16 @@ class _Plan(NamedTuple):
 
 
 class _Link:
-    """What an end of a link thinks that it can send in a round."""
+    """The budget of one end of a link, from the bandwidths that were measured."""
 
     def __init__(self, plan: _Plan, down: bool) -> None:
         self.plan, self.down, self.memory = plan, down, plan.monitor.start(1)
-        self.told(1.0)  # a rehearsal
+        self.observe(1.0)  # a rehearsal
         self.budget(0.0)
         self.memory = plan.monitor.start(1)
 
-    def told(self, rate: float) -> None:
-        """By the receiver, bits per second of the last message."""
+    def observe(self, rate: float) -> None:
+        """Records what the receiver measured, bits per second of the last message."""
         self.memory = self.plan.monitor.observe(self.memory, jnp.full(1, rate, jnp.float32))
 
     def budget(self, computing: float) -> float:
@@ -170,7 +170,7 @@ class _Worker:
                 send(server, Frame(message.choice, False, computing, heard), message.packed)
                 self.known = self.known + message.decoded
                 frame, packed, heard = receive(server, plan.wire)
-                link.told(frame.heard)
+                link.observe(frame.heard)
                 self.model = self.model + plan.wire.decoded(frame.choice, packed)
                 step += 1
                 if frame.last:
@@ -207,7 +207,7 @@ class _Server:
                         self.total = self.total + plan.wire.decoded(frame.choice, packed) / plan.N
                     self.model = self.step(self.model, self.total)
                     if rows:
-                        link.told(min(frame.heard for frame in frames))
+                        link.observe(min(frame.heard for frame in frames))
                     budget = link.budget(max(frame.computing for frame in frames))
                     message = plan.wire.message(self.model.params - self.estimate, plan.wire.choice(budget))
                     self.estimate = self.estimate + message.decoded

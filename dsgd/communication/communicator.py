@@ -480,12 +480,13 @@ class Communicator(Round):
         record, opened = self.record, list[Frame]()
         record.require_seen("when")
         checks.require_scalar(f"{record.method}: round.when gets a condition", now)
-        now = jnp.asarray(now)
+        now, outer = jnp.asarray(now), record.frame.period
+        rounds = period if isinstance(outer, int) and outer == 1 else outer * period
         if not isinstance(period, Tracer) and period == 1:
             return send(*operands)
 
         def branch(operands):
-            opened[:] = [Frame(turn, period)]
+            opened[:] = [Frame(turn, rounds)]
             with record.inside(opened[0]):
                 result = send(*operands)
             return result, opened[0].arrays()

@@ -77,15 +77,18 @@ class Frame:
         self.numbers: dict[str, dict[str, jax.Array]] = {"metrics": {}, "refusals": {}, "warnings": {}}
 
     def arrays(self) -> Any:
-        """All that is traced in it; numbers as floats, which are NaN where the branch is not taken."""
+        """All that is traced in it; numbers as floats, which are NaN where the branch is not taken.
+
+        The turn of this frame was known before its branch was opened; that of a branch in it was not.
+        """
         numbers = jax.tree.map(lambda number: number.astype(jnp.promote_types(number.dtype, jnp.float32)), self.numbers)
-        return [(sending.bits, sending.now, sending.turn) for sending in self.sendings], numbers
+        return [(sending.bits, sending.now, None if sending.turn is self.turn else sending.turn) for sending in self.sendings], numbers
 
     def enclosed(self, arrays: Any, now: jax.Array) -> tuple[list[Sending], dict[str, dict[str, jax.Array]]]:
         """What the trace around it records, of the arrays that came out of the branch."""
         sent, numbers = arrays
         return [
-            sending._replace(bits=bits, now=now if inner is None else inner, turn=turn)
+            sending._replace(bits=bits, now=now if inner is None else inner, turn=self.turn if turn is None else turn)
             for sending, (bits, inner, turn) in zip(self.sendings, sent, strict=True)
         ], numbers
 

@@ -1,4 +1,4 @@
-"""`check`: any compressor held to what it states of itself."""
+"""`check`: validates what a compressor states of itself."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Seen(NamedTuple):
 
 @partial(checks.arguments, members=False)
 def check(compressor: Compressor, d: int, *, key: Key | None = None) -> Findings:
-    r"""Holds a compressor to what it states, on hard vectors of d elements and over many messages.
+    r"""Validates what a compressor states, on hard vectors of d elements and over many messages.
 
-    Looked at are: the wire (a message is arrays, which hold the bits that it tells, where those are an int, and else at least as many);
-    what comes back, and that it is what the sender decodes where `compress` returns that, too; that equal keys give equal messages;
-    $E\,Q(x) = x$, along x and other directions; $E|Q(x) - x|^2 \le \omega |x|^2$ and $\le (1 - \delta) |x|^2$.
+    Checked are: the wire (a message is arrays, which hold as many bits as `bits` returns, or at least as many if that is no int); that the
+    receivers decode a vector, the same as the sender if `compress` returns that, too; that equal keys give equal messages; $E\,Q(x) = x$,
+    along x and other directions; $E|Q(x) - x|^2 \le \omega |x|^2$ and $\le (1 - \delta) |x|^2$.
 
     Args:
         compressor: any.

@@ -66,7 +66,7 @@ def count_bits(compressor: Compressor, message: PyTree) -> int | jax.Array:
         bits = compressor.bits(message)
     traced = isinstance(bits, jax.Array) and bits.shape == () and bits.dtype == jnp.uint32
     if not traced and (not isinstance(bits, int) or isinstance(bits, bool) or bits < 0):
-        raise ValueError(f"{compressor.name}: bits gives {checks.typed(bits)}; need an int, or a uint32 scalar where messages differ")
+        raise ValueError(f"{compressor.name}: bits returned {checks.typed(bits)}; expected an int, or a uint32 scalar if messages differ")
     return bits
 
 
@@ -78,11 +78,11 @@ def stated(constant: Callable | None, d: int) -> Any:
 def _need_message(compressor: Compressor, message: Any) -> Any:
     leaves = jax.tree.leaves(message)
     if not leaves or not all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves):
-        raise ValueError(f"{compressor.name}: compress gives {checks.typed(message)}; need a message, a pytree of arrays")
+        raise ValueError(f"{compressor.name}: compress returned {checks.typed(message)}; expected a message, a pytree of arrays")
     return message
 
 
 def _need_vector(compressor: Compressor, member: str, x: Any, d: int) -> jax.Array:
     if not isinstance(x, jax.Array) or x.shape != (d,) or not jnp.issubdtype(x.dtype, jnp.floating):
-        raise ValueError(f"{compressor.name}: {member} gives {checks.typed(x)}; need the vector, floating-point [{d}]")
+        raise ValueError(f"{compressor.name}: {member} returned {checks.typed(x)}; expected a floating-point vector [{d}]")
     return x

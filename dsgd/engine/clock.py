@@ -24,7 +24,7 @@ from dsgd.base import Measured, Problem, Round, Work
 from dsgd.communication import Bits, Record, Sending
 from dsgd.engine import measurements
 from dsgd.engine.queries import Asked
-from dsgd.network import Exchange
+from dsgd.network import Timing
 from dsgd.wire import counts
 
 
@@ -98,7 +98,7 @@ def _bits_of_all(bits: Bits) -> tuple[jax.Array, jax.Array]:
     return up, down + lost
 
 
-def _in_turn(round: Round, sendings: list[tuple[Sending, tuple[jax.Array, jax.Array]]], begin: jax.Array, share: float = 1.0) -> Exchange:
+def _in_turn(round: Round, sendings: list[tuple[Sending, tuple[jax.Array, jax.Array]]], begin: jax.Array, share: float = 1.0) -> Timing:
     """A round's exchanges, one after the other, of this share of their bits each."""
     nothing = jnp.zeros_like(begin)
 
@@ -109,11 +109,11 @@ def _in_turn(round: Round, sendings: list[tuple[Sending, tuple[jax.Array, jax.Ar
     def silent(begin):
         return network.exchange(network.local, begin, _ports(round, begin, nothing, nothing), round.cluster.convention, round.step)
 
-    so_far = Exchange(begin, nothing, nothing) if sendings else silent(begin)
+    so_far = Timing(begin, nothing, nothing) if sendings else silent(begin)
     for sending, bits in sendings:
         sent = partial(exchange, sending, bits)
         went = sent(so_far.done) if sending.now is None else lax.cond(sending.now, sent, silent, so_far.done)
-        so_far = went if len(sendings) == 1 else Exchange(went.done, so_far.up + went.up, so_far.down + went.down)
+        so_far = went if len(sendings) == 1 else Timing(went.done, so_far.up + went.up, so_far.down + went.down)
     return so_far
 
 

@@ -34,11 +34,11 @@ class Flags:
 
 def shapes(problem: Problem) -> Params:
     """The shapes and types of all its parameters."""
-    return _shapes(sameness.Key(problem.init))
+    return _shapes(sameness.Key(problem.parameters.init), jnp.result_type(float))  # types are others with jax_enable_x64
 
 
 @lru_cache(maxsize=64)
-def _shapes(init: sameness.Key) -> Params:
+def _shapes(init: sameness.Key, kind: np.dtype) -> Params:
     return started("init of the problem", init.value)
 
 
@@ -67,10 +67,10 @@ def need_arrays(where: str, tree: PyTree) -> PyTree:
 
 
 def flags(problem: Problem) -> tuple[bool, ...]:
-    """Which of the parameters' leaves are trained: the floating-point ones that `Problem.trainable` names.
+    """Which of the parameters' leaves are trained: the floating-point ones that `Parameters.trainable` names.
 
     Raises:
-        ValueError: if no leaf is trained, one is complex, or `Problem.trainable` does not return bools for a prefix of the parameters.
+        ValueError: if no leaf is trained, one is complex, or `Parameters.trainable` does not return bools for a prefix of the parameters.
     """
     return of(problem.name, shapes(problem), problem.trainable)
 

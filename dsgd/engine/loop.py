@@ -117,9 +117,9 @@ class Description(NamedTuple):
 def without_arrays(problem: Problem) -> Problem:
     """The problem's functions and its workers' weights, hashable."""
     weights = None if problem.weights is None else tuple(map(float, problem.weights))
-    flags = leaves.Flags(leaves.flags(problem))  # a tree of bools may have no hash
+    init = replace(problem.parameters, trainable=leaves.Flags(leaves.flags(problem)))  # a tree of bools may have no hash
     evaluation = replace(problem.evaluation, shared=())
-    return problem._replace(data=(), evaluate=evaluation, constants=Constants(), weights=weights, trainable=flags)
+    return problem._replace(init=init, data=(), evaluate=evaluation, constants=Constants(), weights=weights)
 
 
 def start(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from dsgd.base import Measured, Round
 from dsgd.clusters import Cluster
-from dsgd.network import Exchange
+from dsgd.network import Timing
 
 
 def nothing(N: int, M: int, cluster: Cluster) -> Measured:
@@ -23,7 +23,7 @@ def nothing(N: int, M: int, cluster: Cluster) -> Measured:
     return Measured(jnp.full((N, M), jnp.nan, jnp.float32), each, each, each, each, *overlapping)
 
 
-def of_round(round: Round, latencies: jax.Array, backward: jax.Array, went: Exchange, bits_up: jax.Array, bits_down: jax.Array) -> Measured:
+def of_round(round: Round, latencies: jax.Array, backward: jax.Array, went: Timing, bits_up: jax.Array, bits_down: jax.Array) -> Measured:
     """After a round.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -121,76 +121,126 @@ def _asked(function: Callable, problem: Problem, query: Asked, key: jax.Array, d
     data = pooled.of_block(data) if batches is None else data
     ids = workers.ids(N) if query.workers is None else query.workers
     here, places = (None, None) if query.workers is None else workers.find(ids, N)
+    block = _Block(function, problem, query, key, data, batches, ids, places)
+    if query.work is not None:
+        computed = _of_work(block, query.work, N)
+    else:
+        computed = block.exact() if query.exact else block.compute(None, None, None)
+    return computed if here is None else workers.select(here, computed)
 
-    def block(tree, rows):
-        """Of the block's leaves, those of these rows of the workers who are asked; None: of all of them."""
-        at = places if rows is None else (rows if places is None else places[rows])
-        return pooled.of_rows(tree, at)
 
-    def batch(rows, m):
-        if query.exact:
-            return block(data, rows)
-        if batches is not None:
-            given = block(batches, rows) if m is None else jax.tree.map(lambda leaf: leaf[jnp.arange(len(m)), m], block(parts, rows))
-            return jax.vmap(problem.keyed)(own_keys(rows, m), given) if problem.keyed else given
-        mine = block(data, rows)
-        if not problem.numbered:
-            with protocol.noted(f"sample of {problem.name}"):
-                return jax.vmap(problem.sample, (0, pooled.axes(data)))(own_keys(rows, m), mine)
-        asked = ids if rows is None else ids[rows]
-        numbers = jnp.asarray(query.draws)[asked] + (0 if m is None else turns[asked, m])
-        streams = jax.vmap(partial(jax.random.fold_in, key))(asked)
-        with protocol.noted(f"sample of {problem.name}"):
-            return jax.vmap(problem.sample, (0, pooled.axes(data), 0))(streams, mine, numbers)
+def _of_work(block: _Block, work: Work, N: int) -> tuple[Any, PyTree]:
+    """What is computed of all micro-batches of each worker, as `_asked` returns it."""
+    factors = tuple(map(jnp.asarray, (work.samples, _counted(work), work.weights)))  # numpy's take no traced index
+    samples, *factors = (workers.own(each, N) if block.places is None else each[block.ids] for each in factors)
+    if block.query.exact:
+        totals = tuple(jnp.sum(jnp.where(samples > 0, each, 0), axis=1) for each in factors)
+        return jax.tree.map(units.scaled, totals, block.exact())
+    M = samples.shape[1]
+    parts, keys = _split(block.problem, block.batches, M), of_turns(block.key, M)
+    turns = jnp.cumsum(work.samples > 0, axis=1, dtype=jnp.int32) - 1
+    return units.summed(replace(block, parts=parts, keys=keys, turns=turns).compute, samples, tuple(factors))
 
-    def own_keys(rows, m):
-        mine = ids if rows is None else ids[rows]
-        if query.draws is not None:
-            of_draws = jax.vmap(partial(jax.random.fold_in, key))(jnp.asarray(query.draws)[mine] + (0 if m is None else m))
-            return jax.vmap(jax.random.fold_in)(of_draws, mine)
-        return jax.vmap(partial(jax.random.fold_in, key))(mine) if m is None else jax.vmap(jax.random.fold_in)(keys[m], mine)
 
-    def at_models(rows, drawn):
-        params = query.params if query.axis is None else block(query.params, rows)
-        return jax.vmap(function, (query.axis, 0))(params, drawn)
+@dataclass(frozen=True, eq=False)  # compared by identity: its arrays have no hash
+class _Block:
+    """The workers of a block that a query asks, and what they compute. In its methods `rows` are indices of them, int32 `[g]`, None: all;
+    `m` are the indices of their micro-batches, int32 `[g]`, None: the first.
 
-    def compute(rows, m, samples):
-        """For `units.summed`; samples None: a whole batch."""
-        drawn = batch(rows, m)
-        if samples is not None and problem.take is not None:
-            with protocol.noted(f"take of {problem.name}"):
-                drawn = jax.vmap(problem.take)(drawn, samples)
-        return at_models(rows, drawn)
+    Args:
+        function: (params, batch) -> what is computed of one worker.
+        problem, query, key: as in `gradients`.
+        data: the block's data, a pool flat.
+        batches: the block's batches from outside; None: they are drawn from the data.
+        ids: the workers' ids.
+        places: their rows in the block; None: they are all of it.
+        parts: `batches` as micro-batches, leaves `[n, M, ...]`.
+        keys: the round's keys of its micro-batches, `[M]`.
+        turns: of each micro-batch its place among its worker's draws in this round, int32 `[N, M]`.
+    """
 
-    def exact():
-        """Of pools piece by piece, so that nobody computes as many rows as the worker with the most."""
-        if not isinstance(data, pooled.Pooled):
-            return compute(None, None, None)
+    function: Callable
+    problem: Problem
+    query: Asked
+    key: jax.Array
+    data: PyTree
+    batches: PyTree
+    ids: jax.Array
+    places: jax.Array | None
+    parts: PyTree = None
+    keys: Any = None
+    turns: Any = None
+
+    def compute(self, rows: jax.Array | None, m: jax.Array | None, samples: jax.Array | None) -> PyTree:
+        """What `units.summed` sums.
+
+        Args:
+            rows, m: as above.
+            samples: of each micro-batch, int32 `[g]`; None: all of the batch.
+        """
+        batch = self._batch(rows, m)
+        if samples is not None and self.problem.take is not None:
+            with protocol.noted(f"take of {self.problem.name}"):
+                batch = jax.vmap(self.problem.take)(batch, samples)
+        return self._at_models(rows, batch)
+
+    def exact(self) -> PyTree:
+        """What is computed of all data; of pools piece by piece, so that no worker computes as many rows as the one with the most."""
+        if not isinstance(self.data, pooled.Pooled):
+            return self.compute(None, None, None)
 
         def of_piece(rows, m, samples):
-            mine = block(data, rows)
+            mine = self._rows(self.data, rows)
             m = jnp.zeros_like(samples) if m is None else m
-            return at_models(rows, jax.vmap(pooled.piece_of, (pooled.axes(data), 0, 0))(mine, m, samples))
+            return self._at_models(rows, jax.vmap(pooled.piece_of, (pooled.axes(self.data), 0, 0))(mine, m, samples))
 
-        mine = block(data, None)
+        mine = self._rows(self.data, None)
         samples = pooled.pieces(mine)
         shares = samples / mine.size[:, None].astype(jnp.result_type(float))
         return units.summed(of_piece, samples, (shares, shares))
 
-    if query.work is None:
-        computed = exact() if query.exact else compute(None, None, None)
-    else:
-        factors = tuple(map(jnp.asarray, (query.work.samples, _counted(query.work), query.work.weights)))  # numpy's take no traced index
-        samples, *factors = (workers.own(each, N) if places is None else each[ids] for each in factors)
-        if query.exact:
-            totals = tuple(jnp.sum(jnp.where(samples > 0, each, 0), axis=1) for each in factors)
-            computed = jax.tree.map(units.scaled, totals, exact())
+    def _rows(self, tree: PyTree, rows: jax.Array | None) -> PyTree:
+        """Of the block's leaves, those of these workers."""
+        at = self.places if rows is None else (rows if self.places is None else self.places[rows])
+        return pooled.of_rows(tree, at)
+
+    def _at_models(self, rows: jax.Array | None, batch: PyTree) -> PyTree:
+        params, axis = self.query.params, self.query.axis
+        return jax.vmap(self.function, (axis, 0))(params if axis is None else self._rows(params, rows), batch)
+
+    def _batch(self, rows: jax.Array | None, m: jax.Array | None) -> PyTree:
+        if self.query.exact:
+            return self._rows(self.data, rows)
+        if self.batches is not None:
+            return self._given(rows, m)
+        mine, problem = self._rows(self.data, rows), self.problem
+        if not problem.numbered:
+            with protocol.noted(f"sample of {problem.name}"):
+                return jax.vmap(problem.sample, (0, pooled.axes(self.data)))(self._keys(rows, m), mine)
+        ids = self._ids(rows)
+        numbers = jnp.asarray(self.query.draws)[ids] + (0 if m is None else self.turns[ids, m])
+        streams = jax.vmap(partial(jax.random.fold_in, self.key))(ids)
+        with protocol.noted(f"sample of {problem.name}"):
+            return jax.vmap(problem.sample, (0, pooled.axes(self.data), 0))(streams, mine, numbers)
+
+    def _given(self, rows: jax.Array | None, m: jax.Array | None) -> PyTree:
+        """Micro-batches from outside."""
+        if m is None:
+            batch = self._rows(self.batches, rows)
         else:
-            M = samples.shape[1]
-            parts, keys = _split(problem, batches, M), of_turns(key, M)
-            turns = jnp.cumsum(query.work.samples > 0, axis=1, dtype=jnp.int32) - 1  # of a worker's draws in this round
-            computed = units.summed(compute, samples, tuple(factors))
-    return computed if here is None else workers.select(here, computed)
+            batch = jax.tree.map(lambda leaf: leaf[jnp.arange(len(m)), m], self._rows(self.parts, rows))
+        return jax.vmap(self.problem.keyed)(self._keys(rows, m), batch) if self.problem.keyed else batch
+
+    def _ids(self, rows: jax.Array | None) -> jax.Array:
+        return self.ids if rows is None else self.ids[rows]
+
+    def _keys(self, rows: jax.Array | None, m: jax.Array | None) -> jax.Array:
+        """With which the workers draw, as in `gradients`."""
+        ids = self._ids(rows)
+        if self.query.draws is not None:
+            of_draws = jax.vmap(partial(jax.random.fold_in, self.key))(jnp.asarray(self.query.draws)[ids] + (0 if m is None else m))
+            return jax.vmap(jax.random.fold_in)(of_draws, ids)
+        return jax.vmap(partial(jax.random.fold_in, self.key))(ids) if m is None else jax.vmap(jax.random.fold_in)(self.keys[m], ids)
 
 
 def of_turns(key: jax.Array, M: int) -> jax.Array:

@@ -1,7 +1,7 @@
 """The survey's logical switch: what a round of messages costs, in closed form, and event by event."""
 
 from dsgd.network.asynchronous import asynchronous_server_messages
-from dsgd.network.clocks import Exchange, Ports, elapse, exchange
+from dsgd.network.clocks import Ports, Timing, elapse, exchange
 from dsgd.network.patterns import (
     all_gather,
     asynchronous_gossip,
@@ -21,11 +21,11 @@ from dsgd.network.switch import Convention, Message, Passage, Timeline, simulate
 
 __all__ = [
     "Convention",
-    "Exchange",
     "Message",
     "Passage",
     "Ports",
     "Timeline",
+    "Timing",
     "all_gather",
     "asynchronous_gossip",
     "asynchronous_server",

@@ -69,13 +69,13 @@ class Ports(NamedTuple):
         return latency if self.present is None else jnp.where(self.present[workers], latency, 0)
 
 
-class Exchange(NamedTuple):
-    """How a round's messages went.
+class Timing(NamedTuple):
+    """When the messages of an exchange are done, and how long they took.
 
     Args:
         done: when each worker is done with them, `[N]`.
         up: seconds that each sending port needed for its bits, `[N]`.
-        down: the same of the receiving ports.
+        down: seconds that each receiving port needed, `[N]`.
     """
 
     done: jax.Array
@@ -101,7 +101,7 @@ def elapse(pattern: Pattern, finish: jax.Array, ports: Ports, convention: Conven
 
 
 @checks.arguments
-def exchange(pattern: Pattern, finish: jax.Array, ports: Ports, convention: Convention, step: jax.Array) -> Exchange:
+def exchange(pattern: Pattern, finish: jax.Array, ports: Ports, convention: Convention, step: jax.Array) -> Timing:
     """The same, and for how long ports were busy.
 
     Args:
@@ -114,7 +114,7 @@ def exchange(pattern: Pattern, finish: jax.Array, ports: Ports, convention: Conv
     if present is not None:
         finish, ports = jnp.where(present, finish, -jnp.inf), ports.of_those_present()
     went = clock(finish, ports, convention, step)
-    went = went if isinstance(went, Exchange) else Exchange(went, ports.up, ports.down)
+    went = went if isinstance(went, Timing) else Timing(went, ports.up, ports.down)
     if present is None:
         return went
     return went._replace(done=jnp.where(present, went.done, jnp.max(went.done, initial=-jnp.inf, where=present)))
@@ -136,12 +136,12 @@ def _together(pattern: Pattern) -> Callable:
             vectors = pattern.vectors(N)
             transfer = jnp.where(vectors > 0, busiest / jnp.where(vectors > 0, vectors, 1), 0)
         seconds = pattern.seconds(N, ports.latency, transfer, convention)
-        return Exchange(last + jnp.asarray(seconds).astype(last.dtype), up, down)  # a quotient of a traced N is float64 with jax_enable_x64
+        return Timing(last + jnp.asarray(seconds).astype(last.dtype), up, down)  # a quotient of a traced N is float64 with jax_enable_x64
 
     return clock
 
 
-def through_server(finish: jax.Array, ports: Ports, convention: Convention, step: jax.Array) -> jax.Array | Exchange:
+def through_server(finish: jax.Array, ports: Ports, convention: Convention, step: jax.Array) -> jax.Array | Timing:
     """The server receives one by one, the first that is ready first; then it sends to all, one by one."""
     latency = ports.latency if convention == "blocking" else 0.0
     order = jnp.argsort(finish)
@@ -176,15 +176,15 @@ def _one_by_one(finish, ports, order, held):
     overlapped = ports.latency - held
     # Of the first model, what is not held: one latency till the last gradient is there, and one till this one begins to arrive.
     _, (done, down) = lax.scan(send, received + overlapped, jnp.arange(finish.shape[0]))
-    return Exchange(done + overlapped, jnp.zeros_like(up).at[order].set(up), down)
+    return Timing(done + overlapped, jnp.zeros_like(up).at[order].set(up), down)
 
 
-def over_links(finish: jax.Array, ports: Ports, convention: Convention, step: jax.Array) -> Exchange:
+def over_links(finish: jax.Array, ports: Ports, convention: Convention, step: jax.Array) -> Timing:
     """Everybody sends to the server as soon as it is ready; when all has arrived, the server sends to everybody at once."""
     up, _ = ports.at(finish)
     received = jnp.broadcast_to(jnp.max(finish + (ports.latency + up)), finish.shape)
     _, down = ports.at(received)
-    return Exchange(received + (ports.latency + down), up, down)
+    return Timing(received + (ports.latency + down), up, down)
 
 
 def apart(finish: jax.Array, ports: Ports, convention: Convention, step: jax.Array) -> jax.Array:
@@ -215,6 +215,6 @@ def among_neighbours(topology: Topology) -> Callable:
         ready = wait(finish)
         up, down = whole = ports.at(ready)
         up, down = (seconds / jnp.maximum(1, jnp.sum(ends >= 0, axis=1)) for seconds, ends in ((up, to), (down, origin)))
-        return Exchange(ready + wait(jnp.maximum(busy(to, up, down), busy(origin, down, up))), *whole)
+        return Timing(ready + wait(jnp.maximum(busy(to, up, down), busy(origin, down, up))), *whole)
 
     return clock

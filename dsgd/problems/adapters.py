@@ -14,7 +14,7 @@ from jax.core import Tracer
 from jax.tree_util import tree_leaves_with_path
 
 from dsgd import causes, checks, sameness
-from dsgd.base import PyTree
+from dsgd.base import Parameters, PyTree
 from dsgd.engine.leaves import Flags
 from dsgd.problems.averages import Training, depends, need_supported
 
@@ -45,15 +45,13 @@ class Network(NamedTuple):
     """A model as `finite_sum` needs it.
 
     Args:
-        init: as of a `Model`.
+        parameters: with `init` as of a `Model`, and which of them are trained.
         apply: as of a `Model`; outputs are those of the evaluation.
-        trainable: parameters -> which leaves are trained, a tree of bools; None: all.
         training: how the model differs in training; None: it does not.
     """
 
-    init: Callable[[jax.Array], PyTree]
+    parameters: Parameters
     apply: Callable[[PyTree, PyTree], PyTree]
-    trainable: Callable[[PyTree], PyTree] | None = None
     training: Training | None = None
 
 
@@ -73,7 +71,7 @@ def adapt(model: Any, inputs: PyTree) -> Network:
     if isinstance(model, Network):
         return model
     if isinstance(model, Model):
-        return Network(model.init, model.apply)
+        return Network(Parameters(model.init), model.apply)
     from flax import linen, nnx  # noqa: PLC0415 (a quarter of a second)
 
     if isinstance(model, linen.Module):
@@ -177,11 +175,11 @@ def _of_linen(module: Any, inputs: PyTree) -> Network:
     with causes.explained(f"model {name} in training"):
         random = depends(lambda key, params, inputs: trained(params, inputs, key)[0], key, params, inputs)
     if not (switched or random):
-        return Network(init, evaluated, flags)
+        return Network(Parameters(init, flags), evaluated)
     averages = tuple(bool(others) and path[0].key == "batch_stats" for path, _ in tree_leaves_with_path(params))
     training = Training(trained, averages, random)
     need_supported(name, training, params, inputs, flags.flags if flags else (True,) * len(averages))
-    return Network(init, evaluated, flags, training)
+    return Network(Parameters(init, flags), evaluated, training)
 
 
 def _refusal(name: str, kept: str, expected: str) -> ValueError:
@@ -345,4 +343,4 @@ def _of_nnx(name: str, parts: _Parts, init: Callable[[jax.Array], PyTree], input
     params = jax.eval_shape(init, jax.eval_shape(lambda: jax.random.key(0)))
     need_supported(name, training, params, inputs, parts.trained)
     differs = bool(parts.streams or any(parts.averages) or arguments[1])
-    return Network(init, _NnxApply(parts.graph, parts.streams, arguments[0]), trainable, training if differs else None)
+    return Network(Parameters(init, trainable), _NnxApply(parts.graph, parts.streams, arguments[0]), training if differs else None)

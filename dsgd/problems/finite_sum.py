@@ -266,13 +266,12 @@ def finite_sum(
         refuses=meaning.OfBatches(loss, outputs) if isinstance(outputs, jax.ShapeDtypeStruct) else None,
     )
     return Problem(
-        init=functions.init,
+        init=replace(functions.parameters, trainable=leaves.Flags(trained)),
         loss=mean,
         data=examples,
         sample=with_keys(sampler) if functions.training else sampler,
         evaluate=Evaluation(LossAndMetrics(mean, measured, at_once), shared, _statistics(functions.training, batch_size, replacement)),
         weights=_weights(name, weights, sizes),
-        trainable=leaves.Flags(trained),
         name=name,
     )
 
@@ -280,8 +279,8 @@ def finite_sum(
 def _parameters(name: str, model: Network, trainable: Any) -> tuple[PyTree, tuple[bool, ...]]:
     """The shapes and types of a model's parameters, and which leaves are trained: those that both the model and the user name."""
     with causes.explained(name):
-        params = leaves.started("init of the model", model.init)
-    chosen = (leaves.of(name, params, of) for of in (model.trainable, trainable))
+        params = leaves.started("init of the model", model.parameters.init)
+    chosen = (leaves.of(name, params, of) for of in (model.parameters.trainable, trainable))
     return params, tuple(map(all, zip(*chosen, strict=True)))
 
 

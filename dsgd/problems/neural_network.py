@@ -84,7 +84,7 @@ def neural_network(
 
 def _need_logits(name: str, model: Network, shape: tuple[int, ...], classes: int) -> None:
     inputs = jax.ShapeDtypeStruct((1, *shape), jnp.result_type(float))
-    params = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
+    params = jax.eval_shape(model.parameters.init, jax.eval_shape(lambda: jax.random.key(0)))
     logits = jax.eval_shape(model.apply, params, inputs)
     if not isinstance(logits, jax.ShapeDtypeStruct) or logits.shape != (1, classes):
         given = checks.typed(logits)

@@ -11,7 +11,9 @@ from dsgd.engine import loop
 from dsgd.engine.clock import Clock
 from dsgd.machines import arrays
 
-FROM_MODEL = "to go on from its model alone, pass problem._replace(init=lambda key: result.params) and no start"
+FROM_MODEL = (
+    "to go on from its model alone, pass problem._replace(init=dsgd.Parameters(lambda key: result.params, problem.trainable)) and no start"
+)
 
 
 def rounds_of(state: State) -> int:

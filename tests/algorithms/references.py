@@ -76,7 +76,9 @@ STEADY = clusters.Cluster(
     down=clusters.constant([800.0, 520.0, 740.0, 870.0, 1100.0, 450.0, 750.0, 620.0]),
     latency=0.05,
 )
-PIPELINED = replace(STEADY, convention="pipelined")
+# Seconds that are drawn, so that other workers are the last ones in other rounds, and the clock depends on all of them.
+UNSTEADY = replace(STEADY, compute=clusters.measured(np.random.default_rng(6).uniform(0.5, 2.0, (N, 5))))
+PIPELINED = replace(UNSTEADY, convention="pipelined")
 CHANGING = clusters.Cluster(
     clusters.lognormal(-0.5, 0.4) + clusters.constant(0.2),
     up=clusters.trace(DRAW.integers(300, 1500, (N, 7)).astype(float), 0.5),
@@ -94,12 +96,12 @@ NOISY = clusters.Cluster(
 )
 PARTICIPATES = DRAW.random((N, 11)) < 0.8
 PARTICIPATES[:, 4] = False
-PARTLY = replace(STEADY, present=clusters.trace(PARTICIPATES.astype(float), 1.7), delivered=clusters.bernoulli(0.8, 1.0))
+PARTLY = replace(UNSTEADY, present=clusters.trace(PARTICIPATES.astype(float), 1.7), delivered=clusters.bernoulli(0.8, 1.0))
 
 
 def sampled(rounds: int) -> clusters.Cluster:
     """Five of eight workers participate, which are drawn every `rounds` rounds."""
-    return replace(STEADY, present=clusters.sampled(5, of=N), present_for=rounds)
+    return replace(UNSTEADY, present=clusters.sampled(5, of=N), present_for=rounds)
 
 
 CLUSTERS: dict[str, clusters.Cluster | None] = {

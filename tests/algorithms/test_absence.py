@@ -6,6 +6,7 @@ by the number of a link, or of a worker.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
@@ -20,7 +21,7 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import clusters, compressors, problems
-from dsgd.runs import plans
+from dsgd.communication.communicator import GOES_ON
 from theory_checks.recursions.compressed import largest_half
 
 N, D, T, H, GAMMA, BETA = 8, 4, 12, 3, 0.1, 0.5
@@ -155,7 +156,7 @@ def pushed(topology: dsgd.Topology) -> tuple[dict, float]:
         W, messages = gossip(t, topology, columns=True)
         X = W @ np.where(HERE[t][:, None], X - GAMMA * slopes(X / mass[:, None]), X)
         mass, bits = W @ mass, bits + messages * (WORD + 32)
-    return {"params": X, "mass": mass}, bits
+    return {"params": X, "weight": mass}, bits
 
 
 def squeezed(topology: dsgd.Topology, eta: float) -> tuple[dict, float]:
@@ -289,12 +290,12 @@ def test_a_server_has_what_it_had_after_a_round_with_nobody():
     """Of a method that does not say so itself: its server counts the rounds."""
     method = algorithms.minibatch_sgd(SGD)
 
-    def update(key, state, gradients, round):
-        after, info = method.update(key, state._replace(server=state.server[0]), gradients, round)
-        return after._replace(server=(after.server, state.server[1] + 1)), info
+    def update(state, gradients, round):
+        after = method.update(state._replace(server=state.server[0]), gradients, round)
+        return after._replace(server=(after.server, state.server[1] + 1))
 
     counting = method._replace(
-        init=lambda params, N: dsgd.State(jnp.int32(0), (method.init(params, N).server, jnp.int32(0))),
+        init=lambda params, N: dsgd.State((method.init(params, N).server, jnp.int32(0))),
         query=lambda state, round: dsgd.Query(state.server[0].params),
         update=update,
         model=lambda state: state.server[0].params,
@@ -302,20 +303,40 @@ def test_a_server_has_what_it_had_after_a_round_with_nobody():
     assert run(counting, CLUSTER).state.server[1] == HERE.any(axis=1).sum() < T
 
 
-def test_all_others_are_refused_by_name_and_told_which_go_on():
-    goes_on = {"gd", "mb-sgd", "mb-sgd-model", "mb-sgd-server", "local-sgd", "scaffold", "dsgd", "dsgd-complete", "gradient-tracking"}
-    goes_on |= {"sgp", "deepsqueeze"}
+NO_ROUNDS = "it has no rounds; a worker that does not participate is a slow one, with longer seconds of compute"
+SERVERS = "each worker is the server of a shard of the model, which no other worker has"
+ONE_W = "its correction remembers what one W has changed in all rounds, and without some messages that is another W"
+REFUSED = {
+    "sgd": "it is one machine, which asks one worker in each round",
+    "csgd": SERVERS,
+    "csgd-ring": "each worker adds its own vector to the message of the worker before it",
+    "ec-sgd": SERVERS,
+    "ef21": SERVERS,
+    "asgd": NO_ROUNDS,
+    "d2": ONE_W,
+    "extra": ONE_W,
+    "exact-diffusion": ONE_W,
+    "choco-sgd": "neighbours add up what each has sent, and would no longer know what was lost",
+    "ad-psgd": NO_ROUNDS,
+}
+
+
+def test_all_others_are_refused_by_name_and_the_error_names_some_that_go_on():
     for name in algorithms.ALGORITHMS:
         method = algorithms.make(name, SGD, N)
-        if name in goes_on:
-            plans.check_runnable(method, PROBLEM, jax.random.key(0), CLUSTER)
-            assert method.name.partition("(")[0] in plans.GOING_ON
+        if name not in REFUSED:
+            dsgd.exchanges(method, PROBLEM, cluster=CLUSTER)
             continue
-        assert isinstance(method.away, str)
         with pytest.raises(ValueError) as error:
-            plans.check_runnable(method, PROBLEM, jax.random.key(0), CLUSTER)
-        assert str(error.value).startswith(f"{method.name} on a cluster where workers are away: {method.away}; need a method that goes on:")
-        assert f" {method.name.partition('(')[0]}," not in str(error.value).partition("goes on:")[2]
+            dsgd.exchanges(method, PROBLEM, cluster=CLUSTER)
+        expected = f"{method.name} on a cluster where workers do not participate: {REFUSED[name]}; expected a method that goes on, such as "
+        assert str(error.value).startswith(expected)
+        assert str(error.value).removeprefix(expected) == GOES_ON
+
+
+def test_the_methods_that_errors_name_go_on():
+    named = {algorithms.ALGORITHMS[name](SGD, N).name.partition("(")[0] for name in algorithms.ALGORITHMS.keys() - REFUSED.keys()}
+    assert set(re.findall(r"\w+_\w+|scaffold", GOES_ON)) <= named
 
 
 def test_kimad_needs_all_messages():
@@ -324,7 +345,7 @@ def test_kimad_needs_all_messages():
     certain = clusters.bernoulli(1.0, 1.0)
     for missing in ({"present": certain}, {"delivered": certain}):
         with pytest.raises(
-            ValueError, match="who misses a message of the server no longer has its estimate of the model; need a method that"
+            ValueError, match="a worker that misses a message of the server no longer has its estimate of the model; expected a method that"
         ):
             run(method, clusters.Cluster(clusters.constant(1.0), **missing))
 
@@ -333,7 +354,7 @@ def test_directed_graphs_are_for_push_sum():
     lossy = clusters.Cluster(clusters.constant(1.0), delivered=clusters.bernoulli(0.5, 1.0))
     directed = [algorithms.decentralized_sgd(SGD, PUSH), algorithms.gradient_tracking(SGD, PUSH), algorithms.local_sgd(SGD, H, PUSH)]
     for method in directed:
-        with pytest.raises(ValueError, match=r"where messages are lost: the W of one_peer_exponential\(8\) is not symmetric"):
+        with pytest.raises(ValueError, match=r"where messages are lost: W of one_peer_exponential\(8\) is not symmetric"):
             run(method, lossy)
 
 
@@ -342,17 +363,24 @@ def test_push_sum_needs_positive_weights_where_messages_are_lost():
     W = 1.1 * topologies.ring(N, topologies.lazy).W - 0.1 * COMPLETE.W
     assert W.min() < 0
     method = algorithms.stochastic_gradient_push(SGD, topologies.from_matrix(W, "mine"))
-    with pytest.raises(ValueError, match="workers are away: the W of mine has negative weights"):
+    with pytest.raises(ValueError, match="workers do not participate: W of mine has negative weights"):
         run(method)
 
 
-def test_a_method_that_does_not_say_is_refused():
-    silent = METHODS["mb-sgd"][0]._replace(away=dsgd.Algorithm._field_defaults["away"])
-    with pytest.raises(ValueError, match=r"it does not say what becomes of a worker that is away \(Algorithm.away\)"):
-        run(silent)
+def test_a_worker_that_does_not_participate_keeps_its_state_unless_the_method_says_otherwise():
+    counting = dsgd.Algorithm(
+        "counting",
+        init=lambda params, N: dsgd.State(params, jnp.zeros(N, jnp.int32)),
+        query=lambda state, round: dsgd.Query(state.server),
+        update=lambda state, gradients, round: state._replace(workers=state.workers + 1),
+        model=lambda state: state.server,
+    )
+    np.testing.assert_array_equal(run(counting).state.workers, HERE.sum(axis=0))
+    twice = counting._replace(absent=lambda before, after: before + 2 * (after - before))
+    np.testing.assert_array_equal(run(twice).state.workers, 2 * T - HERE.sum(axis=0))
 
 
-def test_what_away_gives_is_held_to_the_protocol():
-    wrong = METHODS["dsgd"][0]._replace(away=lambda before, after, round: before.params)
-    with pytest.raises(ValueError, match=r"decentralized_sgd\(ring\(8\)\): away gives State.workers"):
+def test_what_absent_gives_is_checked():
+    wrong = METHODS["dsgd"][0]._replace(absent=lambda before, after: before.params)
+    with pytest.raises(ValueError, match=r"decentralized_sgd\(ring\(8\)\): absent gives State.workers"):
         run(wrong)

@@ -18,13 +18,24 @@ import networkx as nx
 import numpy as np
 import optax
 import pytest
+import rounds
 from jax.sharding import PartitionSpec as P
 
 import algorithms
 import dsgd
 import topologies
-from algorithms import asynchronous_gossip_sgd, asynchronous_sgd, backup_workers_sgd, delays, minibatch_sgd, sgd
+from algorithms import (
+    asynchronous_gossip_sgd,
+    asynchronous_server,
+    asynchronous_sgd,
+    backup_workers_sgd,
+    delays,
+    minibatch_sgd,
+    optimizers,
+    sgd,
+)
 from dsgd import clusters, network, problems
+from dsgd.communication import Statistics
 from tests.algorithms import layers
 from theory_checks.machinery.trajectories import rows
 from theory_checks.recursions import shared
@@ -67,24 +78,24 @@ class Trajectory(NamedTuple):
     """The states `[B, steps + 1, ...]` before, between and after, and of each round what it sent and when it was, `[B, steps, ...]`."""
 
     states: dsgd.State
-    info: dsgd.Info
+    statistics: Statistics
     clock: np.ndarray
 
     @property
     def worker(self) -> np.ndarray:
-        return self.info.metrics["worker"]
+        return self.statistics.metrics["worker"]
 
     @property
     def staleness(self) -> np.ndarray:
-        return self.info.metrics["staleness"]
+        return self.statistics.metrics["staleness"]
 
     @property
     def sent(self) -> np.ndarray:
-        return dsgd.counts.to_int(self.info.bits_up)
+        return dsgd.counts.to_int(self.statistics.bits.up)
 
     @property
     def received(self) -> np.ndarray:
-        return dsgd.counts.to_int(self.info.bits_down)
+        return dsgd.counts.to_int(self.statistics.bits.down)
 
     @property
     def model(self) -> np.ndarray:
@@ -108,35 +119,34 @@ def drive(
     devices: int = 1,
     seed: int = 1,
 ) -> Trajectory:
-    """One run on each of the B clusters, in float64, the times in float32. A round that does not tell its time takes a second."""
+    """One run on each of the B clusters, in float64, the times in float32. A round that does not keep its time takes a second."""
     N = problem.workers
 
     def run(state, data, keys, numbers):
         def one_round(carry, this):
             (state, clock), (step, key) = carry, this
-            this = dsgd.Round(step, N, key, cluster(numbers), clock)
-            gradients = dsgd.engine.oracle.gradients(problem, algorithm.query(state, this), key, data, N)
-            after, info = algorithm.update(key, state, gradients, this)
-            clock = clock + (1 if info.elapsed is None else info.elapsed)
-            return (after, clock), (after, info, clock)
+            here = cluster(numbers)
+            this = dsgd.Round(step, N, key, None if here is None else dsgd.Now(here, clock))
+            after, _, statistics = rounds.one(algorithm, problem, state, this, data, key, key)
+            clock = clock + (1 if statistics.elapsed is None else statistics.elapsed)
+            return (after, clock), (after, statistics, clock)
 
         return jax.lax.scan(one_round, (state, jnp.float32(0)), (jnp.arange(steps, dtype=jnp.int32), keys))[1]
 
-    before, each_step = dsgd.State(P(), P(), P("workers")), P(None, None, "workers")
-    out = (dsgd.State(P(), P(), each_step), dsgd.Info(each_step, each_step, P(), P(), P(), outside=P()), P())  # type: ignore[arg-type]
+    out = (rounds.states_over(None, None), rounds.statistics_over(None, None), P())
     with jax.enable_x64(True):
         mapped = jax.vmap(run, (None, None, None, 0))
         spread = jax.shard_map(
-            mapped, mesh=dsgd.workers.mesh(devices), check_vma=False, in_specs=(before, P("workers"), P(), P()), out_specs=out
+            mapped, mesh=dsgd.workers.mesh(devices), check_vma=False, in_specs=(rounds.STATE, P("workers"), P(), P()), out_specs=out
         )
 
         def everything(data, key, each):
             first = algorithm.init(problem.init(jax.random.key(0)), N)
             return first, spread(first, data, jax.random.split(key, steps), each)
 
-        first, (states, info, clock) = jax.tree.map(np.asarray, jax.jit(everything)(problem.data, jax.random.key(seed), each))
+        first, (states, statistics, clock) = jax.tree.map(np.asarray, jax.jit(everything)(problem.data, jax.random.key(seed), each))
     states = jax.tree.map(lambda start, rest: np.concatenate([np.broadcast_to(start, rest[:, :1].shape), rest], 1), first, states)
-    return Trajectory(states, info, clock)
+    return Trajectory(states, statistics, clock)
 
 
 # --- The oracles of an asynchronous server: its schedule, event by event, and the iterates that follow.
@@ -288,10 +298,7 @@ def working(method: dsgd.Algorithm, samples: np.ndarray) -> dsgd.Algorithm:
     def query(state, round):
         return method.query(state, round._replace(work=work))._replace(work=work)
 
-    def update(key, state, gradients, round):
-        return method.update(key, state, gradients, round._replace(work=work))
-
-    return method._replace(query=query, update=update)
+    return method._replace(query=query)
 
 
 UNEQUAL = np.array([[4, 0, 1], [2, 2, 2], [0, 0, 1], [4, 4, 4], [1, 3, 0]])
@@ -517,7 +524,7 @@ def test_with_given_delays_each_gradient_is_of_the_model_that_they_say(rule, awa
     np.testing.assert_array_equal(staleness, each.max(axis=1))
     assert 0 < staleness.max() <= D_of_t.bound
     np.testing.assert_allclose(found.model[0], iterates(worker, each, aware=aware), rtol=1e-11, atol=1e-11)
-    assert found.info.elapsed is None
+    assert found.statistics.elapsed is None
 
 
 @pytest.mark.parametrize("servers", [1, 2])
@@ -567,6 +574,91 @@ def test_staleness_aware_adam_goes_its_way_in_shorter_steps():
     np.testing.assert_allclose(first, GAMMA, rtol=1e-6)
     for t, x in enumerate(aware[1:5]):  # all at the first model, but of other workers
         np.testing.assert_allclose(x - aware[t], (plain[t + 1] - plain[t]) / max(1, t), rtol=1e-9)
+
+
+# --- Custom steps of the server.
+
+
+class Compensated(NamedTuple):
+    """A model, its optimizer's state, and the mean square of gradients."""
+
+    params: Any
+    optimizer: Any
+    mean_square: Any
+
+
+def delay_compensated_sgd(optimizer: optax.GradientTransformation, weight: float, **options: Any) -> dsgd.Algorithm:
+    """DC-ASGD-c of Zheng et al., 2017, equation 10."""
+
+    def step(model, gradient, arrival, read):
+        gradient = jax.tree.map(lambda g, x, old: g + weight * g * g * (x - old), gradient, model.params, read)
+        return optimizers.step(optimizer, model, gradient)
+
+    return asynchronous_server("delay_compensated_sgd", optimizer, step, **options)
+
+
+def adaptive_compensated_sgd(optimizer: optax.GradientTransformation, weight: float, decay: float, **options: Any) -> dsgd.Algorithm:
+    """DC-ASGD-a, equation 14, whose weight is divided by the root of the mean square."""
+
+    def start(model):
+        return Compensated(*model, optax.tree.zeros_like(model.params))
+
+    def step(model, gradient, arrival, read):
+        squares = jax.tree.map(lambda mean, g: decay * mean + (1 - decay) * g * g, model.mean_square, gradient)
+        scaled = jax.tree.map(lambda g, mean: weight * g * g / jnp.sqrt(mean + 1e-7), gradient, squares)
+        gradient = jax.tree.map(lambda g, scale, x, old: g + scale * (x - old), gradient, scaled, model.params, read)
+        return Compensated(*optimizers.step(optimizer, optimizers.Model(model.params, model.optimizer), gradient), squares)
+
+    return asynchronous_server(f"adaptive_compensated_sgd({decay})", optimizer, step, start=start, **options)
+
+
+WEIGHT, DECAY = 0.5, 0.9
+
+
+@pytest.mark.parametrize(
+    ("method", "adaptive", "servers"),
+    [(delay_compensated_sgd(STEP, WEIGHT), False, 1), (adaptive_compensated_sgd(STEP, WEIGHT, DECAY, servers=2), True, 2)],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_a_custom_step_gets_the_model_that_the_gradient_was_computed_at(method, adaptive, servers):
+    many = random_clusters(B=2, seed=2)
+    found = drive(method, quadratic(), partial(cluster_of, latency=0.25), many, steps=30)
+    for b in range(2):
+        schedule = server_schedule(each(many, b), latency=0.25, convention="blocking", servers=servers, updates=30, bits=64 * D)
+        assert (found.worker[b].tolist(), found.clock[b].tolist()) == (schedule.worker, schedule.clock)
+        x, mean, weight = [numbers()[2]], np.zeros(D), WEIGHT
+        for t, n in enumerate(schedule.worker):
+            read = np.concatenate([cut(x[t - age], servers)[part] for part, age in enumerate(schedule.staleness[t])])
+            slope = g(n, read)
+            if adaptive:
+                mean = DECAY * mean + (1 - DECAY) * slope**2
+                weight = WEIGHT / np.sqrt(mean + 1e-7)
+            x.append(x[t] - GAMMA * (slope + weight * slope**2 * (x[t] - read)))
+        np.testing.assert_allclose(found.model[b], x, rtol=1e-11, atol=1e-11)
+
+
+def test_without_compensation_it_is_asynchronous_sgd_to_the_bit():
+    cluster = clusters.Cluster(clusters.lognormal(0.0, 1.0), up=clusters.constant(256.0))
+    found, expected = (
+        dsgd.run(method, noisy(4), steps=20, key=jax.random.key(0), mesh=1, cluster=cluster)
+        for method in (delay_compensated_sgd(MOMENTUM, 0.0, servers=2, bound=5), asynchronous_sgd(MOMENTUM, servers=2, bound=5))
+    )
+    for name, values in expected.history.items():
+        np.testing.assert_array_equal(found.history[name], values, err_msg=name)
+    np.testing.assert_array_equal(found.params, expected.params)
+
+
+def test_a_custom_step_keeps_the_contract():
+    cluster = clusters.Cluster(clusters.exponential(1.0), up=clusters.constant(1e3))
+    dsgd.check(adaptive_compensated_sgd(STEP, WEIGHT, DECAY), noisy(4), key=jax.random.key(1), cluster=cluster).require()
+
+
+def test_what_a_custom_step_gives_is_checked():
+    wrong = asynchronous_server("mine", STEP, lambda model, gradient, arrival, read: model._replace(params=read[:1]))
+    with pytest.raises(ValueError, match=r"mine: step gives .*params"):
+        run(wrong)
+    with pytest.raises(ValueError, match=r"asynchronous_server: step = .*4 arguments \(model, gradient, arrival, read\)"):
+        asynchronous_server("mine", STEP, lambda model, gradient: model)
 
 
 # --- Asynchronous gossip.
@@ -714,7 +806,7 @@ def test_backup_workers_drop_the_slowest_gradients_of_each_round(devices):
             first = sorted(range(8), key=lambda n: (seconds[n], n))[: 8 - k]
             x = x - GAMMA * sum(g(n, x, 8) for n in first) / (8 - k)
             np.testing.assert_allclose(found.model[b, t + 1], x, rtol=1e-11, atol=1e-11)
-            np.testing.assert_array_equal(found.info.compute[b, t], np.minimum(seconds, sorted(seconds)[8 - k - 1]))
+            np.testing.assert_array_equal(found.statistics.compute[b, t], np.minimum(seconds, sorted(seconds)[8 - k - 1]))
             # Each is a server: it sends its sum to 7 others, and has a part from each other one that counts.
             counts = np.isin(np.arange(8), first)
             np.testing.assert_array_equal(found.sent[b, t], part * (7 + 7 * counts))
@@ -791,8 +883,10 @@ REFUSED = {
     "asynchronous_gossip_sgd on exponential(8), whose W is not symmetric: need an undirected graph": (
         lambda: asynchronous_gossip_sgd(STEP, topologies.exponential(8))
     ),
-    "backup_workers_sgd without a cluster, where nobody is slower: need run(..., cluster=...)": lambda: run(backup_workers_sgd(STEP, 1)),
-    "backup_workers_sgd: backups = 4 of 4 workers: need at most 3": lambda: run(backup_workers_sgd(STEP, 4), UNIT),
+    "backup_workers_sgd without a cluster, on which workers would differ; pass run(..., cluster=...)": lambda: run(
+        backup_workers_sgd(STEP, 1)
+    ),
+    "backup_workers_sgd: backups = 4 of 4 workers; expected at most 3": lambda: run(backup_workers_sgd(STEP, 4), UNIT),
     "backup_workers_sgd: backups = -1: need an integer, at least 0": lambda: backup_workers_sgd(STEP, -1),
 }
 
@@ -803,11 +897,12 @@ def test_what_cannot_be_is_refused(message):
         REFUSED[message]()
 
 
-def test_names_tell_the_options():
+def test_names_have_the_options():
     names = [
         asynchronous_sgd(STEP).name,
         asynchronous_sgd(STEP, delays.constant(3), servers=2, staleness_aware=True).name,
         asynchronous_sgd(STEP, bound=7).name,
+        adaptive_compensated_sgd(STEP, WEIGHT, DECAY, servers=2).name,
         asynchronous_gossip_sgd(STEP, topologies.ring(4)).name,
         backup_workers_sgd(STEP, 2).name,
     ]
@@ -815,6 +910,7 @@ def test_names_tell_the_options():
         "asynchronous_sgd",
         "asynchronous_sgd(constant(3), servers=2, staleness_aware)",
         "asynchronous_sgd(bound=7)",
+        "adaptive_compensated_sgd(servers=2, 0.9)",
         "asynchronous_gossip_sgd(ring(4))",
         "backup_workers_sgd(2)",
     ]

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import rounds
 from budgets import briefly
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
@@ -62,27 +63,26 @@ def drive(algorithm: dsgd.Algorithm, problem: dsgd.Problem, *, steps: int = STEP
     """The rounds one by one, with all that the loop of `dsgd.run` does not show."""
     workers = problem.workers
 
-    def rounds(state, data, key):
+    def several(state, data, key):
         def one_round(state, key):
-            sample_key, update_key = jax.random.split(key)
+            draw, messages = jax.random.split(key)
             this = dsgd.Round(state.step, workers, key)
-            gradients = dsgd.engine.oracle.gradients(problem, algorithm.query(state, this), sample_key, data, workers)
-            after, info = algorithm.update(update_key, state, gradients, this)
-            return after, (after, gradients, info)
+            after, gradients, statistics = rounds.one(algorithm, problem, state, this, data, draw, messages)
+            return after, (after, gradients, statistics)
 
         return jax.lax.scan(one_round, state, jax.random.split(key, steps))[1]
 
-    before, each = dsgd.State(P(), P(), P("workers")), P(None, "workers")
-    specs = {"in_specs": (before, P("workers"), P()), "out_specs": (dsgd.State(P(), P(), each), each, dsgd.Info(each, each))}
-    spread = jax.shard_map(rounds, mesh=dsgd.workers.mesh(devices), check_vma=False, **specs)
+    out = (rounds.states_over(None), P(None, "workers"), rounds.statistics_over(None))
+    specs = {"in_specs": (rounds.STATE, P("workers"), P()), "out_specs": out}
+    spread = jax.shard_map(several, mesh=dsgd.workers.mesh(devices), check_vma=False, **specs)
 
     def everything(data, key):
         first = algorithm.init(problem.init(jax.random.key(0)), workers)
         return first, spread(first, data, key)
 
-    first, (states, gradients, info) = jax.tree.map(np.asarray, jax.jit(everything)(problem.data, jax.random.key(1)))
+    first, (states, gradients, statistics) = jax.tree.map(np.asarray, jax.jit(everything)(problem.data, jax.random.key(1)))
     states = jax.tree.map(lambda start, rest: np.concatenate([start[None], rest]), first, states)
-    return Trajectory(states, gradients, dsgd.counts.to_int(info.bits_up), dsgd.counts.to_int(info.bits_down))
+    return Trajectory(states, gradients, *map(dsgd.counts.to_int, statistics.bits[:2]))
 
 
 def exact(d: int = D, workers: int = N) -> dsgd.Problem:

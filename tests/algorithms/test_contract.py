@@ -129,17 +129,17 @@ def test_two_seeds_draw_differently_unless_the_method_asks_for_exact_gradients(n
 
 def test_bits_grow_by_the_same_amount_every_period_and_fit_the_pattern(name):
     """What is recorded is what crosses devices (`dsgd.check`); if other collectives stand for the messages, it is what the pattern says."""
-    sendings = loops.sendings(method(name), problem())
-    period = max([1, *(sending.period * sending.turns for sending in sendings)])
+    exchanges = dsgd.exchanges(method(name), problem())
+    period = max([1, *(exchange.period * exchange.turns for exchange in exchanges)])
     chosen = method(name) if name in SHARES else unequal(name)  # messages that are chosen differ if a worker computes nothing
     sent = np.diff(result(chosen).history["bits"], axis=-1)
     periods = sent[..., : STEPS // period * period].reshape(SEEDS, -1, period)
     np.testing.assert_array_equal(periods, np.broadcast_to(periods[0, 0], periods.shape))
-    taking_place = [[sending for sending in sendings if (t + 1) % sending.period == 0] for t in range(period)]
-    np.testing.assert_array_equal(periods[0, 0] == 0, [not any(sending.pattern.vectors(N) for sending in each) for each in taking_place])
-    assert any(sending.simulated for sending in sendings) == (name in SIMULATED - {"sgd"})
+    taking_place = [[exchange for exchange in exchanges if (t + 1) % exchange.period == 0] for t in range(period)]
+    np.testing.assert_array_equal(periods[0, 0] == 0, [not any(each.pattern.vectors(N) for each in those) for those in taking_place])
+    assert any(exchange.simulated for exchange in exchanges) == (name in SIMULATED - {"sgd"})
     if name in SIMULATED:
-        vectors = sum(sending.pattern.vectors(N) for sending in sendings)
+        vectors = sum(exchange.pattern.vectors(N) for exchange in exchanges)
         assert sent.mean() / 2 / 32 / D == pytest.approx(SHARES.get(name, 1) * vectors, rel=1e-6)  # up and down, on average
 
 

@@ -15,6 +15,7 @@ import networkx as nx
 import numpy as np
 import optax
 import pytest
+import rounds
 from jax.sharding import PartitionSpec as P
 from scipy.linalg import block_diag
 
@@ -76,28 +77,26 @@ def drive(algorithm: dsgd.Algorithm, problem: dsgd.Problem, *, steps: int = SHOR
     """The rounds one by one, with all that the loop of `dsgd.run` does not show. In float64."""
     N = problem.workers
 
-    def rounds(state, data, keys):
+    def several(state, data, keys):
         def one_round(state, this):
             step, key = this
-            this = dsgd.Round(step, N, key)
-            gradients = dsgd.engine.oracle.gradients(problem, algorithm.query(state, this), key, data, N)
-            after, info = algorithm.update(key, state, gradients, this)
-            return after, (after, gradients, info)
+            after, gradients, statistics = rounds.one(algorithm, problem, state, dsgd.Round(step, N, key), data, key, key)
+            return after, (after, gradients, statistics)
 
         return jax.lax.scan(one_round, state, (jnp.arange(steps, dtype=jnp.int32), keys))[1]
 
-    before, each = dsgd.State(P(), P(), P("workers")), P(None, "workers")
-    specs = {"in_specs": (before, P("workers"), P()), "out_specs": (dsgd.State(P(), P(), each), each, dsgd.Info(each, each))}
+    out = (rounds.states_over(None), P(None, "workers"), rounds.statistics_over(None))
+    specs = {"in_specs": (rounds.STATE, P("workers"), P()), "out_specs": out}
     with jax.enable_x64(True):
-        spread = jax.shard_map(rounds, mesh=dsgd.workers.mesh(devices), check_vma=False, **specs)
+        spread = jax.shard_map(several, mesh=dsgd.workers.mesh(devices), check_vma=False, **specs)
 
         def everything(data):
             first = algorithm.init(problem.init(jax.random.key(0)), N)
             return first, spread(first, data, jax.random.split(jax.random.key(1), steps))
 
-        first, (states, gradients, info) = jax.tree.map(np.asarray, jax.jit(everything)(problem.data))
+        first, (states, gradients, statistics) = jax.tree.map(np.asarray, jax.jit(everything)(problem.data))
         states = jax.tree.map(lambda start, rest: np.concatenate([start[None], rest]), first, states)
-    return Trajectory(states, rows(gradients), dsgd.counts.to_int(info.bits_up), dsgd.counts.to_int(info.bits_down))
+    return Trajectory(states, rows(gradients), *map(dsgd.counts.to_int, statistics.bits[:2]))
 
 
 # --- The papers' recursions on this problem. `W(t)` is the matrix of round t; a step makes of gradients the change of models, -gamma G.
@@ -404,8 +403,8 @@ def test_it_is_decentralized_sgd(method, other):
     """Nothing lost and a full step to the consensus; or rows that sum to 1, so that no mass moves; or averaging in every round."""
     run = drive(method(), quadratic())
     same(run, driven({RANDOM: "dsgd-" + RANDOM.name, RING: "dsgd-ring(6)"}.get(other, f"dsgd-{other.name}")))
-    if hasattr(run.states.workers, "mass"):
-        np.testing.assert_allclose(run.states.workers.mass, 1, rtol=0, atol=1e-14)
+    if hasattr(run.states.workers, "weight"):
+        np.testing.assert_allclose(run.states.workers.weight, 1, rtol=0, atol=1e-14)
 
 
 def test_exact_diffusion_is_d2_on_the_lazy_graph():
@@ -441,7 +440,7 @@ def test_with_equal_hessians_the_mean_model_is_minibatch_sgds(method):
 
 @pytest.mark.parametrize("name", ["sgp-directed", "sgp-schedule"])
 def test_pushed_mass_adds_up_to_the_number_of_workers(name):
-    mass = driven(name).states.workers.mass
+    mass = driven(name).states.workers.weight
     np.testing.assert_allclose(mass.sum(axis=1), N, rtol=0, atol=1e-12)
     assert mass.min() > 0
     assert (np.ptp(mass[-1]) > 0.1) == (name == "sgp-directed")
@@ -454,7 +453,7 @@ def test_low_rank_messages_start_from_the_last_right_factor(method):
     workers = run.states.workers
     (last,) = workers.last
     half = run.models[:-1] - GAMMA * run.gradients
-    sent = half - workers.own[:-1] if method is choco_sgd else half + workers.error[:-1]
+    sent = half - rows(workers.x_hat)[:-1] if method is choco_sgd else half + rows(workers.error)[:-1]
     left = sent.reshape(SHORT, N, 2, 3) @ last.right[:-1]
     left = left[1:] / np.linalg.norm(left[1:], axis=-2, keepdims=True)
     np.testing.assert_allclose(np.abs(np.sum(left * last.left[2:], axis=(-2, -1))), 1, rtol=0, atol=1e-5)
@@ -513,7 +512,7 @@ def test_push_stalls_at_the_fixed_point_of_its_recursion():
     mass *= N / mass.sum()
     run = driven("sgp-directed")
     X = fixed_point(DIRECTED.W, mass)
-    np.testing.assert_allclose(run.states.workers.mass[-1], mass, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(run.states.workers.weight[-1], mass, rtol=0, atol=1e-12)
     np.testing.assert_allclose(run.models[-1], X, rtol=0, atol=1e-10)
     assert np.linalg.norm(X / mass[:, None] - optimum(), axis=-1).min() > 1e-3
 
@@ -635,8 +634,9 @@ def test_d2_refuses_an_eigenvalue_at_or_below_minus_a_third():
 
 def test_d2_at_minus_a_third_goes_on_below_it_diverges(mesh):
     """Curvature pulls the root -1 into the unit circle; below, it is outside where the curvature is small."""
-    cases = {"at": d2(STEP, RING, allow_unproven=True), "below": d2(STEP, topologies.hypercube(3), allow_unproven=True)}
-    on = {name: problems.random_quadratic(method.workers or 0, D, heterogeneity=2.0, seed=1) for name, method in cases.items()}
+    graphs = {"at": RING, "below": topologies.hypercube(3)}
+    cases = {name: d2(STEP, graph, allow_unproven=True) for name, graph in graphs.items()}
+    on = {name: problems.random_quadratic(graph.n, D, heterogeneity=2.0, seed=1) for name, graph in graphs.items()}
     result = dsgd.run(cases["at"], on["at"], steps=2_000, key=jax.random.key(0), mesh=mesh, record_every=500)
     np.testing.assert_allclose(result.params, on["at"].constants.minimizer, rtol=0, atol=1e-4)
     assert result.history["consensus"][-1] < 1e-6
@@ -681,7 +681,7 @@ def test_a_period_of_no_rounds_is_refused(period):
 
 def test_as_many_workers_as_the_graph_has():
     for method in ON_GRAPHS.values():
-        with pytest.raises(ValueError, match=r"is built for 7 workers, .* has 6; need the same number"):
+        with pytest.raises(ValueError, match=r"on ring\(7\): the topology has 7 nodes but the problem has 6 workers; need the same number"):
             dsgd.run(method(topologies.ring(7)), problems.random_quadratic(N, 3), steps=1, key=jax.random.key(0), mesh=1)
 
 
@@ -742,9 +742,9 @@ def test_push_divides_by_the_mass_that_there_is(key):
     """Mass that rounding has changed, here by a quarter: the model is that of what the workers query, not of sums."""
     method = stochastic_gradient_push(optax.sgd(0.05), topologies.star(8, topologies.uniform))
     first = dsgd.run(method, in_bfloat16(3.5), steps=20, key=key, mesh=1).state
-    heavier = first._replace(workers=first.workers._replace(mass=first.workers.mass * jnp.bfloat16(1.25)))
+    heavier = first._replace(workers=first.workers._replace(weight=first.workers.weight * jnp.bfloat16(1.25)))
     result = dsgd.run(method, in_bfloat16(3.5), steps=20, key=key, mesh=1, start=heavier)
     pushed = result.state.workers
-    mass = np.asarray(pushed.mass, np.float64).sum()
+    mass = np.asarray(pushed.weight, np.float64).sum()
     assert mass == pytest.approx(10, rel=0.01)
     np.testing.assert_allclose(np.asarray(result.params, np.float64), np.asarray(pushed.params, np.float64).sum(axis=0) / mass, rtol=0.02)

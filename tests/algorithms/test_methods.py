@@ -80,14 +80,6 @@ def test_bits_of_a_round_are_what_its_messages_hold(name):
         assert outcome.holds, outcome.case
 
 
-def test_the_step_size_is_read_off_the_optimiser():
-    assert algorithms.sgd(optax.sgd(0.25)).learning_rate == pytest.approx(0.25)
-    assert algorithms.sgd(optax.adam(0.01)).learning_rate == pytest.approx(0.01, rel=1e-4)
-    assert algorithms.sgd(optax.sgd(optax.linear_schedule(0.5, 0.0, 10))).learning_rate == pytest.approx(0.5)
-    by_name = optax.multi_transform({"kernel": optax.sgd(0.1), "bias": optax.adam(0.1)}, {"kernel": "kernel", "bias": "bias"})
-    assert np.isnan(algorithms.sgd(by_name).learning_rate)
-
-
 def test_optimisers_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="needs more than gradients"):
         algorithms.sgd(optax.lbfgs())
@@ -95,29 +87,26 @@ def test_optimisers_that_cannot_be_are_refused():
 
 @pytest.mark.parametrize("convention", ["blocking", "pipelined"])
 @pytest.mark.parametrize("topology", [None, topologies.star(N)], ids=["all-reduce", "gossip"])
-def test_a_round_of_local_sgd_lasts_as_long_as_its_rounds_do_on_average(topology, convention):
-    """Of three rounds two send nothing and take no time on the network, and one is that of the pattern."""
-    pattern = algorithms.local_sgd(optax.sgd(0.1), 3, topology).pattern
-    inner = network.ring_all_reduce if topology is None else algorithms.decentralized_sgd(optax.sgd(0.1), topology).pattern
-    assert inner.vectors(N) == pytest.approx(
-        2 * (N - 1) / N, rel=1e-12
-    )  # of the all-reduce, and of the star: 2(N - 1) messages of N workers
-    assert pattern.vectors(N) == pytest.approx(inner.vectors(N) / 3, rel=1e-12)
-    for latency, transfer in ((0.5, 2.0), (3.0, 0.0), (0.0, 1.0)):
-        averaging = network.cost(inner, N, latency, transfer, convention)
-        assert network.cost(pattern, N, latency, transfer, convention) == pytest.approx(averaging / 3, rel=1e-12)
-    sent, link = inner.vectors(N) * 32 * D, {"latency": 0.5, "bandwidth": 100.0, "convention": convention}
-    rounds = [0.0, 0.0, network.round_seconds(inner, N, sent, **link)]
-    assert rounds[2] > 0.5
-    assert network.round_seconds(pattern, N, sent / 3, **link) == pytest.approx(np.mean(rounds), rel=1e-12)
+def test_of_three_rounds_of_local_sgd_one_sends_and_takes_the_seconds_of_its_exchange(topology, convention):
+    """On a star the middle sends N - 1 vectors and the others one each, as many as all workers do in the all-reduce."""
+    d, link = N, {"latency": 0.5, "convention": convention}
+    problem = problems.random_quadratic(N, d)
+    method = algorithms.local_sgd(optax.sgd(0.1), 3, topology)
+    (exchange,) = dsgd.exchanges(method, problem)
+    assert (exchange.period, exchange.simulated) == (3, False)
+    vectors = 2 * (N - 1) / N
+    assert exchange.pattern.vectors(N) == pytest.approx(vectors, rel=1e-12)
+    cluster = dsgd.clusters.Cluster(dsgd.clusters.constant(1.0), up=dsgd.clusters.constant(100.0), **link)
+    history = dsgd.run(method, problem, steps=3, key=jax.random.key(0), mesh=1, cluster=cluster).history
+    np.testing.assert_allclose(np.diff(history["bits"]), [0, 0, 2 * vectors * 32 * d], rtol=1e-6)
+    seconds = network.round_seconds(exchange.pattern, N, vectors * 32 * d, bandwidth=100.0, **link)
+    assert seconds > 0.5
+    np.testing.assert_allclose(np.diff(history["clock"]), [1, 1, 1 + seconds], rtol=1e-6)
 
 
-def test_a_pattern_in_every_round_is_itself_and_its_name_says_how_often():
-    """On a star of four, whose middle sends three vectors and whose others send one."""
-    star = network.gossip(topologies.star(4))
-    once, often = (network.every(period, star) for period in (1, 4))
-    assert (once.vectors(4), often.vectors(4)) == (1.5, 1.5 / 4)
-    assert network.cost(once, 4, 1.0, 2.0) == 4 * network.cost(often, 4, 1.0, 2.0) == 3 * (1 + 2)
-    assert network.cost(often, 4, 1.0, 2.0, "pipelined") == (1 + 3 * 2) / 4
-    assert "4 rounds" in often.name
-    assert star.name in often.name
+def test_in_every_round_it_is_the_exchange_of_the_method_that_averages_in_every_round():
+    star, problem = topologies.star(N), problems.random_quadratic(N, D)
+    often, always = algorithms.local_sgd(optax.sgd(0.1), 1, star), algorithms.decentralized_sgd(optax.sgd(0.1), star)
+    ((one,), (other,)) = (dsgd.exchanges(method, problem) for method in (often, always))
+    assert one._replace(pattern=other.pattern) == other
+    assert one.pattern.name == other.pattern.name

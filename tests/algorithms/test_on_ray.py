@@ -563,7 +563,7 @@ def test_a_measured_cluster_has_each_workers_seconds_and_the_servers_port():
     trained = on_ray.Trained((), {}, updates, 3, 64)
     cluster = on_ray.measured_cluster(trained)
     assert (cluster.latency, cluster.convention) == (0.125, "pipelined")
-    this = dsgd.Round(0, 3, jax.random.key(0), cluster)
+    this = dsgd.Round(0, 3, jax.random.key(0), dsgd.Now(cluster))
     draws = np.array([cluster.seconds(this._replace(key=key), np.arange(3)) for key in jax.random.split(KEY, 40)])
     np.testing.assert_allclose(draws.mean(axis=0), [1, 2, 3], rtol=0.05)
     assert cluster.sending(this, np.arange(1), 64)[0] == 0.125

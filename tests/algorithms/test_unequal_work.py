@@ -1,4 +1,4 @@
-"""Methods whose workers do not all compute as much, beside the same methods on a problem that is handed the weighted samples."""
+"""Methods whose workers do not all compute as much, compared with the same methods on a problem that gets the weighted samples."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ REFUSED = {
     "less than none": (lambda: unequal_work(MB, Work(np.full((3, 1), -1), np.ones((3, 1)))), "of -1 to -1 samples in a micro-batch; need"),
     "against": (lambda: unequal_work(MB, Work(np.ones((3, 1), int), -np.ones((3, 1)))), "with weights -1 to -1: need finite numbers"),
     "a number": (lambda: dsgd.compile_round(unequal_work(MB, lambda state, round: 3), problem(), 1), "work as 3; need a dsgd.Work"),
-    "twice": (lambda: dsgd.compile_round(unequal_work(unequal_work(MB, in_turn), in_turn), problem(), 1), "says itself what its workers"),
+    "twice": (lambda: dsgd.compile_round(unequal_work(unequal_work(MB, in_turn), in_turn), problem(), 1), "states itself what its workers"),
 }
 
 

@@ -1,4 +1,4 @@
-"""The wire is true: the bits that a method tells are the bytes that its compiled program sends.
+"""The wire is true: the bits that a method records are the bytes that its compiled program sends.
 
 N workers on D = N devices, so that whatever one worker sends another crosses devices. A round is compiled as the loop compiles it, and the
 collectives are read in XLA's optimised program (`dsgd.workers.traffic`): nothing that the library says of itself is believed.
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import rounds
 from jax.sharding import PartitionSpec as P
 
 import algorithms
@@ -78,13 +79,11 @@ def compiled_round(algorithm: dsgd.Algorithm, gradients: dsgd.Gradients, devices
     count = problem.workers
 
     def one_round(state, data, key):
-        this = dsgd.Round(state.step, count, key)
-        asked = dsgd.engine.oracle.gradients(problem, algorithm.query(state, this), key, data, count)
-        return algorithm.update(key, state, asked, this)
+        after, _, statistics = rounds.one(algorithm, problem, state, dsgd.Round(state.step, count, key), data, key, key)
+        return after, statistics
 
-    workers = P(dsgd.workers.AXIS)
-    spec = dsgd.State(P(), P(), workers)
-    specs = {"in_specs": (spec, workers, P()), "out_specs": (spec, dsgd.Info(workers, workers))}
+    out = (rounds.STATE, rounds.statistics_over())
+    specs = {"in_specs": (rounds.STATE, P(dsgd.workers.AXIS), P()), "out_specs": out}
     spread = jax.shard_map(one_round, mesh=dsgd.workers.mesh(devices), check_vma=False, **specs)
     args = (algorithm.init(problem.init(jax.random.key(0)), count)._replace(step=jnp.int32(step)), gradients, jax.random.key(1))
     return jax.jit(spread).lower(*args).compile(), args
@@ -101,11 +100,11 @@ def tree() -> dict[str, jax.Array]:
     return {"weights": jax.random.normal(jax.random.key(3), (N, 5, 7)), "biases": jax.random.normal(jax.random.key(4), (N, 13))}
 
 
-def sent_and_told(algorithm: dsgd.Algorithm, gradients: dsgd.Gradients, devices: int = N, step: int = 0):
+def sent_and_recorded(algorithm: dsgd.Algorithm, gradients: dsgd.Gradients, devices: int = N, step: int = 0):
     """Bytes that cross devices, by collective; the state after the round; the bits that each worker sent, and received."""
     program, args = compiled_round(algorithm, gradients, devices, step)
-    state, info = program(*args)
-    up, down = (dsgd.counts.to_int(np.asarray(bits)) for bits in (info.bits_up, info.bits_down))
+    state, statistics = program(*args)
+    up, down = (dsgd.counts.to_int(np.asarray(bits)) for bits in statistics.bits[:2])
     return dsgd.workers.traffic(program), state, up, down
 
 
@@ -118,10 +117,10 @@ CASES = [
 
 
 @pytest.mark.parametrize(("method", "compressor"), CASES)
-def test_bits_told_are_the_bytes_that_cross_devices(method, compressor):
+def test_recorded_bits_are_the_bytes_that_cross_devices(method, compressor):
     """Each worker sends 2(N - 1) messages, by the collectives of its exchange and no others: no float gradient crosses on the side."""
     Q, size = message_bytes(PART)[compressor]
-    traffic, _, up, down = sent_and_told(METHODS[method](Q), vector())
+    traffic, _, up, down = sent_and_recorded(METHODS[method](Q), vector())
     assert set(traffic) == COLLECTIVES[method]
     np.testing.assert_array_equal(8 * sum(traffic.values()), up)
     np.testing.assert_array_equal(up, MESSAGES * 8 * size)
@@ -130,16 +129,16 @@ def test_bits_told_are_the_bytes_that_cross_devices(method, compressor):
 
 @pytest.mark.parametrize("part", [1, 2])
 @pytest.mark.parametrize("method", ["csgd-ring", "ec-sgd"])
-def test_bits_told_of_the_shortest_parts_are_the_bytes_that_cross_devices(method, part):
-    """Nothing is told that the compiler finds twice, or constant, and leaves out."""
-    traffic, _, up, down = sent_and_told(METHODS[method](compressors.random_quantization(3)), vector()[:, : N * part])
+def test_recorded_bits_of_the_shortest_parts_are_the_bytes_that_cross_devices(method, part):
+    """Nothing is recorded that the compiler finds twice, or constant, and leaves out."""
+    traffic, _, up, down = sent_and_recorded(METHODS[method](compressors.random_quantization(3)), vector()[:, : N * part])
     np.testing.assert_array_equal(8 * sum(traffic.values()), up)
     np.testing.assert_array_equal(up, MESSAGES * 8 * part * FLOAT)
     np.testing.assert_array_equal(down, up)
 
 
 @pytest.mark.parametrize(("method", "compressor"), [("csgd", "natural"), ("ec-sgd", "sign"), ("ef21", "sign")])
-def test_messages_of_padding_are_told_and_not_made_on_one_device(method, compressor):
+def test_messages_of_padding_are_recorded_and_not_made_on_one_device(method, compressor):
     """Of 100 workers with 9 elements 91 serve nothing: all send them headers, and a round's cost is that of the elements, with all that
     is drawn."""
     Q, size = message_bytes(1)[compressor]
@@ -149,8 +148,8 @@ def test_messages_of_padding_are_told_and_not_made_on_one_device(method, compres
     text = program.as_text()
     assert f"[{workers},{elements}" in text
     assert f"[{workers},{workers}" not in text
-    told = dsgd.counts.to_int(np.asarray(program(state, *rest)[1].bits_up))
-    np.testing.assert_array_equal(told, 2 * (workers - 1) * 8 * size)
+    recorded = dsgd.counts.to_int(np.asarray(program(state, *rest)[1].bits.up))
+    np.testing.assert_array_equal(recorded, 2 * (workers - 1) * 8 * size)
 
 
 @pytest.mark.parametrize("devices", [1, N])
@@ -167,7 +166,9 @@ def test_places_are_found_only_where_they_are_sent(devices):
 @pytest.mark.parametrize("method", METHODS)
 def test_layers_have_their_own_headers_unless_the_model_is_one_vector(method, whole):
     """Signs of parts of 2 and 5 elements are a byte and a scale each; as one vector of 48, parts of 6 are a byte and a scale together."""
-    traffic, _, up, down = sent_and_told(METHODS[method](compressors.whole_model(compressors.sign) if whole else compressors.sign), tree())
+    traffic, _, up, down = sent_and_recorded(
+        METHODS[method](compressors.whole_model(compressors.sign) if whole else compressors.sign), tree()
+    )
     messages = 1 if whole else 2
     assert set(traffic) == COLLECTIVES[method]
     np.testing.assert_array_equal(8 * sum(traffic.values()), up)
@@ -176,8 +177,8 @@ def test_layers_have_their_own_headers_unless_the_model_is_one_vector(method, wh
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_on_one_device_nothing_crosses_and_as_much_is_told(method):
-    traffic, _, up, down = sent_and_told(METHODS[method](compressors.sign), vector(), devices=1)
+def test_on_one_device_nothing_crosses_and_as_much_is_recorded(method):
+    traffic, _, up, down = sent_and_recorded(METHODS[method](compressors.sign), vector(), devices=1)
     assert traffic == {}
     np.testing.assert_array_equal(up, MESSAGES * 8 * (ceil(PART / 8) + FLOAT))
     np.testing.assert_array_equal(down, up)
@@ -202,10 +203,10 @@ def test_on_one_device_nothing_crosses_and_as_much_is_told(method):
 def test_uncompressed_methods_send_float_vectors(name, collective, vectors):
     """In round 3, in which local SGD averages; the program is that of all rounds, and of its branches the one that sends most counts.
 
-    The others are simulated by other collectives than they stand for, and tell the bits of what they stand for: mb-sgd-server's one
+    The others are simulated by other collectives than they stand for, and record the bits of what they stand for: mb-sgd-server's one
     server and dsgd-complete's N - 1 neighbours are all-reduces; sgd is one machine with all data, whose worker's gradient everybody gets.
     """
-    traffic, _, up, down = sent_and_told(algorithms.make(name, STEP, N), vector(), step=3)
+    traffic, _, up, down = sent_and_recorded(algorithms.make(name, STEP, N), vector(), step=3)
     assert traffic == {collective: pytest.approx(vectors * FLOAT * D, rel=1e-12)}
     np.testing.assert_array_equal(8 * sum(traffic.values()), up)
     np.testing.assert_array_equal(down, up)
@@ -216,7 +217,7 @@ def test_an_all_reduce_is_not_padded_and_parts_for_servers_are(d, reduced, serve
     """Mini-batch SGD, and CSGD that sends everything as it is, on five workers: the same step, as many bits where 5 divides d."""
     gradients, found = jax.random.normal(jax.random.key(6), (5, d)), []
     for method, bits in ((algorithms.minibatch_sgd(STEP), reduced), (compressed_sgd(STEP, compressors.identity), served)):
-        traffic, state, up, down = sent_and_told(method, gradients, 5)
+        traffic, state, up, down = sent_and_recorded(method, gradients, 5)
         assert 8 * sum(traffic.values()) == pytest.approx(bits, rel=1e-12)
         np.testing.assert_array_equal(up, round(bits))
         np.testing.assert_array_equal(down, up)
@@ -243,10 +244,10 @@ def room() -> int:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_messages_of_random_size_travel_in_room_for_the_largest_and_tell_what_they_use(method):
+def test_messages_of_random_size_travel_in_room_for_the_largest_and_count_what_they_use(method):
     """Whatever is sent is received."""
     sparse = compressors.contraction(RANDOM) if method == "ef21" else RANDOM  # the same messages
-    traffic, _, up, down = sent_and_told(METHODS[method](sparse), long_vector())
+    traffic, _, up, down = sent_and_recorded(METHODS[method](sparse), long_vector())
     assert set(traffic) == COLLECTIVES[method]
     assert 8 * sum(traffic.values()) == MESSAGES * room()
     assert (up < MESSAGES * room()).all()
@@ -259,10 +260,10 @@ def test_messages_of_random_size_travel_in_room_for_the_largest_and_tell_what_th
     assert abs(kept - N * MESSAGES * LONG * SHARE) < 4.5 * np.sqrt(variance)
 
 
-def test_what_a_worker_tells_is_what_it_kept_for_others():
+def test_what_a_worker_records_is_what_it_kept_for_others():
     """Its memory is what it has left out: the rest of its gradient has been sent, but for what it keeps for its own part."""
     method = error_compensated_sgd(STEP, RANDOM, compressors.identity, allow_expanding=True)
-    _, state, up, down = sent_and_told(method, long_vector())
+    _, state, up, down = sent_and_recorded(method, long_vector())
     kept = (np.reshape(long_vector(), (N, N, LONG)) != np.asarray(state.workers.worker)).sum(axis=-1)
     bits = 32 + ELEMENT * kept
     answer = (N - 1) * 32 * LONG  # floats
@@ -270,9 +271,9 @@ def test_what_a_worker_tells_is_what_it_kept_for_others():
     np.testing.assert_array_equal(down, [sum(bits[m, n] for m in range(N) if m != n) + answer for n in range(N)])
 
 
-def test_what_a_server_tells_is_what_it_kept_for_each_worker():
+def test_what_a_server_records_is_what_it_kept_for_each_worker():
     method = error_compensated_sgd(STEP, compressors.identity, RANDOM, allow_expanding=True)
-    _, state, up, down = sent_and_told(method, long_vector())
+    _, state, up, down = sent_and_recorded(method, long_vector())
     means = np.mean(long_vector(), axis=0).reshape(N, LONG)
     kept = (np.abs(means - np.asarray(state.workers.server)) > 1e-6).sum(axis=-1)
     bits = 32 + ELEMENT * kept
@@ -337,7 +338,7 @@ def test_every_message_is_counted_where_it_leaves_and_where_it_arrives(method, a
     }
     layers = numbers() if method != "whole-model" else {"weights": numbers()["weights"]}
     gradients = {name: jnp.asarray(np.repeat(g, 3, axis=1), jnp.float32) for name, g in layers.items()}
-    traffic, _, up, down = sent_and_told(build[method], gradients, any_mesh.size)
+    traffic, _, up, down = sent_and_recorded(build[method], gradients, any_mesh.size)
     assert (traffic == {}) == (any_mesh.size == 1)
     oracle = around_ring if "ring" in method or method == "whole-model" else through_servers
     expected = [oracle(g) for g in layers.values()]
@@ -365,7 +366,7 @@ GOSSIP: dict[str, Callable[[dsgd.Topology, dsgd.Compressor], dsgd.Algorithm]] = 
 def test_compressed_gossip_sends_each_neighbour_one_packed_message(method, compressor):
     """Of models of as many elements as `message_bytes` is of."""
     C, size = message_bytes(PART)[compressor]
-    traffic, _, up, down = sent_and_told(GOSSIP[method](RING, C), vector()[:, :PART])
+    traffic, _, up, down = sent_and_recorded(GOSSIP[method](RING, C), vector()[:, :PART])
     assert traffic == {"collective-permute": 2 * size}
     np.testing.assert_array_equal(up, 2 * 8 * size)
     np.testing.assert_array_equal(down, up)
@@ -375,7 +376,7 @@ def test_layers_go_to_neighbours_with_their_own_headers_unless_the_model_is_one_
     """Signs of 35 and 13 elements; of 48."""
     for compressor, size in ((compressors.sign, 5 + 2 + 2 * FLOAT), (compressors.whole_model(compressors.sign), 6 + FLOAT)):
         for build in GOSSIP.values():
-            traffic, _, up, _ = sent_and_told(build(RING, compressor), tree())
+            traffic, _, up, _ = sent_and_recorded(build(RING, compressor), tree())
             assert traffic == {"collective-permute": 2 * size}
             np.testing.assert_array_equal(up, 2 * 8 * size)
 
@@ -385,7 +386,7 @@ def test_on_an_irregular_graph_everybody_sends_to_its_own_neighbours(build):
     """A star in as many permutes as its hub has leaves, of one pair each way."""
     size = {"dsgd": FLOAT * PART}.get(build, ceil(PART / 8) + FLOAT)
     method = algorithms.decentralized_sgd(STEP, STAR) if build == "dsgd" else GOSSIP[build](STAR, compressors.sign)
-    traffic, _, up, down = sent_and_told(method, vector()[:, :PART])
+    traffic, _, up, down = sent_and_recorded(method, vector()[:, :PART])
     degrees = np.array([N - 1] + [1] * (N - 1))
     np.testing.assert_array_equal(up, 8 * size * degrees)
     np.testing.assert_array_equal(down, up)
@@ -393,14 +394,14 @@ def test_on_an_irregular_graph_everybody_sends_to_its_own_neighbours(build):
 
 
 @pytest.mark.parametrize("method", GOSSIP)
-def test_random_messages_go_to_neighbours_in_room_for_the_largest_and_tell_what_they_use(method, any_mesh):
+def test_random_messages_go_to_neighbours_in_room_for_the_largest_and_count_what_they_use(method, any_mesh):
     """Both neighbours get the same; what has been kept is what is known of a model that was 0, or what is not in its error."""
     sparse = compressors.contraction(RANDOM)
-    traffic, state, up, down = sent_and_told(GOSSIP[method](RING, sparse), long_vector()[:, :LONG], any_mesh.size)
+    traffic, state, up, down = sent_and_recorded(GOSSIP[method](RING, sparse), long_vector()[:, :LONG], any_mesh.size)
     if any_mesh.size == N:
         assert traffic == {"collective-permute": 2 * room() / 8}
     if method == "choco-sgd":
-        kept = (np.asarray(state.workers.own) != 0).sum(axis=1)
+        kept = (np.asarray(state.workers.x_hat) != 0).sum(axis=1)
     else:
         sent = -0.1 * np.asarray(long_vector()[:, :LONG])
         kept = (np.abs(state.workers.error) < 1e-5 * np.abs(sent)).sum(axis=1)
@@ -421,7 +422,7 @@ def test_every_message_to_neighbours_is_counted_where_it_leaves_and_where_it_arr
     gradients = {name: jnp.asarray(np.repeat(g[:, None], 3, axis=1), jnp.float32) for name, g in layers.items()}
     build = {"choco-sgd": choco_sgd, "deepsqueeze": deepsqueeze}[method]
     step = graph.period + 1
-    _, _, up, down = sent_and_told(build(optax.sgd(-1.0), graph, TELLING, 0.5), gradients, any_mesh.size, step)
+    _, _, up, down = sent_and_recorded(build(optax.sgd(-1.0), graph, TELLING, 0.5), gradients, any_mesh.size, step)
     own = sum(layers.values())
     W = graph.matrices[step % graph.period].toarray()
     sends = [[m for m in range(N) if m != n and W[m, n] != 0] for n in range(N)]

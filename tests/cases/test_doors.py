@@ -109,7 +109,6 @@ def test_large_numbers_that_have_a_meaning_are_taken():
     "call",
     [
         lambda huge: algorithms.local_sgd(optax.sgd(0.1), huge),
-        lambda huge: network.every(huge, network.star),
         delays.constant,
         lambda huge: clusters.per_server(clusters.constant(1.0), huge),
         lambda huge: clusters.sampled(1, huge),
@@ -218,12 +217,13 @@ ARITY = {
     r"mine: staleness = .*4 arguments \(key, t, parts, moved\)": lambda: delayed(lambda key, t: 0),
     "work = .*2 arguments": lambda: algorithms.unequal_work(METHOD, lambda state: None),
     r"factory = .*1 argument \(x=...\)": lambda: dsgd.sweep(lambda y: METHOD, PROBLEM, steps=1, key=KEY, x=[0.1]),
-    r"minibatch_sgd: refuses = .*1 argument \(records\)": lambda: dsgd.run(METHOD._replace(refuses=lambda: ""), PROBLEM, **RUN),
+    r"minibatch_sgd: absent = .*2 arguments \(before, after\)": lambda: dsgd.run(METHOD._replace(absent=lambda: ()), PROBLEM, **RUN),
     r"minibatch_sgd: query = .*2 arguments \(state, round\)": lambda: dsgd.run(METHOD._replace(query=lambda state: state), PROBLEM, **RUN),
     r"quadratic.*: loss = .*2 arguments \(params, batch\)": lambda: dsgd.run(METHOD, PROBLEM._replace(loss=lambda params: 0.0), **RUN),
     r"quadratic.*: loss\.gradient = .*2 arguments \(params, batch\)": lambda: dsgd.run(
         METHOD, PROBLEM._replace(loss=dsgd.Loss(PROBLEM.loss, lambda params: params)), **RUN
     ),
+    r"quadratic.*: init\.init = .*1 argument \(key\)": lambda: dsgd.run(METHOD, PROBLEM._replace(init=dsgd.Parameters(lambda: 0.0)), **RUN),
     r"quadratic.*: sample\.draw = .*3 arguments \(key, data, k\)": lambda: dsgd.run(
         METHOD, PROBLEM._replace(sample=dsgd.Sampler(lambda key, data: data, numbered=True)), **RUN
     ),
@@ -236,8 +236,8 @@ ARITY = {
     r"sign: compress = .*2 arguments \(key, x\)": lambda: algorithms.ef21(
         optax.sgd(0.1), compressors.sign._replace(compress=lambda x: x), compressors.sign
     ),
-    r"star.*: blocking = .*3 arguments \(N, latency, transfer\)": lambda: network.cost(
-        network.star._replace(blocking=lambda N: N), 4, 0.1, 0.1
+    r"star.*: seconds = .*4 arguments \(N, latency, transfer, convention\)": lambda: network.cost(
+        network.star._replace(seconds=lambda N: N), 4, 0.1, 0.1
     ),
     "gradient = .*2 arguments": lambda: dropcompute.accumulate(lambda params: 1.0, 1.0, [1, 2], 1.0),
     "clock = .*0 arguments": lambda: dropcompute.accumulate(lambda params, batch: 1.0, 1.0, [1, 2], 1.0, clock=lambda now: 1.0),
@@ -274,15 +274,17 @@ RESULTS = {
     "init of the problem returned None": lambda: dsgd.run(METHOD, PROBLEM._replace(init=lambda key: None), **RUN),
     "delays.mine: staleness returned None": lambda: delayed(lambda *args: None),
     r"delays.mine: staleness returned int32\[3\]; expected int32 \[1\]": lambda: delayed(lambda *args: jnp.zeros(3, jnp.int32)),
-    "refuses returned None": lambda: dsgd.run(METHOD._replace(refuses=lambda records: None), PROBLEM, **RUN),
-    "sign: compress gives None": lambda: dsgd.run(
+    "minibatch_sgd: update gives None; expected a dsgd.State": lambda: dsgd.run(
+        METHOD._replace(update=lambda state, gradients, round: None), PROBLEM, **RUN
+    ),
+    "sign: compress returned None": lambda: dsgd.run(
         algorithms.ef21(optax.sgd(0.1), compressors.sign._replace(compress=lambda key, x: None), compressors.sign), PROBLEM, **RUN
     ),
     "delta of sign gives 'x'": lambda: dsgd.run(
         algorithms.ef21(optax.sgd(0.1), compressors.sign._replace(delta=lambda d: "x"), compressors.sign), PROBLEM, **RUN
     ),
-    "blocking of star gives None; need seconds": lambda: network.cost(
-        network.star._replace(blocking=lambda N, latency, transfer: None), 4, 0.1, 0.1
+    "seconds of star, blocking, gives None; need seconds": lambda: network.cost(
+        network.star._replace(seconds=lambda N, latency, transfer, convention: None), 4, 0.1, 0.1
     ),
     "gradient returned 'x'": lambda: dropcompute.accumulate(lambda params, batch: "x", 1.0, [1, 2], 1.0),
     "clock gives None: need seconds": lambda: dropcompute.accumulate(lambda params, batch: 1.0, 1.0, [1, 2], 1.0, clock=lambda: None),

@@ -274,6 +274,44 @@ def test_runs_with_fixed_leaves_go_on_from_results_and_checkpoints(tmp_path, mes
             np.testing.assert_array_equal(other.params[leaf], whole.params[leaf])
 
 
+def test_a_model_is_a_start_for_another_run_that_trains_the_same_leaves(mesh, key):
+    problem = classifier(
+        Y, model=problems.Model(with_fixed, predict), trainable={"w": True, "frozen": False, "table": True, "key": True}, **FIXED
+    )
+    options = {"steps": 2, "key": key, "mesh": mesh, "record_every": 2}
+    first = dsgd.run(SGD, problem, **options)
+    second = dsgd.run(SGD, problem._replace(init=dsgd.Parameters(lambda key: first.params, problem.trainable)), **options)
+    assert second.history["loss"][0] == pytest.approx(first.history["loss"][-1])
+    np.testing.assert_array_equal(second.history["bits"], first.history["bits"])
+    np.testing.assert_array_equal(second.params["frozen"], first.params["frozen"])
+    assert not np.array_equal(second.params["w"], first.params["w"])
+    with pytest.raises(
+        ValueError, match=r"evaluate gives a slope with leaves \['w'\]; expected the tree with leaves \['frozen'\], \['w'\]"
+    ):
+        dsgd.run(SGD, problem._replace(init=lambda key: first.params), **options)
+
+
+def test_a_problem_of_ones_own_may_freeze_leaves(mesh, key):
+    def init(key):
+        return {"w": jnp.ones(2), "scale": jnp.float32(3)}
+
+    problem = dsgd.Problem(
+        init=init,
+        loss=lambda params, batch: 0.5 * params["scale"] * jnp.sum((params["w"] - batch) ** 2),
+        data=jnp.zeros((2, 2)),
+        sample=lambda key, mine: mine,
+    )
+    assert problem.trainable is None
+    for trainable in ({"w": True, "scale": False}, lambda params: {"w": True, "scale": params["scale"].ndim > 0}):
+        frozen = problem._replace(init=dsgd.Parameters(init, trainable))
+        assert frozen.trainable is trainable
+        assert frozen.init(key)["scale"] == 3
+        result = dsgd.run(SGD, frozen, steps=1, key=key, mesh=mesh)
+        np.testing.assert_allclose(result.params["w"], 0.7, rtol=1e-6)
+        assert result.params["scale"] == 3
+        assert result.history["bits"][-1] == 2 / 3 * dsgd.run(SGD, problem, steps=1, key=key, mesh=mesh).history["bits"][-1]
+
+
 def test_a_problem_of_ones_own_may_have_integer_leaves_with_its_own_gradient_and_evaluation(mesh, key):
     def slope(params, batch):
         return {"w": params["w"] - batch, "n": np.zeros((), jax.dtypes.float0)}

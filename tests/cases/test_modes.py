@@ -152,9 +152,9 @@ TRACED = {
     "nothing": (r"run: the call is traced", jax.jit(final)),
     "data": (r"run: problem\.data\.A is traced", lambda: jax.jit(lambda data: final(problem=PROBLEM._replace(data=data)))(PROBLEM.data)),
     "steps": (r"run: steps is traced", lambda: jax.jit(lambda steps: final(steps=steps))(3)),
-    "start": (r"run: start\.server.* is traced", lambda: jax.grad(lambda x: final(start=dsgd.State(jnp.int32(0), x)).sum())(jnp.ones(3))),
+    "start": (r"run: start\.server.* is traced", lambda: jax.grad(lambda x: final(start=dsgd.State(x)).sum())(jnp.ones(3))),
     "step size": (
-        r"run: algorithm\.learning_rate is traced",
+        r"run: a value that the method or the problem uses is traced",
         lambda: jax.grad(lambda rate: final(algorithm=algorithms.minibatch_sgd(optax.sgd(rate))).sum())(0.1),
     ),
     "closure": (
@@ -197,15 +197,19 @@ ROWS = np.ones((20, 3), np.float32), np.zeros(20, np.float32)
 WRONG = {
     "query": (
         lambda: run(mine(query=lambda state, round: dsgd.Query(state.params))),
-        "query of mine raised AttributeError.*; State has step, server, workers",
+        "query of mine raised AttributeError.*; State has server, workers, step, fixed",
     ),
     "round": (
         lambda: run(mine(query=lambda state, round: dsgd.Query(round.lr))),
         "query of mine raised .* no attribute 'lr'; Round has step, workers",
     ),
-    "update": (lambda: run(mine(update=lambda key, state, gradients, round: branching(jnp.ravel(gradients)))), f"update of mine {BRANCH}"),
-    "set": (lambda: run(mine(update=lambda key, state, gradients, round: setattr(state, "server", 0))), r"update of mine .* \._replace\("),
-    "result": (lambda: run(mine(update=lambda key, state, gradients, round: state)), "ValueError: mine: update gives .*; need a pair"),
+    "update": (lambda: run(mine(update=lambda state, gradients, round: branching(jnp.ravel(gradients)))), f"update of mine {BRANCH}"),
+    "set": (lambda: run(mine(update=lambda state, gradients, round: setattr(state, "server", 0))), r"update of mine .* \._replace\("),
+    "result": (lambda: run(mine(update=lambda state, gradients, round: (state, {}))), "ValueError: mine: update gives .*; expected a dsgd.State"),
+    "send": (
+        lambda: run(mine(query=lambda state, round: dsgd.Query(round.mean(state.server[0])))),
+        r"ValueError: mine: query calls round\.mean; only update can send",
+    ),
     "model": (lambda: run(mine(model=lambda state: np.asarray(state.server[0]))), "model of mine raised TracerArrayConversionError"),
     "exact": (
         lambda: run(mine(query=lambda state, round: dsgd.Query(state.server[0], exact=state.step > 1))),

@@ -15,7 +15,6 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import workers
-from dsgd.network import told
 
 N, D = 16, 4000
 KEY = jax.random.key(7)
@@ -121,21 +120,14 @@ def noisy_method(start: Any) -> dsgd.Algorithm:
     """A custom method with random keys `[N]` in its state."""
 
     def init(params, n):
-        return dsgd.State(jnp.int32(0), workers=(workers.stack(params, n), start(n)))
+        return dsgd.State(workers=(workers.stack(params, n), start(n)))
 
-    def update(key, state, gradients, round):
+    def update(state, gradients, round):
         x, keys = state.workers
         noise = jax.vmap(lambda own: jax.random.normal(own, x.shape[1:]))(keys)
-        moved = workers.mix(x - gradients + noise, topologies.ring(4), round.step)
-        return dsgd.State(state.step + 1, workers=(moved, keys)), told.to_neighbours(x, topologies.ring(4), round.step)
+        return dsgd.State(workers=(round.mix(x - gradients + noise, topologies.ring(4)), keys))
 
-    return algorithms.decentralized_sgd(optax.sgd(0.1), topologies.ring(4))._replace(
-        init=init,
-        query=lambda state, round: dsgd.Query(state.workers[0], axis=0),
-        update=update,
-        model=lambda state: workers.mean(state.workers[0]),
-        name="noisy",
-    )
+    return dsgd.Algorithm("noisy", init, lambda state, round: dsgd.Query(state.workers[0]), update, lambda state: state.workers[0])
 
 
 @pytest.mark.parametrize(
@@ -155,11 +147,11 @@ def test_check_finds_random_keys_that_are_shared(start, words):
 def test_check_finds_a_constant_key():
     method = noisy_method(lambda n: jnp.zeros((n, 3)))
 
-    def update(key, state, gradients, round):
+    def update(state, gradients, round):
         x, rest = state.workers
         noise = jax.random.normal(jax.random.fold_in(jax.random.key(0), state.step), x.shape[1:])
         moved = lax.cond(state.step >= 0, lambda x: x + noise[None], lambda x: x, x)
-        return dsgd.State(state.step + 1, workers=(moved, rest)), told.nothing(round.workers)
+        return dsgd.State(workers=(moved, rest))
 
     findings = {finding.what: finding for finding in dsgd.check(method._replace(update=update), flat_problem(4, 4)).findings}
     assert findings["random keys"].holds is False

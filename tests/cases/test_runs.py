@@ -34,9 +34,8 @@ from algorithms import (
 )
 from dsgd import checks, clusters, compressors, problems, work
 from dsgd.problems import texts
-from dsgd.runs import identity
+from dsgd.runs import identity, plans
 from dsgd.runs.checkpoints import Checkpoint
-from dsgd.runs.plans import warn_of_periods
 from experiments.helpers import commands
 from topologies import ring
 
@@ -141,7 +140,7 @@ def test_numbers_in_arrays_without_axes_may_be_changed_afterwards():
 def test_work_keeps_the_numbers_that_it_was_made_of():
     weights, given = filled((N, 1), 2), dsgd.Work(filled((N, 1), 1, np.int32), filled((N, 1), 2))
     methods = [unequal_work(minibatch_sgd(optax.sgd(1.0)), each) for each in (work.weighted(weights), given)]
-    for array in (weights, *given):
+    for array in (weights, given.samples, given.weights):
         array[...] = 0
     for method in methods:
         result = dsgd.run(method, linear(filled((N, 2, D), 1)), steps=1, key=KEY, mesh=1)
@@ -280,8 +279,8 @@ def test_a_hyperparameter_that_is_used_as_a_python_value_is_named(use):
 
 
 def scaled(method: dsgd.Algorithm, scale) -> dsgd.Algorithm:
-    def update(key, state, gradients, round):
-        return method.update(key, state, jax.tree.map(lambda leaf: scale * leaf, gradients), round)
+    def update(state, gradients, round):
+        return method.update(state, jax.tree.map(lambda leaf: scale * leaf, gradients), round)
 
     return method._replace(update=update)
 
@@ -289,7 +288,7 @@ def scaled(method: dsgd.Algorithm, scale) -> dsgd.Algorithm:
 def test_a_mistake_that_is_not_a_hyperparameter_s_stays_as_it_is():
     def factory(rate):
         method = minibatch_sgd(optax.sgd(rate))
-        return method._replace(update=lambda key, state, gradients, round: len(round.workers))
+        return method._replace(update=lambda state, gradients, round: len(round.workers))
 
     with pytest.raises(TypeError, match="has no len"):
         dsgd.sweep(factory, linear(), steps=1, key=KEY, mesh=1, rate=[0.1, 0.2])
@@ -450,12 +449,18 @@ def clients(present_for: int) -> clusters.Cluster:
     return clusters.Cluster(clusters.constant(1.0), present=clusters.sampled(2, of=N), present_for=present_for)
 
 
+def warn_of_draws(method: dsgd.Algorithm, steps: int, cluster: clusters.Cluster | None) -> None:
+    """As a run does before its first round."""
+    plan = plans.make_plan(plans.Always(method), method, linear(), 1, runs=0, size=1, record_every=1, cluster=cluster)
+    plans.warn_if_drawn_again(plan, [method], steps, 0)
+
+
 @pytest.mark.parametrize("name", PERIODIC)
 @pytest.mark.parametrize("present_for", [1, 4])
 def test_workers_that_come_and_go_between_two_averagings_are_warned_of(name, present_for):
     told = rf"every 2 rounds, but workers are drawn for present_for = {present_for} rounds: .*pass Cluster\(..., present_for=2\)"
     with pytest.warns(UserWarning, match=told) as caught:
-        warn_of_periods([PERIODIC[name](2)], N, 2, 0, clients(present_for))
+        warn_of_draws(PERIODIC[name](2), 2, clients(present_for))
     assert len(caught) == 1
 
 
@@ -469,21 +474,21 @@ def test_a_period_longer_than_the_run_is_warned_of():
 
 def test_workers_that_are_drawn_once_for_the_whole_run_are_warned_of():
     with pytest.warns(UserWarning, match="present_for = 4 rounds: the same take part in all steps = 3"):
-        warn_of_periods([minibatch_sgd(optax.sgd(0.1))], N, 3, 0, clients(4))
-    warn_of_periods([minibatch_sgd(optax.sgd(0.1))], N, 4, 0, clients(4))
+        warn_of_draws(minibatch_sgd(optax.sgd(0.1)), 3, clients(4))
+    warn_of_draws(minibatch_sgd(optax.sgd(0.1)), 4, clients(4))
 
 
 def test_periods_that_fit_are_not_warned_of():
     for method in (*(make(2) for make in PERIODIC.values()), *(make(1) for make in PERIODIC.values()), minibatch_sgd(optax.sgd(0.1))):
-        warn_of_periods([method], N, 2, 0, clients(2))
-        warn_of_periods([method], N, 2, 0, clusters.Cluster(clusters.constant(1.0)))
-        warn_of_periods([method], N, 2, 0, None)
+        warn_of_draws(method, 2, clients(2))
+        warn_of_draws(method, 2, clusters.Cluster(clusters.constant(1.0)))
+        warn_of_draws(method, 2, None)
 
 
 def test_workers_that_come_and_go_by_the_clock_are_not_drawn():
     present = clusters.trace(np.array([[1.0, 0.0]] * N), 2.0)
     for quantity in (present, clusters.constant([1.0, 1.0, 1.0, 0.0]), clusters.bernoulli(1.0, 1.0)):
-        warn_of_periods([local_sgd(optax.sgd(0.1), 2)], N, 2, 0, clusters.Cluster(clusters.constant(1.0), present=quantity))
+        warn_of_draws(local_sgd(optax.sgd(0.1), 2), 2, clusters.Cluster(clusters.constant(1.0), present=quantity))
 
 
 @pytest.mark.parametrize(

@@ -93,8 +93,13 @@ def test_formulas_are_those_of_the_survey():
 
 
 def test_a_formula_that_is_not_what_is_simulated_is_marked(monkeypatch):
-    wrong = network.ring_all_reduce._replace(blocking=lambda N, latency, transfer: 2 * (N - 1) * latency + 2 * transfer)
-    monkeypatch.setattr(network, "ring_all_reduce", wrong)
+    right = network.ring_all_reduce
+
+    def seconds(N, latency, transfer, convention):
+        wrong = 2 * (N - 1) * latency + 2 * transfer
+        return wrong if convention == "blocking" else right.seconds(N, latency, transfer, convention)
+
+    monkeypatch.setattr(network, "ring_all_reduce", right._replace(seconds=seconds))
     rows = switch_timelines.rows(Args())
     table = switch_timelines.tabulate(Args(), rows)
     assert "16.5 ≠ 19" in table.columns[4]._cells

@@ -22,9 +22,8 @@ def edited(method: Method, edit: Edit) -> Method:
     def build(*arguments, **options):
         inner = method(*arguments, **options)
 
-        def update(key, state, gradients, round):
-            after, info = inner.update(key, state, gradients, round)
-            return edit(state, after), info
+        def update(state, gradients, round):
+            return edit(state, inner.update(state, gradients, round))
 
         return inner._replace(update=update)
 
@@ -59,9 +58,9 @@ def scaled(method: Method, factor: float | Callable[[int], float]) -> Method:
     def build(*arguments, **options):
         inner = method(*arguments, **options)
 
-        def update(key, state, gradients, round):
+        def update(state, gradients, round):
             by = factor(round.workers) if callable(factor) else factor
-            return inner.update(key, state, jax.tree.map(lambda leaf: leaf * by, gradients), round)
+            return inner.update(state, jax.tree.map(lambda leaf: leaf * by, gradients), round)
 
         return inner._replace(update=update)
 

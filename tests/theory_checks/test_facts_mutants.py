@@ -295,17 +295,29 @@ def listed(name: str, N: int) -> list[network.Message]:
     return messages(N)
 
 
-def with_cost(name: str, **costs: Callable) -> Callable[[int], Pattern]:
-    return lambda N: PATTERNS[name](N)._replace(**costs)
+def with_cost(pattern: Pattern, *, messages: Callable | None = None, **costs: Callable) -> Pattern:
+    """With other messages, or with the seconds (N, latency, transfer) of a convention."""
+
+    def seconds(N, latency, transfer, convention):
+        if convention in costs:
+            return costs[convention](N, latency, transfer)
+        return pattern.seconds(N, latency, transfer, convention)
+
+    return pattern._replace(seconds=seconds, messages=messages or pattern.messages)
+
+
+def as_if(pattern: Pattern, convention: str) -> Callable:
+    """(N, latency, transfer) -> seconds of the pattern by this convention."""
+    return lambda N, latency, transfer: pattern.seconds(N, latency, transfer, convention)
 
 
 PATTERNS = {name: known.make for name, known in costs.PATTERNS.items()}
 COSTS = {
     "ring, 2N steps": ("ring all-reduce", {"blocking": lambda N, l, r: 2 * N * (l + r / N)}),
-    "ring, no 1/N": ("ring all-reduce", {"pipelined": network.ring_all_reduce_unpartitioned.pipelined}),
+    "ring, no 1/N": ("ring all-reduce", {"pipelined": as_if(network.ring_all_reduce_unpartitioned, "pipelined")}),
     "ring, messages of whole vectors": ("ring all-reduce", {"messages": network.ring_all_reduce_unpartitioned.messages}),
-    "server, pipelined as if blocking": ("one server", {"pipelined": network.parameter_server.blocking}),
-    "server, blocking as if pipelined": ("one server", {"blocking": network.parameter_server.pipelined}),
+    "server, pipelined as if blocking": ("one server", {"pipelined": as_if(network.parameter_server, "blocking")}),
+    "server, blocking as if pipelined": ("one server", {"blocking": as_if(network.parameter_server, "pipelined")}),
     "star, one port": ("star", {"messages": network.parameter_server.messages}),
     "star, one way": ("star", {"messages": lambda N: listed("star", N)[:N]}),
     "star, one latency": ("star", {"pipelined": lambda N, l, r: l + 2 * r}),
@@ -316,6 +328,8 @@ COSTS = {
         "N servers",
         {"messages": lambda N: [message._replace(after=()) for message in listed("N servers", N)[1:]]},
     ),
+    "all-gather, one message": ("all-gather", {"pipelined": lambda N, l, r: l + r}),
+    "ring shift, no latency": ("ring shift", {"blocking": lambda N, l, r: r}),
     "gossip, one neighbour": ("gossip on a ring", {"blocking": lambda N, l, r: l + r}),
 }
 
@@ -323,7 +337,7 @@ COSTS = {
 @pytest.mark.parametrize("mistake", COSTS)
 def test_a_wrong_cost_is_found(mistake):
     name, changed = COSTS[mistake]
-    wrong = partial(costs.of_pattern, name, 4, Fraction(3, 2), Fraction(5), with_cost(name, **changed))
+    wrong = partial(costs.of_pattern, name, 4, Fraction(3, 2), Fraction(5), lambda N: with_cost(PATTERNS[name](N), **changed))
     assert caught("cost of a round of messages", [wrong])
 
 
@@ -337,7 +351,7 @@ def test_a_clock_that_is_early_is_found(name):
 
 
 def test_an_asynchronous_server_that_is_too_quick_is_found():
-    wrong = network.asynchronous_server._replace(blocking=lambda N, l, r: (l + r) / min(N, 2))
+    wrong = with_cost(network.asynchronous_server, blocking=lambda N, l, r: (l + r) / min(N, 2))
     assert caught("cost of an asynchronous server", [partial(costs.of_laps, 3, Fraction(3, 2), Fraction(5), wrong)])
 
 

@@ -167,8 +167,8 @@ def without_mean(optimizer):
     """Mini-batch SGD with a wrong 1/N, put where the project's stands: gradients are summed."""
     inner = algorithms.minibatch_sgd(optimizer)
 
-    def update(key, state, gradients, round):
-        return inner.update(key, state, jax.tree.map(lambda leaf: leaf * round.workers, gradients), round)
+    def update(state, gradients, round):
+        return inner.update(state, jax.tree.map(lambda leaf: leaf * round.workers, gradients), round)
 
     return inner._replace(update=update)
 

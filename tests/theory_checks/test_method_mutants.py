@@ -13,7 +13,7 @@ from budgets import briefly
 
 import algorithms
 import topologies
-from algorithms import optimizers
+from algorithms import methods, optimizers
 from dsgd import workers
 from dsgd.base import Query
 from dsgd.graphs.topology import Topology
@@ -55,8 +55,8 @@ def in_round(method: Method, turn: Callable) -> Method:
     def build(*arguments, **options):
         inner = method(*arguments, **options)
 
-        def update(key, state, gradients, round):
-            return inner.update(key, state, gradients, round._replace(step=turn(round.step)))
+        def update(state, gradients, round):
+            return inner.update(state, gradients, round._replace(step=turn(round.step)))
 
         return inner._replace(update=update)
 
@@ -75,6 +75,18 @@ def turned(topology: Topology) -> Topology:
 
 
 @cache
+def still(topology: Topology) -> Topology:
+    """The first matrix of a schedule in all rounds."""
+    return Topology("still", topology.matrices[:1])
+
+
+@cache
+def late(topology: Topology) -> Topology:
+    """Of a schedule, the matrix of the round before."""
+    return Topology("late", [topology.matrices[-1], *topology.matrices[:-1]])
+
+
+@cache
 def ring(topology: Topology) -> Topology:
     return topologies.ring(topology.n)
 
@@ -87,12 +99,12 @@ def pushed_backwards(optimizer, topology):
     inner = algorithms.stochastic_gradient_push(optimizer, topology)
     W = jnp.asarray(topology.matrices[0].toarray().T)
 
-    def update(key, state, gradients, round):
-        after, info = inner.update(key, state, gradients, round)
+    def update(state, gradients, round):
+        after = inner.update(state, gradients, round)
         change = optimizers.change_local(optimizer, state.workers, gradients)[0]
-        both = optax.apply_updates(state.workers.params, change), state.workers.mass
-        params, mass = jax.tree.map(lambda leaf: jnp.tensordot(W, leaf, 1), both)
-        return after._replace(workers=after.workers._replace(params=params, mass=mass)), info
+        both = optax.apply_updates(state.workers.params, change), state.workers.weight
+        params, weight = jax.tree.map(lambda leaf: jnp.tensordot(W, leaf, 1), both)
+        return after._replace(workers=after.workers._replace(params=params, weight=weight))
 
     return inner._replace(update=update)
 
@@ -101,9 +113,9 @@ def momentum_by_gossip(optimizer, topology):
     """Decentralized SGD whose memories travel with the models."""
     inner = algorithms.decentralized_sgd(optimizer, topology)
 
-    def update(key, state, gradients, round):
-        after, info = inner.update(key, state, gradients, round)
-        return after._replace(workers=after.workers._replace(optimizer=workers.mix(after.workers.optimizer, topology, round.step))), info
+    def update(state, gradients, round):
+        after = inner.update(state, gradients, round)
+        return after._replace(workers=after.workers._replace(optimizer=workers.mix(after.workers.optimizer, topology, round.step)))
 
     return inner._replace(update=update)
 
@@ -122,11 +134,11 @@ def not_tracked(optimizer, topology):
     """Gradient tracking whose trackers are not averaged."""
     inner = algorithms.gradient_tracking(optimizer, topology)
 
-    def update(key, state, gradients, round):
-        after, info = inner.update(key, state, gradients, round)
+    def update(state, gradients, round):
+        after = inner.update(state, gradients, round)
         known = state.workers
         tracker = jax.tree.map(lambda y, new, old: y + new - old, known.tracker, gradients, known.gradient)
-        return after._replace(workers=after.workers._replace(tracker=tracker)), info
+        return after._replace(workers=after.workers._replace(tracker=tracker))
 
     return inner._replace(update=update)
 
@@ -135,13 +147,13 @@ def alone(optimizer, topology):
     """AD-PSGD whose partner keeps its model."""
     inner = algorithms.asynchronous_gossip_sgd(optimizer, topology)
 
-    def update(key, state, gradients, round):
-        after, info = inner.update(key, state, gradients, round)
-        mine = jnp.arange(N) == info.metrics["worker"]
+    def update(state, gradients, round):
+        after = inner.update(state, gradients, round)
+        mine = jnp.arange(N) == inner.query(state, round).workers
         kept = jax.tree.map(
             lambda old, new: jnp.where(mine.reshape(-1, *[1] * (new.ndim - 1)), new, old), state.workers.params, after.workers.params
         )
-        return after._replace(workers=after.workers._replace(params=kept)), info
+        return after._replace(workers=after.workers._replace(params=kept))
 
     return inner._replace(update=update)
 
@@ -167,7 +179,7 @@ def at_the_present_models(inner, state, query):
 
 
 def at_x(inner, state, query):
-    return Query(state.workers.params, axis=0)
+    return Query(state.workers.params)
 
 
 def no_estimate_of_the_model(before, after):
@@ -282,12 +294,15 @@ MUTANTS: dict[str, tuple[str, Method]] = {
         "CHOCO, numbers",
         lambda optimizer, topology, C, eta: algorithms.choco_sgd(optimizer, topology, of_one_key(C), eta),
     ),
-    "CHOCO, the mean moves": ("CHOCO, mean", in_workers(algorithms.choco_sgd, apart=lambda before, after: jax.tree.map(jnp.abs, after))),
+    "CHOCO, the mean moves": (
+        "CHOCO, mean",
+        in_workers(algorithms.choco_sgd, laplacian=lambda before, after: jax.tree.map(jnp.abs, after)),
+    ),
     "DSGD, W transposed": ("DSGD, every round", on(algorithms.decentralized_sgd, turned)),
     "DSGD, momentum by gossip": ("DSGD, every round", momentum_by_gossip),
-    "DSGD, a schedule that stands still": ("DSGD, schedule, every round", in_round(algorithms.decentralized_sgd, lambda step: 0 * step)),
+    "DSGD, a schedule that stands still": ("DSGD, schedule, every round", on(algorithms.decentralized_sgd, still)),
     "DSGD, a schedule transposed": ("DSGD, schedule, every round", on(algorithms.decentralized_sgd, turned)),
-    "DSGD, a run whose schedule stands still": ("a run is its rounds", in_round(algorithms.decentralized_sgd, lambda step: 0 * step)),
+    "DSGD, a run whose schedule stands still": ("a run is its rounds", on(algorithms.decentralized_sgd, still)),
     "local SGD, a schedule transposed": (
         "local SGD, schedule, every round",
         lambda optimizer, H, topology: algorithms.local_sgd(optimizer, H, turned(topology)),
@@ -303,13 +318,13 @@ MUTANTS: dict[str, tuple[str, Method]] = {
     "gradient tracking adds all of the gradient": ("mean of the trackers", in_workers(algorithms.gradient_tracking, gradient=forgotten)),
     "gradient tracking, the last round's W": (
         "gradient tracking, schedule, every round",
-        in_round(algorithms.gradient_tracking, lambda step: step + 2),
+        on(algorithms.gradient_tracking, late),
     ),
     "SGP, W transposed": ("SGP, every round", pushed_backwards),
     "SGP asks at x for z": ("SGP, every round", asking(_SGP, at_x)),
     "SGP, a schedule transposed": ("SGP, schedule, every round", on(_SGP, turned)),
-    "CHOCO's estimates are never updated": ("CHOCO, every round", in_workers(algorithms.choco_sgd, own=stays)),
-    "CHOCO's sums begin anew": ("CHOCO, whole model, every round", in_workers(algorithms.choco_sgd, apart=forgotten)),
+    "CHOCO's estimates are never updated": ("CHOCO, every round", in_workers(algorithms.choco_sgd, x_hat=stays)),
+    "CHOCO's sums begin anew": ("CHOCO, whole model, every round", in_workers(algorithms.choco_sgd, laplacian=forgotten)),
     "DeepSqueeze's errors are lost": ("DeepSqueeze, every round", in_workers(algorithms.deepsqueeze, error=forgotten)),
     "ASGD asks at the present model": ("ASGD on a cluster, every round", asking(_ASGD, at_the_present_model)),
     "ASGD asks another worker": ("ASGD on a cluster, every round", asking(_ASGD, another_worker)),
@@ -358,27 +373,32 @@ def test_the_built_instance_finds_steps_that_are_not_shortened():
 
 
 def without_downlink(name, optimizer, N):
+    """Half of what is received is not recorded."""
     method = algorithms.make(name, optimizer, N)
 
-    def update(key, state, gradients, round):
-        after, info = method.update(key, state, gradients, round)
-        return after, info._replace(bits_down=info.bits_down // 2)
+    def update(state, gradients, round):
+        after, sendings = method.update(state, gradients, round), round.record.frame.sendings
+        sendings[:] = [sending._replace(bits=sending.bits._replace(down=sending.bits.down // 2)) for sending in sendings]
+        return after
 
     return method._replace(update=update)
+
+
+def without_calls(name, optimizer, N):
+    """Mini-batch SGD that averages without a call of the round."""
+    return methods.one_model(name, optimizer, lambda x, gradients, round: optimizers.step(optimizer, x, workers.mean(gradients)))
 
 
 def always_sending(name, optimizer, N):
     """Local SGD, SCAFFOLD: bits in every round."""
     method = algorithms.make(name, optimizer, N)
-    return method._replace(
-        update=lambda key, state, gradients, round: method.update(key, state, gradients, round._replace(step=0 * round.step + 3))
-    )
+    return method._replace(update=lambda state, gradients, round: method.update(state, gradients, round._replace(step=0 * round.step + 3)))
 
 
 @pytest.mark.parametrize(
     ("make", "name"),
-    [(without_downlink, "csgd"), (without_downlink, "ec-sgd"), (always_sending, "local-sgd")],
-    ids=["CSGD, half of the downlink", "EC-SGD, half of the downlink", "local SGD, in every round"],
+    [(without_downlink, "csgd"), (without_downlink, "ec-sgd"), (always_sending, "local-sgd"), (without_calls, "mb-sgd")],
+    ids=["CSGD, half of the downlink", "EC-SGD, half of the downlink", "local SGD, in every round", "mb-SGD, a mean without a call"],
 )
 def test_bits_that_are_not_sent_are_found(make, name):
     assert all(outcome.holds for outcome in bits.of(name, 6, 40))

@@ -333,8 +333,8 @@ def now_and_then(optimizer):
     """Mini-batch SGD that rests in round 3."""
     inner = algorithms.minibatch_sgd(optimizer)
 
-    def update(key, state, gradients, round):
-        return inner.update(key, state, jax.tree.map(lambda leaf: jnp.where(round.step == 3, 0 * leaf, leaf), gradients), round)
+    def update(state, gradients, round):
+        return inner.update(state, jax.tree.map(lambda leaf: jnp.where(round.step == 3, 0 * leaf, leaf), gradients), round)
 
     return inner._replace(update=update)
 
@@ -343,9 +343,9 @@ def at_random(optimizer):
     """Mini-batch SGD that rests every other time, by chance."""
     inner = algorithms.minibatch_sgd(optimizer)
 
-    def update(key, state, gradients, round):
-        awake = jax.random.bernoulli(key)
-        return inner.update(key, state, jax.tree.map(lambda leaf: jnp.where(awake, leaf, 0 * leaf), gradients), round)
+    def update(state, gradients, round):
+        awake = jax.random.bernoulli(round.next_key())
+        return inner.update(state, jax.tree.map(lambda leaf: jnp.where(awake, leaf, 0 * leaf), gradients), round)
 
     return inner._replace(update=update)
 

@@ -60,10 +60,10 @@ def stretched(method: Method, factor: Callable[[int], float]) -> Method:
     def build(*arguments):
         inner = method(*arguments)
 
-        def update(key, state, gradients, round):
-            after, info = inner.update(key, state, gradients, round)
+        def update(state, gradients, round):
+            after = inner.update(state, gradients, round)
             x, y = state.server.params, after.server.params
-            return after._replace(server=after.server._replace(params=x + factor(round.workers) * (y - x))), info
+            return after._replace(server=after.server._replace(params=x + factor(round.workers) * (y - x)))
 
         return inner._replace(update=update)
 
@@ -107,12 +107,12 @@ def mixing(matrix: Callable[[np.ndarray], np.ndarray], step_first: bool = True) 
         inner = algorithms.decentralized_sgd(optimizer, topology)
         P = matrix(topology.W)
 
-        def update(key, state, gradients, round):
-            after, info = inner.update(key, state, gradients, round)
+        def update(state, gradients, round):
+            after = inner.update(state, gradients, round)
             stepped = optimizers.step_local(optimizer, state.workers, gradients)
             x, W = state.workers.params, jnp.asarray(P, float)
             mixed = W @ stepped.params if step_first else W @ x + (stepped.params - x)
-            return after._replace(workers=stepped._replace(params=mixed)), info
+            return after._replace(workers=stepped._replace(params=mixed))
 
         return inner._replace(update=update)
 

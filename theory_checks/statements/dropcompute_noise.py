@@ -275,6 +275,7 @@ def _redrawn(keys, threshold, *, method: Method):
                 state, total = carry
                 this = Round(t, N, key, Now(OfDraws(key, state.server.drawn)))
                 asked = work.in_samples(drop.query(state, this).work, None)
+                assert asked.draws is not None
                 xi = OfDraws(key, asked.draws).latencies(this, jnp.arange(N)) - 1
                 total = total + jnp.sum(jnp.where(asked.samples > 0, xi, 0))
                 after, _ = communicate(drop, state, jnp.zeros((N, 1)), this._replace(work=asked), key)

@@ -251,7 +251,7 @@ class Server:
     def _update(self, about: list[Pushed], gradients: list[PyTree], began: float) -> None:
         """One update, with the mean of these."""
         mean = gradients[0] if len(gradients) == 1 else jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *gradients)
-        staleness = np.array([self.version - min(each.version for each in about)], np.int32)
+        staleness = np.int32(self.version - min(each.version for each in about))
         self.model = jax.block_until_ready(self.step(self.model, mean, staleness, aware=self.rules.staleness_aware))
         self.last = time.monotonic()
         for each in about:
@@ -267,7 +267,7 @@ class Server:
 
     def _rehearse(self, part: PyTree) -> None:
         """Its programs are compiled before the first gradient comes."""
-        jax.block_until_ready(self.step(self.model, part, np.zeros(1, np.int32), aware=self.rules.staleness_aware))
+        jax.block_until_ready(self.step(self.model, part, np.int32(0), aware=self.rules.staleness_aware))
         if self.rules.bound is not None:
             self.allowed(np.zeros((len(self.reads), 1), np.int32), np.int32(0), bound=self.rules.bound)
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from algorithms.asynchronous.asynchronous_sgd import cut, join
+from algorithms.asynchronous.asynchronous_server import cut, join
 from algorithms.asynchronous.on_ray.server import Pushed, Reply
 from algorithms.asynchronous.on_ray.session import need_ray
 from dsgd import checks

@@ -466,10 +466,10 @@ REFUSED = {
     "exact": (lambda: run(drop_compute(algorithms.gradient_descent(SGD), TAU, M)), "asks for exact gradients"),
     "its own work": (
         lambda: run(drop_compute(unequal_work(METHOD, work.micro_batches(np.ones((N, M), bool))), TAU, M)),
-        "says itself what",
+        "states itself what",
     ),
     "cut twice": (lambda: run(drop_compute(algorithms.backup_workers_sgd(SGD, 2), TAU, M)), "seconds, which another call has given"),
-    "away": (lambda: run(drop_compute(METHOD, dropcompute.chosen_after(3), M), cluster=AWAY), "need a threshold in seconds"),
+    "away": (lambda: run(drop_compute(METHOD, dropcompute.chosen_after(3), M), cluster=AWAY), "pass a threshold in seconds"),
     "from outside": (
         lambda: run(drop_compute(METHOD, TAU, M, redraw=True), batches=[jnp.ones((N, M, N))] * STEPS),
         "draws batches once more",

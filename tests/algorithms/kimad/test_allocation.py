@@ -222,13 +222,13 @@ def test_budgets_of_any_kind_are_whole_bits():
     """Traced ones are cut to what there is: nothing that is NaN."""
     given = [0.99, 1.0, 2.0**24 + 2, 2.0**31 + 256, 2.0**32 - 256, 2.0**32, np.inf, np.nan, -1.0, -np.inf]
     need = [0, 1, 2**24 + 2, 2**31 + 256, 2**32 - 256, MOST, MOST, 0, 0, 0]
-    told = jax.jit(jax.vmap(partial(allocation._told_budget, "allocate")))
-    assert told(np.float32(given)).tolist() == need
-    assert told(np.int32([-1, 0, 2**31 - 1])).tolist() == [0, 0, 2**31 - 1]
-    assert told(np.uint32([0, MOST])).tolist() == [0, MOST]
-    assert told(np.float16([2.5, np.inf])).tolist() == [2, MOST]
+    validated = jax.jit(jax.vmap(partial(allocation._validated_budget, "allocate")))
+    assert validated(np.float32(given)).tolist() == need
+    assert validated(np.int32([-1, 0, 2**31 - 1])).tolist() == [0, 0, 2**31 - 1]
+    assert validated(np.uint32([0, MOST])).tolist() == [0, MOST]
+    assert validated(np.float16([2.5, np.inf])).tolist() == [2, MOST]
     known = [0, 2.99, np.float32(2.99), np.uint32(MOST), jnp.float32(7.5), 2.0**32 - 0.5, 2**32, 10**30, np.inf]
-    assert [int(allocation._told_budget("allocate", value)) for value in known] == [0, 2, 2, MOST, 7, MOST, MOST, MOST, MOST]
+    assert [int(allocation._validated_budget("allocate", value)) for value in known] == [0, 2, 2, MOST, 7, MOST, MOST, MOST, MOST]
 
 
 TABLE = np.arange(6.0).reshape(2, 3)

@@ -283,7 +283,7 @@ def test_a_budget_that_is_too_small():
     np.testing.assert_array_equal(history["message_up"][2:], needed)
     np.testing.assert_array_equal(history["missing"][1:], [0, *[needed - 50] * 3])  # of the first, nobody knows
     np.testing.assert_allclose(np.diff(history["clock"])[1:], 1 + 2 * needed / 100.5, rtol=1e-5)
-    with pytest.raises(ValueError, match=f"a message has {needed - 50} bits more than round_time leaves for it: need more time"):
+    with pytest.raises(ValueError, match=f"a message has {needed - 50} bits more than round_time leaves for it; pass more time"):
         small("error")
 
 

@@ -40,7 +40,7 @@ def test_before_the_first_message_nothing_is_known():
         assert np.isnan(monitor.estimate(monitor.start(N), np.ones(N, np.float32))).all()
 
 
-def test_an_oracle_is_told():
+def test_an_oracle_knows_the_bandwidth():
     true = np.array([1.0, np.inf, 3.0], np.float32)
     memory = kimad.oracle.observe(kimad.oracle.start(N), np.full(N, 7.0, np.float32))
     np.testing.assert_array_equal(kimad.oracle.estimate(memory, true), true)

@@ -109,7 +109,7 @@ def test_budgets_are_those_of_the_paper():
     for down in (False, True):
         link = processes._Link(plan, down)
         assert link.budget(0.1) == math.inf
-        link.told(1e6)
+        link.observe(1e6)
         assert link.budget(0.1) == pytest.approx(float(kimad.budget(1e6, 0.5, 0.1).up))
         assert link.budget(0.6) == 0
     assert processes._Link(plan._replace(congestion=0.0), down=True).budget(0.0) == math.inf
@@ -291,7 +291,7 @@ def test_a_link_of_each_direction_has_its_share_of_the_time():
         for down in (False, True):
             link = processes._Link(plan(congestion), down)
             assert link.budget(0.5) == math.inf
-            link.told(300.0)
+            link.observe(300.0)
             share = (congestion if down else 1.0) / (1 + congestion)
             assert link.budget(0.5) == (math.inf if down and not congestion else pytest.approx(300.0 * 1.5 * share))
 

@@ -68,15 +68,24 @@ def test_what_is_wrong_is_found(mistake):
 
 ALONE = Q4._replace(compress=message_alone(Q4))
 BROKEN = {
-    "no message": (Q4._replace(compress=lambda key, x: dsgd.Encoded((), x)), "compress gives a tuple; need a message, a pytree of arrays"),
+    "no message": (
+        Q4._replace(compress=lambda key, x: dsgd.Encoded((), x)),
+        "compress returned a tuple; expected a message",
+    ),
     "another shape decoded": (
         Q4._replace(compress=lambda key, x: dsgd.Encoded(x, jnp.zeros(x.shape[0] + 1))),
-        "compress gives float32[{}]; need the vector",
+        "compress returned float32[{}]; expected a",
     ),
-    "another shape": (ALONE._replace(decompress=lambda message, d: jnp.zeros(d + 1)), "decompress gives float32[{}]; need the vector"),
-    "another type": (ALONE._replace(decompress=lambda message, d: jnp.zeros(d, jnp.int32)), "decompress gives int32[{}]; need the vector"),
-    "float bits": (Q4._replace(bits=lambda message: 4.0), "bits gives 4.0; need an int, or a uint32 scalar"),
-    "bits of each": (Q4._replace(bits=lambda message: jnp.zeros(3, jnp.uint32)), "bits gives uint32[3]; need an int"),
+    "another shape": (
+        ALONE._replace(decompress=lambda message, d: jnp.zeros(d + 1)),
+        "decompress returned float32[{}]; expected a",
+    ),
+    "another type": (
+        ALONE._replace(decompress=lambda message, d: jnp.zeros(d, jnp.int32)),
+        "decompress returned int32[{}]; expected a",
+    ),
+    "float bits": (Q4._replace(bits=lambda message: 4.0), "bits returned 4.0; expected an int, or a uint32 scalar"),
+    "bits of each": (Q4._replace(bits=lambda message: jnp.zeros(3, jnp.uint32)), "bits returned uint32[3]; expected an int"),
 }
 
 

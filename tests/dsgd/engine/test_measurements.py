@@ -15,7 +15,7 @@ import dsgd
 import topologies
 from dsgd import Work, clusters, problems
 from dsgd.engine import measurements
-from dsgd.network import Exchange
+from dsgd.network import Timing
 from tests.dsgd.engine import clocks
 from tests.dsgd.engine.clocks import EQUAL, OPTIMIZER, UNEQUAL, VECTOR, N
 
@@ -160,8 +160,8 @@ def test_a_method_that_states_the_seconds_of_all_has_measured_all(eight):
     assert (history["measured"][2:] == 7 * WORKERS).all()
 
 
-def went(up: list[float], down: list[float]) -> Exchange:
-    return Exchange(jnp.zeros(N), jnp.array(up), jnp.array(down))
+def went(up: list[float], down: list[float]) -> Timing:
+    return Timing(jnp.zeros(N), jnp.array(up), jnp.array(down))
 
 
 OVERLAP = clusters.Overlap(clusters.constant(0.5), clusters.constant(0.0), 0.25, 0.125)

@@ -1,0 +1,47 @@
+"""One round of a method, with all that the loop of `dsgd.run` does not show, inside `shard_map`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec as P
+
+import dsgd
+from dsgd.communication import Bits, Statistics
+from dsgd.engine import oracle
+from dsgd.engine.protocol import Method
+
+STATE: Any = dsgd.State(P(), P("workers"), P(), P())
+"""Where the state of one round is on the devices."""
+
+
+def statistics_over(*axes: None) -> Any:
+    """Where the statistics of rounds are, with these axes in front of those of one round."""
+    rows = P(*axes, "workers")
+    return Statistics(Bits(rows, rows, rows, rows), P(), P(), P(), P(), P())  # type: ignore[arg-type]
+
+
+def states_over(*axes: None) -> Any:
+    """Where the states of rounds are, likewise."""
+    return STATE._replace(workers=P(*axes, "workers"))
+
+
+def one(
+    algorithm: dsgd.Algorithm, problem: dsgd.Problem, state: dsgd.State, round: dsgd.Round, data: Any, draw: jax.Array, key: jax.Array
+) -> tuple[dsgd.State, dsgd.Gradients, Statistics]:
+    """The state after a round, the gradients that it was computed from, and what was sent.
+
+    Args:
+        algorithm, problem: with their arrays or without.
+        state, round: as the loop has them.
+        data: of the problem, a block.
+        draw: the key that batches are drawn with.
+        key: of the messages.
+    """
+    N = round.workers
+    method = Method(algorithm, problem, N)
+    asked = method.query(state, round)
+    gradients = oracle.gradients(problem, asked, draw, data, N)
+    after, record = method.update(state, gradients, round._replace(work=asked.work), key)
+    return after, gradients, record.statistics(N)
