@@ -481,12 +481,11 @@ class Communicator(Round):
         record.require_seen("when")
         checks.require_scalar(f"{record.method}: round.when gets a condition", now)
         now, outer = jnp.asarray(now), record.frame.period
-        rounds = period if isinstance(outer, int) and outer == 1 else outer * period
         if not isinstance(period, Tracer) and period == 1:
             return send(*operands)
 
         def branch(operands):
-            opened[:] = [Frame(turn, rounds)]
+            opened[:] = [Frame(turn, 0 if isinstance(outer, int) and outer == 0 else period)]  # inside `when` no number of rounds is fixed
             with record.inside(opened[0]):
                 result = send(*operands)
             return result, opened[0].arrays()

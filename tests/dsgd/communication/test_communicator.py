@@ -190,6 +190,20 @@ CALLS = {
     "exchange": Call(
         lambda round, x: round.exchange(x, PARTNER), each(lambda x: x[PARTNER], X), "ring_shift", VECTOR * (PARTNER != IDS), ROWS
     ),
+    "shift of signs": Call(
+        lambda round, x: round.shift(x, 3, compressors.sign).received,
+        each(lambda x: np.roll(sign(x), 3, axis=0), X),
+        "ring_shift",
+        SIGNS,
+        ROWS,
+    ),
+    "exchange of signs": Call(
+        lambda round, x: round.exchange(x, PARTNER, compressors.sign).received,
+        each(lambda x: sign(x)[PARTNER], X),
+        "ring_shift",
+        SIGNS * (PARTNER != IDS),
+        ROWS,
+    ),
     "joint": Call(joint, (mixed(RING, X), each(np.subtract, mixed(RING, OLD), OLD)), RING_MESSAGES, 4 * VECTOR, ROWS),
     "when": Call(
         lambda round, x: round.when(round.step == STEP, round.average, x), for_all(weighted(X)), "ring_all_reduce", REDUCED, ROWS, period=0
@@ -233,6 +247,15 @@ CALLS = {
         turn=0,
         period=12,
         now=False,
+    ),
+    "every third, when": Call(
+        lambda round, x: round.when(x["a"][0, 0] < np.inf, lambda x: round.every(3, lambda x: round.mix(x, SCHEDULE), x), x),
+        mixed(SCHEDULE, X, 1),
+        SCHEDULED,
+        VECTOR,
+        ROWS,
+        turn=1,
+        period=0,
     ),
     "when, of every third": Call(
         lambda round, x: round.every(3, lambda x: round.when(x["a"].sum() < np.inf, round.average, x), x),
@@ -483,6 +506,18 @@ def test_an_exchange_of_some_rounds_joins_one_of_all_rounds(step):
         np.testing.assert_array_equal(seen.bits[i]["up"], times * 2 * VECTOR)
         assert seen.now[i]
     assert not communicated(1, (both, ROWS), step=6).now[0]
+
+
+def test_the_bits_of_an_all_reduce_that_carries_two_vectors_are_rounded_once():
+    """Six workers send 5/3 of 64 bits each, which is 107; of 32 bits alone it would be 53."""
+
+    def update(round, x):
+        with round.joint():
+            return round.mean(x["a"][:, 0]), round.sum(x["a"][:, 1])
+
+    seen = communicated(2, (update, EVERYWHERE), there=ATTENDANCE)
+    np.testing.assert_array_equal(seen.bits[0]["up"], np.where(PRESENT, 107, 0))
+    np.testing.assert_array_equal(seen.bits[0]["down"], np.where(PRESENT, 107, 0))
 
 
 def test_numbers_of_rounds_without_the_exchange_are_unknown():

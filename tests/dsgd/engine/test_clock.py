@@ -216,7 +216,7 @@ class Sent(NamedTuple):
         record = communication.Record("mine", jax.random.key(0), jnp.int32(0))
         record.add("mix", network.gossip(topologies.ring(N)), self.bits)
         if self.compute is not None:
-            record.frame.times["compute"] = self.compute
+            record.time("computed", "compute", self.compute)
         return record
 
 

@@ -285,7 +285,7 @@ METRIC = {"test_loss": optax.squared_error}
         ({"chunk": 0}, "chunk = 0: need an integer, at least 1"),
         ({"test": (INPUTS["left"], TARGETS)}, "metrics = None: need both, or neither"),
         ({"metrics": METRIC}, "test = None, metrics = .*: need both, or neither"),
-        ({"test": (INPUTS["right"], TARGETS), "metrics": METRIC}, r"test: inputs of a sample as float32\[\d\]; need"),
+        ({"test": (INPUTS["right"], TARGETS), "metrics": METRIC}, r"test: inputs of a sample as float32\[\d\]; expected"),
         ({"test": (INPUTS["left"], TARGETS), "metrics": {"bits": optax.squared_error}}, "metrics: 'bits' = .* by other names than arrived"),
         (
             {"test": (INPUTS["left"], TARGETS), "metrics": {"mean": lambda outputs, targets: jnp.mean(outputs)}},

@@ -150,7 +150,7 @@ def test_a_start_that_is_not_finite_and_a_record_each_round():
     assert len(history["loss"]) == 1
     one = log(record_every=1)
     one.extend(piece([1.0, np.nan]), 1)
-    assert "the loss is nan after round 1, with" in diverged(one)[0]
+    assert "the loss is nan after round 1; try" in diverged(one)[0]
 
 
 def test_of_seeds_the_one_that_diverges_first_is_reported():

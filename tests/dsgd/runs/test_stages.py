@@ -87,15 +87,15 @@ def test_the_batches_of_a_stage_begin_with_the_first_given(gradient_is_batch, me
         (lambda state: state._replace(step=jnp.int32(2**31 - 5)), r"steps = 10 after round 2147483643: need fewer than 2\^31"),
         (
             lambda state: jax.tree.map(lambda leaf: leaf[None], state),
-            r"start: state.step as int32\[1\]; need int32\[\]",
+            r"start: state.workers.params as float32\[1, 4, 3\]; expected float32\[4, 3\]",
         ),
         (
             lambda state: state._replace(workers=state.workers._replace(params=jnp.zeros((N, 5)))),
-            r"start: state.workers.params as float32\[4, 5\]; need float32\[4, 3\]",
+            r"start: state.workers.params as float32\[4, 5\]; expected float32\[4, 3\]",
         ),
         (
             lambda state: state._replace(server=jnp.zeros(2)),
-            r"start: state with leaves .step, .server, .workers.params, .*; need the tree with leaves .step, .workers.params",
+            r"start: state with leaves .server, .workers.params, .*; expected the tree with leaves .workers.params, .*, .step",
         ),
     ],
 )
