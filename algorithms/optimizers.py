@@ -22,6 +22,7 @@ from jax.core import Tracer
 
 from dsgd import causes, checks, workers
 from dsgd.base import Gradients, Params, PyTree
+from dsgd.communication import Communicator
 from dsgd.engine import randomness
 from dsgd.engine.randomness import StateKey, is_state_key
 
@@ -114,16 +115,17 @@ def server_step(optimizer: optax.GradientTransformation, model: Model, gradient:
     return workers.if_any(step(optimizer, model, gradient), model)
 
 
-def local_step(optimizer: optax.GradientTransformation, models: Any, gradients: Gradients) -> Any:
-    """Every worker's own step on its own model; a worker that does not participate makes none.
+def local_step(optimizer: optax.GradientTransformation, models: Any, gradients: Gradients, round: Communicator) -> Any:
+    """Every worker's own step on its own model; a worker that does not participate, or computes nothing, makes none.
 
     Args:
         optimizer: of each worker.
         models: with `params` and `optimizer`, leaves `[n, ...]`; what it has besides stays.
-        gradients: likewise; those of a worker that computes nothing are 0.
+        gradients: likewise.
+        round: the present one.
     """
     before = Model(models.params, models.optimizer)
-    after = workers.where_present(step_local(optimizer, before, gradients), before)
+    after = round.if_active(step_local(optimizer, before, gradients), before)
     return models._replace(params=after.params, optimizer=after.optimizer)
 
 

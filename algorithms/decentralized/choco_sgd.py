@@ -63,7 +63,7 @@ def choco_sgd(
 
     def update(known, gradients, round):
         round.require_all("neighbours add up what each has sent, and would no longer know what was lost")
-        half = optimizers.local_step(optimizer, known, gradients)
+        half = optimizers.local_step(optimizer, known, gradients, round)
         sent = round.to_neighbours(compressor, optax.tree.sub(half.params, known.x_hat), topology, known.last)
         x_hat, laplacian = optax.tree.add((known.x_hat, known.laplacian), (sent.decoded, sent.received))  # X-hat, X-hat (W - I)
         x = jax.tree.map(lambda x, pull: x + jnp.asarray(consensus_step, x.dtype) * pull, half.params, laplacian)

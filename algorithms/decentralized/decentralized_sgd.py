@@ -28,7 +28,7 @@ def decentralized_sgd(optimizer: optax.GradientTransformation, topology: Topolog
     gossip.need("decentralized_sgd", topology)
 
     def update(x, gradients, round):
-        half = optimizers.local_step(optimizer, x, gradients)  # X - gamma G
+        half = optimizers.local_step(optimizer, x, gradients, round)  # X - gamma G
         return half._replace(params=round.mix(half.params, topology))  # (...) W
 
     return methods.local_models(f"decentralized_sgd({topology.name})", optimizer, update, topology=topology)

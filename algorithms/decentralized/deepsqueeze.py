@@ -59,7 +59,7 @@ def deepsqueeze(
         return Compensated(*x, optax.tree.zeros_like(x.params), last)
 
     def update(memory, gradients, round):
-        half = optimizers.local_step(optimizer, memory, gradients)
+        half = optimizers.local_step(optimizer, memory, gradients, round)
         v = optax.tree.add(half.params, memory.error)
         sent = round.to_neighbours(compressor, v, topology, memory.last)
         x = jax.tree.map(lambda x, pull: x + jnp.asarray(consensus_step, x.dtype) * pull, half.params, sent.received)

@@ -41,7 +41,7 @@ def local_sgd(optimizer: optax.GradientTransformation, period: Period, topology:
         gossip.need("local_sgd", topology)
 
     def update(y, gradients, round):
-        y = round.if_active(optimizers.local_step(optimizer, y, gradients), y)
+        y = optimizers.local_step(optimizer, y, gradients, round)
         average = round.average if topology is None else partial(round.mix, topology=topology)
         return y._replace(params=round.every(period, average, y.params))
 

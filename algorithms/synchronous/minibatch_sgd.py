@@ -54,7 +54,7 @@ def model_averaging_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
     """
 
     def update(x, gradients, round):
-        half = optimizers.local_step(optimizer, x, gradients)
+        half = optimizers.local_step(optimizer, x, gradients, round)
         return half._replace(params=round.average(half.params))
 
     return methods.local_models("model_averaging_sgd", optimizer, update, absent=methods.gets_average)

@@ -68,7 +68,7 @@ def scaffold(optimizer: optax.GradientTransformation, period: Period) -> Algorit
     def update(c, y, gradients, round):
         corrected = jax.tree.map(lambda g, own, c: g - own + c[None], gradients, y.control, c)
         total = optax.tree.add(y.total, round.if_active(gradients, y.control))
-        y = round.if_active(optimizers.local_step(optimizer, y, corrected), y)._replace(total=total)
+        y = optimizers.local_step(optimizer, y, corrected, round)._replace(total=total)
 
         def average(c, y):
             new = jax.tree.map(lambda total, c: (total / jax.numpy.asarray(period, total.dtype)).astype(c.dtype), y.total, y.control)

@@ -25,8 +25,10 @@ METHODS = {
     "csgd": algorithms.compressed_sgd(SGD, compressors.random_quantization(4)),
     "ec-sgd": algorithms.error_compensated_sgd(SGD, compressors.sign, compressors.top_k(0.5)),
     "ef21": algorithms.ef21(SGD, compressors.top_k(0.5), compressors.top_k(0.5)),
-    "local-sgd": algorithms.local_sgd(optax.sgd(0.05), 2),  # (who computes nothing makes no step: with momentum a gradient of 0 makes one)
-    "dsgd": algorithms.decentralized_sgd(SGD, topologies.ring(N)),
+    "local-sgd": algorithms.local_sgd(
+        optax.sgd(0.05), 2
+    ),  # a worker that computes nothing makes no step: with momentum a gradient of 0 makes one
+    "dsgd": algorithms.decentralized_sgd(optax.sgd(0.05), topologies.ring(N)),
     "asgd": algorithms.asynchronous_sgd(SGD, delays.uniform(2)),  # (whose turn it is hangs on the work where staleness emerges)
 }
 
@@ -170,3 +172,20 @@ def test_square_norms_of_half_precision_are_summed_in_float32():
     rows = {"a": jnp.full((2, 3000), 0.1, jnp.bfloat16), "b": jnp.ones((2, 2, 2), jnp.bfloat16)}
     exact = 3000 * float(jnp.bfloat16(0.1)) ** 2 + 4
     np.testing.assert_allclose(workers.sqnorm_rows(rows), exact, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "method", [algorithms.decentralized_sgd(SGD, topologies.ring(N)), algorithms.local_sgd(SGD, 2)], ids=["dsgd", "local-sgd"]
+)
+def test_a_worker_that_computes_nothing_makes_no_step(method, mesh, key):
+    """With momentum, a gradient of 0 would be a step."""
+    first = Work(jnp.ones((N, 1), bool), jnp.ones((N, 1)))
+    later = first._replace(samples=first.samples.at[0].set(False))
+
+    def given(state, round):
+        return jax.tree.map(lambda one, other: jnp.where(round.step == 0, one, other), first, later)
+
+    runs = [dsgd.run(unequal_work(method, given), problem(), steps=steps, key=key, mesh=mesh).state.workers.optimizer for steps in (2, 4)]
+    for before, after in zip(*map(jax.tree.leaves, runs), strict=True):
+        np.testing.assert_array_equal(before[0], after[0])
+        assert (before[1:] != after[1:]).any()
