@@ -1,4 +1,4 @@
-"""Methods where workers are away and messages are lost, each against a readable numpy loop with the same masks.
+"""Methods when workers do not participate and messages are lost, each against a readable numpy loop with the same masks.
 
 Models are the rows of X `[N, d]`. A round takes a second, so that masks are recordings by the clock: `HERE[t, n]`, and `ARRIVES[t, number]`
 by the number of a link, or of a worker.
@@ -27,9 +27,9 @@ from theory_checks.recursions.compressed import largest_half
 N, D, T, H, GAMMA, BETA = 8, 4, 12, 3, 0.1, 0.5
 DRAW = np.random.default_rng(3)
 HERE = DRAW.random((T, N)) < 0.6
-HERE[4:6] = False  # nobody is there, of local methods in a round that averages
+HERE[4:6] = False  # no worker participates, also in a round in which local methods average
 ARRIVES = DRAW.random((T, N * N)) < 0.7
-ARRIVES[8, :N] = False  # everybody's part of what is averaged is lost
+ARRIVES[8, :N] = False  # the message of every worker is lost
 HERE[10:], ARRIVES[10:] = True, True
 PROBLEM = problems.random_quadratic(N, D, heterogeneity=2.0, seed=1)
 A, B = (np.asarray(leaf, float) for leaf in PROBLEM.data[:2])
@@ -54,12 +54,12 @@ def slopes(X: np.ndarray) -> np.ndarray:
 
 
 def counted(t: int) -> np.ndarray:
-    """Who is there, and whose part of a sum over all arrives."""
+    """Workers that participate and whose part of a sum arrives, bool `[N]`."""
     return HERE[t] & ARRIVES[t, :N]
 
 
 def ring_bits(t: int, vectors: int = 1) -> int:
-    """Sent by all in an all-reduce among those who are there."""
+    """Sent by all in an all-reduce among the workers that participate."""
     m = HERE[t].sum()
     return m * round(2 * (m - 1) / m * vectors * WORD) if m else 0
 
@@ -115,7 +115,7 @@ def models_mixed(topology: dsgd.Topology, period: int) -> tuple[dict, float]:
 
 
 def controlled() -> tuple[dict, float]:
-    """Whoever has missed a round has its control variate stand for the gradient."""
+    """If a worker misses a round, its control variate stands for the gradient."""
     Y, own, c, total, bits = np.zeros((N, D)), np.zeros((N, D)), np.zeros(D), np.zeros((N, D)), 0.0
     for t in range(T):
         g = slopes(Y)
@@ -209,7 +209,7 @@ def masked(name: str) -> dsgd.Result:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_goes_on_with_those_who_are_there(name):
+def test_a_method_goes_on_with_the_workers_that_participate(name):
     expected, bits = METHODS[name][1]()
     result = masked(name)
     found = named(result)
@@ -240,7 +240,7 @@ def test_scaffold_with_sampled_clients_is_the_papers_algorithm_1():
 
 
 @pytest.mark.parametrize("name", ["scaffold", "dsgd-complete", "sgp"])
-def test_where_all_are_there_and_all_arrives_it_is_the_run_without(name):
+def test_if_all_participate_and_all_arrives_it_is_the_run_without(name):
     ports = {"up": clusters.constant(64.0), "latency": 0.25}
     certain = {"present": clusters.bernoulli(1.0, 1.0), "delivered": clusters.bernoulli(1.0, 1.0)}
     some, all_of = (run(METHODS[name][0], clusters.Cluster(clusters.exponential(1.0), **ports, **more)) for more in (certain, {}))
@@ -262,7 +262,7 @@ def test_seeds_draw_their_own_and_are_the_runs_alone():
     np.testing.assert_allclose(alone.history["loss"], together.history["loss"][1], rtol=1e-5)
 
 
-def test_the_training_loss_is_of_those_who_are_there():
+def test_the_training_loss_is_of_the_workers_that_participate():
     found = masked("local-sgd").history["train_loss"]
     for t, X in zip(range(T), averaged_every(H), strict=False):
         losses = 0.5 * np.einsum("ni,nij,nj->n", X, A, X) - (B * X).sum(axis=1)
@@ -270,7 +270,7 @@ def test_the_training_loss_is_of_those_who_are_there():
         np.testing.assert_allclose(found[t + 1], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_who_is_away_has_no_part_of_the_work():
+def test_a_worker_that_does_not_participate_has_no_part_of_the_work():
     """Of micro-batches with weights, those of the others count, and the mean is over them."""
     weights = DRAW.random((N, 2)).astype(np.float32)
     method = algorithms.unequal_work(algorithms.minibatch_sgd(SGD), dsgd.work.weighted(weights))
@@ -286,8 +286,8 @@ def test_who_is_away_has_no_part_of_the_work():
         x = x - GAMMA * g
 
 
-def test_a_server_has_what_it_had_after_a_round_with_nobody():
-    """Of a method that does not say so itself: its server counts the rounds."""
+def test_a_server_keeps_its_state_in_a_round_without_participants():
+    """Of a method without a line for it: its server counts the rounds."""
     method = algorithms.minibatch_sgd(SGD)
 
     def update(state, gradients, round):
@@ -340,7 +340,7 @@ def test_the_methods_that_errors_name_go_on():
 
 
 def test_kimad_needs_all_messages():
-    """Where somebody is away, or something is lost; it is not registered."""
+    """If a worker does not participate, or a message is lost; it is not registered."""
     method = algorithms.kimad_sgd(SGD, algorithms.kimad.top_k([0.3]), 2.0)
     certain = clusters.bernoulli(1.0, 1.0)
     for missing in ({"present": certain}, {"delivered": certain}):
