@@ -391,8 +391,12 @@ class Communicator(Round):
 
     @contextmanager
     def unrecorded(self) -> Iterator[None]:
-        """Collectives of `dsgd.workers` in here are no messages: of numbers for the history, or what the method records by `sent`."""
-        with jax.named_scope(f"{MESSAGE}.unrecorded"):
+        """Collectives of `dsgd.workers` in here are no messages: of numbers for the history, or what the method records by `sent`.
+
+        Means have the workers' weights if those of the method, in its calls before, have them.
+        """
+        weights = self.problem.weights if self.problem is not None and self.record.weighs else None
+        with jax.named_scope(f"{MESSAGE}.unrecorded"), workers.weighted(weights):
             yield
 
     def next_key(self) -> jax.Array:
