@@ -70,8 +70,9 @@ class Frame:
     """What is recorded in one trace: the update's own, or a branch that `Communicator.when` has opened."""
 
     def __init__(self, turn: jax.Array, period: Period) -> None:
-        self.turn, self.period = turn, period
-        self.trace = get_opaque_trace_state()
+        self.turn: Any = turn
+        self.period: Period = period
+        self.trace: Any = get_opaque_trace_state()
         self.sendings: list[Sending] = []
         self.answers: list[tuple[int, jax.Array]] = []  # exchanges with servers that wait for the servers' messages
         self.numbers: dict[str, dict[str, jax.Array]] = {"metrics": {}, "refusals": {}, "warnings": {}}
@@ -103,8 +104,8 @@ class Record:
     """
 
     def __init__(self, method: str, key: jax.Array, step: jax.Array) -> None:
-        self.method = method
-        self.weighs = False  # whether a mean had the workers' weights
+        self.method: str = method
+        self.weighs: bool = False  # whether a mean had the workers' weights
         self._key, self._keys = key, 0
         self._frames = [Frame(step, 1)]
         self._times: dict[str, jax.Array] = {}
