@@ -89,12 +89,7 @@ def asynchronous_server(
     optimizers.require_descent(optimizer)
     method, _, own = name.partition("(")
     servers = checks.positive_int(f"{method}: servers", servers, most=_MOST_SERVERS)
-    if delays is not None and bound is not None:
-        raise ValueError(f"{method}: bound = {bound} with delays.{delays.name}, which has its own: need one of the two")
-    if bound is not None:
-        bound = checks.natural(f"{method}: bound", bound, most=2**30)
-    if delays is not None:
-        delays = delays._replace(bound=checks.natural(f"{method}: bound of {delays.name}", delays.bound, most=delays_.MOST))
+    delays, bound = _validated(method, delays, bound)
 
     def init(params, N):
         if bound is not None and bound < N - 1:
@@ -137,6 +132,21 @@ def asynchronous_server(
     how = [delays.name if delays else "", f"servers={servers}" * (servers > 1), "" if bound is None else f"bound={bound}"]
     how = list(filter(None, [*how, own.removesuffix(")")]))
     return Algorithm(f"{method}({', '.join(how)})" if how else method, init, query, update, lambda state: state.server.model.params)
+
+
+def _validated(method: str, delays: delays_.Delays | None, bound: int | None) -> tuple[delays_.Delays | None, int | None]:
+    """Both with bounds as integers of Python.
+
+    Raises:
+        ValueError: both are given, or a bound is no integer in its range.
+    """
+    if delays is not None and bound is not None:
+        raise ValueError(f"{method}: bound = {bound} with delays.{delays.name}, which has its own: need one of the two")
+    if bound is not None:
+        bound = checks.natural(f"{method}: bound", bound, most=2**30)
+    if delays is not None:
+        delays = delays._replace(bound=checks.natural(f"{method}: bound of {delays.name}", delays.bound, most=delays_.MOST))
+    return delays, bound
 
 
 def _given(method: str, delays: delays_.Delays, server: Server, round: Round) -> arrivals.Arrival:

@@ -55,14 +55,12 @@ class Communicator(Round):
             tree: leaves `[n, ...]`.
             via: how it is sent: `network.ring_all_reduce`, `network.multi_server`, `network.parameter_server`, `network.star`.
         """
-        with self._sending("mean", via):
-            self._add_reduced("mean", tree, via)
+        with self._reducing("mean", tree, via):
             return workers.mean(tree)
 
     def sum(self, tree: PyTree, via: Pattern = network.ring_all_reduce) -> PyTree:
         """The sum over all workers; otherwise as `mean`. Half precision is summed in float32 and rounded once."""
-        with self._sending("sum", via):
-            self._add_reduced("sum", tree, via)
+        with self._reducing("sum", tree, via):
             return workers.sum(tree)
 
     def weighted_mean(self, tree: PyTree, via: Pattern = network.ring_all_reduce) -> PyTree:
@@ -70,14 +68,12 @@ class Communicator(Round):
 
         A method that calls it gets gradients of $f_n$, any other gradients of $w_n f_n$: weights count once.
         """
-        with self._sending("weighted_mean", via), self._weighing():
-            self._add_reduced("weighted_mean", tree, via)
+        with self._reducing("weighted_mean", tree, via), self._weighing():
             return workers.mean(tree)
 
     def average(self, models: PyTree, via: Pattern = network.ring_all_reduce) -> PyTree:
         """All workers get the `weighted_mean` of their models: leaves `[n, ...]` to `[n, ...]`. If no message arrives, they keep theirs."""
-        with self._sending("average", via), self._weighing():
-            self._add_reduced("average", models, via)
+        with self._reducing("average", models, via), self._weighing():
             mean = jax.tree.map(lambda mean, leaf: jnp.broadcast_to(mean, leaf.shape), workers.mean(models), models)
             return workers.if_any(mean, models)
 
@@ -93,8 +89,7 @@ class Communicator(Round):
         Returns:
             The mean, leaves `[...]`; and what each worker keeps, leaves `[n, ...]`.
         """
-        with self._sending("aggregate", via), self._weighing():
-            self._add_reduced("aggregate", new, via)
+        with self._reducing("aggregate", new, via), self._weighing():
             kept = workers.where_counted(new, old)
             with workers.attended(None):  # old vectors are known: the mean is over all workers
                 return workers.mean(kept), kept
@@ -107,8 +102,8 @@ class Communicator(Round):
             compressor: of each row; None: rows are sent as they are.
             last: the `Delivery.messages` of the last time, of a compressor that starts warm.
         """
-        with self._sending("all_gather", network.all_gather):
-            self._require_all("all workers know what each of them has sent")
+        with self._sending("all_gather"):
+            self.require_all("all workers know what each of them has sent")
             if compressor is None:
                 sizes = bits.to_one((self.workers - 1) * bits.of_tree(tree), self.workers)
                 self.record.add("all_gather", network.all_gather, Bits(sizes, sizes))
@@ -127,15 +122,13 @@ class Communicator(Round):
             tree: floating-point leaves `[n, ...]`.
             topology: W; of a schedule, that of the round.
         """
-        with self._to_neighbours("mix", topology):
-            self._add_to_neighbours("mix", tree, topology)
-            return workers.mix(tree, topology, self.record.frame.turn)
+        with self._mixing("mix", tree, topology, _moves_the_mean) as turn:
+            return workers.mix(tree, topology, turn)
 
     def laplacian(self, tree: PyTree, topology: Topology) -> PyTree:
         r"""What one gossip round changes, $\sum_m W_{nm} (x_m - x_n)$: leaves `[n, ...]` to `[n, ...]`; its mean over workers is 0."""
-        with self._to_neighbours("laplacian", topology):
-            self._add_to_neighbours("laplacian", tree, topology)
-            return workers.pull(tree, topology, self.record.frame.turn)
+        with self._mixing("laplacian", tree, topology, _moves_the_mean) as turn:
+            return workers.pull(tree, topology, turn)
 
     def push_sum(self, tree: PyTree, weights: jax.Array, topology: Topology) -> tuple[PyTree, jax.Array]:
         r"""One round of push-sum, $x_n \leftarrow \sum_m W_{nm} x_m$ and $w_n \leftarrow \sum_m W_{nm} w_m$.
@@ -147,9 +140,8 @@ class Communicator(Round):
             weights: w, `[n]`.
             topology: W, whose columns sum to 1.
         """
-        with self._to_neighbours("push_sum", topology, keep_sums=True):
-            self._add_to_neighbours("push_sum", (tree, weights), topology)
-            return workers.mix((tree, weights), topology, self.record.frame.turn, keep_sums=True)
+        with self._mixing("push_sum", (tree, weights), topology, _divides_by_zero) as turn:
+            return workers.mix((tree, weights), topology, turn, keep_sums=True)
 
     def neighbours(self, tree: PyTree, topology: Topology) -> tuple[PyTree, jax.Array]:
         """The neighbours' values one by one.
@@ -162,9 +154,8 @@ class Communicator(Round):
             Leaves `[n, K, ...]`, K the largest number of neighbours; and W's weights of them, `[n, K]`: 0 where there is none, or its
             message does not arrive.
         """
-        with self._to_neighbours("neighbours", topology, keep_sums=True):
-            self._add_to_neighbours("neighbours", tree, topology)
-            return workers.neighbours(tree, topology, self.record.frame.turn)
+        with self._mixing("neighbours", tree, topology, None) as turn:
+            return workers.neighbours(tree, topology, turn)
 
     def to_neighbours(self, compressor: Compressor, tree: PyTree, topology: Topology, last: Any = ()) -> Delivery:
         r"""Every worker sends its neighbours one compressed message, and receives $\sum_m W_{nm} (C(x_m) - C(x_n))$.
@@ -175,7 +166,7 @@ class Communicator(Round):
             topology: W.
             last: the `Delivery.messages` of the last time, of a compressor that starts warm.
         """
-        with self._to_neighbours("to_neighbours", topology):
+        with self._to_neighbours("to_neighbours", topology, _moves_the_mean):
             key, turn = self.record.next_key(), self.record.frame.turn
             vectors = compressed.flat(tree, compressor.layer_wise)
             delivery = compressed.to_neighbours(compressor, key, vectors, topology, turn, last)
@@ -199,8 +190,8 @@ class Communicator(Round):
         Returns:
             `received` has leaves `[n, part]`.
         """
-        with self._sending("to_servers", network.multi_server):
-            self._require_all(_SERVES)
+        with self._sending("to_servers"):
+            self.require_all(_SERVES)
             up, down = jax.random.split(self.record.next_key())
             delivery, frame = compressed.to_servers(compressor, up, shards, self.workers, last), self.record.frame
             frame.answers.append((len(frame.sendings), down))
@@ -221,7 +212,7 @@ class Communicator(Round):
         Raises:
             ValueError: there was no `to_servers` in this round that is not answered.
         """
-        with self._sending("from_servers", network.multi_server):
+        with self._sending("from_servers"):
             frame = self.record.frame
             if not frame.answers:
                 raise ValueError(f"{self.record.method}: round.from_servers without a message to them; expected round.to_servers before it")
@@ -241,8 +232,8 @@ class Communicator(Round):
         Returns:
             Leaves `[N, part]`.
         """
-        with self._sending("around_ring", network.ring_all_reduce):
-            self._require_all(_PASSES_ON)
+        with self._sending("around_ring"):
+            self.require_all(_PASSES_ON)
             delivery = compressed.around_ring(compressor, self.record.next_key(), shards, self.workers)
             self.record.add(f"around_ring of {compressor.name}", network.ring_all_reduce, delivery.bits)
             return delivery.received
@@ -259,8 +250,8 @@ class Communicator(Round):
         Returns:
             The rows; with a compressor a `Delivery` of them.
         """
-        with self._sending("shift", network.ring_shift):
-            self._require_all("each worker needs the row of another one")
+        with self._sending("shift"):
+            self.require_all("each worker needs the row of another one")
             origin = (np.arange(self.workers) - by) % self.workers
             return self._moved("shift", tree, origin, lambda rows: workers.shift(rows, by), compressor, last)
 
@@ -277,12 +268,12 @@ class Communicator(Round):
         Raises:
             ValueError: not in pairs.
         """
-        with self._sending("exchange", network.ring_shift):
+        with self._sending("exchange"):
             pairs, ids = np.asarray(partner), np.arange(self.workers)
             if pairs.shape != ids.shape or not np.isin(pairs, ids).all() or (pairs[pairs] != ids).any():
                 given = checks.shown(partner)
                 raise ValueError(f"{self.record.method}: round.exchange with partner = {given}; expected {self.workers} workers in pairs")
-            self._require_all("each worker needs the row of its partner")
+            self.require_all("each worker needs the row of its partner")
             return self._moved("exchange", tree, pairs, lambda rows: workers.permuted(rows, pairs), compressor, last)
 
     # In some rounds only.
@@ -409,22 +400,27 @@ class Communicator(Round):
         Args:
             reason: why the method cannot go on, in words.
         """
-        self._require_all(reason)
-
-    # How calls are recorded.
-
-    def _require_all(self, reason: str) -> None:
         if workers.attendance() is None:
             return
         where = "messages are lost" if self.present is None else "workers do not participate"
         raise ValueError(f"{self.record.method} on a cluster where {where}: {reason}; expected a method that goes on, such as {GOES_ON}")
 
+    # How calls are recorded.
+
     @contextmanager
-    def _sending(self, call: str, pattern: Any) -> Iterator[None]:
+    def _sending(self, call: str) -> Iterator[None]:
         self.record.require_seen(call)
-        if not isinstance(pattern, Pattern):
-            raise ValueError(f"{self.record.method}: round.{call} via {checks.shown(pattern)}; expected a pattern of dsgd.network")
         with jax.named_scope(f"{MESSAGE}.{call}"):
+            yield
+
+    @contextmanager
+    def _reducing(self, call: str, tree: PyTree, via: Any) -> Iterator[None]:
+        """Records an all-reduce."""
+        if not isinstance(via, Pattern):
+            raise ValueError(f"{self.record.method}: round.{call} via {checks.shown(via)}; expected a pattern of dsgd.network")
+        with self._sending(call):
+            one_server = via in (network.parameter_server, network.star)
+            self.record.add_reduced(f"{call} via {via.name}", via, bits.of_tree(tree), self.workers, simulated=one_server)
             yield
 
     @contextmanager
@@ -434,27 +430,26 @@ class Communicator(Round):
             yield
 
     @contextmanager
-    def _to_neighbours(self, call: str, topology: Any, keep_sums: bool = False) -> Iterator[None]:
+    def _to_neighbours(self, call: str, topology: Any, needs_all: Callable[[Topology], str] | None) -> Iterator[None]:
+        """`needs_all`: topology -> why no worker or message may be missing on it, "" if they may; None: they always may."""
         if not isinstance(topology, Topology):
             raise ValueError(f"{self.record.method}: round.{call} on {checks.shown(topology)}; expected a topology of topologies")
         topology.require_workers(self.record.method, self.workers)
-        if keep_sums and call != "neighbours" and min(W.data.min() for W in topology.matrices) <= 0:
-            self._require_all(f"W of {topology.name} has negative weights: if messages are lost, push-sum may divide by 0")
-        if not keep_sums and not topology.symmetric:
-            self._require_all(f"W of {topology.name} is not symmetric: a lost message moves the mean over workers, which push-sum keeps")
-        with self._sending(call, network.local):
+        if needs_all is not None and (reason := needs_all(topology)):
+            self.require_all(reason)
+        with self._sending(call):
             yield
 
-    def _add_reduced(self, call: str, tree: PyTree, via: Pattern) -> None:
-        one_server = via in (network.parameter_server, network.star)
-        self.record.add_reduced(f"{call} via {via.name}", via, bits.of_tree(tree), self.workers, simulated=one_server)
-
-    def _add_to_neighbours(self, call: str, tree: PyTree, topology: Topology) -> None:
-        size = bits.of_tree(tree)
-        sent = bits.to_neighbours(size, size, topology, self.record.frame.turn)
-        # The uniform W is a mean over all workers, for which an all-reduce stands.
-        pattern = network.gossip(topology)
-        self.record.add(f"{call} on {topology.name}", pattern, sent, simulated=topology.uniform, turns=topology.period)
+    @contextmanager
+    def _mixing(self, call: str, tree: PyTree, topology: Any, needs_all: Callable[[Topology], str] | None) -> Iterator[jax.Array]:
+        """Records messages to all neighbours, and gives the turn of a schedule."""
+        with self._to_neighbours(call, topology, needs_all):
+            size, turn = bits.of_tree(tree), self.record.frame.turn
+            sent = bits.to_neighbours(size, size, topology, turn)
+            # The uniform W is a mean over all workers, for which an all-reduce stands.
+            pattern, simulated = network.gossip(topology), topology.uniform
+            self.record.add(f"{call} on {topology.name}", pattern, sent, simulated=simulated, turns=topology.period)
+            yield turn
 
     def _moved(self, call: str, tree: PyTree, origin: np.ndarray, move: Callable, compressor: Compressor | None, last: Any) -> Any:
         """Each worker gets the row of its origin, which may be itself."""
@@ -523,6 +518,21 @@ def communicate(method: Algorithm, state: State, gradients: Gradients, round: Ro
     if isinstance(after, State):
         after = after._replace(step=state.step + 1, fixed=state.fixed)
     return after, record
+
+
+def _moves_the_mean(topology: Topology) -> str:
+    """Why a lost message matters to methods that keep the mean over workers. A link is down in both directions, so that on a symmetric W it
+    moves neither end's share of the mean."""
+    if topology.symmetric:
+        return ""
+    return f"W of {topology.name} is not symmetric: a lost message moves the mean over workers, which push-sum keeps"
+
+
+def _divides_by_zero(topology: Topology) -> str:
+    """Why a lost message matters to push-sum."""
+    if min(W.data.min() for W in topology.matrices) > 0:
+        return ""
+    return f"W of {topology.name} has negative weights: if messages are lost, push-sum may divide by 0"
 
 
 def _shaped(delivery: Delivery, like: PyTree, compressor: Compressor) -> Delivery:

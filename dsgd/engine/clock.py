@@ -11,6 +11,7 @@ $T = \max(\max_n (a_n + \gamma P_n) + T_{comm}, \max_n (a_n + P_n) + T_u)$ (equa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from jax import lax
 
 from dsgd import network, workers
 from dsgd.base import Measured, Problem, Round, Work
-from dsgd.communication import Bits, Record, Sending
+from dsgd.communication import Bits, Sending, Statistics
 from dsgd.engine import measurements
 from dsgd.engine.queries import Asked
 from dsgd.network import Timing
@@ -55,7 +56,9 @@ def start(N: int, measured: Measured | tuple[()] = ()) -> Clock:
     return Clock(zero, zero, jnp.zeros(N, jnp.float32), measured)
 
 
-def tick(clock: Clock, name: str, problem: Problem, round: Round, query: Asked, record: Record) -> Clock:
+def tick(
+    clock: Clock, name: str, problem: Problem, round: Round, query: Asked, exchanges: Sequence[Sending], statistics: Statistics
+) -> Clock:
     """The clock after a round.
 
     Args:
@@ -63,25 +66,27 @@ def tick(clock: Clock, name: str, problem: Problem, round: Round, query: Asked, 
         name: of the method.
         problem: that ran.
         round: with the cluster that it ran on.
-        query, record: where gradients were asked for, and what was sent.
+        query: where gradients were asked for.
+        exchanges: of the round, in order.
+        statistics: its statistics.
     """
-    cluster, measured, noted = round.cluster, clock.measured, record.statistics(round.workers)
+    cluster, measured = round.cluster, clock.measured
     assert cluster is not None
-    if noted.elapsed is not None:
+    if statistics.elapsed is not None:
         if cluster.overlap:
             raise ValueError(f"{name} keeps its own time, on a cluster with {cluster.overlap.name}: need one without an overlap")
-        return _moved(clock, noted.elapsed, clock.lead, measured)
+        return _moved(clock, statistics.elapsed, clock.lead, measured)
     # An exact gradient is of all samples: as long for every worker as for the one with the most.
     this = _of_all_samples(problem, round) if query.exact else round
-    finish = _finish(clock, problem, this, query, noted.compute)
-    sendings = [(sending, _bits_of_all(sending.bits)) for sending in record.sendings()]
-    went = _in_turn(this, sendings, finish if cluster.overlap is None else _first_buckets(this, query, finish, noted.compute))
+    finish = _finish(clock, problem, this, query, statistics.compute)
+    sendings = [(sending, _bits_of_all(sending.bits)) for sending in exchanges]
+    went = _in_turn(this, sendings, finish if cluster.overlap is None else _first_buckets(this, query, finish, statistics.compute))
     done = went.done
     if cluster.overlap is not None:
         done = jnp.maximum(done, _in_turn(this, sendings, finish, cluster.overlap.last).done)
     if isinstance(measured, Measured):
-        bits = workers.gather(tuple(counts.to_float(each) for each in (noted.bits.up, noted.bits.down)))
-        times = _latencies(problem, this, query, noted.compute), _backward(this, query, noted.compute)
+        bits = workers.gather(tuple(counts.to_float(each) for each in (statistics.bits.up, statistics.bits.down)))
+        times = _latencies(problem, this, query, statistics.compute), _backward(this, query, statistics.compute)
         measured = measurements.of_round(this, *times, went, *bits)
     seconds = jnp.max(done)
     if round.present is not None:

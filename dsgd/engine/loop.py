@@ -422,25 +422,25 @@ def _as_float(leaf: jax.Array) -> jax.Array:
 def _round(plan: Plan, method: Method, key, carry: Carry, data, batches, step) -> tuple[Carry, Records]:
     """One round; what it sent (all workers' bits, up and down), the time after it, and the method's own metrics."""
     state, record, this, asked, done = _gradients_and_update(plan, method, key, carry, data, batches, step)
-    noted = record.statistics(plan.N)
-    if taken := {_CLOCK, _TRAIN_LOSS, _EVALUATED, _SAMPLES, _PRESENT, *_COUNTED} & set(noted.metrics):
+    statistics = record.statistics(plan.N)
+    if taken := {_CLOCK, _TRAIN_LOSS, _EVALUATED, _SAMPLES, _PRESENT, *_COUNTED} & set(statistics.metrics):
         raise ValueError(f"{method.name} has metrics {sorted(taken)}; need other names, these are the history's own")
-    news = jax.tree.map(_as_float, {**noted.metrics, **done})
+    news = jax.tree.map(_as_float, {**statistics.metrics, **done})
     if this.present is not None:
         news[_PRESENT] = jnp.mean(this.present.astype(jnp.float32))
-    for kind, numbers in ((indices.REFUSED, noted.refusals), (indices.WARNED, noted.warnings)):
+    for kind, numbers in ((indices.REFUSED, statistics.refusals), (indices.WARNED, statistics.warnings)):
         news |= {f"{kind}{words}": number for words, number in numbers.items()}
     if asked.workers is not None:
         words = f"query asks worker {{}}; expected ids from 0 to {plan.N - 1} of the {plan.N} workers"
         news[f"{indices.REFUSED}{words}"] = indices.outside(asked.workers, plan.N - 1)
-    news |= {_BITS: counts.carry(workers.sum(counts.carry(noted.bits.up + noted.bits.down)))}
-    if noted.bits.messages is not None:
-        news[_ARRIVED] = counts.of(workers.sum(noted.bits.messages), 2)
+    news |= {_BITS: counts.carry(workers.sum(counts.carry(statistics.bits.up + statistics.bits.down)))}
+    if statistics.bits.messages is not None:
+        news[_ARRIVED] = counts.of(workers.sum(statistics.bits.messages), 2)
     drawn = _drawn(carry.drawn, asked, this)
     if not isinstance(carry.clock, Clock):
         return Carry(state, (), drawn), news
     with protocol.noted(f"clock of the cluster ({this.cluster.name})"):
-        after = clock.tick(carry.clock, method.name, plan.problem, this, asked, record)
+        after = clock.tick(carry.clock, method.name, plan.problem, this, asked, record.sendings(), statistics)
     return Carry(state, after, drawn), {**news, _CLOCK: clock.digits(after)}
 
 

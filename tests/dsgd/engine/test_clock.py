@@ -232,7 +232,8 @@ def ticked(before: clock.Clock, round: Round, sent: Sent, query: Asked | None = 
 
     def one(before, present, sent):
         now = round._replace(now=round.now._replace(present=present))
-        return clock.tick(before, "mine", problem, now, asked, sent.record())
+        record = sent.record()
+        return clock.tick(before, "mine", problem, now, asked, record.sendings(), record.statistics(now.workers))
 
     return jax.jit(jax.shard_map(one, mesh=workers.mesh(1), in_specs=P(), out_specs=P()))(before, round.present, sent)
 
