@@ -1,4 +1,4 @@
-"""Methods whose server makes a step with each gradient that arrives; how the gradient changes the model is a function."""
+"""Asynchronous methods with a server that makes a custom step with each gradient that arrives."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def asynchronous_server(
     bound: int | None = None,
     start: Annotated[Callable[[optimizers.Model], Any], "(model)"] | None = None,
 ) -> Algorithm:
-    r"""A method whose server makes a step with every gradient that arrives, in a custom way.
+    r"""Returns the asynchronous method with this server step, which is made with each gradient that arrives.
 
     $$ x_{t+1} = \text{step}(x_t, g_t(x_{D(t)}), t - D(t), x_{D(t)}) $$
 
@@ -75,7 +75,7 @@ def asynchronous_server(
     Args:
         name: for tables and error messages; options of the method in brackets at its end.
         optimizer: of the server.
-        step: (model, gradient, arrival, read) -> model. The model is an `algorithms.optimizers.Model`, of which `optimizers.step` makes the
+        step: (model, gradient, arrival, read) -> model. The model is an `algorithms.optimizers.Model`; `optimizers.step` returns the
             next one; the gradient has the shapes of the parameters; the `Arrival` is its worker and its staleness; and `read` are the
             parameters that it was computed at.
         delays: D(t), from `algorithms.delays`; None: it emerges from the seconds of the run's cluster.
@@ -187,6 +187,6 @@ def cut(params: Params, parts: int) -> jax.Array:
 
 
 def join(parts: jax.Array, like: Params) -> Params:
-    """The model of which these are the parts, with the shapes and types of `like`."""
+    """The model that `cut` has made into these parts, `[P, part]`, with the shapes and types of `like`."""
     flat, unravel = ravel_pytree(like)
     return unravel(parts.ravel()[: flat.size])

@@ -254,7 +254,7 @@ def padded(parts: PyTree, N: int, axis: int = 0) -> PyTree:
 
 
 def unshard(parts: Parts, like: Params, compressor: Compressor) -> Params:
-    """The tree of which these are the parts, `[M, part]` or `[N, part]`.
+    """The tree that `shards` has cut into these parts, `[M, part]` or `[N, part]`.
 
     Args:
         like: a tree of its shapes and types.
@@ -319,8 +319,7 @@ def need_contraction(method: str, compressor: Contracting, vectors: PyTree, insi
 
 
 def _compress(compressor: Compressor, keys: jax.Array, vectors: Parts, last: Any) -> tuple[Messages, Parts]:
-    """One message for each vector `[*axes, d]`, from the first of the keys along each axis; and what their sender sees of them, like the
-    vectors."""
+    """One message for each vector `[*axes, d]`, from the first of the keys along each axis; and the decoded vectors."""
     leaves, treedef = jax.tree.flatten(vectors)
     memories = [(message,) for message in last] if last else [()] * len(leaves)
 
@@ -340,7 +339,7 @@ def _compress(compressor: Compressor, keys: jax.Array, vectors: Parts, last: Any
 
 
 def _mean_decoded(decoded: jax.Array, message: PyTree) -> jax.Array:
-    """The mean over workers of what they see of their messages, `[n, M, part]`, to `[M, part]`.
+    """The mean over workers of their decoded messages, `[n, M, part]`, to `[M, part]`.
 
     A message that is the vector itself takes no arithmetic to make: on one long axis it is added up as it is made.
     """
