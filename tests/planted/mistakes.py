@@ -1,0 +1,104 @@
+"""A test of the tests: mistakes planted in the source one at a time, each of which the tests that it names must find.
+
+A file `test_<area>.py` beside this one has the mistakes of one area:
+
+    def test_mistakes_are_found(long):
+        assert mistakes.survivors(MISTAKES) == []
+
+One process imports the libraries once and is forked for each mistake, before JAX starts its threads. The forked process imports the
+project with one file's text changed and runs the tests; nothing is written to disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterable
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+WRONG = {0: "the tests pass", 2: "the tests cannot be imported", 3: "pytest fails", 4: "there is no such test", 5: "no test is run"}
+SECONDS = 120  # until a test that does not end counts as one that fails
+LIBRARIES = ("jax", "matplotlib.pyplot", "networkx", "numpy", "optax", "pytest", "rich", "scipy.stats", "tyro")
+
+
+class Mistake(NamedTuple):
+    """One edit of the source.
+
+    Args:
+        file: relative to the repository's root.
+        right: text that occurs in it exactly once.
+        wrong: what takes its place.
+        tests: node ids for pytest, separated by spaces; the fewest and fastest that find it.
+    """
+
+    file: str
+    right: str
+    wrong: str
+    tests: str
+
+
+def survivors(mistakes: Iterable[Mistake]) -> list[str]:
+    """The mistakes that no test finds, and those that cannot be planted any more, each with the reason."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    words = json.dumps(list(mistakes))
+    done = subprocess.run([sys.executable, __file__], input=words, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _reason(mistake: Mistake) -> str | None:
+    """Why it is a survivor; None where the tests find it."""
+    text = (ROOT / mistake.file).read_text()
+    if text.count(mistake.right) != 1:
+        return f"the text occurs {text.count(mistake.right)} times"
+    sys.stdout.flush()
+    child = os.fork()
+    if not child:
+        _run(mistake, text.replace(mistake.right, mistake.wrong))
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return WRONG.get(status)
+
+
+def _run(mistake: Mistake, text: str) -> None:
+    """Ends this process with pytest's status; a signal ends it where the tests take too long."""
+    import signal
+
+    import pytest
+
+    signal.alarm(SECONDS)
+    os.dup2(2, 1)
+    changed = str(ROOT / mistake.file)
+    read, stats = SourceFileLoader.get_data, SourceFileLoader.path_stats
+    sys.dont_write_bytecode = True
+    SourceFileLoader.get_data = lambda self, path: text.encode() if path == changed else read(self, path)
+    SourceFileLoader.path_stats = lambda self, path: {"mtime": 0, "size": 0} if path == changed else stats(self, path)
+    try:
+        status = int(pytest.main(["-n0", "-x", "-q", "--long", *mistake.tests.split()]))
+    except BaseException:
+        traceback.print_exc()
+        status = 3
+    os._exit(status)
+
+
+def main() -> None:
+    """Reads mistakes from the input, and prints the survivors."""
+    import importlib
+    import warnings
+
+    for name in LIBRARIES:
+        importlib.import_module(name)
+    warnings.filterwarnings("ignore", message=".*fork.*")
+    mistakes = [Mistake(*fields) for fields in json.load(sys.stdin)]
+    reasons = ((mistake, _reason(mistake)) for mistake in mistakes)
+    found = [f"{mistake.file}: {mistake.right!r} -> {mistake.wrong!r}: {reason}" for mistake, reason in reasons if reason]
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
