@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from experiments.helpers import catalogue
+from experiments.shared import catalogue
 
 WIDTH = 80
 

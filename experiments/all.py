@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dsgd import records
-from experiments.helpers import catalogue, commands, common, documented, page
+from experiments.shared import catalogue, commands, common, documented, page
 
 LIMITS = {True: 900.0, False: 6 * 3600.0}  # seconds that one experiment may take, quick or not
 LAST_WORDS = 60.0  # seconds that one has to write what it has when it is to end

@@ -26,7 +26,7 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import clusters, plots, problems, records
-from experiments.helpers import commands, common, figures, resuming
+from experiments.shared import commands, common, figures, resuming
 
 CLUSTERS = ("equal workers", "stragglers")
 FULL = 0.99  # of the highest rate: the server is saturated

@@ -23,7 +23,7 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import clusters, plots, problems, records
-from experiments.helpers import commands, common, figures
+from experiments.shared import commands, common, figures
 
 WHAT = {"present": "workers present", "delivered": "messages delivered"}
 SLACK = 1.5  # the target: the highest loss that a method ends at where most is there, times this

@@ -22,20 +22,12 @@ from typing import Any
 import dsgd
 from dsgd import clusters, records
 from dsgd.machines import links
-from experiments.helpers import (
-    calibration_panels,
-    calibration_tables,
-    collectives,
-    commands,
-    common,
-    figures,
-    kimad_links,
-    link_fits,
-    real_rounds,
-)
-from experiments.helpers.kimad_links import Setting
-from experiments.helpers.link_fits import BITS
-from experiments.helpers.real_rounds import Calibration
+from experiments.kimad import kimad_links
+from experiments.kimad.kimad_links import Setting
+from experiments.shared import commands, common, figures
+from experiments.survey import calibration_panels, calibration_tables, collectives, link_fits, real_rounds
+from experiments.survey.link_fits import BITS
+from experiments.survey.real_rounds import Calibration
 
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 

@@ -4,7 +4,7 @@
 
 Figure 9 is from real epochs of a small problem on the simulated cluster's clock, whose links are as much slower as the problem is smaller
 than ResNet-50. All else needs no training: systems decide from times of the cluster's model, exact ones for figure 10 and heterogeneity,
-noisy ones for errors of the prediction. Speeds of devices are in `experiments/helpers/devices.py`, with their sources.
+noisy ones for errors of the prediction. Speeds of devices are in `experiments/cannikin/devices.py`, with their sources.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ import optax
 
 from algorithms import cannikin, minibatch_sgd
 from dsgd import problems, records
-from experiments.helpers import commands, common, devices, figures
-from experiments.helpers import optperf_driving as driving
-from experiments.helpers import optperf_panels as panels
-from experiments.helpers import optperf_tables as tables
-from experiments.helpers.optperf_driving import Noise, Overhead, Settled
+from experiments.cannikin import devices
+from experiments.cannikin import optperf_driving as driving
+from experiments.cannikin import optperf_panels as panels
+from experiments.cannikin import optperf_tables as tables
+from experiments.cannikin.optperf_driving import Noise, Overhead, Settled
+from experiments.shared import commands, common, figures
 
 CLUSTER, WORKLOAD, TOTAL = "A", "ResNet-50", 128  # of figure 9
 DIMENSION = 6  # of the problem that it trains

@@ -19,8 +19,9 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from dsgd import plots, records
-from experiments.helpers import commands, common, figures, intervals, real_cluster
-from experiments.helpers.real_cluster import LEARNED, WARM, Judged, Setting, Trial
+from experiments.cannikin import real_cluster
+from experiments.cannikin.real_cluster import LEARNED, WARM, Judged, Setting, Trial
+from experiments.shared import commands, common, figures, intervals
 
 
 @dataclass(frozen=True)

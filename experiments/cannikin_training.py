@@ -2,7 +2,7 @@
 
     python -m experiments.cannikin_training --problem text --text docstrings --seeds 3
 
-Real training, on the clock of a simulated cluster, whose GPUs and their speeds are in `experiments.helpers.devices`. DDP and LB-BSP keep
+Real training, on the clock of a simulated cluster, whose GPUs and their speeds are in `experiments.cannikin.devices`. DDP and LB-BSP keep
 the first total batch; AdaptDL and Cannikin choose the one of the largest goodput before each epoch. With it step sizes grow, by AdaScale of
 SGD, by the square root of Adam.
 """
@@ -16,8 +16,9 @@ from typing import Literal
 import jax
 
 from dsgd import records
-from experiments.helpers import cannikin_race, cannikin_race_panels, cannikin_race_tables, commands, common, figures
-from experiments.helpers.cannikin_race import SYSTEMS, Runs, Setting
+from experiments.cannikin import cannikin_race, cannikin_race_panels, cannikin_race_tables
+from experiments.cannikin.cannikin_race import SYSTEMS, Runs, Setting
+from experiments.shared import commands, common, figures
 
 
 @dataclass(frozen=True)

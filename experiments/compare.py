@@ -24,7 +24,7 @@ from rich.table import Table
 import algorithms
 import dsgd
 from dsgd import clusters, plots, problems, records
-from experiments.helpers import commands, common, figures
+from experiments.shared import commands, common, figures
 
 METHODS = ("mb-sgd", "local-sgd", "asgd", "csgd", "ec-sgd", "dsgd", "exact-diffusion", "choco-sgd")  # a few of each family
 BLUE, RED, GREEN = plots.COLOURS[:3]

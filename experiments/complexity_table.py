@@ -26,8 +26,9 @@ from rich.table import Table
 
 import topologies
 from dsgd import plots, problems, records
-from experiments.helpers import commands, common, communication, figures, theorems
-from experiments.helpers.theorems import Method
+from experiments.shared import commands, common, figures
+from experiments.survey import communication, theorems
+from experiments.survey.theorems import Method
 
 
 @dataclass(frozen=True)

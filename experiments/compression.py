@@ -28,7 +28,8 @@ import dsgd
 from dsgd import compressors, plots, problems, records
 from dsgd.base import Compressor
 from dsgd.compressors.members import stated
-from experiments.helpers import break_even, commands, common, figures
+from experiments.shared import commands, common, figures
+from experiments.survey import break_even
 
 QUANTIZED = compressors.random_quantization(4)
 COMPRESSORS: dict[str, Compressor] = {

@@ -22,9 +22,9 @@ from rich.table import Table
 
 import dsgd
 from dsgd import plots, records
-from experiments.helpers import commands, common, figures
-from experiments.helpers.rate_terms import Budget, Term, everything
-from experiments.helpers.theorems import MARKERS, METHODS
+from experiments.shared import commands, common, figures
+from experiments.survey.rate_terms import Budget, Term, everything
+from experiments.survey.theorems import MARKERS, METHODS
 
 RESAMPLED = 2_000
 

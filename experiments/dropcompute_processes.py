@@ -19,8 +19,9 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from dsgd import plots, records
-from experiments.helpers import commands, common, figures, real_clock
-from experiments.helpers.real_clock import Found, Pair, Race, Setting
+from experiments.dropcompute import real_clock
+from experiments.dropcompute.real_clock import Found, Pair, Race, Setting
+from experiments.shared import commands, common, figures
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,14 @@ from matplotlib.figure import Figure
 from algorithms import dropcompute
 from algorithms.dropcompute.stopping import Stop
 from dsgd import records
-from experiments.helpers import commands, common, figures
-from experiments.helpers import dropcompute_noises as noises
-from experiments.helpers import dropcompute_panels as panels
-from experiments.helpers import dropcompute_scaling as scaling
-from experiments.helpers import dropcompute_sums as exact
-from experiments.helpers import dropcompute_tables as tables
-from experiments.helpers.dropcompute_noises import Noise
-from experiments.helpers.dropcompute_scaling import Curves, Measured, Sampled, Setting
+from experiments.dropcompute import dropcompute_noises as noises
+from experiments.dropcompute import dropcompute_panels as panels
+from experiments.dropcompute import dropcompute_scaling as scaling
+from experiments.dropcompute import dropcompute_sums as exact
+from experiments.dropcompute import dropcompute_tables as tables
+from experiments.dropcompute.dropcompute_noises import Noise
+from experiments.dropcompute.dropcompute_scaling import Curves, Measured, Sampled, Setting
+from experiments.shared import commands, common, figures
 
 MICRO_BATCHES = 12  # of B.1 and C.3
 FURTHER = (512, 1024, 2048)  # workers, by theory alone

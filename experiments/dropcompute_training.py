@@ -19,16 +19,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from dsgd import plots, problems, records
-from experiments.helpers import (
-    commands,
-    common,
-    dropcompute_convergence,
-    dropcompute_corrections,
-    dropcompute_local,
-    dropcompute_quality,
-    figures,
-)
-from experiments.helpers.dropcompute_training import ACCURACY, BITS, COMPENSATED, LAMB, SGD, Histories, Setting
+from experiments.dropcompute import dropcompute_convergence, dropcompute_corrections, dropcompute_local, dropcompute_quality
+from experiments.dropcompute.dropcompute_training import ACCURACY, BITS, COMPENSATED, LAMB, SGD, Histories, Setting
+from experiments.shared import commands, common, figures
 
 
 class Usual(NamedTuple):

@@ -23,7 +23,7 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import plots, problems, records
-from experiments.helpers import commands, common, figures, resuming
+from experiments.shared import commands, common, figures, resuming
 
 Build = Callable[[Any, dsgd.Topology], dsgd.Algorithm]
 

@@ -17,8 +17,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from dsgd import records
-from experiments.helpers import commands, common, figures, kimad_panels, kimad_tables
-from experiments.helpers.kimad_training import Case, Setting, across_layers, across_times, make_setting, told
+from experiments.kimad import kimad_panels, kimad_tables
+from experiments.kimad.kimad_training import Case, Setting, across_layers, across_times, make_setting, told
+from experiments.shared import commands, common, figures
 
 
 class Usual(NamedTuple):

@@ -27,8 +27,9 @@ from rich.table import Table
 
 import dsgd
 from dsgd import clusters, plots, records
-from experiments.helpers import adapting, commands, common, figures
-from experiments.helpers.adapting import DIMENSION, ELEMENT, Best
+from experiments.kimad import adapting
+from experiments.kimad.adapting import DIMENSION, ELEMENT, Best
+from experiments.shared import commands, common, figures
 
 GD, EF21, KIMAD, ORACLE = METHODS = ("GD", "best EF21", "Kimad", "Kimad, oracle")
 REGIMES = {  # and what the paper says of Kimad there

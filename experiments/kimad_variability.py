@@ -22,8 +22,9 @@ from rich.table import Table
 import dsgd
 from algorithms import kimad
 from dsgd import clusters, compressors, plots, records
-from experiments.helpers import adapting, commands, common, figures
-from experiments.helpers.adapting import DIMENSION, ELEMENT, Best
+from experiments.kimad import adapting
+from experiments.kimad.adapting import DIMENSION, ELEMENT, Best
+from experiments.shared import commands, common, figures
 
 BITS = range(1, 9)
 FAMILIES = {

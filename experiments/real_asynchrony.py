@@ -28,7 +28,7 @@ import dsgd
 import topologies
 from algorithms import on_ray
 from dsgd import plots, problems, records
-from experiments.helpers import commands, common, figures
+from experiments.shared import commands, common, figures
 
 STILL = optax.sgd(1e-6)  # of what is simulated for its clock only: it is not to diverge where the real problem does not
 WARM = 0.1  # of the updates, at the start, whose staleness does not count: all have read the first model

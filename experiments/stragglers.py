@@ -26,8 +26,9 @@ import algorithms
 import dsgd
 from algorithms import dropcompute
 from dsgd import clusters, network, plots, problems, records
-from experiments.helpers import commands, common, dropcompute_local, dropcompute_noises, figures, intervals, resuming
-from experiments.helpers.dropcompute_training import JUST_AFTER, MEASURED, latencies
+from experiments.dropcompute import dropcompute_local, dropcompute_noises
+from experiments.dropcompute.dropcompute_training import JUST_AFTER, MEASURED, latencies
+from experiments.shared import commands, common, figures, intervals, resuming
 
 PILOT = 20  # rounds, in which every worker computes as many gradients, from which the seconds of one are taken
 RECORDS = 60  # of a run, about

@@ -23,8 +23,9 @@ import topologies
 from dsgd import network, plots, records
 from dsgd.base import Pattern
 from dsgd.network import Message, Passage
-from experiments.helpers import commands, common, figures, gantt
-from experiments.helpers.gantt import Panel, shown
+from experiments.shared import commands, common, figures
+from experiments.survey import gantt
+from experiments.survey.gantt import Panel, shown
 
 CONVENTIONS: tuple[network.Convention, ...] = get_args(network.Convention)
 EXAMPLE = [Message(0, 1, ready=5), Message(1, 0, ready=6), Message(2, 0, ready=6)]

@@ -26,8 +26,9 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import clusters, plots, problems, records
-from experiments.helpers import commands, common, figures, gossip_decay
-from experiments.helpers.gossip_decay import short
+from experiments.shared import commands, common, figures
+from experiments.survey import gossip_decay
+from experiments.survey.gossip_decay import short
 
 PARTITIONS = ("iid", "by-label")
 RINGS = (8, 16, 32, 64, 128, 256)

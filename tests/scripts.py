@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from experiments.helpers import common
+from experiments.shared import common
 
 
 def printed(main: Callable[[Any], object], args: Any) -> list[str]:

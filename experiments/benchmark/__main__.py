@@ -9,7 +9,7 @@ import tyro
 
 from experiments import benchmark
 from experiments.benchmark import cannikin, compression, dropcompute, kimad, loop, methods, mixing, peers, rounds, sparse, start, work
-from experiments.helpers import commands
+from experiments.shared import commands
 
 Choice = (
     Annotated[rounds.Args, tyro.conf.subcommand("rounds")]

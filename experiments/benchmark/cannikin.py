@@ -27,7 +27,7 @@ from rich.table import Table
 
 from algorithms.cannikin import ClusterModel, published_optperf
 from experiments.benchmark import rounds, work
-from experiments.helpers import commands, common
+from experiments.shared import commands, common
 
 BATCH = 64  # samples of a node, on average
 

@@ -25,7 +25,7 @@ from rich.table import Table
 from dsgd import compressors
 from dsgd.base import Compressor
 from dsgd.compressors.sizes import FLOAT_BITS
-from experiments.helpers import commands, common
+from experiments.shared import commands, common
 
 FRACTION = 0.01
 

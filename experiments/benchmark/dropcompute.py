@@ -37,7 +37,8 @@ from algorithms import dropcompute
 from algorithms.dropcompute.stopping import Stop
 from dsgd import clusters, records
 from experiments.benchmark import rounds, work
-from experiments.helpers import commands, common, dropcompute_noises, dropcompute_training
+from experiments.dropcompute import dropcompute_noises, dropcompute_training
+from experiments.shared import commands, common
 
 STOPS: tuple[Stop, ...] = ("preempt", "between")
 GRID = 100  # thresholds

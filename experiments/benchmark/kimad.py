@@ -29,7 +29,7 @@ from algorithms import kimad
 from algorithms.kimad import allocation
 from dsgd import clusters, compressors
 from experiments.benchmark import rounds, work
-from experiments.helpers import commands, common
+from experiments.shared import commands, common
 from theory_checks.recursions.allocation import knapsack
 
 SAMPLES = 8  # that each worker has, and draws in a round

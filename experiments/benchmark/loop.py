@@ -29,7 +29,7 @@ import algorithms
 import dsgd
 from dsgd import problems
 from experiments.benchmark import by_hand, rounds
-from experiments.helpers import commands, common
+from experiments.shared import commands, common
 
 EVERY = 100  # rounds from one record to the next, in the last of the framework's versions
 

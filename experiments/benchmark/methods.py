@@ -18,7 +18,7 @@ from rich.table import Table
 import algorithms
 from dsgd import problems
 from experiments.benchmark import by_hand, pace, rounds
-from experiments.helpers import commands, common
+from experiments.shared import commands, common
 
 METHODS = ("dsgd", "local-sgd", "d2", "extra", "exact-diffusion", "gradient-tracking", "sgp", "choco-sgd", "deepsqueeze")
 

@@ -30,7 +30,7 @@ from dsgd.barriers import stored
 from dsgd.workers import mixing as gossip
 from dsgd.workers import routes
 from experiments.benchmark import by_hand
-from experiments.helpers import commands, common
+from experiments.shared import commands, common
 
 
 @dataclass(frozen=True)

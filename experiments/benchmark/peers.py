@@ -30,7 +30,7 @@ from rich.table import Table
 from dsgd import plots, records
 from experiments.benchmark import environments, processes, start
 from experiments.benchmark.jobs.peers import job
-from experiments.helpers import commands, common, figures
+from experiments.shared import commands, common, figures
 
 SAMPLES = 8  # of a worker
 MOST = 16_000_000  # elements of all models

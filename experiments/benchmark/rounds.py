@@ -29,7 +29,7 @@ import dsgd
 from dsgd import problems
 from experiments.benchmark import by_hand
 from experiments.benchmark.pace import calibrate, clock
-from experiments.helpers import commands, common
+from experiments.shared import commands, common
 
 FORMS = {"scan": by_hand.reduced, "scan, product": by_hand.multiplied, "scan, additions": by_hand.added}
 

@@ -22,7 +22,7 @@ from scipy.sparse import csr_array
 import dsgd
 from dsgd import problems
 from experiments.benchmark import rounds, work
-from experiments.helpers import commands, common
+from experiments.shared import commands, common
 
 SHAPES = {"mushrooms": (112, 21), "a9a": (123, 14), "w8a": (300, 12), "rcv1": (47_236, 74)}  # features, entries of a row
 

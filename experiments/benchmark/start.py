@@ -22,7 +22,7 @@ from rich.table import Table
 
 from dsgd import records
 from experiments.benchmark import processes
-from experiments.helpers import commands, common
+from experiments.shared import commands, common
 
 COLD = {"DSGD_CACHE": "off", "JAX_ENABLE_COMPILATION_CACHE": "false"}  # everything is compiled
 STAGES = ("imports", "problem", "trace", "compile", "rounds")

@@ -28,7 +28,7 @@ from dsgd import work as works
 from dsgd.engine import oracle
 from dsgd.engine.queries import Asked
 from experiments.benchmark import rounds
-from experiments.helpers import commands, common
+from experiments.shared import commands, common
 
 MODELS = {"logistic": 32, "mlp": 32, "cnn": 8}  # samples of a micro-batch
 SHAPE, CLASSES = (8, 8, 1), 10  # of images, as the digits are

@@ -36,7 +36,7 @@ from dsgd import checks, clusters, compressors, problems, work
 from dsgd.problems import texts
 from dsgd.runs import identity, plans
 from dsgd.runs.checkpoints import Checkpoint
-from experiments.helpers import commands
+from experiments.shared import commands
 from topologies import ring
 
 N, D, T = 4, 3, 5

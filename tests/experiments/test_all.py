@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import tyro
 
-from experiments.helpers import catalogue, commands, documented, page, printout
+from experiments.shared import catalogue, commands, documented, page, printout
 
 everything = importlib.import_module("experiments.all")
 FOLDER = Path(everything.__file__).parent

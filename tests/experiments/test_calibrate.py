@@ -12,7 +12,9 @@ import scripts
 from dsgd import clusters, network
 from dsgd.machines.links import Rate
 from experiments import asynchrony, calibrate, compare, complexity_table
-from experiments.helpers import collectives, commands, common, kimad_links, link_fits, real_rounds
+from experiments.kimad import kimad_links
+from experiments.shared import commands, common
+from experiments.survey import collectives, link_fits, real_rounds
 
 LATENCY, BANDWIDTH, N = 2e-4, 1e9, 3
 SIZES = [float(4**k) for k in range(5, 12)]

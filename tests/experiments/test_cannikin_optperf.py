@@ -10,10 +10,10 @@ import scripts
 
 from algorithms import cannikin
 from experiments import cannikin_optperf as script
-from experiments.helpers import devices
-from experiments.helpers import optperf_driving as driving
-from experiments.helpers import optperf_tables as tables
-from experiments.helpers.optperf_driving import Noise
+from experiments.cannikin import devices
+from experiments.cannikin import optperf_driving as driving
+from experiments.cannikin import optperf_tables as tables
+from experiments.cannikin.optperf_driving import Noise
 
 SMALL = {"epochs": 8, "iterations": 5, "first_noises": (0.05, 1.0), "totals": 3, "worker_counts": (3,), "ratios": (1.0, 10.0), "seeds": 2}
 FEW = ("ResNet-50", "BERT")

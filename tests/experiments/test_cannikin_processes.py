@@ -11,7 +11,7 @@ import scripts
 
 from algorithms import cannikin
 from experiments import cannikin_processes
-from experiments.helpers import competitors, real_cluster
+from experiments.cannikin import competitors, real_cluster
 
 SHARES, PASSES = (0.25, 0.75), 2
 MODEL = cannikin.ClusterModel([2e-3, 4e-3], [0.1, 0.2], [3e-3, 8e-3], [0.0, 0.1], 1.0, 0.0, 0.05)

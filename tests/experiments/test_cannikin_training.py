@@ -13,8 +13,9 @@ import scripts
 import dsgd
 from dsgd.problems import models
 from experiments import cannikin_training
-from experiments.helpers import cannikin_race, cannikin_race_tables, common, devices
-from experiments.helpers.cannikin_race import ADAPTDL, CANNIKIN, DDP, LB_BSP, SYSTEMS, Run
+from experiments.cannikin import cannikin_race, cannikin_race_tables, devices
+from experiments.cannikin.cannikin_race import ADAPTDL, CANNIKIN, DDP, LB_BSP, SYSTEMS, Run
+from experiments.shared import common
 
 TOTALS = (32, 181, 1024)
 PER_EPOCH = 3 * 479  # what three workers have: 1,437 samples, and the smallest parts padded

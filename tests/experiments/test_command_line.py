@@ -43,7 +43,7 @@ from experiments import (
 )
 from experiments.benchmark import cannikin, dropcompute, kimad, loop, methods, mixing, peers, rounds, sparse, start
 from experiments.benchmark import compression as throughput
-from experiments.helpers import commands, common
+from experiments.shared import commands, common
 
 SCRIPTS = (
     asynchrony,

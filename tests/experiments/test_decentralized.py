@@ -16,7 +16,7 @@ import topologies
 from dsgd.workers import routes
 from experiments import heterogeneity, topology
 from experiments.benchmark import by_hand, methods, mixing
-from experiments.helpers import gossip_decay
+from experiments.survey import gossip_decay
 
 
 def table(lines: list[str], columns: int) -> dict[str, list[str]]:

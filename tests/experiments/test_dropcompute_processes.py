@@ -10,7 +10,7 @@ import scripts
 
 from algorithms import dropcompute
 from experiments import dropcompute_processes
-from experiments.helpers import real_clock
+from experiments.dropcompute import real_clock
 
 SETTING = real_clock.Setting(2, 1, 2.0, 4, 16, 40, 10, 0.1, 8, 0)
 

@@ -13,11 +13,11 @@ from scipy import stats
 
 from algorithms import dropcompute
 from experiments import dropcompute_speedup as script
-from experiments.helpers import dropcompute_noises as noises
-from experiments.helpers import dropcompute_scaling as scaling
-from experiments.helpers import dropcompute_sums as exact
-from experiments.helpers.dropcompute_scaling import Setting
-from experiments.helpers.dropcompute_sums import CELL
+from experiments.dropcompute import dropcompute_noises as noises
+from experiments.dropcompute import dropcompute_scaling as scaling
+from experiments.dropcompute import dropcompute_sums as exact
+from experiments.dropcompute.dropcompute_scaling import Setting
+from experiments.dropcompute.dropcompute_sums import CELL
 
 SMALL = {"worker_counts": (4, 8), "run_workers": 8, "iterations": 10, "seeds": 3, "progress": False, "cache": "off"}
 SETTING = Setting(12, 0.0, "preempt", SMALL["iterations"], range(SMALL["seeds"]))

@@ -13,9 +13,10 @@ import scripts
 import dsgd
 from dsgd.problems import models
 from experiments import dropcompute_training
-from experiments.helpers import common, dropcompute_convergence, dropcompute_local, dropcompute_quality
-from experiments.helpers.dropcompute_noises import ACCUMULATION
-from experiments.helpers.dropcompute_training import LAMB, SGD, delayed, dropping, latencies
+from experiments.dropcompute import dropcompute_convergence, dropcompute_local, dropcompute_quality
+from experiments.dropcompute.dropcompute_noises import ACCUMULATION
+from experiments.dropcompute.dropcompute_training import LAMB, SGD, delayed, dropping, latencies
+from experiments.shared import common
 
 N, M, STEPS, EXTRA, MEASURED, COMMUNICATION = 6, 3, 18, 2, 4, 1.5
 ARGS = dropcompute_training.Args(

@@ -29,7 +29,8 @@ from experiments.benchmark.jobs import framework as framework_job
 from experiments.benchmark.jobs import loop as loop_job
 from experiments.benchmark.jobs import scan as scan_job
 from experiments.benchmark.jobs.laps import Laps
-from experiments.helpers import break_even, common
+from experiments.shared import common
+from experiments.survey import break_even
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,7 +15,8 @@ import dsgd
 from dsgd import problems
 from dsgd.problems import models
 from experiments import kimad_deep
-from experiments.helpers import commands, common, kimad_tables, kimad_training
+from experiments.kimad import kimad_tables, kimad_training
+from experiments.shared import commands, common
 
 METHODS = {"Kimad", "Kimad, told", "EF21", "Kimad, coarse", "Kimad+", "whole model"}
 TIMES = (1.0, 0.2)

@@ -13,8 +13,8 @@ from scipy import stats
 from algorithms import kimad
 from dsgd import clusters, codecs, compressors
 from experiments import kimad_quadratic, kimad_variability
-from experiments.helpers import adapting
-from experiments.helpers.adapting import DIMENSION, ELEMENT
+from experiments.kimad import adapting
+from experiments.kimad.adapting import DIMENSION, ELEMENT
 
 TINY = {"problems": 2, "seconds": 20.0, "learning_rates": (0.5, 1.0), "round_times": (1.5, 2.5), "progress": False}
 

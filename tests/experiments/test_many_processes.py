@@ -14,7 +14,7 @@ import pytest
 
 from dsgd.contract import elsewhere
 from experiments import compare
-from experiments.helpers import commands
+from experiments.shared import commands
 
 SECONDS = 300  # on a busy machine
 SMALL = ["--methods", "mb-sgd", "dsgd", "--workers", "2", "--steps", "6", "--seeds", "2", "--learning-rates", "0.1"]

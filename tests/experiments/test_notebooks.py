@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from experiments.helpers import notebooks
+from experiments.shared import notebooks
 
 TEXTS = sorted(notebooks.FOLDER.glob("*.md"))
 NAMES = [path.stem for path in TEXTS]
@@ -29,7 +29,7 @@ def test_there_are_seven():
 def test_the_notebook_is_what_the_text_gives(path):
     text = path.read_text()
     assert notebooks.with_header(text, path.stem) == text
-    assert notebooks.converted(text) == path.with_suffix(".ipynb").read_text(), "python -m experiments.helpers.notebooks"
+    assert notebooks.converted(text) == path.with_suffix(".ipynb").read_text(), "python -m experiments.shared.notebooks"
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=NAMES)

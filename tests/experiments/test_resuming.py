@@ -6,7 +6,7 @@ import pytest
 
 import dsgd
 from experiments import compare
-from experiments.helpers import commands, resuming
+from experiments.shared import commands, resuming
 
 SMALL = {"methods": ("mb-sgd", "dsgd"), "workers": 2, "steps": 6, "seeds": 2, "learning_rates": (0.1,), "cache": "off", "progress": False}
 KEPT = commands.Machines(resume=True)

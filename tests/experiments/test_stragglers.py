@@ -13,7 +13,7 @@ import scripts
 import dsgd
 from dsgd import problems
 from experiments import stragglers
-from experiments.helpers import common
+from experiments.shared import common
 from experiments.stragglers import Args
 
 SHOWN = ("synchronous", "DropCompute", "asynchronous")

@@ -13,7 +13,7 @@ import scripts
 
 from dsgd import network
 from experiments import switch_timelines
-from experiments.helpers import gantt
+from experiments.survey import gantt
 from experiments.switch_timelines import Args
 
 SETTINGS = [

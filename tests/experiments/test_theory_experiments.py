@@ -12,8 +12,8 @@ import scripts
 import topologies
 from dsgd import compressors, network
 from experiments import complexity_table, convergence_rates
-from experiments.helpers import communication, rate_terms, theorems
-from experiments.helpers.rate_terms import Budget, bowl
+from experiments.survey import communication, rate_terms, theorems
+from experiments.survey.rate_terms import Budget, bowl
 
 BUDGET = Budget(
     steps=(64, 128, 256, 511),

@@ -1,1 +1,0 @@
-"""What the commands share. None of these files is a command."""

@@ -1,0 +1,280 @@
+"""How the scripts start and end: flags, errors, interruptions, what is written beside the results."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import platform
+import shlex
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Collection, Iterator, Sequence, Sized
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import jax
+import tyro
+
+import dsgd
+from dsgd import cache, clusters, records
+from dsgd.machines import agreement, runtime, watch
+from experiments.shared import resuming
+
+T = TypeVar("T")
+DataDir = Annotated[Path | None, tyro.conf.arg(help="Folder with the files of --data: images as published, LIBSVM or CSV.")]
+Cache = Annotated[
+    str | None,
+    tyro.conf.arg(
+        metavar="{off}|PATH",
+        help=f"Folder of compiled programs, for the next run to find; by default {cache.VARIABLE} in the environment, or the user's cache.",
+    ),
+]
+ClusterFile = Annotated[
+    Path | None,
+    tyro.conf.arg(
+        metavar="{None}|PATH",
+        help="File of a measured cluster (experiments.calibrate): its latency, bandwidth and seconds of computing take the place of these.",
+    ),
+]
+Resume = Annotated[
+    bool | None,
+    tyro.conf.arg(
+        help="Keep checkpoints while it runs, from which the same command goes on if it was ended before its time; None: where there are"
+        " several processes. (It costs about half a second for each run of a script.)",
+    ),
+]
+OF_SAMPLE = "seconds of a sample"  # what marks a number as such
+SampleSeconds = Annotated[float, OF_SAMPLE]
+
+
+# What numbers on command lines need to be, by flag; what depends on other flags, scripts check themselves.
+COUNTS = ("workers", "batch_size", "steps", "exact_steps", "rounds", "seeds", "repeats", "problems", "dimension", "dimensions", "sizes")
+COUNTS += ("fixed_steps", "longest_run", "run_workers", "micro_batches", "layers", "choices", "resolutions", "worker_counts", "epochs")
+COUNTS += ("iterations", "processes", "nodes", "candidates", "width", "context")
+COUNTS += ("corrected_workers", "local_workers", "local_batch_size", "local_steps", "server")
+COUNTS += ("simulated_workers", "trained_workers", "accumulations", "servers", "widths")
+POSITIVE = ("learning_rates", "exact_learning_rate", "target", "bandwidth", "seconds", "alpha", "alphas", "factor")
+POSITIVE += ("communication_times", "learning_rate", "round_times", "period", "periods", "interval", "mean")
+POSITIVE += ("sgd_learning_rate", "local_step", "micro_batch", "longest")
+NOT_NEGATIVE = ("communications", "seed", "latency", "compute", "delay", "l2", "exact_l2", "noise", "communication")
+NOT_NEGATIVE += ("first_noises",)
+MAYBE_NONE = ("sizes", "only")  # without larger models there is less to time; of all experiments none is left out
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Where this process stands among those of a run; Slurm's tasks, mpirun's processes and an indexed Job's pods need no flags."""
+
+    coordinator: str | None = None
+    """Of a run of many processes: host:port of process 0, for all to reach; auto: what JAX detects, as on TPU pods."""
+    processes: int | None = None
+    """How many processes there are."""
+    process_id: int | None = None
+    """Which one this is, from 0, which alone prints and writes."""
+    lost_after: float = 30.0
+    """Seconds without a sign of life after which a process is lost, and the others end."""
+    resume: Resume = None
+
+
+def run(main: Callable[[Any], Any], kind: Any) -> None:
+    """Runs a script from its command line, which has the flags of `Machines`, too: as one of many processes, or alone.
+
+    Args:
+        main: as in `launch`.
+        kind: the dataclass of the script's arguments.
+    """
+    own = [field.name for field in dataclasses.fields(kind)]
+    if "processes" in own:  # it starts processes itself, on this machine
+        return launch(main, parsed(kind))
+    flags = ("machines", Annotated[Machines, tyro.conf.arg(name="")], dataclasses.field(default=Machines()))
+    both = dataclasses.make_dataclass(kind.__name__, [flags], bases=(kind,), frozen=True)
+    both.__doc__ = kind.__doc__
+    given = tyro.cli(both, prog=program(kind))
+    return launch(main, kind(**{name: getattr(given, name) for name in own}), given.machines)
+
+
+def parsed(kind: type[T]) -> T:
+    """A script's arguments from its command line, for `launch`."""
+    return tyro.cli(kind, prog=program(kind))
+
+
+def program(kind: type) -> str | None:
+    """How the script of these arguments is called, `python -m experiments.compare`; None: by its path."""
+    spec = sys.modules[kind.__module__].__spec__
+    return f"python -m {spec.name}" if spec else None
+
+
+def launch(main: Callable[[Any], Any], args: Any, machines: Machines | None = None) -> None:
+    """Runs a script: what the user got wrong is one line and status 2, an interruption one line and status 130, another process that was
+    lost one line and status 75: the same command goes on from the last checkpoint, where there is one.
+
+    Programs that other runs have compiled are at hand, where there is a flag `cache`.
+
+    Args:
+        main: of the script. It writes what it has when it is interrupted.
+        args: its arguments, with `out`; with the numbers of the cluster in its file, where there is a flag `cluster`.
+        machines: where this process stands among others; None: it is alone, whatever started it.
+    """
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    try:
+        with ExitStack() as silence:
+            args = on_cluster(at_home(args))
+            check_flags(args)
+            if machines:
+                runtime.join(machines.coordinator, machines.processes, machines.process_id, lost_after=machines.lost_after)
+            mine = args if agreement.index() == 0 else silence.enter_context(_silent(args))
+            if hasattr(args, "cache"):
+                cache.enable(args.cache)
+            with resuming.under(mine.out, resumes(machines)):
+                main(mine)
+    except KeyboardInterrupt as stopped:
+        _end(f"Interrupted: what was done until then is in {args.out}.", 130, stopped)
+    except (watch.Lost, agreement.Elsewhere) as error:
+        _end(f"Error: {error}", watch.STATUS, error)
+    except (ValueError, OSError, dsgd.Diverged) as error:
+        if not is_refusal(error):
+            raise
+        _end(f"Error: {' '.join(str(error).split())}", 2, error)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def resumes(machines: Machines | None) -> bool:
+    """Whether runs keep checkpoints."""
+    if machines is None or machines.resume is None:
+        return agreement.count() > 1
+    return machines.resume
+
+
+def at_home(args: Any) -> Any:
+    """The arguments with the home folder in the place of `~`, which a shell leaves in `--out=~/results`."""
+    paths = {name: value for name, value in vars(args).items() if isinstance(value, Path)}
+    return dataclasses.replace(args, **{name: records.expanded(f"--{name.replace('_', '-')}", path) for name, path in paths.items()})
+
+
+def on_cluster(args: Any) -> Any:
+    """The arguments with the numbers of the file `cluster`, where there is one; else they as they are.
+
+    Raises:
+        ValueError: no cluster in the file; a number that is given twice, there and by its flag.
+    """
+    path = getattr(args, "cluster", None)
+    if not isinstance(path, Path):  # none; or a cluster's name, in a script that has some of its own
+        return args
+    found = clusters.load(path)
+    numbers = {"latency": found.latency, "bandwidth": found.bandwidth}
+    flags = {field.name: field.default for field in dataclasses.fields(args)}
+    if "compute" in flags and (found.compute or found.per_sample):
+        of_sample = OF_SAMPLE in getattr(get_type_hints(type(args), include_extras=True)["compute"], "__metadata__", ())
+        gradient = found.compute + args.batch_size * found.per_sample
+        numbers["compute"] = gradient / args.batch_size if of_sample else gradient
+    for name in numbers:
+        if getattr(args, name) != flags[name]:
+            raise ValueError(f"--{name} {getattr(args, name):g} and --cluster {path}, which has it, too: need one of the two")
+    return dataclasses.replace(args, **numbers)
+
+
+def _end(words: str, status: int, error: BaseException) -> None:
+    """The script's end, for people and for other processes."""
+    runtime.leave(words, status)
+    print(words, file=sys.stderr)
+    raise SystemExit(status) from error
+
+
+@contextmanager
+def _silent(args: Any) -> Iterator[Any]:
+    """Arguments with which a script computes as in process 0, but for nobody to see: nothing is printed, and files are soon gone."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    unseen = {"progress": False} if hasattr(args, "progress") else {}
+    try:
+        with tempfile.TemporaryDirectory() as folder, Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+            yield dataclasses.replace(args, out=Path(folder), **unseen)
+            sys.stdout.flush()
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def check_flags(args: Any) -> None:
+    """Raises a ValueError where a flag has a number that makes no sense, or nothing at all."""
+    for name, value in vars(args).items():
+        values = value if isinstance(value, tuple) else (value,)
+        flag = f"--{name.replace('_', '-')}"
+        if not values and name not in MAYBE_NONE:
+            raise ValueError(f"{flag}: need at least one")
+        if name in COUNTS and not all(number is None or number >= 1 for number in values):
+            raise ValueError(f"{flag} {value}: need whole numbers, at least 1")
+        if name in POSITIVE and not all(number is None or 0 < number < math.inf for number in values):
+            raise ValueError(f"{flag} {value}: need finite numbers above 0")
+        if name in NOT_NEGATIVE and not all(0 <= number < math.inf for number in values):
+            raise ValueError(f"{flag} {value}: need finite numbers, at least 0")
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether it is about what the user asked for: a missing file, or an error that this project raises itself, and no library."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    room = frame.f_globals.get("__name__", "").split(".")[0]
+    return isinstance(error, OSError) or room in ("__main__", "dsgd", "topologies", "algorithms", "theory_checks", "experiments")
+
+
+def begin(args: Any) -> None:
+    """Makes the folder of results, and writes there what is run, and on what; before the work, so that what cannot be is told at once.
+
+    Args:
+        args: a script's arguments.
+
+    Raises:
+        ValueError: the folder has results of another configuration.
+    """
+    path, chosen = args.out / "config.json", dataclasses.asdict(args)
+    if path.exists() and any(other != path for other in args.out.iterdir()):
+        refuse_others(args.out, path, chosen)
+    versions = {"dsgd": dsgd.__version__, "jax": jax.__version__, "python": platform.python_version()}
+    device = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
+    records.write_json(path, {**chosen, "run": {"command": shlex.join(sys.orig_argv), "device": device, **versions}})
+
+
+def refuse_others(out: Path, path: Path, chosen: dict[str, Any]) -> None:
+    """Raises a ValueError where the configuration in a file is another one, but for where results go and how a run looks."""
+    mine = json.loads(json.dumps(records.finite(chosen), default=str))
+    try:
+        there = json.loads(path.read_text())
+    except ValueError:
+        there = {}
+    free = ("out", "progress", "cache", "data_dir")
+    if there.keys() - {"run"} != mine.keys():
+        whose = "another script, or of another version of it"
+    elif others := [f"{name} = {there[name]}, not {mine[name]}" for name in mine if name not in free and there[name] != mine[name]]:
+        whose = f"another configuration ({'; '.join(others)})"
+    else:
+        return
+    raise ValueError(f"{out} has results of {whose}: need another folder (--out), or that one removed")
+
+
+@contextmanager
+def kept(write: Callable[[Path, Any], None], path: Path, found: Sized) -> Iterator[None]:
+    """At the end of the block, also where it fails or is interrupted, what was found by then is written.
+
+    Args:
+        write: (path, found) -> None.
+        path: where to.
+        found: what the block fills; nothing is written where it is empty.
+    """
+    try:
+        yield
+    finally:
+        if len(found):
+            write(path, found)
+
+
+def kept_rows(path: Path, heading: Sequence[str], rows: Collection[Sequence[Any]]) -> AbstractContextManager[None]:
+    """The same of a CSV file with a heading, by the rows that the block fills."""
+    return kept(lambda path, rows: records.write_rows(path, heading, rows), path, rows)
