@@ -136,11 +136,11 @@ class _Drive:
         """The checkpoint's state and records; or the start, given or made."""
         plan, start = self.job.plan, self.job.start
         if not (self.checkpoint or start):
-            return programs.call(loop.start, plan, self.points, self.keys)
+            return programs.call(loop.first_carry, plan, self.points, self.keys)
         like = loop.shapes(plan, self.points, self.keys)
         found = self.checkpoint.restore(like) if self.checkpoint else None
         if found is None:
-            return self._placed(start, like) if start else programs.call(loop.start, plan, self.points, self.keys)
+            return self._placed(start, like) if start else programs.call(loop.first_carry, plan, self.points, self.keys)
         carry, records = found
         self.log.resume(records)
         if self.log.steps[-1] > self.last:

@@ -95,9 +95,9 @@ def _program(job: Job) -> str:
     plan = job.plan._replace(mesh=one, capacity=1)
     points, keys, data, shared = jax.eval_shape(lambda *arrays: arrays, job.points, job.keys, job.problem.data, job.problem.shared)
     batches = None if job.feed is None else jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), job.feed.first)
-    carry = jax.eval_shape(partial(loop.start, plan), points, keys)
+    carry = jax.eval_shape(partial(loop.first_carry, plan), points, keys)
     number = jax.ShapeDtypeStruct((), jnp.int32)
-    start = programs.text(loop.start, plan, points, keys)
+    start = programs.text(loop.first_carry, plan, points, keys)
     advance = programs.text(loop.advance, plan, carry, points, keys, data, shared, batches, loop.Chunk(*[number] * 4))
     return hashlib.sha256((start + advance).encode()).hexdigest()[:16]
 

@@ -43,7 +43,7 @@ def _traces(job: Job) -> bool:
     batches = None if job.feed is None else jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), job.feed.first)
     chunk: Any = loop.Chunk(*[jax.ShapeDtypeStruct((), jnp.int32)] * 4)
     try:
-        carry = jax.eval_shape(partial(loop.start, plan), points, keys)
+        carry = jax.eval_shape(partial(loop.first_carry, plan), points, keys)
         jax.eval_shape(partial(loop.advance, plan), carry, points, keys, job.problem.data, job.problem.shared, batches, chunk)
     except (TypeError, ValueError):
         return False
