@@ -21,6 +21,24 @@ PROGRAM = "program"
 _TOOLS = {"platform", "jax"}  # which matter where they lower to another program
 
 
+def agreed(job: Job, kept: bool) -> dict[str, str]:
+    """What the run is, by name, and the same in all of its processes; {} if nobody asks: in one process, without a checkpoint.
+
+    Args:
+        job, kept: as of `of`.
+
+    Raises:
+        ValueError: the processes do not all run the same; or as `of`.
+    """
+    several = job.plan.mesh.is_multi_process
+    about = of(job, kept) if several or kept else {}
+    if several:
+        also = {"steps": job.steps, "first round": job.before, "devices": job.plan.mesh.size, "capacity": job.plan.capacity}
+        asked = {"checkpoint": kept, "until": job.until is not None}
+        need_same(about | {name: str(value) for name, value in (also | asked).items()})
+    return about
+
+
 def of(job: Job, kept: bool) -> dict[str, str]:
     """What the run is, by name: equal where it is the same run, whatever its rounds, its devices' number and the chunks it is cut into.
 
@@ -33,7 +51,7 @@ def of(job: Job, kept: bool) -> dict[str, str]:
     """
     plan = job.plan
     return {
-        "method": job.algorithm.name,
+        "method": job.name,
         **_hyperparameters(job),
         "problem": job.problem.name,
         "workers": str(plan.N),

@@ -26,7 +26,7 @@ def used_as_python_values(job: Job, factory: Callable[..., Algorithm], grid: dic
     """
     if not (isinstance(error, TypeError) or "Tracer" in str(error)):  # our own refusals show the value that they were given
         return []
-    if not _traces(job._replace(plan=job.plan._replace(build=Always(job.algorithm), runs=1), points={})):
+    if not _traces(job._replace(plan=job.plan._replace(build=Always(job.methods[0]), runs=1), points={})):
         return []
     first = {name: values[0].item() for name, values in grid.items()}
 
