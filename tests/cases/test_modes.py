@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
+from contextlib import contextmanager
 from functools import partial
 
 import jax
@@ -39,11 +40,20 @@ CASES = {
 FLAGS = {
     "debug_nans": lambda: jax.debug_nans(True),
     "debug_infs": lambda: jax.debug_infs(True),
-    "strict": lambda: jax.numpy_dtype_promotion("strict"),
-    "guard": lambda: jax.transfer_guard("disallow"),
-    "explicit guard": lambda: jax.transfer_guard_host_to_device("disallow_explicit"),
-    "tracer leaks": jax.checking_leaks,
 }
+
+
+@contextmanager
+def strictly():
+    """All flags at once that make JAX refuse more."""
+    with (
+        jax.numpy_dtype_promotion("strict"),
+        jax.transfer_guard("disallow"),
+        jax.transfer_guard_host_to_device("disallow_explicit"),
+        jax.debug_nans(True),
+        jax.debug_infs(True),
+    ):
+        yield
 
 
 def same_history(one: dsgd.Result, other: dsgd.Result) -> None:
@@ -51,25 +61,18 @@ def same_history(one: dsgd.Result, other: dsgd.Result) -> None:
         np.testing.assert_array_equal(one.history[name], values)
 
 
-@pytest.mark.parametrize("flag", [name for name in FLAGS if name != "tracer leaks"])
 @pytest.mark.parametrize("case", CASES)
-def test_a_healthy_run_is_the_same_under_the_flag(flag, case):
+def test_a_healthy_run_is_the_same_under_strict_flags(case):
     expected = CASES[case]()
-    with FLAGS[flag]():
+    with strictly():
         same_history(CASES[case](), expected)
 
 
-def test_a_healthy_run_is_the_same_where_leaks_are_checked():
-    with FLAGS["tracer leaks"]():
+@pytest.mark.long
+def test_a_healthy_run_is_the_same_if_leaks_are_checked():
+    with jax.checking_leaks():
         checked = run()
     same_history(checked, run())
-
-
-def test_a_start_with_measurements_is_the_same_with_debug_nans():
-    start = run(KIMAD, cluster=CLUSTER)
-    expected = run(KIMAD, cluster=CLUSTER, start=start)
-    with jax.debug_nans(True):
-        same_history(run(KIMAD, cluster=CLUSTER, start=start), expected)
 
 
 def test_flags_are_the_users_again_after_a_run():
@@ -126,19 +129,17 @@ def test_a_mesh_of_any_type_of_axis_is_the_mesh_of_its_devices(name):
     assert result.params.sharding == expected.params.sharding
 
 
-@pytest.mark.parametrize(("shape", "names"), [((2,), ("x",)), ((2, 1), ("workers", "model")), ((1, 2), ("a", "b"))])
+@pytest.mark.parametrize(("shape", "names"), [((2,), ("x",)), ((2, 1), ("workers", "model"))])
 def test_a_mesh_of_other_axes_is_refused(shape, names):
     mesh = jax.make_mesh(shape, names, devices=jax.devices()[:2])
     with pytest.raises(ValueError, match=r"expected one axis 'workers'; pass dsgd.workers.mesh\(2\)"):
         run(mesh=mesh)
 
 
-@pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto])
-@pytest.mark.parametrize("devices", [1, 2])
-def test_a_run_does_not_see_the_mesh_of_set_mesh(kind, devices):
-    expected = run(mesh=devices)
-    with jax.set_mesh(jax.make_mesh((4,), ("x",), axis_types=(kind,), devices=jax.devices()[:4])):
-        same_history(run(mesh=devices, key=jax.random.key(0)), expected)
+def test_a_run_does_not_see_the_mesh_of_set_mesh():
+    expected = run(mesh=2)
+    with jax.set_mesh(jax.make_mesh((4,), ("x",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:4])):
+        same_history(run(mesh=2, key=jax.random.key(0)), expected)
         assert jax.sharding.get_abstract_mesh().axis_names == ("x",)
 
 
