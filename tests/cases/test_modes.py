@@ -149,18 +149,12 @@ def final(**options) -> jax.Array:
 
 TRACED = {
     "key": (r"run: key is traced", lambda: jax.jit(lambda key: final(key=key))(KEY)),
-    "keys": (r"run: key is traced", lambda: jax.vmap(lambda key: final(key=key))(jax.random.split(KEY, 2))),
-    "nothing": (r"run: the call is traced", jax.jit(final)),
     "data": (r"run: problem\.data\.A is traced", lambda: jax.jit(lambda data: final(problem=PROBLEM._replace(data=data)))(PROBLEM.data)),
     "steps": (r"run: steps is traced", lambda: jax.jit(lambda steps: final(steps=steps))(3)),
     "start": (r"run: start\.server.* is traced", lambda: jax.grad(lambda x: final(start=dsgd.State(x)).sum())(jnp.ones(3))),
     "step size": (
         r"run: a value that the method or the problem uses is traced",
         lambda: jax.grad(lambda rate: final(algorithm=algorithms.minibatch_sgd(optax.sgd(rate))).sum())(0.1),
-    ),
-    "closure": (
-        r"a value that the method or the problem uses is traced",
-        lambda: jax.grad(lambda rate: final(algorithm=mine(model=lambda state: rate * SGD.model(state))).sum())(0.1),
     ),
     "sweep": (
         r"sweep: rate is traced",
@@ -206,19 +200,7 @@ WRONG = {
     ),
     "update": (lambda: run(mine(update=lambda state, gradients, round: branching(jnp.ravel(gradients)))), f"update of mine {BRANCH}"),
     "set": (lambda: run(mine(update=lambda state, gradients, round: setattr(state, "server", 0))), r"update of mine .* \._replace\("),
-    "result": (
-        lambda: run(mine(update=lambda state, gradients, round: (state, {}))),
-        "ValueError: mine: update gives .*; expected a dsgd.State",
-    ),
-    "send": (
-        lambda: run(mine(query=lambda state, round: dsgd.Query(round.mean(state.server[0])))),
-        r"ValueError: mine: query calls round\.mean; only update can send",
-    ),
     "model": (lambda: run(mine(model=lambda state: np.asarray(state.server[0]))), "model of mine raised TracerArrayConversionError"),
-    "exact": (
-        lambda: run(mine(query=lambda state, round: dsgd.Query(state.server[0], exact=state.step > 1))),
-        r"mine: query gives exact = a traced bool\[\]",
-    ),
     "optimizer": (
         lambda: run(algorithms.minibatch_sgd(optax.sgd(lambda step: branching(jnp.ravel(step))[0]))),
         r"optimizer chain.* fails on these parameters \(TracerBoolConversionError: a traced value in if",
@@ -227,11 +209,6 @@ WRONG = {
         lambda: run(problem=PROBLEM._replace(loss=lambda params, batch: params.w)),
         "loss of quadratic.* raised AttributeError",
     ),
-    "sample": (
-        lambda: run(problem=PROBLEM._replace(sample=lambda key, data: data.x)),
-        "sample of quadratic.* raised .*; Quadratic has A, b",
-    ),
-    "init": (lambda: run(problem=PROBLEM._replace(init=lambda key: jnp.zeros(3)[int(key)])), "init of quadratic.* raised "),
     "evaluate": (
         lambda: run(problem=PROBLEM._replace(evaluate=lambda *_: 1 / 0)),
         "evaluate of quadratic.* raised ZeroDivisionError: division by zero",
