@@ -96,7 +96,7 @@ def looped(once: Callable[[jax.Array], jax.Array], rounds: int) -> Callable[[jax
 
 def kind(graph: dsgd.Topology) -> str:
     """Of the sums that a round on one device makes."""
-    return "product" if routes.plan(graph, 1).places is None else "rows"
+    return "product" if routes.routes_of(graph, 1).places is None else "rows"
 
 
 def rows_over_product(graph: dsgd.Topology, d: int, repeats: int) -> float:
@@ -107,7 +107,7 @@ def rows_over_product(graph: dsgd.Topology, d: int, repeats: int) -> float:
     rounds = 2 * max(1, LOOP // (2 * graph.n * d))
     programs = {}
     for name, rows in (("rows", True), ("product", False)):
-        plan = routes.plan(graph, 1, rows)
+        plan = routes.routes_of(graph, 1, rows)
         programs[name] = common.program(lambda x, A, b, plan=plan: looped(partial(step_and_mix, plan, A, b), rounds)(x), x, A, b)
     taken = in_turn(programs, repeats)
     return float(np.median(taken["rows"] / taken["product"]))

@@ -159,7 +159,7 @@ def test_what_the_benchmark_of_mixing_times_is_the_same(key):
 def test_the_benchmark_of_mixing_times_so_many_rounds_of_dsgd(rows):
     graph, rounds = topologies.random_regular(16, 4), 4
     A, b, x = np.random.default_rng(1).uniform(size=(3, 16, 3)).astype(np.float32)
-    many = jax.jit(mixing.looped(partial(mixing.step_and_mix, routes.plan(graph, 1, rows), A, b), rounds))(x)
+    many = jax.jit(mixing.looped(partial(mixing.step_and_mix, routes.routes_of(graph, 1, rows), A, b), rounds))(x)
     for _ in range(rounds):
         x = mixing.dense(graph)(x - by_hand.LEARNING_RATE * (A * x - b))
     np.testing.assert_allclose(many, x, atol=1e-6)
