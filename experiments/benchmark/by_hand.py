@@ -64,20 +64,6 @@ def scan(name: str, problem: dsgd.Problem, mean: Mean = reduced) -> Run:
     return lambda rounds: jax.block_until_ready(run(first, problem.data, problem.shared, rounds))
 
 
-def counted(name: str, problem: dsgd.Problem) -> Run:
-    """The same, in a loop whose number of turns is an argument of the program, as the framework's is: rounds -> (state, last record)."""
-    first, one_round = _parts_of(name, problem, reduced)
-    key = jax.random.key(0)
-
-    @jax.jit
-    def run(state, data, average, rounds):
-        record = jax.eval_shape(one_round, state, key, data, average)[1]
-        start = state, jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), record)
-        return lax.fori_loop(0, rounds, lambda i, carry: one_round(carry[0], jax.random.fold_in(key, i), data, average), start)
-
-    return lambda rounds: jax.block_until_ready(run(first, problem.data, problem.shared, rounds))
-
-
 def _parts_of(name: str, problem: dsgd.Problem, mean: Mean) -> tuple[Any, Callable[..., Any]]:
     """The first state, and (state, key, data, average) -> state, record."""
     start, step, model = SCANS[name](*problem.data.b.shape, mean)

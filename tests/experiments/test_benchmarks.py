@@ -1,19 +1,34 @@
-"""The benchmark against other libraries: its versions are the same mathematics, and what cannot be had is told."""
+"""The benchmarks: their versions do the same mathematics, and what cannot be timed is refused."""
 
 from __future__ import annotations
 
 import json
+import math
 import sys
+from functools import partial
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import scripts
 
-from experiments.benchmark import environments, peers, processes
+import algorithms
+import dsgd
+import topologies
+from dsgd import problems
+from dsgd.workers import routes
+from experiments.benchmark import by_hand, environments, mixing, peers, processes, rounds, start
+from experiments.benchmark import compression as throughput
+from experiments.benchmark.jobs import framework as framework_job
+from experiments.benchmark.jobs import loop as loop_job
+from experiments.benchmark.jobs import scan as scan_job
+from experiments.benchmark.jobs.laps import Laps
 from experiments.benchmark.jobs.peers import framework, job, loop, scan
 
+MANY = mixing.MOST  # elements of a model, of which eight are too many
 WARM = {"rounds_per_second": 1.0, "memory": 2_000_000, "versions": {"numpy": "2"}}
 
 
@@ -173,3 +188,143 @@ class TestEnvironments:
         with pytest.raises(environments.Unavailable, match="near==1 failed: no such package"):
             environments.made("near", tmp_path)
         assert environments.found("near", tmp_path) is None
+
+
+def test_benchmark_times_all_versions(tmp_path, capsys):
+    methods = ("mb-sgd", "ec-sgd")
+    rounds.main(rounds.Args(methods=methods, workers=(4,), dimensions=(5,), seconds=0.001, repeats=1, problems=1, out=tmp_path))
+    assert not scripts.too_wide(capsys.readouterr().out.splitlines())
+    rows = {row["method"]: row for row in scripts.rows(tmp_path / "rounds.csv")}
+    assert set(rows) == set(methods)
+    for row in rows.values():
+        assert all(float(row[name]) > 0 for name in ("framework", "scan", "product", "additions", "limit", "speedup", "of_limit"))
+    assert float(rows["mb-sgd"]["numpy"]) > 0
+    assert math.isnan(float(rows["ec-sgd"]["numpy"]))
+
+
+def test_benchmark_of_rounds_tells_each_number_in_its_unit():
+    row = rounds.Row("dsgd", 16, 1_000, 8e-6, 2e-5, 2e-5, 2e-5, 4e-5, 4e-6, speedup=2.5, of_limit=0.5, bytes_per_second=32e9)
+    cells = [next(iter(column.cells)) for column in rounds.tabulate([row]).columns]
+    assert cells == ["dsgd", "16 x 1,000", "8.0", "0.500", "32", "2.50", "5.00", "0.50"]
+
+
+@pytest.mark.parametrize("name", [name for name in by_hand.SCANS if name != "csgd"])
+@pytest.mark.parametrize("mean", rounds.FORMS.values())
+def test_the_benchmarks_versions_do_the_same_mathematics(name, mean, mesh, key):
+    """After the same rounds, the same f, |f'|^2 and consensus distance; parts are not all as long."""
+    problem = problems.random_quadratic(8, 12, diagonal=True, seed=2)
+    method = algorithms.make(name, optax.sgd(by_hand.LEARNING_RATE), 8)
+    ours = dsgd.run(method, problem, steps=20, key=key, mesh=mesh).history
+    histories = [jax.device_get(by_hand.scan(name, problem, mean)(20))[1]]
+    loop = by_hand.loop(name, problem)
+    histories += [np.array(loop(20)[1]).T] if loop else []
+    for theirs in histories:
+        for recorded, history in zip(("loss", "grad_sqnorm", "consensus"), theirs, strict=True):
+            np.testing.assert_allclose(ours[recorded][1:], history, rtol=1e-3, atol=1e-6)
+
+
+def test_compressed_sgd_by_hand_comes_as_near_to_the_minimum(mesh, key):
+    """Its random numbers are others: means over the last rounds agree to their spread. (Parts of two elements would have no noise.)"""
+    problem = problems.random_quadratic(4, 24, diagonal=True, seed=2)
+    method = algorithms.make("csgd", optax.sgd(by_hand.LEARNING_RATE), 4)
+    ours = dsgd.run(method, problem, steps=2_000, key=key, mesh=mesh).history["grad_sqnorm"][-1_500:]
+    theirs = np.asarray(by_hand.scan("csgd", problem)(2_000)[1][1])[-1_500:]
+    batches = np.array([ours.reshape(15, 100).mean(axis=1), theirs.reshape(15, 100).mean(axis=1)])
+    error = np.sqrt(batches.var(axis=1, ddof=1).sum() / 15)
+    assert abs(np.diff(batches.mean(axis=1))[0]) < 4 * error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"workers": (4, 4)}, "2 workers for 1 dimensions: need as many"),
+        ({"methods": ("gd",)}, "need some of mb-sgd, dsgd"),
+        ({"methods": ()}, "need some of mb-sgd, dsgd"),
+    ],
+)
+def test_benchmark_of_rounds_refuses_what_it_cannot_time(arguments, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        rounds.main(rounds.Args(**{"workers": (4,), "dimensions": (5,), **arguments}, out=tmp_path))
+
+
+@pytest.mark.long
+def test_benchmark_of_starts_times_processes_cold_and_warm(tmp_path, capsys, monkeypatch):
+    """The framework's alone: the others are processes like it."""
+    make = start.make_versions
+    monkeypatch.setattr(start, "make_versions", lambda *args: {"scan": make(*args)["dsgd"], "dsgd, warm": make(*args)["dsgd, warm"]})
+    start.main(start.Args(repeats=1, out=tmp_path))
+    assert not scripts.too_wide(capsys.readouterr().out.splitlines())
+    cold, warm = scripts.rows(tmp_path / "start.csv")
+    assert float(cold["ratio"]) == 1
+    assert 0 < float(warm["compile"]) < float(cold["compile"]) < float(cold["wall"])
+    assert all(float(row[stage]) > 0 for row in (cold, warm) for stage in start.STAGES)
+
+
+def test_a_job_that_fails_is_told(capfd):
+    with pytest.raises(RuntimeError, match=r"jobs\.framework nonsense ended with status 1"):
+        start.timed(start.Version("framework", {}), "nonsense")
+    assert "KeyError: 'nonsense'" in capfd.readouterr().err
+
+
+def test_jobs_by_hand_do_what_the_framework_does():
+    """The same problem, another partition and other draws: after 1,000 rounds, losses within 5 % of each other."""
+    with jax.numpy_rank_promotion("allow"):
+        ends = [job(Laps()) for job in (framework_job.logistic, scan_job.logistic, loop_job.logistic)]
+    assert max(ends) < 1.05 * min(ends)
+
+
+@pytest.mark.long
+def test_benchmark_of_compressors_times_each(tmp_path, capsys, monkeypatch):
+    """Of all that need the same, one."""
+    monkeypatch.setattr(throughput, "CANDIDATES", list({candidate.needs: candidate for candidate in throughput.CANDIDATES}.values()))
+    throughput.main(throughput.Args(dimensions=(4096,), repeats=1, out=tmp_path))
+    shown = capsys.readouterr().out
+    assert "d = 4,096" in shown
+    assert not scripts.too_wide(shown.splitlines())
+    rows = {row["program"]: row for row in scripts.rows(tmp_path / "throughput.csv")}
+    for candidate in throughput.CANDIDATES:
+        row = rows[candidate.compressor.name]
+        assert all(float(row[name]) > 0 for name in ("bits_per_element", "encode_bytes_per_second", "decode_bytes_per_second", "cost"))
+
+
+@pytest.mark.long
+def test_benchmark_of_mixing_times_every_graph(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(mixing, "graphs_of_all_degrees", lambda: [topologies.ring(8), topologies.random_regular(12, 9)])
+    mixing.main(mixing.Args(workers=8, dimension=5, repeats=2, dimensions=(3, MANY), out=tmp_path))
+    rows = scripts.rows(tmp_path / "mixing.csv")
+    assert [row["graph"] for row in rows] == ["ring(8)", "exponential(8)", "random_regular(8, 4, 0)"]
+    assert all(float(row[name]) > 0 for row in rows for name in ("seconds", "dense", "times faster", "of copy"))
+    few, many = scripts.rows(tmp_path / "sums.csv")
+    assert (few["chosen"], many["chosen"]) == ("rows", "product")
+    assert float(few["3"]) > 0
+    assert float(many["3"]) > 0
+    assert few[str(MANY)] == "nan"  # too large to time
+    assert not scripts.too_wide(capsys.readouterr().out.splitlines())
+
+
+def test_what_the_benchmark_of_mixing_times_is_the_same(key):
+    x = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
+    for graph in (topologies.ring(16), topologies.exponential(16), topologies.random_regular(16, 4)):
+        np.testing.assert_allclose(jax.jit(mixing.mixing(graph))(x), mixing.dense(graph)(x), atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [True, False])
+def test_the_benchmark_of_mixing_times_so_many_rounds_of_dsgd(rows):
+    graph, rounds = topologies.random_regular(16, 4), 4
+    A, b, x = np.random.default_rng(1).uniform(size=(3, 16, 3)).astype(np.float32)
+    many = jax.jit(mixing.looped(partial(mixing.step_and_mix, routes.routes_of(graph, 1, rows), A, b), rounds))(x)
+    for _ in range(rounds):
+        x = mixing.dense(graph)(x - by_hand.LEARNING_RATE * (A * x - b))
+    np.testing.assert_allclose(many, x, atol=1e-6)
+
+
+def test_the_benchmark_of_mixing_tells_seconds_of_one_round():
+    ring = topologies.ring(8)
+    taken = {"copy": np.array([0.5]), "ring(8)": np.full(1, 2.0 * mixing.ROUNDS), "ring(8) dense": np.full(1, 6.0 * mixing.ROUNDS)}
+    assert mixing.measured(ring, taken) == ("ring(8)", 2, 2.0, 6.0, 3.0, 0.25)
+
+
+def test_where_the_device_is_no_cpu_copies_are_its_own(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    np.testing.assert_array_equal(by_hand.copies(4, 2, 3)(3), -np.ones(12))
+    assert isinstance(by_hand.copies(4, 2, 3)(2), jnp.ndarray)
