@@ -34,7 +34,7 @@ class Args:
 
     job: Literal["logistic", "transformer"] = "logistic"
     """Logistic regression on digits, 16 workers, 1,000 rounds of ring DSGD; or 3 rounds with a byte-level transformer."""
-    repeats: int = 5
+    repeats: commands.Count = 5
     """Processes of each version."""
     out: Path = field(default=Path("results/benchmark/start"))
     """Folder for config.json and start.csv."""
