@@ -20,13 +20,10 @@ import dsgd
 import topologies
 from dsgd import problems
 from dsgd.workers import routes
-from experiments.benchmark import by_hand, environments, mixing, peers, processes, rounds, start
+from experiments.benchmark import by_hand, environments, mixing, peers, rounds, start, timing
 from experiments.benchmark import compression as throughput
-from experiments.benchmark.jobs import framework as framework_job
-from experiments.benchmark.jobs import loop as loop_job
-from experiments.benchmark.jobs import scan as scan_job
-from experiments.benchmark.jobs.laps import Laps
-from experiments.benchmark.jobs.peers import framework, job, loop, scan
+from experiments.benchmark.jobs import peers as jobs
+from experiments.benchmark.jobs import start as start_jobs
 
 MANY = mixing.MOST  # elements of a model, of which eight are too many
 WARM = {"rounds_per_second": 1.0, "memory": 2_000_000, "versions": {"numpy": "2"}}
@@ -38,39 +35,38 @@ def data(tmp_path):
     return str(tmp_path)
 
 
-@pytest.mark.parametrize(("method", "versions"), [("dsgd", (framework, scan)), ("mb-sgd", (framework,))])
+@pytest.mark.parametrize(("method", "versions"), [("dsgd", ("dsgd", "scan", "numpy")), ("mb-sgd", ("dsgd", "scan"))])
 def test_versions_make_the_same_iterates(method, versions, data):
-    what = job.Job(data, rounds=12, method=method)
+    what = jobs.Job(data, rounds=12, method=method)
     with jax.enable_x64(True):
-        first = np.asarray((loop if method == "dsgd" else scan).build(what)(12))
-        for version in versions:
-            models = np.asarray(version.build(what)(12))
-            assert models.dtype == np.float64
-            np.testing.assert_allclose(models, first, rtol=0, atol=peers.AGREE * np.abs(first).max())
+        first, *others = (np.asarray(jobs.VERSIONS[name].build(what)(12)) for name in versions)
+    for models in others:
+        assert models.dtype == np.float64
+        np.testing.assert_allclose(models, first, rtol=0, atol=peers.AGREE * np.abs(first).max())
     assert first.shape == ((5, 7) if method == "dsgd" else (7,))
 
 
 def test_processes_are_timed_and_shown(tmp_path, capsys, monkeypatch):
-    """Numpy's, twice: the others are processes like it."""
-    monkeypatch.setitem(peers.VERSIONS, "dsgd", {"dsgd": ("loop", None), "numpy": ("loop", None)})
+    """Numpy's alone: the others are processes like it."""
+    monkeypatch.setitem(peers.VERSIONS, "dsgd", ("numpy",))
     monkeypatch.setattr(peers, "MOST", 80)
     peers.main(peers.Args(methods=("dsgd",), workers=(3,), dimensions=(5, 30), rounds=2, seconds=1e-3, repeats=1, out=tmp_path))
     rows = scripts.rows(tmp_path / "peers.csv")
-    assert [(row["version"], row["workers"], row["dimension"]) for row in rows] == [("dsgd", "3", "5"), ("numpy", "3", "5")]
+    assert [(row["version"], row["workers"], row["dimension"]) for row in rows] == [("numpy", "3", "5")]
     assert all(float(row["rounds_per_second"]) > 0 and float(row["seconds"]) > 0 and float(row["apart"]) == 0 for row in rows)
     assert all(1e6 < float(row["memory"]) < 2e8 for row in rows)  # numpy alone, whatever this process has
     assert json.loads((tmp_path / "versions.json").read_text())["numpy"]["numpy"] == np.__version__
     assert (tmp_path / "peers.png").exists()
-    lines = capsys.readouterr().out.splitlines()
-    assert sum("larger sizes left out: 1" in line for line in lines) == 3
-    assert max(map(len, lines)) <= 80
+    printed = capsys.readouterr().out
+    assert " ".join(printed.split()).count("larger sizes left out: 1") == 3
+    assert max(map(len, printed.splitlines())) <= 80
 
 
 def fake(monkeypatch, models: dict[str, float], late: str = "") -> None:
     """Versions that tell at once models `[3, 2]` of one number, but for one that takes too long."""
 
     def timed(version, longest, **what):
-        name = version.command[-1].rpartition(".")[2]
+        name = version.command[-1]
         if name == late:
             return None
         if "save" in what:
@@ -82,10 +78,10 @@ def fake(monkeypatch, models: dict[str, float], late: str = "") -> None:
 
 def test_versions_that_differ_are_told(tmp_path, monkeypatch):
     args = peers.Args(methods=("dsgd",), versions=("dsgd", "numpy"), workers=(3,), dimensions=(2,), repeats=1, out=tmp_path)
-    fake(monkeypatch, {"framework": 1.0, "loop": 1 + 2e-13})
+    fake(monkeypatch, {"dsgd": 1.0, "numpy": 1 + 2e-13})
     with pytest.raises(RuntimeError, match=r"dsgd: after 20 rounds numpy is 2e-13 from the first version: need 1e-13"):
         peers.main(args)
-    fake(monkeypatch, {"framework": 1.0, "loop": float("nan")})
+    fake(monkeypatch, {"dsgd": 1.0, "numpy": float("nan")})
     with pytest.raises(RuntimeError, match="numpy is nan from the first version"):
         peers.main(args)
 
@@ -95,7 +91,7 @@ def test_what_takes_too_long_or_cannot_be_had_is_told(tmp_path, monkeypatch, cap
         raise environments.Unavailable(f"{name} needs more")
 
     monkeypatch.setattr(environments, "made", made)
-    fake(monkeypatch, {"scan": 1.0, "loop": 1.0}, late="framework")
+    fake(monkeypatch, {"scan": 1.0, "numpy": 1.0}, late="dsgd")
     versions = ("dsgd", "scan", "numpy", "torch")
     peers.main(
         peers.Args(methods=("dsgd",), versions=versions, workers=(3,), dimensions=(2,), longest=7, environments=tmp_path, out=tmp_path)
@@ -131,18 +127,18 @@ def test_another_python_finds_the_jobs_and_nothing_else(tmp_path, data, monkeypa
     (tmp_path / "json.py").write_text("raise ImportError('of the folder that one is in')")
     monkeypatch.chdir(tmp_path)
     look = "import importlib.util; print([importlib.util.find_spec(name) is None for name in ('experiments', 'dsgd', 'numpy')])"
-    ended = processes.timed([sys.executable, "-S", "-c", look], version.environment)
+    ended = timing.process([sys.executable, "-S", "-c", look], version.environment)
     assert ended is not None
     assert ended.lines == ["[False, True, True]"]
-    command = [sys.executable, "-m", "experiments.benchmark.jobs.peers.loop", json.dumps({"data": data, "rounds": 2})]
-    ended = processes.timed(command, version.environment)
+    command = [sys.executable, "-m", "experiments.benchmark.jobs.peers", "numpy", json.dumps({"data": data, "rounds": 2})]
+    ended = timing.process(command, version.environment)
     assert ended is not None
-    assert ended.lines[0] == job.RESULT
+    assert ended.lines[0] == jobs.RESULT
     assert 0 < ended.at[0] <= ended.at[1] <= ended.wall
 
 
 def test_a_process_that_takes_too_long_is_ended():
-    assert processes.timed([sys.executable, "-S", "-c", "import time; time.sleep(600)"], {}, longest=0.2) is None
+    assert timing.process([sys.executable, "-S", "-c", "import time; time.sleep(600)"], {}, longest=0.2) is None
 
 
 class TestEnvironments:
@@ -192,7 +188,7 @@ class TestEnvironments:
 
 def test_benchmark_times_all_versions(tmp_path, capsys):
     methods = ("mb-sgd", "ec-sgd")
-    rounds.main(rounds.Args(methods=methods, workers=(4,), dimensions=(5,), seconds=0.001, repeats=1, problems=1, out=tmp_path))
+    rounds.main(rounds.Args(methods=methods, workers=(4,), dimensions=(5,), seconds=0.001, repeats=1, out=tmp_path))
     assert not scripts.too_wide(capsys.readouterr().out.splitlines())
     rows = {row["method"]: row for row in scripts.rows(tmp_path / "rounds.csv")}
     assert set(rows) == set(methods)
@@ -251,7 +247,7 @@ def test_benchmark_of_rounds_refuses_what_it_cannot_time(arguments, message, tmp
 def test_benchmark_of_starts_times_processes_cold_and_warm(tmp_path, capsys, monkeypatch):
     """The framework's alone: the others are processes like it."""
     make = start.make_versions
-    monkeypatch.setattr(start, "make_versions", lambda *args: {"scan": make(*args)["dsgd"], "dsgd, warm": make(*args)["dsgd, warm"]})
+    monkeypatch.setattr(start, "make_versions", lambda folder: {"scan": make(folder)["dsgd"], "dsgd, warm": make(folder)["dsgd, warm"]})
     start.main(start.Args(repeats=1, out=tmp_path))
     assert not scripts.too_wide(capsys.readouterr().out.splitlines())
     cold, warm = scripts.rows(tmp_path / "start.csv")
@@ -261,15 +257,15 @@ def test_benchmark_of_starts_times_processes_cold_and_warm(tmp_path, capsys, mon
 
 
 def test_a_job_that_fails_is_told(capfd):
-    with pytest.raises(RuntimeError, match=r"jobs\.framework nonsense ended with status 1"):
-        start.timed(start.Version("framework", {}), "nonsense")
+    with pytest.raises(RuntimeError, match=r"jobs\.start nonsense ended with status 1"):
+        start.timed(start.Version("nonsense", {}))
     assert "KeyError: 'nonsense'" in capfd.readouterr().err
 
 
 def test_jobs_by_hand_do_what_the_framework_does():
     """The same problem, another partition and other draws: after 1,000 rounds, losses within 5 % of each other."""
     with jax.numpy_rank_promotion("allow"):
-        ends = [job(Laps()) for job in (framework_job.logistic, scan_job.logistic, loop_job.logistic)]
+        ends = [job(start_jobs.Laps()) for job in start_jobs.VERSIONS.values()]
     assert max(ends) < 1.05 * min(ends)
 
 
