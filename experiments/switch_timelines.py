@@ -42,7 +42,7 @@ class Args:
     """Number of workers of the patterns; pictures show 6 at most."""
     latency: commands.NotNegative = 1.5
     """Units of time that the switch adds to a message."""
-    transfer: float = 5.0
+    transfer: commands.NotNegative = 5.0
     """Units of time that a full vector needs on a port."""
     compute: commands.NotNegative = 4.0
     """Units of time that a gradient takes, in chapters 3 to 5."""
@@ -65,11 +65,11 @@ class Row(NamedTuple):
 
 
 def main(args: Args) -> None:
-    for name, least in (("workers", 2), ("latency", 0), ("transfer", 0), ("compute", 0), ("slow", 1)):
+    for name, least in (("workers", 2), ("slow", 1)):
         if not least <= getattr(args, name) < math.inf:
-            raise ValueError(f"{name} = {getattr(args, name)}: need at least {least}, finite")
+            raise ValueError(f"--{name} {getattr(args, name):g}: need at least {least}, finite")
     if not args.latency + args.transfer:
-        raise ValueError("latency = transfer = 0: need one above 0, or there is nothing to see")
+        raise ValueError("--latency 0 --transfer 0: need one above 0, or there is nothing to see")
     pictures, costs = panels(args), rows(args)
     commands.begin(args)
     lines = [

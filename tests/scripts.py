@@ -11,7 +11,6 @@ import pytest
 
 from experiments.shared import common
 
-
 TOPS = set("┏┃│└")  # of tables in a terminal
 
 

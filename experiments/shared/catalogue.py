@@ -124,6 +124,7 @@ DOCUMENTED = {
         f"calibrate --shape 30mbit --sizes {SIZES} --widths 16 64 256 1024 4096 --repeats 15 --longest 2", {"figure": "calibrate"}
     ),
     "calibrate_kimad": Run("calibrate --shape 30mbit:10mbit", {"kimad": "calibrate_kimad"}),
+    "calibrate_loopback": Run("calibrate --widths 16 128 1024 8192"),
     "cannikin_optperf": Run("cannikin_optperf", {name: f"cannikin_{name}" for name in ("epochs", "batch_time", "studies")}),
     "cannikin_processes": Run("cannikin_processes", {"figure": "cannikin_processes"}),
     "cannikin_training": Run("cannikin_training", {"figure": "cannikin_training"}),

@@ -214,17 +214,17 @@ def check_flags(args: Any) -> None:
         if value == () and defaults[name] != ():
             raise ValueError(f"{flag}: need at least one")
         numbers = [number for number in (value if isinstance(value, tuple) else (value,)) if number is not None]
-        for bound in _bounds(annotation):
+        for bound in bounds(annotation):
             if not all(map(bound.holds, numbers)):
                 raise ValueError(f"{flag} {value}: need {bound.words}")
 
 
-def _bounds(annotation: Any) -> Iterator[Bound]:
+def bounds(annotation: Any) -> Iterator[Bound]:
     """All that are in an annotation, as in that of `tuple[Count, ...] | None`."""
     if isinstance(annotation, Bound):
         yield annotation
     for part in get_args(annotation):
-        yield from _bounds(part)
+        yield from bounds(part)
 
 
 def is_refusal(error: BaseException) -> bool:
