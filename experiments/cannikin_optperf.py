@@ -35,25 +35,25 @@ CANDIDATES = 100  # total batches, of the overhead
 class Args:
     """Says how fast batches are on unequal machines, how soon."""
 
-    epochs: int = 20
+    epochs: commands.Count = 20
     """Of figure 9."""
-    iterations: int = 20
+    iterations: commands.Count = 20
     """Batches of each of these epochs, and of those from which OptPerf is predicted."""
-    noise: float = 0.05
+    noise: commands.NotNegative = 0.05
     """nu of what nodes measure, t e^(nu z)."""
-    first_noises: tuple[float, ...] = (0.05, 0.2, 0.5, 1.0)
+    first_noises: tuple[commands.NotNegative, ...] = (0.05, 0.2, 0.5, 1.0)
     """nu of the first bucket's time on the P4000, for errors of the prediction; elsewhere it is --noise."""
     totals: int = 8
     """Total batches of figure 10."""
-    worker_counts: tuple[int, ...] = (3, 16, 100, 1000, 10_000)
+    worker_counts: tuple[commands.Count, ...] = (3, 16, 100, 1000, 10_000)
     """Numbers of nodes whose overhead is measured."""
     ratios: tuple[float, ...] = (1.0, 1.5, 2.0, 3.42, 5.0, 10.0)
     """Speeds of the fastest node over the slowest."""
-    repeats: int = 5
+    repeats: commands.Count = 5
     """Of the overhead."""
-    seeds: int = 5
+    seeds: commands.Count = 5
     """Independent noises."""
-    seed: int = 0
+    seed: commands.Seed = 0
     """Of everything random."""
     out: Path = field(default=Path("results/cannikin_optperf"))
     """Folder for config.json, epochs.csv, batch_time.csv and the figures."""

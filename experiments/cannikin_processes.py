@@ -38,15 +38,15 @@ class Args:
     """Of the first process, in the splits that are tried; the others share the rest equally."""
     piece: int = 16
     """Samples in which batches are counted."""
-    rounds: int = 20
+    rounds: commands.Count = 20
     """Of each epoch."""
     passes: int = 4
     """Epochs of each split, each pass in an order of its own."""
-    width: int = 1000
+    width: commands.Count = 1000
     """Of both hidden layers of the network: the more, the longer a sample takes."""
-    learning_rate: float = 0.1
+    learning_rate: commands.Positive = 0.1
     """Of SGD."""
-    seed: int = 0
+    seed: commands.Seed = 0
     """Of everything random, but for what the clock says."""
     out: Path = field(default=Path("results/cannikin_processes"))
     """Folder for config.json, epochs.csv and figure.png."""

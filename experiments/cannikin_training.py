@@ -32,17 +32,17 @@ class Args:
     """Of "text": "grammar", "docstrings", or a file or folder."""
     cluster: Literal["A", "B", "C"] = "B"
     """The paper's: of 3, 16 and 16 nodes."""
-    target: float | None = None
+    target: commands.Positive | None = None
     """Quality to be reached, of all problems: accuracy, or bits per byte; if nothing is said each problem's own."""
-    epochs: int = 100
+    epochs: commands.Count = 100
     """At most so many."""
-    choices: int = 8
+    choices: commands.Count = 8
     """Total batches to choose from."""
-    noise: float = 0.05
+    noise: commands.NotNegative = 0.05
     """Of what nodes measure: the standard deviation of its logarithm."""
-    seeds: int = 5
+    seeds: commands.Count = 5
     """Independent runs."""
-    seed: int = 22
+    seed: commands.Seed = 22
     """Of everything random."""
     out: Path = field(default=Path("results/cannikin_training"))
     """Folder for config.json, epochs.csv and figure.png."""

@@ -28,25 +28,25 @@ from experiments.shared import commands, common, figures
 class Args:
     """Measures DropCompute in real processes of this machine."""
 
-    processes: int = 2
+    processes: commands.Count = 2
     """N, one worker each; more than the machine has cores slow each other down."""
     slow: int | None = 1
     """The process, from 0, that takes longer; None: there is none."""
-    factor: float = 2.0
+    factor: commands.Positive = 2.0
     """How many times as long it takes for each micro-batch, at least 1."""
-    micro_batches: int = 12
+    micro_batches: commands.Count = 12
     """M, of each step, as in the paper."""
-    batch_size: int = 256
+    batch_size: commands.Count = 256
     """Samples of each."""
-    steps: int = 150
+    steps: commands.Count = 150
     """Of each of the two runs."""
-    rounds: int = 20
+    rounds: commands.Count = 20
     """Steps that are measured before the threshold is chosen."""
-    learning_rate: float = 0.1
+    learning_rate: commands.Positive = 0.1
     """Of SGD."""
-    width: int = 2048
+    width: commands.Count = 2048
     """Of the network's hidden layer: the more, the longer a micro-batch takes."""
-    seed: int = 0
+    seed: commands.Seed = 0
     """Of everything random, but for what the clock says."""
     out: Path = field(default=Path("results/dropcompute_processes"))
     """Folder for config.json, steps.csv and figure.png."""

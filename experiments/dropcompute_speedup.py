@@ -55,19 +55,19 @@ PRINTED: dict[str, tuple[Noise, float]] = {
 class Args:
     """Says what is gained by dropping last micro-batches."""
 
-    worker_counts: tuple[int, ...] = (8, 16, 32, 64, 112, 160, 200)
+    worker_counts: tuple[commands.Count, ...] = (8, 16, 32, 64, 112, 160, 200)
     """Numbers of workers that are simulated."""
-    run_workers: int = 64
+    run_workers: commands.Count = 64
     """Workers of the runs whose clock is compared with the plan."""
-    communication: float = 0.0
+    communication: commands.NotNegative = 0.0
     """Seconds of a step besides computation, T^c, which the paper does not state."""
     stop: Stop = "preempt"
     """preempt: at the threshold; between: a worker looks at its clock between micro-batches only."""
-    iterations: int = 50
+    iterations: commands.Count = 50
     """Steps to choose a threshold from, and as many more to use it on."""
-    seeds: int = 5
+    seeds: commands.Count = 5
     """Independent times that each number is measured."""
-    seed: int = 0
+    seed: commands.Seed = 0
     """Of everything random."""
     out: Path = field(default=Path("results/dropcompute_speedup"))
     """Folder for config.json, scale.csv and the figures."""

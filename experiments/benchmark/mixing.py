@@ -37,13 +37,13 @@ from experiments.shared import commands, common, tables
 class Args:
     """Times gossip rounds on one device beside dense products and copies."""
 
-    workers: int = 1024
+    workers: commands.Count = 1024
     """Number of workers N."""
-    dimension: int = 10_000
+    dimension: commands.Count = 10_000
     """Elements d of a model."""
-    repeats: int = 15
+    repeats: commands.Count = 15
     """Timings of each program."""
-    dimensions: tuple[int, ...] = (100, 1_000, 10_000, 100_000)
+    dimensions: tuple[commands.Count, ...] = (100, 1_000, 10_000, 100_000)
     """Elements for which both kinds of sums are timed, where all models together have at most 8 M."""
     out: Path = field(default=Path("results/benchmark/mixing"))
     """Folder for config.json, mixing.csv, sums.csv and the tables."""

@@ -49,17 +49,17 @@ class Args:
     """Which of dsgd and mb-sgd."""
     versions: tuple[str, ...] = NAMES
     """Which of dsgd, scan, numpy, torch, decent-bench and fedjax."""
-    workers: tuple[int, ...] = (16, 128, 1024)
+    workers: tuple[commands.Count, ...] = (16, 128, 1024)
     """Numbers of workers N, at least 3."""
-    dimensions: tuple[int, ...] = (100, 10_000, 100_000)
+    dimensions: tuple[commands.Count, ...] = (100, 10_000, 100_000)
     """Elements d of a model; every N runs with every d."""
-    rounds: int = 20
+    rounds: commands.Count = 20
     """Rounds to the first result, and at least so many in a timing."""
-    seconds: float = 0.5
+    seconds: commands.Positive = 0.5
     """Length of the timing of rounds, about."""
-    repeats: int = 3
+    repeats: commands.Count = 3
     """Timed processes of each version and size, after one whose models are compared."""
-    longest: float = 90.0
+    longest: commands.Positive = 90.0
     """Seconds after which a process is ended."""
     environments: Path = field(default_factory=environments.default_folder)
     """Folder for the environments of other libraries; those that are there are used again."""

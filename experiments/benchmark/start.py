@@ -32,7 +32,7 @@ STAGES = ("imports", "problem", "trace", "compile", "rounds")
 class Args:
     """Times whole processes, from start to result."""
 
-    repeats: int = 5
+    repeats: commands.Count = 5
     """Processes of each version."""
     out: Path = field(default=Path("results/benchmark/start"))
     """Folder for config.json, start.csv and table.csv."""

@@ -1,34 +1,85 @@
-"""Rounds over real processes: what their parts take, what the survey's switch makes of them, and what they take."""
+"""What `calibrate` measures over real processes: seconds of JAX's collectives, and of rounds and their parts."""
 
 from __future__ import annotations
 
-import itertools
+import time
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import algorithms
 import dsgd
 import topologies
-from dsgd import clusters, compressors, counts, network, problems, workers
+from dsgd import compressors, counts, problems, workers
 from dsgd.base import Compressor, State
 from dsgd.compressors.sizes import message_shape
 from dsgd.engine import loop
 from dsgd.machines import arrays, nodes
 from dsgd.runs.plans import Always, make_plan
-from experiments.survey import break_even, collectives, link_fits
-from experiments.survey.link_fits import BITS, Line
+from experiments.survey import break_even
 
+FEWEST = 3  # repeats of what takes long
+ELEMENT = 4  # bytes
 CLASSES = 10
 MORE = 8  # times as many samples, from which follows what one takes
-TINY = float(np.finfo(np.float32).tiny)  # seconds of a byte where bandwidth has no end
 STEP = optax.sgd(0.01)
+
+
+class Cost(NamedTuple):
+    """What a collective takes on the survey's switch: so many latencies, and the transfers of so many whole vectors on a port."""
+
+    latencies: float
+    vectors: float
+
+
+class Collective(NamedTuple):
+    """One of JAX's, of a whole vector of b bytes.
+
+    Args:
+        run: the vector as this worker has it, float32 `[N, b / 4N]`, -> what the collective makes of it.
+        own: the share of the vector that a worker begins with, as a function of N.
+        cost: N -> what it takes on the switch.
+        formula: the same in words; l: latency, r: transfer of the vector.
+    """
+
+    run: Callable[[jax.Array], jax.Array]
+    own: Callable[[int], float]
+    cost: Callable[[int], Cost]
+    formula: str
+
+    def columns(self, size: float, N: int) -> int:
+        """Of the vector as a worker has it, where it has about so many bytes in all."""
+        return max(1, round(size * self.own(N) / (ELEMENT * N)))
+
+
+def _shift(x: jax.Array) -> jax.Array:
+    D = lax.axis_size(workers.AXIS)
+    return lax.ppermute(x, workers.AXIS, [(i, (i + 1) % D) for i in range(D)])
+
+
+COLLECTIVES = {
+    "all-reduce": Collective(
+        lambda x: lax.psum(x, workers.AXIS), lambda N: 1.0, lambda N: Cost(2 * (N - 1), 2 * (N - 1) / N), "2(N-1)(l + r/N)"
+    ),
+    "all-gather": Collective(
+        lambda x: lax.all_gather(x, workers.AXIS), lambda N: 1 / N, lambda N: Cost(N - 1, (N - 1) / N), "(N-1)(l + r/N)"
+    ),
+    "all-to-all": Collective(
+        lambda x: lax.all_to_all(x, workers.AXIS, 0, 0), lambda N: 1.0, lambda N: Cost(N - 1, (N - 1) / N), "(N-1)(l + r/N)"
+    ),
+    "collective-permute": Collective(_shift, lambda N: 1.0, lambda N: Cost(1.0, 1.0), "l + r"),
+}
+"""All-reduce: round a ring. All-gather and all-to-all: the two halves of a round of N servers. Permute: everybody to the next on a ring."""
+
+Times = dict[str, dict[float, np.ndarray]]  # seconds of every repeat, by collective and bytes
 
 
 class Method(NamedTuple):
@@ -83,37 +134,10 @@ Rounds = dict[tuple[str, int], Parts]  # by method and width
 class Found(NamedTuple):
     """What was measured: collectives, rounds, and seconds of a gradient, besides those of its samples, and of each of these."""
 
-    collectives: collectives.Measured
+    collectives: Times
     rounds: Rounds
     compute: float
     per_sample: float
-
-
-class Calibration(NamedTuple):
-    """What was measured, and what the switch makes of it.
-
-    Args:
-        N: workers.
-        found: what was measured.
-        lines: latency and seconds of a byte that explain one collective alone, by name.
-        switch: those that explain all of them.
-    """
-
-    N: int
-    found: Found
-    lines: dict[str, Line]
-    switch: Line
-
-    @property
-    def cluster(self) -> clusters.Equal:
-        """Of the fitted numbers."""
-        bandwidth = BITS / max(self.switch.beta.value, TINY)
-        return clusters.Equal(self.switch.alpha.value, bandwidth, self.found.compute, self.found.per_sample)
-
-    def explained(self, name: str, size: float) -> float:
-        """Seconds of a collective on the switch."""
-        cost = collectives.COLLECTIVES[name].cost(self.N)
-        return cost.latencies * self.switch.alpha.value + cost.vectors * size * self.switch.beta.value
 
 
 class Tasks(NamedTuple):
@@ -150,11 +174,11 @@ def measure_all(work: Tasks, sizes: Sequence[int], repeats: int, longest: float)
 
     Args:
         work: what is computed.
-        sizes: of `collectives.measure`.
+        sizes: of `measure_collectives`.
         repeats, longest: of every measurement.
     """
-    seconds = collectives.measure(sizes, repeats, longest)
-    rounds = measure(work, repeats, longest)
+    seconds = measure_collectives(sizes, repeats, longest)
+    rounds = measure_rounds(work, repeats, longest)
     few, many = (_alone(problem, repeats, longest) for problem in (work.few, work.many))
     assert work.few.batch_size is not None
     samples = work.few.batch_size
@@ -162,25 +186,72 @@ def measure_all(work: Tasks, sizes: Sequence[int], repeats: int, longest: float)
     return Found(seconds, rounds, max(0.0, few - samples * per_sample), per_sample)
 
 
-def explain(found: Found, N: int, seed: int) -> Calibration:
-    """The fits.
+def measure_collectives(sizes: Sequence[int], repeats: int, longest: float) -> Times:
+    """Called in every process, of which each is a worker.
 
     Args:
-        found: what was measured.
-        N: workers.
-        seed: of the intervals.
+        sizes: bytes of the vector, rising.
+        repeats: of each, but fewer where that would take longer than `longest`.
+        longest: seconds for the repeats of one collective at one size; where three would take longer, this size and larger ones are
+            left out, but for the first two.
     """
-    costs = {name: collectives.COLLECTIVES[name].cost(N) for name in found.collectives}
-    lines = {name: link_fits.switch({name: times}, costs, seed) for name, times in found.collectives.items()}
-    return Calibration(N, found, lines, link_fits.switch(found.collectives, costs, seed))
+    mesh = nodes.mesh("calibrate", jax.process_count())
+    return {name: _one(collective, mesh, sizes, repeats, longest) for name, collective in COLLECTIVES.items()}
 
 
-def measure(work: Tasks, repeats: int, longest: float) -> Rounds:
+def _one(collective: Collective, mesh: Mesh, sizes: Sequence[int], repeats: int, longest: float) -> dict[float, np.ndarray]:
+    N, own = mesh.size, P(workers.AXIS)
+    program = jax.jit(jax.shard_map(lambda x: collective.run(x[0])[None], mesh=mesh, in_specs=own, out_specs=own, check_vma=False))
+    found: dict[float, np.ndarray] = {}
+    for size in sizes:
+        columns = collective.columns(size, N)
+        x = nodes.rows(jnp.ones((1, N, columns), jnp.float32), mesh)
+        seconds = timed(lambda x=x: program(x), repeats, longest, None if len(found) < 2 else longest)
+        if seconds is None:
+            break
+        found[ELEMENT * N * columns / collective.own(N)] = seconds
+    return found
+
+
+def timed(run: Callable[[], Any], repeats: int, longest: float, at_most: float | None) -> np.ndarray | None:
+    """Seconds of every repeat, each the mean over processes, the same in all of them; None where that would take too long.
+
+    The first calls, which compile and open connections, do not count. One repeat begins where the last one ended.
+
+    Args:
+        run: what all processes call together.
+        repeats: at most.
+        longest: seconds of all repeats, unless these are the fewest.
+        at_most: seconds of the fewest repeats, above which nothing is measured; None: it is measured anyway.
+    """
+    jax.block_until_ready(run())
+    _, one = _clocked(run, 1)
+    alike = float(nodes.gathered([[one[0]]]).max())
+    if at_most is not None and FEWEST * alike > at_most:
+        return None
+    count = int(np.clip(longest / alike, FEWEST, max(FEWEST, repeats)))
+    result, seconds = _clocked(run, count)
+    del result
+    return nodes.gathered([list(seconds)]).mean(axis=(0, 1))
+
+
+def _clocked(run: Callable[[], Any], count: int) -> tuple[Any, list[float]]:
+    """The last result, and the seconds of each call."""
+    result, seconds, last = None, [], time.perf_counter()
+    for _ in range(count):
+        result = jax.block_until_ready(run())
+        now = time.perf_counter()
+        seconds.append(now - last)
+        last = now
+    return result, seconds
+
+
+def measure_rounds(work: Tasks, repeats: int, longest: float) -> Rounds:
     """Called in every process, of which each is a worker.
 
     Args:
         work: whose networks.
-        repeats, longest: as of `collectives.timed`.
+        repeats, longest: as of `timed`.
     """
     N = jax.process_count()
     everybody = nodes.mesh("calibrate", N)
@@ -193,7 +264,7 @@ def measure(work: Tasks, repeats: int, longest: float) -> Rounds:
             codec, arrays = 0.0, len(leaves)
             if method.compressor is not None:
                 arrays = _arrays(method.compressor, d)
-                mine = break_even.codec_seconds(method.compressor, N, d, max(collectives.FEWEST, repeats // 3))
+                mine = break_even.codec_seconds(method.compressor, N, d, max(FEWEST, repeats // 3))
                 codec = max(0.0, float(nodes.gathered([[mine]]).mean()))
             bits, seconds = _round(method, whole, everybody, repeats, longest)
             found[name, width] = Parts(d, one, codec, bits, arrays, seconds)
@@ -224,7 +295,7 @@ def _round(method: Method, problem: dsgd.Problem, mesh: Mesh, repeats: int, long
         state, sent = program(state, key, data)
         return state
 
-    seconds = collectives.timed(run, repeats, longest, None)
+    seconds = timed(run, repeats, longest, None)
     assert seconds is not None
     return float(counts.to_int(nodes.own(sent.bits.up))[0]), seconds
 
@@ -239,43 +310,3 @@ def _placed(algorithm: dsgd.Algorithm, problem: dsgd.Problem, mesh: Mesh, key: j
 
     shared, key = arrays.put((state._replace(workers=()), key), NamedSharding(mesh, P()))
     return shared._replace(workers=nodes.rows(row(state.workers), mesh)), nodes.rows(row(problem.data), mesh), key
-
-
-def predicted(name: str, parts: Parts, N: int, link: Line) -> float:
-    """Seconds of a round on the switch: the gradient, the codec, and the messages in the method's pattern, a latency for each array.
-
-    Args:
-        name: of the method.
-        parts: of which `seconds` are not looked at.
-        N: workers.
-        link: latency, and seconds of a byte.
-    """
-    pattern = _pattern(name, N)
-    bandwidth = BITS / max(link.beta.value, TINY)
-    latency = parts.arrays * link.alpha.value
-    return parts.compute + parts.codec + network.round_seconds(pattern, N, parts.bits, latency=latency, bandwidth=bandwidth)
-
-
-@cache
-def _pattern(name: str, N: int) -> dsgd.Pattern:
-    """Of the method's one exchange in a round; it does not depend on the problem."""
-    problem = problems.quadratic(np.ones((N, N)), np.zeros((N, N)))
-    (exchange,) = dsgd.exchanges(METHODS[name].build(N), problem)
-    return exchange.pattern
-
-
-def crossovers(sizes: Sequence[float], first: Sequence[float], second: Sequence[float]) -> list[float]:
-    """The sizes at which the second method becomes faster than the first, or slower again: where the logarithm of the ratio of their
-    seconds, a line between two sizes, is 0.
-
-    Args:
-        sizes: rising.
-        first, second: seconds of the two at these sizes.
-    """
-    ratio = np.log(np.asarray(second) / np.asarray(first))
-    logs = np.log(np.asarray(sizes, float))
-    return [
-        float(np.exp(x - a * (y - x) / (b - a)))
-        for (x, y), (a, b) in zip(itertools.pairwise(logs), itertools.pairwise(ratio), strict=True)
-        if a * b < 0
-    ]

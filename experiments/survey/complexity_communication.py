@@ -14,6 +14,7 @@ from rich.table import Table
 import algorithms
 import dsgd
 from dsgd import network, problems
+from experiments.shared import tables
 
 # Names in `algorithms.ALGORITHMS`, and what the survey prints.
 REGISTERED = {
@@ -86,10 +87,7 @@ def tabulate(costs: Mapping[str, Cost], workers: int, d: int, link: Link) -> Tab
         f"{d:,} float32, {link.bandwidth / 1e9:g} Gbit/s. Mbit: that a worker sends\n"
         "and receives. η: those, relative to float32. The survey's\nGD is on one machine; here it averages gradients."
     )
-    table = Table(title="communication of one iteration", caption=caption)
-    table.add_column("method", no_wrap=True)
-    for heading in ("survey: O(·)", "exact", "Mbit", "η", "ms"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = tables.table("communication of one iteration", ("method", "survey: O(·)", "exact", "Mbit", "η", "ms"), caption)
     for name, each in costs.items():
         if not each.vectors:
             table.add_row(name, REGISTERED[name][1], *("-",) * 4)
