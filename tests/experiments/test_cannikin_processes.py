@@ -11,7 +11,7 @@ import scripts
 
 from algorithms import cannikin
 from experiments import cannikin_processes
-from experiments.cannikin import competitors, real_cluster
+from experiments.cannikin import competitors
 
 SHARES, PASSES = (0.25, 0.75), 2
 MODEL = cannikin.ClusterModel([2e-3, 4e-3], [0.1, 0.2], [3e-3, 8e-3], [0.0, 0.1], 1.0, 0.0, 0.05)
@@ -53,12 +53,12 @@ def trial(batches, slower=1.0):
     compute = backward + slower * np.tile(MODEL.q * b + MODEL.s, (3, 1))
     communication = np.full((3, 2), slower * MODEL.t_last)
     seen = cannikin.Observation(b, compute, backward, backward, communication, cannikin.NoiseScale(0.0, 0.0))
-    return real_cluster.Trial(seen, slower * float(MODEL.batch_time(b)))
+    return cannikin_processes.Trial(seen, slower * float(MODEL.batch_time(b)))
 
 
 def test_exact_times_are_predicted_exactly():
     trials = [trial(b) for b in ((32, 32), (44, 20), (16, 48), (48, 16), (16, 48))]
-    judged = real_cluster.judge(trials)
+    judged = cannikin_processes.judge(trials)
     assert [each.batches.tolist() for each in judged] == [[16, 48], [48, 16]]
     assert [len(each.measured) for each in judged] == [2, 1]
     for each in judged:
@@ -69,17 +69,17 @@ def test_exact_times_are_predicted_exactly():
 def test_a_split_is_not_predicted_from_itself():
     """One split takes twice as long as the model says: the others know nothing of it."""
     trials = [trial((32, 32)), trial((44, 20)), trial((16, 48), slower=2.0), trial((48, 16))]
-    odd, even = real_cluster.judge(trials)
+    odd, even = cannikin_processes.judge(trials)
     assert odd.errors() == pytest.approx((-0.5, -0.5))
     assert even.errors()[0] == pytest.approx(0)
     assert abs(even.errors()[1]) > 0.01
 
 
 def test_the_family_of_splits():
-    shares, seconds = real_cluster.family(MODEL, 64)
+    shares, seconds = cannikin_processes.family(MODEL, 64)
     i = 57
     assert seconds[i] == pytest.approx(MODEL.batch_time([64 * shares[i], 64 * (1 - shares[i])]))
-    assert real_cluster.split(0.3, 3, 100).tolist() == [30, 35, 35]
+    assert cannikin_processes.split(0.3, 3, 100).tolist() == [30, 35, 35]
 
 
 def fails_among(started):

@@ -13,11 +13,9 @@ from scipy import stats
 
 from algorithms import dropcompute
 from experiments import dropcompute_speedup as script
-from experiments.dropcompute import dropcompute_noises as noises
-from experiments.dropcompute import dropcompute_scaling as scaling
-from experiments.dropcompute import dropcompute_sums as exact
-from experiments.dropcompute.dropcompute_scaling import Setting
-from experiments.dropcompute.dropcompute_sums import CELL
+from experiments.dropcompute import exact, noises, simulated
+from experiments.dropcompute.exact import CELL
+from experiments.dropcompute.simulated import Setting
 
 SMALL = {"worker_counts": (4, 8), "run_workers": 8, "iterations": 10, "seeds": 3, "progress": False, "cache": "off"}
 SETTING = Setting(12, 0.0, "preempt", SMALL["iterations"], range(SMALL["seeds"]))
@@ -99,9 +97,9 @@ def test_an_interruption_keeps_what_was_done(few_programs, tmp_path, monkeypatch
         if done:
             raise KeyboardInterrupt
         done.append(counts)
-        return {4: scaling.Measured(*5 * [np.ones(2)])}
+        return {4: simulated.Measured(*5 * [np.ones(2)])}
 
-    monkeypatch.setattr(scaling, "measured", measured)
+    monkeypatch.setattr(simulated, "measured", measured)
     with pytest.raises(KeyboardInterrupt):
         script.main(script.Args(out=tmp_path, **SMALL))
     assert (tmp_path / "scale.csv").read_text().splitlines()[1:] == ["B.1,B.1,4,0,1,1,1,1,1", "B.1,B.1,4,1,1,1,1,1,1"]
@@ -112,11 +110,11 @@ def test_the_clock_of_runs_agrees_with_the_plan(ran):
     """They have the same programs as the run above, and draws of their own."""
     noise, tau = noises.delays(), 7.5
     draw = noises.drawing(noise.seconds, 2 * SETTING.iterations, 8, 12)
-    plan = [scaling.of_seeds([scaling.used(SETTING, draw(100 + seed), tau) for seed in range(20)])]
-    runs = [scaling.by_clock(SETTING, noise.seconds, 8, tau)]
+    plan = [simulated.of_seeds([simulated.used(SETTING, draw(100 + seed), tau) for seed in range(20)])]
+    runs = [simulated.by_clock(SETTING, noise.seconds, 8, tau)]
     between = Setting(12, 1.5, "between", SETTING.iterations, SETTING.seeds)
-    plan.append(scaling.of_seeds([scaling.used(between, draw(100 + seed), tau) for seed in range(20)]))
-    runs.append(scaling.by_clock(between, noise.seconds, 8, tau))
+    plan.append(simulated.of_seeds([simulated.used(between, draw(100 + seed), tau) for seed in range(20)]))
+    runs.append(simulated.by_clock(between, noise.seconds, 8, tau))
     for found, planned in zip(runs, plan, strict=True):
         for name in ("speedup", "drop_rate", "step_time", "without"):
             mine, theirs = getattr(found, name), getattr(planned, name)
@@ -132,7 +130,7 @@ def test_thresholds_are_not_used_on_what_they_are_chosen_from():
     early, late = np.full((2, 3, 2), 0.5), np.full((2, 3, 2), 2.0)
     early[:, 0] = 5.0  # without whom it is five times as fast
     setting = Setting(2, 0.0, "preempt", 2, range(1))
-    found = scaling.measured(setting, lambda seed: np.concatenate([early, late]), [3, 2])
+    found = simulated.measured(setting, lambda seed: np.concatenate([early, late]), [3, 2])
     assert list(found) == [3, 2]
     assert found[3].threshold == pytest.approx(1, abs=1e-5)
     assert found[3].drop_rate == 1
@@ -254,7 +252,7 @@ def test_workers_to_whom_nothing_is_added_have_their_own_means():
 def test_speedups_over_drop_rates_are_those_of_thresholds():
     latencies = noises.natural(10, 6, 4, alike=True)(0)
     shares = np.array([0.0, 0.05, 0.1])
-    (gains,) = scaling.over_drop_rates(Setting(4, 0.5, "preempt", 10, range(1)), lambda seed: latencies, 6, 4, shares)
+    (gains,) = simulated.over_drop_rates(Setting(4, 0.5, "preempt", 10, range(1)), lambda seed: latencies, 6, 4, shares)
     assert gains[0] == 1
     ends = np.sort(np.cumsum(latencies, axis=-1).ravel())
     for share, gain in zip(shares[1:], gains[1:], strict=True):

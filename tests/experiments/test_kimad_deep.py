@@ -15,7 +15,7 @@ import dsgd
 from dsgd import problems
 from dsgd.problems import models
 from experiments import kimad_deep
-from experiments.kimad import kimad_tables, kimad_training
+from experiments.kimad import deep_results, deep_runs
 from experiments.shared import commands, common
 
 METHODS = {"Kimad", "Kimad, told", "EF21", "Kimad, coarse", "Kimad+", "whole model"}
@@ -41,7 +41,7 @@ def ran(tmp_path_factory, long):
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(models.MODELS, "mlp", partial(models.MLP, hidden=()))
-        patch.setattr(kimad_training, "RESOLUTION", 100)
+        patch.setattr(deep_runs, "RESOLUTION", 100)
         patch.setattr(common, "devices_for", lambda workers: dsgd.workers.mesh(1))
         return args, scripts.printed(kimad_deep.main, args)
 
@@ -126,7 +126,7 @@ def test_table_1_is_the_mean_over_steps(ran, series):
 def test_what_ef21_needs_is_expected_where_links_have_no_noise():
     """Step after step of the same size, each with the bandwidth at its start."""
     for seconds in (1.0, 0.1):
-        level = partial(kimad_training.pattern, 1e4)
+        level = partial(deep_runs.pattern, 1e4)
         clock, sizes = 0.0, []
         while clock < 1e4:
             sizes.append(seconds * float(level(np.array(clock))))
@@ -134,28 +134,23 @@ def test_what_ef21_needs_is_expected_where_links_have_no_noise():
         size, clock, rounds = np.mean(sizes), 0.0, 0
         while clock < 1e4:
             clock, rounds = clock + T_COMP + 2 * size / float(level(np.array(clock))), rounds + 1
-        assert kimad_tables.expected(seconds) == pytest.approx((clock / rounds - T_COMP) / (2 * seconds), rel=1e-2)
+        assert deep_results.expected(seconds) == pytest.approx((clock / rounds - T_COMP) / (2 * seconds), rel=1e-2)
 
 
-def test_intervals_are_scipys():
+def test_the_p_value_is_scipys():
     first, second = np.array([3.0, 4.0, 6.0, 5.5]), np.array([2.5, 3.0, 5.5, 6.0])
-    found, paired = kimad_tables.interval(first - second), stats.ttest_rel(first, second)
-    low, high = paired.confidence_interval(0.95)
-    assert (found.middle - found.half, found.middle + found.half) == pytest.approx((low, high))
-    assert found.p == pytest.approx(paired.pvalue)
-    assert not found.significant
-    assert kimad_tables.interval(np.array([1.0, 1.1, 0.9])).significant
-    assert str(kimad_tables.interval(np.array([2.0]))) == "2.0"
+    assert deep_results.p_value(first - second) == pytest.approx(stats.ttest_rel(first, second).pvalue)
+    assert np.isnan(deep_results.p_value(np.array([2.0])))
 
 
 def test_the_papers_kimad_fills_its_seconds_to_all_digits():
-    for seconds, (_, kimad) in kimad_tables.STEPS.items():
+    for seconds, (_, kimad) in deep_results.STEPS.items():
         assert kimad == pytest.approx(1.852 + 2 * seconds, abs=1e-9)
 
 
 def test_top_5_counts_a_class_among_the_five_largest_logits():
     logits = jnp.arange(10.0)[::-1]
-    found = kimad_training.among_5(jnp.stack([logits] * 3), jnp.array([0, 4, 5]))
+    found = deep_runs.among_5(jnp.stack([logits] * 3), jnp.array([0, 4, 5]))
     assert found.tolist() == [True, True, False]
 
 
@@ -167,7 +162,6 @@ def test_a_resnet_18_has_the_papers_links(monkeypatch):
     monkeypatch.setattr(problems, "load", lambda data, data_dir: few)
     args = kimad_deep.Args(model="resnet-18", batch_size=10, workers=2)
     setting = kimad_deep.setting_of(args, 2)
-    assert setting.scale == 1
     assert setting.bits / T_COMP == pytest.approx(180e6)
     assert (setting.steps, setting.warm_up, setting.learning_rate) == (200, 10, 0.01)
     assert setting.cluster.up is not None
@@ -183,7 +177,7 @@ def test_seconds_that_no_message_has_are_not_shown(tmp_path):
 
 def test_an_interrupted_run_keeps_what_it_has(tmp_path, monkeypatch, capsys):
     """After the first case."""
-    first = kimad_training.Case("Kimad", 2, 1.0), {"step": np.arange(2), "loss": np.ones((1, 2))}
+    first = deep_runs.Case("Kimad", 2, 1.0), {"step": np.arange(2), "loss": np.ones((1, 2))}
 
     def train(args, setting, others):
         yield first

@@ -13,8 +13,8 @@ from scipy import stats
 from algorithms import kimad
 from dsgd import clusters, codecs, compressors
 from experiments import kimad_quadratic, kimad_variability
-from experiments.kimad import adapting
-from experiments.kimad.adapting import DIMENSION, ELEMENT
+from experiments.kimad import quadratics
+from experiments.kimad.quadratics import DIMENSION, ELEMENT
 
 TINY = {"problems": 2, "seconds": 20.0, "learning_rates": (0.5, 1.0), "round_times": (1.5, 2.5), "progress": False}
 
@@ -55,7 +55,7 @@ def test_the_quadratics_losses_fall_and_messages_follow_the_bandwidth(quadratic)
     args = quadratic.args
     assert scripts.is_figure(args.out / "figure.png")
     curves = scripts.rows(args.out / "curves.csv")
-    assert len(curves) == 2 * 4 * 2 * adapting.TIMES
+    assert len(curves) == 2 * 4 * 2 * quadratics.TIMES
     ends = {(row["regime"], row["method"], row["problem"]): float(row["log10_loss"]) for row in curves}
     for regime in ("small", "high"):
         for problem in "01":
@@ -86,7 +86,7 @@ def test_the_quadratics_losses_fall_and_messages_follow_the_bandwidth(quadratic)
 def test_an_interruption_keeps_what_was_done(tmp_path, monkeypatch):
     """In the second regime."""
     history = {name: np.ones(3) for name in ("clock", "message_up", "bandwidth_up")}
-    best = adapting.Best({"choice": 3, "round_time": 1.5}, np.zeros((2, adapting.TIMES)), history)
+    best = quadratics.Best({"choice": 3, "round_time": 1.5}, np.zeros((2, quadratics.TIMES)), history)
     args = kimad_quadratic.Args(out=tmp_path, **TINY)
 
     def interrupted(args, case, tasks, cluster):
@@ -146,18 +146,18 @@ def test_patterns_have_one_mean_and_the_range_that_they_say(tmp_path):
 def test_gradient_descent_is_among_the_fixed_ones_and_losses_are_those_of_its_seconds():
     """f(x_k) = sum a x_0^2 (1 - g a)^2k / 2, a round of 1 s and d 32-bit elements over the bandwidth."""
     bandwidth, rate = 2 * ELEMENT * DIMENSION, 0.7
-    (task,) = adapting.quadratics(1, 10.0, 3)
-    cluster = adapting.make_cluster(1.0, clusters.constant(bandwidth))
+    (task,) = quadratics.quadratics(1, 10.0, 3)
+    cluster = quadratics.make_cluster(1.0, clusters.constant(bandwidth))
     options = {"seconds": 9.0, "compute": 1.0, "seed": 5}
-    build = adapting.fixed(adapting.top_k("sent"), 0)
-    race = adapting.race(build, [task], cluster, **options, learning_rate=(rate, 0.1), choice=(2, DIMENSION - 1))
+    build = quadratics.fixed(quadratics.top_k("sent"), 0)
+    race = quadratics.race(build, [task], cluster, **options, learning_rate=(rate, 0.1), choice=(2, DIMENSION - 1))
     best = race.best(choice=DIMENSION - 1, learning_rate=rate)
     a = np.asarray(task.data.A[0], float)
     assert (a.max(), a.min()) == (1, pytest.approx(0.1))
     (run,) = jax.random.split(jax.random.fold_in(jax.random.key(5), 0), 1)
     x = np.asarray(task.init(jax.random.split(run)[0]), float)
     assert best is not None
-    rounds = np.floor(adapting.times(9.0) / 1.5 + 1e-4)
+    rounds = np.floor(quadratics.times(9.0) / 1.5 + 1e-4)
     assert rounds.max() == 6
     sums = [0.5 * (a * x**2 * (1 - rate * a) ** (2 * k)).sum() for k in (0, *rounds)]
     assert race.history["loss"][..., 0] == pytest.approx(sums[0])
@@ -168,13 +168,13 @@ def test_gradient_descent_is_among_the_fixed_ones_and_losses_are_those_of_its_se
 
 
 def test_free_places_cost_nothing_where_any_are_sent():
-    sent, free = (adapting.top_k(places).sizes(DIMENSION, np.float32) for places in ("sent", "free"))
+    sent, free = (quadratics.top_k(places).sizes(DIMENSION, np.float32) for places in ("sent", "free"))
     assert [32 * k for k in range(1, 26)] == free[:25]
     assert free[25:] == sent[25:] == 5 * [ELEMENT * DIMENSION]
 
 
-def best_of(losses) -> adapting.Best:
-    return adapting.Best({}, np.array(losses, float), {})
+def best_of(losses) -> quadratics.Best:
+    return quadratics.Best({}, np.array(losses, float), {})
 
 
 def test_speedups_compare_seconds_to_what_both_reach():
@@ -183,17 +183,17 @@ def test_speedups_compare_seconds_to_what_both_reach():
     target = falling[-10:].mean()  # of the slow one; half of it of the one at half the pace
     at = np.argmax(falling <= target) + 1
     at_twice, at_half = np.argmax(2 * falling <= target) + 1, np.argmax(falling <= target / 2) + 1
-    np.testing.assert_allclose(adapting.speedups(slow, fast), [at / at_twice, at_half / at])
-    np.testing.assert_allclose(adapting.speedups(slow, fast), [2, 0.5], rtol=0.03)
+    np.testing.assert_allclose(quadratics.speedups(slow, fast), [at / at_twice, at_half / at])
+    np.testing.assert_allclose(quadratics.speedups(slow, fast), [2, 0.5], rtol=0.03)
 
 
 def test_intervals_are_of_students_t_of_logarithms():
     ratios = np.array([0.9, 1.4, 1.2, 1.7])
-    middle, low, high = adapting.interval(ratios)
+    middle, low, high = quadratics.interval(ratios)
     expected = stats.ttest_1samp(np.log(ratios), 0).confidence_interval(0.95)
     np.testing.assert_allclose(np.log([middle, low, high]), [np.log(ratios).mean(), expected.low, expected.high])
-    assert adapting.shown(ratios) == f"{middle:.2f} ({low:.2f}–{high:.2f})"
-    assert adapting.shown(ratios[:1]) == "0.90"
+    assert quadratics.shown(ratios) == f"{middle:.2f} ({low:.2f}–{high:.2f})"
+    assert quadratics.shown(ratios[:1]) == "0.90"
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_intervals_are_of_students_t_of_logarithms():
     ],
 )
 def test_faster_is_more_than_the_spread_and_more_than_a_trifle(ratios, faster):
-    assert adapting.is_faster(np.array(ratios)) == faster
+    assert quadratics.is_faster(np.array(ratios)) == faster
 
 
 def test_the_best_is_the_least_mean_of_logarithms_that_is_finite():
@@ -215,7 +215,7 @@ def test_the_best_is_the_least_mean_of_logarithms_that_is_finite():
     losses[0, 1] = np.array([-9, -1, np.inf])[:, None]
     losses[1, 0] = np.array([-2, -3, -1])[:, None]
     losses[1, 1] = np.array([-4, -1, -0.5])[:, None]
-    race = adapting.Race({"rate": np.array([0.1, 0.2]), "choice": np.array([3, 4])}, losses, {"clock": np.arange(8).reshape(2, 2, 2)})
+    race = quadratics.Race({"rate": np.array([0.1, 0.2]), "choice": np.array([3, 4])}, losses, {"clock": np.arange(8).reshape(2, 2, 2)})
     best, fourth = race.best(), race.best(choice=4)
     assert best is not None
     assert fourth is not None
