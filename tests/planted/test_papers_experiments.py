@@ -152,7 +152,7 @@ MISTAKES = [
         "experiments/benchmark/by_hand.py",
         "return (half + jnp.roll(half, 1, axis=0) + jnp.roll(half, -1, axis=0)) / 3",
         "return (half + jnp.roll(half, 1, axis=0) + jnp.roll(half, 1, axis=0)) / 3",
-        f"{BENCHMARK_TESTS}::test_the_benchmarks_versions_do_the_same_mathematics[reduced-dsgd]",
+        f"{BENCHMARK_TESTS}::test_the_benchmarks_versions_do_the_same_mathematics[dsgd]",
     ),
     Mistake(
         "experiments/benchmark/mixing.py",
