@@ -24,7 +24,7 @@ def ran(tmp_path_factory, long):
 
 
 def test_it_measures_both_runs_in_real_processes(ran):
-    args, _, rows = ran
+    args, lines, rows = ran
     assert [(row["run"], int(row["step"])) for row in rows] == [(run, step + 1) for run in ("without", "with") for step in range(9)]
     without, with_it = rows[:9], rows[9:]
     assert {row["threshold"] for row in without} == {"inf"}
@@ -38,16 +38,8 @@ def test_it_measures_both_runs_in_real_processes(ran):
         slowest = max(float(row["computing[0]"]), float(row["computing[1]"]))
         assert float(row["seconds"]) >= slowest + float(row["communication"]) - 1e-5
     assert scripts.is_figure(args.out / "figure.png")
-    assert (args.out / "config.json").exists()
-
-
-def test_its_tables_have_80_columns(ran):
-    _, lines, _ = ran
     assert not scripts.too_wide(lines)
-    cells = scripts.cells(lines)
-    names = ["step without, ms", "step with, ms", "dropped, %", "by process 0", "by process 1, the slow one", "S_eff"]
-    assert [row[0] for row in cells[:6]] == names
-    assert [row[0].split()[0] for row in cells[6:]] == ["steps", "seconds", "loss"]
+    assert "by process 1, the slow one" in [row[0] for row in scripts.cells(lines)]
 
 
 def history(latencies, communication=0.5, tau=math.inf, loss=None):
@@ -64,16 +56,6 @@ def history(latencies, communication=0.5, tau=math.inf, loss=None):
         "threshold": np.broadcast_to(tau, steps),
         "loss": np.ones(steps) if loss is None else np.asarray(loss, float),
     }
-
-
-def test_where_the_plan_is_right_all_three_agree():
-    """Every step is like every other: 4 micro-batches of 1 s and of 2 s; up to tau = 3 s they do 4 and 2, and take 4 s."""
-    latencies = np.broadcast_to([[[1.0] * 4, [2.0] * 4]], (40, 2, 4))
-    taus = np.where(np.arange(40) < 10, math.inf, 3.0)
-    found = script.judge(ARGS, script.Pair(1.0, history(latencies), history(latencies, tau=taus)))
-    expected = {"without": 8.5, "with": 4.5, "dropped": 0.25, "speedup": 0.75 * 8.5 / 4.5}
-    for name, value in expected.items():
-        np.testing.assert_allclose(found[name], [value, value, value, 0], atol=1e-12)
 
 
 def test_later_steps_do_not_plan_and_first_ones_are_not_judged():

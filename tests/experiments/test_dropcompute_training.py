@@ -14,8 +14,7 @@ import dsgd
 from dsgd.problems import models
 from experiments import dropcompute_training
 from experiments.dropcompute import convergence, local_sgd, quality
-from experiments.dropcompute.noises import ACCUMULATION
-from experiments.dropcompute.training import LAMB, SGD, delayed, dropping, latencies
+from experiments.dropcompute.training import LAMB, SGD, dropping, latencies
 from experiments.shared import common
 
 N, M, STEPS, EXTRA, MEASURED, COMMUNICATION = 6, 3, 18, 2, 4, 1.5
@@ -80,28 +79,19 @@ def alike(args):
     return single._replace(name="uniform"), single
 
 
-def test_it_writes_figures_and_all_histories(ran):
-    args, _, found, _ = ran
+def test_it_writes_figures_histories_and_tables_with_the_papers_numbers(ran):
+    args, _, found, lines = ran
     for name in ("training", "corrections", "local_sgd"):
         assert scripts.is_figure(args.out / f"{name}.png")
-    rows = scripts.rows(args.out / "history.csv")
-    assert {row["method"] for row in rows} == set(found)
+    assert {row["method"] for row in scripts.rows(args.out / "history.csv")} == set(found)
     assert len(found) == (3 + 3) + 2 + 2 * 3 + 2 * 2 * 2
-
-
-def test_it_prints_tables_of_80_columns_with_the_papers_numbers(ran):
-    _, _, _, lines = ran
-    assert all(len(line) <= 80 for line in lines if line.startswith(("│", "┏")))
-    assert not any("…" in line for line in lines)
+    assert not [line for line in lines if "…" in line or (line.startswith("│") and len(line) > 80)]
     cells = scripts.cells(lines)
     assert [row[3] for row in cells if row[0] == "paper"] == ["0.845"]
-    papers = {
-        row[0]: row[5:] for row in cells if len(row) == 7 and row[0] in ("0%", "10%", f"+{EXTRA} steps", "larger batch", "drawn again")
-    }
-    assert papers["10%"] == ["91.19", "-0.13"]
+    papers = {row[0]: row[5:] for row in cells if len(row) == 7}
+    assert papers["10%"] == papers["drawn again"] == ["91.19", "-0.13"]
     assert papers[f"+{EXTRA} steps"] == ["91.40", "+0.08"]
     assert papers["larger batch"] == ["91.38", "+0.06"]
-    assert papers["drawn again"] == ["91.19", "-0.13"]
 
 
 def test_the_threshold_is_chosen_after_some_rounds_and_kept(ran):
@@ -127,19 +117,6 @@ def test_rates_are_what_they_are_called(ran):
     for rate in (0.0, 0.5):
         history = found[f"SGD, none correction, {100 * rate:g}% of batches dropped"]
         assert history["dropped"][:, 1:].mean() == pytest.approx(rate, abs=0.1)
-
-
-def test_models_stay_when_their_steps_are_made(ran):
-    """More rounds only change who has more steps; another micro-batch, or one that is drawn again, makes another model."""
-    _, _, found, _ = ran
-    finals = {name: found[name]["loss"][:, -1] for name in (quality.at(0.1), *quality.PAPER_COMPENSATED)}
-    for first, second in ((0, 1), (0, 2), (0, 3), (2, 3)):
-        a, b = (list(finals.values())[i] for i in (first, second))
-        assert (a != b).all()
-    still = found[quality.at(0.1)]["train_loss"][:, STEPS + 1 :]
-    moving = found[quality.EXTRA]["train_loss"][:, STEPS + 1 :]
-    assert still.shape == moving.shape == (2, EXTRA)
-    assert (still != moving).all()
 
 
 def test_corrections_are_one_without_drops_and_differ_with_them(ran):
@@ -183,13 +160,6 @@ def test_a_single_server_has_as_many_stragglers_which_are_all_its_own():
     assert (times[:, :8] > 1).mean() == pytest.approx(0.16, abs=0.02)
 
 
-def test_delays_are_those_of_b_1():
-    times = latencies(delayed(64), 64, 12, seed=0)
-    assert times.min() > ACCUMULATION
-    assert times.max() == pytest.approx(6.5 * ACCUMULATION)
-    assert times.mean() / ACCUMULATION == pytest.approx(1.4959, abs=0.005)
-
-
 def test_a_threshold_drops_at_most_its_share():
     times = np.array([[[1.0, 1.0], [1.0, 2.0]]])  # micro-batches end at 1, 2 and 1, 3
     assert dropping(times, 0.0) == math.inf
@@ -218,10 +188,8 @@ def test_steps_to_a_loss_are_found_between_rounds():
     ("flags", "said"),
     [
         ({"drop_rates": (0.1,)}, "--drop-rates"),
-        ({"drop_rates": (0.0, 1.0, 0.1)}, "--drop-rates"),
         ({"drop_rates": (0.0, 0.2)}, "need 0.1, at which compensations are compared"),
         ({"corrected_rates": (0.5,)}, "--corrected-rates"),
-        ({"periods": (2, 4)}, "--periods"),
         ({"periods": (1, 7)}, "--periods"),
         ({"server": 1}, "--server 1"),
         ({"local_drop_rate": 1.0}, "--local-drop-rate"),
