@@ -16,7 +16,6 @@ import topologies
 from dsgd import network, problems
 from theory_checks.recursions import synchronous
 from theory_checks.recursions.shared import Gradients, Rounds, at_one, momentum, plain, quadratic
-from theory_checks.statements import bits
 
 N, D, STEPS, LEARNING_RATE = 6, 4, 15, 0.2
 
@@ -71,13 +70,6 @@ def test_sgd_takes_one_workers_gradient_drawn_uniformly(exact, mesh):
     np.testing.assert_allclose(distance.min(axis=1), 0, atol=1e-12)
     drawn = np.bincount(distance.argmin(axis=1), minlength=N)
     assert stats.chisquare(drawn).pvalue > 1e-4
-
-
-@pytest.mark.parametrize("name", algorithms.ALGORITHMS)
-def test_bits_of_a_round_are_what_its_messages_hold(name):
-    """Up and down, of fewer elements than workers: some have parts of padding alone."""
-    for outcome in bits.of(name, N, D):
-        assert outcome.holds, outcome.case
 
 
 def test_optimisers_that_cannot_be_are_refused():
