@@ -102,7 +102,7 @@ MISTAKES = [
         "algorithms/cannikin/model.py",
         "if b <= limits[i] else np.inf",
         "if b < limits[i] else np.inf",
-        f"{CANNIKIN}/test_model.py::test_whole_samples_are_the_best_of_all_there_are",
+        f"{CANNIKIN}/test_model.py::test_many_whole_samples_are_those_given_one_by_one",
     ),
     Mistake(
         "algorithms/cannikin/fits.py",
@@ -112,9 +112,9 @@ MISTAKES = [
     ),
     Mistake(
         "algorithms/cannikin/learning.py",
-        "np.fmax(seen.largest, b)",
-        "np.fmax(seen.smallest, b)",
-        f"{CANNIKIN}/test_learning.py::test_one_node_learns_from_another_total",
+        "_MORE, _FEWER = 1.5, 0.5",
+        "_MORE, _FEWER = 0.5, 1.5",
+        f"{CANNIKIN}/test_learning.py::test_sizes_that_would_come_again_are_half_and_one_and_a_half_in_turn",
     ),
     Mistake(
         "algorithms/cannikin/noise_scale.py",
@@ -124,8 +124,8 @@ MISTAKES = [
     ),
     Mistake(
         "algorithms/cannikin/candidates.py",
-        "!= self.patterns[at]).any()",
-        "!= self.patterns[0]).any()",
+        "refreshed[at] = seconds",
+        "refreshed[0] = seconds",
         f"{CANNIKIN}/test_policies.py::test_candidates_are_known_until_bottlenecks_change",
     ),
     Mistake(

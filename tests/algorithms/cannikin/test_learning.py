@@ -199,7 +199,9 @@ def test_one_node_learns_from_another_total():
     learner = cannikin.learner(1, 0.1).observed(**epoch(true, np.array([8.0])))
     assert learner.next_batches(8).tolist() == [8.0]
     assert learner.observed(**epoch(true, np.array([8.0]))).model() is None
-    alike(known(learner.observed(**epoch(true, learner.next_batches(12)))), true)
+    learner = learner.observed(**epoch(true, learner.next_batches(12)))
+    alike(known(learner), true)
+    alike(known(learner.observed(**epoch(true, np.array([8.0])))), true)
 
 
 def test_limits_hold_before_there_is_a_model_and_after():
