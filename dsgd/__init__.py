@@ -27,7 +27,7 @@ from dsgd.engine import cache
 from dsgd.frames import frame
 from dsgd.graphs.topology import Topology
 from dsgd.machines.agreement import Elsewhere
-from dsgd.machines.family import loopback
+from dsgd.machines.local_processes import loopback
 from dsgd.machines.runtime import join
 from dsgd.machines.watch import Lost
 from dsgd.runs.driver import compile_round, run

@@ -90,9 +90,6 @@ def main(args: Args) -> None:
     screen = common.console()
     screen.print(tables.summary(epochs, optperf, found, errors, shares))
     screen.print(tables.gains(found))
-    screen.print(tables.predictions(errors, args.noise))
-    screen.print(tables.overheads(overheads, CANDIDATES))
-    screen.print(tables.heterogeneity(gains, WORKLOAD))
     files = "epochs.csv, batch_time.csv, epochs.png, batch_time.png, studies.png"
     screen.print(f"Written: {args.out}/config.json, {files}", soft_wrap=True)
 

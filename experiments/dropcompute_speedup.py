@@ -32,7 +32,6 @@ MICRO_BATCHES = 12  # of B.1 and C.3
 FURTHER = (512, 1024, 2048)  # workers, by theory alone
 MANY = np.round(np.geomspace(1, 1e9, 37)).astype(int)  # powers of ten are among them
 DRAWN = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1448, 2048)  # workers, of exact lines
-FEW_AND_MANY = (10, 100, 1_000, 1_000_000, 1_000_000_000)
 BY_WORKERS, BY_MICRO_BATCHES = (32, (8, 32, 112, 196)), (112, (4, 8, 16, 32, 64))  # of figure 4
 SHARES = np.linspace(0, 0.2, 41)  # dropped, in figure 4
 B1 = "B.1"
@@ -110,7 +109,6 @@ def main(args: Args) -> None:
     screen.print(tables.scaling(setting, outcomes[B1], FURTHER))
     alone = {panel: exact.matching_workers(sums[panel], ratio) for panel, (_, ratio) in PRINTED.items()}
     screen.print(tables.ratios(setting, {panel: (outcomes[panel], PRINTED[panel][1], alone[panel]) for panel in PRINTED}, one_N))
-    screen.print(tables.growing(lines, limits, MANY, FEW_AND_MANY))
     files = "scale.csv, scale.png, threshold.png, drop_rate.png, noise.png, variance.png, growth.png"
     screen.print(f"Written: {args.out}/config.json, {files}", soft_wrap=True)
 

@@ -113,7 +113,6 @@ def main(args: Args) -> None:
         corrected, local, both = corrected_setting(args), local_setting(args), stragglers(args)
         screen.print(dropcompute_corrections.table(corrected, found, args.corrected_rates))
         screen.print(dropcompute_local.table(local, found, both, args.periods, args.local_drop_rate))
-        screen.print(dropcompute_local.qualities(local, found, both, args.periods))
         save(args, dropcompute_corrections.draw(corrected, found, args.corrected_rates), "corrections.png")
         save(args, dropcompute_local.draw(local, found, both, args.periods), "local_sgd.png")
     drawn = ", ".join(sorted(path.name for path in args.out.glob("*.png")))

@@ -32,7 +32,7 @@ from algorithms.cannikin import epochs
 from algorithms.cannikin import processes as nodes
 from algorithms.dropcompute import processes
 from dsgd import clusters, compressors, network, plots, problems, work, workers
-from dsgd.machines import family
+from dsgd.machines import local_processes
 from dsgd.runs import chunks, driver
 
 PACKAGES = (
@@ -564,7 +564,7 @@ def main() -> None:
 
     chunks.execute = executed
     driver.programs = mock.MagicMock()
-    family._results = processes._run = gossip._train = with_servers._train = lambda *args: []
+    local_processes._results = processes._run = gossip._train = with_servers._train = lambda *args: []
     nodes._Node.epoch = lambda *args: epochs.Ran(1.0, *4 * [np.ones((2, 1))], np.ones((2, 1)), np.ones(2), {})
     warnings.simplefilter("error")
     good = {function.__qualname__: outcome(function, arguments, "") for function, arguments in GOOD.items()}

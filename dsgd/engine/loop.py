@@ -1,4 +1,4 @@
-"""The one loop, compiled: `start` makes the first state, `advance` runs rounds and records.
+"""The one loop, compiled: `first_carry` makes the first state, `advance` runs rounds and records.
 
 Both are what `programs` compiles: `shard_map`s over the axis `"workers"`, with the independent runs (`seeds`, and the grid of a sweep) as
 `vmap`s inside. How many rounds to run is an argument, not a shape: one compiled program serves every `steps`. Arrays of the problem are
@@ -122,7 +122,7 @@ def without_arrays(problem: Problem) -> Problem:
     return problem._replace(init=init, data=(), evaluate=evaluation, constants=Constants(), weights=weights)
 
 
-def start(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
+def first_carry(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
     """What every run begins with, leaves `[grid?, seeds?, ...]`.
 
     Args:
@@ -134,7 +134,7 @@ def start(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
     def init(point, key):
         first, method = split(key)[0], _method(plan, point)
         state = randomness.of_run(method.init(plan.problem.init(first)), first, plan.N)
-        begun = clock.start(plan.N, _measured(plan, method, state, key)) if plan.cluster else ()
+        begun = clock.at_zero(plan.N, _measured(plan, method, state, key)) if plan.cluster else ()
         return Carry(state, begun, _none_drawn(plan))
 
     def place(part, spec):
@@ -145,13 +145,13 @@ def start(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
 
 
 def shapes(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
-    """What `start` gives, as shapes and types with their places on the devices; nothing is compiled."""
+    """What `first_carry` gives, as shapes and types with their places on the devices; nothing is compiled."""
 
     def placed(part, spec):
         sharding = NamedSharding(plan.mesh, spec)
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), part)
 
-    carry, spec = jax.eval_shape(partial(start, plan), points, keys), _carry_spec(plan)
+    carry, spec = jax.eval_shape(partial(first_carry, plan), points, keys), _carry_spec(plan)
     return Carry(State(*map(placed, carry.state, spec.state)), placed(carry.clock, spec.clock), placed(carry.drawn, spec.drawn))
 
 
@@ -159,7 +159,7 @@ def micro_batches(plan: Plan, points: PyTree, keys: jax.Array, carry: Carry) -> 
     """M, the micro-batches of a round's work, 1 without any; nothing is compiled.
 
     Args:
-        plan, points, keys: as in `start`.
+        plan, points, keys: as in `first_carry`.
         carry: `shapes`.
     """
     found = []
@@ -192,7 +192,7 @@ def advance(
     Args:
         plan: static.
         carry: of every run; donated.
-        points, keys: as in `start`.
+        points, keys: as in `first_carry`.
         data: of the problem, leaves `[N, ...]`.
         shared: what it has besides.
         batches: None, or batches from outside, leaves `[at least rounds, N, ...]`.
@@ -244,7 +244,7 @@ def one_round(plan: Plan, state: State, key: jax.Array, data: PyTree) -> tuple[S
 
     def body(state, key, data):
         method = _method(plan, {})
-        begun = clock.start(plan.N, _nothing_measured(plan, method, state, key)) if plan.cluster and plan.measures else ()
+        begun = clock.at_zero(plan.N, _nothing_measured(plan, method, state, key)) if plan.cluster and plan.measures else ()
         state, record, *_ = _gradients_and_update(plan, method, key, Carry(state, begun, _none_drawn(plan)), data, None, state.step)
         return state, record.statistics(plan.N)
 
@@ -269,7 +269,7 @@ def describe(plan: Plan, algorithm: Algorithm) -> Description:
     described: list[Description] = []
 
     def look(state, key):
-        begun = clock.start(plan.N, _nothing_measured(alone, method, state, key)) if plan.cluster else ()
+        begun = clock.at_zero(plan.N, _nothing_measured(alone, method, state, key)) if plan.cluster else ()
         seen: list[tuple[Record, Asked]] = []
 
         def one_round(measured):
@@ -311,7 +311,7 @@ def _nothing_measured(plan: Plan, method: Method, state: State, key: jax.Array) 
     cluster, usual = plan.cluster, plan.cluster.micro_batches
 
     def asked(measured: int) -> int:
-        begun = Carry(state, clock.start(plan.N, measurements.nothing(plan.N, measured, cluster)))
+        begun = Carry(state, clock.at_zero(plan.N, measurements.nothing(plan.N, measured, cluster)))
         work = jax.eval_shape(lambda: method.query(state, _this_round(plan, key, begun, state.step)).work)
         return usual if work is None else work.samples.shape[1]
 

@@ -13,11 +13,11 @@ from dsgd import checks, modes
 from dsgd.base import Algorithm, Key, Problem, PyTree, Result, State
 from dsgd.clusters import Cluster
 from dsgd.engine import loop, pooled, programs, protocol
-from dsgd.runs import chunks, starts
+from dsgd.runs import chunks, plans, starts
 from dsgd.runs.feed import Feed
 from dsgd.runs.history import History
-from dsgd.runs.jobs import Job, Watch
-from dsgd.runs.plans import Always, check_runnable, check_steps, make_plan, warn_if_drawn_again, warn_if_silent
+from dsgd.runs.jobs import Job
+from dsgd.runs.plans import Always
 
 
 @checks.arguments
@@ -107,19 +107,17 @@ def run(
         Lost: another process of the run was killed, or is not heard of; it says which.
         Elsewhere: another process left the run, by an error of its own; it says which.
     """
-    check_runnable(problem, cluster)
     state = start.state if isinstance(start, Result) else start
     before = 0 if state is None else starts.rounds_of(state)
-    steps, size = check_steps(steps, before), 1 if seeds is None else checks.positive_int("seeds", seeds)
-    runs = 0 if seeds is None else 1
+    steps, size = plans.check_steps(steps, before), 1 if seeds is None else checks.positive_int("seeds", seeds)
     options: dict[str, Any] = {"record_every": record_every, "cluster": cluster, "train_loss": train_loss, "evaluate_every": evaluate_every}
-    plan = make_plan(Always(algorithm), algorithm, problem, mesh, runs=runs, size=size, **options)
-    warn_if_drawn_again(plan, [algorithm], steps, before)
-    keys = jax.random.split(key, size) if runs else key
+    plan = plans.make_plan(Always(algorithm), algorithm, problem, mesh, runs=0 if seeds is None else 1, size=size, **options)
+    keys = key if seeds is None else jax.random.split(key, size)
     feed = None if batches is None else Feed(plan, batches, steps)
-    watch = Watch(algorithm.name, progress, may_diverge=False, until=until)
-    result = chunks.execute(Job(plan, algorithm, problem, {}, keys, steps, feed, state, before), watch, checkpoint)
-    warn_if_silent(plan, [algorithm], result.history["bits"], steps, before)
+    job = Job(plan, (algorithm,), problem, {}, keys, steps, feed, state, before, progress, until)
+    plans.warn_if_drawn_again(job)
+    result = chunks.execute(job, checkpoint)
+    plans.warn_if_silent(job, result.history["bits"])
     return result
 
 
@@ -140,8 +138,7 @@ def compile_round(
         ValueError: as `run`.
     """
     key = checks.default_key()
-    check_runnable(problem, cluster)
-    plan = make_plan(Always(algorithm), algorithm, problem, mesh, runs=0, size=1, record_every=1, cluster=cluster)
+    plan = plans.make_plan(Always(algorithm), algorithm, problem, mesh, runs=0, size=1, record_every=1, cluster=cluster)
     state = jax.eval_shape(lambda: protocol.Method(algorithm, problem, plan.N).init(problem.init(key)))
     data = jax.eval_shape(lambda: pooled.laid_out(problem.data, plan.mesh.size))
     return programs.traceable(loop.one_round, plan).lower(state, key, data).compile()

@@ -54,7 +54,6 @@ def exchanges(algorithm: Algorithm, problem: Problem, *, cluster: Cluster | None
     Raises:
         ValueError: the method and the problem, or the cluster, do not fit together.
     """
-    plans.check_runnable(problem, cluster)
     plan = plans.make_plan(plans.Always(algorithm), algorithm, problem, 1, runs=0, size=1, record_every=1, cluster=cluster)
     return tuple(
         Exchange(sending.call, sending.pattern, int(sending.period), sending.turns, sending.simulated)

@@ -21,6 +21,24 @@ PROGRAM = "program"
 _TOOLS = {"platform", "jax"}  # which matter where they lower to another program
 
 
+def agreed(job: Job, kept: bool) -> dict[str, str]:
+    """What the run is, by name, and the same in all of its processes; {} if nobody asks: in one process, without a checkpoint.
+
+    Args:
+        job, kept: as of `of`.
+
+    Raises:
+        ValueError: the processes do not all run the same; or as `of`.
+    """
+    several = job.plan.mesh.is_multi_process
+    about = of(job, kept) if several or kept else {}
+    if several:
+        also = {"steps": job.steps, "first round": job.before, "devices": job.plan.mesh.size, "capacity": job.plan.capacity}
+        asked = {"checkpoint": kept, "until": job.until is not None}
+        need_same(about | {name: str(value) for name, value in (also | asked).items()})
+    return about
+
+
 def of(job: Job, kept: bool) -> dict[str, str]:
     """What the run is, by name: equal where it is the same run, whatever its rounds, its devices' number and the chunks it is cut into.
 
@@ -33,7 +51,7 @@ def of(job: Job, kept: bool) -> dict[str, str]:
     """
     plan = job.plan
     return {
-        "method": job.algorithm.name,
+        "method": job.name,
         **_hyperparameters(job),
         "problem": job.problem.name,
         "workers": str(plan.N),
@@ -95,9 +113,9 @@ def _program(job: Job) -> str:
     plan = job.plan._replace(mesh=one, capacity=1)
     points, keys, data, shared = jax.eval_shape(lambda *arrays: arrays, job.points, job.keys, job.problem.data, job.problem.shared)
     batches = None if job.feed is None else jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), job.feed.first)
-    carry = jax.eval_shape(partial(loop.start, plan), points, keys)
+    carry = jax.eval_shape(partial(loop.first_carry, plan), points, keys)
     number = jax.ShapeDtypeStruct((), jnp.int32)
-    start = programs.text(loop.start, plan, points, keys)
+    start = programs.text(loop.first_carry, plan, points, keys)
     advance = programs.text(loop.advance, plan, carry, points, keys, data, shared, batches, loop.Chunk(*[number] * 4))
     return hashlib.sha256((start + advance).encode()).hexdigest()[:16]
 

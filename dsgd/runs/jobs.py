@@ -18,18 +18,20 @@ class Job(NamedTuple):
 
     Args:
         plan: its static side.
-        algorithm: the method; of a sweep that of the first point.
+        methods: the method; of a sweep those of the first point and of all other values of the grid.
         problem: with its arrays.
-        points: hyperparameters by name, `[grid]` each; {} where there is no grid.
+        points: hyperparameters by name, `[grid]` each; {} if there is no grid.
         keys: one a run, `[seeds?]`.
         steps: rounds.
         feed: batches from outside, or None.
         start: where another run ended; None: the method's own start.
         before: rounds that the start has behind it.
+        progress: show a bar.
+        until: of the history so far, whether the run may end; None: it ends after `steps`.
     """
 
     plan: Plan
-    algorithm: Algorithm
+    methods: tuple[Algorithm, ...]
     problem: Problem
     points: dict[str, jax.Array]
     keys: jax.Array
@@ -37,19 +39,15 @@ class Job(NamedTuple):
     feed: Feed | None = None
     start: State | None = None
     before: int = 0
-
-
-class Watch(NamedTuple):
-    """What the driver shows, and what makes it stop.
-
-    Args:
-        name: of the method.
-        progress: show a bar.
-        may_diverge: go on with a loss that is not finite, as a sweep does.
-        until: of the history so far, whether it is enough.
-    """
-
-    name: str
-    progress: bool
-    may_diverge: bool
+    progress: bool = False
     until: Callable[[History], bool] | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the method."""
+        return self.methods[0].name
+
+    @property
+    def last(self) -> int:
+        """Rounds done when all steps are, those before the start among them."""
+        return self.before + self.steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from rich.table import Table
 
-from experiments.cannikin.optperf_driving import Overhead, Settled
+from experiments.cannikin.optperf_driving import Settled
 from experiments.cannikin.optperf_panels import CANNIKIN, LB_BSP
 from experiments.shared import common
 
@@ -98,60 +98,4 @@ def gains(found: dict[tuple[str, str], Settled]) -> Table:
             at = int(np.nanargmax(gain))
             cells.append(f"{100 * gain[at]:.0f} ({of.totals[at]})")
         table.add_row(f"{cluster} {workload}", f"{of.totals[0]}-{of.totals[-1]}", *cells)
-    return table
-
-
-def predictions(errors: dict[tuple[str, float], dict[str, np.ndarray]], noise: float) -> Table:
-    """Section 5.3 in numbers.
-
-    Args:
-        errors: by workload and noise, then weighting, `[seeds]`.
-        noise: of the rest.
-    """
-    table = Table(
-        title="% error of the predicted OptPerf on cluster A,\nlargest over total batches",
-        caption=f"nu: noise of the P4000's first bucket; of all other times {noise:g}. inverse-variance weighting / plain average, means"
-        " over seeds.",
-    )
-    table.add_column("workload", no_wrap=True)
-    levels = list(dict.fromkeys(level for _, level in errors))
-    for level in levels:
-        table.add_column(f"nu = {level:g}", justify="right", no_wrap=True)
-    for workload in dict.fromkeys(name for name, _ in errors):
-        cells = [[f"{100 * values.mean():.2f}" for values in errors[workload, level].values()] for level in levels]
-        table.add_row(workload, *map(" / ".join, cells))
-    return table
-
-
-def overheads(found: dict[int, Overhead], candidates: int) -> Table:
-    """Section 5.4 over numbers of nodes.
-
-    Args:
-        found: by nodes.
-        candidates: total batches.
-    """
-    table = Table(title=f"milliseconds to learn from an epoch and decide,\n{candidates} total batches to choose from")
-    for heading in ("nodes", "all candidates", "the chosen one"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for n, each in found.items():
-        table.add_row(f"{n:,}", f"{1e3 * each.first:.3g}", f"{1e3 * each.then:.3g}")
-    return table
-
-
-def heterogeneity(found: dict[float, Settled], workload: str) -> Table:
-    """Section 6.
-
-    Args:
-        found: by the fastest node's speed over the slowest one's.
-        workload: what is trained.
-    """
-    table = Table(
-        title=f"16 nodes with speeds from 1 to 1 / r, {workload}: % less time",
-        caption="over total batches: median, and largest. bound: DDP, were there only computation.",
-    )
-    for heading in ("r", "than DDP", "largest", "bound", "than LB-BSP", "largest"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for ratio, of in found.items():
-        middle, most = ([f"{100 * take(of.gain(system)):.1f}" for system in ("ddp", "lb_bsp")] for take in (np.median, np.max))
-        table.add_row(f"{ratio:g}", middle[0], most[0], f"{100 * (1 - 2 / (1 + ratio)):.1f}", middle[1], most[1])
     return table

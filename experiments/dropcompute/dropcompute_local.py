@@ -122,17 +122,6 @@ def table(setting: Setting, histories: Histories, both: Sequence[Stragglers], pe
     return shown
 
 
-def qualities(setting: Setting, histories: Histories, both: Sequence[Stragglers], periods: Sequence[int]) -> Table:
-    """That it trains."""
-    shown = Table(title=f"the same: {setting.quality.words},\nat the end, ± standard error")
-    for heading in ("H", "uniform\nLS", "\n+DC", "server\nLS", "\n+DC"):
-        shown.add_column(heading, justify="right", no_wrap=True)
-    for period in periods:
-        ends = (final(setting, histories[named(stragglers, period, drops)]) for stragglers in both for drops in (False, True))
-        shown.add_row(str(period), *(common.with_error(values) for values in ends))
-    return shown
-
-
 def draw(setting: Setting, histories: Histories, both: Sequence[Stragglers], periods: Sequence[int]) -> Figure:
     """A panel for each kind of stragglers; below, how good the models are."""
     sheet, panels = plots.figure(2, 2, width=5.0, height=3.2, sharey=False)

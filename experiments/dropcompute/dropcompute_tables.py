@@ -138,23 +138,6 @@ def ratios(setting: Setting, noises: Mapping[str, tuple[Sampled, float, float]],
     return table
 
 
-def growing(lines: Mapping[str, np.ndarray], limits: Mapping[str, float], counts: np.ndarray, shown: Sequence[int]) -> Table:
-    """How the speedup grows."""
-    table = Table(
-        title="S_eff at the best threshold for very many workers, preempting",
-        caption="bound: max over τ of E[M~(τ)] / M (M b + T^c) / (τ + T^c), b the longest\n"
-        "micro-batch: approached as N grows. With B.1's delays one worker in 10^33\nhas only such ones.",
-    )
-    table.add_column("latencies", no_wrap=True)
-    for N in shown:
-        table.add_column(f"N = {N:,}" if N < 10_000 else f"10^{round(np.log10(N))}", justify="right", no_wrap=True)
-    table.add_column("bound", justify="right", no_wrap=True)
-    for name, values in lines.items():
-        at = (f"{values[np.flatnonzero(counts == N)[0]]:.2f}" for N in shown)
-        table.add_row(name, *at, f"{limits[name]:.2f}" if name in limits else "none")
-    return table
-
-
 def sureness(setting: Setting) -> str:
     """What numbers of several seeds are."""
     seeds = len(setting.seeds)

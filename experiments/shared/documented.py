@@ -28,7 +28,7 @@ class Shown(NamedTuple):
 ALONE = ("asynchrony", "availability", "cannikin_processes", "cannikin_training", "compare", "complexity_table", "compression")
 ALONE += ("convergence_rates", "dropcompute_processes", "heterogeneity", "kimad_deep", "kimad_quadratic", "kimad_variability")
 ALONE += ("real_asynchrony", "stragglers", "switch_timelines")  # one figure, and nothing on the command line
-BENCHMARKS = ("cannikin", "compression", "dropcompute", "kimad", "methods", "mixing", "sparse", "start", "work")  # which are tables
+BENCHMARKS = ("compression", "mixing", "start")  # which are tables
 
 RUNS: dict[str, Shown] = {
     **{name: Shown(name, {"figure": name}) for name in ALONE},

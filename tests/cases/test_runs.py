@@ -36,6 +36,7 @@ from dsgd import checks, clusters, compressors, problems, work
 from dsgd.problems import texts
 from dsgd.runs import identity, plans
 from dsgd.runs.checkpoints import Checkpoint
+from dsgd.runs.jobs import Job
 from experiments.shared import commands
 from topologies import ring
 
@@ -452,7 +453,7 @@ def clients(present_for: int) -> clusters.Cluster:
 def warn_of_draws(method: dsgd.Algorithm, steps: int, cluster: clusters.Cluster | None) -> None:
     """As a run does before its first round."""
     plan = plans.make_plan(plans.Always(method), method, linear(), 1, runs=0, size=1, record_every=1, cluster=cluster)
-    plans.warn_if_drawn_again(plan, [method], steps, 0)
+    plans.warn_if_drawn_again(Job(plan, (method,), linear(), {}, KEY, steps))
 
 
 @pytest.mark.parametrize("name", PERIODIC)

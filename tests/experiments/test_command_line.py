@@ -41,8 +41,8 @@ from experiments import (
     switch_timelines,
     topology,
 )
-from experiments.benchmark import cannikin, dropcompute, kimad, loop, methods, mixing, peers, rounds, sparse, start
 from experiments.benchmark import compression as throughput
+from experiments.benchmark import mixing, peers, rounds, start
 from experiments.shared import commands, common
 
 SCRIPTS = (
@@ -68,7 +68,7 @@ SCRIPTS = (
     switch_timelines,
     topology,
 )
-BENCHMARKS = (cannikin, dropcompute, kimad, loop, throughput, methods, mixing, peers, rounds, sparse, start)
+BENCHMARKS = (throughput, mixing, peers, rounds, start)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,11 +145,9 @@ def test_missing_files_are_one_line_and_status_2(script, launch, tmp_path):
         (rounds, "seconds", 0.0),
         (rounds, "seconds", float("nan")),
         (rounds, "dimensions", (10, 0)),
-        (methods, "workers", (0,)),
         (start, "repeats", -1),
         (mixing, "workers", 0),
         (throughput, "repeats", 0),
-        (kimad, "resolutions", (1000, 0)),
         (cannikin_training, "choices", 0),
         (compare, "target", float("nan")),
         (compare, "target", 0.0),

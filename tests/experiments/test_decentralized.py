@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from functools import partial
 
-import jax
 import numpy as np
 import pytest
 import scripts
 
 import dsgd
 import topologies
-from dsgd.workers import routes
 from experiments import heterogeneity, topology
-from experiments.benchmark import by_hand, methods, mixing
 from experiments.survey import gossip_decay
 
 
@@ -129,50 +125,3 @@ def test_heterogeneity_refuses_an_alpha_that_leaves_somebody_without_a_batch(tmp
     with pytest.raises(ValueError, match=r"alpha = 0.01: none of 10,000 partitions gives 64 workers 16 samples each"):
         heterogeneity.main(heterogeneity.Args(alphas=(0.01,), workers=64, out=tmp_path, progress=False))
     assert tried == list(range(10_000))
-
-
-MANY = mixing.MOST  # elements of a model, of which eight are too many
-
-
-@pytest.mark.long
-def test_benchmark_of_mixing_times_every_graph(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(mixing, "graphs_of_all_degrees", lambda: [topologies.ring(8), topologies.random_regular(12, 9)])
-    mixing.main(mixing.Args(workers=8, dimension=5, repeats=2, dimensions=(3, MANY), out=tmp_path))
-    rows = scripts.rows(tmp_path / "mixing.csv")
-    assert [row["graph"] for row in rows] == ["ring(8)", "exponential(8)", "random_regular(8, 4, 0)"]
-    assert all(float(row[name]) > 0 for row in rows for name in ("seconds", "dense", "times faster", "of copy"))
-    few, many = scripts.rows(tmp_path / "sums.csv")
-    assert (few["chosen"], many["chosen"]) == ("rows", "product")
-    assert float(few["3"]) > 0
-    assert float(many["3"]) > 0
-    assert few[str(MANY)] == "nan"  # too large to time
-    assert not scripts.too_wide(capsys.readouterr().out.splitlines())
-
-
-def test_what_the_benchmark_of_mixing_times_is_the_same(key):
-    x = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
-    for graph in (topologies.ring(16), topologies.exponential(16), topologies.random_regular(16, 4)):
-        np.testing.assert_allclose(jax.jit(mixing.mixing(graph))(x), mixing.dense(graph)(x), atol=1e-6)
-
-
-@pytest.mark.parametrize("rows", [True, False])
-def test_the_benchmark_of_mixing_times_so_many_rounds_of_dsgd(rows):
-    graph, rounds = topologies.random_regular(16, 4), 4
-    A, b, x = np.random.default_rng(1).uniform(size=(3, 16, 3)).astype(np.float32)
-    many = jax.jit(mixing.looped(partial(mixing.step_and_mix, routes.plan(graph, 1, rows), A, b), rounds))(x)
-    for _ in range(rounds):
-        x = mixing.dense(graph)(x - by_hand.LEARNING_RATE * (A * x - b))
-    np.testing.assert_allclose(many, x, atol=1e-6)
-
-
-def test_the_benchmark_of_mixing_tells_seconds_of_one_round():
-    ring = topologies.ring(8)
-    taken = {"copy": np.array([0.5]), "ring(8)": np.full(1, 2.0 * mixing.ROUNDS), "ring(8) dense": np.full(1, 6.0 * mixing.ROUNDS)}
-    assert mixing.measured(ring, taken) == ("ring(8)", 2, 2.0, 6.0, 3.0, 0.25)
-
-
-@pytest.mark.long
-def test_benchmark_of_methods_times_every_method(tmp_path, capsys):
-    methods.main(methods.Args(methods=("dsgd", "sgp"), workers=(4,), dimension=3, seconds=0.001, repeats=1, out=tmp_path))
-    assert {row["method"]: float(row["rounds/s"]) > 0 for row in scripts.rows(tmp_path / "methods.csv")} == {"dsgd": True, "sgp": True}
-    assert "4 x 3" in capsys.readouterr().out

@@ -75,7 +75,6 @@ def test_tables_have_80_columns_and_the_papers_figures(ran):
         epsilon, printed, found, off, *_ = rows[panel]
         assert (epsilon, float(printed)) == (noise.name, paper)
         assert float(off) == pytest.approx(100 * (float(found) / paper - 1), abs=0.1)
-    assert [rows[name][-1] for name in ("lognormal (13a)", "B.1's", "Bernoulli (13c)")] == ["none", "4.17", "1.32"]
     assert {"4", "8", "512", "1,024", "2,048"} < rows.keys()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import runpy
 import sys
 from functools import partial
@@ -18,17 +17,8 @@ from flax import linen as nn
 
 import algorithms
 import dsgd
-from algorithms import dropcompute
 from dsgd import compressors, problems
 from experiments import compare, compression
-from experiments.benchmark import by_hand, cannikin, kimad, peers, rounds, sparse, start
-from experiments.benchmark import compression as throughput
-from experiments.benchmark import dropcompute as dropping
-from experiments.benchmark import work as unequal
-from experiments.benchmark.jobs import framework as framework_job
-from experiments.benchmark.jobs import loop as loop_job
-from experiments.benchmark.jobs import scan as scan_job
-from experiments.benchmark.jobs.laps import Laps
 from experiments.shared import common
 from experiments.survey import break_even
 
@@ -169,89 +159,6 @@ def test_compare_leaves_out_a_method_that_diverges_at_every_step_size(tmp_path):
         compare.main(args)
 
 
-def test_benchmark_times_all_versions(tmp_path, capsys):
-    methods = ("mb-sgd", "ec-sgd")
-    rounds.main(rounds.Args(methods=methods, workers=(4,), dimensions=(5,), seconds=0.001, repeats=1, problems=1, out=tmp_path))
-    assert not scripts.too_wide(capsys.readouterr().out.splitlines())
-    rows = {row["method"]: row for row in scripts.rows(tmp_path / "rounds.csv")}
-    assert set(rows) == set(methods)
-    for row in rows.values():
-        assert all(float(row[name]) > 0 for name in ("framework", "scan", "product", "additions", "limit", "speedup", "of_limit"))
-    assert float(rows["mb-sgd"]["numpy"]) > 0
-    assert math.isnan(float(rows["ec-sgd"]["numpy"]))
-
-
-def test_benchmark_of_rounds_tells_each_number_in_its_unit():
-    row = rounds.Row("dsgd", 16, 1_000, 8e-6, 2e-5, 2e-5, 2e-5, 4e-5, 4e-6, speedup=2.5, of_limit=0.5, bytes_per_second=32e9)
-    cells = [next(iter(column.cells)) for column in rounds.tabulate([row]).columns]
-    assert cells == ["dsgd", "16 x 1,000", "8.0", "0.500", "32", "2.50", "5.00", "0.50"]
-
-
-@pytest.mark.parametrize("name", [name for name in by_hand.SCANS if name != "csgd"])
-@pytest.mark.parametrize("mean", rounds.FORMS.values())
-def test_the_benchmarks_versions_do_the_same_mathematics(name, mean, mesh, key):
-    """After the same rounds, the same f, |f'|^2 and consensus distance; parts are not all as long."""
-    problem = problems.random_quadratic(8, 12, diagonal=True, seed=2)
-    method = algorithms.make(name, optax.sgd(by_hand.LEARNING_RATE), 8)
-    ours = dsgd.run(method, problem, steps=20, key=key, mesh=mesh).history
-    histories = [jax.device_get(by_hand.scan(name, problem, mean)(20))[1]]
-    loop = by_hand.loop(name, problem)
-    histories += [np.array(loop(20)[1]).T] if loop else []
-    for theirs in histories:
-        for recorded, history in zip(("loss", "grad_sqnorm", "consensus"), theirs, strict=True):
-            np.testing.assert_allclose(ours[recorded][1:], history, rtol=1e-3, atol=1e-6)
-
-
-def test_compressed_sgd_by_hand_comes_as_near_to_the_minimum(mesh, key):
-    """Its random numbers are others: means over the last rounds agree to their spread. (Parts of two elements would have no noise.)"""
-    problem = problems.random_quadratic(4, 24, diagonal=True, seed=2)
-    method = algorithms.make("csgd", optax.sgd(by_hand.LEARNING_RATE), 4)
-    ours = dsgd.run(method, problem, steps=2_000, key=key, mesh=mesh).history["grad_sqnorm"][-1_500:]
-    theirs = np.asarray(by_hand.scan("csgd", problem)(2_000)[1][1])[-1_500:]
-    batches = np.array([ours.reshape(15, 100).mean(axis=1), theirs.reshape(15, 100).mean(axis=1)])
-    error = np.sqrt(batches.var(axis=1, ddof=1).sum() / 15)
-    assert abs(np.diff(batches.mean(axis=1))[0]) < 4 * error
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"workers": (4, 4)}, "2 workers for 1 dimensions: need as many"),
-        ({"methods": ("gd",)}, "need some of mb-sgd, dsgd"),
-        ({"methods": ()}, "need some of mb-sgd, dsgd"),
-    ],
-)
-def test_benchmark_of_rounds_refuses_what_it_cannot_time(arguments, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        rounds.main(rounds.Args(**{"workers": (4,), "dimensions": (5,), **arguments}, out=tmp_path))
-
-
-@pytest.mark.long
-def test_benchmark_of_starts_times_processes_cold_and_warm(tmp_path, capsys, monkeypatch):
-    """The framework's alone: the others are processes like it."""
-    make = start.make_versions
-    monkeypatch.setattr(start, "make_versions", lambda *args: {"scan": make(*args)["dsgd"], "dsgd, warm": make(*args)["dsgd, warm"]})
-    start.main(start.Args(repeats=1, out=tmp_path))
-    assert not scripts.too_wide(capsys.readouterr().out.splitlines())
-    cold, warm = scripts.rows(tmp_path / "start.csv")
-    assert float(cold["ratio"]) == 1
-    assert 0 < float(warm["compile"]) < float(cold["compile"]) < float(cold["wall"])
-    assert all(float(row[stage]) > 0 for row in (cold, warm) for stage in start.STAGES)
-
-
-def test_a_job_that_fails_is_told(capfd):
-    with pytest.raises(RuntimeError, match=r"jobs\.framework nonsense ended with status 1"):
-        start.timed(start.Version("framework", {}), "nonsense")
-    assert "KeyError: 'nonsense'" in capfd.readouterr().err
-
-
-def test_jobs_by_hand_do_what_the_framework_does():
-    """The same problem, another partition and other draws: after 1,000 rounds, losses within 5 % of each other."""
-    with jax.numpy_rank_promotion("allow"):
-        ends = [job(Laps()) for job in (framework_job.logistic, scan_job.logistic, loop_job.logistic)]
-    assert max(ends) < 1.05 * min(ends)
-
-
 @pytest.fixture(scope="module")
 def compressed(tmp_path_factory, long):
     out = tmp_path_factory.mktemp("compression")
@@ -340,61 +247,6 @@ def test_megabits_have_three_digits():
     assert list(shown.values()) == ["-", "1.23", "999", "1,230", "47,100", "0.0123", "any"]
 
 
-@pytest.mark.long
-def test_benchmark_of_compressors_times_each(tmp_path, capsys, monkeypatch):
-    """Of all that need the same, one."""
-    monkeypatch.setattr(throughput, "CANDIDATES", list({candidate.needs: candidate for candidate in throughput.CANDIDATES}.values()))
-    throughput.main(throughput.Args(dimensions=(4096,), repeats=1, out=tmp_path))
-    shown = capsys.readouterr().out
-    assert "d = 4,096" in shown
-    assert not scripts.too_wide(shown.splitlines())
-    rows = {row["program"]: row for row in scripts.rows(tmp_path / "throughput.csv")}
-    for candidate in throughput.CANDIDATES:
-        row = rows[candidate.compressor.name]
-        assert all(float(row[name]) > 0 for name in ("bits_per_element", "encode_bytes_per_second", "decode_bytes_per_second", "cost"))
-
-
-@pytest.mark.long
-def test_benchmark_of_work_times_equal_and_unequal_rounds(tmp_path, capsys):
-    unequal.main(unequal.Args(("logistic",), 2, workers=4, micro_batches=4, seconds=1e-3, repeats=1, out=tmp_path))
-    assert not scripts.too_wide(capsys.readouterr().out.splitlines())
-    (row,) = scripts.rows(tmp_path / "work.csv")
-    assert row["samples"] == "20"  # 2 to 8, 5 on average, of 4 workers
-    for name, one, other in (("unequal_over_equal", "unequal", "equal"), ("padded_over_whole", "padded", "whole")):
-        assert float(row[name]) == pytest.approx(float(row[one]) / float(row[other]))
-
-
-@pytest.mark.parametrize(("workers", "largest"), [(2, 8), (16, 128), (16, 512), (6, 100)])
-def test_sizes_of_the_benchmark_differ_by_four_and_have_the_total_of_equal_ones(workers, largest):
-    sizes = unequal.sizes(workers, largest)
-    assert (sizes.min(), sizes.max()) == (largest // 4, largest)
-    assert 8 * sizes.sum() == 5 * workers * largest
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"models": ("mlp", "cnn", "quadratic")}, "--models quadratic: need some of logistic, mlp, cnn"),
-        ({"micro_batches": 6}, "micro_batches = 6: need a multiple of 4"),
-        ({"workers": 3}, "workers = 3: need an even number"),
-    ],
-)
-def test_benchmark_of_work_refuses_what_it_cannot_time(arguments, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        unequal.main(unequal.Args(**arguments, out=tmp_path))
-
-
-@pytest.mark.long
-def test_benchmark_of_sparse_features_times_both_kinds(tmp_path, capsys):
-    sparse.main(sparse.Args(("w8a",), samples=40, workers=4, batch_size=2, seconds=1e-3, repeats=1, out=tmp_path))
-    assert not scripts.too_wide(capsys.readouterr().out.splitlines())
-    (row,) = scripts.rows(tmp_path / "sparse.csv")
-    assert all(float(row[name]) > 0 for name in ("round_sparse", "round_dense", "exact_sparse", "exact_dense"))
-    assert (int(row["bytes_sparse"]), int(row["bytes_dense"])) == (40 * 12 * 8, 40 * 300 * 4)
-    with pytest.raises(ValueError, match="--shapes a1a: need some of mushrooms, a9a, w8a, rcv1"):
-        sparse.main(sparse.Args(("a1a",), out=tmp_path))
-
-
 def test_scripts_take_libsvm_files(tmp_path):
     (tmp_path / "a9a").write_text("".join(f"{(-1) ** i} {1 + i % 3}:1 {5 + i % 7}:0.5\n" for i in range(80)))
     for model, kind in (("logistic", problems.SparseRows), ("mlp", jax.Array)):
@@ -402,107 +254,11 @@ def test_scripts_take_libsvm_files(tmp_path):
         assert isinstance(problem.data.inputs, kind)
 
 
-@pytest.mark.long
-def test_benchmark_of_kimad_times_decisions_and_rounds(tmp_path, capsys):
-    sizes = {"layers": (3,), "choices": (2,), "resolutions": (10,), "workers": 2, "models": ("logistic",)}
-    kimad.main(kimad.Args(**sizes, seconds=1e-3, repeats=1, out=tmp_path))
-    assert not scripts.too_wide(capsys.readouterr().out.splitlines())
-    (row,) = scripts.rows(tmp_path / "deciding.csv")
-    assert (row["layers"], row["choices"], row["resolution"]) == ("3", "2", "10")
-    assert all(float(row[name]) > 0 for name in ("alone", "together", "numpy"))
-    (row,) = scripts.rows(tmp_path / "training.csv")
-    assert (row["model"], row["layers"], row["elements"]) == ("logistic", "2", "650")
-    assert all(float(row[name]) > 0 for name in ("ef21", "kimad", "kimad_plus", "whole_model"))
-
-
-def test_what_the_benchmark_of_kimad_times_decides_alike():
-    given = kimad.instance(3, 4, 5)
-    ((alone,), (together,), ((plain, least),)) = (run(1) for run in kimad.versions(given, 100).values())
-    layers = np.arange(4)
-    assert least == pytest.approx(given.errors[0][layers, plain].sum())
-    assert given.errors[0][layers, alone].sum() == pytest.approx(least)
-    np.testing.assert_array_equal(together[0], alone)
-    assert all(given.sizes[layers, choices].sum() <= budget for choices, budget in zip(together, given.budgets, strict=True))
-
-
-def test_benchmark_of_kimad_refuses_sizes_that_do_not_match(tmp_path):
-    with pytest.raises(ValueError, match=r"--layers, --choices, --resolutions: \[1, 2, 1\] numbers: need as many of each"):
-        kimad.main(kimad.Args(layers=(3,), choices=(2, 3), resolutions=(10,), out=tmp_path))
-
-
-def test_benchmark_of_cannikin_times_decisions(tmp_path, capsys):
-    cannikin.main(cannikin.Args((3, 5), 4, ("logistic",), seconds=1e-3, repeats=1, out=tmp_path))
-    lines = capsys.readouterr().out.splitlines()
-    assert not scripts.too_wide(lines)
-    assert any("OptPerf, ms" in line for line in lines)
-    assert any("sizes that differ by 4" in line for line in lines)
-    (row,) = scripts.rows(tmp_path / "work.csv")
-    assert float(row["unequal_over_equal"]) > 0
-    rows = scripts.rows(tmp_path / "optperf.csv")
-    assert [row["nodes"] for row in rows] == ["3", "5"]
-    assert all(float(row[name]) > 0 for row in rows for name in cannikin.Row._fields)
-
-
-def test_what_the_benchmark_of_cannikin_times_is_optperf():
-    real, many, whole, _, program = (run(1)[0] for run in cannikin.versions(6, 7).values())
-    model = cannikin.cluster(6)()
-    assert set(model.computes_longer(real.batches)) == {True, False}
-    assert real.seconds == pytest.approx(program.fun, rel=1e-9)
-    assert (many.seconds.shape, whole.batches.sum()) == ((7,), real.batches.sum())
-
-
-@pytest.mark.long
-def test_benchmark_of_dropcompute_times_planning_simulation_and_training(tmp_path, capsys):
-    sizes = {"iterations": (2,), "workers": (3,), "micro_batches": (4,), "simulated_workers": 3, "trained_workers": 2, "accumulations": 3}
-    training = {"models": ("logistic",), "batch_size": 2}
-    dropping.main(dropping.Args(**sizes, **training, rounds=5, seconds=1e-3, repeats=1, out=tmp_path))
-    assert not scripts.too_wide(capsys.readouterr().out.splitlines())
-    found = {}
-    for name in ("planning", "simulation", "training"):
-        found[name] = scripts.rows(tmp_path / f"{name}.csv")
-    assert [row["stop"] for row in found["planning"]] == ["preempt", "between"]
-    assert all(float(row[name]) > 0 for row in found["planning"] for name in ("searched", "compiled", "grid", "loops"))
-    (row,) = found["simulation"]
-    assert (row["rounds"], row["workers"], row["micro_batches"]) == ("5", "3", "3")
-    assert float(row["step"]) < float(row["whole_step"])
-    assert float(row["rate"]) > 0
-    (row,) = found["training"]
-    assert float(row["all_over_plain"]) == pytest.approx(float(row["all"]) / float(row["plain"]))
-    assert all(float(row[name]) > 0 for name in ("whole", "dropped", "dropped_over_plain", "all_over_whole"))
-
-
-@pytest.mark.parametrize("stop", dropping.STOPS)
-def test_what_the_benchmark_of_dropcompute_times_is_the_threshold(stop):
-    """The grid's best is no better; the compiled search finds the same; the loops are equation 6."""
-    latencies = np.random.default_rng(0).lognormal(size=(4, 5, 3))
-    searched, grid = (dropping.planners(latencies, 0.5, stop)[name]() for name in ("searched", "grid"))
-    best, on_grid = dropcompute.effective_speedup(latencies, 0.5, [searched, grid], stop)
-    taus = np.linspace(0, latencies.sum(axis=2).max(), dropping.GRID + 1)[1:]
-    assert best >= on_grid == dropcompute.effective_speedup(latencies, 0.5, taus, stop).max() > 1
-    assert float(dropping.compiled(latencies, 0.5, stop)()) == pytest.approx(searched, rel=1e-5)
-    assert dropping.loops(latencies, 0.5, searched, stop) == pytest.approx(best)
-
-
-def test_benchmark_of_dropcompute_refuses_what_it_cannot_time(tmp_path):
-    with pytest.raises(ValueError, match=r"--iterations, --workers, --micro-batches: \[1, 2, 2\] numbers: need as many of each"):
-        dropping.main(dropping.Args(iterations=(3,), out=tmp_path))
-    with pytest.raises(ValueError, match="--models quadratic: need some of logistic, mlp, cnn"):
-        dropping.main(dropping.Args(models=("mlp", "quadratic"), out=tmp_path))
-
-
 @pytest.mark.parametrize(
     ("script", "fields"),
     [
         ("experiments/compare.py", compare.Args),
         ("experiments/compression.py", compression.Args),
-        ("experiments/benchmark/__main__.py rounds", rounds.Args),
-        ("experiments/benchmark/__main__.py compression", throughput.Args),
-        ("experiments/benchmark/__main__.py work", unequal.Args),
-        ("experiments/benchmark/__main__.py kimad", kimad.Args),
-        ("experiments/benchmark/__main__.py sparse", sparse.Args),
-        ("experiments/benchmark/__main__.py cannikin", cannikin.Args),
-        ("experiments/benchmark/__main__.py dropcompute", dropping.Args),
-        ("experiments/benchmark/__main__.py peers", peers.Args),
     ],
 )
 def test_help_names_every_flag(script, fields, monkeypatch, capsys):

@@ -180,7 +180,7 @@ def test_a_cluster_of_others_is_refused(what, problem):
 
 
 def test_a_clock_starts_at_0():
-    now, rounding, lead, measured = clock.start(3)
+    now, rounding, lead, measured = clock.at_zero(3)
     assert (now.dtype, now.tolist(), rounding.tolist(), lead.tolist(), measured) == (jnp.float32, 0, 0, [0, 0, 0], ())
 
 
@@ -240,7 +240,7 @@ def ticked(before: clock.Clock, round: Round, sent: Sent, query: Asked | None = 
 
 def begun(*lead: float) -> clock.Clock:
     """At 10 s, where workers were done so long before."""
-    start = clock.start(N, measurements.nothing(N, M, CLUSTER))
+    start = clock.at_zero(N, measurements.nothing(N, M, CLUSTER))
     return start._replace(lead=jnp.asarray(lead or [0.0] * N, jnp.float32), now=jnp.float32(10))
 
 
@@ -356,6 +356,6 @@ def test_seconds_that_are_lost_to_rounding_come_back():
     def later(i, at):
         return clock._moved(at, jnp.float32(0.1), at.lead, ())
 
-    found = jax.jit(lambda start: jax.lax.fori_loop(0, 100_000, later, start))(clock.start(N))
+    found = jax.jit(lambda start: jax.lax.fori_loop(0, 100_000, later, start))(clock.at_zero(N))
     seconds = clock.to_seconds(np.asarray(clock.digits(found))[None])
     np.testing.assert_allclose(seconds, 100_000 * float(np.float32(0.1)), rtol=1e-9)

@@ -155,7 +155,7 @@ def test_chunks_leave_no_seam(method, problem, mesh, key, advances):
 
 def test_state_is_donated(method, problem, mesh, key):
     plan = plans.make_plan(plans.Always(method), method, problem, mesh, runs=0, size=1, record_every=1)
-    state = programs.call(loop.start, plan, {}, key)
+    state = programs.call(loop.first_carry, plan, {}, key)
     arguments = ({}, key, problem.data, problem.shared, None, loop.Chunk(*map(np.int32, (0, 1, 1, 1))))
     programs.call(loop.advance, plan, state, *arguments, donate=(0,))
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))

@@ -1,4 +1,4 @@
-"""Processes of their own, timed from outside."""
+"""Timings of calls, and of whole processes from outside. It imports no more than Python has, so that versions in other Pythons have it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,26 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
+
+
+def calibrate(version: Callable[[int], object], seconds: float) -> int:
+    """Rounds that last about that long."""
+    rounds = 1
+    while True:
+        version(rounds)
+        once = min(clock(version, rounds) for _ in range(2))  # one may be held up by the machine
+        if once >= seconds / 4:
+            return max(1, round(rounds * seconds / once))
+        rounds *= 4
+
+
+def clock(version: Callable[[int], object], rounds: int) -> float:
+    """Seconds of so many rounds."""
+    began = time.perf_counter()
+    version(rounds)
+    return time.perf_counter() - began
 
 
 class Ended(NamedTuple):
@@ -26,16 +44,16 @@ class Ended(NamedTuple):
     cpu: float
 
 
-def timed(command: Sequence[str], environment: Mapping[str, str], longest: float = threading.TIMEOUT_MAX) -> Ended | None:
-    """One process, from its start to its end.
+def process(command: Sequence[str], environment: Mapping[str, str], longest: float = threading.TIMEOUT_MAX) -> Ended | None:
+    """Times one process, from its start to its end.
 
     Args:
         command: what is run.
-        environment: variables beside those of this process.
+        environment: variables in addition to those of this process.
         longest: seconds after which it is ended.
 
     Returns:
-        What came of it; None where it took longer.
+        What it printed and took; None if it took longer.
 
     Raises:
         RuntimeError: it ended with another status than 0.
