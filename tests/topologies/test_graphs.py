@@ -174,7 +174,7 @@ def test_everybody_in_a_regular_graph_has_as_many_neighbours(n, degree):
 def test_a_large_random_regular_graph_is_an_expander():
     """Friedman: within a little of the bound of Alon and Boppana."""
     degree = 4
-    assert topologies.random_regular(500, degree).rho == pytest.approx((1 + 2 * math.sqrt(degree - 1)) / (degree + 1), abs=0.02)
+    assert topologies.random_regular(300, degree).rho == pytest.approx((1 + 2 * math.sqrt(degree - 1)) / (degree + 1), abs=0.02)
 
 
 def _halves(graph: nx.Graph) -> bool:
@@ -256,18 +256,18 @@ def test_from_matrix_takes_sparse_matrices():
 ONE_WAY = nx.DiGraph([(0, 1), (1, 0), (1, 2), (2, 1), (2, 0)])
 REFUSED = [
     *(
-        (lambda make=make: make(0), rf"{make.__name__}\(0\): need at least 1 worker")
+        (lambda make=make: make(0), f"{make.__name__}: n = 0: need an integer, at least 1")
         for make in (topologies.ring, topologies.complete, topologies.star, topologies.chain, topologies.exponential)
     ),
     (lambda: topologies.torus(0, 3), r"torus\(0, 3\): rows = 0: need an integer, at least 1"),
     (lambda: topologies.torus(3, -2), r"torus\(3, -2\): columns = -2: need an integer, at least 1"),
     (lambda: topologies.hypercube(-1), "hypercube: dimension = -1: need an integer, at least 0"),
-    (lambda: topologies.erdos_renyi(0, 0.5), r"erdos_renyi\(0\): need at least 1 worker"),
+    (lambda: topologies.erdos_renyi(0, 0.5), "erdos_renyi: n = 0: need an integer, at least 1"),
     *(
         (lambda wrong=wrong: topologies.erdos_renyi(5, wrong), rf"erdos_renyi\(5, {wrong:g}, 0\): need a probability in \(0, 1\]")
         for wrong in (0, 1.5, math.nan)
     ),
-    (lambda: topologies.random_regular(0, 0), r"random_regular\(0\): need at least 1 worker"),
+    (lambda: topologies.random_regular(0, 0), "random_regular: n = 0: need an integer, at least 1"),
     (lambda: topologies.random_regular(4, -1), r"random_regular\(4, -1, 0\): degree = -1: need an integer, at least 0"),
     *(
         (lambda n=n, d=d: topologies.random_regular(n, d), rf"random_regular\({n}, {d}, 0\): need 0 <= degree < n, and an even n \* degree")
