@@ -1,4 +1,5 @@
-"""Bad calls, drawn: of one good call each, every argument in turn becomes each of a pool of wrong values. Prints what escapes as JSON.
+"""Bad calls, drawn: of one good call each (`GOOD` has what has no default), every argument in turn becomes each
+of a pool of wrong values. Prints what escapes as JSON.
 
 A script of its own, without the annotations that pytest checks: users run without them.
 """
