@@ -221,6 +221,12 @@ def test_points_that_diverged_are_not_best_in_any_metric():
     assert swept("bits", np.array([1.0, 6.0, 4.0, 5.0, 1.0]), loss, rate=[1.0, 2.0, 3.0, 4.0, 5.0]).best("bits") == (2,)
 
 
+def test_records_that_were_not_evaluated_do_not_count_for_the_best_point():
+    loss = np.array([[[5.0, np.nan, 1.0]], [[4.0, np.nan, 2.0]]])
+    history = {"step": np.arange(3), "loss": loss, "evaluated": ~np.isnan(loss)}
+    assert dsgd.Sweep({"rate": np.array([1.0, 2.0])}, history, dsgd.State(jnp.zeros((), jnp.int32)), ()).best(share=0.7) == (0,)
+
+
 @pytest.mark.parametrize(
     ("rates", "told"),
     [
