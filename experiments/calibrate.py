@@ -22,8 +22,8 @@ from typing import Any
 import dsgd
 from dsgd import clusters, records
 from dsgd.machines import links
-from experiments.kimad import kimad_links
-from experiments.kimad.kimad_links import Setting
+from experiments.kimad import links as kimad_links
+from experiments.kimad.links import Setting
 from experiments.shared import commands, common
 from experiments.survey import calibrate_measuring as measuring
 from experiments.survey import calibrate_results as results

@@ -19,12 +19,9 @@ import optax
 
 from algorithms import cannikin, minibatch_sgd
 from dsgd import problems, records
-from experiments.cannikin import devices
-from experiments.cannikin import optperf_driving as driving
-from experiments.cannikin import optperf_panels as panels
-from experiments.cannikin import optperf_tables as tables
-from experiments.cannikin.optperf_driving import Noise, Overhead, Settled
-from experiments.shared import commands, common, figures
+from experiments.cannikin import devices, driving, optperf_results
+from experiments.cannikin.driving import Noise, Overhead, Settled
+from experiments.shared import commands, common, figures, tables
 
 CLUSTER, WORKLOAD, TOTAL = "A", "ResNet-50", 128  # of figure 9
 DIMENSION = 6  # of the problem that it trains
@@ -84,13 +81,13 @@ def main(args: Args) -> None:
     errors, overheads, shares, gains = prediction(args), overhead(args), overhead_shares(args), heterogeneity(args)
     optperf = devices.make_model(CLUSTER, WORKLOAD).optperf_integer(TOTAL).seconds
     write_epochs(args.out / "epochs.csv", epochs)
-    figures.save_figure(panels.figure_9(epochs, optperf, args.noise), args.out / "epochs.png")
-    figures.save_figure(panels.figure_10(found), args.out / "batch_time.png")
-    figures.save_figure(panels.studies(errors, overheads, gains, args.noise, WORKLOAD), args.out / "studies.png")
+    figures.save_figure(optperf_results.figure_9(epochs, optperf, args.noise), args.out / "epochs.png")
+    figures.save_figure(optperf_results.figure_10(found), args.out / "batch_time.png")
+    figures.save_figure(optperf_results.studies(errors, overheads, gains, args.noise, WORKLOAD), args.out / "studies.png")
     screen = common.console()
-    screen.print(tables.summary(epochs, optperf, found, errors, shares))
-    screen.print(tables.gains(found))
-    files = "epochs.csv, batch_time.csv, epochs.png, batch_time.png, studies.png"
+    tables.show(screen, optperf_results.summary(epochs, optperf, found, errors, shares), args.out / "summary.csv")
+    tables.show(screen, optperf_results.gains(found), args.out / "gains.csv")
+    files = "epochs.csv, batch_time.csv, summary.csv, gains.csv, epochs.png, batch_time.png, studies.png"
     screen.print(f"Written: {args.out}/config.json, {files}", soft_wrap=True)
 
 

@@ -19,14 +19,11 @@ from matplotlib.figure import Figure
 from algorithms import dropcompute
 from algorithms.dropcompute.stopping import Stop
 from dsgd import records
-from experiments.dropcompute import dropcompute_noises as noises
-from experiments.dropcompute import dropcompute_panels as panels
-from experiments.dropcompute import dropcompute_scaling as scaling
-from experiments.dropcompute import dropcompute_sums as exact
-from experiments.dropcompute import dropcompute_tables as tables
-from experiments.dropcompute.dropcompute_noises import Noise
-from experiments.dropcompute.dropcompute_scaling import Curves, Measured, Sampled, Setting
-from experiments.shared import commands, common, figures
+from experiments.dropcompute import exact, noises, simulated, speedup_tables
+from experiments.dropcompute import speedup_figures as panels
+from experiments.dropcompute.noises import Noise
+from experiments.dropcompute.simulated import Curves, Measured, Sampled, Setting
+from experiments.shared import commands, common, figures, tables
 
 MICRO_BATCHES = 12  # of B.1 and C.3
 FURTHER = (512, 1024, 2048)  # workers, by theory alone
@@ -93,7 +90,7 @@ def main(args: Args) -> None:
         for name, (noise, exactly) in common.bar(list(todo.items()), "dropcompute_speedup", args.progress):
             counts = sorted({*args.worker_counts, args.run_workers if name == B1 else one_N.workers})
             draw = noises.drawing(noise.seconds, 2 * args.iterations, counts[-1], MICRO_BATCHES)
-            outcomes[name] = Sampled(noise, exactly, draw, scaling.measured(setting, draw, counts))
+            outcomes[name] = Sampled(noise, exactly, draw, simulated.measured(setting, draw, counts))
     clock, plan, best = run(setting, outcomes[B1], args.run_workers)
     natural, gained = natural_cluster(setting)
     lines, limits = growing(setting, outcomes[B1])
@@ -104,13 +101,16 @@ def main(args: Args) -> None:
         figures.save_figure(sheet, args.out / f"{name}.png")
     figures.save_figure(panels.growth(setting, lines, limits, MANY), args.out / "growth.png")
     screen = common.console()
-    screen.print(tables.summary(setting, outcomes[B1], outcomes["14f"], one_N, gained))
-    screen.print(tables.runs_beside(setting, clock, plan, best, args.run_workers))
-    screen.print(tables.scaling(setting, outcomes[B1], FURTHER))
     alone = {panel: exact.matching_workers(sums[panel], ratio) for panel, (_, ratio) in PRINTED.items()}
-    screen.print(tables.ratios(setting, {panel: (outcomes[panel], PRINTED[panel][1], alone[panel]) for panel in PRINTED}, one_N))
-    files = "scale.csv, scale.png, threshold.png, drop_rate.png, noise.png, variance.png, growth.png"
-    screen.print(f"Written: {args.out}/config.json, {files}", soft_wrap=True)
+    shown = {
+        "summary": speedup_tables.summary(setting, outcomes[B1], outcomes["14f"], one_N, gained),
+        "runs": speedup_tables.runs_beside(setting, clock, plan, best, args.run_workers),
+        "scaling": speedup_tables.scaling(setting, outcomes[B1], FURTHER),
+        "ratios": speedup_tables.ratios({panel: (outcomes[panel], PRINTED[panel][1], alone[panel]) for panel in PRINTED}, one_N),
+    }
+    for name, table in shown.items():
+        tables.show(screen, table, args.out / f"{name}.csv")
+    screen.print(f"Written: {args.out}: config.json, scale.csv, {'.csv, '.join(shown)}.csv and six figures", soft_wrap=True)
 
 
 def write(path: Path, outcomes: Outcomes) -> None:
@@ -127,8 +127,8 @@ def write(path: Path, outcomes: Outcomes) -> None:
 def run(setting: Setting, of: Sampled, workers: int) -> tuple[Measured, Measured, exact.Best]:
     """By the clock of runs; planned, from latencies drawn apart; and exact."""
     tau = float(of.found[workers].threshold.mean())
-    plan = scaling.of_seeds([scaling.used(setting, of.draw(seed)[:, :workers], tau) for seed in setting.seeds])
-    clock = scaling.by_clock(setting, of.noise.seconds, workers, tau)
+    plan = simulated.of_seeds([simulated.used(setting, of.draw(seed)[:, :workers], tau) for seed in setting.seeds])
+    clock = simulated.by_clock(setting, of.noise.seconds, workers, tau)
     return clock, plan, of.sums.best(workers, setting.communication, setting.stop)
 
 
@@ -137,7 +137,7 @@ def figure_3(setting: Setting, outcomes: Outcomes, workers: int) -> Figure:
     simulated: dict[str, tuple[Curves, np.ndarray, np.ndarray]] = {}
     for name, of in {"(a) normal micro-batches": outcomes["13b"], "(b) B.1's delays": outcomes[B1]}.items():
         thresholds = np.linspace(0.5, 1.5, 101) * of.sums.mean
-        curves = scaling.over_thresholds(setting, of.draw, workers, thresholds)
+        curves = simulated.over_thresholds(setting, of.draw, workers, thresholds)
         like = (of.noise.mean, of.noise.std, setting.micro_batches, workers, setting.communication)
         analytical = dropcompute.expected_speedup(thresholds, *like, stop=setting.stop, approximate=True)
         given = dropcompute.expected_speedup(thresholds, *like, stop=setting.stop, step_time=float(curves.without.mean()))
@@ -148,19 +148,19 @@ def figure_3(setting: Setting, outcomes: Outcomes, workers: int) -> Figure:
 def natural_cluster(setting: Setting) -> tuple[dict[str, dict[str, np.ndarray]], np.ndarray]:
     """Without added noise: figure 4's lines, by panel, and the speedup of A.2's workers at the best threshold, `[seeds]`."""
     (M, workers), (N, micro_batches) = BY_WORKERS, BY_MICRO_BATCHES
-    most = max(*workers, N, tables.CLUSTER), max(M, setting.micro_batches, *micro_batches)
+    most = max(*workers, N, speedup_tables.CLUSTER), max(M, setting.micro_batches, *micro_batches)
     own, alike = (functools.cache(noises.natural(2 * setting.iterations, *most, alike=same)) for same in (False, True))
 
     def by_micro_batches(draw):
-        return {f"{m} accumulations": scaling.over_drop_rates(setting, draw, N, m, SHARES) for m in micro_batches}
+        return {f"{m} accumulations": simulated.over_drop_rates(setting, draw, N, m, SHARES) for m in micro_batches}
 
     lines = {
-        f"{M} accumulations": {f"{n} workers": scaling.over_drop_rates(setting, own, n, M, SHARES) for n in workers},
+        f"{M} accumulations": {f"{n} workers": simulated.over_drop_rates(setting, own, n, M, SHARES) for n in workers},
         f"{N} workers": by_micro_batches(own),
         f"{N} workers of one mean": by_micro_batches(alike),
     }
-    few = scaling.measured(setting, lambda seed: own(seed)[..., : setting.micro_batches], [tables.CLUSTER])
-    return lines, few[tables.CLUSTER].speedup
+    few = simulated.measured(setting, lambda seed: own(seed)[..., : setting.micro_batches], [speedup_tables.CLUSTER])
+    return lines, few[speedup_tables.CLUSTER].speedup
 
 
 def figure_4(setting: Setting, lines: dict[str, dict[str, np.ndarray]]) -> Figure:

@@ -19,9 +19,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from dsgd import plots, problems, records
-from experiments.dropcompute import dropcompute_convergence, dropcompute_corrections, dropcompute_local, dropcompute_quality
-from experiments.dropcompute.dropcompute_training import ACCURACY, BITS, COMPENSATED, LAMB, SGD, Histories, Setting
-from experiments.shared import commands, common, figures
+from experiments.dropcompute import convergence, corrections, local_sgd, quality
+from experiments.dropcompute.training import ACCURACY, BITS, COMPENSATED, LAMB, SGD, Histories, Setting
+from experiments.shared import commands, common, figures, tables
 
 
 class Usual(NamedTuple):
@@ -105,18 +105,17 @@ def main(args: Args) -> None:
         for name, history in train(args, setting):
             found[name] = history
     screen = common.console()
-    save(args, draw(args, setting, found), "training.png")
-    screen.print(dropcompute_convergence.table(setting, found, args.rounds, args.communications))
-    screen.print(dropcompute_quality.table(setting, found, args.drop_rates))
+    tables.show(screen, convergence.table(setting, found, args.rounds, args.communications), args.out / "convergence.csv")
+    tables.show(screen, quality.table(setting, found, args.drop_rates), args.out / "quality.csv")
     screen.print("\n".join(f"- {note}" for note in notes(args, setting, found)), highlight=False)
+    figures.save_figure(draw(args, setting, found), args.out / "training.png")
     if args.problem == "digits":
         corrected, local, both = corrected_setting(args), local_setting(args), stragglers(args)
-        screen.print(dropcompute_corrections.table(corrected, found, args.corrected_rates))
-        screen.print(dropcompute_local.table(local, found, both, args.periods, args.local_drop_rate))
-        save(args, dropcompute_corrections.draw(corrected, found, args.corrected_rates), "corrections.png")
-        save(args, dropcompute_local.draw(local, found, both, args.periods), "local_sgd.png")
-    drawn = ", ".join(sorted(path.name for path in args.out.glob("*.png")))
-    screen.print(f"Written: {args.out}/config.json, history.csv, {drawn}", soft_wrap=True)
+        tables.show(screen, corrections.table(corrected, found, args.corrected_rates), args.out / "corrections.csv")
+        tables.show(screen, local_sgd.table(local, found, both, args.periods, args.local_drop_rate), args.out / "local_sgd.csv")
+        figures.save_figure(corrections.draw(corrected, found, args.corrected_rates), args.out / "corrections.png")
+        figures.save_figure(local_sgd.draw(local, found, both, args.periods), args.out / "local_sgd.png")
+    screen.print(f"Written: {args.out}: {', '.join(sorted(path.name for path in args.out.iterdir()))}", soft_wrap=True)
 
 
 def check(args: Args) -> None:
@@ -133,7 +132,7 @@ def check(args: Args) -> None:
         raise ValueError(f"{what}: need a server of some of them, in which there are as many stragglers on average")
     if not 0 <= args.local_drop_rate < 1:
         raise ValueError(f"--local-drop-rate {args.local_drop_rate:g}: need a share in [0, 1)")
-    least = dropcompute_convergence.WINDOW + args.rounds - 1
+    least = convergence.WINDOW + args.rounds - 1
     if args.steps is not None and args.steps < least:
         raise ValueError(f"--steps {args.steps}: need {least}, with --rounds {args.rounds}")
 
@@ -170,25 +169,25 @@ def local_setting(args: Args) -> Setting:
     return on_digits(args, args.local_workers, args.local_batch_size, args.local_steps, {SGD: args.sgd_learning_rate / 3})
 
 
-def stragglers(args: Args) -> tuple[dropcompute_local.Stragglers, dropcompute_local.Stragglers]:
+def stragglers(args: Args) -> tuple[local_sgd.Stragglers, local_sgd.Stragglers]:
     """Of figure 12."""
-    return dropcompute_local.scenarios(args.local_workers, args.server, args.straggling, args.local_step)
+    return local_sgd.scenarios(args.local_workers, args.server, args.straggling, args.local_step)
 
 
 def train(args: Args, setting: Setting) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """All histories with their names."""
-    yield from dropcompute_quality.runs(setting, args.drop_rates)
-    yield from dropcompute_convergence.runs(setting, args.rounds, args.communications)
+    yield from quality.runs(setting, args.drop_rates)
+    yield from convergence.runs(setting, args.rounds, args.communications)
     if args.problem == "digits":
-        yield from dropcompute_corrections.runs(corrected_setting(args), args.corrected_rates)
-        yield from dropcompute_local.runs(local_setting(args), stragglers(args), args.periods, args.local_drop_rate)
+        yield from corrections.runs(corrected_setting(args), args.corrected_rates)
+        yield from local_sgd.runs(local_setting(args), stragglers(args), args.periods, args.local_drop_rate)
 
 
 def draw(args: Args, setting: Setting, histories: Histories) -> Figure:
     """Figure 5 and table 1."""
     sheet, (losses, seconds, table) = plots.figure(3, width=4.4, height=4.0, sharey=False)
-    dropcompute_convergence.draw(losses, seconds, setting, histories, args.communications)
-    dropcompute_quality.draw(table, setting, histories, args.drop_rates)
+    convergence.draw(losses, seconds, setting, histories, args.communications)
+    quality.draw(table, setting, histories, args.drop_rates)
     what = f"{setting.name}, {setting.problem.workers} workers x {setting.micro_batches} micro-batches, {LAMB}"
     figures.title(sheet, f"{what}; {common.errors('bands', setting.seeds)}; grey lines: losses compared")
     return sheet
@@ -196,19 +195,15 @@ def draw(args: Args, setting: Setting, histories: Histories) -> Figure:
 
 def notes(args: Args, setting: Setting, histories: Histories) -> list[str]:
     """Where ours differ from the paper's, and why."""
-    names = [dropcompute_quality.at(rate) for rate in args.drop_rates if rate]
-    names += [dropcompute_quality.EXTRA, dropcompute_quality.LARGER, dropcompute_quality.AGAIN]
-    sure = dropcompute_quality.significant(setting, histories, names)
-    communication = dropcompute_convergence.needed_communication(setting)
+    names = [quality.at(rate) for rate in args.drop_rates if rate]
+    names += [quality.EXTRA, quality.LARGER, quality.AGAIN]
+    sure = quality.significant(setting, histories, names)
+    communication = convergence.needed_communication(setting)
     return [
-        f"The paper's 3 % more steps and 13 % less time are steps of {dropcompute_convergence.RATIO:.3f} of the seconds. Workers that are"
+        f"The paper's 3 % more steps and 13 % less time are steps of {convergence.RATIO:.3f} of the seconds. Workers that are"
         f" preempted at the best threshold save so much where T^c is {communication:.1f} s; with less communication they save more.",
         f"Different from 0 % at 95 %, of {len(names)}: {', '.join(sure) or 'none'}.",
     ]
-
-
-def save(args: Args, sheet: Figure, name: str) -> None:
-    figures.save_figure(sheet, args.out / name)
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ import algorithms
 import dsgd
 from algorithms import dropcompute
 from dsgd import clusters, network, plots, problems, records
-from experiments.dropcompute import dropcompute_local, dropcompute_noises
-from experiments.dropcompute.dropcompute_training import JUST_AFTER, MEASURED, latencies
+from experiments.dropcompute import local_sgd, noises
+from experiments.dropcompute.training import JUST_AFTER, MEASURED, latencies
 from experiments.shared import commands, common, figures, intervals, resuming, tables
 
 PILOT = 20  # rounds, in which every worker computes as many gradients, from which the seconds of one are taken
@@ -127,8 +127,8 @@ def stragglers(args: Args) -> dict[str, clusters.Cluster]:
     if not 0 <= args.straggling * N <= server <= N:
         what = f"--straggling {args.straggling:g} of {N} workers with --server {server}"
         raise ValueError(f"{what}: need a server of some of them, in which there are as many stragglers on average")
-    _, single = dropcompute_local.scenarios(N, server, args.straggling, args.micro_batch)
-    kinds = {"B.1's delays": dropcompute_noises.delays().seconds, "single server": single.cluster.compute}
+    _, single = local_sgd.scenarios(N, server, args.straggling, args.micro_batch)
+    kinds = {"B.1's delays": noises.delays().seconds, "single server": single.cluster.compute}
     ports = {"up": clusters.constant(args.bandwidth), "latency": args.latency}
     return {where: clusters.Cluster(seconds, micro_batches=args.micro_batches, **ports) for where, seconds in kinds.items()}
 

@@ -12,7 +12,7 @@ import scripts
 from dsgd import clusters, network
 from dsgd.machines.links import Rate
 from experiments import asynchrony, calibrate, compare, complexity_table
-from experiments.kimad import kimad_links
+from experiments.kimad import links as kimad_links
 from experiments.shared import commands, common
 from experiments.survey import calibrate_measuring as measuring
 from experiments.survey import calibrate_switch as switch

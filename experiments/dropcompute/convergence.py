@@ -13,8 +13,8 @@ from rich.table import Table
 from algorithms import dropcompute
 from algorithms.dropcompute.stopping import Stop
 from dsgd import plots
-from experiments.dropcompute.dropcompute_training import LAMB, Histories, Point, Setting, by_itself, delayed, latencies
-from experiments.shared import common, intervals
+from experiments.dropcompute.training import LAMB, Histories, Point, Setting, by_itself, delayed, latencies
+from experiments.shared import common, intervals, tables
 
 PAPER = {"steps": 3.0, "time": 13.0}  # %: more, less
 RATIO = (1 - PAPER["time"] / 100) / (1 + PAPER["steps"] / 100)  # of the seconds of a step, by these
@@ -128,15 +128,14 @@ def percent(values: np.ndarray) -> str:
 
 def table(setting: Setting, histories: Histories, measured: int, communications: Sequence[float]) -> Table:
     """What is said of figure 5, ours beside the paper's."""
-    shown = Table(
-        title=f"{setting.name}, {setting.problem.workers} workers x {setting.micro_batches} micro-batches, {common.runs(setting.seeds)}:\n"
+    shown = tables.table(
+        f"{setting.name}, {setting.problem.workers} workers x {setting.micro_batches} micro-batches, {common.runs(setting.seeds)}:\n"
         "DropCompute to the same loss, in % more than without",
-        caption="T^c: seconds of communication. drop: micro-batches, in %.\n"
+        ("", "T^c", "drop", "step", "loss", "steps", "time", "planned"),
+        "T^c: seconds of communication. drop: micro-batches, in %.\n"
         "step: its seconds over those without drops. ±: half the 95 % interval,\n"
         "paired over seeds. planned: 1/S_eff - 1, the time if all that is\ndropped has to be made up for.",
     )
-    for heading in ("", "T^c", "drop", "step", "loss", "steps", "time", "planned"):
-        shown.add_column(heading, justify="left" if not heading else "right", no_wrap=True)
     shown.add_row("paper", "-", "-", f"{RATIO:.3f}", "-", f"+{PAPER['steps']:.0f}", f"-{PAPER['time']:.0f}", "-")
     for way in ways(setting, communications):
         shown.add_section()

@@ -17,7 +17,7 @@ import dsgd
 from algorithms import dropcompute
 from algorithms.dropcompute.stopping import Stop
 from dsgd import clusters, network
-from experiments.dropcompute import dropcompute_noises
+from experiments.dropcompute import noises
 from experiments.shared import common, resuming
 
 JUST_AFTER = 1 + 1e-4  # times what a time is: of float32, it is later, whatever order it was summed in
@@ -88,7 +88,7 @@ def delayed(workers: int, communication: float = 0.0) -> clusters.Cluster:
         communication: T^c, seconds of an all-reduce of N workers.
     """
     per_latency = network.cost(network.ring_all_reduce, workers, 1.0, 0.0)
-    return clusters.Cluster(dropcompute_noises.delays().seconds, latency=communication / per_latency if per_latency else 0.0)
+    return clusters.Cluster(noises.delays().seconds, latency=communication / per_latency if per_latency else 0.0)
 
 
 def latencies(cluster: clusters.Cluster, workers: int, micro_batches: int, seed: int, rounds: int = MEASURED) -> np.ndarray:

@@ -194,6 +194,23 @@ def race(
     return Race({name: np.asarray(values) for name, values in grid.items()}, np.stack(losses, axis=-2), first)
 
 
+def races(
+    args: Any, choices: kimad.Choices, places: Sequence[int], warm_up: int, tasks: Sequence[dsgd.Problem], cluster: clusters.Cluster
+) -> tuple[Race, Race]:
+    """Fixed compressors, and Kimad without and with the oracle.
+
+    Args:
+        args: of the script, with `seconds`, `compute`, `seed`, `learning_rates` and `round_times`.
+        choices, places: the compressors, and the numbers of those that are used as fixed ones.
+        warm_up: messages that are sent whole at the start.
+        tasks, cluster: as of `race`.
+    """
+    options: dict[str, Any] = {"seconds": args.seconds, "compute": args.compute, "seed": args.seed, "learning_rate": args.learning_rates}
+    still = race(fixed(choices, warm_up), tasks, cluster, **options, choice=places)
+    build = adapted(choices, warm_up, args.compute)
+    return still, race(build, tasks, cluster, **options, round_time=args.round_times, oracle=(0, 1))
+
+
 def times(seconds: float) -> np.ndarray:
     """Those at which losses are compared, `[TIMES]`."""
     return seconds * np.arange(1, TIMES + 1) / TIMES

@@ -15,8 +15,8 @@ import dsgd
 from algorithms import dropcompute
 from algorithms.dropcompute.stopping import Stop
 from dsgd import clusters, network, problems
-from experiments.dropcompute.dropcompute_noises import Noise
-from experiments.dropcompute.dropcompute_sums import Sums
+from experiments.dropcompute.exact import Sums
+from experiments.dropcompute.noises import Noise
 from experiments.shared import resuming
 
 NEVER = 1e6  # seconds: a threshold that drops nothing, as a number that a sweep takes

@@ -16,9 +16,9 @@ from scipy import stats
 import algorithms
 import dsgd
 from dsgd import clusters, plots
-from experiments.dropcompute.dropcompute_quality import final
-from experiments.dropcompute.dropcompute_training import SGD, Histories, Setting, dropping, falling, kept, latencies, options, pick
-from experiments.shared import common, figures, resuming
+from experiments.dropcompute.quality import final
+from experiments.dropcompute.training import SGD, Histories, Setting, dropping, falling, kept, latencies, options, pick
+from experiments.shared import common, figures, resuming, tables
 
 WAIT = 1.0  # seconds, of a straggler
 PERIODS_MEASURED = 400  # from which a threshold is taken
@@ -103,14 +103,14 @@ def speedup(histories: Histories, stragglers: Stragglers, period: int, drops: bo
 
 def table(setting: Setting, histories: Histories, both: Sequence[Stragglers], periods: Sequence[int], rate: float) -> Table:
     """One row a period."""
-    shown = Table(
-        title=f"local SGD, {setting.name}, {setting.problem.workers} workers,\n"
+    shown = tables.table(
+        f"local SGD, {setting.name}, {setting.problem.workers} workers,\n"
         f"{setting.steps} local steps, {common.runs(setting.seeds)}:\ntimes as fast as synchronous training",
-        caption="H: local steps from averaging to averaging.\nexact: of local SGD, expected. LS: local SGD.\n"
+        ("H", *(f"{who}\n{what}" for who in ("uniform", "server") for what in ("exact", "LS", "+DC", "drop"))),
+        "H: local steps from averaging to averaging.\nexact: of local SGD, expected. LS: local SGD.\n"
         f"+DC: with DropCompute; drop: local steps, in %, at\nmost {100 * rate:g}: waits are whole seconds.",
+        left=0,
     )
-    for heading in ("H", "uniform\nexact", "\nLS", "\n+DC", "\ndrop", "server\nexact", "\nLS", "\n+DC", "\ndrop"):
-        shown.add_column(heading, justify="right", no_wrap=True)
     for period in periods:
         cells = []
         for stragglers in both:

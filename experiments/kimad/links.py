@@ -17,7 +17,7 @@ from algorithms import kimad
 from algorithms.kimad import processes
 from dsgd import plots, problems, records
 from dsgd.machines.links import Rate
-from experiments.shared import figures
+from experiments.shared import figures, tables
 
 KIMAD = "Kimad"
 CHOICES = tuple(float(ratio) for ratio in np.geomspace(0.005, 1.0, 12))  # of Kimad
@@ -110,14 +110,12 @@ def tabulate(setting: Setting, found: dict[str, tuple[float, History]], where: s
     """Rounds, messages, and the seconds to one loss: the largest of those at the ends."""
     ends = {name: _end(history) for name, (_, history) in found.items()}
     target = max(ends.values())
-    table = Table(
-        title=f"{setting.processes} workers and a server, {where}",
-        caption=f"loss: mean over the last {LAST:.0%} of {setting.seconds:g} s. to {target:.3g}: seconds until the"
+    table = tables.table(
+        f"{setting.processes} workers and a server, {where}",
+        ("", "step", "rounds", "ms", "Kbit", f"to {target:.3g}", "loss"),
+        f"loss: mean over the last {LAST:.0%} of {setting.seconds:g} s. to {target:.3g}: seconds until the"
         "\nmean loss over a twentieth of the rounds is there. ms: of a round,\nmedian and 95th percentile. Kbit: of a worker's message.",
     )
-    table.add_column("", no_wrap=True)
-    for heading in ("step", "rounds", "ms", "Kbit", f"to {target:.3g}", "loss"):
-        table.add_column(heading, justify="right", no_wrap=True)
     for name, (learning_rate, history) in found.items():
         each = 1e3 * np.diff(history["seconds"], prepend=0)
         kbit = history["bits_up"] / 1e3

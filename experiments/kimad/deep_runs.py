@@ -1,4 +1,4 @@
-"""Section 4.2 and 4.3 of Kimad: the model and its links, and the runs of each method.
+"""Sections 4.2 and 4.3 of Kimad: the links of a model, and the runs of each method.
 
 A smaller model than the paper's ResNet-18 has bandwidths as much smaller, so that all seconds are as there: those of the paper's T_comm, of
 the computation, and of the bandwidth's period.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -19,9 +18,8 @@ import optax
 import dsgd
 from algorithms import kimad, kimad_sgd
 from algorithms.kimad.messages import header_bits
-from dsgd import clusters, problems
-from dsgd.problems.finite_sum import right
-from experiments.kimad import adapting
+from dsgd import clusters
+from experiments.kimad import quadratics
 from experiments.shared import common, resuming
 
 RESNET_18 = 32 * 11_173_962  # bits
@@ -78,11 +76,6 @@ class Setting(NamedTuple):
         """Of the uncompressed model."""
         return 32 * sum(self.layers)
 
-    @property
-    def scale(self) -> float:
-        """Its bits over a ResNet-18's."""
-        return self.bits / RESNET_18
-
 
 COMPUTATION = RESNET_18 / ((SLOWEST + FASTEST) / 2)  # T_comp, seconds: the model's bits over the mean bandwidth
 Histories = dict[Case, dict[str, np.ndarray]]
@@ -93,56 +86,16 @@ def among_5(logits: jax.Array, targets: jax.Array) -> jax.Array:
     return jnp.sum(logits > jnp.take_along_axis(logits, targets[:, None], axis=1), axis=1) < 5
 
 
-def make_setting(
-    model: str,
-    data: str,
-    data_dir: Path | None,
-    workers: int,
-    *,
-    batch_size: int,
-    epochs: float,
-    learning_rate: float,
-    period: float,
-    noise: float,
-    seeds: int,
-    seed: int,
-    progress: bool,
-) -> Setting:
-    """The model on data that are spread over workers at random.
+def make_cluster(scale: float, period: float, noise: float) -> clusters.Cluster:
+    """Workers that compute as long as the paper's, on links that go up and down.
 
     Args:
-        model: "mlp", "cnn" or "resnet-18".
-        data: of images.
-        data_dir: of their files.
-        workers: M.
-        batch_size: of each worker.
-        epochs: how often all data are gone through, of M workers together.
-        learning_rate: gamma.
+        scale: the model's bits over a ResNet-18's.
         period: seconds from one maximum of the bandwidth to the next.
         noise: of each worker's bandwidth in each round, as of `clusters.sinusoid`.
-        seeds, seed, progress: as of `Setting`.
     """
-    from dsgd.problems.models import MODELS  # noqa: PLC0415 (flax takes a quarter of a second)
-
-    images = problems.load(data, data_dir)
-    problem = problems.finite_sum(
-        MODELS[model](images.classes),
-        optax.softmax_cross_entropy_with_integer_labels,
-        (images.train_inputs, images.train_targets.astype(np.int32)),
-        workers,
-        batch_size=batch_size,
-        seed=seed,
-        test=(images.test_inputs, images.test_targets.astype(np.int32)),
-        metrics={"top_1": right, "top_5": among_5},
-        name=f"{model} on {images.name}",
-    )
-    params = jax.eval_shape(problem.init, jax.eval_shape(lambda: jax.random.key(0)))
-    layers = tuple(leaf.size for leaf in jax.tree.leaves(params))
-    scale = 32 * sum(layers) / RESNET_18
     link = clusters.sinusoid(scale * (FASTEST - SLOWEST), np.pi / period, scale * SLOWEST, noise)
-    steps = max(2, round(epochs * len(images.train_inputs) / (workers * batch_size)))
-    cluster = clusters.Cluster(clusters.constant(COMPUTATION), up=link)
-    return Setting(problem, cluster, layers, steps, round(WARM_UP * steps), learning_rate, seeds, seed, progress)
+    return clusters.Cluster(clusters.constant(COMPUTATION), up=link)
 
 
 def pattern(period: float, clock: np.ndarray) -> np.ndarray:
@@ -198,7 +151,7 @@ def _any_ratio(setting: Setting, round_time: jax.Array, fixed: jax.Array, told: 
     def rule(errors, sizes, budget):
         return jnp.where(fixed < 0, kimad.one_for_all(errors, sizes, budget), jnp.asarray(fixed, jnp.int32))
 
-    return _method(setting, kimad.top_k(ANY), round_time, rule, adapting.last_or_oracle(told))
+    return _method(setting, kimad.top_k(ANY), round_time, rule, quadratics.last_or_oracle(told))
 
 
 def _layer_by_layer(setting: Setting, round_time: float, plus: jax.Array) -> dsgd.Algorithm:

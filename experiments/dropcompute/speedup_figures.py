@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 
 from algorithms.dropcompute.stopping import Stop
 from dsgd import plots
-from experiments.dropcompute.dropcompute_noises import Noise
-from experiments.dropcompute.dropcompute_scaling import Curves, Measured, Sampled, Setting, predicted, rates
+from experiments.dropcompute.noises import Noise
+from experiments.dropcompute.simulated import Curves, Measured, Sampled, Setting, predicted, rates
 from experiments.shared import figures, intervals
 
 BASELINE, DROPPING, LINEAR, NORMAL, OTHER = "#D55E00", "#0072B2", "#000000", "#009E73", "#CC79A7"

@@ -13,9 +13,9 @@ from rich.table import Table
 import algorithms
 import dsgd
 from dsgd import clusters, plots
-from experiments.dropcompute.dropcompute_quality import final, signed
-from experiments.dropcompute.dropcompute_training import Histories, Setting, falling, kept, options
-from experiments.shared import common, figures, intervals, resuming
+from experiments.dropcompute.quality import final, signed
+from experiments.dropcompute.training import Histories, Setting, falling, kept, options
+from experiments.shared import common, figures, intervals, resuming, tables
 
 CORRECTIONS = ("none", "constant", "stochastic")
 _LATE = clusters.Quantity(lambda key, clock, worker: jax.random.uniform(jax.random.fold_in(key, worker)), "uniform", False, steady=True)
@@ -58,13 +58,11 @@ def across_rates(setting: Setting, optimizer: str, rates: Sequence[float]) -> It
 
 def table(setting: Setting, histories: Histories, rates: Sequence[float]) -> Table:
     """One row a rate, a column for each correction: differences to the same without drops."""
-    shown = Table(
-        title=f"{setting.name}, {setting.problem.workers} workers,\n"
-        f"{setting.steps} steps, {common.runs(setting.seeds)}: {setting.quality.words}",
-        caption="0%: as it is. Others: minus that, ± half the\n95 % interval, paired over seeds. Batches are\ndropped as wholes.",
+    shown = tables.table(
+        f"{setting.name}, {setting.problem.workers} workers,\n{setting.steps} steps, {common.runs(setting.seeds)}: {setting.quality.words}",
+        ("", "dropped", *CORRECTIONS),
+        "0%: as it is. Others: minus that, ± half the\n95 % interval, paired over seeds. Batches are\ndropped as wholes.",
     )
-    for heading in ("", "dropped", *CORRECTIONS):
-        shown.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     digits = setting.quality.digits - 1
     for optimizer in setting.learning_rates:
         shown.add_section()

@@ -1,16 +1,20 @@
-"""Tables 1 and 2 of Kimad, and what section 4.3 says of Kimad+, each figure of the paper beside ours."""
+"""Figures 7 to 9 of Kimad, its tables 1 and 2, and what section 4.3 says of Kimad+: the paper's numbers and ours."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from rich.table import Table
 from scipy import stats
 
 import dsgd
-from dsgd import codecs
-from experiments.kimad.kimad_training import (
+from dsgd import codecs, plots
+from experiments.kimad.deep_runs import (
     ANY,
     COARSE,
     COMPUTATION,
@@ -30,36 +34,22 @@ from experiments.kimad.kimad_training import (
     step_time,
     traffic,
 )
-from experiments.shared import common, intervals
+from experiments.shared import common, figures, intervals, tables
 
 STEPS = {1.0: (4.861, 3.852), 0.5: (3.606, 2.852), 0.2: (2.842, 2.252), 0.1: (2.580, 2.052)}  # T_comm: Table 1 / 100, EF21 and Kimad
 TOP_5 = {2: (79.70, 79.34), 4: (79.59, 79.75), 8: (79.23, 78.74), 16: (77.97, 77.97)}  # M: Table 2, EF21 and Kimad
 PAPERS_COMPUTATION = 1.852  # seconds, to all digits of Table 1: Kimad's column is 100 (1.852 + 2 T_comm)
+PERIODS = 3  # of the bandwidth, in the panels over time
+LINES = (plots.STYLES[0], plots.STYLES[4])  # in turn, so that those beneath others are seen
+LEAST = 1e-5  # of the largest compression error: what is less, nobody sees; sent as it is, all is 0
 
 
-class Interval(NamedTuple):
-    """The mean over seeds, half a 95 % interval of Student's t (NaN of one seed), and the p-value of the mean being 0."""
-
-    middle: float
-    half: float
-    p: float
-
-    def __str__(self) -> str:
-        return f"{self.middle:.1f}" + (f" ± {self.half:.1f}" if np.isfinite(self.half) else "")
-
-    @property
-    def significant(self) -> bool:
-        """Whether 0 is outside the interval."""
-        return abs(self.middle) > self.half
-
-
-def interval(values: np.ndarray) -> Interval:
-    """Of one number a seed; of differences it is that of the paired test."""
-    if len(values) < 2:
-        return Interval(float(values.mean()), float("nan"), float("nan"))
-    middle, error = dsgd.mean_and_error(values)
-    p = 2 * stats.t.sf(abs(middle) / error, len(values) - 1) if error > 0 else float(middle == 0)
-    return Interval(float(middle), intervals.half_interval(values), float(p))
+def p_value(differences: np.ndarray) -> float:
+    """Of the mean being 0, in a paired t-test of one difference a seed; NaN of one seed."""
+    if len(differences) < 2:
+        return math.nan
+    middle, error = dsgd.mean_and_error(differences)
+    return float(2 * stats.t.sf(abs(middle) / error, len(differences) - 1)) if error > 0 else float(middle == 0)
 
 
 def times_of(setting: Setting, histories: Histories) -> list[float]:
@@ -71,19 +61,19 @@ def times_of(setting: Setting, histories: Histories) -> list[float]:
 def steps(setting: Setting, histories: Histories) -> Table:
     """Table 1."""
     N = setting.problem.workers
-    table = Table(
-        title=f"seconds of a step, {setting.problem.name}, {N} workers, {common.runs(setting.seeds)}",
-        caption="T: T_comm, s. paper: table 1 / 100. told: Kimad that is told the bandwidths.\n"
+    table = tables.table(
+        f"seconds of a step, {setting.problem.name}, {N} workers, {common.runs(setting.seeds)}",
+        ("T", "EF21\npaper", "EF21\nours", "Kimad\npaper", "Kimad\nours", "Kimad\ntold", "saved\npaper", "saved\nours", "saved\ntold"),
+        "T: T_comm, s. paper: table 1 / 100. told: Kimad that is told the bandwidths.\n"
         "saved: by Kimad of EF21's seconds, in %, ± half the 95 % interval over seeds.",
+        left=0,
     )
-    for heading in ("T", "EF21\npaper", "\nours", "Kimad\npaper", "\nours", "\ntold", "saved\npaper", "\nours", "\ntold"):
-        table.add_column(heading, justify="right", no_wrap=True)
     for seconds in times_of(setting, histories):
         ef21, kimad, told = (step_time(setting, histories[Case(method, N, seconds)]) for method in (EF21, KIMAD, TOLD))
         theirs = STEPS.get(seconds)
         paper = (f"{theirs[0]:.2f}", f"{theirs[1]:.2f}", f"{100 * (1 - theirs[1] / theirs[0]):.1f}") if theirs else 3 * ("-",)
         ours, adapting, knowing = (f"{each.mean():.2f}" for each in (ef21, kimad, told))
-        saved = (str(interval(100 * (1 - each / ef21))) for each in (kimad, told))
+        saved = (intervals.within(100 * (1 - each / ef21), 1) for each in (kimad, told))
         table.add_row(f"{seconds:g}", paper[0], ours, paper[1], adapting, knowing, paper[2], *saved)
     return table
 
@@ -91,17 +81,17 @@ def steps(setting: Setting, histories: Histories) -> Table:
 def messages(setting: Setting, histories: Histories) -> Table:
     """What EF21 sends, and for how long its messages take, beside Kimad."""
     N = setting.problem.workers
-    table = Table(
-        title="EF21 that sends as much as Kimad",
-        caption="K/d: the fixed ratio. bits: over those of Kimad.\nslower: seconds of EF21's messages over 2 T_comm;\n"
+    table = tables.table(
+        "EF21 that sends as much as Kimad",
+        ("T", "K/d", "bits\nEF21", "bits\ntold", "slower\npaper", "slower\nours", "slower\nexpected", "p"),
+        "K/d: the fixed ratio. bits: over those of Kimad.\nslower: seconds of EF21's messages over 2 T_comm;\n"
         "expected: by the pattern, without noise. p: of equal\nseconds of a step, in a paired t-test over seeds.",
+        left=0,
     )
-    for heading in ("T", "K/d", "bits\nEF21", "\ntold", "slower\npaper", "\nours", "\nexpected", "p"):
-        table.add_column(heading, justify="right", no_wrap=True)
     for seconds in times_of(setting, histories):
         ef21, kimad, told = (histories[Case(method, N, seconds)] for method in (EF21, KIMAD, TOLD))
         sent = traffic(setting, kimad).mean()
-        p = interval(step_time(setting, ef21) - step_time(setting, kimad)).p
+        p = p_value(step_time(setting, ef21) - step_time(setting, kimad))
         theirs = STEPS.get(seconds)
         slower = (step_time(setting, ef21).mean() - COMPUTATION) / (2 * seconds)
         table.add_row(
@@ -129,18 +119,18 @@ def expected(seconds: float) -> float:
 
 def accuracies(setting: Setting, histories: Histories, seconds: float) -> Table:
     """Table 2."""
-    table = Table(
-        title=f"test accuracy in %, {setting.problem.name}, T_comm = {seconds:g} s, {common.runs(setting.seeds)}",
-        caption="paper: table 2, said to be top-5, of CIFAR-10. difference: Kimad - EF21,\n"
+    table = tables.table(
+        f"test accuracy in %, {setting.problem.name}, T_comm = {seconds:g} s, {common.runs(setting.seeds)}",
+        ("M", "paper\nEF21", "paper\nKimad", "top-1\nEF21", "top-1\nKimad", "top-1\ndifference", "top-5\nEF21", "top-5\nKimad"),
+        "paper: table 2, said to be top-5, of CIFAR-10. difference: Kimad - EF21,\n"
         "top-1, ± half the 95 % interval over seeds. All have as many epochs:\nmore workers, fewer steps.",
+        left=0,
     )
-    for heading in ("M", "paper\nEF21", "\nKimad", "top-1\nEF21", "\nKimad", "\ndifference", "top-5\nEF21", "\nKimad"):
-        table.add_column(heading, justify="right", no_wrap=True)
     for N in sorted({case.workers for case in histories}):
         ef21, kimad = (histories[Case(method, N, seconds)] for method in (EF21, KIMAD))
         cells = [f"{value:.2f}" for value in TOP_5[N]] if N in TOP_5 else ["-", "-"]
         firsts = [100 * history["top_1"][:, -1] for history in (ef21, kimad)]
-        cells += [common.with_error(values) for values in firsts] + [str(interval(firsts[1] - firsts[0]))]
+        cells += [common.with_error(values) for values in firsts] + [intervals.within(firsts[1] - firsts[0], 1)]
         cells += [f"{100 * history['top_5'][:, -1].mean():.1f}" for history in (ef21, kimad)]
         table.add_row(str(N), *cells)
     return table
@@ -149,36 +139,34 @@ def accuracies(setting: Setting, histories: Histories, seconds: float) -> Table:
 def compression_errors(setting: Setting, histories: Histories, seconds: float) -> Table:
     """Of figure 9, and the accuracies."""
     N = setting.problem.workers
-    table = Table(
-        title=f"compression errors, T_comm = {seconds:g} s, {N} workers",
-        caption="error: mean over rounds and workers of |seen - sent|^2, over Kimad's.\n"
+    table = tables.table(
+        f"compression errors, T_comm = {seconds:g} s, {N} workers",
+        ("method", "error", "r", "bits", "step", "top-1", "more"),
+        "error: mean over rounds and workers of |seen - sent|^2, over Kimad's.\n"
         "r: of its ranks with the bandwidth's. bits: of a message, of the model's.\n"
         "step: seconds. more: top-1 than EF21. ±: half the 95 % interval over seeds,\n"
         "of top-1 the standard error. coarse: Kimad with Kimad+'s 50 ratios.",
     )
-    for heading in ("method", "error", "r", "bits", "step", "top-1", "more"):
-        table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
     means = mean_errors(setting, histories, seconds)
     for method in means:
         history = histories[Case(method, N, seconds)]
         top_1 = 100 * history["top_1"][:, -1]
-        more = interval(top_1 - 100 * histories[Case(EF21, N, seconds)]["top_1"][:, -1])
-        ratio = over(means[method], means[KIMAD])
+        more = top_1 - 100 * histories[Case(EF21, N, seconds)]["top_1"][:, -1]
         table.add_row(
             method,
-            f"{ratio.middle:.2f}" + (f" ± {ratio.half:.2f}" if method != KIMAD and np.isfinite(ratio.half) else ""),
+            "1.00" if method == KIMAD else intervals.within(over(means[method], means[KIMAD])),
             f"{correlation(setting, history):.2f}",
             f"{traffic(setting, history).mean() / (2 * setting.bits):.1%}",
             f"{step_time(setting, history).mean():.2f}",
             common.with_error(top_1),
-            "-" if method == EF21 else str(more),
+            "-" if method == EF21 else intervals.within(more, 1),
         )
     return table
 
 
-def over(errors: np.ndarray, others: np.ndarray) -> Interval:
-    """Mean errors over others, `[seeds]` both; NaN where all messages are the whole model."""
-    return interval(np.divide(errors, others, out=np.full_like(errors, np.nan), where=others > 0))
+def over(errors: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Mean errors over others, all `[seeds]`; NaN where all messages are the whole model."""
+    return np.divide(errors, others, out=np.full_like(errors, np.nan), where=others > 0)
 
 
 def mean_errors(setting: Setting, histories: Histories, seconds: float) -> dict[str, np.ndarray]:
@@ -204,9 +192,10 @@ def notes(setting: Setting, histories: Histories, seconds: float) -> list[str]:
     layered, whole = place_bits(setting.layers), codecs.index_bits(sum(setting.layers))
     ef21, plus = (histories[Case(method, N, seconds)]["top_1"][:, -1] for method in (EF21, PLUS))
     errors = mean_errors(setting, histories, seconds)
-    gain = interval(100 * (plus - ef21))
-    surely = ("significant" if gain.significant else "not significant") + " at 5 %" if setting.seeds > 1 else "one seed"
-    smaller, better = (over(errors[method], errors[other]).middle for method, other in ((EF21, KIMAD), (PLUS, WHOLE)))
+    gain = 100 * (plus - ef21)
+    significant = abs(gain.mean()) > intervals.half_interval(gain)
+    surely = ("significant" if significant else "not significant") + " at 5 %" if setting.seeds > 1 else "one seed"
+    smaller, better = (over(errors[method], errors[other]).mean() for method, other in ((EF21, KIMAD), (PLUS, WHOLE)))
     return [
         f"T_comp is {COMPUTATION:.2f} s, the model over the mean of {SLOWEST / 1e6:g} to {FASTEST / 1e6:g} Mbit/s. The paper's table 1"
         f" has, to all digits, 100 ({PAPERS_COMPUTATION} + 2 T_comm) s for Kimad: about 100 steps, not one, at a mean of"
@@ -214,7 +203,7 @@ def notes(setting: Setting, histories: Histories, seconds: float) -> list[str]:
         "The paper saves 20 % at every T_comm. Computing takes as long for both; with as many bits, EF21's messages can take at most"
         f" mean(B) mean(1/B) = {most:.2f} times Kimad's seconds, but for noise. The paper's take more at T_comm = {', '.join(beyond)} s.",
         "The paper's top-5 of 80 % of 10 classes, where chance has 50 %, looks like a top-1.",
-        f"Kimad+ has {gain} % more than EF21 (paper: 1 %): {surely}.",
+        f"Kimad+ has {intervals.within(gain, 1)} % more than EF21 (paper: 1 %): {surely}.",
         f"EF21's mean error is {smaller:.2f} of Kimad's, for as many bits: Kimad's is large where the bandwidth is small.",
         f"A place takes {whole} bits in the whole model, {layered:.1f} in its layers: of the same bits there are"
         f" {1 - (32 + layered) / (32 + whole):.1%} fewer elements, but no layer is bound to another's ratio. Kimad+'s error is"
@@ -225,3 +214,74 @@ def notes(setting: Setting, histories: Histories, seconds: float) -> list[str]:
 def place_bits(layers: tuple[int, ...]) -> float:
     """Of an element's place in its layer, the mean over the model."""
     return sum(d * codecs.index_bits(d) for d in layers) / sum(layers)
+
+
+def draw(setting: Setting, histories: Histories, seconds: float, period: float, noise: float) -> Figure:
+    """Messages, losses and compression errors over time, and seconds of a step."""
+    N = setting.problem.workers
+    times = times_of(setting, histories)
+    sheet, (sizes, losses, errors, steps) = plots.figure(2, 2, width=5.6, height=4.0, sharey=False)
+    of = {method: histories[Case(method, N, seconds)] for method in (EF21, KIMAD, PLUS, WHOLE)}
+
+    by_time = {f"T_comm = {time:g} s": histories[Case(KIMAD, N, time)] for time in times}
+    over_time(sizes, setting, by_time, "message", 100 / setting.bits, period)
+    sizes.axhline(100, color="0.4", linewidth=0.8)
+    sizes.set(ylabel="message, % of the model's bits", ylim=(0, 115))
+    sizes.set_title("Kimad's messages of one worker (figure 7)")
+
+    evaluated = {name: dsgd.evaluated(of[name]) for name in (EF21, KIMAD, PLUS)}
+    plots.draw_lines(losses, {name: (history["clock"].mean(axis=0), history["loss"]) for name, history in evaluated.items()})
+    losses.set(yscale="log", xlabel="simulated seconds", ylabel="loss f(x)", title=f"T_comm = {seconds:g} s (figure 8)")
+    plots.plain_log(losses.yaxis)
+    losses.legend(frameon=False, fontsize=9)
+
+    over_time(errors, setting, of, "error", 1, period)
+    most = max(history["error"][0, setting.warm_up + 1 :].max() for history in of.values()) or 1.0
+    errors.set(yscale="log", ylim=(LEAST * most, 2 * most))
+    errors.set(ylabel="compression error |seen - sent|²", title=f"One worker, T_comm = {seconds:g} s (figure 9)")
+
+    draw_steps(steps, setting, histories, times)
+    what = f"{setting.problem.name}, {N} workers, one period in {period:g} s, noise {noise:g}"
+    figures.title(sheet, f"{what}; {common.errors('bands and bars', setting.seeds)}")
+    return sheet
+
+
+def over_time(
+    axes: Axes, setting: Setting, histories: Mapping[str, dict[str, np.ndarray]], name: str, factor: float, period: float
+) -> None:
+    """The first seed's series after the warm-up, a line for each history; dashed, the bandwidth without noise."""
+    began, last = next(iter(histories.values()))["clock"][0, setting.warm_up], 0.0
+    for i, (label, history) in enumerate(histories.items()):
+        begins = history["clock"][0, :-1] - began
+        rounds = np.flatnonzero((begins >= 0) & (begins <= PERIODS * period))
+        values = factor * history[name][0, rounds + 1]
+        line: dict[str, Any] = {"color": plots.COLOURS[i], "linestyle": LINES[i % 2], "linewidth": 1.4}
+        axes.plot(begins[rounds], np.where(values > 0, values, np.nan), label=label, **line)
+        last = max(last, begins[rounds[-1]])
+    x = np.linspace(0, last, 500)
+    axes.set_xlabel("simulated seconds after the warm-up")
+    beside = axes.twinx()
+    beside.plot(x, pattern(period, began + x) / 1e6, color="0.55", linestyle="--", linewidth=1.0, label="bandwidth")
+    beside.set(ylabel="bandwidth to a ResNet-18, Mbit/s", ylim=(0, 380))
+    beside.spines["top"].set_visible(False)
+    lines = [*axes.get_lines(), *beside.get_lines()]
+    axes.legend(handles=lines, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, frameon=False, fontsize=9)
+
+
+def draw_steps(axes: Axes, setting: Setting, histories: Histories, times: Sequence[float]) -> None:
+    """Table 1: seconds of a step, ours and the paper's."""
+    N = setting.problem.workers
+    for i, method in enumerate((EF21, KIMAD, TOLD)):
+        middle, error = zip(*(dsgd.mean_and_error(step_time(setting, histories[Case(method, N, time)])) for time in times), strict=True)
+        label = f"{method} the bandwidths" if method == TOLD else method
+        colour = plots.COLOURS[i if method != TOLD else 4]
+        axes.errorbar(times, middle, error, color=colour, linestyle=plots.STYLES[i], marker="o", markersize=4, label=label)
+    theirs = [time for time in times if time in STEPS]
+    for i, method in enumerate((EF21, KIMAD)):
+        marks = [STEPS[time][i] for time in theirs]
+        axes.plot(theirs, marks, linestyle="", marker="s", markersize=7, fillstyle="none", color=plots.COLOURS[i], label=f"{method}, paper")
+    axes.axhline(COMPUTATION, color="0.4", linewidth=0.8)
+    axes.set(xscale="log", yscale="log", xlabel="T_comm, seconds", ylabel="seconds of a step", title="Table 1; grey: T_comp")
+    plots.plain_log(axes.yaxis)
+    plots.plain_log(axes.xaxis)
+    axes.legend(frameon=False, fontsize=9)

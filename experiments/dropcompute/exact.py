@@ -17,7 +17,7 @@ import numpy as np
 from scipy import fft, optimize, signal
 
 from algorithms.dropcompute.stopping import Stop
-from experiments.dropcompute.dropcompute_noises import ACCUMULATION, Noise
+from experiments.dropcompute.noises import ACCUMULATION, Noise
 
 CELL = ACCUMULATION / 50  # seconds; jumps of all noises are at multiples. A time that is rounded to it has CELL^2 / 12 more variance
 BETWEEN = 120  # thresholds that are looked at, for a check between micro-batches

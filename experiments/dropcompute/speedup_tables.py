@@ -8,10 +8,10 @@ import numpy as np
 from rich.table import Table
 
 from algorithms.dropcompute.stopping import Stop
-from experiments.dropcompute.dropcompute_noises import ACCUMULATION, MEAN
-from experiments.dropcompute.dropcompute_scaling import Measured, Sampled, Setting, predicted
-from experiments.dropcompute.dropcompute_sums import Best, Common
-from experiments.shared import intervals
+from experiments.dropcompute.exact import Best, Common
+from experiments.dropcompute.noises import ACCUMULATION, MEAN
+from experiments.dropcompute.simulated import Measured, Sampled, Setting, predicted
+from experiments.shared import intervals, tables
 
 FIGURE_5, CLUSTER = 64, 196  # workers of the paper's figure 5, and of A.2
 
@@ -27,15 +27,13 @@ def summary(setting: Setting, of: Sampled, worst: Sampled, one_N: Common, natura
         natural: speedups of `CLUSTER` workers where nothing is added, `[seeds]`.
     """
     T_c = setting.communication
-    table = Table(
-        title="DropCompute's speedup: the paper's figures, and ours",
-        caption=f"{setting.micro_batches} micro-batches, T^c = {T_c:g} s, {setting.stop}, where nothing else is said.\n"
+    table = tables.table(
+        "DropCompute's speedup: the paper's figures, and ours",
+        ("", "paper", "ours"),
+        f"{setting.micro_batches} micro-batches, T^c = {T_c:g} s, {setting.stop}, where nothing else is said.\n"
         "Figure 5: 3 % more steps in 13 % less time, so that a step is shorter\nby 1 - 0.87 / 1.03. *: exact.\n"
         f"Others: {sureness(setting)}",
     )
-    table.add_column("", no_wrap=True)
-    for heading in ("paper", "ours"):
-        table.add_column(heading, justify="right", no_wrap=True)
 
     def rows(section: str, *lines: tuple[str, str, str]) -> None:
         table.add_section()
@@ -72,14 +70,12 @@ def summary(setting: Setting, of: Sampled, worst: Sampled, one_N: Common, natura
 
 def runs_beside(setting: Setting, clock: Measured, planned: Measured, exact: Best, workers: int) -> Table:
     """What runs took, beside the plan."""
-    table = Table(
-        title=f"{workers} workers with B.1's delays, {setting.stop}, τ = {clock.threshold[0]:.3f} s",
-        caption=f"runs: their clock and history, {setting.iterations} rounds. planned: from other draws.\n"
+    table = tables.table(
+        f"{workers} workers with B.1's delays, {setting.stop}, τ = {clock.threshold[0]:.3f} s",
+        ("", "runs", "planned", "exact"),
+        f"runs: their clock and history, {setting.iterations} rounds. planned: from other draws.\n"
         f"exact: with the best threshold, {exact.threshold:.3f} s.\n{sureness(setting)}",
     )
-    table.add_column("", no_wrap=True)
-    for heading in ("runs", "planned", "exact"):
-        table.add_column(heading, justify="right", no_wrap=True)
     for what, name, digits in (
         ("seconds of a step", "step_time", 2),
         ("without DropCompute", "without", 2),
@@ -93,12 +89,12 @@ def runs_beside(setting: Setting, clock: Measured, planned: Measured, exact: Bes
 
 def scaling(setting: Setting, of: Sampled, further: Sequence[int]) -> Table:
     """Figure 1 in numbers."""
-    table = Table(
-        title=f"B.1's delays, {setting.stop}: seconds of a step, and the best speedup",
-        caption=f"drop: % of micro-batches, of the exact one.\nSimulated: {sureness(setting)}",
+    table = tables.table(
+        f"B.1's delays, {setting.stop}: seconds of a step, and the best speedup",
+        ("N", "T\nsimulated", "T\nexact", "T\neq. 4", "S_eff\nsimulated", "S_eff\nexact", "S_eff\neq. 11", "drop"),
+        f"drop: % of micro-batches, of the exact one.\nSimulated: {sureness(setting)}",
+        left=0,
     )
-    for heading in ("N", "T\nsimulated", "\nexact", "\neq. 4", "S_eff\nsimulated", "\nexact", "\neq. 11", "drop"):
-        table.add_column(heading, justify="right", no_wrap=True)
     for N in (*of.found, *further):
         exact = of.sums.best(N, setting.communication, setting.stop)
         normal = predicted(setting, of.noise.mean, of.noise.std, [N])
@@ -110,24 +106,21 @@ def scaling(setting: Setting, of: Sampled, further: Sequence[int]) -> Table:
     return table
 
 
-def ratios(setting: Setting, noises: Mapping[str, tuple[Sampled, float, float]], one_N: Common) -> Table:
+def ratios(noises: Mapping[str, tuple[Sampled, float, float]], one_N: Common) -> Table:
     """C.3's two tables.
 
     Args:
-        setting: of it.
         noises: by the paper's panel, what was found; the ratio that is printed; and the N that alone would give it.
         one_N: the N of all.
     """
     N = one_N.workers
-    table = Table(
-        title=f"C.3: E[T] / E[T_i], of which the paper does not state N:\nwith N = {N} all are met within {100 * one_N.off:.1f} %",
-        caption=f"ε has the mean {MEAN:g} s. exact: for {N} workers. off: %, from the paper's.\n"
+    table = tables.table(
+        f"C.3: E[T] / E[T_i], of which the paper does not state N:\nwith N = {N} all are met within {100 * one_N.off:.1f} %",
+        ("fig.", "ε", "paper", "exact", "off", "simulated", "alone", "gain"),
+        f"ε has the mean {MEAN:g} s. exact: for {N} workers. off: %, from the paper's.\n"
         "alone: the N that gives the printed ratio exactly. gain: S_eff, simulated.",
+        left=2,
     )
-    table.add_column("fig.", no_wrap=True)
-    table.add_column("ε", no_wrap=True)
-    for heading in ("paper", "exact", "off", "simulated", "alone", "gain"):
-        table.add_column(heading, justify="right", no_wrap=True)
     for panel, (of, paper, alone) in noises.items():
         if panel == "14b":
             table.add_section()

@@ -10,8 +10,8 @@ from rich.table import Table
 
 from algorithms import dropcompute
 from dsgd import plots
-from experiments.dropcompute.dropcompute_convergence import whole
-from experiments.dropcompute.dropcompute_training import (
+from experiments.dropcompute.convergence import whole
+from experiments.dropcompute.training import (
     COMPENSATED,
     LAMB,
     SGD,
@@ -23,7 +23,7 @@ from experiments.dropcompute.dropcompute_training import (
     latencies,
     together,
 )
-from experiments.shared import common, intervals
+from experiments.shared import common, intervals, tables
 
 EXTRA, LARGER, AGAIN = "extra steps", "larger batch", "drawn again"
 PAPER = {0.0: 91.32, 0.03: 91.34, 0.06: 91.44, 0.1: 91.19}  # F1 on SQuAD, table 1 (a): 2.5-3 %, 5.5-6 %, 10-11 %
@@ -64,15 +64,14 @@ def difference(setting: Setting, histories: Histories, name: str) -> np.ndarray:
 def table(setting: Setting, histories: Histories, rates: Sequence[float]) -> Table:
     """Ours beside the paper's."""
     M, more = setting.micro_batches, dropcompute.larger_batch(setting.micro_batches, COMPENSATED)
-    shown = Table(
-        title=f"{setting.name}, {setting.steps} steps of {LAMB}, {common.runs(setting.seeds)}:\n{setting.quality.words}",
-        caption="drop: micro-batches, in %. step: its seconds over those at 0%.\n"
+    shown = tables.table(
+        f"{setting.name}, {setting.steps} steps of {LAMB}, {common.runs(setting.seeds)}:\n{setting.quality.words}",
+        ("", "drop", "step", "ours", "diff.", "F1", "diff."),
+        "drop: micro-batches, in %. step: its seconds over those at 0%.\n"
         "F1: of the paper, on SQuAD, another measure. diff.: to 0%.\n"
         f"larger batch: {more} micro-batches, of which {M} on average are computed.\n"
         "±: half the 95 % interval, of differences paired over seeds.",
     )
-    for heading in ("", "drop", "step", "ours", "diff.", "F1", "diff."):
-        shown.add_column(heading, justify="left" if not heading else "right", no_wrap=True)
 
     def add(label: str, name: str, paper: float | None, steps: int = setting.steps) -> None:
         history = histories[name]
