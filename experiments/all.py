@@ -68,7 +68,7 @@ def run(args: Args, name: str) -> page.Outcome:
     """One experiment, from its start to its end, which may be a bad one."""
     kind = "quick" if args.quick else "docs" if args.docs else ""
     flags = catalogue.COMMANDS[name].quick if args.quick else ""
-    experiment, *words = shlex.split(catalogue.DOCUMENTED[name].command if args.docs else f"{name} {flags}")
+    experiment, *words = shlex.split(catalogue.DOCUMENTED[name] if args.docs else f"{name} {flags}")
     folder = args.out / kind / name
     command = ["-m", f"experiments.{experiment}", *words, "--out", str(folder)]
     path = os.pathsep.join([str(Path.cwd()), *filter(None, sys.path)])
