@@ -95,8 +95,7 @@ class Saturation(NamedTuple):
 def main(args: Args) -> None:
     if not 0 <= args.slow < args.workers:
         raise ValueError(f"slow = {args.slow} of {args.workers} workers: need at least 0, and one that is not slow")
-    shared = {"batch_size": args.batch_size, "seed": args.seed, "data_dir": args.data_dir}
-    problem = problems.logistic_regression(args.data, args.workers, args.partition, **shared)
+    problem = common.logistic_regression(args, args.workers, args.partition)
     compute = {where: computing(args, where) for where in CLUSTERS}
     ports = clusters.constant(args.bandwidth)
     chosen = methods(args)
@@ -146,16 +145,11 @@ def methods(args: Args) -> dict[str, Method]:
 
 def train(args: Args, problem: dsgd.Problem, cluster: clusters.Cluster, name: str, method: Method) -> common.Tuned:
     """The method at its best step size."""
-    best = common.tune(
-        lambda learning_rate: method.build(optax.sgd(learning_rate)),
-        problem,
-        args.learning_rates,
-        steps=args.rounds * method.updates,
-        seeds=args.seeds,
-        seed=args.seed,
-        progress=False,
-        cluster=cluster,
-    )
+
+    def build(learning_rate):
+        return method.build(optax.sgd(learning_rate))
+
+    best = common.tune(args, build, problem, steps=args.rounds * method.updates, cluster=cluster)
     if best is None:
         raise ValueError(f"{name} diverged at every step size of {args.learning_rates}: need smaller ones")
     return best

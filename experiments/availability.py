@@ -22,7 +22,7 @@ from rich.table import Table
 import algorithms
 import dsgd
 import topologies
-from dsgd import clusters, plots, problems, records
+from dsgd import clusters, plots, records
 from experiments.shared import commands, common, figures, tables
 
 WHAT = {"present": "workers present", "delivered": "messages delivered"}
@@ -88,9 +88,7 @@ def main(args: Args) -> None:
     for share in args.shares:
         if not 0 < share <= 1:
             raise ValueError(f"--shares {share:g}: need parts of all, above 0 and at most 1")
-    problem = problems.logistic_regression(
-        args.data, args.workers, args.partition, batch_size=args.batch_size, seed=args.seed, data_dir=args.data_dir
-    )
+    problem = common.logistic_regression(args, args.workers, args.partition)
     methods = build(args)
     cases = [Case(name, what, share) for what in WHAT for share in sorted(args.shares, reverse=True) for name in methods]
     by_case = {case: make_cluster(args, case) for case in cases}
@@ -136,12 +134,11 @@ def train(
     by_case: dict[Case, clusters.Cluster],
 ) -> Iterator[tuple[Case, dict[str, np.ndarray]]]:
     """Case by case, the history at the best step size; without those that diverged at every one."""
-    options: dict[str, Any] = {"steps": args.steps, "seeds": args.seeds, "seed": args.seed, "progress": False}
     done: dict[tuple[str, str], common.Tuned | None] = {}  # where all are there, all arrives
     for case in common.bar(list(by_case), "availability", args.progress):
         cluster = by_case[case]
         if (case.method, cluster.name) not in done:
-            done[case.method, cluster.name] = common.tune(methods[case.method], problem, args.learning_rates, cluster=cluster, **options)
+            done[case.method, cluster.name] = common.tune(args, methods[case.method], problem, cluster=cluster)
         if tuned := done[case.method, cluster.name]:
             yield case, {name: values for name, values in tuned.with_step_size.items() if name != "present"}  # the same columns for all
 

@@ -116,17 +116,12 @@ def make_cluster(args: Args) -> clusters.Cluster:
 
 def tune(args: Args, problem: dsgd.Problem, cluster: clusters.Cluster, name: str) -> common.Tuned | None:
     """At its best step size; None where every one diverged."""
-    return common.tune(
-        lambda learning_rate: algorithms.make(name, optax.sgd(learning_rate), args.workers),
-        problem,
-        args.learning_rates,
-        steps=args.steps,
-        seeds=args.seeds,
-        seed=args.seed,
-        progress=args.progress,
-        cluster=cluster,
-        records=20 if args.model == "language-model" else 200,
-    )
+    records = 20 if args.model == "language-model" else 200
+
+    def build(learning_rate):
+        return algorithms.make(name, optax.sgd(learning_rate), args.workers)
+
+    return common.tune(args, build, problem, cluster=cluster, progress=args.progress, records=records)
 
 
 def default_target(histories: dict[str, dict[str, np.ndarray]]) -> float:

@@ -149,7 +149,7 @@ def tune(args: Args, problem: dsgd.Problem, case: Case) -> common.Tuned | None:
     def build(learning_rate):
         return method(COMPRESSORS[case.compressor], case.memory, optax.sgd(learning_rate), part)
 
-    return common.tune(build, problem, args.learning_rates, steps=args.steps, seeds=args.seeds, seed=args.seed, progress=False)
+    return common.tune(args, build, problem)
 
 
 def method(compressor: Compressor, memory: str, optimizer: optax.GradientTransformation, part: int) -> dsgd.Algorithm:

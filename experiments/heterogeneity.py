@@ -128,15 +128,7 @@ def make_problem(args: Args, alpha: float, l2: float) -> dsgd.Problem:
 
 def tune(args: Args, problem: dsgd.Problem, build: Build, graph: dsgd.Topology) -> common.Tuned | None:
     """On random batches, at the best step size; None where every one diverged."""
-    return common.tune(
-        lambda learning_rate: build(learning_rate, graph),
-        problem,
-        args.learning_rates,
-        steps=args.steps,
-        seeds=args.seeds,
-        seed=args.seed,
-        progress=False,
-    )
+    return common.tune(args, lambda learning_rate: build(learning_rate, graph), problem)
 
 
 def write_tuned(path: Path, tuned: dict[tuple[float, str], common.Tuned | None]) -> None:

@@ -25,7 +25,7 @@ from rich.table import Table
 import algorithms
 import dsgd
 from algorithms import dropcompute
-from dsgd import clusters, network, plots, problems, records
+from dsgd import clusters, network, plots, records
 from experiments.dropcompute import local_sgd, noises
 from experiments.dropcompute.training import JUST_AFTER, MEASURED, latencies
 from experiments.shared import commands, common, figures, intervals, resuming, tables
@@ -135,8 +135,7 @@ def stragglers(args: Args) -> dict[str, clusters.Cluster]:
 
 def problem(args: Args, whole: bool) -> dsgd.Problem:
     """On the same data, with batches of all samples of a gradient, or of a micro-batch."""
-    batch_size = args.batch_size * (args.micro_batches if whole else 1)
-    return problems.logistic_regression(args.data, args.workers, "iid", batch_size=batch_size, seed=args.seed, data_dir=args.data_dir)
+    return common.logistic_regression(args, args.workers, "iid", args.micro_batches if whole else 1)
 
 
 def methods(args: Args, cluster: clusters.Cluster, on: dsgd.Problem) -> dict[str, Method]:

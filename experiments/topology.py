@@ -155,20 +155,14 @@ def decay(graph: dsgd.Topology, seed: int) -> float:
 
 def train(args: Args, N: int, partition: str, of_N: list[dsgd.Topology]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Graph by graph, its name and the history at the best step size; without those that diverged at every one."""
-    shared = {"batch_size": args.batch_size, "seed": args.seed, "data_dir": args.data_dir}
-    problem = problems.logistic_regression(args.data, N, partition, **shared)
+    problem = common.logistic_regression(args, N, partition)
     cluster = common.equal_workers(args.batch_size * args.compute, args.bandwidth, args.latency)
     for graph in common.bar(of_N, f"{N} workers, {partition}", args.progress):
-        tuned = common.tune(
-            lambda learning_rate, graph=graph: algorithms.decentralized_sgd(optax.sgd(learning_rate), graph),
-            problem,
-            args.learning_rates,
-            steps=args.steps,
-            seeds=args.seeds,
-            seed=args.seed,
-            progress=False,
-            cluster=cluster,
-        )
+
+        def build(learning_rate, graph=graph):
+            return algorithms.decentralized_sgd(optax.sgd(learning_rate), graph)
+
+        tuned = common.tune(args, build, problem, cluster=cluster)
         if tuned:
             yield short(graph), tuned.with_step_size
         elif graph is of_N[-1]:  # the complete one, which sets the target

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import track
 
 import dsgd
-from dsgd import clusters
+from dsgd import clusters, problems
 from dsgd.machines.arrays import own_mesh
 from experiments.shared import resuming
 
@@ -51,6 +51,12 @@ def equal_workers(seconds: float, bandwidth: float, latency: float, delay: float
     return clusters.Cluster(compute, up=clusters.constant(bandwidth), latency=latency, **more)
 
 
+def logistic_regression(args: Any, workers: int, partition: str, micro_batches: int = 1) -> dsgd.Problem:
+    """On the data of the arguments (`data`, `data_dir`, `batch_size`, `seed`), with batches of so many micro-batches."""
+    options = {"batch_size": args.batch_size * micro_batches, "seed": args.seed, "data_dir": args.data_dir}
+    return problems.logistic_regression(args.data, workers, partition, **options)
+
+
 class Tuned(NamedTuple):
     """A method at its best step size. `history` is of all seeds, `[seeds, records]`."""
 
@@ -64,40 +70,38 @@ class Tuned(NamedTuple):
 
 
 def tune(
+    args: Any,
     build: Callable[..., dsgd.Algorithm],
     problem: dsgd.Problem,
-    learning_rates: Sequence[float],
     *,
-    steps: int,
-    seeds: int,
-    seed: int,
-    progress: bool,
+    steps: int | None = None,
     cluster: clusters.Cluster | None = None,
+    progress: bool = False,
     records: int = 200,
 ) -> Tuned | None:
-    """The history at the step size with the smallest loss over the second half of the run; None where every one diverged.
+    """The history at the step size with the smallest loss over the second half of the run; None if it diverged at every one.
 
     Args:
+        args: of a command, with `learning_rates` to choose from, `steps`, `seeds` (independent runs) and `seed` (of everything random).
         build: (learning_rate) -> method.
         problem: on whose workers it runs, spread over as many devices as divide them.
-        learning_rates: to choose from.
-        steps, seeds: rounds, and independent runs.
-        seed: of everything random.
-        progress: show a bar.
+        steps: rounds; None: those of the arguments.
         cluster: whose clock is in the history.
+        progress: show a bar.
         records: of a run, about; each evaluates the whole objective.
     """
+    steps = args.steps if steps is None else steps
     sweep = resuming.sweep(
         build,
         problem,
         steps=steps,
-        key=jax.random.key(seed),
-        seeds=seeds,
+        key=jax.random.key(args.seed),
+        seeds=args.seeds,
         cluster=cluster,
         record_every=max(1, steps // records),
         mesh=devices_for(problem.workers),
         progress=progress,
-        learning_rate=learning_rates,
+        learning_rate=args.learning_rates,
     )
     if not np.isfinite(dsgd.tail_mean(sweep.history["loss"], SHARE)).all(axis=-1).any():
         return None

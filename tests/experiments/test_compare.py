@@ -113,7 +113,7 @@ def test_what_diverges_is_left_out_and_what_does_not_reach_the_target_is_marked(
 
 def test_a_method_that_diverges_at_every_step_size_has_none(monkeypatch):
     monkeypatch.setattr(dsgd, "sweep", lambda *_, **__: SimpleNamespace(history={"loss": np.full((2, 3, 9), np.nan)}))
-    assert common.tune(print, problems.random_quadratic(2, 2), (1.0, 2.0), steps=8, seeds=3, seed=0, progress=False) is None
+    assert common.tune(compare.Args(), print, problems.random_quadratic(2, 2)) is None
 
 
 def test_the_default_target_is_reached_by_every_method_and_not_by_half_of_them_at_once():
