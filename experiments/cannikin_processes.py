@@ -50,15 +50,15 @@ class Args:
     """Of the first process, in the splits that are tried; the others share the rest equally."""
     piece: int = 16
     """Samples in which batches are counted."""
-    rounds: int = 20
+    rounds: commands.Count = 20
     """Of each epoch."""
     passes: int = 4
     """Epochs of each split, each pass in an order of its own."""
-    width: int = 1000
+    width: commands.Count = 1000
     """Of both hidden layers of the network: the more, the longer a sample takes."""
-    learning_rate: float = 0.1
+    learning_rate: commands.Positive = 0.1
     """Of SGD."""
-    seed: int = 0
+    seed: commands.Seed = 0
     """Of everything random, but for what the clock says."""
     out: Path = field(default=Path("results/cannikin_processes"))
     """Folder for config.json, epochs.csv and figure.png."""
@@ -75,11 +75,8 @@ def main(args: Args) -> None:
         trials = train(args)
     write(args.out / "epochs.csv", trials)
     judged = judge(trials)
-    figures.save_figure(draw(args, trials, judged), args.out / "figure.png")
-    tables.show(screen, tabulate(args, judged), args.out / "splits.csv")
-    tables.show(screen, tabulate_gain(trials, judged), args.out / "gain.csv")
-    tables.show(screen, tabulate_model(args, trials), args.out / "model.csv")
-    screen.print(f"Written: {args.out}/config.json, epochs.csv, figure.png, splits.csv, gain.csv, model.csv", soft_wrap=True)
+    shown = {"splits": tabulate(args, judged), "gain": tabulate_gain(trials, judged), "model": tabulate_model(args, trials)}
+    commands.finish(args, {"figure": draw(args, trials, judged)}, shown)
 
 
 class Trial(NamedTuple):

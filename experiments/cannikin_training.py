@@ -18,7 +18,7 @@ import jax
 from dsgd import records
 from experiments.cannikin import race, race_results
 from experiments.cannikin.race import SYSTEMS, Runs, Setting
-from experiments.shared import commands, common, figures, tables
+from experiments.shared import commands, common
 
 
 @dataclass(frozen=True)
@@ -32,17 +32,17 @@ class Args:
     """Of "text": "grammar", "docstrings", or a file or folder."""
     cluster: Literal["A", "B", "C"] = "B"
     """The paper's: of 3, 16 and 16 nodes."""
-    target: float | None = None
+    target: commands.Positive | None = None
     """Quality to be reached, of all problems: accuracy, or bits per byte; if nothing is said each problem's own."""
-    epochs: int = 100
+    epochs: commands.Count = 100
     """At most so many."""
-    choices: int = 8
+    choices: commands.Count = 8
     """Total batches to choose from."""
-    noise: float = 0.05
+    noise: commands.NotNegative = 0.05
     """Of what nodes measure: the standard deviation of its logarithm."""
-    seeds: int = 5
+    seeds: commands.Count = 5
     """Independent runs."""
-    seed: int = 22
+    seed: commands.Seed = 22
     """Of everything random."""
     out: Path = field(default=Path("results/cannikin_training"))
     """Folder for config.json, epochs.csv and figure.png."""
@@ -59,12 +59,10 @@ def main(args: Args) -> None:
         for name, setting in settings.items():
             found[name] = setting, {system: [] for system in SYSTEMS}
             train(args, name, *found[name])
-    figures.save_figure(race_results.draw(args.cluster, found), args.out / "figure.png")
-    screen = common.console()
-    for name, (setting, runs) in found.items():
-        tables.show(screen, race_results.tabulate(setting, args.cluster, runs), args.out / f"{name}.csv")
-        screen.print("\n".join(f"- {note}" for note in race_results.notes(setting, runs)), highlight=False)
-    screen.print(f"Written: {args.out}/config.json, epochs.csv, {', '.join(f'{name}.csv' for name in found)}, figure.png", soft_wrap=True)
+    for setting, runs in found.values():
+        common.console().print("\n".join(f"- {note}" for note in race_results.notes(setting, runs)), highlight=False)
+    shown = {name: race_results.tabulate(setting, args.cluster, runs) for name, (setting, runs) in found.items()}
+    commands.finish(args, {"figure": race_results.draw(args.cluster, found)}, shown)
 
 
 def setting_of(args: Args, name: race.Name) -> Setting:

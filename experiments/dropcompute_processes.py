@@ -38,25 +38,25 @@ History = dict[str, np.ndarray]
 class Args:
     """Measures DropCompute in real processes of this machine."""
 
-    processes: int = 2
+    processes: commands.Count = 2
     """N, one worker each; more than the machine has cores slow each other down."""
     slow: int | None = 1
     """The process, from 0, that takes longer; None: there is none."""
-    factor: float = 2.0
+    factor: commands.Positive = 2.0
     """How many times as long it takes for each micro-batch, at least 1."""
-    micro_batches: int = 12
+    micro_batches: commands.Count = 12
     """M, of each step, as in the paper."""
-    batch_size: int = 256
+    batch_size: commands.Count = 256
     """Samples of each."""
-    steps: int = 150
+    steps: commands.Count = 150
     """Of each of the two runs."""
-    rounds: int = 20
+    rounds: commands.Count = 20
     """Steps that are measured before the threshold is chosen."""
-    learning_rate: float = 0.1
+    learning_rate: commands.Positive = 0.1
     """Of SGD."""
-    width: int = 2048
+    width: commands.Count = 2048
     """Of the network's hidden layer: the more, the longer a micro-batch takes."""
-    seed: int = 0
+    seed: commands.Seed = 0
     """Of everything random, but for what the clock says."""
     out: Path = field(default=Path("results/dropcompute_processes"))
     """Folder for config.json, steps.csv and figure.png."""
@@ -70,13 +70,11 @@ def main(args: Args) -> None:
     screen = common.console()
     waiting = screen.status(f"{args.processes} processes, {args.steps} steps without, and {args.steps} with DropCompute")
     with waiting if args.progress else nullcontext():
-        pair = compare(args)
+        pair = dsgd.loopback(args.processes, partial(_train_twice, args), timeout=math.inf)[0]
     write(args.out / "steps.csv", pair)
     found = judge(args, pair)
-    figures.save_figure(draw(args, pair, found), args.out / "figure.png")
-    tables.show(screen, tabulate(args, pair, found), args.out / "table.csv")
-    tables.show(screen, tabulate_race(race(args, pair)), args.out / "race.csv")
-    screen.print(f"Written: {args.out}/config.json, steps.csv, figure.png, table.csv, race.csv", soft_wrap=True)
+    shown = {"table": tabulate(args, pair, found), "race": tabulate_race(race(args, pair))}
+    commands.finish(args, {"figure": draw(args, pair, found)}, shown)
 
 
 class Pair(NamedTuple):
@@ -99,11 +97,6 @@ def check(args: Args) -> None:
         raise ValueError(f"--factor {args.factor:g}: need at least 1, how many times as long the slow one takes")
     if not args.rounds < args.steps - 1:
         raise ValueError(f"--rounds {args.rounds} of {args.steps} steps: need at least two more steps, with the threshold")
-
-
-def compare(args: Args) -> Pair:
-    """Starts the processes, and ends them; a ChildProcessError where one fails."""
-    return dsgd.loopback(args.processes, partial(_train_twice, args), timeout=math.inf)[0]
 
 
 def _train_twice(args: Args) -> Pair:

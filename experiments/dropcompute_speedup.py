@@ -23,7 +23,7 @@ from experiments.dropcompute import exact, noises, simulated, speedup_tables
 from experiments.dropcompute import speedup_figures as panels
 from experiments.dropcompute.noises import Noise
 from experiments.dropcompute.simulated import Curves, Measured, Sampled, Setting
-from experiments.shared import commands, common, figures, tables
+from experiments.shared import commands, common
 
 MICRO_BATCHES = 12  # of B.1 and C.3
 FURTHER = (512, 1024, 2048)  # workers, by theory alone
@@ -52,19 +52,19 @@ PRINTED: dict[str, tuple[Noise, float]] = {
 class Args:
     """Says what is gained by dropping last micro-batches."""
 
-    worker_counts: tuple[int, ...] = (8, 16, 32, 64, 112, 160, 200)
+    worker_counts: tuple[commands.Count, ...] = (8, 16, 32, 64, 112, 160, 200)
     """Numbers of workers that are simulated."""
-    run_workers: int = 64
+    run_workers: commands.Count = 64
     """Workers of the runs whose clock is compared with the plan."""
-    communication: float = 0.0
+    communication: commands.NotNegative = 0.0
     """Seconds of a step besides computation, T^c, which the paper does not state."""
     stop: Stop = "preempt"
     """preempt: at the threshold; between: a worker looks at its clock between micro-batches only."""
-    iterations: int = 50
+    iterations: commands.Count = 50
     """Steps to choose a threshold from, and as many more to use it on."""
-    seeds: int = 5
+    seeds: commands.Count = 5
     """Independent times that each number is measured."""
-    seed: int = 0
+    seed: commands.Seed = 0
     """Of everything random."""
     out: Path = field(default=Path("results/dropcompute_speedup"))
     """Folder for config.json, scale.csv and the figures."""
@@ -94,13 +94,13 @@ def main(args: Args) -> None:
     clock, plan, best = run(setting, outcomes[B1], args.run_workers)
     natural, gained = natural_cluster(setting)
     lines, limits = growing(setting, outcomes[B1])
-    figures.save_figure(panels.figure_1(setting, outcomes[B1], FURTHER[-1], DRAWN), args.out / "scale.png")
-    figures.save_figure(figure_3(setting, outcomes, max(args.worker_counts)), args.out / "threshold.png")
-    figures.save_figure(figure_4(setting, natural), args.out / "drop_rate.png")
-    for name, sheet in scale_graphs(setting, outcomes, one_N).items():
-        figures.save_figure(sheet, args.out / f"{name}.png")
-    figures.save_figure(panels.growth(setting, lines, limits, MANY), args.out / "growth.png")
-    screen = common.console()
+    sheets = {
+        "scale": panels.figure_1(setting, outcomes[B1], FURTHER[-1], DRAWN),
+        "threshold": figure_3(setting, outcomes, max(args.worker_counts)),
+        "drop_rate": figure_4(setting, natural),
+        **scale_graphs(setting, outcomes, one_N),
+        "growth": panels.growth(setting, lines, limits, MANY),
+    }
     alone = {panel: exact.matching_workers(sums[panel], ratio) for panel, (_, ratio) in PRINTED.items()}
     shown = {
         "summary": speedup_tables.summary(setting, outcomes[B1], outcomes["14f"], one_N, gained),
@@ -108,9 +108,7 @@ def main(args: Args) -> None:
         "scaling": speedup_tables.scaling(setting, outcomes[B1], FURTHER),
         "ratios": speedup_tables.ratios({panel: (outcomes[panel], PRINTED[panel][1], alone[panel]) for panel in PRINTED}, one_N),
     }
-    for name, table in shown.items():
-        tables.show(screen, table, args.out / f"{name}.csv")
-    screen.print(f"Written: {args.out}: config.json, scale.csv, {'.csv, '.join(shown)}.csv and six figures", soft_wrap=True)
+    commands.finish(args, sheets, shown)
 
 
 def write(path: Path, outcomes: Outcomes) -> None:

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from dsgd import plots, problems, records
 from experiments.dropcompute import convergence, corrections, local_sgd, quality
 from experiments.dropcompute.training import ACCURACY, BITS, COMPENSATED, LAMB, SGD, Histories, Setting
-from experiments.shared import commands, common, figures, tables
+from experiments.shared import commands, common, figures
 
 
 class Usual(NamedTuple):
@@ -43,51 +43,51 @@ class Args:
     """An MLP on digits; or the byte-level language model, for figure 5 and table 1 only."""
     text: str = "grammar"
     """Of the language model: grammar, docstrings, or a file or folder."""
-    width: int = 16
+    width: commands.Count = 16
     """Of its transformer of one layer and two heads."""
-    context: int = 16
+    context: commands.Count = 16
     """Bytes that it sees."""
-    workers: int = 64
+    workers: commands.Count = 64
     """N, of figure 5 and table 1."""
-    micro_batches: int = 12
+    micro_batches: commands.Count = 12
     """M."""
-    batch_size: int = 1
+    batch_size: commands.Count = 1
     """Samples, or windows of the text, of a micro-batch."""
-    steps: int | None = None
+    steps: commands.Count | None = None
     """Rounds of table 1; figure 5 has as many more as its extra steps. If nothing is said 180, for the text 135."""
-    rounds: int = 10
+    rounds: commands.Count = 10
     """Rounds in which workers measure their micro-batches, before they choose a threshold."""
-    communications: tuple[float, ...] = (0.0, 7.5)
+    communications: tuple[commands.NotNegative, ...] = (0.0, 7.5)
     """T^c, seconds; the paper does not state it."""
     drop_rates: tuple[float, ...] = (0.0, 0.03, 0.06, 0.1, 0.2)
     """Of table 1 (a)."""
-    learning_rate: float | None = None
+    learning_rate: commands.Positive | None = None
     """Step size of LAMB at first; it falls to 0. In figure 5 all steps are of the mean size. If nothing is said 0.02, for the text 0.04."""
-    sgd_learning_rate: float = 0.3
+    sgd_learning_rate: commands.Positive = 0.3
     """Likewise of SGD with momentum 0.9, where whole batches are dropped; elsewhere a third of it."""
-    corrected_workers: int = 128
+    corrected_workers: commands.Count = 128
     """Workers of figures 10 and 11, with a batch each."""
     corrected_rates: tuple[float, ...] = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5)
     """Chances that a worker's batch is dropped there."""
-    local_workers: int = 32
+    local_workers: commands.Count = 32
     """Workers of figure 12."""
-    local_batch_size: int = 4
+    local_batch_size: commands.Count = 4
     """Samples that each of them draws."""
-    local_steps: int = 256
+    local_steps: commands.Count = 256
     """Local steps there."""
-    periods: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    periods: tuple[commands.Count, ...] = (1, 2, 4, 8, 16, 32)
     """H, local steps from one averaging to the next."""
     straggling: float = 0.04
     """Chance that a worker waits a second in a local step."""
-    server: int = 8
+    server: commands.Count = 8
     """Workers of a server: stragglers of a single one have as much larger a chance as they are fewer."""
-    local_step: float = 0.15
+    local_step: commands.Positive = 0.15
     """Seconds of a local step without waiting; the paper does not state it."""
     local_drop_rate: float = 0.062
     """Share of local steps that is dropped at most."""
-    seeds: int | None = None
+    seeds: commands.Count | None = None
     """Independent runs; if nothing is said 6, for the text 3."""
-    seed: int = 0
+    seed: commands.Seed = 0
     """Of everything random."""
     out: Path = field(default=Path("results/dropcompute_training"))
     """Folder for config.json, history.csv and figures."""
@@ -104,18 +104,19 @@ def main(args: Args) -> None:
     with commands.kept(records.write_histories, args.out / "history.csv", found):
         for name, history in train(args, setting):
             found[name] = history
-    screen = common.console()
-    tables.show(screen, convergence.table(setting, found, args.rounds, args.communications), args.out / "convergence.csv")
-    tables.show(screen, quality.table(setting, found, args.drop_rates), args.out / "quality.csv")
-    screen.print("\n".join(f"- {note}" for note in notes(args, setting, found)), highlight=False)
-    figures.save_figure(draw(args, setting, found), args.out / "training.png")
+    common.console().print("\n".join(f"- {note}" for note in notes(args, setting, found)), highlight=False)
+    sheets = {"training": draw(args, setting, found)}
+    shown = {
+        "convergence": convergence.table(setting, found, args.rounds, args.communications),
+        "quality": quality.table(setting, found, args.drop_rates),
+    }
     if args.problem == "digits":
         corrected, local, both = corrected_setting(args), local_setting(args), stragglers(args)
-        tables.show(screen, corrections.table(corrected, found, args.corrected_rates), args.out / "corrections.csv")
-        tables.show(screen, local_sgd.table(local, found, both, args.periods, args.local_drop_rate), args.out / "local_sgd.csv")
-        figures.save_figure(corrections.draw(corrected, found, args.corrected_rates), args.out / "corrections.png")
-        figures.save_figure(local_sgd.draw(local, found, both, args.periods), args.out / "local_sgd.png")
-    screen.print(f"Written: {args.out}: {', '.join(sorted(path.name for path in args.out.iterdir()))}", soft_wrap=True)
+        sheets["corrections"] = corrections.draw(corrected, found, args.corrected_rates)
+        sheets["local_sgd"] = local_sgd.draw(local, found, both, args.periods)
+        shown["corrections"] = corrections.table(corrected, found, args.corrected_rates)
+        shown["local_sgd"] = local_sgd.table(local, found, both, args.periods, args.local_drop_rate)
+    commands.finish(args, sheets, shown)
 
 
 def check(args: Args) -> None:

@@ -22,7 +22,7 @@ from dsgd import problems, records
 from dsgd.problems.finite_sum import right
 from experiments.kimad import deep_results
 from experiments.kimad.deep_runs import RESNET_18, WARM_UP, Case, Setting, across_layers, across_times, among_5, make_cluster, told
-from experiments.shared import commands, common, figures, tables
+from experiments.shared import commands, common
 
 
 class Usual(NamedTuple):
@@ -50,27 +50,27 @@ class Args:
     data: Literal["digits", "mnist", "cifar-10"] | None = None
     """The last two are read from --data-dir; if nothing is said digits, for resnet-18 cifar-10."""
     data_dir: commands.DataDir = None
-    workers: int = 4
+    workers: commands.Count = 4
     """Number of workers, of all but table 2."""
-    worker_counts: tuple[int, ...] = (2, 4, 8, 16)
+    worker_counts: tuple[commands.Count, ...] = (2, 4, 8, 16)
     """Numbers of workers of table 2."""
-    communication_times: tuple[float, ...] = (2.0, 1.0, 0.5, 0.2, 0.1)
+    communication_times: tuple[commands.Positive, ...] = (2.0, 1.0, 0.5, 0.2, 0.1)
     """T_comm, seconds of a message in each direction."""
     shown: float = 1.0
     """That of them where compression errors and accuracies are compared."""
-    batch_size: int | None = None
+    batch_size: commands.Count | None = None
     """Samples that each worker draws in a round; if nothing is said 32, for resnet-18 128."""
-    epochs: int | None = None
+    epochs: commands.Count | None = None
     """How often all workers together draw as many samples as there are; if nothing is said 60, for resnet-18 100."""
-    learning_rate: float | None = None
+    learning_rate: commands.Positive | None = None
     """Step size; if nothing is said 0.1, for resnet-18 0.01."""
-    period: float = 100.0
+    period: commands.Positive = 100.0
     """Seconds from one maximum of the bandwidth to the next: many steps."""
-    noise: float = 0.1
+    noise: commands.NotNegative = 0.1
     """Of each worker's bandwidth, drawn anew in each round: the standard deviation of its logarithm."""
-    seeds: int = 5
+    seeds: commands.Count = 5
     """Independent runs."""
-    seed: int = 21
+    seed: commands.Seed = 21
     """Of everything random."""
     out: Path = field(default=Path("results/kimad_deep"))
     """Folder for config.json, history.csv and figure.png."""
@@ -90,18 +90,15 @@ def main(args: Args) -> None:
     with commands.kept(records.write_histories, args.out / "history.csv", found):
         for case, history in train(args, setting, others):
             histories[case] = found[case.name] = history
-    figures.save_figure(deep_results.draw(setting, histories, args.shown, args.period, args.noise), args.out / "figure.png")
+    notes = deep_results.notes(setting, histories, args.shown)
+    common.console().print("\n".join(f"- {note}" for note in notes), highlight=False)
     shown = {
         "steps": deep_results.steps(setting, histories),
         "messages": deep_results.messages(setting, histories),
         "accuracies": deep_results.accuracies(setting, histories, args.shown),
         "errors": deep_results.compression_errors(setting, histories, args.shown),
     }
-    screen = common.console()
-    for name, table in shown.items():
-        tables.show(screen, table, args.out / f"{name}.csv")
-    screen.print("\n".join(f"- {note}" for note in deep_results.notes(setting, histories, args.shown)), highlight=False)
-    screen.print(f"Written: {args.out}/config.json, history.csv, {'.csv, '.join(shown)}.csv, figure.png", soft_wrap=True)
+    commands.finish(args, {"figure": deep_results.draw(setting, histories, args.shown, args.period, args.noise)}, shown)
 
 
 def setting_of(args: Args, workers: int) -> Setting:

@@ -53,27 +53,27 @@ class Args:
     """In figure 5: between small and high."""
     high: tuple[float, float] = (270.0, 330.0)
     """In figure 6: high, with small oscillations."""
-    period: float = 50.0
+    period: commands.Positive = 50.0
     """Seconds from one maximum of the bandwidth to the next."""
-    noise: float = 0.1
+    noise: commands.NotNegative = 0.1
     """Of the bandwidth's logarithm, drawn anew in every round."""
-    compute: float = 1.0
+    compute: commands.NotNegative = 1.0
     """Seconds of a gradient."""
-    seconds: float = 300.0
+    seconds: commands.Positive = 300.0
     """Simulated, of every run."""
     condition: float = 100.0
     """The largest a_i, which is 1, over the smallest."""
-    problems: int = 16
+    problems: commands.Count = 16
     """Spectra, starts and noises, drawn independently."""
-    learning_rates: tuple[float, ...] = quadratics.LEARNING_RATES
+    learning_rates: tuple[commands.Positive, ...] = quadratics.LEARNING_RATES
     """Step sizes to choose from; gradient descent needs less than 2."""
-    round_times: tuple[float, ...] = quadratics.ROUND_TIMES
+    round_times: tuple[commands.Positive, ...] = quadratics.ROUND_TIMES
     """Seconds of Kimad's rounds to choose from."""
     warm_ups: tuple[Literal[0, 1], ...] = (0, 1)
     """Messages that all send whole at the start: 0, methods begin from 0; 1, from the gradient."""
     places: Literal["sent", "free"] = "sent"
     """Whether the places of what is sent count as bits, or, as if both sides knew them, only the values."""
-    seed: int = 0
+    seed: commands.Seed = 0
     """Of everything random."""
     out: Path = field(default=Path("results/kimad_quadratic"))
     """Folder for config.json, curves.csv, messages.csv and figure.png."""
@@ -105,11 +105,7 @@ def main(args: Args) -> None:
                 outcomes[case] = best
     if not outcomes:
         raise ValueError(f"a method diverged at every step size of {args.learning_rates}; need smaller ones")
-    figures.save_figure(draw(args, outcomes), args.out / "figure.png")
-    screen = common.console()
-    tables.show(screen, losses(args, outcomes), args.out / "losses.csv")
-    tables.show(screen, gains(args, outcomes), args.out / "gains.csv")
-    screen.print(f"Written: {args.out}/config.json, curves.csv, messages.csv, losses.csv, gains.csv, figure.png", soft_wrap=True)
+    commands.finish(args, {"figure": draw(args, outcomes)}, {"losses": losses(args, outcomes), "gains": gains(args, outcomes)})
 
 
 def check(args: Args) -> None:

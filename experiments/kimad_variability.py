@@ -41,29 +41,29 @@ class Args:
 
     ratios: tuple[float, ...] = (1.0, 3.0, 10.0, 30.0)
     """Largest bandwidths over smallest ones; 1 is no variability."""
-    periods: tuple[float, ...] = (1.0, 5.0, 50.0, 300.0)
+    periods: tuple[commands.Positive, ...] = (1.0, 5.0, 50.0, 300.0)
     """Seconds from one maximum to the next, at the largest of the ratios."""
-    period: float = 50.0
+    period: commands.Positive = 50.0
     """The same for all ratios."""
-    mean: float = 5.0
+    mean: commands.Positive = 5.0
     """Elements (32 bits, of 30) a second that the link carries on average."""
     trace: Path | None = None
     """File of bandwidths, numbers with commas or line ends between; they are scaled to the mean. By default a random walk of 300."""
-    interval: float = 1.0
+    interval: commands.Positive = 1.0
     """Seconds from one of them to the next."""
-    compute: float = 1.0
+    compute: commands.NotNegative = 1.0
     """Seconds of a gradient."""
-    seconds: float = 300.0
+    seconds: commands.Positive = 300.0
     """Simulated, of every run."""
     condition: float = 100.0
     """The largest a_i, which is 1, over the smallest."""
-    problems: int = 16
+    problems: commands.Count = 16
     """Spectra and starts, drawn independently."""
-    learning_rates: tuple[float, ...] = quadratics.LEARNING_RATES
+    learning_rates: tuple[commands.Positive, ...] = quadratics.LEARNING_RATES
     """Step sizes to choose from; gradient descent needs less than 2."""
-    round_times: tuple[float, ...] = quadratics.ROUND_TIMES
+    round_times: tuple[commands.Positive, ...] = quadratics.ROUND_TIMES
     """Seconds of Kimad's rounds to choose from."""
-    seed: int = 0
+    seed: commands.Seed = 0
     """Of everything random."""
     out: Path = field(default=Path("results/kimad_variability"))
     """Folder for config.json, speedups.csv and figure.png."""
@@ -98,10 +98,7 @@ def main(args: Args) -> None:
                 outcomes[case] = best
     if not outcomes:
         raise ValueError(f"a method diverged at every step size of {args.learning_rates}; need smaller ones")
-    figures.save_figure(draw(args, outcomes), args.out / "figure.png")
-    screen = common.console()
-    tables.show(screen, tabulate(args, outcomes), args.out / "table.csv")
-    screen.print(f"Written: {args.out}/config.json, speedups.csv, table.csv, figure.png", soft_wrap=True)
+    commands.finish(args, {"figure": draw(args, outcomes)}, {"table": tabulate(args, outcomes)})
 
 
 def label(ratio: float, period: float) -> str:

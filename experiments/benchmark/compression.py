@@ -36,9 +36,9 @@ Program = Callable[[], object]
 class Args:
     """Times every compressor beside a copy, random numbers and a selection."""
 
-    dimensions: tuple[int, ...] = (2**20, 2**24)
+    dimensions: tuple[commands.Count, ...] = (2**20, 2**24)
     """Elements d of the vector."""
-    repeats: int = 9
+    repeats: commands.Count = 9
     """Timings of each program."""
     out: Path = field(default=Path("results/benchmark/compression"))
     """Folder for config.json, throughput.csv and a table for each dimension."""

@@ -37,13 +37,13 @@ from experiments.shared import commands, common, tables
 class Args:
     """Times gossip rounds on one device beside dense products and copies."""
 
-    workers: int = 1024
+    workers: commands.Count = 1024
     """Number of workers N."""
-    dimension: int = 10_000
+    dimension: commands.Count = 10_000
     """Elements d of a model."""
-    repeats: int = 15
+    repeats: commands.Count = 15
     """Timings of each program."""
-    dimensions: tuple[int, ...] = (100, 1_000, 10_000, 100_000)
+    dimensions: tuple[commands.Count, ...] = (100, 1_000, 10_000, 100_000)
     """Elements for which both kinds of sums are timed, where all models together have at most 8 M."""
     out: Path = field(default=Path("results/benchmark/mixing"))
     """Folder for config.json, mixing.csv, sums.csv and the tables."""
@@ -75,9 +75,8 @@ def main(args: Args) -> None:
     records.write_rows(args.out / "mixing.csv", ("graph", "degree", "seconds", "dense", "times faster", "of copy"), rows)
     heading = ("graph", "degree", "chosen", *map(str, args.dimensions))
     records.write_rows(args.out / "sums.csv", heading, [(graph.name, graph.degree, kind(graph), *ratios) for graph, ratios in sums])
-    screen, copied = common.console(), 8 * x.size / float(np.median(taken["copy"])) / 1e9
-    tables.show(screen, tabulate(args, rows, copied), args.out / "mixing_table.csv")
-    tables.show(screen, tabulate_sums(args, sums), args.out / "sums_table.csv")
+    copied = 8 * x.size / float(np.median(taken["copy"])) / 1e9
+    commands.finish(args, {}, {"mixing_table": tabulate(args, rows, copied), "sums_table": tabulate_sums(args, sums)})
 
 
 def in_turn(programs: dict[str, Callable[[], object]], repeats: int) -> dict[str, np.ndarray]:
@@ -97,7 +96,7 @@ def looped(once: Callable[[jax.Array], jax.Array], rounds: int) -> Callable[[jax
 
 def kind(graph: dsgd.Topology) -> str:
     """Of the sums that a round on one device makes."""
-    return "product" if routes.plan(graph, 1).places is None else "rows"
+    return "product" if routes.routes_of(graph, 1).places is None else "rows"
 
 
 def rows_over_product(graph: dsgd.Topology, d: int, repeats: int) -> float:
@@ -108,7 +107,7 @@ def rows_over_product(graph: dsgd.Topology, d: int, repeats: int) -> float:
     rounds = 2 * max(1, LOOP // (2 * graph.n * d))
     programs = {}
     for name, rows in (("rows", True), ("product", False)):
-        plan = routes.plan(graph, 1, rows)
+        plan = routes.routes_of(graph, 1, rows)
         programs[name] = common.program(lambda x, A, b, plan=plan: looped(partial(step_and_mix, plan, A, b), rounds)(x), x, A, b)
     taken = in_turn(programs, repeats)
     return float(np.median(taken["rows"] / taken["product"]))
