@@ -15,7 +15,7 @@ import dsgd
 from dsgd import problems
 from experiments import asynchrony
 from experiments.asynchrony import Args
-from experiments.shared import common
+from experiments.shared import tables, tuning
 
 
 def least_squares(data, workers, partition, *, batch_size, seed, data_dir):
@@ -61,7 +61,7 @@ def ran(tmp_path_factory, full):
     args = replace(SMALL, out=tmp_path_factory.mktemp("asynchrony"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(problems, "logistic_regression", least_squares)
-        patch.setattr(common, "devices_for", lambda workers: dsgd.workers.mesh(1))
+        patch.setattr(tuning, "devices_for", lambda workers: dsgd.workers.mesh(1))
         late = asynchrony.staleness
         patch.setattr(asynchrony, "staleness", lambda *arguments: STALE.append(late(*arguments)) or STALE[-1])
         patch.setattr(asynchrony, "measure_saturation", lambda args, bits: full)
@@ -92,11 +92,11 @@ def test_the_bounded_method_keeps_its_bound(ran):
 
 def test_tables_fit_80_columns(ran, capsys):
     tuned = {
-        name: common.Tuned(0.1, {"loss": np.ones((2, 3)), "step": np.arange(3) * 99_999, "clock": np.ones((2, 3)), "bits": np.ones((2, 3))})
+        name: tuning.Tuned(0.1, {"loss": np.ones((2, 3)), "step": np.arange(3) * 99_999, "clock": np.ones((2, 3)), "bits": np.ones((2, 3))})
         for name in asynchrony.methods(ran)
     }
     stale = {name: np.full((2, 5), 1234.0) for name in tuned}
-    common.console().print(asynchrony.tabulate(ran, "stragglers", tuned, stale, 1.0))
+    tables.console().print(asynchrony.tabulate(ran, "stragglers", tuned, stale, 1.0))
     assert not scripts.too_wide(capsys.readouterr().out.splitlines())
     saturated, twice = scripts.rows(ran.out / "saturated.csv")
     assert (int(saturated["workers"]), int(saturated["staleness"])) == (3, 2)

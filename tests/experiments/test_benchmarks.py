@@ -57,7 +57,7 @@ def test_processes_are_timed_and_shown(tmp_path, capsys, monkeypatch):
     assert (tmp_path / "peers.png").exists()
     printed = capsys.readouterr().out
     assert " ".join(printed.split()).count("larger sizes left out: 1") == 3
-    assert max(map(len, printed.splitlines())) <= 80
+    assert not scripts.too_wide(printed.splitlines())
 
 
 def fake(monkeypatch, models: dict[str, float], late: str = "") -> None:
@@ -138,7 +138,7 @@ def test_compressed_sgd_by_hand_comes_as_near_to_the_minimum(mesh, key):
 def test_the_benchmark_of_mixing_times_so_many_rounds_of_dsgd(rows):
     graph, rounds = topologies.random_regular(16, 4), 4
     A, b, x = np.random.default_rng(1).uniform(size=(3, 16, 3)).astype(np.float32)
-    many = jax.jit(mixing.looped(partial(mixing.step_and_mix, routes.plan(graph, 1, rows), A, b), rounds))(x)
+    many = jax.jit(mixing.looped(partial(mixing.step_and_mix, routes.routes_of(graph, 1, rows), A, b), rounds))(x)
     for _ in range(rounds):
         x = mixing.dense(graph)(x - by_hand.LEARNING_RATE * (A * x - b))
     np.testing.assert_allclose(many, x, atol=1e-6)

@@ -13,7 +13,7 @@ from algorithms import gossip
 from algorithms.asynchronous.on_ray.crew import Crew, Patience
 from algorithms.asynchronous.on_ray.peer import Exchange, News, Peer
 from algorithms.asynchronous.on_ray.session import actor, session
-from algorithms.asynchronous.on_ray.trained import Trained, evaluated, start
+from algorithms.asynchronous.on_ray.trained import Trained, evaluated, first_params
 from algorithms.asynchronous.on_ray.with_servers import need_patience, tasks
 from algorithms.asynchronous.on_ray.worker import Delay
 from dsgd import checks, communication
@@ -83,7 +83,7 @@ def _train(
 ) -> Trained:
     """With a record at every so many stamps."""
     N = problem.workers
-    params = start(problem, key)
+    params = first_params(problem, key)
     task = tasks(problem, key, params, delay)
     with session(N, address) as ray:
         run = _Run(ray, name, topology, steps, patience)

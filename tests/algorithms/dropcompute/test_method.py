@@ -312,7 +312,7 @@ def test_idle_rounds_are_counted_until_a_micro_batch_is_computed():
     """Rounds without participation do not count; after the first micro-batch no round does."""
     every, none, last = [True] * FEW, [False] * FEW, [False, False, True]
     rounds = [(NOBODY, None, 1), (NOBODY, every, 2), (NOBODY, none, 2), (NOBODY, last, 3), (one(2), None, -1), (NOBODY, None, -1)]
-    server = rule().start((), FEW, redraw=False)
+    server = rule().first_server((), FEW, redraw=False)
     assert server.idle == 0
     for done, present, idle in rounds:
         server = rule().after(server, a_round(done, present=present), jnp.zeros(FEW))
@@ -333,24 +333,24 @@ def test_a_run_is_refused_from_ten_idle_rounds_on(all_dropped):
 
 
 def test_seconds_of_a_period_add_up_until_its_last_round():
-    server, in_rounds = rule(period=3).start((), FEW, redraw=True), np.array([0.5, 0.25, 0.0])
+    server, in_rounds = rule(period=3).first_server((), FEW, redraw=True), np.array([0.5, 0.25, 0.0])
     np.testing.assert_array_equal(server.spent, np.zeros(FEW))
     for step, times in enumerate((1, 2, 0, 1, 2, 0)):
         server = rule(period=3).after(server, a_round(one(step % FEW), step), jnp.asarray(in_rounds))
         np.testing.assert_array_equal(server.spent, times * in_rounds)
         np.testing.assert_array_equal(server.drawn, np.bincount(np.arange(step + 1) % FEW, minlength=FEW))
-    assert rule().start((), FEW, redraw=False).spent == ()
-    assert rule().start((), FEW, redraw=False).drawn == ()
+    assert rule().first_server((), FEW, redraw=False).spent == ()
+    assert rule().first_server((), FEW, redraw=False).drawn == ()
 
 
 def test_seconds_that_are_spent_count_in_a_period_only():
     spent = jnp.array([0.5, 1.0, 1.5])
-    server = rule(period=2).start((), FEW, redraw=False)._replace(spent=spent)
+    server = rule(period=2).first_server((), FEW, redraw=False)._replace(spent=spent)
     within = rule(period=2).computed(server, a_round())
     expected = stopped(np.repeat(EACH[:, None], PAIR, axis=1), SHORT, "preempt", np.asarray(spent))
     np.testing.assert_array_equal(within.done, expected.done)
     np.testing.assert_allclose(within.seconds, [0.75, 0.25, 0.0])
-    alone = rule().computed(rule().start((), FEW, redraw=False), a_round())
+    alone = rule().computed(rule().first_server((), FEW, redraw=False), a_round())
     np.testing.assert_allclose(alone.seconds, [1.0, 1.25, 1.25])
     np.testing.assert_array_equal(alone.done, [[True, True], [True, False], [False, False]])
 
@@ -387,7 +387,7 @@ def test_a_threshold_is_chosen_after_the_last_round_that_is_measured(period, see
     rounds, rng = 3, np.random.default_rng(seed)
     times = rng.integers(1, 9, (rounds * period, FEW, PAIR)) / 8
     ends = np.cumsum(times.sum(axis=2).max(axis=1) + rng.integers(1, 5, rounds * period) / 4)
-    known = thresholds.start(rounds, FEW, period * PAIR)
+    known = thresholds.nothing_measured(rounds, FEW, period * PAIR)
     none = jnp.zeros(FEW)
 
     @jax.jit

@@ -12,7 +12,7 @@ import cloudpickle
 import pytest
 
 import dsgd
-from dsgd.machines import family
+from dsgd.machines import local_processes
 
 
 def test_refusals():
@@ -33,12 +33,12 @@ def started(monkeypatch):
         there.append(really(command, **options))
         return there[-1]
 
-    monkeypatch.setattr(family.subprocess, "Popen", start)
+    monkeypatch.setattr(local_processes.subprocess, "Popen", start)
     return there
 
 
 def runs(script, monkeypatch):
-    monkeypatch.setattr(family, "_JOIN", f"import os, sys, time; index = int(sys.argv[2])\n{script}")
+    monkeypatch.setattr(local_processes, "_SCRIPT", f"import os, sys, time; index = int(sys.argv[2])\n{script}")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_the_first_to_fail_is_told_of(tmp_path):
     for at, (i, words) in enumerate(((1, "why"), (0, "my peer is gone"))):
         (tmp_path / f"{i}.log").write_text(f"Traceback\n{words}\n")
         os.utime(tmp_path / f"{i}.log", (at, at))
-    assert family._why(tmp_path, [1, 1]) == "process 1 of 2 ended with status 1: why"
+    assert local_processes._why(tmp_path, [1, 1]) == "process 1 of 2 ended with status 1: why"
 
 
 def test_an_interruption_ends_all(monkeypatch, started):
@@ -74,7 +74,7 @@ def test_an_interruption_ends_all(monkeypatch, started):
     def interrupt(seconds):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(family.time, "sleep", interrupt)
+    monkeypatch.setattr(local_processes.time, "sleep", interrupt)
     with pytest.raises(KeyboardInterrupt):
         dsgd.loopback(2, print, timeout=30)
     assert len(started) == 2
@@ -84,7 +84,7 @@ def test_an_interruption_ends_all(monkeypatch, started):
 def test_a_process_ends_with_the_one_that_started_it(tmp_path):
     """However that ended: all that it sees is that its input does."""
     (tmp_path / "function").write_bytes(cloudpickle.dumps(lambda: time.sleep(60)))
-    join = [sys.executable, "-c", family._JOIN, str(tmp_path), "0", "2", "1"]  # which waits for another that never comes
+    join = [sys.executable, "-c", local_processes._SCRIPT, str(tmp_path), "0", "2", "1"]  # which waits for another that never comes
     with subprocess.Popen(join, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             process.communicate(timeout=30)

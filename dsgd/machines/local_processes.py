@@ -27,7 +27,7 @@ HOST = "127.0.0.1"
 _here = HOST  # of a process in a namespace of its own, another one
 _LOOK = 0.02  # seconds between two looks at the processes
 _TOGETHER = 600.0  # seconds in which all have joined: on a busy machine they begin far apart
-_JOIN = f"import sys; from {__name__} import join; join(*sys.argv[1:])"
+_SCRIPT = f"import sys; from {__name__} import take_part; take_part(*sys.argv[1:])"
 
 
 class Site(NamedTuple):
@@ -93,8 +93,8 @@ def _results(name: str, function: bytes, sites: Sequence[Site], timeout: float) 
         # Nobody else gets the port until the coordinator, the first of the processes, listens there.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         held.bind((HOST, 0))
-        with _family(folder, sites, held.getsockname()[1]) as family:
-            _wait(name, folder, family, timeout)
+        with _started(folder, sites, held.getsockname()[1]) as processes:
+            _wait(name, folder, processes, timeout)
         return [_result(folder, i).read_bytes() for i in range(len(sites))]
 
 
@@ -104,37 +104,37 @@ def _result(folder: Path, i: int) -> Path:
 
 
 @contextmanager
-def _family(folder: Path, sites: Sequence[Site], port: int) -> Iterator[Sequence[subprocess.Popen]]:
+def _started(folder: Path, sites: Sequence[Site], port: int) -> Iterator[Sequence[subprocess.Popen]]:
     """The processes, none of which outlives the block."""
-    family, coordinator = [], f"{sites[0].address}:{port}"
+    processes, coordinator = [], f"{sites[0].address}:{port}"
     try:
         for i, site in enumerate(sites):
-            command = [*site.enter, sys.executable, "-c", _JOIN, str(folder), str(i), str(len(sites)), coordinator, site.address]
+            command = [*site.enter, sys.executable, "-c", _SCRIPT, str(folder), str(i), str(len(sites)), coordinator, site.address]
             with (folder / f"{i}.log").open("wb") as log:
                 # stdin is the lifeline: it ends when this process does.
-                family.append(subprocess.Popen(command, env=elsewhere.environment(1), stdin=subprocess.PIPE, stdout=log, stderr=log))
-        yield family
+                processes.append(subprocess.Popen(command, env=elsewhere.environment(1), stdin=subprocess.PIPE, stdout=log, stderr=log))
+        yield processes
     finally:
-        for each in family:
+        for each in processes:
             each.kill()
-        for each in family:
+        for each in processes:
             each.communicate()
 
 
-def _wait(name: str, folder: Path, family: Sequence[subprocess.Popen], timeout: float) -> None:
+def _wait(name: str, folder: Path, processes: Sequence[subprocess.Popen], timeout: float) -> None:
     """Until all have ended well."""
     end = time.monotonic() + timeout
     while True:
-        statuses = [each.poll() for each in family]
+        statuses = [each.poll() for each in processes]
         if any(statuses):
             raise ChildProcessError(_why(folder, statuses))
         running = [str(i) for i, status in enumerate(statuses) if status is None]
         if not running:
-            if missing := [i for i in range(len(family)) if not _result(folder, i).exists()]:
-                raise ChildProcessError(f"{name}: process {missing[0]} of {len(family)} ended, with status 0, before the function did")
+            if missing := [i for i in range(len(processes)) if not _result(folder, i).exists()]:
+                raise ChildProcessError(f"{name}: process {missing[0]} of {len(processes)} ended, with status 0, before the function did")
             return
         if time.monotonic() > end:
-            still = f"of {len(family)} processes these still run: {', '.join(running)}"
+            still = f"of {len(processes)} processes these still run: {', '.join(running)}"
             raise ChildProcessError(f"{name}: after {timeout:g} s, {still}; they were killed")
         time.sleep(_LOOK)
 
@@ -150,7 +150,7 @@ def _why(folder: Path, statuses: Sequence[int | None]) -> str:
     return f"{who} ended with status {status}: {last}"
 
 
-def join(where: str, number: str, of: str, coordinator: str, address: str) -> None:
+def take_part(where: str, number: str, of: str, coordinator: str, address: str) -> None:
     """What each of the processes does."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     import cloudpickle  # noqa: PLC0415
