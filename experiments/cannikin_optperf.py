@@ -21,7 +21,7 @@ from algorithms import cannikin, minibatch_sgd
 from dsgd import problems, records
 from experiments.cannikin import devices, driving, optperf_results
 from experiments.cannikin.driving import Noise, Overhead, Settled
-from experiments.shared import commands, common, figures, tables
+from experiments.shared import commands, tables
 
 CLUSTER, WORKLOAD, TOTAL = "A", "ResNet-50", 128  # of figure 9
 DIMENSION = 6  # of the problem that it trains
@@ -74,21 +74,20 @@ def main(args: Args) -> None:
     found: Found = {}
     with commands.kept(write, args.out / "batch_time.csv", found):
         cases = [(cluster, workload) for cluster in devices.CLUSTERS for workload in devices.WORKLOADS]
-        for cluster, workload in common.bar(cases, "figure 10", args.progress):
+        for cluster, workload in tables.bar(cases, "figure 10", args.progress):
             totals = devices.batches(cluster, workload, args.totals)
             found[cluster, workload] = driving.over_totals(devices.make_model(cluster, workload), totals)
     epochs = figure_9(args)
     errors, overheads, shares, gains = prediction(args), overhead(args), overhead_shares(args), heterogeneity(args)
     optperf = devices.make_model(CLUSTER, WORKLOAD).optperf_integer(TOTAL).seconds
     write_epochs(args.out / "epochs.csv", epochs)
-    figures.save_figure(optperf_results.figure_9(epochs, optperf, args.noise), args.out / "epochs.png")
-    figures.save_figure(optperf_results.figure_10(found), args.out / "batch_time.png")
-    figures.save_figure(optperf_results.studies(errors, overheads, gains, args.noise, WORKLOAD), args.out / "studies.png")
-    screen = common.console()
-    tables.show(screen, optperf_results.summary(epochs, optperf, found, errors, shares), args.out / "summary.csv")
-    tables.show(screen, optperf_results.gains(found), args.out / "gains.csv")
-    files = "epochs.csv, batch_time.csv, summary.csv, gains.csv, epochs.png, batch_time.png, studies.png"
-    screen.print(f"Written: {args.out}/config.json, {files}", soft_wrap=True)
+    sheets = {
+        "epochs": optperf_results.figure_9(epochs, optperf, args.noise),
+        "batch_time": optperf_results.figure_10(found),
+        "studies": optperf_results.studies(errors, overheads, gains, args.noise, WORKLOAD),
+    }
+    summary = optperf_results.summary(epochs, optperf, found, errors, shares)
+    commands.finish(args, sheets, {"summary": summary, "gains": optperf_results.gains(found)})
 
 
 def figure_9(args: Args) -> dict[str, np.ndarray]:

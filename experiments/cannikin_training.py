@@ -18,7 +18,7 @@ import jax
 from dsgd import records
 from experiments.cannikin import race, race_results
 from experiments.cannikin.race import SYSTEMS, Runs, Setting
-from experiments.shared import commands, common, figures, tables
+from experiments.shared import commands, tables
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,10 @@ def main(args: Args) -> None:
         for name, setting in settings.items():
             found[name] = setting, {system: [] for system in SYSTEMS}
             train(args, name, *found[name])
-    figures.save_figure(race_results.draw(args.cluster, found), args.out / "figure.png")
-    screen = common.console()
-    for name, (setting, runs) in found.items():
-        tables.show(screen, race_results.tabulate(setting, args.cluster, runs), args.out / f"{name}.csv")
-        screen.print("\n".join(f"- {note}" for note in race_results.notes(setting, runs)), highlight=False)
-    screen.print(f"Written: {args.out}/config.json, epochs.csv, {', '.join(f'{name}.csv' for name in found)}, figure.png", soft_wrap=True)
+    for setting, runs in found.values():
+        tables.console().print("\n".join(f"- {note}" for note in race_results.notes(setting, runs)), highlight=False)
+    shown = {name: race_results.tabulate(setting, args.cluster, runs) for name, (setting, runs) in found.items()}
+    commands.finish(args, {"figure": race_results.draw(args.cluster, found)}, shown)
 
 
 def setting_of(args: Args, name: race.Name) -> Setting:
@@ -76,7 +74,7 @@ def setting_of(args: Args, name: race.Name) -> Setting:
 def train(args: Args, name: str, setting: Setting, runs: Runs) -> None:
     """All systems and seeds, one after the other; a seed's start is the same for all systems."""
     keys = jax.random.split(jax.random.key(args.seed), args.seeds)
-    for system, i in common.bar([(system, i) for i in range(args.seeds) for system in SYSTEMS], name, args.progress):
+    for system, i in tables.bar([(system, i) for i in range(args.seeds) for system in SYSTEMS], name, args.progress):
         runs[system].append(race.race(setting, system, epochs=args.epochs, key=keys[i]))
 
 

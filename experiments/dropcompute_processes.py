@@ -28,7 +28,7 @@ import dsgd
 from algorithms import dropcompute
 from dsgd import plots, problems, records
 from experiments.dropcompute.noises import ALPHA, MOST
-from experiments.shared import commands, common, figures, intervals, tables
+from experiments.shared import commands, figures, statistics, tables
 
 TRIAL = 6  # steps in which a micro-batch is timed; the first does not count
 History = dict[str, np.ndarray]
@@ -67,16 +67,14 @@ class Args:
 def main(args: Args) -> None:
     check(args)
     commands.begin(args)
-    screen = common.console()
+    screen = tables.console()
     waiting = screen.status(f"{args.processes} processes, {args.steps} steps without, and {args.steps} with DropCompute")
     with waiting if args.progress else nullcontext():
-        pair = compare(args)
+        pair = dsgd.loopback(args.processes, partial(_train_twice, args), timeout=math.inf)[0]
     write(args.out / "steps.csv", pair)
     found = judge(args, pair)
-    figures.save_figure(draw(args, pair, found), args.out / "figure.png")
-    tables.show(screen, tabulate(args, pair, found), args.out / "table.csv")
-    tables.show(screen, tabulate_race(race(args, pair)), args.out / "race.csv")
-    screen.print(f"Written: {args.out}/config.json, steps.csv, figure.png, table.csv, race.csv", soft_wrap=True)
+    shown = {"table": tabulate(args, pair, found), "race": tabulate_race(race(args, pair))}
+    commands.finish(args, {"figure": draw(args, pair, found)}, shown)
 
 
 class Pair(NamedTuple):
@@ -99,11 +97,6 @@ def check(args: Args) -> None:
         raise ValueError(f"--factor {args.factor:g}: need at least 1, how many times as long the slow one takes")
     if not args.rounds < args.steps - 1:
         raise ValueError(f"--rounds {args.rounds} of {args.steps} steps: need at least two more steps, with the threshold")
-
-
-def compare(args: Args) -> Pair:
-    """Starts the processes, and ends them; a ChildProcessError where one fails."""
-    return dsgd.loopback(args.processes, partial(_train_twice, args), timeout=math.inf)[0]
 
 
 def _train_twice(args: Args) -> Pair:
@@ -159,7 +152,7 @@ def judge(args: Args, pair: Pair) -> dict[str, Found]:
     dropped = pair.with_threshold["dropped"][after]
     measured = {"without": without, "with": with_it, "dropped": dropped, "speedup": (1 - dropped) * without / with_it}
     return {
-        name: Found(planned[name], hindsight[name], float(values.mean()), intervals.half_interval(values))
+        name: Found(planned[name], hindsight[name], float(values.mean()), statistics.half_interval(values))
         for name, values in measured.items()
     }
 
@@ -193,7 +186,7 @@ def race(args: Args, pair: Pair) -> Race:
     runs = pair.histories().values()
     smooth, clocks = [smoothed(run["loss"], args.steps) for run in runs], [np.cumsum(run["seconds"]) for run in runs]
     target, end = max(loss[-1] for loss in smooth), min(clock[-1] for clock in clocks)
-    at = [common.first_reaching(loss[None], target) or 0 for loss in smooth]
+    at = [statistics.first_reaching(loss[None], target) or 0 for loss in smooth]
     seen = [int(np.searchsorted(clock, end, side="right")) - 1 for clock in clocks]
     return Race(
         float(target),

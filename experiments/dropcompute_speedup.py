@@ -23,7 +23,7 @@ from experiments.dropcompute import exact, noises, simulated, speedup_tables
 from experiments.dropcompute import speedup_figures as panels
 from experiments.dropcompute.noises import Noise
 from experiments.dropcompute.simulated import Curves, Measured, Sampled, Setting
-from experiments.shared import commands, common, figures, tables
+from experiments.shared import commands, tables
 
 MICRO_BATCHES = 12  # of B.1 and C.3
 FURTHER = (512, 1024, 2048)  # workers, by theory alone
@@ -87,20 +87,20 @@ def main(args: Args) -> None:
     commands.begin(args)
     outcomes: Outcomes = {}
     with commands.kept(write, args.out / "scale.csv", outcomes):
-        for name, (noise, exactly) in common.bar(list(todo.items()), "dropcompute_speedup", args.progress):
+        for name, (noise, exactly) in tables.bar(list(todo.items()), "dropcompute_speedup", args.progress):
             counts = sorted({*args.worker_counts, args.run_workers if name == B1 else one_N.workers})
             draw = noises.drawing(noise.seconds, 2 * args.iterations, counts[-1], MICRO_BATCHES)
             outcomes[name] = Sampled(noise, exactly, draw, simulated.measured(setting, draw, counts))
     clock, plan, best = run(setting, outcomes[B1], args.run_workers)
     natural, gained = natural_cluster(setting)
     lines, limits = growing(setting, outcomes[B1])
-    figures.save_figure(panels.figure_1(setting, outcomes[B1], FURTHER[-1], DRAWN), args.out / "scale.png")
-    figures.save_figure(figure_3(setting, outcomes, max(args.worker_counts)), args.out / "threshold.png")
-    figures.save_figure(figure_4(setting, natural), args.out / "drop_rate.png")
-    for name, sheet in scale_graphs(setting, outcomes, one_N).items():
-        figures.save_figure(sheet, args.out / f"{name}.png")
-    figures.save_figure(panels.growth(setting, lines, limits, MANY), args.out / "growth.png")
-    screen = common.console()
+    sheets = {
+        "scale": panels.figure_1(setting, outcomes[B1], FURTHER[-1], DRAWN),
+        "threshold": figure_3(setting, outcomes, max(args.worker_counts)),
+        "drop_rate": figure_4(setting, natural),
+        **scale_graphs(setting, outcomes, one_N),
+        "growth": panels.growth(setting, lines, limits, MANY),
+    }
     alone = {panel: exact.matching_workers(sums[panel], ratio) for panel, (_, ratio) in PRINTED.items()}
     shown = {
         "summary": speedup_tables.summary(setting, outcomes[B1], outcomes["14f"], one_N, gained),
@@ -108,9 +108,7 @@ def main(args: Args) -> None:
         "scaling": speedup_tables.scaling(setting, outcomes[B1], FURTHER),
         "ratios": speedup_tables.ratios({panel: (outcomes[panel], PRINTED[panel][1], alone[panel]) for panel in PRINTED}, one_N),
     }
-    for name, table in shown.items():
-        tables.show(screen, table, args.out / f"{name}.csv")
-    screen.print(f"Written: {args.out}: config.json, scale.csv, {'.csv, '.join(shown)}.csv and six figures", soft_wrap=True)
+    commands.finish(args, sheets, shown)
 
 
 def write(path: Path, outcomes: Outcomes) -> None:
@@ -134,15 +132,15 @@ def run(setting: Setting, of: Sampled, workers: int) -> tuple[Measured, Measured
 
 def figure_3(setting: Setting, outcomes: Outcomes, workers: int) -> Figure:
     """Of normal micro-batches, and of B.1's."""
-    lines: dict[str, tuple[Curves, np.ndarray, np.ndarray]] = {}
+    shown: dict[str, tuple[Curves, np.ndarray, np.ndarray]] = {}
     for name, of in {"(a) normal micro-batches": outcomes["13b"], "(b) B.1's delays": outcomes[B1]}.items():
         thresholds = np.linspace(0.5, 1.5, 101) * of.sums.mean
         curves = simulated.over_thresholds(setting, of.draw, workers, thresholds)
         like = (of.noise.mean, of.noise.std, setting.micro_batches, workers, setting.communication)
         analytical = dropcompute.expected_speedup(thresholds, *like, stop=setting.stop, approximate=True)
         given = dropcompute.expected_speedup(thresholds, *like, stop=setting.stop, step_time=float(curves.without.mean()))
-        lines[name] = (curves, analytical, given)
-    return panels.figure_3(setting, lines, outcomes[B1].found[workers], workers)
+        shown[name] = (curves, analytical, given)
+    return panels.figure_3(setting, shown, outcomes[B1].found[workers], workers)
 
 
 def natural_cluster(setting: Setting) -> tuple[dict[str, dict[str, np.ndarray]], np.ndarray]:

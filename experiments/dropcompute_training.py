@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from dsgd import plots, problems, records
 from experiments.dropcompute import convergence, corrections, local_sgd, quality
 from experiments.dropcompute.training import ACCURACY, BITS, COMPENSATED, LAMB, SGD, Histories, Setting
-from experiments.shared import commands, common, figures, tables
+from experiments.shared import commands, figures, statistics, tables
 
 
 class Usual(NamedTuple):
@@ -104,18 +104,19 @@ def main(args: Args) -> None:
     with commands.kept(records.write_histories, args.out / "history.csv", found):
         for name, history in train(args, setting):
             found[name] = history
-    screen = common.console()
-    tables.show(screen, convergence.table(setting, found, args.rounds, args.communications), args.out / "convergence.csv")
-    tables.show(screen, quality.table(setting, found, args.drop_rates), args.out / "quality.csv")
-    screen.print("\n".join(f"- {note}" for note in notes(args, setting, found)), highlight=False)
-    figures.save_figure(draw(args, setting, found), args.out / "training.png")
+    tables.console().print("\n".join(f"- {note}" for note in notes(args, setting, found)), highlight=False)
+    sheets = {"training": draw(args, setting, found)}
+    shown = {
+        "convergence": convergence.table(setting, found, args.rounds, args.communications),
+        "quality": quality.table(setting, found, args.drop_rates),
+    }
     if args.problem == "digits":
         corrected, local, both = corrected_setting(args), local_setting(args), stragglers(args)
-        tables.show(screen, corrections.table(corrected, found, args.corrected_rates), args.out / "corrections.csv")
-        tables.show(screen, local_sgd.table(local, found, both, args.periods, args.local_drop_rate), args.out / "local_sgd.csv")
-        figures.save_figure(corrections.draw(corrected, found, args.corrected_rates), args.out / "corrections.png")
-        figures.save_figure(local_sgd.draw(local, found, both, args.periods), args.out / "local_sgd.png")
-    screen.print(f"Written: {args.out}: {', '.join(sorted(path.name for path in args.out.iterdir()))}", soft_wrap=True)
+        sheets["corrections"] = corrections.draw(corrected, found, args.corrected_rates)
+        sheets["local_sgd"] = local_sgd.draw(local, found, both, args.periods)
+        shown["corrections"] = corrections.table(corrected, found, args.corrected_rates)
+        shown["local_sgd"] = local_sgd.table(local, found, both, args.periods, args.local_drop_rate)
+    commands.finish(args, sheets, shown)
 
 
 def check(args: Args) -> None:
@@ -189,7 +190,7 @@ def draw(args: Args, setting: Setting, histories: Histories) -> Figure:
     convergence.draw(losses, seconds, setting, histories, args.communications)
     quality.draw(table, setting, histories, args.drop_rates)
     what = f"{setting.name}, {setting.problem.workers} workers x {setting.micro_batches} micro-batches, {LAMB}"
-    figures.title(sheet, f"{what}; {common.errors('bands', setting.seeds)}; grey lines: losses compared")
+    figures.title(sheet, f"{what}; {statistics.errors('bands', setting.seeds)}; grey lines: losses compared")
     return sheet
 
 

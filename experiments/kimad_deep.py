@@ -22,7 +22,7 @@ from dsgd import problems, records
 from dsgd.problems.finite_sum import right
 from experiments.kimad import deep_results
 from experiments.kimad.deep_runs import RESNET_18, WARM_UP, Case, Setting, across_layers, across_times, among_5, make_cluster, told
-from experiments.shared import commands, common, figures, tables
+from experiments.shared import commands, tables
 
 
 class Usual(NamedTuple):
@@ -90,18 +90,15 @@ def main(args: Args) -> None:
     with commands.kept(records.write_histories, args.out / "history.csv", found):
         for case, history in train(args, setting, others):
             histories[case] = found[case.name] = history
-    figures.save_figure(deep_results.draw(setting, histories, args.shown, args.period, args.noise), args.out / "figure.png")
+    notes = deep_results.notes(setting, histories, args.shown)
+    tables.console().print("\n".join(f"- {note}" for note in notes), highlight=False)
     shown = {
         "steps": deep_results.steps(setting, histories),
         "messages": deep_results.messages(setting, histories),
         "accuracies": deep_results.accuracies(setting, histories, args.shown),
         "errors": deep_results.compression_errors(setting, histories, args.shown),
     }
-    screen = common.console()
-    for name, table in shown.items():
-        tables.show(screen, table, args.out / f"{name}.csv")
-    screen.print("\n".join(f"- {note}" for note in deep_results.notes(setting, histories, args.shown)), highlight=False)
-    screen.print(f"Written: {args.out}/config.json, history.csv, {'.csv, '.join(shown)}.csv, figure.png", soft_wrap=True)
+    commands.finish(args, {"figure": deep_results.draw(setting, histories, args.shown, args.period, args.noise)}, shown)
 
 
 def setting_of(args: Args, workers: int) -> Setting:

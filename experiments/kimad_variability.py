@@ -24,7 +24,7 @@ from algorithms import kimad
 from dsgd import clusters, compressors, plots, records
 from experiments.kimad import quadratics
 from experiments.kimad.quadratics import DIMENSION, ELEMENT, Best
-from experiments.shared import commands, common, figures, tables
+from experiments.shared import commands, figures, tables
 
 BITS = range(1, 9)
 FAMILIES = {
@@ -93,15 +93,12 @@ def main(args: Args) -> None:
     commands.begin(args)
     outcomes: Outcomes = {}
     with commands.kept(write, args.out / "speedups.csv", outcomes):
-        for case in common.bar(cases, "kimad_variability", args.progress):
+        for case in tables.bar(cases, "kimad_variability", args.progress):
             if best := race(args, case, tasks, links[case.pattern]):
                 outcomes[case] = best
     if not outcomes:
         raise ValueError(f"a method diverged at every step size of {args.learning_rates}; need smaller ones")
-    figures.save_figure(draw(args, outcomes), args.out / "figure.png")
-    screen = common.console()
-    tables.show(screen, tabulate(args, outcomes), args.out / "table.csv")
-    screen.print(f"Written: {args.out}/config.json, speedups.csv, table.csv, figure.png", soft_wrap=True)
+    commands.finish(args, {"figure": draw(args, outcomes)}, {"table": tabulate(args, outcomes)})
 
 
 def label(ratio: float, period: float) -> str:

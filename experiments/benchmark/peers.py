@@ -30,7 +30,7 @@ from rich.table import Table
 from dsgd import plots, records
 from experiments.benchmark import environments, start, timing
 from experiments.benchmark.jobs import peers as jobs
-from experiments.shared import commands, common, figures, tables
+from experiments.shared import commands, tables
 
 SAMPLES = 8  # of a worker
 MOST = 16_000_000  # elements of all models
@@ -110,11 +110,8 @@ def main(args: Args) -> None:
                     write_data(Path(folder), N, d)
                     rows += compare(args, method, versions(args, method, pythons, path), Path(folder), told)
     records.write_json(args.out / "versions.json", told)
-    if "dsgd" in args.methods:
-        figures.save_figure(draw([row for row in rows if row.method == "dsgd"]), args.out / "peers.png")
-    for method in args.methods:
-        for what in SHOWN:
-            tables.show(common.console(), tabulate(args, method, what, rows), args.out / f"{method}_{what}.csv")
+    sheets = {"peers": draw([row for row in rows if row.method == "dsgd"])} if "dsgd" in args.methods else {}
+    commands.finish(args, sheets, {f"{method}_{what}": tabulate(args, method, what, rows) for method in args.methods for what in SHOWN})
 
 
 def check(args: Args) -> None:
@@ -143,11 +140,11 @@ def find(args: Args) -> dict[str, Path]:
         if name not in environments.PEERS:
             continue
         if environments.found(name, args.environments) is None:
-            common.console().print(f"Making an environment for {name} in {args.environments / name}", markup=False, soft_wrap=True)
+            tables.console().print(f"Making an environment for {name} in {args.environments / name}", markup=False, soft_wrap=True)
         try:
             found[name] = environments.made(name, args.environments)
         except environments.Unavailable as reason:
-            common.console().print(f"Left out: {reason}", markup=False, soft_wrap=True)
+            tables.console().print(f"Left out: {reason}", markup=False, soft_wrap=True)
     return found
 
 

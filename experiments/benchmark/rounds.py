@@ -30,7 +30,7 @@ import dsgd
 from dsgd import problems
 from experiments.benchmark import by_hand
 from experiments.benchmark.timing import calibrate, clock
-from experiments.shared import commands, common, tables
+from experiments.shared import commands, tables
 
 FORMS = {"scan": by_hand.reduced, "scan, product": by_hand.multiplied, "scan, additions": by_hand.added}
 
@@ -84,7 +84,7 @@ def main(args: Args) -> None:
         for name in args.methods:
             for N, d in zip(args.workers, args.dimensions, strict=True):
                 rows.append(compare(args, name, N, d))
-    tables.show(common.console(), tabulate(rows), args.out / "table.csv")
+    commands.finish(args, {}, {"table": tabulate(rows)})
 
 
 def check(args: Args) -> None:

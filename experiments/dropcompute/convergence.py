@@ -14,7 +14,7 @@ from algorithms import dropcompute
 from algorithms.dropcompute.stopping import Stop
 from dsgd import plots
 from experiments.dropcompute.training import LAMB, Histories, Point, Setting, by_itself, delayed, latencies
-from experiments.shared import common, intervals, tables
+from experiments.shared import statistics, tables
 
 PAPER = {"steps": 3.0, "time": 13.0}  # %: more, less
 RATIO = (1 - PAPER["time"] / 100) / (1 + PAPER["steps"] / 100)  # of the seconds of a step, by these
@@ -122,14 +122,14 @@ def percent(values: np.ndarray) -> str:
     """Mean and half its 95 % interval."""
     if np.isnan(values).any():
         return "not reached"
-    half = intervals.half_interval(values)
+    half = statistics.half_interval(values)
     return f"{values.mean():+.1f}" + (f" ± {half:.1f}" if math.isfinite(half) else "")
 
 
 def table(setting: Setting, histories: Histories, measured: int, communications: Sequence[float]) -> Table:
     """What is said of figure 5, ours beside the paper's."""
     shown = tables.table(
-        f"{setting.name}, {setting.problem.workers} workers x {setting.micro_batches} micro-batches, {common.runs(setting.seeds)}:\n"
+        f"{setting.name}, {setting.problem.workers} workers x {setting.micro_batches} micro-batches, {statistics.runs(setting.seeds)}:\n"
         "DropCompute to the same loss, in % more than without",
         ("", "T^c", "drop", "step", "loss", "steps", "time", "planned"),
         "T^c: seconds of communication. drop: micro-batches, in %.\n"

@@ -18,7 +18,7 @@ from algorithms import dropcompute
 from algorithms.dropcompute.stopping import Stop
 from dsgd import clusters, network
 from experiments.dropcompute import noises
-from experiments.shared import common, resuming
+from experiments.shared import resuming, tuning
 
 JUST_AFTER = 1 + 1e-4  # times what a time is: of float32, it is later, whatever order it was summed in
 MEASURED = 200  # rounds, from which thresholds for given drop rates are taken
@@ -172,7 +172,7 @@ def options(setting: Setting, rounds: int) -> dict[str, Any]:
         "seeds": setting.seeds,
         "evaluate_every": rounds,
         "train_loss": True,
-        "mesh": common.devices_for(setting.problem.workers),
+        "mesh": tuning.devices_for(setting.problem.workers),
         "progress": setting.progress,
     }
 

@@ -57,7 +57,7 @@ def test_processes_are_timed_and_shown(tmp_path, capsys, monkeypatch):
     assert (tmp_path / "peers.png").exists()
     printed = capsys.readouterr().out
     assert " ".join(printed.split()).count("larger sizes left out: 1") == 3
-    assert max(map(len, printed.splitlines())) <= 80
+    assert not scripts.too_wide(printed.splitlines())
 
 
 def fake(monkeypatch, models: dict[str, float], late: str = "") -> None:
