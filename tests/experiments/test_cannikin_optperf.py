@@ -67,7 +67,7 @@ def test_cannikin_settles_at_optperf_and_the_others_above_it(ran):
 
 
 def test_devices_are_those_of_the_paper():
-    kinds = devices.nodes("B")
+    kinds = [gpu.name for gpu in devices.CLUSTERS["B"]]
     assert [kinds.count(kind) for kind in ("A100", "V100", "RTX 6000")] == [4, 4, 8]
     model = devices.make_model("B", "ResNet-50")
     fast, middle, slow = model.q[0], model.q[4], model.q[-1]
