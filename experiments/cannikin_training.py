@@ -16,33 +16,33 @@ from typing import Literal
 import jax
 
 from dsgd import records
-from experiments.cannikin import cannikin_race, cannikin_race_panels, cannikin_race_tables
-from experiments.cannikin.cannikin_race import SYSTEMS, Runs, Setting
-from experiments.shared import commands, common, figures
+from experiments.cannikin import race, race_results
+from experiments.cannikin.race import SYSTEMS, Runs, Setting
+from experiments.shared import commands, common, figures, tables
 
 
 @dataclass(frozen=True)
 class Args:
     """Compares systems that divide a batch among machines."""
 
-    problem: tuple[cannikin_race.Name, ...] = ("cnn", "mlp", "mlp-adam")
+    problem: tuple[race.Name, ...] = ("cnn", "mlp", "mlp-adam")
     """What is trained: digits by a CNN, or by an MLP with SGD or Adam; a text; cifar-10 by a ResNet-18, for a GPU, with --data-dir."""
     data_dir: commands.DataDir = None
     text: str = "grammar"
     """Of "text": "grammar", "docstrings", or a file or folder."""
     cluster: Literal["A", "B", "C"] = "B"
     """The paper's: of 3, 16 and 16 nodes."""
-    target: float | None = None
+    target: commands.Positive | None = None
     """Quality to be reached, of all problems: accuracy, or bits per byte; if nothing is said each problem's own."""
-    epochs: int = 100
+    epochs: commands.Count = 100
     """At most so many."""
-    choices: int = 8
+    choices: commands.Count = 8
     """Total batches to choose from."""
-    noise: float = 0.05
+    noise: commands.NotNegative = 0.05
     """Of what nodes measure: the standard deviation of its logarithm."""
-    seeds: int = 5
+    seeds: commands.Count = 5
     """Independent runs."""
-    seed: int = 22
+    seed: commands.Seed = 22
     """Of everything random."""
     out: Path = field(default=Path("results/cannikin_training"))
     """Folder for config.json, epochs.csv and figure.png."""
@@ -59,25 +59,25 @@ def main(args: Args) -> None:
         for name, setting in settings.items():
             found[name] = setting, {system: [] for system in SYSTEMS}
             train(args, name, *found[name])
-    figures.save_figure(cannikin_race_panels.draw(args.cluster, found), args.out / "figure.png")
+    figures.save_figure(race_results.draw(args.cluster, found), args.out / "figure.png")
     screen = common.console()
-    for setting, runs in found.values():
-        screen.print(cannikin_race_tables.tabulate(setting, args.cluster, runs))
-        screen.print("\n".join(f"- {note}" for note in cannikin_race_tables.notes(setting, runs)), highlight=False)
-    screen.print(f"Written: {args.out}/config.json, epochs.csv, figure.png", soft_wrap=True)
+    for name, (setting, runs) in found.items():
+        tables.show(screen, race_results.tabulate(setting, args.cluster, runs), args.out / f"{name}.csv")
+        screen.print("\n".join(f"- {note}" for note in race_results.notes(setting, runs)), highlight=False)
+    screen.print(f"Written: {args.out}/config.json, epochs.csv, {', '.join(f'{name}.csv' for name in found)}, figure.png", soft_wrap=True)
 
 
-def setting_of(args: Args, name: cannikin_race.Name) -> Setting:
+def setting_of(args: Args, name: race.Name) -> Setting:
     """A problem on the cluster."""
     options = {"data_dir": args.data_dir, "text": args.text, "candidates": args.choices, "noise": args.noise, "target": args.target}
-    return cannikin_race.make_setting(name, args.cluster, **options)
+    return race.make_setting(name, args.cluster, **options)
 
 
 def train(args: Args, name: str, setting: Setting, runs: Runs) -> None:
     """All systems and seeds, one after the other; a seed's start is the same for all systems."""
     keys = jax.random.split(jax.random.key(args.seed), args.seeds)
     for system, i in common.bar([(system, i) for i in range(args.seeds) for system in SYSTEMS], name, args.progress):
-        runs[system].append(cannikin_race.race(setting, system, epochs=args.epochs, key=keys[i]))
+        runs[system].append(race.race(setting, system, epochs=args.epochs, key=keys[i]))
 
 
 def write(path: Path, found: dict[str, tuple[Setting, Runs]]) -> None:

@@ -24,7 +24,7 @@ from rich.table import Table
 import algorithms
 import dsgd
 from dsgd import clusters, plots, problems, records
-from experiments.shared import commands, common, figures
+from experiments.shared import commands, common, figures, tables
 
 METHODS = ("mb-sgd", "local-sgd", "asgd", "csgd", "ec-sgd", "dsgd", "exact-diffusion", "choco-sgd")  # a few of each family
 BLUE, RED, GREEN = plots.COLOURS[:3]
@@ -44,32 +44,32 @@ class Args:
     data_dir: commands.DataDir = None
     partition: str | None = None
     """Who gets which samples: iid, by-label (if nothing is said) or dirichlet; for the language model blocks (likewise) or files."""
-    alpha: float = 0.5
+    alpha: commands.Positive = 0.5
     """Concentration of the dirichlet partition: small is heterogeneous."""
-    workers: int = 16
+    workers: commands.Count = 16
     """Number of workers."""
-    batch_size: int = 16
+    batch_size: commands.Count = 16
     """Samples that each worker draws in a round."""
     methods: tuple[str, ...] = METHODS
     """Which methods, by the short names in `algorithms.ALGORITHMS`."""
-    learning_rates: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
+    learning_rates: tuple[commands.Positive, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
     """Step sizes to choose from."""
-    steps: int = 600
+    steps: commands.Count = 600
     """Rounds."""
-    seeds: int = 3
+    seeds: commands.Count = 3
     """Independent runs of each method."""
-    seed: int = 0
+    seed: commands.Seed = 0
     """Of everything random."""
-    target: float | None = None
+    target: commands.Positive | None = None
     """Loss to reach; by default the highest loss that a method ends at, and that fewer than half reach at once."""
-    latency: float = 1e-4
+    latency: commands.NotNegative = 1e-4
     """Seconds that a message takes besides its transfer."""
-    bandwidth: float = 1e8
+    bandwidth: commands.Positive = 1e8
     """Bits per second of a worker's port."""
     cluster: commands.ClusterFile = None
     compute: commands.SampleSeconds = 1e-4
     """Seconds that a worker computes for one sample."""
-    delay: float = 0.0
+    delay: commands.NotNegative = 0.0
     """Mean of a random delay of each worker's batch, in seconds (exponentially distributed)."""
     out: Path = field(default=Path("results/compare"))
     """Folder for config.json, history.csv and figure.png."""
@@ -79,8 +79,6 @@ class Args:
 
 
 def main(args: Args) -> None:
-    if not args.methods:
-        raise ValueError("no methods: need at least one")
     problem, cluster = make_problem(args), make_cluster(args)
     names = {name: algorithms.make(name, optax.sgd(1.0), args.workers).name for name in args.methods}  # what is wrong is refused now
     commands.begin(args)
@@ -94,13 +92,8 @@ def main(args: Args) -> None:
     if not outcomes:
         raise ValueError(f"every method diverged at every step size of {args.learning_rates}; need smaller ones")
     target = args.target if args.target is not None else default_target(histories)
-    figures.save_figure(draw(args, problem, histories, target), args.out / "figure.png")
-    screen = common.console()
-    screen.print(tabulate(args, problem, outcomes, target))
-    for name in names.keys() - outcomes.keys():
-        screen.print(f"{name} diverged at every step size and is left out.")
-    screen.print("\n".join(f"{name}: {names[name]}" for name in outcomes), highlight=False)
-    screen.print(f"Written: {args.out}/config.json, history.csv, figure.png", soft_wrap=True)
+    commands.finish(args, {"figure": draw(args, problem, histories, target)}, {"costs": tabulate(args, problem, outcomes, target)})
+    common.console().print("\n".join(f"{name}: {names[name]}" for name in outcomes), highlight=False)
 
 
 def make_problem(args: Args) -> dsgd.Problem:
@@ -118,10 +111,7 @@ def make_problem(args: Args) -> dsgd.Problem:
 
 def make_cluster(args: Args) -> clusters.Cluster:
     """Equal workers on the survey's switch, with random delays if there are any."""
-    compute = clusters.constant(args.compute * args.batch_size)
-    if args.delay:
-        compute += clusters.exponential(args.delay)
-    return clusters.Cluster(compute, up=clusters.constant(args.bandwidth), latency=args.latency)
+    return common.equal_workers(args.compute * args.batch_size, args.bandwidth, args.latency, args.delay)
 
 
 def tune(args: Args, problem: dsgd.Problem, cluster: clusters.Cluster, name: str) -> common.Tuned | None:
@@ -158,18 +148,15 @@ def tabulate(args: Args, problem: dsgd.Problem, outcomes: dict[str, common.Tuned
     """Cost to the target, and how good the model is on held-out data at the end, one row a method."""
     what = f"{problem.name}: to loss {target:.2g} on {args.workers} workers,"
     switch = f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, {common.runs(args.seeds)}"
-    signs = "*: at an edge of the grid. Mbit: sent and received per worker.\nsgd, asgd: a round is one gradient."
     quality = "bits per byte" if args.model == "language-model" else "test accuracy"
-    spread = f" {quality.capitalize()}: mean ± standard error over seeds." if args.seeds > 1 else ""
-    table = Table(title=f"{what}\n{switch}", caption=f"{signs}\n-: not reached.{spread}")
-    table.add_column("method", no_wrap=True)
-    for heading in ("step size", "rounds", "Mbit", "seconds", quality):
-        table.add_column(heading, justify="right", no_wrap=True)
+    caption = "*: at an edge of the grid. Mbit: sent and received per worker.\nsgd, asgd: a round is one gradient. -: not reached."
+    caption += f"\n{quality.capitalize()}: mean ± standard error over seeds." * (args.seeds > 1)
+    if left_out := [name for name in args.methods if name not in outcomes]:
+        caption += f"\nLeft out, since every step size diverged: {', '.join(left_out)}."
+    table = tables.table(f"{what}\n{switch}", ("method", "step size", "rounds", "Mbit", "seconds", quality), caption)
     for name, (learning_rate, history) in outcomes.items():
-        at = common.first_reaching(history["loss"], target)
-        costs = (history["step"], history["bits"].mean(axis=0) / 1e6, history["clock"].mean(axis=0))
-        cells = ["-" if at is None else f"{cost[at]:{form}}" for cost, form in zip(costs, (",.0f", ",.3g", ".3g"), strict=True)]
-        table.add_row(name, f"{common.edge(learning_rate, args.learning_rates)}{learning_rate:g}", *cells, held_out(history))
+        step = common.step_size(learning_rate, args.learning_rates)
+        table.add_row(name, step, *common.cost_to(history, target), held_out(history))
     return table
 
 
@@ -184,17 +171,12 @@ def draw(args: Args, problem: dsgd.Problem, histories: dict[str, dict[str, np.nd
     """Loss against rounds, bits and seconds, in the colours of the families; no wider than a page shows it."""
     sheet, panels = plots.figure(3, width=3.0, height=4.2)
     families = {name: family(name, args.workers) for name in histories}
-    xs = (
-        ("rounds", lambda history: history["step"].astype(float)),
-        ("megabits per worker", lambda history: history["bits"].mean(axis=0) / 1e6),
-        ("simulated seconds", lambda history: history["clock"].mean(axis=0)),
-    )
-    for axes, (label, x) in zip(panels, xs, strict=True):
-        axes.set(xlabel=label, xscale="log", yscale="log")
+    for axes, (label, cost) in zip(panels, common.COSTS.items(), strict=True):
+        axes.set(xlabel=label.replace(" sent and received", ""), xscale="log", yscale="log")
         axes.axhline(target, color="0.4", linewidth=0.8)
         for name, history in histories.items():
             style = [other for other in histories if families[other] == families[name]].index(name) % len(plots.STYLES)
-            draw_best(axes, name, x(history), history["loss"], FAMILIES[families[name]], plots.STYLES[style])
+            draw_best(axes, name, cost(history), history["loss"], FAMILIES[families[name]], plots.STYLES[style])
     silent = [name for name, history in histories.items() if not history["bits"].any()]
     if silent:
         panels[1].set_title(f"{', '.join(silent)} sends nothing", fontsize=9, color="0.4")

@@ -6,8 +6,10 @@ A script of its own, without the annotations that pytest checks: users run witho
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import re
+import sys
 import unittest.mock as mock
 import warnings
 from collections.abc import Callable, Iterator
@@ -32,7 +34,7 @@ from algorithms.cannikin import epochs
 from algorithms.cannikin import processes as nodes
 from algorithms.dropcompute import processes
 from dsgd import clusters, compressors, network, plots, problems, work, workers
-from dsgd.machines import family
+from dsgd.machines import local_processes
 from dsgd.runs import chunks, driver
 
 PACKAGES = (
@@ -148,10 +150,9 @@ GOOD: dict[Callable, dict[str, Any]] = {
     dsgd.Topology: {"name": "mine", "W": np.full((2, 2), 0.5)},
     dsgd.Topology.mixing_time: {"self": RING, "eps": 0.1},
     dsgd.run: {"algorithm": METHOD, **_RUN, "seeds": 2, "checkpoint": None, "progress": False},
-    dsgd.check: {"algorithm": METHOD, "problem": QUADRATIC, "key": KEY},
+    dsgd.check: {"algorithm": METHOD, "problem": problems.random_quadratic(1, 2, heterogeneity=0.0), "key": KEY},  # on no other devices
     dsgd.exchanges: {"algorithm": METHOD, "problem": QUADRATIC, "cluster": clusters.Cluster(SECONDS)},
     dsgd.compile_round: {"algorithm": METHOD, "problem": QUADRATIC, "mesh": 1, "cluster": clusters.Cluster(SECONDS)},
-    dsgd.exchanges: {"algorithm": METHOD, "problem": QUADRATIC, "cluster": clusters.Cluster(SECONDS)},
     dsgd.sweep: {"factory": lambda x: METHOD, **_RUN, "seeds": 1, "progress": False, "x": [0.1, 0.2]},
     dsgd.Sweep.best: {"self": SWEEP, "metric": "loss", "share": 0.5},
     dsgd.Sweep.point: {"self": SWEEP, "index": (1,)},
@@ -523,6 +524,56 @@ GOOD: dict[Callable, dict[str, Any]] = {
 }
 
 
+MESSAGES = {  # what the wrong value is answered, one case of each kind of need
+    "run(method, problem, steps=1, key=0)": "key = 0: need one key of JAX, jax.random.key(0), say",
+    "run(method, problem, steps=1, key=key, mesh=99)": "mesh of 99 devices",
+    "run(method, problem, steps=1, key=key, mesh='2')": "mesh = '2': need a mesh, dsgd.workers.mesh(4), say, an integer, or None",
+    "run(method, problem, steps=1, key=key, mesh=1, checkpoint=5)": "checkpoint = 5: need a string, a path or None",
+    "run(method, problem, steps=1, key=key, mesh=1, batches=7)": "batches = 7: need an iterator or None",
+    "run(method, problem, steps=1, key=key, start=3)": "start = 3: need a dsgd.Result, of dsgd.run, its State, or None",
+    "run(method, problem, steps=1, key=key, until=0.1)": "until = 0.1: need a function or None",
+    "run(algorithms.minibatch_sgd, problem, steps=1, key=key)": "need a dsgd.Algorithm",
+    "run(method, problem.data, steps=1, key=key)": "need a dsgd.Problem",
+    "algorithms.minibatch_sgd(0.1)": "optimizer = 0.1: need an optax optimiser",
+    "algorithms.decentralized_sgd(optax.sgd(0.1), topologies.ring)": "need a topology, topologies.ring(16) or topologies.from_matrix(W)",
+    "algorithms.local_sgd(optax.sgd(0.1), topologies.ring(2))": "local_sgd: period = Topology(ring(2)): need an integer",
+    "algorithms.choco_sgd(optax.sgd(0.1), ring, dsgd.compressors.sign, None)": "choco_sgd: consensus_step = None: need a number in (0, 1]",
+    "algorithms.deepsqueeze(optax.sgd(0.1), ring, dsgd.compressors.top_k, 0.1)": "compressor = the function top_k: need",
+    "algorithms.asynchronous_sgd(optax.sgd(0.1), algorithms.delays.uniform)": "delays = the function uniform: need one of",
+    "algorithms.delays.given([0.0, 1.0])": "given: D = [0.0, 1.0]: need a list, each an integer, or an array of numbers",
+    "problems.load((np.zeros((20, 3)), np.zeros(20), 3))": "need a name, a file's path, a Dataset, or a pair (inputs, classes)",
+    "problems.finite_sum(linear, optax.squared_error, np.eye(3))": "need a pair (inputs, targets)",
+    "problems.finite_sum(linear, optax.squared_error, *three, batch_size=1, test=three[0], metrics={'a': 3})": "metrics: 'a' = 3: need",
+    "problems.finite_sum(problems.MLP, optax.squared_error, *three, batch_size=1)": "model = the class MLP: need a flax module",
+    "algorithms.kimad_sgd(optax.sgd(0.1), kimad.top_k([0.1]), 1.0, too_small='stop')": "too_small = 'stop'; need 'wait' or 'error'",
+    "kimad.budget('fast', 1.0)": "budget: up = 'fast': need a number, or a list or an array of numbers",
+    "dropcompute.train_processes(problem, optax.sgd(0.1), 'fast', 4, steps=2, key=key)": "threshold = 'fast': need a number or a Chosen",
+    "dropcompute.train_processes(problem, optax.sgd(0.1), 1, 4, steps=2, key=key, correction='all')": "correction = 'all': need 'none', 's",
+    "dropcompute.threshold('slow', 0.5)": "threshold: latencies = 'slow': need seconds [iterations, workers, micro-batches]",
+    "dropcompute.simulated(cluster, 2, 3, 1.0, rounds=4, key=key, stop='after')": "simulated: stop = 'after': need 'preempt' or 'between'",
+    "topologies.ring(4, 'lazy')": "ring: weights = 'lazy': need one of topologies.metropolis, topologies.max_degree",
+    "topologies.ring(4, lambda adjacency: np.full((3, 3), 1 / 3))": "the weights function gave (3, 3) for an adjacency of (4, 4)",
+    "topologies.ring(6, lambda adjacency: np.full((6, 6), 1 / 6))": "where 2 does not send to 0; need weights on edges",
+    "dsgd.Topology('mine', None)": "mine: W: got a NoneType; expected an array of numbers",
+    "topologies.exponential(8).smallest_eigenvalue": "smallest_eigenvalue is of one symmetric W; this is not symmetric",
+    "topologies.exponential(6).mixing_time(1e-17)": "need at least 1e-12, below which float64 cannot tell",
+    "dsgd.workers.mesh('cpu')": "mesh: devices = 'cpu': need an integer, a list or None",
+    "dsgd.workers.mesh([jax.devices()[0]] * 2)": "more than once: need different devices",
+    "dsgd.network.cost('ring', 4, 1.0, 1.0)": "cost: pattern = 'ring': need a pattern of dsgd.network",
+    "dsgd.network.cost(dsgd.network.gossip(topologies.exponential(16)), 4, 1.0, 1.0)": "of 16 workers, for 4 workers: need the same number",
+    "problems.minibatch(4, 'no')": "minibatch: replacement = 'no'; expected True, False or 'epoch'",
+    "run(method, problem, steps=2, key=key, mesh=1, batches=[None] * 2)": "batch 0 = None has no arrays; need leaves [N, ...]",
+    "problems.load((np.zeros((20, 3)), np.arange(20) % 2 + 0.9))": "data: targets have the entry 0.9: need classes, whole numbers",
+    "problems.load(digits._replace(test_inputs=digits.test_inputs * np.nan))": "digits: test inputs have entries that are not finite",
+    "problems.load(digits._replace(train_targets=digits.train_targets + 0.9))": "digits: train targets have the entry",
+    "dsgd.sweep(algorithms.delays.constant, problem, steps=1, key=key, bound=[1, -1])": "bound = -1: need an integer, at least 0",
+    "dsgd.sweep(tuned, problem, steps=1, key=key, step=[0.5, 1.5])": "choco_sgd: consensus_step = 1.5: need a number in (0, 1]",
+    "plots.curves(swept, yscale='cubic')": "curves: yscale = 'cubic': need 'linear' or 'log'",
+    "dsgd.frame(problem)": "need a dsgd.Result, a dsgd.Sweep, a history, or a dictionary of these by the names of their methods",
+    "swept.best(share=-1)": "share = -1: need a part of the records, in (0, 1]",
+}
+
+
 def public() -> Iterator[Callable]:
     """The functions of all packages, and `workers.mesh` (what else `workers` has is called inside compiled code)."""
     for package in PACKAGES:
@@ -537,6 +588,24 @@ def public() -> Iterator[Callable]:
     yield workers.mesh
 
 
+NEEDED = r"need|expected|pass |must|makes weights"
+
+
+def messages() -> dict[str, str]:
+    """What the calls of `MESSAGES` raise, with its type."""
+    ring = topologies.ring(2)
+    given = {"problem": problems.random_quadratic(2, 2), "method": METHOD, "linear": MODEL, "three": ((np.eye(3), np.ones(3)), 1)}
+    given |= {"digits": problems.load("digits"), "swept": SWEEP, "key": KEY, "ring": ring, "cluster": clusters.Cluster(SECONDS)}
+    given |= {"run": dsgd.run, "tuned": lambda step: algorithms.choco_sgd(SGD, ring, SIGN, step)}
+    raised = dict.fromkeys(MESSAGES, "nothing raised")
+    for case in MESSAGES:
+        try:
+            eval(case, globals() | given)
+        except Exception as error:
+            raised[case] = f"{type(error).__name__}: {error}"
+    return raised
+
+
 def outcome(function: Callable, arguments: dict[str, Any], changed: str) -> str | None:
     """What is wrong with how the call ends; None: it works, or says what is wrong in a ValueError that names the function, the argument, or
     the file."""
@@ -545,13 +614,15 @@ def outcome(function: Callable, arguments: dict[str, Any], changed: str) -> str 
     except ValueError as error:
         file = re.escape(given) if isinstance(given := arguments.get(changed), str) and given else changed
         named = rf"\b({function.__name__}|{changed}|{file})\b"
-        return None if type(error) is ValueError and re.search(named, str(error)) else f"{type(error).__name__}: {error}"
+        said = type(error) is ValueError and re.search(named, str(error)) and re.search(NEEDED, str(error))
+        return None if said else f"{type(error).__name__}: {error}"
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None
 
 
-def main() -> None:
+def main(every: int) -> None:
+    """Draws one value of the pool in `every`, others for each argument."""
     haste.trace_quickly()
     # Nothing is compiled: what would run is not run.
     seen = dict.fromkeys(("local_sqnorms", *(f"measured_{name}" for name in ("compute", "backward", "first", "up"))), np.ones((3, 4)))
@@ -564,23 +635,22 @@ def main() -> None:
 
     chunks.execute = executed
     driver.programs = mock.MagicMock()
-    family._results = processes._run = gossip._train = with_servers._train = lambda *args: []
+    local_processes._results = processes._run = gossip._train = with_servers._train = lambda *args: []
     nodes._Node.epoch = lambda *args: epochs.Ran(1.0, *4 * [np.ones((2, 1))], np.ones((2, 1)), np.ones(2), {})
     warnings.simplefilter("error")
     good = {function.__qualname__: outcome(function, arguments, "") for function, arguments in GOOD.items()}
     missing = [function.__qualname__ for function in public() if function not in GOOD]
-    drawn, escaped = 0, {}
+    drawn, escaped, first = 0, {}, itertools.count()
     for function, arguments in GOOD.items():
         for name in arguments:
-            for shown, value in POOL.items() if name != "self" else ():
+            for shown, value in list(POOL.items())[next(first) % every :: every] if name != "self" else ():
                 drawn += 1
                 wrong = outcome(function, {**arguments, name: value}, name)
                 if wrong:
                     escaped[f"{function.__module__}.{function.__qualname__}({name}={shown})"] = wrong
-    print(
-        json.dumps({"good": {name: wrong for name, wrong in good.items() if wrong}, "missing": missing, "drawn": drawn, "escaped": escaped})
-    )
+    found = {"good": {name: wrong for name, wrong in good.items() if wrong}, "missing": missing, "drawn": drawn, "escaped": escaped}
+    print(json.dumps(found | {"messages": messages()}))
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[-1]))

@@ -11,6 +11,8 @@ import pytest
 
 from experiments.shared import common
 
+TOPS = set("┏┃│└")  # of tables in a terminal
+
 
 def printed(main: Callable[[Any], object], args: Any) -> list[str]:
     """The lines that it prints."""
@@ -27,9 +29,9 @@ def cells(lines: Iterable[str]) -> list[list[str]]:
 
 
 def rows(path: Path) -> list[dict[str, str]]:
-    """Of a CSV file."""
+    """Of a CSV file; the lines of a table's title and caption begin with `# `."""
     with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+        return list(csv.DictReader(line for line in file if not line.startswith("# ")))
 
 
 def is_figure(path: Path) -> bool:

@@ -116,7 +116,7 @@ class Ran(NamedTuple):
 Rounds = Callable[[np.ndarray, float, int], Ran]  # (samples of each node, int `[N]`, factor of the step size, rounds) -> what came of it
 
 
-def plan(
+def make_plan(
     name: str,
     problem: Problem,
     system: System,

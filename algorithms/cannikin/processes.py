@@ -76,7 +76,7 @@ def train_processes(
     """
     decides = {"scaling": scaling, "initial_batch": initial_batch, "smoothing": smoothing, "until": until}
     lengths = {"epochs": epochs, "micro_batches": micro_batches, "samples": samples, "limits": limits}
-    plan = own.plan("train_processes", problem, system, _ONE_BUCKET, **lengths, **decides)
+    plan = own.make_plan("train_processes", problem, system, _ONE_BUCKET, **lengths, **decides)
     leaves.need_all("train_processes", problem)
     node = _Node(problem, optimizer, micro_batches, key, nodes.mesh("train_processes", problem.workers))
     found = own.follow(plan, node.epoch)

@@ -71,7 +71,7 @@ def train(
     """
     decides = {"scaling": scaling, "initial_batch": initial_batch, "smoothing": smoothing, "present": present, "until": until}
     lengths = {"epochs": epochs, "micro_batches": micro_batches, "samples": samples, "limits": limits}
-    plan = own.plan("cannikin.train", problem, system, _need_overlap(cluster, micro_batches), **lengths, **decides)
+    plan = own.make_plan("cannikin.train", problem, system, _need_overlap(cluster, micro_batches), **lengths, **decides)
     running = stages.sized(method, problem.batch_size, micro_batches)
     state = protocol.Method(running, problem, problem.workers).init(problem.init(jax.random.split(key)[0]))
     params = None

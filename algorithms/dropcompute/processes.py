@@ -101,7 +101,7 @@ def train_processes(
     mesh = nodes.mesh("train_processes", problem.workers)
     turn = _turn(problem, loop.split(key)[1], M, mesh)
     finish = _finish(optimizer, correction if isinstance(correction, str) else float(correction), M, mesh)
-    model = _start(problem, optimizer, loop.split(key)[0], mesh)
+    model = _first_model(problem, optimizer, loop.split(key)[0], mesh)
     tau = math.inf if isinstance(threshold, ChosenAfter) else float(threshold)
     return _run(turn, finish, model, M, steps, tau, measured, delay)
 
@@ -153,7 +153,7 @@ class _Times(NamedTuple):
 # Programs are found again where problem and optimiser are the same, in one process: their functions are static arguments.
 
 
-def _start(problem: Problem, optimizer: optax.GradientTransformation, key: jax.Array, mesh: Mesh) -> Model:
+def _first_model(problem: Problem, optimizer: optax.GradientTransformation, key: jax.Array, mesh: Mesh) -> Model:
     """The model before the first step, on every process."""
     return arrays.put(optimizers.drawn(problem.init, optimizer, key), NamedSharding(mesh, P()))
 

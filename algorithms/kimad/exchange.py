@@ -75,7 +75,7 @@ def exchange(terms: Terms, server: Server, known: PyTree, own: Gradients, round:
         The server's state and the estimators after it.
     """
     N = round.workers
-    plan = plans.plan(terms.monitor, server.links, round, terms.round_time, terms.computation, terms.congestion, terms.period)
+    plan = plans.of_round(terms.monitor, server.links, round, terms.round_time, terms.computation, terms.congestion, terms.period)
     everything = round.step // terms.period < terms.warm_up
     up_key, down_key = jax.random.split(round.next_key())
 

@@ -112,7 +112,7 @@ def kimad_sgd(
             communication.need_contraction("kimad_sgd", choices, vectors)
         nothing = jax.tree.map(jnp.zeros_like, params)
         start = optimizers.start(optimizer, params)
-        server = Server(start, nothing, params, plans.start(monitor, N), jnp.zeros((), jnp.float32))
+        server = Server(start, nothing, params, plans.first_memory(monitor, N), jnp.zeros((), jnp.float32))
         return State(server, Worker(workers.stack(nothing, N), update.start(params, N)))
 
     def query(state, round):

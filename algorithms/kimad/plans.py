@@ -28,7 +28,7 @@ class Plan(NamedTuple):
     shown: dict[str, jax.Array]
 
 
-def start(monitor: Monitor, N: int) -> Memory:
+def first_memory(monitor: Monitor, N: int) -> Memory:
     """Nothing has gone over any link."""
     return Memory(monitor.start(N), monitor.start(N))
 
@@ -44,7 +44,7 @@ def observed(monitor: Monitor, memory: Memory, measured: Measured | None) -> Mem
     return Memory(monitor.observe(memory.up, up), monitor.observe(memory.down, down))
 
 
-def plan(
+def of_round(
     monitor: Monitor,
     memory: Memory,
     round: Round,

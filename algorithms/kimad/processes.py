@@ -23,7 +23,7 @@ from algorithms.kimad.wire import Frame, Wire, receive, send
 from dsgd import checks
 from dsgd.base import Key, Params, Problem
 from dsgd.engine import leaves, loop, oracle, randomness
-from dsgd.machines import family, nodes
+from dsgd.machines import local_processes, nodes
 
 _START = b"s"
 _BOUND = 60.0  # seconds without a byte, after which a process is thought to be dead
@@ -237,9 +237,9 @@ class _Server:
 def _connected(N: int) -> list[socket.socket]:
     """The server's connections, by worker; a worker's to the server. All are ready when they are there."""
     if jax.process_index() == 0:
-        with socket.create_server((family.here(), 0), backlog=N) as listening:
+        with socket.create_server((local_processes.here(), 0), backlog=N) as listening:
             listening.settimeout(_BOUND)
-            nodes.gathered([[_number(family.here()), listening.getsockname()[1]]])
+            nodes.gathered([[_number(local_processes.here()), listening.getsockname()[1]]])
             accepted = [listening.accept()[0] for _ in range(N)]
         for one in accepted:
             _set(one)

@@ -25,7 +25,7 @@ from rich.table import Table
 from dsgd import compressors
 from dsgd.base import Compressor
 from dsgd.compressors.sizes import FLOAT_BITS
-from experiments.shared import commands, common
+from experiments.shared import commands, common, tables
 
 FRACTION = 0.01
 
@@ -36,12 +36,12 @@ Program = Callable[[], object]
 class Args:
     """Times every compressor beside a copy, random numbers and a selection."""
 
-    dimensions: tuple[int, ...] = (2**20, 2**24)
+    dimensions: tuple[commands.Count, ...] = (2**20, 2**24)
     """Elements d of the vector."""
-    repeats: int = 9
+    repeats: commands.Count = 9
     """Timings of each program."""
     out: Path = field(default=Path("results/benchmark/compression"))
-    """Folder for config.json and throughput.csv."""
+    """Folder for config.json, throughput.csv and a table for each dimension."""
 
 
 class Candidate(NamedTuple):
@@ -92,7 +92,7 @@ def main(args: Args) -> None:
             references, speeds = measure(args, d)
             rows += [(d, name, "", rate, "", "") for name, rate in references.items()]
             rows += [(d, name, *speed) for name, speed in speeds.items()]
-            common.console().print(tabulate(d, references, speeds))
+            tables.show(common.console(), tabulate(d, references, speeds), args.out / f"table_{d}.csv")
 
 
 def measure(args: Args, d: int) -> tuple[dict[str, float], dict[str, Speed]]:
@@ -147,12 +147,11 @@ def codec(compressor: Compressor, key: jax.Array, x: jax.Array) -> tuple[Program
 
 def tabulate(d: int, references: dict[str, float], speeds: dict[str, Speed]) -> Table:
     """One row a program."""
-    what = "cost: an encode over what it cannot do without (random numbers or"
-    caption = f"{what}\nselection, one read, one packed write), the median over pairs"
-    table = Table(title=f"throughput in GB of float32 a second, d = {d:,} (medians)", caption=caption)
-    table.add_column("program", no_wrap=True)
-    for heading in ("bits/\nelement", "encode", "decode", "cost"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = tables.table(
+        f"throughput in GB of float32 a second, d = {d:,} (medians)",
+        ("program", "bits/\nelement", "encode", "decode", "cost"),
+        "cost: an encode over what it cannot do without (random numbers or\nselection, one read, one packed write), the median over pairs",
+    )
     for name, rate in references.items():
         table.add_row(name, "", f"{rate / 1e9:.3g}", "", "")
     table.add_section()

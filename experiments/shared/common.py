@@ -22,9 +22,33 @@ from experiments.shared import resuming
 SHARE = 0.5  # of a run, from its end, that decides between step sizes
 
 
+COSTS: dict[str, Callable[[dict[str, np.ndarray]], np.ndarray]] = {
+    "rounds": lambda history: history["step"].astype(float),
+    "megabits sent and received per worker": lambda history: history["bits"].mean(axis=0) / 1e6,
+    "simulated seconds": lambda history: history["clock"].mean(axis=0),
+}
+"""What is on the x axes of figures, `[records]`, of a history with seeds."""
+
+
 def console() -> Console:
     """The terminal; 80 columns where there is none."""
     return Console(width=None if os.environ.get("COLUMNS") or Console().is_terminal else 80)
+
+
+def equal_workers(seconds: float, bandwidth: float, latency: float, delay: float = 0.0, **more: Any) -> clusters.Cluster:
+    """Equal workers on the survey's switch.
+
+    Args:
+        seconds: that each computes for one batch.
+        bandwidth: bits per second of a port.
+        latency: seconds of a message.
+        delay: mean seconds of a random delay of each batch, exponentially distributed.
+        more: of `clusters.Cluster`.
+    """
+    compute = clusters.constant(seconds)
+    if delay:
+        compute += clusters.exponential(delay)
+    return clusters.Cluster(compute, up=clusters.constant(bandwidth), latency=latency, **more)
 
 
 class Tuned(NamedTuple):
@@ -93,6 +117,11 @@ def edge(value: float, grid: Sequence[float]) -> str:
     return "*" * (value in (min(grid), max(grid)))
 
 
+def step_size(value: float, grid: Sequence[float]) -> str:
+    """A table's cell."""
+    return f"{edge(value, grid)}{value:g}"
+
+
 def with_error(values: np.ndarray, digits: int = 1) -> str:
     """The mean over seeds, `[seeds]`, and its standard error where there are several."""
     middle, error = dsgd.mean_and_error(values)
@@ -113,6 +142,15 @@ def first_reaching(values: np.ndarray, target: float) -> int | None:
     """Index of the first record whose mean over seeds is at most the target; None where there is none."""
     reached = np.flatnonzero(values.mean(axis=0) <= target)
     return int(reached[0]) if reached.size else None
+
+
+def cost_to(history: dict[str, np.ndarray], target: float) -> list[str]:
+    """Cells with the rounds, the megabits and the seconds to a loss, on average over seeds; "-": not reached."""
+    at = first_reaching(history["loss"], target)
+    if at is None:
+        return ["-"] * len(COSTS)
+    rounds, megabits, seconds = (cost(history)[at] for cost in COSTS.values())
+    return [f"{rounds:,.0f}", f"{megabits:,.3g}", f"{seconds:,.3g}"]
 
 
 def bar(items: Sequence[Any], what: str, shown: bool) -> Iterable[Any]:

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from dsgd import compressors
 from dsgd.base import Compressor
-from experiments.shared import common
+from experiments.shared import common, tables
 
 
 def bandwidth(compressor: Compressor, N: int, d: int, repeats: int = 9) -> float:
@@ -76,10 +76,7 @@ def tabulate(sizes: Mapping[str, int], pays: Mapping[tuple[str, int], float], N:
         N: number of workers.
     """
     caption = "-: never; its messages are no shorter.\nany: encoding and decoding take no longer than copying."
-    table = Table(title=f"compression pays below this bandwidth, Mbit/s ({N} workers)", caption=caption)
-    table.add_column("compressor", no_wrap=True)
-    for heading in sizes:
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = tables.table(f"compression pays below this bandwidth, Mbit/s ({N} workers)", ("compressor", *sizes), caption)
     for name in dict.fromkeys(name for name, _ in pays):
         table.add_row(name, *(megabits(pays[name, d]) for d in sizes.values()))
     return table

@@ -712,12 +712,12 @@ def models(count: int, size: int) -> list[np.ndarray]:
 
 def put_together(P: int, parts, steps: int, record_every: int, is_together: bool = False) -> on_ray.Trained:
     given = rules(steps=steps, record_every=record_every, together=is_together)
-    return with_servers._trained("a method", problem(), given, with_servers.start(problem(), KEY), parts)
+    return with_servers._trained("a method", problem(), given, with_servers.first_params(problem(), KEY), parts)
 
 
 def test_bits_count_gradients_and_not_steps():
     """A step with the mean of N gradients is N messages up and N down; N - 1 if a worker has died."""
-    d, params = flat(with_servers.start(problem(), KEY)).size, with_servers.start(problem(), KEY)
+    d, params = flat(with_servers.first_params(problem(), KEY)).size, with_servers.first_params(problem(), KEY)
     taken = [(step, worker) for step in range(5) for worker in range(N) if (step, worker) != (1, 2)]
     rows = [update(step, worker, step, at=1.0 + step, read=(step,)) for step, worker in taken]
     records = [jax.tree.map(lambda leaf, i=i: leaf + np.float32(0.1 * i), params) for i in range(4)]
@@ -735,7 +735,7 @@ def test_bits_count_gradients_and_not_steps():
 
 def test_of_several_servers_the_oldest_part_and_the_last_count():
     """One has seen an update more than the other."""
-    size = -(-flat(with_servers.start(problem(), KEY)).size // 2)
+    size = -(-flat(with_servers.first_params(problem(), KEY)).size // 2)
     one = [update(0, 0, 0, 1.0), update(1, 1, 0, 2.5, 3), update(2, 0, 1, 3.0, read=(1, 0)), update(3, 1, 1, 9.0)]
     other = [update(0, 1, 0, 1.5, 3), update(1, 0, 0, 2.0), update(2, 2, 0, 3.5, 4, read=(0, 2))]
     found = put_together(2, [(one, models(5, size), models(5, size)[4], 9.0), (other, models(4, size), models(4, size)[3], 3.5)], 3, 1)
@@ -748,13 +748,13 @@ def test_of_several_servers_the_oldest_part_and_the_last_count():
     np.testing.assert_array_equal(found.updates["draw"], [[0, 3], [3, 0], [0, 4]])
     np.testing.assert_array_equal(found.updates["computed"], 0.5 * found.updates["worker"])
     np.testing.assert_array_equal(found.updates["read"][2], [[1, 0], [0, 2]])
-    d = flat(with_servers.start(problem(), KEY)).size
+    d = flat(with_servers.first_params(problem(), KEY)).size
     np.testing.assert_array_equal(found.history["bits"], 2 * 32 * d * np.arange(4) / N)
 
 
 def test_gossip_is_put_in_the_order_of_stamps():
     """Three workers, records at every second stamp; one has ended at the last of them."""
-    params, d = with_servers.start(problem(), KEY), flat(with_servers.start(problem(), KEY)).size
+    params, d = with_servers.first_params(problem(), KEY), flat(with_servers.first_params(problem(), KEY)).size
 
     def moved(by: float):
         return jax.tree.map(lambda leaf: leaf + np.float32(by), params)
@@ -781,7 +781,7 @@ def test_gossip_is_put_in_the_order_of_stamps():
 def test_a_workers_messages_have_the_versions_of_all_parts_it_read(monkeypatch):
     """With two servers; its stream continues after the largest number of draws that a server knows."""
     monkeypatch.setattr(on_worker, "need_ray", lambda: NO_RAY)
-    params = with_servers.start(problem(), KEY)
+    params = with_servers.first_params(problem(), KEY)
     asked, parts = {0: [], 1: []}, on_worker.parted(params, 2)
 
     def served(p: int, draw: int, version: int, era: int, served_seconds: float, last: int) -> Named:

@@ -15,6 +15,7 @@ import dsgd
 from dsgd import problems
 from experiments import asynchrony
 from experiments.asynchrony import Args
+from experiments.shared import common
 
 
 def least_squares(data, workers, partition, *, batch_size, seed, data_dir):
@@ -48,16 +49,16 @@ def ran(tmp_path_factory, long):
         backups=1,
         bound=6,
         rounds=20,
-        seeds=2,
-        learning_rates=(0.1, 0.3),
+        seeds=1,
+        learning_rates=(0.1,),
         compute=2e-3,
-        methods=("synchronous", "drop slowest", "asynchronous", "bounded", "AD-PSGD"),
+        methods=("synchronous", "asynchronous", "bounded"),
         out=tmp_path_factory.mktemp("asynchrony"),
         progress=False,
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(problems, "logistic_regression", least_squares)
-        patch.setattr(asynchrony.common, "devices_for", lambda workers: dsgd.workers.mesh(1))
+        patch.setattr(common, "devices_for", lambda workers: dsgd.workers.mesh(1))
         late = asynchrony.staleness
         patch.setattr(asynchrony, "staleness", lambda *arguments: STALE.append(late(*arguments)) or STALE[-1])
         patch.setattr(asynchrony, "measure_saturation", lambda args, bits: measure(quick(args), bits))
@@ -76,9 +77,7 @@ def test_stragglers_cost_synchronous_methods_and_not_those_that_do_not_wait(ran)
     last = {row["method"]: float(row["clock"]) for row in scripts.rows(ran.out / "history.csv")}
     slower = {name: last[f"stragglers: {name}"] / last[f"equal workers: {name}"] for name in asynchrony.methods(ran)}
     assert slower["synchronous"] > 3
-    assert slower["drop slowest"] < 1.2
     assert slower["asynchronous"] < 1.6
-    assert slower["AD-PSGD"] < 2
     assert slower["bounded"] > slower["asynchronous"]
 
 
@@ -90,13 +89,15 @@ def test_the_bounded_method_keeps_its_bound(ran):
 
 def test_tables_fit_80_columns(ran, capsys):
     tuned = {
-        name: asynchrony.common.Tuned(0.1, {"loss": np.ones((2, 3)), "step": np.arange(3) * 99_999, "clock": np.ones((2, 3))})
+        name: common.Tuned(0.1, {"loss": np.ones((2, 3)), "step": np.arange(3) * 99_999, "clock": np.ones((2, 3)), "bits": np.ones((2, 3))})
         for name in asynchrony.methods(ran)
     }
     stale = {name: np.full((2, 5), 1234.0) for name in tuned}
-    asynchrony.common.console().print(asynchrony.tabulate(ran, "stragglers", tuned, stale, 1.0))
-    lines = capsys.readouterr().out.splitlines()
-    assert not scripts.too_wide(lines)
+    common.console().print(asynchrony.tabulate(ran, "stragglers", tuned, stale, 1.0))
+    assert not scripts.too_wide(capsys.readouterr().out.splitlines())
+    saturated, twice = scripts.rows(ran.out / "saturated.csv")
+    assert (int(saturated["workers"]), int(saturated["staleness"])) == (3, 2)
+    assert (int(twice["workers"]), int(twice["staleness"])) == (6, 4), "of no more than 5 workers"
 
 
 def test_the_server_is_saturated_where_its_ports_say(ran):
@@ -115,13 +116,10 @@ def test_the_server_is_saturated_where_its_ports_say(ran):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"methods": ("asgd",)}, "need some of synchronous"),
+        ({"methods": ("asgd",)}, "--methods asgd: need some of synchronous"),
         ({"slow": 16}, "slow = 16 of 16 workers"),
         ({"backups": 16}, "backups = 16 of 16 workers; expected at most 15"),
         ({"bound": 3}, "bound = 3 with 16 workers"),
-        ({"factor": 0.0}, "slow: factor = 0.0"),
-        ({"bandwidth": -1.0}, "given -1.0"),
-        ({"latency": math.nan}, "latency = nan"),
     ],
 )
 def test_bad_input_is_refused_before_the_first_run(options, message, tmp_path):

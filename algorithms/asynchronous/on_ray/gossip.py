@@ -14,7 +14,7 @@ from algorithms import gossip
 from algorithms.asynchronous.on_ray.crew import Crew, Patience
 from algorithms.asynchronous.on_ray.peer import Exchange, News, Peer
 from algorithms.asynchronous.on_ray.session import actor, ended, session
-from algorithms.asynchronous.on_ray.trained import Trained, evaluated, of_records, start
+from algorithms.asynchronous.on_ray.trained import Trained, evaluated, first_params, of_records
 from algorithms.asynchronous.on_ray.with_servers import tasks, validate_numbers
 from algorithms.asynchronous.on_ray.worker import Delay
 from dsgd import checks, communication
@@ -82,7 +82,7 @@ def _train(
 ) -> Trained:
     """With a record at every so many stamps."""
     N = problem.workers
-    params = start(problem, key)
+    params = first_params(problem, key)
     task = tasks(problem, key, params, delay)
     with session(N, address) as ray:
         peers: list[Any] = []

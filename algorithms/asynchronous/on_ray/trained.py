@@ -126,7 +126,7 @@ def _measure(problem: Problem, params: Params, data: PyTree, shared: PyTree) -> 
     return spread(params, data, shared)
 
 
-def start(problem: Problem, key: jax.Array) -> Params:
+def first_params(problem: Problem, key: jax.Array) -> Params:
     """The model before the first update, that of `dsgd.run` with this key; leaves of numpy's."""
     leaves.need_all("on_ray", problem)
     return jax.tree.map(np.asarray, problem.init(loop.split(key)[0]))

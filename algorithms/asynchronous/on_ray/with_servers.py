@@ -15,7 +15,7 @@ from algorithms import optimizers
 from algorithms.asynchronous.on_ray.crew import Crew, Patience
 from algorithms.asynchronous.on_ray.server import News, Rules, Server, Update
 from algorithms.asynchronous.on_ray.session import actor, ended, session
-from algorithms.asynchronous.on_ray.trained import Trained, evaluated, of_records, start
+from algorithms.asynchronous.on_ray.trained import Trained, evaluated, first_params, of_records
 from algorithms.asynchronous.on_ray.worker import Delay, Task, Worker, joined, parted
 from dsgd import checks, communication
 from dsgd.base import Key, Params, Problem
@@ -167,7 +167,7 @@ def _train(
     patience: float,
 ) -> Trained:
     N = problem.workers
-    params = start(problem, key)
+    params = first_params(problem, key)
     task = tasks(problem, key, params, delay)
     with session(N + P, address) as ray:
         servers: list[Any] = []

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from algorithms.asynchronous.asynchronous_server import cut, join
+from algorithms.asynchronous.asynchronous_server import cut, unshard
 from algorithms.asynchronous.on_ray.server import Pushed
 from algorithms.asynchronous.on_ray.session import need_ray
 from dsgd import checks
@@ -18,7 +18,7 @@ from dsgd.base import Params, Problem, PyTree
 from dsgd.engine import oracle
 
 Delay = Callable[[int, int], float]  # (worker, gradient) -> seconds
-_cut, _join = jax.jit(cut, static_argnums=1), jax.jit(join)
+_cut, _unshard = jax.jit(cut, static_argnums=1), jax.jit(unshard)
 
 
 class Task(NamedTuple):
@@ -124,4 +124,4 @@ def joined(parts: Sequence[PyTree], like: Params) -> Params:
     """The model of which these are the parts."""
     if len(parts) == 1:
         return parts[0]
-    return jax.tree.map(np.asarray, _join(np.stack(parts), like))
+    return jax.tree.map(np.asarray, _unshard(np.stack(parts), like))

@@ -26,7 +26,7 @@ def problem(samples: int | None = 30) -> Problem:
 
 def plan(system: policies.System, *, limits: Any = None, samples: int | None = 100, holder: Any = None, **more: Any) -> epochs.Plan:
     given = {"epochs": 3, "micro_batches": 2, "scaling": lambda *_: 1.0, "initial_batch": None, "smoothing": 0.3, **more}
-    return epochs.plan("train", holder or problem(), system, 0.25, samples=samples, limits=limits, **given)
+    return epochs.make_plan("train", holder or problem(), system, 0.25, samples=samples, limits=limits, **given)
 
 
 def scripted(decisions: list[list[int]]) -> tuple[policies.System, list[Any]]:

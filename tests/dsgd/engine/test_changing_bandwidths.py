@@ -84,7 +84,6 @@ def to_neighbours(finish, convention):
 
 
 CASES = {
-    "mb-sgd": lambda t, *of: round_ring(*of),
     "server": lambda t, *of: through_server(*of),
     "servers": lambda t, *of: among_servers(*of),
     "ring": lambda t, *of: to_neighbours(*of),
@@ -92,9 +91,9 @@ CASES = {
 }
 
 
-# What the convention changes is the pattern's, also in those rounds in which local SGD sends.
 @pytest.mark.parametrize(
-    ("name", "convention"), [(name, way) for name in CASES for way in ("blocking", "pipelined") if (name, way) != ("local", "pipelined")]
+    ("name", "convention"),
+    [("local", "blocking"), ("server", "pipelined"), ("servers", "blocking"), ("ring", "pipelined"), ("ring", "blocking")],
 )
 def test_messages_take_what_their_bits_take_from_their_beginning(name, convention, problem):
     done, expected = np.zeros(N), [0.0]
