@@ -13,7 +13,7 @@ import optax
 
 import dsgd
 from algorithms import cannikin
-from algorithms.cannikin.parts import equal_parts, whole
+from algorithms.cannikin.policies import equal_parts, whole
 from dsgd import problems
 from experiments.cannikin import competitors
 

@@ -18,7 +18,7 @@ import optax
 
 import dsgd
 from algorithms import kimad, kimad_sgd
-from algorithms.kimad.messages import header_bits
+from algorithms.kimad.exchange import header_bits
 from dsgd import clusters, problems
 from dsgd.problems.finite_sum import right
 from experiments.kimad import adapting

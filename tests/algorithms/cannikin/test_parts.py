@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from algorithms.cannikin import parts
+from algorithms.cannikin import policies
 
 
 def test_equal_parts_give_the_first_nodes_one_more():
-    np.testing.assert_array_equal(parts.equal_parts(11, np.array([3, 3, 3, 2])), [3, 3, 3, 2])
-    np.testing.assert_array_equal(parts.equal_parts(12, np.array([3, 3, 3, 3])), [3, 3, 3, 3])
+    np.testing.assert_array_equal(policies.equal_parts(11, np.array([3, 3, 3, 2])), [3, 3, 3, 2])
+    np.testing.assert_array_equal(policies.equal_parts(12, np.array([3, 3, 3, 3])), [3, 3, 3, 3])
     for limits in ([3, 3, 2, 3], [2, 3, 3, 3]):
         with pytest.raises(ValueError, match="which has room for 2: need fewer"):
-            parts.equal_parts(11, np.array(limits))
+            policies.equal_parts(11, np.array(limits))
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_equal_parts_give_the_first_nodes_one_more():
     ],
 )
 def test_rests_go_to_the_largest_remainders_within_the_limits(real, total, limits, expected):
-    np.testing.assert_array_equal(parts.whole(np.array(real), total, np.array(limits)), expected)
+    np.testing.assert_array_equal(policies.whole(np.array(real), total, np.array(limits)), expected)
 
 
 NEW = np.nan  # a node that was not seen, or at two sizes
@@ -57,5 +57,5 @@ NEW = np.nan  # a node that was not seen, or at two sizes
 )
 def test_nodes_at_their_only_size_swap_a_sample(batches, seen_at, limits, expected):
     given = np.array(batches)
-    np.testing.assert_array_equal(parts.unlike(given, np.array(seen_at), np.array(limits)), expected)
+    np.testing.assert_array_equal(policies.unlike(given, np.array(seen_at), np.array(limits)), expected)
     np.testing.assert_array_equal(given, batches)

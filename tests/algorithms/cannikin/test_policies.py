@@ -111,7 +111,7 @@ def test_goodput_is_throughput_times_efficiency():
 def test_the_noise_scale_in_samples():
     """What is negative of the noise counts as 0; where no gradient is seen it is infinite."""
     for noise, sqnorm, samples in ((0.125, 2.0, 0.0625), (-1.0, 2.0, 0.0), (1.0, 0.0, np.inf), (1.0, -1.0, np.inf), (-1.0, -1.0, np.inf)):
-        assert policies.samples_of(cannikin.NoiseScale(noise, sqnorm)) == samples
+        assert cannikin.NoiseScale(noise, sqnorm).samples == samples
 
 
 def by_hand(totals: np.ndarray, seconds: list[float], phi: float, first: int) -> int:

@@ -13,8 +13,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from algorithms import kimad, optimizers
+from algorithms.kimad import budgets
 from algorithms.kimad import exchange as rounds
-from algorithms.kimad import plans
 from dsgd import Algorithm, Round, State, communication, compressors, counts, workers
 
 N, D, STEP, TIME = 3, 8, 0.5, 2.0
@@ -44,7 +44,7 @@ def program(up: tuple[float, ...], down: tuple[float, ...], weighted: bool, warm
         sgd, shares = optax.sgd(STEP), WEIGHTS if weighted else None
         terms = rounds.Terms(sgd, *choices, kimad.one_for_all, kimad.last, TIME, np.zeros(()), 1.0, shares, 2, warm_up)
         model = optimizers.start(sgd, jnp.asarray(X))
-        server = rounds.Server(model, jnp.asarray(TOTAL), jnp.asarray(X_HAT), plans.Memory(rates_up, rates_down), missing)
+        server = rounds.Server(model, jnp.asarray(TOTAL), jnp.asarray(X_HAT), budgets.Memory(rates_up, rates_down), missing)
 
         def update(state, gradients, round):
             return State(*rounds.exchange(terms, state.server, state.workers, gradients, round))

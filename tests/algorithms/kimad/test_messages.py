@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from algorithms.kimad.choices import Choices
-from algorithms.kimad.messages import compress, header_bits
+from algorithms.kimad.exchange import compress, header_bits
 
 KEY = jax.random.key(0)
 # Sizes of a toy set: choice j keeps the first elements, 1 of them or all.
