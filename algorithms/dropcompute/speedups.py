@@ -58,8 +58,7 @@ def effective_speedup(latencies: Latencies, communication: Communication, thresh
     Source: Giladi et al., "DropCompute: simple and more robust distributed synchronous training via compute variance reduction", section
         4.4 and algorithm 2.
     """
-    measured = _measured("effective_speedup", latencies, communication, stop, thresholds)
-    return _mean(speedup, measured, _validated("effective_speedup", thresholds, measured))
+    return _at("effective_speedup", speedup, latencies, communication, thresholds, stop)
 
 
 @checks.arguments
@@ -109,8 +108,7 @@ def drop_rate(latencies: Latencies, thresholds: Thresholds, stop: Stop = "preemp
     Raises:
         ValueError: as of `effective_speedup`.
     """
-    measured = _measured("drop_rate", latencies, 0.0, stop, thresholds)
-    return _mean(lambda iteration: 1 - iteration.share, measured, _validated("drop_rate", thresholds, measured))
+    return _at("drop_rate", lambda iteration: 1 - iteration.share, latencies, 0.0, thresholds, stop)
 
 
 @checks.arguments
@@ -128,8 +126,7 @@ def step_time(latencies: Latencies, thresholds: Thresholds, stop: Stop = "preemp
     Raises:
         ValueError: as of `effective_speedup`.
     """
-    measured = _measured("step_time", latencies, 0.0, stop, thresholds)
-    return _mean(lambda iteration: iteration.step, measured, _validated("step_time", thresholds, measured))
+    return _at("step_time", lambda iteration: iteration.step, latencies, 0.0, thresholds, stop)
 
 
 @checks.arguments
@@ -287,7 +284,8 @@ def _measured(where: str, latencies: Any, communication: Any, stop: Stop, *other
     return _Measured(events, until, whole, communication, stop, xp)
 
 
-def _validated(where: str, thresholds: Any, measured: _Measured) -> Any:
-    """Validated thresholds, in the precision of the times."""
-    need_seconds(f"dropcompute.{where}", "thresholds", thresholds, finite=False)
-    return measured.xp.asarray(thresholds, measured.whole.dtype)
+def _at(name: str, value: Callable[[Iteration], Any], latencies: Any, communication: Any, thresholds: Any, stop: Stop) -> Any:
+    """A mean over iterations at each threshold; the latter in the precision of the times."""
+    measured = _measured(name, latencies, communication, stop, thresholds)
+    need_seconds(f"dropcompute.{name}", "thresholds", thresholds, finite=False)
+    return _mean(value, measured, measured.xp.asarray(thresholds, measured.whole.dtype))
