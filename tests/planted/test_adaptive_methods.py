@@ -36,13 +36,13 @@ MISTAKES = [
         "algorithms/kimad/exchange.py",
         "fits = available >= smallest + header",
         "fits = available >= smallest",
-        f"{KIMAD}/test_messages.py::test_the_header_is_reserved_and_what_is_too_little_is_the_smallest",
+        f"{KIMAD}/test_exchange.py::test_the_header_is_reserved_and_what_is_too_little_is_the_smallest",
     ),
     Mistake(
         "algorithms/kimad/budgets.py",
         "begin = computing - (1 - 1 / period) * longest",
         "begin = computing",
-        f"{KIMAD}/test_plans.py::test_the_server_answers_two_latencies_after_the_last_message_began",
+        f"{KIMAD}/test_budgets.py::test_the_server_answers_two_latencies_after_the_last_message_began",
     ),
     Mistake(
         "algorithms/kimad/method.py",
@@ -138,7 +138,7 @@ MISTAKES = [
         "algorithms/cannikin/policies.py",
         "(batches > 2) & (batches - 1 != seen_at)",
         "(batches > 2)",
-        f"{CANNIKIN}/test_parts.py::test_nodes_at_their_only_size_swap_a_sample",
+        f"{CANNIKIN}/test_policies.py::test_nodes_at_their_only_size_swap_a_sample",
     ),
     Mistake(
         "algorithms/cannikin/epochs.py",
