@@ -55,8 +55,8 @@ def minimizer(weights: Sequence[float] | np.ndarray) -> float:
 # Weights.
 
 
-@pytest.mark.parametrize("name", ["sgd", "ec-sgd", "local-sgd", "scaffold", "dsgd", "sgp", "asgd"])
-def test_methods_of_each_exchange_converge_to_the_weighted_minimizer(name):
+@pytest.mark.parametrize("name", sorted(algorithms.ALGORITHMS))
+def test_every_method_converges_to_the_weighted_minimizer(name):
     rate = optax.exponential_decay(0.15, 100, 0.5)
     method = algorithms.make(name, optax.sgd(rate), N)
     found = dsgd.run(method, means(), steps=1000, key=KEY, mesh=1, record_every=500).params
@@ -69,7 +69,10 @@ def objective(x: np.ndarray, weights: Sequence[float] | np.ndarray) -> float:
     return float(np.average([np.mean((x - center) ** 2) for center in CENTERS], weights=weights))
 
 
-@pytest.mark.parametrize(("weights", "numbers", "devices"), [("samples", W, 4), ((0.0, 3.0, 2.0, 1.0), np.array([0.0, 3.0, 2.0, 1.0]), 1)])
+@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize(
+    ("weights", "numbers"), [("samples", W), ("equal", np.ones(N)), ((0.0, 3.0, 2.0, 1.0), np.array([0.0, 3.0, 2.0, 1.0]))]
+)
 def test_the_history_has_the_weighted_objective_and_its_gradient(weights, numbers, devices):
     """The batches are all data, so that the loss on them is the objective at the model before."""
     method = algorithms.minibatch_sgd(optax.sgd(0.1))
@@ -82,18 +85,25 @@ def test_the_history_has_the_weighted_objective_and_its_gradient(weights, number
     assert history["train_loss"][2] == pytest.approx(history["loss"][1], rel=1e-5)
 
 
-def test_local_sgd_averages_models_with_weights_after_plain_local_steps():
+def test_weights_by_samples_make_the_objective_the_mean_over_all_samples():
+    history = dsgd.run(algorithms.minibatch_sgd(optax.sgd(0.1)), means(), steps=1, key=KEY, mesh=1).history
+    assert history["loss"][0] == pytest.approx(np.mean(TARGETS**2), rel=1e-5)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_local_sgd_averages_models_with_weights_after_plain_local_steps(devices):
     """FedAvg: (1/N) sum_n w_n x_n, where each x_n has made two steps with the step size that was given."""
-    found = dsgd.run(algorithms.local_sgd(optax.sgd(0.1), 2), means(), steps=2, key=KEY, mesh=4).params
+    found = dsgd.run(algorithms.local_sgd(optax.sgd(0.1), 2), means(), steps=2, key=KEY, mesh=devices).params
     local = CENTERS * (1 - (1 - 0.1) ** 2)
     np.testing.assert_allclose(found, np.average(local, weights=W), rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["local", "scaffold"])
+@pytest.mark.parametrize("name", ["local", "mean", "scaffold"])
 def test_of_those_who_take_part_the_average_of_models_has_their_weights(name):
     step = optax.sgd(0.1)
     method = {
         "local": algorithms.local_sgd(step, 1),
+        "mean": algorithms.model_averaging_sgd(step),
         "scaffold": algorithms.scaffold(step, 1),
     }[name]
     there = np.array([True, False, False, True])
@@ -121,7 +131,7 @@ def test_a_problem_without_an_evaluation_of_its_own_has_weights_by_one_field():
         dsgd.run(algorithms.gradient_descent(optax.sgd(1.0)), quadratic._replace(weights=W), steps=1, key=KEY, mesh=1)
 
 
-@pytest.mark.parametrize("name", ["dsgd", "ad-psgd"])
+@pytest.mark.parametrize("name", ["dsgd", "sgp", "ad-psgd", "exact-diffusion"])
 def test_a_run_warns_if_the_optimizers_of_the_workers_cancel_their_weights(name):
     with pytest.warns(UserWarning, match="the weights have no effect; pass optax.sgd"):
         dsgd.compile_round(algorithms.make(name, optax.adam(0.1), N), means(), 1)
@@ -131,6 +141,7 @@ def test_a_run_does_not_warn_if_weights_have_an_effect():
     momentum, adam = optax.sgd(0.1, momentum=0.9), optax.adam(0.1)
     dsgd.compile_round(algorithms.make("dsgd", momentum, N), means(), 1)
     dsgd.compile_round(algorithms.make("dsgd", adam, N), means("equal"), 1)
+    dsgd.compile_round(algorithms.make("local-sgd", adam, N), means(), 1)
     dsgd.compile_round(algorithms.make("gradient-tracking", adam, N), means(), 1)
 
 
@@ -207,15 +218,16 @@ def test_take_counts_the_samples_that_there_are():
             assert np.sum(problem.take(one_batch(problem, n), jnp.int32(count)).weights) == min(count, size, 4)
 
 
-def test_a_custom_problem_draws_and_cuts_the_batches_of_a_finite_sum():
-    """`problems.minibatch` has the batch size, the cut and the numbers of batches, and the history the samples of small clients."""
+@pytest.mark.parametrize("replacement", [True, False, "epoch"])
+def test_a_custom_problem_draws_and_cuts_the_batches_of_a_finite_sum(replacement):
+    """`problems.minibatch` has the batch size, the cut and the numbers of batches."""
 
     def loss(x, batch):
         losses = _squared(_constant(x, batch.inputs), batch.targets)
         return jnp.average(jnp.mean(losses, axis=1), weights=batch.weights)
 
-    made = numbered(batch_size=4, replacement="epoch")
-    custom = dsgd.Problem(made.init, loss, made.data, problems.minibatch(4, "epoch"))
+    made = numbered(batch_size=4, replacement=replacement)
+    custom = dsgd.Problem(made.init, loss, made.data, problems.minibatch(4, replacement))
     sizes = dsgd.work.local_batches([1, 2, 7, 8], batch_size=4, micro_batches=2)
     method = algorithms.unequal_work(algorithms.minibatch_sgd(optax.sgd(0.1)), sizes)
     one, other = (dsgd.run(method, problem, steps=5, key=KEY, mesh=1) for problem in (made, custom))
@@ -223,12 +235,21 @@ def test_a_custom_problem_draws_and_cuts_the_batches_of_a_finite_sum():
     np.testing.assert_array_equal(one.history["samples"], other.history["samples"])
 
 
+def test_the_history_counts_the_samples_of_small_clients():
+    whole = dsgd.work.micro_batches(np.ones((N, 2), bool), average="workers")
+    method = algorithms.unequal_work(algorithms.minibatch_sgd(optax.sgd(0.1)), whole)
+    history = dsgd.run(method, numbered(batch_size=4), steps=1, key=KEY, mesh=1).history
+    np.testing.assert_array_equal(history["samples"][1], 2 * np.minimum(SIZES, 4))
+
+
 def test_a_cluster_charges_small_clients_for_their_own_samples():
-    """2 seconds a batch and 1 a sample."""
+    """Without work, and with it: 2 seconds a batch and 1 a sample."""
     cluster = clusters.Cluster(clusters.constant(2.0), per_sample=clusters.constant(1.0))
-    method = algorithms.observed(algorithms.minibatch_sgd(optax.sgd(0.1)))
-    measured = dsgd.run(method, numbered(batch_size=4), steps=2, key=KEY, mesh=1, cluster=cluster).history
-    np.testing.assert_allclose(measured["measured_compute"][2], 2 + np.minimum(SIZES, 4), rtol=1e-5)
+    plain = algorithms.minibatch_sgd(optax.sgd(0.1))
+    whole = algorithms.unequal_work(plain, dsgd.work.micro_batches(np.ones((N, 1), bool), average="workers"))
+    for method in (plain, whole):
+        measured = dsgd.run(algorithms.observed(method), numbered(batch_size=4), steps=2, key=KEY, mesh=1, cluster=cluster).history
+        np.testing.assert_allclose(measured["measured_compute"][2], 2 + np.minimum(SIZES, 4), rtol=1e-5)
 
 
 def test_work_of_more_samples_than_a_small_client_has_is_refused():
@@ -239,6 +260,8 @@ def test_work_of_more_samples_than_a_small_client_has_is_refused():
 
 
 def test_robust_regression_takes_batches_larger_than_its_data():
+    with_replacement = problems.robust_regression(2, 3, samples=4, batch_size=8)
+    assert one_batch(with_replacement, 0).weights.sum() == 8
     without = problems.robust_regression(2, 3, samples=4, batch_size=8, replacement=False)
     assert one_batch(without, 0).weights.sum() == 4
     assert without.constants.noise == 0
@@ -313,7 +336,7 @@ def visits(params: jax.Array, batch_size: int = 3) -> list[np.ndarray]:
 COUNTING = algorithms.minibatch_sgd(optax.sgd(float(N)))
 
 
-@pytest.mark.parametrize("steps", [1, 3, 7, 36])
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 6, 7, 12, 36])
 def test_each_epoch_visits_each_sample_once(steps):
     found = dsgd.run(COUNTING, counting(), steps=steps, key=KEY, mesh=1).params
     for times, size in zip(visits(found), SIZES, strict=True):
@@ -392,6 +415,11 @@ def test_a_worker_that_is_asked_goes_on_in_its_own_epoch():
     assert sum(round(times.sum() / min(3, size)) for times, size in zip(visits(found.params), SIZES, strict=True)) == 20
 
 
+def test_seeds_and_single_rounds_take_batches_of_epochs():
+    dsgd.run(algorithms.local_sgd(optax.sgd(0.1), 2), means(replacement="epoch"), steps=2, key=KEY, mesh=1, seeds=2)
+    dsgd.compile_round(COUNTING, counting(), 1)
+
+
 # Very unequal clients.
 
 UNEQUAL = [3, 5, 2, 4000, 7, 1, 10, 6]
@@ -437,7 +465,7 @@ def test_memory_is_that_of_the_samples():
     assert bytes_of(by_worker.data) < 1.01 * samples
 
 
-@pytest.mark.parametrize("devices", [2, 8])
+@pytest.mark.parametrize("devices", [2, 4, 8])
 def test_each_device_has_at_most_the_rows_of_the_one_with_the_most(devices):
     sizes = np.array(UNEQUAL).reshape(devices, -1)
     data = pooled.laid_out(unequal().data, devices)
@@ -453,18 +481,17 @@ def test_each_device_has_at_most_the_rows_of_the_one_with_the_most(devices):
 MB = algorithms.minibatch_sgd(optax.sgd(0.01))
 GOSSIP = algorithms.decentralized_sgd(optax.sgd(0.01), topologies.ring(8))
 RUNS = {
+    "batches": (MB, {}),
     "without replacement": (algorithms.local_sgd(optax.sgd(0.01), 2), {"replacement": False}),
     "epochs": (MB, {"replacement": "epoch"}),
-    "exact at local models": (
-        GOSSIP._replace(query=lambda state, round: GOSSIP.query(state, round)._replace(exact=True)),
-        {"chunk": 64, "weights": "samples", "l2": 0.1},
-    ),
+    "exact": (algorithms.gradient_descent(optax.sgd(0.01)), {"weights": "samples", "l2": 0.1}),
+    "exact at local models": (GOSSIP._replace(query=lambda state, round: GOSSIP.query(state, round)._replace(exact=True)), {"chunk": 64}),
     "one worker": (algorithms.sgd(optax.sgd(0.01)), {"weights": "samples"}),
     "micro-batches": (algorithms.unequal_work(MB, dsgd.work.micro_batches(np.arange(24).reshape(8, 3) % 2 == 0)), {}),
 }
 
 
-@pytest.mark.parametrize(("name", "devices"), [("epochs", 1), *((name, 4) for name in RUNS)])
+@pytest.mark.parametrize(("name", "devices"), [("batches", 1), ("exact", 1), *((name, 4) for name in RUNS)])
 def test_runs_are_those_of_padded_arrays(name, devices):
     method, options = RUNS[name]
     train_loss = name != "one worker"

@@ -152,7 +152,7 @@ def flax_outputs(model, params, x) -> Any:
     return module(x)
 
 
-@pytest.mark.parametrize("model", [Linen(), Nnx], ids=["linen", "nnx class"])
+@pytest.mark.parametrize("model", [Linen(), Nnx(nnx.Rngs(0)), Nnx], ids=["linen", "nnx", "nnx class"])
 def test_evaluation_is_that_of_flax_with_the_statistics_that_are_taken_home(model, mesh, key):
     problem = classifier(CYCLE % 2, outputs=2, model=model, test=(X, CYCLE % 2), metrics={"test_loss": INTEGER_LABELS})
     result = dsgd.run(SGD, problem, steps=2, key=key, mesh=mesh, record_every=2)
@@ -185,8 +185,7 @@ def test_a_training_step_is_that_of_flax_in_training(mesh, key):
         outputs, _ = model.apply({**start, "params": params}, x, train=True, mutable=["batch_stats"])
         return INTEGER_LABELS(outputs, y).mean()
 
-    slope = jax.jit(jax.grad(loss))
-    slopes = [slope(start["params"], problem.data.inputs[n], problem.data.targets[n]) for n in range(2)]
+    slopes = [jax.grad(loss)(start["params"], problem.data.inputs[n], problem.data.targets[n]) for n in range(2)]
     expected = jax.tree.map(lambda x, *slopes: x - 0.1 * sum(slopes) / 2, start["params"], *slopes)
     found = dsgd.run(SGD, problem, steps=1, key=key, mesh=mesh).params["params"]
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-6), found, expected)
@@ -246,7 +245,7 @@ def only(start):
 FIXED = {"workers": 3, "batch_size": 4, "l2": 0.1, "loss": optax.squared_error}
 
 
-@pytest.mark.parametrize("name", ["ec-sgd", "dsgd"])
+@pytest.mark.parametrize("name", ["ec-sgd", "dsgd", "local-sgd", "asgd"])
 def test_frozen_and_integer_leaves_stay_and_the_rest_runs_as_without_them(name, mesh, key):
     model = problems.Model(with_fixed, predict)
     problem = classifier(Y, model=model, trainable={"w": True, "frozen": False, "table": True, "key": True}, **FIXED)
@@ -326,11 +325,12 @@ def test_a_problem_of_ones_own_may_have_integer_leaves_with_its_own_gradient_and
         data=jnp.ones((2, 2)),
         sample=lambda key, mine: 2 * mine,
     )
-    for loss, evaluation in ((problem.loss, None), (dsgd.Loss(problem.loss, slope), evaluate)):
-        changed = problem._replace(loss=loss, evaluate=evaluation)
-        params = dsgd.run(SGD, changed, steps=1, key=key, mesh=mesh).params
-        np.testing.assert_allclose(params["w"], 1.1, rtol=1e-6)
-        assert params["n"] == 3
+    for loss in (problem.loss, dsgd.Loss(problem.loss, slope)):
+        for evaluation in (None, evaluate):
+            changed = problem._replace(loss=loss, evaluate=evaluation)
+            params = dsgd.run(SGD, changed, steps=1, key=key, mesh=mesh).params
+            np.testing.assert_allclose(params["w"], 1.1, rtol=1e-6)
+            assert params["n"] == 3
 
 
 def test_leaves_that_an_optimizer_masks_stay_bit_by_bit_where_models_are_averaged(mesh, key):
@@ -338,7 +338,7 @@ def test_leaves_that_an_optimizer_masks_stay_bit_by_bit_where_models_are_average
     problem = classifier(Y, model=model, **FIXED)
     start = problem.init(loop.split(key)[0])
     frozen = optax.chain(optax.adam(0.1), optax.masked(optax.set_to_zero(), {"w": False, "frozen": True}))
-    for name in ("local-sgd", "sgp"):
+    for name in ("local-sgd", "gradient-tracking", "sgp"):
         found = dsgd.run(algorithms.make(name, frozen, 3), problem, steps=4, key=key, mesh=mesh).params
         np.testing.assert_array_equal(found["frozen"], start["frozen"])
         assert np.abs(found["w"]).min() > 0.01
@@ -370,8 +370,8 @@ def clipped_mean(x, y, w, C, l2=0.0):
     return np.mean(slopes / np.maximum(1, np.linalg.norm(slopes, axis=1, keepdims=True) / C), axis=0) + l2 * w
 
 
-def test_gradients_are_clipped_sample_by_sample_before_their_mean(mesh, key):
-    l2 = 0.3
+@pytest.mark.parametrize("l2", [0.0, 0.3])
+def test_gradients_are_clipped_sample_by_sample_before_their_mean(l2, mesh, key):
     problem = problems.per_sample(least_squares(l2=l2), problems.clipped(0.7))
     found = dsgd.run(SGD, problem, steps=1, key=key, mesh=mesh).params["w"]
     w, (x, y) = np.array([1.0, 0, -1]), map(np.asarray, problem.data[:2])
@@ -439,7 +439,8 @@ class Labels:
         return batch.inputs @ params
 
 
-def test_a_gradient_that_is_nan_where_the_loss_is_finite_is_named(mesh, key):
+@pytest.mark.parametrize("record_every", [1, 5])
+def test_a_gradient_that_is_nan_where_the_loss_is_finite_is_named(record_every, mesh, key):
     def apply(params, x):
         return x @ params["w"] + jnp.sqrt(jnp.sum(params["v"] ** 2)) * x[:, 0]
 
@@ -447,7 +448,7 @@ def test_a_gradient_that_is_nan_where_the_loss_is_finite_is_named(mesh, key):
     problem = classifier(Y, model=model, **FIXED)
     named = r"the gradient in \['v'\] of worker 0 is not finite at the start, where its loss is \(as of sqrt"
     with pytest.raises(dsgd.Diverged, match=named):
-        dsgd.run(SGD, problem, steps=5, key=key, mesh=mesh, record_every=5)
+        dsgd.run(SGD, problem, steps=5, key=key, mesh=mesh, record_every=record_every)
 
 
 def test_a_gradient_that_becomes_nan_later_is_named(mesh, key):
@@ -487,8 +488,9 @@ class Constants(nnx.Module):
         return self.layer(x) * self.array * self.numpy * self.variable[...] * self.arrays[0] + self.count[None] + noise
 
 
-def test_constants_of_an_nnx_module_stay_as_they_are(mesh, key):
-    params = dsgd.run(SGD, classifier(CYCLE % 2, model=Constants(nnx.Rngs(0))), steps=2, key=key, mesh=mesh).params
+@pytest.mark.parametrize("model", [Constants(nnx.Rngs(0)), Constants], ids=["module", "class"])
+def test_constants_of_an_nnx_module_stay_as_they_are(model, mesh, key):
+    params = dsgd.run(SGD, classifier(CYCLE % 2, model=model), steps=2, key=key, mesh=mesh).params
     np.testing.assert_array_equal(params["array"], np.ones((1, 2)))
     np.testing.assert_array_equal(params["variable"], np.ones((1, 2)))
     assert np.abs(params["layer"]["bias"]).min() > 0
@@ -559,8 +561,8 @@ def test_layers_of_a_neural_network_can_be_frozen(mesh, key):
     assert sorted(jax.tree.leaves(moved)) == [False] * (len(jax.tree.leaves(moved)) - 2) + [True] * 2
 
 
-def test_per_sample_gradients_of_epochs_and_of_weighted_clients(mesh, key):
-    options = {"replacement": "epoch", "partition": [[0], [1], list(range(2, len(CYCLE)))], "weights": "samples"}
+@pytest.mark.parametrize("options", [{"replacement": "epoch"}, {"partition": [[0], [1], list(range(2, len(CYCLE)))], "weights": "samples"}])
+def test_per_sample_gradients_of_epochs_and_of_weighted_clients(options, mesh, key):
     problem = problems.per_sample(classifier(CYCLE % 2, **({"workers": 3, "batch_size": 2} | options)), problems.clipped(0.1), noise=0.1)
     result = dsgd.run(SGD, problem, steps=2, key=key, mesh=mesh)
     assert np.isfinite(result.history["loss"]).all()
