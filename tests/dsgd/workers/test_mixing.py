@@ -288,10 +288,10 @@ def most(monkeypatch):
 
     def set_most(number: int) -> None:
         monkeypatch.setattr(routes, "_MOST", number)
-        routes.plan.cache_clear()
+        routes.routes_of.cache_clear()
 
     yield set_most
-    routes.plan.cache_clear()
+    routes.routes_of.cache_clear()
 
 
 @pytest.mark.parametrize("devices", [1, 8])
@@ -302,7 +302,7 @@ def test_rows_one_by_one_and_the_product_agree(devices, most):
         results = []
         for number in (0, 32):
             most(number)
-            assert all((routes.plan(graph, devices).places is None) == (number == 0) for graph in some)
+            assert all((routes.routes_of(graph, devices).places is None) == (number == 0) for graph in some)
             heard = [workers.sum_of_others(workers.fetch(counted, graph, step), graph, step) for graph in some]
             results.append(([workers.mix(x, graph, step) for graph in some], heard))
         return results

@@ -67,7 +67,7 @@ def table(plan: routes.Routes, turn: int, device: int, rows: np.ndarray, block: 
 def test_a_plan_brings_what_W_needs_and_no_more_than_it_must(given):
     devices, topology = given[0], built(*given[1:])
     for rows in (True, False):  # sums of a few rows, and products with the whole table
-        plan = routes.plan.__wrapped__(topology, devices, rows)
+        plan = routes.routes_of.__wrapped__(topology, devices, rows)
         assert (plan.places is None) == (not rows)
         check_sums(plan, topology, devices)
     check_cost(plan, topology, devices)
@@ -123,22 +123,22 @@ def check_cost(plan: routes.Routes, topology: Topology, devices: int) -> None:
     ids=lambda value: getattr(value, "name", None),
 )
 def test_graphs_that_fit_the_blocks_take_few_permutes(topology, devices, permutes):
-    (once,) = routes.plan(topology, devices).permutes
+    (once,) = routes.routes_of(topology, devices).permutes
     assert len(once) == permutes
 
 
 def test_sums_are_lists_where_neighbours_are_few():
     """Up to 2.5 times the root of the table, but never more than 32."""
     for n, degree, few in [(16, 10, True), (16, 11, False), (64, 20, True), (64, 21, False), (400, 32, True), (400, 33, False)]:
-        plan = routes.plan(topologies.random_regular(n, degree), 1)
+        plan = routes.routes_of(topologies.random_regular(n, degree), 1)
         assert (plan.places is not None) == few
         assert plan.weights.shape == (1, 1, n, degree if few else n)
 
 
 def test_a_plan_is_made_once():
     ring = topologies.ring(8)
-    assert routes.plan(ring, 2) is routes.plan(ring, 2)
-    assert routes.plan(ring, 2) is not routes.plan(ring, 4)
+    assert routes.routes_of(ring, 2) is routes.routes_of(ring, 2)
+    assert routes.routes_of(ring, 2) is not routes.routes_of(ring, 4)
 
 
 def test_rounds_that_differ_in_one_place_of_a_long_list_are_told_apart():
