@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from dsgd.xla.forms import choose
 
 
-def convolve(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
+def convolve(x: jax.Array | np.ndarray, kernel: jax.Array, stride: int = 1) -> jax.Array:
     """The convolution of images with zeros around them, `[samples, height, width, channels]` to `[samples, ..., ..., features]`.
 
     Args:

@@ -59,7 +59,7 @@ def operations() -> dict[str, tuple[Callable[[Any], Any], Any]]:
         return jax.random.fold_in(key, jnp.bitwise_xor.reduce(words.ravel()))
 
     def convolutions(weights):
-        gradients = jax.vmap(jax.grad(lambda w, x: jnp.sum(network.apply(w, x) ** 2)))(weights, images)
+        gradients = jax.vmap(jax.grad(lambda w, x: jnp.sum(jnp.square(jnp.asarray(network.apply(w, x))))))(weights, images)
         return jax.tree.map(lambda w, g: w - 1e-3 * g, weights, gradients)
 
     return {
