@@ -130,7 +130,7 @@ POOL: dict[str, Any] = {
 }
 
 _DATA = {"data": ARRAYS, "workers": 3, "batch_size": 2}
-_RUN = {"problem": QUADRATIC, "steps": 1, "key": KEY}
+_RUN = {"problem": QUADRATIC, "steps": 1, "key": KEY, "mesh": 1}
 _GOSSIP = {"optimizer": SGD, "topology": RING}
 _SQUEEZED = {**_GOSSIP, "compressor": SIGN, "consensus_step": 0.5}
 _OPTIMIZER = {"optimizer": SGD}
