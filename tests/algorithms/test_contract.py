@@ -32,9 +32,9 @@ ONE_OF_EACH_EXCHANGE = {*filter(None, many.METHODS.values()), "kimad"}
 CLUSTER = clusters.Cluster(clusters.exponential(1e-3), up=clusters.constant(1e8))
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=briefly(NAMES, ONE_OF_EACH_EXCHANGE))
 def name(request) -> str:
-    """All tests of a method come one after the other, while its programs are kept."""
+    """All tests of a method come one after the other, while its programs are kept. Without --long, one of each exchange."""
     return request.param
 
 
@@ -143,11 +143,11 @@ def test_bits_grow_by_the_same_amount_every_period_and_fit_the_pattern(name):
         assert sent.mean() / 2 / 32 / D == pytest.approx(SHARES.get(name, 1) * vectors, rel=1e-6)  # up and down, on average
 
 
-@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.long), 8])
 @pytest.mark.parametrize("name", briefly(NAMES, ONE_OF_EACH_EXCHANGE))
-def test_its_loop_lowers_for_gpus_and_tpus(name, devices):
+def test_its_loop_lowers_for_gpus_and_tpus(name):
     """On a machine that has neither, the whole loop of a sweep: none of it is of CPUs only, or asks the host (which of no method the
-    contract's programs do). On several devices with the clock."""
+    contract's programs do). One of each exchange on several devices with the clock, all others on one."""
+    devices = 8 if name in ONE_OF_EACH_EXCHANGE else 1
     cluster = CLUSTER if devices > 1 else None
     traced = loops.swept(lambda learning_rate: made(name, optax.sgd(learning_rate)), problem(), devices, cluster, learning_rate=(0.1, 0.2))
     lowered = traced.lower(lowering_platforms=("cuda", "tpu"))
@@ -175,19 +175,18 @@ def broken(how) -> dsgd.Algorithm:
     return plain._replace(update=lambda state, gradients, round: plain.update(state, how(gradients), round))
 
 
-@pytest.mark.parametrize("devices", [1, 8])
-def test_what_is_of_cpus_only_does_not_lower(devices):
+def test_what_is_of_cpus_only_does_not_lower():
     """So the tests of all methods see it: a callback, an operation that only CPUs have, and a call of a library by its name."""
     same = partial(jax.tree.map, lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
     called = broken(lambda gradients: jax.pure_callback(lambda gradients: gradients, same(gradients), gradients))
     library = broken(lambda gradients: jax.ffi.ffi_call("lapack_sgetrf_ffi", same(gradients))(gradients))
     on_cpus = broken(lambda gradients: gradients + jax.scipy.linalg.schur(gradients[0, 0] * jnp.eye(2))[0][0, 0])
     for method in (called, on_cpus):
-        traced = loops.traced(method, problem(), devices)
+        traced = loops.traced(method, problem(), 8)
         assert ELSEWHERE.search(traced.lower().as_text())
         with pytest.raises(NotImplementedError):
             traced.lower(lowering_platforms=("cuda", "tpu"))
-    text = loops.traced(library, problem(), devices).lower(lowering_platforms=("cuda", "tpu")).as_text()
+    text = loops.traced(library, problem(), 8).lower(lowering_platforms=("cuda", "tpu")).as_text()
     assert ELSEWHERE.findall(text) == ["stablehlo.custom_call @lapack_sgetrf_ffi"]
 
 

@@ -165,39 +165,35 @@ def _train(
     problem: Problem,
     rules: Rules,
     key: jax.Array,
-    servers: int,
+    P: int,
     delay: Delay | None,
     address: str,
     checkpoint: str | Path | None,
     restarts: int,
     patience: float,
 ) -> Trained:
-    N, P = problem.workers, servers
+    N = problem.workers
     params = first_params(problem, key)
     task = tasks(problem, key, params, delay)
     with session(N + P, address) as ray:
-        actors: list[Any] = []
-        crew = None
+        servers: list[Any] = []
+        workers: list[Any] = []
         try:
             for p, part in enumerate(parted(params, P)):
                 own = rules._replace(folder=_folder(checkpoint, p), about=_about(name, problem, rules, key, p))
                 own = own._replace(key=in_numbers(jax.random.fold_in(loop.split(key)[0], p)))
-                actors.append(actor(ray, Server, part, own, N, restarts=restarts if checkpoint else 0))
-            there = _restored(ray, actors, patience) if checkpoint else [_NOTHING] * P
-            if any(news.version < rules.steps for news in there):
-                crew = Crew(
-                    ray,
-                    lambda worker: actor(ray, Worker, worker, task(worker), patience),
-                    lambda worker, made, life: made.run.remote(actors, life),
-                    N,
-                    restarts,
-                )
-                _run(ray, name, actors, crew, [news.era for news in there], patience)
-            parts = ray.get([each.history.remote() for each in actors], timeout=patience)
+                servers.append(actor(ray, Server, part, own, N, restarts=restarts if checkpoint else 0, retries=-1))
+            restored = _restored(ray, servers, patience) if checkpoint else [_NOTHING] * P
+            if any(news.version < rules.steps for news in restored):
+                workers.extend(actor(ray, Worker, worker, task(worker), restarts=restarts) for worker in range(N))
+                crew = Crew(ray, workers, lambda worker, life: workers[worker].run.remote(servers, life))
+                _run(ray, name, servers, crew, patience)
+            parts = ray.get([each.history.remote() for each in servers], timeout=patience)
+        except ray.exceptions.ActorDiedError as error:
+            why = "a server has died, and does not come back: need checkpoint=, or more restarts"
+            raise ChildProcessError(f"{name}: {why} ({str(error).splitlines()[0]})") from error
         finally:
-            ended(ray, actors)
-            if crew:
-                crew.end()
+            ended(ray, [*servers, *workers])
     return _trained(name, problem, rules, params, parts)
 
 
@@ -222,7 +218,7 @@ def _about(name: str, problem: Problem, rules: Rules, key: jax.Array, p: int) ->
     }
 
 
-_NOTHING = News(0, 0, True, 0.0)  # of a server without a checkpoint
+_NOTHING = News(0, 0, True)  # of a server without a checkpoint
 
 
 def _restored(ray: Any, servers: list[Any], patience: float) -> list[News]:
@@ -237,46 +233,17 @@ def _restored(ray: Any, servers: list[Any], patience: float) -> list[News]:
         raise error.cause from error
 
 
-def _run(ray: Any, name: str, servers: list[Any], crew: Crew, eras: list[int], patience: float) -> None:
+def _run(ray: Any, name: str, servers: list[Any], crew: Crew, patience: float) -> None:
     """Until all servers have enough."""
     crew.start(patience)
-    _tell(ray, servers, crew, patience)
     ray.get([server.begin.remote() for server in servers], timeout=patience)
     waiting = Patience(patience)
     while crew.runs:
-        gone = crew.look()
-        found = [_news(ray, name, p, server, patience) for p, server in enumerate(servers)]
-        if all(news is not None and not news.finite for news in found):
+        crew.look()
+        found = ray.get([server.news.remote(crew.lives) for server in servers], timeout=patience)
+        if not any(news.finite for news in found):
             return
-        now = [era if news is None else news.era for era, news in zip(eras, found, strict=True)]
-        if gone or now != eras:
-            eras = now
-            _tell(ray, servers, crew, patience)
-        waiting.need([news and (news.era, news.version) for news in found], f"{name}: no update")
-
-
-def _tell(ray: Any, servers: list[Any], crew: Crew, patience: float) -> None:
-    """The servers who is there."""
-    for server in servers:
-        try:
-            ray.get(server.expect.remote(crew.there, crew.lives), timeout=patience)
-        except ray.exceptions.ActorUnavailableError:  # it will be told in its next life
-            continue
-
-
-def _news(ray: Any, name: str, p: int, server: Any, patience: float) -> News | None:
-    """Of a server; None while it is on its way back.
-
-    Raises:
-        ChildProcessError: it will not come back.
-    """
-    try:
-        return ray.get(server.news.remote(), timeout=patience)
-    except ray.exceptions.ActorUnavailableError:
-        return None
-    except ray.exceptions.ActorDiedError as error:
-        why = f"server {p} has died, and does not come back: need checkpoint=, or more restarts"
-        raise ChildProcessError(f"{name}: {why} ({str(error).splitlines()[0]})") from error
+        waiting.need([(news.era, news.version) for news in found], f"{name}: no update")
 
 
 def _trained(name: str, problem: Problem, rules: Rules, params: Params, parts: list[Any]) -> Trained:
