@@ -77,7 +77,7 @@ COLLECTIVES = {
     ),
     "collective-permute": Collective(_shift, lambda N: 1.0, lambda N: Cost(1.0, 1.0), "l + r"),
 }
-"""All-reduce: round a ring. All-gather and all-to-all: the two halves of a round of N servers. Permute: every worker to the next on a ring."""
+"""All-reduce: round a ring. All-gather, all-to-all: the two halves of a round of N servers. Permute: every worker to the next on a ring."""
 
 Times = dict[str, dict[float, np.ndarray]]  # seconds of every repeat, by collective and bytes
 
