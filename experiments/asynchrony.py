@@ -78,7 +78,7 @@ class Args:
 
 
 class Method(NamedTuple):
-    """How it is made, and how many updates it makes while everybody computes one gradient."""
+    """How a method is made, and how many updates it makes while every worker computes one gradient."""
 
     build: Callable[[optax.GradientTransformation], dsgd.Algorithm]
     updates: int

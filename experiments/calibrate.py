@@ -114,7 +114,7 @@ def parse(shape: str, period: float) -> links.Rate:
 
 
 def over_processes(args: Args, rate: links.Rate | None, count: int, function: Any, free: tuple[int, ...] = ()) -> list[Any]:
-    """In so many processes, with links of this rate where there is one; nothing is left of either after it."""
+    """Calls the function in so many processes, over links of this rate if it is given; removes both afterwards."""
     if rate is None:
         return dsgd.loopback(count, function, timeout=math.inf)
     return links.shaped(count, function, rate, free=free, timeout=math.inf)

@@ -40,10 +40,10 @@ class Args:
     model: Literal["logistic", "mlp", "cnn", "resnet-18", "language-model"] = "logistic"
     """What is trained."""
     data: str | None = None
-    """digits (the default), breast-cancer, files of --data-dir (mnist, a9a); of a language model docstrings (likewise), grammar, path."""
+    """digits (the default), breast-cancer, files of --data-dir (mnist, a9a); of a language model docstrings (default), grammar, path."""
     data_dir: commands.DataDir = None
     partition: str | None = None
-    """Who gets which samples: iid, by-label (if nothing is said) or dirichlet; for the language model blocks (likewise) or files."""
+    """Which worker gets which samples: iid, by-label (the default) or dirichlet; for the language model blocks (the default) or files."""
     alpha: commands.Positive = 0.5
     """Concentration of the dirichlet partition: small is heterogeneous."""
     workers: commands.Count = 16

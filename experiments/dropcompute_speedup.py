@@ -132,15 +132,15 @@ def run(setting: Setting, of: Sampled, workers: int) -> tuple[Measured, Measured
 
 def figure_3(setting: Setting, outcomes: Outcomes, workers: int) -> Figure:
     """Of normal micro-batches, and of B.1's."""
-    shown: dict[str, tuple[Curves, np.ndarray, np.ndarray]] = {}
+    lines: dict[str, tuple[Curves, np.ndarray, np.ndarray]] = {}
     for name, of in {"(a) normal micro-batches": outcomes["13b"], "(b) B.1's delays": outcomes[B1]}.items():
         thresholds = np.linspace(0.5, 1.5, 101) * of.sums.mean
         curves = simulated.over_thresholds(setting, of.draw, workers, thresholds)
         like = (of.noise.mean, of.noise.std, setting.micro_batches, workers, setting.communication)
         analytical = dropcompute.expected_speedup(thresholds, *like, stop=setting.stop, approximate=True)
         given = dropcompute.expected_speedup(thresholds, *like, stop=setting.stop, step_time=float(curves.without.mean()))
-        shown[name] = (curves, analytical, given)
-    return panels.figure_3(setting, shown, outcomes[B1].found[workers], workers)
+        lines[name] = (curves, analytical, given)
+    return panels.figure_3(setting, lines, outcomes[B1].found[workers], workers)
 
 
 def natural_cluster(setting: Setting) -> tuple[dict[str, dict[str, np.ndarray]], np.ndarray]:

@@ -57,7 +57,7 @@ class Args:
     """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see `problems.load`), for logistic regression."""
     data_dir: commands.DataDir = None
     batch_size: commands.Count = 16
-    """Samples that each worker draws in a round; the partition is drawn again until everybody has as many."""
+    """Samples that each worker draws in a round; the partition is drawn again until every worker has as many."""
     l2: commands.NotNegative = 1e-4
     """Weight of the squared norm, on random batches."""
     learning_rates: tuple[commands.Positive, ...] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -113,12 +113,12 @@ def for_d2(W: dsgd.Topology) -> dsgd.Topology:
 
 
 def make_problem(args: Args, alpha: float, l2: float) -> dsgd.Problem:
-    """On the first partition that leaves everybody enough samples for a batch."""
+    """On the first partition that leaves every worker enough samples for a batch."""
     labels = problems.load(args.data, args.data_dir).train_targets
     for seed in range(args.seed, args.seed + 10_000):
         try:
             parts = problems.split(labels, args.workers, "dirichlet", alpha=alpha, seed=seed)
-        except ValueError:  # somebody has nothing
+        except ValueError:  # a worker has nothing
             continue
         if min(map(len, parts)) >= args.batch_size:
             shared = {"batch_size": args.batch_size, "seed": seed, "data_dir": args.data_dir}
@@ -192,7 +192,7 @@ def draw(
     panels[2].set(xlabel="rounds", ylabel="|f'(mean x)|²", yscale="log", title=f"{step}\nalpha = {worst:g}")
     figures.legend(sheet, panels[2], columns=len(METHODS))
     bands = f"{statistics.errors('bands on the left', args.seeds)}, on one partition"
-    figures.title(sheet, f"{args.data}, {args.workers} workers, {graph.name}; {bands}, which leaves everybody {args.batch_size} samples")
+    figures.title(sheet, f"{args.data}, {args.workers} workers, {graph.name}; {bands}, which leaves every worker {args.batch_size} samples")
     return sheet
 
 

@@ -141,7 +141,7 @@ def asynchronous(args: Args, compute: Sequence[Fraction], end: Fraction) -> Pane
 def staleness(passages: Sequence[Passage], server: int, end: Fraction) -> list[int]:
     """Of each update until the end: how many others were made since the server began to send the model that its gradient is of."""
     updates = sorted((p for p in passages if p.message.receiver == server and p.arrived <= end), key=lambda p: p.arrived)
-    ages = list(range(len(updates)))  # at first everybody has the first model
+    ages = list(range(len(updates)))  # at first all workers have the first model
     for t, update in enumerate(updates):
         for model in (passages[i] for i in update.message.after):
             own = passages[model.message.after[0]]
@@ -199,7 +199,7 @@ def tabulate(args: Args, costs: Sequence[Row]) -> Table:
         "The survey prints 14, 9 and 1.55 for 1.3 and 1.4, where l = 1.5 and r = 5.\n"
         "For the ring and N servers it prints 2N l + 2r with N + 1 workers,\n"
         f"that is {shown(2 * (N - 1) * latency + 2 * transfer)} with {N}: too much by 2r/N = {shown(2 * transfer / N)}.\n"
-        "4.2: from one update to the next, where nobody computes.\n"
+        "4.2: from one update to the next, where no worker computes.\n"
     )
     caption += f"≠: {wrong} differ from their closed form." if wrong else "Closed forms of both conventions are exactly what is simulated."
     headings = ("fig.", "messages", "blocking is", "value", "blocking\nsimulated", "pipelined\nsimulated")

@@ -69,7 +69,7 @@ class Args:
 
 
 def main(args: Args) -> None:
-    problems.load(args.data, args.data_dir)  # what is missing is told at once
+    problems.load(args.data, args.data_dir)  # a missing file is reported at once
     by_N = {N: graphs(N, args.seed) for N in args.workers}
     commands.begin(args)
     rings = [topologies.ring(n) for n in RINGS]
@@ -238,7 +238,7 @@ def draw(args: Args, N: int, of_N: list[dsgd.Topology], histories: dict[str, dic
 
 
 def curves(row: Iterable[Axes], runs: dict[str, dict[str, np.ndarray]], what: str) -> None:
-    """Loss, or consensus distance, against each of the costs. The start, where everybody agrees, has no logarithm."""
+    """Loss, or consensus distance, against each of the costs. The start, where all models agree, has no logarithm."""
     shown = {name: history for name, history in runs.items() if what == "loss" or history[what].max() > 1e-9}
     for axes, (label, cost) in zip(row, statistics.COSTS.items(), strict=True):
         lines = {name: (cost(history)[1:], history[what][:, 1:]) for name, history in shown.items()}

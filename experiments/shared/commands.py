@@ -115,13 +115,13 @@ def program(kind: type) -> str | None:
 
 def launch(main: Callable[[Any], Any], args: Any, machines: Machines | None = None) -> None:
     """Runs a script: what the user got wrong is one line and status 2, an interruption one line and status 130, another process that was
-    lost one line and status 75: the same command goes on from the last checkpoint, where there is one.
+    lost one line and status 75: the same command goes on from the last checkpoint, if there is one.
 
-    Programs that other runs have compiled are at hand, where there is a flag `cache`.
+    Programs that other runs have compiled are found, if there is a flag `cache`.
 
     Args:
         main: of the script. It writes what it has when it is interrupted.
-        args: its arguments, with `out`; with the numbers of the cluster in its file, where there is a flag `cluster`.
+        args: its arguments, with `out`; with the numbers of the cluster in its file, if there is a flag `cluster`.
         machines: where this process stands among others; None: it is alone, whatever started it.
     """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
@@ -162,7 +162,7 @@ def at_home(args: Any) -> Any:
 
 
 def on_cluster(args: Any) -> Any:
-    """The arguments with the numbers of the file `cluster`, where there is one; else they as they are.
+    """Returns the arguments with the numbers of the file `cluster`, if there is one; otherwise the arguments as they are.
 
     Raises:
         ValueError: no cluster in the file; a number that is given twice, there and by its flag.
@@ -192,7 +192,7 @@ def _end(words: str, status: int, error: BaseException) -> None:
 
 @contextmanager
 def _silent(args: Any) -> Iterator[Any]:
-    """Arguments with which a script computes as in process 0, but for nobody to see: nothing is printed, and files are soon gone."""
+    """Arguments with which a script computes as in process 0, but prints nothing, and writes to a temporary folder."""
     sys.stdout.flush()
     kept = os.dup(1)
     unseen = {"progress": False} if hasattr(args, "progress") else {}
@@ -235,7 +235,7 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def begin(args: Any) -> None:
-    """Makes the folder of results, and writes there what is run, and on what; before the work, so that what cannot be is told at once.
+    """Makes the folder of results, and writes there what is run, and on what; before the work, so that a mistake is reported at once.
 
     Args:
         args: a script's arguments.
@@ -274,7 +274,7 @@ def finish(args: Any, sheets: Mapping[str, Figure], made: Mapping[str, Table]) -
     Args:
         args: a command's arguments.
         sheets: figures by the name of their file.
-        made: tables likewise.
+        made: tables by the name of their file.
     """
     screen = tables.console()
     for name, sheet in sheets.items():

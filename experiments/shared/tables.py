@@ -24,7 +24,7 @@ SPECIAL = re.compile(r"([\\*|<`])")  # in Markdown
 
 
 def console() -> Console:
-    """The terminal; 80 columns where there is none."""
+    """The terminal; 80 columns if the output goes elsewhere."""
     return Console(width=None if os.environ.get("COLUMNS") or Console().is_terminal else 80)
 
 

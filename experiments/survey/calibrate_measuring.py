@@ -77,7 +77,7 @@ COLLECTIVES = {
     ),
     "collective-permute": Collective(_shift, lambda N: 1.0, lambda N: Cost(1.0, 1.0), "l + r"),
 }
-"""All-reduce: round a ring. All-gather and all-to-all: the two halves of a round of N servers. Permute: everybody to the next on a ring."""
+"""All-reduce: round a ring. All-gather, all-to-all: the two halves of a round of N servers. Permute: every worker to the next on a ring."""
 
 Times = dict[str, dict[float, np.ndarray]]  # seconds of every repeat, by collective and bytes
 
@@ -254,7 +254,7 @@ def measure_rounds(work: Tasks, repeats: int, longest: float) -> Rounds:
         repeats, longest: as of `timed`.
     """
     N = jax.process_count()
-    everybody = nodes.mesh("calibrate", N)
+    mesh = nodes.mesh("calibrate", N)
     found: Rounds = {}
     for width, (own, whole) in work.networks.items():
         leaves = jax.tree.leaves(jax.eval_shape(own.init, jax.random.key(0)))
@@ -266,7 +266,7 @@ def measure_rounds(work: Tasks, repeats: int, longest: float) -> Rounds:
                 arrays = _arrays(method.compressor, d)
                 mine = break_even.codec_seconds(method.compressor, N, d, max(FEWEST, repeats // 3))
                 codec = max(0.0, float(nodes.gathered([[mine]]).mean()))
-            bits, seconds = _round(method, whole, everybody, repeats, longest)
+            bits, seconds = _round(method, whole, mesh, repeats, longest)
             found[name, width] = Parts(d, one, codec, bits, arrays, seconds)
     return found
 

@@ -97,7 +97,7 @@ def switch(times: Mapping[str, Mapping[float, np.ndarray]], costs: Mapping[str, 
 
     Args:
         times: seconds of every repeat, by collective and bytes of the vector; each of at least two sizes.
-        costs: likewise.
+        costs: by collective.
         seed: of the bootstrap.
 
     Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import os
 import platform
@@ -19,56 +20,12 @@ import pytest
 import scripts
 
 import dsgd
-from experiments import (
-    asynchrony,
-    availability,
-    calibrate,
-    cannikin_optperf,
-    cannikin_processes,
-    cannikin_training,
-    compare,
-    complexity_table,
-    compression,
-    convergence_rates,
-    dropcompute_processes,
-    dropcompute_speedup,
-    dropcompute_training,
-    heterogeneity,
-    kimad_deep,
-    kimad_quadratic,
-    kimad_variability,
-    real_asynchrony,
-    stragglers,
-    switch_timelines,
-    topology,
-)
+from experiments import cannikin_optperf, compare, topology
 from experiments.benchmark import compression as throughput
 from experiments.benchmark import mixing, peers, rounds, start
-from experiments.shared import commands, tuning
+from experiments.shared import catalogue, commands, tuning
 
-SCRIPTS = (
-    asynchrony,
-    availability,
-    calibrate,
-    cannikin_optperf,
-    cannikin_processes,
-    cannikin_training,
-    compare,
-    complexity_table,
-    compression,
-    convergence_rates,
-    dropcompute_processes,
-    dropcompute_speedup,
-    dropcompute_training,
-    heterogeneity,
-    kimad_deep,
-    kimad_quadratic,
-    kimad_variability,
-    real_asynchrony,
-    stragglers,
-    switch_timelines,
-    topology,
-)
+SCRIPTS = [importlib.import_module(f"experiments.{name}") for name in catalogue.COMMANDS if name != "benchmark"]
 BENCHMARKS = (throughput, mixing, peers, rounds, start)
 
 
