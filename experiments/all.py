@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dsgd import records
-from experiments.shared import catalogue, commands, common, page
+from experiments.shared import catalogue, commands, page, tables
 
 LIMITS = {True: 900.0, False: 6 * 3600.0}  # seconds that one experiment may take, quick or not
 LAST_WORDS = 60.0  # seconds that one has to write what it has when it is to end
@@ -48,7 +48,7 @@ def main(args: Args) -> None:
     if unknown := set(args.only) - set(known):
         raise ValueError(f"--only {' '.join(sorted(unknown))}: need some of {', '.join(known)}")
     outcomes: list[page.Outcome] = []
-    screen = common.console()
+    screen = tables.console()
     for name in args.only or known:
         outcome = run(args, name)
         outcomes.append(outcome)
@@ -68,7 +68,7 @@ def run(args: Args, name: str) -> page.Outcome:
     """One experiment, from its start to its end, which may be a bad one."""
     kind = "quick" if args.quick else "docs" if args.docs else ""
     flags = catalogue.COMMANDS[name].quick if args.quick else ""
-    experiment, *words = shlex.split(catalogue.DOCUMENTED[name].command if args.docs else f"{name} {flags}")
+    experiment, *words = shlex.split(catalogue.DOCUMENTED[name] if args.docs else f"{name} {flags}")
     folder = args.out / kind / name
     command = ["-m", f"experiments.{experiment}", *words, "--out", str(folder)]
     path = os.pathsep.join([str(Path.cwd()), *filter(None, sys.path)])

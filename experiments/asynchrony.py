@@ -26,7 +26,7 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import clusters, plots, problems, records
-from experiments.shared import commands, common, figures, resuming, tables
+from experiments.shared import commands, figures, resuming, statistics, tables, tuning
 
 CLUSTERS = ("equal workers", "stragglers")
 FULL = 0.99  # of the highest rate: the server is saturated
@@ -95,8 +95,7 @@ class Saturation(NamedTuple):
 def main(args: Args) -> None:
     if not 0 <= args.slow < args.workers:
         raise ValueError(f"slow = {args.slow} of {args.workers} workers: need at least 0, and one that is not slow")
-    shared = {"batch_size": args.batch_size, "seed": args.seed, "data_dir": args.data_dir}
-    problem = problems.logistic_regression(args.data, args.workers, args.partition, **shared)
+    problem = tuning.logistic_regression(args, args.workers, args.partition)
     compute = {where: computing(args, where) for where in CLUSTERS}
     ports = clusters.constant(args.bandwidth)
     chosen = methods(args)
@@ -104,10 +103,10 @@ def main(args: Args) -> None:
     for method in chosen.values():  # what is wrong is refused before the first run
         dsgd.exchanges(method.build(optax.sgd(1.0)), problem, cluster=on[CLUSTERS[0]])
     commands.begin(args)
-    tuned: dict[str, dict[str, common.Tuned]] = {where: {} for where in CLUSTERS}
+    tuned: dict[str, dict[str, tuning.Tuned]] = {where: {} for where in CLUSTERS}
     histories: dict[str, dict[str, np.ndarray]] = {}
     with commands.kept(records.write_histories, args.out / "history.csv", histories):
-        for where, name in common.bar([(where, name) for where in CLUSTERS for name in chosen], "training", args.progress):
+        for where, name in tables.bar([(where, name) for where in CLUSTERS for name in chosen], "training", args.progress):
             one = tuned[where][name] = train(args, problem, on[where], name, chosen[name])
             histories[f"{where}: {name}"] = one.history
     bits = 32 * sum(leaf.size for leaf in jax.tree.leaves(problem.init(jax.random.key(0))))
@@ -144,18 +143,13 @@ def methods(args: Args) -> dict[str, Method]:
     return {name: known[name] for name in args.methods}
 
 
-def train(args: Args, problem: dsgd.Problem, cluster: clusters.Cluster, name: str, method: Method) -> common.Tuned:
+def train(args: Args, problem: dsgd.Problem, cluster: clusters.Cluster, name: str, method: Method) -> tuning.Tuned:
     """The method at its best step size."""
-    best = common.tune(
-        lambda learning_rate: method.build(optax.sgd(learning_rate)),
-        problem,
-        args.learning_rates,
-        steps=args.rounds * method.updates,
-        seeds=args.seeds,
-        seed=args.seed,
-        progress=False,
-        cluster=cluster,
-    )
+
+    def build(learning_rate):
+        return method.build(optax.sgd(learning_rate))
+
+    best = tuning.tune(args, build, problem, steps=args.rounds * method.updates, cluster=cluster)
     if best is None:
         raise ValueError(f"{name} diverged at every step size of {args.learning_rates}: need smaller ones")
     return best
@@ -185,7 +179,7 @@ def measure_saturation(args: Args, bits: int) -> Saturation:
     shares = (0.125, 0.25, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2, 2.5)
     numbers = sorted({1, math.floor(point), math.ceil(point), *(max(1, round(point * share)) for share in shares)})
     rows = []
-    for N in common.bar(numbers, "saturating", args.progress):
+    for N in tables.bar(numbers, "saturating", args.progress):
         found = timed(args, Method(algorithms.asynchronous_sgd, N), N, clusters.constant(args.compute), bits, gradients=40)
         # Whole laps: where the server is not saturated, its workers come in bursts.
         rows.append((N, 20 * N / (found["clock"][-1] - found["clock"][20 * N - 1]), found["staleness"][20 * N :].mean()))
@@ -203,17 +197,17 @@ def knee_of(full: Saturation) -> int:
     return int(full.workers[np.flatnonzero(full.rate >= FULL * full.rate.max())[0]])
 
 
-def tabulate(args: Args, where: str, tuned: dict[str, common.Tuned], stale: dict[str, np.ndarray], target: float) -> Table:
+def tabulate(args: Args, where: str, tuned: dict[str, tuning.Tuned], stale: dict[str, np.ndarray], target: float) -> Table:
     """Cost to the target, one row a method."""
-    title = f"{where}: to loss {target:.2g} on {args.workers} workers, {common.runs(args.seeds)}"
+    title = f"{where}: to loss {target:.2g} on {args.workers} workers, {statistics.runs(args.seeds)}"
     signs = "*: at an edge of the grid of step sizes. -: not reached."
     headings = ("method", "step", "updates", "seconds", "updates/s", "staleness", "max")
     table = tables.table(title, headings, f"{signs}\nstaleness: mean and largest, in updates, of a run of its own.")
     for name, (learning_rate, history) in tuned.items():
-        updates, _, seconds = common.cost_to(history, target)
+        updates, _, seconds = statistics.cost_to(history, target)
         rate = history["step"][-1] / history["clock"][:, -1].mean()
         late = [f"{stale[name].mean():.1f}", f"{stale[name].max():.0f}"] if name in stale else ["0", "0"]
-        table.add_row(name, common.step_size(learning_rate, args.learning_rates), updates, seconds, f"{rate:,.0f}", *late)
+        table.add_row(name, statistics.step_size(learning_rate, args.learning_rates), updates, seconds, f"{rate:,.0f}", *late)
     return table
 
 
@@ -230,7 +224,7 @@ def tabulate_saturation(args: Args, full: Saturation, bits: int) -> Table:
 
 def draw(
     args: Args,
-    tuned: dict[str, dict[str, common.Tuned]],
+    tuned: dict[str, dict[str, tuning.Tuned]],
     stale: dict[str, dict[str, np.ndarray]],
     full: Saturation,
     bits: int,
@@ -249,7 +243,7 @@ def draw(
     figures.legend(above, rows[0, 0], columns=4)
     draw_saturation(plots.panels(below, 2, sharey=False), full, saturation_point(args, bits))
     switch = f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s, gradients of {args.compute * 1e3:g} ms"
-    bands = f"{common.errors('bands', args.seeds)}; grey: target"
+    bands = f"{statistics.errors('bands', args.seeds)}; grey: target"
     slower = f"stragglers: {args.slow} of {args.workers} workers are {args.factor:g} times slower"
     slower += f"; drop slowest {args.backups}; bounded by {args.bound}"
     figures.title(sheet, f"logistic regression, {args.data} ({args.partition}), {args.workers} workers; {switch}; {slower}; {bands}")

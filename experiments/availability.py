@@ -22,8 +22,8 @@ from rich.table import Table
 import algorithms
 import dsgd
 import topologies
-from dsgd import clusters, plots, problems, records
-from experiments.shared import commands, common, figures, tables
+from dsgd import clusters, plots, records
+from experiments.shared import commands, figures, statistics, tables, tuning
 
 WHAT = {"present": "workers present", "delivered": "messages delivered"}
 SLACK = 1.5  # the target: the highest loss that a method ends at where most is there, times this
@@ -88,9 +88,7 @@ def main(args: Args) -> None:
     for share in args.shares:
         if not 0 < share <= 1:
             raise ValueError(f"--shares {share:g}: need parts of all, above 0 and at most 1")
-    problem = problems.logistic_regression(
-        args.data, args.workers, args.partition, batch_size=args.batch_size, seed=args.seed, data_dir=args.data_dir
-    )
+    problem = tuning.logistic_regression(args, args.workers, args.partition)
     methods = build(args)
     cases = [Case(name, what, share) for what in WHAT for share in sorted(args.shares, reverse=True) for name in methods]
     by_case = {case: make_cluster(args, case) for case in cases}
@@ -126,7 +124,7 @@ def make_cluster(args: Args, case: Case) -> clusters.Cluster:
         some["present_for"] = args.period if case.method in ("local-sgd", "scaffold") else 1
     elif case.share < 1:
         some["delivered"] = clusters.bernoulli(case.share, 1.0)
-    return common.equal_workers(args.compute * args.batch_size, args.bandwidth, args.latency, args.delay, **some)
+    return tuning.equal_workers(args.compute * args.batch_size, args.bandwidth, args.latency, args.delay, **some)
 
 
 def train(
@@ -136,12 +134,11 @@ def train(
     by_case: dict[Case, clusters.Cluster],
 ) -> Iterator[tuple[Case, dict[str, np.ndarray]]]:
     """Case by case, the history at the best step size; without those that diverged at every one."""
-    options: dict[str, Any] = {"steps": args.steps, "seeds": args.seeds, "seed": args.seed, "progress": False}
-    done: dict[tuple[str, str], common.Tuned | None] = {}  # where all are there, all arrives
-    for case in common.bar(list(by_case), "availability", args.progress):
+    done: dict[tuple[str, str], tuning.Tuned | None] = {}  # where all are there, all arrives
+    for case in tables.bar(list(by_case), "availability", args.progress):
         cluster = by_case[case]
         if (case.method, cluster.name) not in done:
-            done[case.method, cluster.name] = common.tune(methods[case.method], problem, args.learning_rates, cluster=cluster, **options)
+            done[case.method, cluster.name] = tuning.tune(args, methods[case.method], problem, cluster=cluster)
         if tuned := done[case.method, cluster.name]:
             yield case, {name: values for name, values in tuned.with_step_size.items() if name != "present"}  # the same columns for all
 
@@ -156,10 +153,10 @@ def losses(args: Args, histories: dict[Case, dict[str, np.ndarray]]) -> Table:
     """Where each method ends."""
 
     def cell(history: dict[str, np.ndarray]) -> str:
-        edge = common.edge(history["learning_rate"][0, 0], args.learning_rates)
+        edge = statistics.edge(history["learning_rate"][0, 0], args.learning_rates)
         return f"{edge}{dsgd.tail_mean(history['loss']).mean():.3g}"
 
-    what = f"{args.data}, {args.partition}, {args.workers} workers, {common.runs(args.seeds)}"
+    what = f"{args.data}, {args.partition}, {args.workers} workers, {statistics.runs(args.seeds)}"
     title = f"{what}:\nloss over the last tenth of {args.steps:,} rounds"
     return tabulate(histories, cell, title, "*: the best step size is at an edge of the grid. -: diverged.")
 
@@ -168,7 +165,7 @@ def seconds(args: Args, histories: dict[Case, dict[str, np.ndarray]]) -> Table:
     """How long each takes to the target."""
     goal = target(histories)
     caption = f"-: not reached. Target: {SLACK:g} times the highest loss\nthat a method ends at in the first row."
-    return tabulate(histories, lambda history: common.cost_to(history, goal)[-1], f"seconds to loss {goal:.3g}", caption)
+    return tabulate(histories, lambda history: statistics.cost_to(history, goal)[-1], f"seconds to loss {goal:.3g}", caption)
 
 
 def tabulate(histories: dict[Case, dict[str, np.ndarray]], cell: Callable[[dict[str, np.ndarray]], str], title: str, caption: str) -> Table:
@@ -194,14 +191,14 @@ def draw(args: Args, histories: dict[Case, dict[str, np.ndarray]]) -> Figure:
         for label, row in zip(COSTS, rows, strict=True):
             for name, axes in zip(methods, row, strict=True):
                 shown = {share: histories[case] for share in shares if (case := Case(name, what, share)) in histories}
-                lines = {f"{share:.0%}": (common.COSTS[label](history), history["loss"]) for share, history in shown.items()}
+                lines = {f"{share:.0%}": (statistics.COSTS[label](history), history["loss"]) for share, history in shown.items()}
                 figures.losses(axes, lines, xlabel=label)
             row[0].set_ylabel(f"share of {words}:\nloss f(mean x)")
     for name, axes in zip(methods, panels[0, 0], strict=True):
         axes.set_title(name)
     figures.legend(sheet, panels[0, 0, 0], columns=len(shares))
     what = f"{args.data}, {args.partition}, {args.workers} workers, each share at its best step size"
-    figures.title(sheet, f"{what}; {common.errors('bands', args.seeds)}")
+    figures.title(sheet, f"{what}; {statistics.errors('bands', args.seeds)}")
     return sheet
 
 

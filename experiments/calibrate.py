@@ -24,7 +24,7 @@ from dsgd import clusters, records
 from dsgd.machines import links
 from experiments.kimad import links as kimad_links
 from experiments.kimad.links import Setting
-from experiments.shared import commands, common
+from experiments.shared import commands, tables
 from experiments.survey import calibrate_measuring as measuring
 from experiments.survey import calibrate_results as results
 from experiments.survey import calibrate_switch as switch
@@ -122,7 +122,7 @@ def over_processes(args: Args, rate: links.Rate | None, count: int, function: An
 
 def calibrate(args: Args, rate: links.Rate | None) -> None:
     """Collectives and rounds."""
-    screen = common.console()
+    screen = tables.console()
     waiting = screen.status(f"{args.processes} processes: collectives, and rounds of {len(measuring.METHODS)} methods")
     work = measuring.tasks(args.widths, args.processes, args.batch_size)
     function = partial(measuring.measure_all, work, args.sizes, args.repeats, args.longest)
@@ -174,7 +174,7 @@ def train(args: Args, rate: links.Rate) -> None:
     setting = Setting(
         args.processes, args.width, args.batch_size, args.ratios, args.round_times, args.learning_rates, args.seconds, args.seed
     )
-    screen, problem = common.console(), kimad_links.task(setting)
+    screen, problem = tables.console(), kimad_links.task(setting)
     seconds = len(kimad_links.methods(setting)) * len(args.learning_rates) * args.seconds
     waiting = screen.status(f"a server and {args.processes} workers, {seconds:.0f} s of training")
     with waiting if args.progress else nullcontext():

@@ -21,7 +21,7 @@ from algorithms import cannikin, minibatch_sgd
 from dsgd import problems, records
 from experiments.cannikin import devices, driving, optperf_results
 from experiments.cannikin.driving import Noise, Overhead, Settled
-from experiments.shared import commands, common
+from experiments.shared import commands, tables
 
 CLUSTER, WORKLOAD, TOTAL = "A", "ResNet-50", 128  # of figure 9
 DIMENSION = 6  # of the problem that it trains
@@ -74,7 +74,7 @@ def main(args: Args) -> None:
     found: Found = {}
     with commands.kept(write, args.out / "batch_time.csv", found):
         cases = [(cluster, workload) for cluster in devices.CLUSTERS for workload in devices.WORKLOADS]
-        for cluster, workload in common.bar(cases, "figure 10", args.progress):
+        for cluster, workload in tables.bar(cases, "figure 10", args.progress):
             totals = devices.batches(cluster, workload, args.totals)
             found[cluster, workload] = driving.over_totals(devices.make_model(cluster, workload), totals)
     epochs = figure_9(args)

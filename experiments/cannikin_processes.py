@@ -29,7 +29,7 @@ from algorithms import cannikin
 from algorithms.cannikin.parts import equal_parts, whole
 from dsgd import plots, problems, records
 from experiments.cannikin import competitors
-from experiments.shared import commands, common, figures, intervals, tables
+from experiments.shared import commands, figures, statistics, tables
 
 WARM = 1  # epoch of equal parts that does not count: the first rounds of processes take longer than all later ones
 LEARNED = 2  # epochs from which the first model is learned: of equal parts, and of equation 8's
@@ -69,7 +69,7 @@ class Args:
 def main(args: Args) -> None:
     check(args)
     commands.begin(args)
-    screen = common.console()
+    screen = tables.console()
     waiting = screen.status(f"{len(args.competitors)} processes, {WARM + LEARNED + args.passes * (len(args.shares) + 2)} epochs")
     with waiting if args.progress else nullcontext():
         trials = train(args)
@@ -266,7 +266,7 @@ def tabulate(args: Args, judged: list[Judged]) -> Table:
     for each in judged:
         errors = (f"{100 * error:+.1f}" for error in each.errors())
         cells = [f"{1e3 * each.first:.1f}", next(errors), f"{1e3 * each.others:.1f}", next(errors)]
-        table.add_row(" + ".join(map(str, each.batches)), intervals.within(1e3 * each.measured, 1), *cells)
+        table.add_row(" + ".join(map(str, each.batches)), statistics.within(1e3 * each.measured, 1), *cells)
     sizes = np.abs([each.errors() for each in judged])
     table.add_section()
     for words, numbers in (("mean |error|", sizes.mean(axis=0)), ("largest", sizes.max(axis=0))):
@@ -282,10 +282,10 @@ def tabulate_gain(trials: list[Trial], judged: list[Judged]) -> Table:
     for name in ("equal parts", "OptPerf"):
         if name in of:
             words = f"{name}, {' + '.join(map(str, of[name].batches))}, ms"
-            table.add_row(words, f"{1e3 * of[name].first:.1f}", intervals.within(1e3 * of[name].measured, 1))
+            table.add_row(words, f"{1e3 * of[name].first:.1f}", statistics.within(1e3 * of[name].measured, 1))
     if len(of.keys() & {"equal parts", "OptPerf"}) == 2:
         equal, best = of["equal parts"], of["OptPerf"]
-        measured = intervals.within(100 * (1 - best.measured / equal.measured), 1)
+        measured = statistics.within(100 * (1 - best.measured / equal.measured), 1)
         table.add_row("less time, %", f"{100 * (1 - best.first / equal.first):.1f}", measured)
     return table
 
@@ -337,7 +337,7 @@ def draw_splits(args: Args, axes: Axes, trials: list[Trial], judged: list[Judged
         colour = {"equal parts": plots.COLOURS[1], "OptPerf": plots.COLOURS[2]}.get(name, plots.COLOURS[0])
         at, values = 100 * each.batches[0] / args.total, 1e3 * each.measured
         axes.plot(np.full(len(values), at), values, ".", color=colour, markersize=4, alpha=0.5)
-        half = intervals.half_interval(values)
+        half = statistics.half_interval(values)
         axes.errorbar(at, values.mean(), half if np.isfinite(half) else 0, fmt="o", color=colour, capsize=3, label=name or None)
     axes.set(
         xlabel="share of the first process, %",

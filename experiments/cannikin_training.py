@@ -21,7 +21,7 @@ from algorithms import cannikin
 from dsgd import problems, records
 from experiments.cannikin import devices, race, race_results
 from experiments.cannikin.race import SYSTEMS, Runs, Setting
-from experiments.shared import commands, common
+from experiments.shared import commands, tables
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def main(args: Args) -> None:
             found[name] = setting, {system: [] for system in SYSTEMS}
             train(args, name, *found[name])
     for setting, runs in found.values():
-        common.console().print("\n".join(f"- {note}" for note in race_results.notes(setting, runs)), highlight=False)
+        tables.console().print("\n".join(f"- {note}" for note in race_results.notes(setting, runs)), highlight=False)
     shown = {name: race_results.tabulate(setting, args.cluster, runs) for name, (setting, runs) in found.items()}
     commands.finish(args, {"figure": race_results.draw(args.cluster, found)}, shown)
 
@@ -94,7 +94,7 @@ def setting_of(args: Args, name: race.Name) -> Setting:
 def train(args: Args, name: str, setting: Setting, runs: Runs) -> None:
     """All systems and seeds, one after the other; a seed's start is the same for all systems."""
     keys = jax.random.split(jax.random.key(args.seed), args.seeds)
-    for system, i in common.bar([(system, i) for i in range(args.seeds) for system in SYSTEMS], name, args.progress):
+    for system, i in tables.bar([(system, i) for i in range(args.seeds) for system in SYSTEMS], name, args.progress):
         runs[system].append(race.race(setting, system, epochs=args.epochs, key=keys[i]))
 
 

@@ -24,7 +24,7 @@ from rich.table import Table
 import algorithms
 import dsgd
 from dsgd import clusters, plots, problems, records
-from experiments.shared import commands, common, figures, tables
+from experiments.shared import commands, figures, statistics, tables, tuning
 
 METHODS = ("mb-sgd", "local-sgd", "asgd", "csgd", "ec-sgd", "dsgd", "exact-diffusion", "choco-sgd")  # a few of each family
 BLUE, RED, GREEN = plots.COLOURS[:3]
@@ -82,7 +82,7 @@ def main(args: Args) -> None:
     problem, cluster = make_problem(args), make_cluster(args)
     names = {name: algorithms.make(name, optax.sgd(1.0), args.workers).name for name in args.methods}  # what is wrong is refused now
     commands.begin(args)
-    outcomes: dict[str, common.Tuned] = {}
+    outcomes: dict[str, tuning.Tuned] = {}
     histories: dict[str, dict[str, np.ndarray]] = {}
     with commands.kept(records.write_histories, args.out / "history.csv", histories):
         for name in args.methods:
@@ -93,7 +93,7 @@ def main(args: Args) -> None:
         raise ValueError(f"every method diverged at every step size of {args.learning_rates}; need smaller ones")
     target = args.target if args.target is not None else default_target(histories)
     commands.finish(args, {"figure": draw(args, problem, histories, target)}, {"costs": tabulate(args, problem, outcomes, target)})
-    common.console().print("\n".join(f"{name}: {names[name]}" for name in outcomes), highlight=False)
+    tables.console().print("\n".join(f"{name}: {names[name]}" for name in outcomes), highlight=False)
 
 
 def make_problem(args: Args) -> dsgd.Problem:
@@ -111,22 +111,17 @@ def make_problem(args: Args) -> dsgd.Problem:
 
 def make_cluster(args: Args) -> clusters.Cluster:
     """Equal workers on the survey's switch, with random delays if there are any."""
-    return common.equal_workers(args.compute * args.batch_size, args.bandwidth, args.latency, args.delay)
+    return tuning.equal_workers(args.compute * args.batch_size, args.bandwidth, args.latency, args.delay)
 
 
-def tune(args: Args, problem: dsgd.Problem, cluster: clusters.Cluster, name: str) -> common.Tuned | None:
+def tune(args: Args, problem: dsgd.Problem, cluster: clusters.Cluster, name: str) -> tuning.Tuned | None:
     """At its best step size; None where every one diverged."""
-    return common.tune(
-        lambda learning_rate: algorithms.make(name, optax.sgd(learning_rate), args.workers),
-        problem,
-        args.learning_rates,
-        steps=args.steps,
-        seeds=args.seeds,
-        seed=args.seed,
-        progress=args.progress,
-        cluster=cluster,
-        records=20 if args.model == "language-model" else 200,
-    )
+    records = 20 if args.model == "language-model" else 200
+
+    def build(learning_rate):
+        return algorithms.make(name, optax.sgd(learning_rate), args.workers)
+
+    return tuning.tune(args, build, problem, cluster=cluster, progress=args.progress, records=records)
 
 
 def default_target(histories: dict[str, dict[str, np.ndarray]]) -> float:
@@ -144,10 +139,10 @@ def _rounded_up(loss: float) -> float:
     return math.ceil(loss / unit) * unit
 
 
-def tabulate(args: Args, problem: dsgd.Problem, outcomes: dict[str, common.Tuned], target: float) -> Table:
+def tabulate(args: Args, problem: dsgd.Problem, outcomes: dict[str, tuning.Tuned], target: float) -> Table:
     """Cost to the target, and how good the model is on held-out data at the end, one row a method."""
     what = f"{problem.name}: to loss {target:.2g} on {args.workers} workers,"
-    switch = f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, {common.runs(args.seeds)}"
+    switch = f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, {statistics.runs(args.seeds)}"
     quality = "bits per byte" if args.model == "language-model" else "test accuracy"
     caption = "*: at an edge of the grid. Mbit: sent and received per worker.\nsgd, asgd: a round is one gradient. -: not reached."
     caption += f"\n{quality.capitalize()}: mean ± standard error over seeds." * (args.seeds > 1)
@@ -155,23 +150,23 @@ def tabulate(args: Args, problem: dsgd.Problem, outcomes: dict[str, common.Tuned
         caption += f"\nLeft out, since every step size diverged: {', '.join(left_out)}."
     table = tables.table(f"{what}\n{switch}", ("method", "step size", "rounds", "Mbit", "seconds", quality), caption)
     for name, (learning_rate, history) in outcomes.items():
-        step = common.step_size(learning_rate, args.learning_rates)
-        table.add_row(name, step, *common.cost_to(history, target), held_out(history))
+        step = statistics.step_size(learning_rate, args.learning_rates)
+        table.add_row(name, step, *statistics.cost_to(history, target), held_out(history))
     return table
 
 
 def held_out(history: dict[str, np.ndarray]) -> str:
     """Of the last record: the test accuracy, or what a byte costs."""
     if "test_bits_per_byte" in history:
-        return common.with_error(history["test_bits_per_byte"][:, -1], digits=2)
-    return f"{common.with_error(100 * history['test_accuracy'][:, -1])} %"
+        return statistics.with_error(history["test_bits_per_byte"][:, -1], digits=2)
+    return f"{statistics.with_error(100 * history['test_accuracy'][:, -1])} %"
 
 
 def draw(args: Args, problem: dsgd.Problem, histories: dict[str, dict[str, np.ndarray]], target: float) -> Figure:
     """Loss against rounds, bits and seconds, in the colours of the families; no wider than a page shows it."""
     sheet, panels = plots.figure(3, width=3.0, height=4.2)
     families = {name: family(name, args.workers) for name in histories}
-    for axes, (label, cost) in zip(panels, common.COSTS.items(), strict=True):
+    for axes, (label, cost) in zip(panels, statistics.COSTS.items(), strict=True):
         axes.set(xlabel=label.replace(" sent and received", ""), xscale="log", yscale="log")
         axes.axhline(target, color="0.4", linewidth=0.8)
         for name, history in histories.items():
@@ -187,7 +182,7 @@ def draw(args: Args, problem: dsgd.Problem, histories: dict[str, dict[str, np.nd
     handles = [Line2D([], [], color=FAMILIES[name], linewidth=2.5, label=name) for name in dict.fromkeys(families.values())]
     sheet.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
     switch = f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s"
-    figures.title(sheet, f"{problem.name}, {args.workers} workers, {common.runs(args.seeds)}\n{switch}; grey line: target {target:.2g}")
+    figures.title(sheet, f"{problem.name}, {args.workers} workers, {statistics.runs(args.seeds)}\n{switch}; grey line: target {target:.2g}")
     return sheet
 
 

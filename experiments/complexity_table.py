@@ -26,7 +26,7 @@ from rich.table import Table
 
 import topologies
 from dsgd import plots, problems, records
-from experiments.shared import commands, common, figures, tables
+from experiments.shared import commands, figures, tables
 from experiments.survey import complexity_communication as communication
 from experiments.survey import theorems
 from experiments.survey.theorems import Method
@@ -90,12 +90,12 @@ def main(args: Args) -> None:
     measured: dict[str, list[int]] = {}
     columns, found = ("method", "epsilon", "predicted", "measured", "ratio"), []
     with commands.kept_rows(args.out / "iterations.csv", columns, found):
-        for method in common.bar(methods, "iterations", args.progress):
+        for method in tables.bar(methods, "iterations", args.progress):
             measured[method.name] = least_steps(method, args.epsilons)
             found += rows(args, predicted, {method.name: measured[method.name]})
     link = communication.Link(args.latency, args.bandwidth)
     registered = list(communication.REGISTERED)
-    costs = {name: communication.cost(name, WORKERS, args.dimension, link) for name in common.bar(registered, "messages", args.progress)}
+    costs = {name: communication.cost(name, WORKERS, args.dimension, link) for name in tables.bar(registered, "messages", args.progress)}
     records.write_rows(
         args.out / "communication.csv", ["method", *communication.Cost._fields], [[name, *cost] for name, cost in costs.items()]
     )

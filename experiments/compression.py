@@ -28,7 +28,7 @@ import dsgd
 from dsgd import compressors, plots, problems, records
 from dsgd.base import Compressor
 from dsgd.compressors.members import stated
-from experiments.shared import commands, common, figures, tables
+from experiments.shared import commands, figures, statistics, tables, tuning
 from experiments.survey import break_even
 
 QUANTIZED = compressors.random_quantization(4)
@@ -97,7 +97,7 @@ class Case(NamedTuple):
     memory: str
 
 
-Outcomes = dict[Case, common.Tuned | None]
+Outcomes = dict[Case, tuning.Tuned | None]
 Pays = dict[tuple[str, int], float]  # bits per second, by compressor and elements of the model
 
 
@@ -112,13 +112,13 @@ def main(args: Args) -> None:
     cases = [Case(*task, name, memory) for task in tasks for name in args.compressors for memory in MEMORIES]
     outcomes: Outcomes = {}
     with commands.kept(write_histories, args.out / "history.csv", outcomes):
-        for case in common.bar(cases, "training", args.progress):
+        for case in tables.bar(cases, "training", args.progress):
             outcomes[case] = tune(args, tasks[case.model, case.partition], case)
     sizes = {f"{model}\n{dimension(problem):,}": dimension(problem) for (model, _), problem in tasks.items()}
     sizes |= {f"d =\n{d:,}": d for d in args.sizes}
     pays = {
         (name, d): break_even.bandwidth(COMPRESSORS[name], args.workers, d)
-        for name in common.bar(args.compressors, "timing", args.progress)
+        for name in tables.bar(args.compressors, "timing", args.progress)
         for d in sizes.values()
     }
     rows = [(name, d, bandwidth) for (name, d), bandwidth in pays.items()]
@@ -142,14 +142,14 @@ def dimension(problem: dsgd.Problem) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(problem.init, jax.random.key(0))))
 
 
-def tune(args: Args, problem: dsgd.Problem, case: Case) -> common.Tuned | None:
+def tune(args: Args, problem: dsgd.Problem, case: Case) -> tuning.Tuned | None:
     """The case at its best step size; None where it diverged at every one."""
     part = -(-dimension(problem) // args.workers)
 
     def build(learning_rate):
         return method(COMPRESSORS[case.compressor], case.memory, optax.sgd(learning_rate), part)
 
-    return common.tune(build, problem, args.learning_rates, steps=args.steps, seeds=args.seeds, seed=args.seed, progress=False)
+    return tuning.tune(args, build, problem)
 
 
 def method(compressor: Compressor, memory: str, optimizer: optax.GradientTransformation, part: int) -> dsgd.Algorithm:
@@ -165,7 +165,7 @@ def scaled(compressor: Compressor, part: int) -> bool:
     return stated(compressor.delta, part) is None
 
 
-def final_loss(outcome: common.Tuned) -> tuple[float, float]:
+def final_loss(outcome: tuning.Tuned) -> tuple[float, float]:
     """Over the last tenth of the run: mean over seeds, and its standard error."""
     middle, error = dsgd.mean_and_error(dsgd.tail_mean(outcome.history["loss"]))
     return float(middle), float(error)
@@ -181,7 +181,8 @@ def tabulate(args: Args, outcomes: Outcomes, task: tuple[str, str], problem: dsg
     d = dimension(problem)
     part = -(-d // args.workers)
     title = (
-        f"{problem.name}, d = {d:,}, {args.workers} workers:\nloss over the last tenth of {args.steps} rounds, {common.runs(args.seeds)}"
+        f"{problem.name}, d = {d:,}, {args.workers} workers:\nloss over the last tenth of {args.steps} rounds, "
+        f"{statistics.runs(args.seeds)}"
     )
     caption = "ratio: of a plain round's bits to these. pays <: at less bandwidth, without memory.\n"
     caption += "†: scaled by 1/(1 + omega). *: at an edge of the step sizes. -: diverged."
@@ -195,11 +196,11 @@ def tabulate(args: Args, outcomes: Outcomes, task: tuple[str, str], problem: dsg
     return table
 
 
-def cell(args: Args, outcome: common.Tuned | None, is_scaled: bool) -> str:
+def cell(args: Args, outcome: tuning.Tuned | None, is_scaled: bool) -> str:
     """The final loss with its marks."""
     if outcome is None:
         return "-"
-    return f"{final_loss(outcome)[0]:.3f}" + "†" * is_scaled + common.edge(outcome.learning_rate, args.learning_rates)
+    return f"{final_loss(outcome)[0]:.3f}" + "†" * is_scaled + statistics.edge(outcome.learning_rate, args.learning_rates)
 
 
 def draw_losses(args: Args, outcomes: Outcomes, tasks: list[tuple[str, str]], parts: dict[str, int]) -> Figure:
@@ -241,7 +242,7 @@ def draw_losses(args: Args, outcomes: Outcomes, tasks: list[tuple[str, str]], pa
     ]
     sheet.legend(handles=handles, loc="outside lower center", ncols=len(kinds) if len(tasks) > 3 else 3, frameon=False)
     claim = "The survey: unbiased compressors work without memory, biased ones need it (sections 3.2, 3.3)"
-    setting = f"{args.data}, {args.workers} workers, {args.steps} rounds; {common.errors('bars', args.seeds)}"
+    setting = f"{args.data}, {args.workers} workers, {args.steps} rounds; {statistics.errors('bars', args.seeds)}"
     figures.title(sheet, f"{claim}\n{setting}")
     return sheet
 
@@ -256,15 +257,15 @@ def draw_curves(args: Args, outcomes: Outcomes, task: tuple[str, str]) -> Figure
             figures.losses(axes, lines, title=memory, xlabel=xlabel, xscale=scale)
         row[0].set_ylabel("loss f(x)")
     figures.legend(sheet, panels[0], columns=4)
-    figures.title(sheet, f"{', '.join(task)}: {args.workers} workers; {common.errors('bands', args.seeds)}")
+    figures.title(sheet, f"{', '.join(task)}: {args.workers} workers; {statistics.errors('bands', args.seeds)}")
     return sheet
 
 
-def curve(outcome: common.Tuned | None, what: str) -> tuple[np.ndarray, np.ndarray]:
+def curve(outcome: tuning.Tuned | None, what: str) -> tuple[np.ndarray, np.ndarray]:
     """Rounds or megabits, and loss; nothing to be seen of what diverged."""
     if outcome is None:
         return np.array([1.0]), np.array([[np.nan]])
-    return common.COSTS[what](outcome.history), outcome.history["loss"]
+    return statistics.COSTS[what](outcome.history), outcome.history["loss"]
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from rich.table import Table
 
 import dsgd
 from dsgd import plots, records
-from experiments.shared import commands, common, tables
+from experiments.shared import commands, tables
 from experiments.survey.convergence_terms import Budget, Term, everything
 from experiments.survey.theorems import MARKERS, METHODS
 
@@ -95,7 +95,7 @@ def main(args: Args) -> None:
     work = everything(Budget(**{name: getattr(args, name) for name in names}))
     terms: list[Term] = []
     with commands.kept(write_terms, args.out / "rates.csv", terms):
-        for measure in common.bar(work, "convergence rates", args.progress):
+        for measure in tables.bar(work, "convergence rates", args.progress):
             terms.append(measure())  # noqa: PERF401 - an interrupted run keeps what it has
     slopes = [describe(term, args.seed) for term in terms]
     records.write_rows(args.out / "slopes.csv", list(slopes[0]), [list(row.values()) for row in slopes])

@@ -28,7 +28,7 @@ import dsgd
 from algorithms import dropcompute
 from dsgd import plots, problems, records
 from experiments.dropcompute.noises import ALPHA, MOST
-from experiments.shared import commands, common, figures, intervals, tables
+from experiments.shared import commands, figures, statistics, tables
 
 TRIAL = 6  # steps in which a micro-batch is timed; the first does not count
 History = dict[str, np.ndarray]
@@ -67,7 +67,7 @@ class Args:
 def main(args: Args) -> None:
     check(args)
     commands.begin(args)
-    screen = common.console()
+    screen = tables.console()
     waiting = screen.status(f"{args.processes} processes, {args.steps} steps without, and {args.steps} with DropCompute")
     with waiting if args.progress else nullcontext():
         pair = dsgd.loopback(args.processes, partial(_train_twice, args), timeout=math.inf)[0]
@@ -152,7 +152,7 @@ def judge(args: Args, pair: Pair) -> dict[str, Found]:
     dropped = pair.with_threshold["dropped"][after]
     measured = {"without": without, "with": with_it, "dropped": dropped, "speedup": (1 - dropped) * without / with_it}
     return {
-        name: Found(planned[name], hindsight[name], float(values.mean()), intervals.half_interval(values))
+        name: Found(planned[name], hindsight[name], float(values.mean()), statistics.half_interval(values))
         for name, values in measured.items()
     }
 
@@ -186,7 +186,7 @@ def race(args: Args, pair: Pair) -> Race:
     runs = pair.histories().values()
     smooth, clocks = [smoothed(run["loss"], args.steps) for run in runs], [np.cumsum(run["seconds"]) for run in runs]
     target, end = max(loss[-1] for loss in smooth), min(clock[-1] for clock in clocks)
-    at = [common.first_reaching(loss[None], target) or 0 for loss in smooth]
+    at = [statistics.first_reaching(loss[None], target) or 0 for loss in smooth]
     seen = [int(np.searchsorted(clock, end, side="right")) - 1 for clock in clocks]
     return Race(
         float(target),

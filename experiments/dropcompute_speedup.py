@@ -23,7 +23,7 @@ from experiments.dropcompute import exact, noises, simulated, speedup_tables
 from experiments.dropcompute import speedup_figures as panels
 from experiments.dropcompute.noises import Noise
 from experiments.dropcompute.simulated import Curves, Measured, Sampled, Setting
-from experiments.shared import commands, common
+from experiments.shared import commands, tables
 
 MICRO_BATCHES = 12  # of B.1 and C.3
 FURTHER = (512, 1024, 2048)  # workers, by theory alone
@@ -87,7 +87,7 @@ def main(args: Args) -> None:
     commands.begin(args)
     outcomes: Outcomes = {}
     with commands.kept(write, args.out / "scale.csv", outcomes):
-        for name, (noise, exactly) in common.bar(list(todo.items()), "dropcompute_speedup", args.progress):
+        for name, (noise, exactly) in tables.bar(list(todo.items()), "dropcompute_speedup", args.progress):
             counts = sorted({*args.worker_counts, args.run_workers if name == B1 else one_N.workers})
             draw = noises.drawing(noise.seconds, 2 * args.iterations, counts[-1], MICRO_BATCHES)
             outcomes[name] = Sampled(noise, exactly, draw, simulated.measured(setting, draw, counts))

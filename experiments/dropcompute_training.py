@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from dsgd import plots, problems, records
 from experiments.dropcompute import convergence, corrections, local_sgd, quality
 from experiments.dropcompute.training import ACCURACY, BITS, COMPENSATED, LAMB, SGD, Histories, Setting
-from experiments.shared import commands, common, figures
+from experiments.shared import commands, figures, statistics, tables
 
 
 class Usual(NamedTuple):
@@ -104,7 +104,7 @@ def main(args: Args) -> None:
     with commands.kept(records.write_histories, args.out / "history.csv", found):
         for name, history in train(args, setting):
             found[name] = history
-    common.console().print("\n".join(f"- {note}" for note in notes(args, setting, found)), highlight=False)
+    tables.console().print("\n".join(f"- {note}" for note in notes(args, setting, found)), highlight=False)
     sheets = {"training": draw(args, setting, found)}
     shown = {
         "convergence": convergence.table(setting, found, args.rounds, args.communications),
@@ -190,7 +190,7 @@ def draw(args: Args, setting: Setting, histories: Histories) -> Figure:
     convergence.draw(losses, seconds, setting, histories, args.communications)
     quality.draw(table, setting, histories, args.drop_rates)
     what = f"{setting.name}, {setting.problem.workers} workers x {setting.micro_batches} micro-batches, {LAMB}"
-    figures.title(sheet, f"{what}; {common.errors('bands', setting.seeds)}; grey lines: losses compared")
+    figures.title(sheet, f"{what}; {statistics.errors('bands', setting.seeds)}; grey lines: losses compared")
     return sheet
 
 

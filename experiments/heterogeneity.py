@@ -23,7 +23,7 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import plots, problems, records
-from experiments.shared import commands, common, figures, resuming, tables
+from experiments.shared import commands, figures, resuming, statistics, tables, tuning
 
 Build = Callable[[Any, dsgd.Topology], dsgd.Algorithm]
 
@@ -87,16 +87,16 @@ def main(args: Args) -> None:
     by_alpha = {alpha: make_problem(args, alpha, args.l2) for alpha in args.alphas}
     convex = {alpha: make_problem(args, alpha, args.exact_l2) for alpha in args.alphas}
     commands.begin(args)
-    tuned: dict[tuple[float, str], common.Tuned | None] = {}
+    tuned: dict[tuple[float, str], tuning.Tuned | None] = {}
     exact: dict[tuple[float, str], dict[str, np.ndarray]] = {}
     with commands.kept(write_tuned, args.out / "history.csv", tuned), commands.kept(write_exact, args.out / "exact.csv", exact):
-        for alpha, name in common.bar(work, "heterogeneity", args.progress):
+        for alpha, name in tables.bar(work, "heterogeneity", args.progress):
             tuned[alpha, name] = tune(args, by_alpha[alpha], METHODS[name], graph)
             exact[alpha, name] = without_noise(args, convex[alpha], METHODS[name], graph)
     losses = {key: dsgd.tail_mean(value.history["loss"]) if value else np.full(args.seeds, np.nan) for key, value in tuned.items()}
     slopes = {key: history["grad_sqnorm"][:, -1] for key, history in exact.items()}
     what = f"{args.data} on {graph.name}"
-    random = f"random batches, best step size, l2 = {args.l2:g}, {common.runs(args.seeds)}"
+    random = f"random batches, best step size, l2 = {args.l2:g}, {statistics.runs(args.seeds)}"
     settled = f"exact gradients, step size {args.exact_learning_rate:g}, l2 = {args.exact_l2:g}"
     shown = {
         "losses": tabulate(args, losses, f"{what}:\nloss over the last tenth of {args.steps:,} rounds", random),
@@ -126,20 +126,12 @@ def make_problem(args: Args, alpha: float, l2: float) -> dsgd.Problem:
     raise ValueError(f"alpha = {alpha}: none of 10,000 partitions gives {args.workers} workers {args.batch_size} samples each; need fewer")
 
 
-def tune(args: Args, problem: dsgd.Problem, build: Build, graph: dsgd.Topology) -> common.Tuned | None:
+def tune(args: Args, problem: dsgd.Problem, build: Build, graph: dsgd.Topology) -> tuning.Tuned | None:
     """On random batches, at the best step size; None where every one diverged."""
-    return common.tune(
-        lambda learning_rate: build(learning_rate, graph),
-        problem,
-        args.learning_rates,
-        steps=args.steps,
-        seeds=args.seeds,
-        seed=args.seed,
-        progress=False,
-    )
+    return tuning.tune(args, lambda learning_rate: build(learning_rate, graph), problem)
 
 
-def write_tuned(path: Path, tuned: dict[tuple[float, str], common.Tuned | None]) -> None:
+def write_tuned(path: Path, tuned: dict[tuple[float, str], tuning.Tuned | None]) -> None:
     """Histories with a column that says which step size was chosen."""
     records.write_histories(path, {f"{name}, {alpha:g}": one.with_step_size for (alpha, name), one in tuned.items() if one})
 
@@ -157,7 +149,7 @@ def without_noise(args: Args, problem: dsgd.Problem, build: Build, graph: dsgd.T
         return method.query(state, round)._replace(exact=True)
 
     record_every = max(1, args.exact_steps // 200)
-    mesh = common.devices_for(args.workers)
+    mesh = tuning.devices_for(args.workers)
     return resuming.run(
         method._replace(query=query),
         problem,
@@ -199,7 +191,7 @@ def draw(
     panels[1].set(ylabel="|f'(mean x)|²", title=f"{step}\nafter {args.exact_steps:,} rounds")
     panels[2].set(xlabel="rounds", ylabel="|f'(mean x)|²", yscale="log", title=f"{step}\nalpha = {worst:g}")
     figures.legend(sheet, panels[2], columns=len(METHODS))
-    bands = f"{common.errors('bands on the left', args.seeds)}, on one partition"
+    bands = f"{statistics.errors('bands on the left', args.seeds)}, on one partition"
     figures.title(sheet, f"{args.data}, {args.workers} workers, {graph.name}; {bands}, which leaves everybody {args.batch_size} samples")
     return sheet
 

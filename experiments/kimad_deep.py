@@ -22,7 +22,7 @@ from dsgd import problems, records
 from dsgd.problems.finite_sum import right
 from experiments.kimad import deep_results
 from experiments.kimad.deep_runs import RESNET_18, WARM_UP, Case, Setting, across_layers, across_times, among_5, make_cluster, told
-from experiments.shared import commands, common
+from experiments.shared import commands, tables
 
 
 class Usual(NamedTuple):
@@ -91,7 +91,7 @@ def main(args: Args) -> None:
         for case, history in train(args, setting, others):
             histories[case] = found[case.name] = history
     notes = deep_results.notes(setting, histories, args.shown)
-    common.console().print("\n".join(f"- {note}" for note in notes), highlight=False)
+    tables.console().print("\n".join(f"- {note}" for note in notes), highlight=False)
     shown = {
         "steps": deep_results.steps(setting, histories),
         "messages": deep_results.messages(setting, histories),

@@ -29,7 +29,7 @@ import dsgd
 from dsgd import clusters, plots, records
 from experiments.kimad import quadratics
 from experiments.kimad.quadratics import DIMENSION, ELEMENT, Best
-from experiments.shared import commands, common, figures, tables
+from experiments.shared import commands, figures, statistics, tables
 
 GD, EF21, KIMAD, ORACLE = METHODS = ("GD", "best EF21", "Kimad", "Kimad, oracle")
 REGIMES = {  # and what the paper says of Kimad there
@@ -100,7 +100,7 @@ def main(args: Args) -> None:
     commands.begin(args)
     outcomes: Outcomes = {}
     with commands.kept(partial(write, args), args.out, outcomes):
-        for case in common.bar(cases, "kimad_quadratic", args.progress):
+        for case in tables.bar(cases, "kimad_quadratic", args.progress):
             if best := race(args, case, tasks, by_regime[case.regime]):
                 outcomes[case] = best
     if not outcomes:
@@ -177,7 +177,7 @@ def losses(args: Args, outcomes: Outcomes) -> Table:
 def time_of(args: Args, best: Best) -> str:
     """Of the best rounds."""
     seconds = best.point["round_time"]
-    return f"{common.edge(seconds, args.round_times)}{seconds:g}"
+    return f"{statistics.edge(seconds, args.round_times)}{seconds:g}"
 
 
 def gains(args: Args, outcomes: Outcomes) -> Table:
@@ -229,7 +229,7 @@ def draw(args: Args, outcomes: Outcomes) -> Figure:
     others, more = panels[-1, 0].get_legend_handles_labels()
     sheet.legend(handles + others, labels + more, loc="outside lower center", ncols=len(labels) + len(more), frameon=False)
     setting = f"½ Σ a x², d = {DIMENSION}, one worker, {args.compute:g} s for a gradient, each method at its best"
-    figures.title(sheet, f"{setting}; {common.errors('bands', args.problems).replace('seeds', 'problems')}")
+    figures.title(sheet, f"{setting}; {statistics.errors('bands', args.problems).replace('seeds', 'problems')}")
     return sheet
 
 

@@ -24,7 +24,7 @@ from algorithms import kimad
 from dsgd import clusters, compressors, plots, records
 from experiments.kimad import quadratics
 from experiments.kimad.quadratics import DIMENSION, ELEMENT, Best
-from experiments.shared import commands, common, figures, tables
+from experiments.shared import commands, figures, tables
 
 BITS = range(1, 9)
 FAMILIES = {
@@ -93,7 +93,7 @@ def main(args: Args) -> None:
     commands.begin(args)
     outcomes: Outcomes = {}
     with commands.kept(write, args.out / "speedups.csv", outcomes):
-        for case in common.bar(cases, "kimad_variability", args.progress):
+        for case in tables.bar(cases, "kimad_variability", args.progress):
             if best := race(args, case, tasks, links[case.pattern]):
                 outcomes[case] = best
     if not outcomes:

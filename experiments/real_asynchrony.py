@@ -28,7 +28,7 @@ import dsgd
 import topologies
 from algorithms import on_ray
 from dsgd import plots, problems, records
-from experiments.shared import commands, common, figures, tables
+from experiments.shared import commands, figures, statistics, tables
 
 STILL = optax.sgd(1e-6)  # of what is simulated for its clock only: it is not to diverge where the real problem does not
 WARM = 0.1  # of the updates, at the start, whose staleness does not count: all have read the first model
@@ -99,7 +99,7 @@ def main(args: Args) -> None:
         found: dict[str, Measured] = {}
         with commands.kept(write, args.out, found):
             for name, method in chosen.items():
-                waiting = common.console().status(f"{name}, {args.workers} processes")
+                waiting = tables.console().status(f"{name}, {args.workers} processes")
                 with waiting if args.progress else nullcontext():
                     found[name] = measure(args, problem, method)
     commands.finish(args, {"figure": draw(args, found)}, {"methods": tabulate(args, found)})
@@ -202,7 +202,7 @@ def tabulate(args: Args, found: dict[str, Measured]) -> Table:
     )
     for name, one in found.items():
         history = one.trained.history
-        at = common.first_reaching(history["loss"][None], loss)
+        at = statistics.first_reaching(history["loss"][None], loss)
         seconds = "-" if at is None else f"{history['clock'][at]:.2f}"
         if not one.measured.size:
             table.add_row(name, seconds, f"{rate(one):.0f}", "-", "0", "-", "0", "-")

@@ -25,10 +25,10 @@ from rich.table import Table
 import algorithms
 import dsgd
 from algorithms import dropcompute
-from dsgd import clusters, network, plots, problems, records
+from dsgd import clusters, network, plots, records
 from experiments.dropcompute import local_sgd, noises
 from experiments.dropcompute.training import JUST_AFTER, MEASURED, latencies
-from experiments.shared import commands, common, figures, intervals, resuming, tables
+from experiments.shared import commands, figures, resuming, statistics, tables, tuning
 
 PILOT = 20  # rounds, in which every worker computes as many gradients, from which the seconds of one are taken
 RECORDS = 60  # of a run, about
@@ -98,7 +98,7 @@ class Method(NamedTuple):
     wasted: float | None = 0.0
 
 
-Histories = dict[str, dict[str, common.Tuned]]
+Histories = dict[str, dict[str, tuning.Tuned]]
 
 
 def main(args: Args) -> None:
@@ -114,7 +114,7 @@ def main(args: Args) -> None:
     with commands.kept(records.write_histories, args.out / "history.csv", histories):
         for where, cluster in on.items():
             horizon = args.rounds * pilot(args, cluster, both, chosen[where][WAITING])
-            for name, method in common.bar(list(chosen[where].items()), where, args.progress):
+            for name, method in tables.bar(list(chosen[where].items()), where, args.progress):
                 one = tuned[where][name] = train(args, cluster, both, name, method, horizon)
                 histories[f"{where}: {name}"] = one.history
     shown = {name: tabulate(args, where, chosen[where], tuned[where]) for where, name in zip(on, ("delays", "server"), strict=False)}
@@ -135,8 +135,7 @@ def stragglers(args: Args) -> dict[str, clusters.Cluster]:
 
 def problem(args: Args, whole: bool) -> dsgd.Problem:
     """On the same data, with batches of all samples of a gradient, or of a micro-batch."""
-    batch_size = args.batch_size * (args.micro_batches if whole else 1)
-    return problems.logistic_regression(args.data, args.workers, "iid", batch_size=batch_size, seed=args.seed, data_dir=args.data_dir)
+    return tuning.logistic_regression(args, args.workers, "iid", args.micro_batches if whole else 1)
 
 
 def methods(args: Args, cluster: clusters.Cluster, on: dsgd.Problem) -> dict[str, Method]:
@@ -174,11 +173,11 @@ def pilot(args: Args, cluster: clusters.Cluster, both: dict[bool, dsgd.Problem],
     """Seconds of one of its rounds, on average over a short run of steps of no length."""
     rounds = PILOT * method.updates
     run: dict[str, Any] = {"steps": rounds, "record_every": rounds, "key": jax.random.key(args.seed), "cluster": cluster}
-    history = resuming.run(method.build(optax.sgd(0.0)), both[method.whole], mesh=common.devices_for(args.workers), **run).history
+    history = resuming.run(method.build(optax.sgd(0.0)), both[method.whole], mesh=tuning.devices_for(args.workers), **run).history
     return float(history["clock"][-1]) / rounds
 
 
-def train(args: Args, cluster: clusters.Cluster, both: dict[bool, dsgd.Problem], name: str, method: Method, horizon: float) -> common.Tuned:
+def train(args: Args, cluster: clusters.Cluster, both: dict[bool, dsgd.Problem], name: str, method: Method, horizon: float) -> tuning.Tuned:
     """The method at its best step size, for so many seconds, about."""
     steps = math.ceil(horizon / pilot(args, cluster, both, method))
     sweep = resuming.sweep(
@@ -189,7 +188,7 @@ def train(args: Args, cluster: clusters.Cluster, both: dict[bool, dsgd.Problem],
         seeds=args.seeds,
         cluster=cluster,
         record_every=max(1, steps // RECORDS),
-        mesh=common.devices_for(args.workers),
+        mesh=tuning.devices_for(args.workers),
         learning_rate=args.learning_rates,
     )
     histories = [sweep.at((i,)) for i in range(len(args.learning_rates))]
@@ -198,7 +197,7 @@ def train(args: Args, cluster: clusters.Cluster, both: dict[bool, dsgd.Problem],
     # Of those that do not all get there, the smallest loss at the end.
     order = [(reached(history, args.target).mean(), np.nan_to_num(history["loss"][:, -1], nan=np.inf).mean()) for history in histories]
     best = min(range(len(order)), key=order.__getitem__)
-    return common.Tuned(args.learning_rates[best], histories[best])
+    return tuning.Tuned(args.learning_rates[best], histories[best])
 
 
 def reached(history: dict[str, np.ndarray], target: float) -> np.ndarray:
@@ -215,11 +214,11 @@ def reached(history: dict[str, np.ndarray], target: float) -> np.ndarray:
     return np.array(found)
 
 
-def tabulate(args: Args, where: str, chosen: dict[str, Method], tuned: dict[str, common.Tuned]) -> Table:
+def tabulate(args: Args, where: str, chosen: dict[str, Method], tuned: dict[str, tuning.Tuned]) -> Table:
     """One row a method."""
     sure = "mean ± half the 95 % interval over seeds" if args.seeds > 1 else "one seed"
     table = tables.table(
-        f"{where}: to loss {args.target:g} on {args.workers} workers, {common.runs(args.seeds)}",
+        f"{where}: to loss {args.target:g} on {args.workers} workers, {statistics.runs(args.seeds)}",
         ("method", "step", "s/update", "wasted", "seconds", "times as fast"),
         f"s/update: of all workers, or of one gradient where none waits.\nwasted: % of the work that never counts.\n{sure}.\n"
         "times as fast: as the synchronous one, seed by seed.\n*: at an edge of the grid of step sizes. -: not reached by all seeds.",
@@ -227,11 +226,13 @@ def tabulate(args: Args, where: str, chosen: dict[str, Method], tuned: dict[str,
     waiting = reached(tuned[WAITING].history, args.target)
     for name, (learning_rate, history) in tuned.items():
         seconds = reached(history, args.target)
-        costs = [intervals.within(seconds, 0), intervals.within(waiting / seconds)] if np.isfinite(seconds + waiting).all() else ["-", "-"]
+        costs = ["-", "-"]
+        if np.isfinite(seconds + waiting).all():
+            costs = [statistics.within(seconds, 0), statistics.within(waiting / seconds)]
         each = history["clock"][:, -1].mean() / history["step"][-1]
         known = chosen[name].wasted
         wasted = history["dropped"][:, 1:].mean() if known is None else known
-        table.add_row(name, common.step_size(learning_rate, args.learning_rates), f"{each:.2f}", f"{100 * wasted:.1f}", *costs)
+        table.add_row(name, statistics.step_size(learning_rate, args.learning_rates), f"{each:.2f}", f"{100 * wasted:.1f}", *costs)
     return table
 
 
@@ -245,7 +246,7 @@ def draw(args: Args, tuned: Histories) -> Figure:
     figures.legend(sheet, panels[0], columns=4)
     what = f"logistic regression, {args.data} (iid), {args.workers} workers x {args.micro_batches} micro-batches"
     how = f"{args.backups} backup workers; averaging every {args.period}; staleness up to {args.bound}"
-    figures.title(sheet, f"{what}; {how}; {common.errors('bands', args.seeds)}; grey: target")
+    figures.title(sheet, f"{what}; {how}; {statistics.errors('bands', args.seeds)}; grey: target")
     return sheet
 
 

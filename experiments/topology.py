@@ -28,7 +28,7 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import plots, problems, records, workers
-from experiments.shared import commands, common, figures, tables
+from experiments.shared import commands, figures, statistics, tables, tuning
 
 PARTITIONS = ("iid", "by-label")
 RINGS = (8, 16, 32, 64, 128, 256)
@@ -155,20 +155,14 @@ def decay(graph: dsgd.Topology, seed: int) -> float:
 
 def train(args: Args, N: int, partition: str, of_N: list[dsgd.Topology]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Graph by graph, its name and the history at the best step size; without those that diverged at every one."""
-    shared = {"batch_size": args.batch_size, "seed": args.seed, "data_dir": args.data_dir}
-    problem = problems.logistic_regression(args.data, N, partition, **shared)
-    cluster = common.equal_workers(args.batch_size * args.compute, args.bandwidth, args.latency)
-    for graph in common.bar(of_N, f"{N} workers, {partition}", args.progress):
-        tuned = common.tune(
-            lambda learning_rate, graph=graph: algorithms.decentralized_sgd(optax.sgd(learning_rate), graph),
-            problem,
-            args.learning_rates,
-            steps=args.steps,
-            seeds=args.seeds,
-            seed=args.seed,
-            progress=False,
-            cluster=cluster,
-        )
+    problem = tuning.logistic_regression(args, N, partition)
+    cluster = tuning.equal_workers(args.batch_size * args.compute, args.bandwidth, args.latency)
+    for graph in tables.bar(of_N, f"{N} workers, {partition}", args.progress):
+
+        def build(learning_rate, graph=graph):
+            return algorithms.decentralized_sgd(optax.sgd(learning_rate), graph)
+
+        tuned = tuning.tune(args, build, problem, cluster=cluster)
         if tuned:
             yield short(graph), tuned.with_step_size
         elif graph is of_N[-1]:  # the complete one, which sets the target
@@ -206,7 +200,7 @@ def ring_gaps(rings: list[dsgd.Topology], measured: dict[str, float]) -> Table:
 
 def tabulate(args: Args, N: int, partition: str, of_N: list[dsgd.Topology], runs: dict[str, dict[str, np.ndarray]]) -> Table:
     """Cost to the target, one row a graph."""
-    switch = f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, {common.runs(args.seeds)}"
+    switch = f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, {statistics.runs(args.seeds)}"
     caption = (
         "*: at an edge of the step sizes. -: not reached.\nMbit: sent and received per worker.\n"
         f"Target: {SLACK:g} times where the complete graph ends."
@@ -215,8 +209,8 @@ def tabulate(args: Args, N: int, partition: str, of_N: list[dsgd.Topology], runs
     table = tables.table(title, ("graph", "step size", "rounds", "Mbit", "seconds"), caption)
     for name in map(short, of_N):
         if name in runs:
-            step = common.step_size(float(runs[name]["learning_rate"][0, 0]), args.learning_rates)
-            table.add_row(name, step, *common.cost_to(runs[name], target(runs)))
+            step = statistics.step_size(float(runs[name]["learning_rate"][0, 0]), args.learning_rates)
+            table.add_row(name, step, *statistics.cost_to(runs[name], target(runs)))
         else:
             table.add_row(name, "diverged", *["-"] * 3)
     return table
@@ -235,18 +229,18 @@ def draw(args: Args, N: int, of_N: list[dsgd.Topology], histories: dict[str, dic
     for row, (partition, what) in zip(panels, itertools.product(PARTITIONS, ("loss", "consensus")), strict=True):
         curves(row, histories[partition], what)
         row[0].set_ylabel(f"{partition}: {'loss f(mean x)' if what == 'loss' else 'consensus distance'}")
-    for axes, label in zip(panels[-1], common.COSTS, strict=True):
+    for axes, label in zip(panels[-1], statistics.COSTS, strict=True):
         axes.set_xlabel(label)
     figures.legend(below, panels[0, 0], columns=6)
     switch = f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s"
-    figures.title(sheet, f"decentralized SGD, {args.data}, {N} workers, {switch}; {common.errors('bands', args.seeds)}; grey: target")
+    figures.title(sheet, f"decentralized SGD, {args.data}, {N} workers, {switch}; {statistics.errors('bands', args.seeds)}; grey: target")
     return sheet
 
 
 def curves(row: Iterable[Axes], runs: dict[str, dict[str, np.ndarray]], what: str) -> None:
     """Loss, or consensus distance, against each of the costs. The start, where everybody agrees, has no logarithm."""
     shown = {name: history for name, history in runs.items() if what == "loss" or history[what].max() > 1e-9}
-    for axes, (label, cost) in zip(row, common.COSTS.items(), strict=True):
+    for axes, (label, cost) in zip(row, statistics.COSTS.items(), strict=True):
         lines = {name: (cost(history)[1:], history[what][:, 1:]) for name, history in shown.items()}
         axes.set_xscale("linear" if label == "rounds" else "log")
         if what == "loss":

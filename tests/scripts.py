@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from experiments.shared import common
+from experiments.shared import tables
 
 TOPS = set("┏┃│└")  # of tables in a terminal
 
 
 def printed(main: Callable[[Any], object], args: Any) -> list[str]:
     """The lines that it prints."""
-    screen = common.console()
+    screen = tables.console()
     with pytest.MonkeyPatch.context() as patch, screen.capture() as captured:
-        patch.setattr(common, "console", lambda: screen)
+        patch.setattr(tables, "console", lambda: screen)
         main(args)
     return captured.get().splitlines()
 

@@ -30,7 +30,7 @@ from dsgd.barriers import stored
 from dsgd.workers import mixing as gossip
 from dsgd.workers import routes
 from experiments.benchmark import by_hand
-from experiments.shared import commands, common, tables
+from experiments.shared import commands, tables, timing
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,10 @@ def main(args: Args) -> None:
     commands.begin(args)
     graphs = [topologies.ring(args.workers), topologies.exponential(args.workers), topologies.random_regular(args.workers, 4)]
     x = jax.random.normal(jax.random.key(0), (args.workers, args.dimension))
-    programs = {"copy": common.program(lambda x: x * np.float32(1.5), x)}
+    programs = {"copy": timing.program(lambda x: x * np.float32(1.5), x)}
     for graph in graphs:
-        programs[f"{graph.name} dense"] = common.program(looped(dense(graph), ROUNDS), x)
-        programs[graph.name] = common.program(looped(mixing(graph), ROUNDS), x)
+        programs[f"{graph.name} dense"] = timing.program(looped(dense(graph), ROUNDS), x)
+        programs[graph.name] = timing.program(looped(mixing(graph), ROUNDS), x)
     taken = in_turn(programs, args.repeats)
     rows = [measured(graph, taken) for graph in graphs]
     sums = [(graph, [rows_over_product(graph, d, args.repeats) for d in args.dimensions]) for graph in graphs_of_all_degrees()]
@@ -84,7 +84,7 @@ def in_turn(programs: dict[str, Callable[[], object]], repeats: int) -> dict[str
     taken = {name: [] for name in programs}
     for _ in range(repeats):
         for name, run in programs.items():
-            taken[name].append(common.seconds(run))
+            taken[name].append(timing.seconds(run))
     return {name: np.array(values) for name, values in taken.items()}
 
 
@@ -108,7 +108,7 @@ def rows_over_product(graph: dsgd.Topology, d: int, repeats: int) -> float:
     programs = {}
     for name, rows in (("rows", True), ("product", False)):
         plan = routes.routes_of(graph, 1, rows)
-        programs[name] = common.program(lambda x, A, b, plan=plan: looped(partial(step_and_mix, plan, A, b), rounds)(x), x, A, b)
+        programs[name] = timing.program(lambda x, A, b, plan=plan: looped(partial(step_and_mix, plan, A, b), rounds)(x), x, A, b)
     taken = in_turn(programs, repeats)
     return float(np.median(taken["rows"] / taken["product"]))
 

@@ -30,7 +30,7 @@ from rich.table import Table
 from dsgd import plots, records
 from experiments.benchmark import environments, start, timing
 from experiments.benchmark.jobs import peers as jobs
-from experiments.shared import commands, common, tables
+from experiments.shared import commands, tables
 
 SAMPLES = 8  # of a worker
 MOST = 16_000_000  # elements of all models
@@ -140,11 +140,11 @@ def find(args: Args) -> dict[str, Path]:
         if name not in environments.PEERS:
             continue
         if environments.found(name, args.environments) is None:
-            common.console().print(f"Making an environment for {name} in {args.environments / name}", markup=False, soft_wrap=True)
+            tables.console().print(f"Making an environment for {name} in {args.environments / name}", markup=False, soft_wrap=True)
         try:
             found[name] = environments.made(name, args.environments)
         except environments.Unavailable as reason:
-            common.console().print(f"Left out: {reason}", markup=False, soft_wrap=True)
+            tables.console().print(f"Left out: {reason}", markup=False, soft_wrap=True)
     return found
 
 

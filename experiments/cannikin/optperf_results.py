@@ -10,7 +10,7 @@ from rich.table import Table
 import dsgd
 from dsgd import plots
 from experiments.cannikin.driving import Overhead, Settled
-from experiments.shared import common, figures, tables
+from experiments.shared import figures, statistics, tables
 
 CANNIKIN, LB_BSP, DDP, ADAPTED = "Cannikin", "LB-BSP", "DDP", "LB-BSP, adapted"
 LOOK = {name: (plots.COLOURS[i], plots.STYLES[i]) for i, name in enumerate((CANNIKIN, LB_BSP, DDP, ADAPTED))}
@@ -49,10 +49,10 @@ def summary(
         " at most: over total batches and workloads, of 5.3 over runs, too.",
     )
     table.add_row("figure 9: ResNet-50 on A, 128 samples")
-    table.add_row("  Cannikin's epoch when tuned", "3", common.with_error(tuned(epochs[CANNIKIN])))
-    table.add_row("  LB-BSP's epoch when tuned", "> 10", common.with_error(tuned(epochs[LB_BSP])))
+    table.add_row("  Cannikin's epoch when tuned", "3", statistics.with_error(tuned(epochs[CANNIKIN])))
+    table.add_row("  LB-BSP's epoch when tuned", "> 10", statistics.with_error(tuned(epochs[LB_BSP])))
     for name in (CANNIKIN, LB_BSP):
-        table.add_row(f"  {name}'s shortest batch / OptPerf", "-", common.with_error(epochs[name].min(axis=1) / optperf, 3))
+        table.add_row(f"  {name}'s shortest batch / OptPerf", "-", statistics.with_error(epochs[name].min(axis=1) / optperf, 3))
     table.add_section()
     for cluster, paper in (("A", ("-", "-")), ("B", ("18", "53")), ("C", ("-", "-"))):
         table.add_row(f"figure 10: cluster {cluster}, % less time, at most")
@@ -122,7 +122,7 @@ def figure_9(epochs: dict[str, np.ndarray], optperf: float, noise: float) -> Fig
     axes.legend(frameon=False)
     seeds = len(next(iter(epochs.values())))
     what = f"Figure 9: ResNet-50 on cluster A, 128 samples, noise {noise:g}"
-    figures.title(sheet, f"{what}; {common.errors('bars', seeds)}")
+    figures.title(sheet, f"{what}; {statistics.errors('bars', seeds)}")
     return sheet
 
 

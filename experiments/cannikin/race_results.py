@@ -12,7 +12,7 @@ from rich.table import Table
 from dsgd import plots
 from experiments.cannikin.devices import WORKLOADS
 from experiments.cannikin.race import ACCURACY, ADAPTDL, CANNIKIN, DDP, LB_BSP, SYSTEMS, Run, Runs, Setting
-from experiments.shared import common, figures, intervals, tables
+from experiments.shared import figures, statistics, tables
 
 # Section 5.2: what Cannikin saves of their seconds, in %, at most of all five tasks; of AdaptDL's, that is on CIFAR-10, by a ResNet-18.
 AT_MOST = {DDP: 85, LB_BSP: 82, ADAPTDL: 52}
@@ -34,7 +34,7 @@ def saved(runs: Runs, system: str) -> np.ndarray:
 
 def with_interval(values: np.ndarray, digits: int) -> str:
     """The mean of some seeds, and half of its 95 % interval where there are several."""
-    return intervals.within(values, digits) if len(values) else "-"
+    return statistics.within(values, digits) if len(values) else "-"
 
 
 def tabulate(setting: Setting, cluster: str, runs: Runs) -> Table:
@@ -42,7 +42,7 @@ def tabulate(setting: Setting, cluster: str, runs: Runs) -> Table:
     task, seeds = setting.task, len(runs[CANNIKIN])
     good = f"{100 * setting.target:g} % right" if task.quality == ACCURACY else f"{setting.target:g} bits per byte"
     table = tables.table(
-        f"seconds to {good}: {task.words}\ncluster {cluster}, times of {task.workload}, {common.runs(seeds)}",
+        f"seconds to {good}: {task.words}\ncluster {cluster}, times of {task.workload}, {statistics.runs(seeds)}",
         ("system", "reached", "seconds", "epochs", "batch", "of\nDDP", "saved\nours", "saved\npaper"),
         "reached: how many seeds reached it. batch: mean over epochs. of DDP:\n"
         "seconds, seed by seed. saved: by Cannikin of the system's seconds, in %;\n"
@@ -51,7 +51,7 @@ def tabulate(setting: Setting, cluster: str, runs: Runs) -> Table:
     for system, each in runs.items():
         found = seconds(each)
         reached = ~np.isnan(found)
-        small = max(np.nanmax(found, initial=0), np.nan_to_num(intervals.half_interval(found[reached]), posinf=0)) < 100
+        small = max(np.nanmax(found, initial=0), np.nan_to_num(statistics.half_interval(found[reached]), posinf=0)) < 100
         ratios = found / seconds(runs[DDP])
         paper = "52" if system == ADAPTDL and task.workload == "ResNet-18" else f"≤ {AT_MOST.get(system)}"
         table.add_row(
@@ -114,7 +114,7 @@ def draw(cluster: str, found: Mapping[str, tuple[Setting, Runs]]) -> Figure:
     figures.legend(sheet, panels[1], 4)
     seeds = len(next(iter(found.values()))[1][CANNIKIN])
     bars_are = "; bars: 95 % intervals" if seeds > 1 else ""
-    figures.title(sheet, f"Cluster {cluster}: a line for each of {common.runs(seeds)}, a point where the target is reached{bars_are}")
+    figures.title(sheet, f"Cluster {cluster}: a line for each of {statistics.runs(seeds)}, a point where the target is reached{bars_are}")
     return sheet
 
 
@@ -158,7 +158,7 @@ def draw_bars(axes: Axes, runs: Runs) -> None:
         ratios = ratios[~np.isnan(ratios)]
         if not len(ratios):
             continue
-        half = intervals.half_interval(ratios)
+        half = statistics.half_interval(ratios)
         axes.bar(i, ratios.mean(), color=COLOURS[system], yerr=half if np.isfinite(half) and half > 0 else None, capsize=4)
     axes.set_xticks(range(len(runs)), labels=list(runs))
     axes.set(ylabel="seconds to the target, of DDP's", ylim=(0, None))

@@ -14,7 +14,7 @@ from algorithms import dropcompute
 from algorithms.dropcompute.stopping import Stop
 from dsgd import plots
 from experiments.dropcompute.training import LAMB, Histories, Point, Setting, by_itself, delayed, latencies, signed
-from experiments.shared import common, tables
+from experiments.shared import statistics, tables
 
 PAPER = {"steps": 3.0, "time": 13.0}  # %: more, less
 RATIO = (1 - PAPER["time"] / 100) / (1 + PAPER["steps"] / 100)  # of the seconds of a step, by these
@@ -121,7 +121,7 @@ def gain(without: dict[str, np.ndarray], history: dict[str, np.ndarray], goal: f
 def table(setting: Setting, histories: Histories, measured: int, communications: Sequence[float]) -> Table:
     """What is said of figure 5, ours beside the paper's."""
     shown = tables.table(
-        f"{setting.name}, {setting.problem.workers} workers x {setting.micro_batches} micro-batches, {common.runs(setting.seeds)}:\n"
+        f"{setting.name}, {setting.problem.workers} workers x {setting.micro_batches} micro-batches, {statistics.runs(setting.seeds)}:\n"
         "DropCompute to the same loss, in % more than without",
         ("", "T^c", "drop", "step", "loss", "steps", "time", "planned"),
         "T^c: seconds of communication. drop: micro-batches, in %.\n"

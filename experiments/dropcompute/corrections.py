@@ -14,7 +14,7 @@ import algorithms
 import dsgd
 from dsgd import clusters, plots
 from experiments.dropcompute.training import Histories, Setting, falling, final, kept, options, signed
-from experiments.shared import common, figures, intervals, resuming, tables
+from experiments.shared import figures, resuming, statistics, tables
 
 CORRECTIONS = ("none", "constant", "stochastic")
 _LATE = clusters.Quantity(lambda key, clock, worker: jax.random.uniform(jax.random.fold_in(key, worker)), "uniform", False, steady=True)
@@ -58,7 +58,8 @@ def across_rates(setting: Setting, optimizer: str, rates: Sequence[float]) -> It
 def table(setting: Setting, histories: Histories, rates: Sequence[float]) -> Table:
     """One row a rate, a column for each correction: differences to the same without drops."""
     shown = tables.table(
-        f"{setting.name}, {setting.problem.workers} workers,\n{setting.steps} steps, {common.runs(setting.seeds)}: {setting.quality.words}",
+        f"{setting.name}, {setting.problem.workers} workers,\n{setting.steps} steps, "
+        f"{statistics.runs(setting.seeds)}: {setting.quality.words}",
         ("", "dropped", *CORRECTIONS),
         "0%: as it is. Others: minus that, ± half the\n95 % interval, paired over seeds. Batches are\ndropped as wholes.",
     )
@@ -69,7 +70,7 @@ def table(setting: Setting, histories: Histories, rates: Sequence[float]) -> Tab
             cells = []
             for correction in CORRECTIONS:
                 values, base = (final(setting, histories[named(optimizer, correction, each)]) for each in (rate, 0.0))
-                cells.append(signed(values - base, digits) if rate else intervals.within(base, digits))
+                cells.append(signed(values - base, digits) if rate else statistics.within(base, digits))
             shown.add_row("" if rate else optimizer, f"{100 * rate:g}%", *cells)
     return shown
 
@@ -90,5 +91,5 @@ def draw(setting: Setting, histories: Histories, rates: Sequence[float]) -> Figu
     panels[0].set_ylabel(setting.quality.words)
     panels[0].legend(title="correction", frameon=False, fontsize=9)
     what = f"{setting.name}, {setting.problem.workers} workers, {setting.steps} steps"
-    figures.title(sheet, f"Figures 10 and 11: {what}\ndashed: without drops; {common.errors('bands', setting.seeds)}")
+    figures.title(sheet, f"Figures 10 and 11: {what}\ndashed: without drops; {statistics.errors('bands', setting.seeds)}")
     return sheet

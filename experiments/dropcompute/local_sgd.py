@@ -17,7 +17,7 @@ import algorithms
 import dsgd
 from dsgd import clusters, plots
 from experiments.dropcompute.training import SGD, Histories, Setting, dropping, falling, final, kept, latencies, options, pick
-from experiments.shared import common, figures, resuming, tables
+from experiments.shared import figures, resuming, statistics, tables
 
 WAIT = 1.0  # seconds, of a straggler
 PERIODS_MEASURED = 400  # from which a threshold is taken
@@ -104,7 +104,7 @@ def table(setting: Setting, histories: Histories, both: Sequence[Stragglers], pe
     """One row a period."""
     shown = tables.table(
         f"local SGD, {setting.name}, {setting.problem.workers} workers,\n"
-        f"{setting.steps} local steps, {common.runs(setting.seeds)}:\ntimes as fast as synchronous training",
+        f"{setting.steps} local steps, {statistics.runs(setting.seeds)}:\ntimes as fast as synchronous training",
         ("H", *(f"{who}\n{what}" for who in ("uniform", "server") for what in ("exact", "LS", "+DC", "drop"))),
         "H: local steps from averaging to averaging.\nexact: of local SGD, expected. LS: local SGD.\n"
         f"+DC: with DropCompute; drop: local steps, in %, at\nmost {100 * rate:g}: waits are whole seconds.",
@@ -147,5 +147,5 @@ def draw(setting: Setting, histories: Histories, both: Sequence[Stragglers], per
             axes.set_ylim(low, high)
     panels[0].legend(frameon=False, fontsize=9)
     what = f"{setting.name}; {both[0].local_step:g} s a local step, {WAIT:g} s more of a straggler"
-    figures.title(sheet, f"Figure 12: {what}\n{common.errors('bands', setting.seeds)}")
+    figures.title(sheet, f"Figure 12: {what}\n{statistics.errors('bands', setting.seeds)}")
     return sheet

@@ -25,7 +25,7 @@ from experiments.dropcompute.training import (
     signed,
     together,
 )
-from experiments.shared import common, intervals, tables
+from experiments.shared import statistics, tables
 
 EXTRA, LARGER, AGAIN = "extra steps", "larger batch", "drawn again"
 PAPER = {0.0: 91.32, 0.03: 91.34, 0.06: 91.44, 0.1: 91.19}  # F1 on SQuAD, table 1 (a): 2.5-3 %, 5.5-6 %, 10-11 %
@@ -62,7 +62,7 @@ def table(setting: Setting, histories: Histories, rates: Sequence[float]) -> Tab
     """Ours beside the paper's."""
     M, more = setting.micro_batches, dropcompute.larger_batch(setting.micro_batches, COMPENSATED)
     shown = tables.table(
-        f"{setting.name}, {setting.steps} steps of {LAMB}, {common.runs(setting.seeds)}:\n{setting.quality.words}",
+        f"{setting.name}, {setting.steps} steps of {LAMB}, {statistics.runs(setting.seeds)}:\n{setting.quality.words}",
         ("", "drop", "step", "ours", "diff.", "F1", "diff."),
         "drop: micro-batches, in %. step: its seconds over those at 0%.\n"
         "F1: of the paper, on SQuAD, another measure. diff.: to 0%.\n"
@@ -79,7 +79,7 @@ def table(setting: Setting, histories: Histories, rates: Sequence[float]) -> Tab
             label,
             f"{100 * abs(history['dropped'][:, 1 : steps + 1].mean()):.1f}",  # no -0.0
             f"{step:.2f}",
-            intervals.within(final(setting, history), setting.quality.digits),
+            statistics.within(final(setting, history), setting.quality.digits),
             change,
             *theirs,
         )
@@ -96,7 +96,7 @@ def table(setting: Setting, histories: Histories, rates: Sequence[float]) -> Tab
 def significant(setting: Setting, histories: Histories, names: Sequence[str]) -> list[str]:
     """Those whose difference to 0 % is surely not 0, each with its sign."""
     found = {name: difference(setting, histories, name) for name in names}
-    sure = {name: each for name, each in found.items() if abs(each.mean()) > intervals.half_interval(each)}
+    sure = {name: each for name, each in found.items() if abs(each.mean()) > statistics.half_interval(each)}
     return [f"{name} ({signed(each, setting.quality.digits)})" for name, each in sure.items()]
 
 
@@ -107,7 +107,7 @@ def draw(axes: Axes, setting: Setting, histories: Histories, rates: Sequence[flo
     theirs = [PAPER.get(rate) for rate in rates if rate] + [PAPER_COMPENSATED[name] for name in (EXTRA, LARGER, AGAIN)]
     places = np.arange(len(names))
     ours = [difference(setting, histories, name) for name in names]
-    bars = [intervals.half_interval(each) if setting.seeds > 1 else 0.0 for each in ours]
+    bars = [statistics.half_interval(each) if setting.seeds > 1 else 0.0 for each in ours]
     axes.errorbar(places, [each.mean() for each in ours], bars, color=plots.COLOURS[0], linestyle="", marker="o", capsize=3, label="ours")
     known = [i for i, value in enumerate(theirs) if value is not None]
     if setting.quality.factor == 100:

@@ -12,7 +12,7 @@ from algorithms.dropcompute.stopping import Stop
 from dsgd import plots
 from experiments.dropcompute.noises import Noise
 from experiments.dropcompute.simulated import Curves, Measured, Sampled, Setting, predicted, rates
-from experiments.shared import figures, intervals
+from experiments.shared import figures, statistics
 
 BASELINE, DROPPING, LINEAR, NORMAL, OTHER = "#D55E00", "#0072B2", "#000000", "#009E73", "#CC79A7"
 
@@ -21,7 +21,7 @@ STOPS: dict[Stop, str] = {"preempt": "preempting", "between": "checking between 
 
 def with_bars(axes: Axes, x: Sequence[float], values: np.ndarray, **style) -> None:
     """Means of `[seeds, x]` with 95 % intervals; one seed has none."""
-    half = [intervals.half_interval(column) for column in values.T]
+    half = [statistics.half_interval(column) for column in values.T]
     axes.errorbar(x, values.mean(axis=0), yerr=half if np.isfinite(half).all() else None, capsize=3, linestyle="none", **style)
 
 
@@ -29,7 +29,7 @@ def with_band(axes: Axes, x: np.ndarray, values: np.ndarray, **style) -> None:
     """A line of means of `[seeds, x]` in a band of 95 % intervals."""
     middle = values.mean(axis=0)
     (line,) = axes.plot(x, middle, **style)
-    half = np.array([intervals.half_interval(column) for column in values.T])
+    half = np.array([statistics.half_interval(column) for column in values.T])
     if np.isfinite(half).all():
         axes.fill_between(x, middle - half, middle + half, color=line.get_color(), alpha=0.2, linewidth=0)
 

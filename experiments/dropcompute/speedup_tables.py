@@ -11,7 +11,7 @@ from algorithms.dropcompute.stopping import Stop
 from experiments.dropcompute.exact import Best, Common
 from experiments.dropcompute.noises import ACCUMULATION, MEAN
 from experiments.dropcompute.simulated import Measured, Sampled, Setting, predicted
-from experiments.shared import intervals, tables
+from experiments.shared import statistics, tables
 
 FIGURE_5, CLUSTER = 64, 196  # workers of the paper's figure 5, and of A.2
 
@@ -64,7 +64,7 @@ def summary(setting: Setting, of: Sampled, worst: Sampled, one_N: Common, natura
         ("effective speedup in 14f, preempting", "-", next(both)),
         ("the same, a check between micro-batches", "-", next(both)),
     )
-    rows(f"nothing added, {CLUSTER} workers", ("effective speedup (A.2)", "1.05", intervals.within(natural, 3)))
+    rows(f"nothing added, {CLUSTER} workers", ("effective speedup (A.2)", "1.05", statistics.within(natural, 3)))
     return table
 
 
@@ -83,7 +83,7 @@ def runs_beside(setting: Setting, clock: Measured, planned: Measured, exact: Bes
         ("effective speedup", "speedup", 3),
     ):
         found, expected, exactly = (getattr(each, name) for each in (clock, planned, exact))
-        table.add_row(what, intervals.within(found, digits), intervals.within(expected, digits), f"{exactly:.{digits}f}")
+        table.add_row(what, statistics.within(found, digits), statistics.within(expected, digits), f"{exactly:.{digits}f}")
     return table
 
 
@@ -99,7 +99,7 @@ def scaling(setting: Setting, of: Sampled, further: Sequence[int]) -> Table:
         exact = of.sums.best(N, setting.communication, setting.stop)
         normal = predicted(setting, of.noise.mean, of.noise.std, [N])
         found = of.found.get(N)
-        T, S = (intervals.within(found.without), intervals.within(found.speedup, 3)) if found else ("-", "-")
+        T, S = (statistics.within(found.without), statistics.within(found.speedup, 3)) if found else ("-", "-")
         whole, gain = normal.without[0], normal.speedup[0]
         both = (T, f"{exact.without:.2f}", f"{whole:.2f}", S, f"{exact.speedup:.3f}", f"{gain:.3f}")
         table.add_row(f"{N:,}", *both, f"{100 * exact.drop_rate:.1f}")
@@ -126,7 +126,7 @@ def ratios(noises: Mapping[str, tuple[Sampled, float, float]], one_N: Common) ->
             table.add_section()
         exact, found = of.sums.ratio(N), of.found[N]
         off = f"{100 * (exact / paper - 1):+.1f}"
-        measured, gain = intervals.within(found.without / of.sums.mean, 3), f"{found.speedup.mean():.2f}"
+        measured, gain = statistics.within(found.without / of.sums.mean, 3), f"{found.speedup.mean():.2f}"
         table.add_row(panel, of.noise.name, f"{paper:.3f}", f"{exact:.3f}", off, measured, f"{alone:.0f}", gain)
     return table
 

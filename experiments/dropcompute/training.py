@@ -18,7 +18,7 @@ from algorithms import dropcompute
 from algorithms.dropcompute.stopping import Stop
 from dsgd import clusters, network
 from experiments.dropcompute import noises
-from experiments.shared import common, intervals, resuming
+from experiments.shared import resuming, statistics, tuning
 
 JUST_AFTER = 1 + 1e-4  # times what a time is: of float32, it is later, whatever order it was summed in
 MEASURED = 200  # rounds, from which thresholds for given drop rates are taken
@@ -172,7 +172,7 @@ def options(setting: Setting, rounds: int) -> dict[str, Any]:
         "seeds": setting.seeds,
         "evaluate_every": rounds,
         "train_loss": True,
-        "mesh": common.devices_for(setting.problem.workers),
+        "mesh": tuning.devices_for(setting.problem.workers),
         "progress": setting.progress,
     }
 
@@ -192,4 +192,4 @@ def final(setting: Setting, history: dict[str, np.ndarray]) -> np.ndarray:
 
 def signed(values: np.ndarray, digits: int) -> str:
     """The mean of a difference with its sign, and half its 95 % interval."""
-    return f"{'+' if values.mean() >= 0 else ''}{intervals.within(values, digits)}"
+    return f"{'+' if values.mean() >= 0 else ''}{statistics.within(values, digits)}"

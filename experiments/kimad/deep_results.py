@@ -34,7 +34,7 @@ from experiments.kimad.deep_runs import (
     step_time,
     traffic,
 )
-from experiments.shared import common, figures, intervals, tables
+from experiments.shared import figures, statistics, tables
 
 STEPS = {1.0: (4.861, 3.852), 0.5: (3.606, 2.852), 0.2: (2.842, 2.252), 0.1: (2.580, 2.052)}  # T_comm: Table 1 / 100, EF21 and Kimad
 TOP_5 = {2: (79.70, 79.34), 4: (79.59, 79.75), 8: (79.23, 78.74), 16: (77.97, 77.97)}  # M: Table 2, EF21 and Kimad
@@ -62,7 +62,7 @@ def steps(setting: Setting, histories: Histories) -> Table:
     """Table 1."""
     N = setting.problem.workers
     table = tables.table(
-        f"seconds of a step, {setting.problem.name}, {N} workers, {common.runs(setting.seeds)}",
+        f"seconds of a step, {setting.problem.name}, {N} workers, {statistics.runs(setting.seeds)}",
         ("T", "EF21\npaper", "EF21\nours", "Kimad\npaper", "Kimad\nours", "Kimad\ntold", "saved\npaper", "saved\nours", "saved\ntold"),
         "T: T_comm, s. paper: table 1 / 100. told: Kimad that is told the bandwidths.\n"
         "saved: by Kimad of EF21's seconds, in %, ± half the 95 % interval over seeds.",
@@ -73,7 +73,7 @@ def steps(setting: Setting, histories: Histories) -> Table:
         theirs = STEPS.get(seconds)
         paper = (f"{theirs[0]:.2f}", f"{theirs[1]:.2f}", f"{100 * (1 - theirs[1] / theirs[0]):.1f}") if theirs else 3 * ("-",)
         ours, adapting, knowing = (f"{each.mean():.2f}" for each in (ef21, kimad, told))
-        saved = (intervals.within(100 * (1 - each / ef21), 1) for each in (kimad, told))
+        saved = (statistics.within(100 * (1 - each / ef21), 1) for each in (kimad, told))
         table.add_row(f"{seconds:g}", paper[0], ours, paper[1], adapting, knowing, paper[2], *saved)
     return table
 
@@ -120,7 +120,7 @@ def expected(seconds: float) -> float:
 def accuracies(setting: Setting, histories: Histories, seconds: float) -> Table:
     """Table 2."""
     table = tables.table(
-        f"test accuracy in %, {setting.problem.name}, T_comm = {seconds:g} s, {common.runs(setting.seeds)}",
+        f"test accuracy in %, {setting.problem.name}, T_comm = {seconds:g} s, {statistics.runs(setting.seeds)}",
         ("M", "paper\nEF21", "paper\nKimad", "top-1\nEF21", "top-1\nKimad", "top-1\ndifference", "top-5\nEF21", "top-5\nKimad"),
         "paper: table 2, said to be top-5, of CIFAR-10. difference: Kimad - EF21,\n"
         "top-1, ± half the 95 % interval over seeds. All have as many epochs:\nmore workers, fewer steps.",
@@ -130,7 +130,7 @@ def accuracies(setting: Setting, histories: Histories, seconds: float) -> Table:
         ef21, kimad = (histories[Case(method, N, seconds)] for method in (EF21, KIMAD))
         cells = [f"{value:.2f}" for value in TOP_5[N]] if N in TOP_5 else ["-", "-"]
         firsts = [100 * history["top_1"][:, -1] for history in (ef21, kimad)]
-        cells += [common.with_error(values) for values in firsts] + [intervals.within(firsts[1] - firsts[0], 1)]
+        cells += [statistics.with_error(values) for values in firsts] + [statistics.within(firsts[1] - firsts[0], 1)]
         cells += [f"{100 * history['top_5'][:, -1].mean():.1f}" for history in (ef21, kimad)]
         table.add_row(str(N), *cells)
     return table
@@ -154,12 +154,12 @@ def compression_errors(setting: Setting, histories: Histories, seconds: float) -
         more = top_1 - 100 * histories[Case(EF21, N, seconds)]["top_1"][:, -1]
         table.add_row(
             method,
-            "1.00" if method == KIMAD else intervals.within(over(means[method], means[KIMAD])),
+            "1.00" if method == KIMAD else statistics.within(over(means[method], means[KIMAD])),
             f"{correlation(setting, history):.2f}",
             f"{traffic(setting, history).mean() / (2 * setting.bits):.1%}",
             f"{step_time(setting, history).mean():.2f}",
-            common.with_error(top_1),
-            "-" if method == EF21 else intervals.within(more, 1),
+            statistics.with_error(top_1),
+            "-" if method == EF21 else statistics.within(more, 1),
         )
     return table
 
@@ -193,7 +193,7 @@ def notes(setting: Setting, histories: Histories, seconds: float) -> list[str]:
     ef21, plus = (histories[Case(method, N, seconds)]["top_1"][:, -1] for method in (EF21, PLUS))
     errors = mean_errors(setting, histories, seconds)
     gain = 100 * (plus - ef21)
-    significant = abs(gain.mean()) > intervals.half_interval(gain)
+    significant = abs(gain.mean()) > statistics.half_interval(gain)
     surely = ("significant" if significant else "not significant") + " at 5 %" if setting.seeds > 1 else "one seed"
     smaller, better = (over(errors[method], errors[other]).mean() for method, other in ((EF21, KIMAD), (PLUS, WHOLE)))
     return [
@@ -203,7 +203,7 @@ def notes(setting: Setting, histories: Histories, seconds: float) -> list[str]:
         "The paper saves 20 % at every T_comm. Computing takes as long for both; with as many bits, EF21's messages can take at most"
         f" mean(B) mean(1/B) = {most:.2f} times Kimad's seconds, but for noise. The paper's take more at T_comm = {', '.join(beyond)} s.",
         "The paper's top-5 of 80 % of 10 classes, where chance has 50 %, looks like a top-1.",
-        f"Kimad+ has {intervals.within(gain, 1)} % more than EF21 (paper: 1 %): {surely}.",
+        f"Kimad+ has {statistics.within(gain, 1)} % more than EF21 (paper: 1 %): {surely}.",
         f"EF21's mean error is {smaller:.2f} of Kimad's, for as many bits: Kimad's is large where the bandwidth is small.",
         f"A place takes {whole} bits in the whole model, {layered:.1f} in its layers: of the same bits there are"
         f" {1 - (32 + layered) / (32 + whole):.1%} fewer elements, but no layer is bound to another's ratio. Kimad+'s error is"
@@ -242,7 +242,7 @@ def draw(setting: Setting, histories: Histories, seconds: float, period: float, 
 
     draw_steps(steps, setting, histories, times)
     what = f"{setting.problem.name}, {N} workers, one period in {period:g} s, noise {noise:g}"
-    figures.title(sheet, f"{what}; {common.errors('bands and bars', setting.seeds)}")
+    figures.title(sheet, f"{what}; {statistics.errors('bands and bars', setting.seeds)}")
     return sheet
 
 

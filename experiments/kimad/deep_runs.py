@@ -20,7 +20,7 @@ from algorithms import kimad, kimad_sgd
 from algorithms.kimad.messages import header_bits
 from dsgd import clusters
 from experiments.kimad import quadratics
-from experiments.shared import common, resuming
+from experiments.shared import resuming, tuning
 
 RESNET_18 = 32 * 11_173_962  # bits
 SLOWEST, FASTEST = 30e6, 330e6  # bits per second of a link to a ResNet-18
@@ -188,7 +188,7 @@ def _sweep(setting: Setting, factory: Callable[..., dsgd.Algorithm], **grids: An
         seeds=setting.seeds,
         cluster=setting.cluster,
         evaluate_every=max(1, setting.steps // EVALUATIONS),
-        mesh=common.devices_for(setting.problem.workers),
+        mesh=tuning.devices_for(setting.problem.workers),
         progress=setting.progress,
         **grids,
     )

@@ -16,7 +16,7 @@ import algorithms
 import dsgd
 from algorithms import kimad
 from dsgd import clusters, compressors, plots, problems
-from experiments.shared import common, intervals, resuming
+from experiments.shared import resuming, statistics, tuning
 
 DIMENSION = 30  # as in section 4.1 of Kimad
 ELEMENT = 32  # bits
@@ -185,7 +185,7 @@ def race(
     losses, first = [], {}
     for i, task in enumerate(tasks):
         key = jax.random.fold_in(jax.random.key(seed), i)
-        options: dict[str, Any] = {"steps": math.ceil(seconds / compute), "cluster": cluster, "mesh": common.devices_for(1)}
+        options: dict[str, Any] = {"steps": math.ceil(seconds / compute), "cluster": cluster, "mesh": tuning.devices_for(1)}
         history = resuming.sweep(build, task, key=key, **options, **grid).history
         losses.append(at_times(history["loss"], history["clock"], times(seconds))[..., 0, :])
         if i == 0:
@@ -250,7 +250,7 @@ def speedups(slow: Best, fast: Best) -> np.ndarray:
 def interval(ratios: np.ndarray) -> tuple[float, float, float]:
     """The geometric mean over problems, and its 95 % interval by Student's t of the logarithms; infinite of one problem."""
     logs = np.log(ratios)
-    half = intervals.half_interval(logs)
+    half = statistics.half_interval(logs)
     return tuple(np.exp([logs.mean(), logs.mean() - half, logs.mean() + half]).tolist())
 
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 from dsgd import records
@@ -98,68 +97,56 @@ COMMANDS = {
 }
 
 
-class Run(NamedTuple):
-    """A run of which docs/ shows figures or tables.
-
-    Args:
-        command: what follows `python -m experiments.`.
-        figures: by the file of the run, their names in docs/; without ".png".
-    """
-
-    command: str
-    figures: Mapping[str, str] = MappingProxyType({})
-
-
 METHODS = "gd sgd mb-sgd asgd csgd ec-sgd ef21 local-sgd dsgd exact-diffusion gradient-tracking sgp choco-sgd"
 SIZES = "1024 4096 16384 65536 262144 1048576"
-DOCUMENTED = {
-    "asynchrony": Run("asynchrony", {"figure": "asynchrony"}),
-    "availability": Run("availability", {"figure": "availability"}),
-    "benchmark_compression": Run("benchmark compression"),
-    "benchmark_mixing": Run("benchmark mixing"),
-    "benchmark_peers": Run("benchmark peers --repeats 2 --seconds 0.3", {"peers": "peers"}),
-    "benchmark_rounds": Run("benchmark rounds --seconds 0.3"),
-    "benchmark_start": Run("benchmark start"),
-    "calibrate": Run(
-        f"calibrate --shape 30mbit --sizes {SIZES} --widths 16 64 256 1024 4096 --repeats 15 --longest 2", {"figure": "calibrate"}
-    ),
-    "calibrate_kimad": Run("calibrate --shape 30mbit:10mbit", {"kimad": "calibrate_kimad"}),
-    "calibrate_loopback": Run("calibrate --widths 16 128 1024 8192"),
-    "cannikin_optperf": Run("cannikin_optperf", {name: f"cannikin_{name}" for name in ("epochs", "batch_time", "studies")}),
-    "cannikin_processes": Run("cannikin_processes", {"figure": "cannikin_processes"}),
-    "cannikin_training": Run("cannikin_training", {"figure": "cannikin_training"}),
-    "compare": Run("compare", {"figure": "compare"}),
-    "compare_families": Run(f"compare --methods {METHODS}"),
-    "complexity_table": Run("complexity_table", {"figure": "complexity_table"}),
-    "compression": Run("compression", {"figure": "compression"}),
-    "convergence_rates": Run("convergence_rates", {"figure": "convergence_rates"}),
-    "dropcompute_processes": Run("dropcompute_processes", {"figure": "dropcompute_processes"}),
-    "dropcompute_speedup": Run(
-        "dropcompute_speedup",
-        {name: f"dropcompute_{name}" for name in ("scale", "threshold", "drop_rate", "noise", "variance", "growth")},
-    ),
-    "dropcompute_text": Run("dropcompute_training --problem text", {"training": "dropcompute_text"}),
-    "dropcompute_training": Run("dropcompute_training", {name: f"dropcompute_{name}" for name in ("training", "corrections", "local_sgd")}),
-    "heterogeneity": Run("heterogeneity", {"figure": "heterogeneity"}),
-    "kimad_deep": Run("kimad_deep", {"figure": "kimad_deep"}),
-    "kimad_quadratic": Run("kimad_quadratic", {"figure": "kimad_quadratic"}),
-    "kimad_variability": Run("kimad_variability", {"figure": "kimad_variability"}),
-    "real_asynchrony": Run("real_asynchrony", {"figure": "real_asynchrony"}),
-    "stragglers": Run("stragglers", {"figure": "stragglers"}),
-    "switch_timelines": Run("switch_timelines", {"figure": "switch_timelines"}),
-    "topology": Run("topology", {"figure-16": "topology"}),
+DOCUMENTED = {  # by run, what follows `python -m experiments.`
+    "asynchrony": "asynchrony",
+    "availability": "availability",
+    "benchmark_compression": "benchmark compression",
+    "benchmark_mixing": "benchmark mixing",
+    "benchmark_peers": "benchmark peers --repeats 2 --seconds 0.3",
+    "benchmark_rounds": "benchmark rounds --seconds 0.3",
+    "benchmark_start": "benchmark start",
+    "calibrate": f"calibrate --shape 30mbit --sizes {SIZES} --widths 16 64 256 1024 4096 --repeats 15 --longest 2",
+    "calibrate_kimad": "calibrate --shape 30mbit:10mbit",
+    "calibrate_loopback": "calibrate --widths 16 128 1024 8192",
+    "cannikin_optperf": "cannikin_optperf",
+    "cannikin_processes": "cannikin_processes",
+    "cannikin_training": "cannikin_training",
+    "compare": "compare",
+    "compare_families": f"compare --methods {METHODS}",
+    "complexity_table": "complexity_table",
+    "compression": "compression",
+    "convergence_rates": "convergence_rates",
+    "dropcompute_processes": "dropcompute_processes",
+    "dropcompute_speedup": "dropcompute_speedup",
+    "dropcompute_text": "dropcompute_training --problem text",
+    "dropcompute_training": "dropcompute_training",
+    "heterogeneity": "heterogeneity",
+    "kimad_deep": "kimad_deep",
+    "kimad_quadratic": "kimad_quadratic",
+    "kimad_variability": "kimad_variability",
+    "real_asynchrony": "real_asynchrony",
+    "stragglers": "stragglers",
+    "switch_timelines": "switch_timelines",
+    "topology": "topology",
 }
 
 
-def place(name: str, folder: Path) -> None:
-    """Copies a run's figures and tables from the folder of its results to docs/, and writes the tables into the pages that show them."""
-    for file, shown in DOCUMENTED[name].figures.items():
-        shutil.copyfile(folder / f"{file}.png", DOCS / f"{shown}.png")
-    for path in tables.written(folder):
-        (DOCS / "tables").mkdir(exist_ok=True)
-        shutil.copyfile(path, DOCS / "tables" / f"{name}_{path.name}")
-    for page in DOCS.rglob("*.md"):
-        _rewrite(page, tables.included(page.read_text(encoding="utf-8"), DOCS / "tables"))
+def place(run: str, folder: Path) -> None:
+    """Copies the figures and tables of a run that pages show to docs/, and writes the tables into the pages.
+
+    Args:
+        run: of `DOCUMENTED`.
+        folder: of its results. Its `figure.png` is shown as `<run>.png`, and any other `<file>` as `<run>_<file>`.
+    """
+    pages = {path: path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")}
+    for path in (*folder.glob("*.png"), *tables.written(folder)):
+        name = run if path.name == "figure.png" else f"{run}_{path.stem}"
+        if re.search(rf"[(/ ]{re.escape(name)}(\.png\)| -->)", "".join(pages.values())):
+            shutil.copyfile(path, DOCS / ("tables" if path.suffix == ".csv" else "") / f"{name}{path.suffix}")
+    for path, text in pages.items():
+        _rewrite(path, tables.included(text, DOCS / "tables"))
 
 
 def papers() -> dict[str, list[str]]:

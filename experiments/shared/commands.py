@@ -26,7 +26,7 @@ from rich.table import Table
 import dsgd
 from dsgd import cache, clusters, records
 from dsgd.machines import agreement, runtime, watch
-from experiments.shared import common, figures, resuming, tables
+from experiments.shared import figures, resuming, tables
 
 T = TypeVar("T")
 DataDir = Annotated[Path | None, tyro.conf.arg(help="Folder with the files of --data: images as published, LIBSVM or CSV.")]
@@ -276,7 +276,7 @@ def finish(args: Any, sheets: Mapping[str, Figure], made: Mapping[str, Table]) -
         sheets: figures by the name of their file.
         made: tables likewise.
     """
-    screen = common.console()
+    screen = tables.console()
     for name, sheet in sheets.items():
         figures.save_figure(sheet, args.out / f"{name}.png")
     for name, table in made.items():

@@ -7,17 +7,30 @@ from __future__ import annotations
 
 import csv
 import itertools
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from dsgd import records
 
 BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 SPECIAL = re.compile(r"([\\*|<`])")  # in Markdown
+
+
+def console() -> Console:
+    """The terminal; 80 columns where there is none."""
+    return Console(width=None if os.environ.get("COLUMNS") or Console().is_terminal else 80)
+
+
+def bar(items: Sequence[Any], what: str, shown: bool) -> Iterable[Any]:
+    """The items, with a progress bar that goes when they are done."""
+    return track(items, what, disable=not shown, transient=True)
 
 
 def table(title: str, columns: Sequence[str], caption: str = "", left: int = 1) -> Table:

@@ -75,19 +75,20 @@ def test_each_has_a_small_budget_that_its_flags_take():
 
 def test_docs_shows_what_its_runs_write():
     """Each figure and table is of one run; flags of runs are flags of their commands."""
-    shown = [name for run in catalogue.DOCUMENTED.values() for name in run.figures.values()]
-    assert sorted(shown) == sorted(path.stem for path in DOCS.glob("*.png"))
     for run in catalogue.DOCUMENTED.values():
-        name, *flags = shlex.split(run.command)
+        name, *flags = shlex.split(run)
         parsed(name, flags)
-    included = []
-    for path in DOCS.rglob("*.md"):
+    figures, included = set(), []
+    for path in (FOLDER.parent / "README.md", *DOCS.rglob("*.md")):
         text = path.read_text(encoding="utf-8")
+        figures |= {Path(name).stem for name in re.findall(r"!\[[^\]]*\]\((\S+)\.png\)", text)}
         included += [name for _, name, _ in tables.BLOCK.findall(text)]
         assert text == tables.included(text, DOCS / "tables"), f"{path}: python -m experiments.all --docs writes tables from docs/tables"
     assert not scripts.TOPS & set((DOCS / "results.md").read_text(encoding="utf-8")), "a table that is pasted"
     assert sorted(included) == sorted(path.stem for path in (DOCS / "tables").glob("*.csv"))
-    assert all(name.startswith(tuple(f"{run}_" for run in catalogue.DOCUMENTED)) for name in included)
+    assert figures == {path.stem for path in DOCS.glob("*.png")}
+    for name in (*figures, *included):
+        assert name in catalogue.DOCUMENTED or name.startswith(tuple(f"{run}_" for run in catalogue.DOCUMENTED)), name
 
 
 def test_a_table_is_the_same_in_the_terminal_in_its_file_and_in_docs(tmp_path):
@@ -183,23 +184,25 @@ def test_figures_and_tables_of_a_run_go_to_docs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=r"--docs: .* has no docs/; need the sources' folder"):
         everything.main(everything.Args(docs=True))
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs/dropcompute_text.png").write_bytes(b"old")
-    (tmp_path / "docs/results.md").write_text("<!-- table: dropcompute_text_costs -->\n<!-- end -->\n")
+    (tmp_path / "docs/tables").mkdir(parents=True)
+    (tmp_path / "docs/results.md").write_text("![](dropcompute_text.png)\n<!-- table: dropcompute_text_costs -->\n<!-- end -->\n")
     ran = []
 
     def call(command, environment, limit):
         ran.append(command[1:])
         folder = Path(command[-1])
         folder.mkdir(parents=True)
-        (folder / "training.png").write_bytes(PNG)
-        (folder / "costs.csv").write_text("# title\na,b\n1,2\n")
+        for name in ("figure", "more"):
+            (folder / f"{name}.png").write_bytes(PNG)
+        for name in ("costs", "others"):
+            (folder / f"{name}.csv").write_text("# title\na,b\n1,2\n")
         return "", 0
 
     monkeypatch.setattr(everything, "call", call)
     everything.main(everything.Args(docs=True, only=("dropcompute_text",)))
     assert ran == [["-m", "experiments.dropcompute_training", "--problem", "text", "--out", "results/docs/dropcompute_text"]]
-    assert Path("docs/dropcompute_text.png").read_bytes() == PNG
+    written = sorted(str(path) for path in Path("docs").rglob("*.*"))
+    assert written == ["docs/dropcompute_text.png", "docs/results.md", "docs/tables/dropcompute_text_costs.csv"], "what pages show"
     assert "| 1 | 2 |" in Path("docs/results.md").read_text()
     text = Path("results/index.html").read_text(encoding="utf-8")
     assert Page(text).values("h2", "id") == ["dropcompute_text"]

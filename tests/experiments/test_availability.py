@@ -7,7 +7,7 @@ import scripts
 
 import dsgd
 from experiments import availability
-from experiments.shared import common
+from experiments.shared import tuning
 
 METHODS = ("local-sgd", "sgp")
 
@@ -20,7 +20,7 @@ def ran(tmp_path_factory, long):
     build = availability.build
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(availability, "build", lambda args: {name: build(args)[name] for name in METHODS})
-        patch.setattr(common, "devices_for", lambda workers: dsgd.workers.mesh(1))
+        patch.setattr(tuning, "devices_for", lambda workers: dsgd.workers.mesh(1))
         return args, scripts.printed(availability.main, args)
 
 

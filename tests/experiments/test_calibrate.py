@@ -13,7 +13,7 @@ from dsgd import clusters, network
 from dsgd.machines.links import Rate
 from experiments import asynchrony, calibrate, compare, complexity_table
 from experiments.kimad import links as kimad_links
-from experiments.shared import commands, common
+from experiments.shared import commands, tables
 from experiments.survey import calibrate_measuring as measuring
 from experiments.survey import calibrate_switch as switch
 
@@ -211,7 +211,7 @@ def test_kimads_table_and_figure(tmp_path):
     best = kimad_links.best(runs)
     assert best["Kimad, 50 ms"][0] == 0.1
     assert kimad_links.reached(best["Kimad, 50 ms"][1], 10.5) == 31, "the mean of two rounds"
-    screen = common.console()
+    screen = tables.console()
     with screen.capture() as captured:
         screen.print(kimad_links.tabulate(setting, best, "links of 30mbit:10mbit, a turn of all in 5 s"))
     lines = captured.get().splitlines()

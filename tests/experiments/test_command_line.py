@@ -44,7 +44,7 @@ from experiments import (
 )
 from experiments.benchmark import compression as throughput
 from experiments.benchmark import mixing, peers, rounds, start
-from experiments.shared import commands, common
+from experiments.shared import commands, tuning
 
 SCRIPTS = (
     asynchrony,
@@ -222,7 +222,7 @@ def test_an_interrupted_script_keeps_what_it_has(sent, launch, tmp_path, monkeyp
     def tune(args, problem, cluster, name):
         if name == "mb-sgd":
             os.kill(os.getpid(), sent)
-        return common.Tuned(0.1, {"step": np.arange(2), "loss": np.ones((1, 2))})
+        return tuning.Tuned(0.1, {"step": np.arange(2), "loss": np.ones((1, 2))})
 
     monkeypatch.setattr(compare, "tune", tune)
     args = compare.Args(

@@ -14,7 +14,7 @@ import algorithms
 import dsgd
 from dsgd import clusters, problems
 from experiments import compare
-from experiments.shared import common
+from experiments.shared import statistics, tuning
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def compared(tmp_path_factory):
     out = tmp_path_factory.mktemp("compare")
     args = compare.Args(workers=4, steps=40, seeds=2, methods=("mb-sgd", "csgd"), learning_rates=(1.0, 1e38), out=out, progress=False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(common, "devices_for", lambda workers: dsgd.workers.mesh(1))
+        patch.setattr(tuning, "devices_for", lambda workers: dsgd.workers.mesh(1))
         return args, scripts.printed(compare.main, args)
 
 
@@ -99,13 +99,13 @@ def histories(*losses: np.ndarray) -> list[dict[str, np.ndarray]]:
 
 def test_what_diverges_is_left_out_and_what_does_not_reach_the_target_is_marked(tmp_path, monkeypatch):
     (history,) = histories(np.array([[3.0, 2.0, 1.0], [5.0, 2.0, 3.0]]))
-    tuned = common.Tuned(0.1, history | {"test_accuracy": np.ones((2, 3))})
+    tuned = tuning.Tuned(0.1, history | {"test_accuracy": np.ones((2, 3))})
     args = compare.Args(methods=("gd", "sgd"), out=tmp_path, progress=False)
     table = compare.tabulate(args, problems.random_quadratic(2, 2), {"gd": tuned}, target=1e-9)
     assert [next(iter(column.cells)) for column in table.columns] == ["gd", "*0.1", "-", "-", "-", "100.0 ± 0.0 %"]
     assert "Left out, since every step size diverged: sgd." in str(table.caption)
-    assert common.cost_to(history, 2.0) == ["1", "1", "1"]
-    assert common.first_reaching(history["loss"], 1.0) is None
+    assert statistics.cost_to(history, 2.0) == ["1", "1", "1"]
+    assert statistics.first_reaching(history["loss"], 1.0) is None
     monkeypatch.setattr(compare, "tune", lambda *_: None)
     with pytest.raises(ValueError, match="every method diverged at every step size"):
         compare.main(args)
@@ -113,7 +113,7 @@ def test_what_diverges_is_left_out_and_what_does_not_reach_the_target_is_marked(
 
 def test_a_method_that_diverges_at_every_step_size_has_none(monkeypatch):
     monkeypatch.setattr(dsgd, "sweep", lambda *_, **__: SimpleNamespace(history={"loss": np.full((2, 3, 9), np.nan)}))
-    assert common.tune(print, problems.random_quadratic(2, 2), (1.0, 2.0), steps=8, seeds=3, seed=0, progress=False) is None
+    assert tuning.tune(compare.Args(), print, problems.random_quadratic(2, 2)) is None
 
 
 def test_the_default_target_is_reached_by_every_method_and_not_by_half_of_them_at_once():
@@ -142,7 +142,7 @@ def test_every_method_is_drawn_in_its_familys_colour_with_its_name_at_its_end():
 
 
 def test_one_seed_has_no_error():
-    assert common.with_error(np.array([4.0, 6.0])) == "5.0 ± 1.0"
-    assert common.with_error(np.array([4.0])) == "4.0"
-    assert common.errors("bands", 1) == common.runs(1) == "one seed"
-    assert common.errors("bands", 3).endswith("3 seeds")
+    assert statistics.with_error(np.array([4.0, 6.0])) == "5.0 ± 1.0"
+    assert statistics.with_error(np.array([4.0])) == "4.0"
+    assert statistics.errors("bands", 1) == statistics.runs(1) == "one seed"
+    assert statistics.errors("bands", 3).endswith("3 seeds")

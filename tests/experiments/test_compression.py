@@ -10,7 +10,7 @@ import scripts
 import dsgd
 from dsgd import compressors
 from experiments import compression
-from experiments.shared import common
+from experiments.shared import tuning
 from experiments.survey import break_even
 
 
@@ -21,7 +21,7 @@ def compressed(tmp_path_factory, long):
         learning_rates=(0.1, 1.0), sizes=(1000,), out=tmp_path_factory.mktemp("compression"), progress=False,
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(common, "devices_for", lambda workers: dsgd.workers.mesh(1))
+        patch.setattr(tuning, "devices_for", lambda workers: dsgd.workers.mesh(1))
         return args, scripts.printed(compression.main, args)
 
 

@@ -11,6 +11,7 @@ import scripts
 import dsgd
 import topologies
 from experiments import heterogeneity, topology
+from experiments.shared import tuning
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,7 @@ def on_graphs(tmp_path_factory, long):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(topology, "graphs", lambda N, seed: chosen)
         patch.setattr(topology, "RINGS", (8, 16))
-        patch.setattr(topology.common, "devices_for", lambda workers: dsgd.workers.mesh(1))
+        patch.setattr(tuning, "devices_for", lambda workers: dsgd.workers.mesh(1))
         return args, scripts.printed(topology.main, args)
 
 
@@ -76,7 +77,7 @@ def under_heterogeneity(tmp_path_factory, long):
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(heterogeneity, "METHODS", {name: heterogeneity.METHODS[name] for name in ("dsgd", "exact-diffusion")})
-        patch.setattr(heterogeneity.common, "devices_for", lambda workers: dsgd.workers.mesh(1))
+        patch.setattr(tuning, "devices_for", lambda workers: dsgd.workers.mesh(1))
         return args, scripts.printed(heterogeneity.main, args)
 
 

@@ -15,7 +15,7 @@ from dsgd.problems import models
 from experiments import dropcompute_training
 from experiments.dropcompute import convergence, local_sgd, quality
 from experiments.dropcompute.training import LAMB, SGD, dropping, latencies
-from experiments.shared import common
+from experiments.shared import tuning
 
 N, M, STEPS, EXTRA, MEASURED, COMMUNICATION = 6, 3, 18, 2, 4, 1.5
 ARGS = dropcompute_training.Args(
@@ -59,7 +59,7 @@ def ran(tmp_path_factory, long):
         patch.setattr(dropcompute_training, "stragglers", alike)
         patch.setattr(convergence, "ways", preempting)
         patch.setattr(dropcompute_training, "train", watched)
-        patch.setattr(common, "devices_for", lambda workers: dsgd.workers.mesh(1))
+        patch.setattr(tuning, "devices_for", lambda workers: dsgd.workers.mesh(1))
         lines = scripts.printed(dropcompute_training.main, args)
         setting = dropcompute_training.setting_of(args)
     return args, setting, found, lines

@@ -16,7 +16,7 @@ from dsgd import problems
 from dsgd.problems import models
 from experiments import kimad_deep
 from experiments.kimad import deep_results, deep_runs
-from experiments.shared import common
+from experiments.shared import tuning
 
 METHODS = {"Kimad", "Kimad, told", "EF21", "Kimad, coarse", "Kimad+", "whole model"}
 TIMES = (1.0, 0.2)
@@ -42,7 +42,7 @@ def ran(tmp_path_factory, long):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(models.MODELS, "mlp", partial(models.MLP, hidden=()))
         patch.setattr(deep_runs, "RESOLUTION", 100)
-        patch.setattr(common, "devices_for", lambda workers: dsgd.workers.mesh(1))
+        patch.setattr(tuning, "devices_for", lambda workers: dsgd.workers.mesh(1))
         return args, scripts.printed(kimad_deep.main, args)
 
 

@@ -13,7 +13,7 @@ import scripts
 import dsgd
 from dsgd import problems
 from experiments import stragglers
-from experiments.shared import common
+from experiments.shared import tuning
 from experiments.stragglers import Args
 
 SHOWN = ("synchronous", "DropCompute", "asynchronous")
@@ -63,7 +63,7 @@ def ran(tmp_path_factory, long):
         patch.setattr(stragglers, "methods", lambda *arguments: {name: known(*arguments)[name] for name in SHOWN})
         patch.setattr(stragglers, "draw", drawn)
         patch.setattr(stragglers, "MEASURED", 20)
-        patch.setattr(common, "devices_for", lambda workers: dsgd.workers.mesh(1))
+        patch.setattr(tuning, "devices_for", lambda workers: dsgd.workers.mesh(1))
         lines = scripts.printed(stragglers.main, args)
     return args, found["single server"], lines
 

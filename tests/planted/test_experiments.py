@@ -26,7 +26,7 @@ MISTAKES = [
         TESTS + "test_command_line.py::test_nothing_is_written_where_nothing_was_found",
     ),
     Mistake(
-        "experiments/shared/common.py",
+        "experiments/shared/statistics.py",
         "np.flatnonzero(values.mean(axis=0) <= target)",
         "np.flatnonzero(values.mean(axis=0) < target)",
         TESTS + "test_compare.py::test_what_diverges_is_left_out_and_what_does_not_reach_the_target_is_marked",
@@ -170,7 +170,7 @@ MISTAKES = [
         TESTS + "test_all.py::test_a_table_is_the_same_in_the_terminal_in_its_file_and_in_docs",
     ),
     Mistake(
-        "experiments/shared/common.py",
+        "experiments/shared/tuning.py",
         "compute += clusters.exponential(delay)",
         "compute = clusters.exponential(delay)",
         TESTS + "test_compare.py::test_a_delay_is_added_to_the_seconds_of_a_batch",

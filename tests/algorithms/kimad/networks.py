@@ -108,11 +108,11 @@ class Star:
         self.seconds_up.append(up)
 
 
-def budgets(star: Star, monitor: Monitor | None, round_time: float, congestion: float, known: bool, shown: list) -> Budgets:
+def budgets(star: Star, monitor: Monitor, round_time: float, congestion: float, known: bool, shown: list) -> Budgets:
     """Equation 2, of what a monitor estimates.
 
     Args:
-        monitor: None: the mean bandwidth in the seconds planned for a message.
+        monitor: of the rates of all rounds.
         known: whether the seconds of a gradient are known before the first one.
         shown: is appended the estimates of each round, up and down `[N]`.
     """
@@ -123,11 +123,7 @@ def budgets(star: Star, monitor: Monitor | None, round_time: float, congestion: 
         computing = star.period * star.computing * (known or bool(rounds) or star.period > 1)
         up_seconds = (round_time - computing) / (1 + congestion)
         down_seconds = congestion * (round_time - computing.max()) / (1 + congestion)
-        if monitor is None:
-            begin = star.ends[-1] + computing  # planned as if all began together
-            up = np.array([star.up.mean(n, begin[n], up_seconds[n]) for n in range(star.N)])
-            down = np.array([star.down.mean(n, max(begin + up_seconds), down_seconds) for n in range(star.N)])
-        elif not rounds:
+        if not rounds:
             up = down = np.full(star.N, np.inf)
         else:
             up, down = monitor(star.rates_up), monitor(star.rates_down)

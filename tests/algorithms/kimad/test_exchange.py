@@ -16,7 +16,6 @@ from algorithms import kimad, optimizers
 from algorithms.kimad import exchange as rounds
 from algorithms.kimad import plans
 from dsgd import Algorithm, Round, State, communication, compressors, counts, workers
-from theory_checks.recursions import kimad as papers
 
 N, D, STEP, TIME = 3, 8, 0.5, 2.0
 RATIOS = (0.25, 0.5, 1.0)
@@ -113,7 +112,3 @@ def test_the_first_rounds_that_send_send_everything():
         _, _, found = exchanged([size(0)] * N, [size(0)] * N, step=step, warm_up=2)
         np.testing.assert_array_equal(found.metrics["message_up"], 32 * D if everything else size(0))
         assert found.metrics["message_down"] == (32 * D if everything else size(0))
-
-
-def test_sizes_are_as_the_papers():
-    assert [size(i) - 8 for i in range(3)] == papers.top_k(RATIOS, 32).sizes(D)

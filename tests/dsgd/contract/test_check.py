@@ -171,6 +171,7 @@ def test_what_cannot_be_sent_is_said():
         elsewhere.call(2, check.on_devices, threading.Lock())
 
 
+@pytest.mark.long
 def test_a_process_that_fails_says_why():
     with pytest.raises(elsewhere.Unreachable, match="ended with status 1: ZeroDivisionError") as caught:
         elsewhere.call(1, lambda: 1 // 0)

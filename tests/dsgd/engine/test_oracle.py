@@ -211,14 +211,6 @@ def test_the_history_shows_samples_and_the_loss_over_those_that_count(mesh):
     assert history["train_loss"][2] == pytest.approx(np.mean(np.concatenate(losses[1][1::2])), rel=1e-5)
 
 
-def test_of_workers_that_are_not_asked_the_history_has_no_samples(mesh):
-    history = dsgd.run(
-        algorithms.unequal_work(algorithms.sgd(optax.sgd(0.1)), some_work(make("robust"))), make("robust"), steps=4, key=KEY, mesh=mesh
-    ).history
-    assert (np.count_nonzero(history["samples"][1:], axis=1) <= 1).all()
-    assert (np.isin(history["samples"][1:], [0, *SIZES])).all()
-
-
 def test_memory_does_not_grow_with_the_number_of_micro_batches(optimised):
     """A round of 32 micro-batches of a model with 96 kB a gradient."""
     wide = np.tile(INPUTS, (1, 1333))

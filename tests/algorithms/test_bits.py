@@ -10,23 +10,21 @@ whole bytes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import algorithms
-from dsgd.base import Algorithm, Round
+from dsgd.base import Round
 from dsgd.communication import communicate
 from dsgd.wire import counts
 from theory_checks.machinery.rounds import on_one_device
-from theory_checks.machinery.statement import Draws, Outcome, Statement
+from theory_checks.recursions.compressed import packed
 
 FLOAT, PERIOD = 32, 4
-Make = Callable[[str, optax.GradientTransformation, int], Algorithm]
 Form = Callable[[int, int], float]  # (N, d) -> bits
 
 
@@ -52,23 +50,17 @@ def _models(number: float = 1) -> Form:
 
 def quantized(p: int) -> int:
     """Of `random_quantization(4)`."""
-    return codes(p, 4) + 2 * FLOAT if p > 2 else p * FLOAT
+    return packed(4, p) + 2 * FLOAT if p > 2 else p * FLOAT
 
 
-def signs(p: int, value: int = FLOAT) -> int:
-    """Of `sign`, whose scale has so many bits."""
-    return codes(p, 1) + value
+def signs(p: int) -> int:
+    """Of `sign`."""
+    return packed(1, p) + FLOAT
 
 
-def codes(number: int, width: int) -> int:
-    """Of so many codes of so many bits: one in each plane of 8, 4, 2, 1 bits that the width is the sum of, each of whole bytes."""
-    planes = [8] * (width // 8) + [plane for plane in (4, 2, 1) if width % 8 & plane]
-    return sum(8 * -(-number * plane // 8) for plane in planes)
-
-
-def largest(k: int, p: int, value: int = FLOAT) -> int:
-    """Of k of p elements, of so many bits each, and their places."""
-    return value * k + codes(k, (p - 1).bit_length())
+def largest(k: int, p: int) -> int:
+    """Of k of p elements, and their places."""
+    return FLOAT * k + packed((p - 1).bit_length(), k)
 
 
 # Of every worker, each way, in a round in which it sends.
@@ -97,7 +89,7 @@ FORMS: dict[str, Form] = {
     "ad-psgd": lambda N, d: min(1, N - 1) * d * FLOAT,
 }
 LAST_OF_FOUR = {"local-sgd", "scaffold"}  # who send nothing in the other rounds
-FEW = {"asgd": 1, "ad-psgd": 2}  # how many send in a round, where not all do; their first is tried, the others are in `recursions`
+FEW = {"asgd": 1, "ad-psgd": 2}  # how many send in a round, where not all do; their first round is tried
 
 
 def expected(name: str, t: int, N: int, d: int) -> np.ndarray:
@@ -107,12 +99,13 @@ def expected(name: str, t: int, N: int, d: int) -> np.ndarray:
     return np.sort(np.where(np.arange(N) < senders, FORMS[name](N, d), 0))
 
 
-@cache
-def _sent(make: Make, name: str, N: int, d: int) -> Any:
-    """t -> the recorded bits of round t, all workers' `[N, 4]`, up and down. Nothing else is part of the program."""
+@pytest.mark.parametrize(("N", "d"), [(6, 5), pytest.param(2, 5, marks=pytest.mark.long), pytest.param(5, 300, marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", algorithms.ALGORITHMS)
+def test_bits_of_a_round_are_the_closed_forms(name, N, d):
+    """In each round of a period. Of fewer elements than workers some have parts of padding alone."""
 
     def one_round(t):
-        method = make(name, optax.sgd(0.1), N)
+        method = algorithms.make(name, optax.sgd(0.1), N)
         state = method.init(jnp.ones(d, jnp.float32), N)
         this = Round(t, N, jax.random.key(0))
         query = method.query(state, this)
@@ -121,34 +114,7 @@ def _sent(make: Make, name: str, N: int, d: int) -> Any:
         bits = communicate(method, state, gradients, this, jax.random.key(1))[1].statistics(N).bits
         return bits.up, bits.down
 
-    return jax.jit(on_one_device(one_round))
-
-
-def of(name: str, N: int, d: int, make: Make = algorithms.make) -> list[Outcome]:
-    """One registered method: the worst round of a period, each way."""
-    found = []
-    for way, direction in enumerate(("up", "down")):
-        rounds = range(1 if name in FEW else PERIOD)
-        sent = [np.sort(counts.to_int(np.asarray(_sent(make, name, N, d)(jnp.int32(t))[way])).astype(float)) for t in rounds]
-        off = [np.abs(got - expected(name, t, N, d)).max() for t, got in enumerate(sent)]
-        worst = int(np.argmax(off))
-        case = f"{name}, {direction}, N = {N}, d = {d}, round {worst + 1}: {sent[worst]} for {expected(name, worst, N, d)}"
-        found.append(Outcome(float(off[worst]), 0.0, case=case, equality=True, scale=1.0))
-    return found
-
-
-def trial(draws: Draws, make: Make = algorithms.make) -> list[Outcome]:
-    """One registered method, of few or many elements, with few or many workers."""
-    name, (N, d) = draws.choice(tuple(FORMS)), draws.choice(((2, 5), (5, 300)))
-    return of(name, N, d, make)
-
-
-STATEMENTS = [
-    Statement(
-        "bits of a round, up and down",
-        "section 1.3",
-        "registered methods, float32",
-        trial,
-        [partial(of, name, 6, 40) for name in algorithms.ALGORITHMS],
-    )
-]
+    program = jax.jit(on_one_device(one_round))  # nothing but the bits is part of it
+    for t in range(1 if name in FEW else PERIOD):
+        for sent in program(jnp.int32(t)):
+            np.testing.assert_array_equal(np.sort(counts.to_int(np.asarray(sent))), expected(name, t, N, d))
