@@ -43,8 +43,8 @@ METHODS = [
     Mistake("algorithms/synchronous/backup_workers_sgd.py", "leaf / counted", "leaf / N", f"{HOLDS}[backup_workers,_every_round]"),
     Mistake(
         "algorithms/asynchronous/asynchronous_sgd.py",
-        "/ jnp.maximum(1, staleness), old)",
-        "/ jnp.maximum(1, staleness - 1), old)",
+        "/ jnp.maximum(1, staleness), new)",
+        "/ jnp.maximum(1, staleness - 1), new)",
         f"{HOLDS}[ASGD,_given_delays,_staleness-aware,_every_round]",
     ),
     Mistake(
