@@ -18,6 +18,7 @@ import numpy as np
 import optax
 import pytest
 import rounds
+from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 
 import algorithms
@@ -33,7 +34,6 @@ from algorithms import (
 )
 from dsgd import clusters, network, problems
 from dsgd.communication import Statistics
-from tests.algorithms import layers
 from theory_checks.machinery.trajectories import rows
 from theory_checks.recursions import shared
 from theory_checks.recursions.asynchronous import Numbers, Schedule, server_schedule, stale_steps
@@ -49,12 +49,35 @@ UNIT = clusters.Cluster(clusters.constant(1.0))
 # --- The problem.
 
 
+class Data(NamedTuple):
+    A: jax.Array
+    b: jax.Array
+
+
+@cache
 def numbers(N: int = N) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return layers.numbers(N, D, heterogeneity=2.0 * (N > 1))
+    """Of f_n(x) = x^T A_n x / 2 - b_n^T x, in float64: A `[N, d, d]`, b `[N, d]`, and a start that is not 0."""
+    with jax.enable_x64(True):
+        data = problems.random_quadratic(N, D, heterogeneity=2.0 * (N > 1), seed=1).data
+    return np.asarray(data.A), np.asarray(data.b), np.random.default_rng(7).normal(size=D)
 
 
+@cache
 def quadratic(N: int = N) -> dsgd.Problem:
-    return layers.quadratic(N, D, heterogeneity=2.0 * (N > 1))
+    """Of two leaves."""
+    A, b, start = numbers(N)
+
+    def loss(params, batch):
+        x = ravel_pytree(params)[0]
+        return x @ batch.A @ x / 2 - batch.b @ x
+
+    def init(key):
+        x = jnp.asarray(start)
+        return {"biases": x[:2], "weights": x[2:].reshape(2, -1)}
+
+    with jax.enable_x64(True):
+        data = Data(jnp.asarray(A), jnp.asarray(b))
+    return dsgd.Problem(init, loss, data, sample=lambda key, mine: mine)
 
 
 def in_samples() -> dsgd.Problem:
