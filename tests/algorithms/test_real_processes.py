@@ -13,6 +13,7 @@ import pytest
 import algorithms
 import dsgd
 from algorithms import cannikin, dropcompute, kimad
+from algorithms.kimad import processes
 from algorithms.kimad.wire import Wire
 from dsgd import clusters, problems, work
 
@@ -55,7 +56,7 @@ def ran() -> list[Any]:
     def everything():
         options, log = {"key": jax.random.wrap_key_data(key)}, []
         sgd, scalable = optax.sgd(0.1), cannikin.scalable(optax.sgd(0.05))
-        train = kimad.processes.train_processes
+        train = processes.train_processes
         always = train(two, sgd, [0.3], 1.0, seconds=60.0, rounds=rounds, **options)
         hurried = train(two, sgd, ratios, 1e-9, seconds=60.0, rounds=rounds, **options)
         mine = pause[jax.process_index()]

@@ -1,4 +1,4 @@
-"""Messages of a round next to the same in numpy: those of all workers and the answer; and one message, its length and what it leaves out."""
+"""Messages of a round next to the same in numpy: of all workers and of the server; and one message, its length and what it leaves out."""
 
 from __future__ import annotations
 
