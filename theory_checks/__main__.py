@@ -26,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dsgd import records
-from theory_checks.machinery import processes, registry
+from theory_checks.machinery import registry
 from theory_checks.machinery.registry import Finding
 from theory_checks.machinery.statement import STANDARD_ERRORS, Misprint, Outcome, Statement
 from theory_checks.statements.misprints import MISPRINTS
@@ -97,7 +97,7 @@ def _tried(statements: Sequence[Statement], trials: int, args: Args, *, own: boo
     if own or jobs == 1:
         found = (registry.hold(statement, trials, args.seed) for statement in statements)
     else:
-        found = processes.hold_all(statements, trials, args.seed, processes=jobs, cached=args.cache, haste=args.quick)
+        found = registry.hold_all(statements, trials, args.seed, processes=jobs, cached=args.cache, haste=args.quick)
     screen = Console(stderr=True)
     return track(found, "statements", len(statements), console=screen, transient=True, disable=not args.progress)
 
@@ -234,5 +234,5 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
 
 if __name__ == "__main__":
     given: Args = tyro.cli(Args, prog="python -m theory_checks")
-    processes.prepare(given.cache, given.quick)
+    registry.prepare(given.cache, given.quick)
     sys.exit(main(given))

@@ -10,10 +10,8 @@ import scripts
 
 from algorithms import cannikin
 from experiments import cannikin_optperf as script
-from experiments.cannikin import devices
-from experiments.cannikin import optperf_driving as driving
-from experiments.cannikin import optperf_tables as tables
-from experiments.cannikin.optperf_driving import Noise
+from experiments.cannikin import devices, driving, optperf_results
+from experiments.cannikin.driving import Noise
 
 SMALL = {"epochs": 8, "iterations": 5, "first_noises": (0.05, 1.0), "totals": 3, "worker_counts": (3,), "ratios": (1.0, 10.0), "seeds": 2}
 FEW = ("ResNet-50", "BERT")
@@ -69,7 +67,7 @@ def test_cannikin_settles_at_optperf_and_the_others_above_it(ran):
 
 
 def test_devices_are_those_of_the_paper():
-    kinds = devices.nodes("B")
+    kinds = [gpu.name for gpu in devices.CLUSTERS["B"]]
     assert [kinds.count(kind) for kind in ("A100", "V100", "RTX 6000")] == [4, 4, 8]
     model = devices.make_model("B", "ResNet-50")
     fast, middle, slow = model.q[0], model.q[4], model.q[-1]
@@ -114,4 +112,4 @@ def test_without_communication_the_gain_over_ddp_is_that_of_the_speeds():
 
 def test_tuned_is_the_epoch_from_which_on_batches_are_short():
     times = np.array([[3.0, 1.0, 1.5, 1.005, 1.0], [1.0, 1.0, 1.0, 1.0, 1.0]])
-    np.testing.assert_array_equal(tables.tuned(times), [4, 1])
+    np.testing.assert_array_equal(optperf_results.tuned(times), [4, 1])
