@@ -13,13 +13,14 @@ import pytest
 import algorithms
 import dsgd
 from algorithms import cannikin, dropcompute, kimad
+from algorithms.kimad import processes
 from algorithms.kimad.wire import Wire
 from dsgd import clusters, problems, work
 
 KEY = 3
 RATIOS, ROUNDS = (0.01, 1.0, 0.1), 6  # of Kimad
 SLOW, FAST, M, MEASURED, STEPS = 0.03, 0.005, 4, 3, 9  # seconds of a micro-batch of DropCompute's process 1, and of all others
-SIZES, PIECES = ((11, 5, 0), (4, 20, 3), (8, 8, 8)), 5  # of Cannikin's nodes, with cut and whole pieces of 4 samples, and none
+SIZES, PIECES = ((11, 7, 0), (9, 8, 7), (12, 5, 3)), 3  # of Cannikin's nodes, with cut and whole pieces of 4 samples, and none
 
 
 def task(workers: int) -> dsgd.Problem:
@@ -47,7 +48,7 @@ EPOCHS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def ran() -> list[Any]:
     """Results of three processes: Kimad's with one ratio, and with several but no time; DropCompute's without a threshold, and with one
-    that is chosen; Cannikin's with given batches, and what its nodes saw, and with batches of its own."""
+    that is chosen; Cannikin's with given batches, and what its nodes saw."""
     two, three, follow, key = task(2), task(3), following, jax.random.key_data(jax.random.key(KEY))
     epochs, sizes, pause = EPOCHS, SIZES, (FAST, SLOW, FAST)
     ratios, rounds, M_, measured, steps = RATIOS, ROUNDS, M, MEASURED, STEPS
@@ -55,7 +56,7 @@ def ran() -> list[Any]:
     def everything():
         options, log = {"key": jax.random.wrap_key_data(key)}, []
         sgd, scalable = optax.sgd(0.1), cannikin.scalable(optax.sgd(0.05))
-        train = kimad.processes.train_processes
+        train = processes.train_processes
         always = train(two, sgd, [0.3], 1.0, seconds=60.0, rounds=rounds, **options)
         hurried = train(two, sgd, ratios, 1e-9, seconds=60.0, rounds=rounds, **options)
         mine = pause[jax.process_index()]
@@ -63,8 +64,7 @@ def ran() -> list[Any]:
         chosen = dropcompute.chosen_after(measured)
         dropped = dropcompute.train_processes(three, sgd, chosen, M_, steps=steps, delay=lambda step, m: mine, **options)
         fixed = cannikin.train_processes(three, scalable, follow(sizes, log), **epochs, **options)
-        adapted = cannikin.train_processes(three, scalable, cannikin.cannikin([12, 24], 12), **{**epochs, **options})
-        return always, hurried, whole, dropped, fixed, log, adapted
+        return always, hurried, whole, dropped, fixed, log
 
     return [list(each) for each in zip(*dsgd.loopback(3, everything, timeout=300), strict=True)]
 
@@ -123,7 +123,7 @@ def test_dropcomputes_threshold_is_chosen_and_the_slow_one_drops_more(ran):
 def test_cannikins_iterates_are_those_of_the_simulation_and_its_measurements_those_of_all_nodes(ran):
     for results in ran[4:]:
         alike(results)
-    found, log, adapted = (results[0] for results in ran[4:])
+    found, log = (results[0] for results in ran[4:])
     seconds = clusters.constant(0.1)
     overlap = clusters.Overlap(seconds, seconds, 0.5, 0.1)
     cluster = clusters.Cluster(seconds, per_sample=seconds, overlap=overlap, up=clusters.constant(1e6), at_once=True)
@@ -139,4 +139,3 @@ def test_cannikins_iterates_are_those_of_the_simulation_and_its_measurements_tho
         assert (seen.backward == seen.first).all()
         assert (seen.communication == seen.communication[:, :1]).all()
         assert (epoch.seconds >= (seen.compute + seen.communication).sum(axis=0)).all(), "each node's parts follow each other"
-    assert {epoch.total for epoch in adapted.epochs} <= {12, 24}
