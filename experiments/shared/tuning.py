@@ -72,7 +72,7 @@ def tune(
         progress: show a bar.
         records: of a run, about; each evaluates the whole objective.
     """
-    steps = args.steps if steps is None else steps
+    steps = int(args.steps if steps is None else steps)
     sweep = resuming.sweep(
         build,
         problem,
