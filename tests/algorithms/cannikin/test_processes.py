@@ -27,7 +27,7 @@ ONE_NODE = {"epochs": 2, "key": jax.random.key(3), "micro_batches": M, "samples"
 
 
 def make(workers: int) -> dsgd.Problem:
-    return problems.logistic_regression("digits", workers=workers, partition="iid", batch_size=B)
+    return problems.robust_regression(workers, 6, batch_size=B)
 
 
 def given(sizes: Any, log: list[cannikin.Observation]) -> cannikin.System:
