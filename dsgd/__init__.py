@@ -30,8 +30,7 @@ from dsgd.machines.agreement import Elsewhere
 from dsgd.machines.local_processes import loopback
 from dsgd.machines.runtime import join
 from dsgd.machines.watch import Lost
-from dsgd.runs.driver import compile_round, run
-from dsgd.runs.exchanges import Exchange, exchanges
+from dsgd.runs.driver import Exchange, compile_round, exchanges, run
 from dsgd.runs.feed import Batches
 from dsgd.runs.history import Diverged, evaluated
 from dsgd.runs.interrupts import Interrupted

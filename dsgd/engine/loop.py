@@ -106,12 +106,14 @@ class Description(NamedTuple):
         sendings: its exchanges; their arrays are of the trace.
         measures, weighs: as in `Plan`.
         asks_some: whether only some workers are asked for gradients, which then cross devices in the simulation.
+        micro_batches: M, of a round's work; 1 without any.
     """
 
     sendings: tuple[Sending, ...]
     measures: bool
     weighs: bool
     asks_some: bool
+    micro_batches: int
 
 
 def without_arrays(problem: Problem) -> Problem:
@@ -137,43 +139,23 @@ def first_carry(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
         begun = clock.at_zero(plan.N, _measured(plan, method, state, key)) if plan.cluster else ()
         return Carry(state, begun, _none_drawn(plan))
 
-    def place(part, spec):
-        return jax.tree.map(lambda leaf: lax.with_sharding_constraint(leaf, NamedSharding(plan.mesh, spec)), part)
-
-    carry, spec = _over_runs(plan, init, (0, None), (None, 0))(points, keys), _carry_spec(plan)
-    return Carry(State(*map(place, carry.state, spec.state)), place(carry.clock, spec.clock), place(carry.drawn, spec.drawn))
+    return _placed(plan, _over_runs(plan, init, (0, None), (None, 0))(points, keys), lax.with_sharding_constraint)
 
 
 def shapes(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
     """What `first_carry` gives, as shapes and types with their places on the devices; nothing is compiled."""
-
-    def placed(part, spec):
-        sharding = NamedSharding(plan.mesh, spec)
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), part)
-
-    carry, spec = jax.eval_shape(partial(first_carry, plan), points, keys), _carry_spec(plan)
-    return Carry(State(*map(placed, carry.state, spec.state)), placed(carry.clock, spec.clock), placed(carry.drawn, spec.drawn))
+    carry = jax.eval_shape(partial(first_carry, plan), points, keys)
+    return _placed(plan, carry, lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding))
 
 
-def micro_batches(plan: Plan, points: PyTree, keys: jax.Array, carry: Carry) -> int:
-    """M, the micro-batches of a round's work, 1 without any; nothing is compiled.
+def _placed(plan: Plan, carry: Carry, place: Callable[[Any, NamedSharding], Any]) -> Carry:
+    """`place(leaf, sharding)` of each leaf."""
 
-    Args:
-        plan, points, keys: as in `first_carry`.
-        carry: `shapes`.
-    """
-    found = []
+    def part(tree, spec):
+        return jax.tree.map(lambda leaf: place(leaf, NamedSharding(plan.mesh, spec)), tree)
 
-    def one(point, key, carry):
-        work = _method(plan, point).query(carry.state, _this_round(plan, split(key)[1], carry, carry.state.step)).work
-        found.append(1 if work is None else work.samples.shape[1])
-        return carry.state.step
-
-    def run(points, keys, carry):
-        return _over_runs(plan, one, (0, None, 0), (None, 0, 0))(points, keys, carry)
-
-    jax.eval_shape(_sharded(plan, run, (P(), P(), _carry_spec(plan)), P()), points, keys, carry)
-    return found[0]
+    spec = _carry_spec(plan)
+    return Carry(State(*map(part, carry.state, spec.state)), part(carry.clock, spec.clock), part(carry.drawn, spec.drawn))
 
 
 def advance(
@@ -287,7 +269,8 @@ def describe(plan: Plan, algorithm: Algorithm) -> Description:
         read = {id(atom) for equation in program.eqns for atom in equation.invars} | {id(atom) for atom in program.outvars}
         measures = any(id(variable) in read for variable in program.invars)
         record, asked = seen[0]
-        described.append(Description(record.sendings(), measures, record.weighs, asked.workers is not None))
+        M = 1 if asked.work is None else asked.work.samples.shape[1]
+        described.append(Description(record.sendings(), measures, record.weighs, asked.workers is not None, M))
         return state.step
 
     key = jax.eval_shape(lambda: jax.random.key(0))

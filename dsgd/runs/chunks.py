@@ -121,10 +121,9 @@ def _first_carry(job: Job, inputs: _Inputs, checkpoint: Checkpoint | None, log: 
         return carry
     if not job.start:
         return programs.call(loop.first_carry, plan, points, keys)
-    like = loop.shapes(plan, points, keys)
     # Draws that are numbered go on as if all micro-batches of the rounds before had been drawn.
-    drawn = job.before * loop.micro_batches(plan, points, keys, like) if plan.problem.numbered else 0
-    return starts.placed(job.start, like, drawn)
+    drawn = job.before * loop.describe(plan, job.methods[0]).micro_batches if plan.problem.numbered else 0
+    return starts.placed(job.start, loop.shapes(plan, points, keys), drawn)
 
 
 class _Queue:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -110,13 +108,10 @@ def _batches(job: Job, kept: bool) -> str:
 def _program(job: Job) -> str:
     """The start and the loop, lowered for one device and chunks of one record."""
     one = Mesh(job.plan.mesh.local_devices[:1], (workers.AXIS,))
-    plan = job.plan._replace(mesh=one, capacity=1)
-    points, keys, data, shared = jax.eval_shape(lambda *arrays: arrays, job.points, job.keys, job.problem.data, job.problem.shared)
-    batches = None if job.feed is None else jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), job.feed.first)
-    carry = jax.eval_shape(partial(loop.first_carry, plan), points, keys)
-    number = jax.ShapeDtypeStruct((), jnp.int32)
-    start = programs.text(loop.first_carry, plan, points, keys)
-    advance = programs.text(loop.advance, plan, carry, points, keys, data, shared, batches, loop.Chunk(*[number] * 4))
+    alone = job._replace(plan=job.plan._replace(mesh=one, capacity=1))
+    carry, points, keys, *others = alone.shapes()
+    start = programs.text(loop.first_carry, alone.plan, points, keys)
+    advance = programs.text(loop.advance, alone.plan, carry, points, keys, *others)
     return hashlib.sha256((start + advance).encode()).hexdigest()[:16]
 
 

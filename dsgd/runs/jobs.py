@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from dsgd.base import Algorithm, Problem, State
-from dsgd.engine.loop import Plan
+from dsgd.engine import loop
 from dsgd.runs.feed import Feed
 from dsgd.runs.history import History
 
@@ -30,7 +32,7 @@ class Job(NamedTuple):
         until: of the history so far, whether the run may end; None: it ends after `steps`.
     """
 
-    plan: Plan
+    plan: loop.Plan
     methods: tuple[Algorithm, ...]
     problem: Problem
     points: dict[str, jax.Array]
@@ -46,6 +48,14 @@ class Job(NamedTuple):
     def name(self) -> str:
         """Of the method."""
         return self.methods[0].name
+
+    def shapes(self) -> tuple[Any, ...]:
+        """Of `loop.advance`'s arguments after the plan, for one round; nothing is compiled."""
+        carry = jax.eval_shape(partial(loop.first_carry, self.plan), self.points, self.keys)
+        first = None if self.feed is None else self.feed.first
+        batches = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), first)
+        chunk = loop.Chunk(*[jax.ShapeDtypeStruct((), jnp.int32)] * 4)
+        return jax.eval_shape(lambda *given: given, carry, self.points, self.keys, self.problem.data, self.problem.shared, batches, chunk)
 
     @property
     def last(self) -> int:

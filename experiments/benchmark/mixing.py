@@ -29,20 +29,20 @@ from dsgd import records, workers, xla
 from dsgd.workers import mixing as gossip
 from dsgd.workers import routes
 from experiments.benchmark import by_hand
-from experiments.shared import commands, common, tables
+from experiments.shared import commands, tables, timing
 
 
 @dataclass(frozen=True)
 class Args:
     """Times gossip rounds on one device beside dense products and copies."""
 
-    workers: int = 1024
+    workers: commands.Count = 1024
     """Number of workers N."""
-    dimension: int = 10_000
+    dimension: commands.Count = 10_000
     """Elements d of a model."""
-    repeats: int = 15
+    repeats: commands.Count = 15
     """Timings of each program."""
-    dimensions: tuple[int, ...] = (100, 1_000, 10_000, 100_000)
+    dimensions: tuple[commands.Count, ...] = (100, 1_000, 10_000, 100_000)
     """Elements for which both kinds of sums are timed, where all models together have at most 8 M."""
     out: Path = field(default=Path("results/benchmark/mixing"))
     """Folder for config.json, mixing.csv, sums.csv and the tables."""
@@ -64,19 +64,18 @@ def main(args: Args) -> None:
     commands.begin(args)
     graphs = [topologies.ring(args.workers), topologies.exponential(args.workers), topologies.random_regular(args.workers, 4)]
     x = jax.random.normal(jax.random.key(0), (args.workers, args.dimension))
-    programs = {"copy": common.program(lambda x: x * np.float32(1.5), x)}
+    programs = {"copy": timing.program(lambda x: x * np.float32(1.5), x)}
     for graph in graphs:
-        programs[f"{graph.name} dense"] = common.program(looped(dense(graph), ROUNDS), x)
-        programs[graph.name] = common.program(looped(mixing(graph), ROUNDS), x)
+        programs[f"{graph.name} dense"] = timing.program(looped(dense(graph), ROUNDS), x)
+        programs[graph.name] = timing.program(looped(mixing(graph), ROUNDS), x)
     taken = in_turn(programs, args.repeats)
     rows = [measured(graph, taken) for graph in graphs]
     sums = [(graph, [rows_over_product(graph, d, args.repeats) for d in args.dimensions]) for graph in graphs_of_all_degrees()]
     records.write_rows(args.out / "mixing.csv", ("graph", "degree", "seconds", "dense", "times faster", "of copy"), rows)
     heading = ("graph", "degree", "chosen", *map(str, args.dimensions))
     records.write_rows(args.out / "sums.csv", heading, [(graph.name, graph.degree, kind(graph), *ratios) for graph, ratios in sums])
-    screen, copied = common.console(), 8 * x.size / float(np.median(taken["copy"])) / 1e9
-    tables.show(screen, tabulate(args, rows, copied), args.out / "mixing_table.csv")
-    tables.show(screen, tabulate_sums(args, sums), args.out / "sums_table.csv")
+    copied = 8 * x.size / float(np.median(taken["copy"])) / 1e9
+    commands.finish(args, {}, {"mixing_table": tabulate(args, rows, copied), "sums_table": tabulate_sums(args, sums)})
 
 
 def in_turn(programs: dict[str, Callable[[], object]], repeats: int) -> dict[str, np.ndarray]:
@@ -84,7 +83,7 @@ def in_turn(programs: dict[str, Callable[[], object]], repeats: int) -> dict[str
     taken = {name: [] for name in programs}
     for _ in range(repeats):
         for name, run in programs.items():
-            taken[name].append(common.seconds(run))
+            taken[name].append(timing.seconds(run))
     return {name: np.array(values) for name, values in taken.items()}
 
 
@@ -108,7 +107,7 @@ def rows_over_product(graph: dsgd.Topology, d: int, repeats: int) -> float:
     programs = {}
     for name, rows in (("rows", True), ("product", False)):
         plan = routes.routes_of(graph, 1, rows)
-        programs[name] = common.program(lambda x, A, b, plan=plan: looped(partial(step_and_mix, plan, A, b), rounds)(x), x, A, b)
+        programs[name] = timing.program(lambda x, A, b, plan=plan: looped(partial(step_and_mix, plan, A, b), rounds)(x), x, A, b)
     taken = in_turn(programs, repeats)
     return float(np.median(taken["rows"] / taken["product"]))
 

@@ -30,7 +30,7 @@ from rich.table import Table
 from dsgd import plots, records
 from experiments.benchmark import environments, start, timing
 from experiments.benchmark.jobs import peers as jobs
-from experiments.shared import commands, common, figures, tables
+from experiments.shared import commands, tables
 
 SAMPLES = 8  # of a worker
 MOST = 16_000_000  # elements of all models
@@ -49,17 +49,17 @@ class Args:
     """Which of dsgd and mb-sgd."""
     versions: tuple[str, ...] = NAMES
     """Which of dsgd, scan, numpy, torch, decent-bench and fedjax."""
-    workers: tuple[int, ...] = (16, 128, 1024)
+    workers: tuple[commands.Count, ...] = (16, 128, 1024)
     """Numbers of workers N, at least 3."""
-    dimensions: tuple[int, ...] = (100, 10_000, 100_000)
+    dimensions: tuple[commands.Count, ...] = (100, 10_000, 100_000)
     """Elements d of a model; every N runs with every d."""
-    rounds: int = 20
+    rounds: commands.Count = 20
     """Rounds to the first result, and at least so many in a timing."""
-    seconds: float = 0.5
+    seconds: commands.Positive = 0.5
     """Length of the timing of rounds, about."""
-    repeats: int = 3
+    repeats: commands.Count = 3
     """Timed processes of each version and size, after one whose models are compared."""
-    longest: float = 90.0
+    longest: commands.Positive = 90.0
     """Seconds after which a process is ended."""
     environments: Path = field(default_factory=environments.default_folder)
     """Folder for the environments of other libraries; those that are there are used again."""
@@ -110,11 +110,8 @@ def main(args: Args) -> None:
                     write_data(Path(folder), N, d)
                     rows += compare(args, method, versions(args, method, pythons, path), Path(folder), told)
     records.write_json(args.out / "versions.json", told)
-    if "dsgd" in args.methods:
-        figures.save_figure(draw([row for row in rows if row.method == "dsgd"]), args.out / "peers.png")
-    for method in args.methods:
-        for what in SHOWN:
-            tables.show(common.console(), tabulate(args, method, what, rows), args.out / f"{method}_{what}.csv")
+    sheets = {"peers": draw([row for row in rows if row.method == "dsgd"])} if "dsgd" in args.methods else {}
+    commands.finish(args, sheets, {f"{method}_{what}": tabulate(args, method, what, rows) for method in args.methods for what in SHOWN})
 
 
 def check(args: Args) -> None:
@@ -143,11 +140,11 @@ def find(args: Args) -> dict[str, Path]:
         if name not in environments.PEERS:
             continue
         if environments.found(name, args.environments) is None:
-            common.console().print(f"Making an environment for {name} in {args.environments / name}", markup=False, soft_wrap=True)
+            tables.console().print(f"Making an environment for {name} in {args.environments / name}", markup=False, soft_wrap=True)
         try:
             found[name] = environments.made(name, args.environments)
         except environments.Unavailable as reason:
-            common.console().print(f"Left out: {reason}", markup=False, soft_wrap=True)
+            tables.console().print(f"Left out: {reason}", markup=False, soft_wrap=True)
     return found
 
 

@@ -30,7 +30,7 @@ import dsgd
 from dsgd import problems
 from experiments.benchmark import by_hand
 from experiments.benchmark.timing import calibrate, clock
-from experiments.shared import commands, common, tables
+from experiments.shared import commands, tables
 
 FORMS = {"scan": by_hand.reduced, "scan, product": by_hand.multiplied, "scan, additions": by_hand.added}
 
@@ -41,13 +41,13 @@ class Args:
 
     methods: tuple[str, ...] = tuple(by_hand.SCANS)
     """Which, by their short names."""
-    workers: tuple[int, ...] = (16, 64, 256, 4096, 64, 16, 1024, 16)
+    workers: tuple[commands.Count, ...] = (16, 64, 256, 4096, 64, 16, 1024, 16)
     """Numbers of workers N."""
-    dimensions: tuple[int, ...] = (100, 100, 100, 100, 10_000, 100_000, 10_000, 1_000_000)
+    dimensions: tuple[commands.Count, ...] = (100, 100, 100, 100, 10_000, 100_000, 10_000, 1_000_000)
     """Dimensions d, one for each N."""
-    seconds: float = 1.5
+    seconds: commands.Positive = 1.5
     """Length of one timing, about; a round at least. In short ones, large models pay for the memory that a run begins with."""
-    repeats: int = 3
+    repeats: commands.Count = 3
     """Timings of each version on each problem."""
     out: Path = field(default=Path("results/benchmark/rounds"))
     """Folder for config.json, rounds.csv and table.csv."""
@@ -84,7 +84,7 @@ def main(args: Args) -> None:
         for name in args.methods:
             for N, d in zip(args.workers, args.dimensions, strict=True):
                 rows.append(compare(args, name, N, d))
-    tables.show(common.console(), tabulate(rows), args.out / "table.csv")
+    commands.finish(args, {}, {"table": tabulate(rows)})
 
 
 def check(args: Args) -> None:

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from dsgd import records
 from experiments.benchmark import timing
-from experiments.shared import commands, common, tables
+from experiments.shared import commands, tables
 
 COLD = {"DSGD_CACHE": "off", "JAX_ENABLE_COMPILATION_CACHE": "false"}  # everything is compiled
 STAGES = ("imports", "problem", "trace", "compile", "rounds")
@@ -32,7 +32,7 @@ STAGES = ("imports", "problem", "trace", "compile", "rounds")
 class Args:
     """Times whole processes, from start to result."""
 
-    repeats: int = 5
+    repeats: commands.Count = 5
     """Processes of each version."""
     out: Path = field(default=Path("results/benchmark/start"))
     """Folder for config.json, start.csv and table.csv."""
@@ -65,7 +65,7 @@ def main(args: Args) -> None:
                 taken[name].append(timed(version))
     rows = [row(name, times, taken["scan"]) for name, times in taken.items()]
     records.write_rows(args.out / "start.csv", ("version", *STAGES, "wall", "cpu", "ratio"), rows)
-    tables.show(common.console(), tabulate(rows), args.out / "table.csv")
+    commands.finish(args, {}, {"table": tabulate(rows)})
 
 
 def make_versions(folder: Path) -> dict[str, Version]:

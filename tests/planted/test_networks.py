@@ -32,16 +32,16 @@ MISTAKES = [
     Mistake(
         "dsgd/graphs/spectra.py", "(len(matrices) << doublings)", "(1 << doublings)", f"{GRAPHS}topology.py -k mixing_time_of_a_schedule"
     ),
-    Mistake("dsgd/graphs/topology.py", 'connection="strong"', 'connection="weak"', f"{GRAPHS}topology.py -k directed_path"),
+    Mistake("dsgd/graphs/topology.py", 'connection="strong"', 'connection="weak"', f"{GRAPHS}topology.py -k no_mixing_matrix"),
     Mistake(
         "dsgd/graphs/topology.py",
         "(W.sum(axis=1) - 1).max() <= 100 * _EXACT",
         "(W.sum(axis=0) - 1).max() <= 100 * _EXACT",
-        f"{GRAPHS}topology.py -k what_W_is",
+        f"{GRAPHS}topology.py -k knows_what",
     ),
     Mistake("dsgd/clusters/integrals.py", "laps * large[n] + passed", "passed", f"{INTEGRALS} -k trace"),
     Mistake("dsgd/clusters/integrals.py", "jnp.minimum(rest, first)", "rest", f"{INTEGRALS} -k square"),
-    Mistake("dsgd/clusters/quantity.py", "+ other.sample(second,", "+ other.sample(first,", f"{CLUSTERS} -k moments"),
+    Mistake("dsgd/clusters/quantity.py", "+ other.sample(second,", "+ other.sample(first,", f"{CLUSTERS} -k have_the_distribution"),
     Mistake("dsgd/clusters/cluster.py", "if self.down else self._sender", "if self.down else (_FREE, _DOWN)", f"{CLUSTERS} -k not_given"),
     Mistake(
         "topologies/weights.py",

@@ -6,12 +6,12 @@ from planted import mistakes
 from planted.mistakes import Mistake
 
 T = "tests/experiments"
-KIMAD = "experiments/kimad/adapting.py"
+KIMAD = "experiments/kimad/quadratics.py"
 KIMAD_TESTS = f"{T}/test_kimad_experiments.py"
-SUMS = "experiments/dropcompute/dropcompute_sums.py"
+SUMS = "experiments/dropcompute/exact.py"
 SPEEDUP_TESTS = f"{T}/test_dropcompute_speedup.py"
 TRAINING_TESTS = f"{T}/test_dropcompute_training.py"
-REAL = "experiments/dropcompute/real_clock.py"
+REAL = "experiments/dropcompute_processes.py"
 REAL_TESTS = f"{T}/test_dropcompute_processes.py"
 OPTPERF_TESTS = f"{T}/test_cannikin_optperf.py"
 CANNIKIN_TESTS = f"{T}/test_cannikin_training.py"
@@ -52,13 +52,13 @@ MISTAKES = [
         f"{KIMAD_TESTS}::test_what_does_not_fit_together_is_refused_at_once",
     ),
     Mistake(
-        "experiments/kimad/kimad_tables.py",
+        "experiments/kimad/deep_results.py",
         "COMPUTATION + 2 * mean_size / bandwidth",
         "COMPUTATION + mean_size / bandwidth",
         f"{T}/test_kimad_deep.py::test_what_ef21_needs_is_expected_where_links_have_no_noise",
     ),
     Mistake(
-        "experiments/kimad/kimad_training.py",
+        "experiments/kimad/deep_runs.py",
         "axis=1) < 5",
         "axis=1) <= 5",
         f"{T}/test_kimad_deep.py::test_top_5_counts_a_class_among_the_five_largest_logits",
@@ -76,50 +76,50 @@ MISTAKES = [
         f"{SPEEDUP_TESTS}::test_exact_speedups_are_those_of_quadrature_where_times_are_normal",
     ),
     Mistake(
-        "experiments/dropcompute/dropcompute_scaling.py",
+        "experiments/dropcompute/simulated.py",
         "both[: setting.iterations, :N], both[setting.iterations :, :N]",
         "both[: setting.iterations, :N], both[: setting.iterations, :N]",
         f"{SPEEDUP_TESTS}::test_thresholds_are_not_used_on_what_they_are_chosen_from",
     ),
     Mistake(
-        "experiments/dropcompute/dropcompute_noises.py",
+        "experiments/dropcompute/noises.py",
         "most**power * of.sf(most)",
         "most * of.sf(most)",
         f"{SPEEDUP_TESTS}::test_noises_are_drawn_as_their_distributions_say",
     ),
     Mistake(
-        "experiments/dropcompute/dropcompute_training.py",
+        "experiments/dropcompute/training.py",
         "math.ceil((1 - rate) * ends.size) - 1",
         "math.ceil((1 - rate) * ends.size) - 2",
         f"{TRAINING_TESTS}::test_a_threshold_drops_at_most_its_share",
     ),
     Mistake(
-        "experiments/dropcompute/dropcompute_convergence.py",
+        "experiments/dropcompute/convergence.py",
         "clock_at(history, second) / clock_at(without, first)",
         "clock_at(history, first) / clock_at(without, first)",
         f"{TRAINING_TESTS}::test_steps_to_a_loss_are_found_between_rounds",
     ),
     Mistake(
-        "experiments/dropcompute/dropcompute_local.py",
+        "experiments/dropcompute/local_sgd.py",
         "np.sum(1 - below)) / period",
         "np.sum(1 - below))",
         f"{TRAINING_TESTS}::test_expected_seconds_of_local_sgd_are_those_of_many_draws",
     ),
     Mistake(
-        "experiments/dropcompute/dropcompute_local.py",
+        "experiments/dropcompute/local_sgd.py",
         "chance * workers / server",
         "chance * server / workers",
         f"{TRAINING_TESTS}::test_a_single_server_has_as_many_stragglers_which_are_all_its_own",
     ),
     Mistake(
         REAL,
-        "slice(setting.rounds), slice(setting.rounds, None)",
-        "slice(setting.rounds), slice(None)",
+        "slice(args.rounds), slice(args.rounds, None)",
+        "slice(args.rounds), slice(None)",
         f"{REAL_TESTS}::test_later_steps_do_not_plan_and_first_ones_are_not_judged",
     ),
     Mistake(REAL, "target, end = max(", "target, end = min(", f"{REAL_TESTS}::test_a_race_is_to_the_loss_that_both_reach"),
     Mistake(
-        "experiments/cannikin/optperf_driving.py",
+        "experiments/cannikin/driving.py",
         "model.gamma * backward, np.full",
         "backward, np.full",
         f"{OPTPERF_TESTS}::test_exact_times_predict_exactly_and_inverse_variances_help_where_a_node_is_noisy",
@@ -137,13 +137,13 @@ MISTAKES = [
         f"{CANNIKIN_TESTS}::test_a_text_s_links_are_as_much_slower_as_its_model_is_smaller",
     ),
     Mistake(
-        "experiments/cannikin/cannikin_race_tables.py",
+        "experiments/cannikin/race_results.py",
         "seconds(runs[CANNIKIN]) / seconds(runs[system])",
         "seconds(runs[system]) / seconds(runs[CANNIKIN])",
         f"{CANNIKIN_TESTS}::test_only_seeds_that_reach_the_target_with_both_are_compared",
     ),
     Mistake(
-        "experiments/cannikin/real_cluster.py",
+        "experiments/cannikin_processes.py",
         "zip(trials, own, strict=True) if not mine",
         "zip(trials, own, strict=True)",
         f"{T}/test_cannikin_processes.py::test_a_split_is_not_predicted_from_itself",
@@ -152,7 +152,7 @@ MISTAKES = [
         "experiments/benchmark/by_hand.py",
         "return (half + jnp.roll(half, 1, axis=0) + jnp.roll(half, -1, axis=0)) / 3",
         "return (half + jnp.roll(half, 1, axis=0) + jnp.roll(half, 1, axis=0)) / 3",
-        f"{BENCHMARK_TESTS}::test_the_benchmarks_versions_do_the_same_mathematics[reduced-dsgd]",
+        f"{BENCHMARK_TESTS}::test_the_benchmarks_versions_do_the_same_mathematics[dsgd]",
     ),
     Mistake(
         "experiments/benchmark/mixing.py",

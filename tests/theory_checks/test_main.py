@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import pytest
 import algorithms
 from theory_checks import minibatch_sgd
 from theory_checks.__main__ import Args, main, tabulate, worst
-from theory_checks.machinery import processes, registry
+from theory_checks.machinery import instances, registry
 from theory_checks.machinery.statement import Misprint, Outcome, Statement
 from theory_checks.statements.misprints import MISPRINTS
 
@@ -35,7 +34,7 @@ def test_prints_both_tables_and_succeeds(capsys, tmp_path):
     assert found["statements"][0]["instances"] == 10
     assert found["statements"][0]["worst"]["ratio"] <= 1 + 1e-9
     assert len(found["misprints"]) == len(MISPRINTS)
-    assert all(row["told_apart"] for row in found["misprints"])
+    assert [row["reference"] for row in found["misprints"] if not row["told_apart"]] == []
     pages = "".join((Path(__file__).parents[2] / f"docs/papers/{paper}.md").read_text() for paper in ("survey", "dropcompute"))
     assert [row["reference"] for row in found["misprints"] if documented(row) not in pages] == []
 
@@ -63,6 +62,7 @@ def test_refuses(arguments, says, capsys):
     assert says in line
 
 
+@pytest.mark.long
 def test_runs_as_a_command():
     done = subprocess.run(
         [sys.executable, "-m", "theory_checks", "--quick", "--only", "gap of the ring"],
@@ -73,16 +73,6 @@ def test_runs_as_a_command():
     )
     assert done.returncode == 0, done.stderr
     assert "gap of the ring" in done.stdout
-
-
-def test_every_family_has_statements_and_every_statement_a_name_of_its_own():
-    names = [statement.name for statement in registry.STATEMENTS]
-    assert len(set(names)) == len(names)
-    for family in ("GD", "SGD", "mb-SGD", "CSGD", "EC-SGD", "ASGD", "DSGD", "EF21"):
-        assert any(name.split(",")[0] == family for name in names), family
-    references = " ".join(statement.reference for statement in registry.STATEMENTS)
-    for lemma in ("1.2.2", "3.4.1", "4.2.1", "5.2.1", "5.2.3", "5.2.5", "5.2.7", "5.2.9"):
-        assert f"Lemma {lemma}" in references
 
 
 def _at_most(measured: float, bound: float) -> Statement:
@@ -132,9 +122,9 @@ def test_what_raises_is_a_row_that_fails_and_the_others_are_tried(capsys):
         assert ("raised ValueError: rounds differ" in shown) == (statement is not raising[2])
 
 
-def test_processes_find_what_one_does():
+def test_another_process_finds_what_this_one_does():
     chosen = [statement for statement in registry.STATEMENTS if statement.reference in ("Lemma 5.2.3", "section 5.2.1")][:2]
-    found = list(processes.hold_all(chosen, 3, 5, processes=2, cached="off", haste=True))
+    found = list(registry.hold_all(chosen, 3, 5, processes=1, cached="off", haste=True))
     assert [finding.statement for finding in found] == chosen
     for finding, statement in zip(found, chosen, strict=True):
         alone = registry.hold(statement, 3, 5)
@@ -146,13 +136,6 @@ def test_a_misprint_that_is_none_fails(capsys):
     right = Misprint("(0.0)", "1 <= 2", "1 <= 2", "numbers", lambda: (Outcome(1.0, 2.0), Outcome(1.0, 2.0)))
     assert main(Args(trials=1, progress=False), [_at_most(1.0, 2.0)], [right]) == 1
     assert "the printed formula holds" in " ".join(capsys.readouterr().out.split())
-
-
-@pytest.mark.parametrize("misprint", MISPRINTS, ids=lambda misprint: misprint.reference)
-def test_the_printed_formula_fails_and_the_corrected_one_holds(misprint):
-    printed, corrected = misprint.compare()
-    assert not printed.holds
-    assert corrected.holds
 
 
 def test_cells():
@@ -174,9 +157,14 @@ def without_mean(optimizer):
 
 
 def test_a_broken_method_fails(capsys):
-    broken = _named("mb-SGD, quadratics, exact")._replace(trial=partial(minibatch_sgd.trial_exact, method=without_mean))
-    assert main(Args(trials=25, progress=False), [broken], []) == 1
-    assert "FAILS: mb-SGD, quadratics, exact" in " ".join(capsys.readouterr().out.split())
+    def trial(draws):
+        problem = instances.bowl(4, 3, away=1.0, noise=draws.real(1.0, 2.0))
+        return [minibatch_sgd.check(problem, steps=100, learning_rate=0.5, method=without_mean)]
+
+    assert main(Args(trials=1, progress=False), [_named("mb-SGD, quadratics, exact")._replace(trial=trial, extremes=())], []) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "FAILS: mb-SGD, quadratics, exact" in shown
+    assert "raised" not in shown
 
 
 def test_instances_are_reproducible():

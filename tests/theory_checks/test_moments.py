@@ -15,8 +15,6 @@ import algorithms
 import topologies
 from dsgd import compressors, problems
 from theory_checks.machinery import moments, runs
-from theory_checks.statements.asynchronous_sgd import stale
-from theory_checks.statements.error_compensated_sgd import any_compressor
 
 N, D, STEPS = 4, 4, 40
 GAMMA, SIGMA, COMPRESSION = 0.15, 0.7, 0.9
@@ -83,35 +81,6 @@ def agree(found: dict[str, np.ndarray], expected: list[dict[str, float]]) -> Non
         np.testing.assert_allclose(found[name], [each[name] for each in expected], rtol=1e-10, atol=1e-12, err_msg=name)
 
 
-def test_minibatch_sgd(numbers):
-    r"""$x' = x - \gamma \frac1N \sum_n (A_n x - b_n + \xi_n)$: the noise of the mean has the covariance sigma^2 I / (N d)."""
-    of, I = numbers(False), np.eye(D)
-    expected = []
-    for law in laws(of.start, lambda t: (I - GAMMA * of.mean_A, GAMMA * of.mean_b, GAMMA**2 * SIGMA**2 / (N * D) * I)):
-        local = np.mean([square(law, of.A[n], -of.b[n]) for n in range(N)])
-        same = of_one_model(of, law, I)
-        expected.append({**same, "consensus": 0.0, "asked": same["slope"], "stale": 0.0, "local": local, "around": same["spread"]})
-    found = moments.second_moments(moments.with_step(algorithms.minibatch_sgd), of.problem, GAMMA, steps=STEPS)
-    assert set(found) == set(expected[0])
-    agree(found, expected)
-
-
-def of_one_worker(of: Numbers) -> np.ndarray:
-    r"""The covariance of $A x - b_n + \xi$ with n uniform."""
-    away = of.b - of.mean_b
-    return SIGMA**2 / D * np.eye(D) + sum(np.outer(a, a) for a in away) / N
-
-
-def test_sgd_draws_a_worker(numbers):
-    """What workers differ in is noise: with one Hessian, it is that of b_n."""
-    of, I = numbers(True), np.eye(D)
-    expected = []
-    for law in laws(of.start, lambda t: (I - GAMMA * of.mean_A, GAMMA * of.mean_b, GAMMA**2 * of_one_worker(of))):
-        same = of_one_model(of, law, I)
-        expected.append({"slope": same["slope"], "gap": same["gap"], "asked": same["slope"], "stale": 0.0, "consensus": 0.0})
-    agree(moments.second_moments(moments.with_step(algorithms.sgd), of.problem, GAMMA, steps=STEPS, one_worker=True), expected)
-
-
 def test_decentralized_sgd_on_a_ring(numbers):
     """X' = (X - gamma G) W; the columns of X, one a worker, one below the other."""
     of = numbers(False)
@@ -140,153 +109,27 @@ def test_decentralized_sgd_on_a_ring(numbers):
     agree(moments.second_moments(moments.with_step(algorithms.decentralized_sgd, topology), of.problem, GAMMA, steps=STEPS), expected)
 
 
-@pytest.mark.parametrize(("via", "messages"), [("server", N * N + N), ("ring", N * N)])
-def test_compressed_sgd_with_additive_errors(numbers, via, messages):
-    r"""Through servers the errors are $\frac1N \sum \epsilon_n + \epsilon$ (3.4), around the ring $\frac1N \sum_k \epsilon_k$ (3.5)."""
-    of, I = numbers(False), np.eye(D)
-    total = (SIGMA**2 + COMPRESSION**2) / N + (COMPRESSION**2 if via == "server" else 0.0)
-    expected = [
-        of_one_model(of, law, I) for law in laws(of.start, lambda t: (I - GAMMA * of.mean_A, GAMMA * of.mean_b, GAMMA**2 * total / D * I))
-    ]
-    build = moments.with_compressor(algorithms.compressed_sgd, via)
-    found = moments.second_moments(build, of.problem, GAMMA, steps=STEPS, compression=COMPRESSION, messages=messages)
-    agree(found, expected)
-
-
-def memories(state) -> dict[str, jax.Array]:
-    """x, the server's delta, the workers' delta_n."""
-    worker = state.workers.worker.reshape(N, -1)
-    return {"x": state.server.params, "delta": state.workers.server, "deltas": worker / jnp.sqrt(N), "delta_2": worker[2]}
-
-
-def test_error_compensated_sgd_with_additive_errors(numbers):
-    """The state is (x, delta_1, ..., delta_N, delta); errors of this round are -epsilon, Q(v) = v + epsilon."""
-    of, I, size = numbers(False), np.eye(D), (N + 2) * D
-    x = slice(0, D)
-    worker = [slice((n + 1) * D, (n + 2) * D) for n in range(N)]
-    server = slice((N + 1) * D, size)
-    # v = (1/N) sum (g_n + delta_n + epsilon_n) + delta, and x' = x - gamma (v + epsilon).
-    M, c = np.zeros((size, size)), np.zeros(size)
-    M[x, x], c[x] = I - GAMMA * of.mean_A, GAMMA * of.mean_b
-    M[x, server] = -GAMMA * I
-    B = np.zeros((size, (2 * N + 1) * D))  # of xi_1, ..., xi_N, epsilon_1, ..., epsilon_N, epsilon, of unit variance
-    for n in range(N):
-        xi, epsilon = slice(n * D, (n + 1) * D), slice((N + n) * D, (N + n + 1) * D)
-        M[x, worker[n]] = -GAMMA / N * I
-        B[x, xi] = -GAMMA / N * SIGMA / np.sqrt(D) * I
-        B[x, epsilon] = -GAMMA / N * COMPRESSION / np.sqrt(D) * I
-        B[worker[n], epsilon] = -COMPRESSION / np.sqrt(D) * I
-    B[x, 2 * N * D :] = -GAMMA * COMPRESSION / np.sqrt(D) * I
-    B[server, 2 * N * D :] = -COMPRESSION / np.sqrt(D) * I
-    rows = np.eye(size)
-    expected = []
-    for law in laws(np.concatenate([of.start, np.zeros(size - D)]), lambda t: (M, c, B @ B.T)):
-        squares = [square(law, rows[worker[n]]) for n in range(N)]
-        expected.append(
-            {
-                **of_one_model(of, law, rows[x]),
-                "x": square(law, rows[x]),
-                "delta": square(law, rows[server]),
-                "deltas": np.mean(squares),
-                "delta_2": squares[2],
-            }
-        )
-    assert expected[0]["deltas"] == 0
-    assert expected[-1]["deltas"] == pytest.approx(COMPRESSION**2)
-    build = moments.with_compressors(any_compressor)
-    how = {"compression": COMPRESSION, "messages": N * N + N, "quantities": memories}
-    agree(moments.second_moments(build, of.problem, GAMMA, steps=STEPS, **how), expected)
-
-
-TABLE = np.array([0, 3, 1, 2, 0, 0, 3, 2] * 8, np.int32)
-
-
-def on_table(of, compressor):
-    return stale(optax.sgd(of.learning_rate), 3, of.more)
-
-
-def test_asynchronous_sgd_with_a_table_of_staleness(numbers):
-    """The state is (x_t, x_{t-1}, x_{t-2}, x_{t-3}), and x_{t+1} = x_t - gamma (A x_{t-s} - b + noise)."""
-    of, I, tau = numbers(True), np.eye(D), 3
-    size = (tau + 1) * D
-
-    def seen(t):  # x_{t-s} = (this matrix) (state)
-        s = min(TABLE[t % len(TABLE)], t)
-        return np.kron(np.eye(tau + 1)[s][None], I)
-
-    now, shift = np.kron(np.eye(tau + 1)[0][None], I), np.kron(np.eye(tau + 1, k=-1), I)
-
-    def affine(t):
-        M, c, noise = shift.copy(), np.zeros(size), np.zeros((size, size))
-        M[:D] = now - GAMMA * of.mean_A @ seen(t)
-        c[:D], noise[:D, :D] = GAMMA * of.mean_b, GAMMA**2 * of_one_worker(of)
-        return M, c, noise
-
-    expected = []
-    for t, law in enumerate(laws(np.tile(of.start, tau + 1), affine)):
-        same = of_one_model(of, law, now)
-        asked = {"asked": square(law, of.mean_A @ seen(t), -of.mean_b), "stale": square(law, of.mean_A @ (now - seen(t)))}
-        expected.append({"slope": same["slope"], "gap": same["gap"], **asked})
-    assert expected[1]["stale"] > 0
-    assert expected[4]["stale"] == 0
-    how = {"steps": STEPS, "one_worker": True, "varying": True, "more": TABLE}
-    agree(moments.second_moments(on_table, of.problem, GAMMA, **how), expected)
-
-
-@pytest.mark.parametrize(
-    ("method", "arguments", "one_worker"),
-    [(algorithms.minibatch_sgd, (), False), (algorithms.sgd, (), True), (algorithms.decentralized_sgd, ("ring",), False)],
-    ids=["minibatch_sgd", "sgd", "decentralized_sgd"],
-)
-def test_runs_over_many_seeds_agree_with_exact_moments(numbers, method, arguments, one_worker):
+def test_runs_over_many_seeds_agree_with_exact_moments(numbers):
     """The loop that everybody uses; every round's mean is within 5 standard errors."""
-    of = numbers(True)
-    arguments = tuple(topologies.ring(N) for _ in arguments)
-    exact = moments.second_moments(moments.with_step(method, *arguments), of.problem, GAMMA, steps=20, one_worker=one_worker)
-    history = runs.histories(runs.with_step(method, *arguments), of.problem, steps=20, learning_rates=[GAMMA], seeds=SEEDS)
+    of, topology = numbers(True), topologies.ring(N)
+    exact = moments.second_moments(moments.with_step(algorithms.decentralized_sgd, topology), of.problem, GAMMA, steps=STEPS)
+    factory = runs.with_step(algorithms.decentralized_sgd, topology)
+    history = runs.histories(factory, of.problem, steps=STEPS, learning_rates=[GAMMA], seeds=SEEDS)
     gaps = history["loss"] - of.problem.constants.minimum
-    pairs = [("slope", history["grad_sqnorm"]), ("gap", gaps)]
-    if arguments:
-        pairs.append(("consensus", history["consensus"]))
-    for name, values in pairs:
+    for name, values in (("slope", history["grad_sqnorm"]), ("gap", gaps), ("consensus", history["consensus"])):
         error = values[0].std(axis=0, ddof=1) / np.sqrt(SEEDS)
         assert (np.abs(values[0].mean(axis=0) - exact[name]) <= LIMIT * error + 1e-10).all(), name
         assert error[1:].max() < 0.1 * exact[name].max(), f"{name}: the estimates say too little"
 
 
-def test_hessians_may_be_diagonals(numbers):
-    of = numbers(False)
-    diagonals = np.stack([np.diag(A) for A in of.A])
-    full = np.stack([np.diag(a) for a in diagonals])
-    found = [
-        moments.second_moments(moments.with_step(algorithms.minibatch_sgd), problem, GAMMA, steps=STEPS)
-        for problem in (problems.quadratic(A, of.b, noise=SIGMA, start=of.start) for A in (diagonals, full))
-    ]
-    np.testing.assert_allclose(found[0]["slope"], found[1]["slope"], rtol=1e-12)
-
-
-@pytest.mark.parametrize("steps", [1, 511, 512])
-def test_there_is_a_record_before_each_step_and_one_after_the_last(numbers, steps):
+@pytest.mark.long
+def test_there_is_a_record_before_each_step_and_one_after_the_last(numbers):
     """However long the program is that is compiled for it; the records that two have in common are equal."""
     find = partial(moments.second_moments, moments.with_step(algorithms.minibatch_sgd), numbers(False).problem, GAMMA)
-    slopes = find(steps=steps)["slope"]
-    assert slopes.shape == (steps + 1,)
-    assert np.isfinite(slopes).all()
-    np.testing.assert_allclose(slopes, find(steps=600)["slope"][: steps + 1], rtol=1e-12)
-
-
-def adam(of, compressor):
-    return algorithms.minibatch_sgd(optax.adam(of.learning_rate))
-
-
-def mantissas(of, compressor):
-    return algorithms.compressed_sgd(optax.sgd(of.learning_rate), compressors.clipping(1), allow_biased=True)
-
-
-@pytest.mark.parametrize("build", [adam, mantissas])
-def test_methods_that_are_not_affine_have_no_numbers(numbers, build):
-    with pytest.raises(ValueError, match="a round is not affine"):
-        moments.second_moments(build, numbers(False).problem, GAMMA, steps=5)
+    long = find(steps=512)["slope"]
+    assert long.shape == (513,)
+    for steps in (1, 511):
+        np.testing.assert_allclose(find(steps=steps)["slope"], long[: steps + 1], rtol=1e-12)
 
 
 def test_momentum_is_affine_and_has_numbers(numbers):
@@ -302,25 +145,6 @@ def test_momentum_is_affine_and_has_numbers(numbers):
         return algorithms.minibatch_sgd(optax.sgd(of.learning_rate, momentum=0.9))
 
     agree(moments.second_moments(heavy_ball, of.problem, GAMMA, steps=STEPS), expected)
-
-
-def test_problems_and_rounds_that_have_no_exact_moments_are_refused(numbers):
-    minibatch, sgd = moments.with_step(algorithms.minibatch_sgd), moments.with_step(algorithms.sgd)
-    with pytest.raises(ValueError, match=r"robust_regression.*need a problem of problems\.quadratic"):
-        moments.second_moments(minibatch, problems.robust_regression(N, D), GAMMA, steps=3)
-    with pytest.raises(ValueError, match="need equal Hessians"):
-        moments.second_moments(sgd, numbers(False).problem, GAMMA, steps=3, one_worker=True)
-
-
-@pytest.mark.parametrize(
-    ("messages", "message"),
-    [(N * N, rf"at least \d+ messages, not {N * N}"), (N * N + N - 1, "at least"), (N * N + N + 1, "fewer messages")],
-)
-def test_a_round_with_another_number_of_messages_is_refused(numbers, messages, message):
-    """With N * N + N - 1, too, although two of the messages share a row with the first key that is tried."""
-    build = moments.with_compressor(algorithms.compressed_sgd, "server")
-    with pytest.raises(ValueError, match=message):
-        moments.second_moments(build, numbers(False).problem, GAMMA, steps=3, compression=1.0, messages=messages)
 
 
 def first_worker_only(optimizer):
@@ -354,6 +178,10 @@ def clipped(optimizer):
     return algorithms.minibatch_sgd(optax.chain(optax.clip(100.0), optimizer))
 
 
+def mantissas(optimizer):
+    return algorithms.compressed_sgd(optimizer, compressors.clipping(1), allow_biased=True)
+
+
 def scheduled(optimizer):
     return algorithms.minibatch_sgd(optax.chain(optax.scale_by_schedule(lambda count: 1 / (1 + count)), optimizer))
 
@@ -364,8 +192,9 @@ def scheduled(optimizer):
         (first_worker_only, "worker 0 of 4 is asked in 100.0% of rounds"),
         (now_and_then, "rounds differ from one another"),
         (at_random, "draws random numbers of its own"),
-        (clipped, "not affine"),
-        (scheduled, "something other than floating-point numbers"),
+        pytest.param(clipped, "not affine", marks=pytest.mark.long),
+        (mantissas, "not affine"),
+        pytest.param(scheduled, "something other than floating-point numbers", marks=pytest.mark.long),
     ],
 )
 def test_what_is_not_one_affine_map_is_refused(numbers, method, says):
@@ -375,14 +204,31 @@ def test_what_is_not_one_affine_map_is_refused(numbers, method, says):
         moments.second_moments(moments.with_step(method), numbers(one_worker).problem, GAMMA, steps=3, one_worker=one_worker)
 
 
-def test_a_method_that_asks_everybody_does_not_ask_one_worker(numbers):
-    build = moments.with_step(algorithms.minibatch_sgd)
-    with pytest.raises(ValueError, match="need one_worker=False"):
-        moments.second_moments(build, numbers(True).problem, GAMMA, steps=3, one_worker=True)
+REFUSED = {
+    r"need a problem of problems\.quadratic": (algorithms.minibatch_sgd, lambda of: problems.robust_regression(N, D), False),
+    "need equal Hessians": (algorithms.sgd, lambda of: of(False).problem, True),
+    "need one_worker=False": (algorithms.minibatch_sgd, lambda of: of(True).problem, True),
+    "a sampler of its own": (
+        algorithms.minibatch_sgd,
+        lambda of: of(True).problem._replace(sample=lambda key, mine: mine._replace(noise=jnp.ones_like(mine.b))),
+        False,
+    ),
+}
 
 
-def test_a_quadratic_with_noise_of_its_own_is_refused(numbers):
-    problem = numbers(True).problem
-    other = problem._replace(sample=lambda key, mine: mine._replace(noise=jnp.ones_like(mine.b)))
-    with pytest.raises(ValueError, match="a sampler of its own"):
-        moments.second_moments(moments.with_step(algorithms.minibatch_sgd), other, GAMMA, steps=3)
+@pytest.mark.parametrize("says", REFUSED)
+def test_problems_that_have_no_exact_moments_are_refused(numbers, says):
+    method, problem, one_worker = REFUSED[says]
+    with pytest.raises(ValueError, match=says):
+        moments.second_moments(moments.with_step(method), problem(numbers), GAMMA, steps=3, one_worker=one_worker)
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [(N * N, rf"at least \d+ messages, not {N * N}"), (N * N + N - 1, "at least"), (N * N + N + 1, "fewer messages")],
+)
+def test_a_round_with_another_number_of_messages_is_refused(numbers, messages, message):
+    """With N * N + N - 1, too, although two of the messages share a row with the first key that is tried."""
+    build = moments.with_compressor(algorithms.compressed_sgd, "server")
+    with pytest.raises(ValueError, match=message):
+        moments.second_moments(build, numbers(False).problem, GAMMA, steps=3, compression=1.0, messages=messages)

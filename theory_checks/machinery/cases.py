@@ -13,10 +13,11 @@ import optax
 from dsgd.base import Algorithm
 from theory_checks.machinery import trajectories
 from theory_checks.machinery.rounds import Instance
-from theory_checks.machinery.statement import Draws, Method, Outcome
+from theory_checks.machinery.statement import Draws, Outcome
 from theory_checks.machinery.trajectories import ROUNDS, N, Trajectory
 from theory_checks.recursions.shared import Gradients, Step, Steps, adam, momentum, plain, quadratic
 
+Make = Callable[[optax.GradientTransformation, Instance], Algorithm]
 Symbols = dict[str, Any]  # arrays of one round, or `[T, ...]` of all
 
 
@@ -53,8 +54,7 @@ class Case(NamedTuple):
 
     Args:
         name, reference, hypotheses: of the statement.
-        method: the project's.
-        make: (method, optimiser, instance) -> Algorithm.
+        make: (optimiser, instance) -> the project's method.
         rounds: the recursion.
         seen: the same symbols, of the method, `[T + 1, ...]`, or `[T, ...]` of what belongs to rounds; all methods have "bits up" and
             "bits down".
@@ -66,8 +66,7 @@ class Case(NamedTuple):
 
     name: str
     reference: str
-    method: Method
-    make: Callable[[Method, optax.GradientTransformation, Instance], Algorithm]
+    make: Make
     rounds: Callable[[Inputs], Iterator[Symbols]]
     seen: Callable[[Trajectory, Symbols], Symbols]
     hypotheses: str = "noisy gradients; workers differ"
@@ -85,16 +84,16 @@ OPTIMIZERS: dict[str, tuple[Callable[..., optax.GradientTransformation], Callabl
 
 
 @cache
-def build(case: Case, method: Method) -> trajectories.Build:
+def _build(case: Case) -> trajectories.Build:
     """instance -> the case's method: one object, so that it is compiled once."""
-    return lambda of: case.make(method, OPTIMIZERS[case.optimizer][0](of.learning_rate), of)
+    return lambda of: case.make(OPTIMIZERS[case.optimizer][0](of.learning_rate), of)
 
 
-def run(case: Case, draws: Draws, method: Method | None = None) -> tuple[Instance, Trajectory]:
+def run(case: Case, draws: Draws) -> tuple[Instance, Trajectory]:
     """An instance of the case, and its rounds."""
     of = trajectories.instance(draws, case.more(draws))
     seed = draws.integer(0, 2**31 - 1)
-    return of, trajectories.run(build(case, method or case.method), of, seed=seed, place=case.place, length=case.length)
+    return of, trajectories.run(_build(case), of, seed=seed, place=case.place, length=case.length)
 
 
 def inputs(case: Case, of: Instance, found: Trajectory) -> Inputs:
@@ -104,9 +103,9 @@ def inputs(case: Case, of: Instance, found: Trajectory) -> Inputs:
     return Inputs(of.more, float(gamma), x, np.tile(x, (N, 1)), quadratic(A, b, found.noise), quadratic(A, b), steps, found)
 
 
-def trial(case: Case, draws: Draws, method: Method | None = None) -> list[Outcome]:
+def trial(case: Case, draws: Draws) -> list[Outcome]:
     """One instance: an outcome for each symbol, of the round in which it is farthest off."""
-    of, found = run(case, draws, method)
+    of, found = run(case, draws)
     expected = list(islice(case.rounds(inputs(case, of, found)), case.length))
     papers = {symbol: np.stack([symbols[symbol] for symbols in expected]) for symbol in expected[0]}
     got = {symbol: values[-case.length :] for symbol, values in case.seen(found, papers).items()}

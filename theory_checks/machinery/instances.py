@@ -290,6 +290,20 @@ def same_heterogeneity(problem: Problem) -> Condition:
     return Condition("one varsigma for all points", known(problem).heterogeneity is not None, given)
 
 
+def on_graph(problem: Problem, topology: Topology, matrix: str, holds: bool) -> list[Condition]:
+    """That the graph has as many workers as the problem, and one matrix for all rounds, of this kind.
+
+    Args:
+        problem, topology: of N workers each.
+        matrix: of what kind, in words.
+        holds: whether the graph's is.
+    """
+    return [
+        Condition("as many workers as the problem has", topology.n == problem.workers, f"{topology.name} for {problem.workers} workers"),
+        Condition(f"one {matrix} W", holds and topology.period == 1, f"{topology.name} is not {matrix}, or a schedule"),
+    ]
+
+
 def need_step(where: str, learning_rate: float, name: str, limit: float, *, strictly: bool = False) -> None:
     """Raises a ValueError where a bound is asked for at a step size that its theorem does not allow."""
     need(where, [step_below(name, limit, learning_rate, strictly=strictly)])

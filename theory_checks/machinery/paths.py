@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import jax
@@ -14,11 +12,9 @@ from jax import lax
 
 from dsgd import checks
 from dsgd.base import Problem, State
-from dsgd.graphs.topology import Topology
 from theory_checks.machinery import moments
 from theory_checks.machinery.rounds import Build, Rounds, on_one_device, vector
 from theory_checks.machinery.statement import Outcome
-from theory_checks.recursions import shared
 
 _SHORTEST = 6  # log2 of the fewest rounds that a program is compiled for
 
@@ -84,30 +80,3 @@ def worst(measured: np.ndarray, bound: np.ndarray, *, case: str, equality: bool 
         for at, size in np.ndenumerate(np.broadcast_to(scale, measured.shape))
     ]
     return [max(outcomes, key=lambda outcome: outcome.badness)]
-
-
-def as_printed(
-    models: np.ndarray,
-    recursion: Callable[..., shared.Rounds],
-    start: np.ndarray,
-    problem: Problem,
-    topology: Topology,
-    learning_rate: float,
-    *,
-    case: str,
-) -> list[Outcome]:
-    """Holds models to a recursion with exact gradients.
-
-    Args:
-        models: of `follow`, `[steps + 1, N, d]`.
-        recursion: (X_0, gradients, W, step) -> rounds, of `theory_checks.recursions.decentralized`.
-        start: where workers begin, `[N, d]`.
-        problem: a quadratic.
-        topology: W, or a schedule.
-        learning_rate: gamma.
-        case: the instance in words.
-    """
-    W = [matrix.toarray() for matrix in topology.matrices]
-    rounds = recursion(start, lambda t, X: gradients(problem, X), lambda t: W[t % len(W)], shared.plain(learning_rate))
-    expected = [start, *(symbols["params"] for symbols in islice(rounds, len(models) - 1))]
-    return worst(models, np.stack(expected), case=f"{case} as printed", equality=True, scale=1.0)

@@ -2,41 +2,42 @@
 
 from __future__ import annotations
 
+import gc
 import math
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import chain, groupby
+from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from dsgd import cache
 from theory_checks.machinery import search
 from theory_checks.machinery.search import Tape
 from theory_checks.machinery.statement import Outcome, Statement
+from theory_checks.machinery.trajectories import OLDER_LOOPS
 from theory_checks.statements import (
     asynchronous_sgd,
-    batches,
-    bits,
     compressed_gossip,
     compressed_sgd,
-    compression,
     consensus_lemmas,
     corrected_gossip,
-    costs,
     decentralized_sgd,
-    deterministic_compression,
     dropcompute,
     dropcompute_convex,
     dropcompute_noise,
     dropcompute_stochastic,
     ef21,
     error_compensated_sgd,
-    events,
     gradient_descent,
     gradient_tracking,
     kimad,
     lemmas,
     local_sgd,
-    loop,
     minibatch_sgd,
     mixing,
     push_sum,
@@ -69,15 +70,8 @@ _MODULES = (
     scaffold,
     lemmas,
     consensus_lemmas,
-    compression,
-    deterministic_compression,
-    batches,
     mixing,
-    costs,
     recursions,
-    events,
-    loop,
-    bits,
 )
 STATEMENTS: tuple[Statement, ...] = tuple(statement for module in _MODULES for statement in module.STATEMENTS)
 FAMILY = {statement.name: module.__name__ for module in _MODULES for statement in module.STATEMENTS}
@@ -162,3 +156,44 @@ def summarize(statement: Statement, drawn: Sequence[Outcome], *, built: Sequence
     worst, how = max(found, key=lambda one: one[0].badness)
     median = float(np.median([outcome.ratio for outcome in drawn]))
     return Finding(statement, len(found), worst, how, median, tuple(outcome for outcome, _ in found if not outcome.holds))
+
+
+# --- Side by side, in several processes.
+
+
+def prepare(cached: str | None, haste: bool) -> None:
+    """This process for trying statements.
+
+    Args:
+        cached: as in `dsgd.cache.enable`.
+        haste: compile without most optimisations, which pays where programs run for milliseconds.
+    """
+    gc.set_threshold(100_000, 20, 100)  # tracing makes many objects that live
+    if haste and OLDER_LOOPS:
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"  # for the backend to come
+    cache.enable(cached)
+    jax.config.update("jax_disable_most_optimizations", haste)
+
+
+def hold_all(
+    statements: Sequence[Statement], trials: int, seed: int, *, processes: int, cached: str | None, haste: bool
+) -> Iterator[Finding]:
+    """The findings of `hold`, in order. Statements of one family, which share programs, are tried by one process.
+
+    Args:
+        statements: of `STATEMENTS`: another process knows them by name.
+        trials, seed: of each.
+        processes: how many.
+        cached, haste: of `prepare`, for each process.
+    """
+    with ProcessPoolExecutor(processes, get_context("spawn"), prepare, (cached, haste)) as pool:
+        names = [statement.name for statement in statements]
+        families = [list(family) for _, family in groupby(names, FAMILY.get)]
+        found = chain.from_iterable(pool.map(partial(_hold, trials=trials, seed=seed), families))
+        yield from (Finding(statement, *rest) for statement, rest in zip(statements, found, strict=True))
+
+
+def _hold(names: Sequence[str], *, trials: int, seed: int) -> list[tuple[Any, ...]]:
+    """What is found of the statements of these names, less the statements, which cannot be sent."""
+    known = {statement.name: statement for statement in STATEMENTS}
+    return [hold(known[name], trials, seed)[1:] for name in names]

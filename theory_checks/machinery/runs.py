@@ -1,9 +1,10 @@
-"""Measurements with sampling noise: the project's own loop over many seeds, as one compiled program."""
+"""Left sides of theorems: over many seeds of the project's own loop, one compiled program; on quadratics exact."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,6 +12,8 @@ import optax
 
 import dsgd
 from dsgd.base import Algorithm, Problem
+from dsgd.problems.quadratic import Quadratic
+from theory_checks.machinery import moments
 
 SEEDS = 32
 
@@ -53,3 +56,33 @@ def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     each = values.mean(axis=-1)
     error = each.std(axis=-1, ddof=1) / np.sqrt(each.shape[-1]) if each.shape[-1] > 1 else np.zeros(each.shape[:-1])
     return each.mean(axis=-1), error
+
+
+def gradient(
+    method: Callable[..., Algorithm],
+    problem: Problem,
+    learning_rate: float,
+    steps: int,
+    *,
+    arguments: tuple[Any, ...] = (),
+    one_worker: bool = False,
+    seeds: int = SEEDS,
+    seed: int = 0,
+) -> tuple[float, float]:
+    r"""$\frac1T \sum_t E|f'(x_t)|^2$ over the models before each of T steps, and its standard error.
+
+    Args:
+        method: (optimiser, *arguments) -> method.
+        problem: a quadratic, whose moments are exact (error 0), or any other.
+        learning_rate: gamma.
+        steps: T.
+        arguments: of the method; the same objects for what is to be compiled once.
+        one_worker: whether the method asks one worker at a time.
+        seeds, seed: of runs.
+    """
+    if isinstance(problem.data, Quadratic):
+        build = moments.with_step(method, *arguments)
+        found = moments.second_moments(build, problem, learning_rate, steps=steps, one_worker=one_worker)
+        return float(found["slope"][:steps].mean()), 0.0
+    factory = with_step(method, *arguments)
+    return average_gradient(factory, problem, steps=steps, learning_rate=learning_rate, seeds=seeds, seed=seed)

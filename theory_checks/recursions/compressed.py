@@ -6,6 +6,7 @@ layer, each compressed on its own. What parts are padded with is compressed, too
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -173,3 +174,9 @@ def quantize(x: np.ndarray, bits: int, rng: np.random.Generator) -> np.ndarray:
         share = 0 if upper == lower else (element - lower) / (upper - lower)
         sent.append(upper if rng.uniform() < share else lower)
     return np.array(sent)
+
+
+def packed(width: int, count: int) -> int:
+    """Bits of so many numbers of that width, in planes of 8, 4, 2 and 1 bits, each of whole bytes."""
+    planes = [8] * (width // 8) + [plane for plane in (4, 2, 1) if width & plane]
+    return sum(8 * math.ceil(count * plane / 8) for plane in planes)

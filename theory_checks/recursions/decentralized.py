@@ -72,14 +72,11 @@ def push(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
         yield {"params": X, "weight": w}
 
 
-def choco(X: np.ndarray, G: Gradients, W: Matrices, step: Step, q: Q, eta: float, known: np.ndarray | None = None) -> Rounds:
-    """Koloskova, Stich and Jaggi, 2019, algorithm 2: every worker i keeps its own copy of every neighbour's x-hat, here `hat[i, j]`.
-
-    Args:
-        known: where all of these begin, `[d]`; there 0. None: at the common x_0.
-    """
+def choco(X: np.ndarray, G: Gradients, W: Matrices, step: Step, q: Q, eta: float) -> Rounds:
+    """Koloskova, Stich and Jaggi, 2019, algorithm 2: every worker i keeps its own copy of every neighbour's x-hat, here `hat[i, j]`;
+    all begin at the common x_0 instead of 0."""
     N, t = len(X), 0
-    hat = np.tile(X[0] if known is None else known, (N, N, 1))
+    hat = np.tile(X[0], (N, N, 1))
     while True:
         half = X + step(G(t, X))
         messages = [q(half[i] - hat[i, i]) for i in range(N)]

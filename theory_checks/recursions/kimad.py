@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from theory_checks.recursions.allocation import knapsack
-from theory_checks.recursions.compressed import Q, largest
+from theory_checks.recursions.compressed import Q, largest, packed
 from theory_checks.recursions.shared import Rounds, Step
 
 
@@ -137,9 +137,3 @@ def top_k(ratios: Sequence[float], word: int) -> Choices:
 def kept(ratio: float, d: int) -> int:
     """How many elements of d come."""
     return math.ceil(round(ratio * d, 9))
-
-
-def packed(width: int, count: int) -> int:
-    """Bits of so many numbers of that width, in planes of 8, 4, 2 and 1 bits, each of whole bytes."""
-    planes = [8] * (width // 8) + [plane for plane in (4, 2, 1) if width & plane]
-    return sum(8 * math.ceil(count * plane / 8) for plane in planes)

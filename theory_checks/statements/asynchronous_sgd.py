@@ -164,13 +164,13 @@ def table(draws: Draws, taus: Sequence[int] = TAUS) -> np.ndarray:
     return drawn
 
 
-def trial_exact(draws: Draws, taus: Sequence[int] = TAUS, method: Method = algorithms.asynchronous_sgd) -> list[Outcome]:
+def trial_exact(draws: Draws, taus: Sequence[int] = TAUS) -> list[Outcome]:
     """One quadratic, one sequence of staleness."""
     problem = instances.quadratic(draws, 3, 2, hessians=("isotropic", "equal"))
     staleness, steps = table(draws, taus), draws.choice((1, 10, 250))
     limit = largest_step(smoothness=instances.known(problem).smoothness, staleness=int(staleness.max()))
     gamma = draws.choice((None, draws.real(0.01, 1.0) * limit))
-    return [check(problem, staleness, steps=steps, learning_rate=gamma, method=method)]
+    return [check(problem, staleness, steps=steps, learning_rate=gamma)]
 
 
 @cache
@@ -178,27 +178,27 @@ def _rules() -> tuple[delays.Delays, ...]:
     return delays.constant(0), delays.uniform(6)
 
 
-def trial_runs(draws: Draws, method: Method = algorithms.asynchronous_sgd) -> list[Outcome]:
+def trial_runs(draws: Draws) -> list[Outcome]:
     """Wells and hills, without delays or with random ones."""
     problem = instances.random_wells(draws, 3, 3)
     rule, steps = draws.choice(_rules()), draws.choice((10, 100, 300))
     limit = largest_step(smoothness=instances.known(problem).smoothness, staleness=rule.bound)
     gamma = draws.choice((None, draws.real(0.01, 1.0) * limit))
-    return [check(problem, rule, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6), method=method)]
+    return [check(problem, rule, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6))]
 
 
-def bowls(taus: Sequence[int] = (0,), method: Method = algorithms.asynchronous_sgd) -> list[Outcome]:
+def bowls(taus: Sequence[int] = (0,)) -> list[Outcome]:
     """Without staleness the bound is met at the largest step, by the start, noise or heterogeneity alone; with it, half or more of it."""
     found = []
     for tau in taus:
         gamma = largest_step(smoothness=2.0, staleness=tau)
         for away, noise, z in ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)):
             problem = instances.bowl(3, 2, away=away + 1e-3, smoothness=2.0, noise=noise, heterogeneity=z)
-            found.append(check(problem, np.full(_TABLE, tau), steps=500, learning_rate=gamma, method=method))
+            found.append(check(problem, np.full(_TABLE, tau), steps=500, learning_rate=gamma))
     return found
 
 
-def wells(method: Method = algorithms.asynchronous_sgd) -> list[Outcome]:
+def wells() -> list[Outcome]:
     """In a well, with little noise of both kinds or none, and from near a hilltop, each without staleness, where the bound is met at the
     largest step, and with it."""
     found = []
@@ -206,7 +206,7 @@ def wells(method: Method = algorithms.asynchronous_sgd) -> list[Outcome]:
         problem = instances.wells(3, 3, start=start, noise=noise, heterogeneity=noise / 2)
         for rule in _rules():
             gamma = largest_step(smoothness=1.0, staleness=rule.bound)
-            found.append(check(problem, rule, steps=steps, learning_rate=gamma, method=method))
+            found.append(check(problem, rule, steps=steps, learning_rate=gamma))
     return found
 
 

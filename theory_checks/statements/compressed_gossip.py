@@ -28,7 +28,7 @@ et al., "DeepSqueeze", 2019. The matrices are derived here.
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import optax
@@ -36,12 +36,11 @@ import optax
 import algorithms
 import topologies
 from dsgd import compressors, problems
-from dsgd.base import Problem, State
+from dsgd.base import State
 from dsgd.graphs.topology import Topology
 from theory_checks.machinery import paths
 from theory_checks.machinery.rounds import Build
 from theory_checks.machinery.statement import Draws, Method, Outcome, Statement
-from theory_checks.recursions import decentralized
 from theory_checks.statements.decentralized_sgd import one_rho
 
 _STEPS = 60
@@ -57,12 +56,10 @@ def _build(method: Method, topology: Topology) -> Build:
     return lambda of, additive: method(optax.sgd(of.learning_rate), topology, _LARGEST, of.more)
 
 
-def _follow(
-    method: Method, topology: Topology, models: np.ndarray, eta: float, problem: Problem | None = None, gamma: float = 0.0
-) -> State:
-    """From `models`, `[N, d]`, which the others do not know yet; without a problem, gossip alone."""
-    still = problem or problems.quadratic(np.ones_like(models), np.zeros_like(models))
-    return paths.follow(_build(method, topology), still, gamma, steps=_STEPS, models=models, more=np.float64(eta))
+def _follow(method: Method, topology: Topology, models: np.ndarray, eta: float) -> State:
+    """Gossip alone, from `models`, `[N, d]`, which the others do not know yet."""
+    still = problems.quadratic(np.ones_like(models), np.zeros_like(models))
+    return paths.follow(_build(method, topology), still, 0.0, steps=_STEPS, models=models, more=np.float64(eta))
 
 
 def _numbers(topology: Topology, eta: float, dimension: int) -> tuple[float, float, float]:
@@ -88,23 +85,22 @@ def recommended_consensus_step(*, delta: float, beta: float, omega: float) -> fl
     return delta**2 * omega / (16 * delta + delta**2 + 4 * beta**2 + 2 * delta * beta**2 - 8 * delta * omega)
 
 
-def _choco_path(models: np.ndarray, topology: Topology, eta: float, method: Method) -> np.ndarray:
+def _choco_path(models: np.ndarray, topology: Topology, eta: float) -> np.ndarray:
     """z_t, `[T, 2]`."""
-    known = _follow(method, topology, models, eta).workers
+    known = _follow(algorithms.choco_sgd, topology, models, eta).workers
     X = known.params[:-1]
     return np.stack([paths.size(paths.apart(X)), paths.size(X - known.x_hat[1:])], axis=1)
 
 
-def check_choco(models: np.ndarray, topology: Topology, *, eta: float, method: Method = algorithms.choco_sgd) -> list[Outcome]:
+def check_choco(models: np.ndarray, topology: Topology, *, eta: float) -> list[Outcome]:
     """Holds every round of CHOCO-gossip, where the largest element is sent, to its matrix.
 
     Args:
         models: where workers begin, `[N, d]`; known of them is 0.
         topology: W, symmetric.
         eta: the consensus step.
-        method: (optimiser, topology, compressor, consensus step) -> method.
     """
-    z = _choco_path(models, topology, eta, method)
+    z = _choco_path(models, topology, eta)
     return _held(z, choco_matrix(topology, eta, models.shape[1]), f"{topology.name}, eta = {eta:.3g}")
 
 
@@ -118,9 +114,9 @@ def _held(z: np.ndarray, M: np.ndarray, case: str) -> list[Outcome]:
     ]
 
 
-def check_deepsqueeze(models: np.ndarray, topology: Topology, *, eta: float, method: Method = algorithms.deepsqueeze) -> list[Outcome]:
+def check_deepsqueeze(models: np.ndarray, topology: Topology, *, eta: float) -> list[Outcome]:
     """Holds every round of DeepSqueeze, likewise, to its matrix. Arguments as of `check_choco`."""
-    memory = _follow(method, topology, models, eta).workers
+    memory = _follow(algorithms.deepsqueeze, topology, models, eta).workers
     mean = np.sqrt(topology.n) * np.linalg.norm(memory.params.mean(axis=1), axis=1)
     z = np.stack([paths.size(paths.apart(memory.params)), paths.size(memory.error), mean], axis=1)
     return _held(z, deepsqueeze_matrix(topology, eta, models.shape[1]), f"{topology.name}, eta = {eta:.3g}")
@@ -141,25 +137,25 @@ def _drawn(draws: Draws) -> tuple[np.ndarray, Topology, float]:
     return together + sizes * rng.choice([rng.normal(size=(topology.n, 4)), np.ones((topology.n, 4))]), topology, draws.real(0.01, 1.0)
 
 
-def trial_choco(draws: Draws, method: Method = algorithms.choco_sgd) -> list[Outcome]:
+def trial_choco(draws: Draws) -> list[Outcome]:
     """One start on one graph."""
     models, topology, eta = _drawn(draws)
-    return check_choco(models, topology, eta=eta, method=method)
+    return check_choco(models, topology, eta=eta)
 
 
-def trial_theorem(draws: Draws, method: Method = algorithms.choco_sgd) -> list[Outcome]:
+def trial_theorem(draws: Draws) -> list[Outcome]:
     """One start on one graph at the recommended step: the squares of both, together."""
     models, topology, _ = _drawn(draws)
     delta, beta, omega = 1 - topology.rho, 1 - topology.smallest_eigenvalue, 1 / 4
     eta = recommended_consensus_step(delta=delta, beta=beta, omega=omega)
-    e = np.sum(_choco_path(models, topology, eta, method) ** 2, axis=1)
+    e = np.sum(_choco_path(models, topology, eta) ** 2, axis=1)
     return paths.worst(e[1:], (1 - delta**2 * omega / 82) * e[:-1], case=topology.name, scale=_ROUNDED * e[0])
 
 
-def trial_deepsqueeze(draws: Draws, method: Method = algorithms.deepsqueeze) -> list[Outcome]:
+def trial_deepsqueeze(draws: Draws) -> list[Outcome]:
     """One start on one graph."""
     models, topology, eta = _drawn(draws)
-    return check_deepsqueeze(models, topology, eta=eta, method=method)
+    return check_deepsqueeze(models, topology, eta=eta)
 
 
 def _opposite(dimension: int) -> np.ndarray:
@@ -167,44 +163,14 @@ def _opposite(dimension: int) -> np.ndarray:
     return np.outer([1.0, -1.0, 1.0, -1.0], np.ones(dimension))
 
 
-def equal_parameters(method: Method = algorithms.choco_sgd) -> list[Outcome]:
+def equal_parameters() -> list[Outcome]:
     """CHOCO-gossip from opposite models, on a graph whose eigenvalues are all one."""
-    return check_choco(_opposite(32), one_rho(4, 0.5), eta=0.02, method=method)
+    return check_choco(_opposite(32), one_rho(4, 0.5), eta=0.02)
 
 
-def equal_parameters_squeezed(method: Method = algorithms.deepsqueeze) -> list[Outcome]:
+def equal_parameters_squeezed() -> list[Outcome]:
     """DeepSqueeze from there."""
-    return check_deepsqueeze(_opposite(32), one_rho(4, 0.5), eta=0.02, method=method)
-
-
-def _largest(x: np.ndarray) -> np.ndarray:
-    """`_LARGEST` of one vector."""
-    return np.where(np.abs(x) == np.abs(x).max(), x, 0)
-
-
-def _differing() -> tuple[Problem, np.ndarray, Topology]:
-    """A quadratic with Hessians that differ, where workers begin, and their graph."""
-    return problems.random_quadratic(5, 4, seed=2), np.random.default_rng(2).normal(size=(5, 4)), graphs()[1]
-
-
-def choco_as_printed(method: Method = algorithms.choco_sgd) -> list[Outcome]:
-    """The equations with gradients."""
-    (problem, X, star), eta, gamma = _differing(), 0.2, 0.1
-    found = _follow(method, star, X, eta, problem, gamma).workers.params
-    printed = partial(decentralized.choco, q=_largest, eta=eta, known=np.zeros(4))
-    return paths.as_printed(found, printed, X, problem, star, gamma, case="CHOCO-SGD")
-
-
-def deepsqueeze_as_printed(method: Method = algorithms.deepsqueeze) -> list[Outcome]:
-    """The equations with gradients; and that nothing is lost: the mean follows the gradients."""
-    (problem, X, star), eta, gamma = _differing(), 0.2, 0.1
-    found = _follow(method, star, X, eta, problem, gamma).workers.params
-    printed = partial(decentralized.squeeze, q=_largest, eta=eta)
-    steps = found[:-1].mean(axis=1) - gamma * paths.gradients(problem, found[:-1]).mean(axis=1)
-    return [
-        *paths.as_printed(found, printed, X, problem, star, gamma, case="DeepSqueeze"),
-        *paths.worst(found[1:].mean(axis=1), steps, case="DeepSqueeze, mean", equality=True, scale=1.0),
-    ]
+    return check_deepsqueeze(_opposite(32), one_rho(4, 0.5), eta=0.02)
 
 
 _GOSSIP = "W symmetric, the largest of d elements is sent, no gradients"
@@ -215,7 +181,7 @@ STATEMENTS = [
         f"Koloskova et al. 2019; {_DERIVED}",
         _GOSSIP,
         trial_choco,
-        (equal_parameters, choco_as_printed),
+        (equal_parameters,),
     ),
     Statement("CHOCO-gossip, linear", "Koloskova et al. 2019, Theorem 2", f"{_GOSSIP}; their consensus step", trial_theorem),
     Statement(
@@ -223,6 +189,6 @@ STATEMENTS = [
         f"Tang et al. 2019; {_DERIVED}",
         _GOSSIP,
         trial_deepsqueeze,
-        (equal_parameters_squeezed, deepsqueeze_as_printed),
+        (equal_parameters_squeezed,),
     ),
 ]

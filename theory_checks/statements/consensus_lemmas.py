@@ -30,7 +30,7 @@ from dsgd import problems
 from dsgd.base import Problem
 from dsgd.graphs.topology import Topology
 from theory_checks.machinery import instances, moments, paths
-from theory_checks.machinery.statement import Draws, Method, Outcome, Statement
+from theory_checks.machinery.statement import Draws, Outcome, Statement
 from theory_checks.statements.decentralized_sgd import LONG, balanced, diverging, one_rho
 
 _STEPS = 120
@@ -49,18 +49,18 @@ class Path(NamedTuple):
     case: str
 
 
-def _drawn(draws: Draws, method: Method, *, small: bool = False) -> Path:
+def _drawn(draws: Draws, *, small: bool = False) -> Path:
     """One instance with gamma <= 1/L; where `small`, gamma rho <= (1 - rho) / (4 L) too."""
     topology = draws.choice(instances.graphs())
     problem = instances.quadratic(draws, topology.n, 2)
     L, rho = instances.known(problem).smoothness, topology.rho
     limit = min(1 / L, (1 - rho) / (4 * L * max(rho, 1e-12)) if small else math.inf)
-    return _measured(problem, topology, draws.real(0.01, 1.0) * limit, method, _STEPS)
+    return _measured(problem, topology, draws.real(0.01, 1.0) * limit, _STEPS)
 
 
-def _measured(problem: Problem, topology: Topology, gamma: float, method: Method, steps: int) -> Path:
+def _measured(problem: Problem, topology: Topology, gamma: float, steps: int) -> Path:
     known = instances.known(problem)
-    found = moments.second_moments(moments.with_step(method, topology), problem, gamma, steps=steps)
+    found = moments.second_moments(moments.with_step(algorithms.decentralized_sgd, topology), problem, gamma, steps=steps)
     return Path(found, gamma, known.smoothness, known.noise**2, topology.n, topology.rho, f"{problem.name}, {topology.name}")
 
 
@@ -164,11 +164,11 @@ def half_as_far() -> tuple[Problem, Topology, float]:
 def _statement(name: str, reference: str, hypotheses: str, sides: Sides, hardest: Instance, *, small: bool = False) -> Statement:
     """Of instances that are drawn, and of one that is built."""
 
-    def trial(draws: Draws, method: Method = algorithms.decentralized_sgd) -> list[Outcome]:
-        return sides(_drawn(draws, method, small=small))
+    def trial(draws: Draws) -> list[Outcome]:
+        return sides(_drawn(draws, small=small))
 
-    def extreme(method: Method = algorithms.decentralized_sgd) -> list[Outcome]:
-        return sides(_measured(*hardest(), method, LONG))
+    def extreme() -> list[Outcome]:
+        return sides(_measured(*hardest(), LONG))
 
     return Statement(name, reference, hypotheses, trial, (extreme,))
 

@@ -38,7 +38,6 @@ Source: Li, Shi and Yan, "A decentralized proximal-gradient method with network 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -56,6 +55,8 @@ from theory_checks.statements.decentralized_sgd import one_rho
 _STEPS, _LONG = 60, 400
 _ROUNDED = 1e-4  # times the largest energy: what its rounding, of 1e-9, is relative to where it is nearly 0
 _CONVEX = ("isotropic", "equal", "different")
+METHODS: dict[float, Method] = {0.5: algorithms.exact_diffusion, 1.0: algorithms.d2}
+"""By the share of I - W in P."""
 
 
 class Path(NamedTuple):
@@ -84,8 +85,7 @@ def need_convex(where: str, problem: Problem, topology: Topology, learning_rate:
     """Raises a ValueError where W is not one symmetric matrix, an f_n is not convex, or gamma is not below its limit."""
     least = _curvature(problem)
     conditions = [
-        Condition("as many workers as the problem has", topology.n == problem.workers, f"{topology.name} for {problem.workers} workers"),
-        Condition("one symmetric W", topology.symmetric and topology.period == 1, f"{topology.name} is not symmetric, or a schedule"),
+        *instances.on_graph(problem, topology, "symmetric", topology.symmetric),
         Condition("convex f_n", least >= 0, f"{problem.name} has the curvature {least:.6g}"),
         Condition(f"0 < gamma < {name}", 0 < learning_rate < limit, f"gamma = {learning_rate:.6g}, {name} = {limit:.6g}"),
     ]
@@ -123,7 +123,7 @@ def _energies(problem: Problem, path: Path, gamma: float, P: np.ndarray) -> tupl
     return paths.size(path.e) ** 2 + dual, right
 
 
-def check_linear(problem: Problem, topology: Topology, *, learning_rate: float, share: float, method: Method) -> list[Outcome]:
+def check_linear(problem: Problem, topology: Topology, *, learning_rate: float, share: float) -> list[Outcome]:
     """Holds every round of exact diffusion (share 1/2) or D2 (share 1) to its linear rate.
 
     Args:
@@ -131,7 +131,6 @@ def check_linear(problem: Problem, topology: Topology, *, learning_rate: float, 
         topology: W.
         learning_rate: gamma < 2 / L.
         share: of I - W in P.
-        method: (optimiser, topology) -> method.
 
     Raises:
         ValueError: a hypothesis fails.
@@ -139,7 +138,7 @@ def check_linear(problem: Problem, topology: Topology, *, learning_rate: float, 
     need_convex("corrected_gossip", problem, topology, learning_rate, "2 / L", 2 / instances.known(problem).smoothness)
     P, most = share_of(topology, share), share * (1 - topology.smallest_eigenvalue)
     need("corrected_gossip", [Condition("P <= I", most <= 1 + 1e-9, f"P of {topology.name} has the eigenvalue {most:.6g}")])
-    E, _ = _energies(problem, _follow(problem, topology, learning_rate, method), learning_rate, P)
+    E, _ = _energies(problem, _follow(problem, topology, learning_rate, METHODS[share]), learning_rate, P)
     case = f"{problem.name}, {topology.name}, gamma = {learning_rate:.3g}"
     rate = linear_rate(problem, topology, learning_rate, share)
     return paths.worst(E[1:], rate * E[:-1], case=case, scale=_ROUNDED * E[0])
@@ -152,33 +151,31 @@ def graphs(share: float) -> tuple[Topology, ...]:
     return topologies.chain(3, weights), topologies.star(5, weights)
 
 
-def _trial(share: float, default: Method) -> Callable:
-    def trial(draws: Draws, method: Method = default) -> list[Outcome]:
-        topology = draws.choice(graphs(share))
-        problem = instances.quadratic(draws, topology.n, 2, hessians=_CONVEX, noisy=False)
-        gamma = draws.real(0.01, 1.99) / instances.known(problem).smoothness
-        return check_linear(problem, topology, learning_rate=gamma, share=share, method=method)
-
-    return trial
+def trial(share: float, draws: Draws) -> list[Outcome]:
+    """One quadratic on one graph."""
+    topology = draws.choice(graphs(share))
+    problem = instances.quadratic(draws, topology.n, 2, hessians=_CONVEX, noisy=False)
+    gamma = draws.real(0.01, 1.99) / instances.known(problem).smoothness
+    return check_linear(problem, topology, learning_rate=gamma, share=share)
 
 
-def mean_alone(share: float, method: Method) -> list[Outcome]:
+def mean_alone(share: float) -> list[Outcome]:
     """(1 - gamma mu)^2: workers that agree."""
     problem = problems.quadratic(np.tile([1.0, 0.2], (5, 1)), np.zeros((5, 2)), start=[0.0, 1.0])
-    return check_linear(problem, graphs(share)[1], learning_rate=0.1, share=share, method=method)
+    return check_linear(problem, graphs(share)[1], learning_rate=0.1, share=share)
 
 
-def slow_duals(share: float, method: Method) -> list[Outcome]:
+def slow_duals(share: float) -> list[Outcome]:
     """1 - p: a start at the minimum, where workers do not know yet what they differ by, on a graph that hardly mixes."""
     problem = problems.quadratic(np.ones((4, 1)), np.array([[1.0], [-1.0], [2.0], [-2.0]]), start=[1e-6])
-    return check_linear(problem, one_rho(4, 0.98), learning_rate=1.0, share=share, method=method)
+    return check_linear(problem, one_rho(4, 0.98), learning_rate=1.0, share=share)
 
 
-def energy(share: float, method: Method) -> list[Outcome]:
+def energy(share: float) -> list[Outcome]:
     """The equation of E, with Hessians that differ; of D2 on a W with negative eigenvalues, too."""
     problem, gamma, found = _differing(), 0.4, []
     for topology in (one_rho(4, -0.3), _mean_of_four()):
-        E, right = _energies(problem, _follow(problem, topology, gamma, method, _LONG), gamma, share_of(topology, share))
+        E, right = _energies(problem, _follow(problem, topology, gamma, METHODS[share], _LONG), gamma, share_of(topology, share))
         found += paths.worst(E[1:], right[:-1], case=f"energy, {topology.name}", equality=True, scale=_ROUNDED * E[0])
     return found
 
@@ -208,35 +205,35 @@ def _lyapunov(problem: Problem, topology: Topology, path: Path, gamma: float) ->
     return distances, moves, 2 * gamma * np.sum(path.g[:-1] * path.e[1:], axis=(1, 2))
 
 
-def check_extra(problem: Problem, topology: Topology, *, learning_rate: float, method: Method = algorithms.extra) -> list[Outcome]:
+def check_extra(problem: Problem, topology: Topology, *, learning_rate: float) -> list[Outcome]:
     """Holds every round of EXTRA to Theorem 3.3. Arguments and errors as of `check_linear`, with gamma < 2 lambda_min(W~) / L."""
     L, least = instances.known(problem).smoothness, (1 + topology.smallest_eigenvalue) / 2
     need_convex("corrected_gossip", problem, topology, learning_rate, "2 lambda_min(W~) / L", 2 * least / L)
-    distances, moves, _ = _lyapunov(problem, topology, _follow(problem, topology, learning_rate, method), learning_rate)
+    distances, moves, _ = _lyapunov(problem, topology, _follow(problem, topology, learning_rate, algorithms.extra), learning_rate)
     zeta = 1 - learning_rate * L / (2 * least)
     case = f"{problem.name}, {topology.name}, gamma = {learning_rate:.3g}"
     return paths.worst(distances[1:], distances[:-1] - zeta * moves, case=case, scale=_ROUNDED * distances[0])
 
 
-def trial_extra(draws: Draws, method: Method = algorithms.extra) -> list[Outcome]:
+def trial_extra(draws: Draws) -> list[Outcome]:
     """One quadratic on one graph."""
     topology = draws.choice(graphs(0.5))
     problem = instances.quadratic(draws, topology.n, 2, hessians=_CONVEX, noisy=False)
     limit = (1 + topology.smallest_eigenvalue) / instances.known(problem).smoothness
-    return check_extra(problem, topology, learning_rate=draws.real(0.01, 0.99) * limit, method=method)
+    return check_extra(problem, topology, learning_rate=draws.real(0.01, 0.99) * limit)
 
 
-def to_and_fro(method: Method = algorithms.extra) -> list[Outcome]:
+def to_and_fro() -> list[Outcome]:
     """zeta: workers that agree jump from one side of the minimum to the other, at nearly the largest step size."""
     problem = problems.quadratic(np.ones((4, 1)), np.zeros((4, 1)), start=[1.0])
-    return check_extra(problem, one_rho(4, 0.996), learning_rate=1.99, method=method)
+    return check_extra(problem, one_rho(4, 0.996), learning_rate=1.99)
 
 
-def identity_of_extra(method: Method = algorithms.extra) -> list[Outcome]:
+def identity_of_extra() -> list[Outcome]:
     """The equation before zeta, with Hessians that differ."""
     problem, gamma, found = _differing(), 0.4, []
     for topology in (one_rho(4, -0.3), _mean_of_four()):
-        distances, moves, products = _lyapunov(problem, topology, _follow(problem, topology, gamma, method, _LONG), gamma)
+        distances, moves, products = _lyapunov(problem, topology, _follow(problem, topology, gamma, algorithms.extra, _LONG), gamma)
         right, scale = distances[:-1] - moves - products, _ROUNDED * distances[0]
         found += paths.worst(distances[1:], right, case=f"identity, {topology.name}", equality=True, scale=scale)
     return found
@@ -245,28 +242,28 @@ def identity_of_extra(method: Method = algorithms.extra) -> list[Outcome]:
 # --- All three.
 
 
-def _roots(kind: str, eigenvalues: np.ndarray, turn: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _roots(method: Method, eigenvalues: np.ndarray, turn: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """s, m and c_1 / gamma of each eigenvalue, for gamma h = turn."""
-    if kind == "extra":
+    if method is algorithms.extra:
         return 1 + eigenvalues - turn, (1 + eigenvalues) / 2 - turn, np.ones_like(eigenvalues)
-    nu = (1 + eigenvalues) / 2 if kind == "exact_diffusion" else eigenvalues
+    nu = (1 + eigenvalues) / 2 if method is algorithms.exact_diffusion else eigenvalues
     return nu * (2 - turn), nu * (1 - turn), nu
 
 
-def along_eigenvectors(kind: str, method: Method) -> list[Outcome]:
+def along_eigenvectors(method: Method) -> list[Outcome]:
     """Every model in every round, where all Hessians are h I."""
     topology, gamma, h = graphs(1.0)[0], 0.3, 1.7
     b, start, t = np.random.default_rng(5).normal(size=(3, 2)), np.array([1.0, -2.0]), np.arange(_STEPS + 1)[:, None]
     problem = problems.quadratic(np.full((3, 2), h), b, start=start)
     values, vectors = np.linalg.eigh(topology.W)
-    s, m, first = _roots(kind, values[:-1] + 0j, gamma * h)
+    s, m, first = _roots(method, values[:-1] + 0j, gamma * h)
     spread = np.sqrt(s**2 - 4 * m)
     c = gamma * first * (((s + spread) / 2) ** t - ((s - spread) / 2) ** t) / spread
     best = b.mean(axis=0) / h
     means = best + (1 - gamma * h) ** t * (start - best)
     expected = means[:, None] + np.einsum("nk,tk,mk,md->tnd", vectors[:, :-1], c.real, vectors[:, :-1], b)
     X = _follow(problem, topology, gamma, method).X
-    return paths.worst(X, expected, case=f"{kind} along eigenvectors", equality=True, scale=1.0)
+    return paths.worst(X, expected, case=f"{method.__name__} along eigenvectors", equality=True, scale=1.0)
 
 
 def optimum(method: Method) -> list[Outcome]:
@@ -275,32 +272,21 @@ def optimum(method: Method) -> list[Outcome]:
     return paths.worst(path.X[-1], path.fixed, case="optimum", equality=True, scale=1.0)
 
 
-def _extremes(kind: str, default: Method, *more: Callable) -> tuple[Callable, ...]:
-    """Those of all three, and of one, each with the method as its only argument."""
-    return tuple(partial(extreme, method=default) for extreme in (partial(along_eigenvectors, kind), optimum, *more))
+def _linear(name: str, reference: str, hypothesis: str, share: float) -> Statement:
+    """Of exact diffusion, or of D2."""
+    built = [partial(extreme, METHODS[share]) for extreme in (along_eigenvectors, optimum)]
+    built += [partial(extreme, share) for extreme in (mean_alone, slow_duals, energy)]
+    return Statement(name, reference, f"W symmetric, {hypothesis}f_n convex; gamma < 2/L", partial(trial, share), built)
 
 
-_LINEAR = "W symmetric, {}f_n convex; gamma < 2/L"
 STATEMENTS = [
-    Statement(
-        "exact diffusion, linear",
-        "Li, Shi and Yan 2019",
-        _LINEAR.format(""),
-        _trial(0.5, algorithms.exact_diffusion),
-        _extremes("exact_diffusion", algorithms.exact_diffusion, *(partial(f, 0.5) for f in (mean_alone, slow_duals, energy))),
-    ),
-    Statement(
-        "D2, linear",
-        "Tang et al. 2018; rate derived",
-        _LINEAR.format("W >= 0, "),
-        _trial(1.0, algorithms.d2),
-        _extremes("d2", algorithms.d2, *(partial(f, 1.0) for f in (mean_alone, slow_duals, energy))),
-    ),
+    _linear("exact diffusion, linear", "Li, Shi and Yan 2019", "", 0.5),
+    _linear("D2, linear", "Tang et al. 2018; rate derived", "W >= 0, ", 1.0),
     Statement(
         "EXTRA, monotone",
         "Shi et al. 2015, Theorem 3.3",
         "W symmetric, f_n convex; gamma < 2 lambda_min(W~)/L",
         trial_extra,
-        _extremes("extra", algorithms.extra, to_and_fro, identity_of_extra),
+        [partial(along_eigenvectors, algorithms.extra), partial(optimum, algorithms.extra), to_and_fro, identity_of_extra],
     ),
 ]

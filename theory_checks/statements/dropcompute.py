@@ -39,9 +39,9 @@ import algorithms
 from dsgd import clusters
 from dsgd.base import Problem
 from theory_checks.machinery import batch_sizes, instances, ranges, runs
-from theory_checks.machinery.batch_sizes import Method, Pairs, Sums
+from theory_checks.machinery.batch_sizes import Pairs, Sums
 from theory_checks.machinery.rates import Rate
-from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
+from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
 from theory_checks.statements import sgd
 
 N, M = 2, 3
@@ -251,22 +251,22 @@ def problem_of(draws: Draws, noisy: bool = True) -> Problem:
     return instances.quadratic(draws, N, 2, hessians=("isotropic", "equal"), alike=True, noisy=noisy)
 
 
-def trial_exact(draws: Draws, method: Method = algorithms.drop_compute) -> list[Outcome]:
+def trial_exact(draws: Draws) -> list[Outcome]:
     """One quadratic, one table of times."""
     problem = problem_of(draws)
     seconds, threshold, stop = times(draws, draws.choice((1, 10, 300)))
-    return [check(problem, seconds, threshold, stop=stop, share=draws.real(0.02, 1.9), method=method)]
+    return [check(problem, seconds, threshold, stop=stop, share=draws.real(0.02, 1.9))]
 
 
 CLUSTER = clusters.Cluster(clusters.exponential(1.0), micro_batches=M)
 
 
-def trial_runs(draws: Draws, method: Method = algorithms.drop_compute) -> list[Outcome]:
+def trial_runs(draws: Draws) -> list[Outcome]:
     """Wells and hills."""
     problem = instances.random_wells(draws, N, 3, alike=True)
     steps, seed = draws.choice((10, 100)), draws.integer(0, 10**6)
     threshold, share = draws.real(1.0, 8.0), draws.real(0.02, 1.5)
-    return [check_runs(problem, CLUSTER, threshold, steps=steps, share=share, seed=seed, method=method)]
+    return [check_runs(problem, CLUSTER, threshold, steps=steps, share=share, seed=seed)]
 
 
 def pairs_of(draws: Draws) -> tuple[Pairs, float]:
@@ -275,44 +275,44 @@ def pairs_of(draws: Draws) -> tuple[Pairs, float]:
     return pairs, draws.real(0.5, 1.5 * pairs.slow)
 
 
-def trial_stopping(draws: Draws, method: Method = algorithms.drop_compute) -> list[Outcome]:
+def trial_stopping(draws: Draws) -> list[Outcome]:
     """A quadratic of two workers, each with three micro-batches."""
     problem = instances.quadratic(draws, N, 2, hessians=("isotropic", "equal"), alike=True, noisy=False)
     pairs, threshold = pairs_of(draws)
     noise, steps, share = draws.real(0.0, 3.0), draws.choice((1, 10, 300)), draws.real(0.02, 1.8)
-    return [check_stopping(problem, pairs, threshold, steps=steps, noise=noise, share=share, method=method)]
+    return [check_stopping(problem, pairs, threshold, steps=steps, noise=noise, share=share)]
 
 
 SAME = np.ones((500, N, M))
 """Everybody computes in every round what fits into the time: 2 of 3 at tau = 2.5."""
 
 
-def bowls(method: Method = algorithms.drop_compute) -> list[Outcome]:
+def bowls() -> list[Outcome]:
     """Batches that are always the same meet the bound once the start is forgotten; both ways to stop."""
     found = []
     for away, noise, share in sgd.HARD:
         for stop, threshold in (("preempt", 2.5), ("between", 1.5)):
             problem = instances.bowl(N, 2, away=away + 1e-3, smoothness=2.0, noise=3 * noise)
-            found.append(check(problem, SAME, threshold, stop=stop, share=share, method=method))
+            found.append(check(problem, SAME, threshold, stop=stop, share=share))
     return found
 
 
-def wells(method: Method = algorithms.drop_compute) -> list[Outcome]:
+def wells() -> list[Outcome]:
     """In a well, with little noise; from near a hilltop in small steps, without."""
     well, hilltop = instances.wells(N, 3, start=0.01, noise=0.1), instances.wells(N, 3, start=3.0)
     return [
-        check_runs(well, CLUSTER, 20.0, steps=400, share=1.0, method=method),
-        check_runs(well, CLUSTER, 3.0, steps=400, share=0.3, method=method),
-        check_runs(hilltop, CLUSTER, 3.0, steps=400, share=0.04, method=method),
+        check_runs(well, CLUSTER, 20.0, steps=400, share=1.0),
+        check_runs(well, CLUSTER, 3.0, steps=400, share=0.3),
+        check_runs(hilltop, CLUSTER, 3.0, steps=400, share=0.04),
     ]
 
 
-def stopping_bowls(method: Method = algorithms.drop_compute) -> list[Outcome]:
+def stopping_bowls() -> list[Outcome]:
     """Slow ones are rare, and the first one ends a worker's round; small steps, of which the bound's second root is small."""
     found = list[Outcome]()
     for away, noise, share, steps in ((1.0, 0.0, 0.02, 3000), (1.0, 0.0, 1.0, 500), (0.0, 1.0, 2e-4, 300_000), (0.0, 1.0, 1.0, 500)):
         problem = instances.bowl(N, 2, away=away + 1e-3, smoothness=2.0)
-        options = {"steps": steps, "noise": noise, "share": share, "method": method}
+        options = {"steps": steps, "noise": noise, "share": share}
         found += [check_stopping(problem, Pairs(1.0, 10.0, chance), 5.0, **options) for chance in (0.5, 0.01)]
     return found
 

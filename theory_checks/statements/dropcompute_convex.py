@@ -30,9 +30,9 @@ import numpy as np
 import algorithms
 from dsgd.base import Problem
 from theory_checks.machinery import batch_sizes, instances, ranges
-from theory_checks.machinery.batch_sizes import Method, Pairs
+from theory_checks.machinery.batch_sizes import Pairs
 from theory_checks.machinery.rates import Rate
-from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
+from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
 from theory_checks.statements import dropcompute
 from theory_checks.statements.dropcompute import SAME, M, N, described, largest, pairs_of, problem_of, times
 
@@ -129,37 +129,37 @@ def check_stopping(
     return Outcome(sums.gap / sums.total, right, case=described(problem, stop, threshold, sums, eta))
 
 
-def trial_exact(draws: Draws, method: Method = algorithms.drop_compute) -> list[Outcome]:
+def trial_exact(draws: Draws) -> list[Outcome]:
     """One quadratic, one table of times."""
     problem = problem_of(draws)
     seconds, threshold, stop = times(draws, draws.choice((1, 10, 300)))
-    return [check(problem, seconds, threshold, stop=stop, share=draws.real(0.02, 1.0), method=method)]
+    return [check(problem, seconds, threshold, stop=stop, share=draws.real(0.02, 1.0))]
 
 
-def trial_stopping(draws: Draws, method: Method = algorithms.drop_compute) -> list[Outcome]:
+def trial_stopping(draws: Draws) -> list[Outcome]:
     """A quadratic whose noise hangs on seconds."""
     problem = problem_of(draws, noisy=False)
     pairs, threshold = pairs_of(draws)
     noise, steps, share = draws.real(0.0, 3.0), draws.choice((1, 10, 300)), draws.real(0.02, 0.98)
-    return [check_stopping(problem, pairs, threshold, steps=steps, noise=noise, share=share, method=method)]
+    return [check_stopping(problem, pairs, threshold, steps=steps, noise=noise, share=share)]
 
 
-def bowls(method: Method = algorithms.drop_compute) -> list[Outcome]:
+def bowls() -> list[Outcome]:
     """With the largest step the bound is met: by one step where there is no noise, and once the start is forgotten where there is."""
     found = []
     for away, noise, share, T in ((1.0, 0.0, 1.0, 1), (0.0, 1.0, 1.0, 500), (20.0, 1.0, 1.0, 500), (1.0, 0.0, 0.1, 500)):
         for stop, threshold in (("preempt", 2.5), ("between", 1.5)):
             problem = instances.bowl(N, 2, away=away + 1e-3, smoothness=2.0, noise=3 * noise)
-            found.append(check(problem, SAME[:T], threshold, stop=stop, share=share, method=method))
+            found.append(check(problem, SAME[:T], threshold, stop=stop, share=share))
     return found
 
 
-def stopping_bowls(method: Method = algorithms.drop_compute) -> list[Outcome]:
+def stopping_bowls() -> list[Outcome]:
     """The start's term is met by one step; noise alone, in small steps, reaches a half."""
     found = list[Outcome]()
     for away, noise, share, steps in ((1.0, 0.0, 0.999, 1), (0.0, 1.0, 2e-3, 100_000), (0.0, 1.0, 0.5, 500)):
         problem = instances.bowl(N, 2, away=away + 1e-3, smoothness=2.0)
-        options = {"steps": steps, "noise": noise, "share": share, "method": method}
+        options = {"steps": steps, "noise": noise, "share": share}
         found += [check_stopping(problem, Pairs(1.0, 10.0, chance), 5.0, **options) for chance in (0.5, 1e-4)]
     return found
 

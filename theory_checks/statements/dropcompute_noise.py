@@ -49,7 +49,6 @@ from dsgd import clusters, problems, work
 from dsgd.base import Algorithm, Now, Round
 from dsgd.communication import communicate
 from theory_checks.machinery import batch_sizes, instances
-from theory_checks.machinery.batch_sizes import Method
 from theory_checks.machinery.rounds import on_one_device
 from theory_checks.machinery.statement import Draws, Outcome, Statement
 from theory_checks.statements.dropcompute import pairs_of, problem_of
@@ -102,27 +101,26 @@ class Noise(NamedTuple):
 RULES = (("between", "none"), ("preempt", "none"), ("between", "local"))
 
 
-def noise(method: Method, threshold: float, seed: int) -> dict[tuple[str, str], Noise]:
+def noise(threshold: float, seed: int) -> dict[tuple[str, str], Noise]:
     """Of unit variance both, on exponential seconds of mean 1, of each way to stop and to divide.
 
     Args:
-        method: as `algorithms.drop_compute`.
         threshold: tau.
         seed: of all rounds.
     """
     keys = jax.random.split(jax.random.key(seed), _KEYS)
-    return jax.tree.map(np.asarray, dict(zip(RULES, _noise(keys, jnp.float32(threshold), method=method), strict=True)))
+    return jax.tree.map(np.asarray, dict(zip(RULES, _noise(keys, jnp.float32(threshold)), strict=True)))
 
 
-@partial(jax.jit, static_argnames=("method",))
-def _noise(keys, threshold, *, method: Method):
+@jax.jit
+def _noise(keys, threshold):
     def one(key):
         own, other = jax.random.split(key)
         this = Round(jnp.int32(0), N, own, Now(CLUSTER))
         xi, zeta = CLUSTER.latencies(this, jnp.arange(N)) - 1, jax.random.normal(other, (N, M))
 
         def of(stop, correction):
-            drop = method(algorithms.minibatch_sgd(optax.sgd(1.0)), threshold, M, stop=stop, correction=correction)
+            drop = algorithms.drop_compute(algorithms.minibatch_sgd(optax.sgd(1.0)), threshold, M, stop=stop, correction=correction)
             asked = work.in_samples(drop.query(drop.init(jnp.zeros(1), N), this).work, None)
             weights = jnp.where(asked.samples > 0, asked.weights, 0)
             return Noise(jnp.sum(weights * xi), jnp.sum(weights * zeta), jnp.sum(asked.samples > 0))
@@ -137,9 +135,9 @@ def _mean(values: np.ndarray, right: float, case: str) -> Outcome:
     return Outcome(float(values.mean()), right, float(values.std(ddof=1)) / np.sqrt(len(values)), case, equality=True)
 
 
-def lemmas(threshold: float, seed: int = 0, method: Method = algorithms.drop_compute) -> list[Outcome]:
+def lemmas(threshold: float, seed: int = 0) -> list[Outcome]:
     """Lemmas D.1 and D.2 where they hold, and the number that the count is on average."""
-    found, of = [], noise(method, threshold, seed)
+    found, of = [], noise(threshold, seed)
     for stop, kind in (("between", "dependent"), ("preempt", "independent")):
         sums, counts = M * getattr(of[stop, "none"], kind), of[stop, "none"].counts  # Algorithm 1's weights are 1 / M
         words = f"tau = {threshold:.4g}, {stop}, {kind} noise"
@@ -151,9 +149,9 @@ def lemmas(threshold: float, seed: int = 0, method: Method = algorithms.drop_com
     return found
 
 
-def biases(threshold: float, seed: int = 0, method: Method = algorithms.drop_compute) -> list[Outcome]:
+def biases(threshold: float, seed: int = 0) -> list[Outcome]:
     """The exact ones where they do not."""
-    of, words = noise(method, threshold, seed), f"tau = {threshold:.4g}, dependent noise"
+    of, words = noise(threshold, seed), f"tau = {threshold:.4g}, dependent noise"
     preempt, means = of["preempt", "none"].dependent, of["between", "local"].dependent
     return [
         _mean(M * preempt, N * bias(threshold, "preempt"), f"{words}, preempt: E sum xi"),
@@ -161,20 +159,20 @@ def biases(threshold: float, seed: int = 0, method: Method = algorithms.drop_com
     ]
 
 
-def trial_lemmas(draws: Draws, method: Method = algorithms.drop_compute) -> list[Outcome]:
+def trial_lemmas(draws: Draws) -> list[Outcome]:
     """Some threshold."""
-    return lemmas(draws.real(0.2, 6.0), draws.integer(0, 2**31 - 1), method)
+    return lemmas(draws.real(0.2, 6.0), draws.integer(0, 2**31 - 1))
 
 
-def trial_biases(draws: Draws, method: Method = algorithms.drop_compute) -> list[Outcome]:
+def trial_biases(draws: Draws) -> list[Outcome]:
     """Some threshold."""
-    return biases(draws.real(0.2, 6.0), draws.integer(0, 2**31 - 1), method)
+    return biases(draws.real(0.2, 6.0), draws.integer(0, 2**31 - 1))
 
 
 # --- Where SGD ends.
 
 
-def trial_end(draws: Draws, method: Method = algorithms.drop_compute) -> list[Outcome]:
+def trial_end(draws: Draws) -> list[Outcome]:
     """Latencies of two values on a quadratic, exact: how far from the minimiser the mean stays, and is after some rounds."""
     problem = problem_of(draws, noisy=False)
     pairs, threshold = pairs_of(draws)
@@ -185,7 +183,7 @@ def trial_end(draws: Draws, method: Method = algorithms.drop_compute) -> list[Ou
         draws.choice((1, 20, 1000)),
     )
     eta = share / (instances.known(problem).smoothness * N * M)
-    ends = batch_sizes.dependent(method, problem, pairs, threshold, stop, eta * N * M, steps=steps, noise=noise, M=M)
+    ends = batch_sizes.dependent(algorithms.drop_compute, problem, pairs, threshold, stop, eta * N * M, steps=steps, noise=noise, M=M)
     A, _, away = batch_sizes.around(problem)
     seconds, xi, chances = pairs.tables(N, M)
     done = batch_sizes.counted(seconds, threshold, stop)
@@ -211,11 +209,11 @@ def _compared(measured: np.ndarray, right: np.ndarray, case: str, scale: float) 
 
 
 @cache
-def _slow_ones_differ(method: Method, stop: str) -> Callable[..., Algorithm]:
+def _slow_ones_differ() -> Callable[..., Algorithm]:
     """(learning rate, threshold) -> the method, to whose gradients come (t - 1) v of each micro-batch that counts."""
 
     def factory(learning_rate, threshold):
-        inner = method(algorithms.minibatch_sgd(optax.sgd(learning_rate)), threshold, M, stop=stop)
+        inner = algorithms.drop_compute(algorithms.minibatch_sgd(optax.sgd(learning_rate)), threshold, M, stop="preempt")
 
         def update(state, gradients, round):
             xi = CLUSTER.latencies(round._replace(work=None), jnp.arange(round.workers)) - 1
@@ -227,19 +225,19 @@ def _slow_ones_differ(method: Method, stop: str) -> Callable[..., Algorithm]:
     return factory
 
 
-def runs(stop: str = "preempt", threshold: float = 1.5, method: Method = algorithms.drop_compute) -> list[Outcome]:
+def runs() -> list[Outcome]:
     """The project's loop, on exponential seconds: the mean of the models after 60 rounds of SGD."""
-    L, eta, seeds, steps = 2.0, 0.05, 64, 60
+    L, eta, seeds, steps, threshold = 2.0, 0.05, 64, 60, 1.5
     problem = problems.quadratic(np.full((N, 2), L), np.zeros((N, 2)), start=np.full(2, 0.5))
     axes: Any = {"learning_rate": np.array([eta * N * M]), "threshold": np.array([threshold]), "record_every": steps}
-    factory, key = _slow_ones_differ(method, stop), jax.random.key(0)
+    factory, key = _slow_ones_differ(), jax.random.key(0)
     with jax.enable_x64(True):
         found = dsgd.sweep(factory, problem, steps=steps, key=key, seeds=seeds, cluster=CLUSTER, mesh=1, **axes)
     along = np.asarray(found.params)[0, 0] @ np.full(2, 2**-0.5)
-    size, beta = N * mean_count(threshold, stop), N * bias(threshold, stop)
+    size, beta = N * mean_count(threshold, "preempt"), N * bias(threshold, "preempt")
     rest = -beta / (size * L)
     right = rest + (1 - eta * size * L) ** steps * (0.5 * 2**0.5 - rest)
-    return [_mean(along, right, f"{stop}, tau = {threshold}, {steps} rounds of a run: E x - x*")]
+    return [_mean(along, right, f"preempt, tau = {threshold}, {steps} rounds of a run: E x - x*")]
 
 
 # --- What is drawn again.
@@ -263,12 +261,12 @@ class OfDraws(NamedTuple):
 ROUNDS = 12
 
 
-@partial(jax.jit, static_argnames=("method",))
-def _redrawn(keys, threshold, *, method: Method):
+@jax.jit
+def _redrawn(keys, threshold):
     """The noise of all that is computed in some rounds, and that of the next draw, sums over workers, `[keys]`."""
 
     def everything(keys, threshold):
-        drop = method(algorithms.minibatch_sgd(optax.sgd(1.0)), threshold, M, stop="preempt", redraw=True)
+        drop = algorithms.drop_compute(algorithms.minibatch_sgd(optax.sgd(1.0)), threshold, M, stop="preempt", redraw=True)
 
         def rounds(key):
             def one(carry, t):
@@ -291,10 +289,10 @@ def _redrawn(keys, threshold, *, method: Method):
     return on_one_device(everything)(keys, threshold)
 
 
-def redrawn(threshold: float, seed: int = 0, method: Method = algorithms.drop_compute) -> list[Outcome]:
+def redrawn(threshold: float, seed: int = 0) -> list[Outcome]:
     """Of 12 rounds in all, no more than of one sample; what was dropped last makes up for it."""
     keys = jax.random.split(jax.random.key(seed), _FEWER)
-    total, following = map(np.asarray, _redrawn(keys, jnp.float32(threshold), method=method))
+    total, following = map(np.asarray, _redrawn(keys, jnp.float32(threshold)))
     words = f"redrawn, tau = {threshold:.4g}, {ROUNDS} rounds"
     mean = _mean(total, 0.0, f"{words}: |E sum xi|")._replace(equality=False)
     return [
@@ -303,9 +301,9 @@ def redrawn(threshold: float, seed: int = 0, method: Method = algorithms.drop_co
     ]
 
 
-def trial_redrawn(draws: Draws, method: Method = algorithms.drop_compute) -> list[Outcome]:
+def trial_redrawn(draws: Draws) -> list[Outcome]:
     """Some threshold above all seconds."""
-    return redrawn(draws.real(2.0, 4.0), draws.integer(0, 2**31 - 1), method)
+    return redrawn(draws.real(2.0, 4.0), draws.integer(0, 2**31 - 1))
 
 
 _HANGS = "noise is a function of the seconds"

@@ -16,7 +16,6 @@ import numpy as np
 import algorithms
 from dsgd.base import Problem
 from theory_checks.machinery import batch_sizes, instances
-from theory_checks.machinery.batch_sizes import Method
 from theory_checks.machinery.statement import Draws, Outcome, Statement, need
 from theory_checks.statements import dropcompute, sgd
 from theory_checks.statements.dropcompute import M, N, problem_of, times
@@ -29,13 +28,12 @@ def check(
     *,
     share: float,
     stop: str = "preempt",
-    method: Method = algorithms.drop_compute,
 ) -> Outcome:
     """Holds `sgd.bound` to the exact moments, given the times. Arguments as of `dropcompute.check`; share is gamma L, at most 1."""
     of = instances.known(problem)
     need("dropcompute", [dropcompute.alike(problem)])
     gamma = share / of.smoothness
-    path = batch_sizes.conditional(method, problem, seconds, threshold, stop, gamma, "stochastic")
+    path = batch_sizes.conditional(algorithms.drop_compute, problem, seconds, threshold, stop, gamma, "stochastic")
     some = path.batches > 0
     noise = of.noise * math.sqrt((1 / path.batches[some]).mean())
     right = sgd.bound(gap=of.gap, smoothness=of.smoothness, noise=noise, steps=int(some.sum()), learning_rate=gamma)
@@ -43,18 +41,18 @@ def check(
     return Outcome(float(path.slope[some].mean()), right, case=case)
 
 
-def trial(draws: Draws, method: Method = algorithms.drop_compute) -> list[Outcome]:
+def trial(draws: Draws) -> list[Outcome]:
     """One quadratic, one table of times."""
     problem = problem_of(draws)
     seconds, threshold, _ = times(draws, draws.choice((1, 10, 300)))
-    return [check(problem, seconds, threshold, share=draws.real(0.01, 1.0), method=method)]
+    return [check(problem, seconds, threshold, share=draws.real(0.01, 1.0))]
 
 
-def bowls(method: Method = algorithms.drop_compute) -> list[Outcome]:
+def bowls() -> list[Outcome]:
     """Batches that differ: their steps do not."""
     seconds = np.random.default_rng(0).exponential(size=(500, N, M))
     return [
-        check(instances.bowl(N, 2, away=away + 1e-3, smoothness=2.0, noise=noise), seconds, 1.5, share=share, method=method)
+        check(instances.bowl(N, 2, away=away + 1e-3, smoothness=2.0, noise=noise), seconds, 1.5, share=share)
         for away, noise, share in sgd.HARD
     ]
 

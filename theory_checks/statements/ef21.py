@@ -296,7 +296,7 @@ def held(
 SIZES = (2, 6, 4)
 
 
-def trial(draws: Draws, method: Method = algorithms.ef21) -> list[Outcome]:
+def trial(draws: Draws) -> list[Outcome]:
     """A quadratic, whose layers' constants differ, or wells and hills."""
     up, weights, problem = draws.choice(TRIED)
     made, steps = problem(draws), draws.choice((1, 10, 1000))
@@ -304,7 +304,7 @@ def trial(draws: Draws, method: Method = algorithms.ef21) -> list[Outcome]:
     limit = step_size(**known, smoothness=float(made.problem.constants.smoothness or 0))
     gamma = draws.choice((None, draws.real(0.01, 1.0) * limit))
     seeds = runs.SEEDS if up.name.startswith("contraction") else 1
-    return [check(made, up, steps=steps, weights=weights, learning_rate=gamma, seeds=seeds, seed=draws.integer(0, 10**6), method=method)]
+    return [check(made, up, steps=steps, weights=weights, learning_rate=gamma, seeds=seeds, seed=draws.integer(0, 10**6))]
 
 
 def quadratic(draws: Draws) -> Layered:
@@ -351,9 +351,9 @@ def bowl() -> Layered:
     return layered(problem, SIZES, [1 / w for w in UNEQUAL])
 
 
-def bowls(method: Method = algorithms.ef21) -> list[Outcome]:
+def bowls() -> list[Outcome]:
     """The bound is met where compression leaves out little; and one that leaves out much."""
-    return [check(bowl(), up, steps=steps, weights=UNEQUAL, method=method) for up, steps in ((SHRINKING, 20), (_TOP, 1000))]
+    return [check(bowl(), up, steps=steps, weights=UNEQUAL) for up, steps in ((SHRINKING, 20), (_TOP, 1000))]
 
 
 STATEMENTS = [Statement("EF21, layer by layer", "Kimad, Theorem 1", "C contracts layers; gamma within (9)", trial, (bowls,))]

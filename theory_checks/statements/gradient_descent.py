@@ -75,26 +75,26 @@ def check(problem: Problem, *, steps: int, learning_rate: float | None = None, m
     return Outcome(measured, right, case=f"{problem.name}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}")
 
 
-def trial(draws: Draws, method: Method = algorithms.gradient_descent) -> list[Outcome]:
+def trial(draws: Draws) -> list[Outcome]:
     """One quadratic, or wells and hills, at the recommended step size or another."""
     convex = draws.choice((True, False))
     problem = instances.quadratic(draws, 3, 4, at_zero=True) if convex else instances.random_wells(draws, 3, 4)
     share = draws.choice((0.5, draws.real(0.01, 0.99)))
     L = instances.known(problem).smoothness
     steps = draws.choice((1, 10, 200))
-    outcome = check(problem, steps=steps, learning_rate=share * 2 / L, method=method)
+    outcome = check(problem, steps=steps, learning_rate=share * 2 / L)
     return [outcome]
 
 
-def bowls(method: Method = algorithms.gradient_descent) -> list[Outcome]:
+def bowls() -> list[Outcome]:
     """The bound is met at every step size, as soon as the minimum is."""
     problem = instances.bowl(3, 4, away=1.0, smoothness=2.0)
-    return [check(problem, steps=300, learning_rate=share / 2.0, method=method) for share in (0.05, 1.0, 1.9)]
+    return [check(problem, steps=300, learning_rate=share / 2.0) for share in (0.05, 1.0, 1.9)]
 
 
-def hilltops(method: Method = algorithms.gradient_descent) -> list[Outcome]:
+def hilltops() -> list[Outcome]:
     """From near a hilltop to the well in small steps: all that f falls is gradient."""
-    return [check(instances.wells(3, 4, start=3.0), steps=1000, learning_rate=0.02, method=method)]
+    return [check(instances.wells(3, 4, start=3.0), steps=1000, learning_rate=0.02)]
 
 
 STATEMENTS = [Statement("GD", "Theorem 1.1.1", "gamma < 2/L", trial, (bowls, hilltops))]

@@ -18,8 +18,7 @@ import dsgd
 from algorithms.kimad import Choices, allocate, any_of, one_for_all, oracle, top_k
 from dsgd import clusters, compressors
 from dsgd.base import Algorithm
-from theory_checks.machinery.search import Tape
-from theory_checks.machinery.statement import Draws, Method, Outcome, Statement
+from theory_checks.machinery.statement import Draws, Outcome, Statement
 from theory_checks.statements import ef21
 from theory_checks.statements.ef21 import Layered
 
@@ -33,12 +32,12 @@ MANTISSAS = any_of([compressors.clipping(bits) for bits in (5, 7, 8)])
 
 
 @cache
-def _made(method: Method, choices: Choices, rule: Callable, weights: tuple[float, ...]) -> Callable[..., Algorithm]:
+def _made(choices: Choices, rule: Callable, weights: tuple[float, ...]) -> Callable[..., Algorithm]:
     """(learning rate, round time) -> Kimad whose layers step by gamma w_i, and whose server sends its model as it is."""
 
     def factory(learning_rate, round_time):
         options = {"computation": 0.0, "congestion": 0.0, "rule": rule, "monitor": oracle, "down": [compressors.identity]}
-        return method(ef21.stepping(learning_rate, weights), choices, round_time, **options)
+        return algorithms.kimad_sgd(ef21.stepping(learning_rate, weights), choices, round_time, **options)
 
     return factory
 
@@ -52,7 +51,6 @@ def check(
     weights: Sequence[float],
     round_time: float,
     learning_rate: float | None = None,
-    method: Method = algorithms.kimad_sgd,
 ) -> tuple[Outcome, np.ndarray]:
     """Holds the bound to a run on `CLUSTER`.
 
@@ -64,7 +62,6 @@ def check(
         weights: w_i.
         round_time: t, seconds.
         learning_rate: gamma; None: the largest.
-        method: as `algorithms.kimad_sgd`, or one's own.
 
     Returns:
         The outcome, and the bits of all messages to the server, `[steps]`.
@@ -72,7 +69,7 @@ def check(
     sent: list[np.ndarray] = []
 
     def run(gamma):
-        factory = _made(method, choices, rule, tuple(weights))
+        factory = _made(choices, rule, tuple(weights))
         with jax.enable_x64(True):
             axes = {"learning_rate": np.array([gamma]), "round_time": np.array([round_time])}
             found = dsgd.sweep(factory, layered.problem, steps=steps, key=jax.random.key(0), cluster=CLUSTER, mesh=1, **axes)
@@ -94,38 +91,33 @@ TRIED = (
 """Sets, rules, weights w_i, and problems; each is a program of its own."""
 
 
-def trial(draws: Draws, method: Method = algorithms.kimad_sgd) -> list[Outcome]:
+def trial(draws: Draws) -> list[Outcome]:
     """EF21's instances, in rounds of any time: how much of a message that leaves, the clock says."""
     choices, rule, weights, problem = draws.choice(TRIED)
     made, steps, round_time = problem(draws), draws.choice((1, 10, 1000)), draws.real(0.1, 2.0)
     known = {"contractions": [choices.delta(size) for size in ef21.SIZES], "layers": made.layers, "weights": weights}
     limit = ef21.step_size(**known, smoothness=float(made.problem.constants.smoothness or 0))
     gamma = draws.choice((None, draws.real(0.01, 1.0) * limit))
-    options = {"steps": steps, "weights": weights, "round_time": round_time, "learning_rate": gamma, "method": method}
+    options = {"steps": steps, "weights": weights, "round_time": round_time, "learning_rate": gamma}
     return [check(made, choices, rule, **options)[0]]
 
 
-def changing(made: Layered, which: int, round_time: float, steps: int, method: Method) -> list[Outcome]:
+def changing(made: Layered, which: int, round_time: float, steps: int) -> list[Outcome]:
     """The bound, and that compressors did change: there were messages of as many lengths as choices, or more."""
     choices, rule, weights, _ = TRIED[which]
-    outcome, sent = check(made, choices, rule, steps=steps, weights=weights, round_time=round_time, method=method)
+    outcome, sent = check(made, choices, rule, steps=steps, weights=weights, round_time=round_time)
     lengths = min(len(np.unique(sent)), choices.number)
     return [outcome, Outcome(lengths, choices.number, case=f"lengths of messages, {outcome.case}", equality=True)]
 
 
-def ratios(method: Method = algorithms.kimad_sgd) -> list[Outcome]:
+def ratios() -> list[Outcome]:
     """One ratio for all layers, and after it another."""
-    return changing(ef21.bowl(), 0, 1.0, 1000, method)
+    return changing(ef21.bowl(), 0, 1.0, 1000)
 
 
-def allocations(method: Method = algorithms.kimad_sgd) -> list[Outcome]:
-    """Ratios that differ among layers, too, where f is not convex."""
-    return changing(ef21.wells(Tape(np.random.default_rng(0))), 1, 1.0, 1000, method)
-
-
-def mantissas(method: Method = algorithms.kimad_sgd) -> list[Outcome]:
+def mantissas() -> list[Outcome]:
     """The bound is met where compressors that change leave out little."""
-    return changing(ef21.bowl(), 2, 0.35, 50, method)
+    return changing(ef21.bowl(), 2, 0.35, 50)
 
 
 STATEMENTS = [
@@ -134,6 +126,6 @@ STATEMENTS = [
         "Kimad, Theorem 1",
         "all C of the set contract layers; gamma within (9)",
         trial,
-        (ratios, allocations, mantissas),
+        (ratios, mantissas),
     )
 ]

@@ -11,22 +11,20 @@ r"""Lemmas of chapters 1, 3 and 4, and a fact that the survey quotes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache, partial
-from typing import Any
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-import algorithms
-from dsgd import communication, compressors, problems, workers
-from dsgd.base import Algorithm, Compressor, Problem
+from dsgd import problems
+from dsgd.base import Problem
 from dsgd.problems import Examples
-from theory_checks.machinery import instances, moments, runs
-from theory_checks.machinery.statement import Draws, Method, Outcome, Statement
-from theory_checks.statements import asynchronous_sgd, error_compensated_sgd, minibatch_sgd
+from theory_checks.machinery import cases, instances, moments, trajectories
+from theory_checks.machinery.statement import Draws, Outcome, Statement
+from theory_checks.statements import asynchronous_sgd, minibatch_sgd
+from theory_checks.statements.recursions import CASES
+from theory_checks.statements.recursions.compressed import IN_LAYERS, beside
 from theory_checks.statements.sgd import total_noise
 
 _BATCHES = 2**16
@@ -86,72 +84,34 @@ def _batch_means(sample, key, a):
     return jnp.sum(means**2, axis=1)
 
 
-@cache
-def _logging(method: Callable[..., Algorithm], up: Compressor, down: Compressor) -> Callable[..., Algorithm]:
-    """learning_rate -> EC-SGD whose history has how far the virtual model is from where Lemma 3.4.1 says, squared, and how far from 0 it
-    is."""
-
-    def factory(learning_rate) -> Algorithm:
-        inner = method(optax.sgd(learning_rate), up, down)
-
-        def virtual(state):
-            memory = state.workers
-            left = workers.mean(memory.worker), memory.server
-            kept, served = (communication.unshard(parts, state.server.params, up) for parts in left)
-            return jax.tree.map(lambda x, own, rest: x - learning_rate * (own + rest), state.server.params, kept, served)
-
-        def update(state, gradients, round):
-            after = inner.update(state, gradients, round)
-            expected = jax.tree.map(lambda x, g: x - learning_rate * g, virtual(state), workers.mean(gradients))
-            step = jax.tree.map(lambda g: learning_rate * g, gradients)
-            round.log(
-                missed=_sqnorm(jax.tree.map(jnp.subtract, virtual(after), expected)),
-                size=_sqnorm(expected) + _sqnorm(state.server.params) + _sqnorm(step),
-            )
-            return after
-
-        return inner._replace(update=update)
-
-    return factory
+def errors_are_kept(draws: Draws) -> list[Outcome]:
+    """Lemma 3.4.1 in every round, with top-k up and short mantissas down."""
+    of, found = cases.run(CASES["EC-SGD"], draws)
+    memory = found.states.workers
+    kept = [IN_LAYERS.join(beside(parts)) for parts in (memory.worker, memory.server)]
+    virtual = trajectories.rows(found.states.server.params, 1) - of.learning_rate * (kept[0].mean(axis=1) + kept[1])
+    expected = virtual[:-1] - of.learning_rate * found.gradients.mean(axis=1)
+    return [cases.compare("virtual model", virtual[1:], expected)]
 
 
-def _sqnorm(tree: Any) -> jax.Array:
-    return sum((jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree)), start=jnp.zeros(()))
-
-
-_PAIRS = ((compressors.sign, compressors.top_k(0.5)), (compressors.random_quantization(2), compressors.sign))
-
-
-def errors_are_kept(draws: Draws, method: Method = error_compensated_sgd.any_compressor) -> list[Outcome]:
-    """Lemma 3.4.1 in every round of a few runs; whatever the step size, so long as nothing overflows."""
-    up, down = draws.choice(_PAIRS)
-    problem = instances.quadratic(draws, 2, 8, at_zero=True)
-    gamma = draws.real(0.01, 0.5) / instances.known(problem).smoothness
-    factory, seed = _logging(method, up, down), draws.integer(0, 10**6)
-    history = runs.histories(factory, problem, steps=30, learning_rates=[gamma], seeds=2, seed=seed)
-    missed, size = (np.sqrt(history[name][..., 1:].max()) for name in ("missed", "size"))
-    return [Outcome(float(missed), 0.0, case=f"{problem.name}, {up.name}, {down.name}", equality=True, scale=float(size))]
-
-
-def staleness(draws: Draws, method: Method = algorithms.asynchronous_sgd) -> list[Outcome]:
+def staleness(draws: Draws) -> list[Outcome]:
     """Lemma 4.2.1 at every t of one quadratic and one sequence of staleness: the worst t."""
     problem = instances.quadratic(draws, 3, 2, hessians=("isotropic", "equal"))
-    return [_worst_staleness(problem, asynchronous_sgd.table(draws), draws.real(0.01, 1.0), method)]
+    return [_worst_staleness(problem, asynchronous_sgd.table(draws), draws.real(0.01, 1.0))]
 
 
-def staleness_of_bowls(method: Method = algorithms.asynchronous_sgd) -> list[Outcome]:
+def staleness_of_bowls() -> list[Outcome]:
     """Gradients that stay nearly the same, or noise: each alone reaches half."""
     cases = ((1.0, 0.0, 12, 0.01), (0.0, 1.0, 1, 0.01), (0.0, 1.0, 12, 1.0))
     return [
-        _worst_staleness(instances.bowl(3, 2, away=away + 1e-3, noise=noise), np.full(64, tau), share, method)
-        for away, noise, tau, share in cases
+        _worst_staleness(instances.bowl(3, 2, away=away + 1e-3, noise=noise), np.full(64, tau), share) for away, noise, tau, share in cases
     ]
 
 
-def _worst_staleness(problem: Problem, table: np.ndarray, share: float, method: Method) -> Outcome:
+def _worst_staleness(problem: Problem, table: np.ndarray, share: float) -> Outcome:
     steps, L, tau = 100, instances.known(problem).smoothness, int(table.max())
     gamma = share * asynchronous_sgd.largest_step(smoothness=L, staleness=tau)
-    build = asynchronous_sgd.with_table(asynchronous_sgd.OLDEST, method)
+    build = asynchronous_sgd.with_table(asynchronous_sgd.OLDEST)
     found = moments.second_moments(build, problem, gamma, steps=steps, one_worker=True, varying=True, more=np.asarray(table, np.int32))
     factor, noise = 2 * (gamma * L) ** 2 * tau, total_noise(problem)
     worst = Outcome(0.0, 1.0)

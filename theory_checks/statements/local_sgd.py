@@ -32,10 +32,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
+import optax
 
 import algorithms
 import topologies
@@ -46,7 +47,7 @@ from dsgd.problems.quadratic import Quadratic
 from theory_checks.machinery import instances, moments, paths, ranges
 from theory_checks.machinery.rates import Rate
 from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
-from theory_checks.statements.decentralized_sgd import balanced, diverging
+from theory_checks.statements.decentralized_sgd import LONG, balanced, diverging
 
 _REMAINDER = 1e-4  # of a product of whole periods, after which a geometric series stands for the rest
 
@@ -251,10 +252,9 @@ def check(
     return Outcome(slope, right, case=case), Outcome(apart, C, case=case, scale=moved)
 
 
-@cache
-def every_round(method: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
-    """(optimiser, period, topology) -> method(optimiser, topology), of a method without a period."""
-    return lambda optimizer, period, topology: method(optimizer, topology)
+def every_round(optimizer: optax.GradientTransformation, period: int, topology: Topology) -> Algorithm:
+    """Decentralized SGD, with the arguments of local SGD."""
+    return algorithms.decentralized_sgd(optimizer, topology)
 
 
 # --- Random instances, and some near the bounds.
@@ -268,10 +268,11 @@ def turning() -> Topology:
 
 
 @cache
-def schedules() -> tuple[Topology, ...]:
-    """Directed ones; the second of rounds that do not commute, so that a transposed W is another."""
+def schedules() -> tuple[tuple[int, Topology], ...]:
+    """Directed ones, with the period 1; the second of rounds that do not commute, so that a transposed W is another."""
     around, across = (np.eye(5)[list(order)] for order in ((1, 2, 3, 4, 0), (1, 3, 0, 2, 4)))
-    return turning(), topologies.from_matrix([(np.eye(5) + P) / 2 for P in (around, across)], "relay(5)")
+    relay = topologies.from_matrix([(np.eye(5) + P) / 2 for P in (around, across)], "relay(5)")
+    return (1, turning()), (1, relay)
 
 
 @cache
@@ -280,33 +281,13 @@ def local() -> tuple[tuple[int, Topology], ...]:
     return (4, topologies.complete(10)), (2, topologies.one_peer_exponential(4))
 
 
-def _drawn(draws: Draws, topology: Topology, period: int, method: Method) -> tuple[Outcome, Outcome]:
+def trial(part: int, cases: Callable[[], Sequence[tuple[int, Topology]]], method: Method, draws: Draws) -> list[Outcome]:
+    """One quadratic, on one of the cases, (period, topology): of the gradient (part 0), or the consensus distance (1)."""
+    period, topology = draws.choice(cases())
     problem = instances.quadratic(draws, topology.n, 2)
     L, radius = instances.known(problem).smoothness, memory(topology, period).radius
     gamma = draws.choice((None, draws.real(0.01, 1.0) * min(1.0, 0.99 / max(radius, 1e-12)) / L))
-    return check(problem, topology, period, steps=draws.choice((1, 10, 300)), learning_rate=gamma, method=method)
-
-
-def trial_schedule(draws: Draws, method: Method = algorithms.decentralized_sgd) -> list[Outcome]:
-    """One quadratic on one schedule: the gradient."""
-    return [_drawn(draws, draws.choice(schedules()), 1, every_round(method))[0]]
-
-
-def trial_schedule_consensus(draws: Draws, method: Method = algorithms.decentralized_sgd) -> list[Outcome]:
-    """One quadratic on one schedule: the consensus distance."""
-    return [_drawn(draws, draws.choice(schedules()), 1, every_round(method))[1]]
-
-
-def trial(draws: Draws, method: Method = algorithms.local_sgd) -> list[Outcome]:
-    """One quadratic with local steps: the gradient."""
-    period, topology = draws.choice(local())
-    return [_drawn(draws, topology, period, method)[0]]
-
-
-def trial_consensus(draws: Draws, method: Method = algorithms.local_sgd) -> list[Outcome]:
-    """One quadratic with local steps: the consensus distance."""
-    period, topology = draws.choice(local())
-    return [_drawn(draws, topology, period, method)[1]]
+    return [check(problem, topology, period, steps=draws.choice((1, 10, 300)), learning_rate=gamma, method=method)[part]]
 
 
 def equal_curvatures(period: int, topology: Topology, method: Method) -> list[Outcome]:
@@ -327,61 +308,70 @@ def equal_curvatures(period: int, topology: Topology, method: Method) -> list[Ou
     return paths.worst(found[:steps], np.array(expected), case=case, equality=True, scale=max(expected))
 
 
-def schedules_exactly(method: Method = algorithms.decentralized_sgd) -> list[Outcome]:
-    """DSGD of equal Hessians on all schedules."""
-    return [outcome for topology in schedules() for outcome in equal_curvatures(1, topology, every_round(method))]
+def exactly(cases: Callable[[], Sequence[tuple[int, Topology]]], method: Method) -> list[Outcome]:
+    """Equal Hessians on all of the cases."""
+    return [outcome for period, topology in cases() for outcome in equal_curvatures(period, topology, method)]
 
 
-def local_exactly(method: Method = algorithms.local_sgd) -> list[Outcome]:
-    """Local SGD of equal Hessians on all graphs."""
-    return [outcome for period, topology in local() for outcome in equal_curvatures(period, topology, method)]
-
-
-_LAST = 511  # rounds; more would be another program
-
-
-def balanced_pulls(method: Method = algorithms.decentralized_sgd) -> list[Outcome]:
+def balanced_pulls() -> list[Outcome]:
     """The term L^2 C on a directed schedule: curvatures of nearly opposite sign, whose pulls balance although f' is not 0."""
     problem = balanced(8, epsilon=0.06)
-    return [check(problem, turning(), steps=_LAST, learning_rate=1.0, method=every_round(method))[0]]
+    return [check(problem, turning(), steps=LONG, learning_rate=1.0, method=every_round)[0]]
 
 
-def away_from_the_minimum(method: Method = algorithms.decentralized_sgd) -> list[Outcome]:
+def away_from_the_minimum() -> list[Outcome]:
     """The term 2 D / (gamma T): from far away at gamma = 1 / L, one step, and nothing is left to do."""
     problem = problems.quadratic(np.ones((8, 2)), np.zeros((8, 2)), start=[1.0, 0.0])
-    return [check(problem, turning(), steps=_LAST, learning_rate=1.0, method=every_round(method))[0]]
+    return [check(problem, turning(), steps=LONG, learning_rate=1.0, method=every_round)[0]]
 
 
-def noise_over_rounds(method: Method = algorithms.decentralized_sgd) -> list[Outcome]:
+def noise_over_rounds() -> list[Outcome]:
     """The term of the noise in a, at a small step size."""
-    problem, topology = problems.quadratic(np.ones((5, 2)), np.zeros((5, 2)), noise=1.0, start=[1e-3, 0.0]), schedules()[1]
-    return [check(problem, topology, steps=_LAST, learning_rate=1e-3, method=every_round(method))[1]]
+    problem, topology = problems.quadratic(np.ones((5, 2)), np.zeros((5, 2)), noise=1.0, start=[1e-3, 0.0]), schedules()[1][1]
+    return [check(problem, topology, steps=LONG, learning_rate=1e-3, method=every_round)[1]]
 
 
-def diverging_workers(method: Method = algorithms.local_sgd) -> list[Outcome]:
+def diverging_workers() -> list[Outcome]:
     """a_k = varsigma ((1 + gamma L)^k - 1) / L: disagreement that feeds itself between two averagings."""
     period, mean = local()[0]
-    return [check(diverging(), mean, period, steps=_LAST, learning_rate=gamma, method=method)[1] for gamma in (0.3, 0.03)]
+    return [check(diverging(), mean, period, steps=LONG, learning_rate=gamma)[1] for gamma in (0.3, 0.03)]
 
 
-def noise_between_averagings(method: Method = algorithms.local_sgd) -> list[Outcome]:
+def noise_between_averagings() -> list[Outcome]:
     """a_k = gamma sigma sqrt(k (1 - 1/N)), at a small step size."""
     problem, (period, mean) = problems.quadratic(np.ones((10, 2)), np.zeros((10, 2)), noise=1.0, start=[1e-3, 0.0]), local()[0]
-    return [check(problem, mean, period, steps=_LAST, learning_rate=1e-3, method=method)[1]]
+    return [check(problem, mean, period, steps=LONG, learning_rate=1e-3)[1]]
 
 
-def without_detours(method: Method = algorithms.local_sgd) -> list[Outcome]:
+def without_detours() -> list[Outcome]:
     """The term 2 D / (gamma T): from far away at gamma = 1 / L, one step, and nothing is left to do."""
     problem, (period, mean) = problems.quadratic(np.ones((10, 2)), np.zeros((10, 2)), start=[1.0, 0.0]), local()[0]
-    return [check(problem, mean, period, steps=_LAST, learning_rate=1.0, method=method)[0]]
+    return [check(problem, mean, period, steps=LONG, learning_rate=1.0)[0]]
 
 
 _SCHEDULE = "W_t doubly stochastic; gamma <= 1/L; gamma L M contracts"
 _LOCAL = "W every H rounds; gamma <= 1/L; gamma L M contracts"
 _SOURCE = "Koloskova et al. 2020; constants derived"
 STATEMENTS = [
-    Statement("DSGD on schedules", _SOURCE, _SCHEDULE, trial_schedule, (balanced_pulls, away_from_the_minimum)),
-    Statement("DSGD on schedules, consensus", _SOURCE, _SCHEDULE, trial_schedule_consensus, (noise_over_rounds, schedules_exactly)),
-    Statement("local SGD", _SOURCE, _LOCAL, trial, (without_detours,)),
-    Statement("local SGD, consensus", _SOURCE, _LOCAL, trial_consensus, (diverging_workers, noise_between_averagings, local_exactly)),
+    Statement(name, _SOURCE, hypotheses, partial(trial, part, cases, method), extremes)
+    for name, hypotheses, part, cases, method, extremes in (
+        ("DSGD on schedules", _SCHEDULE, 0, schedules, every_round, (balanced_pulls, away_from_the_minimum)),
+        (
+            "DSGD on schedules, consensus",
+            _SCHEDULE,
+            1,
+            schedules,
+            every_round,
+            (noise_over_rounds, partial(exactly, schedules, every_round)),
+        ),
+        ("local SGD", _LOCAL, 0, local, algorithms.local_sgd, (without_detours,)),
+        (
+            "local SGD, consensus",
+            _LOCAL,
+            1,
+            local,
+            algorithms.local_sgd,
+            (diverging_workers, noise_between_averagings, partial(exactly, local, algorithms.local_sgd)),
+        ),
+    )
 ]

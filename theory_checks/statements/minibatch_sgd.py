@@ -14,7 +14,7 @@ from typing import Any
 
 import algorithms
 from dsgd.base import Problem
-from theory_checks.machinery import instances, measure, ranges, runs
+from theory_checks.machinery import instances, ranges, runs
 from theory_checks.machinery.rates import Rate
 from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
 from theory_checks.statements import sgd
@@ -119,27 +119,27 @@ def check(
     numbers |= {"noise": known.noise} if batches is None else batches
     gamma = step_size(**numbers) if learning_rate is None else learning_rate
     need("minibatch_sgd", hypotheses(problem, gamma))
-    measured, error = measure.gradient(method, problem, gamma, steps, seeds=seeds, seed=seed)
+    measured, error = runs.gradient(method, problem, gamma, steps, seeds=seeds, seed=seed)
     case = f"{problem.name}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}"
     return Outcome(measured, bound(**numbers, learning_rate=gamma), error, case)
 
 
-def trial_exact(draws: Draws, method: Method = algorithms.minibatch_sgd) -> list[Outcome]:
+def trial_exact(draws: Draws) -> list[Outcome]:
     """One quadratic."""
     N, d = draws.choice(((2, 1), (4, 3)))
     problem = instances.quadratic(draws, N, d)
     steps, share = draws.choice((1, 10, 300)), draws.real(0.01, 1.0)
     L = instances.known(problem).smoothness
-    return [check(problem, steps=steps, learning_rate=gamma, method=method) for gamma in (None, share / L)]
+    return [check(problem, steps=steps, learning_rate=gamma) for gamma in (None, share / L)]
 
 
-def trial_runs(draws: Draws, method: Method = algorithms.minibatch_sgd) -> list[Outcome]:
+def trial_runs(draws: Draws) -> list[Outcome]:
     """Wells and hills, with batches drawn with or without replacement."""
     B, replacement = draws.choice(((4, True), (4, False)))
     problem = instances.random_wells(draws, 4, 3, batches=((B, replacement),))
     steps, share = draws.choice((10, 100, 300)), draws.real(0.01, 1.0)
     gamma = draws.choice((None, share / instances.known(problem).smoothness))
-    return [of_batches(problem, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6), method=method)]
+    return [of_batches(problem, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6))]
 
 
 def of_batches(problem: Problem, **options: Any) -> Outcome:
@@ -150,27 +150,26 @@ def of_batches(problem: Problem, **options: Any) -> Outcome:
     return check(problem, batches=batches, **options)
 
 
-def bowls(method: Method = algorithms.minibatch_sgd) -> list[Outcome]:
+def bowls() -> list[Outcome]:
     """The bound is met once the start is forgotten; what workers differ in does not matter."""
     return [
         check(
             instances.bowl(4, 3, away=away + 1e-3, smoothness=2.0, noise=2 * noise, heterogeneity=1.0),
             steps=500,
             learning_rate=share / 2.0,
-            method=method,
         )
         for away, noise, share in sgd.HARD
     ]
 
 
-def wells(replacement: bool, method: Method = algorithms.minibatch_sgd) -> list[Outcome]:
+def wells(replacement: bool) -> list[Outcome]:
     """In a well, with little noise; from near a hilltop in small steps, without."""
     batches = {"batch_size": 4, "replacement": replacement}
     well = instances.wells(4, 3, start=0.01, noise=0.3, heterogeneity=1.0, **batches)
     hilltop = instances.wells(4, 3, start=3.0, heterogeneity=1.0, **batches)
     return [
-        of_batches(well, steps=1000, learning_rate=1.0, method=method),
-        of_batches(hilltop, steps=1000, learning_rate=0.02, method=method),
+        of_batches(well, steps=1000, learning_rate=1.0),
+        of_batches(hilltop, steps=1000, learning_rate=0.02),
     ]
 
 

@@ -7,29 +7,24 @@ Circulant matrices have the eigenvalues $\sum_j W_{0j} e^{2\pi i jk/N}$. With Me
 - For a symmetric W, $|W^t x - \bar x| \le \rho^t |x - \bar x|$, reached by an eigenvector.
 - Two workers with W = [[a, 1 - a], [1 - a, a]] have the eigenvalue 2a - 1, which is negative for a < 1/2: $\rho = |2a - 1|$. Who
   takes the mean of all others has $-1/(N - 1)$. A directed ring on which everybody keeps a: $\rho = \max_k |a + (1 - a) e^{2\pi i k/N}|$.
-- W from its graph: on an edge $1/(1 + \max(d_i, d_j))$ (Metropolis), half of that (lazy), $1/(1 + \max_k d_k)$ (max_degree), and
-  $1/(1 + d_j)$ of what j sends (uniform); the rest of each column is its own.
-- A round of gossip is $x_i \leftarrow \sum_j W_{ij} x_j$ (5.2): of the identity it is W, whatever W is.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
-import networkx as nx
 import numpy as np
-from jax.sharding import PartitionSpec as P
 
 import topologies
 from dsgd import workers
 from dsgd.graphs.topology import Topology
 from theory_checks.machinery import instances
+from theory_checks.machinery.rounds import on_one_device
 from theory_checks.machinery.statement import Draws, Outcome, Statement
 from theory_checks.recursions import graphs
 
@@ -95,7 +90,7 @@ def gossip(draws: Draws) -> list[Outcome]:
     topology = draws.choice(instances.graphs())
     rounds = draws.integer(1, 30)
     random = np.random.default_rng(draws.integer(0, 2**32 - 1)).normal(size=topology.n)
-    return _shrinks(topology, draws.choice((_slowest(topology), random)), rounds, workers.mix)
+    return _shrinks(topology, draws.choice((_slowest(topology), random)), rounds)
 
 
 def _slowest(topology: Topology) -> np.ndarray:
@@ -103,18 +98,18 @@ def _slowest(topology: Topology) -> np.ndarray:
     return vectors[:, np.argsort(np.abs(values))[-2]]
 
 
-def alternating(mix: Callable[..., Any] = workers.mix) -> list[Outcome]:
+def alternating() -> list[Outcome]:
     """Two workers who swap most of what they have: one round takes (1, -1) to -0.8 of it, and rho is 0.8."""
-    return _shrinks(topologies.from_matrix(SWAP, "swap"), np.array([1.0, -1.0]), 3, mix)
+    return _shrinks(topologies.from_matrix(SWAP, "swap"), np.array([1.0, -1.0]), 3)
 
 
-def slowest(mix: Callable[..., Any] = workers.mix) -> list[Outcome]:
+def slowest() -> list[Outcome]:
     """From slowest eigenvectors: the bound is reached."""
-    return [outcome for topology in instances.graphs() for outcome in _shrinks(topology, _slowest(topology), 3, mix)]
+    return [outcome for topology in instances.graphs() for outcome in _shrinks(topology, _slowest(topology), 3)]
 
 
-def _shrinks(topology: Topology, x: np.ndarray, rounds: int, mix: Callable[..., Any]) -> list[Outcome]:
-    after = np.asarray(_gossip(topology, mix)(jnp.asarray(x), jnp.int32(rounds)))
+def _shrinks(topology: Topology, x: np.ndarray, rounds: int) -> list[Outcome]:
+    after = np.asarray(_gossip(topology)(jnp.asarray(x), jnp.int32(rounds)))
     apart, before = (float(np.linalg.norm(y - y.mean())) for y in (after, x))
     case = f"{topology.name}, {rounds} rounds"
     kept = Outcome(float(after.mean()), float(x.mean()), case=f"{case}, mean", equality=True, scale=1.0)
@@ -122,128 +117,13 @@ def _shrinks(topology: Topology, x: np.ndarray, rounds: int, mix: Callable[..., 
 
 
 @cache
-def _gossip(topology: Topology, mix: Callable[..., Any]) -> Callable[..., Any]:
+def _gossip(topology: Topology) -> Callable[..., Any]:
     def mixed(x, rounds):
-        return jax.lax.fori_loop(0, rounds, lambda t, x: mix(x, topology, t), x)
+        return jax.lax.fori_loop(0, rounds, lambda t, x: workers.mix(x, topology, t), x)
 
-    return _on_one_device(mixed)
-
-
-def _on_one_device(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Of a block, and of a number that is the same for all."""
-    one: Any = P(workers.AXIS)
-    everywhere: Any = P()
-    specs = {"in_specs": (one, everywhere), "out_specs": one}
-    return jax.jit(jax.shard_map(function, mesh=workers.mesh(1), check_vma=False, **specs))
+    return jax.jit(on_one_device(mixed))
 
 
-# --- Weights and rounds.
-
-
-def weights(draws: Draws) -> list[Outcome]:
-    """Of a random graph."""
-    n = draws.integer(2, 8)
-    rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
-    chain = np.eye(n, k=1)  # so that it is connected
-    A = np.maximum(chain, np.triu(rng.random((n, n)) < draws.real(0.0, 1.0), 1))
-    return of_graph(draws.choice(graphs.WEIGHTS), A + A.T, topologies.WEIGHTS)
-
-
-def of_graph(name: str, A: np.ndarray, all_weights: dict[str, Callable[[Any], Any]] = topologies.WEIGHTS) -> list[Outcome]:
-    """The matrix that the project makes of it."""
-    off = float(np.abs(topologies.from_graph(nx.Graph(A), all_weights[name]).W - graphs.weighted(name, A)).max())
-    return [Outcome(off, 0.0, case=f"{name}, {len(A)} workers", equality=True, scale=1.0)]
-
-
-TADPOLE = graphs.edges(5, [(0, 1), (1, 2), (2, 0), (2, 3), (3, 4)])  # degrees 2, 2, 3, 2, 1: all weights differ
-
-
-def sent_on(kind: str, mix: Callable[..., Any] = workers.mix) -> list[Outcome]:
-    """What each round makes of the identity: its matrix; and the one after the last, which is the first again."""
-    topology, rounds = gossip_on(kind)
-    step, x = _step(topology, mix), np.eye(topology.n)
-    found = []
-    for t in range(len(rounds) + 1):
-        off = np.abs(np.asarray(step(jnp.asarray(x), jnp.int32(t))) - rounds[t % len(rounds)])
-        found.append(float(off.max()))
-    return [Outcome(max(found), 0.0, case=f"{topology.name}, all rounds", equality=True, scale=1.0)]
-
-
-@cache
-def _step(topology: Topology, mix: Callable[..., Any]) -> Callable[..., Any]:
-    return _on_one_device(lambda x, t: mix(x, topology, t))
-
-
-PUSH = np.array([[0.5, 0.2, 0.1], [0.25, 0.5, 0.4], [0.25, 0.3, 0.5]])  # only its columns sum to 1
-
-
-def _schedule() -> tuple[Topology, list[np.ndarray]]:
-    back = PUSH.T / PUSH.sum(axis=1)[None, :]
-    return Topology("schedule", [PUSH, back]), [PUSH, back]
-
-
-# Made when they are asked for: where making one fails, the other statements are still to be tried.
-GOSSIPS: dict[str, Callable[[], tuple[Topology, list[np.ndarray]]]] = {
-    "push": lambda: (topologies.from_matrix(PUSH, "push"), [PUSH]),
-    "directed ring": lambda: (topologies.from_matrix(directed_ring(5, 0.25), "directed ring"), [directed_ring(5, 0.25)]),
-    "tadpole": lambda: (topologies.from_graph(nx.Graph(TADPOLE), name="tadpole"), [graphs.weighted("metropolis", TADPOLE)]),
-    "two": lambda: (topologies.ring(2), [np.full((2, 2), 1 / 2)]),
-    "complete": lambda: (topologies.complete(4), [np.full((4, 4), 1 / 4)]),
-    "peers": lambda: (topologies.one_peer_exponential(6), graphs.one_peer(6)),
-    "schedule": _schedule,
-}
-"""Graphs of all kinds, directed ones among them, and schedules; with what each round's matrix is to be."""
-
-
-@cache
-def gossip_on(kind: str) -> tuple[Topology, list[np.ndarray]]:
-    """One of `GOSSIPS`: the same object each time, so that it is compiled once."""
-    return GOSSIPS[kind]()
-
-
-def product(draws: Draws) -> list[Outcome]:
-    """A round of a random start."""
-    topology, rounds = gossip_on(draws.choice(tuple(GOSSIPS)))
-    t = draws.integer(0, 100)
-    x = np.random.default_rng(draws.integer(0, 2**32 - 1)).normal(size=(topology.n, topology.n))
-    off = np.asarray(_step(topology, workers.mix)(jnp.asarray(x), jnp.int32(t))) - rounds[t % len(rounds)] @ x
-    return [Outcome(float(np.abs(off).max()), 0.0, case=f"{topology.name}, round {t}", equality=True, scale=1.0)]
-
-
-# --- Sums over workers.
-
-_ROWS, _LONG = 8, 5_000  # at least 4,096 elements: what CPUs add up as a product with ones
-TYPES = (np.float64, np.float32, ml_dtypes.bfloat16)
-
-
-def sums(draws: Draws) -> list[Outcome]:
-    """Of random whole numbers, whose sums are exact in any order; halves are rounded once, at the end."""
-    return of_rows(draws.choice(TYPES), np.random.default_rng(draws.integer(0, 2**32 - 1)).integers(-128, 128, (_ROWS, _LONG)))
-
-
-def of_rows(
-    dtype: Any, numbers: np.ndarray, sum: Callable[..., Any] = workers.sum, mean: Callable[..., Any] = workers.mean
-) -> list[Outcome]:
-    """Both sums, beside numpy's of whole numbers."""
-    found = _totals(sum, mean)(jnp.asarray(numbers.astype(dtype)))
-    total = numbers.sum(axis=0).astype(np.float32)
-    right = (total.astype(dtype), (total / len(numbers)).astype(dtype))
-    return [
-        Outcome(
-            float(np.abs(np.asarray(one, float) - other.astype(float)).max()), 0.0, case=f"{what}, {np.dtype(dtype).name}", equality=True
-        )
-        for what, one, other in zip(("sum", "mean"), found, right, strict=True)
-    ]
-
-
-@cache
-def _totals(sum: Callable[..., Any], mean: Callable[..., Any]) -> Callable[..., Any]:
-    one: Any = P(workers.AXIS)
-    both = jax.shard_map(lambda x: (sum(x), mean(x)), mesh=workers.mesh(1), in_specs=one, out_specs=P(), check_vma=False)
-    return jax.jit(both)
-
-
-_NUMBERS = np.arange(_ROWS * _LONG).reshape(_ROWS, _LONG) % 255 - 127
 STATEMENTS = [
     Statement("rho of graphs, closed forms", "section 5.2.1", "Metropolis weights", closed_form, [negative]),
     Statement("gap of the ring", "section 5.2.1", "weights of 1/3, N >= 6", ring_gap, [lambda: of_ring(1024)]),
@@ -253,26 +133,5 @@ STATEMENTS = [
         "W symmetric",
         gossip,
         [alternating, slowest],
-    ),
-    Statement(
-        "weights of graphs",
-        "section 5.2.1",
-        "Metropolis, lazy, max-degree, uniform",
-        weights,
-        [partial(of_graph, name, TADPOLE) for name in graphs.WEIGHTS],
-    ),
-    Statement(
-        "gossip is a product with W",
-        "(5.2)",
-        "directed graphs and schedules, too",
-        product,
-        [partial(sent_on, kind) for kind in GOSSIPS],
-    ),
-    Statement(
-        "sums over workers",
-        "section 2.1.2",
-        "long rows; float64, float32, bfloat16",
-        sums,
-        [partial(of_rows, dtype, _NUMBERS) for dtype in TYPES],
     ),
 ]

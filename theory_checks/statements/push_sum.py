@@ -30,8 +30,7 @@ from dsgd import problems
 from dsgd.base import State
 from dsgd.graphs.topology import Topology
 from theory_checks.machinery import moments, paths
-from theory_checks.machinery.statement import Draws, Method, Outcome, Statement
-from theory_checks.recursions import decentralized
+from theory_checks.machinery.statement import Draws, Outcome, Statement
 
 _STEPS = 60
 _ROUNDED = 1e-4  # times the largest value: what a spread's rounding, of 1e-9, is relative to where it is nearly 0
@@ -42,20 +41,19 @@ def dobrushin(P: np.ndarray) -> float:
     return float(np.abs(P[:, None] - P[None]).sum(axis=2).max()) / 2
 
 
-def _follow(topology: Topology, models: np.ndarray, method: Method) -> State:
+def _follow(topology: Topology, models: np.ndarray) -> State:
     still = problems.quadratic(np.ones_like(models), np.zeros_like(models))
-    return paths.follow(moments.with_step(method, topology), still, 0.0, steps=_STEPS, models=models)
+    return paths.follow(moments.with_step(algorithms.stochastic_gradient_push, topology), still, 0.0, steps=_STEPS, models=models)
 
 
-def check(topology: Topology, models: np.ndarray, *, method: Method = algorithms.stochastic_gradient_push) -> list[Outcome]:
+def check(topology: Topology, models: np.ndarray) -> list[Outcome]:
     """Holds the spread of the de-biased values to the coefficients: of every round, and of all rounds since the start.
 
     Args:
         topology: any, or a schedule.
         models: where workers begin, `[N, d]`.
-        method: (optimiser, topology) -> method.
     """
-    known = _follow(topology, models, method).workers
+    known = _follow(topology, models).workers
     spread = np.ptp(known.params / known.weight[:, :, None], axis=1)
     w, product, every, since = np.ones(topology.n), np.eye(topology.n), [], []
     for t in range(_STEPS):
@@ -79,24 +77,24 @@ def graphs() -> tuple[Topology, ...]:
     return topologies.from_matrix(one, "unequal(4)"), topologies.from_matrix([one, other], "alternating(4)")
 
 
-def trial(draws: Draws, method: Method = algorithms.stochastic_gradient_push) -> list[Outcome]:
+def trial(draws: Draws) -> list[Outcome]:
     """One start on one directed graph: of two values, or any."""
     rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
     models = rng.choice([rng.normal(size=(4, 2)), rng.integers(0, 2, (4, 2)).astype(float)]) + draws.real(-3.0, 3.0)
-    return check(draws.choice(graphs()), models, method=method)
+    return check(draws.choice(graphs()), models)
 
 
-def two_values(method: Method = algorithms.stochastic_gradient_push) -> list[Outcome]:
+def two_values() -> list[Outcome]:
     """0 and 1: of all such starts some reach the coefficient of the first round, and others that of many."""
     starts = [np.stack([(np.arange(4) == k).astype(float), np.arange(4) >= k], axis=1) for k in range(1, 4)]
-    return [outcome for topology in graphs() for models in starts for outcome in check(topology, models, method=method)]
+    return [outcome for topology in graphs() for models in starts for outcome in check(topology, models)]
 
 
-def sums_are_kept(method: Method = algorithms.stochastic_gradient_push) -> list[Outcome]:
+def sums_are_kept() -> list[Outcome]:
     """Of models and of weights; so that the mean of the start is always between the values, which agree in the end."""
     models, found = np.random.default_rng(3).normal(size=(4, 2)), []
     for topology in graphs():
-        known = _follow(topology, models, method).workers
+        known = _follow(topology, models).workers
         for kind, values in (("models", known.params), ("weights", known.weight[:, :, None])):
             total = values.sum(axis=1)
             found += paths.worst(
@@ -108,19 +106,12 @@ def sums_are_kept(method: Method = algorithms.stochastic_gradient_push) -> list[
     return found
 
 
-def as_printed(method: Method = algorithms.stochastic_gradient_push) -> list[Outcome]:
-    """The equations with gradients, taken at z, on a quadratic with Hessians that differ."""
-    problem, gamma, topology = problems.random_quadratic(4, 2, seed=4), 0.1, graphs()[1]
-    path = paths.follow(moments.with_step(method, topology), problem, gamma, steps=_STEPS)
-    return paths.as_printed(path.workers.params, decentralized.push, np.zeros((4, 2)), problem, topology, gamma, case=topology.name)
-
-
 STATEMENTS = [
     Statement(
         "push-sum, spread",
         "Assran et al. 2019; Dobrushin",
         "columns of W_t sum to 1, no gradients",
         trial,
-        (two_values, sums_are_kept, as_printed),
+        (two_values, sums_are_kept),
     ),
 ]

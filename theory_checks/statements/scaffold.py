@@ -21,7 +21,7 @@ import numpy as np
 import algorithms
 from dsgd import problems
 from theory_checks.machinery import moments, paths
-from theory_checks.machinery.statement import Draws, Method, Outcome, Statement
+from theory_checks.machinery.statement import Draws, Outcome, Statement
 
 _STEPS = 60
 _WORKERS, _PERIODS = 4, (1, 3)
@@ -42,14 +42,14 @@ def closed_form(h: float, b: np.ndarray, start: np.ndarray, gamma: float, period
     return best + Q**t * (start - best) + (1 - Q ** (t % period)) / h * (1 - m) ** (t // period) * paths.apart(b)
 
 
-def trial(draws: Draws, method: Method = algorithms.scaffold) -> list[Outcome]:
+def trial(draws: Draws) -> list[Outcome]:
     """One problem of equal Hessians: models, and that the mean of the controls is the server's."""
     rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
     h, period = draws.real(0.2, 5.0), draws.choice(_PERIODS)
     gamma, spread = draws.real(0.01, 1.9) / h, draws.real(0.1, 3.0)
     b, start = spread * rng.normal(size=(_WORKERS, 2)), rng.normal(size=2)
     problem = problems.quadratic(np.full((_WORKERS, 2), h), b, start=start)
-    path = paths.follow(moments.with_step(method, period), problem, gamma, steps=_STEPS)
+    path = paths.follow(moments.with_step(algorithms.scaffold, period), problem, gamma, steps=_STEPS)
     expected = closed_form(h, b, start, gamma, period)
     case, scale = f"H = {period}, gamma h = {gamma * h:.3g}", float(np.abs(expected).max())
     return [
@@ -58,10 +58,10 @@ def trial(draws: Draws, method: Method = algorithms.scaffold) -> list[Outcome]:
     ]
 
 
-def optimum(method: Method = algorithms.scaffold) -> list[Outcome]:
+def optimum() -> list[Outcome]:
     """Workers with Hessians that differ end at the minimiser of the mean, with their own gradients there as controls."""
     problem = problems.random_quadratic(_WORKERS, 2, smoothness=1.0, strong_convexity=0.5, heterogeneity=2.0, seed=6)
-    path = paths.follow(moments.with_step(method, _PERIODS[1]), problem, 0.1, steps=900)
+    path = paths.follow(moments.with_step(algorithms.scaffold, _PERIODS[1]), problem, 0.1, steps=900)
     best = np.broadcast_to(np.asarray(problem.constants.minimizer), (_WORKERS, 2))
     own = paths.gradients(problem, best)
     return [

@@ -19,7 +19,7 @@ import math
 
 import algorithms
 from dsgd.base import Problem
-from theory_checks.machinery import instances, measure, ranges, runs
+from theory_checks.machinery import instances, ranges, runs
 from theory_checks.machinery.rates import Rate
 from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
 
@@ -92,48 +92,48 @@ def check(
     gamma = step_size(**numbers) if learning_rate is None else learning_rate
     need("sgd", hypotheses(problem, gamma))
     case = f"{problem.name}, gamma L = {gamma * known.smoothness:.3g}, T = {steps}"
-    measured, error = measure.gradient(method, problem, gamma, steps, one_worker=True, seeds=seeds, seed=seed)
+    measured, error = runs.gradient(method, problem, gamma, steps, one_worker=True, seeds=seeds, seed=seed)
     return Outcome(measured, bound(**numbers, learning_rate=gamma), error, case)
 
 
-def trial_exact(draws: Draws, method: Method = algorithms.sgd) -> list[Outcome]:
+def trial_exact(draws: Draws) -> list[Outcome]:
     """One quadratic."""
     N, d = draws.choice(((1, 1), (4, 3)))
     problem = instances.quadratic(draws, N, d, hessians=("isotropic", "equal"))
     steps, share = draws.choice((1, 10, 300)), draws.real(0.01, 1.0)
     L = instances.known(problem).smoothness
-    return [check(problem, steps=steps, learning_rate=gamma, method=method) for gamma in (None, share / L)]
+    return [check(problem, steps=steps, learning_rate=gamma) for gamma in (None, share / L)]
 
 
-def trial_runs(draws: Draws, method: Method = algorithms.sgd) -> list[Outcome]:
+def trial_runs(draws: Draws) -> list[Outcome]:
     """Wells and hills, which are not convex."""
     problem = instances.random_wells(draws, 3, 4)
     steps, share = draws.choice((10, 100, 300)), draws.real(0.01, 1.0)
     gamma = draws.choice((None, share / instances.known(problem).smoothness))
-    return [check(problem, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6), method=method)]
+    return [check(problem, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6))]
 
 
 HARD = ((1.0, 0.0, 0.05), (0.0, 1.0, 1.0), (0.0, 1.0, 0.3), (20.0, 1.0, 1.0))
 """How far the start is, how much noise there is, gamma L: each term of the bound alone, and both."""
 
 
-def bowls(method: Method = algorithms.sgd) -> list[Outcome]:
+def bowls() -> list[Outcome]:
     """The bound is met once the start is forgotten, whether what varies is noise or the worker."""
     found = []
     for away, noise, share in HARD:
         for own, z in ((noise, 0.0), (0.0, noise)):
             problem = instances.bowl(4, 3, away=away + 1e-3, smoothness=2.0, noise=own, heterogeneity=z)
-            found.append(check(problem, steps=500, learning_rate=share / 2.0, method=method))
+            found.append(check(problem, steps=500, learning_rate=share / 2.0))
     return found
 
 
-def wells(method: Method = algorithms.sgd) -> list[Outcome]:
+def wells() -> list[Outcome]:
     """In a well, with little noise of both kinds; from near a hilltop in small steps, without."""
     well = instances.wells(3, 4, start=0.01, noise=0.1, heterogeneity=0.05)
     hilltop = instances.wells(3, 4, start=3.0)
     return [
-        check(well, steps=1000, learning_rate=1.0, method=method),
-        check(hilltop, steps=1000, learning_rate=0.02, method=method),
+        check(well, steps=1000, learning_rate=1.0),
+        check(hilltop, steps=1000, learning_rate=0.02),
     ]
 
 

@@ -32,7 +32,7 @@ import algorithms
 from dsgd import problems
 from dsgd.base import Problem
 from theory_checks.machinery import instances, moments, ranges
-from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
+from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
 from theory_checks.statements.asynchronous_sgd import stale
 from theory_checks.statements.sgd import total_noise
 
@@ -109,23 +109,22 @@ def largest_step(smoothness: float, staleness: np.ndarray) -> float:
 
 
 @cache
-def _with_table(method: Method = algorithms.asynchronous_sgd) -> moments.Build:
+def _with_table() -> moments.Build:
     """The staleness-aware method with the instance's `more` as its table of staleness."""
-    aware = partial(method, staleness_aware=True)
+    aware = partial(algorithms.asynchronous_sgd, staleness_aware=True)
     return lambda of, compressor: stale(optax.sgd(of.learning_rate), OLDEST, of.more, aware)
 
 
 _LENGTH = 500  # of tables: one size, so that all share a program
 
 
-def check(problem: Problem, staleness: np.ndarray, *, learning_rate: float, method: Method = algorithms.asynchronous_sgd) -> Outcome:
+def check(problem: Problem, staleness: np.ndarray, *, learning_rate: float) -> Outcome:
     """Holds the bound to the exact moments.
 
     Args:
         problem: a quadratic of equal Hessians.
         staleness: t - D(t), `[T]`, T at most 500, at most `OLDEST`.
         learning_rate: gamma.
-        method: (optimiser, delays, staleness_aware=...) -> method, the project's or one's own.
 
     Raises:
         ValueError: a hypothesis fails.
@@ -136,13 +135,13 @@ def check(problem: Problem, staleness: np.ndarray, *, learning_rate: float, meth
     right = bound(gap=known.gap, smoothness=known.smoothness, noise=total_noise(problem), staleness=staleness, steps=steps)
     table = np.zeros(_LENGTH, np.int32)
     table[:T] = staleness
-    build = _with_table(method)
+    build = _with_table()
     found = moments.second_moments(build, problem, learning_rate, steps=T, one_worker=True, varying=True, more=table)
     case = f"{problem.name}, t - D(t) up to {staleness.max()}, gamma L = {learning_rate * known.smoothness:.3g}, T = {T}"
     return Outcome(float(steps @ found["slope"][:T] / steps.sum()), right, case=case)
 
 
-def trial(draws: Draws, method: Method = algorithms.asynchronous_sgd) -> list[Outcome]:
+def trial(draws: Draws) -> list[Outcome]:
     """One quadratic, one sequence of staleness."""
     problem = instances.quadratic(draws, 3, 2, hessians=("isotropic", "equal"))
     T, tau = draws.choice((1, 5, _LENGTH)), draws.integer(0, OLDEST)
@@ -150,7 +149,7 @@ def trial(draws: Draws, method: Method = algorithms.asynchronous_sgd) -> list[Ou
     drawn = draws.choice((np.full(T, tau), rng.integers(0, tau + 1, T)))
     staleness = np.minimum(drawn, np.arange(T))
     gamma = draws.real(0.01, 1.0) * largest_step(instances.known(problem).smoothness, staleness)
-    return [check(problem, staleness, learning_rate=gamma, method=method)]
+    return [check(problem, staleness, learning_rate=gamma)]
 
 
 def _bowl() -> Problem:
@@ -158,15 +157,15 @@ def _bowl() -> Problem:
     return problems.quadratic(np.ones((3, 2)), np.zeros((3, 2)), start=np.ones(2))
 
 
-def one_step(method: Method = algorithms.asynchronous_sgd) -> list[Outcome]:
+def one_step() -> list[Outcome]:
     r"""$\gamma = 1/L$: one step takes all of the gap, $|f'|^2 = 2LD$, and the bound is met."""
-    return [check(_bowl(), np.zeros(1, int), learning_rate=1.0, method=method)]
+    return [check(_bowl(), np.zeros(1, int), learning_rate=1.0)]
 
 
-def later_and_later(method: Method = algorithms.asynchronous_sgd) -> list[Outcome]:
+def later_and_later() -> list[Outcome]:
     """Long steps are in few of the later ones' delays: gamma is large, and without the division models would grow without bound."""
     staleness = np.minimum(OLDEST, np.arange(_LENGTH) // 4)
-    return [check(_bowl(), staleness, learning_rate=largest_step(1.0, staleness), method=method)]
+    return [check(_bowl(), staleness, learning_rate=largest_step(1.0, staleness))]
 
 
 STATEMENTS = [

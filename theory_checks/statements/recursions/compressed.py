@@ -11,10 +11,12 @@ import numpy as np
 import algorithms
 from dsgd import compressors
 from theory_checks.machinery import trajectories
-from theory_checks.machinery.cases import Case, Inputs, Method, Symbols, on_server
+from theory_checks.machinery.cases import Case, Inputs, Symbols, on_server
+from theory_checks.machinery.statement import Method
 from theory_checks.machinery.trajectories import LAYERS, D, N, Trajectory
 from theory_checks.recursions import compressed
 from theory_checks.recursions.compressed import Parts, clipped, largest_half, mean_size_times_sign
+from theory_checks.statements.compressed_sgd import Via
 from theory_checks.statements.recursions.shared import HALF, HALF_OF_ALL, SHORT, SHORT_OF_ALL, SIGN
 
 IN_LAYERS, WHOLE = Parts(LAYERS, N), Parts((D,), N)
@@ -50,12 +52,11 @@ def _estimated(inputs: Inputs, up: compressed.Q, down: compressed.Q, cutting: Pa
         yield {**symbols, "mean of u_hat": symbols["u_hat"].mean(axis=0)}
 
 
-def _csgd(name: str, reference: str, via: str, exchange: compressed.Exchange, Q: Any, q: compressed.Q, cutting: Parts) -> Case:
+def _csgd(name: str, reference: str, via: Via, exchange: compressed.Exchange, Q: Any, q: compressed.Q, cutting: Parts) -> Case:
     return Case(
         f"CSGD, {name}",
         reference,
-        algorithms.compressed_sgd,
-        lambda method, optimizer, of: method(optimizer, Q, via, allow_biased=True),
+        lambda optimizer, of: algorithms.compressed_sgd(optimizer, Q, via, allow_biased=True),
         lambda inputs: compressed.csgd(inputs.x, inputs.G, inputs.step, exchange, q, cutting),
         on_server,
         f"Q: {Q.name}",
@@ -69,8 +70,7 @@ def _two(
     return Case(
         name,
         reference,
-        method,
-        lambda method, optimizer, of: method(optimizer, Up, Down),
+        lambda optimizer, of: method(optimizer, Up, Down),
         lambda inputs: recursion(inputs, u, d, cutting),
         partial(seen, cutting),
         f"{Up.name} up, {Down.name} down",

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 import algorithms
-from theory_checks.machinery.cases import Case, Method, Symbols, on_workers
+from theory_checks.machinery.cases import Case, Symbols, on_workers
+from theory_checks.machinery.statement import Method
 from theory_checks.machinery.trajectories import LAYERS, D, N
 from theory_checks.recursions import compressed, decentralized, synchronous
-from theory_checks.recursions.compressed import clipped, largest_half, mean_size_times_sign
-from theory_checks.statements import bits
+from theory_checks.recursions.compressed import clipped, largest_half, mean_size_times_sign, packed
 from theory_checks.statements.recursions.shared import BITS, DOUBLE, HALF, HALF_OF_ALL, SHORT_OF_ALL, SIGN, graph, matrices
 
 ETA = 0.3
@@ -32,8 +32,7 @@ def _gossip(
     return Case(
         name,
         reference,
-        method,
-        lambda method, optimizer, of: method(optimizer, graph(on)),
+        lambda optimizer, of: method(optimizer, graph(on)),
         lambda inputs: _between_neighbours(recursion(inputs.X, inputs.G, matrices(on), inputs.step), on, message),
         on_workers,
         f"on {on}",
@@ -47,13 +46,17 @@ def _lossy_gossip(
     return Case(
         name,
         reference,
-        method,
-        lambda method, optimizer, of: method(optimizer, graph(on), C, ETA),
+        lambda optimizer, of: method(optimizer, graph(on), C, ETA),
         lambda inputs: _between_neighbours(recursion(inputs.X, inputs.G, matrices(on), inputs.step, q, ETA), on, message),
         on_workers,
         f"on {on}; {C.name}",
         **more,
     )
+
+
+def _largest(k: int, d: int) -> int:
+    """Bits of k of d elements, and their places."""
+    return k * DOUBLE + packed((d - 1).bit_length(), k)
 
 
 def _in_layers(q: compressed.Q) -> compressed.Q:
@@ -66,15 +69,14 @@ CASES = (
     Case(
         "local SGD, schedule",
         "Koloskova et al. 2020",
-        algorithms.local_sgd,
-        lambda method, optimizer, of: method(optimizer, 2, graph("one peer")),
+        lambda optimizer, of: algorithms.local_sgd(optimizer, 2, graph("one peer")),
         lambda inputs: _between_neighbours(
             synchronous.local(inputs.X, inputs.G, matrices("one peer"), inputs.step, 2), "one peer", BITS, 2
         ),
         on_workers,
         "on one peer, every other round",
     ),
-    _gossip("D2", "Tang et al. 2018, algorithm 1", algorithms.d2, decentralized.d_squared, "lazy"),
+    _gossip("D2", "Tang et al. 2018, algorithm 1", algorithms.d2, decentralized.d_squared, "lazy", "momentum"),
     _gossip("EXTRA", "Shi et al. 2015, (2.13)", algorithms.extra, decentralized.shi, "irregular", "momentum"),
     _gossip("exact diffusion", "Li et al. 2019, NIDS", algorithms.exact_diffusion, decentralized.nids, "star"),
     _gossip(
@@ -119,7 +121,8 @@ CASES = (
         "irregular",
         HALF,
         _in_layers(largest_half),
-        sum(bits.largest(-(-size // 2), size, DOUBLE) for size in LAYERS),
+        sum(_largest(-(-size // 2), size) for size in LAYERS),
+        optimizer="momentum",
     ),
     _lossy_gossip(
         "CHOCO, whole model",
@@ -129,7 +132,7 @@ CASES = (
         "star",
         SHORT_OF_ALL,
         clipped,
-        bits.codes(D, 12),
+        packed(12, D),
     ),
     _lossy_gossip(
         "DeepSqueeze",
@@ -139,7 +142,7 @@ CASES = (
         "irregular",
         SIGN,
         _in_layers(mean_size_times_sign),
-        sum(bits.signs(size, DOUBLE) for size in LAYERS),
+        sum(packed(1, size) + DOUBLE for size in LAYERS),
     ),
     _lossy_gossip(
         "DeepSqueeze, schedule",
@@ -149,7 +152,7 @@ CASES = (
         "matchings",
         HALF_OF_ALL,
         largest_half,
-        bits.largest(D // 2, D, DOUBLE),
+        _largest(D // 2, D),
         optimizer="momentum",
     ),
 )

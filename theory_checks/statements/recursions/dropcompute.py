@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -35,10 +35,10 @@ def numbers(draws: Draws) -> Numbers:
     return Numbers(rng.integers(1, 9, (ROUNDS, N, M)) / 8, np.float32(draws.integer(6, 24) / 8))
 
 
-def _make(rule: dict[str, Any], drop_compute: Callable, optimizer: optax.GradientTransformation, of: Instance) -> Algorithm:
+def _make(rule: dict[str, Any], optimizer: optax.GradientTransformation, of: Instance) -> Algorithm:
     period, more = rule.get("period", 1), of.more
     method = algorithms.local_sgd(optimizer, period) if period > 1 else algorithms.minibatch_sgd(optimizer)
-    return drop_compute(method, period * more.threshold, M, **rule)
+    return algorithms.drop_compute(method, period * more.threshold, M, **rule)
 
 
 def _rounds(rule: dict[str, Any], inputs: Inputs) -> Iterator[Symbols]:
@@ -64,7 +64,7 @@ def _case(name: str, optimizer: str, **rule: Any) -> Case:
     hypotheses = "; ".join(f"{word}: {value}" for word, value in rule.items())
     make, rounds = partial(_make, rule), partial(_rounds, rule)
     place = lambda of: Timetable(of.more.seconds)  # noqa: E731
-    return Case(f"DropCompute{name}", "Algorithm 1", algorithms.drop_compute, make, rounds, _seen, hypotheses, optimizer, numbers, place)
+    return Case(f"DropCompute{name}", "Algorithm 1", make, rounds, _seen, hypotheses, optimizer, numbers, place)
 
 
 CASES = (

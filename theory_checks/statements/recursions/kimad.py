@@ -56,8 +56,8 @@ def placed(of: Instance) -> clusters.Cluster:
     return clusters.Cluster(clusters.constant(0.0), port(table.up), port(table.down))
 
 
-def _make(rule: Callable, method: Callable, optimizer: Any, of: Instance) -> Algorithm:
-    return method(
+def _make(rule: Callable, optimizer: Any, of: Instance) -> Algorithm:
+    return algorithms.kimad_sgd(
         optimizer,
         top_k(UP),
         1.0,
@@ -98,7 +98,7 @@ def _seen(found: Trajectory, papers: Symbols) -> Symbols:
 def _case(name: str, rule: Callable, papers: Rule, optimizer: str) -> Case:
     hypotheses = f"compressors by bandwidths; {rule.__name__}"
     make, rounds = partial(_make, rule), partial(_rounds, papers)
-    return Case(name, "Kimad, algorithm 1", algorithms.kimad_sgd, make, rounds, _seen, hypotheses, optimizer, bandwidths, placed)
+    return Case(name, "Kimad, algorithm 1", make, rounds, _seen, hypotheses, optimizer, bandwidths, placed)
 
 
 CASES = (

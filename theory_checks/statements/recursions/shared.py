@@ -69,8 +69,7 @@ _DIRECTED = [*_RING, (0, 2), (0, 3), (3, 1)]  # no two kinds of workers send, or
 def graph(name: str) -> Topology:
     """One of those that the cases are on."""
     made: dict[str, Callable[[], Topology]] = {
-        "ring": lambda: topologies.ring(N),
-        "lazy": lambda: topologies.ring(N, topologies.lazy),
+        "lazy": lambda: topologies.from_graph(nx.Graph(_IRREGULAR), topologies.lazy, name="lazy"),
         "star": lambda: topologies.star(N),
         "exponential": lambda: topologies.exponential(N),
         "one peer": lambda: topologies.one_peer_exponential(N),
@@ -84,8 +83,7 @@ def graph(name: str) -> Topology:
 def matrices(name: str) -> Matrices:
     """W(t) of a graph, or of a schedule, written down once more; of what is random, the project's own."""
     written = {
-        "ring": lambda: [graphs.weighted("metropolis", graphs.edges(N, _RING))],
-        "lazy": lambda: [graphs.weighted("lazy", graphs.edges(N, _RING))],
+        "lazy": lambda: [graphs.weighted("lazy", graphs.edges(N, _IRREGULAR))],
         "star": lambda: [graphs.weighted("metropolis", graphs.edges(N, [(0, n) for n in range(1, N)]))],
         "irregular": lambda: [graphs.weighted("metropolis", graphs.edges(N, _IRREGULAR))],
         "exponential": lambda: [graphs.weighted("uniform", graphs.around(N, 1, 2, 4))],

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import optax
 
 import algorithms
-from dsgd.base import Algorithm
 from theory_checks.machinery import trajectories
-from theory_checks.machinery.cases import Case, Inputs, Method, Symbols, on_server, on_workers
-from theory_checks.machinery.rounds import Instance
+from theory_checks.machinery.cases import Case, Inputs, Make, Symbols, on_server, on_workers
+from theory_checks.machinery.statement import Method
 from theory_checks.machinery.trajectories import N, Trajectory
 from theory_checks.recursions import synchronous
 from theory_checks.statements.recursions.shared import asked, cluster, placed
@@ -19,12 +17,9 @@ from theory_checks.statements.recursions.shared import asked, cluster, placed
 H, BACKUPS = 3, 2
 
 
-def _plainly(method: Method, optimizer: optax.GradientTransformation, of: Instance) -> Algorithm:
-    return method(optimizer)
-
-
-def _every_third(method: Method, optimizer: optax.GradientTransformation, of: Instance) -> Algorithm:
-    return method(optimizer, H)
+def _plainly(method: Method) -> Make:
+    """Of the optimiser alone."""
+    return lambda optimizer, of: method(optimizer)
 
 
 def _minibatch(inputs: Inputs) -> Iterator[Symbols]:
@@ -52,24 +47,22 @@ def _backup(inputs: Inputs) -> Iterator[Symbols]:
 
 
 CASES = (
-    Case("GD", "(1.2)", algorithms.gradient_descent, _plainly, _exact, on_server, "exact gradients"),
+    Case("GD", "(1.2)", _plainly(algorithms.gradient_descent), _exact, on_server, "exact gradients"),
     Case(
         "SGD",
         "(1.10)",
-        algorithms.sgd,
-        _plainly,
+        _plainly(algorithms.sgd),
         lambda inputs: synchronous.sgd(inputs.x, inputs.G, N, inputs.step, asked(inputs.found)),
         on_server,
         "of the worker that is asked",
         "adam",
     ),
-    Case("mb-SGD", "section 2.1.2", algorithms.minibatch_sgd, _plainly, _minibatch, on_server, optimizer="momentum"),
-    Case("mb-SGD, parameter server", "section 2.1.2", algorithms.parameter_server_sgd, _plainly, _minibatch, on_server, optimizer="adam"),
+    Case("mb-SGD", "section 2.1.2", _plainly(algorithms.minibatch_sgd), _minibatch, on_server, optimizer="momentum"),
+    Case("mb-SGD, parameter server", "section 2.1.2", _plainly(algorithms.parameter_server_sgd), _minibatch, on_server, optimizer="adam"),
     Case(
         "mb-SGD, model averaging",
         "section 2.1.2",
-        algorithms.model_averaging_sgd,
-        _plainly,
+        _plainly(algorithms.model_averaging_sgd),
         lambda inputs: synchronous.model_averaging(inputs.X, inputs.G, inputs.step),
         on_workers,
         "Adam's memories are local",
@@ -78,8 +71,7 @@ CASES = (
     Case(
         "local SGD",
         "Stich 2019, algorithm 1",
-        algorithms.local_sgd,
-        _every_third,
+        lambda optimizer, of: algorithms.local_sgd(optimizer, H),
         lambda inputs: synchronous.local(inputs.X, inputs.G, lambda t: np.full((N, N), 1 / N), inputs.step, H),
         on_workers,
         optimizer="momentum",
@@ -87,16 +79,14 @@ CASES = (
     Case(
         "SCAFFOLD",
         "Karimireddy et al. 2020, algorithm 1",
-        algorithms.scaffold,
-        _every_third,
+        lambda optimizer, of: algorithms.scaffold(optimizer, H),
         lambda inputs: synchronous.scaffold(inputs.x, inputs.G, N, inputs.gamma, H),
         _with_control,
     ),
     Case(
         "backup workers",
         "Chen et al. 2016",
-        algorithms.backup_workers_sgd,
-        lambda method, optimizer, of: method(optimizer, BACKUPS),
+        lambda optimizer, of: algorithms.backup_workers_sgd(optimizer, BACKUPS),
         _backup,
         _with_compute,
         "mean of the first; seconds of a table",

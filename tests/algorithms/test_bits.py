@@ -1,0 +1,120 @@
+r"""Bits of a round, up and down, of every worker: closed forms of every registered method, in N and d.
+
+Of float32 models with d elements. An all-reduce sends each of N parts N - 1 times, twice. What compresses through servers or around a ring
+has $p = \lceil d/N \rceil$ elements in each message, and sends 2 (N - 1) of them: to the servers and from one's own, or in N - 1 hops and
+N - 1 forwards. Messages: 4-bit codes and two ends, $8\lceil p/2 \rceil + 64$, or up to two elements, 32 p; signs and a scale,
+$8 \lceil p/8 \rceil + 32$; k of p elements with their places, 32 k and those of k indices of $\lceil \log_2 p \rceil$ bits, in planes of
+whole bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import algorithms
+from dsgd.base import Round
+from dsgd.communication import communicate
+from dsgd.wire import counts
+from theory_checks.machinery.rounds import on_one_device
+from theory_checks.recursions.compressed import packed
+
+FLOAT, PERIOD = 32, 4
+Form = Callable[[int, int], float]  # (N, d) -> bits
+
+
+def all_reduce(N: int, d: int) -> float:
+    """Of one vector, each way."""
+    return round(2 * (N - 1) / N * d * FLOAT)
+
+
+def degree(N: int) -> int:
+    """Neighbours on a ring."""
+    return min(2, N - 1)
+
+
+def _parts(message: Callable[[int], int]) -> Form:
+    """2 (N - 1) messages of a part."""
+    return lambda N, d: 2 * (N - 1) * message(-(-d // N))
+
+
+def _models(number: float = 1) -> Form:
+    """So many models to each neighbour on the ring."""
+    return lambda N, d: degree(N) * number * d * FLOAT
+
+
+def quantized(p: int) -> int:
+    """Of `random_quantization(4)`."""
+    return packed(4, p) + 2 * FLOAT if p > 2 else p * FLOAT
+
+
+def signs(p: int) -> int:
+    """Of `sign`."""
+    return packed(1, p) + FLOAT
+
+
+def largest(k: int, p: int) -> int:
+    """Of k of p elements, and their places."""
+    return FLOAT * k + packed((p - 1).bit_length(), k)
+
+
+# Of every worker, each way, in a round in which it sends.
+FORMS: dict[str, Form] = {
+    "gd": all_reduce,
+    "sgd": lambda N, d: 0,
+    "mb-sgd": all_reduce,
+    "mb-sgd-model": all_reduce,
+    "mb-sgd-server": lambda N, d: d * FLOAT,
+    "csgd": _parts(quantized),
+    "csgd-ring": _parts(quantized),
+    "ec-sgd": _parts(signs),
+    "ef21": _parts(lambda p: largest(-(-p // 10), p)),
+    "asgd": lambda N, d: d * FLOAT,
+    "dsgd": _models(),
+    "dsgd-complete": lambda N, d: (N - 1) * d * FLOAT,
+    "local-sgd": all_reduce,
+    "scaffold": lambda N, d: all_reduce(N, 2 * d),
+    "d2": _models(),
+    "extra": _models(),
+    "exact-diffusion": _models(),
+    "gradient-tracking": _models(2),  # model and tracker
+    "sgp": lambda N, d: min(1, N - 1) * (d + 1) * FLOAT,  # one peer, which gets the weight, too
+    "choco-sgd": lambda N, d: degree(N) * signs(d),
+    "deepsqueeze": lambda N, d: degree(N) * signs(d),
+    "ad-psgd": lambda N, d: min(1, N - 1) * d * FLOAT,
+}
+LAST_OF_FOUR = {"local-sgd", "scaffold"}  # who send nothing in the other rounds
+FEW = {"asgd": 1, "ad-psgd": 2}  # how many send in a round, where not all do; their first round is tried
+
+
+def expected(name: str, t: int, N: int, d: int) -> np.ndarray:
+    """Bits that each worker sends, and receives, in round t, in the order of their size, `[N]`."""
+    silent = name in LAST_OF_FOUR and (t + 1) % PERIOD
+    senders = 0 if silent else min(N, FEW.get(name, N))
+    return np.sort(np.where(np.arange(N) < senders, FORMS[name](N, d), 0))
+
+
+@pytest.mark.parametrize(("N", "d"), [(6, 5), pytest.param(2, 5, marks=pytest.mark.long), pytest.param(5, 300, marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", algorithms.ALGORITHMS)
+def test_bits_of_a_round_are_the_closed_forms(name, N, d):
+    """In each round of a period. Of fewer elements than workers some have parts of padding alone."""
+
+    def one_round(t):
+        method = algorithms.make(name, optax.sgd(0.1), N)
+        state = method.init(jnp.ones(d, jnp.float32), N)
+        this = Round(t, N, jax.random.key(0))
+        query = method.query(state, this)
+        asked = N if query.workers is None else query.workers.shape[0]
+        gradients = jnp.ones((asked, d), jnp.float32)
+        bits = communicate(method, state, gradients, this, jax.random.key(1))[1].statistics(N).bits
+        return bits.up, bits.down
+
+    program = jax.jit(on_one_device(one_round))  # nothing but the bits is part of it
+    for t in range(1 if name in FEW else PERIOD):
+        for sent in program(jnp.int32(t)):
+            np.testing.assert_array_equal(np.sort(counts.to_int(np.asarray(sent))), expected(name, t, N, d))
