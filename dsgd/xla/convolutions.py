@@ -18,7 +18,7 @@ from jax import lax
 from dsgd.xla.forms import choose
 
 
-def convolve(x: jax.Array | np.ndarray, kernel: jax.Array, stride: int = 1) -> jax.Array:
+def convolve(x: jax.Array | np.ndarray, kernel: jax.Array | np.ndarray, stride: int = 1) -> jax.Array:
     """The convolution of images with zeros around them, `[samples, height, width, channels]` to `[samples, ..., ..., features]`.
 
     Args:
