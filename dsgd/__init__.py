@@ -27,11 +27,10 @@ from dsgd.engine import cache
 from dsgd.frames import frame
 from dsgd.graphs.topology import Topology
 from dsgd.machines.agreement import Elsewhere
-from dsgd.machines.family import loopback
+from dsgd.machines.local_processes import loopback
 from dsgd.machines.runtime import join
 from dsgd.machines.watch import Lost
-from dsgd.runs.driver import compile_round, run
-from dsgd.runs.exchanges import Exchange, exchanges
+from dsgd.runs.driver import Exchange, compile_round, exchanges, run
 from dsgd.runs.feed import Batches
 from dsgd.runs.history import Diverged, evaluated
 from dsgd.runs.interrupts import Interrupted

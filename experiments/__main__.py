@@ -1,4 +1,4 @@
-"""All experiments, one line each: `python -m experiments`."""
+"""All experiments by paper, one line each: `python -m experiments`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ WIDTH = 80
 
 
 def main() -> None:
-    names = catalogue.names()
-    column = max(map(len, names)) + 2
-    print("python -m experiments.<name> (--help):\n")
-    for name in names:
-        print(f"{name:<{column}}{textwrap.shorten(catalogue.line(name), WIDTH - column, placeholder=' ...')}")
+    column = max(map(len, catalogue.COMMANDS)) + 4
+    print("python -m experiments.<name> (--help); python -m experiments.all --quick runs\neach with a small budget.")
+    for paper, names in catalogue.papers().items():
+        print(f"\n{paper}:")
+        for name in names:
+            print(f"  {name:<{column - 2}}{textwrap.shorten(catalogue.line(name), WIDTH - column, placeholder=' ...')}")
 
 
 if __name__ == "__main__":

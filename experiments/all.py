@@ -3,8 +3,8 @@
     python -m experiments.all --quick
     python -m experiments.all --docs
 
-The page is written anew after each, so that an interruption, or an experiment that fails, costs nothing of the others. It stands alone as a
-file: figures are inside it.
+The page is written again after each, so that an interruption, or an experiment that fails, costs nothing of the others. It stands alone as
+a file: figures are inside it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from dsgd import records
-from experiments.shared import catalogue, commands, common, documented, page
+from experiments.shared import catalogue, commands, page, tables
 
 LIMITS = {True: 900.0, False: 6 * 3600.0}  # seconds that one experiment may take, quick or not
 LAST_WORDS = 60.0  # seconds that one has to write what it has when it is to end
@@ -31,7 +32,7 @@ class Args:
     quick: bool = False
     """With small budgets: a quarter of an hour in all, on two cores, instead of hours."""
     docs: bool = False
-    """The runs that docs/ shows, with their flags; their figures are put there. On a machine where nothing else runs, in its sources."""
+    """The runs that docs/ shows, with their flags; their figures and tables are put there. On a machine where nothing else runs."""
     only: tuple[str, ...] = ()
     """Some of them, by name; if nothing is said, all."""
     out: Path = field(default=Path("results"))
@@ -41,70 +42,67 @@ class Args:
 def main(args: Args) -> None:
     if args.quick and args.docs:
         raise ValueError("--quick and --docs: docs/ shows no sketches; need one of the two")
-    if args.docs and not documented.DOCS.is_dir():
+    if args.docs and not catalogue.DOCS.is_dir():
         raise ValueError(f"--docs: {Path.cwd()} has no docs/; need the sources' folder")
-    known = list(documented.RUNS) if args.docs else [name for name in catalogue.names() if name != catalogue.ALL]
+    known = list(catalogue.DOCUMENTED if args.docs else catalogue.COMMANDS)
     if unknown := set(args.only) - set(known):
         raise ValueError(f"--only {' '.join(sorted(unknown))}: need some of {', '.join(known)}")
     outcomes: list[page.Outcome] = []
-    screen = common.console()
+    screen = tables.console()
     for name in args.only or known:
-        outcomes.append(run(args, name))
+        outcome = run(args, name)
+        outcomes.append(outcome)
         with records.replacing(args.out / "index.html") as temporary:
             temporary.write_text(page.render(outcomes, args.quick), encoding="utf-8")
-        said = (
-            f"{outcomes[-1].seconds:6.1f} s" if outcomes[-1].ended_well else f"failed: {'; '.join(outcomes[-1].failure.splitlines()[-2:])}"
-        )
-        if args.docs and outcomes[-1].ended_well:
-            documented.place(name, outcomes[-1].folder)
-        screen.print(f"{name:<24}{said}", soft_wrap=True, highlight=False)
+        if args.docs and not outcome.failure:
+            catalogue.place(name, outcome.folder)
+        ended = f"failed: {'; '.join(outcome.failure.splitlines()[-2:])}" if outcome.failure else f"{outcome.seconds:6.1f} s"
+        screen.print(f"{name:<24}{ended}", soft_wrap=True, highlight=False)
     screen.print(f"Written: {args.out}/index.html", soft_wrap=True)
-    if failed := [outcome.name for outcome in outcomes if not outcome.ended_well]:
+    if failed := [outcome.name for outcome in outcomes if outcome.failure]:
         screen.print(f"Failed: {', '.join(failed)}.")
         sys.exit(1)
 
 
-def flags_of(name: str, quick: bool) -> list[str]:
-    """On its command line, but for where to."""
-    return shlex.split(catalogue.QUICK[name]) if quick else []
-
-
 def run(args: Args, name: str) -> page.Outcome:
     """One experiment, from its start to its end, which may be a bad one."""
-    folder, limit = args.out / ("quick" if args.quick else "docs" if args.docs else "") / name, LIMITS[args.quick]
-    experiment, *flags = shlex.split(documented.RUNS[name].command) if args.docs else (name, *flags_of(name, args.quick))
-    command = [sys.executable, "-m", f"experiments.{experiment}", *flags, "--out", str(folder)]
+    kind = "quick" if args.quick else "docs" if args.docs else ""
+    flags = catalogue.COMMANDS[name].quick if args.quick else ""
+    experiment, *words = shlex.split(catalogue.DOCUMENTED[name] if args.docs else f"{name} {flags}")
+    folder = args.out / kind / name
+    command = ["-m", f"experiments.{experiment}", *words, "--out", str(folder)]
     path = os.pathsep.join([str(Path.cwd()), *filter(None, sys.path)])
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"}
     began = time.perf_counter()
-    printed, complaints, status = call(command, environment, limit)
-    ended = {0: "", None: f"it took more than {limit:g} s"}.get(status, f"it ended with status {status}")
+    complaints, status = call([sys.executable, *command], environment, LIMITS[args.quick])
+    ended = {0: "", None: f"it took more than {LIMITS[args.quick]:g} s"}.get(status, f"it ended with status {status}")
     failure = f"{complaints.strip()}\n{ended}".strip() if ended else ""
-    return page.Outcome(name, experiment, shlex.join(["python", *command[1:]]), folder, time.perf_counter() - began, printed, failure)
+    return page.Outcome(name, experiment, shlex.join(["python", *command]), folder, time.perf_counter() - began, failure)
 
 
-def call(command: list[str], environment: dict[str, str], limit: float) -> tuple[str, str, int | None]:
-    """What the process prints, also as errors, and its status, None where it took too long. It is interrupted when this one is."""
-    pipe, quiet = subprocess.PIPE, subprocess.DEVNULL
-    with subprocess.Popen(command, stdin=quiet, stdout=pipe, stderr=pipe, encoding="utf-8", errors="replace", env=environment) as process:
+def call(command: list[str], environment: dict[str, str], limit: float) -> tuple[str, int | None]:
+    """What the process prints as errors, and its status, None if it took too long. It is interrupted when this one is."""
+    quiet = subprocess.DEVNULL
+    pipes: dict[str, Any] = {"stdin": quiet, "stdout": quiet, "stderr": subprocess.PIPE, "encoding": "utf-8", "errors": "replace"}
+    with subprocess.Popen(command, env=environment, **pipes) as process:
         try:
-            printed, complaints = process.communicate(timeout=limit)
+            _, complaints = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
-            return *_ended(process), None
+            return _ended(process), None
         except BaseException:
             _ended(process)
             raise
-    return printed, complaints, process.returncode
+    return complaints, process.returncode
 
 
-def _ended(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """It is asked to end, as by Ctrl-C, and if it does not, ended."""
+def _ended(process: subprocess.Popen[str]) -> str:
+    """What it still says after it is asked to end, as by Ctrl-C; if it does not, it is killed."""
     process.terminate()
     try:
-        return process.communicate(timeout=LAST_WORDS)
+        return process.communicate(timeout=LAST_WORDS)[1]
     except subprocess.TimeoutExpired:
         process.kill()
-        return process.communicate()
+        return process.communicate()[1]
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import clusters, plots, problems, records
-from experiments.shared import commands, common, figures, resuming
+from experiments.shared import commands, figures, resuming, statistics, tables, tuning
 
 CLUSTERS = ("equal workers", "stragglers")
 FULL = 0.99  # of the highest rate: the server is saturated
@@ -36,28 +36,28 @@ FULL = 0.99  # of the highest rate: the server is saturated
 class Args:
     """Compares synchronous and asynchronous SGD in seconds."""
 
-    workers: int = 16
+    workers: commands.Count = 16
     """Number of workers N."""
     data: str = "digits"
     """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see `problems.load`), for logistic regression."""
     data_dir: commands.DataDir = None
     partition: str = "iid"
     """Who gets which samples: iid, blocks, by-label or dirichlet."""
-    batch_size: int = 16
+    batch_size: commands.Count = 16
     """Samples of one gradient."""
-    learning_rates: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+    learning_rates: tuple[commands.Positive, ...] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
     """Step sizes to choose from."""
-    rounds: int = 200
+    rounds: commands.Count = 200
     """Rounds of synchronous methods; asynchronous ones make N times as many updates, of as many gradients."""
-    seeds: int = 3
+    seeds: commands.Count = 3
     """Independent runs of each method."""
-    seed: int = 0
+    seed: commands.Seed = 0
     """Of everything random."""
-    compute: float = 0.01
+    compute: commands.NotNegative = 0.01
     """Seconds of a gradient, besides a random part that is a tenth of it on average (exponentially distributed)."""
     slow: int = 2
     """How many workers are stragglers."""
-    factor: float = 10.0
+    factor: commands.Positive = 10.0
     """How many times as long they compute."""
     backups: int = 2
     """How many of the slowest gradients backup workers drop in a round."""
@@ -65,9 +65,9 @@ class Args:
     """Which methods."""
     bound: int = 32
     """The largest staleness of the bounded method."""
-    latency: float = 1e-4
+    latency: commands.NotNegative = 1e-4
     """Seconds that a message takes besides its transfer."""
-    bandwidth: float = 1e8
+    bandwidth: commands.Positive = 1e8
     """Bits per second of a port."""
     cluster: commands.ClusterFile = None
     out: Path = field(default=Path("results/asynchrony"))
@@ -78,7 +78,7 @@ class Args:
 
 
 class Method(NamedTuple):
-    """How it is made, and how many updates it makes while everybody computes one gradient."""
+    """How a method is made, and how many updates it makes while every worker computes one gradient."""
 
     build: Callable[[optax.GradientTransformation], dsgd.Algorithm]
     updates: int
@@ -95,8 +95,7 @@ class Saturation(NamedTuple):
 def main(args: Args) -> None:
     if not 0 <= args.slow < args.workers:
         raise ValueError(f"slow = {args.slow} of {args.workers} workers: need at least 0, and one that is not slow")
-    shared = {"batch_size": args.batch_size, "seed": args.seed, "data_dir": args.data_dir}
-    problem = problems.logistic_regression(args.data, args.workers, args.partition, **shared)
+    problem = tuning.logistic_regression(args, args.workers, args.partition)
     compute = {where: computing(args, where) for where in CLUSTERS}
     ports = clusters.constant(args.bandwidth)
     chosen = methods(args)
@@ -104,10 +103,10 @@ def main(args: Args) -> None:
     for method in chosen.values():  # what is wrong is refused before the first run
         dsgd.exchanges(method.build(optax.sgd(1.0)), problem, cluster=on[CLUSTERS[0]])
     commands.begin(args)
-    tuned: dict[str, dict[str, common.Tuned]] = {where: {} for where in CLUSTERS}
+    tuned: dict[str, dict[str, tuning.Tuned]] = {where: {} for where in CLUSTERS}
     histories: dict[str, dict[str, np.ndarray]] = {}
     with commands.kept(records.write_histories, args.out / "history.csv", histories):
-        for where, name in common.bar([(where, name) for where in CLUSTERS for name in chosen], "training", args.progress):
+        for where, name in tables.bar([(where, name) for where in CLUSTERS for name in chosen], "training", args.progress):
             one = tuned[where][name] = train(args, problem, on[where], name, chosen[name])
             histories[f"{where}: {name}"] = one.history
     bits = 32 * sum(leaf.size for leaf in jax.tree.leaves(problem.init(jax.random.key(0))))
@@ -115,18 +114,9 @@ def main(args: Args) -> None:
     full = measure_saturation(args, bits)
     records.write_rows(args.out / "saturation.csv", Saturation._fields, zip(*full, strict=True))
     target = 1.1 * max(dsgd.tail_mean(one.history["loss"]).mean() for runs in tuned.values() for one in runs.values())
-    figures.save_figure(draw(args, tuned, stale, full, bits, target), args.out / "figure.png")
-    screen = common.console()
-    for where in CLUSTERS:
-        screen.print(tabulate(args, where, tuned[where], stale[where], target))
-    knee = knee_of(full)
-    screen.print(
-        f"One server is saturated from {knee} workers on ({FULL:.0%} of {full.rate.max():,.0f} updates/s); the switch's ports say"
-        f" {saturation_point(args, bits):.1f} (2(l + r) + C over l + r). With twice as many the staleness is"
-        f" {np.interp(2 * knee, full.workers, full.staleness):.0f} instead of {np.interp(knee, full.workers, full.staleness):.0f}.",
-        soft_wrap=True,
-    )
-    screen.print(f"Written: {args.out}/config.json, history.csv, saturation.csv, figure.png", soft_wrap=True)
+    shown = {where.replace(" ", "-"): tabulate(args, where, tuned[where], stale[where], target) for where in CLUSTERS}
+    shown["saturated"] = tabulate_saturation(args, full, bits)
+    commands.finish(args, {"figure": draw(args, tuned, stale, full, bits, target)}, shown)
 
 
 def computing(args: Args, where: str) -> clusters.Quantity:
@@ -148,23 +138,18 @@ def methods(args: Args) -> dict[str, Method]:
         "AD-PSGD": Method(lambda optimizer: algorithms.asynchronous_gossip_sgd(optimizer, graph), N),
     }
     unknown = [name for name in args.methods if name not in known]
-    if unknown or not args.methods:
-        raise ValueError(f"methods = {args.methods}: need some of {', '.join(known)}")
+    if unknown:
+        raise ValueError(f"--methods {' '.join(unknown)}: need some of {', '.join(known)}")
     return {name: known[name] for name in args.methods}
 
 
-def train(args: Args, problem: dsgd.Problem, cluster: clusters.Cluster, name: str, method: Method) -> common.Tuned:
+def train(args: Args, problem: dsgd.Problem, cluster: clusters.Cluster, name: str, method: Method) -> tuning.Tuned:
     """The method at its best step size."""
-    best = common.tune(
-        lambda learning_rate: method.build(optax.sgd(learning_rate)),
-        problem,
-        args.learning_rates,
-        steps=args.rounds * method.updates,
-        seeds=args.seeds,
-        seed=args.seed,
-        progress=False,
-        cluster=cluster,
-    )
+
+    def build(learning_rate):
+        return method.build(optax.sgd(learning_rate))
+
+    best = tuning.tune(args, build, problem, steps=args.rounds * method.updates, cluster=cluster)
     if best is None:
         raise ValueError(f"{name} diverged at every step size of {args.learning_rates}: need smaller ones")
     return best
@@ -194,7 +179,7 @@ def measure_saturation(args: Args, bits: int) -> Saturation:
     shares = (0.125, 0.25, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2, 2.5)
     numbers = sorted({1, math.floor(point), math.ceil(point), *(max(1, round(point * share)) for share in shares)})
     rows = []
-    for N in common.bar(numbers, "saturating", args.progress):
+    for N in tables.bar(numbers, "saturating", args.progress):
         found = timed(args, Method(algorithms.asynchronous_sgd, N), N, clusters.constant(args.compute), bits, gradients=40)
         # Whole laps: where the server is not saturated, its workers come in bursts.
         rows.append((N, 20 * N / (found["clock"][-1] - found["clock"][20 * N - 1]), found["staleness"][20 * N :].mean()))
@@ -212,26 +197,34 @@ def knee_of(full: Saturation) -> int:
     return int(full.workers[np.flatnonzero(full.rate >= FULL * full.rate.max())[0]])
 
 
-def tabulate(args: Args, where: str, tuned: dict[str, common.Tuned], stale: dict[str, np.ndarray], target: float) -> Table:
+def tabulate(args: Args, where: str, tuned: dict[str, tuning.Tuned], stale: dict[str, np.ndarray], target: float) -> Table:
     """Cost to the target, one row a method."""
-    title = f"{where}: to loss {target:.2g} on {args.workers} workers, {common.runs(args.seeds)}"
+    title = f"{where}: to loss {target:.2g} on {args.workers} workers, {statistics.runs(args.seeds)}"
     signs = "*: at an edge of the grid of step sizes. -: not reached."
-    table = Table(title=title, caption=f"{signs}\nstaleness: mean and largest, in updates, of a run of its own.")
-    table.add_column("method", no_wrap=True)
-    for heading in ("step", "updates", "seconds", "updates/s", "staleness", "max"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    headings = ("method", "step", "updates", "seconds", "updates/s", "staleness", "max")
+    table = tables.table(title, headings, f"{signs}\nstaleness: mean and largest, in updates, of a run of its own.")
     for name, (learning_rate, history) in tuned.items():
-        at = common.first_reaching(history["loss"], target)
-        cost = ["-", "-"] if at is None else [f"{history['step'][at]:,}", f"{history['clock'].mean(axis=0)[at]:.3g}"]
+        updates, _, seconds = statistics.cost_to(history, target)
         rate = history["step"][-1] / history["clock"][:, -1].mean()
         late = [f"{stale[name].mean():.1f}", f"{stale[name].max():.0f}"] if name in stale else ["0", "0"]
-        table.add_row(name, f"{common.edge(learning_rate, args.learning_rates)}{learning_rate:g}", *cost, f"{rate:,.0f}", *late)
+        table.add_row(name, statistics.step_size(learning_rate, args.learning_rates), updates, seconds, f"{rate:,.0f}", *late)
+    return table
+
+
+def tabulate_saturation(args: Args, full: Saturation, bits: int) -> Table:
+    """From how many workers on one server is saturated, and what twice as many make of it."""
+    knee = knee_of(full)
+    caption = f"saturated: {FULL:.0%} of the highest rate. ports: by the switch's\nports, (2(l + r) + C) / (l + r) workers."
+    table = tables.table("one server with more and more equal workers", ("", "workers", "ports", "updates/s", "staleness"), caption)
+    for name, workers, point in (("saturated", knee, f"{saturation_point(args, bits):.1f}"), ("twice as many", 2 * knee, "")):
+        rate, late = (np.interp(workers, full.workers, values) for values in (full.rate, full.staleness))
+        table.add_row(name, str(workers), point, f"{rate:,.0f}", f"{late:.0f}")
     return table
 
 
 def draw(
     args: Args,
-    tuned: dict[str, dict[str, common.Tuned]],
+    tuned: dict[str, dict[str, tuning.Tuned]],
     stale: dict[str, dict[str, np.ndarray]],
     full: Saturation,
     bits: int,
@@ -244,16 +237,13 @@ def draw(
     for row, where in zip(rows, CLUSTERS, strict=True):
         runs = {name: one.history for name, one in tuned[where].items()}
         for axes, cost, label in zip(row, ("step", "clock"), ("updates", "simulated seconds"), strict=False):
-            axes.set(xscale="log", yscale="log", xlabel=label, ylabel=f"{where}: loss f(x)")
-            plots.draw_lines(axes, {name: (np.atleast_2d(history[cost]).mean(axis=0), history["loss"]) for name, history in runs.items()})
-            axes.axhline(target, color="0.4", linewidth=0.8)
-            plots.plain_log(axes.yaxis)
+            lines = {name: (np.atleast_2d(history[cost]).mean(axis=0), history["loss"]) for name, history in runs.items()}
+            figures.losses(axes, lines, target, xscale="log", xlabel=label, ylabel=f"{where}: loss f(x)")
         histogram(row[2], list(runs), stale[where])
-    handles, labels = rows[0, 0].get_legend_handles_labels()
-    above.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    figures.legend(above, rows[0, 0], columns=4)
     draw_saturation(plots.panels(below, 2, sharey=False), full, saturation_point(args, bits))
     switch = f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s, gradients of {args.compute * 1e3:g} ms"
-    bands = f"{common.errors('bands', args.seeds)}; grey: target"
+    bands = f"{statistics.errors('bands', args.seeds)}; grey: target"
     slower = f"stragglers: {args.slow} of {args.workers} workers are {args.factor:g} times slower"
     slower += f"; drop slowest {args.backups}; bounded by {args.bound}"
     figures.title(sheet, f"logistic regression, {args.data} ({args.partition}), {args.workers} workers; {switch}; {slower}; {bands}")

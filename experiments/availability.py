@@ -22,15 +22,12 @@ from rich.table import Table
 import algorithms
 import dsgd
 import topologies
-from dsgd import clusters, plots, problems, records
-from experiments.shared import commands, common, figures
+from dsgd import clusters, plots, records
+from experiments.shared import commands, figures, statistics, tables, tuning
 
 WHAT = {"present": "workers present", "delivered": "messages delivered"}
 SLACK = 1.5  # the target: the highest loss that a method ends at where most is there, times this
-COSTS: dict[str, Callable[[dict[str, np.ndarray]], np.ndarray]] = {
-    "rounds": lambda history: history["step"].astype(float),
-    "seconds": lambda history: history["clock"].mean(axis=0),
-}
+COSTS = ("rounds", "simulated seconds")
 
 
 @dataclass(frozen=True)
@@ -39,33 +36,33 @@ class Args:
 
     shares: tuple[float, ...] = (1.0, 0.9, 0.7, 0.5, 0.3)
     """Shares of workers that are present, and of messages that are delivered."""
-    workers: int = 16
+    workers: commands.Count = 16
     """Number of workers."""
     data: str = "digits"
     """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see `problems.load`), for logistic regression."""
     data_dir: commands.DataDir = None
     partition: str = "by-label"
     """Who gets which samples: iid or by-label."""
-    batch_size: int = 16
+    batch_size: commands.Count = 16
     """Samples that each worker draws in a round."""
-    period: int = 4
+    period: commands.Count = 4
     """Rounds from one averaging of local SGD and SCAFFOLD to the next."""
-    learning_rates: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
+    learning_rates: tuple[commands.Positive, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
     """Step sizes to choose from."""
-    steps: int = 600
+    steps: commands.Count = 600
     """Rounds."""
-    seeds: int = 3
+    seeds: commands.Count = 3
     """Independent runs."""
-    seed: int = 0
+    seed: commands.Seed = 0
     """Of everything random."""
-    latency: float = 1e-4
+    latency: commands.NotNegative = 1e-4
     """Seconds that a message takes besides its transfer."""
-    bandwidth: float = 1e8
+    bandwidth: commands.Positive = 1e8
     """Bits per second of a worker's port."""
     cluster: commands.ClusterFile = None
     compute: commands.SampleSeconds = 1e-4
     """Seconds that a worker computes for one sample."""
-    delay: float = 1e-3
+    delay: commands.NotNegative = 1e-3
     """Mean of a random delay of each worker's batch, in seconds (exponentially distributed)."""
     out: Path = field(default=Path("results/availability"))
     """Folder for config.json, history.csv and figure.png."""
@@ -91,9 +88,7 @@ def main(args: Args) -> None:
     for share in args.shares:
         if not 0 < share <= 1:
             raise ValueError(f"--shares {share:g}: need parts of all, above 0 and at most 1")
-    problem = problems.logistic_regression(
-        args.data, args.workers, args.partition, batch_size=args.batch_size, seed=args.seed, data_dir=args.data_dir
-    )
+    problem = tuning.logistic_regression(args, args.workers, args.partition)
     methods = build(args)
     cases = [Case(name, what, share) for what in WHAT for share in sorted(args.shares, reverse=True) for name in methods]
     by_case = {case: make_cluster(args, case) for case in cases}
@@ -105,11 +100,7 @@ def main(args: Args) -> None:
     histories = {case: found[case.name] for case in cases if case.name in found}
     if not histories:
         raise ValueError(f"every method diverged at every step size of {args.learning_rates}; need smaller ones")
-    figures.save_figure(draw(args, histories), args.out / "figure.png")
-    screen = common.console()
-    screen.print(losses(args, histories))
-    screen.print(seconds(args, histories))
-    screen.print(f"Written: {args.out}/config.json, history.csv, figure.png", soft_wrap=True)
+    commands.finish(args, {"figure": draw(args, histories)}, {"losses": losses(args, histories), "seconds": seconds(args, histories)})
 
 
 def build(args: Args) -> dict[str, Callable[[Any], dsgd.Algorithm]]:
@@ -133,8 +124,7 @@ def make_cluster(args: Args, case: Case) -> clusters.Cluster:
         some["present_for"] = args.period if case.method in ("local-sgd", "scaffold") else 1
     elif case.share < 1:
         some["delivered"] = clusters.bernoulli(case.share, 1.0)
-    compute = clusters.constant(args.compute * args.batch_size) + clusters.exponential(args.delay)
-    return clusters.Cluster(compute, up=clusters.constant(args.bandwidth), latency=args.latency, **some)
+    return tuning.equal_workers(args.compute * args.batch_size, args.bandwidth, args.latency, args.delay, **some)
 
 
 def train(
@@ -144,12 +134,11 @@ def train(
     by_case: dict[Case, clusters.Cluster],
 ) -> Iterator[tuple[Case, dict[str, np.ndarray]]]:
     """Case by case, the history at the best step size; without those that diverged at every one."""
-    options: dict[str, Any] = {"steps": args.steps, "seeds": args.seeds, "seed": args.seed, "progress": False}
-    done: dict[tuple[str, str], common.Tuned | None] = {}  # where all are there, all arrives
-    for case in common.bar(list(by_case), "availability", args.progress):
+    done: dict[tuple[str, str], tuning.Tuned | None] = {}  # where all are there, all arrives
+    for case in tables.bar(list(by_case), "availability", args.progress):
         cluster = by_case[case]
         if (case.method, cluster.name) not in done:
-            done[case.method, cluster.name] = common.tune(methods[case.method], problem, args.learning_rates, cluster=cluster, **options)
+            done[case.method, cluster.name] = tuning.tune(args, methods[case.method], problem, cluster=cluster)
         if tuned := done[case.method, cluster.name]:
             yield case, {name: values for name, values in tuned.with_step_size.items() if name != "present"}  # the same columns for all
 
@@ -164,10 +153,10 @@ def losses(args: Args, histories: dict[Case, dict[str, np.ndarray]]) -> Table:
     """Where each method ends."""
 
     def cell(history: dict[str, np.ndarray]) -> str:
-        edge = common.edge(history["learning_rate"][0, 0], args.learning_rates)
+        edge = statistics.edge(history["learning_rate"][0, 0], args.learning_rates)
         return f"{edge}{dsgd.tail_mean(history['loss']).mean():.3g}"
 
-    what = f"{args.data}, {args.partition}, {args.workers} workers, {common.runs(args.seeds)}"
+    what = f"{args.data}, {args.partition}, {args.workers} workers, {statistics.runs(args.seeds)}"
     title = f"{what}:\nloss over the last tenth of {args.steps:,} rounds"
     return tabulate(histories, cell, title, "*: the best step size is at an edge of the grid. -: diverged.")
 
@@ -175,22 +164,14 @@ def losses(args: Args, histories: dict[Case, dict[str, np.ndarray]]) -> Table:
 def seconds(args: Args, histories: dict[Case, dict[str, np.ndarray]]) -> Table:
     """How long each takes to the target."""
     goal = target(histories)
-
-    def cell(history: dict[str, np.ndarray]) -> str:
-        at = common.first_reaching(history["loss"], goal)
-        return "-" if at is None else f"{history['clock'][:, at].mean():.3g}"
-
     caption = f"-: not reached. Target: {SLACK:g} times the highest loss\nthat a method ends at in the first row."
-    return tabulate(histories, cell, f"seconds to loss {goal:.3g}", caption)
+    return tabulate(histories, lambda history: statistics.cost_to(history, goal)[-1], f"seconds to loss {goal:.3g}", caption)
 
 
 def tabulate(histories: dict[Case, dict[str, np.ndarray]], cell: Callable[[dict[str, np.ndarray]], str], title: str, caption: str) -> Table:
     """One row a share, one column a method."""
     methods = list(dict.fromkeys(case.method for case in histories))
-    table = Table(title=title, caption=caption)
-    table.add_column("share of", no_wrap=True)
-    for name in methods:
-        table.add_column(name.replace("-", "\n"), justify="right", no_wrap=True)
+    table = tables.table(title, ("share of", *(name.replace("-", "\n") for name in methods)), caption)
     for what, words in WHAT.items():
         table.add_section()
         table.add_row(words)
@@ -207,19 +188,17 @@ def draw(args: Args, histories: dict[Case, dict[str, np.ndarray]]) -> Figure:
     sheet = Figure(figsize=(3 * len(methods), 11), layout="constrained")
     panels = plots.panels(sheet, len(methods), len(WHAT) * len(COSTS)).reshape(len(WHAT), len(COSTS), len(methods))
     for (what, words), rows in zip(WHAT.items(), panels, strict=True):
-        for (label, cost), row in zip(COSTS.items(), rows, strict=True):
-            row[0].set_ylabel(f"share of {words}:\nloss f(mean x)")
+        for label, row in zip(COSTS, rows, strict=True):
             for name, axes in zip(methods, row, strict=True):
-                axes.set(yscale="log", xlabel=label)
                 shown = {share: histories[case] for share in shares if (case := Case(name, what, share)) in histories}
-                plots.draw_lines(axes, {f"{share:.0%}": (cost(history), history["loss"]) for share, history in shown.items()})
+                lines = {f"{share:.0%}": (statistics.COSTS[label](history), history["loss"]) for share, history in shown.items()}
+                figures.losses(axes, lines, xlabel=label)
+            row[0].set_ylabel(f"share of {words}:\nloss f(mean x)")
     for name, axes in zip(methods, panels[0, 0], strict=True):
         axes.set_title(name)
-    plots.plain_log(panels[0, 0, 0].yaxis)
-    handles, labels = panels[0, 0, 0].get_legend_handles_labels()
-    sheet.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    figures.legend(sheet, panels[0, 0, 0], columns=len(shares))
     what = f"{args.data}, {args.partition}, {args.workers} workers, each share at its best step size"
-    figures.title(sheet, f"{what}; {common.errors('bands', args.seeds)}")
+    figures.title(sheet, f"{what}; {statistics.errors('bands', args.seeds)}")
     return sheet
 
 

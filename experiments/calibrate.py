@@ -22,12 +22,12 @@ from typing import Any
 import dsgd
 from dsgd import clusters, records
 from dsgd.machines import links
-from experiments.kimad import kimad_links
-from experiments.kimad.kimad_links import Setting
-from experiments.shared import commands, common, figures
-from experiments.survey import calibration_panels, calibration_tables, collectives, link_fits, real_rounds
-from experiments.survey.link_fits import BITS
-from experiments.survey.real_rounds import Calibration
+from experiments.kimad import links as kimad_links
+from experiments.kimad.links import Setting
+from experiments.shared import commands, tables
+from experiments.survey import calibrate_measuring as measuring
+from experiments.survey import calibrate_results as results
+from experiments.survey import calibrate_switch as switch
 
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
@@ -36,33 +36,33 @@ UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 class Args:
     """Measures this machine's collectives and rounds."""
 
-    processes: int = 2
+    processes: commands.Count = 2
     """N, one worker each; more than the machine has cores slow each other down."""
     shape: str | None = None
     """Rate of every process's link, both ways: 30mbit, say (kbit, mbit, gbit); several, which take turns: 30mbit:10mbit."""
-    period: float = 5.0
+    period: commands.Positive = 5.0
     """Seconds in which each of several rates had its turn."""
-    sizes: tuple[int, ...] = tuple(4**k for k in range(5, 14))
+    sizes: tuple[commands.Count, ...] = tuple(4**k for k in range(5, 14))
     """Bytes of the vectors, rising, at least two."""
-    widths: tuple[int, ...] = (16, 128, 1024, 8192, 65536)
+    widths: tuple[commands.Count, ...] = (16, 128, 1024, 8192, 65536)
     """Of the hidden layer of the networks whose rounds are measured, rising: 75 float32 each."""
-    batch_size: int = 16
+    batch_size: commands.Count = 16
     """Samples that each worker draws in a round."""
-    repeats: int = 25
+    repeats: commands.Count = 25
     """Of every measurement, at most."""
-    longest: float = 3.0
+    longest: commands.Positive = 3.0
     """Seconds for the repeats of one measurement; collectives of sizes of which three take longer are left out."""
-    width: int = 1024
+    width: commands.Count = 1024
     """Of the network that Kimad trains."""
     ratios: tuple[float, ...] = (0.01, 0.1, 1.0)
     """Shares of elements that fixed compressors send, beside Kimad."""
-    round_times: tuple[float, ...] = (0.03, 0.06, 0.15)
+    round_times: tuple[commands.Positive, ...] = (0.03, 0.06, 0.15)
     """Seconds that Kimad's rounds are to take, one training for each."""
-    learning_rates: tuple[float, ...] = (0.1, 0.3)
+    learning_rates: tuple[commands.Positive, ...] = (0.1, 0.3)
     """Step sizes to choose from, of Kimad and of the fixed ratios."""
-    seconds: float = 20.0
+    seconds: commands.Positive = 20.0
     """Of each training over links whose rate changes."""
-    seed: int = 0
+    seed: commands.Seed = 0
     """Of everything random, but for what the clock says."""
     out: Path = field(default=Path("results/calibrate"))
     """Folder for config.json, cluster.json, collectives.csv, rounds.csv and figure.png; of Kimad, kimad.csv and kimad.png."""
@@ -88,11 +88,11 @@ def check(args: Args) -> None:
         raise ValueError(f"--processes {args.processes}: need at least 2, one alone sends nothing")
     for name, least in (("sizes", 2), ("widths", 1)):
         given = getattr(args, name)
-        if len(given) < least or sorted(set(given)) != list(given) or min(given) < 1:
-            raise ValueError(f"--{name} {' '.join(map(str, given))}: need at least {least} whole number{'s' * (least > 1)} > 0, rising")
-    for name, collective in collectives.COLLECTIVES.items():
+        if len(given) < least or sorted(set(given)) != list(given):
+            raise ValueError(f"--{name} {' '.join(map(str, given))}: need at least {least} whole number{'s' * (least > 1)}, rising")
+    for name, collective in measuring.COLLECTIVES.items():
         if len({collective.columns(size, args.processes) for size in args.sizes}) < 2:
-            least = collectives.ELEMENT * args.processes / collective.own(args.processes)
+            least = measuring.ELEMENT * args.processes / collective.own(args.processes)
             given = " ".join(map(str, args.sizes))
             raise ValueError(f"--sizes {given}: all the same to {name}, whose vectors are multiples of {least:g} bytes; need others")
     for ratio in args.ratios:
@@ -114,7 +114,7 @@ def parse(shape: str, period: float) -> links.Rate:
 
 
 def over_processes(args: Args, rate: links.Rate | None, count: int, function: Any, free: tuple[int, ...] = ()) -> list[Any]:
-    """In so many processes, with links of this rate where there is one; nothing is left of either after it."""
+    """Calls the function in so many processes, over links of this rate if it is given; removes both afterwards."""
     if rate is None:
         return dsgd.loopback(count, function, timeout=math.inf)
     return links.shaped(count, function, rate, free=free, timeout=math.inf)
@@ -122,18 +122,20 @@ def over_processes(args: Args, rate: links.Rate | None, count: int, function: An
 
 def calibrate(args: Args, rate: links.Rate | None) -> None:
     """Collectives and rounds."""
-    screen = common.console()
-    waiting = screen.status(f"{args.processes} processes: collectives, and rounds of {len(real_rounds.METHODS)} methods")
-    work = real_rounds.tasks(args.widths, args.processes, args.batch_size)
-    function = partial(real_rounds.measure_all, work, args.sizes, args.repeats, args.longest)
+    screen = tables.console()
+    waiting = screen.status(f"{args.processes} processes: collectives, and rounds of {len(measuring.METHODS)} methods")
+    work = measuring.tasks(args.widths, args.processes, args.batch_size)
+    function = partial(measuring.measure_all, work, args.sizes, args.repeats, args.longest)
     with waiting if args.progress else nullcontext():
         found = over_processes(args, rate, args.processes, function)[0]
-    result = real_rounds.explain(found, args.processes, args.seed)
+    result = switch.explain(found, args.processes, args.seed)
     write(args, result)
-    figures.save_figure(calibration_panels.draw(result, where(args)), args.out / "figure.png")
-    for table in calibration_tables.tables(result, where(args)):
-        screen.print(table)
-    screen.print(f"Written: {args.out}/config.json, cluster.json, collectives.csv, rounds.csv, figure.png", soft_wrap=True)
+    shown = {
+        "switch": results.tabulate_collectives(result, where(args)),
+        "predicted": results.tabulate_rounds(result, where(args)),
+        "crossovers": results.tabulate_crossovers(result),
+    }
+    commands.finish(args, {"figure": results.draw(result, where(args))}, shown)
 
 
 def where(args: Args) -> str:
@@ -141,13 +143,13 @@ def where(args: Args) -> str:
     return f"{args.processes} processes of one machine" + (f", links of {args.shape}" if args.shape else "")
 
 
-def write(args: Args, result: Calibration) -> None:
+def write(args: Args, result: switch.Calibration) -> None:
     """The cluster, and every time that was measured."""
     link = result.switch
     about = {
         "what": where(args),
         "latency, 95 %": link.alpha[1:],
-        "bandwidth, 95 %": link.beta.inverse(BITS)[1:],
+        "bandwidth, 95 %": link.beta.inverse(switch.BITS)[1:],
         "compute": f"a gradient of logistic regression on digits; seconds = compute + samples x per_sample, batches of {args.batch_size}",
     }
     clusters.save(args.out / "cluster.json", result.cluster, about)
@@ -161,9 +163,9 @@ def write(args: Args, result: Calibration) -> None:
     heading = ("method", "bytes", "compute", "codec", "bits", "arrays", "predicted", "measured", "low", "high")
     lines = []
     for (name, _), parts in result.found.rounds.items():
-        measured = link_fits.median(parts.seconds)
-        numbers = (parts.compute, parts.codec, parts.bits, parts.arrays, real_rounds.predicted(name, parts, result.N, link), *measured)
-        lines.append((name, collectives.ELEMENT * parts.elements, *(f"{number:.6g}" for number in numbers)))
+        measured = switch.median(parts.seconds)
+        numbers = (parts.compute, parts.codec, parts.bits, parts.arrays, switch.predicted(name, parts, result.N, link), *measured)
+        lines.append((name, measuring.ELEMENT * parts.elements, *(f"{number:.6g}" for number in numbers)))
     records.write_rows(args.out / "rounds.csv", heading, lines)
 
 
@@ -172,16 +174,15 @@ def train(args: Args, rate: links.Rate) -> None:
     setting = Setting(
         args.processes, args.width, args.batch_size, args.ratios, args.round_times, args.learning_rates, args.seconds, args.seed
     )
-    screen, problem = common.console(), kimad_links.task(setting)
+    screen, problem = tables.console(), kimad_links.task(setting)
     seconds = len(kimad_links.methods(setting)) * len(args.learning_rates) * args.seconds
     waiting = screen.status(f"a server and {args.processes} workers, {seconds:.0f} s of training")
     with waiting if args.progress else nullcontext():
         runs = over_processes(args, rate, args.processes + 1, partial(kimad_links.train, setting, problem, rate), free=(0,))[0]
     kimad_links.write(args.out / "kimad.csv", runs)
     best = kimad_links.best(runs)
-    figures.save_figure(kimad_links.draw(setting, rate, best), args.out / "kimad.png")
-    screen.print(kimad_links.tabulate(setting, best, f"links of {args.shape}, a turn of all in {args.period:g} s"))
-    screen.print(f"Written: {args.out}/config.json, kimad.csv, kimad.png", soft_wrap=True)
+    table = kimad_links.tabulate(setting, best, f"links of {args.shape}, a turn of all in {args.period:g} s")
+    commands.finish(args, {"kimad": kimad_links.draw(setting, rate, best)}, {"kimad-methods": table})
 
 
 if __name__ == "__main__":

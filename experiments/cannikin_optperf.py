@@ -19,12 +19,9 @@ import optax
 
 from algorithms import cannikin, minibatch_sgd
 from dsgd import problems, records
-from experiments.cannikin import devices
-from experiments.cannikin import optperf_driving as driving
-from experiments.cannikin import optperf_panels as panels
-from experiments.cannikin import optperf_tables as tables
-from experiments.cannikin.optperf_driving import Noise, Overhead, Settled
-from experiments.shared import commands, common, figures
+from experiments.cannikin import devices, driving, optperf_results
+from experiments.cannikin.driving import Noise, Overhead, Settled
+from experiments.shared import commands, tables
 
 CLUSTER, WORKLOAD, TOTAL = "A", "ResNet-50", 128  # of figure 9
 DIMENSION = 6  # of the problem that it trains
@@ -35,25 +32,25 @@ CANDIDATES = 100  # total batches, of the overhead
 class Args:
     """Says how fast batches are on unequal machines, how soon."""
 
-    epochs: int = 20
+    epochs: commands.Count = 20
     """Of figure 9."""
-    iterations: int = 20
+    iterations: commands.Count = 20
     """Batches of each of these epochs, and of those from which OptPerf is predicted."""
-    noise: float = 0.05
+    noise: commands.NotNegative = 0.05
     """nu of what nodes measure, t e^(nu z)."""
-    first_noises: tuple[float, ...] = (0.05, 0.2, 0.5, 1.0)
+    first_noises: tuple[commands.NotNegative, ...] = (0.05, 0.2, 0.5, 1.0)
     """nu of the first bucket's time on the P4000, for errors of the prediction; elsewhere it is --noise."""
     totals: int = 8
     """Total batches of figure 10."""
-    worker_counts: tuple[int, ...] = (3, 16, 100, 1000, 10_000)
+    worker_counts: tuple[commands.Count, ...] = (3, 16, 100, 1000, 10_000)
     """Numbers of nodes whose overhead is measured."""
     ratios: tuple[float, ...] = (1.0, 1.5, 2.0, 3.42, 5.0, 10.0)
     """Speeds of the fastest node over the slowest."""
-    repeats: int = 5
+    repeats: commands.Count = 5
     """Of the overhead."""
-    seeds: int = 5
+    seeds: commands.Count = 5
     """Independent noises."""
-    seed: int = 0
+    seed: commands.Seed = 0
     """Of everything random."""
     out: Path = field(default=Path("results/cannikin_optperf"))
     """Folder for config.json, epochs.csv, batch_time.csv and the figures."""
@@ -77,24 +74,20 @@ def main(args: Args) -> None:
     found: Found = {}
     with commands.kept(write, args.out / "batch_time.csv", found):
         cases = [(cluster, workload) for cluster in devices.CLUSTERS for workload in devices.WORKLOADS]
-        for cluster, workload in common.bar(cases, "figure 10", args.progress):
+        for cluster, workload in tables.bar(cases, "figure 10", args.progress):
             totals = devices.batches(cluster, workload, args.totals)
             found[cluster, workload] = driving.over_totals(devices.make_model(cluster, workload), totals)
     epochs = figure_9(args)
     errors, overheads, shares, gains = prediction(args), overhead(args), overhead_shares(args), heterogeneity(args)
     optperf = devices.make_model(CLUSTER, WORKLOAD).optperf_integer(TOTAL).seconds
     write_epochs(args.out / "epochs.csv", epochs)
-    figures.save_figure(panels.figure_9(epochs, optperf, args.noise), args.out / "epochs.png")
-    figures.save_figure(panels.figure_10(found), args.out / "batch_time.png")
-    figures.save_figure(panels.studies(errors, overheads, gains, args.noise, WORKLOAD), args.out / "studies.png")
-    screen = common.console()
-    screen.print(tables.summary(epochs, optperf, found, errors, shares))
-    screen.print(tables.gains(found))
-    screen.print(tables.predictions(errors, args.noise))
-    screen.print(tables.overheads(overheads, CANDIDATES))
-    screen.print(tables.heterogeneity(gains, WORKLOAD))
-    files = "epochs.csv, batch_time.csv, epochs.png, batch_time.png, studies.png"
-    screen.print(f"Written: {args.out}/config.json, {files}", soft_wrap=True)
+    sheets = {
+        "epochs": optperf_results.figure_9(epochs, optperf, args.noise),
+        "batch_time": optperf_results.figure_10(found),
+        "studies": optperf_results.studies(errors, overheads, gains, args.noise, WORKLOAD),
+    }
+    summary = optperf_results.summary(epochs, optperf, found, errors, shares)
+    commands.finish(args, sheets, {"summary": summary, "gains": optperf_results.gains(found)})
 
 
 def figure_9(args: Args) -> dict[str, np.ndarray]:

@@ -9,19 +9,31 @@ it decides what is best, and says how long that, equal parts, and some other spl
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
+import optax
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from dsgd import plots, records
-from experiments.cannikin import real_cluster
-from experiments.cannikin.real_cluster import LEARNED, WARM, Judged, Setting, Trial
-from experiments.shared import commands, common, figures, intervals
+import dsgd
+from algorithms import cannikin
+from algorithms.cannikin.policies import equal_parts, whole
+from dsgd import plots, problems, records
+from experiments.cannikin import competitors
+from experiments.shared import commands, figures, statistics, tables
+
+WARM = 1  # epoch of equal parts that does not count: the first rounds of processes take longer than all later ones
+LEARNED = 2  # epochs from which the first model is learned: of equal parts, and of equation 8's
+_SMALLEST = 0.02  # of the batch, of the family of splits that is drawn
 
 
 @dataclass(frozen=True)
@@ -38,15 +50,15 @@ class Args:
     """Of the first process, in the splits that are tried; the others share the rest equally."""
     piece: int = 16
     """Samples in which batches are counted."""
-    rounds: int = 20
+    rounds: commands.Count = 20
     """Of each epoch."""
     passes: int = 4
     """Epochs of each split, each pass in an order of its own."""
-    width: int = 1000
+    width: commands.Count = 1000
     """Of both hidden layers of the network: the more, the longer a sample takes."""
-    learning_rate: float = 0.1
+    learning_rate: commands.Positive = 0.1
     """Of SGD."""
-    seed: int = 0
+    seed: commands.Seed = 0
     """Of everything random, but for what the clock says."""
     out: Path = field(default=Path("results/cannikin_processes"))
     """Folder for config.json, epochs.csv and figure.png."""
@@ -55,20 +67,161 @@ class Args:
 
 
 def main(args: Args) -> None:
-    setting = Setting(**{name: getattr(args, name) for name in Setting._fields})
-    real_cluster.check(setting)
+    check(args)
     commands.begin(args)
-    screen = common.console()
+    screen = tables.console()
     waiting = screen.status(f"{len(args.competitors)} processes, {WARM + LEARNED + args.passes * (len(args.shares) + 2)} epochs")
     with waiting if args.progress else nullcontext():
-        trials = real_cluster.train(setting)
+        trials = train(args)
     write(args.out / "epochs.csv", trials)
-    judged = real_cluster.judge(trials)
-    figures.save_figure(draw(args, trials, judged), args.out / "figure.png")
-    screen.print(tabulate(args, judged))
-    screen.print(tabulate_gain(trials, judged))
-    screen.print(tabulate_model(args, trials))
-    screen.print(f"Written: {args.out}/config.json, epochs.csv, figure.png", soft_wrap=True)
+    judged = judge(trials)
+    shown = {"splits": tabulate(args, judged), "gain": tabulate_gain(trials, judged), "model": tabulate_model(args, trials)}
+    commands.finish(args, {"figure": draw(args, trials, judged)}, shown)
+
+
+class Trial(NamedTuple):
+    """An epoch: what each process computed, int `[N]`, what was measured, and seconds of a round."""
+
+    seen: cannikin.Observation
+    batch_time: float
+
+
+def check(args: Args) -> None:
+    """Raises a ValueError for what cannot be run, or nothing to compare."""
+    if len(args.competitors) < 2 or min(args.competitors) < 0:
+        raise ValueError(f"--competitors {args.competitors}: need two numbers or more, one a process, at least 0")
+    if not all(0 < share < 1 for share in args.shares):
+        raise ValueError(f"--shares {args.shares}: need numbers between 0 and 1")
+    if not 0 <= args.nice <= 19:
+        raise ValueError(f"--nice {args.nice}: need 0 to 19")
+    if args.total < 2 * args.piece * len(args.competitors):
+        raise ValueError(f"--total {args.total}: need {2 * args.piece * len(args.competitors)}, two pieces a process, or more")
+    competitors.cores()
+
+
+def split(share: float, N: int, total: int) -> np.ndarray:
+    """The first process has this share, the others equal ones of the rest."""
+    parts = np.array([share] + (N - 1) * [(1 - share) / (N - 1)])
+    return whole(total * parts, total, np.full(N, total))
+
+
+def train(args: Args) -> list[Trial]:
+    """Starts the processes, and ends them; a ChildProcessError where one fails."""
+    with competitors.competing(args.competitors, args.nice) as cores:
+        return dsgd.loopback(len(cores), partial(_train, args, cores), timeout=math.inf)[0]
+
+
+def _train(args: Args, cores: list[int]) -> list[Trial]:
+    """In each process."""
+    competitors.stay_on(cores[jax.process_index()])
+    N, log = len(cores), list[cannikin.Observation]()
+    model, key = problems.MLP(10, (args.width, args.width)), jax.random.key(args.seed)
+    problem = problems.neural_network(model, workers=N, batch_size=args.piece, seed=args.seed)
+    trained = cannikin.train_processes(
+        problem,
+        optax.sgd(args.learning_rate),
+        touring(args, log),
+        epochs=WARM + LEARNED + args.passes * (len(args.shares) + 2),
+        key=key,
+        micro_batches=-(-args.total // args.piece),
+        samples=args.rounds * args.total,
+    )
+    return [Trial(seen, epoch.batch_time) for seen, epoch in zip(log, trained.epochs, strict=True)][WARM:]
+
+
+class _Tour(NamedTuple):
+    """Where a tour is: the epoch, Cannikin's memory, and the splits still to come."""
+
+    epoch: int
+    inner: Any
+    ahead: tuple[np.ndarray, ...]
+
+
+def touring(args: Args, log: list[cannikin.Observation]) -> cannikin.System:
+    """Cannikin's first epochs; then equal parts, what it finds to be best, and the splits, in passes, each in an order of its own.
+
+    Args:
+        args: of all.
+        log: gets what was measured, epoch by epoch.
+    """
+    N = len(args.competitors)
+    inner, limits = cannikin.cannikin(args.total), np.full(N, args.total)
+
+    def decide(memory):
+        if memory.epoch < WARM:
+            return equal_parts(args.total, limits), memory
+        if memory.epoch < WARM + LEARNED:
+            batches, after = inner.decide(memory.inner)
+            return batches, memory._replace(inner=after)
+        if memory.epoch == WARM + LEARNED:
+            memory = memory._replace(ahead=tuple(_passes(args, inner.decide(memory.inner)[0])))
+        return memory.ahead[0], memory._replace(ahead=memory.ahead[1:])
+
+    def observe(memory, seen):
+        log.append(seen)
+        known = inner.observe(memory.inner, seen) if WARM <= memory.epoch < WARM + LEARNED else memory.inner
+        return memory._replace(epoch=memory.epoch + 1, inner=known)
+
+    def resize(memory, stay, joined, limits):
+        raise AssertionError(f"{N} processes stay")
+
+    return cannikin.System(lambda cluster: _Tour(0, inner.start(cluster), ()), decide, observe, resize, "a tour")
+
+
+def _passes(args: Args, best: np.ndarray) -> list[np.ndarray]:
+    """Each pass has all of them, shuffled."""
+    N, rng = len(args.competitors), np.random.default_rng(args.seed)
+    each = [equal_parts(args.total, np.full(N, args.total)), best, *(split(share, N, args.total) for share in args.shares)]
+    return [each[i] for _ in range(args.passes) for i in rng.permutation(len(each))]
+
+
+# --- What is learned from it.
+
+
+def learned(trials: Sequence[Trial]) -> cannikin.ClusterModel:
+    """The cluster's model from these epochs."""
+    known = cannikin.learner(len(trials[0].seen.batches), 1.0)
+    for seen, _ in trials:
+        known = known.observed(seen.batches, seen.compute, seen.backward, seen.first, seen.communication)
+    model = known.model()
+    if model is None:
+        raise ValueError("processes that were not all seen at two sizes: need more samples (--total), or other splits (--shares)")
+    return model
+
+
+class Judged(NamedTuple):
+    """A split: samples of each process, seconds of a round in each of its epochs, what the model of the first two epochs expects, and that
+    of all epochs but its own."""
+
+    batches: np.ndarray
+    measured: np.ndarray
+    first: float
+    others: float
+
+    def errors(self) -> tuple[float, float]:
+        """Of both, relative to what was measured on average."""
+        mean = self.measured.mean()
+        return self.first / mean - 1, self.others / mean - 1
+
+
+def judge(trials: Sequence[Trial]) -> list[Judged]:
+    """All splits of the tour, in the order in which they were first seen; the first model has seen none of them but equal parts."""
+    early, tour = learned(trials[:LEARNED]), trials[LEARNED:]
+    found = []
+    for sizes in dict.fromkeys(tuple(trial.seen.batches.tolist()) for trial in tour):
+        own = [tuple(trial.seen.batches.tolist()) == sizes for trial in trials]
+        others = learned([trial for trial, mine in zip(trials, own, strict=True) if not mine])
+        times = [trial.batch_time for trial in tour if tuple(trial.seen.batches.tolist()) == sizes]
+        batches = np.array(sizes)
+        found.append(Judged(batches, np.array(times), early.batch_time(batches), others.batch_time(batches)))
+    return sorted(found, key=lambda judged: judged.batches[0])
+
+
+def family(model: cannikin.ClusterModel, total: int) -> tuple[np.ndarray, np.ndarray]:
+    """Shares of the first process, and seconds of a round where the others share the rest equally."""
+    shares, N = np.linspace(_SMALLEST, 1 - _SMALLEST, 200), model.nodes
+    parts = np.column_stack([shares, *(N - 1) * [(1 - shares) / (N - 1)]])
+    return shares, model.batch_time(total * parts)
 
 
 def write(path: Path, trials: list[Trial]) -> None:
@@ -99,23 +252,21 @@ def name_of(judged: Judged, trials: list[Trial]) -> str:
 def best_of(trials: list[Trial]) -> np.ndarray:
     """What the first model has found to be best."""
     total = int(trials[0].seen.batches.sum())
-    return real_cluster.learned(trials[:LEARNED]).optperf_integer(total).batches
+    return learned(trials[:LEARNED]).optperf_integer(total).batches
 
 
 def tabulate(args: Args, judged: list[Judged]) -> Table:
     """Splits, with what they take, and what the models said of it."""
-    table = Table(
-        title=f"{who(args)},\n{args.total} samples a round",
-        caption=f"measured: the mean over {args.passes} epochs of {args.rounds} rounds, ± half its 95 % interval.\n"
+    table = tables.table(
+        f"{who(args)},\n{args.total} samples a round",
+        ("samples", "measured, ms", "from two", "error, %", "from others", "error, %"),
+        f"measured: the mean over {args.passes} epochs of {args.rounds} rounds, ± half its 95 % interval.\n"
         "Expected by the model of the first two epochs (of equal parts, and of\nequation 8), and by that of all epochs with other splits.",
     )
-    table.add_column("samples", no_wrap=True)
-    for heading in ("measured, ms", "from two", "error, %", "from others", "error, %"):
-        table.add_column(heading, justify="right", no_wrap=True)
     for each in judged:
         errors = (f"{100 * error:+.1f}" for error in each.errors())
         cells = [f"{1e3 * each.first:.1f}", next(errors), f"{1e3 * each.others:.1f}", next(errors)]
-        table.add_row(" + ".join(map(str, each.batches)), intervals.within(1e3 * each.measured, 1), *cells)
+        table.add_row(" + ".join(map(str, each.batches)), statistics.within(1e3 * each.measured, 1), *cells)
     sizes = np.abs([each.errors() for each in judged])
     table.add_section()
     for words, numbers in (("mean |error|", sizes.mean(axis=0)), ("largest", sizes.max(axis=0))):
@@ -127,31 +278,27 @@ def tabulate(args: Args, judged: list[Judged]) -> Table:
 def tabulate_gain(trials: list[Trial], judged: list[Judged]) -> Table:
     """OptPerf beside equal parts: expected and measured."""
     of = {name_of(each, trials): each for each in judged}
-    table = Table(title="OptPerf beside equal parts", caption="± half the 95 % interval over passes.")
-    table.add_column("", no_wrap=True)
-    for heading in ("expected", "measured"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = tables.table("OptPerf beside equal parts", ("", "expected", "measured"), "± half the 95 % interval over passes.")
     for name in ("equal parts", "OptPerf"):
         if name in of:
             words = f"{name}, {' + '.join(map(str, of[name].batches))}, ms"
-            table.add_row(words, f"{1e3 * of[name].first:.1f}", intervals.within(1e3 * of[name].measured, 1))
+            table.add_row(words, f"{1e3 * of[name].first:.1f}", statistics.within(1e3 * of[name].measured, 1))
     if len(of.keys() & {"equal parts", "OptPerf"}) == 2:
         equal, best = of["equal parts"], of["OptPerf"]
-        measured = intervals.within(100 * (1 - best.measured / equal.measured), 1)
+        measured = statistics.within(100 * (1 - best.measured / equal.measured), 1)
         table.add_row("less time, %", f"{100 * (1 - best.first / equal.first):.1f}", measured)
     return table
 
 
 def tabulate_model(args: Args, trials: list[Trial]) -> Table:
     """What is learned of each process from all epochs."""
-    model = real_cluster.learned(trials)
-    table = Table(
-        title="the model of all epochs",
-        caption=f"a = q b + s before the backward pass, P = k b + m in it; T_comm {1e3 * (model.t_overlap + model.t_last):.1f} ms.",
+    model = learned(trials)
+    table = tables.table(
+        "the model of all epochs",
+        ("process", "others", "q, us", "s, ms", "k, us", "m, ms"),
+        f"a = q b + s before the backward pass, P = k b + m in it; T_comm {1e3 * (model.t_overlap + model.t_last):.1f} ms.",
+        left=0,
     )
-    table.add_column("process", justify="right")
-    for heading in ("others", "q, us", "s, ms", "k, us", "m, ms"):
-        table.add_column(heading, justify="right")
     for n, count in enumerate(args.competitors):
         numbers = (1e6 * model.q[n], 1e3 * model.s[n], 1e6 * model.k[n], 1e3 * model.m[n])
         table.add_row(str(n), str(count), *(f"{number:.1f}" for number in numbers))
@@ -163,7 +310,7 @@ def draw(args: Args, trials: list[Trial], judged: list[Judged]) -> Figure:
     sheet = Figure(figsize=(11, 4.2), layout="constrained")
     splits, each = plots.panels(sheet, 2, sharey=False)
     draw_splits(args, splits, trials, judged)
-    model = real_cluster.learned(trials[:LEARNED])
+    model = learned(trials[:LEARNED])
     for n, count in enumerate(args.competitors):
         colour = plots.COLOURS[n]
         label = f"process {n}, {count} other{'s' * (count != 1)} on its core"
@@ -183,14 +330,14 @@ def draw(args: Args, trials: list[Trial], judged: list[Judged]) -> Figure:
 def draw_splits(args: Args, axes: Axes, trials: list[Trial], judged: list[Judged]) -> None:
     """Of the first process's share; the others share the rest equally, but for OptPerf's where there are more than two."""
     for line, words, of in (("--", "two", trials[:LEARNED]), ("-", "all", trials)):
-        shares, seconds = real_cluster.family(real_cluster.learned(of), args.total)
+        shares, seconds = family(learned(of), args.total)
         axes.plot(100 * shares, 1e3 * seconds, color="black", linewidth=1.2, linestyle=line, label=f"model of {words} epochs")
     for each in sorted(judged, key=lambda each: name_of(each, trials)):  # those with a name are on top
         name = name_of(each, trials)
         colour = {"equal parts": plots.COLOURS[1], "OptPerf": plots.COLOURS[2]}.get(name, plots.COLOURS[0])
         at, values = 100 * each.batches[0] / args.total, 1e3 * each.measured
         axes.plot(np.full(len(values), at), values, ".", color=colour, markersize=4, alpha=0.5)
-        half = intervals.half_interval(values)
+        half = statistics.half_interval(values)
         axes.errorbar(at, values.mean(), half if np.isfinite(half) else 0, fmt="o", color=colour, capsize=3, label=name or None)
     axes.set(
         xlabel="share of the first process, %",

@@ -14,35 +14,38 @@ from pathlib import Path
 from typing import Literal
 
 import jax
+import numpy as np
 
-from dsgd import records
-from experiments.cannikin import cannikin_race, cannikin_race_panels, cannikin_race_tables
-from experiments.cannikin.cannikin_race import SYSTEMS, Runs, Setting
-from experiments.shared import commands, common, figures
+import algorithms
+from algorithms import cannikin
+from dsgd import problems, records
+from experiments.cannikin import devices, race, race_results
+from experiments.cannikin.race import SYSTEMS, Runs, Setting
+from experiments.shared import commands, tables
 
 
 @dataclass(frozen=True)
 class Args:
     """Compares systems that divide a batch among machines."""
 
-    problem: tuple[cannikin_race.Name, ...] = ("cnn", "mlp", "mlp-adam")
+    problem: tuple[race.Name, ...] = ("cnn", "mlp", "mlp-adam")
     """What is trained: digits by a CNN, or by an MLP with SGD or Adam; a text; cifar-10 by a ResNet-18, for a GPU, with --data-dir."""
     data_dir: commands.DataDir = None
     text: str = "grammar"
     """Of "text": "grammar", "docstrings", or a file or folder."""
     cluster: Literal["A", "B", "C"] = "B"
     """The paper's: of 3, 16 and 16 nodes."""
-    target: float | None = None
+    target: commands.Positive | None = None
     """Quality to be reached, of all problems: accuracy, or bits per byte; if nothing is said each problem's own."""
-    epochs: int = 100
+    epochs: commands.Count = 100
     """At most so many."""
-    choices: int = 8
+    choices: commands.Count = 8
     """Total batches to choose from."""
-    noise: float = 0.05
+    noise: commands.NotNegative = 0.05
     """Of what nodes measure: the standard deviation of its logarithm."""
-    seeds: int = 5
+    seeds: commands.Count = 5
     """Independent runs."""
-    seed: int = 22
+    seed: commands.Seed = 22
     """Of everything random."""
     out: Path = field(default=Path("results/cannikin_training"))
     """Folder for config.json, epochs.csv and figure.png."""
@@ -59,25 +62,40 @@ def main(args: Args) -> None:
         for name, setting in settings.items():
             found[name] = setting, {system: [] for system in SYSTEMS}
             train(args, name, *found[name])
-    figures.save_figure(cannikin_race_panels.draw(args.cluster, found), args.out / "figure.png")
-    screen = common.console()
     for setting, runs in found.values():
-        screen.print(cannikin_race_tables.tabulate(setting, args.cluster, runs))
-        screen.print("\n".join(f"- {note}" for note in cannikin_race_tables.notes(setting, runs)), highlight=False)
-    screen.print(f"Written: {args.out}/config.json, epochs.csv, figure.png", soft_wrap=True)
+        tables.console().print("\n".join(f"- {note}" for note in race_results.notes(setting, runs)), highlight=False)
+    shown = {name: race_results.tabulate(setting, args.cluster, runs) for name, (setting, runs) in found.items()}
+    commands.finish(args, {"figure": race_results.draw(args.cluster, found)}, shown)
 
 
-def setting_of(args: Args, name: cannikin_race.Name) -> Setting:
-    """A problem on the cluster."""
-    options = {"data_dir": args.data_dir, "text": args.text, "candidates": args.choices, "noise": args.noise, "target": args.target}
-    return cannikin_race.make_setting(name, args.cluster, **options)
+def setting_of(args: Args, name: race.Name) -> Setting:
+    """The task on the cluster, whose samples take as much longer as its largest total batch is smaller than the workload's."""
+    task, N = race.TASKS[name], len(devices.CLUSTERS[args.cluster])
+    if name == "text":
+        problem = problems.language_model(args.text, N, context=32, width=32, layers=1, batch_size=task.piece)
+    elif name == "cifar-10":
+        problem = problems.neural_network("resnet-18", "cifar-10", N, batch_size=task.piece, data_dir=args.data_dir)
+    else:
+        problem = problems.neural_network(name.partition("-")[0], "digits", N, batch_size=task.piece)
+    d = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(problem.init, jax.random.key(0))))
+    stands_for = float(devices.batches(args.cluster, task.workload, 2)[-1] / task.last)
+    return Setting(
+        task,
+        problem,
+        algorithms.minibatch_sgd(cannikin.scalable(task.optimizer)),
+        race.stretched(devices.make_cluster(args.cluster, task.workload, parameters=d, noise=args.noise), stands_for),
+        race.stretched_model(devices.make_model(args.cluster, task.workload), stands_for),
+        stands_for,
+        np.unique(np.round(np.geomspace(task.first, task.last, args.choices)).astype(int)),
+        args.target or task.target,
+    )
 
 
 def train(args: Args, name: str, setting: Setting, runs: Runs) -> None:
     """All systems and seeds, one after the other; a seed's start is the same for all systems."""
     keys = jax.random.split(jax.random.key(args.seed), args.seeds)
-    for system, i in common.bar([(system, i) for i in range(args.seeds) for system in SYSTEMS], name, args.progress):
-        runs[system].append(cannikin_race.race(setting, system, epochs=args.epochs, key=keys[i]))
+    for system, i in tables.bar([(system, i) for i in range(args.seeds) for system in SYSTEMS], name, args.progress):
+        runs[system].append(race.race(setting, system, epochs=args.epochs, key=keys[i]))
 
 
 def write(path: Path, found: dict[str, tuple[Setting, Runs]]) -> None:

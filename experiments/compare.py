@@ -24,7 +24,7 @@ from rich.table import Table
 import algorithms
 import dsgd
 from dsgd import clusters, plots, problems, records
-from experiments.shared import commands, common, figures
+from experiments.shared import commands, figures, statistics, tables, tuning
 
 METHODS = ("mb-sgd", "local-sgd", "asgd", "csgd", "ec-sgd", "dsgd", "exact-diffusion", "choco-sgd")  # a few of each family
 BLUE, RED, GREEN = plots.COLOURS[:3]
@@ -40,36 +40,36 @@ class Args:
     model: Literal["logistic", "mlp", "cnn", "resnet-18", "language-model"] = "logistic"
     """What is trained."""
     data: str | None = None
-    """digits (the default), breast-cancer, files of --data-dir (mnist, a9a); of a language model docstrings (likewise), grammar, path."""
+    """digits (the default), breast-cancer, files of --data-dir (mnist, a9a); of a language model docstrings (default), grammar, path."""
     data_dir: commands.DataDir = None
     partition: str | None = None
-    """Who gets which samples: iid, by-label (if nothing is said) or dirichlet; for the language model blocks (likewise) or files."""
-    alpha: float = 0.5
+    """Which worker gets which samples: iid, by-label (the default) or dirichlet; for the language model blocks (the default) or files."""
+    alpha: commands.Positive = 0.5
     """Concentration of the dirichlet partition: small is heterogeneous."""
-    workers: int = 16
+    workers: commands.Count = 16
     """Number of workers."""
-    batch_size: int = 16
+    batch_size: commands.Count = 16
     """Samples that each worker draws in a round."""
     methods: tuple[str, ...] = METHODS
     """Which methods, by the short names in `algorithms.ALGORITHMS`."""
-    learning_rates: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
+    learning_rates: tuple[commands.Positive, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
     """Step sizes to choose from."""
-    steps: int = 600
+    steps: commands.Count = 600
     """Rounds."""
-    seeds: int = 3
+    seeds: commands.Count = 3
     """Independent runs of each method."""
-    seed: int = 0
+    seed: commands.Seed = 0
     """Of everything random."""
-    target: float | None = None
+    target: commands.Positive | None = None
     """Loss to reach; by default the highest loss that a method ends at, and that fewer than half reach at once."""
-    latency: float = 1e-4
+    latency: commands.NotNegative = 1e-4
     """Seconds that a message takes besides its transfer."""
-    bandwidth: float = 1e8
+    bandwidth: commands.Positive = 1e8
     """Bits per second of a worker's port."""
     cluster: commands.ClusterFile = None
     compute: commands.SampleSeconds = 1e-4
     """Seconds that a worker computes for one sample."""
-    delay: float = 0.0
+    delay: commands.NotNegative = 0.0
     """Mean of a random delay of each worker's batch, in seconds (exponentially distributed)."""
     out: Path = field(default=Path("results/compare"))
     """Folder for config.json, history.csv and figure.png."""
@@ -79,12 +79,10 @@ class Args:
 
 
 def main(args: Args) -> None:
-    if not args.methods:
-        raise ValueError("no methods: need at least one")
     problem, cluster = make_problem(args), make_cluster(args)
     names = {name: algorithms.make(name, optax.sgd(1.0), args.workers).name for name in args.methods}  # what is wrong is refused now
     commands.begin(args)
-    outcomes: dict[str, common.Tuned] = {}
+    outcomes: dict[str, tuning.Tuned] = {}
     histories: dict[str, dict[str, np.ndarray]] = {}
     with commands.kept(records.write_histories, args.out / "history.csv", histories):
         for name in args.methods:
@@ -94,13 +92,8 @@ def main(args: Args) -> None:
     if not outcomes:
         raise ValueError(f"every method diverged at every step size of {args.learning_rates}; need smaller ones")
     target = args.target if args.target is not None else default_target(histories)
-    figures.save_figure(draw(args, problem, histories, target), args.out / "figure.png")
-    screen = common.console()
-    screen.print(tabulate(args, problem, outcomes, target))
-    for name in names.keys() - outcomes.keys():
-        screen.print(f"{name} diverged at every step size and is left out.")
-    screen.print("\n".join(f"{name}: {names[name]}" for name in outcomes), highlight=False)
-    screen.print(f"Written: {args.out}/config.json, history.csv, figure.png", soft_wrap=True)
+    commands.finish(args, {"figure": draw(args, problem, histories, target)}, {"costs": tabulate(args, problem, outcomes, target)})
+    tables.console().print("\n".join(f"{name}: {names[name]}" for name in outcomes), highlight=False)
 
 
 def make_problem(args: Args) -> dsgd.Problem:
@@ -118,25 +111,17 @@ def make_problem(args: Args) -> dsgd.Problem:
 
 def make_cluster(args: Args) -> clusters.Cluster:
     """Equal workers on the survey's switch, with random delays if there are any."""
-    compute = clusters.constant(args.compute * args.batch_size)
-    if args.delay:
-        compute += clusters.exponential(args.delay)
-    return clusters.Cluster(compute, up=clusters.constant(args.bandwidth), latency=args.latency)
+    return tuning.equal_workers(args.compute * args.batch_size, args.bandwidth, args.latency, args.delay)
 
 
-def tune(args: Args, problem: dsgd.Problem, cluster: clusters.Cluster, name: str) -> common.Tuned | None:
+def tune(args: Args, problem: dsgd.Problem, cluster: clusters.Cluster, name: str) -> tuning.Tuned | None:
     """At its best step size; None where every one diverged."""
-    return common.tune(
-        lambda learning_rate: algorithms.make(name, optax.sgd(learning_rate), args.workers),
-        problem,
-        args.learning_rates,
-        steps=args.steps,
-        seeds=args.seeds,
-        seed=args.seed,
-        progress=args.progress,
-        cluster=cluster,
-        records=20 if args.model == "language-model" else 200,
-    )
+    records = 20 if args.model == "language-model" else 200
+
+    def build(learning_rate):
+        return algorithms.make(name, optax.sgd(learning_rate), args.workers)
+
+    return tuning.tune(args, build, problem, cluster=cluster, progress=args.progress, records=records)
 
 
 def default_target(histories: dict[str, dict[str, np.ndarray]]) -> float:
@@ -154,47 +139,39 @@ def _rounded_up(loss: float) -> float:
     return math.ceil(loss / unit) * unit
 
 
-def tabulate(args: Args, problem: dsgd.Problem, outcomes: dict[str, common.Tuned], target: float) -> Table:
+def tabulate(args: Args, problem: dsgd.Problem, outcomes: dict[str, tuning.Tuned], target: float) -> Table:
     """Cost to the target, and how good the model is on held-out data at the end, one row a method."""
     what = f"{problem.name}: to loss {target:.2g} on {args.workers} workers,"
-    switch = f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, {common.runs(args.seeds)}"
-    signs = "*: at an edge of the grid. Mbit: sent and received per worker.\nsgd, asgd: a round is one gradient."
+    switch = f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, {statistics.runs(args.seeds)}"
     quality = "bits per byte" if args.model == "language-model" else "test accuracy"
-    spread = f" {quality.capitalize()}: mean ± standard error over seeds." if args.seeds > 1 else ""
-    table = Table(title=f"{what}\n{switch}", caption=f"{signs}\n-: not reached.{spread}")
-    table.add_column("method", no_wrap=True)
-    for heading in ("step size", "rounds", "Mbit", "seconds", quality):
-        table.add_column(heading, justify="right", no_wrap=True)
+    caption = "*: at an edge of the grid. Mbit: sent and received per worker.\nsgd, asgd: a round is one gradient. -: not reached."
+    caption += f"\n{quality.capitalize()}: mean ± standard error over seeds." * (args.seeds > 1)
+    if left_out := [name for name in args.methods if name not in outcomes]:
+        caption += f"\nLeft out, since every step size diverged: {', '.join(left_out)}."
+    table = tables.table(f"{what}\n{switch}", ("method", "step size", "rounds", "Mbit", "seconds", quality), caption)
     for name, (learning_rate, history) in outcomes.items():
-        at = common.first_reaching(history["loss"], target)
-        costs = (history["step"], history["bits"].mean(axis=0) / 1e6, history["clock"].mean(axis=0))
-        cells = ["-" if at is None else f"{cost[at]:{form}}" for cost, form in zip(costs, (",.0f", ",.3g", ".3g"), strict=True)]
-        table.add_row(name, f"{common.edge(learning_rate, args.learning_rates)}{learning_rate:g}", *cells, held_out(history))
+        step = statistics.step_size(learning_rate, args.learning_rates)
+        table.add_row(name, step, *statistics.cost_to(history, target), held_out(history))
     return table
 
 
 def held_out(history: dict[str, np.ndarray]) -> str:
     """Of the last record: the test accuracy, or what a byte costs."""
     if "test_bits_per_byte" in history:
-        return common.with_error(history["test_bits_per_byte"][:, -1], digits=2)
-    return f"{common.with_error(100 * history['test_accuracy'][:, -1])} %"
+        return statistics.with_error(history["test_bits_per_byte"][:, -1], digits=2)
+    return f"{statistics.with_error(100 * history['test_accuracy'][:, -1])} %"
 
 
 def draw(args: Args, problem: dsgd.Problem, histories: dict[str, dict[str, np.ndarray]], target: float) -> Figure:
     """Loss against rounds, bits and seconds, in the colours of the families; no wider than a page shows it."""
     sheet, panels = plots.figure(3, width=3.0, height=4.2)
     families = {name: family(name, args.workers) for name in histories}
-    xs = (
-        ("rounds", lambda history: history["step"].astype(float)),
-        ("megabits per worker", lambda history: history["bits"].mean(axis=0) / 1e6),
-        ("simulated seconds", lambda history: history["clock"].mean(axis=0)),
-    )
-    for axes, (label, x) in zip(panels, xs, strict=True):
-        axes.set(xlabel=label, xscale="log", yscale="log")
+    for axes, (label, cost) in zip(panels, statistics.COSTS.items(), strict=True):
+        axes.set(xlabel=label.replace(" sent and received", ""), xscale="log", yscale="log")
         axes.axhline(target, color="0.4", linewidth=0.8)
         for name, history in histories.items():
             style = [other for other in histories if families[other] == families[name]].index(name) % len(plots.STYLES)
-            draw_best(axes, name, x(history), history["loss"], FAMILIES[families[name]], plots.STYLES[style])
+            draw_best(axes, name, cost(history), history["loss"], FAMILIES[families[name]], plots.STYLES[style])
     silent = [name for name, history in histories.items() if not history["bits"].any()]
     if silent:
         panels[1].set_title(f"{', '.join(silent)} sends nothing", fontsize=9, color="0.4")
@@ -205,7 +182,7 @@ def draw(args: Args, problem: dsgd.Problem, histories: dict[str, dict[str, np.nd
     handles = [Line2D([], [], color=FAMILIES[name], linewidth=2.5, label=name) for name in dict.fromkeys(families.values())]
     sheet.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
     switch = f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s"
-    figures.title(sheet, f"{problem.name}, {args.workers} workers, {common.runs(args.seeds)}\n{switch}; grey line: target {target:.2g}")
+    figures.title(sheet, f"{problem.name}, {args.workers} workers, {statistics.runs(args.seeds)}\n{switch}; grey line: target {target:.2g}")
     return sheet
 
 

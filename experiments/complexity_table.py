@@ -26,8 +26,9 @@ from rich.table import Table
 
 import topologies
 from dsgd import plots, problems, records
-from experiments.shared import commands, common, figures
-from experiments.survey import communication, theorems
+from experiments.shared import commands, figures, tables
+from experiments.survey import complexity_communication as communication
+from experiments.survey import theorems
 from experiments.survey.theorems import Method
 
 
@@ -37,11 +38,11 @@ class Args:
 
     epsilons: tuple[float, ...] = (0.3, 0.1, 0.03, 0.01)
     """Averages of |f'(x_t)|^2 to reach, falling; |f'(x_1)|^2 = 1."""
-    dimension: int = 2**16
+    dimension: commands.Count = 2**16
     """Elements of the model whose messages are counted."""
-    latency: float = 50e-6
+    latency: commands.NotNegative = 50e-6
     """Seconds of a message."""
-    bandwidth: float = 1e9
+    bandwidth: commands.Positive = 1e9
     """Bits per second of a port."""
     cluster: commands.ClusterFile = None
     out: Path = field(default=Path("results/complexity_table"))
@@ -89,21 +90,21 @@ def main(args: Args) -> None:
     measured: dict[str, list[int]] = {}
     columns, found = ("method", "epsilon", "predicted", "measured", "ratio"), []
     with commands.kept_rows(args.out / "iterations.csv", columns, found):
-        for method in common.bar(methods, "iterations", args.progress):
+        for method in tables.bar(methods, "iterations", args.progress):
             measured[method.name] = least_steps(method, args.epsilons)
             found += rows(args, predicted, {method.name: measured[method.name]})
     link = communication.Link(args.latency, args.bandwidth)
     registered = list(communication.REGISTERED)
-    costs = {name: communication.cost(name, WORKERS, args.dimension, link) for name in common.bar(registered, "messages", args.progress)}
+    costs = {name: communication.cost(name, WORKERS, args.dimension, link) for name in tables.bar(registered, "messages", args.progress)}
     records.write_rows(
         args.out / "communication.csv", ["method", *communication.Cost._fields], [[name, *cost] for name, cost in costs.items()]
     )
-    figures.save_figure(draw(args, predicted, measured), args.out / "figure.png")
-    screen = common.console()
-    screen.print(orders(args, predicted, measured))
-    screen.print(iterations(args, predicted, measured))
-    screen.print(communication.tabulate(costs, WORKERS, args.dimension, link))
-    screen.print(f"Written: {args.out}/config.json, iterations.csv, communication.csv, figure.png", soft_wrap=True)
+    shown = {
+        "orders": orders(args, predicted, measured),
+        "steps": iterations(args, predicted, measured),
+        "messages": communication.tabulate(costs, WORKERS, args.dimension, link),
+    }
+    commands.finish(args, {"figure": draw(args, predicted, measured)}, shown)
 
 
 def check(args: Args) -> None:
@@ -167,12 +168,8 @@ def orders(args: Args, predicted: dict[str, list[int]], measured: dict[str, list
     """The survey's column of iterations, corrected, beside the powers that were found."""
     last = f"ε = {args.epsilons[-2]:g} to {args.epsilons[-1]:g}"
     caption = f"misprint: what the survey prints for the last term.\npredicted, measured: power of 1/ε from {last}."
-    table = Table(title="iterations to reach ε, up to constants", caption=caption)
-    table.add_column("method", no_wrap=True)
-    table.add_column("order", no_wrap=True)
-    table.add_column("misprint", no_wrap=True)
-    for heading in ("predicted", "measured"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    headings = ("method", "order", "misprint", "predicted", "measured")
+    table = tables.table("iterations to reach ε, up to constants", headings, caption, left=3)
     for name, entry in SURVEY.items():
         powers = (f"{order(args.epsilons, steps[name]):.2f}" for steps in (predicted, measured))
         table.add_row(name, entry.order, entry.misprint, *powers)
@@ -185,14 +182,11 @@ def iterations(args: Args, predicted: dict[str, list[int]], measured: dict[str, 
         f"N = {WORKERS}, L = 1, D = 1/2, σ = {NOISE:g}, ς = {HETEROGENEITY:g}, σ' = {COMPRESSION:g}, τ = {WORKERS - 1}.\n"
         "DSGD: on a ring. SGD and ASGD ask one worker\nat a time: their variance is σ² + ς²."
     )
-    table = Table(title="iterations to reach ε", caption=caption)
-    table.add_column("method", no_wrap=True)
-    for heading in ("ε", "predicted", "measured", "predicted / measured"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = tables.table("iterations to reach ε", ("method", "ε", "predicted", "measured", "predicted / measured"), caption)
     for name, group in itertools.groupby(rows(args, predicted, measured), key=lambda row: row[0]):
         table.add_section()
-        for i, (_, epsilon, most, least, ratio) in enumerate(group):
-            table.add_row("" if i else name, f"{epsilon:g}", f"{most:,}", f"{least:,}", f"{ratio:.2f}")
+        for _, epsilon, most, least, ratio in group:
+            table.add_row(name, f"{epsilon:g}", f"{most:,}", f"{least:,}", f"{ratio:.2f}")
     return table
 
 

@@ -28,7 +28,7 @@ import dsgd
 from dsgd import compressors, plots, problems, records
 from dsgd.base import Compressor
 from dsgd.compressors.members import stated
-from experiments.shared import commands, common, figures
+from experiments.shared import commands, figures, statistics, tables, tuning
 from experiments.survey import break_even
 
 QUANTIZED = compressors.random_quantization(4)
@@ -67,19 +67,19 @@ class Args:
     """Who gets which samples: iid, blocks, by-label or dirichlet."""
     compressors: tuple[str, ...] = tuple(COMPRESSORS)
     """Which compressors, by name."""
-    workers: int = 8
+    workers: commands.Count = 8
     """Number of workers, each also the server of one part."""
-    batch_size: int = 16
+    batch_size: commands.Count = 16
     """Samples that each worker draws in a round."""
-    learning_rates: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+    learning_rates: tuple[commands.Positive, ...] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
     """Step sizes to choose from."""
-    steps: int = 400
+    steps: commands.Count = 400
     """Rounds."""
-    seeds: int = 3
+    seeds: commands.Count = 3
     """Independent runs of each."""
-    seed: int = 0
+    seed: commands.Seed = 0
     """Of everything random."""
-    sizes: tuple[int, ...] = (2**16, 2**20)
+    sizes: tuple[commands.Count, ...] = (2**16, 2**20)
     """Elements of larger models for which to say when compression pays."""
     out: Path = field(default=Path("results/compression"))
     """Folder for config.json, history.csv, break_even.csv, figure.png and a figure for each problem."""
@@ -97,14 +97,14 @@ class Case(NamedTuple):
     memory: str
 
 
-Outcomes = dict[Case, common.Tuned | None]
+Outcomes = dict[Case, tuning.Tuned | None]
 Pays = dict[tuple[str, int], float]  # bits per second, by compressor and elements of the model
 
 
 def main(args: Args) -> None:
     unknown = [name for name in args.compressors if name not in COMPRESSORS]
-    if unknown or not args.compressors:
-        raise ValueError(f"compressors {', '.join(unknown) or 'none'}: need some of {', '.join(COMPRESSORS)}")
+    if unknown:
+        raise ValueError(f"--compressors {' '.join(unknown)}: need some of {', '.join(COMPRESSORS)}")
     if args.workers < 2:
         raise ValueError(f"workers = {args.workers}: need at least 2, one alone sends nothing")
     tasks = {(model, partition): make_problem(args, model, partition) for model in args.models for partition in args.partitions}
@@ -112,21 +112,22 @@ def main(args: Args) -> None:
     cases = [Case(*task, name, memory) for task in tasks for name in args.compressors for memory in MEMORIES]
     outcomes: Outcomes = {}
     with commands.kept(write_histories, args.out / "history.csv", outcomes):
-        for case in common.bar(cases, "training", args.progress):
+        for case in tables.bar(cases, "training", args.progress):
             outcomes[case] = tune(args, tasks[case.model, case.partition], case)
     sizes = {f"{model}\n{dimension(problem):,}": dimension(problem) for (model, _), problem in tasks.items()}
     sizes |= {f"d =\n{d:,}": d for d in args.sizes}
     pays = {
         (name, d): break_even.bandwidth(COMPRESSORS[name], args.workers, d)
-        for name in common.bar(args.compressors, "timing", args.progress)
+        for name in tables.bar(args.compressors, "timing", args.progress)
         for d in sizes.values()
     }
-    save(args, outcomes, pays, {model: -(-dimension(problem) // args.workers) for (model, _), problem in tasks.items()})
-    screen = common.console()
-    for task, problem in tasks.items():
-        screen.print(tabulate(args, outcomes, task, problem, pays))
-    screen.print(break_even.tabulate(sizes, pays, args.workers))
-    screen.print(f"Written: {args.out}/config.json, history.csv, break_even.csv, figure.png and a figure for each problem", soft_wrap=True)
+    rows = [(name, d, bandwidth) for (name, d), bandwidth in pays.items()]
+    records.write_rows(args.out / "break_even.csv", ("compressor", "dimension", "bits_per_second"), rows)
+    parts = {model: -(-dimension(problem) // args.workers) for (model, _), problem in tasks.items()}
+    sheets = {"figure": draw_losses(args, outcomes, list(tasks), parts)}
+    sheets |= {"-".join(task): draw_curves(args, outcomes, task) for task in tasks}
+    shown = {f"losses-{'-'.join(task)}": tabulate(args, outcomes, task, problem, pays) for task, problem in tasks.items()}
+    commands.finish(args, sheets, {**shown, "pays": break_even.tabulate(sizes, pays, args.workers)})
 
 
 def make_problem(args: Args, model: str, partition: str) -> dsgd.Problem:
@@ -141,14 +142,14 @@ def dimension(problem: dsgd.Problem) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(problem.init, jax.random.key(0))))
 
 
-def tune(args: Args, problem: dsgd.Problem, case: Case) -> common.Tuned | None:
+def tune(args: Args, problem: dsgd.Problem, case: Case) -> tuning.Tuned | None:
     """The case at its best step size; None where it diverged at every one."""
     part = -(-dimension(problem) // args.workers)
 
     def build(learning_rate):
         return method(COMPRESSORS[case.compressor], case.memory, optax.sgd(learning_rate), part)
 
-    return common.tune(build, problem, args.learning_rates, steps=args.steps, seeds=args.seeds, seed=args.seed, progress=False)
+    return tuning.tune(args, build, problem)
 
 
 def method(compressor: Compressor, memory: str, optimizer: optax.GradientTransformation, part: int) -> dsgd.Algorithm:
@@ -164,7 +165,7 @@ def scaled(compressor: Compressor, part: int) -> bool:
     return stated(compressor.delta, part) is None
 
 
-def final_loss(outcome: common.Tuned) -> tuple[float, float]:
+def final_loss(outcome: tuning.Tuned) -> tuple[float, float]:
     """Over the last tenth of the run: mean over seeds, and its standard error."""
     middle, error = dsgd.mean_and_error(dsgd.tail_mean(outcome.history["loss"]))
     return float(middle), float(error)
@@ -175,56 +176,41 @@ def write_histories(path: Path, outcomes: Outcomes) -> None:
     records.write_histories(path, {", ".join(case): outcome.history for case, outcome in outcomes.items() if outcome})
 
 
-def save(args: Args, outcomes: Outcomes, pays: Pays, parts: dict[str, int]) -> None:
-    """Bandwidths and figures."""
-    rows = [(name, d, bandwidth) for (name, d), bandwidth in pays.items()]
-    records.write_rows(args.out / "break_even.csv", ("compressor", "dimension", "bits_per_second"), rows)
-    figures.save_figure(draw_losses(args, outcomes, parts), args.out / "figure.png")
-    for task in tasks_of(outcomes):
-        figures.save_figure(draw_curves(args, outcomes, task), args.out / f"{'-'.join(task)}.png")
-
-
-def tasks_of(outcomes: Outcomes) -> list[tuple[str, str]]:
-    """Model and partition of each problem."""
-    return list(dict.fromkeys((case.model, case.partition) for case in outcomes))
-
-
 def tabulate(args: Args, outcomes: Outcomes, task: tuple[str, str], problem: dsgd.Problem, pays: Pays) -> Table:
     """One row a compressor."""
     d = dimension(problem)
     part = -(-d // args.workers)
     title = (
-        f"{problem.name}, d = {d:,}, {args.workers} workers:\nloss over the last tenth of {args.steps} rounds, {common.runs(args.seeds)}"
+        f"{problem.name}, d = {d:,}, {args.workers} workers:\nloss over the last tenth of {args.steps} rounds, "
+        f"{statistics.runs(args.seeds)}"
     )
     caption = "ratio: of a plain round's bits to these. pays <: at less bandwidth, without memory.\n"
     caption += "†: scaled by 1/(1 + omega). *: at an edge of the step sizes. -: diverged."
-    table = Table(title=title, caption=caption)
-    table.add_column("compressor", no_wrap=True)
-    for heading in ("bits/\nelement", "ratio", "without\nmemory", "with\nmemory", "pays <\nMbit/s"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = tables.table(title, ("compressor", "bits/\nelement", "ratio", "without\nmemory", "with\nmemory", "pays <\nMbit/s"), caption)
     for name in args.compressors:
         bits = compressors.mean_bits(COMPRESSORS[name], part) / part
         losses = [
-            shown(args, outcomes[Case(*task, name, memory)], memory == WITH and scaled(COMPRESSORS[name], part)) for memory in MEMORIES
+            cell(args, outcomes[Case(*task, name, memory)], memory == WITH and scaled(COMPRESSORS[name], part)) for memory in MEMORIES
         ]
         table.add_row(name, f"{bits:.3g}", f"{32 / bits:.1f}", *losses, break_even.megabits(pays[name, d]))
     return table
 
 
-def shown(args: Args, outcome: common.Tuned | None, is_scaled: bool) -> str:
+def cell(args: Args, outcome: tuning.Tuned | None, is_scaled: bool) -> str:
     """The final loss with its marks."""
     if outcome is None:
         return "-"
-    return f"{final_loss(outcome)[0]:.3f}" + "†" * is_scaled + common.edge(outcome.learning_rate, args.learning_rates)
+    return f"{final_loss(outcome)[0]:.3f}" + "†" * is_scaled + statistics.edge(outcome.learning_rate, args.learning_rates)
 
 
-def draw_losses(args: Args, outcomes: Outcomes, parts: dict[str, int]) -> Figure:
+def draw_losses(args: Args, outcomes: Outcomes, tasks: list[tuple[str, str]], parts: dict[str, int]) -> Figure:
     """What the survey claims: unbiased compressors work without memory, biased ones need it.
 
     Args:
+        args, outcomes: what was run, and what came of it.
+        tasks: model and partition of each problem.
         parts: elements that a server has, by model.
     """
-    tasks = tasks_of(outcomes)
     losses = [final_loss(outcome)[0] for outcome in outcomes.values() if outcome] or [1.0]
     sheet, panels = plots.figure(len(tasks), width=max(3.2, 9.6 / len(tasks)), height=2.2 + 0.3 * len(args.compressors))
     for axes, task in zip(panels, tasks, strict=True):
@@ -256,7 +242,7 @@ def draw_losses(args: Args, outcomes: Outcomes, parts: dict[str, int]) -> Figure
     ]
     sheet.legend(handles=handles, loc="outside lower center", ncols=len(kinds) if len(tasks) > 3 else 3, frameon=False)
     claim = "The survey: unbiased compressors work without memory, biased ones need it (sections 3.2, 3.3)"
-    setting = f"{args.data}, {args.workers} workers, {args.steps} rounds; {common.errors('bars', args.seeds)}"
+    setting = f"{args.data}, {args.workers} workers, {args.steps} rounds; {statistics.errors('bars', args.seeds)}"
     figures.title(sheet, f"{claim}\n{setting}")
     return sheet
 
@@ -267,22 +253,19 @@ def draw_curves(args: Args, outcomes: Outcomes, task: tuple[str, str]) -> Figure
     xs = (("rounds", "linear"), ("megabits sent and received per worker", "log"))
     for memory, row in ((WITHOUT, panels[:2]), (WITH, panels[2:])):
         for axes, (xlabel, scale) in zip(row, xs, strict=True):
-            axes.set(title=memory, xlabel=xlabel, xscale=scale, yscale="log")
             lines = {name: curve(outcomes[Case(*task, name, memory)], xlabel) for name in args.compressors}
-            plots.draw_lines(axes, lines)
+            figures.losses(axes, lines, title=memory, xlabel=xlabel, xscale=scale)
         row[0].set_ylabel("loss f(x)")
-        plots.plain_log(row[0].yaxis)
-    sheet.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-    figures.title(sheet, f"{', '.join(task)}: {args.workers} workers; {common.errors('bands', args.seeds)}")
+    figures.legend(sheet, panels[0], columns=4)
+    figures.title(sheet, f"{', '.join(task)}: {args.workers} workers; {statistics.errors('bands', args.seeds)}")
     return sheet
 
 
-def curve(outcome: common.Tuned | None, what: str) -> tuple[np.ndarray, np.ndarray]:
+def curve(outcome: tuning.Tuned | None, what: str) -> tuple[np.ndarray, np.ndarray]:
     """Rounds or megabits, and loss; nothing to be seen of what diverged."""
     if outcome is None:
         return np.array([1.0]), np.array([[np.nan]])
-    history = outcome.history
-    return history["step"].astype(float) if what == "rounds" else history["bits"].mean(axis=0) / 1e6, history["loss"]
+    return statistics.COSTS[what](outcome.history), outcome.history["loss"]
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ from rich.table import Table
 
 import dsgd
 from dsgd import plots, records
-from experiments.shared import commands, common, figures
-from experiments.survey.rate_terms import Budget, Term, everything
+from experiments.shared import commands, tables
+from experiments.survey.convergence_terms import Budget, Term, everything
 from experiments.survey.theorems import MARKERS, METHODS
 
 RESAMPLED = 2_000
@@ -65,21 +65,21 @@ PANELS = {
 class Args:
     """Measures the slopes of convergence rates."""
 
-    steps: tuple[int, ...] = tuple(2**k for k in range(5, 15))
+    steps: tuple[commands.Count, ...] = tuple(2**k for k in range(5, 15))
     """T, rising; slopes are fitted to the second half."""
-    longest_run: int = 2**12
+    longest_run: commands.Count = 2**12
     """Runs over seeds are made up to this T."""
-    workers: tuple[int, ...] = (1, 2, 4, 8)
+    workers: tuple[commands.Count, ...] = (1, 2, 4, 8)
     """N of the speedup, exact; slopes are fitted to all."""
-    run_workers: tuple[int, ...] = (4, 16)
+    run_workers: tuple[commands.Count, ...] = (4, 16)
     """N of the speedup, of runs."""
     staleness: tuple[int, ...] = (0, 3, 15, 63, 255)
     """tau of asynchronous SGD; the slope is fitted to the second half."""
-    fixed_steps: int = 2**12
+    fixed_steps: commands.Count = 2**12
     """T where N or tau vary."""
-    seeds: int = 32
+    seeds: commands.Count = 32
     """Independent runs."""
-    seed: int = 0
+    seed: commands.Seed = 0
     """Of everything random."""
     out: Path = field(default=Path("results/convergence_rates"))
     """Folder for config.json, rates.csv, slopes.csv and figure.png."""
@@ -95,14 +95,11 @@ def main(args: Args) -> None:
     work = everything(Budget(**{name: getattr(args, name) for name in names}))
     terms: list[Term] = []
     with commands.kept(write_terms, args.out / "rates.csv", terms):
-        for measure in common.bar(work, "convergence rates", args.progress):
+        for measure in tables.bar(work, "convergence rates", args.progress):
             terms.append(measure())  # noqa: PERF401 - an interrupted run keeps what it has
     slopes = [describe(term, args.seed) for term in terms]
     records.write_rows(args.out / "slopes.csv", list(slopes[0]), [list(row.values()) for row in slopes])
-    figures.save_figure(draw(args, terms), args.out / "figure.png")
-    screen = common.console()
-    screen.print(tabulate(args, slopes))
-    screen.print(f"Written: {args.out}/config.json, rates.csv, slopes.csv, figure.png", soft_wrap=True)
+    commands.finish(args, {"figure": draw(args, terms)}, {"fits": tabulate(args, slopes)})
 
 
 def check(args: Args) -> None:
@@ -169,17 +166,14 @@ def tabulate(args: Args, slopes: Sequence[dict[str, float | str]]) -> Table:
         f"runs: of {args.seeds} seeds, with a 95 % interval, T up to {args.longest_run:,}; -: nothing is random,\n"
         "or all is exact. worst: largest measured / bound (± standard error of runs)."
     )
-    table = Table(title="slopes on log-log axes", caption=caption)
-    table.add_column("method", no_wrap=True)
-    for heading in ("predicted", "bound", "exact", "runs", "worst"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = tables.table("slopes on log-log axes", ("method", "predicted", "bound", "exact", "runs", "worst"), caption)
     panel = ""
     for row in slopes:
         if row["panel"] != panel:
             panel = str(row["panel"])
             table.add_section()
             table.add_row(PANELS[panel].heading, style="bold")
-        runs = "-" if row["runs"] == "" else f"{row['runs']:.2f} [{row['low']:.2f}, {row['high']:.2f}]".replace("[", r"\[")
+        runs = "-" if row["runs"] == "" else f"{row['runs']:.2f} [{row['low']:.2f}, {row['high']:.2f}]"
         worst = f"{row['worst']:.2f}" + (f" ± {row['error']:.2f}" if row["error"] else "")
         exact = "-" if row["exact"] == "" else f"{row['exact']:.3f}"
         table.add_row(f"  {row['method']}", f"{row['predicted']:.3f}", f"{row['bound']:.3f}", exact, runs, worst)

@@ -9,44 +9,54 @@ planner expects from the first steps.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
+import jax
 import numpy as np
+import optax
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from dsgd import plots, records
-from experiments.dropcompute import real_clock
-from experiments.dropcompute.real_clock import Found, Pair, Race, Setting
-from experiments.shared import commands, common, figures
+import dsgd
+from algorithms import dropcompute
+from dsgd import plots, problems, records
+from experiments.dropcompute.noises import ALPHA, MOST
+from experiments.shared import commands, figures, statistics, tables
+
+TRIAL = 6  # steps in which a micro-batch is timed; the first does not count
+History = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Args:
     """Measures DropCompute in real processes of this machine."""
 
-    processes: int = 2
+    processes: commands.Count = 2
     """N, one worker each; more than the machine has cores slow each other down."""
     slow: int | None = 1
     """The process, from 0, that takes longer; None: there is none."""
-    factor: float = 2.0
+    factor: commands.Positive = 2.0
     """How many times as long it takes for each micro-batch, at least 1."""
-    micro_batches: int = 12
+    micro_batches: commands.Count = 12
     """M, of each step, as in the paper."""
-    batch_size: int = 256
+    batch_size: commands.Count = 256
     """Samples of each."""
-    steps: int = 150
+    steps: commands.Count = 150
     """Of each of the two runs."""
-    rounds: int = 20
+    rounds: commands.Count = 20
     """Steps that are measured before the threshold is chosen."""
-    learning_rate: float = 0.1
+    learning_rate: commands.Positive = 0.1
     """Of SGD."""
-    width: int = 2048
+    width: commands.Count = 2048
     """Of the network's hidden layer: the more, the longer a micro-batch takes."""
-    seed: int = 0
+    seed: commands.Seed = 0
     """Of everything random, but for what the clock says."""
     out: Path = field(default=Path("results/dropcompute_processes"))
     """Folder for config.json, steps.csv and figure.png."""
@@ -55,19 +65,144 @@ class Args:
 
 
 def main(args: Args) -> None:
-    setting = Setting(**{name: getattr(args, name) for name in Setting._fields})
-    real_clock.check(setting)
+    check(args)
     commands.begin(args)
-    screen = common.console()
+    screen = tables.console()
     waiting = screen.status(f"{args.processes} processes, {args.steps} steps without, and {args.steps} with DropCompute")
     with waiting if args.progress else nullcontext():
-        pair = real_clock.compare(setting)
+        pair = dsgd.loopback(args.processes, partial(_train_twice, args), timeout=math.inf)[0]
     write(args.out / "steps.csv", pair)
-    found, race = real_clock.judge(setting, pair), real_clock.race(setting, pair)
-    figures.save_figure(draw(args, pair, found), args.out / "figure.png")
-    screen.print(tabulate(args, pair, found))
-    screen.print(tabulate_race(race))
-    screen.print(f"Written: {args.out}/config.json, steps.csv, figure.png", soft_wrap=True)
+    found = judge(args, pair)
+    shown = {"table": tabulate(args, pair, found), "race": tabulate_race(race(args, pair))}
+    commands.finish(args, {"figure": draw(args, pair, found)}, shown)
+
+
+class Pair(NamedTuple):
+    """Both runs' histories (`dropcompute.train_processes`), on the same batches and delays; and the seconds of a micro-batch without."""
+
+    alone: float
+    without: History
+    with_threshold: History
+
+    def histories(self) -> dict[str, History]:
+        """Both, by name."""
+        return {"without": self.without, "with": self.with_threshold}
+
+
+def check(args: Args) -> None:
+    """Raises a ValueError for a slow process that is not there, a factor below 1, or too few steps after those that are measured."""
+    if args.slow is not None and not 0 <= args.slow < args.processes:
+        raise ValueError(f"--slow {args.slow} of {args.processes} processes: need one from 0 to {args.processes - 1}, or None")
+    if not args.factor >= 1:
+        raise ValueError(f"--factor {args.factor:g}: need at least 1, how many times as long the slow one takes")
+    if not args.rounds < args.steps - 1:
+        raise ValueError(f"--rounds {args.rounds} of {args.steps} steps: need at least two more steps, with the threshold")
+
+
+def _train_twice(args: Args) -> Pair:
+    """In each process."""
+    model, optimizer, key = problems.MLP(10, (args.width,)), optax.sgd(args.learning_rate), jax.random.key(args.seed)
+    problem = problems.neural_network(model, workers=args.processes, batch_size=args.batch_size, seed=args.seed)
+
+    def train(threshold, steps: int, delay: Callable[[int, int], float] | None) -> History:
+        return dropcompute.train_processes(problem, optimizer, threshold, args.micro_batches, steps=steps, key=key, delay=delay).history
+
+    alone = float(np.median(train(math.inf, TRIAL, None)["latencies"][1:]))
+    late = delays(args, jax.process_index(), alone)
+
+    def delay(step, m):
+        return float(late[step, m])
+
+    return Pair(alone, train(math.inf, args.steps, delay), train(dropcompute.chosen_after(args.rounds), args.steps, delay))
+
+
+def delays(args: Args, process: int, alone: float) -> np.ndarray:
+    r"""Seconds that a process sleeps in each micro-batch, `[steps, M]`: so that it takes $f \mu (1 + \epsilon)$ instead of $\mu$.
+
+    $$ \epsilon = \min(Z / \alpha, 5.5), \qquad Z \sim \mathrm{LogNormal}(4, 1), \qquad \alpha = 2 e^{4.5} $$
+
+    Args:
+        args: with f, the factor of the slow process; of others it is 1.
+        process: which.
+        alone: mu, seconds.
+
+    Source: Giladi et al., "DropCompute", appendix B.1.
+    """
+    draws = np.random.default_rng((args.seed, process)).lognormal(4, 1, (args.steps, args.micro_batches))
+    factor = args.factor if process == args.slow else 1.0
+    return alone * (factor * (1 + np.minimum(draws / ALPHA, MOST)) - 1)
+
+
+class Found(NamedTuple):
+    """One number in three ways: what the planner expects from the steps that it measured; what it expects, at the same threshold, from the
+    later steps of the run without; and of the same steps, what was measured, with half its 95 % interval over steps."""
+
+    planned: float
+    hindsight: float
+    measured: float
+    half: float
+
+
+def judge(args: Args, pair: Pair) -> dict[str, Found]:
+    """Seconds of a step without and with the threshold, drop rate, effective speedup, by name."""
+    before, after = slice(args.rounds), slice(args.rounds, None)
+    tau = float(pair.with_threshold["threshold"][-1])
+    planned, hindsight = of_plan(pair.with_threshold, before, tau), of_plan(pair.without, after, tau)
+    without, with_it = (run["seconds"][after] for run in pair.histories().values())
+    dropped = pair.with_threshold["dropped"][after]
+    measured = {"without": without, "with": with_it, "dropped": dropped, "speedup": (1 - dropped) * without / with_it}
+    return {
+        name: Found(planned[name], hindsight[name], float(values.mean()), statistics.half_interval(values))
+        for name, values in measured.items()
+    }
+
+
+def of_plan(history: History, steps: slice, tau: float) -> dict[str, float]:
+    """What the planner expects where all was computed."""
+    latencies, communication = history["latencies"][steps], history["communication"][steps]
+    serial = communication.mean()
+    numbers = {
+        "without": dropcompute.step_time(latencies, math.inf, stop="between") + serial,
+        "with": dropcompute.step_time(latencies, tau, stop="between") + serial,
+        "dropped": dropcompute.drop_rate(latencies, tau, stop="between"),
+        "speedup": dropcompute.effective_speedup(latencies, communication, tau, stop="between"),
+    }
+    return {name: float(value) for name, value in numbers.items()}
+
+
+class Race(NamedTuple):
+    """To the loss that both runs reach, the larger of those at their ends: steps and seconds, without and with the threshold. And the
+    losses at the same time, when the first of the runs has ended."""
+
+    loss: float
+    steps: tuple[int, int]
+    seconds: tuple[float, float]
+    end: float
+    losses: tuple[float, float]
+
+
+def race(args: Args, pair: Pair) -> Race:
+    """Losses are means over the last twentieth of the steps, at least one."""
+    runs = pair.histories().values()
+    smooth, clocks = [smoothed(run["loss"], args.steps) for run in runs], [np.cumsum(run["seconds"]) for run in runs]
+    target, end = max(loss[-1] for loss in smooth), min(clock[-1] for clock in clocks)
+    at = [statistics.first_reaching(loss[None], target) or 0 for loss in smooth]
+    seen = [int(np.searchsorted(clock, end, side="right")) - 1 for clock in clocks]
+    return Race(
+        float(target),
+        (at[0] + 1, at[1] + 1),
+        (float(clocks[0][at[0]]), float(clocks[1][at[1]])),
+        float(end),
+        (float(smooth[0][seen[0]]), float(smooth[1][seen[1]])),
+    )
+
+
+def smoothed(loss: np.ndarray, steps: int) -> np.ndarray:
+    """Each step's mean over itself and those before it, a twentieth of all steps, `[steps]`."""
+    width = max(1, steps // 20)
+    sums = np.cumsum(np.concatenate([[0.0], loss]))
+    counts = np.minimum(np.arange(1, len(loss) + 1), width)
+    return (sums[1:] - sums[np.arange(1, len(loss) + 1) - counts]) / counts
 
 
 def write(path: Path, pair: Pair) -> None:
@@ -95,15 +230,13 @@ def stragglers(args: Args) -> str:
 def tabulate(args: Args, pair: Pair, found: dict[str, Found]) -> Table:
     """Steps, drops and speedup: expected and measured."""
     alone, tau = 1e3 * pair.alone, 1e3 * pair.with_threshold["threshold"][-1]
-    table = Table(
-        title=f"{stragglers(args)},\n{args.micro_batches} micro-batches of {alone:.2g} ms, tau = {tau:.4g} ms",
-        caption=f"planned: from the {args.rounds} steps before the threshold.\nhindsight: from the steps after them in the run without,\n"
+    table = tables.table(
+        f"{stragglers(args)},\n{args.micro_batches} micro-batches of {alone:.2g} ms, tau = {tau:.4g} ms",
+        ("", "planned", "hindsight", "measured"),
+        f"planned: from the {args.rounds} steps before the threshold.\nhindsight: from the steps after them in the run without,\n"
         "at the same threshold. measured: the same steps, on the clock,\n± half the 95 % interval over steps. Paper's S_eff: 1.18, 162\n"
         "workers, with stragglers; 1.05, 196 workers, a tuned system.",
     )
-    table.add_column("", no_wrap=True)
-    for heading in ("planned", "hindsight", "measured"):
-        table.add_column(heading, justify="right", no_wrap=True)
     rows = {"without": ("step without, ms", 1e3, 1), "with": ("step with, ms", 1e3, 1), "dropped": ("dropped, %", 100, 1)}
     for name, (words, unit, digits) in {**rows, "speedup": ("S_eff", 1, 3)}.items():
         planned, hindsight, measured, half = (f"{unit * number:.{digits}f}" for number in found[name])
@@ -116,13 +249,11 @@ def tabulate(args: Args, pair: Pair, found: dict[str, Found]) -> Table:
 
 def tabulate_race(race: Race) -> Table:
     """Steps and seconds to one loss, losses at one time."""
-    table = Table(
-        title="to the same loss",
-        caption="The first steps, in which it measures, count, too.\nPaper: figure 5, 64 workers, B.1's delays alone.",
+    table = tables.table(
+        "to the same loss",
+        ("", "without", "with", "change", "paper"),
+        "The first steps, in which it measures, count, too.\nPaper: figure 5, 64 workers, B.1's delays alone.",
     )
-    table.add_column("", no_wrap=True)
-    for heading in ("without", "with", "change", "paper"):
-        table.add_column(heading, justify="right", no_wrap=True)
     for words, (before, after), digits, paper in (
         (f"steps to {race.loss:.3g}", race.steps, 0, "+3 %"),
         (f"seconds to {race.loss:.3g}", race.seconds, 1, "-13 %"),
@@ -141,7 +272,7 @@ def draw(args: Args, pair: Pair, found: dict[str, Found]) -> Figure:
         after = np.sort(run["seconds"][args.rounds :])
         over_steps.plot(run["step"], 1e3 * run["seconds"], color=colour, linewidth=1, marker=".", markersize=3, label=f"{name} DropCompute")
         ordered.ecdf(1e3 * after, color=colour)
-        losses.plot(np.cumsum(run["seconds"]), real_clock.smoothed(run["loss"], args.steps), color=colour)
+        losses.plot(np.cumsum(run["seconds"]), smoothed(run["loss"], args.steps), color=colour)
     for line, name in enumerate(("without", "with")):
         draw_planned(over_steps, ordered, 1e3 * found[name].planned, plots.COLOURS[line], "planned" if line == 0 else None)
     over_steps.axvline(args.rounds + 0.5, color="black", linewidth=0.8, linestyle=":", label="threshold chosen")
@@ -149,7 +280,7 @@ def draw(args: Args, pair: Pair, found: dict[str, Found]) -> Figure:
     ordered.set(xlabel="ms of a step, after the threshold was chosen", ylabel="share of steps")
     losses.set(xlabel="seconds", ylabel="loss on the micro-batches computed", yscale="log")
     plots.plain_log(losses.yaxis)
-    sheet.legend(*over_steps.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    figures.legend(sheet, over_steps, 4)
     speedup = found["speedup"]
     measured = f"S_eff {speedup.measured:.2f} measured, {speedup.planned:.2f} planned"
     figures.title(sheet, f"{stragglers(args)}, {args.micro_batches} micro-batches: {measured}")

@@ -19,20 +19,16 @@ from matplotlib.figure import Figure
 from algorithms import dropcompute
 from algorithms.dropcompute.stopping import Stop
 from dsgd import records
-from experiments.dropcompute import dropcompute_noises as noises
-from experiments.dropcompute import dropcompute_panels as panels
-from experiments.dropcompute import dropcompute_scaling as scaling
-from experiments.dropcompute import dropcompute_sums as exact
-from experiments.dropcompute import dropcompute_tables as tables
-from experiments.dropcompute.dropcompute_noises import Noise
-from experiments.dropcompute.dropcompute_scaling import Curves, Measured, Sampled, Setting
-from experiments.shared import commands, common, figures
+from experiments.dropcompute import exact, noises, simulated, speedup_tables
+from experiments.dropcompute import speedup_figures as panels
+from experiments.dropcompute.noises import Noise
+from experiments.dropcompute.simulated import Curves, Measured, Sampled, Setting
+from experiments.shared import commands, tables
 
 MICRO_BATCHES = 12  # of B.1 and C.3
 FURTHER = (512, 1024, 2048)  # workers, by theory alone
 MANY = np.round(np.geomspace(1, 1e9, 37)).astype(int)  # powers of ten are among them
 DRAWN = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1448, 2048)  # workers, of exact lines
-FEW_AND_MANY = (10, 100, 1_000, 1_000_000, 1_000_000_000)
 BY_WORKERS, BY_MICRO_BATCHES = (32, (8, 32, 112, 196)), (112, (4, 8, 16, 32, 64))  # of figure 4
 SHARES = np.linspace(0, 0.2, 41)  # dropped, in figure 4
 B1 = "B.1"
@@ -56,19 +52,19 @@ PRINTED: dict[str, tuple[Noise, float]] = {
 class Args:
     """Says what is gained by dropping last micro-batches."""
 
-    worker_counts: tuple[int, ...] = (8, 16, 32, 64, 112, 160, 200)
+    worker_counts: tuple[commands.Count, ...] = (8, 16, 32, 64, 112, 160, 200)
     """Numbers of workers that are simulated."""
-    run_workers: int = 64
+    run_workers: commands.Count = 64
     """Workers of the runs whose clock is compared with the plan."""
-    communication: float = 0.0
+    communication: commands.NotNegative = 0.0
     """Seconds of a step besides computation, T^c, which the paper does not state."""
     stop: Stop = "preempt"
     """preempt: at the threshold; between: a worker looks at its clock between micro-batches only."""
-    iterations: int = 50
+    iterations: commands.Count = 50
     """Steps to choose a threshold from, and as many more to use it on."""
-    seeds: int = 5
+    seeds: commands.Count = 5
     """Independent times that each number is measured."""
-    seed: int = 0
+    seed: commands.Seed = 0
     """Of everything random."""
     out: Path = field(default=Path("results/dropcompute_speedup"))
     """Folder for config.json, scale.csv and the figures."""
@@ -91,28 +87,28 @@ def main(args: Args) -> None:
     commands.begin(args)
     outcomes: Outcomes = {}
     with commands.kept(write, args.out / "scale.csv", outcomes):
-        for name, (noise, exactly) in common.bar(list(todo.items()), "dropcompute_speedup", args.progress):
+        for name, (noise, exactly) in tables.bar(list(todo.items()), "dropcompute_speedup", args.progress):
             counts = sorted({*args.worker_counts, args.run_workers if name == B1 else one_N.workers})
             draw = noises.drawing(noise.seconds, 2 * args.iterations, counts[-1], MICRO_BATCHES)
-            outcomes[name] = Sampled(noise, exactly, draw, scaling.measured(setting, draw, counts))
+            outcomes[name] = Sampled(noise, exactly, draw, simulated.measured(setting, draw, counts))
     clock, plan, best = run(setting, outcomes[B1], args.run_workers)
     natural, gained = natural_cluster(setting)
     lines, limits = growing(setting, outcomes[B1])
-    figures.save_figure(panels.figure_1(setting, outcomes[B1], FURTHER[-1], DRAWN), args.out / "scale.png")
-    figures.save_figure(figure_3(setting, outcomes, max(args.worker_counts)), args.out / "threshold.png")
-    figures.save_figure(figure_4(setting, natural), args.out / "drop_rate.png")
-    for name, sheet in scale_graphs(setting, outcomes, one_N).items():
-        figures.save_figure(sheet, args.out / f"{name}.png")
-    figures.save_figure(panels.growth(setting, lines, limits, MANY), args.out / "growth.png")
-    screen = common.console()
-    screen.print(tables.summary(setting, outcomes[B1], outcomes["14f"], one_N, gained))
-    screen.print(tables.runs_beside(setting, clock, plan, best, args.run_workers))
-    screen.print(tables.scaling(setting, outcomes[B1], FURTHER))
+    sheets = {
+        "scale": panels.figure_1(setting, outcomes[B1], FURTHER[-1], DRAWN),
+        "threshold": figure_3(setting, outcomes, max(args.worker_counts)),
+        "drop_rate": figure_4(setting, natural),
+        **scale_graphs(setting, outcomes, one_N),
+        "growth": panels.growth(setting, lines, limits, MANY),
+    }
     alone = {panel: exact.matching_workers(sums[panel], ratio) for panel, (_, ratio) in PRINTED.items()}
-    screen.print(tables.ratios(setting, {panel: (outcomes[panel], PRINTED[panel][1], alone[panel]) for panel in PRINTED}, one_N))
-    screen.print(tables.growing(lines, limits, MANY, FEW_AND_MANY))
-    files = "scale.csv, scale.png, threshold.png, drop_rate.png, noise.png, variance.png, growth.png"
-    screen.print(f"Written: {args.out}/config.json, {files}", soft_wrap=True)
+    shown = {
+        "summary": speedup_tables.summary(setting, outcomes[B1], outcomes["14f"], one_N, gained),
+        "runs": speedup_tables.runs_beside(setting, clock, plan, best, args.run_workers),
+        "scaling": speedup_tables.scaling(setting, outcomes[B1], FURTHER),
+        "ratios": speedup_tables.ratios({panel: (outcomes[panel], PRINTED[panel][1], alone[panel]) for panel in PRINTED}, one_N),
+    }
+    commands.finish(args, sheets, shown)
 
 
 def write(path: Path, outcomes: Outcomes) -> None:
@@ -129,40 +125,40 @@ def write(path: Path, outcomes: Outcomes) -> None:
 def run(setting: Setting, of: Sampled, workers: int) -> tuple[Measured, Measured, exact.Best]:
     """By the clock of runs; planned, from latencies drawn apart; and exact."""
     tau = float(of.found[workers].threshold.mean())
-    plan = scaling.of_seeds([scaling.used(setting, of.draw(seed)[:, :workers], tau) for seed in setting.seeds])
-    clock = scaling.by_clock(setting, of.noise.seconds, workers, tau)
+    plan = simulated.of_seeds([simulated.used(setting, of.draw(seed)[:, :workers], tau) for seed in setting.seeds])
+    clock = simulated.by_clock(setting, of.noise.seconds, workers, tau)
     return clock, plan, of.sums.best(workers, setting.communication, setting.stop)
 
 
 def figure_3(setting: Setting, outcomes: Outcomes, workers: int) -> Figure:
     """Of normal micro-batches, and of B.1's."""
-    simulated: dict[str, tuple[Curves, np.ndarray, np.ndarray]] = {}
+    lines: dict[str, tuple[Curves, np.ndarray, np.ndarray]] = {}
     for name, of in {"(a) normal micro-batches": outcomes["13b"], "(b) B.1's delays": outcomes[B1]}.items():
         thresholds = np.linspace(0.5, 1.5, 101) * of.sums.mean
-        curves = scaling.over_thresholds(setting, of.draw, workers, thresholds)
+        curves = simulated.over_thresholds(setting, of.draw, workers, thresholds)
         like = (of.noise.mean, of.noise.std, setting.micro_batches, workers, setting.communication)
         analytical = dropcompute.expected_speedup(thresholds, *like, stop=setting.stop, approximate=True)
         given = dropcompute.expected_speedup(thresholds, *like, stop=setting.stop, step_time=float(curves.without.mean()))
-        simulated[name] = (curves, analytical, given)
-    return panels.figure_3(setting, simulated, outcomes[B1].found[workers], workers)
+        lines[name] = (curves, analytical, given)
+    return panels.figure_3(setting, lines, outcomes[B1].found[workers], workers)
 
 
 def natural_cluster(setting: Setting) -> tuple[dict[str, dict[str, np.ndarray]], np.ndarray]:
     """Without added noise: figure 4's lines, by panel, and the speedup of A.2's workers at the best threshold, `[seeds]`."""
     (M, workers), (N, micro_batches) = BY_WORKERS, BY_MICRO_BATCHES
-    most = max(*workers, N, tables.CLUSTER), max(M, setting.micro_batches, *micro_batches)
+    most = max(*workers, N, speedup_tables.CLUSTER), max(M, setting.micro_batches, *micro_batches)
     own, alike = (functools.cache(noises.natural(2 * setting.iterations, *most, alike=same)) for same in (False, True))
 
     def by_micro_batches(draw):
-        return {f"{m} accumulations": scaling.over_drop_rates(setting, draw, N, m, SHARES) for m in micro_batches}
+        return {f"{m} accumulations": simulated.over_drop_rates(setting, draw, N, m, SHARES) for m in micro_batches}
 
     lines = {
-        f"{M} accumulations": {f"{n} workers": scaling.over_drop_rates(setting, own, n, M, SHARES) for n in workers},
+        f"{M} accumulations": {f"{n} workers": simulated.over_drop_rates(setting, own, n, M, SHARES) for n in workers},
         f"{N} workers": by_micro_batches(own),
         f"{N} workers of one mean": by_micro_batches(alike),
     }
-    few = scaling.measured(setting, lambda seed: own(seed)[..., : setting.micro_batches], [tables.CLUSTER])
-    return lines, few[tables.CLUSTER].speedup
+    few = simulated.measured(setting, lambda seed: own(seed)[..., : setting.micro_batches], [speedup_tables.CLUSTER])
+    return lines, few[speedup_tables.CLUSTER].speedup
 
 
 def figure_4(setting: Setting, lines: dict[str, dict[str, np.ndarray]]) -> Figure:

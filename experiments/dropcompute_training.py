@@ -19,9 +19,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from dsgd import plots, problems, records
-from experiments.dropcompute import dropcompute_convergence, dropcompute_corrections, dropcompute_local, dropcompute_quality
-from experiments.dropcompute.dropcompute_training import ACCURACY, BITS, COMPENSATED, LAMB, SGD, Histories, Setting
-from experiments.shared import commands, common, figures
+from experiments.dropcompute import convergence, corrections, local_sgd, quality
+from experiments.dropcompute.training import ACCURACY, BITS, COMPENSATED, LAMB, SGD, Histories, Setting
+from experiments.shared import commands, figures, statistics, tables
 
 
 class Usual(NamedTuple):
@@ -43,51 +43,51 @@ class Args:
     """An MLP on digits; or the byte-level language model, for figure 5 and table 1 only."""
     text: str = "grammar"
     """Of the language model: grammar, docstrings, or a file or folder."""
-    width: int = 16
+    width: commands.Count = 16
     """Of its transformer of one layer and two heads."""
-    context: int = 16
+    context: commands.Count = 16
     """Bytes that it sees."""
-    workers: int = 64
+    workers: commands.Count = 64
     """N, of figure 5 and table 1."""
-    micro_batches: int = 12
+    micro_batches: commands.Count = 12
     """M."""
-    batch_size: int = 1
+    batch_size: commands.Count = 1
     """Samples, or windows of the text, of a micro-batch."""
-    steps: int | None = None
+    steps: commands.Count | None = None
     """Rounds of table 1; figure 5 has as many more as its extra steps. If nothing is said 180, for the text 135."""
-    rounds: int = 10
+    rounds: commands.Count = 10
     """Rounds in which workers measure their micro-batches, before they choose a threshold."""
-    communications: tuple[float, ...] = (0.0, 7.5)
+    communications: tuple[commands.NotNegative, ...] = (0.0, 7.5)
     """T^c, seconds; the paper does not state it."""
     drop_rates: tuple[float, ...] = (0.0, 0.03, 0.06, 0.1, 0.2)
     """Of table 1 (a)."""
-    learning_rate: float | None = None
+    learning_rate: commands.Positive | None = None
     """Step size of LAMB at first; it falls to 0. In figure 5 all steps are of the mean size. If nothing is said 0.02, for the text 0.04."""
-    sgd_learning_rate: float = 0.3
+    sgd_learning_rate: commands.Positive = 0.3
     """Likewise of SGD with momentum 0.9, where whole batches are dropped; elsewhere a third of it."""
-    corrected_workers: int = 128
+    corrected_workers: commands.Count = 128
     """Workers of figures 10 and 11, with a batch each."""
     corrected_rates: tuple[float, ...] = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5)
     """Chances that a worker's batch is dropped there."""
-    local_workers: int = 32
+    local_workers: commands.Count = 32
     """Workers of figure 12."""
-    local_batch_size: int = 4
+    local_batch_size: commands.Count = 4
     """Samples that each of them draws."""
-    local_steps: int = 256
+    local_steps: commands.Count = 256
     """Local steps there."""
-    periods: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    periods: tuple[commands.Count, ...] = (1, 2, 4, 8, 16, 32)
     """H, local steps from one averaging to the next."""
     straggling: float = 0.04
     """Chance that a worker waits a second in a local step."""
-    server: int = 8
+    server: commands.Count = 8
     """Workers of a server: stragglers of a single one have as much larger a chance as they are fewer."""
-    local_step: float = 0.15
+    local_step: commands.Positive = 0.15
     """Seconds of a local step without waiting; the paper does not state it."""
     local_drop_rate: float = 0.062
     """Share of local steps that is dropped at most."""
-    seeds: int | None = None
+    seeds: commands.Count | None = None
     """Independent runs; if nothing is said 6, for the text 3."""
-    seed: int = 0
+    seed: commands.Seed = 0
     """Of everything random."""
     out: Path = field(default=Path("results/dropcompute_training"))
     """Folder for config.json, history.csv and figures."""
@@ -104,20 +104,19 @@ def main(args: Args) -> None:
     with commands.kept(records.write_histories, args.out / "history.csv", found):
         for name, history in train(args, setting):
             found[name] = history
-    screen = common.console()
-    save(args, draw(args, setting, found), "training.png")
-    screen.print(dropcompute_convergence.table(setting, found, args.rounds, args.communications))
-    screen.print(dropcompute_quality.table(setting, found, args.drop_rates))
-    screen.print("\n".join(f"- {note}" for note in notes(args, setting, found)), highlight=False)
+    tables.console().print("\n".join(f"- {note}" for note in notes(args, setting, found)), highlight=False)
+    sheets = {"training": draw(args, setting, found)}
+    shown = {
+        "convergence": convergence.table(setting, found, args.rounds, args.communications),
+        "quality": quality.table(setting, found, args.drop_rates),
+    }
     if args.problem == "digits":
         corrected, local, both = corrected_setting(args), local_setting(args), stragglers(args)
-        screen.print(dropcompute_corrections.table(corrected, found, args.corrected_rates))
-        screen.print(dropcompute_local.table(local, found, both, args.periods, args.local_drop_rate))
-        screen.print(dropcompute_local.qualities(local, found, both, args.periods))
-        save(args, dropcompute_corrections.draw(corrected, found, args.corrected_rates), "corrections.png")
-        save(args, dropcompute_local.draw(local, found, both, args.periods), "local_sgd.png")
-    drawn = ", ".join(sorted(path.name for path in args.out.glob("*.png")))
-    screen.print(f"Written: {args.out}/config.json, history.csv, {drawn}", soft_wrap=True)
+        sheets["corrections"] = corrections.draw(corrected, found, args.corrected_rates)
+        sheets["local_sgd"] = local_sgd.draw(local, found, both, args.periods)
+        shown["corrections"] = corrections.table(corrected, found, args.corrected_rates)
+        shown["local_sgd"] = local_sgd.table(local, found, both, args.periods, args.local_drop_rate)
+    commands.finish(args, sheets, shown)
 
 
 def check(args: Args) -> None:
@@ -134,7 +133,7 @@ def check(args: Args) -> None:
         raise ValueError(f"{what}: need a server of some of them, in which there are as many stragglers on average")
     if not 0 <= args.local_drop_rate < 1:
         raise ValueError(f"--local-drop-rate {args.local_drop_rate:g}: need a share in [0, 1)")
-    least = dropcompute_convergence.WINDOW + args.rounds - 1
+    least = convergence.WINDOW + args.rounds - 1
     if args.steps is not None and args.steps < least:
         raise ValueError(f"--steps {args.steps}: need {least}, with --rounds {args.rounds}")
 
@@ -171,45 +170,41 @@ def local_setting(args: Args) -> Setting:
     return on_digits(args, args.local_workers, args.local_batch_size, args.local_steps, {SGD: args.sgd_learning_rate / 3})
 
 
-def stragglers(args: Args) -> tuple[dropcompute_local.Stragglers, dropcompute_local.Stragglers]:
+def stragglers(args: Args) -> tuple[local_sgd.Stragglers, local_sgd.Stragglers]:
     """Of figure 12."""
-    return dropcompute_local.scenarios(args.local_workers, args.server, args.straggling, args.local_step)
+    return local_sgd.scenarios(args.local_workers, args.server, args.straggling, args.local_step)
 
 
 def train(args: Args, setting: Setting) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """All histories with their names."""
-    yield from dropcompute_quality.runs(setting, args.drop_rates)
-    yield from dropcompute_convergence.runs(setting, args.rounds, args.communications)
+    yield from quality.runs(setting, args.drop_rates)
+    yield from convergence.runs(setting, args.rounds, args.communications)
     if args.problem == "digits":
-        yield from dropcompute_corrections.runs(corrected_setting(args), args.corrected_rates)
-        yield from dropcompute_local.runs(local_setting(args), stragglers(args), args.periods, args.local_drop_rate)
+        yield from corrections.runs(corrected_setting(args), args.corrected_rates)
+        yield from local_sgd.runs(local_setting(args), stragglers(args), args.periods, args.local_drop_rate)
 
 
 def draw(args: Args, setting: Setting, histories: Histories) -> Figure:
     """Figure 5 and table 1."""
     sheet, (losses, seconds, table) = plots.figure(3, width=4.4, height=4.0, sharey=False)
-    dropcompute_convergence.draw(losses, seconds, setting, histories, args.communications)
-    dropcompute_quality.draw(table, setting, histories, args.drop_rates)
+    convergence.draw(losses, seconds, setting, histories, args.communications)
+    quality.draw(table, setting, histories, args.drop_rates)
     what = f"{setting.name}, {setting.problem.workers} workers x {setting.micro_batches} micro-batches, {LAMB}"
-    figures.title(sheet, f"{what}; {common.errors('bands', setting.seeds)}; grey lines: losses compared")
+    figures.title(sheet, f"{what}; {statistics.errors('bands', setting.seeds)}; grey lines: losses compared")
     return sheet
 
 
 def notes(args: Args, setting: Setting, histories: Histories) -> list[str]:
     """Where ours differ from the paper's, and why."""
-    names = [dropcompute_quality.at(rate) for rate in args.drop_rates if rate]
-    names += [dropcompute_quality.EXTRA, dropcompute_quality.LARGER, dropcompute_quality.AGAIN]
-    sure = dropcompute_quality.significant(setting, histories, names)
-    communication = dropcompute_convergence.needed_communication(setting)
+    names = [quality.at(rate) for rate in args.drop_rates if rate]
+    names += [quality.EXTRA, quality.LARGER, quality.AGAIN]
+    sure = quality.significant(setting, histories, names)
+    communication = convergence.needed_communication(setting)
     return [
-        f"The paper's 3 % more steps and 13 % less time are steps of {dropcompute_convergence.RATIO:.3f} of the seconds. Workers that are"
+        f"The paper's 3 % more steps and 13 % less time are steps of {convergence.RATIO:.3f} of the seconds. Workers that are"
         f" preempted at the best threshold save so much where T^c is {communication:.1f} s; with less communication they save more.",
         f"Different from 0 % at 95 %, of {len(names)}: {', '.join(sure) or 'none'}.",
     ]
-
-
-def save(args: Args, sheet: Figure, name: str) -> None:
-    figures.save_figure(sheet, args.out / name)
 
 
 if __name__ == "__main__":

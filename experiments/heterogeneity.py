@@ -23,7 +23,7 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import plots, problems, records
-from experiments.shared import commands, common, figures, resuming
+from experiments.shared import commands, figures, resuming, statistics, tables, tuning
 
 Build = Callable[[Any, dsgd.Topology], dsgd.Algorithm]
 
@@ -49,30 +49,30 @@ class Args:
 
     topology: Literal["ring", "chain", "star", "random-regular"] = "ring"
     """The graph, with Metropolis weights; where an eigenvalue is too small for D2, it keeps a tenth more of its own."""
-    workers: int = 16
+    workers: commands.Count = 16
     """Number of workers."""
-    alphas: tuple[float, ...] = (0.05, 0.1, 0.3, 1.0, 10.0, 100.0)
+    alphas: tuple[commands.Positive, ...] = (0.05, 0.1, 0.3, 1.0, 10.0, 100.0)
     """Concentrations of the Dirichlet partition: small is heterogeneous."""
     data: str = "digits"
     """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see `problems.load`), for logistic regression."""
     data_dir: commands.DataDir = None
-    batch_size: int = 16
-    """Samples that each worker draws in a round; the partition is drawn again until everybody has as many."""
-    l2: float = 1e-4
+    batch_size: commands.Count = 16
+    """Samples that each worker draws in a round; the partition is drawn again until every worker has as many."""
+    l2: commands.NotNegative = 1e-4
     """Weight of the squared norm, on random batches."""
-    learning_rates: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+    learning_rates: tuple[commands.Positive, ...] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
     """Step sizes to choose from, on random batches."""
-    exact_l2: float = 1e-2
+    exact_l2: commands.NotNegative = 1e-2
     """Weight of the squared norm with exact gradients: so strongly convex that all is settled in the end."""
-    exact_learning_rate: float = 0.1
+    exact_learning_rate: commands.Positive = 0.1
     """Step size with exact gradients."""
-    steps: int = 1_000
+    steps: commands.Count = 1_000
     """Rounds on random batches."""
-    exact_steps: int = 10_000
+    exact_steps: commands.Count = 10_000
     """Rounds with exact gradients."""
-    seeds: int = 3
+    seeds: commands.Count = 3
     """Independent runs on random batches."""
-    seed: int = 0
+    seed: commands.Seed = 0
     """Of everything random."""
     out: Path = field(default=Path("results/heterogeneity"))
     """Folder for config.json, history.csv, exact.csv and figure.png."""
@@ -82,36 +82,27 @@ class Args:
 
 
 def main(args: Args) -> None:
-    if not args.alphas:
-        raise ValueError("no alphas: need at least one")
     graph = GRAPHS[args.topology](args.workers)
     work = [(alpha, name) for alpha in sorted(args.alphas) for name in METHODS]
     by_alpha = {alpha: make_problem(args, alpha, args.l2) for alpha in args.alphas}
     convex = {alpha: make_problem(args, alpha, args.exact_l2) for alpha in args.alphas}
     commands.begin(args)
-    tuned: dict[tuple[float, str], common.Tuned | None] = {}
+    tuned: dict[tuple[float, str], tuning.Tuned | None] = {}
     exact: dict[tuple[float, str], dict[str, np.ndarray]] = {}
     with commands.kept(write_tuned, args.out / "history.csv", tuned), commands.kept(write_exact, args.out / "exact.csv", exact):
-        for alpha, name in common.bar(work, "heterogeneity", args.progress):
+        for alpha, name in tables.bar(work, "heterogeneity", args.progress):
             tuned[alpha, name] = tune(args, by_alpha[alpha], METHODS[name], graph)
             exact[alpha, name] = without_noise(args, convex[alpha], METHODS[name], graph)
     losses = {key: dsgd.tail_mean(value.history["loss"]) if value else np.full(args.seeds, np.nan) for key, value in tuned.items()}
     slopes = {key: history["grad_sqnorm"][:, -1] for key, history in exact.items()}
-    figures.save_figure(draw(args, graph, losses, slopes, exact), args.out / "figure.png")
-    screen = common.console()
     what = f"{args.data} on {graph.name}"
-    seeds = common.runs(args.seeds)
-    screen.print(
-        tabulate(
-            args,
-            losses,
-            f"{what}:\nloss over the last tenth of {args.steps:,} rounds",
-            f"random batches, best step size, l2 = {args.l2:g}, {seeds}",
-        )
-    )
-    rounds = f"{what}:\n|f'(mean x)|^2 after {args.exact_steps:,} rounds"
-    screen.print(tabulate(args, slopes, rounds, f"exact gradients, step size {args.exact_learning_rate:g}, l2 = {args.exact_l2:g}"))
-    screen.print(f"Written: {args.out}/config.json, history.csv, exact.csv, figure.png", soft_wrap=True)
+    random = f"random batches, best step size, l2 = {args.l2:g}, {statistics.runs(args.seeds)}"
+    settled = f"exact gradients, step size {args.exact_learning_rate:g}, l2 = {args.exact_l2:g}"
+    shown = {
+        "losses": tabulate(args, losses, f"{what}:\nloss over the last tenth of {args.steps:,} rounds", random),
+        "slopes": tabulate(args, slopes, f"{what}:\n|f'(mean x)|^2 after {args.exact_steps:,} rounds", settled),
+    }
+    commands.finish(args, {"figure": draw(args, graph, losses, slopes, exact)}, shown)
 
 
 def for_d2(W: dsgd.Topology) -> dsgd.Topology:
@@ -122,12 +113,12 @@ def for_d2(W: dsgd.Topology) -> dsgd.Topology:
 
 
 def make_problem(args: Args, alpha: float, l2: float) -> dsgd.Problem:
-    """On the first partition that leaves everybody enough samples for a batch."""
+    """On the first partition that leaves every worker enough samples for a batch."""
     labels = problems.load(args.data, args.data_dir).train_targets
     for seed in range(args.seed, args.seed + 10_000):
         try:
             parts = problems.split(labels, args.workers, "dirichlet", alpha=alpha, seed=seed)
-        except ValueError:  # somebody has nothing
+        except ValueError:  # a worker has nothing
             continue
         if min(map(len, parts)) >= args.batch_size:
             shared = {"batch_size": args.batch_size, "seed": seed, "data_dir": args.data_dir}
@@ -135,20 +126,12 @@ def make_problem(args: Args, alpha: float, l2: float) -> dsgd.Problem:
     raise ValueError(f"alpha = {alpha}: none of 10,000 partitions gives {args.workers} workers {args.batch_size} samples each; need fewer")
 
 
-def tune(args: Args, problem: dsgd.Problem, build: Build, graph: dsgd.Topology) -> common.Tuned | None:
+def tune(args: Args, problem: dsgd.Problem, build: Build, graph: dsgd.Topology) -> tuning.Tuned | None:
     """On random batches, at the best step size; None where every one diverged."""
-    return common.tune(
-        lambda learning_rate: build(learning_rate, graph),
-        problem,
-        args.learning_rates,
-        steps=args.steps,
-        seeds=args.seeds,
-        seed=args.seed,
-        progress=False,
-    )
+    return tuning.tune(args, lambda learning_rate: build(learning_rate, graph), problem)
 
 
-def write_tuned(path: Path, tuned: dict[tuple[float, str], common.Tuned | None]) -> None:
+def write_tuned(path: Path, tuned: dict[tuple[float, str], tuning.Tuned | None]) -> None:
     """Histories with a column that says which step size was chosen."""
     records.write_histories(path, {f"{name}, {alpha:g}": one.with_step_size for (alpha, name), one in tuned.items() if one})
 
@@ -166,7 +149,7 @@ def without_noise(args: Args, problem: dsgd.Problem, build: Build, graph: dsgd.T
         return method.query(state, round)._replace(exact=True)
 
     record_every = max(1, args.exact_steps // 200)
-    mesh = common.devices_for(args.workers)
+    mesh = tuning.devices_for(args.workers)
     return resuming.run(
         method._replace(query=query),
         problem,
@@ -180,10 +163,7 @@ def without_noise(args: Args, problem: dsgd.Problem, build: Build, graph: dsgd.T
 
 def tabulate(args: Args, values: dict[tuple[float, str], np.ndarray], title: str, caption: str) -> Table:
     """One row an alpha, one column a method."""
-    table = Table(title=title, caption=caption)
-    table.add_column("alpha", justify="right", no_wrap=True)
-    for name in METHODS:
-        table.add_column(name.replace("-", "\n"), justify="right", no_wrap=True)
+    table = tables.table(title, ("alpha", *(name.replace("-", "\n") for name in METHODS)), caption, left=0)
     for alpha in sorted(args.alphas):
         table.add_row(f"{alpha:g}", *(f"{values[alpha, name].mean():.3g}" for name in METHODS))
     return table
@@ -210,10 +190,9 @@ def draw(
     step = f"exact gradients, step size {args.exact_learning_rate:g}, l2 = {args.exact_l2:g}"
     panels[1].set(ylabel="|f'(mean x)|²", title=f"{step}\nafter {args.exact_steps:,} rounds")
     panels[2].set(xlabel="rounds", ylabel="|f'(mean x)|²", yscale="log", title=f"{step}\nalpha = {worst:g}")
-    handles, labels = panels[2].get_legend_handles_labels()
-    sheet.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
-    bands = f"{common.errors('bands on the left', args.seeds)}, on one partition"
-    figures.title(sheet, f"{args.data}, {args.workers} workers, {graph.name}; {bands}, which leaves everybody {args.batch_size} samples")
+    figures.legend(sheet, panels[2], columns=len(METHODS))
+    bands = f"{statistics.errors('bands on the left', args.seeds)}, on one partition"
+    figures.title(sheet, f"{args.data}, {args.workers} workers, {graph.name}; {bands}, which leaves every worker {args.batch_size} samples")
     return sheet
 
 

@@ -14,12 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import jax
 import numpy as np
+import optax
 
-from dsgd import records
-from experiments.kimad import kimad_panels, kimad_tables
-from experiments.kimad.kimad_training import Case, Setting, across_layers, across_times, make_setting, told
-from experiments.shared import commands, common, figures
+from dsgd import problems, records
+from dsgd.problems.finite_sum import right
+from experiments.kimad import deep_results
+from experiments.kimad.deep_runs import RESNET_18, WARM_UP, Case, Setting, across_layers, across_times, among_5, make_cluster, told
+from experiments.shared import commands, tables
 
 
 class Usual(NamedTuple):
@@ -47,27 +50,27 @@ class Args:
     data: Literal["digits", "mnist", "cifar-10"] | None = None
     """The last two are read from --data-dir; if nothing is said digits, for resnet-18 cifar-10."""
     data_dir: commands.DataDir = None
-    workers: int = 4
+    workers: commands.Count = 4
     """Number of workers, of all but table 2."""
-    worker_counts: tuple[int, ...] = (2, 4, 8, 16)
+    worker_counts: tuple[commands.Count, ...] = (2, 4, 8, 16)
     """Numbers of workers of table 2."""
-    communication_times: tuple[float, ...] = (2.0, 1.0, 0.5, 0.2, 0.1)
+    communication_times: tuple[commands.Positive, ...] = (2.0, 1.0, 0.5, 0.2, 0.1)
     """T_comm, seconds of a message in each direction."""
     shown: float = 1.0
     """That of them where compression errors and accuracies are compared."""
-    batch_size: int | None = None
+    batch_size: commands.Count | None = None
     """Samples that each worker draws in a round; if nothing is said 32, for resnet-18 128."""
-    epochs: int | None = None
+    epochs: commands.Count | None = None
     """How often all workers together draw as many samples as there are; if nothing is said 60, for resnet-18 100."""
-    learning_rate: float | None = None
+    learning_rate: commands.Positive | None = None
     """Step size; if nothing is said 0.1, for resnet-18 0.01."""
-    period: float = 100.0
+    period: commands.Positive = 100.0
     """Seconds from one maximum of the bandwidth to the next: many steps."""
-    noise: float = 0.1
+    noise: commands.NotNegative = 0.1
     """Of each worker's bandwidth, drawn anew in each round: the standard deviation of its logarithm."""
-    seeds: int = 5
+    seeds: commands.Count = 5
     """Independent runs."""
-    seed: int = 21
+    seed: commands.Seed = 21
     """Of everything random."""
     out: Path = field(default=Path("results/kimad_deep"))
     """Folder for config.json, history.csv and figure.png."""
@@ -87,33 +90,40 @@ def main(args: Args) -> None:
     with commands.kept(records.write_histories, args.out / "history.csv", found):
         for case, history in train(args, setting, others):
             histories[case] = found[case.name] = history
-    figures.save_figure(kimad_panels.draw(setting, histories, args.shown, args.period, args.noise), args.out / "figure.png")
-    screen = common.console()
-    screen.print(kimad_tables.steps(setting, histories))
-    screen.print(kimad_tables.messages(setting, histories))
-    screen.print(kimad_tables.accuracies(setting, histories, args.shown))
-    screen.print(kimad_tables.compression_errors(setting, histories, args.shown))
-    screen.print("\n".join(f"- {note}" for note in kimad_tables.notes(setting, histories, args.shown)), highlight=False)
-    screen.print(f"Written: {args.out}/config.json, history.csv, figure.png", soft_wrap=True)
+    notes = deep_results.notes(setting, histories, args.shown)
+    tables.console().print("\n".join(f"- {note}" for note in notes), highlight=False)
+    shown = {
+        "steps": deep_results.steps(setting, histories),
+        "messages": deep_results.messages(setting, histories),
+        "accuracies": deep_results.accuracies(setting, histories, args.shown),
+        "errors": deep_results.compression_errors(setting, histories, args.shown),
+    }
+    commands.finish(args, {"figure": deep_results.draw(setting, histories, args.shown, args.period, args.noise)}, shown)
 
 
 def setting_of(args: Args, workers: int) -> Setting:
-    """The model, on so many workers."""
+    """The model on so many workers, over which the data are spread at random, and on links as slow as it is smaller than a ResNet-18."""
+    from dsgd.problems.models import MODELS  # noqa: PLC0415 (flax takes a quarter of a second)
+
     usual = USUAL[args.model]
-    return make_setting(
-        args.model,
-        args.data or usual.data,
-        args.data_dir,
+    batch_size, epochs = args.batch_size or usual.batch_size, args.epochs or usual.epochs
+    images = problems.load(args.data or usual.data, args.data_dir)
+    problem = problems.finite_sum(
+        MODELS[args.model](images.classes),
+        optax.softmax_cross_entropy_with_integer_labels,
+        (images.train_inputs, images.train_targets.astype(np.int32)),
         workers,
-        batch_size=args.batch_size or usual.batch_size,
-        epochs=args.epochs or usual.epochs,
-        learning_rate=args.learning_rate or usual.learning_rate,
-        period=args.period,
-        noise=args.noise,
-        seeds=args.seeds,
+        batch_size=batch_size,
         seed=args.seed,
-        progress=args.progress,
+        test=(images.test_inputs, images.test_targets.astype(np.int32)),
+        metrics={"top_1": right, "top_5": among_5},
+        name=f"{args.model} on {images.name}",
     )
+    layers = tuple(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(problem.init, jax.random.key(0))))
+    steps = max(2, round(epochs * len(images.train_inputs) / (workers * batch_size)))
+    learning_rate = args.learning_rate or usual.learning_rate
+    cluster = make_cluster(32 * sum(layers) / RESNET_18, args.period, args.noise)
+    return Setting(problem, cluster, layers, steps, round(WARM_UP * steps), learning_rate, args.seeds, args.seed, args.progress)
 
 
 def train(args: Args, setting: Setting, others: list[Setting]) -> Iterator[tuple[Case, dict[str, np.ndarray]]]:

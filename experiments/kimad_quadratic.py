@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -27,9 +27,9 @@ from rich.table import Table
 
 import dsgd
 from dsgd import clusters, plots, records
-from experiments.kimad import adapting
-from experiments.kimad.adapting import DIMENSION, ELEMENT, Best
-from experiments.shared import commands, common, figures
+from experiments.kimad import quadratics
+from experiments.kimad.quadratics import DIMENSION, ELEMENT, Best
+from experiments.shared import commands, figures, statistics, tables
 
 GD, EF21, KIMAD, ORACLE = METHODS = ("GD", "best EF21", "Kimad", "Kimad, oracle")
 REGIMES = {  # and what the paper says of Kimad there
@@ -53,27 +53,27 @@ class Args:
     """In figure 5: between small and high."""
     high: tuple[float, float] = (270.0, 330.0)
     """In figure 6: high, with small oscillations."""
-    period: float = 50.0
+    period: commands.Positive = 50.0
     """Seconds from one maximum of the bandwidth to the next."""
-    noise: float = 0.1
+    noise: commands.NotNegative = 0.1
     """Of the bandwidth's logarithm, drawn anew in every round."""
-    compute: float = 1.0
+    compute: commands.NotNegative = 1.0
     """Seconds of a gradient."""
-    seconds: float = 300.0
+    seconds: commands.Positive = 300.0
     """Simulated, of every run."""
     condition: float = 100.0
     """The largest a_i, which is 1, over the smallest."""
-    problems: int = 16
+    problems: commands.Count = 16
     """Spectra, starts and noises, drawn independently."""
-    learning_rates: tuple[float, ...] = adapting.LEARNING_RATES
+    learning_rates: tuple[commands.Positive, ...] = quadratics.LEARNING_RATES
     """Step sizes to choose from; gradient descent needs less than 2."""
-    round_times: tuple[float, ...] = adapting.ROUND_TIMES
+    round_times: tuple[commands.Positive, ...] = quadratics.ROUND_TIMES
     """Seconds of Kimad's rounds to choose from."""
     warm_ups: tuple[Literal[0, 1], ...] = (0, 1)
     """Messages that all send whole at the start: 0, methods begin from 0; 1, from the gradient."""
     places: Literal["sent", "free"] = "sent"
     """Whether the places of what is sent count as bits, or, as if both sides knew them, only the values."""
-    seed: int = 0
+    seed: commands.Seed = 0
     """Of everything random."""
     out: Path = field(default=Path("results/kimad_quadratic"))
     """Folder for config.json, curves.csv, messages.csv and figure.png."""
@@ -94,27 +94,23 @@ Outcomes = dict[Case, dict[str, Best]]
 
 def main(args: Args) -> None:
     check(args)
-    tasks = adapting.quadratics(args.problems, args.condition, args.seed)
+    tasks = quadratics.quadratics(args.problems, args.condition, args.seed)
     cases = [Case(warm_up, regime) for warm_up in args.warm_ups for regime in REGIMES]
-    by_regime = {regime: adapting.make_cluster(args.compute, bandwidth(args, regime)) for regime in REGIMES}
+    by_regime = {regime: quadratics.make_cluster(args.compute, bandwidth(args, regime)) for regime in REGIMES}
     commands.begin(args)
     outcomes: Outcomes = {}
     with commands.kept(partial(write, args), args.out, outcomes):
-        for case in common.bar(cases, "kimad_quadratic", args.progress):
+        for case in tables.bar(cases, "kimad_quadratic", args.progress):
             if best := race(args, case, tasks, by_regime[case.regime]):
                 outcomes[case] = best
     if not outcomes:
         raise ValueError(f"a method diverged at every step size of {args.learning_rates}; need smaller ones")
-    figures.save_figure(draw(args, outcomes), args.out / "figure.png")
-    screen = common.console()
-    for table in (losses(args, outcomes), gains(args, outcomes)):
-        screen.print(table)
-    screen.print(f"Written: {args.out}/config.json, curves.csv, messages.csv, figure.png", soft_wrap=True)
+    commands.finish(args, {"figure": draw(args, outcomes)}, {"losses": losses(args, outcomes), "gains": gains(args, outcomes)})
 
 
 def check(args: Args) -> None:
     """Raises a ValueError where flags do not fit together."""
-    adapting.check_times(args.compute, args.round_times)
+    quadratics.check_times(args.compute, args.round_times)
     for regime in REGIMES:
         least, most = ends(args, regime)
         if not 0 < least <= most < math.inf:
@@ -134,19 +130,14 @@ def bandwidth(args: Args, regime: str) -> clusters.Quantity:
 
 def race(args: Args, case: Case, tasks: list[dsgd.Problem], cluster: clusters.Cluster) -> dict[str, Best] | None:
     """Every method at its best; None where one diverged at every point."""
-    options: dict[str, Any] = {"seconds": args.seconds, "compute": args.compute, "seed": args.seed, "learning_rate": args.learning_rates}
-    choices = adapting.top_k(args.places)
-    still = adapting.race(adapting.fixed(choices, case.warm_up), tasks, cluster, **options, choice=range(DIMENSION))
-    moving = adapting.race(
-        adapting.adapted(choices, case.warm_up, args.compute), tasks, cluster, **options, round_time=args.round_times, oracle=(0, 1)
-    )
+    still, moving = quadratics.races(args, quadratics.top_k(args.places), range(DIMENSION), case.warm_up, tasks, cluster)
     found = (still.best(choice=DIMENSION - 1), still.best(), moving.best(oracle=0), moving.best(oracle=1))
-    return adapting.all_of(dict(zip(METHODS, found, strict=True)))
+    return quadratics.all_of(dict(zip(METHODS, found, strict=True)))
 
 
 def write(args: Args, out: Path, outcomes: Outcomes) -> None:
     """The losses of all problems at common times, and the first problem's messages."""
-    seconds = adapting.times(args.seconds)
+    seconds = quadratics.times(args.seconds)
     curves = (
         (case.regime, case.warm_up, name, i, f"{second:g}", f"{loss:.5g}")
         for case, methods in outcomes.items()
@@ -166,13 +157,11 @@ def write(args: Args, out: Path, outcomes: Outcomes) -> None:
 
 def losses(args: Args, outcomes: Outcomes) -> Table:
     """Where each method ends, and where it is best."""
-    table = Table(
-        title=f"½ Σ a x², d = {DIMENSION}: f(x) / f(x_0) after {args.seconds:g} s, {many(args)}",
-        caption="Geometric means over problems and the last tenth of the seconds.\nt: seconds of a round. *: at an edge of its grid.",
+    table = tables.table(
+        f"½ Σ a x², d = {DIMENSION}: f(x) / f(x_0) after {args.seconds:g} s, {many(args)}",
+        ("bandwidth", "GD", "EF21", "K", "Kimad", "t", "oracle", "t"),
+        "Geometric means over problems and the last tenth of the seconds.\nt: seconds of a round. *: at an edge of its grid.",
     )
-    table.add_column("bandwidth", no_wrap=True)
-    for heading in ("GD", "EF21", "K", "Kimad", "t", "oracle", "t"):
-        table.add_column(heading, justify="right", no_wrap=True)
     for warm_up in args.warm_ups:
         table.add_section()
         table.add_row(STARTS[warm_up])
@@ -188,29 +177,25 @@ def losses(args: Args, outcomes: Outcomes) -> Table:
 def time_of(args: Args, best: Best) -> str:
     """Of the best rounds."""
     seconds = best.point["round_time"]
-    return f"{common.edge(seconds, args.round_times)}{seconds:g}"
+    return f"{statistics.edge(seconds, args.round_times)}{seconds:g}"
 
 
 def gains(args: Args, outcomes: Outcomes) -> Table:
     """How much faster Kimad is than the best EF21, beside what the paper says."""
-    table = Table(
-        title=f"how many times as fast as the best EF21 Kimad is, {many(args)}",
-        caption="Of the seconds to the larger of the two losses at the end: geometric mean\n"
+    table = tables.table(
+        f"how many times as fast as the best EF21 Kimad is, {many(args)}",
+        ("bandwidth", "Kimad", "oracle", "paper", "holds"),
+        "Of the seconds to the larger of the two losses at the end: geometric mean\n"
         "over problems, 95 % interval. faster: by more than that, and by 5 %.",
     )
-    table.add_column("bandwidth", no_wrap=True)
-    for heading in ("Kimad", "oracle"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for heading in ("paper", "holds"):
-        table.add_column(heading, no_wrap=True)
     for warm_up in args.warm_ups:
         table.add_section()
         table.add_row(STARTS[warm_up])
         for regime, claim in REGIMES.items():
             if best := outcomes.get(Case(warm_up, regime)):
-                ratios = {name: adapting.speedups(best[EF21], best[name]) for name in (KIMAD, ORACLE)}
-                holds = adapting.is_faster(ratios[KIMAD]) == (claim == "faster")
-                table.add_row(regime, *map(adapting.shown, ratios.values()), claim, "yes" if holds else "no")
+                ratios = {name: quadratics.speedups(best[EF21], best[name]) for name in (KIMAD, ORACLE)}
+                holds = quadratics.is_faster(ratios[KIMAD]) == (claim == "faster")
+                table.add_row(regime, *map(quadratics.shown, ratios.values()), claim, "yes" if holds else "no")
     return table
 
 
@@ -225,7 +210,7 @@ def draw(args: Args, outcomes: Outcomes) -> Figure:
     rows = len(args.warm_ups) + 1
     sheet = Figure(figsize=(14, 3.1 * rows), layout="constrained")
     panels = plots.panels(sheet, len(REGIMES), rows, sharey=False).reshape(rows, len(REGIMES))
-    seconds = adapting.times(args.seconds)
+    seconds = quadratics.times(args.seconds)
     for warm_up, row in zip(args.warm_ups, panels, strict=False):
         row[0].set_ylabel(f"{STARTS[warm_up]}:\nf(x) / f(x_0)")
         for regime, axes in zip(REGIMES, row, strict=True):
@@ -244,7 +229,7 @@ def draw(args: Args, outcomes: Outcomes) -> Figure:
     others, more = panels[-1, 0].get_legend_handles_labels()
     sheet.legend(handles + others, labels + more, loc="outside lower center", ncols=len(labels) + len(more), frameon=False)
     setting = f"½ Σ a x², d = {DIMENSION}, one worker, {args.compute:g} s for a gradient, each method at its best"
-    figures.title(sheet, f"{setting}; {common.errors('bands', args.problems).replace('seeds', 'problems')}")
+    figures.title(sheet, f"{setting}; {statistics.errors('bands', args.problems).replace('seeds', 'problems')}")
     return sheet
 
 
@@ -254,7 +239,7 @@ def draw_messages(args: Args, axes: Axes, regime: str, best: dict[str, Best]) ->
     seconds = np.linspace(0, args.seconds, 1000)
     level = ELEMENT * (least + (most - least) * np.sin(np.pi * seconds / args.period) ** 2)
     shown = {f"messages of {name}": (best[name], plots.COLOURS[METHODS.index(name)]) for name in (EF21, KIMAD) if best}
-    adapting.draw_messages(axes, seconds, level, shown)
+    quadratics.draw_messages(axes, seconds, level, shown)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -22,13 +22,13 @@ from rich.table import Table
 import dsgd
 from algorithms import kimad
 from dsgd import clusters, compressors, plots, records
-from experiments.kimad import adapting
-from experiments.kimad.adapting import DIMENSION, ELEMENT, Best
-from experiments.shared import commands, common, figures
+from experiments.kimad import quadratics
+from experiments.kimad.quadratics import DIMENSION, ELEMENT, Best
+from experiments.shared import commands, figures, tables
 
 BITS = range(1, 9)
 FAMILIES = {
-    "K": adapting.top_k("sent"),
+    "K": quadratics.top_k("sent"),
     "bits": kimad.any_of([compressors.contraction(compressors.random_quantization(bits)) for bits in BITS]),
 }
 FIXED, KIMAD, ORACLE = METHODS = ("best fixed", "Kimad", "Kimad, oracle")
@@ -41,29 +41,29 @@ class Args:
 
     ratios: tuple[float, ...] = (1.0, 3.0, 10.0, 30.0)
     """Largest bandwidths over smallest ones; 1 is no variability."""
-    periods: tuple[float, ...] = (1.0, 5.0, 50.0, 300.0)
+    periods: tuple[commands.Positive, ...] = (1.0, 5.0, 50.0, 300.0)
     """Seconds from one maximum to the next, at the largest of the ratios."""
-    period: float = 50.0
+    period: commands.Positive = 50.0
     """The same for all ratios."""
-    mean: float = 5.0
+    mean: commands.Positive = 5.0
     """Elements (32 bits, of 30) a second that the link carries on average."""
     trace: Path | None = None
     """File of bandwidths, numbers with commas or line ends between; they are scaled to the mean. By default a random walk of 300."""
-    interval: float = 1.0
+    interval: commands.Positive = 1.0
     """Seconds from one of them to the next."""
-    compute: float = 1.0
+    compute: commands.NotNegative = 1.0
     """Seconds of a gradient."""
-    seconds: float = 300.0
+    seconds: commands.Positive = 300.0
     """Simulated, of every run."""
     condition: float = 100.0
     """The largest a_i, which is 1, over the smallest."""
-    problems: int = 16
+    problems: commands.Count = 16
     """Spectra and starts, drawn independently."""
-    learning_rates: tuple[float, ...] = adapting.LEARNING_RATES
+    learning_rates: tuple[commands.Positive, ...] = quadratics.LEARNING_RATES
     """Step sizes to choose from; gradient descent needs less than 2."""
-    round_times: tuple[float, ...] = adapting.ROUND_TIMES
+    round_times: tuple[commands.Positive, ...] = quadratics.ROUND_TIMES
     """Seconds of Kimad's rounds to choose from."""
-    seed: int = 0
+    seed: commands.Seed = 0
     """Of everything random."""
     out: Path = field(default=Path("results/kimad_variability"))
     """Folder for config.json, speedups.csv and figure.png."""
@@ -85,23 +85,20 @@ Outcomes = dict[Case, dict[str, Best]]
 def main(args: Args) -> None:
     if not min(args.ratios) >= 1:
         raise ValueError(f"--ratios {min(args.ratios):g}: need at least 1")
-    adapting.check_times(args.compute, args.round_times)
-    links = {name: adapting.make_cluster(args.compute, link) for name, link in patterns(args).items()}
-    tasks = adapting.quadratics(args.problems, args.condition, args.seed)
+    quadratics.check_times(args.compute, args.round_times)
+    links = {name: quadratics.make_cluster(args.compute, link) for name, link in patterns(args).items()}
+    tasks = quadratics.quadratics(args.problems, args.condition, args.seed)
     ratios = [label(ratio, args.period) for ratio in args.ratios]
     cases = [*(Case("K", name) for name in links), *(Case("bits", name) for name in ratios)]
     commands.begin(args)
     outcomes: Outcomes = {}
     with commands.kept(write, args.out / "speedups.csv", outcomes):
-        for case in common.bar(cases, "kimad_variability", args.progress):
+        for case in tables.bar(cases, "kimad_variability", args.progress):
             if best := race(args, case, tasks, links[case.pattern]):
                 outcomes[case] = best
     if not outcomes:
         raise ValueError(f"a method diverged at every step size of {args.learning_rates}; need smaller ones")
-    figures.save_figure(draw(args, outcomes), args.out / "figure.png")
-    screen = common.console()
-    screen.print(tabulate(args, outcomes))
-    screen.print(f"Written: {args.out}/config.json, speedups.csv, figure.png", soft_wrap=True)
+    commands.finish(args, {"figure": draw(args, outcomes)}, {"table": tabulate(args, outcomes)})
 
 
 def label(ratio: float, period: float) -> str:
@@ -143,18 +140,14 @@ def recording(args: Args) -> np.ndarray:
 
 def race(args: Args, case: Case, tasks: list[dsgd.Problem], cluster: clusters.Cluster) -> dict[str, Best] | None:
     """Every method at its best; None where one diverged at every point."""
-    options: dict[str, Any] = {"seconds": args.seconds, "compute": args.compute, "seed": args.seed, "learning_rate": args.learning_rates}
     choices = FAMILIES[case.family]
-    still = adapting.race(adapting.fixed(choices, 1), tasks, cluster, **options, choice=range(choices.number))
-    moving = adapting.race(
-        adapting.adapted(choices, 1, args.compute), tasks, cluster, **options, round_time=args.round_times, oracle=(0, 1)
-    )
-    return adapting.all_of(dict(zip(METHODS, (still.best(), moving.best(oracle=0), moving.best(oracle=1)), strict=True)))
+    still, moving = quadratics.races(args, choices, range(choices.number), 1, tasks, cluster)
+    return quadratics.all_of(dict(zip(METHODS, (still.best(), moving.best(oracle=0), moving.best(oracle=1)), strict=True)))
 
 
 def ratios_of(best: dict[str, Best]) -> dict[str, np.ndarray]:
     """How many times as fast as the best fixed one, by method and problem."""
-    return {name: adapting.speedups(best[FIXED], best[name]) for name in (KIMAD, ORACLE)}
+    return {name: quadratics.speedups(best[FIXED], best[name]) for name in (KIMAD, ORACLE)}
 
 
 def write(path: Path, outcomes: Outcomes) -> None:
@@ -170,18 +163,15 @@ def write(path: Path, outcomes: Outcomes) -> None:
 
 def tabulate(args: Args, outcomes: Outcomes) -> Table:
     """One row a bandwidth."""
-    table = Table(
-        title="how many times as fast as the best fixed compressor Kimad is,\n"
+    table = tables.table(
+        "how many times as fast as the best fixed compressor Kimad is,\n"
         f"mean bandwidth {args.mean:g} elements/s, {args.problems} problem{'s' * (args.problems > 1)}",
-        caption="bandwidth: largest to smallest, period. fixed: the best K, or bits. t: seconds\n"
+        ("bandwidth", "fixed", "t", "Kimad", "oracle", "faster"),
+        "bandwidth: largest to smallest, period. fixed: the best K, or bits. t: seconds\n"
         "of Kimad's rounds. Speedups are of the seconds to the larger of the two losses\n"
         "at the end: geometric mean over problems, 95 % interval. faster: by more than\n"
         "that, and by 5 %.",
     )
-    table.add_column("bandwidth", no_wrap=True)
-    for heading in ("fixed", "t", "Kimad", "oracle"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("faster", no_wrap=True)
     top = [label(max(args.ratios), period) for period in sorted(args.periods)]
     sections = {
         "Top-K": [Case("K", label(ratio, args.period)) for ratio in sorted(args.ratios)],
@@ -196,9 +186,8 @@ def tabulate(args: Args, outcomes: Outcomes) -> Table:
             if best := outcomes.get(case):
                 found = ratios_of(best)
                 fixed, seconds = f"{best[FIXED].point['choice'] + 1:g}", f"{best[KIMAD].point['round_time']:g}"
-                table.add_row(
-                    case.pattern, fixed, seconds, *map(adapting.shown, found.values()), "yes" if adapting.is_faster(found[KIMAD]) else "no"
-                )
+                faster = "yes" if quadratics.is_faster(found[KIMAD]) else "no"
+                table.add_row(case.pattern, fixed, seconds, *map(quadratics.shown, found.values()), faster)
     return table
 
 
@@ -231,7 +220,7 @@ def draw_speedups(axes: Axes, outcomes: Outcomes, family: str, words: str, by_x:
     there = {x: ratios_of(outcomes[case]) for x, name in by_x.items() if (case := Case(family, name)) in outcomes}
     for method, words_of, fill in ((KIMAD, words, None), (ORACLE, f"{words}, oracle", "white")):
         line = 2 * (family == "bits") + (method == ORACLE)
-        found = np.array([adapting.interval(ratios[method]) for ratios in there.values()]).reshape(-1, 3)
+        found = np.array([quadratics.interval(ratios[method]) for ratios in there.values()]).reshape(-1, 3)
         bars = np.abs(found[:, 1:] - found[:, :1]).T if np.isfinite(found).all() else None
         axes.errorbar(
             1.03 ** (line - 1.5) * np.array(list(there)),
@@ -252,8 +241,8 @@ def draw_trace(args: Args, axes: Axes, best: dict[str, Best]) -> None:
     seconds = np.linspace(0, args.seconds, 2000, endpoint=False)
     level = ELEMENT * args.mean * (recorded / recorded.mean())[(seconds / args.interval).astype(int) % len(recorded)]
     shown = {f"messages of {name}": (best[name], plots.COLOURS[line]) for name, line in ((FIXED, 6), (KIMAD, 0))}
-    adapting.draw_messages(axes, seconds, level, shown)
-    middle = adapting.shown(ratios_of(best)[KIMAD])
+    quadratics.draw_messages(axes, seconds, level, shown)
+    middle = quadratics.shown(ratios_of(best)[KIMAD])
     axes.set(title=f"a recording: {middle} times as fast", xlabel="seconds", ylabel="bits of a message, bits/s")
 
 

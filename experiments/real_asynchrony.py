@@ -28,7 +28,7 @@ import dsgd
 import topologies
 from algorithms import on_ray
 from dsgd import plots, problems, records
-from experiments.shared import commands, common, figures
+from experiments.shared import commands, figures, statistics, tables
 
 STILL = optax.sgd(1e-6)  # of what is simulated for its clock only: it is not to diverge where the real problem does not
 WARM = 0.1  # of the updates, at the start, whose staleness does not count: all have read the first model
@@ -38,23 +38,23 @@ WARM = 0.1  # of the updates, at the start, whose staleness does not count: all 
 class Args:
     """Measures asynchronous SGD in real processes."""
 
-    workers: int = 4
+    workers: commands.Count = 4
     """N, a process each; more than the machine has cores slow each other down."""
-    servers: int = 2
+    servers: commands.Count = 2
     """Of the method with several servers, each a process."""
     data: Literal["digits", "breast-cancer"] = "digits"
     """For logistic regression."""
-    batch_size: int = 16
+    batch_size: commands.Count = 16
     """Samples of one gradient."""
-    learning_rate: float = 0.2
+    learning_rate: commands.Positive = 0.2
     """Of a server's step with one gradient; of synchronous SGD (a step of N gradients) and AD-PSGD (of one of N models) N times it."""
-    seconds: float = 10.0
+    seconds: commands.Positive = 10.0
     """Of each method, about: updates are as many as workers that only sleep make."""
-    delay: float = 0.02
+    delay: commands.Positive = 0.02
     """Seconds that a process sleeps in each gradient."""
     slow: int = 1
     """How many processes sleep for longer."""
-    factor: float = 8.0
+    factor: commands.Positive = 8.0
     """How many times as long."""
     bound: int = 8
     """The largest staleness of the bounded method, at least N - 1."""
@@ -62,7 +62,7 @@ class Args:
     """Which methods."""
     address: str = "local"
     """Of a cluster of Ray's; local: processes of this machine."""
-    seed: int = 0
+    seed: commands.Seed = 0
     """Of the data's partition and of the batches; what the clock says is not repeated."""
     out: Path = field(default=Path("results/real_asynchrony"))
     """Folder for config.json, history.csv, staleness.csv and figure.png."""
@@ -92,8 +92,6 @@ def main(args: Args) -> None:
         raise ValueError(f"--slow {args.slow} of {args.workers} workers: need at least 0, and one that is not slow")
     if not args.factor >= 1:
         raise ValueError(f"--factor {args.factor:g}: need at least 1, how many times as long the slow ones sleep")
-    if not args.delay > 0:
-        raise ValueError(f"--delay {args.delay:g}: need seconds > 0: they say how many updates there are")
     chosen = methods(args)
     problem = problems.logistic_regression(args.data, args.workers, "iid", batch_size=args.batch_size, seed=args.seed)
     with on_ray.session(args.workers + args.servers, args.address):
@@ -101,13 +99,10 @@ def main(args: Args) -> None:
         found: dict[str, Measured] = {}
         with commands.kept(write, args.out, found):
             for name, method in chosen.items():
-                waiting = common.console().status(f"{name}, {args.workers} processes")
+                waiting = tables.console().status(f"{name}, {args.workers} processes")
                 with waiting if args.progress else nullcontext():
                     found[name] = measure(args, problem, method)
-    figures.save_figure(draw(args, found), args.out / "figure.png")
-    screen = common.console()
-    screen.print(tabulate(args, found))
-    screen.print(f"Written: {args.out}/config.json, history.csv, staleness.csv, figure.png", soft_wrap=True)
+    commands.finish(args, {"figure": draw(args, found)}, {"methods": tabulate(args, found)})
 
 
 def methods(args: Args) -> dict[str, Method]:
@@ -131,8 +126,8 @@ def methods(args: Args) -> dict[str, Method]:
             f"--bound {args.bound} of {args.workers} workers: need at least {args.workers - 1}, since all read the first model"
         )
     unknown = [name for name in args.methods if name not in known]
-    if unknown or not args.methods:
-        raise ValueError(f"methods = {args.methods}: need some of {', '.join(known)}")
+    if unknown:
+        raise ValueError(f"--methods {' '.join(unknown)}: need some of {', '.join(known)}")
     return {f"{args.servers} servers" if name == "servers" else name: known[name] for name in args.methods}
 
 
@@ -199,17 +194,15 @@ def tabulate(args: Args, found: dict[str, Measured]) -> Table:
     """One row a method."""
     loss = target(found)
     slower = f"{args.slow} of {args.workers} processes sleep {args.factor:g} times as long" if args.slow else f"{args.workers} processes"
-    table = Table(
-        title=f"{slower}; to loss {loss:.2g}",
-        caption="Real seconds to that loss; mean and largest staleness after the first tenth."
+    table = tables.table(
+        f"{slower}; to loss {loss:.2g}",
+        ("method", "seconds", "updates/s", "sim.", "stale", "sim.", "max", "sim."),
+        "Real seconds to that loss; mean and largest staleness after the first tenth."
         "\nsim.: simulated on a cluster of the measured seconds.",
     )
-    table.add_column("method", no_wrap=True)
-    for heading in ("seconds", "updates/s", "sim.", "stale", "sim.", "max", "sim."):
-        table.add_column(heading, justify="right", no_wrap=True)
     for name, one in found.items():
         history = one.trained.history
-        at = common.first_reaching(history["loss"][None], loss)
+        at = statistics.first_reaching(history["loss"][None], loss)
         seconds = "-" if at is None else f"{history['clock'][at]:.2f}"
         if not one.measured.size:
             table.add_row(name, seconds, f"{rate(one):.0f}", "-", "0", "-", "0", "-")
@@ -226,11 +219,9 @@ def draw(args: Args, found: dict[str, Measured]) -> Figure:
     sheet = Figure(figsize=(14, 4.2 + 3.2 * bool(late)), layout="constrained")
     above, below = sheet.subfigures(2, 1, squeeze=False, height_ratios=(1.3, 1))[:, 0] if late else (sheet, None)
     for axes, cost, label in zip(plots.panels(above, 2), ("clock", "step"), ("real seconds", "updates"), strict=True):
-        axes.set(yscale="log", xlabel=label, ylabel="loss f(x)")
-        plots.draw_lines(axes, {name: (one.trained.history[cost], one.trained.history["loss"][None]) for name, one in found.items()})
-        plots.plain_log(axes.yaxis)
-    handles, labels = above.axes[0].get_legend_handles_labels()
-    above.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False)
+        lines = {name: (one.trained.history[cost], one.trained.history["loss"][None]) for name, one in found.items()}
+        figures.losses(axes, lines, xlabel=label, ylabel="loss f(x)")
+    figures.legend(above, above.axes[0], columns=6)
     if below is not None:
         for axes, (name, one) in zip(plots.panels(below, len(late)), late.items(), strict=True):
             histogram(axes, one, name)

@@ -25,10 +25,10 @@ from rich.table import Table
 import algorithms
 import dsgd
 from algorithms import dropcompute
-from dsgd import clusters, network, plots, problems, records
-from experiments.dropcompute import dropcompute_local, dropcompute_noises
-from experiments.dropcompute.dropcompute_training import JUST_AFTER, MEASURED, latencies
-from experiments.shared import commands, common, figures, intervals, resuming
+from dsgd import clusters, network, plots, records
+from experiments.dropcompute import local_sgd, noises
+from experiments.dropcompute.training import JUST_AFTER, MEASURED, latencies
+from experiments.shared import commands, figures, resuming, statistics, tables, tuning
 
 PILOT = 20  # rounds, in which every worker computes as many gradients, from which the seconds of one are taken
 RECORDS = 60  # of a run, about
@@ -39,41 +39,41 @@ WAITING = "synchronous"  # what others are compared with
 class Args:
     """Compares what one would do against stragglers."""
 
-    workers: int = 16
+    workers: commands.Count = 16
     """N."""
     data: str = "digits"
     """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see `problems.load`), for logistic regression; iid."""
     data_dir: commands.DataDir = None
-    micro_batches: int = 12
+    micro_batches: commands.Count = 12
     """M, of every gradient."""
-    batch_size: int = 4
+    batch_size: commands.Count = 4
     """Samples of a micro-batch."""
-    learning_rates: tuple[float, ...] = (0.1, 0.2, 0.4, 1.6, 6.4, 12.8, 25.6)
+    learning_rates: tuple[commands.Positive, ...] = (0.1, 0.2, 0.4, 1.6, 6.4, 12.8, 25.6)
     """Step sizes to choose from."""
-    target: float = 0.3
+    target: commands.Positive = 0.3
     """The loss to which seconds are compared."""
-    rounds: int = 60
+    rounds: commands.Count = 60
     """Of the synchronous method; others have as many seconds."""
     backups: int = 4
     """How many of the slowest gradients backup workers drop in a round."""
-    period: int = 4
+    period: commands.Count = 4
     """H, gradients of local SGD from one averaging to the next."""
     bound: int = 32
     """The largest staleness of the bounded method."""
     straggling: float = 0.04
     """Chance, on average over workers, that a micro-batch waits a second, where stragglers are in one server."""
-    server: int = 4
+    server: commands.Count = 4
     """Its workers: those who wait."""
-    micro_batch: float = 0.15
+    micro_batch: commands.Positive = 0.15
     """Seconds of a micro-batch without waiting, there; with B.1's delays they are 0.45."""
-    latency: float = 0.02
+    latency: commands.NotNegative = 0.02
     """Seconds that a message takes besides its transfer."""
-    bandwidth: float = 2e6
+    bandwidth: commands.Positive = 2e6
     """Bits per second of a port."""
     cluster: commands.ClusterFile = None
-    seeds: int = 4
+    seeds: commands.Count = 4
     """Independent runs of each method."""
-    seed: int = 0
+    seed: commands.Seed = 0
     """Of everything random."""
     out: Path = field(default=Path("results/stragglers"))
     """Folder for config.json, history.csv and figure.png."""
@@ -98,7 +98,7 @@ class Method(NamedTuple):
     wasted: float | None = 0.0
 
 
-Histories = dict[str, dict[str, common.Tuned]]
+Histories = dict[str, dict[str, tuning.Tuned]]
 
 
 def main(args: Args) -> None:
@@ -114,14 +114,11 @@ def main(args: Args) -> None:
     with commands.kept(records.write_histories, args.out / "history.csv", histories):
         for where, cluster in on.items():
             horizon = args.rounds * pilot(args, cluster, both, chosen[where][WAITING])
-            for name, method in common.bar(list(chosen[where].items()), where, args.progress):
+            for name, method in tables.bar(list(chosen[where].items()), where, args.progress):
                 one = tuned[where][name] = train(args, cluster, both, name, method, horizon)
                 histories[f"{where}: {name}"] = one.history
-    figures.save_figure(draw(args, tuned), args.out / "figure.png")
-    screen = common.console()
-    for where in on:
-        screen.print(tabulate(args, where, chosen[where], tuned[where]))
-    screen.print(f"Written: {args.out}/config.json, history.csv, figure.png", soft_wrap=True)
+    shown = {name: tabulate(args, where, chosen[where], tuned[where]) for where, name in zip(on, ("delays", "server"), strict=False)}
+    commands.finish(args, {"figure": draw(args, tuned)}, shown)
 
 
 def stragglers(args: Args) -> dict[str, clusters.Cluster]:
@@ -130,16 +127,15 @@ def stragglers(args: Args) -> dict[str, clusters.Cluster]:
     if not 0 <= args.straggling * N <= server <= N:
         what = f"--straggling {args.straggling:g} of {N} workers with --server {server}"
         raise ValueError(f"{what}: need a server of some of them, in which there are as many stragglers on average")
-    _, single = dropcompute_local.scenarios(N, server, args.straggling, args.micro_batch)
-    kinds = {"B.1's delays": dropcompute_noises.delays().seconds, "single server": single.cluster.compute}
+    _, single = local_sgd.scenarios(N, server, args.straggling, args.micro_batch)
+    kinds = {"B.1's delays": noises.delays().seconds, "single server": single.cluster.compute}
     ports = {"up": clusters.constant(args.bandwidth), "latency": args.latency}
     return {where: clusters.Cluster(seconds, micro_batches=args.micro_batches, **ports) for where, seconds in kinds.items()}
 
 
 def problem(args: Args, whole: bool) -> dsgd.Problem:
     """On the same data, with batches of all samples of a gradient, or of a micro-batch."""
-    batch_size = args.batch_size * (args.micro_batches if whole else 1)
-    return problems.logistic_regression(args.data, args.workers, "iid", batch_size=batch_size, seed=args.seed, data_dir=args.data_dir)
+    return tuning.logistic_regression(args, args.workers, "iid", args.micro_batches if whole else 1)
 
 
 def methods(args: Args, cluster: clusters.Cluster, on: dsgd.Problem) -> dict[str, Method]:
@@ -177,11 +173,11 @@ def pilot(args: Args, cluster: clusters.Cluster, both: dict[bool, dsgd.Problem],
     """Seconds of one of its rounds, on average over a short run of steps of no length."""
     rounds = PILOT * method.updates
     run: dict[str, Any] = {"steps": rounds, "record_every": rounds, "key": jax.random.key(args.seed), "cluster": cluster}
-    history = resuming.run(method.build(optax.sgd(0.0)), both[method.whole], mesh=common.devices_for(args.workers), **run).history
+    history = resuming.run(method.build(optax.sgd(0.0)), both[method.whole], mesh=tuning.devices_for(args.workers), **run).history
     return float(history["clock"][-1]) / rounds
 
 
-def train(args: Args, cluster: clusters.Cluster, both: dict[bool, dsgd.Problem], name: str, method: Method, horizon: float) -> common.Tuned:
+def train(args: Args, cluster: clusters.Cluster, both: dict[bool, dsgd.Problem], name: str, method: Method, horizon: float) -> tuning.Tuned:
     """The method at its best step size, for so many seconds, about."""
     steps = math.ceil(horizon / pilot(args, cluster, both, method))
     sweep = resuming.sweep(
@@ -192,7 +188,7 @@ def train(args: Args, cluster: clusters.Cluster, both: dict[bool, dsgd.Problem],
         seeds=args.seeds,
         cluster=cluster,
         record_every=max(1, steps // RECORDS),
-        mesh=common.devices_for(args.workers),
+        mesh=tuning.devices_for(args.workers),
         learning_rate=args.learning_rates,
     )
     histories = [sweep.at((i,)) for i in range(len(args.learning_rates))]
@@ -201,7 +197,7 @@ def train(args: Args, cluster: clusters.Cluster, both: dict[bool, dsgd.Problem],
     # Of those that do not all get there, the smallest loss at the end.
     order = [(reached(history, args.target).mean(), np.nan_to_num(history["loss"][:, -1], nan=np.inf).mean()) for history in histories]
     best = min(range(len(order)), key=order.__getitem__)
-    return common.Tuned(args.learning_rates[best], histories[best])
+    return tuning.Tuned(args.learning_rates[best], histories[best])
 
 
 def reached(history: dict[str, np.ndarray], target: float) -> np.ndarray:
@@ -218,27 +214,25 @@ def reached(history: dict[str, np.ndarray], target: float) -> np.ndarray:
     return np.array(found)
 
 
-def tabulate(args: Args, where: str, chosen: dict[str, Method], tuned: dict[str, common.Tuned]) -> Table:
+def tabulate(args: Args, where: str, chosen: dict[str, Method], tuned: dict[str, tuning.Tuned]) -> Table:
     """One row a method."""
     sure = "mean ± half the 95 % interval over seeds" if args.seeds > 1 else "one seed"
-    table = Table(
-        title=f"{where}: to loss {args.target:g} on {args.workers} workers, {common.runs(args.seeds)}",
-        caption=f"s/update: of all workers, or of one gradient where none waits.\nwasted: % of the work that never counts.\n{sure}.\n"
+    table = tables.table(
+        f"{where}: to loss {args.target:g} on {args.workers} workers, {statistics.runs(args.seeds)}",
+        ("method", "step", "s/update", "wasted", "seconds", "times as fast"),
+        f"s/update: of all workers, or of one gradient where none waits.\nwasted: % of the work that never counts.\n{sure}.\n"
         "times as fast: as the synchronous one, seed by seed.\n*: at an edge of the grid of step sizes. -: not reached by all seeds.",
     )
-    table.add_column("method", no_wrap=True)
-    for heading in ("step", "s/update", "wasted", "seconds", "times as fast"):
-        table.add_column(heading, justify="right", no_wrap=True)
     waiting = reached(tuned[WAITING].history, args.target)
     for name, (learning_rate, history) in tuned.items():
         seconds = reached(history, args.target)
-        costs = [intervals.within(seconds, 0), intervals.within(waiting / seconds)] if np.isfinite(seconds + waiting).all() else ["-", "-"]
+        costs = ["-", "-"]
+        if np.isfinite(seconds + waiting).all():
+            costs = [statistics.within(seconds, 0), statistics.within(waiting / seconds)]
         each = history["clock"][:, -1].mean() / history["step"][-1]
         known = chosen[name].wasted
         wasted = history["dropped"][:, 1:].mean() if known is None else known
-        table.add_row(
-            name, f"{common.edge(learning_rate, args.learning_rates)}{learning_rate:g}", f"{each:.2f}", f"{100 * wasted:.1f}", *costs
-        )
+        table.add_row(name, statistics.step_size(learning_rate, args.learning_rates), f"{each:.2f}", f"{100 * wasted:.1f}", *costs)
     return table
 
 
@@ -246,16 +240,13 @@ def draw(args: Args, tuned: Histories) -> Figure:
     """A panel for each kind of stragglers."""
     sheet, panels = plots.figure(len(tuned), width=6.0, height=4.6)
     for axes, (where, runs) in zip(panels, tuned.items(), strict=True):
-        axes.set(yscale="log", xlabel="simulated seconds", title=where)
-        plots.draw_lines(axes, {name: (one.history["clock"].mean(axis=0), one.history["loss"]) for name, one in runs.items()})
-        axes.axhline(args.target, color="0.4", linewidth=0.8)
-        plots.plain_log(axes.yaxis)
+        lines = {name: (one.history["clock"].mean(axis=0), one.history["loss"]) for name, one in runs.items()}
+        figures.losses(axes, lines, args.target, xlabel="simulated seconds", title=where)
     panels[0].set_ylabel("loss f(x)")
-    handles, labels = panels[0].get_legend_handles_labels()
-    sheet.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    figures.legend(sheet, panels[0], columns=4)
     what = f"logistic regression, {args.data} (iid), {args.workers} workers x {args.micro_batches} micro-batches"
     how = f"{args.backups} backup workers; averaging every {args.period}; staleness up to {args.bound}"
-    figures.title(sheet, f"{what}; {how}; {common.errors('bands', args.seeds)}; grey: target")
+    figures.title(sheet, f"{what}; {how}; {statistics.errors('bands', args.seeds)}; grey: target")
     return sheet
 
 

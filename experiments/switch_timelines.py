@@ -23,9 +23,9 @@ import topologies
 from dsgd import network, plots, records
 from dsgd.base import Pattern
 from dsgd.network import Message, Passage
-from experiments.shared import commands, common, figures
-from experiments.survey import gantt
-from experiments.survey.gantt import Panel, shown
+from experiments.shared import commands, figures, tables
+from experiments.survey import switch_charts
+from experiments.survey.switch_charts import Panel, shown
 
 CONVENTIONS: tuple[network.Convention, ...] = get_args(network.Convention)
 EXAMPLE = [Message(0, 1, ready=5), Message(1, 0, ready=6), Message(2, 0, ready=6)]
@@ -38,13 +38,13 @@ TIMES = ("computing", "ready", "start", "sent", "receiving", "arrived")  # of a 
 class Args:
     """Draws the survey's timelines, and checks its costs."""
 
-    workers: int = 4
+    workers: commands.Count = 4
     """Number of workers of the patterns; pictures show 6 at most."""
-    latency: float = 1.5
+    latency: commands.NotNegative = 1.5
     """Units of time that the switch adds to a message."""
-    transfer: float = 5.0
+    transfer: commands.NotNegative = 5.0
     """Units of time that a full vector needs on a port."""
-    compute: float = 4.0
+    compute: commands.NotNegative = 4.0
     """Units of time that a gradient takes, in chapters 3 to 5."""
     slow: float = 5.0
     """How many times as long it takes the third of three workers, in figures 4.1 and 4.2."""
@@ -65,11 +65,11 @@ class Row(NamedTuple):
 
 
 def main(args: Args) -> None:
-    for name, least in (("workers", 2), ("latency", 0), ("transfer", 0), ("compute", 0), ("slow", 1)):
+    for name, least in (("workers", 2), ("slow", 1)):
         if not least <= getattr(args, name) < math.inf:
-            raise ValueError(f"{name} = {getattr(args, name)}: need at least {least}, finite")
+            raise ValueError(f"--{name} {getattr(args, name):g}: need at least {least}, finite")
     if not args.latency + args.transfer:
-        raise ValueError("latency = transfer = 0: need one above 0, or there is nothing to see")
+        raise ValueError("--latency 0 --transfer 0: need one above 0, or there is nothing to see")
     pictures, costs = panels(args), rows(args)
     commands.begin(args)
     lines = [
@@ -79,14 +79,7 @@ def main(args: Args) -> None:
         if passage.computing < panel.end
     ]
     records.write_rows(args.out / "timeline.csv", ("figure", "sender", "receiver", *TIMES), lines)
-    figures.save_figure(draw(args, pictures), args.out / "figure.png")
-    screen = common.console()
-    screen.print(
-        tabulate(args, costs), f"The pictures ({args.convention}), those of chapters 3 to 5 with computing:", sep="\n", highlight=False
-    )
-    for panel in pictures:
-        screen.print(f"{panel.figure}: {panel.title}: {shown(panel.end - panel.begin)} units", highlight=False)
-    screen.print(f"Written: {args.out}/config.json, timeline.csv, figure.png", soft_wrap=True)
+    commands.finish(args, {"figure": draw(args, pictures)}, {"costs": tabulate(args, costs), "pictures": tabulate_pictures(args, pictures)})
 
 
 def exact(args: Args) -> tuple[Fraction, Fraction, Fraction]:
@@ -148,7 +141,7 @@ def asynchronous(args: Args, compute: Sequence[Fraction], end: Fraction) -> Pane
 def staleness(passages: Sequence[Passage], server: int, end: Fraction) -> list[int]:
     """Of each update until the end: how many others were made since the server began to send the model that its gradient is of."""
     updates = sorted((p for p in passages if p.message.receiver == server and p.arrived <= end), key=lambda p: p.arrived)
-    ages = list(range(len(updates)))  # at first everybody has the first model
+    ages = list(range(len(updates)))  # at first all workers have the first model
     for t, update in enumerate(updates):
         for model in (passages[i] for i in update.message.after):
             own = passages[model.message.after[0]]
@@ -206,17 +199,24 @@ def tabulate(args: Args, costs: Sequence[Row]) -> Table:
         "The survey prints 14, 9 and 1.55 for 1.3 and 1.4, where l = 1.5 and r = 5.\n"
         "For the ring and N servers it prints 2N l + 2r with N + 1 workers,\n"
         f"that is {shown(2 * (N - 1) * latency + 2 * transfer)} with {N}: too much by 2r/N = {shown(2 * transfer / N)}.\n"
-        "4.2: from one update to the next, where nobody computes.\n"
+        "4.2: from one update to the next, where no worker computes.\n"
     )
     caption += f"≠: {wrong} differ from their closed form." if wrong else "Closed forms of both conventions are exactly what is simulated."
-    table = Table(title=f"{N} workers, l = {args.latency:g}, r = {args.transfer:g}: units of time", caption=caption)
-    for heading in ("fig.", "messages", "blocking is"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("value", "blocking\nsimulated", "pipelined\nsimulated"):
-        table.add_column(heading, justify="right")
+    headings = ("fig.", "messages", "blocking is", "value", "blocking\nsimulated", "pipelined\nsimulated")
+    table = tables.table(f"{N} workers, l = {args.latency:g}, r = {args.transfer:g}: units of time", headings, caption, left=3)
     for row in costs:
         cells = (shown(b) if a == b else f"{shown(b)} ≠ {shown(a)}" for a, b in zip(row.closed, row.simulated, strict=True))
         table.add_row(row.figure, row.what, row.formula, shown(row.closed[0]), *cells)
+    return table
+
+
+def tabulate_pictures(args: Args, pictures: Sequence[Panel]) -> Table:
+    """How long each timeline takes."""
+    table = tables.table(
+        f"the pictures ({args.convention}), those of chapters 3 to 5 with computing", ("fig.", "messages", "units"), left=2
+    )
+    for panel in pictures:
+        table.add_row(panel.figure, panel.title, shown(panel.end - panel.begin))
     return table
 
 
@@ -229,8 +229,8 @@ def draw(args: Args, pictures: Sequence[Panel]) -> Figure:
     for pair, part in zip(pairs, parts, strict=True):
         longest = max(float(panel.end - panel.begin) for panel in pair)
         for panel, axes in zip(pair, plots.panels(part, 2, sharey=False), strict=True):
-            gantt.chart(axes, panel, longest)
-    sheet.legend(handles=gantt.legend(), loc="outside lower center", ncols=len(gantt.LOOKS), frameon=False)
+            switch_charts.chart(axes, panel, longest)
+    sheet.legend(handles=switch_charts.legend(), loc="outside lower center", ncols=len(switch_charts.LOOKS), frameon=False)
     holds = "holds both ports" if args.convention == "blocking" else "holds no port"
     gradient = f"a gradient {args.compute:g} (worker 3 of 4.1 and 4.2: {args.slow * args.compute:g})"
     reading = f"{args.convention}: latency {holds}; wait: a message is ready, a port is not; ▸3: to worker 3, ◂S: from the server"

@@ -11,32 +11,27 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import PartitionSpec as P
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from rich.console import Group
 from rich.table import Table
 
 import algorithms
 import dsgd
 import topologies
-from dsgd import clusters, plots, problems, records
-from experiments.shared import commands, common, figures
-from experiments.survey import gossip_decay
-from experiments.survey.gossip_decay import short
+from dsgd import plots, problems, records, workers
+from experiments.shared import commands, figures, statistics, tables, tuning
 
 PARTITIONS = ("iid", "by-label")
 RINGS = (8, 16, 32, 64, 128, 256)
-COSTS: dict[str, Callable[[dict[str, np.ndarray]], np.ndarray]] = {
-    "rounds": lambda history: history["step"].astype(float),
-    "megabits sent and received per worker": lambda history: history["bits"].mean(axis=0) / 1e6,
-    "modelled seconds": lambda history: history["clock"].mean(axis=0),
-}
 SLACK = 1.5  # the target: the complete graph's last loss, times this
 
 
@@ -44,48 +39,45 @@ SLACK = 1.5  # the target: the complete graph's last loss, times this
 class Args:
     """Compares topologies under decentralized SGD."""
 
-    workers: tuple[int, ...] = (16, 64)
+    workers: tuple[commands.Count, ...] = (16, 64)
     """Numbers of workers N."""
     data: str = "digits"
     """digits, breast-cancer, or images or a LIBSVM file of --data-dir (mnist, a9a; see `problems.load`), for logistic regression."""
     data_dir: commands.DataDir = None
-    batch_size: int = 16
+    batch_size: commands.Count = 16
     """Samples that each worker draws in a round."""
-    learning_rates: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0, 30.0)
+    learning_rates: tuple[commands.Positive, ...] = (0.3, 1.0, 3.0, 10.0, 30.0)
     """Step sizes to choose from."""
-    steps: int = 600
+    steps: commands.Count = 600
     """Rounds."""
-    seeds: int = 3
+    seeds: commands.Count = 3
     """Independent runs on each graph."""
-    seed: int = 0
+    seed: commands.Seed = 0
     """Of everything random, graphs included."""
-    latency: float = 1e-4
+    latency: commands.NotNegative = 1e-4
     """Seconds that a message takes besides its transfer."""
-    bandwidth: float = 1e8
+    bandwidth: commands.Positive = 1e8
     """Bits per second of a worker's port."""
     cluster: commands.ClusterFile = None
     compute: commands.SampleSeconds = 1e-4
     """Seconds that a worker computes for one sample."""
     out: Path = field(default=Path("results/topology"))
-    """Folder for config.json, graphs.csv, and for each N history-N.csv and figure-N.png."""
+    """Folder for config.json, graphs.csv, and for each N history-N.csv, figure-N.png and tables."""
     progress: bool = True
     """Show progress bars."""
     cache: commands.Cache = None
 
 
 def main(args: Args) -> None:
-    problems.load(args.data, args.data_dir)  # what is missing is told at once
+    problems.load(args.data, args.data_dir)  # a missing file is reported at once
     by_N = {N: graphs(N, args.seed) for N in args.workers}
     commands.begin(args)
-    screen = common.console()
     rings = [topologies.ring(n) for n in RINGS]
-    measured = {graph.name: gossip_decay.decay(graph, args.seed) for all_of in (rings, *by_N.values()) for graph in all_of}
-    rows = [
-        (graph.name, N, graph.degree, len(graph.edges), gossip_decay.per_round(graph), measured[graph.name])
-        for N in by_N
-        for graph in by_N[N]
-    ]
+    measured = {graph.name: decay(graph, args.seed) for all_of in (rings, *by_N.values()) for graph in all_of}
+    rows = [(graph.name, N, graph.degree, len(graph.edges), per_round(graph), measured[graph.name]) for N in by_N for graph in by_N[N]]
     records.write_rows(args.out / "graphs.csv", ("graph", "workers", "degree", "edges", "rho", "measured"), rows)
+    sheets: dict[str, Figure] = {}
+    shown = {"rings": ring_gaps(rings, measured)}
     for N, of_N in by_N.items():
         histories: dict[str, dict[str, dict[str, np.ndarray]]] = {partition: {} for partition in PARTITIONS}
         flat: dict[str, dict[str, np.ndarray]] = {}
@@ -93,11 +85,10 @@ def main(args: Args) -> None:
             for partition in PARTITIONS:
                 for name, history in train(args, N, partition, of_N):
                     histories[partition][name] = flat[f"{partition} {name}"] = history
-        figures.save_figure(draw(args, N, of_N, histories), args.out / f"figure-{N}.png")
-        tables = [tabulate(args, N, partition, of_N, runs) for partition, runs in histories.items()]
-        screen.print(Group(gossip_decay.describe(N, of_N, measured), *tables))
-    screen.print(gossip_decay.ring_gaps(rings, measured))
-    screen.print(f"Written: {args.out}/config.json, graphs.csv, history-N.csv, figure-N.png", soft_wrap=True)
+        sheets[f"figure-{N}"] = draw(args, N, of_N, histories)
+        shown[f"graphs-{N}"] = describe(N, of_N, measured)
+        shown |= {f"costs-{N}-{partition}": tabulate(args, N, partition, of_N, runs) for partition, runs in histories.items()}
+    commands.finish(args, sheets, shown)
 
 
 def graphs(N: int, seed: int) -> list[dsgd.Topology]:
@@ -129,23 +120,49 @@ def connected(N: int, probability: float, seed: int) -> dsgd.Topology:
     raise ValueError(f"no connected graph of {N} workers in 100 draws with probability {probability:.3g}")
 
 
+def short(graph: dsgd.Topology) -> str:
+    """Its name without its arguments."""
+    return graph.name.partition("(")[0]
+
+
+def per_round(graph: dsgd.Topology) -> float:
+    """rho of one round: of a schedule, the geometric mean over its period."""
+    return graph.rho ** (1 / graph.period)
+
+
+def decay(graph: dsgd.Topology, seed: int) -> float:
+    """What is left after a round of the root of the consensus distance, once the slowest direction is all that there is.
+
+    Gossip from a random start, without gradients. Every round it is scaled back to norm 1, or it would soon be rounding errors only.
+    """
+    first = graph.period * math.ceil(8 * graph.n**2 / graph.period)
+    counted = graph.period * math.ceil(1_000 / graph.period)
+
+    def body(t, carry):
+        x, logs = carry
+        x = workers.mix(x, graph, t)
+        x = x - jnp.mean(x, axis=0, keepdims=True)
+        norm = jnp.linalg.norm(x)
+        return x / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny), logs + jnp.where(t >= first, jnp.log(norm), 0.0)
+
+    def gossip(x):
+        return jax.lax.fori_loop(0, first + counted, body, (x, jnp.float32(0)))[1]
+
+    x = jax.random.normal(jax.random.key(seed), (graph.n, 16))
+    one = jax.shard_map(gossip, mesh=workers.mesh(1), in_specs=P(workers.AXIS), out_specs=P(), check_vma=False)
+    return float(jnp.exp(jax.jit(one)(x) / counted))
+
+
 def train(args: Args, N: int, partition: str, of_N: list[dsgd.Topology]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Graph by graph, its name and the history at the best step size; without those that diverged at every one."""
-    shared = {"batch_size": args.batch_size, "seed": args.seed, "data_dir": args.data_dir}
-    problem = problems.logistic_regression(args.data, N, partition, **shared)
-    compute = clusters.constant(args.batch_size * args.compute)
-    cluster = clusters.Cluster(compute, up=clusters.constant(args.bandwidth), latency=args.latency)
-    for graph in common.bar(of_N, f"{N} workers, {partition}", args.progress):
-        tuned = common.tune(
-            lambda learning_rate, graph=graph: algorithms.decentralized_sgd(optax.sgd(learning_rate), graph),
-            problem,
-            args.learning_rates,
-            steps=args.steps,
-            seeds=args.seeds,
-            seed=args.seed,
-            progress=False,
-            cluster=cluster,
-        )
+    problem = tuning.logistic_regression(args, N, partition)
+    cluster = tuning.equal_workers(args.batch_size * args.compute, args.bandwidth, args.latency)
+    for graph in tables.bar(of_N, f"{N} workers, {partition}", args.progress):
+
+        def build(learning_rate, graph=graph):
+            return algorithms.decentralized_sgd(optax.sgd(learning_rate), graph)
+
+        tuned = tuning.tune(args, build, problem, cluster=cluster)
         if tuned:
             yield short(graph), tuned.with_step_size
         elif graph is of_N[-1]:  # the complete one, which sets the target
@@ -157,31 +174,46 @@ def target(histories: dict[str, dict[str, np.ndarray]]) -> float:
     return SLACK * float(dsgd.tail_mean(histories["complete"]["loss"]).mean())
 
 
+def describe(N: int, of_N: list[dsgd.Topology], measured: dict[str, float]) -> Table:
+    """The graphs' numbers."""
+    caption = (
+        "edges: one-way where the graph is directed; of all rounds.\nrho: of a round (of a schedule, the geometric mean).\n"
+        "measured: from the decay of the consensus distance.\n1 %: rounds until at most that much disagreement is left."
+    )
+    table = tables.table(f"{N} workers: graphs", ("graph", "degree", "edges", "rho", "measured", "1 %"), caption)
+    for graph in of_N:
+        rho = (f"{value:.5f}" for value in (per_round(graph), measured[graph.name]))
+        table.add_row(short(graph), str(graph.degree), str(len(graph.edges)), *rho, str(graph.mixing_time(0.01)))
+    return table
+
+
+def ring_gaps(rings: list[dsgd.Topology], measured: dict[str, float]) -> Table:
+    """1 - rho of rings beside what the survey prints, and what it should have printed."""
+    caption = "for large N, rho is 1 - 4 pi^2/(3N^2); the survey\nprints 1 - 16 pi^2/(3N^2)"
+    table = tables.table("rings: 1 - rho", ("N", "computed", "measured", "4 pi^2/(3N^2)", "16 pi^2/(3N^2)"), caption, left=0)
+    for ring in rings:
+        right = 4 * math.pi**2 / (3 * ring.n**2)
+        gaps = (ring.spectral_gap, 1 - measured[ring.name], right, 4 * right)
+        table.add_row(str(ring.n), *(f"{gap:.3e}" for gap in gaps))
+    return table
+
+
 def tabulate(args: Args, N: int, partition: str, of_N: list[dsgd.Topology], runs: dict[str, dict[str, np.ndarray]]) -> Table:
     """Cost to the target, one row a graph."""
-    switch = f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, {common.runs(args.seeds)}"
+    switch = f"latency {args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, {statistics.runs(args.seeds)}"
     caption = (
         "*: at an edge of the step sizes. -: not reached.\nMbit: sent and received per worker.\n"
         f"Target: {SLACK:g} times where the complete graph ends."
     )
-    table = Table(title=f"{N} workers, {partition}: cost to loss {target(runs):.2g}\n({switch})", caption=caption)
-    table.add_column("graph", no_wrap=True)
-    for heading in ("step size", "rounds", "Mbit", "seconds"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    title = f"{N} workers, {partition}: cost to loss {target(runs):.2g}\n({switch})"
+    table = tables.table(title, ("graph", "step size", "rounds", "Mbit", "seconds"), caption)
     for name in map(short, of_N):
-        table.add_row(name, *costs(args, runs.get(name), target(runs)))
+        if name in runs:
+            step = statistics.step_size(float(runs[name]["learning_rate"][0, 0]), args.learning_rates)
+            table.add_row(name, step, *statistics.cost_to(runs[name], target(runs)))
+        else:
+            table.add_row(name, "diverged", *["-"] * 3)
     return table
-
-
-def costs(args: Args, history: dict[str, np.ndarray] | None, goal: float) -> list[str]:
-    """Cells of one graph."""
-    if history is None:
-        return ["diverged", *["-"] * 3]
-    rate, at = float(history["learning_rate"][0, 0]), common.first_reaching(history["loss"], goal)
-    step = f"{common.edge(rate, args.learning_rates)}{rate:g}"
-    if at is None:
-        return [step, *["-"] * 3]
-    return [step, f"{history['step'][at]:,}", f"{history['bits'][:, at].mean() / 1e6:.3g}", f"{history['clock'][:, at].mean():.3g}"]
 
 
 def draw(args: Args, N: int, of_N: list[dsgd.Topology], histories: dict[str, dict[str, dict[str, np.ndarray]]]) -> Figure:
@@ -197,25 +229,25 @@ def draw(args: Args, N: int, of_N: list[dsgd.Topology], histories: dict[str, dic
     for row, (partition, what) in zip(panels, itertools.product(PARTITIONS, ("loss", "consensus")), strict=True):
         curves(row, histories[partition], what)
         row[0].set_ylabel(f"{partition}: {'loss f(mean x)' if what == 'loss' else 'consensus distance'}")
-        if what == "loss":
-            for axes in row:
-                axes.axhline(target(histories[partition]), color="0.4", linewidth=0.8)
-            plots.plain_log(row[0].yaxis)
-    for axes, label in zip(panels[-1], COSTS, strict=True):
+    for axes, label in zip(panels[-1], statistics.COSTS, strict=True):
         axes.set_xlabel(label)
-    handles, labels = panels[0, 0].get_legend_handles_labels()
-    below.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6), frameon=False)
+    figures.legend(below, panels[0, 0], columns=6)
     switch = f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s"
-    figures.title(sheet, f"decentralized SGD, {args.data}, {N} workers, {switch}; {common.errors('bands', args.seeds)}; grey: target")
+    figures.title(sheet, f"decentralized SGD, {args.data}, {N} workers, {switch}; {statistics.errors('bands', args.seeds)}; grey: target")
     return sheet
 
 
 def curves(row: Iterable[Axes], runs: dict[str, dict[str, np.ndarray]], what: str) -> None:
-    """Loss, or consensus distance, against each of the costs. The start, where everybody agrees, has no logarithm."""
+    """Loss, or consensus distance, against each of the costs. The start, where all models agree, has no logarithm."""
     shown = {name: history for name, history in runs.items() if what == "loss" or history[what].max() > 1e-9}
-    for axes, (label, cost) in zip(row, COSTS.items(), strict=True):
-        axes.set(xscale="linear" if label == "rounds" else "log", yscale="log")
-        plots.draw_lines(axes, {name: (cost(history)[1:], history[what][:, 1:]) for name, history in shown.items()})
+    for axes, (label, cost) in zip(row, statistics.COSTS.items(), strict=True):
+        lines = {name: (cost(history)[1:], history[what][:, 1:]) for name, history in shown.items()}
+        axes.set_xscale("linear" if label == "rounds" else "log")
+        if what == "loss":
+            figures.losses(axes, lines, target(runs))
+        else:
+            axes.set_yscale("log")
+            plots.draw_lines(axes, lines)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 
-from experiments.shared import common
+from experiments.shared import tables
+
+TOPS = set("┏┃│└")  # of tables in a terminal
 
 
 def printed(main: Callable[[Any], object], args: Any) -> list[str]:
     """The lines that it prints."""
-    screen = common.console()
+    screen = tables.console()
     with pytest.MonkeyPatch.context() as patch, screen.capture() as captured:
-        patch.setattr(common, "console", lambda: screen)
+        patch.setattr(tables, "console", lambda: screen)
         main(args)
     return captured.get().splitlines()
 
@@ -27,9 +29,9 @@ def cells(lines: Iterable[str]) -> list[list[str]]:
 
 
 def rows(path: Path) -> list[dict[str, str]]:
-    """Of a CSV file."""
+    """Of a CSV file; the lines of a table's title and caption begin with `# `."""
     with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+        return list(csv.DictReader(line for line in file if not line.startswith("# ")))
 
 
 def is_figure(path: Path) -> bool:

@@ -38,7 +38,7 @@ def ring(n: int, weights: Weights = metropolis) -> Topology:
 
     Source: Liu and Zhang, section 5.2.1, which prints $1 - 16\pi^2/(3n^2)$ (a misprint).
     """
-    ids = np.arange(_at_least("ring", n))
+    ids = np.arange(checks.positive_int("ring: n", n))
     return _named(f"ring({n})", _both_ways(n, ids, (ids + 1) % n), weights)
 
 
@@ -54,7 +54,7 @@ def complete(n: int) -> Topology:
 
     Source: Liu and Zhang, section 5.2.1 (which misprints $\rho = 1$ in the text).
     """
-    return Topology(f"complete({n})", np.full((_at_least("complete", n), n), 1 / n))
+    return Topology(f"complete({n})", np.full((checks.positive_int("complete: n", n), n), 1 / n))
 
 
 @checks.arguments
@@ -63,7 +63,7 @@ def star(n: int, weights: Weights = metropolis) -> Topology:
 
     Arguments, errors: as `ring`.
     """
-    ids = np.arange(_at_least("star", n))
+    ids = np.arange(checks.positive_int("star: n", n))
     return _named(f"star({n})", _both_ways(n, np.zeros_like(ids), ids), weights)
 
 
@@ -73,7 +73,7 @@ def chain(n: int, weights: Weights = metropolis) -> Topology:
 
     Arguments, errors: as `ring`.
     """
-    ids = np.arange(_at_least("chain", n) - 1)
+    ids = np.arange(checks.positive_int("chain: n", n) - 1)
     return _named(f"chain({n})", _both_ways(n, ids, ids + 1), weights)
 
 
@@ -129,7 +129,7 @@ def exponential(n: int) -> Topology:
 
     Source: Ying et al., "Exponential graph is provably efficient for decentralized deep training", 2021.
     """
-    hops = 1 << np.arange((_at_least("exponential", n) - 1).bit_length())
+    hops = 1 << np.arange((checks.positive_int("exponential: n", n) - 1).bit_length())
     ids = np.repeat(np.arange(n), len(hops))
     return _named(f"exponential({n})", _one_way(n, ids, (ids + np.tile(hops, n)) % n), uniform, usual=uniform)
 
@@ -153,7 +153,8 @@ def erdos_renyi(n: int, probability: float, seed: int = 0, weights: Weights = me
         raise ValueError(f"{name}: need a probability in (0, 1]")
     import networkx as nx  # noqa: PLC0415 (a quarter of a second that other graphs are spared)
 
-    return _drawn(name, nx.gnp_random_graph(_at_least("erdos_renyi", n), probability, seed=seed), weights, "a higher probability")
+    graph = nx.gnp_random_graph(checks.positive_int("erdos_renyi: n", n), probability, seed=seed)
+    return _drawn(name, graph, weights, "a higher probability")
 
 
 @checks.arguments
@@ -171,7 +172,7 @@ def random_regular(n: int, degree: int, seed: int = 0, weights: Weights = metrop
     """
     name = f"random_regular({n}, {degree}, {seed})"
     checks.natural(f"{name}: seed", seed, most=None)
-    if not checks.natural(f"{name}: degree", degree) < _at_least("random_regular", n) or n * degree % 2:
+    if not checks.natural(f"{name}: degree", degree) < checks.positive_int("random_regular: n", n) or n * degree % 2:
         raise ValueError(f"{name}: need 0 <= degree < n, and an even n * degree, or there is no such graph")
     import networkx as nx  # noqa: PLC0415
 
@@ -361,9 +362,3 @@ def _drawn(name: str, graph: nx.Graph[Any], weights: Weights, hint: str) -> Topo
             f"{name}: the draw falls into {len(parts)} components, the smallest of workers {parts[0][:8]}; need {hint}, or another seed"
         )
     return _named(name, _adjacency(graph, list(range(len(graph)))), weights)
-
-
-def _at_least(graph: str, n: int) -> int:
-    if n < 1:
-        raise ValueError(f"{graph}({n}): need at least 1 worker, an integer")
-    return checks.positive_int(f"{graph}: n", n)

@@ -69,7 +69,7 @@ class Arrival(NamedTuple):
     events: Events | tuple[()]
 
 
-def start(N: int, servers: int) -> Events:
+def first_events(N: int, servers: int) -> Events:
     """Everybody has the first model at 0."""
     times, numbers = jnp.zeros((N, servers), jnp.float32), jnp.zeros((N, servers), jnp.int32)
     return Events(times[:, 0], times[:, 0], times - 1, numbers, numbers, times[0], times[0])

@@ -96,7 +96,7 @@ def asynchronous_server(
             raise ValueError(f"{method}: bound = {bound} with {N} workers, who all read the first model: need at least {N - 1}")
         models = N if delays is None else delays.bound + 1
         buffer = jnp.repeat(cut(params, servers)[:, None], models, axis=1)
-        events = arrivals.start(N, servers) if delays is None else ()
+        events = arrivals.first_events(N, servers) if delays is None else ()
         model = optimizers.start(optimizer, params)
         return State(Server(model if start is None else start(model), buffer, events))
 
@@ -108,7 +108,7 @@ def asynchronous_server(
             now = arrivals.following(server.events, arrivals.on_cluster(round), bits, bound)
         else:
             now = _given(method, delays, server, round)
-        return now, join(server.buffer[jnp.arange(servers), now.slots], server.model.params)
+        return now, unshard(server.buffer[jnp.arange(servers), now.slots], server.model.params)
 
     def query(state, round):
         now, read = following(state, round)
@@ -177,7 +177,7 @@ def _of_elements(staleness: jax.Array, params: Params) -> PyTree:
         return jax.tree.map(lambda leaf: staleness[0], params)
     parts = cut(params, len(staleness))
     whole_numbers = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, staleness.dtype), params)
-    return join(jnp.broadcast_to(staleness[:, None], parts.shape), whole_numbers)
+    return unshard(jnp.broadcast_to(staleness[:, None], parts.shape), whole_numbers)
 
 
 def cut(params: Params, parts: int) -> jax.Array:
@@ -186,7 +186,7 @@ def cut(params: Params, parts: int) -> jax.Array:
     return jnp.pad(flat, (0, -flat.size % parts)).reshape(parts, -1)
 
 
-def join(parts: jax.Array, like: Params) -> Params:
+def unshard(parts: jax.Array, like: Params) -> Params:
     """The model that `cut` has made into these parts, `[P, part]`, with the shapes and types of `like`."""
     flat, unravel = ravel_pytree(like)
     return unravel(parts.ravel()[: flat.size])

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from algorithms.dropcompute import thresholds
-from algorithms.dropcompute.draws import of_round
+from algorithms.dropcompute.simulation import of_round
 from algorithms.dropcompute.stopping import Stop, Stopped, need_one_by_one, need_stop, stopped
 from algorithms.dropcompute.thresholds import ChosenAfter, Measuring
 from dsgd import checks
@@ -70,11 +70,11 @@ class Rule(NamedTuple):
         """What all workers compute in a round."""
         return stopped(of_round(round, self.micro_batches), self.until(server), self.stop, server.spent if self.periodic else 0.0)
 
-    def start(self, server: PyTree, N: int, redraw: bool) -> Server:
+    def first_server(self, server: PyTree, N: int, redraw: bool) -> Server:
         """Before the first round."""
         measuring = ()
         if isinstance(self.threshold, ChosenAfter):
-            measuring = thresholds.start(self.threshold.rounds, N, self.period * self.micro_batches)
+            measuring = thresholds.nothing_measured(self.threshold.rounds, N, self.period * self.micro_batches)
         spent = jnp.zeros(N, jnp.float32) if self.periodic else ()
         return Server(server, spent, jnp.int32(0), measuring, jnp.zeros(N, jnp.int32) if redraw else ())
 
@@ -166,7 +166,7 @@ def drop_compute(
 
     def init(params, N):
         state = method.init(params, N)
-        return state._replace(server=rule.start(state.server, N, redraw))
+        return state._replace(server=rule.first_server(state.server, N, redraw))
 
     def query(state, round):
         asked = method.query(inner(state), round)

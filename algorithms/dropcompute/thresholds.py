@@ -59,7 +59,7 @@ class Measuring(NamedTuple):
     began: jax.Array
 
 
-def start(rounds: int, N: int, M: int) -> Measuring:
+def nothing_measured(rounds: int, N: int, M: int) -> Measuring:
     """Before the first round.
 
     Args:

@@ -237,8 +237,6 @@ def slow(quantity: Quantity, workers: Sequence[int], factor: float) -> Quantity:
     Raises:
         ValueError: not a quantity, a worker that is no number from 0, a factor <= 0.
     """
-    if np.ndim(workers) != 1:
-        raise ValueError(f"slow: workers = {workers!r}: need a list of their numbers, [0, 1], say")
     chosen = sorted({checks.natural("slow: worker", worker) for worker in workers})
     need_number("slow: factor", factor, least=0, more=True)
 

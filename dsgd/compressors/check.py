@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,6 @@ import numpy as np
 from dsgd import checks
 from dsgd.base import Compressor, Key
 from dsgd.compressors.members import count_bits, decode, encode, stated
-from dsgd.compressors.sizes import array_bits
 from dsgd.findings import Finding, Findings
 
 DRAWS = 2_000  # messages of each vector
@@ -79,47 +78,33 @@ def vectors(d: int) -> dict[str, np.ndarray]:
 
 
 def _wire(compressor: Compressor, d: int, key: jax.Array) -> list[Finding]:
-    told: list[Any] = []
+    """Of one message of each vector: what its arrays hold, and whether it is made again, and decoded, as it should be."""
+    counted: list[int | jax.Array] = []
 
-    def travel(key, x):
-        message = encode(compressor, key, x).message
-        told.append(count_bits(compressor, message))
-        decode(compressor, message, d)
-        return message
-
-    message = jax.eval_shape(travel, key, jax.ShapeDtypeStruct((d,), jnp.float32))
-    leaves = jax.tree.leaves(message)
-    held, bits = array_bits(message), told[0]
-    arrays = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves)
-    fits = not isinstance(bits, int) or bits == held
-    found = [Finding("wire", fits, f"{arrays}: {held} bits" + ("" if fits else f", of which it tells {bits}"))]
-    x = jnp.asarray(vectors(d)["normal"], jnp.float32)
-    # Each is traced on its own: draws that are not the key's would differ.
-    first, again = (jax.tree.leaves(jax.jit(partial(encode, compressor))(key, x)) for _ in range(2))
-    same = all(np.array_equal(np.asarray(a), np.asarray(b), equal_nan=True) for a, b in zip(first, again, strict=True))
-    more = [Finding("bits", *_within(compressor, d, key, held))] if not isinstance(bits, int) else []
-    repeated = Finding("again", same, "equal keys give equal messages" if same else "equal keys give different messages")
-    return [*found, *more, repeated, Finding("decoded", *_decoded(compressor, d, key))]
-
-
-def _decoded(compressor: Compressor, d: int, key: jax.Array) -> tuple[bool, str]:
-    """Whether the sender and the receivers decode the same."""
-
-    def two(x):
+    def travel(x):
         message, decoded = encode(compressor, key, x)
-        return decoded, compressor.decompress(message, d)
+        counted.append(count_bits(compressor, message))
+        return message, decoded, decode(compressor, message, d), jnp.asarray(counted[-1])
 
-    ours, theirs = map(np.asarray, jax.jit(jax.vmap(two))(jnp.asarray(np.stack([*vectors(d).values()]), jnp.float32)))
-    if np.array_equal(ours, theirs, equal_nan=True):
-        return True, "sender and receivers decode the same"
-    return False, f"compress decodes something else than decompress, by up to {np.abs(ours - theirs).max():.3g}"
-
-
-def _within(compressor: Compressor, d: int, key: jax.Array, held: int) -> tuple[bool, str]:
-    """Whether messages of random size are no longer than their arrays; 32 bits that say how long they are travel in them, too."""
     stacked = jnp.asarray(np.stack([*vectors(d).values()]), jnp.float32)
-    bits = np.asarray(jax.jit(jax.vmap(lambda x: compressor.bits(encode(compressor, key, x).message)))(stacked))
-    return bool(bits.max() <= held), f"{bits.min()} to {bits.max()} told, in room for {held}"
+    # Each is traced on its own: draws that are not the key's would differ.
+    first, again = (jax.tree.map(np.asarray, jax.jit(jax.vmap(travel))(stacked)) for _ in range(2))
+    message, ours, theirs, bits = first
+    leaves, fixed = jax.tree.leaves(message), isinstance(counted[0], int)
+    held = sum(8 * leaf[0].nbytes for leaf in leaves)
+    arrays = ", ".join(f"{leaf.dtype}{list(leaf.shape[1:])}" for leaf in leaves)
+    fits = not fixed or int(counted[0]) == held
+    # Messages of random size are no longer than their arrays; 32 bits that count their bits travel in them, too.
+    within = Finding("bits", bool(bits.max() <= held), f"{bits.min()} to {bits.max()} told, in room for {held}")
+    same = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(leaves, jax.tree.leaves(again[0]), strict=True))
+    equal = np.array_equal(ours, theirs, equal_nan=True)
+    far = "" if equal else f"compress decodes something else than decompress, by up to {np.abs(ours - theirs).max():.3g}"
+    return [
+        Finding("wire", fits, f"{arrays}: {held} bits" + ("" if fits else f", of which it tells {counted[0]}")),
+        *([] if fixed else [within]),
+        Finding("again", same, "equal keys give equal messages" if same else "equal keys give different messages"),
+        Finding("decoded", equal, far or "sender and receivers decode the same"),
+    ]
 
 
 def _measure(compressor: Compressor, d: int, key: jax.Array) -> dict[str, Seen]:

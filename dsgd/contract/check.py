@@ -186,7 +186,7 @@ def _random_keys(case: Case, key: jax.Array) -> Finding:
     """Keys in the state of two runs at their start, and where a round, which is only traced, has its random numbers from."""
     alone, N = case.plan(1), case.problem.workers
     both = alone._replace(runs=1)
-    state = jax.tree.map(arrays.on_host, programs.call(loop.start, both, {}, jax.random.split(key, 2)).state)
+    state = jax.tree.map(arrays.on_host, programs.call(loop.first_carry, both, {}, jax.random.split(key, 2)).state)
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), state)
     used = randomness.uses(lambda state, key: loop.one_round(alone, state, key, case.problem.data), one, key)
     for (path, leaf), is_key in zip(jax.tree_util.tree_leaves_with_path(state), used.keys, strict=False):
@@ -316,7 +316,7 @@ def _rounds(case: Case, key: jax.Array, steps: int) -> Rounds:
         state, statistics = loop.one_round(plan, state, key, data)
         return state, statistics.bits[:2]
 
-    state, recorded = programs.call(loop.start, plan, {}, key).state, []
+    state, recorded = programs.call(loop.first_carry, plan, {}, key).state, []
     arguments = (
         loop.split(key)[1],
         arrays.place(pooled.laid_out(case.problem.data, plan.mesh.size), NamedSharding(plan.mesh, P(workers.AXIS))),

@@ -45,7 +45,7 @@ class Clock(NamedTuple):
     measured: Measured | tuple[()] = ()
 
 
-def start(N: int, measured: Measured | tuple[()] = ()) -> Clock:
+def at_zero(N: int, measured: Measured | tuple[()] = ()) -> Clock:
     """Everybody is ready at 0.
 
     Args:

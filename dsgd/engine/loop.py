@@ -1,4 +1,4 @@
-"""The one loop, compiled: `start` makes the first state, `advance` runs rounds and records.
+"""The one loop, compiled: `first_carry` makes the first state, `advance` runs rounds and records.
 
 Both are what `programs` compiles: `shard_map`s over the axis `"workers"`, with the independent runs (`seeds`, and the grid of a sweep) as
 `vmap`s inside. How many rounds to run is an argument, not a shape: one compiled program serves every `steps`. Arrays of the problem are
@@ -20,7 +20,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dsgd import sums, workers
+from dsgd import workers, xla
 from dsgd.base import Algorithm, Constants, Measured, Now, Params, Problem, PyTree, Round, State
 from dsgd.clusters import Cluster, presence
 from dsgd.communication import Bits, Record, Sending, Statistics
@@ -106,12 +106,14 @@ class Description(NamedTuple):
         sendings: its exchanges; their arrays are of the trace.
         measures, weighs: as in `Plan`.
         asks_some: whether only some workers are asked for gradients, which then cross devices in the simulation.
+        micro_batches: M, of a round's work; 1 without any.
     """
 
     sendings: tuple[Sending, ...]
     measures: bool
     weighs: bool
     asks_some: bool
+    micro_batches: int
 
 
 def without_arrays(problem: Problem) -> Problem:
@@ -122,7 +124,7 @@ def without_arrays(problem: Problem) -> Problem:
     return problem._replace(init=init, data=(), evaluate=evaluation, constants=Constants(), weights=weights)
 
 
-def start(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
+def first_carry(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
     """What every run begins with, leaves `[grid?, seeds?, ...]`.
 
     Args:
@@ -134,46 +136,26 @@ def start(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
     def init(point, key):
         first, method = split(key)[0], _method(plan, point)
         state = randomness.of_run(method.init(plan.problem.init(first)), first, plan.N)
-        begun = clock.start(plan.N, _measured(plan, method, state, key)) if plan.cluster else ()
+        begun = clock.at_zero(plan.N, _measured(plan, method, state, key)) if plan.cluster else ()
         return Carry(state, begun, _none_drawn(plan))
 
-    def place(part, spec):
-        return jax.tree.map(lambda leaf: lax.with_sharding_constraint(leaf, NamedSharding(plan.mesh, spec)), part)
-
-    carry, spec = _over_runs(plan, init, (0, None), (None, 0))(points, keys), _carry_spec(plan)
-    return Carry(State(*map(place, carry.state, spec.state)), place(carry.clock, spec.clock), place(carry.drawn, spec.drawn))
+    return _placed(plan, _over_runs(plan, init, (0, None), (None, 0))(points, keys), lax.with_sharding_constraint)
 
 
 def shapes(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
-    """What `start` gives, as shapes and types with their places on the devices; nothing is compiled."""
-
-    def placed(part, spec):
-        sharding = NamedSharding(plan.mesh, spec)
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), part)
-
-    carry, spec = jax.eval_shape(partial(start, plan), points, keys), _carry_spec(plan)
-    return Carry(State(*map(placed, carry.state, spec.state)), placed(carry.clock, spec.clock), placed(carry.drawn, spec.drawn))
+    """What `first_carry` gives, as shapes and types with their places on the devices; nothing is compiled."""
+    carry = jax.eval_shape(partial(first_carry, plan), points, keys)
+    return _placed(plan, carry, lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding))
 
 
-def micro_batches(plan: Plan, points: PyTree, keys: jax.Array, carry: Carry) -> int:
-    """M, the micro-batches of a round's work, 1 without any; nothing is compiled.
+def _placed(plan: Plan, carry: Carry, place: Callable[[Any, NamedSharding], Any]) -> Carry:
+    """`place(leaf, sharding)` of each leaf."""
 
-    Args:
-        plan, points, keys: as in `start`.
-        carry: `shapes`.
-    """
-    found = []
+    def part(tree, spec):
+        return jax.tree.map(lambda leaf: place(leaf, NamedSharding(plan.mesh, spec)), tree)
 
-    def one(point, key, carry):
-        work = _method(plan, point).query(carry.state, _this_round(plan, split(key)[1], carry, carry.state.step)).work
-        found.append(1 if work is None else work.samples.shape[1])
-        return carry.state.step
-
-    def run(points, keys, carry):
-        return _over_runs(plan, one, (0, None, 0), (None, 0, 0))(points, keys, carry)
-
-    jax.eval_shape(_sharded(plan, run, (P(), P(), _carry_spec(plan)), P()), points, keys, carry)
-    return found[0]
+    spec = _carry_spec(plan)
+    return Carry(State(*map(part, carry.state, spec.state)), part(carry.clock, spec.clock), part(carry.drawn, spec.drawn))
 
 
 def advance(
@@ -192,7 +174,7 @@ def advance(
     Args:
         plan: static.
         carry: of every run; donated.
-        points, keys: as in `start`.
+        points, keys: as in `first_carry`.
         data: of the problem, leaves `[N, ...]`.
         shared: what it has besides.
         batches: None, or batches from outside, leaves `[at least rounds, N, ...]`.
@@ -244,7 +226,7 @@ def one_round(plan: Plan, state: State, key: jax.Array, data: PyTree) -> tuple[S
 
     def body(state, key, data):
         method = _method(plan, {})
-        begun = clock.start(plan.N, _nothing_measured(plan, method, state, key)) if plan.cluster and plan.measures else ()
+        begun = clock.at_zero(plan.N, _nothing_measured(plan, method, state, key)) if plan.cluster and plan.measures else ()
         state, record, *_ = _gradients_and_update(plan, method, key, Carry(state, begun, _none_drawn(plan)), data, None, state.step)
         return state, record.statistics(plan.N)
 
@@ -269,7 +251,7 @@ def describe(plan: Plan, algorithm: Algorithm) -> Description:
     described: list[Description] = []
 
     def look(state, key):
-        begun = clock.start(plan.N, _nothing_measured(alone, method, state, key)) if plan.cluster else ()
+        begun = clock.at_zero(plan.N, _nothing_measured(alone, method, state, key)) if plan.cluster else ()
         seen: list[tuple[Record, Asked]] = []
 
         def one_round(measured):
@@ -287,7 +269,8 @@ def describe(plan: Plan, algorithm: Algorithm) -> Description:
         read = {id(atom) for equation in program.eqns for atom in equation.invars} | {id(atom) for atom in program.outvars}
         measures = any(id(variable) in read for variable in program.invars)
         record, asked = seen[0]
-        described.append(Description(record.sendings(), measures, record.weighs, asked.workers is not None))
+        M = 1 if asked.work is None else asked.work.samples.shape[1]
+        described.append(Description(record.sendings(), measures, record.weighs, asked.workers is not None, M))
         return state.step
 
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -311,7 +294,7 @@ def _nothing_measured(plan: Plan, method: Method, state: State, key: jax.Array) 
     cluster, usual = plan.cluster, plan.cluster.micro_batches
 
     def asked(measured: int) -> int:
-        begun = Carry(state, clock.start(plan.N, measurements.nothing(plan.N, measured, cluster)))
+        begun = Carry(state, clock.at_zero(plan.N, measurements.nothing(plan.N, measured, cluster)))
         work = jax.eval_shape(lambda: method.query(state, _this_round(plan, key, begun, state.step)).work)
         return usual if work is None else work.samples.shape[1]
 
@@ -546,7 +529,7 @@ def _measure(plan: Plan, method: Method, key, carry: Carry, data, shared, step, 
         whole = leaves.joined(plan.problem, params, carry.state.fixed)
         scalars, slope = oracle.evaluate(plan.problem, whole, data, shared)
         unknown = jnp.full((), np.nan, jnp.result_type(scalars["loss"]))
-        sqnorm = unknown if slope is None else sums.sqnorm(slope)
+        sqnorm = unknown if slope is None else xla.sqnorm(slope)
         return jax.tree.map(lambda scalar: _as_float(jnp.asarray(scalar)), {**scalars, "grad_sqnorm": sqnorm})
 
     def not_evaluated():

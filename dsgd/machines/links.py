@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dsgd import checks
-from dsgd.machines import family
-from dsgd.machines.family import Site
+from dsgd.machines import local_processes
+from dsgd.machines.local_processes import Site
 
 TOOLS = ("unshare", "nsenter", "ip", "tc")
 _QUEUE = 0.5  # seconds of its rate that may wait at a bucket: a lost packet would cost more than one that is late
@@ -72,7 +72,7 @@ def shaped(processes: int, function: Callable[[], Any], rate: Rate, *, free: Col
         ends = [end for i in range(count) if i not in free for end in ((nodes[i], "eth0"), (switch, f"port{i}"))]
         with _kept_at(ends, rate):
             sites = [Site(_address(i), _enter(node)) for i, node in enumerate(nodes)]
-            return family.called("shaped", sites, function, timeout)
+            return local_processes.called("shaped", sites, function, timeout)
 
 
 def need_rate(rate: Rate) -> None:

@@ -1,11 +1,11 @@
 """The survey's logical switch: what a round of messages costs, in closed form, and event by event."""
 
-from dsgd.network.asynchronous import asynchronous_server_messages
 from dsgd.network.clocks import Ports, Timing, elapse, exchange
 from dsgd.network.patterns import (
     all_gather,
     asynchronous_gossip,
     asynchronous_server,
+    asynchronous_server_messages,
     cost,
     gossip,
     local,

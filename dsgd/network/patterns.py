@@ -36,7 +36,7 @@ What a round of a pattern does to workers that are not ready at once is in `cloc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -48,7 +48,7 @@ from dsgd.base import Pattern
 from dsgd.graphs.matchings import matchings
 from dsgd.graphs.topology import Topology
 from dsgd.network.clocks import among_neighbours, apart, over_links, through_server
-from dsgd.network.switch import Convention, Message, check_convention
+from dsgd.network.switch import Convention, Message, Number, check_convention
 
 Seconds = float | Fraction | np.ndarray | jax.Array
 
@@ -210,6 +210,41 @@ def gossip(topology: Topology) -> Pattern:
 
 
 @checks.arguments
+def asynchronous_server_messages(compute: Sequence[Sequence[Number]], servers: int = 1) -> list[Message]:
+    r"""Each worker computes, sends its gradient to the server, receives the new model, and begins again (the survey's section 4.1).
+
+    With P servers, each has one part of the model, and messages are 1/P as long. A worker sends its parts one after the other, the next
+    when the last has arrived, and they come back in the same order: so every server sees the gradients in one order.
+
+    Args:
+        compute: seconds of each worker's gradients, one list a worker: of a lap each.
+        servers: P. They are numbered after the workers.
+
+    Returns:
+        Worker by worker, lap by lap: P messages to the servers, P from them.
+
+    Raises:
+        ValueError: no workers, or servers < 1.
+    """
+    checks.positive_int("asynchronous_server_messages: servers", servers)
+    if not len(compute):
+        raise ValueError("asynchronous_server_messages for no workers: need at least one list of seconds")
+    N, size, messages = len(compute), Fraction(1, servers), []
+    for worker, laps in enumerate(compute):
+        last: tuple[int, ...] = ()
+        for lap, seconds in enumerate(laps):
+            first = len(messages)
+            for part in range(servers):
+                after, work = (last, seconds) if part == 0 else ((first + part - 1,), 0)
+                messages.append(Message(worker, N + part, size, after, work, label=f"gradient {lap}"))
+            for part in range(servers):
+                after = (first + part,) if part == 0 else (first + part, first + servers + part - 1)
+                messages.append(Message(N + part, worker, size, after, label=f"model {lap}"))
+            last = (len(messages) - 1,)
+    return messages
+
+
+@checks.arguments
 def cost(pattern: Pattern, workers: int, latency: Seconds, transfer: Seconds, convention: Convention = "blocking") -> Any:
     """Seconds of one round.
 
@@ -228,7 +263,7 @@ def cost(pattern: Pattern, workers: int, latency: Seconds, transfer: Seconds, co
 
     Source: Liu and Zhang, section 1.3 and equation lines of chapters 2, 3, 5; the table above.
     """
-    _need_workers(workers)
+    checks.positive_int("cost: workers", workers, most=None)
     for what, value in (("latency", latency), ("transfer", transfer)):
         if not np.all((value >= 0) & (value < np.inf)):  # also catches NaN
             raise ValueError(f"cost with {what} = {value}: need seconds >= 0, finite")
@@ -256,7 +291,7 @@ def round_seconds(
     Raises:
         ValueError: bandwidth <= 0, negative bits, or as `cost`.
     """
-    _need_workers(workers)
+    checks.positive_int("round_seconds: workers", workers, most=None)
     if not bandwidth > 0:
         raise ValueError(f"bandwidth = {bandwidth} bit/s: need > 0")
     if not 0 <= bits_up < np.inf:
@@ -264,8 +299,3 @@ def round_seconds(
     vectors = pattern.vectors(workers)
     transfer = bits_up / vectors / bandwidth if vectors else 0.0
     return cost(pattern, workers, latency, transfer, convention)
-
-
-def _need_workers(workers: int) -> None:
-    if workers < 1:
-        raise ValueError(f"cost for {workers} workers: need at least 1, an integer")

@@ -6,7 +6,7 @@ import json
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -24,9 +24,9 @@ from dsgd.engine import indices, loop, pooled, programs, protocol
 from dsgd.machines import agreement, arrays
 from dsgd.runs import identity, plans, starts, suspects
 from dsgd.runs.checkpoints import Checkpoint
-from dsgd.runs.history import History, Log
+from dsgd.runs.history import Log
 from dsgd.runs.interrupts import Interrupted, Stop
-from dsgd.runs.jobs import Job, Watch
+from dsgd.runs.jobs import Job
 from dsgd.runs.progress import Progress
 
 _CHUNK_SECONDS = 0.5  # between two looks at the loss
@@ -34,26 +34,125 @@ _AHEAD = 2  # chunks on the devices
 _DONATED = (0,)  # of `advance`'s arguments: what is carried
 
 
-def execute(job: Job, watch: Watch, folder: str | Path | None) -> Result:
-    """Does the job, with a checkpoint in that folder, if there is one.
+def execute(job: Job, folder: str | Path | None) -> Result:
+    """Does the job, with a checkpoint in that folder, if one is given.
 
     Raises:
         ValueError, Diverged, Interrupted, Lost, Elsewhere: as `dsgd.run`.
     """
     several = job.plan.mesh.is_multi_process
-    with Stop() as stop, agreement.together(watch.name, several):
-        about = identity.of(job, folder is not None) if several or folder is not None else {}
-        if several:
-            also = {"steps": job.steps, "first round": job.before, "devices": job.plan.mesh.size, "capacity": job.plan.capacity}
-            asked = {"checkpoint": folder is not None, "until": watch.until is not None}
-            identity.need_same(about | {name: str(value) for name, value in (also | asked).items()})
+    with Stop() as stop, agreement.together(job.name, several):
+        about = identity.agreed(job, kept=folder is not None)
         with nullcontext() if folder is None else Checkpoint(folder, about, several) as checkpoint:
-            drive = _Drive(job, watch, checkpoint, stop)
-            drive.run()
-            result = None if drive.turn.stop else drive.result()
-            if result is None or drive.agree().stop:
-                raise drive.interrupted()
-            return result
+            return _run(job, checkpoint, stop)
+
+
+def _run(job: Job, checkpoint: Checkpoint | None, stop: Stop) -> Result:
+    """Prepares the devices, runs chunk by chunk to the last round, or to where the run is stopped, and collects the result."""
+    inputs, last = _placed(job), job.last
+    log = Log(runs=job.plan.runs, N=job.plan.N, record_every=job.plan.record_every, first=job.before)
+    queue = _Queue(job, inputs, _first_carry(job, inputs, checkpoint, log), log.steps[-1] if log.steps else job.before)
+    if job.feed:
+        with stop.users_code():
+            job.feed.skip(queue.sent - job.before)
+    if _is_enough(job, log, stop):
+        last = queue.sent
+    pace = _pace(job, queue.carry, inputs)
+    agree = partial(_agree, job, stop, pace, checkpoint)
+    with Progress(job.name, queue.sent, last, job.progress and agreement.index() == 0) as bar:
+        turn = agree()
+        while queue.waiting or (queue.sent < last and not turn.stop):
+            # The next chunk is queued before the last one is read, so that the devices never wait for the host.
+            ahead = 1 if job.until or turn.due else _AHEAD
+            while queue.sent < last and len(queue.waiting) < ahead and not turn.stop:
+                count, rounds = _next_chunk(job, queue.sent, last, turn.records)
+                batches: PyTree = None
+                if job.feed:
+                    with stop.users_code():
+                        batches = job.feed.take(rounds)
+                    turn = agree()
+                if not turn.stop:
+                    queue.send(count, rounds, last, batches)
+            if queue.waiting:
+                records, count, done = queue.read()
+                log.extend(records, done)
+                pace.finished(count)
+                bar.update(done, log.last_loss())
+                _check(job, log)
+            if not queue.waiting:
+                if _is_enough(job, log, stop):
+                    last = queue.sent
+                if checkpoint and log.steps and (turn.due or queue.sent >= last):
+                    checkpoint.save(queue.carry, log.records())
+            turn = agree()
+    result = None if turn.stop else Result(queue.carry.state, log.history(), _models(job, queue.carry.state, inputs))
+    if result is None or agree().stop:
+        raise _interrupted(job, queue, log, checkpoint)
+    return result
+
+
+class _Inputs(NamedTuple):
+    """What all chunks of a run read, on the devices: arguments of the compiled programs."""
+
+    points: PyTree
+    keys: jax.Array
+    data: PyTree
+    shared: PyTree
+
+
+def _placed(job: Job) -> _Inputs:
+    mesh, problem = job.plan.mesh, job.problem
+    everywhere, by_worker = (NamedSharding(mesh, spec) for spec in (P(), P(workers.AXIS)))
+    data = arrays.place(pooled.laid_out(arrays.owned(problem.data), mesh.size), by_worker)
+    points, keys, shared = arrays.place((job.points, job.keys, arrays.owned(problem.shared)), everywhere)
+    return _Inputs(points, keys, data, shared)
+
+
+def _first_carry(job: Job, inputs: _Inputs, checkpoint: Checkpoint | None, log: Log) -> loop.Carry:
+    """What the run begins with: the checkpoint's state, whose records the log then has; or the start, given or made."""
+    plan, points, keys = job.plan, inputs.points, inputs.keys
+    if checkpoint and (found := checkpoint.restore(loop.shapes(plan, points, keys))):
+        carry, records = found
+        log.resume(records)
+        if log.steps[-1] > job.last:
+            done = log.steps[-1] - job.before
+            raise ValueError(f"steps = {job.steps}, but the checkpoint has {done} rounds: need at least as many steps")
+        _check(job, log)
+        return carry
+    if not job.start:
+        return programs.call(loop.first_carry, plan, points, keys)
+    # Draws that are numbered go on as if all micro-batches of the rounds before had been drawn.
+    drawn = job.before * loop.describe(plan, job.methods[0]).micro_batches if plan.problem.numbered else 0
+    return starts.placed(job.start, loop.shapes(plan, points, keys), drawn)
+
+
+class _Queue:
+    """Chunks on the devices, and what is carried from each to the next.
+
+    Attributes:
+        carry: what the devices have after round `sent`.
+        sent: rounds of all chunks that were sent, and before.
+        waiting: of each chunk that was not read yet its records, how many they are, and the round after them.
+    """
+
+    def __init__(self, job: Job, inputs: _Inputs, carry: loop.Carry, sent: int) -> None:
+        self._job, self._inputs = job, inputs
+        self.carry, self.sent = carry, sent
+        self.waiting: deque[tuple[loop.Records, int, int]] = deque()
+
+    def send(self, count: int, rounds: int, last: int, batches: PyTree) -> None:
+        """Queues a chunk with so many records and rounds, of a run whose last round is `last`."""
+        points, keys, data, shared = self._inputs
+        chunk = loop.Chunk(*map(np.int32, (self.sent, rounds, self.sent == self._job.before, last)))
+        arguments = (self.carry, points, keys, data, shared, batches, chunk)
+        self.carry, records = programs.call(loop.advance, self._job.plan, *arguments, donate=_DONATED)
+        self.sent += rounds
+        self.waiting.append((records, count, self.sent))
+
+    def read(self) -> tuple[dict[str, np.ndarray], int, int]:
+        """The oldest chunk, which the devices may still be computing."""
+        records, count, done = self.waiting.popleft()
+        return jax.device_get(records), count, done
 
 
 class _Turn(NamedTuple):
@@ -70,158 +169,66 @@ class _Turn(NamedTuple):
     due: bool
 
 
-class _Drive:
-    """One job on its way. `carry` is what the devices have after round `sent`; `waiting` are the chunks whose records were not yet read."""
-
-    def __init__(self, job: Job, watch: Watch, checkpoint: Checkpoint | None, stop: Stop) -> None:
-        plan, everywhere = job.plan, NamedSharding(job.plan.mesh, P())
-        self.job, self.watch, self.checkpoint, self.stop = job, watch, checkpoint, stop
-        self.several = plan.mesh.is_multi_process
-        self.data = arrays.place(pooled.laid_out(arrays.owned(job.problem.data), plan.mesh.size), NamedSharding(plan.mesh, P(workers.AXIS)))
-        self.shared, self.points, self.keys = arrays.place((arrays.owned(job.problem.shared), job.points, job.keys), everywhere)
-        self.log = Log(runs=plan.runs, N=plan.N, record_every=plan.record_every, first=job.before)
-        self.last = job.before + job.steps
-        self.carry = self._begin()
-        self.sent = self.log.steps[-1] if self.log.steps else job.before
-        if job.feed:
-            with stop.users_code():
-                job.feed.skip(self.sent - job.before)
-        self.pace = _pace(plan, (self.carry, self.points, self.keys, self.data, self.shared, job.feed and job.feed.first))
-        self.waiting: deque[tuple[loop.Records, int, int]] = deque()  # records, how many, the round after them
-
-    def run(self) -> None:
-        """To the last round, or to where it is stopped."""
-        self._ask()
-        self.pace.begin()
-        with Progress(self.watch.name, self.sent, self.last, self.watch.progress and agreement.index() == 0) as bar:
-            while self._goes_on():
-                self._send()
-                if self.waiting:
-                    self._read(bar)
-                if not self.waiting:
-                    self._ask()
-                    self._save()
-
-    def agree(self) -> _Turn:
-        """The same in all processes: collectives that some begin and others do not are never done."""
-        mine = _Turn(self.stop.asked, self.pace.records, bool(self.checkpoint and self.checkpoint.due()))
-        if self.several:
-            everybody = [_Turn(*json.loads(words)) for words in agreement.exchange("the next chunk", json.dumps(mine))]
-            mine = everybody[0]._replace(stop=any(turn.stop for turn in everybody))
-        self.turn = mine
+def _agree(job: Job, stop: Stop, pace: _Pace, checkpoint: Checkpoint | None) -> _Turn:
+    """The same in all processes: collectives that some begin and others do not are never done."""
+    mine = _Turn(stop.asked, pace.records, bool(checkpoint and checkpoint.due()))
+    if not job.plan.mesh.is_multi_process:
         return mine
+    turns = [_Turn(*json.loads(words)) for words in agreement.exchange("the next chunk", json.dumps(mine))]
+    return turns[0]._replace(stop=any(turn.stop for turn in turns))
 
-    def _goes_on(self) -> bool:
-        return (not self.agree().stop and self.sent < self.last) or bool(self.waiting)
 
-    def result(self) -> Result:
-        return Result(self.carry.state, self.log.history(), self._models())
+def _next_chunk(job: Job, sent: int, last: int, most: int) -> tuple[int, int]:
+    """Records and rounds of the next chunk, of at most so many records."""
+    every, left = job.plan.record_every, last - sent
+    since = sent % every  # not 0 where a run goes on that ended between two records
+    most = min(most, -(-left // every), max(1, plans.MOST_IN_CHUNK // every))
+    if job.feed:
+        most = min(most, job.feed.records)
+    count = 1 if since else most
+    rounds = min(count * every - since, left)
+    evaluated = sent + rounds - (sent + rounds) % (every * job.plan.evaluate_every)
+    if job.until and sent < evaluated:  # it is to see a loss where it looks for one, in the last record
+        rounds = evaluated - sent
+    return -(-rounds // every), rounds
 
-    def _models(self) -> PyTree:
-        """The data are for what the model estimates from them; without that, they are no part of the program."""
-        plan = self.job.plan
-        return programs.call(loop.models, plan, self.carry.state, self.points, self.data if plan.problem.statistics else ())
 
-    def interrupted(self) -> Interrupted:
-        """What to raise. The checkpoint is written before; where it cannot be, the history is not lost for that."""
-        said = f"{self.watch.name}: interrupted after round {self.sent} (the error's .history has what went before)"
-        try:
-            if self.checkpoint and self.log.steps:
-                self.checkpoint.save(self.carry, self.log.records())
-        except OSError as error:
-            said += f"; its checkpoint could not be written: {error}"
-        return Interrupted(said, self.log.history())
+def _check(job: Job, log: Log) -> None:
+    """Raises `Diverged` if a run diverged, but not of a sweep, and a ValueError if the method refuses to go on."""
+    if wrong := indices.found(log.pieces[-1], indices.REFUSED):
+        raise ValueError(f"{job.name}: by round {log.steps[-1]}, {wrong}")
+    if doubtful := indices.found(log.pieces[-1], indices.WARNED):
+        warnings.warn(f"{job.name}: {doubtful}", stacklevel=2)
+    if not job.points:
+        log.check(job.name, partial(suspects.of, job))
 
-    def _begin(self) -> loop.Carry:
-        """The checkpoint's state and records; or the start, given or made."""
-        plan, start = self.job.plan, self.job.start
-        if not (self.checkpoint or start):
-            return programs.call(loop.start, plan, self.points, self.keys)
-        like = loop.shapes(plan, self.points, self.keys)
-        found = self.checkpoint.restore(like) if self.checkpoint else None
-        if found is None:
-            return self._placed(start, like) if start else programs.call(loop.start, plan, self.points, self.keys)
-        carry, records = found
-        self.log.resume(records)
-        if self.log.steps[-1] > self.last:
-            done = self.log.steps[-1] - self.job.before
-            raise ValueError(f"steps = {self.job.steps}, but the checkpoint has {done} rounds: need at least as many steps")
-        self._check()
-        return carry
 
-    def _placed(self, start: State, like: loop.Carry) -> loop.Carry:
-        """Where another run ended. Draws that are numbered go on as if all micro-batches of its rounds had been drawn."""
-        plan, before = self.job.plan, self.job.before
-        drawn = before * loop.micro_batches(plan, self.points, self.keys, like) if plan.problem.numbered else 0
-        return starts.placed(start, like, drawn)
+def _is_enough(job: Job, log: Log, stop: Stop) -> bool:
+    """Whether the user says that the run may end here. No chunk is on the devices."""
+    if not (job.until and log.steps):
+        return False
+    enough = False
+    with stop.users_code(), protocol.noted(f"until, of a run of {job.name}"):
+        enough = checks.truth("run: until", job.until(log.history()), "bool((history['loss'][..., -1] < 0.1).all())")
+    if job.plan.mesh.is_multi_process:
+        enough = json.loads(agreement.exchange("whether it is enough", json.dumps(enough))[0])
+    return enough
 
-    def _send(self) -> None:
-        """Queues the next chunk before the last one is read, so that the devices never wait for the host."""
-        ahead = 1 if self.watch.until or self.turn.due else _AHEAD
-        while self.sent < self.last and len(self.waiting) < ahead and not self.turn.stop:
-            count, rounds = self._next_chunk()
-            batch: PyTree = None
-            if self.job.feed:
-                with self.stop.users_code():
-                    batch = self.job.feed.take(rounds)
-                if self.agree().stop:
-                    return
-            chunk = loop.Chunk(*map(np.int32, (self.sent, rounds, self.sent == self.job.before, self.last)))
-            arguments = (self.carry, self.points, self.keys, self.data, self.shared, batch, chunk)
-            self.carry, news = programs.call(loop.advance, self.job.plan, *arguments, donate=_DONATED)
-            self.sent += rounds
-            self.waiting.append((news, count, self.sent))
 
-    def _next_chunk(self) -> tuple[int, int]:
-        """Its records and rounds."""
-        every, left = self.job.plan.record_every, self.last - self.sent
-        since = self.sent % every  # not 0 where a run goes on that ended between two records
-        most = min(self.turn.records, -(-left // every), max(1, plans.MOST_IN_CHUNK // every))
-        if self.job.feed:
-            most = min(most, self.job.feed.records)
-        count = 1 if since else most
-        rounds = min(count * every - since, left)
-        evaluated = self.sent + rounds - (self.sent + rounds) % (every * self.job.plan.evaluate_every)
-        if self.watch.until and self.sent < evaluated:  # it is to see a loss where it looks for one, in the last record
-            rounds = evaluated - self.sent
-        return -(-rounds // every), rounds
+def _models(job: Job, state: State, inputs: _Inputs) -> PyTree:
+    """The models to take home. The data are for what the model estimates from them; without that, they are no part of the program."""
+    return programs.call(loop.models, job.plan, state, inputs.points, inputs.data if job.problem.statistics else ())
 
-    def _read(self, bar: Progress) -> None:
-        """The oldest chunk's records."""
-        news, count, done = self.waiting.popleft()
-        self.log.extend(jax.device_get(news), done)
-        self.pace.finished(count)
-        bar.update(done, self.log.last_loss())
-        self._check()
 
-    def _check(self) -> None:
-        """Raises `Diverged` if a run diverged that may not, and a ValueError if the method refuses to go on."""
-        if wrong := indices.found(self.log.pieces[-1], indices.REFUSED):
-            raise ValueError(f"{self.watch.name}: by round {self.log.steps[-1]}, {wrong}")
-        if doubtful := indices.found(self.log.pieces[-1], indices.WARNED):
-            warnings.warn(f"{self.watch.name}: {doubtful}", stacklevel=2)
-        if not self.watch.may_diverge:
-            self.log.check(self.watch.name, partial(suspects.of, self.job))
-
-    def _ask(self) -> None:
-        """The run ends here if the user says so. Nothing is on its way."""
-        if self.watch.until and self.log.steps:
-            enough = False
-            with self.stop.users_code():
-                enough = self._asked(self.watch.until)
-            if self.several:
-                enough = json.loads(agreement.exchange("whether it is enough", json.dumps(enough))[0])
-            if enough:
-                self.last = self.sent
-
-    def _asked(self, until: Callable[[History], bool]) -> bool:
-        with protocol.noted(f"until, of a run of {self.watch.name}"):
-            return checks.truth("run: until", until(self.log.history()), "bool((history['loss'][..., -1] < 0.1).all())")
-
-    def _save(self) -> None:
-        """What there is, where it is time to. Nothing is on its way."""
-        if self.checkpoint and self.log.steps and (self.turn.due or self.sent >= self.last):
-            self.checkpoint.save(self.carry, self.log.records())
+def _interrupted(job: Job, queue: _Queue, log: Log, checkpoint: Checkpoint | None) -> Interrupted:
+    """What to raise. The checkpoint is written before; if it cannot be, the history is not lost for that."""
+    said = f"{job.name}: interrupted after round {queue.sent} (the error's .history has what went before)"
+    try:
+        if checkpoint and log.steps:
+            checkpoint.save(queue.carry, log.records())
+    except OSError as error:
+        said += f"; its checkpoint could not be written: {error}"
+    return Interrupted(said, log.history())
 
 
 class _Pace:
@@ -232,11 +239,8 @@ class _Pace:
         self.records = 1
         self.at = 0.0
 
-    def begin(self) -> None:
-        """Of a run: what went before it does not count."""
-        self.at = time.perf_counter()
-
     def finished(self, count: int) -> None:
+        """A chunk of so many records was read."""
         now = time.perf_counter()
         wanted = count * _CHUNK_SECONDS / max(now - self.at, 1e-9)
         self.records = max(1, min(self.most, max(self.records, 8 * count), int(wanted)))
@@ -247,8 +251,10 @@ class _Pace:
 _paces: WeakKeyDictionary[Any, dict[Hashable, _Pace]] = WeakKeyDictionary()
 
 
-def _pace(plan: loop.Plan, arrays: PyTree) -> _Pace:
+def _pace(job: Job, carry: loop.Carry, inputs: _Inputs) -> _Pace:
     """That of the last run of this plan on such arrays: each chunk pays for memory that is taken anew, so that fewer are better."""
-    known = _paces.setdefault(programs.traceable(loop.advance, plan, _DONATED), {})
-    shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(arrays))
-    return known.setdefault(shapes, _Pace(plan.capacity - 1))  # the first chunk has the start's record, too
+    known = _paces.setdefault(programs.traceable(loop.advance, job.plan, _DONATED), {})
+    shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves((carry, inputs, job.feed and job.feed.first)))
+    pace = known.setdefault(shapes, _Pace(job.plan.capacity - 1))  # the first chunk has the start's record, too
+    pace.at = time.perf_counter()  # what went before this run does not count
+    return pace

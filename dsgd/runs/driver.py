@@ -1,23 +1,23 @@
-"""`run`: one method on one problem; and `compile_round`, one round of it to look into."""
+"""`run`: one method on one problem; `compile_round`: one round of it to look into; `exchanges`: what its rounds send."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
 
 from dsgd import checks, modes
-from dsgd.base import Algorithm, Key, Problem, PyTree, Result, State
+from dsgd.base import Algorithm, Key, Pattern, Problem, PyTree, Result, State
 from dsgd.clusters import Cluster
 from dsgd.engine import loop, pooled, programs, protocol
-from dsgd.runs import chunks, starts
+from dsgd.runs import chunks, plans, starts
 from dsgd.runs.feed import Feed
 from dsgd.runs.history import History
-from dsgd.runs.jobs import Job, Watch
-from dsgd.runs.plans import Always, check_runnable, check_steps, make_plan, warn_if_drawn_again, warn_if_silent
+from dsgd.runs.jobs import Job
+from dsgd.runs.plans import Always
 
 
 @checks.arguments
@@ -107,19 +107,17 @@ def run(
         Lost: another process of the run was killed, or is not heard of; it says which.
         Elsewhere: another process left the run, by an error of its own; it says which.
     """
-    check_runnable(problem, cluster)
     state = start.state if isinstance(start, Result) else start
     before = 0 if state is None else starts.rounds_of(state)
-    steps, size = check_steps(steps, before), 1 if seeds is None else checks.positive_int("seeds", seeds)
-    runs = 0 if seeds is None else 1
+    steps, size = plans.check_steps(steps, before), 1 if seeds is None else checks.positive_int("seeds", seeds)
     options: dict[str, Any] = {"record_every": record_every, "cluster": cluster, "train_loss": train_loss, "evaluate_every": evaluate_every}
-    plan = make_plan(Always(algorithm), algorithm, problem, mesh, runs=runs, size=size, **options)
-    warn_if_drawn_again(plan, [algorithm], steps, before)
-    keys = jax.random.split(key, size) if runs else key
+    plan = plans.make_plan(Always(algorithm), algorithm, problem, mesh, runs=0 if seeds is None else 1, size=size, **options)
+    keys = key if seeds is None else jax.random.split(key, size)
     feed = None if batches is None else Feed(plan, batches, steps)
-    watch = Watch(algorithm.name, progress, may_diverge=False, until=until)
-    result = chunks.execute(Job(plan, algorithm, problem, {}, keys, steps, feed, state, before), watch, checkpoint)
-    warn_if_silent(plan, [algorithm], result.history["bits"], steps, before)
+    job = Job(plan, (algorithm,), problem, {}, keys, steps, feed, state, before, progress, until)
+    plans.warn_if_drawn_again(job)
+    result = chunks.execute(job, checkpoint)
+    plans.warn_if_silent(job, result.history["bits"])
     return result
 
 
@@ -140,8 +138,57 @@ def compile_round(
         ValueError: as `run`.
     """
     key = checks.default_key()
-    check_runnable(problem, cluster)
-    plan = make_plan(Always(algorithm), algorithm, problem, mesh, runs=0, size=1, record_every=1, cluster=cluster)
+    plan = plans.make_plan(Always(algorithm), algorithm, problem, mesh, runs=0, size=1, record_every=1, cluster=cluster)
     state = jax.eval_shape(lambda: protocol.Method(algorithm, problem, plan.N).init(problem.init(key)))
     data = jax.eval_shape(lambda: pooled.laid_out(problem.data, plan.mesh.size))
     return programs.traceable(loop.one_round, plan).lower(state, key, data).compile()
+
+
+class Exchange(NamedTuple):
+    """One exchange of messages in the rounds of a method.
+
+    Args:
+        call: the call of the round, in words: "mix on ring(8)".
+        pattern: how the messages flow.
+        period: rounds from one such exchange to the next; 0: the method decides in each round.
+        turns: exchanges after which a schedule of topologies repeats.
+        simulated: whether other collectives stand for the messages on several devices (one server, pairs of workers).
+    """
+
+    call: str
+    pattern: Pattern
+    period: int = 1
+    turns: int = 1
+    simulated: bool = False
+
+
+@checks.arguments
+@modes.outermost
+def exchanges(algorithm: Algorithm, problem: Problem, *, cluster: Cluster | None = None) -> tuple[Exchange, ...]:
+    r"""The exchanges of a method's rounds, in order. Nothing is compiled or run.
+
+    A round of N workers takes on average
+
+    $$ \sum_e \frac{c_e(N, l, r)}{H_e} $$
+
+    seconds on a network with latency l and transfer time r, where $c_e$ is `dsgd.network.cost` of the pattern of exchange e, and $H_e$ its
+    period:
+
+        sum(network.cost(each.pattern, N, l, r) / each.period for each in dsgd.exchanges(method, problem))
+
+    Args:
+        algorithm: the method.
+        problem: that it runs on, which has the number of workers.
+        cluster: that it runs on, of methods that look at it.
+
+    Returns:
+        One for each call that sends, or for each `round.joint`; () if the method sends nothing.
+
+    Raises:
+        ValueError: the method and the problem, or the cluster, do not fit together.
+    """
+    plan = plans.make_plan(Always(algorithm), algorithm, problem, 1, runs=0, size=1, record_every=1, cluster=cluster)
+    return tuple(
+        Exchange(sending.call, sending.pattern, int(sending.period), sending.turns, sending.simulated)
+        for sending in loop.describe(plan, algorithm).sendings
+    )

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -19,6 +17,24 @@ from dsgd.runs.jobs import Job
 
 PROGRAM = "program"
 _TOOLS = {"platform", "jax"}  # which matter where they lower to another program
+
+
+def agreed(job: Job, kept: bool) -> dict[str, str]:
+    """What the run is, by name, and the same in all of its processes; {} if nobody asks: in one process, without a checkpoint.
+
+    Args:
+        job, kept: as of `of`.
+
+    Raises:
+        ValueError: the processes do not all run the same; or as `of`.
+    """
+    several = job.plan.mesh.is_multi_process
+    about = of(job, kept) if several or kept else {}
+    if several:
+        also = {"steps": job.steps, "first round": job.before, "devices": job.plan.mesh.size, "capacity": job.plan.capacity}
+        asked = {"checkpoint": kept, "until": job.until is not None}
+        need_same(about | {name: str(value) for name, value in (also | asked).items()})
+    return about
 
 
 def of(job: Job, kept: bool) -> dict[str, str]:
@@ -33,7 +49,7 @@ def of(job: Job, kept: bool) -> dict[str, str]:
     """
     plan = job.plan
     return {
-        "method": job.algorithm.name,
+        "method": job.name,
         **_hyperparameters(job),
         "problem": job.problem.name,
         "workers": str(plan.N),
@@ -92,13 +108,10 @@ def _batches(job: Job, kept: bool) -> str:
 def _program(job: Job) -> str:
     """The start and the loop, lowered for one device and chunks of one record."""
     one = Mesh(job.plan.mesh.local_devices[:1], (workers.AXIS,))
-    plan = job.plan._replace(mesh=one, capacity=1)
-    points, keys, data, shared = jax.eval_shape(lambda *arrays: arrays, job.points, job.keys, job.problem.data, job.problem.shared)
-    batches = None if job.feed is None else jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), job.feed.first)
-    carry = jax.eval_shape(partial(loop.start, plan), points, keys)
-    number = jax.ShapeDtypeStruct((), jnp.int32)
-    start = programs.text(loop.start, plan, points, keys)
-    advance = programs.text(loop.advance, plan, carry, points, keys, data, shared, batches, loop.Chunk(*[number] * 4))
+    alone = job._replace(plan=job.plan._replace(mesh=one, capacity=1))
+    carry, points, keys, *others = alone.shapes()
+    start = programs.text(loop.first_carry, alone.plan, points, keys)
+    advance = programs.text(loop.advance, alone.plan, carry, points, keys, *others)
     return hashlib.sha256((start + advance).encode()).hexdigest()[:16]
 
 

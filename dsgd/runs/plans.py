@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -17,6 +16,7 @@ from dsgd.base import Algorithm, Problem
 from dsgd.clusters import Cluster, presence
 from dsgd.engine import leaves, loop
 from dsgd.machines import forks
+from dsgd.runs.jobs import Job
 from dsgd.workers.axis import automatic
 
 _ROOM = 1 << 14  # records of all runs in one chunk
@@ -58,6 +58,7 @@ def make_plan(
     Raises:
         ValueError: as of `run`; on a cluster or with weights, also what the method's update refuses.
     """
+    check_runnable(problem, cluster)
     record_every = checks.positive_int("record_every", record_every, most=None)
     if record_every > MOST_IN_CHUNK:
         raise ValueError(f"record_every = {record_every}: need at most 2^30")
@@ -118,49 +119,44 @@ def check_runnable(problem: Problem, cluster: Cluster | None = None) -> None:
         leaves.flags(problem)
 
 
-def warn_if_drawn_again(plan: loop.Plan, methods: Iterable[Algorithm], steps: int, before: int) -> None:
-    """Warns if workers are drawn again between two rounds with messages, or only once.
-
-    Args:
-        plan: of the run.
-        methods: that run, with periods that are not traced.
-        steps: of the run.
-        before: rounds that it goes on from.
-    """
-    cluster = plan.cluster
-    if cluster is None or cluster.present is None or not presence.drawn(cluster.present, plan.N):
+def warn_if_drawn_again(job: Job) -> None:
+    """Warns if workers are drawn again between two rounds with messages, or only once."""
+    cluster = job.plan.cluster
+    if cluster is None or cluster.present is None or not presence.drawn(cluster.present, job.plan.N):
         return
-    rounds, others = cluster.present_for, {}
-    for method in methods:
-        others |= {period: method.name for period in _periods(plan, method) if period not in (1, rounds)}
+    rounds = cluster.present_for
+    others = {period: name for period, name in _periods(job).items() if period not in (1, rounds)}
     for period, name in others.items():
         remedy = f"others take part in the rounds between; pass Cluster(..., present_for={period})"
         _warn(f"{name} sends messages every {period} rounds, but workers are drawn for present_for = {rounds} rounds: {remedy}")
-    if not before and steps < rounds and not others:
-        _warn(f"workers are drawn for present_for = {rounds} rounds: the same take part in all steps = {steps}; pass a smaller present_for")
+    if not job.before and job.steps < rounds and not others:
+        same = f"the same take part in all steps = {job.steps}; pass a smaller present_for"
+        _warn(f"workers are drawn for present_for = {rounds} rounds: {same}")
 
 
-def warn_if_silent(plan: loop.Plan, methods: Iterable[Algorithm], bits: np.ndarray, steps: int, before: int) -> None:
+def warn_if_silent(job: Job, bits: np.ndarray) -> None:
     """Warns if nothing was sent in a run of methods that send messages every few rounds.
 
     Args:
-        plan, methods, steps, before: as of `warn_if_drawn_again`.
+        job: the run.
         bits: of the history, whose last axis are records.
     """
-    if before or not bits.size or (bits[..., -1] > 0).all():
+    if job.before or not bits.size or (bits[..., -1] > 0).all():
         return
-    periods = {period: method.name for method in methods for period in _periods(plan, method) if period > steps}
-    for period, name in periods.items():
-        _warn(f"{name} sends messages every {period} rounds, but the run has steps = {steps}: nothing is sent; pass steps >= {period}")
+    for period, name in _periods(job).items():
+        if period > job.steps:
+            remedy = f"nothing is sent; pass steps >= {period}"
+            _warn(f"{name} sends messages every {period} rounds, but the run has steps = {job.steps}: {remedy}")
 
 
-def _periods(plan: loop.Plan, method: Algorithm) -> set[int]:
-    """Rounds from one exchange to the next, of exchanges with a fixed number of them."""
-    return {int(sending.period) for sending in loop.describe(plan, method).sendings} - {0}
+def _periods(job: Job) -> dict[int, str]:
+    """Rounds from one exchange to the next, of exchanges with a fixed number of them, each with the name of a method that has it."""
+    periods = {int(sending.period): method.name for method in job.methods for sending in loop.describe(job.plan, method).sendings}
+    return {period: name for period, name in periods.items() if period}
 
 
 def _warn(words: str) -> None:
-    warnings.warn(words, stacklevel=5)  # of the caller of `run` or `sweep`
+    warnings.warn(words, stacklevel=6)  # the line of the caller of `run` or `sweep`
 
 
 def _need_kept(problem: Problem) -> None:

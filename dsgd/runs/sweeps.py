@@ -17,12 +17,11 @@ from dsgd import array_likes, checks, modes, sameness
 from dsgd.base import Algorithm, Key, Params, Problem, PyTree, State
 from dsgd.clusters import Cluster
 from dsgd.machines import arrays, forks
-from dsgd.runs import chunks, traced
+from dsgd.runs import chunks, plans, traced
 from dsgd.runs.feed import Feed
 from dsgd.runs.history import History, evaluated
 from dsgd.runs.interrupts import Interrupted
-from dsgd.runs.jobs import Job, Watch
-from dsgd.runs.plans import check_runnable, check_steps, make_plan, warn_if_drawn_again, warn_if_silent
+from dsgd.runs.jobs import Job
 
 
 class Sweep(NamedTuple):
@@ -186,19 +185,16 @@ def sweep(
     grid = {name: _values(name, values) for name, values in grids.items()}
     if not grid:
         raise ValueError("a sweep without a grid: need at least one, learning_rate=[0.1, 0.01], say")
-    steps, seeds = check_steps(steps), checks.positive_int("seeds", seeds)
+    steps, seeds = plans.check_steps(steps), checks.positive_int("seeds", seeds)
     methods = _built(factory, grid)
-    example = methods[0]
-    check_runnable(problem, cluster)
     shape = tuple(len(values) for values in grid.values())
     points = {name: arrays.from_host(axis.ravel()) for name, axis in zip(grid, np.meshgrid(*grid.values(), indexing="ij"), strict=True)}
     size = int(np.prod(shape)) * seeds
     options: dict[str, Any] = {"record_every": record_every, "cluster": cluster, "train_loss": train_loss, "evaluate_every": evaluate_every}
-    plan = make_plan(_FromPoint(factory), example, problem, mesh, runs=2, size=size, **options)
-    warn_if_drawn_again(plan, methods, steps, 0)
+    plan = plans.make_plan(_FromPoint(factory), methods[0], problem, mesh, runs=2, size=size, **options)
     feed = None if batches is None else Feed(plan, batches, steps)
-    watch = Watch(example.name, progress, may_diverge=True)
-    job = Job(plan, example, problem, points, jax.random.split(key, seeds), steps, feed)
+    job = Job(plan, methods, problem, points, jax.random.split(key, seeds), steps, feed, progress=progress)
+    plans.warn_if_drawn_again(job)
 
     def unfold(leaf):
         return leaf.reshape(*shape, *leaf.shape[1:])
@@ -207,7 +203,7 @@ def sweep(
         return {name: values if name == "step" else unfold(values) for name, values in history.items()}
 
     try:
-        result = chunks.execute(job, watch, checkpoint)
+        result = chunks.execute(job, checkpoint)
     except Interrupted as stopped:
         raise Interrupted(str(stopped), unfolded(stopped.history)) from None
     except (TypeError, ValueError) as error:
@@ -217,17 +213,17 @@ def sweep(
                 f" in one program; expected arithmetic on {name}, jnp.where for an if; or make one sweep for each value of {name}"
             ) from error
         raise
-    warn_if_silent(plan, methods, result.history["bits"], steps, 0)
+    plans.warn_if_silent(job, result.history["bits"])
     return Sweep(grid, unfolded(result.history), jax.tree.map(unfold, result.state), jax.tree.map(unfold, result.params))
 
 
-def _built(factory: Callable[..., Algorithm], grid: dict[str, np.ndarray]) -> list[Algorithm]:
+def _built(factory: Callable[..., Algorithm], grid: dict[str, np.ndarray]) -> tuple[Algorithm, ...]:
     """The method of the first point, and those of all other values, one changed at a time: in the trace, where values are not known, none
     could be refused."""
     checks.need_call("sweep: factory", factory, keywords=list(grid))
     first = {name: values[0].item() for name, values in grid.items()}
     others = [{**first, name: value} for name, values in grid.items() for value in values[1:].tolist()]
-    methods = [factory(**point) for point in (first, *others)]
+    methods = tuple(factory(**point) for point in (first, *others))
     for method in methods:
         if not isinstance(method, Algorithm):
             raise ValueError(f"sweep: factory gave {checks.shown(method)}: need a function that returns a dsgd.Algorithm")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dsgd.base import Algorithm
@@ -26,7 +24,7 @@ def used_as_python_values(job: Job, factory: Callable[..., Algorithm], grid: dic
     """
     if not (isinstance(error, TypeError) or "Tracer" in str(error)):  # our own refusals show the value that they were given
         return []
-    if not _traces(job._replace(plan=job.plan._replace(build=Always(job.algorithm), runs=1), points={})):
+    if not _traces(job._replace(plan=job.plan._replace(build=Always(job.methods[0]), runs=1), points={})):
         return []
     first = {name: values[0].item() for name, values in grid.items()}
 
@@ -39,12 +37,8 @@ def used_as_python_values(job: Job, factory: Callable[..., Algorithm], grid: dic
 
 
 def _traces(job: Job) -> bool:
-    plan, points, keys = job.plan, job.points, job.keys
-    batches = None if job.feed is None else jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), job.feed.first)
-    chunk: Any = loop.Chunk(*[jax.ShapeDtypeStruct((), jnp.int32)] * 4)
     try:
-        carry = jax.eval_shape(partial(loop.start, plan), points, keys)
-        jax.eval_shape(partial(loop.advance, plan), carry, points, keys, job.problem.data, job.problem.shared, batches, chunk)
+        jax.eval_shape(partial(loop.advance, job.plan), *job.shapes())
     except (TypeError, ValueError):
         return False
     return True

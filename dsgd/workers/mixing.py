@@ -21,13 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dsgd.barriers import stored
+from dsgd import xla
 from dsgd.base import PyTree
 from dsgd.graphs.neighbours import neighbours as lists_of
 from dsgd.graphs.topology import Topology
 from dsgd.workers import axis
 from dsgd.workers.attendance import attendance
-from dsgd.workers.routes import Permute, Routes, different, plan
+from dsgd.workers.routes import Permute, Routes, different, routes_of
 
 
 def mix(tree: PyTree, topology: Topology, step: jax.Array | None = None, *, keep_sums: bool = False) -> PyTree:
@@ -49,7 +49,7 @@ def mix(tree: PyTree, topology: Topology, step: jax.Array | None = None, *, keep
         ValueError: leaves of another number of workers, or not floating point (weights would be rounded to 0); a schedule without a step.
     """
     _check(tree, topology)
-    tree = stored(tree)  # by itself, XLA would compute a row again for each of its neighbours
+    tree = xla.materialize(tree)  # a row is used at each of its neighbours
     some_lost = attendance() is not None
     if topology.uniform and not some_lost:
         return jax.tree.map(lambda mean, leaf: jnp.broadcast_to(mean, leaf.shape), axis.mean(tree), tree)
@@ -76,7 +76,7 @@ def pull(tree: PyTree, topology: Topology, step: jax.Array | None = None, *, tab
         ValueError: as `mix`.
     """
     _check(tree, topology)
-    tree, table = stored((tree, table))
+    tree, table = xla.materialize((tree, table))
     if topology.uniform and table is None and attendance() is None:
         rough = jax.tree.map(lambda mean, leaf: _common(mean)[None] - leaf, axis.mean(tree), tree)
         return jax.tree.map(lambda leaf, off: leaf - off[None], rough, axis.mean(rough))  # the mean was rounded, like the models
@@ -91,7 +91,7 @@ def fetch(tree: PyTree, topology: Topology, step: jax.Array | None = None) -> Py
     """
     if axis.devices() == 1:
         return tree
-    routes = plan(topology, axis.devices())
+    routes = routes_of(topology, axis.devices())
     if routes.permutes is None:
         return axis.gather(tree)
     rounds, branch = different(routes.permutes)
@@ -108,7 +108,7 @@ def neighbours(tree: PyTree, topology: Topology, step: jax.Array | None = None) 
     Returns:
         Leaves `[n, K, ...]`, K the most that a worker receives; weights `[n, K]`: 0 where there is no such message, or it does not arrive.
     """
-    routes, at = plan(topology, axis.devices(), rows=True), _here(topology, step)
+    routes, at = routes_of(topology, axis.devices(), rows=True), _here(topology, step)
     kind = jnp.result_type(*(leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)), jnp.float16)
     places, weights = jnp.asarray(routes.places)[at], jnp.asarray(routes.weights, kind)[at]
     arrives = _arrives(routes, at, topology)
@@ -118,7 +118,7 @@ def neighbours(tree: PyTree, topology: Topology, step: jax.Array | None = None) 
 
 def table_rows(topology: Topology) -> int:
     """m, the rows of the table that `fetch` brings."""
-    return plan(topology, axis.devices()).length
+    return routes_of(topology, axis.devices()).length
 
 
 def _bring(tree: PyTree, permutes: list[Permute], length: int) -> PyTree:
@@ -147,7 +147,7 @@ def sum_of_others(table: jax.Array, topology: Topology, step: jax.Array | None =
         table, topology, step: as of `pull`.
         lost: in a round with an `attendance`, over those whose messages were sent and do not arrive; else over those whose messages do.
     """
-    routes, at = plan(topology, axis.devices()), _here(topology, step)
+    routes, at = routes_of(topology, axis.devices()), _here(topology, step)
     links = jnp.asarray(routes.weights != 0, jnp.uint32)[at]
     if there := attendance():
         own, others = axis.ids(topology.n)[:, None], _others(routes, at)
@@ -186,7 +186,7 @@ def _kept(topology: Topology, step: jax.Array | None) -> jax.Array:
     to = lists_of(topology, 0)
     own, lists = axis.ids(topology.n)[:, None], of_round(to.workers, topology, step)
     leaves = jnp.where(there.arrives(own, lists), axis.own(jnp.asarray(to.weights)[turn], topology.n), 0)
-    routes, at = plan(topology, axis.devices()), _here(topology, step)
+    routes, at = routes_of(topology, axis.devices()), _here(topology, step)
     comes = jnp.where(there.arrives(own, _others(routes, at)), jnp.asarray(routes.weights)[at], 0)
     return 1 - jnp.sum(leaves, axis=1) + jnp.sum(comes, axis=1)
 
@@ -203,7 +203,7 @@ def _common(mean: jax.Array) -> jax.Array:
 
 def _pulled(tree: PyTree, table: PyTree, topology: Topology, step: jax.Array | None, onto: bool) -> PyTree:
     """What gossip adds, or with `onto` what comes of adding it."""
-    routes, at = plan(topology, axis.devices()), _here(topology, step)
+    routes, at = routes_of(topology, axis.devices()), _here(topology, step)
     return jax.tree.map(partial(summed, routes, at, onto=onto, arrives=_arrives(routes, at, topology)), tree, table)
 
 

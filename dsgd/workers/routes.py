@@ -49,7 +49,7 @@ class Routes(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def plan(topology: Topology, devices: int, rows: bool | None = None) -> Routes:
+def routes_of(topology: Topology, devices: int, rows: bool | None = None) -> Routes:
     """The routes of a topology over D devices; `rows` is for timing one kind of sum, or the other. What costs least is chosen:
 
     - rows that cross devices: by permutes, one for each matching of sending with receiving devices; by a gather where the permutes

@@ -54,33 +54,8 @@ def added(x: jax.Array, axis: int = 0) -> jax.Array:
 
 def scan(name: str, problem: dsgd.Problem, mean: Mean = reduced) -> Run:
     """The method of that name, one of `SCANS`: rounds -> (state, history)."""
-    first, one_round = _parts_of(name, problem, mean)
-
-    @jax.jit(static_argnames="rounds")
-    def run(state, data, average, rounds):
-        keys = jax.random.split(jax.random.key(0), rounds)
-        return lax.scan(lambda state, key: one_round(state, key, data, average), state, keys)
-
-    return lambda rounds: jax.block_until_ready(run(first, problem.data, problem.shared, rounds))
-
-
-def counted(name: str, problem: dsgd.Problem) -> Run:
-    """The same, in a loop whose number of turns is an argument of the program, as the framework's is: rounds -> (state, last record)."""
-    first, one_round = _parts_of(name, problem, reduced)
-    key = jax.random.key(0)
-
-    @jax.jit
-    def run(state, data, average, rounds):
-        record = jax.eval_shape(one_round, state, key, data, average)[1]
-        start = state, jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), record)
-        return lax.fori_loop(0, rounds, lambda i, carry: one_round(carry[0], jax.random.fold_in(key, i), data, average), start)
-
-    return lambda rounds: jax.block_until_ready(run(first, problem.data, problem.shared, rounds))
-
-
-def _parts_of(name: str, problem: dsgd.Problem, mean: Mean) -> tuple[Any, Callable[..., Any]]:
-    """The first state, and (state, key, data, average) -> state, record."""
     start, step, model = SCANS[name](*problem.data.b.shape, mean)
+    first = start()
 
     def one_round(state, key, data, average):
         state = step(state, key, data)
@@ -91,7 +66,12 @@ def _parts_of(name: str, problem: dsgd.Problem, mean: Mean) -> tuple[Any, Callab
         spread = jnp.sum(mean((x - middle[None]) ** 2)) if x.ndim == 2 else jnp.zeros(())
         return state, (average.minimum + away @ slope / 2, slope @ slope, spread)
 
-    return start(), one_round
+    @jax.jit(static_argnames="rounds")
+    def run(state, data, average, rounds):
+        keys = jax.random.split(jax.random.key(0), rounds)
+        return lax.scan(lambda state, key: one_round(state, key, data, average), state, keys)
+
+    return lambda rounds: jax.block_until_ready(run(first, problem.data, problem.shared, rounds))
 
 
 def _minibatch_sgd(N: int, d: int, mean: Mean):

@@ -25,7 +25,7 @@ from rich.table import Table
 from dsgd import compressors
 from dsgd.base import Compressor
 from dsgd.compressors.sizes import FLOAT_BITS
-from experiments.shared import commands, common
+from experiments.shared import commands, tables, timing
 
 FRACTION = 0.01
 
@@ -36,12 +36,12 @@ Program = Callable[[], object]
 class Args:
     """Times every compressor beside a copy, random numbers and a selection."""
 
-    dimensions: tuple[int, ...] = (2**20, 2**24)
+    dimensions: tuple[commands.Count, ...] = (2**20, 2**24)
     """Elements d of the vector."""
-    repeats: int = 9
+    repeats: commands.Count = 9
     """Timings of each program."""
     out: Path = field(default=Path("results/benchmark/compression"))
-    """Folder for config.json and throughput.csv."""
+    """Folder for config.json, throughput.csv and a table for each dimension."""
 
 
 class Candidate(NamedTuple):
@@ -92,7 +92,7 @@ def main(args: Args) -> None:
             references, speeds = measure(args, d)
             rows += [(d, name, "", rate, "", "") for name, rate in references.items()]
             rows += [(d, name, *speed) for name, speed in speeds.items()]
-            common.console().print(tabulate(d, references, speeds))
+            tables.show(tables.console(), tabulate(d, references, speeds), args.out / f"table_{d}.csv")
 
 
 def measure(args: Args, d: int) -> tuple[dict[str, float], dict[str, Speed]]:
@@ -109,7 +109,7 @@ def measure(args: Args, d: int) -> tuple[dict[str, float], dict[str, Speed]]:
         before = {name: len(taken) for name, taken in programs.items()}
         for _ in range(args.repeats):
             for name, taken in programs.items():
-                taken.append(common.seconds(run[name]))
+                taken.append(timing.seconds(run[name]))
         latest = {name: np.array(taken[before[name] :]) for name, taken in programs.items()}
         moved = (FLOAT_BITS * d + bits) / (2 * FLOAT_BITS * d)  # of a copy's bytes: one read, one packed write
         least = moved * latest["copy"] + sum(latest[name] for name in candidate.needs)
@@ -135,24 +135,23 @@ def reference_programs(key: jax.Array, x: jax.Array) -> dict[str, Program]:
         "top_k": (lambda x: jax.lax.top_k(jnp.abs(x), k), x),
         "products": (products, x),
     }
-    return {name: common.program(function, argument) for name, (function, argument) in functions.items()}
+    return {name: timing.program(function, argument) for name, (function, argument) in functions.items()}
 
 
 def codec(compressor: Compressor, key: jax.Array, x: jax.Array) -> tuple[Program, Program, float]:
     """Encode and decode, compiled, and the bits of a message."""
-    encode = common.program(lambda key, x: compressors.encode(compressor, key, x).message, key, x)
+    encode = timing.program(lambda key, x: compressors.encode(compressor, key, x).message, key, x)
     message = compressors.encode(compressor, key, x).message
-    return encode, common.program(lambda message: compressor.decompress(message, x.shape[0]), message), float(compressor.bits(message))
+    return encode, timing.program(lambda message: compressor.decompress(message, x.shape[0]), message), float(compressor.bits(message))
 
 
 def tabulate(d: int, references: dict[str, float], speeds: dict[str, Speed]) -> Table:
     """One row a program."""
-    what = "cost: an encode over what it cannot do without (random numbers or"
-    caption = f"{what}\nselection, one read, one packed write), the median over pairs"
-    table = Table(title=f"throughput in GB of float32 a second, d = {d:,} (medians)", caption=caption)
-    table.add_column("program", no_wrap=True)
-    for heading in ("bits/\nelement", "encode", "decode", "cost"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = tables.table(
+        f"throughput in GB of float32 a second, d = {d:,} (medians)",
+        ("program", "bits/\nelement", "encode", "decode", "cost"),
+        "cost: an encode over what it cannot do without (random numbers or\nselection, one read, one packed write), the median over pairs",
+    )
     for name, rate in references.items():
         table.add_row(name, "", f"{rate / 1e9:.3g}", "", "")
     table.add_section()

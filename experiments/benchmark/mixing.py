@@ -25,28 +25,27 @@ from rich.table import Table
 
 import dsgd
 import topologies
-from dsgd import records, workers
-from dsgd.barriers import stored
+from dsgd import records, workers, xla
 from dsgd.workers import mixing as gossip
 from dsgd.workers import routes
 from experiments.benchmark import by_hand
-from experiments.shared import commands, common
+from experiments.shared import commands, tables, timing
 
 
 @dataclass(frozen=True)
 class Args:
     """Times gossip rounds on one device beside dense products and copies."""
 
-    workers: int = 1024
+    workers: commands.Count = 1024
     """Number of workers N."""
-    dimension: int = 10_000
+    dimension: commands.Count = 10_000
     """Elements d of a model."""
-    repeats: int = 15
+    repeats: commands.Count = 15
     """Timings of each program."""
-    dimensions: tuple[int, ...] = (100, 1_000, 10_000, 100_000)
+    dimensions: tuple[commands.Count, ...] = (100, 1_000, 10_000, 100_000)
     """Elements for which both kinds of sums are timed, where all models together have at most 8 M."""
     out: Path = field(default=Path("results/benchmark/mixing"))
-    """Folder for config.json, mixing.csv and sums.csv."""
+    """Folder for config.json, mixing.csv, sums.csv and the tables."""
 
 
 MOST = 8_000_000  # elements of all models
@@ -65,18 +64,18 @@ def main(args: Args) -> None:
     commands.begin(args)
     graphs = [topologies.ring(args.workers), topologies.exponential(args.workers), topologies.random_regular(args.workers, 4)]
     x = jax.random.normal(jax.random.key(0), (args.workers, args.dimension))
-    programs = {"copy": common.program(lambda x: x * np.float32(1.5), x)}
+    programs = {"copy": timing.program(lambda x: x * np.float32(1.5), x)}
     for graph in graphs:
-        programs[f"{graph.name} dense"] = common.program(looped(dense(graph), ROUNDS), x)
-        programs[graph.name] = common.program(looped(mixing(graph), ROUNDS), x)
+        programs[f"{graph.name} dense"] = timing.program(looped(dense(graph), ROUNDS), x)
+        programs[graph.name] = timing.program(looped(mixing(graph), ROUNDS), x)
     taken = in_turn(programs, args.repeats)
     rows = [measured(graph, taken) for graph in graphs]
     sums = [(graph, [rows_over_product(graph, d, args.repeats) for d in args.dimensions]) for graph in graphs_of_all_degrees()]
     records.write_rows(args.out / "mixing.csv", ("graph", "degree", "seconds", "dense", "times faster", "of copy"), rows)
     heading = ("graph", "degree", "chosen", *map(str, args.dimensions))
     records.write_rows(args.out / "sums.csv", heading, [(graph.name, graph.degree, kind(graph), *ratios) for graph, ratios in sums])
-    common.console().print(tabulate(args, rows, 8 * x.size / float(np.median(taken["copy"])) / 1e9))
-    common.console().print(tabulate_sums(args, sums))
+    copied = 8 * x.size / float(np.median(taken["copy"])) / 1e9
+    commands.finish(args, {}, {"mixing_table": tabulate(args, rows, copied), "sums_table": tabulate_sums(args, sums)})
 
 
 def in_turn(programs: dict[str, Callable[[], object]], repeats: int) -> dict[str, np.ndarray]:
@@ -84,7 +83,7 @@ def in_turn(programs: dict[str, Callable[[], object]], repeats: int) -> dict[str
     taken = {name: [] for name in programs}
     for _ in range(repeats):
         for name, run in programs.items():
-            taken[name].append(common.seconds(run))
+            taken[name].append(timing.seconds(run))
     return {name: np.array(values) for name, values in taken.items()}
 
 
@@ -96,7 +95,7 @@ def looped(once: Callable[[jax.Array], jax.Array], rounds: int) -> Callable[[jax
 
 def kind(graph: dsgd.Topology) -> str:
     """Of the sums that a round on one device makes."""
-    return "product" if routes.plan(graph, 1).places is None else "rows"
+    return "product" if routes.routes_of(graph, 1).places is None else "rows"
 
 
 def rows_over_product(graph: dsgd.Topology, d: int, repeats: int) -> float:
@@ -107,15 +106,15 @@ def rows_over_product(graph: dsgd.Topology, d: int, repeats: int) -> float:
     rounds = 2 * max(1, LOOP // (2 * graph.n * d))
     programs = {}
     for name, rows in (("rows", True), ("product", False)):
-        plan = routes.plan(graph, 1, rows)
-        programs[name] = common.program(lambda x, A, b, plan=plan: looped(partial(step_and_mix, plan, A, b), rounds)(x), x, A, b)
+        plan = routes.routes_of(graph, 1, rows)
+        programs[name] = timing.program(lambda x, A, b, plan=plan: looped(partial(step_and_mix, plan, A, b), rounds)(x), x, A, b)
     taken = in_turn(programs, repeats)
     return float(np.median(taken["rows"] / taken["product"]))
 
 
 def step_and_mix(plan: routes.Routes, A: jax.Array, b: jax.Array, x: jax.Array) -> jax.Array:
     """A round of DSGD on quadratics, with one kind of sums."""
-    x = stored(x - by_hand.LEARNING_RATE * (A * x - b))  # in memory, as `mix` has it
+    x = xla.materialize(x - by_hand.LEARNING_RATE * (A * x - b))  # in memory, as `mix` has it
     return gossip.summed(plan, (0, 0), x, x, onto=True)
 
 
@@ -140,11 +139,16 @@ def measured(graph: dsgd.Topology, taken: dict[str, np.ndarray]) -> tuple[str, i
 
 
 def tabulate(args: Args, rows: list[tuple], copied: float) -> Table:
-    caption = f"of copy: share of the rate of a copy, {copied:.3g} GB/s, as if only reading\nand writing the models once were needed"
-    table = Table(title=f"a gossip round, {args.workers:,} workers x {args.dimension:,} elements (medians)", caption=caption)
-    table.add_column("graph", no_wrap=True)
-    for heading in ("degree", "ms", "dense, ms", "faster", "of copy"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    """One row a graph.
+
+    Args:
+        copied: GB/s of a copy.
+    """
+    table = tables.table(
+        f"a gossip round, {args.workers:,} workers x {args.dimension:,} elements (medians)",
+        ("graph", "degree", "ms", "dense, ms", "faster", "of copy"),
+        f"of copy: share of the rate of a copy, {copied:.3g} GB/s, as if only reading\nand writing the models once were needed",
+    )
     for name, degree, mix, product, faster, share in rows:
         table.add_row(name, str(degree), f"{mix * 1e3:.2f}", f"{product * 1e3:.1f}", f"{faster:.1f} x", f"{share:.2f}")
     return table
@@ -152,13 +156,12 @@ def tabulate(args: Args, rows: list[tuple], copied: float) -> Table:
 
 def tabulate_sums(args: Args, sums: list[tuple[dsgd.Topology, list[float]]]) -> Table:
     """One row a graph."""
-    meaning = "below 1, sums row by row are faster. sums: of which rows a round makes them,"
-    caption = f"{meaning}\nits neighbours', or all in a product, whatever the size of the model."
-    title = "a round of DSGD with sums row by row over one with a product,\nby elements of a model (seconds, medians)"
-    table = Table(title=title, caption=caption)
-    table.add_column("graph", no_wrap=True)
-    for heading in ("deg", "sums", *(f"{d:,}" for d in args.dimensions)):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = tables.table(
+        "a round of DSGD with sums row by row over one with a product,\nby elements of a model (seconds, medians)",
+        ("graph", "deg", "sums", *(f"{d:,}" for d in args.dimensions)),
+        "below 1, sums row by row are faster. sums: of which rows a round makes them,\n"
+        "its neighbours', or all in a product, whatever the size of the model.",
+    )
     for graph, ratios in sums:
         does = "rows" if kind(graph) == "rows" else "all"
         table.add_row(graph.name, str(graph.degree), does, *("" if np.isnan(ratio) else f"{ratio:.2f}" for ratio in ratios))

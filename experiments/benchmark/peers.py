@@ -28,25 +28,16 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from dsgd import plots, records
-from experiments.benchmark import environments, processes, start
-from experiments.benchmark.jobs.peers import job
-from experiments.shared import commands, common, figures
+from experiments.benchmark import environments, start, timing
+from experiments.benchmark.jobs import peers as jobs
+from experiments.shared import commands, tables
 
 SAMPLES = 8  # of a worker
 MOST = 16_000_000  # elements of all models
 AGREE = 1e-13  # at most between two versions' models, over the largest element
 TITLES = {"dsgd": "DSGD on a ring", "mb-sgd": "mini-batch SGD"}
-# By method, its versions: modules of `jobs.peers`, and whose Python they need.
-VERSIONS: dict[str, dict[str, tuple[str, str | None]]] = {
-    "dsgd": {
-        "dsgd": ("framework", None),
-        "scan": ("scan", None),
-        "numpy": ("loop", None),
-        "torch": ("tensors", "torch"),
-        "decent-bench": ("decent", "decent-bench"),
-    },
-    "mb-sgd": {"dsgd": ("framework", None), "scan": ("scan", None), "fedjax": ("federated", "fedjax")},
-}
+# By method, its versions: those of `jobs.peers`, some of which need a Python of their own (`environments.PEERS`).
+VERSIONS: dict[str, tuple[str, ...]] = {"dsgd": ("dsgd", "scan", "numpy", "torch", "decent-bench"), "mb-sgd": ("dsgd", "scan", "fedjax")}
 NAMES = tuple(dict.fromkeys(name for versions in VERSIONS.values() for name in versions))
 
 
@@ -58,22 +49,22 @@ class Args:
     """Which of dsgd and mb-sgd."""
     versions: tuple[str, ...] = NAMES
     """Which of dsgd, scan, numpy, torch, decent-bench and fedjax."""
-    workers: tuple[int, ...] = (16, 128, 1024)
+    workers: tuple[commands.Count, ...] = (16, 128, 1024)
     """Numbers of workers N, at least 3."""
-    dimensions: tuple[int, ...] = (100, 10_000, 100_000)
+    dimensions: tuple[commands.Count, ...] = (100, 10_000, 100_000)
     """Elements d of a model; every N runs with every d."""
-    rounds: int = 20
+    rounds: commands.Count = 20
     """Rounds to the first result, and at least so many in a timing."""
-    seconds: float = 0.5
+    seconds: commands.Positive = 0.5
     """Length of the timing of rounds, about."""
-    repeats: int = 3
+    repeats: commands.Count = 3
     """Timed processes of each version and size, after one whose models are compared."""
-    longest: float = 90.0
+    longest: commands.Positive = 90.0
     """Seconds after which a process is ended."""
     environments: Path = field(default_factory=environments.default_folder)
     """Folder for the environments of other libraries; those that are there are used again."""
     out: Path = field(default=Path("results/benchmark/peers"))
-    """Folder for config.json, peers.csv, versions.json and peers.png."""
+    """Folder for config.json, peers.csv, versions.json, peers.png and the tables."""
 
 
 class Version(NamedTuple):
@@ -119,11 +110,8 @@ def main(args: Args) -> None:
                     write_data(Path(folder), N, d)
                     rows += compare(args, method, versions(args, method, pythons, path), Path(folder), told)
     records.write_json(args.out / "versions.json", told)
-    if "dsgd" in args.methods:
-        figures.save_figure(draw([row for row in rows if row.method == "dsgd"]), args.out / "peers.png")
-    for method in args.methods:
-        for what in SHOWN:
-            common.console().print(tabulate(args, method, what, rows))
+    sheets = {"peers": draw([row for row in rows if row.method == "dsgd"])} if "dsgd" in args.methods else {}
+    commands.finish(args, sheets, {f"{method}_{what}": tabulate(args, method, what, rows) for method in args.methods for what in SHOWN})
 
 
 def check(args: Args) -> None:
@@ -147,15 +135,16 @@ def sizes(args: Args) -> list[tuple[int, int]]:
 
 def find(args: Args) -> dict[str, Path]:
     """By name, the Pythons of those peers that can be had; a message for each that cannot."""
-    needed = [peer for method in args.methods for name, (_, peer) in VERSIONS[method].items() if peer and name in args.versions]
     found: dict[str, Path] = {}
-    for name in dict.fromkeys(needed):
+    for name in dict.fromkeys(name for method in args.methods for name in VERSIONS[method] if name in args.versions):
+        if name not in environments.PEERS:
+            continue
         if environments.found(name, args.environments) is None:
-            common.console().print(f"Making an environment for {name} in {args.environments / name}", markup=False, soft_wrap=True)
+            tables.console().print(f"Making an environment for {name} in {args.environments / name}", markup=False, soft_wrap=True)
         try:
             found[name] = environments.made(name, args.environments)
         except environments.Unavailable as reason:
-            common.console().print(f"Left out: {reason}", markup=False, soft_wrap=True)
+            tables.console().print(f"Left out: {reason}", markup=False, soft_wrap=True)
     return found
 
 
@@ -163,13 +152,13 @@ def versions(args: Args, method: str, pythons: dict[str, Path], path: Path) -> d
     """By name, what is run of a method."""
     on_cpu = start.COLD | {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "true"}
     chosen = {}
-    for name, (module, peer) in VERSIONS[method].items():
-        python = pythons.get(peer) if peer else Path(sys.executable)
+    for name in VERSIONS[method]:
+        python = pythons.get(name) if name in environments.PEERS else Path(sys.executable)
         if name not in args.versions or python is None:
             continue
         ours = python == Path(sys.executable)
         apart = {} if ours else {"PYTHONPATH": str(path), "PYTHONSAFEPATH": "1"}  # nothing of this folder but the jobs
-        chosen[name] = Version([str(python), "-m", f"experiments.benchmark.jobs.peers.{module}"], on_cpu | apart)
+        chosen[name] = Version([str(python), "-m", "experiments.benchmark.jobs.peers", name], on_cpu | apart)
     return chosen
 
 
@@ -214,8 +203,8 @@ def compare(args: Args, method: str, chosen: dict[str, Version], folder: Path, t
 
 def timed(version: Version, longest: float, **what: Any) -> tuple[float, dict[str, Any]] | None:
     """Seconds to the first result, and what the process told; None where it took too long."""
-    ended = processes.timed([*version.command, json.dumps(what)], version.environment, longest)
-    return ended and (ended.at[ended.lines.index(job.RESULT)], json.loads(ended.lines[-1]))
+    ended = timing.process([*version.command, json.dumps(what)], version.environment, longest)
+    return ended and (ended.at[ended.lines.index(jobs.RESULT)], json.loads(ended.lines[-1]))
 
 
 def row(method: str, name: str, N: int, d: int, ends: list[tuple[float, dict[str, Any]]], apart: float) -> Row:
@@ -266,11 +255,8 @@ def tabulate(args: Args, method: str, what: str, rows: list[Row]) -> Table:
     mine = [row for row in rows if row.method == method]
     left_out = len(args.workers) * len(args.dimensions) - len(sizes(args))
     caption = f"medians; result: after {args.rounds} rounds" + (f"\nlarger sizes left out: {left_out}" if left_out else "")
-    table = Table(title=f"{TITLES[method]}: {SHOWN[what]}", caption=caption)
-    table.add_column("N x d", justify="right", no_wrap=True)
     names = ordered(row.version for row in mine)
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
+    table = tables.table(f"{TITLES[method]}: {SHOWN[what]}", ("N x d", *names), caption, left=0)
     for N, d in sizes(args):
         values = {row.version: number(row, what) for row in mine if (row.workers, row.dimension) == (N, d)}
         table.add_row(f"{N:,} x {d:,}", *(written(values[name], args.longest) for name in names))

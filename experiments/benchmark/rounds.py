@@ -14,6 +14,7 @@ speed of a small round by tens of per cent.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,8 +29,8 @@ import algorithms
 import dsgd
 from dsgd import problems
 from experiments.benchmark import by_hand
-from experiments.benchmark.pace import calibrate, clock
-from experiments.shared import commands, common
+from experiments.benchmark.timing import calibrate, clock
+from experiments.shared import commands, tables
 
 FORMS = {"scan": by_hand.reduced, "scan, product": by_hand.multiplied, "scan, additions": by_hand.added}
 
@@ -40,18 +41,16 @@ class Args:
 
     methods: tuple[str, ...] = tuple(by_hand.SCANS)
     """Which, by their short names."""
-    workers: tuple[int, ...] = (16, 64, 256, 4096, 64, 16, 1024, 16)
+    workers: tuple[commands.Count, ...] = (16, 64, 256, 4096, 64, 16, 1024, 16)
     """Numbers of workers N."""
-    dimensions: tuple[int, ...] = (100, 100, 100, 100, 10_000, 100_000, 10_000, 1_000_000)
+    dimensions: tuple[commands.Count, ...] = (100, 100, 100, 100, 10_000, 100_000, 10_000, 1_000_000)
     """Dimensions d, one for each N."""
-    seconds: float = 1.5
+    seconds: commands.Positive = 1.5
     """Length of one timing, about; a round at least. In short ones, large models pay for the memory that a run begins with."""
-    repeats: int = 3
+    repeats: commands.Count = 3
     """Timings of each version on each problem."""
-    problems: int = 1
-    """Random problems, each with its own arrays."""
     out: Path = field(default=Path("results/benchmark/rounds"))
-    """Folder for config.json and rounds.csv."""
+    """Folder for config.json, rounds.csv and table.csv."""
 
 
 class Row(NamedTuple):
@@ -85,7 +84,7 @@ def main(args: Args) -> None:
         for name in args.methods:
             for N, d in zip(args.workers, args.dimensions, strict=True):
                 rows.append(compare(args, name, N, d))
-    common.console().print(tabulate(rows))
+    commands.finish(args, {}, {"table": tabulate(rows)})
 
 
 def check(args: Args) -> None:
@@ -100,18 +99,14 @@ def check(args: Args) -> None:
 def compare(args: Args, name: str, N: int, d: int) -> Row:
     """Times all versions in turn."""
     method = algorithms.make(name, optax.sgd(by_hand.LEARNING_RATE), N)
-    taken: dict[str, list[float]] = {version: [] for version in ("framework", *FORMS, "numpy", "limit")}
-    for seed in range(args.problems):
-        programs = versions(method, name, problems.random_quadratic(N, d, diagonal=True, seed=seed))
-        for version, times in in_turn(programs, args.seconds, args.repeats).items():
-            taken[version].extend(times)
-    seconds = {version: float(np.median(times)) if times else float("nan") for version, times in taken.items()}
-    framework = np.array(taken["framework"])
+    programs = versions(method, name, problems.random_quadratic(N, d, diagonal=True, seed=0))
+    taken = in_turn(programs, args.seconds, args.repeats)
+    seconds = {version: float(np.median(times)) for version, times in taken.items()}
     best = min(FORMS, key=lambda form: seconds[form])
-    speedup, of_limit = (float(np.median(np.array(taken[other]) / framework)) for other in (best, "limit"))
+    speedup, of_limit = (float(np.median(taken[other] / taken["framework"])) for other in (best, "limit"))
     rate = 4 * by_hand.MOVED[name] * N * d / seconds["framework"]
-    columns = dict(zip(("framework", "scan", "product", "additions", "numpy", "limit"), seconds.values(), strict=True))
-    return Row(name, N, d, **columns, speedup=speedup, of_limit=of_limit, bytes_per_second=rate)
+    columns = (seconds.get(version, float("nan")) for version in ("framework", *FORMS, "numpy", "limit"))
+    return Row(name, N, d, *columns, speedup=speedup, of_limit=of_limit, bytes_per_second=rate)
 
 
 def versions(method: dsgd.Algorithm, name: str, problem: dsgd.Problem) -> dict[str, Callable[[int], object]]:
@@ -134,27 +129,25 @@ def in_turn(versions: dict[str, Callable[[int], object]], seconds: float, repeat
     return {version: np.array(times) for version, times in taken.items()}
 
 
-def framework(method: dsgd.Algorithm, problem: dsgd.Problem, cluster: dsgd.clusters.Cluster | None = None) -> Callable[[int], object]:
+def framework(method: dsgd.Algorithm, problem: dsgd.Problem) -> Callable[[int], object]:
     """`dsgd.run`, all of it: checks, start, chunks, history."""
     key, mesh = jax.random.key(0), dsgd.workers.mesh(1)
-    return lambda rounds: jax.block_until_ready(dsgd.run(method, problem, steps=rounds, key=key, cluster=cluster, mesh=mesh))
+    return lambda rounds: jax.block_until_ready(dsgd.run(method, problem, steps=rounds, key=key, mesh=mesh))
 
 
 def tabulate(rows: list[Row]) -> Table:
     """One row a method and size."""
-    rates = "ns/el.: nanoseconds for each of the N d elements.\nGB/s: of what a round must move; of limit: over a copy's."
-    caption = f"{rates}\nscan, numpy: their seconds over the framework's (of the fastest scan)."
-    table = Table(title="a round with metrics (medians)", caption=caption)
-    table.add_column("method", no_wrap=True)
-    for heading in ("N x d", "µs", "ns/el.", "GB/s", "scan", "numpy", "of limit"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    last = rows[0].method
-    for row in rows:
-        if row.method != last:
-            table.add_section()
-        last = row.method
-        numpy = "" if np.isnan(row.numpy) else f"{row.numpy / row.framework:.2f}"
-        seconds = (f"{row.framework * 1e6:,.1f}", f"{row.framework * 1e9 / (row.N * row.d):.3f}")
-        cells = (*seconds, f"{row.bytes_per_second / 1e9:.3g}", f"{row.speedup:.2f}", numpy)
-        table.add_row(row.method, f"{row.N:,} x {row.d:,}", *cells, f"{row.of_limit:.2f}")
+    table = tables.table(
+        "a round with metrics (medians)",
+        ("method", "N x d", "µs", "ns/el.", "GB/s", "scan", "numpy", "of limit"),
+        "ns/el.: nanoseconds for each of the N d elements.\nGB/s: of what a round must move; of limit: over a copy's.\n"
+        "scan, numpy: their seconds over the framework's (of the fastest scan).",
+    )
+    for method, each in itertools.groupby(rows, lambda row: row.method):
+        table.add_section()
+        for row in each:
+            numpy = "" if np.isnan(row.numpy) else f"{row.numpy / row.framework:.2f}"
+            seconds = (f"{row.framework * 1e6:,.1f}", f"{row.framework * 1e9 / (row.N * row.d):.3f}")
+            cells = (*seconds, f"{row.bytes_per_second / 1e9:.3g}", f"{row.speedup:.2f}", numpy)
+            table.add_row(method, f"{row.N:,} x {row.d:,}", *cells, f"{row.of_limit:.2f}")
     return table

@@ -15,14 +15,14 @@ import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from rich.table import Table
 
 from dsgd import records
-from experiments.benchmark import processes
-from experiments.shared import commands, common
+from experiments.benchmark import timing
+from experiments.shared import commands, tables
 
 COLD = {"DSGD_CACHE": "off", "JAX_ENABLE_COMPILATION_CACHE": "false"}  # everything is compiled
 STAGES = ("imports", "problem", "trace", "compile", "rounds")
@@ -32,18 +32,16 @@ STAGES = ("imports", "problem", "trace", "compile", "rounds")
 class Args:
     """Times whole processes, from start to result."""
 
-    job: Literal["logistic", "transformer"] = "logistic"
-    """Logistic regression on digits, 16 workers, 1,000 rounds of ring DSGD; or 3 rounds with a byte-level transformer."""
-    repeats: int = 5
+    repeats: commands.Count = 5
     """Processes of each version."""
     out: Path = field(default=Path("results/benchmark/start"))
-    """Folder for config.json and start.csv."""
+    """Folder for config.json, start.csv and table.csv."""
 
 
 class Version(NamedTuple):
-    """A module of `experiments.benchmark.jobs`, and the environment that it runs in."""
+    """A version of `experiments.benchmark.jobs.start`, and the environment that it runs in."""
 
-    module: str
+    name: str
     environment: dict[str, str]
 
 
@@ -58,34 +56,35 @@ class Taken(NamedTuple):
 def main(args: Args) -> None:
     commands.begin(args)
     with tempfile.TemporaryDirectory() as folder:
-        versions = make_versions(args.job, Path(folder))
+        versions = make_versions(Path(folder))
         for version in versions.values():
-            timed(version, args.job)  # writes its caches
+            timed(version)  # writes its caches
         taken: dict[str, list[Taken]] = {name: [] for name in versions}
         for _ in range(args.repeats):
             for name, version in versions.items():
-                taken[name].append(timed(version, args.job))
+                taken[name].append(timed(version))
     rows = [row(name, times, taken["scan"]) for name, times in taken.items()]
     records.write_rows(args.out / "start.csv", ("version", *STAGES, "wall", "cpu", "ratio"), rows)
-    common.console().print(tabulate(args, rows))
+    commands.finish(args, {}, {"table": tabulate(rows)})
 
 
-def make_versions(job: str, folder: Path) -> dict[str, Version]:
+def make_versions(folder: Path) -> dict[str, Version]:
     """By name, what is timed."""
     bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder / "bytecode")}
     jax_cache = {"JAX_COMPILATION_CACHE_DIR": str(folder / "scan"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     versions = {
-        "dsgd": Version("framework", COLD),
+        "dsgd": Version("dsgd", COLD),
         "scan": Version("scan", COLD),
-        "dsgd, warm": Version("framework", {"DSGD_CACHE": str(folder / "dsgd")}),
+        "dsgd, warm": Version("dsgd", {"DSGD_CACHE": str(folder / "dsgd")}),
         "scan, warm": Version("scan", jax_cache),
-    } | ({"numpy": Version("loop", {})} if job == "logistic" else {})
+        "numpy": Version("numpy", {}),
+    }
     return {name: version._replace(environment=version.environment | bytecode) for name, version in versions.items()}
 
 
-def timed(version: Version, job: str) -> Taken:
+def timed(version: Version) -> Taken:
     """One process, from its start to its end."""
-    ended = processes.timed([sys.executable, "-m", f"experiments.benchmark.jobs.{version.module}", job], version.environment)
+    ended = timing.process([sys.executable, "-m", "experiments.benchmark.jobs.start", version.name], version.environment)
     assert ended is not None
     return Taken(json.loads(ended.lines[-1]), ended.wall, ended.cpu)
 
@@ -97,13 +96,12 @@ def row(name: str, taken: list[Taken], scan: list[Taken]) -> tuple:
     return name, *stages, wall, cpu, float(np.median([one.wall / other.wall for one, other in zip(taken, scan, strict=True)]))
 
 
-def tabulate(args: Args, rows: list[tuple]) -> Table:
-    meanings = "trace: and lower. wall, CPU: of the whole process. ratio: of wall to scan's."
-    caption = f"{meanings}\nMedians, each of its own: stages need not add up."
-    table = Table(title=f"{args.job}: seconds from the start of a process to its result", caption=caption)
-    table.add_column("version", no_wrap=True)
-    for heading in ("import", "data", "trace", "comp.", "run", "wall", "CPU", "ratio"):
-        table.add_column(heading, justify="right", no_wrap=True)
+def tabulate(rows: list[tuple]) -> Table:
+    table = tables.table(
+        "seconds from the start of a process to its result",
+        ("version", "import", "data", "trace", "comp.", "run", "wall", "CPU", "ratio"),
+        "trace: and lower. wall, CPU: of the whole process. ratio: of wall to scan's.\nMedians, each of its own: stages need not add up.",
+    )
     for name, *seconds in rows:
         table.add_row(name, *(f"{value:.2f}" for value in seconds))
     return table

@@ -1,78 +1,200 @@
-"""All experiments: their names, what each says of itself, and a budget with which it takes seconds to two minutes."""
+"""All experiments: which paper each belongs to, a budget with which it takes seconds to two minutes, and the runs that docs/ shows.
+
+    python -m experiments.shared.catalogue
+
+writes the table in experiments/README.md.
+"""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
-import pkgutil
+import re
+import shutil
 from pathlib import Path
+from typing import NamedTuple
 
-FOLDER = Path(__file__).parents[1]
-ALL = "all"  # which runs the others
-_SHARED = {"__main__", "cannikin", "dropcompute", "kimad", "shared", "survey"}  # no commands
+from dsgd import records
+from experiments.shared import tables
 
-# What each is called with by `python -m experiments.all --quick`: a sketch of its figures and tables, in all a quarter of an hour
-# on two cores.
-QUICK = {
-    "asynchrony": (
-        "--methods synchronous asynchronous bounded --workers 4 --slow 1 --bound 8 --rounds 40 --seeds 1 --learning-rates 0.3 1"
-        " --compute 2e-4"
+README = Path(__file__).parents[1] / "README.md"
+DOCS = Path("docs")
+SURVEY, KIMAD, DROPCOMPUTE, CANNIKIN, NO_PAPER = "The survey", "Kimad", "DropCompute", "Cannikin", "All papers"
+TABLE = "<!-- commands -->"  # where the table begins in README; it goes to the end of the file
+
+
+class Command(NamedTuple):
+    """One of `python -m experiments.<name>`.
+
+    Args:
+        paper: that it is about, a page of docs/papers.
+        where: section, figure or table of the paper.
+        quick: the flags of a sketch of its figures and tables, for `python -m experiments.all --quick`: in all a quarter of an hour on
+            two cores.
+    """
+
+    paper: str
+    where: str
+    quick: str
+
+
+COMMANDS = {
+    "compare": Command(SURVEY, "chapters 1 to 5", "--methods mb-sgd local-sgd ec-sgd dsgd --steps 200 --seeds 2 --learning-rates 1 3"),
+    "complexity_table": Command(SURVEY, "Tables 1.1, 1.2", "--epsilons 0.3 0.1"),
+    "convergence_rates": Command(
+        SURVEY,
+        "the theorems of chapters 1 to 5",
+        "--steps 32 64 128 256 --longest-run 64 --run-workers 4 8 --staleness 0 3 15 31 --fixed-steps 128 --seeds 8",
     ),
-    "availability": "--shares 1 0.7 --workers 4 --steps 60 --seeds 1 --learning-rates 1 3",
-    "benchmark": "rounds --methods mb-sgd dsgd --workers 16 64 --dimensions 100 10000 --seconds 0.05 --repeats 3",
-    "calibrate": "--sizes 1024 16384 262144 --widths 16 1024 --repeats 5 --longest 0.5",
-    "cannikin_optperf": "--worker-counts 3 16 100 --seeds 2",
-    "cannikin_processes": "--shares 0.4 0.6 0.8 --total 480 --rounds 5 --passes 2 --width 500",
-    "cannikin_training": "--problem mlp --epochs 30 --seeds 2 --choices 4",
-    "compare": "--methods mb-sgd local-sgd ec-sgd dsgd --steps 200 --seeds 2 --learning-rates 1 3",
-    "complexity_table": "--epsilons 0.3 0.1",
-    "compression": (
-        "--models logistic --partitions by-label --compressors identity sign --workers 4 --steps 100 --seeds 1 --learning-rates 1 3"
-        " --sizes 65536"
+    "switch_timelines": Command(SURVEY, "Figures 1.3 to 1.7, 3.2 to 3.5, 4.1, 4.2, 5.2, 5.3", ""),
+    "calibrate": Command(SURVEY, "section 1.3", "--sizes 1024 16384 262144 --widths 16 1024 --repeats 5 --longest 0.5"),
+    "compression": Command(
+        SURVEY,
+        "sections 3.1 to 3.3",
+        "--models logistic --partitions by-label --compressors identity sign"
+        " --workers 4 --steps 100 --seeds 1 --learning-rates 1 3 --sizes 65536",
     ),
-    "convergence_rates": "--steps 32 64 128 256 --longest-run 64 --run-workers 4 8 --staleness 0 3 15 31 --fixed-steps 128 --seeds 8",
-    "dropcompute_processes": "--batch-size 64 --steps 30 --rounds 8 --width 512",
-    "dropcompute_speedup": "--worker-counts 8 32 64 --run-workers 16 --iterations 20 --seeds 2",
-    "dropcompute_training": (
-        "--workers 16 --steps 60 --seeds 2 --communications 0 --drop-rates 0 0.1 0.2 --corrected-workers 32 --corrected-rates 0 0.2"
-        " --local-workers 16 --local-steps 64 --periods 1 4 16"
+    "asynchrony": Command(
+        SURVEY,
+        "chapter 4",
+        "--methods synchronous asynchronous bounded --workers 4 --slow 1 --bound 8"
+        " --rounds 40 --seeds 1 --learning-rates 0.3 1 --compute 2e-4",
     ),
-    "heterogeneity": "--workers 8 --alphas 0.1 100 --steps 100 --exact-steps 500 --seeds 1 --learning-rates 0.3 1",
-    "kimad_deep": "--worker-counts 2 4 --communication-times 2 1 --epochs 6 --seeds 2",
-    "kimad_quadratic": "--problems 4 --learning-rates 0.3 1 --round-times 1.5 2 3 --warm-ups 1",
-    "kimad_variability": "--ratios 1 10 --periods 5 50 --problems 4 --learning-rates 0.3 1 --round-times 1.5 2 3",
-    "real_asynchrony": "--workers 3 --methods synchronous asynchronous --seconds 3",
-    "stragglers": "--workers 4 --rounds 20 --seeds 1 --learning-rates 0.4 1.6 --micro-batches 4 --server 2 --backups 1 --bound 8",
-    "switch_timelines": "",
-    "topology": "--workers 8 --steps 100 --seeds 1 --learning-rates 1 3",
+    "real_asynchrony": Command(SURVEY, "chapter 4", "--workers 3 --methods synchronous asynchronous --seconds 3"),
+    "topology": Command(SURVEY, "chapter 5", "--workers 8 --steps 100 --seeds 1 --learning-rates 1 3"),
+    "heterogeneity": Command(
+        SURVEY, "chapter 5", "--workers 8 --alphas 0.1 100 --steps 100 --exact-steps 500 --seeds 1 --learning-rates 0.3 1"
+    ),
+    "availability": Command(
+        SURVEY, "chapters 1 and 5, beyond the book", "--shares 1 0.7 --workers 4 --steps 60 --seeds 1 --learning-rates 1 3"
+    ),
+    "kimad_quadratic": Command(KIMAD, "Figures 3 to 6", "--problems 4 --learning-rates 0.3 1 --round-times 1.5 2 3 --warm-ups 1"),
+    "kimad_deep": Command(KIMAD, "Figures 7 to 9, Tables 1 and 2", "--worker-counts 2 4 --communication-times 2 1 --epochs 6 --seeds 2"),
+    "kimad_variability": Command(
+        KIMAD,
+        "Figure 1, section 4.2, beyond the paper",
+        "--ratios 1 10 --periods 5 50 --problems 4 --learning-rates 0.3 1 --round-times 1.5 2 3",
+    ),
+    "dropcompute_speedup": Command(
+        DROPCOMPUTE, "Figures 1, 3, 4, 13, 14", "--worker-counts 8 32 64 --run-workers 16 --iterations 20 --seeds 2"
+    ),
+    "dropcompute_training": Command(
+        DROPCOMPUTE,
+        "Figures 5, 10 to 12, Table 1",
+        "--workers 16 --steps 60 --seeds 2 --communications 0 --drop-rates 0 0.1 0.2"
+        " --corrected-workers 32 --corrected-rates 0 0.2 --local-workers 16 --local-steps 64 --periods 1 4 16",
+    ),
+    "dropcompute_processes": Command(DROPCOMPUTE, "Figure 2", "--batch-size 64 --steps 30 --rounds 8 --width 512"),
+    "stragglers": Command(
+        DROPCOMPUTE,
+        "section 1, beyond the paper",
+        "--workers 4 --rounds 20 --seeds 1 --learning-rates 0.4 1.6 --micro-batches 4 --server 2 --backups 1 --bound 8",
+    ),
+    "cannikin_optperf": Command(CANNIKIN, "Figures 9, 10, Table 5, sections 5.3 and 6", "--worker-counts 3 16 100 --seeds 2"),
+    "cannikin_training": Command(CANNIKIN, "Figures 5, 7, 8", "--problem mlp --epochs 30 --seeds 2 --choices 4"),
+    "cannikin_processes": Command(CANNIKIN, "section 4", "--shares 0.4 0.6 0.8 --total 480 --rounds 5 --passes 2 --width 500"),
+    "benchmark": Command(NO_PAPER, "-", "rounds --methods mb-sgd dsgd --workers 16 64 --dimensions 100 10000 --seconds 0.05 --repeats 3"),
 }
 
 
-def names() -> list[str]:
-    """Of all that `python -m experiments.<name>` runs, in alphabetical order."""
-    return sorted(module.name for module in pkgutil.iter_modules([str(FOLDER)]) if module.name not in _SHARED)
+METHODS = "gd sgd mb-sgd asgd csgd ec-sgd ef21 local-sgd dsgd exact-diffusion gradient-tracking sgp choco-sgd"
+SIZES = "1024 4096 16384 65536 262144 1048576"
+DOCUMENTED = {  # by run, what follows `python -m experiments.`
+    "asynchrony": "asynchrony",
+    "availability": "availability",
+    "benchmark_compression": "benchmark compression",
+    "benchmark_mixing": "benchmark mixing",
+    "benchmark_peers": "benchmark peers --repeats 2 --seconds 0.3",
+    "benchmark_rounds": "benchmark rounds --seconds 0.3",
+    "benchmark_start": "benchmark start",
+    "calibrate": f"calibrate --shape 30mbit --sizes {SIZES} --widths 16 64 256 1024 4096 --repeats 15 --longest 2",
+    "calibrate_kimad": "calibrate --shape 30mbit:10mbit",
+    "calibrate_loopback": "calibrate --widths 16 128 1024 8192",
+    "cannikin_optperf": "cannikin_optperf",
+    "cannikin_processes": "cannikin_processes",
+    "cannikin_training": "cannikin_training",
+    "compare": "compare",
+    "compare_families": f"compare --methods {METHODS}",
+    "complexity_table": "complexity_table",
+    "compression": "compression",
+    "convergence_rates": "convergence_rates",
+    "dropcompute_processes": "dropcompute_processes",
+    "dropcompute_speedup": "dropcompute_speedup",
+    "dropcompute_text": "dropcompute_training --problem text",
+    "dropcompute_training": "dropcompute_training",
+    "heterogeneity": "heterogeneity",
+    "kimad_deep": "kimad_deep",
+    "kimad_quadratic": "kimad_quadratic",
+    "kimad_variability": "kimad_variability",
+    "real_asynchrony": "real_asynchrony",
+    "stragglers": "stragglers",
+    "switch_timelines": "switch_timelines",
+    "topology": "topology",
+}
+
+
+def place(run: str, folder: Path) -> None:
+    """Copies the figures and tables of a run that pages show to docs/, and writes the tables into the pages.
+
+    Args:
+        run: of `DOCUMENTED`.
+        folder: of its results. Its `figure.png` is shown as `<run>.png`, and any other `<file>` as `<run>_<file>`.
+    """
+    pages = {path: path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")}
+    for path in (*folder.glob("*.png"), *tables.written(folder)):
+        name = run if path.name == "figure.png" else f"{run}_{path.stem}"
+        if re.search(rf"[(/ ]{re.escape(name)}(\.png\)| -->)", "".join(pages.values())):
+            shutil.copyfile(path, DOCS / ("tables" if path.suffix == ".csv" else "") / f"{name}{path.suffix}")
+    for path, text in pages.items():
+        _rewrite(path, tables.included(text, DOCS / "tables"))
+
+
+def papers() -> dict[str, list[str]]:
+    """The commands of each paper."""
+    found: dict[str, list[str]] = {}
+    for name, command in COMMANDS.items():
+        found.setdefault(command.paper, []).append(name)
+    return found
+
+
+def readme() -> str:
+    """The text of experiments/README.md: as it is down to the table, which is made of `COMMANDS`."""
+    above, *_ = README.read_text(encoding="utf-8").partition(TABLE)
+    rows = (f"| `{name}` | {_link(command.paper)} | {command.where} | {line(name)} |" for name, command in COMMANDS.items())
+    return "\n".join([f"{above}{TABLE}", "| command | paper | in the paper | what it does |", "|---|---|---|---|", *rows, ""])
+
+
+def _link(paper: str) -> str:
+    page = f"../docs/papers/{paper.removeprefix('The ').lower()}.md"
+    return f"[{paper}]({page})" if paper != NO_PAPER else paper
 
 
 def line(name: str) -> str:
-    """What it does, in one line: the docstring of its arguments; of a package its own."""
+    """What a command does, in one line: the docstring of its arguments; of a package its own."""
     tree = _tree(name)
     arguments = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Args"]
-    return _first(ast.get_docstring(arguments[0] if arguments else tree), f"{name}: no docstring")
+    return (ast.get_docstring(arguments[0] if arguments else tree) or "").partition("\n")[0]
 
 
 def paragraphs(name: str) -> list[str]:
-    """What it says of itself, without how it is called."""
+    """What a command's module says of itself, without how it is called."""
     text = ast.get_docstring(_tree(name)) or ""
     return [" ".join(part.split()) for part in text.split("\n\n") if not part.lstrip().startswith("python -m")]
 
 
-def _first(docstring: str | None, otherwise: str) -> str:
-    return docstring.splitlines()[0] if docstring else otherwise
-
-
 def _tree(name: str) -> ast.Module:
-    """Its source, which is not run."""
+    """The source of a command, which is not run."""
     spec = importlib.util.find_spec(f"experiments.{name}")
     assert spec is not None
     assert spec.origin is not None
     return ast.parse(Path(spec.origin).read_text())
+
+
+def _rewrite(path: Path, text: str) -> None:
+    if text != path.read_text(encoding="utf-8"):
+        with records.replacing(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _rewrite(README, readme())

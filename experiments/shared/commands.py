@@ -12,19 +12,21 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence, Sized
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 import jax
 import tyro
+from matplotlib.figure import Figure
+from rich.table import Table
 
 import dsgd
 from dsgd import cache, clusters, records
 from dsgd.machines import agreement, runtime, watch
-from experiments.shared import resuming
+from experiments.shared import figures, resuming, tables
 
 T = TypeVar("T")
 DataDir = Annotated[Path | None, tyro.conf.arg(help="Folder with the files of --data: images as published, LIBSVM or CSV.")]
@@ -50,21 +52,22 @@ Resume = Annotated[
     ),
 ]
 OF_SAMPLE = "seconds of a sample"  # what marks a number as such
-SampleSeconds = Annotated[float, OF_SAMPLE]
 
 
-# What numbers on command lines need to be, by flag; what depends on other flags, scripts check themselves.
-COUNTS = ("workers", "batch_size", "steps", "exact_steps", "rounds", "seeds", "repeats", "problems", "dimension", "dimensions", "sizes")
-COUNTS += ("fixed_steps", "longest_run", "run_workers", "micro_batches", "layers", "choices", "resolutions", "worker_counts", "epochs")
-COUNTS += ("iterations", "processes", "nodes", "candidates", "width", "context")
-COUNTS += ("corrected_workers", "local_workers", "local_batch_size", "local_steps", "server")
-COUNTS += ("simulated_workers", "trained_workers", "accumulations", "servers", "widths")
-POSITIVE = ("learning_rates", "exact_learning_rate", "target", "bandwidth", "seconds", "alpha", "alphas", "factor")
-POSITIVE += ("communication_times", "learning_rate", "round_times", "period", "periods", "interval", "mean")
-POSITIVE += ("sgd_learning_rate", "local_step", "micro_batch", "longest")
-NOT_NEGATIVE = ("communications", "seed", "latency", "compute", "delay", "l2", "exact_l2", "noise", "communication")
-NOT_NEGATIVE += ("first_noises",)
-MAYBE_NONE = ("sizes", "only")  # without larger models there is less to time; of all experiments none is left out
+class Bound(NamedTuple):
+    """What numbers of a flag must be: in the annotation of a field. What depends on other flags, commands check themselves."""
+
+    words: str
+    holds: Callable[[float], bool]
+
+
+ABOVE_ZERO = Bound("finite numbers above 0", lambda number: 0 < number < math.inf)
+NOT_NEGATIVE = Bound("finite numbers, at least 0", lambda number: 0 <= number < math.inf)
+Count = Annotated[int, Bound("whole numbers, at least 1", lambda number: number >= 1)]
+Positive = Annotated[float, ABOVE_ZERO]
+NotNegative = Annotated[float, NOT_NEGATIVE]
+Seed = Annotated[int, NOT_NEGATIVE]
+SampleSeconds = Annotated[float, NOT_NEGATIVE, OF_SAMPLE]
 
 
 @dataclass(frozen=True)
@@ -112,13 +115,13 @@ def program(kind: type) -> str | None:
 
 def launch(main: Callable[[Any], Any], args: Any, machines: Machines | None = None) -> None:
     """Runs a script: what the user got wrong is one line and status 2, an interruption one line and status 130, another process that was
-    lost one line and status 75: the same command goes on from the last checkpoint, where there is one.
+    lost one line and status 75: the same command goes on from the last checkpoint, if there is one.
 
-    Programs that other runs have compiled are at hand, where there is a flag `cache`.
+    Programs that other runs have compiled are found, if there is a flag `cache`.
 
     Args:
         main: of the script. It writes what it has when it is interrupted.
-        args: its arguments, with `out`; with the numbers of the cluster in its file, where there is a flag `cluster`.
+        args: its arguments, with `out`; with the numbers of the cluster in its file, if there is a flag `cluster`.
         machines: where this process stands among others; None: it is alone, whatever started it.
     """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
@@ -159,7 +162,7 @@ def at_home(args: Any) -> Any:
 
 
 def on_cluster(args: Any) -> Any:
-    """The arguments with the numbers of the file `cluster`, where there is one; else they as they are.
+    """Returns the arguments with the numbers of the file `cluster`, if there is one; otherwise the arguments as they are.
 
     Raises:
         ValueError: no cluster in the file; a number that is given twice, there and by its flag.
@@ -189,7 +192,7 @@ def _end(words: str, status: int, error: BaseException) -> None:
 
 @contextmanager
 def _silent(args: Any) -> Iterator[Any]:
-    """Arguments with which a script computes as in process 0, but for nobody to see: nothing is printed, and files are soon gone."""
+    """Arguments with which a script computes as in process 0, but prints nothing, and writes to a temporary folder."""
     sys.stdout.flush()
     kept = os.dup(1)
     unseen = {"progress": False} if hasattr(args, "progress") else {}
@@ -204,18 +207,24 @@ def _silent(args: Any) -> Iterator[Any]:
 
 
 def check_flags(args: Any) -> None:
-    """Raises a ValueError where a flag has a number that makes no sense, or nothing at all."""
-    for name, value in vars(args).items():
-        values = value if isinstance(value, tuple) else (value,)
-        flag = f"--{name.replace('_', '-')}"
-        if not values and name not in MAYBE_NONE:
+    """Raises a ValueError if a flag has a number outside the bounds of its annotation, or nothing at all."""
+    defaults = {field.name: field.default for field in dataclasses.fields(args)}
+    for name, annotation in get_type_hints(type(args), include_extras=True).items():
+        value, flag = getattr(args, name), f"--{name.replace('_', '-')}"
+        if value == () and defaults[name] != ():
             raise ValueError(f"{flag}: need at least one")
-        if name in COUNTS and not all(number is None or number >= 1 for number in values):
-            raise ValueError(f"{flag} {value}: need whole numbers, at least 1")
-        if name in POSITIVE and not all(number is None or 0 < number < math.inf for number in values):
-            raise ValueError(f"{flag} {value}: need finite numbers above 0")
-        if name in NOT_NEGATIVE and not all(0 <= number < math.inf for number in values):
-            raise ValueError(f"{flag} {value}: need finite numbers, at least 0")
+        numbers = [number for number in (value if isinstance(value, tuple) else (value,)) if number is not None]
+        for bound in bounds(annotation):
+            if not all(map(bound.holds, numbers)):
+                raise ValueError(f"{flag} {value}: need {bound.words}")
+
+
+def bounds(annotation: Any) -> Iterator[Bound]:
+    """All that are in an annotation, as in that of `tuple[Count, ...] | None`."""
+    if isinstance(annotation, Bound):
+        yield annotation
+    for part in get_args(annotation):
+        yield from bounds(part)
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -226,7 +235,7 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def begin(args: Any) -> None:
-    """Makes the folder of results, and writes there what is run, and on what; before the work, so that what cannot be is told at once.
+    """Makes the folder of results, and writes there what is run, and on what; before the work, so that a mistake is reported at once.
 
     Args:
         args: a script's arguments.
@@ -257,6 +266,23 @@ def refuse_others(out: Path, path: Path, chosen: dict[str, Any]) -> None:
     else:
         return
     raise ValueError(f"{out} has results of {whose}: need another folder (--out), or that one removed")
+
+
+def finish(args: Any, sheets: Mapping[str, Figure], made: Mapping[str, Table]) -> None:
+    """Writes figures and tables to the folder of results, prints the tables, and lists the files that are there.
+
+    Args:
+        args: a command's arguments.
+        sheets: figures by the name of their file.
+        made: tables by the name of their file.
+    """
+    screen = tables.console()
+    for name, sheet in sheets.items():
+        figures.save_figure(sheet, args.out / f"{name}.png")
+    for name, table in made.items():
+        tables.show(screen, table, args.out / f"{name}.csv")
+    files = sorted(path.name for path in args.out.iterdir() if path.is_file())
+    screen.print(f"Written: {args.out}/{', '.join(files)}", soft_wrap=True)
 
 
 @contextmanager

@@ -41,7 +41,7 @@ def run(*args: Any, **options: Any) -> dsgd.Result:
 
 
 def sweep(*args: Any, **options: Any) -> dsgd.Sweep:
-    """Likewise `dsgd.sweep`."""
+    """As `dsgd.sweep`, which goes on from the checkpoint of this number, where checkpoints are kept."""
     return dsgd.sweep(*args, **options, checkpoint=_next())
 
 

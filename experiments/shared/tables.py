@@ -1,14 +1,36 @@
-"""The one way to show a table: printed in the terminal, and written as CSV beside the figure, from where docs/ includes it."""
+"""The one way to show a table: printed in the terminal, written as CSV beside the figure, and included in docs/ from there.
+
+In the CSV the lines of the title, and below the rows those of the caption, begin with `#`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import itertools
+import os
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from dsgd import records
+
+BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+SPECIAL = re.compile(r"([\\*|<`])")  # in Markdown
+
+
+def console() -> Console:
+    """The terminal; 80 columns if the output goes elsewhere."""
+    return Console(width=None if os.environ.get("COLUMNS") or Console().is_terminal else 80)
+
+
+def bar(items: Sequence[Any], what: str, shown: bool) -> Iterable[Any]:
+    """The items, with a progress bar that goes when they are done."""
+    return track(items, what, disable=not shown, transient=True)
 
 
 def table(title: str, columns: Sequence[str], caption: str = "", left: int = 1) -> Table:
@@ -27,7 +49,54 @@ def table(title: str, columns: Sequence[str], caption: str = "", left: int = 1) 
 
 
 def show(screen: Console, made: Table, path: Path) -> None:
-    """Prints the table and writes its heading and rows to a CSV file."""
+    """Prints the table and writes its title, headings, rows and caption to a CSV file."""
     screen.print(made)
-    headings = [" ".join(str(column.header).split()) for column in made.columns]
-    records.write_rows(path, headings, zip(*(column.cells for column in made.columns), strict=True))
+    headings = [_one_line(column.header) for column in made.columns]
+    rows = zip(*(map(_one_line, column.cells) for column in made.columns), strict=True)
+    with records.replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        file.writelines(f"# {line}\n" for line in str(made.title).splitlines())
+        csv.writer(file, lineterminator="\n").writerows([headings, *rows])
+        file.writelines(f"# {line}\n" for line in str(made.caption or "").splitlines())
+
+
+def _one_line(cell: object) -> str:
+    return " ".join(str(cell).split())
+
+
+def written(folder: Path) -> list[Path]:
+    """The tables in a folder of results, by name; other CSV files have no title."""
+    return [path for path in sorted(folder.glob("*.csv")) if path.read_text(encoding="utf-8").startswith("# ")]
+
+
+def markdown(path: Path) -> str:
+    """The table of a CSV file as Markdown, below its title and above its caption."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    title = list(itertools.takewhile(_is_comment, lines))
+    caption = [line for line in lines[len(title) :] if _is_comment(line)]
+    headings, *rows = csv.reader(line for line in lines if not _is_comment(line))
+    bars = [headings, [":--", *["--:"] * (len(headings) - 1)], *rows]
+    return "\n".join([f"**{_joined(title)}**", "", *map(_row, bars), *(["", _joined(caption)] if caption else []), ""])
+
+
+def _is_comment(line: str) -> bool:
+    return line.startswith("# ")
+
+
+def _joined(comments: Sequence[str]) -> str:
+    return _escaped(" ".join(line.removeprefix("# ").strip() for line in comments))
+
+
+def _row(cells: Sequence[str]) -> str:
+    first, *others = map(_escaped, cells)
+    if others and not any(others):  # it stands above some rows, as their heading
+        first = f"**{first}**"
+    return f"| {' | '.join([first, *others])} |"
+
+
+def _escaped(text: str) -> str:
+    return SPECIAL.sub(r"\\\1", text)
+
+
+def included(text: str, folder: Path) -> str:
+    """A page in which each block `<!-- table: NAME -->` ... `<!-- end -->` has the table of `NAME.csv` in the folder."""
+    return BLOCK.sub(lambda found: found[1] + markdown(folder / f"{found[2]}.csv") + found[3], text)

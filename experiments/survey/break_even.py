@@ -16,7 +16,7 @@ from rich.table import Table
 
 from dsgd import compressors
 from dsgd.base import Compressor
-from experiments.shared import common
+from experiments.shared import tables, timing
 
 
 def bandwidth(compressor: Compressor, N: int, d: int, repeats: int = 9) -> float:
@@ -40,7 +40,7 @@ def codec_seconds(compressor: Compressor, N: int, d: int, repeats: int) -> float
     """What one worker's round takes longer than without compression."""
     rounds = max(4, 2**18 // d)  # a program is called in some 50 microseconds, which small vectors must not pay
     plain, compressed = (exchange_loop(each, N, d, rounds) for each in (compressors.identity, compressor))
-    return float(np.median([common.seconds(compressed) - common.seconds(plain) for _ in range(repeats)])) / rounds
+    return float(np.median([timing.seconds(compressed) - timing.seconds(plain) for _ in range(repeats)])) / rounds
 
 
 def exchange_loop(compressor: Compressor, N: int, d: int, rounds: int) -> Callable[[], object]:
@@ -64,7 +64,7 @@ def exchange_loop(compressor: Compressor, N: int, d: int, rounds: int) -> Callab
         start = parts, compress_all(jax.random.split(key, N), parts), compress(key, parts[0]), key
         return jax.lax.fori_loop(0, rounds, one_round, start)[:-1]
 
-    return common.program(loop, jax.random.normal(jax.random.key(0), (N, part)), jax.random.key(1))
+    return timing.program(loop, jax.random.normal(jax.random.key(0), (N, part)), jax.random.key(1))
 
 
 def tabulate(sizes: Mapping[str, int], pays: Mapping[tuple[str, int], float], N: int) -> Table:
@@ -76,10 +76,7 @@ def tabulate(sizes: Mapping[str, int], pays: Mapping[tuple[str, int], float], N:
         N: number of workers.
     """
     caption = "-: never; its messages are no shorter.\nany: encoding and decoding take no longer than copying."
-    table = Table(title=f"compression pays below this bandwidth, Mbit/s ({N} workers)", caption=caption)
-    table.add_column("compressor", no_wrap=True)
-    for heading in sizes:
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = tables.table(f"compression pays below this bandwidth, Mbit/s ({N} workers)", ("compressor", *sizes), caption)
     for name in dict.fromkeys(name for name, _ in pays):
         table.add_row(name, *(megabits(pays[name, d]) for d in sizes.values()))
     return table

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.benchmark import environments, peers, processes
-from experiments.benchmark.jobs.peers import framework, job
+from experiments.benchmark import environments, peers, timing
+from experiments.benchmark.jobs import peers as jobs
 
 ROUNDS = 30
 
@@ -29,10 +29,10 @@ def decent(tmp_path_factory):
     (path := data / "path").mkdir()
     environment = {"PYTHONPATH": str(environments.path_for(path)), "PYTHONSAFEPATH": "1"}
 
-    def run(method: str) -> tuple[job.Job, np.ndarray]:
+    def run(method: str) -> tuple[jobs.Job, np.ndarray]:
         what = {"data": str(data), "rounds": ROUNDS, "method": method, "save": str(data / f"{method}.npy")}
-        processes.timed([str(python), "-m", "experiments.benchmark.jobs.peers.decent", json.dumps(what)], environment, longest=120)
-        return job.Job(**what), np.load(what["save"])
+        timing.process([str(python), "-m", "experiments.benchmark.jobs.peers", "decent-bench", json.dumps(what)], environment, longest=120)
+        return jobs.Job(**what), np.load(what["save"])
 
     return run
 
@@ -41,6 +41,6 @@ def decent(tmp_path_factory):
 def test_iterates_are_those_of_decent_bench(method, decent):
     what, theirs = decent(method)
     with jax.enable_x64(True):
-        ours = np.asarray(framework.build(what)(ROUNDS))
+        ours = np.asarray(jobs.dsgd_run(what)(ROUNDS))
     assert np.abs(theirs).max() > 0.1
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-13)

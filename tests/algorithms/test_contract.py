@@ -22,7 +22,6 @@ from dsgd.engine import programs
 
 N, D, STEPS, SEEDS = 8, 19, 12, 2
 NAMES = [*algorithms.ALGORITHMS, "kimad"]
-OPTIMIZERS = {"sgd": optax.sgd(0.1), "momentum": optax.sgd(0.05, momentum=0.9), "adam": optax.adam(0.05)}
 SHARES = {"kimad": (6 * 32 + 32 + 8) / (32 * D)}  # of a vector, that messages are: 6 values, their places, and which of the set it is
 SIMULATED = {"sgd", "mb-sgd-server", "asgd", "dsgd-complete", "ad-psgd", "kimad"}  # other collectives stand for their messages
 CONTRACT = {"parameters", "returns", "again", "compiled once", "seeds", "64 bits", "random keys", "4 devices", "8 devices", "bits"}
@@ -32,9 +31,9 @@ ONE_OF_EACH_EXCHANGE = {*filter(None, many.METHODS.values()), "kimad"}
 CLUSTER = clusters.Cluster(clusters.exponential(1e-3), up=clusters.constant(1e8))
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=briefly(NAMES, ONE_OF_EACH_EXCHANGE))
 def name(request) -> str:
-    """All tests of a method come one after the other, while its programs are kept."""
+    """All tests of a method come one after the other, while its programs are kept. Without --long, one of each exchange."""
     return request.param
 
 
@@ -53,20 +52,6 @@ def made(name: str, optimizer: optax.GradientTransformation) -> dsgd.Algorithm:
 @cache
 def method(name: str) -> dsgd.Algorithm:
     return made(name, optax.sgd(0.1))
-
-
-def any_of_them(which: jax.Array) -> optax.GradientTransformation:
-    """Each of `OPTIMIZERS` keeps its memory, one of them makes the step: a method is compiled once for all."""
-
-    def init(params):
-        return {name: optimizer.init(params) for name, optimizer in OPTIMIZERS.items()}
-
-    def update(gradient, memory, params=None):
-        each = [optimizer.update(gradient, memory[name], params) for name, optimizer in OPTIMIZERS.items()]
-        change = jax.tree.map(lambda *changes: jnp.stack(changes)[which], *(change for change, _ in each))
-        return change, dict(zip(OPTIMIZERS, (after for _, after in each), strict=True))
-
-    return optax.GradientTransformation(init, update)
 
 
 def some(state: dsgd.State, round: dsgd.Round) -> dsgd.Work:
@@ -143,11 +128,11 @@ def test_bits_grow_by_the_same_amount_every_period_and_fit_the_pattern(name):
         assert sent.mean() / 2 / 32 / D == pytest.approx(SHARES.get(name, 1) * vectors, rel=1e-6)  # up and down, on average
 
 
-@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.long), 8])
 @pytest.mark.parametrize("name", briefly(NAMES, ONE_OF_EACH_EXCHANGE))
-def test_its_loop_lowers_for_gpus_and_tpus(name, devices):
+def test_its_loop_lowers_for_gpus_and_tpus(name):
     """On a machine that has neither, the whole loop of a sweep: none of it is of CPUs only, or asks the host (which of no method the
-    contract's programs do). On several devices with the clock."""
+    contract's programs do). One of each exchange on several devices with the clock, all others on one."""
+    devices = 8 if name in ONE_OF_EACH_EXCHANGE else 1
     cluster = CLUSTER if devices > 1 else None
     traced = loops.swept(lambda learning_rate: made(name, optax.sgd(learning_rate)), problem(), devices, cluster, learning_rate=(0.1, 0.2))
     lowered = traced.lower(lowering_platforms=("cuda", "tpu"))
@@ -157,37 +142,24 @@ def test_its_loop_lowers_for_gpus_and_tpus(name, devices):
     assert not ELSEWHERE.findall(text)
 
 
-TOO_FAST = {("asgd", "momentum")}  # steps ten times as long once the memory is full, along gradients of seven updates ago
-
-
-@pytest.mark.long
-def test_any_optax_optimiser_works(name):
-    """Each holds memories that the method must keep."""
-    options = {"steps": 60, "key": jax.random.key(1), "seeds": SEEDS, "mesh": 1}
-    loss = dsgd.sweep(lambda which: made(name, any_of_them(which)), problem(), **options, which=range(len(OPTIMIZERS))).history["loss"]
-    progress = dict(zip(OPTIMIZERS, (loss[..., -10:].mean(axis=(1, 2)) < loss[..., 0].mean(axis=1)).tolist(), strict=True))
-    assert all(made for optimizer, made in progress.items() if (name, optimizer) not in TOO_FAST), progress
-
-
 def broken(how) -> dsgd.Algorithm:
     """Mini-batch SGD that does this to its gradients."""
     plain = algorithms.minibatch_sgd(optax.sgd(0.1))
     return plain._replace(update=lambda state, gradients, round: plain.update(state, how(gradients), round))
 
 
-@pytest.mark.parametrize("devices", [1, 8])
-def test_what_is_of_cpus_only_does_not_lower(devices):
+def test_what_is_of_cpus_only_does_not_lower():
     """So the tests of all methods see it: a callback, an operation that only CPUs have, and a call of a library by its name."""
     same = partial(jax.tree.map, lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
     called = broken(lambda gradients: jax.pure_callback(lambda gradients: gradients, same(gradients), gradients))
     library = broken(lambda gradients: jax.ffi.ffi_call("lapack_sgetrf_ffi", same(gradients))(gradients))
     on_cpus = broken(lambda gradients: gradients + jax.scipy.linalg.schur(gradients[0, 0] * jnp.eye(2))[0][0, 0])
     for method in (called, on_cpus):
-        traced = loops.traced(method, problem(), devices)
+        traced = loops.traced(method, problem(), 8)
         assert ELSEWHERE.search(traced.lower().as_text())
         with pytest.raises(NotImplementedError):
             traced.lower(lowering_platforms=("cuda", "tpu"))
-    text = loops.traced(library, problem(), devices).lower(lowering_platforms=("cuda", "tpu")).as_text()
+    text = loops.traced(library, problem(), 8).lower(lowering_platforms=("cuda", "tpu")).as_text()
     assert ELSEWHERE.findall(text) == ["stablehlo.custom_call @lapack_sgetrf_ffi"]
 
 

@@ -1,6 +1,6 @@
-"""Real asynchrony: what the machines did, in the order in which they did it, computed once more by loops; and processes that are killed.
+"""Real asynchrony: what the machines did, in the order in which they did it, computed again by loops; and processes that are killed.
 
-Which gradient is taken when is up to the machine. All else is not: each run is held to the recursion on its own order.
+The machine decides which gradient is taken when. Each run is compared with the recursion on its own order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import signal
 import sys
 import tempfile
 from concurrent.futures import Future
-from functools import cache, partial
+from functools import cache, partial, wraps
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,11 +23,12 @@ import optax
 import pytest
 from jax.flatten_util import ravel_pytree
 
+import algorithms
 import dsgd
 import topologies
 from algorithms import on_ray
 from algorithms.asynchronous.on_ray import gossip, peer, server, with_servers
-from algorithms.asynchronous.on_ray.crew import Crew
+from algorithms.asynchronous.on_ray import worker as on_worker
 from algorithms.asynchronous.on_ray.server import Pushed
 from dsgd import problems
 from theory_checks.recursions.compressed import cut, join
@@ -131,16 +132,9 @@ def assert_history(trained, steps) -> None:
     assert history["clock"][0] == 0
     assert (np.diff(history["clock"]) >= 0).all()
     assert history["loss"][-1] < history["loss"][0]
-    exact = dsgd.run(dsgd_sgd(), problem(), steps=1, key=KEY, mesh=1).history
+    exact = dsgd.run(algorithms.sgd(STEP), problem(), steps=1, key=KEY, mesh=1).history
     np.testing.assert_allclose(history["loss"][0], exact["loss"][0], rtol=1e-6)
     np.testing.assert_allclose(history["grad_sqnorm"][0], exact["grad_sqnorm"][0], rtol=1e-5)
-
-
-@cache
-def dsgd_sgd() -> dsgd.Algorithm:
-    import algorithms
-
-    return algorithms.sgd(STEP)
 
 
 # --- Real runs.
@@ -272,7 +266,7 @@ def rules(**options) -> server.Rules:
 @pytest.fixture
 def alone(monkeypatch):
     """Makes servers that are no actors."""
-    monkeypatch.setattr(server, "_reconstructed", lambda: False)
+    monkeypatch.setattr(server, "reconstructed", lambda: False)
     return lambda workers=2, **options: server.Server(PART, rules(**options), workers)
 
 
@@ -286,9 +280,14 @@ async def pushed(to: server.Server, worker: int, reply, life: int = 0, value: fl
     return await to.push(gradient(value), Pushed(worker, life, version, (version,), era, 0, 0.0, math.nan))
 
 
-def told(story) -> None:
-    """Runs it, not for ever."""
-    asyncio.run(asyncio.wait_for(story(), 30))
+def story(tell):
+    """A test that runs this coroutine function, for at most 30 s."""
+
+    @wraps(tell)
+    def test(**fixtures):
+        asyncio.run(asyncio.wait_for(tell(**fixtures), 30))
+
+    return test
 
 
 async def held(waiting) -> bool:
@@ -298,111 +297,134 @@ async def held(waiting) -> bool:
     return not waiting.done()
 
 
-def test_a_bounded_server_holds_who_would_make_another_too_old(alone):
-    async def story():
-        to = alone(bound=2)
-        fast = await pushed(to, 0, None)
-        fast = await pushed(to, 0, fast)
-        assert fast.version == 2
-        third = asyncio.ensure_future(pushed(to, 0, fast))
-        assert await held(third), "worker 1's gradient of model 0 is to be update 2"
-        late = await pushed(to, 1, None)
-        assert (late.version, (await third).version) == (4, 4)
-        assert [(update.worker, update.step - update.version) for update in to.updates] == [(0, 0), (0, 0), (1, 2), (0, 1)]
-        fast = await pushed(to, 0, await third)
-        fast = await pushed(to, 0, fast)
-        stuck = asyncio.ensure_future(pushed(to, 0, fast))
-        assert await held(stuck)
-        await to.expect({0}, {0: 0, 1: 1})
-        assert (await stuck).version == 7, "worker 1 has died, and is not waited for"
-
-    told(story)
+@story
+async def test_a_bounded_server_holds_a_gradient_that_would_make_another_too_old(alone):
+    to = alone(bound=2)
+    fast = await pushed(to, 0, await pushed(to, 0, None))
+    third = asyncio.ensure_future(pushed(to, 0, fast))
+    assert await held(third), "worker 1's gradient of model 0 is to be update 2"
+    late = await pushed(to, 1, None)
+    assert (late.version, (await third).version) == (4, 4)
+    assert [(update.worker, update.step - update.version) for update in to.updates] == [(0, 0), (0, 0), (1, 2), (0, 1)]
+    fast = await pushed(to, 0, await pushed(to, 0, await third))
+    stuck = asyncio.ensure_future(pushed(to, 0, fast))
+    assert await held(stuck)
+    await to.news({0: 0, 1: 1})
+    assert (await stuck).version == 7, "worker 1 has died, and is not waited for"
 
 
-def test_what_a_dead_worker_has_left_is_not_taken(alone):
-    async def story():
-        to = alone(bound=3)
-        await to.expect({0}, {0: 0, 1: 1})
-        assert (await pushed(to, 1, None)).version == 0
-        back = await to.pull(1, 1)
-        assert (back.version, back.draw) == (0, 0)
-        assert (await pushed(to, 1, back, life=1)).version == 1
-        assert (await pushed(to, 1, None)).version == 1, "its first life again"
-        assert (await pushed(to, 0, None)).version == 2
-        assert (await to.pull(1, 1)).draw == 1, "batches that it has drawn are not drawn again"
-
-    told(story)
+@story
+async def test_held_gradients_are_answered_and_not_taken_when_the_server_is_done(alone):
+    to = alone(bound=2, steps=3)
+    fast = await pushed(to, 0, await pushed(to, 0, None))
+    third = asyncio.ensure_future(pushed(to, 0, fast))
+    assert await held(third)
+    assert (await pushed(to, 1, None)).done
+    assert ((await third).version, (await third).done) == (3, True)
+    assert [update.worker for update in to.updates] == [0, 0, 1]
+    assert not to.waiting
 
 
-def test_a_synchronous_server_takes_the_mean_of_all_who_are_there(alone):
-    async def story():
-        to = alone(3, together=True)
-        first = [asyncio.ensure_future(pushed(to, worker, None, value=float(worker))) for worker in (2, 0)]
-        assert await held(first[0])
-        reply = await pushed(to, 1, None, value=1.0)
-        assert (reply.version, [each.done() for each in first]) == (1, [False, False])
-        np.testing.assert_allclose(reply.part["w"], PART["w"] - GAMMA * 1.0)
-        two = [asyncio.ensure_future(pushed(to, worker, reply, value=3.0)) for worker in (0, 2)]
-        assert await held(two[0])
-        await to.expect({0, 2}, {0: 0, 1: 1, 2: 0})
-        np.testing.assert_allclose((await two[0]).part["w"], PART["w"] - GAMMA * 4.0, rtol=1e-6)
-
-    told(story)
-
-
-def test_who_has_died_and_come_back_is_waited_for_also_when_another_dies(alone):
-    async def story():
-        to = alone(3, together=True)
-        await to.expect({0, 2}, {0: 0, 1: 1, 2: 0})
-        back = await to.pull(1, 1)
-        await to.expect({0}, {0: 0, 1: 1, 2: 1})
-        first = asyncio.ensure_future(pushed(to, 0, None))
-        assert await held(first), "worker 1 is there"
-        assert (await pushed(to, 1, back, life=1)).version == (await first).version == 1
-
-    told(story)
+@story
+async def test_only_a_gradient_of_the_model_and_the_life_that_read_last_is_taken(alone):
+    to = alone(bound=3)
+    one = await pushed(to, 0, None)
+    assert (await pushed(to, 0, None)).version == 1, "of the version before"
+    assert (await pushed(to, 0, one._replace(version=2))).version == 1
+    await to.news({0: 0, 1: 1})
+    assert (await pushed(to, 1, None)).version == 1, "of a worker that has died"
+    back = await to.pull(1, 1)
+    assert (back.version, back.draw) == (1, 0)
+    assert (await pushed(to, 1, back, life=1)).version == 2
+    assert (await pushed(to, 1, back)).version == 2, "its first life again"
+    assert (await to.pull(1, 1)).draw == 1, "batches that it has drawn are not drawn again"
 
 
-def test_each_death_of_a_server_is_an_era_of_its_own(alone, tmp_path, monkeypatch):
-    """The driver tells a server who is there when its era changes."""
+@story
+async def test_a_synchronous_server_takes_the_mean_of_all_workers_that_are_there(alone):
+    to = alone(3, together=True)
+    first = [asyncio.ensure_future(pushed(to, worker, None, value=float(worker))) for worker in (2, 0)]
+    assert await held(first[0])
+    reply = await pushed(to, 1, None, value=1.0)
+    assert (reply.version, [each.done() for each in first]) == (1, [False, False])
+    np.testing.assert_allclose(reply.part["w"], PART["w"] - GAMMA * 1.0)
+    two = [asyncio.ensure_future(pushed(to, worker, reply, value=3.0)) for worker in (0, 2)]
+    assert await held(two[0])
+    await to.news({0: 0, 1: 1, 2: 0})
+    np.testing.assert_allclose((await two[0]).part["w"], PART["w"] - GAMMA * 4.0, rtol=1e-6)
+    back, reply = await to.pull(1, 1), await two[0]
+    await to.news({0: 0, 1: 1, 2: 1})
+    waiting = asyncio.ensure_future(pushed(to, 0, reply))
+    assert await held(waiting), "worker 1 is there again, though another has died"
+    assert (await pushed(to, 1, back, life=1)).version == (await waiting).version == 3
 
-    async def story():
-        first = alone(folder=str(tmp_path), seconds=60.0)
-        await first.restore()
-        await first.begin()
-        first.checkpoint.__exit__()
-        monkeypatch.setattr(server, "_reconstructed", lambda: True)
-        for era in (1, 2):
-            anew = server.Server(PART, first.rules, 2)
-            assert (await anew.news()).era == era
-            anew.checkpoint.__exit__()  # it dies before it has made an update
 
-    told(story)
+@story
+async def test_a_gradient_that_a_dead_process_has_left_is_not_taken_when_its_worker_comes_back(alone):
+    to = alone(together=True)
+    left = asyncio.ensure_future(pushed(to, 1, None))
+    assert await held(left)
+    back = await to.pull(1, 1)
+    waiting = asyncio.ensure_future(pushed(to, 0, None))
+    assert await held(waiting)
+    assert (await pushed(to, 1, back, life=1)).version == 1
 
 
-def test_a_server_goes_on_from_its_checkpoint_and_refuses_what_was_computed_before(alone, tmp_path):
-    async def story():
-        first = alone(folder=str(tmp_path))
-        await first.restore()
-        await first.begin()
-        reply = await pushed(first, 0, None)
-        reply = await pushed(first, 1, None)
-        first.checkpoint.__exit__()
-        second = alone(folder=str(tmp_path))
-        assert tuple(await second.restore())[:3] == (2, 1, True)
-        await second.begin()
-        np.testing.assert_array_equal(second.model.params["w"], reply.part["w"])
-        jax.tree.map(np.testing.assert_array_equal, second.updates, first.updates)
-        assert (await pushed(second, 1, reply)).version == 2, "of the life before"
-        back = await second.pull(1, 0)
-        assert back.draw == 1, "batches that were drawn before are not drawn again"
-        again = await pushed(second, 1, back)
-        assert again.version == 3
-        assert second.updates[-1].at > second.updates[-2].at
-        assert len((await second.history())[1]) == 4
-        second.checkpoint.__exit__()
+@story
+async def test_a_server_goes_on_from_its_checkpoint_and_refuses_what_was_computed_before(alone, tmp_path, monkeypatch):
+    first = alone(folder=str(tmp_path))
+    await first.restore()
+    await first.begin()
+    reply = await pushed(first, 1, await pushed(first, 0, None))
+    reply = await pushed(first, 1, reply)
+    first.checkpoint.__exit__()
+    second = alone(folder=str(tmp_path))
+    assert tuple(await second.restore()) == (2, 1, True)
+    await second.begin()
+    np.testing.assert_array_equal(second.model.params["w"], reply.part["w"])
+    jax.tree.map(np.testing.assert_array_equal, second.updates, first.updates)
+    assert (await pushed(second, 1, reply)).version == 2, "of the era before"
+    back = await second.pull(1, 0)
+    assert (back.version, back.era, back.draw) == (2, 1, 1), "batches that were drawn before are not drawn again"
+    assert (await pushed(second, 1, reply)).version == 2, "of the era before, though its version has been read again"
+    assert (await pushed(second, 1, back)).version == 3
+    assert second.updates[-1].at > second.updates[-2].at
+    assert len((await second.history())[1]) == 4
+    second.checkpoint.__exit__()
+    monkeypatch.setattr(server, "reconstructed", lambda: True)
+    for era in (2, 3):  # it dies again before it has made an update
+        again = server.Server(PART, first.rules, 2)
+        assert (await again.news({})).era == era
+        again.checkpoint.__exit__()
 
-    told(story)
+
+@pytest.mark.parametrize("aware", [False, True])
+def test_a_step_with_several_gradients_is_as_stale_as_the_oldest(alone, aware):
+    to = alone(3, staleness_aware=aware)
+    to.version = 5
+    abouts = [Pushed(worker, 0, version, (version,), 0, 7 + worker, 0.5, 0.25) for worker, version in enumerate((4, 1, 3))]
+    to._update(abouts, [gradient(value) for value in (1.0, 2.0, 6.0)], to.zero)
+    np.testing.assert_allclose(to.model.params["w"], PART["w"] - GAMMA * 3.0 / (4 if aware else 1), rtol=1e-6)
+    assert to.version == 6
+    rows = [(each.step, each.worker, each.version, each.read, each.draw, each.computed, each.trip) for each in to.updates]
+    assert rows == [(5, 0, 4, (4,), 7, 0.5, 0.25), (5, 1, 1, (1,), 8, 0.5, 0.25), (5, 2, 3, (3,), 9, 0.5, 0.25)]
+    assert len({each.at for each in to.updates}) == 1
+    assert sum(each.busy for each in to.updates) == pytest.approx(to.updates[0].at)
+
+
+@story
+async def test_a_server_keeps_records_until_it_is_done_or_not_finite(alone):
+    to, reply = alone(1, record_every=3, steps=7), None
+    for version in range(1, 8):
+        reply = await pushed(to, 0, reply)
+        assert (reply.version, reply.done) == (version, version == 7)
+    assert (await pushed(to, 0, reply)).version == 7, "it takes no more"
+    np.testing.assert_allclose([record["w"][0] for record in to.records], PART["w"][0] - GAMMA * np.array([0, 3, 6, 7]), rtol=1e-5)
+    broken = alone(1, record_every=2)
+    reply = await pushed(broken, 0, None, value=math.nan)
+    assert not reply.done
+    assert (await pushed(broken, 0, reply)).done
+    assert not (await broken.news({})).finite
 
 
 # --- A worker of AD-PSGD on its own, in this process.
@@ -416,68 +438,8 @@ class Named:
             setattr(self, name, SimpleNamespace(remote=answer))
 
 
-@pytest.fixture
-def lonely():
-    """Makes workers that are no actors."""
-    pytest.importorskip("ray")
-    first = jax.tree.map(np.asarray, problem().init(KEY))
-    task = with_servers.tasks(problem(), KEY, first, None)
-    return lambda worker, patience=30.0: peer.Peer(worker, STEP, task(worker), first, 10, patience)
-
-
-def test_no_two_workers_of_a_pair_wait_for_each_other(lonely):
-    """Worker 2 asks while worker 1 is about to ask it, and worker 0, which was first, has not yet been answered."""
-
-    async def story():
-        one, asked = lonely(1), Future()
-        one.ready = True
-        one.peers = {2: Named(average=lambda *_: SimpleNamespace(future=lambda: asked))}
-        model, about = one.model.params, peer.Exchange(0, 0, 1, 0, 0.0, 0.0, 0.0)
-        await one.lock.acquire()
-        earlier = asyncio.ensure_future(one.average(0, model, about))
-        await asyncio.sleep(0)
-        own = asyncio.ensure_future(one._exchange(model, 0, 0.0))
-        await asyncio.sleep(0)
-        one.lock.release()
-        assert await asyncio.wait_for(one.average(0, model, about._replace(worker=2)), 5) is None, "it is to ask again"
-        assert (await earlier)[1] == 1
-        asked.set_result((model, 7))
-        await own
-        assert one.stamp == 7
-        assert (await one.average(7, model, about._replace(worker=2)))[1] == 8
-
-    told(story)
-
-
-def test_who_comes_back_waits_for_a_model_to_go_on_with(lonely):
-    async def story():
-        one = lonely(1)
-        taking = asyncio.ensure_future(one._take_over())
-        assert await held(taking), "no neighbour is there"
-
-        async def look():
-            return jax.tree.map(lambda leaf: leaf + 1, one.model.params), 14
-
-        await one.meet({0: Named(look=look)})
-        await taking
-        assert (one.stamp, one.next, one.read) == (14, 20, 14)
-        np.testing.assert_array_equal(flat(one.model.params), flat(lonely(1).model.params) + 1)
-        with pytest.raises(TimeoutError, match=r"worker 1 has died, and for 0\.01 s no neighbour was there to go on with"):
-            await lonely(1, patience=0.01)._take_over()
-
-    told(story)
-
-
-def test_who_has_not_begun_is_not_averaged_with(lonely):
-    """Its first gradient would be of another model than its start."""
-
-    async def story():
-        one, about = lonely(1), peer.Exchange(0, 0, 1, 0, 0.0, 0.0, 0.0)
-        assert await one.average(0, one.model.params, about) is None
-        one.ready = True
-        assert (await one.average(0, one.model.params, about))[1] == 1
-
-    told(story)
+class Dead(Exception):
+    """Stands for Ray's RayActorError."""
 
 
 class Answer:
@@ -487,11 +449,185 @@ class Answer:
         self.value, self.late = value, late
 
 
-LATE_RAY = SimpleNamespace(
-    exceptions=SimpleNamespace(RayActorError=ConnectionError),
+def found(answers, timeout=None):
+    """Stands for `ray.get`; what is no future is itself."""
+    return [found(each) for each in answers] if isinstance(answers, list) else getattr(answers, "value", answers)
+
+
+NO_RAY = SimpleNamespace(
+    exceptions=SimpleNamespace(RayActorError=Dead, ActorDiedError=Dead, RayTaskError=KeyError),
     wait=lambda answers, **_: ([each for each in answers if not each.late], [each for each in answers if each.late]),
-    get=lambda answers, timeout=None: [each.value for each in answers] if isinstance(answers, list) else answers.value,
+    get=found,
 )
+
+
+@pytest.fixture
+def lonely(monkeypatch):
+    """Makes workers that are no actors; their slope is 1 everywhere."""
+    monkeypatch.setattr(peer, "reconstructed", lambda: False)
+    monkeypatch.setattr(peer, "need_ray", lambda: NO_RAY)
+    first = jax.tree.map(np.asarray, problem().init(KEY))
+    task = with_servers.tasks(problem(), KEY, first, None)
+    return lambda worker, patience=30.0: peer.Peer(worker, task(worker), STEP, first, 10, patience)
+
+
+def neighbour(asked: list, answer) -> Named:
+    """A peer that notes what it is asked, and gives this answer: a result, an exception, or a future."""
+
+    def average(stamp, params, about):
+        asked.append((stamp, about))
+        if isinstance(answer, Future):
+            return SimpleNamespace(future=lambda: answer)
+        there = Future()
+        there.set_exception(answer) if isinstance(answer, Exception) else there.set_result(answer)
+        return SimpleNamespace(future=lambda: there)
+
+    return Named(average=average)
+
+
+def knows(one: peer.Peer, **peers: Named) -> None:
+    """Gives a peer its neighbours, `_2=` that of number 2."""
+    one.peers = {int(name[1:]): other for name, other in peers.items()}
+    one.there = set(one.peers)
+
+
+ABOUT = peer.Exchange(0, 2, 1, 4, 0.5, 0.25, 0.0, 3)
+
+
+@story
+async def test_no_two_workers_of_a_pair_wait_for_each_other(lonely):
+    """Worker 2 asks while worker 1 is about to ask it, and worker 0, which was first, has not yet been answered."""
+    one, answer = lonely(1), Future()
+    one.ready, model = True, one.model.params
+    knows(one, _0=neighbour([], answer), _2=neighbour([], answer))
+    await one.lock.acquire()
+    earlier = asyncio.ensure_future(one.average(0, model, ABOUT._replace(worker=0)))
+    await asyncio.sleep(0)
+    own = asyncio.ensure_future(one._exchange(model, 0, 0.0))
+    await asyncio.sleep(0)
+    one.lock.release()
+    assert await asyncio.wait_for(one.average(0, model, ABOUT), 5) is None, "it is to ask again"
+    assert (await earlier)[1] == 1
+    answer.set_result((model, 7))
+    await own
+    assert one.stamp == 7
+    assert (await one.average(7, model, ABOUT))[1] == 8
+
+
+@story
+async def test_a_worker_that_comes_back_waits_for_a_model_to_go_on_with(lonely):
+    one = lonely(1)
+    one.restarted = True
+    with pytest.raises(peer.Restarted):
+        await one.average(0, one.model.params, ABOUT)
+    with pytest.raises(peer.Restarted):
+        await one.look()
+    taking = asyncio.ensure_future(one._take_over())
+    assert await held(taking), "no neighbour is there"
+
+    async def away():
+        raise Dead
+
+    async def look():
+        return jax.tree.map(lambda leaf: leaf + 1, one.model.params), 14
+
+    knows(one, _2=Named(look=away), _0=Named(look=look))
+    await taking
+    assert (one.stamp, one.next, one.read) == (14, 20, 14)
+    np.testing.assert_array_equal(flat(one.model.params), flat(lonely(1).model.params) + 1)
+    with pytest.raises(TimeoutError, match=r"worker 1 has died, and for 0\.01 s no neighbour was there to go on with"):
+        await lonely(1, patience=0.01)._take_over()
+
+
+@story
+async def test_a_partner_averages_with_a_stamp_above_both_once_it_has_begun(lonely):
+    one = lonely(1)
+    model = one.model.params
+    other = jax.tree.map(lambda leaf: leaf + 2, model)
+    assert await one.average(0, other, ABOUT) is None, "its first gradient is of its own start"
+    one.ready, stamps = True, []
+    for own, theirs in ((0, 0), (1, 7), (9, 3)):
+        one.stamp = own
+        mean, stamp = await one.average(theirs, other, ABOUT)
+        stamps.append(stamp)
+        assert one.stamp == stamp
+    assert stamps == [1, 8, 10]
+    np.testing.assert_allclose(flat(mean), flat(model) + 2 - 0.25, rtol=1e-5)
+    np.testing.assert_array_equal(flat(mean), flat(one.model.params))
+    news = await one.news()
+    assert [each.stamp for each in news.exchanges] == [1, 8, 10]
+    assert all(each[1:6] == (2, 1, 4, 0.5, 0.25) and each.read == 3 for each in news.exchanges)
+    assert (await one.news()).exchanges == []
+    assert (await one.look())[1] == 10
+
+
+@story
+async def test_a_peer_that_asks_takes_over_the_stamp_and_steps_from_the_mean(lonely):
+    one, asked = lonely(0), []
+    model, slope = one.model.params, jax.tree.map(np.ones_like, one.model.params)
+    middle = jax.tree.map(lambda leaf: leaf + 3, model)
+    one.stamp, one.read, one.next = 4, 2, 10
+    knows(one, _2=neighbour(asked, (middle, 15)))
+    await one._exchange(slope, 6, 0.5)
+    stamp, about = asked[0]
+    assert (stamp, about[:5], about.read) == (4, (0, 0, 2, 6, 0.5), 2)
+    assert math.isnan(about.trip)
+    assert (one.stamp, one.read, one.next) == (15, 0, 20)
+    np.testing.assert_allclose(flat(one.model.params), flat(model) + 3 - GAMMA, rtol=1e-5)
+    assert [at for at, _ in one.records] == [10], "what it had before the exchange"
+    np.testing.assert_array_equal(flat(one.records[0][1]), flat(model))
+    await one._exchange(slope, 7, 0.5)
+    assert (asked[1][0], asked[1][1].read) == (15, 0)
+    assert asked[1][1].trip >= 0
+
+
+@story
+async def test_a_partner_that_has_died_is_left_out_until_it_asks(lonely):
+    """Alone, a worker gives itself the next stamp."""
+    one, asked = lonely(1), []
+    slope, before = jax.tree.map(np.ones_like, one.model.params), flat(one.model.params)
+    one.ready, one.stamp = True, 4
+    knows(one, _0=neighbour(asked, peer.Restarted()), _2=neighbour(asked, Dead()))
+    await one._exchange(slope, 2, 0.5)
+    assert sorted(about.partner for _, about in asked) == [0, 2]
+    assert [(each.stamp, each.worker, each.partner, each.draw) for each in one.exchanges] == [(5, 1, 1, 2)]
+    assert one.stamp == 5
+    np.testing.assert_allclose(flat(one.model.params), before - GAMMA, rtol=1e-5)
+    await one.average(0, one.model.params, ABOUT)
+    assert one.there == {2}
+
+
+def test_models_are_kept_at_the_stamps_of_records_before_what_comes_after(lonely):
+    one = lonely(0)
+    for stamp, kept in ((9, []), (10, []), (11, [10]), (31, [10, 20, 30]), (40, [10, 20, 30]), (41, [10, 20, 30, 40])):
+        assert one._at(stamp) == one.stamp == stamp
+        assert [at for at, _ in one.records] == kept
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@story
+async def test_a_peer_computes_one_draw_after_the_other_until_it_is_stopped(lonely, restarted):
+    """Its clock continues from the seconds of the run, and it begins with its own model or with a neighbour's."""
+    one = lonely(1)
+    slope, before = jax.tree.map(np.ones_like, one.model.params), flat(one.model.params)
+
+    async def look():
+        return jax.tree.map(lambda leaf: leaf + 1, one.model.params), 14
+
+    def gradients(params, draw):
+        one.stopped = draw == 6
+        return slope, 0.25 * draw
+
+    one.gradients, one.restarted = gradients, restarted
+    one._rehearse = lambda: None
+    await one.run({2: Named(look=look, average=neighbour([], Dead()).average.remote)}, 3, 1000.0)
+    assert one.ready
+    assert [(each.draw, each.computed) for each in one.exchanges] == [(3, 0.75), (4, 1.0), (5, 1.25)]
+    assert all(1000.0 <= each.at < 1030.0 for each in one.exchanges)
+    np.testing.assert_allclose(flat(one.model.params), before + restarted - 3 * GAMMA, rtol=1e-5)
+
+
+# --- The driver of AD-PSGD.
 
 
 def test_what_is_heard_last_is_not_lost():
@@ -499,12 +635,12 @@ def test_what_is_heard_last_is_not_lost():
 
     def worker(number: int) -> Named:
         exchanges = [peer.Exchange(stamp, number, 1 - number, 0, 0.0, 0.0, 0.0) for stamp in (1 + number, 3 + number)]
-        nothing = dict.fromkeys(("rehearse", "meet", "stop"), lambda *_: Answer())
+        nothing = dict.fromkeys(("rehearse", "stop"), Answer)
         run, look = lambda *_: Answer(late=True), lambda: Answer((number, 4))
         return Named(**nothing, run=run, look=look, news=lambda: Answer(peer.News([exchanges.pop(0)], [], True), late=number == 1))
 
-    run = gossip._Run(LATE_RAY, "gossip", topologies.ring(2), 1, 5.0)
-    assert run.until_done(Crew(LATE_RAY, worker, run.begin, 2, 0)) == {0: (0, 4), 1: (1, 4)}
+    run = gossip._Run(NO_RAY, "gossip", [worker(0), worker(1)], topologies.ring(2), 1, 5.0)
+    assert run.until_done() == {0: (0, 4), 1: (1, 4)}
     assert sorted(each.stamp for each in run.exchanges) == [1, 2, 3, 4]
 
 
@@ -517,20 +653,18 @@ def test_staleness_counts_from_the_model_that_was_read():
 # --- Refusals.
 
 
+RUN = {"steps": 5, "key": KEY}
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: on_ray.asynchronous_sgd(problem(), STEP, steps=5, key=KEY, bound=1), "bound = 1 with 3 workers, who all read"),
-        (lambda: on_ray.asynchronous_sgd(problem(), STEP, steps=0, key=KEY), "steps = 0: need an integer, at least 1"),
-        (lambda: on_ray.asynchronous_sgd(problem(), STEP, steps=5, key=KEY, servers=0), "servers = 0: need an integer, at least 1"),
-        (lambda: on_ray.asynchronous_sgd(problem(), STEP, steps=5, key=KEY, patience=0.0), "patience = 0: need finite seconds > 0"),
-        (lambda: on_ray.minibatch_sgd(problem(), STEP, steps=5, key=KEY, restarts=-1), "restarts = -1: need an integer"),
-        (lambda: on_ray.minibatch_sgd(problem(), STEP, steps=5, key=KEY, checkpoint_seconds=-1.0), "checkpoint_seconds = -1"),
-        (
-            lambda: on_ray.asynchronous_gossip_sgd(problem(), STEP, topologies.ring(4), steps=5, key=KEY),
-            "a topology of 4 workers for a problem of 3",
-        ),
-        (lambda: on_ray.asynchronous_gossip_sgd(problem(), STEP, topologies.one_peer_exponential(4), steps=5, key=KEY), "schedule"),
+        (lambda: on_ray.asynchronous_sgd(problem(), STEP, bound=1, **RUN), "bound = 1 with 3 workers, who all read"),
+        (lambda: on_ray.asynchronous_sgd(problem(), STEP, patience=0.0, **RUN), "patience = 0: need finite seconds > 0"),
+        (lambda: on_ray.minibatch_sgd(problem(), STEP, checkpoint_seconds=-1.0, **RUN), "checkpoint_seconds = -1"),
+        (lambda: on_ray.asynchronous_gossip_sgd(problem(), STEP, topologies.ring(4), **RUN), "a topology of 4 workers for a problem of 3"),
+        (lambda: on_ray.asynchronous_gossip_sgd(problem(), STEP, topologies.one_peer_exponential(4), **RUN), "schedule"),
+        (lambda: on_ray.asynchronous_sgd(problem(), STEP, **RUN), r"Ray is not installed; need it: pip install 'dsgd\[ray\]'"),
     ],
 )
 def test_what_cannot_be_is_refused_before_a_process_starts(call, message, monkeypatch):
@@ -539,18 +673,10 @@ def test_what_cannot_be_is_refused_before_a_process_starts(call, message, monkey
         call()
 
 
-def test_without_ray_it_says_how_to_install_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ValueError, match=r"Ray is not installed; need it: pip install 'dsgd\[ray\]'"):
-        on_ray.asynchronous_sgd(problem(), STEP, steps=5, key=KEY)
-
-
 # --- What was measured, as a cluster.
 
 
 def test_a_measured_cluster_has_each_workers_seconds_and_the_servers_port():
-    import algorithms
-
     rng = np.random.default_rng(0)
     worker = np.arange(300) % 3
     updates = {
@@ -568,82 +694,11 @@ def test_a_measured_cluster_has_each_workers_seconds_and_the_servers_port():
     np.testing.assert_allclose(draws.mean(axis=0), [1, 2, 3], rtol=0.05)
     assert cluster.sending(this, np.arange(1), 64)[0] == 0.125
     assert on_ray.measured_cluster(trained, bits=32).sending(this, np.arange(1), 32)[0] == 0.125
-    tiny = problems.random_quadratic(3, 2, strong_convexity=1.0, heterogeneity=0.0)
-    history = dsgd.run(algorithms.asynchronous_sgd(STEP), tiny, steps=60, key=KEY, cluster=cluster, mesh=1).history
-    laps = np.array([1, 2, 3]) + 0.25 + 0.125
-    np.testing.assert_allclose(60 / history["clock"][-1], np.sum(1 / laps), rtol=0.1)
     with pytest.raises(ValueError, match="no gradient of worker 3 was taken"):
         on_ray.measured_cluster(trained._replace(workers=4))
 
 
-# --- Messages, counts and records, one message at a time.
-
-
-def test_a_gradient_from_before_a_servers_death_is_not_taken_though_its_version_has_come_again(alone, tmp_path):
-    """The worker has read the part again, with the same version, when its earlier message arrives."""
-
-    async def story():
-        first = alone(folder=str(tmp_path))
-        await first.restore()
-        await first.begin()
-        reply = await pushed(first, 0, None)
-        first.checkpoint.__exit__()
-        second = alone(folder=str(tmp_path))
-        await second.restore()
-        await second.begin()
-        back = await second.pull(0, 0)
-        assert (back.version, back.era) == (reply.version, reply.era + 1) == (1, 1)
-        assert (await pushed(second, 0, reply)).version == 1, "of the era before"
-        assert (await pushed(second, 0, back)).version == 2
-        second.checkpoint.__exit__()
-
-    told(story)
-
-
-def test_a_gradient_of_another_version_or_life_is_not_taken(alone):
-    async def story():
-        to = alone()
-        one = await pushed(to, 0, None)
-        assert (one.version, one.done) == (1, False)
-        assert (await pushed(to, 0, None)).version == 1, "of the version before"
-        assert (await pushed(to, 0, one._replace(version=2))).version == 1
-        assert (await pushed(to, 0, one, life=1)).version == 1
-        assert (await pushed(to, 0, one)).version == 2
-
-    told(story)
-
-
-@pytest.mark.parametrize("aware", [False, True])
-def test_a_step_with_several_gradients_is_as_stale_as_the_oldest(alone, aware):
-    to = alone(3, staleness_aware=aware)
-    to.version = 5
-    abouts = [Pushed(worker, 0, version, (version,), 0, 7 + worker, 0.5, 0.25) for worker, version in enumerate((4, 1, 3))]
-    began = to.last
-    to._update(abouts, [gradient(value) for value in (1.0, 2.0, 6.0)], began)
-    np.testing.assert_allclose(to.model.params["w"], PART["w"] - GAMMA * 3.0 / (4 if aware else 1), rtol=1e-6)
-    assert to.version == 6
-    rows = [(each.step, each.worker, each.version, each.read, each.draw, each.computed, each.trip) for each in to.updates]
-    assert rows == [(5, 0, 4, (4,), 7, 0.5, 0.25), (5, 1, 1, (1,), 8, 0.5, 0.25), (5, 2, 3, (3,), 9, 0.5, 0.25)]
-    assert {each.at for each in to.updates} == {to.last - to.zero}
-    assert sum(each.busy for each in to.updates) == pytest.approx(to.last - began)
-
-
-def test_a_server_keeps_records_until_it_is_done_or_not_finite(alone):
-    async def story():
-        to = alone(1, record_every=3, steps=7)
-        reply = None
-        for version in range(1, 8):
-            reply = await pushed(to, 0, reply)
-            assert (reply.version, reply.done) == (version, version == 7)
-        assert (await pushed(to, 0, reply)).version == 7, "it takes no more"
-        np.testing.assert_allclose([record["w"][0] for record in to.records], PART["w"][0] - GAMMA * np.array([0, 3, 6, 7]), rtol=1e-5)
-        broken = alone(1, record_every=2)
-        reply = await pushed(broken, 0, None, value=math.nan)
-        assert not reply.done
-        assert (await pushed(broken, 0, reply)).done
-        assert not (await broken.news()).finite
-
-    told(story)
+# --- What servers and workers have noted, put together.
 
 
 def update(step: int, worker: int, version: int, at: float, draw: int = 0, read: tuple[int, ...] = (0, 0)) -> server.Update:
@@ -657,12 +712,12 @@ def models(count: int, size: int) -> list[np.ndarray]:
 
 def put_together(P: int, parts, steps: int, record_every: int, is_together: bool = False) -> on_ray.Trained:
     given = rules(steps=steps, record_every=record_every, together=is_together)
-    return with_servers._trained("a method", problem(), given, with_servers.start(problem(), KEY), parts)
+    return with_servers._trained("a method", problem(), given, with_servers.first_params(problem(), KEY), parts)
 
 
 def test_bits_count_gradients_and_not_steps():
     """A step with the mean of N gradients is N messages up and N down; N - 1 if a worker has died."""
-    d, params = flat(with_servers.start(problem(), KEY)).size, with_servers.start(problem(), KEY)
+    d, params = flat(with_servers.first_params(problem(), KEY)).size, with_servers.first_params(problem(), KEY)
     taken = [(step, worker) for step in range(5) for worker in range(N) if (step, worker) != (1, 2)]
     rows = [update(step, worker, step, at=1.0 + step, read=(step,)) for step, worker in taken]
     records = [jax.tree.map(lambda leaf, i=i: leaf + np.float32(0.1 * i), params) for i in range(4)]
@@ -680,7 +735,7 @@ def test_bits_count_gradients_and_not_steps():
 
 def test_of_several_servers_the_oldest_part_and_the_last_count():
     """One has seen an update more than the other."""
-    size = -(-flat(with_servers.start(problem(), KEY)).size // 2)
+    size = -(-flat(with_servers.first_params(problem(), KEY)).size // 2)
     one = [update(0, 0, 0, 1.0), update(1, 1, 0, 2.5, 3), update(2, 0, 1, 3.0, read=(1, 0)), update(3, 1, 1, 9.0)]
     other = [update(0, 1, 0, 1.5, 3), update(1, 0, 0, 2.0), update(2, 2, 0, 3.5, 4, read=(0, 2))]
     found = put_together(2, [(one, models(5, size), models(5, size)[4], 9.0), (other, models(4, size), models(4, size)[3], 3.5)], 3, 1)
@@ -693,93 +748,18 @@ def test_of_several_servers_the_oldest_part_and_the_last_count():
     np.testing.assert_array_equal(found.updates["draw"], [[0, 3], [3, 0], [0, 4]])
     np.testing.assert_array_equal(found.updates["computed"], 0.5 * found.updates["worker"])
     np.testing.assert_array_equal(found.updates["read"][2], [[1, 0], [0, 2]])
-    d = flat(with_servers.start(problem(), KEY)).size
+    d = flat(with_servers.first_params(problem(), KEY)).size
     np.testing.assert_array_equal(found.history["bits"], 2 * 32 * d * np.arange(4) / N)
-
-
-def test_a_peers_stamp_is_above_both(lonely):
-    """The partner gives the exchange a stamp that is one more than the larger of both stamps."""
-
-    async def story():
-        one = lonely(1)
-        one.ready, model = True, one.model.params
-        other = jax.tree.map(lambda leaf: leaf + 2, model)
-        about = peer.Exchange(0, 2, 1, 4, 0.5, 0.25, 0.0, 3)
-        stamps = []
-        for own, theirs in ((0, 0), (1, 7), (9, 3)):
-            one.stamp = own
-            mean, stamp = await one.average(theirs, other, about)
-            stamps.append(stamp)
-            assert one.stamp == stamp
-        assert stamps == [1, 8, 10]
-        np.testing.assert_allclose(flat(mean), flat(model) + 2 - 0.25, rtol=1e-5)
-        np.testing.assert_array_equal(flat(mean), flat(one.model.params))
-        news = await one.news()
-        assert [each.stamp for each in news.exchanges] == [1, 8, 10]
-        assert all(each[1:6] == (2, 1, 4, 0.5, 0.25) and each.read == 3 for each in news.exchanges)
-        assert (await one.news()).exchanges == []
-        assert (await one.look())[1] == 10
-
-    told(story)
-
-
-def test_a_peer_that_asks_takes_over_the_stamp_and_steps_from_the_mean(lonely):
-    async def story():
-        one = lonely(0)
-        model, slope, asked = one.model.params, jax.tree.map(np.ones_like, one.model.params), []
-        middle = jax.tree.map(lambda leaf: leaf + 3, model)
-
-        def answer(stamp, params, about):
-            asked.append((stamp, about))
-            there = Future()
-            there.set_result((middle, 15))
-            return SimpleNamespace(future=lambda: there)
-
-        one.stamp, one.read, one.next = 4, 2, 10
-        await one.meet({2: Named(average=answer)})
-        await one._exchange(slope, 6, 0.5)
-        stamp, about = asked[0]
-        assert (stamp, about[:5], about.read) == (4, (0, 0, 2, 6, 0.5), 2)
-        assert math.isnan(about.trip)
-        assert (one.stamp, one.read, one.next) == (15, 0, 20)
-        np.testing.assert_allclose(flat(one.model.params), flat(model) + 3 - GAMMA, rtol=1e-5)
-        assert [at for at, _ in one.records] == [10], "what it had before the exchange"
-        np.testing.assert_array_equal(flat(one.records[0][1]), flat(model))
-        await one._exchange(slope, 7, 0.5)
-        assert asked[1][0] == 15
-        assert asked[1][1].trip >= 0
-        assert asked[1][1].read == 0
-
-    told(story)
-
-
-def test_a_peer_alone_gives_itself_the_next_stamp(lonely):
-    async def story():
-        one = lonely(1)
-        one.stamp, before = 4, flat(one.model.params)
-        await one._exchange(jax.tree.map(np.ones_like, one.model.params), 2, 0.5)
-        assert [(each.stamp, each.worker, each.partner, each.draw) for each in one.exchanges] == [(5, 1, 1, 2)]
-        assert one.stamp == 5
-        np.testing.assert_allclose(flat(one.model.params), before - GAMMA, rtol=1e-5)
-
-    told(story)
-
-
-def test_models_are_kept_at_the_stamps_of_records_before_what_comes_after(lonely):
-    one = lonely(0)
-    for stamp, kept in ((9, []), (10, []), (11, [10]), (31, [10, 20, 30]), (40, [10, 20, 30]), (41, [10, 20, 30, 40])):
-        assert one._at(stamp) == one.stamp == stamp
-        assert [at for at, _ in one.records] == kept
 
 
 def test_gossip_is_put_in_the_order_of_stamps():
     """Three workers, records at every second stamp; one has ended at the last of them."""
-    params, d = with_servers.start(problem(), KEY), flat(with_servers.start(problem(), KEY)).size
+    params, d = with_servers.first_params(problem(), KEY), flat(with_servers.first_params(problem(), KEY)).size
 
     def moved(by: float):
         return jax.tree.map(lambda leaf: leaf + np.float32(by), params)
 
-    run = gossip._Run(None, "gossip", topologies.ring(3), 5, 1.0)
+    run = gossip._Run(None, "gossip", [None] * 3, topologies.ring(3), 5, 1.0)
     exchanges = [(2, 1, 0, 2.5), (1, 0, 1, 1.0), (4, 2, 0, 2.0), (2, 0, 2, 3.0), (5, 1, 2, 4.0)]  # stamp, worker, partner, seconds
     run.exchanges = [peer.Exchange(stamp, worker, partner, 7, 0.5, 0.25, at) for stamp, worker, partner, at in exchanges]
     run.records = {2: {0: moved(1), 1: moved(2), 2: moved(6)}, 4: {1: moved(3), 2: moved(5)}}
@@ -800,11 +780,9 @@ def test_gossip_is_put_in_the_order_of_stamps():
 
 def test_a_workers_messages_have_the_versions_of_all_parts_it_read(monkeypatch):
     """With two servers; its stream continues after the largest number of draws that a server knows."""
-    from algorithms.asynchronous.on_ray import worker as workers
-
-    monkeypatch.setattr(workers, "need_ray", lambda: SimpleNamespace(get=lambda value, timeout=None: value, exceptions=LATE_RAY.exceptions))
-    params = with_servers.start(problem(), KEY)
-    asked, parts = {0: [], 1: []}, workers.parted(params, 2)
+    monkeypatch.setattr(on_worker, "need_ray", lambda: NO_RAY)
+    params = with_servers.first_params(problem(), KEY)
+    asked, parts = {0: [], 1: []}, on_worker.parted(params, 2)
 
     def served(p: int, draw: int, version: int, era: int, served_seconds: float, last: int) -> Named:
         def push(part, about):
@@ -813,7 +791,7 @@ def test_a_workers_messages_have_the_versions_of_all_parts_it_read(monkeypatch):
 
         return Named(pull=lambda worker, life: server.Reply(parts[p], version, era, draw, 0.0, False), push=push)
 
-    one = workers.Worker(1, with_servers.tasks(problem(), KEY, params, None)(1), 1.0)
+    one = on_worker.Worker(1, with_servers.tasks(problem(), KEY, params, None)(1))
     assert one.run([served(0, 4, 10, 2, -5.0, 2), served(1, 6, 20, 3, -7.0, 3)], 8) == 3
     for p, version, era in ((0, 10, 2), (1, 20, 3)):
         abouts = [about for _, about in asked[p]]
@@ -824,84 +802,5 @@ def test_a_workers_messages_have_the_versions_of_all_parts_it_read(monkeypatch):
         assert math.isnan(abouts[0].trip)
         assert all(5.0 < about.trip < 6.0 for about in abouts[1:]), "less what the slower server had"
     slope, _ = one.gradients(params, 6)
-    for p, part in enumerate(workers.parted(slope, 2)):
+    for p, part in enumerate(on_worker.parted(slope, 2)):
         np.testing.assert_array_equal(asked[p][0][0], part)
-
-
-def test_gradients_that_are_held_are_answered_when_the_server_is_done(alone):
-    """They are not taken."""
-
-    async def story():
-        to = alone(bound=2, steps=3)
-        fast = await pushed(to, 0, await pushed(to, 0, None))
-        third = asyncio.ensure_future(pushed(to, 0, fast))
-        assert await held(third)
-        assert (await pushed(to, 1, None)).done
-        reply = await third
-        assert (reply.version, reply.done) == (3, True)
-        assert [update.worker for update in to.updates] == [0, 0, 1]
-        assert not to.waiting
-
-    told(story)
-
-
-def test_a_server_reports_the_seconds_since_its_last_update(alone, monkeypatch):
-    async def story():
-        to = alone()
-        await pushed(to, 0, None)
-        now = to.last + 7.5
-        monkeypatch.setattr(server, "time", SimpleNamespace(monotonic=lambda: now))
-        news = await to.news()
-        assert (news.version, news.era, news.finite, news.idle) == (1, 0, True, 7.5)
-
-    told(story)
-
-
-def test_a_peer_computes_one_draw_after_the_other_until_it_is_stopped(lonely):
-    """In its first life it begins with its own model; its clock continues from the seconds of the run."""
-
-    async def story():
-        one = lonely(1, patience=0.5)
-        slope = jax.tree.map(np.ones_like, one.model.params)
-
-        def gradients(params, draw):
-            one.stopped = draw == 6
-            return slope, 0.25 * draw
-
-        one.gradients, before = gradients, flat(one.model.params)
-        await one.run(0, 3, 1000.0)
-        assert one.ready
-        assert [(each.draw, each.computed) for each in one.exchanges] == [(3, 0.75), (4, 1.0), (5, 1.25)]
-        assert all(1000.0 <= each.at < 1030.0 for each in one.exchanges)
-        np.testing.assert_allclose(flat(one.model.params), before - 3 * GAMMA, rtol=1e-5)
-
-    told(story)
-
-
-def test_a_peer_leaves_out_a_partner_that_has_died_and_measures_the_last_exchange(lonely, monkeypatch):
-    """Its trip is that of the exchange that took place."""
-    monkeypatch.setattr(peer, "need_ray", lambda: LATE_RAY)
-
-    async def story():
-        one, asked = lonely(0), []
-        slope = jax.tree.map(np.ones_like, one.model.params)
-        middle, now = one.model.params, iter(np.arange(100.0, 200.0))
-
-        def answer(worker, result):
-            def average(stamp, params, about):
-                asked.append((worker, about.partner))
-                there = Future()
-                there.set_exception(result) if isinstance(result, Exception) else there.set_result(result)
-                return SimpleNamespace(future=lambda: there)
-
-            return Named(average=average)
-
-        one.chance = SimpleNamespace(choice=lambda partners: partners[0], random=lambda: 0.0)
-        await one.meet({1: answer(1, ConnectionError()), 2: answer(2, (middle, 1))})
-        monkeypatch.setattr(peer, "time", SimpleNamespace(monotonic=lambda: next(now)))
-        await one._exchange(slope, 0, 0.5)
-        assert asked == [(1, 1), (2, 2)]
-        assert set(one.peers) == {2}
-        assert one.trip == 2.0, "from one look at the clock over that of the limit to the next"
-
-    told(story)

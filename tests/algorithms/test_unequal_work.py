@@ -22,9 +22,7 @@ SIZES = np.array([[12, 1, 0, 7, 5, 4, 9, 10], [3, 3, 12, 1, 0, 0, 2, 8]])  # in 
 SGD = optax.sgd(0.05, momentum=0.5)
 METHODS = {
     "mb-sgd": algorithms.minibatch_sgd(SGD),
-    "csgd": algorithms.compressed_sgd(SGD, compressors.random_quantization(4)),
     "ec-sgd": algorithms.error_compensated_sgd(SGD, compressors.sign, compressors.top_k(0.5)),
-    "ef21": algorithms.ef21(SGD, compressors.top_k(0.5), compressors.top_k(0.5)),
     "local-sgd": algorithms.local_sgd(
         optax.sgd(0.05), 2
     ),  # a worker that computes nothing makes no step: with momentum a gradient of 0 makes one
@@ -68,16 +66,16 @@ def in_turn(state: dsgd.State, round: dsgd.Round) -> Work:
     return work.local_batches(jnp.asarray(SIZES)[round.step % 2], batch_size=B, micro_batches=M)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ["ec-sgd", "local-sgd", "asgd"])
 def test_a_method_goes_the_way_of_one_that_is_handed_the_weighted_samples(name):
-    """The one splits each worker's item into micro-batches, of which the first samples count, on eight devices; the other, which
+    """The one splits each worker's item into micro-batches, of which the first samples count, on two devices; the other, which
     knows nothing of work, has each sample with the weight that it then has."""
     method = METHODS[name]
     with jax.enable_x64(True):
         plain = [Batch(a, y, np.full(y.shape, 1 / B)) for a, y in zip(*items(), strict=True)]
         cuttable = problem(batch_size=B, take=cut)
         run = partial(dsgd.run, steps=STEPS, key=jax.random.key(1))
-        ours = run(unequal_work(method, in_turn), cuttable, batches=plain, mesh=8)
+        ours = run(unequal_work(method, in_turn), cuttable, batches=plain, mesh=2)
         counts = np.arange(M * B)[None] < SIZES[:, :, None]  # the first ones, [2, N, M B]
         per_sample = N * counts / SIZES.sum(axis=1)[:, None, None]
         weighted = [batch._replace(weights=per_sample[t % 2]) for t, batch in enumerate(plain)]
@@ -153,8 +151,6 @@ REFUSED = {
         r"decentralized_sgd.* with samples as bool\[3, 2\]; need .* \[8, M\]",
     ),
     "one axis": (lambda: unequal_work(MB, Work(np.ones(3, bool), np.ones(3))), r"samples as bool\[3\]; need integers or bool \[N, M\]"),
-    "for nobody": (lambda: unequal_work(MB, Work(np.zeros((3, 1), int), np.ones((3, 1)))), "with samples: 0 for everybody; need"),
-    "less than none": (lambda: unequal_work(MB, Work(np.full((3, 1), -1), np.ones((3, 1)))), "of -1 to -1 samples in a micro-batch; need"),
     "against": (lambda: unequal_work(MB, Work(np.ones((3, 1), int), -np.ones((3, 1)))), "with weights -1 to -1: need finite numbers"),
     "a number": (lambda: dsgd.compile_round(unequal_work(MB, lambda state, round: 3), problem(), 1), "work as 3; need a dsgd.Work"),
     "twice": (lambda: dsgd.compile_round(unequal_work(unequal_work(MB, in_turn), in_turn), problem(), 1), "states itself what its workers"),
@@ -174,12 +170,9 @@ def test_square_norms_of_half_precision_are_summed_in_float32():
     np.testing.assert_allclose(workers.sqnorm_rows(rows), exact, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "method", [algorithms.decentralized_sgd(SGD, topologies.ring(N)), algorithms.local_sgd(SGD, 2)], ids=["dsgd", "local-sgd"]
-)
-def test_a_worker_that_computes_nothing_makes_no_step(method, mesh, key):
+def test_a_worker_that_computes_nothing_makes_no_step(mesh, key):
     """With momentum, a gradient of 0 would be a step."""
-    first = Work(jnp.ones((N, 1), bool), jnp.ones((N, 1)))
+    first, method = Work(jnp.ones((N, 1), bool), jnp.ones((N, 1))), algorithms.decentralized_sgd(SGD, topologies.ring(N))
     later = first._replace(samples=first.samples.at[0].set(False))
 
     def given(state, round):

@@ -22,8 +22,8 @@ CLUSTER = clusters.Cluster(clusters.constant(0.1), up=clusters.constant(1e4), do
 
 
 def steep_problem(dtype: Any) -> dsgd.Problem:
-    """Workers' gradients are 20000, 15000, 20000 and 25000 everywhere: their mean is in the range of float16, their sum is not."""
-    slopes = jnp.repeat(jnp.asarray([20000.0, 15000, 20000, 25000], dtype)[:, None], D, axis=1)
+    """Workers' gradients are 40000, 30000, 40000 and 50000 everywhere: their mean is in the range of float16, no sum of two is."""
+    slopes = jnp.repeat(jnp.asarray([40000.0, 30000, 40000, 50000], dtype)[:, None], D, axis=1)
     return dsgd.Problem(
         init=lambda key: jnp.zeros(D, dtype),
         loss=dsgd.Loss(lambda params, batch: 0.0 * jnp.sum(params.astype(jnp.float32)), lambda params, batch: batch),
@@ -42,25 +42,20 @@ METHODS = {
     "push": lambda optimizer: algorithms.stochastic_gradient_push(optimizer, topologies.exponential(N)),
     "controlled": lambda optimizer: algorithms.scaffold(optimizer, 2),
     "backup": lambda optimizer: algorithms.backup_workers_sgd(optimizer, 0),
-    "weighted": lambda optimizer: algorithms.kimad_sgd(optimizer, [compressors.identity], round_time=1e3, weights=[0.5, 0.5, 0.5, 0.5]),
+    "weighted": lambda optimizer: algorithms.kimad_sgd(optimizer, [compressors.identity], round_time=1e3, weights=[0.25] * 4),
 }
 
 
-@pytest.mark.parametrize("mesh", [1, N])
 @pytest.mark.parametrize("method", METHODS)
-def test_sums_of_half_precision_over_workers_do_not_overflow(method, mesh):
-    scale = 2.0 if method == "weighted" else 1.0  # what its weights add up to
+def test_sums_of_half_precision_over_workers_do_not_overflow(method):
+    """Of two workers on each of two devices; a ring sends its partial sums in float32."""
     cluster = CLUSTER if method in ("backup", "weighted") else None
-    made = METHODS[method](optax.sgd(1e-4 / scale))
-    params = dsgd.run(made, steep_problem(jnp.float16), steps=2, key=KEY, mesh=mesh, cluster=cluster).params
-    assert params.dtype == jnp.float16
-    np.testing.assert_allclose(np.asarray(params, float), -4.0, rtol=5e-3)
-
-
-def test_a_ring_of_half_precision_sends_its_partial_sums_in_float32():
-    method = algorithms.compressed_sgd(optax.sgd(1e-4), compressors.identity, via="ring")
-    findings = {finding.what: finding for finding in dsgd.check(method, steep_problem(jnp.float16)).findings}
-    assert findings["bits"].found == f"{2 * (N - 1) * D // N * 32} bits recorded per worker, {2 * (N - 1) * D // N * 32} cross"
+    made = METHODS[method](optax.sgd(5e-5))
+    result = dsgd.run(made, steep_problem(jnp.float16), steps=2, key=KEY, mesh=2, cluster=cluster)
+    assert result.params.dtype == jnp.float16
+    np.testing.assert_allclose(np.asarray(result.params, float), -4.0, rtol=5e-3)
+    if method == "ring":
+        assert result.history["bits"][1] == 2 * 2 * (N - 1) * D // N * 32
 
 
 def test_means_of_half_precision_are_rounded_once():
@@ -93,8 +88,6 @@ def asking(**query: Any) -> dsgd.Algorithm:
         ({"exact": lambda round: round.step == 0}, r"sgd: query gives exact = a traced bool\[\]; expected True or False"),
         ({"exact": 1}, "sgd: query gives exact = 1; expected True or False"),
         ({"params": jnp.zeros((N + 1, D))}, r"sgd: query gives params as float32\[5,.*\]"),
-        ({"params": jnp.zeros(D + 1)}, r"sgd: query gives params as float32\[.*\]"),
-        ({"workers": [1]}, "sgd: query gives workers as a list; expected None, or int32"),
         ({"workers": np.zeros(0, int)}, r"sgd: query gives workers as int64\[0\]; expected None, or int32 \[k\], k >= 1"),
         ({"workers": np.array([9])}, "sgd: by round 1, query asks worker 9; expected ids from 0 to 3 of the 4 workers"),
         ({"workers": jnp.array([0, -1])}, "sgd: by round 1, query asks worker -1; expected"),
@@ -146,8 +139,6 @@ def test_a_choice_that_is_none_of_the_compressors_is_refused(wrong, update):
         (jnp.ones(3, jnp.uint8), 9, r"codecs.pack: codes = uint8\[3\] for bits = 9: need uint32"),
         (jnp.ones(3, jnp.uint32), 33, "codecs.pack: bits = 33: need an integer from 0 to 32"),
         (jnp.full(3, 4, jnp.uint8), 2, "codecs.pack: a code of 4 in 2 bits"),
-        (jnp.ones(3, jnp.uint8), -1, "codecs.pack: bits = -1"),
-        (jnp.ones(3, jnp.uint8), True, "codecs.pack: bits = True"),
     ],
 )
 def test_codes_that_do_not_fit_into_their_bits_are_refused(codes, bits, words):
@@ -222,7 +213,7 @@ def test_counts_of_small_numpy_types_do_not_overflow():
 
 
 def test_work_of_small_numpy_types_is_cut_as_all_other_is():
-    problem = problems.logistic_regression("breast-cancer", workers=2, batch_size=200)
+    problem = problems.robust_regression(2, 3, samples=400, batch_size=200)
     samples = np.array([[100], [127]])
 
     def params(kind):

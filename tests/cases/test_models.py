@@ -152,7 +152,7 @@ def flax_outputs(model, params, x) -> Any:
     return module(x)
 
 
-@pytest.mark.parametrize("model", [Linen(), Nnx(nnx.Rngs(0)), Nnx], ids=["linen", "nnx", "nnx class"])
+@pytest.mark.parametrize("model", [Linen(), Nnx], ids=["linen", "nnx class"])
 def test_evaluation_is_that_of_flax_with_the_statistics_that_are_taken_home(model, mesh, key):
     problem = classifier(CYCLE % 2, outputs=2, model=model, test=(X, CYCLE % 2), metrics={"test_loss": INTEGER_LABELS})
     result = dsgd.run(SGD, problem, steps=2, key=key, mesh=mesh, record_every=2)
@@ -245,7 +245,7 @@ def only(start):
 FIXED = {"workers": 3, "batch_size": 4, "l2": 0.1, "loss": optax.squared_error}
 
 
-@pytest.mark.parametrize("name", ["ec-sgd", "dsgd", "local-sgd", "asgd"])
+@pytest.mark.parametrize("name", ["ec-sgd", "dsgd"])
 def test_frozen_and_integer_leaves_stay_and_the_rest_runs_as_without_them(name, mesh, key):
     model = problems.Model(with_fixed, predict)
     problem = classifier(Y, model=model, trainable={"w": True, "frozen": False, "table": True, "key": True}, **FIXED)
@@ -338,10 +338,9 @@ def test_leaves_that_an_optimizer_masks_stay_bit_by_bit_where_models_are_average
     problem = classifier(Y, model=model, **FIXED)
     start = problem.init(loop.split(key)[0])
     frozen = optax.chain(optax.adam(0.1), optax.masked(optax.set_to_zero(), {"w": False, "frozen": True}))
-    for name in ("local-sgd", "gradient-tracking", "sgp"):
-        found = dsgd.run(algorithms.make(name, frozen, 3), problem, steps=4, key=key, mesh=mesh).params
-        np.testing.assert_array_equal(found["frozen"], start["frozen"])
-        assert np.abs(found["w"]).min() > 0.01
+    found = dsgd.run(algorithms.make("local-sgd", frozen, 3), problem, steps=4, key=key, mesh=mesh).params
+    np.testing.assert_array_equal(found["frozen"], start["frozen"])
+    assert np.abs(found["w"]).min() > 0.01
 
 
 @pytest.mark.parametrize(
@@ -370,8 +369,8 @@ def clipped_mean(x, y, w, C, l2=0.0):
     return np.mean(slopes / np.maximum(1, np.linalg.norm(slopes, axis=1, keepdims=True) / C), axis=0) + l2 * w
 
 
-@pytest.mark.parametrize("l2", [0.0, 0.3])
-def test_gradients_are_clipped_sample_by_sample_before_their_mean(l2, mesh, key):
+def test_gradients_are_clipped_sample_by_sample_before_their_mean(mesh, key):
+    l2 = 0.3
     problem = problems.per_sample(least_squares(l2=l2), problems.clipped(0.7))
     found = dsgd.run(SGD, problem, steps=1, key=key, mesh=mesh).params["w"]
     w, (x, y) = np.array([1.0, 0, -1]), map(np.asarray, problem.data[:2])
@@ -439,8 +438,7 @@ class Labels:
         return batch.inputs @ params
 
 
-@pytest.mark.parametrize("record_every", [1, 5])
-def test_a_gradient_that_is_nan_where_the_loss_is_finite_is_named(record_every, mesh, key):
+def test_a_gradient_that_is_nan_where_the_loss_is_finite_is_named(mesh, key):
     def apply(params, x):
         return x @ params["w"] + jnp.sqrt(jnp.sum(params["v"] ** 2)) * x[:, 0]
 
@@ -448,7 +446,7 @@ def test_a_gradient_that_is_nan_where_the_loss_is_finite_is_named(record_every, 
     problem = classifier(Y, model=model, **FIXED)
     named = r"the gradient in \['v'\] of worker 0 is not finite at the start, where its loss is \(as of sqrt"
     with pytest.raises(dsgd.Diverged, match=named):
-        dsgd.run(SGD, problem, steps=5, key=key, mesh=mesh, record_every=record_every)
+        dsgd.run(SGD, problem, steps=5, key=key, mesh=mesh, record_every=5)
 
 
 def test_a_gradient_that_becomes_nan_later_is_named(mesh, key):
@@ -488,7 +486,7 @@ class Constants(nnx.Module):
         return self.layer(x) * self.array * self.numpy * self.variable[...] * self.arrays[0] + self.count[None] + noise
 
 
-@pytest.mark.parametrize("model", [Constants(nnx.Rngs(0)), Constants], ids=["module", "class"])
+@pytest.mark.parametrize("model", [Constants], ids=["class"])
 def test_constants_of_an_nnx_module_stay_as_they_are(model, mesh, key):
     params = dsgd.run(SGD, classifier(CYCLE % 2, model=model), steps=2, key=key, mesh=mesh).params
     np.testing.assert_array_equal(params["array"], np.ones((1, 2)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
+from contextlib import contextmanager
 from functools import partial
 
 import jax
@@ -39,11 +40,20 @@ CASES = {
 FLAGS = {
     "debug_nans": lambda: jax.debug_nans(True),
     "debug_infs": lambda: jax.debug_infs(True),
-    "strict": lambda: jax.numpy_dtype_promotion("strict"),
-    "guard": lambda: jax.transfer_guard("disallow"),
-    "explicit guard": lambda: jax.transfer_guard_host_to_device("disallow_explicit"),
-    "tracer leaks": jax.checking_leaks,
 }
+
+
+@contextmanager
+def strictly():
+    """All flags at once that make JAX refuse more."""
+    with (
+        jax.numpy_dtype_promotion("strict"),
+        jax.transfer_guard("disallow"),
+        jax.transfer_guard_host_to_device("disallow_explicit"),
+        jax.debug_nans(True),
+        jax.debug_infs(True),
+    ):
+        yield
 
 
 def same_history(one: dsgd.Result, other: dsgd.Result) -> None:
@@ -51,25 +61,18 @@ def same_history(one: dsgd.Result, other: dsgd.Result) -> None:
         np.testing.assert_array_equal(one.history[name], values)
 
 
-@pytest.mark.parametrize("flag", [name for name in FLAGS if name != "tracer leaks"])
 @pytest.mark.parametrize("case", CASES)
-def test_a_healthy_run_is_the_same_under_the_flag(flag, case):
+def test_a_healthy_run_is_the_same_under_strict_flags(case):
     expected = CASES[case]()
-    with FLAGS[flag]():
+    with strictly():
         same_history(CASES[case](), expected)
 
 
-def test_a_healthy_run_is_the_same_where_leaks_are_checked():
-    with FLAGS["tracer leaks"]():
+@pytest.mark.long
+def test_a_healthy_run_is_the_same_if_leaks_are_checked():
+    with jax.checking_leaks():
         checked = run()
     same_history(checked, run())
-
-
-def test_a_start_with_measurements_is_the_same_with_debug_nans():
-    start = run(KIMAD, cluster=CLUSTER)
-    expected = run(KIMAD, cluster=CLUSTER, start=start)
-    with jax.debug_nans(True):
-        same_history(run(KIMAD, cluster=CLUSTER, start=start), expected)
 
 
 def test_flags_are_the_users_again_after_a_run():
@@ -126,19 +129,17 @@ def test_a_mesh_of_any_type_of_axis_is_the_mesh_of_its_devices(name):
     assert result.params.sharding == expected.params.sharding
 
 
-@pytest.mark.parametrize(("shape", "names"), [((2,), ("x",)), ((2, 1), ("workers", "model")), ((1, 2), ("a", "b"))])
+@pytest.mark.parametrize(("shape", "names"), [((2,), ("x",)), ((2, 1), ("workers", "model"))])
 def test_a_mesh_of_other_axes_is_refused(shape, names):
     mesh = jax.make_mesh(shape, names, devices=jax.devices()[:2])
     with pytest.raises(ValueError, match=r"expected one axis 'workers'; pass dsgd.workers.mesh\(2\)"):
         run(mesh=mesh)
 
 
-@pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto])
-@pytest.mark.parametrize("devices", [1, 2])
-def test_a_run_does_not_see_the_mesh_of_set_mesh(kind, devices):
-    expected = run(mesh=devices)
-    with jax.set_mesh(jax.make_mesh((4,), ("x",), axis_types=(kind,), devices=jax.devices()[:4])):
-        same_history(run(mesh=devices, key=jax.random.key(0)), expected)
+def test_a_run_does_not_see_the_mesh_of_set_mesh():
+    expected = run(mesh=2)
+    with jax.set_mesh(jax.make_mesh((4,), ("x",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:4])):
+        same_history(run(mesh=2, key=jax.random.key(0)), expected)
         assert jax.sharding.get_abstract_mesh().axis_names == ("x",)
 
 
@@ -148,18 +149,12 @@ def final(**options) -> jax.Array:
 
 TRACED = {
     "key": (r"run: key is traced", lambda: jax.jit(lambda key: final(key=key))(KEY)),
-    "keys": (r"run: key is traced", lambda: jax.vmap(lambda key: final(key=key))(jax.random.split(KEY, 2))),
-    "nothing": (r"run: the call is traced", jax.jit(final)),
     "data": (r"run: problem\.data\.A is traced", lambda: jax.jit(lambda data: final(problem=PROBLEM._replace(data=data)))(PROBLEM.data)),
     "steps": (r"run: steps is traced", lambda: jax.jit(lambda steps: final(steps=steps))(3)),
     "start": (r"run: start\.server.* is traced", lambda: jax.grad(lambda x: final(start=dsgd.State(x)).sum())(jnp.ones(3))),
     "step size": (
         r"run: a value that the method or the problem uses is traced",
         lambda: jax.grad(lambda rate: final(algorithm=algorithms.minibatch_sgd(optax.sgd(rate))).sum())(0.1),
-    ),
-    "closure": (
-        r"a value that the method or the problem uses is traced",
-        lambda: jax.grad(lambda rate: final(algorithm=mine(model=lambda state: rate * SGD.model(state))).sum())(0.1),
     ),
     "sweep": (
         r"sweep: rate is traced",
@@ -205,19 +200,7 @@ WRONG = {
     ),
     "update": (lambda: run(mine(update=lambda state, gradients, round: branching(jnp.ravel(gradients)))), f"update of mine {BRANCH}"),
     "set": (lambda: run(mine(update=lambda state, gradients, round: setattr(state, "server", 0))), r"update of mine .* \._replace\("),
-    "result": (
-        lambda: run(mine(update=lambda state, gradients, round: (state, {}))),
-        "ValueError: mine: update gives .*; expected a dsgd.State",
-    ),
-    "send": (
-        lambda: run(mine(query=lambda state, round: dsgd.Query(round.mean(state.server[0])))),
-        r"ValueError: mine: query calls round\.mean; only update can send",
-    ),
     "model": (lambda: run(mine(model=lambda state: np.asarray(state.server[0]))), "model of mine raised TracerArrayConversionError"),
-    "exact": (
-        lambda: run(mine(query=lambda state, round: dsgd.Query(state.server[0], exact=state.step > 1))),
-        r"mine: query gives exact = a traced bool\[\]",
-    ),
     "optimizer": (
         lambda: run(algorithms.minibatch_sgd(optax.sgd(lambda step: branching(jnp.ravel(step))[0]))),
         r"optimizer chain.* fails on these parameters \(TracerBoolConversionError: a traced value in if",
@@ -226,11 +209,6 @@ WRONG = {
         lambda: run(problem=PROBLEM._replace(loss=lambda params, batch: params.w)),
         "loss of quadratic.* raised AttributeError",
     ),
-    "sample": (
-        lambda: run(problem=PROBLEM._replace(sample=lambda key, data: data.x)),
-        "sample of quadratic.* raised .*; Quadratic has A, b",
-    ),
-    "init": (lambda: run(problem=PROBLEM._replace(init=lambda key: jnp.zeros(3)[int(key)])), "init of quadratic.* raised "),
     "evaluate": (
         lambda: run(problem=PROBLEM._replace(evaluate=lambda *_: 1 / 0)),
         "evaluate of quadratic.* raised ZeroDivisionError: division by zero",

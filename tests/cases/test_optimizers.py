@@ -69,29 +69,21 @@ def mean_after(noise: optax.GradientTransformation, *, seed: int = 0, **options:
     "noise",
     [
         NOISE,
-        custom_noise(jax.random.PRNGKey(3)),
         optax.masked(custom_noise(jax.random.key(3, impl="rbg")), True),
-        optax.MultiSteps(NOISE, 1).gradient_transformation(),
         optax.inject_hyperparams(lambda eta: optax.add_noise(eta, 0.0, KEY))(eta=1.0),
     ],
-    ids=["optax", "numbers", "masked rbg", "multi steps", "injected"],
+    ids=["optax", "masked rbg", "injected"],
 )
 def test_noise_in_an_optimizer_is_independent_over_workers(noise):
     mean = mean_after(noise)
     assert np.var(mean) == pytest.approx(1 / N, rel=0.12)  # 4,000 elements: 5 standard deviations
 
 
-def test_noise_in_an_optimizer_is_of_the_run_and_of_the_seed():
-    one = mean_after(NOISE)
+def test_noise_in_an_optimizer_is_of_the_run_and_of_the_seed_and_not_of_the_devices():
+    one, other = mean_after(NOISE), mean_after(NOISE, seed=1)
     np.testing.assert_array_equal(one, mean_after(NOISE))
-    assert abs(np.corrcoef(one, mean_after(NOISE, seed=1))[0, 1]) < 0.08
-    assert abs(np.corrcoef(mean_after(NOISE, seeds=2))[0, 1]) < 0.08
-    other = optax.add_noise(1.0, 0.0, jax.random.key(8))
-    assert abs(np.corrcoef(one, mean_after(other))[0, 1]) < 0.08
-
-
-def test_noise_in_an_optimizer_does_not_depend_on_the_number_of_devices():
-    np.testing.assert_allclose(mean_after(NOISE, mesh=1), mean_after(NOISE, mesh=4), atol=1e-6)
+    np.testing.assert_allclose(one, mean_after(NOISE, mesh=4), atol=1e-6)
+    assert abs(np.corrcoef([one, other, *mean_after(NOISE, seeds=2)])[np.triu_indices(4, 1)]).max() < 0.08
 
 
 def test_the_server_s_noise_is_of_the_run_and_of_the_seed():
@@ -130,38 +122,34 @@ def noisy_method(start: Any) -> dsgd.Algorithm:
     return dsgd.Algorithm("noisy", init, lambda state, round: dsgd.Query(state.workers[0]), update, lambda state: state.workers[0])
 
 
+def constant_key(state, gradients, round):
+    x, rest = state.workers
+    noise = jax.random.normal(jax.random.fold_in(jax.random.key(0), state.step), x.shape[1:])
+    return dsgd.State(workers=(lax.cond(state.step >= 0, lambda x: x + noise[None], lambda x: x, x), rest))
+
+
+SAME_IN_WORKERS = noisy_method(lambda n: jnp.broadcast_to(jax.random.PRNGKey(0), (n, 2)))
+SAME_IN_RUNS = noisy_method(lambda n: jax.random.split(jax.random.PRNGKey(0), n))
+CONSTANT = noisy_method(lambda n: jnp.zeros((n, 3)))._replace(update=constant_key)
+
+
 @pytest.mark.parametrize(
-    ("start", "words"),
+    ("method", "words"),
     [
-        (lambda n: jnp.broadcast_to(jax.random.PRNGKey(0), (n, 2)), "same random key in all workers"),
-        (lambda n: jax.random.split(jax.random.PRNGKey(0), n), "same random key in all runs"),
+        (SAME_IN_WORKERS, "same random key in all workers"),
+        pytest.param(SAME_IN_RUNS, "same random key in all runs", marks=pytest.mark.long),
+        pytest.param(CONSTANT, "constant key", marks=pytest.mark.long),
     ],
-    ids=["workers", "runs"],
+    ids=["workers", "runs", "constant"],
 )
-def test_check_finds_random_keys_that_are_shared(start, words):
-    findings = {finding.what: finding for finding in dsgd.check(noisy_method(start), flat_problem(4, 4)).findings}
+def test_check_finds_random_keys_that_are_shared(method, words):
+    findings = {finding.what: finding for finding in dsgd.check(method, flat_problem(4, 4)).findings}
     assert findings["random keys"].holds is False
     assert words in findings["random keys"].found
 
 
-def test_check_finds_a_constant_key():
-    method = noisy_method(lambda n: jnp.zeros((n, 3)))
-
-    def update(state, gradients, round):
-        x, rest = state.workers
-        noise = jax.random.normal(jax.random.fold_in(jax.random.key(0), state.step), x.shape[1:])
-        moved = lax.cond(state.step >= 0, lambda x: x + noise[None], lambda x: x, x)
-        return dsgd.State(workers=(moved, rest))
-
-    findings = {finding.what: finding for finding in dsgd.check(method._replace(update=update), flat_problem(4, 4)).findings}
-    assert findings["random keys"].holds is False
-    assert "constant key" in findings["random keys"].found
-
-
 METHODS = {
     "server": algorithms.minibatch_sgd,
-    "workers": lambda optimizer: algorithms.local_sgd(optimizer, 1),
-    "changes": lambda optimizer: algorithms.extra(optimizer, topologies.ring(1)),
     "pairs": lambda optimizer: algorithms.asynchronous_gossip_sgd(optimizer, topologies.ring(1)),
 }
 
@@ -214,13 +202,11 @@ def test_a_complex_step_size_is_refused():
     [
         (optax.masked(optax.sgd(0.1), {"w": True}), "masked fails on these parameters"),
         (optax.partition({"a": optax.sgd(0.1)}, {"w": "a"}), "partition fails on these parameters"),
-        (optax.partition({"a": optax.sgd(0.1)}, "b"), "partition fails on these parameters"),
         (optax.lookahead(optax.sgd(0.1), 5, 0.5), "lookahead fails on these parameters"),
         (optax.sgd(lambda count: jnp.ones(2)), r"chain\(identity, scale_by_schedule\) fails on these parameters"),
-        (optax.sgd(lambda count: None), r"chain\(identity, scale_by_schedule\) fails on these parameters"),
         (optax.sgd("0.1"), r"chain\(identity, scale\) fails on these parameters"),
     ],
-    ids=["mask", "labels", "label", "lookahead", "vector schedule", "None schedule", "string"],
+    ids=["mask", "labels", "lookahead", "vector schedule", "string"],
 )
 def test_an_optimizer_that_fails_on_the_parameters_is_named(optimizer, words):
     with pytest.raises(ValueError, match=f"optimizer {words}") as refused:

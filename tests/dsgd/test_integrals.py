@@ -34,19 +34,15 @@ def sinus(t):
 # The quantity, what it is in numpy, and between which times it is smooth.
 CASES: dict[str, tuple[clusters.Quantity, Callable, float]] = {
     "trace": (clusters.trace(VALUES, 0.25), trace_of(VALUES, 0.25), 0.25),
-    "a long trace": (clusters.trace(LONG[0], 0.125), trace_of(LONG[0], 0.125), 0.125),
     "each one's trace": (clusters.trace(LONG, 0.125), trace_of(LONG[1], 0.125), 0.125),
     "square wave": (clusters.square_wave(9.0, 1.0, 4.0, 0.25), wave, 1.0),
-    "upside down": (clusters.square_wave(1.0, 9.0, 4.0, 0.25), lambda t: 10 - wave(t), 1.0),
     "sinusoid": (clusters.sinusoid(300.0, 0.5, 0.5), sinus, 1.0),
     "fast sinusoid": (clusters.sinusoid(3.0, 64.0, 0.5), lambda t: 3 * np.sin(64.0 * t) ** 2 + 0.5, 0.125),
-    "sum": (clusters.square_wave(9.0, 1.0, 4.0, 0.25) + clusters.constant(2.0), lambda t: wave(t) + 2, 1.0),
     "sum of two": (
         clusters.square_wave(9.0, 1.0, 4.0, 0.25) + clusters.trace(VALUES, 0.25),
         lambda t: wave(t) + trace_of(VALUES, 0.25)(t),
         0.25,
     ),
-    "multiple": (2.5 * clusters.trace(VALUES, 0.25), lambda t: 2.5 * trace_of(VALUES, 0.25)(t), 0.25),
     "slow": (clusters.slow(clusters.square_wave(9.0, 1.0, 4.0, 0.25), [1], 3.0), lambda t: 3 * wave(t), 1.0),
     "per server": (clusters.per_server(clusters.trace(LONG[::-1], 0.125), 2), trace_of(LONG[1], 0.125), 0.125),
     "one's own": (clusters.Quantity(lambda key, clock, worker: 2 + jnp.sin(clock), "mine", positive=True), lambda t: 2 + np.sin(t), 1.0),
@@ -107,22 +103,19 @@ def test_a_bound_is_summed_at_64_places():
 
 
 STEADY = [
-    *[clusters.constant(2.0), clusters.constant([1, 2]), clusters.lognormal(0, 1), clusters.measured([1.0, 2.0]), clusters.gamma(1, 1)],
-    *[clusters.constant(1.0) + clusters.exponential(1.0), 2 * clusters.normal(3.0, 1.0), clusters.bounded(clusters.constant(3.0), 1.0)],
-    *[clusters.slow(clusters.constant(2.0), [1], 3.0), clusters.per_server(clusters.constant(2.0), 2), clusters.trace([4.0], 1.0)],
-    *[clusters.sinusoid(0.0, 1.0, 2.0), clusters.sinusoid(1.0, 0.0, 2.0, 0.3), clusters.square_wave(2.0, 2.0, 1.0)],
-    *[clusters.square_wave(2.0, 1.0, 1.0, 0.0), clusters.square_wave(2.0, 1.0, 1.0, 1.0)],
+    *[clusters.constant([1, 2]), clusters.measured([1.0, 2.0]), clusters.constant(1.0) + clusters.exponential(1.0)],
+    *[clusters.bounded(clusters.constant(3.0), 1.0), clusters.slow(clusters.constant(2.0), [1], 3.0), clusters.trace([4.0], 1.0)],
+    *[clusters.sinusoid(0.0, 1.0, 2.0), clusters.sinusoid(1.0, 0.0, 2.0, 0.3), clusters.square_wave(2.0, 1.0, 1.0, 0.0)],
 ]
 
 
 @pytest.mark.parametrize("quantity", STEADY, ids=lambda quantity: quantity.name)
 def test_what_does_not_change_is_divided_by(quantity):
-    """To the bit, at any clock."""
-    bits = jnp.float32(37.0)
-    for clock in (0.0, 5.3):
-        rate = quantity.sample(KEY, jnp.float32(clock), 1)
-        assert quantity.seconds(KEY, jnp.float32(clock), bits, 1) == bits / rate
-        assert quantity.amount(KEY, jnp.float32(clock), jnp.float32(3.0), 1) == 3 * rate
+    """To the bit."""
+    bits, clock = jnp.float32(37.0), jnp.float32(5.3)
+    rate = quantity.sample(KEY, clock, 1)
+    assert quantity.seconds(KEY, clock, bits, 1) == bits / rate
+    assert quantity.amount(KEY, clock, jnp.float32(3.0), 1) == 3 * rate
     assert quantity.steady
     assert not (quantity + clusters.trace([1.0, 2.0], 1.0)).steady
 
@@ -171,7 +164,6 @@ def test_a_windows_bandwidth_is_its_mean():
 PORTS = {
     "constant": clusters.constant([3.0, 7.0]),
     "sinusoid with noise": clusters.sinusoid(30.0, 0.5, 0.5, noise=0.4),
-    "trace": clusters.trace(LONG[:, :50], 0.125),
     "square wave": clusters.slow(clusters.square_wave(9.0, 1.0, 4.0, 0.25), [1], 3.0),
     "one's own": clusters.Quantity(lambda key, clock, worker: 2 + worker + jnp.sin(clock), "mine", positive=True),
 }

@@ -70,7 +70,7 @@ def make(wrap):
     return problems.finite_sum(model, Weighted(scale, squared), (X, X[:, 0]), 2, batch_size=2)
 
 
-@pytest.mark.parametrize("wrap", ["module", "functions"])
+@pytest.mark.parametrize("wrap", ["functions"])
 def test_runs_on_objects_that_cannot_be_compared_work_again_and_compile_once(wrap, mesh, key):
     method, results = algorithms.minibatch_sgd(optax.sgd(0.1)), []
     problem = make(wrap)

@@ -13,9 +13,8 @@ import scripts
 import dsgd
 from dsgd.problems import models
 from experiments import cannikin_training
-from experiments.cannikin import cannikin_race, cannikin_race_tables, devices
-from experiments.cannikin.cannikin_race import ADAPTDL, CANNIKIN, DDP, LB_BSP, SYSTEMS, Run
-from experiments.shared import common
+from experiments.cannikin import devices, race, race_results
+from experiments.cannikin.race import ADAPTDL, CANNIKIN, DDP, LB_BSP, SYSTEMS, Run
 
 TOTALS = (32, 181, 1024)
 PER_EPOCH = 3 * 479  # what three workers have: 1,437 samples, and the smallest parts padded
@@ -34,24 +33,6 @@ def ran(tmp_path_factory, long):
     rows = scripts.rows(out / "epochs.csv")
     of = {(system, seed): [row for row in rows if (row["system"], row["seed"]) == (system, seed)] for system in SYSTEMS for seed in "01"}
     return args, setting, of, lines
-
-
-def test_files(ran):
-    args, _, rows, lines = ran
-    assert {path.name for path in args.out.iterdir()} == {"config.json", "epochs.csv", "figure.png"}
-    for each in rows.values():
-        assert [int(row["epoch"]) for row in each] == list(range(1, len(each) + 1))
-        good = [float(row["quality"]) >= 0.91 for row in each]
-        assert good[:-1] == [False] * (len(each) - 1)
-        assert good[-1] or len(each) == 12
-    assert lines[-1] == f"Written: {args.out}/config.json, epochs.csv, figure.png"
-
-
-def test_a_seed_begins_alike_with_all_systems(ran):
-    *_, rows, _ = ran
-    for seed in "01":
-        assert len({rows[system, seed][0]["quality"] for system in SYSTEMS}) == 1
-    assert rows[DDP, "0"][0]["quality"] != rows[DDP, "1"][0]["quality"]
 
 
 def test_the_clock_is_that_of_the_devices(ran):
@@ -81,7 +62,10 @@ def test_who_keeps_the_first_batch_and_who_does_not(ran):
 
 
 def test_the_table_is_of_the_rows(ran):
-    *_, rows, lines = ran
+    args, _, rows, lines = ran
+    for each in rows.values():
+        good = [float(row["quality"]) >= 0.91 for row in each]
+        assert good[:-1] == [False] * (len(each) - 1)
     cells = scripts.cells(lines)
     assert [row[0] for row in cells] == list(SYSTEMS)
     ended = {system: np.array([float(rows[system, seed][-1]["seconds"]) for seed in "01"]) for system in SYSTEMS}
@@ -94,6 +78,7 @@ def test_the_table_is_of_the_rows(ran):
             assert saved.split(" ± ")[0] == f"{np.mean(100 * (1 - ended[CANNIKIN] / ended[system])):.0f}"
             assert paper == {DDP: "≤ 85", LB_BSP: "≤ 82", ADAPTDL: "≤ 52"}[system]
     assert max(map(len, lines[:-1])) <= 80
+    assert scripts.is_figure(args.out / "figure.png")
 
 
 def a_run(seconds: float, *, reached: bool) -> Run:
@@ -106,40 +91,26 @@ def test_only_seeds_that_reach_the_target_with_both_are_compared():
         DDP: [a_run(10.0, reached=True), a_run(20.0, reached=True), a_run(30.0, reached=False)],
         CANNIKIN: [a_run(5.0, reached=True), a_run(2.0, reached=False), a_run(9.0, reached=True)],
     }
-    np.testing.assert_array_equal(cannikin_race_tables.saved(runs, DDP), [50.0])
-    np.testing.assert_array_equal(cannikin_race_tables.seconds(runs[DDP]), [10.0, 20.0, np.nan])
-    assert cannikin_race_tables.with_interval(np.array([50.0]), 0) == "50"
-    assert cannikin_race_tables.with_interval(np.array([]), 0) == "-"
-    assert cannikin_race_tables.with_interval(np.array([1.0, 3.0]), 1) == "2.0 ± 12.7"
-
-
-def test_the_wide_intervals_of_two_seeds_fit_into_the_table(ran):
-    _, setting, *_ = ran
-    seeds = {DDP: (33.0, 33.1), LB_BSP: (33.0, 49.4), ADAPTDL: (22.4, 25.0), CANNIKIN: (33.3, 33.3)}
-    screen = common.console()
-    with screen.capture() as captured:
-        screen.print(
-            cannikin_race_tables.tabulate(setting, "B", {name: [a_run(each, reached=True) for each in of] for name, of in seeds.items()})
-        )
-    shown = captured.get()
-    assert "…" not in shown
-    assert "41 ± 104" in shown
-    assert "33.0 ± 0.6" in shown
+    np.testing.assert_array_equal(race_results.saved(runs, DDP), [50.0])
+    np.testing.assert_array_equal(race_results.seconds(runs[DDP]), [10.0, 20.0, np.nan])
+    assert race_results.with_interval(np.array([50.0]), 0) == "50"
+    assert race_results.with_interval(np.array([]), 0) == "-"
+    assert race_results.with_interval(np.array([1.0, 3.0]), 1) == "2.0 ± 12.7"
 
 
 def test_bits_are_to_be_few_and_accuracies_large():
-    tasks = cannikin_race.TASKS
+    tasks = race.TASKS
     assert (tasks["text"].good(0.9, 1.0), tasks["text"].good(1.1, 1.0)) == (True, False)
     assert (tasks["cnn"].good(0.9, 1.0), tasks["cnn"].good(1.1, 1.0)) == (False, True)
 
 
 def test_a_text_s_links_are_as_much_slower_as_its_model_is_smaller():
-    options = {"data_dir": None, "text": "grammar", "candidates": 4, "noise": 0.0}
-    setting = cannikin_race.make_setting("text", "A", **options)
+    args = cannikin_training.Args(cluster="A", choices=4, noise=0.0)
+    setting = cannikin_training.setting_of(args, "text")
     assert setting.problem.name == "language_model(grammar, blocks)"
     d = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(setting.problem.init, jax.random.key(0))))
     begun = dsgd.Round(jnp.int32(0), 3, jax.random.key(0), dsgd.Now(setting.cluster))
     seconds = 2 * 2 * setting.cluster.sending(begun, np.arange(3), 32 * d / 3)
     np.testing.assert_allclose(seconds, setting.model.t_overlap + setting.model.t_last, rtol=1e-5)
     with pytest.raises(ValueError, match="data_dir"):
-        cannikin_race.make_setting("cifar-10", "A", **options)
+        cannikin_training.setting_of(args, "cifar-10")

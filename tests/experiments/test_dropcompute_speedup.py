@@ -13,11 +13,9 @@ from scipy import stats
 
 from algorithms import dropcompute
 from experiments import dropcompute_speedup as script
-from experiments.dropcompute import dropcompute_noises as noises
-from experiments.dropcompute import dropcompute_scaling as scaling
-from experiments.dropcompute import dropcompute_sums as exact
-from experiments.dropcompute.dropcompute_scaling import Setting
-from experiments.dropcompute.dropcompute_sums import CELL
+from experiments.dropcompute import exact, noises, simulated
+from experiments.dropcompute.exact import CELL
+from experiments.dropcompute.simulated import Setting
 
 SMALL = {"worker_counts": (4, 8), "run_workers": 8, "iterations": 10, "seeds": 3, "progress": False, "cache": "off"}
 SETTING = Setting(12, 0.0, "preempt", SMALL["iterations"], range(SMALL["seeds"]))
@@ -26,25 +24,42 @@ LIKE = (NORMAL.mean, math.hypot(NORMAL.std, CELL / math.sqrt(12)), 12)  # as rou
 PRINTED = dict(script.PRINTED)
 
 
-@pytest.fixture(scope="module")
-def few_programs():
-    """All noises of C.3 are drawn as one is: what is exact stays."""
+def test_tables_have_the_papers_figures_and_the_clock_of_runs_agrees_with_the_plan(tmp_path, monkeypatch, long):
+    """All noises of C.3 are drawn as one is, so that few programs are compiled: what is exact stays. The runs that are compared at the end
+    have the same programs, and draws of their own."""
     seconds = noises.bernoulli().seconds
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(script, "PRINTED", {panel: (noise._replace(seconds=seconds), ratio) for panel, (noise, ratio) in PRINTED.items()})
-        yield
-
-
-@pytest.fixture(scope="module")
-def ran(few_programs, tmp_path_factory, long):
-    """Its arguments, and the lines that it printed."""
-    args = script.Args(out=tmp_path_factory.mktemp("speedup"), **SMALL)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(script, "DRAWN", (2, 64))
-        patch.setattr(exact, "BETWEEN", 20)
-        patch.setattr(script, "BY_WORKERS", (16, (8, 32)))
-        patch.setattr(script, "BY_MICRO_BATCHES", (32, (4, 16)))
-        return args, scripts.printed(script.main, args)
+    monkeypatch.setattr(script, "PRINTED", {panel: (noise._replace(seconds=seconds), ratio) for panel, (noise, ratio) in PRINTED.items()})
+    monkeypatch.setattr(script, "DRAWN", (2, 64))
+    monkeypatch.setattr(exact, "BETWEEN", 20)
+    monkeypatch.setattr(script, "BY_WORKERS", (16, (8, 32)))
+    monkeypatch.setattr(script, "BY_MICRO_BATCHES", (32, (4, 16)))
+    lines = scripts.printed(script.main, script.Args(out=tmp_path, **SMALL))
+    assert not scripts.too_wide(lines)
+    rows = {row[0]: row[1:] for row in scripts.cells(lines)}
+    assert rows["seconds of a micro-batch / 0.45, mean"] == ["1.5", "1.496 *"]
+    assert rows["N of E[T] / E[T_i]"] == ["-", "747 (within 1.7 %)"]
+    assert rows["less time for as many samples, preempting"] == ["13 %", "23.6 % *"]
+    for panel, (noise, paper) in PRINTED.items():
+        epsilon, printed, found, off, *_ = rows[panel]
+        assert (epsilon, float(printed)) == (noise.name, paper)
+        assert float(off) == pytest.approx(100 * (float(found) / paper - 1), abs=0.1)
+    for name in ("scale", "threshold", "drop_rate", "noise", "variance", "growth"):
+        assert scripts.is_figure(tmp_path / f"{name}.png")
+    written = scripts.rows(tmp_path / "scale.csv")
+    assert len(written) == (2 + 10 * 3) * 3, "numbers of workers of B.1 and of C.3, seeds"
+    for row in written:
+        step, without, speedup = (float(row[name]) for name in ("step_time", "without", "speedup"))
+        assert speedup == pytest.approx((1 - float(row["drop_rate"])) * without / step, rel=0.05)  # a mean of ratios
+    noise, tau = noises.delays(), 7.5
+    draw = noises.drawing(noise.seconds, 2 * SETTING.iterations, 8, 12)
+    for setting in (SETTING, Setting(12, 1.5, "between", SETTING.iterations, SETTING.seeds)):
+        plan = simulated.of_seeds([simulated.used(setting, draw(100 + seed), tau) for seed in range(20)])
+        found = simulated.by_clock(setting, noise.seconds, 8, tau)
+        for name in ("speedup", "drop_rate", "step_time", "without"):
+            mine, theirs = getattr(found, name), getattr(plan, name)
+            # A run has half as many rounds as a plan has iterations.
+            error = theirs.std(ddof=1) * math.sqrt(2 / len(mine) + 1 / len(theirs))
+            assert abs(mine.mean() - theirs.mean()) < 4 * error + 1e-5, name
 
 
 @pytest.fixture(scope="module")
@@ -62,78 +77,12 @@ def delays():
     return exact.sums(noises.delays(), 12, 10_000)
 
 
-def test_tables_have_80_columns_and_the_papers_figures(ran):
-    _, lines = ran
-    assert not scripts.too_wide(lines)
-    rows = {row[0]: row[1:] for row in scripts.cells(lines)}
-    assert rows["seconds of a micro-batch / 0.45, mean"] == ["1.5", "1.496 *"]
-    assert rows["most"] == ["6", "6.5 *"]
-    assert rows["N of E[T] / E[T_i]"] == ["-", "747 (within 1.7 %)"]
-    assert rows["less time for as many samples, preempting"] == ["13 %", "23.6 % *"]
-    assert rows["the same, a check between micro-batches"][-1] != rows["effective speedup in 14f, preempting"][-1]
-    for panel, (noise, paper) in PRINTED.items():
-        epsilon, printed, found, off, *_ = rows[panel]
-        assert (epsilon, float(printed)) == (noise.name, paper)
-        assert float(off) == pytest.approx(100 * (float(found) / paper - 1), abs=0.1)
-    assert [rows[name][-1] for name in ("lognormal (13a)", "B.1's", "Bernoulli (13c)")] == ["none", "4.17", "1.32"]
-    assert {"4", "8", "512", "1,024", "2,048"} < rows.keys()
-
-
-def test_its_files(ran):
-    args, _ = ran
-    for name in ("scale", "threshold", "drop_rate", "noise", "variance", "growth"):
-        assert scripts.is_figure(args.out / f"{name}.png")
-    rows = scripts.rows(args.out / "scale.csv")
-    assert len(rows) == (2 + 10 * 3) * 3, "numbers of workers of B.1 and of C.3, seeds"
-    assert {row["panel"] for row in rows} == {"B.1", *PRINTED}
-    for row in rows:
-        step, without, speedup = (float(row[name]) for name in ("step_time", "without", "speedup"))
-        assert step <= without
-        assert speedup == pytest.approx((1 - float(row["drop_rate"])) * without / step, rel=0.05)  # a mean of ratios
-
-
-def test_an_interruption_keeps_what_was_done(few_programs, tmp_path, monkeypatch):
-    """In the second noise."""
-    done = []
-
-    def measured(setting, draw, counts):
-        if done:
-            raise KeyboardInterrupt
-        done.append(counts)
-        return {4: scaling.Measured(*5 * [np.ones(2)])}
-
-    monkeypatch.setattr(scaling, "measured", measured)
-    with pytest.raises(KeyboardInterrupt):
-        script.main(script.Args(out=tmp_path, **SMALL))
-    assert (tmp_path / "scale.csv").read_text().splitlines()[1:] == ["B.1,B.1,4,0,1,1,1,1,1", "B.1,B.1,4,1,1,1,1,1,1"]
-    assert not (tmp_path / "scale.png").exists()
-
-
-def test_the_clock_of_runs_agrees_with_the_plan(ran):
-    """They have the same programs as the run above, and draws of their own."""
-    noise, tau = noises.delays(), 7.5
-    draw = noises.drawing(noise.seconds, 2 * SETTING.iterations, 8, 12)
-    plan = [scaling.of_seeds([scaling.used(SETTING, draw(100 + seed), tau) for seed in range(20)])]
-    runs = [scaling.by_clock(SETTING, noise.seconds, 8, tau)]
-    between = Setting(12, 1.5, "between", SETTING.iterations, SETTING.seeds)
-    plan.append(scaling.of_seeds([scaling.used(between, draw(100 + seed), tau) for seed in range(20)]))
-    runs.append(scaling.by_clock(between, noise.seconds, 8, tau))
-    for found, planned in zip(runs, plan, strict=True):
-        for name in ("speedup", "drop_rate", "step_time", "without"):
-            mine, theirs = getattr(found, name), getattr(planned, name)
-            # A run has half as many rounds as a plan has iterations.
-            error = theirs.std(ddof=1) * math.sqrt(2 / len(mine) + 1 / len(theirs))
-            assert abs(mine.mean() - theirs.mean()) < 4 * error + 1e-5, name
-    assert runs[0].step_time == pytest.approx(tau, rel=1e-4)
-    assert (runs[1].step_time > tau).all()
-
-
 def test_thresholds_are_not_used_on_what_they_are_chosen_from():
     """Of the first half all is cut at 1 s, where the second has nothing done."""
     early, late = np.full((2, 3, 2), 0.5), np.full((2, 3, 2), 2.0)
     early[:, 0] = 5.0  # without whom it is five times as fast
     setting = Setting(2, 0.0, "preempt", 2, range(1))
-    found = scaling.measured(setting, lambda seed: np.concatenate([early, late]), [3, 2])
+    found = simulated.measured(setting, lambda seed: np.concatenate([early, late]), [3, 2])
     assert list(found) == [3, 2]
     assert found[3].threshold == pytest.approx(1, abs=1e-5)
     assert found[3].drop_rate == 1
@@ -156,19 +105,6 @@ def test_the_n_of_the_papers_tables_meets_all_its_ratios(sums):
     for each, ratio in found:
         assert 500 < (N := exact.matching_workers(each, ratio)) < 900
         assert each.ratio(N) == pytest.approx(ratio, rel=1e-9)
-
-
-def test_ratios_are_what_draws_have(sums):
-    """The noise that is heaviest, and one whose grid has jumps; of 747 workers."""
-    rng = np.random.default_rng(0)
-    sigma = math.sqrt(math.log1p(0.3 / 0.225**2))
-    drawn = {
-        "14f": 0.45 + np.exp(math.log(0.225) - sigma**2 / 2 + sigma * rng.standard_normal((150, 747, 12))),
-        "13c": 0.45 + 0.45 * rng.integers(0, 2, (150, 747, 12)),
-    }
-    for panel, latencies in drawn.items():
-        slowest = latencies.sum(axis=-1).max(axis=-1) / (12 * 0.675)
-        assert abs(sums[panel].ratio(747) - slowest.mean()) < 4 * slowest.std() / math.sqrt(150)
 
 
 def test_sums_of_exponential_times_are_gamma_distributed(sums):
@@ -253,9 +189,9 @@ def test_workers_to_whom_nothing_is_added_have_their_own_means():
 
 
 def test_speedups_over_drop_rates_are_those_of_thresholds():
-    latencies = noises.natural(10, 6, 4, alike=True)(0)
+    latencies = np.random.default_rng(0).gamma(400.0, size=(10, 6, 4)) / 900
     shares = np.array([0.0, 0.05, 0.1])
-    (gains,) = scaling.over_drop_rates(Setting(4, 0.5, "preempt", 10, range(1)), lambda seed: latencies, 6, 4, shares)
+    (gains,) = simulated.over_drop_rates(Setting(4, 0.5, "preempt", 10, range(1)), lambda seed: latencies, 6, 4, shares)
     assert gains[0] == 1
     ends = np.sort(np.cumsum(latencies, axis=-1).ravel())
     for share, gain in zip(shares[1:], gains[1:], strict=True):

@@ -15,8 +15,8 @@ import dsgd
 from dsgd import problems
 from dsgd.problems import models
 from experiments import kimad_deep
-from experiments.kimad import kimad_tables, kimad_training
-from experiments.shared import commands, common
+from experiments.kimad import deep_results, deep_runs
+from experiments.shared import tuning
 
 METHODS = {"Kimad", "Kimad, told", "EF21", "Kimad, coarse", "Kimad+", "whole model"}
 TIMES = (1.0, 0.2)
@@ -41,8 +41,8 @@ def ran(tmp_path_factory, long):
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(models.MODELS, "mlp", partial(models.MLP, hidden=()))
-        patch.setattr(kimad_training, "RESOLUTION", 100)
-        patch.setattr(common, "devices_for", lambda workers: dsgd.workers.mesh(1))
+        patch.setattr(deep_runs, "RESOLUTION", 100)
+        patch.setattr(tuning, "devices_for", lambda workers: dsgd.workers.mesh(1))
         return args, scripts.printed(kimad_deep.main, args)
 
 
@@ -61,13 +61,6 @@ def series(ran):
         names = ("clock", "bits", "message", "bandwidth", "error")
         found[method, seconds] = {name: np.array([float(row[name]) for row in mine]) for name in names}
     return found
-
-
-def test_it_writes_a_figure_and_a_history_of_each_method(ran, series):
-    args, _ = ran
-    assert scripts.is_figure(args.out / "figure.png")
-    both = {(method, seconds) for method in ("Kimad", "Kimad, told", "EF21") for seconds in ("1 s", "0.2 s")}
-    assert set(series) == both | {(method, "1 s") for method in ("Kimad, coarse", "Kimad+", "whole model")}
 
 
 def test_the_warm_up_sends_all_as_it_is(series):
@@ -114,19 +107,10 @@ def test_it_prints_tables_of_80_columns_with_the_papers_numbers(ran):
     assert any("in its layers: of the same" in line for line in lines)
 
 
-def test_table_1_is_the_mean_over_steps(ran, series):
-    """Of two seeds, of which one is here: links' noise is all that they differ by."""
-    _, lines = ran
-    first = next(row for row in scripts.cells(lines) if len(row) == 9 and row[0] == "0.2")
-    for column, method in ((2, "EF21"), (4, "Kimad"), (5, "Kimad, told")):
-        clock = series[method, "0.2 s"]["clock"]
-        assert float(first[column]) == pytest.approx((clock[-1] - clock[4]) / (len(clock) - 5), abs=0.05)
-
-
 def test_what_ef21_needs_is_expected_where_links_have_no_noise():
     """Step after step of the same size, each with the bandwidth at its start."""
     for seconds in (1.0, 0.1):
-        level = partial(kimad_training.pattern, 1e4)
+        level = partial(deep_runs.pattern, 1e4)
         clock, sizes = 0.0, []
         while clock < 1e4:
             sizes.append(seconds * float(level(np.array(clock))))
@@ -134,28 +118,18 @@ def test_what_ef21_needs_is_expected_where_links_have_no_noise():
         size, clock, rounds = np.mean(sizes), 0.0, 0
         while clock < 1e4:
             clock, rounds = clock + T_COMP + 2 * size / float(level(np.array(clock))), rounds + 1
-        assert kimad_tables.expected(seconds) == pytest.approx((clock / rounds - T_COMP) / (2 * seconds), rel=1e-2)
+        assert deep_results.expected(seconds) == pytest.approx((clock / rounds - T_COMP) / (2 * seconds), rel=1e-2)
 
 
-def test_intervals_are_scipys():
+def test_the_p_value_is_scipys():
     first, second = np.array([3.0, 4.0, 6.0, 5.5]), np.array([2.5, 3.0, 5.5, 6.0])
-    found, paired = kimad_tables.interval(first - second), stats.ttest_rel(first, second)
-    low, high = paired.confidence_interval(0.95)
-    assert (found.middle - found.half, found.middle + found.half) == pytest.approx((low, high))
-    assert found.p == pytest.approx(paired.pvalue)
-    assert not found.significant
-    assert kimad_tables.interval(np.array([1.0, 1.1, 0.9])).significant
-    assert str(kimad_tables.interval(np.array([2.0]))) == "2.0"
-
-
-def test_the_papers_kimad_fills_its_seconds_to_all_digits():
-    for seconds, (_, kimad) in kimad_tables.STEPS.items():
-        assert kimad == pytest.approx(1.852 + 2 * seconds, abs=1e-9)
+    assert deep_results.p_value(first - second) == pytest.approx(stats.ttest_rel(first, second).pvalue)
+    assert np.isnan(deep_results.p_value(np.array([2.0])))
 
 
 def test_top_5_counts_a_class_among_the_five_largest_logits():
     logits = jnp.arange(10.0)[::-1]
-    found = kimad_training.among_5(jnp.stack([logits] * 3), jnp.array([0, 4, 5]))
+    found = deep_runs.among_5(jnp.stack([logits] * 3), jnp.array([0, 4, 5]))
     assert found.tolist() == [True, True, False]
 
 
@@ -167,7 +141,6 @@ def test_a_resnet_18_has_the_papers_links(monkeypatch):
     monkeypatch.setattr(problems, "load", lambda data, data_dir: few)
     args = kimad_deep.Args(model="resnet-18", batch_size=10, workers=2)
     setting = kimad_deep.setting_of(args, 2)
-    assert setting.scale == 1
     assert setting.bits / T_COMP == pytest.approx(180e6)
     assert (setting.steps, setting.warm_up, setting.learning_rate) == (200, 10, 0.01)
     assert setting.cluster.up is not None
@@ -179,20 +152,3 @@ def test_seconds_that_no_message_has_are_not_shown(tmp_path):
     with pytest.raises(ValueError, match=r"--shown 0.3: need one of --communication-times \(2.0, 1.0, 0.5, 0.2, 0.1\)"):
         kimad_deep.main(kimad_deep.Args(shown=0.3, out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
-
-
-def test_an_interrupted_run_keeps_what_it_has(tmp_path, monkeypatch, capsys):
-    """After the first case."""
-    first = kimad_training.Case("Kimad", 2, 1.0), {"step": np.arange(2), "loss": np.ones((1, 2))}
-
-    def train(args, setting, others):
-        yield first
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(kimad_deep, "train", train)
-    with pytest.raises(SystemExit) as end:
-        commands.launch(kimad_deep.main, kimad_deep.Args(workers=2, worker_counts=(2,), out=tmp_path, cache="off"))
-    assert end.value.code == 130
-    assert capsys.readouterr().err == f"Interrupted: what was done until then is in {tmp_path}.\n"
-    assert "Kimad; 2 workers; 1 s" in (tmp_path / "history.csv").read_text()
-    assert not (tmp_path / "figure.png").exists()

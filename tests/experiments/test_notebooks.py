@@ -26,49 +26,36 @@ def test_there_are_seven():
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=NAMES)
-def test_the_notebook_is_what_the_text_gives(path):
+def test_the_notebook_is_what_the_text_gives_and_whole(path):
+    import nbformat  # takes a second, which each process of tests would wait before its first test
+
     text = path.read_text()
     assert notebooks.with_header(text, path.stem) == text
     assert notebooks.converted(text) == path.with_suffix(".ipynb").read_text(), "python -m experiments.shared.notebooks"
-
-
-@pytest.mark.parametrize("path", TEXTS, ids=NAMES)
-def test_its_metadata_are_whole(path):
-    import nbformat  # takes a second, which each process of tests would wait before its first test
-
     notebook = nbformat.read(path.with_suffix(".ipynb"), as_version=4)
     nbformat.validate(notebook)
-    assert notebook.metadata.kernelspec.name == "python3"
-    assert notebook.metadata.language_info.name == "python"
-    ids = [cell["id"] for cell in notebook.cells]
-    assert len(set(ids)) == len(ids)
+    assert (notebook.metadata.kernelspec.name, notebook.metadata.language_info.name) == ("python3", "python")
+    assert len({cell["id"] for cell in notebook.cells}) == len(notebook.cells)
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in notebook.cells)
-
-
-@pytest.mark.parametrize("path", TEXTS, ids=NAMES)
-def test_it_begins_with_its_badge_and_a_cell_that_installs_on_colab_only(path):
-    badge, install, title, *_ = json.loads(path.with_suffix(".ipynb").read_text())["cells"]
-    assert f"({notebooks.address(path.stem)})" in "".join(badge["source"])
-    assert f"blob/main/{path.relative_to(notebooks.FOLDER.parents[1]).with_suffix('.ipynb')}" in notebooks.address(path.stem)
-    assert install["cell_type"] == "code"
-    assert "".join(title["source"]).startswith("# ")
-    assert f"git+https://github.com/{notebooks.REPOSITORY}" in "".join(install["source"])
-    (body,) = (node for node in ast.parse(code({"cells": [install]})[0]).body if not isinstance(node, ast.Import))
-    assert isinstance(body, ast.If)
-    assert ast.unparse(body.test) == "'google.colab' in sys.modules"
-
-
-@pytest.mark.parametrize("path", TEXTS, ids=NAMES)
-def test_it_is_short_and_its_links_lead_somewhere(path):
-    import jupytext  # likewise
-
-    notebook = jupytext.read(path)
     cells = code(notebook)
     assert len(cells) <= 16  # with the one that installs
     for cell in cells:
         ast.parse(cell)
-    for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", path.read_text()):
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
         assert (path.parent / link).exists(), link
+
+
+def test_each_begins_with_its_badge_and_a_cell_that_installs_on_colab_only():
+    for path in TEXTS:
+        badge, install, title, *_ = json.loads(path.with_suffix(".ipynb").read_text())["cells"]
+        address = notebooks.address(path.stem)
+        assert f"({address})" in "".join(badge["source"])
+        assert f"blob/main/{path.relative_to(notebooks.FOLDER.parents[1]).with_suffix('.ipynb')}" in address
+        assert "".join(title["source"]).startswith("# ")
+        assert f"git+https://github.com/{notebooks.REPOSITORY}" in "".join(install["source"])
+        (body,) = (node for node in ast.parse(code({"cells": [install]})[0]).body if not isinstance(node, ast.Import))
+        assert isinstance(body, ast.If)
+        assert ast.unparse(body.test) == "'google.colab' in sys.modules"
 
 
 def test_the_page_of_notebooks_has_all_of_them_with_their_titles():

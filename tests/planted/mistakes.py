@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import traceback
@@ -34,7 +35,7 @@ class Mistake(NamedTuple):
         file: relative to the repository's root.
         right: text that occurs in it exactly once.
         wrong: what takes its place.
-        tests: node ids for pytest, separated by spaces; the fewest and fastest that find it.
+        tests: node ids for pytest, separated by spaces, those with spaces in quotes; the fewest and fastest that find it.
     """
 
     file: str
@@ -79,7 +80,7 @@ def _run(mistake: Mistake, text: str) -> None:
     SourceFileLoader.get_data = lambda self, path: text.encode() if path == changed else read(self, path)
     SourceFileLoader.path_stats = lambda self, path: {"mtime": 0, "size": 0} if path == changed else stats(self, path)
     try:
-        status = int(pytest.main(["-n0", "-x", "-q", "--long", *mistake.tests.split()]))
+        status = int(pytest.main(["-n0", "-x", "-q", "--long", *shlex.split(mistake.tests)]))
     except BaseException:
         traceback.print_exc()
         status = 3

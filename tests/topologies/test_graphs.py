@@ -8,14 +8,9 @@ import math
 import networkx as nx
 import numpy as np
 import pytest
-import scipy.sparse
 from matrices import second_largest
 
 import topologies
-
-
-def ring_rho(n: int) -> float:
-    return max((abs(1 + 2 * math.cos(2 * math.pi * k / n)) / 3 for k in range(1, n)), default=0.0)
 
 
 def edges(topology) -> set[tuple[int, int]]:
@@ -26,17 +21,13 @@ def ordered(pairs) -> set[tuple[int, int]]:
     return {(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]}
 
 
-@pytest.mark.parametrize("n", [4, 5, 6, 7, 16, 33, 64])
+@pytest.mark.parametrize("n", [4, 5, 16, 33])
 def test_ring_is_a_third_each_for_oneself_and_two_neighbours(n):
     ring = topologies.ring(n)
     expected = np.array([[1 / 3 if (i - j) % n in (0, 1, n - 1) else 0 for j in range(n)] for i in range(n)])
     np.testing.assert_allclose(ring.W, expected, rtol=0, atol=1e-15)
     assert (ring.n, ring.degree, ring.sends.tolist(), ring.receives.tolist(), ring.name) == (n, 2, [[2] * n], [[2] * n], f"ring({n})")
-
-
-@pytest.mark.parametrize("n", range(3, 65))
-def test_rho_of_a_ring_is_the_closed_form(n):
-    assert topologies.ring(n).rho == pytest.approx(ring_rho(n), abs=1e-12)
+    assert ring.rho == pytest.approx(max(abs(1 + 2 * math.cos(2 * math.pi * k / n)) / 3 for k in range(1, n)), abs=1e-12)
 
 
 def test_spectral_gap_of_a_large_ring_is_not_what_the_survey_prints():
@@ -55,7 +46,7 @@ def test_small_rings_average_everybody_at_once(n, W):
     assert ring.uniform
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 10, 50])
+@pytest.mark.parametrize("n", [1, 2, 10])
 def test_complete_averages_everybody_at_once(n):
     complete = topologies.complete(n)
     x = np.random.default_rng(n).normal(size=n)
@@ -64,7 +55,7 @@ def test_complete_averages_everybody_at_once(n):
     assert (complete.n, complete.degree, complete.uniform, complete.name) == (n, n - 1, True, f"complete({n})")
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 9, 30])
+@pytest.mark.parametrize("n", [1, 2, 3, 9])
 def test_star_has_a_hub(n):
     star = topologies.star(n)
     assert edges(star) == {(0, i) for i in range(1, n)}
@@ -74,7 +65,7 @@ def test_star_has_a_hub(n):
     assert star.name == f"star({n})"
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 9, 30])
+@pytest.mark.parametrize("n", [1, 2, 3, 9])
 def test_chain_is_a_line(n):
     chain = topologies.chain(n)
     assert edges(chain) == {(i, i + 1) for i in range(n - 1)}
@@ -83,7 +74,7 @@ def test_chain_is_a_line(n):
     assert chain.name == f"chain({n})"
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1, 2), (2, 2), (1, 5), (2, 4), (4, 2), (3, 3), (3, 5), (6, 4)])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (2, 2), (1, 5), (4, 2), (3, 5)])
 def test_torus_is_closed_both_ways(rows, columns):
     torus = topologies.torus(rows, columns)
     where = {(row, column): row * columns + column for row in range(rows) for column in range(columns)}
@@ -95,7 +86,7 @@ def test_torus_is_closed_both_ways(rows, columns):
     assert torus.name == f"torus({rows}, {columns})"
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(3, 3), (3, 4), (5, 4), (7, 3), (8, 8)])
+@pytest.mark.parametrize(("rows", "columns"), [(3, 4), (8, 8)])
 def test_rho_of_a_torus_is_the_closed_form(rows, columns):
     angles = [(2 * math.pi * k / rows, 2 * math.pi * l / columns) for k in range(rows) for l in range(columns) if (k, l) != (0, 0)]
     assert topologies.torus(rows, columns).rho == pytest.approx(
@@ -105,7 +96,7 @@ def test_rho_of_a_torus_is_the_closed_form(rows, columns):
     np.testing.assert_allclose(W, (W > 0) / 5, rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize("dimension", range(7))
+@pytest.mark.parametrize("dimension", [0, 1, 4])
 def test_hypercube_has_neighbours_that_differ_in_one_bit(dimension):
     cube = topologies.hypercube(dimension)
     n = 2**dimension
@@ -114,7 +105,7 @@ def test_hypercube_has_neighbours_that_differ_in_one_bit(dimension):
     assert cube.rho == pytest.approx((dimension - 1) / (dimension + 1) if dimension else 0, abs=1e-13)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6, 8, 12, 16, 17, 32, 33])
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 6, 17])
 def test_exponential_sends_to_powers_of_two(n):
     exponential = topologies.exponential(n)
     hops = [hop for hop in (1, 2, 4, 8, 16, 32, 64) if hop < n]
@@ -131,7 +122,7 @@ def test_exponential_sends_to_powers_of_two(n):
     assert exponential.name == f"exponential({n})"
 
 
-@pytest.mark.parametrize("n", [2, 4, 6, 8, 10, 12, 16, 18, 64, 100])
+@pytest.mark.parametrize("n", [2, 4, 6, 18, 64])
 def test_rho_of_an_exponential_graph_is_the_closed_form(n):
     assert topologies.exponential(n).rho == pytest.approx(1 - 2 / (1 + math.ceil(math.log2(n))), abs=1e-13)
 
@@ -166,13 +157,7 @@ def test_names_of_draws_tell_the_draw():
     assert topologies.random_regular(6, 3, 1).name == "random_regular(6, 3, 1)"
 
 
-@pytest.mark.parametrize("n", [1, 5])
-def test_erdos_renyi_of_probability_1_is_complete(n):
-    graph = topologies.erdos_renyi(n, 1)
-    np.testing.assert_allclose(graph.W, topologies.complete(n).W, rtol=0, atol=1e-15)
-
-
-@pytest.mark.parametrize(("n", "degree"), [(1, 0), (2, 1), (8, 3), (9, 4), (20, 5), (6, 5)])
+@pytest.mark.parametrize(("n", "degree"), [(1, 0), (2, 1), (9, 4)])
 def test_everybody_in_a_regular_graph_has_as_many_neighbours(n, degree):
     regular = topologies.random_regular(n, degree, seed=1)
     assert regular.sends.tolist() == regular.receives.tolist() == [[degree] * n]
@@ -182,34 +167,7 @@ def test_everybody_in_a_regular_graph_has_as_many_neighbours(n, degree):
 def test_a_large_random_regular_graph_is_an_expander():
     """Friedman: within a little of the bound of Alon and Boppana."""
     degree = 4
-    assert topologies.random_regular(1000, degree).rho == pytest.approx((1 + 2 * math.sqrt(degree - 1)) / (degree + 1), abs=0.02)
-
-
-@pytest.mark.parametrize("probability", [0, -0.1, 1.5, math.nan])
-def test_erdos_renyi_needs_a_probability(probability):
-    with pytest.raises(ValueError, match=rf"erdos_renyi\(5, {probability:g}, 0\): need a probability in \(0, 1\]"):
-        topologies.erdos_renyi(5, probability)
-
-
-@pytest.mark.parametrize(("n", "degree"), [(5, 3), (4, 4), (4, 5), (1, 1)])
-def test_random_regular_needs_a_graph_that_there_is(n, degree):
-    with pytest.raises(ValueError, match=rf"random_regular\({n}, {degree}, 0\): need 0 <= degree < n, and an even n \* degree"):
-        topologies.random_regular(n, degree)
-
-
-def test_a_draw_that_is_not_connected_is_refused_with_a_hint():
-    with pytest.raises(
-        ValueError,
-        match=r"erdos_renyi\(30, 0.02, 0\): the draw falls into \d+ components, the smallest of workers \[\d+\]; need a higher prob.* seed",
-    ):
-        topologies.erdos_renyi(30, 0.02)
-    with pytest.raises(
-        ValueError,
-        match=r"random_regular\(8, 1, 0\): the draw falls into 4 components, .* \[\d, \d\]; need a degree of at least 3, or",
-    ):
-        topologies.random_regular(8, 1)
-    with pytest.raises(ValueError, match=r"falls into 2 components, the smallest of workers \[\d+(, \d+){7}\]; need"):
-        next(topologies.random_regular(30, 2, seed) for seed in range(100) if _halves(nx.random_regular_graph(2, 30, seed=seed)))
+    assert topologies.random_regular(300, degree).rho == pytest.approx((1 + 2 * math.sqrt(degree - 1)) / (degree + 1), abs=0.02)
 
 
 def _halves(graph: nx.Graph) -> bool:
@@ -263,13 +221,6 @@ def test_from_graph_takes_other_weights_and_names_them():
     assert topologies.from_graph(nx.DiGraph([(0, 1), (1, 0)]), topologies.uniform, "mine").name == "mine"
 
 
-def test_a_directed_graph_takes_no_weights_of_undirected_ones():
-    with pytest.raises(
-        ValueError, match=r"metropolis weights of a directed graph: 2 sends to 0, which does not send back; need an undirected"
-    ):
-        topologies.from_graph(nx.DiGraph([(0, 1), (1, 0), (1, 2), (2, 1), (2, 0)]), topologies.metropolis)
-
-
 @pytest.mark.parametrize("graph", [np.eye(3), None, [(0, 1)]], ids=["matrix", "nothing", "edges"])
 def test_what_is_no_graph_is_refused(graph):
     """By the types under pytest, by itself elsewhere."""
@@ -277,18 +228,6 @@ def test_what_is_no_graph_is_refused(graph):
         topologies.from_graph(graph)
     with pytest.raises(ValueError, match=r"(?s)from_graph: given .*; need a graph of networkx"):
         inspect.unwrap(topologies.from_graph)(graph)
-
-
-def test_a_graph_without_nodes_is_refused():
-    with pytest.raises(ValueError, match="from_graph: a graph without nodes; need at least one worker"):
-        topologies.from_graph(nx.Graph())
-
-
-def test_a_graph_that_is_not_connected_is_refused():
-    with pytest.raises(ValueError, match=r"mine: the graph falls into 2 components, one of them workers \{0, 1\}"):
-        topologies.from_graph(nx.Graph([("a", "b"), ("c", "d")]), name="mine")
-    with pytest.raises(ValueError, match=r"mine: the graph falls into 3 components, .* \(a directed one strongly\)"):
-        topologies.from_graph(nx.DiGraph([(0, 1), (1, 2)]), name="mine")
 
 
 def test_from_matrix_takes_lists_and_integers():
@@ -299,36 +238,53 @@ def test_from_matrix_takes_lists_and_integers():
     assert topologies.from_matrix([[[0.75, 0.25], [0.25, 0.75]]] * 3).rho == pytest.approx(0.5**3)
 
 
-def test_from_matrix_takes_sparse_matrices():
-    W = topologies.star(5).W
-    assert topologies.from_matrix(scipy.sparse.coo_array(W)).period == 1
-    np.testing.assert_array_equal(topologies.from_matrix(scipy.sparse.coo_array(W)).W, W)
-    for rounds in ([scipy.sparse.csr_array(W)] * 2, (W, scipy.sparse.csr_array(W))):
-        np.testing.assert_allclose(topologies.from_matrix(rounds).W, W @ W, rtol=0, atol=1e-15)
+ONE_WAY = nx.DiGraph([(0, 1), (1, 0), (1, 2), (2, 1), (2, 0)])
+REFUSED = [
+    *(
+        (lambda make=make: make(0), f"{make.__name__}: n = 0: need an integer, at least 1")
+        for make in (topologies.ring, topologies.complete, topologies.star, topologies.chain, topologies.exponential)
+    ),
+    (lambda: topologies.torus(0, 3), r"torus\(0, 3\): rows = 0: need an integer, at least 1"),
+    (lambda: topologies.torus(3, -2), r"torus\(3, -2\): columns = -2: need an integer, at least 1"),
+    (lambda: topologies.hypercube(-1), "hypercube: dimension = -1: need an integer, at least 0"),
+    (lambda: topologies.erdos_renyi(0, 0.5), "erdos_renyi: n = 0: need an integer, at least 1"),
+    *(
+        (lambda wrong=wrong: topologies.erdos_renyi(5, wrong), rf"erdos_renyi\(5, {wrong:g}, 0\): need a probability in \(0, 1\]")
+        for wrong in (0, 1.5, math.nan)
+    ),
+    (lambda: topologies.random_regular(0, 0), "random_regular: n = 0: need an integer, at least 1"),
+    (lambda: topologies.random_regular(4, -1), r"random_regular\(4, -1, 0\): degree = -1: need an integer, at least 0"),
+    *(
+        (lambda n=n, d=d: topologies.random_regular(n, d), rf"random_regular\({n}, {d}, 0\): need 0 <= degree < n, and an even n \* degree")
+        for n, d in ((5, 3), (4, 4))
+    ),
+    (
+        lambda: topologies.erdos_renyi(30, 0.02),
+        r"erdos_renyi\(30, 0.02, 0\): the draw falls into \d+ components, the smallest of workers \[\d+\]; need a higher prob.* seed",
+    ),
+    (
+        lambda: topologies.random_regular(8, 1),
+        r"random_regular\(8, 1, 0\): the draw falls into 4 components, .* \[\d, \d\]; need a degree of at least 3, or",
+    ),
+    (
+        lambda: next(topologies.random_regular(30, 2, seed) for seed in range(100) if _halves(nx.random_regular_graph(2, 30, seed=seed))),
+        r"falls into 2 components, the smallest of workers \[\d+(, \d+){7}\]; need",
+    ),
+    (lambda: topologies.from_graph(ONE_WAY, topologies.metropolis), "metropolis weights of a directed graph: 2 sends to 0, which does not"),
+    (lambda: topologies.from_graph(nx.Graph()), "from_graph: a graph without nodes; need at least one worker"),
+    (
+        lambda: topologies.from_graph(nx.Graph([("a", "b"), ("c", "d")]), name="mine"),
+        r"mine: the graph falls into 2 components, one of them workers \{0, 1\}",
+    ),
+    (
+        lambda: topologies.from_graph(nx.DiGraph([(0, 1), (1, 2)]), name="mine"),
+        r"mine: the graph falls into 3 components, .* \(a directed one strongly\)",
+    ),
+    (lambda: topologies.from_matrix([[0.5, 0.5], [0.5, 0.75]], "pair"), "pair: row 1 of W sums to 1.25, not 1"),
+]
 
 
-def test_from_matrix_refuses_under_the_name_given():
-    with pytest.raises(ValueError, match=r"pair: row 1 of W sums to 1.25, not 1"):
-        topologies.from_matrix([[0.5, 0.5], [0.5, 0.75]], "pair")
-
-
-@pytest.mark.parametrize("n", [0, -1])
-@pytest.mark.parametrize("graph", ["ring", "complete", "star", "chain", "exponential"])
-def test_a_graph_needs_a_worker(graph, n):
-    with pytest.raises(ValueError, match=rf"{graph}\({n}\): need at least 1 worker"):
-        getattr(topologies, graph)(n)
-
-
-def test_every_graph_needs_a_worker():
-    with pytest.raises(ValueError, match=r"torus\(0, 3\): rows = 0: need an integer, at least 1"):
-        topologies.torus(0, 3)
-    with pytest.raises(ValueError, match=r"torus\(3, -2\): columns = -2: need an integer, at least 1"):
-        topologies.torus(3, -2)
-    with pytest.raises(ValueError, match=r"hypercube: dimension = -1: need an integer, at least 0"):
-        topologies.hypercube(-1)
-    with pytest.raises(ValueError, match=r"erdos_renyi\(0\): need at least 1 worker"):
-        topologies.erdos_renyi(0, 0.5)
-    with pytest.raises(ValueError, match=r"random_regular\(4, -1, 0\): degree = -1: need an integer, at least 0"):
-        topologies.random_regular(4, -1)
-    with pytest.raises(ValueError, match=r"random_regular\(0\): need at least 1 worker"):
-        topologies.random_regular(0, 0)
+@pytest.mark.parametrize(("make", "message"), REFUSED)
+def test_what_is_no_graph_for_gossip_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

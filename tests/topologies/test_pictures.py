@@ -15,16 +15,12 @@ GRAPHS = {
     graph.name: graph
     for graph in (
         topologies.ring(1),
-        topologies.ring(2),
         topologies.ring(7),
         topologies.star(6),
         topologies.chain(5),
-        topologies.complete(6),
         topologies.torus(3, 4),
         topologies.exponential(8),
-        topologies.star(4, topologies.uniform),
         topologies.from_graph(nx.DiGraph([(0, 1), (1, 2), (2, 0), (0, 2)]), name="directed"),
-        topologies.random_matchings(6, 5),
         topologies.one_peer_exponential(8),
     )
 }
@@ -39,7 +35,7 @@ def drawn(axes) -> tuple[np.ndarray, int, int]:
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_a_picture_has_every_worker_and_every_edge(name):
+def test_a_picture_has_every_worker_every_edge_and_a_title(name):
     graph = GRAPHS[name]
     figure = topologies.draw(graph)
     assert isinstance(figure, Figure)
@@ -49,12 +45,6 @@ def test_a_picture_has_every_worker_and_every_edge(name):
     assert len(np.unique(places.round(6), axis=0)) == graph.n
     assert (lines, arrows) == ((len(graph.edges), 0) if graph.symmetric else (0, len(graph.edges)))
     figure.canvas.draw()
-
-
-@pytest.mark.parametrize("name", GRAPHS)
-def test_its_title_tells_name_degree_and_rho(name):
-    graph = GRAPHS[name]
-    (axes,) = topologies.draw(graph).axes
     first, second, *rest = axes.get_title().split("\n")
     assert first == graph.name
     assert second.startswith(f"degree {graph.degree}, ")

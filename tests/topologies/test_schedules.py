@@ -10,7 +10,7 @@ import pytest
 import topologies
 
 
-@pytest.mark.parametrize("n", [2, 4, 8, 16, 64])
+@pytest.mark.parametrize("n", [2, 8, 64])
 def test_one_peer_exponential_is_the_mean_after_a_period(n):
     graph = topologies.one_peer_exponential(n)
     np.testing.assert_array_equal(graph.W, np.full((n, n), 1 / n))  # sums of powers of 2 do not round
@@ -20,7 +20,7 @@ def test_one_peer_exponential_is_the_mean_after_a_period(n):
     assert graph.name == f"one_peer_exponential({n})"
 
 
-@pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 8, 11, 16, 17])
+@pytest.mark.parametrize("n", [2, 3, 8, 11])
 def test_everybody_sends_half_to_one_a_power_of_two_further(n):
     graph = topologies.one_peer_exponential(n)
     assert graph.period == math.ceil(math.log2(n))
@@ -36,7 +36,7 @@ def test_everybody_sends_half_to_one_a_power_of_two_further(n):
     assert graph.symmetric == (n == 2)
 
 
-@pytest.mark.parametrize("n", [3, 5, 6, 12])
+@pytest.mark.parametrize("n", [3, 12])
 def test_where_n_is_no_power_of_two_something_is_left(n):
     graph = topologies.one_peer_exponential(n)
     assert 0 < graph.rho < 1
@@ -44,7 +44,7 @@ def test_where_n_is_no_power_of_two_something_is_left(n):
     assert np.abs(np.linalg.matrix_power(left, 60)).max() < 1e-4
 
 
-@pytest.mark.parametrize("n", [2, 3, 8, 9])
+@pytest.mark.parametrize("n", [2, 9])
 def test_random_matchings_are_of_pairs_that_take_their_mean(n):
     graph = topologies.random_matchings(n, period=12, seed=3)
     assert (graph.n, graph.period, graph.name) == (n, 12, f"random_matchings({n}, 12, 3)")
@@ -77,24 +77,22 @@ def test_random_matchings_are_the_same_for_the_same_seed():
     np.testing.assert_array_equal(topologies.random_matchings(8).W, topologies.random_matchings(8, 32, 0).W)
 
 
-@pytest.mark.parametrize("n", [0, -1])
-def test_schedules_need_workers(n):
-    with pytest.raises(ValueError, match=rf"one_peer_exponential: n = {n}: need an integer, at least 1"):
-        topologies.one_peer_exponential(n)
-    with pytest.raises(ValueError, match=rf"random_matchings\({n}, 32, 0\): n = {n}: need an integer, at least 1"):
-        topologies.random_matchings(n)
-
-
-def test_one_worker_alone_is_a_schedule_but_no_matching():
+def test_one_worker_alone_is_a_schedule_and_two_meet_in_one_round():
     alone = topologies.one_peer_exponential(1)
     assert (alone.n, alone.period, alone.W.tolist(), alone.degree) == (1, 1, [[1.0]], 0)
-    with pytest.raises(ValueError, match=r"random_matchings\(1, 32, 0\): need at least 2 workers"):
-        topologies.random_matchings(1)
-
-
-def test_random_matchings_need_rounds_and_enough_of_them():
-    with pytest.raises(ValueError, match=r"random_matchings\(4, 0, 0\): period = 0: need an integer, at least 1"):
-        topologies.random_matchings(4, period=0)
-    with pytest.raises(ValueError, match=r"random_matchings\(4, 1, 0\): the graph falls into 2 components"):
-        topologies.random_matchings(4, period=1)
     assert topologies.random_matchings(2, period=1).uniform
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: topologies.one_peer_exponential(0), "one_peer_exponential: n = 0: need an integer, at least 1"),
+        (lambda: topologies.random_matchings(-1), r"random_matchings\(-1, 32, 0\): n = -1: need an integer, at least 1"),
+        (lambda: topologies.random_matchings(1), r"random_matchings\(1, 32, 0\): need at least 2 workers"),
+        (lambda: topologies.random_matchings(4, period=0), r"random_matchings\(4, 0, 0\): period = 0: need an integer, at least 1"),
+        (lambda: topologies.random_matchings(4, period=1), r"random_matchings\(4, 1, 0\): the graph falls into 2 components"),
+    ],
+)
+def test_what_is_no_schedule_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -49,22 +49,14 @@ def trees_and_more(draw) -> tuple[int, list[tuple[int, int]]]:
     return n, sorted({*tree, *draw(st.lists(st.sampled_from(pairs), max_size=10))})
 
 
-@pytest.mark.parametrize("name", topologies.WEIGHTS)
-@given(graph=trees_and_more())
-def test_weights_are_their_formulas(name, graph):
-    n, edges = graph
-    W = topologies.WEIGHTS[name](adjacency(n, both_ways(edges)))
-    np.testing.assert_allclose(W.toarray(), by_hand(name, n, edges), rtol=0, atol=1e-15)
-    topology = topologies.from_graph(nx.empty_graph(n).__class__(edges), topologies.WEIGHTS[name])
-    assert topology.n == n
-    assert topology.symmetric or name == "uniform"
-
-
 @given(trees_and_more())
-def test_lazy_weights_have_no_negative_eigenvalue(graph):
+def test_weights_are_their_formulas(graph):
     n, edges = graph
-    W = topologies.lazy(adjacency(n, both_ways(edges))).toarray()
-    assert np.linalg.eigvals(W).real.min() > -1e-14
+    for name, weights in topologies.WEIGHTS.items():
+        W = weights(adjacency(n, both_ways(edges))).toarray()
+        np.testing.assert_allclose(W, by_hand(name, n, edges), rtol=0, atol=1e-15)
+        assert (W == W.T).all() or name == "uniform"
+        assert np.linalg.eigvals(W).real.min() > -1e-14 or name != "lazy"
 
 
 def test_uniform_weights_of_a_directed_graph_are_the_senders():
@@ -80,23 +72,12 @@ def test_uniform_weights_of_a_star_are_for_push_sum():
     np.testing.assert_allclose(star.W.sum(axis=0), 1, rtol=0, atol=1e-15)
 
 
-def test_uniform_weights_are_metropolis_weights_where_degrees_are_equal():
-    for graph in (topologies.ring, topologies.hypercube, lambda n, weights=topologies.metropolis: topologies.torus(3, n, weights)):
-        np.testing.assert_allclose(graph(5, topologies.uniform).W, graph(5).W, rtol=0, atol=1e-15)
-        assert graph(5, topologies.uniform).symmetric
-
-
 @pytest.mark.parametrize("name", ["metropolis", "max_degree", "lazy"])
 def test_weights_of_undirected_graphs_refuse_directed_ones_and_name_the_pair(name):
     with pytest.raises(
         ValueError, match=rf"{name} weights of a directed graph: 2 sends to 1, which does not send back; .*weights=topologies.uniform"
     ):
         topologies.WEIGHTS[name](adjacency(3, [(0, 1), (1, 0), (1, 2), (0, 2), (2, 0)]))
-
-
-@pytest.mark.parametrize("name", topologies.WEIGHTS)
-def test_one_worker_keeps_everything(name):
-    np.testing.assert_array_equal(topologies.WEIGHTS[name](adjacency(1, [])).toarray(), [[1]])
 
 
 def test_weights_are_found_by_name():
@@ -107,11 +88,8 @@ def test_weights_are_found_by_name():
 @pytest.mark.parametrize(
     ("graph", "arguments"),
     [
-        ("ring", (5,)),
         ("star", (5,)),
-        ("chain", (5,)),
         ("torus", (3, 4)),
-        ("hypercube", (3,)),
         ("erdos_renyi", (6, 0.9, 1)),
         ("random_regular", (6, 3, 2)),
     ],

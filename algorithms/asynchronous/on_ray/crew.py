@@ -1,12 +1,10 @@
-"""The workers of a run: started, watched, left out where they die, and started anew."""
+"""The workers of a run: actors that Ray restarts when their processes die, and whose runs begin again here."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
-
-from algorithms.asynchronous.on_ray.session import ended
 
 _LOOK = 0.1  # seconds between two looks
 
@@ -16,63 +14,52 @@ class Crew:
 
     Args:
         ray: the module.
-        made: worker -> its actor.
-        begin: (worker, actor, life) -> its run, a future of Ray's.
-        workers: N.
-        restarts: how often each may be started anew.
+        actors: of the workers, in their order.
+        begin: (worker, life) -> its run, a future of Ray's.
     """
 
-    def __init__(self, ray: Any, made: Callable[[int], Any], begin: Callable[[int, Any, int], Any], workers: int, restarts: int) -> None:
+    def __init__(self, ray: Any, actors: Sequence[Any], begin: Callable[[int, int], Any]) -> None:
         self.ray: Any = ray
-        self.made: Callable[[int], Any] = made
-        self.begin: Callable[[int, Any, int], Any] = begin
-        self.restarts: int = restarts
-        self.actors: dict[int, Any] = {worker: made(worker) for worker in range(workers)}
-        self.lives: dict[int, int] = dict.fromkeys(range(workers), 0)
-        self.there: set[int] = set(range(workers))  # who has not died, or is known to be there again
+        self.actors: Sequence[Any] = actors
+        self.begin: Callable[[int, int], Any] = begin
+        self.lives: dict[int, int] = dict.fromkeys(range(len(actors)), 0)  # the number of each worker's run
         self.runs: dict[Any, int] = {}
-        self.died: list[int] = []
 
     def start(self, timeout: float) -> None:
-        """All of them, at once, when all have compiled."""
-        self.ray.get([actor.rehearse.remote() for actor in self.actors.values()], timeout=timeout)
-        for worker in self.actors:
+        """Begins all runs at once, when all workers have compiled."""
+        self.ray.get([actor.rehearse.remote() for actor in self.actors], timeout=timeout)
+        for worker in self.lives:
             self._run(worker)
 
     def look(self) -> list[int]:
-        """Waits a little. Who has died since then; each is on its way again, if it may be.
+        """Waits a little, and begins the runs again that have ended with their processes. While Ray restarts one, its run ends at once.
+
+        Returns:
+            The workers whose runs have ended so.
 
         Raises:
             Exception: what a worker's own code raised.
-            ChildProcessError: there is none any more.
+            ChildProcessError: all workers have died, and have no restarts left.
         """
-        gone = []
+        gone, dead = [], self.ray.exceptions.ActorDiedError
         done, _ = self.ray.wait(list(self.runs), timeout=_LOOK)
         for run in done:
             worker = self.runs.pop(run)
             try:
                 self.ray.get(run)
-            except self.ray.exceptions.RayActorError:
-                gone.append(worker)
             except self.ray.exceptions.RayTaskError as error:
                 raise error.cause from error
-        for worker in gone:
-            self.died.append(worker)
-            self.there.discard(worker)
-            self.lives[worker] += 1
-            if self.lives[worker] <= self.restarts:
-                self.actors[worker] = self.made(worker)
-                self._run(worker)
+            except self.ray.exceptions.RayActorError as error:
+                gone.append(worker)
+                self.lives[worker] += 1
+                if not isinstance(error, dead):
+                    self._run(worker)
         if gone and not self.runs:
-            raise ChildProcessError(f"on_ray: all workers have died, {self.restarts} restarts each; the last was worker {gone[-1]}")
+            raise ChildProcessError(f"on_ray: all workers have died, and have no restarts left; the last was worker {gone[-1]}")
         return gone
 
-    def end(self) -> None:
-        """Whether they are done or not."""
-        ended(self.ray, list(self.actors.values()))
-
     def _run(self, worker: int) -> None:
-        self.runs[self.begin(worker, self.actors[worker], self.lives[worker])] = worker
+        self.runs[self.begin(worker, self.lives[worker])] = worker
 
 
 class Patience:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,9 +13,9 @@ import optax
 from algorithms import gossip
 from algorithms.asynchronous.on_ray.crew import Crew, Patience
 from algorithms.asynchronous.on_ray.peer import Exchange, News, Peer
-from algorithms.asynchronous.on_ray.session import actor, session
-from algorithms.asynchronous.on_ray.trained import Trained, evaluated, start
-from algorithms.asynchronous.on_ray.with_servers import need_patience, tasks
+from algorithms.asynchronous.on_ray.session import actor, ended, session
+from algorithms.asynchronous.on_ray.trained import Trained, evaluated, first_params, of_records
+from algorithms.asynchronous.on_ray.with_servers import tasks, validate_numbers
 from algorithms.asynchronous.on_ray.worker import Delay
 from dsgd import checks, communication
 from dsgd.base import Key, Params, Problem, PyTree
@@ -62,10 +63,8 @@ def asynchronous_gossip_sgd(
     N = problem.workers
     if topology.n != N:
         raise ValueError(f"{name}: a topology of {topology.n} workers for a problem of {N}: need the same number")
-    checks.positive_int(f"{name}: steps", steps)
-    every = max(1, checks.positive_int(f"{name}: record_every", record_every) // N)
-    need_patience(name, restarts, patience)
-    return _train(name, problem, optimizer, topology, key, steps, every, delay, address, restarts, patience)
+    validate_numbers(name, steps, record_every, restarts, patience)
+    return _train(name, problem, optimizer, topology, key, steps, max(1, record_every // N), delay, address, restarts, patience)
 
 
 def _train(
@@ -83,15 +82,17 @@ def _train(
 ) -> Trained:
     """With a record at every so many stamps."""
     N = problem.workers
-    params = start(problem, key)
+    params = first_params(problem, key)
     task = tasks(problem, key, params, delay)
     with session(N, address) as ray:
-        run = _Run(ray, name, topology, steps, patience)
-        crew = Crew(ray, lambda worker: actor(ray, Peer, worker, optimizer, task(worker), params, every, patience), run.begin, N, restarts)
+        peers: list[Any] = []
         try:
-            last = run.until_done(crew)
+            given = (optimizer, params, every, patience)
+            peers.extend(actor(ray, Peer, worker, task(worker), *given, restarts=restarts) for worker in range(N))
+            run = _Run(ray, name, peers, topology, steps, patience)
+            last = run.until_done()
         finally:
-            crew.end()
+            ended(ray, peers)
     return _trained(name, problem, params, run, last, every)
 
 
@@ -101,41 +102,39 @@ class _Run:
     Args:
         ray: the module.
         name: of the method.
+        peers: the workers, in their order.
         topology: whose neighbours.
         steps: updates that are wanted.
         patience: seconds without one.
     """
 
-    def __init__(self, ray: Any, name: str, topology: Topology, steps: int, patience: float) -> None:
-        self.ray, self.name, self.steps, self.patience = ray, name, steps, patience
-        self.neighbours = {n: {int(other) for one, other in topology.links[0] if one == n} for n in range(topology.n)}
+    def __init__(self, ray: Any, name: str, peers: Sequence[Any], topology: Topology, steps: int, patience: float) -> None:
+        self.ray, self.name, self.peers, self.steps, self.patience = ray, name, peers, steps, patience
+        self.neighbours = {n: {int(other): peers[int(other)] for one, other in topology.links[0] if one == n} for n in range(topology.n)}
         self.exchanges: list[Exchange] = []
         self.records: dict[int, dict[int, PyTree]] = {}  # by stamp and worker
         self.asked: dict[Any, tuple[int, int]] = {}  # news under way: of whom, in which life
-        self.ready: set[int] = set()
+        self.ready: set[int] = set(range(len(peers)))  # who has a model to go on with
         self.began: float | None = None
 
-    def begin(self, worker: int, peer: Any, life: int) -> Any:
+    def begin(self, worker: int, life: int) -> Any:
         """A worker's run, for the crew."""
         self.began = self.began or time.monotonic()
         draw = 1 + max((each.draw for each in self.exchanges if each.worker == worker), default=-1)
-        return peer.run.remote(life, draw, time.monotonic() - self.began)
+        return self.peers[worker].run.remote(self.neighbours[worker], draw, time.monotonic() - self.began)
 
-    def until_done(self, crew: Crew) -> dict[int, tuple[PyTree, int]]:
+    def until_done(self) -> dict[int, tuple[PyTree, int]]:
         """The workers' last models with their stamps, when there were enough updates."""
-        self.ready = set(crew.actors)
-        self._introduce(crew)
+        crew = Crew(self.ray, self.peers, self.begin)
         crew.start(self.patience)
         waiting = Patience(self.patience)
         while len(self.exchanges) < self.steps:
-            if gone := crew.look():
-                self.ready -= set(gone)
-                if not self.ready:
-                    raise ChildProcessError(f"{self.name}: all workers have died: there is no model left to go on with")
-                self._introduce(crew)
+            self.ready -= set(crew.look())
+            if not self.ready:
+                raise ChildProcessError(f"{self.name}: all workers have died: there is no model left to go on with")
             self._hear(crew)
             waiting.need(len(self.exchanges), f"{self.name}: no update")
-        there = {worker: crew.actors[worker] for worker in sorted(self.ready)}
+        there = {worker: self.peers[worker] for worker in sorted(self.ready)}
         self.ray.get([peer.stop.remote() for peer in there.values()], timeout=self.patience)
         last = dict(zip(there, self.ray.get([peer.look.remote() for peer in there.values()], timeout=self.patience), strict=True))
         # An answer that is still under way has what its worker will not tell again.
@@ -145,17 +144,10 @@ class _Run:
             self._keep(worker, self.ray.get(answer, timeout=self.patience))
         return last
 
-    def _introduce(self, crew: Crew) -> None:
-        """To each worker its neighbours that are ready."""
-        for worker, peer in crew.actors.items():
-            peer.meet.remote({other: crew.actors[other] for other in sorted(self.neighbours[worker] & self.ready)})
-
     def _hear(self, crew: Crew) -> None:
-        """What there is to hear; who does not answer is asked no more, until it does."""
-        silent = set(crew.actors) - {worker for worker, life in self.asked.values() if life == crew.lives[worker]}
-        for worker in silent:
-            if crew.lives[worker] <= crew.restarts:
-                self.asked[crew.actors[worker].news.remote()] = (worker, crew.lives[worker])
+        """What there is to hear; a worker that does not answer is asked no more, until it does."""
+        for worker in set(crew.runs.values()) - {worker for worker, life in self.asked.values() if life == crew.lives[worker]}:
+            self.asked[self.peers[worker].news.remote()] = (worker, crew.lives[worker])
         done, _ = self.ray.wait(list(self.asked), num_returns=len(self.asked), timeout=0.02)
         for answer in done:
             worker, life = self.asked.pop(answer)
@@ -164,10 +156,8 @@ class _Run:
             except self.ray.exceptions.RayActorError:  # the crew will see to it
                 continue
             self._keep(worker, news)
-            if news.ready and worker not in self.ready and life == crew.lives[worker]:
+            if news.ready and life == crew.lives[worker]:
                 self.ready.add(worker)
-                crew.there.add(worker)
-                self._introduce(crew)
 
     def _keep(self, worker: int, news: News) -> None:
         self.exchanges.extend(news.exchanges)
@@ -197,14 +187,11 @@ def _trained(name: str, problem: Problem, params: Params, run: _Run, last: dict[
     stacked = [jax.tree.map(lambda *leaves: np.stack(leaves), *state.values()) for state in states]
     means = [jax.tree.map(lambda leaf: leaf.mean(axis=0), rows) for rows in stacked]
     bits = communication.bits.of_tree(jax.tree.map(lambda leaf: leaf[None], params))
-    at = step - 1
     history = {
         "step": step,
         "bits": 4.0 * bits * step / problem.workers,
         "consensus": np.array([_apart(rows, mean) for rows, mean in zip(stacked, means, strict=True)]),
-        "clock": np.where(step > 0, updates["clock"][at], 0.0),
-        "staleness": np.where(step > 0, updates["staleness"][at].astype(float), np.nan),
-        "worker": np.where(step > 0, updates["worker"][at].astype(float), np.nan),
+        **of_records(step, step - 1, updates["clock"], updates["staleness"], updates["worker"]),
     }
     return Trained(means[-1], evaluated(name, problem, means, history), updates, problem.workers, int(bits))
 

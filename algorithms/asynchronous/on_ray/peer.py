@@ -6,6 +6,8 @@ refused instead, and asks again: no circle of workers ever waits, on any graph. 
 
 Exchanges have Lamport's stamps: sorted by them, they are in an order that every worker has seen. What all workers' models were after all
 exchanges up to a stamp is a state that the run could have been in, though nobody waited to look at it.
+
+A neighbour whose process has died is left out until it asks itself: then Ray has restarted it, and it has taken over a neighbour's model.
 """
 
 from __future__ import annotations
@@ -25,18 +27,18 @@ import optax
 
 from algorithms import gossip, optimizers
 from algorithms.asynchronous.on_ray.server import in_numpy
-from algorithms.asynchronous.on_ray.session import need_ray
+from algorithms.asynchronous.on_ray.session import need_ray, reconstructed
 from algorithms.asynchronous.on_ray.worker import Gradients, Task
 from algorithms.optimizers import Model
 from dsgd.base import Params, PyTree
 from dsgd.engine import randomness
 
 _REFUSED = 0.002  # seconds, about, until one who was refused asks again
-_LOOK = 0.2  # seconds until one who waits for an answer looks whether the partner is still there
+_LOOK = 0.2  # seconds until one that has no model looks again for a neighbour that has one
 
 
-class _Gone(Exception):
-    """The driver says that the partner has died."""
+class Restarted(Exception):
+    """The worker has died, and has no model yet."""
 
 
 class Exchange(NamedTuple):
@@ -77,15 +79,15 @@ class Peer:
 
     Args:
         worker: its number.
-        optimizer: of its step.
         task: what it computes.
+        optimizer: of its step.
         params: the start.
         every: stamps between two models that it keeps for the history.
         patience: seconds that an exchange may take.
     """
 
     def __init__(
-        self, worker: int, optimizer: optax.GradientTransformation, task: Task, params: Params, every: int, patience: float
+        self, worker: int, task: Task, optimizer: optax.GradientTransformation, params: Params, every: int, patience: float
     ) -> None:
         self.worker: int = worker
         self.every: int = every
@@ -96,6 +98,8 @@ class Peer:
         self.model: Model = randomness.of_owner(optimizers.start(optimizer, params), key, np.uint32(worker))
         self.step: Callable[[Model, Params, PyTree], Model] = jax.jit(partial(_stepped, optimizer))
         self.peers: dict[int, Any] = {}
+        self.there: set[int] = set()  # of the neighbours, those that may be asked
+        self.restarted: bool = reconstructed()
         self.stamp: int = 0
         self.next: int = every
         self.read: int = 0  # of a model that was taken over, until there is an update of its own
@@ -113,20 +117,18 @@ class Peer:
         """Compiles, while others may ask how it is."""
         await asyncio.get_running_loop().run_in_executor(None, self._rehearse)
 
-    async def meet(self, peers: dict[int, Any]) -> None:
-        """The neighbours that are there."""
-        self.peers = peers
-
-    async def run(self, life: int, draw: int, elapsed: float) -> None:
-        """Computes, averages with a neighbour, steps, and begins again, until it is stopped.
+    async def run(self, peers: dict[int, Any], draw: int, elapsed: float) -> None:
+        """Computes, averages with a neighbour, steps, and begins again, until it is stopped. A worker that has died begins with a
+        neighbour's model.
 
         Args:
-            life: how often this worker has died: who has, begins with a neighbour's model.
+            peers: its neighbours, by their numbers.
             draw: its first batch.
             elapsed: seconds of the run so far.
         """
         self.zero = time.monotonic() - elapsed
-        if life:
+        self.peers, self.there = peers, set(peers)
+        if self.restarted:
             await self.rehearse()
             await self._take_over()
         self.ready = True
@@ -138,7 +140,14 @@ class Peer:
 
     async def average(self, stamp: int, params: Params, about: Exchange) -> tuple[PyTree, int] | None:
         """The mean of both models, which is now this one's, and the exchange's stamp; None: this one is asking somebody, or about to,
-        or has not begun (its first gradient is of its own start)."""
+        or has not begun (its first gradient is of its own start).
+
+        Raises:
+            Restarted: it has died, and has no model yet.
+        """
+        if self.restarted and not self.ready:
+            raise Restarted
+        self.there.add(about.worker)
         if not self.ready or (self.asking and about.worker > self.worker):
             return None
         async with self.lock:
@@ -149,7 +158,13 @@ class Peer:
             return mean, stamp
 
     async def look(self) -> tuple[PyTree, int]:
-        """The model, and its stamp."""
+        """The model, and its stamp.
+
+        Raises:
+            Restarted: it has died, and has no model yet.
+        """
+        if self.restarted and not self.ready:
+            raise Restarted
         async with self.lock:
             return in_numpy(self.model.params), self.stamp
 
@@ -171,10 +186,10 @@ class Peer:
 
         end = time.monotonic() + self.patience
         while time.monotonic() < end:
-            for peer in list(self.peers.values()):
+            for peer in self.peers.values():
                 try:
                     params, stamp = await asyncio.wait_for(peer.look.remote(), self.patience)
-                except ray.exceptions.RayActorError:
+                except (ray.exceptions.RayActorError, Restarted):
                     continue
                 self.model = self.model._replace(params=params)
                 self.read = self.stamp = stamp
@@ -187,16 +202,16 @@ class Peer:
         """With a neighbour, drawn uniformly; then the step. Alone, where none is there."""
         ray = need_ray()
 
-        partner = self.chance.choice([*self.peers]) if self.peers else self.worker
+        partner = self._drawn()
         while not self.stopped:
             async with self._holding():
                 about = Exchange(0, self.worker, partner, draw, computed, self.trip, time.monotonic() - self.zero, self.read)
                 began = time.monotonic()
                 try:
                     answer = await self._asked(partner, about)
-                except (ray.exceptions.RayActorError, _Gone):
-                    self.peers = {worker: peer for worker, peer in self.peers.items() if worker != partner}
-                    partner = self.chance.choice([*self.peers]) if self.peers else self.worker
+                except (ray.exceptions.RayActorError, Restarted):
+                    self.there.discard(partner)
+                    partner = self._drawn()
                     continue
                 if answer is not None:
                     middle, stamp = answer
@@ -205,6 +220,9 @@ class Peer:
                     self.trip, self.read = time.monotonic() - began, 0
                     return
             await asyncio.sleep(_REFUSED * (0.5 + self.chance.random()))
+
+    def _drawn(self) -> int:
+        return self.chance.choice(sorted(self.there)) if self.there else self.worker
 
     @asynccontextmanager
     async def _holding(self) -> AsyncIterator[None]:
@@ -222,14 +240,12 @@ class Peer:
         if partner == self.worker:
             self.exchanges.append(about._replace(stamp=self.stamp + 1))
             return self.model.params, self.stamp + 1
-        sent = asyncio.wrap_future(self.peers[partner].average.remote(self.stamp, in_numpy(self.model.params), about).future())
-        end = time.monotonic() + self.patience
-        while not (await asyncio.wait([sent], timeout=_LOOK))[0]:
-            if partner not in self.peers:
-                raise _Gone
-            if time.monotonic() > end:
-                raise TimeoutError(f"on_ray: worker {partner} has not answered worker {self.worker} for {self.patience:g} s")
-        return sent.result()
+        asked = self.peers[partner].average.remote(self.stamp, in_numpy(self.model.params), about)
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(asked.future()), self.patience)
+        except TimeoutError as error:
+            why = f"on_ray: worker {partner} has not answered worker {self.worker} for {self.patience:g} s"
+            raise TimeoutError(why) from error
 
     def _at(self, stamp: int) -> int:
         """Before an exchange of this stamp: keeps the model that was there at the stamps of records."""

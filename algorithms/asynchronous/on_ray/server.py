@@ -16,7 +16,7 @@ import optax
 from algorithms import optimizers
 from algorithms.asynchronous import arrivals
 from algorithms.asynchronous.asynchronous_sgd import stale_step
-from algorithms.asynchronous.on_ray.session import need_ray
+from algorithms.asynchronous.on_ray.session import reconstructed
 from algorithms.optimizers import Model
 from dsgd.base import Params, PyTree, State
 from dsgd.engine import randomness
@@ -57,7 +57,7 @@ class Pushed(NamedTuple):
 
     Args:
         worker: whose.
-        life: how often this worker has died.
+        life: the number of the worker's run.
         version: of the part that it was computed at.
         read: of all parts that it was computed at, their versions.
         era: how often the server had died when it was read.
@@ -118,12 +118,11 @@ class Update(NamedTuple):
 
 
 class News(NamedTuple):
-    """How far a server is: updates made, how often it has died, whether its part is finite; how long ago the last update was, seconds."""
+    """How far a server is: updates made, how often it has died, and whether its part is finite."""
 
     version: int
     era: int
     finite: bool
-    idle: float
 
 
 class Server:
@@ -146,17 +145,15 @@ class Server:
         self.era: int = 0
         self.updates: list[Update] = []
         self.records: list[PyTree] = [part]
-        self.expected: set[int] | None = set(range(workers))  # who is waited for; None: it was not yet told
-        self.lives: dict[int, int] = dict.fromkeys(range(workers), 0)  # of those who may push
-        self.reads: dict[int, tuple[int, int]] = dict.fromkeys(range(workers), (0, 0))  # the life and the version of who may push
+        self.lives: dict[int, int] = dict.fromkeys(range(workers), 0)  # the last run of each worker that is known of
+        self.reads: dict[int, int] = dict.fromkeys(range(workers), 0)  # versions that were read by those who may push and are waited for
         self.waiting: dict[int, tuple[Pushed, PyTree, asyncio.Future[None]]] = {}
         self.finite: bool = True
         self.zero: float = time.monotonic()
-        self.last: float = self.zero
         self.checkpoint: Checkpoint | None = None
         self.saved: float = -np.inf
         self._rehearse(part)
-        if _reconstructed():
+        if reconstructed():
             self._restore(anew=True)
 
     async def restore(self) -> News:
@@ -167,17 +164,7 @@ class Server:
     async def begin(self) -> None:
         """The run's clock begins."""
         self.zero = time.monotonic() - self._elapsed()
-        self.last = time.monotonic()
         self._save()
-
-    async def expect(self, there: set[int], lives: dict[int, int]) -> None:
-        """Who is there, and whose messages count: who is not there is not waited for, and what its process has left is not taken."""
-        self.lives = dict(lives)
-        self.reads = {worker: read for worker, read in self.reads.items() if read[0] == lives[worker]}
-        self.expected = there | self.reads.keys()  # of those who have died, who has read since then is there again
-        for gone in self.waiting.keys() - self.reads.keys():
-            _resolve(self.waiting.pop(gone)[2])
-        self._advance()
 
     async def pull(self, worker: int, life: int) -> Reply:
         """The part, for a worker that begins; it also hears which batches it has drawn before, in another life or before a checkpoint."""
@@ -187,16 +174,20 @@ class Server:
     async def push(self, gradient: PyTree, about: Pushed) -> Reply:
         """Takes a gradient when it may, and answers with the part as it then is. One that was computed before a death is not taken."""
         arrived = time.monotonic()
-        current = about.era == self.era and self.reads.get(about.worker) == (about.life, about.version)
-        if current and not self._done():
+        newest = about.life == self.lives[about.worker] and self.reads.get(about.worker) == about.version
+        if about.era == self.era and newest and not self._done():
             taken = asyncio.get_running_loop().create_future()
             self.waiting[about.worker] = (about, gradient, taken)
             self._advance()
             await taken
         return self._reply(about.worker, about.life, arrived)
 
-    async def news(self) -> News:
-        """How far it is."""
+    async def news(self, lives: Mapping[int, int]) -> News:
+        """How far it is, for the driver, which says which run each worker is in: one that has died is not waited for, and what its process
+        has left is not taken."""
+        for worker, life in lives.items():
+            self._enter(worker, life)
+        self._advance()
         return self._news()
 
     async def history(self) -> tuple[list[Update], list[PyTree], PyTree, float]:
@@ -204,7 +195,7 @@ class Server:
         return self.updates, self.records, in_numpy(self.model.params), self._elapsed()
 
     def _news(self) -> News:
-        return News(self.version, self.era, self.finite, time.monotonic() - self.last)
+        return News(self.version, self.era, self.finite)
 
     def _done(self) -> bool:
         return self.version >= self.rules.steps or not self.finite
@@ -215,11 +206,18 @@ class Server:
 
     def _reply(self, worker: int, life: int, arrived: float, drawn: int = 0) -> Reply:
         """The part; who has it is waited for."""
-        if self.lives.get(worker, life) == life:
-            self.reads[worker] = (life, self.version)
-            if self.expected is not None:
-                self.expected.add(worker)
+        self._enter(worker, life)
+        if life == self.lives[worker]:
+            self.reads[worker] = self.version
         return Reply(in_numpy(self.model.params), self.version, self.era, drawn, time.monotonic() - arrived, self._done())
+
+    def _enter(self, worker: int, life: int) -> None:
+        """Leaves out a worker whose earlier run has ended, until it reads the part again."""
+        if life > self.lives[worker]:
+            self.lives[worker] = life
+            self.reads.pop(worker, None)
+            if worker in self.waiting:
+                _resolve(self.waiting.pop(worker)[2])
 
     def _advance(self) -> None:
         """Makes all updates that can be made now."""
@@ -227,8 +225,8 @@ class Server:
             began = time.monotonic()
             taken = [self.waiting.pop(worker) for worker in chosen]
             self._update([about for about, _, _ in taken], [gradient for _, gradient, _ in taken], began)
-            for worker, (about, _, future) in zip(chosen, taken, strict=True):
-                self.reads[worker] = (about.life, self.version)
+            for worker, (_, _, future) in zip(chosen, taken, strict=True):
+                self.reads[worker] = self.version
                 _resolve(future)
         if self._done():
             for _, _, future in self.waiting.values():
@@ -240,11 +238,11 @@ class Server:
         if not self.waiting:
             return []
         if self.rules.together:
-            return sorted(self.waiting) if self.expected and self.expected <= self.waiting.keys() else []
+            return sorted(self.waiting) if self.reads.keys() <= self.waiting.keys() else []
         if self.rules.bound is None:
             return [next(iter(self.waiting))]  # in the order in which they came
         readers = sorted(self.reads)
-        versions = np.array([[self.reads[worker][1]] for worker in readers], np.int32)
+        versions = np.array([[self.reads[worker]] for worker in readers], np.int32)
         may = dict(zip(readers, np.asarray(self.allowed(versions, np.int32(self.version), bound=self.rules.bound)), strict=True))
         return next(([worker] for worker in self.waiting if may[worker]), [])
 
@@ -253,11 +251,11 @@ class Server:
         mean = gradients[0] if len(gradients) == 1 else jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *gradients)
         staleness = np.int32(self.version - min(each.version for each in about))
         self.model = jax.block_until_ready(self.step(self.model, mean, staleness, aware=self.rules.staleness_aware))
-        self.last = time.monotonic()
+        now = time.monotonic()
+        busy = (now - began) / len(about)
         for each in about:
-            busy = (self.last - began) / len(about)
             row = (each.worker, each.version, each.read, each.draw, each.computed, each.trip)
-            self.updates.append(Update(self.version, *row, at=self.last - self.zero, busy=busy))
+            self.updates.append(Update(self.version, *row, at=now - self.zero, busy=busy))
         self.version += 1
         if self.version % self.rules.record_every == 0 or self.version == self.rules.steps:
             self.records.append(in_numpy(self.model.params))
@@ -287,9 +285,9 @@ class Server:
         self.updates = [Update(*row) for row in zip(*columns.values(), strict=True)]
         self.records = _unstacked([kept[f"model{i}"] for i in range(len(jax.tree.leaves(self.model.params)))], self.model.params)
         self.era = int(kept["era"]) + 1
-        self.reads, self.lives, self.expected = {}, {}, None  # who is there is told again
+        self.reads = dict.fromkeys(self.reads, self.version)  # whoever reads the part, reads this version or a later one
         self.zero = time.monotonic() - (float(kept["elapsed"]) + (time.time() - wall if anew else 0.0))
-        self.last = self.saved = time.monotonic()
+        self.saved = time.monotonic()
         if anew:
             self._save()  # another death before the next checkpoint is to be of another era
 
@@ -308,13 +306,6 @@ class Server:
 
 
 _TYPES: Mapping[str, type] = {"step": int, "worker": int, "version": int, "read": int, "draw": int}
-
-
-def _reconstructed() -> bool:
-    """Whether this process takes the place of one that has died."""
-    ray = need_ray()
-
-    return ray.get_runtime_context().was_current_actor_reconstructed
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from dsgd import checks
+from dsgd import checks, xla
 from dsgd.contract import elsewhere
 
 # One thread for each actor's programs: N of them share the machine's cores.
@@ -66,23 +66,27 @@ def session(processes: int, address: str = "local") -> Iterator[Any]:
             ray.shutdown()
 
 
-def actor(ray: Any, made: type, *args: Any, cpus: int = 1, restarts: int = 0) -> Any:
-    """An actor of this class, on some machine, with JAX on one thread of its CPU; a call that fails is not made again.
+def actor(ray: Any, made: type, *args: Any, restarts: int = 0, retries: int = 0) -> Any:
+    """An actor of this class, on some machine, with JAX on one thread of its CPU.
 
     Args:
         ray: the module.
         made: the class.
         args: of its constructor.
-        cpus: of the machine's, that it counts as.
-        restarts: how often Ray makes it anew when its process has died.
+        restarts: how often Ray restarts it when its process has died.
+        retries: how often Ray repeats a call whose process has died; -1: as long as it restarts it.
     """
     inherited = {
         name: value for name, value in elsewhere.environment(1).items() if name in ("JAX_PLATFORMS", "JAX_ENABLE_X64", "PYTHONPATH")
     }
-    flags = "--xla_cpu_multi_thread_eigen=false"
-    options = {"num_cpus": cpus, "max_restarts": restarts, "max_task_retries": 0, "scheduling_strategy": "SPREAD"}
-    environment = {"env_vars": {**inherited, **_ONE_THREAD, "XLA_FLAGS": flags}}
+    options = {"num_cpus": 1, "max_restarts": restarts, "max_task_retries": retries, "scheduling_strategy": "SPREAD"}
+    environment = {"env_vars": {**inherited, **_ONE_THREAD, "XLA_FLAGS": xla.ONE_THREAD}}
     return ray.remote(made).options(**options, runtime_env=environment).remote(*args)
+
+
+def reconstructed() -> bool:
+    """Whether this process takes the place of one that has died."""
+    return need_ray().get_runtime_context().was_current_actor_reconstructed
 
 
 def ended(ray: Any, actors: Sequence[Any]) -> None:

@@ -15,7 +15,7 @@ from algorithms import optimizers
 from algorithms.asynchronous.on_ray.crew import Crew, Patience
 from algorithms.asynchronous.on_ray.server import News, Rules, Server, Update
 from algorithms.asynchronous.on_ray.session import actor, ended, session
-from algorithms.asynchronous.on_ray.trained import Trained, evaluated, start
+from algorithms.asynchronous.on_ray.trained import Trained, evaluated, first_params, of_records
 from algorithms.asynchronous.on_ray.worker import Delay, Task, Worker, joined, parted
 from dsgd import checks, communication
 from dsgd.base import Key, Params, Problem
@@ -85,10 +85,10 @@ def asynchronous_sgd(
     if bound is not None and checks.natural("asynchronous_sgd: bound", bound) < N - 1:
         raise ValueError(f"asynchronous_sgd: bound = {bound} with {N} workers, who all read the first model: need at least {N - 1}")
     checks.positive_int("asynchronous_sgd: servers", servers)
-    need_patience("asynchronous_sgd", restarts, patience)
     how = ["on_ray", f"servers={servers}" * (servers > 1), "" if bound is None else f"bound={bound}", "staleness_aware" * staleness_aware]
     name = f"asynchronous_sgd({', '.join(filter(None, how))})"
-    rules = _rules(name, optimizer, steps, record_every, False, bound, staleness_aware, checkpoint_seconds)
+    validate_numbers(name, steps, record_every, restarts, patience, checkpoint_seconds)
+    rules = Rules(optimizer, steps, record_every, False, bound, staleness_aware, None, {}, checkpoint_seconds)
     return _train(name, problem, rules, key, servers, delay, address, checkpoint, restarts, patience)
 
 
@@ -121,20 +121,21 @@ def minibatch_sgd(
 
     Source: Liu and Zhang, section 2.2, with one server.
     """
-    need_patience("minibatch_sgd", restarts, patience)
     name = "minibatch_sgd(on_ray)"
-    rules = _rules(name, optimizer, steps, record_every, True, None, False, checkpoint_seconds)
+    validate_numbers(name, steps, record_every, restarts, patience, checkpoint_seconds)
+    rules = Rules(optimizer, steps, record_every, True, None, False, None, {}, checkpoint_seconds)
     return _train(name, problem, rules, key, 1, delay, address, checkpoint, restarts, patience)
 
 
-def _rules(
-    name: str, optimizer: Any, steps: int, record_every: int, together: bool, bound: int | None, aware: bool, seconds: float
-) -> Rules:
+def validate_numbers(name: str, steps: int, record_every: int, restarts: int, patience: float, checkpoint_seconds: float = 0.0) -> None:
+    """Raises a ValueError if one of the numbers of a real run is out of range."""
     checks.positive_int(f"{name}: steps", steps)
     checks.positive_int(f"{name}: record_every", record_every)
-    if not 0 <= seconds < math.inf:
-        raise ValueError(f"{name}: checkpoint_seconds = {seconds:g}: need finite seconds >= 0")
-    return Rules(optimizer, steps, record_every, together, bound, aware, None, {}, seconds)
+    checks.natural(f"{name}: restarts", restarts)
+    if not 0 < patience < math.inf:
+        raise ValueError(f"{name}: patience = {patience:g}: need finite seconds > 0")
+    if not 0 <= checkpoint_seconds < math.inf:
+        raise ValueError(f"{name}: checkpoint_seconds = {checkpoint_seconds:g}: need finite seconds >= 0")
 
 
 def tasks(problem: Problem, key: jax.Array, like: Params, delay: Delay | None) -> Callable[[int], Task]:
@@ -153,51 +154,40 @@ def in_numbers(key: jax.Array) -> tuple[np.ndarray, str]:
     return np.asarray(jax.random.key_data(key)), str(jax.random.key_impl(key))
 
 
-def need_patience(name: str, restarts: int, patience: float) -> None:
-    """Raises a ValueError where they make no sense."""
-    checks.natural(f"{name}: restarts", restarts)
-    if not 0 < patience < math.inf:
-        raise ValueError(f"{name}: patience = {patience:g}: need finite seconds > 0")
-
-
 def _train(
     name: str,
     problem: Problem,
     rules: Rules,
     key: jax.Array,
-    servers: int,
+    P: int,
     delay: Delay | None,
     address: str,
     checkpoint: str | Path | None,
     restarts: int,
     patience: float,
 ) -> Trained:
-    N, P = problem.workers, servers
-    params = start(problem, key)
+    N = problem.workers
+    params = first_params(problem, key)
     task = tasks(problem, key, params, delay)
     with session(N + P, address) as ray:
-        actors: list[Any] = []
-        crew = None
+        servers: list[Any] = []
+        workers: list[Any] = []
         try:
             for p, part in enumerate(parted(params, P)):
                 own = rules._replace(folder=_folder(checkpoint, p), about=_about(name, problem, rules, key, p))
                 own = own._replace(key=in_numbers(jax.random.fold_in(loop.split(key)[0], p)))
-                actors.append(actor(ray, Server, part, own, N, restarts=restarts if checkpoint else 0))
-            there = _restored(ray, actors, patience) if checkpoint else [_NOTHING] * P
-            if any(news.version < rules.steps for news in there):
-                crew = Crew(
-                    ray,
-                    lambda worker: actor(ray, Worker, worker, task(worker), patience),
-                    lambda worker, made, life: made.run.remote(actors, life),
-                    N,
-                    restarts,
-                )
-                _run(ray, name, actors, crew, [news.era for news in there], patience)
-            parts = ray.get([each.history.remote() for each in actors], timeout=patience)
+                servers.append(actor(ray, Server, part, own, N, restarts=restarts if checkpoint else 0, retries=-1))
+            restored = _restored(ray, servers, patience) if checkpoint else [_NOTHING] * P
+            if any(news.version < rules.steps for news in restored):
+                workers.extend(actor(ray, Worker, worker, task(worker), restarts=restarts) for worker in range(N))
+                crew = Crew(ray, workers, lambda worker, life: workers[worker].run.remote(servers, life))
+                _run(ray, name, servers, crew, patience)
+            parts = ray.get([each.history.remote() for each in servers], timeout=patience)
+        except ray.exceptions.ActorDiedError as error:
+            why = "a server has died, and does not come back: need checkpoint=, or more restarts"
+            raise ChildProcessError(f"{name}: {why} ({str(error).splitlines()[0]})") from error
         finally:
-            ended(ray, actors)
-            if crew:
-                crew.end()
+            ended(ray, [*servers, *workers])
     return _trained(name, problem, rules, params, parts)
 
 
@@ -222,7 +212,7 @@ def _about(name: str, problem: Problem, rules: Rules, key: jax.Array, p: int) ->
     }
 
 
-_NOTHING = News(0, 0, True, 0.0)  # of a server without a checkpoint
+_NOTHING = News(0, 0, True)  # of a server without a checkpoint
 
 
 def _restored(ray: Any, servers: list[Any], patience: float) -> list[News]:
@@ -237,46 +227,17 @@ def _restored(ray: Any, servers: list[Any], patience: float) -> list[News]:
         raise error.cause from error
 
 
-def _run(ray: Any, name: str, servers: list[Any], crew: Crew, eras: list[int], patience: float) -> None:
+def _run(ray: Any, name: str, servers: list[Any], crew: Crew, patience: float) -> None:
     """Until all servers have enough."""
     crew.start(patience)
-    _tell(ray, servers, crew, patience)
     ray.get([server.begin.remote() for server in servers], timeout=patience)
     waiting = Patience(patience)
     while crew.runs:
-        gone = crew.look()
-        found = [_news(ray, name, p, server, patience) for p, server in enumerate(servers)]
-        if all(news is not None and not news.finite for news in found):
+        crew.look()
+        found = ray.get([server.news.remote(crew.lives) for server in servers], timeout=patience)
+        if not any(news.finite for news in found):
             return
-        now = [era if news is None else news.era for era, news in zip(eras, found, strict=True)]
-        if gone or now != eras:
-            eras = now
-            _tell(ray, servers, crew, patience)
-        waiting.need([news and (news.era, news.version) for news in found], f"{name}: no update")
-
-
-def _tell(ray: Any, servers: list[Any], crew: Crew, patience: float) -> None:
-    """The servers who is there."""
-    for server in servers:
-        try:
-            ray.get(server.expect.remote(crew.there, crew.lives), timeout=patience)
-        except ray.exceptions.ActorUnavailableError:  # it will be told in its next life
-            continue
-
-
-def _news(ray: Any, name: str, p: int, server: Any, patience: float) -> News | None:
-    """Of a server; None while it is on its way back.
-
-    Raises:
-        ChildProcessError: it will not come back.
-    """
-    try:
-        return ray.get(server.news.remote(), timeout=patience)
-    except ray.exceptions.ActorUnavailableError:
-        return None
-    except ray.exceptions.ActorDiedError as error:
-        why = f"server {p} has died, and does not come back: need checkpoint=, or more restarts"
-        raise ChildProcessError(f"{name}: {why} ({str(error).splitlines()[0]})") from error
+        waiting.need([(news.era, news.version) for news in found], f"{name}: no update")
 
 
 def _trained(name: str, problem: Problem, rules: Rules, params: Params, parts: list[Any]) -> Trained:
@@ -304,9 +265,7 @@ def _trained(name: str, problem: Problem, rules: Rules, params: Params, parts: l
         "step": step,
         "bits": 2.0 * bits * (last + 1) / N,
         "consensus": np.zeros(count),
-        "clock": np.where(step > 0, updates["clock"].max(axis=1)[last], 0.0),
-        "staleness": np.where(step > 0, updates["staleness"].max(axis=1)[last].astype(float), np.nan),
-        "worker": np.where(step > 0, updates["worker"][:, 0][last].astype(float), np.nan),
+        **of_records(step, last, updates["clock"].max(axis=1), updates["staleness"].max(axis=1), updates["worker"][:, 0]),
     }
     last_model = joined([model for *_, model, _ in parts], params)
     flat = updates if P > 1 else {field: values[:, 0] for field, values in updates.items() if field != "read"}

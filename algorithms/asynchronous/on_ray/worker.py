@@ -10,16 +10,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from algorithms.asynchronous.asynchronous_server import cut, join
-from algorithms.asynchronous.on_ray.server import Pushed, Reply
+from algorithms.asynchronous.asynchronous_server import cut, unshard
+from algorithms.asynchronous.on_ray.server import Pushed
 from algorithms.asynchronous.on_ray.session import need_ray
 from dsgd import checks
 from dsgd.base import Params, Problem, PyTree
 from dsgd.engine import oracle
 
 Delay = Callable[[int, int], float]  # (worker, gradient) -> seconds
-_cut, _join = jax.jit(cut, static_argnums=1), jax.jit(join)
-_AGAIN = 0.05  # seconds until a server that has died is asked again
+_cut, _unshard = jax.jit(cut, static_argnums=1), jax.jit(unshard)
 
 
 class Task(NamedTuple):
@@ -73,17 +72,15 @@ def _gradient(problem: Problem, worker: int, kind: str, params: Params, data: Py
 
 
 class Worker:
-    """An actor.
+    """An actor. Ray repeats a call of a server that has died when it has restarted it.
 
     Args:
         worker: its number.
         task: what it computes.
-        patience: seconds for which it waits for a server that has died.
     """
 
-    def __init__(self, worker: int, task: Task, patience: float) -> None:
+    def __init__(self, worker: int, task: Task) -> None:
         self.worker: int = worker
-        self.patience: float = patience
         self.gradients: Gradients = Gradients(worker, task)
         self.like: PyTree = task.like
 
@@ -96,13 +93,14 @@ class Worker:
 
         Args:
             servers: of the parts, in their order.
-            life: how often this worker has died.
+            life: the number of this run.
 
         Returns:
             How many gradients it has sent.
         """
         self.gradients.rehearse()
-        replies = [self._pull(server, life) for server in servers]
+        ray = need_ray()
+        replies = ray.get([server.pull.remote(self.worker, life) for server in servers])
         first = k = max(reply.draw for reply in replies)
         trip = float("nan")
         while not all(reply.done for reply in replies):
@@ -110,36 +108,11 @@ class Worker:
             read = tuple(reply.version for reply in replies)
             about = [Pushed(self.worker, life, reply.version, read, reply.era, k, computed, trip) for reply in replies]
             began = time.monotonic()
-            replies = self._push(servers, parted(slope, len(servers)), about)
+            sent = zip(servers, parted(slope, len(servers)), about, strict=True)
+            replies = ray.get([server.push.remote(part, one) for server, part, one in sent])
             trip = time.monotonic() - began - max(reply.served for reply in replies)
             k += 1
         return k - first
-
-    def _push(self, servers: Sequence[Any], parts: list[PyTree], about: list[Pushed]) -> list[Reply]:
-        """To all at once. Where a server has died, the gradient is lost, and its part is read when it is there again."""
-        ray = need_ray()
-
-        waiting = [server.push.remote(*sent) for server, *sent in zip(servers, parts, about, strict=True)]
-        replies = []
-        for server, sent, one in zip(servers, waiting, about, strict=True):
-            try:
-                replies.append(ray.get(sent))
-            except ray.exceptions.RayActorError:
-                replies.append(self._pull(server, one.life))
-        return replies
-
-    def _pull(self, server: Any, life: int) -> Reply:
-        """Waits for a server that has died, as long as it has patience."""
-        ray = need_ray()
-
-        end = time.monotonic() + self.patience
-        while True:
-            try:
-                return ray.get(server.pull.remote(self.worker, life), timeout=self.patience)
-            except ray.exceptions.RayActorError:
-                if time.monotonic() > end:
-                    raise
-                time.sleep(_AGAIN)
 
 
 def parted(params: Params, servers: int) -> list[PyTree]:
@@ -151,4 +124,4 @@ def joined(parts: Sequence[PyTree], like: Params) -> Params:
     """The model of which these are the parts."""
     if len(parts) == 1:
         return parts[0]
-    return jax.tree.map(np.asarray, _join(np.stack(parts), like))
+    return jax.tree.map(np.asarray, _unshard(np.stack(parts), like))

@@ -26,7 +26,7 @@ def problem(samples: int | None = 30) -> Problem:
 
 def plan(system: policies.System, *, limits: Any = None, samples: int | None = 100, holder: Any = None, **more: Any) -> epochs.Plan:
     given = {"epochs": 3, "micro_batches": 2, "scaling": lambda *_: 1.0, "initial_batch": None, "smoothing": 0.3, **more}
-    return epochs.plan("train", holder or problem(), system, 0.25, samples=samples, limits=limits, **given)
+    return epochs.make_plan("train", holder or problem(), system, 0.25, samples=samples, limits=limits, **given)
 
 
 def scripted(decisions: list[list[int]]) -> tuple[policies.System, list[Any]]:
@@ -91,7 +91,7 @@ def test_noise_is_the_mean_of_an_epoch_and_smoothed_over_all():
             each = gradient_noise_scale(ran.local_sqnorms[:, there], ran.global_sqnorm, np.array(sizes)[there])
             expected = smoothed(expected, NoiseScale(each.noise.mean(), each.sqnorm.mean()), 0.3)
         np.testing.assert_allclose(seen[i], expected)
-        assert found[i].noise_scale == pytest.approx(policies.samples_of(expected))
+        assert found[i].noise_scale == pytest.approx(expected.samples)
     assert seen[2].seen == pytest.approx(1 + 0.7)
 
 

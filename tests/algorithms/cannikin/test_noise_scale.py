@@ -10,10 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import cannikin
 from algorithms.cannikin import NoiseScale, gradient_noise_scale, smoothed
 
-DRAWS = 100_000
+DRAWS = 20_000
 MEAN, VARIANCES = np.array([1.0, -0.5, 0.25]), np.array([0.5, 2.0, 4.0])  # of one sample's gradient
 U, V = 4 * MEAN**2 @ VARIANCES, 2 * VARIANCES @ VARIANCES  # 4 G' Sigma G and 2 tr Sigma^2
 BATCHES = np.array([1.0, 2.0, 5.0, 12.0])
@@ -58,23 +57,6 @@ def test_estimates_are_unbiased_and_vary_as_the_formulas_say(name):
         assert abs(values.var() - variance) < 4 * np.sqrt((fourth - variance**2) / DRAWS)
 
 
-def test_best_weights_vary_least_and_the_paper_s_are_mostly_negative_somewhere():
-    """On random batches; by the formulas no others that add up to 1 are better: all S_i, and all G_i, are equally good to add more of."""
-    draw, negative, draws = np.random.default_rng(1), 0, 300
-    for _ in range(draws):
-        b = draw.integers(1, 65, draw.integers(2, 9)).astype(float)
-        variances = {}
-        for name in WEIGHTS:
-            both = weights(name, b)
-            negative += name == "paper" and min(map(np.min, both)) < -1e-12
-            variances[name] = [w @ covariance @ w for w, covariance in zip(both, covariances(b), strict=True)]
-        for w, covariance in zip(weights("best", b), covariances(b), strict=True):
-            np.testing.assert_allclose(covariance @ w, np.full(len(b), (covariance @ w).mean()), rtol=1e-8)
-        for name in ("paper", "plain"):
-            assert (np.array(variances["best"]) <= np.multiply(variances[name], 1 + 1e-9)).all()
-    assert negative > draws / 2
-
-
 def test_the_paper_s_weights_are_those_of_its_matrices():
     """Equation 11, entry by entry."""
     b, B, n = BATCHES, BATCHES.sum(), len(BATCHES)
@@ -85,13 +67,6 @@ def test_the_paper_s_weights_are_those_of_its_matrices():
     for found, matrix in zip(weights("paper", BATCHES), (of_noise, of_sqnorm), strict=True):
         solved = np.linalg.inv(matrix).sum(axis=0)
         np.testing.assert_allclose(found, solved / solved.sum(), rtol=1e-10)
-
-
-def test_equal_batches_need_no_weights():
-    local, whole = norms()
-    found = [gradient_noise_scale(local[:9], whole[:9], np.full(4, 3.0), name) for name in WEIGHTS]
-    for one in found[:2]:
-        np.testing.assert_allclose(one[:2], found[2][:2], rtol=1e-9)
 
 
 def test_noise_is_what_the_nodes_gradients_differ_by():
@@ -116,43 +91,6 @@ def test_nodes_without_samples_are_left_out_and_traced_arrays_pass(name):
     np.testing.assert_allclose(traced, few[:2], rtol=1e-4)
 
 
-def test_averages_of_noise_and_of_the_gradient_apart():
-    values, weight = np.random.default_rng(3).normal(size=(5, 2)), 0.3
-    average = NoiseScale(0.0, 0.0, 0.0)
-    for noise, sqnorm in values:
-        average = smoothed(average, NoiseScale(noise, sqnorm), weight)
-        average = smoothed(average, NoiseScale(np.nan, 1.0), weight)
-    counts = (1 - weight) ** np.arange(5)[::-1]
-    np.testing.assert_allclose(average[:2], counts @ values / counts.sum())
-    assert smoothed(NoiseScale(0.0, 0.0, 0.0), NoiseScale(2.0, 3.0), 0.1) == (2.0, 3.0, 1.0)
-    assert smoothed(average, NoiseScale(2.0, 3.0), 1.0) == pytest.approx((2.0, 3.0, 1.0))
-    one = smoothed(NoiseScale(*jnp.zeros(3)), NoiseScale(*jnp.array([2.0, 3.0, 1.0])), 0.5)
-    assert [float(each) for each in one] == [2.0, 3.0, 1.0]
-
-
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "one node": ({"local_sqnorms": [1.0], "batches": [4]}, r"batches = \[4\]: need two nodes that have samples"),
-    "one with samples": ({"batches": [4, 0]}, r"batches = \[4, 0\]: need two nodes that have samples"),
-    "negative": ({"batches": [4, -1]}, r"batches = \[4, -1\]: need finite numbers, at least 0"),
-    "of three": ({"batches": [4, 1, 1]}, r"local_sqnorms \[2\], global_sqnorm \[\], batches \[3\]: need \[..., n\], \[...\] and \[n\]"),
-    "negative squares": ({"local_sqnorms": [1.0, -2.0]}, "local_sqnorms down to -2: need squares, at least 0"),
-    "a negative square": ({"global_sqnorm": -1.0}, "global_sqnorm down to -1: need squares"),
-    "rounds": ({"global_sqnorm": [1.0]}, r"local_sqnorms \[2\], global_sqnorm \[1\], batches \[2\]: need"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_bad_norms_are_refused(name):
-    wrong, words = REFUSED[name]
-    with pytest.raises(ValueError, match=words):
-        gradient_noise_scale(**{"local_sqnorms": [1.0, 2.0], "global_sqnorm": 1.0, "batches": [4, 2], **wrong})
-
-
-def test_a_bad_weight_is_refused():
-    with pytest.raises(ValueError, match=r"smoothed: weight = 0\.0: need a number in \(0, 1\]"):
-        cannikin.smoothed(NoiseScale(1.0, 1.0), NoiseScale(1.0, 1.0), 0.0)
-
-
 @pytest.mark.parametrize("before", [NoiseScale(0.0, 0.0, 0.0), NoiseScale(3.0, -2.0, 1.0), NoiseScale(3.0, 2.0, 2.19)])
 @pytest.mark.parametrize("xp", [np, jnp])
 def test_what_is_nan_changes_no_average(before, xp):
@@ -165,3 +103,30 @@ def test_what_is_nan_changes_no_average(before, xp):
         left = 0.7 * before.seen
         noise, sqnorm = ((left * old + 2.0 * new) / (left + 2.0) for old, new in ((before.noise, 5.0), (before.sqnorm, 7.0)))
         np.testing.assert_allclose(next_one, (noise, sqnorm, left + 2.0), rtol=1e-6)
+
+
+def test_averages_are_exponential_without_a_start_at_0():
+    values, weight = np.random.default_rng(3).normal(size=(5, 2)), 0.3
+    average = NoiseScale(0.0, 0.0, 0.0)
+    for pair in values:
+        average = smoothed(average, NoiseScale(*pair), weight)
+    counts = (1 - weight) ** np.arange(5)[::-1]
+    np.testing.assert_allclose(average[:2], counts @ values / counts.sum())
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"batches": [4, 0]}, r"batches = \[4, 0\]: need two nodes that have samples"),
+    ({"batches": [4, -1]}, r"batches = \[4, -1\]: need finite numbers, at least 0"),
+    ({"batches": [4, 1, 1]}, r"local_sqnorms \[2\], global_sqnorm \[\], batches \[3\]: need \[..., n\], \[...\] and \[n\]"),
+    ({"local_sqnorms": [1.0, -2.0]}, "local_sqnorms down to -2: need squares, at least 0"),
+    ({"global_sqnorm": -1.0}, "global_sqnorm down to -1: need squares"),
+    ({"global_sqnorm": [1.0]}, r"local_sqnorms \[2\], global_sqnorm \[1\], batches \[2\]: need"),
+]
+
+
+def test_bad_norms_are_refused():
+    for wrong, words in REFUSED:
+        with pytest.raises(ValueError, match=words):
+            gradient_noise_scale(**{"local_sqnorms": [1.0, 2.0], "global_sqnorm": 1.0, "batches": [4, 2], **wrong})
+    with pytest.raises(ValueError, match=r"smoothed: weight = 0\.0: need a number in \(0, 1\]"):
+        smoothed(NoiseScale(1.0, 1.0), NoiseScale(1.0, 1.0), 0.0)

@@ -1,4 +1,4 @@
-"""Who decides what, from observations that are made up here: each system beside what is computed by hand."""
+"""Who decides what, from observations that are made up here: each system beside what is computed by hand; a total batch in whole parts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from algorithms import cannikin
-from algorithms.cannikin import parts, policies
+from algorithms.cannikin import policies
 from algorithms.cannikin.candidates import Candidates
 
 MODEL = cannikin.ClusterModel([0.01, 0.02, 0.05], [0.1, 0.2, 0.3], [0.02, 0.05, 0.08], [0.05, 0.2, 0.1], 0.25, 0.6, 0.2, [40, 40, 40])
@@ -36,40 +36,7 @@ def epochs(system: cannikin.System, number: int, model: cannikin.ClusterModel = 
     return found, memory
 
 
-# --- DDP.
-
-
-def test_equal_split():
-    found, _ = epochs(cannikin.equal_split(62), 3)
-    for batches in found:
-        np.testing.assert_array_equal(batches, [21, 21, 20])
-    system = cannikin.equal_split(62)
-    memory = system.resize(system.start(policies.Cluster(3, 0.25, ROOM)), np.array([0, 2]), 2, np.full(4, 40))
-    np.testing.assert_array_equal(system.decide(memory)[0], [16, 16, 15, 15])
-    with pytest.raises(ValueError, match="equal parts of 62 samples: 31 of node 0, which has room for 30: need fewer"):
-        system.decide(system.resize(memory, np.array([0, 1]), 0, np.full(2, 30)))
-
-
 # --- LB-BSP.
-
-
-def test_lb_bsp_moves_delta_from_the_slowest_to_the_fastest_until_it_is_slower():
-    """Seconds of computing are 0.03 b + 0.15, 0.07 b + 0.4, 0.13 b + 0.4; node 0 has room for 40."""
-    found, memory = epochs(cannikin.lb_bsp(60), 9)
-    # Slowest: 3.0 s of node 2, 2.35 of node 2, 1.8 of node 1, 1.7 of node 2, 1.45 of node 1; then 1.7 of node 2, so the last change is
-    # undone.
-    expected = [[20, 20, 20], [25, 20, 15], [30, 20, 10], [35, 15, 10], [40, 15, 5], [40, 10, 10], *3 * [[40, 15, 5]]]
-    assert [each.tolist() for each in found] == expected
-    assert memory.going is False
-
-
-def test_lb_bsp_s_stop():
-    """With a step of 9 the second change is one too many: the batches of before it stay."""
-    model = cannikin.ClusterModel([0.1, 0.3], [0, 0], [0.1, 0.3], [0, 0], 0.0, 0.0, 0.0)
-    found, memory = epochs(cannikin.lb_bsp(40, step=9), 5, model, [100, 100])
-    # 4 s and 12 s; 29 samples: 5.8 s and 6.6 s; 38 samples: 7.6 s and 1.2 s.
-    assert [each.tolist() for each in found] == [[20, 20], [29, 11], [38, 2], [29, 11], [29, 11]]
-    assert memory.going is False
 
 
 def test_lb_bsp_goes_on_where_two_are_equally_slow():
@@ -78,23 +45,6 @@ def test_lb_bsp_goes_on_where_two_are_equally_slow():
     model = cannikin.ClusterModel([0.1, 0.2, 0.2], nothing, nothing, nothing, 0.0, 0.0, 0.0)
     found, _ = epochs(cannikin.lb_bsp(60), 5, model)
     assert [each.tolist() for each in found] == [[20, 20, 20], [25, 15, 20], *3 * [[30, 15, 15]]]
-
-
-def test_lb_bsp_keeps_limits_and_begins_anew_when_nodes_change():
-    found, memory = epochs(cannikin.lb_bsp(60, step=50), 2, limits=[27, 40, 40])
-    np.testing.assert_array_equal(found[1], [27, 20, 13])
-    full, _ = epochs(cannikin.lb_bsp(60), 3, limits=[20, 20, 20])
-    np.testing.assert_array_equal(full, [[20, 20, 20]] * 3)
-    system = cannikin.lb_bsp(60)
-    batches, memory = system.decide(system.resize(memory, np.array([0, 1, 2]), 1, np.full(4, 40)))
-    np.testing.assert_array_equal(batches, [15, 15, 15, 15])
-    assert (memory.seconds, memory.going) == (np.inf, True)
-
-
-def test_a_node_gives_no_more_than_it_has():
-    model = cannikin.ClusterModel([0.1, 0.1], [0, 0], [0.1, 100.0], [0, 0], 0.0, 0.0, 0.0)
-    found, _ = epochs(cannikin.lb_bsp(6), 4, model, [100, 100])
-    assert [each.tolist() for each in found] == [[3, 3], [6, 0], [1, 5], [6, 0]]
 
 
 def after(
@@ -161,7 +111,7 @@ def test_goodput_is_throughput_times_efficiency():
 def test_the_noise_scale_in_samples():
     """What is negative of the noise counts as 0; where no gradient is seen it is infinite."""
     for noise, sqnorm, samples in ((0.125, 2.0, 0.0625), (-1.0, 2.0, 0.0), (1.0, 0.0, np.inf), (1.0, -1.0, np.inf), (-1.0, -1.0, np.inf)):
-        assert policies.samples_of(cannikin.NoiseScale(noise, sqnorm)) == samples
+        assert cannikin.NoiseScale(noise, sqnorm).samples == samples
 
 
 def by_hand(totals: np.ndarray, seconds: list[float], phi: float, first: int) -> int:
@@ -208,7 +158,7 @@ def test_adaptdl_learns_from_two_sizes_of_every_node():
     assert memory.learner.model() is None
 
 
-def test_nodes_that_join_are_learned_in_two_epochs():
+def test_nodes_that_join_are_learned_in_two_epochs_and_those_that_stay_are_known():
     q, s, k, m = (np.append(each, each[1]) for each in (MODEL.q, MODEL.s, MODEL.k, MODEL.m))
     more = cannikin.ClusterModel(q, s, k, m, 0.25, 0.6, 0.2, [40] * 4)
     for system in (cannikin.cannikin([30, 60], 30), cannikin.adaptdl([30, 60], 30)):
@@ -221,16 +171,10 @@ def test_nodes_that_join_are_learned_in_two_epochs():
             totals.append(batches.sum())
         np.testing.assert_allclose(memory.learner.model().q, more.q, rtol=1e-6)
         assert totals[0] == 30, "the first batch, as at the start"
-
-
-def test_of_nodes_that_leave_the_others_models_stay():
-    for system in (cannikin.cannikin([30, 60], 30), cannikin.adaptdl([30, 60], 30)):
-        _, memory = epochs(system, 3)
         memory = system.resize(memory, np.array([0, 2]), 0, np.array([40, 40]))
         batches, memory = system.decide(memory)
         np.testing.assert_allclose(memory.learner.model().k, [0.02, 0.08], rtol=1e-6)
-        assert len(batches) == 2
-        assert memory.candidates.patterns.shape == (2, 2)
+        assert (len(batches), memory.candidates.patterns.shape) == (2, (2, 2))
 
 
 def test_where_all_nodes_are_others_everything_is_learned_anew():
@@ -244,11 +188,6 @@ def test_where_all_nodes_are_others_everything_is_learned_anew():
     after = system.resize(memory, np.arange(0), 2, np.array([40, 40]))
     assert after.learner.model() is None
     assert after.noise == memory.noise  # the gradient's is that of the model, whoever computes it
-
-
-def test_before_the_first_epoch_nothing_is_known_of_the_noise():
-    for system in (cannikin.cannikin([30, 60]), cannikin.adaptdl([30, 60], 30)):
-        assert system.start(policies.Cluster(3, 0.25, ROOM)).noise == (0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -313,21 +252,15 @@ def test_candidates_are_known_until_bottlenecks_change():
     assert anew.patterns is not None
     np.testing.assert_allclose(anew.seconds, [1.0, 1.8, 1.0])
     assert anew.patterns.all()
-
-
-def test_candidates_of_another_number_of_nodes_are_computed_again():
-    first, three = Counted({10: 1.0, 20: 1.5}, False), Counted({10: 1.0, 20: 5.0}, False)
-    three.nodes = 3
-    _, known = Candidates(np.array([10, 20])).chosen(first, 100.0, 10)
-    best, again = known.chosen(three, 100.0, 10)
-    assert (best, three.asked) == (10, [[10, 20]])
-    np.testing.assert_allclose(again.seconds, [1.0, 5.0])
+    more = Counted({10: 1.0, 20: 1.8, 40: 9.0}, True)
+    more.nodes = 3  # another number of nodes
+    assert (anew.chosen(more, 100.0, 10)[0], more.asked) == (20, [[10, 20, 40]])
 
 
 # --- Step sizes.
 
 
-def test_adascale():
+def test_step_sizes_grow_as_one_step_brings_more():
     """tr Sigma = 1500, |G|^2 = 3."""
     assert cannikin.adascale(NOISE, 40, 10) == pytest.approx((150 + 3) / (37.5 + 3))
     assert cannikin.adascale(NOISE, 10, 10) == 1
@@ -335,55 +268,115 @@ def test_adascale():
     assert cannikin.adascale(cannikin.NoiseScale(-600.0, 3.0), 40, 10) == 1  # none
     assert cannikin.adascale(cannikin.NoiseScale(-1.0, -1.0), 40, 10) == 1
     assert cannikin.adascale(cannikin.NoiseScale(0.0, 0.0, 0.0), 40, 10) == 1
+    assert (cannikin.square_root(NOISE, 40, 10), cannikin.constant(NOISE, 40, 10)) == (2, 1)
 
 
-def test_square_root_and_constant():
-    assert cannikin.square_root(NOISE, 40, 10) == 2
-    assert cannikin.constant(NOISE, 40, 10) == 1
+# --- Nodes with few samples, of which rounding may make the same sizes again.
 
 
-# --- Parts.
+def followed(total: Any, model: cannikin.ClusterModel, epochs: int) -> list[np.ndarray]:
+    """What Cannikin decides on nodes that measure nothing of an epoch in which they have no samples."""
+    limits = np.full(model.nodes, 100) if model.limits is None else np.asarray(model.limits).astype(int)
+    system, sizes = cannikin.cannikin(total), []
+    memory = system.start(policies.Cluster(model.nodes, model.t_last / (model.t_overlap + model.t_last), limits))
+    for _ in range(epochs):
+        batches, memory = system.decide(memory)
+        sizes.append(batches)
+        seen = observation(batches, model)
+        seen = seen._replace(**{name: np.where(batches > 0, getattr(seen, name), np.nan) for name in ("compute", "backward", "first")})
+        memory = system.observe(memory, seen)
+    for batches in sizes[-2:]:
+        assert model.batch_time(batches) == pytest.approx(model.optperf_integer(int(batches.sum())).seconds)
+    return sizes
 
 
-def test_whole_parts_have_the_total():
-    draw = np.random.default_rng(0)
-    for _ in range(200):
-        n = draw.integers(1, 9)
-        limits = draw.integers(1, 30, n)
-        total = int(draw.integers(0, limits.sum() + 1))
-        real = draw.dirichlet(np.ones(n)) * total
-        found = parts.whole(real, total, limits)
-        assert found.sum() == total
-        assert (found <= limits).all()
-        assert (found >= np.floor(np.minimum(real, limits))).all()
-    np.testing.assert_array_equal(parts.whole(np.array([1.2, 2.7, 3.1]), 7, np.array([9, 9, 9])), [1, 3, 3])
+@pytest.mark.parametrize("total", [32, 33, 47, 48, 71])
+def test_two_samples_a_node_are_enough_to_learn_all_nodes(total):
+    n = 16
+    model = cannikin.ClusterModel(np.linspace(1, 4, n), np.full(n, 0.5), np.linspace(2, 8, n), np.ones(n), 0.1, 20.0, 2.0)
+    assert (np.sum(followed(total, model, 6), axis=1) == total).all()
 
 
-# --- Mistakes.
+@pytest.mark.parametrize(("first", "length"), [(2, 3), (4, 2), (5, 2)])
+def test_with_a_sample_a_node_or_fewer_the_next_epochs_have_the_total_batch_that_tells(first, length):
+    """Of BERT the paper begins with 9 samples on 16 nodes."""
+    model = cannikin.ClusterModel([1.0, 2.0, 3.0, 4.0], np.ones(4), [2.0, 4.0, 6.0, 8.0], np.ones(4), 0.2, 5.0, 1.0)
+    assert [batches.sum() for batches in followed([first, 40, 80], model, 5)[:length]] == [first, 40, 40][:length]
+
+
+@pytest.mark.parametrize("limits", [[1, 50, 50, 50], [1, 50, 0, 50]])
+def test_nodes_with_memory_for_one_sample_or_none_do_not_keep_the_others_from_being_learned(limits):
+    """A node with memory for one is taken to compute in proportion, as it does here; one with none is never seen, and not waited for."""
+    s, m = np.array([0.0, 1.0, 1.0, 1.0]) * np.sign(limits), np.array([0.0, 1.0, 2.0, 1.0]) * np.sign(limits)
+    followed(40, cannikin.ClusterModel([1.0, 2.0, 3.0, 4.0], s, [2.0, 4.0, 1.0, 8.0], m, 0.2, 5.0, 1.0, limits), 4)
+
+
+REFUSED = [
+    (lambda: cannikin.lb_bsp(8, step=0), "cannikin.lb_bsp: step = 0"),
+    (lambda: cannikin.adaptdl([], 8), r"cannikin.adaptdl: total_batches = \[\]: need whole numbers, at least 1"),
+    (lambda: cannikin.cannikin(np.array([8.5])), "cannikin.cannikin: total_batches"),
+    (lambda: cannikin.cannikin([8, 16], -1), "cannikin.cannikin: initial_batch = -1"),
+    (lambda: cannikin.efficiency(0.5, 1.0, 8), "cannikin.efficiency: total_batch = 0.5: need finite numbers, at least 1"),
+    (lambda: cannikin.efficiency(8, np.nan, 8), "cannikin.efficiency: noise_scale = nan"),
+    (lambda: cannikin.goodput(0.0, 8, 1.0, 8), "cannikin.goodput: seconds = 0.0: need numbers above 0"),
+    (lambda: cannikin.adascale(NOISE, 0, 8), "adascale: total_batch = 0"),
+]
+
+
+def test_what_makes_no_sense_is_refused():
+    for wrong, words in REFUSED:
+        with pytest.raises(ValueError, match=words):
+            wrong()
+
+
+def test_equal_parts_give_the_first_nodes_one_more():
+    np.testing.assert_array_equal(policies.equal_parts(11, np.array([3, 3, 3, 2])), [3, 3, 3, 2])
+    np.testing.assert_array_equal(policies.equal_parts(12, np.array([3, 3, 3, 3])), [3, 3, 3, 3])
+    for limits in ([3, 3, 2, 3], [2, 3, 3, 3]):
+        with pytest.raises(ValueError, match="which has room for 2: need fewer"):
+            policies.equal_parts(11, np.array(limits))
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("real", "total", "limits", "expected"),
     [
-        (lambda: cannikin.equal_split(0), "cannikin.equal_split: total_batch = 0"),
-        (lambda: cannikin.lb_bsp(0), "cannikin.lb_bsp: total_batch = 0"),
-        (lambda: cannikin.lb_bsp(8, step=0), "cannikin.lb_bsp: step = 0"),
-        (lambda: cannikin.adaptdl([], 8), r"cannikin.adaptdl: total_batches = \[\]: need whole numbers, at least 1"),
-        (lambda: cannikin.adaptdl([8, 0], 8), "cannikin.adaptdl: total_batches"),
-        (lambda: cannikin.adaptdl([8], 0), "cannikin.adaptdl: initial_batch = 0"),
-        (lambda: cannikin.cannikin(np.array([8.5])), "cannikin.cannikin: total_batches"),
-        (lambda: cannikin.cannikin([8, 16], -1), "cannikin.cannikin: initial_batch = -1"),
-        (lambda: cannikin.efficiency(0.5, 1.0, 8), "cannikin.efficiency: total_batch = 0.5: need finite numbers, at least 1"),
-        (lambda: cannikin.efficiency(8, -1.0, 8), "cannikin.efficiency: noise_scale = -1.0: need a number, at least 0"),
-        (lambda: cannikin.efficiency(8, np.nan, 8), "cannikin.efficiency: noise_scale = nan"),
-        (lambda: cannikin.efficiency(8, 1.0, 0), "cannikin.efficiency: initial_batch = 0"),
-        (lambda: cannikin.goodput(0.0, 8, 1.0, 8), "cannikin.goodput: seconds = 0.0: need numbers above 0"),
-        (lambda: cannikin.adascale(NOISE, 0, 8), "adascale: total_batch = 0"),
-        (lambda: cannikin.adascale(NOISE, 8, 0), "adascale: initial_batch = 0"),
-        (lambda: cannikin.square_root(NOISE, 8, 0), "square_root: initial_batch = 0"),
-        (lambda: cannikin.constant(NOISE, 0, 8), "constant: total_batch = 0"),
+        ([1.2, 2.7, 3.1], 7, [9, 9, 9], [1, 3, 3]),
+        ([1.5, 2.5, 3.0], 7, [9, 9, 9], [2, 2, 3]),  # of equal remainders the first
+        ([1.2, 2.7, 3.1], 7, [9, 2, 9], [2, 2, 3]),
+        ([0.0, 0.0, 6.0], 6, [9, 1, 3], [2, 1, 3]),  # more than one sample each, where others are full
+        ([2.0, 2.0, 2.0], 6, [9, 9, 9], [2, 2, 2]),
     ],
 )
-def test_what_makes_no_sense_is_refused(wrong, words):
-    with pytest.raises(ValueError, match=words):
-        wrong()
+def test_rests_go_to_the_largest_remainders_within_the_limits(real, total, limits, expected):
+    np.testing.assert_array_equal(policies.whole(np.array(real), total, np.array(limits)), expected)
+
+
+NEW = np.nan  # a node that was not seen, or at two sizes
+
+
+@pytest.mark.parametrize(
+    ("batches", "seen_at", "limits", "expected"),
+    [
+        ([4, 4], [4.0, 4.0], [9, 9], [5, 3]),
+        ([4, 4], [4.0, 4.0], [4, 9], [3, 5]),  # the first has no room
+        ([4, 4], [4.0, 4.0], [5, 9], [5, 3]),
+        ([4, 1], [4.0, 1.0], [9, 9], [3, 2]),  # no node gives its last sample
+        ([4, 2], [4.0, 2.0], [9, 9], [5, 1]),
+        ([1, 1], [1.0, 1.0], [9, 9], [1, 1]),
+        ([4, 4], [4.0, 4.0], [4, 4], [4, 4]),
+        ([4, 5, 6, 7], [4.0, 5.0, 6.0, 7.0], [9] * 4, [5, 4, 7, 6]),
+        ([4, 5, 6], [4.0, NEW, NEW], [9] * 3, [5, 5, 5]),  # one alone: the largest gives
+        ([4, 6, 5], [4.0, NEW, NEW], [9] * 3, [5, 5, 5]),
+        ([4, 6, 5], [4.0, 5.0, NEW], [9] * 3, [5, 6, 4]),  # not one that would come to its only size
+        ([4, 3, 2], [4.0, 2.0, NEW], [9] * 3, [4, 3, 2]),  # nor one that would have one sample left
+        ([4, 3, 3], [4.0, 2.0, NEW], [9] * 3, [5, 3, 2]),
+        ([4, 6], [4.0, NEW], [4, 9], [4, 6]),  # no room
+        ([4, 5, 6, 9], [4.0, 5.0, 6.0, NEW], [20] * 4, [5, 4, 7, 8]),
+        ([4, 5, 6], [4.0, 5.0, 6.0], [20] * 3, [5, 3, 7]),  # one that has swapped may give once more
+        ([5, 6], [4.0, NEW], [9, 9], [5, 6]),
+    ],
+)
+def test_nodes_at_their_only_size_swap_a_sample(batches, seen_at, limits, expected):
+    given = np.array(batches)
+    np.testing.assert_array_equal(policies.unlike(given, np.array(seen_at), np.array(limits)), expected)
+    np.testing.assert_array_equal(given, batches)

@@ -13,9 +13,8 @@ import pytest
 
 import algorithms
 import dsgd
-import topologies
 from algorithms import cannikin, unequal_work
-from algorithms.cannikin import stages
+from algorithms.cannikin import training
 from dsgd import clusters, compressors, work
 from dsgd.engine import programs
 
@@ -121,13 +120,6 @@ def test_a_run_is_that_of_one_worker_with_all_samples():
     assert max(epoch.factor for epoch in found.epochs) > 1.01
 
 
-def test_adam_s_steps_grow_with_the_square_root():
-    method = algorithms.minibatch_sgd(cannikin.scalable(optax.adam(0.1)))
-    found = train(cannikin.lb_bsp(TOTAL), method, epochs=3, scaling=cannikin.square_root, initial_batch=16)
-    assert [epoch.factor for epoch in found.epochs] == [2.0, 2.0, 2.0]
-    np.testing.assert_allclose(found.params, replayed(found.epochs, optax.adam(0.1))[0], rtol=1e-3)
-
-
 def test_optimisers_of_all_nodes_are_scaled():
     """Those of local SGD, whose nodes step along their own gradients, N b / B times the mean of their samples."""
     method = algorithms.local_sgd(cannikin.scalable(optax.sgd(RATE)), 2)
@@ -140,23 +132,6 @@ def test_optimisers_of_all_nodes_are_scaled():
     np.testing.assert_array_equal(found.state.workers.optimizer[1].factor, np.full(N, 0.5))
 
 
-@pytest.mark.parametrize("name", ["dsgd", "ec-sgd"])
-def test_methods_go_on_as_in_one_run_with_unequal_work(name):
-    """Whose gradients are those of one worker with all samples: tests/algorithms/test_unequal_work.py."""
-    plain = optax.sgd(RATE)
-    method = {
-        "dsgd": algorithms.decentralized_sgd(plain, topologies.ring(N)),
-        "ec-sgd": algorithms.error_compensated_sgd(plain, compressors.sign, compressors.top_k(0.5)),
-    }[name]
-    found = train(always(SIZES), method, epochs=2, samples=3 * 38)
-    once = unequal_work(method, work.local_batches(SIZES, batch_size=B, micro_batches=M))
-    result = dsgd.run(once, PROBLEM, steps=6, key=jax.random.key(0), mesh=1)
-    assert int(found.state.step) == 6
-    for ours, theirs in zip(jax.tree.leaves((found.state, found.params)), jax.tree.leaves((result.state, result.params)), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
-    assert found.epochs[-1].scalars["loss"] == pytest.approx(result.history["loss"][-1], rel=1e-5)
-
-
 # --- Seconds.
 
 
@@ -167,37 +142,7 @@ def test_stages_go_on_without_compiling_again():
     for i, system in enumerate((cannikin.cannikin([32, 64]), cannikin.lb_bsp(48), cannikin.adaptdl([32, 64], 32))):
         train(system, seed=i, epochs=4, samples=100 + 50 * i, scaling=cannikin.adascale)
     assert programs.compiled() == before
-    assert stages.sized(SGD, B, M) is stages.sized(SGD, B, M)  # not even traced
-
-
-SYSTEMS = {
-    "DDP": cannikin.equal_split(TOTAL),
-    "LB-BSP": cannikin.lb_bsp(TOTAL),
-    "AdaptDL": cannikin.adaptdl([32, TOTAL, 96], TOTAL),
-    "Cannikin": cannikin.cannikin([32, TOTAL, 96], TOTAL),
-}
-
-
-@pytest.mark.parametrize("name", SYSTEMS)
-def test_the_clock_is_the_model_s(name):
-    found = train(SYSTEMS[name])
-    assert SYSTEMS[name].name == name
-    for epoch in found.epochs:
-        assert epoch.batch_time == pytest.approx(model().batch_time(epoch.batches), rel=1e-5)
-    np.testing.assert_allclose(found.clock()[-1], sum(epoch.seconds for epoch in found.epochs))
-    losses = [epoch.scalars["loss"] for epoch in found.epochs]
-    assert losses == sorted(losses, reverse=True)
-
-
-def test_the_third_epoch_is_at_optperf():
-    """Without noise, two sizes of each node are all that there is to know."""
-    best = model().optperf_integer(TOTAL)
-    found = train(cannikin.cannikin(TOTAL)).epochs
-    assert [epoch.total for epoch in found] == [TOTAL] * 5
-    np.testing.assert_array_equal(found[0].batches, [16, 16, 16, 16])
-    assert found[1].batch_time > best.seconds * 1.001
-    for epoch in found[2:]:
-        assert epoch.batch_time == pytest.approx(best.seconds, rel=1e-5)
+    assert training.sized(SGD, B, M) is training.sized(SGD, B, M)  # not even traced
 
 
 def test_nodes_leave_and_join():
@@ -213,76 +158,56 @@ def test_nodes_leave_and_join():
     assert found[5].batches[2] != found[6].batches[2]
 
 
-def test_limits_are_kept():
-    limits = [20, 40, 40, 40]
-    for system in (cannikin.cannikin(TOTAL), cannikin.lb_bsp(TOTAL)):
-        assert max(epoch.batches[0] for epoch in train(system, limits=limits).epochs) == 20
-    assert max(epoch.batches[0] for epoch in train(cannikin.cannikin(100), limits=[64] * N).epochs) == B * M
+def test_methods_go_on_as_in_one_run_with_unequal_work():
+    """Whose gradients are those of one worker with all samples: tests/algorithms/test_unequal_work.py."""
+    method = algorithms.error_compensated_sgd(optax.sgd(RATE), compressors.sign, compressors.top_k(0.5))
+    found = train(always(SIZES), method, epochs=2, samples=3 * 38)
+    once = unequal_work(method, work.local_batches(SIZES, batch_size=B, micro_batches=M))
+    result = dsgd.run(once, PROBLEM, steps=6, key=jax.random.key(0), mesh=1)
+    for ours, theirs in zip(jax.tree.leaves((found.state, found.params)), jax.tree.leaves((result.state, result.params)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert found.epochs[-1].scalars["loss"] == pytest.approx(result.history["loss"][-1], rel=1e-5)
 
 
-def test_until_ends_it_and_short_epochs_have_two_rounds():
-    found = train(cannikin.cannikin(TOTAL), samples=10, until=lambda epochs: len(epochs) == 4).epochs
-    assert [epoch.rounds for epoch in found] == [2, 2, 2, 2]
-    assert found[2].batch_time == pytest.approx(model().optperf_integer(TOTAL).seconds, rel=1e-5)
+def test_the_third_epoch_is_at_optperf_of_the_model_of_the_cluster():
+    """Without noise, two sizes of each node are all that there is to know; and the clock is the model's, whatever the system."""
+    log, best, inner = [], model().optperf_integer(TOTAL), cannikin.cannikin(TOTAL)
+    recorded = inner._replace(observe=lambda memory, seen: log.append(seen) or inner.observe(memory, seen))
+    found = train(recorded).epochs
+    assert [epoch.total for epoch in found] == [TOTAL] * 5
+    np.testing.assert_array_equal(found[0].batches, [16, 16, 16, 16])
+    assert found[1].batch_time > best.seconds * 1.001
+    for epoch in found[2:]:
+        assert epoch.batch_time == pytest.approx(best.seconds, rel=1e-5)
+    learner = cannikin.learner(N, LAST)
+    for seen in log[:2]:
+        learner = learner.observed(seen.batches, seen.compute, seen.backward, seen.first, seen.communication)
+    learned = learner.model()
+    for name in ("q", "s", "k", "m", "gamma", "t_overlap", "t_last"):
+        np.testing.assert_allclose(getattr(learned, name), getattr(model(), name), rtol=1e-3, err_msg=name)
+    for system in (cannikin.lb_bsp(TOTAL), cannikin.adaptdl([32, TOTAL, 96], TOTAL)):
+        for epoch in train(system).epochs:
+            assert epoch.batch_time == pytest.approx(model().batch_time(epoch.batches), rel=1e-5)
 
 
-def test_one_node_alone_shows_no_noise():
-    found = train(always(np.array([8, 0, 0, 0])), epochs=1).epochs
-    assert found[0].noise_scale == np.inf
-
-
-# --- Mistakes.
-
-REFUSED = {
-    "whole batches": ({}, PROBLEM._replace(sample=replace(PROBLEM.sampler, take=None)), "cannikin.train: .* cannot cut its batches"),
-    "no overlap": ({"cluster": clusters.Cluster(clusters.constant(1.0))}, PROBLEM, "cannikin.train: a cluster without an overlap"),
-    "apart": (
+REFUSED = [
+    ({"cluster": clusters.Cluster(clusters.constant(1.0))}, "cannikin.train: a cluster without an overlap"),
+    (
         {"cluster": clusters.Cluster(clusters.constant(1.0), overlap=OVERLAP)},
-        PROBLEM,
-        "cannikin.train: 10 micro-batches as batches of their own: need a cluster with at_once=True",
+        "10 micro-batches as batches of their own: need a cluster with",
     ),
-    "limits": ({"limits": [1, 2, 3]}, PROBLEM, r"cannikin.train: limits = \[1, 2, 3\]: need whole numbers of samples, one for each of 4"),
-    "half a limit": ({"limits": np.full(N, 0.5)}, PROBLEM, "cannikin.train: limits"),
-    "no room": ({"limits": [10] * N}, PROBLEM, "equal parts of 64 samples: 16 of node 0, which has room for 10: need fewer"),
-    "epochs": ({"epochs": 0}, PROBLEM, "cannikin.train: epochs = 0"),
-    "samples": ({"samples": 0}, PROBLEM, "cannikin.train: samples = 0"),
-    "initial_batch": ({"initial_batch": 0}, PROBLEM, "cannikin.train: initial_batch = 0"),
-    "smoothing": ({"smoothing": 0.0}, PROBLEM, r"cannikin.train: smoothing = 0.0: need a number in \(0, 1\]"),
-    "micro_batches": ({"micro_batches": 0}, PROBLEM, "cannikin.train: micro_batches = 0"),
-    "nobody": ({"present": lambda epoch: np.zeros(N, bool)}, PROBLEM, r"present\(0\) = .*: need bool \[4\], of which one is true"),
-    "somebody": ({"present": lambda epoch: np.ones(3, bool)}, PROBLEM, r"present\(0\) = .*: need bool \[4\]"),
-}
+    ({"limits": [1, 2, 3]}, r"cannikin.train: limits = \[1, 2, 3\]: need whole numbers of samples, one for each of 4"),
+    ({"limits": [10] * N}, "equal parts of 64 samples: 16 of node 0, which has room for 10: need fewer"),
+    ({"smoothing": 0.0}, r"cannikin.train: smoothing = 0.0: need a number in \(0, 1\]"),
+    ({"present": lambda epoch: np.zeros(N, bool)}, r"present\(0\) = .*: need bool \[4\], of which one is true"),
+    ({"scaling": lambda *_: np.nan}, "cannikin.train: scaling gives nan: need a finite number above 0"),
+    ({"problem": PROBLEM._replace(sample=replace(PROBLEM.sampler, take=None))}, "cannikin.train: .* cannot cut its batches"),
+    ({"method": algorithms.minibatch_sgd(optax.sgd(RATE)), "scaling": lambda *_: 2.0}, r"fixed: need cannikin\.scalable"),
+]
 
 
-@pytest.mark.parametrize("mistake", REFUSED)
-def test_what_cannot_be_trained_is_refused(mistake):
-    wrong, problem, words = REFUSED[mistake]
-    given: dict[str, Any] = {"cluster": CLUSTER, "epochs": 1, "micro_batches": M, **wrong}
-    with pytest.raises(ValueError, match=words):
-        cannikin.train(SGD, problem, cannikin.equal_split(TOTAL), key=jax.random.key(0), **given)
-
-
-@pytest.mark.parametrize(
-    ("batches", "words"),
-    [
-        ([1, 2, 3], "always gives batches .*: need whole numbers, one a node, from 0 to"),
-        ([1, 2, 3, 41], "always gives batches .*41"),
-        ([1, 2, 3, -1], "always gives batches .*-1"),
-        ([1.0, 2.0, 3.0, 4.0], "always gives batches"),
-        ([0, 0, 0, 0], "always gives batches of 0 samples in all"),
-    ],
-)
-def test_batches_that_do_not_fit_are_refused(batches, words):
-    with pytest.raises(ValueError, match=words):
-        train(always(np.array(batches)))
-
-
-def test_steps_that_cannot_be_scaled_are_refused():
-    with pytest.raises(ValueError, match=r"a step size times 2, but its optimiser's is fixed: need cannikin\.scalable"):
-        train(always(SIZES), algorithms.minibatch_sgd(optax.sgd(RATE)), scaling=lambda noise, total, first: 2.0)
-
-
-@pytest.mark.parametrize("factor", [0.0, np.nan])
-def test_factors_that_are_no_step_sizes_are_refused(factor):
-    with pytest.raises(ValueError, match=rf"cannikin.train: scaling gives {factor}: need a finite number above 0"):
-        train(always(SIZES), scaling=lambda noise, total, first: factor)
+def test_what_cannot_be_trained_is_refused():
+    good: dict[str, Any] = {"method": SGD, "problem": PROBLEM, "cluster": CLUSTER, "epochs": 1, "micro_batches": M}
+    for wrong, words in REFUSED:
+        with pytest.raises(ValueError, match=words):
+            cannikin.train(system=cannikin.equal_split(TOTAL), key=jax.random.key(0), **{**good, **wrong})

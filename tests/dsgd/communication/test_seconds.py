@@ -16,10 +16,9 @@ import dsgd
 import topologies
 from dsgd import clusters, network
 from dsgd.engine import loop
-from dsgd.network.switch import CONVENTIONS
 from dsgd.runs import plans
 from tests.dsgd.engine import clocks
-from tests.dsgd.engine.clocks import CLUSTERS, COMPUTE, EQUAL, UNEQUAL, VECTOR, N, around_ring, through_server, to_neighbours
+from tests.dsgd.engine.clocks import CLUSTERS, COMPUTE, UNEQUAL, VECTOR, N, among_all, through_server, to_neighbours
 
 RING, SCHEDULE = topologies.ring(N), topologies.one_peer_exponential(N)
 LINKS = RING.links[0]
@@ -55,7 +54,7 @@ def from_rounds(t, done, cluster):
     """Round 5 of every 6 has three exchanges, rounds 1 and 3 have two."""
     if t % 2:
         done = to_neighbours(done, cluster, LINKS)
-        done = around_ring(done, cluster) if t % 6 == 5 else done
+        done = among_all(done, cluster) if t % 6 == 5 else done
         done = to_neighbours(done, cluster, LINKS)
     return done
 
@@ -70,35 +69,29 @@ def of_turns(t, ready, cluster):
     return to_neighbours(done, cluster, SCHEDULE.links[t // 3 % 2]) if t % 3 == 2 else done
 
 
-METHODS: dict[str, tuple[Callable, Callable]] = {  # what a round sends; (round, when each worker is ready, cluster) -> when it is done
+METHODS: dict[str, tuple[Callable, str, Callable]] = {
+    # What a round sends; on which cluster; (round, when each worker is ready, cluster) -> when it is done.
     "server, then ring": (
         lambda round, x: round.mix(server(round, x), RING),
+        "unequal",
         lambda t, ready, cluster: to_neighbours(through_server(ready, cluster), cluster, LINKS),
     ),
-    "ring, then server": (
-        lambda round, x: server(round, round.mix(x, RING)),
-        lambda t, ready, cluster: through_server(to_neighbours(ready, cluster, LINKS), cluster),
-    ),
-    "joint": (joint, lambda t, ready, cluster: to_neighbours(ready, cluster, LINKS, 2 * VECTOR)),
-    "server every third round": (
-        lambda round, x: round.every(3, lambda x: server(round, x), x),
-        lambda t, ready, cluster: through_server(ready, cluster) if t % 3 == 2 else ready,
-    ),
+    "joint": (joint, "unequal, blocking", lambda t, ready, cluster: to_neighbours(ready, cluster, LINKS, 2 * VECTOR)),
     "server in three of four rounds": (
         lambda round, x: round.when(round.step % 4 != 1, lambda x: server(round, x), x),
+        "unequal, blocking",
         lambda t, ready, cluster: through_server(ready, cluster) if t % 4 != 1 else ready,
     ),
-    "nested": (nested, from_rounds),
-    "a schedule every third round": (on_turns, of_turns),
+    "nested": (nested, "unequal", from_rounds),
+    "a schedule every third round": (on_turns, "unequal", of_turns),
 }
-BITS = {"server, then ring": 6, "ring, then server": 6, "joint": 8}  # up and down, in vectors a round
+BITS = {"server, then ring": 6, "joint": 8}  # up and down, in vectors a round
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("of", ["unequal", "unequal, blocking"])
-def test_exchanges_take_their_seconds_one_after_the_other(name, of, problem):
+def test_exchanges_take_their_seconds_one_after_the_other(name, problem):
     """Each worker begins the next exchange when it is done with the one before."""
-    send, after = METHODS[name]
+    send, of, after = METHODS[name]
     history = clocks.run(local(send), problem, CLUSTERS[of], steps=STEPS).history
     done, expected = np.zeros(N), [0.0]
     for t in range(STEPS):
@@ -109,38 +102,30 @@ def test_exchanges_take_their_seconds_one_after_the_other(name, of, problem):
         np.testing.assert_array_equal(history["bits"], np.arange(STEPS + 1) * BITS[name] * VECTOR)
 
 
-@pytest.mark.parametrize("convention", CONVENTIONS)
-@pytest.mark.parametrize("period", [2, 3])
-def test_a_row_of_exchanges_among_equals_costs_the_sum_of_their_simulations(convention, period, simulate_seconds, problem):
+def test_a_row_of_exchanges_among_equals_costs_the_sum_of_their_simulations(problem):
     """An all-reduce through servers in every round, and in every few all rows to all."""
 
     def send(round, x):
         x = jnp.broadcast_to(round.mean(x, network.multi_server), x.shape)
-        return round.every(period, lambda x: x + 0 * jnp.mean(round.all_gather(x)), x)
+        return round.every(3, lambda x: x + 0 * jnp.mean(round.all_gather(x)), x)
 
-    cluster = clusters.Cluster(clusters.constant(0.5), up=clusters.constant(64.0), latency=0.25, convention=convention)
-    servers, rows = (simulate_seconds(pattern, convention) for pattern in (network.multi_server, network.all_gather))
-    seconds = [0.5 + servers + (rows if (t + 1) % period == 0 else 0) for t in range(6)]
+    cluster = clusters.Cluster(clusters.constant(0.5), up=clusters.constant(64.0), latency=0.25, convention="pipelined")
+    servers, rows = (
+        float(network.simulate(pattern.messages(N), 0.25, VECTOR / 64, "pipelined").seconds)
+        for pattern in (network.multi_server, network.all_gather)
+    )
+    seconds = [0.5 + servers + (rows if t % 3 == 2 else 0) for t in range(6)]
     clock = clocks.run(local(send), problem, cluster, steps=6).history["clock"]
     np.testing.assert_allclose(np.diff(clock), seconds, rtol=2e-6)
-
-
-@pytest.fixture
-def simulate_seconds() -> Callable:
-    def seconds(pattern: dsgd.Pattern, convention: Any) -> float:
-        return float(network.simulate(pattern.messages(N), 0.25, VECTOR / 64, convention).seconds)
-
-    return seconds
 
 
 def test_local_sgd_on_a_graph_takes_as_long_as_a_schedule_that_is_silent_in_the_other_rounds(problem):
     """A ring in one round of four."""
     schedule = topologies.from_matrix([np.eye(N), np.eye(N), np.eye(N), RING.W])
     both = algorithms.decentralized_sgd(optax.sgd(0.1), schedule), algorithms.local_sgd(optax.sgd(0.1), 4, RING)
-    for cluster in (EQUAL, UNEQUAL):
-        one, other = (clocks.run(method, problem, cluster, steps=9).history for method in both)
-        np.testing.assert_allclose(one["clock"], other["clock"], rtol=1e-6)
-        np.testing.assert_array_equal(one["bits"], other["bits"])
+    one, other = (clocks.run(method, problem, UNEQUAL, steps=9).history for method in both)
+    np.testing.assert_allclose(one["clock"], other["clock"], rtol=1e-6)
+    np.testing.assert_array_equal(one["bits"], other["bits"])
 
 
 def test_a_description_has_the_exchanges_with_their_periods_and_turns(problem):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,12 @@ from dsgd import compressors, problems
 D = 40
 Q4 = compressors.random_quantization(4)
 COUNT = itertools.count()
+OURS = {c.name: c for c in (Q4, compressors.top_k(0.1), compressors.random_sparsification(0.1), compressors.natural)}
+
+
+@cache
+def checked(name: str):
+    return compressors.check(OURS[name], D)
 
 
 def message_alone(compressor: dsgd.Compressor):
@@ -23,13 +30,9 @@ def message_alone(compressor: dsgd.Compressor):
     return lambda key, x: compressors.encode(compressor, key, x).message
 
 
-@pytest.mark.parametrize(
-    "compressor",
-    [Q4, compressors.sign, compressors.top_k(0.1), compressors.random_sparsification(0.1), compressors.qsgd(3), compressors.natural],
-    ids=lambda compressor: compressor.name,
-)
-def test_nothing_is_wrong_with_ours(compressor):
-    findings = compressors.check(compressor, D)
+@pytest.mark.parametrize("name", OURS)
+def test_nothing_is_wrong_with_ours(name):
+    findings = checked(name)
     findings.require()
     assert {finding.what for finding in findings.findings} >= {"wire", "again", "decoded", "unbiased", "omega", "delta"}
     assert max(map(len, str(findings).splitlines())) <= 80
@@ -37,24 +40,27 @@ def test_nothing_is_wrong_with_ours(compressor):
 
 def test_extreme_points_are_among_the_vectors():
     """Rounding to powers of two is at its worst at 4/3, top-k on equal elements: what is stated is reached."""
-    found = {finding.what: finding.found for finding in compressors.check(compressors.top_k(0.1), D).findings}
+    found = {finding.what: finding.found for finding in checked("top_k(0.1)").findings}
     assert found["delta"] == "0.1 stated; E|Q(x) - x|^2 is 0.9 |x|^2 (equal), at most 0.9 allowed"
-    found = {finding.what: finding.found for finding in compressors.check(compressors.natural, D).findings}
+    found = {finding.what: finding.found for finding in checked("natural").findings}
     assert "(four thirds), at most 0.125 allowed" in found["omega"]
 
 
 WRONG = {
     "omega of fewer bits": (compressors.random_quantization(1)._replace(omega=Q4.omega), {"omega"}),
     "delta of more": (compressors.top_k(0.1)._replace(delta=lambda d: 0.11), {"delta"}),
-    "not unbiased": (compressors.sign._replace(omega=lambda d: 1.0), {"unbiased"}),
     "a little biased": (
         Q4._replace(compress=message_alone(Q4), decompress=lambda message, d: 1.01 * Q4.decompress(message, d)),
         {"unbiased"},
     ),
-    "receivers decode something else": (Q4._replace(decompress=lambda message, d: 1.00001 * Q4.decompress(message, d)), {"decoded"}),
-    "tells fewer bits": (Q4._replace(bits=lambda message: 4 * D), {"wire"}),
-    "draws of its own": (Q4._replace(compress=lambda key, x: Q4.compress(jax.random.fold_in(key, next(COUNT)), x)), {"again"}),
-    "tells more than there is room for": (Q4._replace(bits=lambda message: jnp.uint32(10**6)), {"bits"}),
+    "receivers decode something else, fewer bits counted": (
+        Q4._replace(decompress=lambda message, d: 1.00001 * Q4.decompress(message, d), bits=lambda message: 4 * D),
+        {"decoded", "wire"},
+    ),
+    "draws of its own, more bits than there is room for": (
+        Q4._replace(compress=lambda key, x: Q4.compress(jax.random.fold_in(key, next(COUNT)), x), bits=lambda message: jnp.uint32(10**6)),
+        {"again", "bits"},
+    ),
 }
 
 
@@ -104,5 +110,5 @@ def test_what_its_members_return_is_refused_by_name_in_checks_and_in_runs(part, 
 
 
 def test_other_keys_are_other_draws():
-    findings = [str(compressors.check(Q4, D, key=jax.random.key(seed))) for seed in (0, 0, 1)]
-    assert findings[0] == findings[1] != findings[2]
+    findings = [str(compressors.check(Q4, D, key=jax.random.key(seed))) for seed in (0, 1)]
+    assert str(checked(Q4.name)) == findings[0] != findings[1]

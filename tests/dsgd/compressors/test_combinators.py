@@ -9,8 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
 
 from dsgd import compressors
@@ -21,14 +19,12 @@ from tests.dsgd.compressors.shared import (
     midpoints,
     normal,
     quantized_bits,
-    rounding,
     seen,
     seen_often,
     seen_where,
     sent,
     sqnorm,
     standard_error,
-    vectors,
 )
 
 DRAWS = 20_000
@@ -50,19 +46,11 @@ def slices(d: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, d)) for start in range(0, d, size)]
 
 
-@pytest.mark.parametrize("d", [1, 7, 8, 16, 21])
-@pytest.mark.parametrize("inner", [SIGN, top_k(0.25)], ids=lambda c: c.name)
+@pytest.mark.parametrize(("inner", "d"), [(SIGN, 7), (SIGN, 16), (top_k(0.25), 21)])
 def test_buckets_compress_slices(key, inner, d):
     x = normal(d)
     each = [seen(inner)(key, x[part]) for part in slices(d, 8)]
     np.testing.assert_allclose(seen(buckets(inner, 8))(key, x), np.concatenate(each), rtol=1e-6)
-
-
-@given(st.sampled_from([5, 8, 21]).flatmap(vectors))
-def test_buckets_contract_by_the_worst_bucket(x):
-    compressor = buckets(SIGN, 8)
-    error = sqnorm(seen(compressor)(jax.random.key(0), x) - x.astype(np.float64))
-    assert error <= (1 - compressor.delta(x.size)) * sqnorm(x) * (1 + 1e-5) + rounding(x)
 
 
 def test_constants_of_buckets_are_those_of_the_worst_bucket():
@@ -98,14 +86,6 @@ def test_buckets_draw_on_their_own(key):
     assert (np.abs(covariance) <= STANDARD_ERRORS * 0.25 / math.sqrt(DRAWS) + 1e-6).all()
 
 
-def test_random_quantization_takes_a_bucket(key):
-    x = normal(21)
-    with_bucket = seen(compressors.random_quantization(2, 8))(key, x)
-    assert compressors.random_quantization(2, bucket=8).name == "buckets(random_quantization(2), 8)"
-    ends = [(x[part].min(), x[part].max()) for part in slices(21, 8)]
-    assert all(low in with_bucket[part] and high in with_bucket[part] for (low, high), part in zip(ends, slices(21, 8), strict=True))
-
-
 def test_buckets_of_messages_of_random_size_count_what_is_used(key):
     compressor, d = buckets(random_sparsification(0.3), 16), 41
     messages, bits = sent(compressor, jax.random.split(key, 2000), d)
@@ -113,11 +93,9 @@ def test_buckets_of_messages_of_random_size_count_what_is_used(key):
     kept = full.sum(axis=(1, 2)), rest.sum(axis=1)
     np.testing.assert_array_equal(bits, 3 * 32 + kept[0] * (32 + 4) + kept[1] * (32 + 4))
     assert abs(bits.mean() - (3 * 32 + 0.3 * d * (32 + 4))) <= STANDARD_ERRORS * standard_error(bits)
-    assert compressors.mean_bits(compressor, d) == pytest.approx(3 * 32 + 0.3 * d * (32 + 4), rel=1e-2)
-    for short in (10, 32):  # of one kind of bucket only
-        messages, bits = sent(compressor, jax.random.split(key, 5), short)
-        used = sum((np.asarray(part.values) != 0).reshape(5, -1).sum(axis=1) for part in messages if part is not None)
-        np.testing.assert_array_equal(bits, -(-short // 16) * 32 + used * (32 + 4))
+    messages, bits = sent(compressor, jax.random.split(key, 5), 32)  # of full buckets only
+    used = (np.asarray(messages.full.values) != 0).sum(axis=(1, 2))
+    np.testing.assert_array_equal(bits, 2 * 32 + used * (32 + 4))
 
 
 @pytest.mark.parametrize(("d", "full", "rest"), [(5, 0, 5), (8, 1, 0), (10, 1, 2), (16, 2, 0), (21, 2, 5)])
@@ -128,20 +106,7 @@ def test_buckets_of_fixed_size_weigh_the_sum(d, full, rest):
     assert fixed_bits(compressor, d) == bits
 
 
-@pytest.mark.parametrize("size", [0, -1])
-def test_an_empty_bucket_is_refused(size):
-    with pytest.raises(ValueError, match=rf"buckets\(sign, {size}\): size = {size}: need an integer, at least 1"):
-        compressors.buckets(SIGN, size)
-    with pytest.raises(ValueError, match=rf"size = {size}: need an integer, at least 1"):
-        compressors.random_quantization(2, size)
-
-
-def test_a_bucket_is_no_matrix():
-    with pytest.raises(ValueError, match=r"buckets\(low_rank\(1\), 4\): need a compressor of vectors, without warm start"):
-        compressors.buckets(compressors.low_rank(1), 4)
-
-
-@pytest.mark.parametrize("inner", [random_k(0.25), TERNARY, NATURAL, buckets(TERNARY, 4), random_sparsification(0.1)], ids=lambda c: c.name)
+@pytest.mark.parametrize("inner", [random_k(0.25), buckets(TERNARY, 4)], ids=lambda c: c.name)
 def test_a_contraction_is_the_unbiased_one_shrunk(key, inner):
     d = 21
     x, compressor = normal(d), contraction(inner)
@@ -151,40 +116,6 @@ def test_a_contraction_is_the_unbiased_one_shrunk(key, inner):
     assert not compressor.unbiased
     assert compressors.mean_bits(compressor, d) == compressors.mean_bits(inner, d)
     assert compressor.name == f"contraction({inner.name})"
-
-
-def test_a_contraction_of_random_k_sends_k_elements_as_they_are(key):
-    x = normal(21)
-    draw = np.asarray(seen(contraction(random_k(0.25)))(key, x))
-    assert (draw != 0).sum() == 6
-    np.testing.assert_allclose(draw[draw != 0], x[draw != 0], rtol=1e-6)
-
-
-def test_a_contraction_reaches_its_delta_where_its_inside_reaches_omega(key):
-    """E|C(x) - x|^2 = (1 - 1 / (1 + w))|x|^2 exactly, where E|Q(x) - x|^2 = w|x|^2."""
-    x, compressor = np.array([3, 1, 1, 1, 1, 1, 1, 1, 1], np.float32) / 4, contraction(TERNARY)
-    error = sqnorm(seen_often(compressor, DRAWS)(key, x) - x)
-    mean = (TERNARY.omega(9) / (1 + TERNARY.omega(9)) ** 2 + (1 - 1 / (1 + TERNARY.omega(9))) ** 2) * sqnorm(x)
-    variance = (0.75 * x.sum() - sqnorm(x)) / (1 + TERNARY.omega(9)) ** 2 + (1 - compressor.delta(9)) ** 2 * sqnorm(x)
-    assert abs(error.mean() - variance) <= STANDARD_ERRORS * standard_error(error)
-    assert mean == pytest.approx((1 - compressor.delta(9)) * sqnorm(x))
-    assert error.mean() <= (1 - compressor.delta(9)) * sqnorm(x) + STANDARD_ERRORS * standard_error(error)
-
-
-@pytest.mark.parametrize(
-    "biased",
-    [
-        SIGN,
-        top_k(0.5),
-        contraction(TERNARY),
-        random_k(0.5, SIGN),
-        TERNARY._replace(omega=None),
-        TERNARY._replace(omega=lambda d: None),
-    ],
-)
-def test_a_contraction_of_what_is_biased_or_has_no_omega_is_refused(biased):
-    with pytest.raises(ValueError, match=r"^contraction\(.*\): need an unbiased compressor with an omega$"):
-        compressors.contraction(biased)
 
 
 TREE = {"matrix": normal(33).reshape(11, 3), "bias": normal(5, 1), "scalar": (np.float32(2.5),)}
@@ -199,7 +130,7 @@ def applied(compressor, key, tree):
     return jax.jit(compressors.apply, static_argnums=0)(compressor, key, tree)
 
 
-@pytest.mark.parametrize("inner", [SIGN, top_k(0.2), random_quantization(1)], ids=lambda c: c.name)
+@pytest.mark.parametrize("inner", [top_k(0.2), random_quantization(1)], ids=lambda c: c.name)
 def test_whole_model_compresses_the_ravelled_tree(key, inner, tree):
     flat, unravel = ravel_pytree(tree)
     expected = unravel(seen(inner)(key, flat))
@@ -207,8 +138,8 @@ def test_whole_model_compresses_the_ravelled_tree(key, inner, tree):
     assert compressors.whole_model(inner).name == f"whole_model({inner.name})"
 
 
-@pytest.mark.parametrize("inner", [SIGN, top_k(0.2)], ids=lambda c: c.name)
-def test_others_compress_leaf_by_leaf(key, inner, tree):
+def test_others_compress_leaf_by_leaf(key, tree):
+    inner = top_k(0.2)
     expected = jax.tree.map(lambda leaf: seen(inner)(key, leaf.ravel()).reshape(leaf.shape), tree)
     jax.tree.map(np.testing.assert_array_equal, applied(inner, key, tree), expected)
 
@@ -221,9 +152,7 @@ def test_every_leaf_has_its_own_key(key):
     np.testing.assert_array_equal([leaf.max() for leaf in draws], [x.max(), x.max(), (1000 * x).max()])
 
 
-@pytest.mark.parametrize(
-    "compressor", [IDENTITY, TERNARY, compressors.whole_model(IDENTITY), compressors.whole_model(TERNARY)], ids=lambda c: c.name
-)
+@pytest.mark.parametrize("compressor", [IDENTITY, compressors.whole_model(TERNARY)], ids=lambda c: c.name)
 def test_apply_keeps_the_trees_shapes_and_dtypes(key, compressor, tree):
     tree |= {"half": jnp.asarray(normal(4), jnp.bfloat16)}
     draw = applied(compressor, key, tree)
@@ -233,24 +162,36 @@ def test_apply_keeps_the_trees_shapes_and_dtypes(key, compressor, tree):
         jax.tree.map(np.testing.assert_array_equal, draw, tree)
 
 
-@pytest.mark.parametrize("wrap", [lambda c: c, compressors.whole_model], ids=["layers", "whole model"])
-@pytest.mark.parametrize(("value", "shown"), [(np.nan, "nan"), (np.inf, "inf"), (-np.inf, "-inf")])
-def test_apply_refuses_what_is_not_finite_by_leaf_and_element(key, wrap, value, shown):
-    tree = {"good": jnp.ones(3), "bad": jnp.ones((2, 4)).at[1, 2:].set(value)}
-    with pytest.raises(ValueError, match=rf"ternary.* of leaf \['bad'\]: element 6 is {shown} \(2 of 8 are not finite\); need finite"):
-        compressors.apply(wrap(TERNARY), key, tree)
+NAN = jnp.array([1, jnp.nan])
+LOW_RANK = compressors.low_rank(1)
+REFUSED = [
+    (lambda key: compressors.buckets(SIGN, 0), r"^buckets\(sign, 0\): size = 0: need an integer, at least 1"),
+    (lambda key: compressors.random_quantization(2, -1), "size = -1: need an integer, at least 1"),
+    (lambda key: compressors.buckets(LOW_RANK, 4), r"buckets\(low_rank\(1\), 4\): need a compressor of vectors, without warm start"),
+    *(
+        (lambda key, biased=biased: compressors.contraction(biased), r"^contraction\(.*\): need an unbiased compressor with an omega$")
+        for biased in (SIGN, contraction(TERNARY), random_k(0.5, SIGN), TERNARY._replace(omega=lambda d: None))
+    ),
+    *(
+        (
+            lambda key, compressor=compressor, value=value: compressors.apply(
+                compressor, key, {"good": jnp.ones(3), "bad": jnp.ones((2, 4)).at[1, 2:].set(value)}
+            ),
+            rf"ternary.* of leaf \['bad'\]: element 6 is {value} \(2 of 8 are not finite\); need finite",
+        )
+        for compressor, value in ((TERNARY, np.nan), (compressors.whole_model(TERNARY), -np.inf))
+    ),
+    (lambda key: compressors.apply(SIGN, key, NAN), r"^apply: sign: element 1 is nan \(1 of 2 are not finite\); need finite elements$"),
+    (lambda key: compressors.apply(SIGN, key, NAN.astype(jnp.bfloat16)), "^apply: sign: element 1 is nan"),
+    (
+        lambda key: compressors.apply(compressors.whole_model(SIGN), key, [jnp.ones(3), jnp.ones(3, jnp.int32)]),
+        r"sign.* of leaf \[1\]: given int32, need floating point",
+    ),
+    (lambda key: applied(SIGN, key, [jnp.ones(3, bool)]), r"sign.* of leaf \[0\]: given bool, need floating point"),
+]
 
 
-def test_apply_names_the_compressor_alone_where_there_is_no_tree(key):
-    with pytest.raises(ValueError, match=r"^apply: sign: element 1 is nan \(1 of 2 are not finite\); need finite elements$"):
-        compressors.apply(SIGN, key, jnp.array([1, jnp.nan]))
-    with pytest.raises(ValueError, match=r"^apply: sign: element 0 is inf"):
-        compressors.apply(SIGN, key, jnp.array([jnp.inf], jnp.bfloat16))
-
-
-@pytest.mark.parametrize("wrap", [lambda c: c, compressors.whole_model], ids=["layers", "whole model"])
-def test_apply_refuses_leaves_that_are_not_floating_point(key, wrap):
-    with pytest.raises(ValueError, match=r"sign.* of leaf \[1\]: given int32, need floating point"):
-        compressors.apply(wrap(SIGN), key, [jnp.ones(3), jnp.ones(3, jnp.int32)])
-    with pytest.raises(ValueError, match=r"sign.* of leaf \[0\]: given bool, need floating point"):
-        jax.jit(compressors.apply, static_argnums=0)(wrap(SIGN), key, [jnp.ones(3, bool)])
+@pytest.mark.parametrize(("make", "message"), REFUSED)
+def test_what_is_refused(make, message, key):
+    with pytest.raises(ValueError, match=message):
+        make(key)

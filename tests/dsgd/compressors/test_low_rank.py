@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 
 from dsgd import compressors
-from tests.dsgd.compressors.shared import LARGEST, STANDARD_ERRORS, normal, seen, seen_often, sqnorm, standard_error, vectors
+from tests.dsgd.compressors.shared import LARGEST, normal, seen, seen_often, sqnorm, vectors
 
 DRAWS = 2000
 low_rank = cache(compressors.low_rank)
@@ -33,7 +33,7 @@ def best_error(matrix: np.ndarray, rank: int) -> float:
     return float((np.linalg.svd(matrix, compute_uv=False)[rank:] ** 2).sum())
 
 
-@pytest.mark.parametrize(("rank", "columns", "d"), [(1, None, 33), (3, None, 33), (2, 5, 33), (4, 4, 33), (1, 40, 33), (2, None, 4)])
+@pytest.mark.parametrize(("rank", "columns", "d"), [(3, None, 33), (2, 5, 33), (1, 40, 33)])
 def test_it_is_the_projection_onto_the_range_of_the_matrix_times_the_start(rank, columns, d):
     x = normal(d)
     width = columns or math.ceil(math.sqrt(d))
@@ -55,13 +55,11 @@ def test_it_is_the_projection_onto_the_range_of_the_matrix_times_the_start(rank,
     assert compressor.delta(d) == rank / width
 
 
-@pytest.mark.parametrize(("rank", "columns"), [(1, None), (2, None), (3, 5), (5, 5)])
-@pytest.mark.parametrize("scale", [1.0, 1e30, 1e-30])
-def test_a_matrix_of_that_rank_comes_back(key, rank, columns, scale):
-    x = (scale * of_rank(rank, 7, columns or 6).ravel().astype(np.float64)).astype(np.float32)
-    if columns is None:
-        x = (scale * of_rank(rank, 6, 6).ravel().astype(np.float64)).astype(np.float32)
-    np.testing.assert_allclose(seen(low_rank(rank, columns))(key, x), x, rtol=0, atol=1e-5 * np.abs(x).max())
+@pytest.mark.parametrize(("rank", "rows", "columns"), [(2, 6, None), (3, 7, 5)])
+def test_a_matrix_of_that_rank_comes_back(key, rank, rows, columns):
+    for scale in (1.0, 1e30, 1e-30):
+        x = (scale * of_rank(rank, rows, columns or rows).ravel().astype(np.float64)).astype(np.float32)
+        np.testing.assert_allclose(seen(low_rank(rank, columns))(key, x), x, rtol=0, atol=1e-5 * np.abs(x).max())
 
 
 def test_of_the_identity_it_keeps_exactly_rank_out_of_columns(key):
@@ -69,21 +67,6 @@ def test_of_the_identity_it_keeps_exactly_rank_out_of_columns(key):
     x = np.eye(5, dtype=np.float32).ravel()
     error = sqnorm(seen_often(low_rank(2), DRAWS)(key, x) - x)
     np.testing.assert_allclose(error, (1 - low_rank(2).delta(25)) * 5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("rank", [1, 2])
-@pytest.mark.parametrize("kind", ["normal", "rank one", "equal singular values", "one element"])
-def test_delta_bounds_the_mean_error(key, rank, kind):
-    x = {
-        "normal": normal(25),
-        "rank one": of_rank(1, 5, 5).ravel(),
-        "equal singular values": np.linalg.qr(normal(25).reshape(5, 5))[0].ravel(),
-        "one element": np.eye(1, 25, 7, dtype=np.float32)[0],
-    }[kind]
-    error = sqnorm(seen_often(low_rank(rank), DRAWS)(key, x) - x)
-    bound = (1 - low_rank(rank).delta(25)) * sqnorm(x)
-    assert error.mean() <= bound * (1 + 1e-5) + STANDARD_ERRORS * standard_error(error)
-    assert (error <= sqnorm(x) * (1 + 1e-5)).all()
 
 
 @given(vectors(33))
@@ -95,10 +78,9 @@ def test_no_vector_is_moved_away_from(x):
     assert sqnorm(draw) <= sqnorm(exact) * (1 + 1e-4) + 1e-74
 
 
-@pytest.mark.parametrize("d", [64, 60])
-@pytest.mark.parametrize("rank", [1, 3])
-def test_warm_starts_never_lose_and_find_the_best_matrix_of_the_rank(key, rank, d):
+def test_warm_starts_never_lose_and_find_the_best_matrix_of_the_rank(key):
     """Of the matrix, with its padding."""
+    rank, d = 3, 60
     compressor, x = low_rank(rank), normal(d)
     matrix = matrix_of(x, 8)
 
@@ -151,17 +133,17 @@ def test_after_a_message_of_zeros_it_starts_cold(key):
     np.testing.assert_array_equal(compressor.decompress(again, 36), 0)
 
 
-@pytest.mark.parametrize("value", [2.5, -1e30, 1e-30, 0.0])
-def test_one_element_is_a_matrix_of_rank_one(key, value):
-    np.testing.assert_allclose(seen(low_rank(1))(key, np.array([value], np.float32)), [value], rtol=1e-6)
+def test_one_element_is_a_matrix_of_rank_one(key):
+    for value in (2.5, -1e30, 1e-30, 0.0):
+        np.testing.assert_allclose(seen(low_rank(1))(key, np.array([value], np.float32)), [value], rtol=1e-6)
     assert low_rank(1).delta(1) == 1
 
 
-@pytest.mark.parametrize("share", [0.5, 0.9])
-def test_the_largest_numbers_are_seen(key, share):
+def test_the_largest_numbers_are_seen(key):
     """No reciprocal of them is in range."""
-    x = np.eye(1, 33, 4, dtype=np.float32)[0] * np.float32(share * LARGEST)
-    np.testing.assert_allclose(seen(low_rank(1))(key, x), x, rtol=1e-5)
+    for share in (0.5, 0.9):
+        x = np.eye(1, 33, 4, dtype=np.float32)[0] * np.float32(share * LARGEST)
+        np.testing.assert_allclose(seen(low_rank(1))(key, x), x, rtol=1e-5)
 
 
 def test_a_message_is_two_thin_matrices():
@@ -170,19 +152,17 @@ def test_a_message_is_two_thin_matrices():
     assert compressors.mean_bits(low_rank(2, 10), 1001) == 32 * 2 * (101 + 10)
 
 
-def test_bad_ranks_and_columns():
-    with pytest.raises(ValueError, match=r"low_rank\(0\): rank = 0: need an integer, at least 1"):
-        compressors.low_rank(0)
-    with pytest.raises(ValueError, match=r"low_rank\(1, 0\): columns = 0: need an integer, at least 1"):
-        compressors.low_rank(1, 0)
-    with pytest.raises(ValueError, match=r"low_rank\(3, 2\) of 2 columns: need a rank of at most 2"):
-        compressors.low_rank(3, 2)
-
-
-def test_a_rank_too_large_for_the_vector(key):
-    with pytest.raises(ValueError, match=r"low_rank\(3\) of 4 elements as a 2 x 2 matrix: need a rank of at most 2"):
-        low_rank(3).compress(key, jnp.ones(4))
-    with pytest.raises(ValueError, match=r"low_rank\(3, 5\) of 7 elements as a 2 x 5 matrix: need a rank of at most 2"):
-        low_rank(3, 5).compress(key, jnp.ones(7))
-    with pytest.raises(ValueError, match=r"low_rank\(3\) of 4 elements"):
-        compressors.mean_bits(low_rank(3), 4)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda key: low_rank(0), r"low_rank\(0\): rank = 0: need an integer, at least 1"),
+        (lambda key: low_rank(1, 0), r"low_rank\(1, 0\): columns = 0: need an integer, at least 1"),
+        (lambda key: low_rank(3, 2), r"low_rank\(3, 2\) of 2 columns: need a rank of at most 2"),
+        (lambda key: low_rank(3).compress(key, jnp.ones(4)), r"low_rank\(3\) of 4 elements as a 2 x 2 matrix: need a rank of at most 2"),
+        (lambda key: low_rank(3, 5).compress(key, jnp.ones(7)), r"low_rank\(3, 5\) of 7 elements as a 2 x 5 matrix: need a rank of at"),
+        (lambda key: compressors.mean_bits(low_rank(3), 4), r"low_rank\(3\) of 4 elements"),
+    ],
+)
+def test_ranks_and_columns_that_make_no_matrix_are_refused(make, message, key):
+    with pytest.raises(ValueError, match=message):
+        make(key)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dsgd import Compressor, compressors
@@ -35,7 +35,7 @@ from tests.dsgd.compressors.shared import (
 D = 33
 PARTS = 64  # probabilities on a lattice are multiples of 1 / PARTS
 DRAWS = 10_000
-BITS = range(1, 9)
+BITS = (1, 3, 8)
 quantization, clipping, qsgd = (cache(make) for make in (compressors.random_quantization, compressors.clipping, compressors.qsgd))
 
 
@@ -82,8 +82,8 @@ def to_powers(x: np.ndarray) -> Rounding:
 
 
 QUANTIZERS = {
-    **{f"random_quantization({bits})": (quantization(bits), partial(to_knobs, 2**bits - 1)) for bits in (1, 2, 5, 8)},
-    **{f"qsgd({levels})": (qsgd(levels), partial(to_levels, levels)) for levels in (1, 5, 127)},
+    **{f"random_quantization({bits})": (quantization(bits), partial(to_knobs, 2**bits - 1)) for bits in (2, 8)},
+    **{f"qsgd({levels})": (qsgd(levels), partial(to_levels, levels)) for levels in (1, 127)},
     "ternary": (compressors.ternary, to_the_largest),
     "natural": (compressors.natural, to_powers),
 }
@@ -134,6 +134,7 @@ def test_an_element_goes_up_where_its_draw_is_below_the_probability(compressor, 
     x = data.draw(vectors(d))
     uniform = np.random.default_rng(d).random((PARTS, d), np.float32)
     exact = oracle(x.astype(np.float64))
+    assert exact.variance() <= compressor.omega(d) * sqnorm(x) * (1 + 1e-12) + rounding(x)
     draws = seen_at(compressor, x, uniform)
     tolerance = 4 * EPS * max(np.abs(exact.down).max(), np.abs(exact.up).max()) + 4 * d * TINY
     expected = np.where(uniform < exact.probability, exact.up, exact.down)
@@ -144,16 +145,10 @@ def test_an_element_goes_up_where_its_draw_is_below_the_probability(compressor, 
     assert (np.minimum(np.abs(draws - exact.up), np.abs(draws - exact.down)) <= np.abs(exact.up - exact.down) + tolerance).all()
 
 
-@every_quantizer
-@settings(max_examples=200)
-@given(st.integers(1, 40).flatmap(vectors))
-def test_omega_bounds_the_exact_variance(compressor, oracle, x):
-    exact = x.astype(np.float64)
-    assert oracle(exact).variance() <= compressor.omega(x.size) * sqnorm(exact) * (1 + 1e-12) + rounding(x)
-
-
-@every_quantizer
-def test_real_draws_have_the_mean_and_the_variance(key, compressor, oracle):
+@pytest.mark.parametrize("name", ["random_quantization(2)", "natural"])
+def test_real_draws_have_the_mean_and_the_variance(key, name):
+    """Of uniform numbers, and of random bits."""
+    compressor, oracle = QUANTIZERS[name]
     x = normal(D)
     error = seen_often(compressor, DRAWS)(key, x) - x.astype(np.float64)
     exact = oracle(x.astype(np.float64))
@@ -199,7 +194,7 @@ def test_qsgd_reaches_its_omega_where_all_elements_lie_between_two_levels():
 
 
 @every_bits
-@pytest.mark.parametrize("ends", [(-1, 1), (99, 101), (0, 1e4), (1, 1 + EPS), (-1e-35, 3e-36), (-1e38, 1e38), (-LARGEST, LARGEST)], ids=str)
+@pytest.mark.parametrize("ends", [(99, 101), (1, 1 + EPS), (-1e-35, 3e-36), (-LARGEST, LARGEST)], ids=str)
 def test_random_quantization_sends_the_ends_exactly_and_the_rest_to_knobs(key, bits, ends):
     x = np.interp(normal(D), [-2, 2], ends).astype(np.float32)
     x[3], x[7] = ends
@@ -210,7 +205,7 @@ def test_random_quantization_sends_the_ends_exactly_and_the_rest_to_knobs(key, b
     assert (distance <= 4 * EPS * np.abs(x.astype(np.float64)).max() + 2**bits * 4 * EPS * (exact.up - exact.down)).all()
 
 
-@every_bits
+@pytest.mark.parametrize("bits", [3, 8])
 def test_no_draw_moves_the_largest_element(key, bits):
     """It is a knob: many copies of it make many draws."""
     low, high = np.sort(np.random.default_rng(bits).normal(size=(2, 64)).astype(np.float32), axis=0)
@@ -221,48 +216,38 @@ def test_no_draw_moves_the_largest_element(key, bits):
 
 
 @every_bits
-@pytest.mark.parametrize("value", [0.0, -0.0, -3.14159, 1e-30, LARGEST, -LARGEST])
-def test_random_quantization_sends_constants_exactly(key, bits, value):
-    x = np.full(D, value, np.float32)
-    np.testing.assert_array_equal(seen(quantization(bits))(key, x), x)
+def test_random_quantization_sends_constants_exactly(key, bits):
+    for value in (0.0, -0.0, -3.14159, 1e-30, LARGEST, -LARGEST):
+        x = np.full(D, value, np.float32)
+        np.testing.assert_array_equal(seen(quantization(bits))(key, x), x)
 
 
-@pytest.mark.parametrize("bits", [1, 8])
-@pytest.mark.parametrize("x", [[2.5], [0.0], [-1.0, 3.0], [7.0, 7.0], [1.0, -1e-3], [3e38, -3e38], [np.inf, 1.0]], ids=str)
-def test_random_quantization_sends_one_and_two_elements_exactly(key, bits, x):
+def test_random_quantization_sends_one_and_two_elements_exactly(key):
     """Both are ends, and nothing is drawn for them."""
-    assert "random_bits" not in str(jax.make_jaxpr(quantization(bits).compress)(key, jnp.array(x)))
-    assert "random_bits" in str(jax.make_jaxpr(quantization(bits).compress)(key, jnp.zeros(3)))
-    np.testing.assert_array_equal(seen(quantization(bits))(key, np.array(x, np.float32)), np.array(x, np.float32))
-    assert quantization(bits).omega(len(x)) == 0
+    one = quantization(1)
+    assert "random_bits" in str(jax.make_jaxpr(one.compress)(key, jnp.zeros(3)))
+    for x in ([2.5], [0.0], [-1.0, 3.0], [7.0, 7.0], [1.0, -1e-3], [3e38, -3e38], [np.inf, 1.0]):
+        assert "random_bits" not in str(jax.make_jaxpr(one.compress)(key, jnp.array(x)))
+        np.testing.assert_array_equal(seen(one)(key, np.array(x, np.float32)), np.array(x, np.float32))
+        assert one.omega(len(x)) == 0
 
 
-@pytest.mark.parametrize("value", [2.5, -1e30, 1e-30, 0.0])
-@pytest.mark.parametrize("compressor", [qsgd(1), qsgd(127), compressors.ternary, compressors.sign], ids=lambda c: c.name)
-def test_one_element_is_sent_exactly(key, compressor, value):
-    x = np.array([value], np.float32)
-    np.testing.assert_array_equal(seen(compressor)(key, x), x)
+@pytest.mark.parametrize("compressor", [qsgd(127), compressors.ternary, compressors.sign], ids=lambda c: c.name)
+def test_one_element_is_sent_exactly(key, compressor):
+    for value in (2.5, -1e30, 1e-30, 0.0):
+        x = np.array([value], np.float32)
+        np.testing.assert_array_equal(seen(compressor)(key, x), x)
 
 
-@pytest.mark.parametrize("share", [0.5, 0.9])
-@pytest.mark.parametrize("compressor", [qsgd(5), compressors.ternary, compressors.natural, clipping(1)], ids=lambda c: c.name)
-def test_the_largest_numbers_are_seen(key, compressor, share):
+@pytest.mark.parametrize("compressor", [qsgd(127), compressors.ternary, compressors.natural, clipping(1)], ids=lambda c: c.name)
+def test_the_largest_numbers_are_seen(key, compressor):
     """No reciprocal of them is in range."""
-    x = np.zeros(D, np.float32)
-    x[4] = -share * LARGEST
-    draw = np.asarray(seen(compressor)(key, x), np.float64)
-    np.testing.assert_array_equal(draw[x == 0], 0)
-    assert LARGEST / 4 <= -draw[4] <= LARGEST
-
-
-def test_sign_of_the_largest_numbers_is_in_range(key):
-    x = np.resize(np.array([LARGEST, -LARGEST], np.float32), D) * np.float32(0.9)
-    np.testing.assert_allclose(seen(compressors.sign)(key, x), x, rtol=1e-5)
-
-
-def test_natural_sends_powers_of_two_exactly(key):
-    x = np.concatenate([np.ldexp(1.0, np.arange(-126, 128, 8)), [-1.0]]).astype(np.float32)
-    np.testing.assert_array_equal(seen(compressors.natural)(key, x), x)
+    for share in (0.5, 0.9):
+        x = np.zeros(D, np.float32)
+        x[4] = -share * LARGEST
+        draw = np.asarray(seen(compressor)(key, x), np.float64)
+        np.testing.assert_array_equal(draw[x == 0], 0)
+        assert LARGEST / 4 <= -draw[4] <= LARGEST
 
 
 @given(st.sampled_from([1, 2, D]).flatmap(vectors))
@@ -284,7 +269,7 @@ def test_sign_reaches_its_delta_at_one_element_and_none_of_it_at_equal_ones(key)
     np.testing.assert_allclose(seen(compressors.sign)(key, equal), equal, rtol=1e-6)
 
 
-@pytest.mark.parametrize("bits", [1, 4, 7, 8])
+@every_bits
 @given(vectors(D))
 def test_clipping_cuts_the_mantissa_and_contracts(bits, x):
     cut = np.asarray(seen(clipping(bits))(jax.random.key(0), x))
@@ -302,36 +287,19 @@ def test_clipping_approaches_its_bound_just_below_the_next_value(key, bits):
     assert bound * (1 - 1e-3) < sqnorm(seen(clipping(bits))(key, x) - x) / sqnorm(x) < bound
 
 
-def test_clipping_to_seven_bits_is_bfloat16_cut_off(key):
-    words = np.random.default_rng(0).integers(0, 2**32, D, np.uint32) & np.uint32(0xBFFFFFFF)
-    cut = seen(clipping(7))(key, jnp.asarray(words.view(np.float32)))
-    assert (cut.astype(jnp.bfloat16).astype(jnp.float32) == cut).all()
-    np.testing.assert_array_equal(np.asarray(cut).view(np.uint32), words >> 16 << 16)
-
-
-@pytest.mark.parametrize("size", [1e-38, 1e-40, 1e-45])
-@every_quantizer
-def test_denormals_become_no_more_than_a_little_noise(key, compressor, oracle, size):
-    x = (size * np.linspace(-1, 1, D)).astype(np.float32)
-    draw = np.asarray(seen(compressor)(key, x), np.float64)
-    assert (np.abs(draw - x) <= math.sqrt(D) * 2 * size + TINY).all()
-
-
-@pytest.mark.parametrize("bits", [0, 9, -1])
-def test_bits_outside_1_to_8(bits):
-    with pytest.raises(ValueError, match=rf"^random_quantization\({bits}\): need bits between 1 and 8, an integer$"):
-        quantization(bits)
-    with pytest.raises(ValueError, match=rf"^clipping\({bits}\): need bits between 1 and 8, an integer$"):
-        clipping(bits)
-
-
-@pytest.mark.parametrize("levels", [0, 128, -3])
-def test_levels_outside_1_to_127(levels):
-    with pytest.raises(ValueError, match=rf"^qsgd\({levels}\): need levels between 1 and 127, an integer$"):
-        qsgd(levels)
+@pytest.mark.parametrize(
+    ("make", "wrong", "need"),
+    [
+        *((make, bits, "bits between 1 and 8") for make in (compressors.random_quantization, compressors.clipping) for bits in (0, 9)),
+        *((compressors.qsgd, levels, "levels between 1 and 127") for levels in (0, 128)),
+    ],
+)
+def test_bits_and_levels_out_of_range(make, wrong, need):
+    with pytest.raises(ValueError, match=rf"^{make.__name__}\({wrong}\): need {need}, an integer$"):
+        make(wrong)
 
 
 @pytest.mark.parametrize("compressor", [quantization(4), qsgd(7), compressors.ternary, compressors.natural], ids=lambda given: given.name)
 def test_codes_are_drawn_once_whoever_uses_them(compressor, key):
     """Their random bits are the dearest part of a round: what is added up over workers reads the codes."""
-    assert "stored" in str(jax.make_jaxpr(compressor.compress)(key, jnp.ones(3)))
+    assert "materialize" in str(jax.make_jaxpr(compressor.compress)(key, jnp.ones(3)))

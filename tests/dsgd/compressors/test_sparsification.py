@@ -38,7 +38,7 @@ from tests.dsgd.compressors.shared import (
 )
 
 DRAWS = 20_000
-SIGN, NATURAL, TERNARY, QSGD = compressors.sign, compressors.natural, compressors.ternary, compressors.qsgd(2)
+SIGN, TERNARY, QSGD = compressors.sign, compressors.ternary, compressors.qsgd(2)
 top_k, random_k, random_sparsification = (
     cache(make) for make in (compressors.top_k, compressors.random_k, compressors.random_sparsification)
 )
@@ -49,7 +49,7 @@ every_selection = pytest.mark.parametrize("select", [compressors.top_k, compress
 def test_top_k_keeps_the_largest_elements_as_they_are(key, fraction, d, k):
     for x in (normal(d), np.float32(HUGE) * normal(d, 1), np.full(d, -2.5, np.float32), np.round(normal(d, 2))):
         np.testing.assert_array_equal(seen(top_k(fraction))(key, x), largest(x, k))
-    assert top_k(fraction).delta(d) == k / d
+    assert top_k(fraction).delta(d) == k / d  # which is reached at equal elements
 
 
 @given(st.sampled_from([(0.3, 9), (0.1, 33), (1.0, 7)]).flatmap(lambda case: st.tuples(st.just(case), vectors(case[1]))))
@@ -61,12 +61,7 @@ def test_top_k_contracts_whatever_it_is_given(case):
     assert sqnorm(kept - exact) <= (1 - top_k(fraction).delta(d)) * sqnorm(exact) * (1 + 1e-12) + rounding(x)
 
 
-def test_top_k_reaches_its_delta_at_equal_elements(key):
-    x = np.full(33, -3, np.float32)
-    assert sqnorm(seen(top_k(0.1))(key, x) - x) == pytest.approx((1 - top_k(0.1).delta(33)) * sqnorm(x))
-
-
-@pytest.mark.parametrize("values", [SIGN, NATURAL, compressors.clipping(3), QSGD], ids=lambda c: c.name)
+@pytest.mark.parametrize("values", [SIGN, QSGD], ids=lambda c: c.name)
 def test_the_errors_of_dropping_and_of_sending_values_are_orthogonal(key, values):
     d, k = 33, 4
     x, compressor = normal(d), top_k(0.1, values)
@@ -86,8 +81,7 @@ def test_top_k_of_values_without_a_contraction_has_none():
     assert top_k(0.25, TERNARY).delta(16) == pytest.approx((1 - TERNARY.omega(4)) / 4)
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
-@every_selection
+@pytest.mark.parametrize(("select", "kind"), [(compressors.top_k, "bfloat16"), (compressors.random_k, "float32")])
 def test_what_is_decoded_of_messages_that_nobody_reads_is_made_without_them(key, select, kind):
     """As much, and the same, as receivers decode from the messages."""
     compressor, d = select(0.1), 33
@@ -125,31 +119,19 @@ def test_over_all_orders_random_k_takes_every_subset_as_often_and_has_the_stated
     assert sqnorm(draws - x).mean() == pytest.approx((4 / k - 1) * sqnorm(x), rel=1e-6, abs=1e-6)
 
 
-@pytest.mark.parametrize("values", [TERNARY, QSGD], ids=lambda c: c.name)
 @pytest.mark.parametrize("x", [[1.25, -2.5, 3.0, 5.0], [1, 1, 1, 1], [4, 0, 0, 1]], ids=str)
-def test_random_k_of_quantized_values_is_unbiased_with_its_omega(values, x):
+def test_random_k_of_quantized_values_is_unbiased_with_its_omega(x):
     """Over all orders, and for each over many draws of the values."""
-    x, compressor, parts = np.array(x, np.float32), random_k(0.5, values), 1024
+    x, compressor, parts = np.array(x, np.float32), random_k(0.5, TERNARY), 1024
     draws = seen_where(compressor)(x, bits=np.tile(PERMUTATIONS, (parts, 1)), uniform=np.repeat(midpoints(parts), 24))
     np.testing.assert_allclose(draws.mean(axis=0), x, atol=4 * np.abs(x).max() / parts)
     assert sqnorm(draws - x).mean() <= compressor.omega(4) * sqnorm(x) * (1 + 4 / parts)
-    assert compressor.omega(4) == pytest.approx(2 * (1 + values.omega(2)) - 1)
+    assert compressor.omega(4) == pytest.approx(2 * (1 + TERNARY.omega(2)) - 1)
 
 
-def test_random_k_of_powers_of_two_has_the_sum_of_the_variances(key):
-    x, compressor = np.array([1.25, -2.5, 3.0, 6.0], np.float32), random_k(0.5, NATURAL)
-    variance = 0.25 * 0.75 + 0.5 * 1.5 + 1 * 1 + 2 * 2
-    draws = seen_often(compressor, DRAWS)(key, x)
-    error = sqnorm(draws - x)
-    assert abs(error.mean() - (2 * (sqnorm(x) + variance) - sqnorm(x))) <= STANDARD_ERRORS * standard_error(error)
-    assert (np.abs(draws.mean(axis=0) - x) <= STANDARD_ERRORS * standard_error(draws)).all()
-    assert compressor.omega(4) == 2 * (1 + 1 / 8) - 1
-
-
-@pytest.mark.parametrize("fraction", [0.1, 0.6])
-def test_random_k_takes_every_element_and_every_pair_as_often(key, fraction):
+def test_random_k_takes_every_element_and_every_pair_as_often(key):
     """Real draws; without replacement, a pair is rarer than two independent elements."""
-    d, k = 33, math.ceil(fraction * 33)
+    fraction, d, k = 0.1, 33, 4
     taken = seen_often(random_k(fraction), DRAWS)(key, np.ones(d, np.float32)) > 0
     assert (taken.sum(axis=1) == k).all()
     share = k / d
@@ -178,23 +160,15 @@ def test_a_message_is_k_values_and_as_many_places_of_log_d_bits(select, d):
     assert compressor.bits(message) == 8 * packed_bytes(k, places) + 8 * packed_bytes(k, 3) + 32
 
 
-@every_selection
-def test_places_weigh_as_they_do_and_values_of_random_number_as_many_as_are_used(key, select):
-    compressor = select(0.5, random_sparsification(0.5))
+def test_places_weigh_as_they_do_and_values_of_random_number_as_many_as_are_used(key):
+    compressor = top_k(0.5, random_sparsification(0.5))
     message = jax.jit(compressor.compress)(key, jnp.ones(100)).message
     used = int((np.asarray(message.values.values) != 0).sum())
     assert int(compressor.bits(message)) == 8 * packed_bytes(50, 7) + 32 + used * (32 + 6)
     assert compressors.mean_bits(compressor, 100) == pytest.approx(8 * packed_bytes(50, 7) + 32 + 25 * (32 + 6), rel=2e-3)
 
 
-@every_selection
-def test_places_and_values_are_named(select):
-    assert select(0.25).name == f"{select.__name__}(0.25)"
-    assert select(0.25, SIGN).name == f"{select.__name__}(0.25, sign)"
-    assert not select(0.25, SIGN).unbiased
-
-
-@pytest.mark.parametrize("p", [0.25, 0.5, 0.75])
+@pytest.mark.parametrize("p", [0.25])
 def test_over_all_draws_random_sparsification_keeps_every_subset_with_its_probability(p):
     """Three gaps of three elements, 64 draws each: every probability of a gap, p (1 - p)^g, is a multiple of 1 / 64."""
     x = np.array([1, -2, 3], np.float32)
@@ -207,7 +181,7 @@ def test_over_all_draws_random_sparsification_keeps_every_subset_with_its_probab
     assert sqnorm(draws - x).mean() == pytest.approx((1 / p - 1) * sqnorm(x), rel=1e-6) == random_sparsification(p).omega(3) * sqnorm(x)
 
 
-@pytest.mark.parametrize("p", [0.3, 0.9])
+@pytest.mark.parametrize("p", [0.9])
 def test_masks_of_real_draws_are_of_independent_elements(key, p):
     kept = seen_often(random_sparsification(p), DRAWS)(key, np.ones(4, np.float32)) != 0
     observed = np.bincount(kept @ [8, 4, 2, 1], minlength=16)
@@ -215,7 +189,7 @@ def test_masks_of_real_draws_are_of_independent_elements(key, p):
     assert stats.chisquare(observed, expected).pvalue > 1e-4
 
 
-@pytest.mark.parametrize("p", [0.02, 0.6])
+@pytest.mark.parametrize("p", [0.02])
 def test_every_element_is_kept_as_often_and_is_scaled_up(key, p):
     d = 101
     x = normal(d)
@@ -231,19 +205,13 @@ def test_every_element_is_kept_as_often_and_is_scaled_up(key, p):
     assert abs(count.var() - d * p * (1 - p)) <= STANDARD_ERRORS * standard_error((count - d * p) ** 2)
 
 
-def test_probability_one_keeps_everything(key):
-    for d in (1, 2, 31, 64):
-        np.testing.assert_array_equal(seen(random_sparsification(1.0))(key, normal(d)), normal(d))
-    assert random_sparsification(1.0).omega(5) == 0
-    assert random_sparsification(1.0).delta(5) == 1
-
-
-def test_it_contracts_above_one_half_only():
+def test_random_sparsification_contracts_above_one_half_only():
     assert [random_sparsification(p).delta(9) for p in (0.1, 0.5)] == [None, None]
     assert random_sparsification(0.8).delta(9) == pytest.approx(0.75)
+    assert (random_sparsification(1.0).omega(5), random_sparsification(1.0).delta(5)) == (0, 1)
 
 
-@pytest.mark.parametrize("p", [1e-9, 1e-6, 1e-3, 0.1, 0.5, 0.9, 0.999, 1.0])
+@pytest.mark.parametrize("p", [1e-9, 1e-3, 0.1, 0.9, 1.0])
 def test_the_capacity_is_exceeded_with_probability_1e12_by_bernstein_and_is_the_least_that_is(p):
     def bernstein(room: int) -> float:
         more = room - d * p
@@ -258,8 +226,8 @@ def test_the_capacity_is_exceeded_with_probability_1e12_by_bernstein_and_is_the_
             assert room == d
 
 
-@pytest.mark.parametrize(("p", "d"), [(0.1, 333), (1.0, 5), (0.3, 1)])
-def test_bits_count_what_is_used_and_its_number(p, d):
+def test_bits_count_what_is_used_and_its_number():
+    p, d = 0.1, 333
     compressor = random_sparsification(p)
     messages, bits = sent(compressor, jax.random.split(jax.random.key(0), DRAWS // 10), d)
     kept = (np.asarray(messages.values) != 0).sum(axis=1)
@@ -272,26 +240,7 @@ def test_bits_count_what_is_used_and_its_number(p, d):
     assert sum(plane.shape[1] for plane in messages.places) == packed_bytes(sparsification.capacity(p, d), each - 32)
 
 
-def test_a_rare_element_of_many_is_found_where_it_is(key):
-    d, p = 2**22, 1e-6
-    compressor = random_sparsification(p)
-    messages = jax.jit(jax.vmap(lambda key, x: compressor.compress(key, x).message, in_axes=(0, None)))(
-        jax.random.split(key, 2000), jnp.arange(1, d + 1, dtype=jnp.float32)
-    )
-    values = np.asarray(messages.values)
-    kept = (values > 0).sum(axis=1)
-    assert (np.sort(kept) == np.sort((np.asarray(messages.bits) - 32) // (32 + 22))).all()
-    assert abs(kept.sum() - 2000 * d * p) <= STANDARD_ERRORS * math.sqrt(2000 * d * p)
-    places = values[values > 0] - 1.0
-    assert stats.kstest(places / d, "uniform").pvalue > 1e-4
-    x = np.zeros(d, np.float32)
-    first = jax.tree.map(lambda leaf: leaf[np.argmax(kept)], messages)
-    at = values[np.argmax(kept)]
-    x[at[at > 0].astype(int) - 1] = at[at > 0] / np.float32(p)
-    np.testing.assert_allclose(jax.jit(compressor.decompress, static_argnums=1)(first, d), x, rtol=1e-6)
-
-
-@pytest.mark.parametrize(("p", "d"), [(2e-9, 2**30), (1e-12, 2**30), (1e-9, 2**24 + 1), (1e-7, 2**24 + 1)])
+@pytest.mark.parametrize(("p", "d"), [(2e-9, 2**30), (1e-7, 2**24 + 1)])
 def test_places_neither_wrap_nor_round_where_gaps_are_longer_than_float32_and_32_bits(key, p, d):
     draws, size = 5000, 60
     often = jax.jit(jax.vmap(lambda key: sparsification._bernoulli_places(key, p, d, size)))
@@ -302,13 +251,6 @@ def test_places_neither_wrap_nor_round_where_gaps_are_longer_than_float32_and_32
     assert abs(found.size - mean) <= STANDARD_ERRORS * math.sqrt(mean + 1)
     if mean > 1000:
         assert stats.kstest(found / d, "uniform").pvalue > 1e-4
-
-
-def test_what_is_drawn_depends_on_the_key_only(key):
-    for compressor in (random_k(0.3), random_sparsification(0.3)):
-        draws = [np.asarray(seen(compressor)(seed, normal(33))) for seed in (key, key, jax.random.key(1))]
-        np.testing.assert_array_equal(draws[0], draws[1])
-        assert (draws[0] != draws[2]).any()
 
 
 @pytest.mark.parametrize("value", [0.0, -0.1, 1.5, math.nan, math.inf])

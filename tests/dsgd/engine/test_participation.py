@@ -34,7 +34,7 @@ def on_devices(function: Any, *rows: Any, D: int, out: Any = None) -> Any:
 
 @pytest.mark.parametrize("present", [SOME, ~SOME, np.ones(N, bool), np.zeros(N, bool), None])
 @pytest.mark.parametrize("stated", BOTH)
-@pytest.mark.parametrize("D", [1, 2])
+@pytest.mark.parametrize("D", [2])
 def test_workers_that_do_not_participate_keep_their_state_or_get_what_the_method_states(present, stated, D):
     """If none participates, the server keeps its state, too. Rounds are counted."""
     before, after = np.arange(1.0, N + 1), 10 * np.arange(1.0, N + 1)

@@ -54,10 +54,6 @@ WRONG = {
         r"mine: init gives State.workers['y'] of shape (3,); expected the leading axis of the 4 workers",
     ),
     "query gives params": (method(query=lambda state, round: state.server), "mine: query gives float32[3]; expected a dsgd.Query"),
-    "query is of another shape": (
-        method(query=lambda state, round: dsgd.Query(state.server[:2])),
-        "mine: query gives params as float32[2]; expected float32[3]",
-    ),
     "query is of other models than the workers'": (
         method(query=lambda state, round: dsgd.Query(jnp.zeros((3, 3)))),
         "mine: query gives params as float32[3, 3]; expected float32[4, 3]",
@@ -75,7 +71,6 @@ WRONG = {
         "mine: query calls round.mean; only update can send",
     ),
     "update gives no state": (updating(lambda state: state.server), "mine: update gives float32[3]; expected a dsgd.State"),
-    "update gives a pair": (updating(lambda state: (state, {})), "mine: update gives a tuple; expected a dsgd.State"),
     "update changes a shape": (
         updating(lambda state: state._replace(server=state.server[:2])),
         "mine: update gives State.server as float32[2]; expected float32[3]",
@@ -92,8 +87,6 @@ WRONG = {
         calling(lambda round, g: round.log(size=jnp.zeros(3))),
         "mine: round.log gets 'size' as float32[3]; expected a scalar, or [4]",
     ),
-    "a metric is text": (calling(lambda round, g: round.log(size="large")), "round.log gets 'size' as 'large'; expected a scalar"),
-    "a metric is a tree": (calling(lambda round, g: round.log(size={})), "round.log gets 'size' as a dict; expected a scalar, or [4]"),
     "a metric of a branch is text": (
         calling(lambda round, g: round.when(round.step > 1, lambda g: (round.log(size="large"), g)[1], g)),
         "round.log gets 'size' as 'large'; expected a scalar",
@@ -134,10 +127,6 @@ WRONG = {
     "not in pairs": (
         calling(lambda round, g: round.exchange(g, np.array([1, 2, 3, 0]))),
         "mine: round.exchange with partner = array([1, 2, 3, 0]); expected 4 workers in pairs",
-    ),
-    "partners of others": (
-        calling(lambda round, g: round.exchange(g, np.array([1, 0]))),
-        "mine: round.exchange with partner = array([1, 0]); expected 4 workers in pairs",
     ),
     "an answer without a question": (
         calling(lambda round, g: round.from_servers(compressors.sign, g)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 
 import numpy as np
 import pytest
@@ -122,11 +121,25 @@ def strongly_connected(draw) -> tuple[int, list[tuple[int, int]]]:
     return n, sorted({*zip(order, order[1:] + order[:1], strict=True), *draw(st.lists(st.sampled_from(pairs), max_size=8))})
 
 
-@every(MATRICES)
-def test_rho_is_the_second_largest_absolute_eigenvalue(W):
-    topology = Topology("W", W)
+@pytest.mark.parametrize("name", MATRICES)
+def test_a_matrix_knows_what_it_is(name):
+    """Renamed, a circulant matrix is none any more, and its eigenvalues are found in another way."""
+    W = MATRICES[name]
+    topology, n = Topology("W", W), len(W)
+    order = np.random.default_rng(1).permutation(n)
     assert topology.rho == pytest.approx(second_largest(W), abs=1e-12)
-    assert topology.spectral_gap == pytest.approx(1 - second_largest(W), abs=1e-12)
+    assert topology.rho == pytest.approx(Topology("renamed", W[order][:, order]).rho, abs=1e-12)
+    assert topology.spectral_gap == 1 - topology.rho
+    assert topology.symmetric == (name in SYMMETRIC)
+    assert topology.doubly_stochastic == (name not in PUSH_SUM)
+    if name in SYMMETRIC:
+        assert topology.smallest_eigenvalue == pytest.approx(np.linalg.eigvals(W).real.min(), abs=1e-12)
+    received = [sum(W[i, j] != 0 for j in range(n) if j != i) for i in range(n)]
+    sent = [sum(W[i, j] != 0 for i in range(n) if j != i) for j in range(n)]
+    assert (topology.n, topology.period, topology.uniform) == (n, 1, False)
+    assert topology.receives.tolist() == [received]
+    assert topology.sends.tolist() == [sent]
+    assert topology.degree == max(received + sent)
 
 
 @pytest.mark.parametrize("rounds", SCHEDULES.values(), ids=SCHEDULES)
@@ -160,82 +173,12 @@ def test_rho_of_random_directed_graphs(graph):
     assert list(map(tuple, topology.edges.tolist())) == sorted(back_and_forth if topology.symmetric else pairs)
 
 
-@given(st.lists(st.permutations(range(8)), min_size=2, max_size=4))
-def test_rho_of_random_doubly_stochastic_matrices(permutations):
-    swaps = [np.eye(8)[list(permutation)] for permutation in permutations]
-    W = (np.ones((8, 8)) / 8 + sum((swap + swap.T) / 2 for swap in swaps)) / (1 + len(swaps))
-    assert Topology("W", W).rho == pytest.approx(second_largest(W), abs=1e-12)
-
-
-@every(SYMMETRIC)
-def test_rho_is_how_fast_disagreement_dies_at_worst(W):
-    """After many rounds the worst direction is all that is left, and a round shrinks it by rho."""
-    topology = Topology("W", W)
-    x = np.random.default_rng(0).normal(size=topology.n)
-    for _ in range(400):
-        x = topology.W @ topology.W @ x
-        x -= x.mean()
-        x /= np.linalg.norm(x)
-    assert np.linalg.norm(topology.W @ x) == pytest.approx(topology.rho, rel=1e-3)
-
-
-@every(MATRICES)
-def test_rho_does_not_depend_on_who_is_who(W):
-    """Renamed, a circulant matrix is none any more, and takes the other road."""
-    order = np.random.default_rng(1).permutation(len(W))
-    assert Topology("renamed", W[order][:, order]).rho == pytest.approx(Topology("W", W).rho, abs=1e-12)
-
-
-@every(SYMMETRIC)
-def test_the_smallest_eigenvalue(W):
-    assert Topology("W", W).smallest_eigenvalue == pytest.approx(np.linalg.eigvals(W).real.min(), abs=1e-12)
-
-
-@every(MATRICES)
-def test_what_W_is(W):
-    topology = Topology("W", W)
-    assert topology.symmetric == (np.abs(W - W.T).max() < 1e-12)
-    assert topology.doubly_stochastic == (np.abs(W.sum(axis=1) - 1).max() < 1e-12)
-    assert topology.period == 1
-
-
-def test_the_three_kinds():
-    """The oracle above, held to names."""
-    assert all(Topology(name, W).symmetric and Topology(name, W).doubly_stochastic for name, W in SYMMETRIC.items())
-    assert all(not Topology(name, W).symmetric and Topology(name, W).doubly_stochastic for name, W in DOUBLY.items())
-    assert not any(Topology(name, W).symmetric or Topology(name, W).doubly_stochastic for name, W in PUSH_SUM.items())
-
-
 def test_one_directed_round_makes_a_schedule_directed():
     both = Topology("both", np.stack([circulant(5, {1: 0.3}), cycle(5)]))
     push = Topology("push", np.stack([arcs([(i, (i + 1) % 5) for i in range(5)], 5), arcs([(0, 2)], 5)]))
     assert (both.symmetric, both.doubly_stochastic) == (False, True)
     assert (push.symmetric, push.doubly_stochastic) == (False, False)
     assert Topology("twice", np.stack([circulant(5, {1: 0.3}), star(5)])).symmetric
-
-
-@every(MATRICES)
-def test_everybody_sends_and_receives_along_the_weights(W):
-    topology = Topology("W", W)
-    n = len(W)
-    received = [sum(W[i, j] != 0 for j in range(n) if j != i) for i in range(n)]
-    sent = [sum(W[i, j] != 0 for i in range(n) if j != i) for j in range(n)]
-    assert topology.n == n
-    assert topology.receives.tolist() == [received]
-    assert topology.sends.tolist() == [sent]
-    assert topology.degree == max(received + sent)
-
-
-def test_a_directed_graph_sends_what_others_receive():
-    """Worker 0 sends to everybody, and hears only from the last of a line."""
-    topology = Topology("out of one", arcs([(0, 1), (0, 2), (0, 3), (1, 2), (2, 3), (3, 0)], 4))
-    assert topology.sends.tolist() == [[3, 1, 1, 1]]
-    assert topology.receives.tolist() == [[1, 1, 2, 2]]
-    assert topology.degree == 3
-    assert topology.edges.tolist() == [[0, 1], [0, 2], [0, 3], [1, 2], [2, 3], [3, 0]]
-    backwards = Topology("into one", arcs([(1, 0), (2, 0), (3, 0), (2, 1), (3, 2), (0, 3)], 4))
-    assert backwards.receives.max() == backwards.degree == 3
-    assert backwards.sends.max() == 2
 
 
 def test_a_schedule_counts_messages_by_round_and_edges_once():
@@ -246,16 +189,7 @@ def test_a_schedule_counts_messages_by_round_and_edges_once():
     assert topology.degree == 2
     assert topology.edges.tolist() == [[0, 1], [0, 2], [1, 0], [2, 0]]
     assert (topology.period, topology.n) == (3, 3)
-
-
-def test_edges_of_a_symmetric_schedule_are_pairs():
-    topology = Topology("pairs", np.stack(SCHEDULES["pairs in turn"]))
-    assert topology.edges.tolist() == [[0, 1], [1, 2], [2, 3]]
-
-
-def test_a_worker_without_weight_for_itself_has_all_its_neighbours():
-    triangle = Topology("triangle", (np.ones((3, 3)) - np.eye(3)) / 2)
-    assert triangle.sends.tolist() == triangle.receives.tolist() == [[2, 2, 2]]
+    assert Topology("pairs", np.stack(SCHEDULES["pairs in turn"])).edges.tolist() == [[0, 1], [1, 2], [2, 3]]
 
 
 def test_one_worker():
@@ -263,13 +197,6 @@ def test_one_worker():
     assert (alone.n, alone.rho, alone.degree, alone.uniform, alone.symmetric, alone.smallest_eigenvalue) == (1, 0.0, 0, True, True, 1.0)
     assert alone.edges.shape == (0, 2)
     assert alone.mixing_time(0.5) == Topology("alone, twice", np.ones((2, 1, 1))).mixing_time(0.5) == 0
-
-
-@every(MATRICES)
-def test_only_equal_weights_are_uniform(W):
-    assert not Topology("W", W).uniform
-    n = len(W)
-    assert Topology("uniform", np.full((n, n), 1 / n)).uniform
 
 
 def test_almost_equal_weights_are_not_uniform():
@@ -297,12 +224,6 @@ def test_W_of_a_schedule_is_what_a_period_makes_of_the_models(rounds):
         np.testing.assert_allclose(kept.toarray(), W, rtol=0, atol=1e-15)
 
 
-def test_the_first_round_is_the_rightmost_factor():
-    first, second = arcs([(0, 1)], 3), arcs([(1, 2), (2, 0)], 3)
-    assert np.abs(first @ second - second @ first).max() > 0.1
-    np.testing.assert_allclose(Topology("two", np.stack([first, second])).W, second @ first, rtol=0, atol=1e-15)
-
-
 def test_W_is_a_read_only_copy():
     mine = star(4)
     topology = Topology("star(4)", mine)
@@ -315,22 +236,12 @@ def test_W_is_a_read_only_copy():
         topology.degree = 3
 
 
-def test_a_sparse_matrix_is_copied_too():
-    mine = scipy.sparse.csr_array(cycle(4))
-    topology = Topology("mine", mine)
-    mine.data[:] = 7
-    np.testing.assert_array_equal(topology.W, cycle(4))
-
-
-def test_W_is_kept_in_float64():
-    assert Topology("quarters", np.full((4, 4), 0.25, np.float32)).W.dtype == np.float64
-    assert Topology("one", np.ones((1, 1), bool)).W.dtype == np.float64
-
-
-@pytest.mark.parametrize("of", ["csr_array", "csc_array", "coo_array", "dia_array", "lil_array", "csr_matrix"])
-@every({name: MATRICES[name] for name in ("star", "push-sum", "directed cycle")})
-def test_a_sparse_matrix_is_the_same_as_a_dense_one(W, of):
-    sparse, dense = Topology("W", getattr(scipy.sparse, of)(W)), Topology("W", W)
+@pytest.mark.parametrize("of", ["csr_array", "coo_array", "dia_array", "lil_array", "csr_matrix"])
+def test_a_sparse_matrix_is_the_same_as_a_dense_one(of):
+    W = MATRICES["push-sum"]
+    mine, dense = getattr(scipy.sparse, of)(W), Topology("W", W)
+    sparse = Topology("W", mine)
+    mine *= 7  # it was copied
     np.testing.assert_array_equal(sparse.W, dense.W)
     np.testing.assert_array_equal(sparse.edges, dense.edges)
     assert sparse.rho == dense.rho
@@ -354,7 +265,7 @@ def test_a_schedule_of_sparse_matrices():
     assert (topology.period, topology.name, repr(topology)) == (3, "halves", "Topology(halves)")
 
 
-@pytest.mark.parametrize("eps", [0.9, 0.3, 1e-2, 1e-6])
+@pytest.mark.parametrize("eps", [0.9, 1e-2])
 @every(MATRICES)
 def test_mixing_time_of_a_matrix_is_the_first_round_that_is_close_enough(W, eps):
     left = distances([W], Topology("W", W).mixing_time(eps))
@@ -362,7 +273,7 @@ def test_mixing_time_of_a_matrix_is_the_first_round_that_is_close_enough(W, eps)
     assert min(left[:-1]) > eps
 
 
-@pytest.mark.parametrize("eps", [0.9, 0.3, 1e-2, 1e-6])
+@pytest.mark.parametrize("eps", [0.9, 1e-2, 1e-6])
 @pytest.mark.parametrize("rounds", SCHEDULES.values(), ids=SCHEDULES)
 def test_mixing_time_of_a_schedule_counts_rounds_not_periods(rounds, eps):
     left = distances(rounds, Topology("in turn", np.stack(rounds)).mixing_time(eps))
@@ -394,111 +305,14 @@ def test_mixing_time_where_a_power_of_rho_is_eps(rho, eps, rounds):
     assert Topology("two", W).mixing_time(eps) == rounds == math.ceil(math.log(eps, rho) - 1e-9)
 
 
-@pytest.mark.parametrize("eps", [0.0, 1.0, -0.1, 1.5, math.nan])
-def test_mixing_time_needs_a_part(eps):
-    with pytest.raises(ValueError, match=rf"mixing_time\({eps}\): need a number between 0 and 1"):
-        Topology("star", star(4)).mixing_time(eps)
-
-
-@pytest.mark.parametrize("W", [np.ones((2, 3)) / 3, np.ones(3) / 3, np.zeros((0, 0)), np.float64(1)], ids=lambda W: str(W.shape))
-def test_refuses_what_is_not_square(W):
-    with pytest.raises(ValueError, match=rf"mine: W has shape {re.escape(str(W.shape))}; need a square matrix"):
-        Topology("mine", W)
-
-
-@pytest.mark.parametrize("W", [np.eye(2) * 1j, np.array([["a"]]), np.array([[None]])], ids=["complex", "text", "objects"])
-def test_refuses_what_is_no_real_number(W):
-    with pytest.raises(ValueError, match=r"mine: W: got .*; expected (real )?numbers"):
-        Topology("mine", W)
-
-
-def test_refuses_asymmetry_and_names_both_entries():
-    W = star(5)
-    W[1, 3] += 0.25
-    with pytest.raises(
-        ValueError, match=r"mine: W\[1, 3\] = 0.25 but W\[3, 1\] = 0 \(off by 0.25\), and column 3 sums to 1.25; need a sym"
-    ):
-        Topology("mine", W)
-
-
-@pytest.mark.parametrize("name", PUSH_SUM)
-def test_refuses_the_transpose_of_a_directed_matrix_and_asks(name):
-    with pytest.raises(ValueError, match=r"columns that do \(its rows do: is it the transpose\?\)$"):
-        Topology("mine", PUSH_SUM[name].T)
-
-
-def test_does_not_ask_where_it_is_not_the_transpose():
-    W = PUSH_SUM["push-sum"].copy()
-    W[2, 1] += 0.1
-    with pytest.raises(ValueError, match=r"columns that do$"):
-        Topology("mine", W)
-
-
-def test_refuses_a_row_that_does_not_sum_to_1_and_names_it():
-    W = star(5)
-    W[3, 3] -= 0.02
-    with pytest.raises(ValueError, match=r"mine: row 3 of W sums to 0.98, not 1 \(off by 0.02\)"):
-        Topology("mine", W)
-
-
-def test_refuses_negative_weights_of_push_sum_and_names_one():
-    W = arcs([(0, 1), (1, 2), (2, 0), (0, 2)], 3)
-    W[1, 0] -= 0.5
-    W[0, 0] += 0.5
-    with pytest.raises(
-        ValueError, match=r"mine: row 1 of W sums to 0.333333, not 1, as for push-sum, and W\[1, 0\] = -0.16.*need weights >= 0"
-    ):
-        Topology("mine", W)
-
-
-def test_refuses_push_sum_of_one_who_keeps_nothing():
-    W = arcs([(0, 1), (1, 2), (2, 0), (0, 2)], 3)
-    W[1, 1], W[2, 1] = 0, 1
-    with pytest.raises(ValueError, match=r"mine: W\[1, 1\] = 0; need a part that each worker keeps, for push-sum"):
-        Topology("mine", W)
-
-
 def test_negative_weights_and_nothing_of_ones_own_are_fine_in_a_doubly_stochastic_matrix():
     W = 1.1 * np.roll(np.eye(5), 1, axis=0) / 2 + np.roll(np.eye(5), 2, axis=0) / 2 - 0.05 * np.roll(np.eye(5), -1, axis=0)
     assert Topology("mine", W).rho == pytest.approx(second_largest(W), abs=1e-12)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_refuses_what_is_not_finite_and_names_the_entry(value):
-    W = star(5)
-    W[2, 4] = value
-    with pytest.raises(ValueError, match=rf"mine: W\[2, 4\] = {value}; need finite weights"):
-        Topology("mine", W)
-
-
-def test_refuses_a_disconnected_graph_and_names_a_component():
-    W = np.zeros((5, 5))
-    W[np.ix_([0, 2], [0, 2])] = 1 / 2
-    W[np.ix_([1, 3, 4], [1, 3, 4])] = 1 / 3
-    with pytest.raises(
-        ValueError, match=r"mine: the graph falls into 2 components, one of them workers \{(0, 2|1, 3, 4)\}; need a conn\w+ graph, or"
-    ):
-        Topology("mine", W)
-
-
-def test_refuses_a_directed_path_and_names_a_component():
-    """Nothing ever comes back to worker 0."""
-    path = arcs([(0, 1), (1, 2), (2, 3)], 4)
-    with pytest.raises(
-        ValueError, match=r"falls into 4 components, one of them workers \{0\}; need a connected graph \(a directed one strongly\)"
-    ):
-        Topology("mine", path)
-
-
-def test_a_large_component_is_named_by_its_first_workers():
-    for size, shown in {8: r"\{0, 1, 2, 3, 4, 5, 6, 7\}", 9: r"\{0, 1, 2, 3, 4, 5, 6, 7, \.\.\.\}"}.items():
-        with pytest.raises(ValueError, match=shown):
-            Topology("mine", np.kron(np.eye(2), np.full((size, size), 1 / size)))
-
-
 def test_steps_around_a_ring_connect_it_or_it_is_refused():
     """Everybody sends the same few steps ahead: whether all are reached is seen in the n-th power."""
-    for n in range(2, 13):
+    for n in (2, 3, 4, 6, 9, 12):
         for steps in [(s, t) for s in range(1, n) for t in range(s, n)]:
             W = np.eye(n) / 2 + sum(np.roll(np.eye(n), s, axis=0) for s in steps) / 4
             if (np.linalg.matrix_power(W, n) > 0).all():
@@ -510,9 +324,6 @@ def test_steps_around_a_ring_connect_it_or_it_is_refused():
 
 def test_rounds_need_to_connect_only_together():
     pairs, others = np.kron(np.eye(2), np.full((2, 2), 0.5)), np.eye(4)[[0, 2, 1, 3]]
-    for W in (pairs, others):
-        with pytest.raises(ValueError, match="falls into"):
-            Topology("alone", W)
     together = Topology("together", np.stack([pairs, (others + np.eye(4)) / 2]))
     assert together.rho < 1
     with pytest.raises(
@@ -531,38 +342,6 @@ def test_directed_rounds_need_to_connect_strongly_together():
     assert Topology("there and back", np.stack([there, back])).rho < 1
     with pytest.raises(ValueError, match=r"3 components, .* \(a directed one strongly\)"):
         Topology("there", np.stack([there, there]))
-
-
-def test_refuses_rounds_of_different_sizes_and_names_the_round():
-    with pytest.raises(ValueError, match=r"mine, round 1: W has shape \(5, 5\), the first round's \(4, 4\); need as many workers"):
-        Topology("mine", [star(4), star(5), star(6)])
-
-
-def test_refuses_a_wrong_round_and_names_it():
-    with pytest.raises(ValueError, match=r"mine, round 2: row 0 of W sums to 2, not 1"):
-        Topology("mine", [star(4), star(4), star(4) + np.eye(4)])
-
-
-@pytest.mark.parametrize("nothing", [[], (), np.zeros((0, 4, 4))], ids=["list", "tuple", "array"])
-def test_refuses_a_schedule_of_no_rounds(nothing):
-    with pytest.raises(ValueError, match="mine: W is a schedule of no rounds; need at least one mixing matrix"):
-        Topology("mine", nothing)
-
-
-@pytest.mark.parametrize("W", [circulant(2, {1: 1.0}), circulant(6, {1: 0.5})], ids=["two workers", "ring of six"])
-def test_refuses_a_connected_graph_that_swaps_two_halves(W):
-    with pytest.raises(ValueError, match=r"mine: rho = 1, so gossip does not converge although the graph is connected"):
-        Topology("mine", W)
-
-
-def test_refuses_a_permutation():
-    with pytest.raises(ValueError, match=r"mine: rho = 1, so gossip does not converge although the graph is connected"):
-        Topology("mine", np.roll(np.eye(5), 1, axis=0))
-
-
-def test_refuses_negative_weights_under_which_models_run_apart():
-    with pytest.raises(ValueError, match=r"mine: rho = 1.4, so gossip does not converge"):
-        Topology("mine", circulant(8, {1: -0.1}))
 
 
 def test_slow_gossip_is_accepted_where_it_is_plain_that_it_converges():
@@ -604,6 +383,65 @@ def test_roundings_of_float64_are_no_asymmetry():
         Topology("star", W)
 
 
-def test_a_ragged_matrix_is_refused():
-    with pytest.raises(ValueError, match="W: got rows of different lengths"):
-        topologies.from_matrix([[1.0], [0.5, 0.5]])
+def changed(W: np.ndarray, **entries: float) -> np.ndarray:
+    """With other entries: those of W_ij."""
+    W = W.copy()
+    for name, value in entries.items():
+        W[int(name[1]), int(name[2])] = value
+    return W
+
+
+THREE, PAIRS = arcs([(0, 1), (1, 2), (2, 0), (0, 2)], 3), np.kron(np.eye(2), np.full((2, 2), 0.5))
+DIVERGES = r"mine: rho = {}, so gossip does not converge although the graph is connected"
+REFUSED = {
+    "not square": (np.ones((2, 3)) / 3, r"mine: W has shape \(2, 3\); need a square matrix"),
+    "empty": (np.zeros((0, 0)), r"mine: W has shape \(0, 0\); need a square matrix"),
+    "a number": (np.float64(1), r"mine: W has shape \(\); need a square matrix"),
+    "complex": (np.eye(2) * 1j, "mine: W: got .*; expected (real )?numbers"),
+    "text": (np.array([["a"]]), "mine: W: got .*; expected (real )?numbers"),
+    "ragged": ([[1.0], [0.5, 0.5]], "W: got rows of different lengths"),
+    "asymmetric": (
+        changed(star(5), W13=0.25),
+        r"mine: W\[1, 3\] = 0.25 but W\[3, 1\] = 0 \(off by 0.25\), and column 3 sums to 1.25; need a sym",
+    ),
+    "the transpose": (PUSH_SUM["push-sum"].T, r"columns that do \(its rows do: is it the transpose\?\)$"),
+    "no transpose": (PUSH_SUM["push-sum"] + 0.1 * np.eye(4)[[3, 3, 1, 3]] * (np.arange(4)[:, None] == 2), "columns that do$"),
+    "a row": (changed(star(5), W33=star(5)[3, 3] - 0.02), r"mine: row 3 of W sums to 0.98, not 1 \(off by 0.02\)"),
+    "a negative weight": (
+        changed(THREE, W10=THREE[1, 0] - 0.5, W00=THREE[0, 0] + 0.5),
+        r"mine: row 1 of W sums to 0.333333, not 1, as for push-sum, and W\[1, 0\] = -0.16.*need weights >= 0",
+    ),
+    "nothing kept": (changed(THREE, W11=0, W21=1), r"mine: W\[1, 1\] = 0; need a part that each worker keeps, for push-sum"),
+    "nan": (changed(star(5), W24=np.nan), r"mine: W\[2, 4\] = nan; need finite weights"),
+    "infinite": (changed(star(5), W24=-np.inf), r"mine: W\[2, 4\] = -inf; need finite weights"),
+    "two components": (PAIRS, r"mine: the graph falls into 2 components, one of them workers \{(0, 1|2, 3)\}; need a conn\w+ graph, or"),
+    "a directed path": (
+        arcs([(0, 1), (1, 2), (2, 3)], 4),
+        r"falls into 4 components, one of them workers \{0\}; need a connected graph \(a directed one strongly\)",
+    ),
+    "eight workers": (np.kron(np.eye(2), np.full((8, 8), 1 / 8)), r"\{0, 1, 2, 3, 4, 5, 6, 7\}"),
+    "nine workers": (np.kron(np.eye(2), np.full((9, 9), 1 / 9)), r"\{0, 1, 2, 3, 4, 5, 6, 7, \.\.\.\}"),
+    "rounds of different sizes": (
+        [star(4), star(5), star(6)],
+        r"mine, round 1: W has shape \(5, 5\), the first round's \(4, 4\); need as many workers",
+    ),
+    "a wrong round": ([star(4), star(4), star(4) + np.eye(4)], "mine, round 2: row 0 of W sums to 2, not 1"),
+    "no rounds": ([], "mine: W is a schedule of no rounds; need at least one mixing matrix"),
+    "no rounds in an array": (np.zeros((0, 4, 4)), "mine: W is a schedule of no rounds; need at least one mixing matrix"),
+    "two halves swapped": (circulant(6, {1: 0.5}), DIVERGES.format(1)),
+    "a permutation": (np.roll(np.eye(5), 1, axis=0), DIVERGES.format(1)),
+    "models run apart": (circulant(8, {1: -0.1}), DIVERGES.format(1.4)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_mixing_matrix_is_refused(name):
+    W, message = REFUSED[name]
+    with pytest.raises(ValueError, match=message):
+        Topology("mine", W)
+
+
+@pytest.mark.parametrize("eps", [0.0, 1.0, math.nan])
+def test_mixing_time_needs_a_part(eps):
+    with pytest.raises(ValueError, match=rf"mixing_time\({eps}\): need a number between 0 and 1"):
+        Topology("star", star(4)).mixing_time(eps)

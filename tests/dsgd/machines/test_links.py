@@ -16,7 +16,7 @@ import jax
 import pytest
 from jax.experimental import multihost_utils
 
-from dsgd.machines import family, links
+from dsgd.machines import links, local_processes
 from dsgd.machines.links import Rate
 
 RATE = Rate((40e6, 8e6), period=4.0)
@@ -37,7 +37,7 @@ allowed = pytest.mark.skipif(bool(_why_not()), reason=_why_not() or "it is allow
 def transfers(rate: Rate, cross) -> dict[float, float]:
     """Called in two processes: the median of three messages in each turn of the rate, bits per second."""
     first = jax.process_index() == 0
-    with socket.create_server((family.here(), 5000 if first else 0)) as listening:
+    with socket.create_server((local_processes.here(), 5000 if first else 0)) as listening:
         multihost_utils.sync_global_devices("listening")
         one = listening.accept()[0] if first else socket.create_connection((cross, 5000), timeout=20)
     one.settimeout(20)
@@ -103,7 +103,7 @@ def test_nothing_is_left_after_an_error(monkeypatch):
             spaces.append(inside.stdout.strip())
         raise RuntimeError("on the way")
 
-    monkeypatch.setattr(family, "called", fail)
+    monkeypatch.setattr(local_processes, "called", fail)
     with pytest.raises(RuntimeError, match="on the way"):
         links.shaped(2, print, Rate((1e6,)))
     assert len(set(spaces)) == 2
@@ -114,12 +114,12 @@ def test_nothing_is_left_after_an_error(monkeypatch):
 def test_nothing_is_left_after_a_kill():
     script = """
 import subprocess, time
-from dsgd.machines import family, links
+from dsgd.machines import links, local_processes
 def wait(name, sites, function, timeout):
     for site in sites:
         print(subprocess.run([*site.enter, "readlink", "/proc/self/ns/net"], capture_output=True, text=True).stdout.strip(), flush=True)
     time.sleep(60)
-family.called = wait
+local_processes.called = wait
 links.shaped(2, print, links.Rate((1e6, 2e6), 1.0))
 """
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:

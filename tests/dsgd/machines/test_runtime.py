@@ -128,22 +128,17 @@ def run(script: str, processes: int, asked: int) -> tuple[int, str]:
     return there[asked].returncode, said
 
 
-@pytest.fixture(scope="module")
-def ended():
-    """All of them side by side: they mostly wait."""
-    with ThreadPoolExecutor() as pool:
-        return [*pool.map(run, (ALONE, JUST_JOINED, HOST_HANGS), (1, 2, 2), (0, 0, 1))]
-
-
-def test_processes_that_do_not_come_are_told_of_by_the_first(ended):
-    status, said = ended[0]
+def test_processes_that_do_not_come_are_told_of_by_the_first():
+    status, said = run(ALONE, 1, 0)
     assert status == watch.STATUS
     assert re.match(r"Error: of 2 processes, not all came to 127\.0\.0\.1:\d+ within 1 s", said.splitlines()[-1])
 
 
-def test_at_the_edges_of_a_run_who_is_gone_is_missed_too(ended):
+@pytest.mark.long
+def test_at_the_edges_of_a_run_lost_processes_are_missed_too():
     """Killed before it has said its name; a coordinator that stands still while another process ends in order."""
-    (joined, said_first), (hung, said_other) = ended[1:]
+    with ThreadPoolExecutor() as pool:  # they mostly wait
+        (joined, said_first), (hung, said_other) = pool.map(run, (JUST_JOINED, HOST_HANGS), (2, 2), (0, 1))
     assert (joined, hung) == (watch.STATUS, watch.STATUS)
     assert "process 1 of 2 (which had just joined) was not heard of for 3 s" in said_first
     assert "which coordinates, did not answer for 3 s" in said_other

@@ -76,7 +76,7 @@ def evaluate_and_ask(problem: dsgd.Problem, params: Any, mesh: jax.sharding.Mesh
     return on(mesh, problem, both, (P(), P(), P("workers")), params)
 
 
-@pytest.mark.parametrize("chunk", [None, 1, 9, 1000])
+@pytest.mark.parametrize("chunk", [None, 9])
 def test_regression_is_that_of_numpy(chunk):
     """Inputs of two parts, workers with 1 to 17 samples, in pieces that do not divide them."""
     features = np.concatenate([INPUTS["left"], INPUTS["right"]], axis=1)
@@ -172,7 +172,7 @@ def of_module(model: Any) -> dsgd.Problem:
     return problems.finite_sum(model, optax.squared_error, (INPUTS["left"], TARGETS), 4, batch_size=2)
 
 
-@pytest.mark.parametrize("model", [Linen(), Nnx(nnx.Rngs(3)), made, Nnx], ids=["linen", "nnx", "function", "class"])
+@pytest.mark.parametrize("model", [Linen(), made], ids=["linen", "function"])
 def test_modules_of_flax_are_models(model, mesh, key):
     """What a run takes home are the module's parameters; each seed has its own start where the module draws it."""
     problem = of_module(model)

@@ -81,25 +81,6 @@ def test_worker_draws_its_own_samples_with_their_classes(replacement):
     assert bool((distinct == 3).all()) == (not replacement)
 
 
-@pytest.mark.parametrize("M", [1, 2, 10])
-def test_whole_data_without_replacement_is_a_permutation(M):
-    batches = draw(problems.minibatch(M, replacement=False), worker(examples([M, 12]), 0), draws=500)
-    np.testing.assert_array_equal(np.sort(batches.targets, axis=1), np.tile(np.arange(M), (500, 1)))
-
-
-@pytest.mark.parametrize(("B", "replacement"), [(1, True), (3, True), (9, True), (1, False), (3, False), (6, False)])
-def test_batch_mean_is_unbiased_with_the_variance_of_the_survey(B, replacement):
-    """Var/B with replacement, and Lemma 1.2.2 of Liu and Zhang without: (M - B)/(M - 1) Var/B."""
-    M = 7
-    values = np.random.default_rng(3).exponential(size=M)
-    batches = draw(problems.minibatch(B, replacement), worker(examples([M, 12]), 0), seed=B)
-    means = values[batches.targets].mean(axis=1)
-    expected = values.var() / B * (1 if replacement else (M - B) / (M - 1))
-    assert abs(means.mean() - values.mean()) <= LIMIT * np.sqrt(expected / DRAWS)
-    squares = (means - values.mean()) ** 2
-    assert abs(squares.mean() - expected) <= LIMIT * squares.std() / np.sqrt(DRAWS)
-
-
 def random_params(seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     return rng.normal(size=(FEATURES, CLASSES)), rng.normal(size=CLASSES)

@@ -75,25 +75,6 @@ def test_blocks_are_contiguous_and_predict_each_byte_once(folder):
     assert len(train) - 1 - len(predicted) < CONTEXT
 
 
-def test_files_go_whole_to_one_worker_each(folder):
-    files = [path.read_bytes() for path in sorted(folder.iterdir())]
-    train = [by_hand(file[: len(file) - math.ceil(0.1 * len(file))]) for file in files]
-    parts = [[(a.tobytes(), b.tobytes()) for a, b in zip(*part, strict=True)] for part in held(small(folder, "files"))]
-    for windows_of_file in filter(None, train):
-        assert sum(set(windows_of_file) <= set(part) for part in parts) == 1
-    assert sorted(chain(*parts)) == sorted(chain(*train))
-
-
-def test_files_are_spread_the_largest_first():
-    """As a loop does it: 7 to the first worker, 5 and 3 to the second, 4 and 4 to the third, then 1."""
-    sizes = [4, 7, 0, 3, 5, 4, 1]
-    parts = spread(sizes, 3)
-    begins = np.cumsum([0, *sizes])
-    owners = [{int(np.searchsorted(begins, i, side="right")) - 1 for i in part} for part in parts]
-    assert owners == [{1, 6}, {4, 3}, {0, 5}]
-    assert sorted(np.concatenate(parts)) == list(range(sum(sizes)))
-
-
 @pytest.mark.parametrize("partition", ["blocks", "files"])
 def test_held_out_bytes_are_in_no_worker_s_data(tmp_path, partition):
     """The last fifth of each file is of one byte that is nowhere else."""

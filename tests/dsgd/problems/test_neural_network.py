@@ -21,12 +21,6 @@ class OneLayer(nn.Module):
         return nn.Dense(self.classes)(x.reshape(x.shape[0], -1))
 
 
-class WithBatchNorm(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        return nn.Dense(10)(nn.BatchNorm(use_running_average=True)(x.reshape(x.shape[0], -1)))
-
-
 class WithWidths(nn.Module):
     widths: list[int]
 
@@ -116,11 +110,6 @@ def test_module_of_one_s_own_is_used(key):
     losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(logits)), mine.targets]
     expected = np.average(losses, weights=mine.weights)
     assert float(jax.jit(problem.loss)(params, mine)) == pytest.approx(expected, rel=1e-5)
-
-
-def test_module_with_other_collections_than_parameters_is_refused():
-    with pytest.raises(ValueError, match=r"WithBatchNorm.*batch_stats"):
-        problems.neural_network(WithBatchNorm(), "digits", WORKERS)
 
 
 @pytest.mark.parametrize("logits", [3, 9, 11])

@@ -23,12 +23,6 @@ def sizes(parts: list[np.ndarray]) -> np.ndarray:
     return np.array([len(part) for part in parts])
 
 
-def shares(parts: list[np.ndarray], labels: np.ndarray) -> np.ndarray:
-    """Each worker's share of each class, `[classes, N]`."""
-    counts = np.stack([np.bincount(labels[part], minlength=labels.max() + 1) for part in parts], axis=1)
-    return counts / counts.sum(axis=1, keepdims=True)
-
-
 def assert_disjoint_cover(parts: list[np.ndarray], workers: int, samples: int):
     assert len(parts) == workers
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(samples))
@@ -65,28 +59,6 @@ def test_by_label_cuts_the_sorted_labels(case):
     assert seen <= len(np.unique(labels)) + workers - 1
 
 
-@pytest.mark.parametrize("workers", [10, 13, 16, 40])
-def test_by_label_shows_a_worker_one_or_two_classes(workers):
-    parts = split(BALANCED, workers, "by-label")
-    assert max(len(np.unique(BALANCED[part])) for part in parts) <= 2
-
-
-def test_iid_parts_have_the_proportions_of_the_whole():
-    """A part's count of a class is hypergeometric: mean 80, variance below that of a binomial."""
-    labels = np.repeat(np.arange(10), 400)
-    counts = shares(split(labels, 5, "iid"), labels) * 400
-    assert np.abs(counts - 80).max() <= 5 * np.sqrt(80)
-
-
-@pytest.mark.parametrize("partition", sorted(set(PARTITIONS) - {"blocks"}))
-def test_seed_decides_the_split(partition):
-    def draw(seed):
-        return np.concatenate([[-1, *part] for part in split(BALANCED, 4, partition, alpha=1.0, seed=seed)])
-
-    np.testing.assert_array_equal(draw(3), draw(3))
-    assert not np.array_equal(draw(3), draw(4))
-
-
 @pytest.mark.parametrize(("samples", "workers"), [(12, 3), (13, 5), (7, 7)])
 def test_blocks_are_pieces_in_the_order_of_the_samples(samples, workers):
     parts = split(np.zeros(samples, int), workers, "blocks")
@@ -97,40 +69,6 @@ def test_blocks_are_pieces_in_the_order_of_the_samples(samples, workers):
 @pytest.mark.parametrize("partition", PARTITIONS)
 def test_one_worker_has_everything(partition):
     assert_disjoint_cover(split(BALANCED, 1, partition), 1, len(BALANCED))
-
-
-def test_dirichlet_with_large_alpha_spreads_every_class_evenly():
-    workers, alpha = 5, 1e6
-    labels = np.repeat(np.arange(10), 1000)
-    deviation = np.sqrt((1 / workers) * (1 - 1 / workers) / (workers * alpha + 1))
-    counts = shares(split(labels, workers, "dirichlet", alpha=alpha), labels) * 1000
-    assert np.abs(counts - 1000 / workers).max() <= 1 + 5 * 1000 * deviation
-
-
-@pytest.mark.parametrize("alpha", [0.05, 0.5, 5.0])
-def test_dirichlet_shares_have_their_mean_and_concentration(alpha):
-    r"""For $p \sim \mathrm{Dirichlet}(\alpha 1_N)$, $E p = 1/N$ and $E |p|^2 = (\alpha + 1) / (N \alpha + 1)$; every class is a draw."""
-    workers, classes = 4, 500
-    labels = np.repeat(np.arange(classes), 200)
-    drawn = shares(split(labels, workers, "dirichlet", alpha=alpha), labels)
-    assert (np.abs(drawn.mean(axis=0) - 1 / workers) <= 5 * drawn.std(axis=0) / np.sqrt(classes)).all()
-    squares = np.sum(drawn**2, axis=1)
-    rounding = 1 / 200
-    assert abs(squares.mean() - (alpha + 1) / (workers * alpha + 1)) <= 5 * squares.std() / np.sqrt(classes) + rounding**2 * workers
-
-
-def test_dirichlet_concentrates_as_alpha_falls():
-    labels = np.repeat(np.arange(50), 100)
-    largest = [shares(split(labels, 4, "dirichlet", alpha=alpha), labels).max(axis=1).mean() for alpha in (0.02, 0.2, 2.0, 20.0, 200.0)]
-    assert (np.diff(largest) < 0).all()
-    assert largest[0] > 0.9
-
-
-def test_dirichlet_draws_every_class_anew():
-    """Different classes favour different workers."""
-    labels = np.repeat(np.arange(50), 100)
-    favourites = shares(split(labels, 4, "dirichlet", alpha=0.1), labels).argmax(axis=1)
-    assert set(favourites) == {0, 1, 2, 3}
 
 
 def test_unknown_partition_lists_the_known_ones():

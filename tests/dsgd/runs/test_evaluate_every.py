@@ -63,11 +63,10 @@ def test_records_that_are_not_due_compute_no_evaluation(method, mesh, key):
     np.testing.assert_array_equal(np.isnan(result.history["half"]), ~np.isin(RECORDS, EVALUATED))
 
 
-@pytest.mark.parametrize("rarely", [1, 2])
-def test_an_evaluation_may_give_no_gradient(rarely, method, mesh, key):
-    result = dsgd.run(method, counting([], slope=False), steps=4, key=key, mesh=mesh, evaluate_every=rarely)
+def test_an_evaluation_may_give_no_gradient(method, mesh, key):
+    result = dsgd.run(method, counting([], slope=False), steps=4, key=key, mesh=mesh, evaluate_every=2)
     assert np.isnan(result.history["grad_sqnorm"]).all()
-    assert np.isfinite(result.history["loss"][::rarely]).all()
+    assert np.isfinite(result.history["loss"][::2]).all()
 
 
 def test_a_stage_begins_and_ends_with_an_evaluation(method, problem, mesh, key):
@@ -75,57 +74,6 @@ def test_a_stage_begins_and_ends_with_an_evaluation(method, problem, mesh, key):
     second = dsgd.run(method, problem, steps=8, key=key, mesh=mesh, start=first, evaluate_every=4)
     np.testing.assert_array_equal(dsgd.evaluated(second.history)["step"], [5, 8, 12, 13])
     assert np.isfinite(dsgd.evaluated(second.history)["loss"]).all()
-
-
-def test_a_loss_that_diverges_is_found_by_the_next_evaluation(problem, mesh, key):
-    method = algorithms.minibatch_sgd(optax.sgd(50.0))
-    with pytest.raises(dsgd.Diverged) as every:
-        dsgd.run(method, problem, steps=100, key=key, mesh=mesh)
-    with pytest.raises(dsgd.Diverged, match=r"after round (\d+) \(finite after \d+\); try a smaller step size") as rare:
-        dsgd.run(method, problem, steps=100, key=key, mesh=mesh, evaluate_every=10)
-    at = every.value.history["step"][-1]
-    history = rare.value.history
-    assert history["step"][-1] == -(-at // 10) * 10
-    assert f"(finite after {history['step'][-1] - 10})" in str(rare.value)
-    assert history["evaluated"][-1]
-    assert not np.isfinite(history["loss"][-1])
-
-
-def test_the_best_point_is_that_of_the_evaluated_records(problem, mesh, key):
-    def factory(learning_rate):
-        return algorithms.minibatch_sgd(optax.sgd(learning_rate))
-
-    options = {"steps": 20, "key": key, "seeds": 2, "mesh": mesh, "learning_rate": [0.01, 0.2, 900.0]}
-    plain, rare = dsgd.sweep(factory, problem, **options), dsgd.sweep(factory, problem, evaluate_every=5, **options)
-    assert rare.best() == plain.best(share=0.01)
-    assert rare.history["evaluated"].shape == (3, 2, 21)
-    one = dsgd.evaluated(rare.at(rare.best()))
-    np.testing.assert_array_equal(one["step"], [0, 5, 10, 15, 20])
-    assert np.isfinite(one["loss"]).all()
-    assert not np.isfinite(dsgd.evaluated(rare.history)["loss"][2, :, -1]).any()
-
-
-def test_a_run_that_was_interrupted_goes_on_as_if_it_had_not_been(method, problem, mesh, key, tmp_path):
-    everybody = jax.tree.map(np.asarray, problem.data._replace(noise=np.zeros((N, 3), np.float32)))
-
-    def batches(stop):
-        def items():
-            for t in range(60):
-                if t == stop:
-                    raise KeyboardInterrupt
-                yield everybody
-
-        return dsgd.Batches(items(), "none")
-
-    options = {"steps": 60, "key": key, "mesh": mesh, "evaluate_every": 7}
-    straight = dsgd.run(method, problem, batches=batches(None), **options)
-    with pytest.raises(dsgd.Interrupted):
-        dsgd.run(method, problem, batches=batches(37), checkpoint=tmp_path, **options)
-    with pytest.raises(ValueError, match="evaluate_every = 7 there, 6 here"):
-        dsgd.run(method, problem, batches=batches(None), checkpoint=tmp_path, **{**options, "evaluate_every": 6})
-    resumed = dsgd.run(method, problem, batches=batches(None), checkpoint=tmp_path, **options)
-    jax.tree.map(np.testing.assert_array_equal, resumed.history, straight.history)
-    assert dsgd.evaluated(straight.history)["step"].tolist() == [*range(0, 60, 7), 60]
 
 
 def test_bar_and_until_see_the_last_evaluation(method, problem, mesh, key, capsys):
@@ -141,7 +89,7 @@ def test_bar_and_until_see_the_last_evaluation(method, problem, mesh, key, capsy
     assert all(np.isfinite(dsgd.evaluated(history)["loss"]).all() for history in seen)
 
 
-@pytest.mark.parametrize(("record_every", "evaluate_every"), [(1, 0), (1, -1), (2, plans.MOST_IN_CHUNK)])
+@pytest.mark.parametrize(("record_every", "evaluate_every"), [(1, 0), (2, plans.MOST_IN_CHUNK)])
 def test_what_is_no_period_is_refused(record_every, evaluate_every, method, problem, mesh, key):
     with pytest.raises(ValueError, match=rf"evaluate_every = {evaluate_every}.*: need"):
         dsgd.run(method, problem, steps=1, key=key, mesh=mesh, record_every=record_every, evaluate_every=evaluate_every)

@@ -30,8 +30,7 @@ def assert_equal(one, other) -> None:
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
-@pytest.mark.parametrize("seeds", [None, 2])
-@pytest.mark.parametrize("first", [20, 25])
+@pytest.mark.parametrize(("first", "seeds"), [(20, None), (25, 2)])
 def test_two_stages_with_one_key_are_the_run_of_both(first, seeds, problem, mesh, key):
     """Bits and clock begin at 0; the start's record is the last of the stage before."""
     options = {"key": key, "mesh": mesh, "seeds": seeds, "record_every": 10, "cluster": dsgd.clusters.Cluster(dsgd.clusters.constant(0.5))}

@@ -51,11 +51,14 @@ def mixing(graph: str, step: int, columns: bool) -> tuple[np.ndarray, np.ndarray
     return W + np.diag(1 - W.sum(axis=0 if columns else 1)), sent
 
 
-@pytest.mark.parametrize("devices", [1, 4, 8])
+@pytest.mark.parametrize("devices", [1, 4])
 def test_sums_are_over_those_that_count(devices):
+    """Also of rows that are not numbers, if they do not count."""
+
     def function(x):
         with workers.attended(SOME):
-            some = workers.sum(x), workers.mean(x), workers.sum(x > 0), workers.if_any(x, -x)[0]
+            y = workers.where_counted(x, x * jnp.nan)
+            some = workers.sum(y), workers.mean(y), workers.sum(y > 0), workers.if_any(x, -x)[0]
         with workers.attended(NOBODY):
             nobody = workers.sum(x), workers.mean(x), workers.if_any(jnp.ones(2), jnp.zeros(2))
         return some, nobody, workers.mean(x)
@@ -68,15 +71,7 @@ def test_sums_are_over_those_that_count(devices):
     np.testing.assert_allclose(everybody, X.mean(axis=0), rtol=1e-6, atol=1e-7)
 
 
-def test_what_is_not_a_number_stays_with_who_is_away():
-    def function(x):
-        with workers.attended(SOME):
-            return workers.mean(x)
-
-    np.testing.assert_allclose(spread(function, 2, np.where(COUNTED[:, None], X, np.nan), out=ONE), X[COUNTED].mean(axis=0), rtol=1e-6)
-
-
-@pytest.mark.parametrize("devices", [1, 4, 8])
+@pytest.mark.parametrize("devices", [1, 4])
 def test_rows_are_chosen_by_who_is_there_and_who_counts(devices):
     def function(x):
         with workers.attended(SOME):
@@ -87,7 +82,7 @@ def test_rows_are_chosen_by_who_is_there_and_who_counts(devices):
     np.testing.assert_array_equal(counted, np.where(COUNTED[:, None], X, -X))
 
 
-@pytest.mark.parametrize("devices", [1, 4, 8])
+@pytest.mark.parametrize("devices", [1, 4])
 def test_gossip_goes_by_the_links_that_are_there(devices):
     step = 1
 
@@ -112,8 +107,7 @@ def test_gossip_goes_by_the_links_that_are_there(devices):
         np.testing.assert_allclose(np.asarray(kept).sum(axis=0), X.sum(axis=0), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("devices", [1, 8])
-@pytest.mark.parametrize("lengths", ["one for all", "by sender"])
+@pytest.mark.parametrize(("devices", "lengths"), [(1, "one for all"), (4, "by sender")])
 def test_a_lost_message_is_sent_and_not_received(devices, lengths):
     step, each = jnp.int32(1), np.full(N, 96) if lengths == "one for all" else np.arange(5, 5 + N)
 
@@ -155,10 +149,9 @@ def test_push_sum_agrees_on_the_true_mean_although_messages_are_lost():
 
         return lax.fori_loop(0, 300, one_round, (x, jnp.ones(x.shape[0])))
 
-    for devices in (1, 4):
-        x, weights = map(np.asarray, spread(function, devices, X))
-        assert weights.std() > 0.1, "messages were lost"
-        np.testing.assert_allclose(x / weights[:, None], np.tile(X.mean(axis=0), (N, 1)), rtol=2e-5, atol=2e-6)
+    x, weights = map(np.asarray, spread(function, 4, X))
+    assert weights.std() > 0.1, "messages were lost"
+    np.testing.assert_allclose(x / weights[:, None], np.tile(X.mean(axis=0), (N, 1)), rtol=2e-5, atol=2e-6)
 
 
 def test_functions_that_are_traced_once_see_each_rounds_attendance():

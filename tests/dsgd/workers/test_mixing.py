@@ -21,7 +21,7 @@ from dsgd.workers import routes
 
 N = 16
 SEEDS = 3
-STEPS = 10  # beyond the longest period
+STEPS = 8  # two of the longest period
 FLOAT = 4  # bytes
 BLOCKS, SAME = P(workers.AXIS), P()
 SENDS = re.compile(r"(\S+) (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter|collective-broadcast)(?:-start)?\(")
@@ -44,11 +44,6 @@ def fixed(n: int) -> dict[str, Topology]:
         topologies.ring(n),
         topologies.complete(n),
         topologies.star(n),
-        topologies.chain(n),
-        topologies.torus(2, n // 2),
-        topologies.hypercube(n.bit_length() - 1),
-        topologies.exponential(n),
-        topologies.random_regular(n, 3, seed=2),
         topologies.erdos_renyi(n, 0.4, seed=5),
         topologies.from_graph(directed(n, seed=n), name="push-sum"),
         topologies.from_matrix(circulant(n, {1: 0.3, 2: -0.05}), "negative weights"),
@@ -61,7 +56,6 @@ def schedules(n: int) -> dict[str, Topology]:
     mixed = [topologies.ring(n), topologies.star(n), topologies.from_graph(directed(n, seed=1)), topologies.ring(n)]
     graphs = [
         topologies.one_peer_exponential(n),
-        topologies.random_matchings(n, period=5, seed=1),
         topologies.from_matrix([graph.W for graph in mixed], "ring, star, directed, ring"),
     ]
     return {graph.name: graph for graph in graphs}
@@ -118,18 +112,29 @@ def spread(function, devices: int = 2):
 
 
 def on_every_graph(rows, seeds, codes, counts, step, agreed, near):
+    """Results by what is called, and by graph."""
     n = len(jax.tree.leaves(rows)[0]) * workers.devices()
-    gossip = {name: workers.mix(rows, graph, step) for name, graph in graphs(n).items()}
-    tables = {name: workers.fetch({"codes": codes, "counts": counts}, graph, step) for name, graph in graphs(n).items()}
-    pulled = {name: workers.pull(near, graph, step) for name, graph in graphs(n).items()}
-    fetched = {name: workers.fetch(rows["matrix"], graph, step) for name, graph in graphs(n).items()}
-    by_hand = {name: workers.pull(rows["matrix"], graph, step, table=2 * fetched[name]) for name, graph in graphs(n).items()}
-    stay = {name: workers.mix(agreed, graph, step) for name, graph in graphs(n).items() if not graph.uniform}
-    heard = {name: workers.sum_of_others(tables[name]["counts"], graph, step) for name, graph in graphs(n).items()}
-    some = {name: graph for name, graph in graphs(n).items() if name.startswith(("ring", "exponential", "random_matchings"))}
-    vmapped = {name: jax.vmap(lambda x, graph=graph: workers.mix(x, graph, step))(seeds) for name, graph in some.items()}
-    by_worker = {"mix": gossip, "codes": {name: table["codes"] for name, table in tables.items()}, "heard": heard}
-    return by_worker | {"pulled": pulled, "by hand": by_hand, "stay": stay}, vmapped
+    results: dict[str, dict[str, Any]] = {what: {} for what in ("mix", "codes", "heard", "pulled", "by hand", "stay")}
+    vmapped, zero = {}, jnp.float32(0)
+    for name, graph in graphs(n).items():
+
+        def after(tree, zero=zero):
+            """The tree, once the last graph's are there: XLA may run independent collectives in another order on each device."""
+            return jax.tree.map(lambda leaf: leaf + zero.astype(leaf.dtype), tree)
+
+        mine, table = after(rows), workers.fetch(after({"codes": codes, "counts": counts}), graph, step)
+        results["codes"][name] = table["codes"]
+        results["heard"][name] = workers.sum_of_others(table["counts"], graph, step)
+        results["mix"][name] = workers.mix(mine, graph, step)
+        results["pulled"][name] = workers.pull(after(near), graph, step)
+        told = 2 * workers.fetch(mine["matrix"], graph, step)
+        results["by hand"][name] = workers.pull(mine["matrix"], graph, step, table=told)
+        if not graph.uniform:
+            results["stay"][name] = workers.mix(after(agreed), graph, step)
+        if name.startswith(("ring(", "one_peer")):
+            vmapped[name] = jax.vmap(lambda x, graph=graph: workers.mix(x, graph, step))(after(seeds))
+        zero = 0 * results["mix"][name]["scalar"][0] + 0 * results["pulled"][name][0, 0]
+    return results, vmapped
 
 
 def arguments(n: int, step: int):
@@ -147,13 +152,13 @@ def rounds(devices: int, n: int) -> tuple[list[Any], str]:
 
 @cache
 def of_rounds(devices: int, n: int) -> tuple[list[Any], str]:
-    """On several devices in a process of its own: in whole runs of the tests, XLA has stopped in this program four times (seven devices
+    """On eight devices in a process of its own: in whole runs of the tests, XLA has stopped in this program four times (seven devices
     waited for each other in a permute, one in a gather) and then ended the process; in fresh processes not once in 8,000 rounds."""
-    return rounds(devices, n) if devices == 1 else elsewhere.call(devices, rounds, devices, n)
+    return elsewhere.call(devices, rounds, devices, n) if devices == 8 else rounds(devices, n)
 
 
-def results(mesh, n: int, step: int):
-    return of_rounds(mesh.size, n)[0][step]
+def results(devices: int, n: int, step: int):
+    return of_rounds(devices, n)[0][step]
 
 
 def W_at(graph: Topology, step: int) -> np.ndarray:
@@ -170,34 +175,24 @@ def product(W: np.ndarray, leaf: np.ndarray) -> np.ndarray:
     return np.einsum("ij,j...->i...", W, np.asarray(leaf, np.float64))
 
 
-SIZES = [(1, N), pytest.param(2, N, marks=pytest.mark.long), pytest.param(8, 8, marks=pytest.mark.long), (8, N)]
-every_n = pytest.mark.parametrize(("any_mesh", "n"), SIZES, indirect=["any_mesh"], ids=str)
+SIZES = [(1, N), (4, N), pytest.param(8, 8, marks=pytest.mark.long)]
+every_n = pytest.mark.parametrize(("devices", "n"), SIZES, ids=str)
 
 
 @every_n
-def test_mix_is_the_product_with_W_in_every_round(any_mesh, n):
+def test_mix_is_the_product_with_W_in_every_round(devices, n):
     for step in range(STEPS):
-        for name, mixed in results(any_mesh, n, step)[0]["mix"].items():
+        for name, mixed in results(devices, n, step)[0]["mix"].items():
             for leaf, row in rows(n).items():
                 assert mixed[leaf].dtype == row.dtype
                 close(mixed[leaf], product(W_at(graphs(n)[name], step), row), f"{name}, {leaf}, {step}")
 
 
 @every_n
-def test_mix_preserves_the_mean(any_mesh, n):
-    for step in (0, 1):
-        for name, mixed in results(any_mesh, n, step)[0]["mix"].items():
-            for leaf, row in rows(n).items():
-                mean = np.asarray(row, np.float64).mean(0)
-                atol = 4 * float(jnp.finfo(row.dtype).eps)
-                np.testing.assert_allclose(np.asarray(mixed[leaf], np.float64).mean(0), mean, rtol=0, atol=atol, err_msg=name)
-
-
-@every_n
-def test_a_schedule_takes_its_rounds_in_turn(any_mesh, n):
+def test_a_schedule_takes_its_rounds_in_turn(devices, n):
     """Not the same one, and again after a period, to the bit."""
     for name, graph in schedules(n).items():
-        taken = [results(any_mesh, n, step)[0]["mix"][name]["matrix"] for step in range(2 * graph.period)]
+        taken = [results(devices, n, step)[0]["mix"][name]["matrix"] for step in range(2 * graph.period)]
         for step in range(graph.period):
             np.testing.assert_array_equal(taken[step], taken[step + graph.period])
         assert any((taken[0] != other).any() for other in taken[1:])
@@ -210,28 +205,28 @@ def pull(W: np.ndarray, leaf: np.ndarray, *, told: float = 1) -> np.ndarray:
 
 
 @every_n
-def test_pull_takes_the_table_that_it_is_given(any_mesh, n):
+def test_pull_takes_the_table_that_it_is_given(devices, n):
     """Here of neighbours that tell twice what they have."""
     for step in (0, 1, 6):
-        for name, pulled in results(any_mesh, n, step)[0]["by hand"].items():
+        for name, pulled in results(devices, n, step)[0]["by hand"].items():
             close(pulled, pull(W_at(graphs(n)[name], step), rows(n)["matrix"], told=2), name)
 
 
 @every_n
-def test_errors_of_a_pull_are_as_small_as_the_disagreement(any_mesh, n):
+def test_errors_of_a_pull_are_as_small_as_the_disagreement(devices, n):
     """Which is 2^17 times smaller than the models, whose roundings would drown it; a mean over all is rounded as a model is."""
     for step in (0, 1):
-        for name, pulled in results(any_mesh, n, step)[0]["pulled"].items():
+        for name, pulled in results(devices, n, step)[0]["pulled"].items():
             expected = pull(W_at(graphs(n)[name], step), near(n))
             size = near(n).max() if graphs(n)[name].uniform else np.ptp(near(n))
             np.testing.assert_allclose(pulled, expected, rtol=0, atol=8 * float(size * np.finfo(np.float32).eps), err_msg=name)
 
 
 @every_n
-def test_models_that_agree_stay_bit_for_bit(any_mesh, n):
+def test_models_that_agree_stay_bit_for_bit(devices, n):
     """Where rows sum to 1; under push-sum they are scaled by what rows sum to."""
     for step in (0, 1, 2, 3):
-        for name, stay in results(any_mesh, n, step)[0]["stay"].items():
+        for name, stay in results(devices, n, step)[0]["stay"].items():
             for leaf, model in agreed(n).items():
                 if graphs(n)[name].doubly_stochastic:
                     np.testing.assert_array_equal(stay[leaf], model, err_msg=name)
@@ -240,22 +235,22 @@ def test_models_that_agree_stay_bit_for_bit(any_mesh, n):
 
 
 @every_n
-def test_mix_of_many_seeds_is_mix_of_each(any_mesh, n):
+def test_mix_of_many_seeds_is_mix_of_each(devices, n):
     for step in (0, 1, 3):
-        for name, mixed in results(any_mesh, n, step)[1].items():
+        for name, mixed in results(devices, n, step)[1].items():
             for seed in range(SEEDS):
                 close(mixed[seed], product(W_at(graphs(n)[name], step), seeds(n)[seed]), name)
 
 
 @every_n
-def test_fetch_brings_what_neighbours_say_exactly(any_mesh, n):
+def test_fetch_brings_what_neighbours_say_exactly(devices, n):
     """And whoever a device hears, it hears right: rows of zeros fill the table up."""
-    block = n // any_mesh.size
+    block = n // devices
     said = np.concatenate([np.zeros((1, 4), np.uint8), codes(n)])
     for step in (0, 1, 2):
-        for name, table in results(any_mesh, n, step)[0]["codes"].items():
+        for name, table in results(devices, n, step)[0]["codes"].items():
             assert table.dtype == np.uint8
-            for device, brought in enumerate(table.reshape(any_mesh.size, -1, 4)):
+            for device, brought in enumerate(table.reshape(devices, -1, 4)):
                 np.testing.assert_array_equal(brought, said[brought[:, 0]])
                 own = np.arange(device * block, (device + 1) * block)
                 needed = np.flatnonzero((W_at(graphs(n)[name], step)[own] != 0).any(axis=0))
@@ -263,27 +258,28 @@ def test_fetch_brings_what_neighbours_say_exactly(any_mesh, n):
 
 
 @every_n
-def test_a_table_has_no_more_rows_than_everybody(any_mesh, n):
-    tables = results(any_mesh, n, 0)[0]["codes"]
-    assert all(len(table) <= any_mesh.size * n for table in tables.values())
-    if any_mesh.size == 8:
-        block = n // 8
-        assert len(tables[f"ring({n})"]) == 8 * (block + 2)
-        assert len(tables[f"one_peer_exponential({n})"]) == 8 * (block + (1 if n == 8 else block))
+def test_a_table_has_no_more_rows_than_everybody(devices, n):
+    tables = results(devices, n, 0)[0]["codes"]
+    assert all(len(table) <= devices * n for table in tables.values())
+    if devices > 1:
+        block = n // devices
+        assert len(tables[f"ring({n})"]) == devices * (block + 2)
+        assert len(tables[f"one_peer_exponential({n})"]) == devices * 2 * block
 
 
 @every_n
-def test_sum_of_others_is_exact(any_mesh, n):
+def test_sum_of_others_is_exact(devices, n):
     for step in (0, 1, 2):
-        for name, heard in results(any_mesh, n, step)[0]["heard"].items():
+        for name, heard in results(devices, n, step)[0]["heard"].items():
             others = (W_at(graphs(n)[name], step) != 0) & ~np.eye(n, dtype=bool)
             assert heard.dtype == np.uint32
             np.testing.assert_array_equal(heard, others.astype(np.int64) @ counts(n).astype(np.int64), err_msg=name)
 
 
-def test_only_many_devices_send(any_mesh):
-    kinds = {kind for _, kind in SENDS.findall(of_rounds(any_mesh.size, N)[1])}
-    assert kinds == (set() if any_mesh.size == 1 else {"all-gather", "all-reduce", "collective-permute"})
+@pytest.mark.parametrize("devices", [1, 4])
+def test_only_many_devices_send(devices):
+    kinds = {kind for _, kind in SENDS.findall(of_rounds(devices, N)[1])}
+    assert kinds == (set() if devices == 1 else {"all-gather", "all-reduce", "collective-permute"})
 
 
 @pytest.fixture
@@ -292,21 +288,21 @@ def most(monkeypatch):
 
     def set_most(number: int) -> None:
         monkeypatch.setattr(routes, "_MOST", number)
-        routes.plan.cache_clear()
+        routes.routes_of.cache_clear()
 
     yield set_most
-    routes.plan.cache_clear()
+    routes.routes_of.cache_clear()
 
 
 @pytest.mark.parametrize("devices", [1, 8])
 def test_rows_one_by_one_and_the_product_agree(devices, most):
-    some = [graphs(N)[name] for name in ("ring(16)", "push-sum", "negative weights", "random_matchings(16, 5, 1)")]
+    some = [graphs(N)[name] for name in ("push-sum", "one_peer_exponential(16)")]
 
     def both(x, counted, step):
         results = []
         for number in (0, 32):
             most(number)
-            assert all((routes.plan(graph, devices).places is None) == (number == 0) for graph in some)
+            assert all((routes.routes_of(graph, devices).places is None) == (number == 0) for graph in some)
             heard = [workers.sum_of_others(workers.fetch(counted, graph, step), graph, step) for graph in some]
             results.append(([workers.mix(x, graph, step) for graph in some], heard))
         return results
@@ -354,7 +350,7 @@ ROW = 3 * FLOAT
 @pytest.mark.parametrize(
     ("graph", "rows_each_way"),
     [
-        *((topologies.ring(n), 1) for n in (8, 16, 32)),
+        (topologies.ring(16), 1),
         (topologies.from_matrix(circulant(32, {0: 0.5, 1: 0.1, 2: 0.15}), "two hops in blocks of four"), 2),
     ],
     ids=lambda value: getattr(value, "name", None),
@@ -369,11 +365,7 @@ def test_neighbouring_blocks_exchange_one_message_each_way(graph, rows_each_way)
 @pytest.mark.parametrize(
     "graph",
     [
-        topologies.torus(2, 4),
-        topologies.hypercube(3),
         topologies.random_regular(8, 3),
-        topologies.exponential(8),
-        topologies.chain(8),
         topologies.from_graph(directed(8, seed=3), name="push-sum"),
         topologies.from_graph(nx.Graph([(0, i) for i in range(1, 6)] + [(6, 7), (5, 6)]), name="a star with a tail"),
     ],
@@ -387,15 +379,9 @@ def test_single_workers_send_their_row_to_each_neighbour(graph):
     assert total == {"collective-permute": graph.sends.mean() * ROW}
 
 
-def test_a_chain_in_blocks_sends_only_rows_at_their_ends():
-    sends, total = sends_of_a_mix(topologies.chain(32))
-    assert [kind for _, kind in sends] == ["collective-permute"] * 2
-    assert total == {"collective-permute": 14 / 8 * ROW}
-
-
-@pytest.mark.parametrize("n", [8, 16])
-def test_a_star_gathers_what_permutes_would_bring(n):
+def test_a_star_gathers_what_permutes_would_bring():
     """The hub needs everybody's row."""
+    n = 16
     sends, total = sends_of_a_mix(topologies.star(n))
     assert [kind for _, kind in sends] == ["all-gather"]
     assert total == {"all-gather": 7 * n // 8 * ROW}
@@ -421,7 +407,7 @@ def test_rounds_between_equal_pairs_are_one_branch():
     assert total == {"collective-permute": 2 * ROW}
 
 
-@pytest.mark.parametrize("graph", [topologies.ring(8), topologies.star(8), topologies.complete(8), topologies.one_peer_exponential(8)])
+@pytest.mark.parametrize("graph", [topologies.star(8), topologies.one_peer_exponential(8)])
 def test_one_device_sends_nothing(graph):
     assert sends_of_a_mix(graph, devices=1) == ([], {})
 

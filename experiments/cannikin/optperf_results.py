@@ -1,0 +1,219 @@
+"""Figures 9 and 10 of Cannikin, and what its sections 5.3, 5.4 and 6 say of OptPerf: the paper's numbers and ours."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.table import Table
+
+import dsgd
+from dsgd import plots
+from experiments.cannikin.driving import Overhead, Settled
+from experiments.shared import figures, statistics, tables
+
+CANNIKIN, LB_BSP, DDP, ADAPTED = "Cannikin", "LB-BSP", "DDP", "LB-BSP, adapted"
+LOOK = {name: (plots.COLOURS[i], plots.STYLES[i]) for i, name in enumerate((CANNIKIN, LB_BSP, DDP, ADAPTED))}
+MARKS = "osD^v"
+NEAR = 0.01  # of its own best, at which a system's batches count as tuned
+SMALL, LARGE = ("ResNet-50", "ResNet-18", "NeuMF"), ("DeepSpeech2", "BERT")  # models, of section 5.3
+SHARES = {"ResNet-50": "<< 1", "DeepSpeech2": "<< 1", "BERT": "<< 1", "ResNet-18": "9", "NeuMF": "12"}  # table 5
+
+
+def tuned(times: np.ndarray) -> np.ndarray:
+    """The first epoch of each run, from 1, from which on its batches are nearly its shortest, `[seeds, epochs]` to `[seeds]`."""
+    longer = times > (1 + NEAR) * times.min(axis=1, keepdims=True)
+    return 1 + np.max(np.arange(1, times.shape[1] + 1) * longer, axis=1)
+
+
+def summary(
+    epochs: dict[str, np.ndarray],
+    optperf: float,
+    found: dict[tuple[str, str], Settled],
+    errors: dict[tuple[str, float], dict[str, np.ndarray]],
+    shares: dict[str, float],
+) -> Table:
+    """The paper's numbers, and ours.
+
+    Args:
+        epochs: figure 9: seconds of a batch by system, `[seeds, epochs]`.
+        optperf: the least.
+        found: figure 10.
+        errors: of the prediction.
+        shares: of the overhead.
+    """
+    table = tables.table(
+        "OptPerf: the paper's numbers, and ours",
+        ("", "paper", "ours"),
+        f"tuned: from then on within {100 * NEAR:g} % of its own shortest; means ± standard errors over {len(epochs[LB_BSP])} runs."
+        " at most: over total batches and workloads, of 5.3 over runs, too.",
+    )
+    table.add_row("figure 9: ResNet-50 on A, 128 samples")
+    table.add_row("  Cannikin's epoch when tuned", "3", statistics.with_error(tuned(epochs[CANNIKIN])))
+    table.add_row("  LB-BSP's epoch when tuned", "> 10", statistics.with_error(tuned(epochs[LB_BSP])))
+    for name in (CANNIKIN, LB_BSP):
+        table.add_row(f"  {name}'s shortest batch / OptPerf", "-", statistics.with_error(epochs[name].min(axis=1) / optperf, 3))
+    table.add_section()
+    for cluster, paper in (("A", ("-", "-")), ("B", ("18", "53")), ("C", ("-", "-"))):
+        table.add_row(f"figure 10: cluster {cluster}, % less time, at most")
+        for words, system, number in (("LB-BSP", "lb_bsp", paper[0]), ("DDP", "ddp", paper[1])):
+            table.add_row(
+                f"  than {words}", number, f"{100 * max(of.gain(system).max() for (c, _), of in found.items() if c == cluster):.0f}"
+            )
+    table.add_section()
+    table.add_row("5.3: % error of the predicted OptPerf, at most")
+    for words, paper, weighting, those in (
+        ("inverse variances: NeuMF, ResNets", "3", "inverse-variance", SMALL),
+        ("inverse variances: BERT, DeepSpeech2", "7", "inverse-variance", LARGE),
+        ("plain average, all", "21", "plain", SMALL + LARGE),
+    ):
+        worst = max(each[weighting].max() for (workload, _), each in errors.items() if workload in those)
+        table.add_row(f"  {words}", paper, f"{100 * worst:.1f}")
+    table.add_section()
+    table.add_row("table 5: % of an epoch on B, at most")
+    for name, share in shares.items():
+        table.add_row(f"  {name}", SHARES[name], f"{100 * share:.1g}" if share < 1e-2 else f"{100 * share:.0f}")
+    return table
+
+
+def gains(found: dict[tuple[str, str], Settled]) -> Table:
+    """Figure 10 in numbers.
+
+    Args:
+        found: by cluster and workload.
+    """
+    table = tables.table(
+        "Figure 10: % less time of Cannikin's batches,\nlargest over total batches (at which one)",
+        ("workload", "totals", "DDP", "LB-BSP", "adapted", "together"),
+        "adapted: LB-BSP's batches of a total smaller by a tenth of the range, scaled up. together: those that all nodes have"
+        " computed at the same time, at which LB-BSP aims in steps of 5. Times are exact.",
+    )
+    last = ""
+    for (cluster, workload), of in found.items():
+        if cluster != last:
+            table.add_section()
+            last = cluster
+        cells = []
+        for system in ("ddp", "lb_bsp", "adapted", "together"):
+            gain = of.gain(system)
+            at = int(np.nanargmax(gain))
+            cells.append(f"{100 * gain[at]:.0f} ({of.totals[at]})")
+        table.add_row(f"{cluster} {workload}", f"{of.totals[0]}-{of.totals[-1]}", *cells)
+    return table
+
+
+def figure_9(epochs: dict[str, np.ndarray], optperf: float, noise: float) -> Figure:
+    """Milliseconds of a batch over epochs.
+
+    Args:
+        epochs: seconds of a batch by system, `[seeds, epochs]`.
+        optperf: the least seconds.
+        noise: nu.
+    """
+    sheet, (axes,) = plots.figure(1, width=7, height=3.8)
+    for name, times in epochs.items():
+        colour, style = LOOK[name]
+        middle, error = dsgd.mean_and_error(1e3 * times)
+        x = np.arange(1, times.shape[1] + 1)
+        axes.errorbar(x, middle, yerr=error, color=colour, linestyle=style, marker=".", capsize=2, label=name)
+    axes.axhline(1e3 * optperf, color="black", linewidth=0.8, label="OptPerf")
+    axes.set(xlabel="epoch", ylabel="milliseconds of a batch", ylim=(0, None))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(frameon=False)
+    seeds = len(next(iter(epochs.values())))
+    what = f"Figure 9: ResNet-50 on cluster A, 128 samples, noise {noise:g}"
+    figures.title(sheet, f"{what}; {statistics.errors('bars', seeds)}")
+    return sheet
+
+
+def figure_10(found: dict[tuple[str, str], Settled]) -> Figure:
+    """Times of a batch over total batches, a panel for each cluster and workload, in units of OptPerf.
+
+    Args:
+        found: by cluster and workload.
+    """
+    rows, columns = len({cluster for cluster, _ in found}), len({workload for _, workload in found})
+    sheet = Figure(figsize=(3 * columns, 2.7 * rows), layout="constrained")
+    for axes, ((cluster, workload), of) in zip(plots.panels(sheet, columns, rows, sharey="row"), found.items(), strict=True):
+        for name, times in ((CANNIKIN, of.cannikin), (LB_BSP, of.lb_bsp), (ADAPTED, of.adapted), (DDP, of.ddp)):
+            colour, style = LOOK[name]
+            axes.plot(of.totals, times / of.optperf, color=colour, linestyle=style, marker=".", label=name)
+        axes.set(xscale="log", title=f"{cluster}: {workload}")
+        few = of.totals[[0, len(of.totals) // 2, -1]]
+        axes.set_xticks(few, [str(total) for total in few], fontsize=8)
+        axes.set_xticks([], minor=True)
+    for axes in sheet.axes[::columns]:
+        axes.set_ylabel("time / OptPerf")
+    for axes in sheet.axes[-columns:]:
+        axes.set_xlabel("total batch")
+    figures.legend(sheet, sheet.axes[0], 4)
+    figures.title(sheet, "Figure 10: batch times at which each system settles, by its cluster's model without noise")
+    return sheet
+
+
+def studies(
+    errors: dict[tuple[str, float], dict[str, np.ndarray]],
+    overheads: dict[int, Overhead],
+    gains: dict[float, Settled],
+    noise: float,
+    workload: str,
+) -> Figure:
+    """Errors of the prediction, the overhead over numbers of nodes, gains over heterogeneity.
+
+    Args:
+        errors: of OptPerf by workload and noise, then by weighting, `[seeds]`.
+        overheads: by nodes.
+        gains: by the speed of the fastest node over that of the slowest.
+        noise: nu of all times but those of one node's first bucket.
+        workload: of the latter two.
+    """
+    sheet = Figure(figsize=(14, 4.6), layout="constrained")
+    by_noise, by_nodes, by_ratio = plots.panels(sheet, 3, sharey=False)
+    draw_errors(by_noise, errors, noise)
+    n = np.array(list(overheads))
+    for i, (words, times) in enumerate(
+        {"all candidates": [o.first for o in overheads.values()], "one": [o.then for o in overheads.values()]}.items()
+    ):
+        by_nodes.plot(n, 1e3 * np.array(times), color=plots.COLOURS[i], linestyle=plots.STYLES[i], marker="o", label=words)
+    by_nodes.set(
+        xscale="log", yscale="log", xlabel="nodes", ylabel="milliseconds of an epoch", title="learning and deciding, 100 candidates"
+    )
+    by_nodes.set_xticks(n, [f"{each:,}" for each in n])
+    by_nodes.set_xticks([], minor=True)
+    plots.plain_log(by_nodes.yaxis)
+    by_nodes.legend(frameon=False)
+    ratios = np.array(list(gains))
+    for name, key in ((DDP, "ddp"), (LB_BSP, "lb_bsp")):
+        colour, style = LOOK[name]
+        by_ratio.plot(
+            ratios, [100 * of.gain(key).max() for of in gains.values()], color=colour, linestyle=style, marker="o", label=f"{name}, largest"
+        )
+        by_ratio.plot(
+            ratios,
+            [100 * np.median(of.gain(key)) for of in gains.values()],
+            color=colour,
+            linestyle=style,
+            alpha=0.5,
+            label=f"{name}, median",
+        )
+    dense = np.linspace(ratios.min(), ratios.max(), 100)
+    by_ratio.plot(dense, 100 * (1 - 2 / (1 + dense)), color="black", linewidth=0.8, label="DDP, computation alone")
+    by_ratio.set(xlabel="fastest / slowest node", ylabel="% less time", title=f"16 nodes, {workload}, over total batches")
+    by_ratio.legend(frameon=False, fontsize=8)
+    return sheet
+
+
+def draw_errors(axes: Axes, errors: dict[tuple[str, float], dict[str, np.ndarray]], noise: float) -> None:
+    """With inverse-variance weighting, and without."""
+    for i, workload in enumerate(dict.fromkeys(workload for workload, _ in errors)):
+        levels = [level for name, level in errors if name == workload]
+        for weighting, fill, style in (("inverse-variance", None, "-"), ("plain", "white", ":")):
+            middle, error = dsgd.mean_and_error(np.array([errors[workload, level][weighting] for level in levels]).T)
+            bars = {"yerr": 100 * error, "capsize": 2, "color": plots.COLOURS[i], "linestyle": style}
+            label = workload if weighting == "inverse-variance" else None
+            axes.errorbar(levels, 100 * middle, **bars, marker=MARKS[i], markerfacecolor=fill, label=label)
+    axes.set(xscale="log", yscale="log", ylabel="% error of OptPerf", title="cluster A; solid: inverse variances, dotted: plain")
+    axes.set_xlabel(f"noise of the P4000's first bucket ({noise:g} elsewhere)")
+    plots.plain_log(axes.xaxis)
+    plots.plain_log(axes.yaxis)
+    axes.legend(frameon=False, fontsize=8)

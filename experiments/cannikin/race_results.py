@@ -1,0 +1,165 @@
+"""Figures 5, 7 and 8 of Cannikin, figure 8 as a table, the paper's numbers and ours, and in words why they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from dsgd import plots
+from experiments.cannikin.devices import WORKLOADS
+from experiments.cannikin.race import ACCURACY, ADAPTDL, CANNIKIN, DDP, LB_BSP, SYSTEMS, Run, Runs, Setting
+from experiments.shared import figures, statistics, tables
+
+# Section 5.2: what Cannikin saves of their seconds, in %, at most of all five tasks; of AdaptDL's, that is on CIFAR-10, by a ResNet-18.
+AT_MOST = {DDP: 85, LB_BSP: 82, ADAPTDL: 52}
+LEARNING = 2  # epochs before there is a model
+COLOURS: dict[str, str] = dict(zip(SYSTEMS, ("#E69F00", "#009E73", "#D55E00", "#0072B2"), strict=True))
+STYLES: dict[str, str] = dict(zip(SYSTEMS, (":", "-.", "--", "-"), strict=True))
+
+
+def seconds(runs: list[Run]) -> np.ndarray:
+    """To the target, of each seed; NaN of those that have not reached it."""
+    return np.array([run.seconds[-1] if run.reached else np.nan for run in runs])
+
+
+def saved(runs: Runs, system: str) -> np.ndarray:
+    """By Cannikin of a system's seconds in %, of the seeds that have reached the target with both."""
+    share = 100 * (1 - seconds(runs[CANNIKIN]) / seconds(runs[system]))
+    return share[~np.isnan(share)]
+
+
+def with_interval(values: np.ndarray, digits: int) -> str:
+    """The mean of some seeds, and half of its 95 % interval where there are several."""
+    return statistics.within(values, digits) if len(values) else "-"
+
+
+def tabulate(setting: Setting, cluster: str, runs: Runs) -> Table:
+    """One row a system."""
+    task, seeds = setting.task, len(runs[CANNIKIN])
+    good = f"{100 * setting.target:g} % right" if task.quality == ACCURACY else f"{setting.target:g} bits per byte"
+    table = tables.table(
+        f"seconds to {good}: {task.words}\ncluster {cluster}, times of {task.workload}, {statistics.runs(seeds)}",
+        ("system", "reached", "seconds", "epochs", "batch", "of\nDDP", "saved\nours", "saved\npaper"),
+        "reached: how many seeds reached it. batch: mean over epochs. of DDP:\n"
+        "seconds, seed by seed. saved: by Cannikin of the system's seconds, in %;\n"
+        "≤: the most of all the paper's tasks. ±: half the 95 % interval.",
+    )
+    for system, each in runs.items():
+        found = seconds(each)
+        reached = ~np.isnan(found)
+        small = max(np.nanmax(found, initial=0), np.nan_to_num(statistics.half_interval(found[reached]), posinf=0)) < 100
+        ratios = found / seconds(runs[DDP])
+        paper = "52" if system == ADAPTDL and task.workload == "ResNet-18" else f"≤ {AT_MOST.get(system)}"
+        table.add_row(
+            system,
+            f"{reached.sum()}",
+            with_interval(found[reached], 1 if small else 0),
+            f"{np.mean([len(run.seconds) for run in each]):.1f}",
+            f"{np.mean([run.totals.mean() for run in each]):.0f}",
+            f"{np.nanmean(ratios):.2f}" if not np.isnan(ratios).all() else "-",
+            "" if system == CANNIKIN else with_interval(saved(runs, system), 0),
+            "" if system == CANNIKIN else paper,
+        )
+    return table
+
+
+def notes(setting: Setting, runs: Runs) -> list[str]:
+    """Why ours differ from the paper's."""
+    task, totals, model = setting.task, setting.totals, setting.model
+    gains = 100 * (1 - of_equal(setting, totals))
+    first, N = totals[0], model.nodes
+    ours, theirs = (np.array([run.seconds[:LEARNING][-1] for run in runs[system]]) for system in (CANNIKIN, ADAPTDL))
+    parts = np.array([np.sum(np.diff(run.seconds, prepend=0) * of_equal(setting, run.totals)) / run.seconds[-1] for run in runs[ADAPTDL]])
+    longer = 100 * np.mean((ours - theirs) / [run.seconds[-1] for run in runs[ADAPTDL]])
+    epochs = np.mean([len(run.seconds) for run in runs[CANNIKIN]]) - np.mean([len(run.seconds) for run in runs[ADAPTDL]])
+    most, messages = int(np.argmax(gains)), 1e3 * (model.t_overlap + model.t_last)
+    return [
+        f"{task.words}. Unequal parts save {gains[0]:.0f} % of an equal split's time at a total batch of {first}, at most"
+        f" {gains[most]:.0f} %, at {totals[most]}: messages take {messages:.0f} ms, whoever computes how much. What the paper saves of"
+        " AdaptDL's seconds beyond that must come of other total batches.",
+        f"At AdaptDL's own total batches unequal parts would save {100 * (1 - parts.mean()):.0f} %. Cannikin saves"
+        f" {with_interval(saved(runs, ADAPTDL), 0)} %. Its first two epochs, in which it learns the nodes at a total batch of {first}, take"
+        f" {longer:.0f} % of AdaptDL's seconds longer than AdaptDL's; with total batches of its own it needs {epochs:+.1f} epochs.",
+        f"DDP and LB-BSP keep {first}, {first / N:.3g} samples a node (LB-BSP moves 5 at once), where parts hardly matter: they differ by"
+        f" chance. It stands for {setting.stands_for * first:.0f} samples of {task.workload}; the paper begins with"
+        f" {WORKLOADS[task.workload].first_batch}.",
+    ]
+
+
+def of_equal(setting: Setting, totals: np.ndarray) -> np.ndarray:
+    """OptPerf of total batches, of the time of an equal split."""
+    model = setting.model
+    return model.optperf(totals).seconds / model.batch_time(np.repeat(totals[:, None] / model.nodes, model.nodes, axis=1))
+
+
+def draw(cluster: str, found: Mapping[str, tuple[Setting, Runs]]) -> Figure:
+    """A row for each task.
+
+    Args:
+        cluster: its name.
+        found: by task.
+    """
+    sheet, panels = plots.figure(4, len(found), width=4.0, height=3.3, sharey=False)
+    for row, (setting, runs) in zip(panels.reshape(-1, 4), found.values(), strict=True):
+        batches, by_epoch, by_second, bars = row
+        draw_batches(batches, setting, runs)
+        draw_qualities(by_epoch, setting, runs, over_seconds=False)
+        draw_qualities(by_second, setting, runs, over_seconds=True)
+        draw_bars(bars, runs)
+        batches.set_title(f"{setting.task.words}, times of {setting.task.workload}", fontsize=10)
+    figures.legend(sheet, panels[1], 4)
+    seeds = len(next(iter(found.values()))[1][CANNIKIN])
+    bars_are = "; bars: 95 % intervals" if seeds > 1 else ""
+    figures.title(sheet, f"Cluster {cluster}: a line for each of {statistics.runs(seeds)}, a point where the target is reached{bars_are}")
+    return sheet
+
+
+def draw_batches(axes: Axes, setting: Setting, runs: Runs) -> None:
+    """Figure 5 (a)."""
+    for system in (ADAPTDL, CANNIKIN):
+        for run in runs[system]:
+            axes.step(
+                np.arange(1, len(run.totals) + 1), run.totals, where="mid", color=COLOURS[system], linestyle=STYLES[system], alpha=0.7
+            )
+    axes.set(xlabel="epoch", ylabel="total batch, samples", yscale="log", xscale="log")
+    ticks = np.unique(setting.totals[np.linspace(0, len(setting.totals) - 1, 4).round().astype(int)])
+    axes.set_yticks(ticks, labels=[f"{total}" for total in ticks])
+    axes.minorticks_off()
+    plots.plain_log(axes.xaxis)
+
+
+def draw_qualities(axes: Axes, setting: Setting, runs: Runs, *, over_seconds: bool) -> None:
+    """Figures 5 (b) and 7, or 5 (c)."""
+    factor = 100 if setting.task.quality == ACCURACY else 1
+    axes.axhline(factor * setting.target, color="black", linewidth=0.8)
+    for system, each in runs.items():
+        for i, run in enumerate(each):
+            x = run.seconds if over_seconds else np.arange(1, len(run.seconds) + 1)
+            style = {"color": COLOURS[system], "label": system if not i else None}
+            axes.plot(x, factor * run.qualities, linestyle=STYLES[system], linewidth=1.1, alpha=0.7, **style)
+            if run.reached:
+                axes.plot(x[-1], factor * run.qualities[-1], marker="o", markersize=5, color=COLOURS[system], linestyle="none")
+    axes.set(xscale="log", xlabel="simulated seconds" if over_seconds else "epoch")
+    axes.set_ylabel("test accuracy, %" if setting.task.quality == ACCURACY else "test bits per byte")
+    plots.plain_log(axes.xaxis)
+    qualities = factor * np.concatenate([run.qualities for each in runs.values() for run in each])
+    low, high = np.quantile(qualities, (0.05, 1) if setting.task.quality == ACCURACY else (0, 0.95))
+    axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+
+
+def draw_bars(axes: Axes, runs: Runs) -> None:
+    """Figure 8, of the seeds that have reached the target with both."""
+    for i, (system, each) in enumerate(runs.items()):
+        ratios = seconds(each) / seconds(runs[DDP])
+        ratios = ratios[~np.isnan(ratios)]
+        if not len(ratios):
+            continue
+        half = statistics.half_interval(ratios)
+        axes.bar(i, ratios.mean(), color=COLOURS[system], yerr=half if np.isfinite(half) and half > 0 else None, capsize=4)
+    axes.set_xticks(range(len(runs)), labels=list(runs))
+    axes.set(ylabel="seconds to the target, of DDP's", ylim=(0, None))
+    axes.grid(axis="x", visible=False)

@@ -1,0 +1,95 @@
+"""Figures 10 and 11 of DropCompute: accuracy over drop rates, with each correction of the step, where whole batches are dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from matplotlib.figure import Figure
+from rich.table import Table
+
+import algorithms
+import dsgd
+from dsgd import clusters, plots
+from experiments.dropcompute.training import Histories, Setting, falling, final, kept, options, signed
+from experiments.shared import figures, resuming, statistics, tables
+
+CORRECTIONS = ("none", "constant", "stochastic")
+_LATE = clusters.Quantity(lambda key, clock, worker: jax.random.uniform(jax.random.fold_in(key, worker)), "uniform", False, steady=True)
+UNIFORM = clusters.Cluster(_LATE)  # a worker's one micro-batch takes longer than 1 - P with the probability P
+
+
+def named(optimizer: str, correction: str, rate: float) -> str:
+    """Name of the history."""
+    return f"{optimizer}, {correction} correction, {100 * rate:g}% of batches dropped"
+
+
+def runs(setting: Setting, rates: Sequence[float]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """Each optimiser with each correction at each rate."""
+    for optimizer, learning_rate in setting.learning_rates.items():
+        for correction, history in across_rates(setting, optimizer, rates):
+            for i, rate in enumerate(rates):
+                yield named(optimizer, correction, rate), kept(history(i), setting, learning_rate)
+
+
+def across_rates(setting: Setting, optimizer: str, rates: Sequence[float]) -> Iterator[tuple[str, Callable[[int], dict[str, np.ndarray]]]]:
+    """For each correction the histories by the rate's place; numbers share a program."""
+
+    def method(rate, correction) -> dsgd.Algorithm:
+        steps = falling(optimizer, setting.learning_rates[optimizer], setting.steps)
+        return algorithms.drop_compute(algorithms.minibatch_sgd(steps), 1 - rate, 1, correction=correction)
+
+    def by_number(rate, constant) -> dsgd.Algorithm:
+        return method(rate, jnp.where(constant, 1 - rate, 1.0))
+
+    def by_count(rate) -> dsgd.Algorithm:
+        return method(rate, "stochastic")
+
+    choices = {"cluster": UNIFORM, "rate": rates, **options(setting, setting.steps)}
+    numbers = resuming.sweep(by_number, setting.problem, **choices, constant=[0, 1])
+    yield CORRECTIONS[0], lambda i: numbers.at((i, 0))
+    yield CORRECTIONS[1], lambda i: numbers.at((i, 1))
+    counts = resuming.sweep(by_count, setting.problem, **choices)
+    yield CORRECTIONS[2], lambda i: counts.at((i,))
+
+
+def table(setting: Setting, histories: Histories, rates: Sequence[float]) -> Table:
+    """One row a rate, a column for each correction: differences to the same without drops."""
+    shown = tables.table(
+        f"{setting.name}, {setting.problem.workers} workers,\n{setting.steps} steps, "
+        f"{statistics.runs(setting.seeds)}: {setting.quality.words}",
+        ("", "dropped", *CORRECTIONS),
+        "0%: as it is. Others: minus that, ± half the\n95 % interval, paired over seeds. Batches are\ndropped as wholes.",
+    )
+    digits = setting.quality.digits - 1
+    for optimizer in setting.learning_rates:
+        shown.add_section()
+        for rate in rates:
+            cells = []
+            for correction in CORRECTIONS:
+                values, base = (final(setting, histories[named(optimizer, correction, each)]) for each in (rate, 0.0))
+                cells.append(signed(values - base, digits) if rate else statistics.within(base, digits))
+            shown.add_row("" if rate else optimizer, f"{100 * rate:g}%", *cells)
+    return shown
+
+
+def draw(setting: Setting, histories: Histories, rates: Sequence[float]) -> Figure:
+    """A panel for each optimiser."""
+    optimizers = list(setting.learning_rates)
+    sheet, panels = plots.figure(len(optimizers), width=5.0, height=4.0)
+    for axes, optimizer in zip(panels, optimizers, strict=True):
+        lines = {}
+        for correction in CORRECTIONS:
+            each = [final(setting, histories[named(optimizer, correction, rate)]) for rate in rates]
+            lines[correction] = (100 * np.array(rates), np.stack(each, axis=1))
+        plots.draw_lines(axes, lines)
+        baseline = float(final(setting, histories[named(optimizer, CORRECTIONS[0], 0.0)]).mean())
+        axes.axhline(baseline, color="0.4", linewidth=0.8, linestyle="--")
+        axes.set(xlabel="batches dropped, %", title=optimizer)
+    panels[0].set_ylabel(setting.quality.words)
+    panels[0].legend(title="correction", frameon=False, fontsize=9)
+    what = f"{setting.name}, {setting.problem.workers} workers, {setting.steps} steps"
+    figures.title(sheet, f"Figures 10 and 11: {what}\ndashed: without drops; {statistics.errors('bands', setting.seeds)}")
+    return sheet

@@ -1,0 +1,197 @@
+"""DropCompute's speedup, measured: on latencies that are drawn as a run draws them, and by the clock of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+import algorithms
+import dsgd
+from algorithms import dropcompute
+from algorithms.dropcompute.stopping import Stop
+from dsgd import clusters, network, problems
+from experiments.dropcompute.exact import Sums
+from experiments.dropcompute.noises import Noise
+from experiments.shared import resuming
+
+NEVER = 1e6  # seconds: a threshold that drops nothing, as a number that a sweep takes
+
+Draw = Callable[[int], np.ndarray]  # a seed -> seconds [I, N, M]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How often is measured, and of what.
+
+    Args:
+        micro_batches: M.
+        communication: T^c, seconds.
+        stop: "preempt" or "between".
+        iterations: I, from which the threshold is chosen, and as many more on which it is used.
+        seeds: independent times, from `seed` on.
+    """
+
+    micro_batches: int
+    communication: float
+    stop: Stop
+    iterations: int
+    seeds: Sequence[int]
+
+
+class Measured(NamedTuple):
+    """Of N workers, one number a seed, `[seeds]`.
+
+    Args:
+        threshold: seconds.
+        speedup: S_eff with it.
+        drop_rate: share of micro-batches.
+        step_time: of the slowest worker, seconds.
+        without: the same without a threshold.
+    """
+
+    threshold: Any
+    speedup: Any
+    drop_rate: Any
+    step_time: Any
+    without: Any
+
+
+class Sampled(NamedTuple):
+    """What is simulated of a noise, beside its exact sums."""
+
+    noise: Noise
+    sums: Sums
+    draw: Draw
+    found: Mapping[int, Measured]
+
+
+def measured(setting: Setting, draw: Draw, counts: Sequence[int]) -> dict[int, Measured]:
+    """By number of workers, the first so many of those that are drawn, with thresholds chosen by Algorithm 2 from other iterations.
+
+    Args:
+        setting: of it.
+        draw: twice as many iterations of as many workers as the largest of `counts`, or more.
+        counts: N.
+    """
+    rows: dict[int, list[Measured]] = {N: [] for N in counts}
+    for seed in setting.seeds:
+        both = draw(seed)
+        for N in counts:
+            known, fresh = both[: setting.iterations, :N], both[setting.iterations :, :N]
+            rows[N].append(used(setting, fresh, dropcompute.threshold(known, setting.communication, setting.stop)))
+    return {N: of_seeds(found) for N, found in rows.items()}
+
+
+def used(setting: Setting, latencies: np.ndarray, threshold: float) -> Measured:
+    """What a threshold does to latencies `[I, N, M]`, as numbers."""
+    step, without = dropcompute.step_time(latencies, [threshold, np.inf], setting.stop)
+    gain = dropcompute.effective_speedup(latencies, setting.communication, threshold, setting.stop)
+    return Measured(threshold, gain, dropcompute.drop_rate(latencies, threshold, setting.stop), step, without)
+
+
+def of_seeds(found: Sequence[Measured]) -> Measured:
+    """One number a seed."""
+    return Measured(*(np.array(each, float) for each in zip(*found, strict=True)))
+
+
+def rates(setting: Setting, found: Mapping[int, Measured]) -> tuple[np.ndarray, np.ndarray]:
+    """Micro-batches a second of all workers, without a threshold and with it, `[seeds, counts]` each."""
+    both = []
+    for N, each in found.items():
+        whole = N * setting.micro_batches
+        with_it = whole * (1 - each.drop_rate) / (each.step_time + setting.communication)
+        both.append((whole / (each.without + setting.communication), with_it))
+    without, with_it = zip(*both, strict=True)
+    return np.stack(without, axis=-1), np.stack(with_it, axis=-1)
+
+
+class Curves(NamedTuple):
+    """Over thresholds, seconds `[K]`: the speedup, the share of micro-batches that are computed, and T + T^c over the step's seconds, each
+    `[seeds, K]`; and E T, seconds, `[seeds]`."""
+
+    thresholds: np.ndarray
+    speedup: np.ndarray
+    completed: np.ndarray
+    faster: np.ndarray
+    without: np.ndarray
+
+
+def over_thresholds(setting: Setting, draw: Draw, workers: int, thresholds: np.ndarray) -> Curves:
+    """Of the first N workers, simulated."""
+    rows = []
+    for seed in setting.seeds:
+        latencies, T_c = draw(seed)[:, :workers], setting.communication
+        step = dropcompute.step_time(latencies, thresholds, setting.stop) + T_c
+        without = dropcompute.step_time(latencies, np.inf, setting.stop)
+        speedup = dropcompute.effective_speedup(latencies, T_c, thresholds, setting.stop)
+        rows.append((speedup, 1 - dropcompute.drop_rate(latencies, thresholds, setting.stop), (without + T_c) / step, without))
+    return Curves(thresholds, *(np.array(each) for each in zip(*rows, strict=True)))
+
+
+def over_drop_rates(setting: Setting, draw: Draw, workers: int, micro_batches: int, shares: np.ndarray) -> np.ndarray:
+    """S_eff at thresholds that drop such shares, `[seeds, K]`.
+
+    Args:
+        setting: whose micro-batches are not looked at.
+        draw: at least so many workers and micro-batches.
+        workers, micro_batches: the first so many of each.
+        shares: in [0, 1), in order, `[K]`.
+    """
+    rows = []
+    for seed in setting.seeds:
+        latencies = draw(seed)[:, :workers, :micro_batches]
+        ends = np.quantile(np.cumsum(latencies, axis=-1), np.linspace(1, 0.5, 201))
+        dropped = dropcompute.drop_rate(latencies, ends, setting.stop)
+        gained = dropcompute.effective_speedup(latencies, setting.communication, ends, setting.stop)
+        # Where whole steps are cut off at once no threshold drops a share in between.
+        rows.append(np.interp(shares, np.append(0, dropped), np.append(1, gained)))
+    return np.array(rows)
+
+
+def by_clock(setting: Setting, seconds: clusters.Quantity, workers: int, threshold: float) -> Measured:
+    """The same of runs with and without the threshold, by their clock and histories: of mini-batch SGD on a quadratic, which matters not.
+
+    Args:
+        setting: each run has as many rounds as iterations.
+        seconds: of a micro-batch.
+        workers: N.
+        threshold: tau, seconds.
+    """
+    plain, T_c = algorithms.minibatch_sgd(optax.sgd(0.1)), setting.communication
+    problem = problems.random_quadratic(workers, 2)
+    latency = T_c / sum(network.cost(each.pattern, workers, 1.0, 0.0) for each in dsgd.exchanges(plain, problem))
+    history = resuming.sweep(
+        lambda threshold: algorithms.drop_compute(plain, threshold, setting.micro_batches, stop=setting.stop),
+        problem,
+        steps=setting.iterations,
+        key=jax.random.key(setting.seeds[0]),
+        seeds=len(setting.seeds),
+        cluster=clusters.Cluster(seconds, latency=latency),
+        mesh=1,
+        threshold=[threshold, NEVER],
+    ).history
+    rounds = np.diff(np.asarray(history["clock"], float), axis=-1)  # with T^c, [thresholds, seeds, rounds]
+    computed = 1 - np.asarray(history["dropped"], float)[..., 1:]
+    speedup = (computed[0] * rounds[1] / rounds[0]).mean(axis=-1)
+    step, without = (each.mean(axis=-1) - T_c for each in rounds)
+    return Measured(np.full(len(speedup), threshold), speedup, 1 - computed[0].mean(axis=-1), step, without)
+
+
+class Predicted(NamedTuple):
+    """Of the normal model, `[counts]`: S_eff at the best threshold, and E T in seconds."""
+
+    speedup: np.ndarray
+    without: np.ndarray
+
+
+def predicted(setting: Setting, mean: float, std: float, counts: Sequence[int] | np.ndarray) -> Predicted:
+    """By equations 4, 5 and 11, for the best threshold of at least M mu / 2 (assumption C.3)."""
+    M, N, T_c = setting.micro_batches, np.asarray(counts), setting.communication
+    thresholds = np.linspace(M * mean / 2, M * mean + 5 * np.sqrt(M) * std, 301)[:, None]
+    speedups = dropcompute.expected_speedup(thresholds, mean, std, M, N, T_c, stop=setting.stop, approximate=True)
+    return Predicted(speedups.max(axis=0), dropcompute.expected_step_time(mean, std, M, N, approximate=True))

@@ -1,0 +1,195 @@
+"""What is trained with DropCompute, for how long workers compute, and the runs of figure 5 and of table 1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.core import Tracer
+
+import algorithms
+import dsgd
+from algorithms import dropcompute
+from algorithms.dropcompute.stopping import Stop
+from dsgd import clusters, network
+from experiments.dropcompute import noises
+from experiments.shared import resuming, statistics, tuning
+
+JUST_AFTER = 1 + 1e-4  # times what a time is: of float32, it is later, whatever order it was summed in
+MEASURED = 200  # rounds, from which thresholds for given drop rates are taken
+COMPENSATED = 0.1  # the drop rate of table 1 (b)
+LAMB, SGD = "LAMB", "SGD"
+MOMENTUM = 0.9
+
+Histories = dict[str, dict[str, np.ndarray]]
+
+
+class Quality(NamedTuple):
+    """What tells how good a model is at the end.
+
+    Args:
+        metric: in the history.
+        factor: times it is what is shown.
+        words: with the unit.
+        digits: after the point.
+    """
+
+    metric: str
+    factor: float
+    words: str
+    digits: int
+
+
+ACCURACY = Quality("test_accuracy", 100.0, "test accuracy, %", 2)
+BITS = Quality("test_bits_per_byte", 1.0, "test bits per byte", 3)
+
+
+class Setting(NamedTuple):
+    """What is trained.
+
+    Args:
+        name: for titles.
+        problem: of N workers.
+        quality: of its models.
+        micro_batches: M.
+        steps: rounds, without compensation.
+        learning_rates: of LAMB, and of SGD with momentum.
+        seeds: independent runs.
+        seed: of everything random.
+        progress: show bars.
+    """
+
+    name: str
+    problem: dsgd.Problem
+    quality: Quality
+    micro_batches: int
+    steps: int
+    learning_rates: dict[str, float]
+    seeds: int
+    seed: int
+    progress: bool
+
+    @property
+    def rounds(self) -> int:
+        """With as many more as make up for the drop rate of table 1 (b)."""
+        return self.steps + dropcompute.extra_steps(self.steps, COMPENSATED)
+
+
+def delayed(workers: int, communication: float = 0.0) -> clusters.Cluster:
+    """B.1's workers.
+
+    Args:
+        workers: N.
+        communication: T^c, seconds of an all-reduce of N workers.
+    """
+    per_latency = network.cost(network.ring_all_reduce, workers, 1.0, 0.0)
+    return clusters.Cluster(noises.delays().seconds, latency=communication / per_latency if per_latency else 0.0)
+
+
+def latencies(cluster: clusters.Cluster, workers: int, micro_batches: int, seed: int, rounds: int = MEASURED) -> np.ndarray:
+    """Seconds of micro-batches, `[rounds, N, M]`, of other rounds than the runs'."""
+    return dropcompute.latencies(cluster, workers, micro_batches, iterations=rounds, key=jax.random.fold_in(jax.random.key(seed), 1))
+
+
+def dropping(times: np.ndarray, rate: float) -> float:
+    """The smallest threshold that drops at most this share of micro-batches; infinite where that is none.
+
+    Args:
+        times: seconds of each, `[rounds, N, M]`.
+        rate: in [0, 1).
+    """
+    ends = np.sort(np.cumsum(times, axis=-1), axis=None)
+    return math.inf if rate == 0 else JUST_AFTER * float(ends[math.ceil((1 - rate) * ends.size) - 1])
+
+
+def falling(optimizer: str, learning_rate: float, horizon: Any) -> optax.GradientTransformation:
+    """Steps that fall linearly to 0 at the horizon, a number of rounds, and stay there; where it is infinite, all of the mean size."""
+
+    def rate(count):
+        return learning_rate * jnp.where(jnp.isinf(horizon), 0.5, jnp.maximum(0.0, 1 - count / horizon))
+
+    return optax.lamb(rate) if optimizer == LAMB else optax.sgd(rate, momentum=MOMENTUM)
+
+
+class Point(NamedTuple):
+    """One run of those that share a program.
+
+    Args:
+        name: of its history.
+        threshold: tau, seconds.
+        horizon: rounds until the step size is 0.
+    """
+
+    name: str
+    threshold: float
+    horizon: float
+
+
+def pick(table: Sequence[float], case: Any) -> Any:
+    """A number of a table by its place, which may be traced."""
+    return jnp.asarray(table)[case] if isinstance(case, Tracer) else table[case]
+
+
+def together(
+    setting: Setting, optimizer: str, points: Sequence[Point], *, micro_batches: int | None = None, redraw: bool = False
+) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """The histories of these points, without seconds of communication."""
+    thresholds, horizons = [point.threshold for point in points], [point.horizon for point in points]
+    learning_rate, M = setting.learning_rates[optimizer], micro_batches or setting.micro_batches
+
+    def method(case) -> dsgd.Algorithm:
+        steps = falling(optimizer, learning_rate, pick(horizons, case))
+        return algorithms.drop_compute(algorithms.minibatch_sgd(steps), pick(thresholds, case), M, redraw=redraw)
+
+    N = setting.problem.workers
+    assert N is not None
+    sweep = resuming.sweep(method, setting.problem, cluster=delayed(N), case=np.arange(len(points)), **options(setting, setting.rounds))
+    for i, point in enumerate(points):
+        yield point.name, kept(sweep.at((i,)), setting, learning_rate)
+
+
+def by_itself(setting: Setting, optimizer: str, measured: int, communication: float, stop: Stop) -> dict[str, np.ndarray]:
+    """The history of DropCompute that chooses its threshold after so many rounds, at a constant step size."""
+    N, learning_rate = setting.problem.workers, setting.learning_rates[optimizer]
+    assert N is not None
+    steps = falling(optimizer, learning_rate, math.inf)
+    chosen = dropcompute.chosen_after(measured)
+    method = algorithms.drop_compute(algorithms.minibatch_sgd(steps), chosen, setting.micro_batches, stop=stop)
+    result = resuming.run(method, setting.problem, cluster=delayed(N, communication), **options(setting, setting.rounds))
+    return kept(result.history, setting, learning_rate)
+
+
+def options(setting: Setting, rounds: int) -> dict[str, Any]:
+    """Of runs; the whole objective is evaluated at the start and at the end, the batches' loss is known in each round."""
+    return {
+        "steps": rounds,
+        "key": jax.random.key(setting.seed),
+        "seeds": setting.seeds,
+        "evaluate_every": rounds,
+        "train_loss": True,
+        "mesh": tuning.devices_for(setting.problem.workers),
+        "progress": setting.progress,
+    }
+
+
+def kept(history: dict[str, np.ndarray], setting: Setting, learning_rate: float) -> dict[str, np.ndarray]:
+    """What figures, tables and the file show of it."""
+    if not np.isfinite(history["loss"][:, -1]).all():
+        raise ValueError(f"{setting.name} diverged at a step size of {learning_rate:g}; need a smaller one")
+    names = ("step", "clock", "loss", "train_loss", "dropped", "threshold", setting.quality.metric)
+    return {name: history[name] for name in names}
+
+
+def final(setting: Setting, history: dict[str, np.ndarray]) -> np.ndarray:
+    """Of the last models, `[seeds]`."""
+    return setting.quality.factor * history[setting.quality.metric][:, -1]
+
+
+def signed(values: np.ndarray, digits: int) -> str:
+    """The mean of a difference with its sign, and half its 95 % interval."""
+    return f"{'+' if values.mean() >= 0 else ''}{statistics.within(values, digits)}"

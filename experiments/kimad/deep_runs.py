@@ -1,0 +1,226 @@
+"""Sections 4.2 and 4.3 of Kimad: the links of a model, and the runs of each method.
+
+A smaller model than the paper's ResNet-18 has bandwidths as much smaller, so that all seconds are as there: those of the paper's T_comm, of
+the computation, and of the bandwidth's period.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import dsgd
+from algorithms import kimad, kimad_sgd
+from algorithms.kimad.exchange import header_bits
+from dsgd import clusters
+from experiments.kimad import quadratics
+from experiments.shared import resuming, tuning
+
+RESNET_18 = 32 * 11_173_962  # bits
+SLOWEST, FASTEST = 30e6, 330e6  # bits per second of a link to a ResNet-18
+WARM_UP = 0.05  # of all rounds: 5 of 100 epochs
+ANY = np.arange(1, 1001) / 1000  # {Top-K | K > 0}
+RATIOS = 0.01 + 0.02 * np.arange(50)  # section 4.3's
+RESOLUTION = 1000
+EVALUATIONS = 60  # of a run
+
+EF21, KIMAD, TOLD, COARSE, PLUS, WHOLE = "EF21", "Kimad", "Kimad, told", "Kimad, coarse", "Kimad+", "whole model"
+
+
+class Case(NamedTuple):
+    """A method on so many workers, where a message has so many seconds."""
+
+    method: str
+    workers: int
+    seconds: float
+
+    @property
+    def name(self) -> str:
+        """For the file of histories."""
+        return f"{self.method}; {self.workers} workers; {self.seconds:g} s"
+
+
+class Setting(NamedTuple):
+    """What is trained, on what.
+
+    Args:
+        problem: of M workers.
+        cluster: whose links follow the paper's pattern, scaled to the model.
+        layers: elements of each.
+        steps: rounds.
+        warm_up: the first of them, which send all.
+        learning_rate: gamma.
+        seeds: independent runs.
+        seed: of everything random.
+        progress: show bars.
+    """
+
+    problem: dsgd.Problem
+    cluster: clusters.Cluster
+    layers: tuple[int, ...]
+    steps: int
+    warm_up: int
+    learning_rate: float
+    seeds: int
+    seed: int
+    progress: bool
+
+    @property
+    def bits(self) -> int:
+        """Of the uncompressed model."""
+        return 32 * sum(self.layers)
+
+
+COMPUTATION = RESNET_18 / ((SLOWEST + FASTEST) / 2)  # T_comp, seconds: the model's bits over the mean bandwidth
+Histories = dict[Case, dict[str, np.ndarray]]
+
+
+def among_5(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Whether fewer than 5 logits, `[m, classes]`, are larger than the target's, bool `[m]`."""
+    return jnp.sum(logits > jnp.take_along_axis(logits, targets[:, None], axis=1), axis=1) < 5
+
+
+def make_cluster(scale: float, period: float, noise: float) -> clusters.Cluster:
+    """Workers that compute as long as the paper's, on links that go up and down.
+
+    Args:
+        scale: the model's bits over a ResNet-18's.
+        period: seconds from one maximum of the bandwidth to the next.
+        noise: of each worker's bandwidth in each round, as of `clusters.sinusoid`.
+    """
+    link = clusters.sinusoid(scale * (FASTEST - SLOWEST), np.pi / period, scale * SLOWEST, noise)
+    return clusters.Cluster(clusters.constant(COMPUTATION), up=link)
+
+
+def pattern(period: float, clock: np.ndarray) -> np.ndarray:
+    """Bits per second of a link to a ResNet-18, without noise."""
+    return SLOWEST + (FASTEST - SLOWEST) * np.sin(np.pi * clock / period) ** 2
+
+
+def across_times(setting: Setting, times: Sequence[float]) -> Iterator[tuple[Case, dict[str, np.ndarray]]]:
+    """Kimad, then EF21 that sends as much as Kimad: both are one program.
+
+    Args:
+        setting: of the run.
+        times: T_comm, seconds.
+    """
+    N, round_times = setting.problem.workers, [COMPUTATION + 2 * seconds for seconds in times]
+    run = partial(_sweep, setting, partial(_any_ratio, setting), told=[0.0])
+    adapting = list(run(round_time=round_times, fixed=[-1.0]))
+    yield from ((Case(KIMAD, N, seconds), history) for seconds, history in zip(times, adapting, strict=True))
+    choices = [float(fixed_choice(setting, traffic(setting, history).mean())) for history in adapting]
+    same = run(round_time=[max(round_times)], fixed=choices)
+    yield from ((Case(EF21, N, seconds), history) for seconds, history in zip(times, same, strict=True))
+
+
+def told(setting: Setting, times: Sequence[float]) -> Iterator[tuple[Case, dict[str, np.ndarray]]]:
+    """Kimad that is told the bandwidths: the same program again.
+
+    Args:
+        setting, times: as of `across_times`.
+    """
+    round_times = [COMPUTATION + 2 * seconds for seconds in times]
+    each = _sweep(setting, partial(_any_ratio, setting), round_time=round_times, fixed=[-1.0], told=[1.0])
+    yield from ((Case(TOLD, setting.problem.workers, seconds), history) for seconds, history in zip(times, each, strict=True))
+
+
+def across_layers(setting: Setting, seconds: float) -> Iterator[tuple[Case, dict[str, np.ndarray]]]:
+    """Kimad and Kimad+ of the ratios of section 4.3, which are one program; then the K largest elements of the whole model.
+
+    Args:
+        setting: of the run.
+        seconds: T_comm.
+    """
+    N, round_time = setting.problem.workers, COMPUTATION + 2 * seconds
+    both = _sweep(setting, partial(_layer_by_layer, setting, round_time), plus=[0.0, 1.0])
+    yield from ((Case(method, N, seconds), history) for method, history in zip((COARSE, PLUS), both, strict=True))
+    largest = kimad.whole_model(kimad.top_k(ANY))
+    (history,) = _sweep(setting, lambda round_time: _method(setting, largest, round_time, kimad.one_for_all), round_time=[round_time])
+    yield Case(WHOLE, N, seconds), history
+
+
+def _any_ratio(setting: Setting, round_time: jax.Array, fixed: jax.Array, told: jax.Array) -> dsgd.Algorithm:
+    """Kimad, or EF21 where the ratio is fixed: its number among all of them, from 0 on."""
+
+    def rule(errors, sizes, budget):
+        return jnp.where(fixed < 0, kimad.one_for_all(errors, sizes, budget), jnp.asarray(fixed, jnp.int32))
+
+    return _method(setting, kimad.top_k(ANY), round_time, rule, quadratics.last_or_oracle(told))
+
+
+def _layer_by_layer(setting: Setting, round_time: float, plus: jax.Array) -> dsgd.Algorithm:
+    """Kimad, or Kimad+."""
+
+    def rule(errors, sizes, budget):
+        best = kimad.allocate(errors, sizes, budget, resolution=RESOLUTION)
+        return jnp.where(plus > 0, best, kimad.one_for_all(errors, sizes, budget))
+
+    return _method(setting, kimad.top_k(RATIOS), round_time, rule)
+
+
+def _method(
+    setting: Setting, choices: kimad.Choices, round_time: float | jax.Array, rule: Callable, monitor: kimad.Monitor = kimad.last
+) -> dsgd.Algorithm:
+    return kimad_sgd(
+        optax.sgd(setting.learning_rate),
+        choices,
+        round_time,
+        computation=COMPUTATION,
+        rule=rule,
+        monitor=monitor,
+        warm_up=setting.warm_up,
+    )
+
+
+def _sweep(setting: Setting, factory: Callable[..., dsgd.Algorithm], **grids: Any) -> Iterator[dict[str, np.ndarray]]:
+    """The history of each point, of what is said of each worker the first one's and the mean."""
+    sweep = resuming.sweep(
+        factory,
+        setting.problem,
+        steps=setting.steps,
+        key=jax.random.key(setting.seed),
+        seeds=setting.seeds,
+        cluster=setting.cluster,
+        evaluate_every=max(1, setting.steps // EVALUATIONS),
+        mesh=tuning.devices_for(setting.problem.workers),
+        progress=setting.progress,
+        **grids,
+    )
+    for index in np.ndindex(*(len(values) for values in grids.values())):
+        history = sweep.at(index)
+        if not np.isfinite(dsgd.evaluated(history)["loss"]).all():
+            raise ValueError(f"{setting.problem.name} diverged at a step size of {setting.learning_rate:g}; need a smaller --learning-rate")
+        kept = {name: history[name] for name in ("step", "clock", "bits", "loss", "top_1", "top_5", "evaluated") if name in history}
+        first = {"bandwidth": "bandwidth_up", "message": "message_up", "error": "error_up"}
+        ours = {name: history[theirs][..., 0] for name, theirs in first.items()}
+        yield {**kept, **ours, "mean_error": history["error_up"].mean(axis=-1)}
+
+
+def traffic(setting: Setting, history: dict[str, np.ndarray]) -> np.ndarray:
+    """Bits that a worker sends and receives in a round after the warm-up, `[seeds]`."""
+    return _each_round(setting, history["bits"])
+
+
+def step_time(setting: Setting, history: dict[str, np.ndarray]) -> np.ndarray:
+    """Seconds of a round after the warm-up, `[seeds]`."""
+    return _each_round(setting, history["clock"])
+
+
+def _each_round(setting: Setting, sums: np.ndarray) -> np.ndarray:
+    return (sums[:, -1] - sums[:, setting.warm_up]) / (setting.steps - setting.warm_up)
+
+
+def fixed_choice(setting: Setting, bits: float) -> int:
+    """Number of the ratio of which two messages have the nearest to so many bits."""
+    return int(np.argmin(np.abs(2 * message_bits(setting) - bits)))
+
+
+def message_bits(setting: Setting) -> np.ndarray:
+    """Of a message at each of all ratios."""
+    return header_bits(len(setting.layers), len(ANY)) + np.sum([kimad.top_k(ANY).sizes(d, np.float32) for d in setting.layers], axis=0)

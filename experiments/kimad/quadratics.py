@@ -1,0 +1,266 @@
+"""A fixed compressor against one that follows the bandwidth, on small quadratics, at equal seconds: what the scripts about Kimad share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from matplotlib.axes import Axes
+
+import algorithms
+import dsgd
+from algorithms import kimad
+from dsgd import clusters, compressors, plots, problems
+from experiments.shared import resuming, statistics, tuning
+
+DIMENSION = 30  # as in section 4.1 of Kimad
+ELEMENT = 32  # bits
+TIMES = 200  # at which losses are compared
+FREE = clusters.constant(1e15)  # bits per second: of the downlink, whose time is neglected
+LEARNING_RATES = (0.125, 0.18, 0.25, 0.35, 0.5, 0.7, 0.85, 1.0, 1.2, 1.4, 1.55, 1.7, 1.85, 1.95)
+ROUND_TIMES = (1.02, 1.03, 1.05, 1.07, 1.1, 1.15, 1.25, 1.4, 1.6, 1.8, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0, 15.0, 23.0)  # seconds
+NEGLIGIBLE = 1.05  # a speedup below this is none
+
+
+def quadratics(number: int, condition: float, seed: int) -> list[dsgd.Problem]:
+    r"""$f(x) = \frac12 \sum a_i x_i^2$ of one worker, each with its own spectrum, from 1 / condition to 1, the logarithms uniform; from a
+    start in N(0, I). They share their programs."""
+    if not condition >= 1:
+        raise ValueError(f"--condition {condition:g}: need at least 1")
+
+    def one(i: int) -> dsgd.Problem:
+        a = np.exp(-np.random.default_rng((seed, i)).uniform(0, math.log(condition), DIMENSION))
+        a[:2] = 1, 1 / condition
+        return problems.quadratic(a[None], np.zeros((1, DIMENSION)))._replace(init=_normal)
+
+    return [one(i) for i in range(number)]
+
+
+def _normal(key: jax.Array) -> jax.Array:
+    return jax.random.normal(key, (DIMENSION,))
+
+
+def top_k(places: Literal["sent", "free"]) -> kimad.Choices:
+    """K from 1 to all elements, with the bits that they have, or of their values alone, and then nothing says how many they are."""
+    choices = kimad.top_k([k / DIMENSION for k in range(1, DIMENSION + 1)])
+    if places == "sent":
+        return choices
+
+    def sizes(d, dtype):
+        whole = ELEMENT * d
+        return [bits if bits == whole else ELEMENT * k for k, bits in enumerate(choices.sizes(d, dtype), start=1)]
+
+    return choices._replace(sizes=sizes, number=1)
+
+
+def check_times(compute: float, round_times: Sequence[float]) -> None:
+    """Raises a ValueError where rounds have no time for a gradient and a message."""
+    if not compute > 0:
+        raise ValueError(f"--compute {compute:g}: need seconds > 0")
+    if not min(round_times) > compute:
+        raise ValueError(f"--round-times {min(round_times):g} with --compute {compute:g}: need more, for messages")
+
+
+def make_cluster(compute: float, up: clusters.Quantity) -> clusters.Cluster:
+    """One worker, whose uplink is all that takes time besides its gradient."""
+    return clusters.Cluster(clusters.constant(compute), up=up, down=FREE)
+
+
+def fixed(choices: kimad.Choices, warm_up: int) -> Callable[..., dsgd.Algorithm]:
+    """EF21 with one of these compressors, a function of the step size and of which; all know which it is, so that no message says it."""
+
+    def build(learning_rate, choice):
+        def always(errors, sizes, budget):
+            return jnp.full(len(sizes), jnp.minimum(choice, errors.shape[1] - 1), jnp.int32)  # the server's messages have one choice
+
+        one = choices._replace(number=1)
+        return algorithms.kimad_sgd(optax.sgd(learning_rate), one, 1.0, computation=0.0, rule=always, warm_up=warm_up, **_uplink())
+
+    return build
+
+
+def adapted(choices: kimad.Choices, warm_up: int, compute: float) -> Callable[..., dsgd.Algorithm]:
+    """Kimad, a function of the step size, the round's seconds, and whether (1 or 0) it knows the bandwidth that there will be."""
+
+    def build(learning_rate, round_time, oracle):
+        options: dict[str, Any] = {"computation": compute, "monitor": last_or_oracle(oracle), "warm_up": warm_up, **_uplink()}
+        return algorithms.kimad_sgd(optax.sgd(learning_rate), choices, round_time, **options)
+
+    return build
+
+
+def last_or_oracle(oracle: jax.Array | float) -> kimad.Monitor:
+    """`kimad.oracle` where the flag is above 0, which may be swept, else `kimad.last`."""
+
+    def estimate(memory, true):
+        return jnp.where(oracle > 0, kimad.oracle.estimate((), true), kimad.last.estimate(memory, true))
+
+    return kimad.last._replace(estimate=estimate, name="last or oracle")
+
+
+def _uplink() -> dict[str, Any]:
+    """What comes from the server is sent as it is."""
+    return {"down": [compressors.identity], "congestion": 0.0}
+
+
+class Best(NamedTuple):
+    """A method at its best point.
+
+    Args:
+        point: the hyperparameters.
+        losses: log10 f(x) / f(x_0), `[problems, TIMES]`.
+        history: of the first problem, `[records]` each.
+    """
+
+    point: dict[str, float]
+    losses: np.ndarray
+    history: dict[str, np.ndarray]
+
+    @property
+    def end(self) -> np.ndarray:
+        """Over the last tenth of the seconds, `[problems]`."""
+        return dsgd.tail_mean(self.losses)
+
+
+def all_of(methods: dict[str, Best | None]) -> dict[str, Best] | None:
+    """None where one diverged at every point."""
+    there = {name: best for name, best in methods.items() if best is not None}
+    return there if len(there) == len(methods) else None
+
+
+class Race(NamedTuple):
+    """All points of a grid on all problems.
+
+    Args:
+        grid: the values by name.
+        losses: as of `Best`, `[grid ..., problems, TIMES]`.
+        history: of the first problem, `[grid ..., records]`.
+    """
+
+    grid: dict[str, np.ndarray]
+    losses: np.ndarray
+    history: dict[str, np.ndarray]
+
+    def best(self, **given: float) -> Best | None:
+        """Of the points with these values, the one with the least mean of logarithms over problems and the last tenth of the seconds; None
+        where all diverged."""
+        score = dsgd.tail_mean(self.losses).mean(axis=-1)
+        axes = np.meshgrid(*self.grid.values(), indexing="ij")
+        for (name, _), axis in zip(self.grid.items(), axes, strict=True):
+            if name in given:
+                score = np.where(axis == given[name], score, np.inf)
+        if not np.isfinite(score).any():
+            return None
+        index = np.unravel_index(np.argmin(score), score.shape)
+        point = {name: values[i].item() for (name, values), i in zip(self.grid.items(), index, strict=True)}
+        return Best(point, self.losses[index], {name: values[index] for name, values in self.history.items()})
+
+
+def race(
+    build: Callable[..., dsgd.Algorithm],
+    tasks: Sequence[dsgd.Problem],
+    cluster: clusters.Cluster,
+    *,
+    seconds: float,
+    compute: float,
+    seed: int,
+    **grid: Any,
+) -> Race:
+    """Runs every point on every problem for so many simulated seconds at least: no round is shorter than its gradient.
+
+    Args:
+        build: hyperparameters -> method.
+        tasks: problems that share a program.
+        cluster: whose clock counts.
+        seconds: simulated.
+        compute: seconds of a gradient.
+        seed: of starts and of the cluster's noise.
+        grid: as of `dsgd.sweep`.
+    """
+    losses, first = [], {}
+    for i, task in enumerate(tasks):
+        key = jax.random.fold_in(jax.random.key(seed), i)
+        options: dict[str, Any] = {"steps": math.ceil(seconds / compute), "cluster": cluster, "mesh": tuning.devices_for(1)}
+        history = resuming.sweep(build, task, key=key, **options, **grid).history
+        losses.append(at_times(history["loss"], history["clock"], times(seconds))[..., 0, :])
+        if i == 0:
+            first = {name: history[name][..., 0, :] for name in ("clock", "loss")}
+            first |= {name: history[name][..., 0, :, 0] for name in ("message_up", "bandwidth_up")}
+    return Race({name: np.asarray(values) for name, values in grid.items()}, np.stack(losses, axis=-2), first)
+
+
+def races(
+    args: Any, choices: kimad.Choices, places: Sequence[int], warm_up: int, tasks: Sequence[dsgd.Problem], cluster: clusters.Cluster
+) -> tuple[Race, Race]:
+    """Fixed compressors, and Kimad without and with the oracle.
+
+    Args:
+        args: of the script, with `seconds`, `compute`, `seed`, `learning_rates` and `round_times`.
+        choices, places: the compressors, and the numbers of those that are used as fixed ones.
+        warm_up: messages that are sent whole at the start.
+        tasks, cluster: as of `race`.
+    """
+    options: dict[str, Any] = {"seconds": args.seconds, "compute": args.compute, "seed": args.seed, "learning_rate": args.learning_rates}
+    still = race(fixed(choices, warm_up), tasks, cluster, **options, choice=places)
+    build = adapted(choices, warm_up, args.compute)
+    return still, race(build, tasks, cluster, **options, round_time=args.round_times, oracle=(0, 1))
+
+
+def times(seconds: float) -> np.ndarray:
+    """Those at which losses are compared, `[TIMES]`."""
+    return seconds * np.arange(1, TIMES + 1) / TIMES
+
+
+def at_times(loss: np.ndarray, clock: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """log10 f(x) / f(x_0) of the model that was there at these times, `[..., records]` to `[..., times]`; inf from where it diverged."""
+    relative = np.where(np.isfinite(loss), loss, np.inf) / loss[..., :1]
+    done = np.empty((*loss.shape[:-1], len(at)), int)
+    for index in np.ndindex(loss.shape[:-1]):
+        done[index] = np.searchsorted(clock[index], at, side="right") - 1
+    return np.log10(np.take_along_axis(relative, done, axis=-1))
+
+
+def draw_messages(axes: Axes, seconds: np.ndarray, level: np.ndarray, shown: dict[str, tuple[Best, str]]) -> None:
+    """The first problem's messages, in bits, and the bandwidth, in bits per second.
+
+    Args:
+        axes: where to.
+        seconds, level: of the bandwidth.
+        shown: whose messages, by label, and in which colour.
+    """
+    axes.plot(seconds, level, color="black", linestyle="--", linewidth=1, label="bandwidth")
+    for label, (best, colour) in shown.items():
+        axes.step(best.history["clock"], best.history["message_up"], where="pre", color=colour, linewidth=1.2, label=label)
+    axes.set(yscale="log", xlim=(0, seconds[-1]))
+    plots.plain_log(axes.yaxis)
+
+
+def speedups(slow: Best, fast: Best) -> np.ndarray:
+    """Seconds of one over those of the other, to the larger of the two losses that they end at, problem by problem, `[problems]`."""
+    target = np.maximum(slow.end, fast.end)[:, None]
+    reached = [np.argmax(best.losses <= target, axis=1) + 1 for best in (slow, fast)]
+    return reached[0] / reached[1]
+
+
+def interval(ratios: np.ndarray) -> tuple[float, float, float]:
+    """The geometric mean over problems, and its 95 % interval by Student's t of the logarithms; infinite of one problem."""
+    logs = np.log(ratios)
+    half = statistics.half_interval(logs)
+    return tuple(np.exp([logs.mean(), logs.mean() - half, logs.mean() + half]).tolist())
+
+
+def shown(ratios: np.ndarray) -> str:
+    """The mean and its interval."""
+    middle, low, high = interval(ratios)
+    return f"{middle:.2f} ({low:.2f}–{high:.2f})" if len(ratios) > 1 else f"{middle:.2f}"
+
+
+def is_faster(ratios: np.ndarray) -> bool:
+    """Whether it is so beyond the spread over problems, and by more than a negligible factor."""
+    middle, low, _ = interval(ratios)
+    return low > 1 and middle >= NEGLIGIBLE

@@ -1,0 +1,72 @@
+"""What tables and figures show of histories: means over seeds, how sure they are, and costs to a target."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from scipy import stats
+
+import dsgd
+
+COSTS: dict[str, Callable[[dict[str, np.ndarray]], np.ndarray]] = {
+    "rounds": lambda history: history["step"].astype(float),
+    "megabits sent and received per worker": lambda history: history["bits"].mean(axis=0) / 1e6,
+    "simulated seconds": lambda history: history["clock"].mean(axis=0),
+}
+"""What is on the x axes of figures, `[records]`, of a history with seeds."""
+
+
+def edge(value: float, grid: Sequence[float]) -> str:
+    """A star where the best value is the smallest or largest of its grid: one outside may be better."""
+    return "*" * (value in (min(grid), max(grid)))
+
+
+def step_size(value: float, grid: Sequence[float]) -> str:
+    """A table's cell."""
+    return f"{edge(value, grid)}{value:g}"
+
+
+def with_error(values: np.ndarray, digits: int = 1) -> str:
+    """The mean over seeds, `[seeds]`, and its standard error where there are several."""
+    middle, error = dsgd.mean_and_error(values)
+    return f"{middle:.{digits}f} ± {error:.{digits}f}" if len(values) > 1 else f"{middle:.{digits}f}"
+
+
+def runs(seeds: int) -> str:
+    """How many, for titles."""
+    return f"{seeds} seeds" if seeds > 1 else "one seed"
+
+
+def errors(what: str, seeds: int) -> str:
+    """What bands, or bars, are, for titles; one seed has none."""
+    return f"{what}: standard error over {seeds} seeds" if seeds > 1 else runs(seeds)
+
+
+def first_reaching(values: np.ndarray, target: float) -> int | None:
+    """Index of the first record whose mean over seeds is at most the target; None if there is none."""
+    reached = np.flatnonzero(values.mean(axis=0) <= target)
+    return int(reached[0]) if reached.size else None
+
+
+def cost_to(history: dict[str, np.ndarray], target: float) -> list[str]:
+    """Cells with the rounds, the megabits and the seconds to a loss, on average over seeds; "-": not reached."""
+    at = first_reaching(history["loss"], target)
+    if at is None:
+        return ["-"] * len(COSTS)
+    rounds, megabits, seconds = (cost(history)[at] for cost in COSTS.values())
+    return [f"{rounds:,.0f}", f"{megabits:,.3g}", f"{seconds:,.3g}"]
+
+
+def half_interval(values: np.ndarray) -> float:
+    """Half of the mean's 95 % interval, by Student's t, of one number a run; infinite of a single one."""
+    if len(values) < 2:
+        return math.inf
+    return float(stats.t.ppf(0.975, len(values) - 1) * dsgd.mean_and_error(values)[1])
+
+
+def within(values: np.ndarray, digits: int = 2) -> str:
+    """The mean over runs, and half its 95 % interval where there are several."""
+    half = half_interval(values)
+    return f"{values.mean():.{digits}f}" + (f" ± {half:.{digits}f}" if math.isfinite(half) else "")

@@ -1,0 +1,98 @@
+"""What commands train on, and how: problems and clusters from their arguments, step sizes that are tuned."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+import dsgd
+from dsgd import clusters, problems
+from dsgd.machines.arrays import own_mesh
+from experiments.shared import resuming
+
+SHARE = 0.5  # of a run, from its end, that decides between step sizes
+
+
+def equal_workers(seconds: float, bandwidth: float, latency: float, delay: float = 0.0, **more: Any) -> clusters.Cluster:
+    """Equal workers on the survey's switch.
+
+    Args:
+        seconds: that each computes for one batch.
+        bandwidth: bits per second of a port.
+        latency: seconds of a message.
+        delay: mean seconds of a random delay of each batch, exponentially distributed.
+        more: of `clusters.Cluster`.
+    """
+    compute = clusters.constant(seconds)
+    if delay:
+        compute += clusters.exponential(delay)
+    return clusters.Cluster(compute, up=clusters.constant(bandwidth), latency=latency, **more)
+
+
+def logistic_regression(args: Any, workers: int, partition: str, micro_batches: int = 1) -> dsgd.Problem:
+    """On the data of the arguments (`data`, `data_dir`, `batch_size`, `seed`), with batches of so many micro-batches."""
+    options = {"batch_size": args.batch_size * micro_batches, "seed": args.seed, "data_dir": args.data_dir}
+    return problems.logistic_regression(args.data, workers, partition, **options)
+
+
+class Tuned(NamedTuple):
+    """A method at its best step size. `history` is of all seeds, `[seeds, records]`."""
+
+    learning_rate: float
+    history: dict[str, np.ndarray]
+
+    @property
+    def with_step_size(self) -> dict[str, np.ndarray]:
+        """The history, with a column that says which step size was chosen."""
+        return {**self.history, "learning_rate": np.full(self.history["loss"].shape, self.learning_rate)}
+
+
+def tune(
+    args: Any,
+    build: Callable[..., dsgd.Algorithm],
+    problem: dsgd.Problem,
+    *,
+    steps: int | None = None,
+    cluster: clusters.Cluster | None = None,
+    progress: bool = False,
+    records: int = 200,
+) -> Tuned | None:
+    """The history at the step size with the smallest loss over the second half of the run; None if it diverged at every one.
+
+    Args:
+        args: of a command, with `learning_rates` to choose from, `steps`, `seeds` (independent runs) and `seed` (of everything random).
+        build: (learning_rate) -> method.
+        problem: on whose workers it runs, spread over as many devices as divide them.
+        steps: rounds; None: those of the arguments.
+        cluster: whose clock is in the history.
+        progress: show a bar.
+        records: of a run, about; each evaluates the whole objective.
+    """
+    steps = int(args.steps if steps is None else steps)
+    sweep = resuming.sweep(
+        build,
+        problem,
+        steps=steps,
+        key=jax.random.key(args.seed),
+        seeds=args.seeds,
+        cluster=cluster,
+        record_every=max(1, steps // records),
+        mesh=devices_for(problem.workers),
+        progress=progress,
+        learning_rate=args.learning_rates,
+    )
+    if not np.isfinite(dsgd.tail_mean(sweep.history["loss"], SHARE)).all(axis=-1).any():
+        return None
+    with warnings.catch_warnings():  # of the grid's edges: tables have a star there
+        warnings.simplefilter("ignore", UserWarning)
+        best = sweep.best(share=SHARE)
+    return Tuned(sweep.point(best)["learning_rate"], sweep.at(best))
+
+
+def devices_for(workers: int) -> jax.sharding.Mesh:
+    """As many of the devices as divide the workers."""
+    return own_mesh(workers)

@@ -1,0 +1,312 @@
+"""What `calibrate` measures over real processes: seconds of JAX's collectives, and of rounds and their parts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import algorithms
+import dsgd
+import topologies
+from dsgd import compressors, counts, problems, workers
+from dsgd.base import Compressor, State
+from dsgd.compressors.sizes import message_shape
+from dsgd.engine import loop
+from dsgd.machines import arrays, nodes
+from dsgd.runs.plans import Always, make_plan
+from experiments.survey import break_even
+
+FEWEST = 3  # repeats of what takes long
+ELEMENT = 4  # bytes
+CLASSES = 10
+MORE = 8  # times as many samples, from which follows what one takes
+STEP = optax.sgd(0.01)
+
+
+class Cost(NamedTuple):
+    """What a collective takes on the survey's switch: so many latencies, and the transfers of so many whole vectors on a port."""
+
+    latencies: float
+    vectors: float
+
+
+class Collective(NamedTuple):
+    """One of JAX's, of a whole vector of b bytes.
+
+    Args:
+        run: the vector as this worker has it, float32 `[N, b / 4N]`, -> what the collective makes of it.
+        own: the share of the vector that a worker begins with, as a function of N.
+        cost: N -> what it takes on the switch.
+        formula: the same in words; l: latency, r: transfer of the vector.
+    """
+
+    run: Callable[[jax.Array], jax.Array]
+    own: Callable[[int], float]
+    cost: Callable[[int], Cost]
+    formula: str
+
+    def columns(self, size: float, N: int) -> int:
+        """Of the vector as a worker has it, where it has about so many bytes in all."""
+        return max(1, round(size * self.own(N) / (ELEMENT * N)))
+
+
+def _shift(x: jax.Array) -> jax.Array:
+    D = lax.axis_size(workers.AXIS)
+    return lax.ppermute(x, workers.AXIS, [(i, (i + 1) % D) for i in range(D)])
+
+
+COLLECTIVES = {
+    "all-reduce": Collective(
+        lambda x: lax.psum(x, workers.AXIS), lambda N: 1.0, lambda N: Cost(2 * (N - 1), 2 * (N - 1) / N), "2(N-1)(l + r/N)"
+    ),
+    "all-gather": Collective(
+        lambda x: lax.all_gather(x, workers.AXIS), lambda N: 1 / N, lambda N: Cost(N - 1, (N - 1) / N), "(N-1)(l + r/N)"
+    ),
+    "all-to-all": Collective(
+        lambda x: lax.all_to_all(x, workers.AXIS, 0, 0), lambda N: 1.0, lambda N: Cost(N - 1, (N - 1) / N), "(N-1)(l + r/N)"
+    ),
+    "collective-permute": Collective(_shift, lambda N: 1.0, lambda N: Cost(1.0, 1.0), "l + r"),
+}
+"""All-reduce: round a ring. All-gather, all-to-all: the two halves of a round of N servers. Permute: every worker to the next on a ring."""
+
+Times = dict[str, dict[float, np.ndarray]]  # seconds of every repeat, by collective and bytes
+
+
+class Method(NamedTuple):
+    """How it is made for N workers; and its compressor, of both directions."""
+
+    build: Callable[[int], dsgd.Algorithm]
+    compressor: Compressor | None = None
+
+
+def _compressed(make: Callable[..., dsgd.Algorithm], compressor: Compressor, both: bool) -> Method:
+    each = [compressors.whole_model(compressor)] * (1 + both)
+    return Method(lambda N: make(STEP, *each), compressor)
+
+
+METHODS = {
+    "mb-sgd": Method(lambda N: algorithms.minibatch_sgd(STEP)),
+    "csgd": _compressed(algorithms.compressed_sgd, compressors.random_quantization(4), both=False),
+    "ec-sgd": _compressed(algorithms.error_compensated_sgd, compressors.sign, both=True),
+    "ef21": _compressed(algorithms.ef21, compressors.top_k(0.1), both=True),
+    "dsgd": Method(lambda N: algorithms.decentralized_sgd(STEP, topologies.ring(N))),
+}
+
+
+class Parts(NamedTuple):
+    """Of one method at one model size.
+
+    Args:
+        elements: of the model.
+        compute: seconds of one worker's gradient and step, without anybody else.
+        codec: seconds that compressing and decompressing take, 0 where nothing is compressed.
+        bits: that a worker sends in a round.
+        arrays: of which a message consists; each is sent by itself.
+        seconds: of every round, measured.
+    """
+
+    elements: int
+    compute: float
+    codec: float
+    bits: float
+    arrays: int
+    seconds: np.ndarray
+
+    @property
+    def measured(self) -> float:
+        """The median round."""
+        return float(np.median(self.seconds))
+
+
+Rounds = dict[tuple[str, int], Parts]  # by method and width
+
+
+class Found(NamedTuple):
+    """What was measured: collectives, rounds, and seconds of a gradient, besides those of its samples, and of each of these."""
+
+    collectives: Times
+    rounds: Rounds
+    compute: float
+    per_sample: float
+
+
+class Tasks(NamedTuple):
+    """What is computed, made before there are many processes, so that each can compute alone, too.
+
+    Args:
+        networks: of one worker, and of all of them, by width.
+        few, many: logistic regression of one worker, and with `MORE` times as many samples.
+    """
+
+    networks: dict[int, tuple[dsgd.Problem, dsgd.Problem]]
+    few: dsgd.Problem
+    many: dsgd.Problem
+
+
+def tasks(widths: Sequence[int], N: int, batch_size: int) -> Tasks:
+    """On digits.
+
+    Args:
+        widths: of the networks' hidden layers.
+        N: workers.
+        batch_size: samples of each worker's gradient.
+    """
+
+    def network(width, workers):
+        return problems.neural_network(problems.MLP(CLASSES, (width,)), workers=workers, batch_size=batch_size)
+
+    few, many = (problems.logistic_regression(workers=1, batch_size=size) for size in (batch_size, MORE * batch_size))
+    return Tasks({width: (network(width, 1), network(width, N)) for width in widths}, few, many)
+
+
+def measure_all(work: Tasks, sizes: Sequence[int], repeats: int, longest: float) -> Found:
+    """Called in every process, of which each is a worker.
+
+    Args:
+        work: what is computed.
+        sizes: of `measure_collectives`.
+        repeats, longest: of every measurement.
+    """
+    seconds = measure_collectives(sizes, repeats, longest)
+    rounds = measure_rounds(work, repeats, longest)
+    few, many = (_alone(problem, repeats, longest) for problem in (work.few, work.many))
+    assert work.few.batch_size is not None
+    samples = work.few.batch_size
+    per_sample = max(0.0, many - few) / ((MORE - 1) * samples)
+    return Found(seconds, rounds, max(0.0, few - samples * per_sample), per_sample)
+
+
+def measure_collectives(sizes: Sequence[int], repeats: int, longest: float) -> Times:
+    """Called in every process, of which each is a worker.
+
+    Args:
+        sizes: bytes of the vector, rising.
+        repeats: of each, but fewer where that would take longer than `longest`.
+        longest: seconds for the repeats of one collective at one size; where three would take longer, this size and larger ones are
+            left out, but for the first two.
+    """
+    mesh = nodes.mesh("calibrate", jax.process_count())
+    return {name: _one(collective, mesh, sizes, repeats, longest) for name, collective in COLLECTIVES.items()}
+
+
+def _one(collective: Collective, mesh: Mesh, sizes: Sequence[int], repeats: int, longest: float) -> dict[float, np.ndarray]:
+    N, own = mesh.size, P(workers.AXIS)
+    program = jax.jit(jax.shard_map(lambda x: collective.run(x[0])[None], mesh=mesh, in_specs=own, out_specs=own, check_vma=False))
+    found: dict[float, np.ndarray] = {}
+    for size in sizes:
+        columns = collective.columns(size, N)
+        x = nodes.rows(jnp.ones((1, N, columns), jnp.float32), mesh)
+        seconds = timed(lambda x=x: program(x), repeats, longest, None if len(found) < 2 else longest)
+        if seconds is None:
+            break
+        found[ELEMENT * N * columns / collective.own(N)] = seconds
+    return found
+
+
+def timed(run: Callable[[], Any], repeats: int, longest: float, at_most: float | None) -> np.ndarray | None:
+    """Seconds of every repeat, each the mean over processes, the same in all of them; None where that would take too long.
+
+    The first calls, which compile and open connections, do not count. One repeat begins where the last one ended.
+
+    Args:
+        run: what all processes call together.
+        repeats: at most.
+        longest: seconds of all repeats, unless these are the fewest.
+        at_most: seconds of the fewest repeats, above which nothing is measured; None: it is measured anyway.
+    """
+    jax.block_until_ready(run())
+    _, one = _clocked(run, 1)
+    alike = float(nodes.gathered([[one[0]]]).max())
+    if at_most is not None and FEWEST * alike > at_most:
+        return None
+    count = int(np.clip(longest / alike, FEWEST, max(FEWEST, repeats)))
+    result, seconds = _clocked(run, count)
+    del result
+    return nodes.gathered([list(seconds)]).mean(axis=(0, 1))
+
+
+def _clocked(run: Callable[[], Any], count: int) -> tuple[Any, list[float]]:
+    """The last result, and the seconds of each call."""
+    result, seconds, last = None, [], time.perf_counter()
+    for _ in range(count):
+        result = jax.block_until_ready(run())
+        now = time.perf_counter()
+        seconds.append(now - last)
+        last = now
+    return result, seconds
+
+
+def measure_rounds(work: Tasks, repeats: int, longest: float) -> Rounds:
+    """Called in every process, of which each is a worker.
+
+    Args:
+        work: whose networks.
+        repeats, longest: as of `timed`.
+    """
+    N = jax.process_count()
+    mesh = nodes.mesh("calibrate", N)
+    found: Rounds = {}
+    for width, (own, whole) in work.networks.items():
+        leaves = jax.tree.leaves(jax.eval_shape(own.init, jax.random.key(0)))
+        d = sum(leaf.size for leaf in leaves)
+        one = _alone(own, repeats, longest)
+        for name, method in METHODS.items():
+            codec, arrays = 0.0, len(leaves)
+            if method.compressor is not None:
+                arrays = _arrays(method.compressor, d)
+                mine = break_even.codec_seconds(method.compressor, N, d, max(FEWEST, repeats // 3))
+                codec = max(0.0, float(nodes.gathered([[mine]]).mean()))
+            bits, seconds = _round(method, whole, mesh, repeats, longest)
+            found[name, width] = Parts(d, one, codec, bits, arrays, seconds)
+    return found
+
+
+def _arrays(compressor: Compressor, d: int) -> int:
+    """Of which a message is made."""
+    return len(jax.tree.leaves(message_shape(compressor, d)))
+
+
+def _alone(problem: dsgd.Problem, repeats: int, longest: float) -> float:
+    """Seconds of one worker's gradient and step, while the other processes do the same."""
+    here = workers.mesh([jax.local_devices()[0]])
+    return float(np.median(_round(METHODS["mb-sgd"], problem, here, repeats, longest)[1]))
+
+
+def _round(method: Method, problem: dsgd.Problem, mesh: Mesh, repeats: int, longest: float) -> tuple[float, np.ndarray]:
+    """Bits that a worker sends in a round, and the seconds of every round; state in place, as in a run."""
+    algorithm, key = method.build(problem.workers), jax.random.key(0)
+    plan = make_plan(Always(algorithm), algorithm, problem, mesh, runs=0, size=1, record_every=1)
+    state, data, key = _placed(algorithm, problem, mesh, key)
+    program = jax.jit(partial(loop.one_round, plan), donate_argnums=0)
+    sent: Any = None
+
+    def run():
+        nonlocal state, sent
+        state, sent = program(state, key, data)
+        return state
+
+    seconds = timed(run, repeats, longest, None)
+    assert seconds is not None
+    return float(counts.to_int(nodes.own(sent.bits.up))[0]), seconds
+
+
+def _placed(algorithm: dsgd.Algorithm, problem: dsgd.Problem, mesh: Mesh, key: jax.Array) -> tuple[State, Any, jax.Array]:
+    """The start, the data and the key on the processes' devices, of each process its own rows."""
+    mine = jax.process_index() if mesh.size > 1 else 0
+    state = jax.jit(lambda key: algorithm.init(problem.init(key), problem.workers))(key)
+
+    def row(tree):
+        return jax.tree.map(lambda leaf: leaf[mine : mine + 1], tree)
+
+    shared, key = arrays.put((state._replace(workers=()), key), NamedSharding(mesh, P()))
+    return shared._replace(workers=nodes.rows(row(state.workers), mesh)), nodes.rows(row(problem.data), mesh), key

@@ -1,0 +1,93 @@
+"""Processes of this machine: they end together, and say why."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import cloudpickle
+import pytest
+
+import dsgd
+from dsgd.machines import local_processes
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="loopback: processes = 0"):
+        dsgd.loopback(0, print)
+    with pytest.raises(ValueError, match="loopback: timeout = 0: need seconds > 0"):
+        dsgd.loopback(1, print, timeout=0)
+    with pytest.raises(ValueError, match="cannot be sent to other processes"):
+        dsgd.loopback(1, threading.Lock().acquire)
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """All processes that are started. They only run a script, in which `index` is known: for what is about processes."""
+    there, really = [], subprocess.Popen
+
+    def start(command, **options):
+        there.append(really(command, **options))
+        return there[-1]
+
+    monkeypatch.setattr(local_processes.subprocess, "Popen", start)
+    return there
+
+
+def runs(script, monkeypatch):
+    monkeypatch.setattr(local_processes, "_SCRIPT", f"import os, sys, time; index = int(sys.argv[2])\n{script}")
+
+
+@pytest.mark.parametrize(
+    ("script", "timeout", "message"),
+    [
+        ("if index: sys.exit('boom')\ntime.sleep(60)", 30.0, "process 1 of 2 ended with status 1: boom"),
+        ("if not index: os.kill(os.getpid(), 9)\ntime.sleep(60)", 30.0, "process 0 of 2 was ended by SIGKILL"),
+        ("sys.exit(0)", 30.0, "process 0 of 2 ended, with status 0, before the function did"),
+        ("if index: time.sleep(60)", 1.0, "after 1 s, of 2 processes these still run: 1"),
+    ],
+)
+def test_where_one_ends_badly_all_end(script, timeout, message, monkeypatch, started):
+    runs(script, monkeypatch)
+    began = time.monotonic()
+    with pytest.raises(ChildProcessError, match=message):
+        dsgd.loopback(2, print, timeout=timeout)
+    assert time.monotonic() - began < 20
+    assert len(started) == 2
+    assert all(process.returncode is not None for process in started)
+
+
+def test_the_first_to_fail_is_told_of(tmp_path):
+    """The other one fails for want of it."""
+    for at, (i, words) in enumerate(((1, "why"), (0, "my peer is gone"))):
+        (tmp_path / f"{i}.log").write_text(f"Traceback\n{words}\n")
+        os.utime(tmp_path / f"{i}.log", (at, at))
+    assert local_processes._why(tmp_path, [1, 1]) == "process 1 of 2 ended with status 1: why"
+
+
+def test_an_interruption_ends_all(monkeypatch, started):
+    runs("time.sleep(60)", monkeypatch)
+
+    def interrupt(seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(local_processes.time, "sleep", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        dsgd.loopback(2, print, timeout=30)
+    assert len(started) == 2
+    assert all(process.returncode is not None for process in started)
+
+
+def test_a_process_ends_with_the_one_that_started_it(tmp_path):
+    """However that ended: all that it sees is that its input does."""
+    (tmp_path / "function").write_bytes(cloudpickle.dumps(lambda: time.sleep(60)))
+    join = [sys.executable, "-c", local_processes._SCRIPT, str(tmp_path), "0", "2", "1"]  # which waits for another that never comes
+    with subprocess.Popen(join, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 1

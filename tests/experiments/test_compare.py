@@ -1,0 +1,148 @@
+"""`python -m experiments.compare` with a tiny budget, and what it shares with other commands: tuned step sizes and statistics."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+import scripts
+
+import algorithms
+import dsgd
+from dsgd import clusters, problems
+from experiments import compare
+from experiments.shared import statistics, tuning
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """Two methods; one of the step sizes diverges."""
+    out = tmp_path_factory.mktemp("compare")
+    args = compare.Args(workers=4, steps=40, seeds=2, methods=("mb-sgd", "csgd"), learning_rates=(1.0, 1e38), out=out, progress=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning, "devices_for", lambda workers: dsgd.workers.mesh(1))
+        return args, scripts.printed(compare.main, args)
+
+
+def test_it_writes_its_config_history_figure_and_table(compared):
+    args, lines = compared
+    assert json.loads((args.out / "config.json").read_text())["learning_rates"] == [1.0, 1e38]
+    assert scripts.is_figure(args.out / "figure.png")
+    rows = scripts.rows(args.out / "history.csv")
+    assert [(row["method"], row["seed"], row["step"]) for row in rows] == [
+        (name, seed, str(step)) for name in args.methods for seed in "01" for step in range(41)
+    ]
+    assert float(rows[-1]["loss"]) < float(rows[-41]["loss"])
+    assert not scripts.too_wide(lines)
+    table = {row.pop("method"): list(row.values()) for row in scripts.rows(args.out / "costs.csv")}
+    assert [row[1:] for row in scripts.cells(lines)] == list(table.values())
+    for name in args.methods:
+        assert "-" not in table[name], "the default target is one that every method reaches"
+        assert table[name][-1].endswith("%")
+    assert lines[-3].startswith(f"Written: {args.out}/config.json, costs.csv, figure.png, history.csv")
+
+
+def test_seconds_are_those_of_the_networks_closed_form(compared):
+    """mb-sgd: 2(N-1)(l + r/N) a round, with r the model over the bandwidth, besides the compute."""
+    args, _ = compared
+    last = [row for row in scripts.rows(args.out / "history.csv") if row["method"] == "mb-sgd"][-1]
+    each = 2 * 3 * (args.latency + 650 * 32 / args.bandwidth / 4) + args.batch_size * args.compute
+    assert float(last["clock"]) == pytest.approx(args.steps * each, rel=1e-4)
+
+
+def test_a_delay_is_added_to_the_seconds_of_a_batch():
+    cluster = compare.make_cluster(compare.Args(delay=1.0))
+    ports = {"up": clusters.constant(1e8), "latency": 1e-4}
+    assert cluster.name == clusters.Cluster(clusters.constant(16e-4) + clusters.exponential(1.0), **ports).name
+    assert compare.make_cluster(compare.Args()).name == clusters.Cluster(clusters.constant(16e-4), **ports).name
+
+
+def test_a_language_model_has_data_and_a_partition_of_its_own(monkeypatch):
+    monkeypatch.setattr(problems, "language_model", lambda *args, **options: (args, options))
+    made = compare.make_problem(compare.Args(model="language-model", workers=2, batch_size=3))
+    assert made == (("docstrings", 2, "blocks"), {"batch_size": 3, "seed": 0})
+    assert compare.held_out({"test_bits_per_byte": np.array([[8.0, 4.0], [8.0, 5.0]])}) == "4.50 ± 0.50"
+    assert compare.held_out({"test_accuracy": np.array([[0.1, 0.5]])}) == "50.0 %"
+
+
+def test_files_of_libsvm_are_taken(tmp_path):
+    (tmp_path / "a9a").write_text("".join(f"{(-1) ** i} {1 + i % 3}:1 {5 + i % 7}:0.5\n" for i in range(80)))
+    for model, kind in (("logistic", problems.SparseRows), ("mlp", jax.Array)):
+        problem = compare.make_problem(compare.Args(model=model, data="a9a", data_dir=tmp_path, workers=4, batch_size=2))
+        assert isinstance(problem.data.inputs, kind)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"methods": ("sgd", "adagrad")}, "unknown method 'adagrad'"),
+        ({"data": "iris"}, "unknown data 'iris': need one of digits, breast-cancer, mnist, .*cifar-10"),
+        ({"partition": "random"}, "unknown partition 'random': need one of iid, blocks, by-label, dirichlet"),
+        ({"model": "language-model", "data": "digits"}, "text = 'digits', and no such file is there: need 'docstrings', 'grammar'"),
+    ],
+)
+def test_bad_input_is_refused_before_the_first_run(options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        compare.main(compare.Args(out=tmp_path, progress=False, **options))
+    assert not list(tmp_path.iterdir())
+
+
+def histories(*losses: np.ndarray) -> list[dict[str, np.ndarray]]:
+    """Of one seed, with a bit and a second a round."""
+    return [
+        {"step": np.arange(loss.shape[-1]), "loss": loss, "bits": 1e6 * np.ones_like(loss), "clock": np.ones_like(loss)} for loss in losses
+    ]
+
+
+def test_what_diverges_is_left_out_and_what_does_not_reach_the_target_is_marked(tmp_path, monkeypatch):
+    (history,) = histories(np.array([[3.0, 2.0, 1.0], [5.0, 2.0, 3.0]]))
+    tuned = tuning.Tuned(0.1, history | {"test_accuracy": np.ones((2, 3))})
+    args = compare.Args(methods=("gd", "sgd"), out=tmp_path, progress=False)
+    table = compare.tabulate(args, problems.random_quadratic(2, 2), {"gd": tuned}, target=1e-9)
+    assert [next(iter(column.cells)) for column in table.columns] == ["gd", "*0.1", "-", "-", "-", "100.0 ± 0.0 %"]
+    assert "Left out, since every step size diverged: sgd." in str(table.caption)
+    assert statistics.cost_to(history, 2.0) == ["1", "1", "1"]
+    assert statistics.first_reaching(history["loss"], 1.0) is None
+    monkeypatch.setattr(compare, "tune", lambda *_: None)
+    with pytest.raises(ValueError, match="every method diverged at every step size"):
+        compare.main(args)
+
+
+def test_a_method_that_diverges_at_every_step_size_has_none(monkeypatch):
+    monkeypatch.setattr(dsgd, "sweep", lambda *_, **__: SimpleNamespace(history={"loss": np.full((2, 3, 9), np.nan)}))
+    assert tuning.tune(compare.Args(), print, problems.random_quadratic(2, 2)) is None
+
+
+def test_the_default_target_is_reached_by_every_method_and_not_by_half_of_them_at_once():
+    falling, stuck = np.geomspace(1, 0.01, 101)[None, :], np.full((1, 101), 0.95)
+    fast, slow, stuck, also_stuck = histories(falling, falling**0.25, stuck, stuck)
+    target = compare.default_target({"fast": fast, "slow": slow})
+    assert dsgd.tail_mean(slow["loss"]) <= target <= 1.1 * dsgd.tail_mean(slow["loss"])
+    assert compare.default_target({"fast": fast, "slow": slow, "stuck": stuck, "also stuck": also_stuck}) == target
+    assert compare.default_target({"stuck": stuck, "also stuck": also_stuck}) == pytest.approx(0.95)
+
+
+def test_every_method_is_drawn_in_its_familys_colour_with_its_name_at_its_end():
+    step, noisy = np.arange(1, 6), np.array([[3.0, 1.0, 2.0, 0.5, 4.0]])
+    histories = {name: {"step": step, "loss": noisy, "bits": noisy * 0 + step, "clock": noisy * 0 + step} for name in algorithms.ALGORITHMS}
+    histories["sgd"]["bits"] = noisy * 0
+    first, bits, _ = compare.draw(compare.Args(seeds=1), problems.random_quadratic(16, 2), histories, 0.4).axes
+    lines = {line.get_label(): line for line in first.lines}
+    assert set(lines) >= set(algorithms.ALGORITHMS), "each has a family"
+    for name, family in {"gd": "synchronous", "ad-psgd": "asynchronous", "ef21": "compressed", "d2": "decentralized"}.items():
+        assert lines[name].get_color() == compare.FAMILIES[family]
+    np.testing.assert_array_equal(lines["gd"].get_ydata(), [1, 1, 0.5, 0.5])
+    heights = sorted(name.xyann[1] for name in first.texts)
+    assert len(heights) == len(algorithms.ALGORITHMS) == len(bits.texts) + 1
+    assert np.diff(heights).min() >= compare.LABEL_HEIGHT - 1e-9
+    assert bits.get_title() == "sgd sends nothing"
+
+
+def test_one_seed_has_no_error():
+    assert statistics.with_error(np.array([4.0, 6.0])) == "5.0 ± 1.0"
+    assert statistics.with_error(np.array([4.0])) == "4.0"
+    assert statistics.errors("bands", 1) == statistics.runs(1) == "one seed"
+    assert statistics.errors("bands", 3).endswith("3 seeds")

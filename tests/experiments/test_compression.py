@@ -1,0 +1,89 @@
+"""`python -m experiments.compression` with a tiny budget, and when compression pays."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+import scripts
+
+import dsgd
+from dsgd import compressors
+from experiments import compression
+from experiments.shared import tuning
+from experiments.survey import break_even
+
+
+@pytest.fixture(scope="module")
+def compressed(tmp_path_factory, long):
+    args = compression.Args(
+        models=("logistic",), partitions=("by-label",), compressors=("identity", "sign"), workers=4, steps=60, seeds=2,
+        learning_rates=(0.1, 1.0), sizes=(1000,), out=tmp_path_factory.mktemp("compression"), progress=False,
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning, "devices_for", lambda workers: dsgd.workers.mesh(1))
+        return args, scripts.printed(compression.main, args)
+
+
+def test_it_writes_its_histories_break_even_and_figures(compressed):
+    args, _ = compressed
+    for figure in ("figure.png", "logistic-by-label.png"):
+        assert scripts.is_figure(args.out / figure)
+    pays = {(row["compressor"], int(row["dimension"])): float(row["bits_per_second"]) for row in scripts.rows(args.out / "break_even.csv")}
+    assert set(pays) == {(name, d) for name in args.compressors for d in (650, 1000)}
+    assert pays["identity", 650] == 0 < pays["sign", 650]
+
+
+def test_memory_makes_sign_learn(compressed):
+    """By label the loss of sign without memory stays near ln 10 where all else falls."""
+    args, _ = compressed
+    last = {row["method"]: float(row["loss"]) for row in scripts.rows(args.out / "history.csv")}
+    assert len(last) == 2 * len(args.compressors)
+    with_memory, without = (last[f"logistic, by-label, sign, {memory}"] for memory in (compression.WITH, compression.WITHOUT))
+    assert with_memory < 0.5 * without
+
+
+def test_its_tables_have_80_columns(compressed):
+    args, lines = compressed
+    assert not scripts.too_wide(lines)
+    table = {row["compressor"]: row for row in scripts.rows(args.out / "losses-logistic-by-label.csv")}
+    assert (table["identity"]["bits/ element"], table["identity"]["ratio"], table["identity"]["pays < Mbit/s"]) == ("32", "1.0", "-")
+    part = -(-650 // 4)
+    assert float(table["sign"]["bits/ element"]) == pytest.approx((8 * -(-part // 8) + 32) / part, abs=0.005)
+    assert [row["compressor"] for row in scripts.rows(args.out / "pays.csv")] == list(args.compressors)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"compressors": ("sgn",)}, "--compressors sgn: need some of identity,"),
+        ({"partitions": ("random",)}, "unknown partition 'random'"),
+        ({"workers": 1}, "workers = 1: need at least 2"),
+    ],
+)
+def test_bad_input_is_refused_before_the_first_run(options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        compression.main(compression.Args(out=tmp_path, progress=False, **options))
+    assert not list(tmp_path.iterdir())
+
+
+def test_break_even_is_what_the_saved_bits_take_as_long_as_the_codec(monkeypatch):
+    """2(N - 1) messages of 125 floats against 125 bits and a float: with a second of encoding, so many bits a second."""
+    monkeypatch.setattr(break_even, "codec_seconds", lambda *_: 1.0)
+    assert break_even.bandwidth(compressors.sign, 8, 1000) == 2 * 7 * (32 * 125 - (128 + 32))
+    assert break_even.bandwidth(compressors.identity, 8, 1000) == 0
+    monkeypatch.setattr(break_even, "codec_seconds", lambda *_: -1e-9)
+    assert break_even.bandwidth(compressors.sign, 8, 1000) == float("inf")
+    shown = {bandwidth: break_even.megabits(bandwidth) for bandwidth in (0, 1234567, 999.4e6, 1.2345e9, 47123e6, 12345, float("inf"))}
+    assert list(shown.values()) == ["-", "1.23", "999", "1,230", "47,100", "0.0123", "any"]
+
+
+def test_a_timed_round_writes_its_messages_and_returns_what_all_workers_see_every_time():
+    """With the identity everybody gets the parts of the iteration before, a millionth of their mean on top."""
+    run = break_even.exchange_loop(compressors.identity, N=4, d=12, rounds=2)
+    for _ in range(2):
+        parts, up, down = run()
+        np.testing.assert_array_equal(up, parts)
+        assert down.shape == (3,)
+    signs = break_even.exchange_loop(compressors.sign, N=4, d=12, rounds=2)()
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(signs[1])} == {"uint8", "float32"}

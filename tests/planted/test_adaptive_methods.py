@@ -1,0 +1,165 @@
+"""Mistakes in Kimad, DropCompute and Cannikin."""
+
+from __future__ import annotations
+
+from planted import mistakes
+from planted.mistakes import Mistake
+
+KIMAD, DROPCOMPUTE, CANNIKIN = "tests/algorithms/kimad", "tests/algorithms/dropcompute", "tests/algorithms/cannikin"
+
+MISTAKES = [
+    Mistake(
+        "algorithms/kimad/allocation.py",
+        "jnp.where(left >= 0, F[",
+        "jnp.where(left > 0, F[",
+        f"{KIMAD}/test_allocation.py::test_allocations_are_nearly_the_best_of_all",
+    ),
+    Mistake(
+        "algorithms/kimad/budgets.py",
+        "return Budget(up, a * up)",
+        "return Budget(up, up)",
+        f"{KIMAD}/test_budgets.py::test_both_messages_fill_what_computation_leaves",
+    ),
+    Mistake(
+        "algorithms/kimad/choices.py",
+        "jnp.cumsum(ties, dtype=jnp.int32) <= room",
+        "jnp.cumsum(ties, dtype=jnp.int32) < room",
+        f"{KIMAD}/test_choices.py::test_top_k_is_the_papers_with_real_messages[ties-False]",
+    ),
+    Mistake(
+        "algorithms/kimad/exchange.py",
+        "jnp.maximum(jnp.max(missing), answer.missing)",
+        "jnp.max(missing)",
+        f"{KIMAD}/test_exchange.py::test_what_exceeds_its_budget_is_the_most_of_all_messages_so_far",
+    ),
+    Mistake(
+        "algorithms/kimad/exchange.py",
+        "fits = available >= smallest + header",
+        "fits = available >= smallest",
+        f"{KIMAD}/test_exchange.py::test_the_header_is_reserved_and_what_is_too_little_is_the_smallest",
+    ),
+    Mistake(
+        "algorithms/kimad/budgets.py",
+        "begin = computing - (1 - 1 / period) * longest",
+        "begin = computing",
+        f"{KIMAD}/test_budgets.py::test_the_server_answers_two_latencies_after_the_last_message_began",
+    ),
+    Mistake(
+        "algorithms/kimad/method.py",
+        "if not isinstance(round_time, Tracer) and not seconds.max() < round_time:",
+        "if False:",
+        f"{KIMAD}/test_choices.py::test_what_cannot_be_is_refused_at_once",
+    ),
+    Mistake(
+        "algorithms/kimad/processes.py",
+        "link.observe(min(frame.heard for frame in frames))",
+        "link.observe(max(frame.heard for frame in frames))",
+        f"{KIMAD}/test_processes.py::test_the_server_is_algorithm_1_and_follows_the_slowest_of_each",
+    ),
+    Mistake(
+        "algorithms/dropcompute/stopping.py",
+        "done = starts <= threshold",
+        "done = starts < threshold",
+        f"{DROPCOMPUTE}/test_processes.py::test_a_stopwatch_stops_where_known_times_say",
+    ),
+    Mistake(
+        "algorithms/dropcompute/speedups.py",
+        "(iteration.whole + iteration.communication) / some",
+        "iteration.whole / some",
+        f"{DROPCOMPUTE}/test_speedups.py::test_it_is_the_oracles",
+    ),
+    Mistake(
+        "algorithms/dropcompute/thresholds.py",
+        "place * compute.shape[1])",
+        "place)",
+        f"{DROPCOMPUTE}/test_method.py::test_a_threshold_is_chosen_after_the_last_round_that_is_measured",
+    ),
+    Mistake(
+        "algorithms/dropcompute/method.py",
+        "(round.step + 1) % self.period == 0",
+        "round.step % self.period == 0",
+        f"{DROPCOMPUTE}/test_method.py::test_seconds_of_a_period_add_up_until_its_last_round",
+    ),
+    Mistake(
+        "algorithms/dropcompute/expectations.py",
+        "-np.expm1(N * np.log1p(-np.minimum(beyond, 1)))",
+        "-np.expm1(np.log1p(-np.minimum(beyond, 1)))",
+        f"{DROPCOMPUTE}/test_expectations.py::test_ends_of_the_scale",
+    ),
+    Mistake(
+        "algorithms/dropcompute/simulation.py",
+        "np.maximum(squares - total**2 / rounds, 0) / (rounds - 1)",
+        "np.maximum(squares - total**2 / rounds, 0) / rounds",
+        f"{DROPCOMPUTE}/test_simulation.py::test_means_and_their_errors_are_those_of_stored_rounds",
+    ),
+    Mistake(
+        "algorithms/dropcompute/processes.py",
+        "return (1.0 if isinstance(correction, str) else correction) / (M * N)",
+        "return (1.0 if isinstance(correction, str) else correction) / M",
+        f"{DROPCOMPUTE}/test_processes.py::test_corrections_of_unequal_workers",
+    ),
+    Mistake(
+        "algorithms/cannikin/model.py",
+        "if b <= limits[i] else np.inf",
+        "if b < limits[i] else np.inf",
+        f"{CANNIKIN}/test_model.py::test_many_whole_samples_are_those_given_one_by_one",
+    ),
+    Mistake(
+        "algorithms/cannikin/learning.py",
+        "variance = measured.products[often, 0, 0] / (count - 1) / count",
+        "variance = measured.products[often, 0, 0] / (count - 1)",
+        f"{CANNIKIN}/test_learning.py::test_a_model_is_the_best_of_all_that_was_measured",
+    ),
+    Mistake(
+        "algorithms/cannikin/learning.py",
+        "_MORE, _FEWER = 1.5, 0.5",
+        "_MORE, _FEWER = 0.5, 1.5",
+        f"{CANNIKIN}/test_learning.py::test_sizes_that_would_come_again_are_half_and_one_and_a_half_in_turn",
+    ),
+    Mistake(
+        "algorithms/cannikin/noise_scale.py",
+        "return NoiseScale(noise, whole - noise / B)",
+        "return NoiseScale(noise, whole + noise / B)",
+        f"{CANNIKIN}/test_noise_scale.py::test_noise_is_what_the_nodes_gradients_differ_by",
+    ),
+    Mistake(
+        "algorithms/cannikin/candidates.py",
+        "refreshed[at] = seconds",
+        "refreshed[0] = seconds",
+        f"{CANNIKIN}/test_policies.py::test_candidates_are_known_until_bottlenecks_change",
+    ),
+    Mistake(
+        "algorithms/cannikin/policies.py",
+        "if seconds.max() > memory.seconds:",
+        "if seconds.max() >= memory.seconds:",
+        f"{CANNIKIN}/test_policies.py::test_lb_bsp_goes_on_where_two_are_equally_slow",
+    ),
+    Mistake(
+        "algorithms/cannikin/policies.py",
+        "(batches > 2) & (batches - 1 != seen_at)",
+        "(batches > 2)",
+        f"{CANNIKIN}/test_policies.py::test_nodes_at_their_only_size_swap_a_sample",
+    ),
+    Mistake(
+        "algorithms/cannikin/epochs.py",
+        "factor = plan.scaling(noise, total, first_batch)",
+        "factor = plan.scaling(noise, first_batch, total)",
+        f"{CANNIKIN}/test_epochs.py::test_steps_are_scaled_by_the_noise_before_the_epoch_and_the_first_batch",
+    ),
+    Mistake(
+        "algorithms/cannikin/training.py",
+        '"global_sqnorm"][1:]',
+        '"global_sqnorm"][:-1]',
+        f"{CANNIKIN}/test_training.py::test_a_run_is_that_of_one_worker_with_all_samples",
+    ),
+    Mistake(
+        "algorithms/cannikin/processes.py",
+        "communication.min(axis=1, keepdims=True)",
+        "communication.max(axis=1, keepdims=True)",
+        f"{CANNIKIN}/test_processes.py::test_an_epoch_returns_the_measurements_of_all_nodes",
+    ),
+]
+
+
+def test_mistakes_are_found(long):
+    assert mistakes.survivors(MISTAKES) == []

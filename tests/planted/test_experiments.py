@@ -1,0 +1,164 @@
+"""Mistakes in what all experiments share, and in those of the survey."""
+
+from __future__ import annotations
+
+from planted import mistakes
+from planted.mistakes import Mistake
+
+TESTS = "tests/experiments/"
+MISTAKES = [
+    Mistake(
+        "experiments/shared/commands.py",
+        "gradient = found.compute + args.batch_size * found.per_sample",
+        "gradient = found.compute + found.per_sample",
+        TESTS + "test_calibrate.py::test_experiments_take_the_numbers_of_a_cluster",
+    ),
+    Mistake(
+        "experiments/shared/commands.py",
+        "there[name] != mine[name]]",
+        "there[name] == mine[name]]",
+        TESTS + "test_command_line.py::test_results_of_another_configuration_are_not_overwritten",
+    ),
+    Mistake(
+        "experiments/shared/statistics.py",
+        "np.flatnonzero(values.mean(axis=0) <= target)",
+        "np.flatnonzero(values.mean(axis=0) < target)",
+        TESTS + "test_compare.py::test_what_diverges_is_left_out_and_what_does_not_reach_the_target_is_marked",
+    ),
+    Mistake(
+        "experiments/compare.py",
+        "2 * sum(loss <= end",
+        "sum(loss <= end",
+        TESTS + "test_compare.py::test_the_default_target_is_reached_by_every_method_and_not_by_half_of_them_at_once",
+    ),
+    Mistake(
+        "experiments/compare.py",
+        "np.minimum.accumulate(losses.mean(axis=0))[1:]",
+        "losses.mean(axis=0)[1:]",
+        TESTS + "test_compare.py::test_every_method_is_drawn_in_its_familys_colour_with_its_name_at_its_end",
+    ),
+    Mistake(
+        "experiments/stragglers.py",
+        "(loss[before] - target) / (loss[before] - loss[at])",
+        "(target - loss[at]) / (loss[before] - loss[at])",
+        TESTS + "test_stragglers.py::test_seconds_to_a_loss_are_between_records",
+    ),
+    Mistake(
+        "experiments/asynchrony.py",
+        "full.rate >= FULL * full.rate.max()",
+        "full.rate >= full.rate.mean()",
+        TESTS + "test_asynchrony.py::test_the_server_is_saturated_where_its_ports_say",
+    ),
+    Mistake(
+        "experiments/switch_timelines.py",
+        "sum(other is not own and other.arrived >= model.start",
+        "sum(other.arrived >= model.start",
+        TESTS + "test_switch_timelines.py::test_staleness_by_hand",
+    ),
+    Mistake(
+        "experiments/switch_timelines.py",
+        "after = tuple(first + i for i in message.after) or last_round",
+        "after = tuple(first + i for i in message.after)",
+        TESTS + "test_switch_timelines.py::test_the_next_round_begins_when_all_have_the_model",
+    ),
+    Mistake(
+        "experiments/survey/switch_charts.py",
+        'Span(receiver, "receive", "receive", comes, p.arrived, sender)',
+        'Span(receiver, "receive", "receive", p.start, p.arrived, sender)',
+        TESTS + "test_switch_timelines.py::test_blocks_are_the_passages_and_no_lane_has_two_at_once",
+    ),
+    Mistake(
+        "experiments/survey/calibrate_switch.py",
+        "value, high, low = (factor",
+        "value, low, high = (factor",
+        TESTS + "test_calibrate.py::test_one_switch_explains_all_collectives_where_one_does_and_a_busy_moment_does_not_move_it",
+    ),
+    Mistake(
+        "experiments/survey/calibrate_measuring.py",
+        "Cost(2 * (N - 1), 2 * (N - 1) / N)",
+        "Cost(2 * (N - 1), 2 * (N - 1))",
+        TESTS + "test_calibrate.py::test_costs_are_those_of_the_patterns",
+    ),
+    Mistake(
+        "experiments/survey/calibrate_switch.py",
+        "return parts.compute + parts.codec + network",
+        "return parts.compute + network",
+        TESTS + "test_calibrate.py::test_predictions_are_gradient_and_codec_and_messages",
+    ),
+    Mistake(
+        "experiments/survey/calibrate_switch.py",
+        "np.exp(x - a * (y - x) / (b - a))",
+        "np.exp(x + a * (y - x) / (b - a))",
+        TESTS + "test_calibrate.py::test_crossovers_lie_where_lines_meet",
+    ),
+    Mistake(
+        "experiments/survey/break_even.py",
+        "saved = 2 * (N - 1) *",
+        "saved = 2 * N *",
+        TESTS + "test_compression.py::test_break_even_is_what_the_saved_bits_take_as_long_as_the_codec",
+    ),
+    Mistake(
+        "experiments/topology.py",
+        "return graph.rho ** (1 / graph.period)",
+        "return graph.rho",
+        TESTS + "test_decentralized.py::test_the_measured_decay_is_rho",
+    ),
+    Mistake(
+        "experiments/heterogeneity.py",
+        "if min(map(len, parts)) >= args.batch_size:",
+        "if max(map(len, parts)) >= args.batch_size:",
+        TESTS + "test_decentralized.py::test_heterogeneity_refuses_an_alpha_that_leaves_somebody_without_a_batch",
+    ),
+    Mistake(
+        "experiments/convergence_rates.py",
+        "values[chosen].mean(axis=1)",
+        "values[chosen].mean(axis=0)",
+        TESTS + "test_theory_experiments.py::test_an_interval_covers_the_slope_that_seeds_have",
+    ),
+    Mistake(
+        "experiments/survey/theorems.py",
+        "np.sqrt(12 / d)",
+        "np.sqrt(6 / d)",
+        TESTS + "test_theory_experiments.py::test_runs_with_a_dithered_grid_have_the_moments_that_are_computed",
+    ),
+    Mistake(
+        "experiments/complexity_table.py",
+        "low, high = (low, middle) if average(middle) <= epsilon else (middle, high)",
+        "low, high = (middle, high) if average(middle) <= epsilon else (low, middle)",
+        TESTS + "test_theory_experiments.py::test_iterations_are_the_least",
+    ),
+    Mistake(
+        "experiments/all.py",
+        "return _ended(process), None",
+        "return _ended(process), 0",
+        TESTS + "test_all.py::test_one_that_takes_too_long_is_asked_to_end_as_by_an_interruption",
+    ),
+    Mistake(
+        "experiments/shared/commands.py",
+        "yield from bounds(part)",
+        "bounds(part)",
+        TESTS + "test_command_line.py::test_every_number_of_a_flag_has_a_bound_that_its_default_keeps",
+    ),
+    Mistake(
+        "experiments/shared/commands.py",
+        "0 < number < math.inf",
+        "0 <= number < math.inf",
+        TESTS + "test_command_line.py::test_numbers_that_make_no_sense_are_one_line_and_status_2",
+    ),
+    Mistake(
+        "experiments/shared/tables.py",
+        "lines[len(title) :]",
+        "lines",
+        TESTS + "test_all.py::test_a_table_is_the_same_in_the_terminal_in_its_file_and_in_docs",
+    ),
+    Mistake(
+        "experiments/shared/tuning.py",
+        "compute += clusters.exponential(delay)",
+        "compute = clusters.exponential(delay)",
+        TESTS + "test_compare.py::test_a_delay_is_added_to_the_seconds_of_a_batch",
+    ),
+]
+
+
+def test_mistakes_are_found(long):
+    assert mistakes.survivors(MISTAKES) == []

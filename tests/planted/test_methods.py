@@ -1,0 +1,166 @@
+"""Mistakes in methods: their equations, their events, their exchanges, their refusals, and their actors on Ray."""
+
+from __future__ import annotations
+
+from planted import mistakes
+from planted.mistakes import Mistake
+
+
+def history(case: str) -> str:
+    """The test of a recorded history."""
+    return f'"tests/algorithms/test_reference_histories.py::test_a_history_is_the_recorded_one[{case}]"'
+
+
+def of(file: str, test: str) -> str:
+    return f'"tests/{file}.py::test_{test}"'
+
+
+ASYNCHRONOUS, COMPRESSED, DECENTRALIZED = (f"algorithms/test_{kind}_methods" for kind in ("asynchronous", "compressed", "decentralized"))
+ON_RAY, OPTIMIZERS, PARTICIPATION = "algorithms/test_on_ray", "cases/test_optimizers", "algorithms/test_participation"
+SERVER, GOSSIP = "algorithms/asynchronous/asynchronous_server.py", "algorithms/asynchronous/asynchronous_gossip_sgd.py"
+
+MISTAKES = [
+    # Equations.
+    Mistake("algorithms/synchronous/scaffold.py", "g - own + c[None]", "g - own - c[None]", history("scaffold, none")),
+    Mistake(
+        "algorithms/synchronous/backup_workers_sgd.py",
+        "leaf / counted, total",
+        "leaf / round.workers, total",
+        history("backup workers, blocking"),
+    ),
+    Mistake("algorithms/compressed/ef21.py", "gather(state.workers.model.params)", "gather(state.workers.estimate)", history("ef21, none")),
+    Mistake(
+        "algorithms/decentralized/deepsqueeze.py", "sub(v, sent.decoded)", "sub(half.params, sent.decoded)", history("deepsqueeze, none")
+    ),
+    Mistake("algorithms/decentralized/extra.py", "pull / 2, pull", "pull / 1, pull", history("extra, none")),
+    Mistake(
+        "algorithms/asynchronous/asynchronous_sgd.py",
+        "maximum(1, staleness)",
+        "maximum(1, 1 + staleness)",
+        history("asgd, staleness aware, none"),
+    ),
+    # Rounding, warm starts, masses.
+    Mistake(
+        "algorithms/decentralized/exact_diffusion.py",
+        "x + (u + c), x.params",
+        "x + (u - c), x.params",
+        history("exact-diffusion, none"),
+    ),
+    Mistake(
+        "algorithms/compressed/error_compensated_sgd.py",
+        "Memory(error, server_error, sent.messages, answer.messages)",
+        "Memory(error, server_error, memory.up, memory.down)",
+        of(COMPRESSED, "low_rank_messages_start_from_the_last_right_factor"),
+    ),
+    Mistake(
+        "algorithms/decentralized/stochastic_gradient_push.py",
+        "lambda x: x / w.astype(x.dtype), x)",
+        "lambda x: x / 8, x)",
+        of(DECENTRALIZED, "push_divides_by_the_mass_that_there_is"),
+    ),
+    # Events.
+    Mistake(
+        "algorithms/asynchronous/arrivals.py",
+        "in_order <= t +",
+        "in_order < t +",
+        of(ASYNCHRONOUS, "bounded_staleness_takes_the_first_gradient_that_leaves_an_order_within_the_bound"),
+    ),
+    Mistake(
+        "algorithms/asynchronous/arrivals.py",
+        "jnp.argmin(taken, axis=1)",
+        "jnp.argmax(taken, axis=1)",
+        of(ASYNCHRONOUS, "no_model_that_somebody_computes_at_is_ever_overwritten"),
+    ),
+    Mistake(
+        "algorithms/asynchronous/arrivals.py",
+        "bits, reading + latency)",
+        "bits, reading)",
+        of(ASYNCHRONOUS, "a_trip_takes_what_its_bits_take_while_bandwidths_change"),
+    ),
+    Mistake(
+        SERVER,
+        "(t - jnp.arange(models)) % models",
+        "(t + jnp.arange(models)) % models",
+        of(ASYNCHRONOUS, "the_worst_case_is_the_farthest_of_the_last_models"),
+    ),
+    Mistake(
+        SERVER,
+        "arrival, read)\n        checks",
+        "arrival, state.server.model.params)\n        checks",
+        of(ASYNCHRONOUS, "a_custom_step_gets_the_model_that_the_gradient_was_computed_at"),
+    ),
+    Mistake(
+        GOSSIP,
+        "jax.random.randint(key, ids.shape, 0, jnp.asarray(self.degrees)[ids])",
+        "0 * jnp.asarray(self.degrees)[ids]",
+        of(ASYNCHRONOUS, "partners_are_neighbours_each_as_likely"),
+    ),
+    Mistake(GOSSIP, "jnp.where(now.worker == now.partner, -1, pair)", "pair", of(ASYNCHRONOUS, "gossip_of_one_is_sgd")),
+    Mistake(
+        "algorithms/asynchronous/delays.py",
+        "jnp.minimum(t, bound) + 1",
+        "jnp.maximum(jnp.minimum(t, bound), 1)",
+        of("algorithms/test_delays", "uniform_takes_each_staleness_as_often_for_each_part_on_its_own"),
+    ),
+    # Who is away, and who computes nothing.
+    Mistake(
+        "algorithms/methods.py",
+        "before._replace(params=after.params)",
+        "before",
+        of(PARTICIPATION, "a_method_goes_on_with_the_workers_that_participate[local-sgd]"),
+    ),
+    Mistake(
+        "algorithms/synchronous/scaffold.py",
+        "round.if_active(gradients, y.control)",
+        "gradients",
+        of(PARTICIPATION, "a_method_goes_on_with_the_workers_that_participate[scaffold]"),
+    ),
+    Mistake(
+        "algorithms/observed.py",
+        "jnp.nan) ** 2",
+        "jnp.nan)",
+        of("algorithms/test_unequal_work", "observed_norms_are_those_of_the_gradients"),
+    ),
+    Mistake(
+        "algorithms/unequal_work.py",
+        "method.query(state, round._replace(work=in_samples(own, *sizes)))",
+        "method.query(state, round)",
+        of("algorithms/test_unequal_work", "who_keeps_its_own_time_is_asked_with_the_work"),
+    ),
+    # Refusals.
+    Mistake(
+        "algorithms/optimizers.py",
+        "if step > 0 and _ascends",
+        "if step > 1 and _ascends",
+        of(OPTIMIZERS, "an_optimizer_that_cannot_work_is_refused_where_the_method_is_made[no rate]"),
+    ),
+    Mistake(
+        "algorithms/gossip.py",
+        "if symmetric and not topology.symmetric",
+        "if symmetric and not topology.doubly_stochastic",
+        of(DECENTRALIZED, "a_graph_that_a_method_cannot_use_is_refused[choco_sgd]"),
+    ),
+    Mistake(
+        "algorithms/decentralized/d2.py",
+        "<= -1 / 3 + 1e-9",
+        "< -1 / 3 - 1e-9",
+        of(DECENTRALIZED, "d2_refuses_an_eigenvalue_at_or_below_minus_a_third"),
+    ),
+    # On Ray.
+    Mistake(
+        "algorithms/asynchronous/on_ray/server.py",
+        "about.era == self.era and ",
+        "",
+        of(ON_RAY, "a_server_goes_on_from_its_checkpoint_and_refuses_what_was_computed_before"),
+    ),
+    Mistake(
+        "algorithms/asynchronous/on_ray/peer.py",
+        "max(self.stamp, stamp) + 1",
+        "self.stamp + 1",
+        of(ON_RAY, "a_partner_averages_with_a_stamp_above_both_once_it_has_begun"),
+    ),
+]
+
+
+def test_mistakes_are_found(long):
+    assert mistakes.survivors(MISTAKES) == []

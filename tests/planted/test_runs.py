@@ -1,0 +1,167 @@
+"""Mistakes in runs, the engine, machines, and what stands directly in `dsgd`."""
+
+from __future__ import annotations
+
+from planted import mistakes
+from planted.mistakes import Mistake
+
+RUNS, ENGINE = "tests/dsgd/runs", "tests/dsgd/engine"
+OF_STAGES = f"{RUNS}/test_checkpoints.py::test_a_run_that_ended_between_records_goes_on_with_the_records_of_a_straight_one"
+OF_CLOCKS = f"{ENGINE}/test_clock.py"
+
+MISTAKES = [
+    Mistake("dsgd/runs/chunks.py", "count = 1 if since else most", "count = most", OF_STAGES),
+    Mistake(
+        "dsgd/runs/chunks.py",
+        "if log.steps[-1] > job.last:",
+        "if log.steps[-1] > job.last + 1:",
+        f"{RUNS}/test_checkpoints.py::test_the_same_run_made_anew_is_the_same_and_never_goes_back",
+    ),
+    Mistake(
+        "dsgd/runs/chunks.py",
+        "job.feed.skip(queue.sent - job.before)",
+        "job.feed.skip(0)",
+        f"{RUNS}/test_checkpoints.py::test_a_run_that_its_batches_interrupt_saves_itself_and_goes_on",
+    ),
+    Mistake(
+        "dsgd/runs/chunks.py",
+        "rounds = evaluated - sent",
+        "rounds = left",
+        f"{RUNS}/test_evaluate_every.py::test_until_is_asked_where_the_last_record_has_a_loss",
+    ),
+    Mistake(
+        "dsgd/runs/history.py", "axis=self.axis, dtype=np.uint64)", "axis=-1, dtype=np.uint64)[..., ::1] + 1", f"{RUNS}/test_history_log.py"
+    ),
+    Mistake("dsgd/runs/history.py", "for piece in self.pieces[-2:]]", "for piece in self.pieces[-1:]]", f"{RUNS}/test_history_log.py"),
+    Mistake(
+        "dsgd/runs/history.py",
+        "before = self.steps[records[first - 1]]",
+        "before = self.steps[records[first]]",
+        f"{RUNS}/test_history_log.py",
+    ),
+    Mistake(
+        "dsgd/runs/feed.py",
+        "            raise self._ended(skipped)\n        self._taken += rounds\n",
+        "            raise self._ended(skipped)\n",
+        f"{RUNS}/test_feed_chunks.py",
+    ),
+    Mistake("dsgd/runs/feed.py", "rows[rounds:] = rows[rounds - 1]", "rows[rounds - 1 :] = rows[0]", f"{RUNS}/test_feed_chunks.py"),
+    Mistake("dsgd/runs/identity.py", "if name not in _TOOLS]", "if name in _TOOLS]", f"{RUNS}/test_identity.py"),
+    Mistake(
+        "dsgd/runs/checkpoints.py",
+        "array.shape != kept.shape or array.dtype != kept.dtype",
+        "array.shape != kept.shape",
+        f"{RUNS}/test_checkpoints.py::test_what_is_restored_is_what_was_saved_and_once",
+    ),
+    Mistake(
+        "dsgd/runs/checkpoints.py",
+        "time.monotonic() - self._written > _SECONDS",
+        "time.monotonic() - self._written > 2 * _SECONDS",
+        f"{RUNS}/test_checkpoints.py::test_a_checkpoint_is_due_after_as_long_as_an_interruption_may_cost",
+    ),
+    Mistake(
+        "dsgd/runs/interrupts.py",
+        "self._count > _MOST",
+        "self._count > _MOST + 1",
+        f"{RUNS}/test_interrupts.py::test_the_third_signal_does_not_wait",
+    ),
+    Mistake(
+        "dsgd/runs/sweeps.py",
+        "sign = -1 if _largest(metric, largest) else 1",
+        "sign = 1",
+        "tests/cases/test_runs.py::test_the_best_point_is_in_the_metric_s_direction",
+    ),
+    Mistake(
+        "dsgd/runs/starts.py",
+        "measured = filled(np.nan, like.clock.measured)",
+        "measured = filled(0, like.clock.measured)",
+        f"{ENGINE}/test_measurements.py::test_a_run_that_goes_on_from_another_has_measured_nothing",
+    ),
+    Mistake(
+        "dsgd/engine/clock.py",
+        "return up, down + lost",
+        "return up, down",
+        f"{OF_CLOCKS}::test_bits_that_are_lost_keep_the_port_busy_and_are_not_measured",
+    ),
+    Mistake(
+        "dsgd/engine/clock.py",
+        "return _moved(clock, seconds, seconds - done, measured)",
+        "return _moved(clock, seconds, done - seconds, measured)",
+        f"{OF_CLOCKS}::test_a_worker_that_was_done_earlier_begins_earlier",
+    ),
+    Mistake(
+        "dsgd/engine/clock.py",
+        "return finish - (1 - round.cluster.overlap.first)",
+        "return finish - round.cluster.overlap.first",
+        f"{ENGINE}/test_work_clock.py::test_rounds_of_an_all_reduce_take_what_equation_7_says",
+    ),
+    Mistake(
+        "dsgd/engine/measurements.py",
+        "overlap.first * backward",
+        "backward / overlap.first",
+        f"{ENGINE}/test_measurements.py::test_what_is_measured_of_a_round_is_in_its_place",
+    ),
+    Mistake("dsgd/engine/participation.py", "jnp.any(round.present)", "jnp.all(round.present)", f"{ENGINE}/test_participation.py"),
+    Mistake(
+        "dsgd/engine/oracle.py",
+        "jnp.where(work.weights > 0, work.samples, 0)",
+        "jnp.where(work.weights >= 0, work.samples, 0)",
+        f"{ENGINE}/test_oracle.py::test_the_loss_of_the_workers_that_are_asked_is_over_their_samples_that_count",
+    ),
+    Mistake("dsgd/engine/units.py", "jnp.where(places < count, rows, n)", "rows", f"{ENGINE}/test_units.py"),
+    Mistake(
+        "dsgd/engine/accumulate.py",
+        "begin + jnp.arange(size) >= first",
+        "begin + jnp.arange(size) > first",
+        f"{ENGINE}/test_accumulate.py::test_every_row_counts_once",
+    ),
+    Mistake("dsgd/engine/loop.py", "| (at == end)", "", f"{RUNS}/test_evaluate_every.py::test_a_stage_begins_and_ends_with_an_evaluation"),
+    Mistake(
+        "dsgd/engine/protocol.py",
+        'for part in ("server", "workers"):',
+        'for part in ("server",):',
+        f"{ENGINE}/test_protocol.py::test_what_a_member_returns_is_refused_by_name",
+    ),
+    Mistake(
+        "dsgd/contract/collectives.py",
+        "if MESSAGE in scopes:\n            continue",
+        "if UPDATE in scopes:\n            continue",
+        "tests/dsgd/contract/test_forgotten_messages.py::test_a_collective_that_is_no_call_of_the_round_is_found_by_name_and_line",
+    ),
+    Mistake(
+        "dsgd/machines/local_processes.py",
+        "first = min(logs",
+        "first = max(logs",
+        "tests/dsgd/machines/test_local_processes.py::test_the_first_to_fail_is_told_of",
+    ),
+    Mistake(
+        "dsgd/machines/watch.py",
+        "watch.words(0) in (ended, left)",
+        "watch.words(0) in (ended,)",
+        "tests/dsgd/machines/test_runtime.py::test_what_process_0_has_said_is_not_said_again",
+    ),
+    Mistake("dsgd/work.py", "xp.clip(each[:, None] - B * np.arange(M", "xp.clip(each[:, None] - np.arange(M", "tests/dsgd/test_work.py"),
+    Mistake("dsgd/frames.py", "np.tile(step, seeds)", "np.repeat(step, seeds)", "tests/dsgd/test_frames.py"),
+    Mistake(
+        "dsgd/records.py",
+        "values[..., worker]",
+        "values[..., 0]",
+        "tests/dsgd/test_frames.py::test_one_number_a_worker_is_a_column_a_worker",
+    ),
+    Mistake(
+        "dsgd/checks.py",
+        "value.shape != (() if typed_key else (2,))",
+        "value.shape != (() if typed_key else (2,)) and not typed_key",
+        "tests/cases/test_runs.py::test_keys_that_are_not_one_key_or_depend_on_the_devices_are_refused",
+    ),
+    Mistake(
+        "dsgd/checks.py",
+        "value.bit_length() > 128",
+        "value.bit_length() > 1280000",
+        "tests/cases/test_doors.py::test_huge_numbers_are_refused_by_name",
+    ),
+]
+
+
+def test_mistakes_are_found(long):
+    assert mistakes.survivors(MISTAKES) == []
