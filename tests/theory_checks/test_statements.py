@@ -99,7 +99,7 @@ def smaller(numbers: Numbers, term: str, share: float) -> Numbers:
 
 @pytest.fixture
 def trials(request) -> int:
-    return 10 if request.config.getoption("--long") else 2
+    return 10 if request.config.getoption("--long") else 1
 
 
 @pytest.mark.parametrize("name", STATEMENTS)
