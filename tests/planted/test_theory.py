@@ -6,50 +6,51 @@ from planted import mistakes
 from planted.mistakes import Mistake
 
 TESTS = "tests/theory_checks"
-HOLDS = f"{TESTS}/test_statements.py::test_statement_holds"
 VALUES = f"{TESTS}/test_bounds.py::test_values_are_those_computed_by_hand"
 OUTCOMES = f"{TESTS}/test_outcomes.py"
 S = "theory_checks/statements"
 M = "theory_checks/machinery"
 
+
+def holds(name: str) -> str:
+    """The test of a statement."""
+    return f"'{TESTS}/test_statements.py::test_statement_holds[{name}]'"
+
+
 METHODS = [
     Mistake(
-        "algorithms/decentralized/exact_diffusion.py", "lambda pull: share * pull", "lambda pull: pull", f"{HOLDS}[exact_diffusion,_linear]"
+        "algorithms/decentralized/exact_diffusion.py", "lambda pull: share * pull", "lambda pull: pull", holds("exact diffusion, linear")
     ),
-    Mistake("algorithms/decentralized/extra.py", "lambda pull: pull / 2, pull", "lambda pull: pull, pull", f"{HOLDS}[EXTRA,_every_round]"),
+    Mistake("algorithms/decentralized/extra.py", "lambda pull: pull / 2, pull", "lambda pull: pull, pull", holds("EXTRA, every round")),
     Mistake(
         "algorithms/decentralized/gradient_tracking.py",
         "optax.tree.sub(optax.tree.add(y, gradients), state.gradient)",
         "optax.tree.add(y, gradients)",
-        f"{HOLDS}[gradient_tracking,_every_round]",
+        holds("gradient tracking, every round"),
     ),
-    Mistake(
-        "algorithms/decentralized/choco_sgd.py", "half.params, laplacian)", "half.params, sent.received)", f"{HOLDS}[CHOCO,_every_round]"
-    ),
+    Mistake("algorithms/decentralized/choco_sgd.py", "half.params, laplacian)", "half.params, sent.received)", holds("CHOCO, every round")),
     Mistake(
         "algorithms/decentralized/deepsqueeze.py",
         "optax.tree.sub(v, sent.decoded)",
         "optax.tree.sub(half.params, sent.decoded)",
-        f"{HOLDS}[DeepSqueeze,_every_round]",
+        holds("DeepSqueeze, every round"),
     ),
     Mistake(
         "algorithms/compressed/error_compensated_sgd.py",
         "optax.tree.add(sent.received, memory.server)",
         "sent.received",
-        f"{HOLDS}[EC-SGD_loses_nothing]",
+        holds("EC-SGD loses nothing"),
     ),
-    Mistake("algorithms/compressed/ef21.py", "known.model, mean)", "known.model, known.mean)", f"{HOLDS}[EF21,_every_round]"),
-    Mistake("algorithms/synchronous/scaffold.py", "g - own + c[None]", "g - own", f"{HOLDS}[SCAFFOLD,_every_round]"),
-    Mistake("algorithms/synchronous/backup_workers_sgd.py", "leaf / counted", "leaf / N", f"{HOLDS}[backup_workers,_every_round]"),
+    Mistake("algorithms/compressed/ef21.py", "known.model, mean)", "known.model, known.mean)", holds("EF21, every round")),
+    Mistake("algorithms/synchronous/scaffold.py", "g - own + c[None]", "g - own", holds("SCAFFOLD, every round")),
+    Mistake("algorithms/synchronous/backup_workers_sgd.py", "leaf / counted", "leaf / N", holds("backup workers, every round")),
     Mistake(
         "algorithms/asynchronous/asynchronous_sgd.py",
         "/ jnp.maximum(1, staleness), new)",
         "/ jnp.maximum(1, staleness - 1), new)",
-        f"{HOLDS}[ASGD,_given_delays,_staleness-aware,_every_round]",
+        holds("ASGD, given delays, staleness-aware, every round"),
     ),
-    Mistake(
-        "algorithms/dropcompute/stopping.py", "done = ends < threshold", "done = ends <= threshold", f"{HOLDS}[DropCompute,_every_round]"
-    ),
+    Mistake("algorithms/dropcompute/stopping.py", "done = ends < threshold", "done = ends <= threshold", holds("DropCompute, every round")),
 ]
 BOUNDS = [
     Mistake(f"{S}/sgd.py", "return noisy / (2 - learning_rate * smoothness)", "return noisy / 2", VALUES),
@@ -64,7 +65,7 @@ BOUNDS = [
         VALUES,
     ),
     Mistake(f"{S}/local_sgd.py", "return drift / (1 - size)", "return drift", f"{TESTS}/test_decentralized_theory.py"),
-    Mistake(f"{S}/consensus_lemmas.py", "return 8 / 7 *", "return 5 / 7 *", f"{HOLDS}[consensus_by_slopes]"),
+    Mistake(f"{S}/consensus_lemmas.py", "return 8 / 7 *", "return 5 / 7 *", holds("consensus by slopes")),
     Mistake(f"{M}/ranges.py", "lambda x: 0 <= x < 1", "lambda x: 0 <= x <= 1", f"{TESTS}/test_bounds.py"),
 ]
 MACHINERY = [
@@ -72,12 +73,12 @@ MACHINERY = [
         f"{M}/moments.py",
         "(problem.constants.noise or 0.0) ** 2 / d",
         "(problem.constants.noise or 0.0) ** 2",
-        f"{HOLDS}[local_SGD,_consensus]",
+        holds("local SGD, consensus"),
     ),
     Mistake(f"{M}/probes.py", '"by_key": one - one[:, :, :1]', '"by_key": 0 * one', f"{TESTS}/test_moments.py"),
     Mistake(f"{M}/search.py", "/ (1 - 2 * _EDGES)", "/ (1 - _EDGES)", OUTCOMES),
     Mistake(f"{M}/statement.py", "self.measured <= self.bound + room", "abs(self.measured) <= abs(self.bound) + room", OUTCOMES),
-    Mistake("theory_checks/recursions/graphs.py", "np.maximum(degrees", "np.minimum(degrees", f"{HOLDS}[EXTRA,_every_round]"),
+    Mistake("theory_checks/recursions/graphs.py", "np.maximum(degrees", "np.minimum(degrees", holds("EXTRA, every round")),
 ]
 
 
