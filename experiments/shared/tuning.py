@@ -72,15 +72,15 @@ def tune(
         progress: show a bar.
         records: of a run, about; each evaluates the whole objective.
     """
-    steps = args.steps if steps is None else steps
+    rounds: int = args.steps if steps is None else steps
     sweep = resuming.sweep(
         build,
         problem,
-        steps=steps,
+        steps=rounds,
         key=jax.random.key(args.seed),
         seeds=args.seeds,
         cluster=cluster,
-        record_every=max(1, steps // records),
+        record_every=max(1, rounds // records),
         mesh=devices_for(problem.workers),
         progress=progress,
         learning_rate=args.learning_rates,
