@@ -17,16 +17,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import lax
 from jax.core import Tracer
 
-from dsgd import causes, checks, workers
+from dsgd import causes, checks, workers, xla
 from dsgd.base import Gradients, Params, PyTree
 from dsgd.communication import Communicator
 from dsgd.engine import randomness
 from dsgd.engine.randomness import StateKey, is_state_key
 
-_LARGE = 1 << 24  # elements of all workers' models: from where on memory counts, and a loop around a step does not
 _FIRST = 8  # steps that tell whether an optimizer ascends
 
 
@@ -87,26 +85,13 @@ def start_each(optimizer: optax.GradientTransformation, rows: Params) -> Model:
 
 def step_local(optimizer: optax.GradientTransformation, models: Model, gradients: Gradients) -> Model:
     """Every worker's own step on its own model, leaves `[n, ...]`; large models take the memory of the gradients."""
-    stepped = jax.vmap(partial(step, optimizer))
-    if sum(leaf.size for leaf in jax.tree.leaves(models.params)) < _LARGE:
-        return stepped(models, gradients)
-    return lax.platform_dependent(models, gradients, cpu=partial(_in_place, stepped), default=stepped)
 
+    def stepped(params, overwritten):
+        memory, gradients = overwritten
+        after = jax.vmap(partial(step, optimizer))(Model(params, memory), gradients)
+        return after.optimizer, after.params
 
-def _in_place(stepped: Callable[[Model, Gradients], Model], models: Model, gradients: Gradients) -> Model:
-    """The models after the step, where the gradients were, and the optimisers' states, where they were.
-
-    On CPUs XLA gives all that it computes a place of its own, but for what goes round a loop: this one turns once, which compilers do not
-    know. On GPUs the step takes the gradients' place without it.
-    """
-
-    def turn(carry):
-        i, memory, there = carry
-        after = stepped(Model(models.params, memory), there)
-        return i + 1, after.optimizer, after.params
-
-    first = lax.optimization_barrier(jnp.int32(0))
-    _, memory, params = lax.while_loop(lambda carry: carry[0] < 1, turn, (first, models.optimizer, gradients))
+    memory, params = xla.in_place(stepped, models.params, (models.optimizer, gradients))
     return Model(params, memory)
 
 

@@ -26,7 +26,7 @@ from rich.table import Table
 
 import dsgd
 from algorithms import cannikin
-from algorithms.cannikin.parts import equal_parts, whole
+from algorithms.cannikin.policies import equal_parts, whole
 from dsgd import plots, problems, records
 from experiments.cannikin import competitors
 from experiments.shared import commands, figures, statistics, tables

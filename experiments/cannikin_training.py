@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Literal
 
 import jax
+import numpy as np
 
-from dsgd import records
-from experiments.cannikin import race, race_results
+import algorithms
+from algorithms import cannikin
+from dsgd import problems, records
+from experiments.cannikin import devices, race, race_results
 from experiments.cannikin.race import SYSTEMS, Runs, Setting
 from experiments.shared import commands, tables
 
@@ -66,9 +69,26 @@ def main(args: Args) -> None:
 
 
 def setting_of(args: Args, name: race.Name) -> Setting:
-    """A problem on the cluster."""
-    options = {"data_dir": args.data_dir, "text": args.text, "candidates": args.choices, "noise": args.noise, "target": args.target}
-    return race.make_setting(name, args.cluster, **options)
+    """The task on the cluster, whose samples take as much longer as its largest total batch is smaller than the workload's."""
+    task, N = race.TASKS[name], len(devices.CLUSTERS[args.cluster])
+    if name == "text":
+        problem = problems.language_model(args.text, N, context=32, width=32, layers=1, batch_size=task.piece)
+    elif name == "cifar-10":
+        problem = problems.neural_network("resnet-18", "cifar-10", N, batch_size=task.piece, data_dir=args.data_dir)
+    else:
+        problem = problems.neural_network(name.partition("-")[0], "digits", N, batch_size=task.piece)
+    d = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(problem.init, jax.random.key(0))))
+    stands_for = float(devices.batches(args.cluster, task.workload, 2)[-1] / task.last)
+    return Setting(
+        task,
+        problem,
+        algorithms.minibatch_sgd(cannikin.scalable(task.optimizer)),
+        race.stretched(devices.make_cluster(args.cluster, task.workload, parameters=d, noise=args.noise), stands_for),
+        race.stretched_model(devices.make_model(args.cluster, task.workload), stands_for),
+        stands_for,
+        np.unique(np.round(np.geomspace(task.first, task.last, args.choices)).astype(int)),
+        args.target or task.target,
+    )
 
 
 def train(args: Args, name: str, setting: Setting, runs: Runs) -> None:

@@ -280,7 +280,7 @@ def draw(args: Args, pair: Pair, found: dict[str, Found]) -> Figure:
     ordered.set(xlabel="ms of a step, after the threshold was chosen", ylabel="share of steps")
     losses.set(xlabel="seconds", ylabel="loss on the micro-batches computed", yscale="log")
     plots.plain_log(losses.yaxis)
-    sheet.legend(*over_steps.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    figures.legend(sheet, over_steps, 4)
     speedup = found["speedup"]
     measured = f"S_eff {speedup.measured:.2f} measured, {speedup.planned:.2f} planned"
     figures.title(sheet, f"{stragglers(args)}, {args.micro_batches} micro-batches: {measured}")

@@ -1,4 +1,5 @@
-"""Bad calls, drawn: of one good call each, every argument in turn becomes each of a pool of wrong values. Prints what escapes as JSON.
+"""Bad calls, drawn: of one good call each (`GOOD` has what has no default), every argument in turn becomes each
+of a pool of wrong values. Prints what escapes as JSON.
 
 A script of its own, without the annotations that pytest checks: users run without them.
 """
@@ -128,16 +129,12 @@ POOL: dict[str, Any] = {
     "a problem": QUADRATIC,
 }
 
-_DATA = {"data": ARRAYS, "workers": 3, "partition": "dirichlet", "alpha": 10.0, "batch_size": 2, "replacement": True, "l2": 0.1, "seed": 0}
-_DATA |= {"min_samples": 1, "weights": "samples"}
-_EVERY = {"record_every": 1, "evaluate_every": 1}
-_RUN = {"problem": QUADRATIC, "steps": 1, "key": KEY, "batches": None, "cluster": clusters.Cluster(SECONDS), **_EVERY, "mesh": 1}
+_DATA = {"data": ARRAYS, "workers": 3, "batch_size": 2}
+_RUN = {"problem": QUADRATIC, "steps": 1, "key": KEY, "mesh": 1}
 _GOSSIP = {"optimizer": SGD, "topology": RING}
 _SQUEEZED = {**_GOSSIP, "compressor": SIGN, "consensus_step": 0.5}
 _OPTIMIZER = {"optimizer": SGD}
-_ON_RAY = {"problem": QUADRATIC, **_OPTIMIZER, "steps": 5, "key": KEY, "record_every": 2, "delay": lambda worker, gradient: 0.0}
-_ON_RAY |= {"address": "local", "restarts": 1, "patience": 5.0}
-_SAVED = {"checkpoint": "there", "checkpoint_seconds": 1.0}
+_ON_RAY = {"problem": QUADRATIC, **_OPTIMIZER, "steps": 5, "key": KEY, "address": "local"}
 _UPDATES = {"worker": np.zeros(3, int), **dict.fromkeys(("computed", "trip", "busy"), np.ones(3))}
 _N = {"n": 4}
 _NORMAL = {"mean": 1.0, "std": 0.2, "micro_batches": 4}
@@ -149,95 +146,131 @@ _TABLES = {"errors": [[1.0, 0.0]], "sizes": [[8, 16]], "budget": 20.0}
 GOOD: dict[Callable, dict[str, Any]] = {
     dsgd.Topology: {"name": "mine", "W": np.full((2, 2), 0.5)},
     dsgd.Topology.mixing_time: {"self": RING, "eps": 0.1},
-    dsgd.run: {"algorithm": METHOD, **_RUN, "seeds": 2, "checkpoint": None, "progress": False},
-    dsgd.check: {"algorithm": METHOD, "problem": problems.random_quadratic(1, 2, heterogeneity=0.0), "key": KEY},  # on no other devices
-    dsgd.exchanges: {"algorithm": METHOD, "problem": QUADRATIC, "cluster": clusters.Cluster(SECONDS)},
-    dsgd.compile_round: {"algorithm": METHOD, "problem": QUADRATIC, "mesh": 1, "cluster": clusters.Cluster(SECONDS)},
-    dsgd.sweep: {"factory": lambda x: METHOD, **_RUN, "seeds": 1, "progress": False, "x": [0.1, 0.2]},
-    dsgd.Sweep.best: {"self": SWEEP, "metric": "loss", "share": 0.5},
+    dsgd.run: {
+        "algorithm": METHOD,
+        **_RUN,
+    },
+    dsgd.check: {
+        "algorithm": METHOD,
+        "problem": problems.random_quadratic(1, 2, heterogeneity=0.0),
+    },  # on no other devices
+    dsgd.exchanges: {
+        "algorithm": METHOD,
+        "problem": QUADRATIC,
+    },
+    dsgd.compile_round: {
+        "algorithm": METHOD,
+        "problem": QUADRATIC,
+    },
+    dsgd.sweep: {"factory": lambda x: METHOD, **_RUN, "x": [0.1, 0.2]},
+    dsgd.Sweep.best: {
+        "self": SWEEP,
+    },
     dsgd.Sweep.point: {"self": SWEEP, "index": (1,)},
     dsgd.Sweep.at: {"self": SWEEP, "index": (1,)},
     dsgd.evaluated: {"history": SWEEP.history},
     dsgd.mean_and_error: {"values": np.ones((2, 5))},
     dsgd.frame: {"runs": {"one": SWEEP}},
-    plots.curves: {"runs": {"one": SWEEP}, "x": ["step", "loss"], "y": "loss", "xscale": "log", "yscale": "linear"},
-    plots.draw_lines: {"axes": SHEET.subplots(), "lines": {"one": (np.ones(5), np.ones((2, 5)))}},
-    plots.figure: {"columns": 1, "rows": 1, "width": 4.2, "height": 3.6, "sharey": "row"},
-    plots.panels: {"sheet": Figure(), "columns": 1, "rows": 1, "sharey": True},
-    plots.plain_log: {"axis": SHEET.axes[0].xaxis},
-    dsgd.tail_mean: {"values": np.ones((2, 5)), "share": 0.5},
-    problems.language_model: {
-        "text": __file__,
-        "workers": 2,
-        "partition": "blocks",
-        "model": problems.Model(lambda key: jnp.zeros(256), lambda params, text: jnp.broadcast_to(params, (*text.shape, 256))),
-        "context": 8,
-        "width": 4,
-        "layers": 1,
-        "heads": 2,
-        "weights": "samples",
-        "batch_size": 2,
-        "test_share": 0.2,
-        "seed": 0,
-        "chunk": 8,
+    plots.curves: {
+        "runs": {"one": SWEEP},
     },
-    problems.load: {"data": ARRAYS, "data_dir": None, "target": None},
-    problems.sparse_rows: {"matrix": scipy.sparse.eye_array(3), "longest": 2},
+    plots.draw_lines: {"axes": SHEET.subplots(), "lines": {"one": (np.ones(5), np.ones((2, 5)))}},
+    plots.figure: {
+        "columns": 1,
+    },
+    plots.panels: {
+        "sheet": Figure(),
+        "columns": 1,
+    },
+    plots.plain_log: {"axis": SHEET.axes[0].xaxis},
+    dsgd.tail_mean: {
+        "values": np.ones((2, 5)),
+    },
+    problems.language_model: {},
+    problems.load: {
+        "data": ARRAYS,
+    },
+    problems.sparse_rows: {
+        "matrix": scipy.sparse.eye_array(3),
+    },
     problems.finite_sum: {
         "model": MODEL,
         "loss": optax.squared_error,
         "data": (ARRAYS[0], ARRAYS[1]),
         **{name: value for name, value in _DATA.items() if name != "data"},
-        "test": (ARRAYS[0][:5], ARRAYS[1][:5]),
-        "metrics": {"test_loss": optax.squared_error},
-        "chunk": 16,
-        "name": "mine",
     },
-    problems.per_sample: {"problem": problems.logistic_regression("digits", workers=2, batch_size=2), "transform": SGD.init, "noise": 0.1},
+    problems.per_sample: {
+        "problem": problems.logistic_regression("digits", workers=2, batch_size=2),
+        "transform": SGD.init,
+    },
     problems.clipped: {"norm": 1.0},
     problems.Model: {"init": MODEL.init, "apply": MODEL.apply},
-    problems.logistic_regression: {**_DATA, "data_dir": None},
-    problems.neural_network: {"model": "mlp", **_DATA, "trainable": None, "data_dir": None},
-    problems.minibatch: {"batch_size": 2, "replacement": True},
-    problems.quadratic: {"A": np.ones((2, 3)), "b": np.ones((2, 3)), "noise": 0.1, "start": np.zeros(3)},
+    problems.logistic_regression: {
+        **_DATA,
+    },
+    problems.neural_network: {
+        **_DATA,
+    },
+    problems.minibatch: {
+        "batch_size": 2,
+    },
+    problems.quadratic: {
+        "A": np.ones((2, 3)),
+        "b": np.ones((2, 3)),
+    },
     problems.random_quadratic: {
         "workers": 2,
         "dimension": 3,
-        "smoothness": 1.0,
-        "strong_convexity": 0.1,
-        "heterogeneity": 1.0,
-        "noise": 0.0,
-        "equal_hessians": False,
-        "diagonal": False,
-        "seed": 0,
     },
     problems.robust_regression: {
         "workers": 2,
         "dimension": 3,
-        "samples": 4,
-        "batch_size": 2,
-        "replacement": True,
-        "residual": 0.1,
-        "seed": 0,
     },
-    problems.split: {"labels": ARRAYS[1], "workers": 3, "partition": "dirichlet", "alpha": 10.0, "seed": 0, "min_samples": 1},
-    problems.sparse_rows: {"matrix": scipy.sparse.csr_array(np.eye(3)), "longest": 2},
+    problems.split: {
+        "labels": ARRAYS[1],
+        "workers": 3,
+    },
+    problems.sparse_rows: {
+        "matrix": scipy.sparse.csr_array(np.eye(3)),
+    },
     compressors.apply: {"compressor": SIGN, "key": KEY, "x": np.ones(3)},
     compressors.buckets: {"compressor": SIGN, "size": 8},
-    compressors.check: {"compressor": SIGN, "d": 8, "key": KEY},
+    compressors.check: {
+        "compressor": SIGN,
+        "d": 8,
+    },
     compressors.clipping: {"bits": 4},
     compressors.contraction: {"compressor": compressors.natural},
-    compressors.encode: {"compressor": SIGN, "key": KEY, "x": jnp.ones(3), "last": None},
-    compressors.low_rank: {"rank": 2, "columns": 4},
+    compressors.encode: {
+        "compressor": SIGN,
+        "key": KEY,
+        "x": jnp.ones(3),
+    },
+    compressors.low_rank: {
+        "rank": 2,
+    },
     compressors.mean_bits: {"compressor": SIGN, "d": 8},
     compressors.qsgd: {"levels": 4},
-    compressors.random_k: {"fraction": 0.5, "values": compressors.identity},
-    compressors.random_quantization: {"bits": 4, "bucket": 8},
+    compressors.random_k: {
+        "fraction": 0.5,
+    },
+    compressors.random_quantization: {
+        "bits": 4,
+    },
     compressors.random_sparsification: {"probability": 0.5},
-    compressors.top_k: {"fraction": 0.5, "values": SIGN},
+    compressors.top_k: {
+        "fraction": 0.5,
+    },
     compressors.whole_model: {"compressor": SIGN},
-    network.asynchronous_server_messages: {"compute": [[1, 2], [1, 2]], "servers": 1},
-    network.cost: {"pattern": network.gossip(RING), "workers": 4, "latency": 1.0, "transfer": 1.0, "convention": "blocking"},
+    network.asynchronous_server_messages: {
+        "compute": [[1, 2], [1, 2]],
+    },
+    network.cost: {
+        "pattern": network.gossip(RING),
+        "workers": 4,
+        "latency": 1.0,
+        "transfer": 1.0,
+    },
     network.elapse: {
         "pattern": network.multi_server,
         "finish": jnp.ones(4),
@@ -259,44 +292,28 @@ GOOD: dict[Callable, dict[str, Any]] = {
         "bits_up": 8.0,
         "latency": 0.1,
         "bandwidth": 8.0,
-        "convention": "blocking",
     },
     network.simulate: {
         "messages": [network.Message(0, 1)],
         "latency": 0.1,
         "transfer": [1.0, 1.0],
-        "convention": "blocking",
-        "receive": [1.0, 1.0],
     },
     clusters.Cluster: {
         "compute": SECONDS,
-        "up": SECONDS,
-        "down": SECONDS,
-        "latency": 0.1,
-        "convention": "blocking",
-        "micro_batches": 1,
-        "per_sample": SECONDS,
-        "at_once": True,
-        "overlap": clusters.Overlap(SECONDS, SECONDS, 0.5, 0.1),
-        "noise": 0.1,
-        "present": None,
-        "present_for": 1,
-        "delivered": None,
     },
     clusters.Overlap: {"backward": SECONDS, "backward_per_sample": SECONDS, "first": 0.5, "last": 0.1},
     clusters.Quantity: {
         "sample": lambda key, clock, worker: 1.0,
         "name": "one",
         "positive": True,
-        "workers": 4,
-        "named": 0,
-        "steady": False,
-        "integral": lambda key, clock, seconds, worker: seconds,
     },
     clusters.bernoulli: {"probability": 0.5, "value": 1.0},
     clusters.bounded: {"quantity": SECONDS, "most": 2.0},
     clusters.constant: {"value": [1.0, 2.0]},
-    clusters.save: {"path": "measured.json", "cluster": clusters.Equal(1e-3, 1e8), "about": {"what": "two processes"}},
+    clusters.save: {
+        "path": "measured.json",
+        "cluster": clusters.Equal(1e-3, 1e8),
+    },
     clusters.load: {"path": "measured.json"},  # which has just been saved
     clusters.exponential: {"mean": 1.0},
     clusters.gamma: {"shape": 1.0, "scale": 1.0},
@@ -305,61 +322,101 @@ GOOD: dict[Callable, dict[str, Any]] = {
     clusters.normal: {"mean": 1.0, "std": 1.0},
     clusters.per_server: {"quantity": SECONDS, "size": 2},
     clusters.sampled: {"k": 2, "of": 4},
-    clusters.sinusoid: {"eta": 1.0, "theta": 1.0, "delta": 1.0, "noise": 0.1},
+    clusters.sinusoid: {
+        "eta": 1.0,
+        "theta": 1.0,
+        "delta": 1.0,
+    },
     clusters.slow: {"quantity": SECONDS, "workers": [0, 1], "factor": 2.0},
-    clusters.square_wave: {"high": 2.0, "low": 1.0, "period": 1.0, "duty": 0.5},
+    clusters.square_wave: {
+        "high": 2.0,
+        "low": 1.0,
+        "period": 1.0,
+    },
     clusters.trace: {"values": [1.0, 2.0], "interval": 1.0},
-    work.local_batches: {"sizes": [3, 1], "batch_size": 2, "micro_batches": 2, "average": "samples"},
-    work.micro_batches: {"counted": np.eye(2) > 0, "average": "workers"},
+    work.local_batches: {
+        "sizes": [3, 1],
+        "batch_size": 2,
+    },
+    work.micro_batches: {
+        "counted": np.eye(2) > 0,
+    },
     work.weighted: {"weights": np.eye(2)},
-    workers.mesh: {"devices": 1},
-    topologies.chain: {**_N, "weights": topologies.lazy},
+    workers.mesh: {},
+    topologies.chain: {
+        **_N,
+    },
     topologies.complete: _N,
-    topologies.draw: {"topology": RING, "axes": None},
-    topologies.erdos_renyi: {**_N, "probability": 0.9, "seed": 0, "weights": topologies.lazy},
+    topologies.draw: {
+        "topology": RING,
+    },
+    topologies.erdos_renyi: {
+        **_N,
+        "probability": 0.9,
+    },
     topologies.exponential: _N,
-    topologies.from_graph: {"graph": nx.path_graph(3), "weights": topologies.lazy, "name": "path"},
-    topologies.from_matrix: {"W": np.full((2, 2), 0.5), "name": "mine"},
-    topologies.hypercube: {"dimension": 2, "weights": topologies.lazy},
+    topologies.from_graph: {
+        "graph": nx.path_graph(3),
+    },
+    topologies.from_matrix: {
+        "W": np.full((2, 2), 0.5),
+    },
+    topologies.hypercube: {
+        "dimension": 2,
+    },
     topologies.lazy: {"adjacency": ADJACENCY + ADJACENCY.T},
     topologies.max_degree: {"adjacency": ADJACENCY + ADJACENCY.T},
     topologies.metropolis: {"adjacency": ADJACENCY + ADJACENCY.T},
     topologies.one_peer_exponential: _N,
-    topologies.random_matchings: {**_N, "period": 8, "seed": 0},
-    topologies.random_regular: {**_N, "degree": 2, "seed": 0, "weights": topologies.lazy},
-    topologies.ring: {**_N, "weights": topologies.lazy},
-    topologies.star: {**_N, "weights": topologies.lazy},
-    topologies.torus: {"rows": 2, "columns": 2, "weights": topologies.lazy},
+    topologies.random_matchings: {
+        **_N,
+    },
+    topologies.random_regular: {
+        **_N,
+        "degree": 2,
+    },
+    topologies.ring: {
+        **_N,
+    },
+    topologies.star: {
+        **_N,
+    },
+    topologies.torus: {
+        "rows": 2,
+        "columns": 2,
+    },
     topologies.uniform: {"adjacency": ADJACENCY},
     algorithms.asynchronous_gossip_sgd: _GOSSIP,
     algorithms.asynchronous_server: {
         "name": "mine",
         **_OPTIMIZER,
         "step": lambda model, gradient, arrival, read: model,
-        "delays": None,
-        "servers": 1,
-        "bound": 4,
-        "start": lambda model: model,
     },
-    algorithms.asynchronous_sgd: {**_OPTIMIZER, "delays": None, "servers": 1, "bound": 4, "staleness_aware": False},
+    algorithms.asynchronous_sgd: {
+        **_OPTIMIZER,
+    },
     algorithms.backup_workers_sgd: {**_OPTIMIZER, "backups": 1},
     algorithms.choco_sgd: _SQUEEZED,
-    algorithms.compressed_sgd: {**_OPTIMIZER, "compressor": SIGN, "via": "ring", "allow_biased": True},
-    algorithms.d2: {**_GOSSIP, "allow_unproven": True},
+    algorithms.compressed_sgd: {
+        **_OPTIMIZER,
+        "compressor": SIGN,
+    },
+    algorithms.d2: {
+        **_GOSSIP,
+    },
     algorithms.decentralized_sgd: _GOSSIP,
     algorithms.deepsqueeze: _SQUEEZED,
     algorithms.drop_compute: {
         "method": METHOD,
         "threshold": 1.0,
         "micro_batches": 2,
-        "stop": "between",
-        "correction": 0.9,
-        "period": 2,
-        "redraw": True,
-        "all_dropped": "warn",
     },
     algorithms.ef21: {**_OPTIMIZER, "up": SIGN, "down": SIGN},
-    algorithms.error_compensated_sgd: {**_OPTIMIZER, "up": SIGN, "down": SIGN, "allow_expanding": False},
+    algorithms.error_compensated_sgd: {
+        **_OPTIMIZER,
+        "up": SIGN,
+        "down": SIGN,
+    },
     algorithms.exact_diffusion: _GOSSIP,
     algorithms.extra: _GOSSIP,
     algorithms.gradient_descent: _OPTIMIZER,
@@ -368,17 +425,11 @@ GOOD: dict[Callable, dict[str, Any]] = {
         **_OPTIMIZER,
         "compressors": [SIGN],
         "round_time": 1.0,
-        "computation": 0.1,
-        "congestion": 1.0,
-        "rule": kimad.allocate,
-        "monitor": kimad.last,
-        "down": kimad.top_k([0.1]),
-        "weights": [0.5, 0.5],
-        "update": kimad.gradient,
-        "warm_up": 1,
-        "too_small": "wait",
     },
-    algorithms.local_sgd: {**_OPTIMIZER, "period": 2, "topology": RING},
+    algorithms.local_sgd: {
+        **_OPTIMIZER,
+        "period": 2,
+    },
     algorithms.make: {"name": "dsgd", **_OPTIMIZER, "workers": 4},
     algorithms.minibatch_sgd: _OPTIMIZER,
     algorithms.model_averaging_sgd: _OPTIMIZER,
@@ -390,12 +441,16 @@ GOOD: dict[Callable, dict[str, Any]] = {
     algorithms.unequal_work: {"method": METHOD, "work": work.micro_batches(np.eye(4, 2) > 0)},
     cannikin.adaptdl: {"total_batches": [8, 16], "initial_batch": 8},
     cannikin.adascale: {"noise": _NOISE, **_TOTALS},
-    cannikin.cannikin: {"total_batches": [8, 16], "initial_batch": 8},
+    cannikin.cannikin: {
+        "total_batches": [8, 16],
+    },
     cannikin.constant: {"noise": _NOISE, **_TOTALS},
     cannikin.efficiency: {"total_batch": [8, 16], "noise_scale": 100.0, "initial_batch": 8},
     cannikin.equal_split: {"total_batch": 8},
     cannikin.goodput: {"seconds": [1.0, 2.0], "total_batch": [8, 16], "noise_scale": 100.0, "initial_batch": 8},
-    cannikin.lb_bsp: {"total_batch": 8, "step": 5},
+    cannikin.lb_bsp: {
+        "total_batch": 8,
+    },
     cannikin.scalable: _OPTIMIZER,
     cannikin.square_root: {"noise": _NOISE, **_TOTALS},
     cannikin.train: {
@@ -406,14 +461,6 @@ GOOD: dict[Callable, dict[str, Any]] = {
         "epochs": 1,
         "key": KEY,
         "micro_batches": 2,
-        "samples": 16,
-        "limits": [4, 4, 4, 4],
-        "scaling": cannikin.constant,
-        "initial_batch": 8,
-        "smoothing": 0.3,
-        "present": None,
-        "until": None,
-        "mesh": 1,
     },
     cannikin.train_processes: {
         "problem": problems.logistic_regression("digits", workers=1, batch_size=2),
@@ -422,15 +469,11 @@ GOOD: dict[Callable, dict[str, Any]] = {
         "epochs": 1,
         "key": KEY,
         "micro_batches": 2,
-        "samples": 8,
-        "limits": [4],
-        "scaling": cannikin.constant,
-        "initial_batch": 4,
-        "smoothing": 0.3,
-        "until": None,
     },
     delays.constant: {"bound": 4},
-    delays.given: {"D": [0, 0, 1], "bound": 4},
+    delays.given: {
+        "D": [0, 0, 1],
+    },
     delays.uniform: {"bound": 4},
     delays.worst_case: {"bound": 4},
     cannikin.ClusterModel: {
@@ -438,40 +481,62 @@ GOOD: dict[Callable, dict[str, Any]] = {
         "gamma": 0.2,
         "t_overlap": 1.0,
         "t_last": 0.1,
-        "limits": [8.0, 9.0],
     },
     cannikin.ClusterModel.optperf: {"self": _CANNIKIN, "total_batch": [4.0, 8.0]},
     cannikin.ClusterModel.optperf_integer: {"self": _CANNIKIN, "total_batch": 8},
-    cannikin.Learner.joined: {"self": cannikin.learner(2, 0.1), "count": 2, "limits": [3.0, 4.0]},
-    cannikin.Learner.model: {"self": cannikin.learner(2, 0.1), "weighting": "plain"},
+    cannikin.Learner.joined: {
+        "self": cannikin.learner(2, 0.1),
+        "count": 2,
+    },
+    cannikin.Learner.model: {
+        "self": cannikin.learner(2, 0.1),
+    },
     cannikin.Learner.next_batches: {"self": cannikin.learner(2, 0.1), "total": 8.0},
     cannikin.Learner.observed: {"self": cannikin.learner(2, 0.1), "batches": [1.0, 2.0], **_SEEN},
     cannikin.Learner.without: {"self": cannikin.learner(2, 0.1), "nodes": [1]},
-    cannikin.gradient_noise_scale: {"local_sqnorms": [1.0, 2.0], "global_sqnorm": 1.0, "batches": [4, 2], "weights": "plain"},
-    cannikin.learner: {"nodes": 2, "last_share": 0.1, "limits": [3.0, 4.0]},
+    cannikin.gradient_noise_scale: {
+        "local_sqnorms": [1.0, 2.0],
+        "global_sqnorm": 1.0,
+        "batches": [4, 2],
+    },
+    cannikin.learner: {
+        "nodes": 2,
+        "last_share": 0.1,
+    },
     cannikin.published_optperf: {"model": _CANNIKIN, "total": 8.0},
     cannikin.smoothed: {"before": cannikin.NoiseScale(0.0, 0.0, 0.0), "new": cannikin.NoiseScale(1.0, 2.0), "weight": 0.1},
-    dropcompute.accumulate: {"gradient": lambda x, batch: 1.0, "params": 1.0, "batches": [1, 2], "threshold": 1.0, "clock": lambda: 0.0},
+    dropcompute.accumulate: {
+        "gradient": lambda x, batch: 1.0,
+        "params": 1.0,
+        "batches": [1, 2],
+        "threshold": 1.0,
+    },
     dropcompute.chosen_after: {"rounds": 5},
-    dropcompute.drop_rate: {"latencies": np.ones((2, 3, 4)), "thresholds": [1.0, 2.0], "stop": "between"},
+    dropcompute.drop_rate: {
+        "latencies": np.ones((2, 3, 4)),
+        "thresholds": [1.0, 2.0],
+    },
     dropcompute.effective_speedup: {
         "latencies": np.ones((2, 3, 4)),
         "communication": [0.1, 0.2],
         "thresholds": [1.0, 2.0],
-        "stop": "preempt",
     },
-    dropcompute.expected_micro_batches: {"thresholds": [4.0], **_NORMAL, "stop": "between"},
+    dropcompute.expected_micro_batches: {
+        "thresholds": [4.0],
+        **_NORMAL,
+    },
     dropcompute.expected_speedup: {
         "thresholds": [4.0],
         **_NORMAL,
         "workers": 4,
-        "communication": 0.1,
-        "stop": "preempt",
-        "step_time": None,
-        "approximate": False,
     },
-    dropcompute.expected_step_time: {**_NORMAL, "workers": [4], "threshold": 4.0, "stop": "between", "approximate": False},
-    dropcompute.expected_threshold: {**_NORMAL, "communication": 0.1},
+    dropcompute.expected_step_time: {
+        **_NORMAL,
+        "workers": [4],
+    },
+    dropcompute.expected_threshold: {
+        **_NORMAL,
+    },
     dropcompute.extra_steps: {"steps": 10, "drop_rate": 0.1},
     dropcompute.larger_batch: {"size": 10, "drop_rate": 0.1},
     dropcompute.latencies: {
@@ -480,10 +545,12 @@ GOOD: dict[Callable, dict[str, Any]] = {
         "micro_batches": 2,
         "iterations": 2,
         "key": KEY,
-        "batch_size": 2,
     },
-    dsgd.join: {"coordinator": None, "processes": None, "process_id": None, "timeout": 1.0, "lost_after": 10.0},
-    dsgd.loopback: {"processes": 2, "function": jax.process_index, "timeout": 10.0},
+    dsgd.join: {},
+    dsgd.loopback: {
+        "processes": 2,
+        "function": jax.process_index,
+    },
     dropcompute.simulated: {
         "cluster": clusters.Cluster(SECONDS),
         "workers": 2,
@@ -491,12 +558,15 @@ GOOD: dict[Callable, dict[str, Any]] = {
         "thresholds": [1.0, 2.0],
         "rounds": 3,
         "key": KEY,
-        "communication": 0.1,
-        "stop": "between",
-        "chunk": 2,
     },
-    dropcompute.step_time: {"latencies": np.ones((2, 3, 4)), "thresholds": 1.0, "stop": "preempt"},
-    dropcompute.threshold: {"latencies": np.ones((2, 3, 4)), "communication": 0.1, "stop": "preempt"},
+    dropcompute.step_time: {
+        "latencies": np.ones((2, 3, 4)),
+        "thresholds": 1.0,
+    },
+    dropcompute.threshold: {
+        "latencies": np.ones((2, 3, 4)),
+        "communication": 0.1,
+    },
     dropcompute.train_processes: {
         "problem": problems.quadratic(np.ones((1, 2)), np.ones((1, 2))),
         **_OPTIMIZER,
@@ -504,12 +574,15 @@ GOOD: dict[Callable, dict[str, Any]] = {
         "micro_batches": 2,
         "steps": 4,
         "key": KEY,
-        "correction": "local",
-        "delay": lambda step, m: 0.0,
     },
-    kimad.allocate: {**_TABLES, "resolution": 100},
+    kimad.allocate: {
+        **_TABLES,
+    },
     kimad.any_of: {"compressors": [SIGN]},
-    kimad.budget: {"up": 1e6, "round_time": 1.0, "computation": 0.1, "congestion": 1.0, "down": 2e6},
+    kimad.budget: {
+        "up": 1e6,
+        "round_time": 1.0,
+    },
     kimad.exponential_average: {"weight": 0.3},
     kimad.harmonic_mean: {"window": 3},
     kimad.local_steps: {**_OPTIMIZER, "period": 2},
@@ -517,10 +590,16 @@ GOOD: dict[Callable, dict[str, Any]] = {
     kimad.top_k: {"ratios": [0.1, 0.5]},
     kimad.whole_model: {"choices": kimad.top_k([0.1])},
     on_ray.asynchronous_gossip_sgd: {**_ON_RAY, "topology": RING},
-    on_ray.asynchronous_sgd: {**_ON_RAY, **_SAVED, "servers": 2, "bound": 5, "staleness_aware": True},
-    on_ray.measured_cluster: {"trained": on_ray.Trained((), {}, _UPDATES, 1, 32), "bits": 64},
-    on_ray.minibatch_sgd: {**_ON_RAY, **_SAVED},
-    on_ray.session: {"processes": 2, "address": "local"},
+    on_ray.asynchronous_sgd: {
+        **_ON_RAY,
+    },
+    on_ray.measured_cluster: {
+        "trained": on_ray.Trained((), {}, _UPDATES, 1, 32),
+    },
+    on_ray.minibatch_sgd: {**_ON_RAY},
+    on_ray.session: {
+        "processes": 2,
+    },
 }
 
 
@@ -574,6 +653,12 @@ MESSAGES = {  # what the wrong value is answered, one case of each kind of need
 }
 
 
+def defaults(function: Callable) -> dict[str, Any]:
+    """The arguments that a call need not give."""
+    parameters = inspect.signature(function).parameters.values()
+    return {each.name: each.default for each in parameters if each.default is not each.empty}
+
+
 def public() -> Iterator[Callable]:
     """The functions of all packages, and `workers.mesh` (what else `workers` has is called inside compiled code)."""
     for package in PACKAGES:
@@ -588,7 +673,7 @@ def public() -> Iterator[Callable]:
     yield workers.mesh
 
 
-NEEDED = r"need|expected|pass |must|makes weights"
+NEEDED = r"need|expected|pass |must|makes weights|cannot be"
 
 
 def messages() -> dict[str, str]:
@@ -638,10 +723,11 @@ def main(every: int) -> None:
     local_processes._results = processes._run = gossip._train = with_servers._train = lambda *args: []
     nodes._Node.epoch = lambda *args: epochs.Ran(1.0, *4 * [np.ones((2, 1))], np.ones((2, 1)), np.ones(2), {})
     warnings.simplefilter("error")
-    good = {function.__qualname__: outcome(function, arguments, "") for function, arguments in GOOD.items()}
+    calls = {function: defaults(function) | given for function, given in GOOD.items()}
+    good = {function.__qualname__: outcome(function, arguments, "") for function, arguments in calls.items()}
     missing = [function.__qualname__ for function in public() if function not in GOOD]
     drawn, escaped, first = 0, {}, itertools.count()
-    for function, arguments in GOOD.items():
+    for function, arguments in calls.items():
         for name in arguments:
             for shown, value in list(POOL.items())[next(first) % every :: every] if name != "self" else ():
                 drawn += 1

@@ -139,13 +139,7 @@ def tabulate(findings: Sequence[Finding]) -> Table:
         f"+-: a standard error, where there is sampling noise; {STANDARD_ERRORS:g} are allowed.\n"
         "=: an equation, and how far its sides are apart (se: in standard errors)."
     )
-    table = Table(
-        title="theorems, lemmas and facts, held against the code",
-        caption=caption,
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
+    table = Table(title="theorems, lemmas and recursions, held against the code", caption=caption, **LOOKS)
     table.add_column("statement, and its hypotheses", ratio=1)
     table.add_column("reference", max_width=15)
     for heading in ("worst", "median", "cases"):
@@ -182,7 +176,7 @@ def worst(outcome: Outcome) -> str:
 def tabulate_misprints(compared: Sequence[tuple[Misprint, Outcome, Outcome]]) -> Table:
     """One row a misprint: the printed formula evaluated where it fails, beside the corrected one."""
     caption = "left: measured, exact or derived; at most what is right of it (=: equal to it)."
-    table = Table(title="misprints, and where they fail", caption=caption, caption_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(title="misprints, and where they fail", caption=caption, **LOOKS)
     table.add_column("reference: printed\n  -> corrected\n  on which instance", ratio=1)
     for heading in ("left", "printed", "corrected"):
         table.add_column(heading, justify="right", no_wrap=True)

@@ -8,8 +8,7 @@ from algorithms.cannikin.noise_scale import NoiseScale, gradient_noise_scale, sm
 from algorithms.cannikin.paper import published_optperf
 from algorithms.cannikin.policies import Observation, System, adaptdl, cannikin, equal_split, lb_bsp
 from algorithms.cannikin.processes import train_processes
-from algorithms.cannikin.scalings import adascale, constant, square_root
-from algorithms.cannikin.stages import scalable
+from algorithms.cannikin.scalings import adascale, constant, scalable, square_root
 from algorithms.cannikin.training import train
 
 __all__ = [

@@ -162,7 +162,7 @@ def follow(plan: Plan, run: Rounds) -> list[Epoch]:
         noise = smoothed(noise, _noise_of(ran, sizes), plan.smoothing)
         times = {name: getattr(ran, name)[:, ids] for name in ("compute", "backward", "first", "communication")}
         memory = system.observe(memory, Observation(sizes[ids], noise=noise, **times))
-        found.append(Epoch(sizes, rounds, ran.seconds, factor, policies.samples_of(noise), ran.scalars))
+        found.append(Epoch(sizes, rounds, ran.seconds, factor, noise.samples, ran.scalars))
         if plan.until is not None and checks.truth(f"{plan.name}: until", plan.until(found), "epochs[-1].total > 1_000"):
             break
     return found

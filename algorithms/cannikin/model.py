@@ -19,7 +19,6 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from algorithms.cannikin.sharing import Lines
 from dsgd import checks
 from dsgd.clusters.quantity import need_number, need_probability
 
@@ -37,6 +36,48 @@ class OptPerf(NamedTuple):
 
     seconds: Any
     batches: np.ndarray
+
+
+class Lines(NamedTuple):
+    r"""Node i takes $\max(c_i b + u_i,\ d_i b + v_i)$ seconds for b samples, at most $l_i$ of them; $c \ge d \ge 0$ and $c > 0$.
+
+    Args:
+        c, u: slopes and values at 0 of the one line, `[n]`.
+        d, v: of the other.
+        most: l, likewise; infinite where there is no limit.
+    """
+
+    c: np.ndarray
+    u: np.ndarray
+    d: np.ndarray
+    v: np.ndarray
+    most: np.ndarray
+
+    def seconds(self, b: np.ndarray) -> np.ndarray:
+        """For samples `[..., n]`, seconds of each."""
+        return np.maximum(self.c * b + self.u, self.d * b + self.v)
+
+    def computed(self, T: np.ndarray) -> np.ndarray:
+        """Samples of each node by then, `[K]` to `[K, n]`."""
+        T = T[:, None]
+        flat = np.where(self.v <= T, np.inf, -np.inf)
+        sloped = np.divide(T - self.v, self.d, out=flat, where=self.d > 0)
+        return np.clip(np.minimum((T - self.u) / self.c, sloped), 0, self.most)
+
+    def shared(self, total: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The first times at which so many samples are computed, `[K]`, and of which node, `[K, n]`: by bisection down to two numbers next
+        to each other. Between them a flat or nearly flat line has many samples at once: a share of these makes the total."""
+        low, longest = np.zeros(len(total)), self.seconds(np.minimum(total[:, None], self.most)).max(axis=1)
+        high = longest * (1 + 4 * np.finfo(float).eps)  # or rounding might leave samples for later
+        while ((low < (middle := low + (high - low) / 2)) & (middle < high)).any():
+            enough = self.computed(middle).sum(axis=1) >= total
+            low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+        before, after = self.computed(low), self.computed(high)
+        missing, room = total - before.sum(axis=1), (after - before).sum(axis=1)
+        share = np.clip(np.divide(missing, room, out=np.zeros_like(room), where=room > 0), 0, 1)
+        found = before + share[:, None] * (after - before)
+        exact = total / found.sum(axis=1)  # what sums have lost to rounding
+        return high, np.minimum(exact[:, None] * found, self.most)
 
 
 @checks.arguments
@@ -111,24 +152,23 @@ class ClusterModel:
 
     @checks.arguments
     def optperf(self, total_batch: ArrayLike) -> OptPerf:
-        r"""The batches, real and at least 0, with the shortest T: a linear program, solved exactly in $O(n \log n)$.
+        r"""The batches, real and at least 0, with the shortest T: the solution of a linear program, exact but for rounding.
 
         $$ \min_b T \quad \text{with} \quad \sum_i b_i = B, \quad 0 \le b_i \le l_i $$
 
-        In T seconds node i can compute $b_i(T)$ samples, which is piecewise linear; the smallest T with $\sum_i b_i(T) = B$ is between two
-        of the sorted times at which pieces meet. All nodes with samples end at T, but those that are at their limits. A node that is not
-        ready for any sample by then has none, but all wait for it, too.
+        In T seconds node i can compute $b_i(T)$ samples, which do not decrease in T; the smallest T with $\sum_i b_i(T) = B$ is found by
+        bisection. All nodes with samples end at T, but those that are at their limits. A node that is not ready for any sample by then has
+        none, but all wait for it, too.
 
         Args:
-            total_batch: B, samples; or several, `[...]`, for which times are sorted once.
+            total_batch: B, samples; or several, `[...]`.
 
         Raises:
             ValueError: B that is not above 0, infinite or NaN, or more than the limits allow.
         """
         B = np.asarray(total_batch, float)
         self._need_room("optperf", B, self._lines.most)
-        T = self._lines.until(B.reshape(-1))
-        batches = self._lines.shared(T, B.reshape(-1))
+        T, batches = self._lines.shared(B.reshape(-1))
         seconds = np.maximum(T + self.t_last, self.batch_time(np.zeros(self.nodes)))
         return OptPerf(seconds.reshape(B.shape)[()], batches.reshape(*B.shape, self.nodes))
 

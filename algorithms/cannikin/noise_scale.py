@@ -33,6 +33,11 @@ class NoiseScale(NamedTuple):
         r"""$B_{noise} = S / G$, samples."""
         return self.noise / self.sqnorm
 
+    @property
+    def samples(self) -> float:
+        r"""$B_{noise}$ of estimates that may be negative: infinite if no gradient is seen in the noise."""
+        return max(float(self.noise), 0.0) / float(self.sqnorm) if self.sqnorm > 0 else np.inf
+
 
 @checks.arguments
 def gradient_noise_scale(local_sqnorms: ArrayLike, global_sqnorm: ArrayLike, batches: ArrayLike, weights: Weights = "best") -> NoiseScale:

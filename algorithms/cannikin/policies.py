@@ -11,7 +11,6 @@ from algorithms.cannikin.candidates import Candidates
 from algorithms.cannikin.learning import Learner, learner
 from algorithms.cannikin.model import ClusterModel, OptPerf
 from algorithms.cannikin.noise_scale import NoiseScale
-from algorithms.cannikin.parts import equal_parts, unlike, whole
 from dsgd import checks
 
 Totals = Annotated[int | Sequence[int] | np.ndarray, "a number of samples, or a list of them to choose from"]
@@ -206,7 +205,7 @@ def _adaptive(name: str, total_batches: Totals, initial_batch: int | None, *, to
             if together:
                 return _other_sizes(memory, initial_batch), memory
             return equal_parts(_to_learn_from(memory, initial_batch), memory.cluster.limits), memory
-        total, candidates = memory.candidates.chosen(model if together else EqualParts(model), samples_of(memory.noise), initial_batch)
+        total, candidates = memory.candidates.chosen(model if together else EqualParts(model), memory.noise.samples, initial_batch)
         batches = model.optperf_integer(total).batches if together else equal_parts(total, memory.cluster.limits)
         return batches, memory._replace(candidates=candidates)
 
@@ -253,11 +252,6 @@ def _to_learn_from(memory: _Modelled, initial_batch: int) -> int:
     return min(new, key=lambda each: abs(np.log(each / (2 * initial_batch))), default=initial_batch)
 
 
-def samples_of(noise: NoiseScale) -> float:
-    """The gradient noise scale; infinite where no gradient is seen in the noise."""
-    return max(float(noise.noise), 0.0) / float(noise.sqnorm) if noise.sqnorm > 0 else np.inf
-
-
 class EqualParts(NamedTuple):
     """A cluster whose nodes always have equal parts, in the place of a model."""
 
@@ -282,3 +276,58 @@ def _means(times: np.ndarray) -> np.ndarray:
     """Over rounds in which a node measured something, `[rounds, n]` to `[n]`; 0 of a node that did in none."""
     there = ~np.isnan(times)
     return np.where(there, times, 0).sum(axis=0) / np.maximum(there.sum(axis=0), 1)
+
+
+# --- A total batch in whole parts.
+
+
+def equal_parts(total: int, limits: np.ndarray) -> np.ndarray:
+    """Whole samples, of which the first nodes may have one more.
+
+    Args:
+        total: B.
+        limits: samples for which each node has memory, `[n]`.
+
+    Raises:
+        ValueError: a node has no memory for its part.
+    """
+    n = len(limits)
+    batches = total // n + (np.arange(n) < total % n)
+    if (full := np.flatnonzero(batches > limits)).size:
+        i = full[0]
+        raise ValueError(f"equal parts of {total} samples: {batches[i]} of node {i}, which has room for {limits[i]}: need fewer")
+    return batches
+
+
+def whole(parts: np.ndarray, total: int, limits: np.ndarray) -> np.ndarray:
+    """Whole samples near these parts, `[n]`, so many in all, within the limits: rounded down, the rest by the largest remainders."""
+    parts = np.minimum(parts, limits)
+    batches = np.floor(parts).astype(int)
+    while (left := total - batches.sum()) > 0:
+        room = batches < limits
+        order = np.argsort(np.where(room, batches - parts, np.inf), kind="stable")
+        batches[order[: min(left, room.sum())]] += 1
+    return batches
+
+
+def unlike(batches: np.ndarray, seen_at: np.ndarray, limits: np.ndarray) -> np.ndarray:
+    """The same total, where nodes that rounding has given the only size they were seen at swap a sample: two sizes make a line.
+
+    With one such node, or an odd number, another one gives it a sample.
+    """
+    batches = batches.copy()
+    again = np.flatnonzero(batches == seen_at).tolist()
+    for one, other in zip(again[::2], again[1::2], strict=False):
+        more, fewer = (one, other) if batches[one] < limits[one] and batches[other] > 1 else (other, one)
+        _give(batches, fewer, more, limits)
+    if len(again) % 2:
+        giving = np.flatnonzero((batches > 2) & (batches - 1 != seen_at) & (batches != seen_at))
+        if giving.size:
+            _give(batches, int(giving[np.argmax(batches[giving])]), again[-1], limits)
+    return batches
+
+
+def _give(batches: np.ndarray, fewer: int, more: int, limits: np.ndarray) -> None:
+    """One sample, where it is not the last one and there is room for it."""
+    if batches[fewer] > 1 and batches[more] < limits[more]:
+        batches[[fewer, more]] += [-1, 1]

@@ -11,22 +11,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import lax
-from jax.flatten_util import ravel_pytree
-from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
 from jax.tree_util import Partial
 
 from algorithms import optimizers
 from algorithms.cannikin import epochs as own
-from algorithms.cannikin import scalings, stages
+from algorithms.cannikin import scalings
 from algorithms.cannikin.epochs import Epoch, Limits, Ran, Training
 from algorithms.cannikin.policies import System
 from algorithms.optimizers import Model
-from dsgd import checks, workers
+from algorithms.real_workers import RealWorker
+from dsgd import checks
 from dsgd.base import Key, Params, Problem, PyTree
-from dsgd.engine import leaves, loop, oracle
-from dsgd.machines import arrays, nodes
+from dsgd.engine import loop
+from dsgd.machines import nodes
 
 Pull = Callable[[jax.Array], tuple[Params]]  # 1 -> (the gradient,); a pytree
 _ONE_BUCKET = 1.0  # T_u / T_comm: all of the gradient goes once all of it is there
@@ -77,25 +74,21 @@ def train_processes(
     decides = {"scaling": scaling, "initial_batch": initial_batch, "smoothing": smoothing, "until": until}
     lengths = {"epochs": epochs, "micro_batches": micro_batches, "samples": samples, "limits": limits}
     plan = own.make_plan("train_processes", problem, system, _ONE_BUCKET, **lengths, **decides)
-    leaves.need_all("train_processes", problem)
-    node = _Node(problem, optimizer, micro_batches, key, nodes.mesh("train_processes", problem.workers))
+    node = _Node(problem, optimizer, micro_batches, key)
     found = own.follow(plan, node.epoch)
     return Training(found, node.model, node.model.params)
 
 
-class _Node:
-    """This process: its data, and the model as all have it."""
+class _Node(RealWorker):
+    """This process, which measures what it does."""
 
-    def __init__(self, problem: Problem, optimizer: optax.GradientTransformation, M: int, key: Key, mesh: Mesh) -> None:
-        self.mesh, self.here, self.n = mesh, mesh.local_devices[0], jax.process_index()
-        self.data = jax.device_put(jax.tree.map(lambda leaf: arrays.row(leaf, self.n), problem.data), self.here)
-        self.functions = oracle.of_worker(problem, self.n)
-        self.M, (first, self.key), self.optimizer, self.rounds = M, loop.split(key), optimizer, 0
-        self.model: Model = jax.device_put(optimizers.drawn(problem.init, optimizer, first), self.here)  # or its first step compiles again
+    def __init__(self, problem: Problem, optimizer: optax.GradientTransformation, M: int, key: Key) -> None:
+        super().__init__("train_processes", problem, optimizer, key)
+        self.M, self.rounds = M, 0
 
     def epoch(self, sizes: np.ndarray, factor: float, rounds: int) -> Ran:
         """So many rounds, and what all nodes measured in them."""
-        self.model = stages.rescaled("train_processes", self.model, factor)
+        self.model = scalings.rescaled("train_processes", self.model, factor)
         self.round(sizes)  # compiled now, and all begin together; what comes of it is forgotten
         rows, began = [], time.monotonic()
         for _ in range(rounds):
@@ -117,9 +110,9 @@ class _Node:
         forward = time.monotonic()
         message, sqnorm = jax.block_until_ready(_backward(pull, loss, np.float32(sizes[self.n] / sizes.sum())))
         backward = time.monotonic()
-        mean = nodes.own(jax.block_until_ready(_all_reduced(self.mesh, nodes.rows(message, self.mesh))))
+        mean = self.sum(message)
         received = time.monotonic()
-        model, loss, global_sqnorm = jax.block_until_ready(_updated(self.optimizer, self.model, mean))
+        model, loss, global_sqnorm = jax.block_until_ready(_updated(self.optimizer, self.model, *mean))
         ended = time.monotonic()
         seconds = [forward - began, backward - forward, received - backward, ended - received]
         return model, [*seconds, float(sqnorm), float(loss), float(global_sqnorm)]
@@ -128,12 +121,9 @@ class _Node:
         """The loss of its batch, and what gives its gradient; of no samples both are 0."""
         if not samples:
             return jnp.float32(0), Partial(_as_it_is, jax.tree.map(jnp.zeros_like, self.model.params))
-        pieces = -(-samples // (self.functions.batch_size or 1))
+        pieces = -(-samples // (self.problem.batch_size or 1))
         at = np.int32(self.rounds), np.int32(samples)
-        return _forward(self.functions, self.M, pieces, self.n, self.model.params, self.data, self.key, *at)
-
-
-# Programs are found again where problem and optimiser are the same: their functions are static arguments.
+        return _forward(self.problem, self.M, pieces, self.n, self.model.params, self.data, self.key, *at)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
@@ -161,21 +151,14 @@ def _as_it_is(slope: Params, _: jax.Array) -> tuple[Params]:
 
 
 @jax.jit
-def _backward(pull: Pull, loss: jax.Array, share: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """What goes to the others, `[1, d + 1]`: the share of the gradient and of the loss; and |g_n|^2."""
+def _backward(pull: Pull, loss: jax.Array, share: jax.Array) -> tuple[PyTree, jax.Array]:
+    """The share of the gradient and of the loss that goes to the others, leaves `[1, ...]`; and |g_n|^2."""
     (slope,) = pull(jnp.ones_like(loss))
-    flat, _ = ravel_pytree(slope)
-    return share * jnp.append(flat, loss)[None], jnp.sum(flat**2)
+    message = jax.tree.map(lambda leaf: share.astype(leaf.dtype) * leaf[None], (slope, loss))
+    return message, optax.tree.norm(slope, squared=True)
 
 
 @partial(jax.jit, static_argnums=0)
-def _all_reduced(mesh: Mesh, messages: jax.Array) -> jax.Array:
-    """The sum over nodes, `[d + 1]`."""
-    return jax.shard_map(lambda each: lax.psum(each[0], workers.AXIS), mesh=mesh, in_specs=P(workers.AXIS), out_specs=P())(messages)
-
-
-@partial(jax.jit, static_argnums=0)
-def _updated(optimizer: optax.GradientTransformation, model: Model, mean: jax.Array) -> tuple[Model, jax.Array, jax.Array]:
-    """The optimiser's step, the loss and |g|^2."""
-    slope, loss = ravel_pytree(model.params)[1](mean[:-1]), mean[-1]
-    return optimizers.step(optimizer, model, slope), loss, jnp.sum(mean[:-1] ** 2)
+def _updated(optimizer: optax.GradientTransformation, model: Model, slope: Params, loss: jax.Array) -> tuple[Model, jax.Array, jax.Array]:
+    """The optimizer's step, the loss and |g|^2."""
+    return optimizers.step(optimizer, model, slope), loss, optax.tree.norm(slope, squared=True)

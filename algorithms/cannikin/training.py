@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
+from functools import lru_cache
+from typing import Annotated, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import dsgd
 from algorithms.cannikin import epochs as own
-from algorithms.cannikin import scalings, stages
+from algorithms.cannikin import scalings
 from algorithms.cannikin.epochs import Epoch, Limits, Ran, Training
 from algorithms.cannikin.policies import System
-from dsgd import checks
-from dsgd.base import Algorithm, Key, Problem
+from algorithms.observed import observed
+from algorithms.unequal_work import unequal_work
+from dsgd import checks, work
+from dsgd.base import Algorithm, Key, Problem, PyTree, State
 from dsgd.clusters import Cluster
 from dsgd.engine import protocol
 from dsgd.engine.oracle import RESERVED
@@ -72,18 +76,78 @@ def train(
     decides = {"scaling": scaling, "initial_batch": initial_batch, "smoothing": smoothing, "present": present, "until": until}
     lengths = {"epochs": epochs, "micro_batches": micro_batches, "samples": samples, "limits": limits}
     plan = own.make_plan("cannikin.train", problem, system, _need_overlap(cluster, micro_batches), **lengths, **decides)
-    running = stages.sized(method, problem.batch_size, micro_batches)
+    running = sized(method, problem.batch_size, micro_batches)
     state = protocol.Method(running, problem, problem.workers).init(problem.init(jax.random.split(key)[0]))
     params = None
 
     def run(sizes: np.ndarray, factor: float, rounds: int) -> Ran:
         nonlocal state, params
         stage = {"steps": rounds, "evaluate_every": _AT_THE_END, "key": key, "cluster": cluster, "mesh": mesh}
-        state, history, params = dsgd.run(running, problem, start=stages.decided(state, sizes, factor), **stage)
+        state, history, params = dsgd.run(running, problem, start=decided(state, sizes, factor), **stage)
         return _ran(history)
 
     found = own.follow(plan, run)
     return Training(found, state._replace(server=state.server.method), params)
+
+
+class Sized(NamedTuple):
+    """What is held once.
+
+    Args:
+        method: of the method.
+        sizes: samples of each worker, int32 `[N]`.
+    """
+
+    method: PyTree
+    sizes: jax.Array
+
+
+@lru_cache(maxsize=32)
+def sized(method: Algorithm, batch_size: int, micro_batches: int) -> Algorithm:
+    """The method with local batches that are part of its state, 0 at the start, so that they may change between two stages of a run; and
+    with what its nodes measure in the history.
+
+    The same one for the same arguments: what other systems, or seeds, have run is not traced again.
+
+    Args:
+        method: any that `unequal_work` takes.
+        batch_size, micro_batches: as of `work.local_batches`.
+    """
+
+    def given(state: State, round: dsgd.Round) -> dsgd.Work:
+        return work.local_batches(state.server.sizes, batch_size=batch_size, micro_batches=micro_batches)
+
+    def inner(state: State) -> State:
+        return state._replace(server=state.server.method)
+
+    def init(params, N):
+        state = method.init(params, N)
+        return state._replace(server=Sized(state.server, jnp.zeros(N, jnp.int32)))
+
+    def query(state, round):
+        return unequal_work(method, given(state, round)).query(inner(state), round)
+
+    def update(state, gradients, round):
+        after = method.update(inner(state), gradients, round)
+        return after._replace(server=Sized(after.server, state.server.sizes))
+
+    members = {"init": init, "query": query, "update": update, "model": lambda state: method.model(inner(state))}
+    return observed(method._replace(name=f"sized({method.name})", **members))
+
+
+def decided(state: State, sizes: np.ndarray, factor: float) -> State:
+    """With other local batches, and another factor wherever there is one.
+
+    Args:
+        state: of a `sized` method.
+        sizes: samples of each worker, int `[N]`.
+        factor: of the step size.
+
+    Raises:
+        ValueError: as of `scalings.rescaled`.
+    """
+    state = scalings.rescaled("cannikin.train", state, factor)
+    return state._replace(server=state.server._replace(sizes=jnp.asarray(sizes, jnp.int32)))
 
 
 def _ran(history: dict[str, np.ndarray]) -> Ran:

@@ -7,13 +7,13 @@ must be some $\sigma$ above 0.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
 import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
-from algorithms.dropcompute import quadratures
 from algorithms.dropcompute.stopping import Stop, need_seconds, need_stop
 from dsgd import checks
 
@@ -22,6 +22,12 @@ _MOST = 10**5  # micro-batches among which a threshold is looked for
 _APART = 1 / 8  # of a standard deviation, between two points at which thresholds are looked for
 _REACH = 10.0  # standard deviations from where on a micro-batch is ready, or is not, to all digits
 _AT_ONCE = 1 << 20  # numbers
+_FAR = 12.0  # standard deviations: what is beyond has a probability below 1e-32
+_FURTHEST = 40.0  # not even the largest of as many as float64 has numbers for is beyond
+_ACCURACY = 1e-12  # of an integral in standard deviations
+_MOST_NODES = 2 * 10**8  # nodes of all micro-batches, some seconds' worth
+_LEAST = 100  # micro-batches that take as long as what is done besides
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 
 Workers = Annotated[ArrayLike, "an integer, at least 1, or an array of them"]
 
@@ -189,7 +195,7 @@ def expected_threshold(mean: float, std: float, micro_batches: int, communicatio
 
     Source: Giladi et al., "DropCompute", the last equation of appendix C.2.
     """
-    from scipy.optimize import minimize_scalar  # noqa: PLC0415 (as in `quadratures`)
+    from scipy.optimize import minimize_scalar  # noqa: PLC0415 (training is spared its import)
 
     where = "dropcompute.expected_threshold"
     model = _model(where, mean, std, micro_batches, "preempt")
@@ -202,9 +208,12 @@ def expected_threshold(mean: float, std: float, micro_batches: int, communicatio
 
     grid = _where_ready(model)
     best = int(np.argmax(rate(grid)))
-    beside = grid[max(best - 1, 0)], grid[min(best + 1, grid.size - 1)]
-    refined = minimize_scalar(lambda tau: -rate(tau), bounds=beside, method="bounded", options={"xatol": 1e-9 * std}).x
-    return float(max(grid[best], refined, key=rate))
+    beside = np.array([grid[max(best - 1, 0)], grid[min(best + 1, grid.size - 1)]])
+    # Relative to the best point of the grid, since the accuracy of the search is relative to the number that it looks for.
+    moved = minimize_scalar(
+        lambda by: -rate(grid[best] + by), bounds=beside - grid[best], method="bounded", options={"xatol": 1e-9 * std}
+    ).x
+    return float(max(grid[best], grid[best] + moved, key=rate))
 
 
 def _where_ready(model: _Model) -> np.ndarray:
@@ -243,16 +252,16 @@ class _Model(NamedTuple):
 
 def _step_time(model: _Model, tau: np.ndarray, N: np.ndarray) -> Any:
     mean, std = model.whole
-    return mean + std * quadratures.capped((tau - mean) / std, N) + _added(model, tau, N)
+    return mean + std * _capped((tau - mean) / std, N) + _added(model, tau, N)
 
 
 def _added(model: _Model, tau: np.ndarray, N: np.ndarray) -> Any:
     """Seconds that the last worker goes on after tau."""
-    return quadratures.overshoot(tau, *model[:3], N) if model.stop == "between" else 0.0
+    return _overshoot(tau, *model[:3], N) if model.stop == "between" else 0.0
 
 
 def _approximate(where: str, model: _Model, N: np.ndarray) -> Any:
-    from scipy.special import ndtri  # noqa: PLC0415 (as in `quadratures`)
+    from scipy.special import ndtri  # noqa: PLC0415 (training is spared its import)
 
     if (N < 2).any():
         raise ValueError(f"{where}: workers = {N[N < 2][0]}: need at least 2: of one, equation 4 is infinite")
@@ -261,7 +270,7 @@ def _approximate(where: str, model: _Model, N: np.ndarray) -> Any:
 
 
 def _micro_batches(model: _Model, tau: np.ndarray) -> Any:
-    from scipy.special import ndtr  # noqa: PLC0415 (as in `quadratures`)
+    from scipy.special import ndtr  # noqa: PLC0415 (training is spared its import)
 
     most = model.micro_batches - (model.stop == "between")
     times, reach = np.ravel(tau), _REACH * model.std / model.mean
@@ -304,3 +313,75 @@ def _together(where: str, thresholds: Any, workers: Any) -> tuple[np.ndarray, np
     except ValueError:
         raise ValueError(f"{where}: thresholds {list(tau.shape)} for workers {list(N.shape)}: need shapes that broadcast") from None
     return tau, N
+
+
+# --- The seconds of the slowest worker, by adaptive quadrature.
+
+
+def _capped(cap: Any, N: np.ndarray) -> Any:
+    r"""$\mathbb E \min(z, \max_n Z_n)$ of N independent standard normal Z, $z - \int_{-\infty}^z \Phi(x)^N dx$.
+
+    Args:
+        cap: z, any shape; where it is infinite, the mean of the largest of N.
+        N: of the same shape.
+    """
+    from scipy.special import log_ndtr  # noqa: PLC0415 (training is spared its import)
+
+    top = np.clip(cap, -_FAR, _FURTHEST)
+    below = _integral(lambda share: np.exp(N * log_ndtr(share * (top + _FAR) - _FAR)), top + _FAR)
+    return top - below + np.minimum(cap + _FAR, 0)
+
+
+def _overshoot(tau: np.ndarray, mean: float, std: float, micro_batches: int, N: np.ndarray) -> Any:
+    r"""What a check between micro-batches adds to $\mathbb E \min(\tau, T)$, $\int_\tau^\infty 1 - P(S \le x)^N dx$, in seconds.
+
+    A worker is beyond $x > \tau$ if one of its M micro-batches begins at u, at tau at the latest, and ends beyond x:
+
+    $$ P(S > x) = \bar\Phi\Big(\frac{x - \mu}{\sigma}\Big) + \int_{-\infty}^\tau \sum_{m=1}^{M-1} p_m(u)\,
+       \bar\Phi\Big(\frac{x - u - \mu}{\sigma}\Big) du $$
+
+    with $p_m$ the density of $T^{(m)}$: both factors change over $\sigma$ or more, so that the rule is Gauss's on pieces of that length.
+
+    Args:
+        tau: seconds, any shape; infinity: nothing is added.
+        mean, std: of a micro-batch, seconds.
+        micro_batches: M.
+        N: workers, of tau's shape.
+
+    Raises:
+        ValueError: a standard deviation so small, or so many micro-batches and thresholds, that it would take minutes.
+    """
+    from scipy.special import ndtr  # noqa: PLC0415 (training is spared its import)
+
+    longest = mean + _FAR * std
+    pieces = int(np.ceil(longest / std))
+    if pieces * _NODES.size * max(1, tau.size) * max(_LEAST, micro_batches) > _MOST_NODES:
+        raise ValueError(
+            f"dropcompute: std = {std:g} s for mean = {mean:g} s, {micro_batches} micro-batches and {tau.size} thresholds takes minutes"
+            ' between micro-batches; expected a larger std, fewer micro-batches or thresholds, or stop="preempt"'
+        )
+    width = longest / pieces
+    before = ((np.arange(pieces)[:, None] + (_NODES + 1) / 2) * width).ravel()  # tau - u: who begins earlier is not beyond it
+    started = np.zeros((*tau.shape, before.size))
+    for m in range(1, micro_batches):
+        scale = np.sqrt(m) * std
+        with np.errstate(over="ignore"):  # far beyond all of them
+            started += np.exp(-(((tau[..., None] - before - m * mean) / scale) ** 2) / 2) / (scale * np.sqrt(2 * np.pi))
+    started *= np.tile(_WEIGHTS / 2 * width, pieces)
+
+    def some_beyond(share: float) -> Any:
+        x = share * longest
+        beyond = ndtr((mean - tau - x) / std) + started @ ndtr((mean - before - x) / std)
+        with np.errstate(divide="ignore"):  # where each is certain to be
+            return -np.expm1(N * np.log1p(-np.minimum(beyond, 1)))
+
+    return _integral(some_beyond, np.full(tau.shape, longest / std)) * std
+
+
+def _integral(function: Callable[[float], Any], length: Any) -> Any:
+    """Of a function of the share of a way of that length, an array of them at once."""
+    from scipy.integrate import quad_vec  # noqa: PLC0415 (a sixth of a second that training is spared)
+
+    if not np.size(length):
+        return length
+    return quad_vec(lambda share: length * function(share), 0, 1, epsabs=_ACCURACY, epsrel=0, norm="max")[0]

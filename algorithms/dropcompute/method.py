@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from algorithms.dropcompute import thresholds
-from algorithms.dropcompute.draws import of_round
+from algorithms.dropcompute.simulation import of_round
 from algorithms.dropcompute.stopping import Stop, Stopped, need_one_by_one, need_stop, stopped
 from algorithms.dropcompute.thresholds import ChosenAfter, Measuring
 from dsgd import checks

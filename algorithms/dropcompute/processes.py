@@ -1,37 +1,31 @@
-"""DropCompute on the real clock: one worker a process, which stops by its own clock."""
+"""DropCompute on the real clock: one worker a process, which stops by its own clock, micro-batch after micro-batch."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import lax
-from jax.flatten_util import ravel_pytree
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from algorithms import optimizers
 from algorithms.dropcompute.method import Correction, need_correction
 from algorithms.dropcompute.speedups import threshold as best_threshold
 from algorithms.dropcompute.stopping import need_seconds
-from algorithms.dropcompute.stopwatch import accumulate
 from algorithms.dropcompute.thresholds import ChosenAfter
 from algorithms.optimizers import Model
-from dsgd import checks, workers
+from algorithms.real_workers import RealWorker
+from dsgd import checks
 from dsgd.base import Key, Params, Problem, PyTree
 from dsgd.engine import leaves, loop, oracle
-from dsgd.machines import arrays, nodes
+from dsgd.machines import nodes
 
 Delay = Callable[[int, int], float]  # (step, micro-batch) -> seconds
-Turn = Callable[[int, Delay | None, Params, int], PyTree]  # (step, delay, params, micro-batch) -> its loss and gradient, leaves [1, ...]
-Finish = Callable[[Model, PyTree, int], tuple[Model, jax.Array]]  # (model, sums, of how many) -> the next model, the mean loss
 
 
 class Trained(NamedTuple):
@@ -97,19 +91,17 @@ def train_processes(
     M, steps = checks.positive_int("train_processes: micro_batches", micro_batches), checks.positive_int("train_processes: steps", steps)
     measured = _need_threshold(threshold, steps)
     need_correction("train_processes", correction)
-    leaves.need_all("train_processes", problem)
-    mesh = nodes.mesh("train_processes", problem.workers)
-    turn = _turn(problem, loop.split(key)[1], M, mesh)
-    finish = _finish(optimizer, correction if isinstance(correction, str) else float(correction), M, mesh)
-    model = _first_model(problem, optimizer, loop.split(key)[0], mesh)
+    worker = RealWorker("train_processes", problem, optimizer, key)
     tau = math.inf if isinstance(threshold, ChosenAfter) else float(threshold)
-    return _run(turn, finish, model, M, steps, tau, measured, delay)
+    return _run(worker, correction if isinstance(correction, str) else float(correction), M, steps, tau, measured, delay)
 
 
-def _run(turn: Turn, finish: Finish, model: Model, M: int, steps: int, tau: float, measured: int | None, delay: Delay | None) -> Trained:
+def _run(
+    worker: RealWorker, correction: Correction | float, M: int, steps: int, tau: float, measured: int | None, delay: Delay | None
+) -> Trained:
     """The steps, and what became of them. Nothing is exchanged while the clock runs but what training needs."""
-    rehearsal = accumulate(partial(turn, 0, None), nodes.own(model.params), range(2), math.inf)
-    jax.block_until_ready(finish(model, rehearsal.total, rehearsal.computed))  # compiled now; what comes of it is forgotten
+    rehearsal = accumulate(partial(_turn, worker, M, None, 0), worker.model.params, range(2), math.inf)
+    jax.block_until_ready(_finished(worker, correction, M, rehearsal))  # compiled now; what comes of it is forgotten
     rows, losses, taus = [], [], []
     for step in range(steps):
         if step == measured:
@@ -118,21 +110,21 @@ def _run(turn: Turn, finish: Finish, model: Model, M: int, steps: int, tau: floa
             tau = float(nodes.gathered([[tau]]).max())  # all found the same; and who found it sooner is not to begin sooner
         taus.append(tau)
         began = time.monotonic()
-        done = accumulate(partial(turn, step, delay), nodes.own(model.params), range(M), tau)
-        model, loss = jax.block_until_ready(finish(model, done.total, done.computed))
+        done = accumulate(partial(_turn, worker, M, delay, step), worker.model.params, range(M), tau)
+        worker.model, loss = jax.block_until_ready(_finished(worker, correction, M, done))
         rows.append([*done.seconds, time.monotonic() - began])
         losses.append(loss)
     times = _Times.of(nodes.gathered(rows), M)
     history = {
         "step": np.arange(1, steps + 1),
-        "loss": np.array([float(nodes.own(loss)) for loss in losses]),
+        "loss": np.array([float(loss) for loss in losses]),
         "seconds": times.seconds,
         "communication": times.communication,
         "latencies": times.latencies,
         "dropped": np.isnan(times.latencies).mean(axis=(1, 2)),
         "threshold": np.array(taus),
     }
-    return Trained(nodes.own(model.params), history)
+    return Trained(worker.model.params, history)
 
 
 class _Times(NamedTuple):
@@ -150,74 +142,57 @@ class _Times(NamedTuple):
         return cls(latencies, np.min(after, axis=1), np.max(whole, axis=1))
 
 
-# Programs are found again where problem and optimiser are the same, in one process: their functions are static arguments.
-
-
-def _first_model(problem: Problem, optimizer: optax.GradientTransformation, key: jax.Array, mesh: Mesh) -> Model:
-    """The model before the first step, on every process."""
-    return arrays.put(optimizers.drawn(problem.init, optimizer, key), NamedSharding(mesh, P()))
-
-
-def _turn(problem: Problem, key: jax.Array, M: int, mesh: Mesh) -> Turn:
-    """Micro-batches of the worker that this process is."""
-    n, here = jax.process_index(), mesh.local_devices[0]
-    data = jax.device_put(jax.tree.map(lambda leaf: arrays.row(leaf, n), problem.data), here)
-    functions = oracle.of_worker(problem, n)
-
-    def turn(step: int, delay: Delay | None, params: Params, m: int) -> PyTree:
-        if delay is not None:
-            time.sleep(checks.need_delay(f"train_processes: delay({step}, {m})", delay(step, m)))
-        return _compute(functions, M, n, params, data, key, np.int32(step), np.int32(m))
-
-    return turn
+def _turn(worker: RealWorker, M: int, delay: Delay | None, step: int, params: Params, m: int) -> PyTree:
+    """One micro-batch's loss and gradient, leaves `[1, ...]`."""
+    if delay is not None:
+        time.sleep(checks.need_delay(f"train_processes: delay({step}, {m})", delay(step, m)))
+    return _computed(worker.problem, M, worker.n, params, worker.data, worker.key, np.int32(step), np.int32(m))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _compute(
+def _computed(
     problem: Problem, M: int, n: int, params: Params, data: PyTree, key: jax.Array, step: jax.Array, m: jax.Array
 ) -> tuple[jax.Array, Params]:
     batch = loop.batch_of(problem, key, step, n, data, M, m)
     return jax.tree.map(lambda leaf: leaf[None], oracle.with_loss(problem)(params, batch))
 
 
-def _finish(optimizer: optax.GradientTransformation, correction: Correction | float, M: int, mesh: Mesh) -> Finish:
-    """The end of a step."""
+def _finished(worker: RealWorker, correction: Correction | float, M: int, done: Accumulated) -> tuple[Model, jax.Array]:
+    """The end of a step: an all-reduce of what the workers have, and the optimizer's step; the model, and the mean loss."""
+    loss, slope = done.total
+    weight = np.float32(weight_of(correction, M, worker.N, done.computed))
+    sums = worker.sum((loss, _weighted(slope, weight), np.full(1, done.computed, np.float32)))
+    return _stepped(worker.optimizer, correction == "stochastic", worker.model, *sums)
 
-    def finish(model: Model, total: PyTree, count: int) -> tuple[Model, jax.Array]:
-        return _combine(optimizer, correction, M, mesh, model, *nodes.rows((total, np.full(1, count, np.float32)), mesh))
 
-    return finish
+def weight_of(correction: Correction | float, M: int, N: int, computed: int) -> float:
+    """What a worker's sum of so many gradients counts in the mean; with "stochastic" what is added up is divided by all that was computed.
+
+    Args:
+        correction: as of `train_processes`.
+        M, N: micro-batches, workers.
+        computed: of its micro-batches.
+    """
+    if correction == "stochastic":
+        return 1.0
+    if correction == "local":
+        return 1 / (computed * N)
+    return (1.0 if isinstance(correction, str) else correction) / (M * N)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _combine(
-    optimizer: optax.GradientTransformation,
-    correction: Correction | float,
-    M: int,
-    mesh: Mesh,
-    model: Model,
-    total: PyTree,
-    count: jax.Array,
+@jax.jit
+def _weighted(slope: Params, weight: jax.Array) -> Params:
+    return jax.tree.map(lambda leaf: leaf * weight.astype(leaf.dtype), slope)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _stepped(
+    optimizer: optax.GradientTransformation, divide: bool, model: Model, loss: jax.Array, slope: Params, computed: jax.Array
 ) -> tuple[Model, jax.Array]:
-    """An all-reduce of what the workers have, leaves `[N, ...]` of which each has its own, and the optimiser's step, as one program."""
-
-    def combined(model, total, count):
-        loss, slope = jax.tree.map(lambda leaf: leaf[0], total)
-        if correction == "local":
-            slope = jax.tree.map(lambda leaf: leaf / count[0].astype(leaf.dtype), slope)
-        flat, unravel = ravel_pytree((loss, slope, count[0]))  # one message
-        loss, slope, computed = unravel(lax.psum(flat, workers.AXIS))
-        if correction == "stochastic":
-            factor = 1 / computed
-        elif correction == "local":
-            factor = 1 / mesh.size
-        else:
-            factor = (1.0 if isinstance(correction, str) else correction) / (M * mesh.size)
-        slope = jax.tree.map(lambda leaf: leaf * jnp.asarray(factor, leaf.dtype), slope)
-        return optimizers.step(optimizer, model, slope), loss / computed
-
-    own = P(workers.AXIS)
-    return jax.shard_map(combined, mesh=mesh, in_specs=(P(), own, own), out_specs=P())(model, total, count)
+    """The optimizer's step along the sum of the weighted gradients, which may be divided by all that was computed."""
+    if divide:
+        slope = jax.tree.map(lambda leaf: leaf / computed.astype(leaf.dtype), slope)
+    return optimizers.step(optimizer, model, slope), loss / computed
 
 
 def _need_threshold(threshold: float | ChosenAfter, steps: int) -> int | None:
@@ -228,3 +203,74 @@ def _need_threshold(threshold: float | ChosenAfter, steps: int) -> int | None:
     if threshold.rounds >= steps:
         raise ValueError(f"train_processes: a threshold chosen after {threshold.rounds} of {steps} steps: need more steps")
     return threshold.rounds
+
+
+# --- A worker's local batch.
+
+
+class Accumulated(NamedTuple):
+    """What a worker has when its time is over.
+
+    Args:
+        total: the sum over the micro-batches that it has computed.
+        computed: how many, at least 1.
+        seconds: of each of the M, `[M]`; NaN of those that it has not computed.
+    """
+
+    total: PyTree
+    computed: int
+    seconds: np.ndarray
+
+
+@checks.arguments
+def accumulate(
+    gradient: Callable[[Params, Any], PyTree],
+    params: Params,
+    batches: Sequence[Any],
+    threshold: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> Accumulated:
+    r"""One worker's local batch, until $\tau$: it looks at its clock after each micro-batch, and goes on while $T^{(m)} \le \tau$.
+
+    $$ G = \sum_{m=1}^{k} g^{(m)}(\theta), \qquad k = \min \{ m : T^{(m)} > \tau \text{ or } m = M \}, \qquad T^{(m)} = \sum_{j=1}^m t_j $$
+
+    `stopping.stopped(..., "between")` says the same of times that are known. Each micro-batch is waited for, so that the clock tells what
+    it took. $T^{(m)}$ is the sum of what was measured, in the order in which a plan adds it up: plan and worker agree to the last bit.
+
+    Args:
+        gradient: (params, batch) -> the micro-batch's gradient, a pytree of arrays, which may have its loss in it.
+        params: theta.
+        batches: the M micro-batches, or whatever `gradient` makes them of.
+        threshold: tau, seconds; infinite: all are computed.
+        clock: -> seconds, from any origin, that never go back.
+
+    Raises:
+        ValueError: no micro-batches; a threshold below 0, or NaN; a clock that gives no number.
+
+    Source: Giladi et al., "DropCompute", Algorithm 1, whose part (2) is a look between two micro-batches, as in the paper's own code.
+    """
+    need_seconds("accumulate", "threshold", threshold, finite=False)
+    if not len(batches):
+        raise ValueError("accumulate: no micro-batches; need at least one")
+    seconds, spent, total = np.full(len(batches), np.nan), 0.0, None
+    before = _read(clock)
+    for m, batch in enumerate(batches):
+        if spent > threshold:
+            return Accumulated(total, m, seconds)
+        part = leaves.need_arrays("accumulate: gradient", gradient(params, batch))
+        total = jax.block_until_ready(part if m == 0 else _add(total, part))
+        now = _read(clock)
+        seconds[m], before = now - before, now
+        spent += seconds[m].item()
+    return Accumulated(total, len(batches), seconds)
+
+
+def _read(clock: Callable[[], float]) -> float:
+    now = clock()
+    if not checks.is_number(now):
+        raise ValueError(f"accumulate: clock gives {checks.shown(now)}: need seconds")
+    return now
+
+
+_add = jax.jit(partial(jax.tree.map, jnp.add))

@@ -1,4 +1,4 @@
-"""What DropCompute gains over more rounds of a simulated cluster than memory holds."""
+"""Latencies of a simulated cluster, to plan with; and what DropCompute gains over more of its rounds than memory holds."""
 
 from __future__ import annotations
 
@@ -10,14 +10,59 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from algorithms.dropcompute.draws import iteration
 from algorithms.dropcompute.speedups import Iteration, Thresholds, speedup
 from algorithms.dropcompute.stopping import Stop, need_one_by_one, need_seconds, need_stop, stopped
 from dsgd import checks
-from dsgd.base import Key
+from dsgd.base import Key, Now, Round, Work
 from dsgd.clusters import Cluster
 
 Seconds = Annotated[float, "a number of seconds"]
+
+
+@checks.arguments
+def latencies(cluster: Cluster, workers: int, micro_batches: int, *, iterations: int, key: Key, batch_size: int = 1) -> np.ndarray:
+    """Seconds of every micro-batch, drawn as rounds of a run draw them; of what goes by the clock, those at its beginning.
+
+    Args:
+        cluster: whose workers compute.
+        workers: N.
+        micro_batches: M, each of `batch_size` samples.
+        iterations: I, each with draws of its own.
+        key: of the draws.
+        batch_size: samples of a micro-batch, for a cluster whose seconds depend on them.
+
+    Returns:
+        `[I, N, M]`.
+
+    Raises:
+        ValueError: numbers below 1, a cluster for another N, or one whose micro-batches go at once.
+    """
+    numbers = {"workers": workers, "micro_batches": micro_batches, "iterations": iterations, "batch_size": batch_size}
+    for name, number in numbers.items():
+        checks.positive_int(f"dropcompute.latencies: {name}", number)
+    cluster.need_workers(workers)
+    need_one_by_one("dropcompute.latencies", cluster)
+    return np.asarray(_drawn(cluster, workers, micro_batches, batch_size, iterations, key), float)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def _drawn(cluster: Cluster, N: int, M: int, batch_size: int, iterations: int, key: jax.Array) -> jax.Array:
+    return jax.lax.map(lambda i: iteration(cluster, N, M, batch_size, jax.random.fold_in(key, i)), jnp.arange(iterations))
+
+
+def iteration(cluster: Cluster, N: int, M: int, batch_size: int, key: jax.Array) -> jax.Array:
+    """Seconds of one iteration's micro-batches, `[N, M]`; traced. Arguments as of `latencies`, the key of this iteration."""
+    return _seconds(Round(jnp.int32(0), N, key, Now(cluster)), M, batch_size)
+
+
+def of_round(round: Round, M: int) -> jax.Array:
+    """Seconds of M whole micro-batches of every worker in a round, on its cluster, `[N, M]`."""
+    return _seconds(round, M, (round.problem and round.problem.batch_size) or 1)
+
+
+def _seconds(round: Round, M: int, batch_size: int) -> jax.Array:
+    whole = jnp.full((round.workers, M), batch_size, jnp.int32)
+    return round.cluster.latencies(round._replace(work=Work(whole, whole)), jnp.arange(round.workers))
 
 
 class Estimate(NamedTuple):
@@ -98,57 +143,33 @@ def simulated(
     need_one_by_one(where, cluster)
     with np.errstate(over="ignore"):  # nothing is dropped
         taus = np.asarray(thresholds, np.float32)
-    total = Moments(0, np.zeros((3, taus.size)), np.zeros((3, taus.size)))
+    shift = total = squares = np.zeros((3, taus.size))
     for first in range(0, rounds, chunk):
-        many = min(chunk, rounds - first)
-        values = _chunk(cluster, workers, micro_batches, stop, min(chunk, rounds), key, first, many, taus.ravel())
-        count, step, whole = (np.asarray(each, float)[:many] for each in values)
+        values = _chunk(cluster, workers, micro_batches, stop, min(chunk, rounds), key, first, taus.ravel())
+        count, step, whole = (np.asarray(each, float)[: rounds - first] for each in values)
         share = count / (workers * micro_batches)
         gained = speedup(Iteration(share, step, whole[:, None], float(communication)))
-        total = together(total, moments(np.stack([step, share * micro_batches, gained], axis=1)))
-    errors = np.sqrt(total.squares / (rounds - 1) / rounds)
-    return Simulated(
-        *(Estimate(mean.reshape(taus.shape), error.reshape(taus.shape)) for mean, error in zip(total.mean, errors, strict=True))
-    )
+        each = np.stack([step, share * micro_batches, gained], axis=1)
+        if not first:
+            shift = each.mean(axis=0)  # so that nothing large is subtracted from something as large
+        total, squares = total + (each - shift).sum(axis=0), squares + ((each - shift) ** 2).sum(axis=0)
+    means, errors = shift + total / rounds, np.sqrt(np.maximum(squares - total**2 / rounds, 0) / (rounds - 1) / rounds)
+    return Simulated(*(Estimate(mean.reshape(taus.shape), error.reshape(taus.shape)) for mean, error in zip(means, errors, strict=True)))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
-def _chunk(cluster: Cluster, N: int, M: int, stop: Stop, size: int, key: jax.Array, first: Any, many: Any, thresholds: jax.Array):
-    """Of so many rounds, in arrays of `size`: how many micro-batches are computed and the slowest worker's seconds at each threshold,
-    `[size, thresholds]`, and its seconds without one, `[size]`."""
+def _chunk(cluster: Cluster, N: int, M: int, stop: Stop, size: int, key: jax.Array, first: Any, thresholds: jax.Array):
+    """Of so many rounds: how many micro-batches are computed and the slowest worker's seconds at each threshold, `[size, thresholds]`, and
+    its seconds without one, `[size]`."""
 
-    def one_round(i, values):
-        times = iteration(cluster, N, M, 1, jax.random.fold_in(key, first + i))
+    def one_round(i):
+        times = iteration(cluster, N, M, 1, jax.random.fold_in(key, i))
 
         def at(threshold):
             done, seconds = stopped(times, threshold, stop)
             return jnp.sum(done), jnp.max(seconds)
 
         count, step = lax.map(at, jnp.append(thresholds, jnp.inf))
-        new = count[:-1], step[:-1], step[-1]
-        return jax.tree.map(lambda all_of_them, mine: all_of_them.at[i].set(mine), values, new)
+        return count[:-1], step[:-1], step[-1]
 
-    K = thresholds.size
-    empty = jnp.zeros((size, K), jnp.int32), jnp.zeros((size, K), jnp.float32), jnp.zeros(size, jnp.float32)
-    return lax.fori_loop(0, many, one_round, empty)
-
-
-class Moments(NamedTuple):
-    """Of what was seen: how many, their mean, and the sum of squared distances to it."""
-
-    rounds: int
-    mean: np.ndarray
-    squares: np.ndarray
-
-
-def moments(values: np.ndarray) -> Moments:
-    """Over the first axis."""
-    mean = values.mean(axis=0)
-    return Moments(len(values), mean, ((values - mean) ** 2).sum(axis=0))
-
-
-def together(one: Moments, other: Moments) -> Moments:
-    """Of both (Chan's update: nothing large is subtracted from something as large)."""
-    count, apart = one.rounds + other.rounds, other.mean - one.mean
-    mean = one.mean + apart * (other.rounds / count)
-    return Moments(count, mean, one.squares + other.squares + apart**2 * (one.rounds * other.rounds / count))
+    return lax.map(one_round, first + jnp.arange(size))

@@ -4,10 +4,14 @@ r"""What DropCompute gains on measured times: Algorithm 2, by exact search.
     dropcompute.effective_speedup(latencies, communication, thresholds)    # equation 6 at each of them
 
 Known numbers are computed with numpy in float64; where anything is traced, all is jax.numpy's, in the latencies' own precision.
+
+What makes up for dropped samples (section 4.5) is $R = M / \tilde M - 1 = p / (1 - p)$ times as much again, of steps or of batches. What
+draws them again is `drop_compute(..., redraw=True)`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
@@ -54,8 +58,7 @@ def effective_speedup(latencies: Latencies, communication: Communication, thresh
     Source: Giladi et al., "DropCompute: simple and more robust distributed synchronous training via compute variance reduction", section
         4.4 and algorithm 2.
     """
-    measured = _measured("effective_speedup", latencies, communication, stop, thresholds)
-    return _mean(speedup, measured, _validated("effective_speedup", thresholds, measured))
+    return _at("effective_speedup", speedup, latencies, communication, thresholds, stop)
 
 
 @checks.arguments
@@ -105,8 +108,7 @@ def drop_rate(latencies: Latencies, thresholds: Thresholds, stop: Stop = "preemp
     Raises:
         ValueError: as of `effective_speedup`.
     """
-    measured = _measured("drop_rate", latencies, 0.0, stop, thresholds)
-    return _mean(lambda iteration: 1 - iteration.share, measured, _validated("drop_rate", thresholds, measured))
+    return _at("drop_rate", lambda iteration: 1 - iteration.share, latencies, 0.0, thresholds, stop)
 
 
 @checks.arguments
@@ -124,8 +126,42 @@ def step_time(latencies: Latencies, thresholds: Thresholds, stop: Stop = "preemp
     Raises:
         ValueError: as of `effective_speedup`.
     """
-    measured = _measured("step_time", latencies, 0.0, stop, thresholds)
-    return _mean(lambda iteration: iteration.step, measured, _validated("step_time", thresholds, measured))
+    return _at("step_time", lambda iteration: iteration.step, latencies, 0.0, thresholds, stop)
+
+
+@checks.arguments
+def extra_steps(steps: int, drop_rate: float) -> int:
+    r"""$\lceil R\, I_{base} \rceil$ steps more.
+
+    Args:
+        steps: those without drops.
+        drop_rate: p, the share of samples that is dropped, in [0, 1).
+
+    Raises:
+        ValueError: steps < 1, or another drop rate.
+    """
+    return _more("extra_steps", "steps", steps, drop_rate)
+
+
+@checks.arguments
+def larger_batch(size: int, drop_rate: float) -> int:
+    r"""$\lceil (1 + R) B \rceil$ for B: of it, so many samples as before are computed on average.
+
+    Args:
+        size: B, samples of a micro-batch, or micro-batches: then workers need a threshold that is larger, too, for the same drop rate.
+        drop_rate: p, the share that is dropped, in [0, 1).
+
+    Raises:
+        ValueError: size < 1, or another drop rate.
+    """
+    return size + _more("larger_batch", "size", size, drop_rate)
+
+
+def _more(function: str, what: str, base: int, drop_rate: float) -> int:
+    checks.positive_int(f"dropcompute.{function}: {what}", base)
+    if not 0 <= drop_rate < 1:
+        raise ValueError(f"dropcompute.{function}: drop_rate = {drop_rate}: need a share in [0, 1)")
+    return math.ceil(base * drop_rate / (1 - drop_rate) - 1e-9)  # whole numbers stay so: p / (1 - p) rounds
 
 
 class _Measured(NamedTuple):
@@ -248,7 +284,8 @@ def _measured(where: str, latencies: Any, communication: Any, stop: Stop, *other
     return _Measured(events, until, whole, communication, stop, xp)
 
 
-def _validated(where: str, thresholds: Any, measured: _Measured) -> Any:
-    """Validated thresholds, in the precision of the times."""
-    need_seconds(f"dropcompute.{where}", "thresholds", thresholds, finite=False)
-    return measured.xp.asarray(thresholds, measured.whole.dtype)
+def _at(name: str, value: Callable[[Iteration], Any], latencies: Any, communication: Any, thresholds: Any, stop: Stop) -> Any:
+    """A mean over iterations at each threshold; the latter in the precision of the times."""
+    measured = _measured(name, latencies, communication, stop, thresholds)
+    need_seconds(f"dropcompute.{name}", "thresholds", thresholds, finite=False)
+    return _mean(value, measured, measured.xp.asarray(thresholds, measured.whole.dtype))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dsgd import checks, selection
+from dsgd import checks, xla
 from dsgd.base import Compressor, PyTree
 from dsgd.compressors import sparsification
 from dsgd.compressors.members import encode, stated
@@ -73,13 +73,13 @@ def top_k(ratios: Sequence[float] | np.ndarray) -> Choices:
         return [d if bits == whole else sparsification.kept(ratio, d) for ratio, bits in zip(ratios, sizes(d, dtype), strict=True)]
 
     def look(key, x):
-        order = lax.sort(selection.ranks(wide(x)))  # of integers: XLA sorts floats five times as slowly
+        order = lax.sort(xla.ranks(wide(x)))  # integers, which are sorted faster than floats
         squares = lax.cumsum(_magnitudes(order, x.dtype) ** 2)  # of the smallest so many
         left_out = x.shape[0] - np.array(kept(x.shape[0], x.dtype))
         return jnp.concatenate([jnp.zeros(1, squares.dtype), squares])[left_out].astype(jnp.float32), order
 
     def send(x, order, choice):
-        d, ranks = x.shape[0], selection.ranks(wide(x))
+        d, ranks = x.shape[0], xla.ranks(wide(x))
         k = jnp.array(kept(d, x.dtype), jnp.int32)[choice]
         least = order[d - k]
         ties = ranks == least  # of equals, the first

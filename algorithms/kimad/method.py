@@ -13,7 +13,7 @@ import optax
 from jax.core import Tracer
 
 from algorithms import optimizers
-from algorithms.kimad import budgets, monitors, plans, updates
+from algorithms.kimad import budgets, monitors, updates
 from algorithms.kimad.allocation import one_for_all
 from algorithms.kimad.budgets import Numbers
 from algorithms.kimad.choices import Choices, any_of
@@ -112,7 +112,7 @@ def kimad_sgd(
             communication.need_contraction("kimad_sgd", choices, vectors)
         nothing = jax.tree.map(jnp.zeros_like, params)
         start = optimizers.start(optimizer, params)
-        server = Server(start, nothing, params, plans.first_memory(monitor, N), jnp.zeros((), jnp.float32))
+        server = Server(start, nothing, params, budgets.first_memory(monitor, N), jnp.zeros((), jnp.float32))
         return State(server, Worker(workers.stack(nothing, N), update.start(params, N)))
 
     def query(state, round):
@@ -120,7 +120,7 @@ def kimad_sgd(
 
     def step(state, gradients, round):
         round.require_all(_NEEDS_ALL)
-        links = plans.observed(monitor, state.server.links, round.measured)
+        links = budgets.observed(monitor, state.server.links, round.measured)
         server, known = state.server._replace(links=links), state.workers.estimate
         memory, own = update.step(state.workers.memory, server.estimate, gradients)
 

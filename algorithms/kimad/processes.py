@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import socket
 import time
@@ -23,7 +24,7 @@ from algorithms.kimad.wire import Frame, Wire, receive, send
 from dsgd import checks
 from dsgd.base import Key, Params, Problem
 from dsgd.engine import leaves, loop, oracle, randomness
-from dsgd.machines import local_processes, nodes
+from dsgd.machines import agreement, local_processes
 
 _START = b"s"
 _BOUND = 60.0  # seconds without a byte, after which a process is thought to be dead
@@ -95,7 +96,7 @@ def train_processes(
         raise ValueError(f"train_processes: seconds = {seconds:g}: need finite seconds > 0")
     start_key, rounds_key = loop.split(key)
     flat, unravel = ravel_pytree(problem.init(start_key))
-    plan = _Plan(N, Wire.of(ratios, flat.shape[0]), float(round_time), float(congestion), monitor)
+    plan = _Plan(N, Wire(ratios, flat.shape[0]), float(round_time), float(congestion), monitor)
     most = math.inf if rounds is None else checks.positive_int("train_processes: rounds", rounds)
     if jax.process_index():
         x = _Worker(plan, jax.process_index() - 1, problem, rounds_key, flat, unravel).run()
@@ -129,7 +130,7 @@ class _Link:
     def budget(self, computing: float) -> float:
         """Bits; infinite where nothing is known."""
         rate = float(self.plan.monitor.estimate(self.memory, jnp.full(1, jnp.nan))[0])
-        both = budgets.seconds(self.plan.round_time, computing, self.plan.congestion)
+        both = budgets.message_seconds(self.plan.round_time, computing, self.plan.congestion)
         if math.isnan(rate) or (self.down and not self.plan.congestion):
             return math.inf
         return rate * float(both.down if self.down else both.up)
@@ -214,9 +215,9 @@ class _Server:
                     last = time.monotonic() - began >= seconds or len(rows) + 1 >= rounds
                     answers = [Frame(message.choice, last, 0.0, rate) for _, _, rate in arrived]
                     list(threads.map(lambda one, frame, packed=message.packed: send(one, frame, packed), connections, answers))
-                    bits = np.mean([plan.wire.bits(frame.choice) for frame in frames])
+                    bits = np.mean([plan.wire.sizes[frame.choice] for frame in frames])
                     rates = min(rate for _, _, rate in arrived), min(frame.heard for frame in frames)
-                    rows.append((time.monotonic() - began, bits, plan.wire.bits(message.choice), *rates))
+                    rows.append((time.monotonic() - began, bits, plan.wire.sizes[message.choice], *rates))
                     models.append(np.asarray(self.model.params))
                     if last:
                         break
@@ -236,26 +237,18 @@ class _Server:
 
 def _connected(N: int) -> list[socket.socket]:
     """The server's connections, by worker; a worker's to the server. All are ready when they are there."""
-    if jax.process_index() == 0:
+    if jax.process_index():
+        host, port = json.loads(agreement.exchange("the server's address", "")[0])
+        connections = [socket.create_connection((host, port), timeout=_BOUND)]
+        connections[0].sendall((jax.process_index() - 1).to_bytes(4, "big"))
+    else:
         with socket.create_server((local_processes.here(), 0), backlog=N) as listening:
             listening.settimeout(_BOUND)
-            nodes.gathered([[_number(local_processes.here()), listening.getsockname()[1]]])
+            agreement.exchange("the server's address", json.dumps(listening.getsockname()))
             accepted = [listening.accept()[0] for _ in range(N)]
-        for one in accepted:
-            _set(one)
         by_worker = {int.from_bytes(one.recv(4, socket.MSG_WAITALL), "big"): one for one in accepted}
-        return [by_worker[n] for n in range(N)]
-    number, port = nodes.gathered([[0.0, 0.0]])[0, 0]
-    one = socket.create_connection((socket.inet_ntoa(int(number).to_bytes(4, "big")), int(port)), timeout=_BOUND)
-    _set(one)
-    one.sendall((jax.process_index() - 1).to_bytes(4, "big"))
-    return [one]
-
-
-def _number(address: str) -> float:
-    return float(int.from_bytes(socket.inet_aton(address), "big"))
-
-
-def _set(one: socket.socket) -> None:
-    one.settimeout(_BOUND)
-    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connections = [by_worker[n] for n in range(N)]
+    for one in connections:
+        one.settimeout(_BOUND)
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connections

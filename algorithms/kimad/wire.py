@@ -48,9 +48,15 @@ class Message(NamedTuple):
 
 
 class Wire:
-    """Packs vectors of d elements, float32, by each of some compressors; the sizes of their messages rise."""
+    """Packs vectors of d elements, float32, by each of some compressors; the sizes of their messages rise.
 
-    def __init__(self, ratios: Sequence[float], d: int) -> None:
+    Args:
+        ratios: k / d of each; a ValueError as of `kimad.top_k`.
+        d: elements.
+    """
+
+    def __init__(self, ratios: Sequence[float] | np.ndarray, d: int) -> None:
+        ratios = [float(ratio) for ratio in ratios]
         sizes = choices.top_k(ratios).sizes(d, np.float32)
         whole = _BYTE * 4 * d
         order = sorted(range(len(sizes)), key=sizes.__getitem__)
@@ -61,15 +67,6 @@ class Wire:
         self._shapes = [message_shape(one, d) for one in self.compressors]
         self._encode = [jax.jit(lambda x, one=one: encode(one, key, x).message) for one in self.compressors]
         self._decode = [jax.jit(lambda message, one=one: one.decompress(message, d)) for one in self.compressors]
-
-    @classmethod
-    def of(cls, ratios: Sequence[float] | np.ndarray, d: int) -> Wire:
-        """Of k / d of each; a ValueError as of `kimad.top_k`."""
-        return cls([float(ratio) for ratio in ratios], d)
-
-    def bits(self, choice: int) -> int:
-        """Of such a message."""
-        return self.sizes[choice]
 
     def choice(self, budget: float) -> int:
         """The largest message within so many bits, or the smallest: the more elements, the less the error."""

@@ -93,7 +93,7 @@ def _wire(compressor: Compressor, d: int, key: jax.Array) -> list[Finding]:
     leaves, fixed = jax.tree.leaves(message), isinstance(counted[0], int)
     held = sum(8 * leaf[0].nbytes for leaf in leaves)
     arrays = ", ".join(f"{leaf.dtype}{list(leaf.shape[1:])}" for leaf in leaves)
-    fits = not fixed or counted[0] == held
+    fits = not fixed or int(counted[0]) == held
     # Messages of random size are no longer than their arrays; 32 bits that count their bits travel in them, too.
     within = Finding("bits", bool(bits.max() <= held), f"{bits.min()} to {bits.max()} told, in room for {held}")
     same = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(leaves, jax.tree.leaves(again[0]), strict=True))

@@ -12,10 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dsgd import checks, sums
-from dsgd.barriers import stored
+from dsgd import checks, xla
 from dsgd.base import Compressor, Encoded
-from dsgd.compressors import draws
 from dsgd.compressors.combinators import buckets
 from dsgd.compressors.scales import unit
 from dsgd.compressors.sizes import fixed_size, wide
@@ -74,7 +72,7 @@ def random_quantization(bits: int, bucket: int | None = None) -> Compressor:
         place = steps * jnp.where(eighth > 0, (x / 8 - least / 8) / jnp.where(eighth > 0, eighth, 1), 0)
         codes = jnp.clip(_round_randomly(key, place), 0, steps)
         codes = jnp.where(x == most, steps, codes)  # the ends are knobs, whatever the rounding of `place`
-        codes = stored(codes.astype(jnp.uint8))
+        codes = xla.materialize(codes.astype(jnp.uint8))
         return Encoded(Quantized(codecs.pack(codes, bits), low, high), decode(codes, least, most))
 
     def decompress(message, d):
@@ -123,7 +121,7 @@ def qsgd(levels: int) -> Compressor:
         relative, largest = unit(wide(x))  # squares neither overflow nor vanish
         norm = jnp.maximum(jnp.sqrt(jnp.sum(relative**2)), 1)
         level = jnp.minimum(_round_randomly(key, levels * jnp.abs(relative) / norm), levels)
-        codes = stored(jnp.where(relative < 0, levels - level, levels + level).astype(jnp.uint8))
+        codes = xla.materialize(jnp.where(relative < 0, levels - level, levels + level).astype(jnp.uint8))
         return Encoded(Scaled(codecs.pack(codes, bits), largest * norm), decode(codes, largest * norm))
 
     def decompress(message, d):
@@ -144,7 +142,7 @@ def _ternary() -> Compressor:
     def compress(key, x):
         relative, largest = unit(wide(x))
         sent = _round_randomly(key, jnp.abs(relative))
-        codes = stored(jnp.where(relative < 0, 1 - sent, 1 + sent).astype(jnp.uint8))
+        codes = xla.materialize(jnp.where(relative < 0, 1 - sent, 1 + sent).astype(jnp.uint8))
         return Encoded(Scaled(codecs.pack_trits(codes), largest.astype(x.dtype)), decode(codes, largest))
 
     def decompress(message, d):
@@ -173,9 +171,9 @@ def _natural() -> Compressor:
     def compress(key, x):
         word = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
         exponent, mantissa = (word >> MANTISSA) & ones, word & ((1 << MANTISSA) - 1)
-        up = (draws.words(key, x.shape[0]) >> (32 - MANTISSA)) < mantissa
+        up = (jax.random.bits(key, x.shape, jnp.uint32) >> (32 - MANTISSA)) < mantissa
         sign = word >> (MANTISSA + EXPONENT)
-        codes = stored(jnp.minimum(exponent + up, ones) | (sign << EXPONENT))
+        codes = xla.materialize(jnp.minimum(exponent + up, ones) | (sign << EXPONENT))
         return Encoded(codecs.pack(codes, 1 + EXPONENT), decode(codes))
 
     def decompress(message, d):
@@ -205,10 +203,8 @@ Source: Horvath et al., "Natural compression", 2019."""
 def _sign() -> Compressor:
     def compress(key, x):
         x = wide(x)
-        # Divided first, since the sum may be out of range; then only its rounding can be. On CPUs XLA has fast code for
-        # sums over magnitudes, and none for sums over quotients of them. Two elements are one addition among others, not a call.
-        parts = jnp.abs(x / x.shape[0])
-        mean = jnp.minimum(sum(parts) if x.shape[0] <= 2 else sums.of_elements(parts), jnp.finfo(x.dtype).max)
+        # Divided first, since the sum may be out of range; then only its rounding can be.
+        mean = jnp.minimum(xla.sum_elements(jnp.abs(x / x.shape[0])), jnp.finfo(x.dtype).max)
         return Encoded(Scaled(codecs.pack((x < 0).astype(jnp.uint8), 1), mean), jnp.where(x < 0, -mean, mean))
 
     def decompress(message, d):
@@ -263,7 +259,7 @@ def clipping(bits: int) -> Compressor:
 def _round_randomly(key: jax.Array, place: jax.Array) -> jax.Array:
     """One of the two neighbouring integers, `place` on average."""
     floor = jnp.floor(place)
-    return floor + (draws.uniform(key, place.shape[0]) < place - floor)
+    return floor + (jax.random.uniform(key, place.shape, jnp.float32) < place - floor)
 
 
 def _need_bits(name: str, bits: int) -> None:

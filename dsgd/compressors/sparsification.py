@@ -9,9 +9,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dsgd import checks, selection
+from dsgd import checks, xla
 from dsgd.base import Compressor, Encoded, PyTree
-from dsgd.compressors import draws
 from dsgd.compressors.combinators import identity
 from dsgd.compressors.members import encode, stated
 from dsgd.compressors.sizes import FLOAT_BITS, array_bits, fixed_size, wide
@@ -83,8 +82,8 @@ def random_k(fraction: float, values: Compressor = identity) -> Compressor:
     """
 
     def score(key, x):
-        # 30 random bits each, as positive normal floats in the same order: XLA selects the largest floats quickest.
-        drawn = (draws.words(key, x.shape[0]) >> 2) + jnp.uint32(1 << 23)
+        # 30 random bits each, as positive normal floats in the same order, of which the largest are selected.
+        drawn = (jax.random.bits(key, x.shape, jnp.uint32) >> 2) + jnp.uint32(1 << 23)
         return jax.lax.bitcast_convert_type(drawn, jnp.float32)
 
     def omega(d):
@@ -118,11 +117,11 @@ def _sparse(
         score_key, values_key = jax.random.split(key)
         k = kept(fraction, d)
         scores = score(score_key, x)
-        places = selection.largest(scores, k) if k < d else jnp.arange(d)
+        places = xla.largest(scores, k) if k < d else jnp.arange(d)
         codes = places.astype(jnp.uint32)
         sent = encode(values, values_key, x[places])
         if values is identity and 1 < k < d:  # without the places, which are slow to find
-            decoded = jnp.where(selection.among_largest(scores, k), wide(x) * scale(d), 0)
+            decoded = jnp.where(xla.among_largest(scores, k), wide(x) * scale(d), 0)
         else:
             decoded = decode(codes, sent.decoded, d)
         return Encoded(Sparse(codecs.pack(codes, codecs.index_bits(d)), sent.message), decoded)
@@ -201,7 +200,7 @@ def _bernoulli_places(key: jax.Array, p: float, d: int, size: int) -> jax.Array:
     With E exponential, $\lfloor E / -\ln(1-p) \rfloor$ elements are dropped before the next kept one. E comes from 32 bits v in (0, 1) as
     $-\ln(1 - v)$ or, for v above 1/2, from $1 - v$: its relative precision is float32's on both ends.
     """
-    bits = draws.words(key, size)
+    bits = jax.random.bits(key, (size,), jnp.uint32)
     small = bits < jnp.uint32(1 << 31)
     v = (jnp.where(small, bits, ~bits).astype(jnp.float32) + 0.5) * jnp.float32(2.0**-32)
     exponential = jnp.where(small, -jnp.log1p(-v), -jnp.log(v))
@@ -213,7 +212,7 @@ def _bernoulli_places(key: jax.Array, p: float, d: int, size: int) -> jax.Array:
 
 def _placed(places: jax.Array, values: jax.Array, d: int, padded: bool = False) -> jax.Array:
     """The vector with these elements; padding adds 0 to the first. Without it they arrive as they are: a sum would flush denormal ones."""
-    if places.shape[0] == 1:  # a scatter would not be in one function, either
+    if places.shape[0] == 1:  # a comparison is fused with its use, a scatter is not
         return jnp.where(jnp.arange(d, dtype=places.dtype) == places, values, 0)
     at = jnp.zeros(d, values.dtype).at[places]
     return at.add(values) if padded else at.set(values, unique_indices=True)

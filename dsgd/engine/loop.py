@@ -20,7 +20,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dsgd import sums, workers
+from dsgd import workers, xla
 from dsgd.base import Algorithm, Constants, Measured, Now, Params, Problem, PyTree, Round, State
 from dsgd.clusters import Cluster, presence
 from dsgd.communication import Bits, Record, Sending, Statistics
@@ -529,7 +529,7 @@ def _measure(plan: Plan, method: Method, key, carry: Carry, data, shared, step, 
         whole = leaves.joined(plan.problem, params, carry.state.fixed)
         scalars, slope = oracle.evaluate(plan.problem, whole, data, shared)
         unknown = jnp.full((), np.nan, jnp.result_type(scalars["loss"]))
-        sqnorm = unknown if slope is None else sums.sqnorm(slope)
+        sqnorm = unknown if slope is None else xla.sqnorm(slope)
         return jax.tree.map(lambda scalar: _as_float(jnp.asarray(scalar)), {**scalars, "grad_sqnorm": sqnorm})
 
     def not_evaluated():

@@ -21,8 +21,7 @@ from weakref import WeakKeyDictionary
 
 import jax
 
-from dsgd import modes, sameness
-from dsgd.engine import small_loops, threefry
+from dsgd import modes, sameness, xla
 
 MOST = 64  # that are kept, of programs and of traced functions
 
@@ -65,9 +64,9 @@ def call(function: Callable, plan: Any, *args: Any, donate: tuple[int, ...] = ()
         if traced.jaxpr not in _contents:
             if len(traced.jaxpr.in_avals) > len(jax.tree.leaves(args)) and not _constants_are_left_out():
                 modes.refuse_tracing("run", "a value that the method or the problem uses is")
-            lowered = threefry.lower(traced, platform)
+            lowered = xla.lower(traced, platform)
             _contents[traced.jaxpr] = _content(lowered, plan.mesh)
-    return _programs.find(_contents[traced.jaxpr], lambda: _compile(lowered or threefry.lower(traced, platform), platform))(*args)
+    return _programs.find(_contents[traced.jaxpr], lambda: _compile(lowered or xla.lower(traced, platform)))(*args)
 
 
 def traceable(function: Callable, plan: Any, donate: tuple[int, ...] = ()) -> Any:
@@ -122,11 +121,10 @@ def _no_garbage() -> Iterator[None]:
             gc.enable()
 
 
-def _compile(lowered: Any, platform: str) -> Callable:
+def _compile(lowered: Any) -> Callable:
     global _compiled  # noqa: PLW0603 (a count for tests, beside the programs, which are global, too)
     _compiled += 1
-    with small_loops.in_one_function(platform):
-        return lowered.compile()
+    return lowered.compile()
 
 
 def _content(lowered: Any, mesh: Any) -> Hashable:

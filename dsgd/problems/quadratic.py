@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from numpy.typing import ArrayLike
 
-from dsgd import array_likes, checks, sums
+from dsgd import array_likes, checks, xla
 from dsgd.base import Constants, Evaluation, Loss, Problem
 from dsgd.machines import arrays
 
@@ -139,7 +139,7 @@ def _evaluate(x: jax.Array, data: Quadratic, mean: Average) -> tuple[dict[str, j
     # Around the minimiser, f' and f - f* lose no digits to cancellation (f itself is only as fine as f* in its float type).
     away = x - mean.minimizer
     slope = _multiply(mean.A, away)
-    return {"loss": mean.minimum + 0.5 * sums.inner(away, slope)}, slope
+    return {"loss": mean.minimum + 0.5 * xla.inner(away, slope)}, slope
 
 
 @checks.arguments

@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
-from dsgd import checks, sums
+from dsgd import checks, xla
 from dsgd.base import Gradients, PyTree
 from dsgd.workers.attendance import attendance
 from dsgd.workers.weights import weights
@@ -220,7 +220,7 @@ def _wide_mean(leaf: jax.Array) -> jax.Array:
 
 def _total(leaf: jax.Array) -> jax.Array:
     """The sum over the leading axis, in float32 at least: of half precision, it is for the caller to round, once."""
-    return sums.over_rows(leaf[None])[0]
+    return xla.sum_rows(leaf)
 
 
 class _Moments(NamedTuple):
@@ -233,8 +233,8 @@ class _Moments(NamedTuple):
 
 
 def _moments(leaf: jax.Array) -> _Moments:
-    total, squares = sums.moments(leaf[None])
-    return _Moments(leaf, leaf[0].astype(total.dtype), total[0], squares[0])
+    total, squares = xla.moments(leaf)
+    return _Moments(leaf, leaf[0].astype(total.dtype), total, squares)
 
 
 def mean_over_devices(tree: PyTree) -> PyTree:
@@ -299,7 +299,7 @@ def _sqdist(moments: list[_Moments], center: list[jax.Array]) -> jax.Array:
         away, n = middle.astype(moments.first.dtype) - moments.first, moments.leaf.shape[0]
         # What is left is at least away^2, as x_0 is one of them: little cancels.
         each = moments.squares - 2 * away * moments.total + n * away**2
-        return sums.of_elements(each.ravel()) / n
+        return xla.sum_elements(each.ravel()) / n
 
     return mean_over_devices(reduce(jnp.add, map(of, moments, center)))
 
@@ -316,7 +316,7 @@ def sqnorms(gradients: Gradients) -> tuple[jax.Array, jax.Array]:
 def sqnorm_rows(tree: PyTree) -> jax.Array:
     """The squared norm of each row of all leaves, `[n, ...]` to `[n]`, in float32 at least."""
 
-    return jax.vmap(sums.sqnorm)(tree)
+    return jax.vmap(xla.sqnorm)(tree)
 
 
 def find(chosen: jax.Array, workers: int) -> tuple[jax.Array, jax.Array]:

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dsgd.barriers import stored
+from dsgd import xla
 from dsgd.base import PyTree
 from dsgd.graphs.neighbours import neighbours as lists_of
 from dsgd.graphs.topology import Topology
@@ -49,7 +49,7 @@ def mix(tree: PyTree, topology: Topology, step: jax.Array | None = None, *, keep
         ValueError: leaves of another number of workers, or not floating point (weights would be rounded to 0); a schedule without a step.
     """
     _check(tree, topology)
-    tree = stored(tree)  # by itself, XLA would compute a row again for each of its neighbours
+    tree = xla.materialize(tree)  # a row is used at each of its neighbours
     some_lost = attendance() is not None
     if topology.uniform and not some_lost:
         return jax.tree.map(lambda mean, leaf: jnp.broadcast_to(mean, leaf.shape), axis.mean(tree), tree)
@@ -76,7 +76,7 @@ def pull(tree: PyTree, topology: Topology, step: jax.Array | None = None, *, tab
         ValueError: as `mix`.
     """
     _check(tree, topology)
-    tree, table = stored((tree, table))
+    tree, table = xla.materialize((tree, table))
     if topology.uniform and table is None and attendance() is None:
         rough = jax.tree.map(lambda mean, leaf: _common(mean)[None] - leaf, axis.mean(tree), tree)
         return jax.tree.map(lambda leaf, off: leaf - off[None], rough, axis.mean(rough))  # the mean was rounded, like the models

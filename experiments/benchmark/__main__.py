@@ -1,4 +1,5 @@
-"""The benchmarks: `python -m experiments.benchmark rounds`, which is the default, `start`, `compression`, `mixing` and `peers`."""
+"""The benchmarks: `python -m experiments.benchmark rounds`, which is the default, `start`, `compression`, `mixing`, `peers` and
+`workarounds`."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from experiments import benchmark
-from experiments.benchmark import compression, mixing, peers, rounds, start
+from experiments.benchmark import compression, mixing, peers, rounds, start, workarounds
 from experiments.shared import commands
 
 Choice = (
@@ -16,8 +17,9 @@ Choice = (
     | Annotated[compression.Args, tyro.conf.subcommand("compression")]
     | Annotated[mixing.Args, tyro.conf.subcommand("mixing")]
     | Annotated[peers.Args, tyro.conf.subcommand("peers")]
+    | Annotated[workarounds.Args, tyro.conf.subcommand("workarounds")]
 )
-MODULES = (rounds, start, compression, mixing, peers)
+MODULES = (rounds, start, compression, mixing, peers, workarounds)
 MAIN = {module.Args: module.main for module in MODULES}
 
 if __name__ == "__main__":

@@ -25,8 +25,7 @@ from rich.table import Table
 
 import dsgd
 import topologies
-from dsgd import records, workers
-from dsgd.barriers import stored
+from dsgd import records, workers, xla
 from dsgd.workers import mixing as gossip
 from dsgd.workers import routes
 from experiments.benchmark import by_hand
@@ -115,7 +114,7 @@ def rows_over_product(graph: dsgd.Topology, d: int, repeats: int) -> float:
 
 def step_and_mix(plan: routes.Routes, A: jax.Array, b: jax.Array, x: jax.Array) -> jax.Array:
     """A round of DSGD on quadratics, with one kind of sums."""
-    x = stored(x - by_hand.LEARNING_RATE * (A * x - b))  # in memory, as `mix` has it
+    x = xla.materialize(x - by_hand.LEARNING_RATE * (A * x - b))  # in memory, as `mix` has it
     return gossip.summed(plan, (0, 0), x, x, onto=True)
 
 

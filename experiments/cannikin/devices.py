@@ -118,15 +118,6 @@ WORKLOADS = {
 }
 
 
-def nodes(name: str) -> list[str]:
-    """What each node of a cluster is.
-
-    Args:
-        name: "A", "B" or "C".
-    """
-    return [gpu.name for gpu in CLUSTERS[name]]
-
-
 def make_model(name: str, workload: str) -> ClusterModel:
     """Of the cluster, by which its times are exactly known.
 

@@ -51,7 +51,7 @@ Measure = Callable[[np.ndarray, int], Observation]
 def measuring(
     model: ClusterModel,
     noise: Noise,
-    rng: np.random.Generator | None = None,
+    seed: int = 0,
     rounds: int = 1,
     scale: Callable[[int], float] = lambda epoch: 0.0,
 ) -> Measure:
@@ -60,11 +60,11 @@ def measuring(
     Args:
         model: of the cluster.
         noise: of their clocks.
-        rng: of the noise; None: there is none.
+        seed: of the noise.
         rounds: of an epoch.
         scale: epoch -> the gradient noise scale, in samples.
     """
-    T_comm = model.t_overlap + model.t_last
+    T_comm, rng = model.t_overlap + model.t_last, np.random.default_rng(seed)
 
     def measure(batches: np.ndarray, epoch: int) -> Observation:
         some = batches > 0
@@ -72,9 +72,8 @@ def measuring(
         compute = np.where(some, np.multiply(model.q, batches) + model.s, np.nan) + backward
         levels = (noise.times, noise.times, noise.first, noise.times)
         exact = (compute, backward, model.gamma * backward, np.full(model.nodes, T_comm))
-        times = [
-            np.repeat(t[None], rounds, axis=0) * np.exp(nu * _normal(rng, rounds, model.nodes)) for t, nu in zip(exact, levels, strict=True)
-        ]
+        draws = rng.standard_normal((len(exact), rounds, model.nodes))
+        times = (t * np.exp(nu * z) for t, nu, z in zip(exact, levels, draws, strict=True))
         return Observation(batches, *times, noise=NoiseScale(scale(epoch), 1.0))
 
     return measure
@@ -173,7 +172,7 @@ def prediction_errors(model: ClusterModel, workload: Workload, noise: Noise, see
     """
     totals = devices.batches_of(model, workload, 20)
     scales = np.geomspace(totals[0], totals[-1], epochs)
-    measure = measuring(model, noise, np.random.default_rng(seed), ROUNDS, lambda epoch: scales[epoch])
+    measure = measuring(model, noise, seed, ROUNDS, lambda epoch: scales[epoch])
     learner = drive(cannikin.cannikin(totals), model, measure, epochs).memory.learner
     exact = model.optperf(totals).seconds
     errors = {}
@@ -242,7 +241,3 @@ def spread(ratio: float, workload: Workload, count: int = 16) -> ClusterModel:
     """
     shares = np.linspace(1, 1 / ratio, count)
     return devices.model_of([devices.RTX6000.shared(share)._replace(memory=1e15) for share in shares / shares.mean()], workload)
-
-
-def _normal(rng: np.random.Generator | None, rounds: int, nodes: int) -> np.ndarray:
-    return np.zeros((rounds, nodes)) if rng is None else rng.standard_normal((rounds, nodes))

@@ -146,7 +146,7 @@ def figure_10(found: dict[tuple[str, str], Settled]) -> Figure:
         axes.set_ylabel("time / OptPerf")
     for axes in sheet.axes[-columns:]:
         axes.set_xlabel("total batch")
-    sheet.legend(*sheet.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    figures.legend(sheet, sheet.axes[0], 4)
     figures.title(sheet, "Figure 10: batch times at which each system settles, by its cluster's model without noise")
     return sheet
 

@@ -9,18 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
 import optax
 
-import algorithms
 import dsgd
 from algorithms import cannikin
-from dsgd import clusters, problems
-from experiments.cannikin import devices
+from dsgd import clusters
 
 DDP, LB_BSP, ADAPTDL, CANNIKIN = SYSTEMS = ("DDP", "LB-BSP", "AdaptDL", "Cannikin")
 ACCURACY, BITS = "test_accuracy", "test_bits_per_byte"
@@ -114,48 +111,7 @@ class Run(NamedTuple):
 Runs = dict[str, list[Run]]  # by system, of each seed
 
 
-def make_setting(
-    name: Name, cluster: str, *, data_dir: Path | None, text: str, candidates: int, noise: float, target: float | None = None
-) -> Setting:
-    """The task on cluster "A", "B" or "C".
-
-    Args:
-        name: of the task.
-        cluster: of `devices.CLUSTERS`.
-        data_dir: of "cifar-10".
-        text: of "text", as `problems.language_model` takes it.
-        candidates: how many total batches there are to choose from.
-        noise: nu, of what nodes measure.
-        target: None: the task's own.
-
-    Raises:
-        ValueError: data that are not there.
-    """
-    task, nodes = TASKS[name], len(devices.CLUSTERS[cluster])
-    problem = _problem(name, nodes, data_dir, text, task.piece)
-    d = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(jax.eval_shape(problem.init, jax.random.key(0))))
-    stands_for = float(devices.batches(cluster, task.workload, 2)[-1] / task.last)
-    return Setting(
-        task,
-        problem,
-        algorithms.minibatch_sgd(cannikin.scalable(task.optimizer)),
-        _stretched(devices.make_cluster(cluster, task.workload, parameters=d, noise=noise), stands_for),
-        _stretched_model(devices.make_model(cluster, task.workload), stands_for),
-        stands_for,
-        np.unique(np.round(np.geomspace(task.first, task.last, candidates)).astype(int)),
-        task.target if target is None else target,
-    )
-
-
-def _problem(name: Name, workers: int, data_dir: Path | None, text: str, piece: int) -> dsgd.Problem:
-    if name == "text":
-        return problems.language_model(text, workers, context=32, width=32, layers=1, batch_size=piece)
-    if name == "cifar-10":
-        return problems.neural_network("resnet-18", "cifar-10", workers, batch_size=piece, data_dir=data_dir)
-    return problems.neural_network(name.partition("-")[0], "digits", workers, batch_size=piece)
-
-
-def _stretched(cluster: clusters.Cluster, factor: float) -> clusters.Cluster:
+def stretched(cluster: clusters.Cluster, factor: float) -> clusters.Cluster:
     """Whose samples take so many times as long."""
     assert cluster.overlap is not None
     assert cluster.per_sample is not None
@@ -163,7 +119,8 @@ def _stretched(cluster: clusters.Cluster, factor: float) -> clusters.Cluster:
     return replace(cluster, per_sample=factor * cluster.per_sample, overlap=replace(cluster.overlap, backward_per_sample=backward))
 
 
-def _stretched_model(model: cannikin.ClusterModel, factor: float) -> cannikin.ClusterModel:
+def stretched_model(model: cannikin.ClusterModel, factor: float) -> cannikin.ClusterModel:
+    """The same of its model."""
     limits = np.floor(np.asarray(model.limits) / factor)
     return replace(model, q=factor * np.asarray(model.q), k=factor * np.asarray(model.k), limits=limits)
 

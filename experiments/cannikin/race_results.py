@@ -34,10 +34,7 @@ def saved(runs: Runs, system: str) -> np.ndarray:
 
 def with_interval(values: np.ndarray, digits: int) -> str:
     """The mean of some seeds, and half of its 95 % interval where there are several."""
-    if not len(values):
-        return "-"
-    half = statistics.half_interval(values)
-    return f"{values.mean():.{digits}f}" + (f" ± {half:.{digits}f}" if np.isfinite(half) else "")
+    return statistics.within(values, digits) if len(values) else "-"
 
 
 def tabulate(setting: Setting, cluster: str, runs: Runs) -> Table:
@@ -114,7 +111,7 @@ def draw(cluster: str, found: Mapping[str, tuple[Setting, Runs]]) -> Figure:
         draw_qualities(by_second, setting, runs, over_seconds=True)
         draw_bars(bars, runs)
         batches.set_title(f"{setting.task.words}, times of {setting.task.workload}", fontsize=10)
-    sheet.legend(*panels[1].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    figures.legend(sheet, panels[1], 4)
     seeds = len(next(iter(found.values()))[1][CANNIKIN])
     bars_are = "; bars: 95 % intervals" if seeds > 1 else ""
     figures.title(sheet, f"Cluster {cluster}: a line for each of {statistics.runs(seeds)}, a point where the target is reached{bars_are}")

@@ -13,7 +13,7 @@ from rich.table import Table
 from algorithms import dropcompute
 from algorithms.dropcompute.stopping import Stop
 from dsgd import plots
-from experiments.dropcompute.training import LAMB, Histories, Point, Setting, by_itself, delayed, latencies
+from experiments.dropcompute.training import LAMB, Histories, Point, Setting, by_itself, delayed, latencies, signed
 from experiments.shared import statistics, tables
 
 PAPER = {"steps": 3.0, "time": 13.0}  # %: more, less
@@ -118,14 +118,6 @@ def gain(without: dict[str, np.ndarray], history: dict[str, np.ndarray], goal: f
     return Gain(second / first, clock_at(history, second) / clock_at(without, first))
 
 
-def percent(values: np.ndarray) -> str:
-    """Mean and half its 95 % interval."""
-    if np.isnan(values).any():
-        return "not reached"
-    half = statistics.half_interval(values)
-    return f"{values.mean():+.1f}" + (f" ± {half:.1f}" if math.isfinite(half) else "")
-
-
 def table(setting: Setting, histories: Histories, measured: int, communications: Sequence[float]) -> Table:
     """What is said of figure 5, ours beside the paper's."""
     shown = tables.table(
@@ -144,7 +136,8 @@ def table(setting: Setting, histories: Histories, measured: int, communications:
         time = f"{100 * (1 / planned(setting, history, way) - 1):+.1f}"
         first = (way.optimizer, f"{way.communication:g}", f"{100 * dropped(history, measured):.1f}", f"{step:.3f}")
         for i, goal in enumerate(goals(without)):
-            found = (percent(100 * (ratio - 1)) for ratio in gain(without, history, goal))
+            ratios = gain(without, history, goal)
+            found = ("not reached" if np.isnan(ratio).any() else signed(100 * (ratio - 1), 1) for ratio in ratios)
             shown.add_row(*((way.stop, "", "", "") if i else first), f"{goal:.3g}", *found, "" if i else time)
     return shown
 

@@ -13,8 +13,7 @@ from rich.table import Table
 import algorithms
 import dsgd
 from dsgd import clusters, plots
-from experiments.dropcompute.quality import final, signed
-from experiments.dropcompute.training import Histories, Setting, falling, kept, options
+from experiments.dropcompute.training import Histories, Setting, falling, final, kept, options, signed
 from experiments.shared import figures, resuming, statistics, tables
 
 CORRECTIONS = ("none", "constant", "stochastic")

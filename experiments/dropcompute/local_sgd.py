@@ -16,8 +16,7 @@ from scipy import stats
 import algorithms
 import dsgd
 from dsgd import clusters, plots
-from experiments.dropcompute.quality import final
-from experiments.dropcompute.training import SGD, Histories, Setting, dropping, falling, kept, latencies, options, pick
+from experiments.dropcompute.training import SGD, Histories, Setting, dropping, falling, final, kept, latencies, options, pick
 from experiments.shared import figures, resuming, statistics, tables
 
 WAIT = 1.0  # seconds, of a straggler

@@ -20,7 +20,9 @@ from experiments.dropcompute.training import (
     Setting,
     delayed,
     dropping,
+    final,
     latencies,
+    signed,
     together,
 )
 from experiments.shared import statistics, tables
@@ -49,11 +51,6 @@ def runs(setting: Setting, rates: Sequence[float]) -> Iterator[tuple[str, dict[s
     as_many = dropping(latencies(delayed(N), N, more, setting.seed), 1 - M / more)
     yield from together(setting, LAMB, [Point(LARGER, as_many, setting.steps)], micro_batches=more)
     yield from together(setting, LAMB, [Point(AGAIN, tau, setting.steps)], redraw=True)
-
-
-def final(setting: Setting, history: dict[str, np.ndarray]) -> np.ndarray:
-    """Of the last models, `[seeds]`."""
-    return setting.quality.factor * history[setting.quality.metric][:, -1]
 
 
 def difference(setting: Setting, histories: Histories, name: str) -> np.ndarray:
@@ -94,11 +91,6 @@ def table(setting: Setting, histories: Histories, rates: Sequence[float]) -> Tab
     add(LARGER, LARGER, PAPER_COMPENSATED[LARGER])
     add(AGAIN, AGAIN, PAPER_COMPENSATED[AGAIN])
     return shown
-
-
-def signed(values: np.ndarray, digits: int) -> str:
-    """The mean of a difference with its sign, and half its 95 % interval."""
-    return f"{'+' if values.mean() >= 0 else ''}{statistics.within(values, digits)}"
 
 
 def significant(setting: Setting, histories: Histories, names: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ from algorithms import dropcompute
 from algorithms.dropcompute.stopping import Stop
 from dsgd import clusters, network
 from experiments.dropcompute import noises
-from experiments.shared import resuming, tuning
+from experiments.shared import resuming, statistics, tuning
 
 JUST_AFTER = 1 + 1e-4  # times what a time is: of float32, it is later, whatever order it was summed in
 MEASURED = 200  # rounds, from which thresholds for given drop rates are taken
@@ -183,3 +183,13 @@ def kept(history: dict[str, np.ndarray], setting: Setting, learning_rate: float)
         raise ValueError(f"{setting.name} diverged at a step size of {learning_rate:g}; need a smaller one")
     names = ("step", "clock", "loss", "train_loss", "dropped", "threshold", setting.quality.metric)
     return {name: history[name] for name in names}
+
+
+def final(setting: Setting, history: dict[str, np.ndarray]) -> np.ndarray:
+    """Of the last models, `[seeds]`."""
+    return setting.quality.factor * history[setting.quality.metric][:, -1]
+
+
+def signed(values: np.ndarray, digits: int) -> str:
+    """The mean of a difference with its sign, and half its 95 % interval."""
+    return f"{'+' if values.mean() >= 0 else ''}{statistics.within(values, digits)}"

@@ -17,7 +17,7 @@ import optax
 
 import dsgd
 from algorithms import kimad, kimad_sgd
-from algorithms.kimad.messages import header_bits
+from algorithms.kimad.exchange import header_bits
 from dsgd import clusters
 from experiments.kimad import quadratics
 from experiments.shared import resuming, tuning

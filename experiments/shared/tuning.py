@@ -72,15 +72,15 @@ def tune(
         progress: show a bar.
         records: of a run, about; each evaluates the whole objective.
     """
-    rounds: int = args.steps if steps is None else steps
+    steps = int(args.steps if steps is None else steps)
     sweep = resuming.sweep(
         build,
         problem,
-        steps=rounds,
+        steps=steps,
         key=jax.random.key(args.seed),
         seeds=args.seeds,
         cluster=cluster,
-        record_every=max(1, rounds // records),
+        record_every=max(1, steps // records),
         mesh=devices_for(problem.workers),
         progress=progress,
         learning_rate=args.learning_rates,

@@ -18,6 +18,7 @@ import numpy as np
 import optax
 import pytest
 import rounds
+from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 
 import algorithms
@@ -33,7 +34,6 @@ from algorithms import (
 )
 from dsgd import clusters, network, problems
 from dsgd.communication import Statistics
-from tests.algorithms import layers
 from theory_checks.machinery.trajectories import rows
 from theory_checks.recursions import shared
 from theory_checks.recursions.asynchronous import Numbers, Schedule, server_schedule, stale_steps
@@ -49,12 +49,35 @@ UNIT = clusters.Cluster(clusters.constant(1.0))
 # --- The problem.
 
 
+class Data(NamedTuple):
+    A: jax.Array
+    b: jax.Array
+
+
+@cache
 def numbers(N: int = N) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return layers.numbers(N, D, heterogeneity=2.0 * (N > 1))
+    """Of f_n(x) = x^T A_n x / 2 - b_n^T x, in float64: A `[N, d, d]`, b `[N, d]`, and a start that is not 0."""
+    with jax.enable_x64(True):
+        data = problems.random_quadratic(N, D, heterogeneity=2.0 * (N > 1), seed=1).data
+    return np.asarray(data.A), np.asarray(data.b), np.random.default_rng(7).normal(size=D)
 
 
+@cache
 def quadratic(N: int = N) -> dsgd.Problem:
-    return layers.quadratic(N, D, heterogeneity=2.0 * (N > 1))
+    """Of two leaves."""
+    A, b, start = numbers(N)
+
+    def loss(params, batch):
+        x = ravel_pytree(params)[0]
+        return x @ batch.A @ x / 2 - batch.b @ x
+
+    def init(key):
+        x = jnp.asarray(start)
+        return {"biases": x[:2], "weights": x[2:].reshape(2, -1)}
+
+    with jax.enable_x64(True):
+        data = Data(jnp.asarray(A), jnp.asarray(b))
+    return dsgd.Problem(init, loss, data, sample=lambda key, mine: mine)
 
 
 def in_samples() -> dsgd.Problem:
@@ -457,12 +480,28 @@ def test_gossip_of_one_is_sgd():
     np.testing.assert_array_equal(found.clock[:, -1], STEPS * random_clusters(N=1).compute[:, 0, 0])
 
 
+def partners_of(found: Trajectory, b: int) -> np.ndarray:
+    """The other one who sends."""
+    return np.array([next(int(n) for n in np.flatnonzero(sent) if n != i) for i, sent in zip(found.worker[b], found.sent[b], strict=True)])
+
+
+def test_partners_are_neighbours_each_as_likely():
+    """On a star, the hub asks each leaf as often, and leaves ask the hub. Without a cluster, everybody computes for a second."""
+    found = drive(asynchronous_gossip_sgd(STEP, topologies.star(N)), quadratic(), steps=1_500)
+    worker, partner = found.worker[0], partners_of(found, 0)
+    assert (partner[worker != 0] == 0).all()
+    counts = np.bincount(partner[worker == 0], minlength=N)
+    assert counts[0] == 0
+    assert ((counts[1:] - 75) ** 2 / 75).sum() < 16.3  # of chi-squared with 3 degrees of freedom, 0.999
+    np.testing.assert_array_equal(worker, np.arange(1_500) % N)
+    assert (found.clock[0] == 1 + np.arange(1_500) // N).all()
+
+
 def test_in_gossip_every_first_partner_is_a_draw_and_every_gradient_takes_its_own_time():
     cluster = clusters.Cluster(clusters.exponential(1.0))
     found = drive(asynchronous_gossip_sgd(STEP, topologies.complete(8)), quadratic(8), lambda numbers: cluster, steps=200)
-    worker = found.worker[0].tolist()
-    first = {worker.index(n): n for n in range(8)}
-    assert len({(int(np.flatnonzero(found.sent[0, t] * (np.arange(8) != n))[0]) - n) % 8 for t, n in first.items()}) > 2
+    worker, partner = found.worker[0].tolist(), partners_of(found, 0)
+    assert len({(int(partner[worker.index(n)]) - n) % 8 for n in range(8)}) > 2
     seconds = [np.diff(found.clock[0][found.worker[0] == n], prepend=0.0) for n in range(8)]
     assert len(np.unique(np.concatenate(seconds).round(4))) > 190
     assert np.concatenate(seconds).mean() == pytest.approx(1, abs=4 / np.sqrt(200))

@@ -17,7 +17,8 @@ from budgets import briefly
 from jax.sharding import PartitionSpec as P
 
 import dsgd
-from algorithms import compressed_sgd, ef21, error_compensated_sgd
+import topologies
+from algorithms import compressed_sgd, deepsqueeze, ef21, error_compensated_sgd
 from dsgd import compressors, problems
 from dsgd.compressors.low_rank import Factors
 
@@ -119,6 +120,35 @@ def test_one_worker_compresses_for_itself_and_sends_nothing(method):
     np.testing.assert_allclose((server if method == "ef21" else server.params)[-1], x, atol=1e-6)
     assert not run.sent.any()
     assert not run.received.any()
+
+
+# --- Randomness.
+
+NOISY = dsgd.Compressor(
+    compress=lambda key, x: x + jax.random.normal(key, x.shape, x.dtype),
+    decompress=lambda message, d: message,
+    bits=lambda message: 64 * message.size,
+    omega=lambda d: 0.0,
+    delta=lambda d: 1.0,
+    name="noisy",
+)
+"""Shows what it has drawn."""
+
+
+def test_every_message_has_numbers_of_its_own():
+    """Of every worker, for every server, of every layer, on both ways. Around the ring of every hop, too: were those of a worker the same,
+    all parts would collect the same. To neighbours, of every worker."""
+    with jax.enable_x64(True):
+        g = np.random.default_rng(0).normal(size=(N, 9))
+        gradients = {"one": jnp.asarray(g), "other": jnp.asarray(g)}
+        memory = drive(METHODS["ec-sgd"](STEP, NOISY), gradients, steps=1).states.workers
+        left_out = jax.tree.leaves((memory.worker, memory.server))
+        squeezed = drive(deepsqueeze(STEP, topologies.ring(N), NOISY, 0.5), gradients, steps=1).states.workers
+        models = [drive(METHODS[name](STEP, NOISY), gradients, steps=1).states.server.params for name in ("csgd", "csgd-ring")]
+        collected = [leaf + GAMMA * g.mean(axis=0) for leaf in jax.tree.leaves(models)]
+    for noise in (left_out, jax.tree.leaves(squeezed.error), collected):
+        numbers = np.sort(np.concatenate([np.ravel(leaf[-1]) for leaf in noise]))
+        assert np.diff(numbers).min() > 1e-9
 
 
 # --- Layers.

@@ -22,7 +22,6 @@ from dsgd.engine import programs
 
 N, D, STEPS, SEEDS = 8, 19, 12, 2
 NAMES = [*algorithms.ALGORITHMS, "kimad"]
-OPTIMIZERS = {"sgd": optax.sgd(0.1), "momentum": optax.sgd(0.05, momentum=0.9), "adam": optax.adam(0.05)}
 SHARES = {"kimad": (6 * 32 + 32 + 8) / (32 * D)}  # of a vector, that messages are: 6 values, their places, and which of the set it is
 SIMULATED = {"sgd", "mb-sgd-server", "asgd", "dsgd-complete", "ad-psgd", "kimad"}  # other collectives stand for their messages
 CONTRACT = {"parameters", "returns", "again", "compiled once", "seeds", "64 bits", "random keys", "4 devices", "8 devices", "bits"}
@@ -53,20 +52,6 @@ def made(name: str, optimizer: optax.GradientTransformation) -> dsgd.Algorithm:
 @cache
 def method(name: str) -> dsgd.Algorithm:
     return made(name, optax.sgd(0.1))
-
-
-def any_of_them(which: jax.Array) -> optax.GradientTransformation:
-    """Each of `OPTIMIZERS` keeps its memory, one of them makes the step: a method is compiled once for all."""
-
-    def init(params):
-        return {name: optimizer.init(params) for name, optimizer in OPTIMIZERS.items()}
-
-    def update(gradient, memory, params=None):
-        each = [optimizer.update(gradient, memory[name], params) for name, optimizer in OPTIMIZERS.items()]
-        change = jax.tree.map(lambda *changes: jnp.stack(changes)[which], *(change for change, _ in each))
-        return change, dict(zip(OPTIMIZERS, (after for _, after in each), strict=True))
-
-    return optax.GradientTransformation(init, update)
 
 
 def some(state: dsgd.State, round: dsgd.Round) -> dsgd.Work:
@@ -155,18 +140,6 @@ def test_its_loop_lowers_for_gpus_and_tpus(name):
     assert f"mhlo.num_partitions = {devices} " in text
     assert "stablehlo.while" in text
     assert not ELSEWHERE.findall(text)
-
-
-TOO_FAST = {("asgd", "momentum")}  # steps ten times as long once the memory is full, along gradients of seven updates ago
-
-
-@pytest.mark.long
-def test_any_optax_optimiser_works(name):
-    """Each holds memories that the method must keep."""
-    options = {"steps": 60, "key": jax.random.key(1), "seeds": SEEDS, "mesh": 1}
-    loss = dsgd.sweep(lambda which: made(name, any_of_them(which)), problem(), **options, which=range(len(OPTIMIZERS))).history["loss"]
-    progress = dict(zip(OPTIMIZERS, (loss[..., -10:].mean(axis=(1, 2)) < loss[..., 0].mean(axis=1)).tolist(), strict=True))
-    assert all(made for optimizer, made in progress.items() if (name, optimizer) not in TOO_FAST), progress
 
 
 def broken(how) -> dsgd.Algorithm:

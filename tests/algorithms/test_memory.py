@@ -10,7 +10,6 @@ import optax
 
 import algorithms
 import dsgd
-from algorithms import optimizers
 from dsgd import problems
 
 N, SAMPLES, INPUTS, WIDTH, CLASSES = 1024, 4, 64, 1000, 10
@@ -53,7 +52,7 @@ def test_steps_in_the_gradients_place_are_the_same_steps(monkeypatch, mesh):
         return dsgd.run(method, problem, steps=5, key=jax.random.key(0), seeds=2, mesh=mesh)
 
     plain = run()
-    monkeypatch.setattr(optimizers, "_LARGE", 0)
+    monkeypatch.setattr("dsgd.xla.steps.LARGE", 0)
     in_place = run()
     for one, other in zip(jax.tree.leaves(plain.state), jax.tree.leaves(in_place.state), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

@@ -25,16 +25,16 @@ import dsgd
 from algorithms import (
     decentralized_sgd,
     deepsqueeze,
-    ef21,
     local_sgd,
     minibatch_sgd,
-    parameter_server_sgd,
     scaffold,
     unequal_work,
 )
 from dsgd import checks, clusters, compressors, problems, work
+from dsgd.engine import loop
 from dsgd.problems import texts
 from dsgd.runs import plans
+from dsgd.runs.checkpoints import Checkpoint
 from dsgd.runs.jobs import Job
 from experiments.shared import commands
 from topologies import ring
@@ -149,7 +149,7 @@ def test_the_history_of_a_point_may_be_changed():
 
 
 def test_raw_keys_draw_what_typed_keys_draw():
-    method, problem = ef21(optax.sgd(0.1), compressors.top_k(0.5), compressors.identity), linear(filled((N, 2, D), 1))
+    method, problem = minibatch_sgd(optax.sgd(0.1)), linear(filled((N, 2, D), 1))
     problem = problem._replace(sample=lambda key, own: own + jax.random.normal(key, own.shape))
     found, expected = (
         dsgd.run(method, problem, steps=3, key=key, seeds=2, mesh=1) for key in (np.asarray(jax.random.PRNGKey(5)), jax.random.key(5))
@@ -219,6 +219,12 @@ def test_points_that_diverged_are_not_best_in_any_metric():
     found = swept("test_accuracy", np.array([1.0, 0.1, 0.4, 0.2, 1.0]), loss, rate=[1.0, 2.0, 3.0, 4.0, 5.0])
     assert found.best("test_accuracy") == (2,)
     assert swept("bits", np.array([1.0, 6.0, 4.0, 5.0, 1.0]), loss, rate=[1.0, 2.0, 3.0, 4.0, 5.0]).best("bits") == (2,)
+
+
+def test_records_that_were_not_evaluated_do_not_count_for_the_best_point():
+    loss = np.array([[[5.0, np.nan, 1.0]], [[4.0, np.nan, 2.0]]])
+    history = {"step": np.arange(3), "loss": loss, "evaluated": ~np.isnan(loss)}
+    assert dsgd.Sweep({"rate": np.array([1.0, 2.0])}, history, dsgd.State(jnp.zeros((), jnp.int32)), ()).best(share=0.7) == (0,)
 
 
 @pytest.mark.parametrize(
@@ -371,17 +377,15 @@ def of_parts(t: int, away: bool) -> tuple[int, int]:
 
 
 METHODS = {
-    "gossip": (decentralized_sgd(optax.sgd(0.1), ring(N)), of_gossip, 1),
     "compressed": (deepsqueeze(optax.sgd(0.1), ring(N), compressors.sign, 0.5), of_gossip, 1),
     "all-reduce": (minibatch_sgd(optax.sgd(0.1)), of_parts, 1),
-    "one server": (parameter_server_sgd(optax.sgd(0.1)), of_parts, 1),
     "local steps": (local_sgd(optax.sgd(0.1), 2), of_parts, 2),
 }
 
 
 @pytest.mark.parametrize(
     ("name", "devices", "every"),
-    [("gossip", 4, 1), ("compressed", 1, 3), ("one server", 1, 3), ("all-reduce", 4, 1), ("local steps", 1, 1)],
+    [("compressed", 1, 3), ("all-reduce", 4, 1), ("local steps", 1, 1)],
 )
 def test_the_history_has_the_share_of_messages_that_arrived(name, devices, every):
     method, counted, period = METHODS[name]
@@ -441,10 +445,10 @@ def test_workers_that_are_drawn_once_for_the_whole_run_are_warned_of():
 
 
 def test_periods_that_fit_are_not_warned_of():
-    for method in (*(make(2) for make in PERIODIC.values()), *(make(1) for make in PERIODIC.values()), minibatch_sgd(optax.sgd(0.1))):
+    for method in (PERIODIC["local SGD"](2), PERIODIC["SCAFFOLD"](1)):
         warn_of_draws(method, 2, clients(2))
-        warn_of_draws(method, 2, clusters.Cluster(clusters.constant(1.0)))
-        warn_of_draws(method, 2, None)
+    warn_of_draws(PERIODIC["local SGD"](2), 2, clusters.Cluster(clusters.constant(1.0)))
+    warn_of_draws(PERIODIC["local SGD"](2), 2, None)
 
 
 def test_workers_that_come_and_go_by_the_clock_are_not_drawn():
@@ -495,10 +499,10 @@ def test_a_start_with_another_number_of_workers_is_refused_with_both_numbers(see
 
 
 def test_a_checkpoint_of_another_number_of_workers_is_refused_with_both_numbers(tmp_path):
-    options = {"steps": 2, "key": KEY, "mesh": 1, "checkpoint": tmp_path}
-    dsgd.run(local_sgd(optax.sgd(0.1), 2), of_workers(2), **options)
+    with Checkpoint(tmp_path, {"workers": "2"}) as first:
+        first.save(loop.Carry(dsgd.State(), ()), {"step": np.zeros(1)})
     with pytest.raises(ValueError, match=r"holds a run of 2 workers, this one has 4; .*problem._replace\(init="):
-        dsgd.run(local_sgd(optax.sgd(0.1), 2), of_workers(4), **options)
+        Checkpoint(tmp_path, {"workers": "4"})
 
 
 def test_a_model_is_a_start_for_any_number_of_workers():

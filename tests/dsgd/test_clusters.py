@@ -242,41 +242,29 @@ def test_a_square_wave():
     assert set(at(clusters.square_wave(9.0, 1.0, 4.0, duty=0.0), [0, 3.99])) == {1.0}
 
 
-NAMED = [
-    *[clusters.constant(value) for value in (1, 2, [1, 2], [2, 1], [1, 2, 3])],
-    *[clusters.normal(1, 2), clusters.normal(2, 1), clusters.lognormal(1, 2), clusters.lognormal(2, 1), clusters.exponential(1)],
-    *[clusters.gamma(1, 2), clusters.gamma(2, 1), clusters.bernoulli(0.5, 1), clusters.bernoulli(1, 0.5), clusters.exponential(2)],
-    *[
-        clusters.measured([1, 2]),
-        clusters.measured([1, 3]),
-        clusters.trace([1, 2], 1),
-        clusters.trace([1, 2], 2),
-    ],
-    *[
-        clusters.trace([1, 3], 1),
-        clusters.sinusoid(1, 2, 3),
-        clusters.sinusoid(1, 2, 3, 4),
-        clusters.sinusoid(2, 1, 3),
-        clusters.sinusoid(1, 2, 4),
-    ],
-    *[clusters.square_wave(1, 2, 3), clusters.square_wave(1, 2, 3, 0.1), clusters.square_wave(2, 1, 3), clusters.square_wave(1, 2, 4)],
-    *[
-        clusters.bounded(clusters.exponential(1), 1),
-        clusters.bounded(clusters.exponential(1), 2),
-        clusters.bounded(clusters.exponential(2), 1),
-    ],
-    *[clusters.sampled(1, of=2), clusters.sampled(1, of=3), clusters.sampled(2, of=3)],
-    *[clusters.slow(clusters.exponential(1), [1], 2), clusters.slow(clusters.exponential(1), [2], 2)],
-    *[clusters.slow(clusters.exponential(1), [1], 3), clusters.per_server(clusters.exponential(1), 2)],
-    *[clusters.per_server(clusters.exponential(1), 3), 2 * clusters.exponential(1), 3 * clusters.exponential(1)],
-    *[clusters.exponential(1) + clusters.exponential(2), 2 * (clusters.exponential(1) + clusters.exponential(2))],
-    2 * clusters.exponential(1) + clusters.exponential(2),
-]
+NAMED = {  # arguments that differ in one of them each
+    clusters.constant: [(1,), (2,), ([1, 2],), ([2, 1],), ([1, 2, 3],)],
+    clusters.normal: [(1, 2), (2, 1)],
+    clusters.lognormal: [(1, 2), (2, 1)],
+    clusters.exponential: [(1,), (2,)],
+    clusters.gamma: [(1, 2), (2, 1)],
+    clusters.bernoulli: [(0.5, 1), (1, 0.5)],
+    clusters.measured: [([1, 2],), ([1, 3],)],
+    clusters.trace: [([1, 2], 1), ([1, 2], 2), ([1, 3], 1)],
+    clusters.sinusoid: [(1, 2, 3), (1, 2, 3, 4), (2, 1, 3), (1, 2, 4)],
+    clusters.square_wave: [(1, 2, 3), (1, 2, 3, 0.1), (2, 1, 3), (1, 2, 4)],
+    clusters.sampled: [(1, 2), (1, 3), (2, 3)],
+    clusters.bounded: [(EXPONENTIAL, 1), (EXPONENTIAL, 2), (2 * EXPONENTIAL, 1)],
+    clusters.slow: [(EXPONENTIAL, [1], 2), (EXPONENTIAL, [2], 2), (EXPONENTIAL, [1], 3)],
+    clusters.per_server: [(EXPONENTIAL, 2), (EXPONENTIAL, 3)],
+}
 
 
 def test_names_tell_all_parameters():
     """A checkpoint knows a cluster by its name."""
-    names = [quantity.name for quantity in NAMED]
+    one, two = clusters.exponential(1), clusters.exponential(2)
+    made = [make(*arguments) for make, several in NAMED.items() for arguments in several]
+    names = [quantity.name for quantity in (*made, 2 * one, 3 * one, one + two, 2 * (one + two), 2 * one + two)]
     assert len(set(names)) == len(names)
     first, second = clusters.constant(1), clusters.constant(2)
     other = [

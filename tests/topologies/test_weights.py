@@ -72,12 +72,6 @@ def test_uniform_weights_of_a_star_are_for_push_sum():
     np.testing.assert_allclose(star.W.sum(axis=0), 1, rtol=0, atol=1e-15)
 
 
-def test_uniform_weights_are_metropolis_weights_where_degrees_are_equal():
-    for graph in (topologies.ring, topologies.hypercube, lambda n, weights=topologies.metropolis: topologies.torus(3, n, weights)):
-        np.testing.assert_allclose(graph(5, topologies.uniform).W, graph(5).W, rtol=0, atol=1e-15)
-        assert graph(5, topologies.uniform).symmetric
-
-
 @pytest.mark.parametrize("name", ["metropolis", "max_degree", "lazy"])
 def test_weights_of_undirected_graphs_refuse_directed_ones_and_name_the_pair(name):
     with pytest.raises(

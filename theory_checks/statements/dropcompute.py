@@ -39,9 +39,9 @@ import algorithms
 from dsgd import clusters
 from dsgd.base import Problem
 from theory_checks.machinery import batch_sizes, instances, ranges, runs
-from theory_checks.machinery.batch_sizes import Method, Pairs, Sums
+from theory_checks.machinery.batch_sizes import Pairs, Sums
 from theory_checks.machinery.rates import Rate
-from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
+from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
 from theory_checks.statements import sgd
 
 N, M = 2, 3

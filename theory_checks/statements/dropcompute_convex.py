@@ -30,9 +30,9 @@ import numpy as np
 import algorithms
 from dsgd.base import Problem
 from theory_checks.machinery import batch_sizes, instances, ranges
-from theory_checks.machinery.batch_sizes import Method, Pairs
+from theory_checks.machinery.batch_sizes import Pairs
 from theory_checks.machinery.rates import Rate
-from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
+from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
 from theory_checks.statements import dropcompute
 from theory_checks.statements.dropcompute import SAME, M, N, described, largest, pairs_of, problem_of, times
 

@@ -18,7 +18,6 @@ import dsgd
 from algorithms.kimad import Choices, allocate, any_of, one_for_all, oracle, top_k
 from dsgd import clusters, compressors
 from dsgd.base import Algorithm
-from theory_checks.machinery.search import Tape
 from theory_checks.machinery.statement import Draws, Outcome, Statement
 from theory_checks.statements import ef21
 from theory_checks.statements.ef21 import Layered
@@ -116,11 +115,6 @@ def ratios() -> list[Outcome]:
     return changing(ef21.bowl(), 0, 1.0, 1000)
 
 
-def allocations() -> list[Outcome]:
-    """Ratios that differ among layers, too, where f is not convex."""
-    return changing(ef21.wells(Tape(np.random.default_rng(0))), 1, 1.0, 1000)
-
-
 def mantissas() -> list[Outcome]:
     """The bound is met where compressors that change leave out little."""
     return changing(ef21.bowl(), 2, 0.35, 50)
@@ -132,6 +126,6 @@ STATEMENTS = [
         "Kimad, Theorem 1",
         "all C of the set contract layers; gamma within (9)",
         trial,
-        (ratios, allocations, mantissas),
+        (ratios, mantissas),
     )
 ]

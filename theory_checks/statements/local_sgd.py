@@ -47,7 +47,7 @@ from dsgd.problems.quadratic import Quadratic
 from theory_checks.machinery import instances, moments, paths, ranges
 from theory_checks.machinery.rates import Rate
 from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
-from theory_checks.statements.decentralized_sgd import balanced, diverging
+from theory_checks.statements.decentralized_sgd import LONG, balanced, diverging
 
 _REMAINDER = 1e-4  # of a product of whole periods, after which a geometric series stands for the rest
 
@@ -313,43 +313,40 @@ def exactly(cases: Callable[[], Sequence[tuple[int, Topology]]], method: Method)
     return [outcome for period, topology in cases() for outcome in equal_curvatures(period, topology, method)]
 
 
-_LAST = 511  # rounds; more would be another program
-
-
 def balanced_pulls() -> list[Outcome]:
     """The term L^2 C on a directed schedule: curvatures of nearly opposite sign, whose pulls balance although f' is not 0."""
     problem = balanced(8, epsilon=0.06)
-    return [check(problem, turning(), steps=_LAST, learning_rate=1.0, method=every_round)[0]]
+    return [check(problem, turning(), steps=LONG, learning_rate=1.0, method=every_round)[0]]
 
 
 def away_from_the_minimum() -> list[Outcome]:
     """The term 2 D / (gamma T): from far away at gamma = 1 / L, one step, and nothing is left to do."""
     problem = problems.quadratic(np.ones((8, 2)), np.zeros((8, 2)), start=[1.0, 0.0])
-    return [check(problem, turning(), steps=_LAST, learning_rate=1.0, method=every_round)[0]]
+    return [check(problem, turning(), steps=LONG, learning_rate=1.0, method=every_round)[0]]
 
 
 def noise_over_rounds() -> list[Outcome]:
     """The term of the noise in a, at a small step size."""
     problem, topology = problems.quadratic(np.ones((5, 2)), np.zeros((5, 2)), noise=1.0, start=[1e-3, 0.0]), schedules()[1][1]
-    return [check(problem, topology, steps=_LAST, learning_rate=1e-3, method=every_round)[1]]
+    return [check(problem, topology, steps=LONG, learning_rate=1e-3, method=every_round)[1]]
 
 
 def diverging_workers() -> list[Outcome]:
     """a_k = varsigma ((1 + gamma L)^k - 1) / L: disagreement that feeds itself between two averagings."""
     period, mean = local()[0]
-    return [check(diverging(), mean, period, steps=_LAST, learning_rate=gamma)[1] for gamma in (0.3, 0.03)]
+    return [check(diverging(), mean, period, steps=LONG, learning_rate=gamma)[1] for gamma in (0.3, 0.03)]
 
 
 def noise_between_averagings() -> list[Outcome]:
     """a_k = gamma sigma sqrt(k (1 - 1/N)), at a small step size."""
     problem, (period, mean) = problems.quadratic(np.ones((10, 2)), np.zeros((10, 2)), noise=1.0, start=[1e-3, 0.0]), local()[0]
-    return [check(problem, mean, period, steps=_LAST, learning_rate=1e-3)[1]]
+    return [check(problem, mean, period, steps=LONG, learning_rate=1e-3)[1]]
 
 
 def without_detours() -> list[Outcome]:
     """The term 2 D / (gamma T): from far away at gamma = 1 / L, one step, and nothing is left to do."""
     problem, (period, mean) = problems.quadratic(np.ones((10, 2)), np.zeros((10, 2)), start=[1.0, 0.0]), local()[0]
-    return [check(problem, mean, period, steps=_LAST, learning_rate=1.0)[0]]
+    return [check(problem, mean, period, steps=LONG, learning_rate=1.0)[0]]
 
 
 _SCHEDULE = "W_t doubly stochastic; gamma <= 1/L; gamma L M contracts"

@@ -14,8 +14,8 @@ from algorithms import gossip
 from algorithms.asynchronous.on_ray.crew import Crew, Patience
 from algorithms.asynchronous.on_ray.peer import Exchange, News, Peer
 from algorithms.asynchronous.on_ray.session import actor, ended, session
-from algorithms.asynchronous.on_ray.trained import Trained, evaluated, first_params
-from algorithms.asynchronous.on_ray.with_servers import need_patience, tasks
+from algorithms.asynchronous.on_ray.trained import Trained, evaluated, first_params, of_records
+from algorithms.asynchronous.on_ray.with_servers import tasks, validate_numbers
 from algorithms.asynchronous.on_ray.worker import Delay
 from dsgd import checks, communication
 from dsgd.base import Key, Params, Problem, PyTree
@@ -63,10 +63,8 @@ def asynchronous_gossip_sgd(
     N = problem.workers
     if topology.n != N:
         raise ValueError(f"{name}: a topology of {topology.n} workers for a problem of {N}: need the same number")
-    checks.positive_int(f"{name}: steps", steps)
-    every = max(1, checks.positive_int(f"{name}: record_every", record_every) // N)
-    need_patience(name, restarts, patience)
-    return _train(name, problem, optimizer, topology, key, steps, every, delay, address, restarts, patience)
+    validate_numbers(name, steps, record_every, restarts, patience)
+    return _train(name, problem, optimizer, topology, key, steps, max(1, record_every // N), delay, address, restarts, patience)
 
 
 def _train(
@@ -189,14 +187,11 @@ def _trained(name: str, problem: Problem, params: Params, run: _Run, last: dict[
     stacked = [jax.tree.map(lambda *leaves: np.stack(leaves), *state.values()) for state in states]
     means = [jax.tree.map(lambda leaf: leaf.mean(axis=0), rows) for rows in stacked]
     bits = communication.bits.of_tree(jax.tree.map(lambda leaf: leaf[None], params))
-    at = step - 1
     history = {
         "step": step,
         "bits": 4.0 * bits * step / problem.workers,
         "consensus": np.array([_apart(rows, mean) for rows, mean in zip(stacked, means, strict=True)]),
-        "clock": np.where(step > 0, updates["clock"][at], 0.0),
-        "staleness": np.where(step > 0, updates["staleness"][at].astype(float), np.nan),
-        "worker": np.where(step > 0, updates["worker"][at].astype(float), np.nan),
+        **of_records(step, step - 1, updates["clock"], updates["staleness"], updates["worker"]),
     }
     return Trained(means[-1], evaluated(name, problem, means, history), updates, problem.workers, int(bits))
 

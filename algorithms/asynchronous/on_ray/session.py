@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from dsgd import checks
+from dsgd import checks, xla
 from dsgd.contract import elsewhere
 
 # One thread for each actor's programs: N of them share the machine's cores.
@@ -79,9 +79,8 @@ def actor(ray: Any, made: type, *args: Any, restarts: int = 0, retries: int = 0)
     inherited = {
         name: value for name, value in elsewhere.environment(1).items() if name in ("JAX_PLATFORMS", "JAX_ENABLE_X64", "PYTHONPATH")
     }
-    flags = "--xla_cpu_multi_thread_eigen=false"
     options = {"num_cpus": 1, "max_restarts": restarts, "max_task_retries": retries, "scheduling_strategy": "SPREAD"}
-    environment = {"env_vars": {**inherited, **_ONE_THREAD, "XLA_FLAGS": flags}}
+    environment = {"env_vars": {**inherited, **_ONE_THREAD, "XLA_FLAGS": xla.ONE_THREAD}}
     return ray.remote(made).options(**options, runtime_env=environment).remote(*args)
 
 

@@ -77,6 +77,18 @@ def measured_cluster(trained: Trained, bits: int | None = None) -> clusters.Clus
     return clusters.Cluster(compute, up=port, down=clusters.constant(_FREE), latency=max(trip, 0.0) / 2, convention="pipelined")
 
 
+def of_records(step: np.ndarray, last: np.ndarray, clock: np.ndarray, staleness: np.ndarray, worker: np.ndarray) -> dict[str, np.ndarray]:
+    """What the history has of each record's last update, `[records]`; of the start, 0 seconds, and NaN.
+
+    Args:
+        step: updates before each record.
+        last: the number of its last update.
+        clock, staleness, worker: of the updates.
+    """
+    values = {"clock": (clock, 0.0), "staleness": (staleness, np.nan), "worker": (worker, np.nan)}
+    return {name: np.where(step > 0, column[last].astype(float), start) for name, (column, start) in values.items()}
+
+
 def evaluated(name: str, problem: Problem, models: Sequence[Params], history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The history with the problem's own scalars at these models, `[records]`.
 

@@ -15,7 +15,7 @@ from algorithms import optimizers
 from algorithms.asynchronous.on_ray.crew import Crew, Patience
 from algorithms.asynchronous.on_ray.server import News, Rules, Server, Update
 from algorithms.asynchronous.on_ray.session import actor, ended, session
-from algorithms.asynchronous.on_ray.trained import Trained, evaluated, first_params
+from algorithms.asynchronous.on_ray.trained import Trained, evaluated, first_params, of_records
 from algorithms.asynchronous.on_ray.worker import Delay, Task, Worker, joined, parted
 from dsgd import checks, communication
 from dsgd.base import Key, Params, Problem
@@ -85,10 +85,10 @@ def asynchronous_sgd(
     if bound is not None and checks.natural("asynchronous_sgd: bound", bound) < N - 1:
         raise ValueError(f"asynchronous_sgd: bound = {bound} with {N} workers, who all read the first model: need at least {N - 1}")
     checks.positive_int("asynchronous_sgd: servers", servers)
-    need_patience("asynchronous_sgd", restarts, patience)
     how = ["on_ray", f"servers={servers}" * (servers > 1), "" if bound is None else f"bound={bound}", "staleness_aware" * staleness_aware]
     name = f"asynchronous_sgd({', '.join(filter(None, how))})"
-    rules = _rules(name, optimizer, steps, record_every, False, bound, staleness_aware, checkpoint_seconds)
+    validate_numbers(name, steps, record_every, restarts, patience, checkpoint_seconds)
+    rules = Rules(optimizer, steps, record_every, False, bound, staleness_aware, None, {}, checkpoint_seconds)
     return _train(name, problem, rules, key, servers, delay, address, checkpoint, restarts, patience)
 
 
@@ -121,20 +121,21 @@ def minibatch_sgd(
 
     Source: Liu and Zhang, section 2.2, with one server.
     """
-    need_patience("minibatch_sgd", restarts, patience)
     name = "minibatch_sgd(on_ray)"
-    rules = _rules(name, optimizer, steps, record_every, True, None, False, checkpoint_seconds)
+    validate_numbers(name, steps, record_every, restarts, patience, checkpoint_seconds)
+    rules = Rules(optimizer, steps, record_every, True, None, False, None, {}, checkpoint_seconds)
     return _train(name, problem, rules, key, 1, delay, address, checkpoint, restarts, patience)
 
 
-def _rules(
-    name: str, optimizer: Any, steps: int, record_every: int, together: bool, bound: int | None, aware: bool, seconds: float
-) -> Rules:
+def validate_numbers(name: str, steps: int, record_every: int, restarts: int, patience: float, checkpoint_seconds: float = 0.0) -> None:
+    """Raises a ValueError if one of the numbers of a real run is out of range."""
     checks.positive_int(f"{name}: steps", steps)
     checks.positive_int(f"{name}: record_every", record_every)
-    if not 0 <= seconds < math.inf:
-        raise ValueError(f"{name}: checkpoint_seconds = {seconds:g}: need finite seconds >= 0")
-    return Rules(optimizer, steps, record_every, together, bound, aware, None, {}, seconds)
+    checks.natural(f"{name}: restarts", restarts)
+    if not 0 < patience < math.inf:
+        raise ValueError(f"{name}: patience = {patience:g}: need finite seconds > 0")
+    if not 0 <= checkpoint_seconds < math.inf:
+        raise ValueError(f"{name}: checkpoint_seconds = {checkpoint_seconds:g}: need finite seconds >= 0")
 
 
 def tasks(problem: Problem, key: jax.Array, like: Params, delay: Delay | None) -> Callable[[int], Task]:
@@ -151,13 +152,6 @@ def tasks(problem: Problem, key: jax.Array, like: Params, delay: Delay | None) -
 def in_numbers(key: jax.Array) -> tuple[np.ndarray, str]:
     """A key as its data and its kind, for other processes."""
     return np.asarray(jax.random.key_data(key)), str(jax.random.key_impl(key))
-
-
-def need_patience(name: str, restarts: int, patience: float) -> None:
-    """Raises a ValueError where they make no sense."""
-    checks.natural(f"{name}: restarts", restarts)
-    if not 0 < patience < math.inf:
-        raise ValueError(f"{name}: patience = {patience:g}: need finite seconds > 0")
 
 
 def _train(
@@ -271,9 +265,7 @@ def _trained(name: str, problem: Problem, rules: Rules, params: Params, parts: l
         "step": step,
         "bits": 2.0 * bits * (last + 1) / N,
         "consensus": np.zeros(count),
-        "clock": np.where(step > 0, updates["clock"].max(axis=1)[last], 0.0),
-        "staleness": np.where(step > 0, updates["staleness"].max(axis=1)[last].astype(float), np.nan),
-        "worker": np.where(step > 0, updates["worker"][:, 0][last].astype(float), np.nan),
+        **of_records(step, last, updates["clock"].max(axis=1), updates["staleness"].max(axis=1), updates["worker"][:, 0]),
     }
     last_model = joined([model for *_, model, _ in parts], params)
     flat = updates if P > 1 else {field: values[:, 0] for field, values in updates.items() if field != "read"}

@@ -91,7 +91,7 @@ def test_noise_is_the_mean_of_an_epoch_and_smoothed_over_all():
             each = gradient_noise_scale(ran.local_sqnorms[:, there], ran.global_sqnorm, np.array(sizes)[there])
             expected = smoothed(expected, NoiseScale(each.noise.mean(), each.sqnorm.mean()), 0.3)
         np.testing.assert_allclose(seen[i], expected)
-        assert found[i].noise_scale == pytest.approx(policies.samples_of(expected))
+        assert found[i].noise_scale == pytest.approx(expected.samples)
     assert seen[2].seen == pytest.approx(1 + 0.7)
 
 

@@ -61,7 +61,8 @@ def test_nodes_without_memory_have_no_samples_and_take_no_time_from_others():
     q, limits = [0.0, 1.0, 0.0], [0.0, np.inf, 4.0]
     model = ClusterModel(q, np.ones(3), np.ones(3), np.ones(3), 0.0, 0.0, 0.0, limits)
     seconds, batches = model.optperf(7.0)
-    assert (seconds, batches.tolist()) == (8.0, [0.0, 3.0, 4.0])
+    assert seconds == pytest.approx(8.0, rel=1e-15)
+    np.testing.assert_allclose(batches, [0.0, 3.0, 4.0], rtol=1e-15)
     assert model.optperf_integer(7).batches.tolist() == [0, 3, 4]
 
 

@@ -14,7 +14,7 @@ import pytest
 import algorithms
 import dsgd
 from algorithms import cannikin, unequal_work
-from algorithms.cannikin import stages
+from algorithms.cannikin import training
 from dsgd import clusters, compressors, work
 from dsgd.engine import programs
 
@@ -142,7 +142,7 @@ def test_stages_go_on_without_compiling_again():
     for i, system in enumerate((cannikin.cannikin([32, 64]), cannikin.lb_bsp(48), cannikin.adaptdl([32, 64], 32))):
         train(system, seed=i, epochs=4, samples=100 + 50 * i, scaling=cannikin.adascale)
     assert programs.compiled() == before
-    assert stages.sized(SGD, B, M) is stages.sized(SGD, B, M)  # not even traced
+    assert training.sized(SGD, B, M) is training.sized(SGD, B, M)  # not even traced
 
 
 def test_nodes_leave_and_join():

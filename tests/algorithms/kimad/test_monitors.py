@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import reduce
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from algorithms import kimad
-from tests.algorithms.kimad.networks import exponential_average, harmonic_mean, last
 
 N = 3
+Monitor = Callable[[Sequence[np.ndarray]], np.ndarray]  # the rates of all rounds so far -> the estimate
+
+
+def last(rates: Sequence[np.ndarray]) -> np.ndarray:
+    return rates[-1]
+
+
+def exponential_average(weight: float) -> Monitor:
+    return lambda rates: reduce(lambda average, rate: (1 - weight) * average + weight * rate, rates)
+
+
+def harmonic_mean(window: int) -> Monitor:
+    return lambda rates: 1 / np.mean([1 / rate for rate in rates[-window:]], axis=0)
+
+
 MONITORS = {
     "last": (kimad.last, last),
     "exponential_average": (kimad.exponential_average(0.3), exponential_average(0.3)),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import socket
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -16,10 +16,8 @@ import numpy as np
 import optax
 import pytest
 
-import algorithms
-import dsgd
 from algorithms import kimad
-from algorithms.kimad import monitors, processes
+from algorithms.kimad import processes
 from algorithms.kimad import wire as wires
 from algorithms.kimad.wire import Frame, Wire, receive, send
 from dsgd import compressors, problems
@@ -28,53 +26,12 @@ ROUNDS, RATIO, STEP = 8, 0.1, 0.5
 KEY = 3
 
 
-def task() -> dsgd.Problem:
-    return problems.logistic_regression(workers=2, partition="by-label", batch_size=16)
-
-
-def trained(problem: dsgd.Problem) -> list:
-    """In each of three processes: with one ratio; and with several, where a message has next to no time."""
-    run = {"seconds": 60.0, "key": jax.random.key(KEY), "rounds": ROUNDS}
-    always = processes.train_processes(problem, optax.sgd(STEP), [RATIO], 1.0, **run)
-    hurried = processes.train_processes(problem, optax.sgd(STEP), [0.01, 1.0, 0.1], 1e-9, **run)
-    return [always, hurried]
-
-
-@pytest.fixture(scope="module")
-def ran():
-    problem = task()
-    return problem, dsgd.loopback(3, partial(trained, problem), timeout=300)
-
-
-def test_the_iterates_are_those_of_the_simulated_method(ran):
-    problem, (server, *workers) = ran
-    method = algorithms.kimad_sgd(optax.sgd(STEP), kimad.whole_model(kimad.top_k([RATIO])), 1.0)
-    simulated = dsgd.run(method, problem, steps=ROUNDS, key=jax.random.key(KEY), mesh=1)
-    history = server[0].history
-    np.testing.assert_allclose(history["loss"], simulated.history["loss"][1:], rtol=1e-5)
-    for ours, theirs in zip(jax.tree.leaves(server[0].params), jax.tree.leaves(simulated.params), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-5)
-    np.testing.assert_array_equal(history["bits_up"], simulated.history["message_up"][1:].mean(axis=1))
-    estimates = [np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(each[0].params)]) for each in workers]
-    np.testing.assert_array_equal(*estimates)
-    assert all(each[0].history is None for each in workers)
-
-
-def test_messages_without_time_are_the_smallest_once_the_link_is_known(ran):
-    problem, (server, *_) = ran
-    d = sum(leaf.size for leaf in jax.tree.leaves(problem.init(jax.random.key(0))))
-    history, wire = server[1].history, Wire([0.01, 0.1, 1.0], d)
-    np.testing.assert_array_equal(history["bits_up"], [wire.bits(2)] + [wire.bits(0)] * (ROUNDS - 1))
-    assert np.isfinite(history["rate_up"]).all()
-    assert (np.diff(history["seconds"]) > 0).all()
-
-
 def test_a_message_is_as_long_as_it_says_and_says_what_it_is():
     x = jax.random.normal(jax.random.key(1), (1000,))
     wire = Wire([1.0, 0.05, 0.3], 1000)
     for choice, ratio in enumerate((0.05, 0.3, 1.0)):
         message = wire.message(x, choice)
-        assert 8 * len(message.packed) == wire.bits(choice)
+        assert 8 * len(message.packed) == wire.sizes[choice]
         whole = compressors.top_k(ratio) if ratio < 1 else compressors.identity
         np.testing.assert_array_equal(message.decoded, whole.decompress(compressors.encode(whole, jax.random.key(0), x).message, 1000))
         np.testing.assert_array_equal(wire.decoded(choice, message.packed), message.decoded)
@@ -97,42 +54,11 @@ def test_a_message_may_take_longer_than_one_may_wait_for_a_byte():
             send(here, Frame(0, False, 0.0, 0.0), packed)
 
 
-def test_the_choice_is_the_largest_that_fits():
-    wire = Wire([0.05, 0.3, 1.0], 1000)
-    sizes = [wire.bits(i) for i in range(3)]
-    assert sizes[2] == 32_000
-    assert [wire.choice(budget) for budget in (0, sizes[0], sizes[1] - 1, sizes[1], sizes[2] - 1, math.inf)] == [0, 0, 0, 1, 1, 2]
-
-
-def test_budgets_are_those_of_the_paper():
-    plan = processes._Plan(2, Wire([0.1], 100), 0.5, 1.0, monitors.last)
-    for down in (False, True):
-        link = processes._Link(plan, down)
-        assert link.budget(0.1) == math.inf
-        link.observe(1e6)
-        assert link.budget(0.1) == pytest.approx(float(kimad.budget(1e6, 0.5, 0.1).up))
-        assert link.budget(0.6) == 0
-    assert processes._Link(plan._replace(congestion=0.0), down=True).budget(0.0) == math.inf
-
-
-def test_refusals():
-    problem = task()
-    run = {"seconds": 1.0, "key": jax.random.key(0)}
-    with pytest.raises(ValueError, match="train_processes: 2 workers in 1 processes: need 3, of which the first is the server"):
-        processes.train_processes(problem, optax.sgd(0.1), [0.1], 1.0, **run)
-    with pytest.raises(ValueError, match=r"kimad.top_k: a ratio of 2.0; need numbers in \(0, 1\]"):
-        Wire.of([2.0], 10)
-    one, other = socket.socketpair()
-    other.close()
-    with one, pytest.raises(OSError, match="a connection is gone"):
-        receive(one, Wire([0.5], 10))
-
-
 # --- The server and a worker over connections that follow a script, with a scripted clock: frames, choices and records.
 
 N, D, TIME, CONGESTION = 3, 40, 2.0, 0.5
 WIRE = Wire([0.1, 0.2, 0.4, 1.0], D)
-SIZES = np.array([WIRE.bits(choice) for choice in range(4)])
+SIZES = np.array([WIRE.sizes[choice] for choice in range(4)])
 RNG = np.random.default_rng(0)
 PROBLEM = problems.random_quadratic(N, D, seed=0)
 FLAT = jnp.asarray(RNG.normal(size=D), jnp.float32)
@@ -248,7 +174,7 @@ def test_the_server_is_algorithm_1_and_follows_the_slowest_of_each(monkeypatch):
     assert chosen == [3, 1, 0], "budgets of a mean or of the fastest would choose others"
 
 
-@pytest.mark.parametrize(("seconds", "rounds", "length"), [(1e9, 1, 1), (1e9, 2, 2), (1.0, 3, 1), (1.5, 3, 2), (3.0, 3, 2), (3.5, 3, 3)])
+@pytest.mark.parametrize(("seconds", "rounds", "length"), [(1e9, 2, 2), (1.0, 3, 1), (3.0, 3, 2), (3.5, 3, 3)])
 def test_the_server_ends_after_so_many_rounds_or_seconds(monkeypatch, seconds, rounds, length):
     """It looks at its clock at 1, 3 and 5 seconds."""
     trained, script, _ = server(monkeypatch, seconds, rounds)
@@ -296,35 +222,6 @@ def test_a_link_of_each_direction_has_its_share_of_the_time():
             assert link.budget(0.5) == (math.inf if down and not congestion else pytest.approx(300.0 * 1.5 * share))
 
 
-@pytest.fixture
-def pair():
-    here, there = socket.socketpair()
-    with here, there:
-        yield here, there
-
-
-@pytest.mark.parametrize("choice", [0, 1, 3])
-def test_what_is_sent_is_received_with_the_rate_from_its_first_byte_to_its_last(pair, monkeypatch, choice):
-    looks = iter([10.0, 10.25])
-    monkeypatch.setattr(wires, "time", SimpleNamespace(monotonic=lambda: next(looks)))
-    message = WIRE.message(FLAT, choice)
-    for last in (True, False):
-        send(pair[0], Frame(choice, last, 0.5, 123.0), message.packed)
-    frame, packed, rate = receive(pair[1], WIRE)
-    assert frame == Frame(choice, True, 0.5, 123.0)
-    assert packed == message.packed
-    assert rate == SIZES[choice] / 0.25
-    looks = iter([11.0, 11.0])
-    assert receive(pair[1], WIRE) == (Frame(choice, False, 0.5, 123.0), packed, math.inf), "no time"
-
-
-@pytest.mark.parametrize(("choice", "length"), [(4, SIZES[3] // 8), (0, SIZES[1] // 8), (3, SIZES[3] // 8 - 1)])
-def test_a_message_of_another_length_or_compressor_is_refused(pair, choice, length):
-    send(pair[0], Frame(choice, False, 0.0, 0.0), bytes(int(length)))
-    with pytest.raises(OSError, match=f"a message of {length} bytes with compressor {choice}: its sender has other ratios"):
-        receive(pair[1], WIRE)
-
-
 def test_messages_are_in_the_order_of_their_sizes_and_the_whole_vector_as_it_is():
     """Where the largest elements with their places would be longer than all, all are sent."""
     unordered = Wire([1.0, 0.1, 0.95, 0.3], D)
@@ -333,3 +230,33 @@ def test_messages_are_in_the_order_of_their_sizes_and_the_whole_vector_as_it_is(
     kept = [int((np.asarray(unordered.message(x, choice).decoded) != 0).sum()) for choice in range(4)]
     assert kept == [4, 12, D, D]
     assert unordered.sizes[2:] == [32 * D, 32 * D]
+
+
+def test_what_is_sent_is_received_with_the_rate_from_its_first_byte_to_its_last(monkeypatch):
+    looks = itertools.chain([10.0, 10.25], itertools.repeat(11.0))
+    monkeypatch.setattr(wires, "time", SimpleNamespace(monotonic=lambda: next(looks)))
+    message = WIRE.message(FLAT, 1)
+    here, there = socket.socketpair()
+    with here, there:
+        for last, rate in ((True, SIZES[1] / 0.25), (False, math.inf)):
+            send(here, Frame(1, last, 0.5, 123.0), message.packed)
+            assert receive(there, WIRE) == (Frame(1, last, 0.5, 123.0), message.packed, rate)
+        for choice, length in ((4, SIZES[3] // 8), (0, SIZES[1] // 8), (3, SIZES[3] // 8 - 1)):
+            send(here, Frame(choice, False, 0.0, 0.0), bytes(int(length)))
+            with pytest.raises(OSError, match=f"a message of {length} bytes with compressor {choice}: its sender has other ratios"):
+                receive(there, WIRE)
+            there.recv(int(length), socket.MSG_WAITALL)
+        here.close()
+        with pytest.raises(OSError, match="a connection is gone"):
+            receive(there, WIRE)
+
+
+def test_the_choice_is_the_largest_that_fits():
+    assert [WIRE.choice(float(budget)) for budget in (0, SIZES[0], SIZES[1] - 1, SIZES[1], SIZES[3] - 1, math.inf)] == [0, 0, 0, 1, 2, 3]
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="3 workers in 1 processes: need 4, of which the first is the server"):
+        processes.train_processes(PROBLEM, optax.sgd(0.1), [0.1], 1.0, seconds=1.0, key=jax.random.key(0))
+    with pytest.raises(ValueError, match=r"kimad.top_k: a ratio of 2.0; need numbers in \(0, 1\]"):
+        Wire([2.0], 10)

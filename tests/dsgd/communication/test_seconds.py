@@ -18,7 +18,7 @@ from dsgd import clusters, network
 from dsgd.engine import loop
 from dsgd.runs import plans
 from tests.dsgd.engine import clocks
-from tests.dsgd.engine.clocks import CLUSTERS, COMPUTE, UNEQUAL, VECTOR, N, around_ring, through_server, to_neighbours
+from tests.dsgd.engine.clocks import CLUSTERS, COMPUTE, UNEQUAL, VECTOR, N, among_all, through_server, to_neighbours
 
 RING, SCHEDULE = topologies.ring(N), topologies.one_peer_exponential(N)
 LINKS = RING.links[0]
@@ -54,7 +54,7 @@ def from_rounds(t, done, cluster):
     """Round 5 of every 6 has three exchanges, rounds 1 and 3 have two."""
     if t % 2:
         done = to_neighbours(done, cluster, LINKS)
-        done = around_ring(done, cluster) if t % 6 == 5 else done
+        done = among_all(done, cluster) if t % 6 == 5 else done
         done = to_neighbours(done, cluster, LINKS)
     return done
 

@@ -250,16 +250,6 @@ def test_the_largest_numbers_are_seen(key, compressor):
         assert LARGEST / 4 <= -draw[4] <= LARGEST
 
 
-def test_sign_of_the_largest_numbers_is_in_range(key):
-    x = np.resize(np.array([LARGEST, -LARGEST], np.float32), D) * np.float32(0.9)
-    np.testing.assert_allclose(seen(compressors.sign)(key, x), x, rtol=1e-5)
-
-
-def test_natural_sends_powers_of_two_exactly(key):
-    x = np.concatenate([np.ldexp(1.0, np.arange(-126, 128, 8)), [-1.0]]).astype(np.float32)
-    np.testing.assert_array_equal(seen(compressors.natural)(key, x), x)
-
-
 @given(st.sampled_from([1, 2, D]).flatmap(vectors))
 def test_sign_is_the_mean_magnitude_with_signs_and_its_error_is_the_stated_one(x):
     """Denormals may be taken for 0, whose sign is plus."""
@@ -297,21 +287,6 @@ def test_clipping_approaches_its_bound_just_below_the_next_value(key, bits):
     assert bound * (1 - 1e-3) < sqnorm(seen(clipping(bits))(key, x) - x) / sqnorm(x) < bound
 
 
-def test_clipping_to_seven_bits_is_bfloat16_cut_off(key):
-    words = np.random.default_rng(0).integers(0, 2**32, D, np.uint32) & np.uint32(0xBFFFFFFF)
-    cut = seen(clipping(7))(key, jnp.asarray(words.view(np.float32)))
-    assert (cut.astype(jnp.bfloat16).astype(jnp.float32) == cut).all()
-    np.testing.assert_array_equal(np.asarray(cut).view(np.uint32), words >> 16 << 16)
-
-
-@every_quantizer
-def test_denormals_become_no_more_than_a_little_noise(key, compressor, oracle):
-    for size in (1e-38, 1e-40, 1e-45):
-        x = (size * np.linspace(-1, 1, D)).astype(np.float32)
-        draw = np.asarray(seen(compressor)(key, x), np.float64)
-        assert (np.abs(draw - x) <= math.sqrt(D) * 2 * size + TINY).all()
-
-
 @pytest.mark.parametrize(
     ("make", "wrong", "need"),
     [
@@ -327,4 +302,4 @@ def test_bits_and_levels_out_of_range(make, wrong, need):
 @pytest.mark.parametrize("compressor", [quantization(4), qsgd(7), compressors.ternary, compressors.natural], ids=lambda given: given.name)
 def test_codes_are_drawn_once_whoever_uses_them(compressor, key):
     """Their random bits are the dearest part of a round: what is added up over workers reads the codes."""
-    assert "stored" in str(jax.make_jaxpr(compressor.compress)(key, jnp.ones(3)))
+    assert "materialize" in str(jax.make_jaxpr(compressor.compress)(key, jnp.ones(3)))

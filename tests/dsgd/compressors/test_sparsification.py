@@ -168,13 +168,6 @@ def test_places_weigh_as_they_do_and_values_of_random_number_as_many_as_are_used
     assert compressors.mean_bits(compressor, 100) == pytest.approx(8 * packed_bytes(50, 7) + 32 + 25 * (32 + 6), rel=2e-3)
 
 
-@every_selection
-def test_places_and_values_are_named(select):
-    assert select(0.25).name == f"{select.__name__}(0.25)"
-    assert select(0.25, SIGN).name == f"{select.__name__}(0.25, sign)"
-    assert not select(0.25, SIGN).unbiased
-
-
 @pytest.mark.parametrize("p", [0.25])
 def test_over_all_draws_random_sparsification_keeps_every_subset_with_its_probability(p):
     """Three gaps of three elements, 64 draws each: every probability of a gap, p (1 - p)^g, is a multiple of 1 / 64."""

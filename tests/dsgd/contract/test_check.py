@@ -131,10 +131,8 @@ def test_what_is_wrong_is_found_and_told(mistake, problem):
 
 def test_a_run_that_is_not_the_same_in_another_trace_is_found(problem):
     """A Python counter inside a member: made anew, it is another method."""
-    findings = found(dsgd.check(method(mean=own_draws), problem))
-    assert findings["again"].holds is False
-    assert findings["compiled once"].holds is False
-    assert findings["seeds"].holds is False
+    findings = check._twice(check.Case(method(mean=own_draws), problem, None), jax.random.key(0), 2)
+    assert {finding.what for finding in findings if finding.holds is False} == {"again", "compiled once"}
 
 
 def test_a_method_that_cannot_run_is_one_finding(problem):
@@ -143,8 +141,9 @@ def test_a_method_that_cannot_run_is_one_finding(problem):
 
 
 def test_patterns_that_others_stand_for_and_workers_that_are_too_many_are_said(problem):
-    server = found(dsgd.check(algorithms.parameter_server_sgd(optax.sgd(0.1)), problem))
-    assert server["bits"] == Finding("bits", None, "recorded for mean via parameter_server, for which other collectives stand")
+    case = check.Case(algorithms.parameter_server_sgd(optax.sgd(0.1)), problem, None)
+    (bits,) = check._bits(case, check._rounds(case, jax.random.key(0), 1))
+    assert bits == Finding("bits", None, "recorded for mean via parameter_server, for which other collectives stand")
     assert check.devices_of(1) == [1]
     assert check.devices_of(7) == [1, 7]
     assert check.devices_of(12) == [6, 12]
@@ -171,6 +170,7 @@ def test_what_cannot_be_sent_is_said():
         elsewhere.call(2, check.on_devices, threading.Lock())
 
 
+@pytest.mark.long
 def test_a_process_that_fails_says_why():
     with pytest.raises(elsewhere.Unreachable, match="ended with status 1: ZeroDivisionError") as caught:
         elsewhere.call(1, lambda: 1 // 0)

@@ -6,12 +6,10 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import optax
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-import algorithms
 import dsgd
 import topologies
 from dsgd import Round, State, communication, problems, workers
@@ -189,16 +187,3 @@ def test_every_call_knows_that_it_is_hidden(call):
 
     with pytest.raises(ValueError, match=rf"mine: round.{'when' if call == 'every' else call} is called inside jax.lax.cond"):
         unrecorded(hidden)
-
-
-def test_a_mean_over_the_block_is_found_in_local_models():
-    """Each device's models agree with each other, and with no other device's."""
-    right = algorithms.local_sgd(optax.sgd(0.1), 2)
-
-    def update(state, gradients, round):
-        after = right.update(state, gradients, round)
-        return after._replace(workers=jax.tree.map(lambda x: jnp.broadcast_to(x.mean(axis=0), x.shape), after.workers))
-
-    found = failed(right._replace(update=update))
-    for D in (2, 4):
-        assert "not the results of one device in State.workers" in found[f"{D} devices"]

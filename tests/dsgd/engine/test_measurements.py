@@ -16,6 +16,7 @@ import topologies
 from dsgd import Work, clusters, problems
 from dsgd.engine import measurements
 from dsgd.network import Timing
+from dsgd.runs import plans
 from tests.dsgd.engine import clocks
 from tests.dsgd.engine.clocks import EQUAL, OPTIMIZER, UNEQUAL, VECTOR, N
 
@@ -45,20 +46,10 @@ def test_workers_measure_the_round_before(problem):
 
 
 def test_clocks_that_are_not_exact_change_nothing_but_what_they_show(eight):
-    """A method that does not read what was measured gets nothing, and nothing is carried for it."""
-    seen = []
-
-    def query(state, round):
-        seen.append(round.measured)
-        return RING.query(state, round)
-
     noisy, exact = (run(algorithms.observed(RING), eight, cluster, steps=300).history for cluster in (RANDOM, SILENT))
     for name in exact:
         if name not in NAMES or "bits" in name:
             np.testing.assert_allclose(noisy[name], exact[name], rtol=ROUNDING if name == "clock" else 0)
-    plain = run(RING._replace(query=query), eight, RANDOM, steps=300).history
-    assert seen[-1] is None
-    np.testing.assert_allclose(plain["clock"], noisy["clock"], rtol=ROUNDING)
     logs = {name: np.log(noisy[name][2:] / exact[name][2:]).ravel() for name in ("measured_up", "measured_down")}
     for values in logs.values():
         assert abs(values.mean()) < 5 * 0.2 / np.sqrt(values.size)
@@ -68,11 +59,10 @@ def test_clocks_that_are_not_exact_change_nothing_but_what_they_show(eight):
     assert 0.1 < both.std() < 0.2  # of two micro-batches, each with a noise of its own
 
 
-def test_devices_and_seeds_measure_the_same(eight):
-    one, many = (run(algorithms.observed(RING), eight, RANDOM, seeds=2, mesh=devices).history for devices in (1, 2))
-    for name in NAMES:
-        assert one[name].shape == (2, 13, WORKERS)
-        np.testing.assert_allclose(many[name], one[name], rtol=1e-6)
+def test_nothing_is_carried_for_a_method_that_does_not_read_it(eight):
+    for method, reads in ((RING, False), (algorithms.observed(RING), True)):
+        plan = plans.make_plan(plans.Always(method), method, eight, 1, runs=0, size=1, record_every=1, cluster=RANDOM)
+        assert plan.measures is reads
 
 
 def test_a_run_that_goes_on_from_another_has_measured_nothing(eight):

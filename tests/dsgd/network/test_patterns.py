@@ -167,15 +167,6 @@ def test_measured_bits_become_the_transfer_of_a_full_vector(pattern, convention)
     assert seconds == pytest.approx(network.cost(pattern, N, latency, vector / bandwidth, convention), rel=1e-12)
 
 
-def test_fewer_bits_take_less_time_but_the_latency_stays():
-    seconds = [network.round_seconds(network.ring_all_reduce, 4, bits, latency=0.5, bandwidth=100.0) for bits in (0.0, 150.0, 300.0)]
-    assert seconds == [2 * 3 * 0.5, pytest.approx(3 + 1.5), pytest.approx(3 + 3)]
-
-
-def test_local_work_takes_no_time_on_the_network():
-    assert network.round_seconds(network.local, 4, 0.0, latency=1.0, bandwidth=1.0) == 0
-
-
 @pytest.mark.parametrize("convention", ["blocking", "pipelined"])
 def test_cost_of_an_array_of_latencies(convention):
     latency, transfer = np.array([0.5, 1.0, 2.0]), np.array([1.0, 0.0, 3.0])

@@ -157,12 +157,6 @@ def test_the_slower_of_two_ports_sets_the_pace():
     assert network.simulate([Message(0, 1)], 0, [3, 0], receive=[4, 1]).seconds == 3
 
 
-@pytest.mark.parametrize("convention", CONVENTIONS)
-def test_no_messages_take_no_time(simulate, convention):
-    timeline = simulate([], 1, 1, convention)
-    assert (timeline.passages, timeline.seconds, timeline.start) == ((), 0, 0)
-
-
 def test_a_label_is_kept():
     (passage,) = network.simulate([Message(0, 1, label="gradient")], 0, 0).passages
     assert passage.message.label == "gradient"

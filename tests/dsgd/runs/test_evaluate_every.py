@@ -76,20 +76,6 @@ def test_a_stage_begins_and_ends_with_an_evaluation(method, problem, mesh, key):
     assert np.isfinite(dsgd.evaluated(second.history)["loss"]).all()
 
 
-def test_a_loss_that_diverges_is_found_by_the_next_evaluation(problem, mesh, key):
-    method = algorithms.minibatch_sgd(optax.sgd(50.0))
-    with pytest.raises(dsgd.Diverged) as every:
-        dsgd.run(method, problem, steps=100, key=key, mesh=mesh)
-    with pytest.raises(dsgd.Diverged, match=r"after round (\d+) \(finite after \d+\); try a smaller step size") as rare:
-        dsgd.run(method, problem, steps=100, key=key, mesh=mesh, evaluate_every=10)
-    at = every.value.history["step"][-1]
-    history = rare.value.history
-    assert history["step"][-1] == -(-at // 10) * 10
-    assert f"(finite after {history['step'][-1] - 10})" in str(rare.value)
-    assert history["evaluated"][-1]
-    assert not np.isfinite(history["loss"][-1])
-
-
 def test_bar_and_until_see_the_last_evaluation(method, problem, mesh, key, capsys):
     seen = []
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import dsgd
-from dsgd import problems, records
+from dsgd import problems
 from dsgd.runs.history import Log
 from tests.dsgd.by_hand import method
 
@@ -63,24 +61,6 @@ def test_what_diverges_keeps_the_records_until_then(seeds, problem, key, mesh):
     assert history["rounds"].shape == (*np.shape(history["loss"]), N)
     assert history["loss"].shape[-1] == count
     np.testing.assert_allclose(np.reshape(history["rounds"], (-1, count, N))[0], expected(count - 1))
-
-
-def test_a_run_that_goes_on_has_them_from_its_beginning(problem, key, mesh, tmp_path):
-    for steps in (2, STEPS):
-        rounds = dsgd.run(counting(), problem, steps=steps, key=key, mesh=mesh, checkpoint=tmp_path).history["rounds"]
-    np.testing.assert_allclose(rounds, expected(STEPS))
-
-
-def test_files_have_a_column_for_each_worker(problem, key, mesh, tmp_path):
-    history = dsgd.run(counting(), problem, steps=2, key=key, seeds=SEEDS, mesh=mesh).history
-    plain = dsgd.run(method(), problem, steps=2, key=key, seeds=SEEDS, mesh=mesh).history
-    records.write_histories(tmp_path / "history.csv", {"counting": history, "plain": plain})
-    with (tmp_path / "history.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 2 * SEEDS * 3
-    assert [float(rows[2][f"rounds[{worker}]"]) for worker in range(N)] == [2, 20, 200, 2000]
-    assert rows[-1]["rounds[3]"] == ""
-    assert "rounds" not in rows[0]
 
 
 def test_the_mean_of_losses_near_the_largest_number_is_no_overflow():

@@ -27,13 +27,15 @@ def swept(problem):
         steps=STEPS,
         key=jax.random.key(0),
         seeds=2,
-        mesh=dsgd.workers.mesh(1),
+        mesh=dsgd.workers.mesh(2),
+        train_loss=True,
         learning_rate=[0.01, 0.2, 900.0],
         momentum=[0.0, 0.5],
     )
 
 
 def test_every_point_is_the_run_with_its_hyperparameters(swept, problem, mesh):
+    """On another number of devices."""
     for i, j in ((0, 1), (1, 0)):
         assert swept.point((i, j)) == {"learning_rate": [0.01, 0.2][i], "momentum": [0.0, 0.5][j]}
         alone = dsgd.run(factory(**swept.point((i, j))), problem, steps=STEPS, key=jax.random.key(0), seeds=2, mesh=mesh)
@@ -47,6 +49,7 @@ def test_every_point_is_the_run_with_its_hyperparameters(swept, problem, mesh):
 def test_axes_are_the_grids_in_order_then_seeds_then_records(swept):
     assert swept.history["loss"].shape == (3, 2, 2, STEPS + 1)
     assert swept.history["step"].shape == (STEPS + 1,)
+    assert (swept.history["train_loss"][0, :, :, 2:] != swept.history["train_loss"][1, :, :, 2:]).all()
     assert list(swept.grid) == ["learning_rate", "momentum"]
 
 
@@ -71,19 +74,10 @@ def test_twenty_step_sizes_compile_once_and_again_not_at_all(problem, mesh, key)
     assert programs.compiled() == after
 
 
-def test_it_runs_on_many_devices(problem, key):
-    one, four = (
-        dsgd.sweep(factory, problem, steps=9, key=key, seeds=2, mesh=dsgd.workers.mesh(devices), learning_rate=[0.1, 0.2])
-        for devices in (1, 4)
-    )
-    np.testing.assert_allclose(four.history["loss"], one.history["loss"], rtol=1e-4)
-    assert four.state.workers.params.shape == (2, 2, N, 3)
-
-
-def test_all_points_diverged(problem, mesh, key):
-    swept = dsgd.sweep(factory, problem, steps=60, key=key, mesh=mesh, learning_rate=[500.0, 900.0])
-    with pytest.raises(ValueError, match=r"every point of the grid learning_rate = \[500.0, 900.0\] diverged"):
-        swept.best()
+def test_all_points_diverged(swept):
+    diverged = swept._replace(history={**swept.history, "loss": np.full_like(swept.history["loss"], np.nan)})
+    with pytest.raises(ValueError, match=r"every point of the grid learning_rate = \[0.01, 0.2, 900.0\], momentum = .* diverged"):
+        diverged.best()
     with pytest.raises(ValueError, match="unknown metric 'accuracy': need one of step, bits, consensus"):
         swept.best("accuracy")
 
@@ -103,12 +97,6 @@ def test_all_points_diverged(problem, mesh, key):
 def test_bad_options_are_refused(options, message, problem, mesh, key):
     with pytest.raises(ValueError, match=message):
         dsgd.sweep(factory, problem, **{"steps": 3, "key": key, "mesh": mesh, **options})
-
-
-def test_train_loss_of_every_point_is_in_the_history(problem, mesh, key):
-    swept = dsgd.sweep(factory, problem, steps=5, key=key, seeds=2, mesh=mesh, train_loss=True, learning_rate=[0.1, 0.2])
-    assert swept.history["train_loss"].shape == (2, 2, 6)
-    assert (swept.history["train_loss"][0, :, 2:] != swept.history["train_loss"][1, :, 2:]).all()
 
 
 def test_tail_mean_is_of_the_last_tenth():

@@ -83,14 +83,6 @@ def test_consensus_distances_of_long_rows_are_those_of_numpy(dtype, any_mesh):
     np.testing.assert_allclose(there, sum(squares.sum() for squares in away.values()) / 8, rtol=1e-6 if dtype == "float32" else 1e-2)
 
 
-@pytest.mark.parametrize(("platform", "reductions"), [("cpu", 0), ("cuda", 1), ("tpu", 1)])
-def test_only_on_cpus_they_are_additions(platform, reductions, mesh):
-    lowered = over_workers(workers.mean, mesh).trace(rows("float32")).lower(lowering_platforms=(platform,))
-    text = lowered.as_text()
-    assert text.count("stablehlo.reduce(") == reductions
-    assert text.count("stablehlo.slice") == (0 if reductions else 8 // mesh.size)
-
-
 def test_a_mean_and_the_distances_from_it_are_those_of_numpy_and_take_one_pass(any_mesh):
     """The sums of pairs are in the program once."""
     x = rows("float32")

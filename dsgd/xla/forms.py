@@ -1,0 +1,61 @@
+"""Operations in two forms: plain JAX, and one that XLA compiles to faster code for CPUs.
+
+The environment variable `DSGD_XLA_WORKAROUNDS` is read once, when `dsgd` is imported: with "off" the plain forms run everywhere.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import lax
+
+VARIABLE = "DSGD_XLA_WORKAROUNDS"
+
+
+def _enabled(value: str) -> bool:
+    if value not in ("on", "off"):
+        raise ValueError(f"{VARIABLE} = {value!r}: expected 'on' or 'off'; unset it for 'on'")
+    return value == "on"
+
+
+ENABLED = _enabled(os.environ.get(VARIABLE, "on"))
+
+
+def choose(plain: Callable[..., Any], on_cpus: Callable[..., Any], *args: Any) -> Any:
+    """What the form for CPUs returns where the program is lowered for CPUs, else what the plain form returns.
+
+    Args:
+        plain, on_cpus: functions of the arguments that return arrays of the same shapes and types.
+        args: pytrees of arrays.
+    """
+    return lax.platform_dependent(*args, cpu=on_cpus, default=plain) if ENABLED else plain(*args)
+
+
+def by_size(plain: Callable[[jax.Array], Any], on_cpus: Callable[[jax.Array], Any], many: int) -> Callable[[jax.Array], Any]:
+    """A function of `[runs, ...]` in two forms, whose derivatives are those of the plain form. Under `vmap` it counts all elements.
+
+    Args:
+        plain, on_cpus: the forms.
+        many: elements of all runs, from which on the second form is chosen on CPUs.
+    """
+
+    @jax.custom_jvp
+    @jax.custom_batching.custom_vmap
+    def either(x: jax.Array) -> Any:
+        return plain(x) if x.size < many else choose(plain, on_cpus, x)
+
+    @either.def_vmap
+    def _(runs: int, mapped: list[bool], x: jax.Array) -> tuple[Any, Any]:
+        """The axis that is mapped over is more runs."""
+        del mapped  # the only argument is mapped over
+        together = either(x.reshape(-1, *x.shape[2:]))
+        return jax.tree.map(lambda part: part.reshape(*x.shape[:2], *part.shape[1:]), together), jax.tree.map(lambda _: True, together)
+
+    @either.defjvp
+    def _(x, changes):
+        return either(*x), jax.jvp(plain, x, changes)[1]
+
+    return either

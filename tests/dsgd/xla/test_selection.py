@@ -1,0 +1,77 @@
+"""The k largest elements, which are found by counting on CPUs where there are many."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dsgd import xla
+
+# Runs, vectors, elements, k: side by side and one after the other; places of 8, 16 and 32 bits; few, which are sorted.
+SIDE_BY_SIDE, LONG, ONE, FEW = (3, 60, 99, 7), (160, 157, 16), (1, 70_000, 69_000), (2, 41, 2)
+CASES = [(SIDE_BY_SIDE, "float32"), (LONG, "float32"), (ONE, "float32"), (FEW, "float32"), (LONG, "float64")]
+
+
+def examples(dtype: str, *shape: int, k: int) -> dict[str, np.ndarray]:
+    """With equal elements in many places: some vectors have none, some some, some a single value."""
+    rng = np.random.default_rng(0)
+    normal = rng.normal(size=shape)
+    equal = np.round(normal * 8) / 8
+    equal[..., :1, :] = -2.5
+    few = np.where(rng.random(shape) < 0.05, normal, 0)
+    edges = np.where(normal > 1.5, np.inf, np.where(normal < -1.5, -np.inf, normal))
+    not_a_number = np.where(normal > 2, np.nan, normal)
+    scales = normal * 10 ** rng.uniform(-30, 30, shape)
+    distinct = rng.permuted(np.broadcast_to(np.arange(1.0, shape[-1] + 1), shape), axis=-1)
+    kth = shape[-1] + 1 - k
+    one_too_many = np.where(distinct == kth - 1, kth, distinct) * rng.choice([-1, 1], shape)  # the k-th and the next are equal
+    in_one = distinct.copy()
+    in_one[..., :1, :] = one_too_many[..., :1, :]
+    zeros = np.where(rng.random(shape) < 0.5, 0.0, -0.0)
+    denormal = np.where(rng.random(shape) < k / 2 / shape[-1], np.finfo(dtype).smallest_subnormal, zeros)
+    names = ["normal", "equal", "few", "edges", "not_a_number", "scales", "one_too_many", "in_one", "zeros", "denormal"]
+    return {name: values.astype(dtype) for name, values in locals().items() if name in names}
+
+
+def magnitudes(x: np.ndarray) -> np.ndarray:
+    """Unsigned integers in the order of magnitudes, NaN last: floats without their sign bit."""
+    return x.view(f"uint{8 * x.itemsize}") << 1
+
+
+def those_to_send(x: np.ndarray, k: int) -> np.ndarray:
+    """The k largest by magnitude that are not 0, of equal ones the first."""
+    order = np.argsort(~magnitudes(x), axis=-1, kind="stable")
+    among = np.zeros(x.shape, bool)
+    np.put_along_axis(among, order[..., :k], True, axis=-1)
+    return among & (magnitudes(x) != 0)
+
+
+@pytest.mark.parametrize(("shape", "dtype"), CASES, ids=str)
+def test_they_are_those_that_a_sort_finds_and_of_equal_ones_the_first(shape, dtype):
+    """Zeros of either sign need no choice."""
+    *shape, k = shape
+
+    def among(x):
+        return xla.among_largest(x, k)
+
+    for _ in shape[1:]:
+        among = jax.vmap(among)
+    with jax.enable_x64(dtype == "float64"):
+        among = jax.jit(among)
+        for name, x in examples(dtype, *shape, k=k).items():
+            found = np.asarray(among(jnp.asarray(x)))
+            np.testing.assert_array_equal(found & (magnitudes(x) != 0), those_to_send(x, k), err_msg=name)
+
+
+def test_ranks_are_in_the_order_of_magnitudes():
+    x = np.array([0.0, -0.0, 1e-45, -1.0, 1.0, 3.0, -np.inf, np.nan], np.float32)
+    ranks = np.asarray(xla.ranks(jnp.asarray(x))).astype(np.int64)
+    assert ranks.tolist()[:3] == [0, 0, 1]
+    assert ranks[3] == ranks[4] < ranks[5] < ranks[6] < ranks[7]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_places_of_the_largest_are_in_order_and_of_equal_ones_the_first(k):
+    np.testing.assert_array_equal(xla.largest(jnp.array([1.0, -3.0, 2.0, 3.0]), k), [1, 3, 2][:k])
