@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dsgd import records
 from experiments.benchmark import timing
-from experiments.shared import commands, common, tables
+from experiments.shared import commands, tables
 
 JOB = "experiments.benchmark.jobs.workarounds"
 
@@ -39,7 +39,7 @@ def main(args: Args) -> None:
     )
     for name, seconds, plain, ratio in rows:
         table.add_row(name, f"{seconds * 1e6:,.1f}", f"{plain * 1e6:,.1f}", f"{ratio:.1f}")
-    tables.show(common.console(), table, args.out / "table.csv")
+    commands.finish(args, {}, {"table": table})
 
 
 def measured(args: Args, value: str) -> dict[str, float]:
