@@ -105,7 +105,7 @@ def table(setting: Setting, histories: Histories, both: Sequence[Stragglers], pe
     shown = tables.table(
         f"local SGD, {setting.name}, {setting.problem.workers} workers,\n"
         f"{setting.steps} local steps, {statistics.runs(setting.seeds)}:\ntimes as fast as synchronous training",
-        ("H", *(f"{who}\n{what}" for who in ("uniform", "server") for what in ("exact", "LS", "+DC", "drop"))),
+        ("H", *(heading for who in ("uniform", "server") for heading in (f"{who}\nexact", "\nLS", "\n+DC", "\ndrop"))),
         "H: local steps from averaging to averaging.\nexact: of local SGD, expected. LS: local SGD.\n"
         f"+DC: with DropCompute; drop: local steps, in %, at\nmost {100 * rate:g}: waits are whole seconds.",
         left=0,
