@@ -142,11 +142,12 @@ def case(method: Callable[[], dsgd.Algorithm], problem: Callable[[], dsgd.Proble
 
 
 def registered() -> dict[str, Run]:
+    """Each method on two clusters that have all of a clock, and on one of the others, in turn."""
     found = {}
-    for name in algorithms.ALGORITHMS:
-        left_out = {"noisy-partly", "sampled-2", "sampled" if name in PERIODIC else "sampled-4"}
-        left_out |= set() if name in ASYNCHRONOUS else {"varying"}
-        for cluster in (cluster for cluster in CLUSTERS if cluster not in left_out):
+    for i, name in enumerate(algorithms.ALGORITHMS):
+        turn = ["none", "blocking", "changing", "noisy", "lossy", "sampled-4" if name in PERIODIC else "sampled"][i % 6]
+        varying = ["varying"] if name in ASYNCHRONOUS else []
+        for cluster in sorted({"pipelined", "partly", turn, *varying}, key=list(CLUSTERS).index):
             found[f"{name}, {cluster}"] = case(partial(algorithms.make, name, MOMENTUM, N), quadratic, cluster)
     return found
 
@@ -166,71 +167,71 @@ Table = dict[str, tuple[Callable[[], dsgd.Algorithm], str]]  # the clusters by n
 
 ON_QUADRATICS: Table = {
     "backup workers": (lambda: algorithms.backup_workers_sgd(MOMENTUM, 2), "blocking pipelined changing noisy partly"),
-    "mb-sgd, Adam": (lambda: algorithms.minibatch_sgd(ADAM), "none partly"),
-    "local-sgd, Adam": (lambda: algorithms.local_sgd(ADAM, 2), "none partly sampled-2"),
-    "local-sgd, every round": (lambda: algorithms.local_sgd(MOMENTUM, 1), "none changing partly sampled"),
+    "mb-sgd, Adam": (lambda: algorithms.minibatch_sgd(ADAM), "partly"),
+    "local-sgd, Adam": (lambda: algorithms.local_sgd(ADAM, 2), "partly sampled-2"),
+    "local-sgd, every round": (lambda: algorithms.local_sgd(MOMENTUM, 1), "changing partly sampled"),
     "local-sgd on a ring": (lambda: algorithms.local_sgd(MOMENTUM, 2, RING), "blocking changing partly sampled-2"),
-    "local-sgd on a schedule": (lambda: algorithms.local_sgd(SGD, 2, PUSH), "none blocking changing lossy"),
+    "local-sgd on a schedule": (lambda: algorithms.local_sgd(SGD, 2, PUSH), "blocking changing lossy"),
     "local-sgd on matchings": (lambda: algorithms.local_sgd(SGD, 2, MATCHED), "pipelined partly"),
-    "scaffold, every second round": (lambda: algorithms.scaffold(SGD, 2), "none changing partly sampled-2"),
-    "dsgd, Adam": (lambda: algorithms.decentralized_sgd(ADAM, RING), "none partly"),
+    "scaffold, every second round": (lambda: algorithms.scaffold(SGD, 2), "changing partly sampled-2"),
+    "dsgd, Adam": (lambda: algorithms.decentralized_sgd(ADAM, RING), "partly"),
     "dsgd on a star": (lambda: algorithms.decentralized_sgd(MOMENTUM, topologies.star(N)), "blocking pipelined changing partly"),
     "dsgd on a torus": (lambda: algorithms.decentralized_sgd(SGD, topologies.torus(2, 4)), "blocking partly"),
-    "dsgd on a directed graph": (lambda: algorithms.decentralized_sgd(SGD, DIRECTED), "none pipelined changing partly"),
-    "dsgd on a schedule": (lambda: algorithms.decentralized_sgd(SGD, PUSH), "none blocking pipelined changing partly"),
-    "dsgd on matchings": (lambda: algorithms.decentralized_sgd(MOMENTUM, MATCHED), "none changing partly lossy"),
-    "gradient-tracking on a schedule": (lambda: algorithms.gradient_tracking(SGD, PUSH), "none pipelined partly"),
+    "dsgd on a directed graph": (lambda: algorithms.decentralized_sgd(SGD, DIRECTED), "pipelined changing partly"),
+    "dsgd on a schedule": (lambda: algorithms.decentralized_sgd(SGD, PUSH), "blocking pipelined changing partly"),
+    "dsgd on matchings": (lambda: algorithms.decentralized_sgd(MOMENTUM, MATCHED), "changing partly lossy"),
+    "gradient-tracking on a schedule": (lambda: algorithms.gradient_tracking(SGD, PUSH), "pipelined partly"),
     "gradient-tracking on matchings": (lambda: algorithms.gradient_tracking(SGD, MATCHED), "changing partly lossy"),
-    "sgp on a ring": (lambda: algorithms.stochastic_gradient_push(MOMENTUM, RING), "none partly"),
+    "sgp on a ring": (lambda: algorithms.stochastic_gradient_push(MOMENTUM, RING), "partly"),
     "sgp on a directed graph": (lambda: algorithms.stochastic_gradient_push(SGD, DIRECTED), "blocking changing partly"),
-    "sgp of unequal shares": (lambda: algorithms.stochastic_gradient_push(SGD, SUMS_KEPT), "none pipelined partly"),
-    "deepsqueeze on matchings": (lambda: algorithms.deepsqueeze(SGD, MATCHED, WHOLE_TOP, 0.4), "none changing partly"),
-    "deepsqueeze, low rank": (lambda: algorithms.deepsqueeze(SGD, RING, WHOLE_LOW_RANK, 0.4), "none partly"),
+    "sgp of unequal shares": (lambda: algorithms.stochastic_gradient_push(SGD, SUMS_KEPT), "pipelined partly"),
+    "deepsqueeze on matchings": (lambda: algorithms.deepsqueeze(SGD, MATCHED, WHOLE_TOP, 0.4), "changing partly"),
+    "deepsqueeze, low rank": (lambda: algorithms.deepsqueeze(SGD, RING, WHOLE_LOW_RANK, 0.4), "partly"),
     "choco-sgd, top k": (
         lambda: algorithms.choco_sgd(MOMENTUM, topologies.star(N), WHOLE_TOP, 0.4),
-        "none blocking changing",
+        "blocking changing",
     ),
-    "choco-sgd, low rank": (lambda: algorithms.choco_sgd(SGD, RING, WHOLE_LOW_RANK, 0.4), "none pipelined"),
-    "d2 on a torus": (lambda: algorithms.d2(SGD, topologies.torus(2, 4, topologies.lazy)), "none changing"),
-    "extra on a complete graph": (lambda: algorithms.extra(SGD, topologies.complete(N)), "none pipelined"),
-    "ad-psgd on a star": (lambda: algorithms.asynchronous_gossip_sgd(MOMENTUM, topologies.star(N)), "none pipelined noisy"),
-    "csgd, biased": (lambda: compressed_sgd(SGD, WHOLE_TOP, allow_biased=True), "none changing"),
+    "choco-sgd, low rank": (lambda: algorithms.choco_sgd(SGD, RING, WHOLE_LOW_RANK, 0.4), "pipelined"),
+    "d2 on a torus": (lambda: algorithms.d2(SGD, topologies.torus(2, 4, topologies.lazy)), "changing"),
+    "extra on a complete graph": (lambda: algorithms.extra(SGD, topologies.complete(N)), "pipelined"),
+    "ad-psgd on a star": (lambda: algorithms.asynchronous_gossip_sgd(MOMENTUM, topologies.star(N)), "pipelined noisy"),
+    "csgd, biased": (lambda: compressed_sgd(SGD, WHOLE_TOP, allow_biased=True), "changing"),
     "csgd-ring, biased": (
         lambda: compressed_sgd(SGD, whole_model(compressors.clipping(8)), "ring", True),
         "none",
     ),
     "csgd, messages of random length": (
         lambda: compressed_sgd(SGD, whole_model(compressors.random_sparsification(0.5))),
-        "none pipelined changing",
+        "pipelined changing",
     ),
     "csgd, natural": (lambda: compressed_sgd(SGD, compressors.natural), "none"),
     "csgd, ternary": (lambda: compressed_sgd(SGD, whole_model(compressors.ternary)), "none"),
-    "csgd, random k": (lambda: compressed_sgd(SGD, compressors.random_k(0.5)), "none pipelined"),
+    "csgd, random k": (lambda: compressed_sgd(SGD, compressors.random_k(0.5)), "pipelined"),
     "csgd-ring, qsgd": (
         lambda: compressed_sgd(SGD, whole_model(compressors.qsgd(4)), "ring"),
-        "none changing",
+        "changing",
     ),
     "csgd-ring, messages of random length": (
         lambda: compressed_sgd(SGD, whole_model(compressors.random_sparsification(0.5)), "ring"),
-        "none pipelined",
+        "pipelined",
     ),
     "ec-sgd, top k and buckets": (
         lambda: algorithms.error_compensated_sgd(SGD, WHOLE_TOP, whole_model(compressors.buckets(compressors.sign, 2))),
-        "none changing",
+        "changing",
     ),
-    "ef21, top k and identity": (lambda: algorithms.ef21(SGD, compressors.top_k(0.5), compressors.identity), "none changing"),
+    "ef21, top k and identity": (lambda: algorithms.ef21(SGD, compressors.top_k(0.5), compressors.identity), "changing"),
     "ef21, contraction": (
         lambda: algorithms.ef21(SGD, *[whole_model(compressors.contraction(compressors.random_quantization(3)))] * 2),
         "none",
     ),
     "asgd, two servers": (
         lambda: algorithms.asynchronous_sgd(MOMENTUM, servers=2),
-        "none pipelined varying",
+        "pipelined varying",
     ),
-    "asgd, bounded": (lambda: algorithms.asynchronous_sgd(SGD, bound=8), "none blocking pipelined"),
+    "asgd, bounded": (lambda: algorithms.asynchronous_sgd(SGD, bound=8), "blocking pipelined"),
     "asgd, staleness aware": (
         lambda: algorithms.asynchronous_sgd(SGD, servers=4, staleness_aware=True),
-        "none blocking noisy",
+        "blocking noisy",
     ),
     "asgd, constant delay": (lambda: algorithms.asynchronous_sgd(SGD, delays.constant(2)), "none blocking"),
     "asgd, uniform delays": (lambda: algorithms.asynchronous_sgd(SGD, delays.uniform(3), servers=2), "none"),
@@ -239,19 +240,19 @@ ON_QUADRATICS: Table = {
 }
 
 ON_LAYERS: Table = {
-    "csgd": (lambda: compressed_sgd(SGD, compressors.random_quantization(3)), "none pipelined"),
-    "csgd-ring": (lambda: compressed_sgd(SGD, compressors.random_quantization(8), "ring"), "none changing"),
-    "ec-sgd": (lambda: algorithms.error_compensated_sgd(SGD, compressors.sign, compressors.sign), "none pipelined"),
-    "ef21": (lambda: algorithms.ef21(SGD, compressors.top_k(0.3), compressors.top_k(0.5)), "none changing"),
-    "ef21, low rank": (lambda: algorithms.ef21(SGD, WHOLE_LOW_RANK, WHOLE_LOW_RANK), "none pipelined"),
-    "choco-sgd": (lambda: algorithms.choco_sgd(SGD, RING, compressors.sign, 0.5), "none changing"),
+    "csgd": (lambda: compressed_sgd(SGD, compressors.random_quantization(3)), "pipelined"),
+    "csgd-ring": (lambda: compressed_sgd(SGD, compressors.random_quantization(8), "ring"), "changing"),
+    "ec-sgd": (lambda: algorithms.error_compensated_sgd(SGD, compressors.sign, compressors.sign), "pipelined"),
+    "ef21": (lambda: algorithms.ef21(SGD, compressors.top_k(0.3), compressors.top_k(0.5)), "changing"),
+    "ef21, low rank": (lambda: algorithms.ef21(SGD, WHOLE_LOW_RANK, WHOLE_LOW_RANK), "pipelined"),
+    "choco-sgd": (lambda: algorithms.choco_sgd(SGD, RING, compressors.sign, 0.5), "changing"),
     "choco-sgd, low rank": (lambda: algorithms.choco_sgd(SGD, RING, compressors.low_rank(1), 0.5), "none"),
-    "deepsqueeze": (lambda: algorithms.deepsqueeze(SGD, RING, compressors.top_k(0.3), 0.4), "none partly"),
+    "deepsqueeze": (lambda: algorithms.deepsqueeze(SGD, RING, compressors.top_k(0.3), 0.4), "partly"),
     "dsgd": (lambda: algorithms.decentralized_sgd(MOMENTUM, RING), "pipelined partly"),
     "local-sgd": (lambda: algorithms.local_sgd(MOMENTUM, 2), "pipelined partly"),
     "scaffold": (lambda: algorithms.scaffold(SGD, 2), "pipelined partly"),
-    "asgd, two servers": (lambda: algorithms.asynchronous_sgd(SGD, servers=2), "none pipelined"),
-    "kimad": (lambda: kimad_sgd(SGD, SETS, 4.0), "none blocking pipelined changing noisy partly"),
+    "asgd, two servers": (lambda: algorithms.asynchronous_sgd(SGD, servers=2), "pipelined"),
+    "kimad": (lambda: kimad_sgd(SGD, SETS, 4.0), "blocking pipelined changing noisy partly"),
     "kimad+": (
         lambda: kimad_sgd(
             MOMENTUM,
@@ -266,7 +267,7 @@ ON_LAYERS: Table = {
     ),
     "kimad, local steps of the whole model": (
         lambda: kimad_sgd(SGD, kimad.whole_model(SETS), 4.0, monitor=kimad.harmonic_mean(2), update=kimad.local_steps(SGD, 2), warm_up=1),
-        "none blocking varying",
+        "blocking varying",
     ),
     "kimad with an oracle": (
         lambda: kimad_sgd(SGD, SETS, 2.5, computation=[0.5] * N, congestion=0.4, monitor=kimad.oracle),
@@ -275,7 +276,7 @@ ON_LAYERS: Table = {
 }
 
 ON_SAMPLES: Table = {
-    f"unequal work, {name}": (lambda name=name: unequal_work(algorithms.make(name, MOMENTUM, N), unequal()), f"none {cluster}")
+    f"unequal work, {name}": (lambda name=name: unequal_work(algorithms.make(name, MOMENTUM, N), unequal()), cluster)
     for name, cluster in {
         "mb-sgd": "partly",
         "sgd": "noisy",
@@ -290,7 +291,7 @@ ON_SAMPLES: Table = {
 } | {
     "drop_compute around mb-sgd": (
         lambda: observed(drop_compute(algorithms.minibatch_sgd(MOMENTUM), 2.0, 3)),
-        "none noisy changing",
+        "noisy changing",
     ),
     "drop_compute around gd": (lambda: drop_compute(algorithms.gradient_descent(SGD), 2.0, 3), "noisy"),
     "drop_compute around sgd": (lambda: drop_compute(algorithms.sgd(SGD), 2.0, 3), "noisy"),
@@ -327,11 +328,11 @@ ON_SAMPLES: Table = {
     "drop_compute around asgd": (lambda: drop_compute(algorithms.asynchronous_sgd(SGD), 2.0, 3), "noisy"),
     "micro-batches, the mean of workers": (
         lambda: unequal_work(algorithms.minibatch_sgd(SGD), work.micro_batches(COUNTS > 1, average="workers")),
-        "none partly changing",
+        "partly changing",
     ),
     "weighted micro-batches": (
         lambda: observed(unequal_work(algorithms.decentralized_sgd(SGD, RING), work.weighted(COUNTS / 3.0))),
-        "none noisy",
+        "noisy",
     ),
 }
 
@@ -340,7 +341,7 @@ def unequal() -> Any:
     return work.local_batches(COUNTS.sum(axis=1), batch_size=3, micro_batches=2)
 
 
-WEIGHTED = "gd sgd mb-sgd mb-sgd-model csgd ef21 asgd dsgd local-sgd scaffold gradient-tracking sgp ad-psgd"
+WEIGHTED = {"none": "sgd csgd ef21 asgd ad-psgd", "partly": "gd mb-sgd mb-sgd-model dsgd local-sgd scaffold gradient-tracking sgp"}
 NUMBERED = "gd sgd mb-sgd asgd local-sgd dsgd ad-psgd"
 
 
@@ -350,12 +351,11 @@ def not_registered() -> dict[str, Run]:
         for name, (method, on) in table.items():
             for cluster in on.split():
                 found[f"{name}{title}, {cluster}"] = case(method, problem, cluster)
-    for name in WEIGHTED.split():
-        for cluster in ("none", "partly"):
+    for cluster, names in WEIGHTED.items():
+        for name in names.split():
             found[f"{name} with weights, {cluster}"] = case(partial(algorithms.make, name, SGD, N), weighted, cluster)
     for name in NUMBERED.split():
         epochs = partial(layers, "epoch") if name == "local-sgd" else partial(robust, "epoch")
-        found[f"{name} in epochs, none"] = case(partial(algorithms.make, name, SGD, N), epochs, "none")
         found[f"{name} in epochs, noisy"] = case(partial(algorithms.make, name, SGD, N), epochs, "noisy")
     redrawn = partial(drop_compute, algorithms.minibatch_sgd(SGD), 2.0, 3, redraw=True)
     found["drop_compute in epochs, redrawn"] = case(redrawn, partial(robust, "epoch"), "noisy")
@@ -375,7 +375,7 @@ def swept(
 SWEPT: dict[str, tuple[Callable[..., dsgd.Algorithm], dict[str, Any], str]] = {
     "local-sgd": (lambda period: algorithms.local_sgd(SGD, period), {"period": [1, 2, 4]}, "blocking changing partly"),
     "local-sgd on a schedule": (lambda period: algorithms.local_sgd(SGD, period, MATCHED), {"period": [1, 3]}, "pipelined partly"),
-    "scaffold": (lambda period: algorithms.scaffold(SGD, period), {"period": [2, 4]}, "none partly"),
+    "scaffold": (lambda period: algorithms.scaffold(SGD, period), {"period": [2, 4]}, "partly"),
     "dsgd": (lambda rate: algorithms.decentralized_sgd(optax.sgd(rate), MATCHED), {"rate": [0.1, 0.2]}, "partly"),
     "choco-sgd": (lambda eta: algorithms.choco_sgd(SGD, RING, WHOLE_SIGN, eta), {"eta": [0.3, 0.6]}, "pipelined"),
     "drop_compute": (

@@ -28,8 +28,8 @@ EXACT = ("bits", "step", "worker", "staleness", "samples", "measured_bits", "mes
 RELATIVE, ABSOLUTE = 2e-5, 1e-9  # the latter of differences between models that agree, which are rounding errors
 BRIEFLY = {
     "Cannikin in epochs",
-    "choco-sgd, none",
-    "d2, none",
+    "choco-sgd, changing",
+    "d2, lossy",
     "drop_compute around mb-sgd on samples, noisy",
     "kimad on layers, pipelined",
     "local-sgd swept, partly",
