@@ -18,6 +18,7 @@ from theory_checks.machinery import moments, runs
 
 N, D, STEPS = 4, 4, 40
 GAMMA, SIGMA, COMPRESSION = 0.15, 0.7, 0.9
+RING = topologies.ring(N)
 SEEDS, LIMIT = 1_500, 5  # runs of a Monte Carlo estimate; standard errors that it may be off
 
 
@@ -85,8 +86,7 @@ def test_decentralized_sgd_on_a_ring(numbers):
     """X' = (X - gamma G) W; the columns of X, one a worker, one below the other."""
     of = numbers(False)
     W = np.array([[1, 1, 0, 1], [1, 1, 1, 0], [0, 1, 1, 1], [1, 0, 1, 1]]) / 3
-    topology = topologies.ring(N)
-    np.testing.assert_allclose(topology.W, W)
+    np.testing.assert_allclose(RING.W, W)
     mix = np.kron(W, np.eye(D))  # X W, where W is symmetric
     A = np.zeros((N * D, N * D))
     for n in range(N):
@@ -106,14 +106,14 @@ def test_decentralized_sgd_on_a_ring(numbers):
         expected.append({**of_one_model(of, law, mean), **more})
     assert expected[-1]["consensus"] > 0.01
     assert expected[-1]["stale"] > 1e-5
-    agree(moments.second_moments(moments.with_step(algorithms.decentralized_sgd, topology), of.problem, GAMMA, steps=STEPS), expected)
+    agree(moments.second_moments(moments.with_step(algorithms.decentralized_sgd, RING), of.problem, GAMMA, steps=STEPS), expected)
 
 
 def test_runs_over_many_seeds_agree_with_exact_moments(numbers):
     """The loop that everybody uses; every round's mean is within 5 standard errors."""
-    of, topology = numbers(True), topologies.ring(N)
-    exact = moments.second_moments(moments.with_step(algorithms.decentralized_sgd, topology), of.problem, GAMMA, steps=STEPS)
-    factory = runs.with_step(algorithms.decentralized_sgd, topology)
+    of = numbers(True)
+    exact = moments.second_moments(moments.with_step(algorithms.decentralized_sgd, RING), of.problem, GAMMA, steps=STEPS)
+    factory = runs.with_step(algorithms.decentralized_sgd, RING)
     history = runs.histories(factory, of.problem, steps=STEPS, learning_rates=[GAMMA], seeds=SEEDS)
     gaps = history["loss"] - of.problem.constants.minimum
     for name, values in (("slope", history["grad_sqnorm"]), ("gap", gaps), ("consensus", history["consensus"])):
