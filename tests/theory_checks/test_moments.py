@@ -90,6 +90,7 @@ def of_one_worker(of: Numbers) -> np.ndarray:
     return SIGMA**2 / D * np.eye(D) + away.T @ away / N
 
 
+@pytest.mark.long
 def test_sgd_draws_a_worker(numbers):
     """What workers differ in is noise: with one Hessian, it is that of b_n."""
     of, I = numbers(True), np.eye(D)
