@@ -361,10 +361,14 @@ def test_who_was_held_goes_in_the_order_in_which_they_were_ready():
 
 def test_no_model_that_somebody_computes_at_is_ever_overwritten():
     """Over hundreds of updates with reads in every order, each gradient is of the model that its staleness says. Every gradient takes its
-    own time: the second is not the first again, and no two workers draw the same."""
+    own time: the second is not the first again, and no two workers draw the same. Where models are read at once, each of T updates makes
+    N - 1 gradients older: those that are applied, and those on their way."""
     cluster = clusters.Cluster(clusters.lognormal(0.0, 1.0))
     found = drive(asynchronous_sgd(STEP), quadratic(8), lambda numbers: cluster, steps=400)
     assert len(set(found.staleness[0])) > 15
+    on_the_way = [np.argmax(found.worker[0][::-1] == n) for n in range(8)]  # updates since the worker's last
+    assert found.staleness.sum() + sum(on_the_way) == 7 * 400
+    assert (np.diff(found.clock[0]) > 0).all()
     np.testing.assert_allclose(found.model[0], iterates(found.worker[0], found.staleness[0, :, None], 8), rtol=1e-9, atol=1e-9)
     seconds = [np.diff(found.clock[0][found.worker[0] == n], prepend=0.0) for n in range(8)]
     assert len(np.unique(np.concatenate(seconds).round(4))) > 0.95 * found.worker.size

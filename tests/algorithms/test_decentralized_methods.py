@@ -27,6 +27,8 @@ from algorithms import (
     local_sgd,
     stochastic_gradient_push,
 )
+from algorithms.decentralized.exact_diffusion import add_up, start_corrected
+from algorithms.optimizers import Model
 from dsgd import compressors, problems
 from theory_checks.machinery.trajectories import rows
 from theory_checks.recursions import shared
@@ -210,3 +212,17 @@ def test_a_consensus_step_or_a_compressor_that_does_not_contract_is_refused(meth
             method(STEP, RING, compressor, 0.1).init(layers, N)
     method(STEP, RING, compressors.contraction(qsgd), 0.1).init(layers, N)
     method(STEP, RING, qsgd, 0.1).init({"bias": jnp.zeros(1)}, N)
+
+
+def test_a_correction_loses_nothing_to_rounding():
+    """What is added up in float32 over 4,000 rounds is off by one rounding, not by one in each round: what was lost comes back."""
+    more = np.random.default_rng(0).uniform(0.5, 1, (4_000, 8)).astype(np.float32) / 1000
+    start = start_corrected(Model(jnp.zeros(8, jnp.float32), ()))
+
+    def add(models, more):
+        total, lost = add_up(models, more)
+        return models._replace(correction=total, lost=lost), ()
+
+    total = jax.jit(lambda more: jax.lax.scan(add, start, more)[0].correction)(more)
+    exact = more.astype(np.float64).sum(axis=0)
+    assert np.abs(total - exact).max() <= np.spacing(np.float32(exact.max()))

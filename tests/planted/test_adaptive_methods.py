@@ -57,6 +57,12 @@ MISTAKES = [
         f"{KIMAD}/test_processes.py::test_the_server_is_algorithm_1_and_follows_the_slowest_of_each",
     ),
     Mistake(
+        "algorithms/kimad/monitors.py",
+        "observe=lambda memory, rates: jnp.where(jnp.isnan(rates), memory, rates),",
+        "observe=lambda memory, rates: jnp.where(jnp.isnan(memory), rates, memory),",
+        f"{KIMAD}/test_method.py::test_estimates_are_wrong_by_what_changes_meanwhile",
+    ),
+    Mistake(
         "algorithms/dropcompute/stopping.py",
         "done = starts <= threshold",
         "done = starts < threshold",
@@ -85,6 +91,24 @@ MISTAKES = [
         "-np.expm1(N * np.log1p(-np.minimum(beyond, 1)))",
         "-np.expm1(np.log1p(-np.minimum(beyond, 1)))",
         f"{DROPCOMPUTE}/test_expectations.py::test_ends_of_the_scale",
+    ),
+    Mistake(
+        "algorithms/dropcompute/expectations.py",
+        "step = np.minimum(tau + _added(model, tau, N), whole)",
+        "step = np.minimum(tau + _added(model, tau, N), whole + communication)",
+        f"{DROPCOMPUTE}/test_expectations.py::test_as_printed_equation_11_counts_communication_twice",
+    ),
+    Mistake(
+        "algorithms/dropcompute/expectations.py",
+        "step = _step_time(model, tau, N)",
+        "step = whole",
+        f"{DROPCOMPUTE}/test_expectations.py::test_the_speedup_of_unbounded_latencies_grows_without_bound",
+    ),
+    Mistake(
+        "algorithms/dropcompute/speedups.py",
+        "xp.minimum(thresholds, whole)",
+        "xp.minimum(thresholds, whole) / 2",
+        f"{DROPCOMPUTE}/test_expectations.py -k bounded",
     ),
     Mistake(
         "algorithms/dropcompute/simulation.py",
@@ -121,6 +145,24 @@ MISTAKES = [
         "return NoiseScale(noise, whole - noise / B)",
         "return NoiseScale(noise, whole + noise / B)",
         f"{CANNIKIN}/test_noise_scale.py::test_noise_is_what_the_nodes_gradients_differ_by",
+    ),
+    Mistake(
+        "algorithms/cannikin/noise_scale.py",
+        'if weights == "best":',
+        'if weights == "":',
+        f"{CANNIKIN}/test_noise_scale.py::test_the_best_weights_vary_least_and_the_papers_are_negative_somewhere",
+    ),
+    Mistake(
+        "algorithms/cannikin/scalings.py",
+        "optax.chain(optimizer, optax.GradientTransformation(lambda params: Scale(jnp.ones((), jnp.float32)), update))",
+        "optax.chain(optax.GradientTransformation(lambda params: Scale(jnp.ones((), jnp.float32)), update), optimizer)",
+        f"{CANNIKIN}/test_policies.py::test_steps_of_adam_are_scaled_not_its_gradients",
+    ),
+    Mistake(
+        "algorithms/cannikin/paper.py",
+        'np.argsort(s, kind="stable")',
+        'np.argsort(s + q * (model.t_overlap / (1 - model.gamma) - m) / k, kind="stable")',
+        f"{CANNIKIN}/test_paper.py::test_with_q_its_batches_take_longer_and_its_seconds_are_not_theirs",
     ),
     Mistake(
         "algorithms/cannikin/candidates.py",

@@ -24,6 +24,8 @@ MISTAKES = [
         "left_out = jnp.arange(N)[None, :] != (",
         f"{CALLS} -k any_length",
     ),
+    Mistake("dsgd/communication/bits.py", "(ids if but is None else but)", "ids", f"{CALLS} -k any_length"),
+    Mistake("dsgd/communication/compressed.py", "but=(ids + 1) % N", "but=(ids - 1) % N", f"{CALLS} -k any_length"),
     Mistake("dsgd/communication/record.py", "size = sum(part.size", "size = max(part.size", f"{CALLS} -k rounded_once"),
     Mistake("dsgd/communication/compressed.py", "jnp.roll(leaf, 1, axis=0)", "jnp.roll(leaf, -1, axis=0)", f"{CALLS} -k around_ring"),
     Mistake(

@@ -47,6 +47,18 @@ MISTAKES = [
         history("exact-diffusion, none"),
     ),
     Mistake(
+        "algorithms/decentralized/exact_diffusion.py",
+        "optax.tree.sub(more, models.lost)",
+        "optax.tree.add(more, models.lost)",
+        of(DECENTRALIZED, "a_correction_loses_nothing_to_rounding"),
+    ),
+    Mistake(
+        "algorithms/decentralized/exact_diffusion.py",
+        "(after - before) - step",
+        "step - (after - before)",
+        of(DECENTRALIZED, "a_correction_loses_nothing_to_rounding"),
+    ),
+    Mistake(
         "algorithms/compressed/error_compensated_sgd.py",
         "Memory(error, server_error, sent.messages, answer.messages)",
         "Memory(error, server_error, memory.up, memory.down)",
@@ -76,6 +88,12 @@ MISTAKES = [
         "bits, reading + latency)",
         "bits, reading)",
         of(ASYNCHRONOUS, "a_trip_takes_what_its_bits_take_while_bandwidths_change"),
+    ),
+    Mistake(
+        "algorithms/asynchronous/arrivals.py",
+        "jnp.where(fresh, round.step + 1, events.version)",
+        "jnp.where(fresh, round.step, events.version)",
+        of(ASYNCHRONOUS, "no_model_that_somebody_computes_at_is_ever_overwritten"),
     ),
     Mistake(
         SERVER,

@@ -7,6 +7,7 @@ from planted.mistakes import Mistake
 
 TESTS = "tests/theory_checks"
 VALUES = f"{TESTS}/test_bounds.py::test_values_are_those_computed_by_hand"
+MOMENTS = f"{TESTS}/test_moments.py"
 OUTCOMES = f"{TESTS}/test_outcomes.py"
 S = "theory_checks/statements"
 M = "theory_checks/machinery"
@@ -75,6 +76,10 @@ MACHINERY = [
         "(problem.constants.noise or 0.0) ** 2",
         holds("local SGD, consensus"),
     ),
+    Mistake(f"{M}/moments.py", "away.T @ away / N", "away.T @ away", f"{MOMENTS} -k draws_a_worker"),
+    Mistake(f"{M}/moments.py", "noise = noise + C @ C.T", "noise = noise + C @ C.T / 2", f"{MOMENTS} -k server"),
+    Mistake(f"{M}/rounds.py", '"stale": slope - local.mean(axis=0)', '"stale": slope + local.mean(axis=0)', f"{MOMENTS} -k table"),
+    Mistake(f"{M}/rounds.py", "self.of.compression / jnp.sqrt(d)", "self.of.compression / jnp.sqrt(d * N)", f"{MOMENTS} -k compensated"),
     Mistake(f"{M}/probes.py", '"by_key": one - one[:, :, :1]', '"by_key": 0 * one', f"{TESTS}/test_moments.py"),
     Mistake(f"{M}/search.py", "/ (1 - 2 * _EDGES)", "/ (1 - _EDGES)", OUTCOMES),
     Mistake(f"{M}/statement.py", "self.measured <= self.bound + room", "abs(self.measured) <= abs(self.bound) + room", OUTCOMES),

@@ -122,6 +122,7 @@ def test_what_raises_is_a_row_that_fails_and_the_others_are_tried(capsys):
         assert ("raised ValueError: rounds differ" in shown) == (statement is not raising[2])
 
 
+@pytest.mark.long
 def test_another_process_finds_what_this_one_does():
     chosen = [statement for statement in registry.STATEMENTS if statement.reference in ("Lemma 5.2.3", "section 5.2.1")][:2]
     found = list(registry.hold_all(chosen, 3, 5, processes=1, cached="off", haste=True))

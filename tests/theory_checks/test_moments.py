@@ -15,9 +15,12 @@ import algorithms
 import topologies
 from dsgd import compressors, problems
 from theory_checks.machinery import moments, runs
+from theory_checks.statements.asynchronous_sgd import with_table
+from theory_checks.statements.error_compensated_sgd import any_compressor
 
 N, D, STEPS = 4, 4, 40
 GAMMA, SIGMA, COMPRESSION = 0.15, 0.7, 0.9
+RING = topologies.ring(N)
 SEEDS, LIMIT = 1_500, 5  # runs of a Monte Carlo estimate; standard errors that it may be off
 
 
@@ -81,12 +84,82 @@ def agree(found: dict[str, np.ndarray], expected: list[dict[str, float]]) -> Non
         np.testing.assert_allclose(found[name], [each[name] for each in expected], rtol=1e-10, atol=1e-12, err_msg=name)
 
 
+def of_one_worker(of: Numbers) -> np.ndarray:
+    r"""The covariance of $A x - b_n + \xi$ with n uniform."""
+    away = of.b - of.mean_b
+    return SIGMA**2 / D * np.eye(D) + away.T @ away / N
+
+
+@pytest.mark.long
+def test_sgd_draws_a_worker(numbers):
+    """What workers differ in is noise: with one Hessian, it is that of b_n."""
+    of, I = numbers(True), np.eye(D)
+    expected = []
+    for law in laws(of.start, lambda t: (I - GAMMA * of.mean_A, GAMMA * of.mean_b, GAMMA**2 * of_one_worker(of))):
+        same = of_one_model(of, law, I)
+        expected.append({"slope": same["slope"], "gap": same["gap"], "asked": same["slope"], "stale": 0.0, "consensus": 0.0})
+    agree(moments.second_moments(moments.with_step(algorithms.sgd), of.problem, GAMMA, steps=STEPS, one_worker=True), expected)
+
+
+@pytest.mark.parametrize(("via", "messages"), [("server", N * N + N), ("ring", N * N)])
+def test_compressed_sgd_with_additive_errors(numbers, via, messages):
+    r"""Through servers the errors are $\frac1N \sum \epsilon_n + \epsilon$ (3.4), around the ring $\frac1N \sum_k \epsilon_k$ (3.5)."""
+    of, I = numbers(False), np.eye(D)
+    total = (SIGMA**2 + COMPRESSION**2) / N + (COMPRESSION**2 if via == "server" else 0.0)
+    affine = I - GAMMA * of.mean_A, GAMMA * of.mean_b, GAMMA**2 * total / D * I
+    expected = [of_one_model(of, law, I) for law in laws(of.start, lambda t: affine)]
+    build = moments.with_compressor(algorithms.compressed_sgd, via)
+    agree(moments.second_moments(build, of.problem, GAMMA, steps=STEPS, compression=COMPRESSION, messages=messages), expected)
+
+
+def test_error_compensated_sgd_with_additive_errors(numbers):
+    r"""The state is $(x, m)$, $m = \frac1N \sum_n \delta_n + \delta$: with $\epsilon$ of mean square $(1 + 1/N) s'^2$, the step is along
+    $v + \epsilon$, $v = \frac1N \sum_n (f_n' + \xi_n) + m$, and $m' = -\epsilon$."""
+    of, I = numbers(False), np.eye(D)
+    M = np.block([[I - GAMMA * of.mean_A, -GAMMA * I], [np.zeros((D, 2 * D))]])
+    c = np.concatenate([GAMMA * of.mean_b, np.zeros(D)])
+    xi, epsilon = np.sqrt(SIGMA**2 / (N * D)), np.sqrt((1 + 1 / N) * COMPRESSION**2 / D)
+    B = np.block([[-GAMMA * xi * I, -GAMMA * epsilon * I], [np.zeros((D, D)), -epsilon * I]])
+    expected = [of_one_model(of, law, np.eye(D, 2 * D)) for law in laws(np.append(of.start, np.zeros(D)), lambda t: (M, c, B @ B.T))]
+    build = moments.with_compressors(any_compressor)
+    agree(moments.second_moments(build, of.problem, GAMMA, steps=STEPS, compression=COMPRESSION, messages=N * N + N), expected)
+
+
+TABLE = np.array([0, 3, 1, 2, 0, 0, 3, 2] * 8, np.int32)
+
+
+def test_asynchronous_sgd_with_a_table_of_staleness(numbers):
+    """The state is (x_t, x_{t-1}, x_{t-2}, x_{t-3}), and x_{t+1} = x_t - gamma (A x_{t-s} - b + noise)."""
+    of, tau = numbers(True), 3
+    I, size = np.eye(D), (tau + 1) * D
+
+    def seen(t):  # x_{t-s} = (this matrix) (state)
+        return np.kron(np.eye(tau + 1)[min(TABLE[t % len(TABLE)], t)][None], I)
+
+    now, shift = np.eye(D, size), np.kron(np.eye(tau + 1, k=-1), I)
+
+    def affine(t):
+        M, c, noise = shift.copy(), np.zeros(size), np.zeros((size, size))
+        M[:D] = now - GAMMA * of.mean_A @ seen(t)
+        c[:D], noise[:D, :D] = GAMMA * of.mean_b, GAMMA**2 * of_one_worker(of)
+        return M, c, noise
+
+    expected = []
+    for t, law in enumerate(laws(np.tile(of.start, tau + 1), affine)):
+        same = of_one_model(of, law, now)
+        asked = {"asked": square(law, of.mean_A @ seen(t), -of.mean_b), "stale": square(law, of.mean_A @ (now - seen(t)))}
+        expected.append({"slope": same["slope"], "gap": same["gap"], **asked})
+    assert expected[1]["stale"] > 0
+    assert expected[4]["stale"] == 0
+    how = {"steps": STEPS, "one_worker": True, "varying": True, "more": TABLE}
+    agree(moments.second_moments(with_table(tau, algorithms.asynchronous_sgd), of.problem, GAMMA, **how), expected)
+
+
 def test_decentralized_sgd_on_a_ring(numbers):
     """X' = (X - gamma G) W; the columns of X, one a worker, one below the other."""
     of = numbers(False)
     W = np.array([[1, 1, 0, 1], [1, 1, 1, 0], [0, 1, 1, 1], [1, 0, 1, 1]]) / 3
-    topology = topologies.ring(N)
-    np.testing.assert_allclose(topology.W, W)
+    np.testing.assert_allclose(RING.W, W)
     mix = np.kron(W, np.eye(D))  # X W, where W is symmetric
     A = np.zeros((N * D, N * D))
     for n in range(N):
@@ -106,14 +179,14 @@ def test_decentralized_sgd_on_a_ring(numbers):
         expected.append({**of_one_model(of, law, mean), **more})
     assert expected[-1]["consensus"] > 0.01
     assert expected[-1]["stale"] > 1e-5
-    agree(moments.second_moments(moments.with_step(algorithms.decentralized_sgd, topology), of.problem, GAMMA, steps=STEPS), expected)
+    agree(moments.second_moments(moments.with_step(algorithms.decentralized_sgd, RING), of.problem, GAMMA, steps=STEPS), expected)
 
 
 def test_runs_over_many_seeds_agree_with_exact_moments(numbers):
     """The loop that everybody uses; every round's mean is within 5 standard errors."""
-    of, topology = numbers(True), topologies.ring(N)
-    exact = moments.second_moments(moments.with_step(algorithms.decentralized_sgd, topology), of.problem, GAMMA, steps=STEPS)
-    factory = runs.with_step(algorithms.decentralized_sgd, topology)
+    of = numbers(True)
+    exact = moments.second_moments(moments.with_step(algorithms.decentralized_sgd, RING), of.problem, GAMMA, steps=STEPS)
+    factory = runs.with_step(algorithms.decentralized_sgd, RING)
     history = runs.histories(factory, of.problem, steps=STEPS, learning_rates=[GAMMA], seeds=SEEDS)
     gaps = history["loss"] - of.problem.constants.minimum
     for name, values in (("slope", history["grad_sqnorm"]), ("gap", gaps), ("consensus", history["consensus"])):

@@ -69,6 +69,20 @@ def test_the_paper_s_weights_are_those_of_its_matrices():
         np.testing.assert_allclose(found, solved / solved.sum(), rtol=1e-10)
 
 
+def test_the_best_weights_vary_least_and_the_papers_are_negative_somewhere():
+    """No others that add up to 1 are better: all S_i, and all G_i, are equally good to add more of."""
+    draw, negative, draws = np.random.default_rng(1), 0, 20
+    for _ in range(draws):
+        b = draw.integers(1, 65, draw.integers(2, 9)).astype(float)
+        for i, covariance in enumerate(covariances(b)):
+            best, paper, plain = (weights(name, b)[i] for name in WEIGHTS)
+            negative += paper.min() < -1e-12
+            np.testing.assert_allclose(covariance @ best, np.full(len(b), (covariance @ best).mean()), rtol=1e-8)
+            for other in (paper, plain):
+                assert best @ covariance @ best <= other @ covariance @ other * (1 + 1e-9)
+    assert negative > draws / 2
+
+
 def test_noise_is_what_the_nodes_gradients_differ_by():
     """S = sum b_i |g_i - g|^2 / (n - 1), whatever the gradients; G + S / B = |g|^2."""
     draw = np.random.default_rng(2)

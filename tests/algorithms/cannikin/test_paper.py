@@ -44,3 +44,8 @@ def test_with_q_its_batches_take_longer_and_its_seconds_are_not_theirs():
     model, total = ClusterModel([3.0, 0.0], [4.0, 4.0], [1.0, 5.0], [0.0, 0.0], 0.5, 8.0, 0.0), 27.0
     found = published_optperf(model, total)
     assert model.batch_time(found.batches) > 1.25 * model.optperf(total).seconds > 1.25 * 1.25 * found.seconds
+    fixed, growing = ([2.4, 4.1, 9.8, 1.3, 0.4], [1.1, 0.2, 0.2, 0.7, 0.6]), ([0.3, 0.1, 0.2, 1.1, 0.3], [0.1, 8.5, 0.3, 0.2, 0.1])
+    model, total = ClusterModel(growing[0], fixed[0], growing[1], fixed[1], 0.06, 24.2, 0.57), 668.0
+    found, best = published_optperf(model, total).batches, model.optperf(total).batches
+    assert (found > 0).all()
+    assert model.batch_time(found) > 7 * model.batch_time(best)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from algorithms import cannikin
-from algorithms.cannikin import policies
+from algorithms.cannikin import policies, scalings
 from algorithms.cannikin.candidates import Candidates
 
 MODEL = cannikin.ClusterModel([0.01, 0.02, 0.05], [0.1, 0.2, 0.3], [0.02, 0.05, 0.08], [0.05, 0.2, 0.1], 0.25, 0.6, 0.2, [40, 40, 40])
@@ -269,6 +271,12 @@ def test_step_sizes_grow_as_one_step_brings_more():
     assert cannikin.adascale(cannikin.NoiseScale(-1.0, -1.0), 40, 10) == 1
     assert cannikin.adascale(cannikin.NoiseScale(0.0, 0.0, 0.0), 40, 10) == 1
     assert (cannikin.square_root(NOISE, 40, 10), cannikin.constant(NOISE, 40, 10)) == (2, 1)
+
+
+def test_steps_of_adam_are_scaled_not_its_gradients():
+    scaled, adam, gradient = cannikin.scalable(optax.adam(0.1)), optax.adam(0.1), jnp.array([3.0, -0.5])
+    state = scalings.rescaled("mine", scaled.init(gradient), cannikin.square_root(NOISE, 40, 10))
+    np.testing.assert_allclose(scaled.update(gradient, state)[0], 2 * adam.update(gradient, adam.init(gradient))[0], rtol=1e-6)
 
 
 # --- Nodes with few samples, of which rounding may make the same sizes again.

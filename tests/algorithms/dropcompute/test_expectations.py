@@ -141,6 +141,53 @@ def test_the_planned_threshold_is_that_of_a_finer_search(mean, std, M, communica
     assert found == pytest.approx(taus[1000], abs=1e-5 * std if std > 1e-3 else 0.01 * std), "where the tail is flat, to less"
 
 
+def test_as_printed_equation_11_counts_communication_twice():
+    """With E T of equation 12, which has it: the same while the threshold is reached, but a slowdown where nothing is done at all."""
+    E_T, T_c = dropcompute.expected_step_time(1.0, 0.3, 12, 64, approximate=True), 2.0
+    taus = np.array([11.0, 13.0, 15.0, np.inf])
+    share = dropcompute.expected_micro_batches(taus, 1.0, 0.3, 12) / 12
+    printed = share * (E_T + T_c) / (np.minimum(taus, E_T + T_c) + T_c)
+    ours = dropcompute.expected_speedup(taus, 1.0, 0.3, 12, 64, T_c, approximate=True)
+    assert taus[1] < E_T < taus[2] < E_T + T_c
+    np.testing.assert_allclose(printed[:2], ours[:2], rtol=1e-12)
+    assert ours[-1] == 1
+    assert printed[2] < 0.99 * ours[2]
+    assert printed[-1] == pytest.approx((E_T + T_c) / (E_T + 2 * T_c))
+
+
+def test_the_speedup_of_unbounded_latencies_grows_without_bound():
+    """At any threshold, with E T: as the root of log N does."""
+    workers, tau, T_c = 10 ** np.arange(2, 19, 4), 12.0, 0.5
+    speedups = dropcompute.expected_speedup(tau, 1.0, 0.3, 12, workers, T_c)
+    E_T = dropcompute.expected_step_time(1.0, 0.3, 12, workers)
+    share = dropcompute.expected_micro_batches(tau, 1.0, 0.3, 12) / 12
+    np.testing.assert_allclose(speedups, share * (E_T + T_c) / (tau + T_c), rtol=1e-9)
+    ratios = (E_T - 12) / (np.sqrt(12) * 0.3) / np.sqrt(2 * np.log(workers))
+    assert (np.diff(ratios) > 0).all()
+    assert 0.8 < ratios[0] < ratios[-1] < 1
+    assert (np.diff(speedups) > 0).all()
+
+
+@STOPS
+def test_the_speedup_of_bounded_latencies_is_bounded(stop):
+    r"""Of latencies in [a, b]: $S \le \frac{M b + T^c}{M a + T^c}$ in each iteration, whatever N and tau.
+
+    A step of R < M b seconds has room for R / a micro-batches a worker, at most, so that S is at most
+    $\min(1, \frac{R}{M a}) \frac{M b + T^c}{R + T^c}$, which is largest at R = M a. One slow worker of very many comes close to it.
+    """
+    a, b, M, T_c = 1.0, 3.0, 12, 2.0
+    bound = (M * b + T_c) / (M * a + T_c)
+
+    def reached(latencies):
+        return dropcompute.effective_speedup(latencies, T_c, dropcompute.threshold(latencies, T_c, stop), stop)
+
+    single = np.full((1, 512, M), a)
+    single[0, 0] = b
+    few, many = (reached(np.random.default_rng(0).uniform(a, b, (2, n, M))) for n in (64, 512))
+    assert many < min(bound, 1.1 * few)
+    assert 0.9 * bound < reached(single) < bound
+
+
 GIVEN = {"thresholds": 5.0, "mean": 1.0, "std": 0.3, "micro_batches": 12, "workers": 4, "communication": 0.0}
 REFUSED = [
     ({"mean": np.inf}, "mean = inf: need finite seconds, above 0"),

@@ -77,6 +77,20 @@ def test_with_an_oracle_no_uplink_takes_longer_than_its_share():
     assert 0.99 < max(shares) <= 1 + 1e-4
 
 
+@pytest.mark.long
+def test_estimates_are_wrong_by_what_changes_meanwhile():
+    r"""$|d \ln B / dt| \le \theta \eta / \delta$, and from the beginning of a message to the end of the next it is two rounds at most."""
+    change, slowest, round_time = 0.04, 900.0, 1.5
+    slow = Sinusoids(UP.factors, slowest, change, slowest)
+    cluster = clusters.Cluster(clusters.constant(COMPUTING), slow.quantity, slow.quantity)
+    method = kimad_sgd(
+        optax.sgd(GAMMA), kimad.top_k(np.arange(0.05, 1.01, 0.05)), round_time, monitor=kimad.last, computation=COMPUTING, congestion=1.0
+    )
+    seconds = np.diff(run(method, problem(), steps=40, key=KEY, cluster=cluster, mesh=1).history["clock"][2:])  # before, estimates are none
+    assert (seconds <= round_time * np.exp(2 * change * seconds.max())).all()
+    assert (seconds > round_time).any(), "some are wrong"
+
+
 def test_a_budget_that_is_too_small():
     """It has half a second, 50 bits; the smallest message has 32 of an element, and its place in a byte or two: once, and of 15 twice."""
 

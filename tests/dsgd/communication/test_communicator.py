@@ -552,7 +552,14 @@ def test_the_bits_of_messages_of_any_length_are_their_own():
     def gather(round, x):
         return round.all_gather(x["b"], compressors.random_sparsification(0.3)).decoded
 
-    seen = communicated(2, (gather, ROWS))
+    def ring(round, x):
+        return round.around_ring(
+            compressors.random_sparsification(0.3), communication.shards(x["b"], N, compressors.random_sparsification(0.3))
+        )
+
+    seen = communicated(2, (gather, ROWS), (ring, EVERYWHERE))
     lengths = seen.bits[0]["up"] / (N - 1)
     assert len(set(lengths.tolist())) > 2
     np.testing.assert_array_equal(seen.bits[0]["down"], lengths.sum() - lengths)
+    assert len(set(seen.bits[1]["up"].tolist())) > 2
+    np.testing.assert_array_equal(seen.bits[1]["down"], np.roll(seen.bits[1]["up"], 1))
