@@ -12,7 +12,7 @@ CONTRACT, COMBINATORS, SPARSE, QUANTIZATION, LOW_RANK = (
 QUANTIZERS, SPARSIFIERS = "dsgd/compressors/quantization.py", "dsgd/compressors/sparsification.py"
 
 MISTAKES = [
-    Mistake(QUANTIZERS, "place.shape[0]) < place - floor)", "place.shape[0]) > place - floor)", f"{QUANTIZATION} -k random_quantization"),
+    Mistake(QUANTIZERS, "jnp.float32) < place - floor)", "jnp.float32) > place - floor)", f"{QUANTIZATION} -k random_quantization"),
     Mistake(QUANTIZERS, "d / (4 * levels**2)", "d / (8 * levels**2)", f"{QUANTIZATION} -k qsgd_reaches"),
     Mistake(QUANTIZERS, "1 - sent, 1 + sent", "1 + sent, 1 + sent", f"{QUANTIZATION} -k ternary"),
     Mistake(QUANTIZERS, "delta=lambda d: 1 / d)", "delta=lambda d: 2 / d)", f"{QUANTIZATION} -k sign_reaches"),

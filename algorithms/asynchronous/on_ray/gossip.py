@@ -88,7 +88,8 @@ def _train(
         peers: list[Any] = []
         try:
             given = (optimizer, params, every, patience)
-            peers.extend(actor(ray, Peer, worker, task(worker), *given, restarts=restarts) for worker in range(N))
+            mine = [ray.put(task(worker)) for worker in range(N)]
+            peers.extend(actor(ray, Peer, worker, each, *given, restarts=restarts) for worker, each in enumerate(mine))
             run = _Run(ray, name, peers, topology, steps, patience)
             last = run.until_done()
         finally:

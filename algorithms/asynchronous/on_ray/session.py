@@ -72,7 +72,7 @@ def actor(ray: Any, made: type, *args: Any, restarts: int = 0, retries: int = 0)
     Args:
         ray: the module.
         made: the class.
-        args: of its constructor.
+        args: of its constructor. Large ones are references, `ray.put(...)`, that the caller keeps: Ray restarts the actor from them.
         restarts: how often Ray restarts it when its process has died.
         retries: how often Ray repeats a call whose process has died; -1: as long as it restarts it.
     """

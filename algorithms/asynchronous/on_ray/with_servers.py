@@ -173,22 +173,24 @@ def _train(
         servers: list[Any] = []
         workers: list[Any] = []
         try:
-            for p, part in enumerate(parted(params, P)):
+            parts = list(map(ray.put, parted(params, P)))
+            given = [ray.put(task(worker)) for worker in range(N)]
+            for p, part in enumerate(parts):
                 own = rules._replace(folder=_folder(checkpoint, p), about=_about(name, problem, rules, key, p))
                 own = own._replace(key=in_numbers(jax.random.fold_in(loop.split(key)[0], p)))
                 servers.append(actor(ray, Server, part, own, N, restarts=restarts if checkpoint else 0, retries=-1))
             restored = _restored(ray, servers, patience) if checkpoint else [_NOTHING] * P
             if any(news.version < rules.steps for news in restored):
-                workers.extend(actor(ray, Worker, worker, task(worker), restarts=restarts) for worker in range(N))
+                workers.extend(actor(ray, Worker, worker, each, restarts=restarts) for worker, each in enumerate(given))
                 crew = Crew(ray, workers, lambda worker, life: workers[worker].run.remote(servers, life))
                 _run(ray, name, servers, crew, patience)
-            parts = ray.get([each.history.remote() for each in servers], timeout=patience)
+            histories = ray.get([each.history.remote() for each in servers], timeout=patience)
         except ray.exceptions.ActorDiedError as error:
             why = "a server has died, and does not come back: need checkpoint=, or more restarts"
             raise ChildProcessError(f"{name}: {why} ({str(error).splitlines()[0]})") from error
         finally:
             ended(ray, [*servers, *workers])
-    return _trained(name, problem, rules, params, parts)
+    return _trained(name, problem, rules, params, histories)
 
 
 def _folder(checkpoint: str | Path | None, p: int) -> str | None:
