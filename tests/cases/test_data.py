@@ -211,6 +211,7 @@ def test_other_libraries_are_converted():
             array_likes.numbers("table", wrong)
 
 
+@pytest.mark.long  # to import PyTorch takes a second
 def test_tensors_are_converted():
     torch = pytest.importorskip("torch")
     np.testing.assert_array_equal(array_likes.numbers("tensor", [torch.ones(2), torch.zeros(2)]), [[1, 1], [0, 0]])
@@ -312,7 +313,7 @@ def test_sparse_features_give_the_losses_and_gradients_of_dense_ones():
     assert isinstance(sparse.data.inputs, problems.SparseRows)
     assert sum(leaf.nbytes for leaf in jax.tree.leaves(sparse.data.inputs)) < dense.data.inputs.nbytes
     assert sparse.constants.smoothness == pytest.approx(dense.constants.smoothness)
-    params = jax.tree.map(lambda leaf: jax.random.normal(KEY, leaf.shape), dense.init(KEY))
+    params = jax.tree.map(lambda leaf: np.random.default_rng(0).normal(size=leaf.shape).astype(np.float32), dense.init(KEY))
     for one, other in zip(of(sparse, params), of(dense, params), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
@@ -320,7 +321,7 @@ def test_sparse_features_give_the_losses_and_gradients_of_dense_ones():
 def of(problem: dsgd.Problem, params: Any) -> list[jax.Array]:
     """Worker 1's batch loss and gradient."""
     mine = jax.tree.map(lambda leaf: leaf[1], problem.data)
-    return jax.tree.leaves(jax.value_and_grad(problem.loss)(params, problem.sample(KEY, mine)))
+    return jax.tree.leaves(jax.jit(lambda params, mine: jax.value_and_grad(problem.loss)(params, problem.sample(KEY, mine)))(params, mine))
 
 
 def test_sparse_rows_are_the_matrix():

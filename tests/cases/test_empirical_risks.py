@@ -56,7 +56,7 @@ def minimizer(weights: Sequence[float] | np.ndarray) -> float:
 
 
 # One of each way in which weights enter; the recorded histories of all methods have weights, too.
-WAYS = ["asgd", "choco-sgd", "ef21", "gradient-tracking", "local-sgd", "mb-sgd", "scaffold"]
+WAYS = ["asgd", "choco-sgd", "ef21", "scaffold"]
 
 
 @pytest.mark.parametrize("name", WAYS)
@@ -97,16 +97,13 @@ def test_local_sgd_averages_models_with_weights_after_plain_local_steps():
     np.testing.assert_allclose(found, np.average(local, weights=W), rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["local", "scaffold"])
-def test_of_those_who_take_part_the_average_of_models_has_their_weights(name):
-    step = optax.sgd(0.1)
-    method = {"local": algorithms.local_sgd(step, 1), "scaffold": algorithms.scaffold(step, 1)}[name]
+def test_of_those_who_take_part_the_average_of_models_has_their_weights():
+    method = algorithms.scaffold(optax.sgd(0.1), 1)
     there = np.array([True, False, False, True])
     cluster = clusters.Cluster(clusters.constant(1.0), present=clusters.trace(there[:, None].astype(float), 1.0))
     result = dsgd.run(method, means(), steps=1, key=KEY, mesh=1, cluster=cluster)
     np.testing.assert_allclose(result.state.workers.params[3], np.average(0.1 * CENTERS[there], weights=W[there]), rtol=1e-5)
-    if name == "scaffold":
-        np.testing.assert_allclose(result.state.server, -np.sum((W * CENTERS)[there]) / N, rtol=1e-5)
+    np.testing.assert_allclose(result.state.server, -np.sum((W * CENTERS)[there]) / N, rtol=1e-5)
 
 
 def test_wrapped_methods_have_the_weights_of_what_they_wrap():
@@ -242,21 +239,11 @@ def test_work_of_more_samples_than_a_small_client_has_is_refused():
         dsgd.run(method, numbered(batch_size=4), steps=1, key=KEY, mesh=1)
 
 
-def test_robust_regression_takes_batches_larger_than_its_data():
-    with_replacement = problems.robust_regression(2, 3, samples=4, batch_size=8)
-    assert one_batch(with_replacement, 0).weights.sum() == 8
-    without = problems.robust_regression(2, 3, samples=4, batch_size=8, replacement=False)
-    assert one_batch(without, 0).weights.sum() == 4
-    assert without.constants.noise == 0
-
-
 # Partitions with a minimum.
 
 
 def test_dirichlet_partitions_of_digits_work_with_defaults():
     labels = problems.load("digits").train_targets
-    for seed in range(20):
-        assert min(map(len, problems.split(labels, 20, "dirichlet", alpha=0.1, seed=seed))) >= 1
     seed = next(seed for seed in range(20) if min(map(len, problems.split(labels, 20, "dirichlet", alpha=0.1, seed=seed))) < 16)
     problem = problems.logistic_regression("digits", 20, "dirichlet", alpha=0.1, seed=seed, batch_size=16)
     assert problem.workers == 20
@@ -331,7 +318,8 @@ def order(n: int, key: jax.Array, batches: range, batch_size: int = 3) -> list[i
     """The samples in worker n's batches of a run."""
     problem = counting(batch_size)
     data = jax.tree.map(lambda leaf: leaf[n], problem.data)
-    drawn = [problem.sample(key, data, jnp.int32(k)) for k in batches]
+    sample = jax.jit(problem.sample)
+    drawn = [sample(key, data, jnp.int32(k)) for k in batches]
     return [int(sample) for batch in drawn for sample in batch.inputs[batch.weights > 0]]
 
 
@@ -471,15 +459,13 @@ RUNS = {
 SHORT = {"exact at local models", "epochs", "micro-batches"}
 
 
-@pytest.mark.parametrize(
-    ("name", "devices"), [("exact", 1), *(pytest.param(name, 4, marks=[] if name in SHORT else pytest.mark.long) for name in RUNS)]
-)
-def test_runs_are_those_of_padded_arrays(name, devices):
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in SHORT else pytest.mark.long) for name in RUNS])
+def test_runs_are_those_of_padded_arrays(name):
     method, options = RUNS[name]
-    train_loss = name != "one worker"
+    train_loss = name.startswith("exact")
     one, other = (
         dsgd.run(method, problem(**options), steps=3, key=KEY, mesh=devices, train_loss=train_loss)
-        for problem, devices in ((unequal, devices), (with_padding, 1))
+        for problem, devices in ((unequal, 4), (with_padding, 1))
     )
     np.testing.assert_allclose(one.params, other.params, rtol=2e-5, atol=1e-6)
     for scalar in ("loss", "grad_sqnorm", *["train_loss"] * train_loss):

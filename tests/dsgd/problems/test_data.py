@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import bz2
+import contextlib
 import gzip
 import lzma
 import os
 import pickle
 import re
 import struct
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -292,20 +291,13 @@ def test_pickled_cifar_batch_of_other_content_is_refused(python_cifar, content):
 
 
 def test_damaged_array_type_in_a_pickle_does_not_end_the_interpreter(python_cifar):
-    """Handed to numpy, that one byte is a segmentation fault: tried in a process of its own. What it says of the array is not needed."""
+    """Handed to numpy, that one byte is a segmentation fault. What it says of the array is not needed."""
     path = python_cifar.paths["data_batch_1"]
     raw = path.read_bytes()
     assert raw.count(b"|NNNJ") == 1
     path.write_bytes(raw.replace(b"|NNNJ", b"|NN0J"))
-    script = """if True:
-        import contextlib, sys
-        from dsgd import problems
-        with contextlib.suppress(ValueError):
-            problems.load("cifar-10", sys.argv[1])
-    """
-    root = Path(problems.__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", script, str(python_cifar.folder)], cwd=root, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    with contextlib.suppress(ValueError):
+        problems.load("cifar-10", python_cifar.folder)
 
 
 def peak(folder: Path, data: str, match: str) -> int:

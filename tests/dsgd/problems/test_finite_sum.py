@@ -175,15 +175,6 @@ class Keeps(nn.Module):
         return nn.Dense(1)(x)[:, 0]
 
 
-class Counts(nnx.Module):
-    def __init__(self, rngs):
-        self.layer, self.calls = nnx.Linear(FEATURES, 1, rngs=rngs), nnx.Variable(jnp.zeros(()))
-
-    def __call__(self, x):
-        self.calls[...] += 1
-        return self.layer(x)[:, 0]
-
-
 class Flatten(nn.Module):
     @nn.compact
     def __call__(self, x):
@@ -195,7 +186,6 @@ class Flatten(nn.Module):
     [
         (Keeps("norm"), "model Keeps keeps batch_stats that no training updates; expected an argument of its __call__"),
         (Keeps("drop"), "model Keeps keeps dropout or batch norm that is always in training mode .*; expected an argument"),
-        (Counts, r"model Counts: \['calls'\] changes in training; expected parameters, constants, and running averages"),
         (Flatten(), "model Flatten keeps no parameters; expected a module with parameters"),
         (Linen, "model = the class Linen: need a flax module"),
         (lambda rngs: 3, "gives 3: need a flax module"),

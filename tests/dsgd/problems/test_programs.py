@@ -53,10 +53,6 @@ def robust(seed: int, **options: Any) -> dsgd.Problem:
     return problems.robust_regression(3, 4, samples=6, seed=seed, residual=0.1 + seed, **options)
 
 
-def words(seed: int) -> dsgd.Problem:
-    return problems.language_model("grammar", 2, context=16, width=8, layers=1, heads=2)
-
-
 PROGRAMS: dict[str, tuple[Any, list[Any]]] = {
     "quadratic": (quadratic, [lambda seed: quadratic(seed, start=np.ones(3)), lambda seed: problems.quadratic(np.ones((4, 3)), B)]),
     "robust regression": (robust, [lambda seed: robust(seed, replacement=False), lambda seed: robust(seed, batch_size=2)]),
@@ -68,7 +64,6 @@ PROGRAMS: dict[str, tuple[Any, list[Any]]] = {
         lambda seed: problems.neural_network("mlp", "breast-cancer", 4),
         [lambda seed: problems.neural_network(problems.MLP(2, hidden=(65,)), "breast-cancer", 4)],
     ),
-    "language model": (words, []),
     "linen": (lambda seed: of_module(Widths([4, 2])), [lambda seed: of_module(Widths([5, 2]))]),
     "nnx": (lambda seed: of_module(Nnx(nnx.Rngs(3))), [lambda seed: of_module(Nnx(nnx.Rngs(4)))]),
     "function": (lambda seed: of_module(made), []),
