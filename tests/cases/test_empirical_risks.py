@@ -456,7 +456,7 @@ RUNS = {
 }
 
 
-SHORT = {"exact at local models", "epochs", "micro-batches"}
+SHORT = {"exact at local models", "micro-batches"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in SHORT else pytest.mark.long) for name in RUNS])

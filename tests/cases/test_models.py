@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -152,10 +153,15 @@ def flax_outputs(model, params, x) -> Any:
     return module(x)
 
 
+@cache
+def trained(model) -> tuple[dsgd.Problem, dsgd.Result]:
+    problem = classifier(CYCLE % 2, batch_size=4, model=model, test=(X, CYCLE % 2), metrics={"test_loss": INTEGER_LABELS})
+    return problem, dsgd.run(SGD, problem, steps=2, key=jax.random.key(0), mesh=1, record_every=2)
+
+
 @pytest.mark.parametrize("model", [Linen(), Nnx], ids=["linen", "nnx class"])
-def test_evaluation_is_that_of_flax_with_the_statistics_that_are_taken_home(model, mesh, key):
-    problem = classifier(CYCLE % 2, outputs=2, model=model, test=(X, CYCLE % 2), metrics={"test_loss": INTEGER_LABELS})
-    result = dsgd.run(SGD, problem, steps=2, key=key, mesh=mesh, record_every=2)
+def test_evaluation_is_that_of_flax_with_the_statistics_that_are_taken_home(model):
+    _, result = trained(model)
     losses = INTEGER_LABELS(flax_outputs(model, result.params, X), CYCLE % 2)
     for name in ("loss", "test_loss"):
         np.testing.assert_allclose(result.history[name][-1], losses.mean(), rtol=1e-5)
@@ -163,10 +169,10 @@ def test_evaluation_is_that_of_flax_with_the_statistics_that_are_taken_home(mode
     assert (result.state.fixed != ()) == (len(jax.tree.leaves(result.params)) > len(jax.tree.leaves(result.state.server)))
 
 
-def test_running_averages_are_the_means_over_batches_of_the_workers(mesh, key):
+def test_running_averages_are_the_means_over_batches_of_the_workers():
     """The norm is on the inputs, so they do not depend on what is trained."""
-    problem = classifier(CYCLE % 2, model=Linen(), batch_size=4)
-    statistics = dsgd.run(SGD, problem, steps=1, key=key, mesh=mesh).params["batch_stats"]["BatchNorm_0"]
+    problem, result = trained(Linen())
+    statistics = result.params["batch_stats"]["BatchNorm_0"]
     batches, sample = [], jax.jit(problem.sample)
     for n in range(2):
         mine = jax.tree.map(lambda leaf: leaf[n], problem.data)  # noqa: B023 (called at once)
