@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import array
-import bz2
-import gzip
-import lzma
-import pickle
-import struct
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -79,14 +73,7 @@ def test_x64_keeps_what_float32_cannot_hold():
     with jax.enable_x64(True):
         np.testing.assert_array_equal(array_likes.kept("here", np.array([3_000_000_000])), [3_000_000_000])
         np.testing.assert_array_equal(array_likes.kept("here", np.array([1e300])), [1e300])
-
-
-def test_x64_keeps_the_inputs_of_classes_in_float64():
-    inputs = np.random.default_rng(0).normal(size=(20, 3))
-    with jax.enable_x64(True):
-        dataset = problems.load((inputs, np.arange(20) % 2))
-        assert dataset.train_inputs.dtype == np.float64
-        assert set(dataset.train_inputs.ravel()) <= set(inputs.ravel())
+        assert problems.load((np.ones((20, 2)), np.arange(20) % 2)).train_inputs.dtype == np.float64
 
 
 BIG = np.array([0, 3_000_000_000, 2, 3, 4, 5])
@@ -95,28 +82,18 @@ DOORS = {
     "targets": lambda: risk(X, BIG),
     "inputs": lambda: risk(X * 1e300),
     "masked inputs": lambda: risk(MASKED),
-    "masked targets": lambda: risk(X, MASKED[:, 1]),
     "test": lambda: problems.finite_sum(
         LINEAR, optax.squared_error, (X, X[:, 0]), 2, batch_size=1, test=(X, BIG), metrics={"m": optax.l2_loss}
     ),
     "by worker": lambda: problems.finite_sum(LINEAR, optax.squared_error, problems.ByWorker(lambda n: (X, BIG)), 2, batch_size=1),
-    "masked by worker": lambda: problems.finite_sum(
-        LINEAR, optax.squared_error, problems.ByWorker(lambda n: (MASKED, X[:, 0])), 2, batch_size=1
-    ),
-    "classes of masked inputs": lambda: problems.load((np.ma.array(np.ones((20, 2)), mask=np.eye(20, 2)), np.arange(20) % 2)),
     "masked classes": lambda: problems.load((np.ones((20, 2)), np.ma.array(np.arange(20) % 2, mask=np.arange(20) == 3))),
     "inputs of classes": lambda: problems.load((np.full((20, 2), 1e300), np.arange(20) % 2)),
     "quadratic": lambda: problems.quadratic(np.ones((2, 3)), np.full((2, 3), 1e300)),
     "noise": lambda: problems.quadratic(np.ones((2, 3)), np.ones((2, 3)), noise=1e300),
     "weights of work": lambda: work.weighted(np.full((2, 1), 1e300)),
-    "rows of a matrix": lambda: topologies.from_matrix([np.ma.array([0.5, 0.5], mask=[0, 1])] * 2),
-    "small seconds": lambda: clusters.constant([1.0, 1e-300]),
-    "masked quadratic": lambda: problems.quadratic(np.ma.array(np.ones((2, 3)), mask=np.eye(2, 3)), np.ones((2, 3))),
     "start": lambda: problems.quadratic(np.ones((2, 3)), np.ones((2, 3)), start=np.full(3, 1e300)),
-    "seconds": lambda: clusters.constant(np.ma.array([1.0, 2.0], mask=[0, 1])),
     "seconds of float64": lambda: clusters.constant([1.0, 1e300]),
     "grid": lambda: sweep([1e300]),
-    "masked grid": lambda: sweep(np.ma.array([0.1, 0.2], mask=[0, 1])),
     "matrix": lambda: topologies.from_matrix(np.ma.array(np.full((2, 2), 0.5), mask=np.eye(2))),
     "labels": lambda: problems.split(np.ma.array([0, 1, 0, 1], mask=[0, 0, 0, 1]), 2),
     "partition": lambda: problems.finite_sum(
@@ -135,6 +112,18 @@ def test_values_that_do_not_fit_are_refused_at_every_door(door):
         DOORS[door]()
 
 
+def test_batches_may_be_dictionaries_of_json_lists_and_are_refused_where_they_do_not_fit():
+    rows, y = [[[1.0, 2.0]], [[3, 4]]], [[1], [0]]
+    assert fed({"x": rows, "y": y}).history["step"][-1] == 2
+    for wrong, message in (
+        (np.array([[3_000_000_000], [0]]), "got the entry 3000000000"),
+        (np.ma.array([[1.0], [2.0]], mask=[[0], [1]]), "got a masked array"),
+        ([[1.0], [2.0, 3.0]], "got rows of different lengths"),
+    ):
+        with pytest.raises(ValueError, match=rf"batches: batch 0\['y'\]: {message}"):
+            fed({"x": rows, "y": wrong})
+
+
 def fed(batch: Any) -> Any:
     def loss(x: jax.Array, batch: Any) -> jax.Array:
         return jnp.mean((batch["x"] @ x - batch["y"]) ** 2)
@@ -142,29 +131,6 @@ def fed(batch: Any) -> Any:
     whole = {"x": np.ones((2, 1, 2)), "y": np.ones((2, 1))}
     problem = dsgd.Problem(lambda key: jnp.zeros(2), loss, whole, lambda key, own: own)
     return dsgd.run(algorithms.minibatch_sgd(optax.sgd(0.1)), problem, steps=2, key=KEY, mesh=1, batches=[batch] * 2)
-
-
-@pytest.mark.parametrize(
-    ("y", "message"),
-    [
-        (np.array([[3_000_000_000], [0]]), r"batches: batch 0\['y'\]: got the entry 3000000000"),
-        (np.array([[1e300], [0]]), r"batches: batch 0\['y'\]: got the entry 1e\+300"),
-        (np.ma.array([[1.0], [2.0]], mask=[[0], [1]]), r"batches: batch 0\['y'\]: got a masked array"),
-        (sp.csr_array(np.ones((2, 1))), r"batches: batch 0\['y'\]: got a sparse csr_array.*\.toarray\(\)"),
-        (["a", "b"], r"batches: batch 0\['y'\]: got text"),
-        ([[1.0], [2.0, 3.0]], r"batches: batch 0\['y'\]: got rows of different lengths"),
-    ],
-)
-def test_batches_that_do_not_fit_are_refused(y, message):
-    with pytest.raises(ValueError, match=message):
-        fed({"x": np.ones((2, 1, 2)), "y": y})
-
-
-def test_batches_may_be_dictionaries_of_json_lists():
-    rows, y = [[[1.0, 2.0]], [[3, 4]]], [[1], [0]]
-    assert fed({"x": rows, "y": y}).history["step"][-1] == 2
-    with pytest.raises(ValueError, match=r"batch 0\['x'\]: got rows"):
-        fed({"x": [[[1.0, 2.0]], [[3.0]]], "y": y})
 
 
 @pytest.mark.parametrize(("part", "values"), [("data", BIG), ("data", MASKED), ("shared", X * 1e300), ("data", pd.DataFrame(X))])
@@ -231,7 +197,6 @@ def test_tables_become_matrices():
     table = pd.DataFrame({"a": pd.array([1, 2], "Int64"), "b": [0.5, 1.5], "c": [True, False]})
     np.testing.assert_array_equal(array_likes.numbers("table", table), [[1, 0.5, 1], [2, 1.5, 0]])
     np.testing.assert_array_equal(risk(pd.DataFrame(X)).data.inputs, risk(X).data.inputs)
-    np.testing.assert_array_equal(problems.quadratic(pd.DataFrame(X + 1), X).data.A, problems.quadratic(X + 1, X).data.A)
 
 
 def test_other_libraries_are_converted():
@@ -246,6 +211,7 @@ def test_other_libraries_are_converted():
             array_likes.numbers("table", wrong)
 
 
+@pytest.mark.long  # to import PyTorch takes a second
 def test_tensors_are_converted():
     torch = pytest.importorskip("torch")
     np.testing.assert_array_equal(array_likes.numbers("tensor", [torch.ones(2), torch.zeros(2)]), [[1, 1], [0, 0]])
@@ -258,7 +224,6 @@ circular: list[Any] = []
 circular.append(circular)
 REFUSED = {
     "masked": (np.ma.array([1, 2], mask=[0, 1]), r"masked array with 1 of 2 entries masked.*\.filled"),
-    "masked rows": ([np.ma.array([1, 2], mask=[0, 1])], "masked array"),
     "a masked entry": ([1.0, np.ma.masked], "masked array"),
     "csr": (sp.csr_matrix(np.eye(2)), r"sparse csr_matrix; .*\.toarray\(\)"),
     "bcoo": (BCOO.fromdense(jnp.eye(2)), r"sparse BCOO; .*\.todense\(\)"),
@@ -266,19 +231,14 @@ REFUSED = {
     "missing": (pd.Series([1, None], dtype="Int64"), "1 missing entries; .*fill"),
     "missing in a column": (pd.DataFrame({"a": [1], "b": pd.array([None], "Float64")}), "column 'b', 1 missing"),
     "categories": (pd.Series(["a"], dtype="category"), r"categories; .*\.cat\.codes, or pandas\.get_dummies"),
-    "categorical column": (pd.DataFrame({"c": pd.Categorical([1, 2])}), r"column 'c', categories"),
     "text": (["a", "b"], r"text \(a\); expected numbers.*numpy\.unique"),
-    "text column": (pd.DataFrame({"s": ["a"]}), r"column 's', text"),
     "bytes": (b"abc", "text"),
     "complex": (np.ones(2, complex), r"complex numbers; .*\.real and \.imag"),
-    "complex list": ([1j], "complex numbers"),
     "dates": (np.array(["2020-01-01"], "M8[D]"), "dates or times"),
     "seconds": (np.ones(2, "m8[s]"), "dates or times"),
     "objects": (np.array([1, 2.5], object), r"Python objects; .*\.astype\(float\)"),
     "None": ([1, None], "NoneType"),
     "dict": ({"a": 1}, "a dict"),
-    "set": ({1}, "a set"),
-    "generator": ((i for i in range(2)), "a generator"),
     "fields": (np.ones(2, [("a", float)]), "structured_to_unstructured"),
     "ragged": ([[1, 2], [3]], "rows of different lengths; .*pad"),
     "ragged arrays": ([np.ones(2), np.ones(3)], r"rows of shapes \(2,\) and \(3,\)"),
@@ -304,24 +264,6 @@ def test_lists_of_numbers_are_arrays_and_other_containers_structure():
     assert risk([[1, 2]] * 6, [0.5] * 6).data.inputs.shape[-1] == 2
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ((X, np.arange(6) * 1j), "data: targets: got complex numbers"),
-        ((np.ones((6, 0)), np.ones(6)), r"data: inputs has shape \(6, 0\); need .* at least one element a sample"),
-        (([["a"]] * 6, np.ones(6)), "data: inputs: got text"),
-        (({"x": X, "w": sp.csr_array(X)}, sp.csr_array(X)), r"data: targets: got a sparse csr_array"),
-        ([(X, X[:, 0]), (X[:4], X[:4, 0])], r"for 2 workers' own data pass problems\.ByWorker"),
-        (((X, X[:, 0]), (X[:4], X[:4, 0])), r"need .* for all arrays; or, for workers' own data, problems\.ByWorker"),
-        ([(X, X[:, 0])] * 3, r"for 3 workers' own data pass problems\.ByWorker"),
-        ((BCOO.fromdense(jnp.eye(6)), np.ones(6)), r"data: inputs: got a sparse BCOO"),
-    ],
-)
-def test_data_that_do_not_fit_are_refused(data, message):
-    with pytest.raises(ValueError, match=message):
-        problems.finite_sum(LINEAR, optax.squared_error, data, 2, batch_size=1)
-
-
 def dataset(**changes: Any) -> problems.Dataset:
     inputs, classes = np.ones((6, 2), np.float32), np.arange(6) % 2
     return problems.Dataset("mine", inputs, classes, inputs, classes, 2)._replace(**changes)
@@ -340,7 +282,6 @@ def dataset(**changes: Any) -> problems.Dataset:
         ({"test_inputs": np.ones((6, 3))}, "need samples of one shape"),
         ({"train_inputs": np.ones((6, 0))}, "at least one element a sample"),
         ({"train_inputs": np.ones((5, 2))}, "there are 5 inputs"),
-        ({"train_inputs": sp.csr_array(np.ones((6, 2)))}, r"train inputs: got a sparse csr_array.*\.toarray\(\)"),
         ({"test_inputs": MASKED}, "test inputs: got a masked array"),
         ({"labels": np.array(["a"])}, "1 labels, but 2 classes"),
     ],
@@ -366,13 +307,13 @@ SPARSE = sp.random_array((40, 30), density=0.1, rng=np.random.default_rng(1), fo
 CLASSES = np.arange(40) % 3
 
 
-@pytest.mark.parametrize("layout", [sp.csr_array, sp.csr_matrix, sp.coo_array, sp.csc_matrix, sp.lil_array])
-def test_sparse_features_give_the_losses_and_gradients_of_dense_ones(layout):
-    sparse, dense = (problems.logistic_regression((inputs, CLASSES), 3, batch_size=4) for inputs in (layout(SPARSE), SPARSE.toarray()))
+def test_sparse_features_give_the_losses_and_gradients_of_dense_ones():
+    given = (sp.csc_matrix(SPARSE), SPARSE.toarray())
+    sparse, dense = (problems.logistic_regression((inputs, CLASSES), 3, batch_size=4) for inputs in given)
     assert isinstance(sparse.data.inputs, problems.SparseRows)
     assert sum(leaf.nbytes for leaf in jax.tree.leaves(sparse.data.inputs)) < dense.data.inputs.nbytes
     assert sparse.constants.smoothness == pytest.approx(dense.constants.smoothness)
-    params = jax.tree.map(lambda leaf: jax.random.normal(KEY, leaf.shape), dense.init(KEY))
+    params = jax.tree.map(lambda leaf: np.random.default_rng(0).normal(size=leaf.shape).astype(np.float32), dense.init(KEY))
     for one, other in zip(of(sparse, params), of(dense, params), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
@@ -380,7 +321,7 @@ def test_sparse_features_give_the_losses_and_gradients_of_dense_ones(layout):
 def of(problem: dsgd.Problem, params: Any) -> list[jax.Array]:
     """Worker 1's batch loss and gradient."""
     mine = jax.tree.map(lambda leaf: leaf[1], problem.data)
-    return jax.tree.leaves(jax.value_and_grad(problem.loss)(params, problem.sample(KEY, mine)))
+    return jax.tree.leaves(jax.jit(lambda params, mine: jax.value_and_grad(problem.loss)(params, problem.sample(KEY, mine)))(params, mine))
 
 
 def test_sparse_rows_are_the_matrix():
@@ -411,263 +352,11 @@ def test_sparse_features_go_through_finite_sum_with_a_test_set_whose_rows_are_lo
     sparse, dense = made(SPARSE, longer), made(SPARSE.toarray(), longer.toarray())
     assert isinstance(sparse.shared.inputs, problems.SparseRows)
     np.testing.assert_allclose(sparse.shared.inputs @ jnp.arange(30.0), dense.shared.inputs @ jnp.arange(30.0))
-    assert jax.tree.map(jnp.shape, sparse.shared) != jax.tree.map(jnp.shape, dense.shared)
-
-
-def test_sparse_features_are_dense_where_that_is_smaller():
-    assert isinstance(risk(sp.csr_array(X)).data.inputs, jax.Array)
+    assert isinstance(risk(sp.csr_array(X)).data.inputs, jax.Array)  # which is smaller
+    assert problems.neural_network("mlp", (SPARSE, CLASSES), 2, batch_size=2).data.inputs.shape[-1] == 30
 
 
 @pytest.mark.parametrize(("entry", "message"), [(np.nan, "not finite"), (1e300, r"1e\+300"), (1j, "complex"), (np.inf, "not finite")])
 def test_sparse_entries_that_do_not_fit_are_refused(entry, message):
     with pytest.raises(ValueError, match=f"data: inputs.*{message}"):
         problems.logistic_regression((sp.csr_array(([entry], ([0], [0])), (40, 30)), CLASSES), 2, batch_size=2)
-
-
-def test_neural_networks_take_sparse_features_as_dense_ones():
-    problem = problems.neural_network("mlp", (SPARSE, CLASSES), 2, batch_size=2)
-    assert problem.data.inputs.shape[-1] == 30
-
-
-# LIBSVM's files
-
-
-def svmlight(matrix: sp.csr_array, labels: Any, first: int = 1) -> bytes:
-    rows = []
-    for i, label in enumerate(labels):
-        begin, end = matrix.indptr[i : i + 2]
-        pairs = (f"{place + first}:{value:.9g}" for place, value in zip(matrix.indices[begin:end], matrix.data[begin:end], strict=True))
-        rows.append(" ".join([str(label), *pairs]))
-    return ("\n".join(rows) + "\n").encode()
-
-
-@pytest.mark.parametrize(("labels", "kept"), [(["-1", "+1"], [-1, 1]), (["1", "2"], [1, 2]), (["0", "1"], [0, 1]), (["3.0", "7"], [3, 7])])
-def test_libsvm_files_are_read_with_the_test_file_of_fewer_features(tmp_path, labels, kept):
-    classes = np.arange(40) % 2
-    narrow = SPARSE[:10, :20]
-    (tmp_path / "a9a").write_bytes(svmlight(SPARSE, [labels[c] for c in classes]))
-    (tmp_path / "a9a.t").write_bytes(svmlight(sp.csr_array(narrow), [labels[c] for c in classes[:10]]))
-    found = problems.load("a9a", tmp_path)
-    np.testing.assert_array_equal(found.labels, kept)
-    np.testing.assert_array_equal(found.train_targets, classes)
-    np.testing.assert_allclose(found.train_inputs.toarray(), SPARSE.toarray(), rtol=1e-6)
-    np.testing.assert_allclose(found.test_inputs.toarray(), np.pad(narrow.toarray(), ((0, 0), (0, 10))), rtol=1e-6)
-    assert problems.logistic_regression("a9a", 2, data_dir=tmp_path).name == "logistic_regression(a9a, iid)"
-
-
-@pytest.mark.parametrize(
-    ("name", "data"),
-    [
-        ("w8a.bz2", "w8a"),
-        ("w8a.txt.gz", "w8a"),
-        ("w8a.xz", "w8a.xz"),
-        ("w8a.libsvm", "w8a.libsvm"),
-        ("rcv1_train.binary.bz2", "rcv1"),
-        ("real.svm", "real"),
-    ],
-)
-@pytest.mark.parametrize("first", [0, 1])
-def test_libsvm_files_are_found_by_their_published_names(tmp_path, name, data, first):
-    packed = {".bz2": bz2, ".gz": gzip, ".xz": lzma}
-    raw = svmlight(SPARSE, CLASSES, first)
-    path = tmp_path / name
-    path.write_bytes(packed[path.suffix].compress(raw) if path.suffix in packed else raw)
-    for found in (problems.load(data, tmp_path), problems.load(str(path)), problems.load(path)):
-        assert found.train_inputs.shape == (32, 30)
-        assert found.classes == 3
-
-
-def test_libsvm_test_files_are_found_by_their_published_names(tmp_path):
-    for train, test in (("rcv1_train.binary.bz2", "rcv1_test.binary.bz2"), ("ijcnn1.tr.bz2", "ijcnn1.t.bz2"), ("w1a.txt", "w1a.t.txt")):
-        for name, rows in ((train, 40), (test, 7)):
-            raw = svmlight(SPARSE[:rows], CLASSES[:rows])
-            (tmp_path / name).write_bytes(bz2.compress(raw) if name.endswith("bz2") else raw)
-        assert problems.load(train.split("_")[0].split(".")[0], tmp_path).test_inputs.shape[0] == 7
-
-
-@pytest.mark.parametrize(
-    ("raw", "message"),
-    [
-        (b"", "no samples"),
-        (b"1 1:2\n1,2 3:1\n", r"line 2: '1,2 3:1"),
-        (b"1 1:2\n2 3:x\n", "line 2: '2 3:x"),
-        (b"1 1:2\n2 3\n", "line 2: '2 3"),
-        (b"1 3:2 2:1\n", "line 1: '1 3:2 2:1.*rising indices"),
-        (b"1 99999999999:1\n", "line 1: '1 99999999999:1"),
-        (b"\x00\xff\n", "line 1"),
-        (b"1,2,3\n4,5,6\n", r"CSV files end in \.csv"),
-        (b"1 1:nan\n2 1:1\n", "not finite"),
-        (b"nan 1:1\n2 1:1\n", "not finite"),
-        (b"0.5 1:1\n0.7 1:1\n", "the entry 0.5: need classes, whole numbers"),
-        (b"1 1:1\n1 2:1\n", "1 class; need at least 2"),
-    ],
-)
-def test_damaged_libsvm_files_are_named(tmp_path, raw, message):
-    path = tmp_path / "damaged.libsvm"
-    path.write_bytes(raw)
-    with pytest.raises(ValueError, match=rf"damaged\.libsvm.*{message}") as error:
-        problems.load(path)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(("end", "library"), [(".bz2", bz2), (".gz", gzip), (".xz", lzma)])
-def test_truncated_libsvm_archives_are_named(tmp_path, end, library):
-    path = tmp_path / f"cut{end}"
-    for raw in (library.compress(svmlight(SPARSE, CLASSES))[:-30], b"not compressed"):
-        path.write_bytes(raw)
-        with pytest.raises(ValueError, match=rf"cut\{end}: cannot be read"):
-            problems.load("cut", tmp_path)
-
-
-# CSV files
-
-
-def test_csv_files_are_read_by_the_column_of_the_classes(tmp_path):
-    path = tmp_path / "table.csv"
-    path.write_text('\ufeffa,kind,"b, quoted"\n' + "".join(f"{i},{'xyz'[i % 3]},{i / 2}\n" for i in range(30)), encoding="utf-8")
-    for found in (problems.load("table.csv", tmp_path, target="kind"), problems.load(path, target="kind")):
-        assert list(found.labels) == ["x", "y", "z"]
-        np.testing.assert_array_equal(found.train_inputs[:, 0], 2 * found.train_inputs[:, 1])
-        np.testing.assert_array_equal(found.train_inputs[:, 0] % 3, found.train_targets)
-
-
-@pytest.mark.parametrize(
-    ("raw", "target", "message"),
-    [
-        (b"a,y\n1,0\n2,1\n", "z", r"has the columns \['a', 'y'\]; expected target"),
-        (b"a,y\n1,0\n2,1\n", None, "expected target"),
-        (b"a,y\nred,0\n2,1\n", "y", r"column 'a' has 'red' in row 1.*pandas\.get_dummies"),
-        (b"a,y\n1,0\n,1\n", "y", "column 'a' has '' in row 2.*fill it"),
-        (b"a,y\n1,\n2,1\n", "y", "column 'y' has empty entries"),
-        (b"a,y\n1,0.5\n2,1\n", "y", "need classes, whole numbers"),
-        (b"a,y\n1,0,5\n", "y", "row 1 below the heading has 3 entries"),
-        (b"a;y\n1;0\n", "y", "at least two different names"),
-        (b"", "y", "at least two different names"),
-        (b"\xff\xfe\x00", "y", "expected a CSV file in UTF-8"),
-    ],
-)
-def test_damaged_csv_files_are_named(tmp_path, raw, target, message):
-    (tmp_path / "table.csv").write_bytes(raw)
-    with pytest.raises(ValueError, match=rf"table\.csv.*{message}"):
-        problems.load("table.csv", tmp_path, target=target)
-
-
-def test_target_is_for_csv_files_only():
-    with pytest.raises(ValueError, match="target = 'y' for data = 'digits'"):
-        problems.load("digits", target="y")
-
-
-# Variants of image files
-
-
-def idx(values: np.ndarray) -> bytes:
-    return struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape) + values.astype(np.uint8).tobytes()
-
-
-def write_images(folder: Path, name: str, gz: bool, prefix: str = "", test: str = "t10k", first: int = 0) -> np.ndarray:
-    """Writes the four files, and returns the training images."""
-    folder.mkdir(parents=True, exist_ok=True)
-    images = np.random.default_rng(0).integers(0, 256, (4, 28, 28))
-    for part in ("train", test):
-        for kind, values in (("images", images), ("labels", np.arange(4) + first)):
-            file = f"{prefix}{part}-{kind}{name.format(values.ndim)}"
-            (folder / f"{file}{'.gz' if gz else ''}").write_bytes(gzip.compress(idx(values)) if gz else idx(values))
-    return images
-
-
-@pytest.mark.parametrize(
-    ("data", "inner"),
-    [
-        ("mnist", ""),
-        ("mnist", "MNIST/raw"),
-        ("mnist", "raw"),
-        ("fashion-mnist", "FashionMNIST/raw"),
-        ("kmnist", "KMNIST/raw"),
-        ("kmnist", ""),
-    ],
-)
-@pytest.mark.parametrize(("name", "gz"), [("-idx{}-ubyte", True), (".idx{}-ubyte", False)])
-def test_variants_of_mnist_files_are_read(tmp_path, data, inner, name, gz):
-    images = write_images(tmp_path / inner, name, gz)
-    found = problems.load(data, tmp_path)
-    np.testing.assert_allclose(found.train_inputs[..., 0] * 255, images, rtol=1e-6)
-    assert found.classes == len(found.labels) == 10
-
-
-@pytest.mark.parametrize(
-    ("split", "first", "classes", "label"),
-    [
-        ("letters", 1, 26, "C"),
-        ("balanced", 0, 47, "2"),
-        ("byclass", 0, 62, "2"),
-        ("bymerge", 0, 47, "2"),
-        ("digits", 0, 10, "2"),
-        ("mnist", 0, 10, "2"),
-    ],
-)
-def test_emnist_images_are_upright_and_classes_count_from_zero(tmp_path, split, first, classes, label):
-    images = write_images(tmp_path / "gzip", "-idx{}-ubyte", True, f"emnist-{split}-", "test", first)
-    found = problems.load(f"emnist-{split}", tmp_path)
-    np.testing.assert_allclose(found.train_inputs[..., 0] * 255, images.swapaxes(1, 2), rtol=1e-6)
-    np.testing.assert_array_equal(found.test_targets, np.arange(4))
-    assert found.classes == len(found.labels) == classes
-    assert found.labels[2] == label
-
-
-def test_emnist_letters_with_a_label_of_zero_are_refused(tmp_path):
-    write_images(tmp_path, "-idx{}-ubyte", False, "emnist-letters-", "test", 0)
-    with pytest.raises(ValueError, match="labels from 0 to 3; need 1 to 26"):
-        problems.load("emnist-letters", tmp_path)
-
-
-@pytest.mark.parametrize(("data", "classes", "label"), [("cifar-100", 100, "fine_labels"), ("cifar-100-coarse", 20, "coarse_labels")])
-@pytest.mark.parametrize("binary", [True, False])
-def test_cifar_100_is_read_binary_and_pickled(tmp_path, data, classes, label, binary):
-    rng = np.random.default_rng(0)
-    pixels, labels = rng.integers(0, 256, (3, 3072), np.uint8), {"coarse_labels": [19, 0, 3], "fine_labels": [99, 1, 2]}
-    folder = tmp_path / ("cifar-100-binary" if binary else "cifar-100-python")
-    folder.mkdir()
-    for part in ("train", "test"):
-        if binary:
-            (folder / f"{part}.bin").write_bytes(np.column_stack([*labels.values(), pixels]).astype(np.uint8).tobytes())
-        else:
-            content = {b"data": pixels, **{name.encode(): each for name, each in labels.items()}}
-            (folder / part).write_bytes(pickle.dumps(content, 2))
-    found = problems.load(data, tmp_path)
-    assert found.classes == classes
-    np.testing.assert_array_equal(found.train_targets, labels[label])
-    np.testing.assert_allclose(found.train_inputs.transpose(0, 3, 1, 2).reshape(3, -1) * 255, pixels, rtol=1e-6)
-    damaged = next(folder.iterdir())
-    damaged.write_bytes(damaged.read_bytes()[:-7])
-    with pytest.raises(ValueError, match=f"{damaged.name}.*(need a multiple of 3074|not a pickled CIFAR-100 batch)"):
-        problems.load(data, tmp_path)
-
-
-@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs a file that no one can read from its beginning")
-@pytest.mark.parametrize("load", [problems.load, problems.language_model], ids=["data", "text"])
-def test_files_that_cannot_be_read_are_named(load, tmp_path):
-    for name, inner in (("closed.csv", ""), ("closed", ""), ("folder/a.txt", "folder")):
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.symlink_to("/proc/self/mem")
-        given = tmp_path / inner if inner and load is problems.language_model else path
-        options = {"target": "y"} if name.endswith(".csv") and load is problems.load else {}
-        with pytest.raises(ValueError, match=rf"{name}.*cannot be read .*; expected") as error:
-            load(given, **options)
-        assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("folder", ["nul\0byte", "x" * 5000])
-@pytest.mark.parametrize("data", ["mnist", "cifar-10", "a9a", "table.csv", "nul\0byte"])
-def test_paths_that_cannot_be_are_one_line(data, folder):
-    with pytest.raises((ValueError, FileNotFoundError), match=r"no file|there is no|without null bytes") as error:
-        problems.load(data, folder)
-    assert "\n" not in str(error.value)
-
-
-def test_labels_to_split_may_be_a_list():
-    labels = [0, 1, 2, 0, 1, 2]
-    for given in (labels, np.array(labels, np.int8)):
-        assert [part.tolist() for part in problems.split(given, 3, "by-label")] == [
-            part.tolist() for part in problems.split(np.array(labels), 3, "by-label")
-        ]

@@ -55,11 +55,11 @@ def minimizer(weights: Sequence[float] | np.ndarray) -> float:
 # Weights.
 
 
-# One of each way in which weights enter; the others, whose recorded histories have weights, too, with --long.
-WAYS = {"asgd", "choco-sgd", "ef21", "gradient-tracking", "local-sgd", "mb-sgd", "scaffold"}
+# One of each way in which weights enter; the recorded histories of all methods have weights, too.
+WAYS = ["asgd", "choco-sgd", "ef21", "scaffold"]
 
 
-@pytest.mark.parametrize("name", [name if name in WAYS else pytest.param(name, marks=pytest.mark.long) for name in algorithms.ALGORITHMS])
+@pytest.mark.parametrize("name", WAYS)
 def test_every_method_converges_to_the_weighted_minimizer(name):
     rate = optax.exponential_decay(0.15, 100, 0.5)
     method = algorithms.make(name, optax.sgd(rate), N)
@@ -75,7 +75,7 @@ def objective(x: np.ndarray, weights: Sequence[float] | np.ndarray) -> float:
 
 @pytest.mark.parametrize(
     ("weights", "numbers", "devices"),
-    [("samples", W, 4), ("equal", np.ones(N), 1), ((0.0, 3.0, 2.0, 1.0), np.array([0.0, 3.0, 2.0, 1.0]), 1)],
+    [("samples", W, 4), ((0.0, 3.0, 2.0, 1.0), np.array([0.0, 3.0, 2.0, 1.0]), 1)],
 )
 def test_the_history_has_the_weighted_objective_and_its_gradient(weights, numbers, devices):
     """The batches are all data, so that the loss on them is the objective at the model before."""
@@ -97,20 +97,13 @@ def test_local_sgd_averages_models_with_weights_after_plain_local_steps():
     np.testing.assert_allclose(found, np.average(local, weights=W), rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["local", "mean", "scaffold"])
-def test_of_those_who_take_part_the_average_of_models_has_their_weights(name):
-    step = optax.sgd(0.1)
-    method = {
-        "local": algorithms.local_sgd(step, 1),
-        "mean": algorithms.model_averaging_sgd(step),
-        "scaffold": algorithms.scaffold(step, 1),
-    }[name]
+def test_of_those_who_take_part_the_average_of_models_has_their_weights():
+    method = algorithms.scaffold(optax.sgd(0.1), 1)
     there = np.array([True, False, False, True])
     cluster = clusters.Cluster(clusters.constant(1.0), present=clusters.trace(there[:, None].astype(float), 1.0))
     result = dsgd.run(method, means(), steps=1, key=KEY, mesh=1, cluster=cluster)
     np.testing.assert_allclose(result.state.workers.params[3], np.average(0.1 * CENTERS[there], weights=W[there]), rtol=1e-5)
-    if name == "scaffold":
-        np.testing.assert_allclose(result.state.server, -np.sum((W * CENTERS)[there]) / N, rtol=1e-5)
+    np.testing.assert_allclose(result.state.server, -np.sum((W * CENTERS)[there]) / N, rtol=1e-5)
 
 
 def test_wrapped_methods_have_the_weights_of_what_they_wrap():
@@ -130,20 +123,15 @@ def test_a_problem_without_an_evaluation_of_its_own_has_weights_by_one_field():
         dsgd.run(algorithms.gradient_descent(optax.sgd(1.0)), quadratic._replace(weights=W), steps=1, key=KEY, mesh=1)
 
 
-@pytest.mark.parametrize("name", ["dsgd", "ad-psgd"])
-def test_a_run_warns_if_the_optimizers_of_the_workers_cancel_their_weights(name):
-    with pytest.warns(UserWarning, match="the weights have no effect; pass optax.sgd"):
-        dsgd.compile_round(algorithms.make(name, optax.adam(0.1), N), means(), 1)
-
-
-def test_a_run_does_not_warn_if_weights_have_an_effect():
+def test_a_run_warns_if_the_optimizers_of_the_workers_cancel_their_weights():
     momentum, adam = optax.sgd(0.1, momentum=0.9), optax.adam(0.1)
-    dsgd.compile_round(algorithms.make("dsgd", momentum, N), means(), 1)
-    dsgd.compile_round(algorithms.make("dsgd", adam, N), means("equal"), 1)
-    dsgd.compile_round(algorithms.make("local-sgd", adam, N), means(), 1)
+    with pytest.warns(UserWarning, match="the weights have no effect; pass optax.sgd"):
+        dsgd.compile_round(algorithms.make("dsgd", adam, N), means(), 1)
+    for name, optimizer in (("dsgd", momentum), ("local-sgd", adam)):
+        dsgd.compile_round(algorithms.make(name, optimizer, N), means(), 1)
 
 
-@pytest.mark.parametrize("weights", ["sizes", [1.0, 2.0], [1.0, -1.0, 1.0, 1.0], [0.0] * N, [np.nan, 1, 1, 1], [True] * N, [1j] * N])
+@pytest.mark.parametrize("weights", ["sizes", [1.0, 2.0], [1.0, -1.0, 1.0, 1.0], [0.0] * N, [np.nan, 1, 1, 1]])
 def test_weights_that_are_none_are_refused(weights):
     with pytest.raises(ValueError, match=r"finite_sum: weights = .*(expected 4|expected 'equal'|need a string, a list)"):
         means.__wrapped__(weights)
@@ -179,14 +167,15 @@ def one_batch(problem: dsgd.Problem, n: int, seed: int = 0) -> problems.Examples
     return problem.sample(jax.random.key(seed), jax.tree.map(lambda leaf: leaf[n], problem.data))
 
 
-@pytest.mark.parametrize("n", range(N))
-def test_without_replacement_a_small_client_has_each_sample_once(n):
-    batch = one_batch(numbered(batch_size=4), n)
-    counted = np.asarray(batch.weights) > 0
-    assert batch.weights.shape == (4,)
-    drawn = np.asarray(batch.targets)[counted]
-    assert len(set(drawn)) == len(drawn) == min(4, SIZES[n])
-    assert set(drawn) <= set(PARTS[n])
+def test_without_replacement_a_small_client_has_each_sample_once():
+    problem = numbered(batch_size=4)
+    for n in range(N):
+        batch = one_batch(problem, n)
+        counted = np.asarray(batch.weights) > 0
+        assert batch.weights.shape == (4,)
+        drawn = np.asarray(batch.targets)[counted]
+        assert len(set(drawn)) == len(drawn) == min(4, SIZES[n])
+        assert set(drawn) <= set(PARTS[n])
 
 
 def test_with_replacement_a_small_client_draws_whole_batches():
@@ -216,28 +205,20 @@ def test_take_counts_the_samples_that_there_are():
             assert np.sum(problem.take(one_batch(problem, n), jnp.int32(count)).weights) == min(count, size, 4)
 
 
-@pytest.mark.parametrize("replacement", [False, "epoch"])
-def test_a_custom_problem_draws_and_cuts_the_batches_of_a_finite_sum(replacement):
+def test_a_custom_problem_draws_and_cuts_the_batches_of_a_finite_sum():
     """`problems.minibatch` has the batch size, the cut and the numbers of batches."""
 
     def loss(x, batch):
         losses = _squared(_constant(x, batch.inputs), batch.targets)
         return jnp.average(jnp.mean(losses, axis=1), weights=batch.weights)
 
-    made = numbered(batch_size=4, replacement=replacement)
-    custom = dsgd.Problem(made.init, loss, made.data, problems.minibatch(4, replacement))
+    made = numbered(batch_size=4, replacement="epoch")
+    custom = dsgd.Problem(made.init, loss, made.data, problems.minibatch(4, "epoch"))
     sizes = dsgd.work.local_batches([1, 2, 7, 8], batch_size=4, micro_batches=2)
     method = algorithms.unequal_work(algorithms.minibatch_sgd(optax.sgd(0.1)), sizes)
     one, other = (dsgd.run(method, problem, steps=5, key=KEY, mesh=1) for problem in (made, custom))
     np.testing.assert_allclose(one.params, other.params, rtol=1e-5)
     np.testing.assert_array_equal(one.history["samples"], other.history["samples"])
-
-
-def test_the_history_counts_the_samples_of_small_clients():
-    whole = dsgd.work.micro_batches(np.ones((N, 2), bool), average="workers")
-    method = algorithms.unequal_work(algorithms.minibatch_sgd(optax.sgd(0.1)), whole)
-    history = dsgd.run(method, numbered(batch_size=4), steps=1, key=KEY, mesh=1).history
-    np.testing.assert_array_equal(history["samples"][1], 2 * np.minimum(SIZES, 4))
 
 
 def test_a_cluster_charges_small_clients_for_their_own_samples():
@@ -248,6 +229,7 @@ def test_a_cluster_charges_small_clients_for_their_own_samples():
     for method in (plain, whole):
         measured = dsgd.run(algorithms.observed(method), numbered(batch_size=4), steps=2, key=KEY, mesh=1, cluster=cluster).history
         np.testing.assert_allclose(measured["measured_compute"][2], 2 + np.minimum(SIZES, 4), rtol=1e-5)
+    np.testing.assert_array_equal(measured["samples"][1], np.minimum(SIZES, 4))
 
 
 def test_work_of_more_samples_than_a_small_client_has_is_refused():
@@ -257,21 +239,11 @@ def test_work_of_more_samples_than_a_small_client_has_is_refused():
         dsgd.run(method, numbered(batch_size=4), steps=1, key=KEY, mesh=1)
 
 
-def test_robust_regression_takes_batches_larger_than_its_data():
-    with_replacement = problems.robust_regression(2, 3, samples=4, batch_size=8)
-    assert one_batch(with_replacement, 0).weights.sum() == 8
-    without = problems.robust_regression(2, 3, samples=4, batch_size=8, replacement=False)
-    assert one_batch(without, 0).weights.sum() == 4
-    assert without.constants.noise == 0
-
-
 # Partitions with a minimum.
 
 
 def test_dirichlet_partitions_of_digits_work_with_defaults():
     labels = problems.load("digits").train_targets
-    for seed in range(20):
-        assert min(map(len, problems.split(labels, 20, "dirichlet", alpha=0.1, seed=seed))) >= 1
     seed = next(seed for seed in range(20) if min(map(len, problems.split(labels, 20, "dirichlet", alpha=0.1, seed=seed))) < 16)
     problem = problems.logistic_regression("digits", 20, "dirichlet", alpha=0.1, seed=seed, batch_size=16)
     assert problem.workers == 20
@@ -279,7 +251,7 @@ def test_dirichlet_partitions_of_digits_work_with_defaults():
     assert problem.batch_sizes is None
 
 
-@pytest.mark.parametrize("least", [1, 10, 16])
+@pytest.mark.parametrize("least", [1, 16])
 def test_every_part_has_at_least_min_samples(least):
     labels = np.repeat(np.arange(10), 144)
     for seed in range(5):
@@ -346,7 +318,8 @@ def order(n: int, key: jax.Array, batches: range, batch_size: int = 3) -> list[i
     """The samples in worker n's batches of a run."""
     problem = counting(batch_size)
     data = jax.tree.map(lambda leaf: leaf[n], problem.data)
-    drawn = [problem.sample(key, data, jnp.int32(k)) for k in batches]
+    sample = jax.jit(problem.sample)
+    drawn = [sample(key, data, jnp.int32(k)) for k in batches]
     return [int(sample) for batch in drawn for sample in batch.inputs[batch.weights > 0]]
 
 
@@ -355,8 +328,8 @@ def test_orders_differ_by_epoch_worker_and_seed():
     assert sorted(nine) == list(PARTS[3])
     assert order(3, KEY, range(3, 6)) != nine
     assert order(3, jax.random.key(1), range(3)) != nine
-    runs = [dsgd.run(COUNTING, counting(), steps=1, key=jax.random.key(seed), mesh=1).params for seed in range(5)]
-    assert len({tuple(np.flatnonzero(run)) for run in map(np.asarray, runs)}) > 1
+    runs = dsgd.run(COUNTING, counting(), steps=1, key=KEY, mesh=1, seeds=5).params
+    assert len({tuple(np.flatnonzero(run)) for run in np.asarray(runs)}) > 1
 
 
 def test_all_orders_of_an_epoch_are_equally_likely():
@@ -411,11 +384,6 @@ def test_a_worker_that_is_asked_goes_on_in_its_own_epoch():
     for times in visits(found.params):
         assert np.ptp(np.round(times)) <= 1
     assert sum(round(times.sum() / min(3, size)) for times, size in zip(visits(found.params), SIZES, strict=True)) == 20
-
-
-def test_seeds_and_single_rounds_take_batches_of_epochs():
-    dsgd.run(algorithms.local_sgd(optax.sgd(0.1), 2), means(replacement="epoch"), steps=2, key=KEY, mesh=1, seeds=2)
-    dsgd.compile_round(COUNTING, counting(), 1)
 
 
 # Very unequal clients.
@@ -479,7 +447,6 @@ def test_each_device_has_at_most_the_rows_of_the_one_with_the_most(devices):
 MB = algorithms.minibatch_sgd(optax.sgd(0.01))
 GOSSIP = algorithms.decentralized_sgd(optax.sgd(0.01), topologies.ring(8))
 RUNS = {
-    "batches": (MB, {}),
     "without replacement": (algorithms.local_sgd(optax.sgd(0.01), 2), {"replacement": False}),
     "epochs": (MB, {"replacement": "epoch"}),
     "exact": (algorithms.gradient_descent(optax.sgd(0.01)), {"weights": "samples", "l2": 0.1}),
@@ -489,18 +456,16 @@ RUNS = {
 }
 
 
-SHORT = {"exact at local models", "epochs", "micro-batches"}
+SHORT = {"exact at local models", "micro-batches"}
 
 
-@pytest.mark.parametrize(
-    ("name", "devices"), [("exact", 1), *(pytest.param(name, 4, marks=[] if name in SHORT else pytest.mark.long) for name in RUNS)]
-)
-def test_runs_are_those_of_padded_arrays(name, devices):
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in SHORT else pytest.mark.long) for name in RUNS])
+def test_runs_are_those_of_padded_arrays(name):
     method, options = RUNS[name]
-    train_loss = name != "one worker"
+    train_loss = name.startswith("exact")
     one, other = (
         dsgd.run(method, problem(**options), steps=3, key=KEY, mesh=devices, train_loss=train_loss)
-        for problem, devices in ((unequal, devices), (with_padding, 1))
+        for problem, devices in ((unequal, 4), (with_padding, 1))
     )
     np.testing.assert_allclose(one.params, other.params, rtol=2e-5, atol=1e-6)
     for scalar in ("loss", "grad_sqnorm", *["train_loss"] * train_loss):

@@ -25,21 +25,14 @@ DAMAGED = {
     "an integer of 5,001 digits": (with_latency("1" * 5001), "digits.*; expected each name once, with a finite number"),
     "nested ten thousand deep": (b"[" * 10_000, "nested too deep"),
     "objects nested deep": (b'{"a":' * 100_000, "nested too deep"),
-    "deep inside": (GOOD.replace("}", ', "about": ' + "[" * 100_000).encode(), "nested too deep"),
     "a name twice": (GOOD.replace("}", ', "latency": 2}').encode(), "'latency' is there twice"),
     "NaN": (with_latency("NaN"), "NaN is no number of JSON"),
-    "infinity": (with_latency("-Infinity"), "-Infinity is no number of JSON"),
     "overflow": (with_latency("1e400"), "latency = inf: need a finite number"),
     "UTF-16": (GOOD.encode("utf-16"), r"no text in UTF-8 \(byte 0\)"),
-    "Latin-1": (GOOD.replace("}", ', "about": "é"}').encode("latin-1"), "no text in UTF-8"),
-    "a picture": (b"\x89PNG\r\n\x1a\n" + bytes(range(256)), "no text in UTF-8"),
     "nothing": (b"", "it is no JSON, in line 1, column 1"),
-    "null bytes": (bytes(100), "it is no JSON, in line 1, column 1"),
     "cut off": (GOOD[:-10].encode(), "it is no JSON, in line 1"),
     "a list": (b"[1, 2]", r"kind = \[1, 2\]: need 'dsgd cluster"),
     "a text as a number": (with_latency('"1 ms"'), "latency = '1 ms': need a number"),
-    "a list as a number": (with_latency("[1]"), r"latency = \[1\]: need a number"),
-    "null": (with_latency("null"), "latency = None: need a number"),
     "true": (with_latency("true"), "latency = True: need a number"),
 }
 
@@ -64,8 +57,6 @@ def test_a_byte_order_mark_is_no_damage(tmp_path):
 
 @pytest.mark.parametrize("function", [clusters.load, lambda path: clusters.save(path, Equal(0.0, 1.0))], ids=["load", "save"])
 def test_paths_that_are_none_are_refused(function, tmp_path):
-    with pytest.raises(ValueError, match=r"path = 'a\\x00b': expected a path without null bytes"):
-        function("a\0b")
     for path in (tmp_path, tmp_path / ("x" * 300)):
         with pytest.raises(ValueError, match=r"it is no file|it cannot be (read|written) \("):
             function(path)
@@ -80,7 +71,7 @@ def test_a_pipe_is_not_waited_for(tmp_path):
         clusters.load(tmp_path / "pipe")
 
 
-@pytest.mark.parametrize("latency", ["fast", None, True, 10**400, [1.0], 1j], ids=repr)
+@pytest.mark.parametrize("latency", ["fast", True, 10**400, 1j], ids=repr)
 def test_what_is_no_number_is_not_saved(latency, tmp_path):
     with pytest.raises(ValueError, match=r"clusters.save: latency = .*: need a number"):
         clusters.save(tmp_path / "cluster.json", Equal(latency, 1.0))
@@ -101,7 +92,9 @@ def circle() -> dict:
 
 
 @pytest.mark.parametrize(
-    "about", [circle(), {(1, 2): 3}, {"deep": {b"bytes": 1}}, {"long": 10**5000}], ids=["circle", "tuple", "bytes", "long"]
+    "about",
+    [circle(), {(1, 2): 3}, {"deep": {b"bytes": 1}}, {"long": 10**5000}, {float("nan"): 1}],
+    ids=["circle", "tuple", "bytes", "long", "nan"],
 )
 def test_what_has_no_form_in_json_is_not_saved(about, tmp_path):
     path = tmp_path / "cluster.json"

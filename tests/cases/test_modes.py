@@ -32,14 +32,9 @@ def run(algorithm=SGD, problem=PROBLEM, **options):
 
 
 CASES = {
-    "train_loss": partial(run, train_loss=True),
-    "evaluate_every": partial(run, evaluate_every=2),
+    "losses": partial(run, train_loss=True, evaluate_every=2),
     "measured": partial(run, KIMAD, cluster=CLUSTER),
     "staleness": partial(run, algorithms.asynchronous_sgd(optax.adam(0.1))),
-}
-FLAGS = {
-    "debug_nans": lambda: jax.debug_nans(True),
-    "debug_infs": lambda: jax.debug_infs(True),
 }
 
 
@@ -84,18 +79,18 @@ def test_flags_are_the_users_again_after_a_run():
             jax.jit(lambda x: x + 1)(np.ones(3))
 
 
-@pytest.mark.parametrize("flag", ["debug_nans", "debug_infs"])
+@pytest.mark.parametrize("flag", [jax.debug_nans, jax.debug_infs])
 def test_a_diverging_run_is_said_to_diverge(flag):
-    with FLAGS[flag](), pytest.raises(dsgd.Diverged, match=r"the loss is (nan|inf|-inf) after round"):
+    with flag(True), pytest.raises(dsgd.Diverged, match=r"the loss is (nan|inf|-inf) after round"):
         run(algorithms.minibatch_sgd(optax.sgd(1e30)))
 
 
 def test_a_clock_with_workers_that_do_not_participate_stays_single_precision_with_x64():
     away = clusters.Cluster(clusters.constant(1e-3), present=clusters.sampled(2, N), present_for=2)
-    local = algorithms.local_sgd(optax.sgd(0.1), 2)
     with jax.enable_x64(True):
-        seconds = [run(method, cluster=away).history["clock"] for method in (SGD, local)]
-    assert all(np.isfinite(each).all() and each[-1] > 0 for each in seconds)
+        seconds = run(algorithms.local_sgd(optax.sgd(0.1), 2), cluster=away).history["clock"]
+    assert np.isfinite(seconds).all()
+    assert seconds[-1] > 0
 
 
 def test_precision_changes_from_run_to_run_in_one_process():
@@ -193,10 +188,6 @@ WRONG = {
     "query": (
         lambda: run(mine(query=lambda state, round: dsgd.Query(state.params))),
         "query of mine raised AttributeError.*; State has server, workers, step, fixed",
-    ),
-    "round": (
-        lambda: run(mine(query=lambda state, round: dsgd.Query(round.lr))),
-        "query of mine raised .* no attribute 'lr'; Round has step, workers",
     ),
     "update": (lambda: run(mine(update=lambda state, gradients, round: branching(jnp.ravel(gradients)))), f"update of mine {BRANCH}"),
     "set": (lambda: run(mine(update=lambda state, gradients, round: setattr(state, "server", 0))), r"update of mine .* \._replace\("),

@@ -1,187 +1,249 @@
+"""`finite_sum`: models and losses of one's own, against loops in numpy; in pieces as in one; and what it refuses."""
+
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
+from flax import nnx
 from jax.sharding import PartitionSpec as P
-from scipy import stats
 
+import algorithms
+import dsgd
 from dsgd import problems
-from dsgd.engine import loop, oracle
-from dsgd.problems.examples import pad
+from dsgd.engine import accumulate, oracle
+from dsgd.engine.queries import Asked
 
-WORKERS, CLASSES, FEATURES = 8, 3, 5
-DRAWS = 20_000
-LIMIT = 5  # standard errors
-
-
-def make_dataset(samples: int = 120) -> problems.Dataset:
-    rng = np.random.default_rng(0)
-    inputs, targets = rng.normal(size=(samples, FEATURES)), rng.integers(0, CLASSES, samples)
-    return problems.Dataset("normal", inputs, targets, inputs[:17], targets[::-1][:17], CLASSES)
-
-
-DATASET = make_dataset()
+N, M, FEATURES, LENGTH, VOCABULARY = 8, 61, 3, 5, 7
+RNG = np.random.default_rng(0)
+PARTS = np.split(RNG.permutation(M), [3, 20, 21, 30, 33, 40, 55])  # of 1 to 17 samples
+INPUTS = {"left": RNG.normal(size=(M, FEATURES)), "right": RNG.normal(size=(M, 2))}
+TARGETS = RNG.normal(size=M)
+TOKENS = RNG.integers(0, VOCABULARY, (M, LENGTH + 1)).astype(np.uint8)
+X = RNG.normal(size=FEATURES + 2)
+TABLE = RNG.normal(size=(VOCABULARY, VOCABULARY))
 
 
-def examples(sizes: list[int]) -> problems.Examples:
-    """Workers with so many samples: sample i has the input `[i]` and the target i, and no two workers share one."""
-    parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-    ids = np.arange(sum(sizes))
-    return pad(ids[:, None].astype(float), ids, parts)
+def predict(x: jax.Array, inputs: dict[str, jax.Array]) -> jax.Array:
+    return inputs["left"] @ x[:FEATURES] + inputs["right"] @ x[FEATURES:]
 
 
-def draw(sample, mine: problems.Examples, draws: int = DRAWS, seed: int = 0) -> problems.Examples:
-    """Many batches of one worker, `[draws, B, ...]`."""
-    return jax.jit(jax.vmap(sample, (0, None)))(jax.random.split(jax.random.key(seed), draws), mine)
+def looked_up(table: jax.Array, tokens: jax.Array) -> jax.Array:
+    return table[tokens]
 
 
-def worker(data: problems.Examples, n: int) -> problems.Examples:
-    return jax.tree.map(lambda leaf: leaf[n], data)
+LINEAR = problems.Model(lambda key: jnp.zeros(FEATURES + 2), predict)
+BIGRAMS = problems.Model(lambda key: jnp.zeros((VOCABULARY, VOCABULARY)), looked_up)
+SGD = algorithms.minibatch_sgd(optax.sgd(0.1))
+cross_entropy = optax.softmax_cross_entropy_with_integer_labels
 
 
-@pytest.mark.parametrize("replacement", [True, False])
-def test_pairs_of_a_batch_are_uniform(replacement):
-    """All ordered pairs are equally likely, of equal samples only with replacement; padding never comes."""
-    M = 5
-    batches = draw(problems.minibatch(2, replacement), worker(examples([M, 9]), 0))
-    counts = np.zeros((9, 9), int)
-    np.add.at(counts, (batches.targets[:, 0], batches.targets[:, 1]), 1)
-    possible = np.zeros((9, 9), bool)
-    possible[:M, :M] = True if replacement else ~np.eye(M, dtype=bool)
-    assert counts[~possible].sum() == 0
-    assert stats.chisquare(counts[possible]).pvalue > 1e-4
+def regression(**options: Any) -> dsgd.Problem:
+    test = (jax.tree.map(lambda leaf: leaf[:11], INPUTS), TARGETS[:11])
+    options = {"batch_size": 1, "test": test, "metrics": {"test_loss": optax.squared_error}, **options}
+    return problems.finite_sum(LINEAR, optax.squared_error, (INPUTS, TARGETS), N, PARTS, **options)
 
 
-@pytest.mark.parametrize("replacement", [True, False])
-def test_places_in_a_batch_are_uniform(replacement):
-    """The marginal distribution of every place in a longer batch."""
-    M, B = 7, 6
-    batches = draw(problems.minibatch(B, replacement), worker(examples([M, 12]), 0))
-    for place in range(B):
-        assert stats.chisquare(np.bincount(batches.targets[:, place], minlength=M)).pvalue > 1e-4
+def sequences(**options: Any) -> dsgd.Problem:
+    test, metrics = (TOKENS[:4, :-1], TOKENS[:4, 1:]), {"test_bits": lambda *outputs: cross_entropy(*outputs) / np.log(2)}
+    options = {"batch_size": 1, "test": test, "metrics": metrics, **options}
+    return problems.finite_sum(BIGRAMS, cross_entropy, (TOKENS[:, :-1], TOKENS[:, 1:]), N, PARTS, **options)
 
 
-@pytest.mark.parametrize("replacement", [True, False])
-def test_worker_draws_its_own_samples_with_their_classes(replacement):
-    sizes = [3, 11, 6]
-    data = examples(sizes)
-    sample = problems.minibatch(3, replacement)
-    batches = jax.vmap(partial(draw, sample, draws=500))(data)
-    first = np.cumsum([0, *sizes])
-    for n in range(len(sizes)):
-        assert set(batches.targets[n].ravel().tolist()) == set(range(first[n], first[n + 1]))
-    np.testing.assert_array_equal(batches.inputs[..., 0], batches.targets)
-    np.testing.assert_array_equal(batches.weights, np.ones((3, 500, 3)))
-    distinct = np.array([len(set(batch)) for batch in batches.targets.reshape(-1, 3).tolist()])
-    assert bool((distinct == 3).all()) == (not replacement)
+class Linen(nn.Module):
+    width: int = 4
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(1)(nn.tanh(nn.Dense(self.width)(x)))[:, 0]
 
 
-def random_params(seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return rng.normal(size=(FEATURES, CLASSES)), rng.normal(size=CLASSES)
+class Nnx(nnx.Module):
+    def __init__(self, rngs):
+        self.first, self.last = nnx.Linear(FEATURES, 4, rngs=rngs), nnx.Linear(4, 1, rngs=rngs)
+
+    def __call__(self, x):
+        return self.last(nnx.tanh(self.first(x)))[:, 0]
 
 
-def softmax(logits: np.ndarray) -> np.ndarray:
-    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return exponentials / exponentials.sum(axis=1, keepdims=True)
+def made(rngs: nnx.Rngs) -> Nnx:
+    return Nnx(rngs)
 
 
-def reference(parts: list[np.ndarray], kernel: np.ndarray, bias: np.ndarray, l2: float) -> tuple[float, np.ndarray, np.ndarray]:
-    """f(x) = (1/N) sum_n (mean cross-entropy over part n) + l2/2 |x|^2, and its gradient, worker by worker."""
-    loss = l2 / 2 * (np.sum(kernel**2) + np.sum(bias**2))
-    kernel_slope, bias_slope = l2 * kernel, l2 * bias
-    for part in parts:
-        inputs, targets = DATASET.train_inputs[part], DATASET.train_targets[part]
-        probabilities = softmax(inputs @ kernel + bias)
-        loss -= np.log(probabilities[np.arange(len(part)), targets]).mean() / len(parts)
-        error = (probabilities - np.eye(CLASSES)[targets]) / (len(part) * len(parts))
-        kernel_slope = kernel_slope + inputs.T @ error
-        bias_slope = bias_slope + error.sum(axis=0)
-    return loss, kernel_slope, bias_slope
+def of_module(model: Any) -> dsgd.Problem:
+    return problems.finite_sum(model, optax.squared_error, (INPUTS["left"], TARGETS), 4, batch_size=2)
 
 
-def evaluate(problem, params, mesh):
-    measure = partial(oracle.evaluate, problem)
-    over_workers = jax.shard_map(measure, mesh=mesh, in_specs=(P(), P("workers"), P()), out_specs=P(), check_vma=False)
-    return jax.jit(over_workers)(params, problem.data, problem.shared)
+def on(mesh: jax.sharding.Mesh, problem: dsgd.Problem, function: Any, out: Any, params: Any) -> Any:
+    """Of (params, data, shared), in one program."""
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=(P(), P("workers"), P()), out_specs=out, check_vma=False)
+    return jax.jit(mapped)(params, problem.data, problem.shared)
 
 
-def logistic_regression(partition: str = "dirichlet", **options):
-    return problems.logistic_regression(DATASET, WORKERS, partition, alpha=1.0, **{"batch_size": 1, **options})
+def evaluate(problem: dsgd.Problem, params: Any, mesh: jax.sharding.Mesh) -> Any:
+    return on(mesh, problem, partial(oracle.evaluate, problem), P(), params)
 
 
-@pytest.mark.parametrize(("partition", "l2"), [("dirichlet", 0.0), ("dirichlet", 0.3), ("by-label", 0.3)])
-def test_objective_is_the_mean_of_the_workers_means(partition, l2, mesh):
-    assert_objective(partition, l2, mesh)
+def evaluate_and_ask(problem: dsgd.Problem, params: Any, mesh: jax.sharding.Mesh) -> Any:
+    """With every worker's gradient on all it has."""
+
+    def both(params, data, shared):
+        each = oracle.gradients(problem, Asked(params, exact=True), jax.random.key(0), data, N)
+        return *oracle.evaluate(problem, params, data, shared), each
+
+    return on(mesh, problem, both, (P(), P(), P("workers")), params)
 
 
-def test_objective_does_not_depend_on_the_devices(any_mesh):
-    assert_objective("dirichlet", 0.1, any_mesh)
-
-
-def assert_objective(partition, l2, mesh):
-    parts = problems.split(DATASET.train_targets, WORKERS, partition, alpha=1.0)
-    assert partition != "dirichlet" or np.ptp([len(part) for part in parts]) > 5
-    kernel, bias = random_params()
-    loss, kernel_slope, bias_slope = reference(parts, kernel, bias, l2)
+@pytest.mark.parametrize(("chunk", "devices"), [(None, 1), (9, 8)])
+def test_regression_is_that_of_numpy(chunk, devices):
+    """Inputs of two parts, workers with 1 to 17 samples, in pieces that do not divide them."""
+    features = np.concatenate([INPUTS["left"], INPUTS["right"]], axis=1)
+    errors = features @ X - TARGETS
+    slopes = np.array([2 * errors[part] @ features[part] / len(part) for part in PARTS]) + 0.3 * X
+    value = np.mean([np.mean(errors[part] ** 2) for part in PARTS]) + 0.15 * X @ X
+    mesh = dsgd.workers.mesh(devices)
     with jax.enable_x64(True):
-        problem = logistic_regression(partition, l2=l2)
-        params = problem.init(jax.random.key(0))._replace(kernel=jax.numpy.asarray(kernel), bias=jax.numpy.asarray(bias))
-        scalars, slope = evaluate(problem, params, mesh)
-    np.testing.assert_allclose(scalars["loss"], loss, rtol=1e-12)
-    np.testing.assert_allclose(slope.kernel, kernel_slope, rtol=1e-10, atol=1e-12)
-    np.testing.assert_allclose(slope.bias, bias_slope, rtol=1e-10, atol=1e-12)
-    right = (DATASET.test_inputs @ kernel + bias).argmax(axis=1) == DATASET.test_targets
-    assert 0 < right.mean() < 1
-    np.testing.assert_allclose(scalars["test_accuracy"], right.mean(), rtol=1e-12)
+        problem = regression(chunk=chunk, l2=0.3)
+        scalars, slope, each = evaluate_and_ask(problem, jnp.asarray(X), mesh)
+    assert set(scalars) == {"loss", "test_loss"}
+    np.testing.assert_allclose(scalars["loss"], value, rtol=1e-12)
+    np.testing.assert_allclose(scalars["test_loss"], np.mean(errors[:11] ** 2), rtol=1e-12)
+    np.testing.assert_allclose(slope, slopes.mean(axis=0), rtol=1e-11)
+    np.testing.assert_allclose(each, slopes, rtol=1e-11)
 
 
-@pytest.mark.parametrize("l2", [0.0, 0.3])
-def test_loss_of_a_batch_is_its_plain_mean(l2, key):
-    kernel, bias = random_params()
-    problem = logistic_regression(l2=l2, batch_size=4)
-    params = problem.init(key)._replace(kernel=jax.numpy.asarray(kernel, float), bias=jax.numpy.asarray(bias, float))
-    batch = jax.jit(problem.sample)(key, worker(problem.data, 2))
-    probabilities = softmax(np.asarray(batch.inputs, np.float64) @ kernel + bias)
-    expected = -np.log(probabilities[np.arange(4), batch.targets]).mean() + l2 / 2 * (np.sum(kernel**2) + np.sum(bias**2))
-    np.testing.assert_allclose(jax.jit(problem.loss)(params, batch), expected, rtol=1e-5)
+def test_a_loss_of_every_position_is_averaged_over_them(mesh):
+    logits = TABLE[TOKENS[:, :-1]]
+    of_position = np.log(np.exp(logits).sum(axis=-1)) - np.take_along_axis(logits, TOKENS[:, 1:, None].astype(int), axis=-1)[..., 0]
+    expected = np.mean([of_position[part].mean() for part in PARTS])
+    with jax.enable_x64(True):
+        problem = sequences(chunk=7)
+        assert problem.data.inputs.dtype == problem.data.targets.dtype == jnp.uint8
+        scalars, _ = evaluate(problem, jnp.asarray(TABLE), mesh)
+    np.testing.assert_allclose(scalars["loss"], expected, rtol=1e-12)
+    np.testing.assert_allclose(scalars["test_bits"], of_position[:4].mean() / np.log(2), rtol=1e-12)
 
 
-@pytest.mark.parametrize("batch_size", [0, -3])
-def test_batch_without_samples_is_refused(batch_size):
-    with pytest.raises(ValueError, match=f"batch_size = {batch_size}: need an integer, at least 1"):
-        logistic_regression(batch_size=batch_size)
+@pytest.mark.parametrize("model", [Linen(), made, Nnx(nnx.Rngs(3))], ids=["linen", "function", "module"])
+def test_each_seed_has_its_own_start_if_the_model_draws_it(model):
+    start = jax.jit(of_module(model).init)
+    one, other = (jax.tree.leaves(start(jax.random.key(seed)))[-1] for seed in (0, 1))
+    assert np.array_equal(one, other) == isinstance(model, nnx.Module)
 
 
-@pytest.mark.parametrize("l2", [-1e-9, float("nan")])
-def test_l2_that_is_not_a_weight_is_refused(l2):
-    with pytest.raises(ValueError, match=f"l2 = {l2}"):
-        logistic_regression(l2=l2)
+def test_of_a_batch_the_first_samples_may_count_alone():
+    problem = problems.finite_sum(LINEAR, optax.squared_error, (INPUTS, TARGETS), 2, batch_size=6, l2=0.2)
+    assert problem.take is not None
+    batch = jax.jit(problem.sample)(jax.random.key(0), jax.tree.map(lambda leaf: leaf[1], problem.data))
+    slope, take, x = jax.jit(jax.value_and_grad(problem.loss)), jax.jit(problem.take), X.astype(np.float32)
+    for b in (1, 4, 6):
+        alone = jax.tree.map(lambda leaf: np.asarray(leaf)[:b], batch)  # noqa: B023 (called at once)
+        found, expected = slope(x, take(batch, b)), slope(x, alone)
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, expected)
 
 
-def test_same_problem_built_twice_is_one_compiled_program():
-    first, second = (loop.without_arrays(logistic_regression()) for _ in range(2))
-    assert first == second
-    assert hash(first) == hash(second)
+@pytest.mark.parametrize("what", ["evaluation", "exact gradient"])
+def test_a_text_of_14_megabytes_is_evaluated_in_a_few(what, mesh, optimised):
+    """In one piece, the logits of its 215,000 windows alone would be 14 GB."""
+    model = problems.Model(lambda key: jnp.zeros((256, 256)), looked_up)
+    windows = np.zeros((215_000, 64), np.uint8)
+    problem = problems.finite_sum(model, cross_entropy, (windows, windows), 16, "blocks")
+    shapes = jax.eval_shape(lambda *arrays: arrays, problem.init(jax.random.key(0)), problem.data, problem.shared)
+
+    def run(params, data, shared):
+        if what == "evaluation":
+            return oracle.evaluate(problem, params, data, shared)
+        return oracle.gradients(problem, Asked(params, exact=True), jax.random.key(0), data, 16)
+
+    sharded = jax.shard_map(run, mesh=mesh, in_specs=(P(), P("workers"), P()), out_specs=P(), check_vma=False)
+    analysis = jax.jit(sharded).lower(*shapes).compile().memory_analysis()
+    assert analysis.temp_size_in_bytes < accumulate.BUDGET
 
 
-@pytest.mark.parametrize("change", [{"l2": 0.5}, {"batch_size": 2}, {"replacement": False}])
-def test_problems_that_compute_differently_are_different_programs(change):
-    assert loop.without_arrays(logistic_regression()) != loop.without_arrays(logistic_regression(**change))
+class Keeps(nn.Module):
+    layer: str
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.BatchNorm(use_running_average=True)(x) if self.layer == "norm" else nn.Dropout(0.1, deterministic=False)(x)
+        return nn.Dense(1)(x)[:, 0]
 
 
-@pytest.mark.parametrize("sizes", [[2, 5, 3], [5, 2, 3], [2, 3, 5], [4, 4, 4]])
-def test_samples_are_those_of_the_worker_with_the_most(sizes):
-    """For arrays with a partition and for data by worker."""
-    inputs, ends = np.arange(12.0)[:, None], np.cumsum(sizes)
-    parts = np.split(np.arange(sum(sizes)), ends[:-1])
-    by_worker = problems.ByWorker(lambda n: (inputs[parts[n]], inputs[parts[n], 0]))
-    model = problems.Model(lambda key: jnp.zeros(()), lambda x, rows: x * rows[:, 0])
-    for given, partition in (((inputs, inputs[:, 0]), parts), (by_worker, "iid")):
-        problem = problems.finite_sum(model, optax.squared_error, given, 3, partition, batch_size=2)
-        assert (problem.samples, problem.batch_size) == (max(sizes), 2)
+class Flatten(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return x[:, 0]
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Keeps("norm"), "model Keeps keeps batch_stats that no training updates; expected an argument of its __call__"),
+        (Keeps("drop"), "model Keeps keeps dropout or batch norm that is always in training mode .*; expected an argument"),
+        (Flatten(), "model Flatten keeps no parameters; expected a module with parameters"),
+        (Linen, "model = the class Linen: need a flax module"),
+        (lambda rngs: 3, "gives 3: need a flax module"),
+        ("mlp", "model = 'mlp': need a flax module with its fields.*, a function from nnx.Rngs"),
+    ],
+)
+def test_what_is_no_model_is_refused(model, message):
+    with pytest.raises(ValueError, match=message):
+        of_module(model)
+
+
+COLUMN = problems.Model(lambda key: jnp.zeros(FEATURES), lambda x, inputs: (inputs @ x)[:, None])
+VECTOR = problems.Model(lambda key: jnp.zeros(FEATURES), lambda x, inputs: inputs @ x)
+X_AND_Y = INPUTS["left"], TARGETS
+GOOD: dict[str, Any] = {"model": VECTOR, "loss": optax.squared_error, "data": (INPUTS["left"], TARGETS), "workers": 3}
+
+
+def broadcast(outputs, targets):
+    return (outputs - targets[None]) ** 2
+
+
+METRIC = {"test_loss": optax.squared_error}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"model": COLUMN, "loss": broadcast},
+            r"finite_sum: loss gives float32\[2, 2\] for 2 samples, float32\[3, 3\] for 3; need",
+        ),
+        ({"loss": lambda outputs, targets: jnp.mean(outputs)}, r"loss gives float32\[\] for 2 samples"),
+        ({"loss": lambda outputs, targets: outputs > targets}, r"loss gives bool\[2\]"),
+        ({"data": (INPUTS["left"], TARGETS[:-1])}, r"data: targets has shape \(60,\); need \[M, ...\] with one M"),
+        ({"data": (np.ones((61, 0)), TARGETS)}, r"data: inputs has shape \(61, 0\); need .* at least one element a sample"),
+        ({"data": [X_AND_Y] * 3}, r"for 3 workers' own data pass problems\.ByWorker"),
+        ({"data": (X_AND_Y, (INPUTS["left"][:4], TARGETS[:4]))}, r"need .* for all arrays; or, for workers' own data, problems\.ByWorker"),
+        ({"data": ((), TARGETS)}, r"inputs = \(\) has no arrays"),
+        ({"data": (INPUTS["left"], np.where(TARGETS > 0, np.nan, 0))}, "data: targets has entries that are not finite"),
+        ({"data": ({"a": [["x"]]}, TARGETS)}, r"data: inputs\['a'\]: got text .*; expected numbers"),
+        ({"partition": "by-label"}, r"partition 'by-label' of targets that are no classes: need integers \[61\]"),
+        ({"partition": "random"}, "unknown partition 'random'"),
+        ({"partition": [[0, 1], [2], [61]]}, "partition: worker 2 has"),
+        ({"batch_size": 0}, "batch_size = 0: need an integer, at least 1"),
+        ({"l2": -1e-9}, "l2 = -1e-09"),
+        ({"l2": float("nan")}, "l2 = nan"),
+        ({"partition": [[*range(16)], [2], [3]], "min_samples": 2}, "worker 1 has 1 samples; expected at least min_samples = 2"),
+        ({"chunk": 0}, "chunk = 0: need an integer, at least 1"),
+        ({"test": (INPUTS["left"], TARGETS)}, "metrics = None: need both, or neither"),
+        ({"metrics": METRIC}, "test = None, metrics = .*: need both, or neither"),
+        ({"test": (INPUTS["right"], TARGETS), "metrics": METRIC}, r"test: inputs of a sample as float32\[\d\]; expected"),
+        ({"test": (INPUTS["left"], TARGETS), "metrics": {"bits": optax.squared_error}}, "metrics: 'bits' = .* by other names than arrived"),
+        (
+            {"test": (INPUTS["left"], TARGETS), "metrics": {"mean": lambda outputs, targets: jnp.mean(outputs)}},
+            "finite_sum: mean gives float32",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        problems.finite_sum(**{**GOOD, **change})

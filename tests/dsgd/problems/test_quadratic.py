@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from scipy import linalg, optimize, stats
 
 from dsgd import problems
-from dsgd.engine import loop, oracle
+from dsgd.engine import oracle
 
 N, D = 4, 3
 DRAWS = 20_000
@@ -48,7 +48,7 @@ def worker(data, n: int):
 def evaluate(problem, x, mesh):
     measure = partial(oracle.evaluate, problem)
     over_workers = jax.shard_map(measure, mesh=mesh, in_specs=(P(), P("workers"), P()), out_specs=P(), check_vma=False)
-    return over_workers(x, problem.data, problem.shared)
+    return jax.jit(over_workers)(x, problem.data, problem.shared)
 
 
 def value(A: np.ndarray, x: np.ndarray) -> float:
@@ -77,44 +77,33 @@ def test_constants_are_those_of_brute_force(hessians):
 def test_objective_is_the_mean_of_the_workers_losses(hessians, mesh):
     with jax.enable_x64(True):
         problem = problems.quadratic(hessians, B)
+        losses = jax.jit(jax.vmap(problem.loss, (None, 0)))
         for x in np.random.default_rng(2).normal(size=(3, D)):
             scalars, slope = evaluate(problem, jnp.asarray(x), mesh)
-            local = np.asarray(jax.vmap(problem.loss, (None, 0))(jnp.asarray(x), problem.data))
+            local = np.asarray(losses(jnp.asarray(x), problem.data))
             np.testing.assert_allclose(local.mean(), value(hessians, x), rtol=1e-12)
             np.testing.assert_allclose(scalars["loss"], value(hessians, x), rtol=1e-12)
             np.testing.assert_allclose(slope, slopes(hessians, x).mean(axis=0), rtol=1e-12)
 
 
-def test_minimizer_has_the_minimum_and_no_gradient(hessians, mesh):
-    """Nor have the workers' own gradients there, on average."""
-    with jax.enable_x64(True):
-        problem = problems.quadratic(hessians, B)
-        x = jnp.asarray(problem.constants.minimizer)
-        scalars, slope = evaluate(problem, x, mesh)
-        local = np.asarray(jax.vmap(problem.gradient, (None, 0))(x, problem.data))
-    assert float(scalars["loss"]) == pytest.approx(problem.constants.minimum, rel=1e-12)
-    np.testing.assert_allclose(slope, 0, atol=1e-12)
-    np.testing.assert_allclose(local.mean(axis=0), 0, atol=1e-12)
-    assert np.abs(local).max() > 0.1
-
-
-@pytest.mark.parametrize("noise", [0.0, 2.0])
-def test_gradient_is_that_of_the_loss(hessians, noise, key):
+def test_gradient_is_that_of_the_loss(hessians, key):
     """With its noise in the batch, and without it in a worker's whole data."""
+    exact = problems.quadratic(hessians, B)
+    assert exact.sample(key, worker(exact.data, 0)).noise is None
     with jax.enable_x64(True):
-        problem = problems.quadratic(hessians, B, noise=noise)
+        problem = problems.quadratic(hessians, B, noise=2.0)
         x = jnp.asarray(np.random.default_rng(4).normal(size=D))
-        for n in range(N):
+        for n in (0, N - 1):
             mine = worker(problem.data, n)
             np.testing.assert_allclose(problem.gradient(x, mine), slopes(hessians, np.asarray(x))[n], rtol=1e-12)
             for batch in (mine, problem.sample(key, mine)):
                 np.testing.assert_allclose(problem.gradient(x, batch), jax.grad(problem.loss)(x, batch), rtol=1e-12)
 
 
-def test_noise_is_normal_and_has_the_variance_asked_for(hessians):
+def test_noise_is_normal_and_has_the_variance_asked_for():
     r"""$g_n - f_n'$ is $N(0, \sigma^2 I / d)$: unbiased, $E |\xi|^2 = \sigma^2$, and no coordinate knows of another."""
     sigma = 3.0
-    problem = problems.quadratic(hessians, B, noise=sigma)
+    problem = problems.quadratic(make_hessians("dense"), B, noise=sigma)
     mine, x = worker(problem.data, 1), jnp.ones(D)
     drawn = jax.jit(jax.vmap(lambda key: problem.gradient(x, problem.sample(key, mine))))(jax.random.split(jax.random.key(0), DRAWS))
     xi = np.asarray(drawn - problem.gradient(x, mine)[None], np.float64)
@@ -126,22 +115,12 @@ def test_noise_is_normal_and_has_the_variance_asked_for(hessians):
     assert stats.kstest(xi.ravel() / (sigma / np.sqrt(D)), "norm").pvalue > 1e-4
 
 
-def test_no_noise_makes_every_batch_exact(hessians, key):
-    problem = problems.quadratic(hessians, B)
-    mine = worker(problem.data, 0)
-    np.testing.assert_array_equal(problem.gradient(jnp.ones(D), problem.sample(key, mine)), problem.gradient(jnp.ones(D), mine))
-
-
-def test_start_is_zero_or_the_one_given(hessians, key):
-    np.testing.assert_array_equal(problems.quadratic(hessians, B).init(key), np.zeros(D))
-    np.testing.assert_array_equal(problems.quadratic(hessians, B, start=[1.0, -2.0, 0.5]).init(key), [1.0, -2.0, 0.5])
-
-
-def test_start_is_the_one_given_even_if_the_array_changes_later(key):
-    start = np.ones(D)
-    problem = problems.quadratic(make_hessians("dense"), B, start=start)
+def test_start_is_zero_or_the_one_given_even_if_the_array_changes_later(key):
+    np.testing.assert_array_equal(problems.quadratic(np.ones((N, D)), B).init(key), np.zeros(D))
+    start = np.array([1.0, -2.0, 0.5])
+    problem = problems.quadratic(np.ones((N, D)), B, start=start)
     start[:] = 7
-    np.testing.assert_array_equal(problem.init(key), np.ones(D))
+    np.testing.assert_array_equal(problem.init(key), [1.0, -2.0, 0.5])
 
 
 def spoiled(entry: float) -> np.ndarray:
@@ -157,20 +136,15 @@ def spoiled(entry: float) -> np.ndarray:
         pytest.param(np.ones((N + 1, D)), B, {}, r"A has shape \(5, 3\), b \(4, 3\)", id="more Hessians than workers"),
         pytest.param(np.ones((N, D, D + 1)), B, {}, r"A has shape \(4, 3, 4\)", id="Hessians not square"),
         pytest.param(np.eye(D), B[0], {}, r"b \(3,\)", id="no worker axis"),
-        pytest.param(np.ones((N, D)), B[..., None], {}, r"b \(4, 3, 1\)", id="b of matrices"),
         pytest.param(np.ones((0, D)), np.ones((0, D)), {}, r"\(0, 3\)", id="no worker"),
-        pytest.param(np.ones((N, 0)), np.ones((N, 0)), {}, r"\(4, 0\)", id="no dimension"),
         pytest.param(spoiled(0.5), B, {}, r"A\[2\] is not symmetric", id="asymmetric"),
         pytest.param(spoiled(np.nan), B, {}, "not finite", id="A not finite"),
         pytest.param(np.ones((N, D)), B + np.array([0, np.inf, 0]), {}, "not finite", id="b not finite"),
         pytest.param(-make_hessians("dense"), B, {}, "eigenvalue -", id="mean indefinite"),
-        pytest.param(-make_hessians("diagonal"), B, {}, "eigenvalue -", id="diagonal mean indefinite"),
         pytest.param(np.ones((N, D)) * np.array([1, 0, 1]), B, {}, "eigenvalue 0", id="mean singular"),
         pytest.param(np.ones((N, D)), B, {"noise": -0.1}, "noise = -0.1", id="negative noise"),
-        pytest.param(np.ones((N, D)), B, {"noise": float("nan")}, "noise = nan", id="noise not a number"),
         pytest.param(np.ones((N, D)), B, {"noise": float("inf")}, "noise = inf", id="infinite noise"),
         pytest.param(np.ones((N, D)), B, {"start": np.zeros(D + 1)}, r"start has shape \(4,\)", id="start too long"),
-        pytest.param(np.ones((N, D)), B, {"start": np.zeros((N, D))}, r"start has shape \(4, 3\)", id="start for each worker"),
         pytest.param(np.ones((N, D)), B, {"start": [0.0, np.nan, 0.0]}, "start.*not finite", id="start not finite"),
     ],
 )
@@ -216,7 +190,8 @@ def test_random_quadratic_has_the_constants_asked_for(request, equal_hessians):
     assert known.smoothness == pytest.approx(request["smoothness"], rel=1e-9)
     assert known.heterogeneity == pytest.approx(request["heterogeneity"], rel=1e-9, abs=1e-9)
     assert known.noise == request["noise"]
-    if equal_hessians:
+    if equal_hessians:  # then the heterogeneity is the same everywhere
+        assert np.ptp(np.asarray(problem.data.A), axis=0).max() == 0
         assert known.strong_convexity == pytest.approx(request["strong_convexity"], rel=1e-9)
     else:
         assert known.strong_convexity >= request["strong_convexity"] * (1 - 1e-9)
@@ -225,22 +200,6 @@ def test_random_quadratic_has_the_constants_asked_for(request, equal_hessians):
         tolerance = 1e-5 * request["smoothness"]
         assert eigenvalues[0] == pytest.approx(request["strong_convexity"], abs=tolerance)
         assert eigenvalues[-1] == pytest.approx(request["smoothness"], abs=tolerance)
-
-
-@pytest.mark.parametrize("diagonal", [True, False])
-def test_equal_hessians_have_the_same_heterogeneity_everywhere(diagonal):
-    def heterogeneity(problem, x):
-        local = np.asarray(jax.vmap(problem.gradient, (None, 0))(jnp.asarray(x), problem.data))
-        return np.sqrt(np.mean(np.sum((local - local.mean(axis=0)) ** 2, axis=1)))
-
-    points = 100 * np.random.default_rng(0).normal(size=(5, D))
-    with jax.enable_x64(True):
-        make = partial(problems.random_quadratic, N, D, heterogeneity=2.5, diagonal=diagonal)
-        equal, different = make(equal_hessians=True), make()
-        for x in points:
-            assert heterogeneity(equal, x) == pytest.approx(2.5, rel=1e-9)
-            assert heterogeneity(different, x) > 5
-        assert heterogeneity(different, different.constants.minimizer) == pytest.approx(2.5, rel=1e-9)
 
 
 def test_seed_decides_the_random_quadratic():
@@ -257,12 +216,9 @@ def test_seed_decides_the_random_quadratic():
         (0, 3, {}, "0 workers"),
         (3, 0, {}, "dimension 0"),
         (3, 3, {"strong_convexity": 0.0}, "strong_convexity = 0.0"),
-        (3, 3, {"strong_convexity": -1.0}, "strong_convexity = -1.0"),
         (3, 3, {"strong_convexity": 2.0, "smoothness": 1.0}, "smoothness = 1.0"),
-        (3, 3, {"strong_convexity": float("nan")}, "strong_convexity = nan"),
         (3, 3, {"smoothness": float("inf")}, "smoothness = inf"),
         (3, 3, {"heterogeneity": -1.0}, "heterogeneity = -1.0"),
-        (3, 3, {"heterogeneity": float("nan")}, "heterogeneity = nan"),
         (1, 3, {"heterogeneity": 1.0}, "heterogeneity = 1.0 with 1 workers"),
         (3, 3, {"noise": -1.0}, "noise = -1.0"),
         (3, 1, {"strong_convexity": 0.1, "smoothness": 1.0}, "dimension 1"),
@@ -279,12 +235,3 @@ def test_one_worker_or_one_dimension_can_be():
     assert (alone.smoothness, alone.strong_convexity) == (pytest.approx(1.0), pytest.approx(0.1))
     line = problems.random_quadratic(5, 1, smoothness=2.0, strong_convexity=2.0, heterogeneity=3.0).constants
     assert (line.smoothness, line.strong_convexity, line.heterogeneity) == (pytest.approx(2.0), pytest.approx(2.0), pytest.approx(3.0))
-
-
-def test_quadratics_of_one_shape_are_one_compiled_program():
-    """Their numbers, noise among them, are arguments of it; a start of one's own is not."""
-    first = loop.without_arrays(problems.random_quadratic(N, D, noise=1.0, seed=0))
-    second = loop.without_arrays(problems.random_quadratic(N, D, noise=2.0, smoothness=9.0, heterogeneity=0.0, seed=1))
-    assert first == second
-    assert hash(first) == hash(second)
-    assert first != loop.without_arrays(problems.quadratic(np.ones((N, D)), B, noise=1.0, start=np.ones(D)))

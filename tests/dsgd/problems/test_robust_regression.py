@@ -12,12 +12,9 @@ import numpy as np
 import pytest
 
 from dsgd import problems
-from dsgd.engine import loop
 from dsgd.problems.robust_regression import STEEPEST
 
 N, D, M = 3, 4, 6
-DRAWS = 20_000
-LIMIT = 5  # standard errors
 LARGEST_SLOPE_AT = 1 / sqrt(3)
 
 
@@ -67,17 +64,17 @@ def test_loss_is_geman_and_mcclure_s_and_its_slope_is_as_steep_as_is_said():
     assert curvature.min() == pytest.approx(-1 / 4, abs=1e-4)
     problem = make()
     a, y = arrays(problem)
+    both = jax.jit(jax.value_and_grad(problem.loss))
     for x in points(problem, 5):
         for n in range(N):
-            assert float(problem.loss(jnp.asarray(x), worker(problem, n))) == pytest.approx(np.mean(phi(a[n] @ x - y[n])), rel=1e-12)
-            slope = jax.grad(problem.loss)(jnp.asarray(x), worker(problem, n))
+            value, slope = both(jnp.asarray(x), worker(problem, n))
+            assert float(value) == pytest.approx(np.mean(phi(a[n] @ x - y[n])), rel=1e-12)
             np.testing.assert_allclose(slope, sample_gradients(problem, x)[n].mean(axis=0), rtol=1e-9, atol=1e-15)
 
 
-@pytest.mark.parametrize("seed", [1])
-def test_smoothness_bounds_every_worker_s_hessian_and_is_reached(seed):
+def test_smoothness_bounds_every_worker_s_hessian_and_is_reached():
     """Where all residuals are 0 phi'' is 1, and the steepest worker's Hessian has this eigenvalue."""
-    problem = make(residual=0.0, seed=seed)
+    problem = make(residual=0.0, seed=1)
     hessian = jax.jit(jax.vmap(jax.hessian(problem.loss), (None, 0)))
     L, best = problem.constants.smoothness, problem.constants.minimizer
     largest = [np.abs(np.linalg.eigvalsh(hessian(jnp.asarray(x), problem.data))).max() for x in points(problem)]
@@ -85,16 +82,8 @@ def test_smoothness_bounds_every_worker_s_hessian_and_is_reached(seed):
     assert np.linalg.eigvalsh(hessian(jnp.asarray(best), problem.data)).max() == pytest.approx(L, rel=1e-9)
 
 
-def test_it_is_not_convex():
-    problem = make(residual=1.0)
-    hessian = jax.jit(jax.vmap(jax.hessian(problem.loss), (None, 0)))
-    mean = [np.linalg.eigvalsh(np.mean(hessian(jnp.asarray(x), problem.data), axis=0)).min() for x in points(problem)]
-    assert min(mean) < -1e-3
-
-
-@pytest.mark.parametrize("seed", [2])
-def test_gradients_of_workers_are_as_far_apart_as_is_said(seed):
-    problem = make(residual=1.0, seed=seed)
+def test_gradients_of_workers_are_as_far_apart_as_is_said():
+    problem = make(residual=1.0, seed=2)
     spreads = []
     for x in points(problem, 200):
         local = sample_gradients(problem, x).mean(axis=1)
@@ -103,7 +92,7 @@ def test_gradients_of_workers_are_as_far_apart_as_is_said(seed):
     assert max(spreads) >= 0.01 * problem.constants.heterogeneity**2
 
 
-@pytest.mark.parametrize(("batch_size", "replacement"), [(1, True), (2, True), (1, False), (2, False), (5, False), (M, False)])
+@pytest.mark.parametrize(("batch_size", "replacement"), [(2, True), (2, False), (M, False)])
 def test_noise_bounds_the_variance_of_every_batch_there_is(batch_size, replacement):
     """All of them, each as likely, at many points."""
     problem = make(batch_size=batch_size, replacement=replacement, residual=1.0)
@@ -129,24 +118,10 @@ def test_noise_is_that_of_one_sample_divided():
         (1, False, 1),
         (4, False, (M - 4) / (M - 1) / 4),
         (M, False, 0),
+        (M + 2, False, 0),
     ]:
         assert make(batch_size=batch_size, replacement=replacement).constants.noise == pytest.approx(sqrt(one * factor))
     assert problems.robust_regression(N, D, samples=1, replacement=False).constants.noise > 0, "one sample of one has none: it is a bound"
-
-
-@pytest.mark.parametrize("replacement", [True, False])
-def test_batches_are_drawn_as_they_should_be(replacement):
-    """Their gradients have the mean and the variance of all batches."""
-    problem, B = make(batch_size=3, replacement=replacement, residual=1.0), 3
-    x, mine = points(problem)[0], worker(problem, 1)
-    each = sample_gradients(problem, x)[1]
-    variance = np.mean(np.sum((each - each.mean(axis=0)) ** 2, axis=1)) / B * (1 if replacement else (M - B) / (M - 1))
-    keys = jax.random.split(jax.random.key(0), DRAWS)
-    drawn = np.asarray(jax.jit(jax.vmap(lambda key: jax.grad(problem.loss)(jnp.asarray(x), problem.sample(key, mine))))(keys))
-    squares = np.sum((drawn - each.mean(axis=0)) ** 2, axis=1)
-    assert abs(squares.mean() - variance) <= LIMIT * squares.std() / sqrt(DRAWS)
-    assert np.linalg.norm(drawn.mean(axis=0) - each.mean(axis=0)) <= LIMIT * sqrt(variance / DRAWS)
-    assert (problem.batch_size, problem.samples) == (B, M)
 
 
 def test_0_is_a_lower_bound_and_the_minimum_where_nothing_is_left_over():
@@ -170,24 +145,8 @@ def test_constants_are_of_the_numbers_that_are_used():
     assert np.abs(np.asarray(first.data.targets - noisy.data.targets)).std() > 0.1
     assert not np.allclose(first.data.inputs, other.data.inputs)
     assert first.constants.smoothness == noisy.constants.smoothness != other.constants.smoothness
-    again = make(residual=0.0)
-    np.testing.assert_array_equal(first.data.targets, again.data.targets)
-
-
-def test_it_starts_at_0(key):
-    start = make().init(key)
-    np.testing.assert_array_equal(start, np.zeros(D))
-    assert start.dtype == jnp.float64
-    assert make().workers == N
-
-
-def test_regressions_of_one_shape_are_one_compiled_program():
-    """Their data are its arguments; how batches are drawn is not."""
-    first, second = (loop.without_arrays(make(seed=seed, residual=residual)) for seed, residual in ((0, 0.1), (1, 2.0)))
-    assert first == second
-    assert hash(first) == hash(second)
-    assert first != loop.without_arrays(make(replacement=False))
-    assert first != loop.without_arrays(make(batch_size=2))
+    np.testing.assert_array_equal(first.data.targets, make(residual=0.0).data.targets)
+    np.testing.assert_array_equal(first.init(jax.random.key(0)), np.zeros(D))
 
 
 @pytest.mark.parametrize(
@@ -195,10 +154,8 @@ def test_regressions_of_one_shape_are_one_compiled_program():
     [
         ((0, D), {}, "workers"),
         ((N, 0), {}, "dimension"),
-        ((N, D), {"samples": 0}, "samples"),
         ((N, D), {"batch_size": 0}, "batch_size"),
         ((N, D), {"residual": -0.1}, r"residual = -0\.1"),
-        ((N, D), {"residual": float("nan")}, "residual = nan"),
         ((N, D), {"residual": float("inf")}, "residual = inf"),
     ],
 )

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 import sysconfig
-from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -102,17 +101,6 @@ def test_the_docstring_says_the_entropy_and_the_sizes():
     documents = grammar.documents(0)
     assert f"{len(documents)} pages" in doc
     assert f"({sum(map(len, documents)) / 1e6:.2f} MB)" in doc
-
-
-def test_an_n_gram_stays_above_the_entropy():
-    """Of the held-out tenth; what chance may add to its own ideal code is far less than what the n-gram lacks."""
-    order, text = 3, b"".join(grammar.documents(1))
-    end = len(text) * 9 // 10
-    seen = [text[i - order : i + 1] for i in range(order, end)]
-    pairs, contexts = Counter(seen), Counter(context[:-1] for context in seen)
-    held = [text[i - order : i + 1] for i in range(end + order, len(text))]
-    codes = [-math.log2((pairs[each] + 0.1) / (contexts[each[:-1]] + 25.6)) for each in held]
-    assert np.mean(codes) > 1.1 * grammar.bits_per_byte()
 
 
 def test_the_grammars_text_hangs_on_the_seed_alone():
