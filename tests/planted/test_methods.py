@@ -21,30 +21,35 @@ SERVER, GOSSIP = "algorithms/asynchronous/asynchronous_server.py", "algorithms/a
 
 MISTAKES = [
     # Equations.
-    Mistake("algorithms/synchronous/scaffold.py", "g - own + c[None]", "g - own - c[None]", history("scaffold, none")),
+    Mistake("algorithms/synchronous/scaffold.py", "g - own + c[None]", "g - own - c[None]", history("scaffold, pipelined")),
     Mistake(
         "algorithms/synchronous/backup_workers_sgd.py",
         "leaf / counted, total",
         "leaf / round.workers, total",
         history("backup workers, blocking"),
     ),
-    Mistake("algorithms/compressed/ef21.py", "gather(state.workers.model.params)", "gather(state.workers.estimate)", history("ef21, none")),
     Mistake(
-        "algorithms/decentralized/deepsqueeze.py", "sub(v, sent.decoded)", "sub(half.params, sent.decoded)", history("deepsqueeze, none")
+        "algorithms/compressed/ef21.py", "gather(state.workers.model.params)", "gather(state.workers.estimate)", history("ef21, pipelined")
     ),
-    Mistake("algorithms/decentralized/extra.py", "pull / 2, pull", "pull / 1, pull", history("extra, none")),
+    Mistake(
+        "algorithms/decentralized/deepsqueeze.py",
+        "sub(v, sent.decoded)",
+        "sub(half.params, sent.decoded)",
+        history("deepsqueeze, pipelined"),
+    ),
+    Mistake("algorithms/decentralized/extra.py", "pull / 2, pull", "pull / 1, pull", history("extra, pipelined")),
     Mistake(
         "algorithms/asynchronous/asynchronous_sgd.py",
         "maximum(1, staleness)",
         "maximum(1, 1 + staleness)",
-        history("asgd, staleness aware, none"),
+        history("asgd, staleness aware, blocking"),
     ),
     # Rounding, warm starts, masses.
     Mistake(
         "algorithms/decentralized/exact_diffusion.py",
         "x + (u + c), x.params",
         "x + (u - c), x.params",
-        history("exact-diffusion, none"),
+        history("exact-diffusion, pipelined"),
     ),
     Mistake(
         "algorithms/decentralized/exact_diffusion.py",
