@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 
 PACKAGES = ("algorithms", "dsgd", "experiments", "theory_checks", "topologies")
-NOT_INSTALLED = "experiments/notebooks/"
+NOT_INSTALLED = ("experiments/README.md", "experiments/notebooks/")
 MADE = ("PKG-INFO", "setup.cfg", "dsgd.egg-info/")  # by setuptools, in an sdist
 
 
