@@ -39,11 +39,15 @@ class RealWorker:
 
     def __init__(self, name: str, problem: Problem, optimizer: optax.GradientTransformation, key: Key) -> None:
         leaves.need_all(name, problem)
-        self.mesh = nodes.mesh(name, problem.workers)
-        self.n, self.N, here = jax.process_index(), problem.workers, self.mesh.local_devices[0]
-        self.problem, self.optimizer = oracle.of_worker(problem, self.n), optimizer
-        first, self.key = loop.split(key)
-        self.data = jax.device_put(jax.tree.map(lambda leaf: arrays.row(leaf, self.n), problem.data), here)
+        self.mesh: Mesh = nodes.mesh(name, problem.workers)
+        self.n: int = jax.process_index()
+        self.N: int = problem.workers
+        here = self.mesh.local_devices[0]
+        self.problem: Problem = oracle.of_worker(problem, self.n)
+        self.optimizer: optax.GradientTransformation = optimizer
+        first, own = loop.split(key)
+        self.key: Key = own
+        self.data: PyTree = jax.device_put(jax.tree.map(lambda leaf: arrays.row(leaf, self.n), problem.data), here)
         self.model: optimizers.Model = jax.device_put(optimizers.drawn(problem.init, optimizer, first), here)
 
     def sum(self, own: PyTree) -> PyTree:
