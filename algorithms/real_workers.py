@@ -1,7 +1,7 @@
 """A worker of synchronous SGD on the real clock, in a process of its own: `train_processes` of DropCompute and of Cannikin.
 
 Kimad's processes are no such workers: their messages have a length that changes from round to round, which an all-reduce of a compiled
-program cannot have, and go to and from one server, each over a connection of its own, whose bandwidth is measured byte by byte.
+program cannot have, and go to and from one server, each over its own connection, on which the bandwidth is measured byte by byte.
 """
 
 from __future__ import annotations

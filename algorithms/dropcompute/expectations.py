@@ -23,7 +23,7 @@ _APART = 1 / 8  # of a standard deviation, between two points at which threshold
 _REACH = 10.0  # standard deviations from where on a micro-batch is ready, or is not, to all digits
 _AT_ONCE = 1 << 20  # numbers
 _FAR = 12.0  # standard deviations: what is beyond has a probability below 1e-32
-_FURTHEST = 40.0  # not even the largest of as many as float64 has numbers for is beyond
+_FURTHEST = 40.0  # standard deviations; float64 has no larger quantiles of the normal distribution
 _ACCURACY = 1e-12  # of an integral in standard deviations
 _MOST_NODES = 2 * 10**8  # nodes of all micro-batches, some seconds' worth
 _LEAST = 100  # micro-batches that take as long as what is done besides
@@ -208,10 +208,10 @@ def expected_threshold(mean: float, std: float, micro_batches: int, communicatio
 
     grid = _where_ready(model)
     best = int(np.argmax(rate(grid)))
-    beside = np.array([grid[max(best - 1, 0)], grid[min(best + 1, grid.size - 1)]])
+    around = np.array([grid[max(best - 1, 0)], grid[min(best + 1, grid.size - 1)]])
     # Relative to the best point of the grid, since the accuracy of the search is relative to the number that it looks for.
     moved = minimize_scalar(
-        lambda by: -rate(grid[best] + by), bounds=beside - grid[best], method="bounded", options={"xatol": 1e-9 * std}
+        lambda by: -rate(grid[best] + by), bounds=around - grid[best], method="bounded", options={"xatol": 1e-9 * std}
     ).x
     return float(max(grid[best], grid[best] + moved, key=rate))
 

@@ -179,7 +179,7 @@ def of_round(
         true_up, _ = round.cluster.bandwidths(round, ids, begin, up_seconds)
         _, true_down = round.cluster.bandwidths(round, ids, arrived + round.cluster.latency, down_seconds)
     up, down = monitor.estimate(memory.up, true_up), monitor.estimate(memory.down, true_down)
-    to_all = jnp.where(jnp.asarray(congestion) > 0, bits(jnp.min(down), down_seconds), jnp.inf)  # whose time is neglected needs none
+    to_all = jnp.where(jnp.asarray(congestion) > 0, bits(jnp.min(down), down_seconds), jnp.inf)  # if its time is neglected, it has no bound
     shown = {"estimated_up": up, "estimated_down": down, "bandwidth_up": true_up, "bandwidth_down": true_down}
     return Plan(bits(up, up_seconds), to_all, {} if round.cluster is None else shown)
 

@@ -109,7 +109,7 @@ def _placed(job: Job) -> _Inputs:
 
 
 def _first_carry(job: Job, inputs: _Inputs, checkpoint: Checkpoint | None, log: Log) -> loop.Carry:
-    """What the run begins with: the checkpoint's state, whose records the log then has; or the start, given or made."""
+    """What the run begins with: the checkpoint's state, with its records in the log; or the start, given or made."""
     plan, points, keys = job.plan, inputs.points, inputs.keys
     if checkpoint and (found := checkpoint.restore(loop.shapes(plan, points, keys))):
         carry, records = found

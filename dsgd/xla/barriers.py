@@ -51,5 +51,5 @@ def _through_a_loop(tree: PyTree) -> PyTree:
         first = next(leaf for leaf in jax.tree.leaves(carry) if leaf.size).ravel()[0].real.astype(jnp.float32)
         return lax.population_count(lax.bitcast_convert_type(first, jnp.int32)) < 0
 
-    # The count is carried beside the arrays, since XLA has passes that fail on loops that carry one array (openxla/xla#39830).
+    # The count is carried with the arrays, since XLA has passes that fail on loops that carry one array (openxla/xla#39830).
     return lax.while_loop(turns, lambda carry: (jax.tree.map(jnp.negative, carry[0]), carry[1] + 1), (tree, 0))[0]

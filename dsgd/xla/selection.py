@@ -30,7 +30,7 @@ _AT_ONCE = 12  # bytes that are added up in one expression: so many times so man
 
 def largest(x: jax.Array, k: int) -> jax.Array:
     """The places of a vector's k largest elements by magnitude, `[k]`; of equal ones the first."""
-    # Small models have very many short vectors, of which one element is found without a sort.
+    # Small models have very many short vectors; one largest element is found without a sort.
     return jnp.argmax(jnp.abs(x))[None] if k == 1 else lax.top_k(jnp.abs(x), k)[1]
 
 

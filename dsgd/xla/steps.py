@@ -5,7 +5,7 @@ that the new models take the memory of the gradients and the optimizer's state s
 up to a rounding, in more memory.
 
 Gain (`tests/algorithms/test_memory.py`: 1,024 models of 1 M parameters, SGD): a round of ring DSGD needs 1.00 times the memory of the
-models beside the state, without it 1.87 times (JAX 0.10.2). With momentum both need 1.00 times.
+models in addition to the state, without it 1.87 times (JAX 0.10.2). With momentum both need 1.00 times.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What things cost, beside the least that they can."""
+"""What operations cost, next to the least that they can cost."""

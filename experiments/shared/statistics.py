@@ -45,7 +45,7 @@ def errors(what: str, seeds: int) -> str:
 
 
 def first_reaching(values: np.ndarray, target: float) -> int | None:
-    """Index of the first record whose mean over seeds is at most the target; None if there is none."""
+    """Index of the first record whose mean over seeds is at most the target; None if it is never reached."""
     reached = np.flatnonzero(values.mean(axis=0) <= target)
     return int(reached[0]) if reached.size else None
 

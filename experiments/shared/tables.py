@@ -1,4 +1,4 @@
-"""The one way to show a table: printed in the terminal, written as CSV beside the figure, and included in docs/ from there.
+"""The one way to show a table: printed in the terminal, written as CSV next to the figure, and included in docs/ from there.
 
 In the CSV the lines of the title, and below the rows those of the caption, begin with `#`.
 """

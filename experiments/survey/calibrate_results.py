@@ -1,4 +1,4 @@
-"""What `calibrate` shows: what was measured beside what the switch says, as tables and as a figure."""
+"""What `calibrate` shows: measurements next to the switch's predictions, as tables and as a figure."""
 
 from __future__ import annotations
 

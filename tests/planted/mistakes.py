@@ -11,21 +11,26 @@ project with one file's text changed and runs the tests; nothing is written to d
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import traceback
+import warnings
 from collections.abc import Iterable
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 WRONG = {0: "the tests pass", 2: "the tests cannot be imported", 3: "pytest fails", 4: "there is no such test", 5: "no test is run"}
 SECONDS = 120  # until a test that does not end counts as one that fails
-LIBRARIES = ("jax", "matplotlib.pyplot", "networkx", "numpy", "optax", "pytest", "rich", "scipy.stats", "tyro")
+LIBRARIES = ("jax", "matplotlib.pyplot", "networkx", "numpy", "optax", "rich", "scipy.stats", "tyro")
 
 
 class Mistake(NamedTuple):
@@ -67,11 +72,7 @@ def _reason(mistake: Mistake) -> str | None:
 
 
 def _run(mistake: Mistake, text: str) -> None:
-    """Ends this process with pytest's status; a signal ends it where the tests take too long."""
-    import signal
-
-    import pytest
-
+    """Ends this process with pytest's status; a signal ends it if the tests take too long."""
     signal.alarm(SECONDS)
     os.dup2(2, 1)
     changed = str(ROOT / mistake.file)
@@ -90,9 +91,6 @@ def _run(mistake: Mistake, text: str) -> None:
 
 def main() -> None:
     """Reads mistakes from the input, and prints the survivors."""
-    import importlib
-    import warnings
-
     for name in LIBRARIES:
         importlib.import_module(name)
     warnings.filterwarnings("ignore", message=".*fork.*")

@@ -32,10 +32,10 @@ class Crew:
             self._run(worker)
 
     def look(self) -> list[int]:
-        """Waits a little, and begins the runs again that have ended with their processes. While Ray restarts one, its run ends at once.
+        """Waits a little, and begins runs again that ended because their processes died. While Ray restarts one, its run ends at once.
 
         Returns:
-            The workers whose runs have ended so.
+            These workers.
 
         Raises:
             Exception: what a worker's own code raised.

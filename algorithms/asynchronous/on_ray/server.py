@@ -285,7 +285,7 @@ class Server:
         self.updates = [Update(*row) for row in zip(*columns.values(), strict=True)]
         self.records = _unstacked([kept[f"model{i}"] for i in range(len(jax.tree.leaves(self.model.params)))], self.model.params)
         self.era = int(kept["era"]) + 1
-        self.reads = dict.fromkeys(self.reads, self.version)  # whoever reads the part, reads this version or a later one
+        self.reads = dict.fromkeys(self.reads, self.version)  # the next reads are of this version or a later one
         self.zero = time.monotonic() - (float(kept["elapsed"]) + (time.time() - wall if anew else 0.0))
         self.saved = time.monotonic()
         if anew:

@@ -74,7 +74,7 @@ def actor(ray: Any, made: type, *args: Any, restarts: int = 0, retries: int = 0)
         made: the class.
         args: of its constructor. Large ones are references, `ray.put(...)`, that the caller keeps: Ray restarts the actor from them.
         restarts: how often Ray restarts it when its process has died.
-        retries: how often Ray repeats a call whose process has died; -1: as long as it restarts it.
+        retries: how often Ray repeats a call if the process died during it; -1: as long as Ray restarts the process.
     """
     inherited = {
         name: value for name, value in elsewhere.environment(1).items() if name in ("JAX_PLATFORMS", "JAX_ENABLE_X64", "PYTHONPATH")

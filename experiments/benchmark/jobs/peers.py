@@ -81,7 +81,7 @@ def dsgd_run(what: Job) -> Run:
 
 
 def scan(what: Job) -> Run:
-    """As a JAX loop by hand. Products as einsum are the fastest of six forms on CPUs (matmul is as fast, broadcasts are far slower)."""
+    """As a hand-written JAX loop. Products as einsum are the fastest of six forms on CPUs (matmul is as fast, broadcasts are slower)."""
     import jax
     import jax.numpy as jnp
 

@@ -1,4 +1,4 @@
-"""Whole programs that do the same job, each of which `benchmark start` runs in a process of its own.
+"""Whole programs that do the same job, which `benchmark start` runs in separate processes.
 
     python -m experiments.benchmark.jobs.start dsgd
 
