@@ -68,9 +68,8 @@ def make_plan(
     mesh = automatic(mesh) if isinstance(mesh, Mesh) else workers.mesh(None if mesh is None else checks.positive_int("mesh", mesh))
     N = problem.workers
     if N % mesh.size:
-        divisors = [d for d in range(1, mesh.size + 1) if N % d == 0]
-        hint = f"mesh={divisors[-1]}, say"
-        raise ValueError(f"{N} workers on {mesh.size} devices: need a number of devices that divides {N}: {hint}")
+        largest = max(d for d in range(1, mesh.size + 1) if N % d == 0)
+        raise ValueError(f"mesh of {mesh.size} devices for {N} workers: need a number of devices that divides {N}: mesh={largest}, say")
     capacity = max(1 << 8, _ROOM // (1 << (size - 1).bit_length()))
     functions = loop.without_arrays(problem)
     plan = loop.Plan(build, functions, mesh, N, runs, record_every, capacity, cluster, bool(train_loss), evaluate_every)

@@ -131,7 +131,7 @@ def test_process_0_says_when_it_is_enough(both):
 
 def test_processes_that_do_not_divide_the_workers_are_refused(both):
     for found in both:
-        assert found["workers"] == "ValueError: 3 workers on 2 devices: need a number of devices that divides 3: mesh=1, say"
+        assert found["workers"] == "ValueError: mesh of 2 devices for 3 workers: need a number of devices that divides 3: mesh=1, say"
         assert found["rows"] == "ValueError: 3 workers in 2 processes: need a number of processes that divides 3"
         assert found["mesh"].startswith("ValueError: data of which other processes have a part, on this process's devices alone")
 
